@@ -1,0 +1,129 @@
+//! The seam between the NIC model and everything around it.
+//!
+//! The NIC model (`nic`) sees the machine it is plugged into as a [`Host`] and the rest of the fabric as an outbox of
+//! [`Packet`]s. Both are passed in on every call, so the model owns no I/O and unit tests need neither QEMU nor sockets.
+
+use wire::ids::{NodeId, Vpid};
+
+/// A DMA access outside guest memory or while bus mastering is off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaFault {
+    /// Bus address of the access.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// The machine that a NIC is plugged into.
+pub trait Host {
+    /// Reads host memory at bus address `addr`.
+    fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
+    /// Writes host memory at bus address `addr`.
+    fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault>;
+    /// Sends MSI message `vector`. Lost if MSI is disabled in configuration space (G26).
+    fn msi(&mut self, vector: u16);
+    /// Monotonic time in nanoseconds.
+    fn now_ns(&self) -> u64;
+}
+
+/// One of the four network ports of a NIC (HW §15.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum NetPort {
+    /// n0: VELO.
+    Velo = 0,
+    /// n1: RMA completer.
+    RmaCompleter = 1,
+    /// n2: RMA responder.
+    RmaResponder = 2,
+    /// n3: SMFU.
+    Smfu = 3,
+}
+
+/// Where a packet goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dest {
+    /// One node.
+    Node(NodeId),
+    /// A multicast group, 0…63.
+    Group(u8),
+}
+
+/// A network packet. The network looks only at the envelope; `body` belongs to the units.
+#[derive(Debug, Clone)]
+pub struct Packet {
+    /// Node that injected the packet.
+    pub src: NodeId,
+    /// Destination node or group.
+    pub dst: Dest,
+    /// Port at the destination that receives it.
+    pub port: NetPort,
+    /// Traffic class 0…3.
+    pub tc: u8,
+    /// Payload bytes that count for bandwidth (≤ 496 per network packet; larger bodies stand for several packets).
+    pub bytes: u32,
+    /// What the units exchange.
+    pub body: crate::nic::Body,
+}
+
+/// Passed to every entry point of the NIC model.
+pub struct Env<'a> {
+    /// Memory and interrupts of the machine the NIC sits in.
+    pub host: &'a mut dyn Host,
+    /// Packets that the NIC injects; the caller routes them after the call.
+    pub outbox: &'a mut std::collections::VecDeque<Packet>,
+    /// Trace sink; cheap when tracing is off.
+    pub trace: &'a mut dyn Trace,
+}
+
+/// Receives trace events. Which NIC they belong to is known to the implementation.
+pub trait Trace {
+    /// True if events are wanted at all (check before formatting).
+    fn enabled(&self) -> bool;
+    /// Records an event.
+    fn event(&mut self, event: TraceEvent<'_>);
+}
+
+/// What can be traced.
+#[derive(Debug, Clone)]
+pub enum TraceEvent<'a> {
+    /// Register file write.
+    RegWrite {
+        /// Byte offset in the register file.
+        offset: u32,
+        /// Value written.
+        value: u64,
+    },
+    /// Register file read.
+    RegRead {
+        /// Byte offset in the register file.
+        offset: u32,
+        /// Value returned.
+        value: u64,
+    },
+    /// VELO or RMA requester store that completed a descriptor.
+    Descriptor {
+        /// Unit.
+        port: NetPort,
+        /// Source VPID.
+        vpid: Vpid,
+        /// Descriptor QWs.
+        words: &'a [u64],
+    },
+    /// DMA by the NIC.
+    Dma {
+        /// True for a write to host memory.
+        write: bool,
+        /// Bus address.
+        addr: u64,
+        /// Length in bytes.
+        len: usize,
+    },
+    /// MSI sent.
+    Msi {
+        /// Vector.
+        vector: u16,
+    },
+    /// The guest or software did something wrong; the text says what.
+    Diagnostic(&'a str),
+}
