@@ -686,7 +686,7 @@ impl Notification {
 
     /// Bytes in the last fragment, for commands that move data.
     pub const fn last_size(&self) -> u32 {
-        self.size_field + 1
+        self.size_field.saturating_add(1)
     }
 
     /// Class of a notification put.
@@ -699,7 +699,7 @@ impl Notification {
     pub const fn total_size(&self, start: u64) -> Option<u32> {
         match self.word0.checked_sub(start) {
             Some(before) if before < MAX_LEN as u64 => {
-                let total = before as u32 + self.last_size();
+                let total = (before as u32).saturating_add(self.last_size());
                 if total <= MAX_LEN {
                     Some(total)
                 } else {
