@@ -91,11 +91,26 @@ pub trait Trace {
     fn event(&mut self, event: TraceEvent<'_>);
 }
 
+/// Who accesses a register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accessor {
+    /// The host the NIC sits in.
+    Host,
+    /// Another node, by remote register access.
+    Remote,
+    /// An SNQ program.
+    Snq,
+    /// Set-up and control of the emulator.
+    Management,
+}
+
 /// What can be traced.
 #[derive(Debug, Clone)]
 pub enum TraceEvent<'a> {
     /// Register file write.
     RegWrite {
+        /// Who writes.
+        by: Accessor,
         /// Byte offset in the register file.
         offset: u32,
         /// Value written.
@@ -103,6 +118,8 @@ pub enum TraceEvent<'a> {
     },
     /// Register file read.
     RegRead {
+        /// Who reads.
+        by: Accessor,
         /// Byte offset in the register file.
         offset: u32,
         /// Value returned.

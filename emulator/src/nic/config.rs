@@ -60,11 +60,20 @@ pub enum FlrScope {
 /// A buffer queue unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Unit {
+pub enum QueueUnit {
     /// VELO mailboxes.
     Velo,
     /// RMA notification queues.
     Rma,
+}
+
+impl From<QueueUnit> for wire::ids::Unit {
+    fn from(unit: QueueUnit) -> Self {
+        match unit {
+            QueueUnit::Velo => Self::Velo,
+            QueueUnit::Rma => Self::Rma,
+        }
+    }
 }
 
 /// Faults to inject. All off by default; may change while the NIC runs.
@@ -89,7 +98,7 @@ pub struct Faults {
 #[serde(deny_unknown_fields)]
 pub struct QueueFull {
     /// Unit.
-    pub unit: Unit,
+    pub unit: QueueUnit,
     /// VPID, or all.
     #[serde(default)]
     pub vpid: Option<u8>,

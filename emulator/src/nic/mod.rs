@@ -24,19 +24,18 @@ mod regs;
 mod rma;
 mod rma_regs;
 mod rma_target;
-mod rra;
 mod smfu;
 mod snq;
 mod tx;
 mod velo;
 mod wcbuf;
 
-use crate::env::{Env, Packet, TraceEvent};
-use wire::ids::NodeId;
+use crate::env::{Accessor, Env, Packet, TraceEvent};
+use wire::ids::{NodeId, Unit};
 
 pub use body::{Body, RmaKind, RmaMessage, VeloMessage};
 pub use config::{
-    Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull, SnqRestart, UnalignedQw, Unit,
+    Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw,
 };
 pub use counters::{Counters, Drops, RmaCounters, VeloCounters};
 pub use regmap::{Access, RegMap, Register, RF_SIZE};
@@ -65,15 +64,6 @@ pub enum ResetKind {
     FunctionLevel,
 }
 
-/// Who accesses the register file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
-    Host,
-    Remote,
-    Snq,
-    Management,
-}
-
 /// Model of one NIC.
 pub struct Nic {
     cfg: NicConfig,
@@ -89,7 +79,6 @@ pub struct Nic {
     velo: velo::Velo,
     rma: rma::Rma,
     tx: tx::Tx,
-    atu: atu::Atu,
     counters: Counters,
     dma_accesses: u32,
     diagnostics: DiagnosticLimit,
@@ -140,7 +129,6 @@ impl Nic {
             velo: velo::Velo::default(),
             rma: rma::Rma::default(),
             tx: tx::Tx::default(),
-            atu: atu::Atu::default(),
             counters: Counters::default(),
             dma_accesses: 0,
             diagnostics: DiagnosticLimit::default(),
@@ -258,12 +246,12 @@ impl Nic {
 
     /// Reads a register as management software would over the network.
     pub fn reg_peek(&mut self, offset: u32, env: &mut Env<'_>) -> u64 {
-        self.rf_read(offset & !7, By::Management, env)
+        self.rf_read(offset & !7, Accessor::Management, env)
     }
 
     /// Writes a register as management software would over the network, with all side effects.
     pub fn reg_poke(&mut self, offset: u32, value: u64, env: &mut Env<'_>) {
-        self.rf_write(offset & !7, value, By::Management, env);
+        self.rf_write(offset & !7, value, Accessor::Management, env);
         self.settle(env);
     }
 
@@ -289,7 +277,6 @@ impl Nic {
         self.wcbuf = Default::default();
         self.velo = velo::Velo::default();
         self.rma = rma::Rma::default();
-        self.atu = atu::Atu::default();
         self.tx = tx::Tx::default();
         self.tx.pressure = pressure;
         self.storage
