@@ -1,12 +1,13 @@
 //! What NICs send each other. The network looks at the envelope only.
 
 use std::fmt;
+use wire::rma::{Command, Mode, NotifySpec};
 
 /// Payload of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
     /// VELO message.
-    Velo(VeloMessage),
+    Velo(Box<VeloMessage>),
     /// RMA request or response.
     Rma(Box<RmaMessage>),
 }
@@ -72,12 +73,12 @@ pub struct RmaMessage {
     pub peer_vpid: u8,
     /// Protection descriptor of the origin VPID.
     pub protection: u16,
-    /// Command code as notifications show it (HW §10.2): responses carry 10, 11 or 13.
-    pub command: u8,
-    /// Notification spec: bit 0 requester, bit 1 responder, bit 2 completer.
-    pub spec: u8,
-    /// Mode as in notifications (HW §10.4): 1 RRA, 2 IRQ, 4 TE, 8 EWA, 16 NTR, 32 ERA.
-    pub mode: u8,
+    /// Command as notifications show it (HW §10.2): responses carry the response commands.
+    pub command: Command,
+    /// Notifications asked for.
+    pub notify: NotifySpec,
+    /// Page options and modifiers as notifications show them (HW §10.4).
+    pub mode: Mode,
     /// What is asked or answered.
     pub kind: RmaKind,
 }
@@ -128,6 +129,8 @@ pub enum RmaKind {
     },
     /// Fetch-compare-and-add.
     LockRequest {
+        /// Asked of the completer, else of the responder; both do the same (G16).
+        at_completer: bool,
         /// Lock number, 24 bits.
         number: u32,
         /// Compare operand.
@@ -143,8 +146,8 @@ pub enum RmaKind {
         success: bool,
         /// Value after the operation.
         value: i32,
-        /// Responder error.
-        failed: bool,
+        /// Error bits for the notification: the unit that failed.
+        error: u8,
     },
 }
 

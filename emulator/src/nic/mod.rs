@@ -22,6 +22,7 @@ mod noti;
 mod regmap;
 mod regs;
 mod rma;
+mod rma_mem;
 mod rma_regs;
 mod rma_target;
 mod smfu;
@@ -317,7 +318,7 @@ impl Nic {
         self.counters.packets_received = self.counters.packets_received.wrapping_add(1);
         match pkt.body {
             Body::Velo(message) => self.velo_receive(message, env),
-            Body::Rma(message) => self.rma_receive(pkt.src.0, *message, env),
+            Body::Rma(message) => self.rma_receive(pkt.src.0, pkt.tc, *message, env),
         }
     }
 
