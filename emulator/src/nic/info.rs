@@ -138,7 +138,7 @@ impl Nic {
 
     pub(super) fn timer_tick(&mut self, now_ns: u64) {
         if self.info.expire(now_ns) {
-            self.raise(Te::Timer);
+            self.raise(Te::TimerInterrupt);
         }
     }
 }

@@ -62,8 +62,8 @@ impl Nic {
 
     fn vector_event(&mut self, unit: Unit) {
         self.raise(match unit {
-            Unit::Velo => Te::VeloInterrupt,
-            Unit::Rma => Te::RmaInterrupt,
+            Unit::Velo => Te::VeloNotification,
+            Unit::Rma => Te::RmaNotification,
         });
     }
 
