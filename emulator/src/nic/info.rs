@@ -23,7 +23,10 @@ pub(super) struct Info {
 
 impl Info {
     pub(super) fn new(cfg: &NicConfig) -> Self {
-        let node = Node::default().with_guid(cfg.guid()).with_id(cfg.node_id).with_vpids(256);
+        let node = Node::default()
+            .with_guid(cfg.guid())
+            .with_id(cfg.node_id)
+            .with_vpids(256);
         let mut scratchpad = [0; 8];
         scratchpad[0] = cfg.chip_revision;
         Self {

@@ -95,7 +95,12 @@ impl Nic {
     }
 
     /// `int_vec` (read by an SNQ program clears what was read, G4) and `int_retrig_vec`.
-    pub(super) fn vector_read(&mut self, unit: Unit, offset: RegOffset, by: Accessor) -> Option<u64> {
+    pub(super) fn vector_read(
+        &mut self,
+        unit: Unit,
+        offset: RegOffset,
+        by: Accessor,
+    ) -> Option<u64> {
         if let Some(i) = word(unit, offset, int_vec) {
             let bits = &mut self.vectors(unit).pending.0[i];
             let value = *bits;

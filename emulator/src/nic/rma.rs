@@ -9,8 +9,8 @@ use crate::env::{Dest, Env, NetPort, Packet, TraceEvent};
 use wire::ids::{NodeId, Unit, Vpid};
 use wire::regs::rma as regs;
 use wire::rma::{
-    Command, Descriptor, DescriptorError, DescriptorWord, LockTarget, Mode, NotificationType, NotifySpec, Operation,
-    PageOptions, RequesterAddr,
+    Command, Descriptor, DescriptorError, DescriptorWord, LockTarget, Mode, NotificationType,
+    NotifySpec, Operation, PageOptions, RequesterAddr,
 };
 
 const BYTES: usize = 24;
@@ -95,14 +95,23 @@ impl Nic {
             }
             if !beyond.is_empty() {
                 self.wcbuf_error(Unit::Rma, vpid, WcError::PktTooLong);
-                self.diagnose(env, || format!("RMA VPID {vpid}: store beyond the three words of a descriptor"));
+                self.diagnose(env, || {
+                    format!("RMA VPID {vpid}: store beyond the three words of a descriptor")
+                });
             }
             rest = later;
             pos = 0;
         }
     }
 
-    fn rma_assemble(&mut self, vpid: u8, options: PageOptions, pos: usize, data: &[u8], env: &mut Env<'_>) {
+    fn rma_assemble(
+        &mut self,
+        vpid: u8,
+        options: PageOptions,
+        pos: usize,
+        data: &[u8],
+        env: &mut Env<'_>,
+    ) {
         let slot = &mut self.rma.assembly[usize::from(vpid)];
         let pages = slot.get_or_insert_with(|| Box::new([Assembly::EMPTY; PAGES]));
         let a = &mut pages[usize::from(options.index()) % PAGES];
@@ -118,12 +127,22 @@ impl Nic {
             a.valid = 0;
         }
         if torn {
-            self.counters.drops.incomplete_descriptor = self.counters.drops.incomplete_descriptor.wrapping_add(1);
+            self.counters.drops.incomplete_descriptor =
+                self.counters.drops.incomplete_descriptor.wrapping_add(1);
             self.wcbuf_error(Unit::Rma, vpid, WcError::QwLength);
-            self.diagnose(env, || format!("RMA VPID {vpid}: new descriptor before the old one was complete"));
+            self.diagnose(env, || {
+                format!("RMA VPID {vpid}: new descriptor before the old one was complete")
+            });
         }
         if complete {
-            self.rma_accept(RmaCommand { vpid, options, words }, env);
+            self.rma_accept(
+                RmaCommand {
+                    vpid,
+                    options,
+                    words,
+                },
+                env,
+            );
         }
     }
 
@@ -139,8 +158,11 @@ impl Nic {
         let word0 = DescriptorWord(command.words[0]);
         if word0.length_qws() != 3 {
             self.wcbuf_error(Unit::Rma, vpid, WcError::QwLength);
-            self.counters.drops.rma_bad_command = self.counters.drops.rma_bad_command.wrapping_add(1);
-            self.diagnose(env, || format!("RMA VPID {vpid}: length field is {}", word0.length_qws()));
+            self.counters.drops.rma_bad_command =
+                self.counters.drops.rma_bad_command.wrapping_add(1);
+            self.diagnose(env, || {
+                format!("RMA VPID {vpid}: length field is {}", word0.length_qws())
+            });
             return;
         }
         let congested = self.tx_full()
@@ -165,12 +187,16 @@ impl Nic {
         if !self.rma_vpid(vpid).vpid_enable() {
             self.counters.drops.vpid_disabled = self.counters.drops.vpid_disabled.wrapping_add(1);
             self.rma_error(RmaError::RequesterCommand);
-            self.diagnose(env, || format!("RMA descriptor of VPID {vpid}, which is not enabled"));
+            self.diagnose(env, || {
+                format!("RMA descriptor of VPID {vpid}, which is not enabled")
+            });
             return;
         }
         let strict = Descriptor::decode(command.words);
         if let Err(DescriptorError::Reserved(..)) = strict {
-            self.diagnose(env, || format!("RMA VPID {vpid}: reserved bits set in {:x?}", command.words));
+            self.diagnose(env, || {
+                format!("RMA VPID {vpid}: reserved bits set in {:x?}", command.words)
+            });
         }
         let d = match Descriptor::decode(without_reserved(command.words)) {
             Ok(d) => d,
@@ -181,9 +207,19 @@ impl Nic {
         };
         let m = d.modifiers;
         if m.era || m.ewa {
-            self.rma_illegal(command, RmaError::RequesterAccelerator, "accelerator modes are not there", env);
+            self.rma_illegal(
+                command,
+                RmaError::RequesterAccelerator,
+                "accelerator modes are not there",
+                env,
+            );
         } else if m.multicast {
-            self.rma_illegal(command, RmaError::RequesterCommand, "RMA has no multicast", env);
+            self.rma_illegal(
+                command,
+                RmaError::RequesterCommand,
+                "RMA has no multicast",
+                env,
+            );
         } else {
             self.rma_request(command, &d, env);
         }
@@ -194,7 +230,9 @@ impl Nic {
         let vpid = command.vpid;
         self.counters.drops.rma_bad_command = self.counters.drops.rma_bad_command.wrapping_add(1);
         self.rma_error(error);
-        self.diagnose(env, || format!("RMA VPID {vpid}: {why} ({:x?})", command.words));
+        self.diagnose(env, || {
+            format!("RMA VPID {vpid}: {why} ({:x?})", command.words)
+        });
         let word0 = DescriptorWord(command.words[0]);
         let spec = NotifySpec::from_bits(word0.notify());
         if !spec.requester && !self.rma_force_errors() {
@@ -208,8 +246,10 @@ impl Nic {
             .with_command(word0.command())
             .with_mode(Mode::of(command.options, modifiers).bits())
             .with_error(NotificationType::Requester.code());
-        self.counters.rma.error_notifications = self.counters.rma.error_notifications.wrapping_add(1);
-        let item = super::bq::Item::Notification([command.words[1], words.raw()], command.options.irq);
+        self.counters.rma.error_notifications =
+            self.counters.rma.error_notifications.wrapping_add(1);
+        let item =
+            super::bq::Item::Notification([command.words[1], words.raw()], command.options.irq);
         self.queue_put(Unit::Rma, vpid, item, env);
     }
 
@@ -224,21 +264,52 @@ impl Nic {
             remote_node: d.node.0,
             remote_vpid: d.vpid.get() as u8,
         };
-        let local = if mode.translate { Space::Nla(vpid) } else { Space::Bus };
-        if let Operation::Get { qw: true, len, remote, local } | Operation::Put { qw: true, len, local, remote } = d.op {
+        let local = if mode.translate {
+            Space::Nla(vpid)
+        } else {
+            Space::Bus
+        };
+        if let Operation::Get {
+            qw: true,
+            len,
+            remote,
+            local,
+        }
+        | Operation::Put {
+            qw: true,
+            len,
+            local,
+            remote,
+        } = d.op
+        {
             let unaligned = (u64::from(len) | remote | local) % 8 != 0;
             if unaligned && self.cfg.unaligned_qw == UnalignedQw::Error {
-                self.rma_illegal(command, RmaError::RequesterCommand, "unaligned quadword command", env);
+                self.rma_illegal(
+                    command,
+                    RmaError::RequesterCommand,
+                    "unaligned quadword command",
+                    env,
+                );
                 return;
             }
         }
         let wanted = d.notify.requester;
         match d.op {
-            Operation::Put { qw, len, local: from, remote } => {
-                self.rma_count(regs::PERF_REQUESTER_IN_0, if qw { Half::Low } else { Half::High }, 1);
+            Operation::Put {
+                qw,
+                len,
+                local: from,
+                remote,
+            } => {
+                self.rma_count(
+                    regs::PERF_REQUESTER_IN_0,
+                    if qw { Half::Low } else { Half::High },
+                    1,
+                );
                 match self.rma_read(local, from, len, env) {
                     Ok(data) => {
-                        self.counters.rma.put_bytes = self.counters.rma.put_bytes.wrapping_add(len.into());
+                        self.counters.rma.put_bytes =
+                            self.counters.rma.put_bytes.wrapping_add(len.into());
                         self.rma_count_bytes(regs::PERF_REQUESTER_RE_3, len.into());
                         self.rma_count_bytes(regs::PERF_REQUESTER_OUT_6, len.into());
                         let kind = RmaKind::Put { addr: remote, data };
@@ -255,9 +326,22 @@ impl Nic {
                     }
                 }
             }
-            Operation::Get { qw, len, remote, local: to } => {
-                self.rma_count(regs::PERF_REQUESTER_IN_2, if qw { Half::Low } else { Half::High }, 1);
-                let kind = RmaKind::GetRequest { read_addr: remote, write_addr: to, len };
+            Operation::Get {
+                qw,
+                len,
+                remote,
+                local: to,
+            } => {
+                self.rma_count(
+                    regs::PERF_REQUESTER_IN_2,
+                    if qw { Half::Low } else { Half::High },
+                    1,
+                );
+                let kind = RmaKind::GetRequest {
+                    read_addr: remote,
+                    write_addr: to,
+                    len,
+                };
                 self.rma_send(command, d, NetPort::RmaResponder, 24, kind, env);
                 if wanted {
                     self.notify_transfer(note, to, len, Ok(()), env);
@@ -265,7 +349,11 @@ impl Nic {
             }
             Operation::ImmediatePut { len, remote, value } => {
                 self.rma_count(regs::PERF_REQUESTER_IN_1, Half::Low, 1);
-                let kind = RmaKind::Immediate { addr: remote, len, value };
+                let kind = RmaKind::Immediate {
+                    addr: remote,
+                    len,
+                    value,
+                };
                 self.rma_send(command, d, NetPort::RmaCompleter, len.into(), kind, env);
                 if wanted {
                     self.notify(note, value, u32::from(len) - 1, 0, env);
@@ -273,19 +361,36 @@ impl Nic {
             }
             Operation::NotificationPut { class, value } => {
                 self.rma_count(regs::PERF_REQUESTER_IN_1, Half::High, 1);
-                self.rma_send(command, d, NetPort::RmaCompleter, 8, RmaKind::Notify { class, value }, env);
+                self.rma_send(
+                    command,
+                    d,
+                    NetPort::RmaCompleter,
+                    8,
+                    RmaKind::Notify { class, value },
+                    env,
+                );
                 if wanted {
                     self.notify(note, value, class.into(), 0, env);
                 }
             }
-            Operation::Lock { at, number, compare, add } => {
+            Operation::Lock {
+                at,
+                number,
+                compare,
+                add,
+            } => {
                 let at_completer = at == LockTarget::Completer;
                 let (half, port) = match at_completer {
                     true => (Half::High, NetPort::RmaCompleter),
                     false => (Half::Low, NetPort::RmaResponder),
                 };
                 self.rma_count(regs::PERF_REQUESTER_IN_3, half, 1);
-                let kind = RmaKind::LockRequest { at_completer, number, compare, add };
+                let kind = RmaKind::LockRequest {
+                    at_completer,
+                    number,
+                    compare,
+                    add,
+                };
                 self.rma_send(command, d, port, 16, kind, env);
                 if wanted {
                     self.notify(note, lock_word(number, false, compare), 0, 0, env);
@@ -294,7 +399,15 @@ impl Nic {
         }
     }
 
-    fn rma_send(&mut self, c: &RmaCommand, d: &Descriptor, port: NetPort, bytes: u32, kind: RmaKind, env: &mut Env<'_>) {
+    fn rma_send(
+        &mut self,
+        c: &RmaCommand,
+        d: &Descriptor,
+        port: NetPort,
+        bytes: u32,
+        kind: RmaKind,
+        env: &mut Env<'_>,
+    ) {
         let message = RmaMessage {
             origin_vpid: c.vpid,
             peer_vpid: d.vpid.get() as u8,
@@ -319,7 +432,11 @@ impl Nic {
     /// Counts a failed transfer.
     pub(super) fn rma_transfer_error(&mut self, error: RmaError, fault: MemFault) {
         let drops = &mut self.counters.drops;
-        let n = if fault.illegal { &mut drops.rma_bad_command } else { &mut drops.dma };
+        let n = if fault.illegal {
+            &mut drops.rma_bad_command
+        } else {
+            &mut drops.dma
+        };
         *n = n.wrapping_add(1);
         self.rma_error(error);
     }

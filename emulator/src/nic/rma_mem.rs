@@ -7,7 +7,8 @@ use crate::env::{Accessor, Env};
 use wire::ids::{NodeId, Unit, Vpid};
 use wire::regs::rma as regs;
 use wire::rma::{
-    fragments, last_fragment_len, last_fragment_start, Command, Mode, Notification, NotificationType, FRAGMENT,
+    fragments, last_fragment_len, last_fragment_start, Command, Mode, Notification,
+    NotificationType, FRAGMENT,
 };
 
 /// Bytes per DMA access: whole fragments, so that a fault points at one.
@@ -34,14 +35,6 @@ pub(super) struct MemFault {
     pub(super) illegal: bool,
 }
 
-impl MemFault {
-    /// The transfer failed as a whole.
-    pub(super) const AT_START: Self = Self {
-        offset: 0,
-        illegal: false,
-    };
-}
-
 /// Everything in a notification that does not depend on the fragment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Note {
@@ -56,11 +49,20 @@ pub(super) struct Note {
 
 impl Nic {
     /// Reads the source of a transfer.
-    pub(super) fn rma_read(&mut self, space: Space, addr: u64, len: u32, env: &mut Env<'_>) -> Result<Vec<u8>, MemFault> {
+    pub(super) fn rma_read(
+        &mut self,
+        space: Space,
+        addr: u64,
+        len: u32,
+        env: &mut Env<'_>,
+    ) -> Result<Vec<u8>, MemFault> {
         let mut data = vec![0; len as usize];
         match space {
             Space::Registers => {
-                let illegal = MemFault { offset: 0, illegal: true };
+                let illegal = MemFault {
+                    offset: 0,
+                    illegal: true,
+                };
                 let range = Self::rra_range(addr, len.into()).ok_or(illegal)?;
                 for (at, to) in range.step_by(8).zip(data.chunks_exact_mut(8)) {
                     to.copy_from_slice(&self.rf_read(at, Accessor::Remote, env).to_le_bytes());
@@ -77,7 +79,10 @@ impl Nic {
                             let buf = &mut [0; FRAGMENT as usize][..n];
                             env.host.dma_read(at.wrapping_add(f), buf).is_ok()
                         });
-                        return Err(MemFault { offset: done + good, illegal: false });
+                        return Err(MemFault {
+                            offset: done + good,
+                            illegal: false,
+                        });
                     }
                     done += n;
                 }
@@ -87,10 +92,19 @@ impl Nic {
     }
 
     /// Writes the destination of a transfer.
-    pub(super) fn rma_write(&mut self, space: Space, addr: u64, data: &[u8], env: &mut Env<'_>) -> Result<(), MemFault> {
+    pub(super) fn rma_write(
+        &mut self,
+        space: Space,
+        addr: u64,
+        data: &[u8],
+        env: &mut Env<'_>,
+    ) -> Result<(), MemFault> {
         match space {
             Space::Registers => {
-                let illegal = MemFault { offset: 0, illegal: true };
+                let illegal = MemFault {
+                    offset: 0,
+                    illegal: true,
+                };
                 let range = Self::rra_range(addr, data.len() as u64).ok_or(illegal)?;
                 for (at, from) in range.step_by(8).zip(data.chunks_exact(8)) {
                     let value = from.try_into().map(u64::from_le_bytes).unwrap_or(0);
@@ -109,7 +123,10 @@ impl Nic {
                             let from = &buf[f as usize..f as usize + n];
                             env.host.dma_write(at.wrapping_add(f), from).is_ok()
                         });
-                        return Err(MemFault { offset: done + good, illegal: false });
+                        return Err(MemFault {
+                            offset: done + good,
+                            illegal: false,
+                        });
                     }
                     done += n;
                 }
@@ -118,10 +135,20 @@ impl Nic {
         Ok(())
     }
 
-    fn rma_bus_addr(&mut self, space: Space, addr: u64, done: u32, write: bool, env: &mut Env<'_>) -> Result<u64, MemFault> {
+    fn rma_bus_addr(
+        &mut self,
+        space: Space,
+        addr: u64,
+        done: u32,
+        write: bool,
+        env: &mut Env<'_>,
+    ) -> Result<u64, MemFault> {
         let at = addr.wrapping_add(done.into());
         match space {
-            Space::Nla(vpid) => self.translate(at, vpid, write, env).ok_or(MemFault { offset: done, illegal: false }),
+            Space::Nla(vpid) => self.translate(at, vpid, write, env).ok_or(MemFault {
+                offset: done,
+                illegal: false,
+            }),
             Space::Bus | Space::Registers => Ok(at),
         }
     }
@@ -153,7 +180,14 @@ impl Nic {
     }
 
     /// Writes one notification.
-    pub(super) fn notify(&mut self, note: Note, word0: u64, size_field: u32, error: u8, env: &mut Env<'_>) {
+    pub(super) fn notify(
+        &mut self,
+        note: Note,
+        word0: u64,
+        size_field: u32,
+        error: u8,
+        env: &mut Env<'_>,
+    ) {
         let words = Notification {
             word0,
             size_field,
@@ -166,7 +200,8 @@ impl Nic {
         }
         .encode();
         if error != 0 {
-            self.counters.rma.error_notifications = self.counters.rma.error_notifications.wrapping_add(1);
+            self.counters.rma.error_notifications =
+                self.counters.rma.error_notifications.wrapping_add(1);
         }
         let counter = match note.kind {
             NotificationType::Requester => regs::PERF_REQUESTER_NOTI,
@@ -177,7 +212,12 @@ impl Nic {
         if note.mode.irq {
             self.rma_count(counter, Half::High, 1);
         }
-        self.queue_put(Unit::Rma, note.vpid, Item::Notification(words, note.mode.irq), env);
+        self.queue_put(
+            Unit::Rma,
+            note.vpid,
+            Item::Notification(words, note.mode.irq),
+            env,
+        );
     }
 }
 

@@ -66,9 +66,21 @@ pub(super) enum Half {
 
 /// First and last register of the three error counter groups, and the control register of each.
 const ERROR_GROUPS: [(RegOffset, RegOffset, RegOffset); 3] = [
-    (regs::REQUESTER_ERROR_CTRL, regs::REQUESTER_ERROR_CNT_0, regs::REQUESTER_ERROR_CNT_1),
-    (regs::RESPONDER_ERROR_CTRL, regs::RESPONDER_ERROR_CNT_0, regs::RESPONDER_ERROR_CNT_2),
-    (regs::COMPLETER_ERROR_CTRL, regs::COMPLETER_ERROR_CNT_0, regs::COMPLETER_ERROR_CNT_3),
+    (
+        regs::REQUESTER_ERROR_CTRL,
+        regs::REQUESTER_ERROR_CNT_0,
+        regs::REQUESTER_ERROR_CNT_1,
+    ),
+    (
+        regs::RESPONDER_ERROR_CTRL,
+        regs::RESPONDER_ERROR_CNT_0,
+        regs::RESPONDER_ERROR_CNT_2,
+    ),
+    (
+        regs::COMPLETER_ERROR_CTRL,
+        regs::COMPLETER_ERROR_CNT_0,
+        regs::COMPLETER_ERROR_CNT_3,
+    ),
 ];
 
 fn table_index(offset: RegOffset) -> Option<usize> {
@@ -116,7 +128,8 @@ impl Nic {
             Half::Low => (low.wrapping_add(n), high),
             Half::High => (low, high.wrapping_add(n)),
         };
-        self.storage.set_at(at.0, u64::from(high) << 32 | u64::from(low));
+        self.storage
+            .set_at(at.0, u64::from(high) << 32 | u64::from(low));
     }
 
     /// Adds to a 48-bit byte counter.
@@ -132,7 +145,12 @@ impl Nic {
         }
     }
 
-    pub(super) fn rma_reg_write(&mut self, offset: RegOffset, value: u64, env: &mut Env<'_>) -> bool {
+    pub(super) fn rma_reg_write(
+        &mut self,
+        offset: RegOffset,
+        value: u64,
+        env: &mut Env<'_>,
+    ) -> bool {
         if let Some(i) = table_index(offset) {
             self.rma.vpid_table[i] = value;
             if !VpidTable(value).vpid_enable() {

@@ -35,7 +35,10 @@ fn space(m: &RmaMessage, vpid: u8, remote: bool) -> Space {
 }
 
 fn qw(command: Command) -> bool {
-    matches!(command, Command::QwGet | Command::QwPut | Command::QwGetResponse)
+    matches!(
+        command,
+        Command::QwGet | Command::QwPut | Command::QwGetResponse
+    )
 }
 
 fn half(command: Command) -> Half {
@@ -56,8 +59,18 @@ impl Nic {
                 }
             }
             RmaKind::GetRequest { .. } | RmaKind::LockRequest { .. } => {
-                let at_completer = matches!(m.kind, RmaKind::LockRequest { at_completer: true, .. });
-                let side = if at_completer { Side::Completer } else { Side::Responder };
+                let at_completer = matches!(
+                    m.kind,
+                    RmaKind::LockRequest {
+                        at_completer: true,
+                        ..
+                    }
+                );
+                let side = if at_completer {
+                    Side::Completer
+                } else {
+                    Side::Responder
+                };
                 if !self.rma_admit(from, &m, side, env) {
                     return;
                 }
@@ -87,18 +100,46 @@ impl Nic {
         false
     }
 
-    fn rma_refuse(&mut self, from: u16, m: &RmaMessage, side: Side, enabled: bool, env: &mut Env<'_>) {
+    fn rma_refuse(
+        &mut self,
+        from: u16,
+        m: &RmaMessage,
+        side: Side,
+        enabled: bool,
+        env: &mut Env<'_>,
+    ) {
         let drops = &mut self.counters.drops;
         let (n, error, why) = match (enabled, side) {
-            (true, Side::Responder) => (&mut drops.wrong_protection, RmaError::ResponderProtection, "protection"),
-            (true, Side::Completer) => (&mut drops.wrong_protection, RmaError::CompleterProtection, "protection"),
-            (false, Side::Responder) => (&mut drops.vpid_disabled, RmaError::ResponderVpid, "VPID disabled"),
-            (false, Side::Completer) => (&mut drops.vpid_disabled, RmaError::CompleterVpid, "VPID disabled"),
+            (true, Side::Responder) => (
+                &mut drops.wrong_protection,
+                RmaError::ResponderProtection,
+                "protection",
+            ),
+            (true, Side::Completer) => (
+                &mut drops.wrong_protection,
+                RmaError::CompleterProtection,
+                "protection",
+            ),
+            (false, Side::Responder) => (
+                &mut drops.vpid_disabled,
+                RmaError::ResponderVpid,
+                "VPID disabled",
+            ),
+            (false, Side::Completer) => (
+                &mut drops.vpid_disabled,
+                RmaError::CompleterVpid,
+                "VPID disabled",
+            ),
         };
         *n = n.wrapping_add(1);
         self.rma_error(error);
         let vpid = Body::Rma(Box::new(m.clone())).target_vpid();
-        self.diagnose(env, || format!("RMA {:?} from node {from} to VPID {vpid} dropped: {why}", m.command));
+        self.diagnose(env, || {
+            format!(
+                "RMA {:?} from node {from} to VPID {vpid} dropped: {why}",
+                m.command
+            )
+        });
     }
 
     /// Note about a command of another node, for the VPID it names.
@@ -165,35 +206,66 @@ impl Nic {
     /// Responder (or completer, for locks): get and lock requests. Answers and notifies.
     pub(super) fn rma_serve(&mut self, from: u16, tc: u8, m: RmaMessage, env: &mut Env<'_>) {
         match m.kind {
-            RmaKind::GetRequest { read_addr, write_addr, len } => {
+            RmaKind::GetRequest {
+                read_addr,
+                write_addr,
+                len,
+            } => {
                 self.rma_count(regs::PERF_RESPONDER_IN_0, half(m.command), 1);
                 let read = self.rma_read(space(&m, m.peer_vpid, true), read_addr, len, env);
                 let result = read.as_ref().map(drop).map_err(|fault| *fault);
                 let wanted = self.rma_settle(result, Side::Responder, m.notify.responder);
                 let bytes = if result.is_ok() { len } else { 0 };
-                self.counters.rma.served_bytes = self.counters.rma.served_bytes.wrapping_add(bytes.into());
+                self.counters.rma.served_bytes =
+                    self.counters.rma.served_bytes.wrapping_add(bytes.into());
                 self.rma_count_bytes(regs::PERF_RESPONDER_RE_3, bytes.into());
                 self.rma_count_bytes(regs::PERF_RESPONDER_OUT_4, bytes.into());
-                let command = if qw(m.command) { Command::QwGetResponse } else { Command::ByteGetResponse };
-                let kind = RmaKind::GetResponse { write_addr, len, data: read.ok() };
+                let command = if qw(m.command) {
+                    Command::QwGetResponse
+                } else {
+                    Command::ByteGetResponse
+                };
+                let kind = RmaKind::GetResponse {
+                    write_addr,
+                    len,
+                    data: read.ok(),
+                };
                 let note = Self::peer_note(&m, from, NotificationType::Responder);
                 self.rma_respond(from, tc, &m, command, bytes, kind, env);
                 if wanted {
                     self.notify_transfer(note, read_addr, len, result, env);
                 }
             }
-            RmaKind::LockRequest { at_completer, number, compare, add } => {
-                let side = if at_completer { Side::Completer } else { Side::Responder };
+            RmaKind::LockRequest {
+                at_completer,
+                number,
+                compare,
+                add,
+            } => {
+                let side = if at_completer {
+                    Side::Completer
+                } else {
+                    Side::Responder
+                };
                 if at_completer {
                     self.rma_count(regs::PERF_COMPLETER_IN_3, Half::Low, 1);
                 }
                 let locked = self.lock(m.peer_vpid, number, compare, add, env);
-                let error = if locked.is_some() { 0 } else { side.kind().code() };
+                let error = if locked.is_some() {
+                    0
+                } else {
+                    side.kind().code()
+                };
                 if locked.is_none() {
                     self.rma_error(RmaError::ResponderLock);
                 }
                 let (success, value) = locked.map_or((false, 0), |l| (l.success, l.value));
-                let kind = RmaKind::LockResponse { number, success, value, error };
+                let kind = RmaKind::LockResponse {
+                    number,
+                    success,
+                    value,
+                    error,
+                };
                 self.rma_respond(from, tc, &m, Command::LockResponse, 16, kind, env);
                 if m.notify.responder || (error != 0 && self.rma_force_errors()) {
                     let note = Self::peer_note(&m, from, NotificationType::Responder);
@@ -221,7 +293,11 @@ impl Nic {
             2 => table.tc2(),
             _ => table.tc3(),
         };
-        let response = RmaMessage { command, kind, ..header(m) };
+        let response = RmaMessage {
+            command,
+            kind,
+            ..header(m)
+        };
         let packet = Packet {
             src: self.node_id(),
             dst: Dest::Node(NodeId(to)),
@@ -244,13 +320,23 @@ impl Nic {
             remote_vpid: m.peer_vpid,
         };
         match m.kind {
-            RmaKind::GetResponse { write_addr, len, ref data } => {
+            RmaKind::GetResponse {
+                write_addr,
+                len,
+                ref data,
+            } => {
                 self.rma_count(regs::PERF_COMPLETER_IN_2, half(m.command), 1);
                 let Some(data) = data else {
                     // The responder failed and has counted it (G17).
                     if m.notify.completer || self.rma_force_errors() {
                         let size = len.clamp(1, wire::rma::FRAGMENT) - 1;
-                        self.notify(note, write_addr, size, NotificationType::Responder.code(), env);
+                        self.notify(
+                            note,
+                            write_addr,
+                            size,
+                            NotificationType::Responder.code(),
+                            env,
+                        );
                     }
                     return;
                 };
@@ -261,7 +347,12 @@ impl Nic {
                     self.notify_transfer(note, write_addr, len, result, env);
                 }
             }
-            RmaKind::LockResponse { number, success, value, error } => {
+            RmaKind::LockResponse {
+                number,
+                success,
+                value,
+                error,
+            } => {
                 self.rma_count(regs::PERF_COMPLETER_IN_3, Half::High, 1);
                 if m.notify.completer || (error != 0 && self.rma_force_errors()) {
                     self.notify(note, lock_word(number, success, value), 0, error, env);

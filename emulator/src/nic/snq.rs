@@ -59,7 +59,9 @@ impl Snq {
     /// True if a program can run or go on.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
-        self.execute && (self.pending & (self.enable | self.once) != 0 || self.running.is_some()) && !self.full()
+        self.execute
+            && (self.pending & (self.enable | self.once) != 0 || self.running.is_some())
+            && !self.full()
     }
 
     /// True if the armed watermark is reached (G6).
@@ -178,11 +180,17 @@ impl Nic {
             let mut run = match self.snq.running.take() {
                 Some(run) => run,
                 None => {
-                    let event = (self.snq.pending & (self.snq.enable | self.snq.once)).trailing_zeros() as u8;
+                    let event = (self.snq.pending & (self.snq.enable | self.snq.once))
+                        .trailing_zeros() as u8;
                     self.snq.pending &= !(1 << event);
                     self.snq.once &= !(1 << event);
                     self.snq.words = [0; PAYLOAD_WORDS];
-                    Running { event, pc: event, steps: 0, emitting: false }
+                    Running {
+                        event,
+                        pc: event,
+                        steps: 0,
+                        emitting: false,
+                    }
                 }
             };
             if self.snq_program(&mut run, env) {
@@ -196,10 +204,17 @@ impl Nic {
         while run.pc != END {
             run.steps += 1;
             if run.steps > MAX_STEPS {
-                self.diagnose(env, || format!("SNQ program of event {} does not end", run.event));
+                self.diagnose(env, || {
+                    format!("SNQ program of event {} does not end", run.event)
+                });
                 return false;
             }
-            let word = InstructionWord(self.snq.program.as_ref().map_or(0, |p| p[usize::from(run.pc)]));
+            let word = InstructionWord(
+                self.snq
+                    .program
+                    .as_ref()
+                    .map_or(0, |p| p[usize::from(run.pc)]),
+            );
             let emit = match Opcode::from_code(word.opcode()) {
                 Some(Opcode::Read) => {
                     if !run.emitting {
@@ -212,7 +227,10 @@ impl Nic {
                 None => {
                     let (event, pc) = (run.event, run.pc);
                     self.diagnose(env, || {
-                        format!("SNQ program of event {event}: opcode {} at address {pc}", word.opcode())
+                        format!(
+                            "SNQ program of event {event}: opcode {} at address {pc}",
+                            word.opcode()
+                        )
                     });
                     return false;
                 }
@@ -238,7 +256,9 @@ impl Nic {
                 Some(to) => *to = value,
                 None => {
                     let (event, pc) = (run.event, run.pc);
-                    self.diagnose(env, || format!("SNQ program of event {event}: eighth word at address {pc}"));
+                    self.diagnose(env, || {
+                        format!("SNQ program of event {event}: eighth word at address {pc}")
+                    });
                 }
             }
         }
