@@ -21,7 +21,7 @@ impl Bits {
     }
 
     fn get(&self, vpid: u8) -> bool {
-        self.0[usize::from(vpid >> 6)] & 1 << (vpid & 63) != 0
+        self.0[usize::from(vpid >> 6)] & (1 << (vpid & 63)) != 0
     }
 }
 
@@ -117,7 +117,7 @@ impl Nic {
         let Some(i) = word(unit, offset, int_retrig_vec) else {
             return false;
         };
-        for bit in (0..64).filter(|bit| value & 1 << bit != 0) {
+        for bit in (0..64).filter(|bit| value & (1 << bit) != 0) {
             self.arm_interrupt(unit, (i * 64 + bit) as u8);
         }
         true

@@ -107,7 +107,7 @@ impl Nic {
         let field = (word >> shift) as u16;
         let count = (field + 1) & 0x7FFF;
         let overflow = if count == 0 { 0x8000 } else { field & 0x8000 };
-        let word = word & !(0xFFFF << shift) | u64::from(count | overflow) << shift;
+        let word = word & !(0xFFFF << shift) | (u64::from(count | overflow) << shift);
         self.storage.set_at(at.0, word);
         self.raise(Te::RmaError);
     }
@@ -129,7 +129,7 @@ impl Nic {
             Half::High => (low, high.wrapping_add(n)),
         };
         self.storage
-            .set_at(at.0, u64::from(high) << 32 | u64::from(low));
+            .set_at(at.0, (u64::from(high) << 32) | u64::from(low));
     }
 
     /// Adds to a 48-bit byte counter.

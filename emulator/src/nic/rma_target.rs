@@ -220,18 +220,13 @@ impl Nic {
                     self.counters.rma.served_bytes.wrapping_add(bytes.into());
                 self.rma_count_bytes(regs::PERF_RESPONDER_RE_3, bytes.into());
                 self.rma_count_bytes(regs::PERF_RESPONDER_OUT_4, bytes.into());
-                let command = if qw(m.command) {
-                    Command::QwGetResponse
-                } else {
-                    Command::ByteGetResponse
-                };
                 let kind = RmaKind::GetResponse {
                     write_addr,
                     len,
                     data: read.ok(),
                 };
                 let note = Self::peer_note(&m, from, NotificationType::Responder);
-                self.rma_respond(from, tc, &m, command, bytes, kind, env);
+                self.rma_respond(from, tc, &m, kind, env);
                 if wanted {
                     self.notify_transfer(note, read_addr, len, result, env);
                 }
@@ -266,7 +261,7 @@ impl Nic {
                     value,
                     error,
                 };
-                self.rma_respond(from, tc, &m, Command::LockResponse, 16, kind, env);
+                self.rma_respond(from, tc, &m, kind, env);
                 if m.notify.responder || (error != 0 && self.rma_force_errors()) {
                     let note = Self::peer_note(&m, from, NotificationType::Responder);
                     self.notify(note, lock_word(number, success, value), 0, error, env);
@@ -276,16 +271,19 @@ impl Nic {
         }
     }
 
-    fn rma_respond(
-        &mut self,
-        to: u16,
-        tc: u8,
-        m: &RmaMessage,
-        command: Command,
-        bytes: u32,
-        kind: RmaKind,
-        env: &mut Env<'_>,
-    ) {
+    fn rma_respond(&mut self, to: u16, tc: u8, m: &RmaMessage, kind: RmaKind, env: &mut Env<'_>) {
+        let (command, bytes) = match &kind {
+            RmaKind::GetResponse { data, .. } => {
+                let bytes = data.as_ref().map_or(0, |d| d.len() as u32);
+                let command = if qw(m.command) {
+                    Command::QwGetResponse
+                } else {
+                    Command::ByteGetResponse
+                };
+                (command, bytes)
+            }
+            _ => (Command::LockResponse, 16),
+        };
         let table = self.rma_vpid(m.peer_vpid);
         let tc = match tc {
             0 => table.tc0(),

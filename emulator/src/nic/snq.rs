@@ -143,7 +143,7 @@ impl Nic {
             regs::TRIGGER_NOW => {
                 let now = value as u32 & self.snq.enable;
                 for event in Te::ALL {
-                    if now & 1 << event.number() != 0 {
+                    if now & (1 << event.number()) != 0 {
                         self.raise(event);
                     }
                 }

@@ -135,9 +135,12 @@ impl Nic {
     }
 }
 
+/// Node, unit, VPID.
+type QueueName = (u16, Unit, u8);
+
 /// How many messages wait for a queue, shared by the NICs of a fabric.
 #[derive(Clone, Default)]
-pub struct Pressure(Arc<Mutex<HashMap<(u16, Unit, u8), u32>>>);
+pub struct Pressure(Arc<Mutex<HashMap<QueueName, u32>>>);
 
 impl Pressure {
     /// Messages on hold for the queue of `vpid` at `node`.
