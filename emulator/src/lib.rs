@@ -10,7 +10,9 @@
 
 pub mod config;
 pub mod control;
+pub mod device;
 pub mod env;
+pub mod machine;
 pub mod network;
 pub mod nic;
 pub mod pci;

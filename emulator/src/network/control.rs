@@ -5,6 +5,7 @@ use super::topology::End;
 use super::{
     DropReason, Network, PortAction, Timer, TE_GLOBAL_INTERRUPT, TE_LINK_MAC, TE_LINK_PORT,
 };
+use crate::nic::NetworkRegs;
 use crate::trace::{Event, Tracer};
 
 impl Network {
@@ -238,5 +239,23 @@ impl Network {
     pub fn reseed(&mut self, seed: u64) {
         self.cfg.seed = seed;
         self.rng = rand::SeedableRng::seed_from_u64(seed);
+    }
+
+    /// Value of a network register; `None` if the NIC keeps it.
+    pub fn register(&self, nic: usize, offset: u32) -> Option<u64> {
+        NetworkRegs::read(&mut *self.regs(nic), offset)
+    }
+
+    /// Cabled links of a NIC with their far ends.
+    pub fn link_ends(&self, nic: usize) -> Vec<(u8, End)> {
+        let ports = self.nodes[nic].ports.iter().enumerate();
+        ports.filter_map(|(p, c)| c.map(|(c, side)| (p as u8, self.cables[c].ends[1 - side]))).collect()
+    }
+}
+
+impl Network {
+    /// True if register writes of this NIC wait for [`Network::after_access`].
+    pub fn has_actions(&self, nic: usize) -> bool {
+        !self.regs(nic).actions.is_empty()
     }
 }
