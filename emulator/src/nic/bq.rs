@@ -130,7 +130,10 @@ impl BufferQueues {
             return None;
         }
         let per_vpid = self.queues.iter().filter_map(|q| q.hold.front());
-        let oldest = per_vpid.chain(self.hold.front().map(|(_, h)| h)).map(|h| h.since_ns).min();
+        let oldest = per_vpid
+            .chain(self.hold.front().map(|(_, h)| h))
+            .map(|h| h.since_ns)
+            .min();
         oldest.map(|since| since.saturating_add(after))
     }
 
@@ -140,10 +143,14 @@ impl BufferQueues {
         let after = |n: u32| (u64::from(q.lwp) + u64::from(n)) % size;
         let lrp = u64::from(q.lrp);
         let (never, wait) = match rule {
-            FullRule::KeepOneFree => (u64::from(slots) >= size, (1..=slots).any(|n| after(n) == lrp)),
-            FullRule::FlagOnEqual => {
-                (u64::from(slots) > size, q.full || (1..slots).any(|n| after(n) == lrp))
-            }
+            FullRule::KeepOneFree => (
+                u64::from(slots) >= size,
+                (1..=slots).any(|n| after(n) == lrp),
+            ),
+            FullRule::FlagOnEqual => (
+                u64::from(slots) > size,
+                q.full || (1..slots).any(|n| after(n) == lrp),
+            ),
         };
         match (never, wait) {
             (true, _) => Room::Never,
@@ -212,7 +219,9 @@ impl Nic {
                 if let (Some(layout), 3..) = (&q.layout, n) {
                     p = p.with_dcq_rp(((layout.current as u32 + 2) % n) as u16);
                 }
-                if let Some(&(_, first, _)) = q.layout.as_ref().and_then(|l| l.segments.get(l.current)) {
+                if let Some(&(_, first, _)) =
+                    q.layout.as_ref().and_then(|l| l.segments.get(l.current))
+                {
                     p = p.with_wp(q.lwp.saturating_sub(first) as u16);
                 }
                 p.raw()
@@ -221,7 +230,13 @@ impl Nic {
         })
     }
 
-    pub(super) fn queue_reg_write(&mut self, unit: Unit, offset: RegOffset, value: u64, env: &mut Env<'_>) -> bool {
+    pub(super) fn queue_reg_write(
+        &mut self,
+        unit: Unit,
+        offset: RegOffset,
+        value: u64,
+        env: &mut Env<'_>,
+    ) -> bool {
         let Some((reg, vpid)) = locate(unit, offset) else {
             return false;
         };
@@ -278,7 +293,9 @@ impl Nic {
         let all = &self.queues[unit as usize];
         if !General(all.general).enable() || !all.queues[usize::from(vpid)].valid() {
             self.counters.drops.queue_invalid = self.counters.drops.queue_invalid.wrapping_add(1);
-            self.diagnose(env, || format!("{unit} queue of VPID {vpid} is not set up: dropped"));
+            self.diagnose(env, || {
+                format!("{unit} queue of VPID {vpid} is not set up: dropped")
+            });
             return;
         }
         let behind = match self.cfg.hold_scope {
@@ -308,7 +325,9 @@ impl Nic {
         match self.queues[unit as usize].room(vpid, slots, self.cfg.full_rule) {
             Room::Wait => return Some(item),
             Room::Never => {
-                self.queue_bad(unit, vpid, env, || format!("too small for an item of {slots} slots"));
+                self.queue_bad(unit, vpid, env, || {
+                    format!("too small for an item of {slots} slots")
+                });
                 return None;
             }
             Room::Yes => {}
@@ -348,14 +367,27 @@ impl Nic {
         None
     }
 
-    fn write_notification(&mut self, words: [u64; 2], at: u64, env: &mut Env<'_>) -> Result<(), ()> {
+    fn write_notification(
+        &mut self,
+        words: [u64; 2],
+        at: u64,
+        env: &mut Env<'_>,
+    ) -> Result<(), ()> {
         // Word 1 tells software that the slot is full, so it goes last.
-        self.dma_write(at, &words[0].to_le_bytes(), env).map_err(drop)?;
-        self.dma_write(at.wrapping_add(8), &words[1].to_le_bytes(), env).map_err(drop)
+        self.dma_write(at, &words[0].to_le_bytes(), env)
+            .map_err(drop)?;
+        self.dma_write(at.wrapping_add(8), &words[1].to_le_bytes(), env)
+            .map_err(drop)
     }
 
     /// Addresses of the next slots.
-    fn slot_addresses(&mut self, unit: Unit, vpid: u8, at: &mut [u64], env: &mut Env<'_>) -> Result<(), String> {
+    fn slot_addresses(
+        &mut self,
+        unit: Unit,
+        vpid: u8,
+        at: &mut [u64],
+        env: &mut Env<'_>,
+    ) -> Result<(), String> {
         if self.queue(unit, vpid).layout.is_none() {
             let layout = self.load_layout(unit, vpid, env)?;
             self.queue(unit, vpid).layout = Some(Box::new(layout));
@@ -366,7 +398,9 @@ impl Nic {
         for (i, at) in at.iter_mut().enumerate() {
             let index = ((lwp + i as u64) % total) as u32;
             let layout = q.layout.as_mut().ok_or_else(String::new)?;
-            *at = layout.slot(index, size).ok_or_else(|| format!("segments end before slot {index}"))?;
+            *at = layout
+                .slot(index, size)
+                .ok_or_else(|| format!("segments end before slot {index}"))?;
         }
         Ok(())
     }
@@ -389,13 +423,19 @@ impl Nic {
         for word in words {
             let segment = SegmentWord(word).segment();
             if segment.slot != want {
-                return Err(format!("segment has {:?} slots, the unit uses {want:?}", segment.slot));
+                return Err(format!(
+                    "segment has {:?} slots, the unit uses {want:?}",
+                    segment.slot
+                ));
             }
             let end = first.checked_add(segment.slots).ok_or("too many slots")?;
             segments.push((segment.base.0, first, end));
             first = end;
         }
-        Ok(Layout { segments, current: 0 })
+        Ok(Layout {
+            segments,
+            current: 0,
+        })
     }
 
     /// Counts a queue error and raises the event for it.
@@ -423,7 +463,10 @@ impl Nic {
     fn count_held(&mut self, unit: Unit, vpid: u8, change: i64, new: bool) {
         let held = self.queues[unit as usize].held as u64;
         let (holding, total) = match unit {
-            Unit::Velo => (&mut self.counters.velo.holding, &mut self.counters.velo.held),
+            Unit::Velo => (
+                &mut self.counters.velo.holding,
+                &mut self.counters.velo.held,
+            ),
             Unit::Rma => (&mut self.counters.rma.holding, &mut self.counters.rma.held),
         };
         *holding = held;
@@ -431,7 +474,9 @@ impl Nic {
         if self.cfg.faults.wcbuf_retry_waiting.is_some() {
             let node = self.info.node_id();
             let n = self.tx.pressure.waiting(node, unit, vpid);
-            let n = i64::from(n).saturating_add(change).clamp(0, u32::MAX.into());
+            let n = i64::from(n)
+                .saturating_add(change)
+                .clamp(0, u32::MAX.into());
             self.tx.pressure.set(node, unit, vpid, n as u32);
         }
     }
@@ -445,10 +490,15 @@ impl Nic {
             self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
             self.queue_error(unit, vpid, |g| g.with_timeout_assert(true));
             self.bq_timeout_error(unit);
-            self.diagnose(env, || format!("{unit} queue of VPID {vpid} stays full: dropped"));
+            self.diagnose(env, || {
+                format!("{unit} queue of VPID {vpid} stays full: dropped")
+            });
             return;
         }
-        let held = Held { item, since_ns: env.host.now_ns() };
+        let held = Held {
+            item,
+            since_ns: env.host.now_ns(),
+        };
         all.held_cost += cost;
         all.held += 1;
         match scope {
@@ -473,7 +523,9 @@ impl Nic {
         while let Some(held) = self.queue(unit, vpid).hold.pop_front() {
             let cost = held.item.cost();
             if let Some(item) = self.try_store(unit, vpid, held.item, env) {
-                self.queue(unit, vpid).hold.push_front(Held { item, ..held });
+                self.queue(unit, vpid)
+                    .hold
+                    .push_front(Held { item, ..held });
                 break;
             }
             self.unhold(unit, vpid, cost);
@@ -481,7 +533,9 @@ impl Nic {
         while let Some((vpid, held)) = self.queues[unit as usize].hold.pop_front() {
             let cost = held.item.cost();
             if let Some(item) = self.try_store(unit, vpid, held.item, env) {
-                self.queues[unit as usize].hold.push_front((vpid, Held { item, ..held }));
+                self.queues[unit as usize]
+                    .hold
+                    .push_front((vpid, Held { item, ..held }));
                 break;
             }
             self.unhold(unit, vpid, cost);
@@ -544,7 +598,9 @@ impl Nic {
                 self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
                 self.queue_error(unit, vpid, |g| g.with_timeout_assert(true));
                 self.bq_timeout_error(unit);
-                self.diagnose(env, || format!("{unit} queue of VPID {vpid} stayed full too long: dropped"));
+                self.diagnose(env, || {
+                    format!("{unit} queue of VPID {vpid} stayed full too long: dropped")
+                });
                 self.release(unit, vpid, env);
             }
         }
@@ -559,4 +615,3 @@ impl Nic {
         }
     }
 }
-

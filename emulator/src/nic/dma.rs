@@ -8,7 +8,13 @@ use std::ops::RangeInclusive;
 pub(super) const MSI_RANGE: RangeInclusive<u64> = 0xFD_0000_0000..=0xFD_FFFF_FFFF;
 
 impl Nic {
-    fn dma_allowed(&mut self, write: bool, addr: u64, len: usize, env: &mut Env<'_>) -> Result<(), DmaFault> {
+    fn dma_allowed(
+        &mut self,
+        write: bool,
+        addr: u64,
+        len: usize,
+        env: &mut Env<'_>,
+    ) -> Result<(), DmaFault> {
         let fault = DmaFault { addr, len };
         if !self.bus_master {
             self.counters.drops.bus_master_off = self.counters.drops.bus_master_off.wrapping_add(1);
@@ -29,15 +35,27 @@ impl Nic {
     fn dma_failed(&mut self, write: bool, fault: DmaFault, env: &mut Env<'_>) -> DmaFault {
         self.counters.dma_faults = self.counters.dma_faults.wrapping_add(1);
         let what = if write { "write to" } else { "read of" };
-        let why = if self.bus_master { "" } else { ": bus mastering is off" };
+        let why = if self.bus_master {
+            ""
+        } else {
+            ": bus mastering is off"
+        };
         self.diagnose(env, || {
-            format!("DMA {what} {:#x}, {} bytes failed{why}", fault.addr, fault.len)
+            format!(
+                "DMA {what} {:#x}, {} bytes failed{why}",
+                fault.addr, fault.len
+            )
         });
         fault
     }
 
     /// Reads host memory.
-    pub(super) fn dma_read(&mut self, addr: u64, buf: &mut [u8], env: &mut Env<'_>) -> Result<(), DmaFault> {
+    pub(super) fn dma_read(
+        &mut self,
+        addr: u64,
+        buf: &mut [u8],
+        env: &mut Env<'_>,
+    ) -> Result<(), DmaFault> {
         self.dma_allowed(false, addr, buf.len(), env)
             .and_then(|()| env.host.dma_read(addr, buf))
             .map_err(|fault| self.dma_failed(false, fault, env))?;
@@ -47,12 +65,20 @@ impl Nic {
     }
 
     /// Writes host memory.
-    pub(super) fn dma_write(&mut self, addr: u64, data: &[u8], env: &mut Env<'_>) -> Result<(), DmaFault> {
+    pub(super) fn dma_write(
+        &mut self,
+        addr: u64,
+        data: &[u8],
+        env: &mut Env<'_>,
+    ) -> Result<(), DmaFault> {
         self.dma_allowed(true, addr, data.len(), env)
             .and_then(|()| env.host.dma_write(addr, data))
             .map_err(|fault| self.dma_failed(true, fault, env))?;
         self.counters.dma_writes = self.counters.dma_writes.wrapping_add(1);
-        self.counters.dma_bytes_written = self.counters.dma_bytes_written.wrapping_add(data.len() as u64);
+        self.counters.dma_bytes_written = self
+            .counters
+            .dma_bytes_written
+            .wrapping_add(data.len() as u64);
         Ok(())
     }
 
@@ -64,7 +90,12 @@ impl Nic {
     }
 
     /// A posted write that came from the network: memory, or an interrupt (G26).
-    pub(super) fn posted_write(&mut self, addr: u64, data: &[u8], env: &mut Env<'_>) -> Result<(), DmaFault> {
+    pub(super) fn posted_write(
+        &mut self,
+        addr: u64,
+        data: &[u8],
+        env: &mut Env<'_>,
+    ) -> Result<(), DmaFault> {
         if MSI_RANGE.contains(&addr) {
             self.send_msi(env);
             return Ok(());

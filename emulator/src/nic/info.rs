@@ -23,7 +23,10 @@ pub(super) struct Info {
 
 impl Info {
     pub(super) fn new(cfg: &NicConfig) -> Self {
-        let node = Node::default().with_guid(cfg.guid()).with_id(cfg.node_id).with_vpids(256);
+        let node = Node::default()
+            .with_guid(cfg.guid())
+            .with_id(cfg.node_id)
+            .with_vpids(256);
         let mut scratchpad = [0; 8];
         scratchpad[0] = cfg.chip_revision;
         Self {
@@ -138,7 +141,7 @@ impl Nic {
 
     pub(super) fn timer_tick(&mut self, now_ns: u64) {
         if self.info.expire(now_ns) {
-            self.raise(Te::Timer);
+            self.raise(Te::TimerInterrupt);
         }
     }
 }

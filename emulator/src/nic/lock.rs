@@ -13,11 +13,20 @@ pub(super) struct Locked {
 impl Nic {
     /// Adds `add` to lock `number` of `vpid` if its value is at most `compare`. `None`: no such lock, or its memory
     /// can't be accessed.
-    pub(super) fn lock(&mut self, vpid: u8, number: u32, compare: i32, add: i32, env: &mut Env<'_>) -> Option<Locked> {
+    pub(super) fn lock(
+        &mut self,
+        vpid: u8,
+        number: u32,
+        compare: i32,
+        add: i32,
+        env: &mut Env<'_>,
+    ) -> Option<Locked> {
         let cfg = LockCfg(self.storage.at(regs::LOCK_CFG.0));
         let vpids = u64::from(cfg.vpids_allowed());
         if number >= cfg.number_allowed() || u64::from(vpid) >= vpids {
-            self.diagnose(env, || format!("lock {number} of VPID {vpid} does not exist"));
+            self.diagnose(env, || {
+                format!("lock {number} of VPID {vpid} does not exist")
+            });
             return None;
         }
         let base = self.storage.at(regs::LOCK_BASE.0) & !0xFFF;

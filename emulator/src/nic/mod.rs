@@ -33,6 +33,7 @@ mod wcbuf;
 
 use crate::env::{Accessor, Env, Packet, TraceEvent};
 use wire::ids::{NodeId, Unit};
+use wire::regs::pcie;
 
 pub use body::{Body, RmaKind, RmaMessage, VeloMessage};
 pub use config::{
@@ -299,8 +300,13 @@ impl Nic {
     /// Reset values that are not 0 (G2).
     fn set_reset_values(&mut self) {
         self.info = info::Info::new(&self.cfg);
-        let link_up = wire_link_status(0x11, 3, 16);
-        self.storage.set_at(NWL_GENERAL0, link_up);
+        let link = pcie::NwlGeneral0::default()
+            .with_phy_layer_up(true)
+            .with_dl_layer_up(true)
+            .with_ltssm_state(LTSSM_L0)
+            .with_current_link_speed(3)
+            .with_link_width(16);
+        self.storage.set_at(pcie::NWL_GENERAL0.0, link.raw());
     }
 
     /// Runs what an access or packet has set off.
@@ -331,10 +337,5 @@ impl Nic {
     }
 }
 
-/// `nwl general0`: PCIe link status (HW §14).
-const NWL_GENERAL0: u32 = 0x4780;
-
-/// Value of `nwl general0` for a link that is up.
-fn wire_link_status(ltssm: u64, speed: u64, width: u64) -> u64 {
-    1 | 1 << 1 | ltssm << 2 | speed << 24 | width << 26
-}
+/// Link state code of an idle link that is up; arbitrary (G2).
+const LTSSM_L0: u8 = 0x11;

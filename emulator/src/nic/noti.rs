@@ -21,7 +21,7 @@ impl Bits {
     }
 
     fn get(&self, vpid: u8) -> bool {
-        self.0[usize::from(vpid >> 6)] & 1 << (vpid & 63) != 0
+        self.0[usize::from(vpid >> 6)] & (1 << (vpid & 63)) != 0
     }
 }
 
@@ -62,8 +62,8 @@ impl Nic {
 
     fn vector_event(&mut self, unit: Unit) {
         self.raise(match unit {
-            Unit::Velo => Te::VeloInterrupt,
-            Unit::Rma => Te::RmaInterrupt,
+            Unit::Velo => Te::VeloNotification,
+            Unit::Rma => Te::RmaNotification,
         });
     }
 
@@ -95,7 +95,12 @@ impl Nic {
     }
 
     /// `int_vec` (read by an SNQ program clears what was read, G4) and `int_retrig_vec`.
-    pub(super) fn vector_read(&mut self, unit: Unit, offset: RegOffset, by: Accessor) -> Option<u64> {
+    pub(super) fn vector_read(
+        &mut self,
+        unit: Unit,
+        offset: RegOffset,
+        by: Accessor,
+    ) -> Option<u64> {
         if let Some(i) = word(unit, offset, int_vec) {
             let bits = &mut self.vectors(unit).pending.0[i];
             let value = *bits;
@@ -112,7 +117,7 @@ impl Nic {
         let Some(i) = word(unit, offset, int_retrig_vec) else {
             return false;
         };
-        for bit in (0..64).filter(|bit| value & 1 << bit != 0) {
+        for bit in (0..64).filter(|bit| value & (1 << bit) != 0) {
             self.arm_interrupt(unit, (i * 64 + bit) as u8);
         }
         true

@@ -106,7 +106,9 @@ impl Nic {
     fn odd_access(&mut self, what: &str, offset: u32, len: usize, env: &mut Env<'_>) {
         self.counters.odd_accesses = self.counters.odd_accesses.wrapping_add(1);
         self.diagnose(env, || {
-            format!("{len}-byte {what} at RF+{offset:#x}: registers are accessed as aligned quadwords")
+            format!(
+                "{len}-byte {what} at RF+{offset:#x}: registers are accessed as aligned quadwords"
+            )
         });
     }
 
@@ -138,7 +140,10 @@ impl Nic {
             let mut value = [0; 8];
             if now.len() != 8 {
                 self.odd_access("write", offset, now.len(), env);
-                value = self.rf_value(offset & !7, Accessor::Host, env).unwrap_or(0).to_le_bytes();
+                value = self
+                    .rf_value(offset & !7, Accessor::Host, env)
+                    .unwrap_or(0)
+                    .to_le_bytes();
             }
             value[skip..skip + now.len()].copy_from_slice(now);
             self.rf_write(offset & !7, u64::from_le_bytes(value), Accessor::Host, env);
@@ -149,7 +154,9 @@ impl Nic {
 
     /// Reads the register at an aligned offset, with side effects. No register or write-only: 0 (G32).
     pub(super) fn rf_read(&mut self, offset: u32, by: Accessor, env: &mut Env<'_>) -> u64 {
-        let readable = RegMap::get().slot(offset).is_some_and(|s| s.access != Access::WriteOnly);
+        let readable = RegMap::get()
+            .slot(offset)
+            .is_some_and(|s| s.access != Access::WriteOnly);
         let value = if readable {
             self.rf_value(offset, by, env).unwrap_or(0)
         } else {
@@ -196,7 +203,10 @@ impl Nic {
         let taken = match block(offset) {
             Block::Info => self.info_write(at, value, env),
             Block::Htax => self.htax.write(at, value),
-            Block::Network => self.net.as_mut().is_some_and(|net| net.write(offset, value)),
+            Block::Network => self
+                .net
+                .as_mut()
+                .is_some_and(|net| net.write(offset, value)),
             Block::Smfu => self.smfu_reg_write(at, value),
             Block::Atu => self.atu_reg_write(at, value, env),
             Block::Snq => self.snq_write(at, value, env),
@@ -214,6 +224,7 @@ impl Nic {
     /// Register access by a remote node (G19): aligned quadwords only. `None`: out of range.
     pub(super) fn rra_range(addr: u64, len: u64) -> Option<std::ops::Range<u32>> {
         let end = addr.checked_add(len)?;
-        (addr % 8 == 0 && len % 8 == 0 && end <= u64::from(RF_SIZE)).then_some(addr as u32..end as u32)
+        (addr % 8 == 0 && len % 8 == 0 && end <= u64::from(RF_SIZE))
+            .then_some(addr as u32..end as u32)
     }
 }

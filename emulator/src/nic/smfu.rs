@@ -8,12 +8,24 @@ use wire::ids::RegOffset;
 use wire::regs::smfu::{self as regs, TimeoutControl};
 
 impl Nic {
-    pub(super) fn smfu_load(&mut self, addr: u64, remote_rf: bool, data: &mut [u8], env: &mut Env<'_>) {
+    pub(super) fn smfu_load(
+        &mut self,
+        addr: u64,
+        remote_rf: bool,
+        data: &mut [u8],
+        env: &mut Env<'_>,
+    ) {
         data.fill(0xFF);
         self.smfu_no_interval("load", addr, remote_rf, env);
     }
 
-    pub(super) fn smfu_store(&mut self, addr: u64, remote_rf: bool, data: &[u8], env: &mut Env<'_>) {
+    pub(super) fn smfu_store(
+        &mut self,
+        addr: u64,
+        remote_rf: bool,
+        data: &[u8],
+        env: &mut Env<'_>,
+    ) {
         let _ = data;
         self.smfu_no_interval("store", addr, remote_rf, env);
     }
@@ -24,8 +36,14 @@ impl Nic {
         let control = TimeoutControl(self.storage.at(at)).with_timeout_err(true);
         self.storage.set_at(at, control.raw());
         self.raise(Te::SmfuTimeout);
-        let to = if remote_rf { "remote registers" } else { "remote memory" };
-        self.diagnose(env, || format!("SMFU {what} at {addr:#x} ({to}): no interval leads anywhere"));
+        let to = if remote_rf {
+            "remote registers"
+        } else {
+            "remote memory"
+        };
+        self.diagnose(env, || {
+            format!("SMFU {what} at {addr:#x} ({to}): no interval leads anywhere")
+        });
     }
 
     pub(super) fn smfu_reg_write(&mut self, offset: RegOffset, value: u64) -> bool {
@@ -35,7 +53,8 @@ impl Nic {
                 let new = TimeoutControl(value);
                 let old = TimeoutControl(self.storage.at(offset.0));
                 let err = old.timeout_err() && !new.timeout_err();
-                self.storage.set_at(offset.0, new.with_timeout_err(err).raw());
+                self.storage
+                    .set_at(offset.0, new.with_timeout_err(err).raw());
             }
             regs::COUNTER_RESET => {
                 if value & 1 != 0 {

@@ -94,7 +94,9 @@ impl Nic {
         let cost = HOLD_COST + u64::from(packet.bytes);
         if self.tx.frozen_bytes.saturating_add(cost) > self.cfg.hold_limit_bytes {
             self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
-            self.diagnose(env, || "frozen NIC: too many packets waiting, dropped".to_owned());
+            self.diagnose(env, || {
+                "frozen NIC: too many packets waiting, dropped".to_owned()
+            });
             return;
         }
         self.tx.frozen_bytes += cost;

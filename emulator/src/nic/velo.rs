@@ -5,7 +5,9 @@ use super::wcbuf::WcError;
 use super::{Body, Nic, Te, VeloMessage};
 use crate::env::{Accessor, Dest, Env, NetPort, Packet, TraceEvent};
 use wire::ids::{NodeId, RegOffset, Unit, Vpid};
-use wire::regs::velo::{self as regs, CompProtDesc, Completer, Counter1, Counter2, Debug1, NodeVpidProtDesc};
+use wire::regs::velo::{
+    self as regs, CompProtDesc, Completer, Counter1, Counter2, Debug1, NodeVpidProtDesc,
+};
 use wire::regs::PacketCounter;
 use wire::velo::{DescriptorWord, RequesterAddr, StatusWord, MAX_LEN};
 
@@ -57,7 +59,11 @@ impl Default for Velo {
 
 /// Bits of `len` bytes from `at`.
 fn mask(at: usize, len: usize) -> u128 {
-    let ones = if len >= 128 { u128::MAX } else { (1 << len) - 1 };
+    let ones = if len >= 128 {
+        u128::MAX
+    } else {
+        (1 << len) - 1
+    };
     ones << at
 }
 
@@ -111,21 +117,27 @@ impl Nic {
         a.valid |= mask(pos, data.len());
         let step = Self::velo_step(a);
         if torn {
-            self.counters.drops.incomplete_descriptor = self.counters.drops.incomplete_descriptor.wrapping_add(1);
+            self.counters.drops.incomplete_descriptor =
+                self.counters.drops.incomplete_descriptor.wrapping_add(1);
             self.wcbuf_error(Unit::Velo, vpid, WcError::QwLength);
-            self.diagnose(env, || format!("VELO VPID {vpid}: new descriptor before the old message was complete"));
+            self.diagnose(env, || {
+                format!("VELO VPID {vpid}: new descriptor before the old message was complete")
+            });
         }
         match step {
             Step::Wait => {}
             Step::BadLength(len) => {
-                self.counters.drops.velo_bad_descriptor = self.counters.drops.velo_bad_descriptor.wrapping_add(1);
+                self.counters.drops.velo_bad_descriptor =
+                    self.counters.drops.velo_bad_descriptor.wrapping_add(1);
                 self.wcbuf_error(Unit::Velo, vpid, WcError::MsgTooLong);
                 self.diagnose(env, || format!("VELO VPID {vpid}: message of {len} bytes"));
             }
             Step::Send(message, descriptor, excess) => {
                 if excess {
                     self.wcbuf_error(Unit::Velo, vpid, WcError::PktTooLong);
-                    self.diagnose(env, || format!("VELO VPID {vpid}: stores beyond the end of the message"));
+                    self.diagnose(env, || {
+                        format!("VELO VPID {vpid}: stores beyond the end of the message")
+                    });
                 }
                 self.velo_send(vpid, tc, message, descriptor, env);
             }
@@ -165,7 +177,14 @@ impl Nic {
         Step::Send(message, d, excess)
     }
 
-    fn velo_send(&mut self, vpid: u8, tc: u8, mut message: Box<VeloMessage>, d: DescriptorWord, env: &mut Env<'_>) {
+    fn velo_send(
+        &mut self,
+        vpid: u8,
+        tc: u8,
+        mut message: Box<VeloMessage>,
+        d: DescriptorWord,
+        env: &mut Env<'_>,
+    ) {
         if env.trace.enabled() {
             let mut words = vec![d.raw()];
             let qw = |c: &[u8]| c.try_into().map(u64::from_le_bytes).unwrap_or(0);
@@ -177,7 +196,12 @@ impl Nic {
             });
         }
         let congested = self.tx_full()
-            || (!d.multicast() && self.pressed(d.target(), Unit::Velo, Vpid::from_low_bits(d.vpid().into()).get() as u8));
+            || (!d.multicast()
+                && self.pressed(
+                    d.target(),
+                    Unit::Velo,
+                    Vpid::from_low_bits(d.vpid().into()).get() as u8,
+                ));
         if !self.wcbuf_accept(Unit::Velo, vpid, congested) {
             return;
         }
@@ -185,8 +209,11 @@ impl Nic {
             false => Dest::Node(NodeId(d.target())),
             true if d.target() <= MAX_GROUP => Dest::Group(d.target() as u8),
             true => {
-                self.counters.drops.velo_bad_descriptor = self.counters.drops.velo_bad_descriptor.wrapping_add(1);
-                self.diagnose(env, || format!("VELO VPID {vpid}: multicast group {}", d.target()));
+                self.counters.drops.velo_bad_descriptor =
+                    self.counters.drops.velo_bad_descriptor.wrapping_add(1);
+                self.diagnose(env, || {
+                    format!("VELO VPID {vpid}: multicast group {}", d.target())
+                });
                 return;
             }
         };
@@ -253,20 +280,33 @@ impl Nic {
             .with_error_count(d.error_count().wrapping_add(1));
         self.storage.set_at(regs::DEBUG_1.0, d.raw());
         self.raise(Te::VeloError);
-        let why = if wrong_descriptor { "protection descriptors differ" } else { "mailbox disabled" };
+        let why = if wrong_descriptor {
+            "protection descriptors differ"
+        } else {
+            "mailbox disabled"
+        };
         self.diagnose(env, || {
-            format!("VELO message from {}/{} to VPID {}: {why}", m.src_node, m.src_vpid, m.dst_vpid)
+            format!(
+                "VELO message from {}/{} to VPID {}: {why}",
+                m.src_node, m.src_vpid, m.dst_vpid
+            )
         });
     }
 
     /// Writes a message to its slots: all payload, then the status words from last to first (G9).
-    pub(super) fn velo_write_slots(&mut self, m: &VeloMessage, at: &[u64], env: &mut Env<'_>) -> Result<(), ()> {
+    pub(super) fn velo_write_slots(
+        &mut self,
+        m: &VeloMessage,
+        at: &[u64],
+        env: &mut Env<'_>,
+    ) -> Result<(), ()> {
         let size = self.velo_slot_size();
         for (piece, base) in size.pieces(m.len.into()).zip(at) {
             let start = usize::from(piece.message_offset);
             let len = usize::from(piece.len).div_ceil(8) * 8;
             let to = base.wrapping_add(piece.slot_offset.into());
-            self.dma_write(to, &m.data[start..start + len], env).map_err(drop)?;
+            self.dma_write(to, &m.data[start..start + len], env)
+                .map_err(drop)?;
         }
         let status = StatusWord(0)
             .with_node(m.src_node)
@@ -292,7 +332,12 @@ impl Nic {
         self.vector_read(Unit::Velo, offset, by)
     }
 
-    pub(super) fn velo_reg_write(&mut self, offset: RegOffset, value: u64, env: &mut Env<'_>) -> bool {
+    pub(super) fn velo_reg_write(
+        &mut self,
+        offset: RegOffset,
+        value: u64,
+        env: &mut Env<'_>,
+    ) -> bool {
         if let Some(i) = source_index(offset) {
             self.velo.source[i] = value;
             return true;

@@ -70,7 +70,9 @@ impl Nic {
             }
         }
         if !refuse {
-            *word = state.with_committed_count(state.committed_count().wrapping_add(1)).raw();
+            *word = state
+                .with_committed_count(state.committed_count().wrapping_add(1))
+                .raw();
             return true;
         }
         *word = state
@@ -78,8 +80,14 @@ impl Nic {
             .with_retry_count(state.retry_count().wrapping_add(1))
             .raw();
         let (retries, drops) = match unit {
-            Unit::Velo => (&mut self.counters.velo.retries, &mut self.counters.velo.retry_drops),
-            Unit::Rma => (&mut self.counters.rma.retries, &mut self.counters.rma.retry_drops),
+            Unit::Velo => (
+                &mut self.counters.velo.retries,
+                &mut self.counters.velo.retry_drops,
+            ),
+            Unit::Rma => (
+                &mut self.counters.rma.retries,
+                &mut self.counters.rma.retry_drops,
+            ),
         };
         *retries = retries.wrapping_add((!was_retry).into());
         *drops = drops.wrapping_add(1);
@@ -96,9 +104,11 @@ impl Nic {
         let word = &mut self.wcbuf[unit as usize].errors[i];
         let e = Errors(*word);
         let e = if second {
-            e.with_second(e.second().wrapping_add(1)).with_second_vpid(vpid)
+            e.with_second(e.second().wrapping_add(1))
+                .with_second_vpid(vpid)
         } else {
-            e.with_first(e.first().wrapping_add(1)).with_first_vpid(vpid)
+            e.with_first(e.first().wrapping_add(1))
+                .with_first_vpid(vpid)
         };
         *word = e.raw();
         self.raise(Te::WcbufError);
@@ -125,9 +135,12 @@ impl Nic {
     }
 }
 
+/// Node, unit, VPID.
+type QueueName = (u16, Unit, u8);
+
 /// How many messages wait for a queue, shared by the NICs of a fabric.
 #[derive(Clone, Default)]
-pub struct Pressure(Arc<Mutex<HashMap<(u16, Unit, u8), u32>>>);
+pub struct Pressure(Arc<Mutex<HashMap<QueueName, u32>>>);
 
 impl Pressure {
     /// Messages on hold for the queue of `vpid` at `node`.
