@@ -8,11 +8,11 @@
 
 use crate::config::{Fabric, NicSpec};
 use crate::env::{Env, Packet};
-use crate::machine::Machine;
+use crate::machine::{HostStats, Machine};
 use crate::network::routes::RouteError;
 use crate::network::topology::Topology;
 use crate::network::{Network, Outcome};
-use crate::nic::{Nic, NicConfig, ResetKind, Te};
+use crate::nic::{Counters, Faults, Nic, NicConfig, ResetKind, Te};
 use crate::pci::PciConfig;
 use crate::setup::Setup;
 use crate::trace::{Event, Tracer};
@@ -76,6 +76,7 @@ pub struct World {
     pub(crate) slots: Vec<Slot>,
     pub(crate) network: Network,
     pub(crate) topology: Topology,
+    nics_per_node: usize,
     pub(crate) setup: Setup,
     /// The trace.
     pub tracer: Tracer,
@@ -108,6 +109,7 @@ impl World {
             slots: slots.collect(),
             setup: Setup::new(&fabric.setup, &fabric.topology)?,
             topology: fabric.topology.clone(),
+            nics_per_node: fabric.nics_per_node,
             network,
             tracer,
             clock,
@@ -189,7 +191,7 @@ impl World {
                 }
                 Some(Outcome::Event(i, te)) => {
                     left = left.saturating_sub(1);
-                    if let Some(te) = Te::from_number(te) {
+                    if let Some(&te) = Te::ALL.get(usize::from(te)) {
                         self.with_nic(i, |nic, env| nic.raise_event(te, env));
                     }
                 }
@@ -409,6 +411,40 @@ impl World {
     /// Reads a register as management software does; all ones if the NIC is off.
     pub fn peek(&mut self, nic: usize, offset: u32) -> u64 {
         self.with_nic(nic, |n, env| n.reg_peek(offset, env)).unwrap_or(u64::MAX)
+    }
+
+    /// Replaces the faults that a NIC injects. Errors: it is off.
+    pub fn set_faults(&mut self, nic: usize, faults: Faults) -> anyhow::Result<()> {
+        if self.with_nic(nic, |n, env| n.set_faults(faults, env)).is_none() {
+            anyhow::bail!("NIC {nic} is off");
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Configuration space identity of a NIC.
+    pub fn pci(&self, nic: usize) -> &PciConfig {
+        self.slots[nic].machine.config.shape()
+    }
+
+    /// Counters of a chip.
+    pub fn chip_counters(&self, nic: usize) -> &Counters {
+        self.slots[nic].nic.counters()
+    }
+
+    /// Counters of what happened between a chip and its host.
+    pub fn host_stats(&self, nic: usize) -> &HostStats {
+        &self.slots[nic].machine.stats
+    }
+
+    /// Topology as the user gave it.
+    pub fn topology_name(&self) -> &str {
+        &self.topology.name
+    }
+
+    /// NICs per host.
+    pub fn nics_per_node(&self) -> usize {
+        self.nics_per_node
     }
 
     /// The network, for faults and reports.

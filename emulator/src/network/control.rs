@@ -259,3 +259,10 @@ impl Network {
         !self.regs(nic).actions.is_empty()
     }
 }
+
+impl Network {
+    /// Both ends of a cable.
+    pub fn cable_ends(&self, cable: usize) -> [End; 2] {
+        self.cables[cable].ends
+    }
+}

@@ -29,7 +29,7 @@ pub struct Tables {
 }
 
 /// What routes are computed from.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Request<'a> {
     /// Node ID of each NIC.
     pub ids: &'a [u16],
