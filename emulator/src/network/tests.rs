@@ -21,7 +21,7 @@ pub(super) fn packet(src: u16, dst: Dest, tag: u8) -> Packet {
         len: 8,
         data: [tag; 120],
     };
-    Packet { src: NodeId(src), dst, port: NetPort::Velo, tc: 0, bytes: 8, body: Body::Velo(m) }
+    Packet { src: NodeId(src), dst, port: NetPort::Velo, tc: 0, bytes: 8, body: Body::Velo(Box::new(m)) }
 }
 
 /// A fabric whose tables are written as set-up would, all ports enabled.
@@ -234,7 +234,7 @@ fn counters_follow_a_packet() {
     // 0 -> 2: two hops upwards, link 0 (plus) out, link 1 (minus) in.
     send(&mut net, 0, Dest::Node(NodeId(2)), 1);
     drain(&mut net, 0);
-    let mut read = |nic: usize, at: u32| NetworkRegs::read(&mut *net.regs(nic), at).unwrap();
+    let read = |nic: usize, at: u32| NetworkRegs::read(&mut *net.regs(nic), at).unwrap();
     let inp = |i: u32| 0x40_0000 + 0x4000 * i;
     let outp = |i: u32| 0x42_C000 + 0x40 * i;
     let lp = |i: u32| 0x46_0000 + 0x80 * i;
@@ -356,6 +356,7 @@ fn credit_bounds_what_is_under_way() {
         sent += 1;
     }
     assert_eq!(sent, 10);
+    drain(&mut net, 0);
     assert_eq!(drain(&mut net, 999).0, []);
     assert_eq!(drain(&mut net, 1000).0.len(), 10);
     assert_eq!(net.tx_credit(0), 720);

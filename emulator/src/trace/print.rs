@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn names_and_filters() {
-        assert_eq!(register_name(0x8050), "info_rf_scratchpad[3]");
+        assert_eq!(register_name(0x8050), "info_rf_scratchpad_scratchpad[3]");
         assert_eq!(register_name(0x1_0068), "snq_rf_execute");
         assert_eq!(register_name(0x7_fff8), "(no register)");
         let write = r#"{"t":1000000,"nic":1,"kind":"reg-write","by":"host","offset":65640,"value":1}"#;

@@ -5,7 +5,7 @@
 
 use super::proto::MAX_DMA_MAPS;
 use super::DmaMapRequest;
-use rustix::fs::{fcntl_add_seals, fcntl_get_seals, SealFlags};
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, SealFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -60,6 +60,12 @@ impl GuestMemory {
             }
         }
         let size = usize::try_from(req.size).map_err(|_| Errno::INVAL)?;
+        // Beyond the end of the file an access would be SIGBUS.
+        let file_size = fstat(&fd)?.st_size;
+        let end = req.offset.checked_add(req.size).ok_or(Errno::INVAL)?;
+        if u64::try_from(file_size).map_or(true, |f| end > f) {
+            return Err(Errno::INVAL);
+        }
         let prot = if req.writable { PROT_READ | PROT_WRITE } else { PROT_READ };
         MmapRegionBuilder::new(size)
             .with_file_offset(FileOffset::new(File::from(fd), req.offset))
