@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Memory barriers that `kernel::sync::barrier` lacks.
+
+use crate::bindings;
+
+/// Full write barrier (`wmb()`): flushes write-combining buffers and orders all earlier stores before all
+/// later ones, device memory included. Any context.
+#[inline]
+pub fn wmb() {
+    // SAFETY: `wmb()` has no preconditions.
+    unsafe { bindings::extoll_wmb() }
+}
