@@ -6,13 +6,13 @@
 //! wrote to `rp`; a slot whose status word (last word) is not zero belongs to software, which reads it, zeroes the
 //! status word, advances, and tells the NIC from time to time. Only the owner of a [`Queue`]'s reading side advances.
 
-use crate::{dma::DmaWords, hw::Hw};
+use crate::{dma::DmaWords, hw::Hw, nic::Nic};
 use kernel::{
     device::{self, Bound},
     prelude::*,
 };
 use wire::{
-    bq::{DcqBase, Rp, SegmentDesc, SegmentWord, SlotCode, Ub, WritePointers},
+    bq::{DcqBase, General, Rp, SegmentDesc, SegmentWord, SlotCode, Ub, WritePointers},
     ids::{BusAddr, Unit, Vpid},
     regs::BqRegs,
 };
@@ -36,21 +36,24 @@ pub(crate) fn clear(hw: &Hw, unit: Unit, vpid: Vpid) {
 }
 
 /// `extoll_bq` part of the probe (HW §3.2).
-pub(crate) fn init(hw: &Hw) {
+pub(crate) fn init(nic: &Nic) -> Result {
     for unit in [Unit::Velo, Unit::Rma] {
         for vpid in Vpid::all() {
-            clear(hw, unit, vpid);
+            clear(&*nic.access().ok_or(ENODEV)?, unit, vpid);
         }
     }
+    let hw = nic.access().ok_or(ENODEV)?;
     for unit in [Unit::Velo, Unit::Rma] {
-        hw.rf.update(BqRegs(unit).general(), |v| v | 1);
+        hw.rf.update(BqRegs(unit).general(), |v| General(v).with_enable(true).raw());
     }
+    Ok(())
 }
 
 /// Stops both queue engines.
-pub(crate) fn stop(hw: &Hw) {
+pub(crate) fn stop(nic: &Nic) {
+    let Some(hw) = nic.alive_access() else { return };
     for unit in [Unit::Velo, Unit::Rma] {
-        hw.rf.update(BqRegs(unit).general(), |v| v & !1);
+        hw.rf.update(BqRegs(unit).general(), |v| General(v).with_enable(false).raw());
     }
 }
 
@@ -88,7 +91,7 @@ impl Queue {
             dcq.write(k as usize, desc.encode().map_err(|_| ERANGE)?.raw());
             segments.push(memory, GFP_KERNEL)?;
         }
-        Ok(Self { unit, vpid, slot, segments, dcq, slots: count * per_segment, shift: per_segment.ilog2() })
+        Ok(Self { unit, vpid, slot, segments, dcq, slots: count * per_segment, shift: per_segment.trailing_zeros() })
     }
 
     /// Number of slots.

@@ -36,7 +36,7 @@ impl Drop for Mapping {
 }
 
 /// The register file, mapped uncached.
-pub struct RegisterFile(Mapping);
+pub(crate) struct RegisterFile(Mapping);
 
 impl RegisterFile {
     /// Maps the register file at physical address `phys`. May sleep.
@@ -61,7 +61,7 @@ impl RegisterFile {
     /// Reads a register. Any context. An offset outside the register file reads as 0. A removed device reads as
     /// all ones.
     #[inline]
-    pub fn read(&self, reg: RegOffset) -> u64 {
+    pub(crate) fn read(&self, reg: RegOffset) -> u64 {
         match self.address(reg) {
             // SAFETY: valid and aligned by `address`.
             Some(p) => unsafe { bindings::readq(p) },
@@ -71,7 +71,7 @@ impl RegisterFile {
 
     /// Writes a register. Any context. An offset outside the register file is ignored.
     #[inline]
-    pub fn write(&self, reg: RegOffset, value: u64) {
+    pub(crate) fn write(&self, reg: RegOffset, value: u64) {
         if let Some(p) = self.address(reg) {
             // SAFETY: valid and aligned by `address`.
             unsafe { bindings::writeq(value, p) }
@@ -79,17 +79,17 @@ impl RegisterFile {
     }
 
     /// Reads, changes and writes back a register; not atomic.
-    pub fn update(&self, reg: RegOffset, f: impl FnOnce(u64) -> u64) {
+    pub(crate) fn update(&self, reg: RegOffset, f: impl FnOnce(u64) -> u64) {
         self.write(reg, f(self.read(reg)));
     }
 }
 
 /// A window of requester pages, mapped write-combining.
-pub struct Window(Mapping);
+pub(crate) struct Window(Mapping);
 
 impl Window {
     /// Size in bytes of the VELO and of the RMA window (HW §1.2).
-    pub const SIZE: usize = 0x0200_0000;
+    pub(crate) const SIZE: usize = 0x0200_0000;
 
     /// Maps the window at physical address `phys`. May sleep.
     ///
@@ -104,7 +104,7 @@ impl Window {
     /// Stores a packet from offset 0 of the page at `offset`, ascending, followed by a store fence (HW §9.1, G8).
     /// Any context. Pages outside the window and packets longer than a page are ignored.
     #[inline]
-    pub fn push(&self, offset: u32, words: &[u64]) {
+    pub(crate) fn push(&self, offset: u32, words: &[u64]) {
         let offset = offset as usize;
         if offset % 4096 != 0 || offset >= self.0.size || words.len() > 4096 / 8 {
             return;

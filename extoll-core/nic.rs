@@ -28,6 +28,7 @@ use kernel_ext::{ratelimit::RateLimit, trace, work};
 use wire::{
     ids::{NodeId, Unit},
     regs::info,
+    snq::TriggerEvent,
 };
 
 pub use wire::regs::info::NetworkState;
@@ -141,6 +142,7 @@ impl WorkItem<0> for Nic {
     type Pointer = Arc<Nic>;
 
     fn run(this: Arc<Nic>) {
+        this.read_status();
         this.publish_status();
     }
 }
@@ -163,13 +165,14 @@ impl Nic {
         hw: Hw,
         snq: impl PinInit<Snq, Error>,
     ) -> Result<Arc<Self>> {
+        let bound = BoundDevice::new(dev);
         Arc::pin_init(
             try_pin_init!(Self {
                 dev: dev.into(),
                 id,
                 params,
                 hw <- Revocable::new(hw),
-                bound <- new_mutex!(Some(BoundDevice::new(dev)), "extoll_bound"),
+                bound <- new_mutex!(Some(bound), "extoll_bound"),
                 alive: AtomicFlag::new(true),
                 node: Atomic::new(0),
                 network: Atomic::new(0),
@@ -328,16 +331,39 @@ impl Nic {
         }
     }
 
-    /// Reads node ID and network state; true if one changed. Any context.
-    pub(crate) fn read_status(self: &Arc<Self>, hw: &Hw) -> bool {
-        let network = hw.rf.read(crate::info::NETWORK_STATE);
-        if self.is_gone(hw, network) {
-            return true;
+    /// Notes the network state; used by the probe, which reads it alone (HW §3).
+    pub(crate) fn set_network(&self, value: u64) {
+        self.network.store(value, Relaxed);
+    }
+
+    /// As [`Nic::error`] for an event that reports an error, with its words.
+    pub(crate) fn event_error(&self, event: TriggerEvent, part: u8, words: &[u64]) {
+        self.note(Reason::ErrorEvent, u64::from(event.number()));
+        let Some(limit) = self.limits.get(Reason::ErrorEvent as usize) else { return };
+        if let Some(missed) = limit.allow() {
+            let name = event.name();
+            dev_warn!(self.dev, "event {}, part {part}: {:x?}, {missed} suppressed\n", name, words);
         }
-        let node = info::Node(hw.rf.read(info::NODE)).id();
-        let changed = self.network.xchg(network, kernel::sync::atomic::Full) != network;
-        let moved = self.node.xchg(u32::from(node), kernel::sync::atomic::Full) != u32::from(node);
-        changed || moved
+    }
+
+    /// Reads node ID and network state; a new node ID is stamped on all open VELO ports.
+    fn read_status(self: &Arc<Self>) {
+        let Some(hw) = self.alive_access() else { return };
+        let network = hw.rf.read(info::NW_STATE);
+        let node = hw.rf.read(info::NODE);
+        if self.is_gone(&hw, network) || self.is_gone(&hw, node) {
+            return;
+        }
+        self.network.store(network, Relaxed);
+        let node = u32::from(info::Node(node).id());
+        if self.node.xchg(node, kernel::sync::atomic::Full) != node {
+            drop(hw);
+            self.velo.for_each(|port| {
+                if let Some(hw) = self.alive_access() {
+                    crate::velo::stamp(&hw, port.vpid);
+                }
+            });
+        }
     }
 
     /// Has the subscribers told about the status. Any context.

@@ -6,6 +6,7 @@
 use crate::bindings;
 use kernel::{
     device::{Bound, Core, DeviceContext},
+    dma::{Device as _, DmaMask},
     error::to_result,
     pci,
     prelude::*,
@@ -20,6 +21,22 @@ fn raw<Ctx: DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::pci_dev {
     core::ptr::from_ref(dev).cast_mut().cast()
 }
 
+/// Match by vendor and device ID, for vendors that `pci::Vendor` does not know.
+pub const fn device_id(vendor: u16, device: u16) -> pci::DeviceId {
+    let id = bindings::pci_device_id {
+        vendor: vendor as u32,
+        device: device as u32,
+        subvendor: !0,
+        subdevice: !0,
+        class: 0,
+        class_mask: 0,
+        driver_data: 0,
+        override_only: 0,
+    };
+    // SAFETY: `DeviceId` is a transparent wrapper of `pci_device_id`.
+    unsafe { core::mem::transmute::<bindings::pci_device_id, pci::DeviceId>(id) }
+}
+
 /// Keeps memory decoding of a device enabled; bus mastering and decoding are switched off by drop.
 pub struct Enabled<'a>(&'a pci::Device<Bound>);
 
@@ -32,6 +49,22 @@ impl<'a> Enabled<'a> {
     pub fn new(dev: &'a pci::Device<Core<'_>>) -> Result<Self> {
         dev.enable_device_mem()?;
         Ok(Self(dev))
+    }
+}
+
+impl Enabled<'_> {
+    /// Sets the DMA masks: 52 bits, as the NIC's page addresses have, else 32. Probe context only, before any DMA memory
+    /// of the device is allocated or mapped.
+    ///
+    /// # Errors
+    ///
+    /// Those of `dma_set_mask_and_coherent` if the host can do neither.
+    pub fn set_dma_mask(&self, dev: &pci::Device<Core<'_>>) -> Result {
+        // SAFETY: `Core` means that the device is being probed or removed with its lock held, and all DMA memory of
+        // these drivers is allocated after this call in probe, so nothing uses the masks concurrently.
+        unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<52>()) }
+            // SAFETY: as above.
+            .or_else(|_| unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<32>()) })
     }
 }
 
