@@ -2,11 +2,7 @@
 
 //! Address translation unit: set-up (HW §11, §3.4). Registration of memory is not offered yet.
 
-use crate::{
-    dma::DmaWords,
-    nic::Nic,
-    stats::Reason,
-};
+use crate::{dma::DmaWords, nic::Nic, stats::Reason};
 use kernel::{prelude::*, sync::Arc};
 use wire::{
     atu::{GatBase, GAT_BYTES},
@@ -26,7 +22,9 @@ impl Atu {
         for n in 0..want {
             let memory = nic.with_bound(|dev| DmaWords::new(dev, GAT_BYTES as usize / 8))?;
             match memory {
-                Ok(memory) if GatBase::new(memory.address()).is_some() => gats.push(memory, GFP_KERNEL)?,
+                Ok(memory) if GatBase::new(memory.address()).is_some() => {
+                    gats.push(memory, GFP_KERNEL)?
+                }
                 _ => {
                     nic.error(Reason::Memory, u64::from(n));
                     break;
@@ -38,7 +36,8 @@ impl Atu {
             let base = gats.get(i as usize).and_then(|m| GatBase::new(m.address()));
             hw.rf.write(atu::gat(i), base.map_or(0, |b| b.raw()));
         }
-        hw.rf.write(atu::CONTROL, Control(0).with_enable(true).raw());
+        hw.rf
+            .write(atu::CONTROL, Control(0).with_enable(true).raw());
         drop(hw);
         Ok(Self { _gats: gats })
     }

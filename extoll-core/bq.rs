@@ -44,7 +44,9 @@ pub(crate) fn init(nic: &Nic) -> Result {
     }
     let hw = nic.access().ok_or(ENODEV)?;
     for unit in [Unit::Velo, Unit::Rma] {
-        hw.rf.update(BqRegs(unit).general(), |v| General(v).with_enable(true).raw());
+        hw.rf.update(BqRegs(unit).general(), |v| {
+            General(v).with_enable(true).raw()
+        });
     }
     Ok(())
 }
@@ -53,7 +55,9 @@ pub(crate) fn init(nic: &Nic) -> Result {
 pub(crate) fn stop(nic: &Nic) {
     let Some(hw) = nic.alive_access() else { return };
     for unit in [Unit::Velo, Unit::Rma] {
-        hw.rf.update(BqRegs(unit).general(), |v| General(v).with_enable(false).raw());
+        hw.rf.update(BqRegs(unit).general(), |v| {
+            General(v).with_enable(false).raw()
+        });
     }
 }
 
@@ -82,16 +86,28 @@ impl Queue {
             return Err(EINVAL);
         }
         let count = bytes / SEGMENT_BYTES;
-        let per_segment = SEGMENT_BYTES / slot.bytes();
+        let per_segment = SEGMENT_BYTES >> slot.bytes().trailing_zeros();
         let dcq = DmaWords::new(dev, BusAddr::PAGE_SIZE as usize / 8)?;
         let mut segments = KVec::with_capacity(count as usize, GFP_KERNEL)?;
         for k in 0..count {
             let memory = DmaWords::new(dev, SEGMENT_BYTES as usize / 8)?;
-            let desc = SegmentDesc { slot, slots: per_segment, base: memory.address() };
+            let desc = SegmentDesc {
+                slot,
+                slots: per_segment,
+                base: memory.address(),
+            };
             dcq.write(k as usize, desc.encode().map_err(|_| ERANGE)?.raw());
             segments.push(memory, GFP_KERNEL)?;
         }
-        Ok(Self { unit, vpid, slot, segments, dcq, slots: count * per_segment, shift: per_segment.trailing_zeros() })
+        Ok(Self {
+            unit,
+            vpid,
+            slot,
+            segments,
+            dcq,
+            slots: count * per_segment,
+            shift: per_segment.trailing_zeros(),
+        })
     }
 
     /// Number of slots.
@@ -107,13 +123,31 @@ impl Queue {
     pub(crate) fn install(&self, hw: &Hw) -> Result {
         let regs = BqRegs(self.unit);
         let segments = self.segments.len() as u32;
-        let dcq = DcqBase { segments, page: self.dcq.address() }.encode().map_err(|_| ERANGE)?;
-        hw.rf.write(regs.ub(self.vpid), Ub(0).with_slots_minus_1(self.slots - 1).raw());
+        let dcq = DcqBase {
+            segments,
+            page: self.dcq.address(),
+        }
+        .encode()
+        .map_err(|_| ERANGE)?;
+        hw.rf.write(
+            regs.ub(self.vpid),
+            Ub(0).with_slots_minus_1(self.slots - 1).raw(),
+        );
         hw.rf.write(regs.dcq_base_dcq_ub(self.vpid), dcq.raw());
-        hw.rf.write(regs.wp_lwp_dcq_rp(self.vpid), WritePointers::initial(segments).raw());
-        hw.rf.write(regs.rp(self.vpid), Rp(0).with_irq_retrigger(true).raw());
-        hw.rf.write(regs.c_base_size_valid(self.vpid), self.segment_word(0).raw());
-        hw.rf.write(regs.n_base_size_valid(self.vpid), self.segment_word(1).raw());
+        hw.rf.write(
+            regs.wp_lwp_dcq_rp(self.vpid),
+            WritePointers::initial(segments).raw(),
+        );
+        hw.rf
+            .write(regs.rp(self.vpid), Rp(0).with_irq_retrigger(true).raw());
+        hw.rf.write(
+            regs.c_base_size_valid(self.vpid),
+            self.segment_word(0).raw(),
+        );
+        hw.rf.write(
+            regs.n_base_size_valid(self.vpid),
+            self.segment_word(1).raw(),
+        );
         Ok(())
     }
 
@@ -134,7 +168,10 @@ impl Queue {
     fn place(&self, slot: u32, word: u32) -> (usize, usize) {
         let k = slot >> self.shift;
         let in_segment = slot & ((1 << self.shift) - 1);
-        (k as usize, (in_segment * (self.slot.bytes() / 8) + word) as usize)
+        (
+            k as usize,
+            (in_segment * (self.slot.bytes() / 8) + word) as usize,
+        )
     }
 
     /// The slot after `slot`.
@@ -146,6 +183,9 @@ impl Queue {
     /// Tells the NIC the next slot to be read: a logical index, not one within a segment (G10); `rearm` unmasks the
     /// interrupt of the VPID.
     pub(crate) fn commit(&self, hw: &Hw, slot: u32, rearm: bool) {
-        hw.rf.write(BqRegs(self.unit).rp(self.vpid), Rp(0).with_lrp(slot).with_irq_retrigger(rearm).raw());
+        hw.rf.write(
+            BqRegs(self.unit).rp(self.vpid),
+            Rp(0).with_lrp(slot).with_irq_retrigger(rearm).raw(),
+        );
     }
 }

@@ -3,13 +3,7 @@
 //! The auxiliary device "extoll.exn" that every NIC has: how a module above gets at its [`Nic`].
 
 use crate::nic::Nic;
-use kernel::{
-    auxiliary,
-    device::Bound,
-    prelude::*,
-    sync::Arc,
-    types::CovariantForLt,
-};
+use kernel::{auxiliary, device::Bound, prelude::*, sync::Arc, types::CovariantForLt};
 
 /// Name of the module that registers the device; first part of the match.
 pub const MODULE: &CStr = c"extoll";

@@ -57,7 +57,13 @@ fn show_counters(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "interrupts {}", stats.interrupts())?;
     writeln!(f, "status_changes {}", stats.changes())?;
     for reason in Reason::ALL {
-        writeln!(f, "reason {} {} ({})", *reason as u32, stats.reason(*reason), reason.text())?;
+        writeln!(
+            f,
+            "reason {} {} ({})",
+            *reason as u32,
+            stats.reason(*reason),
+            reason.text()
+        )?;
     }
     for event in TriggerEvent::ALL {
         let n = stats.events(event.number());
@@ -82,7 +88,12 @@ fn show_ports(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 fn show_port(f: &mut fmt::Formatter<'_>, unit: Unit, port: &Open) -> fmt::Result {
-    write!(f, "{unit:?} vpid {} attached {}", port.vpid.get(), port.attached)?;
+    write!(
+        f,
+        "{unit:?} vpid {} attached {}",
+        port.vpid.get(),
+        port.attached
+    )?;
     if let Some(tx) = &port.tx {
         let (mode, pwp, committed) = tx.show();
         write!(f, " tx {mode} sent {pwp} committed {committed}")?;

@@ -25,7 +25,10 @@ impl DmaWords {
     ///
     /// `EINVAL` for 0 words, `ENOMEM`.
     pub(crate) fn new(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
-        Ok(Self { memory: Coherent::zeroed_slice(dev, words, GFP_KERNEL | __GFP_NOWARN)?, words })
+        Ok(Self {
+            memory: Coherent::zeroed_slice(dev, words, GFP_KERNEL | __GFP_NOWARN)?,
+            words,
+        })
     }
 
     /// Address for the device.

@@ -10,10 +10,7 @@ use kernel::{
     device::{self, Bound},
     prelude::*,
 };
-use wire::{
-    htax::Windows,
-    ids::Unit,
-};
+use wire::{htax::Windows, ids::Unit};
 
 /// Register file and requester windows; valid while the device is bound.
 pub(crate) struct Hw {

@@ -8,8 +8,8 @@ use extoll_core::{
     nic::Params,
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
 };
-use kernel_ext::pci::device_id;
 use kernel::{device::Core, driver, pci, prelude::*, InPlaceModule};
+use kernel_ext::pci::device_id;
 
 struct ExtollDriver;
 

@@ -24,7 +24,10 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(ptr: *mut c_void, size: usize) -> Result<Self> {
-        Ok(Self { base: NonNull::new(ptr.cast()).ok_or(ENOMEM)?, size })
+        Ok(Self {
+            base: NonNull::new(ptr.cast()).ok_or(ENOMEM)?,
+            size,
+        })
     }
 }
 
@@ -47,7 +50,8 @@ impl RegisterFile {
     pub(crate) fn map(phys: u64) -> Result<Self> {
         let size = RegOffset::WINDOW as usize;
         // SAFETY: maps device memory of a BAR that the caller claimed; the result is checked.
-        Ok(Self(Mapping::new(unsafe { bindings::ioremap(phys, size) }, size)?))
+        let base = unsafe { bindings::ioremap(phys, size) };
+        Ok(Self(Mapping::new(base, size)?))
     }
 
     fn address(&self, reg: RegOffset) -> Option<*mut c_void> {
@@ -98,7 +102,8 @@ impl Window {
     /// `ENOMEM` if it cannot be mapped.
     pub(crate) fn map(phys: u64) -> Result<Self> {
         // SAFETY: maps device memory of a BAR that the caller claimed; the result is checked.
-        Ok(Self(Mapping::new(unsafe { bindings::ioremap_wc(phys, Self::SIZE as _) }, Self::SIZE)?))
+        let base = unsafe { bindings::ioremap_wc(phys, Self::SIZE) };
+        Ok(Self(Mapping::new(base, Self::SIZE)?))
     }
 
     /// Stores a packet from offset 0 of the page at `offset`, ascending, followed by a store fence (HW §9.1, G8).

@@ -267,7 +267,10 @@ impl Nic {
         let key = subscribers.next;
         subscribers.list.push((key, client), GFP_KERNEL)?;
         subscribers.next += 1;
-        Ok(Subscription { nic: nic.clone(), key })
+        Ok(Subscription {
+            nic: nic.clone(),
+            key,
+        })
     }
 
     /// The registers, unless revoked. Hold briefly.
@@ -295,10 +298,15 @@ impl Nic {
     pub(crate) fn error(&self, reason: Reason, detail: u64) {
         self.stats.count(reason);
         trace::error(self.id, reason as u32, detail);
-        let Some(limit) = self.limits.get(reason as usize) else { return };
+        let Some(limit) = self.limits.get(reason as usize) else {
+            return;
+        };
         if let Some(missed) = limit.allow() {
             let (n, text) = (reason as u32, reason.text());
-            dev_warn!(self.dev, "reason {n}: {text} ({detail:#x}), {missed} suppressed\n");
+            dev_warn!(
+                self.dev,
+                "reason {n}: {text} ({detail:#x}), {missed} suppressed\n"
+            );
         }
     }
 
@@ -339,16 +347,25 @@ impl Nic {
     /// As [`Nic::error`] for an event that reports an error, with its words.
     pub(crate) fn event_error(&self, event: TriggerEvent, part: u8, words: &[u64]) {
         self.note(Reason::ErrorEvent, u64::from(event.number()));
-        let Some(limit) = self.limits.get(Reason::ErrorEvent as usize) else { return };
+        let Some(limit) = self.limits.get(Reason::ErrorEvent as usize) else {
+            return;
+        };
         if let Some(missed) = limit.allow() {
             let name = event.name();
-            dev_warn!(self.dev, "event {}, part {part}: {:x?}, {missed} suppressed\n", name, words);
+            dev_warn!(
+                self.dev,
+                "event {}, part {part}: {:x?}, {missed} suppressed\n",
+                name,
+                words
+            );
         }
     }
 
     /// Reads node ID and network state; a new node ID is stamped on all open VELO ports.
     fn read_status(self: &Arc<Self>) {
-        let Some(hw) = self.alive_access() else { return };
+        let Some(hw) = self.alive_access() else {
+            return;
+        };
         let network = hw.rf.read(info::NW_STATE);
         let node = hw.rf.read(info::NODE);
         if self.is_gone(&hw, network) || self.is_gone(&hw, node) {
@@ -383,11 +400,21 @@ impl Nic {
         if subscribers.last == Some(status) {
             return;
         }
-        let was_alive = subscribers.last.map_or(true, |s| s.alive);
+        let was_alive = subscribers.last.is_none_or(|s| s.alive);
         subscribers.last = Some(status);
         self.stats.change();
-        let Status { node, network, alive } = status;
-        dev_info!(self.dev, "node {}, network {:?}, alive {}\n", node.0, network, alive);
+        let Status {
+            node,
+            network,
+            alive,
+        } = status;
+        dev_info!(
+            self.dev,
+            "node {}, network {:?}, alive {}\n",
+            node.0,
+            network,
+            alive
+        );
         if was_alive && !alive {
             self.velo.down();
             self.rma.down();

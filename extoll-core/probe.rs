@@ -80,10 +80,16 @@ impl<'a> BoundNic<'a> {
     pub fn probe(pdev: &'a pci::Device<Core<'_>>, params: Params) -> Result<Self> {
         let dev: &'a pci::Device<Bound> = pdev;
         // Step 1.
-        let enabled = Enabled::new(pdev).inspect_err(|e| dev_err!(dev, "cannot be enabled: {:?}\n", e))?;
+        let enabled =
+            Enabled::new(pdev).inspect_err(|e| dev_err!(dev, "cannot be enabled: {:?}\n", e))?;
         let revision = dev.revision_id();
         if revision == BAD_REVISION {
-            return Err(refuse!(dev, ENODEV, "PCI revision {:#x} is not supported\n", revision));
+            return Err(refuse!(
+                dev,
+                ENODEV,
+                "PCI revision {:#x} is not supported\n",
+                revision
+            ));
         }
         let vectors = msi_count(dev);
         if vectors == 0 {
@@ -97,11 +103,16 @@ impl<'a> BoundNic<'a> {
         let bar2 = Self::claim(dev, 2, RRA_WINDOW + 1)?;
         pdev.set_master();
         let windows = Windows::standard(BusAddr(bar0.start()), BusAddr(bar2.start()), bar2.size());
-        let hw = Hw::map(dev.as_ref(), windows).inspect_err(|_| dev_err!(dev, "cannot map BAR 0\n"))?;
+        let hw =
+            Hw::map(dev.as_ref(), windows).inspect_err(|_| dev_err!(dev, "cannot map BAR 0\n"))?;
         let snq = Snq::new(dev.as_ref())?;
         let nic = Nic::new(dev.as_ref(), unique_id(dev), params, hw, snq)?;
 
-        let live = Live { child: None, files: None, irq: None };
+        let live = Live {
+            child: None,
+            files: None,
+            irq: None,
+        };
         let live = KBox::pin_init(new_mutex!(live, "extoll_live"), GFP_KERNEL)?;
 
         // From here on an error has to give the hardware up again: in `start`, and then by the drop of `this`.
@@ -110,7 +121,14 @@ impl<'a> BoundNic<'a> {
             stop_units(&nic);
             nic.shutdown();
         })?;
-        let this = Self { live, nic, _memory: memory, _bar2: bar2, _bar0: bar0, _enabled: enabled };
+        let this = Self {
+            live,
+            nic,
+            _memory: memory,
+            _bar2: bar2,
+            _bar0: bar0,
+            _enabled: enabled,
+        };
         {
             let mut live = this.live.lock();
             live.irq = Some(irq);
@@ -119,9 +137,14 @@ impl<'a> BoundNic<'a> {
                 .ok();
         }
         // Last, since the child may be probed at once.
-        let child =
-            auxiliary::Registration::new(dev.as_ref(), child::NAME, this.nic.id(), child::MODULE, this.nic.clone())
-                .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
+        let child = auxiliary::Registration::new(
+            dev.as_ref(),
+            child::NAME,
+            this.nic.id(),
+            child::MODULE,
+            this.nic.clone(),
+        )
+        .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
         this.live.lock().child = Some(child);
         Ok(this)
     }
@@ -129,7 +152,14 @@ impl<'a> BoundNic<'a> {
     fn claim(dev: &'a pci::Device<Bound>, bar: u32, min: u64) -> Result<Region<'a>> {
         let size = dev.resource_len(bar)?;
         if size < min {
-            return Err(refuse!(dev, ENODEV, "BAR {} has {:#x} bytes, at least {:#x} are needed\n", bar, size, min));
+            return Err(refuse!(
+                dev,
+                ENODEV,
+                "BAR {} has {:#x} bytes, at least {:#x} are needed\n",
+                bar,
+                size,
+                min
+            ));
         }
         Region::claim(dev, bar, c"extoll")
             .inspect_err(|e| dev_err!(dev, "BAR {} cannot be claimed: {:?}\n", bar, e))
@@ -163,7 +193,14 @@ impl<'a> BoundNic<'a> {
         let rma = Rma::init(nic, mps, mrrs)?;
         let smfu = Smfu::init(nic)?;
         nic.schedule_status();
-        Ok((Memory { _atu: atu, _rma: rma, _smfu: smfu }, irq))
+        Ok((
+            Memory {
+                _atu: atu,
+                _rma: rma,
+                _smfu: smfu,
+            },
+            irq,
+        ))
     }
 
     /// Unbinds: children first, then interrupts, then the units, then the mappings. Further calls do nothing. May

@@ -27,8 +27,8 @@ use wire::{
 
 pub use crate::tx::SendError;
 pub use wire::rma::{
-    last_fragment_start, Command, Descriptor, Notification, NotificationType, NotifySpec, Operation, PageOptions,
-    MAX_IMMEDIATE, MAX_LEN,
+    last_fragment_start, Command, Descriptor, Notification, NotificationType, NotifySpec,
+    Operation, PageOptions, MAX_IMMEDIATE, MAX_LEN,
 };
 
 /// Words of a descriptor.
@@ -61,11 +61,26 @@ struct Port {
 }
 
 impl Port {
-    fn new(nic: &Arc<Nic>, vpid: Vpid, queue_bytes: u32, stats: Arc<PortStats>) -> Result<Arc<Self>> {
+    fn new(
+        nic: &Arc<Nic>,
+        vpid: Vpid,
+        queue_bytes: u32,
+        stats: Arc<PortStats>,
+    ) -> Result<Arc<Self>> {
         let tx = Tx::new(nic, Unit::Rma, vpid, stats.clone())?;
-        let queue = nic.with_bound(|dev| Queue::new(dev, Unit::Rma, vpid, SlotCode::B16, queue_bytes))??;
+        let queue =
+            nic.with_bound(|dev| Queue::new(dev, Unit::Rma, vpid, SlotCode::B16, queue_bytes))??;
         nic.rma.set_tx(vpid, tx.clone());
-        Ok(Arc::new(Self { nic: nic.clone(), vpid, tx, queue, stats }, GFP_KERNEL)?)
+        Ok(Arc::new(
+            Self {
+                nic: nic.clone(),
+                vpid,
+                tx,
+                queue,
+                stats,
+            },
+            GFP_KERNEL,
+        )?)
     }
 
     /// Opening sequence of HW §10.9.
@@ -111,13 +126,24 @@ pub struct Notifications {
 ///
 /// `EBUSY` if the VPID is taken, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
 /// gone.
-pub fn open(nic: &Arc<Nic>, vpid: Option<Vpid>, queue_bytes: u32) -> Result<(Requester, Notifications)> {
+pub fn open(
+    nic: &Arc<Nic>,
+    vpid: Option<Vpid>,
+    queue_bytes: u32,
+) -> Result<(Requester, Notifications)> {
     let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
     let vpid = nic.rma.allocate(vpid, stats.clone())?;
     // From success on the port's drop releases the VPID.
     let port = Port::new(nic, vpid, queue_bytes, stats).inspect_err(|_| nic.rma.release(vpid))?;
     port.install()?;
-    Ok((Requester(port.clone()), Notifications { port, next: 0, committed: 0 }))
+    Ok((
+        Requester(port.clone()),
+        Notifications {
+            port,
+            next: 0,
+            committed: 0,
+        },
+    ))
 }
 
 impl Requester {
@@ -179,8 +205,22 @@ impl Requester {
     }
 
     fn command(&self, peer: Peer, op: Operation) -> Result<(), SendError> {
-        let Peer { node, vpid, notify, page } = peer;
-        self.post(page, &Descriptor { node, vpid, notify, modifiers: Modifiers::NONE, op })
+        let Peer {
+            node,
+            vpid,
+            notify,
+            page,
+        } = peer;
+        self.post(
+            page,
+            &Descriptor {
+                node,
+                vpid,
+                notify,
+                modifiers: Modifiers::NONE,
+                op,
+            },
+        )
     }
 
     /// Reads `len` (1…8 MiB) bytes at the peer's address `remote` into local memory at `local`. See [`Requester::post`].
@@ -188,8 +228,22 @@ impl Requester {
     /// # Errors
     ///
     /// As [`Requester::post`].
-    pub fn get(&self, peer: Peer, remote: BusAddr, local: BusAddr, len: u32) -> Result<(), SendError> {
-        self.command(peer, Operation::Get { qw: false, len, remote: remote.0, local: local.0 })
+    pub fn get(
+        &self,
+        peer: Peer,
+        remote: BusAddr,
+        local: BusAddr,
+        len: u32,
+    ) -> Result<(), SendError> {
+        self.command(
+            peer,
+            Operation::Get {
+                qw: false,
+                len,
+                remote: remote.0,
+                local: local.0,
+            },
+        )
     }
 
     /// Writes `len` (1…8 MiB) bytes of local memory at `local` to the peer's address `remote`. See [`Requester::post`].
@@ -197,8 +251,22 @@ impl Requester {
     /// # Errors
     ///
     /// As [`Requester::post`].
-    pub fn put(&self, peer: Peer, local: BusAddr, remote: BusAddr, len: u32) -> Result<(), SendError> {
-        self.command(peer, Operation::Put { qw: false, len, local: local.0, remote: remote.0 })
+    pub fn put(
+        &self,
+        peer: Peer,
+        local: BusAddr,
+        remote: BusAddr,
+        len: u32,
+    ) -> Result<(), SendError> {
+        self.command(
+            peer,
+            Operation::Put {
+                qw: false,
+                len,
+                local: local.0,
+                remote: remote.0,
+            },
+        )
     }
 
     /// Writes the low `len` (1…8) bytes of `value` to the peer's address `remote`. See [`Requester::post`].
@@ -206,8 +274,21 @@ impl Requester {
     /// # Errors
     ///
     /// As [`Requester::post`].
-    pub fn put_immediate(&self, peer: Peer, remote: BusAddr, value: u64, len: u8) -> Result<(), SendError> {
-        self.command(peer, Operation::ImmediatePut { len, remote: remote.0, value })
+    pub fn put_immediate(
+        &self,
+        peer: Peer,
+        remote: BusAddr,
+        value: u64,
+        len: u8,
+    ) -> Result<(), SendError> {
+        self.command(
+            peer,
+            Operation::ImmediatePut {
+                len,
+                remote: remote.0,
+                value,
+            },
+        )
     }
 
     /// Only notifies the peer, with a class and a value. See [`Requester::post`].
@@ -239,7 +320,13 @@ impl Notifications {
             barrier::dma_rmb();
             let word0 = queue.read(self.next, 0);
             let port = &self.port;
-            trace::rma_complete(port.nic.id(), port.vpid.get() as u8, self.next, word0, word1);
+            trace::rma_complete(
+                port.nic.id(),
+                port.vpid.get() as u8,
+                self.next,
+                word0,
+                word1,
+            );
             queue.write(self.next, 1, 0);
             self.next = queue.next(self.next, 1);
             done += 1;
@@ -308,18 +395,32 @@ impl Rma {
             tx::reset_state(&hw, Unit::Rma, vpid);
         }
         let hw = nic.access().ok_or(ENODEV)?;
-        hw.rf.write(rma::CONFIG, rma::Config::for_pcie(mps, mrrs).raw());
+        hw.rf
+            .write(rma::CONFIG, rma::Config::for_pcie(mps, mrrs).raw());
         hw.rf.write(rma::LOCK_BASE, locks.address().0);
         hw.rf.write(rma::LOCK_CFG, rma::LOCK_CFG_INIT);
-        for reg in [rma::REQUESTER_ERROR_CTRL, rma::RESPONDER_ERROR_CTRL, rma::COMPLETER_ERROR_CTRL] {
+        for reg in [
+            rma::REQUESTER_ERROR_CTRL,
+            rma::RESPONDER_ERROR_CTRL,
+            rma::COMPLETER_ERROR_CTRL,
+        ] {
             hw.rf.update(reg, |v| v & rma::ERROR_CTRL_INIT_MASK);
         }
-        hw.rf.update(rma::BQ_TIMEOUT, |v| (v & !0xFFFF_FFFF) | (rma::BQ_TIMEOUT_INIT & 0xFFFF_FFFF));
-        hw.rf.update(rma::BQ_TIMEOUT, |v| v | (rma::BQ_TIMEOUT_INIT & !0xFFFF_FFFF));
-        hw.rf.update(wcbuf::rma::TIMEOUT, |v| (v & 0xFFFF_FFFF) | (wcbuf::TIMEOUT_INIT & !0xFFFF_FFFF));
-        hw.rf.update(wcbuf::rma::TIMEOUT, |v| v | (wcbuf::TIMEOUT_INIT & 1));
-        hw.rf.write(np::general(np::RMA_COMPLETER), np::GENERAL_INIT);
-        hw.rf.write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
+        hw.rf.update(rma::BQ_TIMEOUT, |v| {
+            (v & !0xFFFF_FFFF) | (rma::BQ_TIMEOUT_INIT & 0xFFFF_FFFF)
+        });
+        hw.rf.update(rma::BQ_TIMEOUT, |v| {
+            v | (rma::BQ_TIMEOUT_INIT & !0xFFFF_FFFF)
+        });
+        hw.rf.update(wcbuf::rma::TIMEOUT, |v| {
+            (v & 0xFFFF_FFFF) | (wcbuf::TIMEOUT_INIT & !0xFFFF_FFFF)
+        });
+        hw.rf
+            .update(wcbuf::rma::TIMEOUT, |v| v | (wcbuf::TIMEOUT_INIT & 1));
+        hw.rf
+            .write(np::general(np::RMA_COMPLETER), np::GENERAL_INIT);
+        hw.rf
+            .write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
         drop(hw);
         Ok(Self { _locks: locks })
     }

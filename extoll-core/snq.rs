@@ -5,14 +5,7 @@
 //! Events make the NIC write entries into a ring in host memory and send an MSI. The handler takes entries while their
 //! flip bit is as expected, tells the NIC how far it came and re-arms; only the handler advances.
 
-use crate::{
-    dma::DmaWords,
-    hw::Hw,
-    nic::Nic,
-    stats::Reason,
-    vpid::Delivered,
-    xbar,
-};
+use crate::{dma::DmaWords, hw::Hw, nic::Nic, stats::Reason, vpid::Delivered, xbar};
 use kernel::{
     device::{self, Bound},
     prelude::*,
@@ -56,20 +49,29 @@ struct State {
 
 impl State {
     fn mask(&self) -> TriggerMask {
-        let mask = if self.drain.is_some() { TriggerMask::DRAINING } else { TriggerMask::DEFAULT };
+        let mask = if self.drain.is_some() {
+            TriggerMask::DRAINING
+        } else {
+            TriggerMask::DEFAULT
+        };
         TriggerMask(mask.raw() & !self.storming.raw())
     }
 
     /// Counts an occurrence; true if the event has to be masked.
     fn storm(&mut self, event: TriggerEvent) -> bool {
-        if matches!(event, TriggerEvent::VeloNotification | TriggerEvent::RmaNotification) {
+        if matches!(
+            event,
+            TriggerEvent::VeloNotification | TriggerEvent::RmaNotification
+        ) {
             return false; // Masked per VPID by hardware.
         }
         if self.window.elapsed().as_millis() >= 1000 {
             self.window = Instant::now();
             self.counts = [0; 32];
         }
-        let Some(count) = self.counts.get_mut(usize::from(event.number())) else { return false };
+        let Some(count) = self.counts.get_mut(usize::from(event.number())) else {
+            return false;
+        };
         *count += 1;
         *count > STORM
     }
@@ -109,12 +111,14 @@ impl Snq {
         for i in 0..self.memory.words() {
             self.memory.write(i, 0);
         }
-        hw.rf.write(snq::QUEUE_MSLT, QueueIndex(0).with_index(ENTRIES - 1).raw());
+        hw.rf
+            .write(snq::QUEUE_MSLT, QueueIndex(0).with_index(ENTRIES - 1).raw());
         let address = QueueBalt(0).with_address_div_1024(self.memory.address().0 / QUEUE_ALIGN);
         hw.rf.write(snq::QUEUE_BALT, address.raw());
         let wp = QueueIndex(hw.rf.read(snq::QUEUE_WPLT)).index();
         let ring = Ring::new(ENTRIES, wp).ok_or(EINVAL)?;
-        hw.rf.write(snq::QUEUE_RPLT, QueueIndex(0).with_index(ring.rplt()).raw());
+        hw.rf
+            .write(snq::QUEUE_RPLT, QueueIndex(0).with_index(ring.rplt()).raw());
         hw.rf.write(snq::IRQ_WATERMARK, ring.watermark().raw());
         for (pc, word) in (0..PROGRAM_WORDS as u32).zip(TOURMALET.words()) {
             hw.rf.write(snq::program_ram(pc), *word);
@@ -133,7 +137,8 @@ impl Snq {
         hw.rf.write(snq::IRQ_1, irq_1);
         hw.rf.write(snq::IRQ_2, irq_2);
         hw.rf.write(snq::HTAX, HTAX_INIT);
-        hw.rf.write(snq::EXECUTE, Execute(0).with_enable(true).raw());
+        hw.rf
+            .write(snq::EXECUTE, Execute(0).with_enable(true).raw());
     }
 
     /// No event is reported any more. The memory stays in use until a register was read afterwards.
@@ -199,8 +204,12 @@ impl IrqHandler for Interrupt {
             BUDGET => nic.note(Reason::InterruptBudget, 0),
             _ => {}
         }
-        hw.rf.write(snq::QUEUE_RPLT, QueueIndex(0).with_index(state.ring.rplt()).raw());
-        hw.rf.write(snq::IRQ_WATERMARK, state.ring.watermark().raw());
+        hw.rf.write(
+            snq::QUEUE_RPLT,
+            QueueIndex(0).with_index(state.ring.rplt()).raw(),
+        );
+        hw.rf
+            .write(snq::IRQ_WATERMARK, state.ring.watermark().raw());
         trace::interrupt(nic.id(), handled, state.ring.rplt());
     }
 }
@@ -248,9 +257,14 @@ fn deliver(nic: &Arc<Nic>, unit: Unit, vector: &[u64]) {
         while rest != 0 {
             let bit = rest.trailing_zeros() as u16;
             rest &= rest - 1;
-            let Some(vpid) = Vpid::new(64 * i + bit) else { continue };
+            let Some(vpid) = Vpid::new(64 * i + bit) else {
+                continue;
+            };
             if nic.table(unit).interrupt(vpid) == Delivered::NoClient {
-                nic.note(Reason::UnclaimedInterrupt, u64::from(vpid.get()) | (unit as u64) << 32);
+                nic.note(
+                    Reason::UnclaimedInterrupt,
+                    u64::from(vpid.get()) | (unit as u64) << 32,
+                );
             }
         }
     }

@@ -106,12 +106,16 @@ impl Stats {
 
     /// How often `reason` occurred.
     pub fn reason(&self, reason: Reason) -> u64 {
-        self.reasons.get(reason as usize).map_or(0, |c| c.load(Relaxed))
+        self.reasons
+            .get(reason as usize)
+            .map_or(0, |c| c.load(Relaxed))
     }
 
     /// How often trigger event `trigger` (0…31) was reported.
     pub fn events(&self, trigger: u8) -> u64 {
-        self.events.get(usize::from(trigger)).map_or(0, |c| c.load(Relaxed))
+        self.events
+            .get(usize::from(trigger))
+            .map_or(0, |c| c.load(Relaxed))
     }
 
     /// Interrupts handled.

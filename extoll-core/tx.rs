@@ -134,10 +134,22 @@ impl<const N: usize> WorkItem for Tx<N> {
 }
 
 impl<const N: usize> Tx<N> {
-    pub(crate) fn new(nic: &Arc<Nic>, unit: Unit, vpid: Vpid, stats: Arc<PortStats>) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        nic: &Arc<Nic>,
+        unit: Unit,
+        vpid: Vpid,
+        stats: Arc<PortStats>,
+    ) -> Result<Arc<Self>> {
         let mut copies = KVVec::with_capacity(COPIES, GFP_KERNEL)?;
         for _ in 0..COPIES {
-            copies.push(Copy { words: [0; N], page: 0, len: 0 }, GFP_KERNEL)?;
+            copies.push(
+                Copy {
+                    words: [0; N],
+                    page: 0,
+                    len: 0,
+                },
+                GFP_KERNEL,
+            )?;
         }
         Arc::pin_init(
             try_pin_init!(Self {
@@ -225,7 +237,12 @@ impl<const N: usize> Tx<N> {
         Ok(index)
     }
 
-    fn check_room(self: &Arc<Self>, inner: &mut Inner<N>, n: u8, kick: &mut Kick) -> Result<(), SendError> {
+    fn check_room(
+        self: &Arc<Self>,
+        inner: &mut Inner<N>,
+        n: u8,
+        kick: &mut Kick,
+    ) -> Result<(), SendError> {
         if !self.nic.is_alive() {
             return Err(SendError::Down);
         }
@@ -332,7 +349,9 @@ impl<const N: usize> Tx<N> {
                         if inner.credits.outstanding() == 0 {
                             Step::Idle
                         } else {
-                            Step::Busy { waiting: inner.wanted != 0 }
+                            Step::Busy {
+                                waiting: inner.wanted != 0,
+                            }
                         }
                     }
                     Ok(Verdict::Retry { .. } | Verdict::Desync { .. }) => {
@@ -426,7 +445,10 @@ impl<const N: usize> Tx<N> {
     fn give_up(&self, inner: &mut Inner<N>, hw: &Hw) {
         let lost = inner.credits.outstanding();
         add(&self.stats.lost, u64::from(lost));
-        self.nic.error(Reason::RepairFailed, u64::from(self.vpid.get()) | u64::from(lost) << 32);
+        self.nic.error(
+            Reason::RepairFailed,
+            u64::from(self.vpid.get()) | u64::from(lost) << 32,
+        );
         reset_state(hw, self.unit, self.vpid);
         inner.credits = Credits::new();
         inner.mode = Mode::Open;
@@ -474,7 +496,8 @@ enum Step {
 
 /// Clears the state of a VPID as opening does (HW §3.3).
 pub(crate) fn reset_state(hw: &Hw, unit: Unit, vpid: Vpid) {
-    hw.rf.update(wcbuf::state(unit, vpid), |v| State(v).opened().raw());
+    hw.rf
+        .update(wcbuf::state(unit, vpid), |v| State(v).opened().raw());
 }
 
 /// What debugfs shows of a port.

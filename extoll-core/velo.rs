@@ -102,7 +102,9 @@ impl Drop for Port {
         if let Some(hw) = self.nic.alive_access() {
             // HW §9.7: mailbox disabled, descriptors 0, queue registers 0. The read makes sure that the NIC has
             // seen all that before the memory is freed.
-            hw.rf.update(velo::comp_prot_desc(self.vpid), |v| CompProtDesc(v).with_vpid_enable(false).raw());
+            hw.rf.update(velo::comp_prot_desc(self.vpid), |v| {
+                CompProtDesc(v).with_vpid_enable(false).raw()
+            });
             hw.rf.write(velo::comp_prot_desc(self.vpid), 0);
             hw.rf.write(velo::node_vpid_prot_desc(self.vpid), 0);
             bq::clear(&hw, Unit::Velo, self.vpid);
@@ -138,9 +140,15 @@ pub fn open(nic: &Arc<Nic>, vpid: Option<Vpid>, mailbox_bytes: u32) -> Result<(S
     let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
     let vpid = nic.velo.allocate(vpid, stats.clone())?;
     // From success on the port's drop releases the VPID.
-    let port = Port::new(nic, vpid, mailbox_bytes, stats).inspect_err(|_| nic.velo.release(vpid))?;
+    let port =
+        Port::new(nic, vpid, mailbox_bytes, stats).inspect_err(|_| nic.velo.release(vpid))?;
     port.install()?;
-    let mailbox = Mailbox { port: port.clone(), next: 0, committed: 0, slot_size: slot_size(nic) };
+    let mailbox = Mailbox {
+        port: port.clone(),
+        next: 0,
+        committed: 0,
+        slot_size: slot_size(nic),
+    };
     Ok((Sender(port), mailbox))
 }
 
@@ -153,12 +161,27 @@ fn slot_size(nic: &Nic) -> SlotSize {
 }
 
 impl Port {
-    fn new(nic: &Arc<Nic>, vpid: Vpid, mailbox_bytes: u32, stats: Arc<PortStats>) -> Result<Arc<Self>> {
+    fn new(
+        nic: &Arc<Nic>,
+        vpid: Vpid,
+        mailbox_bytes: u32,
+        stats: Arc<PortStats>,
+    ) -> Result<Arc<Self>> {
         let tx = Tx::new(nic, Unit::Velo, vpid, stats.clone())?;
         let slot = slot_size(nic).into();
-        let queue = nic.with_bound(|dev| Queue::new(dev, Unit::Velo, vpid, slot, mailbox_bytes))??;
+        let queue =
+            nic.with_bound(|dev| Queue::new(dev, Unit::Velo, vpid, slot, mailbox_bytes))??;
         nic.velo.set_tx(vpid, tx.clone());
-        Ok(Arc::new(Self { nic: nic.clone(), vpid, tx, queue, stats }, GFP_KERNEL)?)
+        Ok(Arc::new(
+            Self {
+                nic: nic.clone(),
+                vpid,
+                tx,
+                queue,
+                stats,
+            },
+            GFP_KERNEL,
+        )?)
     }
 
     /// Opening sequence of HW §9.7.
@@ -167,12 +190,19 @@ impl Port {
         let vpid = self.vpid;
         stamp(&hw, vpid);
         hw.rf.update(velo::comp_prot_desc(vpid), |v| {
-            CompProtDesc(v).with_rx_prot_desc(0).with_htax_reroute(false).raw()
+            CompProtDesc(v)
+                .with_rx_prot_desc(0)
+                .with_htax_reroute(false)
+                .raw()
         });
         self.queue.install(&hw)?;
-        hw.rf.update(velo::comp_prot_desc(vpid), |v| CompProtDesc(v).with_vpid_enable(true).raw());
+        hw.rf.update(velo::comp_prot_desc(vpid), |v| {
+            CompProtDesc(v).with_vpid_enable(true).raw()
+        });
         hw.rf.write(velo_bq::rp(vpid), 0);
-        hw.rf.update(velo_bq::wp_lwp_dcq_rp(vpid), |v| WritePointers(v).with_lwp(0).raw());
+        hw.rf.update(velo_bq::wp_lwp_dcq_rp(vpid), |v| {
+            WritePointers(v).with_lwp(0).raw()
+        });
         tx::reset_state(&hw, Unit::Velo, vpid);
         Ok(())
     }
@@ -182,7 +212,11 @@ impl Port {
 pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
     let node = info::Node(hw.rf.read(info::NODE)).id();
     hw.rf.update(velo::node_vpid_prot_desc(vpid), |v| {
-        NodeVpidProtDesc(v).with_tx_prot_desc(0).with_tx_nodeid(node).with_tx_vpid(vpid.get() as u8).raw()
+        NodeVpidProtDesc(v)
+            .with_tx_prot_desc(0)
+            .with_tx_nodeid(node)
+            .with_tx_vpid(vpid.get() as u8)
+            .raw()
     });
 }
 
@@ -236,10 +270,24 @@ impl Sender {
     /// `Full`: no credit. `Retry`: lost messages are being sent again. In both cases nothing was sent and
     /// [`Client::writable`] follows, perhaps even before this returns. `Down`: for ever. `Invalid`: length not in 1…120.
     pub fn send(&self, header: Header, payload: &[u8]) -> Result<(), SendError> {
-        let Header { target, vpid, mtt, tag, irq } = header;
+        let Header {
+            target,
+            vpid,
+            mtt,
+            tag,
+            irq,
+        } = header;
         let len = u16::try_from(payload.len()).map_err(|_| SendError::Invalid)?;
-        let descriptor =
-            Descriptor { target, vpid, mtt, irq, tag, len }.encode().map_err(|_| SendError::Invalid)?;
+        let descriptor = Descriptor {
+            target,
+            vpid,
+            mtt,
+            irq,
+            tag,
+            len,
+        }
+        .encode()
+        .map_err(|_| SendError::Invalid)?;
         let mut words = [0u64; PACKET_WORDS];
         words[0] = descriptor;
         // The rest of the last word stays 0, so that nothing leaks (EXT-Eth rule).
@@ -315,7 +363,9 @@ impl Mailbox {
     }
 
     fn take(&mut self) -> Taken {
-        let Some(raw) = self.ready() else { return Taken::Nothing };
+        let Some(raw) = self.ready() else {
+            return Taken::Nothing;
+        };
         barrier::dma_rmb();
         let port = &self.port;
         let nic = &port.nic;
@@ -332,7 +382,11 @@ impl Mailbox {
             let slot = port.queue.next(first, u32::from(piece.slot));
             let from = u32::from(piece.slot_offset) / 8;
             let to = usize::from(piece.message_offset) / 8;
-            for (i, word) in words[to..].iter_mut().take(usize::from(piece.len).div_ceil(8)).enumerate() {
+            for (i, word) in words[to..]
+                .iter_mut()
+                .take(usize::from(piece.len).div_ceil(8))
+                .enumerate()
+            {
                 *word = port.queue.read(slot, from + i as u32);
             }
         }
@@ -382,20 +436,34 @@ pub(crate) fn init(nic: &Nic) -> Result {
     for vpid in Vpid::all() {
         let hw = nic.access().ok_or(ENODEV)?;
         let source = velo::node_vpid_prot_desc(vpid);
-        hw.rf.update(source, |v| NodeVpidProtDesc(v).with_tx_prot_desc(0).raw());
+        hw.rf
+            .update(source, |v| NodeVpidProtDesc(v).with_tx_prot_desc(0).raw());
         let node = info::Node(hw.rf.read(info::NODE)).id();
-        hw.rf.update(source, |v| NodeVpidProtDesc(v).with_tx_nodeid(node).with_tx_vpid(vpid.get() as u8).raw());
+        hw.rf.update(source, |v| {
+            NodeVpidProtDesc(v)
+                .with_tx_nodeid(node)
+                .with_tx_vpid(vpid.get() as u8)
+                .raw()
+        });
         let accept = velo::comp_prot_desc(vpid);
-        hw.rf.update(accept, |v| CompProtDesc(v).with_rx_prot_desc(0).raw());
-        hw.rf.update(accept, |v| CompProtDesc(v).with_htax_reroute(false).raw());
+        hw.rf
+            .update(accept, |v| CompProtDesc(v).with_rx_prot_desc(0).raw());
+        hw.rf
+            .update(accept, |v| CompProtDesc(v).with_htax_reroute(false).raw());
         hw.rf.update(accept, |v| v & 0x1_FFFF);
         tx::reset_state(&hw, Unit::Velo, vpid);
     }
     let hw = nic.access().ok_or(ENODEV)?;
     hw.rf.write(velo::TIMEOUT, velo::TIMEOUT_INIT);
     hw.rf.write(wcbuf::velo::TIMEOUT, wcbuf::TIMEOUT_INIT);
-    hw.rf.update(velo::COMPLETER, |v| Completer(v).with_target_htax_port(velo::TARGET_HTAX_PORT_INIT).raw());
-    hw.rf.update(velo::COMPLETER, |v| Completer(v).with_packets_128b(!nic.params.slots_64).raw());
+    hw.rf.update(velo::COMPLETER, |v| {
+        Completer(v)
+            .with_target_htax_port(velo::TARGET_HTAX_PORT_INIT)
+            .raw()
+    });
+    hw.rf.update(velo::COMPLETER, |v| {
+        Completer(v).with_packets_128b(!nic.params.slots_64).raw()
+    });
     hw.rf.write(np::general(np::VELO), np::GENERAL_INIT_VELO);
     Ok(())
 }

@@ -76,7 +76,11 @@ impl Table {
                 .ok_or(ENOSPC)?,
         };
         if let Some(slot) = slots.get_mut(vpid.index()) {
-            *slot = Slot::Taken { client: None, tx: None, stats };
+            *slot = Slot::Taken {
+                client: None,
+                tx: None,
+                stats,
+            };
         }
         Ok(vpid)
     }
@@ -84,7 +88,9 @@ impl Table {
     /// Gives a VPID back; its client is not called any more when this returns.
     pub(crate) fn release(&self, vpid: Vpid) {
         let mut slots = self.slots.lock();
-        let old = slots.get_mut(vpid.index()).map(|slot| core::mem::replace(slot, Slot::Free));
+        let old = slots
+            .get_mut(vpid.index())
+            .map(|slot| core::mem::replace(slot, Slot::Free));
         // The client's destructor runs without the lock.
         drop(slots);
         drop(old);
@@ -116,7 +122,11 @@ impl Table {
     pub(crate) fn interrupt(&self, vpid: Vpid) -> Delivered {
         let slots = self.slots.lock();
         match slots.get(vpid.index()) {
-            Some(Slot::Taken { client: Some(client), stats, .. }) => {
+            Some(Slot::Taken {
+                client: Some(client),
+                stats,
+                ..
+            }) => {
                 add(&stats.interrupts, 1);
                 client.interrupt();
                 Delivered::Yes
@@ -127,7 +137,11 @@ impl Table {
 
     pub(crate) fn writable(&self, vpid: Vpid) {
         let slots = self.slots.lock();
-        if let Some(Slot::Taken { client: Some(client), .. }) = slots.get(vpid.index()) {
+        if let Some(Slot::Taken {
+            client: Some(client),
+            ..
+        }) = slots.get(vpid.index())
+        {
             client.writable();
         }
     }
@@ -135,7 +149,11 @@ impl Table {
     pub(crate) fn down(&self) {
         let slots = self.slots.lock();
         for slot in slots.iter() {
-            if let Slot::Taken { client: Some(client), .. } = slot {
+            if let Slot::Taken {
+                client: Some(client),
+                ..
+            } = slot
+            {
                 client.down();
             }
         }
@@ -143,16 +161,23 @@ impl Table {
 
     /// Number of open VPIDs.
     pub(crate) fn open(&self) -> usize {
-        self.slots.lock().iter().filter(|s| matches!(s, Slot::Taken { .. })).count()
+        self.slots
+            .lock()
+            .iter()
+            .filter(|s| matches!(s, Slot::Taken { .. }))
+            .count()
     }
 
     /// Calls `f` for every open VPID in ascending order, without the lock.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&Open)) {
         for vpid in Vpid::all() {
             let found = match self.slots.lock().get(vpid.index()) {
-                Some(Slot::Taken { client, tx, stats }) => {
-                    Some(Open { vpid, attached: client.is_some(), tx: tx.clone(), stats: stats.clone() })
-                }
+                Some(Slot::Taken { client, tx, stats }) => Some(Open {
+                    vpid,
+                    attached: client.is_some(),
+                    tx: tx.clone(),
+                    stats: stats.clone(),
+                }),
                 _ => None,
             };
             if let Some(open) = found {

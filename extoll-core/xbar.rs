@@ -3,7 +3,9 @@
 //! Crossbar outport 10: set-up and the illegal-routing drain (HW §15.3).
 
 use crate::hw::Hw;
-use wire::regs::xbar::outp::{self, Credits0, General, CREDITS_1_DRAIN, DRAIN_PORT, FCCS, GENERAL_INIT};
+use wire::regs::xbar::outp::{
+    self, Credits0, General, CREDITS_1_DRAIN, DRAIN_PORT, FCCS, GENERAL_INIT,
+};
 
 /// HW §3.1 step 5.
 pub(crate) fn init(hw: &Hw) {
@@ -18,7 +20,10 @@ pub(crate) fn drain_round(hw: &Hw) -> bool {
         return true;
     }
     for class in 0..FCCS as u8 {
-        hw.rf.write(outp::credits_0(DRAIN_PORT), Credits0(0).with_fcc(class).raw());
+        hw.rf.write(
+            outp::credits_0(DRAIN_PORT),
+            Credits0(0).with_fcc(class).raw(),
+        );
     }
     hw.rf.write(outp::credits_1(DRAIN_PORT), CREDITS_1_DRAIN);
     false

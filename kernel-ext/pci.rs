@@ -4,6 +4,7 @@
 //! mapping them, capabilities, and MSI with the handler in one object.
 
 use crate::bindings;
+use core::marker::PhantomPinned;
 use kernel::{
     device::{Bound, Core, DeviceContext},
     dma::{Device as _, DmaMask},
@@ -13,7 +14,6 @@ use kernel::{
     str::CStr,
     sync::atomic::{AtomicFlag, Relaxed},
 };
-use core::marker::PhantomPinned;
 
 /// The C object behind a PCI device.
 fn raw<Ctx: DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::pci_dev {
@@ -99,8 +99,15 @@ impl<'a> Region<'a> {
             return Err(ENODEV);
         }
         // SAFETY: the device is valid while bound, `bar` was checked by `resource_len`, the name is static.
-        to_result(unsafe { bindings::pci_request_region(raw(dev), bar as c_int, name.as_char_ptr()) })?;
-        Ok(Self { dev, bar, start, len })
+        to_result(unsafe {
+            bindings::pci_request_region(raw(dev), bar as c_int, name.as_char_ptr())
+        })?;
+        Ok(Self {
+            dev,
+            bar,
+            start,
+            len,
+        })
     }
 
     /// Physical address as the CPU sees it.
@@ -124,7 +131,12 @@ impl Drop for Region<'_> {
 /// PCIe Max Payload Size and Max Read Request Size as configured, in bytes.
 pub fn payload_sizes(dev: &pci::Device<Bound>) -> (u32, u32) {
     // SAFETY: the device is valid while bound; both only read its configuration space.
-    let (mps, mrrs) = unsafe { (bindings::pcie_get_mps(raw(dev)), bindings::pcie_get_readrq(raw(dev))) };
+    let (mps, mrrs) = unsafe {
+        (
+            bindings::pcie_get_mps(raw(dev)),
+            bindings::pcie_get_readrq(raw(dev)),
+        )
+    };
     (mps.max(128) as u32, mrrs.max(128) as u32)
 }
 
@@ -164,7 +176,10 @@ impl<'a> MsiVectors<'a> {
         // SAFETY: the device is valid while bound.
         let n = unsafe { bindings::pci_alloc_irq_vectors(raw(dev), 1, max, bindings::PCI_IRQ_MSI) };
         to_result(n)?;
-        Ok(Self { dev, count: n as u32 })
+        Ok(Self {
+            dev,
+            count: n as u32,
+        })
     }
 
     /// Number of vectors, at least 1.
@@ -177,7 +192,11 @@ impl<'a> MsiVectors<'a> {
     /// # Errors
     ///
     /// Those of `request_irq`.
-    pub fn request<T: IrqHandler + 'a>(self, name: &'static CStr, handler: T) -> Result<Pin<KBox<Msi<'a, T>>>> {
+    pub fn request<T: IrqHandler + 'a>(
+        self,
+        name: &'static CStr,
+        handler: T,
+    ) -> Result<Pin<KBox<Msi<'a, T>>>> {
         // SAFETY: the device is valid while bound and has at least one vector.
         let irq = unsafe { bindings::pci_irq_vector(raw(self.dev), 0) };
         to_result(irq)?;
