@@ -16,7 +16,7 @@ use kernel::{
     prelude::*,
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
     time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
-    workqueue::{self, DelayedWork, WorkItem},
+    workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::work;
 use wire::{
@@ -303,7 +303,7 @@ impl<const N: usize> Tx<N> {
                 0
             }
         };
-        let _ = workqueue::system_unbound().enqueue_delayed(self.clone(), delay);
+        let _ = work::queue().enqueue_delayed(self.clone(), delay);
     }
 
     /// The work item: looks, wakes, repairs, until nothing is outstanding.
@@ -322,7 +322,7 @@ impl<const N: usize> Tx<N> {
                 }
                 Step::Busy { .. } => {
                     let delay = msecs_to_jiffies(WATCH_MS);
-                    let _ = workqueue::system_unbound().enqueue_delayed(self.clone(), delay);
+                    let _ = work::queue().enqueue_delayed(self.clone(), delay);
                     return;
                 }
             }

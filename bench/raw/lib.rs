@@ -30,9 +30,10 @@ use kernel::{
     str::CString,
     sync::{Arc, Mutex},
     uaccess::UserSliceReader,
-    workqueue::{self, Work, WorkItem},
+    workqueue::{Work, WorkItem},
     InPlaceModule,
 };
+use kernel_ext::work;
 use wire::ids::{NodeId, Vpid};
 
 /// VPID of both units on every node.
@@ -100,7 +101,7 @@ struct Waker(Arc<Raw>);
 
 impl Client for Waker {
     fn interrupt(&self) {
-        let _ = workqueue::system_unbound().enqueue(self.0.clone());
+        let _ = work::queue().enqueue(self.0.clone());
     }
 
     fn writable(&self) {
@@ -238,7 +239,7 @@ impl Drop for Detach {
     fn drop(&mut self) {
         self.0.velo.detach();
         self.0.rma.detach();
-        kernel_ext::work::cancel_sync(&self.0);
+        work::cancel_sync(&self.0);
     }
 }
 
@@ -265,7 +266,7 @@ impl auxiliary::Driver for RawDriver {
         let waker = Arc::new(Waker(raw.clone()), GFP_KERNEL)?;
         raw.velo.attach(waker.clone());
         raw.rma.attach(waker);
-        let _ = workqueue::system_unbound().enqueue(raw.clone());
+        let _ = work::queue().enqueue(raw.clone());
         let name = CString::try_from_fmt(fmt!("extoll-raw-{}", adev.id()))?;
         let dir = Dir::new(&name);
         KBox::pin_init(
