@@ -5,3 +5,4 @@
 
 pub mod bindings;
 pub mod barrier;
+pub mod net;
