@@ -241,7 +241,7 @@ void extoll_napi_enable_all(struct net_device *dev)
 	list_for_each_entry(napi, &dev->napi_list, dev_list) {
 		struct extoll_napi *n = container_of(napi, struct extoll_napi, napi);
 
-		if (n->enabled)
+		if (n->enabled || n->claimed)
 			continue;
 		napi_enable_locked(napi);
 		n->enabled = true;
@@ -269,6 +269,25 @@ void extoll_napi_disable_all(struct net_device *dev)
 		hrtimer_cancel(&n->kick);
 	}
 	netdev_unlock(dev);
+}
+
+bool extoll_napi_claim(struct extoll_napi *n)
+{
+	bool ok;
+
+	netdev_lock(n->napi.dev);
+	ok = !n->enabled && !n->claimed;
+	if (ok)
+		n->claimed = true;
+	netdev_unlock(n->napi.dev);
+	return ok;
+}
+
+void extoll_napi_unclaim(struct extoll_napi *n)
+{
+	netdev_lock(n->napi.dev);
+	n->claimed = false;
+	netdev_unlock(n->napi.dev);
 }
 
 bool extoll_napi_schedule(struct extoll_napi *n)

@@ -21,7 +21,8 @@ struct extoll_net_priv {
 struct extoll_napi {
 	struct napi_struct napi;
 	struct hrtimer kick;
-	bool enabled;		/* under netdev_lock() */
+	bool enabled;		/* under netdev_lock(); set under RTNL only */
+	bool claimed;		/* under netdev_lock() */
 };
 
 /* Byte and packet counters, one per CPU. */
@@ -78,6 +79,8 @@ void extoll_napi_add(struct net_device *dev, struct extoll_napi *n, int (*poll)(
 void extoll_napi_del(struct extoll_napi *n);
 void extoll_napi_enable_all(struct net_device *dev);
 void extoll_napi_disable_all(struct net_device *dev);
+bool extoll_napi_claim(struct extoll_napi *n);
+void extoll_napi_unclaim(struct extoll_napi *n);
 bool extoll_napi_schedule(struct extoll_napi *n);
 void extoll_napi_schedule_in(struct extoll_napi *n, u64 ns);
 void extoll_napi_receive(struct extoll_napi *n, struct sk_buff *skb, bool csum_ok);

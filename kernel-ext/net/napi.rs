@@ -3,12 +3,20 @@
 //! NAPI: polling a device with a budget.
 
 use super::{
-    dev::NetDev,
+    dev::{NetDev, Rtnl},
+    ops::Operations,
     skb::{Checksum, RxSkb, SkBuff},
     ETH_HLEN,
 };
 use crate::bindings;
-use kernel::{container_of, prelude::*, sync::Arc, time::Delta, types::Opaque};
+use core::cell::UnsafeCell;
+use kernel::{
+    container_of,
+    prelude::*,
+    sync::Arc,
+    time::Delta,
+    types::{Opaque, ScopeGuard},
+};
 
 /// What a [`NapiPoll`] implementation found.
 pub enum Polled {
@@ -21,11 +29,15 @@ pub enum Polled {
 
 /// The poll function of one NAPI instance and what it works on.
 pub trait NapiPoll: Send + Sync + 'static {
-    /// Does up to `cx.budget()` units of receive work. Softirq (or a NAPI thread with bottom halves off); one CPU at a time. With
-    /// budget 0 (netpoll) only transmit completions may be handled.
-    fn poll(&self, cx: &mut PollCx<'_>) -> Polled;
+    /// What only the poll function uses, without a lock; see [`Napi::with_state`].
+    type State: Send + 'static;
 
-    /// Polling ended: have the device interrupt again. It must interrupt at once for what came after the last look.
+    /// Does up to `cx.budget()` units of receive work. Softirq (or a NAPI thread with bottom halves off); one CPU at a time. With
+    /// budget 0 (netpoll, perhaps with interrupts off) only transmit completions may be handled.
+    fn poll(&self, state: &mut Self::State, cx: &mut PollCx<'_>) -> Polled;
+
+    /// Polling ended: have the device interrupt again. It must interrupt at once for what came after the last look. Still on
+    /// the polling CPU, but the instance may be scheduled elsewhere again from the moment on when the device may interrupt.
     fn rearm(&self);
 }
 
@@ -36,25 +48,29 @@ pub trait NapiPoll: Send + Sync + 'static {
 /// # Invariants
 ///
 /// `raw` was set up by `extoll_napi_add()` for `ndev` and is in the device's list until it is dropped.
+/// `state` is referred to only by the running poll function, or, while the instance is disabled, under RTNL.
 #[pin_data(PinnedDrop)]
 pub struct Napi<P: NapiPoll> {
     #[pin]
     raw: Opaque<bindings::extoll_napi>,
     ctx: P,
+    state: UnsafeCell<P::State>,
     ndev: Arc<NetDev>,
 }
 
 // SAFETY: The C object may be used from any CPU through the functions below; `P` and `Arc<NetDev>` are `Send`.
 unsafe impl<P: NapiPoll> Send for Napi<P> {}
-// SAFETY: As above, all functions below may run concurrently; `P` and `Arc<NetDev>` are `Sync`.
+// SAFETY: As above, all functions below may run concurrently; `P` and `Arc<NetDev>` are `Sync`, and `state`, which is `Send`, is used by one
+// context at a time by the type invariant.
 unsafe impl<P: NapiPoll> Sync for Napi<P> {}
 
 impl<P: NapiPoll> Napi<P> {
     /// Makes an instance for `ndev`. It must not be made between `open` and `stop` if it is to be polled in this period. May sleep.
-    pub fn new(ndev: Arc<NetDev>, ctx: P) -> impl PinInit<Self, Error> {
+    pub fn new(ndev: Arc<NetDev>, ctx: P, state: P::State) -> impl PinInit<Self, Error> {
         let dev = ndev.as_raw();
         try_pin_init!(Self {
             ctx,
+            state: UnsafeCell::new(state),
             // Last, so that nothing can fail after the instance was added to the device. `dev` is kept valid by `ndev` (above in
             // the closure, then in the field).
             raw <- Opaque::ffi_init(move |p: *mut bindings::extoll_napi| {
@@ -83,6 +99,28 @@ impl<P: NapiPoll> Napi<P> {
     /// What it works on.
     pub fn context(&self) -> &P {
         &self.ctx
+    }
+
+    /// Calls `f` with the state of the poll function while that can't run: from `open`, `stop`, or anywhere under RTNL while the
+    /// interface is down. May sleep, and so may `f`.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` when the instance is enabled, or when `f` itself calls this.
+    pub fn with_state<T: Operations, R>(&self, _rtnl: &Rtnl<'_, T>, f: impl FnOnce(&mut P::State) -> R) -> Result<R> {
+        // SAFETY: `raw` is initialised by the invariant.
+        if !unsafe { bindings::extoll_napi_claim(self.raw.get()) } {
+            return Err(EBUSY);
+        }
+        let claim = ScopeGuard::new(|| {
+            // SAFETY: Claimed above.
+            unsafe { bindings::extoll_napi_unclaim(self.raw.get()) }
+        });
+        // SAFETY: The instance is disabled and claimed. RTNL, which is held, must be held to enable it, so it stays disabled, and the
+        // claim excludes a second reference from here.
+        let result = f(unsafe { &mut *self.state.get() });
+        drop(claim);
+        Ok(result)
     }
 }
 
@@ -152,7 +190,8 @@ unsafe extern "C" fn poll<P: NapiPoll>(napi: *mut bindings::napi_struct, budget:
         ndev: &this.ndev,
         budget: usize::try_from(budget).unwrap_or(0),
     };
-    let polled = this.ctx.poll(&mut cx);
+    // SAFETY: By the type invariant: NAPI (and netpoll with it) runs a poll function on one CPU at a time, and not while disabled.
+    let polled = this.ctx.poll(unsafe { &mut *this.state.get() }, &mut cx);
     if budget <= 0 {
         return 0;
     }
