@@ -22,8 +22,8 @@ use kernel::{
 pub enum Polled {
     /// There may be more to do: poll again.
     More,
-    /// Nothing is left; this much of the budget was used (less than the budget). [`NapiPoll::rearm`] follows unless somebody scheduled
-    /// the instance meanwhile.
+    /// Nothing is left, this much of the budget was used (less than the budget), and the device will interrupt when more comes: the poll
+    /// function has re-armed it. An interrupt that comes before the instance is idle is not lost.
     Done(usize),
 }
 
@@ -35,10 +35,6 @@ pub trait NapiPoll: Send + Sync + 'static {
     /// Does up to `cx.budget()` units of receive work. Softirq (or a NAPI thread with bottom halves off); one CPU at a time. With
     /// budget 0 (netpoll, perhaps with interrupts off) only transmit completions may be handled.
     fn poll(&self, state: &mut Self::State, cx: &mut PollCx<'_>) -> Polled;
-
-    /// Polling ended: have the device interrupt again. It must interrupt at once for what came after the last look. Still on
-    /// the polling CPU, but the instance may be scheduled elsewhere again from the moment on when the device may interrupt.
-    fn rearm(&self);
 }
 
 /// A NAPI instance of a net device.
@@ -146,6 +142,13 @@ impl PollCx<'_> {
         self.budget
     }
 
+    /// Has this instance polled again after `delay`; replaces an earlier delay that has not ended.
+    #[inline]
+    pub fn again_in(&mut self, delay: Delta) {
+        // SAFETY: `raw` is the instance that is being polled.
+        unsafe { bindings::extoll_napi_schedule_in(self.raw, delay.as_nanos().max(0) as u64) }
+    }
+
     /// Allocates an empty receive buffer with room for `len` bytes, or `None` without memory.
     #[inline]
     pub fn alloc(&mut self, len: u32) -> Option<RxSkb> {
@@ -198,9 +201,7 @@ unsafe extern "C" fn poll<P: NapiPoll>(napi: *mut bindings::napi_struct, budget:
     match polled {
         Polled::Done(work) if work < cx.budget => {
             // SAFETY: `napi` is being polled and less than the budget was used.
-            if unsafe { bindings::napi_complete_done(napi, work as c_int) } {
-                this.ctx.rearm();
-            }
+            unsafe { bindings::napi_complete_done(napi, work as c_int) };
             work as c_int
         }
         Polled::Done(_) | Polled::More => budget,
