@@ -7,7 +7,7 @@ use kernel::prelude::*;
 struct Exn;
 impl kernel::Module for Exn {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        extoll_core::hello(7);
+        let _ = extoll_core::child::NAME;
         Ok(Self)
     }
 }

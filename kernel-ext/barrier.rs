@@ -11,3 +11,10 @@ pub fn wmb() {
     // SAFETY: `wmb()` has no preconditions.
     unsafe { bindings::extoll_wmb() }
 }
+
+/// Orders reads of memory that a device writes (`dma_rmb()`). Any context.
+#[inline]
+pub fn dma_rmb() {
+    // SAFETY: `dma_rmb()` has no preconditions.
+    unsafe { bindings::extoll_dma_rmb() }
+}

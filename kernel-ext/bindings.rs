@@ -5,9 +5,24 @@
 //! Types that are complete in `kernel::bindings` are re-exported, so that both name the same type.
 //! Only `kernel_ext` uses this module; drivers above use the safe abstractions.
 
-#![allow(missing_docs, clippy::all, improper_ctypes, unreachable_pub, unsafe_op_in_unsafe_fn)]
-#![allow(non_camel_case_types, non_upper_case_globals, non_snake_case, dead_code)]
-#![allow(clippy::undocumented_unsafe_blocks, clippy::ptr_as_ptr, clippy::ref_as_ptr)]
+#![allow(
+    missing_docs,
+    clippy::all,
+    improper_ctypes,
+    unreachable_pub,
+    unsafe_op_in_unsafe_fn
+)]
+#![allow(
+    non_camel_case_types,
+    non_upper_case_globals,
+    non_snake_case,
+    dead_code
+)]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    clippy::ptr_as_ptr,
+    clippy::ref_as_ptr
+)]
 #![allow(clippy::cast_lossless, unnameable_types, unused_imports)]
 
 pub(crate) use generated::*;
