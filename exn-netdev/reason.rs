@@ -48,6 +48,11 @@ macro_rules! reasons {
                 }
             }
 
+            /// Name without the terminator, for debugfs.
+            pub(crate) fn name(self) -> &'static str {
+                self.key().to_str().unwrap_or("")
+            }
+
             /// What a log line says.
             pub(crate) const fn text(self) -> &'static str {
                 match self {
@@ -297,6 +302,6 @@ impl Counters {
 
     /// All values in the order of [`NAMES`], without the gauges.
     pub(crate) fn values(&self) -> impl Iterator<Item = u64> + '_ {
-        self.counters.iter().chain(self.reasons.iter()).map(|v| v.load(Relaxed))
+        Iterator::chain(self.counters.iter(), self.reasons.iter()).map(|v| v.load(Relaxed))
     }
 }

@@ -45,6 +45,8 @@ struct Source {
 pub(crate) struct Fetches {
     flight: Slots<Fetch>,
     sources: Slots<Source>,
+    /// Those that were not answered in time.
+    lost: usize,
     /// For frames that are fetched only to free the sender's buffer; `None` while in use.
     scratch: Option<RxMapping>,
 }
@@ -73,6 +75,7 @@ impl Fetches {
         Ok(Self {
             flight: Slots::new(conf::RX_FLIGHT)?,
             sources: Slots::new(conf::RX_FLIGHT)?,
+            lost: 0,
             scratch: None,
         })
     }
@@ -84,12 +87,7 @@ impl Fetches {
 
     /// Whether any is still expected to be answered.
     pub(crate) fn is_idle(&self) -> bool {
-        let mut lost = 0;
-        // Few in number when this is asked.
-        self.sources.for_each(|_, s| {
-            lost += usize::from(s.lost);
-        });
-        self.flight.len() == lost
+        self.flight.len() == self.lost
     }
 
     /// Puts the scratch buffer in its place (back).
@@ -136,6 +134,9 @@ impl Fetches {
     }
 
     fn leave(&mut self, fetch: &Fetch) {
+        if fetch.lost {
+            self.lost = self.lost.saturating_sub(1);
+        }
         let key = u64::from(fetch.node.0);
         let gone = self.sources.get_mut(key).is_some_and(|s| {
             s.flight = s.flight.saturating_sub(1);
@@ -190,13 +191,19 @@ impl Fetches {
     fn age(&mut self, now: u64) -> Option<(NodeId, u64)> {
         let (timeout, keep) = (ms(conf::timeout_ms()), ms(conf::quarantine_ms()));
         let mut lost: Option<(NodeId, u64)> = None;
-        let Self { flight, sources, .. } = self;
+        let Self {
+            flight,
+            sources,
+            lost: total,
+            ..
+        } = self;
         flight.for_each_mut(|_, f| {
             if now.wrapping_sub(f.born) < timeout {
                 return false;
             }
             if !f.lost {
                 f.lost = true;
+                *total += 1;
                 if let Some(s) = sources.get_mut(u64::from(f.node.0)) {
                     s.lost += 1;
                 }
@@ -335,10 +342,10 @@ impl NapiPoll for RmaPoll {
         if received >= budget || handled >= BATCH {
             return Polled::More;
         }
-        match state.queue.as_mut() {
-            Some(queue) if queue.rearm() => Polled::More,
-            _ => Polled::Done(received),
+        if state.queue.as_mut().is_some_and(|queue| queue.rearm()) {
+            return Polled::More;
         }
+        Polled::Done(received)
     }
 }
 

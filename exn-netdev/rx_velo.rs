@@ -16,10 +16,7 @@ use extoll_core::{
 };
 use kernel::{
     prelude::*,
-    sync::{
-        atomic::Relaxed,
-        Arc,
-    },
+    sync::{atomic::Relaxed, Arc},
     time::Delta,
 };
 use kernel_ext::net::{self, NapiPoll, PollCx, Polled, RxSkb};
@@ -298,12 +295,12 @@ impl VeloRx {
             return Next::Taken;
         };
         let (node, len) = (w.node, w.len);
-        match sh.rx.lock().allowed(node) {
+        let allowed = sh.rx.lock().allowed(node);
+        match allowed {
             Allowed::Yes => {}
             Allowed::Later => return Next::Later,
             Allowed::No(flight) => {
-                // Rejected below, without the lock.
-                drop_after(sh, node, flight);
+                sh.reject(Reason::RxPeerBound, Some(node), flight);
                 return Next::Taken;
             }
         }
@@ -320,10 +317,13 @@ impl VeloRx {
         let (buffer, scratch) = match fresh {
             Some(buffer) => (buffer, false),
             None if !w.discard && patient => return Next::Later,
-            None => match sh.rx.lock().take_scratch() {
-                Some(buffer) => (buffer, true),
-                None => return Next::Later,
-            },
+            None => {
+                let scratch = sh.rx.lock().take_scratch();
+                match scratch {
+                    Some(buffer) => (buffer, true),
+                    None => return Next::Later,
+                }
+            }
         };
         let address = buffer.addr();
         let key = ext_eth::match_key(address, len);
@@ -363,6 +363,14 @@ impl VeloRx {
         }
     }
 
+    /// Whether something is pending that needs housekeeping.
+    fn is_busy(&self, sh: &Shared) -> bool {
+        !self.waiting.is_empty()
+            || self.partials.len() > 0
+            || sh.rx.lock().len() > 0
+            || sh.tx.lock().needs_tick()
+    }
+
     /// Discards partial frames that don't go on. Returns whether there are others.
     fn age(&mut self, sh: &Shared, now: u64) -> bool {
         let limit = ms(conf::PARTIAL_MS);
@@ -375,10 +383,6 @@ impl VeloRx {
         }
         self.partials.len() > 0
     }
-}
-
-fn drop_after(sh: &Shared, node: NodeId, flight: u64) {
-    sh.reject(Reason::RxPeerBound, Some(node), flight);
 }
 
 /// Handles the messages of the port.
@@ -423,22 +427,24 @@ impl NapiPoll for VeloPoll {
             if a || b || c || !rx.waiting.is_empty() {
                 sh.arm_tick(|delay| cx.again_in(delay));
             }
-        } else if !rx.waiting.is_empty() || rx.partials.len() > 0 || sh.rx.lock().len() > 0 {
+        } else if !sh.tick_armed() && rx.is_busy(sh) {
             sh.arm_tick(|delay| cx.again_in(delay));
         }
         rx.gauges(sh);
         if paused {
-            // The mailbox fills and holds the network back; the interrupt stays masked until there is room.
+            // The mailbox fills and holds the network back; the interrupt stays masked until there is room. The one timer is needed for
+            // this; the next run sets it for housekeeping again.
             sh.count(Counter::RxPaused);
+            sh.reset_tick();
             cx.again_in(Delta::from_millis(1));
             return Polled::Done(done.min(budget - 1));
         }
         if done >= budget {
             return Polled::More;
         }
-        match mailbox.as_mut() {
-            Some(mailbox) if mailbox.rearm() => Polled::More,
-            _ => Polled::Done(done),
+        if mailbox.as_mut().is_some_and(|mailbox| mailbox.rearm()) {
+            return Polled::More;
         }
+        Polled::Done(done)
     }
 }

@@ -123,7 +123,13 @@ impl Shared {
         false
     }
 
-    /// Forgets the timer, which is not running: the poll functions are disabled.
+    /// Whether the timer runs.
+    #[inline]
+    pub(crate) fn tick_armed(&self) -> bool {
+        self.tick_armed.load(Relaxed) != 0
+    }
+
+    /// Forgets the timer: it doesn't run, or is needed for something else.
     pub(crate) fn reset_tick(&self) {
         self.tick_armed.store(0, Relaxed);
     }

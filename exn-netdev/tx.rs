@@ -72,7 +72,7 @@ pub(crate) struct Tx {
 /// Frames to be freed without the lock.
 pub(crate) enum Ended {
     /// Fetched by the peer.
-    Fetched(SkBuff, NodeId),
+    Fetched(SkBuff),
     /// Reported as failed.
     Failed(Reason, u64),
     /// Matches nothing that is pending.
@@ -116,6 +116,11 @@ impl Tx {
     /// Announced frames in flight and in quarantine.
     pub(crate) fn gauges(&self) -> (u64, u64) {
         (self.active.len() as u64, self.quarantine.len() as u64)
+    }
+
+    /// Whether a frame is parked, and whether the queue is stopped.
+    pub(crate) fn blocked(&self) -> (bool, bool) {
+        (self.parked.is_some(), self.stopped)
     }
 
     /// Whether housekeeping has something to do.
@@ -353,7 +358,7 @@ impl Tx {
         if c.error != 0 {
             return Ended::Failed(Reason::TxNotifyError, u64::from(c.error));
         }
-        Ended::Fetched(f.map.unmap(), f.node)
+        Ended::Fetched(f.map.unmap())
     }
 
     /// The peer says that it dropped the frame at `address`.
@@ -514,7 +519,7 @@ impl Shared {
 
     fn tx_ended(&self, ended: Ended, peer: NodeId, value: u64, consume: impl FnOnce(SkBuff)) {
         match ended {
-            Ended::Fetched(skb, _) => {
+            Ended::Fetched(skb) => {
                 self.ndev.count_tx(1, u64::from(skb.len()));
                 self.count(Counter::TxRdvDone);
                 consume(skb);
