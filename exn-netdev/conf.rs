@@ -55,7 +55,9 @@ pub(crate) fn mac_prefix() -> [u8; 4] {
 
 /// Where unicast frames for foreign MAC addresses go.
 pub(crate) fn default_node() -> Option<NodeId> {
-    u16::try_from(param::default_nodeid.value()).ok().map(NodeId)
+    u16::try_from(param::default_nodeid.value())
+        .ok()
+        .map(NodeId)
 }
 
 /// Whether frames are sent with unfinished checksums, by agreement with all peers.

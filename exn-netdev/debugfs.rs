@@ -2,10 +2,7 @@
 
 //! debugfs directory of an interface, `exn-<PCI name>/`: `state`, `reasons` (docs/exn.md).
 
-use crate::{
-    reason::Reason,
-    shared::Shared,
-};
+use crate::{reason::Reason, shared::Shared};
 use kernel::{
     debugfs::{Dir, File},
     fmt,
@@ -62,7 +59,14 @@ fn show_state(sh: &Arc<Shared>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 fn show_reasons(sh: &Arc<Shared>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for r in Reason::ALL {
-        writeln!(f, "{:2} {} {}: {}", *r as u8, sh.counters.reason_count(*r), r.name(), r.text())?;
+        writeln!(
+            f,
+            "{:2} {} {}: {}",
+            *r as u8,
+            sh.counters.reason_count(*r),
+            r.name(),
+            r.text()
+        )?;
     }
     Ok(())
 }

@@ -21,7 +21,10 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta},
 };
-use kernel_ext::net::{self, Config, Device, Napi, NetDev, Operations, Registration, Rtnl, SkBuff, Stats64, Transmit, TxQueue};
+use kernel_ext::net::{
+    self, Config, Device, Napi, NetDev, Operations, Registration, Rtnl, SkBuff, Stats64, Transmit,
+    TxQueue,
+};
 use wire::ext_eth::{MacPrefix, VPID};
 
 /// Driver data of the net device.
@@ -138,14 +141,18 @@ impl Exn {
     fn flush(&self) {
         let sh = &*self.shared;
         loop {
-            let Some((active, map)) = sh.tx.lock().flush_one() else { break };
+            let Some((active, map)) = sh.tx.lock().flush_one() else {
+                break;
+            };
             if active {
                 sh.counters.reason(Reason::TxFlushed);
             }
             drop(map);
         }
         loop {
-            let Some(fetch) = sh.rx.lock().flush_one() else { break };
+            let Some(fetch) = sh.rx.lock().flush_one() else {
+                break;
+            };
             if !fetch.lost {
                 sh.counters.reason(Reason::RxFlushed);
             }
@@ -191,7 +198,8 @@ impl Operations for Exn {
             state.mailbox = Some(mailbox);
             state.rx.requester = Some(requester.clone());
         })?;
-        exn.rma.with_state(rtnl, |state| state.queue = Some(notifications))?;
+        exn.rma
+            .with_state(rtnl, |state| state.queue = Some(notifications))?;
         sh.reset_tick();
         let old = sh.rx.lock().set_scratch(Some(scratch));
         drop(old);

@@ -28,7 +28,10 @@ impl EthtoolOps for Exn {
             u64::from(sh.waiting.load(Relaxed)),
             u64::from(sh.partials.load(Relaxed)),
         ];
-        for (to, from) in values.iter_mut().zip(Iterator::chain(sh.counters.values(), gauges)) {
+        for (to, from) in values
+            .iter_mut()
+            .zip(Iterator::chain(sh.counters.values(), gauges))
+        {
             *to = from;
         }
     }

@@ -279,7 +279,9 @@ impl Counters {
 
     /// Counts a reason and returns how often it had occurred before. Any context.
     pub(crate) fn reason(&self, r: Reason) -> u64 {
-        self.reasons.get(r as usize).map_or(0, |v| v.fetch_add(1, Relaxed))
+        self.reasons
+            .get(r as usize)
+            .map_or(0, |v| v.fetch_add(1, Relaxed))
     }
 
     /// How often a reason occurred.

@@ -14,7 +14,9 @@ use kernel::{
     prelude::*,
     sync::{atomic::Relaxed, Arc},
 };
-use kernel_ext::net::{BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxMapping, RxSkb, SkBuff};
+use kernel_ext::net::{
+    BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxMapping, RxSkb, SkBuff,
+};
 use wire::{
     ext_eth::{self, Completion, Side},
     ids::NodeId,
@@ -102,7 +104,10 @@ impl Fetches {
 
     /// Whether a frame of this source may be fetched.
     pub(crate) fn allowed(&self, node: NodeId) -> Allowed {
-        let (flight, lost) = self.sources.get(u64::from(node.0)).map_or((0, 0), |s| (s.flight, s.lost));
+        let (flight, lost) = self
+            .sources
+            .get(u64::from(node.0))
+            .map_or((0, 0), |s| (s.flight, s.lost));
         if lost > 0 && flight >= conf::RX_PEER_BOUND / 4 {
             return Allowed::No(u64::from(flight));
         }
@@ -161,7 +166,9 @@ impl Fetches {
         if self.flight.get(c.key).map_or(true, |f| f.node != c.peer) {
             return Ended::Unmatched(Reason::Unmatched);
         }
-        let Some(fetch) = self.remove(c.key) else { return Ended::Unmatched(Reason::Unmatched) };
+        let Some(fetch) = self.remove(c.key) else {
+            return Ended::Unmatched(Reason::Unmatched);
+        };
         let Fetch {
             buffer,
             scratch,
@@ -211,7 +218,11 @@ impl Fetches {
             }
             true
         });
-        while self.flight.oldest().is_some_and(|(_, f)| now.wrapping_sub(f.born) >= timeout + keep) {
+        while self
+            .flight
+            .oldest()
+            .is_some_and(|(_, f)| now.wrapping_sub(f.born) >= timeout + keep)
+        {
             let Some(fetch) = self.flush_one() else { break };
             if fetch.scratch {
                 self.scratch = Some(fetch.buffer);
@@ -279,15 +290,19 @@ impl RmaPoll {
         budget: usize,
         mut each: impl FnMut(Outcome),
     ) -> usize {
-        let Some(queue) = state.queue.as_mut() else { return 0 };
+        let Some(queue) = state.queue.as_mut() else {
+            return 0;
+        };
         let sh = &*self.shared;
         let mut done = BqlDone::default();
-        let n = queue.poll(budget, |notification| match Completion::from_notification(notification) {
-            Ok(c) => match c.side {
-                Side::Sent => sh.tx_complete(&c, &mut done, |skb| each(Outcome::Sent(skb))),
-                Side::Received => sh.rx_complete(&c, |skb| each(Outcome::Received(skb))),
-            },
-            Err(reject) => sh.reject(Reason::BadNotify, Some(notification.node), reject.got),
+        let n = queue.poll(budget, |notification| {
+            match Completion::from_notification(notification) {
+                Ok(c) => match c.side {
+                    Side::Sent => sh.tx_complete(&c, &mut done, |skb| each(Outcome::Sent(skb))),
+                    Side::Received => sh.rx_complete(&c, |skb| each(Outcome::Received(skb))),
+                },
+                Err(reject) => sh.reject(Reason::BadNotify, Some(notification.node), reject.got),
+            }
         });
         if n > 0 {
             sh.ndev.bql_done(done);

@@ -130,7 +130,9 @@ impl VeloRx {
             return sh.reject(Reason::RxMessage, Some(node), u64::from(status.len));
         }
         match Message::parse(status, payload) {
-            Ok(Message::Eager { tag, last, data }) => self.eager(sh, node, tag, last, data, now, cx),
+            Ok(Message::Eager { tag, last, data }) => {
+                self.eager(sh, node, tag, last, data, now, cx)
+            }
             Ok(Message::Announcement(a)) => self.announced(sh, node, a, now),
             Ok(Message::Dropped { address }) => sh.tx_dropped(node, address),
             Err(reject) => sh.reject(reason_of(&reject), Some(node), reject.got),
@@ -176,7 +178,11 @@ impl VeloRx {
                 }
                 None
             }
-            Progress::Complete { copy, len, discarded } => {
+            Progress::Complete {
+                copy,
+                len,
+                discarded,
+            } => {
                 if let Some(reject) = discarded {
                     sh.reject(reason_of(&reject), Some(node), reject.got);
                 }
@@ -216,11 +222,15 @@ impl VeloRx {
 
     /// Appends to the frame, in a larger buffer if need be (more than 256 fragments share tags).
     fn append(sh: &Shared, p: &mut Partial, data: &[u8]) -> bool {
-        let Some(skb) = p.skb.as_mut() else { return false };
+        let Some(skb) = p.skb.as_mut() else {
+            return false;
+        };
         if skb.append(data).is_ok() {
             return true;
         }
-        let Some(mut larger) = RxSkb::alloc(&sh.ndev, conf::MAX_FRAME) else { return false };
+        let Some(mut larger) = RxSkb::alloc(&sh.ndev, conf::MAX_FRAME) else {
+            return false;
+        };
         if larger.append(skb.data()).is_err() || larger.append(data).is_err() {
             return false;
         }
@@ -313,7 +323,11 @@ impl VeloRx {
             }
         }
         let patient = now.wrapping_sub(w.since) < ms(conf::RX_PATIENCE_MS);
-        let fresh = if w.discard { None } else { sh.ndev.map_rx(len).ok() };
+        let fresh = if w.discard {
+            None
+        } else {
+            sh.ndev.map_rx(len).ok()
+        };
         let (buffer, scratch) = match fresh {
             Some(buffer) => (buffer, false),
             None if !w.discard && patient => return Next::Later,
@@ -375,8 +389,14 @@ impl VeloRx {
     fn age(&mut self, sh: &Shared, now: u64) -> bool {
         let limit = ms(conf::PARTIAL_MS);
         // A source that goes on is moved to the young end with every fragment.
-        while self.partials.oldest().is_some_and(|(_, p)| now.wrapping_sub(p.touched) >= limit) {
-            let Some((node, p)) = self.partials.pop_oldest() else { break };
+        while self
+            .partials
+            .oldest()
+            .is_some_and(|(_, p)| now.wrapping_sub(p.touched) >= limit)
+        {
+            let Some((node, p)) = self.partials.pop_oldest() else {
+                break;
+            };
             if p.skb.is_some() {
                 sh.reject(Reason::RxStale, Some(NodeId(node as u16)), 0);
             }

@@ -85,10 +85,16 @@ impl Shared {
     #[cold]
     pub(crate) fn reject(&self, r: Reason, node: Option<NodeId>, detail: u64) {
         self.counters.reason(r);
-        if r.class() == Class::Event && r != Reason::TxWatchdog && r != Reason::Unmatched && r != Reason::BadNotify {
+        if r.class() == Class::Event
+            && r != Reason::TxWatchdog
+            && r != Reason::Unmatched
+            && r != Reason::BadNotify
+        {
             return;
         }
-        let Some(missed) = self.limits.get(r as usize).and_then(|l| l.allow()) else { return };
+        let Some(missed) = self.limits.get(r as usize).and_then(|l| l.allow()) else {
+            return;
+        };
         let (number, text) = (r as u8, r.text());
         match node {
             Some(node) => dev_warn!(

@@ -110,8 +110,12 @@ impl<T> Slots<T> {
             return Err(value);
         }
         let bucket = self.bucket(key);
-        let (Some(head), older) = (self.heads.get(bucket).copied(), self.youngest) else { return Err(value) };
-        let Some(e) = self.entries.get_mut(usize::from(index)) else { return Err(value) };
+        let (Some(head), older) = (self.heads.get(bucket).copied(), self.youngest) else {
+            return Err(value);
+        };
+        let Some(e) = self.entries.get_mut(usize::from(index)) else {
+            return Err(value);
+        };
         let next_free = e.chain;
         *e = Entry {
             key,

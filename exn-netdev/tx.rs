@@ -143,7 +143,12 @@ impl Tx {
     }
 
     /// Sends a frame of an open interface, or parks it. Gives a frame that is not sent back.
-    fn send(&mut self, sh: &Shared, frame: Parked, queue: Option<&TxQueue<'_>>) -> (Sent, Option<SkBuff>) {
+    fn send(
+        &mut self,
+        sh: &Shared,
+        frame: Parked,
+        queue: Option<&TxQueue<'_>>,
+    ) -> (Sent, Option<SkBuff>) {
         // Moved out and back (under the lock), which is cheaper than a reference.
         let Some(port) = self.port.take() else {
             return (Sent::Dropped(Reason::TxPort, 0), Some(frame.skb));
@@ -161,10 +166,18 @@ impl Tx {
         (Sent::Parked(why), None)
     }
 
-    fn send_eager(&mut self, sh: &Shared, port: &velo::Sender, mut frame: Parked) -> (Sent, Option<SkBuff>) {
+    fn send_eager(
+        &mut self,
+        sh: &Shared,
+        port: &velo::Sender,
+        mut frame: Parked,
+    ) -> (Sent, Option<SkBuff>) {
         let len = frame.skb.len();
         let Ok(pieces) = ext_eth::eager_pieces(len) else {
-            return (Sent::Dropped(Reason::TxLong, u64::from(len)), Some(frame.skb));
+            return (
+                Sent::Dropped(Reason::TxLong, u64::from(len)),
+                Some(frame.skb),
+            );
         };
         let total = pieces.len();
         // All of it or nothing: a frame is not begun without credit for its end.
@@ -174,7 +187,10 @@ impl Tx {
                 frame.skb.tx_timestamp();
             }
             for piece in pieces.skip(frame.sent) {
-                result = port.send(header(piece.descriptor(frame.target)), piece.data(frame.skb.data()));
+                result = port.send(
+                    header(piece.descriptor(frame.target)),
+                    piece.data(frame.skb.data()),
+                );
                 if result.is_err() {
                     break;
                 }
@@ -192,7 +208,10 @@ impl Tx {
                 (Sent::Done, Some(frame.skb))
             }
             Err(SendError::Full | SendError::Retry) => self.park(frame, Counter::TxStopCredit),
-            Err(SendError::Down | SendError::Invalid) => (Sent::Dropped(Reason::TxPort, frame.sent as u64), Some(frame.skb)),
+            Err(SendError::Down | SendError::Invalid) => (
+                Sent::Dropped(Reason::TxPort, frame.sent as u64),
+                Some(frame.skb),
+            ),
         }
     }
 
@@ -207,9 +226,15 @@ impl Tx {
             return (Sent::Dropped(Reason::TxMulticastLong, 0), Some(frame.skb));
         };
         let limit = sh.conf.flight() as usize;
-        let (flight, stalled) = self.peers.get(u64::from(node.0)).map_or((0, 0), |p| (p.flight, p.stalled));
+        let (flight, stalled) = self
+            .peers
+            .get(u64::from(node.0))
+            .map_or((0, 0), |p| (p.flight, p.stalled));
         if stalled > 0 && flight >= conf::STALLED_PEER_BOUND {
-            return (Sent::Dropped(Reason::TxPeerBound, u64::from(flight)), Some(frame.skb));
+            return (
+                Sent::Dropped(Reason::TxPeerBound, u64::from(flight)),
+                Some(frame.skb),
+            );
         }
         // One peer does not get the last quarter.
         if self.active.len() >= limit || usize::from(flight) >= limit - limit / 4 {
@@ -217,7 +242,9 @@ impl Tx {
         }
         match port.reserve(1) {
             Ok(()) => {}
-            Err(SendError::Full | SendError::Retry) => return self.park(frame, Counter::TxStopCredit),
+            Err(SendError::Full | SendError::Retry) => {
+                return self.park(frame, Counter::TxStopCredit)
+            }
             Err(_) => return (Sent::Dropped(Reason::TxPort, 0), Some(frame.skb)),
         }
         let (len, target, path) = (frame.skb.len(), frame.target, frame.path);
@@ -232,7 +259,9 @@ impl Tx {
         };
         let key = ext_eth::match_key(map.addr(), len);
         // What goes to a peer that stands still is not charged: it would stop the queue for all others.
-        let bql = queue.filter(|_| stalled == 0).map(|q| sh.ndev.bql_sent(q, len));
+        let bql = queue
+            .filter(|_| stalled == 0)
+            .map(|q| sh.ndev.bql_sent(q, len));
         let entry = Flight {
             map,
             node,
@@ -242,7 +271,10 @@ impl Tx {
         };
         // The notification may come at once, so the entry must be there before the message is sent (the lock is held).
         if let Err(entry) = self.active.insert(key, entry) {
-            return (Sent::Dropped(Reason::TxMap, key), Some(Self::take_back(sh, entry)));
+            return (
+                Sent::Dropped(Reason::TxMap, key),
+                Some(Self::take_back(sh, entry)),
+            );
         }
         if flight == 0 {
             // There is room: no more peers than frames.
@@ -251,7 +283,10 @@ impl Tx {
         if let Some(p) = self.peers.get_mut(u64::from(node.0)) {
             p.flight += 1;
         }
-        match port.send(header(ext_eth::announcement_descriptor(node)), &announcement.encode()) {
+        match port.send(
+            header(ext_eth::announcement_descriptor(node)),
+            &announcement.encode(),
+        ) {
             Ok(()) => {
                 sh.count(Counter::TxRdv);
                 (Sent::Done, None)
@@ -272,7 +307,9 @@ impl Tx {
                         },
                         Counter::TxStopCredit,
                     ),
-                    SendError::Down | SendError::Invalid => (Sent::Dropped(Reason::TxPort, 0), Some(skb)),
+                    SendError::Down | SendError::Invalid => {
+                        (Sent::Dropped(Reason::TxPort, 0), Some(skb))
+                    }
                 }
             }
         }
@@ -304,7 +341,12 @@ impl Tx {
     }
 
     /// Takes a frame from the stack.
-    fn transmit(&mut self, sh: &Shared, frame: Parked, queue: &TxQueue<'_>) -> (Sent, Option<SkBuff>) {
+    fn transmit(
+        &mut self,
+        sh: &Shared,
+        frame: Parked,
+        queue: &TxQueue<'_>,
+    ) -> (Sent, Option<SkBuff>) {
         let result = self.send(sh, frame, Some(queue));
         let stop = match &result.0 {
             Sent::Parked(why) => Some(*why),
@@ -350,7 +392,9 @@ impl Tx {
                 }
             }
         }
-        let Some(f) = self.active.remove(c.key) else { return Ended::Unmatched(Reason::Unmatched) };
+        let Some(f) = self.active.remove(c.key) else {
+            return Ended::Unmatched(Reason::Unmatched);
+        };
         Self::leave(&mut self.peers, &f);
         if let Some(token) = f.bql {
             done.add(token);
@@ -408,13 +452,22 @@ impl Tx {
             true
         });
         let keep = ms(conf::quarantine_ms());
-        while quarantine.oldest().is_some_and(|(_, f)| now.wrapping_sub(f.born) >= keep) {
+        while quarantine
+            .oldest()
+            .is_some_and(|(_, f)| now.wrapping_sub(f.born) >= keep)
+        {
             quarantine.pop_oldest();
         }
         let timeout = ms(conf::timeout_ms());
         let mut lost: Option<(NodeId, u64)> = None;
-        while !quarantine.is_full() && active.oldest().is_some_and(|(_, f)| now.wrapping_sub(f.born) >= timeout) {
-            let Some((key, mut f)) = active.pop_oldest() else { break };
+        while !quarantine.is_full()
+            && active
+                .oldest()
+                .is_some_and(|(_, f)| now.wrapping_sub(f.born) >= timeout)
+        {
+            let Some((key, mut f)) = active.pop_oldest() else {
+                break;
+            };
             Self::leave(peers, &f);
             f.born = now;
             lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));
@@ -475,11 +528,13 @@ impl Shared {
             return Err((Reason::TxLong, u64::from(len)));
         }
         if skb.checksum_unfinished() && !conf::skip_tx_checksum() {
-            skb.finish_checksum().map_err(|_| (Reason::TxChecksum, u64::from(len)))?;
+            skb.finish_checksum()
+                .map_err(|_| (Reason::TxChecksum, u64::from(len)))?;
             self.count(Counter::TxChecksummed);
         }
         if !skb.is_linear() {
-            skb.linearize().map_err(|_| (Reason::TxNoMemory, u64::from(len)))?;
+            skb.linearize()
+                .map_err(|_| (Reason::TxNoMemory, u64::from(len)))?;
             self.count(Counter::TxLinearized);
         }
         let mac = ext_eth::destination(skb.data()).ok_or((Reason::TxShort, u64::from(len)))?;
@@ -504,7 +559,12 @@ impl Shared {
     }
 
     /// Ends an announced frame by its notification; `consume` frees a frame that was sent.
-    pub(crate) fn tx_complete(&self, c: &Completion, done: &mut BqlDone, consume: impl FnOnce(SkBuff)) {
+    pub(crate) fn tx_complete(
+        &self,
+        c: &Completion,
+        done: &mut BqlDone,
+        consume: impl FnOnce(SkBuff),
+    ) {
         let ended = self.tx.lock().complete(c, done);
         self.tx_ended(ended, c.peer, c.key, consume);
     }

@@ -337,7 +337,11 @@ pub struct Registration<T: Operations> {
 
 impl<T: Operations + EthtoolOps> Registration<T> {
     /// Registers `ndev` with the driver data made by `data`. The interface may be opened before this returns. May sleep, takes RTNL.
-    pub fn new(ndev: Arc<NetDev>, mac: &[u8; 6], data: impl PinInit<T::Data, Error>) -> Result<Self> {
+    pub fn new(
+        ndev: Arc<NetDev>,
+        mac: &[u8; 6],
+        data: impl PinInit<T::Data, Error>,
+    ) -> Result<Self> {
         if ndev.claimed.xchg(1, Relaxed) != 0 {
             return Err(EBUSY);
         }

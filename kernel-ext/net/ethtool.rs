@@ -124,7 +124,10 @@ fn copy_str(to: &mut [c_char], from: &[u8]) {
 /// # Safety
 ///
 /// To be called by the net core only, for a device with `T`'s operations (all functions below alike). `info` is valid and zeroed.
-unsafe extern "C" fn get_drvinfo<T: EthtoolOps>(dev: *mut CNetDevice, info: *mut bindings::ethtool_drvinfo) {
+unsafe extern "C" fn get_drvinfo<T: EthtoolOps>(
+    dev: *mut CNetDevice,
+    info: *mut bindings::ethtool_drvinfo,
+) {
     // SAFETY: By the requirements.
     let (d, info) = unsafe { (device::<T>(dev), &mut *info) };
     copy_str(&mut info.driver, T::DRIVER.to_bytes());
@@ -176,7 +179,12 @@ unsafe extern "C" fn get_stats<T: EthtoolOps>(
     values: *mut u64,
 ) {
     // SAFETY: By the requirements; the core passes zeroed memory.
-    let (d, values) = unsafe { (device::<T>(dev), core::slice::from_raw_parts_mut(values, T::STATS.len())) };
+    let (d, values) = unsafe {
+        (
+            device::<T>(dev),
+            core::slice::from_raw_parts_mut(values, T::STATS.len()),
+        )
+    };
     <T as EthtoolOps>::stats(d, values);
 }
 
@@ -305,7 +313,11 @@ pub(super) fn table<T: EthtoolOps>() -> &'static bindings::ethtool_ops {
             } else {
                 None
             },
-            get_priv_flags: if T::HAS_FLAGS { Some(get_flags::<T>) } else { None },
+            get_priv_flags: if T::HAS_FLAGS {
+                Some(get_flags::<T>)
+            } else {
+                None
+            },
             set_priv_flags: if T::HAS_SET_FLAGS {
                 Some(set_flags::<T>)
             } else {
@@ -328,7 +340,10 @@ unsafe extern "C" fn get_link(dev: *mut CNetDevice) -> u32 {
 /// # Safety
 ///
 /// See [`get_drvinfo`]; `info` is valid.
-unsafe extern "C" fn get_ts_info(dev: *mut CNetDevice, info: *mut bindings::kernel_ethtool_ts_info) -> c_int {
+unsafe extern "C" fn get_ts_info(
+    dev: *mut CNetDevice,
+    info: *mut bindings::kernel_ethtool_ts_info,
+) -> c_int {
     // SAFETY: By the requirements.
     unsafe { bindings::ethtool_op_get_ts_info(dev.cast(), info) }
 }

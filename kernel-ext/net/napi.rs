@@ -103,7 +103,11 @@ impl<P: NapiPoll> Napi<P> {
     /// # Errors
     ///
     /// `EBUSY` when the instance is enabled, or when `f` itself calls this.
-    pub fn with_state<T: Operations, R>(&self, _rtnl: &Rtnl<'_, T>, f: impl FnOnce(&mut P::State) -> R) -> Result<R> {
+    pub fn with_state<T: Operations, R>(
+        &self,
+        _rtnl: &Rtnl<'_, T>,
+        f: impl FnOnce(&mut P::State) -> R,
+    ) -> Result<R> {
         // SAFETY: `raw` is initialised by the invariant.
         if !unsafe { bindings::extoll_napi_claim(self.raw.get()) } {
             return Err(EBUSY);
@@ -165,7 +169,9 @@ impl PollCx<'_> {
         }
         self.ndev.count_rx(len);
         // SAFETY: `raw` is being polled on this CPU; the frame is owned, linear and has at least a header.
-        unsafe { bindings::extoll_napi_receive(self.raw, skb.into_raw(), checksum == Checksum::Verified) };
+        unsafe {
+            bindings::extoll_napi_receive(self.raw, skb.into_raw(), checksum == Checksum::Verified)
+        };
         Ok(())
     }
 

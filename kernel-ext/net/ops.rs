@@ -149,10 +149,18 @@ unsafe extern "C" fn start_xmit<T: Operations>(
 /// # Safety
 ///
 /// See [`open`]; `addr` points to a `sockaddr`.
-unsafe extern "C" fn set_mac_address<T: Operations>(dev: *mut bindings::net_device, addr: *mut c_void) -> c_int {
+unsafe extern "C" fn set_mac_address<T: Operations>(
+    dev: *mut bindings::net_device,
+    addr: *mut c_void,
+) -> c_int {
     from_result(|| {
         // SAFETY: By the requirements; the net core passes a `struct sockaddr` with at least 6 bytes of address.
-        let (d, data) = unsafe { (device::<T>(dev), (*addr.cast::<bindings::sockaddr>()).sa_data) };
+        let (d, data) = unsafe {
+            (
+                device::<T>(dev),
+                (*addr.cast::<bindings::sockaddr>()).sa_data,
+            )
+        };
         let mut mac = [0u8; 6];
         for (m, s) in mac.iter_mut().zip(data) {
             *m = s as u8;
@@ -168,7 +176,10 @@ unsafe extern "C" fn set_mac_address<T: Operations>(dev: *mut bindings::net_devi
 /// # Safety
 ///
 /// See [`open`].
-unsafe extern "C" fn change_mtu<T: Operations>(dev: *mut bindings::net_device, mtu: c_int) -> c_int {
+unsafe extern "C" fn change_mtu<T: Operations>(
+    dev: *mut bindings::net_device,
+    mtu: c_int,
+) -> c_int {
     from_result(|| {
         // The net core has checked it against the limits.
         let mtu = u32::try_from(mtu).map_err(|_| EINVAL)?;

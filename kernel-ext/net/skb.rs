@@ -180,7 +180,9 @@ impl RxSkb {
     #[inline]
     pub fn data(&self) -> &[u8] {
         // SAFETY: Valid and linear by the invariant; all bytes were written by `append()` or by the device.
-        unsafe { core::slice::from_raw_parts(self.0.as_ref().data.cast::<u8>(), self.len() as usize) }
+        unsafe {
+            core::slice::from_raw_parts(self.0.as_ref().data.cast::<u8>(), self.len() as usize)
+        }
     }
 
     /// Appends bytes; fails with `ENOSPC` (and no change) if they don't fit.
@@ -221,12 +223,20 @@ impl Mapping {
     /// # Safety
     ///
     /// `p` must point to `len` bytes of linearly mapped kernel memory that stay allocated as long as the result lives.
-    unsafe fn new(dev: &ARef<device::Device>, p: *mut u8, len: usize, to_device: bool) -> Result<Self> {
+    unsafe fn new(
+        dev: &ARef<device::Device>,
+        p: *mut u8,
+        len: usize,
+        to_device: bool,
+    ) -> Result<Self> {
         let mut addr = 0;
         // CAST: `Device` is a transparent wrapper of `struct device`.
-        let raw: *mut bindings::device = core::ptr::from_ref::<device::Device>(dev).cast_mut().cast();
+        let raw: *mut bindings::device =
+            core::ptr::from_ref::<device::Device>(dev).cast_mut().cast();
         // SAFETY: The device is valid, the memory by the requirements, `addr` is a live local.
-        kernel::error::to_result(unsafe { bindings::extoll_dma_map(raw, p.cast(), len, to_device, &mut addr) })?;
+        kernel::error::to_result(unsafe {
+            bindings::extoll_dma_map(raw, p.cast(), len, to_device, &mut addr)
+        })?;
         // INVARIANT: Mapped just now.
         Ok(Self {
             dev: dev.clone(),
@@ -239,7 +249,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let raw: *mut bindings::device = core::ptr::from_ref::<device::Device>(&self.dev).cast_mut().cast();
+        let raw: *mut bindings::device = core::ptr::from_ref::<device::Device>(&self.dev)
+            .cast_mut()
+            .cast();
         // SAFETY: By the type invariant.
         unsafe { bindings::extoll_dma_unmap(raw, self.addr, self.len, self.to_device) }
     }
@@ -259,7 +271,8 @@ impl TxMapping {
         }
         let data = skb.data();
         // SAFETY: The linear part of a frame is linearly mapped memory; the frame is owned by the result and dropped after the mapping.
-        match unsafe { Mapping::new(dev.dma_device(), data.as_ptr().cast_mut(), data.len(), true) } {
+        match unsafe { Mapping::new(dev.dma_device(), data.as_ptr().cast_mut(), data.len(), true) }
+        {
             Ok(mapping) => Ok(Self { mapping, skb }),
             Err(e) => Err((skb, e)),
         }
@@ -311,7 +324,14 @@ impl RxMapping {
         let skb = RxSkb::alloc(dev, len).ok_or(ENOMEM)?;
         // SAFETY: A fresh frame has `len` bytes of linearly mapped room from `data` on (it holds nothing yet); it is owned by the result
         // and dropped after the mapping.
-        let mapping = unsafe { Mapping::new(dev.dma_device(), skb.0.as_ref().data.cast::<u8>(), len as usize, false) }?;
+        let mapping = unsafe {
+            Mapping::new(
+                dev.dma_device(),
+                skb.0.as_ref().data.cast::<u8>(),
+                len as usize,
+                false,
+            )
+        }?;
         Ok(Self { mapping, skb })
     }
 
