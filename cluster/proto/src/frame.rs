@@ -172,7 +172,8 @@ mod tests {
             let mut d = Decoder::new();
             d.push(&bytes);
             let got = drain(&mut d);
-            prop_assert_eq!(got.last(), Some(&Ok(Frame { kind: 1, payload: b"hello".to_vec() })));
+            let want = Ok(Frame { kind: 1, payload: b"hello".to_vec() });
+            prop_assert_eq!(got.last(), Some(&want));
             prop_assert!(got[..got.len() - 1].iter().all(|f| f.is_err()));
         }
 
