@@ -112,6 +112,17 @@ pub fn run() -> ExitCode {
     }
 }
 
+/// Prints the result of the bring-up script as soon as there is one. The client ends it when it loses patience.
+pub fn wait() -> ExitCode {
+    loop {
+        if let Ok(text) = std::fs::read_to_string(RESULT) {
+            print!("{text}");
+            return ExitCode::SUCCESS;
+        }
+        std::thread::sleep(Duration::from_millis(30));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::parameters;

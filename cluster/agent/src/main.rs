@@ -19,9 +19,10 @@ fn main() -> ExitCode {
     match args.get(1).map(|a| a.as_bytes()) {
         Some(b"init") => init::run(),
         Some(b"serve") => port::serve_all(),
+        Some(b"wait") => init::wait(),
         Some(b"on-terminal") => on_terminal(&args[2..]),
         _ => {
-            eprintln!("usage: lab-agent init|serve|on-terminal PROGRAM [ARGUMENT…]");
+            eprintln!("usage: lab-agent init|serve|wait|on-terminal PROGRAM [ARGUMENT…]");
             ExitCode::from(2)
         }
     }
