@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// Encoded output that may wait for the host before the agent stops reading from the command, in bytes.
 const OUT_LIMIT: usize = 512 * 1024;
+/// A host that is absent for so long has left. Whether it is there comes by another queue than its data and
+/// may lag behind: a host that has just connected, or followed another one, looks absent for a moment.
+const ABSENCE: Duration = Duration::from_millis(500);
 /// How long the ports may take to appear after boot.
 const PORT_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -72,6 +75,7 @@ struct Port {
     sent: usize,
     session: Option<Session>,
     greeted: bool,
+    gone_since: Option<Instant>,
 }
 
 impl Port {
@@ -79,23 +83,34 @@ impl Port {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&events, &fd, epoll::EventData::new_u64(0), flags)?;
-        Ok(Self { fd, events, decoder: Decoder::new(), out: Vec::new(), sent: 0, session: None, greeted: false })
+        Ok(Self { fd, events, decoder: Decoder::new(), out: Vec::new(), sent: 0, session: None, greeted: false, gone_since: None })
     }
 
     fn run(mut self) -> anyhow::Result<()> {
-        // A host may be waiting since before the agent started (or restarted): tell it that its session is gone.
-        let mut first = true;
+        // A host may be waiting since before the agent was (re)started: its session is gone. Others ignore this.
+        self.say(&GuestMsg::NoSession);
         loop {
-            if self.receive()? == Host::Gone {
-                self.end_session();
-                self.greeted = false;
-            } else if std::mem::take(&mut first) {
-                self.say(&GuestMsg::NoSession);
+            match self.receive()? {
+                Host::Present => self.gone_since = None,
+                Host::Gone if self.idle() => self.gone_since = None,
+                Host::Gone => {
+                    let since = *self.gone_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= ABSENCE {
+                        self.end_session();
+                        self.greeted = false;
+                        self.gone_since = None;
+                    }
+                }
             }
             self.work();
             self.send()?;
             self.wait()?;
         }
+    }
+
+    /// Nothing that an absent host would have to be waited for.
+    fn idle(&self) -> bool {
+        self.session.is_none() && self.out.is_empty() && !self.greeted
     }
 
     /// Reads everything that the host has sent.
@@ -199,6 +214,10 @@ impl Port {
         if let Some(session) = &self.session {
             let room = self.out.len() - self.sent < OUT_LIMIT;
             timeout = session.watch(room, &mut fds);
+        }
+        if let Some(since) = self.gone_since {
+            let left = (since + ABSENCE).saturating_duration_since(Instant::now());
+            timeout = Some(timeout.map_or(left, |t| t.min(left)));
         }
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
         match poll(&mut fds, timeout.as_ref()) {
