@@ -5,6 +5,7 @@ mod hostile;
 mod probe;
 mod rig;
 mod rma;
+mod rma_special;
 mod snq;
 mod velo;
 mod velo_queues;

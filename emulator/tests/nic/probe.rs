@@ -30,6 +30,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     w(rig, 0x42_C290, 0x400_0000);
     // 6, 7: SNQ. The ring of the rig is where the driver's would be.
     w(rig, 0x1_0068, 0);
+    rig.nodes[i].ram.put(RING, &[0; 64 * RING_ENTRIES as usize]);
     w(rig, 0x1_0028, 0xFF);
     w(rig, 0x1_0020, RING >> 10);
     let wp = r(rig, 0x1_0030);
@@ -51,7 +52,13 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     // 9…11.
     for base in [0xC0_0000, 0xE0_0000] {
         for q in 0..256 {
-            for at in [0x0800 + 8 * q, 0x1000 + 8 * q, 0x1800 + 8 * q, 0x2000 + 8 * q, 0x2800 + 8 * q] {
+            for at in [
+                0x0800 + 8 * q,
+                0x1000 + 8 * q,
+                0x1800 + 8 * q,
+                0x2000 + 8 * q,
+                0x2800 + 8 * q,
+            ] {
                 w(rig, base + at, 0);
             }
             w(rig, base + 0x10_0000 + 0x1000 * q, 0);
@@ -68,9 +75,13 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         let value = r(rig, at);
         assert_eq!(value, 0);
         w(rig, at, value & !0xFFFF);
-        assert_eq!(r(rig, 0x8008) >> 24 & 0xFFFF, node, "node ID");
+        assert_eq!((r(rig, 0x8008) >> 24) & 0xFFFF, node, "node ID");
         let value = r(rig, at);
-        w(rig, at, value & !0xFF_FFFF_0000 | node << 16 | u64::from(v) << 32);
+        w(
+            rig,
+            at,
+            value & !0xFF_FFFF_0000 | (node << 16) | (u64::from(v) << 32),
+        );
         let at = 0x120_1000 + 8 * v;
         for mask in [!0xFFFF, !(1 << 16), 0x1_FFFF] {
             let value = r(rig, at);
@@ -90,7 +101,11 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     w(rig, 0x120_1808, completer & !0x1FF | 8);
     let completer = r(rig, 0x120_1808);
     assert_eq!(completer, 8);
-    w(rig, 0x120_1808, completer & !(1 << 9) | u64::from(slots == SlotSize::B128) << 9);
+    w(
+        rig,
+        0x120_1808,
+        completer & !(1 << 9) | (u64::from(slots == SlotSize::B128) << 9),
+    );
     w(rig, 0x9418, 81);
     // 16, 17.
     for k in 0..1024u32 {
@@ -98,7 +113,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     }
     w(rig, 0xC000, 1);
     // 18.
-    assert_eq!(r(rig, 0x8008) >> 24 & 0xFFFF, node);
+    assert_eq!((r(rig, 0x8008) >> 24) & 0xFFFF, node);
     for v in 0..256u32 {
         w(rig, 0x160_0800 + 8 * v, 0xF522);
         let at = 0x140_0000 + 0x1000 * v;
@@ -121,10 +136,10 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     w(rig, 0x160_0098, timeout & !0xFFFF_FFFF | 0xA);
     let timeout = r(rig, 0x160_0098);
     assert_eq!(timeout, 0xA);
-    w(rig, 0x160_0098, timeout | 1 << 32);
+    w(rig, 0x160_0098, timeout | (1 << 32));
     let wcbuf = r(rig, 0x150_0000);
     assert_eq!(wcbuf, 0);
-    w(rig, 0x150_0000, wcbuf & 0xFFFF_FFFF | 0x20 << 32);
+    w(rig, 0x150_0000, wcbuf & 0xFFFF_FFFF | (0x20 << 32));
     let wcbuf = r(rig, 0x150_0000);
     assert_eq!(wcbuf, 0x20_0000_0000);
     w(rig, 0x150_0000, wcbuf | 1);
@@ -295,9 +310,13 @@ fn odd_accesses_are_merged_and_reported() {
 
 #[test]
 fn identity_and_network_state() {
-    let cfg = NicConfig { node_id: 0, guid: Some(0xABCDEF), ..NicConfig::default() };
+    let cfg = NicConfig {
+        node_id: 0,
+        guid: Some(0xABCDEF),
+        ..NicConfig::default()
+    };
     let mut rig = Rig::with_config(1, cfg);
-    assert_eq!(rig.read(0, RegOffset(0x8008)), 256 << 40 | 0xABCDEF);
+    assert_eq!(rig.read(0, RegOffset(0x8008)), (256 << 40) | 0xABCDEF);
     probe(&mut rig, 0, SlotSize::B128);
     rig.write(0, RegOffset(0x8008), 0x12_3400_0000);
     assert_eq!(rig.nodes[0].nic.node_id().0, 0x1234);
@@ -316,7 +335,10 @@ fn identity_and_network_state() {
 #[test]
 fn link_status_says_gen3_x16() {
     let mut rig = Rig::new(1);
-    assert_eq!(rig.read(0, RegOffset(0x4780)), 3 | 0x11 << 2 | 3 << 24 | 16 << 26);
+    assert_eq!(
+        rig.read(0, RegOffset(0x4780)),
+        3 | (0x11 << 2) | (3 << 24) | (16 << 26)
+    );
 }
 
 #[test]
@@ -336,7 +358,7 @@ fn timer_fires_periodically_or_once() {
     let mut rig = Rig::probed(1, SlotSize::B128);
     let timer = RegOffset(0x8080);
     assert_eq!(rig.tick(0), None);
-    rig.write(0, timer, 1 << 48 | 100_000); // 1 ms
+    rig.write(0, timer, (1 << 48) | 100_000); // 1 ms
     let due = rig.nodes[0].nic.next_deadline().expect("deadline");
     assert_eq!(due, 1_000 + 1_000_000);
     rig.nodes[0].ram.now = due - 1;
@@ -347,17 +369,21 @@ fn timer_fires_periodically_or_once() {
     assert_eq!(rig.msis(0), 1);
     let e = rig.snq_handle(0);
     assert_eq!((e.len(), e[0].header.pc()), (1, 7));
-    assert_eq!(e[0].words(1), [1 << 56 | 1 << 48 | 100_000], "toggle bit");
+    assert_eq!(
+        e[0].words(1),
+        [(1 << 56) | (1 << 48) | 100_000],
+        "toggle bit"
+    );
     // Ten missed periods are one event.
     rig.nodes[0].ram.now += 10_000_000;
     rig.tick(0);
     assert_eq!(rig.snq_handle(0).len(), 1);
-    rig.write(0, timer, 1 << 49 | 1 << 48 | 100_000);
+    rig.write(0, timer, (1 << 49) | (1 << 48) | 100_000);
     rig.nodes[0].ram.now += 1_000_000;
     assert_eq!(rig.tick(0), None);
     assert_eq!(rig.snq_handle(0).len(), 1);
     // A period of one tick does not load the host.
-    rig.write(0, timer, 1 << 48 | 1);
+    rig.write(0, timer, (1 << 48) | 1);
     let now = rig.nodes[0].ram.now;
     assert_eq!(rig.nodes[0].nic.next_deadline(), Some(now + 10_000));
     rig.write(0, timer, 0);
@@ -371,7 +397,13 @@ fn resets_clear_what_they_should() {
         (FlrScope::KeepNetwork, ResetKind::FunctionLevel, true),
         (FlrScope::KeepNetwork, ResetKind::PowerOn, false),
     ] {
-        let mut rig = Rig::with_config(1, NicConfig { flr_scope: scope, ..NicConfig::default() });
+        let mut rig = Rig::with_config(
+            1,
+            NicConfig {
+                flr_scope: scope,
+                ..NicConfig::default()
+            },
+        );
         probe(&mut rig, 0, SlotSize::B128);
         rig.write(0, RegOffset(0x8008), 5 << 24);
         rig.write(0, RegOffset(0x8050), 1);
@@ -383,14 +415,19 @@ fn resets_clear_what_they_should() {
         assert_eq!(rig.read(0, RegOffset(0x1_0068)), 0, "SNQ stopped");
         assert_eq!(rig.read(0, RegOffset(0x9290)), 0, "HTAX back to default");
         assert_ne!(rig.read(0, RegOffset(0x4780)), 0);
-        assert_eq!(rig.nodes[0].nic.counters().mmio_writes == 0, kind == ResetKind::PowerOn);
+        assert_eq!(
+            rig.nodes[0].nic.counters().mmio_writes == 0,
+            kind == ResetKind::PowerOn
+        );
     }
 }
 
 #[test]
 fn outside_events_reach_the_ring() {
     let mut rig = Rig::probed(1, SlotSize::B128);
-    rig.with(0, |nic, env| nic.raise_event(Te::BarrierGlobalInterrupt, env));
+    rig.with(0, |nic, env| {
+        nic.raise_event(Te::BarrierGlobalInterrupt, env)
+    });
     let e = rig.snq_handle(0);
     assert_eq!((e.len(), e[0].header.pc() > 31), (1, true));
 }

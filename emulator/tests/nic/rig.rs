@@ -39,7 +39,10 @@ impl Ram {
     pub fn alloc(&mut self, len: u64) -> u64 {
         let at = self.free;
         self.free += len.div_ceil(4096) * 4096;
-        assert!(self.free <= self.bytes.len() as u64, "test host out of memory");
+        assert!(
+            self.free <= self.bytes.len() as u64,
+            "test host out of memory"
+        );
         at
     }
 
@@ -100,8 +103,16 @@ impl Trace for Log {
 
     fn event(&mut self, event: TraceEvent<'_>) {
         match event {
-            TraceEvent::RegWrite { by: Accessor::Host, offset, value } => self.regs.push((true, offset, value)),
-            TraceEvent::RegRead { by: Accessor::Host, offset, value } => self.regs.push((false, offset, value)),
+            TraceEvent::RegWrite {
+                by: Accessor::Host,
+                offset,
+                value,
+            } => self.regs.push((true, offset, value)),
+            TraceEvent::RegRead {
+                by: Accessor::Host,
+                offset,
+                value,
+            } => self.regs.push((false, offset, value)),
             TraceEvent::Diagnostic(text) => self.diagnostics.push(text.to_owned()),
             _ => {}
         }
@@ -134,12 +145,25 @@ impl Rig {
 
     pub fn with_config(n: u16, cfg: NicConfig) -> Self {
         let node = |id| {
-            let mut nic = Nic::new(NicConfig { node_id: id, ..cfg.clone() });
+            let mut nic = Nic::new(NicConfig {
+                node_id: id,
+                ..cfg.clone()
+            });
             nic.set_bar_address(0, BAR0);
             nic.set_bar_address(2, BAR2);
             nic.set_bus_master(true);
-            let ram = Ram { bytes: vec![0; RAM], msi: 0, now: 1_000, free: 0x20_0000 };
-            Node { nic, ram, log: Log::default(), ring: None }
+            let ram = Ram {
+                bytes: vec![0; RAM],
+                msi: 0,
+                now: 1_000,
+                free: 0x20_0000,
+            };
+            Node {
+                nic,
+                ram,
+                log: Log::default(),
+                ring: None,
+            }
         };
         Self {
             nodes: (0..n).map(node).collect(),
@@ -244,63 +268,122 @@ impl Rig {
     }
 
     /// Creates a queue in the order of HW §7.
-    pub fn create_queue(&mut self, i: usize, unit: Unit, vpid: u8, slot: SlotCode, segments: u32, per_segment: u32) -> Queue {
+    pub fn create_queue(
+        &mut self,
+        i: usize,
+        unit: Unit,
+        vpid: u8,
+        slot: SlotCode,
+        segments: u32,
+        per_segment: u32,
+    ) -> Queue {
         let ram = &mut self.nodes[i].ram;
         let dcq = ram.alloc(4096);
         let bytes = u64::from(per_segment * slot.bytes());
         let mut bases = Vec::new();
         for k in 0..segments {
             let base = ram.alloc(bytes);
-            let desc = SegmentDesc { slot, slots: per_segment, base: BusAddr(base) };
-            ram.set_qw(dcq + 8 * u64::from(k), desc.encode().expect("segment").raw());
+            let desc = SegmentDesc {
+                slot,
+                slots: per_segment,
+                base: BusAddr(base),
+            };
+            ram.set_qw(
+                dcq + 8 * u64::from(k),
+                desc.encode().expect("segment").raw(),
+            );
             bases.push(base);
         }
-        let desc = |k: usize| SegmentDesc { slot, slots: per_segment, base: BusAddr(bases[k]) };
+        let desc = |k: usize| SegmentDesc {
+            slot,
+            slots: per_segment,
+            base: BusAddr(bases[k]),
+        };
         let first = desc(0).encode_valid().expect("segment");
-        let next = desc(bases.len().min(2) - 1).encode_valid().expect("segment");
-        let base = DcqBase { segments, page: BusAddr(dcq) }.encode().expect("page");
+        let next = desc(bases.len().min(2) - 1)
+            .encode_valid()
+            .expect("segment");
+        let base = DcqBase {
+            segments,
+            page: BusAddr(dcq),
+        }
+        .encode()
+        .expect("page");
         let r = BqRegs(unit);
         let v = Vpid::from(vpid);
         self.write(i, r.ub(v), u64::from(segments * per_segment - 1));
         self.write(i, r.dcq_base_dcq_ub(v), base.raw());
-        self.write(i, r.wp_lwp_dcq_rp(v), WritePointers::initial(segments).raw());
+        self.write(
+            i,
+            r.wp_lwp_dcq_rp(v),
+            WritePointers::initial(segments).raw(),
+        );
         self.write(i, r.rp(v), 0x1_0000_0000);
         self.write(i, r.c_base_size_valid(v), first.raw());
         self.write(i, r.n_base_size_valid(v), next.raw());
-        Queue { node: i, unit, vpid, slot, per_segment, bases, read: 0 }
+        Queue {
+            node: i,
+            unit,
+            vpid,
+            slot,
+            per_segment,
+            bases,
+            read: 0,
+        }
     }
 
     /// Opens a VELO VPID with a mailbox of `slots` slots in one segment.
-    pub fn open_velo(&mut self, i: usize, vpid: u8, slots: SlotSize, segments: u32, per_segment: u32) -> Queue {
+    pub fn open_velo(
+        &mut self,
+        i: usize,
+        vpid: u8,
+        slots: SlotSize,
+        segments: u32,
+        per_segment: u32,
+    ) -> Queue {
         let q = self.create_queue(i, Unit::Velo, vpid, slots.into(), segments, per_segment);
         let at = regs::velo::comp_prot_desc(Vpid::from(vpid));
         let value = self.read(i, at);
-        self.write(i, at, value | 1 << 17);
+        self.write(i, at, value | (1 << 17));
         q
     }
 
     /// Opens an RMA VPID with a notification queue.
     pub fn open_rma(&mut self, i: usize, vpid: u8, segments: u32, per_segment: u32) -> Queue {
-        self.write(i, regs::rma::vpid_table(Vpid::from(vpid)), regs::rma::VPID_ENABLED);
+        self.write(
+            i,
+            regs::rma::vpid_table(Vpid::from(vpid)),
+            regs::rma::VPID_ENABLED,
+        );
         self.create_queue(i, Unit::Rma, vpid, SlotCode::B16, segments, per_segment)
     }
 
     /// Next message of a mailbox, taken out; `rp` is not written.
     pub fn velo_take(&mut self, q: &mut Queue) -> Option<(Status, Vec<u8>)> {
-        let size = if q.slot == SlotCode::B128 { SlotSize::B128 } else { SlotSize::B64 };
+        let size = if q.slot == SlotCode::B128 {
+            SlotSize::B128
+        } else {
+            SlotSize::B64
+        };
         let ram = &self.nodes[q.node].ram;
         let status = ram.qw(q.addr(q.read) + u64::from(size.status_offset()));
         let status = Status::decode(status).expect("valid status")?;
         let mut data = vec![0; status.len.into()];
         for piece in size.pieces(status.len) {
             let base = q.addr(q.read + u32::from(piece.slot));
-            let from = self.nodes[q.node].ram.get(base + u64::from(piece.slot_offset), piece.len.into());
+            let from = self.nodes[q.node]
+                .ram
+                .get(base + u64::from(piece.slot_offset), piece.len.into());
             data[piece.message_offset.into()..][..piece.len.into()].copy_from_slice(from);
         }
         for k in 0..size.slots_for(status.len) {
             let at = q.addr(q.read + k) + u64::from(size.status_offset());
             let word = self.nodes[q.node].ram.qw(at);
-            assert_eq!(word >> 48 & 0xFFF, u64::from(status.len), "status of slot {k}");
+            assert_eq!(
+                (word >> 48) & 0xFFF,
+                u64::from(status.len),
+                "status of slot {k}"
+            );
             self.nodes[q.node].ram.set_qw(at, 0);
         }
         q.read = (q.read + size.slots_for(status.len)) % q.total();
@@ -309,13 +392,19 @@ impl Rig {
 
     /// Next notification, taken out; `rp` is not written.
     pub fn rma_take(&mut self, q: &mut Queue) -> Option<[u64; 2]> {
+        let words = self.rma_take_raw(q)?;
+        assert!(Notification::decode(words).is_ok());
+        Some(words)
+    }
+
+    /// The same for notifications that may hold unknown commands.
+    pub fn rma_take_raw(&mut self, q: &mut Queue) -> Option<[u64; 2]> {
         let at = q.addr(q.read);
         let ram = &mut self.nodes[q.node].ram;
         let words = [ram.qw(at), ram.qw(at + 8)];
         if words[1] == 0 {
             return None;
         }
-        assert!(Notification::decode(words).is_ok());
         ram.set_qw(at + 8, 0);
         q.read = (q.read + 1) % q.total();
         Some(words)
@@ -326,9 +415,14 @@ impl Rig {
         std::iter::from_fn(|| self.rma_take(q)).collect()
     }
 
+    /// The same for notifications that may hold unknown commands.
+    pub fn rma_drain_raw(&mut self, q: &mut Queue) -> Vec<[u64; 2]> {
+        std::iter::from_fn(|| self.rma_take_raw(q)).collect()
+    }
+
     /// Publishes the read pointer.
     pub fn commit(&mut self, q: &Queue, retrigger: bool) {
-        let value = u64::from(q.read) | u64::from(retrigger) << 32;
+        let value = u64::from(q.read) | (u64::from(retrigger) << 32);
         self.write(q.node, BqRegs(q.unit).rp(Vpid::from(q.vpid)), value);
     }
 
@@ -336,7 +430,9 @@ impl Rig {
     pub fn start_snq(&mut self, i: usize, entries: u16) {
         use wire::regs::snq as r;
         self.write(i, r::EXECUTE, 0);
-        self.nodes[i].ram.put(RING, &vec![0; usize::from(entries) * ENTRY_BYTES]);
+        self.nodes[i]
+            .ram
+            .put(RING, &vec![0; usize::from(entries) * ENTRY_BYTES]);
         self.write(i, r::QUEUE_MSLT, u64::from(entries - 1));
         self.write(i, r::QUEUE_BALT, RING >> 10);
         let wp = self.read(i, r::QUEUE_WPLT) as u16;

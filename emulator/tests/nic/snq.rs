@@ -36,7 +36,7 @@ fn every_event_records_its_registers() {
     for row in &TABLE {
         for at in row.registers {
             if !matches!(at.0, 0x8028 | 0x8080 | 0x8050) {
-                rig.write(0, *at, u64::from(at.0) << 8 | 1);
+                rig.write(0, *at, (u64::from(at.0) << 8) | 1);
             }
         }
     }
@@ -52,7 +52,12 @@ fn every_event_records_its_registers() {
             assert!(e.payload[..7 - n].iter().all(|w| *w == 0));
             got.extend_from_slice(e.words(n));
         }
-        assert_eq!(entries.len(), row.registers.len().div_ceil(7), "{}", row.event);
+        assert_eq!(
+            entries.len(),
+            row.registers.len().div_ceil(7),
+            "{}",
+            row.event
+        );
         assert_eq!(got, want, "{}", row.event);
     }
     // Events without a program write nothing.
@@ -73,15 +78,27 @@ fn vendor_layout_of_the_velo_vector() {
     instruction(&mut rig, 89, read_op(90, 1, 1, at + 8, None));
     instruction(&mut rig, 90, read_op(91, 2, 1, at + 16, None));
     instruction(&mut rig, 91, read_op(92, 3, 1, at + 24, None));
-    let emit = Instruction { opcode: Opcode::Emit, next: END, slot: 0, len: 1, addr: RegOffset(0), emit: true, words: 4 };
+    let emit = Instruction {
+        opcode: Opcode::Emit,
+        next: END,
+        slot: 0,
+        len: 1,
+        addr: RegOffset(0),
+        emit: true,
+        words: 4,
+    };
     instruction(&mut rig, 92, emit);
     let mut q = rig.open_velo(0, 254, SlotSize::B128, 1, 16);
-    rig.velo_send(0, 254, 8 << 48 | 1 << 34 | 254 << 16, &[1; 8]);
+    rig.velo_send(0, 254, (8 << 48) | (1 << 34) | (254 << 16), &[1; 8]);
     assert!(rig.velo_take(&mut q).is_some());
     let e = rig.snq_handle(0);
     assert_eq!(e.len(), 1);
     assert_eq!(e[0].header.pc(), 92);
-    assert_eq!(e[0].payload, [0, 0, 0, 0, 0, 0, 1 << 62], "payload[3+i], bit j: VPID 64 i + j");
+    assert_eq!(
+        e[0].payload,
+        [0, 0, 0, 0, 0, 0, 1 << 62],
+        "payload[3+i], bit j: VPID 64 i + j"
+    );
     // The program's read has cleared the vector.
     assert_eq!(rig.read(0, RegOffset(at + 24)), 0);
 }
@@ -165,14 +182,22 @@ fn full_ring_holds_events_and_programs() {
     let first = rig.snq_take(0).expect("entry");
     assert_eq!(first.header.pc(), 8);
     rig.snq_ack(0);
-    assert_eq!(rig.nodes[0].nic.counters().snq_entries, 4, "first half only");
+    assert_eq!(
+        rig.nodes[0].nic.counters().snq_entries,
+        4,
+        "first half only"
+    );
     let mut pcs = Vec::new();
     loop {
         let entries = rig.snq_handle(0);
         if entries.is_empty() {
             break;
         }
-        pcs.extend(entries.iter().map(|e| TOURMALET.emission(e.header.pc()).expect("address")));
+        pcs.extend(
+            entries
+                .iter()
+                .map(|e| TOURMALET.emission(e.header.pc()).expect("address")),
+        );
     }
     let got: Vec<_> = pcs.iter().map(|e| (e.event, e.part)).collect();
     let want = [
@@ -218,7 +243,13 @@ fn once_means_once() {
 #[test]
 fn restart_begins_a_first_lap() {
     for (rule, wp) in [(SnqRestart::ResetPointer, 0), (SnqRestart::KeepPointer, 5)] {
-        let mut rig = Rig::with_config(1, NicConfig { snq_restart: rule, ..NicConfig::default() });
+        let mut rig = Rig::with_config(
+            1,
+            NicConfig {
+                snq_restart: rule,
+                ..NicConfig::default()
+            },
+        );
         rig.start_snq(0, 256);
         for _ in 0..261 {
             fire(&mut rig, Te::GpioIrq);
@@ -240,7 +271,13 @@ fn restart_begins_a_first_lap() {
 #[test]
 fn unwritten_words_are_zero_or_stale() {
     for stale in [false, true] {
-        let mut rig = Rig::with_config(1, NicConfig { snq_stale_words: stale, ..NicConfig::default() });
+        let mut rig = Rig::with_config(
+            1,
+            NicConfig {
+                snq_stale_words: stale,
+                ..NicConfig::default()
+            },
+        );
         rig.start_snq(0, 256);
         for k in 0..7 {
             rig.write(0, RegOffset(0x5428 + 8 * k), 0x55);
@@ -268,10 +305,21 @@ fn broken_programs_end_with_a_diagnostic() {
         rig.nodes[0].log.diagnostics.clear();
         rig.nodes[0].ram.now += 10_000_000_000;
         fire(&mut rig, Te::GpioIrq);
-        assert!(rig.nodes[0].log.diagnostics.iter().any(|d| d.contains(text)), "{text}");
+        assert!(
+            rig.nodes[0]
+                .log
+                .diagnostics
+                .iter()
+                .any(|d| d.contains(text)),
+            "{text}"
+        );
     }
     // An emitting loop fills the ring and stops there.
-    rig.write(0, regs::program_ram(8), read_op(8, 0, 1, 0x8000, Some(1)).encode());
+    rig.write(
+        0,
+        regs::program_ram(8),
+        read_op(8, 0, 1, 0x8000, Some(1)).encode(),
+    );
     rig.snq_handle(0);
     fire(&mut rig, Te::GpioIrq);
     assert_eq!(rig.snq_handle(0).len(), 255);

@@ -2,7 +2,9 @@
 
 use super::rig::*;
 use super::velo::send;
-use extoll_emulator::nic::{Faults, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, ResetKind};
+use extoll_emulator::nic::{
+    Faults, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, ResetKind,
+};
 use wire::ids::{NodeId, RegOffset, Vpid};
 use wire::regs::{velo as regs, velo_bq};
 use wire::velo::{Descriptor, Mtt, SlotSize, Target};
@@ -41,7 +43,13 @@ fn take_all(rig: &mut Rig, q: &mut Queue) -> Vec<u64> {
 #[test]
 fn full_mailbox_holds_and_releases_in_order() {
     for (rule, usable) in [(FullRule::KeepOneFree, 7), (FullRule::FlagOnEqual, 8)] {
-        let mut rig = rig(NicConfig { full_rule: rule, ..NicConfig::default() }, SlotSize::B128);
+        let mut rig = rig(
+            NicConfig {
+                full_rule: rule,
+                ..NicConfig::default()
+            },
+            SlotSize::B128,
+        );
         let mut q = rig.open_velo(1, 9, SlotSize::B128, 2, 4);
         numbers(&mut rig, 9, 0..30);
         assert_eq!(rig.nodes[1].nic.counters().velo.received, usable);
@@ -62,7 +70,10 @@ fn full_mailbox_holds_and_releases_in_order() {
 fn held_messages_interrupt_when_they_are_stored() {
     let mut rig = rig(NicConfig::default(), SlotSize::B128);
     let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 2);
-    let irq = Descriptor { irq: true, ..to(9, 8) };
+    let irq = Descriptor {
+        irq: true,
+        ..to(9, 8)
+    };
     send(&mut rig, 0, 7, irq, &[0; 8]);
     send(&mut rig, 0, 7, irq, &[1; 8]);
     assert_eq!(super::velo::vectors(&rig.snq_handle(1)), [9]);
@@ -79,7 +90,11 @@ fn a_message_needs_all_its_slots() {
     for k in 0..3 {
         send(&mut rig, 0, 7, to(9, 120), &pattern(k, 120));
     }
-    assert_eq!(rig.nodes[1].nic.counters().velo.received, 1, "3 + 3 slots do not fit");
+    assert_eq!(
+        rig.nodes[1].nic.counters().velo.received,
+        1,
+        "3 + 3 slots do not fit"
+    );
     for k in 0..3 {
         assert_eq!(rig.velo_take(&mut q).expect("message").1, pattern(k, 120));
         assert!(rig.velo_take(&mut q).is_none());
@@ -92,7 +107,7 @@ fn a_message_needs_all_its_slots() {
     assert_eq!(rig.nodes[1].nic.counters().drops.queue_bad, 1);
     assert!(rig.velo_take(&mut small).is_some());
     let general = rig.read(1, velo_bq::GENERAL);
-    assert_eq!(general >> 4 & 0xFF, 10, "error queue");
+    assert_eq!((general >> 4) & 0xFF, 10, "error queue");
     assert_eq!(general >> 12, 1, "error count");
     assert!(rig.nodes[1].nic.counters().events[21] > 0);
 }
@@ -100,7 +115,13 @@ fn a_message_needs_all_its_slots() {
 #[test]
 fn hold_scope_decides_who_waits() {
     for (scope, passed) in [(HoldScope::Vpid, 1), (HoldScope::Unit, 0)] {
-        let mut rig = rig(NicConfig { hold_scope: scope, ..NicConfig::default() }, SlotSize::B128);
+        let mut rig = rig(
+            NicConfig {
+                hold_scope: scope,
+                ..NicConfig::default()
+            },
+            SlotSize::B128,
+        );
         let mut a = rig.open_velo(1, 9, SlotSize::B128, 1, 4);
         let mut b = rig.open_velo(1, 10, SlotSize::B128, 1, 4);
         numbers(&mut rig, 9, 0..5);
@@ -117,7 +138,13 @@ fn hold_scope_decides_who_waits() {
 fn closing_a_queue_frees_the_unit() {
     for scope in [HoldScope::Vpid, HoldScope::Unit] {
         for disable_vpid in [false, true] {
-            let mut rig = rig(NicConfig { hold_scope: scope, ..NicConfig::default() }, SlotSize::B128);
+            let mut rig = rig(
+                NicConfig {
+                    hold_scope: scope,
+                    ..NicConfig::default()
+                },
+                SlotSize::B128,
+            );
             let a = rig.open_velo(1, 9, SlotSize::B128, 1, 4);
             let mut b = rig.open_velo(1, 10, SlotSize::B128, 1, 4);
             numbers(&mut rig, 9, 0..6);
@@ -136,16 +163,25 @@ fn closing_a_queue_frees_the_unit() {
 
 #[test]
 fn hold_limit_and_time() {
-    let cfg = NicConfig { hold_limit_bytes: 10 * 256, ..NicConfig::default() };
+    let cfg = NicConfig {
+        hold_limit_bytes: 10 * 256,
+        ..NicConfig::default()
+    };
     let mut r = rig(cfg, SlotSize::B128);
     r.open_velo(1, 9, SlotSize::B128, 1, 2);
     numbers(&mut r, 9, 0..20);
     let c = r.nodes[1].nic.counters();
-    assert_eq!((c.velo.received, c.velo.holding, c.drops.hold_limit), (1, 10, 9));
+    assert_eq!(
+        (c.velo.received, c.velo.holding, c.drops.hold_limit),
+        (1, 10, 9)
+    );
     assert_eq!(r.read(1, velo_bq::GENERAL) & 4, 4, "timeout_assert");
     assert_eq!(r.nodes[1].nic.next_deadline(), None);
 
-    let cfg = NicConfig { hold_time_ns: Some(1000), ..NicConfig::default() };
+    let cfg = NicConfig {
+        hold_time_ns: Some(1000),
+        ..NicConfig::default()
+    };
     let mut r = rig(cfg, SlotSize::B128);
     let mut q = r.open_velo(1, 9, SlotSize::B128, 1, 2);
     numbers(&mut r, 9, 0..3);
@@ -165,7 +201,10 @@ fn forced_full_queues() {
     let mut a = rig.open_velo(1, 9, SlotSize::B128, 1, 16);
     let mut b = rig.open_velo(1, 10, SlotSize::B128, 1, 16);
     let full = |vpid| Faults {
-        queue_full: vec![QueueFull { unit: QueueUnit::Velo, vpid }],
+        queue_full: vec![QueueFull {
+            unit: QueueUnit::Velo,
+            vpid,
+        }],
         ..Faults::default()
     };
     rig.with(1, |nic, env| nic.set_faults(full(Some(9)), env));
@@ -186,7 +225,10 @@ fn forced_full_queues() {
 fn frozen_nic_loses_nothing() {
     let mut rig = rig(NicConfig::default(), SlotSize::B128);
     let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 64);
-    let frozen = Faults { frozen: true, ..Faults::default() };
+    let frozen = Faults {
+        frozen: true,
+        ..Faults::default()
+    };
     rig.with(1, |nic, env| nic.set_faults(frozen.clone(), env));
     numbers(&mut rig, 9, 0..5);
     assert_eq!(take_all(&mut rig, &mut q).len(), 0);
@@ -203,7 +245,13 @@ fn frozen_nic_loses_nothing() {
 
 #[test]
 fn network_without_credit_makes_the_requester_wait_then_retry() {
-    let mut rig = rig(NicConfig { tx_queue_limit: 4, ..NicConfig::default() }, SlotSize::B128);
+    let mut rig = rig(
+        NicConfig {
+            tx_queue_limit: 4,
+            ..NicConfig::default()
+        },
+        SlotSize::B128,
+    );
     let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 64);
     rig.credit = 0;
     numbers(&mut rig, 9, 0..10);
@@ -232,7 +280,11 @@ fn layout_mistakes_are_reported_not_followed() {
     assert_eq!(take_all(&mut rig, &mut q).len(), 8);
     // Descriptor page outside memory; too many segments.
     rig.open_velo(1, 3, SlotSize::B128, 2, 4);
-    rig.write(1, velo_bq::dcq_base_dcq_ub(Vpid::from(3)), 0x00FF_FFFF_FFFF_0001);
+    rig.write(
+        1,
+        velo_bq::dcq_base_dcq_ub(Vpid::from(3)),
+        0x00FF_FFFF_FFFF_0001,
+    );
     numbers(&mut rig, 3, 0..1);
     rig.write(1, velo_bq::dcq_base_dcq_ub(Vpid::from(3)), 0xFFFF);
     numbers(&mut rig, 3, 0..1);
@@ -241,7 +293,7 @@ fn layout_mistakes_are_reported_not_followed() {
     rig.open_velo(1, 4, SlotSize::B128, 1, 4);
     let c = velo_bq::c_base_size_valid(Vpid::from(4));
     let good = rig.read(1, c);
-    rig.write(1, c, 1 << 58 | 0xFF_FFFF_FFFF << 18 | 3 << 2 | 3);
+    rig.write(1, c, (1 << 58) | (0xFF_FFFF_FFFF << 18) | (3 << 2) | 3);
     numbers(&mut rig, 4, 0..1);
     assert_eq!(rig.nodes[1].nic.counters().drops.dma, 1);
     rig.write(1, c, good);
@@ -258,7 +310,11 @@ fn read_pointer_may_jump() {
     for k in 0..500u64 {
         numbers(&mut rig, 9, k..k + 1);
         assert_eq!(take_all(&mut rig, &mut q), [k]);
-        let rp = if rng.below(4) == 0 { rng.next() & 0xFFFF_FFFF } else { u64::from(q.read % 4) };
+        let rp = if rng.below(4) == 0 {
+            rng.next() & 0xFFFF_FFFF
+        } else {
+            u64::from(q.read % 4)
+        };
         // An index that looks full makes messages wait; the next one lets them go.
         rig.write(1, velo_bq::rp(Vpid::from(9)), rp);
         rig.commit(&q, false);
@@ -275,7 +331,11 @@ fn live_pointers_and_software_write_pointer() {
     assert_eq!(p.lwp(), 6);
     rig.write(1, at, p.with_lwp(1).raw());
     numbers(&mut rig, 9, 50..51);
-    assert_eq!(rig.nodes[1].ram.qw(q.addr(1) + 112), 50, "written where software said");
+    assert_eq!(
+        rig.nodes[1].ram.qw(q.addr(1) + 112),
+        50,
+        "written where software said"
+    );
 }
 
 #[test]
