@@ -68,13 +68,17 @@ fn act(rig: &mut Rig, i: usize, rng: &mut Rng) {
         }
         13..=15 => {
             let size = [0, 7, 495, 496, 5000, 70_000][rng.below(6) as usize];
-            let word0 = 3
-                | (rng.below(16) << 2)
-                | (rng.below(4) << 8)
-                | (rng.below(3) << 16)
-                | (rng.below(8) << 32)
-                | (rng.below(16) << 35) & (rng.below(2) * u64::MAX)
-                | size << 40;
+            let modifiers = if rng.below(2) == 0 { 0 } else { rng.below(16) };
+            let fields = [
+                3,
+                rng.below(16) << 2,
+                rng.below(4) << 8,
+                rng.below(3) << 16,
+                rng.below(8) << 32,
+                modifiers << 35,
+                size << 40,
+            ];
+            let word0 = fields.iter().fold(0, |word, field| word | field);
             let options = wire::rma::PageOptions::from_index(rng.below(32) as u8);
             let words = [word0, value(rng), value(rng)];
             rig.rma_raw(i, rng.below(4) as u8, options, words);
