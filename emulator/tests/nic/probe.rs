@@ -410,7 +410,7 @@ fn resets_clear_what_they_should() {
         rig.write(0, RegOffset(0x40_2008), 77); // a routing table entry
         rig.with(0, |nic, env| nic.reset(kind, env));
         assert_eq!(rig.nodes[0].nic.node_id().0, if kept { 5 } else { 0 });
-        assert_eq!(rig.read(0, RegOffset(0x8050)), kept.into());
+        assert_eq!(rig.read(0, RegOffset(0x8050)), u64::from(kept));
         assert_eq!(rig.read(0, RegOffset(0x40_2008)), if kept { 77 } else { 0 });
         assert_eq!(rig.read(0, RegOffset(0x1_0068)), 0, "SNQ stopped");
         assert_eq!(rig.read(0, RegOffset(0x9290)), 0, "HTAX back to default");

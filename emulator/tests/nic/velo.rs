@@ -55,7 +55,7 @@ fn every_length_arrives_in_both_slot_sizes() {
             }
         }
         let lwp = rig.read(1, RegOffset(0xC0_2800 + 8 * 9)) >> 32;
-        assert_eq!(lwp, q.read.into());
+        assert_eq!(lwp, u64::from(q.read));
         let c = &rig.nodes[1].nic.counters().velo;
         assert_eq!((c.received, c.held), (360, 0));
         assert_eq!(rig.nodes[0].nic.counters().velo.sent, 360);
