@@ -32,7 +32,9 @@ impl Emu {
         let dir = tempfile::tempdir().unwrap();
         let mut cmd = Command::new(env!("CARGO_BIN_EXE_extoll-emu"));
         cmd.arg("run").arg("--dir").arg(dir.path()).args(args);
-        cmd.env("RUST_LOG", "warn").stdout(Stdio::piped()).stdin(Stdio::null());
+        cmd.env("RUST_LOG", "warn")
+            .stdout(Stdio::piped())
+            .stdin(Stdio::null());
         cmd.stderr(std::fs::File::create(dir.path().join("log")).unwrap());
         if let Some(text) = config {
             let path = dir.path().join("config.toml");
@@ -41,9 +43,15 @@ impl Emu {
         }
         let mut child = cmd.spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let emu = Self { dir, child };
-        assert!(line.starts_with("extoll-emu ready"), "{line:?}, log: {}", emu.log());
+        assert!(
+            line.starts_with("extoll-emu ready"),
+            "{line:?}, log: {}",
+            emu.log()
+        );
         emu
     }
 
@@ -68,7 +76,9 @@ impl Emu {
     }
 
     pub fn ctl(&self, json: serde_json::Value) -> serde_json::Value {
-        self.control().call(&serde_json::from_value(json).unwrap()).unwrap()
+        self.control()
+            .call(&serde_json::from_value(json).unwrap())
+            .unwrap()
     }
 
     /// The raw client of a NIC's socket, without any message sent.
@@ -164,7 +174,13 @@ impl Vfio {
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }
-        let n = sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+        let n = sendmsg(
+            &self.stream,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::empty(),
+        )
+        .unwrap();
         assert_eq!(n, bytes.len());
     }
 
@@ -173,7 +189,14 @@ impl Vfio {
         let mut h = [0; 16];
         match self.stream.read_exact(&mut h) {
             Ok(()) => {}
-            Err(e) if matches!(e.kind(), std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset) => return None,
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset
+                ) =>
+            {
+                return None
+            }
             Err(e) => panic!("no reply: {e}"),
         }
         let at = |i: usize| u32::from_le_bytes(h[i..i + 4].try_into().unwrap());
@@ -181,8 +204,17 @@ impl Vfio {
         self.stream.read_exact(&mut body).unwrap();
         let flags = at(8);
         assert_eq!(flags & 0xf, 1, "a reply");
-        assert_eq!(flags >> 5 & 1 == 1, at(12) != 0, "the error flag goes with an error number");
-        Some(Reply { id: at(0) as u16, command: (at(0) >> 16) as u16, error: at(12), body })
+        assert_eq!(
+            (flags >> 5) & 1 == 1,
+            at(12) != 0,
+            "the error flag goes with an error number"
+        );
+        Some(Reply {
+            id: at(0) as u16,
+            command: (at(0) >> 16) as u16,
+            error: at(12),
+            body,
+        })
     }
 
     pub fn call_fds(&mut self, command: u16, body: &[u8], fds: &[BorrowedFd<'_>]) -> Reply {
@@ -227,7 +259,12 @@ impl Vfio {
 
     /// A posted write.
     pub fn post(&mut self, region: u32, offset: u64, data: &[u8]) {
-        let m = message(0, cmd::REGION_WRITE, NO_REPLY, &access(region, offset, data));
+        let m = message(
+            0,
+            cmd::REGION_WRITE,
+            NO_REPLY,
+            &access(region, offset, data),
+        );
         self.send_bytes(&m);
     }
 
@@ -258,7 +295,11 @@ pub fn memfd(size: u64) -> OwnedFd {
 }
 
 pub fn eventfd() -> OwnedFd {
-    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK).unwrap()
+    rustix::event::eventfd(
+        0,
+        rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
+    )
+    .unwrap()
 }
 
 pub const RAM: u64 = 32 << 20;
@@ -284,7 +325,16 @@ impl Guest {
     pub fn boot(mut vfio: Vfio) -> Self {
         let fd = memfd(RAM);
         let mut ram = GuestMemory::default();
-        ram.map(DmaMapRequest { iova: 0, size: RAM, offset: 0, writable: true }, Some(fd.try_clone().unwrap())).unwrap();
+        ram.map(
+            DmaMapRequest {
+                iova: 0,
+                size: RAM,
+                offset: 0,
+                writable: true,
+            },
+            Some(fd.try_clone().unwrap()),
+        )
+        .unwrap();
         assert_eq!(vfio.dma_map(0, RAM, Some(fd.as_fd())), 0);
         let msi = eventfd();
         vfio.config(0x10, &BAR0.to_le_bytes());
@@ -292,7 +342,12 @@ impl Guest {
         vfio.config(4, &[6, 4]);
         vfio.set_msi(msi.as_fd());
         vfio.config(0x52, &[1, 0]);
-        Self { vfio, ram, msi, next_slot: 0 }
+        Self {
+            vfio,
+            ram,
+            msi,
+            next_slot: 0,
+        }
     }
 
     pub fn w(&mut self, offset: u64, value: u64) {
@@ -310,7 +365,11 @@ impl Guest {
 
     /// HTAX, SNQ, buffer queues, VELO on VPID 254.
     pub fn init(&mut self) {
-        for (i, base, port) in [(0u64, BAR0, 0xC107u64), (1, BAR0 + 0x200_0000, 0x4209), (2, BAR0 + 0x400_0000, 0x440B)] {
+        for (i, base, port) in [
+            (0u64, BAR0, 0xC107u64),
+            (1, BAR0 + 0x200_0000, 0x4209),
+            (2, BAR0 + 0x400_0000, 0x440B),
+        ] {
             self.w(0x9200 + 24 * i, (base + 0x200_0000) >> 12);
             self.w(0x9208 + 24 * i, (base >> 12) - 1);
             self.w(0x9210 + 24 * i, port);
@@ -322,27 +381,30 @@ impl Guest {
         self.w(0x10020, RING >> 10);
         self.w(0x10038, 0xff);
         self.w(0x10040, 0x10001);
-        self.w(0x10800 + 8 * 23, 3 | 0xff << 4 | 3 << 19 | (0x120_0020 / 8) << 22 | 1 << 48 | 4 << 49);
+        self.w(
+            0x10800 + 8 * 23,
+            3 | (0xff << 4) | (3 << 19) | ((0x120_0020 / 8) << 22) | (1 << 48) | (4 << 49),
+        );
         self.w(0x10000, 1 << 23);
         self.w(0x10070, 0x201201);
         self.w(0x10068, 1);
         self.w(0xC0_0000, 1);
-        let node = self.r(0x8008) >> 24 & 0xffff;
-        self.w(0x120_0800 + 8 * VPID, node << 16 | VPID << 32);
+        let node = (self.r(0x8008) >> 24) & 0xffff;
+        self.w(0x120_0800 + 8 * VPID, (node << 16) | (VPID << 32));
         self.w(0x120_1000 + 8 * VPID, 0);
         self.w(0x100_0000 + 0x1000 * VPID, 0);
-        self.w(0x120_1808, 8 | 1 << 9);
+        self.w(0x120_1808, 8 | (1 << 9));
         self.w(0x9418, 81);
         // Mailbox of one segment with 128-byte slots.
-        let segment = 3 | (SLOTS - 1) << 2 | (MAILBOX >> 12) << 18;
+        let segment = 3 | ((SLOTS - 1) << 2) | ((MAILBOX >> 12) << 18);
         assert!(self.ram.write(DCQ, &segment.to_le_bytes()));
         assert!(self.ram.write(MAILBOX, &vec![0; 128 * SLOTS as usize]));
         self.w(0xC0_0800 + 8 * VPID, SLOTS - 1);
         self.w(0xC0_1000 + 8 * VPID, (DCQ >> 12) << 16);
         self.w(0xC0_2800 + 8 * VPID, 0);
         self.w(0xD0_0000 + 0x1000 * VPID, 1 << 32);
-        self.w(0xC0_1800 + 8 * VPID, segment | 1 << 58);
-        self.w(0xC0_2000 + 8 * VPID, segment | 1 << 58);
+        self.w(0xC0_1800 + 8 * VPID, segment | (1 << 58));
+        self.w(0xC0_2000 + 8 * VPID, segment | (1 << 58));
         self.w(0x120_1000 + 8 * VPID, 1 << 17);
         self.barrier();
         self.next_slot = 0;
@@ -351,11 +413,11 @@ impl Guest {
     /// Sends a VELO message to VPID 254; returns when it has left.
     pub fn send(&mut self, dst: u16, multicast: bool, interrupt: bool, data: &[u8]) {
         let desc = u64::from(dst)
-            | VPID << 16
-            | u64::from(multicast) << 31
-            | u64::from(interrupt) << 34
-            | 0x5a << 40
-            | (data.len() as u64) << 48;
+            | (VPID << 16)
+            | (u64::from(multicast) << 31)
+            | (u64::from(interrupt) << 34)
+            | (0x5a << 40)
+            | ((data.len() as u64) << 48);
         let page = 0x200_0000 + (VPID << 12);
         self.w(page, desc);
         for (i, chunk) in data.chunks(8).enumerate() {
@@ -375,9 +437,11 @@ impl Guest {
         if status == 0 {
             return None;
         }
-        let len = (status >> 48 & 0xfff) as usize;
+        let len = ((status >> 48) & 0xfff) as usize;
         let mut data = vec![0; len];
-        assert!(self.ram.read(slot + 120 - 8 * len.div_ceil(8) as u64, &mut data));
+        assert!(self
+            .ram
+            .read(slot + 120 - 8 * len.div_ceil(8) as u64, &mut data));
         assert!(self.ram.write(slot + 120, &[0; 8]));
         self.next_slot = (self.next_slot + 1) % SLOTS;
         Some((status as u16, data))
@@ -385,14 +449,20 @@ impl Guest {
 
     /// Publishes the read pointer, with or without asking for interrupts.
     pub fn publish(&mut self, retrigger: bool) {
-        self.w(0xD0_0000 + 0x1000 * VPID, self.next_slot | u64::from(retrigger) << 32);
+        self.w(
+            0xD0_0000 + 0x1000 * VPID,
+            self.next_slot | (u64::from(retrigger) << 32),
+        );
         self.barrier();
     }
 
     /// Number of MSI messages since the last call; waits for one.
     pub fn wait_msi(&mut self) -> u64 {
         let mut fds = [PollFd::new(&self.msi, PollFlags::IN)];
-        let limit = rustix::event::Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
+        let limit = rustix::event::Timespec {
+            tv_sec: DEADLINE.as_secs() as i64,
+            tv_nsec: 0,
+        };
         assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "no MSI");
         self.msi_count()
     }
