@@ -160,7 +160,10 @@ impl World {
     /// When [`World::tick`] has something to do next, in ns since the start.
     pub fn next_deadline(&self) -> Option<u64> {
         let nic = self.timers.first().map(|(at, _)| *at);
-        nic.into_iter().chain(self.network.next_deadline()).chain(self.setup.next_deadline()).min()
+        nic.into_iter()
+            .chain(self.network.next_deadline())
+            .chain(self.setup.next_deadline())
+            .min()
     }
 
     /// Runs what is due.
@@ -196,7 +199,11 @@ impl World {
                     }
                 }
                 None => {
-                    let ready = self.blocked.iter().copied().find(|&i| self.network.tx_credit(i) > 0);
+                    let ready = self
+                        .blocked
+                        .iter()
+                        .copied()
+                        .find(|&i| self.network.tx_credit(i) > 0);
                     let Some(i) = ready else {
                         if self.network.busy() {
                             continue;
@@ -212,7 +219,11 @@ impl World {
     }
 
     /// Calls into a NIC with everything it needs, then takes what it left. `None`: it is off, or it panicked.
-    pub(crate) fn with_nic<R>(&mut self, i: usize, f: impl FnOnce(&mut Nic, &mut Env<'_>) -> R) -> Option<R> {
+    pub(crate) fn with_nic<R>(
+        &mut self,
+        i: usize,
+        f: impl FnOnce(&mut Nic, &mut Env<'_>) -> R,
+    ) -> Option<R> {
         let now = self.now();
         let slot = &mut self.slots[i];
         if slot.power != Power::On {
@@ -269,14 +280,20 @@ impl World {
 
     fn sync_identity(&mut self, i: usize) {
         let nic = &self.slots[i].nic;
-        self.network.set_identity(i, nic.config().guid(), nic.node_id().0);
+        self.network
+            .set_identity(i, nic.config().guid(), nic.node_id().0);
     }
 
     /// Contains a panic of NIC `i`.
     pub(crate) fn crashed(&mut self, i: usize, payload: &(dyn std::any::Any + Send)) {
         let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into());
-        tracing::error!(nic = i, "the model of this NIC failed: {text}; it is dead until its next reset");
+        let text = text
+            .or_else(|| payload.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "panic".into());
+        tracing::error!(
+            nic = i,
+            "the model of this NIC failed: {text}; it is dead until its next reset"
+        );
         self.note(i, format!("panic: {text}"));
         self.slots[i].machine.stats.panics += 1;
         self.switch_off(i, Power::Dead);
@@ -297,7 +314,10 @@ impl World {
     /// A fresh chip in its power-on state.
     fn replace_chip(&mut self, i: usize) {
         let faults = self.slots[i].nic.config().faults.clone();
-        let cfg = NicConfig { faults, ..self.slots[i].spec.nic.clone() };
+        let cfg = NicConfig {
+            faults,
+            ..self.slots[i].spec.nic.clone()
+        };
         let mut regs = self.network.shared_regs(i);
         crate::nic::NetworkRegs::reset(&mut regs);
         let mut nic = Nic::new(cfg);
@@ -410,12 +430,16 @@ impl World {
 
     /// Reads a register as management software does; all ones if the NIC is off.
     pub fn peek(&mut self, nic: usize, offset: u32) -> u64 {
-        self.with_nic(nic, |n, env| n.reg_peek(offset, env)).unwrap_or(u64::MAX)
+        self.with_nic(nic, |n, env| n.reg_peek(offset, env))
+            .unwrap_or(u64::MAX)
     }
 
     /// Replaces the faults that a NIC injects. Errors: it is off.
     pub fn set_faults(&mut self, nic: usize, faults: Faults) -> anyhow::Result<()> {
-        if self.with_nic(nic, |n, env| n.set_faults(faults, env)).is_none() {
+        if self
+            .with_nic(nic, |n, env| n.set_faults(faults, env))
+            .is_none()
+        {
             anyhow::bail!("NIC {nic} is off");
         }
         self.settle();

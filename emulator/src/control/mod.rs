@@ -189,9 +189,15 @@ impl std::str::FromStr for LinkSelect {
         } else if let Some(n) = s.strip_prefix("nic") {
             n.parse().map(Self::Nic).map_err(|_| bad())
         } else if let Some((a, b)) = s.split_once('-') {
-            a.parse().ok().zip(b.parse().ok()).map(|(a, b)| Self::Between(a, b)).ok_or_else(bad)
+            a.parse()
+                .ok()
+                .zip(b.parse().ok())
+                .map(|(a, b)| Self::Between(a, b))
+                .ok_or_else(bad)
         } else {
-            s.parse::<crate::network::topology::End>().map(|_| Self::End(s.to_owned())).map_err(|_| bad())
+            s.parse::<crate::network::topology::End>()
+                .map(|_| Self::End(s.to_owned()))
+                .map_err(|_| bad())
         }
     }
 }
