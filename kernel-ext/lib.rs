@@ -5,6 +5,7 @@
 
 pub mod barrier;
 pub(crate) mod bindings;
+pub mod net;
 pub mod pci;
 pub mod ratelimit;
 pub mod trace;

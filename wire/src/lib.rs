@@ -14,6 +14,7 @@ mod bits;
 
 pub mod atu;
 pub mod bq;
+pub mod ext_eth;
 pub mod htax;
 pub mod ids;
 pub mod regs;

@@ -11,7 +11,7 @@ mod program;
 mod table;
 
 pub use event::{TriggerEvent, TriggerMask};
-pub use isa::{Instruction, InstructionError, Opcode, MAX_BURST};
+pub use isa::{Instruction, InstructionError, InstructionWord, Opcode, MAX_BURST};
 pub use program::{
     assemble, disassemble, find_emission, AssembleError, Disassembly, Emission, EventProgram,
     Found, Program, Style, END, FIRST_CONTINUATION, PROGRAM_WORDS,

@@ -1,0 +1,50 @@
+# Extoll for Linux. `make help` lists the targets; docs/building.md explains them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+T ?=
+export T
+ENTER := scripts/enter
+
+.PHONY: help setup build modules modules_install lint check demo bench clean distclean
+
+help:
+	@echo 'make demo             boot two nodes and watch them talk TCP/IP over Extoll'
+	@echo 'make check [T=pat]    all tests: host, emulator, virtual machines (T: only names that contain pat)'
+	@echo 'make bench            EXN against virtio-net and e1000e, as ratios and counts'
+	@echo 'make setup            build root, kernel tree, guest images (the other targets do this when needed)'
+	@echo 'make build            host programs: emulator, lab, tests'
+	@echo 'make modules          extoll.ko and exn.ko for the stock Debian kernel named in versions.lock'
+	@echo 'make modules_install  install them on this machine (INSTALL_MOD_PATH=dir for another root)'
+	@echo 'make lint             rustfmt, clippy (host and kernel code), unsafe and documentation rules'
+	@echo 'make clean            remove what was built'
+	@echo 'make distclean        remove the build root and all caches too'
+
+setup:
+	@scripts/setup
+
+build: setup
+	@scripts/host-build
+
+modules: setup
+	@$(ENTER) scripts/modules
+
+modules_install: modules
+	@scripts/modules-install
+
+lint: setup
+	@scripts/lint
+
+check: setup
+	@scripts/check
+
+demo: build modules
+	@scripts/demo
+
+bench: build modules
+	@scripts/bench
+
+clean:
+	@scripts/clean
+
+distclean:
+	@scripts/clean --all

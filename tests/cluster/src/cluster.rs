@@ -1,0 +1,315 @@
+//! A running lab, driven through the `lab` command as a user would.
+
+use anyhow::{bail, Context, Result};
+use serde_json::Value;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a command in a guest may take unless the caller says otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a cluster looks like. Scenarios with equal specs share one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Further arguments of `lab up`.
+    pub args: &'static [&'static str],
+}
+
+/// What a finished command left.
+#[derive(Debug)]
+pub struct Output {
+    /// Exit status; −1 if a signal ended the client.
+    pub status: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+/// A command that runs in the background.
+pub struct Running {
+    child: Child,
+    what: String,
+    stdout: Option<JoinHandle<Vec<u8>>>,
+    stderr: Option<JoinHandle<Vec<u8>>>,
+}
+
+fn drain(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        // A read error means that the command is gone: what came so far is the output.
+        let _ = from.read_to_end(&mut all);
+        all
+    })
+}
+
+impl Running {
+    fn start(mut command: Command, what: String) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start: {what}"))?;
+        let stdout = child.stdout.take().map(drain);
+        let stderr = child.stderr.take().map(drain);
+        Ok(Self {
+            child,
+            what,
+            stdout,
+            stderr,
+        })
+    }
+
+    /// Waits for the end, at most `patience`; then the command is killed and an error returned.
+    pub fn wait(mut self, patience: Duration) -> Result<Output> {
+        let deadline = Instant::now() + patience;
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if Instant::now() > deadline {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                bail!("not finished after {} s: {}", patience.as_secs(), self.what);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let text = |t: Option<JoinHandle<Vec<u8>>>| -> String {
+            t.and_then(|t| t.join().ok())
+                .map(|b| String::from_utf8_lossy(&b).into_owned())
+                .unwrap_or_default()
+        };
+        Ok(Output {
+            status: status.code().unwrap_or(-1),
+            stdout: text(self.stdout.take()),
+            stderr: text(self.stderr.take()),
+        })
+    }
+
+    /// Ends the command if it still runs.
+    pub fn stop(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// True while the command runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+/// A running cluster; dropped = taken down.
+pub struct Lab {
+    name: String,
+    spec: Spec,
+}
+
+fn lab_binary() -> std::path::PathBuf {
+    let mut path = std::env::current_exe().unwrap_or_default();
+    path.set_file_name("lab");
+    path
+}
+
+impl Lab {
+    /// Boots a cluster; returns when every node is usable.
+    pub fn up(name: &str, spec: &Spec) -> Result<Self> {
+        let lab = Self {
+            name: name.to_string(),
+            spec: spec.clone(),
+        };
+        let nodes = spec.nodes.to_string();
+        let mut args = vec!["--nodes", nodes.as_str()];
+        args.extend(spec.args);
+        lab.run("up", &args, Duration::from_secs(300))?;
+        Ok(lab)
+    }
+
+    /// What the cluster was booted with.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    fn command(&self, verb: &str, args: &[&str]) -> (Command, String) {
+        let mut command = Command::new(lab_binary());
+        command.arg(verb).args(["--name", &self.name]).args(args);
+        (command, format!("lab {verb} {}", args.join(" ")))
+    }
+
+    /// Runs a `lab` verb; fails unless it exits with 0.
+    pub fn run(&self, verb: &str, args: &[&str], patience: Duration) -> Result<String> {
+        let (command, what) = self.command(verb, args);
+        let out = Running::start(command, what.clone())?.wait(patience)?;
+        if out.status != 0 {
+            bail!(
+                "{what}: exit status {}\n{}{}",
+                out.status,
+                out.stdout,
+                out.stderr
+            );
+        }
+        Ok(out.stdout)
+    }
+
+    /// Starts a shell script on a node in the background.
+    pub fn spawn(&self, node: usize, script: &str) -> Result<Running> {
+        let node = node.to_string();
+        let (command, _) = self.command("exec", &[&node, "--", "sh", "-c", script]);
+        Running::start(command, format!("node{node}# {script}"))
+    }
+
+    /// Runs a shell script on a node.
+    pub fn sh_for(&self, node: usize, script: &str, patience: Duration) -> Result<Output> {
+        self.spawn(node, script)?.wait(patience)
+    }
+
+    /// Runs a shell script on a node that has to succeed; returns its standard output.
+    pub fn ok_for(&self, node: usize, script: &str, patience: Duration) -> Result<String> {
+        let out = self.sh_for(node, script, patience)?;
+        if out.status != 0 {
+            bail!(
+                "node{node}# {script}: exit status {}\n{}{}",
+                out.status,
+                out.stdout,
+                out.stderr
+            );
+        }
+        Ok(out.stdout)
+    }
+
+    /// [`Lab::ok_for`] with the usual patience.
+    pub fn ok(&self, node: usize, script: &str) -> Result<String> {
+        self.ok_for(node, script, PATIENCE)
+    }
+
+    /// `lab fault …`.
+    pub fn fault(&self, args: &[&str]) -> Result<String> {
+        self.run("fault", args, Duration::from_secs(120))
+    }
+
+    /// `lab status --json`.
+    pub fn status(&self) -> Result<Value> {
+        let text = self.run("status", &["--json"], PATIENCE)?;
+        serde_json::from_str(&text).context("lab status --json is not JSON")
+    }
+
+    /// A counter of `ethtool -S exn0`; 0 if the driver does not have it.
+    pub fn ethtool(&self, node: usize, counter: &str) -> Result<u64> {
+        let text = self.ok(node, "ethtool -S exn0")?;
+        Ok(field(&text, counter).unwrap_or(0))
+    }
+
+    /// Polls `probe` until it is true; fails after `patience`.
+    pub fn until(
+        &self,
+        what: &str,
+        patience: Duration,
+        mut probe: impl FnMut(&Self) -> Result<bool>,
+    ) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        let mut last = None;
+        while Instant::now() < deadline {
+            match probe(self) {
+                Ok(true) => return Ok(()),
+                Ok(false) => last = None,
+                Err(error) => last = Some(error),
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        match last {
+            Some(error) => Err(error.context(format!("still not so after {patience:?}: {what}"))),
+            None => bail!("still not so after {patience:?}: {what}"),
+        }
+    }
+
+    /// Fails if the kernel of any node reported a defect since it booted.
+    pub fn assert_clean_log(&self) -> Result<()> {
+        for node in 0..self.spec.nodes {
+            let log = self.ok(node, "dmesg")?;
+            let lines: Vec<&str> = log.lines().collect();
+            if let Some(at) = lines.iter().position(|l| is_defect(l)) {
+                let from = at.saturating_sub(3);
+                let to = (at + 25).min(lines.len());
+                bail!(
+                    "kernel log of node{node} is not clean:\n{}",
+                    lines[from..to].join("\n")
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Err(error) = self.run("down", &[], Duration::from_secs(60)) {
+            eprintln!("lab {} could not be taken down: {error:#}", self.name);
+        }
+    }
+}
+
+/// True for a kernel message that stands for a defect.
+fn is_defect(line: &str) -> bool {
+    const SIGNS: &[&str] = &[
+        "WARNING:",
+        "BUG:",
+        "Oops",
+        "Call Trace",
+        "general protection",
+        "refcount_t:",
+        "blocked for more than",
+        "soft lockup",
+        "hard LOCKUP",
+        "rcu_preempt detected",
+        "rcu: INFO",
+        "page allocation failure",
+        "NETDEV WATCHDOG",
+        "Kernel panic",
+        "possible recursive locking",
+        "possible circular locking",
+        "inconsistent lock state",
+        "unreferenced object",
+        "scheduling while atomic",
+        "sleeping function called",
+        "DMA-API:",
+        "Bad page state",
+        "unregister_netdevice: waiting",
+        "rust_kernel: panicked",
+        "panicked at",
+    ];
+    SIGNS.iter().any(|s| line.contains(s))
+}
+
+/// Value of the line `name: value`.
+pub fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines()
+        .filter_map(|l| l.split_once(':'))
+        .find(|(n, _)| n.trim() == name)
+        .and_then(|(_, v)| v.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defects_are_found_in_kernel_messages() {
+        assert!(is_defect("[   3.1] WARNING: CPU: 0 PID: 1 at kernel/x.c:1"));
+        assert!(is_defect("[   3.1] BUG: kernel NULL pointer dereference"));
+        assert!(!is_defect(
+            "[   3.1] exn: loading out-of-tree module taints kernel."
+        ));
+    }
+
+    #[test]
+    fn fields_of_ethtool_are_read() {
+        let text = "NIC statistics:\n     rx_frames: 12\n     rx_frames_eager: 7\n";
+        assert_eq!(field(text, "rx_frames"), Some(12));
+        assert_eq!(field(text, "rx_frames_eager"), Some(7));
+        assert_eq!(field(text, "nothing"), None);
+    }
+}

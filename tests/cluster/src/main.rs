@@ -1,0 +1,102 @@
+//! Runs scenarios in clusters of virtual machines and reports them one by one.
+//!
+//! Scenarios with the same cluster specification run one after the other in one cluster. Each ends with a look at the
+//! kernel logs; after a failure the cluster is thrown away and the next scenario gets a fresh one.
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod scenarios;
+
+use anyhow::Result;
+use clap::Parser;
+use cluster::{Lab, Spec};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::time::Instant;
+
+/// One test.
+pub struct Scenario {
+    /// Name, `group::what`.
+    pub name: &'static str,
+    /// The cluster it wants.
+    pub spec: Spec,
+    /// The test itself.
+    pub run: fn(&Lab) -> Result<()>,
+}
+
+#[derive(Parser)]
+#[command(about = "Scenarios in virtual machines")]
+struct Args {
+    /// Run only scenarios whose names contain this.
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// Print the names and stop.
+    #[arg(long)]
+    list: bool,
+    /// Name of the lab to use.
+    #[arg(long, default_value = "check")]
+    lab: String,
+}
+
+fn one(scenario: &Scenario, lab: &Lab) -> Result<()> {
+    let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(lab)))
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("the test panicked")));
+    // The kernel log often says why a scenario failed, so look at it in both cases.
+    match (result, lab.assert_clean_log()) {
+        (Ok(()), log) => log,
+        (Err(error), Ok(())) => Err(error),
+        (Err(error), Err(log)) => Err(error.context(format!("{log:#}"))),
+    }
+}
+
+fn main() {
+    let args = Args::parse();
+    let chosen: Vec<Scenario> = scenarios::all()
+        .into_iter()
+        .filter(|s| s.name.contains(&args.filter))
+        .collect();
+    if args.list {
+        for s in &chosen {
+            println!("{}", s.name);
+        }
+        return;
+    }
+    let (mut passed, mut failed) = (0, 0);
+    let mut current: Option<Lab> = None;
+    for scenario in &chosen {
+        let start = Instant::now();
+        if current.as_ref().map(Lab::spec) != Some(&scenario.spec) {
+            current = None;
+        }
+        let lab = match current.take() {
+            Some(lab) => Ok(lab),
+            None => Lab::up(&args.lab, &scenario.spec),
+        };
+        let result = match lab {
+            Ok(lab) => {
+                let result = one(scenario, &lab);
+                if result.is_ok() {
+                    current = Some(lab);
+                }
+                result
+            }
+            Err(error) => Err(error.context("the cluster did not come up")),
+        };
+        let seconds = start.elapsed().as_secs();
+        match result {
+            Ok(()) => {
+                passed += 1;
+                println!("ok      vm::{} ({seconds} s)", scenario.name);
+            }
+            Err(error) => {
+                failed += 1;
+                println!("FAILED  vm::{} ({seconds} s): {error:#}", scenario.name);
+            }
+        }
+    }
+    drop(current);
+    println!(
+        "test result: {}. {passed} passed; {failed} failed",
+        if failed == 0 { "ok" } else { "FAILED" }
+    );
+    std::process::exit(i32::from(failed > 0));
+}

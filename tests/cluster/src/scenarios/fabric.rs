@@ -1,0 +1,103 @@
+//! More than two nodes: broadcast and multi-hop routes.
+
+use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Result};
+use std::time::Duration;
+
+const FOUR: Spec = Spec {
+    nodes: 4,
+    args: &["--topology", "ring:4", "--memory", "384"],
+};
+
+const TORUS: Spec = Spec {
+    nodes: 8,
+    args: &["--topology", "torus:2x2x2", "--memory", "384"],
+};
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        Scenario {
+            name: "fabric::broadcast_reaches_all",
+            spec: FOUR,
+            run: broadcast,
+        },
+        Scenario {
+            name: "fabric::torus_all_pairs",
+            spec: TORUS,
+            run: torus,
+        },
+    ]
+}
+
+fn broadcast(lab: &Lab) -> Result<()> {
+    let receivers = (1..4)
+        .map(|n| {
+            lab.spawn(
+                n,
+                "timeout 20 socat -u UDP-RECV:7100,reuseaddr STDOUT | head -n 1",
+            )
+        })
+        .collect::<Result<Vec<_>>>()?;
+    for n in 1..4 {
+        lab.until("socat listens", PATIENCE, |l| {
+            Ok(l.ok(n, "ss -lun")?.contains(":7100"))
+        })?;
+    }
+    lab.ok(
+        0,
+        "echo hello | socat -u STDIN UDP-DATAGRAM:10.2.0.255:7100,broadcast",
+    )?;
+    for (n, r) in receivers.into_iter().enumerate() {
+        let out = r.wait(Duration::from_secs(40))?;
+        ensure!(
+            out.stdout.trim() == "hello",
+            "node{} did not hear the broadcast",
+            n + 1
+        );
+    }
+    // The whole cluster answers a broadcast ping.
+    for n in 0..4 {
+        lab.ok(n, "sysctl -q -w net.ipv4.icmp_echo_ignore_broadcasts=0")?;
+    }
+    let text = lab.ok(0, "ping -b -c 2 -W 5 10.2.0.255 2>&1; ip neigh show dev exn0; arping -V >/dev/null 2>&1; true")?;
+    for n in 2..=4 {
+        ensure!(
+            text.contains(&format!("from 10.2.0.{n}")),
+            "10.2.0.{n} did not answer: {text}"
+        );
+    }
+    Ok(())
+}
+
+fn torus(lab: &Lab) -> Result<()> {
+    lab.run("trace", &["on"], PATIENCE)?;
+    for from in 0..8 {
+        let script = (0..8)
+            .filter(|to| *to != from)
+            .map(|to| format!("ping -q -c 2 -i 0.1 -w 20 node{to} >/dev/null || echo node{to}"))
+            .collect::<Vec<_>>()
+            .join("; ");
+        let lost = lab.ok_for(from, &script, Duration::from_secs(180))?;
+        ensure!(
+            lost.trim().is_empty(),
+            "node{from} does not reach {}",
+            lost.trim()
+        );
+    }
+    lab.run("trace", &["off"], PATIENCE)?;
+    // Opposite corners of a 2x2x2 torus are three hops apart: the trace has to show two transit nodes.
+    let trace = lab.run("trace", &["print", "--kind", "hop"], PATIENCE)?;
+    let longest = trace
+        .lines()
+        .filter_map(|l| l.split_whitespace().find_map(|w| w.strip_prefix("hop=")))
+        .filter_map(|h| h.parse::<u32>().ok())
+        .max()
+        .unwrap_or(0);
+    ensure!(
+        longest >= 2,
+        "no packet in the trace took more than one hop"
+    );
+    Ok(())
+}

@@ -1,0 +1,25 @@
+//! The scenarios, grouped by what they show.
+
+mod churn;
+mod fabric;
+mod faults;
+mod traffic;
+
+use crate::cluster::Spec;
+use crate::Scenario;
+
+/// Two nodes, one cable.
+pub const PAIR: Spec = Spec {
+    nodes: 2,
+    args: &["--topology", "pair"],
+};
+
+/// Every scenario, those of one cluster specification side by side.
+pub fn all() -> Vec<Scenario> {
+    let mut all = Vec::new();
+    all.extend(traffic::all());
+    all.extend(churn::all());
+    all.extend(faults::all());
+    all.extend(fabric::all());
+    all
+}

@@ -1,0 +1,216 @@
+//! Real programs over exn0 between two healthy nodes.
+
+use super::PAIR;
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use std::time::Duration;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = |name, run| Scenario {
+        name,
+        spec: PAIR,
+        run,
+    };
+    vec![
+        s("traffic::interface", interface),
+        s("traffic::ping_1000", ping_1000),
+        s("traffic::ping_sizes", ping_sizes),
+        s("traffic::ping_ipv6_link_local", ping_ipv6),
+        s("traffic::iperf3_tcp", iperf3_tcp),
+        s("traffic::iperf3_udp", iperf3_udp),
+        s("traffic::dhcp", dhcp),
+        s("traffic::ssh", ssh),
+        s("traffic::sha256_both_ways", sha256_both_ways),
+    ]
+}
+
+fn interface(lab: &Lab) -> Result<()> {
+    let link = lab.ok(0, "ip -d link show exn0")?;
+    ensure!(link.contains("mtu 65536"), "MTU is not 65536: {link}");
+    ensure!(
+        link.contains("2e:87:04:07:00:00"),
+        "MAC does not end in node ID 0: {link}"
+    );
+    ensure!(link.contains("LOWER_UP"), "no carrier: {link}");
+    let info = lab.ok(0, "ethtool -i exn0")?;
+    ensure!(info.contains("driver: exn"), "ethtool -i: {info}");
+    lab.ok(0, "ethtool -k exn0 && ethtool -g exn0 && ethtool -S exn0")?;
+    for mtu in ["68", "1500", "9000", "65536"] {
+        lab.ok(0, &format!("ip link set exn0 mtu {mtu}"))?;
+    }
+    for mtu in ["67", "65537"] {
+        let out = lab.sh_for(0, &format!("ip link set exn0 mtu {mtu}"), PATIENCE)?;
+        ensure!(out.status != 0, "MTU {mtu} was accepted");
+    }
+    // Up and down again: addresses and neighbours come back and traffic flows.
+    lab.ok(
+        0,
+        "ip link set exn0 down && ip link set exn0 up && ping -c 3 -i 0.1 -w 20 node1",
+    )?;
+    Ok(())
+}
+
+fn ping_1000(lab: &Lab) -> Result<()> {
+    let out = lab.ok(0, "ping -q -c 1000 -i 0.01 node1")?;
+    ensure!(out.contains(" 0% packet loss"), "{out}");
+    Ok(())
+}
+
+fn ping_sizes(lab: &Lab) -> Result<()> {
+    // Around the eager limit, the fragment sizes of VELO (120) and RMA (496), the page, and the largest packet.
+    for size in [
+        0, 56, 76, 77, 78, 79, 200, 453, 454, 455, 1472, 4054, 8192, 65000, 65507,
+    ] {
+        let out = lab.ok(0, &format!("ping -q -c 3 -i 0.02 -s {size} node1"))?;
+        ensure!(out.contains(" 0% packet loss"), "size {size}: {out}");
+    }
+    Ok(())
+}
+
+fn ping_ipv6(lab: &Lab) -> Result<()> {
+    // Node 1's link-local address follows from its MAC.
+    let out = lab.ok(0, "ping -q -6 -c 5 -i 0.1 -w 20 fe80::2c87:4ff:fe07:1%exn0")?;
+    ensure!(out.contains(" 0% packet loss"), "{out}");
+    Ok(())
+}
+
+fn iperf3(lab: &Lab, options: &str) -> Result<Value> {
+    lab.ok(1, "pkill iperf3; iperf3 -s -D")?;
+    let text = lab.ok_for(
+        0,
+        &format!("iperf3 -c node1 -J -t 3 {options}"),
+        Duration::from_secs(60),
+    )?;
+    serde_json::from_str(&text).with_context(|| format!("iperf3 {options}: {text}"))
+}
+
+fn iperf3_tcp(lab: &Lab) -> Result<()> {
+    for options in ["", "-R", "-P 4", "-P 4 -R", "--bidir", "-P 4 --bidir"] {
+        let report = iperf3(lab, options)?;
+        let bytes = report["end"]["sum_received"]["bytes"].as_u64().unwrap_or(0);
+        ensure!(bytes > 0, "iperf3 {options} received nothing");
+        if options.contains("--bidir") {
+            let back = report["end"]["sum_received_bidir_reverse"]["bytes"]
+                .as_u64()
+                .unwrap_or(0);
+            ensure!(back > 0, "iperf3 {options} received nothing in reverse");
+        }
+    }
+    Ok(())
+}
+
+fn iperf3_udp(lab: &Lab) -> Result<()> {
+    for options in [
+        "-u -b 20M",
+        "-u -b 20M -R",
+        "-u -b 5M -l 64",
+        "-u -b 20M -l 65000",
+    ] {
+        let report = iperf3(lab, options)?;
+        let packets = report["end"]["sum"]["packets"].as_u64().unwrap_or(0);
+        ensure!(packets > 0, "iperf3 {options} received nothing");
+    }
+    Ok(())
+}
+
+fn dhcp(lab: &Lab) -> Result<()> {
+    lab.ok(
+        0,
+        "pkill dnsmasq; ip addr add 10.9.0.1/24 dev exn0 && dnsmasq --port=0 --interface=exn0 --bind-interfaces \
+         --dhcp-range=10.9.0.50,10.9.0.60,1h --dhcp-authoritative --dhcp-leasefile=/tmp/leases --pid-file=/tmp/dnsmasq.pid",
+    )?;
+    let result = (|| {
+        lab.ok(
+            1,
+            "printf '#!/bin/sh\\n[ \"$1\" = bound ] && ip addr add $ip/24 dev $interface\\nexit 0\\n' >/tmp/bound && chmod +x /tmp/bound",
+        )?;
+        lab.ok(1, "busybox udhcpc -i exn0 -n -q -f -t 8 -T 2 -s /tmp/bound")?;
+        let address = lab.ok(1, "ip -4 addr show exn0")?;
+        ensure!(
+            address.contains("10.9.0.5") || address.contains("10.9.0.60"),
+            "{address}"
+        );
+        lab.ok(1, "ping -q -c 3 -i 0.1 -w 20 10.9.0.1")?;
+        Ok(())
+    })();
+    lab.ok(
+        0,
+        "kill $(cat /tmp/dnsmasq.pid); ip addr del 10.9.0.1/24 dev exn0",
+    )?;
+    lab.ok(1, "ip -4 -o addr show exn0 | awk '$4 ~ /^10.9/ {print $4}' | xargs -r -n1 ip addr del dev exn0")?;
+    result
+}
+
+fn ssh(lab: &Lab) -> Result<()> {
+    let out = lab.ok(0, "ssh node1 hostname")?;
+    ensure!(out.trim() == "node1", "{out}");
+    let sums = lab.ok_for(
+        0,
+        "head -c 16M /dev/urandom >/tmp/blob && ssh node1 'cat >/tmp/blob' </tmp/blob && sha256sum </tmp/blob && ssh node1 'sha256sum </tmp/blob'",
+        Duration::from_secs(180),
+    )?;
+    let sums: Vec<&str> = sums.lines().collect();
+    ensure!(sums.len() == 2 && sums[0] == sums[1], "{sums:?}");
+    Ok(())
+}
+
+/// 512 MiB in each direction at once, compared by their hashes.
+fn sha256_both_ways(lab: &Lab) -> Result<()> {
+    both_ways(lab, 512, Duration::from_secs(500))
+}
+
+/// `mib` MiB in each direction at once through socat.
+pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
+    // A cheap stream without repetition; the sender hashes what it sends.
+    let source = |key: usize| {
+        format!(
+            "openssl enc -aes-128-ctr -K {key:032x} -iv 0 -in /dev/zero 2>/dev/null | head -c {mib}M | tee /tmp/fifo | sha256sum"
+        )
+    };
+    for node in 0..2 {
+        lab.ok(
+            node,
+            "pkill socat; rm -f /tmp/fifo /tmp/got; mkfifo /tmp/fifo",
+        )?;
+    }
+    let receivers = (0..2)
+        .map(|n| lab.spawn(n, "socat -u TCP-LISTEN:7000,reuseaddr STDOUT | sha256sum"))
+        .collect::<Result<Vec<_>>>()?;
+    for node in 0..2 {
+        lab.until("socat listens", PATIENCE, |l| {
+            Ok(l.ok(node, "ss -ltn")?.contains(":7000"))
+        })?;
+    }
+    let senders = (0..2)
+        .map(|n| {
+            let peer = 1 - n;
+            lab.spawn(
+                n,
+                &format!(
+                    "socat -u OPEN:/tmp/fifo TCP:node{peer}:7000 & {}; wait $!",
+                    source(n + 1)
+                ),
+            )
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let sent = senders
+        .into_iter()
+        .map(|s| s.wait(patience))
+        .collect::<Result<Vec<_>>>()?;
+    let got = receivers
+        .into_iter()
+        .map(|r| r.wait(patience))
+        .collect::<Result<Vec<_>>>()?;
+    for n in 0..2 {
+        let (s, g) = (sent[n].stdout.trim(), got[1 - n].stdout.trim());
+        ensure!(
+            s.len() > 60 && s == g,
+            "node{n} sent {s}, its peer got {g}: {:?}",
+            sent[n].stderr
+        );
+    }
+    Ok(())
+}
