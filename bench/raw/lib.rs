@@ -28,7 +28,10 @@ use kernel::{
     driver, fmt, impl_has_work, new_mutex, new_work,
     prelude::*,
     str::CString,
-    sync::{Arc, Mutex},
+    sync::{
+        atomic::{AtomicFlag, Relaxed},
+        Arc, Mutex,
+    },
     uaccess::UserSliceReader,
     workqueue::{Work, WorkItem},
     InPlaceModule,
@@ -78,6 +81,8 @@ struct Raw {
     buffer: DmaWords,
     /// Space for gets, same size.
     local: DmaWords,
+    /// Set when the device goes away, so that a running command ends.
+    stopping: AtomicFlag,
     #[pin]
     result: Mutex<KVec<u8>>,
     #[pin]
@@ -132,6 +137,7 @@ impl Raw {
                 receive <- new_mutex!(receive, "extoll_raw_receive"),
                 buffer,
                 local,
+                stopping: AtomicFlag::new(false),
                 result <- new_mutex!(KVec::new(), "extoll_raw_result"),
                 service <- new_work!("extoll_raw_service"),
             }),
@@ -226,10 +232,20 @@ fn show_run(raw: &Arc<Raw>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 /// A bound device; the fields are dropped in this order.
 #[pin_data]
 struct Bound {
+    _stop: Stop,
     #[pin]
     _run: File<Arc<Raw>>,
     _dir: Dir,
     _detach: Detach,
+}
+
+/// Ends a running command, for which the removal of the file waits.
+struct Stop(Arc<Raw>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.stopping.store(true, Relaxed);
+    }
 }
 
 /// Ends the callbacks, then waits for the service, so that the last reference is dropped here.
@@ -262,6 +278,7 @@ impl auxiliary::Driver for RawDriver {
         _info: &'bound Self::IdInfo,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         let raw = Raw::new(child::nic(adev)?)?;
+        let stop = Stop(raw.clone());
         let detach = Detach(raw.clone());
         let waker = Arc::new(Waker(raw.clone()), GFP_KERNEL)?;
         raw.velo.attach(waker.clone());
@@ -271,6 +288,7 @@ impl auxiliary::Driver for RawDriver {
         let dir = Dir::new(&name);
         KBox::pin_init(
             try_pin_init!(Bound {
+                _stop: stop,
                 _run <- dir.read_write_callback_file(c"run", raw, &show_run, &write_run),
                 _dir: dir.clone(),
                 _detach: detach,

@@ -10,6 +10,7 @@ use extoll_core::{
 use kernel::{
     prelude::*,
     str::CString,
+    sync::atomic::Relaxed,
     time::{Instant, Monotonic},
 };
 use wire::ids::{BusAddr, NodeId, Vpid};
@@ -124,16 +125,26 @@ impl Raw {
             if inbox.tag == Some((mtt, seq)) {
                 return Ok(inbox);
             }
-            if began.elapsed().as_millis() > STEP_MS {
-                return Err(ETIMEDOUT);
-            }
+            self.check(began)?;
         }
+    }
+
+    /// Errors when the device goes away or a step takes too long.
+    fn check(&self, began: Instant<Monotonic>) -> Result {
+        if self.stopping.load(Relaxed) {
+            return Err(ENODEV);
+        }
+        if began.elapsed().as_millis() > STEP_MS {
+            return Err(ETIMEDOUT);
+        }
+        Ok(())
     }
 
     fn ping_pong(&self, receive: &mut Receive, command: Command) -> Result<u64> {
         let len = command.bytes as usize;
         let began: Instant<Monotonic> = Instant::now();
         for i in 0..command.count {
+            self.check(Instant::now())?;
             let mut payload = [0u8; 120];
             for (k, chunk) in payload.chunks_mut(8).enumerate() {
                 chunk.copy_from_slice(&pattern(i as usize + k).to_le_bytes());
@@ -175,9 +186,7 @@ impl Raw {
             if bad {
                 return Err(EIO);
             }
-            if began.elapsed().as_millis() > STEP_MS {
-                return Err(ETIMEDOUT);
-            }
+            self.check(began)?;
         }
         Ok(busy)
     }
@@ -232,14 +241,14 @@ impl Raw {
             self.wait_done(receive, count.min(WINDOW), 0, NotificationType::Completer)?;
         }
         for i in 0..count.min(WINDOW) as usize {
-            check(&self.local, i * slice as usize, bytes as usize)?;
+            compare(&self.local, i * slice as usize, bytes as usize)?;
         }
         Ok(ns)
     }
 }
 
 /// Compares `bytes` at byte offset `at` (a multiple of 8) with the pattern.
-fn check(memory: &DmaWords, at: usize, bytes: usize) -> Result {
+fn compare(memory: &DmaWords, at: usize, bytes: usize) -> Result {
     for k in 0..bytes.div_ceil(8) {
         let used = (bytes - 8 * k).min(8);
         let mask = u64::MAX >> (64 - 8 * used);
