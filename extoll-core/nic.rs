@@ -22,7 +22,7 @@ use kernel::{
         atomic::{Atomic, AtomicFlag, Relaxed},
         Arc, Mutex,
     },
-    workqueue::{self, DelayedWork, Work, WorkItem},
+    workqueue::{DelayedWork, Work, WorkItem},
 };
 use kernel_ext::{ratelimit::RateLimit, trace, work};
 use wire::{
@@ -391,12 +391,12 @@ impl Nic {
     /// Has the subscribers told about the status. Any context.
     pub(crate) fn schedule_status(self: &Arc<Self>) {
         // Already queued is fine: the work reads the latest state.
-        let _ = workqueue::system_unbound().enqueue::<_, 0>(self.clone());
+        let _ = work::queue().enqueue::<_, 0>(self.clone());
     }
 
     pub(crate) fn schedule_housekeeping(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = workqueue::system_unbound().enqueue_delayed::<_, 1>(self.clone(), delay);
+        let _ = work::queue().enqueue_delayed::<_, 1>(self.clone(), delay);
     }
 
     fn publish_status(&self) {

@@ -41,7 +41,7 @@ const MAX_VECTORS: u32 = 32;
 /// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
 #[derive(Default)]
 struct Live<'a> {
-    child: Option<auxiliary::Registration<'a, child::Data>>,
+    children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Pin<KBox<Files>>>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
     /// Memory that the units use; freed after they were stopped.
@@ -71,7 +71,7 @@ impl<'a> BoundNic<'a> {
     ///
     /// # Errors
     ///
-    /// `ENODEV` for a device that cannot be driven (revision 0x42, no MSI, BARs missing or too small, registers
+    /// `ENODEV` for a device that cannot be driven (revision 0x42, no MSI, BARs missing, too small or lost, registers
     /// unreadable), `EBUSY` if a BAR is claimed by others, `ENOMEM`, and those of the PCI core.
     pub fn probe(pdev: &'a pci::Device<Core<'_>>, params: Params) -> Result<Self> {
         let dev: &'a pci::Device<Bound> = pdev;
@@ -120,16 +120,16 @@ impl<'a> BoundNic<'a> {
             .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
             .ok();
         this.live.lock().files = files;
-        // Last, since the child may be probed at once.
-        let child = auxiliary::Registration::new(
-            dev.as_ref(),
-            child::NAME,
-            this.nic.id(),
-            child::MODULE,
-            this.nic.clone(),
-        )
-        .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
-        this.live.lock().child = Some(child);
+        // Last, since children may be probed at once.
+        for (slot, name) in [child::NAME, child::RAW].into_iter().enumerate() {
+            let nic = this.nic.clone();
+            let child =
+                auxiliary::Registration::new(dev.as_ref(), name, nic.id(), child::MODULE, nic)
+                    .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
+            if let Some(place) = this.live.lock().children.get_mut(slot) {
+                *place = Some(child);
+            }
+        }
         Ok(this)
     }
 
@@ -145,8 +145,19 @@ impl<'a> BoundNic<'a> {
                 min
             ));
         }
-        Region::claim(dev, bar, c"extoll")
-            .inspect_err(|e| dev_err!(dev, "BAR {} cannot be claimed: {:?}\n", bar, e))
+        let region = Region::claim(dev, bar, c"extoll")
+            .inspect_err(|e| dev_err!(dev, "BAR {} cannot be claimed: {:?}\n", bar, e))?;
+        if !region.is_assigned() {
+            let text = "the device was reset, remove and rescan it";
+            return Err(refuse!(
+                dev,
+                ENODEV,
+                "BAR {} lost its address, {}\n",
+                bar,
+                text
+            ));
+        }
+        Ok(region)
     }
 
     /// Steps 3 to 26.
@@ -182,14 +193,14 @@ impl<'a> BoundNic<'a> {
     /// sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
-        let child = {
+        let children = {
             let mut live = self.live.lock();
             if core::mem::replace(&mut live.stopped, true) {
                 return;
             }
-            live.child.take()
+            core::mem::take(&mut live.children)
         };
-        drop(child);
+        drop(children);
         let files = self.live.lock().files.take();
         drop(files);
         self.nic.snq.stop(&self.nic);

@@ -222,8 +222,8 @@ fn dispatch(nic: &Arc<Nic>, hw: &Hw, state: &mut State, entry: &Entry) {
     let event = emission.event;
     let number = event.number();
     let words = entry.words(emission.registers.len());
-    let first = words.first().copied().unwrap_or(0);
-    trace::event(nic.id(), number.into(), emission.part.into(), first);
+    let word = words.iter().copied().find(|w| *w != 0).unwrap_or(0);
+    trace::event(nic.id(), number.into(), emission.part.into(), word);
     nic.stats().event(number);
     if state.storm(event) && !state.storming.contains(event) {
         nic.error(Reason::EventStorm, number.into());

@@ -16,7 +16,7 @@ use kernel::{
     prelude::*,
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
     time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
-    workqueue::{self, DelayedWork, WorkItem},
+    workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::work;
 use wire::{
@@ -82,20 +82,23 @@ struct Inner<const N: usize> {
     watching: bool,
     /// Committed count at the last progress, and when that was.
     progress: (u8, Instant<Monotonic>),
+    /// The present stall was reported.
+    reported: bool,
 }
 
 impl<const N: usize> Inner<N> {
-    /// True once per interval while packets are outstanding and none is committed.
+    /// True once per stall: packets are outstanding and none was committed for a while.
     fn stalled(&mut self) -> bool {
         let committed = self.credits.committed();
         if self.credits.outstanding() == 0 || committed != self.progress.0 {
             self.progress = (committed, Instant::now());
+            self.reported = false;
             return false;
         }
-        if self.progress.1.elapsed().as_millis() < STALL_MS {
+        if self.reported || self.progress.1.elapsed().as_millis() < STALL_MS {
             return false;
         }
-        self.progress.1 = Instant::now();
+        self.reported = true;
         true
     }
 }
@@ -165,6 +168,7 @@ impl<const N: usize> Tx<N> {
                         wanted: 0,
                         watching: false,
                         progress: (0, Instant::now()),
+                        reported: false,
                     },
                     "extoll_tx"
                 ),
@@ -303,7 +307,7 @@ impl<const N: usize> Tx<N> {
                 0
             }
         };
-        let _ = workqueue::system_unbound().enqueue_delayed(self.clone(), delay);
+        let _ = work::queue().enqueue_delayed(self.clone(), delay);
     }
 
     /// The work item: looks, wakes, repairs, until nothing is outstanding.
@@ -322,7 +326,7 @@ impl<const N: usize> Tx<N> {
                 }
                 Step::Busy { .. } => {
                     let delay = msecs_to_jiffies(WATCH_MS);
-                    let _ = workqueue::system_unbound().enqueue_delayed(self.clone(), delay);
+                    let _ = work::queue().enqueue_delayed(self.clone(), delay);
                     return;
                 }
             }
