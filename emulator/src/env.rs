@@ -15,6 +15,9 @@ pub struct DmaFault {
 }
 
 /// The machine that a NIC is plugged into.
+///
+/// Writes must become visible to the guest in call order, and an aligned 8-byte write as a whole: guests poll status
+/// words that follow their payload (HW §17).
 pub trait Host {
     /// Reads host memory at bus address `addr`.
     fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
@@ -72,16 +75,33 @@ pub struct Env<'a> {
     pub host: &'a mut dyn Host,
     /// Packets that the NIC injects; the caller routes them after the call.
     pub outbox: &'a mut std::collections::VecDeque<Packet>,
+    /// Payload bytes that the network still takes from this node; the NIC subtracts what it injects, holds commands back
+    /// while it is 0 (one transfer may overshoot) and goes on at the next `Nic::tick`. `u64::MAX`: no limit.
+    pub tx_credit: u64,
     /// Trace sink; cheap when tracing is off.
     pub trace: &'a mut dyn Trace,
 }
 
 /// Receives trace events. Which NIC they belong to is known to the implementation.
 pub trait Trace {
-    /// True if events are wanted at all (check before formatting).
+    /// True if events are wanted at all (check before formatting). [`TraceEvent::Diagnostic`]s come regardless, but
+    /// rate limited by their source.
     fn enabled(&self) -> bool;
     /// Records an event.
     fn event(&mut self, event: TraceEvent<'_>);
+}
+
+/// Who accesses a register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accessor {
+    /// The host the NIC sits in.
+    Host,
+    /// Another node, by remote register access.
+    Remote,
+    /// An SNQ program.
+    Snq,
+    /// Set-up and control of the emulator.
+    Management,
 }
 
 /// What can be traced.
@@ -89,6 +109,8 @@ pub trait Trace {
 pub enum TraceEvent<'a> {
     /// Register file write.
     RegWrite {
+        /// Who writes.
+        by: Accessor,
         /// Byte offset in the register file.
         offset: u32,
         /// Value written.
@@ -96,6 +118,8 @@ pub enum TraceEvent<'a> {
     },
     /// Register file read.
     RegRead {
+        /// Who reads.
+        by: Accessor,
         /// Byte offset in the register file.
         offset: u32,
         /// Value returned.

@@ -1,6 +1,25 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Formats and protocol state machines of the Extoll Tourmalet NIC.
 //!
 //! Pure `no_std` code without allocation, I/O or `unsafe`: the same sources compile into the kernel
-//! modules and into every host-side program.
+//! modules and into every host-side program. Nothing here panics on any input value, nothing sleeps,
+//! nothing locks; every function may be called from any context. "HW §n" cites the hardware reference,
+//! "G n" its list of open points together with the decision taken for each.
 #![no_std]
 #![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+#[macro_use]
+mod bits;
+
+pub mod atu;
+pub mod bq;
+pub mod ext_eth;
+pub mod htax;
+pub mod ids;
+pub mod regs;
+pub mod rma;
+pub mod route;
+pub mod snq;
+pub mod velo;
+pub mod wcbuf;

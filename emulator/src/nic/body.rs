@@ -1,0 +1,181 @@
+//! What NICs send each other. The network looks at the envelope only.
+
+use std::fmt;
+use wire::rma::{Command, Mode, NotifySpec};
+
+/// Payload of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Body {
+    /// VELO message.
+    Velo(Box<VeloMessage>),
+    /// RMA request or response.
+    Rma(Box<RmaMessage>),
+}
+
+/// A VELO message with the identity that the requester stamped on it (HW §9.3).
+#[derive(Clone, PartialEq, Eq)]
+pub struct VeloMessage {
+    /// Stamped source node.
+    pub src_node: u16,
+    /// Stamped source VPID.
+    pub src_vpid: u16,
+    /// Stamped protection descriptor.
+    pub protection: u16,
+    /// Destination VPID, 10 bits.
+    pub dst_vpid: u16,
+    /// Message type tag, 0…3.
+    pub mtt: u8,
+    /// User tag.
+    pub tag: u8,
+    /// Interrupt request at the receiver.
+    pub interrupt: bool,
+    /// Valid bytes of `data`, 1…120.
+    pub len: u8,
+    /// Payload; bytes of the last quadword beyond `len` are what the sender stored there.
+    pub data: [u8; 120],
+}
+
+impl VeloMessage {
+    /// Payload as stored in the mailbox: whole quadwords.
+    pub fn padded(&self) -> &[u8] {
+        let n = usize::from(self.len).div_ceil(8) * 8;
+        &self.data[..n.min(self.data.len())]
+    }
+}
+
+impl fmt::Debug for VeloMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "VeloMessage {{ from {}:{} pd {:#x} to vpid {} mtt {} tag {} irq {} len {} data ",
+            self.src_node,
+            self.src_vpid,
+            self.protection,
+            self.dst_vpid,
+            self.mtt,
+            self.tag,
+            self.interrupt,
+            self.len
+        )?;
+        for byte in self.padded() {
+            write!(f, "{byte:02x}")?;
+        }
+        write!(f, " }}")
+    }
+}
+
+/// RMA request or response. `origin` is the side that posted the descriptor, `peer` the other one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RmaMessage {
+    /// VPID that posted the descriptor.
+    pub origin_vpid: u8,
+    /// VPID named as destination in the descriptor.
+    pub peer_vpid: u8,
+    /// Protection descriptor of the origin VPID.
+    pub protection: u16,
+    /// Command as notifications show it (HW §10.2): responses carry the response commands.
+    pub command: Command,
+    /// Notifications asked for.
+    pub notify: NotifySpec,
+    /// Page options and modifiers as notifications show them (HW §10.4).
+    pub mode: Mode,
+    /// What is asked or answered.
+    pub kind: RmaKind,
+}
+
+/// The variable part of an [`RmaMessage`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RmaKind {
+    /// Data to write at the peer.
+    Put {
+        /// Address at the peer.
+        addr: u64,
+        /// Bytes to write.
+        data: Vec<u8>,
+    },
+    /// Up to 8 bytes out of the descriptor to write at the peer.
+    Immediate {
+        /// Address at the peer.
+        addr: u64,
+        /// 1…8.
+        len: u8,
+        /// Value, little endian.
+        value: u64,
+    },
+    /// Notification put.
+    Notify {
+        /// Class, [7:0] of notification word 1.
+        class: u8,
+        /// Notification word 0.
+        value: u64,
+    },
+    /// Request to read at the peer.
+    GetRequest {
+        /// Address at the peer.
+        read_addr: u64,
+        /// Address at the origin, echoed in the response.
+        write_addr: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// Answer to [`RmaKind::GetRequest`].
+    GetResponse {
+        /// Address at the origin.
+        write_addr: u64,
+        /// Bytes asked for.
+        len: u32,
+        /// The data; none if the responder failed (G17).
+        data: Option<Vec<u8>>,
+    },
+    /// Fetch-compare-and-add.
+    LockRequest {
+        /// Asked of the completer, else of the responder; both do the same (G16).
+        at_completer: bool,
+        /// Lock number, 24 bits.
+        number: u32,
+        /// Compare operand.
+        compare: i32,
+        /// Value to add.
+        add: i32,
+    },
+    /// Answer to [`RmaKind::LockRequest`].
+    LockResponse {
+        /// Lock number, 24 bits.
+        number: u32,
+        /// True if the value was changed.
+        success: bool,
+        /// Value after the operation.
+        value: i32,
+        /// Error bits for the notification: the unit that failed.
+        error: u8,
+    },
+}
+
+impl Body {
+    /// Short name for traces and counters.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Body::Velo(_) => "velo",
+            Body::Rma(m) => match m.kind {
+                RmaKind::Put { .. } => "rma-put",
+                RmaKind::Immediate { .. } => "rma-immediate-put",
+                RmaKind::Notify { .. } => "rma-notification-put",
+                RmaKind::GetRequest { .. } => "rma-get-request",
+                RmaKind::GetResponse { .. } => "rma-get-response",
+                RmaKind::LockRequest { .. } => "rma-lock-request",
+                RmaKind::LockResponse { .. } => "rma-lock-response",
+            },
+        }
+    }
+
+    /// VPID that receives the packet at its destination.
+    pub fn target_vpid(&self) -> u16 {
+        match self {
+            Body::Velo(m) => m.dst_vpid,
+            Body::Rma(m) => match m.kind {
+                RmaKind::GetResponse { .. } | RmaKind::LockResponse { .. } => m.origin_vpid.into(),
+                _ => m.peer_vpid.into(),
+            },
+        }
+    }
+}

@@ -1,0 +1,617 @@
+//! Buffer queues: VELO mailboxes and RMA notification queues in host memory (HW §7, G10).
+
+use super::noti::Vectors;
+use super::{FullRule, HoldScope, Nic, NicConfig, Te, VeloMessage};
+use crate::env::Env;
+use std::collections::VecDeque;
+use wire::bq::{DcqBase, DcqBaseWord, General, Rp, SegmentWord, SlotCode, WritePointers};
+use wire::ids::{RegOffset, Unit};
+use wire::regs::{rma_bq, velo_bq};
+
+const QUEUES: usize = 256;
+
+/// What a queue stores.
+pub(super) enum Item {
+    /// VELO message: one slot, or up to three small ones.
+    Message(Box<VeloMessage>),
+    /// RMA notification, and whether it interrupts.
+    Notification([u64; 2], bool),
+}
+
+impl Item {
+    /// What holding it costs the host, about.
+    fn cost(&self) -> u64 {
+        match self {
+            Item::Message(_) => 256,
+            Item::Notification(..) => 64,
+        }
+    }
+}
+
+struct Held {
+    item: Item,
+    since_ns: u64,
+}
+
+/// Segments of a queue, read from the descriptor page once.
+struct Layout {
+    /// Base address, first slot, end slot.
+    segments: Vec<(u64, u32, u32)>,
+    /// Segment of the last lookup.
+    current: usize,
+}
+
+impl Layout {
+    /// Address of slot `index`.
+    fn slot(&mut self, index: u32, size: u32) -> Option<u64> {
+        let inside = |s: &(u64, u32, u32)| (s.1..s.2).contains(&index);
+        if !self.segments.get(self.current).is_some_and(inside) {
+            self.current = self.segments.partition_point(|s| s.2 <= index);
+        }
+        let &(base, first, _) = self.segments.get(self.current).filter(|s| inside(s))?;
+        base.checked_add(u64::from(index - first) * u64::from(size))
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    ub: u64,
+    dcq: u64,
+    current: u64,
+    next: u64,
+    wp_dcq_rp: u64,
+    lwp: u32,
+    lrp: u32,
+    rp: u64,
+    /// Full flag of [`FullRule::FlagOnEqual`].
+    full: bool,
+    layout: Option<Box<Layout>>,
+    hold: VecDeque<Held>,
+}
+
+impl Queue {
+    fn valid(&self) -> bool {
+        SegmentWord(self.current).valid()
+    }
+
+    /// Total slots.
+    fn slots(&self) -> u64 {
+        u64::from(self.ub as u32) + 1
+    }
+}
+
+/// Whether an item fits.
+enum Room {
+    Yes,
+    Wait,
+    Never,
+}
+
+/// Queues of one unit.
+pub(super) struct BufferQueues {
+    unit: Unit,
+    general: u64,
+    queues: Vec<Queue>,
+    /// Everything on hold with [`HoldScope::Unit`], in order of arrival.
+    hold: VecDeque<(u8, Held)>,
+    held_cost: u64,
+    held: usize,
+    pub(super) vectors: Vectors,
+}
+
+impl BufferQueues {
+    pub(super) fn new(unit: Unit) -> Self {
+        let mut queues = Vec::new();
+        queues.resize_with(QUEUES, Queue::default);
+        Self {
+            unit,
+            general: 0,
+            queues,
+            hold: VecDeque::new(),
+            held_cost: 0,
+            held: 0,
+            vectors: Vectors::default(),
+        }
+    }
+
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.unit);
+    }
+
+    /// Items on hold.
+    pub(super) fn holding(&self) -> usize {
+        self.held
+    }
+
+    /// When the oldest held item expires.
+    pub(super) fn next_expiry(&self, cfg: &NicConfig) -> Option<u64> {
+        let after = cfg.hold_time_ns?;
+        if self.held == 0 {
+            return None;
+        }
+        let per_vpid = self.queues.iter().filter_map(|q| q.hold.front());
+        let oldest = per_vpid
+            .chain(self.hold.front().map(|(_, h)| h))
+            .map(|h| h.since_ns)
+            .min();
+        oldest.map(|since| since.saturating_add(after))
+    }
+
+    fn room(&self, vpid: u8, slots: u32, rule: FullRule) -> Room {
+        let q = &self.queues[usize::from(vpid)];
+        let size = q.slots();
+        let after = |n: u32| (u64::from(q.lwp) + u64::from(n)) % size;
+        let lrp = u64::from(q.lrp);
+        let (never, wait) = match rule {
+            FullRule::KeepOneFree => (
+                u64::from(slots) >= size,
+                (1..=slots).any(|n| after(n) == lrp),
+            ),
+            FullRule::FlagOnEqual => (
+                u64::from(slots) > size,
+                q.full || (1..slots).any(|n| after(n) == lrp),
+            ),
+        };
+        match (never, wait) {
+            (true, _) => Room::Never,
+            (_, true) => Room::Wait,
+            _ => Room::Yes,
+        }
+    }
+}
+
+/// Registers of a queue.
+enum Reg {
+    General,
+    Ub,
+    Dcq,
+    Current,
+    Next,
+    Pointers,
+    Rp,
+}
+
+fn locate(unit: Unit, offset: RegOffset) -> Option<(Reg, u8)> {
+    let base = match unit {
+        Unit::Velo => velo_bq::GENERAL,
+        Unit::Rma => rma_bq::GENERAL,
+    };
+    let at = offset.0.checked_sub(base.0)?;
+    let vpid = ((at % 0x800) / 8) as u8;
+    Some(match at {
+        0 => (Reg::General, 0),
+        0x0800..=0x0FFF => (Reg::Ub, vpid),
+        0x1000..=0x17FF => (Reg::Dcq, vpid),
+        0x1800..=0x1FFF => (Reg::Current, vpid),
+        0x2000..=0x27FF => (Reg::Next, vpid),
+        0x2800..=0x2FFF => (Reg::Pointers, vpid),
+        0x10_0000..=0x1F_FFFF => (Reg::Rp, (at >> 12) as u8),
+        _ => return None,
+    })
+}
+
+impl Nic {
+    fn queue(&mut self, unit: Unit, vpid: u8) -> &mut Queue {
+        &mut self.queues[unit as usize].queues[usize::from(vpid)]
+    }
+
+    fn slot_code(&self, unit: Unit) -> SlotCode {
+        match unit {
+            Unit::Velo if self.velo_slot_size() == wire::velo::SlotSize::B128 => SlotCode::B128,
+            Unit::Velo => SlotCode::B64,
+            Unit::Rma => SlotCode::B16,
+        }
+    }
+
+    pub(super) fn queue_reg_read(&mut self, unit: Unit, offset: RegOffset) -> Option<u64> {
+        let (reg, vpid) = locate(unit, offset)?;
+        let general = self.queues[unit as usize].general;
+        let q = self.queue(unit, vpid);
+        Some(match reg {
+            Reg::General => general,
+            Reg::Ub => q.ub,
+            Reg::Dcq => q.dcq,
+            Reg::Current => q.current,
+            Reg::Next => q.next,
+            Reg::Pointers => {
+                let mut p = WritePointers(q.wp_dcq_rp).with_lwp(q.lwp);
+                let n = u32::from(DcqBaseWord(q.dcq).dcq_ub()) + 1;
+                if let (Some(layout), 3..) = (&q.layout, n) {
+                    p = p.with_dcq_rp(((layout.current as u32 + 2) % n) as u16);
+                }
+                if let Some(&(_, first, _)) =
+                    q.layout.as_ref().and_then(|l| l.segments.get(l.current))
+                {
+                    p = p.with_wp(q.lwp.saturating_sub(first) as u16);
+                }
+                p.raw()
+            }
+            Reg::Rp => q.rp,
+        })
+    }
+
+    pub(super) fn queue_reg_write(
+        &mut self,
+        unit: Unit,
+        offset: RegOffset,
+        value: u64,
+        env: &mut Env<'_>,
+    ) -> bool {
+        let Some((reg, vpid)) = locate(unit, offset) else {
+            return false;
+        };
+        let q = self.queue(unit, vpid);
+        match reg {
+            Reg::General => self.queues[unit as usize].general = value,
+            Reg::Ub => {
+                q.ub = value;
+                q.layout = None;
+            }
+            Reg::Dcq => {
+                q.dcq = value;
+                q.layout = None;
+            }
+            Reg::Current => {
+                q.current = value;
+                q.layout = None;
+                if !q.valid() {
+                    self.forget_interrupt(unit, vpid);
+                    self.drop_held(unit, vpid, env);
+                }
+            }
+            Reg::Next => {
+                q.next = value;
+                q.layout = None;
+            }
+            Reg::Pointers => {
+                q.wp_dcq_rp = value;
+                q.lwp = WritePointers(value).lwp();
+            }
+            Reg::Rp => {
+                let rp = Rp(value);
+                q.lrp = rp.lrp();
+                q.rp = value;
+                q.full = false;
+                self.release(unit, vpid, env);
+                if rp.irq_retrigger() {
+                    self.arm_interrupt(unit, vpid);
+                }
+            }
+        }
+        true
+    }
+
+    /// Slot sizes changed: segments must be checked again.
+    pub(super) fn forget_layouts(&mut self, unit: Unit) {
+        for q in &mut self.queues[unit as usize].queues {
+            q.layout = None;
+        }
+    }
+
+    /// Stores an item in the queue of `vpid`, holds it while the queue is full, or drops it.
+    pub(super) fn queue_put(&mut self, unit: Unit, vpid: u8, item: Item, env: &mut Env<'_>) {
+        let all = &self.queues[unit as usize];
+        if !General(all.general).enable() || !all.queues[usize::from(vpid)].valid() {
+            self.counters.drops.queue_invalid = self.counters.drops.queue_invalid.wrapping_add(1);
+            self.diagnose(env, || {
+                format!("{unit} queue of VPID {vpid} is not set up: dropped")
+            });
+            return;
+        }
+        let behind = match self.cfg.hold_scope {
+            HoldScope::Vpid => !all.queues[usize::from(vpid)].hold.is_empty(),
+            HoldScope::Unit => !all.hold.is_empty(),
+        };
+        let item = if behind {
+            item
+        } else {
+            match self.try_store(unit, vpid, item, env) {
+                Some(item) => item,
+                None => return,
+            }
+        };
+        self.hold(unit, vpid, item, env);
+    }
+
+    /// Stores or drops the item; gives it back if it has to wait.
+    fn try_store(&mut self, unit: Unit, vpid: u8, item: Item, env: &mut Env<'_>) -> Option<Item> {
+        let slots = match &item {
+            Item::Message(m) => self.velo_slot_size().slots_for(m.len.into()),
+            Item::Notification(..) => 1,
+        };
+        if self.forced_full(unit, vpid) {
+            return Some(item);
+        }
+        match self.queues[unit as usize].room(vpid, slots, self.cfg.full_rule) {
+            Room::Wait => return Some(item),
+            Room::Never => {
+                self.queue_bad(unit, vpid, env, || {
+                    format!("too small for an item of {slots} slots")
+                });
+                return None;
+            }
+            Room::Yes => {}
+        }
+        let mut at = [0u64; 3];
+        let at = &mut at[..slots.min(3) as usize];
+        if let Err(why) = self.slot_addresses(unit, vpid, at, env) {
+            self.queue_bad(unit, vpid, env, || why);
+            return None;
+        }
+        let stored = match &item {
+            Item::Message(m) => self.velo_write_slots(m, at, env),
+            Item::Notification(words, _) => self.write_notification(*words, at[0], env),
+        };
+        if stored.is_err() {
+            self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
+            return None;
+        }
+        let q = self.queue(unit, vpid);
+        q.lwp = ((u64::from(q.lwp) + u64::from(slots)) % q.slots()) as u32;
+        q.full = q.lwp == q.lrp;
+        let interrupt = match item {
+            Item::Message(m) => {
+                let velo = &mut self.counters.velo;
+                velo.received = velo.received.wrapping_add(1);
+                velo.bytes_received = velo.bytes_received.wrapping_add(m.len.into());
+                m.interrupt
+            }
+            Item::Notification(_, interrupt) => {
+                self.counters.rma.notifications = self.counters.rma.notifications.wrapping_add(1);
+                interrupt
+            }
+        };
+        if interrupt {
+            self.request_interrupt(unit, vpid);
+        }
+        None
+    }
+
+    fn write_notification(
+        &mut self,
+        words: [u64; 2],
+        at: u64,
+        env: &mut Env<'_>,
+    ) -> Result<(), ()> {
+        // Word 1 tells software that the slot is full, so it goes last.
+        self.dma_write(at, &words[0].to_le_bytes(), env)
+            .map_err(drop)?;
+        self.dma_write(at.wrapping_add(8), &words[1].to_le_bytes(), env)
+            .map_err(drop)
+    }
+
+    /// Addresses of the next slots.
+    fn slot_addresses(
+        &mut self,
+        unit: Unit,
+        vpid: u8,
+        at: &mut [u64],
+        env: &mut Env<'_>,
+    ) -> Result<(), String> {
+        if self.queue(unit, vpid).layout.is_none() {
+            let layout = self.load_layout(unit, vpid, env)?;
+            self.queue(unit, vpid).layout = Some(Box::new(layout));
+        }
+        let size = self.slot_code(unit).bytes();
+        let q = self.queue(unit, vpid);
+        let (lwp, total) = (u64::from(q.lwp), q.slots());
+        for (i, at) in at.iter_mut().enumerate() {
+            let index = ((lwp + i as u64) % total) as u32;
+            let layout = q.layout.as_mut().ok_or_else(String::new)?;
+            *at = layout
+                .slot(index, size)
+                .ok_or_else(|| format!("segments end before slot {index}"))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the segment list. With one segment the register holds it, else the page in host memory does (G10).
+    fn load_layout(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) -> Result<Layout, String> {
+        let q = self.queue(unit, vpid);
+        let dcq = DcqBase::decode(DcqBaseWord(q.dcq)).map_err(|e| e.to_string())?;
+        let mut words = vec![q.current];
+        if dcq.segments > 1 {
+            let mut page = vec![0; dcq.segments as usize * 8];
+            self.dma_read(dcq.page.0, &mut page, env)
+                .map_err(|f| format!("descriptor page {:#x} can't be read", f.addr))?;
+            let qw = |c: &[u8]| c.try_into().map(u64::from_le_bytes).unwrap_or(0);
+            words = page.chunks_exact(8).map(qw).collect();
+        }
+        let want = self.slot_code(unit);
+        let mut segments = Vec::with_capacity(words.len());
+        let mut first = 0u32;
+        for word in words {
+            let segment = SegmentWord(word).segment();
+            if segment.slot != want {
+                return Err(format!(
+                    "segment has {:?} slots, the unit uses {want:?}",
+                    segment.slot
+                ));
+            }
+            let end = first.checked_add(segment.slots).ok_or("too many slots")?;
+            segments.push((segment.base.0, first, end));
+            first = end;
+        }
+        Ok(Layout {
+            segments,
+            current: 0,
+        })
+    }
+
+    /// Counts a queue error and raises the event for it.
+    fn queue_error(&mut self, unit: Unit, vpid: u8, set: impl Fn(General) -> General) {
+        let word = &mut self.queues[unit as usize].general;
+        let g = General(*word);
+        *word = set(g)
+            .with_error_queue(vpid)
+            .with_error_count(g.error_count().wrapping_add(1))
+            .raw();
+        self.raise(Te::BqError);
+    }
+
+    fn queue_bad(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>, why: impl FnOnce() -> String) {
+        self.counters.drops.queue_bad = self.counters.drops.queue_bad.wrapping_add(1);
+        self.queue_error(unit, vpid, |g| g.with_ub_assert(true));
+        self.diagnose(env, || format!("{unit} queue of VPID {vpid}: {}", why()));
+    }
+
+    fn forced_full(&self, unit: Unit, vpid: u8) -> bool {
+        let mut faults = self.cfg.faults.queue_full.iter();
+        faults.any(|f| Unit::from(f.unit) == unit && f.vpid.is_none_or(|v| v == vpid))
+    }
+
+    fn count_held(&mut self, unit: Unit, vpid: u8, change: i64, new: bool) {
+        let held = self.queues[unit as usize].held as u64;
+        let (holding, total) = match unit {
+            Unit::Velo => (
+                &mut self.counters.velo.holding,
+                &mut self.counters.velo.held,
+            ),
+            Unit::Rma => (&mut self.counters.rma.holding, &mut self.counters.rma.held),
+        };
+        *holding = held;
+        *total = total.wrapping_add(new.into());
+        if self.cfg.faults.wcbuf_retry_waiting.is_some() {
+            let node = self.info.node_id();
+            let n = self.tx.pressure.waiting(node, unit, vpid);
+            let n = i64::from(n)
+                .saturating_add(change)
+                .clamp(0, u32::MAX.into());
+            self.tx.pressure.set(node, unit, vpid, n as u32);
+        }
+    }
+
+    fn hold(&mut self, unit: Unit, vpid: u8, item: Item, env: &mut Env<'_>) {
+        let cost = item.cost();
+        let limit = self.cfg.hold_limit_bytes;
+        let scope = self.cfg.hold_scope;
+        let all = &mut self.queues[unit as usize];
+        if all.held_cost.saturating_add(cost) > limit {
+            self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
+            self.queue_error(unit, vpid, |g| g.with_timeout_assert(true));
+            self.bq_timeout_error(unit);
+            self.diagnose(env, || {
+                format!("{unit} queue of VPID {vpid} stays full: dropped")
+            });
+            return;
+        }
+        let held = Held {
+            item,
+            since_ns: env.host.now_ns(),
+        };
+        all.held_cost += cost;
+        all.held += 1;
+        match scope {
+            HoldScope::Vpid => all.queues[usize::from(vpid)].hold.push_back(held),
+            HoldScope::Unit => all.hold.push_back((vpid, held)),
+        }
+        self.count_held(unit, vpid, 1, true);
+    }
+
+    fn unhold(&mut self, unit: Unit, vpid: u8, cost: u64) {
+        let all = &mut self.queues[unit as usize];
+        all.held_cost = all.held_cost.saturating_sub(cost);
+        all.held = all.held.saturating_sub(1);
+        self.count_held(unit, vpid, -1, false);
+    }
+
+    /// Delivers what waits for the queue of `vpid`, as far as there is room.
+    fn release(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
+        if self.queues[unit as usize].held == 0 {
+            return;
+        }
+        while let Some(held) = self.queue(unit, vpid).hold.pop_front() {
+            let cost = held.item.cost();
+            if let Some(item) = self.try_store(unit, vpid, held.item, env) {
+                self.queue(unit, vpid)
+                    .hold
+                    .push_front(Held { item, ..held });
+                break;
+            }
+            self.unhold(unit, vpid, cost);
+        }
+        while let Some((vpid, held)) = self.queues[unit as usize].hold.pop_front() {
+            let cost = held.item.cost();
+            if let Some(item) = self.try_store(unit, vpid, held.item, env) {
+                self.queues[unit as usize]
+                    .hold
+                    .push_front((vpid, Held { item, ..held }));
+                break;
+            }
+            self.unhold(unit, vpid, cost);
+        }
+    }
+
+    /// [`Nic::release`] for every queue.
+    pub(super) fn release_all(&mut self, env: &mut Env<'_>) {
+        for unit in [Unit::Velo, Unit::Rma] {
+            for vpid in 0..=255 {
+                self.release(unit, vpid, env);
+            }
+        }
+    }
+
+    /// Drops what waits for the queue of `vpid`, so that a closed queue blocks nobody.
+    pub(super) fn drop_held(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
+        if self.queues[unit as usize].held == 0 {
+            return;
+        }
+        let mut dropped: Vec<Held> = self.queue(unit, vpid).hold.drain(..).collect();
+        let queued = std::mem::take(&mut self.queues[unit as usize].hold);
+        for (v, held) in queued {
+            if v == vpid {
+                dropped.push(held);
+            } else {
+                self.queues[unit as usize].hold.push_back((v, held));
+            }
+        }
+        for held in dropped {
+            self.unhold(unit, vpid, held.item.cost());
+            self.counters.drops.hold_closed = self.counters.drops.hold_closed.wrapping_add(1);
+        }
+        // Others may have waited behind it.
+        self.release(unit, vpid, env);
+    }
+
+    /// Drops what has been on hold for too long.
+    pub(super) fn expire_holds(&mut self, now_ns: u64, env: &mut Env<'_>) {
+        let Some(after) = self.cfg.hold_time_ns else {
+            return;
+        };
+        let due = |h: &Held| now_ns.saturating_sub(h.since_ns) >= after;
+        for unit in [Unit::Velo, Unit::Rma] {
+            if self.queues[unit as usize].held == 0 {
+                continue;
+            }
+            let mut expired = Vec::new();
+            let all = &mut self.queues[unit as usize];
+            while all.hold.front().is_some_and(|(_, h)| due(h)) {
+                expired.extend(all.hold.pop_front());
+            }
+            for (vpid, q) in (0..=255).zip(&mut all.queues) {
+                while q.hold.front().is_some_and(due) {
+                    expired.extend(q.hold.pop_front().map(|h| (vpid, h)));
+                }
+            }
+            for (vpid, held) in expired {
+                self.unhold(unit, vpid, held.item.cost());
+                self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
+                self.queue_error(unit, vpid, |g| g.with_timeout_assert(true));
+                self.bq_timeout_error(unit);
+                self.diagnose(env, || {
+                    format!("{unit} queue of VPID {vpid} stayed full too long: dropped")
+                });
+                self.release(unit, vpid, env);
+            }
+        }
+    }
+
+    /// Slot size that VELO uses now.
+    pub(super) fn velo_slot_size(&self) -> wire::velo::SlotSize {
+        if self.velo.slots_128 {
+            wire::velo::SlotSize::B128
+        } else {
+            wire::velo::SlotSize::B64
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Options of a NIC instance: identity, the switches of G marked (S), and faults to inject.
+
+use serde::{Deserialize, Serialize};
+
+/// When a buffer queue counts as full (G10).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FullRule {
+    /// Full when the next slot is the one at the read pointer: one slot stays free.
+    #[default]
+    KeepOneFree,
+    /// Full once a write makes both pointers equal, until software writes `rp`.
+    FlagOnEqual,
+}
+
+/// What a full buffer queue blocks (G10).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HoldScope {
+    /// Only its own VPID.
+    #[default]
+    Vpid,
+    /// Every VPID of the unit: head-of-line blocking.
+    Unit,
+}
+
+/// What starting the SNQ does to its write pointer (G6).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SnqRestart {
+    /// Write pointer 0, first lap.
+    #[default]
+    ResetPointer,
+    /// Write pointer kept, first lap.
+    KeepPointer,
+}
+
+/// How RMA quadword commands treat unaligned addresses and lengths (G12).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnalignedQw {
+    /// Executed like the byte command.
+    #[default]
+    AsBytes,
+    /// Error of the requester.
+    Error,
+}
+
+/// What a function-level reset clears (G2).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlrScope {
+    /// Every register.
+    #[default]
+    Everything,
+    /// Everything except the node identity, scratchpads and network registers, which belong to management.
+    KeepNetwork,
+}
+
+/// A buffer queue unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueueUnit {
+    /// VELO mailboxes.
+    Velo,
+    /// RMA notification queues.
+    Rma,
+}
+
+impl From<QueueUnit> for wire::ids::Unit {
+    fn from(unit: QueueUnit) -> Self {
+        match unit {
+            QueueUnit::Velo => Self::Velo,
+            QueueUnit::Rma => Self::Rma,
+        }
+    }
+}
+
+/// Faults to inject. All off by default; may change while the NIC runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Faults {
+    /// The requester of a VPID reports `retry` on every n-th descriptor (G11). Values below 2 count as 2, else nothing
+    /// would ever get through.
+    pub wcbuf_retry_every: Option<u32>,
+    /// A requester reports `retry` while more than this many messages wait for the queue it sends to, or for the network.
+    pub wcbuf_retry_waiting: Option<u32>,
+    /// These queues behave as full; `vpid` absent: all of the unit.
+    pub queue_full: Vec<QueueFull>,
+    /// The NIC takes nothing from and gives nothing to the network, while links stay up and registers work.
+    pub frozen: bool,
+    /// Every n-th DMA access of the NIC fails.
+    pub dma_fault_every: Option<u32>,
+}
+
+/// One entry of [`Faults::queue_full`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueueFull {
+    /// Unit.
+    pub unit: QueueUnit,
+    /// VPID, or all.
+    #[serde(default)]
+    pub vpid: Option<u8>,
+}
+
+/// Options of a NIC instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct NicConfig {
+    /// Node ID after reset (G27). Software may change it.
+    pub node_id: u16,
+    /// GUID, 24 bits; default 0xE00000 + node ID (G27).
+    pub guid: Option<u32>,
+    /// `info_rf driver.ver` (G2).
+    pub driver_version: u32,
+    /// Chip revision, reset value of scratchpad 0 (HW §4.3).
+    pub chip_revision: u64,
+    /// Time stamp counter frequency in Hz (G25).
+    pub tsc_hz: u64,
+    /// Shortest timer period that is honoured, in ns; keeps a wrong guest from loading the host.
+    pub timer_min_ns: u64,
+    /// MSI vectors offered in configuration space, 1…32 (G3). The NIC only ever uses vector 0.
+    pub msi_vectors: u8,
+    /// Full rule of buffer queues.
+    pub full_rule: FullRule,
+    /// What a full buffer queue blocks.
+    pub hold_scope: HoldScope,
+    /// Bytes of messages that a unit holds for full queues before it drops (G10).
+    pub hold_limit_bytes: u64,
+    /// Time in ns after which a held message is dropped; none: never.
+    pub hold_time_ns: Option<u64>,
+    /// SNQ restart.
+    pub snq_restart: SnqRestart,
+    /// Payload words that an SNQ program did not write keep data of earlier entries (G5).
+    pub snq_stale_words: bool,
+    /// Unaligned RMA quadword commands.
+    pub unaligned_qw: UnalignedQw,
+    /// Scope of a function-level reset.
+    pub flr_scope: FlrScope,
+    /// RMA commands and requests that wait for the network before the requester reports `retry`.
+    pub tx_queue_limit: usize,
+    /// Faults to inject.
+    pub faults: Faults,
+}
+
+impl Default for NicConfig {
+    fn default() -> Self {
+        Self {
+            node_id: 0,
+            guid: None,
+            driver_version: 0x0001_0000,
+            chip_revision: 0,
+            tsc_hz: 100_000_000,
+            timer_min_ns: 10_000,
+            msi_vectors: 1,
+            full_rule: FullRule::default(),
+            hold_scope: HoldScope::default(),
+            hold_limit_bytes: 64 << 20,
+            hold_time_ns: None,
+            snq_restart: SnqRestart::default(),
+            snq_stale_words: false,
+            unaligned_qw: UnalignedQw::default(),
+            flr_scope: FlrScope::default(),
+            tx_queue_limit: 4096,
+            faults: Faults::default(),
+        }
+    }
+}
+
+impl NicConfig {
+    /// GUID in effect, 24 bits.
+    pub fn guid(&self) -> u32 {
+        self.guid.unwrap_or(0xE0_0000 + u32::from(self.node_id)) & 0xFF_FFFF
+    }
+}

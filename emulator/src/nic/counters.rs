@@ -1,0 +1,129 @@
+//! What a NIC counts for statistics and per-frame cost tables. The hardware's own counters are registers.
+
+use serde::Serialize;
+
+/// Counters of one NIC since power-on. They wrap.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Host loads.
+    pub mmio_reads: u64,
+    /// Host stores.
+    pub mmio_writes: u64,
+    /// Host stores to the VELO requester.
+    pub velo_stores: u64,
+    /// Host stores to the RMA requester.
+    pub rma_stores: u64,
+    /// Accesses that are not 64 bit wide and aligned, outside the requesters (G32).
+    pub odd_accesses: u64,
+    /// Accesses to addresses without a register, or against its access rights (G32).
+    pub bad_accesses: u64,
+    /// MSI messages sent.
+    pub interrupts: u64,
+    /// SNQ entries written.
+    pub snq_entries: u64,
+    /// SNQ trigger events raised, by number.
+    pub events: [u64; 32],
+    /// DMA reads.
+    pub dma_reads: u64,
+    /// DMA writes.
+    pub dma_writes: u64,
+    /// Bytes read by DMA.
+    pub dma_bytes_read: u64,
+    /// Bytes written by DMA.
+    pub dma_bytes_written: u64,
+    /// Failed DMA accesses.
+    pub dma_faults: u64,
+    /// Packets injected.
+    pub packets_sent: u64,
+    /// Packets received.
+    pub packets_received: u64,
+    /// VELO unit.
+    pub velo: VeloCounters,
+    /// RMA unit.
+    pub rma: RmaCounters,
+    /// Discarded work, by reason.
+    pub drops: Drops,
+    /// Things that software did wrong and a diagnostic was given for.
+    pub diagnostics: u64,
+}
+
+/// VELO unit.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct VeloCounters {
+    /// Messages sent.
+    pub sent: u64,
+    /// Payload bytes sent.
+    pub bytes_sent: u64,
+    /// Messages stored in mailboxes.
+    pub received: u64,
+    /// Payload bytes stored in mailboxes.
+    pub bytes_received: u64,
+    /// Times that a message had to wait for a slot.
+    pub held: u64,
+    /// Messages on hold now.
+    pub holding: u64,
+    /// Times that a requester reported `retry`.
+    pub retries: u64,
+    /// Messages dropped while `retry` was set; software replays them.
+    pub retry_drops: u64,
+}
+
+/// RMA unit.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct RmaCounters {
+    /// Commands executed by the requester, by command code.
+    pub commands: [u64; 16],
+    /// Bytes put by this node.
+    pub put_bytes: u64,
+    /// Bytes that this node got from others.
+    pub get_bytes: u64,
+    /// Bytes that others got from this node.
+    pub served_bytes: u64,
+    /// Notifications written.
+    pub notifications: u64,
+    /// Notifications with an error bit.
+    pub error_notifications: u64,
+    /// Times that a notification had to wait for a slot.
+    pub held: u64,
+    /// Notifications on hold now.
+    pub holding: u64,
+    /// Times that a requester reported `retry`.
+    pub retries: u64,
+    /// Commands dropped while `retry` was set; software replays them.
+    pub retry_drops: u64,
+}
+
+/// Discarded work, by reason.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Drops {
+    /// VELO descriptor with length 0 or above 120, or a bad multicast group.
+    pub velo_bad_descriptor: u64,
+    /// VELO or RMA descriptor overwritten before it was complete.
+    pub incomplete_descriptor: u64,
+    /// Protection descriptor of sender and receiver differ.
+    pub wrong_protection: u64,
+    /// Destination VPID is not enabled or does not exist.
+    pub vpid_disabled: u64,
+    /// Destination queue is not valid or its engine is off.
+    pub queue_invalid: u64,
+    /// Destination queue is described inconsistently.
+    pub queue_bad: u64,
+    /// More on hold than allowed, or for too long.
+    pub hold_limit: u64,
+    /// On hold when the queue or VPID was closed.
+    pub hold_closed: u64,
+    /// RMA command that is not allowed or not known.
+    pub rma_bad_command: u64,
+    /// Failed address translation.
+    pub translation: u64,
+    /// Failed DMA access.
+    pub dma: u64,
+    /// Access matched no SMFU interval.
+    pub smfu_no_interval: u64,
+    /// Interrupt or DMA while bus mastering is off.
+    pub bus_master_off: u64,
+    /// Packet of a kind that the receiving unit does not take.
+    pub wrong_unit: u64,
+    /// Packets or commands waiting when the NIC was reset.
+    pub reset: u64,
+}

@@ -1,0 +1,118 @@
+//! Bus accesses of the NIC: host memory and interrupts.
+
+use super::Nic;
+use crate::env::{DmaFault, Env, TraceEvent};
+use std::ops::RangeInclusive;
+
+/// A posted write from the network into this range becomes an interrupt (G26).
+pub(super) const MSI_RANGE: RangeInclusive<u64> = 0xFD_0000_0000..=0xFD_FFFF_FFFF;
+
+impl Nic {
+    fn dma_allowed(
+        &mut self,
+        write: bool,
+        addr: u64,
+        len: usize,
+        env: &mut Env<'_>,
+    ) -> Result<(), DmaFault> {
+        let fault = DmaFault { addr, len };
+        if !self.bus_master {
+            self.counters.drops.bus_master_off = self.counters.drops.bus_master_off.wrapping_add(1);
+            return Err(fault);
+        }
+        if let Some(every) = self.cfg.faults.dma_fault_every {
+            self.dma_accesses = self.dma_accesses.wrapping_add(1);
+            if self.dma_accesses % every.max(1) == 0 {
+                return Err(fault);
+            }
+        }
+        if env.trace.enabled() {
+            env.trace.event(TraceEvent::Dma { write, addr, len });
+        }
+        Ok(())
+    }
+
+    fn dma_failed(&mut self, write: bool, fault: DmaFault, env: &mut Env<'_>) -> DmaFault {
+        self.counters.dma_faults = self.counters.dma_faults.wrapping_add(1);
+        let what = if write { "write to" } else { "read of" };
+        let why = if self.bus_master {
+            ""
+        } else {
+            ": bus mastering is off"
+        };
+        self.diagnose(env, || {
+            format!(
+                "DMA {what} {:#x}, {} bytes failed{why}",
+                fault.addr, fault.len
+            )
+        });
+        fault
+    }
+
+    /// Reads host memory.
+    pub(super) fn dma_read(
+        &mut self,
+        addr: u64,
+        buf: &mut [u8],
+        env: &mut Env<'_>,
+    ) -> Result<(), DmaFault> {
+        self.dma_allowed(false, addr, buf.len(), env)
+            .and_then(|()| env.host.dma_read(addr, buf))
+            .map_err(|fault| self.dma_failed(false, fault, env))?;
+        self.counters.dma_reads = self.counters.dma_reads.wrapping_add(1);
+        self.counters.dma_bytes_read = self.counters.dma_bytes_read.wrapping_add(buf.len() as u64);
+        Ok(())
+    }
+
+    /// Writes host memory.
+    pub(super) fn dma_write(
+        &mut self,
+        addr: u64,
+        data: &[u8],
+        env: &mut Env<'_>,
+    ) -> Result<(), DmaFault> {
+        self.dma_allowed(true, addr, data.len(), env)
+            .and_then(|()| env.host.dma_write(addr, data))
+            .map_err(|fault| self.dma_failed(true, fault, env))?;
+        self.counters.dma_writes = self.counters.dma_writes.wrapping_add(1);
+        self.counters.dma_bytes_written = self
+            .counters
+            .dma_bytes_written
+            .wrapping_add(data.len() as u64);
+        Ok(())
+    }
+
+    /// Reads one quadword.
+    pub(super) fn dma_read_qw(&mut self, addr: u64, env: &mut Env<'_>) -> Result<u64, DmaFault> {
+        let mut raw = [0; 8];
+        self.dma_read(addr, &mut raw, env)?;
+        Ok(u64::from_le_bytes(raw))
+    }
+
+    /// A posted write that came from the network: memory, or an interrupt (G26).
+    pub(super) fn posted_write(
+        &mut self,
+        addr: u64,
+        data: &[u8],
+        env: &mut Env<'_>,
+    ) -> Result<(), DmaFault> {
+        if MSI_RANGE.contains(&addr) {
+            self.send_msi(env);
+            return Ok(());
+        }
+        self.dma_write(addr, data, env)
+    }
+
+    /// Sends MSI message 0.
+    pub(super) fn send_msi(&mut self, env: &mut Env<'_>) {
+        if !self.bus_master {
+            self.counters.drops.bus_master_off = self.counters.drops.bus_master_off.wrapping_add(1);
+            return;
+        }
+        self.counters.interrupts = self.counters.interrupts.wrapping_add(1);
+        if env.trace.enabled() {
+            env.trace.event(TraceEvent::Msi { vector: 0 });
+        }
+        env.host.msi(0);
+    }
+}

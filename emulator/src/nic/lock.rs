@@ -1,0 +1,44 @@
+//! Locks: fetch-compare-and-add on 32-bit counters in host memory (HW §10.6, G16).
+
+use super::Nic;
+use crate::env::Env;
+use wire::regs::rma::{self as regs, LockCfg};
+
+/// Outcome of a lock operation: whether the value changed, and the value afterwards.
+pub(super) struct Locked {
+    pub(super) success: bool,
+    pub(super) value: i32,
+}
+
+impl Nic {
+    /// Adds `add` to lock `number` of `vpid` if its value is at most `compare`. `None`: no such lock, or its memory
+    /// can't be accessed.
+    pub(super) fn lock(
+        &mut self,
+        vpid: u8,
+        number: u32,
+        compare: i32,
+        add: i32,
+        env: &mut Env<'_>,
+    ) -> Option<Locked> {
+        let cfg = LockCfg(self.storage.at(regs::LOCK_CFG.0));
+        let vpids = u64::from(cfg.vpids_allowed());
+        if number >= cfg.number_allowed() || u64::from(vpid) >= vpids {
+            self.diagnose(env, || {
+                format!("lock {number} of VPID {vpid} does not exist")
+            });
+            return None;
+        }
+        let base = self.storage.at(regs::LOCK_BASE.0) & !0xFFF;
+        let at = base.checked_add(4 * (u64::from(vpid) + vpids * u64::from(number)))?;
+        let mut raw = [0; 4];
+        self.dma_read(at, &mut raw, env).ok()?;
+        let mut value = i32::from_le_bytes(raw);
+        let success = value <= compare;
+        if success {
+            value = value.wrapping_add(add);
+            self.dma_write(at, &value.to_le_bytes(), env).ok()?;
+        }
+        Some(Locked { success, value })
+    }
+}

@@ -1,0 +1,341 @@
+//! One Tourmalet NIC: what it does on every access of its host, every packet from the network and every timer.
+//!
+//! [`Nic`] owns all state of the chip but no I/O: memory, interrupts, the network and time come with each call in an
+//! [`Env`]. Each functional unit has its own file, which holds the unit's state and an `impl Nic` with its behaviour.
+//! Hardware facts are cited as HW §n, decisions of ours where the sources tell nothing as G n.
+//!
+//! An entry point (`mmio_write`, `receive`, `tick`, …) does its work to the end: descriptors are executed, notifications
+//! written, SNQ programs run and packets put into the outbox before it returns. Work is bounded by the size of the access or
+//! packet, except that a release of held messages delivers as many as the queue has room for.
+#![forbid(unsafe_code)]
+
+mod atu;
+mod body;
+mod bq;
+mod config;
+mod counters;
+mod dma;
+mod htax;
+mod info;
+mod lock;
+mod noti;
+mod regmap;
+mod regs;
+mod rma;
+mod rma_mem;
+mod rma_regs;
+mod rma_target;
+mod smfu;
+mod snq;
+mod tx;
+mod velo;
+mod wcbuf;
+
+use crate::env::{Accessor, Env, Packet, TraceEvent};
+use wire::ids::{NodeId, Unit};
+use wire::regs::pcie;
+
+pub use body::{Body, RmaKind, RmaMessage, VeloMessage};
+pub use config::{
+    Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw,
+};
+pub use counters::{Counters, Drops, RmaCounters, VeloCounters};
+pub use regmap::{Access, RegMap, Register, RF_SIZE};
+pub use snq::Te;
+pub use wcbuf::Pressure;
+
+/// Registers of the network ports (RF+0x009400…0x0095FF), crossbar, barriers, links and PHY (RF+0x400000…0x4B7FFF).
+///
+/// The register file checks existence and access rights first, so implementations see only permitted accesses to
+/// existing registers, as whole aligned quadwords.
+pub trait NetworkRegs {
+    /// Value of the register at byte offset `offset`; `None`: the NIC keeps it as plain storage.
+    fn read(&mut self, offset: u32) -> Option<u64>;
+    /// Writes a register; `false`: the NIC keeps it as plain storage.
+    fn write(&mut self, offset: u32, value: u64) -> bool;
+    /// Back to reset values.
+    fn reset(&mut self) {}
+}
+
+/// Kinds of reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResetKind {
+    /// Power-on: everything, counters included.
+    PowerOn,
+    /// PCI function-level reset or return from D3: registers as [`FlrScope`] says, counters stay.
+    FunctionLevel,
+}
+
+/// Model of one NIC.
+pub struct Nic {
+    cfg: NicConfig,
+    storage: regmap::Storage,
+    net: Option<Box<dyn NetworkRegs>>,
+    bars: [u64; 6],
+    bus_master: bool,
+    htax: htax::Htax,
+    info: info::Info,
+    snq: snq::Snq,
+    queues: [bq::BufferQueues; 2],
+    wcbuf: [wcbuf::WcBuf; 2],
+    velo: velo::Velo,
+    rma: rma::Rma,
+    tx: tx::Tx,
+    counters: Counters,
+    dma_accesses: u32,
+    diagnostics: DiagnosticLimit,
+}
+
+/// Lets bursts of diagnostics through and then ten per second.
+#[derive(Default)]
+struct DiagnosticLimit {
+    spent: u32,
+    since_ns: u64,
+}
+
+impl DiagnosticLimit {
+    const BURST: u32 = 32;
+    const REFILL_NS: u64 = 100_000_000;
+
+    fn allow(&mut self, now_ns: u64) -> bool {
+        let refill = now_ns.saturating_sub(self.since_ns) / Self::REFILL_NS;
+        if refill > 0 {
+            self.spent = self
+                .spent
+                .saturating_sub(u32::try_from(refill).unwrap_or(u32::MAX));
+            self.since_ns = now_ns;
+        }
+        self.spent < Self::BURST && {
+            self.spent += 1;
+            true
+        }
+    }
+}
+
+impl Nic {
+    /// A NIC after power-on, without bus mastering and with BAR addresses 0.
+    pub fn new(cfg: NicConfig) -> Self {
+        let mut nic = Self {
+            storage: regmap::Storage::new(),
+            net: None,
+            bars: [0; 6],
+            bus_master: false,
+            htax: htax::Htax::default(),
+            info: info::Info::default(),
+            snq: snq::Snq::default(),
+            queues: [
+                bq::BufferQueues::new(Unit::Velo),
+                bq::BufferQueues::new(Unit::Rma),
+            ],
+            wcbuf: [wcbuf::WcBuf::default(), wcbuf::WcBuf::default()],
+            velo: velo::Velo::default(),
+            rma: rma::Rma::default(),
+            tx: tx::Tx::default(),
+            counters: Counters::default(),
+            dma_accesses: 0,
+            diagnostics: DiagnosticLimit::default(),
+            cfg,
+        };
+        nic.set_reset_values();
+        nic
+    }
+
+    /// Installs the owner of the network registers. Without one they are plain storage.
+    pub fn set_network_regs(&mut self, regs: Box<dyn NetworkRegs>) {
+        self.net = Some(regs);
+    }
+
+    /// The installed network registers.
+    pub fn network_regs(&mut self) -> Option<&mut (dyn NetworkRegs + 'static)> {
+        self.net.as_deref_mut()
+    }
+
+    /// Shares knowledge about waiting messages with the other NICs of the fabric; needed only for
+    /// [`Faults::wcbuf_retry_waiting`].
+    pub fn set_pressure(&mut self, pressure: Pressure) {
+        self.tx.pressure = pressure;
+    }
+
+    /// Options this NIC was made with; `faults` are the current ones.
+    pub fn config(&self) -> &NicConfig {
+        &self.cfg
+    }
+
+    /// Current node ID (`info_rf node.id`). Software may change it at any time.
+    pub fn node_id(&self) -> NodeId {
+        NodeId(self.info.node_id())
+    }
+
+    /// Network state, scratchpad 3: 0 unconfigured, 1 running, 2 stopped (HW §4.3).
+    pub fn network_state(&self) -> u64 {
+        self.info.network_state()
+    }
+
+    /// Statistics.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Tells the NIC where the host has mapped a BAR (0, 2 or 4). HTAX intervals hold such addresses (HW §5).
+    pub fn set_bar_address(&mut self, bar: u8, addr: u64) {
+        if let Some(base) = self.bars.get_mut(usize::from(bar)) {
+            *base = addr;
+        }
+    }
+
+    /// Bus-master enable in the PCI command register. While off, all DMA and interrupts are dropped (G34).
+    pub fn set_bus_master(&mut self, on: bool) {
+        self.bus_master = on;
+    }
+
+    /// Replaces the injected faults. Queues that are no longer forced full deliver what they hold.
+    pub fn set_faults(&mut self, faults: Faults, env: &mut Env<'_>) {
+        let thaw = self.cfg.faults.frozen && !faults.frozen;
+        let release = self.cfg.faults.queue_full != faults.queue_full;
+        self.cfg.faults = faults;
+        if release {
+            self.release_all(env);
+        }
+        if thaw {
+            self.thaw(env);
+        }
+        self.settle(env);
+    }
+
+    /// Host load from BAR `bar` at `offset`, any length and alignment.
+    pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) {
+        self.counters.mmio_reads = self.counters.mmio_reads.wrapping_add(1);
+        self.host_read(bar, offset, data, env);
+        self.settle(env);
+    }
+
+    /// Host store to BAR `bar` at `offset`, any length and alignment.
+    pub fn mmio_write(&mut self, bar: u8, offset: u64, data: &[u8], env: &mut Env<'_>) {
+        self.counters.mmio_writes = self.counters.mmio_writes.wrapping_add(1);
+        self.host_write(bar, offset, data, env);
+        self.settle(env);
+    }
+
+    /// A packet arrives at this node's network port `pkt.port`.
+    pub fn receive(&mut self, pkt: Packet, env: &mut Env<'_>) {
+        if self.cfg.faults.frozen {
+            self.hold_packet(pkt, env);
+            return;
+        }
+        self.deliver(pkt, env);
+        self.settle(env);
+    }
+
+    /// Does what is due at `now_ns` and whatever waited for network credit. Returns the time of the next deadline, if any;
+    /// other calls may bring it forward or create one, so ask again after each of them.
+    pub fn tick(&mut self, now_ns: u64, env: &mut Env<'_>) -> Option<u64> {
+        self.timer_tick(now_ns);
+        self.expire_holds(now_ns, env);
+        self.settle(env);
+        self.next_deadline()
+    }
+
+    /// Time of the next deadline for [`Nic::tick`].
+    pub fn next_deadline(&self) -> Option<u64> {
+        let holds = self.queues.iter().filter_map(|q| q.next_expiry(&self.cfg));
+        self.info.next_fire().into_iter().chain(holds).min()
+    }
+
+    /// True while commands or responses wait for network credit; call [`Nic::tick`] when there is some again.
+    pub fn tx_waiting(&self) -> bool {
+        !self.tx.is_empty()
+    }
+
+    /// Reads a register as management software would over the network.
+    pub fn reg_peek(&mut self, offset: u32, env: &mut Env<'_>) -> u64 {
+        self.rf_read(offset & !7, Accessor::Management, env)
+    }
+
+    /// Writes a register as management software would over the network, with all side effects.
+    pub fn reg_poke(&mut self, offset: u32, value: u64, env: &mut Env<'_>) {
+        self.rf_write(offset & !7, value, Accessor::Management, env);
+        self.settle(env);
+    }
+
+    /// Raises a trigger event from outside, for instance 13, 14, 16, 17 or 20 by the network.
+    pub fn raise_event(&mut self, te: Te, env: &mut Env<'_>) {
+        self.raise(te);
+        self.settle(env);
+    }
+
+    /// Resets the chip. Everything in flight inside it is lost.
+    pub fn reset(&mut self, kind: ResetKind, env: &mut Env<'_>) {
+        let lost = self.tx.len() + self.queues.iter().map(|q| q.holding()).sum::<usize>();
+        self.counters.drops.reset = self.counters.drops.reset.wrapping_add(lost as u64);
+        self.withdraw_pressure();
+        let keep = kind == ResetKind::FunctionLevel && self.cfg.flr_scope == FlrScope::KeepNetwork;
+        let info = std::mem::take(&mut self.info);
+        let pressure = std::mem::take(&mut self.tx.pressure);
+        self.htax = htax::Htax::default();
+        self.snq = snq::Snq::default();
+        for q in &mut self.queues {
+            q.reset();
+        }
+        self.wcbuf = Default::default();
+        self.velo = velo::Velo::default();
+        self.rma = rma::Rma::default();
+        self.tx = tx::Tx::default();
+        self.tx.pressure = pressure;
+        self.storage
+            .clear(|offset| keep && regs::is_network(offset));
+        if kind == ResetKind::PowerOn {
+            self.counters = Counters::default();
+        }
+        self.counters.velo.holding = 0;
+        self.counters.rma.holding = 0;
+        self.set_reset_values();
+        if keep {
+            self.info = info.kept();
+        } else if let Some(net) = &mut self.net {
+            net.reset();
+        }
+        let _ = env;
+    }
+
+    /// Reset values that are not 0 (G2).
+    fn set_reset_values(&mut self) {
+        self.info = info::Info::new(&self.cfg);
+        let link = pcie::NwlGeneral0::default()
+            .with_phy_layer_up(true)
+            .with_dl_layer_up(true)
+            .with_ltssm_state(LTSSM_L0)
+            .with_current_link_speed(3)
+            .with_link_width(16);
+        self.storage.set_at(pcie::NWL_GENERAL0.0, link.raw());
+    }
+
+    /// Runs what an access or packet has set off.
+    #[inline]
+    fn settle(&mut self, env: &mut Env<'_>) {
+        if !self.tx.is_empty() {
+            self.run_tx(env);
+        }
+        if self.snq.is_ready() {
+            self.run_snq(env);
+        }
+    }
+
+    fn deliver(&mut self, pkt: Packet, env: &mut Env<'_>) {
+        self.counters.packets_received = self.counters.packets_received.wrapping_add(1);
+        match pkt.body {
+            Body::Velo(message) => self.velo_receive(message, env),
+            Body::Rma(message) => self.rma_receive(pkt.src.0, pkt.tc, *message, env),
+        }
+    }
+
+    /// Reports that software did something wrong.
+    fn diagnose(&mut self, env: &mut Env<'_>, text: impl FnOnce() -> String) {
+        self.counters.diagnostics = self.counters.diagnostics.wrapping_add(1);
+        if self.diagnostics.allow(env.host.now_ns()) {
+            env.trace.event(TraceEvent::Diagnostic(&text()));
+        }
+    }
+}
+
+/// Link state code of an idle link that is up; arbitrary (G2).
+const LTSSM_L0: u8 = 0x11;

@@ -1,0 +1,183 @@
+//! RMA registers: VPID table, error counters, performance counters (HW §10.7).
+
+use super::{Nic, Te};
+use crate::env::{Accessor, Env};
+use wire::ids::{RegOffset, Unit, Vpid};
+use wire::regs::rma::{self as regs, Config, ErrorCtrl, VpidTable};
+
+/// What the sub-units count as errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RmaError {
+    /// Requester: command not allowed.
+    RequesterCommand,
+    /// Requester: accelerator modes are off.
+    RequesterAccelerator,
+    /// Requester: address can't be translated or accessed.
+    RequesterTranslation,
+    /// Responder: command not allowed.
+    ResponderCommand,
+    /// Responder: VPID is not enabled.
+    ResponderVpid,
+    /// Responder: protection descriptors differ.
+    ResponderProtection,
+    /// Responder: no such lock.
+    ResponderLock,
+    /// Responder: address can't be translated or accessed.
+    ResponderTranslation,
+    /// Completer: command not allowed.
+    CompleterCommand,
+    /// Completer: VPID is not enabled.
+    CompleterVpid,
+    /// Completer: protection descriptors differ.
+    CompleterProtection,
+    /// Completer: address can't be translated or accessed.
+    CompleterTranslation,
+    /// A notification waited too long for its queue.
+    QueueTimeout,
+}
+
+impl RmaError {
+    /// Register and 15-bit counter in it.
+    fn counter(self) -> (RegOffset, u32) {
+        match self {
+            Self::RequesterCommand => (regs::REQUESTER_ERROR_CNT_0, 1),
+            Self::RequesterAccelerator => (regs::REQUESTER_ERROR_CNT_0, 2),
+            Self::RequesterTranslation => (regs::REQUESTER_ERROR_CNT_0, 3),
+            Self::ResponderCommand => (regs::RESPONDER_ERROR_CNT_0, 2),
+            Self::ResponderVpid => (regs::RESPONDER_ERROR_CNT_0, 3),
+            Self::ResponderProtection => (regs::RESPONDER_ERROR_CNT_1, 0),
+            Self::ResponderLock => (regs::RESPONDER_ERROR_CNT_1, 2),
+            Self::ResponderTranslation => (regs::RESPONDER_ERROR_CNT_1, 3),
+            Self::CompleterCommand => (regs::COMPLETER_ERROR_CNT_1, 3),
+            Self::CompleterVpid => (regs::COMPLETER_ERROR_CNT_2, 0),
+            Self::CompleterProtection => (regs::COMPLETER_ERROR_CNT_2, 1),
+            Self::CompleterTranslation => (regs::COMPLETER_ERROR_CNT_2, 3),
+            Self::QueueTimeout => (regs::COMPLETER_ERROR_CNT_3, 0),
+        }
+    }
+}
+
+/// Halves of a performance counter register.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Half {
+    Low,
+    High,
+}
+
+/// First and last register of the three error counter groups, and the control register of each.
+const ERROR_GROUPS: [(RegOffset, RegOffset, RegOffset); 3] = [
+    (
+        regs::REQUESTER_ERROR_CTRL,
+        regs::REQUESTER_ERROR_CNT_0,
+        regs::REQUESTER_ERROR_CNT_1,
+    ),
+    (
+        regs::RESPONDER_ERROR_CTRL,
+        regs::RESPONDER_ERROR_CNT_0,
+        regs::RESPONDER_ERROR_CNT_2,
+    ),
+    (
+        regs::COMPLETER_ERROR_CTRL,
+        regs::COMPLETER_ERROR_CNT_0,
+        regs::COMPLETER_ERROR_CNT_3,
+    ),
+];
+
+fn table_index(offset: RegOffset) -> Option<usize> {
+    let first = regs::vpid_table(Vpid::from_low_bits(0));
+    let i = (offset.0.checked_sub(first.0)? / 8) as usize;
+    (i < 256).then_some(i)
+}
+
+impl Nic {
+    pub(super) fn rma_vpid(&self, vpid: u8) -> VpidTable {
+        VpidTable(self.rma.vpid_table[usize::from(vpid)])
+    }
+
+    /// True if error notifications are written even if nobody asked for them.
+    pub(super) fn rma_force_errors(&self) -> bool {
+        Config(self.storage.at(regs::CONFIG.0)).fen()
+    }
+
+    /// Counts an error and raises the event for it (G33).
+    pub(super) fn rma_error(&mut self, error: RmaError) {
+        let (at, n) = error.counter();
+        let word = self.storage.at(at.0);
+        let shift = 16 * n;
+        let field = (word >> shift) as u16;
+        let count = (field + 1) & 0x7FFF;
+        let overflow = if count == 0 { 0x8000 } else { field & 0x8000 };
+        let word = word & !(0xFFFF << shift) | (u64::from(count | overflow) << shift);
+        self.storage.set_at(at.0, word);
+        self.raise(Te::RmaError);
+    }
+
+    /// A held item was dropped.
+    pub(super) fn bq_timeout_error(&mut self, unit: Unit) {
+        match unit {
+            Unit::Rma => self.rma_error(RmaError::QueueTimeout),
+            Unit::Velo => self.raise(Te::VeloError),
+        }
+    }
+
+    /// Adds to half a performance counter register.
+    pub(super) fn rma_count(&mut self, at: RegOffset, half: Half, n: u32) {
+        let word = self.storage.at(at.0);
+        let (low, high) = (word as u32, (word >> 32) as u32);
+        let (low, high) = match half {
+            Half::Low => (low.wrapping_add(n), high),
+            Half::High => (low, high.wrapping_add(n)),
+        };
+        self.storage
+            .set_at(at.0, (u64::from(high) << 32) | u64::from(low));
+    }
+
+    /// Adds to a 48-bit byte counter.
+    pub(super) fn rma_count_bytes(&mut self, at: RegOffset, n: u64) {
+        let sum = self.storage.at(at.0).wrapping_add(n) & ((1 << 48) - 1);
+        self.storage.set_at(at.0, sum);
+    }
+
+    pub(super) fn rma_reg_read(&mut self, offset: RegOffset, by: Accessor) -> Option<u64> {
+        match table_index(offset) {
+            Some(i) => Some(self.rma.vpid_table[i]),
+            None => self.vector_read(Unit::Rma, offset, by),
+        }
+    }
+
+    pub(super) fn rma_reg_write(
+        &mut self,
+        offset: RegOffset,
+        value: u64,
+        env: &mut Env<'_>,
+    ) -> bool {
+        if let Some(i) = table_index(offset) {
+            self.rma.vpid_table[i] = value;
+            if !VpidTable(value).vpid_enable() {
+                self.drop_held(Unit::Rma, i as u8, env);
+            }
+            return true;
+        }
+        if let Some((_, first, last)) = ERROR_GROUPS.iter().find(|(ctrl, ..)| *ctrl == offset) {
+            let ctrl = ErrorCtrl(value);
+            if ctrl.counts_clear() {
+                for at in (first.0..=last.0).step_by(8) {
+                    self.storage.set_at(at, 0);
+                }
+            }
+            let stored = ctrl.with_counts_clear(false).with_history_clear(false);
+            self.storage.set_at(offset.0, stored.raw());
+            return true;
+        }
+        if offset == regs::PERF_COUNTER_CONTROL {
+            // Layout unknown; any bit clears (G29).
+            if value != 0 {
+                for at in (regs::PERF_REQUESTER_IN_0.0..=regs::PERF_COMPLETER_NOTI.0).step_by(8) {
+                    self.storage.set_at(at, 0);
+                }
+            }
+            return true;
+        }
+        self.vector_write(Unit::Rma, offset, value)
+    }
+}

@@ -1,0 +1,179 @@
+//! Requester write-combining buffers: credit and retry state per VPID (HW §8, G11).
+
+use super::{Nic, Te};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use wire::ids::{RegOffset, Unit, Vpid};
+use wire::regs::wcbuf::{self as regs, Errors};
+use wire::wcbuf::State;
+
+/// What the assembly of a descriptor can object to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WcError {
+    /// Descriptor overwritten before it was complete, or with a wrong length in quadwords.
+    QwLength,
+    /// Message longer than the unit allows, or empty.
+    MsgTooLong,
+    /// More words than the descriptor announces.
+    PktTooLong,
+}
+
+/// State words of one unit.
+pub(super) struct WcBuf {
+    state: Box<[u64; 256]>,
+    /// Descriptors per VPID, for [`super::Faults::wcbuf_retry_every`].
+    seen: Box<[u32; 256]>,
+    errors: [u64; 2],
+}
+
+impl Default for WcBuf {
+    fn default() -> Self {
+        Self {
+            state: Box::new([0; 256]),
+            seen: Box::new([0; 256]),
+            errors: [0; 2],
+        }
+    }
+}
+
+fn first_state(unit: Unit) -> u32 {
+    regs::state(unit, Vpid::from_low_bits(0)).0
+}
+
+fn errors_index(unit: Unit, offset: RegOffset) -> Option<usize> {
+    let (e0, e1) = match unit {
+        Unit::Velo => (regs::velo::ERRORS0, regs::velo::ERRORS1),
+        Unit::Rma => (regs::rma::ERRORS0, regs::rma::ERRORS1),
+    };
+    [e0, e1].iter().position(|e| *e == offset)
+}
+
+fn state_index(unit: Unit, offset: RegOffset) -> Option<usize> {
+    let rest = offset.0.checked_sub(first_state(unit))?;
+    (rest < 0x10_0000).then_some((rest >> 12) as usize)
+}
+
+impl Nic {
+    /// Takes a complete descriptor into the buffer, or refuses it and asks for a replay.
+    #[inline]
+    pub(super) fn wcbuf_accept(&mut self, unit: Unit, vpid: u8, congested: bool) -> bool {
+        let buf = &mut self.wcbuf[unit as usize];
+        let word = &mut buf.state[usize::from(vpid)];
+        let state = State(*word);
+        let was_retry = state.retry();
+        let mut refuse = was_retry || congested;
+        if !refuse {
+            if let Some(every) = self.cfg.faults.wcbuf_retry_every {
+                let seen = &mut buf.seen[usize::from(vpid)];
+                *seen = seen.wrapping_add(1);
+                refuse = *seen % every.max(2) == 0;
+            }
+        }
+        if !refuse {
+            *word = state
+                .with_committed_count(state.committed_count().wrapping_add(1))
+                .raw();
+            return true;
+        }
+        *word = state
+            .with_retry(true)
+            .with_retry_count(state.retry_count().wrapping_add(1))
+            .raw();
+        let (retries, drops) = match unit {
+            Unit::Velo => (
+                &mut self.counters.velo.retries,
+                &mut self.counters.velo.retry_drops,
+            ),
+            Unit::Rma => (
+                &mut self.counters.rma.retries,
+                &mut self.counters.rma.retry_drops,
+            ),
+        };
+        *retries = retries.wrapping_add((!was_retry).into());
+        *drops = drops.wrapping_add(1);
+        false
+    }
+
+    /// Counts an assembly error and raises the event for it (G33).
+    pub(super) fn wcbuf_error(&mut self, unit: Unit, vpid: u8, error: WcError) {
+        let (i, second) = match error {
+            WcError::QwLength => (0, false),
+            WcError::MsgTooLong => (0, true),
+            WcError::PktTooLong => (1, true),
+        };
+        let word = &mut self.wcbuf[unit as usize].errors[i];
+        let e = Errors(*word);
+        let e = if second {
+            e.with_second(e.second().wrapping_add(1))
+                .with_second_vpid(vpid)
+        } else {
+            e.with_first(e.first().wrapping_add(1))
+                .with_first_vpid(vpid)
+        };
+        *word = e.raw();
+        self.raise(Te::WcbufError);
+    }
+
+    pub(super) fn wcbuf_reg_read(&self, unit: Unit, offset: RegOffset) -> Option<u64> {
+        let buf = &self.wcbuf[unit as usize];
+        if let Some(vpid) = state_index(unit, offset) {
+            return Some(buf.state[vpid]);
+        }
+        errors_index(unit, offset).map(|i| buf.errors[i])
+    }
+
+    pub(super) fn wcbuf_reg_write(&mut self, unit: Unit, offset: RegOffset, value: u64) -> bool {
+        let buf = &mut self.wcbuf[unit as usize];
+        if let Some(vpid) = state_index(unit, offset) {
+            buf.state[vpid] = value;
+        } else if let Some(i) = errors_index(unit, offset) {
+            buf.errors[i] = value;
+        } else {
+            return false;
+        }
+        true
+    }
+}
+
+/// Node, unit, VPID.
+type QueueName = (u16, Unit, u8);
+
+/// How many messages wait for a queue, shared by the NICs of a fabric.
+#[derive(Clone, Default)]
+pub struct Pressure(Arc<Mutex<HashMap<QueueName, u32>>>);
+
+impl Pressure {
+    /// Messages on hold for the queue of `vpid` at `node`.
+    pub fn waiting(&self, node: u16, unit: Unit, vpid: u8) -> u32 {
+        let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        map.get(&(node, unit, vpid)).copied().unwrap_or(0)
+    }
+
+    pub(super) fn set(&self, node: u16, unit: Unit, vpid: u8, waiting: u32) {
+        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting == 0 {
+            map.remove(&(node, unit, vpid));
+        } else {
+            map.insert((node, unit, vpid), waiting);
+        }
+    }
+
+    pub(super) fn withdraw(&self, node: u16) {
+        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        map.retain(|(n, _, _), _| *n != node);
+    }
+}
+
+impl Nic {
+    /// True if `limit` of [`super::Faults::wcbuf_retry_waiting`] is exceeded for a destination.
+    pub(super) fn pressed(&self, node: u16, unit: Unit, vpid: u8) -> bool {
+        self.cfg.faults.wcbuf_retry_waiting.is_some_and(|limit| {
+            self.tx.len() > limit as usize || self.tx.pressure.waiting(node, unit, vpid) > limit
+        })
+    }
+
+    /// Forgets what this NIC published about its queues.
+    pub(super) fn withdraw_pressure(&self) {
+        self.tx.pressure.withdraw(self.info.node_id());
+    }
+}

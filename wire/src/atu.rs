@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Address translation formats: NLA, GAT entry, GAT base entry, commands (HW §11).
+
+use crate::ids::{BusAddr, Nla, Vpid};
+use core::fmt;
+
+/// Entries of one GAT.
+pub const GAT_ENTRIES: u32 = 1 << 18;
+/// Bytes and alignment of one GAT in host memory.
+pub const GAT_BYTES: u64 = 2 << 20;
+/// Largest page count of one flush command.
+pub const MAX_FLUSH: u32 = 1024;
+
+bits! {
+    /// The fields of an NLA.
+    pub struct NlaParts {
+        /// Byte offset in the 4 KiB page.
+        offset / with_offset: u16 [11:0];
+        /// GAT entry index.
+        entry / with_entry: u32 [29:12];
+        /// GAT index.
+        gat / with_gat: u16 [39:30];
+    }
+}
+
+impl From<Nla> for NlaParts {
+    fn from(nla: Nla) -> Self {
+        Self(nla.0)
+    }
+}
+
+impl From<NlaParts> for Nla {
+    fn from(parts: NlaParts) -> Self {
+        Nla(parts.0)
+    }
+}
+
+bits! {
+    /// GAT base table entry on the chip.
+    pub struct GatBase {
+        /// GAT address [51:21].
+        gat_2m / with_gat_2m: u64 [30:0];
+        /// Valid.
+        valid / with_valid: bool [31:31];
+    }
+}
+
+impl GatBase {
+    /// A valid entry for the GAT at `addr`; `None` if it is not 2 MiB aligned or above 52 bits.
+    pub const fn new(addr: BusAddr) -> Option<Self> {
+        if addr.0 % GAT_BYTES != 0 || addr.0 >= BusAddr::END {
+            return None;
+        }
+        Some(Self(0).with_gat_2m(addr.0 >> 21).with_valid(true))
+    }
+
+    /// Address of the GAT.
+    pub const fn addr(self) -> BusAddr {
+        BusAddr(self.gat_2m() << 21)
+    }
+
+    /// Address of GAT entry `index` (18 bits used).
+    pub const fn entry_addr(self, index: u32) -> BusAddr {
+        BusAddr((self.gat_2m() << 21) + 8 * (index % GAT_ENTRIES) as u64)
+    }
+}
+
+bits! {
+    /// GAT entry in host memory; 0 is invalid.
+    pub struct GatEntry {
+        /// Reads allowed.
+        read / with_read: bool [0:0];
+        /// Writes allowed.
+        write / with_write: bool [1:1];
+        /// Owner (eight bits used).
+        vpid / with_vpid: u16 [11:2];
+        /// Page address [51:12].
+        page / with_page: u64 [51:12];
+        /// Page size code: 4 KiB << code.
+        size / with_size: u8 [63:59];
+    }
+}
+
+/// Why a translation was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Fault {
+    /// The entry is 0.
+    Invalid,
+    /// The entry belongs to another VPID.
+    Vpid,
+    /// Access not allowed.
+    Access,
+    /// Reserved bits are set or the size code makes no sense.
+    Malformed,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fault::Invalid => "no translation",
+            Fault::Vpid => "page belongs to another VPID",
+            Fault::Access => "access not allowed",
+            Fault::Malformed => "malformed translation entry",
+        })
+    }
+}
+
+impl GatEntry {
+    /// A 4 KiB entry; `None` if `page` is not a page address.
+    pub const fn new(page: BusAddr, vpid: Vpid, read: bool, write: bool) -> Option<Self> {
+        if !page.is_page() {
+            return None;
+        }
+        Some(
+            Self(0)
+                .with_read(read)
+                .with_write(write)
+                .with_vpid(vpid.get())
+                .with_page(page.0 >> 12),
+        )
+    }
+
+    /// Translates `nla` for `vpid`, checking owner and access. With size code s the low s bits of the
+    /// page number come from the NLA (G17).
+    pub const fn translate(self, nla: Nla, vpid: Vpid, write: bool) -> Result<BusAddr, Fault> {
+        if self.0 == 0 {
+            return Err(Fault::Invalid);
+        }
+        if self.0 & !Self::KNOWN != 0 || self.size() > 18 {
+            return Err(Fault::Malformed);
+        }
+        if self.vpid() != vpid.get() {
+            return Err(Fault::Vpid);
+        }
+        if (write && !self.write()) || (!write && !self.read()) {
+            return Err(Fault::Access);
+        }
+        let low = (4096 << self.size()) - 1;
+        Ok(BusAddr(((self.page() << 12) & !low) | (nla.0 & low)))
+    }
+}
+
+bits! {
+    /// `cmd_interface` word; operands depend on the opcode. Checked form: [`Command`].
+    pub struct CommandWord {
+        /// Flush: GAT entry index.
+        entry / with_entry: u32 [17:0];
+        /// Flush: GAT index.
+        gat / with_gat: u16 [27:18];
+        /// Flush: pages − 1.
+        count_minus_1 / with_count_minus_1: u16 [37:28];
+        /// Fence, notification: host address.
+        address / with_address: u64 [47:0];
+        /// Flush VPID: VPID.
+        vpid / with_vpid: u16 [9:0];
+        /// Opcode.
+        opcode / with_opcode: u8 [63:60];
+    }
+}
+
+/// ATU commands (HW §11.3).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Command {
+    /// 1: forgets cached translations of consecutive entries.
+    FlushPages {
+        /// GAT index, 0…1023.
+        gat: u16,
+        /// First GAT entry.
+        entry: u32,
+        /// Entries, 1…1024.
+        count: u32,
+    },
+    /// 2: forgets cached translations of a VPID.
+    FlushVpid(Vpid),
+    /// 3: fence; answers at the address.
+    Fence(BusAddr),
+    /// 4: writes a non-zero quadword to the address once earlier commands are done.
+    Notify(BusAddr),
+}
+
+/// Why a command was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CommandError {
+    /// Unknown opcode.
+    Opcode(u8),
+    /// An operand does not fit its field.
+    Operand,
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CommandError::Opcode(op) => write!(f, "unknown ATU opcode {op}"),
+            CommandError::Operand => f.write_str("ATU command operand out of range"),
+        }
+    }
+}
+
+impl Command {
+    /// The register value.
+    pub const fn encode(&self) -> Result<CommandWord, CommandError> {
+        let word = CommandWord(0);
+        match *self {
+            Command::FlushPages { gat, entry, count } => {
+                if gat >= 1024 || entry >= GAT_ENTRIES || count == 0 || count > MAX_FLUSH {
+                    return Err(CommandError::Operand);
+                }
+                Ok(word
+                    .with_opcode(1)
+                    .with_gat(gat)
+                    .with_entry(entry)
+                    .with_count_minus_1((count - 1) as u16))
+            }
+            Command::FlushVpid(vpid) => Ok(word.with_opcode(2).with_vpid(vpid.get())),
+            Command::Fence(addr) | Command::Notify(addr) => {
+                if addr.0 >> 48 != 0 {
+                    return Err(CommandError::Operand);
+                }
+                let opcode = if matches!(self, Command::Fence(_)) {
+                    3
+                } else {
+                    4
+                };
+                Ok(word.with_opcode(opcode).with_address(addr.0))
+            }
+        }
+    }
+
+    /// Checks a register value; bits outside the command's operands are ignored.
+    pub const fn decode(word: CommandWord) -> Result<Self, CommandError> {
+        Ok(match word.opcode() {
+            1 => Command::FlushPages {
+                gat: word.gat(),
+                entry: word.entry(),
+                count: word.count_minus_1() as u32 + 1,
+            },
+            2 => {
+                let Some(vpid) = Vpid::new(word.vpid()) else {
+                    return Err(CommandError::Operand);
+                };
+                Command::FlushVpid(vpid)
+            }
+            3 => Command::Fence(BusAddr(word.address())),
+            4 => Command::Notify(BusAddr(word.address())),
+            opcode => return Err(CommandError::Opcode(opcode)),
+        })
+    }
+}

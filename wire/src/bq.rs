@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Buffer queue formats: segment descriptors and queue registers (HW §7).
+//! Offsets: [`crate::regs::velo_bq`], [`crate::regs::rma_bq`].
+
+use crate::ids::BusAddr;
+use core::fmt;
+
+/// Segments that one descriptor page holds.
+pub const MAX_SEGMENTS: u32 = 512;
+/// Slots that one segment descriptor can describe.
+pub const MAX_SEGMENT_SLOTS: u32 = 1 << 16;
+
+/// Slot size code of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SlotCode {
+    /// 16 bytes: RMA notifications.
+    B16,
+    /// 32 bytes.
+    B32,
+    /// 64 bytes: small VELO slots.
+    B64,
+    /// 128 bytes: large VELO slots.
+    B128,
+}
+
+impl SlotCode {
+    /// The two-bit code.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// From the two-bit code; only bits [1:0] count.
+    pub const fn from_code(code: u8) -> Self {
+        match code & 3 {
+            0 => SlotCode::B16,
+            1 => SlotCode::B32,
+            2 => SlotCode::B64,
+            _ => SlotCode::B128,
+        }
+    }
+
+    /// Slot size in bytes.
+    pub const fn bytes(self) -> u32 {
+        16 << self as u8
+    }
+}
+
+impl From<crate::velo::SlotSize> for SlotCode {
+    fn from(size: crate::velo::SlotSize) -> Self {
+        match size {
+            crate::velo::SlotSize::B64 => SlotCode::B64,
+            crate::velo::SlotSize::B128 => SlotCode::B128,
+        }
+    }
+}
+
+/// Why a queue layout was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Error {
+    /// Slots of a segment not in 1…65,536.
+    Slots(u32),
+    /// Segments not in 1…512.
+    Segments(u32),
+    /// Base address not page aligned or above 52 bits.
+    Base(BusAddr),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Slots(n) => write!(f, "{n} slots per segment is not in 1…{MAX_SEGMENT_SLOTS}"),
+            Error::Segments(n) => write!(f, "{n} segments is not in 1…{MAX_SEGMENTS}"),
+            Error::Base(addr) => write!(f, "base {addr} is not a page address below 2^52"),
+        }
+    }
+}
+
+bits! {
+    /// Segment descriptor as it stands in descriptor page and registers. Checked form: [`SegmentDesc`].
+    pub struct SegmentWord {
+        /// Slot size code.
+        slot_code / with_slot_code: u8 [1:0];
+        /// Slots − 1.
+        slots_minus_1 / with_slots_minus_1: u16 [17:2];
+        /// Base address [51:12].
+        base_page / with_base_page: u64 [57:18];
+        /// Valid; only in the registers.
+        valid / with_valid: bool [58:58];
+    }
+}
+
+impl SegmentWord {
+    /// The segment described, ignoring `valid`; every bit pattern describes one.
+    pub const fn segment(self) -> SegmentDesc {
+        SegmentDesc {
+            slot: SlotCode::from_code(self.slot_code()),
+            slots: self.slots_minus_1() as u32 + 1,
+            base: BusAddr(self.base_page() << 12),
+        }
+    }
+}
+
+/// One memory segment of a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SegmentDesc {
+    /// Slot size.
+    pub slot: SlotCode,
+    /// Slots, 1…65,536.
+    pub slots: u32,
+    /// First byte, page aligned.
+    pub base: BusAddr,
+}
+
+impl SegmentDesc {
+    /// The form in the descriptor page (no valid bit).
+    pub const fn encode(&self) -> Result<SegmentWord, Error> {
+        if self.slots == 0 || self.slots > MAX_SEGMENT_SLOTS {
+            return Err(Error::Slots(self.slots));
+        }
+        if !self.base.is_page() {
+            return Err(Error::Base(self.base));
+        }
+        Ok(SegmentWord(0)
+            .with_slot_code(self.slot.code())
+            .with_slots_minus_1((self.slots - 1) as u16)
+            .with_base_page(self.base.0 >> 12))
+    }
+
+    /// The form in `c_base_size_valid` and `n_base_size_valid` (valid bit set).
+    pub const fn encode_valid(&self) -> Result<SegmentWord, Error> {
+        match self.encode() {
+            Ok(word) => Ok(word.with_valid(true)),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Bytes of memory in the segment, at most 8 MiB.
+    pub const fn bytes(&self) -> u32 {
+        self.slots.saturating_mul(self.slot.bytes())
+    }
+}
+
+bits! {
+    /// `dcq_base_dcq_ub`. Checked form: [`DcqBase`].
+    pub struct DcqBaseWord {
+        /// Segments − 1.
+        dcq_ub / with_dcq_ub: u16 [15:0];
+        /// Descriptor page address [51:12].
+        base_page / with_base_page: u64 [55:16];
+    }
+}
+
+/// Descriptor page of a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DcqBase {
+    /// Segments, 1…512.
+    pub segments: u32,
+    /// The page.
+    pub page: BusAddr,
+}
+
+impl DcqBase {
+    /// The register value.
+    pub const fn encode(&self) -> Result<DcqBaseWord, Error> {
+        if self.segments == 0 || self.segments > MAX_SEGMENTS {
+            return Err(Error::Segments(self.segments));
+        }
+        if !self.page.is_page() {
+            return Err(Error::Base(self.page));
+        }
+        Ok(DcqBaseWord(0)
+            .with_dcq_ub((self.segments - 1) as u16)
+            .with_base_page(self.page.0 >> 12))
+    }
+
+    /// Checks a register value.
+    pub const fn decode(word: DcqBaseWord) -> Result<Self, Error> {
+        let segments = word.dcq_ub() as u32 + 1;
+        if segments > MAX_SEGMENTS {
+            return Err(Error::Segments(segments));
+        }
+        Ok(Self {
+            segments,
+            page: BusAddr(word.base_page() << 12),
+        })
+    }
+}
+
+bits! {
+    /// `ub`.
+    pub struct Ub {
+        /// Total slots − 1.
+        slots_minus_1 / with_slots_minus_1: u32 [31:0];
+    }
+}
+
+bits! {
+    /// `wp_lwp_dcq_rp`.
+    pub struct WritePointers {
+        /// Index of the next descriptor to fetch.
+        dcq_rp / with_dcq_rp: u16 [15:0];
+        /// Write pointer inside the segment (inferred).
+        wp / with_wp: u16 [31:16];
+        /// Logical write pointer in slots.
+        lwp / with_lwp: u32 [63:32];
+    }
+}
+
+impl WritePointers {
+    /// The value that a new queue of `segments` segments starts with (HW §7): `dcq_rp` is 0 below three
+    /// segments, else 2.
+    pub const fn initial(segments: u32) -> Self {
+        Self(0).with_dcq_rp(if segments < 3 { 0 } else { 2 })
+    }
+}
+
+bits! {
+    /// `rp`.
+    pub struct Rp {
+        /// Logical read pointer: next slot to read.
+        lrp / with_lrp: u32 [31:0];
+        /// Re-enables interrupts of the VPID; 0 leaves them as they are.
+        irq_retrigger / with_irq_retrigger: bool [32:32];
+    }
+}
+
+bits! {
+    /// `general`.
+    pub struct General {
+        /// Queue engine enabled.
+        enable / with_enable: bool [0:0];
+        /// Upper bound assertion.
+        ub_assert / with_ub_assert: bool [1:1];
+        /// A full queue timed out.
+        timeout_assert / with_timeout_assert: bool [2:2];
+        /// Logical write pointer assertion.
+        lwp_assert / with_lwp_assert: bool [3:3];
+        /// VPID of the last error.
+        error_queue / with_error_queue: u8 [11:4];
+        /// Number of errors.
+        error_count / with_error_count: u32 [43:12];
+    }
+}
+
+bits! {
+    /// `debug`.
+    pub struct Debug {
+        /// State.
+        state / with_state: u8 [4:0];
+        /// Descriptors received.
+        rcvd_dcqs / with_rcvd_dcqs: u32 [36:5];
+        /// RAM double-bit error.
+        ram_ded / with_ram_ded: bool [37:37];
+        /// RAM single-bit error.
+        ram_sec / with_ram_sec: bool [38:38];
+    }
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Newtypes for the numbers that must not be mixed up.
+
+use core::fmt;
+
+/// Extoll node ID, 16 bits (HW §4.2).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct NodeId(pub u16);
+
+impl NodeId {
+    /// First of the two values that user APIs use as wildcards and that no node may have (HW §4.2).
+    pub const FIRST_RESERVED: NodeId = NodeId(0xFFFE);
+
+    /// True for the two API wildcards 0xFFFE and 0xFFFF.
+    pub const fn is_reserved(self) -> bool {
+        self.0 >= Self::FIRST_RESERVED.0
+    }
+
+    /// Index into the global routing table, 0…63 (HW §15.2).
+    pub const fn segment(self) -> u8 {
+        (self.0 >> 10) as u8
+    }
+
+    /// Index into the local routing table, 0…1023 (HW §15.2).
+    pub const fn local(self) -> u16 {
+        self.0 & 0x3FF
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Virtual process ID, 0…255, one space per unit (HW §4.2).
+///
+/// Some formats reserve ten bits for it; the hardware has 256 of them, so a value above 255 cannot be
+/// built and every VPID indexes every per-VPID table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Vpid(u16);
+
+impl Vpid {
+    /// Number of VPIDs per unit.
+    pub const COUNT: u16 = 256;
+    /// Users get VPIDs below this one (HW §4.2).
+    pub const USER_END: Vpid = Vpid(251);
+    /// Remote register file access.
+    pub const RRA: Vpid = Vpid(252);
+    /// Reserved for direct sockets.
+    pub const DS: Vpid = Vpid(253);
+    /// Network driver.
+    pub const NET: Vpid = Vpid(254);
+    /// Management.
+    pub const MGMT: Vpid = Vpid(255);
+
+    /// The VPID `value`, or `None` above 255.
+    pub const fn new(value: u16) -> Option<Self> {
+        if value < Self::COUNT {
+            Some(Self(value))
+        } else {
+            None
+        }
+    }
+
+    /// The VPID in the low eight bits, as the hardware takes it from wider fields.
+    pub const fn from_low_bits(value: u64) -> Self {
+        Self((value & 0xFF) as u16)
+    }
+
+    /// The number, 0…255.
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+
+    /// The number as table index, 0…255.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// All 256 VPIDs in ascending order.
+    pub fn all() -> impl DoubleEndedIterator<Item = Vpid> + Clone {
+        (0..Self::COUNT).map(Vpid)
+    }
+}
+
+impl From<u8> for Vpid {
+    fn from(value: u8) -> Self {
+        Self(value as u16)
+    }
+}
+
+impl fmt::Display for Vpid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Network logical address: what the ATU translates (HW §11.1). Fields: [`crate::atu::NlaParts`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Nla(pub u64);
+
+impl fmt::Display for Nla {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nla:{:#x}", self.0)
+    }
+}
+
+/// Address as the NIC puts it on the bus: a DMA address, 52 bits (HW §2).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct BusAddr(pub u64);
+
+impl BusAddr {
+    /// Bytes per page in all page-aligned address fields.
+    pub const PAGE_SIZE: u64 = 4096;
+    /// Largest address that page-address fields [51:12] can hold, plus one.
+    pub const END: u64 = 1 << 52;
+
+    /// True when the address is page aligned and fits a [51:12] page-address field.
+    pub const fn is_page(self) -> bool {
+        self.0 % Self::PAGE_SIZE == 0 && self.0 < Self::END
+    }
+}
+
+impl fmt::Display for BusAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// Byte offset of a register in the register file (HW §1.3).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct RegOffset(pub u32);
+
+impl RegOffset {
+    /// Size of the register file window in bytes (HW §1.2).
+    pub const WINDOW: u32 = 0x0200_0000;
+    /// What array accessors return for an index out of range. It lies outside the register file, so
+    /// accessors that check with [`RegOffset::is_valid`] refuse it.
+    pub const INVALID: RegOffset = RegOffset(u32::MAX);
+
+    /// True for a quadword-aligned offset inside the register file.
+    pub const fn is_valid(self) -> bool {
+        self.0 < Self::WINDOW && self.0 % 8 == 0
+    }
+
+    /// The byte offset.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for RegOffset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RF+{:#x}", self.0)
+    }
+}
+
+/// The two units that have requester pages, write-combining buffers and queues of their own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Unit {
+    /// Small two-sided messages (HW §9).
+    Velo,
+    /// Put, get, notify, lock (HW §10).
+    Rma,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unit::Velo => "velo",
+            Unit::Rma => "rma",
+        })
+    }
+}

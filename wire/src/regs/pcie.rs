@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! `pcie_rf`, `ht3_perf_rf`: PCIe core, bridge and backdoor (HW §14).
+
+regs! {
+    /// HyperTransport receive counter 5, recorded by trigger event 0.
+    const HT3_RX_PKTS_5 = 0x850, "ht_rf_ht3_rf_ht3_perf_rf_rx_pkts_5";
+    /// PHY error counters; read-only.
+    const ERR_CNT_PHY = 0x4440, "pcie_rf_nwl_pcie_status_rf_err_cnt_phy";
+    /// Link status, see [`NwlGeneral0`]; read-only.
+    const NWL_GENERAL0 = 0x4780, "pcie_rf_nwl_pcie_status_rf_general0";
+    /// Bridge options towards PCIe.
+    const HTOC_TO_PCIE = 0x5400, "pcie_rf_bridge_rf_htoc_to_pcie";
+    /// Which received TLPs go to the register FIFO.
+    const PCIE_TO_HTOC_CFG = 0x5408, "pcie_rf_bridge_rf_pcie_to_htoc_cfg";
+    /// Address that identifies an interrupt write.
+    const PCIE_TO_HTOC_INTERRUPT_0 = 0x5410, "pcie_rf_bridge_rf_pcie_to_htoc_interrupt_0";
+    /// Mask for that address.
+    const PCIE_TO_HTOC_INTERRUPT_1 = 0x5418, "pcie_rf_bridge_rf_pcie_to_htoc_interrupt_1";
+    /// Tag options.
+    const TAG_MAPS = 0x5420, "pcie_rf_bridge_rf_tag_maps";
+    /// Posted packets to PCIe.
+    const HTOC_TO_PCIE_P_COUNTER = 0x5428, "pcie_rf_bridge_rf_htoc_to_pcie_p_counter";
+    /// Non-posted packets to PCIe.
+    const HTOC_TO_PCIE_NP_COUNTER = 0x5430, "pcie_rf_bridge_rf_htoc_to_pcie_np_counter";
+    /// Responses to PCIe.
+    const HTOC_TO_PCIE_R_COUNTER = 0x5438, "pcie_rf_bridge_rf_htoc_to_pcie_r_counter";
+    /// Memory writes from PCIe.
+    const PCIE_TO_HTOC_COUNTER_MEMWR = 0x5440, "pcie_rf_bridge_rf_pcie_to_htoc_counter_memwr";
+    /// Messages from PCIe.
+    const PCIE_TO_HTOC_COUNTER_MSG = 0x5448, "pcie_rf_bridge_rf_pcie_to_htoc_counter_msg";
+    /// Memory reads from PCIe.
+    const PCIE_TO_HTOC_COUNTER_MEMRD = 0x5450, "pcie_rf_bridge_rf_pcie_to_htoc_counter_memrd";
+    /// I/O writes from PCIe.
+    const PCIE_TO_HTOC_COUNTER_IOWR = 0x5458, "pcie_rf_bridge_rf_pcie_to_htoc_counter_iowr";
+    /// I/O reads from PCIe.
+    const PCIE_TO_HTOC_COUNTER_IORD = 0x5460, "pcie_rf_bridge_rf_pcie_to_htoc_counter_iord";
+    /// Configuration writes from PCIe.
+    const PCIE_TO_HTOC_COUNTER_CFGWR = 0x5468, "pcie_rf_bridge_rf_pcie_to_htoc_counter_cfgwr";
+    /// Configuration reads from PCIe.
+    const PCIE_TO_HTOC_COUNTER_CFGRD = 0x5470, "pcie_rf_bridge_rf_pcie_to_htoc_counter_cfgrd";
+    /// Atomics from PCIe.
+    const PCIE_TO_HTOC_COUNTER_ATOMIC = 0x5478, "pcie_rf_bridge_rf_pcie_to_htoc_counter_atomic";
+    /// Read responses from PCIe.
+    const PCIE_TO_HTOC_COUNTER_RDRSP = 0x5480, "pcie_rf_bridge_rf_pcie_to_htoc_counter_rdrsp";
+    /// Target-done responses from PCIe.
+    const PCIE_TO_HTOC_COUNTER_TGTDONE = 0x5488, "pcie_rf_bridge_rf_pcie_to_htoc_counter_tgtdone";
+    /// TLPs dropped because the register FIFO was full.
+    const PCIE_TO_HTOC_REGFWD_DROP = 0x5490, "pcie_rf_bridge_rf_pcie_to_htoc_regfwd_drop";
+    /// Backdoor control, see [`BackdoorControl`].
+    const HTOC_TO_PCIE_BACKDOOR_CONTROL = 0x5498, "pcie_rf_bridge_rf_htoc_to_pcie_backdoor_control";
+    /// Backdoor: TLP to inject.
+    fn htoc_to_pcie_backdoor_data(k < 32) = 0x5500 + 8, "pcie_rf_bridge_rf_htoc_to_pcie_backdoor_data";
+    /// Backdoor: state of the receive FIFO; reading is destructive on hardware.
+    const PCIE_TO_HTOC_BACKDOOR_INFO = 0x5600, "pcie_rf_bridge_rf_pcie_to_htoc_backdoor_info";
+    /// Backdoor: received data; reading is destructive.
+    const PCIE_TO_HTOC_BACKDOOR_DATA = 0x5608, "pcie_rf_bridge_rf_pcie_to_htoc_backdoor_data";
+    /// ECC flags of the bridge.
+    const BRIDGE_ERROR_RAM_ECC = 0x5610, "pcie_rf_bridge_rf_error_ram_ecc";
+    /// PIPE control: what the vendor's notification program reads for trigger event 12 by mistake (HW §6.5).
+    const PIPE_CTRL = 0x5810, "pcie_rf_pipe_rf_ctrl";
+    /// Core configuration.
+    const CONFIGURATION = 0x5A00, "pcie_rf_configuration";
+    /// Core information; read-only.
+    const INFO = 0x5A08, "pcie_rf_info";
+    /// Core status, recorded by trigger event 6; read-only.
+    const STATUS = 0x5A10, "pcie_rf_status";
+    /// Vendor ECC flags.
+    const VENDOR_ECC = 0x5A18, "pcie_rf_vendor_ecc";
+    /// MSI-X table storage, two words per vector.
+    fn int_msix_table(k < 64) = 0x6000 + 8, "pcie_rf_int_msix_table";
+    /// MSI-X pending bits storage.
+    fn int_msix_pba_table(k < 32) = 0x6200 + 8, "pcie_rf_int_msix_pba_table";
+}
+
+bits! {
+    /// `nwl general0` (0x4780): link status.
+    pub struct NwlGeneral0 {
+        /// Physical layer up.
+        phy_layer_up / with_phy_layer_up: bool [0:0];
+        /// Data link layer up.
+        dl_layer_up / with_dl_layer_up: bool [1:1];
+        /// LTSSM state.
+        ltssm_state / with_ltssm_state: u8 [6:2];
+        /// Loss of sync, one bit per lane.
+        phy_loss_of_sync / with_phy_loss_of_sync: u16 [22:7];
+        /// Loss of sync on any lane.
+        phy_loss_of_sync_any / with_phy_loss_of_sync_any: bool [23:23];
+        /// Speed: 1…3 = Gen1…Gen3.
+        current_link_speed / with_current_link_speed: u8 [25:24];
+        /// Lanes.
+        link_width / with_link_width: u8 [31:26];
+    }
+}
+
+bits! {
+    /// `htoc_to_pcie_backdoor_control` (0x5498).
+    pub struct BackdoorControl {
+        /// Payload length in QWs.
+        payload_qw_length / with_payload_qw_length: u8 [4:0];
+        /// Interrupt.
+        int / with_int: bool [8:8];
+        /// Data credits.
+        cpl_credit_data / with_cpl_credit_data: u16 [24:16];
+        /// Header credits.
+        cpl_credit_header / with_cpl_credit_header: u8 [31:25];
+        /// Sends the TLP.
+        send / with_send: bool [40:40];
+        /// TLPs sent.
+        sent_tlp_count / with_sent_tlp_count: u16 [63:48];
+    }
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! `rma_rf` without its write-combining buffers (HW §10.7). Formats: [`crate::rma`].
+
+/// `vpid_table` entry of a closed VPID (HW §10.7).
+pub const VPID_DISABLED: u64 = 0xF522;
+/// `vpid_table` entry of an open VPID (HW §10.7).
+pub const VPID_ENABLED: u64 = 0xF523;
+/// `lock_cfg` as the init sequence writes it: 16 locks, 256 VPIDs (HW §3.5).
+pub const LOCK_CFG_INIT: u64 = 0x80_0000_0010;
+/// `bq_timeout` value as the init sequence writes it, enabled (HW §3.5).
+pub const BQ_TIMEOUT_INIT: u64 = 0x1_0000_000A;
+/// Mask that the init sequence applies to the three `error_ctrl` registers (HW §3.5).
+pub const ERROR_CTRL_INIT_MASK: u64 = 0xFF_FFFE;
+/// Bytes of host memory for the locks: 16 locks × 256 VPIDs × 4 bytes.
+pub const LOCK_MEMORY: u32 = 16 * 1024;
+
+regs! {
+    /// Pending interrupt, bit j of word i = VPID 64 i + j; read-only (HW §6.5).
+    fn int_vec(i < 4) = 0x1600020 + 8, "rma_rf_noti_interrupt_handler_int_vec";
+    /// Retrigger bits, same layout.
+    fn int_retrig_vec(i < 4) = 0x1600040 + 8, "rma_rf_noti_interrupt_handler_int_retrig_vec";
+    /// Packet sizes and options, see [`Config`].
+    const CONFIG = 0x1600080, "rma_rf_config";
+    /// Bus address of the lock memory [63:12].
+    const LOCK_BASE = 0x1600088, "rma_rf_lock_base";
+    /// Locks, see [`LockCfg`].
+    const LOCK_CFG = 0x1600090, "rma_rf_lock_cfg";
+    /// Queue-full time-out, see [`crate::regs::velo::Timeout`].
+    const BQ_TIMEOUT = 0x1600098, "rma_rf_bq_timeout";
+    /// Per-VPID settings, see [`VpidTable`].
+    fn vpid_table(vpid) = 0x1600800 + 8, "rma_rf_vpid_table";
+    /// Requester error control, see [`ErrorCtrl`].
+    const REQUESTER_ERROR_CTRL = 0x1601000, "rma_rf_requester_error_ctrl";
+    /// Requester history window; read-only.
+    const REQUESTER_HISTORY = 0x1601008, "rma_rf_requester_history";
+    /// Requester error counters, trigger.
+    const REQUESTER_ERROR_CNT_ST = 0x1601010, "rma_rf_requester_error_cnt_st";
+    /// Requester counters 0: exlreg, cmdt, exldis, trans (see [`ErrorCounters`]).
+    const REQUESTER_ERROR_CNT_0 = 0x1601018, "rma_rf_requester_error_cnt_0";
+    /// Requester counters 1: bqt.
+    const REQUESTER_ERROR_CNT_1 = 0x1601020, "rma_rf_requester_error_cnt_1";
+    /// Responder error control.
+    const RESPONDER_ERROR_CTRL = 0x1601028, "rma_rf_responder_error_ctrl";
+    /// Responder history window; read-only.
+    const RESPONDER_HISTORY = 0x1601030, "rma_rf_responder_history";
+    /// Responder error counters, trigger.
+    const RESPONDER_ERROR_CNT_ST = 0x1601038, "rma_rf_responder_error_cnt_st";
+    /// Responder counters 0: exlreg, cmdt, errcmd, vpid.
+    const RESPONDER_ERROR_CNT_0 = 0x1601040, "rma_rf_responder_error_cnt_0";
+    /// Responder counters 1: pdid, exldis, lock, trans.
+    const RESPONDER_ERROR_CNT_1 = 0x1601048, "rma_rf_responder_error_cnt_1";
+    /// Responder counters 2: bqt.
+    const RESPONDER_ERROR_CNT_2 = 0x1601050, "rma_rf_responder_error_cnt_2";
+    /// Completer error control.
+    const COMPLETER_ERROR_CTRL = 0x1601058, "rma_rf_completer_error_ctrl";
+    /// Completer history window; read-only.
+    const COMPLETER_HISTORY = 0x1601060, "rma_rf_completer_history";
+    /// Completer error counters, trigger.
+    const COMPLETER_ERROR_CNT_ST = 0x1601068, "rma_rf_completer_error_cnt_st";
+    /// Completer counters 0: exlreg, cmdt, nosop, hdrshrt.
+    const COMPLETER_ERROR_CNT_0 = 0x1601070, "rma_rf_completer_error_cnt_0";
+    /// Completer counters 1: nodat, fewdat, moredat, errcmd.
+    const COMPLETER_ERROR_CNT_1 = 0x1601078, "rma_rf_completer_error_cnt_1";
+    /// Completer counters 2: vpid, pdid, exldis, trans.
+    const COMPLETER_ERROR_CNT_2 = 0x1601080, "rma_rf_completer_error_cnt_2";
+    /// Completer counters 3: bqt.
+    const COMPLETER_ERROR_CNT_3 = 0x1601088, "rma_rf_completer_error_cnt_3";
+    /// ECC flags.
+    const ERROR_RAM_ECC = 0x1601090, "rma_rf_error_ram_ecc";
+    /// Performance counter control; write-only.
+    const PERF_COUNTER_CONTROL = 0x1601200, "rma_rf_perf_counter_control";
+    /// Requester: puts accepted (byte high, QW low).
+    const PERF_REQUESTER_IN_0 = 0x1601208, "rma_rf_perf_requester_perf_in_0";
+    /// Requester: notification puts high, immediate puts low.
+    const PERF_REQUESTER_IN_1 = 0x1601210, "rma_rf_perf_requester_perf_in_1";
+    /// Requester: gets (byte high, QW low).
+    const PERF_REQUESTER_IN_2 = 0x1601218, "rma_rf_perf_requester_perf_in_2";
+    /// Requester: locks (completer high, responder low).
+    const PERF_REQUESTER_IN_3 = 0x1601220, "rma_rf_perf_requester_perf_in_3";
+    /// Requester: bytes read from host memory.
+    const PERF_REQUESTER_RE_3 = 0x1601258, "rma_rf_perf_requester_perf_re_3";
+    /// Requester: bytes sent.
+    const PERF_REQUESTER_OUT_6 = 0x1601290, "rma_rf_perf_requester_perf_out_6";
+    /// Requester: notifications (interrupting high, sent low).
+    const PERF_REQUESTER_NOTI = 0x1601298, "rma_rf_perf_requester_perf_noti";
+    /// Responder: gets (byte high, QW low).
+    const PERF_RESPONDER_IN_0 = 0x16012A0, "rma_rf_perf_responder_perf_in_0";
+    /// Responder: bytes read from host memory.
+    const PERF_RESPONDER_RE_3 = 0x16012E0, "rma_rf_perf_responder_perf_re_3";
+    /// Responder: bytes sent.
+    const PERF_RESPONDER_OUT_4 = 0x1601308, "rma_rf_perf_responder_perf_out_4";
+    /// Responder: notifications.
+    const PERF_RESPONDER_NOTI = 0x1601310, "rma_rf_perf_responder_perf_noti";
+    /// Completer: puts (byte high, QW low).
+    const PERF_COMPLETER_IN_0 = 0x1601318, "rma_rf_perf_completer_perf_in_0";
+    /// Completer: notification puts high, immediate puts low.
+    const PERF_COMPLETER_IN_1 = 0x1601320, "rma_rf_perf_completer_perf_in_1";
+    /// Completer: get responses (byte high, QW low).
+    const PERF_COMPLETER_IN_2 = 0x1601328, "rma_rf_perf_completer_perf_in_2";
+    /// Completer: lock responses high, lock requests low.
+    const PERF_COMPLETER_IN_3 = 0x1601330, "rma_rf_perf_completer_perf_in_3";
+    /// Completer: bytes received.
+    const PERF_COMPLETER_IN_4 = 0x1601338, "rma_rf_perf_completer_perf_in_4";
+    /// Completer: notifications.
+    const PERF_COMPLETER_NOTI = 0x1601368, "rma_rf_perf_completer_perf_noti";
+}
+
+bits! {
+    /// `config` (0x1600080).
+    pub struct Config {
+        /// Packet size in bytes including the 16-byte network descriptor; 512 on Tourmalet.
+        mtu / with_mtu: u16 [9:0];
+        /// PCIe write size class, see [`pcie_size_class`].
+        pcie_mode / with_pcie_mode: u8 [19:16];
+        /// PCIe read size class.
+        pcie_mode_reads / with_pcie_mode_reads: u8 [23:20];
+        /// Forces error notifications.
+        fen / with_fen: bool [32:32];
+        /// Read engine PassPW disable.
+        repd / with_repd: bool [33:33];
+    }
+}
+
+impl Config {
+    /// The value of the init sequence for PCIe maximum payload and read request sizes in bytes (HW §3.5).
+    pub const fn for_pcie(mps: u32, readrq: u32) -> Self {
+        Self(0)
+            .with_mtu(512)
+            .with_pcie_mode(pcie_size_class(mps))
+            .with_pcie_mode_reads(pcie_size_class(readrq))
+    }
+}
+
+/// Size class for a PCIe payload or read request size in bytes: 128→2, 256→4, 512→8, others→1 (HW §3.5).
+pub const fn pcie_size_class(bytes: u32) -> u8 {
+    match bytes {
+        128 => 2,
+        256 => 4,
+        512 => 8,
+        _ => 1,
+    }
+}
+
+bits! {
+    /// `lock_cfg` (0x1600090).
+    pub struct LockCfg {
+        /// Number of locks.
+        number_allowed / with_number_allowed: u32 [24:0];
+        /// Number of VPIDs.
+        vpids_allowed / with_vpids_allowed: u16 [40:31];
+        /// Steering tag.
+        steertag / with_steertag: u8 [54:47];
+        /// TLP processing hint.
+        tph / with_tph: u8 [56:55];
+        /// Hint enabled.
+        th / with_th: bool [57:57];
+    }
+}
+
+bits! {
+    /// `vpid_table` (0x1600800 + 8 v).
+    pub struct VpidTable {
+        /// VPID enabled.
+        vpid_enable / with_vpid_enable: bool [0:0];
+        /// Target unit for the completer of the peer: 1 = n1.
+        tu_completer / with_tu_completer: u8 [3:1];
+        /// Target unit for the responder of the peer: 2 = n2.
+        tu_responder / with_tu_responder: u8 [6:4];
+        /// Accelerator access.
+        excell_enable / with_excell_enable: bool [7:7];
+        /// Traffic class of responses to TC 0 requests.
+        tc0 / with_tc0: u8 [9:8];
+        /// … to TC 1 requests.
+        tc1 / with_tc1: u8 [11:10];
+        /// … to TC 2 requests.
+        tc2 / with_tc2: u8 [13:12];
+        /// … to TC 3 requests.
+        tc3 / with_tc3: u8 [15:14];
+        /// Protection descriptor.
+        prot_desc / with_prot_desc: u16 [31:16];
+        /// Steering tag.
+        steering_tag / with_steering_tag: u8 [39:32];
+        /// TLP processing hint.
+        tph / with_tph: u8 [41:40];
+        /// Hint enabled.
+        th_enable / with_th_enable: bool [42:42];
+    }
+}
+
+bits! {
+    /// `error_ctrl` of the three sub-units.
+    pub struct ErrorCtrl {
+        /// History mode.
+        history_mode / with_history_mode: bool [0:0];
+        /// Clears the history.
+        history_clear / with_history_clear: bool [1:1];
+        /// Clears the counters.
+        counts_clear / with_counts_clear: bool [2:2];
+        /// Entries in the history.
+        history_cnt / with_history_cnt: u16 [17:8];
+        /// History was triggered.
+        history_trigger / with_history_trigger: bool [24:24];
+    }
+}
+
+bits! {
+    /// Any `error_cnt_n` register: four 15-bit counters with overflow bits, lowest first.
+    pub struct ErrorCounters {
+        /// First counter.
+        count_0 / with_count_0: u16 [14:0];
+        /// Its overflow bit.
+        ovflw_0 / with_ovflw_0: bool [15:15];
+        /// Second counter.
+        count_1 / with_count_1: u16 [30:16];
+        /// Its overflow bit.
+        ovflw_1 / with_ovflw_1: bool [31:31];
+        /// Third counter.
+        count_2 / with_count_2: u16 [46:32];
+        /// Its overflow bit.
+        ovflw_2 / with_ovflw_2: bool [47:47];
+        /// Fourth counter.
+        count_3 / with_count_3: u16 [62:48];
+        /// Its overflow bit.
+        ovflw_3 / with_ovflw_3: bool [63:63];
+    }
+}

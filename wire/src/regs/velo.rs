@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! `velo_rf` without its write-combining buffers (HW §9). Formats: [`crate::velo`].
+
+/// `timeout` as the init sequence writes it: value 0x20, enabled (HW §3.3).
+pub const TIMEOUT_INIT: u64 = 0x1_0000_0020;
+/// `completer.target_htax_port` as the init sequence writes it.
+pub const TARGET_HTAX_PORT_INIT: u16 = 8;
+
+regs! {
+    /// Pending interrupt, bit j of word i = VPID 64 i + j; read-only (HW §6.5).
+    fn int_vec(i < 4) = 0x1200020 + 8, "velo_rf_noti_interrupt_handler_int_vec";
+    /// Retrigger bits, same layout.
+    fn int_retrig_vec(i < 4) = 0x1200040 + 8, "velo_rf_noti_interrupt_handler_int_retrig_vec";
+    /// Identity stamped into messages of a VPID, see [`NodeVpidProtDesc`].
+    fn node_vpid_prot_desc(vpid) = 0x1200800 + 8, "velo_rf_node_vpid_prot_desc";
+    /// Acceptance of messages for a VPID, see [`CompProtDesc`].
+    fn comp_prot_desc(vpid) = 0x1201000 + 8, "velo_rf_comp_prot_desc";
+    /// Mailbox-full time-out, see [`Timeout`].
+    const TIMEOUT = 0x1201800, "velo_rf_timeout";
+    /// Slot size and alternative port, see [`Completer`].
+    const COMPLETER = 0x1201808, "velo_rf_completer";
+    /// Packets received and sent, see [`crate::regs::PacketCounter`].
+    const COUNTER_0 = 0x1201810, "velo_rf_counter_0";
+    /// Drops, see [`Counter1`].
+    const COUNTER_1 = 0x1201818, "velo_rf_counter_1";
+    /// Queue requests and responses, see [`Counter2`].
+    const COUNTER_2 = 0x1201820, "velo_rf_counter_2";
+    /// State machines; read-only.
+    const DEBUG_0 = 0x1201828, "velo_rf_debug_0";
+    /// ECC flags and last error, see [`Debug1`]; read-only.
+    const DEBUG_1 = 0x1201830, "velo_rf_debug_1";
+}
+
+bits! {
+    /// `node_vpid_prot_desc` (0x1200800 + 8 v): stamped into outgoing messages.
+    pub struct NodeVpidProtDesc {
+        /// Protection descriptor.
+        tx_prot_desc / with_tx_prot_desc: u16 [15:0];
+        /// Source node ID.
+        tx_nodeid / with_tx_nodeid: u16 [31:16];
+        /// Source VPID.
+        tx_vpid / with_tx_vpid: u8 [39:32];
+    }
+}
+
+bits! {
+    /// `comp_prot_desc` (0x1201000 + 8 v): what the VPID accepts.
+    pub struct CompProtDesc {
+        /// Expected protection descriptor.
+        rx_prot_desc / with_rx_prot_desc: u16 [15:0];
+        /// Delivers through the alternative HTAX port.
+        htax_reroute / with_htax_reroute: bool [16:16];
+        /// Mailbox enabled.
+        vpid_enable / with_vpid_enable: bool [17:17];
+    }
+}
+
+bits! {
+    /// `timeout` (0x1201800); the same layout as RMA `bq_timeout`.
+    pub struct Timeout {
+        /// Time-out value (unit unknown, G10).
+        value / with_value: u32 [31:0];
+        /// Time-out enabled.
+        enable / with_enable: bool [32:32];
+    }
+}
+
+bits! {
+    /// `completer` (0x1201808).
+    pub struct Completer {
+        /// Alternative port, one-hot.
+        target_htax_port / with_target_htax_port: u16 [8:0];
+        /// 128-byte instead of 64-byte slots.
+        packets_128b / with_packets_128b: bool [9:9];
+    }
+}
+
+bits! {
+    /// `counter_1` (0x1201818).
+    pub struct Counter1 {
+        /// Dropped: protection descriptor mismatch.
+        wrong_desc / with_wrong_desc: u32 [31:0];
+        /// Dropped: mailbox disabled.
+        disabled_mbox / with_disabled_mbox: u32 [63:32];
+    }
+}
+
+bits! {
+    /// `counter_2` (0x1201820).
+    pub struct Counter2 {
+        /// Requests to the buffer queue unit.
+        bq_requests / with_bq_requests: u32 [31:0];
+        /// Its responses.
+        bq_responses / with_bq_responses: u32 [63:32];
+    }
+}
+
+bits! {
+    /// `debug_1` (0x1201830).
+    pub struct Debug1 {
+        /// Source node of the last error.
+        error_snode / with_error_snode: u16 [15:0];
+        /// Source VPID of the last error.
+        error_svpid / with_error_svpid: u8 [23:16];
+        /// Target VPID of the last error.
+        error_tvpid / with_error_tvpid: u8 [31:24];
+        /// Number of errors.
+        error_count / with_error_count: u32 [55:32];
+        /// ECC flags.
+        ecc / with_ecc: u8 [63:56];
+    }
+}

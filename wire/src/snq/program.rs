@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Assembler, program-address map and disassembler.
+
+use super::isa::{Instruction, InstructionError, Opcode, MAX_BURST};
+use super::TriggerEvent;
+use crate::ids::RegOffset;
+use core::fmt;
+
+/// Words of the program RAM.
+pub const PROGRAM_WORDS: usize = 256;
+/// Address of the idle loop; as next address it ends a program.
+pub const END: u8 = 255;
+/// First address for continuation code; event i starts at address i.
+pub const FIRST_CONTINUATION: u8 = 32;
+
+/// How the registers of an event are collected.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Style {
+    /// Runs of consecutive registers in one instruction; the last read of an entry also writes it.
+    Burst,
+    /// One instruction per register, then one that writes the entry (opcode 6). The vendor's program does
+    /// this for events 12, 23 and 25; reason unknown (G4), so we keep it for them.
+    Single,
+}
+
+/// What to record for one event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EventProgram {
+    /// The event.
+    pub event: TriggerEvent,
+    /// Registers in the order in which they appear in the entries; seven per entry. Empty: nothing.
+    pub registers: &'static [RegOffset],
+    /// How to collect them.
+    pub style: Style,
+}
+
+/// Why a table cannot be assembled.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum AssembleError {
+    /// The program does not fit into 256 words.
+    TooLong,
+    /// The table names an event twice.
+    Duplicate(TriggerEvent),
+    /// A register offset is not inside the register file or not a multiple of 8.
+    Register(RegOffset),
+}
+
+impl fmt::Display for AssembleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AssembleError::TooLong => f.write_str("program does not fit into 256 words"),
+            AssembleError::Duplicate(event) => write!(f, "event {event} appears twice"),
+            AssembleError::Register(offset) => write!(f, "{offset} is not a register"),
+        }
+    }
+}
+
+/// Origin of an entry, by the program address in its header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Source {
+    /// Index into the table.
+    row: u8,
+    /// Part of the event's record, from 0.
+    part: u8,
+}
+
+/// An assembled program (about 3 KiB: keep it in a `static`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Program {
+    ram: [u64; PROGRAM_WORDS],
+    sources: [Option<Source>; PROGRAM_WORDS],
+    table: &'static [EventProgram],
+    used: u16,
+}
+
+/// What an entry with a certain program address holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Emission {
+    /// The event.
+    pub event: TriggerEvent,
+    /// Which entry of the event, from 0.
+    pub part: u8,
+    /// The recorded registers; word j of the entry is register j.
+    pub registers: &'static [RegOffset],
+}
+
+impl Program {
+    /// The 256 words for the program RAM.
+    pub const fn words(&self) -> &[u64; PROGRAM_WORDS] {
+        &self.ram
+    }
+
+    /// Number of words that hold instructions.
+    pub const fn used(&self) -> u16 {
+        self.used
+    }
+
+    /// Maps the program address of an entry header; `None` if no instruction there writes entries.
+    pub fn emission(&self, pc: u16) -> Option<Emission> {
+        let source = (*self.sources.get(pc as usize)?)?;
+        let row = self.table.get(source.row as usize)?;
+        let registers = row
+            .registers
+            .chunks(MAX_BURST as usize)
+            .nth(source.part as usize)?;
+        Some(Emission {
+            event: row.event,
+            part: source.part,
+            registers,
+        })
+    }
+
+    /// Number of entries that `event` writes.
+    pub fn parts(&self, event: TriggerEvent) -> u32 {
+        let row = self
+            .table
+            .iter()
+            .find(|row| row.event.number() == event.number());
+        row.map_or(0, |row| {
+            row.registers.len().div_ceil(MAX_BURST as usize) as u32
+        })
+    }
+}
+
+/// Assembles a program. Events that the table does not name, or names without registers, get opcode 4.
+///
+/// Meant for `const` evaluation, so that a bad table is a compile-time error and the program costs no stack.
+pub const fn assemble(table: &'static [EventProgram]) -> Result<Program, AssembleError> {
+    let mut program = Program {
+        ram: [0; PROGRAM_WORDS],
+        sources: [None; PROGRAM_WORDS],
+        table,
+        used: 0,
+    };
+    let none = Instruction {
+        opcode: Opcode::NoProgram,
+        next: END,
+        slot: 0,
+        len: 1,
+        addr: RegOffset(0),
+        emit: false,
+        words: 0,
+    };
+    let mut te = 0;
+    while te < FIRST_CONTINUATION as usize {
+        program.ram[te] = none.encode();
+        te += 1;
+    }
+    program.ram[END as usize] = Instruction {
+        opcode: Opcode::Idle,
+        ..none
+    }
+    .encode();
+    program.used = FIRST_CONTINUATION as u16 + 1;
+
+    let mut seen: u32 = 0;
+    let mut free = FIRST_CONTINUATION;
+    let mut row = 0;
+    while row < table.len() {
+        let event = table[row].event;
+        if (seen >> event.number()) & 1 != 0 {
+            return Err(AssembleError::Duplicate(event));
+        }
+        seen |= 1 << event.number();
+        free = match place(&mut program, row, free) {
+            Ok(free) => free,
+            Err(e) => return Err(e),
+        };
+        row += 1;
+    }
+    Ok(program)
+}
+
+/// Places the program of one event; returns the next free continuation address.
+const fn place(program: &mut Program, row: usize, mut free: u8) -> Result<u8, AssembleError> {
+    let EventProgram {
+        event,
+        registers,
+        style,
+    } = program.table[row];
+    let mut pc = event.number();
+    let mut i = 0;
+    while i < registers.len() {
+        if !registers[i].is_valid() {
+            return Err(AssembleError::Register(registers[i]));
+        }
+        let part = i / MAX_BURST as usize;
+        let rest = registers.len() - part * MAX_BURST as usize;
+        let words = if rest > MAX_BURST as usize {
+            MAX_BURST
+        } else {
+            rest as u8
+        };
+        let slot = (i % MAX_BURST as usize) as u8;
+        let mut len = 1;
+        if matches!(style, Style::Burst) {
+            while slot + len < words
+                && registers[i + len as usize].0 == registers[i].0 + 8 * len as u32
+            {
+                len += 1;
+            }
+        }
+        let entry_done = slot + len == words;
+        i += len as usize;
+        let last = i == registers.len();
+        let emit_here = entry_done && matches!(style, Style::Burst);
+
+        let mut read = Instruction {
+            opcode: Opcode::Read,
+            next: END,
+            slot,
+            len,
+            addr: registers[i - len as usize],
+            emit: emit_here,
+            words: if emit_here { words } else { 0 },
+        };
+        let source = Some(Source {
+            row: row as u8,
+            part: part as u8,
+        });
+        if emit_here {
+            program.sources[pc as usize] = source;
+        }
+        if !(last && emit_here) {
+            if free == END {
+                return Err(AssembleError::TooLong);
+            }
+            read.next = free;
+            free += 1;
+            program.used += 1;
+        }
+        program.ram[pc as usize] = read.encode();
+        pc = read.next;
+
+        if entry_done && !emit_here {
+            let mut emit = Instruction {
+                opcode: Opcode::Emit,
+                next: END,
+                slot: 0,
+                len: 1,
+                addr: RegOffset(0),
+                emit: true,
+                words,
+            };
+            program.sources[pc as usize] = source;
+            if !last {
+                if free == END {
+                    return Err(AssembleError::TooLong);
+                }
+                emit.next = free;
+                free += 1;
+                program.used += 1;
+            }
+            program.ram[pc as usize] = emit.encode();
+            pc = emit.next;
+        }
+    }
+    Ok(free)
+}
+
+/// Instructions of one event's program in execution order, from any program RAM.
+#[derive(Clone, Debug)]
+pub struct Disassembly<'a> {
+    ram: &'a [u64; PROGRAM_WORDS],
+    pc: u8,
+    left: u16,
+}
+
+impl Iterator for Disassembly<'_> {
+    /// Program address and instruction (or why the word is none).
+    type Item = (u8, Result<Instruction, InstructionError>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        self.left -= 1;
+        let pc = self.pc;
+        let instruction = Instruction::decode(*self.ram.get(pc as usize)?);
+        match instruction {
+            Ok(Instruction {
+                opcode: Opcode::Read | Opcode::Emit,
+                next,
+                ..
+            }) if next != END => self.pc = next,
+            _ => self.left = 0,
+        }
+        Some((pc, instruction))
+    }
+}
+
+/// Follows the program of `event`. Ends at address 255, at an instruction that ends programs, at a word that
+/// is no instruction, and after 256 instructions (a loop).
+pub const fn disassemble(ram: &[u64; PROGRAM_WORDS], event: TriggerEvent) -> Disassembly<'_> {
+    Disassembly {
+        ram,
+        pc: event.number(),
+        left: PROGRAM_WORDS as u16,
+    }
+}
+
+/// What [`find_emission`] found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// The event.
+    pub event: TriggerEvent,
+    /// Which entry of the event, from 0.
+    pub part: u8,
+    /// Registers of the entry in word order, `words` of them; [`RegOffset::INVALID`] where the program
+    /// leaves a word unwritten.
+    pub registers: [RegOffset; MAX_BURST as usize],
+    /// Payload words of the entry.
+    pub words: u8,
+}
+
+/// Finds which event's program writes an entry at address `pc`, for a program that was not assembled here.
+pub fn find_emission(ram: &[u64; PROGRAM_WORDS], pc: u8) -> Option<Found> {
+    for event in TriggerEvent::ALL {
+        let mut registers = [RegOffset::INVALID; MAX_BURST as usize];
+        let mut part = 0u8;
+        for (at, instruction) in disassemble(ram, event) {
+            let Ok(instruction) = instruction else { break };
+            if instruction.opcode == Opcode::Read {
+                let slots = registers
+                    .iter_mut()
+                    .skip(instruction.slot as usize)
+                    .take(instruction.len as usize);
+                for (register, k) in slots.zip(0u32..) {
+                    *register = RegOffset(instruction.addr.0 + 8 * k);
+                }
+            }
+            if instruction.emit {
+                if at == pc {
+                    return Some(Found {
+                        event,
+                        part,
+                        registers,
+                        words: instruction.words,
+                    });
+                }
+                part = part.saturating_add(1);
+                registers = [RegOffset::INVALID; MAX_BURST as usize];
+            }
+        }
+    }
+    None
+}

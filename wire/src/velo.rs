@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! VELO formats: requester address, descriptor, status word, mailbox slots (HW §9).
+
+use crate::ids::{NodeId, Vpid};
+use core::fmt;
+
+/// Longest message in bytes.
+pub const MAX_LEN: u16 = 120;
+/// Size of the requester window in bytes (HW §1.2).
+pub const WINDOW: u32 = 0x0200_0000;
+
+/// Two-bit message type tag, meaning up to software.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Mtt(u8);
+
+impl Mtt {
+    /// The tag in the low two bits.
+    pub const fn from_low_bits(value: u8) -> Self {
+        Self(value & 3)
+    }
+
+    /// The tag, 0…3.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
+/// Address inside the VELO requester window (HW §9.1).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RequesterAddr {
+    /// Source VPID.
+    pub vpid: Vpid,
+    /// Traffic class, 0…3 (two bits used).
+    pub traffic_class: u8,
+    /// Byte offset in the page, 0…4095 (twelve bits used).
+    pub offset: u16,
+}
+
+impl RequesterAddr {
+    /// Start of the page of `vpid` for traffic class `traffic_class`.
+    pub const fn page(vpid: Vpid, traffic_class: u8) -> Self {
+        Self {
+            vpid,
+            traffic_class,
+            offset: 0,
+        }
+    }
+
+    /// Byte offset inside the window.
+    pub const fn encode(self) -> u32 {
+        (self.offset as u32 & 0xFFF)
+            | ((self.vpid.get() as u32) << 12)
+            | ((self.traffic_class as u32 & 3) << 20)
+    }
+
+    /// Splits a byte offset inside the window; bits [24:22] are ignored (G8).
+    pub const fn decode(addr: u32) -> Self {
+        Self {
+            vpid: Vpid::from_low_bits((addr >> 12) as u64),
+            traffic_class: ((addr >> 20) & 3) as u8,
+            offset: (addr & 0xFFF) as u16,
+        }
+    }
+}
+
+bits! {
+    /// Software descriptor, every bit pattern allowed (HW §9.2). Checked form: [`Descriptor`].
+    pub struct DescriptorWord {
+        /// Destination node or multicast group.
+        target / with_target: u16 [15:0];
+        /// Destination VPID (eight bits used).
+        vpid / with_vpid: u16 [25:16];
+        /// Multicast.
+        multicast / with_multicast: bool [31:31];
+        /// Message type tag.
+        mtt / with_mtt: u8 [33:32];
+        /// Interrupt at the receiver.
+        irq / with_irq: bool [34:34];
+        /// User tag.
+        tag / with_tag: u8 [47:40];
+        /// Length in bytes.
+        len / with_len: u16 [59:48];
+    }
+}
+
+bits! {
+    /// Status quadword of a mailbox slot, every bit pattern allowed (HW §9.4). Checked form: [`Status`].
+    pub struct StatusWord {
+        /// Source node.
+        node / with_node: u16 [15:0];
+        /// Source VPID (eight bits used).
+        vpid / with_vpid: u16 [25:16];
+        /// Message type tag.
+        mtt / with_mtt: u8 [33:32];
+        /// End of message.
+        eom / with_eom: bool [36:36];
+        /// Error.
+        err / with_err: bool [37:37];
+        /// User tag.
+        tag / with_tag: u8 [47:40];
+        /// Length of the whole message in bytes.
+        len / with_len: u16 [59:48];
+    }
+}
+
+/// Why a descriptor or status word was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Error {
+    /// Length 0 or above [`MAX_LEN`].
+    Length(u16),
+    /// Bits that must be zero are set; carries them.
+    Reserved(u64),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Length(len) => write!(f, "length {len} is not in 1…{MAX_LEN}"),
+            Error::Reserved(bits) => write!(f, "reserved bits {bits:#x} are set"),
+        }
+    }
+}
+
+/// Where a message goes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Target {
+    /// One node.
+    Node(NodeId),
+    /// A multicast group.
+    Group(u16),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Node(node) => write!(f, "node {node}"),
+            Target::Group(group) => write!(f, "group {group}"),
+        }
+    }
+}
+
+/// A valid software descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Descriptor {
+    /// Destination.
+    pub target: Target,
+    /// Destination VPID.
+    pub vpid: Vpid,
+    /// Message type tag.
+    pub mtt: Mtt,
+    /// Interrupt at the receiver.
+    pub irq: bool,
+    /// User tag.
+    pub tag: u8,
+    /// Length in bytes, 1…120.
+    pub len: u16,
+}
+
+const fn check_len(len: u16) -> Result<(), Error> {
+    if len == 0 || len > MAX_LEN {
+        Err(Error::Length(len))
+    } else {
+        Ok(())
+    }
+}
+
+/// Upper two bits of the ten-bit VPID fields, unused (HW §4.2).
+const VPID_UNUSED: u64 = 0x300 << 16;
+
+impl Descriptor {
+    /// The descriptor quadword. Fails if the length is out of range.
+    pub const fn encode(&self) -> Result<u64, Error> {
+        if let Err(e) = check_len(self.len) {
+            return Err(e);
+        }
+        let (target, multicast) = match self.target {
+            Target::Node(node) => (node.0, false),
+            Target::Group(group) => (group, true),
+        };
+        Ok(DescriptorWord(0)
+            .with_target(target)
+            .with_vpid(self.vpid.get())
+            .with_multicast(multicast)
+            .with_mtt(self.mtt.get())
+            .with_irq(self.irq)
+            .with_tag(self.tag)
+            .with_len(self.len)
+            .raw())
+    }
+
+    /// Checks a descriptor quadword: length 1…120, reserved bits 0.
+    pub const fn decode(raw: u64) -> Result<Self, Error> {
+        let word = DescriptorWord(raw);
+        let reserved = raw & (!DescriptorWord::KNOWN | VPID_UNUSED);
+        if let Err(e) = check_len(word.len()) {
+            return Err(e);
+        }
+        if reserved != 0 {
+            return Err(Error::Reserved(reserved));
+        }
+        let target = if word.multicast() {
+            Target::Group(word.target())
+        } else {
+            Target::Node(NodeId(word.target()))
+        };
+        Ok(Self {
+            target,
+            vpid: Vpid::from_low_bits(word.vpid() as u64),
+            mtt: Mtt::from_low_bits(word.mtt()),
+            irq: word.irq(),
+            tag: word.tag(),
+            len: word.len(),
+        })
+    }
+
+    /// Number of payload quadwords that follow the descriptor.
+    pub const fn payload_qws(&self) -> u16 {
+        self.len.div_ceil(8)
+    }
+}
+
+/// Sender of a message: what status bits [23:0] say.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SourceId {
+    /// Source node.
+    pub node: NodeId,
+    /// Source VPID.
+    pub vpid: Vpid,
+}
+
+impl SourceId {
+    /// The 24-bit form of the API: node in [15:0], VPID in [23:16].
+    pub const fn raw(self) -> u32 {
+        self.node.0 as u32 | ((self.vpid.get() as u32) << 16)
+    }
+
+    /// Splits the 24-bit form.
+    pub const fn from_raw(raw: u32) -> Self {
+        Self {
+            node: NodeId(raw as u16),
+            vpid: Vpid::from_low_bits((raw >> 16) as u64),
+        }
+    }
+}
+
+impl fmt::Display for SourceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.node, self.vpid)
+    }
+}
+
+/// A valid status word.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Status {
+    /// Sender, stamped by the hardware.
+    pub source: SourceId,
+    /// Message type tag.
+    pub mtt: Mtt,
+    /// End of message; not to be relied on (G9).
+    pub eom: bool,
+    /// Error; semantics unknown (G9).
+    pub err: bool,
+    /// User tag.
+    pub tag: u8,
+    /// Length of the whole message in bytes, 1…120.
+    pub len: u16,
+}
+
+impl Status {
+    /// The status quadword. Fails if the length is out of range.
+    pub const fn encode(&self) -> Result<u64, Error> {
+        if let Err(e) = check_len(self.len) {
+            return Err(e);
+        }
+        Ok(StatusWord(0)
+            .with_node(self.source.node.0)
+            .with_vpid(self.source.vpid.get())
+            .with_mtt(self.mtt.get())
+            .with_eom(self.eom)
+            .with_err(self.err)
+            .with_tag(self.tag)
+            .with_len(self.len)
+            .raw())
+    }
+
+    /// Checks the status quadword of a slot; `Ok(None)` for 0 (slot is free).
+    ///
+    /// Unknown bits are ignored: no source states them all, and a receiver must not stop over them.
+    pub const fn decode(raw: u64) -> Result<Option<Self>, Error> {
+        if raw == 0 {
+            return Ok(None);
+        }
+        let word = StatusWord(raw);
+        if let Err(e) = check_len(word.len()) {
+            return Err(e);
+        }
+        Ok(Some(Self {
+            source: SourceId {
+                node: NodeId(word.node()),
+                vpid: Vpid::from_low_bits(word.vpid() as u64),
+            },
+            mtt: Mtt::from_low_bits(word.mtt()),
+            eom: word.eom(),
+            err: word.err(),
+            tag: word.tag(),
+            len: word.len(),
+        }))
+    }
+}
+
+/// Mailbox slot size, one setting for the whole unit (HW §9.4).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SlotSize {
+    /// 64-byte slots: 56 payload bytes each, long messages take several.
+    B64,
+    /// 128-byte slots: one message each.
+    B128,
+}
+
+/// One slot's part of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Piece {
+    /// Slot of the message, 0…2, counted from its first slot.
+    pub slot: u8,
+    /// Byte offset of the part inside the slot.
+    pub slot_offset: u8,
+    /// Byte offset of the part inside the message.
+    pub message_offset: u8,
+    /// Bytes of the message in this slot.
+    pub len: u8,
+}
+
+impl SlotSize {
+    /// Slot size in bytes.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            SlotSize::B64 => 64,
+            SlotSize::B128 => 128,
+        }
+    }
+
+    /// Payload bytes per slot.
+    pub const fn capacity(self) -> u16 {
+        match self {
+            SlotSize::B64 => 56,
+            SlotSize::B128 => 120,
+        }
+    }
+
+    /// Byte offset of the status quadword inside a slot.
+    pub const fn status_offset(self) -> u32 {
+        self.bytes() - 8
+    }
+
+    /// Slots that a message of `len` bytes takes, 1…3; longer than [`MAX_LEN`] counts as [`MAX_LEN`].
+    pub const fn slots_for(self, len: u16) -> u32 {
+        let len = if len > MAX_LEN { MAX_LEN } else { len };
+        if len == 0 {
+            1
+        } else {
+            len.div_ceil(self.capacity()) as u32
+        }
+    }
+
+    /// The parts of a message of `len` bytes in slot order; each is right-aligned against its status word.
+    ///
+    /// Empty for length 0; longer than [`MAX_LEN`] counts as [`MAX_LEN`].
+    pub fn pieces(self, len: u16) -> impl ExactSizeIterator<Item = Piece> + Clone {
+        let len = if len > MAX_LEN { MAX_LEN } else { len };
+        let capacity = self.capacity();
+        let count = len.div_ceil(capacity);
+        let status = self.status_offset() as u16;
+        (0..count).map(move |slot| {
+            let start = slot * capacity;
+            let rest = len - start;
+            let part = if rest > capacity { capacity } else { rest };
+            Piece {
+                slot: slot as u8,
+                slot_offset: (status - part.div_ceil(8) * 8) as u8,
+                message_offset: start as u8,
+                len: part as u8,
+            }
+        })
+    }
+}
