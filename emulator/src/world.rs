@@ -21,6 +21,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::rc::Rc;
 use std::time::Instant;
+use wire::regs::info::{self, Node};
 
 /// Crossbar passes per event; more are left for the next turn of the event loop.
 const STEPS_PER_TURN: usize = 4096;
@@ -169,11 +170,15 @@ impl World {
     /// Runs what is due.
     pub fn tick(&mut self) {
         let now = self.now();
-        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
-            if let Some((_, i)) = self.timers.pop_first() {
-                self.slots[i].deadline = None;
-                self.with_nic(i, |nic, env| nic.tick(now, env));
-            }
+        // Each NIC once: one whose deadline does not move must not hold up the rest.
+        let due: Vec<usize> = self
+            .timers
+            .iter()
+            .take_while(|(at, _)| *at <= now)
+            .map(|(_, i)| *i)
+            .collect();
+        for i in due {
+            self.with_nic(i, |nic, env| nic.tick(now, env));
         }
         while let Some(nic) = self.setup.pop_due(now) {
             self.set_up(nic);
@@ -272,16 +277,25 @@ impl World {
         if slot.nic.tx_waiting() {
             self.blocked.insert(i);
         }
-        if self.network.has_actions(i) {
+        let changed = self.network.identity(i).1 != self.slots[i].nic.node_id().0;
+        if changed || self.network.has_actions(i) {
             self.sync_identity(i);
             self.network.after_access(i, &mut self.tracer);
         }
     }
 
+    /// The network learns what the node register says.
     fn sync_identity(&mut self, i: usize) {
-        let nic = &self.slots[i].nic;
-        self.network
-            .set_identity(i, nic.config().guid(), nic.node_id().0);
+        let slot = &mut self.slots[i];
+        let mut untraced = Tracer::off();
+        let mut env = Env {
+            host: &mut slot.machine,
+            outbox: &mut slot.outbox,
+            tx_credit: 0,
+            trace: &mut untraced.sink(i, 0),
+        };
+        let node = Node(slot.nic.reg_peek(info::NODE.get(), &mut env));
+        self.network.set_identity(i, node.guid(), node.id());
     }
 
     /// Contains a panic of NIC `i`.
@@ -483,5 +497,77 @@ impl World {
         self.network.run(now, 0, &mut self.tracer);
         f(&mut self.network, &mut self.tracer);
         self.settle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ConfigFile, Overrides};
+
+    fn world(config: &str) -> (World, Rc<Cell<u64>>) {
+        let file: ConfigFile = toml::from_str(config).unwrap();
+        let fabric =
+            Fabric::build(file, &Overrides::default(), std::path::Path::new("/d")).unwrap();
+        let time = Rc::new(Cell::new(0));
+        let world = World::new(&fabric, Clock::Manual(Rc::clone(&time)), Tracer::off()).unwrap();
+        (world, time)
+    }
+
+    #[test]
+    fn timers_of_nics_fire_when_they_are_due() {
+        let (mut w, time) = world("topology = \"pair\"");
+        assert_eq!(w.next_deadline(), None, "nothing to wait for");
+        // Periodic timer interrupt every 1000 ticks of 10 ns (HW §4.1, G25), TE 7 enabled.
+        w.poke(1, 0x10000, 1 << 7);
+        w.poke(1, 0x8080, 1000 | (1 << 48));
+        let at = w.next_deadline().unwrap();
+        w.tick();
+        assert_eq!(w.chip_counters(1).events[7], 0);
+        time.set(at);
+        w.tick();
+        assert_eq!(w.chip_counters(1).events[7], 1);
+        assert!(w.next_deadline().is_some_and(|next| next > at));
+        w.poke(1, 0x8080, 0);
+        assert_eq!(w.next_deadline(), None);
+    }
+
+    #[test]
+    fn set_up_can_come_late() {
+        let (mut w, time) = world("topology = \"pair\"\n[setup]\ndelay-ms = 5");
+        assert_eq!((w.peek(0, 0x8050), w.next_deadline()), (0, Some(5_000_000)));
+        time.set(5_000_000);
+        w.tick();
+        assert_eq!((w.peek(0, 0x8050), w.peek(1, 0x8050)), (1, 1));
+        w.reset(1, ResetKind::PowerOn);
+        assert_eq!((w.peek(0, 0x8050), w.peek(1, 0x8050)), (1, 0));
+        time.set(10_000_000);
+        w.tick();
+        assert_eq!((w.peek(1, 0x8050), w.next_deadline()), (1, None));
+    }
+
+    #[test]
+    fn neighbours_hear_what_the_node_register_says() {
+        let (mut w, _) = world("topology = \"pair\"");
+        w.poke(1, 0x8008, (7 << 24) | 0x123456);
+        w.poke(1, 0x460018, 3);
+        let ids = w.peek(0, 0x460018);
+        assert_eq!(
+            ((ids >> 2) & 0xff_ffff, (ids >> 26) & 0xffff),
+            (0x123456, 7)
+        );
+    }
+
+    #[test]
+    fn a_power_cycle_leaves_no_trace() {
+        let (mut w, _) = world("topology = \"ring:3\"");
+        w.poke(1, 0x8058, 9);
+        let before = w.network().links();
+        w.set_power(1, false);
+        assert_eq!((w.peek(1, 0x8058), w.is_on(1)), (u64::MAX, false));
+        w.set_power(1, true);
+        assert_eq!((w.peek(1, 0x8058), w.peek(1, 0x8050)), (0, 1));
+        assert_eq!(w.network().links(), before);
+        assert!(!w.busy());
     }
 }

@@ -297,10 +297,17 @@ pub struct NicCounters {
 }
 
 impl NicCounters {
-    /// A counter of the chip by its path, for instance `"velo.sent"`; 0 if there is none.
-    pub fn chip(&self, path: &str) -> u64 {
-        let found = path.split('.').try_fold(&self.chip, |v, key| v.get(key));
-        found.and_then(serde_json::Value::as_u64).unwrap_or(0)
+    /// A counter of the chip by its path, for instance `"velo.sent"` or `"events.28"`; `None` if there is none.
+    pub fn chip(&self, path: &str) -> Option<u64> {
+        let step = |v: &'_ serde_json::Value, key: &str| match v {
+            serde_json::Value::Array(list) => {
+                key.parse().ok().and_then(|i: usize| list.get(i).cloned())
+            }
+            other => other.get(key).cloned(),
+        };
+        path.split('.')
+            .try_fold(self.chip.clone(), |v, key| step(&v, key))?
+            .as_u64()
     }
 }
 

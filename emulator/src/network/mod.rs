@@ -352,6 +352,11 @@ impl Network {
         self.timers.first().map(|(at, _)| *at)
     }
 
+    /// GUID and node ID of a NIC as last told.
+    pub fn identity(&self, nic: usize) -> (u32, u16) {
+        self.nodes[nic].identity
+    }
+
     /// Tells the network GUID and node ID of a NIC as its registers show them now.
     pub fn set_identity(&mut self, nic: usize, guid: u32, node_id: u16) {
         self.nodes[nic].identity = (guid, node_id);
