@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The auxiliary device "extoll.exn" that every NIC has: how a module above gets at its [`Nic`].
+
+use crate::nic::Nic;
+use kernel::{auxiliary, device::Bound, prelude::*, sync::Arc, types::CovariantForLt};
+
+/// Name of the module that registers the device; first part of the match.
+pub const MODULE: &CStr = c"extoll";
+/// Name of the device; second part of the match.
+pub const NAME: &CStr = c"exn";
+
+/// Type of the registration data.
+pub(crate) type Data = CovariantForLt!(Arc<Nic>);
+
+/// The NIC that an auxiliary device [`NAME`] stands for. To be called in probe; drop the reference, and everything
+/// opened on it, before or in unbind.
+///
+/// # Errors
+///
+/// `ENOENT` or `EINVAL` if the device was not registered by this module.
+pub fn nic(device: &auxiliary::Device<Bound>) -> Result<Arc<Nic>> {
+    Ok((*device.registration_data::<Data>()?).clone())
+}

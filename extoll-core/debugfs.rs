@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! debugfs directory of a NIC, `extoll-<PCI name>/`: `status`, `counters`, `ports` (docs/driver.md).
+
+use crate::{nic::Nic, stats::Reason, vpid::Open};
+use kernel::{
+    debugfs::{Dir, File},
+    fmt,
+    prelude::*,
+    str::CString,
+    sync::Arc,
+};
+use wire::{ids::Unit, snq::TriggerEvent};
+
+/// The files; removed by drop.
+#[pin_data]
+pub(crate) struct Files {
+    #[pin]
+    status: File<Arc<Nic>>,
+    #[pin]
+    counters: File<Arc<Nic>>,
+    #[pin]
+    ports: File<Arc<Nic>>,
+    _dir: Dir,
+}
+
+impl Files {
+    pub(crate) fn new(nic: &Arc<Nic>) -> Result<Pin<KBox<Self>>> {
+        let name = CString::try_from_fmt(fmt!("extoll-{}", nic.device().name()))?;
+        let dir = Dir::new(&name);
+        KBox::try_pin_init(
+            try_pin_init!(Self {
+                status <- dir.read_callback_file(c"status", nic.clone(), &show_status),
+                counters <- dir.read_callback_file(c"counters", nic.clone(), &show_counters),
+                ports <- dir.read_callback_file(c"ports", nic.clone(), &show_ports),
+                _dir: dir.clone(),
+            }? Error),
+            GFP_KERNEL,
+        )
+    }
+}
+
+fn show_status(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let status = nic.status();
+    let (rp, mask, draining) = nic.snq.show();
+    writeln!(f, "node {}", status.node.0)?;
+    writeln!(f, "network {:?}", status.network)?;
+    writeln!(f, "alive {}", status.alive)?;
+    writeln!(f, "velo_slot_bytes {}", nic.velo_slot_bytes())?;
+    writeln!(f, "snq_read_pointer {rp}")?;
+    writeln!(f, "snq_enabled {mask:#010x}")?;
+    writeln!(f, "outport_drain {draining}")
+}
+
+fn show_counters(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let stats = nic.stats();
+    writeln!(f, "interrupts {}", stats.interrupts())?;
+    writeln!(f, "status_changes {}", stats.changes())?;
+    for reason in Reason::ALL {
+        writeln!(
+            f,
+            "reason {} {} ({})",
+            *reason as u32,
+            stats.reason(*reason),
+            reason.text()
+        )?;
+    }
+    for event in TriggerEvent::ALL {
+        let n = stats.events(event.number());
+        if n != 0 {
+            writeln!(f, "event {} {n} ({})", event.number(), event.name())?;
+        }
+    }
+    Ok(())
+}
+
+fn show_ports(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for unit in [Unit::Velo, Unit::Rma] {
+        let mut result = Ok(());
+        nic.table(unit).for_each(|port| {
+            if result.is_ok() {
+                result = show_port(f, unit, port);
+            }
+        });
+        result?;
+    }
+    Ok(())
+}
+
+fn show_port(f: &mut fmt::Formatter<'_>, unit: Unit, port: &Open) -> fmt::Result {
+    write!(
+        f,
+        "{unit:?} vpid {} attached {}",
+        port.vpid.get(),
+        port.attached
+    )?;
+    if let Some(tx) = &port.tx {
+        let (mode, pwp, committed) = tx.show();
+        write!(f, " tx {mode} sent {pwp} committed {committed}")?;
+    }
+    for (name, value) in port.stats.list() {
+        write!(f, " {name} {value}")?;
+    }
+    writeln!(f)
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Memory shared with the NIC, and the proof that the device is bound.
+
+#![allow(unsafe_code)]
+
+use kernel::{
+    device::{self, Bound},
+    dma::Coherent,
+    prelude::*,
+    sync::aref::ARef,
+};
+use wire::ids::BusAddr;
+
+/// Coherent memory as little-endian quadwords that device and CPU may change at any time.
+pub(crate) struct DmaWords {
+    memory: Coherent<[u64]>,
+    words: usize,
+}
+
+impl DmaWords {
+    /// Allocates zeroed memory, contiguous for the device and aligned to at least a page. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for 0 words, `ENOMEM`.
+    pub(crate) fn new(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
+        Ok(Self {
+            memory: Coherent::zeroed_slice(dev, words, GFP_KERNEL | __GFP_NOWARN)?,
+            words,
+        })
+    }
+
+    /// Address for the device.
+    pub(crate) fn address(&self) -> BusAddr {
+        BusAddr(self.memory.dma_address())
+    }
+
+    /// Size in quadwords.
+    pub(crate) fn words(&self) -> usize {
+        self.words
+    }
+
+    /// Reads a word; 0 outside the memory. Any context.
+    #[inline]
+    pub(crate) fn read(&self, index: usize) -> u64 {
+        if index >= self.words {
+            return 0;
+        }
+        let base: *const u64 = self.memory.as_ptr().cast();
+        // SAFETY: within the allocation; volatile, as the device may write it at any time.
+        u64::from_le(unsafe { base.add(index).read_volatile() })
+    }
+
+    /// Writes a word; ignored outside the memory. Any context.
+    #[inline]
+    pub(crate) fn write(&self, index: usize, value: u64) {
+        if index >= self.words {
+            return;
+        }
+        let base: *mut u64 = self.memory.as_mut_ptr().cast();
+        // SAFETY: within the allocation; volatile, as the device may access it at any time.
+        unsafe { base.add(index).write_volatile(value.to_le()) };
+    }
+}
+
+/// The device, known to be bound for as long as this object is reachable.
+///
+/// # Invariants
+///
+/// Dropped (by [`crate::nic::Nic`]'s shutdown, which waits for all users) before the device is unbound.
+pub(crate) struct BoundDevice(ARef<device::Device>);
+
+impl BoundDevice {
+    pub(crate) fn new(dev: &device::Device<Bound>) -> Self {
+        Self(dev.into())
+    }
+
+    pub(crate) fn get(&self) -> &device::Device<Bound> {
+        // SAFETY: by the type invariant the device is still bound.
+        unsafe { self.0.as_bound() }
+    }
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! HTAX bridge: which part of the BARs leads to which unit (HW §5, §3.1 step 3).
+
+use crate::hw::Hw;
+use kernel::prelude::*;
+use wire::regs::htax;
+
+/// Writes the six intervals and enables the bridge.
+pub(crate) fn init(hw: &Hw) -> Result {
+    for (i, interval) in hw.windows.intervals().ok_or(EINVAL)? {
+        hw.rf.write(htax::intvl_upper(i), interval.upper.raw());
+        hw.rf.write(htax::intvl_lower(i), interval.lower.raw());
+        hw.rf.write(htax::intvl_control(i), interval.control.raw());
+    }
+    hw.rf.write(htax::GENERAL, htax::GENERAL_INIT);
+    Ok(())
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The mapped hardware of one NIC.
+
+use crate::{
+    dma::BoundDevice,
+    mmio::{RegisterFile, Window},
+};
+use kernel::{
+    device::{self, Bound},
+    prelude::*,
+};
+use wire::{htax::Windows, ids::Unit};
+
+/// Register file and requester windows; valid while the device is bound.
+pub(crate) struct Hw {
+    /// Register file.
+    pub(crate) rf: RegisterFile,
+    velo: Window,
+    rma: Window,
+    /// Physical addresses of the windows.
+    pub(crate) windows: Windows,
+    device: BoundDevice,
+}
+
+impl Hw {
+    /// Maps the windows: register file uncached, requesters write-combining (HW §3.1 step 2). May sleep.
+    pub(crate) fn map(dev: &device::Device<Bound>, windows: Windows) -> Result<Self> {
+        Ok(Self {
+            rf: RegisterFile::map(windows.rf.0)?,
+            velo: Window::map(windows.velo.0)?,
+            rma: Window::map(windows.rma.0)?,
+            windows,
+            device: BoundDevice::new(dev),
+        })
+    }
+
+    /// Requester window of a unit.
+    pub(crate) fn window(&self, unit: Unit) -> &Window {
+        match unit {
+            Unit::Velo => &self.velo,
+            Unit::Rma => &self.rma,
+        }
+    }
+
+    /// The device, bound for as long as `self` is reachable.
+    pub(crate) fn device(&self) -> &device::Device<Bound> {
+        self.device.get()
+    }
+}

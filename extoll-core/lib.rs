@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Base driver for the Extoll Tourmalet NIC: one file per functional unit, typed handles for the modules above.
+//!
+//! A module above is an auxiliary driver ([`child::NAME`]); [`child::nic`] gives it the [`nic::Nic`], on which it opens
+//! [`velo`] and [`rma`] ports.
+
+#![deny(unsafe_code)]
+
+mod atu;
+mod bq;
+pub mod child;
+mod debugfs;
+mod dma;
+mod htax;
+mod hw;
+mod info;
+mod mmio;
+pub mod nic;
+pub mod probe;
+pub mod rma;
+mod smfu;
+mod snq;
+pub mod stats;
+mod tx;
+pub mod velo;
+pub mod vpid;
+mod xbar;
+
+#[allow(dead_code)]
+const __LOG_PREFIX: &[u8] = b"extoll\0";

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Module entry of `extoll.ko`: PCI driver for Tourmalet and its load-time parameters.
+
+#![forbid(unsafe_code)]
+
+use extoll_core::{
+    nic::Params,
+    probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
+};
+use kernel::{device::Core, driver, pci, prelude::*, InPlaceModule};
+use kernel_ext::pci::device_id;
+
+struct ExtollDriver;
+
+kernel::pci_device_table!(
+    PCI_TABLE,
+    <ExtollDriver as pci::Driver>::IdInfo,
+    [
+        (device_id(VENDOR_ID, DEVICE_IDS[0]), ()),
+        (device_id(VENDOR_ID, DEVICE_IDS[1]), ()),
+    ]
+);
+
+impl pci::Driver for ExtollDriver {
+    type IdInfo = ();
+    type Data<'bound> = BoundNic<'bound>;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        _info: Option<&'bound Self::IdInfo>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        let params = Params {
+            slots_64: module_parameters::velo_slots_64.value(),
+            atu_gats: module_parameters::atu_gats.value(),
+            smfu_target_kib: module_parameters::smfu_target_kib.value(),
+            snq_irq: [
+                module_parameters::snq_irq_0.value(),
+                module_parameters::snq_irq_1.value(),
+                module_parameters::snq_irq_2.value(),
+            ],
+        };
+        BoundNic::probe(pdev, params)
+    }
+
+    fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.stop();
+    }
+}
+
+#[pin_data]
+struct Extoll {
+    #[pin]
+    _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
+}
+
+impl InPlaceModule for Extoll {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+        })
+    }
+}
+
+module! {
+    type: Extoll,
+    name: "extoll",
+    authors: ["Extoll for Linux"],
+    description: "Base driver for the Extoll Tourmalet NIC",
+    license: "GPL v2",
+    params: {
+        velo_slots_64: bool {
+            default: false,
+            description: "Use 64-byte instead of 128-byte VELO mailbox slots",
+        },
+        atu_gats: u32 {
+            default: 4,
+            description: "Global address tables of 2 MiB each, 0 to 1024",
+        },
+        smfu_target_kib: u32 {
+            default: 4096,
+            description: "Memory exported by the SMFU in KiB, 0 for none",
+        },
+        snq_irq_0: u64 {
+            default: 0xFD23_0000_0040_002D,
+            description: "First header word of the interrupt packet",
+        },
+        snq_irq_1: u64 {
+            default: 0x0300_0100_0000,
+            description: "Second header word of the interrupt packet",
+        },
+        snq_irq_2: u64 {
+            default: 0,
+            description: "Payload of the interrupt packet",
+        },
+    },
+}

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! One NIC: what its ports and the modules above hold on to.
+//!
+//! A [`Nic`] may outlive the binding of its device (somebody still holds a reference), but its register mappings do
+//! not: shutdown revokes them and waits for all users, later accesses fail with `Down`.
+
+use crate::{
+    dma::BoundDevice,
+    hw::Hw,
+    snq::Snq,
+    stats::{Reason, Stats},
+    vpid::Table,
+};
+use kernel::{
+    device::{self, Bound},
+    impl_has_delayed_work, impl_has_work, new_delayed_work, new_mutex, new_work,
+    prelude::*,
+    revocable::{Revocable, RevocableGuard},
+    sync::{
+        aref::ARef,
+        atomic::{Atomic, AtomicFlag, Relaxed},
+        Arc, Mutex,
+    },
+    workqueue::{self, DelayedWork, Work, WorkItem},
+};
+use kernel_ext::{ratelimit::RateLimit, trace, work};
+use wire::{
+    ids::{NodeId, Unit},
+    regs::info,
+    snq::TriggerEvent,
+};
+
+pub use wire::regs::info::NetworkState;
+
+/// Facts fixed at load time.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// 64-byte instead of 128-byte VELO slots.
+    pub slots_64: bool,
+    /// Global address tables of 2 MiB to allocate for the ATU, 0…1024.
+    pub atu_gats: u32,
+    /// Memory exported by the SMFU in KiB.
+    pub smfu_target_kib: u32,
+    /// The three words of the SNQ interrupt packet (HW §6.2).
+    pub snq_irq: [u64; 3],
+}
+
+/// What the network looks like from this NIC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Status {
+    /// Node ID; meaningful while the network runs. May be 0 (G27).
+    pub node: NodeId,
+    /// Network state.
+    pub network: NetworkState,
+    /// False once the device is gone or its driver unbound.
+    pub alive: bool,
+}
+
+impl Status {
+    /// True when traffic is possible.
+    pub fn is_up(&self) -> bool {
+        self.alive && self.network == NetworkState::Running
+    }
+}
+
+/// Receives changes of [`Status`].
+pub trait StatusClient: Send + Sync {
+    /// Called in process context with the subscriber list locked: may sleep, must not subscribe or unsubscribe.
+    fn changed(&self, status: Status);
+}
+
+/// A subscription, ended by drop: when that returns, the client is not called any more. Drop sleeps and must not be
+/// called with a lock held that [`StatusClient::changed`] takes.
+pub struct Subscription {
+    nic: Arc<Nic>,
+    key: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut subscribers = self.nic.subscribers.lock();
+        let old = subscribers
+            .list
+            .iter()
+            .position(|(key, _)| *key == self.key)
+            .and_then(|i| subscribers.list.remove(i).ok());
+        drop(subscribers);
+        drop(old);
+    }
+}
+
+struct Subscribers {
+    list: KVec<(u64, Arc<dyn StatusClient>)>,
+    next: u64,
+    last: Option<Status>,
+}
+
+/// Access to the hardware; while it exists the mappings stay. Holds an RCU read lock: must not sleep.
+pub(crate) type Access<'a> = RevocableGuard<'a, Hw>;
+
+/// One NIC.
+#[pin_data]
+pub struct Nic {
+    dev: ARef<device::Device>,
+    id: u32,
+    pub(crate) params: Params,
+    #[pin]
+    hw: Revocable<Hw>,
+    /// `Some` while the device is bound; locked by users that sleep.
+    #[pin]
+    bound: Mutex<Option<BoundDevice>>,
+    /// Cleared once, when the device is found missing or unbound.
+    alive: AtomicFlag,
+    node: Atomic<u32>,
+    network: Atomic<u64>,
+    stats: Stats,
+    limits: [RateLimit; Reason::ALL.len()],
+    #[pin]
+    pub(crate) velo: Table,
+    #[pin]
+    pub(crate) rma: Table,
+    #[pin]
+    pub(crate) snq: Snq,
+    #[pin]
+    subscribers: Mutex<Subscribers>,
+    #[pin]
+    status_work: Work<Nic, 0>,
+    #[pin]
+    housekeeping: DelayedWork<Nic, 1>,
+}
+
+impl_has_work! {
+    impl HasWork<Nic, 0> for Nic { self.status_work }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Nic, 1> for Nic { self.housekeeping }
+}
+
+impl WorkItem<0> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        this.read_status();
+        this.publish_status();
+    }
+}
+
+impl WorkItem<1> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        if let Some(again) = crate::snq::housekeeping(&this) {
+            this.schedule_housekeeping(again);
+        }
+    }
+}
+
+impl Nic {
+    pub(crate) fn new(
+        dev: &device::Device<Bound>,
+        id: u32,
+        params: Params,
+        hw: Hw,
+        snq: impl PinInit<Snq, Error>,
+    ) -> Result<Arc<Self>> {
+        let bound = BoundDevice::new(dev);
+        Arc::pin_init(
+            try_pin_init!(Self {
+                dev: dev.into(),
+                id,
+                params,
+                hw <- Revocable::new(hw),
+                bound <- new_mutex!(Some(bound), "extoll_bound"),
+                alive: AtomicFlag::new(true),
+                node: Atomic::new(0),
+                network: Atomic::new(0),
+                stats: Stats::new(),
+                limits: core::array::from_fn(|_| RateLimit::new()),
+                velo <- Table::new(),
+                rma <- Table::new(),
+                snq <- snq,
+                subscribers <- new_mutex!(
+                    Subscribers { list: KVec::new(), next: 0, last: None },
+                    "extoll_subscribers"
+                ),
+                status_work <- new_work!("extoll_status"),
+                housekeeping <- new_delayed_work!("extoll_housekeeping"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Number that identifies the NIC on this host: PCI domain, bus, device, function
+    /// ([`kernel_ext::pci::unique_id`]).
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The PCI device, for log lines.
+    pub fn device(&self) -> &device::Device {
+        &self.dev
+    }
+
+    /// Node ID as last read. No register access; any context.
+    pub fn node(&self) -> NodeId {
+        NodeId(self.node.load(Relaxed) as u16)
+    }
+
+    /// Node ID, network state and liveness as last read. No register access; any context.
+    pub fn status(&self) -> Status {
+        Status {
+            node: self.node(),
+            network: NetworkState::from_raw(self.network.load(Relaxed)),
+            alive: self.is_alive(),
+        }
+    }
+
+    /// False once the device is gone or unbound. Any context.
+    pub fn is_alive(&self) -> bool {
+        self.alive.load(Relaxed)
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Bytes per VELO slot: 128 or 64.
+    pub fn velo_slot_bytes(&self) -> usize {
+        if self.params.slots_64 {
+            64
+        } else {
+            128
+        }
+    }
+
+    /// Calls `f` with the device while it is certainly bound, e.g. to allocate DMA memory. May sleep, and so may `f`.
+    /// Unbinding waits for `f`.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after unbinding has begun.
+    pub fn with_bound<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
+        let bound = self.bound.lock();
+        Ok(f(bound.as_ref().ok_or(ENODEV)?.get()))
+    }
+
+    /// As [`Nic::with_bound`] for any context, e.g. to map a buffer: `f` must not sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after unbinding has begun.
+    pub fn with_bound_atomic<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
+        let hw = self.access().ok_or(ENODEV)?;
+        Ok(f(hw.device()))
+    }
+
+    /// Subscribes to changes of the status; read [`Nic::status`] afterwards. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn subscribe(nic: &Arc<Self>, client: Arc<dyn StatusClient>) -> Result<Subscription> {
+        let mut subscribers = nic.subscribers.lock();
+        let key = subscribers.next;
+        subscribers.list.push((key, client), GFP_KERNEL)?;
+        subscribers.next += 1;
+        Ok(Subscription {
+            nic: nic.clone(),
+            key,
+        })
+    }
+
+    /// The registers, unless revoked. Hold briefly.
+    pub(crate) fn access(&self) -> Option<Access<'_>> {
+        self.hw.try_access()
+    }
+
+    /// As [`Nic::access`], but also refuses a device that was found missing.
+    pub(crate) fn alive_access(&self) -> Option<Access<'_>> {
+        if self.is_alive() {
+            self.hw.try_access()
+        } else {
+            None
+        }
+    }
+
+    pub(crate) fn table(&self, unit: Unit) -> &Table {
+        match unit {
+            Unit::Velo => &self.velo,
+            Unit::Rma => &self.rma,
+        }
+    }
+
+    /// Counts, traces and (rate-limited) logs an error. Any context.
+    pub(crate) fn error(&self, reason: Reason, detail: u64) {
+        self.stats.count(reason);
+        trace::error(self.id, reason as u32, detail);
+        let Some(limit) = self.limits.get(reason as usize) else {
+            return;
+        };
+        if let Some(missed) = limit.allow() {
+            let (n, text) = (reason as u32, reason.text());
+            dev_warn!(
+                self.dev,
+                "reason {n}: {text} ({detail:#x}), {missed} suppressed\n"
+            );
+        }
+    }
+
+    /// Counts and traces an error without a log line. Any context.
+    pub(crate) fn note(&self, reason: Reason, detail: u64) {
+        self.stats.count(reason);
+        trace::error(self.id, reason as u32, detail);
+    }
+
+    /// Tells whether a value that was read means that the device is gone, and declares it dead then. Any context.
+    pub(crate) fn is_gone(self: &Arc<Self>, hw: &Hw, value: u64) -> bool {
+        if value != u64::MAX {
+            return !self.is_alive();
+        }
+        // All ones could be data; the version register cannot be.
+        if hw.rf.read(info::DRIVER) != u64::MAX {
+            return false;
+        }
+        self.declare_dead();
+        true
+    }
+
+    /// The device does not answer: sends fail from now on, clients hear of it. Once.
+    pub(crate) fn declare_dead(self: &Arc<Self>) {
+        if self.alive.xchg(false, kernel::sync::atomic::Full) {
+            self.stats.count(Reason::DeviceGone);
+            trace::error(self.id, Reason::DeviceGone as u32, 0);
+            dev_err!(self.dev, "registers read as all ones, the device is gone\n");
+            self.schedule_status();
+        }
+    }
+
+    /// Notes the network state; used by the probe, which reads it alone (HW §3).
+    pub(crate) fn set_network(&self, value: u64) {
+        self.network.store(value, Relaxed);
+    }
+
+    /// As [`Nic::error`] for an event that reports an error, with its words.
+    pub(crate) fn event_error(&self, event: TriggerEvent, part: u8, words: &[u64]) {
+        self.note(Reason::ErrorEvent, u64::from(event.number()));
+        let Some(limit) = self.limits.get(Reason::ErrorEvent as usize) else {
+            return;
+        };
+        if let Some(missed) = limit.allow() {
+            let name = event.name();
+            dev_warn!(
+                self.dev,
+                "event {}, part {part}: {:x?}, {missed} suppressed\n",
+                name,
+                words
+            );
+        }
+    }
+
+    /// Reads node ID and network state; a new node ID is stamped on all open VELO ports.
+    fn read_status(self: &Arc<Self>) {
+        let Some(hw) = self.alive_access() else {
+            return;
+        };
+        let network = hw.rf.read(info::NW_STATE);
+        let node = hw.rf.read(info::NODE);
+        if self.is_gone(&hw, network) || self.is_gone(&hw, node) {
+            return;
+        }
+        self.network.store(network, Relaxed);
+        let node = u32::from(info::Node(node).id());
+        if self.node.xchg(node, kernel::sync::atomic::Full) != node {
+            drop(hw);
+            self.velo.for_each(|port| {
+                if let Some(hw) = self.alive_access() {
+                    crate::velo::stamp(&hw, port.vpid);
+                }
+            });
+        }
+    }
+
+    /// Has the subscribers told about the status. Any context.
+    pub(crate) fn schedule_status(self: &Arc<Self>) {
+        // Already queued is fine: the work reads the latest state.
+        let _ = workqueue::system_unbound().enqueue::<_, 0>(self.clone());
+    }
+
+    pub(crate) fn schedule_housekeeping(self: &Arc<Self>, delay_ms: u32) {
+        let delay = kernel::time::msecs_to_jiffies(delay_ms);
+        let _ = workqueue::system_unbound().enqueue_delayed::<_, 1>(self.clone(), delay);
+    }
+
+    fn publish_status(&self) {
+        let mut subscribers = self.subscribers.lock();
+        let status = self.status();
+        if subscribers.last == Some(status) {
+            return;
+        }
+        let was_alive = subscribers.last.is_none_or(|s| s.alive);
+        subscribers.last = Some(status);
+        self.stats.change();
+        let Status {
+            node,
+            network,
+            alive,
+        } = status;
+        dev_info!(
+            self.dev,
+            "node {}, network {:?}, alive {}\n",
+            node.0,
+            network,
+            alive
+        );
+        if was_alive && !alive {
+            self.velo.down();
+            self.rma.down();
+        }
+        for (_, client) in subscribers.list.iter() {
+            client.changed(status);
+        }
+    }
+
+    /// Stops everything that runs by itself, then gives up the hardware. Called once at unbind, after children and
+    /// interrupt handler are gone.
+    pub(crate) fn shutdown(self: &Arc<Self>) {
+        work::cancel_sync::<Nic, 0>(self);
+        work::cancel_delayed_sync::<Nic, 1>(self);
+        let left = self.velo.open() + self.rma.open();
+        if left != 0 {
+            self.error(Reason::PortLeft, left as u64);
+        }
+        self.alive.store(false, Relaxed);
+        self.velo.down();
+        self.rma.down();
+        *self.bound.lock() = None;
+        self.hw.revoke();
+    }
+}

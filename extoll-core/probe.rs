@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Binding of a NIC: probe in the order of HW §3, and its reverse.
+
+use crate::{
+    atu::Atu,
+    bq, child,
+    debugfs::Files,
+    htax,
+    hw::Hw,
+    info,
+    nic::{Nic, Params},
+    rma::Rma,
+    smfu::Smfu,
+    snq::{Interrupt, Snq},
+    velo, xbar,
+};
+use kernel::{
+    auxiliary,
+    device::{Bound, Core},
+    new_mutex, pci,
+    prelude::*,
+    sync::{Arc, Mutex},
+};
+use kernel_ext::pci::{msi_count, payload_sizes, unique_id, Enabled, Msi, MsiVectors, Region};
+use wire::{
+    htax::{Windows, BAR0_MIN},
+    ids::BusAddr,
+    regs::smfu::RRA_WINDOW,
+};
+
+/// Device IDs of Tourmalet revisions 1 and 2 (HW §1).
+pub const DEVICE_IDS: [u16; 2] = [0x0010, 0x0011];
+/// Vendor ID.
+pub const VENDOR_ID: u16 = 0x1CAD;
+/// The PCI revision that has to be refused (HW §1).
+const BAD_REVISION: u8 = 0x42;
+/// MSI vectors that are allocated at most; only vector 0 is used (HW §1).
+const MAX_VECTORS: u32 = 32;
+
+/// Memory that the units use; freed after they were stopped.
+struct Memory {
+    _atu: Atu,
+    _rma: Rma,
+    _smfu: Smfu,
+}
+
+/// What runs by itself, taken out one by one by [`BoundNic::stop`].
+struct Live<'a> {
+    child: Option<auxiliary::Registration<'a, child::Data>>,
+    files: Option<Pin<KBox<Files>>>,
+    irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
+}
+
+/// A bound NIC. Fields are in the order in which they are torn down.
+pub struct BoundNic<'a> {
+    live: Pin<KBox<Mutex<Live<'a>>>>,
+    nic: Arc<Nic>,
+    _memory: Memory,
+    _bar2: Region<'a>,
+    _bar0: Region<'a>,
+    _enabled: Enabled<'a>,
+}
+
+/// Says why a device is refused and returns the error.
+macro_rules! refuse {
+    ($dev:expr, $error:expr, $($text:tt)*) => {{
+        dev_err!($dev, $($text)*);
+        $error
+    }};
+}
+
+impl<'a> BoundNic<'a> {
+    /// Sets a NIC up (HW §3). May sleep. Every refusal is logged with its reason.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` for a device that cannot be driven (revision 0x42, no MSI, BARs missing or too small, registers
+    /// unreadable), `EBUSY` if a BAR is claimed by others, `ENOMEM`, and those of the PCI core.
+    pub fn probe(pdev: &'a pci::Device<Core<'_>>, params: Params) -> Result<Self> {
+        let dev: &'a pci::Device<Bound> = pdev;
+        // Step 1.
+        let enabled =
+            Enabled::new(pdev).inspect_err(|e| dev_err!(dev, "cannot be enabled: {:?}\n", e))?;
+        let revision = dev.revision_id();
+        if revision == BAD_REVISION {
+            return Err(refuse!(
+                dev,
+                ENODEV,
+                "PCI revision {:#x} is not supported\n",
+                revision
+            ));
+        }
+        let vectors = msi_count(dev);
+        if vectors == 0 {
+            return Err(refuse!(dev, ENODEV, "no MSI capability\n"));
+        }
+        // Step 2.
+        enabled
+            .set_dma_mask(pdev)
+            .inspect_err(|e| dev_err!(dev, "DMA mask of 32 bits refused: {:?}\n", e))?;
+        let bar0 = Self::claim(dev, 0, BAR0_MIN)?;
+        let bar2 = Self::claim(dev, 2, RRA_WINDOW + 1)?;
+        pdev.set_master();
+        let windows = Windows::standard(BusAddr(bar0.start()), BusAddr(bar2.start()), bar2.size());
+        let hw =
+            Hw::map(dev.as_ref(), windows).inspect_err(|_| dev_err!(dev, "cannot map BAR 0\n"))?;
+        let snq = Snq::new(dev.as_ref())?;
+        let nic = Nic::new(dev.as_ref(), unique_id(dev), params, hw, snq)?;
+
+        let live = Live {
+            child: None,
+            files: None,
+            irq: None,
+        };
+        let live = KBox::pin_init(new_mutex!(live, "extoll_live"), GFP_KERNEL)?;
+
+        // From here on an error has to give the hardware up again: in `start`, and then by the drop of `this`.
+        let (memory, irq) = Self::start(dev, &nic, vectors).inspect_err(|e| {
+            dev_err!(dev, "probe failed: {:?}\n", e);
+            stop_units(&nic);
+            nic.shutdown();
+        })?;
+        let this = Self {
+            live,
+            nic,
+            _memory: memory,
+            _bar2: bar2,
+            _bar0: bar0,
+            _enabled: enabled,
+        };
+        {
+            let mut live = this.live.lock();
+            live.irq = Some(irq);
+            live.files = Files::new(&this.nic)
+                .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
+                .ok();
+        }
+        // Last, since the child may be probed at once.
+        let child = auxiliary::Registration::new(
+            dev.as_ref(),
+            child::NAME,
+            this.nic.id(),
+            child::MODULE,
+            this.nic.clone(),
+        )
+        .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
+        this.live.lock().child = Some(child);
+        Ok(this)
+    }
+
+    fn claim(dev: &'a pci::Device<Bound>, bar: u32, min: u64) -> Result<Region<'a>> {
+        let size = dev.resource_len(bar)?;
+        if size < min {
+            return Err(refuse!(
+                dev,
+                ENODEV,
+                "BAR {} has {:#x} bytes, at least {:#x} are needed\n",
+                bar,
+                size,
+                min
+            ));
+        }
+        Region::claim(dev, bar, c"extoll")
+            .inspect_err(|e| dev_err!(dev, "BAR {} cannot be claimed: {:?}\n", bar, e))
+    }
+
+    /// Steps 3 to 26.
+    fn start(
+        dev: &'a pci::Device<Bound>,
+        nic: &Arc<Nic>,
+        vectors: u32,
+    ) -> Result<(Memory, Pin<KBox<Msi<'a, Interrupt>>>)> {
+        {
+            let hw = nic.access().ok_or(ENODEV)?;
+            htax::init(&hw)?;
+            info::read_network_state(nic, &hw)?;
+            xbar::init(&hw);
+            nic.snq.setup(&hw)?;
+        }
+        let irq = MsiVectors::new(dev, vectors.min(MAX_VECTORS))
+            .and_then(|v| v.request(c"extoll", Interrupt(nic.clone())))
+            .inspect_err(|e| dev_err!(dev, "no interrupt: {:?}\n", e))?;
+        {
+            let hw = nic.access().ok_or(ENODEV)?;
+            nic.snq.start(&hw, nic.params.snq_irq);
+            info::read_network_state(nic, &hw)?;
+        }
+        bq::init(nic)?;
+        velo::init(nic)?;
+        let atu = Atu::init(nic)?;
+        let (mps, mrrs) = payload_sizes(dev);
+        let rma = Rma::init(nic, mps, mrrs)?;
+        let smfu = Smfu::init(nic)?;
+        nic.schedule_status();
+        Ok((
+            Memory {
+                _atu: atu,
+                _rma: rma,
+                _smfu: smfu,
+            },
+            irq,
+        ))
+    }
+
+    /// Unbinds: children first, then interrupts, then the units, then the mappings. Further calls do nothing. May
+    /// sleep.
+    pub fn stop(&self) {
+        // Each is dropped without the lock.
+        let child = self.live.lock().child.take();
+        drop(child);
+        let files = self.live.lock().files.take();
+        drop(files);
+        let irq = self.live.lock().irq.take();
+        if let Some(irq) = irq {
+            self.nic.snq.stop(&self.nic);
+            drop(irq);
+            stop_units(&self.nic);
+            self.nic.shutdown();
+        }
+    }
+}
+
+/// Leaves no address of host memory in the hardware.
+fn stop_units(nic: &Arc<Nic>) {
+    nic.snq.stop(nic);
+    Smfu::stop(nic);
+    Rma::stop(nic);
+    Atu::stop(nic);
+    velo::stop(nic);
+    bq::stop(nic);
+}
+
+impl Drop for BoundNic<'_> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! RMA: put, get, notifications (HW §10). Locks are set up but not offered yet.
+//!
+//! [`open`] gives the two halves of a port: a [`Requester`], which may be shared and cloned, and its queue of
+//! [`Notifications`], which has one owner. The port is closed when all of them are dropped; dropping may sleep.
+//!
+//! Memory that commands refer to must stay mapped for the device until the notification says that they are done; this
+//! interface takes bus addresses and cannot check that.
+
+use crate::{
+    bq::{self, Queue},
+    dma::DmaWords,
+    nic::Nic,
+    stats::{add, PortStats, Reason},
+    tx::{self, Tx},
+    vpid::Client,
+};
+use kernel::{prelude::*, sync::Arc};
+use kernel_ext::{barrier, trace};
+use wire::{
+    bq::SlotCode,
+    ids::{BusAddr, NodeId, Unit, Vpid},
+    regs::{info, np, rma, wcbuf},
+    rma::{Modifiers, RequesterAddr},
+};
+
+pub use crate::tx::SendError;
+pub use wire::rma::{
+    last_fragment_start, Command, Descriptor, Notification, NotificationType, NotifySpec,
+    Operation, PageOptions, MAX_IMMEDIATE, MAX_LEN,
+};
+
+/// Words of a descriptor.
+const PACKET_WORDS: usize = 3;
+/// Read pointer updates happen at least every this many notifications (or quarter of the queue).
+const COMMIT_SLOTS: u32 = 256;
+/// Default size of the notification queue in bytes (HW §7).
+pub const DEFAULT_QUEUE_BYTES: u32 = 2 << 20;
+
+/// Where a command goes and what is reported about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// Remote node.
+    pub node: NodeId,
+    /// Remote VPID.
+    pub vpid: Vpid,
+    /// Notifications asked for.
+    pub notify: NotifySpec,
+    /// Requester page: traffic class, remote registers, interrupts, translation.
+    pub page: PageOptions,
+}
+
+/// Hardware side of an open port.
+struct Port {
+    nic: Arc<Nic>,
+    vpid: Vpid,
+    tx: Arc<Tx<PACKET_WORDS>>,
+    queue: Queue,
+    stats: Arc<PortStats>,
+}
+
+impl Port {
+    fn new(
+        nic: &Arc<Nic>,
+        vpid: Vpid,
+        queue_bytes: u32,
+        stats: Arc<PortStats>,
+    ) -> Result<Arc<Self>> {
+        let tx = Tx::new(nic, Unit::Rma, vpid, stats.clone())?;
+        let queue =
+            nic.with_bound(|dev| Queue::new(dev, Unit::Rma, vpid, SlotCode::B16, queue_bytes))??;
+        nic.rma.set_tx(vpid, tx.clone());
+        Ok(Arc::new(
+            Self {
+                nic: nic.clone(),
+                vpid,
+                tx,
+                queue,
+                stats,
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// Opening sequence of HW §10.9.
+    fn install(&self) -> Result {
+        let hw = self.nic.alive_access().ok_or(ENODEV)?;
+        hw.rf.write(rma::vpid_table(self.vpid), rma::VPID_ENABLED);
+        tx::reset_state(&hw, Unit::Rma, self.vpid);
+        self.queue.install(&hw)
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.tx.close();
+        if let Some(hw) = self.nic.alive_access() {
+            // The read makes sure that the NIC has seen all that before the memory is freed.
+            hw.rf.write(rma::vpid_table(self.vpid), rma::VPID_DISABLED);
+            bq::clear(&hw, Unit::Rma, self.vpid);
+            hw.rf.read(rma::vpid_table(self.vpid));
+        }
+        self.nic.rma.release(self.vpid);
+    }
+}
+
+/// Requesting half of a port.
+#[derive(Clone)]
+pub struct Requester(Arc<Port>);
+
+/// Notification queue of a port.
+pub struct Notifications {
+    port: Arc<Port>,
+    /// Next slot to read.
+    next: u32,
+    /// Read pointer as the NIC knows it.
+    committed: u32,
+}
+
+/// Opens a port with the given VPID, or the lowest free user VPID, and a queue of `queue_bytes`, a power of two of
+/// 512 KiB…64 MiB ([`DEFAULT_QUEUE_BYTES`], 16 bytes per notification). Interrupts are armed, but nobody hears them
+/// before [`Requester::attach`]. May sleep.
+///
+/// # Errors
+///
+/// `EBUSY` if the VPID is taken, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
+/// gone.
+pub fn open(
+    nic: &Arc<Nic>,
+    vpid: Option<Vpid>,
+    queue_bytes: u32,
+) -> Result<(Requester, Notifications)> {
+    let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
+    let vpid = nic.rma.allocate(vpid, stats.clone())?;
+    // From success on the port's drop releases the VPID.
+    let port = Port::new(nic, vpid, queue_bytes, stats).inspect_err(|_| nic.rma.release(vpid))?;
+    port.install()?;
+    Ok((
+        Requester(port.clone()),
+        Notifications {
+            port,
+            next: 0,
+            committed: 0,
+        },
+    ))
+}
+
+impl Requester {
+    /// Own VPID.
+    pub fn vpid(&self) -> Vpid {
+        self.0.vpid
+    }
+
+    /// The NIC.
+    pub fn nic(&self) -> &Arc<Nic> {
+        &self.0.nic
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &PortStats {
+        &self.0.stats
+    }
+
+    /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any more when
+    /// this returns. Call [`Notifications::rearm`] afterwards. Not from a client's method.
+    pub fn attach(&self, client: Arc<dyn Client>) {
+        self.0.nic.rma.set_client(self.0.vpid, Some(client));
+    }
+
+    /// Removes the client: when this returns, it is not called any more. Not from a client's method.
+    pub fn detach(&self) {
+        self.0.nic.rma.set_client(self.0.vpid, None);
+    }
+
+    /// Commands that can be posted by the last known state. No register access, any context.
+    pub fn room(&self) -> usize {
+        self.0.tx.room()
+    }
+
+    /// Makes sure that the next `n` (at most 255) commands do not fail for lack of credit, provided nobody else posts;
+    /// see [`velo::Sender::reserve`](crate::velo::Sender::reserve).
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn reserve(&self, n: usize) -> Result<(), SendError> {
+        self.0.tx.reserve(n)
+    }
+
+    /// Posts a command. Any context; takes an interrupt-safe spin lock.
+    ///
+    /// # Errors
+    ///
+    /// `Full`: no credit. `Retry`: lost commands are being sent again. In both cases nothing was posted and
+    /// [`Client::writable`] follows, perhaps even before this returns. `Down`: for ever. `Invalid`: a count, address or
+    /// number that the command does not allow.
+    pub fn post(&self, page: PageOptions, descriptor: &Descriptor) -> Result<(), SendError> {
+        let words = descriptor.encode().map_err(|_| SendError::Invalid)?;
+        let page = RequesterAddr::page(self.0.vpid, page).encode();
+        self.0.tx.post(page, &words)?;
+        let [a, b, c] = words;
+        trace::rma_post(self.0.nic.id(), self.0.vpid.get() as u8, a, b, c);
+        Ok(())
+    }
+
+    fn command(&self, peer: Peer, op: Operation) -> Result<(), SendError> {
+        let Peer {
+            node,
+            vpid,
+            notify,
+            page,
+        } = peer;
+        self.post(
+            page,
+            &Descriptor {
+                node,
+                vpid,
+                notify,
+                modifiers: Modifiers::NONE,
+                op,
+            },
+        )
+    }
+
+    /// Reads `len` (1…8 MiB) bytes at the peer's address `remote` into local memory at `local`. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn get(
+        &self,
+        peer: Peer,
+        remote: BusAddr,
+        local: BusAddr,
+        len: u32,
+    ) -> Result<(), SendError> {
+        self.command(
+            peer,
+            Operation::Get {
+                qw: false,
+                len,
+                remote: remote.0,
+                local: local.0,
+            },
+        )
+    }
+
+    /// Writes `len` (1…8 MiB) bytes of local memory at `local` to the peer's address `remote`. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn put(
+        &self,
+        peer: Peer,
+        local: BusAddr,
+        remote: BusAddr,
+        len: u32,
+    ) -> Result<(), SendError> {
+        self.command(
+            peer,
+            Operation::Put {
+                qw: false,
+                len,
+                local: local.0,
+                remote: remote.0,
+            },
+        )
+    }
+
+    /// Writes the low `len` (1…8) bytes of `value` to the peer's address `remote`. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn put_immediate(
+        &self,
+        peer: Peer,
+        remote: BusAddr,
+        value: u64,
+        len: u8,
+    ) -> Result<(), SendError> {
+        self.command(
+            peer,
+            Operation::ImmediatePut {
+                len,
+                remote: remote.0,
+                value,
+            },
+        )
+    }
+
+    /// Only notifies the peer, with a class and a value. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn notify(&self, peer: Peer, class: u8, value: u64) -> Result<(), SendError> {
+        self.command(peer, Operation::NotificationPut { class, value })
+    }
+
+    /// Gives up commands that the NIC did not take, e.g. after a transmit time-out. Any context.
+    pub fn reset(&self) {
+        self.0.tx.reset();
+    }
+}
+
+impl Notifications {
+    /// Takes up to `budget` notifications and calls `f` for each; returns their number. Fewer than `budget` means that
+    /// the queue was found empty. No register access but an occasional read pointer update. Any context.
+    pub fn poll(&mut self, budget: usize, mut f: impl FnMut(&Notification)) -> usize {
+        let mut done = 0;
+        while done < budget {
+            let queue = &self.port.queue;
+            let word1 = queue.read(self.next, 1);
+            if word1 == 0 {
+                break;
+            }
+            barrier::dma_rmb();
+            let word0 = queue.read(self.next, 0);
+            let port = &self.port;
+            trace::rma_complete(
+                port.nic.id(),
+                port.vpid.get() as u8,
+                self.next,
+                word0,
+                word1,
+            );
+            queue.write(self.next, 1, 0);
+            self.next = queue.next(self.next, 1);
+            done += 1;
+            match Notification::decode([word0, word1]) {
+                Ok(Some(notification)) => {
+                    add(&port.stats.received, 1);
+                    if notification.error != 0 {
+                        add(&port.stats.errors, 1);
+                        port.nic.error(Reason::NotificationError, word1);
+                    }
+                    f(&notification);
+                }
+                Ok(None) | Err(_) => {
+                    add(&port.stats.errors, 1);
+                    port.nic.error(Reason::BadNotification, word1);
+                }
+            }
+        }
+        let slots = self.port.queue.slots();
+        let behind = self.next.wrapping_sub(self.committed) & (slots - 1);
+        if behind >= COMMIT_SLOTS.min(slots / 4) {
+            self.commit(false);
+        }
+        done
+    }
+
+    /// True when a notification waits. No register access.
+    pub fn pending(&self) -> bool {
+        self.port.queue.read(self.next, 1) != 0
+    }
+
+    /// Unmasks the interrupt of the port after the queue was found empty. True when a notification is waiting all the
+    /// same: poll again, as its interrupt may or may not come (G7).
+    #[must_use]
+    pub fn rearm(&mut self) -> bool {
+        self.commit(true);
+        self.pending()
+    }
+
+    fn commit(&mut self, rearm: bool) {
+        if let Some(hw) = self.port.nic.alive_access() {
+            // The status words were zeroed before the NIC may reuse the slots.
+            barrier::wmb();
+            self.port.queue.commit(&hw, self.next, rearm);
+            self.committed = self.next;
+            add(&self.port.stats.commits, 1);
+        }
+    }
+}
+
+/// What the unit needs in host memory.
+pub(crate) struct Rma {
+    _locks: DmaWords,
+}
+
+impl Rma {
+    /// `rma2` part of the probe (HW §3.5). `mps` and `mrrs`: PCIe maximum payload and read request sizes in bytes.
+    pub(crate) fn init(nic: &Arc<Nic>, mps: u32, mrrs: u32) -> Result<Self> {
+        let locks = nic.with_bound(|dev| DmaWords::new(dev, rma::LOCK_MEMORY as usize / 8))??;
+        let hw = nic.access().ok_or(ENODEV)?;
+        hw.rf.read(info::NODE);
+        drop(hw);
+        for vpid in Vpid::all() {
+            let hw = nic.access().ok_or(ENODEV)?;
+            hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
+            tx::reset_state(&hw, Unit::Rma, vpid);
+        }
+        let hw = nic.access().ok_or(ENODEV)?;
+        hw.rf
+            .write(rma::CONFIG, rma::Config::for_pcie(mps, mrrs).raw());
+        hw.rf.write(rma::LOCK_BASE, locks.address().0);
+        hw.rf.write(rma::LOCK_CFG, rma::LOCK_CFG_INIT);
+        for reg in [
+            rma::REQUESTER_ERROR_CTRL,
+            rma::RESPONDER_ERROR_CTRL,
+            rma::COMPLETER_ERROR_CTRL,
+        ] {
+            hw.rf.update(reg, |v| v & rma::ERROR_CTRL_INIT_MASK);
+        }
+        hw.rf.update(rma::BQ_TIMEOUT, |v| {
+            (v & !0xFFFF_FFFF) | (rma::BQ_TIMEOUT_INIT & 0xFFFF_FFFF)
+        });
+        hw.rf.update(rma::BQ_TIMEOUT, |v| {
+            v | (rma::BQ_TIMEOUT_INIT & !0xFFFF_FFFF)
+        });
+        hw.rf.update(wcbuf::rma::TIMEOUT, |v| {
+            (v & 0xFFFF_FFFF) | (wcbuf::TIMEOUT_INIT & !0xFFFF_FFFF)
+        });
+        hw.rf
+            .update(wcbuf::rma::TIMEOUT, |v| v | (wcbuf::TIMEOUT_INIT & 1));
+        hw.rf
+            .write(np::general(np::RMA_COMPLETER), np::GENERAL_INIT);
+        hw.rf
+            .write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
+        drop(hw);
+        Ok(Self { _locks: locks })
+    }
+
+    /// Disconnects the unit from the network and forgets the lock memory.
+    pub(crate) fn stop(nic: &Nic) {
+        let Some(hw) = nic.alive_access() else { return };
+        hw.rf.write(np::general(np::RMA_COMPLETER), 0);
+        hw.rf.write(np::general(np::RMA_RESPONDER), 0);
+        hw.rf.write(rma::LOCK_CFG, 0);
+        hw.rf.write(rma::LOCK_BASE, 0);
+    }
+}

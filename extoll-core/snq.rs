@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! System notification queue: interrupts and events (HW §6).
+//!
+//! Events make the NIC write entries into a ring in host memory and send an MSI. The handler takes entries while their
+//! flip bit is as expected, tells the NIC how far it came and re-arms; only the handler advances.
+
+use crate::{dma::DmaWords, hw::Hw, nic::Nic, stats::Reason, vpid::Delivered, xbar};
+use kernel::{
+    device::{self, Bound},
+    prelude::*,
+    sync::{new_spinlock_irq, Arc, SpinLockIrq},
+    time::{Instant, Monotonic},
+};
+use kernel_ext::{barrier, pci::IrqHandler, trace};
+use wire::{
+    ids::{Unit, Vpid},
+    regs::snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
+    snq::{Entry, Ring, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
+};
+
+/// Words per ring entry.
+const ENTRY_WORDS: usize = 8;
+/// Entries that one interrupt may handle; the rest raises the next one at once.
+const BUDGET: u32 = 256;
+/// Occurrences of one event per second that are taken for a storm.
+const STORM: u32 = 2000;
+/// How long a storming event stays masked.
+const MASKED_MS: u32 = 1000;
+/// Rounds in a row without credits in use that end the drain (HW §15.3).
+const DRAIN_ROUNDS: u32 = 255;
+/// Pause between drain attempts.
+const DRAIN_PAUSE_MS: u32 = 10;
+/// Attempts before the drain is given up for a while.
+const DRAIN_ATTEMPTS: u32 = 100;
+/// Pause after a drain that was given up.
+const DRAIN_RETRY_MS: u32 = 10_000;
+
+struct State {
+    ring: Ring,
+    running: bool,
+    /// Events masked because of a storm.
+    storming: TriggerMask,
+    counts: [u32; 32],
+    window: Instant<Monotonic>,
+    /// Attempts made by a running drain.
+    drain: Option<u32>,
+}
+
+impl State {
+    fn mask(&self) -> TriggerMask {
+        let mask = if self.drain.is_some() {
+            TriggerMask::DRAINING
+        } else {
+            TriggerMask::DEFAULT
+        };
+        TriggerMask(mask.raw() & !self.storming.raw())
+    }
+
+    /// Counts an occurrence; true if the event has to be masked.
+    fn storm(&mut self, event: TriggerEvent) -> bool {
+        if matches!(
+            event,
+            TriggerEvent::VeloNotification | TriggerEvent::RmaNotification
+        ) {
+            return false; // Masked per VPID by hardware.
+        }
+        if self.window.elapsed().as_millis() >= 1000 {
+            self.window = Instant::now();
+            self.counts = [0; 32];
+        }
+        let Some(count) = self.counts.get_mut(usize::from(event.number())) else {
+            return false;
+        };
+        *count += 1;
+        *count > STORM
+    }
+}
+
+/// The ring and its state.
+#[pin_data]
+pub(crate) struct Snq {
+    memory: DmaWords,
+    #[pin]
+    state: SpinLockIrq<State>,
+}
+
+impl Snq {
+    pub(crate) fn new(dev: &device::Device<Bound>) -> Result<impl PinInit<Self, Error>> {
+        let memory = DmaWords::new(dev, usize::from(ENTRIES) * ENTRY_WORDS)?;
+        if memory.address().0 % QUEUE_ALIGN != 0 {
+            return Err(ERANGE);
+        }
+        let state = State {
+            ring: Ring::new(ENTRIES, 0).ok_or(EINVAL)?,
+            running: false,
+            storming: TriggerMask(0),
+            counts: [0; 32],
+            window: Instant::now(),
+            drain: None,
+        };
+        Ok(try_pin_init!(Self {
+            memory,
+            state <- new_spinlock_irq!(state, "extoll_snq"),
+        }))
+    }
+
+    /// HW §3.1 step 6: ring, pointers, program, enabled events.
+    pub(crate) fn setup(&self, hw: &Hw) -> Result {
+        hw.rf.write(snq::EXECUTE, 0);
+        for i in 0..self.memory.words() {
+            self.memory.write(i, 0);
+        }
+        hw.rf
+            .write(snq::QUEUE_MSLT, QueueIndex(0).with_index(ENTRIES - 1).raw());
+        let address = QueueBalt(0).with_address_div_1024(self.memory.address().0 / QUEUE_ALIGN);
+        hw.rf.write(snq::QUEUE_BALT, address.raw());
+        let wp = QueueIndex(hw.rf.read(snq::QUEUE_WPLT)).index();
+        let ring = Ring::new(ENTRIES, wp).ok_or(EINVAL)?;
+        hw.rf
+            .write(snq::QUEUE_RPLT, QueueIndex(0).with_index(ring.rplt()).raw());
+        hw.rf.write(snq::IRQ_WATERMARK, ring.watermark().raw());
+        for (pc, word) in (0..PROGRAM_WORDS as u32).zip(TOURMALET.words()) {
+            hw.rf.write(snq::program_ram(pc), *word);
+        }
+        let mut state = self.state.lock();
+        state.ring = ring;
+        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
+        Ok(())
+    }
+
+    /// HW §3.1 step 7: interrupt packet and start. The interrupt handler must be installed.
+    pub(crate) fn start(&self, hw: &Hw, irq: [u64; 3]) {
+        let [irq_0, irq_1, irq_2] = irq;
+        self.state.lock().running = true;
+        hw.rf.write(snq::IRQ_0, irq_0);
+        hw.rf.write(snq::IRQ_1, irq_1);
+        hw.rf.write(snq::IRQ_2, irq_2);
+        hw.rf.write(snq::HTAX, HTAX_INIT);
+        hw.rf
+            .write(snq::EXECUTE, Execute(0).with_enable(true).raw());
+    }
+
+    /// No event is reported any more. The memory stays in use until a register was read afterwards.
+    pub(crate) fn stop(&self, nic: &Nic) {
+        self.state.lock().running = false;
+        if let Some(hw) = nic.alive_access() {
+            hw.rf.write(snq::TRIGGER_ENABLE, 0);
+            hw.rf.write(snq::EXECUTE, 0);
+            hw.rf.read(snq::QUEUE_WPLT);
+        }
+    }
+
+    /// Last consumed entry, events enabled, whether a drain runs; for debugfs.
+    pub(crate) fn show(&self) -> (u16, u64, bool) {
+        let state = self.state.lock();
+        (state.ring.rplt(), state.mask().raw(), state.drain.is_some())
+    }
+
+    fn entry(&self, index: u16) -> Entry {
+        let first = usize::from(index) * ENTRY_WORDS;
+        let mut words = [0; ENTRY_WORDS];
+        // The header decides whether the entry is there: read it before the rest.
+        words[ENTRY_WORDS - 1] = self.memory.read(first + ENTRY_WORDS - 1);
+        barrier::dma_rmb();
+        for (i, word) in words.iter_mut().take(ENTRY_WORDS - 1).enumerate() {
+            *word = self.memory.read(first + i);
+        }
+        Entry::from_words(words)
+    }
+}
+
+/// Handler of MSI vector 0.
+pub(crate) struct Interrupt(pub(crate) Arc<Nic>);
+
+impl IrqHandler for Interrupt {
+    fn handle(&self) {
+        let nic = &self.0;
+        let Some(hw) = nic.alive_access() else { return };
+        nic.stats().interrupt();
+        let mut guard = nic.snq.state.lock();
+        let state = &mut *guard;
+        if !state.running {
+            return;
+        }
+        let mut handled = 0;
+        while handled < BUDGET {
+            let entry = nic.snq.entry(state.ring.next());
+            if !state.ring.is_valid(entry.header) {
+                break;
+            }
+            dispatch(nic, &hw, state, &entry);
+            state.ring.consume();
+            handled += 1;
+        }
+        match handled {
+            0 => {
+                // Nobody's interrupt. Ask whether somebody is still there at all, and re-arm.
+                if nic.is_gone(&hw, hw.rf.read(snq::QUEUE_WPLT)) {
+                    return;
+                }
+                nic.note(Reason::SpuriousInterrupt, u64::from(state.ring.next()));
+            }
+            BUDGET => nic.note(Reason::InterruptBudget, 0),
+            _ => {}
+        }
+        hw.rf.write(
+            snq::QUEUE_RPLT,
+            QueueIndex(0).with_index(state.ring.rplt()).raw(),
+        );
+        hw.rf
+            .write(snq::IRQ_WATERMARK, state.ring.watermark().raw());
+        trace::interrupt(nic.id(), handled, state.ring.rplt());
+    }
+}
+
+fn dispatch(nic: &Arc<Nic>, hw: &Hw, state: &mut State, entry: &Entry) {
+    let Some(emission) = TOURMALET.emission(entry.header.pc()) else {
+        nic.error(Reason::UnknownNotification, u64::from(entry.header.pc()));
+        return;
+    };
+    let event = emission.event;
+    let number = event.number();
+    let words = entry.words(emission.registers.len());
+    let first = words.first().copied().unwrap_or(0);
+    trace::event(nic.id(), number.into(), emission.part.into(), first);
+    nic.stats().event(number);
+    if state.storm(event) && !state.storming.contains(event) {
+        nic.error(Reason::EventStorm, number.into());
+        state.storming = state.storming.with(event);
+        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
+        nic.schedule_housekeeping(MASKED_MS);
+    }
+    match event {
+        TriggerEvent::VeloNotification => deliver(nic, Unit::Velo, words),
+        TriggerEvent::RmaNotification => deliver(nic, Unit::Rma, words),
+        TriggerEvent::NwState | TriggerEvent::BarrierGlobalInterrupt => nic.schedule_status(),
+        TriggerEvent::XbarOutport => {
+            if state.drain.is_none() {
+                state.drain = Some(0);
+                hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
+                nic.schedule_housekeeping(0);
+            }
+        }
+        TriggerEvent::TimerInterrupt
+        | TriggerEvent::GpioIrq
+        | TriggerEvent::BarrierReleased
+        | TriggerEvent::PcieBridgeRegfileInfo => nic.note(Reason::UnhandledEvent, number.into()),
+        _ => nic.event_error(event, emission.part, words),
+    }
+}
+
+/// Calls the clients of all VPIDs in a vector of four words: bit j of word i is VPID 64·i + j.
+fn deliver(nic: &Arc<Nic>, unit: Unit, vector: &[u64]) {
+    for (i, word) in (0u16..4).zip(vector) {
+        let mut rest = *word;
+        while rest != 0 {
+            let bit = rest.trailing_zeros() as u16;
+            rest &= rest - 1;
+            let Some(vpid) = Vpid::new(64 * i + bit) else {
+                continue;
+            };
+            if nic.table(unit).interrupt(vpid) == Delivered::NoClient {
+                nic.note(
+                    Reason::UnclaimedInterrupt,
+                    u64::from(vpid.get()) | (unit as u64) << 32,
+                );
+            }
+        }
+    }
+}
+
+/// Unmasks events after a storm and runs the drain. Returns the pause in milliseconds until it wants to run again.
+pub(crate) fn housekeeping(nic: &Arc<Nic>) -> Option<u32> {
+    let draining = {
+        let hw = nic.alive_access()?;
+        let mut state = nic.snq.state.lock();
+        if !state.running {
+            return None;
+        }
+        if state.storming.raw() != 0 {
+            state.storming = TriggerMask(0);
+            hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
+        }
+        state.drain
+    };
+    let attempts = draining?;
+    let mut clean = 0;
+    for _ in 0..DRAIN_ROUNDS {
+        let hw = nic.alive_access()?;
+        if xbar::drain_round(&hw) {
+            clean += 1;
+        }
+    }
+    let hw = nic.alive_access()?;
+    let mut state = nic.snq.state.lock();
+    if !state.running {
+        return None;
+    }
+    if clean == DRAIN_ROUNDS {
+        state.drain = None;
+        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
+        None
+    } else if attempts + 1 < DRAIN_ATTEMPTS {
+        state.drain = Some(attempts + 1);
+        Some(DRAIN_PAUSE_MS)
+    } else {
+        state.drain = Some(0);
+        drop(state);
+        nic.error(Reason::DrainIncomplete, 0);
+        Some(DRAIN_RETRY_MS)
+    }
+}

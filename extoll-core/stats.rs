@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Counters and numbered reasons of everything that goes wrong. Every reason reaches a counter, the tracepoint
+//! `extoll_error` and a rate-limited log line.
+
+use kernel::sync::atomic::{Atomic, Relaxed};
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $n:literal, $text:literal;)*) => {
+        /// Why something was refused, dropped or repaired. The numbers are stable (docs/driver.md).
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u32)]
+        pub enum Reason {
+            $($(#[$doc])* $name = $n,)*
+        }
+
+        impl Reason {
+            /// All reasons in ascending order.
+            pub const ALL: &'static [Reason] = &[$(Reason::$name),*];
+
+            /// Short text for logs and debugfs.
+            pub const fn text(self) -> &'static str {
+                match self { $(Reason::$name => $text,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Registers read as all ones: the device was removed or is in reset.
+    DeviceGone = 0, "device gone";
+    /// Interrupt without a new entry in the system notification queue.
+    SpuriousInterrupt = 1, "spurious interrupt";
+    /// System notification whose program counter no event of the program has.
+    UnknownNotification = 2, "unknown system notification";
+    /// More notifications than one interrupt may handle; the rest follows with the next one.
+    InterruptBudget = 3, "interrupt budget used up";
+    /// An event was masked for a second because it came too often.
+    EventStorm = 4, "event storm, masked";
+    /// An event that reports an error.
+    ErrorEvent = 5, "error event";
+    /// Message interrupt for a VPID without client.
+    UnclaimedInterrupt = 6, "interrupt for unclaimed VPID";
+    /// Status word with a length of 0 or above 120.
+    BadStatus = 7, "bad VELO status";
+    /// Notification with an impossible type.
+    BadNotification = 8, "bad RMA notification";
+    /// Notification with error bits.
+    NotificationError = 9, "RMA notification with error";
+    /// Packets were dropped by the requester and have to be sent again.
+    Retry = 10, "write-combining buffer retry";
+    /// The committed count moved backwards or beyond the packets sent.
+    BadCommit = 11, "bad committed count";
+    /// Nothing was committed for a second.
+    Stalled = 12, "write-combining buffer stalled";
+    /// Repair did not end in time, the packets were given up.
+    RepairFailed = 13, "write-combining buffer repair failed";
+    /// The illegal-routing drain did not end in time.
+    DrainIncomplete = 14, "outport drain incomplete";
+    /// A port was still open when the device was unbound.
+    PortLeft = 15, "port left open at unbind";
+    /// An optional memory area was made smaller than asked for.
+    Memory = 16, "memory area reduced";
+    /// An event that no handler is interested in.
+    UnhandledEvent = 17, "unhandled event";
+}
+
+/// Counters of one NIC. Any context.
+pub struct Stats {
+    reasons: [Atomic<u64>; Reason::ALL.len()],
+    /// By trigger event.
+    events: [Atomic<u64>; 32],
+    interrupts: Atomic<u64>,
+    changes: Atomic<u64>,
+}
+
+impl Stats {
+    pub(crate) fn new() -> Self {
+        Self {
+            reasons: [const { Atomic::new(0) }; Reason::ALL.len()],
+            events: [const { Atomic::new(0) }; 32],
+            interrupts: Atomic::new(0),
+            changes: Atomic::new(0),
+        }
+    }
+
+    pub(crate) fn count(&self, reason: Reason) {
+        if let Some(c) = self.reasons.get(reason as usize) {
+            c.add(1, Relaxed);
+        }
+    }
+
+    pub(crate) fn event(&self, trigger: u8) {
+        if let Some(c) = self.events.get(usize::from(trigger)) {
+            c.add(1, Relaxed);
+        }
+    }
+
+    pub(crate) fn interrupt(&self) {
+        self.interrupts.add(1, Relaxed);
+    }
+
+    pub(crate) fn change(&self) {
+        self.changes.add(1, Relaxed);
+    }
+
+    /// How often `reason` occurred.
+    pub fn reason(&self, reason: Reason) -> u64 {
+        self.reasons
+            .get(reason as usize)
+            .map_or(0, |c| c.load(Relaxed))
+    }
+
+    /// How often trigger event `trigger` (0…31) was reported.
+    pub fn events(&self, trigger: u8) -> u64 {
+        self.events
+            .get(usize::from(trigger))
+            .map_or(0, |c| c.load(Relaxed))
+    }
+
+    /// Interrupts handled.
+    pub fn interrupts(&self) -> u64 {
+        self.interrupts.load(Relaxed)
+    }
+
+    /// Changes of network state or node ID.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Relaxed)
+    }
+}
+
+macro_rules! port_stats {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        /// Counters of one port. Any context.
+        pub struct PortStats {
+            $($(#[$doc])* pub(crate) $name: Atomic<u64>,)*
+        }
+
+        impl PortStats {
+            pub(crate) fn new() -> Self {
+                Self { $($name: Atomic::new(0),)* }
+            }
+
+            /// All counters with their names.
+            pub fn list(&self) -> [(&'static str, u64); [$(stringify!($name)),*].len()] {
+                [$((stringify!($name), self.$name.load(Relaxed))),*]
+            }
+        }
+    };
+}
+
+port_stats! {
+    /// Packets written to the requester page.
+    posted;
+    /// Sends refused for lack of credit.
+    full;
+    /// Sends refused because a repair was running.
+    busy;
+    /// Reads of the write-combining buffer state.
+    state_reads;
+    /// Repairs begun.
+    retries;
+    /// Packets sent again.
+    replayed;
+    /// Packets given up.
+    lost;
+    /// Messages or notifications received.
+    received;
+    /// Received ones with errors.
+    errors;
+    /// Read pointer updates.
+    commits;
+    /// Interrupts delivered to the client.
+    interrupts;
+}
+
+pub(crate) fn add(counter: &Atomic<u64>, n: u64) {
+    counter.add(n, Relaxed);
+}

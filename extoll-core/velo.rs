@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! VELO: small two-sided messages of 1…120 bytes (HW §9).
+//!
+//! [`open`] gives the two halves of a port: a [`Sender`], which may be shared and cloned, and the [`Mailbox`], which
+//! has one owner. The port is closed when all of them are dropped; dropping may sleep.
+
+use crate::{
+    bq::{self, Queue},
+    hw::Hw,
+    nic::Nic,
+    stats::{add, PortStats, Reason},
+    tx::{self, Tx},
+    vpid::Client,
+};
+use kernel::{prelude::*, sync::Arc};
+use kernel_ext::{barrier, trace};
+use wire::{
+    bq::WritePointers,
+    ids::{Unit, Vpid},
+    regs::{
+        info, np,
+        velo::{self, CompProtDesc, Completer, NodeVpidProtDesc},
+        velo_bq, wcbuf,
+    },
+    velo::{Descriptor, RequesterAddr},
+};
+
+pub use crate::tx::SendError;
+pub use wire::velo::{Mtt, SlotSize, SourceId, Status, Target, MAX_LEN};
+
+/// Traffic class of all messages, that of the vendor's kernel sends (HW §9.1).
+const TRAFFIC_CLASS: u8 = 2;
+/// Descriptor and payload.
+const PACKET_WORDS: usize = 16;
+/// Read pointer updates happen at least every this many slots (or quarter of the queue).
+const COMMIT_SLOTS: u32 = 256;
+/// Default mailbox size in bytes (HW §7).
+pub const DEFAULT_MAILBOX_BYTES: u32 = 4 << 20;
+
+/// A message to send, without its payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Node or multicast group.
+    pub target: Target,
+    /// Receiving VPID.
+    pub vpid: Vpid,
+    /// Message type tag.
+    pub mtt: Mtt,
+    /// User tag.
+    pub tag: u8,
+    /// Interrupt the receiver.
+    pub irq: bool,
+}
+
+/// A received message; the payload is a copy, its slot is free again.
+pub struct Message {
+    /// Sender, tags, length.
+    pub status: Status,
+    words: [u64; 15],
+}
+
+impl Message {
+    /// Number of payload bytes, 1…120.
+    pub fn len(&self) -> usize {
+        usize::from(self.status.len.min(MAX_LEN))
+    }
+
+    /// Never true; messages have at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the payload to the start of `to`, as much as fits; returns the number of bytes copied.
+    pub fn copy_to(&self, to: &mut [u8]) -> usize {
+        let n = self.len().min(to.len());
+        for (chunk, word) in to[..n].chunks_mut(8).zip(&self.words) {
+            let bytes = word.to_le_bytes();
+            chunk.copy_from_slice(&bytes[..chunk.len()]);
+        }
+        n
+    }
+
+    /// Payload quadword `index`; bytes beyond the length are unspecified, 0 beyond the message.
+    pub fn word(&self, index: usize) -> u64 {
+        self.words.get(index).copied().unwrap_or(0)
+    }
+}
+
+/// Hardware side of an open port.
+struct Port {
+    nic: Arc<Nic>,
+    vpid: Vpid,
+    tx: Arc<Tx<PACKET_WORDS>>,
+    queue: Queue,
+    stats: Arc<PortStats>,
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.tx.close();
+        if let Some(hw) = self.nic.alive_access() {
+            // HW §9.7: mailbox disabled, descriptors 0, queue registers 0. The read makes sure that the NIC has
+            // seen all that before the memory is freed.
+            hw.rf.update(velo::comp_prot_desc(self.vpid), |v| {
+                CompProtDesc(v).with_vpid_enable(false).raw()
+            });
+            hw.rf.write(velo::comp_prot_desc(self.vpid), 0);
+            hw.rf.write(velo::node_vpid_prot_desc(self.vpid), 0);
+            bq::clear(&hw, Unit::Velo, self.vpid);
+            hw.rf.read(velo::comp_prot_desc(self.vpid));
+        }
+        self.nic.velo.release(self.vpid);
+    }
+}
+
+/// Sending half of a port.
+#[derive(Clone)]
+pub struct Sender(Arc<Port>);
+
+/// Receiving half of a port.
+pub struct Mailbox {
+    port: Arc<Port>,
+    /// Next slot to read.
+    next: u32,
+    /// Read pointer as the NIC knows it.
+    committed: u32,
+    slot_size: SlotSize,
+}
+
+/// Opens a port with the given VPID, or the lowest free user VPID, and a mailbox of `mailbox_bytes`, a power of two of
+/// 512 KiB…64 MiB ([`DEFAULT_MAILBOX_BYTES`]). Interrupts are armed, but nobody hears them before [`Sender::attach`].
+/// May sleep.
+///
+/// # Errors
+///
+/// `EBUSY` if the VPID is taken, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
+/// gone.
+pub fn open(nic: &Arc<Nic>, vpid: Option<Vpid>, mailbox_bytes: u32) -> Result<(Sender, Mailbox)> {
+    let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
+    let vpid = nic.velo.allocate(vpid, stats.clone())?;
+    // From success on the port's drop releases the VPID.
+    let port =
+        Port::new(nic, vpid, mailbox_bytes, stats).inspect_err(|_| nic.velo.release(vpid))?;
+    port.install()?;
+    let mailbox = Mailbox {
+        port: port.clone(),
+        next: 0,
+        committed: 0,
+        slot_size: slot_size(nic),
+    };
+    Ok((Sender(port), mailbox))
+}
+
+fn slot_size(nic: &Nic) -> SlotSize {
+    if nic.params.slots_64 {
+        SlotSize::B64
+    } else {
+        SlotSize::B128
+    }
+}
+
+impl Port {
+    fn new(
+        nic: &Arc<Nic>,
+        vpid: Vpid,
+        mailbox_bytes: u32,
+        stats: Arc<PortStats>,
+    ) -> Result<Arc<Self>> {
+        let tx = Tx::new(nic, Unit::Velo, vpid, stats.clone())?;
+        let slot = slot_size(nic).into();
+        let queue =
+            nic.with_bound(|dev| Queue::new(dev, Unit::Velo, vpid, slot, mailbox_bytes))??;
+        nic.velo.set_tx(vpid, tx.clone());
+        Ok(Arc::new(
+            Self {
+                nic: nic.clone(),
+                vpid,
+                tx,
+                queue,
+                stats,
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// Opening sequence of HW §9.7.
+    fn install(&self) -> Result {
+        let hw = self.nic.alive_access().ok_or(ENODEV)?;
+        let vpid = self.vpid;
+        stamp(&hw, vpid);
+        hw.rf.update(velo::comp_prot_desc(vpid), |v| {
+            CompProtDesc(v)
+                .with_rx_prot_desc(0)
+                .with_htax_reroute(false)
+                .raw()
+        });
+        self.queue.install(&hw)?;
+        hw.rf.update(velo::comp_prot_desc(vpid), |v| {
+            CompProtDesc(v).with_vpid_enable(true).raw()
+        });
+        hw.rf.write(velo_bq::rp(vpid), 0);
+        hw.rf.update(velo_bq::wp_lwp_dcq_rp(vpid), |v| {
+            WritePointers(v).with_lwp(0).raw()
+        });
+        tx::reset_state(&hw, Unit::Velo, vpid);
+        Ok(())
+    }
+}
+
+/// Sets the identity that the NIC puts into outgoing messages: protection descriptor 0, current node ID, VPID.
+pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
+    let node = info::Node(hw.rf.read(info::NODE)).id();
+    hw.rf.update(velo::node_vpid_prot_desc(vpid), |v| {
+        NodeVpidProtDesc(v)
+            .with_tx_prot_desc(0)
+            .with_tx_nodeid(node)
+            .with_tx_vpid(vpid.get() as u8)
+            .raw()
+    });
+}
+
+impl Sender {
+    /// Own VPID.
+    pub fn vpid(&self) -> Vpid {
+        self.0.vpid
+    }
+
+    /// The NIC.
+    pub fn nic(&self) -> &Arc<Nic> {
+        &self.0.nic
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &PortStats {
+        &self.0.stats
+    }
+
+    /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any more when
+    /// this returns. Call [`Mailbox::rearm`] afterwards. Not from a client's method.
+    pub fn attach(&self, client: Arc<dyn Client>) {
+        self.0.nic.velo.set_client(self.0.vpid, Some(client));
+    }
+
+    /// Removes the client: when this returns, it is not called any more. Not from a client's method.
+    pub fn detach(&self) {
+        self.0.nic.velo.set_client(self.0.vpid, None);
+    }
+
+    /// Messages that can be sent by the last known state. No register access, any context.
+    pub fn room(&self) -> usize {
+        self.0.tx.room()
+    }
+
+    /// Makes sure that the next `n` (at most 255) sends do not fail for lack of credit, provided nobody else sends.
+    /// Reads a register only if the last known credit does not suffice. Any context.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sender::send`]. After `Full` and `Retry`, [`Client::writable`] is called once there is room for `n`, perhaps
+    /// even before this returns.
+    pub fn reserve(&self, n: usize) -> Result<(), SendError> {
+        self.0.tx.reserve(n)
+    }
+
+    /// Sends one message of 1…120 bytes. Any context; takes an interrupt-safe spin lock.
+    ///
+    /// # Errors
+    ///
+    /// `Full`: no credit. `Retry`: lost messages are being sent again. In both cases nothing was sent and
+    /// [`Client::writable`] follows, perhaps even before this returns. `Down`: for ever. `Invalid`: length not in 1…120.
+    pub fn send(&self, header: Header, payload: &[u8]) -> Result<(), SendError> {
+        let Header {
+            target,
+            vpid,
+            mtt,
+            tag,
+            irq,
+        } = header;
+        let len = u16::try_from(payload.len()).map_err(|_| SendError::Invalid)?;
+        let descriptor = Descriptor {
+            target,
+            vpid,
+            mtt,
+            irq,
+            tag,
+            len,
+        }
+        .encode()
+        .map_err(|_| SendError::Invalid)?;
+        let mut words = [0u64; PACKET_WORDS];
+        words[0] = descriptor;
+        // The rest of the last word stays 0, so that nothing leaks (EXT-Eth rule).
+        for (word, chunk) in words[1..].iter_mut().zip(payload.chunks(8)) {
+            let mut bytes = [0u8; 8];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            *word = u64::from_le_bytes(bytes);
+        }
+        let used = 1 + payload.len().div_ceil(8);
+        let page = RequesterAddr::page(self.0.vpid, TRAFFIC_CLASS).encode();
+        let slot = self.0.tx.post(page, &words[..used])?;
+        trace::velo_post(self.0.nic.id(), self.0.vpid.get() as u8, slot, descriptor);
+        Ok(())
+    }
+
+    /// Gives up messages that the NIC did not take, e.g. after a transmit time-out. Any context.
+    pub fn reset(&self) {
+        self.0.tx.reset();
+    }
+}
+
+impl Mailbox {
+    /// Takes up to `budget` messages and calls `f` for each; returns their number. Fewer than `budget` means that the
+    /// mailbox was found empty. No register access but an occasional read pointer update. Any context.
+    pub fn poll(&mut self, budget: usize, mut f: impl FnMut(&Message)) -> usize {
+        let mut done = 0;
+        while done < budget {
+            match self.take() {
+                Taken::Message(message) => {
+                    done += 1;
+                    f(&message);
+                }
+                // Counts as work, so that a stream of bad ones ends the pass.
+                Taken::Bad => done += 1,
+                Taken::Nothing => break,
+            }
+        }
+        self.commit_if_due();
+        done
+    }
+
+    /// True when a message waits. No register access.
+    pub fn pending(&self) -> bool {
+        self.ready().is_some()
+    }
+
+    /// Unmasks the interrupt of the port after the mailbox was found empty. True when a message is waiting all the same:
+    /// poll again, as its interrupt may or may not come (G7).
+    #[must_use]
+    pub fn rearm(&mut self) -> bool {
+        self.commit(true);
+        self.pending()
+    }
+
+    fn status_word(&self) -> u32 {
+        self.slot_size.status_offset() / 8
+    }
+
+    /// Status word of the next message if all its slots are there.
+    fn ready(&self) -> Option<u64> {
+        let queue = &self.port.queue;
+        let raw = queue.read(self.next, self.status_word());
+        if raw == 0 {
+            return None;
+        }
+        if let Ok(Some(status)) = Status::decode(raw) {
+            let slots = self.slot_size.slots_for(status.len);
+            if (1..slots).any(|i| queue.read(queue.next(self.next, i), self.status_word()) == 0) {
+                return None;
+            }
+        }
+        Some(raw)
+    }
+
+    fn take(&mut self) -> Taken {
+        let Some(raw) = self.ready() else {
+            return Taken::Nothing;
+        };
+        barrier::dma_rmb();
+        let port = &self.port;
+        let nic = &port.nic;
+        let first = self.next;
+        trace::velo_complete(nic.id(), port.vpid.get() as u8, first, raw);
+        let Ok(Some(status)) = Status::decode(raw) else {
+            nic.error(Reason::BadStatus, raw);
+            add(&port.stats.errors, 1);
+            self.advance(1);
+            return Taken::Bad;
+        };
+        let mut words = [0u64; 15];
+        for piece in self.slot_size.pieces(status.len) {
+            let slot = port.queue.next(first, u32::from(piece.slot));
+            let from = u32::from(piece.slot_offset) / 8;
+            let to = usize::from(piece.message_offset) / 8;
+            for (i, word) in words[to..]
+                .iter_mut()
+                .take(usize::from(piece.len).div_ceil(8))
+                .enumerate()
+            {
+                *word = port.queue.read(slot, from + i as u32);
+            }
+        }
+        if status.err {
+            add(&port.stats.errors, 1);
+        }
+        add(&port.stats.received, 1);
+        self.advance(self.slot_size.slots_for(status.len));
+        Taken::Message(Message { status, words })
+    }
+
+    /// Frees `slots` slots.
+    fn advance(&mut self, slots: u32) {
+        for _ in 0..slots {
+            self.port.queue.write(self.next, self.status_word(), 0);
+            self.next = self.port.queue.next(self.next, 1);
+        }
+    }
+
+    fn commit_if_due(&mut self) {
+        let slots = self.port.queue.slots();
+        let behind = self.next.wrapping_sub(self.committed) & (slots - 1);
+        if behind >= COMMIT_SLOTS.min(slots / 4) {
+            self.commit(false);
+        }
+    }
+
+    fn commit(&mut self, rearm: bool) {
+        if let Some(hw) = self.port.nic.alive_access() {
+            // The status words were zeroed before the NIC may reuse the slots.
+            barrier::wmb();
+            self.port.queue.commit(&hw, self.next, rearm);
+            self.committed = self.next;
+            add(&self.port.stats.commits, 1);
+        }
+    }
+}
+
+enum Taken {
+    Message(Message),
+    Bad,
+    Nothing,
+}
+
+/// `velo2` part of the probe (HW §3.3).
+pub(crate) fn init(nic: &Nic) -> Result {
+    for vpid in Vpid::all() {
+        let hw = nic.access().ok_or(ENODEV)?;
+        let source = velo::node_vpid_prot_desc(vpid);
+        hw.rf
+            .update(source, |v| NodeVpidProtDesc(v).with_tx_prot_desc(0).raw());
+        let node = info::Node(hw.rf.read(info::NODE)).id();
+        hw.rf.update(source, |v| {
+            NodeVpidProtDesc(v)
+                .with_tx_nodeid(node)
+                .with_tx_vpid(vpid.get() as u8)
+                .raw()
+        });
+        let accept = velo::comp_prot_desc(vpid);
+        hw.rf
+            .update(accept, |v| CompProtDesc(v).with_rx_prot_desc(0).raw());
+        hw.rf
+            .update(accept, |v| CompProtDesc(v).with_htax_reroute(false).raw());
+        hw.rf.update(accept, |v| v & 0x1_FFFF);
+        tx::reset_state(&hw, Unit::Velo, vpid);
+    }
+    let hw = nic.access().ok_or(ENODEV)?;
+    hw.rf.write(velo::TIMEOUT, velo::TIMEOUT_INIT);
+    hw.rf.write(wcbuf::velo::TIMEOUT, wcbuf::TIMEOUT_INIT);
+    hw.rf.update(velo::COMPLETER, |v| {
+        Completer(v)
+            .with_target_htax_port(velo::TARGET_HTAX_PORT_INIT)
+            .raw()
+    });
+    hw.rf.update(velo::COMPLETER, |v| {
+        Completer(v).with_packets_128b(!nic.params.slots_64).raw()
+    });
+    hw.rf.write(np::general(np::VELO), np::GENERAL_INIT_VELO);
+    Ok(())
+}
+
+/// Disconnects the unit from the network.
+pub(crate) fn stop(nic: &Nic) {
+    if let Some(hw) = nic.alive_access() {
+        hw.rf.write(np::general(np::VELO), 0);
+    }
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Crossbar outport 10: set-up and the illegal-routing drain (HW §15.3).
+
+use crate::hw::Hw;
+use wire::regs::xbar::outp::{
+    self, Credits0, General, CREDITS_1_DRAIN, DRAIN_PORT, FCCS, GENERAL_INIT,
+};
+
+/// HW §3.1 step 5.
+pub(crate) fn init(hw: &Hw) {
+    hw.rf.write(outp::general(DRAIN_PORT), GENERAL_INIT);
+}
+
+/// One round of the drain; true when the port was found without credits in use.
+pub(crate) fn drain_round(hw: &Hw) -> bool {
+    let total = General(hw.rf.read(outp::general(DRAIN_PORT))).total_credits_count();
+    let sum = outp::fcc_credit_sum(hw.rf.read(outp::fcc_credits(DRAIN_PORT)));
+    if total == 0 && sum == 0 {
+        return true;
+    }
+    for class in 0..FCCS as u8 {
+        hw.rf.write(
+            outp::credits_0(DRAIN_PORT),
+            Credits0(0).with_fcc(class).raw(),
+        );
+    }
+    hw.rf.write(outp::credits_1(DRAIN_PORT), CREDITS_1_DRAIN);
+    false
+}

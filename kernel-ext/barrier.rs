@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Memory barriers that `kernel::sync::barrier` lacks.
+
+use crate::bindings;
+
+/// Full write barrier (`wmb()`): flushes write-combining buffers and orders all earlier stores before all
+/// later ones, device memory included. Any context.
+#[inline]
+pub fn wmb() {
+    // SAFETY: `wmb()` has no preconditions.
+    unsafe { bindings::extoll_wmb() }
+}
+
+/// Orders reads of memory that a device writes (`dma_rmb()`). Any context.
+#[inline]
+pub fn dma_rmb() {
+    // SAFETY: `dma_rmb()` has no preconditions.
+    unsafe { bindings::extoll_dma_rmb() }
+}

@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Headers for bindgen: what the kernel crate's own bindings lack, and the C parts of this module. */
+#include <linux/pci.h>
+#include <linux/ratelimit.h>
+#include "helpers.h"

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* C shims: inline functions, macros and everything else that bindgen cannot reach. */
+#ifndef EXTOLL_KERNEL_EXT_HELPERS_H
+#define EXTOLL_KERNEL_EXT_HELPERS_H
+
+#include <linux/types.h>
+
+struct pci_dev;
+
+/* wmb(): orders and flushes write-combining stores. */
+void extoll_wmb(void);
+/* dma_rmb(): orders reads of memory that a device writes. */
+void extoll_dma_rmb(void);
+int extoll_pci_domain(struct pci_dev *pdev);
+
+/* Tracepoints (trace.c). */
+void extoll_trace_velo_post(u32 nic, u8 vpid, u8 slot, u64 descriptor);
+void extoll_trace_velo_complete(u32 nic, u8 vpid, u32 slot, u64 status);
+void extoll_trace_rma_post(u32 nic, u8 vpid, u64 word0, u64 word1, u64 word2);
+void extoll_trace_rma_complete(u32 nic, u8 vpid, u32 slot, u64 word0, u64 word1);
+void extoll_trace_interrupt(u32 nic, u32 entries, u16 read_pointer);
+void extoll_trace_event(u32 nic, u32 trigger, u32 part, u64 word);
+void extoll_trace_error(u32 nic, u32 reason, u64 detail);
+
+#endif

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! PCI functions that `kernel::pci` lacks: enabling for the time of a binding, claiming BARs without
+//! mapping them, capabilities, and MSI with the handler in one object.
+
+use crate::bindings;
+use core::marker::PhantomPinned;
+use kernel::{
+    device::{Bound, Core, DeviceContext},
+    dma::{Device as _, DmaMask},
+    error::to_result,
+    pci,
+    prelude::*,
+    str::CStr,
+    sync::atomic::{AtomicFlag, Relaxed},
+};
+
+/// The C object behind a PCI device.
+fn raw<Ctx: DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::pci_dev {
+    // `pci::Device` is a transparent wrapper of `Opaque<pci_dev>`, so the addresses agree.
+    core::ptr::from_ref(dev).cast_mut().cast()
+}
+
+/// Match by vendor and device ID, for vendors that `pci::Vendor` does not know.
+pub const fn device_id(vendor: u16, device: u16) -> pci::DeviceId {
+    let id = bindings::pci_device_id {
+        vendor: vendor as u32,
+        device: device as u32,
+        subvendor: !0,
+        subdevice: !0,
+        class: 0,
+        class_mask: 0,
+        driver_data: 0,
+        override_only: 0,
+    };
+    // SAFETY: `DeviceId` is a transparent wrapper of `pci_device_id`.
+    unsafe { core::mem::transmute::<bindings::pci_device_id, pci::DeviceId>(id) }
+}
+
+/// Keeps memory decoding of a device enabled; bus mastering and decoding are switched off by drop.
+pub struct Enabled<'a>(&'a pci::Device<Bound>);
+
+impl<'a> Enabled<'a> {
+    /// Enables memory decoding. May sleep. Probe context only.
+    ///
+    /// # Errors
+    ///
+    /// Those of `pci_enable_device_mem`.
+    pub fn new(dev: &'a pci::Device<Core<'_>>) -> Result<Self> {
+        dev.enable_device_mem()?;
+        Ok(Self(dev))
+    }
+}
+
+impl Enabled<'_> {
+    /// Sets the DMA masks: 52 bits, as the NIC's page addresses have, else 32. Probe context only, before any DMA memory
+    /// of the device is allocated or mapped.
+    ///
+    /// # Errors
+    ///
+    /// Those of `dma_set_mask_and_coherent` if the host can do neither.
+    pub fn set_dma_mask(&self, dev: &pci::Device<Core<'_>>) -> Result {
+        // SAFETY: `Core` means that the device is being probed or removed with its lock held, and all DMA memory of
+        // these drivers is allocated after this call in probe, so nothing uses the masks concurrently.
+        unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<52>()) }
+            // SAFETY: as above.
+            .or_else(|_| unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<32>()) })
+    }
+}
+
+impl Drop for Enabled<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the device is bound, so it is valid, and this object owns one enable count.
+        unsafe {
+            bindings::pci_clear_master(raw(self.0));
+            bindings::pci_disable_device(raw(self.0));
+        }
+    }
+}
+
+/// A claimed BAR, released by drop.
+pub struct Region<'a> {
+    dev: &'a pci::Device<Bound>,
+    bar: u32,
+    start: u64,
+    len: u64,
+}
+
+impl<'a> Region<'a> {
+    /// Claims a BAR without mapping it. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the device does not implement the BAR, `EBUSY` if it is claimed already.
+    pub fn claim(dev: &'a pci::Device<Bound>, bar: u32, name: &'static CStr) -> Result<Self> {
+        let start = dev.resource_start(bar)?;
+        let len = dev.resource_len(bar)?;
+        if len == 0 || start == 0 {
+            return Err(ENODEV);
+        }
+        // SAFETY: the device is valid while bound, `bar` was checked by `resource_len`, the name is static.
+        to_result(unsafe {
+            bindings::pci_request_region(raw(dev), bar as c_int, name.as_char_ptr())
+        })?;
+        Ok(Self {
+            dev,
+            bar,
+            start,
+            len,
+        })
+    }
+
+    /// Physical address as the CPU sees it.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.len
+    }
+}
+
+impl Drop for Region<'_> {
+    fn drop(&mut self) {
+        // SAFETY: this object owns the claim made in `claim`; the device is still bound.
+        unsafe { bindings::pci_release_region(raw(self.dev), self.bar as c_int) };
+    }
+}
+
+/// PCIe Max Payload Size and Max Read Request Size as configured, in bytes.
+pub fn payload_sizes(dev: &pci::Device<Bound>) -> (u32, u32) {
+    // SAFETY: the device is valid while bound; both only read its configuration space.
+    let (mps, mrrs) = unsafe {
+        (
+            bindings::pcie_get_mps(raw(dev)),
+            bindings::pcie_get_readrq(raw(dev)),
+        )
+    };
+    (mps.max(128) as u32, mrrs.max(128) as u32)
+}
+
+/// Number of plain MSI vectors that the device offers; 0 if it has no MSI capability.
+pub fn msi_count(dev: &pci::Device<Bound>) -> u32 {
+    // SAFETY: the device is valid while bound; reads its MSI capability only.
+    let n = unsafe { bindings::pci_msi_vec_count(raw(dev)) };
+    n.max(0) as u32
+}
+
+/// A number that identifies a device on this host: PCI domain in \[31:16\], bus in \[15:8\], slot and function in \[7:0\].
+pub fn unique_id(dev: &pci::Device<Bound>) -> u32 {
+    // SAFETY: the device is valid while bound.
+    let domain = unsafe { bindings::extoll_pci_domain(raw(dev)) };
+    (domain as u32) << 16 | u32::from(dev.dev_id())
+}
+
+/// What a hard interrupt handler does.
+pub trait IrqHandler: Send + Sync {
+    /// Called in hard interrupt context for every interrupt of the vector. Must not sleep.
+    fn handle(&self);
+}
+
+/// Allocated plain MSI vectors, freed by drop.
+pub struct MsiVectors<'a> {
+    dev: &'a pci::Device<Bound>,
+    count: u32,
+}
+
+impl<'a> MsiVectors<'a> {
+    /// Allocates 1…`max` plain MSI vectors. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of `pci_alloc_irq_vectors`, e.g. `ENOSPC` without an MSI capability.
+    pub fn new(dev: &'a pci::Device<Bound>, max: u32) -> Result<Self> {
+        // SAFETY: the device is valid while bound.
+        let n = unsafe { bindings::pci_alloc_irq_vectors(raw(dev), 1, max, bindings::PCI_IRQ_MSI) };
+        to_result(n)?;
+        Ok(Self {
+            dev,
+            count: n as u32,
+        })
+    }
+
+    /// Number of vectors, at least 1.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Installs the handler on vector 0. May sleep; the handler may run before this returns.
+    ///
+    /// # Errors
+    ///
+    /// Those of `request_irq`.
+    pub fn request<T: IrqHandler + 'a>(
+        self,
+        name: &'static CStr,
+        handler: T,
+    ) -> Result<Pin<KBox<Msi<'a, T>>>> {
+        // SAFETY: the device is valid while bound and has at least one vector.
+        let irq = unsafe { bindings::pci_irq_vector(raw(self.dev), 0) };
+        to_result(irq)?;
+        let msi = KBox::pin(
+            Msi {
+                handler,
+                irq: irq as c_uint,
+                installed: AtomicFlag::new(false),
+                _vectors: self,
+                _pin: PhantomPinned,
+            },
+            GFP_KERNEL,
+        )?;
+        let cookie: *const Msi<'a, T> = &*msi;
+        // SAFETY: the cookie is pinned and stays valid until its drop frees the interrupt.
+        to_result(unsafe {
+            bindings::request_irq(
+                msi.irq,
+                Some(Msi::<T>::callback),
+                0,
+                name.as_char_ptr(),
+                cookie.cast_mut().cast(),
+            )
+        })?;
+        msi.installed.store(true, Relaxed);
+        Ok(msi)
+    }
+}
+
+impl Drop for MsiVectors<'_> {
+    fn drop(&mut self) {
+        // SAFETY: this object owns the allocated vectors; a handler was freed before (field order of `Msi`).
+        unsafe { bindings::pci_free_irq_vectors(raw(self.dev)) };
+    }
+}
+
+/// A handler on vector 0 of plain MSI vectors. Drop waits for running handlers, then frees the vectors.
+#[pin_data(PinnedDrop)]
+pub struct Msi<'a, T: IrqHandler> {
+    handler: T,
+    irq: c_uint,
+    /// Whether the handler was installed, so that drop has to remove it.
+    installed: AtomicFlag,
+    _vectors: MsiVectors<'a>,
+    #[pin]
+    _pin: PhantomPinned,
+}
+
+impl<T: IrqHandler> Msi<'_, T> {
+    /// The handler.
+    pub fn handler(&self) -> &T {
+        &self.handler
+    }
+
+    /// Waits until no handler runs on any CPU. May sleep.
+    pub fn synchronize(&self) {
+        // SAFETY: `irq` is a requested interrupt.
+        unsafe { bindings::synchronize_irq(self.irq) };
+    }
+
+    extern "C" fn callback(_irq: c_int, cookie: *mut c_void) -> bindings::irqreturn_t {
+        // SAFETY: `cookie` is the pinned object whose drop frees the interrupt first; it is shared only.
+        let msi = unsafe { &*cookie.cast::<Msi<'_, T>>() };
+        msi.handler.handle();
+        bindings::irqreturn::IRQ_HANDLED
+    }
+}
+
+#[pinned_drop]
+impl<T: IrqHandler> PinnedDrop for Msi<'_, T> {
+    fn drop(self: Pin<&mut Self>) {
+        if !self.installed.load(Relaxed) {
+            return;
+        }
+        let cookie: *const Self = &*self;
+        // SAFETY: requested in `request` with this cookie; `free_irq` waits for running handlers.
+        unsafe { bindings::free_irq(self.irq, cookie.cast_mut().cast()) };
+    }
+}

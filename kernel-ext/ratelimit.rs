@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Rate limits for log lines.
+
+use kernel::{
+    sync::atomic::{Atomic, Relaxed},
+    time::{Instant, Monotonic},
+};
+
+/// Allows `BURST` events per `INTERVAL_MS` and counts the suppressed ones. Any context, no lock: two CPUs that race
+/// at an interval's start may let a few more through.
+pub struct RateLimit {
+    start: Instant<Monotonic>,
+    window: Atomic<u64>,
+    used: Atomic<u32>,
+    missed: Atomic<u32>,
+}
+
+const BURST: u32 = 8;
+const INTERVAL_MS: u64 = 5000;
+
+impl RateLimit {
+    /// A new limit: 8 events per 5 s.
+    pub fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            window: Atomic::new(0),
+            used: Atomic::new(0),
+            missed: Atomic::new(0),
+        }
+    }
+
+    /// Asks for permission. `Some(n)`: go on, n events were suppressed since the last permission.
+    pub fn allow(&self) -> Option<u32> {
+        let now = self.start.elapsed().as_millis().max(0) as u64 / INTERVAL_MS;
+        if self.window.load(Relaxed) != now {
+            self.window.store(now, Relaxed);
+            self.used.store(0, Relaxed);
+        }
+        if self.used.fetch_add(1, Relaxed) < BURST {
+            Some(self.missed.xchg(0, Relaxed))
+        } else {
+            self.missed.add(1, Relaxed);
+            None
+        }
+    }
+}
+
+impl Default for RateLimit {
+    fn default() -> Self {
+        Self::new()
+    }
+}
