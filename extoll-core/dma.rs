@@ -13,7 +13,7 @@ use kernel::{
 use wire::ids::BusAddr;
 
 /// Coherent memory as little-endian quadwords that device and CPU may change at any time.
-pub(crate) struct DmaWords {
+pub struct DmaWords {
     memory: Coherent<[u64]>,
     words: usize,
 }
@@ -24,7 +24,7 @@ impl DmaWords {
     /// # Errors
     ///
     /// `EINVAL` for 0 words, `ENOMEM`.
-    pub(crate) fn new(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
+    pub fn new(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
         Ok(Self {
             memory: Coherent::zeroed_slice(dev, words, GFP_KERNEL | __GFP_NOWARN)?,
             words,
@@ -32,18 +32,18 @@ impl DmaWords {
     }
 
     /// Address for the device.
-    pub(crate) fn address(&self) -> BusAddr {
+    pub fn address(&self) -> BusAddr {
         BusAddr(self.memory.dma_address())
     }
 
     /// Size in quadwords.
-    pub(crate) fn words(&self) -> usize {
+    pub fn words(&self) -> usize {
         self.words
     }
 
     /// Reads a word; 0 outside the memory. Any context.
     #[inline]
-    pub(crate) fn read(&self, index: usize) -> u64 {
+    pub fn read(&self, index: usize) -> u64 {
         if index >= self.words {
             return 0;
         }
@@ -54,7 +54,7 @@ impl DmaWords {
 
     /// Writes a word; ignored outside the memory. Any context.
     #[inline]
-    pub(crate) fn write(&self, index: usize, value: u64) {
+    pub fn write(&self, index: usize, value: u64) {
         if index >= self.words {
             return;
         }

@@ -11,7 +11,7 @@ mod atu;
 mod bq;
 pub mod child;
 mod debugfs;
-mod dma;
+pub mod dma;
 mod htax;
 mod hw;
 mod info;

@@ -47,7 +47,7 @@ struct Memory {
 
 /// What runs by itself, taken out one by one by [`BoundNic::stop`].
 struct Live<'a> {
-    child: Option<auxiliary::Registration<'a, child::Data>>,
+    children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Pin<KBox<Files>>>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
 }
@@ -109,7 +109,7 @@ impl<'a> BoundNic<'a> {
         let nic = Nic::new(dev.as_ref(), unique_id(dev), params, hw, snq)?;
 
         let live = Live {
-            child: None,
+            children: [None, None],
             files: None,
             irq: None,
         };
@@ -136,16 +136,18 @@ impl<'a> BoundNic<'a> {
                 .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
                 .ok();
         }
-        // Last, since the child may be probed at once.
-        let child = auxiliary::Registration::new(
-            dev.as_ref(),
-            child::NAME,
-            this.nic.id(),
-            child::MODULE,
-            this.nic.clone(),
-        )
-        .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
-        this.live.lock().child = Some(child);
+        // Last, since the children may be probed at once.
+        for (i, name) in [child::NAME, child::RAW].into_iter().enumerate() {
+            let child = auxiliary::Registration::new(
+                dev.as_ref(),
+                name,
+                this.nic.id(),
+                child::MODULE,
+                this.nic.clone(),
+            )
+            .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
+            this.live.lock().children[i] = Some(child);
+        }
         Ok(this)
     }
 
@@ -207,8 +209,10 @@ impl<'a> BoundNic<'a> {
     /// sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
-        let child = self.live.lock().child.take();
-        drop(child);
+        for i in 0..2 {
+            let child = self.live.lock().children[i].take();
+            drop(child);
+        }
         let files = self.live.lock().files.take();
         drop(files);
         let irq = self.live.lock().irq.take();

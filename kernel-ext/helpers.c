@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 #include <asm/barrier.h>
 #include <linux/pci.h>
+#include <linux/sched.h>
 #include "helpers.h"
 
 void extoll_wmb(void)
@@ -16,4 +17,9 @@ void extoll_dma_rmb(void)
 int extoll_pci_domain(struct pci_dev *pdev)
 {
 	return pci_domain_nr(pdev->bus);
+}
+
+void extoll_cond_resched(void)
+{
+	cond_resched();
 }

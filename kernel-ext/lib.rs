@@ -5,8 +5,10 @@
 
 pub mod barrier;
 pub(crate) mod bindings;
+pub mod global;
 pub mod pci;
 pub mod ratelimit;
+pub mod sched;
 pub mod trace;
 pub mod work;
 

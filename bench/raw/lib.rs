@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! `extoll_bench.ko`: what VELO and RMA themselves achieve, without a network stack above them. Not loaded by default.
+//!
+//! Control is by text through `/dev/extoll_bench`: write one command, read its result as `key value` lines
+//! (docs/bench.md). A command runs in the writing process, which a signal ends; the open file keeps the module loaded.
+//! Unbinding a NIC ends the run on it.
+
+#![forbid(unsafe_code)]
+
+mod attached;
+mod command;
+mod memory;
+mod pingpong;
+mod protocol;
+mod report;
+mod server;
+mod transfer;
+mod wait;
+
+use attached::{Attached, Registry};
+use kernel::{
+    auxiliary,
+    device::Core,
+    driver,
+    fs::{File, Kiocb},
+    iov::{IovIterDest, IovIterSource},
+    miscdevice::{MiscDevice, MiscDeviceOptions, MiscDeviceRegistration},
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+    InPlaceModule,
+};
+use kernel_ext::global::Global;
+
+/// The NICs that commands can use.
+static REGISTRY: Global<Registry> = Global::new();
+
+/// Longest command in bytes.
+const MAX_COMMAND: usize = 512;
+
+struct RawDriver;
+
+kernel::auxiliary_device_table!(
+    AUX_TABLE,
+    <RawDriver as auxiliary::Driver>::IdInfo,
+    [(
+        auxiliary::DeviceId::new(extoll_core::child::MODULE, extoll_core::child::RAW),
+        ()
+    )]
+);
+
+/// Takes the NIC out of the registry and ends everything on it.
+struct Binding(Arc<Attached>);
+
+impl Drop for Binding {
+    fn drop(&mut self) {
+        if let Some(registry) = REGISTRY.get() {
+            registry.remove(&self.0);
+        }
+        self.0.shutdown();
+    }
+}
+
+impl auxiliary::Driver for RawDriver {
+    type IdInfo = ();
+    type Data<'bound> = Binding;
+
+    const ID_TABLE: auxiliary::IdTable<Self::IdInfo> = &AUX_TABLE;
+
+    fn probe<'bound>(
+        adev: &'bound auxiliary::Device<Core<'_>>,
+        _info: &'bound Self::IdInfo,
+    ) -> impl PinInit<Binding, Error> + 'bound {
+        let nic = extoll_core::child::nic(adev)?;
+        let registry = REGISTRY.get().ok_or(ENODEV)?;
+        let attached = Attached::new(nic)?;
+        registry.add(attached.clone())?;
+        Ok(Binding(attached))
+    }
+}
+
+/// One open file: the result of its last command.
+#[pin_data]
+struct Control {
+    registry: Arc<Registry>,
+    #[pin]
+    result: Mutex<KVec<u8>>,
+}
+
+#[vtable]
+impl MiscDevice for Control {
+    type Ptr = Pin<KBox<Self>>;
+
+    fn open(_file: &File, _misc: &MiscDeviceRegistration<Self>) -> Result<Self::Ptr> {
+        KBox::try_pin_init(
+            try_pin_init!(Self {
+                registry: REGISTRY.get().ok_or(ENODEV)?,
+                result <- new_mutex!(KVec::new(), "extoll_bench_result"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn read_iter(mut kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterDest<'_>) -> Result<usize> {
+        let this = kiocb.file();
+        let result = this.result.lock();
+        iov.simple_read_from_buffer(kiocb.ki_pos_mut(), &result)
+    }
+
+    fn write_iter(mut kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterSource<'_>) -> Result<usize> {
+        if iov.len() > MAX_COMMAND {
+            return Err(E2BIG);
+        }
+        let this = kiocb.file();
+        let mut text = KVec::new();
+        let len = iov.copy_from_iter_vec(&mut text, GFP_KERNEL)?;
+        // A second command on the same file waits for the first, whose run has a deadline.
+        let mut result = this.result.lock();
+        result.clear();
+        let outcome = command::run(&this.registry, &text, &mut result);
+        *kiocb.ki_pos_mut() = 0;
+        outcome.map(|()| len)
+    }
+}
+
+#[pin_data]
+struct Bench {
+    // Dropped in this order: no new commands, no NICs, then (below) no registry.
+    #[pin]
+    _control: MiscDeviceRegistration<Control>,
+    #[pin]
+    _driver: driver::Registration<auxiliary::Adapter<RawDriver>>,
+    _registry: ClearRegistry,
+}
+
+/// Empties the static when the module goes, or its init fails.
+struct ClearRegistry;
+
+impl Drop for ClearRegistry {
+    fn drop(&mut self) {
+        REGISTRY.set(None);
+    }
+}
+
+impl InPlaceModule for Bench {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            _registry: {
+                REGISTRY.set(Some(Registry::new()?));
+                ClearRegistry
+            },
+            _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _control <- MiscDeviceRegistration::register(MiscDeviceOptions {
+                name: c"extoll_bench",
+            }),
+        })
+    }
+}
+
+module! {
+    type: Bench,
+    name: "extoll_bench",
+    authors: ["Extoll for Linux"],
+    description: "Raw VELO and RMA measurements over Extoll",
+    license: "GPL v2",
+}
