@@ -1,21 +1,94 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `exn.ko`: Ethernet over Extoll.
+//! `exn.ko`: Ethernet over Extoll. One interface `exn%d` per NIC; wire format and rules: docs/exn.md.
 
-use kernel::prelude::*;
+#![forbid(unsafe_code)]
 
-struct Exn;
-impl kernel::Module for Exn {
-    fn init(_module: &'static ThisModule) -> Result<Self> {
-        let _ = extoll_core::child::NAME;
-        Ok(Self)
+mod conf;
+mod debugfs;
+mod dev;
+mod ethtool;
+mod reason;
+mod ring;
+mod rx_rma;
+mod rx_velo;
+mod shared;
+mod slots;
+mod tx;
+
+use dev::Interface;
+use extoll_core::child;
+use kernel::{auxiliary, device::Core, prelude::*};
+
+struct Driver;
+
+kernel::auxiliary_device_table!(
+    AUX_TABLE,
+    <Driver as auxiliary::Driver>::IdInfo,
+    [(auxiliary::DeviceId::new(child::MODULE, child::NAME), ())]
+);
+
+impl auxiliary::Driver for Driver {
+    type IdInfo = ();
+    type Data<'bound> = Interface;
+
+    const ID_TABLE: auxiliary::IdTable<Self::IdInfo> = &AUX_TABLE;
+
+    fn probe<'bound>(
+        adev: &'bound auxiliary::Device<Core<'_>>,
+        _info: &'bound Self::IdInfo,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        let nic = child::nic(adev)?;
+        Interface::new(nic, adev.as_ref(), adev.parent())
     }
 }
 
-module! {
-    type: Exn,
+kernel::module_auxiliary_driver! {
+    type: Driver,
     name: "exn",
     authors: ["Extoll for Linux"],
     description: "Ethernet over Extoll",
     license: "GPL v2",
+    params: {
+        velo_threshold: u32 {
+            default: 120,
+            description: "Unicast frames shorter than this many bytes are sent as messages (later: ethtool --set-tunable tx-copybreak)",
+        },
+        default_nodeid: i32 {
+            default: -1,
+            description: "Node for unicast frames to foreign MAC addresses, -1: drop them",
+        },
+        mac0: u8 {
+            default: 0x2E,
+            description: "First octet of all MAC addresses of the network",
+        },
+        mac1: u8 {
+            default: 0x87,
+            description: "Second octet",
+        },
+        mac2: u8 {
+            default: 0x04,
+            description: "Third octet",
+        },
+        mac3: u8 {
+            default: 0x07,
+            description: "Fourth octet",
+        },
+        skip_tx_csum: u8 {
+            default: 0,
+            description: "1: leave layer-4 checksums unfinished; all peers must accept that",
+        },
+        verify_rx_csum: u8 {
+            default: 0,
+            description: "1: let the stack verify layer-4 checksums; no peer may leave them unfinished",
+        },
+        rdv_timeout_ms: u32 {
+            default: 3000,
+            description: "Time after which an announced frame or a fetch is given up",
+        },
+        rdv_quarantine_ms: u32 {
+            default: 60000,
+            description: "Time for which the memory of what was given up stays untouched",
+        },
+    },
 }

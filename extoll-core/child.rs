@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The auxiliary devices that every NIC has, "extoll.exn" for the network driver and "extoll.raw" for anything that uses
-//! VELO and RMA directly: how a module above gets at its [`Nic`].
+//! The auxiliary devices "extoll.exn" and "extoll.raw" that every NIC has: how a module above gets at its [`Nic`].
 
 use crate::nic::Nic;
 use kernel::{auxiliary, device::Bound, prelude::*, sync::Arc, types::CovariantForLt};
 
 /// Name of the module that registers the device; first part of the match.
 pub const MODULE: &CStr = c"extoll";
-/// Name of the network driver's device; second part of the match.
+/// Name of the device for the network driver; second part of the match.
 pub const NAME: &CStr = c"exn";
-/// Name of the device for direct users of VELO and RMA; second part of the match.
+/// Name of the device for raw access to ports (bench/raw); second part of the match.
 pub const RAW: &CStr = c"raw";
 
 /// Type of the registration data.
 pub(crate) type Data = CovariantForLt!(Arc<Nic>);
 
-/// The NIC that an auxiliary device [`NAME`] or [`RAW`] stands for. To be called in probe; drop the reference, and everything
+/// The NIC that an auxiliary device of this module stands for. To be called in probe; drop the reference, and everything
 /// opened on it, before or in unbind.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 
 //! Base driver for the Extoll Tourmalet NIC: one file per functional unit, typed handles for the modules above.
 //!
-//! A module above is an auxiliary driver ([`child::NAME`]); [`child::nic`] gives it the [`nic::Nic`], on which it opens
+//! A module above is an auxiliary driver (see [`child`]); [`child::nic`] gives it the [`nic::Nic`], on which it opens
 //! [`velo`] and [`rma`] ports.
 
 #![deny(unsafe_code)]

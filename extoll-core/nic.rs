@@ -22,7 +22,7 @@ use kernel::{
         atomic::{Atomic, AtomicFlag, Relaxed},
         Arc, Mutex,
     },
-    workqueue::{self, DelayedWork, Work, WorkItem},
+    workqueue::{DelayedWork, Work, WorkItem},
 };
 use kernel_ext::{ratelimit::RateLimit, trace, work};
 use wire::{
@@ -344,6 +344,11 @@ impl Nic {
         self.network.store(value, Relaxed);
     }
 
+    /// Notes the node ID; used by the probe.
+    pub(crate) fn set_node(&self, node: NodeId) {
+        self.node.store(u32::from(node.0), Relaxed);
+    }
+
     /// As [`Nic::error`] for an event that reports an error, with its words.
     pub(crate) fn event_error(&self, event: TriggerEvent, part: u8, words: &[u64]) {
         self.note(Reason::ErrorEvent, u64::from(event.number()));
@@ -386,12 +391,12 @@ impl Nic {
     /// Has the subscribers told about the status. Any context.
     pub(crate) fn schedule_status(self: &Arc<Self>) {
         // Already queued is fine: the work reads the latest state.
-        let _ = workqueue::system_unbound().enqueue::<_, 0>(self.clone());
+        let _ = work::queue().enqueue::<_, 0>(self.clone());
     }
 
     pub(crate) fn schedule_housekeeping(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = workqueue::system_unbound().enqueue_delayed::<_, 1>(self.clone(), delay);
+        let _ = work::queue().enqueue_delayed::<_, 1>(self.clone(), delay);
     }
 
     fn publish_status(&self) {
@@ -427,13 +432,14 @@ impl Nic {
     /// Stops everything that runs by itself, then gives up the hardware. Called once at unbind, after children and
     /// interrupt handler are gone.
     pub(crate) fn shutdown(self: &Arc<Self>) {
-        work::cancel_sync::<Nic, 0>(self);
-        work::cancel_delayed_sync::<Nic, 1>(self);
         let left = self.velo.open() + self.rma.open();
         if left != 0 {
             self.error(Reason::PortLeft, left as u64);
         }
+        // Nothing is scheduled any more after this.
         self.alive.store(false, Relaxed);
+        work::cancel_sync::<Nic, 0>(self);
+        work::cancel_delayed_sync::<Nic, 1>(self);
         self.velo.down();
         self.rma.down();
         *self.bound.lock() = None;

@@ -38,25 +38,21 @@ const BAD_REVISION: u8 = 0x42;
 /// MSI vectors that are allocated at most; only vector 0 is used (HW §1).
 const MAX_VECTORS: u32 = 32;
 
-/// Memory that the units use; freed after they were stopped.
-struct Memory {
-    _atu: Atu,
-    _rma: Rma,
-    _smfu: Smfu,
-}
-
-/// What runs by itself, taken out one by one by [`BoundNic::stop`].
+/// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
+#[derive(Default)]
 struct Live<'a> {
     children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Pin<KBox<Files>>>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
+    /// Memory that the units use; freed after they were stopped.
+    memory: (Option<Atu>, Option<Rma>, Option<Smfu>),
+    stopped: bool,
 }
 
 /// A bound NIC. Fields are in the order in which they are torn down.
 pub struct BoundNic<'a> {
     live: Pin<KBox<Mutex<Live<'a>>>>,
     nic: Arc<Nic>,
-    _memory: Memory,
     _bar2: Region<'a>,
     _bar0: Region<'a>,
     _enabled: Enabled<'a>,
@@ -108,45 +104,31 @@ impl<'a> BoundNic<'a> {
         let snq = Snq::new(dev.as_ref())?;
         let nic = Nic::new(dev.as_ref(), unique_id(dev), params, hw, snq)?;
 
-        let live = Live {
-            children: [None, None],
-            files: None,
-            irq: None,
-        };
-        let live = KBox::pin_init(new_mutex!(live, "extoll_live"), GFP_KERNEL)?;
-
-        // From here on an error has to give the hardware up again: in `start`, and then by the drop of `this`.
-        let (memory, irq) = Self::start(dev, &nic, vectors).inspect_err(|e| {
-            dev_err!(dev, "probe failed: {:?}\n", e);
-            stop_units(&nic);
-            nic.shutdown();
-        })?;
+        let live = new_mutex!(Live::default(), "extoll_live");
+        let live = KBox::pin_init(live, GFP_KERNEL)?;
         let this = Self {
             live,
             nic,
-            _memory: memory,
             _bar2: bar2,
             _bar0: bar0,
             _enabled: enabled,
         };
-        {
-            let mut live = this.live.lock();
-            live.irq = Some(irq);
-            live.files = Files::new(&this.nic)
-                .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
-                .ok();
-        }
-        // Last, since the children may be probed at once.
-        for (i, name) in [child::NAME, child::RAW].into_iter().enumerate() {
-            let child = auxiliary::Registration::new(
-                dev.as_ref(),
-                name,
-                this.nic.id(),
-                child::MODULE,
-                this.nic.clone(),
-            )
-            .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
-            this.live.lock().children[i] = Some(child);
+        // From here on an error gives the hardware up again by the drop of `this`.
+        this.start(dev, vectors)
+            .inspect_err(|e| dev_err!(dev, "probe failed: {:?}\n", e))?;
+        let files = Files::new(&this.nic)
+            .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
+            .ok();
+        this.live.lock().files = files;
+        // Last, since children may be probed at once.
+        for (slot, name) in [child::NAME, child::RAW].into_iter().enumerate() {
+            let nic = this.nic.clone();
+            let child =
+                auxiliary::Registration::new(dev.as_ref(), name, nic.id(), child::MODULE, nic)
+                    .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
+            if let Some(place) = this.live.lock().children.get_mut(slot) {
+                *place = Some(child);
+            }
         }
         Ok(this)
     }
@@ -168,11 +150,8 @@ impl<'a> BoundNic<'a> {
     }
 
     /// Steps 3 to 26.
-    fn start(
-        dev: &'a pci::Device<Bound>,
-        nic: &Arc<Nic>,
-        vectors: u32,
-    ) -> Result<(Memory, Pin<KBox<Msi<'a, Interrupt>>>)> {
+    fn start(&self, dev: &'a pci::Device<Bound>, vectors: u32) -> Result {
+        let nic = &self.nic;
         {
             let hw = nic.access().ok_or(ENODEV)?;
             htax::init(&hw)?;
@@ -183,6 +162,7 @@ impl<'a> BoundNic<'a> {
         let irq = MsiVectors::new(dev, vectors.min(MAX_VECTORS))
             .and_then(|v| v.request(c"extoll", Interrupt(nic.clone())))
             .inspect_err(|e| dev_err!(dev, "no interrupt: {:?}\n", e))?;
+        self.live.lock().irq = Some(irq);
         {
             let hw = nic.access().ok_or(ENODEV)?;
             nic.snq.start(&hw, nic.params.snq_irq);
@@ -190,44 +170,40 @@ impl<'a> BoundNic<'a> {
         }
         bq::init(nic)?;
         velo::init(nic)?;
-        let atu = Atu::init(nic)?;
+        self.live.lock().memory.0 = Some(Atu::init(nic)?);
         let (mps, mrrs) = payload_sizes(dev);
-        let rma = Rma::init(nic, mps, mrrs)?;
-        let smfu = Smfu::init(nic)?;
+        self.live.lock().memory.1 = Some(Rma::init(nic, mps, mrrs)?);
+        self.live.lock().memory.2 = Some(Smfu::init(nic)?);
         nic.schedule_status();
-        Ok((
-            Memory {
-                _atu: atu,
-                _rma: rma,
-                _smfu: smfu,
-            },
-            irq,
-        ))
+        Ok(())
     }
 
     /// Unbinds: children first, then interrupts, then the units, then the mappings. Further calls do nothing. May
     /// sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
-        for i in 0..2 {
-            let child = self.live.lock().children[i].take();
-            drop(child);
-        }
+        let children = {
+            let mut live = self.live.lock();
+            if core::mem::replace(&mut live.stopped, true) {
+                return;
+            }
+            core::mem::take(&mut live.children)
+        };
+        drop(children);
         let files = self.live.lock().files.take();
         drop(files);
+        self.nic.snq.stop(&self.nic);
         let irq = self.live.lock().irq.take();
-        if let Some(irq) = irq {
-            self.nic.snq.stop(&self.nic);
-            drop(irq);
-            stop_units(&self.nic);
-            self.nic.shutdown();
-        }
+        drop(irq);
+        stop_units(&self.nic);
+        self.nic.shutdown();
+        let memory = core::mem::take(&mut self.live.lock().memory);
+        drop(memory);
     }
 }
 
 /// Leaves no address of host memory in the hardware.
 fn stop_units(nic: &Arc<Nic>) {
-    nic.snq.stop(nic);
     Smfu::stop(nic);
     Rma::stop(nic);
     Atu::stop(nic);

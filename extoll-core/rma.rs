@@ -387,7 +387,7 @@ impl Rma {
     pub(crate) fn init(nic: &Arc<Nic>, mps: u32, mrrs: u32) -> Result<Self> {
         let locks = nic.with_bound(|dev| DmaWords::new(dev, rma::LOCK_MEMORY as usize / 8))??;
         let hw = nic.access().ok_or(ENODEV)?;
-        hw.rf.read(info::NODE);
+        nic.set_node(info::Node(hw.rf.read(info::NODE)).node_id());
         drop(hw);
         for vpid in Vpid::all() {
             let hw = nic.access().ok_or(ENODEV)?;

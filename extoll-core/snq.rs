@@ -288,8 +288,12 @@ pub(crate) fn housekeeping(nic: &Arc<Nic>) -> Option<u32> {
     let mut clean = 0;
     for _ in 0..DRAIN_ROUNDS {
         let hw = nic.alive_access()?;
-        if xbar::drain_round(&hw) {
-            clean += 1;
+        match xbar::drain_round(&hw) {
+            Some(true) => clean += 1,
+            Some(false) => {}
+            None => {
+                nic.is_gone(&hw, u64::MAX);
+            }
         }
     }
     let hw = nic.alive_access()?;

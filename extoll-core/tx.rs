@@ -16,7 +16,7 @@ use kernel::{
     prelude::*,
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
     time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
-    workqueue::{self, DelayedWork, WorkItem},
+    workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::work;
 use wire::{
@@ -303,7 +303,7 @@ impl<const N: usize> Tx<N> {
                 0
             }
         };
-        let _ = workqueue::system_unbound().enqueue_delayed(self.clone(), delay);
+        let _ = work::queue().enqueue_delayed(self.clone(), delay);
     }
 
     /// The work item: looks, wakes, repairs, until nothing is outstanding.
@@ -322,7 +322,7 @@ impl<const N: usize> Tx<N> {
                 }
                 Step::Busy { .. } => {
                     let delay = msecs_to_jiffies(WATCH_MS);
-                    let _ = workqueue::system_unbound().enqueue_delayed(self.clone(), delay);
+                    let _ = work::queue().enqueue_delayed(self.clone(), delay);
                     return;
                 }
             }
@@ -423,16 +423,15 @@ impl<const N: usize> Tx<N> {
                     }
                 };
                 action = replay.step(&mut inner.credits, event);
-                let still_waits = waits && matches!(action, Action::ReadState);
-                if !still_waits {
-                    continue;
-                }
+                // The rounds are bounded too: the NIC may drop what is sent again.
                 if began.elapsed().as_millis() >= REPAIR_DEADLINE_MS {
                     self.give_up(inner, &hw);
                     break;
                 }
             }
-            fsleep(Delta::from_micros(20));
+            if waits && matches!(action, Action::ReadState) {
+                fsleep(Delta::from_micros(20));
+            }
         }
         add(&self.stats.replayed, u64::from(replay.resent()));
         let wake = core::mem::take(&mut self.inner.lock().wanted) != 0;

@@ -12,12 +12,16 @@ pub(crate) fn init(hw: &Hw) {
     hw.rf.write(outp::general(DRAIN_PORT), GENERAL_INIT);
 }
 
-/// One round of the drain; true when the port was found without credits in use.
-pub(crate) fn drain_round(hw: &Hw) -> bool {
-    let total = General(hw.rf.read(outp::general(DRAIN_PORT))).total_credits_count();
+/// One round of the drain: whether the port was found without credits in use; `None` for all ones.
+pub(crate) fn drain_round(hw: &Hw) -> Option<bool> {
+    let general = hw.rf.read(outp::general(DRAIN_PORT));
+    if general == u64::MAX {
+        return None;
+    }
+    let total = General(general).total_credits_count();
     let sum = outp::fcc_credit_sum(hw.rf.read(outp::fcc_credits(DRAIN_PORT)));
     if total == 0 && sum == 0 {
-        return true;
+        return Some(true);
     }
     for class in 0..FCCS as u8 {
         hw.rf.write(
@@ -26,5 +30,5 @@ pub(crate) fn drain_round(hw: &Hw) -> bool {
         );
     }
     hw.rf.write(outp::credits_1(DRAIN_PORT), CREDITS_1_DRAIN);
-    false
+    Some(false)
 }

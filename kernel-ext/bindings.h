@@ -3,3 +3,4 @@
 #include <linux/pci.h>
 #include <linux/ratelimit.h>
 #include "helpers.h"
+#include "net_helpers.h"

@@ -6,6 +6,7 @@
 pub mod barrier;
 pub(crate) mod bindings;
 pub mod global;
+pub mod net;
 pub mod pci;
 pub mod ratelimit;
 pub mod sched;

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Cancelling work items: `kernel::workqueue` can only start them, which is not enough for a module that
-//! wants to unload.
+//! Work queues: what `kernel::workqueue` lacks, above all cancelling, without which a module cannot unload.
 
 use crate::bindings;
 use kernel::{
     container_of,
     sync::Arc,
-    workqueue::{HasDelayedWork, HasWork, Work, WorkItem},
+    workqueue::{HasDelayedWork, HasWork, Queue, Work, WorkItem},
 };
+
+/// The system's unbound queue under its current name (`system_dfl_wq`); using one of the queues that
+/// `kernel::workqueue` names makes the kernel warn. Any context.
+pub fn queue() -> &'static Queue {
+    // SAFETY: the queue is created at boot and never freed.
+    unsafe { Queue::from_raw(bindings::system_dfl_wq) }
+}
 
 /// Cancels a work item and waits until it does not run. May sleep; no lock that the item takes may be held.
 ///

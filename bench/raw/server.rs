@@ -22,7 +22,7 @@ use kernel::{
         Arc, Mutex,
     },
     time::{Delta, Instant, Monotonic},
-    workqueue::{self, Work, WorkItem},
+    workqueue::{Work, WorkItem},
 };
 use kernel_ext::{sched::cond_resched, work};
 use wire::ids::Vpid;
@@ -116,7 +116,7 @@ impl Kick {
     fn kick(&self) {
         if !self.0.closing.load(Relaxed) {
             // Queued already is fine.
-            let _ = workqueue::system_unbound().enqueue(self.0.clone());
+            let _ = work::queue().enqueue(self.0.clone());
         }
     }
 }

@@ -2,5 +2,22 @@
 //!
 //! * [`env`]: what the NIC model needs from its surroundings (host memory, interrupts, the network).
 //! * [`nic`]: one NIC.
+//! * [`network`]: crossbars, links, topologies, routes.
+//! * [`pci`] and [`vfio_user`]: how QEMU sees a NIC.
+//! * [`world`]: all NICs, the network and the set-up step; [`reactor`]: the event loop that drives it.
+//! * [`control`]: the control socket and its client; [`trace`]: the trace file.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod control;
+pub mod device;
 pub mod env;
+pub mod machine;
+pub mod network;
 pub mod nic;
+pub mod pci;
+pub mod reactor;
+pub mod setup;
+pub mod trace;
+pub mod vfio_user;
+pub mod world;

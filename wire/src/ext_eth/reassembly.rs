@@ -8,8 +8,11 @@
 //!   sending node's, and otherwise drops the presumed rest of the broken frame up to its last fragment,
 //! * never lets a frame grow beyond its limit.
 //!
-//! What no receiver can detect from tags alone: a lost *first* fragment (the rest looks like a frame; its
-//! addresses are garbage) and the loss of the end of one frame together with just the right start of the next.
+//! What no receiver can tell from tags alone: a lost *first* fragment (the rest looks like a frame; its
+//! addresses are garbage), and a lost end whose place is taken by fragments that carry just the missing tags,
+//! in the simplest case a lost last fragment followed by a frame of one message. A receiver should therefore
+//! not skip checksums of frames that came in several fragments. (Taking any fragment with the node's address
+//! in the right place for a start would lose frames that merely carry such bytes as data, again and again.)
 
 use super::{source, MacPrefix, Reason, Reject, FRAGMENT, HEADER_LEN, MAX_FRAME};
 use crate::ids::NodeId;

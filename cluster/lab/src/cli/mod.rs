@@ -1,0 +1,269 @@
+//! The verbs of the command line.
+
+mod interactive;
+mod nodes;
+mod verbs;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+use lab::{BringUp, Paths, Spec};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Exit status for failures of `lab` itself, apart from the statuses that commands in nodes commonly return.
+pub const FAILURE: u8 = 125;
+
+#[derive(Parser)]
+#[command(name = "lab", about = "A cluster of emulated nodes on one machine", disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// Which lab is meant.
+#[derive(Args)]
+struct Which {
+    /// Name of the lab
+    #[arg(long, default_value = "default", value_name = "X")]
+    name: String,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Boot a cluster and wait until every node is usable
+    Up(Up),
+    /// End a cluster and remove its traces
+    Down {
+        #[command(flatten)]
+        which: Which,
+        /// All labs of this work tree
+        #[arg(long)]
+        all: bool,
+    },
+    /// Run a command in a node; streams, signals and exit status pass through
+    Exec(Exec),
+    /// Open a shell in a node
+    Sh {
+        #[command(flatten)]
+        which: Which,
+        /// Node, as 0 or node0
+        node: String,
+    },
+    /// Copy files and directories; node paths are written node0:/path
+    Cp {
+        #[command(flatten)]
+        which: Which,
+        /// Sources, then the target
+        #[arg(required = true, num_args = 2.., value_name = "PATH")]
+        paths: Vec<String>,
+    },
+    /// Show a node's kernel log (its console)
+    Log {
+        #[command(flatten)]
+        which: Which,
+        /// Node, as 0 or node0; "emu" for the emulator's log
+        node: String,
+        /// Go on as the log grows
+        #[arg(short, long)]
+        follow: bool,
+        /// Only the last N lines
+        #[arg(short = 'n', long, value_name = "N")]
+        lines: Option<usize>,
+    },
+    /// Show the state of a cluster
+    Status {
+        #[command(flatten)]
+        which: Which,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// List all labs of this work tree
+    List,
+    /// Restart a node's kernel
+    Reboot {
+        #[command(flatten)]
+        which: Which,
+        /// Node, as 0 or node0
+        node: String,
+        /// By the reset line instead of an orderly restart
+        #[arg(long)]
+        hard: bool,
+    },
+}
+
+/// Arguments of `lab up`.
+#[derive(Args)]
+struct Up {
+    #[command(flatten)]
+    which: Which,
+    /// Number of nodes (default: what the topology has, else 2)
+    #[arg(long, value_name = "N")]
+    nodes: Option<usize>,
+    /// single, pair, ring:N, mesh:AxB…, torus:AxB…, full:N, star:N, or a topology file
+    #[arg(long, value_name = "T")]
+    topology: Option<String>,
+    /// NICs per node
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    nics: usize,
+    /// Memory per node in MiB
+    #[arg(long, value_name = "MB", default_value_t = 512)]
+    memory: u32,
+    /// Processors per node
+    #[arg(long, value_name = "C", default_value_t = 1)]
+    cpus: u32,
+    /// Kernel to boot: a directory below the guest images
+    #[arg(long, default_value = "stock")]
+    kernel: String,
+    /// Don't load modules
+    #[arg(long)]
+    no_modules: bool,
+    /// Load modules, but set no interface up
+    #[arg(long)]
+    no_net: bool,
+    /// Nodes without NIC, no emulator
+    #[arg(long, conflicts_with_all = ["topology", "nics"])]
+    no_nic: bool,
+    /// Don't start sshd
+    #[arg(long)]
+    no_sshd: bool,
+    /// Add a virtio-net pair (vio0) and an e1000e pair (e1k0) between node0 and node1
+    #[arg(long)]
+    bench_nics: bool,
+    /// Word for the kernel command line (repeatable)
+    #[arg(long, value_name = "WORD")]
+    append: Vec<String>,
+    /// Argument for every QEMU (repeatable)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    qemu_arg: Vec<String>,
+    /// Argument for the emulator (repeatable)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    emu_arg: Vec<String>,
+    /// Seconds that booting may take
+    #[arg(long, value_name = "S")]
+    timeout: Option<u64>,
+    /// No progress, only errors
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+impl Up {
+    fn spec(self) -> Spec {
+        let nics = if self.no_nic { 0 } else { self.nics };
+        let size = self.topology.as_deref().and_then(lab::spec::topology_size);
+        let from_topology = size.filter(|s| nics > 0 && s % nics == 0).map(|s| s / nics);
+        Spec {
+            name: self.which.name,
+            nodes: self.nodes.or(from_topology).unwrap_or(2),
+            topology: self.topology,
+            nics,
+            memory_mib: self.memory,
+            cpus: self.cpus,
+            kernel: self.kernel,
+            bring_up: match (self.no_modules || self.no_nic, self.no_net) {
+                (true, _) => BringUp::None,
+                (false, true) => BringUp::Modules,
+                (false, false) => BringUp::Net,
+            },
+            sshd: !self.no_sshd,
+            bench_nics: self.bench_nics,
+            append: self.append,
+            qemu_args: self.qemu_arg,
+            emu_args: self.emu_arg,
+            boot_timeout_s: self.timeout,
+        }
+    }
+}
+
+/// Arguments of `lab exec`.
+#[derive(Args)]
+struct Exec {
+    #[command(flatten)]
+    which: Which,
+    /// No standard input
+    #[arg(short = 'n', long)]
+    no_stdin: bool,
+    /// On a terminal of its own
+    #[arg(short, long)]
+    tty: bool,
+    /// Environment variable, as NAME=VALUE (repeatable)
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Working directory (default: /root)
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<PathBuf>,
+    /// Seconds after which the command is ended and the exit status is 124
+    #[arg(long, value_name = "S")]
+    timeout: Option<f64>,
+    /// Node, as 0 or node0, or "all"
+    node: String,
+    /// Program and arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Whether an error is only that nobody reads our output any more.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Parses the command line and does what it says; returns the exit status.
+pub fn run() -> Result<u8> {
+    let paths = Paths::default();
+    match Cli::parse().verb {
+        Verb::Up(up) => verbs::up(&paths, up),
+        Verb::Down { which, all } => verbs::down(&paths, &which.name, all),
+        Verb::Exec(exec) => nodes::exec(&paths, exec),
+        Verb::Sh { which, node } => interactive::shell(&paths, &which.name, &node),
+        Verb::Cp { which, paths: list } => nodes::cp(&paths, &which.name, &list),
+        Verb::Log { which, node, follow, lines } => nodes::log(&paths, &which.name, &node, follow, lines),
+        Verb::Status { which, json } => verbs::status(&paths, &which.name, json),
+        Verb::List => verbs::list(&paths),
+        Verb::Reboot { which, node, hard } => verbs::reboot(&paths, &which.name, &node, hard),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Verb, clap::Error> {
+        Cli::try_parse_from(std::iter::once("lab").chain(words.iter().copied())).map(|c| c.verb)
+    }
+
+    fn up(words: &[&str]) -> Spec {
+        match parse(words) {
+            Ok(Verb::Up(up)) => up.spec(),
+            _ => panic!("{words:?} is no up"),
+        }
+    }
+
+    #[test]
+    fn the_command_is_passed_on_untouched() {
+        let Ok(Verb::Exec(e)) = parse(&["exec", "--name", "x", "node1", "--", "ls", "-n", "--name", "--"]) else { panic!() };
+        assert_eq!((e.which.name.as_str(), e.node.as_str(), e.no_stdin), ("x", "node1", false));
+        assert_eq!(e.command, ["ls", "-n", "--name", "--"]);
+        let Ok(Verb::Exec(e)) = parse(&["exec", "0", "uname", "-r"]) else { panic!() };
+        assert_eq!((e.which.name.as_str(), e.command), ("default", vec!["uname".into(), "-r".into()]));
+        assert!(parse(&["exec", "0"]).is_err());
+        assert!(parse(&["exec", "0", "--"]).is_err());
+    }
+
+    #[test]
+    fn the_number_of_nodes_follows_from_the_topology() {
+        assert_eq!(up(&["up", "--topology", "torus:2x2x2"]).nodes, 8);
+        assert_eq!(up(&["up", "--topology", "ring:4", "--nics", "2"]).nodes, 2);
+        assert_eq!(up(&["up"]).nodes, 2);
+        assert_eq!(up(&["up", "--nodes", "3"]).settle().unwrap().topology.as_deref(), Some("ring:3"));
+        let bare = up(&["up", "--no-nic"]);
+        assert_eq!((bare.nics, bare.bring_up), (0, BringUp::None));
+        assert_eq!(up(&["up", "--no-net"]).bring_up, BringUp::Modules);
+        assert!(parse(&["up", "--no-nic", "--topology", "pair"]).is_err());
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

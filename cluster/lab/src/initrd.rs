@@ -1,0 +1,233 @@
+//! The initramfs of a lab: the kernel's own one plus an archive with the agent and the project's modules.
+
+use crate::spec::BringUp;
+use crate::state::Paths;
+use anyhow::{bail, ensure, Context, Result};
+use std::collections::BTreeMap;
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Archives kept for other labs; older ones are removed.
+const KEEP: usize = 4;
+const BRINGUP: &[u8] = include_bytes!("../../agent/bringup");
+
+/// Files of a kernel's directory below the guest images.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Kernel image for QEMU's `-kernel`.
+    pub image: PathBuf,
+    /// Image with the stock modules.
+    pub modules: PathBuf,
+    /// Its release name, as `uname -r` tells it.
+    pub abi: String,
+    dir: PathBuf,
+}
+
+impl Kernel {
+    /// Finds the kernel with this name.
+    ///
+    /// # Errors
+    /// When the guest images are not there.
+    pub fn find(paths: &Paths, name: &str) -> Result<Self> {
+        let dir = paths.guest.join(name);
+        let abi = std::fs::read_to_string(dir.join("abi"))
+            .with_context(|| format!("no guest images for kernel '{name}' in {}; run 'make setup' (scripts/guest-image)", dir.display()))?;
+        Ok(Self { image: dir.join("kernel"), modules: dir.join("modules.img"), abi: abi.trim().into(), dir })
+    }
+}
+
+/// The root file system image.
+pub fn rootfs(paths: &Paths) -> PathBuf {
+    paths.guest.join("rootfs.img")
+}
+
+/// Every `.ko` below a directory by its file name.
+fn modules_below(dir: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            modules_below(&path, found)?;
+        } else if path.extension().is_some_and(|e| e == "ko") {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if let Some(other) = found.insert(name, path.clone()) {
+                bail!("two modules of one name: {} and {}", other.display(), path.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn hash_file(path: &Path, hasher: &mut DefaultHasher) -> Result<Vec<u8>> {
+    let data = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    data.hash(hasher);
+    Ok(data)
+}
+
+/// Returns the initramfs for a kernel with the present agent and modules, made anew when one of them changed.
+///
+/// # Errors
+/// When a part is missing or a tool fails.
+pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf> {
+    let mut hasher = DefaultHasher::new();
+    let base = hash_file(&kernel.dir.join("initrd.img"), &mut hasher)?;
+    let agent_path = paths.bin.join("lab-agent");
+    let agent = hash_file(&agent_path, &mut hasher).context("the host programs are not built (scripts/host-build)")?;
+    BRINGUP.hash(&mut hasher);
+    kernel.abi.hash(&mut hasher);
+    std::fs::read(kernel.dir.join("modules/modules.dep")).unwrap_or_default().hash(&mut hasher);
+    let mut modules = BTreeMap::new();
+    modules_below(&paths.modules, &mut modules)?;
+    if bring_up != BringUp::None {
+        for name in ["extoll.ko", "exn.ko"] {
+            ensure!(modules.contains_key(name), "no {name} below {}; run 'make modules'", paths.modules.display());
+        }
+    }
+    for (name, path) in &modules {
+        name.hash(&mut hasher);
+        hash_file(path, &mut hasher)?;
+    }
+    let cache = paths.state.join(".initrd");
+    std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    let path = cache.join(format!("{:016x}.img", hasher.finish()));
+    if path.exists() {
+        // Used: not the next to be removed.
+        let _ = std::fs::File::options().append(true).open(&path).and_then(|f| f.set_modified(std::time::SystemTime::now()));
+        return Ok(path);
+    }
+    let stage = cache.join(format!("stage-{}", std::process::id()));
+    let result = build(&stage, kernel, &base, &agent, &modules);
+    // Only a cache directory; left-overs do no harm.
+    let _ = std::fs::remove_dir_all(&stage);
+    let new = path.with_extension(format!("new-{}", std::process::id()));
+    std::fs::write(&new, result?).with_context(|| format!("cannot write {}", new.display()))?;
+    std::fs::rename(&new, &path)?;
+    expire(&cache);
+    Ok(path)
+}
+
+fn expire(cache: &Path) {
+    let Ok(dir) = std::fs::read_dir(cache) else { return };
+    let mut files: Vec<_> = dir.flatten().filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path()))).filter(|(_, p)| p.is_file()).collect();
+    files.sort();
+    let old = files.len().saturating_sub(KEEP);
+    for (_, path) in &files[..old] {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let out = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(out.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&out.stderr).trim());
+    Ok(())
+}
+
+/// The kernel's initramfs followed by the archive of what the project adds.
+fn build(stage: &Path, kernel: &Kernel, base: &[u8], agent: &[u8], modules: &BTreeMap<String, PathBuf>) -> Result<Vec<u8>> {
+    let mut archive = Cpio::new(base);
+    archive.file("overlay/usr/sbin/lab-agent", 0o755, agent);
+    archive.file("overlay/usr/lib/lab/bringup", 0o755, BRINGUP);
+    if !modules.is_empty() {
+        let tree = stage.join("lib/modules").join(&kernel.abi);
+        let (extra, out) = (tree.join("extra"), stage.join("out"));
+        std::fs::create_dir_all(&extra)?;
+        std::fs::create_dir_all(&out)?;
+        let stock = kernel.dir.join("modules");
+        for name in ["kernel", "modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+            if stock.join(name).exists() {
+                std::os::unix::fs::symlink(stock.join(name), tree.join(name))?;
+            }
+        }
+        for (name, path) in modules {
+            // Debug information stays on the host.
+            run(Command::new("strip").arg("--strip-debug").arg("-o").arg(extra.join(name)).arg(path))?;
+        }
+        run(Command::new("depmod").arg("-b").arg(stage).arg("-o").arg(&out).arg(&kernel.abi))?;
+        let target = format!("overlay/usr/lib/modules/{}", kernel.abi);
+        for name in modules.keys() {
+            archive.file(&format!("{target}/extra/{name}"), 0o644, &std::fs::read(extra.join(name))?);
+        }
+        let listed = out.join("lib/modules").join(&kernel.abi);
+        for entry in std::fs::read_dir(&listed).with_context(|| format!("depmod wrote nothing to {}", listed.display()))?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type()?.is_file() && !matches!(name.as_str(), "modules.order" | "modules.builtin" | "modules.builtin.modinfo") {
+                archive.file(&format!("{target}/{name}"), 0o644, &std::fs::read(entry.path())?);
+            }
+        }
+    }
+    Ok(archive.finish())
+}
+
+/// Writer of the "newc" archive format that the kernel unpacks.
+struct Cpio {
+    out: Vec<u8>,
+    inode: u32,
+    dirs: HashSet<String>,
+}
+
+impl Cpio {
+    /// An archive appended to others.
+    fn new(before: &[u8]) -> Self {
+        let mut out = before.to_vec();
+        out.resize(out.len().next_multiple_of(512), 0);
+        Self { out, inode: 1, dirs: HashSet::new() }
+    }
+
+    fn file(&mut self, path: &str, mode: u32, data: &[u8]) {
+        for (i, _) in path.match_indices('/') {
+            if self.dirs.insert(path[..i].to_owned()) {
+                self.entry(&path[..i], 0o040_755, &[]);
+            }
+        }
+        self.entry(path, 0o100_000 | mode, data);
+    }
+
+    fn entry(&mut self, path: &str, mode: u32, data: &[u8]) {
+        let fields = [self.inode, mode, 0, 0, 1, 0, data.len() as u32, 0, 0, 0, 0, path.len() as u32 + 1, 0];
+        self.inode += 1;
+        self.out.extend_from_slice(b"070701");
+        for f in fields {
+            self.out.extend_from_slice(format!("{f:08X}").as_bytes());
+        }
+        self.out.extend_from_slice(path.as_bytes());
+        self.out.push(0);
+        self.pad();
+        self.out.extend_from_slice(data);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.out.resize(self.out.len().next_multiple_of(4), 0);
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        self.inode = 0;
+        self.entry("TRAILER!!!", 0, &[]);
+        self.out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn cpio_reads_our_archive() {
+        let mut a = Cpio::new(&[]);
+        a.file("overlay/a/x", 0o644, b"hello");
+        a.file("overlay/a/y", 0o755, b"");
+        let mut child = Command::new("cpio").args(["-itv", "--quiet"]).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&a.finish()).unwrap();
+        let out = child.wait_with_output().unwrap();
+        assert!(out.status.success());
+        let text = String::from_utf8(out.stdout).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert!(lines[0].starts_with("drwxr-xr-x") && lines[0].ends_with("overlay"));
+        assert!(lines[2].starts_with("-rw-r--r--") && lines[2].contains(" 5 ") && lines[2].ends_with("overlay/a/x"));
+        assert!(lines[3].starts_with("-rwxr-xr-x"));
+    }
+}

@@ -1,0 +1,25 @@
+//! Runs a cluster of QEMU nodes on one machine: boot, commands, files, faults, clean-up.
+//!
+//! A *lab* is a directory with sockets and logs plus the processes that carry its token in their environment: one
+//! `extoll-emu` (all NICs and the fabric) and one QEMU per node. No daemon runs on the host: every `lab` command talks to
+//! QEMU's sockets itself, so one that is killed takes nothing with it. [`Cluster`] is the entry point for programs.
+#![forbid(unsafe_code)]
+
+pub mod channel;
+pub mod cluster;
+pub mod copy;
+pub mod emu;
+pub mod exec;
+pub mod initrd;
+pub mod logscan;
+pub mod proc;
+pub mod qemu;
+pub mod spec;
+pub mod state;
+pub mod ui;
+
+pub use cluster::{Cluster, Node, NodeState};
+pub use exec::{Command, Input, Output, Running};
+pub use lab_proto::{Status, WinSize};
+pub use spec::{BringUp, Spec};
+pub use state::Paths;

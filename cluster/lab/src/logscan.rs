@@ -1,0 +1,99 @@
+//! Looks for signs of defects in kernel logs.
+
+/// Texts that stand for a defect wherever they appear in a kernel message.
+const SIGNS: &[&str] = &[
+    "WARNING:",
+    "BUG:",
+    "BUG ",
+    "Oops",
+    "Call Trace",
+    "Kernel panic",
+    "general protection",
+    "unable to handle",
+    "refcount_t:",
+    "blocked for more than",
+    "soft lockup",
+    "hard LOCKUP",
+    "rcu: INFO",
+    "rcu_preempt detected",
+    "self-detected stall",
+    "page allocation failure",
+    "Out of memory",
+    "NETDEV WATCHDOG",
+    "possible recursive locking",
+    "possible circular locking",
+    "inconsistent lock state",
+    "suspicious RCU usage",
+    "unreferenced object",
+    "kmemleak:",
+    "scheduling while atomic",
+    "sleeping function called",
+    "DMA-API:",
+    "DMAR:",
+    "Bad page",
+    "list_del corruption",
+    "list_add corruption",
+    "slab-out-of-bounds",
+    "use-after-free",
+    "UBSAN:",
+    "KCSAN:",
+    "unregister_netdevice: waiting",
+    "rust_kernel: panicked",
+    "panicked at",
+    "ODEBUG:",
+    "nobody cared",
+];
+
+/// Signs that these texts explain: said by a healthy kernel.
+const HARMLESS: &[&str] = &["kmemleak: Kernel memory leak detector", "kmemleak: Automatic memory scanning", "DMAR: Host address width"];
+
+/// True for a kernel message that stands for a defect.
+pub fn is_defect(line: &str) -> bool {
+    SIGNS.iter().any(|s| line.contains(s)) && !HARMLESS.iter().any(|s| line.contains(s))
+}
+
+/// The first defect in a log with some lines around it.
+pub fn first_defect(log: &str) -> Option<String> {
+    let lines: Vec<&str> = log.lines().collect();
+    let at = lines.iter().position(|l| is_defect(l))?;
+    Some(lines[at.saturating_sub(3)..(at + 30).min(lines.len())].join("\n"))
+}
+
+/// The last `n` lines of a text, each ended.
+pub fn last_lines(text: &str, n: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(n)..].iter().map(|l| format!("{l}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defects_are_told_from_ordinary_messages() {
+        for bad in [
+            "[    3.1] WARNING: CPU: 0 PID: 1 at kernel/x.c:1 f+0x1",
+            "[    3.1] BUG: kernel NULL pointer dereference, address: 0",
+            "[  120.1] INFO: task exn:12 blocked for more than 120 seconds.",
+            "[    3.1] watchdog: BUG: soft lockup - CPU#0 stuck for 26s!",
+        ] {
+            assert!(is_defect(bad), "{bad}");
+        }
+        for good in [
+            "[    3.1] extoll: loading out-of-tree module taints kernel.",
+            "[    3.1] extoll: module verification failed: signature and/or required key missing - tainting kernel",
+            "[    0.0] Spectre V2 : WARNING-free line",
+            "[    0.0] DMAR: Host address width 39",
+        ] {
+            assert!(!is_defect(good), "{good}");
+        }
+    }
+
+    #[test]
+    fn a_defect_comes_with_its_surroundings() {
+        let log = (0..100).map(|i| if i == 50 { "BUG: x".into() } else { format!("line {i}") }).collect::<Vec<String>>().join("\n");
+        let found = first_defect(&log).unwrap();
+        assert!(found.starts_with("line 47\nline 48\nline 49\nBUG: x\nline 51"));
+        assert_eq!(first_defect("fine\n"), None);
+    }
+}

@@ -1,0 +1,141 @@
+//! Processes of a lab: started detached, found again by the token in their environment.
+
+use anyhow::{Context, Result};
+use rustix::process::{kill_process, Pid, Signal};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Environment variable with the lab's token.
+pub const TOKEN_VAR: &str = "EXTOLL_LAB";
+/// Environment variable that says what the process is: `emu` or `nodeN`.
+pub const ROLE_VAR: &str = "EXTOLL_LAB_ROLE";
+
+/// A running process of a lab.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Process ID.
+    pub pid: i32,
+    /// `emu` or `nodeN`.
+    pub role: String,
+}
+
+/// The processes whose environment has this token. Unlike a file with process IDs this can't be stale,
+/// incomplete or meet a reused ID, whenever and however a `lab` command was killed.
+pub fn find(token: &str) -> Vec<Process> {
+    let Ok(dir) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let mark = format!("{TOKEN_VAR}={token}");
+    let role_mark = format!("{ROLE_VAR}=");
+    let mut found = Vec::new();
+    for entry in dir.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|s| s.parse::<i32>().ok()) else { continue };
+        // Gone or a kernel thread: nothing to read.
+        let Ok(environ) = std::fs::read(entry.path().join("environ")) else { continue };
+        let mut words = environ.split(|b| *b == 0);
+        if !words.clone().any(|w| w == mark.as_bytes()) || is_zombie(pid) {
+            continue;
+        }
+        let role = words.find_map(|w| w.strip_prefix(role_mark.as_bytes())).unwrap_or_default();
+        found.push(Process { pid, role: String::from_utf8_lossy(role).into_owned() });
+    }
+    found
+}
+
+fn is_zombie(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|s| s.rsplit_once(") ").map(|(_, rest)| rest.starts_with('Z')))
+        .unwrap_or(true)
+}
+
+fn signal(pid: i32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        // It may have ended in between.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Ends all processes of a lab for which `which` holds; asks politely first unless `hard`.
+///
+/// # Errors
+/// When one survives SIGKILL for 10 s.
+pub fn end(token: &str, hard: bool, which: impl Fn(&Process) -> bool) -> Result<usize> {
+    let start = Instant::now();
+    let first: Vec<_> = find(token).into_iter().filter(&which).collect();
+    let count = first.len();
+    if !hard {
+        first.iter().for_each(|p| signal(p.pid, Signal::TERM));
+    }
+    loop {
+        let left: Vec<_> = find(token).into_iter().filter(&which).collect();
+        if left.is_empty() {
+            return Ok(count);
+        }
+        anyhow::ensure!(start.elapsed() < Duration::from_secs(10), "processes don't end: {left:?}");
+        if hard || start.elapsed() > Duration::from_secs(2) {
+            left.iter().for_each(|p| signal(p.pid, Signal::KILL));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Starts a process that outlives this one: own session, no terminal, output into `log`.
+///
+/// # Errors
+/// When the log can't be written or the program not be started.
+pub fn spawn(token: &str, role: &str, command: &[std::ffi::OsString], log: &Path) -> Result<()> {
+    let out = File::options().create(true).append(true).open(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let program = command.first().context("empty command")?;
+    // setsid(1) becomes the program in place: a child of this process is never a group leader.
+    let mut child = Command::new("setsid")
+        .args(command)
+        .env(TOKEN_VAR, token)
+        .env(ROLE_VAR, role)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(out.try_clone()?)
+        .stderr(out)
+        .spawn()
+        .with_context(|| format!("cannot start {}", program.to_string_lossy()))?;
+    // Reaped here when it ends while this process still lives.
+    std::thread::spawn(move || child.wait());
+    Ok(())
+}
+
+/// Whether a program of this name is in PATH (or the path exists).
+pub fn exists(program: &std::ffi::OsStr) -> bool {
+    if program.as_bytes().contains(&b'/') {
+        return Path::new(program).exists();
+    }
+    std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join(program).exists()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_found_by_its_token_and_ended() {
+        let token = format!("test-{}", std::process::id());
+        let log = std::env::temp_dir().join(&token);
+        assert_eq!(find(&token), vec![]);
+        spawn(&token, "node7", &["sleep".into(), "1000".into()], &log).unwrap();
+        let start = Instant::now();
+        let found = loop {
+            let found = find(&token);
+            // setsid itself carries the token too until it has become the program.
+            if found.len() == 1 && found[0].role == "node7" {
+                break found;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "{found:?}");
+        };
+        assert_eq!(found[0].role, "node7");
+        assert_eq!(end(&token, true, |p| p.role == "node8").unwrap(), 0);
+        assert_eq!(find(&token).len(), 1);
+        assert_eq!(end(&token, false, |_| true).unwrap(), 1);
+        assert_eq!(find(&token), vec![]);
+        std::fs::remove_file(log).unwrap();
+    }
+}

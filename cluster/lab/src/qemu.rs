@@ -1,0 +1,210 @@
+//! QEMU: its command line and its control socket.
+
+use crate::channel::port_socket;
+use crate::initrd::{rootfs, Kernel};
+use crate::spec::Spec;
+use crate::state::Paths;
+use anyhow::{bail, ensure, Context, Result};
+use lab_proto::{port_name, PORTS};
+use serde_json::{json, Value};
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Most that QEMU's answer to a control command may take.
+const QMP_PATIENCE: Duration = Duration::from_secs(20);
+/// Requests of the guest to the NIC may wait this long (milliseconds): a shorter limit would desynchronise
+/// QEMU and the emulator for good whenever the machine is busy.
+const NIC_TIMEOUT_MS: u64 = 86_400_000;
+
+/// What one QEMU is started with.
+pub struct Node<'a> {
+    /// Its lab's description.
+    pub spec: &'a Spec,
+    /// Number of the node.
+    pub index: usize,
+    /// Its directory.
+    pub dir: &'a Path,
+    /// Kernel and initramfs.
+    pub kernel: &'a Kernel,
+    /// See [`crate::initrd::make`].
+    pub initrd: &'a Path,
+    /// Sockets of its NICs.
+    pub nics: &'a [PathBuf],
+}
+
+/// QEMU's own KVM only where the processor has the means: a `/dev/kvm` alone proves nothing.
+fn accelerator() -> &'static str {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let able = cpu.lines().filter(|l| l.starts_with("flags")).any(|l| l.split_whitespace().any(|f| f == "vmx" || f == "svm"));
+    // The second one is taken when the first does not work.
+    if able && std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok() {
+        "kvm:tcg"
+    } else {
+        "tcg"
+    }
+}
+
+/// The command line of a node's QEMU.
+pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = Vec::new();
+    let mut arg = |a: &str| args.push(a.into());
+    let Node { spec, dir, .. } = node;
+    let file = |name: &str| dir.join(name).display().to_string();
+    let mem = spec.memory_mib;
+    arg("qemu-system-x86_64");
+    for a in ["-nodefaults", "-no-user-config", "-display", "none", "-name"] {
+        arg(a);
+    }
+    arg(&format!("{}-node{}", spec.name, node.index));
+    arg("-machine");
+    arg(&format!("q35,accel={},memory-backend=mem,vmport=off", accelerator()));
+    for a in ["-cpu", "max", "-smp"] {
+        arg(a);
+    }
+    arg(&spec.cpus.to_string());
+    arg("-m");
+    arg(&format!("{mem}M"));
+    // The emulator reads and writes the node's memory through this file.
+    arg("-object");
+    arg(&format!("memory-backend-memfd,id=mem,size={mem}M,share=on"));
+    arg("-kernel");
+    arg(&node.kernel.image.display().to_string());
+    arg("-initrd");
+    arg(&node.initrd.display().to_string());
+    arg("-append");
+    arg(&kernel_parameters(node));
+    arg("-chardev");
+    arg(&format!("file,id=console,path={},append=on", file("console.log")));
+    arg("-serial");
+    arg("chardev:console");
+    arg("-qmp");
+    arg(&format!("unix:{},server=on,wait=off", file("qmp.sock")));
+    // A panic ends QEMU, so that everything that waits for the node learns of it at once.
+    for a in ["-device", "pvpanic-pci", "-action", "panic=exit-failure"] {
+        arg(a);
+    }
+    for (id, path) in [("rootfs", rootfs(paths)), ("modules", node.kernel.modules.clone())] {
+        arg("-drive");
+        arg(&format!("if=none,id={id},format=raw,readonly=on,file.locking=off,file={}", path.display()));
+        arg("-device");
+        arg(&format!("virtio-blk-pci,drive={id},serial={id}"));
+    }
+    arg("-device");
+    arg(&format!("virtio-serial-pci,max_ports={}", PORTS + 1));
+    for i in 0..PORTS {
+        arg("-chardev");
+        arg(&format!("socket,id=p{i},server=on,wait=off,path={}", port_socket(dir, i).display()));
+        arg("-device");
+        arg(&format!("virtserialport,chardev=p{i},nr={},name={}", i + 1, port_name(i)));
+    }
+    for (k, socket) in node.nics.iter().enumerate() {
+        arg("-device");
+        arg(&format!("pcie-root-port,id=rp{k},chassis={0},slot={0}", k + 1));
+        arg("-device");
+        // The socket is an object: only the JSON form can say that.
+        let device = json!({
+            "driver": "vfio-user-pci", "id": format!("nic{k}"), "bus": format!("rp{k}"), "x-msg-timeout": NIC_TIMEOUT_MS,
+            "socket": {"type": "unix", "path": socket},
+        });
+        arg(&device.to_string());
+    }
+    if spec.bench_nics && node.index < 2 {
+        for (kind, model) in [("vio", "virtio-net-pci"), ("e1k", "e1000e")] {
+            let socket = dir.with_file_name(format!("{kind}.sock"));
+            let role = if node.index == 0 { "server=on" } else { "server=off,reconnect-ms=200" };
+            arg("-netdev");
+            arg(&format!("stream,id={kind},{role},addr.type=unix,addr.path={}", socket.display()));
+            arg("-device");
+            arg(&format!("{model},netdev={kind},romfile=,mac=52:54:00:00:{:02x}:{:02x}", if kind == "vio" { 3 } else { 4 }, node.index + 1));
+        }
+    }
+    spec.qemu_args.iter().for_each(|a| arg(a));
+    args
+}
+
+fn kernel_parameters(node: &Node<'_>) -> String {
+    let spec = node.spec;
+    let mut words = vec![
+        "console=ttyS0".to_owned(),
+        // Everything reaches the console log, which is what tests scan even when the node is dead.
+        "ignore_loglevel".into(),
+        "printk.devkmsg=on".into(),
+        // Meaningless and slow under emulation.
+        "mitigations=off".into(),
+        "nokaslr".into(),
+        // A busy machine stops an emulated processor for seconds; that is no defect of the guest.
+        "watchdog_thresh=60".into(),
+        "rcupdate.rcu_cpu_stall_timeout=120".into(),
+        format!("lab.node={}", node.index),
+        format!("lab.nodes={}", spec.nodes),
+        format!("lab.nics={}", spec.nics),
+        format!("lab.bringup={}", spec.bring_up.word()),
+        format!("lab.sshd={}", u8::from(spec.sshd)),
+        format!("lab.bench={}", u8::from(spec.bench_nics)),
+    ];
+    words.extend(spec.append.iter().cloned());
+    words.join(" ")
+}
+
+/// Runs a command on a node's QEMU control socket.
+///
+/// # Errors
+/// When QEMU is gone, does not answer, or refuses.
+pub fn control(dir: &Path, command: &str, arguments: Value) -> Result<Value> {
+    let path = dir.join("qmp.sock");
+    let socket = UnixStream::connect(&path).with_context(|| format!("cannot connect to {}", path.display()))?;
+    socket.set_read_timeout(Some(QMP_PATIENCE))?;
+    socket.set_write_timeout(Some(QMP_PATIENCE))?;
+    let mut lines = BufReader::new(socket.try_clone()?).lines();
+    let mut next = || -> Result<Value> {
+        let line = lines.next().context("QEMU closed its control socket")?.context("no answer on QEMU's control socket")?;
+        Ok(serde_json::from_str(&line)?)
+    };
+    ensure!(next()?.get("QMP").is_some(), "{} is no QEMU control socket", path.display());
+    for request in [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})] {
+        (&socket).write_all(format!("{request}\n").as_bytes())?;
+        loop {
+            let answer = next()?;
+            if let Some(error) = answer.get("error") {
+                bail!("QEMU refused {command}: {}", error["desc"].as_str().unwrap_or("no reason given"));
+            }
+            // Events may come in between.
+            if let Some(value) = answer.get("return") {
+                if request["execute"] == command {
+                    return Ok(value.clone());
+                }
+                break;
+            }
+        }
+    }
+    bail!("no answer to {command}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_has_one_root_port_per_nic() {
+        let spec = Spec { nics: 2, bench_nics: true, ..Spec::default() };
+        let kernel_dir = std::env::temp_dir().join(format!("lab-kernel-{}", std::process::id()));
+        std::fs::create_dir_all(kernel_dir.join("k")).unwrap();
+        std::fs::write(kernel_dir.join("k/abi"), "7.3\n").unwrap();
+        let paths = Paths { guest: kernel_dir.clone(), ..Paths::default() };
+        let kernel = Kernel::find(&paths, "k").unwrap();
+        assert_eq!(kernel.abi, "7.3");
+        let nics = ["/x/nic2.sock".into(), "/x/nic3.sock".into()];
+        let node = Node { spec: &spec, index: 1, dir: Path::new("/x/node1"), kernel: &kernel, initrd: Path::new("/i"), nics: &nics };
+        let all: Vec<String> = command(&paths, &node).into_iter().map(|a| a.into_string().unwrap()).collect();
+        assert_eq!(all.iter().filter(|a| a.starts_with("pcie-root-port")).count(), 2);
+        let device: Value = serde_json::from_str(all.iter().find(|a| a.starts_with('{')).unwrap()).unwrap();
+        assert_eq!(device["socket"]["path"], "/x/nic2.sock");
+        assert_eq!(device["x-msg-timeout"], 86_400_000);
+        assert!(all.iter().any(|a| a.contains("lab.node=1") && a.contains("lab.bringup=net")));
+        assert!(all.iter().any(|a| a == "stream,id=vio,server=off,reconnect-ms=200,addr.type=unix,addr.path=/x/vio.sock"));
+        std::fs::remove_dir_all(kernel_dir).unwrap();
+    }
+}

@@ -1,0 +1,195 @@
+//! What a lab looks like.
+
+use anyhow::{ensure, Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// Most nodes that a lab can have: host numbers of a /24 network less the reserved ones.
+pub const MAX_NODES: usize = 128;
+/// Most NICs per node.
+pub const MAX_NICS: usize = 8;
+/// Longest lab name; socket paths must stay below 108 bytes.
+pub const MAX_NAME: usize = 32;
+
+/// How far a node prepares itself before `up` returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum BringUp {
+    /// Names and loopback only.
+    None,
+    /// And the modules loaded.
+    Modules,
+    /// And every exnK up with its address 10.2.K.(node+1)/24 and a carrier.
+    Net,
+}
+
+impl BringUp {
+    /// The word on the kernel command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            BringUp::None => "none",
+            BringUp::Modules => "modules",
+            BringUp::Net => "net",
+        }
+    }
+}
+
+/// Description of a lab.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Name of the lab: lower-case letters, digits and dashes.
+    pub name: String,
+    /// Number of nodes, 1–[`MAX_NODES`].
+    pub nodes: usize,
+    /// Topology in the emulator's notation; chosen by the number of NICs when absent.
+    pub topology: Option<String>,
+    /// NICs per node, 0–[`MAX_NICS`]; 0 means nodes without NIC and no emulator.
+    pub nics: usize,
+    /// Memory per node in MiB.
+    pub memory_mib: u32,
+    /// Processors per node.
+    pub cpus: u32,
+    /// Directory name of the kernel below the guest images ("stock" is Debian's).
+    pub kernel: String,
+    /// How far nodes prepare themselves.
+    pub bring_up: BringUp,
+    /// Start sshd in every node.
+    pub sshd: bool,
+    /// A virtio-net pair and an e1000e pair between node 0 and node 1, for comparisons.
+    pub bench_nics: bool,
+    /// Words added to the kernel command line.
+    pub append: Vec<String>,
+    /// Arguments added to every QEMU.
+    pub qemu_args: Vec<String>,
+    /// Arguments added to the emulator.
+    pub emu_args: Vec<String>,
+    /// Seconds that booting may take; by the number of nodes when absent.
+    pub boot_timeout_s: Option<u64>,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            name: "default".into(),
+            nodes: 2,
+            topology: None,
+            nics: 1,
+            memory_mib: 512,
+            cpus: 1,
+            kernel: "stock".into(),
+            bring_up: BringUp::Net,
+            sshd: true,
+            bench_nics: false,
+            append: Vec::new(),
+            qemu_args: Vec::new(),
+            emu_args: Vec::new(),
+            boot_timeout_s: None,
+        }
+    }
+}
+
+/// Checks a lab's name.
+///
+/// # Errors
+/// When it is empty, too long or has other characters than a–z, 0–9 and dashes.
+pub fn check_name(name: &str) -> Result<()> {
+    let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    ensure!(
+        !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(ok) && !name.starts_with('-'),
+        "'{name}' can't name a lab: 1 to {MAX_NAME} lower-case letters, digits and dashes"
+    );
+    Ok(())
+}
+
+/// Number of NICs that a topology shorthand stands for; `None` for a file.
+pub fn topology_size(topology: &str) -> Option<usize> {
+    let (kind, sizes) = topology.split_once(':').unwrap_or((topology, ""));
+    match kind {
+        "single" => Some(1),
+        "pair" => Some(2),
+        "ring" | "mesh" | "torus" | "full" | "star" => {
+            sizes.split('x').map(|s| s.parse::<usize>().ok()).try_fold(1usize, |a, n| a.checked_mul(n?))
+        }
+        _ => None,
+    }
+}
+
+impl Spec {
+    /// Fills in what follows from the rest and checks everything.
+    ///
+    /// # Errors
+    /// When a value is out of its range or two contradict each other.
+    pub fn settle(mut self) -> Result<Self> {
+        check_name(&self.name)?;
+        ensure!((1..=MAX_NODES).contains(&self.nodes), "a lab has 1 to {MAX_NODES} nodes, not {}", self.nodes);
+        ensure!(self.nics <= MAX_NICS, "a node has at most {MAX_NICS} NICs, not {}", self.nics);
+        ensure!(self.memory_mib >= 192, "a node needs at least 192 MiB of memory");
+        ensure!((1..=64).contains(&self.cpus), "a node has 1 to 64 processors, not {}", self.cpus);
+        ensure!(!self.kernel.is_empty() && !self.kernel.contains('/') && !self.kernel.starts_with('.'), "bad kernel name '{}'", self.kernel);
+        if self.nics == 0 {
+            ensure!(self.topology.is_none(), "a topology needs NICs");
+            ensure!(self.bring_up == BringUp::None, "without NICs there is nothing to bring up");
+            return Ok(self);
+        }
+        let total = self.nodes * self.nics;
+        let topology = self.topology.get_or_insert_with(|| match total {
+            1 => "single".into(),
+            2 => "pair".into(),
+            n => format!("ring:{n}"),
+        });
+        if let Some(size) = topology_size(topology) {
+            ensure!(size == total, "topology {topology} has {size} NICs, but {} nodes with {} each make {total}", self.nodes, self.nics);
+        }
+        Ok(self)
+    }
+
+    /// Seconds that the nodes get to come up.
+    pub fn boot_timeout(&self) -> std::time::Duration {
+        std::time::Duration::from_secs(self.boot_timeout_s.unwrap_or(90 + 20 * self.nodes as u64))
+    }
+}
+
+/// Reads a node as users write it: `3` or `node3`.
+///
+/// # Errors
+/// When it is neither.
+pub fn parse_node(text: &str) -> Result<usize> {
+    text.strip_prefix("node").unwrap_or(text).parse().with_context(|| format!("'{text}' is no node (write 0 or node0)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topologies_have_sizes() {
+        for (t, n) in [("pair", 2), ("ring:4", 4), ("torus:4x2x2", 16), ("mesh:3x3", 9), ("single", 1), ("star:5", 5)] {
+            assert_eq!(topology_size(t), Some(n), "{t}");
+        }
+        for t in ["file.toml", "ring:x", "torus:2x", "ring:", "torus:99999999999x99999999999"] {
+            assert_eq!(topology_size(t), None, "{t}");
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let spec = |nodes, nics, topology: Option<&str>| Spec { nodes, nics, topology: topology.map(Into::into), ..Spec::default() }.settle();
+        assert_eq!(spec(2, 1, None).unwrap().topology.as_deref(), Some("pair"));
+        assert_eq!(spec(2, 2, None).unwrap().topology.as_deref(), Some("ring:4"));
+        assert!(spec(8, 1, Some("torus:2x2x2")).is_ok());
+        assert!(spec(7, 1, Some("torus:2x2x2")).is_err());
+        assert!(spec(0, 1, None).is_err());
+        assert!(spec(2, 0, None).is_err(), "nothing to bring up");
+        for name in ["", "a/b", "-x", "Ä", "x".repeat(33).as_str(), ".."] {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+        check_name("two-2").unwrap();
+    }
+
+    #[test]
+    fn nodes_are_numbers_or_names() {
+        assert_eq!(parse_node("node12").unwrap(), 12);
+        assert_eq!(parse_node("0").unwrap(), 0);
+        assert!(parse_node("all").is_err());
+        assert!(parse_node("node").is_err());
+    }
+}

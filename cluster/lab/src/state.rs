@@ -1,0 +1,222 @@
+//! Where labs live on disk.
+
+use crate::proc;
+use crate::spec::{check_name, Spec};
+use anyhow::{bail, Context, Result};
+use rustix::fs::{flock, FlockOperation};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long a command waits for another one that works on the same lab.
+const LOCK_PATIENCE: Duration = Duration::from_secs(600);
+
+/// Directories that `lab` uses; the defaults are those of the build root, variables override them.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// One directory per lab (`LAB_STATE`, default `/out/lab`). Short, because sockets live below it.
+    pub state: PathBuf,
+    /// Guest images (`LAB_GUEST`, default `/guest`).
+    pub guest: PathBuf,
+    /// The project's kernel modules (`LAB_MODULES`, default `/out/modules`).
+    pub modules: PathBuf,
+    /// Host programs, `lab-agent` and `extoll-emu` (`LAB_BIN`, default `/out/target/release`).
+    pub bin: PathBuf,
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        let dir = |var: &str, default: &str| std::env::var_os(var).map_or_else(|| default.into(), PathBuf::from);
+        Self {
+            state: dir("LAB_STATE", "/out/lab"),
+            guest: dir("LAB_GUEST", "/guest"),
+            modules: dir("LAB_MODULES", "/out/modules"),
+            bin: dir("LAB_BIN", "/out/target/release"),
+        }
+    }
+}
+
+/// What is remembered about a lab.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Its description.
+    pub spec: Spec,
+    /// Mark in the environment of its processes.
+    pub token: String,
+    /// Seconds since 1970 at which it was started.
+    pub started: u64,
+    /// `up` got through.
+    pub ready: bool,
+}
+
+/// The directory of one lab.
+#[derive(Clone, Debug)]
+pub struct LabDir {
+    /// Its path.
+    pub path: PathBuf,
+    /// Name of the lab.
+    pub name: String,
+}
+
+impl LabDir {
+    /// The directory of the lab with this name, whether it exists or not.
+    ///
+    /// # Errors
+    /// When the name is malformed or the path too long for sockets.
+    pub fn new(paths: &Paths, name: &str) -> Result<Self> {
+        check_name(name)?;
+        let path = paths.state.join(name);
+        if path.as_os_str().len() > 80 {
+            bail!("{} is too long a path for sockets; set LAB_STATE to a shorter one", path.display());
+        }
+        Ok(Self { path, name: name.into() })
+    }
+
+    /// All labs that left something on disk.
+    pub fn all(paths: &Paths) -> Vec<Self> {
+        let Ok(dir) = std::fs::read_dir(&paths.state) else { return Vec::new() };
+        let mut names: Vec<_> = dir.flatten().filter_map(|e| e.file_name().into_string().ok()).filter(|n| check_name(n).is_ok()).collect();
+        names.sort();
+        names.into_iter().filter_map(|n| Self::new(paths, &n).ok()).filter(|d| d.path.join("lab.json").exists()).collect()
+    }
+
+    /// Directory of a node.
+    pub fn node(&self, index: usize) -> PathBuf {
+        self.path.join(format!("node{index}"))
+    }
+
+    /// Reads the record; `None` when there is no such lab.
+    ///
+    /// # Errors
+    /// When the record can't be read.
+    pub fn record(&self) -> Result<Option<Record>> {
+        let path = self.path.join("lab.json");
+        match std::fs::read(&path) {
+            Ok(text) => Ok(Some(serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e).with_context(|| format!("cannot read {}", path.display())),
+        }
+    }
+
+    /// Writes the record in one step.
+    ///
+    /// # Errors
+    /// When the directory can't be written.
+    pub fn save(&self, record: &Record) -> Result<()> {
+        let (new, path) = (self.path.join("lab.json.new"), self.path.join("lab.json"));
+        std::fs::write(&new, serde_json::to_vec_pretty(record)?).with_context(|| format!("cannot write {}", new.display()))?;
+        std::fs::rename(&new, &path).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Keeps other commands from starting or stopping things in this lab while the result lives.
+    ///
+    /// # Errors
+    /// When another command holds it for longer than ten minutes.
+    pub fn lock(&self) -> Result<File> {
+        let path = self.path.with_extension("lock");
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).with_context(|| format!("cannot create the directory of {}", path.display()))?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        let start = Instant::now();
+        let mut told = false;
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if !told {
+                told = true;
+                eprintln!("lab: another command is at work on lab '{}'; waiting for it", self.name);
+            }
+            if start.elapsed() > LOCK_PATIENCE {
+                bail!("another command has worked on lab '{}' for {} s (lock {})", self.name, LOCK_PATIENCE.as_secs(), path.display());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(file)
+    }
+
+    /// Ends what is left of the lab and removes its directory; `hard` does not wait for a polite end.
+    /// Returns the number of processes ended. The caller holds the lock.
+    ///
+    /// # Errors
+    /// When a process does not end or the directory can't be removed.
+    pub fn wipe(&self) -> Result<usize> {
+        let mut ended = 0;
+        // A damaged record names no token: nothing can be found by it, but the directory can go.
+        match self.record() {
+            Ok(Some(record)) => {
+                // Nodes first: QEMU aborts when its NIC goes away under it.
+                ended += proc::end(&record.token, true, |p| p.role != "emu")?;
+                ended += proc::end(&record.token, false, |_| true)?;
+            }
+            Ok(None) => {}
+            Err(e) => eprintln!("lab: {e:#}; its processes, if any, can't be found"),
+        }
+        match std::fs::remove_dir_all(&self.path) {
+            Ok(()) => Ok(ended),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(ended),
+            Err(e) => Err(e).with_context(|| format!("cannot remove {}", self.path.display())),
+        }
+    }
+}
+
+/// A fresh random token.
+pub fn token() -> String {
+    format!("{:016x}{:016x}", random(), random())
+}
+
+/// A random number.
+pub fn random() -> u64 {
+    let mut bytes = [0; 8];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        // Never seen on Linux; uniqueness is all that is needed.
+        _ => {
+            let t = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            t.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(32)
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// The last `lines` lines of a file, with control characters removed; empty when it can't be read.
+pub fn tail(path: &Path, lines: usize) -> String {
+    let bytes = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let all: Vec<&str> = text.lines().collect();
+    let clean = |l: &&str| l.chars().filter(|c| !c.is_control() || *c == '\t').collect::<String>();
+    all[all.len().saturating_sub(lines)..].iter().map(clean).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tail_takes_the_last_lines() {
+        let path = std::env::temp_dir().join(format!("lab-tail-{}", std::process::id()));
+        std::fs::write(&path, "a\nb\x1b[0m\r\nc\n").unwrap();
+        assert_eq!(tail(&path, 2), "b[0m\nc");
+        assert_eq!(tail(&path, 20), "a\nb[0m\nc");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(tail(&path, 2), "");
+    }
+
+    #[test]
+    fn records_survive_and_wiping_is_repeatable() {
+        let paths = Paths { state: std::env::temp_dir().join(format!("lab-state-{}", std::process::id())), ..Paths::default() };
+        let dir = LabDir::new(&paths, "x").unwrap();
+        let _lock = dir.lock().unwrap();
+        assert!(dir.record().unwrap().is_none());
+        std::fs::create_dir_all(&dir.path).unwrap();
+        let record = Record { spec: Spec::default(), token: token(), started: now(), ready: false };
+        dir.save(&record).unwrap();
+        assert_eq!(dir.record().unwrap().unwrap().token, record.token);
+        assert_eq!(LabDir::all(&paths).len(), 1);
+        assert_eq!(dir.wipe().unwrap(), 0);
+        assert_eq!(dir.wipe().unwrap(), 0);
+        assert!(!dir.path.exists());
+        std::fs::remove_dir_all(&paths.state).unwrap();
+    }
+}

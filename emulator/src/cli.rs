@@ -1,0 +1,447 @@
+//! Command line.
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use extoll_emulator::config::{ConfigFile, Fabric, Overrides};
+use extoll_emulator::control::{Client, LinkSelect, Request};
+use extoll_emulator::network::routes::{Request as RouteRequest, Routes};
+use extoll_emulator::network::topology::Topology;
+use extoll_emulator::network::DownPolicy;
+use extoll_emulator::reactor::Reactor;
+use extoll_emulator::trace::{print, Tracer};
+use extoll_emulator::world::{Clock, World};
+use std::collections::BTreeMap;
+use std::io::{BufReader, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Emulated Extoll Tourmalet NICs and their fabric.
+#[derive(Parser)]
+#[command(name = "extoll-emu", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a fabric until SIGTERM.
+    Run(RunArgs),
+    /// Send a request to a running fabric and print the answer as JSON.
+    Ctl {
+        /// Directory of the fabric's sockets.
+        #[arg(long)]
+        dir: PathBuf,
+        #[command(subcommand)]
+        request: Ctl,
+    },
+    /// Work with trace files.
+    Trace {
+        #[command(subcommand)]
+        command: TraceCommand,
+    },
+    /// Look at topologies.
+    Topology {
+        #[command(subcommand)]
+        command: TopologyCommand,
+    },
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// Number of hosts.
+    #[arg(long)]
+    nodes: Option<usize>,
+    /// single, pair, ring:N, mesh:AxB…, torus:AxB…, full:N, star:N; its NICs are nodes × NICs per node.
+    #[arg(long)]
+    topology: Option<String>,
+    /// NICs per host.
+    #[arg(long)]
+    nics_per_node: Option<usize>,
+    /// Directory for the sockets nic<N>.sock and control.sock.
+    #[arg(long)]
+    dir: PathBuf,
+    /// Configuration file (TOML or JSON); the command line goes before it.
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Write a trace to this file.
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Seed of all random draws.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+#[derive(Subcommand)]
+enum TraceCommand {
+    /// Print a trace as text.
+    Print {
+        /// Trace file.
+        file: PathBuf,
+        /// Only this NIC (may be repeated).
+        #[arg(long)]
+        nic: Vec<usize>,
+        /// Only this kind of record (may be repeated).
+        #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(print::KINDS))]
+        kind: Vec<String>,
+        /// Only the way of this packet.
+        #[arg(long)]
+        packet: Option<u64>,
+        /// Of the register accesses only those of hosts.
+        #[arg(long)]
+        host_only: bool,
+    },
+}
+
+#[derive(Subcommand)]
+enum TopologyCommand {
+    /// Print nodes, links and routes.
+    Show {
+        /// Shorthand, or a configuration file.
+        topology: String,
+    },
+}
+
+fn policy(text: &str) -> Result<DownPolicy, String> {
+    match text {
+        "drop" => Ok(DownPolicy::Drop),
+        "hold" => Ok(DownPolicy::Hold),
+        _ => Err("expected drop or hold".into()),
+    }
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|e| e.to_string())
+}
+
+fn offset(text: &str) -> Result<u32, String> {
+    u32::try_from(number(text)?).map_err(|_| "too large".into())
+}
+
+/// Links are given as `all`, `NIC:PORT`, `nicN` (all links of a NIC) or `N-M` (all links between two NICs).
+#[derive(Subcommand)]
+enum Ctl {
+    /// NICs, links, guests.
+    Status,
+    /// All counters.
+    Counters {
+        /// Only this NIC.
+        #[arg(long)]
+        nic: Option<usize>,
+    },
+    /// Read a register.
+    Peek {
+        /// NIC.
+        nic: usize,
+        /// Byte offset.
+        #[arg(value_parser = offset)]
+        offset: u32,
+    },
+    /// Write a register.
+    Poke {
+        /// NIC.
+        nic: usize,
+        /// Byte offset.
+        #[arg(value_parser = offset)]
+        offset: u32,
+        /// Value.
+        #[arg(value_parser = number)]
+        value: u64,
+    },
+    /// Plug cables in.
+    LinkUp {
+        /// Links.
+        link: LinkSelect,
+    },
+    /// Pull cables.
+    LinkDown {
+        /// Links.
+        link: LinkSelect,
+        /// drop or hold packets meanwhile.
+        #[arg(long, value_parser = policy)]
+        policy: Option<DownPolicy>,
+    },
+    /// Let cables go down and up by themselves.
+    Flap {
+        /// Links.
+        link: LinkSelect,
+        /// Time down, ms.
+        #[arg(long, default_value_t = 100)]
+        down_ms: u64,
+        /// Time up, ms.
+        #[arg(long, default_value_t = 100)]
+        up_ms: u64,
+        /// How often.
+        #[arg(long, default_value_t = 1)]
+        count: u32,
+        /// drop or hold packets meanwhile (default: hold).
+        #[arg(long, value_parser = policy)]
+        policy: Option<DownPolicy>,
+    },
+    /// Set latency, bandwidth and damage of links.
+    Knobs {
+        /// Links.
+        link: LinkSelect,
+        /// Delay, ns.
+        #[arg(long)]
+        latency_ns: Option<u64>,
+        /// Payload bytes per second; 0: no limit.
+        #[arg(long)]
+        bytes_per_second: Option<u64>,
+        /// Probability of damage per transmission.
+        #[arg(long)]
+        corrupt_rate: Option<f64>,
+        /// Probability of loss per transmission.
+        #[arg(long)]
+        loss_rate: Option<f64>,
+    },
+    /// Freeze a NIC: it takes nothing from the network and sends nothing.
+    Freeze {
+        /// NIC.
+        nic: usize,
+    },
+    /// End a freeze.
+    Thaw {
+        /// NIC.
+        nic: usize,
+    },
+    /// Switch a NIC off.
+    PowerOff {
+        /// NIC.
+        nic: usize,
+    },
+    /// Switch a NIC on.
+    PowerOn {
+        /// NIC.
+        nic: usize,
+    },
+    /// Reset a NIC.
+    Reset {
+        /// NIC.
+        nic: usize,
+    },
+    /// Replace the faults that a NIC injects.
+    Faults {
+        /// NIC.
+        nic: usize,
+        /// JSON, for instance '{"queue-full":[{"unit":"velo","vpid":254}]}'; '{}' ends all.
+        faults: String,
+    },
+    /// Change the configuration space of a NIC for the next start of QEMU.
+    Pci {
+        /// NIC.
+        nic: usize,
+        /// JSON, for instance '{"revision":66}'.
+        fields: String,
+    },
+    /// Make the model of a NIC panic at its next access.
+    Panic {
+        /// NIC.
+        nic: usize,
+    },
+    /// Restart the random draws.
+    Seed {
+        /// Seed.
+        seed: u64,
+    },
+    /// Program all NICs.
+    Setup {
+        /// Route around cables that carry nothing now.
+        #[arg(long)]
+        avoid_dead: bool,
+    },
+    /// Set the network state: 0 unconfigured, 1 running, 2 stopped.
+    NetworkState {
+        /// State.
+        state: u64,
+        /// Only this NIC.
+        #[arg(long)]
+        nic: Option<usize>,
+    },
+    /// Change a node ID.
+    NodeId {
+        /// NIC.
+        nic: usize,
+        /// New node ID.
+        id: u16,
+    },
+    /// Start a trace.
+    TraceStart {
+        /// File.
+        path: PathBuf,
+    },
+    /// Write buffered trace records out.
+    TraceFlush,
+    /// End the trace.
+    TraceStop,
+    /// End the emulator.
+    Shutdown,
+    /// Send a request given as JSON.
+    Raw {
+        /// Request.
+        json: String,
+    },
+}
+
+impl Ctl {
+    fn request(self) -> Result<Request> {
+        Ok(match self {
+            Ctl::Status => Request::Status,
+            Ctl::Counters { nic } => Request::Counters { nic },
+            Ctl::Peek { nic, offset } => Request::Peek { nic, offset },
+            Ctl::Poke { nic, offset, value } => Request::Poke { nic, offset, value },
+            Ctl::LinkUp { link } => Request::Link { link, up: true, policy: None },
+            Ctl::LinkDown { link, policy } => Request::Link { link, up: false, policy },
+            Ctl::Flap { link, down_ms, up_ms, count, policy } => Request::Flap { link, down_ms, up_ms, count, policy },
+            Ctl::Knobs { link, latency_ns, bytes_per_second, corrupt_rate, loss_rate } => {
+                Request::Knobs { link, latency_ns, bytes_per_second, corrupt_rate, loss_rate }
+            }
+            Ctl::Freeze { nic } => Request::Freeze { nic, on: true },
+            Ctl::Thaw { nic } => Request::Freeze { nic, on: false },
+            Ctl::PowerOff { nic } => Request::Power { nic, on: false },
+            Ctl::PowerOn { nic } => Request::Power { nic, on: true },
+            Ctl::Reset { nic } => Request::Reset { nic },
+            Ctl::Faults { nic, faults } => {
+                Request::Faults { nic, faults: serde_json::from_str(&faults).context("faults")? }
+            }
+            Ctl::Pci { nic, fields } => Request::Pci { nic, fields: serde_json::from_str(&fields).context("fields")? },
+            Ctl::Panic { nic } => Request::Panic { nic },
+            Ctl::Seed { seed } => Request::Seed { seed },
+            Ctl::Setup { avoid_dead } => Request::Setup { avoid_dead },
+            Ctl::NetworkState { state, nic } => Request::NetworkState { nic, state },
+            Ctl::NodeId { nic, id } => Request::NodeId { nic, id },
+            Ctl::TraceStart { path } => {
+                let path = std::path::absolute(path)?;
+                Request::TraceStart { path: path.to_str().context("path is not UTF-8")?.to_owned() }
+            }
+            Ctl::TraceFlush => Request::TraceFlush,
+            Ctl::TraceStop => Request::TraceStop,
+            Ctl::Shutdown => Request::Shutdown,
+            Ctl::Raw { json } => serde_json::from_str(&json).context("request")?,
+        })
+    }
+}
+
+/// Parses the command line and runs it. Exit status 1 with the reason on stderr if something fails.
+pub fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => run(args),
+        Command::Ctl { dir, request } => ctl(&dir, request),
+        Command::Trace { command: TraceCommand::Print { file, nic, kind, packet, host_only } } => {
+            trace_print(&file, &print::Filter { nics: nic, kinds: kind, packet, host_only })
+        }
+        Command::Topology { command: TopologyCommand::Show { topology } } => topology_show(&topology),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output has seen enough.
+        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("extoll-emu: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(e: &anyhow::Error) -> bool {
+    e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn run(args: RunArgs) -> Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    std::panic::set_hook(Box::new(|info| tracing::error!("{info}")));
+    let file = args.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+    let overrides = Overrides {
+        nodes: args.nodes,
+        nics_per_node: args.nics_per_node,
+        topology: args.topology,
+        seed: args.seed,
+    };
+    let fabric = Fabric::build(file, &overrides, &args.dir)?;
+    raise_file_limit();
+    let mut tracer = Tracer::off();
+    if let Some(path) = &args.trace {
+        tracer.start(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let world = World::new(&fabric, Clock::real(), tracer)?;
+    let mut reactor = Reactor::new(&fabric, world)?;
+    let (nics, links) = (fabric.nics.len(), fabric.topology.cables.len());
+    println!("extoll-emu ready: {nics} NICs, {links} links, topology {}, {}", fabric.topology.name, args.dir.display());
+    std::io::stdout().flush()?;
+    reactor.run()
+}
+
+/// Every NIC needs some file descriptors; hundreds of them need more than the usual soft limit.
+fn raise_file_limit() {
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(e) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!("limit of open files stays at {:?}: {e}", limit.current);
+    }
+}
+
+fn ctl(dir: &Path, request: Ctl) -> Result<()> {
+    let answer = Client::connect(dir)?.call(&request.request()?)?;
+    if !answer.is_null() {
+        writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&answer)?)?;
+    }
+    Ok(())
+}
+
+fn trace_print(file: &Path, filter: &print::Filter) -> Result<()> {
+    let input = std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    print::print(BufReader::new(input), &mut out, filter)?;
+    Ok(out.flush()?)
+}
+
+fn topology_show(text: &str) -> Result<()> {
+    let (topology, ids) = if Path::new(text).is_file() {
+        let fabric = Fabric::build(ConfigFile::read(Path::new(text))?, &Overrides::default(), Path::new("."))?;
+        (fabric.topology, fabric.setup.node_ids)
+    } else {
+        (Topology::parse(text)?, None)
+    };
+    let ids = ids.unwrap_or_else(|| (0..topology.nodes as u16).collect());
+    let groups = BTreeMap::new();
+    let routes = Routes::compute(&topology, &RouteRequest { ids: &ids, dead: &[], groups: &groups, to_sender: false })?;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    writeln!(out, "{}: {} NICs, {} links", topology.name, topology.nodes, topology.cables.len())?;
+    writeln!(out, "\nlinks (NIC:port)")?;
+    for (a, b) in &topology.cables {
+        writeln!(out, "  {a} - {b}")?;
+    }
+    writeln!(out, "\nroutes (links taken)")?;
+    let neighbours = topology.neighbours();
+    for from in 0..topology.nodes {
+        for to in (0..topology.nodes).filter(|&t| t != from) {
+            let mut way = format!("{from}");
+            let mut at = from;
+            for _ in 0..topology.nodes {
+                let Some(link) = routes.first_link(at, to) else { break };
+                let Some(end) = neighbours[at][usize::from(link)] else { break };
+                at = end.nic;
+                way.push_str(&format!(" -{link}-> {at}"));
+                if at == to {
+                    break;
+                }
+            }
+            if at != to {
+                way.push_str(" (no route)");
+            }
+            writeln!(out, "  {from} to {to}: {way}")?;
+        }
+    }
+    Ok(out.flush()?)
+}

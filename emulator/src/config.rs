@@ -1,0 +1,258 @@
+//! Configuration of a fabric: file format, defaults, checks.
+
+use crate::network::topology::{Topology, TopologyFile};
+use crate::network::NetConfig;
+use crate::nic::NicConfig;
+use crate::pci::PciConfig;
+use anyhow::{bail, Context, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The set-up step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct SetupConfig {
+    /// Programs every NIC at the start and whenever it comes back from a reset. Off: only on command.
+    pub auto: bool,
+    /// Time from a reset to the set-up, in ms.
+    pub delay_ms: u64,
+    /// Node IDs by NIC; absent: the index of the NIC.
+    pub node_ids: Option<Vec<u16>>,
+    /// Multicast groups by number as lists of NIC indices. Group 63 has all NICs unless it is given here.
+    pub groups: BTreeMap<String, Vec<usize>>,
+    /// A multicast also returns to its sender (G21).
+    pub multicast_to_sender: bool,
+}
+
+impl Default for SetupConfig {
+    fn default() -> Self {
+        Self { auto: true, delay_ms: 0, node_ids: None, groups: BTreeMap::new(), multicast_to_sender: false }
+    }
+}
+
+/// Deviations of one NIC from the common options.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct NicOverride {
+    /// Fields of `[pci]`.
+    pub pci: toml::Table,
+    /// Fields of `[nic]`.
+    pub nic: toml::Table,
+    /// Socket, instead of `nic<N>.sock` in the directory.
+    pub socket: Option<PathBuf>,
+    /// Powered at the start.
+    pub off: bool,
+}
+
+/// A configuration file (TOML, or JSON if its name ends in `.json`).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ConfigFile {
+    /// Number of hosts.
+    pub nodes: Option<usize>,
+    /// NICs per host.
+    pub nics_per_node: Option<usize>,
+    /// Shorthand of the topology.
+    pub topology: Option<String>,
+    /// Topology cable by cable, instead of the shorthand.
+    pub cabling: Option<TopologyFile>,
+    /// The fabric.
+    pub network: NetConfig,
+    /// The set-up step.
+    pub setup: SetupConfig,
+    /// Options of all NICs; `node-id` and `guid` have no effect here.
+    pub nic: NicConfig,
+    /// Configuration space of all NICs.
+    pub pci: PciConfig,
+    /// Deviations, by index of the NIC.
+    pub override_nic: BTreeMap<String, NicOverride>,
+}
+
+/// Everything about one NIC at the start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NicSpec {
+    /// The chip.
+    pub nic: NicConfig,
+    /// Its configuration space.
+    pub pci: PciConfig,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Powered at the start.
+    pub powered: bool,
+}
+
+/// A checked configuration.
+#[derive(Debug, Clone)]
+pub struct Fabric {
+    /// NICs per host; NIC n is number n mod this of host n / this.
+    pub nics_per_node: usize,
+    /// Cables.
+    pub topology: Topology,
+    /// The network.
+    pub network: NetConfig,
+    /// The set-up step.
+    pub setup: SetupConfig,
+    /// One per NIC.
+    pub nics: Vec<NicSpec>,
+    /// Directory of the sockets.
+    pub dir: PathBuf,
+}
+
+/// What the command line says; it goes before the file.
+#[derive(Debug, Clone, Default)]
+pub struct Overrides {
+    /// Number of hosts.
+    pub nodes: Option<usize>,
+    /// NICs per host.
+    pub nics_per_node: Option<usize>,
+    /// Shorthand of the topology.
+    pub topology: Option<String>,
+    /// Seed of all random draws.
+    pub seed: Option<u64>,
+}
+
+impl ConfigFile {
+    /// Reads a file. Errors name the file and the place in it.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let parsed = if path.extension().is_some_and(|e| e == "json") {
+            serde_json::from_str(&text).map_err(anyhow::Error::from)
+        } else {
+            toml::from_str(&text).map_err(anyhow::Error::from)
+        };
+        parsed.with_context(|| format!("{} is not a valid configuration", path.display()))
+    }
+}
+
+fn overlay<T: Serialize + for<'a> Deserialize<'a>>(base: &T, changes: &toml::Table) -> Result<T> {
+    let mut table = toml::Table::try_from(base)?;
+    table.extend(changes.clone());
+    Ok(table.try_into()?)
+}
+
+fn index_map<T: Clone>(map: &BTreeMap<String, T>, what: &str) -> Result<BTreeMap<usize, T>> {
+    map.iter()
+        .map(|(k, v)| Ok((k.parse().with_context(|| format!("{what}: {k:?} is not a number"))?, v.clone())))
+        .collect()
+}
+
+impl SetupConfig {
+    /// Multicast groups by number.
+    pub fn group_map(&self) -> Result<BTreeMap<u8, Vec<usize>>> {
+        let map = index_map(&self.groups, "setup.groups")?;
+        map.into_iter().map(|(k, v)| Ok((u8::try_from(k).context("setup.groups: groups are 0…63")?, v))).collect()
+    }
+}
+
+impl Fabric {
+    /// Combines file and command line and checks the result.
+    pub fn build(file: ConfigFile, cli: &Overrides, dir: &Path) -> Result<Self> {
+        let nics_per_node = cli.nics_per_node.or(file.nics_per_node).unwrap_or(1);
+        let nodes = cli.nodes.or(file.nodes);
+        if nics_per_node == 0 || nodes == Some(0) {
+            bail!("there must be at least one node with one NIC");
+        }
+        let wanted = nodes.map(|n| n.saturating_mul(nics_per_node));
+        let topology = match (&cli.topology, &file.topology, &file.cabling) {
+            (None, Some(_), Some(_)) => bail!("both topology and cabling are given"),
+            (Some(t), _, _) | (None, Some(t), _) => Topology::parse(t)?,
+            (None, None, Some(c)) => Topology::from_file(c)?,
+            (None, None, None) => Topology::default_for(wanted.unwrap_or(2 * nics_per_node))?,
+        };
+        let count = topology.nodes;
+        if let Some(w) = wanted.filter(|&w| w != count) {
+            bail!("topology {} has {count} NICs, but {w} were asked for (nodes × NICs per node)", topology.name);
+        }
+        if count % nics_per_node != 0 {
+            bail!("{count} NICs can't be divided among nodes with {nics_per_node} each");
+        }
+        let mut network = file.network;
+        network.seed = cli.seed.unwrap_or(network.seed);
+        network.link.validate().map_err(anyhow::Error::msg)?;
+        if network.tx_credit_bytes == 0 {
+            bail!("network.tx-credit-bytes must not be 0");
+        }
+        let ids = match &file.setup.node_ids {
+            Some(ids) if ids.len() != count => bail!("setup.node-ids has {} entries for {count} NICs", ids.len()),
+            Some(ids) => ids.clone(),
+            None => (0..count as u16).collect(),
+        };
+        let mut overrides = index_map(&file.override_nic, "override-nic")?;
+        let mut nics = Vec::new();
+        for i in 0..count {
+            let o = overrides.remove(&i).unwrap_or_default();
+            let place = || format!("override-nic.{i}");
+            let pci: PciConfig = overlay(&file.pci, &o.pci).with_context(place)?;
+            pci.validate().map_err(anyhow::Error::msg).with_context(place)?;
+            // What the chip has before management software wrote anything: no ID of its own (HW §4.2), a GUID by place.
+            let mut nic: NicConfig = overlay(&file.nic, &o.nic).with_context(place)?;
+            if !o.nic.contains_key("guid") {
+                nic.guid = Some(0xE0_0000 + i as u32);
+            }
+            if !o.nic.contains_key("node-id") {
+                nic.node_id = 0;
+            }
+            nic.msi_vectors = pci.msi_vectors;
+            let socket = o.socket.unwrap_or_else(|| PathBuf::from(format!("nic{i}.sock")));
+            nics.push(NicSpec { nic, pci, socket: dir.join(socket), powered: !o.off });
+        }
+        if let Some((i, _)) = overrides.first_key_value() {
+            bail!("override-nic.{i}: there are only {count} NICs");
+        }
+        let setup = SetupConfig { node_ids: Some(ids), ..file.setup };
+        setup.group_map()?;
+        Ok(Self { nics_per_node, topology, network, setup, nics, dir: dir.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(text: &str, cli: Overrides) -> Result<Fabric> {
+        Fabric::build(toml::from_str(text)?, &cli, Path::new("/d"))
+    }
+
+    #[test]
+    fn file_and_command_line() {
+        let f = build(
+            r#"
+            topology = "torus:2x2x2"
+            [network]
+            seed = 5
+            link = { latency-ns = 100 }
+            [setup]
+            groups = { 3 = [0, 1] }
+            [override-nic.2]
+            pci = { revision = 0x42 }
+            off = true
+            "#,
+            Overrides { nics_per_node: Some(2), seed: Some(9), ..Default::default() },
+        )
+        .unwrap();
+        assert_eq!((f.nics.len(), f.nics_per_node, f.network.seed, f.network.link.latency_ns), (8, 2, 9, 100));
+        assert_eq!((f.nics[2].pci.revision, f.nics[1].pci.revision), (0x42, 0x40));
+        assert!(!f.nics[2].powered);
+        assert_eq!(f.nics[3].socket, Path::new("/d/nic3.sock"));
+        assert_eq!(f.nics[3].nic.guid(), 0xE0_0003);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let cli = Overrides::default;
+        for (text, cli, word) in [
+            ("nodes = 3\ntopology = \"pair\"", cli(), "asked for"),
+            ("nodez = 3", cli(), "nodez"),
+            ("[override-nic.7]\noff = true", cli(), "only 2 NICs"),
+            ("[override-nic.0]\npci = { bar0-size = 3 }", cli(), "bar0-size"),
+            ("[override-nic.0]\npci = { colour = 3 }", cli(), "override-nic.0"),
+            ("[setup]\nnode-ids = [1]", cli(), "1 entries for 2"),
+            ("[network]\nlink = { corrupt-rate = 0.99 }", cli(), "corrupt_rate"),
+            ("topology = \"ring:3\"", Overrides { nics_per_node: Some(2), ..cli() }, "divided"),
+        ] {
+            let e = build(text, cli).map(|_| ()).unwrap_err();
+            assert!(format!("{e:#}").contains(word), "{text}: {e:#}");
+        }
+    }
+}

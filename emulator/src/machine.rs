@@ -1,0 +1,176 @@
+//! The host side of one NIC: guest memory, interrupts, configuration space. Implements [`Host`] for the NIC model.
+
+use crate::env::{DmaFault, Host};
+use crate::pci::{ConfigSpace, PciConfig};
+use crate::vfio_user::GuestMemory;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::os::fd::OwnedFd;
+
+/// Lets a burst of log messages through and then a few per second.
+#[derive(Debug, Default)]
+pub struct LogLimit {
+    spent: u32,
+    since_ns: u64,
+    suppressed: u64,
+}
+
+impl LogLimit {
+    const BURST: u32 = 16;
+    const REFILL_NS: u64 = 250_000_000;
+
+    /// `Some(n)`: log now; `n` messages were left out before. `None`: leave this one out.
+    pub fn allow(&mut self, now_ns: u64) -> Option<u64> {
+        let refill = now_ns.saturating_sub(self.since_ns) / Self::REFILL_NS;
+        if refill > 0 {
+            self.spent = self.spent.saturating_sub(refill.min(u64::from(Self::BURST)) as u32);
+            self.since_ns = now_ns;
+        }
+        if self.spent < Self::BURST {
+            self.spent += 1;
+            Some(std::mem::take(&mut self.suppressed))
+        } else {
+            self.suppressed += 1;
+            None
+        }
+    }
+}
+
+/// What happened between NIC and host. Counters run up from the start of the emulator.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct HostStats {
+    /// Clients that connected.
+    pub connects: u64,
+    /// Resets of the device by the client (system reset).
+    pub device_resets: u64,
+    /// Function-level resets and returns from D3.
+    pub function_resets: u64,
+    /// Configuration space reads.
+    pub config_reads: u64,
+    /// Configuration space writes.
+    pub config_writes: u64,
+    /// MSI messages that reached the client.
+    pub msi_sent: u64,
+    /// MSI messages lost because MSI or bus mastering was off or the client had set no eventfd.
+    pub msi_lost: u64,
+    /// DMA accesses refused because bus mastering was off.
+    pub dma_no_bus_master: u64,
+    /// DMA accesses refused because they were outside guest memory.
+    pub dma_outside_memory: u64,
+    /// Things that the client did wrong in the protocol.
+    pub protocol_errors: u64,
+    /// Panics contained.
+    pub panics: u64,
+}
+
+/// Host side of one NIC.
+pub struct Machine {
+    nic: usize,
+    /// Configuration space.
+    pub config: ConfigSpace,
+    /// Memory of the client.
+    pub memory: GuestMemory,
+    msi: Vec<Option<OwnedFd>>,
+    /// Time of the current event, ns since the start.
+    pub now_ns: u64,
+    /// Statistics.
+    pub stats: HostStats,
+    log: LogLimit,
+}
+
+impl Machine {
+    /// No client yet.
+    pub fn new(nic: usize, pci: PciConfig) -> Self {
+        Self {
+            nic,
+            config: ConfigSpace::new(pci),
+            memory: GuestMemory::default(),
+            msi: Vec::new(),
+            now_ns: 0,
+            stats: HostStats::default(),
+            log: LogLimit::default(),
+        }
+    }
+
+    /// Forgets the client.
+    pub fn disconnect(&mut self) {
+        self.memory.clear();
+        self.msi.clear();
+        self.config.reset();
+    }
+
+    /// Routes MSI vectors to eventfds.
+    pub fn set_msi(&mut self, start: u32, fds: Vec<Option<OwnedFd>>) {
+        let end = start as usize + fds.len();
+        if self.msi.len() < end {
+            self.msi.resize_with(end, || None);
+        }
+        for (slot, fd) in self.msi[start as usize..].iter_mut().zip(fds) {
+            *slot = fd;
+        }
+    }
+
+    /// No eventfds any more.
+    pub fn clear_msi(&mut self) {
+        self.msi.clear();
+    }
+
+    /// Signals the eventfd of a vector; `false` if there is none.
+    pub fn signal(&mut self, vector: u16) -> bool {
+        let Some(Some(fd)) = self.msi.get(usize::from(vector)) else { return false };
+        // A full counter (EAGAIN) still means that the client will be woken.
+        matches!(rustix::io::write(fd, &1u64.to_ne_bytes()), Ok(_) | Err(Errno::AGAIN))
+    }
+
+    /// Logs something that the guest or client did wrong, at a limited rate.
+    pub fn warn(&mut self, what: std::fmt::Arguments<'_>) {
+        match self.log.allow(self.now_ns) {
+            Some(0) => tracing::warn!(nic = self.nic, "{what}"),
+            Some(n) => tracing::warn!(nic = self.nic, "{what} ({n} earlier messages left out)"),
+            None => {}
+        }
+    }
+
+    fn refuse(&mut self, addr: u64, len: usize, what: &str) -> DmaFault {
+        if self.config.bus_master() {
+            self.stats.dma_outside_memory += 1;
+            self.warn(format_args!("DMA {what} of {len} bytes at {addr:#x} refused: outside guest memory"));
+        } else {
+            self.stats.dma_no_bus_master += 1;
+            self.warn(format_args!("DMA {what} of {len} bytes at {addr:#x} refused: bus mastering is off"));
+        }
+        DmaFault { addr, len }
+    }
+}
+
+impl Host for Machine {
+    fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+        if self.config.bus_master() && self.memory.read(addr, buf) {
+            Ok(())
+        } else {
+            Err(self.refuse(addr, buf.len(), "read"))
+        }
+    }
+
+    fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault> {
+        if self.config.bus_master() && self.memory.write(addr, data) {
+            Ok(())
+        } else {
+            Err(self.refuse(addr, data.len(), "write"))
+        }
+    }
+
+    fn msi(&mut self, vector: u16) {
+        // An MSI is a memory write, so it needs bus mastering as well.
+        if vector < self.config.msi_enabled() && self.config.bus_master() && self.signal(vector) {
+            self.stats.msi_sent += 1;
+        } else {
+            self.stats.msi_lost += 1;
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+}

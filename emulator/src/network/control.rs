@@ -1,0 +1,268 @@
+//! What changes the fabric from outside: faults, knobs, power, and the actions that register writes set off.
+
+use super::link::{DownPolicy, Flap, LinkKnobs};
+use super::topology::End;
+use super::{
+    DropReason, Network, PortAction, Timer, TE_GLOBAL_INTERRUPT, TE_LINK_MAC, TE_LINK_PORT,
+};
+use crate::nic::NetworkRegs;
+use crate::trace::{Event, Tracer};
+
+impl Network {
+    /// Brings up every link that can be; call once after the NICs exist and their identity is known.
+    pub fn start(&mut self, trace: &mut Tracer) {
+        for c in 0..self.cables.len() {
+            self.update(c, trace);
+        }
+    }
+
+    /// Does what register writes of this NIC asked for.
+    pub fn after_access(&mut self, nic: usize, trace: &mut Tracer) {
+        let actions = {
+            let mut regs = self.regs(nic);
+            if regs.actions.is_empty() {
+                return;
+            }
+            std::mem::take(&mut regs.actions)
+        };
+        for action in actions {
+            match action {
+                PortAction::SendIds { link, guid, ids } => {
+                    if let Some((c, side)) = self.nodes[nic].ports[usize::from(link)] {
+                        if self.cables[c].live {
+                            self.send_identity(c, side, guid, ids);
+                        }
+                    }
+                }
+                PortAction::LinkEnable { link } => {
+                    if let Some((c, _)) = self.nodes[nic].ports[usize::from(link)] {
+                        self.update(c, trace);
+                    }
+                }
+                PortAction::GlobalInterrupt(k) => self.global_interrupt(k),
+                PortAction::Reset => self.retrain(nic, trace),
+            }
+        }
+    }
+
+    /// G24: a trigger on any node sets the interrupt flag and raises the event on all.
+    fn global_interrupt(&mut self, k: u8) {
+        for nic in 0..self.nodes.len() {
+            self.regs(nic).gint[usize::from(k)] |= 2;
+            self.raise(nic, TE_GLOBAL_INTERRUPT);
+        }
+    }
+
+    /// After a reset of the chip its links train again.
+    fn retrain(&mut self, nic: usize, trace: &mut Tracer) {
+        for (c, _) in self.nodes[nic].ports.into_iter().flatten() {
+            self.cables[c].live = false;
+            self.lose_queue(c, 0, trace);
+            self.lose_queue(c, 1, trace);
+            self.update(c, trace);
+        }
+    }
+
+    /// One side of a cable tells the other who it is.
+    fn send_identity(&mut self, cable: usize, side: usize, guid: bool, ids: bool) {
+        let (from, to) = (self.cables[cable].ends[side], self.cables[cable].ends[1 - side]);
+        let (my_guid, my_node) = self.nodes[from.nic].identity;
+        let mut regs = self.regs(to.nic);
+        let lp = &mut regs.links[usize::from(to.port)];
+        if guid {
+            lp.remote.0 = my_guid;
+            lp.id_flags |= 1;
+        }
+        if ids {
+            lp.remote.1 = my_node;
+            lp.remote.2 = from.port;
+            lp.id_flags |= 2;
+        }
+    }
+
+    /// Works out whether a cable carries packets and acts on a change.
+    fn update(&mut self, c: usize, trace: &mut Tracer) {
+        let ends = self.cables[c].ends;
+        let enabled = |e: End| self.nodes[e.nic].powered && self.regs(e.nic).links[usize::from(e.port)].enable;
+        let live = self.cables[c].up && ends.iter().all(|&e| enabled(e));
+        for e in ends {
+            self.regs(e.nic).links[usize::from(e.port)].ready = live;
+        }
+        if live == self.cables[c].live {
+            return;
+        }
+        self.cables[c].live = live;
+        if trace.on() {
+            trace.record(ends[0].nic, self.now, Event::Link { port: ends[0].port, up: live });
+            trace.record(ends[1].nic, self.now, Event::Link { port: ends[1].port, up: live });
+        }
+        for side in 0..2 {
+            if live {
+                self.send_identity(c, side, true, true);
+                self.release_held(c, side);
+            } else {
+                self.stop_direction(c, side, trace);
+            }
+        }
+        for e in ends {
+            self.raise(e.nic, TE_LINK_MAC);
+            self.raise(e.nic, TE_LINK_PORT);
+        }
+    }
+
+    fn release_held(&mut self, cable: usize, side: usize) {
+        let now = self.now;
+        let latency = self.cables[cable].knobs.latency_ns;
+        let dir = &mut self.cables[cable].dirs[side];
+        for (at, _) in &mut dir.queue {
+            *at = now.saturating_add(latency);
+        }
+        if let Some((at, _)) = dir.queue.front() {
+            self.timers.insert((*at, Timer::Arrive { cable, side }));
+        }
+    }
+
+    fn stop_direction(&mut self, cable: usize, side: usize, trace: &mut Tracer) {
+        self.timers.retain(|(_, t)| *t != Timer::Arrive { cable, side });
+        self.cables[cable].dirs[side].busy_until = 0;
+        if self.cables[cable].policy == DownPolicy::Drop {
+            self.lose_queue(cable, side, trace);
+        }
+    }
+
+    fn lose_queue(&mut self, cable: usize, side: usize, trace: &mut Tracer) {
+        self.timers.retain(|(_, t)| *t != Timer::Arrive { cable, side });
+        let c = &mut self.cables[cable];
+        let from = c.ends[side].nic;
+        let dir = &mut c.dirs[side];
+        let lost = std::mem::take(&mut dir.queue);
+        dir.busy_until = 0;
+        dir.stats.dropped_down += lost.len() as u64;
+        dir.stats.queued_bytes = 0;
+        for (_, flit) in lost {
+            self.discard(from, flit, DropReason::LinkDown, trace);
+        }
+    }
+
+    /// The cable with this end.
+    pub fn cable_at(&self, end: End) -> Option<usize> {
+        Some(self.nodes.get(end.nic)?.ports.get(usize::from(end.port))?.as_ref()?.0)
+    }
+
+    /// Number of cables.
+    pub fn cable_count(&self) -> usize {
+        self.cables.len()
+    }
+
+    /// Plugs a cable in or pulls it. Ends a flap.
+    pub fn set_link(&mut self, cable: usize, up: bool, policy: Option<DownPolicy>, trace: &mut Tracer) {
+        self.cables[cable].flap = None;
+        self.timers.retain(|(_, t)| *t != Timer::Flap { cable });
+        if let Some(p) = policy {
+            self.cables[cable].policy = p;
+        }
+        self.cables[cable].up = up;
+        self.update(cable, trace);
+    }
+
+    /// Lets a cable go down and up by itself, beginning now; packets are held meanwhile unless `policy` says otherwise.
+    pub fn start_flap(&mut self, cable: usize, flap: Flap, policy: Option<DownPolicy>, trace: &mut Tracer) {
+        self.set_link(cable, true, Some(policy.unwrap_or(DownPolicy::Hold)), trace);
+        self.cables[cable].flap = Some(flap);
+        self.timers.insert((self.now, Timer::Flap { cable }));
+    }
+
+    pub(super) fn flap(&mut self, cable: usize, trace: &mut Tracer) {
+        let Some(mut flap) = self.cables[cable].flap else { return };
+        let up = !self.cables[cable].up;
+        self.cables[cable].up = up;
+        self.update(cable, trace);
+        if up && flap.left <= 1 {
+            self.cables[cable].flap = None;
+            self.cables[cable].policy = self.cfg.link_down;
+            return;
+        }
+        if up {
+            flap.left -= 1;
+        }
+        self.cables[cable].flap = Some(flap);
+        let wait = if up { flap.up_ns } else { flap.down_ns };
+        self.timers.insert((self.now.saturating_add(wait.max(1)), Timer::Flap { cable }));
+    }
+
+    /// Sets the knobs of a cable; packets under way keep their arrival time.
+    pub fn set_knobs(&mut self, cable: usize, knobs: LinkKnobs) {
+        self.cables[cable].knobs = knobs;
+    }
+
+    /// Knobs of a cable.
+    pub fn knobs(&self, cable: usize) -> LinkKnobs {
+        self.cables[cable].knobs
+    }
+
+    /// Freezes or thaws a NIC: it takes nothing from the network and gets no credit, transit traffic goes on.
+    pub fn set_frozen(&mut self, nic: usize, frozen: bool, trace: &mut Tracer) {
+        self.nodes[nic].frozen = frozen;
+        if !frozen {
+            let waiting = std::mem::take(&mut self.nodes[nic].waiting);
+            self.nodes[nic].waiting_bytes = 0;
+            for np in &mut self.regs(nic).nps {
+                (np.waiting, np.full) = (false, false);
+            }
+            for flit in waiting {
+                self.hand_over(nic, flit, trace);
+            }
+        }
+    }
+
+    /// Switches a NIC off or on. Off: links down, everything queued in it is lost. The caller resets the NIC itself.
+    pub fn set_power(&mut self, nic: usize, on: bool, trace: &mut Tracer) {
+        self.nodes[nic].powered = on;
+        if !on {
+            let waiting = std::mem::take(&mut self.nodes[nic].waiting);
+            self.nodes[nic].waiting_bytes = 0;
+            self.nodes[nic].frozen = false;
+            for flit in waiting {
+                self.discard(nic, flit, DropReason::PowerOff, trace);
+            }
+        }
+        for (c, side) in self.nodes[nic].ports.into_iter().flatten() {
+            self.update(c, trace);
+            if !on {
+                // What the dead NIC still had to send is gone, whatever the policy of the cable.
+                self.lose_queue(c, side, trace);
+            }
+        }
+    }
+
+    /// Redraws from this seed on.
+    pub fn reseed(&mut self, seed: u64) {
+        self.cfg.seed = seed;
+        self.rng = rand::SeedableRng::seed_from_u64(seed);
+    }
+
+    /// Value of a network register; `None` if the NIC keeps it.
+    pub fn register(&self, nic: usize, offset: u32) -> Option<u64> {
+        NetworkRegs::read(&mut *self.regs(nic), offset)
+    }
+
+    /// Cabled links of a NIC with their far ends.
+    pub fn link_ends(&self, nic: usize) -> Vec<(u8, End)> {
+        let ports = self.nodes[nic].ports.iter().enumerate();
+        ports.filter_map(|(p, c)| c.map(|(c, side)| (p as u8, self.cables[c].ends[1 - side]))).collect()
+    }
+}
+
+impl Network {
+    /// True if register writes of this NIC wait for [`Network::after_access`].
+    pub fn has_actions(&self, nic: usize) -> bool {
+        !self.regs(nic).actions.is_empty()
+    }
+}
+
+impl Network {
+    /// Both ends of a cable.
+    pub fn cable_ends(&self, cable: usize) -> [End; 2] {
+        self.cables[cable].ends
+    }
+}

@@ -1,0 +1,471 @@
+//! Registers of crossbar, link ports and network ports of one NIC (HW §15), and the state behind them.
+//!
+//! What no source tells is decided here and written down in docs/emulator.md: error flags are storage that the hardware
+//! sets and software clears by writing 0; counters wrap and can be written; credits read 0 (G1).
+
+use super::topology::LINKS;
+use crate::nic::NetworkRegs;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Crossbar ports: seven links, then the network ports n0…n3 (HW §15.2).
+pub const XBAR_PORTS: usize = 11;
+/// Crossbar port of n0.
+pub const NP_BASE: usize = LINKS as usize;
+const LRT: usize = 1024;
+const GRT: usize = 64;
+const MCAST: usize = 64;
+const GLOBAL_INTERRUPTS: usize = 4;
+
+/// `routing.illegal_routing`.
+const ILLEGAL: u64 = 1 << 2;
+/// `routing.pos_dead`.
+const POS_DEAD: u64 = 1 << 3;
+
+const INP: u32 = 0x40_0000;
+const OUTP: u32 = 0x42_C000;
+const GINT: u32 = 0x45_0000;
+const LP: u32 = 0x46_0000;
+const NP: u32 = 0x9400;
+
+/// Crossbar inport.
+#[derive(Clone)]
+pub struct Inport {
+    /// `routing`: options and flags.
+    pub routing: u64,
+    /// Packets that came in.
+    pub received: u32,
+    /// Packets that went on.
+    pub sent: u32,
+    debug: u64,
+    /// Multicast table, by group.
+    pub mcast: Box<[u64; MCAST]>,
+    /// Global routing table, by node ID [15:10].
+    pub grt: Box<[u64; GRT]>,
+    /// Local routing table, by node ID [9:0].
+    pub lrt: Box<[u64; LRT]>,
+}
+
+impl Inport {
+    fn new() -> Self {
+        Self {
+            routing: 0,
+            received: 0,
+            sent: 0,
+            debug: 0,
+            mcast: Box::new([0; MCAST]),
+            grt: Box::new([0; GRT]),
+            lrt: Box::new([0; LRT]),
+        }
+    }
+
+    /// Records a packet without a legal route.
+    pub fn set_illegal(&mut self) {
+        self.routing |= ILLEGAL;
+    }
+
+    /// Records a packet that travels in circles.
+    pub fn set_possible_deadlock(&mut self) {
+        self.routing |= POS_DEAD;
+    }
+}
+
+/// Crossbar outport.
+#[derive(Clone, Default)]
+pub struct Outport {
+    /// Packets sent.
+    pub sent: u32,
+    general: u64,
+    credits: [u64; 2],
+}
+
+/// Link port.
+#[derive(Clone)]
+pub struct LinkPort {
+    /// Software's enable bit.
+    pub enable: bool,
+    /// The link is up.
+    pub ready: bool,
+    /// Error flags [11:7] and attempts [5:2] of `status`.
+    pub flags: u64,
+    /// Packets received.
+    pub received: u32,
+    /// Packets sent.
+    pub sent: u32,
+    /// Packets that arrived damaged, 14 bit.
+    pub errors: u16,
+    /// Retransmissions started, 14 bit.
+    pub retransmissions: u16,
+    /// Negative acknowledges from the other side, 14 bit.
+    pub nacks: u16,
+    /// Packets sent again, 14 bit.
+    pub resent: u16,
+    /// Retransmission time-outs, 8 bit.
+    pub timeouts: u8,
+    /// `ids` bits [1:0] as software wrote them.
+    send: u64,
+    /// GUID, node ID and port that the other side sent.
+    pub remote: (u32, u16, u8),
+    /// `lp_in` received flags [1:0].
+    pub id_flags: u64,
+    threshold: u64,
+    ack: u16,
+    credit: u8,
+    misc: [u64; 3],
+}
+
+impl LinkPort {
+    fn new() -> Self {
+        Self {
+            enable: true,
+            ready: false,
+            flags: 0,
+            received: 0,
+            sent: 0,
+            errors: 0,
+            retransmissions: 0,
+            nacks: 0,
+            resent: 0,
+            timeouts: 0,
+            send: 0,
+            remote: (0, 0, 0),
+            id_flags: 0,
+            threshold: 0,
+            ack: 0,
+            credit: 0,
+            misc: [0; 3],
+        }
+    }
+
+    /// The link layer of this port saw a damaged packet.
+    pub fn damaged(&mut self) {
+        self.errors = self.errors.wrapping_add(1) & 0x3fff;
+        self.flags |= 1 << 8;
+    }
+
+    /// This port sent a packet again: after a negative acknowledge, or because none came at all.
+    pub fn resend(&mut self, timeout: bool, attempts: u32) {
+        self.retransmissions = self.retransmissions.wrapping_add(1) & 0x3fff;
+        self.resent = self.resent.wrapping_add(1) & 0x3fff;
+        if timeout {
+            self.timeouts = self.timeouts.wrapping_add(1);
+        } else {
+            self.nacks = self.nacks.wrapping_add(1) & 0x3fff;
+        }
+        self.flags = self.flags & !0x3c | u64::from(attempts.min(15)) << 2;
+    }
+
+    fn status(&self) -> u64 {
+        u64::from(self.enable) | u64::from(self.ready) << 1 | self.flags | u64::from(self.ready) << 6
+    }
+}
+
+/// Network port.
+#[derive(Clone, Default)]
+pub struct NetworkPort {
+    /// `general` as software wrote it.
+    pub general: u64,
+    /// From the host side into the network: received, sent.
+    pub to_network: (u32, u32),
+    /// From the network to the host side: received, sent.
+    pub to_host: (u32, u32),
+    /// Packets wait for a frozen NIC.
+    pub waiting: bool,
+    /// The buffer for waiting packets is full.
+    pub full: bool,
+    misc: [u64; 7],
+}
+
+impl NetworkPort {
+    /// `general.enable`.
+    pub fn enabled(&self) -> bool {
+        self.general & 1 != 0
+    }
+}
+
+/// What software set off by writing a register; the network acts on it after the access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortAction {
+    /// `ids` of this link: tell the other side GUID and/or node ID and port.
+    SendIds {
+        /// Link port.
+        link: u8,
+        /// Send the GUID.
+        guid: bool,
+        /// Send node ID and port.
+        ids: bool,
+    },
+    /// `status.enable` of this link changed.
+    LinkEnable {
+        /// Link port.
+        link: u8,
+    },
+    /// Software triggered this global interrupt.
+    GlobalInterrupt(u8),
+    /// The registers were reset.
+    Reset,
+}
+
+/// All network registers of a NIC.
+pub struct NodeRegs {
+    /// Crossbar inports.
+    pub inports: Vec<Inport>,
+    /// Crossbar outports.
+    pub outports: Vec<Outport>,
+    /// Link ports.
+    pub links: Vec<LinkPort>,
+    /// Network ports.
+    pub nps: Vec<NetworkPort>,
+    /// Global interrupt work sets: bit 1 = interrupt.
+    pub gint: [u64; GLOBAL_INTERRUPTS],
+    /// What the network has to do.
+    pub actions: Vec<PortAction>,
+}
+
+impl NodeRegs {
+    /// Reset state.
+    pub fn new() -> Self {
+        Self {
+            inports: (0..XBAR_PORTS).map(|_| Inport::new()).collect(),
+            outports: vec![Outport::default(); XBAR_PORTS],
+            links: (0..LINKS).map(|_| LinkPort::new()).collect(),
+            nps: vec![NetworkPort::default(); 4],
+            gint: [0; GLOBAL_INTERRUPTS],
+            actions: Vec::new(),
+        }
+    }
+
+    fn locate(offset: u32) -> Option<(Reg, usize, u32)> {
+        let split = |base: u32, stride: u32, n: usize| {
+            let i = (offset.checked_sub(base)? / stride) as usize;
+            (i < n).then_some((i, (offset - base) % stride))
+        };
+        if let Some((i, at)) = split(NP, 0x80, 4) {
+            return Some((Reg::Np, i, at));
+        }
+        if let Some((i, at)) = split(INP, 0x4000, XBAR_PORTS) {
+            return Some((Reg::In, i, at));
+        }
+        if let Some((i, at)) = split(OUTP, 0x40, XBAR_PORTS) {
+            return Some((Reg::Out, i, at));
+        }
+        if let Some((i, at)) = split(GINT, 0x1000, GLOBAL_INTERRUPTS) {
+            return (at == 0).then_some((Reg::GlobalInterrupt, i, at));
+        }
+        split(LP, 0x80, LINKS.into()).map(|(i, at)| (Reg::Link, i, at))
+    }
+}
+
+impl Default for NodeRegs {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Reg {
+    Np,
+    In,
+    Out,
+    GlobalInterrupt,
+    Link,
+}
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn unpair(v: u64) -> (u32, u32) {
+    (v as u32, (v >> 32) as u32)
+}
+
+impl NetworkRegs for NodeRegs {
+    fn read(&mut self, offset: u32) -> Option<u64> {
+        let (kind, i, at) = Self::locate(offset)?;
+        Some(match kind {
+            Reg::In => {
+                let p = &self.inports[i];
+                match at {
+                    0x00 => p.routing,
+                    0x08 => p.received.into(),
+                    0x10 => p.sent.into(),
+                    0x18 => p.debug,
+                    0x200..0x400 => p.mcast[(at - 0x200) as usize / 8],
+                    0x400..0x600 => p.grt[(at - 0x400) as usize / 8],
+                    0x2000..0x4000 => p.lrt[(at - 0x2000) as usize / 8],
+                    _ => return None,
+                }
+            }
+            Reg::Out => {
+                let p = &self.outports[i];
+                match at {
+                    0x00 => p.sent.into(),
+                    0x08 => 0,
+                    // Total credits [7:0] read 0, so that the drain loop of HW §15.3 ends.
+                    0x10 => p.general & !0xff,
+                    0x18 => p.credits[0],
+                    0x20 => p.credits[1],
+                    _ => return None,
+                }
+            }
+            Reg::Link => {
+                let p = &self.links[i];
+                match at {
+                    0x00 => pair(p.received, p.sent),
+                    0x08 => p.status(),
+                    0x10 => {
+                        u64::from(p.errors)
+                            | u64::from(p.retransmissions) << 14
+                            | u64::from(p.nacks) << 28
+                            | u64::from(p.resent) << 42
+                            | u64::from(p.timeouts) << 56
+                    }
+                    0x18 => {
+                        let (guid, node, port) = p.remote;
+                        p.send | u64::from(guid) << 2 | u64::from(node) << 26 | u64::from(port) << 42
+                    }
+                    0x20 => p.id_flags | p.threshold << 55,
+                    0x28..=0x38 => 0,
+                    0x40 => p.ack.into(),
+                    0x48 => p.credit.into(),
+                    0x50..=0x60 => p.misc[(at - 0x50) as usize / 8],
+                    _ => return None,
+                }
+            }
+            Reg::Np => {
+                let p = &self.nps[i];
+                match at {
+                    0x00 => pair(p.to_network.0, p.to_network.1),
+                    0x08 => pair(p.to_host.0, p.to_host.1),
+                    0x18 => {
+                        let live = u64::from(!p.waiting) << 8 | u64::from(!p.enabled()) << 9 | u64::from(p.full) << 10;
+                        p.general & !0x700 | live
+                    }
+                    0x10 => 0,
+                    0x20..=0x50 => p.misc[(at - 0x20) as usize / 8],
+                    _ => return None,
+                }
+            }
+            Reg::GlobalInterrupt => self.gint[i],
+        })
+    }
+
+    fn write(&mut self, offset: u32, value: u64) -> bool {
+        let Some((kind, i, at)) = Self::locate(offset) else { return false };
+        match kind {
+            Reg::In => {
+                let p = &mut self.inports[i];
+                match at {
+                    0x00 => p.routing = value & 0xF_FFFF_FFFF,
+                    0x08 => p.received = value as u32,
+                    0x10 => p.sent = value as u32,
+                    0x18 => p.debug = value,
+                    0x200..0x400 => p.mcast[(at - 0x200) as usize / 8] = value,
+                    0x400..0x600 => p.grt[(at - 0x400) as usize / 8] = value,
+                    0x2000..0x4000 => p.lrt[(at - 0x2000) as usize / 8] = value,
+                    _ => return false,
+                }
+            }
+            Reg::Out => {
+                let p = &mut self.outports[i];
+                match at {
+                    0x00 => p.sent = value as u32,
+                    0x10 => p.general = value,
+                    0x18 => p.credits[0] = value,
+                    0x20 => p.credits[1] = value,
+                    0x08 | 0x28 => {}
+                    _ => return false,
+                }
+            }
+            Reg::Link => return self.write_link(i, at, value),
+            Reg::Np => {
+                let p = &mut self.nps[i];
+                match at {
+                    0x00 => p.to_network = unpair(value),
+                    0x08 => p.to_host = unpair(value),
+                    0x18 => p.general = value,
+                    0x10 => {}
+                    0x20..=0x50 => p.misc[(at - 0x20) as usize / 8] = value,
+                    _ => return false,
+                }
+            }
+            Reg::GlobalInterrupt => {
+                self.gint[i] = value & 2;
+                if value & 1 != 0 {
+                    self.actions.push(PortAction::GlobalInterrupt(i as u8));
+                }
+            }
+        }
+        true
+    }
+
+    fn reset(&mut self) {
+        let mut actions = std::mem::take(&mut self.actions);
+        actions.push(PortAction::Reset);
+        *self = Self { actions, ..Self::new() };
+    }
+}
+
+impl NodeRegs {
+    fn write_link(&mut self, i: usize, at: u32, value: u64) -> bool {
+        let p = &mut self.links[i];
+        match at {
+            0x00 => (p.received, p.sent) = unpair(value),
+            0x08 => {
+                let enable = value & 1 != 0;
+                p.flags = value & 0xfbc & !0x40;
+                if enable != p.enable {
+                    p.enable = enable;
+                    self.actions.push(PortAction::LinkEnable { link: i as u8 });
+                }
+            }
+            0x10 => {
+                p.errors = value as u16 & 0x3fff;
+                p.retransmissions = (value >> 14) as u16 & 0x3fff;
+                p.nacks = (value >> 28) as u16 & 0x3fff;
+                p.resent = (value >> 42) as u16 & 0x3fff;
+                p.timeouts = (value >> 56) as u8;
+            }
+            0x18 => {
+                p.send = value & 3;
+                if p.send != 0 {
+                    let (guid, ids) = (value & 1 != 0, value & 2 != 0);
+                    self.actions.push(PortAction::SendIds { link: i as u8, guid, ids });
+                }
+            }
+            0x20 => {
+                // The received flags are cleared by writing 1; a script does so (HW §15.4).
+                p.id_flags &= !value;
+                p.threshold = value >> 55 & 0x3f;
+            }
+            0x28..=0x38 => {}
+            0x40 => {
+                let keep = (if value & 1 << 16 != 0 { 0 } else { value as u16 & 0xff })
+                    | if value & 1 << 17 != 0 { 0 } else { value as u16 & 0xff00 };
+                p.ack = keep;
+            }
+            0x48 => p.credit = if value & 1 << 8 != 0 { 0 } else { value as u8 },
+            0x50..=0x60 => p.misc[(at - 0x50) as usize / 8] = value,
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// The registers as the NIC holds them; the network holds the other reference.
+#[derive(Clone)]
+pub struct SharedRegs(pub Rc<RefCell<NodeRegs>>);
+
+impl NetworkRegs for SharedRegs {
+    fn read(&mut self, offset: u32) -> Option<u64> {
+        self.0.borrow_mut().read(offset)
+    }
+
+    fn write(&mut self, offset: u32, value: u64) -> bool {
+        self.0.borrow_mut().write(offset, value)
+    }
+
+    fn reset(&mut self) {
+        self.0.borrow_mut().reset();
+    }
+}

@@ -1,0 +1,305 @@
+//! PCI configuration space of one NIC (G3), with variants for negative tests.
+//!
+//! QEMU keeps its own copy of BARs and most capability bits and forwards every configuration write; what matters here is
+//! what the device must know itself: where its BARs are, bus mastering, MSI enable, power state, function-level reset.
+
+use serde::{Deserialize, Serialize};
+
+/// Size of the configuration space in bytes.
+pub const CONFIG_SIZE: usize = 4096;
+
+const PM: usize = 0x40;
+const MSI: usize = 0x50;
+const EXP: usize = 0x70;
+
+/// Identity and shape of the function. The default is the modelled Tourmalet board (HW §1, G3).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PciConfig {
+    /// Vendor ID.
+    pub vendor: u16,
+    /// Device ID: 0x0011 is Tourmalet revision 2, 0x0010 revision 1.
+    pub device: u16,
+    /// Revision ID. The vendor driver refuses 0x42.
+    pub revision: u8,
+    /// Subsystem vendor ID.
+    pub subsystem_vendor: u16,
+    /// Subsystem ID.
+    pub subsystem: u16,
+    /// Size of BAR0 in bytes: a power of two from 4 KiB.
+    pub bar0_size: u64,
+    /// Size of BAR2 in bytes: a power of two from 4 KiB.
+    pub bar2_size: u64,
+    /// The MSI capability is present.
+    pub msi: bool,
+    /// MSI vectors offered: 1, 2, 4, 8, 16 or 32.
+    pub msi_vectors: u8,
+}
+
+impl Default for PciConfig {
+    fn default() -> Self {
+        Self {
+            vendor: 0x1cad,
+            device: 0x0011,
+            revision: 0x40,
+            subsystem_vendor: 0x1cad,
+            subsystem: 0x0011,
+            bar0_size: 256 << 20,
+            bar2_size: 256 << 20,
+            msi: true,
+            msi_vectors: 1,
+        }
+    }
+}
+
+impl PciConfig {
+    /// Checks the ranges; the message names the field.
+    pub fn validate(&self) -> Result<(), String> {
+        for (name, size) in [("bar0-size", self.bar0_size), ("bar2-size", self.bar2_size)] {
+            if !size.is_power_of_two() || !(4096..=1 << 40).contains(&size) {
+                return Err(format!("pci.{name} = {size}: must be a power of two from 4 KiB to 1 TiB"));
+            }
+        }
+        if !self.msi_vectors.is_power_of_two() || self.msi_vectors > 32 {
+            return Err(format!("pci.msi-vectors = {}: must be 1, 2, 4, 8, 16 or 32", self.msi_vectors));
+        }
+        Ok(())
+    }
+}
+
+/// What a configuration write set off.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// Function-level reset, or D3hot → D0 (the function does not keep its state): reset everything.
+    pub reset: bool,
+    /// A BAR moved, or memory decoding was switched.
+    pub bars: bool,
+}
+
+/// The configuration space.
+#[derive(Clone)]
+pub struct ConfigSpace {
+    shape: PciConfig,
+    bytes: Box<[u8; CONFIG_SIZE]>,
+    /// Bits that software can write.
+    mask: Box<[u8; CONFIG_SIZE]>,
+}
+
+impl ConfigSpace {
+    /// Power-on state.
+    pub fn new(shape: PciConfig) -> Self {
+        let mut c =
+            Self { shape, bytes: Box::new([0; CONFIG_SIZE]), mask: Box::new([0; CONFIG_SIZE]) };
+        c.fill();
+        c
+    }
+
+    /// Back to power-on state; the shape stays.
+    pub fn reset(&mut self) {
+        self.bytes.fill(0);
+        self.mask.fill(0);
+        self.fill();
+    }
+
+    /// Identity and shape.
+    pub fn shape(&self) -> &PciConfig {
+        &self.shape
+    }
+
+    /// Changes identity and shape and goes to power-on state. QEMU reads both only when it starts.
+    pub fn set_shape(&mut self, shape: PciConfig) {
+        self.shape = shape;
+        self.reset();
+    }
+
+    fn fill(&mut self) {
+        let s = self.shape.clone();
+        self.put(0x00, &s.vendor.to_le_bytes(), &[]);
+        self.put(0x02, &s.device.to_le_bytes(), &[]);
+        // Command: memory space, bus master, parity, SERR, INTx disable.
+        self.put(0x04, &[0, 0], &[0x46, 0x05]);
+        // Status: capability list.
+        self.put(0x06, &[0x10, 0], &[]);
+        // Class 0x028000: network controller, other.
+        self.put(0x08, &[s.revision, 0x00, 0x80, 0x02], &[]);
+        self.put(0x0c, &[0, 0], &[0xff, 0xff]);
+        for (at, size) in [(0x10, s.bar0_size), (0x18, s.bar2_size)] {
+            // 64 bit, prefetchable.
+            self.put(at, &0xcu64.to_le_bytes(), &(!(size - 1)).to_le_bytes());
+        }
+        self.put(0x2c, &s.subsystem_vendor.to_le_bytes(), &[]);
+        self.put(0x2e, &s.subsystem.to_le_bytes(), &[]);
+        self.put(0x34, &[PM as u8], &[]);
+        self.put(0x3c, &[0], &[0xff]);
+        // PM 1.2, no soft-reset protection: D3hot → D0 resets.
+        self.put(PM, &[0x01, if s.msi { MSI } else { EXP } as u8, 0x03, 0x00, 0, 0], &[0, 0, 0, 0, 0x03, 0]);
+        if s.msi {
+            // 64 bit, no per-vector masking.
+            let control = 0x0080 | (s.msi_vectors.trailing_zeros() as u16) << 1;
+            self.put(MSI, &[0x05, EXP as u8], &[]);
+            self.put(MSI + 2, &control.to_le_bytes(), &[0x71, 0]);
+            self.put(MSI + 4, &[0; 10], &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        }
+        // PCIe capability version 2, endpoint.
+        self.put(EXP, &[0x10, 0x00, 0x02, 0x00], &[]);
+        // DevCap: MPS 256, role-based errors, FLR. DevCtl: relaxed ordering, no snoop, MRRS 512 at reset.
+        self.put32(EXP + 4, 0x1000_8001, 0);
+        self.put(EXP + 8, &[0x10, 0x28, 0, 0], &[0xff, 0x7f, 0, 0]);
+        // Gen3 x16, port 0; link control: ASPM, common clock.
+        self.put32(EXP + 0xc, 0x0000_0103, 0);
+        self.put(EXP + 0x10, &[0, 0, 0x03, 0x11], &[0xc3, 0, 0, 0]);
+        // DevCap2: completion time-out ranges none; LnkCap2: 2.5, 5, 8 GT/s.
+        self.put(EXP + 0x28, &[0, 0], &[0x1f, 0]);
+        self.put32(EXP + 0x2c, 0x0000_000e, 0);
+        self.put(EXP + 0x30, &[0x03, 0, 0, 0], &[0x0f, 0, 0, 0]);
+    }
+
+    fn put(&mut self, at: usize, value: &[u8], mask: &[u8]) {
+        self.bytes[at..at + value.len()].copy_from_slice(value);
+        self.mask[at..at + mask.len()].copy_from_slice(mask);
+    }
+
+    fn put32(&mut self, at: usize, value: u32, mask: u32) {
+        self.put(at, &value.to_le_bytes(), &mask.to_le_bytes());
+    }
+
+    fn u16(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]])
+    }
+
+    /// Reads; bytes past the end are all ones.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        for (i, b) in data.iter_mut().enumerate() {
+            let at = usize::try_from(offset).ok().and_then(|o| o.checked_add(i));
+            *b = at.and_then(|at| self.bytes.get(at).copied()).unwrap_or(0xff);
+        }
+    }
+
+    /// Writes; read-only bits and bytes past the end are ignored.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
+        let before = (self.bar(0), self.bar(2), self.power_state());
+        let mut effects = Effects::default();
+        for (i, &v) in data.iter().enumerate() {
+            let Some(at) = usize::try_from(offset).ok().and_then(|o| o.checked_add(i)) else { break };
+            if at >= CONFIG_SIZE {
+                break;
+            }
+            // DevCtl bit 15 starts a function-level reset and reads as zero.
+            if at == EXP + 9 && v & 0x80 != 0 {
+                effects.reset = true;
+            }
+            let m = self.mask[at];
+            self.bytes[at] = self.bytes[at] & !m | v & m;
+        }
+        effects.reset |= before.2 == 3 && self.power_state() == 0;
+        effects.bars = (before.0, before.1) != (self.bar(0), self.bar(2));
+        effects
+    }
+
+    /// Address of BAR 0 or 2; `None` while memory decoding is off.
+    pub fn bar(&self, n: usize) -> Option<u64> {
+        let at = 0x10 + 4 * n;
+        let raw = u64::from_le_bytes(self.bytes[at..at + 8].try_into().ok()?);
+        (self.command() & 2 != 0).then_some(raw & !0xf)
+    }
+
+    fn command(&self) -> u16 {
+        self.u16(4)
+    }
+
+    /// Power state D0 … D3hot as 0…3.
+    pub fn power_state(&self) -> u8 {
+        self.bytes[PM + 4] & 3
+    }
+
+    /// The function may issue DMA: bus mastering on, D0.
+    pub fn bus_master(&self) -> bool {
+        self.command() & 4 != 0 && self.power_state() == 0
+    }
+
+    /// Number of MSI vectors that may be sent now: 0 while MSI is disabled.
+    pub fn msi_enabled(&self) -> u16 {
+        let control = if self.shape.msi { self.u16(MSI + 2) } else { 0 };
+        if control & 1 == 0 {
+            return 0;
+        }
+        (1 << ((control >> 4) & 7).min(5)).min(u16::from(self.shape.msi_vectors))
+    }
+
+    /// Max payload size and max read request size as set by software, in bytes (HW §3.5 step 19 uses them).
+    pub fn payload_and_read_request(&self) -> (u32, u32) {
+        let c = self.u16(EXP + 8);
+        (128 << ((c >> 5) & 7), 128 << ((c >> 12) & 7))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn r32(c: &ConfigSpace, at: u64) -> u32 {
+        let mut b = [0; 4];
+        c.read(at, &mut b);
+        u32::from_le_bytes(b)
+    }
+
+    #[test]
+    fn identity_and_capability_chain() {
+        let c = ConfigSpace::new(PciConfig::default());
+        assert_eq!(r32(&c, 0), 0x0011_1cad);
+        assert_eq!(r32(&c, 8), 0x0280_0040);
+        let mut at = r32(&c, 0x34) as u64 & 0xff;
+        let mut ids = Vec::new();
+        while at != 0 {
+            let w = r32(&c, at);
+            ids.push(w & 0xff);
+            at = u64::from(w >> 8 & 0xff);
+        }
+        assert_eq!(ids, [0x01, 0x05, 0x10]);
+        let c = ConfigSpace::new(PciConfig { msi: false, ..PciConfig::default() });
+        assert_eq!(r32(&c, 0x40) >> 8 & 0xff, EXP as u32, "MSI left out of the chain");
+    }
+
+    #[test]
+    fn bars_size_and_move() {
+        let mut c = ConfigSpace::new(PciConfig::default());
+        c.write(0x10, &[0xff; 8]);
+        assert_eq!(r32(&c, 0x10), 0xf000_000c);
+        assert_eq!(r32(&c, 0x14), 0xffff_ffff);
+        assert_eq!(c.bar(0), None, "decoding off");
+        c.write(0x10, &0x38_0000_0000u64.to_le_bytes());
+        assert!(c.write(4, &[6, 0]).bars);
+        assert_eq!(c.bar(0), Some(0x38_0000_0000));
+        assert!(c.bus_master());
+    }
+
+    #[test]
+    fn flr_and_d3_reset() {
+        let mut c = ConfigSpace::new(PciConfig::default());
+        assert!(c.write(EXP as u64 + 8, &[0x10, 0xa8]).reset);
+        assert_eq!(r32(&c, EXP as u64 + 8) & 0x8000, 0, "FLR bit reads zero");
+        assert!(!c.write(PM as u64 + 4, &[3]).reset);
+        assert!(!c.bus_master());
+        assert!(c.write(PM as u64 + 4, &[0]).reset);
+    }
+
+    #[test]
+    fn msi_vectors_follow_enable_and_mme() {
+        let mut c = ConfigSpace::new(PciConfig { msi_vectors: 4, ..PciConfig::default() });
+        assert_eq!(c.msi_enabled(), 0);
+        c.write(MSI as u64 + 2, &[0x01]);
+        assert_eq!(c.msi_enabled(), 1);
+        c.write(MSI as u64 + 2, &[0x51]);
+        assert_eq!(c.msi_enabled(), 4, "never more than offered");
+    }
+
+    #[test]
+    fn any_access_is_survived() {
+        let mut c = ConfigSpace::new(PciConfig::default());
+        for at in [0u64, 4095, 4096, u64::MAX, u64::MAX - 3] {
+            c.write(at, &[0xff; 16]);
+            c.read(at, &mut [0; 16]);
+        }
+        assert_eq!(r32(&c, 0), 0x0011_1cad);
+    }
+}

@@ -1,0 +1,370 @@
+//! The event loop: one thread, blocked in `epoll_wait` while nothing happens.
+//!
+//! Each turn gives every ready connection a bounded amount of work. A NIC has one client at a time; others wait in the
+//! listening socket's queue until it is gone.
+
+use crate::config::Fabric;
+use crate::control::server::{Outcome, Session};
+use crate::control::{LoopStats, SOCKET};
+use crate::device::NicDevice;
+use crate::vfio_user::{Closed, Connection};
+use crate::world::World;
+use anyhow::{bail, Context, Result};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::Timespec;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+
+/// Messages per connection and turn.
+const BUDGET: usize = 256;
+/// Control connections at a time.
+const MAX_CONTROL: usize = 64;
+/// Wait after a failed accept (out of file descriptors), ns.
+const ACCEPT_PAUSE_NS: u64 = 1_000_000_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Token {
+    NicListener(usize),
+    Nic(usize),
+    ControlListener,
+    Control(usize),
+    Signal,
+}
+
+impl Token {
+    fn pack(self) -> u64 {
+        match self {
+            Token::NicListener(i) => (i as u64) << 3,
+            Token::Nic(i) => (i as u64) << 3 | 1,
+            Token::ControlListener => 2,
+            Token::Control(i) => (i as u64) << 3 | 3,
+            Token::Signal => 4,
+        }
+    }
+
+    fn unpack(v: u64) -> Option<Self> {
+        let i = (v >> 3) as usize;
+        Some(match v & 7 {
+            0 => Token::NicListener(i),
+            1 => Token::Nic(i),
+            2 => Token::ControlListener,
+            3 => Token::Control(i),
+            4 => Token::Signal,
+            _ => return None,
+        })
+    }
+}
+
+struct Client<T> {
+    inner: T,
+    /// Registered for writability instead of readability.
+    writing: bool,
+}
+
+/// The event loop and everything that it serves.
+pub struct Reactor {
+    epoll: OwnedFd,
+    world: World,
+    nic_listeners: Vec<UnixListener>,
+    control_listener: UnixListener,
+    signals: UnixStream,
+    nics: BTreeMap<usize, Client<Connection>>,
+    controls: BTreeMap<usize, Client<Session>>,
+    next_control: usize,
+    /// Connections with work left over from the last turn.
+    ready: BTreeSet<Token>,
+    /// Listeners that are not watched until this time.
+    paused: BTreeMap<Token, u64>,
+    stats: LoopStats,
+    sockets: Vec<PathBuf>,
+    stop: bool,
+}
+
+/// Binds a listening socket. A socket file that nobody listens on is replaced. Errors: another emulator listens there.
+fn listen(path: &Path) -> Result<UnixListener> {
+    if path.as_os_str().len() > 107 {
+        bail!("{}: too long for a socket path (107 bytes)", path.display());
+    }
+    if path.exists() {
+        if UnixStream::connect(path).is_ok() {
+            bail!("{}: another emulator is running there", path.display());
+        }
+        std::fs::remove_file(path).with_context(|| format!("{}: can't remove", path.display()))?;
+    }
+    let l = UnixListener::bind(path).with_context(|| format!("{}: can't listen", path.display()))?;
+    l.set_nonblocking(true)?;
+    Ok(l)
+}
+
+impl Reactor {
+    /// Binds all sockets. From here on clients can connect. Errors name the socket.
+    pub fn new(fabric: &Fabric, world: World) -> Result<Self> {
+        std::fs::create_dir_all(&fabric.dir).with_context(|| format!("{}: can't create", fabric.dir.display()))?;
+        let control_path = fabric.dir.join(SOCKET);
+        let control_listener = listen(&control_path)?;
+        let mut sockets = vec![control_path];
+        let mut nic_listeners = Vec::new();
+        for spec in &fabric.nics {
+            nic_listeners.push(listen(&spec.socket)?);
+            sockets.push(spec.socket.clone());
+        }
+        let (signals, write_end) = UnixStream::pair()?;
+        signals.set_nonblocking(true)?;
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
+            signal_hook::low_level::pipe::register(signal, write_end.try_clone()?)?;
+        }
+        let r = Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            world,
+            nic_listeners,
+            control_listener,
+            signals,
+            nics: BTreeMap::new(),
+            controls: BTreeMap::new(),
+            next_control: 0,
+            ready: BTreeSet::new(),
+            paused: BTreeMap::new(),
+            stats: LoopStats::default(),
+            sockets,
+            stop: false,
+        };
+        r.watch(&r.signals, Token::Signal, EventFlags::IN)?;
+        r.watch(&r.control_listener, Token::ControlListener, EventFlags::IN)?;
+        for (i, l) in r.nic_listeners.iter().enumerate() {
+            r.watch(l, Token::NicListener(i), EventFlags::IN)?;
+        }
+        Ok(r)
+    }
+
+    fn watch(&self, fd: impl AsFd, token: Token, flags: EventFlags) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(token.pack()), flags)
+    }
+
+    /// Serves until a signal or a control request ends it.
+    pub fn run(&mut self) -> Result<()> {
+        let mut events = Vec::with_capacity(256);
+        while !self.stop {
+            events.clear();
+            let timeout = self.timeout();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(e).context("epoll_wait"),
+            }
+            self.stats.wakeups += 1;
+            let mut work = std::mem::take(&mut self.ready);
+            work.extend(events.iter().filter_map(|e| Token::unpack(e.data.u64())));
+            if !work.is_empty() {
+                self.stats.turns += 1;
+            }
+            for token in work {
+                // A panic outside the NIC models (those contain theirs) costs the connection it happened on, nothing else.
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.dispatch(token))) {
+                    tracing::error!("panic while serving {token:?}");
+                    self.drop_after_panic(token, &*payload);
+                }
+            }
+            if catch_unwind(AssertUnwindSafe(|| self.world.tick())).is_err() {
+                tracing::error!("panic in a timer");
+            }
+            self.unpause();
+        }
+        self.finish()
+    }
+
+    /// Flushes the trace and removes the sockets.
+    fn finish(&mut self) -> Result<()> {
+        for path in &self.sockets {
+            let _ = std::fs::remove_file(path);
+        }
+        self.world.tracer.stop().context("trace file")
+    }
+
+    fn timeout(&self) -> Option<Timespec> {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !self.ready.is_empty() || self.world.busy() {
+            return Some(zero);
+        }
+        let at = self.world.next_deadline().into_iter().chain(self.paused.values().copied()).min()?;
+        let ns = at.saturating_sub(self.world.now());
+        // A wait of more than an hour ends early; nothing is due then.
+        let ns = ns.min(3_600_000_000_000);
+        Some(Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as _ })
+    }
+
+    fn dispatch(&mut self, token: Token) {
+        match token {
+            Token::NicListener(i) => self.accept_nic(i),
+            Token::ControlListener => self.accept_control(),
+            Token::Nic(i) => self.serve_nic(i),
+            Token::Control(i) => self.serve_control(i),
+            Token::Signal => {
+                let _ = self.signals.read(&mut [0; 64]);
+                tracing::info!("ended by a signal");
+                self.stop = true;
+            }
+        }
+    }
+
+    fn drop_after_panic(&mut self, token: Token, payload: &(dyn std::any::Any + Send)) {
+        match token {
+            Token::Nic(i) => {
+                self.world.crashed(i, payload);
+                self.close_nic(i, "a panic");
+            }
+            Token::Control(i) => self.close_control(i),
+            _ => {}
+        }
+    }
+
+    fn pause(&mut self, token: Token, e: &std::io::Error) {
+        tracing::error!("can't accept connections ({e}); trying again in a second");
+        let at = self.world.now() + ACCEPT_PAUSE_NS;
+        let _ = match token {
+            Token::NicListener(i) => epoll::delete(&self.epoll, &self.nic_listeners[i]),
+            _ => epoll::delete(&self.epoll, &self.control_listener),
+        };
+        self.paused.insert(token, at);
+    }
+
+    fn unpause(&mut self) {
+        let now = self.world.now();
+        let due: Vec<Token> = self.paused.iter().filter(|(_, &at)| at <= now).map(|(&t, _)| t).collect();
+        for token in due {
+            self.paused.remove(&token);
+            let result = match token {
+                Token::NicListener(i) => self.watch(&self.nic_listeners[i], token, EventFlags::IN),
+                _ => self.watch(&self.control_listener, token, EventFlags::IN),
+            };
+            if let Err(e) = result {
+                self.pause(token, &e.into());
+            }
+        }
+    }
+
+    fn accept_nic(&mut self, i: usize) {
+        let token = Token::NicListener(i);
+        let accepted = match self.nic_listeners[i].accept() {
+            Ok((stream, _)) => Connection::new(stream),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+            Err(e) => return self.pause(token, &e),
+        };
+        let watched = accepted.and_then(|conn| {
+            self.watch(conn.as_fd(), Token::Nic(i), EventFlags::IN)?;
+            Ok(conn)
+        });
+        match watched {
+            Ok(conn) => {
+                let _ = epoll::delete(&self.epoll, &self.nic_listeners[i]);
+                self.nics.insert(i, Client { inner: conn, writing: false });
+                tracing::info!(nic = i, "client connected");
+                self.world.connected(i);
+            }
+            Err(e) => self.pause(token, &e),
+        }
+    }
+
+    fn serve_nic(&mut self, i: usize) {
+        let Some(mut client) = self.nics.remove(&i) else { return };
+        let before = client.inner.stats();
+        let mut device = NicDevice { world: &mut self.world, nic: i };
+        // If this panics the connection is gone, which closes it.
+        let result = client.inner.service(&mut device, BUDGET);
+        let after = client.inner.stats();
+        self.stats.socket_reads += after.0 - before.0;
+        self.stats.messages += after.1 - before.1;
+        match result {
+            Ok(progress) => {
+                if progress.more {
+                    self.ready.insert(Token::Nic(i));
+                }
+                rewatch(&self.epoll, client.inner.as_fd(), Token::Nic(i), &mut client.writing, progress.want_write);
+                self.nics.insert(i, client);
+            }
+            Err(Closed::Eof) => {
+                drop(client);
+                self.close_nic(i, "its client");
+            }
+            Err(e) => {
+                tracing::warn!(nic = i, "connection dropped: {e}");
+                drop(client);
+                self.close_nic(i, "an error");
+            }
+        }
+    }
+
+    fn close_nic(&mut self, i: usize, by: &str) {
+        self.nics.remove(&i);
+        self.ready.remove(&Token::Nic(i));
+        tracing::info!(nic = i, "connection closed by {by}");
+        self.world.disconnected(i);
+        // The next client may come now.
+        if let Err(e) = self.watch(&self.nic_listeners[i], Token::NicListener(i), EventFlags::IN) {
+            if e != Errno::EXIST {
+                self.pause(Token::NicListener(i), &e.into());
+            }
+        }
+    }
+
+    fn accept_control(&mut self) {
+        let session = match self.control_listener.accept() {
+            Ok((stream, _)) => Session::new(stream),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+            Err(e) => return self.pause(Token::ControlListener, &e),
+        };
+        if self.controls.len() >= MAX_CONTROL {
+            tracing::warn!("more than {MAX_CONTROL} control connections; the new one is closed");
+            return;
+        }
+        let i = self.next_control;
+        let watched = session.and_then(|s| {
+            self.watch(s.as_fd(), Token::Control(i), EventFlags::IN)?;
+            Ok(s)
+        });
+        match watched {
+            Ok(s) => {
+                self.next_control += 1;
+                self.controls.insert(i, Client { inner: s, writing: false });
+            }
+            Err(e) => tracing::error!("control connection: {e}"),
+        }
+    }
+
+    fn serve_control(&mut self, i: usize) {
+        let Some(mut client) = self.controls.remove(&i) else { return };
+        match client.inner.service(&mut self.world, &self.stats) {
+            Outcome::Open { more, want_write } => {
+                if more {
+                    self.ready.insert(Token::Control(i));
+                }
+                rewatch(&self.epoll, client.inner.as_fd(), Token::Control(i), &mut client.writing, want_write);
+                self.controls.insert(i, client);
+            }
+            Outcome::Closed => {}
+            Outcome::Shutdown => {
+                tracing::info!("ended by a control request");
+                self.stop = true;
+            }
+        }
+    }
+
+    fn close_control(&mut self, i: usize) {
+        self.controls.remove(&i);
+        self.ready.remove(&Token::Control(i));
+    }
+}
+
+/// Watches for room in the socket while replies wait, else for messages.
+fn rewatch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: Token, writing: &mut bool, want_write: bool) {
+    if *writing != want_write {
+        let flags = if want_write { EventFlags::OUT } else { EventFlags::IN };
+        if epoll::modify(epoll, fd, EventData::new_u64(token.pack()), flags).is_ok() {
+            *writing = want_write;
+        }
+    }
+}

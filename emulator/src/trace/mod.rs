@@ -1,0 +1,297 @@
+//! The trace: one JSON object per line for everything that NICs and network report.
+//!
+//! Buffered; written out when the buffer is full, on demand and at the end. A full disk ends the trace, not the emulator.
+
+pub mod print;
+
+use crate::env::{self, Accessor, NetPort, TraceEvent};
+use crate::network::DropReason;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// One line of a trace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Nanoseconds since the start of the emulator.
+    pub t: u64,
+    /// Index of the NIC.
+    pub nic: usize,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// Who accesses a register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum By {
+    /// The host the NIC sits in.
+    Host,
+    /// Another node, by remote register access.
+    Remote,
+    /// An SNQ program.
+    Snq,
+    /// Set-up and control of the emulator.
+    Management,
+}
+
+impl From<Accessor> for By {
+    fn from(a: Accessor) -> Self {
+        match a {
+            Accessor::Host => By::Host,
+            Accessor::Remote => By::Remote,
+            Accessor::Snq => By::Snq,
+            Accessor::Management => By::Management,
+        }
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Event {
+    /// Register file write.
+    RegWrite {
+        /// Who.
+        by: By,
+        /// Byte offset.
+        offset: u32,
+        /// Value.
+        value: u64,
+    },
+    /// Register file read.
+    RegRead {
+        /// Who.
+        by: By,
+        /// Byte offset.
+        offset: u32,
+        /// Value.
+        value: u64,
+    },
+    /// A complete descriptor at a requester.
+    Descriptor {
+        /// Network port of the unit.
+        port: u8,
+        /// Source VPID.
+        vpid: u16,
+        /// Quadwords.
+        words: Vec<u64>,
+    },
+    /// DMA.
+    Dma {
+        /// To host memory.
+        write: bool,
+        /// Bus address.
+        addr: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// MSI message.
+    Msi {
+        /// Vector.
+        vector: u16,
+    },
+    /// Software did something wrong.
+    Diagnostic {
+        /// What.
+        text: String,
+    },
+    /// A NIC injects a packet.
+    Inject {
+        /// Number of the packet; its copies have the same.
+        id: u64,
+        /// Source node ID.
+        src: u16,
+        /// Destination node ID or group.
+        dst: u16,
+        /// The destination is a group.
+        group: bool,
+        /// Network port.
+        port: u8,
+        /// Destination VPID.
+        vpid: u16,
+        /// Payload bytes.
+        bytes: u32,
+        /// Kind of packet.
+        body: String,
+    },
+    /// A packet passes a crossbar.
+    Hop {
+        /// Number of the packet.
+        id: u64,
+        /// Crossbar inport: 0…6 link, 7…10 network port.
+        inport: u8,
+        /// Crossbar outport.
+        outport: u8,
+    },
+    /// A packet is handed to the NIC.
+    Deliver {
+        /// Number of the packet.
+        id: u64,
+        /// Network port.
+        port: u8,
+    },
+    /// The network drops a packet.
+    Drop {
+        /// Number of the packet.
+        id: u64,
+        /// Why.
+        reason: DropReason,
+    },
+    /// A link changes state.
+    Link {
+        /// Link port.
+        port: u8,
+        /// Carries packets now.
+        up: bool,
+    },
+    /// Configuration space write.
+    ConfigWrite {
+        /// Byte offset.
+        offset: u64,
+        /// Bytes.
+        data: Vec<u8>,
+    },
+    /// Something that happens to the NIC as a whole: connect, reset, power.
+    State {
+        /// What.
+        text: String,
+    },
+}
+
+/// Writes trace records to a file, or does nothing.
+#[derive(Default)]
+pub struct Tracer {
+    out: Option<BufWriter<File>>,
+    records: u64,
+}
+
+impl Tracer {
+    /// No trace.
+    pub fn off() -> Self {
+        Self::default()
+    }
+
+    /// Starts a trace; an existing file is overwritten.
+    pub fn start(&mut self, path: &Path) -> io::Result<()> {
+        self.stop()?;
+        self.out = Some(BufWriter::with_capacity(1 << 20, File::create(path)?));
+        self.records = 0;
+        Ok(())
+    }
+
+    /// Ends the trace and closes the file.
+    pub fn stop(&mut self) -> io::Result<()> {
+        match self.out.take() {
+            Some(mut out) => out.flush(),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes out what is buffered.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.out.as_mut().map_or(Ok(()), |out| out.flush())
+    }
+
+    /// True while a trace is being written. Check before building an event.
+    pub fn on(&self) -> bool {
+        self.out.is_some()
+    }
+
+    /// Records written since the start of the trace.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Writes one record.
+    pub fn record(&mut self, nic: usize, t: u64, event: Event) {
+        let Some(out) = &mut self.out else { return };
+        let result = serde_json::to_writer(&mut *out, &Record { t, nic, event }).map_err(io::Error::from);
+        match result.and_then(|()| out.write_all(b"\n")) {
+            Ok(()) => self.records += 1,
+            Err(e) => {
+                tracing::error!("trace ended after {} records: {e}", self.records);
+                self.out = None;
+            }
+        }
+    }
+
+    /// The trace as one NIC sees it at one moment.
+    pub fn sink(&mut self, nic: usize, t: u64) -> Sink<'_> {
+        Sink { tracer: self, nic, t }
+    }
+}
+
+/// [`env::Trace`] for one NIC.
+pub struct Sink<'a> {
+    tracer: &'a mut Tracer,
+    nic: usize,
+    t: u64,
+}
+
+impl env::Trace for Sink<'_> {
+    fn enabled(&self) -> bool {
+        self.tracer.on()
+    }
+
+    fn event(&mut self, event: TraceEvent<'_>) {
+        if let TraceEvent::Diagnostic(text) = event {
+            // Its source limits the rate.
+            tracing::warn!(nic = self.nic, "{text}");
+        }
+        if !self.tracer.on() {
+            return;
+        }
+        let port = |p: NetPort| p as u8;
+        let event = match event {
+            TraceEvent::RegWrite { by, offset, value } => Event::RegWrite { by: by.into(), offset, value },
+            TraceEvent::RegRead { by, offset, value } => Event::RegRead { by: by.into(), offset, value },
+            TraceEvent::Descriptor { port: p, vpid, words } => {
+                Event::Descriptor { port: port(p), vpid: vpid.get(), words: words.to_vec() }
+            }
+            TraceEvent::Dma { write, addr, len } => Event::Dma { write, addr, len },
+            TraceEvent::Msi { vector } => Event::Msi { vector },
+            TraceEvent::Diagnostic(text) => Event::Diagnostic { text: text.to_owned() },
+        };
+        self.tracer.record(self.nic, self.t, event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_survive_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t");
+        let mut t = Tracer::off();
+        assert!(!t.on());
+        t.start(&path).unwrap();
+        let events = [
+            Event::RegWrite { by: By::Host, offset: 0x8050, value: u64::MAX },
+            Event::Inject { id: 1, src: 0, dst: 63, group: true, port: 0, vpid: 254, bytes: 8, body: "velo".into() },
+            Event::Drop { id: 1, reason: DropReason::IllegalRouting },
+            Event::ConfigWrite { offset: 4, data: vec![6, 0] },
+        ];
+        for e in &events {
+            t.record(3, 7, e.clone());
+        }
+        t.stop().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let back: Vec<Record> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert_eq!(back.iter().map(|r| &r.event).collect::<Vec<_>>(), events.iter().collect::<Vec<_>>());
+        assert!(back.iter().all(|r| r.nic == 3 && r.t == 7));
+    }
+
+    #[test]
+    fn a_full_disk_ends_the_trace_only() {
+        let mut t = Tracer { out: Some(BufWriter::with_capacity(1, File::create("/dev/full").unwrap())), records: 0 };
+        for _ in 0..3 {
+            t.record(0, 0, Event::Msi { vector: 0 });
+        }
+        assert!(!t.on());
+    }
+}

@@ -1,0 +1,211 @@
+//! Framing: bytes and file descriptors of a stream socket to messages and back.
+
+use super::proto::{Header, HEADER_LEN, MAX_FDS, MAX_MESSAGE};
+use super::session::Session;
+use super::Device;
+use rustix::cmsg_space;
+use rustix::io::Errno;
+use rustix::net::{recvmsg, send, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+const READ_CHUNK: usize = 64 << 10;
+/// Unsent replies above which no further message is executed until the client reads.
+const TX_HIGH_WATER: usize = 4 << 20;
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Closed {
+    /// The client closed its end.
+    #[error("client closed the connection")]
+    Eof,
+    /// The socket failed.
+    #[error("socket error: {0}")]
+    Io(#[from] Errno),
+    /// The stream cannot be followed any further.
+    #[error("protocol violation: {0}")]
+    Protocol(String),
+}
+
+/// What a call to [`Connection::service`] left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// The budget ran out with complete messages waiting: call again without waiting for the socket.
+    pub more: bool,
+    /// Replies are waiting for room in the socket: watch it for writability.
+    pub want_write: bool,
+}
+
+/// One client.
+pub struct Connection {
+    stream: UnixStream,
+    session: Session,
+    rx: Vec<u8>,
+    /// First unconsumed byte in `rx`.
+    head: usize,
+    /// Stream position of `rx[head]`.
+    pos: u64,
+    /// Received descriptors with the stream position of the last byte that came with them; it lies in their message.
+    fds: VecDeque<(u64, Vec<OwnedFd>)>,
+    tx: VecDeque<u8>,
+    /// `recvmsg` calls and messages so far.
+    stats: (u64, u64),
+}
+
+impl Connection {
+    /// Takes over an accepted socket and makes it non-blocking.
+    pub fn new(stream: UnixStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            session: Session::default(),
+            rx: Vec::new(),
+            head: 0,
+            pos: 0,
+            fds: VecDeque::new(),
+            tx: VecDeque::new(),
+            stats: (0, 0),
+        })
+    }
+
+    /// The socket, for polling.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// Number of `recvmsg` calls and of messages executed.
+    pub fn stats(&self) -> (u64, u64) {
+        self.stats
+    }
+
+    /// Executes up to `budget` messages. Never blocks.
+    pub fn service(&mut self, dev: &mut dyn Device, budget: usize) -> Result<Progress, Closed> {
+        let mut left = budget;
+        let mut out = Vec::new();
+        let mut closed = None;
+        loop {
+            if self.tx.len() + out.len() > TX_HIGH_WATER {
+                break;
+            }
+            match self.next_message() {
+                Ok(Some((header, end))) => {
+                    if left == 0 {
+                        break;
+                    }
+                    left -= 1;
+                    let fds = self.take_fds(end);
+                    self.stats.1 += 1;
+                    let body = &self.rx[self.head + HEADER_LEN..self.head + header.size as usize];
+                    self.session.handle(header, body, fds, dev, &mut out);
+                    self.consume(header.size as usize);
+                }
+                Ok(None) => match self.receive() {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(e) => {
+                        closed = Some(e);
+                        break;
+                    }
+                },
+                Err(e) => {
+                    closed = Some(e);
+                    break;
+                }
+            }
+        }
+        self.tx.extend(out);
+        let want_write = self.flush()?;
+        match closed {
+            Some(e) => Err(e),
+            None => Ok(Progress { more: left == 0 && !want_write, want_write }),
+        }
+    }
+
+    /// The complete message at the head of the buffer and its end in stream positions.
+    fn next_message(&self) -> Result<Option<(Header, u64)>, Closed> {
+        let bytes = &self.rx[self.head..];
+        let Some(h) = Header::decode(bytes) else { return Ok(None) };
+        let size = h.size as usize;
+        if !(HEADER_LEN..=MAX_MESSAGE).contains(&size) {
+            return Err(Closed::Protocol(format!("message length {size} (command {})", h.command)));
+        }
+        Ok((bytes.len() >= size).then_some((h, self.pos + size as u64)))
+    }
+
+    fn take_fds(&mut self, end: u64) -> Vec<OwnedFd> {
+        let mut fds = Vec::new();
+        while self.fds.front().is_some_and(|(at, _)| *at < end) {
+            fds.extend(self.fds.pop_front().into_iter().flat_map(|(_, f)| f));
+        }
+        fds
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.head += n;
+        self.pos += n as u64;
+        if self.head == self.rx.len() {
+            self.rx.clear();
+            self.head = 0;
+        }
+    }
+
+    /// Reads once from the socket; `false` if there is nothing to read.
+    fn receive(&mut self) -> Result<bool, Closed> {
+        if self.head > 0 {
+            self.rx.drain(..self.head);
+            self.head = 0;
+        }
+        // A long message is read in as few calls as possible.
+        let want = Header::decode(&self.rx).map_or(0, |h| (h.size as usize).saturating_sub(self.rx.len())).max(READ_CHUNK);
+        let old = self.rx.len();
+        self.rx.resize(old + want, 0);
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = recvmsg(&self.stream, &mut [IoSliceMut::new(&mut self.rx[old..])], &mut control, flags);
+        self.rx.truncate(old + got.as_ref().map_or(0, |m| m.bytes));
+        let got = match got {
+            Ok(m) => m,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+            Err(Errno::CONNRESET) => return Err(Closed::Eof),
+            Err(e) => return Err(e.into()),
+        };
+        self.stats.0 += 1;
+        let fds: Vec<OwnedFd> = control
+            .drain()
+            .filter_map(|m| match m {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
+            return Err(Closed::Protocol("too many file descriptors in one message".into()));
+        }
+        if got.bytes == 0 {
+            return Err(Closed::Eof);
+        }
+        if !fds.is_empty() {
+            self.fds.push_back((self.pos + self.rx.len() as u64 - 1, fds));
+        }
+        Ok(true)
+    }
+
+    /// Sends what the socket takes; `true` if something is left.
+    fn flush(&mut self) -> Result<bool, Closed> {
+        while !self.tx.is_empty() {
+            let (a, _) = self.tx.as_slices();
+            match send(&self.stream, a, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(n) => drop(self.tx.drain(..n)),
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Closed::Eof),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(false)
+    }
+}

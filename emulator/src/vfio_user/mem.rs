@@ -1,0 +1,239 @@
+//! Guest memory as DMA sees it: bus address ranges backed by files that the client passed.
+//!
+//! The mappings themselves come from `vm-memory`, whose volatile slices allow the guest to change memory at any time. A
+//! client could truncate its file and turn an access into SIGBUS, so the file is sealed against shrinking where it can be.
+
+use super::proto::MAX_DMA_MAPS;
+use super::DmaMapRequest;
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, SealFlags};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
+use vm_memory::{FileOffset, VolatileMemory};
+
+/// `PROT_READ` and `PROT_WRITE`, `MAP_SHARED` and `MAP_NORESERVE` of Linux.
+const PROT_READ: i32 = 1;
+const PROT_WRITE: i32 = 2;
+const MAP_SHARED: i32 = 1;
+const MAP_NORESERVE: i32 = 0x4000;
+
+struct Mapping {
+    size: u64,
+    writable: bool,
+    /// `None`: memory that the client did not back by a file; DMA to it is refused.
+    region: Option<MmapRegion>,
+}
+
+/// The DMA mappings of one client.
+#[derive(Default)]
+pub struct GuestMemory {
+    maps: BTreeMap<u64, Mapping>,
+}
+
+impl GuestMemory {
+    /// Adds a mapping. Errors: `EINVAL` for an empty or wrapping range or a file that is too short, `EEXIST` if it overlaps
+    /// another mapping in part (an identical range replaces the old one), `ENOSPC` above the limit, or what `mmap` returned.
+    pub fn map(&mut self, req: DmaMapRequest, fd: Option<OwnedFd>) -> Result<(), Errno> {
+        let end = req.iova.checked_add(req.size).ok_or(Errno::INVAL)?;
+        if req.size == 0 {
+            return Err(Errno::INVAL);
+        }
+        let same = self.maps.get(&req.iova).is_some_and(|m| m.size == req.size);
+        if !same && self.overlapping(req.iova, end).next().is_some() {
+            return Err(Errno::EXIST);
+        }
+        if !same && self.maps.len() >= MAX_DMA_MAPS {
+            return Err(Errno::NOSPC);
+        }
+        let region = fd.map(|fd| Self::mmap(req, fd)).transpose()?;
+        self.maps.insert(req.iova, Mapping { size: req.size, writable: req.writable, region });
+        Ok(())
+    }
+
+    fn mmap(req: DmaMapRequest, fd: OwnedFd) -> Result<MmapRegion, Errno> {
+        if let Ok(seals) = fcntl_get_seals(&fd) {
+            if !seals.contains(SealFlags::SHRINK) {
+                // Refused for files that were created without sealing; the client is then trusted not to truncate.
+                let _ = fcntl_add_seals(&fd, SealFlags::SHRINK);
+            }
+        }
+        let size = usize::try_from(req.size).map_err(|_| Errno::INVAL)?;
+        // Beyond the end of the file an access would be SIGBUS.
+        let file_size = fstat(&fd)?.st_size;
+        let end = req.offset.checked_add(req.size).ok_or(Errno::INVAL)?;
+        if u64::try_from(file_size).map_or(true, |f| end > f) {
+            return Err(Errno::INVAL);
+        }
+        let prot = if req.writable { PROT_READ | PROT_WRITE } else { PROT_READ };
+        MmapRegionBuilder::new(size)
+            .with_file_offset(FileOffset::new(File::from(fd), req.offset))
+            .with_mmap_prot(prot)
+            .with_mmap_flags(MAP_SHARED | MAP_NORESERVE)
+            .build()
+            .map_err(|e| match e {
+                vm_memory::mmap::MmapRegionError::Mmap(e) => {
+                    Errno::from_io_error(&e).unwrap_or(Errno::INVAL)
+                }
+                _ => Errno::INVAL,
+            })
+    }
+
+    /// Removes every mapping that lies inside the range (all of them with `None`) and returns the bytes removed. Errors:
+    /// `EINVAL` if the range wraps or cuts a mapping in two, `ENOENT` if it contains none.
+    pub fn unmap(&mut self, range: Option<(u64, u64)>) -> Result<u64, Errno> {
+        let Some((iova, size)) = range else {
+            let sum = self.maps.values().map(|m| m.size).sum();
+            self.maps.clear();
+            return Ok(sum);
+        };
+        let end = iova.checked_add(size).ok_or(Errno::INVAL)?;
+        let mut found = Vec::new();
+        let mut sum = 0;
+        for (start, m) in self.overlapping(iova, end) {
+            if start < iova || start + m.size > end {
+                return Err(Errno::INVAL);
+            }
+            found.push(start);
+            sum += m.size;
+        }
+        if found.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        for start in found {
+            self.maps.remove(&start);
+        }
+        Ok(sum)
+    }
+
+    /// Forgets everything (the client is gone).
+    pub fn clear(&mut self) {
+        self.maps.clear();
+    }
+
+    /// Number of mappings and their bytes.
+    pub fn totals(&self) -> (usize, u64) {
+        (self.maps.len(), self.maps.values().map(|m| m.size).sum())
+    }
+
+    fn overlapping(&self, iova: u64, end: u64) -> impl Iterator<Item = (u64, &Mapping)> {
+        let first = self.maps.range(..=iova).next_back().map_or(iova, |(&s, _)| s);
+        self.maps
+            .range(first..end.max(first))
+            .filter(move |(&s, m)| s < end && s + m.size > iova)
+            .map(|(&s, m)| (s, m))
+    }
+
+    /// Calls `f(mapping, offset in it, offset in the buffer, length)` for each piece of the range; `false` if any byte is
+    /// not reachable, in which case `f` was called for none.
+    fn pieces(&self, addr: u64, len: usize, write: bool, mut f: impl FnMut(&MmapRegion, usize, usize, usize)) -> bool {
+        let Some(end) = addr.checked_add(len as u64) else { return false };
+        let find = |at: u64| {
+            let (&start, m) = self.maps.range(..=at).next_back()?;
+            let region = m.region.as_ref()?;
+            (at < start + m.size && (m.writable || !write)).then_some((start, m.size, region))
+        };
+        let mut at = addr;
+        while at < end {
+            let Some((start, size, _)) = find(at) else { return false };
+            at = end.min(start + size);
+        }
+        at = addr;
+        while at < end {
+            let Some((start, size, region)) = find(at) else { return false };
+            let next = end.min(start + size);
+            f(region, (at - start) as usize, (at - addr) as usize, (next - at) as usize);
+            at = next;
+        }
+        true
+    }
+
+    /// Reads; `false` (and nothing read) if any byte is outside the mappings.
+    pub fn read(&self, addr: u64, buf: &mut [u8]) -> bool {
+        self.pieces(addr, buf.len(), false, |region, at, off, n| {
+            if let Ok(slice) = region.get_slice(at, n) {
+                slice.copy_to(&mut buf[off..off + n]);
+            }
+        })
+    }
+
+    /// Writes; `false` (and nothing written) if any byte is outside the mappings or read-only. An aligned write of up to
+    /// eight bytes is one store.
+    pub fn write(&self, addr: u64, data: &[u8]) -> bool {
+        self.pieces(addr, data.len(), true, |region, at, off, n| {
+            if let Ok(slice) = region.get_slice(at, n) {
+                slice.copy_from(&data[off..off + n]);
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+
+    fn memfd(size: u64) -> OwnedFd {
+        let fd = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, size).unwrap();
+        fd
+    }
+
+    fn req(iova: u64, size: u64) -> DmaMapRequest {
+        DmaMapRequest { iova, size, offset: 0, writable: true }
+    }
+
+    #[test]
+    fn accesses_cross_adjacent_mappings_and_stop_at_holes() {
+        let mut m = GuestMemory::default();
+        m.map(req(0x1000, 0x1000), Some(memfd(0x1000))).unwrap();
+        m.map(req(0x2000, 0x1000), Some(memfd(0x1000))).unwrap();
+        assert!(m.write(0x1ffc, &[1, 2, 3, 4, 5, 6, 7, 8]));
+        let mut b = [0; 8];
+        assert!(m.read(0x1ffc, &mut b));
+        assert_eq!(b, [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert!(!m.write(0x2ffc, &b), "ends outside");
+        let mut tail = [9; 4];
+        assert!(m.read(0x2ffc, &mut tail));
+        assert_eq!(tail, [0; 4], "a refused write writes nothing");
+        assert!(!m.read(0xfff, &mut b));
+        assert!(!m.read(u64::MAX - 3, &mut b), "wrapping range");
+    }
+
+    #[test]
+    fn bad_mappings_are_refused() {
+        let mut m = GuestMemory::default();
+        assert_eq!(m.map(req(0, 0), Some(memfd(0x1000))), Err(Errno::INVAL));
+        assert_eq!(m.map(req(u64::MAX, 2), Some(memfd(0x1000))), Err(Errno::INVAL));
+        assert!(m.map(req(0, 0x2000), Some(memfd(0x1000))).is_err(), "file too short");
+        m.map(req(0x1000, 0x1000), Some(memfd(0x1000))).unwrap();
+        assert_eq!(m.map(req(0x1800, 0x1000), Some(memfd(0x1000))), Err(Errno::EXIST));
+        assert_eq!(m.map(req(0x1000, 0x1000), Some(memfd(0x1000))), Ok(()), "identical range replaces");
+        assert_eq!(m.unmap(Some((0x1000, 0x800))), Err(Errno::INVAL), "cuts a mapping");
+        assert_eq!(m.unmap(Some((0, 0x1000))), Err(Errno::NOENT));
+        assert_eq!(m.unmap(Some((0, 0x2000))), Ok(0x1000));
+        assert_eq!(m.totals(), (0, 0));
+    }
+
+    #[test]
+    fn read_only_and_fileless_memory() {
+        let mut m = GuestMemory::default();
+        m.map(DmaMapRequest { writable: false, ..req(0, 0x1000) }, Some(memfd(0x1000))).unwrap();
+        m.map(req(0x1000, 0x1000), None).unwrap();
+        let mut b = [0; 4];
+        assert!(m.read(0, &mut b));
+        assert!(!m.write(0, &b));
+        assert!(!m.read(0x1000, &mut b));
+        assert_eq!(m.unmap(None), Ok(0x2000));
+    }
+
+    #[test]
+    fn the_file_cannot_be_truncated_under_us() {
+        let fd = memfd(0x1000);
+        let mut m = GuestMemory::default();
+        m.map(req(0, 0x1000), Some(fd.try_clone().unwrap())).unwrap();
+        assert_eq!(ftruncate(&fd, 0), Err(Errno::PERM));
+        assert!(m.write(0, &[1]));
+    }
+}

@@ -1,0 +1,148 @@
+//! Numbers of the vfio-user protocol and little-endian access to message bytes.
+//!
+//! Source: QEMU's specification of vfio-user (docs/interop/vfio-user.rst); `REGION_WRITE_MULTI` is QEMU's extension.
+
+/// Length of a message header in bytes.
+pub const HEADER_LEN: usize = 16;
+/// Largest payload of a region access or version message, bytes (announced as `max_data_xfer_size`).
+pub const MAX_XFER: usize = 1 << 20;
+/// Largest message that is accepted. A longer one can only come from a broken or hostile client.
+pub const MAX_MESSAGE: usize = HEADER_LEN + 64 + MAX_XFER;
+/// File descriptors per message that are announced and accepted.
+pub const MAX_FDS: usize = 16;
+/// Most writes in one `REGION_WRITE_MULTI`.
+pub const MULTI_MAX: usize = 200;
+/// Most DMA mappings per client.
+pub const MAX_DMA_MAPS: usize = 4096;
+
+/// Command numbers.
+pub mod command {
+    /// Negotiates version and capabilities; first message of a client.
+    pub const VERSION: u16 = 1;
+    /// Adds a DMA mapping.
+    pub const DMA_MAP: u16 = 2;
+    /// Removes DMA mappings.
+    pub const DMA_UNMAP: u16 = 3;
+    /// Number of regions and interrupts.
+    pub const DEVICE_GET_INFO: u16 = 4;
+    /// Size and flags of a region.
+    pub const DEVICE_GET_REGION_INFO: u16 = 5;
+    /// ioeventfds of a region; always refused.
+    pub const DEVICE_GET_REGION_IO_FDS: u16 = 6;
+    /// Number of vectors of an interrupt index.
+    pub const DEVICE_GET_IRQ_INFO: u16 = 7;
+    /// Interrupt routing.
+    pub const DEVICE_SET_IRQS: u16 = 8;
+    /// Region read.
+    pub const REGION_READ: u16 = 9;
+    /// Region write.
+    pub const REGION_WRITE: u16 = 10;
+    /// Device reset.
+    pub const DEVICE_RESET: u16 = 13;
+    /// Several small region writes in one message.
+    pub const REGION_WRITE_MULTI: u16 = 15;
+}
+
+/// Header flags.
+pub mod flag {
+    /// Mask of the message type.
+    pub const TYPE: u32 = 0xf;
+    /// Type: reply (a command has 0).
+    pub const REPLY: u32 = 1;
+    /// The sender wants no reply.
+    pub const NO_REPLY: u32 = 1 << 4;
+    /// The reply carries an error number.
+    pub const ERROR: u32 = 1 << 5;
+}
+
+/// Region indices of a PCI device.
+pub mod region {
+    /// BAR0; BARn is this plus n.
+    pub const BAR0: u32 = 0;
+    /// BAR2.
+    pub const BAR2: u32 = 2;
+    /// Configuration space.
+    pub const CONFIG: u32 = 7;
+    /// Number of indices.
+    pub const COUNT: u32 = 9;
+}
+
+/// Interrupt indices of a PCI device.
+pub mod irq {
+    /// MSI.
+    pub const MSI: u32 = 1;
+    /// Number of indices (INTx, MSI, MSI-X, error, request).
+    pub const COUNT: u32 = 5;
+}
+
+/// Message header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Chosen by the sender, repeated in the reply.
+    pub id: u16,
+    /// Command number.
+    pub command: u16,
+    /// Length of the whole message in bytes.
+    pub size: u32,
+    /// See [`flag`].
+    pub flags: u32,
+    /// Error number of a reply.
+    pub error: u32,
+}
+
+impl Header {
+    /// Decodes the first 16 bytes of a message; `None` if there are fewer.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut r = Reader::new(bytes);
+        Some(Self { id: r.u16()?, command: r.u16()?, size: r.u32()?, flags: r.u32()?, error: r.u32()? })
+    }
+
+    /// Appends the encoded header.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.id.to_le_bytes());
+        out.extend_from_slice(&self.command.to_le_bytes());
+        out.extend_from_slice(&self.size.to_le_bytes());
+        out.extend_from_slice(&self.flags.to_le_bytes());
+        out.extend_from_slice(&self.error.to_le_bytes());
+    }
+}
+
+/// Reads little-endian numbers off the front of a byte slice; every method returns `None` past the end.
+#[derive(Debug, Clone)]
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// Starts at the first byte.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
+    }
+
+    /// Next `n` bytes.
+    pub fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.bytes.split_at_checked(n)?;
+        self.bytes = tail;
+        Some(head)
+    }
+
+    /// Everything that is left.
+    pub fn rest(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Next two bytes.
+    pub fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
+    }
+
+    /// Next four bytes.
+    pub fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    /// Next eight bytes.
+    pub fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+}

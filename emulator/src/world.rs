@@ -1,0 +1,463 @@
+//! All NICs, the network between them, and the order in which things happen.
+//!
+//! Every public method is one event. It does its work and what follows from it, up to a bound, so that one guest can't keep
+//! the others waiting; [`World::busy`] says whether something is left for [`World::settle`].
+//!
+//! A panic in the model of a NIC is contained: it is logged, and the NIC becomes dead hardware (reads all ones, link down)
+//! until it is reset by its guest, by a new client or by command.
+
+use crate::config::{Fabric, NicSpec};
+use crate::env::{Env, Packet};
+use crate::machine::{HostStats, Machine};
+use crate::network::routes::RouteError;
+use crate::network::topology::Topology;
+use crate::network::{Network, Outcome};
+use crate::nic::{Counters, Faults, Nic, NicConfig, ResetKind, Te};
+use crate::pci::PciConfig;
+use crate::setup::Setup;
+use crate::trace::{Event, Tracer};
+use std::cell::Cell;
+use std::collections::{BTreeSet, VecDeque};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Crossbar passes per event; more are left for the next turn of the event loop.
+const STEPS_PER_TURN: usize = 4096;
+
+/// Source of time, in ns since the start.
+#[derive(Debug, Clone)]
+pub enum Clock {
+    /// The monotonic clock of the host.
+    Real(Instant),
+    /// Moved by a test.
+    Manual(Rc<Cell<u64>>),
+}
+
+impl Clock {
+    /// Real time from now on.
+    pub fn real() -> Self {
+        Clock::Real(Instant::now())
+    }
+
+    fn now(&self) -> u64 {
+        match self {
+            Clock::Real(start) => start.elapsed().as_nanos() as u64,
+            Clock::Manual(t) => t.get(),
+        }
+    }
+}
+
+/// Whether a NIC has power.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Power {
+    /// Runs.
+    On,
+    /// Switched off, or torn out: reads all ones.
+    Off,
+    /// Its model panicked; like off, but a reset revives it.
+    Dead,
+}
+
+pub(crate) struct Slot {
+    pub(crate) spec: NicSpec,
+    pub(crate) nic: Nic,
+    pub(crate) machine: Machine,
+    outbox: VecDeque<Packet>,
+    pub(crate) power: Power,
+    pub(crate) connected: bool,
+    deadline: Option<u64>,
+    panic_next: bool,
+}
+
+/// Everything that is modelled.
+pub struct World {
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) network: Network,
+    pub(crate) topology: Topology,
+    nics_per_node: usize,
+    pub(crate) setup: Setup,
+    /// The trace.
+    pub tracer: Tracer,
+    clock: Clock,
+    /// Deadlines of NICs.
+    timers: BTreeSet<(u64, usize)>,
+    /// NICs with commands that wait for network credit.
+    blocked: BTreeSet<usize>,
+}
+
+impl World {
+    /// Makes all NICs, brings the links up and runs the set-up step. Errors: routes can't be computed.
+    pub fn new(fabric: &Fabric, clock: Clock, tracer: Tracer) -> Result<Self, RouteError> {
+        let network = Network::new(&fabric.topology, fabric.network.clone());
+        let slots = fabric.nics.iter().enumerate().map(|(i, spec)| {
+            let mut nic = Nic::new(spec.nic.clone());
+            nic.set_network_regs(Box::new(network.shared_regs(i)));
+            Slot {
+                spec: spec.clone(),
+                nic,
+                machine: Machine::new(i, spec.pci.clone()),
+                outbox: VecDeque::new(),
+                power: if spec.powered { Power::On } else { Power::Off },
+                connected: false,
+                deadline: None,
+                panic_next: false,
+            }
+        });
+        let mut world = Self {
+            slots: slots.collect(),
+            setup: Setup::new(&fabric.setup, &fabric.topology)?,
+            topology: fabric.topology.clone(),
+            nics_per_node: fabric.nics_per_node,
+            network,
+            tracer,
+            clock,
+            timers: BTreeSet::new(),
+            blocked: BTreeSet::new(),
+        };
+        for i in 0..world.slots.len() {
+            world.sync_identity(i);
+            if world.slots[i].power == Power::Off {
+                world.network.set_power(i, false, &mut world.tracer);
+            }
+        }
+        world.network.start(&mut world.tracer);
+        for i in 0..world.slots.len() {
+            world.nic_came_back(i);
+        }
+        while world.busy() {
+            world.settle();
+        }
+        Ok(world)
+    }
+
+    /// Number of NICs.
+    pub fn nic_count(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Time in ns since the start.
+    pub fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    /// True if the NIC has power.
+    pub fn is_on(&self, nic: usize) -> bool {
+        self.slots[nic].power == Power::On
+    }
+
+    /// GUID of a NIC.
+    pub fn guid(&self, nic: usize) -> u32 {
+        self.slots[nic].nic.config().guid()
+    }
+
+    /// True if [`World::settle`] has something to do.
+    pub fn busy(&self) -> bool {
+        self.network.busy() || self.blocked.iter().any(|&i| self.network.tx_credit(i) > 0)
+    }
+
+    /// When [`World::tick`] has something to do next, in ns since the start.
+    pub fn next_deadline(&self) -> Option<u64> {
+        let nic = self.timers.first().map(|(at, _)| *at);
+        nic.into_iter().chain(self.network.next_deadline()).chain(self.setup.next_deadline()).min()
+    }
+
+    /// Runs what is due.
+    pub fn tick(&mut self) {
+        let now = self.now();
+        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, i)) = self.timers.pop_first() {
+                self.slots[i].deadline = None;
+                self.with_nic(i, |nic, env| nic.tick(now, env));
+            }
+        }
+        while let Some(nic) = self.setup.pop_due(now) {
+            self.set_up(nic);
+        }
+        self.settle();
+    }
+
+    /// Moves packets until nothing moves any more or the bound is reached.
+    pub fn settle(&mut self) {
+        let mut left = STEPS_PER_TURN;
+        while left > 0 {
+            let now = self.now();
+            left -= self.network.run(now, left, &mut self.tracer).min(left);
+            match self.network.outcome() {
+                Some(Outcome::Deliver(i, packet)) => {
+                    left = left.saturating_sub(1);
+                    self.with_nic(i, |nic, env| nic.receive(packet, env));
+                }
+                Some(Outcome::Event(i, te)) => {
+                    left = left.saturating_sub(1);
+                    if let Some(&te) = Te::ALL.get(usize::from(te)) {
+                        self.with_nic(i, |nic, env| nic.raise_event(te, env));
+                    }
+                }
+                None => {
+                    let ready = self.blocked.iter().copied().find(|&i| self.network.tx_credit(i) > 0);
+                    let Some(i) = ready else {
+                        if self.network.busy() {
+                            continue;
+                        }
+                        return;
+                    };
+                    left = left.saturating_sub(1);
+                    self.blocked.remove(&i);
+                    self.with_nic(i, |nic, env| nic.tick(now, env));
+                }
+            }
+        }
+    }
+
+    /// Calls into a NIC with everything it needs, then takes what it left. `None`: it is off, or it panicked.
+    pub(crate) fn with_nic<R>(&mut self, i: usize, f: impl FnOnce(&mut Nic, &mut Env<'_>) -> R) -> Option<R> {
+        let now = self.now();
+        let slot = &mut self.slots[i];
+        if slot.power != Power::On {
+            return None;
+        }
+        slot.machine.now_ns = now;
+        let mut sink = self.tracer.sink(i, now);
+        let mut env = Env {
+            host: &mut slot.machine,
+            outbox: &mut slot.outbox,
+            tx_credit: self.network.tx_credit(i),
+            trace: &mut sink,
+        };
+        let (nic, bomb) = (&mut slot.nic, std::mem::take(&mut slot.panic_next));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            assert!(!bomb, "injected by command");
+            f(nic, &mut env)
+        }));
+        match result {
+            Ok(r) => {
+                self.after_nic(i);
+                Some(r)
+            }
+            Err(payload) => {
+                self.crashed(i, &*payload);
+                None
+            }
+        }
+    }
+
+    fn after_nic(&mut self, i: usize) {
+        let slot = &mut self.slots[i];
+        while let Some(packet) = slot.outbox.pop_front() {
+            self.network.inject(i, packet, &mut self.tracer);
+        }
+        let deadline = slot.nic.next_deadline();
+        if deadline != slot.deadline {
+            if let Some(old) = slot.deadline {
+                self.timers.remove(&(old, i));
+            }
+            if let Some(new) = deadline {
+                self.timers.insert((new, i));
+            }
+            slot.deadline = deadline;
+        }
+        if slot.nic.tx_waiting() {
+            self.blocked.insert(i);
+        }
+        if self.network.has_actions(i) {
+            self.sync_identity(i);
+            self.network.after_access(i, &mut self.tracer);
+        }
+    }
+
+    fn sync_identity(&mut self, i: usize) {
+        let nic = &self.slots[i].nic;
+        self.network.set_identity(i, nic.config().guid(), nic.node_id().0);
+    }
+
+    /// Contains a panic of NIC `i`.
+    pub(crate) fn crashed(&mut self, i: usize, payload: &(dyn std::any::Any + Send)) {
+        let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
+        let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into());
+        tracing::error!(nic = i, "the model of this NIC failed: {text}; it is dead until its next reset");
+        self.note(i, format!("panic: {text}"));
+        self.slots[i].machine.stats.panics += 1;
+        self.switch_off(i, Power::Dead);
+    }
+
+    /// Makes the next access to this NIC panic (test of the containment).
+    pub fn inject_panic(&mut self, nic: usize) {
+        self.slots[nic].panic_next = true;
+    }
+
+    pub(crate) fn note(&mut self, nic: usize, text: String) {
+        if self.tracer.on() {
+            let now = self.now();
+            self.tracer.record(nic, now, Event::State { text });
+        }
+    }
+
+    /// A fresh chip in its power-on state.
+    fn replace_chip(&mut self, i: usize) {
+        let faults = self.slots[i].nic.config().faults.clone();
+        let cfg = NicConfig { faults, ..self.slots[i].spec.nic.clone() };
+        let mut regs = self.network.shared_regs(i);
+        crate::nic::NetworkRegs::reset(&mut regs);
+        let mut nic = Nic::new(cfg);
+        nic.set_network_regs(Box::new(regs));
+        let slot = &mut self.slots[i];
+        slot.nic = nic;
+        slot.outbox.clear();
+        if let Some(at) = slot.deadline.take() {
+            self.timers.remove(&(at, i));
+        }
+        self.blocked.remove(&i);
+    }
+
+    fn switch_off(&mut self, i: usize, power: Power) {
+        self.slots[i].power = power;
+        self.replace_chip(i);
+        self.network.set_power(i, false, &mut self.tracer);
+        // The register reset of the dead chip must not be taken for a retraining later.
+        self.network.after_access(i, &mut self.tracer);
+        self.slots[i].machine.config.reset();
+    }
+
+    fn switch_on(&mut self, i: usize) {
+        self.slots[i].power = Power::On;
+        self.slots[i].panic_next = false;
+        self.slots[i].machine.config.reset();
+        self.sync_identity(i);
+        self.network.set_power(i, true, &mut self.tracer);
+        self.sync_pci(i);
+        self.nic_came_back(i);
+    }
+
+    /// Switches a NIC off (its guest sees all ones, its links go down) or on (everything at reset values).
+    pub fn set_power(&mut self, nic: usize, on: bool) {
+        match (on, self.slots[nic].power) {
+            (true, Power::On) | (false, Power::Off) => {}
+            (false, _) => {
+                self.note(nic, "power off".into());
+                self.switch_off(nic, Power::Off);
+            }
+            (true, _) => {
+                self.note(nic, "power on".into());
+                self.switch_on(nic);
+            }
+        }
+        self.settle();
+    }
+
+    /// Freezes or thaws a NIC.
+    pub fn set_frozen(&mut self, nic: usize, frozen: bool) {
+        self.note(nic, if frozen { "frozen" } else { "thawed" }.into());
+        self.network.set_frozen(nic, frozen, &mut self.tracer);
+        self.settle();
+    }
+
+    /// Resets a NIC as its host would. A dead one comes back to life.
+    pub fn reset(&mut self, nic: usize, kind: ResetKind) {
+        self.note(nic, format!("reset ({kind:?})"));
+        self.slots[nic].machine.config.reset();
+        match self.slots[nic].power {
+            Power::Off => {}
+            Power::Dead => self.switch_on(nic),
+            Power::On => {
+                self.with_nic(nic, |n, env| n.reset(kind, env));
+                self.sync_pci(nic);
+                self.nic_came_back(nic);
+            }
+        }
+        self.settle();
+    }
+
+    /// The chip learns what configuration space says about BARs and bus mastering.
+    pub(crate) fn sync_pci(&mut self, i: usize) {
+        let Slot { nic, machine, .. } = &mut self.slots[i];
+        for bar in [0u8, 2] {
+            nic.set_bar_address(bar, machine.config.bar(bar.into()).unwrap_or(0));
+        }
+        nic.set_bus_master(machine.config.bus_master());
+    }
+
+    /// A client connected.
+    pub fn connected(&mut self, nic: usize) {
+        self.slots[nic].connected = true;
+        self.slots[nic].machine.stats.connects += 1;
+        self.note(nic, "client connected".into());
+        if self.slots[nic].power == Power::Dead {
+            self.switch_on(nic);
+        }
+    }
+
+    /// The client is gone: its memory and interrupts with it, and the NIC is reset for the next one.
+    pub fn disconnected(&mut self, nic: usize) {
+        self.slots[nic].connected = false;
+        self.slots[nic].machine.disconnect();
+        self.note(nic, "client disconnected".into());
+        self.reset(nic, ResetKind::PowerOn);
+    }
+
+    /// Gives a NIC another configuration space identity; takes effect for the next client (QEMU reads it at start).
+    pub fn set_pci(&mut self, nic: usize, pci: PciConfig) {
+        self.slots[nic].spec.pci = pci.clone();
+        self.slots[nic].machine.config.set_shape(pci);
+        self.sync_pci(nic);
+    }
+
+    /// Writes a register as management software does.
+    pub fn poke(&mut self, nic: usize, offset: u32, value: u64) {
+        self.with_nic(nic, |n, env| n.reg_poke(offset, value, env));
+    }
+
+    /// Reads a register as management software does; all ones if the NIC is off.
+    pub fn peek(&mut self, nic: usize, offset: u32) -> u64 {
+        self.with_nic(nic, |n, env| n.reg_peek(offset, env)).unwrap_or(u64::MAX)
+    }
+
+    /// Replaces the faults that a NIC injects. Errors: it is off.
+    pub fn set_faults(&mut self, nic: usize, faults: Faults) -> anyhow::Result<()> {
+        if self.with_nic(nic, |n, env| n.set_faults(faults, env)).is_none() {
+            anyhow::bail!("NIC {nic} is off");
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Configuration space identity of a NIC.
+    pub fn pci(&self, nic: usize) -> &PciConfig {
+        self.slots[nic].machine.config.shape()
+    }
+
+    /// Counters of a chip.
+    pub fn chip_counters(&self, nic: usize) -> &Counters {
+        self.slots[nic].nic.counters()
+    }
+
+    /// Counters of what happened between a chip and its host.
+    pub fn host_stats(&self, nic: usize) -> &HostStats {
+        &self.slots[nic].machine.stats
+    }
+
+    /// Topology as the user gave it.
+    pub fn topology_name(&self) -> &str {
+        &self.topology.name
+    }
+
+    /// NICs per host.
+    pub fn nics_per_node(&self) -> usize {
+        self.nics_per_node
+    }
+
+    /// The network, for faults and reports.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Changes something in the network and lets the consequences happen.
+    pub fn change_network(&mut self, f: impl FnOnce(&mut Network, &mut Tracer)) {
+        let now = self.now();
+        // Brings the network's clock up to date first.
+        self.network.run(now, 0, &mut self.tracer);
+        f(&mut self.network, &mut self.tracer);
+        self.settle();
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What can be configured: load-time facts from module parameters, the rest changeable at run time.
+
+use crate::module_parameters as param;
+use kernel::sync::atomic::{Atomic, Relaxed};
+use wire::ids::NodeId;
+
+/// Most messages of one frame: what the port can have outstanding (HW §8).
+pub(crate) const MAX_FRAGMENTS: u32 = 255;
+/// Longest eager frame in bytes: 30,600.
+pub(crate) const MAX_EAGER: u32 = MAX_FRAGMENTS * 120;
+/// Largest MTU.
+pub(crate) const MAX_MTU: u32 = 65_536;
+/// Smallest MTU.
+pub(crate) const MIN_MTU: u32 = 68;
+/// Longest frame: header and largest MTU.
+pub(crate) const MAX_FRAME: u32 = MAX_MTU + 14;
+/// Most announced frames that may be in flight.
+pub(crate) const TX_FLIGHT_MAX: u32 = 512;
+/// Announced frames in flight by default.
+const TX_FLIGHT: u32 = 256;
+/// Frames given up but kept readable for late fetches.
+pub(crate) const TX_QUARANTINE: u16 = 512;
+/// Frames in flight that a peer may have which fetches nothing.
+pub(crate) const STALLED_PEER_BOUND: u16 = 16;
+/// After this time an announced frame no longer counts for the byte queue limit, so that one slow peer can't stop all others.
+pub(crate) const STALL_MS: u32 = 100;
+/// Fetches in flight.
+pub(crate) const RX_FLIGHT: u16 = 256;
+/// Fetches in flight from one source.
+pub(crate) const RX_PEER_BOUND: u16 = 192;
+/// Announcements that wait for memory, credit or a place.
+pub(crate) const RX_WAITING: usize = 1024;
+/// An announcement that got no memory for so long is fetched into the scratch buffer and discarded.
+pub(crate) const RX_PATIENCE_MS: u32 = 500;
+/// Partial frames at once.
+pub(crate) const PARTIALS: u16 = 64;
+/// A partial frame whose next fragment doesn't come in this time is discarded.
+pub(crate) const PARTIAL_MS: u32 = 1000;
+/// Period of housekeeping while something is pending.
+pub(crate) const TICK_MS: u32 = 20;
+/// How long `down` waits for transfers in flight.
+pub(crate) const DRAIN_MS: u32 = 500;
+
+/// The four bytes that all MAC addresses of the network begin with, from the module parameters.
+pub(crate) fn mac_prefix() -> [u8; 4] {
+    [
+        param::mac0.value(),
+        param::mac1.value(),
+        param::mac2.value(),
+        param::mac3.value(),
+    ]
+}
+
+/// Where unicast frames for foreign MAC addresses go.
+pub(crate) fn default_node() -> Option<NodeId> {
+    u16::try_from(param::default_nodeid.value())
+        .ok()
+        .map(NodeId)
+}
+
+/// Whether frames are sent with unfinished checksums, by agreement with all peers.
+pub(crate) fn skip_tx_checksum() -> bool {
+    param::skip_tx_csum.value() != 0
+}
+
+/// Whether the stack verifies the checksums of received frames.
+pub(crate) fn verify_rx_checksum() -> bool {
+    param::verify_rx_csum.value() != 0
+}
+
+/// Time after which an announced frame, or a fetch, is given up, in ms.
+pub(crate) fn timeout_ms() -> u32 {
+    param::rdv_timeout_ms.value().clamp(200, 600_000)
+}
+
+/// Time for which what was given up stays mapped, in ms.
+pub(crate) fn quarantine_ms() -> u32 {
+    param::rdv_quarantine_ms.value().clamp(1_000, 3_600_000)
+}
+
+/// What can be changed at run time.
+pub(crate) struct Conf {
+    threshold: Atomic<u32>,
+    flight: Atomic<u32>,
+}
+
+impl Conf {
+    /// Defaults and module parameters.
+    pub(crate) fn new() -> Self {
+        let c = Self {
+            threshold: Atomic::new(120),
+            flight: Atomic::new(TX_FLIGHT),
+        };
+        c.set_threshold(param::velo_threshold.value());
+        c
+    }
+
+    /// Unicast frames shorter than this are sent eagerly, in bytes.
+    #[inline]
+    pub(crate) fn threshold(&self) -> u32 {
+        self.threshold.load(Relaxed)
+    }
+
+    /// Changes the threshold; the value is limited to what can be sent eagerly. 0 announces every unicast frame.
+    pub(crate) fn set_threshold(&self, bytes: u32) {
+        self.threshold.store(bytes.min(MAX_EAGER + 1), Relaxed);
+    }
+
+    /// Announced frames that may be in flight.
+    #[inline]
+    pub(crate) fn flight(&self) -> u32 {
+        self.flight.load(Relaxed)
+    }
+
+    /// Changes the number of announced frames in flight; false if it is out of range.
+    pub(crate) fn set_flight(&self, frames: u32) -> bool {
+        let ok = (4..=TX_FLIGHT_MAX).contains(&frames);
+        if ok {
+            self.flight.store(frames, Relaxed);
+        }
+        ok
+    }
+}

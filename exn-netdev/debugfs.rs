@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! debugfs directory of an interface, `exn-<PCI name>/`: `state`, `reasons` (docs/exn.md).
+
+use crate::{reason::Reason, shared::Shared};
+use kernel::{
+    debugfs::{Dir, File},
+    fmt,
+    prelude::*,
+    str::CString,
+    sync::{atomic::Relaxed, Arc},
+};
+
+/// The files; removed by drop.
+#[pin_data]
+pub(crate) struct Files {
+    #[pin]
+    state: File<Arc<Shared>>,
+    #[pin]
+    reasons: File<Arc<Shared>>,
+    _dir: Dir,
+}
+
+impl Files {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Result<Pin<KBox<Self>>> {
+        let name = CString::try_from_fmt(fmt!("exn-{}", shared.nic.device().name()))?;
+        let dir = Dir::new(&name);
+        KBox::try_pin_init(
+            try_pin_init!(Self {
+                state <- dir.read_callback_file(c"state", shared.clone(), &show_state),
+                reasons <- dir.read_callback_file(c"reasons", shared.clone(), &show_reasons),
+                _dir: dir.clone(),
+            }? Error),
+            GFP_KERNEL,
+        )
+    }
+}
+
+fn show_state(sh: &Arc<Shared>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let (active, quarantine, parked, stopped) = {
+        let tx = sh.tx.lock();
+        let (active, quarantine) = tx.gauges();
+        let (parked, stopped) = tx.blocked();
+        (active, quarantine, parked, stopped)
+    };
+    let fetches = sh.rx.lock().len();
+    writeln!(f, "node {}", sh.nic.node().0)?;
+    writeln!(f, "carrier {}", sh.ndev.carrier_ok())?;
+    writeln!(f, "eager_threshold_bytes {}", sh.conf.threshold())?;
+    writeln!(f, "tx_flight_limit {}", sh.conf.flight())?;
+    writeln!(f, "tx_rdv_in_flight {active}")?;
+    writeln!(f, "tx_rdv_quarantined {quarantine}")?;
+    writeln!(f, "tx_parked {parked}")?;
+    writeln!(f, "tx_queue_stopped {stopped}")?;
+    writeln!(f, "rx_rdv_in_flight {fetches}")?;
+    writeln!(f, "rx_rdv_waiting {}", sh.waiting.load(Relaxed))?;
+    writeln!(f, "rx_partial_frames {}", sh.partials.load(Relaxed))
+}
+
+fn show_reasons(sh: &Arc<Shared>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for r in Reason::ALL {
+        writeln!(
+            f,
+            "{:2} {} {}: {}",
+            *r as u8,
+            sh.counters.reason_count(*r),
+            r.name(),
+            r.text()
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The interface: making it, up and down, carrier, MAC address, time-outs.
+
+use crate::{
+    conf,
+    debugfs::Files,
+    reason::{Class, Counter, Reason},
+    rx_rma::{Outcome, RmaPoll, RmaState},
+    rx_velo::{VeloPoll, VeloState},
+    shared::{ms, Shared},
+};
+use extoll_core::{
+    nic::{Nic, Status, StatusClient, Subscription},
+    rma, velo,
+    vpid::Client,
+};
+use kernel::{
+    device::{self, Bound},
+    prelude::*,
+    sync::Arc,
+    time::{delay::fsleep, Delta},
+};
+use kernel_ext::net::{
+    self, Config, Device, Napi, NetDev, Operations, Registration, Rtnl, SkBuff, Stats64, Transmit,
+    TxQueue,
+};
+use wire::ext_eth::{MacPrefix, VPID};
+
+/// Driver data of the net device.
+pub(crate) struct Exn {
+    pub(crate) shared: Arc<Shared>,
+    velo: Arc<Napi<VeloPoll>>,
+    rma: Arc<Napi<RmaPoll>>,
+}
+
+/// Hears of the VELO port.
+struct VeloClient {
+    shared: Arc<Shared>,
+    velo: Arc<Napi<VeloPoll>>,
+}
+
+impl Client for VeloClient {
+    fn interrupt(&self) {
+        self.velo.schedule();
+    }
+
+    fn writable(&self) {
+        // Its poll function sends what is parked.
+        self.velo.schedule();
+    }
+
+    fn down(&self) {
+        self.shared.ndev.set_carrier(false);
+    }
+}
+
+/// Hears of the RMA port.
+struct RmaClient {
+    velo: Arc<Napi<VeloPoll>>,
+    rma: Arc<Napi<RmaPoll>>,
+}
+
+impl Client for RmaClient {
+    fn interrupt(&self) {
+        self.rma.schedule();
+    }
+
+    fn writable(&self) {
+        // The VELO side posts the fetches.
+        self.velo.schedule();
+    }
+}
+
+/// Hears of node ID and network state.
+struct StatusWatch(Arc<Shared>);
+
+impl StatusClient for StatusWatch {
+    fn changed(&self, status: Status) {
+        let ndev = &self.0.ndev;
+        ndev.set_carrier(status.is_up() && ndev.is_running());
+        // The MAC address changes under RTNL.
+        ndev.schedule_work();
+    }
+}
+
+impl Exn {
+    /// Data for `ndev`. May sleep.
+    fn new(ndev: &Arc<NetDev>, shared: &Arc<Shared>) -> Result<Self> {
+        let velo = Arc::pin_init(
+            Napi::new(
+                ndev.clone(),
+                VeloPoll {
+                    shared: shared.clone(),
+                },
+                VeloState::new()?,
+            ),
+            GFP_KERNEL,
+        )?;
+        let rma = Arc::pin_init(
+            Napi::new(
+                ndev.clone(),
+                RmaPoll {
+                    shared: shared.clone(),
+                    velo: velo.clone(),
+                },
+                RmaState::default(),
+            ),
+            GFP_KERNEL,
+        )?;
+        Ok(Self {
+            shared: shared.clone(),
+            velo,
+            rma,
+        })
+    }
+
+    /// Gives transfers in flight some time to end: frames that peers are fetching, and fetches by us (thrown away).
+    fn drain(&self, state: &mut RmaState) {
+        let sh = &*self.shared;
+        let end = net::jiffies64() + ms(conf::DRAIN_MS);
+        let rma = self.rma.context();
+        while sh.nic.is_alive() && net::jiffies64() < end {
+            let n = rma.run(state, usize::MAX, |outcome| match outcome {
+                Outcome::Sent(skb) => skb.consume(),
+                Outcome::Received(skb) => {
+                    drop(skb);
+                    sh.counters.reason(Reason::RxFlushed);
+                }
+            });
+            if sh.tx.lock().is_idle() && sh.rx.lock().is_idle() {
+                break;
+            }
+            if n == 0 {
+                fsleep(Delta::from_millis(1));
+            }
+        }
+    }
+
+    /// Frees all that is left. The ports are closed: the NIC refuses late fetches and late data.
+    fn flush(&self) {
+        let sh = &*self.shared;
+        loop {
+            let Some((active, map)) = sh.tx.lock().flush_one() else {
+                break;
+            };
+            if active {
+                sh.counters.reason(Reason::TxFlushed);
+            }
+            drop(map);
+        }
+        loop {
+            let Some(fetch) = sh.rx.lock().flush_one() else {
+                break;
+            };
+            if !fetch.lost {
+                sh.counters.reason(Reason::RxFlushed);
+            }
+            drop(fetch);
+        }
+        let scratch = sh.rx.lock().set_scratch(None);
+        drop(scratch);
+    }
+}
+
+#[vtable]
+impl Operations for Exn {
+    type Data = Exn;
+
+    fn open(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) -> Result {
+        let exn = dev.data();
+        let sh = &exn.shared;
+        let log = |what: &str, e: Error| dev_err!(sh.nic.device(), "exn: {what}: {e:?}\n");
+        let (sender, mailbox) = velo::open(&sh.nic, Some(VPID), velo::DEFAULT_MAILBOX_BYTES)
+            .inspect_err(|e| log("can't open VELO port 254", *e))?;
+        let (requester, notifications) = rma::open(&sh.nic, Some(VPID), rma::DEFAULT_QUEUE_BYTES)
+            .inspect_err(|e| log("can't open RMA port 254", *e))?;
+        let scratch = sh
+            .ndev
+            .map_rx(conf::MAX_FRAME)
+            .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
+        let velo_client = Arc::new(
+            VeloClient {
+                shared: sh.clone(),
+                velo: exn.velo.clone(),
+            },
+            GFP_KERNEL,
+        )?;
+        let rma_client = Arc::new(
+            RmaClient {
+                velo: exn.velo.clone(),
+                rma: exn.rma.clone(),
+            },
+            GFP_KERNEL,
+        )?;
+        // Nothing fails from here on but for a bug: the instances are disabled while the interface is down.
+        exn.velo.with_state(rtnl, |state| {
+            state.mailbox = Some(mailbox);
+            state.rx.requester = Some(requester.clone());
+        })?;
+        exn.rma
+            .with_state(rtnl, |state| state.queue = Some(notifications))?;
+        sh.reset_tick();
+        let old = sh.rx.lock().set_scratch(Some(scratch));
+        drop(old);
+        sh.tx.lock().start(sender.clone());
+        // The first poll, which follows, arms the interrupts.
+        sender.attach(velo_client);
+        requester.attach(rma_client);
+        let status = sh.nic.status();
+        rtnl.set_mac(&sh.prefix.mac(status.node));
+        dev.set_carrier(status.is_up());
+        Ok(())
+    }
+
+    fn stop(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) {
+        let exn = dev.data();
+        let sh = &exn.shared;
+        dev.set_carrier(false);
+        // The instances are disabled before, so both calls succeed.
+        let _ = exn.rma.with_state(rtnl, |state| {
+            exn.drain(state);
+            state.queue = None;
+        });
+        let mut waiting = 0;
+        let _ = exn.velo.with_state(rtnl, |state| {
+            if let Some(requester) = state.rx.requester.take() {
+                requester.detach();
+            }
+            state.mailbox = None;
+            waiting = state.rx.flush(sh);
+        });
+        for _ in 0..waiting {
+            sh.counters.reason(Reason::RxFlushed);
+        }
+        let (sender, parked) = sh.tx.lock().stop();
+        if let Some(sender) = sender {
+            sender.detach();
+        }
+        if parked.is_some() {
+            sh.counters.reason(Reason::TxFlushed);
+        }
+        drop(parked);
+        // All handles of the ports are gone now.
+        exn.flush();
+    }
+
+    fn start_xmit(dev: &Device<Self>, skb: SkBuff, queue: &TxQueue<'_>) -> Transmit {
+        let exn = dev.data();
+        if exn.shared.transmit(skb, queue) {
+            exn.shared.arm_tick(|delay| exn.velo.schedule_in(delay));
+        }
+        Transmit::Taken
+    }
+
+    fn set_mac_address(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>, mac: [u8; 6]) -> Result {
+        // The address says where the node is; any other would be unreachable.
+        let sh = &dev.data().shared;
+        if mac != sh.prefix.mac(sh.nic.node()) {
+            return Err(EADDRNOTAVAIL);
+        }
+        rtnl.set_mac(&mac);
+        Ok(())
+    }
+
+    fn stats64(dev: &Device<Self>, stats: &mut Stats64) {
+        let c = &dev.data().shared.counters;
+        let (length, frame, missed) = (
+            c.class(Class::RxLength),
+            c.class(Class::RxFrame),
+            c.class(Class::RxMissed),
+        );
+        let (error, aborted) = (c.class(Class::TxError), c.class(Class::TxAborted));
+        stats
+            .add_rx_dropped(c.class(Class::RxDropped))
+            .add_rx_length_errors(length)
+            .add_rx_frame_errors(frame)
+            .add_rx_missed(missed)
+            .add_rx_errors(length.wrapping_add(frame).wrapping_add(missed))
+            .add_tx_dropped(c.class(Class::TxDropped))
+            .add_tx_aborted(aborted)
+            .add_tx_errors(error.wrapping_add(aborted))
+            .add_multicast(c.get(Counter::RxMulticast));
+    }
+
+    fn set_rx_mode(_dev: &Device<Self>) {
+        // Nothing to program: the fabric delivers every multicast frame to every node, and the stack sorts them.
+    }
+
+    fn tx_timeout(dev: &Device<Self>) {
+        let exn = dev.data();
+        let sh = &exn.shared;
+        sh.reject(Reason::TxWatchdog, None, 0);
+        // Its poll function looks at everything that can hold the queue. A port that doesn't take messages for so long repairs itself
+        // (or gives up what is outstanding) in its own time, and calls then.
+        exn.velo.schedule();
+        exn.rma.schedule();
+        sh.arm_tick(|delay| exn.velo.schedule_in(delay));
+    }
+
+    fn work(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) {
+        let sh = &dev.data().shared;
+        let status = sh.nic.status();
+        rtnl.set_mac(&sh.prefix.mac(status.node));
+        // May have been switched before the interface was up.
+        dev.set_carrier(status.is_up() && dev.is_running());
+    }
+}
+
+/// One NIC's interface, from probe to unbind. Dropped in the order of the fields.
+pub(crate) struct Interface {
+    _files: Pin<KBox<Files>>,
+    _status: Subscription,
+    _net: Registration<Exn>,
+}
+
+impl Interface {
+    /// Makes and registers the interface of a NIC. May sleep, takes RTNL.
+    pub(crate) fn new(
+        nic: Arc<Nic>,
+        parent: &device::Device<Bound>,
+        dma: &device::Device<Bound>,
+    ) -> Result<Self> {
+        let config = Config {
+            name: c"exn%d",
+            min_mtu: conf::MIN_MTU,
+            max_mtu: conf::MAX_MTU,
+            mtu: conf::MAX_MTU,
+            tx_queue_len: 1000,
+            watchdog_ms: 5000,
+            tx_csum: conf::skip_tx_checksum(),
+            multicast: true,
+        };
+        let ndev = NetDev::alloc(&config, parent, dma)?;
+        let shared = Shared::new(ndev.clone(), nic.clone())?;
+        let mac = MacPrefix(conf::mac_prefix()).mac(nic.node());
+        let data = Exn::new(&ndev, &shared)?;
+        let net = Registration::<Exn>::new(ndev, &mac, Ok::<_, Error>(data))?;
+        let files = Files::new(&shared)?;
+        let watch = Arc::new(StatusWatch(shared.clone()), GFP_KERNEL)?;
+        let status = Nic::subscribe(&nic, watch)?;
+        // What changed before the subscription.
+        shared.ndev.schedule_work();
+        Ok(Self {
+            _files: files,
+            _status: status,
+            _net: net,
+        })
+    }
+}

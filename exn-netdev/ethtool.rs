@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! ethtool: driver information, counters, ring sizes, eager threshold.
+
+use crate::{conf, dev::Exn, reason};
+use extoll_core::{rma, velo};
+use kernel::{prelude::*, sync::atomic::Relaxed};
+use kernel_ext::net::{Device, EthtoolOps, RingParam, Tunable};
+
+#[vtable]
+impl EthtoolOps for Exn {
+    const DRIVER: &'static CStr = c"exn";
+    const VERSION: &'static CStr = c"0.1";
+    const STATS: &'static [&'static CStr] = &reason::NAMES;
+
+    fn bus_info(dev: &Device<Self>, put: &mut dyn FnMut(&[u8])) {
+        put(dev.data().shared.nic.device().name().to_bytes());
+    }
+
+    fn stats(dev: &Device<Self>, values: &mut [u64]) {
+        let sh = &dev.data().shared;
+        let (active, quarantine) = sh.tx.lock().gauges();
+        let fetches = sh.rx.lock().len() as u64;
+        let gauges = [
+            active,
+            quarantine,
+            fetches,
+            u64::from(sh.waiting.load(Relaxed)),
+            u64::from(sh.partials.load(Relaxed)),
+        ];
+        for (to, from) in values
+            .iter_mut()
+            .zip(Iterator::chain(sh.counters.values(), gauges))
+        {
+            *to = from;
+        }
+    }
+
+    fn ringparam(dev: &Device<Self>) -> RingParam {
+        let sh = &dev.data().shared;
+        let slots = velo::DEFAULT_MAILBOX_BYTES / sh.nic.velo_slot_bytes() as u32;
+        RingParam {
+            rx: slots,
+            rx_max: slots.max(rma::DEFAULT_QUEUE_BYTES / 16),
+            tx: sh.conf.flight(),
+            tx_max: conf::TX_FLIGHT_MAX,
+        }
+    }
+
+    fn set_ringparam(dev: &Device<Self>, rx: u32, tx: u32) -> Result {
+        let sh = &dev.data().shared;
+        if rx != Self::ringparam(dev).rx || !sh.conf.set_flight(tx) {
+            return Err(EINVAL);
+        }
+        Ok(())
+    }
+
+    fn tunable(dev: &Device<Self>, which: Tunable) -> Result<u32> {
+        match which {
+            Tunable::TxCopybreak => Ok(dev.data().shared.conf.threshold()),
+            Tunable::RxCopybreak => Err(EOPNOTSUPP),
+        }
+    }
+
+    fn set_tunable(dev: &Device<Self>, which: Tunable, value: u32) -> Result {
+        match which {
+            Tunable::TxCopybreak => {
+                dev.data().shared.conf.set_threshold(value);
+                Ok(())
+            }
+            Tunable::RxCopybreak => Err(EOPNOTSUPP),
+        }
+    }
+}

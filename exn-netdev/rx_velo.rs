@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The poll function of the VELO unit: eager frames are put together, announced ones fetched. It also does the housekeeping of the interface.
+
+use crate::{
+    conf,
+    reason::{Counter, Reason},
+    ring::Ring,
+    rx_rma::{checksum, Allowed, Fetch},
+    shared::{ms, Shared},
+    slots::Slots,
+};
+use extoll_core::{
+    rma::{self, SendError},
+    velo,
+};
+use kernel::{
+    prelude::*,
+    sync::{atomic::Relaxed, Arc},
+    time::Delta,
+};
+use kernel_ext::net::{self, NapiPoll, PollCx, Polled, RxSkb};
+use wire::{
+    ext_eth::{self, Announcement, Message, Progress, Reassembler, Reject},
+    ids::NodeId,
+};
+
+/// A source whose frame is incomplete, or whose broken frame has not ended.
+struct Partial {
+    asm: Reassembler,
+    skb: Option<RxSkb>,
+    /// Last fragment, in jiffies.
+    touched: u64,
+}
+
+/// An announced frame that is not being fetched yet.
+struct Waiting {
+    node: NodeId,
+    announcement: Announcement,
+    len: u32,
+    since: u64,
+    /// Only to free the sender's buffer.
+    discard: bool,
+}
+
+/// What only the poll function uses.
+pub(crate) struct VeloState {
+    pub(crate) mailbox: Option<velo::Mailbox>,
+    pub(crate) rx: VeloRx,
+}
+
+impl VeloState {
+    /// Without ports. May sleep.
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            mailbox: None,
+            rx: VeloRx {
+                requester: None,
+                partials: Slots::new(conf::PARTIALS)?,
+                waiting: Ring::new(conf::RX_WAITING)?,
+            },
+        })
+    }
+}
+
+/// Receiving side apart from the mailbox.
+pub(crate) struct VeloRx {
+    pub(crate) requester: Option<rma::Requester>,
+    partials: Slots<Partial>,
+    waiting: Ring<Waiting>,
+}
+
+/// What to do about the oldest waiting announcement.
+enum Next {
+    /// It is done with.
+    Taken,
+    /// Try again later.
+    Later,
+}
+
+fn reason_of(reject: &Reject) -> Reason {
+    use ext_eth::Reason as W;
+    match reject.reason {
+        W::Empty | W::MessageLength | W::NoMemory => Reason::RxMessage,
+        W::SourceVpid | W::UnknownNode => Reason::RxSource,
+        W::FragmentLength => Reason::RxFragmentLength,
+        W::TagBreak | W::Tail => Reason::RxSequence,
+        W::FrameTooLong => Reason::RxTooLong,
+        W::Runt => Reason::RxShort,
+        W::AnnouncementLength => Reason::RxAnnounceLength,
+        W::AnnouncedSize => Reason::RxAnnounceSize,
+        W::OwnGroupFrame => Reason::RxOwnMulticast,
+        W::NotificationType | W::NotificationError | W::UnknownKey => Reason::BadNotify,
+        W::LastTag | W::DroppedLength | W::UnexpectedMtt => Reason::RxType,
+    }
+}
+
+impl VeloRx {
+    /// Forgets everything received so far; returns the number of announcements that were waiting. The ports are closed.
+    pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
+        while self.partials.pop_oldest().is_some() {}
+        let mut n = 0;
+        while self.waiting.pop().is_some() {
+            n += 1;
+        }
+        self.gauges(sh);
+        n
+    }
+
+    fn gauges(&self, sh: &Shared) {
+        sh.waiting.store(self.waiting.len() as u32, Relaxed);
+        sh.partials.store(self.partials.len() as u32, Relaxed);
+    }
+
+    fn message(&mut self, sh: &Shared, message: &velo::Message, now: u64, cx: &mut PollCx<'_>) {
+        let status = &message.status;
+        let node = status.source.node;
+        let mut bytes = [0u8; velo::MAX_LEN as usize];
+        let n = message.copy_to(&mut bytes);
+        let payload = bytes.get(..n).unwrap_or(&[]);
+        if node.is_reserved() {
+            return sh.reject(Reason::RxSource, Some(node), u64::from(status.source.raw()));
+        }
+        if status.err {
+            // Semantics unknown (G9): such a message is not to be trusted, nor is what it would continue.
+            if let Some(p) = self.partials.get_mut(u64::from(node.0)) {
+                p.asm.abandon();
+                p.skb = None;
+            }
+            return sh.reject(Reason::RxMessage, Some(node), u64::from(status.len));
+        }
+        match Message::parse(status, payload) {
+            Ok(Message::Eager { tag, last, data }) => {
+                self.eager(sh, node, tag, last, data, now, cx)
+            }
+            Ok(Message::Announcement(a)) => self.announced(sh, node, a, now),
+            Ok(Message::Dropped { address }) => sh.tx_dropped(node, address),
+            Err(reject) => sh.reject(reason_of(&reject), Some(node), reject.got),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn eager(
+        &mut self,
+        sh: &Shared,
+        node: NodeId,
+        tag: u8,
+        last: bool,
+        data: &[u8],
+        now: u64,
+        cx: &mut PollCx<'_>,
+    ) {
+        sh.count(Counter::RxFragments);
+        let key = u64::from(node.0);
+        let mut p = match self.partials.get_mut(key) {
+            Some(_) => self.partials.remove(key),
+            None => None,
+        }
+        .unwrap_or(Partial {
+            asm: Reassembler::new(conf::MAX_FRAME),
+            skb: None,
+            touched: now,
+        });
+        p.touched = now;
+        let complete = match p.asm.push(sh.prefix, node, tag, last, data) {
+            Progress::NeedMore { copy, discarded } => {
+                if let Some(reject) = discarded {
+                    sh.reject(reason_of(&reject), Some(node), reject.got);
+                }
+                if copy.offset == 0 {
+                    let room = ext_eth::first_buffer_len(tag).min(conf::MAX_FRAME);
+                    p.skb = RxSkb::alloc(&sh.ndev, room);
+                }
+                if !Self::append(sh, &mut p, data) {
+                    p.asm.abandon();
+                    p.skb = None;
+                    sh.reject(Reason::RxNoMemory, Some(node), u64::from(copy.offset));
+                }
+                None
+            }
+            Progress::Complete {
+                copy,
+                len,
+                discarded,
+            } => {
+                if let Some(reject) = discarded {
+                    sh.reject(reason_of(&reject), Some(node), reject.got);
+                }
+                if copy.offset == 0 {
+                    p.skb = cx.alloc(len);
+                }
+                let fits = Self::append(sh, &mut p, data);
+                let skb = p.skb.take().filter(|_| fits);
+                if skb.is_none() {
+                    sh.reject(Reason::RxNoMemory, Some(node), u64::from(len));
+                }
+                skb
+            }
+            Progress::Reject(reject) => {
+                p.skb = None;
+                // The rest of a frame that was given up is counted once, with the break.
+                if reject.reason != ext_eth::Reason::Tail {
+                    sh.reject(reason_of(&reject), Some(node), reject.got);
+                }
+                None
+            }
+        };
+        // Between frames there is nothing to remember.
+        if p.asm != Reassembler::new(conf::MAX_FRAME) {
+            if self.partials.is_full() {
+                if let Some((old, _)) = self.partials.pop_oldest() {
+                    sh.reject(Reason::RxPartials, Some(NodeId(old as u16)), 0);
+                }
+            }
+            // Can't fail: there is a place, and the key was removed above.
+            let _ = self.partials.insert(key, p);
+        }
+        if let Some(skb) = complete {
+            self.deliver(sh, node, skb, cx);
+        }
+    }
+
+    /// Appends to the frame, in a larger buffer if need be (more than 256 fragments share tags).
+    fn append(sh: &Shared, p: &mut Partial, data: &[u8]) -> bool {
+        let Some(skb) = p.skb.as_mut() else {
+            return false;
+        };
+        if skb.append(data).is_ok() {
+            return true;
+        }
+        let Some(mut larger) = RxSkb::alloc(&sh.ndev, conf::MAX_FRAME) else {
+            return false;
+        };
+        if larger.append(skb.data()).is_err() || larger.append(data).is_err() {
+            return false;
+        }
+        p.skb = Some(larger);
+        true
+    }
+
+    fn deliver(&mut self, sh: &Shared, node: NodeId, skb: RxSkb, cx: &mut PollCx<'_>) {
+        if ext_eth::is_own_group_frame(skb.data(), node, sh.nic.node()) {
+            return sh.reject(Reason::RxOwnMulticast, Some(node), u64::from(skb.len()));
+        }
+        sh.count(Counter::RxEager);
+        if ext_eth::destination(skb.data()).is_some_and(ext_eth::is_group_mac) {
+            sh.count(Counter::RxMulticast);
+        }
+        if let Err(skb) = cx.receive(skb, checksum()) {
+            sh.reject(Reason::RxShort, Some(node), u64::from(skb.len()));
+        }
+    }
+
+    fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement, now: u64) {
+        sh.count(Counter::RxAnnounced);
+        let (len, discard) = match announcement.frame_len(conf::MAX_FRAME) {
+            Ok(len) => (len, false),
+            Err(reject) => {
+                sh.reject(reason_of(&reject), Some(node), reject.got);
+                // What can be fetched is, to free the sender's buffer.
+                match u32::try_from(announcement.len) {
+                    Ok(len) if len > 0 && len <= conf::MAX_FRAME => (len, true),
+                    _ => return,
+                }
+            }
+        };
+        let w = Waiting {
+            node,
+            announcement,
+            len,
+            since: now,
+            discard,
+        };
+        // The caller takes no more messages than fit.
+        if self.waiting.push(w).is_err() {
+            return sh.reject(Reason::RxPeerBound, Some(node), u64::from(len));
+        }
+        if self.waiting.len() == 1 {
+            self.pump(sh, now);
+        }
+    }
+
+    /// Fetches what waits, as far as possible.
+    fn pump(&mut self, sh: &Shared, now: u64) {
+        let mut first = true;
+        while !self.waiting.is_empty() {
+            match self.fetch(sh, now) {
+                Next::Taken => {
+                    self.waiting.pop();
+                }
+                Next::Later => {
+                    if first {
+                        sh.count(Counter::RxDeferred);
+                    }
+                    break;
+                }
+            }
+            first = false;
+        }
+    }
+
+    /// Fetches the oldest waiting frame.
+    fn fetch(&mut self, sh: &Shared, now: u64) -> Next {
+        let (Some(w), Some(requester)) = (self.waiting.front(), self.requester.as_ref()) else {
+            return Next::Taken;
+        };
+        let (node, len) = (w.node, w.len);
+        let allowed = sh.rx.lock().allowed(node);
+        match allowed {
+            Allowed::Yes => {}
+            Allowed::Later => return Next::Later,
+            Allowed::No(flight) => {
+                sh.reject(Reason::RxPeerBound, Some(node), flight);
+                return Next::Taken;
+            }
+        }
+        match requester.reserve(1) {
+            Ok(()) => {}
+            Err(SendError::Full | SendError::Retry) => return Next::Later,
+            Err(SendError::Down | SendError::Invalid) => {
+                sh.reject(Reason::RxPort, Some(node), u64::from(len));
+                return Next::Taken;
+            }
+        }
+        let patient = now.wrapping_sub(w.since) < ms(conf::RX_PATIENCE_MS);
+        let fresh = if w.discard {
+            None
+        } else {
+            sh.ndev.map_rx(len).ok()
+        };
+        let (buffer, scratch) = match fresh {
+            Some(buffer) => (buffer, false),
+            None if !w.discard && patient => return Next::Later,
+            None => {
+                let scratch = sh.rx.lock().take_scratch();
+                match scratch {
+                    Some(buffer) => (buffer, true),
+                    None => return Next::Later,
+                }
+            }
+        };
+        let address = buffer.addr();
+        let key = ext_eth::match_key(address, len);
+        let fetch = Fetch {
+            buffer,
+            scratch,
+            node,
+            born: now,
+            lost: false,
+        };
+        // The notification may come at once: insert before posting.
+        let inserted = sh.rx.lock().insert(key, fetch);
+        if let Err(fetch) = inserted {
+            if fetch.scratch {
+                sh.rx.lock().set_scratch(Some(fetch.buffer));
+            }
+            return Next::Later;
+        }
+        let descriptor = ext_eth::get_descriptor(node, &w.announcement, len, address);
+        match requester.post(ext_eth::GET_PAGE.options, &descriptor) {
+            Ok(()) => Next::Taken,
+            Err(e) => {
+                let fetch = sh.rx.lock().remove(key);
+                if let Some(fetch) = fetch {
+                    if fetch.scratch {
+                        sh.rx.lock().set_scratch(Some(fetch.buffer));
+                    }
+                }
+                match e {
+                    SendError::Full | SendError::Retry => Next::Later,
+                    SendError::Down | SendError::Invalid => {
+                        sh.reject(Reason::RxPort, Some(node), u64::from(len));
+                        Next::Taken
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether something is pending that needs housekeeping.
+    fn is_busy(&self, sh: &Shared) -> bool {
+        !self.waiting.is_empty()
+            || self.partials.len() > 0
+            || sh.rx.lock().len() > 0
+            || sh.tx.lock().needs_tick()
+    }
+
+    /// Discards partial frames that don't go on. Returns whether there are others.
+    fn age(&mut self, sh: &Shared, now: u64) -> bool {
+        let limit = ms(conf::PARTIAL_MS);
+        // A source that goes on is moved to the young end with every fragment.
+        while self
+            .partials
+            .oldest()
+            .is_some_and(|(_, p)| now.wrapping_sub(p.touched) >= limit)
+        {
+            let Some((node, p)) = self.partials.pop_oldest() else {
+                break;
+            };
+            if p.skb.is_some() {
+                sh.reject(Reason::RxStale, Some(NodeId(node as u16)), 0);
+            }
+        }
+        self.partials.len() > 0
+    }
+}
+
+/// Handles the messages of the port.
+pub(crate) struct VeloPoll {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl NapiPoll for VeloPoll {
+    type State = VeloState;
+
+    fn poll(&self, state: &mut VeloState, cx: &mut PollCx<'_>) -> Polled {
+        let budget = cx.budget();
+        let sh = &*self.shared;
+        sh.tx_unblock();
+        if budget == 0 {
+            return Polled::Done(0);
+        }
+        sh.count(Counter::PollVelo);
+        let now = net::jiffies64();
+        let VeloState { mailbox, rx } = state;
+        rx.pump(sh, now);
+        let mut done = 0;
+        let mut paused = false;
+        if let Some(mailbox) = mailbox.as_mut() {
+            while done < budget {
+                // Every message may be an announcement that has to wait.
+                let chunk = (budget - done).min(rx.waiting.room());
+                if chunk == 0 {
+                    paused = true;
+                    break;
+                }
+                let n = mailbox.poll(chunk, |message| rx.message(sh, message, now, cx));
+                done += n;
+                if n < chunk {
+                    break;
+                }
+            }
+        }
+        if sh.take_tick(now) {
+            // All three have to run.
+            let (a, b, c) = (sh.tx_tick(now), sh.rx_tick(now), rx.age(sh, now));
+            if a || b || c || !rx.waiting.is_empty() {
+                sh.arm_tick(|delay| cx.again_in(delay));
+            }
+        } else if !sh.tick_armed() && rx.is_busy(sh) {
+            sh.arm_tick(|delay| cx.again_in(delay));
+        }
+        rx.gauges(sh);
+        if paused {
+            // The mailbox fills and holds the network back; the interrupt stays masked until there is room. The one timer is needed for
+            // this; the next run sets it for housekeeping again.
+            sh.count(Counter::RxPaused);
+            sh.reset_tick();
+            cx.again_in(Delta::from_millis(1));
+            return Polled::Done(done.min(budget - 1));
+        }
+        if done >= budget {
+            return Polled::More;
+        }
+        if mailbox.as_mut().is_some_and(|mailbox| mailbox.rearm()) {
+            return Polled::More;
+        }
+        Polled::Done(done)
+    }
+}

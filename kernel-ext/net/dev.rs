@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The net device itself and its registration.
+
+use super::{
+    ethtool::EthtoolOps,
+    ops::{self, Operations, TxQueue},
+    skb::{RxMapping, SkBuff, TxMapping},
+    stats::{BqlDone, BqlToken, PerCpuStats},
+};
+use crate::bindings;
+use core::{ops::Deref, ptr::NonNull};
+use kernel::{
+    device,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{Atomic, Relaxed},
+        new_spinlock_irq, Arc, SpinLockIrq,
+    },
+};
+
+/// Numbers the restarts of all transmit queues, so that a token fits one period of one device only.
+static GENERATION: Atomic<u64> = Atomic::new(1);
+
+/// Parameters of a new net device.
+pub struct Config {
+    /// Name with one `%d` for the number, at most 15 characters.
+    pub name: &'static CStr,
+    /// Smallest MTU that may be set (bytes, without the Ethernet header).
+    pub min_mtu: u32,
+    /// Largest MTU that may be set.
+    pub max_mtu: u32,
+    /// MTU at the start.
+    pub mtu: u32,
+    /// Length of the stack's transmit queue in frames.
+    pub tx_queue_len: u32,
+    /// Time after which a stopped transmit queue is reported by [`Operations::tx_timeout`], in ms.
+    pub watchdog_ms: u32,
+    /// Advertise that frames may be passed with an unfinished layer-4 checksum.
+    pub tx_csum: bool,
+    /// Set `IFF_MULTICAST`.
+    pub multicast: bool,
+}
+
+/// A net device without its driver data: everything that is safe to do from any context that holds an `Arc` of it.
+///
+/// # Invariants
+///
+/// `ptr` comes from `extoll_net_alloc()` and is freed in `drop()` only. `live` is true from just before registration until
+/// just before unregistration.
+#[pin_data(PinnedDrop)]
+pub struct NetDev {
+    ptr: NonNull<bindings::net_device>,
+    dma: ARef<device::Device>,
+    stats: PerCpuStats,
+    claimed: Atomic<i32>,
+    #[pin]
+    live: SpinLockIrq<bool>,
+    #[pin]
+    bql: SpinLockIrq<u64>,
+}
+
+// SAFETY: All uses of the C object go through functions that may be called on any CPU; see each of them.
+unsafe impl Send for NetDev {}
+// SAFETY: As above; what needs serialisation takes one of the locks.
+unsafe impl Sync for NetDev {}
+
+impl NetDev {
+    /// Allocates a device that is not registered yet. `parent` is its parent in sysfs, `dma` the device that does DMA. May sleep.
+    pub fn alloc(
+        config: &Config,
+        parent: &device::Device<device::Bound>,
+        dma: &device::Device<device::Bound>,
+    ) -> Result<Arc<Self>> {
+        let c = bindings::extoll_net_config {
+            name: config.name.as_char_ptr(),
+            min_mtu: config.min_mtu,
+            max_mtu: config.max_mtu,
+            mtu: config.mtu,
+            tx_queue_len: config.tx_queue_len,
+            watchdog_ms: config.watchdog_ms,
+            tx_csum: config.tx_csum,
+            multicast: config.multicast,
+        };
+        let stats = PerCpuStats::new()?;
+        // CAST: `Device` is a transparent wrapper of `struct device`.
+        let parent: *mut bindings::device = core::ptr::from_ref(parent).cast_mut().cast();
+        // SAFETY: `c` and the name in it live across the call; `parent` is a valid device, and the net core takes its own
+        // reference when it registers the child.
+        let ptr = NonNull::new(unsafe { bindings::extoll_net_alloc(&c, parent) }).ok_or(ENOMEM)?;
+        let dma: ARef<device::Device> = dma.into();
+        Arc::pin_init(
+            pin_init!(Self {
+                ptr,
+                dma,
+                stats,
+                claimed: Atomic::new(0),
+                live <- new_spinlock_irq!(false, "extoll_net_live"),
+                bql <- new_spinlock_irq!(0, "extoll_net_bql"),
+            }),
+            GFP_KERNEL,
+        )
+        .inspect_err(|_| {
+            // SAFETY: The device was allocated above, and its owner was not made.
+            unsafe { bindings::free_netdev(ptr.as_ptr()) }
+        })
+    }
+
+    #[inline]
+    pub(super) fn as_raw(&self) -> *mut bindings::net_device {
+        self.ptr.as_ptr()
+    }
+
+    /// The device that does DMA.
+    #[inline]
+    pub(super) fn dma_device(&self) -> &ARef<device::Device> {
+        &self.dma
+    }
+
+    /// Interface name, for messages: before registration it holds the pattern. The name may change any time, so it is copied.
+    pub fn name(&self) -> [u8; 16] {
+        let mut name = [0u8; 16];
+        // SAFETY: The device is valid, and its name is an array of 16 bytes of which the last is always 0.
+        let p = unsafe { bindings::extoll_net_name(self.as_raw()) };
+        for (i, b) in name.iter_mut().take(15).enumerate() {
+            // SAFETY: `i` < 15 and the loop ends at the terminator, so the byte is inside the string.
+            *b = unsafe { p.add(i).read_volatile() } as u8;
+            if *b == 0 {
+                break;
+            }
+        }
+        name
+    }
+
+    /// Whether the interface is up (between `open` and `stop`). Any context; may change at once unless RTNL is held.
+    #[inline]
+    pub fn is_running(&self) -> bool {
+        // SAFETY: The device is valid by the type invariant; this is an atomic bit test.
+        unsafe { bindings::extoll_net_running(self.as_raw()) }
+    }
+
+    /// Current MTU in bytes. Any context.
+    #[inline]
+    pub fn mtu(&self) -> u32 {
+        // SAFETY: The device is valid; the field is read as one word.
+        unsafe { bindings::extoll_net_mtu(self.as_raw()) }
+    }
+
+    /// Current MAC address. A reader that races with a change may see a mixture, as everywhere in the stack.
+    pub fn mac(&self) -> [u8; 6] {
+        let mut mac = [0; 6];
+        // SAFETY: The device is valid, `mac` has 6 bytes.
+        unsafe { bindings::extoll_net_get_mac(self.as_raw(), mac.as_mut_ptr()) };
+        mac
+    }
+
+    /// Switches the carrier. Does nothing unless the device is registered. Any context.
+    pub fn set_carrier(&self, on: bool) {
+        let live = self.live.lock();
+        if !*live {
+            return;
+        }
+        // SAFETY: Unregistration can't begin while the lock is held, so a link-watch event that this queues is flushed by it. On
+        // a device that is just being registered only the state bit changes.
+        unsafe {
+            if on {
+                bindings::netif_carrier_on(self.as_raw())
+            } else {
+                bindings::netif_carrier_off(self.as_raw())
+            }
+        }
+    }
+
+    /// Whether the carrier is on. Any context.
+    #[inline]
+    pub fn carrier_ok(&self) -> bool {
+        // SAFETY: The device is valid; this is an atomic bit test.
+        unsafe { bindings::extoll_net_carrier_ok(self.as_raw()) }
+    }
+
+    /// Runs [`Operations::work`] soon, in process context with RTNL held. Does nothing unless the device is registered. Any context.
+    pub fn schedule_work(&self) {
+        let live = self.live.lock();
+        if *live {
+            // SAFETY: The work item is initialised since allocation, and its function since registration; unregistration
+            // clears `live` under the lock and then cancels the work, before anything the function uses is freed.
+            unsafe { bindings::extoll_net_schedule_work(self.as_raw()) }
+        }
+    }
+
+    /// Wakes the transmit queue if the driver stopped it. Any context.
+    #[inline]
+    pub fn wake_queue(&self) {
+        // SAFETY: The device and with it its queues are valid by the type invariant; outside `open`…`stop` the queue discipline is
+        // the no-op one, which may be scheduled.
+        unsafe { bindings::extoll_net_tx_wake(self.as_raw()) }
+    }
+
+    /// Stops the transmit queue, with a full barrier after it. Any context.
+    #[inline]
+    pub fn stop_queue(&self) {
+        // SAFETY: The device is valid; this sets an atomic bit.
+        unsafe { bindings::extoll_net_tx_stop(self.as_raw()) }
+    }
+
+    /// Whether the driver stopped the transmit queue, with a full barrier before the test. Any context.
+    #[inline]
+    pub fn queue_stopped(&self) -> bool {
+        // SAFETY: The device is valid; this is an atomic bit test.
+        unsafe { bindings::extoll_net_tx_stopped(self.as_raw()) }
+    }
+
+    /// Counts received frames. Any context.
+    #[inline]
+    pub fn count_rx(&self, bytes: u32) {
+        self.stats.rx(bytes);
+    }
+
+    /// Counts sent frames. Any context.
+    #[inline]
+    pub fn count_tx(&self, packets: u32, bytes: u64) {
+        self.stats.tx(packets, bytes);
+    }
+
+    pub(super) fn stats(&self) -> &PerCpuStats {
+        &self.stats
+    }
+
+    /// Charges the byte queue limit with a frame that is about to be sent. Only from transmit context, as the token shows.
+    #[inline]
+    pub fn bql_sent(&self, _queue: &TxQueue<'_>, bytes: u32) -> BqlToken {
+        let generation = *self.bql.lock();
+        // SAFETY: The device is valid; `_queue` proves that the queue's lock is held, which serialises calls.
+        unsafe { bindings::extoll_net_bql_sent(self.as_raw(), bytes) };
+        BqlToken { bytes, generation }
+    }
+
+    /// Gives bytes back to the byte queue limit; may wake the queue. Any context.
+    pub fn bql_done(&self, done: BqlDone) {
+        if done.packets == 0 {
+            return;
+        }
+        let generation = self.bql.lock();
+        if *generation == done.generation {
+            // SAFETY: The device is valid, the lock serialises completions, and tokens exist only for bytes that were charged
+            // since the last reset and are consumed on the way here, so no more than that is completed.
+            unsafe { bindings::extoll_net_bql_completed(self.as_raw(), done.packets, done.bytes) }
+        }
+    }
+
+    /// Forgets all charges; tokens given out so far become void. Only while nothing can transmit.
+    pub(super) fn bql_reset(&self) {
+        let mut generation = self.bql.lock();
+        *generation = GENERATION.fetch_add(1, Relaxed);
+        // SAFETY: The device is valid; called by the `open` adapter only, when the queue is not active.
+        unsafe { bindings::extoll_net_bql_reset(self.as_raw()) }
+    }
+
+    /// Maps a linear frame for the device to read. Gives the frame back when that fails. Any context.
+    pub fn map_tx(&self, skb: SkBuff) -> Result<TxMapping, (SkBuff, Error)> {
+        TxMapping::new(self, skb)
+    }
+
+    /// Allocates a receive buffer of `len` bytes and maps it for the device to write. Softirq or process context, does not sleep.
+    pub fn map_rx(&self, len: u32) -> Result<RxMapping> {
+        RxMapping::new(self, len)
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for NetDev {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: By the type invariant. `Registration` holds an `Arc` while the device is registered, so it is not.
+        unsafe { bindings::free_netdev(self.as_raw()) }
+    }
+}
+
+/// A net device together with its driver's data.
+#[pin_data]
+pub struct Device<T: Operations> {
+    // Dropped first: it may hold NAPI instances of the device.
+    #[pin]
+    data: T::Data,
+    ndev: Arc<NetDev>,
+}
+
+impl<T: Operations> Device<T> {
+    /// The driver's data.
+    #[inline]
+    pub fn data(&self) -> &T::Data {
+        &self.data
+    }
+
+    /// The device as a handle that can be kept.
+    #[inline]
+    pub fn handle(&self) -> &Arc<NetDev> {
+        &self.ndev
+    }
+
+    /// Sets the MAC address. Only in callbacks that hold RTNL: `open`, `stop`, `set_mac_address`, `work`.
+    pub(super) fn set_mac_locked(&self, mac: &[u8; 6]) {
+        // SAFETY: The device is valid, RTNL is held as required of the callers in this module.
+        unsafe { bindings::extoll_net_set_mac(self.as_raw(), mac.as_ptr()) }
+    }
+}
+
+impl<T: Operations> Deref for Device<T> {
+    type Target = NetDev;
+    fn deref(&self) -> &NetDev {
+        &self.ndev
+    }
+}
+
+/// Proof that RTNL is held, passed to the callbacks that run under it.
+pub struct Rtnl<'a, T: Operations>(pub(super) &'a Device<T>);
+
+impl<T: Operations> Rtnl<'_, T> {
+    /// Sets the MAC address and tells the stack when it changed.
+    pub fn set_mac(&self, mac: &[u8; 6]) {
+        if self.0.mac() != *mac {
+            self.0.set_mac_locked(mac);
+            // SAFETY: The device is valid and RTNL is held.
+            unsafe { bindings::extoll_net_notify_mac(self.0.as_raw()) }
+        }
+    }
+}
+
+/// A registered net device. Dropping it unregisters: after that no callback runs and none will.
+///
+/// # Invariants
+///
+/// The device is registered and its operations were set to `T`'s with a pointer to the contents of `dev`.
+pub struct Registration<T: Operations> {
+    dev: Arc<Device<T>>,
+}
+
+impl<T: Operations + EthtoolOps> Registration<T> {
+    /// Registers `ndev` with the driver data made by `data`. The interface may be opened before this returns. May sleep, takes RTNL.
+    pub fn new(
+        ndev: Arc<NetDev>,
+        mac: &[u8; 6],
+        data: impl PinInit<T::Data, Error>,
+    ) -> Result<Self> {
+        if ndev.claimed.xchg(1, Relaxed) != 0 {
+            return Err(EBUSY);
+        }
+        let owned = ndev.clone();
+        let dev = Arc::pin_init(
+            try_pin_init!(Device::<T> {
+                data <- data,
+                ndev: owned,
+            }? Error),
+            GFP_KERNEL,
+        )?;
+        let raw = ndev.as_raw();
+        let owner = core::ptr::from_ref::<Device<T>>(&dev).cast_mut().cast();
+        // SAFETY: The device is not registered, so nobody uses it concurrently (`claimed` excludes a second registration).
+        // The tables are static; `owner` stays valid until after unregistration since `Registration` holds `dev`.
+        unsafe {
+            bindings::extoll_net_set_mac(raw, mac.as_ptr());
+            bindings::extoll_net_set_perm_mac(raw, mac.as_ptr());
+            bindings::extoll_net_set_ops(
+                raw,
+                ops::table::<T>(),
+                super::ethtool::table::<T>(),
+                owner,
+                Some(ops::work::<T>),
+            );
+        }
+        // Callbacks may come, and use carrier and work, before `register_netdev()` returns.
+        *ndev.live.lock() = true;
+        // SAFETY: The device is completely set up and not registered.
+        kernel::error::to_result(unsafe { bindings::register_netdev(raw) }).inspect_err(|_| {
+            *ndev.live.lock() = false;
+            // SAFETY: The work item is initialised since allocation; it may wait for RTNL, which is not held here.
+            unsafe { bindings::extoll_net_cancel_work(raw) }
+        })?;
+        // INVARIANT: Registered just now.
+        Ok(Self { dev })
+    }
+}
+
+impl<T: Operations> Deref for Registration<T> {
+    type Target = Device<T>;
+    fn deref(&self) -> &Device<T> {
+        &self.dev
+    }
+}
+
+impl<T: Operations> Drop for Registration<T> {
+    fn drop(&mut self) {
+        *self.dev.live.lock() = false;
+        // SAFETY: By the type invariant. After the first call no callback of the tables runs; after the second the work doesn't.
+        unsafe {
+            bindings::unregister_netdev(self.dev.as_raw());
+            bindings::extoll_net_cancel_work(self.dev.as_raw());
+        }
+    }
+}

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! ethtool operations.
+
+use super::{dev::Device, ops::Operations};
+use crate::bindings;
+use core::marker::PhantomData;
+use kernel::{
+    error::{from_result, VTABLE_DEFAULT_ERROR},
+    prelude::*,
+};
+
+/// The C types of the ethtool table name the kernel crate's (opaque) `net_device`.
+type CNetDevice = kernel::bindings::net_device;
+
+/// Ring sizes (`ethtool -g`): what is in use and what is possible, in messages or frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingParam {
+    /// Receive ring in use.
+    pub rx: u32,
+    /// Largest receive ring.
+    pub rx_max: u32,
+    /// Transmit frames in flight allowed.
+    pub tx: u32,
+    /// Most that may be allowed.
+    pub tx_max: u32,
+}
+
+/// Values that `ethtool --set-tunable` changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tunable {
+    /// `rx-copybreak`, bytes.
+    RxCopybreak,
+    /// `tx-copybreak`, bytes.
+    TxCopybreak,
+}
+
+impl Tunable {
+    fn from_id(id: u32) -> Result<Self> {
+        match id {
+            bindings::tunable_id_ETHTOOL_RX_COPYBREAK => Ok(Self::RxCopybreak),
+            bindings::tunable_id_ETHTOOL_TX_COPYBREAK => Ok(Self::TxCopybreak),
+            _ => Err(EOPNOTSUPP),
+        }
+    }
+}
+
+/// ethtool operations of a driver. All run in process context under RTNL or the device's lock; they may sleep.
+#[vtable]
+pub trait EthtoolOps: Operations {
+    /// Driver name (`ethtool -i`).
+    const DRIVER: &'static CStr;
+    /// Driver version (`ethtool -i`).
+    const VERSION: &'static CStr;
+    /// Names of the private counters (`ethtool -S`), at most 31 characters each.
+    const STATS: &'static [&'static CStr];
+
+    /// Name of the bus device (`ethtool -i`), at most 31 bytes.
+    fn bus_info(dev: &Device<Self>, put: &mut dyn FnMut(&[u8])) {
+        let _ = (dev, put);
+    }
+
+    /// Fills in the private counters, in the order of [`EthtoolOps::STATS`]; `values` has exactly as many.
+    fn stats(dev: &Device<Self>, values: &mut [u64]);
+
+    /// Ring sizes.
+    fn ringparam(dev: &Device<Self>) -> RingParam {
+        let _ = dev;
+        kernel::build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Changes the ring sizes; they don't exceed the largest ones.
+    fn set_ringparam(dev: &Device<Self>, rx: u32, tx: u32) -> Result {
+        let _ = (dev, rx, tx);
+        kernel::build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Reads a tunable; `EOPNOTSUPP` if the driver doesn't have it.
+    fn tunable(dev: &Device<Self>, which: Tunable) -> Result<u32> {
+        let _ = (dev, which);
+        kernel::build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Changes a tunable.
+    fn set_tunable(dev: &Device<Self>, which: Tunable, value: u32) -> Result {
+        let _ = (dev, which, value);
+        kernel::build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Names of the private flags, at most 31 characters each and at most 32 of them.
+    const FLAGS: &'static [&'static CStr] = &[];
+
+    /// Reads the private flags (`ethtool --show-priv-flags`): bit i is flag i.
+    fn flags(dev: &Device<Self>) -> u32 {
+        let _ = dev;
+        kernel::build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Changes the private flags.
+    fn set_flags(dev: &Device<Self>, flags: u32) -> Result {
+        let _ = (dev, flags);
+        kernel::build_error!(VTABLE_DEFAULT_ERROR)
+    }
+}
+
+/// The driver's device object.
+///
+/// # Safety
+///
+/// `dev` must be a device that was registered with `T`'s operations, inside an ethtool callback.
+unsafe fn device<'a, T: Operations>(dev: *mut CNetDevice) -> &'a Device<T> {
+    // SAFETY: By the requirements the owner is a `Device<T>` that outlives the callback.
+    unsafe { &*bindings::extoll_net_owner(dev.cast()).cast::<Device<T>>() }
+}
+
+/// Copies a string into a fixed array, cut to leave room for the terminator.
+fn copy_str(to: &mut [c_char], from: &[u8]) {
+    let room = to.len().saturating_sub(1);
+    for (t, f) in to.iter_mut().take(room).zip(from) {
+        *t = *f as c_char;
+    }
+}
+
+/// # Safety
+///
+/// To be called by the net core only, for a device with `T`'s operations (all functions below alike). `info` is valid and zeroed.
+unsafe extern "C" fn get_drvinfo<T: EthtoolOps>(
+    dev: *mut CNetDevice,
+    info: *mut bindings::ethtool_drvinfo,
+) {
+    // SAFETY: By the requirements.
+    let (d, info) = unsafe { (device::<T>(dev), &mut *info) };
+    copy_str(&mut info.driver, T::DRIVER.to_bytes());
+    copy_str(&mut info.version, T::VERSION.to_bytes());
+    let bus = &mut info.bus_info;
+    T::bus_info(d, &mut |s| {
+        bus.fill(0);
+        copy_str(bus, s);
+    });
+}
+
+fn names<T: EthtoolOps>(set: u32) -> Result<&'static [&'static CStr]> {
+    match set {
+        bindings::ethtool_stringset_ETH_SS_STATS => Ok(T::STATS),
+        bindings::ethtool_stringset_ETH_SS_PRIV_FLAGS if T::HAS_FLAGS => Ok(T::FLAGS),
+        _ => Err(EOPNOTSUPP),
+    }
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`].
+unsafe extern "C" fn get_sset_count<T: EthtoolOps>(_dev: *mut CNetDevice, set: c_int) -> c_int {
+    from_result(|| Ok(names::<T>(set as u32)?.len() as c_int))
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`]; `data` has room for 32 bytes per string of the set, as [`get_sset_count`] said.
+unsafe extern "C" fn get_strings<T: EthtoolOps>(_dev: *mut CNetDevice, set: u32, data: *mut u8) {
+    const LEN: usize = bindings::ETH_GSTRING_LEN as usize;
+    for (i, name) in names::<T>(set).unwrap_or(&[]).iter().enumerate() {
+        let name = name.to_bytes();
+        let len = name.len().min(LEN - 1);
+        // SAFETY: The i-th slot of 32 bytes is inside the buffer by the requirements.
+        unsafe {
+            data.add(i * LEN).write_bytes(0, LEN);
+            core::ptr::copy_nonoverlapping(name.as_ptr(), data.add(i * LEN), len);
+        }
+    }
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`]; `values` has room for as many as [`get_sset_count`] said.
+unsafe extern "C" fn get_stats<T: EthtoolOps>(
+    dev: *mut CNetDevice,
+    _stats: *mut bindings::ethtool_stats,
+    values: *mut u64,
+) {
+    // SAFETY: By the requirements; the core passes zeroed memory.
+    let (d, values) = unsafe {
+        (
+            device::<T>(dev),
+            core::slice::from_raw_parts_mut(values, T::STATS.len()),
+        )
+    };
+    <T as EthtoolOps>::stats(d, values);
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`]; `ring` is valid.
+unsafe extern "C" fn get_ringparam<T: EthtoolOps>(
+    dev: *mut CNetDevice,
+    ring: *mut bindings::ethtool_ringparam,
+    _kernel: *mut bindings::kernel_ethtool_ringparam,
+    _ack: *mut bindings::netlink_ext_ack,
+) {
+    // SAFETY: By the requirements.
+    let (d, ring) = unsafe { (device::<T>(dev), &mut *ring) };
+    let p = T::ringparam(d);
+    ring.rx_pending = p.rx;
+    ring.rx_max_pending = p.rx_max;
+    ring.tx_pending = p.tx;
+    ring.tx_max_pending = p.tx_max;
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`]; `ring` is valid.
+unsafe extern "C" fn set_ringparam<T: EthtoolOps>(
+    dev: *mut CNetDevice,
+    ring: *mut bindings::ethtool_ringparam,
+    _kernel: *mut bindings::kernel_ethtool_ringparam,
+    _ack: *mut bindings::netlink_ext_ack,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the requirements.
+        let (d, ring) = unsafe { (device::<T>(dev), &*ring) };
+        T::set_ringparam(d, ring.rx_pending, ring.tx_pending)?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`]; `t` is valid, `data` points to a 32-bit value (the core checks the type of copybreak tunables).
+unsafe extern "C" fn get_tunable<T: EthtoolOps>(
+    dev: *mut CNetDevice,
+    t: *const bindings::ethtool_tunable,
+    data: *mut c_void,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the requirements.
+        let (d, which) = unsafe { (device::<T>(dev), Tunable::from_id((*t).id)?) };
+        let value = T::tunable(d, which)?;
+        // SAFETY: By the requirements.
+        unsafe { data.cast::<u32>().write_unaligned(value) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`get_tunable`].
+unsafe extern "C" fn set_tunable<T: EthtoolOps>(
+    dev: *mut CNetDevice,
+    t: *const bindings::ethtool_tunable,
+    data: *const c_void,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the requirements.
+        let (d, which, value) = unsafe {
+            (
+                device::<T>(dev),
+                Tunable::from_id((*t).id)?,
+                data.cast::<u32>().read_unaligned(),
+            )
+        };
+        T::set_tunable(d, which, value)?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`].
+unsafe extern "C" fn get_flags<T: EthtoolOps>(dev: *mut CNetDevice) -> u32 {
+    // SAFETY: By the requirements.
+    T::flags(unsafe { device::<T>(dev) })
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`].
+unsafe extern "C" fn set_flags<T: EthtoolOps>(dev: *mut CNetDevice, flags: u32) -> c_int {
+    from_result(|| {
+        // SAFETY: By the requirements.
+        T::set_flags(unsafe { device::<T>(dev) }, flags)?;
+        Ok(0)
+    })
+}
+
+/// The C table for `T`.
+pub(super) fn table<T: EthtoolOps>() -> &'static bindings::ethtool_ops {
+    struct Table<T>(PhantomData<T>);
+    impl<T: EthtoolOps> Table<T> {
+        const OPS: bindings::ethtool_ops = bindings::ethtool_ops {
+            get_drvinfo: Some(get_drvinfo::<T>),
+            get_link: Some(get_link),
+            get_ts_info: Some(get_ts_info),
+            get_sset_count: Some(get_sset_count::<T>),
+            get_strings: Some(get_strings::<T>),
+            get_ethtool_stats: Some(get_stats::<T>),
+            get_ringparam: if T::HAS_RINGPARAM {
+                Some(get_ringparam::<T>)
+            } else {
+                None
+            },
+            set_ringparam: if T::HAS_SET_RINGPARAM {
+                Some(set_ringparam::<T>)
+            } else {
+                None
+            },
+            get_tunable: if T::HAS_TUNABLE {
+                Some(get_tunable::<T>)
+            } else {
+                None
+            },
+            set_tunable: if T::HAS_SET_TUNABLE {
+                Some(set_tunable::<T>)
+            } else {
+                None
+            },
+            get_priv_flags: if T::HAS_FLAGS {
+                Some(get_flags::<T>)
+            } else {
+                None
+            },
+            set_priv_flags: if T::HAS_SET_FLAGS {
+                Some(set_flags::<T>)
+            } else {
+                None
+            },
+            ..pin_init::zeroed()
+        };
+    }
+    &Table::<T>::OPS
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`].
+unsafe extern "C" fn get_link(dev: *mut CNetDevice) -> u32 {
+    // SAFETY: By the requirements.
+    unsafe { bindings::ethtool_op_get_link(dev.cast()) }
+}
+
+/// # Safety
+///
+/// See [`get_drvinfo`]; `info` is valid.
+unsafe extern "C" fn get_ts_info(
+    dev: *mut CNetDevice,
+    info: *mut bindings::kernel_ethtool_ts_info,
+) -> c_int {
+    // SAFETY: By the requirements.
+    unsafe { bindings::ethtool_op_get_ts_info(dev.cast(), info) }
+}
