@@ -5,7 +5,6 @@
 
 use core::mem::ManuallyDrop;
 use kernel::{
-    prelude::*,
     sync::{
         atomic::{Acquire, Atomic, Full},
         rcu, Arc,
