@@ -80,12 +80,18 @@ impl auxiliary::Driver for RawDriver {
     }
 }
 
+/// Result of a command, and how much of it was read. Not the file's own position, which a failing write leaves alone.
+struct Output {
+    text: KVec<u8>,
+    position: i64,
+}
+
 /// One open file: the result of its last command.
 #[pin_data]
 struct Control {
     registry: Arc<Registry>,
     #[pin]
-    result: Mutex<KVec<u8>>,
+    output: Mutex<Output>,
 }
 
 #[vtable]
@@ -96,31 +102,35 @@ impl MiscDevice for Control {
         KBox::try_pin_init(
             try_pin_init!(Self {
                 registry: REGISTRY.get().ok_or(ENODEV)?,
-                result <- new_mutex!(KVec::new(), "extoll_bench_result"),
+                output <- new_mutex!(
+                    Output { text: KVec::new(), position: 0 },
+                    "extoll_bench_output"
+                ),
             }),
             GFP_KERNEL,
         )
     }
 
-    fn read_iter(mut kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterDest<'_>) -> Result<usize> {
+    fn read_iter(kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterDest<'_>) -> Result<usize> {
         let this = kiocb.file();
-        let result = this.result.lock();
-        iov.simple_read_from_buffer(kiocb.ki_pos_mut(), &result)
+        let mut output = this.output.lock();
+        let Output { text, position } = &mut *output;
+        iov.simple_read_from_buffer(position, text)
     }
 
-    fn write_iter(mut kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterSource<'_>) -> Result<usize> {
+    fn write_iter(kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterSource<'_>) -> Result<usize> {
         if iov.len() > MAX_COMMAND {
             return Err(E2BIG);
         }
         let this = kiocb.file();
-        let mut text = KVec::new();
-        let len = iov.copy_from_iter_vec(&mut text, GFP_KERNEL)?;
+        let mut command = KVec::new();
+        let len = iov.copy_from_iter_vec(&mut command, GFP_KERNEL)?;
         // A second command on the same file waits for the first, whose run has a deadline.
-        let mut result = this.result.lock();
-        result.clear();
-        let outcome = command::run(&this.registry, &text, &mut result);
-        *kiocb.ki_pos_mut() = 0;
-        outcome.map(|()| len)
+        let mut output = this.output.lock();
+        output.text.clear();
+        output.position = 0;
+        command::run(&this.registry, &command, &mut output.text)?;
+        Ok(len)
     }
 }
 
