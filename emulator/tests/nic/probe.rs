@@ -228,6 +228,35 @@ fn intervals_decide_where_accesses_go() {
 }
 
 #[test]
+fn intervals_match_channel_and_both_bounds() {
+    let mut rig = Rig::probed(1, SlotSize::B128);
+    let velo = |rig: &mut Rig| {
+        for page in [0, 1, 0x1FFF] {
+            rig.store(0, 0, 0x200_0000 + page * 4096 + 64, &[1; 8]);
+        }
+        std::mem::take(&mut rig.nodes[0].log.diagnostics);
+        rig.nodes[0].nic.counters().velo_stores
+    };
+    assert_eq!(velo(&mut rig), 3);
+    // The VELO interval takes posted requests only, so a load ends at the default port.
+    assert_eq!(rig.nodes[0].nic.counters().bad_accesses, 0);
+    rig.load(0, 0, 0x200_0000, &mut [0; 8]);
+    assert_eq!(rig.nodes[0].nic.counters().bad_accesses, 1);
+    // Both bounds are exclusive: each step loses one page.
+    rig.write(0, RegOffset(0x9208 + 24), (BAR0 + 0x200_0000) >> 12);
+    assert_eq!(velo(&mut rig), 5);
+    rig.write(0, RegOffset(0x9200 + 24), ((BAR0 + 0x400_0000) >> 12) - 1);
+    assert_eq!(velo(&mut rig), 6);
+    // An interval that is not enabled, and a port without a unit behind it.
+    rig.write(0, RegOffset(0x9210 + 24), 0x4208);
+    assert_eq!(velo(&mut rig), 6);
+    rig.write(0, RegOffset(0x9210 + 24), 0x4001 | (0x40 << 5));
+    assert_eq!(velo(&mut rig), 6);
+    assert_eq!(rig.read(0, RegOffset(0x92B8)), 1, "discarded, posted");
+    assert_eq!(rig.nodes[0].nic.counters().events[9], 1);
+}
+
+#[test]
 fn smfu_window_without_interval_reads_all_ones() {
     let mut rig = Rig::probed(1, SlotSize::B128);
     let mut word = [0; 8];

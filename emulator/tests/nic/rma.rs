@@ -416,6 +416,20 @@ fn refused_commands_tell_the_requester() {
 }
 
 #[test]
+fn error_counters_have_fifteen_bits_and_an_overflow_flag() {
+    let mut p = Pair::new();
+    let field = |p: &mut Pair| (p.rig.read(0, regs::REQUESTER_ERROR_CNT_0) >> 16) & 0xFFFF;
+    for _ in 0..0x7FFF {
+        p.rig.rma_raw(0, 5, PLAIN, [3 | (4 << 2), 0, 0]);
+    }
+    assert_eq!(field(&mut p), 0x7FFF);
+    p.rig.rma_raw(0, 5, PLAIN, [3 | (4 << 2), 0, 0]);
+    assert_eq!(field(&mut p), 0x8000);
+    p.rig.rma_raw(0, 5, PLAIN, [3 | (4 << 2), 0, 0]);
+    assert_eq!(field(&mut p), 0x8001, "the flag stays");
+}
+
+#[test]
 fn unaligned_quadword_commands_can_be_errors() {
     let mut p = Pair::with_config(NicConfig {
         unaligned_qw: UnalignedQw::Error,

@@ -268,6 +268,26 @@ fn network_without_credit_makes_the_requester_wait_then_retry() {
 }
 
 #[test]
+fn nothing_overtakes_what_waits_for_credit() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 64);
+    rig.credit = 0;
+    numbers(&mut rig, 9, 0..3);
+    rig.hold_wire = true;
+    rig.credit = u64::MAX;
+    // Complete with one store, so the first three still wait when it is executed.
+    let mut message = to(9, 8)
+        .encode()
+        .expect("descriptor")
+        .to_le_bytes()
+        .to_vec();
+    message.extend_from_slice(&3u64.to_le_bytes());
+    rig.store(0, 0, 0x200_0000 + 7 * 4096, &message);
+    rig.pump();
+    assert_eq!(take_all(&mut rig, &mut q), [0, 1, 2, 3]);
+}
+
+#[test]
 fn layout_mistakes_are_reported_not_followed() {
     let mut rig = rig(NicConfig::default(), SlotSize::B128);
     // Slots of the wrong size.
