@@ -120,10 +120,10 @@ pub struct BusAddr(pub u64);
 impl BusAddr {
     /// Bytes per page in all page-aligned address fields.
     pub const PAGE_SIZE: u64 = 4096;
-    /// Largest address that page-address fields [51:12] can hold, plus one.
+    /// Largest address that page-address fields `[51:12]` can hold, plus one.
     pub const END: u64 = 1 << 52;
 
-    /// True when the address is page aligned and fits a [51:12] page-address field.
+    /// True when the address is page aligned and fits a `[51:12]` page-address field.
     #[inline]
     pub const fn is_page(self) -> bool {
         self.0 % Self::PAGE_SIZE == 0 && self.0 < Self::END

@@ -27,7 +27,7 @@ pub struct PageOptions {
 }
 
 impl PageOptions {
-    /// Page index 0…31: traffic class [1:0], RRA [2], IRQ [3], TE [4].
+    /// Page index 0…31: traffic class `[1:0]`, RRA `[2]`, IRQ `[3]`, TE `[4]`.
     pub const fn index(self) -> u8 {
         (self.traffic_class & 3)
             | ((self.rra as u8) << 2)
@@ -35,7 +35,7 @@ impl PageOptions {
             | ((self.translate as u8) << 4)
     }
 
-    /// Splits a page index; only bits [4:0] count.
+    /// Splits a page index; only bits `[4:0]` count.
     pub const fn from_index(index: u8) -> Self {
         Self {
             traffic_class: index & 3,
@@ -609,7 +609,7 @@ bits! {
 pub struct Notification {
     /// Address of the last fragment, value or lock result, depending on the command.
     pub word0: u64,
-    /// Size field as it stands: size − 1 of the last fragment, or class [7:0].
+    /// Size field as it stands: size − 1 of the last fragment, or class `[7:0]`.
     pub size_field: u32,
     /// Remote VPID.
     pub vpid: Vpid,
