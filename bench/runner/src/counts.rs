@@ -24,16 +24,17 @@ pub struct Bus {
 }
 
 impl Bus {
-    fn of(nic: &NicCounters) -> Self {
-        let windows = nic.chip("velo_stores") + nic.chip("rma_stores");
-        Self {
-            register_writes: nic.chip("mmio_writes").saturating_sub(windows),
+    fn of(nic: &NicCounters) -> Result<Self> {
+        let get = |name: &str| nic.chip(name).with_context(|| format!("the emulator has no counter {name}"));
+        let windows = get("velo_stores")? + get("rma_stores")?;
+        Ok(Self {
+            register_writes: get("mmio_writes")?.saturating_sub(windows),
             window_stores: windows,
-            reads: nic.chip("mmio_reads"),
-            interrupts: nic.chip("interrupts"),
-            dma_read: nic.chip("dma_bytes_read"),
-            dma_written: nic.chip("dma_bytes_written"),
-        }
+            reads: get("mmio_reads")?,
+            interrupts: get("interrupts")?,
+            dma_read: get("dma_bytes_read")?,
+            dma_written: get("dma_bytes_written")?,
+        })
     }
 
     /// What was added since `before`.
@@ -129,7 +130,7 @@ impl Side {
 pub fn counted(lab: &Lab, emulator: &mut Client, name: &str, operation: &'static str, run: impl FnOnce() -> Result<Option<(u64, u64)>>) -> Result<Vec<Side>> {
     let mut read = || -> Result<Vec<(Bus, Frames)>> {
         let counters = emulator.counters()?;
-        (0..2).map(|n| Ok((Bus::of(counters.nics.get(n).context("the emulator has less than two NICs")?), Frames::read(lab, n)?))).collect()
+        (0..2).map(|n| Ok((Bus::of(counters.nics.get(n).context("the emulator has less than two NICs")?)?, Frames::read(lab, n)?))).collect()
     };
     let before = read()?;
     let operations = run().with_context(|| format!("counted run '{name}'"))?;
