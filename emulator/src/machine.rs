@@ -40,7 +40,6 @@ impl LogLimit {
 
 /// What happened between NIC and host. Counters run up from the start of the emulator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub struct HostStats {
     /// Clients that connected.
     pub connects: u64,

@@ -16,7 +16,7 @@ fn pair(emu: &Emu) -> (Guest, Guest) {
 }
 
 fn chip(emu: &Emu, nic: usize, path: &str) -> u64 {
-    emu.counters().nics[nic].chip(path).unwrap()
+    emu.counters().nics[nic].find(path).unwrap()
 }
 
 #[test]
@@ -48,8 +48,8 @@ fn a_message_arrives_with_its_interrupt() {
     let c = emu.counters();
     assert_eq!(
         (
-            c.nics[0].chip("velo.sent").unwrap(),
-            c.nics[1].chip("velo.received").unwrap(),
+            c.nics[0].find("velo.sent").unwrap(),
+            c.nics[1].find("velo.received").unwrap(),
             c.nics[1].host.msi_sent
         ),
         (2, 2, 2)
@@ -59,7 +59,7 @@ fn a_message_arrives_with_its_interrupt() {
         (2, 0)
     );
     assert!(
-        c.nics[0].chip("mmio_writes").unwrap() > 0 && c.nics[1].chip("dma_writes").unwrap() > 0
+        c.nics[0].find("mmio_writes").unwrap() > 0 && c.nics[1].find("dma_writes").unwrap() > 0
     );
     assert_eq!(
         c.nics[0].host.msi_lost + c.nics[1].host.dma_outside_memory,
@@ -484,6 +484,7 @@ fn queues_can_be_made_full() {
         a.send(1, false, true, &[i]);
     }
     assert_eq!((b.receive(), chip(&emu, 1, "velo.holding")), (None, 5));
+    assert_eq!(emu.status().nics[1].faults.queue_full.len(), 1);
     emu.ctl(json!({"cmd": "faults", "nic": 1, "faults": {}}));
     assert_eq!(b.wait_msi(), 1);
     let got: Vec<u8> = std::iter::from_fn(|| b.receive())

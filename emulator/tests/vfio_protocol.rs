@@ -447,6 +447,21 @@ fn a_client_that_does_not_read_its_replies_blocks_nobody() {
     emu.wait_for("the connection is closed", |s| !s.nics[0].connected);
 }
 
+#[test]
+fn replies_larger_than_the_socket_all_arrive() {
+    let emu = emu();
+    let mut c = emu.client(0);
+    let mut read = 0u64.to_le_bytes().to_vec();
+    read.extend(words(&[0, 1 << 20]));
+    for id in 0..20 {
+        c.send_bytes(&message(id, cmd::REGION_READ, 0, &read));
+    }
+    for id in 0..20 {
+        let r = c.recv().unwrap();
+        assert_eq!((r.id, r.error, r.body.len()), (id, 0, (1 << 20) + 16));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 

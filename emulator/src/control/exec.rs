@@ -250,6 +250,7 @@ impl World {
             bus_master: slot.machine.config.bus_master(),
             msi_vectors: slot.machine.config.msi_enabled(),
             dma_maps: slot.machine.memory.totals(),
+            faults: slot.nic.config().faults.clone(),
         }
     }
 }

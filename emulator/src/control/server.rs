@@ -88,7 +88,7 @@ impl Session {
             (true, _) => Outcome::Shutdown,
             (_, true) => Outcome::Closed,
             _ => Outcome::Open {
-                more: left == 0 && !want_write,
+                more: !want_write && self.rx.contains(&b'\n'),
                 want_write,
             },
         }

@@ -35,7 +35,7 @@ pub enum Closed {
 /// What a call to [`Connection::service`] left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// The budget ran out with complete messages waiting: call again without waiting for the socket.
+    /// Complete messages are waiting: call again without waiting for the socket.
     pub more: bool,
     /// Replies are waiting for room in the socket: watch it for writability.
     pub want_write: bool,
@@ -88,13 +88,16 @@ impl Connection {
         let mut left = budget;
         let mut out = Vec::new();
         let mut closed = None;
+        let mut stopped = false;
         loop {
             if self.tx.len() + out.len() > TX_HIGH_WATER {
+                stopped = true;
                 break;
             }
             match self.next_message() {
                 Ok(Some((header, end))) => {
                     if left == 0 {
+                        stopped = true;
                         break;
                     }
                     left -= 1;
@@ -123,7 +126,7 @@ impl Connection {
         match closed {
             Some(e) => Err(e),
             None => Ok(Progress {
-                more: left == 0 && !want_write,
+                more: stopped && !want_write,
                 want_write,
             }),
         }
