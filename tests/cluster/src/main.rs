@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod probe_order;
 mod scenarios;
 
 use anyhow::Result;
