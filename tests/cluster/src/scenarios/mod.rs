@@ -4,6 +4,7 @@ mod churn;
 mod driver;
 mod fabric;
 mod faults;
+mod raw;
 mod traffic;
 
 use crate::cluster::Spec;
@@ -22,6 +23,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(driver::all());
     all.extend(churn::all());
     all.extend(faults::all());
+    all.extend(raw::all());
     all.extend(fabric::all());
     all
 }
