@@ -4,6 +4,7 @@
 //! kernel logs; after a failure the cluster is thrown away and the next scenario gets a fresh one.
 #![forbid(unsafe_code)]
 
+mod probe_order;
 mod scenarios;
 
 use labctl as cluster;

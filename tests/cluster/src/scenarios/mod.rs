@@ -1,6 +1,7 @@
 //! The scenarios, grouped by what they show.
 
 mod churn;
+mod driver;
 mod fabric;
 mod faults;
 mod raw;
@@ -19,6 +20,7 @@ pub const PAIR: Spec = Spec {
 pub fn all() -> Vec<Scenario> {
     let mut all = Vec::new();
     all.extend(traffic::all());
+    all.extend(driver::all());
     all.extend(churn::all());
     all.extend(faults::all());
     all.extend(raw::all());
