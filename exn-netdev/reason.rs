@@ -147,6 +147,18 @@ reasons! {
     36 DropUnmatched Event c"drop_unmatched" "peer says it dropped a frame that is not pending";
     /// Announcements lost when the interface went down.
     37 RxFlushed RxMissed c"rx_flushed" "interface went down before the frame was fetched";
+    /// The ports were reopened.
+    38 Restart Event c"port_restart" "no notification comes although the peer is alive, reopening the ports";
+}
+
+impl Reason {
+    /// Whether an event that cost no frame is worth a log line.
+    pub(crate) const fn is_logged_event(self) -> bool {
+        matches!(
+            self,
+            Reason::TxWatchdog | Reason::Unmatched | Reason::BadNotify | Reason::Restart
+        )
+    }
 }
 
 macro_rules! counters {
