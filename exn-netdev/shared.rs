@@ -106,11 +106,7 @@ impl Shared {
     #[cold]
     pub(crate) fn reject_many(&self, r: Reason, n: u64, node: Option<NodeId>, detail: u64) {
         self.counters.reason(r, n);
-        if r.class() == Class::Event
-            && r != Reason::TxWatchdog
-            && r != Reason::Unmatched
-            && r != Reason::BadNotify
-        {
+        if r.class() == Class::Event && !r.is_logged_event() {
             return;
         }
         let Some(missed) = self.limits.get(r as usize).and_then(|l| l.allow()) else {
