@@ -78,7 +78,8 @@ struct StatusWatch(Arc<Shared>);
 impl StatusClient for StatusWatch {
     fn changed(&self, status: Status) {
         let ndev = &self.0.ndev;
-        ndev.set_carrier(status.is_up() && self.0.tx.lock().is_open());
+        let open = self.0.tx.lock().is_open();
+        ndev.set_carrier(status.is_up() && open);
         // The MAC address changes under RTNL.
         ndev.schedule_work();
     }
@@ -128,7 +129,9 @@ impl Exn {
                     sh.counters.reason(Reason::RxFlushed, 1);
                 }
             });
-            if sh.tx.lock().is_idle() && sh.rx.lock().is_idle() {
+            let sent = sh.tx.lock().is_idle();
+            let fetched = sh.rx.lock().is_idle();
+            if sent && fetched {
                 break;
             }
             if n == 0 {
@@ -306,7 +309,8 @@ impl Operations for Exn {
             }
         }
         // May have been switched before the interface was up.
-        dev.set_carrier(status.is_up() && sh.tx.lock().is_open());
+        let open = sh.tx.lock().is_open();
+        dev.set_carrier(status.is_up() && open);
     }
 }
 

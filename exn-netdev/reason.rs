@@ -152,11 +152,16 @@ reasons! {
 }
 
 impl Reason {
-    /// Whether an event that cost no frame is worth a log line.
-    pub(crate) const fn is_logged_event(self) -> bool {
-        matches!(
+    /// Whether it is worth a log line: not what is a consequence of something logged elsewhere, or harmless.
+    pub(crate) const fn is_logged(self) -> bool {
+        !matches!(
             self,
-            Reason::TxWatchdog | Reason::Unmatched | Reason::BadNotify | Reason::Restart
+            Reason::TxNoCarrier
+                | Reason::RxOwnMulticast
+                | Reason::Late
+                | Reason::DropUnmatched
+                | Reason::TxFlushed
+                | Reason::RxFlushed
         )
     }
 }

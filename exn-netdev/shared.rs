@@ -4,7 +4,7 @@
 
 use crate::{
     conf::{self, Conf},
-    reason::{Class, Counter, Counters, Reason},
+    reason::{Counter, Counters, Reason},
     rx_rma::Fetches,
     tx::Tx,
 };
@@ -106,7 +106,7 @@ impl Shared {
     #[cold]
     pub(crate) fn reject_many(&self, r: Reason, n: u64, node: Option<NodeId>, detail: u64) {
         self.counters.reason(r, n);
-        if r.class() == Class::Event && !r.is_logged_event() {
+        if !r.is_logged() {
             return;
         }
         let Some(missed) = self.limits.get(r as usize).and_then(|l| l.allow()) else {

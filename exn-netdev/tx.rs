@@ -535,6 +535,10 @@ impl Shared {
     /// Checks a frame, makes it contiguous, finishes its checksum, and chooses its way.
     fn prepare(&self, skb: &mut SkBuff) -> Result<(Target, Path), (Reason, u64)> {
         let len = skb.len();
+        // Until the stack has noticed that the carrier is gone.
+        if !self.ndev.carrier_ok() {
+            return Err((Reason::TxNoCarrier, u64::from(len)));
+        }
         if len < ext_eth::HEADER_LEN {
             return Err((Reason::TxShort, u64::from(len)));
         }
