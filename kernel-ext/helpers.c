@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 #include <asm/barrier.h>
 #include <linux/pci.h>
+#include <linux/sched.h>
 #include "helpers.h"
 
 void extoll_wmb(void)
@@ -28,4 +29,9 @@ bool extoll_pci_bar_set(struct pci_dev *pdev, int bar)
 	if (pdev->resource[bar].flags & IORESOURCE_MEM_64)
 		pci_read_config_dword(pdev, PCI_BASE_ADDRESS_0 + 4 * bar + 4, &high);
 	return ((u64)high << 32 | (low & PCI_BASE_ADDRESS_MEM_MASK)) == region.start;
+}
+
+void extoll_cond_resched(void)
+{
+	cond_resched();
 }

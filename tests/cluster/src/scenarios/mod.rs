@@ -3,6 +3,7 @@
 mod churn;
 mod fabric;
 mod faults;
+mod raw;
 mod traffic;
 
 use crate::cluster::Spec;
@@ -20,6 +21,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(traffic::all());
     all.extend(churn::all());
     all.extend(faults::all());
+    all.extend(raw::all());
     all.extend(fabric::all());
     all
 }
