@@ -163,7 +163,7 @@ impl Fetches {
     }
 
     fn complete(&mut self, c: &Completion) -> Ended {
-        if self.flight.get(c.key).map_or(true, |f| f.node != c.peer) {
+        if self.flight.get(c.key).is_none_or(|f| f.node != c.peer) {
             return Ended::Unmatched(Reason::Unmatched);
         }
         let Some(fetch) = self.remove(c.key) else {
