@@ -13,7 +13,7 @@ mod table;
 
 use anyhow::{ensure, Context, Result};
 use clap::Parser;
-use counts::{counted, Side};
+use counts::{counted, Side, FRAMES};
 use extoll_emulator::control::Client;
 use labctl::{Lab, Spec};
 use measure::{Effort, Test, DEVICES};
@@ -93,7 +93,9 @@ fn main() -> Result<()> {
     }
     std::fs::write(&args.output, serde_json::to_vec_pretty(&results)?).with_context(|| format!("cannot write {}", args.output.display()))?;
     print!("{}", results.text());
-    progress.step(&format!("done; all figures are in {}", args.output.display()));
+    // Inside the build root /out stands for out/ in the work tree.
+    let shown = args.output.strip_prefix("/").unwrap_or(&args.output);
+    progress.step(&format!("done; all figures are in {}", shown.display()));
     Ok(())
 }
 
@@ -104,10 +106,12 @@ fn count_all(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> Re
         ensure!(out.contains(" 0% packet loss"), "frames were lost: {out}");
         Ok(None)
     };
-    let mut all = counted(lab, emulator, "exn ping, 98-byte frames (eager)", "frames", || ping(56))?;
-    all.extend(counted(lab, emulator, "exn ping, 1442-byte frames", "frames", || ping(1400))?);
-    all.extend(counted(lab, emulator, "exn ping, 60042-byte frames (rendezvous)", "frames", || ping(60_000))?);
-    all.extend(counted(lab, emulator, "exn TCP stream 0 → 1", "frames", || {
+    let mut all = Vec::new();
+    // 42 bytes of headers are added.
+    for size in [56, 1400, 60_000] {
+        all.extend(counted(lab, emulator, &format!("exn ping, {}-byte frames", size + 42), FRAMES, || ping(size))?);
+    }
+    all.extend(counted(lab, emulator, "exn TCP stream 0 → 1", FRAMES, || {
         let out = lab.sh_for(0, &format!("iperf3 -J -c 10.2.0.2 -t {}", effort.seconds), Duration::from_secs(60))?;
         parse::iperf3(&out.stdout)?;
         Ok(None)

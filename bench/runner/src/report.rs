@@ -3,7 +3,7 @@
 use crate::counts::Side;
 use crate::measure::{Effort, Pairs, Sample, Test, DEVICES};
 use crate::parse::number;
-use crate::stats::{ratios, short, Spread};
+use crate::stats::{ratios, Spread};
 use crate::table::render;
 use anyhow::Result;
 use labctl::Lab;
@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 /// Version of the JSON file's layout.
 const SCHEMA: u32 = 1;
 
+/// Raw runs that the others are compared with.
+const REFERENCES: [(&str, u64); 2] = [("VELO ping-pong irq", 64), ("RMA GET", 65536)];
+
 /// A run of the raw units at one size.
 #[derive(Debug, Clone, Serialize)]
 pub struct RawRow {
@@ -20,9 +23,9 @@ pub struct RawRow {
     pub run: String,
     /// Bytes per message or transfer.
     pub size: u64,
-    /// Bytes per second (both ways for round trips), from the mean time.
+    /// Bytes per second, both ways for round trips.
     pub bytes_per_s: f64,
-    /// Operations per second.
+    /// Operations per second; of round trips by their median time.
     pub operations_per_s: f64,
     /// What the module said.
     pub details: Pairs,
@@ -32,8 +35,10 @@ impl RawRow {
     /// From the module's lines.
     pub fn new(run: &str, size: u64, details: Pairs) -> Self {
         let get = |key| number(&details, key).unwrap_or(f64::NAN);
-        let per_s = get("count") * 1e9 / get("elapsed_ns");
-        let ways = if details.contains_key("rtt_ns_mean") { 2.0 } else { 1.0 };
+        let (per_s, ways) = match details.contains_key("rtt_ns_median") {
+            true => (1e9 / get("rtt_ns_median"), 2.0),
+            false => (get("count") * 1e9 / get("elapsed_ns"), 1.0),
+        };
         Self { run: run.into(), size, bytes_per_s: per_s * size as f64 * ways, operations_per_s: per_s, details }
     }
 }
@@ -120,13 +125,14 @@ impl Results {
         out.push_str(&render(&["", "exn/virtio", "exn/e1000e", "exn/raw"], &rows));
         out.push_str("\nWhat it takes on the bus between host and NIC (node 0 sends or asks, node 1 answers)\n\n");
         out.push_str(&render(Side::HEAD, &self.counts.iter().map(Side::row).collect::<Vec<_>>()));
-        out.push_str("\nRaw units by size, relative to the last row of each kind\n\n");
+        out.push_str("\nRaw units by size: round trips relative to 64 bytes with interrupts, transfers relative to GETs of 64 KiB\n\n");
         let rows: Vec<Vec<String>> = self
             .raw
             .iter()
             .map(|r| {
-                let last = self.raw.iter().rev().find(|l| l.run == r.run).unwrap_or(r);
-                vec![r.run.clone(), r.size.to_string(), short(r.operations_per_s / last.operations_per_s), short(r.bytes_per_s / last.bytes_per_s)]
+                let unit = self.raw.iter().find(|u| REFERENCES.contains(&(&*u.run, u.size)) && u.run[..3] == r.run[..3]);
+                let ratio = |of: fn(&RawRow) -> f64| unit.map_or("-".into(), |u| format!("{:.3}", of(r) / of(u)));
+                vec![r.run.clone(), r.size.to_string(), ratio(|r| r.operations_per_s), ratio(|r| r.bytes_per_s)]
             })
             .collect();
         out.push_str(&render(&["", "bytes", "operations", "throughput"], &rows));
@@ -177,7 +183,7 @@ mod tests {
             r.samples.extend([sample(i, "exn", exn), sample(i, "virtio", virtio)]);
         }
         let lines = |n: &str| labctl::pairs(&format!("count 10\nelapsed_ns {n}\n"));
-        r.raw = vec![RawRow::new("RMA GET", 64, lines("1000")), RawRow::new("RMA GET", 128, lines("2000"))];
+        r.raw = vec![RawRow::new("RMA GET", 64, lines("1000")), RawRow::new("RMA GET", 65536, lines("2000"))];
         r.summarise();
         r
     }
@@ -188,7 +194,7 @@ mod tests {
         let line = text.lines().find(|l| l.starts_with("TCP stream")).unwrap();
         assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["TCP", "stream", "2.00", "(0.50–3.00)", "-", "-"]);
         let raw: Vec<_> = text.lines().filter(|l| l.starts_with("RMA GET")).map(|l| l.split_whitespace().collect::<Vec<_>>()).collect();
-        assert_eq!(raw, [["RMA", "GET", "64", "2.00", "1.00"], ["RMA", "GET", "128", "1.00", "1.00"]]);
+        assert_eq!(raw, [["RMA", "GET", "64", "2.000", "0.002"], ["RMA", "GET", "65536", "1.000", "1.000"]]);
     }
 
     #[test]
