@@ -130,7 +130,7 @@ impl Results {
             .raw
             .iter()
             .map(|r| {
-                let unit = self.raw.iter().find(|u| REFERENCES.contains(&(&*u.run, u.size)) && u.run[..3] == r.run[..3]);
+                let unit = self.raw.iter().find(|u| REFERENCES.contains(&(&*u.run, u.size)) && u.run.split(" ").next() == r.run.split(" ").next());
                 let ratio = |of: fn(&RawRow) -> f64| unit.map_or("-".into(), |u| format!("{:.3}", of(r) / of(u)));
                 vec![r.run.clone(), r.size.to_string(), ratio(|r| r.operations_per_s), ratio(|r| r.bytes_per_s)]
             })
