@@ -125,7 +125,7 @@ impl Exn {
                 Outcome::Sent(skb) => skb.consume(),
                 Outcome::Received(skb) => {
                     drop(skb);
-                    sh.counters.reason(Reason::RxFlushed);
+                    sh.counters.reason(Reason::RxFlushed, 1);
                 }
             });
             if sh.tx.lock().is_idle() && sh.rx.lock().is_idle() {
@@ -145,7 +145,7 @@ impl Exn {
                 break;
             };
             if active {
-                sh.counters.reason(Reason::TxFlushed);
+                sh.counters.reason(Reason::TxFlushed, 1);
             }
             drop(map);
         }
@@ -154,7 +154,7 @@ impl Exn {
                 break;
             };
             if !fetch.lost {
-                sh.counters.reason(Reason::RxFlushed);
+                sh.counters.reason(Reason::RxFlushed, 1);
             }
             drop(fetch);
         }
@@ -230,15 +230,13 @@ impl Operations for Exn {
             state.mailbox = None;
             waiting = state.rx.flush(sh);
         });
-        for _ in 0..waiting {
-            sh.counters.reason(Reason::RxFlushed);
-        }
+        sh.counters.reason(Reason::RxFlushed, waiting as u64);
         let (sender, parked) = sh.tx.lock().stop();
         if let Some(sender) = sender {
             sender.detach();
         }
         if parked.is_some() {
-            sh.counters.reason(Reason::TxFlushed);
+            sh.counters.reason(Reason::TxFlushed, 1);
         }
         drop(parked);
         // All handles of the ports are gone now.

@@ -277,11 +277,11 @@ impl Counters {
         }
     }
 
-    /// Counts a reason and returns how often it had occurred before. Any context.
-    pub(crate) fn reason(&self, r: Reason) -> u64 {
-        self.reasons
-            .get(r as usize)
-            .map_or(0, |v| v.fetch_add(1, Relaxed))
+    /// Counts a reason `n` times. Any context.
+    pub(crate) fn reason(&self, r: Reason, n: u64) {
+        if let Some(v) = self.reasons.get(r as usize) {
+            v.fetch_add(n, Relaxed);
+        }
     }
 
     /// How often a reason occurred.

@@ -240,9 +240,7 @@ impl Shared {
             (rx.age(now), rx.len() > 0)
         };
         if let Some((node, n)) = lost {
-            for _ in 0..n {
-                self.reject(Reason::RxTimeout, Some(node), n);
-            }
+            self.reject_many(Reason::RxTimeout, n, Some(node), n);
         }
         again
     }

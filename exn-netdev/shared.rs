@@ -84,7 +84,13 @@ impl Shared {
     /// module held.
     #[cold]
     pub(crate) fn reject(&self, r: Reason, node: Option<NodeId>, detail: u64) {
-        self.counters.reason(r);
+        self.reject_many(r, 1, node, detail);
+    }
+
+    /// As [`Shared::reject`] for `n` events of the same reason, with one line at most.
+    #[cold]
+    pub(crate) fn reject_many(&self, r: Reason, n: u64, node: Option<NodeId>, detail: u64) {
+        self.counters.reason(r, n);
         if r.class() == Class::Event
             && r != Reason::TxWatchdog
             && r != Reason::Unmatched

@@ -599,9 +599,7 @@ impl Shared {
         };
         self.ndev.bql_done(done);
         if let Some((node, n)) = lost {
-            for _ in 0..n {
-                self.reject(Reason::TxTimeout, Some(node), n);
-            }
+            self.reject_many(Reason::TxTimeout, n, Some(node), n);
         }
         self.tx_unblock();
         again

@@ -2,7 +2,7 @@
 
 use crate::kmsg;
 use rustix::mount::{mount, MountFlags};
-use rustix::process::{waitpid, Pid, WaitOptions};
+use rustix::process::{wait as wait_any, Pid, WaitOptions};
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::process::{Command, ExitCode, Stdio};
@@ -89,7 +89,7 @@ pub fn run() -> ExitCode {
     let mut server = spawn(&agent, &["serve"], &env);
     let bringup = spawn("/bin/sh", &[BRINGUP], &env);
     loop {
-        match waitpid(None, WaitOptions::empty()) {
+        match wait_any(WaitOptions::empty()) {
             Ok(Some((pid, status))) => {
                 if Some(pid) == server {
                     kmsg::log(&format!("the command server ended ({status:?}); starting it again"));

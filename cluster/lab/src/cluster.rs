@@ -306,6 +306,18 @@ impl Cluster {
         let _lock = self.dir.lock()?;
         let role = node.name();
         proc::end(&self.record.token, true, |p| p.role == role)?;
+        self.power_nics(index, false)
+    }
+
+    /// The NICs of a node share its power; they lose everything that software wrote.
+    fn power_nics(&self, node: usize, on: bool) -> Result<()> {
+        let nics = self.record.spec.nics;
+        if nics > 0 {
+            let mut client = emu::connect(&self.dir)?;
+            for nic in node * nics..(node + 1) * nics {
+                client.set_power(nic, on)?;
+            }
+        }
         Ok(())
     }
 
@@ -319,6 +331,7 @@ impl Cluster {
         ensure!(!self.is_on(index), "{} is on", node.name());
         let kernel = Kernel::find(&self.paths, &self.record.spec.kernel)?;
         let initrd = initrd::make(&self.paths, &kernel, self.record.spec.bring_up)?;
+        self.power_nics(index, true)?;
         progress.phase(&format!("booting {}", node.name()), Duration::from_secs(8));
         self.start_node(index, &kernel, &initrd)?;
         self.await_nodes(&[node], progress)?;

@@ -1,14 +1,20 @@
-//! The emulator process of a lab.
+//! The emulator process of a lab: started, asked, and told to misbehave.
 
 use crate::proc;
 use crate::state::{tail, LabDir, Paths, Record};
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, ensure, Context, Result};
+use extoll_emulator::control::{Client, Counters, Request, Status};
+use extoll_emulator::nic::{Faults, QueueFull, QueueUnit};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long the emulator may take until all its sockets are there.
+/// How long the emulator may take until it serves.
 const START_PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may take to answer; it shares the machine with emulated processors.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Socket of a NIC, counted over all nodes.
 pub fn nic_socket(dir: &LabDir, nic: usize) -> PathBuf {
@@ -20,6 +26,21 @@ pub fn log(dir: &LabDir) -> PathBuf {
     dir.path.join("emu.log")
 }
 
+/// Trace file of the lab.
+pub fn trace_file(dir: &LabDir) -> PathBuf {
+    dir.path.join("trace.bin")
+}
+
+/// Connects to the lab's emulator.
+///
+/// # Errors
+/// When it does not run.
+pub fn connect(dir: &LabDir) -> Result<Client> {
+    let client = Client::connect(&dir.path)?;
+    client.set_timeout(ANSWER_PATIENCE)?;
+    Ok(client)
+}
+
 /// Starts the emulator and waits until it serves.
 ///
 /// # Errors
@@ -27,7 +48,21 @@ pub fn log(dir: &LabDir) -> PathBuf {
 pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     let spec = &record.spec;
     let mut command: Vec<OsString> = vec![paths.bin.join("extoll-emu").into(), "run".into()];
-    for (name, value) in [("--nodes", spec.nodes.to_string()), ("--topology", spec.topology.clone().unwrap_or_default()), ("--nics-per-node", spec.nics.to_string())] {
+    let topology = spec.topology.clone().unwrap_or_default();
+    let mut options = vec![
+        ("--nodes", spec.nodes.to_string()),
+        ("--nics-per-node", spec.nics.to_string()),
+    ];
+    if crate::spec::topology_size(&topology).is_some() {
+        options.push(("--topology", topology));
+    } else {
+        // The emulator's configuration, which has the topology. Copied, for it is a file of the user's.
+        let copy = dir.path.join(if topology.ends_with(".json") { "fabric.json" } else { "fabric.toml" });
+        std::fs::copy(&topology, &copy)
+            .with_context(|| format!("'{topology}' is neither a topology (pair, ring:4, torus:2x2x2, …) nor a readable file"))?;
+        options.push(("--config", copy.display().to_string()));
+    }
+    for (name, value) in options {
         command.push(name.into());
         command.push(value.into());
     }
@@ -35,23 +70,176 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     command.push(dir.path.clone().into());
     command.extend(spec.emu_args.iter().map(OsString::from));
     if !proc::exists(&command[0]) {
-        bail!("{} is missing; build the host programs (scripts/host-build)", command[0].to_string_lossy());
+        bail!(
+            "{} is missing; build the host programs (scripts/host-build)",
+            command[0].to_string_lossy()
+        );
     }
     proc::spawn(&record.token, "emu", &command, &log(dir))?;
     let start = Instant::now();
-    let all = spec.nodes * spec.nics;
     let mut seen = false;
     loop {
-        if (0..all).all(|i| nic_socket(dir, i).exists()) {
+        // It answers only once all its sockets are there.
+        if let Ok(status) = connect(dir).and_then(|mut c| c.status()) {
+            let (have, want) = (status.nics.len(), spec.nodes * spec.nics);
+            ensure!(have == want, "the emulator has {have} NICs instead of {want}");
             return Ok(());
         }
         let alive = proc::find(&record.token).iter().any(|p| p.role == "emu");
         seen |= alive;
-        let failed = (seen && !alive) || start.elapsed() > START_PATIENCE;
-        if failed {
+        if (seen && !alive) || start.elapsed() > START_PATIENCE {
             let why = if alive { "does not serve" } else { "ended" };
-            return Err(anyhow::anyhow!("{}", tail(&log(dir), 20))).with_context(|| format!("the emulator {why} after {:.1} s", start.elapsed().as_secs_f64()));
+            let seconds = start.elapsed().as_secs_f64();
+            return Err(anyhow!("{}", tail(&log(dir), 20)))
+                .with_context(|| format!("the emulator {why} after {seconds:.1} s"));
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A change of one NIC's injected faults; the others of the NIC stay as they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The queue of this VPID (none: all of the unit) behaves as full, or no longer.
+    QueueFull {
+        /// VELO mailboxes or RMA notification queues.
+        unit: QueueUnit,
+        /// Which queue.
+        vpid: Option<u8>,
+        /// Whether it is full.
+        on: bool,
+    },
+    /// Requesters report `retry` on every n-th descriptor; `None` ends it.
+    RetryEvery(Option<u32>),
+    /// Every n-th DMA access fails; `None` ends it.
+    DmaEvery(Option<u32>),
+    /// Ends everything that faults injected.
+    Clear,
+}
+
+impl Fault {
+    fn apply(&self, faults: &mut Faults) {
+        match *self {
+            Fault::QueueFull { unit, vpid, on } => {
+                faults.queue_full.retain(|q| q.unit != unit || q.vpid != vpid);
+                if on {
+                    faults.queue_full.push(QueueFull { unit, vpid });
+                }
+            }
+            Fault::RetryEvery(n) => faults.wcbuf_retry_every = n,
+            Fault::DmaEvery(n) => faults.dma_fault_every = n,
+            Fault::Clear => *faults = Faults::default(),
+        }
+    }
+}
+
+/// Changes the faults that a NIC (counted over all nodes) injects.
+///
+/// # Errors
+/// When the emulator refuses or is gone.
+pub fn inject(dir: &LabDir, nic: usize, fault: &Fault) -> Result<()> {
+    // The emulator takes all faults of a NIC at once; what was set before is remembered here.
+    let path = dir.path.join(format!("faults{nic}.json"));
+    let mut faults: Faults = match std::fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Faults::default(),
+        Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
+    };
+    fault.apply(&mut faults);
+    connect(dir)?.call(&Request::Faults { nic, faults: faults.clone() })?;
+    std::fs::write(&path, serde_json::to_vec(&faults)?).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Puts every number of a nested document under one name, joined by underscores.
+fn flatten(prefix: &str, value: &Value, into: &mut Map<String, Value>) {
+    match value {
+        Value::Object(map) => {
+            for (key, v) in map {
+                let key = key.replace('-', "_");
+                let name = if prefix.is_empty() { key } else { format!("{prefix}_{key}") };
+                flatten(&name, v, into);
+            }
+        }
+        Value::Number(_) => {
+            into.insert(prefix.to_owned(), value.clone());
+        }
+        _ => {}
+    }
+}
+
+/// State and counters of the fabric for `lab status --json`.
+///
+/// Each NIC has its state, `counters` (all of the chip as `velo_sent`, `mmio_writes`, …, of the host side as `host_…` and
+/// of the crossbar as `network_…`) and `chip` (the same, nested); each link its state, counters in both directions and
+/// `retransmissions`, the number of transmissions that the link layer repaired.
+///
+/// # Errors
+/// When the emulator does not answer.
+pub fn document(dir: &LabDir) -> Result<Value> {
+    let mut client = connect(dir)?;
+    let (status, counters) = (client.status()?, client.counters()?);
+    Ok(describe(&status, &counters))
+}
+
+fn object(value: &impl Serialize) -> Map<String, Value> {
+    // Plain structures always serialise.
+    let mut map = Map::new();
+    if let Ok(Value::Object(fields)) = serde_json::to_value(value) {
+        map.extend(fields.into_iter().map(|(k, v)| (k.replace('-', "_"), v)));
+    }
+    map
+}
+
+fn describe(status: &Status, counters: &Counters) -> Value {
+    let nics = status.nics.iter().zip(&counters.nics).map(|(state, c)| {
+        let mut nic = object(state);
+        let mut flat = Map::new();
+        flatten("", &c.chip, &mut flat);
+        flatten("host", &Value::Object(object(&c.host)), &mut flat);
+        flatten("network", &Value::Object(object(&c.network)), &mut flat);
+        flat.insert("in_flight_bytes".into(), c.in_flight_bytes.into());
+        nic.insert("counters".into(), Value::Object(flat));
+        nic.insert("chip".into(), c.chip.clone());
+        Value::Object(nic)
+    });
+    let links = counters.links.iter().map(|l| {
+        let mut link = object(l);
+        let repaired: u64 = [&l.forward, &l.backward].iter().map(|d| d.corrupted + d.lost).sum();
+        link.insert("retransmissions".into(), repaired.into());
+        Value::Object(link)
+    });
+    serde_json::json!({
+        "topology": status.topology, "seed": status.seed, "tracing": status.tracing, "uptime_ns": counters.uptime_ns,
+        "nics": nics.collect::<Vec<_>>(), "links": links.collect::<Vec<_>>(),
+        "event_loop": object(&status.event_loop),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_add_up_and_end_one_by_one() {
+        let mut f = Faults::default();
+        let full = |vpid, on| Fault::QueueFull { unit: QueueUnit::Velo, vpid, on };
+        full(Some(254), true).apply(&mut f);
+        full(Some(254), true).apply(&mut f);
+        full(None, true).apply(&mut f);
+        Fault::RetryEvery(Some(50)).apply(&mut f);
+        assert_eq!((f.queue_full.len(), f.wcbuf_retry_every), (2, Some(50)));
+        full(Some(254), false).apply(&mut f);
+        assert_eq!(f.queue_full.len(), 1);
+        Fault::RetryEvery(None).apply(&mut f);
+        Fault::Clear.apply(&mut f);
+        assert_eq!(f, Faults::default());
+    }
+
+    #[test]
+    fn nested_counters_become_flat() {
+        let mut m = Map::new();
+        flatten("", &serde_json::json!({"velo": {"bytes-sent": 3, "x": "no"}, "list": [1, 2]}), &mut m);
+        assert_eq!(m.len(), 1);
+        assert_eq!(m["velo_bytes_sent"], 3);
     }
 }

@@ -333,11 +333,12 @@ struct Drive {
 impl Drive {
     fn run(&mut self, remote: Option<&RemoteEnd>, deadline: Option<Instant>, sink: &mut dyn FnMut(bool, &[u8]) -> Result<()>) -> Result<Status> {
         loop {
-            let wants_input = self.feed_bytes();
-            self.channel.flush()?;
             if let Some(status) = self.receive(sink)? {
                 return Ok(status);
             }
+            // After receiving, which may have granted more.
+            let wants_input = self.feed_bytes();
+            self.channel.flush()?;
             if deadline.is_some_and(|d| Instant::now() >= d) {
                 bail!("not finished in time; it was ended");
             }

@@ -88,8 +88,11 @@ pub fn end(token: &str, hard: bool, which: impl Fn(&Process) -> bool) -> Result<
 pub fn spawn(token: &str, role: &str, command: &[std::ffi::OsString], log: &Path) -> Result<()> {
     let out = File::options().create(true).append(true).open(log).with_context(|| format!("cannot write {}", log.display()))?;
     let program = command.first().context("empty command")?;
+    // Nothing that this process inherited (pipes of a shell, locks) may stay open in a process that outlives it.
     // setsid(1) becomes the program in place: a child of this process is never a group leader.
-    let mut child = Command::new("setsid")
+    let script = "for f in /proc/self/fd/*; do n=${f##*/}; [ \"$n\" -le 2 ] || eval \"exec $n>&-\"; done 2>/dev/null; exec setsid \"$@\"";
+    let mut child = Command::new("bash")
+        .args(["-c", script, "bash"])
         .args(command)
         .env(TOKEN_VAR, token)
         .env(ROLE_VAR, role)

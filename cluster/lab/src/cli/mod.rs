@@ -1,5 +1,6 @@
 //! The verbs of the command line.
 
+mod fabric;
 mod interactive;
 mod nodes;
 mod verbs;
@@ -78,6 +79,31 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Cause trouble: links, queues, power
+    Fault {
+        #[command(flatten)]
+        which: Which,
+        #[command(subcommand)]
+        verb: fabric::FaultVerb,
+    },
+    /// Record what the fabric sees
+    Trace {
+        #[command(flatten)]
+        which: Which,
+        #[command(subcommand)]
+        verb: fabric::TraceVerb,
+    },
+    /// Show the fabric's counters live
+    Top {
+        #[command(flatten)]
+        which: Which,
+        /// Seconds between two looks
+        #[arg(short, long, value_name = "S", default_value_t = 1.0)]
+        interval: f64,
+        /// Stop after N looks
+        #[arg(short = 'n', long, value_name = "N")]
+        count: Option<u64>,
+    },
     /// List all labs of this work tree
     List,
     /// Restart a node's kernel
@@ -149,13 +175,16 @@ struct Up {
 
 impl Up {
     fn spec(self) -> Spec {
+        // A file lies where the user is, which is not where this process is.
+        let is_file = |t: &String| lab::spec::topology_size(t).is_none();
+        let topology = self.topology.map(|t| if is_file(&t) { nodes::host_path(t.as_ref()).display().to_string() } else { t });
         let nics = if self.no_nic { 0 } else { self.nics };
-        let size = self.topology.as_deref().and_then(lab::spec::topology_size);
+        let size = topology.as_deref().and_then(lab::spec::topology_size);
         let from_topology = size.filter(|s| nics > 0 && s % nics == 0).map(|s| s / nics);
         Spec {
             name: self.which.name,
             nodes: self.nodes.or(from_topology).unwrap_or(2),
-            topology: self.topology,
+            topology,
             nics,
             memory_mib: self.memory,
             cpus: self.cpus,
@@ -218,6 +247,9 @@ pub fn run() -> Result<u8> {
         Verb::Cp { which, paths: list } => nodes::cp(&paths, &which.name, &list),
         Verb::Log { which, node, follow, lines } => nodes::log(&paths, &which.name, &node, follow, lines),
         Verb::Status { which, json } => verbs::status(&paths, &which.name, json),
+        Verb::Fault { which, verb } => fabric::fault(&paths, &which.name, verb),
+        Verb::Trace { which, verb } => fabric::trace(&paths, &which.name, verb),
+        Verb::Top { which, interval, count } => fabric::top(&paths, &which.name, interval, count),
         Verb::List => verbs::list(&paths),
         Verb::Reboot { which, node, hard } => verbs::reboot(&paths, &which.name, &node, hard),
     }
@@ -259,6 +291,23 @@ mod tests {
         assert_eq!((bare.nics, bare.bring_up), (0, BringUp::None));
         assert_eq!(up(&["up", "--no-net"]).bring_up, BringUp::Modules);
         assert!(parse(&["up", "--no-nic", "--topology", "pair"]).is_err());
+    }
+
+    #[test]
+    fn faults_take_links_in_two_forms() {
+        for words in [
+            &["fault", "--name", "x", "link-down", "0", "0"][..],
+            &["fault", "link-up", "0-1"],
+            &["fault", "corrupt", "--rate", "0.02"],
+            &["fault", "queue-full", "1", "--vpid", "254", "--off"],
+            &["fault", "retry", "0", "--every", "50"],
+            &["fault", "power-off", "node1"],
+            &["trace", "print", "--kind", "hop"],
+        ] {
+            assert!(parse(words).is_ok(), "{words:?}");
+        }
+        assert!(parse(&["fault", "link-down"]).is_err());
+        assert!(parse(&["fault", "explode"]).is_err());
     }
 
     #[test]

@@ -132,7 +132,7 @@ fn exec_all(cluster: &Cluster, args: &Exec) -> Result<u8> {
 
 /// Host paths as the user wrote them. The wrapper enters the build root, where they don't exist, and leaves the
 /// user's root directory and working directory in these variables.
-fn host_path(path: &Path) -> PathBuf {
+pub fn host_path(path: &Path) -> PathBuf {
     match (std::env::var_os("LAB_HOST_ROOT"), std::env::var_os("LAB_HOST_CWD")) {
         (Some(root), Some(cwd)) => {
             let absolute = Path::new(&cwd).join(path);

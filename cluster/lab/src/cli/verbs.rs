@@ -87,9 +87,13 @@ fn document(cluster: &Cluster, states: &[NodeState]) -> Value {
             })
         })
         .collect();
+    let fabric = match spec.nics {
+        0 => Value::Null,
+        _ => lab::emu::document(cluster.dir()).unwrap_or_else(|e| json!({"error": format!("{e:#}")})),
+    };
     json!({
         "name": spec.name, "ready": cluster.record().ready, "up_s": now().saturating_sub(cluster.record().started),
-        "spec": spec, "nodes": nodes, "emulator": {"pid": pid("emu")},
+        "spec": spec, "nodes": nodes, "emulator": {"pid": pid("emu")}, "fabric": fabric,
     })
 }
 
@@ -126,5 +130,70 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
         rows.push(vec![text("name"), state, text("address"), text("pid")]);
     }
     print!("{}", table(&rows));
+    print_fabric(&doc["fabric"], spec.nics, paint);
     Ok(0)
+}
+
+/// Counters of a NIC worth a column: heading and name.
+const COLUMNS: &[(&str, &str)] = &[
+    ("VELO SENT", "velo_sent"),
+    ("RECEIVED", "velo_received"),
+    ("HELD", "velo_held"),
+    ("RMA GET BYTES", "rma_get_bytes"),
+    ("PUT BYTES", "rma_put_bytes"),
+    ("MMIO WRITES", "mmio_writes"),
+    ("READS", "mmio_reads"),
+    ("IRQS", "interrupts"),
+    ("DMA FAULTS", "dma_faults"),
+];
+
+fn print_fabric(fabric: &Value, nics: usize, paint: Paint) {
+    if let Some(error) = fabric["error"].as_str() {
+        println!("{} {error}", paint.red("fabric:"));
+        return;
+    }
+    let list = |key: &str| fabric[key].as_array().cloned().unwrap_or_default();
+    if list("nics").is_empty() {
+        return;
+    }
+    let head = |words: &[&str]| words.iter().map(|w| paint.dim(w)).collect::<Vec<_>>();
+    let mut titles = vec!["NIC", "STATE"];
+    titles.extend(COLUMNS.iter().map(|c| c.0));
+    let mut rows = vec![head(&titles)];
+    for nic in list("nics") {
+        let index = nic["nic"].as_u64().unwrap_or(0) as usize;
+        let state = match (nic["power"].as_str(), nic["frozen"].as_bool(), nic["connected"].as_bool()) {
+            (Some("on"), Some(true), _) => paint.yellow("frozen"),
+            (Some("on"), _, Some(true)) => paint.green("on"),
+            (Some("on"), _, _) => paint.yellow("no node"),
+            (other, _, _) => paint.red(other.unwrap_or("?")),
+        };
+        let mut row = vec![format!("node{}.{}", index / nics, index % nics), state];
+        row.extend(COLUMNS.iter().map(|(_, name)| nic["counters"][name].to_string()));
+        rows.push(row);
+    }
+    print!("\n{}", table(&rows));
+    let mut rows = vec![head(&["LINK", "STATE", "PACKETS", "BYTES", "REPAIRED", "DROPPED"])];
+    for link in list("links") {
+        let state = match (link["up"].as_bool(), link["live"].as_bool()) {
+            (_, Some(true)) => paint.green("up"),
+            (Some(true), _) => paint.yellow("not enabled"),
+            _ => paint.red("cut"),
+        };
+        let both = |keys: &[&str]| -> u64 {
+            let dirs = [&link["forward"], &link["backward"]];
+            let value = |d: &Value, k: &str| d[k].as_u64().or_else(|| d[k.replace('_', "-")].as_u64()).unwrap_or(0);
+            dirs.iter().flat_map(|d| keys.iter().map(|k| value(d, k)).collect::<Vec<_>>()).sum()
+        };
+        let end = |i: usize| link["ends"][i].as_str().unwrap_or("?").to_owned();
+        rows.push(vec![
+            format!("{} - {}", end(0), end(1)),
+            state,
+            both(&["packets"]).to_string(),
+            both(&["bytes"]).to_string(),
+            link["retransmissions"].to_string(),
+            both(&["dropped_down", "dropped_full"]).to_string(),
+        ]);
+    }
+    print!("\n{}", table(&rows));
 }

@@ -1,0 +1,401 @@
+//! `fault`, `trace`, `top`.
+
+use anyhow::{ensure, Context, Result};
+use clap::Subcommand;
+use extoll_emulator::control::{Counters, LinkSelect, NicCounters, Request};
+use extoll_emulator::network::DownPolicy;
+use extoll_emulator::nic::QueueUnit;
+use lab::emu::{self, Fault};
+use lab::spec::parse_node;
+use lab::ui::{table, Paint};
+use lab::{Cluster, Paths};
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Kinds of trouble. Links are written `NODE PORT`, or as one word: `all`, `NIC:PORT`, `nicN`, `N-M` (NICs are counted over all nodes).
+#[derive(Subcommand)]
+pub enum FaultVerb {
+    /// Pull cables
+    LinkDown {
+        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        #[arg(required = true, num_args = 1..=2)]
+        link: Vec<String>,
+        /// Hold packets meanwhile instead of dropping them
+        #[arg(long)]
+        hold: bool,
+    },
+    /// Plug cables in
+    LinkUp {
+        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        #[arg(required = true, num_args = 1..=2)]
+        link: Vec<String>,
+    },
+    /// Let cables go down and up by themselves
+    Flap {
+        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        #[arg(default_value = "all", num_args = 1..=2)]
+        link: Vec<String>,
+        /// Time down, ms
+        #[arg(long, default_value_t = 100)]
+        down_ms: u64,
+        /// Time up, ms
+        #[arg(long, default_value_t = 100)]
+        up_ms: u64,
+        /// How often
+        #[arg(long, default_value_t = 1)]
+        count: u32,
+        /// Drop packets meanwhile instead of holding them
+        #[arg(long)]
+        drop: bool,
+    },
+    /// Damage transmissions, which the link layer repairs
+    Corrupt {
+        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        #[arg(default_value = "all", num_args = 1..=2)]
+        link: Vec<String>,
+        /// Probability per transmission, 0 ends it
+        #[arg(long)]
+        rate: f64,
+    },
+    /// Lose transmissions, which the link layer repairs
+    Lose {
+        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        #[arg(default_value = "all", num_args = 1..=2)]
+        link: Vec<String>,
+        /// Probability per transmission, 0 ends it
+        #[arg(long)]
+        rate: f64,
+    },
+    /// Make links slow
+    Slow {
+        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        #[arg(default_value = "all", num_args = 1..=2)]
+        link: Vec<String>,
+        /// Delay, µs
+        #[arg(long)]
+        latency_us: Option<u64>,
+        /// Payload bytes per second, 0: no limit
+        #[arg(long)]
+        bytes_per_second: Option<u64>,
+    },
+    /// Let a receive queue behave as full
+    QueueFull {
+        /// Node
+        node: String,
+        /// Queue (default: all of the unit)
+        #[arg(long)]
+        vpid: Option<u8>,
+        /// RMA notification queues instead of VELO mailboxes
+        #[arg(long)]
+        rma: bool,
+        /// End it
+        #[arg(long)]
+        off: bool,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Let requesters report `retry`
+    Retry {
+        /// Node
+        node: String,
+        /// On every n-th descriptor, 0 ends it
+        #[arg(long)]
+        every: u32,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Let DMA accesses fail
+    DmaFault {
+        /// Node
+        node: String,
+        /// Every n-th access, 0 ends it
+        #[arg(long)]
+        every: u32,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Let a NIC take nothing from the network and send nothing
+    Freeze {
+        /// Node
+        node: String,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// End a freeze
+    Thaw {
+        /// Node
+        node: String,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Take the power from a node
+    PowerOff {
+        /// Node
+        node: String,
+    },
+    /// Give it back and wait until the node is ready
+    PowerOn {
+        /// Node
+        node: String,
+    },
+    /// Tear a NIC out of its running node (reads return all ones)
+    NicOff {
+        /// Node
+        node: String,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Put it back
+    NicOn {
+        /// Node
+        node: String,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Change the configuration space of a NIC; seen at the node's next start
+    Pci {
+        /// Node
+        node: String,
+        /// Fields as JSON, for instance '{"revision":66}'
+        fields: String,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Restart the random draws
+    Seed {
+        /// Seed
+        seed: u64,
+    },
+    /// End all of the above, except for power and configuration space
+    Clear,
+}
+
+fn nic_of(cluster: &Cluster, node: &str, nic: usize) -> Result<usize> {
+    let (node, spec) = (parse_node(node)?, cluster.spec());
+    cluster.node(node)?;
+    ensure!(nic < spec.nics, "a node of lab '{}' has {} NICs, no NIC {nic}", spec.name, spec.nics);
+    Ok(node * spec.nics + nic)
+}
+
+fn link_of(cluster: &Cluster, words: &[String]) -> Result<LinkSelect> {
+    match words {
+        [node, port] => {
+            let port: u8 = port.parse().with_context(|| format!("'{port}' is no port number"))?;
+            Ok(LinkSelect::End(format!("{}:{port}", nic_of(cluster, node, 0)?)))
+        }
+        [word] => word.parse().map_err(anyhow::Error::msg),
+        _ => Ok(LinkSelect::All),
+    }
+}
+
+fn some_unless_zero(n: u32) -> Option<u32> {
+    (n > 0).then_some(n)
+}
+
+/// `lab fault`.
+pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
+    let cluster = Cluster::attach(paths, name)?;
+    let dir = cluster.dir();
+    let nic = |node: &str, nic: usize| nic_of(&cluster, node, nic);
+    let call = |request: Request| -> Result<()> { emu::connect(dir)?.call(&request).map(drop) };
+    let inject = |nic: usize, fault: Fault| emu::inject(dir, nic, &fault);
+    let knobs = |link: &[String], corrupt_rate, loss_rate, latency_ns, bytes_per_second| {
+        let link = link_of(&cluster, link)?;
+        call(Request::Knobs { link, latency_ns, bytes_per_second, corrupt_rate, loss_rate })
+    };
+    match verb {
+        FaultVerb::LinkDown { link, hold } => {
+            let policy = Some(if hold { DownPolicy::Hold } else { DownPolicy::Drop });
+            call(Request::Link { link: link_of(&cluster, &link)?, up: false, policy })
+        }
+        FaultVerb::LinkUp { link } => call(Request::Link { link: link_of(&cluster, &link)?, up: true, policy: None }),
+        FaultVerb::Flap { link, down_ms, up_ms, count, drop } => {
+            let policy = Some(if drop { DownPolicy::Drop } else { DownPolicy::Hold });
+            call(Request::Flap { link: link_of(&cluster, &link)?, down_ms, up_ms, count, policy })
+        }
+        FaultVerb::Corrupt { link, rate } => knobs(&link, Some(rate), None, None, None),
+        FaultVerb::Lose { link, rate } => knobs(&link, None, Some(rate), None, None),
+        FaultVerb::Slow { link, latency_us, bytes_per_second } => {
+            ensure!(latency_us.is_some() || bytes_per_second.is_some(), "slow needs --latency-us or --bytes-per-second");
+            knobs(&link, None, None, latency_us.map(|us| us.saturating_mul(1000)), bytes_per_second)
+        }
+        FaultVerb::QueueFull { node, vpid, rma, off, nic: k } => {
+            let unit = if rma { QueueUnit::Rma } else { QueueUnit::Velo };
+            inject(nic(&node, k)?, Fault::QueueFull { unit, vpid, on: !off })
+        }
+        FaultVerb::Retry { node, every, nic: k } => inject(nic(&node, k)?, Fault::RetryEvery(some_unless_zero(every))),
+        FaultVerb::DmaFault { node, every, nic: k } => inject(nic(&node, k)?, Fault::DmaEvery(some_unless_zero(every))),
+        FaultVerb::Freeze { node, nic: k } => call(Request::Freeze { nic: nic(&node, k)?, on: true }),
+        FaultVerb::Thaw { node, nic: k } => call(Request::Freeze { nic: nic(&node, k)?, on: false }),
+        FaultVerb::PowerOff { node } => cluster.power_off(parse_node(&node)?),
+        FaultVerb::PowerOn { node } => cluster.power_on(parse_node(&node)?, &mut lab::ui::Shown::default()),
+        FaultVerb::NicOff { node, nic: k } => call(Request::Power { nic: nic(&node, k)?, on: false }),
+        FaultVerb::NicOn { node, nic: k } => call(Request::Power { nic: nic(&node, k)?, on: true }),
+        FaultVerb::Pci { node, fields, nic: k } => {
+            let fields = serde_json::from_str(&fields).context("the fields are no JSON object")?;
+            call(Request::Pci { nic: nic(&node, k)?, fields })
+        }
+        FaultVerb::Seed { seed } => call(Request::Seed { seed }),
+        FaultVerb::Clear => {
+            knobs(&[], Some(0.0), Some(0.0), Some(0), Some(0))?;
+            call(Request::Link { link: LinkSelect::All, up: true, policy: None })?;
+            for nic in 0..cluster.spec().nodes * cluster.spec().nics {
+                call(Request::Freeze { nic, on: false })?;
+                inject(nic, Fault::Clear)?;
+            }
+            Ok(())
+        }
+    }?;
+    Ok(0)
+}
+
+/// What to do with the trace.
+#[derive(Subcommand)]
+pub enum TraceVerb {
+    /// Record register accesses, packets, DMA and faults from now on
+    On,
+    /// Stop recording
+    Off,
+    /// Print what was recorded; options as for `extoll-emu trace print`
+    Print {
+        /// For instance --kind hop --nic 0
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
+}
+
+/// `lab trace`.
+pub fn trace(paths: &Paths, name: &str, verb: TraceVerb) -> Result<u8> {
+    let cluster = Cluster::attach(paths, name)?;
+    let path = emu::trace_file(cluster.dir());
+    let mut client = emu::connect(cluster.dir())?;
+    match verb {
+        TraceVerb::On => {
+            let path = path.to_str().context("the lab's path is no UTF-8")?.to_owned();
+            client.call(&Request::TraceStart { path })?;
+        }
+        TraceVerb::Off => drop(client.call(&Request::TraceStop)?),
+        TraceVerb::Print { options } => {
+            if client.status()?.tracing {
+                client.call(&Request::TraceFlush)?;
+            }
+            ensure!(path.exists(), "nothing was recorded; ./lab trace on starts a trace");
+            let status = std::process::Command::new(paths.bin.join("extoll-emu")).args(["trace", "print"]).args(options).arg(&path).status()?;
+            return Ok(u8::try_from(status.code().unwrap_or(1)).unwrap_or(1));
+        }
+    }
+    Ok(0)
+}
+
+/// Counters of a NIC that `top` shows as rates: heading, path, divisor.
+const RATES: &[(&str, &str, f64)] = &[
+    ("VELO tx/s", "velo.sent", 1.0),
+    ("VELO rx/s", "velo.received", 1.0),
+    ("RMA put MB/s", "rma.put_bytes", 1e6),
+    ("RMA get MB/s", "rma.get_bytes", 1e6),
+    ("packets tx/s", "packets_sent", 1.0),
+    ("packets rx/s", "packets_received", 1.0),
+    ("MMIO wr/s", "mmio_writes", 1.0),
+    ("MMIO rd/s", "mmio_reads", 1.0),
+    ("irq/s", "interrupts", 1.0),
+];
+
+fn number(rate: f64) -> String {
+    match rate {
+        r if r == 0.0 => "-".into(),
+        r if r < 10.0 => format!("{r:.1}"),
+        r => format!("{r:.0}"),
+    }
+}
+
+/// A counter by its path; the document's names may have dashes where the path has underscores.
+fn chip(nic: &NicCounters, path: &str) -> u64 {
+    match nic.chip(path) {
+        0 => nic.chip(&path.replace('_', "-")),
+        n => n,
+    }
+}
+
+/// The screen of `top`.
+fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) -> String {
+    let seconds = (now.uptime_ns.saturating_sub(before.uptime_ns) as f64 / 1e9).max(1e-3);
+    let rate = |a: u64, b: u64, unit: f64| number(b.saturating_sub(a) as f64 / seconds / unit);
+    let mut rows = vec![std::iter::once("NIC").chain(RATES.iter().map(|r| r.0)).map(|h| paint.dim(h)).collect::<Vec<_>>()];
+    for (a, b) in before.nics.iter().zip(&now.nics) {
+        let nics = cluster.spec().nics.max(1);
+        let mut row = vec![paint.cyan(&format!("node{}.{}", b.nic / nics, b.nic % nics))];
+        row.extend(RATES.iter().map(|(_, path, unit)| rate(chip(a, path), chip(b, path), *unit)));
+        rows.push(row);
+    }
+    let mut out = table(&rows);
+    let heads = ["LINK", "STATE", "packets/s", "MB/s", "repaired/s", "dropped", "queued bytes"];
+    let mut rows = vec![heads.iter().map(|h| paint.dim(h)).collect::<Vec<_>>()];
+    for (a, b) in before.links.iter().zip(&now.links) {
+        let state = match (b.up, b.live) {
+            (_, true) => paint.green("up"),
+            (true, false) => paint.yellow("not enabled"),
+            (false, _) => paint.red("cut"),
+        };
+        let both = |l: &extoll_emulator::network::LinkInfo, f: fn(&extoll_emulator::network::LinkStats) -> u64| f(&l.forward) + f(&l.backward);
+        rows.push(vec![
+            paint.cyan(&format!("{} - {}", b.ends.0, b.ends.1)),
+            state,
+            rate(both(a, |s| s.packets), both(b, |s| s.packets), 1.0),
+            rate(both(a, |s| s.bytes), both(b, |s| s.bytes), 1e6),
+            rate(both(a, |s| s.corrupted + s.lost), both(b, |s| s.corrupted + s.lost), 1.0),
+            both(b, |s| s.dropped_down + s.dropped_full).to_string(),
+            both(b, |s| s.queued_bytes).to_string(),
+        ]);
+    }
+    out.push('\n');
+    out + &table(&rows)
+}
+
+/// `lab top`.
+pub fn top(paths: &Paths, name: &str, interval: f64, count: Option<u64>) -> Result<u8> {
+    let interval = Duration::try_from_secs_f64(interval).context("--interval: not a number of seconds")?.max(Duration::from_millis(100));
+    let cluster = Cluster::attach(paths, name)?;
+    let mut client = emu::connect(cluster.dir())?;
+    let live = std::io::stdout().is_terminal();
+    let paint = Paint::stdout();
+    let mut before = client.counters()?;
+    let mut shown = 0;
+    while count.is_none_or(|c| shown < c) {
+        let next = Instant::now() + interval;
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        let now = client.counters()?;
+        let text = screen(&cluster, &before, &now, paint);
+        let mut out = std::io::stdout().lock();
+        if live {
+            // Home, then each line with the rest of its old content removed, then everything below.
+            let lines: String = text.lines().map(|l| format!("{l}\x1b[K\n")).collect();
+            write!(out, "\x1b[H\x1b[2J{}  {}\n\n{lines}\x1b[J", paint.bold(&format!("lab '{name}'")), paint.dim("(Ctrl-C ends)"))?;
+        } else {
+            writeln!(out, "{text}")?;
+        }
+        out.flush()?;
+        before = now;
+        shown += 1;
+    }
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_short() {
+        assert_eq!(number(0.0), "-");
+        assert_eq!(number(3.26), "3.3");
+        assert_eq!(number(12345.6), "12346");
+    }
+}
