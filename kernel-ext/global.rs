@@ -4,11 +4,9 @@
 //! pointer, and `kernel::sync::SetOnce` cannot give back.
 
 use core::mem::ManuallyDrop;
-use kernel::{
-    sync::{
-        atomic::{Acquire, Atomic, Full},
-        rcu, Arc,
-    },
+use kernel::sync::{
+    atomic::{Acquire, Atomic, Full},
+    rcu, Arc,
 };
 
 /// Holds an `Arc<T>` or nothing.

@@ -135,7 +135,11 @@ impl Attached {
         let waiter = Waiter::new(timeout)?;
         let mut place = self.run.try_lock().ok_or(EBUSY)?;
         let here = Option::as_mut(&mut *place).ok_or(ENODEV)?;
-        if here.parked.as_ref().is_some_and(|(until, _)| before(*until)) {
+        if here
+            .parked
+            .as_ref()
+            .is_some_and(|(until, _)| before(*until))
+        {
             return Err(EBUSY);
         }
         here.parked = None;

@@ -67,7 +67,12 @@ impl Words {
             };
             let number = match value.parse::<u64>() {
                 Ok(n) if n <= max => n,
-                _ => return report.fail(EINVAL, fmt!("{key} is a number of 0 to {max}, not '{value}'")),
+                _ => {
+                    return report.fail(
+                        EINVAL,
+                        fmt!("{key} is a number of 0 to {max}, not '{value}'"),
+                    )
+                }
             };
             match key {
                 "nic" => all.nic = number,
@@ -158,7 +163,10 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
             let mut run = match attached.begin(peer.timeout) {
                 Ok(run) => run,
                 Err(e) if e == EBUSY => {
-                    return report.fail(e, fmt!("busy with another run, or too soon after an aborted one"));
+                    return report.fail(
+                        e,
+                        fmt!("busy with another run, or too soon after an aborted one"),
+                    );
                 }
                 Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
             };
@@ -170,12 +178,23 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                 "pingpong" if !(8..=u64::from(MAX_LEN)).contains(&size) => {
                     return report.fail(EINVAL, fmt!("size is 8 to {MAX_LEN}"));
                 }
-                "pingpong" => pingpong::run(&run, &nic, &peer, size as usize, count as usize, &mut report),
+                "pingpong" => pingpong::run(
+                    &run,
+                    &nic,
+                    &peer,
+                    size as usize,
+                    count as usize,
+                    &mut report,
+                ),
                 _ if size < 8 || size % 8 != 0 => {
                     return report.fail(EINVAL, fmt!("size is a multiple of 8"));
                 }
                 _ => {
-                    let direction = if verb == "get" { Direction::Get } else { Direction::Put };
+                    let direction = if verb == "get" {
+                        Direction::Get
+                    } else {
+                        Direction::Put
+                    };
                     let job = transfer::Job {
                         direction,
                         size: size as usize,

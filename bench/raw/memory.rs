@@ -26,7 +26,12 @@ pub(crate) fn fill(memory: &DmaWords, words: usize, seed: u64, first: u64) {
 }
 
 /// First of `words` words that is not the pattern's, with what it is. May sleep.
-pub(crate) fn mismatch(memory: &DmaWords, words: usize, seed: u64, first: u64) -> Option<(usize, u64)> {
+pub(crate) fn mismatch(
+    memory: &DmaWords,
+    words: usize,
+    seed: u64,
+    first: u64,
+) -> Option<(usize, u64)> {
     for i in 0..words {
         let word = memory.read(i);
         if word != pattern(seed, first + i as u64) {

@@ -74,7 +74,10 @@ pub(crate) fn run(
                 while found.is_none()
                     && mailbox.poll(1, |m| {
                         let from = m.status.source;
-                        if from.node == peer.node && from.vpid == peer.vpid && m.status.tag == tag | REPLY {
+                        if from.node == peer.node
+                            && from.vpid == peer.vpid
+                            && m.status.tag == tag | REPLY
+                        {
                             let mut reply = [0u8; MAX_LEN as usize];
                             found = Some((m.copy_to(&mut reply), reply));
                         } else {
@@ -88,7 +91,10 @@ pub(crate) fn run(
         )?;
         let time = begin.elapsed().as_nanos().max(0) as u64;
         if reply.get(..len) != Some(message) {
-            return report.fail(EBADMSG, fmt!("reply {i} of {len} bytes differs from what was sent"));
+            return report.fail(
+                EBADMSG,
+                fmt!("reply {i} of {len} bytes differs from what was sent"),
+            );
         }
         waiter.check()?;
         if i >= WARM_UP {

@@ -10,7 +10,7 @@ use extoll_core::{
     dma::DmaWords,
     nic::Nic,
     rma::{self, NotificationType, Notifications, Requester},
-    velo::{self, Header, Mailbox, Mtt, Sender, SendError, SourceId, Target, MAX_LEN},
+    velo::{self, Header, Mailbox, Mtt, SendError, Sender, SourceId, Target, MAX_LEN},
     vpid::Client,
 };
 use kernel::{
@@ -261,9 +261,8 @@ impl Inner {
                 self.pending = Some(reply);
             }
             ASK => {
-                self.lease = Some(
-                    Instant::now() + Delta::from_millis(word.min(MAX_LEASE_MS) as i64),
-                );
+                self.lease =
+                    Some(Instant::now() + Delta::from_millis(word.min(MAX_LEASE_MS) as i64));
                 self.pending = Some(self.offer(reply));
             }
             DONE => {

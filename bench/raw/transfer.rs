@@ -158,7 +158,16 @@ pub(crate) fn run(
     };
     let offer = match control.ask() {
         Ok(offer) => offer,
-        Err(e) => return report.fail(e, fmt!("no answer from node {} VPID {}", peer.node.0, peer.vpid.get())),
+        Err(e) => {
+            return report.fail(
+                e,
+                fmt!(
+                    "no answer from node {} VPID {}",
+                    peer.node.0,
+                    peer.vpid.get()
+                ),
+            )
+        }
     };
     let room = match job.direction {
         Direction::Get => offer.source_len,
@@ -249,7 +258,10 @@ fn measured(
     report.number("inflight", ports.slots.len() as u64)?;
     report.number("bytes", bytes)?;
     report.number("elapsed_ns", elapsed)?;
-    report.number("kib_per_s", (bytes / 1024).saturating_mul(1_000_000_000) / elapsed)?;
+    report.number(
+        "kib_per_s",
+        (bytes / 1024).saturating_mul(1_000_000_000) / elapsed,
+    )?;
     report.number("wakeups", batches)?;
     report.number("verified_bytes", verified)
 }
@@ -396,7 +408,9 @@ impl Flow<'_> {
                 if got != want {
                     return report.fail(
                         EBADMSG,
-                        fmt!("GET of offset {offset}: word {word} is {got:#x} instead of {want:#x}"),
+                        fmt!(
+                            "GET of offset {offset}: word {word} is {got:#x} instead of {want:#x}"
+                        ),
                     );
                 }
             }

@@ -135,8 +135,9 @@ impl Waiter {
                 return Err(ETIMEDOUT);
             }
             let jiffies = msecs_to_jiffies(left.min(60_000) as u32).max(1);
-            if let CondVarTimeoutResult::Signal { .. } =
-                self.changed.wait_interruptible_timeout(&mut events, jiffies)
+            if let CondVarTimeoutResult::Signal { .. } = self
+                .changed
+                .wait_interruptible_timeout(&mut events, jiffies)
             {
                 return Err(EINTR);
             }

@@ -51,8 +51,22 @@ impl Bus {
     }
 
     fn list(self) -> [u64; 6] {
-        let Self { register_writes, window_stores, reads, interrupts, dma_read, dma_written } = self;
-        [register_writes, window_stores, reads, interrupts, dma_read, dma_written]
+        let Self {
+            register_writes,
+            window_stores,
+            reads,
+            interrupts,
+            dma_read,
+            dma_written,
+        } = self;
+        [
+            register_writes,
+            window_stores,
+            reads,
+            interrupts,
+            dma_read,
+            dma_written,
+        ]
     }
 }
 
@@ -65,6 +79,8 @@ pub struct Frames {
     pub received: u64,
     /// Bytes of both.
     pub bytes: u64,
+    /// Frames sent that were announced and then read by the peer (rendezvous); the others went in messages (eager).
+    pub rendezvous: u64,
 }
 
 impl Frames {
@@ -73,21 +89,46 @@ impl Frames {
     /// # Errors
     /// When the node does not answer as expected.
     pub fn read(lab: &Lab, node: usize) -> Result<Self> {
-        let text = lab.ok(node, "cd /sys/class/net/exn0/statistics && cat tx_packets rx_packets tx_bytes rx_bytes")?;
-        Self::parse(&text)
+        let text = lab.ok(
+            node,
+            "cd /sys/class/net/exn0/statistics && cat tx_packets rx_packets tx_bytes rx_bytes",
+        )?;
+        Ok(Self {
+            rendezvous: lab.ethtool(node, "tx_rdv_frames")?,
+            ..Self::parse(&text)?
+        })
     }
 
     fn parse(text: &str) -> Result<Self> {
-        let n: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>().with_context(|| format!("no statistics of exn0: {text}"))?;
-        let [sent, received, tx_bytes, rx_bytes] = n[..] else { anyhow::bail!("no statistics of exn0: {text}") };
-        Ok(Self { sent, received, bytes: tx_bytes + rx_bytes })
+        let n: Vec<u64> = text
+            .split_whitespace()
+            .map(str::parse)
+            .collect::<Result<_, _>>()
+            .with_context(|| format!("no statistics of exn0: {text}"))?;
+        let [sent, received, tx_bytes, rx_bytes] = n[..] else {
+            anyhow::bail!("no statistics of exn0: {text}")
+        };
+        Ok(Self {
+            sent,
+            received,
+            bytes: tx_bytes + rx_bytes,
+            rendezvous: 0,
+        })
     }
 
     fn since(self, before: Self) -> Self {
         let d = u64::wrapping_sub;
-        Self { sent: d(self.sent, before.sent), received: d(self.received, before.received), bytes: d(self.bytes, before.bytes) }
+        Self {
+            sent: d(self.sent, before.sent),
+            received: d(self.received, before.received),
+            bytes: d(self.bytes, before.bytes),
+            rendezvous: d(self.rendezvous, before.rendezvous),
+        }
     }
 }
+
+/// Operations of runs over exn0.
+pub const FRAMES: &str = "frames";
 
 /// One side of a counted run.
 #[derive(Debug, Clone, Serialize)]
@@ -110,13 +151,36 @@ pub struct Side {
 
 impl Side {
     /// Head of the table that [`Side::row`] makes.
-    pub const HEAD: &'static [&'static str] =
-        &["counted run, per operation", "node", "operations", "bytes", "reg writes", "page stores", "reads", "interrupts", "DMA read", "DMA written"];
+    pub const HEAD: &'static [&'static str] = &[
+        "per operation",
+        "node",
+        "operations",
+        "rendezvous",
+        "bytes",
+        "reg writes",
+        "page stores",
+        "reads",
+        "interrupts",
+        "DMA read",
+        "DMA written",
+    ];
 
     /// Figures per operation.
     pub fn row(&self) -> Vec<String> {
         let per = |n: u64| short(n as f64 / self.operations.max(1) as f64);
-        let mut row = vec![self.run.clone(), self.node.to_string(), format!("{} {}", self.operations, self.operation), per(self.bytes)];
+        let path = match self.frames.sent {
+            n if n > 0 && self.operation == FRAMES => {
+                format!("{:.0} %", 100.0 * self.frames.rendezvous as f64 / n as f64)
+            }
+            _ => "-".into(),
+        };
+        let mut row = vec![
+            self.run.clone(),
+            self.node.to_string(),
+            format!("{} {}", self.operations, self.operation),
+            path,
+            per(self.bytes),
+        ];
         row.extend(self.bus.list().into_iter().map(per));
         row
     }
@@ -127,19 +191,50 @@ impl Side {
 ///
 /// # Errors
 /// Those of `run`, or when counters can't be read.
-pub fn counted(lab: &Lab, emulator: &mut Client, name: &str, operation: &'static str, run: impl FnOnce() -> Result<Option<(u64, u64)>>) -> Result<Vec<Side>> {
+pub fn counted(
+    lab: &Lab,
+    emulator: &mut Client,
+    name: &str,
+    operation: &'static str,
+    run: impl FnOnce() -> Result<Option<(u64, u64)>>,
+) -> Result<Vec<Side>> {
     let mut read = || -> Result<Vec<(Bus, Frames)>> {
         let counters = emulator.counters()?;
-        (0..2).map(|n| Ok((Bus::of(counters.nics.get(n).context("the emulator has less than two NICs")?)?, Frames::read(lab, n)?))).collect()
+        (0..2)
+            .map(|n| {
+                Ok((
+                    Bus::of(
+                        counters
+                            .nics
+                            .get(n)
+                            .context("the emulator has less than two NICs")?,
+                    )?,
+                    Frames::read(lab, n)?,
+                ))
+            })
+            .collect()
     };
     let before = read()?;
     let operations = run().with_context(|| format!("counted run '{name}'"))?;
     let after = read()?;
-    let sides = before.iter().zip(after).enumerate().map(|(node, (old, new))| {
-        let frames = new.1.since(old.1);
-        let (operations, bytes) = operations.unwrap_or((frames.sent + frames.received, frames.bytes));
-        Side { run: name.to_string(), node, operation, operations, bytes, frames, bus: new.0.since(old.0) }
-    });
+    let sides = before
+        .iter()
+        .zip(after)
+        .enumerate()
+        .map(|(node, (old, new))| {
+            let frames = new.1.since(old.1);
+            let (operations, bytes) =
+                operations.unwrap_or((frames.sent + frames.received, frames.bytes));
+            Side {
+                run: name.to_string(),
+                node,
+                operation,
+                operations,
+                bytes,
+                frames,
+                bus: new.0.since(old.0),
+            }
+        });
     Ok(sides.collect())
 }
 
@@ -149,16 +244,62 @@ mod tests {
 
     #[test]
     fn rows_are_per_operation() {
-        let old = Bus { register_writes: 5, reads: 1, ..Bus::default() };
-        let new = Bus { register_writes: 25, reads: 1, window_stores: 40, interrupts: 10, dma_read: 0, dma_written: 1280 };
-        let side = Side { run: "x".into(), node: 1, operation: "frames", operations: 10, bytes: 840, frames: Frames::default(), bus: new.since(old) };
-        assert_eq!(side.row(), ["x", "1", "10 frames", "84.0", "2.00", "4.00", "0.00", "1.00", "0.00", "128"]);
+        let old = Bus {
+            register_writes: 5,
+            reads: 1,
+            ..Bus::default()
+        };
+        let new = Bus {
+            register_writes: 25,
+            reads: 1,
+            window_stores: 40,
+            interrupts: 10,
+            dma_read: 0,
+            dma_written: 1280,
+        };
+        let side = Side {
+            run: "x".into(),
+            node: 1,
+            operation: FRAMES,
+            operations: 10,
+            bytes: 840,
+            frames: Frames {
+                sent: 8,
+                rendezvous: 4,
+                ..Frames::default()
+            },
+            bus: new.since(old),
+        };
+        assert_eq!(
+            side.row(),
+            [
+                "x",
+                "1",
+                "10 frames",
+                "50 %",
+                "84.0",
+                "2.00",
+                "4.00",
+                "0.00",
+                "1.00",
+                "0.00",
+                "128"
+            ]
+        );
         assert_eq!(side.row().len(), Side::HEAD.len());
     }
 
     #[test]
     fn statistics_of_the_interface() {
-        assert_eq!(Frames::parse("1\n2\n30\n40\n").unwrap(), Frames { sent: 1, received: 2, bytes: 70 });
+        assert_eq!(
+            Frames::parse("1\n2\n30\n40\n").unwrap(),
+            Frames {
+                sent: 1,
+                received: 2,
+                bytes: 70,
+                rendezvous: 0
+            }
+        );
         assert!(Frames::parse("1\n2\n").is_err());
         assert!(Frames::parse("cat: no such file").is_err());
     }

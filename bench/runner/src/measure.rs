@@ -18,9 +18,18 @@ pub struct Device {
 
 /// The interfaces of `lab up --bench-nics`, and exn.
 pub const DEVICES: [Device; 3] = [
-    Device { name: "exn", network: "10.2.0" },
-    Device { name: "virtio", network: "10.3.0" },
-    Device { name: "e1000e", network: "10.4.0" },
+    Device {
+        name: "exn",
+        network: "10.2.0",
+    },
+    Device {
+        name: "virtio",
+        network: "10.3.0",
+    },
+    Device {
+        name: "e1000e",
+        network: "10.4.0",
+    },
 ];
 
 /// What is measured on every device; higher is better for all.
@@ -105,7 +114,11 @@ pub fn prepare(lab: &Lab) -> Result<()> {
     }
     // Neighbours are known before anything is measured.
     for device in DEVICES {
-        lab.ok(0, &format!("ping -q -c 3 -i 0.1 -w 30 {}.2", device.network)).with_context(|| format!("{} does not work", device.name))?;
+        lab.ok(
+            0,
+            &format!("ping -q -c 3 -i 0.1 -w 30 {}.2", device.network),
+        )
+        .with_context(|| format!("{} does not work", device.name))?;
     }
     Ok(())
 }
@@ -114,16 +127,29 @@ pub fn prepare(lab: &Lab) -> Result<()> {
 ///
 /// # Errors
 /// When the program fails or says something unexpected.
-pub fn once(lab: &Lab, device: Device, test: Test, repetition: usize, effort: &Effort) -> Result<Sample> {
+pub fn once(
+    lab: &Lab,
+    device: Device,
+    test: Test,
+    repetition: usize,
+    effort: &Effort,
+) -> Result<Sample> {
     let seconds = effort.seconds;
     let patience = SLACK + Duration::from_secs(u64::from(seconds));
     let server = format!("{}.2", device.network);
     let (value, details) = match test {
         Test::Tcp1 | Test::Tcp4 => {
             let streams = if test == Test::Tcp1 { 1 } else { 4 };
-            let out = lab.sh_for(0, &format!("iperf3 -J -c {server} -t {seconds} -P {streams}"), patience)?;
+            let out = lab.sh_for(
+                0,
+                &format!("iperf3 -J -c {server} -t {seconds} -P {streams}"),
+                patience,
+            )?;
             let s = iperf3(&out.stdout).with_context(|| out.stderr.clone())?;
-            (s.bits_per_s, json!({"retransmits": s.retransmits, "streams": streams}))
+            (
+                s.bits_per_s,
+                json!({"retransmits": s.retransmits, "streams": streams}),
+            )
         }
         Test::UdpRr => {
             let text = lab.ok_for(0, &format!("netperf -H {server} -t UDP_RR -l {seconds} -P 0 -- -r 64,64 -k THROUGHPUT,MEAN_LATENCY,P50_LATENCY,P99_LATENCY"), patience)?;
@@ -131,7 +157,14 @@ pub fn once(lab: &Lab, device: Device, test: Test, repetition: usize, effort: &E
             (all["THROUGHPUT"], json!(all))
         }
     };
-    Ok(Sample { repetition, device: device.name, test, unit: test.unit(), value, details })
+    Ok(Sample {
+        repetition,
+        device: device.name,
+        test,
+        unit: test.unit(),
+        value,
+        details,
+    })
 }
 
 /// Measures the raw units once: what TCP and UDP are compared with.
@@ -143,8 +176,19 @@ pub fn raw_once(lab: &Lab, peer: u64, repetition: usize, effort: &Effort) -> Res
     let bits = number(&get, "bytes")? * 8e9 / number(&get, "elapsed_ns")?;
     let ping = ping_pong(lab, peer, 64, "irq", effort)?;
     let rate = 1e9 / number(&ping, "rtt_ns_mean")?;
-    let sample = |test: Test, value, details: &Pairs| Sample { repetition, device: "raw", test, unit: test.unit(), value, details: json!(details) };
-    Ok(vec![sample(Test::Tcp1, bits, &get), sample(Test::Tcp4, bits, &get), sample(Test::UdpRr, rate, &ping)])
+    let sample = |test: Test, value, details: &Pairs| Sample {
+        repetition,
+        device: "raw",
+        test,
+        unit: test.unit(),
+        value,
+        details: json!(details),
+    };
+    Ok(vec![
+        sample(Test::Tcp1, bits, &get),
+        sample(Test::Tcp4, bits, &get),
+        sample(Test::UdpRr, rate, &ping),
+    ])
 }
 
 /// `key value` lines of a raw run.
@@ -156,7 +200,12 @@ pub type Pairs = std::collections::BTreeMap<String, String>;
 /// When the command fails.
 pub fn transfer(lab: &Lab, verb: &str, peer: u64, size: u64, effort: &Effort) -> Result<Pairs> {
     let count = (effort.raw_bytes / size).clamp(16, 4096);
-    lab.raw(0, &format!("{verb} node={peer} size={size} count={count} inflight=8 timeout_ms={RAW_TIMEOUT_MS}"))
+    lab.raw(
+        0,
+        &format!(
+            "{verb} node={peer} size={size} count={count} inflight=8 timeout_ms={RAW_TIMEOUT_MS}"
+        ),
+    )
 }
 
 /// Round trips.

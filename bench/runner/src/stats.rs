@@ -38,7 +38,12 @@ impl Spread {
 
 impl std::fmt::Display for Spread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = format!("{} ({}–{})", short(self.median), short(self.min), short(self.max));
+        let text = format!(
+            "{} ({}–{})",
+            short(self.median),
+            short(self.min),
+            short(self.max)
+        );
         f.pad(&text)
     }
 }
@@ -90,7 +95,14 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        for (x, text) in [(0.0, "0.00"), (1.234, "1.23"), (12.345, "12.3"), (9.999, "10.0"), (123.4, "123"), (1e6, "1000000")] {
+        for (x, text) in [
+            (0.0, "0.00"),
+            (1.234, "1.23"),
+            (12.345, "12.3"),
+            (9.999, "10.0"),
+            (123.4, "123"),
+            (1e6, "1000000"),
+        ] {
             assert_eq!(short(x), text);
         }
     }

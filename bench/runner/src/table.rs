@@ -2,11 +2,22 @@
 
 /// First column to the left, the others to the right; a line below the head.
 pub fn render(head: &[&str], rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).chain([head.len()]).max().unwrap_or(0);
+    let columns = rows
+        .iter()
+        .map(Vec::len)
+        .chain([head.len()])
+        .max()
+        .unwrap_or(0);
     let cell = |row: &[String], i: usize| row.get(i).cloned().unwrap_or_default();
     let head: Vec<String> = head.iter().map(|s| (*s).to_string()).collect();
     let width: Vec<usize> = (0..columns)
-        .map(|i| rows.iter().chain([&head]).map(|r| cell(r, i).chars().count()).max().unwrap_or(0))
+        .map(|i| {
+            rows.iter()
+                .chain([&head])
+                .map(|r| cell(r, i).chars().count())
+                .max()
+                .unwrap_or(0)
+        })
         .collect();
     let line = |row: &[String]| {
         let mut text = String::new();
@@ -36,7 +47,10 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let rows = vec![vec!["TCP".into(), "1.00 (0.5–2)".into(), "3".into()], vec!["a longer name".into(), "-".into()]];
+        let rows = vec![
+            vec!["TCP".into(), "1.00 (0.5–2)".into(), "3".into()],
+            vec!["a longer name".into(), "-".into()],
+        ];
         let text = render(&["test", "exn/virtio", "n"], &rows);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "test             exn/virtio  n");

@@ -40,7 +40,9 @@ fn unload(lab: &Lab) -> Result<()> {
 }
 
 fn number(result: &BTreeMap<String, String>, key: &str) -> Result<u64> {
-    let text = result.get(key).with_context(|| format!("no {key} in {result:?}"))?;
+    let text = result
+        .get(key)
+        .with_context(|| format!("no {key} in {result:?}"))?;
     text.parse().with_context(|| format!("{key} is {text}"))
 }
 
@@ -48,22 +50,34 @@ fn velo_and_rma(lab: &Lab) -> Result<()> {
     load(lab)?;
     for size in [8, 64, 120] {
         let mode = if size == 64 { "poll" } else { "irq" };
-        let r = lab.raw(0, &format!("pingpong node=1 size={size} count=200 mode={mode} timeout_ms=60000"))?;
+        let r = lab.raw(
+            0,
+            &format!("pingpong node=1 size={size} count=200 mode={mode} timeout_ms=60000"),
+        )?;
         ensure!(number(&r, "verified")? >= 200, "{r:?}");
     }
     for verb in ["get", "put"] {
         for size in [8, 64, 496, 504, 4096, 65536, 1 << 20] {
             // From node 1 for some: both directions.
             let (here, there) = if size == 4096 { (1, 0) } else { (0, 1) };
-            let r = lab.raw(here, &format!("{verb} node={there} size={size} count=24 timeout_ms=60000"))?;
+            let r = lab.raw(
+                here,
+                &format!("{verb} node={there} size={size} count=24 timeout_ms=60000"),
+            )?;
             let inflight = number(&r, "inflight")?;
             ensure!(number(&r, "count")? == 24, "{r:?}");
             ensure!(number(&r, "verified_bytes")? == inflight * size, "{r:?}");
         }
     }
     let status = lab.raw(1, "status")?;
-    ensure!(number(&status, "bad")? == 0, "the server saw bad messages: {status:?}");
-    ensure!(number(&status, "puts")? == 6 * 24, "PUTs went missing: {status:?}");
+    ensure!(
+        number(&status, "bad")? == 0,
+        "the server saw bad messages: {status:?}"
+    );
+    ensure!(
+        number(&status, "puts")? == 6 * 24,
+        "PUTs went missing: {status:?}"
+    );
     unload(lab)
 }
 
@@ -74,7 +88,10 @@ fn bad_commands(lab: &Lab) -> Result<()> {
             Ok(r) => anyhow::bail!("'{command}' was accepted: {r:?}"),
             Err(e) => {
                 let text = format!("{e:#}");
-                ensure!(text.contains(why), "'{command}' was refused, but not for '{why}': {text}");
+                ensure!(
+                    text.contains(why),
+                    "'{command}' was refused, but not for '{why}': {text}"
+                );
                 Ok(())
             }
         }
@@ -111,10 +128,15 @@ fn unbind(lab: &Lab) -> Result<()> {
     })?;
     lab.ok(0, unbind)?;
     let out = run.wait(PATIENCE)?;
-    ensure!(out.stdout.contains("rc 1") && out.stdout.contains("ENODEV"), "the run did not end by the unbinding: {out:?}");
+    ensure!(
+        out.stdout.contains("rc 1") && out.stdout.contains("ENODEV"),
+        "the run did not end by the unbinding: {out:?}"
+    );
     lab.ok(1, unbind)?;
     for node in 0..2 {
-        lab.until("the NIC is up again", PATIENCE, |lab| Ok(number(&lab.raw(node, "status")?, "up")? == 1))?;
+        lab.until("the NIC is up again", PATIENCE, |lab| {
+            Ok(number(&lab.raw(node, "status")?, "up")? == 1)
+        })?;
         lab.raw(node, "serve")?;
     }
     lab.raw(1, "get node=0 size=65536 count=8")?;
