@@ -16,7 +16,7 @@ fn pair(emu: &Emu) -> (Guest, Guest) {
 }
 
 fn chip(emu: &Emu, nic: usize, path: &str) -> u64 {
-    emu.counters().nics[nic].find(path).unwrap()
+    emu.counters().nics[nic].chip(path).unwrap()
 }
 
 #[test]
@@ -48,8 +48,8 @@ fn a_message_arrives_with_its_interrupt() {
     let c = emu.counters();
     assert_eq!(
         (
-            c.nics[0].find("velo.sent").unwrap(),
-            c.nics[1].find("velo.received").unwrap(),
+            c.nics[0].chip("velo.sent").unwrap(),
+            c.nics[1].chip("velo.received").unwrap(),
             c.nics[1].host.msi_sent
         ),
         (2, 2, 2)
@@ -59,7 +59,7 @@ fn a_message_arrives_with_its_interrupt() {
         (2, 0)
     );
     assert!(
-        c.nics[0].find("mmio_writes").unwrap() > 0 && c.nics[1].find("dma_writes").unwrap() > 0
+        c.nics[0].chip("mmio_writes").unwrap() > 0 && c.nics[1].chip("dma_writes").unwrap() > 0
     );
     assert_eq!(
         c.nics[0].host.msi_lost + c.nics[1].host.dma_outside_memory,

@@ -299,13 +299,8 @@ pub struct NicCounters {
 }
 
 impl NicCounters {
-    /// Like [`NicCounters::find`]; 0 if there is none.
-    pub fn chip(&self, path: &str) -> u64 {
-        self.find(path).unwrap_or(0)
-    }
-
     /// A counter of the chip by its path, for instance `"velo.sent"` or `"events.28"`; `None` if there is none.
-    pub fn find(&self, path: &str) -> Option<u64> {
+    pub fn chip(&self, path: &str) -> Option<u64> {
         let step = |v: &'_ serde_json::Value, key: &str| match v {
             serde_json::Value::Array(list) => {
                 key.parse().ok().and_then(|i: usize| list.get(i).cloned())
