@@ -102,12 +102,18 @@ fn port_counter(lab: &Lab, node: usize, name: &str) -> Result<u64> {
 }
 
 fn retry(lab: &Lab) -> Result<()> {
-    let before = (sum(&lab.status()?, "velo_retries"), port_counter(lab, 0, "replayed")?);
+    let before = (
+        sum(&lab.status()?, "velo_retries"),
+        port_counter(lab, 0, "replayed")?,
+    );
     lab.fault(&["retry", "0", "--every", "50"])?;
     let result = both_ways(lab, 32, Duration::from_secs(300));
     lab.fault(&["retry", "0", "--every", "0"])?;
     result?;
-    let after = (sum(&lab.status()?, "velo_retries"), port_counter(lab, 0, "replayed")?);
+    let after = (
+        sum(&lab.status()?, "velo_retries"),
+        port_counter(lab, 0, "replayed")?,
+    );
     ensure!(after.0 > before.0, "no requester reported retry");
     ensure!(after.1 > before.1, "the driver replayed nothing");
     Ok(())

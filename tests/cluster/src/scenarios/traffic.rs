@@ -167,9 +167,8 @@ fn sha256_both_ways(lab: &Lab) -> Result<()> {
 /// What travels is a random block of 32 MiB again and again, each time with its number in front, so that lost,
 /// repeated and exchanged parts all change the hash.
 pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
-    let stream = |blocks: u64| {
-        format!("for i in $(seq {blocks}); do echo block $i; cat /tmp/block; done")
-    };
+    let stream =
+        |blocks: u64| format!("for i in $(seq {blocks}); do echo block $i; cat /tmp/block; done");
     let blocks = mib / 32;
     let mut expected = Vec::new();
     for node in 0..2 {
@@ -189,7 +188,10 @@ pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
     let senders = (0..2)
         .map(|n| {
             let peer = 1 - n;
-            lab.spawn(n, &format!("({}) | socat -u STDIN TCP:node{peer}:7000", stream(blocks)))
+            lab.spawn(
+                n,
+                &format!("({}) | socat -u STDIN TCP:node{peer}:7000", stream(blocks)),
+            )
         })
         .collect::<Result<Vec<_>>>()?;
     for sender in senders {
@@ -199,7 +201,10 @@ pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
     for (n, receiver) in receivers.into_iter().enumerate() {
         let got = receiver.wait(patience)?;
         let (got, sent) = (got.stdout.trim(), &expected[1 - n]);
-        ensure!(got == sent && got.len() > 60, "node{n} received {got}, its peer sent {sent}");
+        ensure!(
+            got == sent && got.len() > 60,
+            "node{n} received {got}, its peer sent {sent}"
+        );
     }
     for node in 0..2 {
         lab.ok(node, "rm /tmp/block")?;
