@@ -114,9 +114,20 @@ impl Node {
         result.with_context(|| self.failure())
     }
 
+    /// The first defect that its present kernel reported, else the end of its console.
+    pub fn last_words(&self) -> String {
+        let log = self.log_since(0);
+        // The console has all boots one after the other.
+        let boot = log.rfind("] Linux version ").map_or("", |at| &log[at..]);
+        match logscan::first_defect(boot) {
+            Some(report) => report.replace('\r', ""),
+            None => tail(&self.console(), TAIL),
+        }
+    }
+
     fn failure(&self) -> String {
         let qemu = tail(&self.dir.join("qemu.log"), 5);
-        let console = tail(&self.console(), TAIL);
+        let console = self.last_words();
         let mut text = format!("{} did not come up", self.name());
         if !qemu.is_empty() {
             text += &format!("\n-- QEMU says:\n{qemu}");

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Exit status of timeout(1) when the time was over.
 const TIMED_OUT: u8 = 124;
@@ -78,10 +78,16 @@ pub fn exec(paths: &Paths, args: Exec) -> Result<u8> {
 
 /// Adds the end of the console when the node is no longer there.
 fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Error {
+    // A QEMU that has just closed its sockets takes a moment to end.
+    let went_off = format!("{error:#}").contains("went off");
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while went_off && cluster.is_on(node.index()) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     if super::is_broken_pipe(&error) || cluster.is_on(node.index()) {
         return error;
     }
-    let console = lab::state::tail(&node.console(), 15);
+    let console = node.last_words();
     error.context(format!(
         "{} is off; the end of its console:\n{console}\n--",
         node.name()
