@@ -120,7 +120,7 @@ impl Node {
         // The console has all boots one after the other.
         let boot = log.rfind("] Linux version ").map_or("", |at| &log[at..]);
         match logscan::first_defect(boot) {
-            Some(report) => report.replace('\r', ""),
+            Some(report) => report,
             None => tail(&self.console(), TAIL),
         }
     }
@@ -147,7 +147,7 @@ impl Node {
     pub fn log_since(&self, mark: u64) -> String {
         let all = std::fs::read(self.console()).unwrap_or_default();
         let from = usize::try_from(mark).unwrap_or(usize::MAX).min(all.len());
-        String::from_utf8_lossy(&all[from..]).into_owned()
+        String::from_utf8_lossy(&all[from..]).replace('\r', "")
     }
 
     /// Fails when the kernel reported a defect since the mark (0: since the lab was started).

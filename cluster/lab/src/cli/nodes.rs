@@ -184,6 +184,23 @@ pub fn cp(paths: &Paths, name: &str, list: &[String]) -> Result<u8> {
     Ok(0)
 }
 
+/// Writes a piece of a log without the carriage returns of the serial line.
+fn write_log(out: &mut impl Write, data: &[u8]) -> Result<()> {
+    let clean: Vec<u8> = data.iter().copied().filter(|b| *b != b'\r').collect();
+    out.write_all(&clean)?;
+    Ok(out.flush()?)
+}
+
+/// The last `n` lines.
+fn last_lines(data: &[u8], n: usize) -> &[u8] {
+    let body = data.strip_suffix(b"\n").unwrap_or(data);
+    let mut breaks = body.iter().enumerate().rev().filter(|(_, b)| **b == b'\n');
+    match n.checked_sub(1) {
+        None => &[],
+        Some(skip) => breaks.nth(skip).map_or(data, |(i, _)| &data[i + 1..]),
+    }
+}
+
 /// `lab log`.
 pub fn log(
     paths: &Paths,
@@ -201,34 +218,15 @@ pub fn log(
     let mut file =
         std::fs::File::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut out = std::io::stdout().lock();
-    if let Some(n) = lines {
-        let mut all = Vec::new();
-        file.read_to_end(&mut all)?;
-        let ended = all.last() == Some(&b'\n');
-        let mut starts = all
-            .iter()
-            .enumerate()
-            .rev()
-            .skip(usize::from(ended))
-            .filter(|(_, b)| **b == b'\n')
-            .map(|(i, _)| i + 1);
-        let from = if n == 0 {
-            all.len()
-        } else {
-            starts.nth(n - 1).unwrap_or(0)
-        };
-        out.write_all(&all[from..])?;
-    } else {
-        std::io::copy(&mut file, &mut out)?;
-    }
-    out.flush()?;
-    if follow {
-        // The lab is gone when its log is.
-        while path.exists() {
-            std::thread::sleep(Duration::from_millis(200));
-            std::io::copy(&mut file, &mut out)?;
-            out.flush()?;
-        }
+    let mut data = Vec::new();
+    file.read_to_end(&mut data)?;
+    write_log(&mut out, lines.map_or(&data[..], |n| last_lines(&data, n)))?;
+    // The lab is gone when its log is.
+    while follow && path.exists() {
+        std::thread::sleep(Duration::from_millis(200));
+        data.clear();
+        file.read_to_end(&mut data)?;
+        write_log(&mut out, &data)?;
     }
     Ok(0)
 }
@@ -236,6 +234,15 @@ pub fn log(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_lines_are_found() {
+        assert_eq!(last_lines(b"a\nb\nc\n", 2), b"b\nc\n");
+        assert_eq!(last_lines(b"a\nb\nc", 1), b"c");
+        assert_eq!(last_lines(b"a\nb\n", 9), b"a\nb\n");
+        assert_eq!(last_lines(b"a\n", 0), b"");
+        assert_eq!(last_lines(b"", 3), b"");
+    }
 
     #[test]
     fn exit_codes_are_the_shells() {
