@@ -40,6 +40,10 @@ pub(crate) const PARTIALS: u16 = 64;
 pub(crate) const PARTIAL_MS: u32 = 1000;
 /// Period of housekeeping while something is pending.
 pub(crate) const TICK_MS: u32 = 20;
+/// For so long a peer must be heard of without answering anything before the own ports are taken for stuck.
+pub(crate) const PROOF_MS: u32 = 1000;
+/// Ports are reopened at most this often.
+pub(crate) const RESTART_MS: u32 = 30_000;
 /// How long `down` waits for transfers in flight.
 pub(crate) const DRAIN_MS: u32 = 500;
 

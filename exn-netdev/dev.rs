@@ -78,7 +78,8 @@ struct StatusWatch(Arc<Shared>);
 impl StatusClient for StatusWatch {
     fn changed(&self, status: Status) {
         let ndev = &self.0.ndev;
-        ndev.set_carrier(status.is_up() && ndev.is_running());
+        let open = self.0.tx.lock().is_open();
+        ndev.set_carrier(status.is_up() && open);
         // The MAC address changes under RTNL.
         ndev.schedule_work();
     }
@@ -125,10 +126,12 @@ impl Exn {
                 Outcome::Sent(skb) => skb.consume(),
                 Outcome::Received(skb) => {
                     drop(skb);
-                    sh.counters.reason(Reason::RxFlushed);
+                    sh.counters.reason(Reason::RxFlushed, 1);
                 }
             });
-            if sh.tx.lock().is_idle() && sh.rx.lock().is_idle() {
+            let sent = sh.tx.lock().is_idle();
+            let fetched = sh.rx.lock().is_idle();
+            if sent && fetched {
                 break;
             }
             if n == 0 {
@@ -145,7 +148,7 @@ impl Exn {
                 break;
             };
             if active {
-                sh.counters.reason(Reason::TxFlushed);
+                sh.counters.reason(Reason::TxFlushed, 1);
             }
             drop(map);
         }
@@ -154,7 +157,7 @@ impl Exn {
                 break;
             };
             if !fetch.lost {
-                sh.counters.reason(Reason::RxFlushed);
+                sh.counters.reason(Reason::RxFlushed, 1);
             }
             drop(fetch);
         }
@@ -200,7 +203,7 @@ impl Operations for Exn {
         })?;
         exn.rma
             .with_state(rtnl, |state| state.queue = Some(notifications))?;
-        sh.reset_tick();
+        sh.reset();
         let old = sh.rx.lock().set_scratch(Some(scratch));
         drop(old);
         sh.tx.lock().start(sender.clone());
@@ -230,15 +233,13 @@ impl Operations for Exn {
             state.mailbox = None;
             waiting = state.rx.flush(sh);
         });
-        for _ in 0..waiting {
-            sh.counters.reason(Reason::RxFlushed);
-        }
+        sh.counters.reason(Reason::RxFlushed, waiting as u64);
         let (sender, parked) = sh.tx.lock().stop();
         if let Some(sender) = sender {
             sender.detach();
         }
         if parked.is_some() {
-            sh.counters.reason(Reason::TxFlushed);
+            sh.counters.reason(Reason::TxFlushed, 1);
         }
         drop(parked);
         // All handles of the ports are gone now.
@@ -291,8 +292,8 @@ impl Operations for Exn {
         let exn = dev.data();
         let sh = &exn.shared;
         sh.reject(Reason::TxWatchdog, None, 0);
-        // Its poll function looks at everything that can hold the queue. A port that doesn't take messages for so long repairs itself
-        // (or gives up what is outstanding) in its own time, and calls then.
+        // What the NIC hasn't taken for so long is given up; the poll functions look at everything else that can hold the queue.
+        sh.tx.lock().reset_port();
         exn.velo.schedule();
         exn.rma.schedule();
         sh.arm_tick(|delay| exn.velo.schedule_in(delay));
@@ -302,8 +303,14 @@ impl Operations for Exn {
         let sh = &dev.data().shared;
         let status = sh.nic.status();
         rtnl.set_mac(&sh.prefix.mac(status.node));
+        if sh.take_restart() {
+            if let Err(e) = rtnl.restart() {
+                dev_err!(sh.nic.device(), "exn: reopening the ports failed: {e:?}\n");
+            }
+        }
         // May have been switched before the interface was up.
-        dev.set_carrier(status.is_up() && dev.is_running());
+        let open = sh.tx.lock().is_open();
+        dev.set_carrier(status.is_up() && open);
     }
 }
 

@@ -3,7 +3,7 @@
 //! ethtool: driver information, counters, ring sizes, eager threshold.
 
 use crate::{conf, dev::Exn, reason};
-use extoll_core::{rma, velo};
+use extoll_core::velo;
 use kernel::{prelude::*, sync::atomic::Relaxed};
 use kernel_ext::net::{Device, EthtoolOps, RingParam, Tunable};
 
@@ -41,7 +41,7 @@ impl EthtoolOps for Exn {
         let slots = velo::DEFAULT_MAILBOX_BYTES / sh.nic.velo_slot_bytes() as u32;
         RingParam {
             rx: slots,
-            rx_max: slots.max(rma::DEFAULT_QUEUE_BYTES / 16),
+            rx_max: slots,
             tx: sh.conf.flight(),
             tx_max: conf::TX_FLIGHT_MAX,
         }

@@ -147,6 +147,23 @@ reasons! {
     36 DropUnmatched Event c"drop_unmatched" "peer says it dropped a frame that is not pending";
     /// Announcements lost when the interface went down.
     37 RxFlushed RxMissed c"rx_flushed" "interface went down before the frame was fetched";
+    /// The ports were reopened.
+    38 Restart Event c"port_restart" "no notification comes although the peer is alive, reopening the ports";
+}
+
+impl Reason {
+    /// Whether it is worth a log line: not what is a consequence of something logged elsewhere, or harmless.
+    pub(crate) const fn is_logged(self) -> bool {
+        !matches!(
+            self,
+            Reason::TxNoCarrier
+                | Reason::RxOwnMulticast
+                | Reason::Late
+                | Reason::DropUnmatched
+                | Reason::TxFlushed
+                | Reason::RxFlushed
+        )
+    }
 }
 
 macro_rules! counters {
@@ -277,11 +294,11 @@ impl Counters {
         }
     }
 
-    /// Counts a reason and returns how often it had occurred before. Any context.
-    pub(crate) fn reason(&self, r: Reason) -> u64 {
-        self.reasons
-            .get(r as usize)
-            .map_or(0, |v| v.fetch_add(1, Relaxed))
+    /// Counts a reason `n` times. Any context.
+    pub(crate) fn reason(&self, r: Reason, n: u64) {
+        if let Some(v) = self.reasons.get(r as usize) {
+            v.fetch_add(n, Relaxed);
+        }
     }
 
     /// How often a reason occurred.

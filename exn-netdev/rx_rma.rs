@@ -15,7 +15,7 @@ use kernel::{
     sync::{atomic::Relaxed, Arc},
 };
 use kernel_ext::net::{
-    BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxMapping, RxSkb, SkBuff,
+    self, BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxMapping, RxSkb, SkBuff,
 };
 use wire::{
     ext_eth::{self, Completion, Side},
@@ -163,7 +163,7 @@ impl Fetches {
     }
 
     fn complete(&mut self, c: &Completion) -> Ended {
-        if self.flight.get(c.key).map_or(true, |f| f.node != c.peer) {
+        if self.flight.get(c.key).is_none_or(|f| f.node != c.peer) {
             return Ended::Unmatched(Reason::Unmatched);
         }
         let Some(fetch) = self.remove(c.key) else {
@@ -240,9 +240,8 @@ impl Shared {
             (rx.age(now), rx.len() > 0)
         };
         if let Some((node, n)) = lost {
-            for _ in 0..n {
-                self.reject(Reason::RxTimeout, Some(node), n);
-            }
+            self.reject_many(Reason::RxTimeout, n, Some(node), n);
+            self.unanswered(node, now);
         }
         again
     }
@@ -305,6 +304,7 @@ impl RmaPoll {
             }
         });
         if n > 0 {
+            sh.notified(net::jiffies64());
             sh.ndev.bql_done(done);
             sh.tx_unblock();
         }

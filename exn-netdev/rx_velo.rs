@@ -121,6 +121,7 @@ impl VeloRx {
         if node.is_reserved() {
             return sh.reject(Reason::RxSource, Some(node), u64::from(status.source.raw()));
         }
+        sh.heard(node, now);
         if status.err {
             // Semantics unknown (G9): such a message is not to be trusted, nor is what it would continue.
             if let Some(p) = self.partials.get_mut(u64::from(node.0)) {

@@ -4,7 +4,7 @@
 
 use crate::{
     conf::{self, Conf},
-    reason::{Class, Counter, Counters, Reason},
+    reason::{Counter, Counters, Reason},
     rx_rma::Fetches,
     tx::Tx,
 };
@@ -44,6 +44,16 @@ pub(crate) struct Shared {
     pub(crate) waiting: Atomic<u32>,
     /// Partial frames: gauge.
     pub(crate) partials: Atomic<u32>,
+    /// Node + 1 of a peer that left transfers unanswered while no notification came at all; 0 if none.
+    suspect: Atomic<u32>,
+    /// When it was first heard of after that (0: not yet), in jiffies.
+    heard: Atomic<u64>,
+    /// Last notification, in jiffies.
+    notified: Atomic<u64>,
+    /// 1 if the ports are to be reopened.
+    restart: Atomic<i32>,
+    /// Last time that was decided, in jiffies.
+    restarted: Atomic<u64>,
     /// 1 while the housekeeping timer runs.
     tick_armed: Atomic<i32>,
     /// When housekeeping is due, in jiffies.
@@ -67,6 +77,11 @@ impl Shared {
                 rx <- new_spinlock_irq!(rx, "exn_rx"),
                 waiting: Atomic::new(0),
                 partials: Atomic::new(0),
+                suspect: Atomic::new(0),
+                heard: Atomic::new(0),
+                notified: Atomic::new(0),
+                restart: Atomic::new(0),
+                restarted: Atomic::new(0),
                 tick_armed: Atomic::new(0),
                 tick_due: Atomic::new(0),
             }),
@@ -84,12 +99,14 @@ impl Shared {
     /// module held.
     #[cold]
     pub(crate) fn reject(&self, r: Reason, node: Option<NodeId>, detail: u64) {
-        self.counters.reason(r);
-        if r.class() == Class::Event
-            && r != Reason::TxWatchdog
-            && r != Reason::Unmatched
-            && r != Reason::BadNotify
-        {
+        self.reject_many(r, 1, node, detail);
+    }
+
+    /// As [`Shared::reject`] for `n` events of the same reason, with one line at most.
+    #[cold]
+    pub(crate) fn reject_many(&self, r: Reason, n: u64, node: Option<NodeId>, detail: u64) {
+        self.counters.reason(r, n);
+        if !r.is_logged() {
             return;
         }
         let Some(missed) = self.limits.get(r as usize).and_then(|l| l.allow()) else {
@@ -107,6 +124,62 @@ impl Shared {
                 "exn reason {number}: {text} ({detail:#x}), {missed} suppressed\n"
             ),
         }
+    }
+
+    /// Notifications came: the queue works.
+    #[inline]
+    pub(crate) fn notified(&self, now: u64) {
+        self.notified.store(now, Relaxed);
+        if self.suspect.load(Relaxed) != 0 {
+            self.suspect.store(0, Relaxed);
+        }
+    }
+
+    /// Transfers with `node` were given up. If no notification at all came meanwhile, either the peer is dead or our queue is stuck (a
+    /// lost write of the NIC leaves a hole in it): [`Shared::heard`] decides.
+    pub(crate) fn unanswered(&self, node: NodeId, now: u64) {
+        let silence = now.wrapping_sub(self.notified.load(Relaxed));
+        if self.suspect.load(Relaxed) == 0 && silence >= ms(conf::timeout_ms()) {
+            self.heard.store(0, Relaxed);
+            self.suspect.store(u32::from(node.0) + 1, Relaxed);
+        }
+    }
+
+    /// A message of `node` came. A suspect that is alive for a second while still nothing is answered shows that our ports are stuck.
+    #[inline]
+    pub(crate) fn heard(&self, node: NodeId, now: u64) {
+        if self.suspect.load(Relaxed) == u32::from(node.0) + 1 {
+            self.judge(node, now);
+        }
+    }
+
+    #[cold]
+    fn judge(&self, node: NodeId, now: u64) {
+        let first = self.heard.load(Relaxed);
+        if first == 0 {
+            self.heard.store(now.max(1), Relaxed);
+        } else if now.wrapping_sub(first) >= ms(conf::PROOF_MS) {
+            self.suspect.store(0, Relaxed);
+            let last = self.restarted.load(Relaxed);
+            if last == 0 || now.wrapping_sub(last) >= ms(conf::RESTART_MS) {
+                self.restarted.store(now.max(1), Relaxed);
+                self.restart.store(1, Relaxed);
+                self.reject(Reason::Restart, Some(node), 0);
+                self.ndev.schedule_work();
+            }
+        }
+    }
+
+    /// Whether the ports are to be reopened; asked once.
+    pub(crate) fn take_restart(&self) -> bool {
+        self.restart.xchg(0, Relaxed) != 0
+    }
+
+    /// A new period of the interface begins.
+    pub(crate) fn reset(&self) {
+        self.tick_armed.store(0, Relaxed);
+        self.suspect.store(0, Relaxed);
+        self.notified.store(net::jiffies64(), Relaxed);
     }
 
     /// Makes sure that housekeeping runs soon; `schedule_in` has the VELO side polled after a delay.
@@ -135,7 +208,7 @@ impl Shared {
         self.tick_armed.load(Relaxed) != 0
     }
 
-    /// Forgets the timer: it doesn't run, or is needed for something else.
+    /// Forgets the timer: it is needed for something else.
     pub(crate) fn reset_tick(&self) {
         self.tick_armed.store(0, Relaxed);
     }

@@ -113,6 +113,15 @@ impl Tx {
         (self.port.take(), self.parked.take().map(|p| p.skb))
     }
 
+    /// Gives up messages that the NIC doesn't take, if a frame waits for that.
+    pub(crate) fn reset_port(&self) {
+        if let (Some(port), Some(_)) = (&self.port, &self.parked) {
+            if port.reserve(1).is_err() {
+                port.reset();
+            }
+        }
+    }
+
     /// Announced frames in flight and in quarantine.
     pub(crate) fn gauges(&self) -> (u64, u64) {
         (self.active.len() as u64, self.quarantine.len() as u64)
@@ -126,6 +135,11 @@ impl Tx {
     /// Whether housekeeping has something to do.
     pub(crate) fn needs_tick(&self) -> bool {
         self.active.len() + self.quarantine.len() > 0 || self.parked.is_some()
+    }
+
+    /// Whether the port is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.port.is_some()
     }
 
     /// Whether nothing is in flight.
@@ -521,6 +535,10 @@ impl Shared {
     /// Checks a frame, makes it contiguous, finishes its checksum, and chooses its way.
     fn prepare(&self, skb: &mut SkBuff) -> Result<(Target, Path), (Reason, u64)> {
         let len = skb.len();
+        // Until the stack has noticed that the carrier is gone.
+        if !self.ndev.carrier_ok() {
+            return Err((Reason::TxNoCarrier, u64::from(len)));
+        }
         if len < ext_eth::HEADER_LEN {
             return Err((Reason::TxShort, u64::from(len)));
         }
@@ -599,9 +617,8 @@ impl Shared {
         };
         self.ndev.bql_done(done);
         if let Some((node, n)) = lost {
-            for _ in 0..n {
-                self.reject(Reason::TxTimeout, Some(node), n);
-            }
+            self.reject_many(Reason::TxTimeout, n, Some(node), n);
+            self.unanswered(node, now);
         }
         self.tx_unblock();
         again

@@ -71,7 +71,7 @@ impl<'a> BoundNic<'a> {
     ///
     /// # Errors
     ///
-    /// `ENODEV` for a device that cannot be driven (revision 0x42, no MSI, BARs missing or too small, registers
+    /// `ENODEV` for a device that cannot be driven (revision 0x42, no MSI, BARs missing, too small or lost, registers
     /// unreadable), `EBUSY` if a BAR is claimed by others, `ENOMEM`, and those of the PCI core.
     pub fn probe(pdev: &'a pci::Device<Core<'_>>, params: Params) -> Result<Self> {
         let dev: &'a pci::Device<Bound> = pdev;
@@ -145,8 +145,19 @@ impl<'a> BoundNic<'a> {
                 min
             ));
         }
-        Region::claim(dev, bar, c"extoll")
-            .inspect_err(|e| dev_err!(dev, "BAR {} cannot be claimed: {:?}\n", bar, e))
+        let region = Region::claim(dev, bar, c"extoll")
+            .inspect_err(|e| dev_err!(dev, "BAR {} cannot be claimed: {:?}\n", bar, e))?;
+        if !region.is_assigned() {
+            let text = "the device was reset, remove and rescan it";
+            return Err(refuse!(
+                dev,
+                ENODEV,
+                "BAR {} lost its address, {}\n",
+                bar,
+                text
+            ));
+        }
+        Ok(region)
     }
 
     /// Steps 3 to 26.

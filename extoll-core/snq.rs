@@ -14,8 +14,12 @@ use kernel::{
 };
 use kernel_ext::{barrier, pci::IrqHandler, trace};
 use wire::{
-    ids::{Unit, Vpid},
-    regs::snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
+    ids::{RegOffset, Unit, Vpid},
+    regs::{
+        rma::{self, ErrorCounters},
+        snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
+        velo::{self, Counter1},
+    },
     snq::{Entry, Ring, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
 };
 
@@ -45,6 +49,8 @@ struct State {
     window: Instant<Monotonic>,
     /// Attempts made by a running drain.
     drain: Option<u32>,
+    /// Error counters as last reported.
+    errors: Errors,
 }
 
 impl State {
@@ -98,6 +104,7 @@ impl Snq {
             counts: [0; 32],
             window: Instant::now(),
             drain: None,
+            errors: Errors::default(),
         };
         Ok(try_pin_init!(Self {
             memory,
@@ -222,8 +229,8 @@ fn dispatch(nic: &Arc<Nic>, hw: &Hw, state: &mut State, entry: &Entry) {
     let event = emission.event;
     let number = event.number();
     let words = entry.words(emission.registers.len());
-    let first = words.first().copied().unwrap_or(0);
-    trace::event(nic.id(), number.into(), emission.part.into(), first);
+    let word = words.iter().copied().find(|w| *w != 0).unwrap_or(0);
+    trace::event(nic.id(), number.into(), emission.part.into(), word);
     nic.stats().event(number);
     if state.storm(event) && !state.storming.contains(event) {
         nic.error(Reason::EventStorm, number.into());
@@ -246,7 +253,69 @@ fn dispatch(nic: &Arc<Nic>, hw: &Hw, state: &mut State, entry: &Entry) {
         | TriggerEvent::GpioIrq
         | TriggerEvent::BarrierReleased
         | TriggerEvent::PcieBridgeRegfileInfo => nic.note(Reason::UnhandledEvent, number.into()),
+        TriggerEvent::VeloError | TriggerEvent::RmaError => {
+            match state.errors.take(emission.registers, words) {
+                Change::Nothing => {}
+                Change::ClosedPort => nic.note(Reason::ClosedPort, number.into()),
+                Change::Error => nic.event_error(event, emission.part, words),
+            }
+        }
         _ => nic.event_error(event, emission.part, words),
+    }
+}
+
+/// What the error counters in a report of VELO or RMA tell.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    Nothing,
+    /// Only messages for VPIDs that are not open: a peer that started before, or outlived, its partner here.
+    ClosedPort,
+    Error,
+}
+
+/// Error counters of VELO and RMA with their last reported values and the bits that count messages for closed VPIDs.
+struct Errors([(RegOffset, u64, u64); 10]);
+
+impl Default for Errors {
+    fn default() -> Self {
+        const NONE: u64 = 0;
+        Self([
+            (velo::COUNTER_1, Counter1(0).with_disabled_mbox(!0).raw(), 0),
+            (rma::REQUESTER_ERROR_CNT_0, NONE, 0),
+            (rma::REQUESTER_ERROR_CNT_1, NONE, 0),
+            (rma::RESPONDER_ERROR_CNT_0, VPID_3, 0),
+            (rma::RESPONDER_ERROR_CNT_1, NONE, 0),
+            (rma::RESPONDER_ERROR_CNT_2, NONE, 0),
+            (rma::COMPLETER_ERROR_CNT_0, NONE, 0),
+            (rma::COMPLETER_ERROR_CNT_1, NONE, 0),
+            (rma::COMPLETER_ERROR_CNT_2, VPID_0, 0),
+            (rma::COMPLETER_ERROR_CNT_3, NONE, 0),
+        ])
+    }
+}
+
+/// Fourth counter of an RMA counter register: responder's `vpid`.
+const VPID_3: u64 = ErrorCounters(0).with_count_3(!0).with_ovflw_3(true).raw();
+/// First counter: completer's `vpid`.
+const VPID_0: u64 = ErrorCounters(0).with_count_0(!0).with_ovflw_0(true).raw();
+
+impl Errors {
+    /// Compares a report with the last one and remembers it.
+    fn take(&mut self, registers: &[RegOffset], words: &[u64]) -> Change {
+        let mut worst = Change::Nothing;
+        for (reg, word) in registers.iter().zip(words) {
+            let Some((_, closed, last)) = self.0.iter_mut().find(|(r, _, _)| r == reg) else {
+                continue; // No error counter.
+            };
+            let changed = *word ^ *last;
+            *last = *word;
+            worst = worst.max(match changed {
+                0 => Change::Nothing,
+                c if c & !*closed == 0 => Change::ClosedPort,
+                _ => Change::Error,
+            });
+        }
+        worst
     }
 }
 

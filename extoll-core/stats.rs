@@ -63,6 +63,8 @@ reasons! {
     Memory = 16, "memory area reduced";
     /// An event that no handler is interested in.
     UnhandledEvent = 17, "unhandled event";
+    /// A peer sent to a VPID that is not open here.
+    ClosedPort = 18, "message for closed port";
 }
 
 /// Counters of one NIC. Any context.

@@ -82,20 +82,23 @@ struct Inner<const N: usize> {
     watching: bool,
     /// Committed count at the last progress, and when that was.
     progress: (u8, Instant<Monotonic>),
+    /// The present stall was reported.
+    reported: bool,
 }
 
 impl<const N: usize> Inner<N> {
-    /// True once per interval while packets are outstanding and none is committed.
+    /// True once per stall: packets are outstanding and none was committed for a while.
     fn stalled(&mut self) -> bool {
         let committed = self.credits.committed();
         if self.credits.outstanding() == 0 || committed != self.progress.0 {
             self.progress = (committed, Instant::now());
+            self.reported = false;
             return false;
         }
-        if self.progress.1.elapsed().as_millis() < STALL_MS {
+        if self.reported || self.progress.1.elapsed().as_millis() < STALL_MS {
             return false;
         }
-        self.progress.1 = Instant::now();
+        self.reported = true;
         true
     }
 }
@@ -165,6 +168,7 @@ impl<const N: usize> Tx<N> {
                         wanted: 0,
                         watching: false,
                         progress: (0, Instant::now()),
+                        reported: false,
                     },
                     "extoll_tx"
                 ),

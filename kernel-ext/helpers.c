@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 #include <asm/barrier.h>
 #include <linux/pci.h>
+#include <linux/sched.h>
 #include "helpers.h"
 
 void extoll_wmb(void)
@@ -16,4 +17,21 @@ void extoll_dma_rmb(void)
 int extoll_pci_domain(struct pci_dev *pdev)
 {
 	return pci_domain_nr(pdev->bus);
+}
+
+bool extoll_pci_bar_set(struct pci_dev *pdev, int bar)
+{
+	struct pci_bus_region region;
+	u32 low, high = 0;
+
+	pcibios_resource_to_bus(pdev->bus, &region, &pdev->resource[bar]);
+	pci_read_config_dword(pdev, PCI_BASE_ADDRESS_0 + 4 * bar, &low);
+	if (pdev->resource[bar].flags & IORESOURCE_MEM_64)
+		pci_read_config_dword(pdev, PCI_BASE_ADDRESS_0 + 4 * bar + 4, &high);
+	return ((u64)high << 32 | (low & PCI_BASE_ADDRESS_MEM_MASK)) == region.start;
+}
+
+void extoll_cond_resched(void)
+{
+	cond_resched();
 }

@@ -12,6 +12,9 @@ void extoll_wmb(void);
 /* dma_rmb(): orders reads of memory that a device writes. */
 void extoll_dma_rmb(void);
 int extoll_pci_domain(struct pci_dev *pdev);
+/* Whether a memory BAR of the device holds what the kernel assigned. */
+bool extoll_pci_bar_set(struct pci_dev *pdev, int bar);
+void extoll_cond_resched(void);
 
 /* Tracepoints (trace.c). */
 void extoll_trace_velo_post(u32 nic, u8 vpid, u8 slot, u64 descriptor);

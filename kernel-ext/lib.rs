@@ -5,9 +5,11 @@
 
 pub mod barrier;
 pub(crate) mod bindings;
+pub mod global;
 pub mod net;
 pub mod pci;
 pub mod ratelimit;
+pub mod sched;
 pub mod trace;
 pub mod work;
 

@@ -99,16 +99,12 @@ const char *extoll_net_name(const struct net_device *dev)
 void extoll_net_set_mac(struct net_device *dev, const u8 *addr)
 {
 	eth_hw_addr_set(dev, addr);
+	ether_addr_copy(dev->perm_addr, addr);
 }
 
 void extoll_net_get_mac(const struct net_device *dev, u8 *addr)
 {
 	ether_addr_copy(addr, dev->dev_addr);
-}
-
-void extoll_net_set_perm_mac(struct net_device *dev, const u8 *addr)
-{
-	ether_addr_copy(dev->perm_addr, addr);
 }
 
 void extoll_net_notify_mac(struct net_device *dev)
@@ -119,6 +115,21 @@ void extoll_net_notify_mac(struct net_device *dev)
 bool extoll_net_carrier_ok(const struct net_device *dev)
 {
 	return netif_carrier_ok(dev);
+}
+
+void extoll_net_tx_lock(struct net_device *dev)
+{
+	netif_tx_lock_bh(dev);
+}
+
+void extoll_net_tx_unlock(struct net_device *dev)
+{
+	netif_tx_unlock_bh(dev);
+}
+
+void extoll_net_tx_disable(struct net_device *dev)
+{
+	netif_tx_disable(dev);
 }
 
 void extoll_net_tx_start(struct net_device *dev)

@@ -53,11 +53,13 @@ void extoll_net_set_mtu(struct net_device *dev, u32 mtu);
 const char *extoll_net_name(const struct net_device *dev);
 void extoll_net_set_mac(struct net_device *dev, const u8 *addr);
 void extoll_net_get_mac(const struct net_device *dev, u8 *addr);
-void extoll_net_set_perm_mac(struct net_device *dev, const u8 *addr);
 void extoll_net_notify_mac(struct net_device *dev);
 bool extoll_net_carrier_ok(const struct net_device *dev);
 
 /* Transmit queue 0. */
+void extoll_net_tx_lock(struct net_device *dev);
+void extoll_net_tx_unlock(struct net_device *dev);
+void extoll_net_tx_disable(struct net_device *dev);
 void extoll_net_tx_start(struct net_device *dev);
 void extoll_net_tx_stop(struct net_device *dev);
 void extoll_net_tx_wake(struct net_device *dev);

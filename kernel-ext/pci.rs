@@ -110,6 +110,13 @@ impl<'a> Region<'a> {
         })
     }
 
+    /// Whether the device still has the address that the kernel assigned; not so after a reset or power cycle behind
+    /// the kernel's back. May sleep.
+    pub fn is_assigned(&self) -> bool {
+        // SAFETY: the device is valid while bound, and `bar` is one of its memory BARs.
+        unsafe { bindings::extoll_pci_bar_set(raw(self.dev), self.bar as c_int) }
+    }
+
     /// Physical address as the CPU sees it.
     pub fn start(&self) -> u64 {
         self.start

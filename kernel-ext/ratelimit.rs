@@ -16,11 +16,11 @@ pub struct RateLimit {
     missed: Atomic<u32>,
 }
 
-const BURST: u32 = 8;
-const INTERVAL_MS: u64 = 5000;
+const BURST: u32 = 4;
+const INTERVAL_MS: u64 = 10_000;
 
 impl RateLimit {
-    /// A new limit: 8 events per 5 s.
+    /// A new limit: 4 events per 10 s.
     pub fn new() -> Self {
         Self {
             start: Instant::now(),

@@ -27,7 +27,7 @@ trace! {
     rma_complete => extoll_trace_rma_complete(nic: u32, vpid: u8, slot: u32, word0: u64, word1: u64);
     /// An interrupt was handled; `entries` system notifications were consumed.
     interrupt => extoll_trace_interrupt(nic: u32, entries: u32, read_pointer: u16);
-    /// A system notification: trigger event, part of its report and first word.
+    /// A system notification: trigger event, part of its report and first word that is not 0.
     event => extoll_trace_event(nic: u32, trigger: u32, part: u32, word: u64);
     /// An error was counted; `reason` is the number of `extoll_core::stats::Reason`.
     error => extoll_trace_error(nic: u32, reason: u32, detail: u64);

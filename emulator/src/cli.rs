@@ -294,21 +294,55 @@ impl Ctl {
             Ctl::Counters { nic } => Request::Counters { nic },
             Ctl::Peek { nic, offset } => Request::Peek { nic, offset },
             Ctl::Poke { nic, offset, value } => Request::Poke { nic, offset, value },
-            Ctl::LinkUp { link } => Request::Link { link, up: true, policy: None },
-            Ctl::LinkDown { link, policy } => Request::Link { link, up: false, policy },
-            Ctl::Flap { link, down_ms, up_ms, count, policy } => Request::Flap { link, down_ms, up_ms, count, policy },
-            Ctl::Knobs { link, latency_ns, bytes_per_second, corrupt_rate, loss_rate } => {
-                Request::Knobs { link, latency_ns, bytes_per_second, corrupt_rate, loss_rate }
-            }
+            Ctl::LinkUp { link } => Request::Link {
+                link,
+                up: true,
+                policy: None,
+            },
+            Ctl::LinkDown { link, policy } => Request::Link {
+                link,
+                up: false,
+                policy,
+            },
+            Ctl::Flap {
+                link,
+                down_ms,
+                up_ms,
+                count,
+                policy,
+            } => Request::Flap {
+                link,
+                down_ms,
+                up_ms,
+                count,
+                policy,
+            },
+            Ctl::Knobs {
+                link,
+                latency_ns,
+                bytes_per_second,
+                corrupt_rate,
+                loss_rate,
+            } => Request::Knobs {
+                link,
+                latency_ns,
+                bytes_per_second,
+                corrupt_rate,
+                loss_rate,
+            },
             Ctl::Freeze { nic } => Request::Freeze { nic, on: true },
             Ctl::Thaw { nic } => Request::Freeze { nic, on: false },
             Ctl::PowerOff { nic } => Request::Power { nic, on: false },
             Ctl::PowerOn { nic } => Request::Power { nic, on: true },
             Ctl::Reset { nic } => Request::Reset { nic },
-            Ctl::Faults { nic, faults } => {
-                Request::Faults { nic, faults: serde_json::from_str(&faults).context("faults")? }
-            }
-            Ctl::Pci { nic, fields } => Request::Pci { nic, fields: serde_json::from_str(&fields).context("fields")? },
+            Ctl::Faults { nic, faults } => Request::Faults {
+                nic,
+                faults: serde_json::from_str(&faults).context("faults")?,
+            },
+            Ctl::Pci { nic, fields } => Request::Pci {
+                nic,
+                fields: serde_json::from_str(&fields).context("fields")?,
+            },
             Ctl::Panic { nic } => Request::Panic { nic },
             Ctl::Seed { seed } => Request::Seed { seed },
             Ctl::Setup { avoid_dead } => Request::Setup { avoid_dead },
@@ -316,7 +350,9 @@ impl Ctl {
             Ctl::NodeId { nic, id } => Request::NodeId { nic, id },
             Ctl::TraceStart { path } => {
                 let path = std::path::absolute(path)?;
-                Request::TraceStart { path: path.to_str().context("path is not UTF-8")?.to_owned() }
+                Request::TraceStart {
+                    path: path.to_str().context("path is not UTF-8")?.to_owned(),
+                }
             }
             Ctl::TraceFlush => Request::TraceFlush,
             Ctl::TraceStop => Request::TraceStop,
@@ -331,10 +367,27 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run(args),
         Command::Ctl { dir, request } => ctl(&dir, request),
-        Command::Trace { command: TraceCommand::Print { file, nic, kind, packet, host_only } } => {
-            trace_print(&file, &print::Filter { nics: nic, kinds: kind, packet, host_only })
-        }
-        Command::Topology { command: TopologyCommand::Show { topology } } => topology_show(&topology),
+        Command::Trace {
+            command:
+                TraceCommand::Print {
+                    file,
+                    nic,
+                    kind,
+                    packet,
+                    host_only,
+                },
+        } => trace_print(
+            &file,
+            &print::Filter {
+                nics: nic,
+                kinds: kind,
+                packet,
+                host_only,
+            },
+        ),
+        Command::Topology {
+            command: TopologyCommand::Show { topology },
+        } => topology_show(&topology),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -348,11 +401,13 @@ pub fn main() -> ExitCode {
 }
 
 fn is_broken_pipe(e: &anyhow::Error) -> bool {
-    e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    e.downcast_ref::<std::io::Error>()
+        .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 fn run(args: RunArgs) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -360,7 +415,12 @@ fn run(args: RunArgs) -> Result<()> {
         .with_target(false)
         .init();
     std::panic::set_hook(Box::new(|info| tracing::error!("{info}")));
-    let file = args.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+    let file = args
+        .config
+        .as_deref()
+        .map(ConfigFile::read)
+        .transpose()?
+        .unwrap_or_default();
     let overrides = Overrides {
         nodes: args.nodes,
         nics_per_node: args.nics_per_node,
@@ -371,12 +431,18 @@ fn run(args: RunArgs) -> Result<()> {
     raise_file_limit();
     let mut tracer = Tracer::off();
     if let Some(path) = &args.trace {
-        tracer.start(path).with_context(|| format!("cannot write {}", path.display()))?;
+        tracer
+            .start(path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     let world = World::new(&fabric, Clock::real(), tracer)?;
     let mut reactor = Reactor::new(&fabric, world)?;
     let (nics, links) = (fabric.nics.len(), fabric.topology.cables.len());
-    println!("extoll-emu ready: {nics} NICs, {links} links, topology {}, {}", fabric.topology.name, args.dir.display());
+    println!(
+        "extoll-emu ready: {nics} NICs, {links} links, topology {}, {}",
+        fabric.topology.name,
+        args.dir.display()
+    );
     std::io::stdout().flush()?;
     reactor.run()
 }
@@ -385,7 +451,10 @@ fn run(args: RunArgs) -> Result<()> {
 fn raise_file_limit() {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
     if let Err(e) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!("limit of open files stays at {:?}: {e}", limit.current);
     }
@@ -394,13 +463,18 @@ fn raise_file_limit() {
 fn ctl(dir: &Path, request: Ctl) -> Result<()> {
     let answer = Client::connect(dir)?.call(&request.request()?)?;
     if !answer.is_null() {
-        writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&answer)?)?;
+        writeln!(
+            std::io::stdout(),
+            "{}",
+            serde_json::to_string_pretty(&answer)?
+        )?;
     }
     Ok(())
 }
 
 fn trace_print(file: &Path, filter: &print::Filter) -> Result<()> {
-    let input = std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let input =
+        std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     print::print(BufReader::new(input), &mut out, filter)?;
     Ok(out.flush()?)
@@ -408,16 +482,34 @@ fn trace_print(file: &Path, filter: &print::Filter) -> Result<()> {
 
 fn topology_show(text: &str) -> Result<()> {
     let (topology, ids) = if Path::new(text).is_file() {
-        let fabric = Fabric::build(ConfigFile::read(Path::new(text))?, &Overrides::default(), Path::new("."))?;
+        let fabric = Fabric::build(
+            ConfigFile::read(Path::new(text))?,
+            &Overrides::default(),
+            Path::new("."),
+        )?;
         (fabric.topology, fabric.setup.node_ids)
     } else {
         (Topology::parse(text)?, None)
     };
     let ids = ids.unwrap_or_else(|| (0..topology.nodes as u16).collect());
     let groups = BTreeMap::new();
-    let routes = Routes::compute(&topology, &RouteRequest { ids: &ids, dead: &[], groups: &groups, to_sender: false })?;
+    let routes = Routes::compute(
+        &topology,
+        &RouteRequest {
+            ids: &ids,
+            dead: &[],
+            groups: &groups,
+            to_sender: false,
+        },
+    )?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    writeln!(out, "{}: {} NICs, {} links", topology.name, topology.nodes, topology.cables.len())?;
+    writeln!(
+        out,
+        "{}: {} NICs, {} links",
+        topology.name,
+        topology.nodes,
+        topology.cables.len()
+    )?;
     writeln!(out, "\nlinks (NIC:port)")?;
     for (a, b) in &topology.cables {
         writeln!(out, "  {a} - {b}")?;
@@ -429,8 +521,12 @@ fn topology_show(text: &str) -> Result<()> {
             let mut way = format!("{from}");
             let mut at = from;
             for _ in 0..topology.nodes {
-                let Some(link) = routes.first_link(at, to) else { break };
-                let Some(end) = neighbours[at][usize::from(link)] else { break };
+                let Some(link) = routes.first_link(at, to) else {
+                    break;
+                };
+                let Some(end) = neighbours[at][usize::from(link)] else {
+                    break;
+                };
                 at = end.nic;
                 way.push_str(&format!(" -{link}-> {at}"));
                 if at == to {

@@ -27,7 +27,13 @@ pub struct SetupConfig {
 
 impl Default for SetupConfig {
     fn default() -> Self {
-        Self { auto: true, delay_ms: 0, node_ids: None, groups: BTreeMap::new(), multicast_to_sender: false }
+        Self {
+            auto: true,
+            delay_ms: 0,
+            node_ids: None,
+            groups: BTreeMap::new(),
+            multicast_to_sender: false,
+        }
     }
 }
 
@@ -115,7 +121,8 @@ pub struct Overrides {
 impl ConfigFile {
     /// Reads a file. Errors name the file and the place in it.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         let parsed = if path.extension().is_some_and(|e| e == "json") {
             serde_json::from_str(&text).map_err(anyhow::Error::from)
         } else {
@@ -133,7 +140,13 @@ fn overlay<T: Serialize + for<'a> Deserialize<'a>>(base: &T, changes: &toml::Tab
 
 fn index_map<T: Clone>(map: &BTreeMap<String, T>, what: &str) -> Result<BTreeMap<usize, T>> {
     map.iter()
-        .map(|(k, v)| Ok((k.parse().with_context(|| format!("{what}: {k:?} is not a number"))?, v.clone())))
+        .map(|(k, v)| {
+            Ok((
+                k.parse()
+                    .with_context(|| format!("{what}: {k:?} is not a number"))?,
+                v.clone(),
+            ))
+        })
         .collect()
 }
 
@@ -141,7 +154,9 @@ impl SetupConfig {
     /// Multicast groups by number.
     pub fn group_map(&self) -> Result<BTreeMap<u8, Vec<usize>>> {
         let map = index_map(&self.groups, "setup.groups")?;
-        map.into_iter().map(|(k, v)| Ok((u8::try_from(k).context("setup.groups: groups are 0…63")?, v))).collect()
+        map.into_iter()
+            .map(|(k, v)| Ok((u8::try_from(k).context("setup.groups: groups are 0…63")?, v)))
+            .collect()
     }
 }
 
@@ -162,7 +177,10 @@ impl Fabric {
         };
         let count = topology.nodes;
         if let Some(w) = wanted.filter(|&w| w != count) {
-            bail!("topology {} has {count} NICs, but {w} were asked for (nodes × NICs per node)", topology.name);
+            bail!(
+                "topology {} has {count} NICs, but {w} were asked for (nodes × NICs per node)",
+                topology.name
+            );
         }
         if count % nics_per_node != 0 {
             bail!("{count} NICs can't be divided among nodes with {nics_per_node} each");
@@ -174,7 +192,9 @@ impl Fabric {
             bail!("network.tx-credit-bytes must not be 0");
         }
         let ids = match &file.setup.node_ids {
-            Some(ids) if ids.len() != count => bail!("setup.node-ids has {} entries for {count} NICs", ids.len()),
+            Some(ids) if ids.len() != count => {
+                bail!("setup.node-ids has {} entries for {count} NICs", ids.len())
+            }
             Some(ids) => ids.clone(),
             None => (0..count as u16).collect(),
         };
@@ -184,7 +204,9 @@ impl Fabric {
             let o = overrides.remove(&i).unwrap_or_default();
             let place = || format!("override-nic.{i}");
             let pci: PciConfig = overlay(&file.pci, &o.pci).with_context(place)?;
-            pci.validate().map_err(anyhow::Error::msg).with_context(place)?;
+            pci.validate()
+                .map_err(anyhow::Error::msg)
+                .with_context(place)?;
             // What the chip has before management software wrote anything: no ID of its own (HW §4.2), a GUID by place.
             let mut nic: NicConfig = overlay(&file.nic, &o.nic).with_context(place)?;
             if !o.nic.contains_key("guid") {
@@ -194,15 +216,32 @@ impl Fabric {
                 nic.node_id = 0;
             }
             nic.msi_vectors = pci.msi_vectors;
-            let socket = o.socket.unwrap_or_else(|| PathBuf::from(format!("nic{i}.sock")));
-            nics.push(NicSpec { nic, pci, socket: dir.join(socket), powered: !o.off });
+            let socket = o
+                .socket
+                .unwrap_or_else(|| PathBuf::from(format!("nic{i}.sock")));
+            nics.push(NicSpec {
+                nic,
+                pci,
+                socket: dir.join(socket),
+                powered: !o.off,
+            });
         }
         if let Some((i, _)) = overrides.first_key_value() {
             bail!("override-nic.{i}: there are only {count} NICs");
         }
-        let setup = SetupConfig { node_ids: Some(ids), ..file.setup };
+        let setup = SetupConfig {
+            node_ids: Some(ids),
+            ..file.setup
+        };
         setup.group_map()?;
-        Ok(Self { nics_per_node, topology, network, setup, nics, dir: dir.to_owned() })
+        Ok(Self {
+            nics_per_node,
+            topology,
+            network,
+            setup,
+            nics,
+            dir: dir.to_owned(),
+        })
     }
 }
 
@@ -228,11 +267,26 @@ mod tests {
             pci = { revision = 0x42 }
             off = true
             "#,
-            Overrides { nics_per_node: Some(2), seed: Some(9), ..Default::default() },
+            Overrides {
+                nics_per_node: Some(2),
+                seed: Some(9),
+                ..Default::default()
+            },
         )
         .unwrap();
-        assert_eq!((f.nics.len(), f.nics_per_node, f.network.seed, f.network.link.latency_ns), (8, 2, 9, 100));
-        assert_eq!((f.nics[2].pci.revision, f.nics[1].pci.revision), (0x42, 0x40));
+        assert_eq!(
+            (
+                f.nics.len(),
+                f.nics_per_node,
+                f.network.seed,
+                f.network.link.latency_ns
+            ),
+            (8, 2, 9, 100)
+        );
+        assert_eq!(
+            (f.nics[2].pci.revision, f.nics[1].pci.revision),
+            (0x42, 0x40)
+        );
         assert!(!f.nics[2].powered);
         assert_eq!(f.nics[3].socket, Path::new("/d/nic3.sock"));
         assert_eq!(f.nics[3].nic.guid(), 0xE0_0003);
@@ -245,11 +299,30 @@ mod tests {
             ("nodes = 3\ntopology = \"pair\"", cli(), "asked for"),
             ("nodez = 3", cli(), "nodez"),
             ("[override-nic.7]\noff = true", cli(), "only 2 NICs"),
-            ("[override-nic.0]\npci = { bar0-size = 3 }", cli(), "bar0-size"),
-            ("[override-nic.0]\npci = { colour = 3 }", cli(), "override-nic.0"),
+            (
+                "[override-nic.0]\npci = { bar0-size = 3 }",
+                cli(),
+                "bar0-size",
+            ),
+            (
+                "[override-nic.0]\npci = { colour = 3 }",
+                cli(),
+                "override-nic.0",
+            ),
             ("[setup]\nnode-ids = [1]", cli(), "1 entries for 2"),
-            ("[network]\nlink = { corrupt-rate = 0.99 }", cli(), "corrupt_rate"),
-            ("topology = \"ring:3\"", Overrides { nics_per_node: Some(2), ..cli() }, "divided"),
+            (
+                "[network]\nlink = { corrupt-rate = 0.99 }",
+                cli(),
+                "corrupt_rate",
+            ),
+            (
+                "topology = \"ring:3\"",
+                Overrides {
+                    nics_per_node: Some(2),
+                    ..cli()
+                },
+                "divided",
+            ),
         ] {
             let e = build(text, cli).map(|_| ()).unwrap_err();
             assert!(format!("{e:#}").contains(word), "{text}: {e:#}");

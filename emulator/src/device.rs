@@ -23,7 +23,14 @@ impl NicDevice<'_> {
         slot.machine.stats.config_writes += 1;
         let effects = slot.machine.config.write(offset, data);
         if self.world.tracer.on() {
-            self.world.tracer.record(self.nic, now, Event::ConfigWrite { offset, data: data.to_vec() });
+            self.world.tracer.record(
+                self.nic,
+                now,
+                Event::ConfigWrite {
+                    offset,
+                    data: data.to_vec(),
+                },
+            );
         }
         if effects.reset {
             self.world.slots[self.nic].machine.stats.function_resets += 1;
@@ -66,7 +73,9 @@ impl Device for NicDevice<'_> {
         }
         // What has happened must have happened before the guest looks.
         self.world.settle();
-        let done = self.world.with_nic(self.nic, |nic, env| nic.mmio_read(index as u8, offset, data, env));
+        let done = self.world.with_nic(self.nic, |nic, env| {
+            nic.mmio_read(index as u8, offset, data, env)
+        });
         if done.is_none() {
             data.fill(0xff);
         }
@@ -81,7 +90,9 @@ impl Device for NicDevice<'_> {
         if index == region::CONFIG {
             self.config_write(offset, data);
         } else {
-            self.world.with_nic(self.nic, |nic, env| nic.mmio_write(index as u8, offset, data, env));
+            self.world.with_nic(self.nic, |nic, env| {
+                nic.mmio_write(index as u8, offset, data, env)
+            });
             self.world.settle();
         }
         Ok(())

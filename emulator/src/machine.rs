@@ -23,7 +23,9 @@ impl LogLimit {
     pub fn allow(&mut self, now_ns: u64) -> Option<u64> {
         let refill = now_ns.saturating_sub(self.since_ns) / Self::REFILL_NS;
         if refill > 0 {
-            self.spent = self.spent.saturating_sub(refill.min(u64::from(Self::BURST)) as u32);
+            self.spent = self
+                .spent
+                .saturating_sub(refill.min(u64::from(Self::BURST)) as u32);
             self.since_ns = now_ns;
         }
         if self.spent < Self::BURST {
@@ -38,7 +40,6 @@ impl LogLimit {
 
 /// What happened between NIC and host. Counters run up from the start of the emulator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub struct HostStats {
     /// Clients that connected.
     pub connects: u64,
@@ -118,9 +119,14 @@ impl Machine {
 
     /// Signals the eventfd of a vector; `false` if there is none.
     pub fn signal(&mut self, vector: u16) -> bool {
-        let Some(Some(fd)) = self.msi.get(usize::from(vector)) else { return false };
+        let Some(Some(fd)) = self.msi.get(usize::from(vector)) else {
+            return false;
+        };
         // A full counter (EAGAIN) still means that the client will be woken.
-        matches!(rustix::io::write(fd, &1u64.to_ne_bytes()), Ok(_) | Err(Errno::AGAIN))
+        matches!(
+            rustix::io::write(fd, &1u64.to_ne_bytes()),
+            Ok(_) | Err(Errno::AGAIN)
+        )
     }
 
     /// Logs something that the guest or client did wrong, at a limited rate.
@@ -135,10 +141,14 @@ impl Machine {
     fn refuse(&mut self, addr: u64, len: usize, what: &str) -> DmaFault {
         if self.config.bus_master() {
             self.stats.dma_outside_memory += 1;
-            self.warn(format_args!("DMA {what} of {len} bytes at {addr:#x} refused: outside guest memory"));
+            self.warn(format_args!(
+                "DMA {what} of {len} bytes at {addr:#x} refused: outside guest memory"
+            ));
         } else {
             self.stats.dma_no_bus_master += 1;
-            self.warn(format_args!("DMA {what} of {len} bytes at {addr:#x} refused: bus mastering is off"));
+            self.warn(format_args!(
+                "DMA {what} of {len} bytes at {addr:#x} refused: bus mastering is off"
+            ));
         }
         DmaFault { addr, len }
     }

@@ -41,9 +41,9 @@ impl Token {
     fn pack(self) -> u64 {
         match self {
             Token::NicListener(i) => (i as u64) << 3,
-            Token::Nic(i) => (i as u64) << 3 | 1,
+            Token::Nic(i) => ((i as u64) << 3) | 1,
             Token::ControlListener => 2,
-            Token::Control(i) => (i as u64) << 3 | 3,
+            Token::Control(i) => ((i as u64) << 3) | 3,
             Token::Signal => 4,
         }
     }
@@ -97,7 +97,8 @@ fn listen(path: &Path) -> Result<UnixListener> {
         }
         std::fs::remove_file(path).with_context(|| format!("{}: can't remove", path.display()))?;
     }
-    let l = UnixListener::bind(path).with_context(|| format!("{}: can't listen", path.display()))?;
+    let l =
+        UnixListener::bind(path).with_context(|| format!("{}: can't listen", path.display()))?;
     l.set_nonblocking(true)?;
     Ok(l)
 }
@@ -105,7 +106,8 @@ fn listen(path: &Path) -> Result<UnixListener> {
 impl Reactor {
     /// Binds all sockets. From here on clients can connect. Errors name the socket.
     pub fn new(fabric: &Fabric, world: World) -> Result<Self> {
-        std::fs::create_dir_all(&fabric.dir).with_context(|| format!("{}: can't create", fabric.dir.display()))?;
+        std::fs::create_dir_all(&fabric.dir)
+            .with_context(|| format!("{}: can't create", fabric.dir.display()))?;
         let control_path = fabric.dir.join(SOCKET);
         let control_listener = listen(&control_path)?;
         let mut sockets = vec![control_path];
@@ -116,7 +118,11 @@ impl Reactor {
         }
         let (signals, write_end) = UnixStream::pair()?;
         signals.set_nonblocking(true)?;
-        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
+        for signal in [
+            signal_hook::consts::SIGTERM,
+            signal_hook::consts::SIGINT,
+            signal_hook::consts::SIGHUP,
+        ] {
             signal_hook::low_level::pipe::register(signal, write_end.try_clone()?)?;
         }
         let r = Self {
@@ -186,15 +192,26 @@ impl Reactor {
     }
 
     fn timeout(&self) -> Option<Timespec> {
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let zero = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         if !self.ready.is_empty() || self.world.busy() {
             return Some(zero);
         }
-        let at = self.world.next_deadline().into_iter().chain(self.paused.values().copied()).min()?;
+        let at = self
+            .world
+            .next_deadline()
+            .into_iter()
+            .chain(self.paused.values().copied())
+            .min()?;
         let ns = at.saturating_sub(self.world.now());
         // A wait of more than an hour ends early; nothing is due then.
         let ns = ns.min(3_600_000_000_000);
-        Some(Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as _ })
+        Some(Timespec {
+            tv_sec: (ns / 1_000_000_000) as i64,
+            tv_nsec: (ns % 1_000_000_000) as _,
+        })
     }
 
     fn dispatch(&mut self, token: Token) {
@@ -234,7 +251,12 @@ impl Reactor {
 
     fn unpause(&mut self) {
         let now = self.world.now();
-        let due: Vec<Token> = self.paused.iter().filter(|(_, &at)| at <= now).map(|(&t, _)| t).collect();
+        let due: Vec<Token> = self
+            .paused
+            .iter()
+            .filter(|(_, &at)| at <= now)
+            .map(|(&t, _)| t)
+            .collect();
         for token in due {
             self.paused.remove(&token);
             let result = match token {
@@ -261,7 +283,13 @@ impl Reactor {
         match watched {
             Ok(conn) => {
                 let _ = epoll::delete(&self.epoll, &self.nic_listeners[i]);
-                self.nics.insert(i, Client { inner: conn, writing: false });
+                self.nics.insert(
+                    i,
+                    Client {
+                        inner: conn,
+                        writing: false,
+                    },
+                );
                 tracing::info!(nic = i, "client connected");
                 self.world.connected(i);
             }
@@ -270,9 +298,14 @@ impl Reactor {
     }
 
     fn serve_nic(&mut self, i: usize) {
-        let Some(mut client) = self.nics.remove(&i) else { return };
+        let Some(mut client) = self.nics.remove(&i) else {
+            return;
+        };
         let before = client.inner.stats();
-        let mut device = NicDevice { world: &mut self.world, nic: i };
+        let mut device = NicDevice {
+            world: &mut self.world,
+            nic: i,
+        };
         // If this panics the connection is gone, which closes it.
         let result = client.inner.service(&mut device, BUDGET);
         let after = client.inner.stats();
@@ -283,7 +316,13 @@ impl Reactor {
                 if progress.more {
                     self.ready.insert(Token::Nic(i));
                 }
-                rewatch(&self.epoll, client.inner.as_fd(), Token::Nic(i), &mut client.writing, progress.want_write);
+                rewatch(
+                    &self.epoll,
+                    client.inner.as_fd(),
+                    Token::Nic(i),
+                    &mut client.writing,
+                    progress.want_write,
+                );
                 self.nics.insert(i, client);
             }
             Err(Closed::Eof) => {
@@ -304,7 +343,11 @@ impl Reactor {
         tracing::info!(nic = i, "connection closed by {by}");
         self.world.disconnected(i);
         // The next client may come now.
-        if let Err(e) = self.watch(&self.nic_listeners[i], Token::NicListener(i), EventFlags::IN) {
+        if let Err(e) = self.watch(
+            &self.nic_listeners[i],
+            Token::NicListener(i),
+            EventFlags::IN,
+        ) {
             if e != Errno::EXIST {
                 self.pause(Token::NicListener(i), &e.into());
             }
@@ -329,20 +372,34 @@ impl Reactor {
         match watched {
             Ok(s) => {
                 self.next_control += 1;
-                self.controls.insert(i, Client { inner: s, writing: false });
+                self.controls.insert(
+                    i,
+                    Client {
+                        inner: s,
+                        writing: false,
+                    },
+                );
             }
             Err(e) => tracing::error!("control connection: {e}"),
         }
     }
 
     fn serve_control(&mut self, i: usize) {
-        let Some(mut client) = self.controls.remove(&i) else { return };
+        let Some(mut client) = self.controls.remove(&i) else {
+            return;
+        };
         match client.inner.service(&mut self.world, &self.stats) {
             Outcome::Open { more, want_write } => {
                 if more {
                     self.ready.insert(Token::Control(i));
                 }
-                rewatch(&self.epoll, client.inner.as_fd(), Token::Control(i), &mut client.writing, want_write);
+                rewatch(
+                    &self.epoll,
+                    client.inner.as_fd(),
+                    Token::Control(i),
+                    &mut client.writing,
+                    want_write,
+                );
                 self.controls.insert(i, client);
             }
             Outcome::Closed => {}
@@ -360,9 +417,19 @@ impl Reactor {
 }
 
 /// Watches for room in the socket while replies wait, else for messages.
-fn rewatch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: Token, writing: &mut bool, want_write: bool) {
+fn rewatch(
+    epoll: &OwnedFd,
+    fd: BorrowedFd<'_>,
+    token: Token,
+    writing: &mut bool,
+    want_write: bool,
+) {
     if *writing != want_write {
-        let flags = if want_write { EventFlags::OUT } else { EventFlags::IN };
+        let flags = if want_write {
+            EventFlags::OUT
+        } else {
+            EventFlags::IN
+        };
         if epoll::modify(epoll, fd, EventData::new_u64(token.pack()), flags).is_ok() {
             *writing = want_write;
         }

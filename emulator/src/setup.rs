@@ -39,10 +39,21 @@ pub struct Setup {
 impl Setup {
     /// Computes the routes. Errors as [`Routes::compute`].
     pub fn new(cfg: &SetupConfig, topology: &Topology) -> Result<Self, RouteError> {
-        let ids = cfg.node_ids.clone().unwrap_or_else(|| (0..topology.nodes as u16).collect());
+        let ids = cfg
+            .node_ids
+            .clone()
+            .unwrap_or_else(|| (0..topology.nodes as u16).collect());
         let groups = cfg.group_map().map_err(|e| RouteError(e.to_string()))?;
         let to_sender = cfg.multicast_to_sender;
-        let routes = Routes::compute(topology, &Request { ids: &ids, dead: &[], groups: &groups, to_sender })?;
+        let routes = Routes::compute(
+            topology,
+            &Request {
+                ids: &ids,
+                dead: &[],
+                groups: &groups,
+                to_sender,
+            },
+        )?;
         Ok(Self {
             auto: cfg.auto,
             delay_ns: cfg.delay_ms * 1_000_000,
@@ -99,9 +110,18 @@ impl World {
     /// Programs every NIC. With `avoid_dead`, routes are computed anew around cables that carry nothing now; without, the
     /// routes are those of the whole topology.
     pub fn set_up_all(&mut self, avoid_dead: bool) -> Result<(), RouteError> {
-        let dead = if avoid_dead { self.network.dead_cables() } else { Vec::new() };
+        let dead = if avoid_dead {
+            self.network.dead_cables()
+        } else {
+            Vec::new()
+        };
         let s = &self.setup;
-        let request = Request { ids: &s.ids, dead: &dead, groups: &s.groups, to_sender: s.to_sender };
+        let request = Request {
+            ids: &s.ids,
+            dead: &dead,
+            groups: &s.groups,
+            to_sender: s.to_sender,
+        };
         self.setup.routes = Routes::compute(&self.topology, &request)?;
         (0..self.nic_count()).for_each(|nic| self.set_up(nic));
         Ok(())
@@ -109,13 +129,17 @@ impl World {
 
     fn write_identity(&mut self, nic: usize) {
         let guid = self.guid(nic);
-        let node = info::Node::default().with_guid(guid).with_id(self.setup.ids[nic]).with_vpids(VPIDS);
+        let node = info::Node::default()
+            .with_guid(guid)
+            .with_id(self.setup.ids[nic])
+            .with_vpids(VPIDS);
         self.poke(nic, info::NODE.get(), node.raw());
     }
 
     fn write_tables(&mut self, nic: usize) {
         let tables = self.setup.routes.tables(nic);
-        let word = |table: &BTreeMap<u16, u64>, i: u32| table.get(&(i as u16)).copied().unwrap_or(0);
+        let word =
+            |table: &BTreeMap<u16, u64>, i: u32| table.get(&(i as u16)).copied().unwrap_or(0);
         for port in 0..XBAR_PORTS as u32 {
             let mcast = &tables.mcast[port as usize];
             let lrt = (0..inp::LRT_ENTRIES).map(|i| (inp::lrt(port, i), word(&tables.lrt, i)));
@@ -150,7 +174,12 @@ impl World {
     pub fn set_node_id(&mut self, nic: usize, id: u16) -> Result<(), RouteError> {
         let old = std::mem::replace(&mut self.setup.ids[nic], id);
         let s = &self.setup;
-        let request = Request { ids: &s.ids, dead: &[], groups: &s.groups, to_sender: s.to_sender };
+        let request = Request {
+            ids: &s.ids,
+            dead: &[],
+            groups: &s.groups,
+            to_sender: s.to_sender,
+        };
         match Routes::compute(&self.topology, &request) {
             Ok(routes) => self.setup.routes = routes,
             Err(e) => {
@@ -161,7 +190,10 @@ impl World {
         let state = info::NW_STATE.get();
         self.poke(nic, state, STOPPED);
         self.settle();
-        for other in (0..self.nic_count()).filter(|&o| o != nic && self.is_on(o)).collect::<Vec<_>>() {
+        for other in (0..self.nic_count())
+            .filter(|&o| o != nic && self.is_on(o))
+            .collect::<Vec<_>>()
+        {
             self.write_tables(other);
         }
         self.set_up(nic);

@@ -21,6 +21,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::rc::Rc;
 use std::time::Instant;
+use wire::regs::info::{self, Node};
 
 /// Crossbar passes per event; more are left for the next turn of the event loop.
 const STEPS_PER_TURN: usize = 4096;
@@ -160,17 +161,24 @@ impl World {
     /// When [`World::tick`] has something to do next, in ns since the start.
     pub fn next_deadline(&self) -> Option<u64> {
         let nic = self.timers.first().map(|(at, _)| *at);
-        nic.into_iter().chain(self.network.next_deadline()).chain(self.setup.next_deadline()).min()
+        nic.into_iter()
+            .chain(self.network.next_deadline())
+            .chain(self.setup.next_deadline())
+            .min()
     }
 
     /// Runs what is due.
     pub fn tick(&mut self) {
         let now = self.now();
-        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
-            if let Some((_, i)) = self.timers.pop_first() {
-                self.slots[i].deadline = None;
-                self.with_nic(i, |nic, env| nic.tick(now, env));
-            }
+        // Each NIC once: one whose deadline does not move must not hold up the rest.
+        let due: Vec<usize> = self
+            .timers
+            .iter()
+            .take_while(|(at, _)| *at <= now)
+            .map(|(_, i)| *i)
+            .collect();
+        for i in due {
+            self.with_nic(i, |nic, env| nic.tick(now, env));
         }
         while let Some(nic) = self.setup.pop_due(now) {
             self.set_up(nic);
@@ -196,7 +204,11 @@ impl World {
                     }
                 }
                 None => {
-                    let ready = self.blocked.iter().copied().find(|&i| self.network.tx_credit(i) > 0);
+                    let ready = self
+                        .blocked
+                        .iter()
+                        .copied()
+                        .find(|&i| self.network.tx_credit(i) > 0);
                     let Some(i) = ready else {
                         if self.network.busy() {
                             continue;
@@ -212,7 +224,11 @@ impl World {
     }
 
     /// Calls into a NIC with everything it needs, then takes what it left. `None`: it is off, or it panicked.
-    pub(crate) fn with_nic<R>(&mut self, i: usize, f: impl FnOnce(&mut Nic, &mut Env<'_>) -> R) -> Option<R> {
+    pub(crate) fn with_nic<R>(
+        &mut self,
+        i: usize,
+        f: impl FnOnce(&mut Nic, &mut Env<'_>) -> R,
+    ) -> Option<R> {
         let now = self.now();
         let slot = &mut self.slots[i];
         if slot.power != Power::On {
@@ -261,22 +277,37 @@ impl World {
         if slot.nic.tx_waiting() {
             self.blocked.insert(i);
         }
-        if self.network.has_actions(i) {
+        let changed = self.network.identity(i).1 != self.slots[i].nic.node_id().0;
+        if changed || self.network.has_actions(i) {
             self.sync_identity(i);
             self.network.after_access(i, &mut self.tracer);
         }
     }
 
+    /// The network learns what the node register says.
     fn sync_identity(&mut self, i: usize) {
-        let nic = &self.slots[i].nic;
-        self.network.set_identity(i, nic.config().guid(), nic.node_id().0);
+        let slot = &mut self.slots[i];
+        let mut untraced = Tracer::off();
+        let mut env = Env {
+            host: &mut slot.machine,
+            outbox: &mut slot.outbox,
+            tx_credit: 0,
+            trace: &mut untraced.sink(i, 0),
+        };
+        let node = Node(slot.nic.reg_peek(info::NODE.get(), &mut env));
+        self.network.set_identity(i, node.guid(), node.id());
     }
 
     /// Contains a panic of NIC `i`.
     pub(crate) fn crashed(&mut self, i: usize, payload: &(dyn std::any::Any + Send)) {
         let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into());
-        tracing::error!(nic = i, "the model of this NIC failed: {text}; it is dead until its next reset");
+        let text = text
+            .or_else(|| payload.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "panic".into());
+        tracing::error!(
+            nic = i,
+            "the model of this NIC failed: {text}; it is dead until its next reset"
+        );
         self.note(i, format!("panic: {text}"));
         self.slots[i].machine.stats.panics += 1;
         self.switch_off(i, Power::Dead);
@@ -297,7 +328,10 @@ impl World {
     /// A fresh chip in its power-on state.
     fn replace_chip(&mut self, i: usize) {
         let faults = self.slots[i].nic.config().faults.clone();
-        let cfg = NicConfig { faults, ..self.slots[i].spec.nic.clone() };
+        let cfg = NicConfig {
+            faults,
+            ..self.slots[i].spec.nic.clone()
+        };
         let mut regs = self.network.shared_regs(i);
         crate::nic::NetworkRegs::reset(&mut regs);
         let mut nic = Nic::new(cfg);
@@ -410,12 +444,16 @@ impl World {
 
     /// Reads a register as management software does; all ones if the NIC is off.
     pub fn peek(&mut self, nic: usize, offset: u32) -> u64 {
-        self.with_nic(nic, |n, env| n.reg_peek(offset, env)).unwrap_or(u64::MAX)
+        self.with_nic(nic, |n, env| n.reg_peek(offset, env))
+            .unwrap_or(u64::MAX)
     }
 
     /// Replaces the faults that a NIC injects. Errors: it is off.
     pub fn set_faults(&mut self, nic: usize, faults: Faults) -> anyhow::Result<()> {
-        if self.with_nic(nic, |n, env| n.set_faults(faults, env)).is_none() {
+        if self
+            .with_nic(nic, |n, env| n.set_faults(faults, env))
+            .is_none()
+        {
             anyhow::bail!("NIC {nic} is off");
         }
         self.settle();
@@ -459,5 +497,77 @@ impl World {
         self.network.run(now, 0, &mut self.tracer);
         f(&mut self.network, &mut self.tracer);
         self.settle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ConfigFile, Overrides};
+
+    fn world(config: &str) -> (World, Rc<Cell<u64>>) {
+        let file: ConfigFile = toml::from_str(config).unwrap();
+        let fabric =
+            Fabric::build(file, &Overrides::default(), std::path::Path::new("/d")).unwrap();
+        let time = Rc::new(Cell::new(0));
+        let world = World::new(&fabric, Clock::Manual(Rc::clone(&time)), Tracer::off()).unwrap();
+        (world, time)
+    }
+
+    #[test]
+    fn timers_of_nics_fire_when_they_are_due() {
+        let (mut w, time) = world("topology = \"pair\"");
+        assert_eq!(w.next_deadline(), None, "nothing to wait for");
+        // Periodic timer interrupt every 1000 ticks of 10 ns (HW §4.1, G25), TE 7 enabled.
+        w.poke(1, 0x10000, 1 << 7);
+        w.poke(1, 0x8080, 1000 | (1 << 48));
+        let at = w.next_deadline().unwrap();
+        w.tick();
+        assert_eq!(w.chip_counters(1).events[7], 0);
+        time.set(at);
+        w.tick();
+        assert_eq!(w.chip_counters(1).events[7], 1);
+        assert!(w.next_deadline().is_some_and(|next| next > at));
+        w.poke(1, 0x8080, 0);
+        assert_eq!(w.next_deadline(), None);
+    }
+
+    #[test]
+    fn set_up_can_come_late() {
+        let (mut w, time) = world("topology = \"pair\"\n[setup]\ndelay-ms = 5");
+        assert_eq!((w.peek(0, 0x8050), w.next_deadline()), (0, Some(5_000_000)));
+        time.set(5_000_000);
+        w.tick();
+        assert_eq!((w.peek(0, 0x8050), w.peek(1, 0x8050)), (1, 1));
+        w.reset(1, ResetKind::PowerOn);
+        assert_eq!((w.peek(0, 0x8050), w.peek(1, 0x8050)), (1, 0));
+        time.set(10_000_000);
+        w.tick();
+        assert_eq!((w.peek(1, 0x8050), w.next_deadline()), (1, None));
+    }
+
+    #[test]
+    fn neighbours_hear_what_the_node_register_says() {
+        let (mut w, _) = world("topology = \"pair\"");
+        w.poke(1, 0x8008, (7 << 24) | 0x123456);
+        w.poke(1, 0x460018, 3);
+        let ids = w.peek(0, 0x460018);
+        assert_eq!(
+            ((ids >> 2) & 0xff_ffff, (ids >> 26) & 0xffff),
+            (0x123456, 7)
+        );
+    }
+
+    #[test]
+    fn a_power_cycle_leaves_no_trace() {
+        let (mut w, _) = world("topology = \"ring:3\"");
+        w.poke(1, 0x8058, 9);
+        let before = w.network().links();
+        w.set_power(1, false);
+        assert_eq!((w.peek(1, 0x8058), w.is_on(1)), (u64::MAX, false));
+        w.set_power(1, true);
+        assert_eq!((w.peek(1, 0x8058), w.peek(1, 0x8050)), (0, 1));
+        assert_eq!(w.network().links(), before);
+        assert!(!w.busy());
     }
 }

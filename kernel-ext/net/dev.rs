@@ -249,12 +249,18 @@ impl NetDev {
         }
     }
 
-    /// Forgets all charges; tokens given out so far become void. Only while nothing can transmit.
+    /// Forgets all charges; tokens given out so far become void. Softirq or process context.
     pub(super) fn bql_reset(&self) {
+        // SAFETY: The device is valid. The lock serialises the reset with `bql_sent()`, it is released below.
+        unsafe { bindings::extoll_net_tx_lock(self.as_raw()) };
         let mut generation = self.bql.lock();
         *generation = GENERATION.fetch_add(1, Relaxed);
-        // SAFETY: The device is valid; called by the `open` adapter only, when the queue is not active.
-        unsafe { bindings::extoll_net_bql_reset(self.as_raw()) }
+        // SAFETY: The device is valid; charging and completing are excluded by the two locks, and tokens of earlier generations
+        // are not accepted any more.
+        unsafe { bindings::extoll_net_bql_reset(self.as_raw()) };
+        drop(generation);
+        // SAFETY: Taken above.
+        unsafe { bindings::extoll_net_tx_unlock(self.as_raw()) };
     }
 
     /// Maps a linear frame for the device to read. Gives the frame back when that fails. Any context.
@@ -326,6 +332,30 @@ impl<T: Operations> Rtnl<'_, T> {
     }
 }
 
+impl<T: Operations> Rtnl<'_, T> {
+    /// Takes the interface through [`Operations::stop`] and [`Operations::open`] if it is up, without changing what user space sees
+    /// but the carrier. If opening fails, the interface stays without carrier until it is set down and up again. May sleep. Only from
+    /// [`Operations::work`], not from `open` or `stop` themselves.
+    pub fn restart(&self) -> Result {
+        let dev = self.0;
+        if !dev.is_running() {
+            return Ok(());
+        }
+        // SAFETY: The device is valid and RTNL is held; all its NAPI instances are `extoll_napi`s.
+        unsafe {
+            bindings::extoll_net_tx_disable(dev.as_raw());
+            bindings::extoll_napi_disable_all(dev.as_raw());
+        }
+        T::stop(dev, self);
+        dev.bql_reset();
+        T::open(dev, self)?;
+        // SAFETY: As above.
+        unsafe { bindings::extoll_napi_enable_all(dev.as_raw()) };
+        dev.wake_queue();
+        Ok(())
+    }
+}
+
 /// A registered net device. Dropping it unregisters: after that no callback runs and none will.
 ///
 /// # Invariants
@@ -359,7 +389,6 @@ impl<T: Operations + EthtoolOps> Registration<T> {
         // The tables are static; `owner` stays valid until after unregistration since `Registration` holds `dev`.
         unsafe {
             bindings::extoll_net_set_mac(raw, mac.as_ptr());
-            bindings::extoll_net_set_perm_mac(raw, mac.as_ptr());
             bindings::extoll_net_set_ops(
                 raw,
                 ops::table::<T>(),

@@ -115,6 +115,7 @@ unsafe fn device<'a, T: Operations>(dev: *mut CNetDevice) -> &'a Device<T> {
 
 /// Copies a string into a fixed array, cut to leave room for the terminator.
 fn copy_str(to: &mut [c_char], from: &[u8]) {
+    to.fill(0);
     let room = to.len().saturating_sub(1);
     for (t, f) in to.iter_mut().take(room).zip(from) {
         *t = *f as c_char;
@@ -133,10 +134,7 @@ unsafe extern "C" fn get_drvinfo<T: EthtoolOps>(
     copy_str(&mut info.driver, T::DRIVER.to_bytes());
     copy_str(&mut info.version, T::VERSION.to_bytes());
     let bus = &mut info.bus_info;
-    T::bus_info(d, &mut |s| {
-        bus.fill(0);
-        copy_str(bus, s);
-    });
+    T::bus_info(d, &mut |s| copy_str(bus, s));
 }
 
 fn names<T: EthtoolOps>(set: u32) -> Result<&'static [&'static CStr]> {

@@ -163,7 +163,7 @@ unsafe extern "C" fn set_mac_address<T: Operations>(
         };
         let mut mac = [0u8; 6];
         for (m, s) in mac.iter_mut().zip(data) {
-            *m = s as u8;
+            *m = s;
         }
         if mac[0] & 1 != 0 || mac == [0; 6] {
             return Err(EADDRNOTAVAIL);

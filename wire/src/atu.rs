@@ -38,7 +38,7 @@ impl From<NlaParts> for Nla {
 bits! {
     /// GAT base table entry on the chip.
     pub struct GatBase {
-        /// GAT address [51:21].
+        /// GAT address `[51:21]`.
         gat_2m / with_gat_2m: u64 [30:0];
         /// Valid.
         valid / with_valid: bool [31:31];
@@ -74,7 +74,7 @@ bits! {
         write / with_write: bool [1:1];
         /// Owner (eight bits used).
         vpid / with_vpid: u16 [11:2];
-        /// Page address [51:12].
+        /// Page address `[51:12]`.
         page / with_page: u64 [51:12];
         /// Page size code: 4 KiB << code.
         size / with_size: u8 [63:59];

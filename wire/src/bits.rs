@@ -2,16 +2,19 @@
 //! `bits!`: a 64-bit word with named bit fields.
 
 /// Mask of the bits `hi..=lo` of a quadword.
+#[inline]
 pub(crate) const fn mask(hi: u32, lo: u32) -> u64 {
     (u64::MAX >> (63 - hi)) & (u64::MAX << lo)
 }
 
 /// Bits `hi..=lo` of `raw`, shifted down.
+#[inline]
 pub(crate) const fn get(raw: u64, hi: u32, lo: u32) -> u64 {
     (raw & mask(hi, lo)) >> lo
 }
 
 /// `raw` with bits `hi..=lo` replaced by the low bits of `value`; excess bits of `value` are dropped.
+#[inline]
 pub(crate) const fn set(raw: u64, hi: u32, lo: u32, value: u64) -> u64 {
     (raw & !mask(hi, lo)) | ((value << lo) & mask(hi, lo))
 }
@@ -41,23 +44,27 @@ macro_rules! bits {
             pub const KNOWN: u64 = 0 $(| $crate::bits::mask($hi, $lo))*;
 
             /// Wraps a raw register or memory word.
+            #[inline]
             pub const fn from_raw(raw: u64) -> Self {
                 Self(raw)
             }
 
             /// The raw word.
+            #[inline]
             pub const fn raw(self) -> u64 {
                 self.0
             }
 
             $(
                 $(#[$fmeta])*
+                #[inline]
                 pub const fn $get(self) -> $t {
                     bits!(@get $t, $crate::bits::get(self.0, $hi, $lo))
                 }
 
                 #[doc = concat!("Copy with field `", stringify!($get), "` replaced; bits that do not fit are dropped.")]
                 #[must_use]
+                #[inline]
                 pub const fn $with(self, value: $t) -> Self {
                     Self($crate::bits::set(self.0, $hi, $lo, value as u64))
                 }

@@ -29,7 +29,7 @@ impl SlotCode {
         self as u8
     }
 
-    /// From the two-bit code; only bits [1:0] count.
+    /// From the two-bit code; only bits `[1:0]` count.
     pub const fn from_code(code: u8) -> Self {
         match code & 3 {
             0 => SlotCode::B16,
@@ -82,7 +82,7 @@ bits! {
         slot_code / with_slot_code: u8 [1:0];
         /// Slots − 1.
         slots_minus_1 / with_slots_minus_1: u16 [17:2];
-        /// Base address [51:12].
+        /// Base address `[51:12]`.
         base_page / with_base_page: u64 [57:18];
         /// Valid; only in the registers.
         valid / with_valid: bool [58:58];
@@ -145,7 +145,7 @@ bits! {
     pub struct DcqBaseWord {
         /// Segments − 1.
         dcq_ub / with_dcq_ub: u16 [15:0];
-        /// Descriptor page address [51:12].
+        /// Descriptor page address `[51:12]`.
         base_page / with_base_page: u64 [55:16];
     }
 }

@@ -12,16 +12,19 @@ impl NodeId {
     pub const FIRST_RESERVED: NodeId = NodeId(0xFFFE);
 
     /// True for the two API wildcards 0xFFFE and 0xFFFF.
+    #[inline]
     pub const fn is_reserved(self) -> bool {
         self.0 >= Self::FIRST_RESERVED.0
     }
 
     /// Index into the global routing table, 0…63 (HW §15.2).
+    #[inline]
     pub const fn segment(self) -> u8 {
         (self.0 >> 10) as u8
     }
 
     /// Index into the local routing table, 0…1023 (HW §15.2).
+    #[inline]
     pub const fn local(self) -> u16 {
         self.0 & 0x3FF
     }
@@ -55,6 +58,7 @@ impl Vpid {
     pub const MGMT: Vpid = Vpid(255);
 
     /// The VPID `value`, or `None` above 255.
+    #[inline]
     pub const fn new(value: u16) -> Option<Self> {
         if value < Self::COUNT {
             Some(Self(value))
@@ -64,16 +68,19 @@ impl Vpid {
     }
 
     /// The VPID in the low eight bits, as the hardware takes it from wider fields.
+    #[inline]
     pub const fn from_low_bits(value: u64) -> Self {
         Self((value & 0xFF) as u16)
     }
 
     /// The number, 0…255.
+    #[inline]
     pub const fn get(self) -> u16 {
         self.0
     }
 
     /// The number as table index, 0…255.
+    #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -113,10 +120,11 @@ pub struct BusAddr(pub u64);
 impl BusAddr {
     /// Bytes per page in all page-aligned address fields.
     pub const PAGE_SIZE: u64 = 4096;
-    /// Largest address that page-address fields [51:12] can hold, plus one.
+    /// Largest address that page-address fields `[51:12]` can hold, plus one.
     pub const END: u64 = 1 << 52;
 
-    /// True when the address is page aligned and fits a [51:12] page-address field.
+    /// True when the address is page aligned and fits a `[51:12]` page-address field.
+    #[inline]
     pub const fn is_page(self) -> bool {
         self.0 % Self::PAGE_SIZE == 0 && self.0 < Self::END
     }
@@ -140,11 +148,13 @@ impl RegOffset {
     pub const INVALID: RegOffset = RegOffset(u32::MAX);
 
     /// True for a quadword-aligned offset inside the register file.
+    #[inline]
     pub const fn is_valid(self) -> bool {
         self.0 < Self::WINDOW && self.0 % 8 == 0
     }
 
     /// The byte offset.
+    #[inline]
     pub const fn get(self) -> u32 {
         self.0
     }

@@ -27,7 +27,7 @@ pub struct PageOptions {
 }
 
 impl PageOptions {
-    /// Page index 0…31: traffic class [1:0], RRA [2], IRQ [3], TE [4].
+    /// Page index 0…31: traffic class `[1:0]`, RRA `[2]`, IRQ `[3]`, TE `[4]`.
     pub const fn index(self) -> u8 {
         (self.traffic_class & 3)
             | ((self.rra as u8) << 2)
@@ -35,7 +35,7 @@ impl PageOptions {
             | ((self.translate as u8) << 4)
     }
 
-    /// Splits a page index; only bits [4:0] count.
+    /// Splits a page index; only bits `[4:0]` count.
     pub const fn from_index(index: u8) -> Self {
         Self {
             traffic_class: index & 3,
@@ -609,7 +609,7 @@ bits! {
 pub struct Notification {
     /// Address of the last fragment, value or lock result, depending on the command.
     pub word0: u64,
-    /// Size field as it stands: size − 1 of the last fragment, or class [7:0].
+    /// Size field as it stands: size − 1 of the last fragment, or class `[7:0]`.
     pub size_field: u32,
     /// Remote VPID.
     pub vpid: Vpid,
@@ -686,7 +686,7 @@ impl Notification {
 
     /// Bytes in the last fragment, for commands that move data.
     pub const fn last_size(&self) -> u32 {
-        self.size_field + 1
+        self.size_field.saturating_add(1)
     }
 
     /// Class of a notification put.
@@ -699,7 +699,7 @@ impl Notification {
     pub const fn total_size(&self, start: u64) -> Option<u32> {
         match self.word0.checked_sub(start) {
             Some(before) if before < MAX_LEN as u64 => {
-                let total = before as u32 + self.last_size();
+                let total = (before as u32).saturating_add(self.last_size());
                 if total <= MAX_LEN {
                     Some(total)
                 } else {

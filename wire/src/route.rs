@@ -7,8 +7,8 @@
 //! through a table that an administrator supplies. The split of a node ID into table indices and the port
 //! numbers (0–6 links, 7–10 network ports n0–n3) are inferences of the reference.
 //!
-//! A lookup starts in the global table at node ID [15:10]. An entry that is valid and not local names the
-//! outport; a valid local one sends the lookup to the local table at node ID [9:0], whose entry names the
+//! A lookup starts in the global table at node ID `[15:10]`. An entry that is valid and not local names the
+//! outport; a valid local one sends the lookup to the local table at node ID `[9:0]`, whose entry names the
 //! outport. Anything else is illegal routing. An entry that names any network port means "this node": which
 //! of n0–n3 takes the packet follows from its kind, because one entry per node cannot tell them apart.
 

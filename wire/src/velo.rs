@@ -53,7 +53,7 @@ impl RequesterAddr {
             | ((self.traffic_class as u32 & 3) << 20)
     }
 
-    /// Splits a byte offset inside the window; bits [24:22] are ignored (G8).
+    /// Splits a byte offset inside the window; bits `[24:22]` are ignored (G8).
     pub const fn decode(addr: u32) -> Self {
         Self {
             vpid: Vpid::from_low_bits((addr >> 12) as u64),
@@ -219,7 +219,7 @@ impl Descriptor {
     }
 }
 
-/// Sender of a message: what status bits [23:0] say.
+/// Sender of a message: what status bits `[23:0]` say.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SourceId {
     /// Source node.
@@ -229,7 +229,7 @@ pub struct SourceId {
 }
 
 impl SourceId {
-    /// The 24-bit form of the API: node in [15:0], VPID in [23:16].
+    /// The 24-bit form of the API: node in `[15:0]`, VPID in `[23:16]`.
     pub const fn raw(self) -> u32 {
         self.node.0 as u32 | ((self.vpid.get() as u32) << 16)
     }

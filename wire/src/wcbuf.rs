@@ -11,7 +11,7 @@ use core::fmt;
 pub const MAX_OUTSTANDING: u8 = 255;
 /// Entries of the copy buffer that replay needs.
 pub const COPIES: usize = 256;
-/// Mask that opening a VPID applies to the state: clears everything but [55:24] (HW §3.3).
+/// Mask that opening a VPID applies to the state: clears everything but `[55:24]` (HW §3.3).
 pub const OPEN_MASK: u64 = 0x00FF_FFFF_FF00_0000;
 
 bits! {

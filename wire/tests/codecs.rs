@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Round trips of every codec, and: no input makes a decoder panic or accept what it cannot encode again.
 
+#![allow(clippy::precedence)] // bit patterns as the reference writes them
+
 use proptest::prelude::*;
 use wire::ids::{BusAddr, Nla, NodeId, Vpid};
 use wire::{atu, bq, ext_eth, htax, regs, rma, route, velo};

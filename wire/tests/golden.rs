@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Golden vectors: every number that the hardware reference spells out ("HW §n").
 
+#![allow(clippy::precedence)] // bit patterns as the reference writes them
+
 use wire::ids::{BusAddr, Nla, NodeId, RegOffset, Unit, Vpid};
 use wire::regs::{self, BqRegs};
 use wire::{atu, bq, htax, rma, route, snq, velo, wcbuf};

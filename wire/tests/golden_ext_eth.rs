@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Golden vectors of the Ethernet protocol: every number that its reference spells out ("EXT §n").
 
+#![allow(clippy::precedence)] // bit patterns as the reference writes them
+
 use wire::ext_eth::{self, *};
 use wire::ids::{NodeId, Vpid};
 use wire::rma::{self, Command, Mode, Notification, NotificationType};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Register offsets, strides and field positions against the register map in `data/`.
 
+#![allow(clippy::precedence)] // bit patterns as the reference writes them
+
 use std::collections::{HashMap, HashSet};
 use wire::ids::{RegOffset, Vpid};
 use wire::regs::{self, TABLES};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Notification programs: addresses against HW §6.5, execution against the table, ring bookkeeping.
 
+#![allow(clippy::precedence)] // bit patterns as the reference writes them
+
 use proptest::prelude::*;
 use wire::ids::RegOffset;
 use wire::snq::*;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Credits and replay against a model of the buffer that drops packets at random.
 
+#![allow(clippy::precedence)] // bit patterns as the reference writes them
+
 use proptest::prelude::*;
 use wire::wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict};
 

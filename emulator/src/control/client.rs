@@ -16,8 +16,11 @@ impl Client {
     /// Connects to the fabric whose sockets are in `dir`.
     pub fn connect(dir: &Path) -> Result<Self> {
         let path = dir.join(SOCKET);
-        let stream = UnixStream::connect(&path).with_context(|| format!("no emulator answers at {}", path.display()))?;
-        let client = Self { reader: BufReader::new(stream) };
+        let stream = UnixStream::connect(&path)
+            .with_context(|| format!("no emulator answers at {}", path.display()))?;
+        let client = Self {
+            reader: BufReader::new(stream),
+        };
         client.set_timeout(Duration::from_secs(30))?;
         Ok(client)
     }
@@ -34,9 +37,17 @@ impl Client {
     pub fn call(&mut self, request: &Request) -> Result<serde_json::Value> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
-        self.reader.get_mut().write_all(line.as_bytes()).context("the emulator does not take requests")?;
+        self.reader
+            .get_mut()
+            .write_all(line.as_bytes())
+            .context("the emulator does not take requests")?;
         let mut answer = String::new();
-        if self.reader.read_line(&mut answer).context("no answer from the emulator")? == 0 {
+        if self
+            .reader
+            .read_line(&mut answer)
+            .context("no answer from the emulator")?
+            == 0
+        {
             bail!("the emulator closed the connection");
         }
         match serde_json::from_str(&answer).context("answer is not understood")? {
@@ -52,12 +63,16 @@ impl Client {
 
     /// Counters of all NICs and cables.
     pub fn counters(&mut self) -> Result<Counters> {
-        Ok(serde_json::from_value(self.call(&Request::Counters { nic: None })?)?)
+        Ok(serde_json::from_value(
+            self.call(&Request::Counters { nic: None })?,
+        )?)
     }
 
     /// Reads a register.
     pub fn peek(&mut self, nic: usize, offset: u32) -> Result<u64> {
-        Ok(serde_json::from_value(self.call(&Request::Peek { nic, offset })?)?)
+        Ok(serde_json::from_value(
+            self.call(&Request::Peek { nic, offset })?,
+        )?)
     }
 
     /// Writes a register.
@@ -67,7 +82,12 @@ impl Client {
 
     /// Plugs cables in or pulls them.
     pub fn set_link(&mut self, link: LinkSelect, up: bool) -> Result<()> {
-        self.call(&Request::Link { link, up, policy: None }).map(drop)
+        self.call(&Request::Link {
+            link,
+            up,
+            policy: None,
+        })
+        .map(drop)
     }
 
     /// Switches a NIC on or off.

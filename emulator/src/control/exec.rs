@@ -16,7 +16,10 @@ const MAX_MS: u64 = 86_400_000;
 
 fn nic(world: &World, nic: usize) -> Result<usize> {
     if nic >= world.nic_count() {
-        bail!("there is no NIC {nic}; NICs are 0…{}", world.nic_count() - 1);
+        bail!(
+            "there is no NIC {nic}; NICs are 0…{}",
+            world.nic_count() - 1
+        );
     }
     Ok(nic)
 }
@@ -58,32 +61,67 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
                 Some(n) => vec![nic(world, n)?],
                 None => (0..world.nic_count()).collect(),
             };
-            let nics = nics.into_iter().map(|i| counters(world, i)).collect::<Result<_>>()?;
-            let c = Counters { uptime_ns: world.now(), nics, links: world.network().links() };
+            let nics = nics
+                .into_iter()
+                .map(|i| counters(world, i))
+                .collect::<Result<_>>()?;
+            let c = Counters {
+                uptime_ns: world.now(),
+                nics,
+                links: world.network().links(),
+            };
             return Ok(serde_json::to_value(c)?);
         }
         Request::Peek { nic: n, offset } => {
             let (n, offset) = (nic(world, n)?, register(offset)?);
             return Ok(json!(world.peek(n, offset)));
         }
-        Request::Poke { nic: n, offset, value } => {
+        Request::Poke {
+            nic: n,
+            offset,
+            value,
+        } => {
             let (n, offset) = (nic(world, n)?, register(offset)?);
             world.poke(n, offset, value);
             world.settle();
         }
         Request::Link { link, up, policy } => {
             let cables = cables(world, &link)?;
-            world.change_network(|net, trace| cables.iter().for_each(|&c| net.set_link(c, up, policy, trace)));
+            world.change_network(|net, trace| {
+                cables
+                    .iter()
+                    .for_each(|&c| net.set_link(c, up, policy, trace))
+            });
         }
-        Request::Flap { link, down_ms, up_ms, count, policy } => {
+        Request::Flap {
+            link,
+            down_ms,
+            up_ms,
+            count,
+            policy,
+        } => {
             let cables = cables(world, &link)?;
             if count == 0 || down_ms > MAX_MS || up_ms > MAX_MS {
                 bail!("a flap needs a count of at least 1 and times of at most a day");
             }
-            let flap = Flap { down_ns: down_ms * MS, up_ns: up_ms * MS, left: count };
-            world.change_network(|net, trace| cables.iter().for_each(|&c| net.start_flap(c, flap, policy, trace)));
+            let flap = Flap {
+                down_ns: down_ms * MS,
+                up_ns: up_ms * MS,
+                left: count,
+            };
+            world.change_network(|net, trace| {
+                cables
+                    .iter()
+                    .for_each(|&c| net.start_flap(c, flap, policy, trace))
+            });
         }
-        Request::Knobs { link, latency_ns, bytes_per_second, corrupt_rate, loss_rate } => {
+        Request::Knobs {
+            link,
+            latency_ns,
+            bytes_per_second,
+            corrupt_rate,
+            loss_rate,
+        } => {
             let cables = cables(world, &link)?;
             let merged = |net: &Network, c| {
                 let old = net.knobs(c);
@@ -95,7 +133,9 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
                 }
             };
             for &c in &cables {
-                merged(world.network(), c).validate().map_err(anyhow::Error::msg)?;
+                merged(world.network(), c)
+                    .validate()
+                    .map_err(anyhow::Error::msg)?;
             }
             world.change_network(|net, _| {
                 for c in cables {
@@ -123,7 +163,9 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
         Request::Pci { nic: n, fields } => {
             let n = nic(world, n)?;
             let mut all = serde_json::to_value(world.pci(n))?;
-            let known = all.as_object_mut().context("configuration space has no fields")?;
+            let known = all
+                .as_object_mut()
+                .context("configuration space has no fields")?;
             known.extend(fields);
             let pci: PciConfig = serde_json::from_value(all)?;
             pci.validate().map_err(anyhow::Error::msg)?;
@@ -150,7 +192,10 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
             world.set_node_id(n, id)?;
         }
         Request::TraceStart { path } => {
-            world.tracer.start(Path::new(&path)).with_context(|| format!("cannot write {path}"))?;
+            world
+                .tracer
+                .start(Path::new(&path))
+                .with_context(|| format!("cannot write {path}"))?;
         }
         Request::TraceFlush => {
             world.tracer.flush().context("trace file")?;
@@ -169,7 +214,9 @@ fn status(world: &World, stats: &LoopStats) -> Status {
         seed: world.network().config().seed,
         uptime_ns: world.now(),
         tracing: world.tracer.on(),
-        nics: (0..world.nic_count()).map(|i| world.nic_status(i)).collect(),
+        nics: (0..world.nic_count())
+            .map(|i| world.nic_status(i))
+            .collect(),
         links: world.network().links(),
         event_loop: stats.clone(),
     }
@@ -203,6 +250,7 @@ impl World {
             bus_master: slot.machine.config.bus_master(),
             msi_vectors: slot.machine.config.msi_enabled(),
             dma_maps: slot.machine.memory.totals(),
+            faults: slot.nic.config().faults.clone(),
         }
     }
 }

@@ -189,9 +189,15 @@ impl std::str::FromStr for LinkSelect {
         } else if let Some(n) = s.strip_prefix("nic") {
             n.parse().map(Self::Nic).map_err(|_| bad())
         } else if let Some((a, b)) = s.split_once('-') {
-            a.parse().ok().zip(b.parse().ok()).map(|(a, b)| Self::Between(a, b)).ok_or_else(bad)
+            a.parse()
+                .ok()
+                .zip(b.parse().ok())
+                .map(|(a, b)| Self::Between(a, b))
+                .ok_or_else(bad)
         } else {
-            s.parse::<crate::network::topology::End>().map(|_| Self::End(s.to_owned())).map_err(|_| bad())
+            s.parse::<crate::network::topology::End>()
+                .map(|_| Self::End(s.to_owned()))
+                .map_err(|_| bad())
         }
     }
 }
@@ -234,6 +240,8 @@ pub struct NicStatus {
     pub msi_vectors: u16,
     /// DMA mappings and their bytes.
     pub dma_maps: (usize, u64),
+    /// Faults that it injects now.
+    pub faults: Faults,
 }
 
 /// State of the event loop.
@@ -291,10 +299,17 @@ pub struct NicCounters {
 }
 
 impl NicCounters {
-    /// A counter of the chip by its path, for instance `"velo.sent"`; 0 if there is none.
-    pub fn chip(&self, path: &str) -> u64 {
-        let found = path.split('.').try_fold(&self.chip, |v, key| v.get(key));
-        found.and_then(serde_json::Value::as_u64).unwrap_or(0)
+    /// A counter of the chip by its path, for instance `"velo.sent"` or `"events.28"`; `None` if there is none.
+    pub fn chip(&self, path: &str) -> Option<u64> {
+        let step = |v: &'_ serde_json::Value, key: &str| match v {
+            serde_json::Value::Array(list) => {
+                key.parse().ok().and_then(|i: usize| list.get(i).cloned())
+            }
+            other => other.get(key).cloned(),
+        };
+        path.split('.')
+            .try_fold(self.chip.clone(), |v, key| step(&v, key))?
+            .as_u64()
     }
 }
 

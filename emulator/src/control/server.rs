@@ -42,7 +42,11 @@ impl Session {
     /// Takes over an accepted socket.
     pub fn new(stream: UnixStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, rx: Vec::new(), tx: VecDeque::new() })
+        Ok(Self {
+            stream,
+            rx: Vec::new(),
+            tx: VecDeque::new(),
+        })
     }
 
     /// The socket, for polling.
@@ -83,7 +87,10 @@ impl Session {
         match (shutdown, eof) {
             (true, _) => Outcome::Shutdown,
             (_, true) => Outcome::Closed,
-            _ => Outcome::Open { more: left == 0 && !want_write, want_write },
+            _ => Outcome::Open {
+                more: !want_write && self.rx.contains(&b'\n'),
+                want_write,
+            },
         }
     }
 
@@ -105,7 +112,9 @@ impl Session {
         };
         match serde_json::to_vec(&response) {
             Ok(bytes) => self.tx.extend(bytes),
-            Err(e) => self.tx.extend(format!("{{\"error\":\"answer can't be written: {e}\"}}").bytes()),
+            Err(e) => self
+                .tx
+                .extend(format!("{{\"error\":\"answer can't be written: {e}\"}}").bytes()),
         }
         self.tx.push_back(b'\n');
         shutdown

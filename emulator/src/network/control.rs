@@ -65,7 +65,10 @@ impl Network {
 
     /// One side of a cable tells the other who it is.
     fn send_identity(&mut self, cable: usize, side: usize, guid: bool, ids: bool) {
-        let (from, to) = (self.cables[cable].ends[side], self.cables[cable].ends[1 - side]);
+        let (from, to) = (
+            self.cables[cable].ends[side],
+            self.cables[cable].ends[1 - side],
+        );
         let (my_guid, my_node) = self.nodes[from.nic].identity;
         let mut regs = self.regs(to.nic);
         let lp = &mut regs.links[usize::from(to.port)];
@@ -83,7 +86,9 @@ impl Network {
     /// Works out whether a cable carries packets and acts on a change.
     fn update(&mut self, c: usize, trace: &mut Tracer) {
         let ends = self.cables[c].ends;
-        let enabled = |e: End| self.nodes[e.nic].powered && self.regs(e.nic).links[usize::from(e.port)].enable;
+        let enabled = |e: End| {
+            self.nodes[e.nic].powered && self.regs(e.nic).links[usize::from(e.port)].enable
+        };
         let live = self.cables[c].up && ends.iter().all(|&e| enabled(e));
         for e in ends {
             self.regs(e.nic).links[usize::from(e.port)].ready = live;
@@ -93,8 +98,22 @@ impl Network {
         }
         self.cables[c].live = live;
         if trace.on() {
-            trace.record(ends[0].nic, self.now, Event::Link { port: ends[0].port, up: live });
-            trace.record(ends[1].nic, self.now, Event::Link { port: ends[1].port, up: live });
+            trace.record(
+                ends[0].nic,
+                self.now,
+                Event::Link {
+                    port: ends[0].port,
+                    up: live,
+                },
+            );
+            trace.record(
+                ends[1].nic,
+                self.now,
+                Event::Link {
+                    port: ends[1].port,
+                    up: live,
+                },
+            );
         }
         for side in 0..2 {
             if live {
@@ -123,7 +142,8 @@ impl Network {
     }
 
     fn stop_direction(&mut self, cable: usize, side: usize, trace: &mut Tracer) {
-        self.timers.retain(|(_, t)| *t != Timer::Arrive { cable, side });
+        self.timers
+            .retain(|(_, t)| *t != Timer::Arrive { cable, side });
         self.cables[cable].dirs[side].busy_until = 0;
         if self.cables[cable].policy == DownPolicy::Drop {
             self.lose_queue(cable, side, trace);
@@ -131,7 +151,8 @@ impl Network {
     }
 
     fn lose_queue(&mut self, cable: usize, side: usize, trace: &mut Tracer) {
-        self.timers.retain(|(_, t)| *t != Timer::Arrive { cable, side });
+        self.timers
+            .retain(|(_, t)| *t != Timer::Arrive { cable, side });
         let c = &mut self.cables[cable];
         let from = c.ends[side].nic;
         let dir = &mut c.dirs[side];
@@ -146,7 +167,14 @@ impl Network {
 
     /// The cable with this end.
     pub fn cable_at(&self, end: End) -> Option<usize> {
-        Some(self.nodes.get(end.nic)?.ports.get(usize::from(end.port))?.as_ref()?.0)
+        Some(
+            self.nodes
+                .get(end.nic)?
+                .ports
+                .get(usize::from(end.port))?
+                .as_ref()?
+                .0,
+        )
     }
 
     /// Number of cables.
@@ -155,7 +183,13 @@ impl Network {
     }
 
     /// Plugs a cable in or pulls it. Ends a flap.
-    pub fn set_link(&mut self, cable: usize, up: bool, policy: Option<DownPolicy>, trace: &mut Tracer) {
+    pub fn set_link(
+        &mut self,
+        cable: usize,
+        up: bool,
+        policy: Option<DownPolicy>,
+        trace: &mut Tracer,
+    ) {
         self.cables[cable].flap = None;
         self.timers.retain(|(_, t)| *t != Timer::Flap { cable });
         if let Some(p) = policy {
@@ -166,14 +200,22 @@ impl Network {
     }
 
     /// Lets a cable go down and up by itself, beginning now; packets are held meanwhile unless `policy` says otherwise.
-    pub fn start_flap(&mut self, cable: usize, flap: Flap, policy: Option<DownPolicy>, trace: &mut Tracer) {
+    pub fn start_flap(
+        &mut self,
+        cable: usize,
+        flap: Flap,
+        policy: Option<DownPolicy>,
+        trace: &mut Tracer,
+    ) {
         self.set_link(cable, true, Some(policy.unwrap_or(DownPolicy::Hold)), trace);
         self.cables[cable].flap = Some(flap);
         self.timers.insert((self.now, Timer::Flap { cable }));
     }
 
     pub(super) fn flap(&mut self, cable: usize, trace: &mut Tracer) {
-        let Some(mut flap) = self.cables[cable].flap else { return };
+        let Some(mut flap) = self.cables[cable].flap else {
+            return;
+        };
         let up = !self.cables[cable].up;
         self.cables[cable].up = up;
         self.update(cable, trace);
@@ -187,7 +229,8 @@ impl Network {
         }
         self.cables[cable].flap = Some(flap);
         let wait = if up { flap.up_ns } else { flap.down_ns };
-        self.timers.insert((self.now.saturating_add(wait.max(1)), Timer::Flap { cable }));
+        self.timers
+            .insert((self.now.saturating_add(wait.max(1)), Timer::Flap { cable }));
     }
 
     /// Sets the knobs of a cable; packets under way keep their arrival time.
@@ -249,7 +292,9 @@ impl Network {
     /// Cabled links of a NIC with their far ends.
     pub fn link_ends(&self, nic: usize) -> Vec<(u8, End)> {
         let ports = self.nodes[nic].ports.iter().enumerate();
-        ports.filter_map(|(p, c)| c.map(|(c, side)| (p as u8, self.cables[c].ends[1 - side]))).collect()
+        ports
+            .filter_map(|(p, c)| c.map(|(c, side)| (p as u8, self.cables[c].ends[1 - side])))
+            .collect()
     }
 }
 

@@ -40,7 +40,8 @@ impl LinkKnobs {
     /// Checks the ranges.
     pub fn validate(&self) -> Result<(), String> {
         let rates = [self.corrupt_rate, self.loss_rate];
-        if rates.iter().any(|r| !(0.0..=1.0).contains(r)) || rates.iter().sum::<f64>() > MAX_DAMAGE {
+        if rates.iter().any(|r| !(0.0..=1.0).contains(r)) || rates.iter().sum::<f64>() > MAX_DAMAGE
+        {
             return Err(format!("corrupt_rate and loss_rate must be probabilities with a sum of at most {MAX_DAMAGE}"));
         }
         if self.latency_ns > 10_000_000_000 {
@@ -111,7 +112,15 @@ pub(super) struct Cable {
 
 impl Cable {
     pub fn new(a: End, b: End, policy: DownPolicy, knobs: LinkKnobs) -> Self {
-        Self { ends: [a, b], up: true, live: false, policy, knobs, flap: None, dirs: Default::default() }
+        Self {
+            ends: [a, b],
+            up: true,
+            live: false,
+            policy,
+            knobs,
+            flap: None,
+            dirs: Default::default(),
+        }
     }
 
     /// Draws how often a packet has to be sent again.
@@ -140,11 +149,17 @@ impl Cable {
         let dir = &mut self.dirs[side];
         let send = match k.bytes_per_second {
             0 => 0,
-            bps => (u128::from(bytes) * 1_000_000_000 / u128::from(bps)).min(u128::from(u64::MAX / 4)) as u64,
+            bps => (u128::from(bytes) * 1_000_000_000 / u128::from(bps))
+                .min(u128::from(u64::MAX / 4)) as u64,
         };
         // A damaged packet costs a round trip, a lost one a time-out of two round trips.
-        let again = u64::from(damage.corrupted) * (send + 2 * k.latency_ns) + u64::from(damage.lost) * (send + 4 * k.latency_ns);
-        dir.busy_until = dir.busy_until.max(now).saturating_add(send).saturating_add(again);
+        let again = u64::from(damage.corrupted) * (send + 2 * k.latency_ns)
+            + u64::from(damage.lost) * (send + 4 * k.latency_ns);
+        dir.busy_until = dir
+            .busy_until
+            .max(now)
+            .saturating_add(send)
+            .saturating_add(again);
         let last = dir.queue.back().map_or(0, |(at, _)| *at);
         dir.busy_until.saturating_add(k.latency_ns).max(last)
     }

@@ -170,7 +170,13 @@ impl Flit {
     }
 
     fn copy(&self) -> Self {
-        Self { id: self.id, pkt: self.pkt.clone(), origin: self.origin, hops: self.hops, copies: self.copies.clone() }
+        Self {
+            id: self.id,
+            pkt: self.pkt.clone(),
+            origin: self.origin,
+            hops: self.hops,
+            copies: self.copies.clone(),
+        }
     }
 }
 
@@ -329,7 +335,11 @@ impl Network {
 
     /// Ends of the cables that carry nothing now.
     pub fn dead_cables(&self) -> Vec<(End, End)> {
-        self.cables.iter().filter(|c| !c.live).map(|c| (c.ends[0], c.ends[1])).collect()
+        self.cables
+            .iter()
+            .filter(|c| !c.live)
+            .map(|c| (c.ends[0], c.ends[1]))
+            .collect()
     }
 
     /// True if packets are ready to move or outcomes to be fetched.
@@ -340,6 +350,11 @@ impl Network {
     /// When [`Network::run`] has something to do next.
     pub fn next_deadline(&self) -> Option<u64> {
         self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// GUID and node ID of a NIC as last told.
+    pub fn identity(&self, nic: usize) -> (u32, u16) {
+        self.nodes[nic].identity
     }
 
     /// Tells the network GUID and node ID of a NIC as its registers show them now.
@@ -359,11 +374,27 @@ impl Network {
             };
             let body = pkt.body.kind().to_owned();
             let vpid = pkt.body.target_vpid();
-            let ev = Event::Inject { id, src: pkt.src.0, dst, group, port: np as u8, vpid, bytes: pkt.bytes, body };
+            let ev = Event::Inject {
+                id,
+                src: pkt.src.0,
+                dst,
+                group,
+                port: np as u8,
+                vpid,
+                bytes: pkt.bytes,
+                body,
+            };
             trace.record(nic, self.now, ev);
         }
-        let copies = matches!(pkt.dst, Dest::Group(_)).then(|| Rc::new(Cell::new(2 * self.nodes.len() as u32 + 16)));
-        let flit = Flit { id, pkt, origin: nic, hops: 0, copies };
+        let copies = matches!(pkt.dst, Dest::Group(_))
+            .then(|| Rc::new(Cell::new(2 * self.nodes.len() as u32 + 16)));
+        let flit = Flit {
+            id,
+            pkt,
+            origin: nic,
+            hops: 0,
+            copies,
+        };
         self.nodes[nic].in_flight += flit.size();
         self.nodes[nic].stats.injected += 1;
         let enabled = {
@@ -381,7 +412,11 @@ impl Network {
         } else if !enabled {
             self.discard(nic, flit, DropReason::PortDisabled, trace);
         } else {
-            self.steps.push_back(Step { nic, inport: NP_BASE + np, flit });
+            self.steps.push_back(Step {
+                nic,
+                inport: NP_BASE + np,
+                flit,
+            });
         }
     }
 
@@ -424,7 +459,14 @@ impl Network {
     fn discard(&mut self, nic: usize, flit: Flit, reason: DropReason, trace: &mut Tracer) {
         self.nodes[nic].stats.count(reason);
         if trace.on() {
-            trace.record(nic, self.now, Event::Drop { id: flit.id, reason });
+            trace.record(
+                nic,
+                self.now,
+                Event::Drop {
+                    id: flit.id,
+                    reason,
+                },
+            );
         }
         self.release(flit.origin, flit.size());
     }
@@ -441,7 +483,11 @@ impl Network {
         if !self.nodes[nic].powered {
             return self.discard(nic, flit, DropReason::PowerOff, trace);
         }
-        let limit = if self.cfg.hop_limit == 0 { self.nodes.len().max(64) as u32 } else { self.cfg.hop_limit };
+        let limit = if self.cfg.hop_limit == 0 {
+            self.nodes.len().max(64) as u32
+        } else {
+            self.cfg.hop_limit
+        };
         let mut regs = self.nodes[nic].regs.borrow_mut();
         let inp = &mut regs.inports[inport];
         inp.received = inp.received.wrapping_add(1);
@@ -456,12 +502,21 @@ impl Network {
                     |i| RouteWord(inp.grt[usize::from(i)]),
                     |i| RouteWord(inp.lrt[usize::from(i)]),
                 );
-                found.map(|p| 1 << p.get()).map_err(|_| DropReason::IllegalRouting)
+                found
+                    .map(|p| 1 << p.get())
+                    .map_err(|_| DropReason::IllegalRouting)
             }
             Dest::Group(g) => {
-                let entry = inp.mcast.get(usize::from(g)).map_or(0, |&w| McastEntry(w).ports());
+                let entry = inp
+                    .mcast
+                    .get(usize::from(g))
+                    .map_or(0, |&w| McastEntry(w).ports());
                 // Nobody else in the group is legal; a group that does not exist is not.
-                if g < 64 { Ok(entry) } else { Err(DropReason::IllegalRouting) }
+                if g < 64 {
+                    Ok(entry)
+                } else {
+                    Err(DropReason::IllegalRouting)
+                }
             }
         };
         let ports = match ports {
@@ -481,7 +536,10 @@ impl Network {
         let links = ports & ((1 << NP_BASE) - 1);
         let n = links.count_ones() + u32::from(here);
         inp.sent = inp.sent.wrapping_add(n);
-        for p in (0..NP_BASE).filter(|p| links >> p & 1 != 0).chain(here.then_some(np)) {
+        for p in (0..NP_BASE)
+            .filter(|p| (links >> p) & 1 != 0)
+            .chain(here.then_some(np))
+        {
             let out = &mut regs.outports[p];
             out.sent = out.sent.wrapping_add(1);
         }
@@ -494,7 +552,13 @@ impl Network {
         }
         let mut flit = Some(flit);
         let mut left = n;
-        for p in (0..XBAR_PORTS).filter(|&p| if p < NP_BASE { links >> p & 1 != 0 } else { here && p == np }) {
+        for p in (0..XBAR_PORTS).filter(|&p| {
+            if p < NP_BASE {
+                (links >> p) & 1 != 0
+            } else {
+                here && p == np
+            }
+        }) {
             left -= 1;
             let one = match (&flit, left) {
                 (Some(f), 1..) => {
@@ -508,7 +572,15 @@ impl Network {
                 },
             };
             if trace.on() {
-                trace.record(nic, self.now, Event::Hop { id: one.id, inport: inport as u8, outport: p as u8 });
+                trace.record(
+                    nic,
+                    self.now,
+                    Event::Hop {
+                        id: one.id,
+                        inport: inport as u8,
+                        outport: p as u8,
+                    },
+                );
             }
             if p < NP_BASE {
                 self.transmit(nic, p, one, trace);
@@ -551,10 +623,18 @@ impl Network {
         }
         self.nodes[nic].stats.delivered += 1;
         if trace.on() {
-            trace.record(nic, self.now, Event::Deliver { id: flit.id, port: flit.pkt.port as u8 });
+            trace.record(
+                nic,
+                self.now,
+                Event::Deliver {
+                    id: flit.id,
+                    port: flit.pkt.port as u8,
+                },
+            );
         }
         let credit = Some((flit.origin, flit.size()));
-        self.outcomes.push_back((Outcome::Deliver(nic, flit.pkt), credit));
+        self.outcomes
+            .push_back((Outcome::Deliver(nic, flit.pkt), credit));
     }
 
     fn transmit(&mut self, nic: usize, port: usize, mut flit: Flit, trace: &mut Tracer) {
@@ -630,12 +710,18 @@ impl Network {
         let lp = &mut regs.links[usize::from(to.port)];
         lp.received = lp.received.wrapping_add(1);
         drop(regs);
-        self.steps.push_back(Step { nic: to.nic, inport: to.port.into(), flit });
+        self.steps.push_back(Step {
+            nic: to.nic,
+            inport: to.port.into(),
+            flit,
+        });
     }
 
     fn arrive(&mut self, cable: usize, side: usize) {
         let dir = &mut self.cables[cable].dirs[side];
-        let Some((_, flit)) = dir.queue.pop_front() else { return };
+        let Some((_, flit)) = dir.queue.pop_front() else {
+            return;
+        };
         dir.stats.queued_bytes -= flit.size();
         if let Some((at, _)) = dir.queue.front() {
             self.timers.insert((*at, Timer::Arrive { cable, side }));

@@ -7,6 +7,9 @@ use super::topology::LINKS;
 use crate::nic::NetworkRegs;
 use std::cell::RefCell;
 use std::rc::Rc;
+use wire::regs::lp::{Ids, LpIn, RetransmissionCounters, Status};
+use wire::regs::np::General;
+use wire::regs::PacketCounter;
 
 /// Crossbar ports: seven links, then the network ports n0…n3 (HW §15.2).
 pub const XBAR_PORTS: usize = 11;
@@ -108,7 +111,7 @@ pub struct LinkPort {
     pub remote: (u32, u16, u8),
     /// `lp_in` received flags [1:0].
     pub id_flags: u64,
-    threshold: u64,
+    threshold: u8,
     ack: u16,
     credit: u8,
     misc: [u64; 3],
@@ -152,11 +155,16 @@ impl LinkPort {
         } else {
             self.nacks = self.nacks.wrapping_add(1) & 0x3fff;
         }
-        self.flags = self.flags & !0x3c | u64::from(attempts.min(15)) << 2;
+        let flags = Status(self.flags).with_retrans_attempts(attempts.min(15) as u8);
+        self.flags = flags.raw();
     }
 
     fn status(&self) -> u64 {
-        u64::from(self.enable) | u64::from(self.ready) << 1 | self.flags | u64::from(self.ready) << 6
+        Status(self.flags)
+            .with_enable(self.enable)
+            .with_ready(self.ready)
+            .with_low_level_link_init(self.ready)
+            .raw()
     }
 }
 
@@ -272,11 +280,15 @@ enum Reg {
 }
 
 fn pair(low: u32, high: u32) -> u64 {
-    u64::from(low) | u64::from(high) << 32
+    PacketCounter::default()
+        .with_rcvd_pkts(low)
+        .with_sent_pkts(high)
+        .raw()
 }
 
 fn unpair(v: u64) -> (u32, u32) {
-    (v as u32, (v >> 32) as u32)
+    let c = PacketCounter(v);
+    (c.rcvd_pkts(), c.sent_pkts())
 }
 
 impl NetworkRegs for NodeRegs {
@@ -313,18 +325,22 @@ impl NetworkRegs for NodeRegs {
                 match at {
                     0x00 => pair(p.received, p.sent),
                     0x08 => p.status(),
-                    0x10 => {
-                        u64::from(p.errors)
-                            | u64::from(p.retransmissions) << 14
-                            | u64::from(p.nacks) << 28
-                            | u64::from(p.resent) << 42
-                            | u64::from(p.timeouts) << 56
-                    }
+                    0x10 => RetransmissionCounters::default()
+                        .with_errors(p.errors)
+                        .with_retransmissions(p.retransmissions)
+                        .with_nack_received(p.nacks)
+                        .with_retrans_send(p.resent)
+                        .with_retransmission_timeouts(p.timeouts)
+                        .raw(),
                     0x18 => {
                         let (guid, node, port) = p.remote;
-                        p.send | u64::from(guid) << 2 | u64::from(node) << 26 | u64::from(port) << 42
+                        Ids(p.send)
+                            .with_remote_guid(guid)
+                            .with_remote_node_id(node)
+                            .with_remote_lp_id(port)
+                            .raw()
                     }
-                    0x20 => p.id_flags | p.threshold << 55,
+                    0x20 => LpIn(p.id_flags).with_buffer_threshold(p.threshold).raw(),
                     0x28..=0x38 => 0,
                     0x40 => p.ack.into(),
                     0x48 => p.credit.into(),
@@ -337,10 +353,11 @@ impl NetworkRegs for NodeRegs {
                 match at {
                     0x00 => pair(p.to_network.0, p.to_network.1),
                     0x08 => pair(p.to_host.0, p.to_host.1),
-                    0x18 => {
-                        let live = u64::from(!p.waiting) << 8 | u64::from(!p.enabled()) << 9 | u64::from(p.full) << 10;
-                        p.general & !0x700 | live
-                    }
+                    0x18 => General(p.general)
+                        .with_empty(!p.waiting)
+                        .with_disabled(!p.enabled())
+                        .with_full(p.full)
+                        .raw(),
                     0x10 => 0,
                     0x20..=0x50 => p.misc[(at - 0x20) as usize / 8],
                     _ => return None,
@@ -351,7 +368,9 @@ impl NetworkRegs for NodeRegs {
     }
 
     fn write(&mut self, offset: u32, value: u64) -> bool {
-        let Some((kind, i, at)) = Self::locate(offset) else { return false };
+        let Some((kind, i, at)) = Self::locate(offset) else {
+            return false;
+        };
         match kind {
             Reg::In => {
                 let p = &mut self.inports[i];
@@ -402,7 +421,10 @@ impl NetworkRegs for NodeRegs {
     fn reset(&mut self) {
         let mut actions = std::mem::take(&mut self.actions);
         actions.push(PortAction::Reset);
-        *self = Self { actions, ..Self::new() };
+        *self = Self {
+            actions,
+            ..Self::new()
+        };
     }
 }
 
@@ -420,31 +442,49 @@ impl NodeRegs {
                 }
             }
             0x10 => {
-                p.errors = value as u16 & 0x3fff;
-                p.retransmissions = (value >> 14) as u16 & 0x3fff;
-                p.nacks = (value >> 28) as u16 & 0x3fff;
-                p.resent = (value >> 42) as u16 & 0x3fff;
-                p.timeouts = (value >> 56) as u8;
+                let c = RetransmissionCounters(value);
+                p.errors = c.errors();
+                p.retransmissions = c.retransmissions();
+                p.nacks = c.nack_received();
+                p.resent = c.retrans_send();
+                p.timeouts = c.retransmission_timeouts();
             }
             0x18 => {
                 p.send = value & 3;
                 if p.send != 0 {
                     let (guid, ids) = (value & 1 != 0, value & 2 != 0);
-                    self.actions.push(PortAction::SendIds { link: i as u8, guid, ids });
+                    self.actions.push(PortAction::SendIds {
+                        link: i as u8,
+                        guid,
+                        ids,
+                    });
                 }
             }
             0x20 => {
                 // The received flags are cleared by writing 1; a script does so (HW §15.4).
                 p.id_flags &= !value;
-                p.threshold = value >> 55 & 0x3f;
+                p.threshold = LpIn(value).buffer_threshold();
             }
             0x28..=0x38 => {}
             0x40 => {
-                let keep = (if value & 1 << 16 != 0 { 0 } else { value as u16 & 0xff })
-                    | if value & 1 << 17 != 0 { 0 } else { value as u16 & 0xff00 };
+                let keep = (if value & (1 << 16) != 0 {
+                    0
+                } else {
+                    value as u16 & 0xff
+                }) | if value & (1 << 17) != 0 {
+                    0
+                } else {
+                    value as u16 & 0xff00
+                };
                 p.ack = keep;
             }
-            0x48 => p.credit = if value & 1 << 8 != 0 { 0 } else { value as u8 },
+            0x48 => {
+                p.credit = if value & (1 << 8) != 0 {
+                    0
+                } else {
+                    value as u8
+                }
+            }
             0x50..=0x60 => p.misc[(at - 0x50) as usize / 8] = value,
             _ => return false,
         }

@@ -62,21 +62,31 @@ impl Routes {
     pub fn compute(topology: &Topology, req: &Request<'_>) -> Result<Self, RouteError> {
         let n = topology.nodes;
         if req.ids.len() != n {
-            return Err(RouteError(format!("{} node IDs for {n} NICs", req.ids.len())));
+            return Err(RouteError(format!(
+                "{} node IDs for {n} NICs",
+                req.ids.len()
+            )));
         }
         let mut seen = BTreeMap::new();
         for (nic, &id) in req.ids.iter().enumerate() {
             if NodeId(id).is_reserved() {
-                return Err(RouteError(format!("node ID {id:#x} of NIC {nic} is reserved")));
+                return Err(RouteError(format!(
+                    "node ID {id:#x} of NIC {nic} is reserved"
+                )));
             }
             if let Some(other) = seen.insert(id, nic) {
-                return Err(RouteError(format!("NICs {other} and {nic} both have node ID {id}")));
+                return Err(RouteError(format!(
+                    "NICs {other} and {nic} both have node ID {id}"
+                )));
             }
         }
         let mut neighbours = topology.neighbours();
         for &(a, b) in req.dead {
             for e in [a, b] {
-                if let Some(slot) = neighbours.get_mut(e.nic).and_then(|p| p.get_mut(usize::from(e.port))) {
+                if let Some(slot) = neighbours
+                    .get_mut(e.nic)
+                    .and_then(|p| p.get_mut(usize::from(e.port)))
+                {
                     *slot = None;
                 }
             }
@@ -87,7 +97,9 @@ impl Routes {
         let first = (0..n)
             .map(|to| {
                 if grid {
-                    (0..n).map(|from| dimension_order(topology, from, to)).collect()
+                    (0..n)
+                        .map(|from| dimension_order(topology, from, to))
+                        .collect()
                 } else {
                     // Within a segment the local tables route, so paths to a node must stay inside its segment.
                     towards(&neighbours, &[to], |i| segments[i] == segments[to])
@@ -101,11 +113,13 @@ impl Routes {
                 towards(&neighbours, &goal, |_| true)
             });
         }
-        let mut groups: BTreeMap<u8, Vec<bool>> = BTreeMap::from([(BROADCAST_GROUP, vec![true; n])]);
+        let mut groups: BTreeMap<u8, Vec<bool>> =
+            BTreeMap::from([(BROADCAST_GROUP, vec![true; n])]);
         for (&g, members) in req.groups {
             let mut set = vec![false; n];
             for &m in members {
-                *set.get_mut(m).ok_or_else(|| RouteError(format!("group {g}: there is no NIC {m}")))? = true;
+                *set.get_mut(m)
+                    .ok_or_else(|| RouteError(format!("group {g}: there is no NIC {m}")))? = true;
             }
             if g >= 64 {
                 return Err(RouteError(format!("group {g}: groups are 0…63")));
@@ -113,12 +127,22 @@ impl Routes {
             groups.insert(g, set);
         }
         let tree = spanning_forest(&neighbours);
-        Ok(Self { ids: req.ids.to_vec(), first, segment_first, tree, groups, to_sender: req.to_sender })
+        Ok(Self {
+            ids: req.ids.to_vec(),
+            first,
+            segment_first,
+            tree,
+            groups,
+            to_sender: req.to_sender,
+        })
     }
 
     /// Link that NIC `from` takes towards NIC `to`; `None` if they are the same or there is no way.
     pub fn first_link(&self, from: usize, to: usize) -> Option<u8> {
-        let (s, t) = (NodeId(self.ids[from]).segment(), NodeId(self.ids[to]).segment());
+        let (s, t) = (
+            NodeId(self.ids[from]).segment(),
+            NodeId(self.ids[to]).segment(),
+        );
         if s == t {
             self.first[to][from]
         } else {
@@ -134,7 +158,11 @@ impl Routes {
         for (to, &id) in self.ids.iter().enumerate() {
             let node = NodeId(id);
             if node.segment() == my_segment {
-                let port = if to == nic { OutPort::network(0) } else { self.first[to][nic].and_then(OutPort::link) };
+                let port = if to == nic {
+                    OutPort::network(0)
+                } else {
+                    self.first[to][nic].and_then(OutPort::link)
+                };
                 t.lrt.extend(word(port).map(|w| (node.local(), w)));
             }
         }
@@ -146,7 +174,9 @@ impl Routes {
             };
             t.grt.extend(w.map(|w| (s.into(), w)));
         }
-        t.mcast = (0..OutPort::COUNT).map(|inport| self.multicast(nic, inport)).collect();
+        t.mcast = (0..OutPort::COUNT)
+            .map(|inport| self.multicast(nic, inport))
+            .collect();
         t
     }
 
@@ -180,14 +210,23 @@ impl Routes {
             if members[i] {
                 return true;
             }
-            stack.extend(self.tree[i].iter().filter(|(_, far)| *far != from).map(|&(_, far)| (far, i)));
+            stack.extend(
+                self.tree[i]
+                    .iter()
+                    .filter(|(_, far)| *far != from)
+                    .map(|&(_, far)| (far, i)),
+            );
         }
         false
     }
 }
 
 /// First link from every NIC towards the nearest of `goal`, over NICs that `allowed` admits; lowest link number on a tie.
-fn towards(neighbours: &Neighbours, goal: &[usize], allowed: impl Fn(usize) -> bool) -> Vec<Option<u8>> {
+fn towards(
+    neighbours: &Neighbours,
+    goal: &[usize],
+    allowed: impl Fn(usize) -> bool,
+) -> Vec<Option<u8>> {
     let mut dist = vec![u32::MAX; neighbours.len()];
     let mut queue: VecDeque<usize> = goal.iter().copied().collect();
     for &g in goal {
@@ -203,7 +242,8 @@ fn towards(neighbours: &Neighbours, goal: &[usize], allowed: impl Fn(usize) -> b
     }
     let nearer = |i: usize| {
         let link = |(l, e): (usize, &Option<End>)| {
-            e.filter(|e| dist[i] != 0 && dist[i] != u32::MAX && dist[e.nic] < dist[i]).map(|_| l as u8)
+            e.filter(|e| dist[i] != 0 && dist[i] != u32::MAX && dist[e.nic] < dist[i])
+                .map(|_| l as u8)
         };
         neighbours[i].iter().enumerate().find_map(link)
     };

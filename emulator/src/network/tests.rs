@@ -21,13 +21,35 @@ pub(super) fn packet(src: u16, dst: Dest, tag: u8) -> Packet {
         len: 8,
         data: [tag; 120],
     };
-    Packet { src: NodeId(src), dst, port: NetPort::Velo, tc: 0, bytes: 8, body: Body::Velo(Box::new(m)) }
+    Packet {
+        src: NodeId(src),
+        dst,
+        port: NetPort::Velo,
+        tc: 0,
+        bytes: 8,
+        body: Body::Velo(Box::new(m)),
+    }
 }
 
 /// A fabric whose tables are written as set-up would, all ports enabled.
-fn fabric(t: &Topology, cfg: NetConfig, ids: &[u16], groups: &BTreeMap<u8, Vec<usize>>, to_sender: bool) -> Network {
+fn fabric(
+    t: &Topology,
+    cfg: NetConfig,
+    ids: &[u16],
+    groups: &BTreeMap<u8, Vec<usize>>,
+    to_sender: bool,
+) -> Network {
     let mut net = Network::new(t, cfg);
-    let routes = Routes::compute(t, &Request { ids, dead: &[], groups, to_sender }).unwrap();
+    let routes = Routes::compute(
+        t,
+        &Request {
+            ids,
+            dead: &[],
+            groups,
+            to_sender,
+        },
+    )
+    .unwrap();
     for (nic, &id) in ids.iter().enumerate() {
         let tables = routes.tables(nic);
         {
@@ -60,8 +82,11 @@ fn simple(text: &str, cfg: NetConfig) -> Network {
     fabric(&t, cfg, &ids, &BTreeMap::new(), false)
 }
 
+/// NIC and tag, or NIC and event.
+type List = Vec<(usize, u8)>;
+
 /// Runs until nothing moves at time `now`; returns deliveries as (NIC, tag) and events as (NIC, number).
-fn drain(net: &mut Network, now: u64) -> (Vec<(usize, u8)>, Vec<(usize, u8)>) {
+fn drain(net: &mut Network, now: u64) -> (List, List) {
     let (mut got, mut events) = (Vec::new(), Vec::new());
     for _ in 0..1_000_000 {
         net.run(now, 1000, &mut Tracer::off());
@@ -84,14 +109,19 @@ fn send(net: &mut Network, from: usize, dst: Dest, tag: u8) {
 
 fn assert_idle(net: &Network) {
     for nic in 0..net.nodes.len() {
-        assert_eq!(net.node_stats(nic).1, 0, "bytes of NIC {nic} are still accounted");
+        assert_eq!(
+            net.node_stats(nic).1,
+            0,
+            "bytes of NIC {nic} are still accounted"
+        );
     }
 }
 
 fn shapes() -> impl Strategy<Value = Topology> {
-    let dims = |max| prop::collection::vec(1usize..=max, 1..=3).prop_map(|d: Vec<usize>| {
-        d.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
-    });
+    let dims = |max| {
+        prop::collection::vec(1usize..=max, 1..=3)
+            .prop_map(|d: Vec<usize>| d.iter().map(usize::to_string).collect::<Vec<_>>().join("x"))
+    };
     prop_oneof![
         dims(5).prop_map(|d| format!("torus:{d}")),
         dims(5).prop_map(|d| format!("mesh:{d}")),
@@ -104,24 +134,28 @@ fn shapes() -> impl Strategy<Value = Topology> {
 
 /// A random connected graph within the seven links.
 fn graphs() -> impl Strategy<Value = Topology> {
-    (2usize..20, prop::collection::vec((any::<usize>(), any::<usize>()), 0..30)).prop_map(|(n, extra)| {
-        let mut used = vec![0u8; n];
-        let mut cables = Vec::new();
-        let mut connect = |a: usize, b: usize, cables: &mut Vec<(String, String)>| {
-            if a != b && used[a] < 7 && used[b] < 7 {
-                cables.push((format!("{a}:{}", used[a]), format!("{b}:{}", used[b])));
-                used[a] += 1;
-                used[b] += 1;
+    (
+        2usize..20,
+        prop::collection::vec((any::<usize>(), any::<usize>()), 0..30),
+    )
+        .prop_map(|(n, extra)| {
+            let mut used = vec![0u8; n];
+            let mut cables = Vec::new();
+            let mut connect = |a: usize, b: usize, cables: &mut Vec<(String, String)>| {
+                if a != b && used[a] < 7 && used[b] < 7 {
+                    cables.push((format!("{a}:{}", used[a]), format!("{b}:{}", used[b])));
+                    used[a] += 1;
+                    used[b] += 1;
+                }
+            };
+            for i in 1..n {
+                connect(i - 1, i, &mut cables);
             }
-        };
-        for i in 1..n {
-            connect(i - 1, i, &mut cables);
-        }
-        for (a, b) in extra {
-            connect(a % n, b % n, &mut cables);
-        }
-        Topology::from_file(&topology::TopologyFile { nodes: n, cables }).unwrap()
-    })
+            for (a, b) in extra {
+                connect(a % n, b % n, &mut cables);
+            }
+            Topology::from_file(&topology::TopologyFile { nodes: n, cables }).unwrap()
+        })
 }
 
 proptest! {
@@ -150,11 +184,11 @@ proptest! {
     fn segments_are_routed_by_the_global_tables(n in 2usize..12, per in 1usize..5) {
         let t = Topology::parse(&format!("ring:{n}")).unwrap();
         // Neighbouring NICs share a segment, so that every segment is connected.
-        let ids: Vec<u16> = (0..n).map(|i| ((i / per) as u16) << 10 | (i % per) as u16).collect();
+        let ids: Vec<u16> = (0..n).map(|i| (((i / per) as u16) << 10) | (i % per) as u16).collect();
         let mut net = fabric(&t, NetConfig::default(), &ids, &BTreeMap::new(), false);
         for from in 0..n {
-            for to in 0..n {
-                send(&mut net, from, Dest::Node(NodeId(ids[to])), 1);
+            for (to, &id) in ids.iter().enumerate() {
+                send(&mut net, from, Dest::Node(NodeId(id)), 1);
                 prop_assert_eq!(drain(&mut net, 0).0, vec![(to, 1)]);
             }
         }
@@ -164,7 +198,7 @@ proptest! {
     #[test]
     fn multicast_reaches_each_member_once(t in prop_oneof![shapes(), graphs()], members: u64, to_sender: bool) {
         let ids: Vec<u16> = (0..t.nodes as u16).collect();
-        let members: Vec<usize> = (0..t.nodes).filter(|i| members >> (i % 64) & 1 != 0).collect();
+        let members: Vec<usize> = (0..t.nodes).filter(|i| (members >> (i % 64)) & 1 != 0).collect();
         let groups = BTreeMap::from([(5, members.clone())]);
         let mut net = fabric(&t, NetConfig::default(), &ids, &groups, to_sender);
         for from in 0..t.nodes {
@@ -220,7 +254,7 @@ proptest! {
             net.regs(n % 4).write(at, word);
         }
         for (from, to, group) in sends {
-            let dst = if group { Dest::Group(to) } else { Dest::Node(NodeId(u16::from(to) << 8 | u16::from(to % 5))) };
+            let dst = if group { Dest::Group(to) } else { Dest::Node(NodeId((u16::from(to) << 8) | u16::from(to % 5))) };
             send(&mut net, from, dst, 0);
             drain(&mut net, 0);
         }
@@ -238,10 +272,27 @@ fn counters_follow_a_packet() {
     let inp = |i: u32| 0x40_0000 + 0x4000 * i;
     let outp = |i: u32| 0x42_C000 + 0x40 * i;
     let lp = |i: u32| 0x46_0000 + 0x80 * i;
-    assert_eq!((read(0, inp(7) + 8), read(0, inp(7) + 0x10), read(0, outp(0))), (1, 1, 1));
-    assert_eq!((read(0, lp(0)), read(1, lp(1))), (1 << 32, 1), "sent in the high half, received in the low one");
-    assert_eq!((read(1, inp(1) + 8), read(1, outp(0)), read(2, outp(7))), (1, 1, 1));
-    assert_eq!((read(0, 0x9400), read(2, 0x9408)), (1 << 32 | 1, 1 << 32 | 1));
+    assert_eq!(
+        (
+            read(0, inp(7) + 8),
+            read(0, inp(7) + 0x10),
+            read(0, outp(0))
+        ),
+        (1, 1, 1)
+    );
+    assert_eq!(
+        (read(0, lp(0)), read(1, lp(1))),
+        (1 << 32, 1),
+        "sent in the high half, received in the low one"
+    );
+    assert_eq!(
+        (read(1, inp(1) + 8), read(1, outp(0)), read(2, outp(7))),
+        (1, 1, 1)
+    );
+    assert_eq!(
+        (read(0, 0x9400), read(2, 0x9408)),
+        ((1 << 32) | 1, (1 << 32) | 1)
+    );
     assert_eq!(net.node_stats(1).0.transit, 1);
 }
 
@@ -253,17 +304,24 @@ fn unknown_nodes_are_illegal_routing() {
     let routing = net.register(0, 0x40_0000 + 7 * 0x4000).unwrap();
     assert_eq!(routing & 4, 4, "illegal_routing of inport 7 (G21)");
     net.regs(0).write(0x40_0000 + 7 * 0x4000, 0);
-    assert_eq!(net.register(0, 0x40_0000 + 7 * 0x4000), Some(0), "software clears it");
+    assert_eq!(
+        net.register(0, 0x40_0000 + 7 * 0x4000),
+        Some(0),
+        "software clears it"
+    );
     assert_eq!(net.node_stats(0).0.illegal_routing, 1);
 }
 
 #[test]
 fn routing_loops_end_at_the_hop_limit() {
     let mut net = simple("pair", NetConfig::default());
-    let word = wire::route::RouteEntry::Port(wire::route::OutPort::new(0).unwrap()).encode().raw();
+    let word = wire::route::RouteEntry::Port(wire::route::OutPort::new(0).unwrap())
+        .encode()
+        .raw();
     for nic in 0..2 {
         for port in 0..11 {
-            net.regs(nic).write(0x40_2000 + 0x4000 * port + 8 * 50, word);
+            net.regs(nic)
+                .write(0x40_2000 + 0x4000 * port + 8 * 50, word);
         }
     }
     send(&mut net, 0, Dest::Node(NodeId(50)), 1);
@@ -271,17 +329,29 @@ fn routing_loops_end_at_the_hop_limit() {
     assert_eq!((got.len(), events.len()), (0, 1));
     let drops: u64 = (0..2).map(|n| net.node_stats(n).0.hop_limit).sum();
     assert_eq!(drops, 1);
-    let flags: u64 = (0..2).map(|n| net.register(n, 0x40_0000).unwrap() & 8).sum();
+    let flags: u64 = (0..2)
+        .map(|n| net.register(n, 0x40_0000).unwrap() & 8)
+        .sum();
     assert_eq!(flags, 8, "pos_dead");
 }
 
 #[test]
 fn a_link_that_is_down_drops_or_holds() {
-    let mut net = simple("pair", NetConfig { link_buffer_bytes: 10 * 72, ..NetConfig::default() });
+    let mut net = simple(
+        "pair",
+        NetConfig {
+            link_buffer_bytes: 10 * 72,
+            ..NetConfig::default()
+        },
+    );
     let t = &mut Tracer::off();
     net.set_link(0, false, None, t);
     assert_eq!(drain(&mut net, 0).1.len(), 4, "TE 17 and 20 on both sides");
-    assert_eq!(net.register(0, 0x46_0008).unwrap() & 3, 1, "enabled, not ready");
+    assert_eq!(
+        net.register(0, 0x46_0008).unwrap() & 3,
+        1,
+        "enabled, not ready"
+    );
     send(&mut net, 0, Dest::Node(NodeId(1)), 1);
     assert_eq!(drain(&mut net, 0).0, []);
     assert_eq!(net.links()[0].forward.dropped_down, 1);
@@ -291,7 +361,10 @@ fn a_link_that_is_down_drops_or_holds() {
     }
     assert_eq!(drain(&mut net, 0).0, []);
     net.set_link(0, true, None, t);
-    assert_eq!(drain(&mut net, 0).0, (0..10).map(|t| (1, t)).collect::<Vec<_>>());
+    assert_eq!(
+        drain(&mut net, 0).0,
+        (0..10).map(|t| (1, t)).collect::<Vec<_>>()
+    );
     assert_eq!(net.links()[0].forward.dropped_full, 5);
     assert_idle(&net);
 }
@@ -300,17 +373,20 @@ fn a_link_that_is_down_drops_or_holds() {
 fn neighbours_discover_each_other() {
     let mut net = simple("pair", NetConfig::default());
     let ids = net.register(0, 0x46_0018).unwrap();
-    assert_eq!((ids >> 2 & 0xff_ffff, ids >> 26 & 0xffff, ids >> 42), (1, 1, 0));
+    assert_eq!(
+        ((ids >> 2) & 0xff_ffff, (ids >> 26) & 0xffff, ids >> 42),
+        (1, 1, 0)
+    );
     assert_eq!(net.register(0, 0x46_0020).unwrap() & 3, 3);
     // The script of HW §15.4 clears the flags and sets the threshold.
     net.regs(0).write(0x46_0020, 0x0180_0000_0000_0003);
     assert_eq!(net.register(0, 0x46_0020), Some(0x0180_0000_0000_0000));
     // The neighbour gets a new node ID; this side learns it when the neighbour sends it.
     net.set_identity(1, 1, 77);
-    assert_eq!(net.register(0, 0x46_0018).unwrap() >> 26 & 0xffff, 1);
+    assert_eq!((net.register(0, 0x46_0018).unwrap() >> 26) & 0xffff, 1);
     net.regs(1).write(0x46_0018, 2);
     net.after_access(1, &mut Tracer::off());
-    assert_eq!(net.register(0, 0x46_0018).unwrap() >> 26 & 0xffff, 77);
+    assert_eq!((net.register(0, 0x46_0018).unwrap() >> 26) & 0xffff, 77);
     assert_eq!(net.register(0, 0x46_0020).unwrap() & 3, 2);
 }
 
@@ -330,7 +406,10 @@ fn software_can_disable_a_link() {
 
 #[test]
 fn a_frozen_nic_holds_a_bounded_amount_and_gives_no_credit() {
-    let cfg = NetConfig { np_buffer_bytes: 10 * 72, ..NetConfig::default() };
+    let cfg = NetConfig {
+        np_buffer_bytes: 10 * 72,
+        ..NetConfig::default()
+    };
     let mut net = simple("ring:3", cfg);
     let t = &mut Tracer::off();
     net.set_frozen(1, true, t);
@@ -339,17 +418,41 @@ fn a_frozen_nic_holds_a_bounded_amount_and_gives_no_credit() {
         send(&mut net, 0, Dest::Node(NodeId(1)), tag);
     }
     assert_eq!(drain(&mut net, 0).0, []);
-    assert_eq!((net.node_stats(1).0.frozen, net.node_stats(1).2, net.node_stats(0).1), (5, 720, 720));
-    assert_eq!(net.register(1, 0x9418).unwrap() & 0x700, 0x400, "not empty, full");
+    assert_eq!(
+        (
+            net.node_stats(1).0.frozen,
+            net.node_stats(1).2,
+            net.node_stats(0).1
+        ),
+        (5, 720, 720)
+    );
+    assert_eq!(
+        net.register(1, 0x9418).unwrap() & 0x700,
+        0x400,
+        "not empty, full"
+    );
     net.set_frozen(1, false, t);
-    assert_eq!(drain(&mut net, 0).0, (0..10).map(|t| (1, t)).collect::<Vec<_>>());
+    assert_eq!(
+        drain(&mut net, 0).0,
+        (0..10).map(|t| (1, t)).collect::<Vec<_>>()
+    );
     assert_idle(&net);
 }
 
 #[test]
 fn credit_bounds_what_is_under_way() {
-    let link = LinkKnobs { latency_ns: 1000, ..LinkKnobs::default() };
-    let mut net = simple("pair", NetConfig { link, tx_credit_bytes: 720, ..NetConfig::default() });
+    let link = LinkKnobs {
+        latency_ns: 1000,
+        ..LinkKnobs::default()
+    };
+    let mut net = simple(
+        "pair",
+        NetConfig {
+            link,
+            tx_credit_bytes: 720,
+            ..NetConfig::default()
+        },
+    );
     let mut sent = 0;
     while net.tx_credit(0) > 0 {
         send(&mut net, 0, Dest::Node(NodeId(1)), sent);
@@ -364,8 +467,17 @@ fn credit_bounds_what_is_under_way() {
 
 #[test]
 fn power_off_takes_the_links_down_and_loses_what_was_queued() {
-    let link = LinkKnobs { latency_ns: 1000, ..LinkKnobs::default() };
-    let mut net = simple("ring:3", NetConfig { link, ..NetConfig::default() });
+    let link = LinkKnobs {
+        latency_ns: 1000,
+        ..LinkKnobs::default()
+    };
+    let mut net = simple(
+        "ring:3",
+        NetConfig {
+            link,
+            ..NetConfig::default()
+        },
+    );
     let t = &mut Tracer::off();
     send(&mut net, 0, Dest::Node(NodeId(1)), 1);
     send(&mut net, 1, Dest::Node(NodeId(0)), 2);
@@ -376,7 +488,11 @@ fn power_off_takes_the_links_down_and_loses_what_was_queued() {
     send(&mut net, 0, Dest::Node(NodeId(1)), 3);
     send(&mut net, 0, Dest::Node(NodeId(2)), 4);
     drain(&mut net, 5000);
-    assert_eq!(drain(&mut net, 6000).0, [(2, 4)], "the rest of the ring goes on");
+    assert_eq!(
+        drain(&mut net, 6000).0,
+        [(2, 4)],
+        "the rest of the ring goes on"
+    );
     net.set_power(1, true, t);
     send(&mut net, 0, Dest::Node(NodeId(1)), 5);
     drain(&mut net, 6000);
@@ -397,8 +513,18 @@ fn ports_that_are_not_enabled_take_nothing() {
 
 #[test]
 fn damage_moves_the_counters_of_both_sides() {
-    let link = LinkKnobs { corrupt_rate: 0.5, loss_rate: 0.2, ..LinkKnobs::default() };
-    let mut net = simple("pair", NetConfig { link, ..NetConfig::default() });
+    let link = LinkKnobs {
+        corrupt_rate: 0.5,
+        loss_rate: 0.2,
+        ..LinkKnobs::default()
+    };
+    let mut net = simple(
+        "pair",
+        NetConfig {
+            link,
+            ..NetConfig::default()
+        },
+    );
     for tag in 0..200 {
         send(&mut net, 0, Dest::Node(NodeId(1)), tag);
     }
@@ -407,16 +533,37 @@ fn damage_moves_the_counters_of_both_sides() {
     assert!(stats.corrupted > 0 && stats.lost > 0);
     let tx = net.register(0, 0x46_0010).unwrap();
     let rx = net.register(1, 0x46_0010).unwrap();
-    assert_eq!((tx >> 14 & 0x3fff, tx >> 28 & 0x3fff, tx >> 56), (stats.corrupted + stats.lost, stats.corrupted, stats.lost & 0xff));
+    assert_eq!(
+        ((tx >> 14) & 0x3fff, (tx >> 28) & 0x3fff, tx >> 56),
+        (
+            stats.corrupted + stats.lost,
+            stats.corrupted,
+            stats.lost & 0xff
+        )
+    );
     assert_eq!(rx & 0x3fff, stats.corrupted);
-    assert_eq!(net.register(1, 0x46_0008).unwrap() >> 8 & 1, 1, "packet_crc_error");
+    assert_eq!(
+        (net.register(1, 0x46_0008).unwrap() >> 8) & 1,
+        1,
+        "packet_crc_error"
+    );
 }
 
 #[test]
 fn the_seed_decides_the_damage() {
     let run = |seed| {
-        let link = LinkKnobs { corrupt_rate: 0.3, ..LinkKnobs::default() };
-        let mut net = simple("pair", NetConfig { link, seed, ..NetConfig::default() });
+        let link = LinkKnobs {
+            corrupt_rate: 0.3,
+            ..LinkKnobs::default()
+        };
+        let mut net = simple(
+            "pair",
+            NetConfig {
+                link,
+                seed,
+                ..NetConfig::default()
+            },
+        );
         for tag in 0..100 {
             send(&mut net, 0, Dest::Node(NodeId(1)), tag);
         }
@@ -432,7 +579,10 @@ fn global_interrupts_reach_every_node() {
     let mut net = simple("ring:3", NetConfig::default());
     net.regs(1).write(0x45_1000, 1);
     net.after_access(1, &mut Tracer::off());
-    assert_eq!(drain(&mut net, 0).1, (0..3).map(|n| (n, TE_GLOBAL_INTERRUPT)).collect::<Vec<_>>());
+    assert_eq!(
+        drain(&mut net, 0).1,
+        (0..3).map(|n| (n, TE_GLOBAL_INTERRUPT)).collect::<Vec<_>>()
+    );
     assert_eq!(net.register(2, 0x45_1000), Some(2));
     assert_eq!(net.register(2, 0x45_0000), Some(0));
 }
@@ -443,10 +593,28 @@ fn routes_go_around_dead_cables() {
     let ids: Vec<u16> = (0..5).collect();
     let dead = [t.cables[0]];
     let groups = BTreeMap::new();
-    let routes = Routes::compute(&t, &Request { ids: &ids, dead: &dead, groups: &groups, to_sender: false }).unwrap();
+    let routes = Routes::compute(
+        &t,
+        &Request {
+            ids: &ids,
+            dead: &dead,
+            groups: &groups,
+            to_sender: false,
+        },
+    )
+    .unwrap();
     assert_eq!(routes.first_link(0, 1), Some(1), "the long way round");
     let all = [t.cables[0], t.cables[4]];
-    let routes = Routes::compute(&t, &Request { ids: &ids, dead: &all, groups: &groups, to_sender: false }).unwrap();
+    let routes = Routes::compute(
+        &t,
+        &Request {
+            ids: &ids,
+            dead: &all,
+            groups: &groups,
+            to_sender: false,
+        },
+    )
+    .unwrap();
     assert_eq!(routes.first_link(0, 1), None);
 }
 
@@ -455,7 +623,18 @@ fn bad_node_ids_are_refused() {
     let t = Topology::parse("pair").unwrap();
     let groups = BTreeMap::new();
     let bad = |ids: &[u16]| {
-        Routes::compute(&t, &Request { ids, dead: &[], groups: &groups, to_sender: false }).map(|_| ()).unwrap_err().to_string()
+        Routes::compute(
+            &t,
+            &Request {
+                ids,
+                dead: &[],
+                groups: &groups,
+                to_sender: false,
+            },
+        )
+        .map(|_| ())
+        .unwrap_err()
+        .to_string()
     };
     assert!(bad(&[0]).contains("1 node IDs"));
     assert!(bad(&[5, 5]).contains("both"));

@@ -33,7 +33,10 @@ impl std::str::FromStr for End {
     fn from_str(s: &str) -> Result<Self, Self::Err> {
         let bad = || TopologyError(format!("{s:?} is not NIC:PORT"));
         let (nic, port) = s.split_once(':').ok_or_else(bad)?;
-        Ok(End { nic: nic.parse().map_err(|_| bad())?, port: port.parse().map_err(|_| bad())? })
+        Ok(End {
+            nic: nic.parse().map_err(|_| bad())?,
+            port: port.parse().map_err(|_| bad())?,
+        })
     }
 }
 
@@ -86,15 +89,23 @@ impl Topology {
             arg.parse::<usize>()
                 .ok()
                 .filter(|n| (1..=MAX_NODES).contains(n))
-                .ok_or_else(|| TopologyError(format!("{text:?}: expected a number of nodes, 1…{MAX_NODES}")))
+                .ok_or_else(|| {
+                    TopologyError(format!(
+                        "{text:?}: expected a number of nodes, 1…{MAX_NODES}"
+                    ))
+                })
         };
         match kind {
             "single" if arg.is_empty() => Self::cabled(text, 1, Vec::new()),
             "pair" if arg.is_empty() => Self::cabled(text, 2, vec![(0, 0, 1, 0)]),
             "ring" => Self::grid(text, &[number()?], true),
             "mesh" | "torus" => {
-                let sizes: Option<Vec<usize>> = arg.split('x').map(|s| s.parse().ok().filter(|&n| n > 0)).collect();
-                let sizes = sizes.ok_or_else(|| TopologyError(format!("{text:?}: expected sizes like 4x2x2")))?;
+                let sizes: Option<Vec<usize>> = arg
+                    .split('x')
+                    .map(|s| s.parse().ok().filter(|&n| n > 0))
+                    .collect();
+                let sizes = sizes
+                    .ok_or_else(|| TopologyError(format!("{text:?}: expected sizes like 4x2x2")))?;
                 Self::grid(text, &sizes, kind == "torus")
             }
             "full" => {
@@ -122,7 +133,11 @@ impl Topology {
         Self::cabled("file", file.nodes, cables)
     }
 
-    fn cabled(name: &str, nodes: usize, list: Vec<(usize, usize, usize, usize)>) -> Result<Self, TopologyError> {
+    fn cabled(
+        name: &str,
+        nodes: usize,
+        list: Vec<(usize, usize, usize, usize)>,
+    ) -> Result<Self, TopologyError> {
         let fail = |s: String| Err(TopologyError(format!("{name}: {s}")));
         if !(1..=MAX_NODES).contains(&nodes) {
             return fail(format!("{nodes} nodes; 1…{MAX_NODES} are possible"));
@@ -132,31 +147,60 @@ impl Topology {
         for (a, ap, b, bp) in list {
             for (nic, port) in [(a, ap), (b, bp)] {
                 if nic >= nodes {
-                    return fail(format!("a cable ends at NIC {nic}, but there are only {nodes}"));
+                    return fail(format!(
+                        "a cable ends at NIC {nic}, but there are only {nodes}"
+                    ));
                 }
                 if port >= usize::from(LINKS) {
-                    return fail(format!("NIC {nic} would need link {port}; a NIC has links 0…{}", LINKS - 1));
+                    return fail(format!(
+                        "NIC {nic} would need link {port}; a NIC has links 0…{}",
+                        LINKS - 1
+                    ));
                 }
                 if !used.insert((nic, port)) {
                     return fail(format!("two cables in link {port} of NIC {nic}"));
                 }
             }
-            cables.push((End { nic: a, port: ap as u8 }, End { nic: b, port: bp as u8 }));
+            cables.push((
+                End {
+                    nic: a,
+                    port: ap as u8,
+                },
+                End {
+                    nic: b,
+                    port: bp as u8,
+                },
+            ));
         }
-        Ok(Self { name: name.to_owned(), nodes, cables, dims: Vec::new() })
+        Ok(Self {
+            name: name.to_owned(),
+            nodes,
+            cables,
+            dims: Vec::new(),
+        })
     }
 
     fn grid(name: &str, sizes: &[usize], wrap: bool) -> Result<Self, TopologyError> {
-        let nodes = sizes.iter().try_fold(1usize, |p, &s| p.checked_mul(s)).unwrap_or(usize::MAX);
+        let nodes = sizes
+            .iter()
+            .try_fold(1usize, |p, &s| p.checked_mul(s))
+            .unwrap_or(usize::MAX);
         let mut dims = Vec::new();
         let mut next = 0usize;
         for &size in sizes {
             let (plus, minus) = (next, if size > 2 { next + 1 } else { next });
             next += [0, 0, 1, 2][size.min(3)];
             if next > usize::from(LINKS) {
-                return Err(TopologyError(format!("{name}: needs more than {LINKS} links per NIC")));
+                return Err(TopologyError(format!(
+                    "{name}: needs more than {LINKS} links per NIC"
+                )));
             }
-            dims.push(Dimension { size, wraps: wrap && size > 2, plus: plus as u8, minus: minus as u8 });
+            dims.push(Dimension {
+                size,
+                wraps: wrap && size > 2,
+                plus: plus as u8,
+                minus: minus as u8,
+            });
         }
         let mut list = Vec::new();
         if nodes <= MAX_NODES {
@@ -173,7 +217,10 @@ impl Topology {
                 }
             }
         }
-        Ok(Self { dims, ..Self::cabled(name, nodes, list)? })
+        Ok(Self {
+            dims,
+            ..Self::cabled(name, nodes, list)?
+        })
     }
 
     /// For every NIC the far end of each of its links.
@@ -250,7 +297,13 @@ mod tests {
             let e = Topology::parse(text).unwrap_err();
             assert!(e.to_string().contains(word), "{text}: {e}");
         }
-        let file = TopologyFile { nodes: 2, cables: vec![("0:0".into(), "1:0".into()), ("0:0".into(), "1:1".into())] };
-        assert!(Topology::from_file(&file).unwrap_err().to_string().contains("two cables"));
+        let file = TopologyFile {
+            nodes: 2,
+            cables: vec![("0:0".into(), "1:0".into()), ("0:0".into(), "1:1".into())],
+        };
+        assert!(Topology::from_file(&file)
+            .unwrap_err()
+            .to_string()
+            .contains("two cables"));
     }
 }

@@ -57,11 +57,16 @@ impl PciConfig {
     pub fn validate(&self) -> Result<(), String> {
         for (name, size) in [("bar0-size", self.bar0_size), ("bar2-size", self.bar2_size)] {
             if !size.is_power_of_two() || !(4096..=1 << 40).contains(&size) {
-                return Err(format!("pci.{name} = {size}: must be a power of two from 4 KiB to 1 TiB"));
+                return Err(format!(
+                    "pci.{name} = {size}: must be a power of two from 4 KiB to 1 TiB"
+                ));
             }
         }
         if !self.msi_vectors.is_power_of_two() || self.msi_vectors > 32 {
-            return Err(format!("pci.msi-vectors = {}: must be 1, 2, 4, 8, 16 or 32", self.msi_vectors));
+            return Err(format!(
+                "pci.msi-vectors = {}: must be 1, 2, 4, 8, 16 or 32",
+                self.msi_vectors
+            ));
         }
         Ok(())
     }
@@ -88,8 +93,11 @@ pub struct ConfigSpace {
 impl ConfigSpace {
     /// Power-on state.
     pub fn new(shape: PciConfig) -> Self {
-        let mut c =
-            Self { shape, bytes: Box::new([0; CONFIG_SIZE]), mask: Box::new([0; CONFIG_SIZE]) };
+        let mut c = Self {
+            shape,
+            bytes: Box::new([0; CONFIG_SIZE]),
+            mask: Box::new([0; CONFIG_SIZE]),
+        };
         c.fill();
         c
     }
@@ -132,13 +140,21 @@ impl ConfigSpace {
         self.put(0x34, &[PM as u8], &[]);
         self.put(0x3c, &[0], &[0xff]);
         // PM 1.2, no soft-reset protection: D3hot → D0 resets.
-        self.put(PM, &[0x01, if s.msi { MSI } else { EXP } as u8, 0x03, 0x00, 0, 0], &[0, 0, 0, 0, 0x03, 0]);
+        self.put(
+            PM,
+            &[0x01, if s.msi { MSI } else { EXP } as u8, 0x03, 0x00, 0, 0],
+            &[0, 0, 0, 0, 0x03, 0],
+        );
         if s.msi {
             // 64 bit, no per-vector masking.
-            let control = 0x0080 | (s.msi_vectors.trailing_zeros() as u16) << 1;
+            let control = 0x0080 | ((s.msi_vectors.trailing_zeros() as u16) << 1);
             self.put(MSI, &[0x05, EXP as u8], &[]);
             self.put(MSI + 2, &control.to_le_bytes(), &[0x71, 0]);
-            self.put(MSI + 4, &[0; 10], &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+            self.put(
+                MSI + 4,
+                &[0; 10],
+                &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
+            );
         }
         // PCIe capability version 2, endpoint.
         self.put(EXP, &[0x10, 0x00, 0x02, 0x00], &[]);
@@ -171,7 +187,9 @@ impl ConfigSpace {
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (i, b) in data.iter_mut().enumerate() {
             let at = usize::try_from(offset).ok().and_then(|o| o.checked_add(i));
-            *b = at.and_then(|at| self.bytes.get(at).copied()).unwrap_or(0xff);
+            *b = at
+                .and_then(|at| self.bytes.get(at).copied())
+                .unwrap_or(0xff);
         }
     }
 
@@ -180,7 +198,9 @@ impl ConfigSpace {
         let before = (self.bar(0), self.bar(2), self.power_state());
         let mut effects = Effects::default();
         for (i, &v) in data.iter().enumerate() {
-            let Some(at) = usize::try_from(offset).ok().and_then(|o| o.checked_add(i)) else { break };
+            let Some(at) = usize::try_from(offset).ok().and_then(|o| o.checked_add(i)) else {
+                break;
+            };
             if at >= CONFIG_SIZE {
                 break;
             }
@@ -253,11 +273,18 @@ mod tests {
         while at != 0 {
             let w = r32(&c, at);
             ids.push(w & 0xff);
-            at = u64::from(w >> 8 & 0xff);
+            at = u64::from((w >> 8) & 0xff);
         }
         assert_eq!(ids, [0x01, 0x05, 0x10]);
-        let c = ConfigSpace::new(PciConfig { msi: false, ..PciConfig::default() });
-        assert_eq!(r32(&c, 0x40) >> 8 & 0xff, EXP as u32, "MSI left out of the chain");
+        let c = ConfigSpace::new(PciConfig {
+            msi: false,
+            ..PciConfig::default()
+        });
+        assert_eq!(
+            (r32(&c, 0x40) >> 8) & 0xff,
+            EXP as u32,
+            "MSI left out of the chain"
+        );
     }
 
     #[test]
@@ -285,7 +312,10 @@ mod tests {
 
     #[test]
     fn msi_vectors_follow_enable_and_mme() {
-        let mut c = ConfigSpace::new(PciConfig { msi_vectors: 4, ..PciConfig::default() });
+        let mut c = ConfigSpace::new(PciConfig {
+            msi_vectors: 4,
+            ..PciConfig::default()
+        });
         assert_eq!(c.msi_enabled(), 0);
         c.write(MSI as u64 + 2, &[0x01]);
         assert_eq!(c.msi_enabled(), 1);

@@ -208,7 +208,8 @@ impl Tracer {
     /// Writes one record.
     pub fn record(&mut self, nic: usize, t: u64, event: Event) {
         let Some(out) = &mut self.out else { return };
-        let result = serde_json::to_writer(&mut *out, &Record { t, nic, event }).map_err(io::Error::from);
+        let result =
+            serde_json::to_writer(&mut *out, &Record { t, nic, event }).map_err(io::Error::from);
         match result.and_then(|()| out.write_all(b"\n")) {
             Ok(()) => self.records += 1,
             Err(e) => {
@@ -220,7 +221,11 @@ impl Tracer {
 
     /// The trace as one NIC sees it at one moment.
     pub fn sink(&mut self, nic: usize, t: u64) -> Sink<'_> {
-        Sink { tracer: self, nic, t }
+        Sink {
+            tracer: self,
+            nic,
+            t,
+        }
     }
 }
 
@@ -246,14 +251,30 @@ impl env::Trace for Sink<'_> {
         }
         let port = |p: NetPort| p as u8;
         let event = match event {
-            TraceEvent::RegWrite { by, offset, value } => Event::RegWrite { by: by.into(), offset, value },
-            TraceEvent::RegRead { by, offset, value } => Event::RegRead { by: by.into(), offset, value },
-            TraceEvent::Descriptor { port: p, vpid, words } => {
-                Event::Descriptor { port: port(p), vpid: vpid.get(), words: words.to_vec() }
-            }
+            TraceEvent::RegWrite { by, offset, value } => Event::RegWrite {
+                by: by.into(),
+                offset,
+                value,
+            },
+            TraceEvent::RegRead { by, offset, value } => Event::RegRead {
+                by: by.into(),
+                offset,
+                value,
+            },
+            TraceEvent::Descriptor {
+                port: p,
+                vpid,
+                words,
+            } => Event::Descriptor {
+                port: port(p),
+                vpid: vpid.get(),
+                words: words.to_vec(),
+            },
             TraceEvent::Dma { write, addr, len } => Event::Dma { write, addr, len },
             TraceEvent::Msi { vector } => Event::Msi { vector },
-            TraceEvent::Diagnostic(text) => Event::Diagnostic { text: text.to_owned() },
+            TraceEvent::Diagnostic(text) => Event::Diagnostic {
+                text: text.to_owned(),
+            },
         };
         self.tracer.record(self.nic, self.t, event);
     }
@@ -271,24 +292,55 @@ mod tests {
         assert!(!t.on());
         t.start(&path).unwrap();
         let events = [
-            Event::RegWrite { by: By::Host, offset: 0x8050, value: u64::MAX },
-            Event::Inject { id: 1, src: 0, dst: 63, group: true, port: 0, vpid: 254, bytes: 8, body: "velo".into() },
-            Event::Drop { id: 1, reason: DropReason::IllegalRouting },
-            Event::ConfigWrite { offset: 4, data: vec![6, 0] },
+            Event::RegWrite {
+                by: By::Host,
+                offset: 0x8050,
+                value: u64::MAX,
+            },
+            Event::Inject {
+                id: 1,
+                src: 0,
+                dst: 63,
+                group: true,
+                port: 0,
+                vpid: 254,
+                bytes: 8,
+                body: "velo".into(),
+            },
+            Event::Drop {
+                id: 1,
+                reason: DropReason::IllegalRouting,
+            },
+            Event::ConfigWrite {
+                offset: 4,
+                data: vec![6, 0],
+            },
         ];
         for e in &events {
             t.record(3, 7, e.clone());
         }
         t.stop().unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
-        let back: Vec<Record> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
-        assert_eq!(back.iter().map(|r| &r.event).collect::<Vec<_>>(), events.iter().collect::<Vec<_>>());
+        let back: Vec<Record> = text
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap())
+            .collect();
+        assert_eq!(
+            back.iter().map(|r| &r.event).collect::<Vec<_>>(),
+            events.iter().collect::<Vec<_>>()
+        );
         assert!(back.iter().all(|r| r.nic == 3 && r.t == 7));
     }
 
     #[test]
     fn a_full_disk_ends_the_trace_only() {
-        let mut t = Tracer { out: Some(BufWriter::with_capacity(1, File::create("/dev/full").unwrap())), records: 0 };
+        let mut t = Tracer {
+            out: Some(BufWriter::with_capacity(
+                1,
+                File::create("/dev/full").unwrap(),
+            )),
+            records: 0,
+        };
         for _ in 0..3 {
             t.record(0, 0, Event::Msi { vector: 0 });
         }

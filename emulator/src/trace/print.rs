@@ -40,15 +40,29 @@ pub fn kind(e: &Event) -> &'static str {
 
 /// All kinds that a filter can name.
 pub const KINDS: [&str; 13] = [
-    "reg-write", "reg-read", "descriptor", "dma", "msi", "diagnostic", "inject", "hop", "deliver", "drop", "link",
-    "config-write", "state",
+    "reg-write",
+    "reg-read",
+    "descriptor",
+    "dma",
+    "msi",
+    "diagnostic",
+    "inject",
+    "hop",
+    "deliver",
+    "drop",
+    "link",
+    "config-write",
+    "state",
 ];
 
 impl Filter {
     /// True if the record is wanted.
     pub fn matches(&self, r: &Record) -> bool {
         let packet = match r.event {
-            Event::Inject { id, .. } | Event::Hop { id, .. } | Event::Deliver { id, .. } | Event::Drop { id, .. } => Some(id),
+            Event::Inject { id, .. }
+            | Event::Hop { id, .. }
+            | Event::Deliver { id, .. }
+            | Event::Drop { id, .. } => Some(id),
             _ => None,
         };
         let by = match r.event {
@@ -70,13 +84,19 @@ pub fn register_name(offset: u32) -> &'static str {
         for r in RegMap::get().registers() {
             let name = r.name.strip_prefix("extoll_rf_").unwrap_or(&r.name);
             for i in 0..r.entries {
-                let text = if r.entries > 1 { format!("{name}[{i}]") } else { name.to_owned() };
+                let text = if r.entries > 1 {
+                    format!("{name}[{i}]")
+                } else {
+                    name.to_owned()
+                };
                 names.insert(r.offset + i * r.stride, text);
             }
         }
         names
     });
-    names.get(&(offset & !7)).map_or("(no register)", String::as_str)
+    names
+        .get(&(offset & !7))
+        .map_or("(no register)", String::as_str)
 }
 
 fn port_name(p: u8) -> String {
@@ -96,28 +116,71 @@ pub fn line(r: &Record) -> String {
         By::Management => " (management)",
     };
     let text = match &r.event {
-        Event::RegWrite { by: b, offset, value } => {
-            format!("W RF+{offset:#09x} = {value:#018x}  {}{}", register_name(*offset), by(*b))
+        Event::RegWrite {
+            by: b,
+            offset,
+            value,
+        } => {
+            format!(
+                "W RF+{offset:#09x} = {value:#018x}  {}{}",
+                register_name(*offset),
+                by(*b)
+            )
         }
-        Event::RegRead { by: b, offset, value } => {
-            format!("R RF+{offset:#09x} : {value:#018x}  {}{}", register_name(*offset), by(*b))
+        Event::RegRead {
+            by: b,
+            offset,
+            value,
+        } => {
+            format!(
+                "R RF+{offset:#09x} : {value:#018x}  {}{}",
+                register_name(*offset),
+                by(*b)
+            )
         }
         Event::Descriptor { port, vpid, words } => {
             let words: Vec<String> = words.iter().map(|w| format!("{w:016x}")).collect();
-            format!("descriptor {} vpid {vpid}: {}", if *port == 0 { "velo" } else { "rma" }, words.join(" "))
+            format!(
+                "descriptor {} vpid {vpid}: {}",
+                if *port == 0 { "velo" } else { "rma" },
+                words.join(" ")
+            )
         }
-        Event::Dma { write, addr, len } => format!("dma {} {addr:#x} {len} bytes", if *write { "write" } else { "read" }),
+        Event::Dma { write, addr, len } => format!(
+            "dma {} {addr:#x} {len} bytes",
+            if *write { "write" } else { "read" }
+        ),
         Event::Msi { vector } => format!("msi {vector}"),
         Event::Diagnostic { text } => format!("! {text}"),
-        Event::Inject { id, src, dst, group, port, vpid, bytes, body } => {
+        Event::Inject {
+            id,
+            src,
+            dst,
+            group,
+            port,
+            vpid,
+            bytes,
+            body,
+        } => {
             let what = if *group { "group" } else { "node" };
             format!("packet {id}: {body} node {src} -> {what} {dst} vpid {vpid}, n{port}, {bytes} bytes")
         }
-        Event::Hop { id, inport, outport } => format!("packet {id}: {} -> {}", port_name(*inport), port_name(*outport)),
+        Event::Hop {
+            id,
+            inport,
+            outport,
+        } => format!(
+            "packet {id}: {} -> {}",
+            port_name(*inport),
+            port_name(*outport)
+        ),
         Event::Deliver { id, port } => format!("packet {id}: delivered at n{port}"),
         Event::Drop { id, reason } => {
             let reason = serde_json::to_value(reason).ok();
-            format!("packet {id}: DROPPED, {}", reason.as_ref().and_then(|r| r.as_str()).unwrap_or("?"))
+            format!(
+                "packet {id}: DROPPED, {}",
+                reason.as_ref().and_then(|r| r.as_str()).unwrap_or("?")
+            )
         }
         Event::Link { port, up } => format!("link {port} {}", if *up { "up" } else { "down" }),
         Event::ConfigWrite { offset, data } => {
@@ -137,7 +200,9 @@ pub fn print(input: impl BufRead, out: &mut impl Write, filter: &Filter) -> anyh
         match serde_json::from_str::<Record>(&l?) {
             Ok(r) if filter.matches(&r) => writeln!(out, "{}", line(&r))?,
             Ok(_) => {}
-            Err(_) if n > 0 && lines.peek().is_none() => writeln!(out, "(the last record is incomplete)")?,
+            Err(_) if n > 0 && lines.peek().is_none() => {
+                writeln!(out, "(the last record is incomplete)")?
+            }
             Err(e) => anyhow::bail!("line {}: not a trace record: {e}", n + 1),
         }
     }
@@ -153,7 +218,8 @@ mod tests {
         assert_eq!(register_name(0x8050), "info_rf_scratchpad_scratchpad[3]");
         assert_eq!(register_name(0x1_0068), "snq_rf_execute");
         assert_eq!(register_name(0x7_fff8), "(no register)");
-        let write = r#"{"t":1000000,"nic":1,"kind":"reg-write","by":"host","offset":65640,"value":1}"#;
+        let write =
+            r#"{"t":1000000,"nic":1,"kind":"reg-write","by":"host","offset":65640,"value":1}"#;
         let hop = r#"{"t":2,"nic":0,"kind":"hop","id":9,"inport":7,"outport":0}"#;
         let text = format!("{write}\n{hop}\n{{\"t\":2,");
         let show = |f: &Filter| {
@@ -162,11 +228,27 @@ mod tests {
             String::from_utf8(out).unwrap()
         };
         let all = show(&Filter::default());
-        assert!(all.contains("snq_rf_execute") && all.contains("n0 -> link 0") && all.contains("incomplete"), "{all}");
-        let some = show(&Filter { nics: vec![0], ..Filter::default() });
+        assert!(
+            all.contains("snq_rf_execute")
+                && all.contains("n0 -> link 0")
+                && all.contains("incomplete"),
+            "{all}"
+        );
+        let some = show(&Filter {
+            nics: vec![0],
+            ..Filter::default()
+        });
         assert!(!some.contains("snq_rf_execute") && some.contains("packet 9"));
-        let some = show(&Filter { kinds: vec!["reg-write".into()], ..Filter::default() });
+        let some = show(&Filter {
+            kinds: vec!["reg-write".into()],
+            ..Filter::default()
+        });
         assert!(some.contains("snq_rf_execute") && !some.contains("packet 9"));
-        assert!(print(format!("garbage\n{hop}\n").as_bytes(), &mut Vec::new(), &Filter::default()).is_err());
+        assert!(print(
+            format!("garbage\n{hop}\n").as_bytes(),
+            &mut Vec::new(),
+            &Filter::default()
+        )
+        .is_err());
     }
 }

@@ -5,7 +5,9 @@ use super::session::Session;
 use super::Device;
 use rustix::cmsg_space;
 use rustix::io::Errno;
-use rustix::net::{recvmsg, send, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use rustix::net::{
+    recvmsg, send, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
+};
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -33,7 +35,7 @@ pub enum Closed {
 /// What a call to [`Connection::service`] left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// The budget ran out with complete messages waiting: call again without waiting for the socket.
+    /// Complete messages are waiting: call again without waiting for the socket.
     pub more: bool,
     /// Replies are waiting for room in the socket: watch it for writability.
     pub want_write: bool,
@@ -86,13 +88,16 @@ impl Connection {
         let mut left = budget;
         let mut out = Vec::new();
         let mut closed = None;
+        let mut stopped = false;
         loop {
             if self.tx.len() + out.len() > TX_HIGH_WATER {
+                stopped = true;
                 break;
             }
             match self.next_message() {
                 Ok(Some((header, end))) => {
                     if left == 0 {
+                        stopped = true;
                         break;
                     }
                     left -= 1;
@@ -120,17 +125,25 @@ impl Connection {
         let want_write = self.flush()?;
         match closed {
             Some(e) => Err(e),
-            None => Ok(Progress { more: left == 0 && !want_write, want_write }),
+            None => Ok(Progress {
+                more: stopped && !want_write,
+                want_write,
+            }),
         }
     }
 
     /// The complete message at the head of the buffer and its end in stream positions.
     fn next_message(&self) -> Result<Option<(Header, u64)>, Closed> {
         let bytes = &self.rx[self.head..];
-        let Some(h) = Header::decode(bytes) else { return Ok(None) };
+        let Some(h) = Header::decode(bytes) else {
+            return Ok(None);
+        };
         let size = h.size as usize;
         if !(HEADER_LEN..=MAX_MESSAGE).contains(&size) {
-            return Err(Closed::Protocol(format!("message length {size} (command {})", h.command)));
+            return Err(Closed::Protocol(format!(
+                "message length {size} (command {})",
+                h.command
+            )));
         }
         Ok((bytes.len() >= size).then_some((h, self.pos + size as u64)))
     }
@@ -159,13 +172,20 @@ impl Connection {
             self.head = 0;
         }
         // A long message is read in as few calls as possible.
-        let want = Header::decode(&self.rx).map_or(0, |h| (h.size as usize).saturating_sub(self.rx.len())).max(READ_CHUNK);
+        let want = Header::decode(&self.rx)
+            .map_or(0, |h| (h.size as usize).saturating_sub(self.rx.len()))
+            .max(READ_CHUNK);
         let old = self.rx.len();
         self.rx.resize(old + want, 0);
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let got = recvmsg(&self.stream, &mut [IoSliceMut::new(&mut self.rx[old..])], &mut control, flags);
+        let got = recvmsg(
+            &self.stream,
+            &mut [IoSliceMut::new(&mut self.rx[old..])],
+            &mut control,
+            flags,
+        );
         self.rx.truncate(old + got.as_ref().map_or(0, |m| m.bytes));
         let got = match got {
             Ok(m) => m,
@@ -183,13 +203,16 @@ impl Connection {
             .flatten()
             .collect();
         if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
-            return Err(Closed::Protocol("too many file descriptors in one message".into()));
+            return Err(Closed::Protocol(
+                "too many file descriptors in one message".into(),
+            ));
         }
         if got.bytes == 0 {
             return Err(Closed::Eof);
         }
         if !fds.is_empty() {
-            self.fds.push_back((self.pos + self.rx.len() as u64 - 1, fds));
+            self.fds
+                .push_back((self.pos + self.rx.len() as u64 - 1, fds));
         }
         Ok(true)
     }

@@ -48,7 +48,14 @@ impl GuestMemory {
             return Err(Errno::NOSPC);
         }
         let region = fd.map(|fd| Self::mmap(req, fd)).transpose()?;
-        self.maps.insert(req.iova, Mapping { size: req.size, writable: req.writable, region });
+        self.maps.insert(
+            req.iova,
+            Mapping {
+                size: req.size,
+                writable: req.writable,
+                region,
+            },
+        );
         Ok(())
     }
 
@@ -66,7 +73,11 @@ impl GuestMemory {
         if u64::try_from(file_size).map_or(true, |f| end > f) {
             return Err(Errno::INVAL);
         }
-        let prot = if req.writable { PROT_READ | PROT_WRITE } else { PROT_READ };
+        let prot = if req.writable {
+            PROT_READ | PROT_WRITE
+        } else {
+            PROT_READ
+        };
         MmapRegionBuilder::new(size)
             .with_file_offset(FileOffset::new(File::from(fd), req.offset))
             .with_mmap_prot(prot)
@@ -118,7 +129,11 @@ impl GuestMemory {
     }
 
     fn overlapping(&self, iova: u64, end: u64) -> impl Iterator<Item = (u64, &Mapping)> {
-        let first = self.maps.range(..=iova).next_back().map_or(iova, |(&s, _)| s);
+        let first = self
+            .maps
+            .range(..=iova)
+            .next_back()
+            .map_or(iova, |(&s, _)| s);
         self.maps
             .range(first..end.max(first))
             .filter(move |(&s, m)| s < end && s + m.size > iova)
@@ -127,8 +142,16 @@ impl GuestMemory {
 
     /// Calls `f(mapping, offset in it, offset in the buffer, length)` for each piece of the range; `false` if any byte is
     /// not reachable, in which case `f` was called for none.
-    fn pieces(&self, addr: u64, len: usize, write: bool, mut f: impl FnMut(&MmapRegion, usize, usize, usize)) -> bool {
-        let Some(end) = addr.checked_add(len as u64) else { return false };
+    fn pieces(
+        &self,
+        addr: u64,
+        len: usize,
+        write: bool,
+        mut f: impl FnMut(&MmapRegion, usize, usize, usize),
+    ) -> bool {
+        let Some(end) = addr.checked_add(len as u64) else {
+            return false;
+        };
         let find = |at: u64| {
             let (&start, m) = self.maps.range(..=at).next_back()?;
             let region = m.region.as_ref()?;
@@ -136,14 +159,23 @@ impl GuestMemory {
         };
         let mut at = addr;
         while at < end {
-            let Some((start, size, _)) = find(at) else { return false };
+            let Some((start, size, _)) = find(at) else {
+                return false;
+            };
             at = end.min(start + size);
         }
         at = addr;
         while at < end {
-            let Some((start, size, region)) = find(at) else { return false };
+            let Some((start, size, region)) = find(at) else {
+                return false;
+            };
             let next = end.min(start + size);
-            f(region, (at - start) as usize, (at - addr) as usize, (next - at) as usize);
+            f(
+                region,
+                (at - start) as usize,
+                (at - addr) as usize,
+                (next - at) as usize,
+            );
             at = next;
         }
         true
@@ -181,7 +213,12 @@ mod tests {
     }
 
     fn req(iova: u64, size: u64) -> DmaMapRequest {
-        DmaMapRequest { iova, size, offset: 0, writable: true }
+        DmaMapRequest {
+            iova,
+            size,
+            offset: 0,
+            writable: true,
+        }
     }
 
     #[test]
@@ -205,12 +242,29 @@ mod tests {
     fn bad_mappings_are_refused() {
         let mut m = GuestMemory::default();
         assert_eq!(m.map(req(0, 0), Some(memfd(0x1000))), Err(Errno::INVAL));
-        assert_eq!(m.map(req(u64::MAX, 2), Some(memfd(0x1000))), Err(Errno::INVAL));
-        assert!(m.map(req(0, 0x2000), Some(memfd(0x1000))).is_err(), "file too short");
+        assert_eq!(
+            m.map(req(u64::MAX, 2), Some(memfd(0x1000))),
+            Err(Errno::INVAL)
+        );
+        assert!(
+            m.map(req(0, 0x2000), Some(memfd(0x1000))).is_err(),
+            "file too short"
+        );
         m.map(req(0x1000, 0x1000), Some(memfd(0x1000))).unwrap();
-        assert_eq!(m.map(req(0x1800, 0x1000), Some(memfd(0x1000))), Err(Errno::EXIST));
-        assert_eq!(m.map(req(0x1000, 0x1000), Some(memfd(0x1000))), Ok(()), "identical range replaces");
-        assert_eq!(m.unmap(Some((0x1000, 0x800))), Err(Errno::INVAL), "cuts a mapping");
+        assert_eq!(
+            m.map(req(0x1800, 0x1000), Some(memfd(0x1000))),
+            Err(Errno::EXIST)
+        );
+        assert_eq!(
+            m.map(req(0x1000, 0x1000), Some(memfd(0x1000))),
+            Ok(()),
+            "identical range replaces"
+        );
+        assert_eq!(
+            m.unmap(Some((0x1000, 0x800))),
+            Err(Errno::INVAL),
+            "cuts a mapping"
+        );
         assert_eq!(m.unmap(Some((0, 0x1000))), Err(Errno::NOENT));
         assert_eq!(m.unmap(Some((0, 0x2000))), Ok(0x1000));
         assert_eq!(m.totals(), (0, 0));
@@ -219,7 +273,14 @@ mod tests {
     #[test]
     fn read_only_and_fileless_memory() {
         let mut m = GuestMemory::default();
-        m.map(DmaMapRequest { writable: false, ..req(0, 0x1000) }, Some(memfd(0x1000))).unwrap();
+        m.map(
+            DmaMapRequest {
+                writable: false,
+                ..req(0, 0x1000)
+            },
+            Some(memfd(0x1000)),
+        )
+        .unwrap();
         m.map(req(0x1000, 0x1000), None).unwrap();
         let mut b = [0; 4];
         assert!(m.read(0, &mut b));
@@ -232,7 +293,8 @@ mod tests {
     fn the_file_cannot_be_truncated_under_us() {
         let fd = memfd(0x1000);
         let mut m = GuestMemory::default();
-        m.map(req(0, 0x1000), Some(fd.try_clone().unwrap())).unwrap();
+        m.map(req(0, 0x1000), Some(fd.try_clone().unwrap()))
+            .unwrap();
         assert_eq!(ftruncate(&fd, 0), Err(Errno::PERM));
         assert!(m.write(0, &[1]));
     }

@@ -94,7 +94,13 @@ impl Header {
     /// Decodes the first 16 bytes of a message; `None` if there are fewer.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut r = Reader::new(bytes);
-        Some(Self { id: r.u16()?, command: r.u16()?, size: r.u32()?, flags: r.u32()?, error: r.u32()? })
+        Some(Self {
+            id: r.u16()?,
+            command: r.u16()?,
+            size: r.u32()?,
+            flags: r.u32()?,
+            error: r.u32()?,
+        })
     }
 
     /// Appends the encoded header.

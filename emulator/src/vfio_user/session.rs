@@ -1,6 +1,9 @@
 //! The meaning of each message. Decoding never trusts a length or an index.
 
-use super::proto::{command, flag, irq, region, Header, Reader, HEADER_LEN, MAX_DMA_MAPS, MAX_FDS, MAX_XFER, MULTI_MAX};
+use super::proto::{
+    command, flag, irq, region, Header, Reader, HEADER_LEN, MAX_DMA_MAPS, MAX_FDS, MAX_XFER,
+    MULTI_MAX,
+};
 use super::{Device, DmaMapRequest, IrqRequest};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -28,11 +31,21 @@ type Reply = Result<(), Errno>;
 
 impl Session {
     /// Executes one complete message and appends the reply, if one is wanted, to `out`.
-    pub(super) fn handle(&mut self, h: Header, body: &[u8], fds: Vec<OwnedFd>, dev: &mut dyn Device, out: &mut Vec<u8>) {
+    pub(super) fn handle(
+        &mut self,
+        h: Header,
+        body: &[u8],
+        fds: Vec<OwnedFd>,
+        dev: &mut dyn Device,
+        out: &mut Vec<u8>,
+    ) {
         match h.flags & flag::TYPE {
             0 => {}
             flag::REPLY => {
-                dev.complain(format_args!("reply to a message that was never sent (command {})", h.command));
+                dev.complain(format_args!(
+                    "reply to a message that was never sent (command {})",
+                    h.command
+                ));
                 return;
             }
             other => {
@@ -45,7 +58,10 @@ impl Session {
         out.resize(start + HEADER_LEN, 0);
         let result = self.command(h.command, body, fds, dev, out);
         if let Err(e) = result {
-            dev.complain(format_args!("command {} ({} bytes) refused: {e}", h.command, h.size));
+            dev.complain(format_args!(
+                "command {} ({} bytes) refused: {e}",
+                h.command, h.size
+            ));
         }
         self.finish(h, result, start, out);
     }
@@ -65,14 +81,28 @@ impl Session {
         };
         let size = (out.len() - start).max(HEADER_LEN) as u32;
         let mut head = Vec::with_capacity(HEADER_LEN);
-        Header { id: h.id, command: h.command, size, flags, error }.encode(&mut head);
+        Header {
+            id: h.id,
+            command: h.command,
+            size,
+            flags,
+            error,
+        }
+        .encode(&mut head);
         if out.len() < start + HEADER_LEN {
             out.resize(start + HEADER_LEN, 0);
         }
         out[start..start + HEADER_LEN].copy_from_slice(&head);
     }
 
-    fn command(&mut self, cmd: u16, body: &[u8], fds: Vec<OwnedFd>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
+    fn command(
+        &mut self,
+        cmd: u16,
+        body: &[u8],
+        fds: Vec<OwnedFd>,
+        dev: &mut dyn Device,
+        out: &mut Vec<u8>,
+    ) -> Reply {
         if cmd == command::VERSION {
             return self.version(body, out);
         }
@@ -104,7 +134,9 @@ impl Session {
             return Err(Errno::ALREADY);
         }
         let mut r = Reader::new(body);
-        let (Some(major), Some(minor)) = (r.u16(), r.u16()) else { return Err(Errno::INVAL) };
+        let (Some(major), Some(minor)) = (r.u16(), r.u16()) else {
+            return Err(Errno::INVAL);
+        };
         if major != 0 {
             return Err(Errno::OPNOTSUPP);
         }
@@ -140,7 +172,11 @@ fn put64(out: &mut Vec<u8>, words: &[u64]) {
 }
 
 fn checked(dev: &dyn Device, index: u32, offset: u64, len: usize) -> Reply {
-    let size = if index < region::COUNT { dev.region_size(index) } else { 0 };
+    let size = if index < region::COUNT {
+        dev.region_size(index)
+    } else {
+        0
+    };
     match offset.checked_add(len as u64) {
         Some(end) if end <= size && len != 0 => Ok(()),
         _ => Err(Errno::INVAL),
@@ -148,7 +184,9 @@ fn checked(dev: &dyn Device, index: u32, offset: u64, len: usize) -> Reply {
 }
 
 fn region_write(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
-    let (Some(offset), Some(index), Some(count)) = (r.u64(), r.u32(), r.u32()) else { return Err(Errno::INVAL) };
+    let (Some(offset), Some(index), Some(count)) = (r.u64(), r.u32(), r.u32()) else {
+        return Err(Errno::INVAL);
+    };
     let data = r.take(count as usize).ok_or(Errno::INVAL)?;
     checked(dev, index, offset, data.len())?;
     dev.region_write(index, offset, data)?;
@@ -165,13 +203,18 @@ fn region_write_multi(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8
     // Writes are independent: a bad one does not stop those behind it.
     let mut result = Ok(());
     for _ in 0..n {
-        let (Some(offset), Some(index), Some(count), Some(data)) = (r.u64(), r.u32(), r.u32(), r.take(8)) else {
+        let (Some(offset), Some(index), Some(count), Some(data)) =
+            (r.u64(), r.u32(), r.u32(), r.take(8))
+        else {
             return Err(Errno::INVAL);
         };
         let one = data
             .get(..count as usize)
             .ok_or(Errno::INVAL)
-            .and_then(|data| checked(dev, index, offset, data.len()).and_then(|()| dev.region_write(index, offset, data)));
+            .and_then(|data| {
+                checked(dev, index, offset, data.len())
+                    .and_then(|()| dev.region_write(index, offset, data))
+            });
         result = result.and(one);
     }
     put64(out, &[n]);
@@ -179,7 +222,9 @@ fn region_write_multi(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8
 }
 
 fn region_read(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
-    let (Some(offset), Some(index), Some(count)) = (r.u64(), r.u32(), r.u32()) else { return Err(Errno::INVAL) };
+    let (Some(offset), Some(index), Some(count)) = (r.u64(), r.u32(), r.u32()) else {
+        return Err(Errno::INVAL);
+    };
     if count as usize > MAX_XFER {
         return Err(Errno::INVAL);
     }
@@ -192,17 +237,28 @@ fn region_read(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> R
 }
 
 fn dma_map(r: &mut Reader<'_>, mut fds: Vec<OwnedFd>, dev: &mut dyn Device) -> Reply {
-    let (Some(_argsz), Some(flags), Some(offset), Some(iova), Some(size)) = (r.u32(), r.u32(), r.u64(), r.u64(), r.u64()) else {
+    let (Some(_argsz), Some(flags), Some(offset), Some(iova), Some(size)) =
+        (r.u32(), r.u32(), r.u64(), r.u64(), r.u64())
+    else {
         return Err(Errno::INVAL);
     };
     if fds.len() > 1 {
         return Err(Errno::INVAL);
     }
-    dev.dma_map(DmaMapRequest { iova, size, offset, writable: flags & DMA_FLAG_WRITE != 0 }, fds.pop())
+    dev.dma_map(
+        DmaMapRequest {
+            iova,
+            size,
+            offset,
+            writable: flags & DMA_FLAG_WRITE != 0,
+        },
+        fds.pop(),
+    )
 }
 
 fn dma_unmap(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
-    let (Some(argsz), Some(flags), Some(iova), Some(size)) = (r.u32(), r.u32(), r.u64(), r.u64()) else {
+    let (Some(argsz), Some(flags), Some(iova), Some(size)) = (r.u32(), r.u32(), r.u64(), r.u64())
+    else {
         return Err(Errno::INVAL);
     };
     if flags & UNMAP_FLAG_DIRTY != 0 {
@@ -217,37 +273,66 @@ fn dma_unmap(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Rep
 
 fn device_info(r: &mut Reader<'_>, out: &mut Vec<u8>) -> Reply {
     r.u32().ok_or(Errno::INVAL)?;
-    put32(out, &[16, DEVICE_FLAGS_RESET_PCI, region::COUNT, irq::COUNT]);
+    put32(
+        out,
+        &[16, DEVICE_FLAGS_RESET_PCI, region::COUNT, irq::COUNT],
+    );
     Ok(())
 }
 
 fn region_info(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
-    let (Some(_argsz), Some(_flags), Some(index)) = (r.u32(), r.u32(), r.u32()) else { return Err(Errno::INVAL) };
+    let (Some(_argsz), Some(_flags), Some(index)) = (r.u32(), r.u32(), r.u32()) else {
+        return Err(Errno::INVAL);
+    };
     if index >= region::COUNT {
         return Err(Errno::INVAL);
     }
     let size = dev.region_size(index);
-    let flags = if size == 0 { 0 } else { REGION_FLAGS_READ_WRITE };
+    let flags = if size == 0 {
+        0
+    } else {
+        REGION_FLAGS_READ_WRITE
+    };
     put32(out, &[32, flags, index, 0]);
     put64(out, &[size, 0]);
     Ok(())
 }
 
 fn irq_info(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
-    let (Some(_argsz), Some(_flags), Some(index)) = (r.u32(), r.u32(), r.u32()) else { return Err(Errno::INVAL) };
+    let (Some(_argsz), Some(_flags), Some(index)) = (r.u32(), r.u32(), r.u32()) else {
+        return Err(Errno::INVAL);
+    };
     if index >= irq::COUNT {
         return Err(Errno::INVAL);
     }
     let count = dev.irq_count(index);
-    put32(out, &[16, if count == 0 { 0 } else { IRQ_FLAGS_EVENTFD_NORESIZE }, index, count]);
+    put32(
+        out,
+        &[
+            16,
+            if count == 0 {
+                0
+            } else {
+                IRQ_FLAGS_EVENTFD_NORESIZE
+            },
+            index,
+            count,
+        ],
+    );
     Ok(())
 }
 
 fn set_irqs(r: &mut Reader<'_>, fds: Vec<OwnedFd>, dev: &mut dyn Device) -> Reply {
-    let (Some(_argsz), Some(flags), Some(index), Some(start), Some(count)) = (r.u32(), r.u32(), r.u32(), r.u32(), r.u32()) else {
+    let (Some(_argsz), Some(flags), Some(index), Some(start), Some(count)) =
+        (r.u32(), r.u32(), r.u32(), r.u32(), r.u32())
+    else {
         return Err(Errno::INVAL);
     };
-    let vectors = if index < irq::COUNT { dev.irq_count(index) } else { return Err(Errno::INVAL) };
+    let vectors = if index < irq::COUNT {
+        dev.irq_count(index)
+    } else {
+        return Err(Errno::INVAL);
+    };
     if start.checked_add(count).is_none_or(|end| end > vectors) {
         return Err(Errno::INVAL);
     }
@@ -257,15 +342,25 @@ fn set_irqs(r: &mut Reader<'_>, fds: Vec<OwnedFd>, dev: &mut dyn Device) -> Repl
     }
     let request = match flags & SET_DATA_MASK {
         SET_DATA_NONE if count == 0 => IrqRequest::Disable,
-        SET_DATA_NONE => IrqRequest::Trigger { start, which: vec![true; count as usize] },
+        SET_DATA_NONE => IrqRequest::Trigger {
+            start,
+            which: vec![true; count as usize],
+        },
         SET_DATA_BOOL => {
             let which = r.take(count as usize).ok_or(Errno::INVAL)?;
-            IrqRequest::Trigger { start, which: which.iter().map(|&b| b != 0).collect() }
+            IrqRequest::Trigger {
+                start,
+                which: which.iter().map(|&b| b != 0).collect(),
+            }
         }
-        SET_DATA_EVENTFD if fds.is_empty() => IrqRequest::Eventfds { start, fds: (0..count).map(|_| None).collect() },
-        SET_DATA_EVENTFD if fds.len() == count as usize => {
-            IrqRequest::Eventfds { start, fds: fds.into_iter().map(Some).collect() }
-        }
+        SET_DATA_EVENTFD if fds.is_empty() => IrqRequest::Eventfds {
+            start,
+            fds: (0..count).map(|_| None).collect(),
+        },
+        SET_DATA_EVENTFD if fds.len() == count as usize => IrqRequest::Eventfds {
+            start,
+            fds: fds.into_iter().map(Some).collect(),
+        },
         _ => return Err(Errno::INVAL),
     };
     dev.set_irqs(index, request)

@@ -4,8 +4,10 @@
 //! kernel logs; after a failure the cluster is thrown away and the next scenario gets a fresh one.
 #![forbid(unsafe_code)]
 
-mod cluster;
+mod probe_order;
 mod scenarios;
+
+use labctl as cluster;
 
 use anyhow::Result;
 use clap::Parser;

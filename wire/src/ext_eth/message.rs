@@ -91,8 +91,8 @@ impl EagerPiece {
 
     /// The piece's bytes of `frame`; empty if `frame` is not the frame that the piece was made for.
     pub fn data<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
-        let start = self.offset as usize;
-        frame.get(start..start + self.len as usize).unwrap_or(&[])
+        let rest = frame.get(self.offset as usize..).unwrap_or(&[]);
+        rest.get(..self.len as usize).unwrap_or(&[])
     }
 }
 

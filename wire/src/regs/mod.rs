@@ -21,6 +21,7 @@ pub struct RegInfo {
 }
 
 /// Offset of element `(i, j)` or [`RegOffset::INVALID`].
+#[inline]
 const fn element(info: &RegInfo, i: u32, j: u32) -> RegOffset {
     if i < info.outer.0 && j < info.inner.0 {
         RegOffset(info.offset + i * info.outer.1 + j * info.inner.1)
@@ -67,6 +68,7 @@ macro_rules! regs {
     };
     (@m [$($t:expr,)*] $(#[$m:meta])* fn $f:ident(vpid) = $off:literal + $st:literal, $csv:literal; $($rest:tt)*) => {
         $(#[$m])*
+        #[inline]
         pub const fn $f(vpid: $crate::ids::Vpid) -> $crate::ids::RegOffset {
             $crate::ids::RegOffset($off + vpid.get() as u32 * $st)
         }
@@ -74,6 +76,7 @@ macro_rules! regs {
     };
     (@m [$($t:expr,)*] $(#[$m:meta])* fn $f:ident($i:ident < $n:literal) = $off:literal + $st:literal, $csv:literal; $($rest:tt)*) => {
         $(#[$m])*
+        #[inline]
         pub const fn $f($i: u32) -> $crate::ids::RegOffset {
             const INFO: $crate::regs::RegInfo = $crate::regs::RegInfo { name: $csv, offset: $off, outer: (1, 0), inner: ($n, $st) };
             $crate::regs::element(&INFO, 0, $i)
@@ -82,6 +85,7 @@ macro_rules! regs {
     };
     (@m [$($t:expr,)*] $(#[$m:meta])* fn $f:ident(# $i:ident < $n:literal) = $off:literal + $st:literal, $csv:literal; $($rest:tt)*) => {
         $(#[$m])*
+        #[inline]
         pub const fn $f($i: u32) -> $crate::ids::RegOffset {
             const INFO: $crate::regs::RegInfo = $crate::regs::RegInfo { name: $csv, offset: $off, outer: ($n, $st), inner: (1, 0) };
             $crate::regs::element(&INFO, $i, 0)
@@ -90,6 +94,7 @@ macro_rules! regs {
     };
     (@m [$($t:expr,)*] $(#[$m:meta])* fn $f:ident(# $i:ident < $n:literal, $j:ident < $k:literal) = $off:literal + $st:literal + $st2:literal, $csv:literal; $($rest:tt)*) => {
         $(#[$m])*
+        #[inline]
         pub const fn $f($i: u32, $j: u32) -> $crate::ids::RegOffset {
             const INFO: $crate::regs::RegInfo = $crate::regs::RegInfo { name: $csv, offset: $off, outer: ($n, $st), inner: ($k, $st2) };
             $crate::regs::element(&INFO, $i, $j)

@@ -21,7 +21,7 @@ regs! {
     fn int_retrig_vec(i < 4) = 0x1600040 + 8, "rma_rf_noti_interrupt_handler_int_retrig_vec";
     /// Packet sizes and options, see [`Config`].
     const CONFIG = 0x1600080, "rma_rf_config";
-    /// Bus address of the lock memory [63:12].
+    /// Bus address of the lock memory `[63:12]`.
     const LOCK_BASE = 0x1600088, "rma_rf_lock_base";
     /// Locks, see [`LockCfg`].
     const LOCK_CFG = 0x1600090, "rma_rf_lock_cfg";

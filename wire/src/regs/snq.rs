@@ -124,7 +124,7 @@ bits! {
         command / with_command: u8 [5:0];
         /// Payload dwords − 1.
         count / with_count: u8 [25:22];
-        /// Address bits [39:2], see [`IrqHeader::address`].
+        /// Address bits `[39:2]`, see [`IrqHeader::address`].
         address_39_2 / with_address_39_2: u64 [63:26];
     }
 }

@@ -16,17 +16,17 @@ pub mod inp {
     regs! {
         /// Routing options and error flags.
         fn routing(#port < 11) = 0x400000 + 0x4000, "nw_xbar_rf_inp#_routing";
-        /// Packets received [31:0].
+        /// Packets received `[31:0]`.
         fn rcvd_counter(#port < 11) = 0x400008 + 0x4000, "nw_xbar_rf_inp#_rcvd_counter";
-        /// Packets sent on [31:0].
+        /// Packets sent on `[31:0]`.
         fn send_counter(#port < 11) = 0x400010 + 0x4000, "nw_xbar_rf_inp#_send_counter";
         /// ECC flags of queues and routing RAMs.
         fn debug(#port < 11) = 0x400018 + 0x4000, "nw_xbar_rf_inp#_debug";
         /// Multicast table, index = group.
         fn mcast(#port < 11, group < 64) = 0x400200 + 0x4000 + 8, "nw_xbar_rf_inp#_mcast";
-        /// Global routing table, index = node ID [15:10].
+        /// Global routing table, index = node ID `[15:10]`.
         fn grt(#port < 11, index < 64) = 0x400400 + 0x4000 + 8, "nw_xbar_rf_inp#_grt";
-        /// Local routing table, index = node ID [9:0].
+        /// Local routing table, index = node ID `[9:0]`.
         fn lrt(#port < 11, index < 1024) = 0x402000 + 0x4000 + 8, "nw_xbar_rf_inp#_lrt";
     }
 
@@ -59,7 +59,7 @@ pub mod outp {
     pub const FCCS: u32 = 10;
 
     regs! {
-        /// Packets sent [31:0].
+        /// Packets sent `[31:0]`.
         fn counter(#port < 11) = 0x42C000 + 0x40, "nw_xbar_rf_outp#_counter";
         /// Credits of ten classes, six bits each; read-only.
         fn fcc_credits(#port < 11) = 0x42C008 + 0x40, "nw_xbar_rf_outp#_fcc_credits";

@@ -1,8 +1,10 @@
 //! The scenarios, grouped by what they show.
 
 mod churn;
+mod driver;
 mod fabric;
 mod faults;
+mod raw;
 mod traffic;
 
 use crate::cluster::Spec;
@@ -18,8 +20,10 @@ pub const PAIR: Spec = Spec {
 pub fn all() -> Vec<Scenario> {
     let mut all = Vec::new();
     all.extend(traffic::all());
+    all.extend(driver::all());
     all.extend(churn::all());
     all.extend(faults::all());
+    all.extend(raw::all());
     all.extend(fabric::all());
     all
 }

@@ -1,7 +1,9 @@
-//! A running lab, driven through the `lab` command as a user would.
+//! A running lab, driven through the `lab` command as a user would. Used by the scenarios and the benchmark.
+#![forbid(unsafe_code)]
 
 use anyhow::{bail, Context, Result};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
@@ -9,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// How long a command in a guest may take unless the caller says otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// As [`PATIENCE`] for a command of `extoll_bench`, whose runs end by themselves after at most a minute.
+const RAW_PATIENCE: Duration = Duration::from_secs(90);
 
 /// What a cluster looks like. Scenarios with equal specs share one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -203,6 +208,14 @@ impl Lab {
         Ok(field(&text, counter).unwrap_or(0))
     }
 
+    /// Runs a command of `extoll_bench` (docs/bench.md) on a node that has the module loaded; returns its lines as pairs.
+    pub fn raw(&self, node: usize, command: &str) -> Result<BTreeMap<String, String>> {
+        let script = format!(
+            "exec 3<>/dev/extoll_bench || exit; printf %s '{command}' >&3; rc=$?; cat <&3; exit $rc"
+        );
+        Ok(pairs(&self.ok_for(node, &script, RAW_PATIENCE)?))
+    }
+
     /// Polls `probe` until it is true; fails after `patience`.
     pub fn until(
         &self,
@@ -292,6 +305,14 @@ pub fn field(text: &str, name: &str) -> Option<u64> {
         .and_then(|(_, v)| v.trim().parse().ok())
 }
 
+/// Lines of the form `key value`.
+pub fn pairs(text: &str) -> BTreeMap<String, String> {
+    text.lines()
+        .filter_map(|l| l.trim().split_once(' '))
+        .map(|(k, v)| (k.to_string(), v.trim().to_string()))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,6 +324,14 @@ mod tests {
         assert!(!is_defect(
             "[   3.1] exn: loading out-of-tree module taints kernel."
         ));
+    }
+
+    #[test]
+    fn lines_become_pairs() {
+        let all = pairs("mode irq\nrtt_ns_median 2484802\n\nerror no answer from node 1\nlonely\n");
+        assert_eq!(all.len(), 3);
+        assert_eq!(all["rtt_ns_median"], "2484802");
+        assert_eq!(all["error"], "no answer from node 1");
     }
 
     #[test]

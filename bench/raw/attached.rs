@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! NICs that commands can use, and what runs on each.
+
+use crate::{server::Server, transfer::Parked, wait::Waiter};
+use extoll_core::nic::Nic;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Delta, Instant, Monotonic},
+};
+use wire::ids::Vpid;
+
+/// All NICs of this host.
+#[pin_data]
+pub(crate) struct Registry {
+    #[pin]
+    nics: Mutex<KVec<Arc<Attached>>>,
+}
+
+impl Registry {
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self { nics <- new_mutex!(KVec::new(), "extoll_bench_nics") }),
+            GFP_KERNEL,
+        )
+    }
+
+    pub(crate) fn add(&self, nic: Arc<Attached>) -> Result {
+        Ok(self.nics.lock().push(nic, GFP_KERNEL)?)
+    }
+
+    pub(crate) fn remove(&self, nic: &Arc<Attached>) {
+        self.nics.lock().retain(|n| !Arc::ptr_eq(n, nic));
+    }
+
+    /// NIC number `index` in the order of binding.
+    pub(crate) fn get(&self, index: usize) -> Option<Arc<Attached>> {
+        self.nics.lock().get(index).cloned()
+    }
+}
+
+/// One NIC.
+#[pin_data]
+pub(crate) struct Attached {
+    /// Held during a run, so there is one at a time; `None` once the NIC goes.
+    #[pin]
+    run: Mutex<Option<Place>>,
+    #[pin]
+    server: Mutex<Serving>,
+    /// Who has to be woken when the NIC goes.
+    #[pin]
+    waiting: Mutex<Waiting>,
+}
+
+/// What a run may use.
+pub(crate) struct Place {
+    pub(crate) nic: Arc<Nic>,
+    /// What an aborted run left, and until when that has to stay.
+    pub(crate) parked: Option<(Instant<Monotonic>, Parked)>,
+}
+
+struct Serving {
+    nic: Option<Arc<Nic>>,
+    server: Option<Arc<Server>>,
+    /// A peer may still write to the memory of the last server.
+    quarantine: Option<Instant<Monotonic>>,
+}
+
+struct Waiting {
+    going: bool,
+    waiter: Option<Arc<Waiter>>,
+}
+
+/// The right to run; gives it back on drop.
+pub(crate) struct Run<'a> {
+    attached: &'a Attached,
+    place: MutexGuard<'a, Option<Place>>,
+    pub(crate) waiter: Arc<Waiter>,
+}
+
+impl Run<'_> {
+    pub(crate) fn nic(&self) -> Result<Arc<Nic>> {
+        Ok(self.place.as_ref().ok_or(ENODEV)?.nic.clone())
+    }
+
+    pub(crate) fn place(&mut self) -> Result<&mut Place> {
+        Option::as_mut(&mut *self.place).ok_or(ENODEV)
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        self.attached.waiting.lock().waiter = None;
+    }
+}
+
+/// True when `at` has not come yet.
+fn before(at: Instant<Monotonic>) -> bool {
+    (at - Instant::now()).as_millis() > 0
+}
+
+impl Attached {
+    pub(crate) fn new(nic: Arc<Nic>) -> Result<Arc<Self>> {
+        let place = Place {
+            nic: nic.clone(),
+            parked: None,
+        };
+        let serving = Serving {
+            nic: Some(nic),
+            server: None,
+            quarantine: None,
+        };
+        let waiting = Waiting {
+            going: false,
+            waiter: None,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                run <- new_mutex!(Some(place), "extoll_bench_run"),
+                server <- new_mutex!(serving, "extoll_bench_server"),
+                waiting <- new_mutex!(waiting, "extoll_bench_waiting"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Begins a run of at most `timeout`. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while another run goes on or what an aborted one left has to stay, `ENODEV` when the NIC goes, `ENOMEM`.
+    pub(crate) fn begin(&self, timeout: Delta) -> Result<Run<'_>> {
+        let waiter = Waiter::new(timeout)?;
+        let mut place = self.run.try_lock().ok_or(EBUSY)?;
+        let here = Option::as_mut(&mut *place).ok_or(ENODEV)?;
+        if here
+            .parked
+            .as_ref()
+            .is_some_and(|(until, _)| before(*until))
+        {
+            return Err(EBUSY);
+        }
+        here.parked = None;
+        let mut waiting = self.waiting.lock();
+        if waiting.going {
+            return Err(ENODEV);
+        }
+        waiting.waiter = Some(waiter.clone());
+        drop(waiting);
+        Ok(Run {
+            attached: self,
+            place,
+            waiter,
+        })
+    }
+
+    /// Starts the server, with the given VPID for VELO. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if there is one, or its predecessor's memory may still be in use, or the VPID is taken; `ENODEV` when the
+    /// NIC goes; `ENOMEM`.
+    pub(crate) fn serve(&self, vpid: Vpid) -> Result {
+        let mut serving = self.server.lock();
+        if serving.server.is_some() || serving.quarantine.is_some_and(before) {
+            return Err(EBUSY);
+        }
+        let nic = serving.nic.clone().ok_or(ENODEV)?;
+        serving.server = Some(Server::start(&nic, vpid)?);
+        Ok(())
+    }
+
+    /// Stops the server. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is none.
+    pub(crate) fn stop(&self) -> Result {
+        let mut serving = self.server.lock();
+        let server = serving.server.take().ok_or(ENOENT)?;
+        serving.quarantine = server.stop();
+        Ok(())
+    }
+
+    /// The server if there is one.
+    pub(crate) fn server(&self) -> Option<Arc<Server>> {
+        self.server.lock().server.clone()
+    }
+
+    /// The NIC, unless it goes.
+    pub(crate) fn nic(&self) -> Option<Arc<Nic>> {
+        self.server.lock().nic.clone()
+    }
+
+    /// Ends everything and gives the NIC up. May sleep.
+    pub(crate) fn shutdown(&self) {
+        {
+            let mut waiting = self.waiting.lock();
+            waiting.going = true;
+            if let Some(waiter) = waiting.waiter.take() {
+                waiter.cancel();
+            }
+        }
+        drop(self.run.lock().take());
+        let mut serving = self.server.lock();
+        serving.nic = None;
+        if let Some(server) = serving.server.take() {
+            server.stop();
+        }
+    }
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The command line: a verb and `key=value` words.
+
+use crate::{
+    attached::Registry,
+    pingpong,
+    protocol::DEFAULT_VPID,
+    report::Report,
+    transfer::{self, Direction},
+    wait::Mode,
+};
+use kernel::{prelude::*, time::Delta};
+use wire::{
+    ids::{NodeId, Vpid},
+    velo::MAX_LEN,
+};
+
+/// Longest run in milliseconds.
+const MAX_TIMEOUT_MS: u64 = 60_000;
+
+/// All words that any command takes; each has a default but `node`.
+struct Words {
+    nic: u64,
+    node: Option<u64>,
+    vpid: u64,
+    size: u64,
+    count: u64,
+    inflight: u64,
+    timeout_ms: u64,
+    mode: Mode,
+}
+
+impl Words {
+    fn parse<'a>(words: impl Iterator<Item = &'a str>, report: &mut Report<'_>) -> Result<Self> {
+        let mut all = Self {
+            nic: 0,
+            node: None,
+            vpid: u64::from(DEFAULT_VPID),
+            size: 64,
+            count: 1000,
+            inflight: 8,
+            timeout_ms: 10_000,
+            mode: Mode::Irq,
+        };
+        for word in words {
+            let Some((key, value)) = word.split_once('=') else {
+                return report.fail(EINVAL, fmt!("'{word}' is not of the form key=value"));
+            };
+            if key == "mode" {
+                all.mode = match value {
+                    "irq" => Mode::Irq,
+                    "poll" => Mode::Poll,
+                    _ => return report.fail(EINVAL, fmt!("mode is irq or poll, not '{value}'")),
+                };
+                continue;
+            }
+            let max = match key {
+                "nic" => 255,
+                "node" => u64::from(NodeId::FIRST_RESERVED.0) - 1,
+                "vpid" => u64::from(Vpid::USER_END.get()) - 1,
+                "size" => transfer::MAX_SIZE as u64,
+                "count" => 1_000_000,
+                "inflight" => transfer::MAX_INFLIGHT as u64,
+                "timeout_ms" => MAX_TIMEOUT_MS,
+                _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
+            };
+            let number = match value.parse::<u64>() {
+                Ok(n) if n <= max => n,
+                _ => {
+                    return report.fail(
+                        EINVAL,
+                        fmt!("{key} is a number of 0 to {max}, not '{value}'"),
+                    )
+                }
+            };
+            match key {
+                "nic" => all.nic = number,
+                "node" => all.node = Some(number),
+                "vpid" => all.vpid = number,
+                "size" => all.size = number,
+                "count" => all.count = number,
+                "inflight" => all.inflight = number,
+                _ => all.timeout_ms = number,
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// A server's address, and how long a run may take.
+pub(crate) struct Peer {
+    pub(crate) node: NodeId,
+    pub(crate) vpid: Vpid,
+    pub(crate) timeout: Delta,
+    pub(crate) timeout_ms: u64,
+    pub(crate) mode: Mode,
+}
+
+/// Runs one command; its lines go to `result`, also when it fails. May sleep.
+pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Result {
+    let mut report = Report(result);
+    let Ok(text) = core::str::from_utf8(text) else {
+        return report.fail(EINVAL, fmt!("the command is not UTF-8"));
+    };
+    let mut words = text.split_ascii_whitespace();
+    let verb = words.next().unwrap_or("");
+    let words = Words::parse(words, &mut report)?;
+    let Some(attached) = registry.get(words.nic as usize) else {
+        return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
+    };
+    let vpid = Vpid::new(words.vpid as u16).ok_or(EINVAL)?;
+    match verb {
+        "serve" => {
+            if let Err(e) = attached.serve(vpid) {
+                return report.fail(e, fmt!("cannot serve: {e:?}"));
+            }
+            report.number("vpid", words.vpid)
+        }
+        "stop" => match attached.stop() {
+            Ok(()) => Ok(()),
+            Err(e) => report.fail(e, fmt!("no server to stop")),
+        },
+        "status" => {
+            let Some(nic) = attached.nic() else {
+                return report.fail(ENODEV, fmt!("the NIC is gone"));
+            };
+            let status = nic.status();
+            report.number("node", u64::from(status.node.0))?;
+            report.number("up", u64::from(status.is_up()))?;
+            let server = attached.server().and_then(|s| s.show());
+            report.number("serving", u64::from(server.is_some()))?;
+            if let Some((velo, rma, counts)) = server {
+                report.number("velo_vpid", u64::from(velo.get()))?;
+                report.number("rma_vpid", u64::from(rma.get()))?;
+                report.number("served", counts.served)?;
+                report.number("bad", counts.bad)?;
+                report.number("puts", counts.puts)?;
+                report.number("wakeups", counts.wakeups)?;
+            }
+            Ok(())
+        }
+        "pingpong" | "get" | "put" => {
+            let Some(node) = words.node else {
+                return report.fail(EINVAL, fmt!("node= is missing"));
+            };
+            let peer = Peer {
+                node: NodeId(node as u16),
+                vpid,
+                timeout: Delta::from_millis(words.timeout_ms as i64),
+                timeout_ms: words.timeout_ms,
+                mode: words.mode,
+            };
+            let Words {
+                size,
+                count,
+                inflight,
+                ..
+            } = words;
+            if count == 0 || inflight == 0 {
+                return report.fail(EINVAL, fmt!("count and inflight are at least 1"));
+            }
+            let mut run = match attached.begin(peer.timeout) {
+                Ok(run) => run,
+                Err(e) if e == EBUSY => {
+                    return report.fail(
+                        e,
+                        fmt!("busy with another run, or too soon after an aborted one"),
+                    );
+                }
+                Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
+            };
+            let nic = run.nic()?;
+            if !nic.status().is_up() {
+                return report.fail(ENETDOWN, fmt!("the network is {:?}", nic.status().network));
+            }
+            let outcome = match verb {
+                "pingpong" if !(8..=u64::from(MAX_LEN)).contains(&size) => {
+                    return report.fail(EINVAL, fmt!("size is 8 to {MAX_LEN}"));
+                }
+                "pingpong" => pingpong::run(
+                    &run,
+                    &nic,
+                    &peer,
+                    size as usize,
+                    count as usize,
+                    &mut report,
+                ),
+                _ if size < 8 || size % 8 != 0 => {
+                    return report.fail(EINVAL, fmt!("size is a multiple of 8"));
+                }
+                _ => {
+                    let direction = if verb == "get" {
+                        Direction::Get
+                    } else {
+                        Direction::Put
+                    };
+                    let job = transfer::Job {
+                        direction,
+                        size: size as usize,
+                        count,
+                        inflight: inflight as usize,
+                    };
+                    transfer::run(&mut run, &nic, &peer, &job, &mut report)
+                }
+            };
+            outcome.or_else(|e| report.fail(e, fmt!("the run ended early: {e:?}")))
+        }
+        _ => report.fail(
+            EINVAL,
+            fmt!("unknown command '{verb}'; there are serve, stop, status, pingpong, get, put"),
+        ),
+    }
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Memory for transfers, filled with and checked against the pattern.
+
+use crate::protocol::pattern;
+use extoll_core::{dma::DmaWords, nic::Nic};
+use kernel::prelude::*;
+use kernel_ext::sched::cond_resched;
+
+/// Words between two occasions for others to run.
+const STRIDE: usize = 4096;
+
+/// Allocates zeroed memory of `bytes`, a multiple of 8. May sleep.
+pub(crate) fn allocate(nic: &Nic, bytes: usize) -> Result<DmaWords> {
+    nic.with_bound(|dev| DmaWords::new(dev, bytes / 8))?
+}
+
+/// Writes the pattern into the first `words` words. May sleep.
+pub(crate) fn fill(memory: &DmaWords, words: usize, seed: u64, first: u64) {
+    for i in 0..words {
+        memory.write(i, pattern(seed, first + i as u64));
+        if i % STRIDE == 0 {
+            cond_resched();
+        }
+    }
+}
+
+/// First of `words` words that is not the pattern's, with what it is. May sleep.
+pub(crate) fn mismatch(
+    memory: &DmaWords,
+    words: usize,
+    seed: u64,
+    first: u64,
+) -> Option<(usize, u64)> {
+    for i in 0..words {
+        let word = memory.read(i);
+        if word != pattern(seed, first + i as u64) {
+            return Some((i, word));
+        }
+        if i % STRIDE == 0 {
+            cond_resched();
+        }
+    }
+    None
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What client and server say to each other over VELO: the user tag names the request, a reply has [`REPLY`] set.
+
+use wire::ids::{BusAddr, Vpid};
+
+/// The payload is sent back, with an interrupt.
+pub(crate) const PING: u8 = 1;
+/// As [`PING`], but the client polls, and the server keeps polling for the next one.
+pub(crate) const PING_POLL: u8 = 2;
+/// The client has finished: no polling, no lease. No reply.
+pub(crate) const DONE: u8 = 3;
+/// Asks for [`Offer`]. Payload: milliseconds for which the memory shall stay.
+pub(crate) const ASK: u8 = 4;
+/// Set in the tag of replies.
+pub(crate) const REPLY: u8 = 0x80;
+
+/// VPID of the server unless the command says otherwise.
+pub(crate) const DEFAULT_VPID: u16 = 100;
+
+const MAGIC: u64 = 0x3048_434e_4542_5845;
+
+/// What the server offers to RMA, and how many PUTs it has seen so far.
+#[derive(Clone, Copy)]
+pub(crate) struct Offer {
+    /// VPID of the RMA port.
+    pub(crate) vpid: Vpid,
+    /// Memory to read: word `i` is [`pattern`]`(seed, i)`.
+    pub(crate) source: BusAddr,
+    /// Its length in bytes.
+    pub(crate) source_len: u64,
+    /// Memory to write.
+    pub(crate) sink: BusAddr,
+    /// Its length in bytes.
+    pub(crate) sink_len: u64,
+    /// Seed of the pattern.
+    pub(crate) seed: u64,
+    /// PUTs that arrived since the server started.
+    pub(crate) puts: u64,
+}
+
+/// Bytes of an encoded [`Offer`].
+pub(crate) const OFFER_BYTES: usize = 64;
+
+impl Offer {
+    pub(crate) fn encode(&self) -> [u8; OFFER_BYTES] {
+        let words = [
+            MAGIC,
+            u64::from(self.vpid.get()),
+            self.source.0,
+            self.source_len,
+            self.sink.0,
+            self.sink_len,
+            self.seed,
+            self.puts,
+        ];
+        let mut bytes = [0; OFFER_BYTES];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// `None` if the peer is no server of this version or offers nonsense.
+    pub(crate) fn decode(word: impl Fn(usize) -> u64) -> Option<Self> {
+        let offer = Self {
+            vpid: Vpid::new(u16::try_from(word(1)).ok()?)?,
+            source: BusAddr(word(2)),
+            source_len: word(3),
+            sink: BusAddr(word(4)),
+            sink_len: word(5),
+            seed: word(6),
+            puts: word(7),
+        };
+        let sane = |a: BusAddr, len: u64| {
+            len <= 1 << 30 && len % 8 == 0 && a.0 % 8 == 0 && a.0 < BusAddr::END
+        };
+        (word(0) == MAGIC
+            && sane(offer.source, offer.source_len)
+            && sane(offer.sink, offer.sink_len))
+        .then_some(offer)
+    }
+}
+
+/// Word `index` of the test pattern; different for every index.
+pub(crate) fn pattern(seed: u64, index: u64) -> u64 {
+    let x = (index ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    x ^ (x >> 29)
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Result of a command: `key value` lines.
+
+use kernel::{fmt, prelude::*, str::CString};
+
+/// Text under construction.
+pub(crate) struct Report<'a>(pub(crate) &'a mut KVec<u8>);
+
+impl Report<'_> {
+    /// Appends a line.
+    pub(crate) fn line(&mut self, args: fmt::Arguments<'_>) -> Result {
+        let text = CString::try_from_fmt(args)?;
+        self.0.extend_from_slice(text.to_bytes(), GFP_KERNEL)?;
+        Ok(self.0.push(b'\n', GFP_KERNEL)?)
+    }
+
+    /// Appends a number.
+    pub(crate) fn number(&mut self, key: &str, value: u64) -> Result {
+        self.line(fmt!("{key} {value}"))
+    }
+
+    /// Says why a command failed and returns the error.
+    pub(crate) fn fail<T>(&mut self, error: Error, args: fmt::Arguments<'_>) -> Result<T> {
+        // Without memory for the text the number alone has to do.
+        let _ = self.line(fmt!("error {args}"));
+        Err(error)
+    }
+}

@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! RMA GET and PUT with several commands in flight.
+
+use crate::{
+    attached::Run,
+    command::Peer,
+    memory,
+    protocol::{pattern, Offer, ASK, DONE, OFFER_BYTES, REPLY},
+    report::Report,
+    server::QUEUE_BYTES,
+    wait::{Mode, Waiter},
+};
+use extoll_core::{
+    dma::DmaWords,
+    nic::Nic,
+    rma::{
+        self, last_fragment_start, Notification, NotificationType, Notifications, NotifySpec,
+        PageOptions, Requester, SendError,
+    },
+    velo::{self, Header, Mailbox, Mtt, Sender, Target},
+};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+};
+use wire::ids::{BusAddr, Unit};
+
+/// Largest transfer in bytes.
+pub(crate) const MAX_SIZE: usize = 1 << 20;
+/// Most transfers in flight.
+pub(crate) const MAX_INFLIGHT: usize = 64;
+/// Most memory for transfers in flight.
+const MAX_MEMORY: usize = 16 << 20;
+/// How long what an aborted run left has to stay: late responses may still be written.
+const PARK_MS: i64 = 2000;
+/// Seed of what PUTs write.
+const PUT_SEED: u64 = 0x5EED_0002;
+/// Most PUTs of a run: their notifications have to fit the queue of the server.
+const MAX_PUTS: u64 = QUEUE_BYTES as u64 / 16 / 2;
+
+/// Which way the data goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From the server.
+    Get,
+    /// To the server.
+    Put,
+}
+
+/// What to do.
+pub(crate) struct Job {
+    pub(crate) direction: Direction,
+    /// Bytes per transfer, a multiple of 8.
+    pub(crate) size: usize,
+    /// Number of transfers.
+    pub(crate) count: u64,
+    /// Most of them at once.
+    pub(crate) inflight: usize,
+}
+
+/// Local memory of one transfer in flight.
+struct Slot {
+    memory: DmaWords,
+    /// Offset in the server's memory while in flight.
+    busy: Option<u64>,
+    /// Offset of the transfer that wrote the memory last.
+    last: Option<u64>,
+}
+
+/// Ports before memory: closing a port makes the NIC refuse what still arrives for it.
+struct Ports {
+    requester: Requester,
+    notifications: Notifications,
+    slots: KVec<Slot>,
+    in_flight: usize,
+}
+
+/// What an aborted run left; kept until nothing can arrive for it any more.
+pub(crate) struct Parked(#[allow(dead_code)] Ports);
+
+/// Talks to the server.
+struct Control<'a> {
+    peer: &'a Peer,
+    waiter: &'a Waiter,
+    sender: Sender,
+    mailbox: Mailbox,
+    armed: bool,
+}
+
+impl Control<'_> {
+    fn header(&self, tag: u8) -> Header {
+        Header {
+            target: Target::Node(self.peer.node),
+            vpid: self.peer.vpid,
+            mtt: Mtt::default(),
+            tag,
+            irq: true,
+        }
+    }
+
+    /// Asks for the server's offer and a lease for the time that the run may take.
+    fn ask(&mut self) -> Result<Offer> {
+        let peer = self.peer;
+        let header = self.header(ASK);
+        let lease = self.peer.timeout_ms.to_le_bytes();
+        let sender = &self.sender;
+        self.waiter.send(|| sender.send(header, &lease))?;
+        self.waiter.until(
+            Mode::Irq,
+            Unit::Velo,
+            &mut self.armed,
+            &mut self.mailbox,
+            |mailbox| {
+                let mut found = None;
+                while found.is_none()
+                    && mailbox.poll(1, |m| {
+                        let from = m.status.source;
+                        let ours = from.node == peer.node && from.vpid == peer.vpid;
+                        if ours && m.status.tag == ASK | REPLY && m.len() == OFFER_BYTES {
+                            found = Offer::decode(|i| m.word(i));
+                        }
+                    }) != 0
+                {}
+                found
+            },
+            |mailbox| mailbox.rearm(),
+        )
+    }
+
+    fn done(&self) -> Result {
+        let header = self.header(DONE);
+        self.waiter.send(|| self.sender.send(header, &[0; 8]))
+    }
+}
+
+/// Runs the job: asks the server for its memory, transfers, verifies.
+pub(crate) fn run(
+    run: &mut Run<'_>,
+    nic: &Arc<Nic>,
+    peer: &Peer,
+    job: &Job,
+    report: &mut Report<'_>,
+) -> Result {
+    if job.direction == Direction::Put && job.count > MAX_PUTS {
+        return report.fail(EINVAL, fmt!("at most {MAX_PUTS} PUTs in one run"));
+    }
+    let waiter = run.waiter.clone();
+    let (sender, mailbox) = velo::open(nic, None, QUEUE_BYTES)?;
+    sender.attach(waiter.ear(Unit::Velo)?);
+    let mut control = Control {
+        peer,
+        waiter: &waiter,
+        sender,
+        mailbox,
+        armed: false,
+    };
+    let offer = match control.ask() {
+        Ok(offer) => offer,
+        Err(e) => {
+            return report.fail(
+                e,
+                fmt!(
+                    "no answer from node {} VPID {}",
+                    peer.node.0,
+                    peer.vpid.get()
+                ),
+            )
+        }
+    };
+    let room = match job.direction {
+        Direction::Get => offer.source_len,
+        Direction::Put => offer.sink_len,
+    };
+    if job.size as u64 > room {
+        return report.fail(EMSGSIZE, fmt!("the server offers {room} bytes"));
+    }
+    let mut inflight = job.inflight.min(MAX_MEMORY / job.size).max(1);
+    if job.direction == Direction::Put {
+        // Each slot has a place of its own there.
+        inflight = inflight.min((room / job.size as u64) as usize).max(1);
+    }
+    inflight = inflight.min(job.count as usize);
+
+    let mut slots = KVec::with_capacity(inflight, GFP_KERNEL)?;
+    for i in 0..inflight {
+        let memory = memory::allocate(nic, job.size)?;
+        if job.direction == Direction::Put {
+            memory::fill(&memory, job.size / 8, PUT_SEED + i as u64, 0);
+        }
+        slots.push(
+            Slot {
+                memory,
+                busy: None,
+                last: None,
+            },
+            GFP_KERNEL,
+        )?;
+    }
+    let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+    requester.attach(waiter.ear(Unit::Rma)?);
+    let mut ports = Ports {
+        requester,
+        notifications,
+        slots,
+        in_flight: 0,
+    };
+    let outcome = measured(&mut ports, &waiter, peer, job, &offer, &mut control, report);
+    ports.requester.detach();
+    if ports.in_flight != 0 {
+        let until = Instant::<Monotonic>::now() + Delta::from_millis(PARK_MS);
+        if let Ok(place) = run.place() {
+            place.parked = Some((until, Parked(ports)));
+        }
+    }
+    outcome?;
+    control.done()?;
+    control.sender.detach();
+    Ok(())
+}
+
+fn measured(
+    ports: &mut Ports,
+    waiter: &Waiter,
+    peer: &Peer,
+    job: &Job,
+    offer: &Offer,
+    control: &mut Control<'_>,
+    report: &mut Report<'_>,
+) -> Result {
+    let begin: Instant<Monotonic> = Instant::now();
+    let mut flow = Flow {
+        ports,
+        waiter,
+        peer,
+        job,
+        offer,
+        armed: false,
+        posted: 0,
+        done: 0,
+        batches: 0,
+    };
+    flow.run(report)?;
+    let (count, batches) = (flow.done, flow.batches);
+    if job.direction == Direction::Put {
+        arrived(control, offer, count)?;
+    }
+    let elapsed = begin.elapsed().as_nanos().max(1) as u64;
+    let verified = match job.direction {
+        Direction::Get => verify_gets(ports, job, offer, report)?,
+        Direction::Put => verify_puts(ports, waiter, peer, job, offer, report)?,
+    };
+    let bytes = count * job.size as u64;
+    report.line(fmt!("mode {}", peer.mode.name()))?;
+    report.number("size", job.size as u64)?;
+    report.number("count", count)?;
+    report.number("inflight", ports.slots.len() as u64)?;
+    report.number("bytes", bytes)?;
+    report.number("elapsed_ns", elapsed)?;
+    report.number(
+        "kib_per_s",
+        (bytes / 1024).saturating_mul(1_000_000_000) / elapsed,
+    )?;
+    report.number("wakeups", batches)?;
+    report.number("verified_bytes", verified)
+}
+
+/// Keeps transfers in flight.
+struct Flow<'a> {
+    ports: &'a mut Ports,
+    waiter: &'a Waiter,
+    peer: &'a Peer,
+    job: &'a Job,
+    offer: &'a Offer,
+    armed: bool,
+    posted: u64,
+    done: u64,
+    /// Times that notifications were found.
+    batches: u64,
+}
+
+/// Where the server's memory is read for transfer `index`: all over it, at multiples of 64 bytes.
+fn source_offset(job: &Job, offer: &Offer, index: u64) -> u64 {
+    let span = offer.source_len - job.size as u64;
+    (index * job.size as u64 % (span + 64).max(64)).min(span) & !63
+}
+
+impl Flow<'_> {
+    fn run(&mut self, report: &mut Report<'_>) -> Result {
+        while self.done < self.job.count {
+            self.waiter.check()?;
+            let blocked = self.post()?;
+            if self.ports.in_flight == 0 {
+                if blocked {
+                    self.waiter.send(|| self.ports.requester.reserve(1))?;
+                }
+                continue;
+            }
+            let batch = self.waiter.until(
+                self.peer.mode,
+                Unit::Rma,
+                &mut self.armed,
+                &mut self.ports.notifications,
+                |queue| {
+                    let mut batch = [None; 16];
+                    let mut places = batch.iter_mut();
+                    let n = queue.poll(16, |n| {
+                        if let Some(place) = places.next() {
+                            *place = Some(*n);
+                        }
+                    });
+                    (n != 0).then_some(batch)
+                },
+                |queue| queue.rearm(),
+            )?;
+            self.batches += 1;
+            for notification in batch.iter().flatten() {
+                self.complete(notification, report)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts what can be posted; true if that ended for lack of credit.
+    fn post(&mut self) -> Result<bool> {
+        let page = PageOptions {
+            irq: self.peer.mode == Mode::Irq,
+            ..PageOptions::default()
+        };
+        let get = self.job.direction == Direction::Get;
+        let to = rma::Peer {
+            node: self.peer.node,
+            vpid: self.offer.vpid,
+            notify: NotifySpec {
+                // A PUT is done here when it was sent; the server counts its arrival.
+                requester: !get,
+                responder: false,
+                completer: true,
+            },
+            page,
+        };
+        let len = self.job.size as u32;
+        let words = self.job.size / 8;
+        while self.posted < self.job.count {
+            let Some(i) = self.ports.slots.iter().position(|s| s.busy.is_none()) else {
+                return Ok(false);
+            };
+            let Some(slot) = self.ports.slots.get_mut(i) else {
+                return Ok(false);
+            };
+            let local = slot.memory.address();
+            let (offset, result) = if get {
+                let offset = source_offset(self.job, self.offer, self.posted);
+                // So that data of an earlier transfer is not taken for this one's.
+                slot.memory.write(0, 0);
+                slot.memory.write(words - 1, 0);
+                let remote = BusAddr(self.offer.source.0 + offset);
+                (offset, self.ports.requester.get(to, remote, local, len))
+            } else {
+                let offset = (i * self.job.size) as u64;
+                let remote = BusAddr(self.offer.sink.0 + offset);
+                (offset, self.ports.requester.put(to, local, remote, len))
+            };
+            match result {
+                Ok(()) => {}
+                Err(SendError::Full | SendError::Retry) => return Ok(true),
+                Err(e) => return Err(e.into()),
+            }
+            slot.busy = Some(offset);
+            self.ports.in_flight += 1;
+            self.posted += 1;
+        }
+        Ok(false)
+    }
+
+    fn complete(&mut self, n: &Notification, report: &mut Report<'_>) -> Result {
+        let get = self.job.direction == Direction::Get;
+        let kind = if get {
+            NotificationType::Completer
+        } else {
+            NotificationType::Requester
+        };
+        if n.error != 0 || n.kind != kind || n.node != self.peer.node {
+            return report.fail(EPROTO, fmt!("unexpected notification {n:?}"));
+        }
+        let len = self.job.size as u32;
+        let found = self.ports.slots.iter().position(|slot| {
+            let here = slot.memory.address().0;
+            let there = |offset| self.offer.sink.0 + offset;
+            slot.busy.is_some_and(|offset| {
+                let start = last_fragment_start(if get { here } else { there(offset) }, len);
+                start == n.word0 || (!get && last_fragment_start(here, len) == n.word0)
+            })
+        });
+        let Some(slot) = found.and_then(|i| self.ports.slots.get_mut(i)) else {
+            return report.fail(EPROTO, fmt!("no transfer for notification {n:?}"));
+        };
+        let offset = slot.busy.take().unwrap_or(0);
+        slot.last = Some(offset);
+        self.ports.in_flight -= 1;
+        self.done += 1;
+        if get {
+            let words = self.job.size / 8;
+            for word in [0, words - 1] {
+                let want = pattern(self.offer.seed, offset / 8 + word as u64);
+                let got = slot.memory.read(word);
+                if got != want {
+                    return report.fail(
+                        EBADMSG,
+                        fmt!(
+                            "GET of offset {offset}: word {word} is {got:#x} instead of {want:#x}"
+                        ),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until the server has seen `count` PUTs since `before`.
+fn arrived(control: &mut Control<'_>, before: &Offer, count: u64) -> Result {
+    loop {
+        let seen = control.ask()?.puts.wrapping_sub(before.puts);
+        if seen == count {
+            return Ok(());
+        }
+        if seen > count {
+            return Err(EBUSY);
+        }
+        control.waiter.check()?;
+        fsleep(Delta::from_micros(100));
+    }
+}
+
+/// Compares every word of the last transfer into each slot; returns the number of bytes.
+fn verify_gets(ports: &Ports, job: &Job, offer: &Offer, report: &mut Report<'_>) -> Result<u64> {
+    let mut bytes = 0;
+    for slot in ports.slots.iter() {
+        let Some(offset) = slot.last else { continue };
+        if let Some((word, got)) =
+            memory::mismatch(&slot.memory, job.size / 8, offer.seed, offset / 8)
+        {
+            return report.fail(
+                EBADMSG,
+                fmt!("GET of offset {offset}: word {word} is {got:#x}"),
+            );
+        }
+        bytes += job.size as u64;
+    }
+    Ok(bytes)
+}
+
+/// Reads what the PUTs wrote back and compares it; returns the number of bytes.
+fn verify_puts(
+    ports: &mut Ports,
+    waiter: &Waiter,
+    peer: &Peer,
+    job: &Job,
+    offer: &Offer,
+    report: &mut Report<'_>,
+) -> Result<u64> {
+    let mut bytes = 0;
+    let to = rma::Peer {
+        node: peer.node,
+        vpid: offer.vpid,
+        notify: NotifySpec {
+            requester: false,
+            responder: false,
+            completer: true,
+        },
+        page: PageOptions {
+            irq: true,
+            ..PageOptions::default()
+        },
+    };
+    let len = job.size as u32;
+    let mut armed = false;
+    for i in 0..ports.slots.len() {
+        let Some(slot) = ports.slots.get(i).filter(|s| s.last.is_some()) else {
+            continue;
+        };
+        memory::fill(&slot.memory, job.size / 8, 0, 0);
+        let remote = BusAddr(offer.sink.0 + (i * job.size) as u64);
+        let local = slot.memory.address();
+        let requester = &ports.requester;
+        waiter.send(|| requester.get(to, remote, local, len))?;
+        ports.in_flight += 1;
+        let (kind, error) = waiter.until(
+            Mode::Irq,
+            Unit::Rma,
+            &mut armed,
+            &mut ports.notifications,
+            |queue| {
+                let mut found = None;
+                queue.poll(1, |n| found = Some((n.kind, n.error)));
+                found
+            },
+            |queue| queue.rearm(),
+        )?;
+        ports.in_flight -= 1;
+        if error != 0 || kind != NotificationType::Completer {
+            return report.fail(EPROTO, fmt!("reading back failed with error {error}"));
+        }
+        if let Some((word, got)) =
+            memory::mismatch(&slot.memory, job.size / 8, PUT_SEED + i as u64, 0)
+        {
+            return report.fail(
+                EBADMSG,
+                fmt!("PUT to slot {i}: word {word} there is {got:#x}"),
+            );
+        }
+        bytes += job.size as u64;
+    }
+    Ok(bytes)
+}

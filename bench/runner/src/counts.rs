@@ -1,0 +1,309 @@
+//! What one operation costs on the bus, by the emulator's counters.
+
+use crate::stats::short;
+use anyhow::{Context, Result};
+use extoll_emulator::control::{Client, NicCounters};
+use labctl::Lab;
+use serde::Serialize;
+
+/// Accesses between a host and its NIC.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Bus {
+    /// Stores to registers.
+    pub register_writes: u64,
+    /// 8-byte stores to the VELO and RMA requester pages; the processor combines them into bursts.
+    pub window_stores: u64,
+    /// Loads.
+    pub reads: u64,
+    /// MSI messages.
+    pub interrupts: u64,
+    /// Bytes that the NIC read from memory.
+    pub dma_read: u64,
+    /// Bytes that the NIC wrote to memory.
+    pub dma_written: u64,
+}
+
+impl Bus {
+    fn of(nic: &NicCounters) -> Result<Self> {
+        let get = |name: &str| {
+            nic.chip(name)
+                .with_context(|| format!("the emulator has no counter {name}"))
+        };
+        let windows = get("velo_stores")? + get("rma_stores")?;
+        Ok(Self {
+            register_writes: get("mmio_writes")?.saturating_sub(windows),
+            window_stores: windows,
+            reads: get("mmio_reads")?,
+            interrupts: get("interrupts")?,
+            dma_read: get("dma_bytes_read")?,
+            dma_written: get("dma_bytes_written")?,
+        })
+    }
+
+    /// What was added since `before`.
+    pub fn since(self, before: Self) -> Self {
+        let d = u64::wrapping_sub;
+        Self {
+            register_writes: d(self.register_writes, before.register_writes),
+            window_stores: d(self.window_stores, before.window_stores),
+            reads: d(self.reads, before.reads),
+            interrupts: d(self.interrupts, before.interrupts),
+            dma_read: d(self.dma_read, before.dma_read),
+            dma_written: d(self.dma_written, before.dma_written),
+        }
+    }
+
+    fn list(self) -> [u64; 6] {
+        let Self {
+            register_writes,
+            window_stores,
+            reads,
+            interrupts,
+            dma_read,
+            dma_written,
+        } = self;
+        [
+            register_writes,
+            window_stores,
+            reads,
+            interrupts,
+            dma_read,
+            dma_written,
+        ]
+    }
+}
+
+/// Frames of an interface, by the guest's kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Frames {
+    /// Frames sent.
+    pub sent: u64,
+    /// Frames received.
+    pub received: u64,
+    /// Bytes of both.
+    pub bytes: u64,
+    /// Frames sent that were announced and then read by the peer (rendezvous); the others went in messages (eager).
+    pub rendezvous: u64,
+}
+
+impl Frames {
+    /// Of exn0 on a node.
+    ///
+    /// # Errors
+    /// When the node does not answer as expected.
+    pub fn read(lab: &Lab, node: usize) -> Result<Self> {
+        let text = lab.ok(
+            node,
+            "cd /sys/class/net/exn0/statistics && cat tx_packets rx_packets tx_bytes rx_bytes",
+        )?;
+        Ok(Self {
+            rendezvous: lab.ethtool(node, "tx_rdv_frames")?,
+            ..Self::parse(&text)?
+        })
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let n: Vec<u64> = text
+            .split_whitespace()
+            .map(str::parse)
+            .collect::<Result<_, _>>()
+            .with_context(|| format!("no statistics of exn0: {text}"))?;
+        let [sent, received, tx_bytes, rx_bytes] = n[..] else {
+            anyhow::bail!("no statistics of exn0: {text}")
+        };
+        Ok(Self {
+            sent,
+            received,
+            bytes: tx_bytes + rx_bytes,
+            rendezvous: 0,
+        })
+    }
+
+    fn since(self, before: Self) -> Self {
+        let d = u64::wrapping_sub;
+        Self {
+            sent: d(self.sent, before.sent),
+            received: d(self.received, before.received),
+            bytes: d(self.bytes, before.bytes),
+            rendezvous: d(self.rendezvous, before.rendezvous),
+        }
+    }
+}
+
+/// Operations of runs over exn0.
+pub const FRAMES: &str = "frames";
+
+/// One side of a counted run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Side {
+    /// What was run.
+    pub run: String,
+    /// Node.
+    pub node: usize,
+    /// What an operation is.
+    pub operation: &'static str,
+    /// Number of operations.
+    pub operations: u64,
+    /// Bytes in those operations.
+    pub bytes: u64,
+    /// Frames of exn0, also in runs that do not use it.
+    pub frames: Frames,
+    /// Bus accesses in total.
+    pub bus: Bus,
+}
+
+impl Side {
+    /// Head of the table that [`Side::row`] makes.
+    pub const HEAD: &'static [&'static str] = &[
+        "per operation",
+        "node",
+        "operations",
+        "rendezvous",
+        "bytes",
+        "reg writes",
+        "page stores",
+        "reads",
+        "interrupts",
+        "DMA read",
+        "DMA written",
+    ];
+
+    /// Figures per operation.
+    pub fn row(&self) -> Vec<String> {
+        let per = |n: u64| short(n as f64 / self.operations.max(1) as f64);
+        let path = match self.frames.sent {
+            n if n > 0 && self.operation == FRAMES => {
+                format!("{:.0} %", 100.0 * self.frames.rendezvous as f64 / n as f64)
+            }
+            _ => "-".into(),
+        };
+        let mut row = vec![
+            self.run.clone(),
+            self.node.to_string(),
+            format!("{} {}", self.operations, self.operation),
+            path,
+            per(self.bytes),
+        ];
+        row.extend(self.bus.list().into_iter().map(per));
+        row
+    }
+}
+
+/// Counts what `run` costs on nodes 0 and 1. It returns the number of operations and their bytes, or `None` for the
+/// frames of exn0.
+///
+/// # Errors
+/// Those of `run`, or when counters can't be read.
+pub fn counted(
+    lab: &Lab,
+    emulator: &mut Client,
+    name: &str,
+    operation: &'static str,
+    run: impl FnOnce() -> Result<Option<(u64, u64)>>,
+) -> Result<Vec<Side>> {
+    let mut read = || -> Result<Vec<(Bus, Frames)>> {
+        let counters = emulator.counters()?;
+        (0..2)
+            .map(|n| {
+                Ok((
+                    Bus::of(
+                        counters
+                            .nics
+                            .get(n)
+                            .context("the emulator has less than two NICs")?,
+                    )?,
+                    Frames::read(lab, n)?,
+                ))
+            })
+            .collect()
+    };
+    let before = read()?;
+    let operations = run().with_context(|| format!("counted run '{name}'"))?;
+    let after = read()?;
+    let sides = before
+        .iter()
+        .zip(after)
+        .enumerate()
+        .map(|(node, (old, new))| {
+            let frames = new.1.since(old.1);
+            let (operations, bytes) =
+                operations.unwrap_or((frames.sent + frames.received, frames.bytes));
+            Side {
+                run: name.to_string(),
+                node,
+                operation,
+                operations,
+                bytes,
+                frames,
+                bus: new.0.since(old.0),
+            }
+        });
+    Ok(sides.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_per_operation() {
+        let old = Bus {
+            register_writes: 5,
+            reads: 1,
+            ..Bus::default()
+        };
+        let new = Bus {
+            register_writes: 25,
+            reads: 1,
+            window_stores: 40,
+            interrupts: 10,
+            dma_read: 0,
+            dma_written: 1280,
+        };
+        let side = Side {
+            run: "x".into(),
+            node: 1,
+            operation: FRAMES,
+            operations: 10,
+            bytes: 840,
+            frames: Frames {
+                sent: 8,
+                rendezvous: 4,
+                ..Frames::default()
+            },
+            bus: new.since(old),
+        };
+        assert_eq!(
+            side.row(),
+            [
+                "x",
+                "1",
+                "10 frames",
+                "50 %",
+                "84.0",
+                "2.00",
+                "4.00",
+                "0.00",
+                "1.00",
+                "0.00",
+                "128"
+            ]
+        );
+        assert_eq!(side.row().len(), Side::HEAD.len());
+    }
+
+    #[test]
+    fn statistics_of_the_interface() {
+        assert_eq!(
+            Frames::parse("1\n2\n30\n40\n").unwrap(),
+            Frames {
+                sent: 1,
+                received: 2,
+                bytes: 70,
+                rendezvous: 0
+            }
+        );
+        assert!(Frames::parse("1\n2\n").is_err());
+        assert!(Frames::parse("cat: no such file").is_err());
+    }
+}

@@ -1,0 +1,211 @@
+//! `make bench`: exn, virtio-net and e1000e in one pair of nodes, and the raw VELO and RMA units as the limit.
+//!
+//! Everything runs in emulation, so times say nothing about hardware. What is printed are ratios of figures taken right
+//! after each other in the same nodes, and counts of bus accesses, which do not depend on the machine (docs/bench.md).
+#![forbid(unsafe_code)]
+
+mod counts;
+mod measure;
+mod parse;
+mod report;
+mod stats;
+mod table;
+
+use anyhow::{ensure, Context, Result};
+use clap::Parser;
+use counts::{counted, Side, FRAMES};
+use extoll_emulator::control::Client;
+use labctl::{Lab, Spec};
+use measure::{Effort, Test, DEVICES};
+use report::{RawRow, Results};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+#[derive(Parser)]
+#[command(about = "Compares exn with virtio-net, e1000e and the raw units, in one pair of nodes")]
+struct Args {
+    /// Fewer and shorter repetitions
+    #[arg(long)]
+    quick: bool,
+    /// Where the results go, as JSON
+    #[arg(long, default_value = "/out/bench/results.json", value_name = "FILE")]
+    output: PathBuf,
+    /// Name of the lab to use
+    #[arg(long, default_value = "bench", value_name = "X")]
+    lab: String,
+    /// Revision of the sources, for the results
+    #[arg(long, default_value = "unknown", value_name = "TEXT")]
+    revision: String,
+}
+
+const SPEC: Spec = Spec {
+    nodes: 2,
+    args: &["--topology", "pair", "--bench-nics", "--no-sshd", "--quiet"],
+};
+
+/// Tells on stderr what goes on.
+struct Progress(Instant);
+
+impl Progress {
+    fn step(&self, what: &str) {
+        let s = self.0.elapsed().as_secs();
+        eprintln!("  {:2}:{:02}  {what}", s / 60, s % 60);
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let effort = if args.quick {
+        Effort {
+            repetitions: 3,
+            seconds: 1,
+            round_trips: 200,
+            raw_bytes: 4 << 20,
+        }
+    } else {
+        Effort {
+            repetitions: 5,
+            seconds: 3,
+            round_trips: 1000,
+            raw_bytes: 16 << 20,
+        }
+    };
+    let progress = Progress(Instant::now());
+    progress.step("booting two nodes with exn0, vio0 and e1k0");
+    let lab = Lab::up(&args.lab, &SPEC)?;
+    let mut results = Results::new(effort, args.quick, &args.revision);
+    results.setup = report::setup(&lab)?;
+    measure::prepare(&lab)?;
+    let peer = lab
+        .raw(1, "status")?
+        .get("node")
+        .and_then(|n| n.parse().ok())
+        .context("node 1 does not tell its node ID")?;
+
+    for repetition in 0..effort.repetitions {
+        progress.step(&format!(
+            "repetition {} of {}: TCP and UDP on every device, raw units",
+            repetition + 1,
+            effort.repetitions
+        ));
+        for test in Test::ALL {
+            for device in DEVICES {
+                results
+                    .samples
+                    .push(measure::once(&lab, device, test, repetition, &effort)?);
+            }
+        }
+        results
+            .samples
+            .extend(measure::raw_once(&lab, peer, repetition, &effort)?);
+    }
+    progress.step("bus accesses per frame and per raw operation");
+    let dir = lab::state::LabDir::new(&lab::Paths::default(), &args.lab)?;
+    let mut emulator = Client::connect(&dir.path)?;
+    results.counts = count_all(&lab, &mut emulator, peer, &effort)?;
+    progress.step("raw units by size");
+    results.raw = raw_by_size(&lab, peer, &effort)?;
+
+    for node in 0..2 {
+        lab.ok(node, "rmmod extoll_bench")?;
+    }
+    lab.assert_clean_log()?;
+    drop(lab);
+    results.summarise();
+    results.seconds = progress.0.elapsed().as_secs();
+    if let Some(parent) = args.output.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    std::fs::write(&args.output, serde_json::to_vec_pretty(&results)?)
+        .with_context(|| format!("cannot write {}", args.output.display()))?;
+    print!("{}", results.text());
+    // Inside the build root /out stands for out/ in the work tree.
+    let shown = args.output.strip_prefix("/").unwrap_or(&args.output);
+    progress.step(&format!("done; all figures are in {}", shown.display()));
+    Ok(())
+}
+
+fn count_all(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> Result<Vec<Side>> {
+    let pings = if effort.repetitions > 3 { 500 } else { 200 };
+    let ping = |size: u32| -> Result<Option<(u64, u64)>> {
+        let out = lab.ok(
+            0,
+            &format!("ping -q -c {pings} -i 0.005 -w 40 -s {size} 10.2.0.2"),
+        )?;
+        ensure!(out.contains(" 0% packet loss"), "frames were lost: {out}");
+        Ok(None)
+    };
+    let mut all = Vec::new();
+    // 42 bytes of headers are added.
+    for size in [56, 1400, 60_000] {
+        all.extend(counted(
+            lab,
+            emulator,
+            &format!("exn ping, {}-byte frames", size + 42),
+            FRAMES,
+            || ping(size),
+        )?);
+    }
+    all.extend(counted(
+        lab,
+        emulator,
+        "exn TCP stream 0 → 1",
+        FRAMES,
+        || {
+            let out = lab.sh_for(
+                0,
+                &format!("iperf3 -J -c 10.2.0.2 -t {}", effort.seconds),
+                Duration::from_secs(60),
+            )?;
+            parse::iperf3(&out.stdout)?;
+            Ok(None)
+        },
+    )?);
+    for mode in ["irq", "poll"] {
+        all.extend(counted(
+            lab,
+            emulator,
+            &format!("raw VELO ping-pong, 64 bytes, {mode}"),
+            "round trips",
+            || {
+                let r = measure::ping_pong(lab, peer, 64, mode, effort)?;
+                let n = parse::number(&r, "verified")? as u64;
+                Ok(Some((n, n * 128)))
+            },
+        )?);
+    }
+    for verb in ["get", "put"] {
+        let name = format!("raw RMA {} of 64 KiB", verb.to_uppercase());
+        all.extend(counted(lab, emulator, &name, "transfers", || {
+            let r = measure::transfer(lab, verb, peer, measure::RAW_SIZE, effort)?;
+            Ok(Some((
+                parse::number(&r, "count")? as u64,
+                parse::number(&r, "bytes")? as u64,
+            )))
+        })?);
+    }
+    Ok(all)
+}
+
+fn raw_by_size(lab: &Lab, peer: u64, effort: &Effort) -> Result<Vec<RawRow>> {
+    let mut rows = Vec::new();
+    for mode in ["irq", "poll"] {
+        for size in [8, 64, 120] {
+            rows.push(RawRow::new(
+                &format!("VELO ping-pong {mode}"),
+                u64::from(size),
+                measure::ping_pong(lab, peer, size, mode, effort)?,
+            ));
+        }
+    }
+    for verb in ["get", "put"] {
+        for size in [64, 256, 1024, 4096, 16384, 65536, 262_144, 1 << 20] {
+            rows.push(RawRow::new(
+                &format!("RMA {}", verb.to_uppercase()),
+                size,
+                measure::transfer(lab, verb, peer, size, effort)?,
+            ));
+        }
+    }
+    Ok(rows)
+}

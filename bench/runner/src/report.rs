@@ -1,0 +1,320 @@
+//! Results as JSON and as text.
+
+use crate::counts::Side;
+use crate::measure::{Effort, Pairs, Sample, Test, DEVICES};
+use crate::parse::number;
+use crate::stats::{ratios, Spread};
+use crate::table::render;
+use anyhow::Result;
+use labctl::Lab;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Version of the JSON file's layout.
+const SCHEMA: u32 = 1;
+
+/// Raw runs that the others are compared with.
+const REFERENCES: [(&str, u64); 2] = [("VELO ping-pong irq", 64), ("RMA GET", 65536)];
+
+/// A run of the raw units at one size.
+#[derive(Debug, Clone, Serialize)]
+pub struct RawRow {
+    /// What was run.
+    pub run: String,
+    /// Bytes per message or transfer.
+    pub size: u64,
+    /// Bytes per second, both ways for round trips.
+    pub bytes_per_s: f64,
+    /// Operations per second; of round trips by their median time.
+    pub operations_per_s: f64,
+    /// What the module said.
+    pub details: Pairs,
+}
+
+impl RawRow {
+    /// From the module's lines.
+    pub fn new(run: &str, size: u64, details: Pairs) -> Self {
+        let get = |key| number(&details, key).unwrap_or(f64::NAN);
+        let (per_s, ways) = match details.contains_key("rtt_ns_median") {
+            true => (1e9 / get("rtt_ns_median"), 2.0),
+            false => (get("count") * 1e9 / get("elapsed_ns"), 1.0),
+        };
+        Self {
+            run: run.into(),
+            size,
+            bytes_per_s: per_s * size as f64 * ways,
+            operations_per_s: per_s,
+            details,
+        }
+    }
+}
+
+/// A ratio of the table.
+#[derive(Debug, Clone, Serialize)]
+pub struct Ratio {
+    /// What was measured.
+    pub test: Test,
+    /// Device in the numerator: exn.
+    pub of: &'static str,
+    /// Device in the denominator.
+    pub to: &'static str,
+    /// Median over the repetitions, smallest, largest.
+    pub ratio: Spread,
+}
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub struct Results {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Revision of the sources.
+    pub revision: String,
+    /// `--quick`.
+    pub quick: bool,
+    /// Lengths and repetitions.
+    pub effort: Effort,
+    /// How long it all took.
+    pub seconds: u64,
+    /// Versions and machine.
+    pub setup: BTreeMap<String, String>,
+    /// Summary of the samples.
+    pub ratios: Vec<Ratio>,
+    /// Single figures in the order in which they were taken.
+    pub samples: Vec<Sample>,
+    /// Bus accesses.
+    pub counts: Vec<Side>,
+    /// Raw units by size.
+    pub raw: Vec<RawRow>,
+}
+
+impl Results {
+    /// Nothing measured yet.
+    pub fn new(effort: Effort, quick: bool, revision: &str) -> Self {
+        Self {
+            schema: SCHEMA,
+            revision: revision.into(),
+            quick,
+            effort,
+            seconds: 0,
+            setup: BTreeMap::new(),
+            ratios: Vec::new(),
+            samples: Vec::new(),
+            counts: Vec::new(),
+            raw: Vec::new(),
+        }
+    }
+
+    fn values(&self, device: &str, test: Test) -> Vec<(usize, f64)> {
+        self.samples
+            .iter()
+            .filter(|s| s.device == device && s.test == test)
+            .map(|s| (s.repetition, s.value))
+            .collect()
+    }
+
+    /// Computes the ratios.
+    pub fn summarise(&mut self) {
+        let others = DEVICES
+            .iter()
+            .map(|d| d.name)
+            .filter(|n| *n != "exn")
+            .chain(["raw"]);
+        let mut all = Vec::new();
+        for to in others {
+            for test in Test::ALL {
+                if let Some(ratio) =
+                    Spread::of(&ratios(&self.values("exn", test), &self.values(to, test)))
+                {
+                    all.push(Ratio {
+                        test,
+                        of: "exn",
+                        to,
+                        ratio,
+                    });
+                }
+            }
+        }
+        self.ratios = all;
+    }
+
+    /// The tables.
+    pub fn text(&self) -> String {
+        let cell = |test, to| {
+            self.ratios
+                .iter()
+                .find(|r| r.test == test && r.to == to)
+                .map_or("-".into(), |r| r.ratio.to_string())
+        };
+        let rows: Vec<Vec<String>> = Test::ALL
+            .iter()
+            .map(|t| {
+                vec![
+                    t.title().to_string(),
+                    cell(*t, "virtio"),
+                    cell(*t, "e1000e"),
+                    cell(*t, "raw"),
+                ]
+            })
+            .collect();
+        let mut out = format!(
+            "\nRatios, median (smallest–largest) of {} repetitions; above 1: exn is faster\n\n",
+            self.effort.repetitions
+        );
+        out.push_str(&render(&["", "exn/virtio", "exn/e1000e", "exn/raw"], &rows));
+        out.push_str("\nWhat it takes on the bus between host and NIC (node 0 sends or asks, node 1 answers)\n\n");
+        out.push_str(&render(
+            Side::HEAD,
+            &self.counts.iter().map(Side::row).collect::<Vec<_>>(),
+        ));
+        out.push_str("\nRaw units by size: round trips relative to 64 bytes with interrupts, transfers relative to GETs of 64 KiB\n\n");
+        let rows: Vec<Vec<String>> = self
+            .raw
+            .iter()
+            .map(|r| {
+                let unit = self.raw.iter().find(|u| {
+                    REFERENCES.contains(&(&*u.run, u.size))
+                        && u.run.split(" ").next() == r.run.split(" ").next()
+                });
+                let ratio = |of: fn(&RawRow) -> f64| {
+                    unit.map_or("-".into(), |u| format!("{:.3}", of(r) / of(u)))
+                };
+                vec![
+                    r.run.clone(),
+                    r.size.to_string(),
+                    ratio(|r| r.operations_per_s),
+                    ratio(|r| r.bytes_per_s),
+                ]
+            })
+            .collect();
+        out.push_str(&render(&["", "bytes", "operations", "throughput"], &rows));
+        out.push('\n');
+        out
+    }
+}
+
+/// Versions and machine.
+///
+/// # Errors
+/// When a node does not answer.
+pub fn setup(lab: &Lab) -> Result<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    let mut note = |key: &str, value: String| all.insert(key.to_string(), value.trim().to_string());
+    let guest = |script: &str| lab.ok(0, script);
+    note("guest_kernel", guest("uname -r")?);
+    note(
+        "guest_processor",
+        guest("sed -n 's/^model name.*: //p' /proc/cpuinfo | sort | uniq -c")?,
+    );
+    note(
+        "guest_memory",
+        guest("sed -n 's/^MemTotal: *//p' /proc/meminfo")?,
+    );
+    note("iperf3", guest("iperf3 --version | head -n 1")?);
+    note("netperf", guest("netperf -V 2>&1 | head -n 1")?);
+    for device in ["exn0", "vio0", "e1k0"] {
+        note(
+            &format!("mtu_{device}"),
+            guest(&format!("cat /sys/class/net/{device}/mtu"))?,
+        );
+    }
+    let host = |program: &str, arg: &str| {
+        let out = std::process::Command::new(program).arg(arg).output();
+        out.ok()
+            .and_then(|o| {
+                String::from_utf8_lossy(&o.stdout)
+                    .lines()
+                    .next()
+                    .map(String::from)
+            })
+            .unwrap_or_else(|| "unknown".into())
+    };
+    note("qemu", host("qemu-system-x86_64", "--version"));
+    note("host_kernel", host("uname", "-r"));
+    note(
+        "host_processors",
+        std::thread::available_parallelism()
+            .map_or(0, std::num::NonZero::get)
+            .to_string(),
+    );
+    note(
+        "host_load",
+        std::fs::read_to_string("/proc/loadavg").unwrap_or_default(),
+    );
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{json, Value};
+
+    fn sample(repetition: usize, device: &'static str, value: f64) -> Sample {
+        Sample {
+            repetition,
+            device,
+            test: Test::Tcp1,
+            unit: "bit/s",
+            value,
+            details: Value::Null,
+        }
+    }
+
+    fn results() -> Results {
+        let mut r = Results::new(
+            Effort {
+                repetitions: 3,
+                seconds: 1,
+                round_trips: 1,
+                raw_bytes: 1,
+            },
+            true,
+            "abc",
+        );
+        for (i, (exn, virtio)) in [(2e9, 1e9), (3e9, 1e9), (1e9, 2e9)].into_iter().enumerate() {
+            r.samples
+                .extend([sample(i, "exn", exn), sample(i, "virtio", virtio)]);
+        }
+        let lines = |n: &str| labctl::pairs(&format!("count 10\nelapsed_ns {n}\n"));
+        r.raw = vec![
+            RawRow::new("RMA GET", 64, lines("1000")),
+            RawRow::new("RMA GET", 65536, lines("2000")),
+        ];
+        r.summarise();
+        r
+    }
+
+    #[test]
+    fn text_shows_ratios_not_times() {
+        let text = results().text();
+        let line = text.lines().find(|l| l.starts_with("TCP stream")).unwrap();
+        assert_eq!(
+            line.split_whitespace().collect::<Vec<_>>(),
+            ["TCP", "stream", "2.00", "(0.50–3.00)", "-", "-"]
+        );
+        let raw: Vec<_> = text
+            .lines()
+            .filter(|l| l.starts_with("RMA GET"))
+            .map(|l| l.split_whitespace().collect::<Vec<_>>())
+            .collect();
+        assert_eq!(
+            raw,
+            [
+                ["RMA", "GET", "64", "2.000", "0.002"],
+                ["RMA", "GET", "65536", "1.000", "1.000"]
+            ]
+        );
+    }
+
+    #[test]
+    fn json_has_everything() {
+        let value: Value =
+            serde_json::from_slice(&serde_json::to_vec(&results()).unwrap()).unwrap();
+        assert_eq!(value["schema"], json!(SCHEMA));
+        assert_eq!(
+            value["ratios"][0],
+            json!({"test": "tcp1", "of": "exn", "to": "virtio", "ratio": {"median": 2.0, "min": 0.5, "max": 3.0}})
+        );
+        assert_eq!(value["samples"].as_array().unwrap().len(), 6);
+        assert_eq!(value["raw"][1]["details"]["elapsed_ns"], json!("2000"));
+    }
+}

@@ -1,0 +1,372 @@
+//! Mailboxes that are full, closed or wrong; network back-pressure; frozen NICs.
+
+use super::rig::*;
+use super::velo::send;
+use extoll_emulator::nic::{
+    Faults, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, ResetKind,
+};
+use wire::ids::{NodeId, RegOffset, Vpid};
+use wire::regs::{velo as regs, velo_bq};
+use wire::velo::{Descriptor, Mtt, SlotSize, Target};
+
+fn to(vpid: u8, len: usize) -> Descriptor {
+    Descriptor {
+        target: Target::Node(NodeId(1)),
+        vpid: Vpid::from(vpid),
+        mtt: Mtt::from_low_bits(0),
+        irq: false,
+        tag: 0,
+        len: len as u16,
+    }
+}
+
+fn rig(cfg: NicConfig, slots: SlotSize) -> Rig {
+    let mut rig = Rig::with_config(2, cfg);
+    rig.probe_all(slots);
+    rig
+}
+
+fn numbers(rig: &mut Rig, vpid: u8, n: std::ops::Range<u64>) {
+    for k in n {
+        send(rig, 0, 7, to(vpid, 8), &k.to_le_bytes());
+    }
+}
+
+fn take_all(rig: &mut Rig, q: &mut Queue) -> Vec<u64> {
+    let mut got = Vec::new();
+    while let Some((_, data)) = rig.velo_take(q) {
+        got.push(u64::from_le_bytes(data.try_into().expect("8 bytes")));
+    }
+    got
+}
+
+#[test]
+fn full_mailbox_holds_and_releases_in_order() {
+    for (rule, usable) in [(FullRule::KeepOneFree, 7), (FullRule::FlagOnEqual, 8)] {
+        let mut rig = rig(
+            NicConfig {
+                full_rule: rule,
+                ..NicConfig::default()
+            },
+            SlotSize::B128,
+        );
+        let mut q = rig.open_velo(1, 9, SlotSize::B128, 2, 4);
+        numbers(&mut rig, 9, 0..30);
+        assert_eq!(rig.nodes[1].nic.counters().velo.received, usable);
+        assert_eq!(rig.nodes[1].nic.counters().velo.holding, 30 - usable);
+        let mut got = Vec::new();
+        while got.len() < 30 {
+            let batch = take_all(&mut rig, &mut q);
+            assert!(!batch.is_empty());
+            got.extend(batch);
+            rig.commit(&q, false);
+        }
+        assert_eq!(got, (0..30).collect::<Vec<_>>());
+        assert_eq!(rig.nodes[1].nic.counters().velo.holding, 0);
+    }
+}
+
+#[test]
+fn held_messages_interrupt_when_they_are_stored() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 2);
+    let irq = Descriptor {
+        irq: true,
+        ..to(9, 8)
+    };
+    send(&mut rig, 0, 7, irq, &[0; 8]);
+    send(&mut rig, 0, 7, irq, &[1; 8]);
+    assert_eq!(super::velo::vectors(&rig.snq_handle(1)), [9]);
+    assert!(rig.velo_take(&mut q).is_some());
+    rig.commit(&q, true);
+    assert_eq!(super::velo::vectors(&rig.snq_handle(1)), [9]);
+    assert!(rig.velo_take(&mut q).is_some());
+}
+
+#[test]
+fn a_message_needs_all_its_slots() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B64);
+    let mut q = rig.open_velo(1, 9, SlotSize::B64, 2, 3); // 5 usable slots
+    for k in 0..3 {
+        send(&mut rig, 0, 7, to(9, 120), &pattern(k, 120));
+    }
+    assert_eq!(
+        rig.nodes[1].nic.counters().velo.received,
+        1,
+        "3 + 3 slots do not fit"
+    );
+    for k in 0..3 {
+        assert_eq!(rig.velo_take(&mut q).expect("message").1, pattern(k, 120));
+        assert!(rig.velo_take(&mut q).is_none());
+        rig.commit(&q, false);
+    }
+    // A mailbox that can never take it does not hold it for ever.
+    let mut small = rig.open_velo(1, 10, SlotSize::B64, 1, 3);
+    send(&mut rig, 0, 7, to(10, 120), &pattern(0, 120));
+    send(&mut rig, 0, 7, to(10, 8), &[1; 8]);
+    assert_eq!(rig.nodes[1].nic.counters().drops.queue_bad, 1);
+    assert!(rig.velo_take(&mut small).is_some());
+    let general = rig.read(1, velo_bq::GENERAL);
+    assert_eq!((general >> 4) & 0xFF, 10, "error queue");
+    assert_eq!(general >> 12, 1, "error count");
+    assert!(rig.nodes[1].nic.counters().events[21] > 0);
+}
+
+#[test]
+fn hold_scope_decides_who_waits() {
+    for (scope, passed) in [(HoldScope::Vpid, 1), (HoldScope::Unit, 0)] {
+        let mut rig = rig(
+            NicConfig {
+                hold_scope: scope,
+                ..NicConfig::default()
+            },
+            SlotSize::B128,
+        );
+        let mut a = rig.open_velo(1, 9, SlotSize::B128, 1, 4);
+        let mut b = rig.open_velo(1, 10, SlotSize::B128, 1, 4);
+        numbers(&mut rig, 9, 0..5);
+        numbers(&mut rig, 10, 0..1);
+        assert_eq!(take_all(&mut rig, &mut b).len(), passed);
+        assert_eq!(take_all(&mut rig, &mut a), [0, 1, 2]);
+        rig.commit(&a, false);
+        assert_eq!(take_all(&mut rig, &mut a), [3, 4]);
+        assert_eq!(take_all(&mut rig, &mut b).len(), 1 - passed);
+    }
+}
+
+#[test]
+fn closing_a_queue_frees_the_unit() {
+    for scope in [HoldScope::Vpid, HoldScope::Unit] {
+        for disable_vpid in [false, true] {
+            let mut rig = rig(
+                NicConfig {
+                    hold_scope: scope,
+                    ..NicConfig::default()
+                },
+                SlotSize::B128,
+            );
+            let a = rig.open_velo(1, 9, SlotSize::B128, 1, 4);
+            let mut b = rig.open_velo(1, 10, SlotSize::B128, 1, 4);
+            numbers(&mut rig, 9, 0..6);
+            numbers(&mut rig, 10, 0..1);
+            if disable_vpid {
+                rig.write(1, regs::comp_prot_desc(Vpid::from(9)), 0);
+            } else {
+                rig.write(1, velo_bq::c_base_size_valid(Vpid::from(a.vpid)), 0);
+            }
+            assert_eq!(rig.nodes[1].nic.counters().drops.hold_closed, 3);
+            assert_eq!(rig.nodes[1].nic.counters().velo.holding, 0);
+            assert_eq!(take_all(&mut rig, &mut b), [0]);
+        }
+    }
+}
+
+#[test]
+fn hold_limit_and_time() {
+    let cfg = NicConfig {
+        hold_limit_bytes: 10 * 256,
+        ..NicConfig::default()
+    };
+    let mut r = rig(cfg, SlotSize::B128);
+    r.open_velo(1, 9, SlotSize::B128, 1, 2);
+    numbers(&mut r, 9, 0..20);
+    let c = r.nodes[1].nic.counters();
+    assert_eq!(
+        (c.velo.received, c.velo.holding, c.drops.hold_limit),
+        (1, 10, 9)
+    );
+    assert_eq!(r.read(1, velo_bq::GENERAL) & 4, 4, "timeout_assert");
+    assert_eq!(r.nodes[1].nic.next_deadline(), None);
+
+    let cfg = NicConfig {
+        hold_time_ns: Some(1000),
+        ..NicConfig::default()
+    };
+    let mut r = rig(cfg, SlotSize::B128);
+    let mut q = r.open_velo(1, 9, SlotSize::B128, 1, 2);
+    numbers(&mut r, 9, 0..3);
+    let due = r.nodes[1].nic.next_deadline().expect("deadline");
+    r.nodes[1].ram.now = due - 1;
+    r.tick(1);
+    assert_eq!(r.nodes[1].nic.counters().drops.hold_limit, 0);
+    r.nodes[1].ram.now = due;
+    assert_eq!(r.tick(1), None);
+    assert_eq!(r.nodes[1].nic.counters().drops.hold_limit, 2);
+    assert_eq!(take_all(&mut r, &mut q), [0]);
+}
+
+#[test]
+fn forced_full_queues() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    let mut a = rig.open_velo(1, 9, SlotSize::B128, 1, 16);
+    let mut b = rig.open_velo(1, 10, SlotSize::B128, 1, 16);
+    let full = |vpid| Faults {
+        queue_full: vec![QueueFull {
+            unit: QueueUnit::Velo,
+            vpid,
+        }],
+        ..Faults::default()
+    };
+    rig.with(1, |nic, env| nic.set_faults(full(Some(9)), env));
+    numbers(&mut rig, 9, 0..3);
+    numbers(&mut rig, 10, 0..3);
+    assert_eq!(take_all(&mut rig, &mut a).len(), 0);
+    assert_eq!(take_all(&mut rig, &mut b).len(), 3);
+    rig.commit(&b, false);
+    rig.with(1, |nic, env| nic.set_faults(full(None), env));
+    numbers(&mut rig, 10, 3..6);
+    assert_eq!(take_all(&mut rig, &mut b).len(), 0);
+    rig.with(1, |nic, env| nic.set_faults(Faults::default(), env));
+    assert_eq!(take_all(&mut rig, &mut a), [0, 1, 2]);
+    assert_eq!(take_all(&mut rig, &mut b), [3, 4, 5]);
+}
+
+#[test]
+fn frozen_nic_loses_nothing() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 64);
+    let frozen = Faults {
+        frozen: true,
+        ..Faults::default()
+    };
+    rig.with(1, |nic, env| nic.set_faults(frozen.clone(), env));
+    numbers(&mut rig, 9, 0..5);
+    assert_eq!(take_all(&mut rig, &mut q).len(), 0);
+    rig.with(1, |nic, env| nic.set_faults(Faults::default(), env));
+    assert_eq!(take_all(&mut rig, &mut q), [0, 1, 2, 3, 4]);
+    // A frozen sender.
+    rig.with(0, |nic, env| nic.set_faults(frozen, env));
+    numbers(&mut rig, 9, 5..8);
+    assert!(rig.nodes[0].nic.tx_waiting());
+    assert_eq!(take_all(&mut rig, &mut q).len(), 0);
+    rig.with(0, |nic, env| nic.set_faults(Faults::default(), env));
+    assert_eq!(take_all(&mut rig, &mut q), [5, 6, 7]);
+}
+
+#[test]
+fn network_without_credit_makes_the_requester_wait_then_retry() {
+    let mut rig = rig(
+        NicConfig {
+            tx_queue_limit: 4,
+            ..NicConfig::default()
+        },
+        SlotSize::B128,
+    );
+    let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 64);
+    rig.credit = 0;
+    numbers(&mut rig, 9, 0..10);
+    assert!(rig.nodes[0].nic.tx_waiting());
+    let state = wire::wcbuf::State(rig.read(0, wire::regs::wcbuf::velo::state(Vpid::from(7))));
+    assert_eq!((state.committed_count(), state.retry_count()), (4, 6));
+    assert_eq!(take_all(&mut rig, &mut q).len(), 0);
+    rig.credit = 32; // two small packets per turn
+    rig.tick(0);
+    assert_eq!(take_all(&mut rig, &mut q), [0, 1]);
+    rig.tick(0);
+    assert_eq!(take_all(&mut rig, &mut q), [2, 3]);
+    assert!(!rig.nodes[0].nic.tx_waiting());
+}
+
+#[test]
+fn nothing_overtakes_what_waits_for_credit() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 64);
+    rig.credit = 0;
+    numbers(&mut rig, 9, 0..3);
+    rig.hold_wire = true;
+    rig.credit = u64::MAX;
+    // Complete with one store, so the first three still wait when it is executed.
+    let mut message = to(9, 8)
+        .encode()
+        .expect("descriptor")
+        .to_le_bytes()
+        .to_vec();
+    message.extend_from_slice(&3u64.to_le_bytes());
+    rig.store(0, 0, 0x200_0000 + 7 * 4096, &message);
+    rig.pump();
+    assert_eq!(take_all(&mut rig, &mut q), [0, 1, 2, 3]);
+}
+
+#[test]
+fn layout_mistakes_are_reported_not_followed() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    // Slots of the wrong size.
+    rig.open_velo(1, 1, SlotSize::B64, 1, 16);
+    numbers(&mut rig, 1, 0..1);
+    // Segments that end before the queue does.
+    let mut q = rig.open_velo(1, 2, SlotSize::B128, 2, 4);
+    rig.write(1, velo_bq::ub(Vpid::from(2)), 99);
+    numbers(&mut rig, 2, 0..9);
+    assert_eq!(take_all(&mut rig, &mut q).len(), 8);
+    // Descriptor page outside memory; too many segments.
+    rig.open_velo(1, 3, SlotSize::B128, 2, 4);
+    rig.write(
+        1,
+        velo_bq::dcq_base_dcq_ub(Vpid::from(3)),
+        0x00FF_FFFF_FFFF_0001,
+    );
+    numbers(&mut rig, 3, 0..1);
+    rig.write(1, velo_bq::dcq_base_dcq_ub(Vpid::from(3)), 0xFFFF);
+    numbers(&mut rig, 3, 0..1);
+    assert_eq!(rig.nodes[1].nic.counters().drops.queue_bad, 4);
+    // Segment outside memory: the message is lost, the queue stays usable.
+    rig.open_velo(1, 4, SlotSize::B128, 1, 4);
+    let c = velo_bq::c_base_size_valid(Vpid::from(4));
+    let good = rig.read(1, c);
+    rig.write(1, c, (1 << 58) | (0xFF_FFFF_FFFF << 18) | (3 << 2) | 3);
+    numbers(&mut rig, 4, 0..1);
+    assert_eq!(rig.nodes[1].nic.counters().drops.dma, 1);
+    rig.write(1, c, good);
+    numbers(&mut rig, 4, 0..1);
+    assert_eq!(rig.nodes[1].nic.counters().velo.received, 9);
+}
+
+#[test]
+fn read_pointer_may_jump() {
+    // The vendor's RMA queues write the index within the segment; any value must do (HW §9.5).
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    let mut q = rig.open_velo(1, 9, SlotSize::B128, 4, 4);
+    let mut rng = Rng(5);
+    for k in 0..500u64 {
+        numbers(&mut rig, 9, k..k + 1);
+        assert_eq!(take_all(&mut rig, &mut q), [k]);
+        let rp = if rng.below(4) == 0 {
+            rng.next() & 0xFFFF_FFFF
+        } else {
+            u64::from(q.read % 4)
+        };
+        // An index that looks full makes messages wait; the next one lets them go.
+        rig.write(1, velo_bq::rp(Vpid::from(9)), rp);
+        rig.commit(&q, false);
+    }
+}
+
+#[test]
+fn live_pointers_and_software_write_pointer() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    let q = rig.open_velo(1, 9, SlotSize::B128, 4, 4);
+    numbers(&mut rig, 9, 0..6);
+    let at = velo_bq::wp_lwp_dcq_rp(Vpid::from(9));
+    let p = wire::bq::WritePointers(rig.read(1, at));
+    assert_eq!(p.lwp(), 6);
+    rig.write(1, at, p.with_lwp(1).raw());
+    numbers(&mut rig, 9, 50..51);
+    assert_eq!(
+        rig.nodes[1].ram.qw(q.addr(1) + 112),
+        50,
+        "written where software said"
+    );
+}
+
+#[test]
+fn reset_forgets_what_was_held() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    rig.open_velo(1, 9, SlotSize::B128, 1, 2);
+    numbers(&mut rig, 9, 0..5);
+    rig.with(1, |nic, env| nic.reset(ResetKind::FunctionLevel, env));
+    let c = rig.nodes[1].nic.counters();
+    assert_eq!((c.drops.reset, c.velo.holding), (4, 0));
+    numbers(&mut rig, 9, 5..6);
+    assert_eq!(rig.nodes[1].nic.counters().drops.vpid_disabled, 1);
+    assert_eq!(rig.read(1, RegOffset(0xC0_0000)), 0);
+}

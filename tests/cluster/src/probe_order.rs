@@ -1,0 +1,329 @@
+//! The register accesses of a probe, compared one by one with the reference list (HW §3).
+//!
+//! The list is written down here in numbers, not taken from `wire`, so that a wrong constant there is found.
+
+use anyhow::{bail, ensure, Context, Result};
+
+/// One register access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Write or read.
+    pub write: bool,
+    /// Byte offset.
+    pub offset: u32,
+    /// Value.
+    pub value: u64,
+}
+
+/// Register accesses in the text that `trace print` writes; other lines are skipped.
+pub fn parse(text: &str) -> Vec<Access> {
+    text.lines().filter_map(line).collect()
+}
+
+fn line(line: &str) -> Option<Access> {
+    let (before, after) = line.split_once(" RF+0x")?;
+    let write = match before.chars().last()? {
+        'W' => true,
+        'R' => false,
+        _ => return None,
+    };
+    let (offset, after) = after.split_once(' ')?;
+    let value = after.split_once("0x")?.1.split_whitespace().next()?;
+    Some(Access {
+        write,
+        offset: u32::from_str_radix(offset, 16).ok()?,
+        value: u64::from_str_radix(value, 16).ok()?,
+    })
+}
+
+/// Walks along the accesses.
+struct Walk {
+    accesses: Vec<Access>,
+    at: usize,
+    /// Instead of a missing access one is made up; this gives the values that the list leaves open.
+    invent: Option<fn(bool, u32) -> u64>,
+}
+
+impl Walk {
+    fn next(&mut self, write: bool, offset: u32, value: Option<u64>) -> Result<u64> {
+        let want = || {
+            let value = value.map_or_else(String::new, |v| format!(" = {v:#x}"));
+            format!("{} RF+{offset:#x}{value}", if write { 'W' } else { 'R' })
+        };
+        let at = self.at;
+        if let (true, Some(invent)) = (at == self.accesses.len(), self.invent) {
+            let value = value.unwrap_or_else(|| invent(write, offset));
+            self.accesses.push(Access {
+                write,
+                offset,
+                value,
+            });
+        }
+        let Some(found) = self.accesses.get(at) else {
+            bail!("access {at} is missing: {}", want());
+        };
+        let fits = found.write == write
+            && found.offset == offset
+            && value.is_none_or(|v| v == found.value);
+        if !fits {
+            bail!("access {at} is {found:x?}, the reference has {}", want());
+        }
+        self.at += 1;
+        Ok(found.value)
+    }
+
+    fn w(&mut self, offset: u32, value: u64) -> Result<()> {
+        self.next(true, offset, Some(value)).map(drop)
+    }
+
+    fn any(&mut self, offset: u32) -> Result<u64> {
+        self.next(true, offset, None)
+    }
+
+    fn r(&mut self, offset: u32) -> Result<u64> {
+        self.next(false, offset, None)
+    }
+
+    /// Read, then write of what `f` makes of it.
+    fn rmw(&mut self, offset: u32, f: impl Fn(u64) -> u64) -> Result<()> {
+        let value = self.r(offset)?;
+        self.w(offset, f(value))
+    }
+}
+
+const WINDOW: u64 = 0x0200_0000;
+const WCBUF_KEPT: u64 = 0x00FF_FFFF_FF00_0000;
+
+/// Checks the last probe in `accesses` (128-byte slots, default interrupt packet); returns its length.
+pub fn check(accesses: &[Access]) -> Result<usize> {
+    let start = accesses
+        .iter()
+        .rposition(|a| a.write && a.offset == 0x9200)
+        .context("no probe in the trace")?;
+    let mut t = Walk {
+        accesses: accesses[start..].to_vec(),
+        at: 0,
+        invent: None,
+    };
+    probe(&mut t)?;
+    Ok(t.at)
+}
+
+fn probe(t: &mut Walk) -> Result<()> {
+    let smfu = base(t)?;
+    notification_queue(t)?;
+    buffer_queues(t)?;
+    velo(t)?;
+    atu(t)?;
+    rma(t)?;
+    window(t, smfu)
+}
+
+/// HW §3.1 steps 3 to 5; returns the address of BAR 2.
+fn base(t: &mut Walk) -> Result<u64> {
+    let rf = (t.any(0x9200)? << 12)
+        .checked_sub(WINDOW)
+        .context("register file below its size")?;
+    t.w(0x9208, (rf >> 12) - 1)?;
+    t.w(0x9210, 0xC107)?;
+    for (i, control) in [(1u32, 0x4209), (2, 0x440B)] {
+        let start = rf + u64::from(i) * WINDOW;
+        t.w(0x9200 + 24 * i, (start + WINDOW) >> 12)?;
+        t.w(0x9208 + 24 * i, (start >> 12) - 1)?;
+        t.w(0x9210 + 24 * i, control)?;
+    }
+    let smfu = (t.any(0x9200 + 24 * 5)? << 12)
+        .checked_sub(WINDOW)
+        .context("SMFU window below its first part")?;
+    t.w(0x9208 + 24 * 5, (smfu >> 12) - 1)?;
+    t.w(0x9210 + 24 * 5, 0xE007)?;
+    let rest = ((smfu + WINDOW) >> 12) - 1;
+    let end = t.any(0x9200 + 24 * 3)?;
+    t.w(0x9208 + 24 * 3, rest)?;
+    t.w(0x9210 + 24 * 3, 0x6001)?;
+    t.w(0x9200 + 24 * 4, end)?;
+    t.w(0x9208 + 24 * 4, rest)?;
+    t.w(0x9210 + 24 * 4, 0xA003)?;
+    t.w(0x9290, 0x8088)?;
+    t.r(0x8050)?;
+    t.w(0x42_C290, 0x400_0000)?;
+    Ok(smfu)
+}
+
+/// Steps 6 to 8.
+fn notification_queue(t: &mut Walk) -> Result<()> {
+    t.w(0x10068, 0)?;
+    t.w(0x10028, 0xFF)?;
+    let ring = t.any(0x10020)?;
+    ensure!(ring != 0, "the ring is at address 0");
+    let wp = t.r(0x10030)?;
+    t.w(0x10038, wp.wrapping_sub(1) & 0xFF)?;
+    t.w(0x10040, 0x10000 | (wp + 1) & 0xFF)?;
+    for k in 0..256 {
+        t.any(0x10800 + 8 * k)?;
+    }
+    t.w(0x10000, 0x1FED_DFFD)?;
+    t.w(0x10048, 0xFD23_0000_0040_002D)?;
+    t.w(0x10050, 0x0300_0100_0000)?;
+    t.w(0x10058, 0)?;
+    t.w(0x10070, 0x20_1201)?;
+    t.w(0x10068, 1)?;
+    t.r(0x8050)?;
+    Ok(())
+}
+
+/// Steps 9 to 11.
+fn buffer_queues(t: &mut Walk) -> Result<()> {
+    for unit in [0xC0_0000, 0xE0_0000] {
+        for q in 0..256 {
+            for register in [0x800, 0x1000, 0x1800, 0x2000, 0x2800] {
+                t.w(unit + register + 8 * q, 0)?;
+            }
+            t.w(unit + 0x10_0000 + 0x1000 * q, 0)?;
+        }
+    }
+    t.rmw(0xC0_0000, |v| v | 1)?;
+    t.rmw(0xE0_0000, |v| v | 1)
+}
+
+/// Steps 12 to 15.
+fn velo(t: &mut Walk) -> Result<()> {
+    for v in 0..256 {
+        let source = 0x120_0800 + 8 * v;
+        t.rmw(source, |x| x & !0xFFFF)?;
+        let node = (t.r(0x8008)? >> 24) & 0xFFFF;
+        t.rmw(source, |x| {
+            x & !0xFF_FFFF_0000 | (node << 16) | (u64::from(v) << 32)
+        })?;
+        let accept = 0x120_1000 + 8 * v;
+        t.rmw(accept, |x| x & !0xFFFF)?;
+        t.rmw(accept, |x| x & !0x1_0000)?;
+        t.rmw(accept, |x| x & 0x1_FFFF)?;
+        t.rmw(0x100_0000 + 0x1000 * v, |x| x & WCBUF_KEPT)?;
+    }
+    t.w(0x120_1800, 0x1_0000_0020)?;
+    t.w(0x110_0000, 0x20_0000_0001)?;
+    t.rmw(0x120_1808, |x| x & !0x1FF | 8)?;
+    t.rmw(0x120_1808, |x| x | (1 << 9))?;
+    t.w(0x9418, 81)
+}
+
+/// Steps 16 and 17: valid tables first, then zeros.
+fn atu(t: &mut Walk) -> Result<()> {
+    let mut ended = false;
+    for i in 0..1024 {
+        let base = t.any(0xE000 + 8 * i)?;
+        ensure!(
+            base == 0 || (!ended && base >> 31 == 1),
+            "GAT base {i} is {base:#x}"
+        );
+        ended |= base == 0;
+    }
+    t.w(0xC000, 1)
+}
+
+/// Steps 18 to 23.
+fn rma(t: &mut Walk) -> Result<()> {
+    t.r(0x8008)?;
+    for v in 0..256 {
+        t.w(0x160_0800 + 8 * v, 0xF522)?;
+        t.rmw(0x140_0000 + 0x1000 * v, |x| x & WCBUF_KEPT)?;
+    }
+    let config = t.any(0x160_0080)?;
+    ensure!(config & 0xFFFF == 512, "RMA config {config:#x}");
+    for shift in [16, 20] {
+        let class = (config >> shift) & 0xF;
+        ensure!(matches!(class, 1 | 2 | 4 | 8), "RMA config {config:#x}");
+    }
+    let locks = t.any(0x160_0088)?;
+    ensure!(locks != 0 && locks & 0xFFF == 0, "lock base {locks:#x}");
+    t.w(0x160_0090, 0x80_0000_0010)?;
+    for register in [0x160_1000, 0x160_1028, 0x160_1058] {
+        t.rmw(register, |x| x & 0xFF_FFFE)?;
+    }
+    t.rmw(0x160_0098, |x| x & !0xFFFF_FFFF | 0xA)?;
+    t.rmw(0x160_0098, |x| x | (1 << 32))?;
+    t.rmw(0x150_0000, |x| x & 0xFFFF_FFFF | (0x20 << 32))?;
+    t.rmw(0x150_0000, |x| x | 1)?;
+    t.w(0x9498, 0xFF)?;
+    t.w(0x9518, 0xFF)
+}
+
+/// Steps 24 to 26.
+fn window(t: &mut Walk, smfu: u64) -> Result<()> {
+    t.w(0xA058, smfu)?;
+    t.any(0xA060)?;
+    t.w(0xA070, 0)?;
+    t.w(0xA008, 0x223)?;
+    t.w(0x9598, 0xFF)?;
+    t.w(0xA000, 1)?;
+    for i in 0..63 {
+        for register in [0xA088, 0xA090, 0xA080] {
+            t.w(register + 32 * i, 0)?;
+        }
+    }
+    t.w(0xA080, 0x301)?;
+    t.w(0xA088, smfu)?;
+    t.w(0xA090, smfu + WINDOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_accesses_are_read() {
+        let text = "  7.858 ms  nic 0   W RF+0x0008008 = 0x0001000000e00000  info_rf_node (management)\n\
+                    noise\n  8.1 ms  nic 0   R RF+0x0008050 : 0x0000000000000001  info_rf_scratchpad[3]\n";
+        let want = [
+            Access {
+                write: true,
+                offset: 0x8008,
+                value: 0x1_0000_00e0_0000,
+            },
+            Access {
+                write: false,
+                offset: 0x8050,
+                value: 1,
+            },
+        ];
+        assert_eq!(parse(text), want);
+    }
+
+    /// A made-up trace that follows the list.
+    fn reference() -> Vec<Access> {
+        fn value(write: bool, offset: u32) -> u64 {
+            match (write, offset) {
+                (true, 0x9200) => 0xD2000,
+                (true, 0x9278) => 0xE2000,
+                (true, 0x9248) => 0xF0000,
+                (true, 0x10020) => 1,
+                (true, 0x160_0080) => 0x84_0200,
+                (true, 0x160_0088) => 0x1000,
+                _ => 0,
+            }
+        }
+        let mut t = Walk {
+            accesses: Vec::new(),
+            at: 0,
+            invent: Some(value),
+        };
+        probe(&mut t).unwrap();
+        t.accesses
+    }
+
+    #[test]
+    fn every_deviation_is_found() {
+        let good = reference();
+        assert_eq!(check(&good).unwrap(), good.len());
+        assert_eq!(good.len(), 8712);
+        for i in (1..good.len()).step_by(41) {
+            let mut missing = good.clone();
+            missing.remove(i);
+            assert!(check(&missing).is_err(), "access {i} may be missing");
+            let mut wrong = good.clone();
+            wrong[i].write = !wrong[i].write;
+            assert!(check(&wrong).is_err(), "access {i} may be reversed");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The base driver by itself.
+
+use super::PAIR;
+use crate::cluster::{Lab, PATIENCE};
+use crate::{probe_order, Scenario};
+use anyhow::{ensure, Result};
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![Scenario {
+        name: "driver::probe_in_reference_order",
+        spec: PAIR,
+        run: probe,
+    }]
+}
+
+/// Reloads the modules of node 0 and compares every register access of the probe with HW §3.
+fn probe(lab: &Lab) -> Result<()> {
+    lab.ok(0, "rmmod exn extoll")?;
+    lab.run("trace", &["on"], PATIENCE)?;
+    let loaded = lab.ok(0, "modprobe exn; modprobe extoll");
+    lab.run("trace", &["off"], PATIENCE)?;
+    loaded?;
+    let options = "print --host-only --nic 0 --kind reg-write --kind reg-read";
+    let options: Vec<&str> = options.split(' ').collect();
+    let text = lab.run("trace", &options, PATIENCE)?;
+    let accesses = probe_order::parse(&text);
+    let n = probe_order::check(&accesses)?;
+    ensure!(n == 8712, "the probe has {n} accesses instead of 8712");
+    lab.until("exn0 has a carrier again", PATIENCE, |l| {
+        let out = l.sh_for(0, "cat /sys/class/net/exn0/carrier", PATIENCE)?;
+        Ok(out.stdout.trim() == "1")
+    })
+}

@@ -1,0 +1,154 @@
+//! VELO and RMA without a network stack above: `extoll_bench`, whose runs compare all data they move.
+
+use super::PAIR;
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::collections::BTreeMap;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = |name, run| Scenario {
+        name,
+        spec: PAIR,
+        run,
+    };
+    vec![
+        s("raw::velo_and_rma", velo_and_rma),
+        s("raw::bad_commands", bad_commands),
+        s("raw::unbind_during_a_run", unbind),
+    ]
+}
+
+fn load(lab: &Lab) -> Result<()> {
+    for node in 0..2 {
+        lab.ok(node, "modprobe extoll_bench")?;
+        lab.raw(node, "serve")?;
+    }
+    Ok(())
+}
+
+fn unload(lab: &Lab) -> Result<()> {
+    for node in 0..2 {
+        lab.ok(node, "rmmod extoll_bench")?;
+        // Only the network driver's ports are left, or none.
+        let ports = lab.ok(node, "cat /sys/kernel/debug/extoll-*/ports")?;
+        let user = ports.lines().filter(|l| !l.contains(" vpid 254 ")).count();
+        ensure!(user == 0, "ports left open on node{node}:\n{ports}");
+    }
+    Ok(())
+}
+
+fn number(result: &BTreeMap<String, String>, key: &str) -> Result<u64> {
+    let text = result
+        .get(key)
+        .with_context(|| format!("no {key} in {result:?}"))?;
+    text.parse().with_context(|| format!("{key} is {text}"))
+}
+
+fn velo_and_rma(lab: &Lab) -> Result<()> {
+    load(lab)?;
+    for size in [8, 64, 120] {
+        let mode = if size == 64 { "poll" } else { "irq" };
+        let r = lab.raw(
+            0,
+            &format!("pingpong node=1 size={size} count=200 mode={mode} timeout_ms=60000"),
+        )?;
+        ensure!(number(&r, "verified")? >= 200, "{r:?}");
+    }
+    for verb in ["get", "put"] {
+        for size in [8, 64, 496, 504, 4096, 65536, 1 << 20] {
+            // From node 1 for some: both directions.
+            let (here, there) = if size == 4096 { (1, 0) } else { (0, 1) };
+            let r = lab.raw(
+                here,
+                &format!("{verb} node={there} size={size} count=24 timeout_ms=60000"),
+            )?;
+            let inflight = number(&r, "inflight")?;
+            ensure!(number(&r, "count")? == 24, "{r:?}");
+            ensure!(number(&r, "verified_bytes")? == inflight * size, "{r:?}");
+        }
+    }
+    let status = lab.raw(1, "status")?;
+    ensure!(
+        number(&status, "bad")? == 0,
+        "the server saw bad messages: {status:?}"
+    );
+    ensure!(
+        number(&status, "puts")? == 6 * 24,
+        "PUTs went missing: {status:?}"
+    );
+    unload(lab)
+}
+
+fn bad_commands(lab: &Lab) -> Result<()> {
+    load(lab)?;
+    let refused = |command: &str, why: &str| -> Result<()> {
+        match lab.raw(0, command) {
+            Ok(r) => anyhow::bail!("'{command}' was accepted: {r:?}"),
+            Err(e) => {
+                let text = format!("{e:#}");
+                ensure!(
+                    text.contains(why),
+                    "'{command}' was refused, but not for '{why}': {text}"
+                );
+                Ok(())
+            }
+        }
+    };
+    refused("nonsense", "unknown command")?;
+    refused("pingpong", "node= is missing")?;
+    refused("pingpong node=1 size=121", "size is 8 to 120")?;
+    refused("get node=1 size=12", "multiple of 8")?;
+    refused("get node=1 size=2097152", "size is a number of 0 to")?;
+    refused("get node=1 node", "not of the form")?;
+    refused("status nic=1", "no NIC number 1")?;
+    refused("serve", "cannot serve")?;
+    // Nobody listens on this VPID: the run ends at its deadline.
+    refused("pingpong node=1 vpid=7 timeout_ms=500", "ended early")?;
+    refused("get node=1 vpid=7 timeout_ms=500", "no answer from node 1")?;
+    // All that left nothing behind.
+    lab.raw(0, "get node=1 size=4096 count=8")?;
+    lab.raw(0, "stop")?;
+    refused("stop", "no server to stop")?;
+    unload(lab)
+}
+
+fn unbind(lab: &Lab) -> Result<()> {
+    load(lab)?;
+    // Both ends work when node 1 loses its NIC, then node 0 in mid-run.
+    let run = lab.spawn(
+        0,
+        "exec 3<>/dev/extoll_bench; printf %s 'pingpong node=1 count=1000000 timeout_ms=40000' >&3; echo rc $?; cat <&3",
+    )?;
+    let unbind = "d=$(basename $(readlink -f /sys/bus/pci/drivers/extoll/0*)); echo $d >/sys/bus/pci/drivers/extoll/unbind; \
+                  echo $d >/sys/bus/pci/drivers/extoll/bind";
+    lab.until("the server of node 1 is at work", PATIENCE, |lab| {
+        Ok(number(&lab.raw(1, "status")?, "served")? > 50)
+    })?;
+    lab.ok(0, unbind)?;
+    let out = run.wait(PATIENCE)?;
+    ensure!(
+        out.stdout.contains("rc 1") && out.stdout.contains("ENODEV"),
+        "the run did not end by the unbinding: {out:?}"
+    );
+    lab.ok(1, unbind)?;
+    for node in 0..2 {
+        lab.until("the NIC is up again", PATIENCE, |lab| {
+            Ok(number(&lab.raw(node, "status")?, "up")? == 1)
+        })?;
+        lab.raw(node, "serve")?;
+    }
+    lab.raw(1, "get node=0 size=65536 count=8")?;
+    unload(lab)?;
+    // The interfaces went with the NIC.
+    for node in 0..2 {
+        let address = format!(
+            "for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; ip addr replace 10.2.0.{}/24 broadcast + dev exn0 && ip link set exn0 up",
+            node + 1
+        );
+        lab.ok(node, &address)?;
+    }
+    lab.ok(0, "ping -q -c 3 -i 0.2 -w 30 node1")?;
+    Ok(())
+}

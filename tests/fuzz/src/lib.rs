@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Fuzz entry points: one per decoder of `wire`. Each takes any bytes, panics when the decoder breaks one of
+//! its promises, and is driven by `cargo test -p wire-fuzz` (seeded, bounded) and by libFuzzer
+//! (`fuzz_targets/`, `cargo fuzz run --fuzz-dir tests/fuzz/fuzz_targets NAME`).
+#![forbid(unsafe_code)]
+
+mod ext_eth;
+mod units;
+
+pub use ext_eth::{fuzz_ext_eth_message, fuzz_ext_eth_reassembly};
+pub use units::{
+    fuzz_atu, fuzz_bq, fuzz_htax, fuzz_regs, fuzz_rma_descriptor, fuzz_rma_notification,
+    fuzz_route, fuzz_snq_entry, fuzz_snq_program, fuzz_velo_descriptor, fuzz_velo_status,
+    fuzz_wcbuf,
+};
+
+/// A fuzz target.
+pub struct Target {
+    /// Name, as in `fuzz_targets/`.
+    pub name: &'static str,
+    /// Entry point.
+    pub run: fn(&[u8]),
+    /// Valid inputs to start mutations from.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// Little-endian bytes of quadwords.
+pub fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+/// Takes values from the front of the input; zeros when it is exhausted.
+pub(crate) struct Input<'a>(pub &'a [u8]);
+
+impl<'a> Input<'a> {
+    pub fn bytes(&mut self, n: usize) -> &'a [u8] {
+        let (head, rest) = self.0.split_at(n.min(self.0.len()));
+        self.0 = rest;
+        head
+    }
+
+    pub fn u64(&mut self) -> u64 {
+        let mut qw = [0; 8];
+        let head = self.bytes(8);
+        qw[..head.len()].copy_from_slice(head);
+        u64::from_le_bytes(qw)
+    }
+
+    pub fn u8(&mut self) -> u8 {
+        self.bytes(1).first().copied().unwrap_or(0)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "velo_descriptor",
+        run: fuzz_velo_descriptor,
+        seeds: units::velo_seeds,
+    },
+    Target {
+        name: "velo_status",
+        run: fuzz_velo_status,
+        seeds: units::velo_seeds,
+    },
+    Target {
+        name: "rma_descriptor",
+        run: fuzz_rma_descriptor,
+        seeds: units::rma_seeds,
+    },
+    Target {
+        name: "rma_notification",
+        run: fuzz_rma_notification,
+        seeds: units::notification_seeds,
+    },
+    Target {
+        name: "bq",
+        run: fuzz_bq,
+        seeds: units::bq_seeds,
+    },
+    Target {
+        name: "atu",
+        run: fuzz_atu,
+        seeds: units::atu_seeds,
+    },
+    Target {
+        name: "snq_entry",
+        run: fuzz_snq_entry,
+        seeds: units::entry_seeds,
+    },
+    Target {
+        name: "snq_program",
+        run: fuzz_snq_program,
+        seeds: units::program_seeds,
+    },
+    Target {
+        name: "wcbuf",
+        run: fuzz_wcbuf,
+        seeds: units::wcbuf_seeds,
+    },
+    Target {
+        name: "htax",
+        run: fuzz_htax,
+        seeds: units::htax_seeds,
+    },
+    Target {
+        name: "route",
+        run: fuzz_route,
+        seeds: units::route_seeds,
+    },
+    Target {
+        name: "regs",
+        run: fuzz_regs,
+        seeds: units::regs_seeds,
+    },
+    Target {
+        name: "ext_eth_message",
+        run: fuzz_ext_eth_message,
+        seeds: ext_eth::message_seeds,
+    },
+    Target {
+        name: "ext_eth_reassembly",
+        run: fuzz_ext_eth_reassembly,
+        seeds: ext_eth::reassembly_seeds,
+    },
+];
