@@ -178,6 +178,11 @@ fn flatten(prefix: &str, value: &Value, into: &mut Map<String, Value>) {
                 flatten(&name, v, into);
             }
         }
+        Value::Array(list) => {
+            for (i, v) in list.iter().enumerate() {
+                flatten(&format!("{prefix}_{i}"), v, into);
+            }
+        }
         Value::Number(_) => {
             into.insert(prefix.to_owned(), value.clone());
         }
@@ -268,7 +273,7 @@ mod tests {
             &serde_json::json!({"velo": {"bytes-sent": 3, "x": "no"}, "list": [1, 2]}),
             &mut m,
         );
-        assert_eq!(m.len(), 1);
+        assert_eq!((m.len(), &m["list_1"]), (3, &2.into()));
         assert_eq!(m["velo_bytes_sent"], 3);
     }
 }

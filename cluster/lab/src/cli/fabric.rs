@@ -429,9 +429,10 @@ fn number(rate: f64) -> String {
     }
 }
 
-/// A counter by its path; one that this emulator does not have shows as no activity.
+/// A counter by its path; the document's names may have dashes where the path has underscores.
 fn chip(nic: &NicCounters, path: &str) -> u64 {
-    nic.chip(path).unwrap_or(0)
+    let dashed = || nic.chip(&path.replace('_', "-"));
+    nic.chip(path).or_else(dashed).unwrap_or(0)
 }
 
 /// The screen of `top`.
