@@ -19,11 +19,41 @@ fn mount_all() {
     let list: [(&CStr, &str, &CStr, MountFlags, &CStr); 8] = [
         (c"tmpfs", "/run", c"tmpfs", MountFlags::NOSUID, c"mode=755"),
         (c"tmpfs", "/tmp", c"tmpfs", MountFlags::NOSUID, c"mode=1777"),
-        (c"devpts", "/dev/pts", c"devpts", MountFlags::NOSUID, c"mode=620,ptmxmode=666"),
-        (c"shm", "/dev/shm", c"tmpfs", MountFlags::NOSUID, c"mode=1777"),
-        (c"cgroup2", "/sys/fs/cgroup", c"cgroup2", MountFlags::NOSUID, c""),
-        (c"debugfs", "/sys/kernel/debug", c"debugfs", MountFlags::empty(), c""),
-        (c"tracefs", "/sys/kernel/tracing", c"tracefs", MountFlags::empty(), c""),
+        (
+            c"devpts",
+            "/dev/pts",
+            c"devpts",
+            MountFlags::NOSUID,
+            c"mode=620,ptmxmode=666",
+        ),
+        (
+            c"shm",
+            "/dev/shm",
+            c"tmpfs",
+            MountFlags::NOSUID,
+            c"mode=1777",
+        ),
+        (
+            c"cgroup2",
+            "/sys/fs/cgroup",
+            c"cgroup2",
+            MountFlags::NOSUID,
+            c"",
+        ),
+        (
+            c"debugfs",
+            "/sys/kernel/debug",
+            c"debugfs",
+            MountFlags::empty(),
+            c"",
+        ),
+        (
+            c"tracefs",
+            "/sys/kernel/tracing",
+            c"tracefs",
+            MountFlags::empty(),
+            c"",
+        ),
         (c"mqueue", "/dev/mqueue", c"mqueue", MountFlags::NOSUID, c""),
     ];
     for (source, target, kind, flags, data) in list {
@@ -33,7 +63,12 @@ fn mount_all() {
             kmsg::log(&format!("cannot mount {target}: {e}"));
         }
     }
-    for (link, target) in [("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")] {
+    for (link, target) in [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
         let _ = std::os::unix::fs::symlink(target, format!("/dev/{link}"));
     }
     for dir in ["/run/lab", "/run/sshd", "/run/lock"] {
@@ -92,7 +127,9 @@ pub fn run() -> ExitCode {
         match wait_any(WaitOptions::empty()) {
             Ok(Some((pid, status))) => {
                 if Some(pid) == server {
-                    kmsg::log(&format!("the command server ended ({status:?}); starting it again"));
+                    kmsg::log(&format!(
+                        "the command server ended ({status:?}); starting it again"
+                    ));
                     // Not in a tight loop should it fail at once.
                     std::thread::sleep(Duration::from_millis(500));
                     server = spawn(&agent, &["serve"], &env);

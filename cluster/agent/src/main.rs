@@ -33,12 +33,17 @@ fn on_terminal(argv: &[std::ffi::OsString]) -> ExitCode {
     let Some((program, arguments)) = argv.split_first() else {
         return ExitCode::from(2);
     };
-    let attached = rustix::process::setsid().and_then(|_| rustix::process::ioctl_tiocsctty(rustix::stdio::stdin()));
+    let attached = rustix::process::setsid()
+        .and_then(|_| rustix::process::ioctl_tiocsctty(rustix::stdio::stdin()));
     if let Err(e) = attached {
         eprintln!("lab: no controlling terminal: {e}\r");
         return ExitCode::from(CANNOT_RUN);
     }
     let error = Command::new(program).args(arguments).exec();
     eprintln!("lab: cannot run {}: {error}\r", program.to_string_lossy());
-    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN })
+    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound {
+        NOT_FOUND
+    } else {
+        CANNOT_RUN
+    })
 }

@@ -55,7 +55,11 @@ fn find_device(index: usize) -> anyhow::Result<String> {
 
 fn serve(index: usize) -> anyhow::Result<()> {
     let path = find_device(index)?;
-    let port = rustix::fs::open(&path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
+    let port = rustix::fs::open(
+        &path,
+        OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     Port::new(port)?.run()
 }
 
@@ -83,7 +87,16 @@ impl Port {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&events, &fd, epoll::EventData::new_u64(0), flags)?;
-        Ok(Self { fd, events, decoder: Decoder::new(), out: Vec::new(), sent: 0, session: None, greeted: false, gone_since: None })
+        Ok(Self {
+            fd,
+            events,
+            decoder: Decoder::new(),
+            out: Vec::new(),
+            sent: 0,
+            session: None,
+            greeted: false,
+            gone_since: None,
+        })
     }
 
     fn run(mut self) -> anyhow::Result<()> {
@@ -125,7 +138,10 @@ impl Port {
                 Err(e) => return Err(e.into()),
             }
             while let Some(frame) = self.decoder.next_frame() {
-                match frame.map_err(|e| lab_proto::BadMessage(format!("{e:?}"))).and_then(HostMsg::get) {
+                match frame
+                    .map_err(|e| lab_proto::BadMessage(format!("{e:?}")))
+                    .and_then(HostMsg::get)
+                {
                     Ok(message) => self.handle(message),
                     // Remains of a client that was killed; only a session that lives is worth a word.
                     Err(e) if self.session.is_some() => kmsg::log(&format!("message dropped: {e}")),
@@ -140,13 +156,16 @@ impl Port {
             HostMsg::Hello(nonce) => {
                 self.end_session();
                 self.greeted = true;
-                self.say(&GuestMsg::HelloAck { nonce, version: VERSION });
+                self.say(&GuestMsg::HelloAck {
+                    nonce,
+                    version: VERSION,
+                });
             }
             HostMsg::Start(request) if self.greeted => {
                 self.greeted = false;
                 match Session::start(&request) {
                     Ok(session) => self.session = Some(session),
-                    Err(e) => self.say(&GuestMsg::Failed(format!("{e:#}"))),
+                    Err(e) => crate::session::report_failure(&e, &mut self.out),
                 }
             }
             message => match &mut self.session {
@@ -173,7 +192,9 @@ impl Port {
     /// Moves data between the command and the port's buffers.
     fn work(&mut self) {
         loop {
-            let Some(session) = &mut self.session else { return };
+            let Some(session) = &mut self.session else {
+                return;
+            };
             if self.out.len() - self.sent >= OUT_LIMIT {
                 session.feed();
                 return;
@@ -219,14 +240,27 @@ impl Port {
             let left = (since + ABSENCE).saturating_duration_since(Instant::now());
             timeout = Some(timeout.map_or(left, |t| t.min(left)));
         }
-        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: t.as_secs() as i64,
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
         // Takes the edge, so that the epoll file is quiet until the next one.
-        let mut list = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
-        let _ = epoll::wait(&self.events, &mut list[..], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        let mut list = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; 1];
+        let _ = epoll::wait(
+            &self.events,
+            &mut list[..],
+            Some(&Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        );
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! One command: its process, its pipes or terminal, and what lies between them and the port.
 
 use crate::init::PATH;
+use crate::{CANNOT_RUN, NOT_FOUND};
 use anyhow::{Context, Result};
 use lab_proto::{GuestMsg, HostMsg, Request, Status, WinSize, CHUNK, STDIN_WINDOW};
 use rustix::event::{PollFd, PollFlags};
@@ -23,6 +24,32 @@ const GRACE: Duration = Duration::from_secs(1);
 const TAIL_LIMIT: usize = 1024 * 1024;
 /// A terminal passes its output on with a delay.
 const TERMINAL_TAIL: Duration = Duration::from_millis(200);
+
+/// Why a program did not start, and the exit status that a shell has for that.
+#[derive(Debug)]
+pub struct NotStarted {
+    status: u8,
+    text: String,
+}
+
+impl std::fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for NotStarted {}
+
+/// Tells the host that a command could not be started.
+pub fn report_failure(error: &anyhow::Error, out: &mut Vec<u8>) {
+    match error.downcast_ref::<NotStarted>() {
+        Some(e) => {
+            GuestMsg::Stderr(format!("lab: {e}\n").into_bytes()).put(out);
+            GuestMsg::Exit(Status::Code(e.status.into())).put(out);
+        }
+        None => GuestMsg::Failed(format!("{error:#}")).put(out),
+    }
+}
 
 /// What a step achieved.
 #[derive(PartialEq, Eq)]
@@ -72,17 +99,27 @@ fn nonblocking(fd: impl Into<OwnedFd>) -> Result<OwnedFd> {
 
 fn open_terminal(size: WinSize) -> Result<(OwnedFd, OwnedFd)> {
     use rustix::pty::{grantpt, openpt, ptsname, unlockpt, OpenptFlags};
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).context("no terminal")?;
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+        .context("no terminal")?;
     grantpt(&master)?;
     unlockpt(&master)?;
     let name = ptsname(&master, Vec::new())?;
-    let slave = rustix::fs::open(name.as_c_str(), OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
+    let slave = rustix::fs::open(
+        name.as_c_str(),
+        OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     set_size(&master, size);
     Ok((nonblocking(master)?, slave))
 }
 
 fn set_size(terminal: &OwnedFd, size: WinSize) {
-    let size = Winsize { ws_row: size.rows, ws_col: size.cols, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = Winsize {
+        ws_row: size.rows,
+        ws_col: size.cols,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
     // Only cosmetic.
     let _ = tcsetwinsize(terminal, size);
 }
@@ -90,28 +127,61 @@ fn set_size(terminal: &OwnedFd, size: WinSize) {
 impl Session {
     /// Starts the command.
     pub fn start(request: &Request) -> Result<Self> {
-        let argv: Vec<OsString> = request.argv.iter().map(|a| OsStr::from_bytes(a).to_owned()).collect();
+        let argv: Vec<OsString> = request
+            .argv
+            .iter()
+            .map(|a| OsStr::from_bytes(a).to_owned())
+            .collect();
         let (program, arguments) = argv.split_first().context("empty command")?;
         let terminal = request.pty.map(open_terminal).transpose()?;
         let mut command = match &terminal {
             None => {
                 let mut c = Command::new(program);
-                c.args(arguments).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                c.args(arguments)
+                    .process_group(0)
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped());
                 c
             }
             Some((_, slave)) => {
                 // setsid and the controlling terminal have to be set between fork and exec.
                 let mut c = Command::new(std::env::current_exe()?);
                 c.arg("on-terminal").args(&argv);
-                c.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave.try_clone()?);
+                c.stdin(slave.try_clone()?)
+                    .stdout(slave.try_clone()?)
+                    .stderr(slave.try_clone()?);
                 c
             }
         };
-        command.env_clear().env("PATH", PATH).env("HOME", "/root").env("USER", "root").env("SHELL", "/bin/bash").env("LANG", "C.UTF-8");
+        command
+            .env_clear()
+            .env("PATH", PATH)
+            .env("HOME", "/root")
+            .env("USER", "root")
+            .env("SHELL", "/bin/bash")
+            .env("LANG", "C.UTF-8");
         command.envs(std::env::vars_os().filter(|(k, _)| k.as_bytes().starts_with(b"LAB_")));
-        command.envs(request.env.iter().map(|(k, v)| (OsStr::from_bytes(k), OsStr::from_bytes(v))));
-        command.current_dir(request.cwd.as_deref().map_or(OsStr::new("/root"), OsStr::from_bytes));
-        let mut child = command.spawn().with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
+        command.envs(
+            request
+                .env
+                .iter()
+                .map(|(k, v)| (OsStr::from_bytes(k), OsStr::from_bytes(v))),
+        );
+        command.current_dir(
+            request
+                .cwd
+                .as_deref()
+                .map_or(OsStr::new("/root"), OsStr::from_bytes),
+        );
+        let mut child = command.spawn().map_err(|e| NotStarted {
+            status: if e.kind() == std::io::ErrorKind::NotFound {
+                NOT_FOUND
+            } else {
+                CANNOT_RUN
+            },
+            text: format!("cannot run {}: {e}", program.to_string_lossy()),
+        })?;
         match Self::attach(&mut child) {
             Ok((pid, pidfd, [stdin, stdout, stderr])) => Ok(Self {
                 child,
@@ -185,7 +255,12 @@ impl Session {
             terminal |= PollFlags::OUT;
         }
         if room {
-            fds.extend(self.stdout.iter().chain(&self.stderr).map(|f| PollFd::new(f, PollFlags::IN)));
+            fds.extend(
+                self.stdout
+                    .iter()
+                    .chain(&self.stderr)
+                    .map(|f| PollFd::new(f, PollFlags::IN)),
+            );
             terminal |= PollFlags::IN;
         }
         if !terminal.is_empty() {
@@ -211,7 +286,11 @@ impl Session {
         progress |= self.collect(Stream::Err, out);
         if self.finished.is_none() {
             if let Ok(Some(status)) = self.child.try_wait() {
-                self.finished = Some(Finished { status, since: Instant::now(), tail: 0 });
+                self.finished = Some(Finished {
+                    status,
+                    since: Instant::now(),
+                    tail: 0,
+                });
                 return Step::More;
             }
         }
@@ -279,7 +358,9 @@ impl Session {
             (Stream::Out, false) => &mut self.stdout,
             (Stream::Err, _) => &mut self.stderr,
         };
-        let Some(fd) = slot.as_ref() else { return false };
+        let Some(fd) = slot.as_ref() else {
+            return false;
+        };
         let mut buffer = [0; CHUNK];
         match rustix::io::read(fd.as_fd(), &mut buffer) {
             Ok(n) if n > 0 => {
@@ -315,7 +396,10 @@ impl Session {
             self.stdout = None;
             self.stderr = None;
             let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-            let grace = rustix::event::Timespec { tv_sec: GRACE.as_secs() as i64, tv_nsec: 0 };
+            let grace = rustix::event::Timespec {
+                tv_sec: GRACE.as_secs() as i64,
+                tv_nsec: 0,
+            };
             let _ = rustix::event::poll(&mut fds, Some(&grace));
             // Before it is reaped, so that the group number can't belong to somebody else.
             self.signal(Signal::KILL);

@@ -39,7 +39,10 @@ pub enum Received {
 /// Poll time-out until a point in time; `None` waits for ever.
 pub fn until(deadline: Option<Instant>) -> Option<Timespec> {
     let left = deadline?.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-    Some(Timespec { tv_sec: left.as_secs().min(i64::MAX as u64) as i64, tv_nsec: i64::from(left.subsec_nanos()) })
+    Some(Timespec {
+        tv_sec: left.as_secs().min(i64::MAX as u64) as i64,
+        tv_nsec: i64::from(left.subsec_nanos()),
+    })
 }
 
 impl Channel {
@@ -51,25 +54,43 @@ impl Channel {
         let lock = Self::take_port(node, deadline)?;
         let socket = Self::connect(&port_socket(node, lock.0), deadline)?;
         socket.set_nonblocking(true)?;
-        let mut channel = Self { socket, decoder: Decoder::new(), out: Vec::new(), sent: 0, _lock: lock.1 };
+        let mut channel = Self {
+            socket,
+            decoder: Decoder::new(),
+            out: Vec::new(),
+            sent: 0,
+            _lock: lock.1,
+        };
         channel.greet(deadline)?;
         Ok(channel)
     }
 
     fn take_port(node: &Path, deadline: Instant) -> Result<(usize, File)> {
-        ensure!(node.exists(), "there is no such node ({} is missing)", node.display());
+        ensure!(
+            node.exists(),
+            "there is no such node ({} is missing)",
+            node.display()
+        );
         // A random start, so that parallel commands don't all try the same ones.
         let start = crate::state::random() as usize % PORTS;
         loop {
             for i in 0..PORTS {
                 let index = (start + i) % PORTS;
                 let path = node.join(format!("p{index}.lock"));
-                let file = File::options().create(true).truncate(false).write(true).open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+                let file = File::options()
+                    .create(true)
+                    .truncate(false)
+                    .write(true)
+                    .open(&path)
+                    .with_context(|| format!("cannot open {}", path.display()))?;
                 if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
                     return Ok((index, file));
                 }
             }
-            ensure!(Instant::now() < deadline, "all {PORTS} command channels are in use");
+            ensure!(
+                Instant::now() < deadline,
+                "all {PORTS} command channels are in use"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -79,9 +100,13 @@ impl Channel {
             match UnixStream::connect(path) {
                 Ok(socket) => return Ok(socket),
                 // QEMU makes its sockets within moments after its start; nobody listens once it is gone.
-                Err(e) if e.kind() == ErrorKind::NotFound && Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+                Err(e) if e.kind() == ErrorKind::NotFound && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(20))
+                }
                 Err(e) if e.kind() == ErrorKind::ConnectionRefused => bail!("the node is off"),
-                Err(e) => return Err(e).with_context(|| format!("cannot connect to {}", path.display())),
+                Err(e) => {
+                    return Err(e).with_context(|| format!("cannot connect to {}", path.display()))
+                }
             }
         }
     }
@@ -103,8 +128,15 @@ impl Channel {
                     Received::Closed => bail!("the node went off"),
                 }
             }
-            ensure!(Instant::now() < deadline, "the node's agent does not answer");
-            let flags = if self.pending() > 0 { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            ensure!(
+                Instant::now() < deadline,
+                "the node's agent does not answer"
+            );
+            let flags = if self.pending() > 0 {
+                PollFlags::IN | PollFlags::OUT
+            } else {
+                PollFlags::IN
+            };
             let mut fds = [PollFd::new(&self.socket, flags)];
             // An interrupted or timed-out wait is seen above.
             let _ = poll(&mut fds, until(Some(deadline)).as_ref());
@@ -136,7 +168,11 @@ impl Channel {
                 Ok(n) => self.sent += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => break,
+                Err(e)
+                    if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+                {
+                    break
+                }
                 Err(e) => return Err(e).context("cannot write to the node"),
             }
         }

@@ -65,8 +65,13 @@ impl Node {
     ///
     /// # Errors
     /// When the node does not answer or the time is over; a failing command is no error.
-    pub fn exec<S: AsRef<std::ffi::OsStr>>(&self, argv: impl IntoIterator<Item = S>) -> Result<Output> {
-        Command::new(argv).timeout(Duration::from_secs(60)).run(self)
+    pub fn exec<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        argv: impl IntoIterator<Item = S>,
+    ) -> Result<Output> {
+        Command::new(argv)
+            .timeout(Duration::from_secs(60))
+            .run(self)
     }
 
     /// Runs a shell script that has to succeed, for at most a minute; returns its standard output.
@@ -74,8 +79,13 @@ impl Node {
     /// # Errors
     /// When it fails.
     pub fn sh(&self, script: &str) -> Result<String> {
-        let out = Command::sh(script).timeout(Duration::from_secs(60)).run(self)?;
-        Ok(out.ok().with_context(|| format!("{}: {script}", self.name()))?.text())
+        let out = Command::sh(script)
+            .timeout(Duration::from_secs(60))
+            .run(self)?;
+        Ok(out
+            .ok()
+            .with_context(|| format!("{}: {script}", self.name()))?
+            .text())
     }
 
     /// Waits until the node has prepared itself.
@@ -89,7 +99,13 @@ impl Node {
             let left = deadline.saturating_duration_since(Instant::now());
             match Command::new(["lab-agent", "wait"]).timeout(left).run(self) {
                 Ok(out) if out.text().trim() == "ok" => return Ok(()),
-                Ok(out) => break Err(anyhow!("its bring-up failed: {}{}", out.text().trim(), out.error_text().trim())),
+                Ok(out) => {
+                    break Err(anyhow!(
+                        "its bring-up failed: {}{}",
+                        out.text().trim(),
+                        out.error_text().trim()
+                    ))
+                }
                 // A reboot under way cuts the first attempt.
                 Err(e) if format!("{e:#}").contains("restarted") && Instant::now() < deadline => {}
                 Err(e) => break Err(e),
@@ -98,9 +114,20 @@ impl Node {
         result.with_context(|| self.failure())
     }
 
+    /// The first defect that its present kernel reported, else the end of its console.
+    pub fn last_words(&self) -> String {
+        let log = self.log_since(0);
+        // The console has all boots one after the other.
+        let boot = log.rfind("] Linux version ").map_or("", |at| &log[at..]);
+        match logscan::first_defect(boot) {
+            Some(report) => report,
+            None => tail(&self.console(), TAIL),
+        }
+    }
+
     fn failure(&self) -> String {
         let qemu = tail(&self.dir.join("qemu.log"), 5);
-        let console = tail(&self.console(), TAIL);
+        let console = self.last_words();
         let mut text = format!("{} did not come up", self.name());
         if !qemu.is_empty() {
             text += &format!("\n-- QEMU says:\n{qemu}");
@@ -120,7 +147,7 @@ impl Node {
     pub fn log_since(&self, mark: u64) -> String {
         let all = std::fs::read(self.console()).unwrap_or_default();
         let from = usize::try_from(mark).unwrap_or(usize::MAX).min(all.len());
-        String::from_utf8_lossy(&all[from..]).into_owned()
+        String::from_utf8_lossy(&all[from..]).replace('\r', "")
     }
 
     /// Fails when the kernel reported a defect since the mark (0: since the lab was started).
@@ -155,20 +182,36 @@ impl Cluster {
         let _lock = dir.lock()?;
         if let Ok(Some(old)) = dir.record() {
             if old.ready && !proc::find(&old.token).is_empty() {
-                bail!("lab '{0}' is up already ({1} nodes); ./lab down --name {0} ends it", spec.name, old.spec.nodes);
+                bail!(
+                    "lab '{0}' is up already ({1} nodes); ./lab down --name {0} ends it",
+                    spec.name,
+                    old.spec.nodes
+                );
             }
         }
         let ended = dir.wipe()?;
         if ended > 0 {
-            progress.news(&format!("removed what an interrupted lab left: {ended} processes"));
+            progress.news(&format!(
+                "removed what an interrupted lab left: {ended} processes"
+            ));
         }
         let kernel = Kernel::find(paths, &spec.kernel)?;
         let initrd = initrd::make(paths, &kernel, spec.bring_up)?;
-        std::fs::create_dir_all(&dir.path).with_context(|| format!("cannot create {}", dir.path.display()))?;
-        let record = Record { spec, token: token(), started: now(), ready: false };
+        std::fs::create_dir_all(&dir.path)
+            .with_context(|| format!("cannot create {}", dir.path.display()))?;
+        let record = Record {
+            spec,
+            token: token(),
+            started: now(),
+            ready: false,
+        };
         // Before any process exists: the token is how they are found again.
         dir.save(&record)?;
-        let mut cluster = Self { paths: paths.clone(), dir, record };
+        let mut cluster = Self {
+            paths: paths.clone(),
+            dir,
+            record,
+        };
         match cluster.boot(&kernel, &initrd, progress) {
             Ok(()) => {
                 cluster.record.ready = true;
@@ -177,7 +220,11 @@ impl Cluster {
             }
             Err(e) => {
                 let kept = cluster.end_processes();
-                let logs = format!("lab '{}' did not come up; its logs are in {}", cluster.dir.name, cluster.dir.path.display());
+                let logs = format!(
+                    "lab '{}' did not come up; its logs are in {}",
+                    cluster.dir.name,
+                    cluster.dir.path.display()
+                );
                 kept.and(Err(e)).context(logs)
             }
         }
@@ -189,8 +236,14 @@ impl Cluster {
     /// When there is none of this name.
     pub fn attach(paths: &Paths, name: &str) -> Result<Self> {
         let dir = LabDir::new(paths, name)?;
-        let record = dir.record()?.with_context(|| format!("there is no lab '{name}'; ./lab up --name {name} starts one"))?;
-        Ok(Self { paths: paths.clone(), dir, record })
+        let record = dir.record()?.with_context(|| {
+            format!("there is no lab '{name}'; ./lab up --name {name} starts one")
+        })?;
+        Ok(Self {
+            paths: paths.clone(),
+            dir,
+            record,
+        })
     }
 
     /// Ends a lab and removes all traces; returns whether there was anything.
@@ -225,13 +278,26 @@ impl Cluster {
     /// # Errors
     /// When the lab has no node with this number.
     pub fn node(&self, index: usize) -> Result<Node> {
-        ensure!(index < self.record.spec.nodes, "lab '{}' has nodes 0 to {}, no node {index}", self.dir.name, self.record.spec.nodes - 1);
-        Ok(Node { index, dir: self.dir.node(index) })
+        ensure!(
+            index < self.record.spec.nodes,
+            "lab '{}' has nodes 0 to {}, no node {index}",
+            self.dir.name,
+            self.record.spec.nodes - 1
+        );
+        Ok(Node {
+            index,
+            dir: self.dir.node(index),
+        })
     }
 
     /// All nodes.
     pub fn nodes(&self) -> Vec<Node> {
-        (0..self.record.spec.nodes).map(|index| Node { index, dir: self.dir.node(index) }).collect()
+        (0..self.record.spec.nodes)
+            .map(|index| Node {
+                index,
+                dir: self.dir.node(index),
+            })
+            .collect()
     }
 
     fn end_processes(&self) -> Result<()> {
@@ -246,9 +312,15 @@ impl Cluster {
             progress.phase("fabric", Duration::from_secs(1));
             emu::start(&self.paths, &self.dir, &self.record)?;
             let topology = spec.topology.as_deref().unwrap_or("");
-            progress.done(&format!("fabric: {} NICs, topology {topology}", spec.nodes * spec.nics));
+            progress.done(&format!(
+                "fabric: {} NICs, topology {topology}",
+                spec.nodes * spec.nics
+            ));
         }
-        progress.phase(&format!("booting {} nodes", spec.nodes), Duration::from_secs(5 + 3 * spec.nodes as u64));
+        progress.phase(
+            &format!("booting {} nodes", spec.nodes),
+            Duration::from_secs(5 + 3 * spec.nodes as u64),
+        );
         for index in 0..spec.nodes {
             self.start_node(index, kernel, initrd)?;
         }
@@ -273,7 +345,12 @@ impl Cluster {
         for count in 1..=nodes.len() {
             let (node, result) = receiver.recv().context("a waiting thread died")?;
             result?;
-            progress.news(&format!("{} ready after {:.1} s ({count} of {})", node.name(), start.elapsed().as_secs_f64(), nodes.len()));
+            progress.news(&format!(
+                "{} ready after {:.1} s ({count} of {})",
+                node.name(),
+                start.elapsed().as_secs_f64(),
+                nodes.len()
+            ));
         }
         Ok(())
     }
@@ -286,15 +363,31 @@ impl Cluster {
         for i in 0..lab_proto::PORTS {
             let _ = std::fs::remove_file(crate::channel::port_socket(&dir, i));
         }
-        let nics: Vec<_> = (0..spec.nics).map(|k| emu::nic_socket(&self.dir, index * spec.nics + k)).collect();
-        let node = qemu::Node { spec, index, dir: &dir, kernel, initrd, nics: &nics };
-        proc::spawn(&self.record.token, &format!("node{index}"), &qemu::command(&self.paths, &node), &dir.join("qemu.log"))
+        let nics: Vec<_> = (0..spec.nics)
+            .map(|k| emu::nic_socket(&self.dir, index * spec.nics + k))
+            .collect();
+        let node = qemu::Node {
+            spec,
+            index,
+            dir: &dir,
+            kernel,
+            initrd,
+            nics: &nics,
+        };
+        proc::spawn(
+            &self.record.token,
+            &format!("node{index}"),
+            &qemu::command(&self.paths, &node),
+            &dir.join("qemu.log"),
+        )
     }
 
     /// Whether a node's QEMU runs.
     pub fn is_on(&self, index: usize) -> bool {
         let role = format!("node{index}");
-        proc::find(&self.record.token).iter().any(|p| p.role == role)
+        proc::find(&self.record.token)
+            .iter()
+            .any(|p| p.role == role)
     }
 
     /// Takes the power from a node: its QEMU is killed in whatever it was doing.
@@ -347,19 +440,33 @@ impl Cluster {
         let node = self.node(index)?;
         let _lock = self.dir.lock()?;
         ensure!(self.is_on(index), "{} is off", node.name());
-        let boot_id = |n: &Node| Command::new(["cat", "/proc/sys/kernel/random/boot_id"]).timeout(PING).run(n).map(|o| o.text());
+        let boot_id = |n: &Node| {
+            Command::new(["cat", "/proc/sys/kernel/random/boot_id"])
+                .timeout(PING)
+                .run(n)
+                .map(|o| o.text())
+        };
         // A hung node, which is what a reset is for, can't tell.
         let before = boot_id(&node).or_else(|e| if hard { Ok(String::new()) } else { Err(e) })?;
-        progress.phase(&format!("rebooting {}", node.name()), Duration::from_secs(8));
+        progress.phase(
+            &format!("rebooting {}", node.name()),
+            Duration::from_secs(8),
+        );
         if hard {
             qemu::control(&node.dir, "system_reset", serde_json::json!({}))?;
         } else {
             // It dies with the node, so how it ends tells nothing.
-            let _ = Command::new(["busybox", "reboot", "-f"]).timeout(PING).run(&node);
+            let _ = Command::new(["busybox", "reboot", "-f"])
+                .timeout(PING)
+                .run(&node);
         }
         let deadline = Instant::now() + self.record.spec.boot_timeout();
         while boot_id(&node).map_or(true, |id| id == before || id.is_empty()) {
-            ensure!(self.is_on(index), "{} went off instead of rebooting", node.name());
+            ensure!(
+                self.is_on(index),
+                "{} went off instead of rebooting",
+                node.name()
+            );
             ensure!(Instant::now() < deadline, "{}", node.failure());
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -379,7 +486,10 @@ impl Cluster {
                 std::thread::spawn(move || if on { ask(&node) } else { NodeState::Off })
             })
             .collect();
-        threads.into_iter().map(|t| t.join().unwrap_or(NodeState::Silent)).collect()
+        threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or(NodeState::Silent))
+            .collect()
     }
 
     /// Processes of the lab.
@@ -392,12 +502,17 @@ impl Cluster {
     /// # Errors
     /// With the first report.
     pub fn assert_clean_log(&self) -> Result<()> {
-        self.nodes().iter().try_for_each(|n| n.assert_clean_log_since(0))
+        self.nodes()
+            .iter()
+            .try_for_each(|n| n.assert_clean_log_since(0))
     }
 }
 
 fn ask(node: &Node) -> NodeState {
-    match Command::new(["cat", "/run/lab/bringup"]).timeout(PING).run(node) {
+    match Command::new(["cat", "/run/lab/bringup"])
+        .timeout(PING)
+        .run(node)
+    {
         Ok(out) if out.text().trim() == "ok" => NodeState::Ready,
         Ok(out) if out.status.success() => NodeState::Failed,
         Ok(_) => NodeState::Booting,

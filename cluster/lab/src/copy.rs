@@ -28,7 +28,14 @@ impl Place {
     pub fn parse(text: &str) -> Self {
         match text.split_once(':') {
             Some((node, path)) if !node.contains('/') => match crate::spec::parse_node(node) {
-                Ok(index) => Place::Node(index, if path.is_empty() { ".".into() } else { path.into() }),
+                Ok(index) => Place::Node(
+                    index,
+                    if path.is_empty() {
+                        ".".into()
+                    } else {
+                        path.into()
+                    },
+                ),
                 Err(_) => Place::Host(text.into()),
             },
             _ => Place::Host(text.into()),
@@ -65,15 +72,23 @@ impl Side {
                 Ok(m) if m.is_dir() => Kind::Directory,
                 Ok(m) => Kind::File(m.permissions().mode() & 0o7777),
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => Kind::Nothing,
-                Err(e) => return Err(e).with_context(|| format!("cannot look at {}", path.display())),
+                Err(e) => {
+                    return Err(e).with_context(|| format!("cannot look at {}", path.display()))
+                }
             }),
             Side::Node(node, path) => {
                 let script = "if [ -d \"$1\" ]; then echo d; elif [ -e \"$1\" ]; then stat -L -c %a -- \"$1\"; else echo n; fi";
-                let text = Command::new(["/bin/sh", "-c", script, "sh", path]).timeout(ASK).run(node)?.ok()?.text();
+                let text = Command::new(["/bin/sh", "-c", script, "sh", path])
+                    .timeout(ASK)
+                    .run(node)?
+                    .ok()?
+                    .text();
                 Ok(match text.trim() {
                     "d" => Kind::Directory,
                     "n" => Kind::Nothing,
-                    mode => Kind::File(u32::from_str_radix(mode, 8).with_context(|| format!("{}: {path}: unexpected mode {mode}", node.name()))?),
+                    mode => Kind::File(u32::from_str_radix(mode, 8).with_context(|| {
+                        format!("{}: {path}: unexpected mode {mode}", node.name())
+                    })?),
                 })
             }
         }
@@ -92,13 +107,22 @@ impl Side {
             Side::Node(_, p) => PathBuf::from(p),
         };
         // "." and ".." have none of their own.
-        path.file_name().map(|n| n.to_string_lossy().into_owned()).with_context(|| format!("{} has no name to copy it under; name the target", self.describe()))
+        path.file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .with_context(|| {
+                format!(
+                    "{} has no name to copy it under; name the target",
+                    self.describe()
+                )
+            })
     }
 
     fn child(&self, name: &str) -> Self {
         match self {
             Side::Host(p) => Side::Host(p.join(name)),
-            Side::Node(n, p) => Side::Node(n.clone(), format!("{}/{name}", p.trim_end_matches('/'))),
+            Side::Node(n, p) => {
+                Side::Node(n.clone(), format!("{}/{name}", p.trim_end_matches('/')))
+            }
         }
     }
 
@@ -107,15 +131,30 @@ impl Side {
         let mut to = File::from(to);
         match self {
             Side::Host(path) if kind == Kind::Directory => {
-                let status = std::process::Command::new("tar").arg("-C").arg(path).args(["-cf", "-", "."]).stdin(Stdio::null()).stdout(to).status()?;
-                ensure!(status.success(), "tar could not read all of {}: {status}", path.display());
+                let status = std::process::Command::new("tar")
+                    .arg("-C")
+                    .arg(path)
+                    .args(["-cf", "-", "."])
+                    .stdin(Stdio::null())
+                    .stdout(to)
+                    .status()?;
+                ensure!(
+                    status.success(),
+                    "tar could not read all of {}: {status}",
+                    path.display()
+                );
             }
             Side::Host(path) => {
-                let mut from = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+                let mut from =
+                    File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
                 std::io::copy(&mut from, &mut to)?;
             }
             Side::Node(node, path) => {
-                let command = if kind == Kind::Directory { Command::new(["tar", "-C", path, "-cf", "-", "."]) } else { Command::new(["cat", "--", path]) };
+                let command = if kind == Kind::Directory {
+                    Command::new(["tar", "-C", path, "-cf", "-", "."])
+                } else {
+                    Command::new(["cat", "--", path])
+                };
                 let mut error = Vec::new();
                 let status = command.run_with(node, None, &mut |is_error, data| {
                     if is_error {
@@ -124,7 +163,12 @@ impl Side {
                     }
                     to.write_all(data).context("the other side gave up")
                 })?;
-                ensure!(status.success(), "{}: {}", self.describe(), String::from_utf8_lossy(&error).trim());
+                ensure!(
+                    status.success(),
+                    "{}: {}",
+                    self.describe(),
+                    String::from_utf8_lossy(&error).trim()
+                );
             }
         }
         Ok(())
@@ -135,21 +179,49 @@ impl Side {
         match (self, kind) {
             (_, Kind::Nothing) => bail!("nothing to copy"),
             (Side::Host(path), Kind::Directory) => {
-                std::fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
-                let status = std::process::Command::new("tar").arg("-C").arg(path).args(["-xf", "-", "--no-same-owner"]).stdin(from).status()?;
-                ensure!(status.success(), "tar could not write all of {}: {status}", path.display());
+                std::fs::create_dir_all(path)
+                    .with_context(|| format!("cannot create {}", path.display()))?;
+                let status = std::process::Command::new("tar")
+                    .arg("-C")
+                    .arg(path)
+                    .args(["-xf", "-", "--no-same-owner"])
+                    .stdin(from)
+                    .status()?;
+                ensure!(
+                    status.success(),
+                    "tar could not write all of {}: {status}",
+                    path.display()
+                );
             }
             (Side::Host(path), Kind::File(mode)) => {
-                let mut to = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+                let mut to = File::create(path)
+                    .with_context(|| format!("cannot write {}", path.display()))?;
                 std::io::copy(&mut File::from(from), &mut to)?;
                 to.set_permissions(Permissions::from_mode(mode))?;
             }
             (Side::Node(node, path), kind) => {
                 let command = match kind {
-                    Kind::File(mode) => Command::new(["/bin/sh", "-c", "cat >\"$1\" && chmod \"$2\" -- \"$1\"", "sh", path, &format!("{mode:o}")]),
-                    _ => Command::new(["/bin/sh", "-c", "mkdir -p -- \"$1\" && exec tar -C \"$1\" -xf - --no-same-owner", "sh", path]),
+                    Kind::File(mode) => Command::new([
+                        "/bin/sh",
+                        "-c",
+                        "cat >\"$1\" && chmod \"$2\" -- \"$1\"",
+                        "sh",
+                        path,
+                        &format!("{mode:o}"),
+                    ]),
+                    _ => Command::new([
+                        "/bin/sh",
+                        "-c",
+                        "mkdir -p -- \"$1\" && exec tar -C \"$1\" -xf - --no-same-owner",
+                        "sh",
+                        path,
+                    ]),
                 };
-                command.input(Input::Fd(from)).run(node)?.ok().with_context(|| self.describe())?;
+                command
+                    .input(Input::Fd(from))
+                    .run(node)?
+                    .ok()
+                    .with_context(|| self.describe())?;
             }
         }
         Ok(())
@@ -161,15 +233,32 @@ impl Side {
 ///
 /// # Errors
 /// When a source does not exist, the target is unfit, or data can't be read or written.
-pub fn copy(cluster: &Cluster, sources: &[Place], target: &Place, host: &dyn Fn(&Path) -> PathBuf) -> Result<()> {
+pub fn copy(
+    cluster: &Cluster,
+    sources: &[Place],
+    target: &Place,
+    host: &dyn Fn(&Path) -> PathBuf,
+) -> Result<()> {
     let target = Side::new(cluster, target, host)?;
     let target_kind = target.kind()?;
-    ensure!(sources.len() == 1 || target_kind == Kind::Directory, "{} is no directory, but there are several sources", target.describe());
+    ensure!(
+        sources.len() == 1 || target_kind == Kind::Directory,
+        "{} is no directory, but there are several sources",
+        target.describe()
+    );
     for source in sources {
         let source = Side::new(cluster, source, host)?;
         let kind = source.kind()?;
-        ensure!(kind != Kind::Nothing, "{} does not exist", source.describe());
-        let to = if target_kind == Kind::Directory { target.child(&source.base_name()?) } else { target.clone() };
+        ensure!(
+            kind != Kind::Nothing,
+            "{} does not exist",
+            source.describe()
+        );
+        let to = if target_kind == Kind::Directory {
+            target.child(&source.base_name()?)
+        } else {
+            target.clone()
+        };
         ensure!(
             !(kind == Kind::Directory && matches!(to.kind()?, Kind::File(_))),
             "{} is a file, {} a directory",
@@ -180,7 +269,9 @@ pub fn copy(cluster: &Cluster, sources: &[Place], target: &Place, host: &dyn Fn(
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| source.read_into(kind, write));
             let written = to.write_from(kind, read);
-            let read = reader.join().unwrap_or_else(|_| bail!("the reading side panicked"));
+            let read = reader
+                .join()
+                .unwrap_or_else(|_| bail!("the reading side panicked"));
             // A failed writer makes the reader fail with a broken pipe: its own reason is the better one.
             written.and(read)
         })
@@ -195,11 +286,17 @@ mod tests {
 
     #[test]
     fn places_are_told_apart() {
-        assert_eq!(Place::parse("node0:/etc/hosts"), Place::Node(0, "/etc/hosts".into()));
+        assert_eq!(
+            Place::parse("node0:/etc/hosts"),
+            Place::Node(0, "/etc/hosts".into())
+        );
         assert_eq!(Place::parse("3:x"), Place::Node(3, "x".into()));
         assert_eq!(Place::parse("node1:"), Place::Node(1, ".".into()));
         assert_eq!(Place::parse("a/b"), Place::Host("a/b".into()));
         assert_eq!(Place::parse("./0:x"), Place::Host("./0:x".into()));
-        assert_eq!(Place::parse("file:with:colons"), Place::Host("file:with:colons".into()));
+        assert_eq!(
+            Place::parse("file:with:colons"),
+            Place::Host("file:with:colons".into())
+        );
     }
 }

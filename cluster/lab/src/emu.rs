@@ -57,7 +57,11 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
         options.push(("--topology", topology));
     } else {
         // The emulator's configuration, which has the topology. Copied, for it is a file of the user's.
-        let copy = dir.path.join(if topology.ends_with(".json") { "fabric.json" } else { "fabric.toml" });
+        let copy = dir.path.join(if topology.ends_with(".json") {
+            "fabric.json"
+        } else {
+            "fabric.toml"
+        });
         std::fs::copy(&topology, &copy)
             .with_context(|| format!("'{topology}' is neither a topology (pair, ring:4, torus:2x2x2, …) nor a readable file"))?;
         options.push(("--config", copy.display().to_string()));
@@ -82,7 +86,10 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
         // It answers only once all its sockets are there.
         if let Ok(status) = connect(dir).and_then(|mut c| c.status()) {
             let (have, want) = (status.nics.len(), spec.nodes * spec.nics);
-            ensure!(have == want, "the emulator has {have} NICs instead of {want}");
+            ensure!(
+                have == want,
+                "the emulator has {have} NICs instead of {want}"
+            );
             return Ok(());
         }
         let alive = proc::find(&record.token).iter().any(|p| p.role == "emu");
@@ -121,7 +128,9 @@ impl Fault {
     fn apply(&self, faults: &mut Faults) {
         match *self {
             Fault::QueueFull { unit, vpid, on } => {
-                faults.queue_full.retain(|q| q.unit != unit || q.vpid != vpid);
+                faults
+                    .queue_full
+                    .retain(|q| q.unit != unit || q.vpid != vpid);
                 if on {
                     faults.queue_full.push(QueueFull { unit, vpid });
                 }
@@ -141,13 +150,18 @@ pub fn inject(dir: &LabDir, nic: usize, fault: &Fault) -> Result<()> {
     // The emulator takes all faults of a NIC at once; what was set before is remembered here.
     let path = dir.path.join(format!("faults{nic}.json"));
     let mut faults: Faults = match std::fs::read(&path) {
-        Ok(text) => serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?,
+        Ok(text) => serde_json::from_slice(&text)
+            .with_context(|| format!("{} is damaged", path.display()))?,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Faults::default(),
         Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
     };
     fault.apply(&mut faults);
-    connect(dir)?.call(&Request::Faults { nic, faults: faults.clone() })?;
-    std::fs::write(&path, serde_json::to_vec(&faults)?).with_context(|| format!("cannot write {}", path.display()))
+    connect(dir)?.call(&Request::Faults {
+        nic,
+        faults: faults.clone(),
+    })?;
+    std::fs::write(&path, serde_json::to_vec(&faults)?)
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Puts every number of a nested document under one name, joined by underscores.
@@ -156,8 +170,17 @@ fn flatten(prefix: &str, value: &Value, into: &mut Map<String, Value>) {
         Value::Object(map) => {
             for (key, v) in map {
                 let key = key.replace('-', "_");
-                let name = if prefix.is_empty() { key } else { format!("{prefix}_{key}") };
+                let name = if prefix.is_empty() {
+                    key
+                } else {
+                    format!("{prefix}_{key}")
+                };
                 flatten(&name, v, into);
+            }
+        }
+        Value::Array(list) => {
+            for (i, v) in list.iter().enumerate() {
+                flatten(&format!("{prefix}_{i}"), v, into);
             }
         }
         Value::Number(_) => {
@@ -204,7 +227,10 @@ fn describe(status: &Status, counters: &Counters) -> Value {
     });
     let links = counters.links.iter().map(|l| {
         let mut link = object(l);
-        let repaired: u64 = [&l.forward, &l.backward].iter().map(|d| d.corrupted + d.lost).sum();
+        let repaired: u64 = [&l.forward, &l.backward]
+            .iter()
+            .map(|d| d.corrupted + d.lost)
+            .sum();
         link.insert("retransmissions".into(), repaired.into());
         Value::Object(link)
     });
@@ -222,7 +248,11 @@ mod tests {
     #[test]
     fn faults_add_up_and_end_one_by_one() {
         let mut f = Faults::default();
-        let full = |vpid, on| Fault::QueueFull { unit: QueueUnit::Velo, vpid, on };
+        let full = |vpid, on| Fault::QueueFull {
+            unit: QueueUnit::Velo,
+            vpid,
+            on,
+        };
         full(Some(254), true).apply(&mut f);
         full(Some(254), true).apply(&mut f);
         full(None, true).apply(&mut f);
@@ -238,8 +268,12 @@ mod tests {
     #[test]
     fn nested_counters_become_flat() {
         let mut m = Map::new();
-        flatten("", &serde_json::json!({"velo": {"bytes-sent": 3, "x": "no"}, "list": [1, 2]}), &mut m);
-        assert_eq!(m.len(), 1);
+        flatten(
+            "",
+            &serde_json::json!({"velo": {"bytes-sent": 3, "x": "no"}, "list": [1, 2]}),
+            &mut m,
+        );
+        assert_eq!((m.len(), &m["list_1"]), (3, &2.into()));
         assert_eq!(m["velo_bytes_sent"], 3);
     }
 }

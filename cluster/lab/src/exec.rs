@@ -64,7 +64,12 @@ impl Output {
             return Ok(self);
         }
         let (out, err) = (self.text(), self.error_text());
-        bail!("{}\n{}{}", self.status, crate::logscan::last_lines(&out, 20), crate::logscan::last_lines(&err, 20))
+        bail!(
+            "{}\n{}{}",
+            self.status,
+            crate::logscan::last_lines(&out, 20),
+            crate::logscan::last_lines(&err, 20)
+        )
     }
 }
 
@@ -96,7 +101,13 @@ impl Remote {
         a.set_nonblocking(true)?;
         b.set_nonblocking(true)?;
         let (sender, receiver) = channel();
-        Ok((Self { sender, wake: Arc::new(a) }, RemoteEnd { receiver, wake: b }))
+        Ok((
+            Self {
+                sender,
+                wake: Arc::new(a),
+            },
+            RemoteEnd { receiver, wake: b },
+        ))
     }
 
     /// Sends an instruction; without effect once the command has ended.
@@ -125,8 +136,18 @@ pub struct Command {
 impl Command {
     /// A program with its arguments.
     pub fn new<S: AsRef<OsStr>>(argv: impl IntoIterator<Item = S>) -> Self {
-        let argv = argv.into_iter().map(|a| a.as_ref().as_bytes().to_vec()).collect();
-        Self { request: Request { argv, ..Request::default() }, input: Input::None, timeout: None }
+        let argv = argv
+            .into_iter()
+            .map(|a| a.as_ref().as_bytes().to_vec())
+            .collect();
+        Self {
+            request: Request {
+                argv,
+                ..Request::default()
+            },
+            input: Input::None,
+            timeout: None,
+        }
     }
 
     /// A script for `/bin/sh`.
@@ -137,7 +158,10 @@ impl Command {
     /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
-        self.request.env.push((name.as_ref().as_bytes().to_vec(), value.as_ref().as_bytes().to_vec()));
+        self.request.env.push((
+            name.as_ref().as_bytes().to_vec(),
+            value.as_ref().as_bytes().to_vec(),
+        ));
         self
     }
 
@@ -171,7 +195,12 @@ impl Command {
 
     /// The command as a person would type it, for messages.
     pub fn describe(&self) -> String {
-        let words: Vec<_> = self.request.argv.iter().map(|a| String::from_utf8_lossy(a)).collect();
+        let words: Vec<_> = self
+            .request
+            .argv
+            .iter()
+            .map(|a| String::from_utf8_lossy(a))
+            .collect();
         words.join(" ")
     }
 
@@ -179,13 +208,28 @@ impl Command {
     ///
     /// # Errors
     /// When the node does not answer, goes off, the time is over, the command can't be started, or `sink` fails.
-    pub fn run_with(self, node: &Node, remote: Option<&RemoteEnd>, sink: &mut dyn FnMut(bool, &[u8]) -> Result<()>) -> Result<Status> {
+    pub fn run_with(
+        self,
+        node: &Node,
+        remote: Option<&RemoteEnd>,
+        sink: &mut dyn FnMut(bool, &[u8]) -> Result<()>,
+    ) -> Result<Status> {
         let what = self.describe();
         let deadline = self.timeout.map(|t| Instant::now() + t);
-        let connect = Instant::now() + self.timeout.unwrap_or(CONNECT_PATIENCE).min(CONNECT_PATIENCE);
+        let connect = Instant::now()
+            + self
+                .timeout
+                .unwrap_or(CONNECT_PATIENCE)
+                .min(CONNECT_PATIENCE);
         let result = Channel::open(node.dir(), connect).and_then(|mut channel| {
             channel.queue(&HostMsg::Start(self.request));
-            let mut drive = Drive { channel, input: self.input, credit: STDIN_WINDOW, position: 0, eof_sent: false };
+            let mut drive = Drive {
+                channel,
+                input: self.input,
+                credit: STDIN_WINDOW,
+                position: 0,
+                eof_sent: false,
+            };
             drive.run(remote, deadline, sink)
         });
         result.with_context(|| format!("{}: {what}", node.name()))
@@ -202,7 +246,11 @@ impl Command {
             Ok(())
         };
         let status = self.run_with(node, None, &mut sink)?;
-        Ok(Output { status, stdout, stderr })
+        Ok(Output {
+            status,
+            stdout,
+            stderr,
+        })
     }
 
     /// Starts the command in the background.
@@ -225,7 +273,12 @@ impl Command {
             lock(&theirs.0).result = Some(result);
             theirs.1.notify_all();
         })?;
-        Ok(Running { what, remote, shared, thread: Some(thread) })
+        Ok(Running {
+            what,
+            remote,
+            shared,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -253,7 +306,11 @@ impl Running {
     ///
     /// # Errors
     /// When the command ends or `patience` is over before.
-    pub fn wait_for(&self, patience: Duration, mut test: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+    pub fn wait_for(
+        &self,
+        patience: Duration,
+        mut test: impl FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<()> {
         let deadline = Instant::now() + patience;
         let mut p = lock(&self.shared.0);
         loop {
@@ -261,14 +318,28 @@ impl Running {
                 return Ok(());
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let text = || String::from_utf8_lossy(&[&p.stdout[..], &p.stderr[..]].concat()).into_owned();
+            let text =
+                || String::from_utf8_lossy(&[&p.stdout[..], &p.stderr[..]].concat()).into_owned();
             if p.result.is_some() {
-                bail!("{} ended before it wrote what was expected; it wrote:\n{}", self.what, text());
+                bail!(
+                    "{} ended before it wrote what was expected; it wrote:\n{}",
+                    self.what,
+                    text()
+                );
             }
             if left.is_zero() {
-                bail!("{} did not write what was expected within {patience:?}; it wrote:\n{}", self.what, text());
+                bail!(
+                    "{} did not write what was expected within {patience:?}; it wrote:\n{}",
+                    self.what,
+                    text()
+                );
             }
-            p = self.shared.1.wait_timeout(p, left).unwrap_or_else(PoisonError::into_inner).0;
+            p = self
+                .shared
+                .1
+                .wait_timeout(p, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -300,14 +371,24 @@ impl Running {
         let mut p = lock(&self.shared.0);
         loop {
             if let Some(result) = p.result.take() {
-                let (stdout, stderr) = (std::mem::take(&mut p.stdout), std::mem::take(&mut p.stderr));
-                return Ok(Output { status: result?, stdout, stderr });
+                let (stdout, stderr) =
+                    (std::mem::take(&mut p.stdout), std::mem::take(&mut p.stderr));
+                return Ok(Output {
+                    status: result?,
+                    stdout,
+                    stderr,
+                });
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 bail!("{} did not end within {patience:?}", self.what);
             }
-            p = self.shared.1.wait_timeout(p, left).unwrap_or_else(PoisonError::into_inner).0;
+            p = self
+                .shared
+                .1
+                .wait_timeout(p, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }
@@ -331,7 +412,12 @@ struct Drive {
 }
 
 impl Drive {
-    fn run(&mut self, remote: Option<&RemoteEnd>, deadline: Option<Instant>, sink: &mut dyn FnMut(bool, &[u8]) -> Result<()>) -> Result<Status> {
+    fn run(
+        &mut self,
+        remote: Option<&RemoteEnd>,
+        deadline: Option<Instant>,
+        sink: &mut dyn FnMut(bool, &[u8]) -> Result<()>,
+    ) -> Result<Status> {
         loop {
             if let Some(status) = self.receive(sink)? {
                 return Ok(status);
@@ -360,7 +446,9 @@ impl Drive {
             Input::Fd(_) => return may(self),
             Input::Bytes(_) => {
                 while may(self) {
-                    let Input::Bytes(bytes) = &self.input else { break };
+                    let Input::Bytes(bytes) = &self.input else {
+                        break;
+                    };
                     let n = (bytes.len() - self.position).min(CHUNK).min(self.credit);
                     if n == 0 {
                         self.input = Input::None;
@@ -385,7 +473,9 @@ impl Drive {
     }
 
     fn read_input(&mut self) -> Result<()> {
-        let Input::Fd(fd) = &self.input else { return Ok(()) };
+        let Input::Fd(fd) = &self.input else {
+            return Ok(());
+        };
         let mut buffer = vec![0; CHUNK.min(self.credit)];
         match rustix::io::read(fd, &mut buffer) {
             Ok(0) => {
@@ -408,15 +498,22 @@ impl Drive {
         Ok(())
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(bool, &[u8]) -> Result<()>) -> Result<Option<Status>> {
+    fn receive(
+        &mut self,
+        sink: &mut dyn FnMut(bool, &[u8]) -> Result<()>,
+    ) -> Result<Option<Status>> {
         loop {
             match self.channel.receive()? {
                 Received::Message(GuestMsg::Stdout(d)) => sink(false, &d)?,
                 Received::Message(GuestMsg::Stderr(d)) => sink(true, &d)?,
-                Received::Message(GuestMsg::Credit(n)) => self.credit = (self.credit + n as usize).min(STDIN_WINDOW),
+                Received::Message(GuestMsg::Credit(n)) => {
+                    self.credit = (self.credit + n as usize).min(STDIN_WINDOW)
+                }
                 Received::Message(GuestMsg::Exit(status)) => return Ok(Some(status)),
                 Received::Message(GuestMsg::Failed(reason)) => bail!("{reason}"),
-                Received::Message(GuestMsg::NoSession) => bail!("the node was restarted while the command ran"),
+                Received::Message(GuestMsg::NoSession) => {
+                    bail!("the node was restarted while the command ran")
+                }
                 Received::Message(GuestMsg::HelloAck { .. }) => {}
                 Received::Nothing => return Ok(None),
                 Received::Closed => bail!("the node went off while the command ran"),
@@ -424,8 +521,17 @@ impl Drive {
         }
     }
 
-    fn wait(&self, input: bool, remote: Option<&RemoteEnd>, deadline: Option<Instant>) -> Result<Ready> {
-        let flags = if self.channel.pending() > 0 { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+    fn wait(
+        &self,
+        input: bool,
+        remote: Option<&RemoteEnd>,
+        deadline: Option<Instant>,
+    ) -> Result<Ready> {
+        let flags = if self.channel.pending() > 0 {
+            PollFlags::IN | PollFlags::OUT
+        } else {
+            PollFlags::IN
+        };
         let mut fds = vec![PollFd::new(self.channel.socket(), flags)];
         let mut at_input = None;
         if let (true, Input::Fd(fd)) = (input, &self.input) {
@@ -442,7 +548,10 @@ impl Drive {
             Err(e) => return Err(e.into()),
         }
         let ready = |at: Option<usize>| at.is_some_and(|i| !fds[i].revents().is_empty());
-        Ok(Ready { input: ready(at_input), remote: ready(at_remote) })
+        Ok(Ready {
+            input: ready(at_input),
+            remote: ready(at_remote),
+        })
     }
 
     fn obey(&mut self, remote: &RemoteEnd) -> Result<()> {

@@ -32,9 +32,18 @@ impl Kernel {
     /// When the guest images are not there.
     pub fn find(paths: &Paths, name: &str) -> Result<Self> {
         let dir = paths.guest.join(name);
-        let abi = std::fs::read_to_string(dir.join("abi"))
-            .with_context(|| format!("no guest images for kernel '{name}' in {}; run 'make setup' (scripts/guest-image)", dir.display()))?;
-        Ok(Self { image: dir.join("kernel"), modules: dir.join("modules.img"), abi: abi.trim().into(), dir })
+        let abi = std::fs::read_to_string(dir.join("abi")).with_context(|| {
+            format!(
+                "no guest images for kernel '{name}' in {}; run 'make setup' (scripts/guest-image)",
+                dir.display()
+            )
+        })?;
+        Ok(Self {
+            image: dir.join("kernel"),
+            modules: dir.join("modules.img"),
+            abi: abi.trim().into(),
+            dir,
+        })
     }
 }
 
@@ -45,7 +54,9 @@ pub fn rootfs(paths: &Paths) -> PathBuf {
 
 /// Every `.ko` below a directory by its file name.
 fn modules_below(dir: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<()> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Ok(()) };
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return Ok(());
+    };
     for entry in entries.flatten() {
         let path = entry.path();
         if entry.file_type()?.is_dir() {
@@ -53,7 +64,11 @@ fn modules_below(dir: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<()
         } else if path.extension().is_some_and(|e| e == "ko") {
             let name = entry.file_name().to_string_lossy().into_owned();
             if let Some(other) = found.insert(name, path.clone()) {
-                bail!("two modules of one name: {} and {}", other.display(), path.display());
+                bail!(
+                    "two modules of one name: {} and {}",
+                    other.display(),
+                    path.display()
+                );
             }
         }
     }
@@ -74,15 +89,22 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
     let mut hasher = DefaultHasher::new();
     let base = hash_file(&kernel.dir.join("initrd.img"), &mut hasher)?;
     let agent_path = paths.bin.join("lab-agent");
-    let agent = hash_file(&agent_path, &mut hasher).context("the host programs are not built (scripts/host-build)")?;
+    let agent = hash_file(&agent_path, &mut hasher)
+        .context("the host programs are not built (scripts/host-build)")?;
     BRINGUP.hash(&mut hasher);
     kernel.abi.hash(&mut hasher);
-    std::fs::read(kernel.dir.join("modules/modules.dep")).unwrap_or_default().hash(&mut hasher);
+    std::fs::read(kernel.dir.join("modules/modules.dep"))
+        .unwrap_or_default()
+        .hash(&mut hasher);
     let mut modules = BTreeMap::new();
     modules_below(&paths.modules, &mut modules)?;
     if bring_up != BringUp::None {
         for name in ["extoll.ko", "exn.ko"] {
-            ensure!(modules.contains_key(name), "no {name} below {}; run 'make modules'", paths.modules.display());
+            ensure!(
+                modules.contains_key(name),
+                "no {name} below {}; run 'make modules'",
+                paths.modules.display()
+            );
         }
     }
     for (name, path) in &modules {
@@ -90,11 +112,15 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
         hash_file(path, &mut hasher)?;
     }
     let cache = paths.state.join(".initrd");
-    std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    std::fs::create_dir_all(&cache)
+        .with_context(|| format!("cannot create {}", cache.display()))?;
     let path = cache.join(format!("{:016x}.img", hasher.finish()));
     if path.exists() {
         // Used: not the next to be removed.
-        let _ = std::fs::File::options().append(true).open(&path).and_then(|f| f.set_modified(std::time::SystemTime::now()));
+        let _ = std::fs::File::options()
+            .append(true)
+            .open(&path)
+            .and_then(|f| f.set_modified(std::time::SystemTime::now()));
         return Ok(path);
     }
     let stage = cache.join(format!("stage-{}", std::process::id()));
@@ -109,8 +135,14 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
 }
 
 fn expire(cache: &Path) {
-    let Ok(dir) = std::fs::read_dir(cache) else { return };
-    let mut files: Vec<_> = dir.flatten().filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path()))).filter(|(_, p)| p.is_file()).collect();
+    let Ok(dir) = std::fs::read_dir(cache) else {
+        return;
+    };
+    let mut files: Vec<_> = dir
+        .flatten()
+        .filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path())))
+        .filter(|(_, p)| p.is_file())
+        .collect();
     files.sort();
     let old = files.len().saturating_sub(KEEP);
     for (_, path) in &files[..old] {
@@ -119,13 +151,25 @@ fn expire(cache: &Path) {
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    let out = command.output().with_context(|| format!("cannot run {command:?}"))?;
-    ensure!(out.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&out.stderr).trim());
+    let out = command
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(
+        out.status.success(),
+        "{command:?} failed: {}",
+        String::from_utf8_lossy(&out.stderr).trim()
+    );
     Ok(())
 }
 
 /// The kernel's initramfs followed by the archive of what the project adds.
-fn build(stage: &Path, kernel: &Kernel, base: &[u8], agent: &[u8], modules: &BTreeMap<String, PathBuf>) -> Result<Vec<u8>> {
+fn build(
+    stage: &Path,
+    kernel: &Kernel,
+    base: &[u8],
+    agent: &[u8],
+    modules: &BTreeMap<String, PathBuf>,
+) -> Result<Vec<u8>> {
     let mut archive = Cpio::new(base);
     archive.file("overlay/usr/sbin/lab-agent", 0o755, agent);
     archive.file("overlay/usr/lib/lab/bringup", 0o755, BRINGUP);
@@ -135,25 +179,55 @@ fn build(stage: &Path, kernel: &Kernel, base: &[u8], agent: &[u8], modules: &BTr
         std::fs::create_dir_all(&extra)?;
         std::fs::create_dir_all(&out)?;
         let stock = kernel.dir.join("modules");
-        for name in ["kernel", "modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        for name in [
+            "kernel",
+            "modules.order",
+            "modules.builtin",
+            "modules.builtin.modinfo",
+        ] {
             if stock.join(name).exists() {
                 std::os::unix::fs::symlink(stock.join(name), tree.join(name))?;
             }
         }
         for (name, path) in modules {
             // Debug information stays on the host.
-            run(Command::new("strip").arg("--strip-debug").arg("-o").arg(extra.join(name)).arg(path))?;
+            run(Command::new("strip")
+                .arg("--strip-debug")
+                .arg("-o")
+                .arg(extra.join(name))
+                .arg(path))?;
         }
-        run(Command::new("depmod").arg("-b").arg(stage).arg("-o").arg(&out).arg(&kernel.abi))?;
+        run(Command::new("depmod")
+            .arg("-b")
+            .arg(stage)
+            .arg("-o")
+            .arg(&out)
+            .arg(&kernel.abi))?;
         let target = format!("overlay/usr/lib/modules/{}", kernel.abi);
         for name in modules.keys() {
-            archive.file(&format!("{target}/extra/{name}"), 0o644, &std::fs::read(extra.join(name))?);
+            archive.file(
+                &format!("{target}/extra/{name}"),
+                0o644,
+                &std::fs::read(extra.join(name))?,
+            );
         }
         let listed = out.join("lib/modules").join(&kernel.abi);
-        for entry in std::fs::read_dir(&listed).with_context(|| format!("depmod wrote nothing to {}", listed.display()))?.flatten() {
+        for entry in std::fs::read_dir(&listed)
+            .with_context(|| format!("depmod wrote nothing to {}", listed.display()))?
+            .flatten()
+        {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if entry.file_type()?.is_file() && !matches!(name.as_str(), "modules.order" | "modules.builtin" | "modules.builtin.modinfo") {
-                archive.file(&format!("{target}/{name}"), 0o644, &std::fs::read(entry.path())?);
+            if entry.file_type()?.is_file()
+                && !matches!(
+                    name.as_str(),
+                    "modules.order" | "modules.builtin" | "modules.builtin.modinfo"
+                )
+            {
+                archive.file(
+                    &format!("{target}/{name}"),
+                    0o644,
+                    &std::fs::read(entry.path())?,
+                );
             }
         }
     }
@@ -172,7 +246,11 @@ impl Cpio {
     fn new(before: &[u8]) -> Self {
         let mut out = before.to_vec();
         out.resize(out.len().next_multiple_of(512), 0);
-        Self { out, inode: 1, dirs: HashSet::new() }
+        Self {
+            out,
+            inode: 1,
+            dirs: HashSet::new(),
+        }
     }
 
     fn file(&mut self, path: &str, mode: u32, data: &[u8]) {
@@ -185,7 +263,21 @@ impl Cpio {
     }
 
     fn entry(&mut self, path: &str, mode: u32, data: &[u8]) {
-        let fields = [self.inode, mode, 0, 0, 1, 0, data.len() as u32, 0, 0, 0, 0, path.len() as u32 + 1, 0];
+        let fields = [
+            self.inode,
+            mode,
+            0,
+            0,
+            1,
+            0,
+            data.len() as u32,
+            0,
+            0,
+            0,
+            0,
+            path.len() as u32 + 1,
+            0,
+        ];
         self.inode += 1;
         self.out.extend_from_slice(b"070701");
         for f in fields {
@@ -219,7 +311,12 @@ mod tests {
         let mut a = Cpio::new(&[]);
         a.file("overlay/a/x", 0o644, b"hello");
         a.file("overlay/a/y", 0o755, b"");
-        let mut child = Command::new("cpio").args(["-itv", "--quiet"]).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new("cpio")
+            .args(["-itv", "--quiet"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
         child.stdin.take().unwrap().write_all(&a.finish()).unwrap();
         let out = child.wait_with_output().unwrap();
         assert!(out.status.success());
@@ -227,7 +324,11 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4, "{text}");
         assert!(lines[0].starts_with("drwxr-xr-x") && lines[0].ends_with("overlay"));
-        assert!(lines[2].starts_with("-rw-r--r--") && lines[2].contains(" 5 ") && lines[2].ends_with("overlay/a/x"));
+        assert!(
+            lines[2].starts_with("-rw-r--r--")
+                && lines[2].contains(" 5 ")
+                && lines[2].ends_with("overlay/a/x")
+        );
         assert!(lines[3].starts_with("-rwxr-xr-x"));
     }
 }

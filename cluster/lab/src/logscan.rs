@@ -45,7 +45,11 @@ const SIGNS: &[&str] = &[
 ];
 
 /// Signs that these texts explain: said by a healthy kernel.
-const HARMLESS: &[&str] = &["kmemleak: Kernel memory leak detector", "kmemleak: Automatic memory scanning", "DMAR: Host address width"];
+const HARMLESS: &[&str] = &[
+    "kmemleak: Kernel memory leak detector",
+    "kmemleak: Automatic memory scanning",
+    "DMAR: Host address width",
+];
 
 /// True for a kernel message that stands for a defect.
 pub fn is_defect(line: &str) -> bool {
@@ -62,7 +66,11 @@ pub fn first_defect(log: &str) -> Option<String> {
 /// The last `n` lines of a text, each ended.
 pub fn last_lines(text: &str, n: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(n)..].iter().map(|l| format!("{l}\n")).collect()
+    let mut out = lines[lines.len().saturating_sub(n)..].join("\n");
+    if !out.is_empty() {
+        out.push('\n');
+    }
+    out
 }
 
 #[cfg(test)]
@@ -91,7 +99,16 @@ mod tests {
 
     #[test]
     fn a_defect_comes_with_its_surroundings() {
-        let log = (0..100).map(|i| if i == 50 { "BUG: x".into() } else { format!("line {i}") }).collect::<Vec<String>>().join("\n");
+        let log = (0..100)
+            .map(|i| {
+                if i == 50 {
+                    "BUG: x".into()
+                } else {
+                    format!("line {i}")
+                }
+            })
+            .collect::<Vec<String>>()
+            .join("\n");
         let found = first_defect(&log).unwrap();
         assert!(found.starts_with("line 47\nline 48\nline 49\nBUG: x\nline 51"));
         assert_eq!(first_defect("fine\n"), None);

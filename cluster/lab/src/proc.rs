@@ -25,20 +25,35 @@ pub struct Process {
 /// The processes whose environment has this token. Unlike a file with process IDs this can't be stale,
 /// incomplete or meet a reused ID, whenever and however a `lab` command was killed.
 pub fn find(token: &str) -> Vec<Process> {
-    let Ok(dir) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let Ok(dir) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
     let mark = format!("{TOKEN_VAR}={token}");
     let role_mark = format!("{ROLE_VAR}=");
     let mut found = Vec::new();
     for entry in dir.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|s| s.parse::<i32>().ok()) else { continue };
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|s| s.parse::<i32>().ok())
+        else {
+            continue;
+        };
         // Gone or a kernel thread: nothing to read.
-        let Ok(environ) = std::fs::read(entry.path().join("environ")) else { continue };
+        let Ok(environ) = std::fs::read(entry.path().join("environ")) else {
+            continue;
+        };
         let mut words = environ.split(|b| *b == 0);
         if !words.clone().any(|w| w == mark.as_bytes()) || is_zombie(pid) {
             continue;
         }
-        let role = words.find_map(|w| w.strip_prefix(role_mark.as_bytes())).unwrap_or_default();
-        found.push(Process { pid, role: String::from_utf8_lossy(role).into_owned() });
+        let role = words
+            .find_map(|w| w.strip_prefix(role_mark.as_bytes()))
+            .unwrap_or_default();
+        found.push(Process {
+            pid,
+            role: String::from_utf8_lossy(role).into_owned(),
+        });
     }
     found
 }
@@ -73,7 +88,10 @@ pub fn end(token: &str, hard: bool, which: impl Fn(&Process) -> bool) -> Result<
         if left.is_empty() {
             return Ok(count);
         }
-        anyhow::ensure!(start.elapsed() < Duration::from_secs(10), "processes don't end: {left:?}");
+        anyhow::ensure!(
+            start.elapsed() < Duration::from_secs(10),
+            "processes don't end: {left:?}"
+        );
         if hard || start.elapsed() > Duration::from_secs(2) {
             left.iter().for_each(|p| signal(p.pid, Signal::KILL));
         }
@@ -86,7 +104,11 @@ pub fn end(token: &str, hard: bool, which: impl Fn(&Process) -> bool) -> Result<
 /// # Errors
 /// When the log can't be written or the program not be started.
 pub fn spawn(token: &str, role: &str, command: &[std::ffi::OsString], log: &Path) -> Result<()> {
-    let out = File::options().create(true).append(true).open(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let out = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("cannot write {}", log.display()))?;
     let program = command.first().context("empty command")?;
     // Nothing that this process inherited (pipes of a shell, locks) may stay open in a process that outlives it.
     // setsid(1) becomes the program in place: a child of this process is never a group leader.
@@ -112,7 +134,8 @@ pub fn exists(program: &std::ffi::OsStr) -> bool {
     if program.as_bytes().contains(&b'/') {
         return Path::new(program).exists();
     }
-    std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join(program).exists()))
+    std::env::var_os("PATH")
+        .is_some_and(|p| std::env::split_paths(&p).any(|d| d.join(program).exists()))
 }
 
 #[cfg(test)]

@@ -38,9 +38,18 @@ pub struct Node<'a> {
 /// QEMU's own KVM only where the processor has the means: a `/dev/kvm` alone proves nothing.
 fn accelerator() -> &'static str {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let able = cpu.lines().filter(|l| l.starts_with("flags")).any(|l| l.split_whitespace().any(|f| f == "vmx" || f == "svm"));
+    let able = cpu
+        .lines()
+        .filter(|l| l.starts_with("flags"))
+        .any(|l| l.split_whitespace().any(|f| f == "vmx" || f == "svm"));
     // The second one is taken when the first does not work.
-    if able && std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok() {
+    if able
+        && std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_ok()
+    {
         "kvm:tcg"
     } else {
         "tcg"
@@ -55,12 +64,21 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     let file = |name: &str| dir.join(name).display().to_string();
     let mem = spec.memory_mib;
     arg("qemu-system-x86_64");
-    for a in ["-nodefaults", "-no-user-config", "-display", "none", "-name"] {
+    for a in [
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-name",
+    ] {
         arg(a);
     }
     arg(&format!("{}-node{}", spec.name, node.index));
     arg("-machine");
-    arg(&format!("q35,accel={},memory-backend=mem,vmport=off", accelerator()));
+    arg(&format!(
+        "q35,accel={},memory-backend=mem,vmport=off",
+        accelerator()
+    ));
     for a in ["-cpu", "max", "-smp"] {
         arg(a);
     }
@@ -77,7 +95,10 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     arg("-append");
     arg(&kernel_parameters(node));
     arg("-chardev");
-    arg(&format!("file,id=console,path={},append=on", file("console.log")));
+    arg(&format!(
+        "file,id=console,path={},append=on",
+        file("console.log")
+    ));
     arg("-serial");
     arg("chardev:console");
     arg("-qmp");
@@ -86,9 +107,15 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     for a in ["-device", "pvpanic-pci", "-action", "panic=exit-failure"] {
         arg(a);
     }
-    for (id, path) in [("rootfs", rootfs(paths)), ("modules", node.kernel.modules.clone())] {
+    for (id, path) in [
+        ("rootfs", rootfs(paths)),
+        ("modules", node.kernel.modules.clone()),
+    ] {
         arg("-drive");
-        arg(&format!("if=none,id={id},format=raw,readonly=on,file.locking=off,file={}", path.display()));
+        arg(&format!(
+            "if=none,id={id},format=raw,readonly=on,file.locking=off,file={}",
+            path.display()
+        ));
         arg("-device");
         arg(&format!("virtio-blk-pci,drive={id},serial={id}"));
     }
@@ -96,13 +123,23 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     arg(&format!("virtio-serial-pci,max_ports={}", PORTS + 1));
     for i in 0..PORTS {
         arg("-chardev");
-        arg(&format!("socket,id=p{i},server=on,wait=off,path={}", port_socket(dir, i).display()));
+        arg(&format!(
+            "socket,id=p{i},server=on,wait=off,path={}",
+            port_socket(dir, i).display()
+        ));
         arg("-device");
-        arg(&format!("virtserialport,chardev=p{i},nr={},name={}", i + 1, port_name(i)));
+        arg(&format!(
+            "virtserialport,chardev=p{i},nr={},name={}",
+            i + 1,
+            port_name(i)
+        ));
     }
     for (k, socket) in node.nics.iter().enumerate() {
         arg("-device");
-        arg(&format!("pcie-root-port,id=rp{k},chassis={0},slot={0}", k + 1));
+        arg(&format!(
+            "pcie-root-port,id=rp{k},chassis={0},slot={0}",
+            k + 1
+        ));
         arg("-device");
         // The socket is an object: only the JSON form can say that.
         let device = json!({
@@ -114,11 +151,22 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     if spec.bench_nics && node.index < 2 {
         for (kind, model) in [("vio", "virtio-net-pci"), ("e1k", "e1000e")] {
             let socket = dir.with_file_name(format!("{kind}.sock"));
-            let role = if node.index == 0 { "server=on" } else { "server=off,reconnect-ms=200" };
+            let role = if node.index == 0 {
+                "server=on"
+            } else {
+                "server=off,reconnect-ms=200"
+            };
             arg("-netdev");
-            arg(&format!("stream,id={kind},{role},addr.type=unix,addr.path={}", socket.display()));
+            arg(&format!(
+                "stream,id={kind},{role},addr.type=unix,addr.path={}",
+                socket.display()
+            ));
             arg("-device");
-            arg(&format!("{model},netdev={kind},romfile=,mac=52:54:00:00:{:02x}:{:02x}", if kind == "vio" { 3 } else { 4 }, node.index + 1));
+            arg(&format!(
+                "{model},netdev={kind},romfile=,mac=52:54:00:00:{:02x}:{:02x}",
+                if kind == "vio" { 3 } else { 4 },
+                node.index + 1
+            ));
         }
     }
     spec.qemu_args.iter().for_each(|a| arg(a));
@@ -155,21 +203,35 @@ fn kernel_parameters(node: &Node<'_>) -> String {
 /// When QEMU is gone, does not answer, or refuses.
 pub fn control(dir: &Path, command: &str, arguments: Value) -> Result<Value> {
     let path = dir.join("qmp.sock");
-    let socket = UnixStream::connect(&path).with_context(|| format!("cannot connect to {}", path.display()))?;
+    let socket = UnixStream::connect(&path)
+        .with_context(|| format!("cannot connect to {}", path.display()))?;
     socket.set_read_timeout(Some(QMP_PATIENCE))?;
     socket.set_write_timeout(Some(QMP_PATIENCE))?;
     let mut lines = BufReader::new(socket.try_clone()?).lines();
     let mut next = || -> Result<Value> {
-        let line = lines.next().context("QEMU closed its control socket")?.context("no answer on QEMU's control socket")?;
+        let line = lines
+            .next()
+            .context("QEMU closed its control socket")?
+            .context("no answer on QEMU's control socket")?;
         Ok(serde_json::from_str(&line)?)
     };
-    ensure!(next()?.get("QMP").is_some(), "{} is no QEMU control socket", path.display());
-    for request in [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})] {
+    ensure!(
+        next()?.get("QMP").is_some(),
+        "{} is no QEMU control socket",
+        path.display()
+    );
+    for request in [
+        json!({"execute": "qmp_capabilities"}),
+        json!({"execute": command, "arguments": arguments}),
+    ] {
         (&socket).write_all(format!("{request}\n").as_bytes())?;
         loop {
             let answer = next()?;
             if let Some(error) = answer.get("error") {
-                bail!("QEMU refused {command}: {}", error["desc"].as_str().unwrap_or("no reason given"));
+                bail!(
+                    "QEMU refused {command}: {}",
+                    error["desc"].as_str().unwrap_or("no reason given")
+                );
             }
             // Events may come in between.
             if let Some(value) = answer.get("return") {
@@ -189,22 +251,48 @@ mod tests {
 
     #[test]
     fn the_command_line_has_one_root_port_per_nic() {
-        let spec = Spec { nics: 2, bench_nics: true, ..Spec::default() };
+        let spec = Spec {
+            nics: 2,
+            bench_nics: true,
+            ..Spec::default()
+        };
         let kernel_dir = std::env::temp_dir().join(format!("lab-kernel-{}", std::process::id()));
         std::fs::create_dir_all(kernel_dir.join("k")).unwrap();
         std::fs::write(kernel_dir.join("k/abi"), "7.3\n").unwrap();
-        let paths = Paths { guest: kernel_dir.clone(), ..Paths::default() };
+        let paths = Paths {
+            guest: kernel_dir.clone(),
+            ..Paths::default()
+        };
         let kernel = Kernel::find(&paths, "k").unwrap();
         assert_eq!(kernel.abi, "7.3");
         let nics = ["/x/nic2.sock".into(), "/x/nic3.sock".into()];
-        let node = Node { spec: &spec, index: 1, dir: Path::new("/x/node1"), kernel: &kernel, initrd: Path::new("/i"), nics: &nics };
-        let all: Vec<String> = command(&paths, &node).into_iter().map(|a| a.into_string().unwrap()).collect();
-        assert_eq!(all.iter().filter(|a| a.starts_with("pcie-root-port")).count(), 2);
-        let device: Value = serde_json::from_str(all.iter().find(|a| a.starts_with('{')).unwrap()).unwrap();
+        let node = Node {
+            spec: &spec,
+            index: 1,
+            dir: Path::new("/x/node1"),
+            kernel: &kernel,
+            initrd: Path::new("/i"),
+            nics: &nics,
+        };
+        let all: Vec<String> = command(&paths, &node)
+            .into_iter()
+            .map(|a| a.into_string().unwrap())
+            .collect();
+        assert_eq!(
+            all.iter()
+                .filter(|a| a.starts_with("pcie-root-port"))
+                .count(),
+            2
+        );
+        let device: Value =
+            serde_json::from_str(all.iter().find(|a| a.starts_with('{')).unwrap()).unwrap();
         assert_eq!(device["socket"]["path"], "/x/nic2.sock");
         assert_eq!(device["x-msg-timeout"], 86_400_000);
-        assert!(all.iter().any(|a| a.contains("lab.node=1") && a.contains("lab.bringup=net")));
-        assert!(all.iter().any(|a| a == "stream,id=vio,server=off,reconnect-ms=200,addr.type=unix,addr.path=/x/vio.sock"));
+        assert!(all
+            .iter()
+            .any(|a| a.contains("lab.node=1") && a.contains("lab.bringup=net")));
+        assert!(all.iter().any(|a| a
+            == "stream,id=vio,server=off,reconnect-ms=200,addr.type=unix,addr.path=/x/vio.sock"));
         std::fs::remove_dir_all(kernel_dir).unwrap();
     }
 }

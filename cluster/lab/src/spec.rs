@@ -94,7 +94,10 @@ impl Default for Spec {
 pub fn check_name(name: &str) -> Result<()> {
     let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     ensure!(
-        !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(ok) && !name.starts_with('-'),
+        !name.is_empty()
+            && name.len() <= MAX_NAME
+            && name.chars().all(ok)
+            && !name.starts_with('-'),
         "'{name}' can't name a lab: 1 to {MAX_NAME} lower-case letters, digits and dashes"
     );
     Ok(())
@@ -106,9 +109,10 @@ pub fn topology_size(topology: &str) -> Option<usize> {
     match kind {
         "single" => Some(1),
         "pair" => Some(2),
-        "ring" | "mesh" | "torus" | "full" | "star" => {
-            sizes.split('x').map(|s| s.parse::<usize>().ok()).try_fold(1usize, |a, n| a.checked_mul(n?))
-        }
+        "ring" | "mesh" | "torus" | "full" | "star" => sizes
+            .split('x')
+            .map(|s| s.parse::<usize>().ok())
+            .try_fold(1usize, |a, n| a.checked_mul(n?)),
         _ => None,
     }
 }
@@ -120,14 +124,36 @@ impl Spec {
     /// When a value is out of its range or two contradict each other.
     pub fn settle(mut self) -> Result<Self> {
         check_name(&self.name)?;
-        ensure!((1..=MAX_NODES).contains(&self.nodes), "a lab has 1 to {MAX_NODES} nodes, not {}", self.nodes);
-        ensure!(self.nics <= MAX_NICS, "a node has at most {MAX_NICS} NICs, not {}", self.nics);
-        ensure!(self.memory_mib >= 192, "a node needs at least 192 MiB of memory");
-        ensure!((1..=64).contains(&self.cpus), "a node has 1 to 64 processors, not {}", self.cpus);
-        ensure!(!self.kernel.is_empty() && !self.kernel.contains('/') && !self.kernel.starts_with('.'), "bad kernel name '{}'", self.kernel);
+        ensure!(
+            (1..=MAX_NODES).contains(&self.nodes),
+            "a lab has 1 to {MAX_NODES} nodes, not {}",
+            self.nodes
+        );
+        ensure!(
+            self.nics <= MAX_NICS,
+            "a node has at most {MAX_NICS} NICs, not {}",
+            self.nics
+        );
+        ensure!(
+            self.memory_mib >= 192,
+            "a node needs at least 192 MiB of memory"
+        );
+        ensure!(
+            (1..=64).contains(&self.cpus),
+            "a node has 1 to 64 processors, not {}",
+            self.cpus
+        );
+        ensure!(
+            !self.kernel.is_empty() && !self.kernel.contains('/') && !self.kernel.starts_with('.'),
+            "bad kernel name '{}'",
+            self.kernel
+        );
         if self.nics == 0 {
             ensure!(self.topology.is_none(), "a topology needs NICs");
-            ensure!(self.bring_up == BringUp::None, "without NICs there is nothing to bring up");
+            ensure!(
+                self.bring_up == BringUp::None,
+                "without NICs there is nothing to bring up"
+            );
             return Ok(self);
         }
         let total = self.nodes * self.nics;
@@ -137,7 +163,12 @@ impl Spec {
             n => format!("ring:{n}"),
         });
         if let Some(size) = topology_size(topology) {
-            ensure!(size == total, "topology {topology} has {size} NICs, but {} nodes with {} each make {total}", self.nodes, self.nics);
+            ensure!(
+                size == total,
+                "topology {topology} has {size} NICs, but {} nodes with {} each make {total}",
+                self.nodes,
+                self.nics
+            );
         }
         Ok(self)
     }
@@ -153,7 +184,10 @@ impl Spec {
 /// # Errors
 /// When it is neither.
 pub fn parse_node(text: &str) -> Result<usize> {
-    text.strip_prefix("node").unwrap_or(text).parse().with_context(|| format!("'{text}' is no node (write 0 or node0)"))
+    text.strip_prefix("node")
+        .unwrap_or(text)
+        .parse()
+        .with_context(|| format!("'{text}' is no node (write 0 or node0)"))
 }
 
 #[cfg(test)]
@@ -162,19 +196,43 @@ mod tests {
 
     #[test]
     fn topologies_have_sizes() {
-        for (t, n) in [("pair", 2), ("ring:4", 4), ("torus:4x2x2", 16), ("mesh:3x3", 9), ("single", 1), ("star:5", 5)] {
+        for (t, n) in [
+            ("pair", 2),
+            ("ring:4", 4),
+            ("torus:4x2x2", 16),
+            ("mesh:3x3", 9),
+            ("single", 1),
+            ("star:5", 5),
+        ] {
             assert_eq!(topology_size(t), Some(n), "{t}");
         }
-        for t in ["file.toml", "ring:x", "torus:2x", "ring:", "torus:99999999999x99999999999"] {
+        for t in [
+            "file.toml",
+            "ring:x",
+            "torus:2x",
+            "ring:",
+            "torus:99999999999x99999999999",
+        ] {
             assert_eq!(topology_size(t), None, "{t}");
         }
     }
 
     #[test]
     fn contradictions_are_refused() {
-        let spec = |nodes, nics, topology: Option<&str>| Spec { nodes, nics, topology: topology.map(Into::into), ..Spec::default() }.settle();
+        let spec = |nodes, nics, topology: Option<&str>| {
+            Spec {
+                nodes,
+                nics,
+                topology: topology.map(Into::into),
+                ..Spec::default()
+            }
+            .settle()
+        };
         assert_eq!(spec(2, 1, None).unwrap().topology.as_deref(), Some("pair"));
-        assert_eq!(spec(2, 2, None).unwrap().topology.as_deref(), Some("ring:4"));
+        assert_eq!(
+            spec(2, 2, None).unwrap().topology.as_deref(),
+            Some("ring:4")
+        );
         assert!(spec(8, 1, Some("torus:2x2x2")).is_ok());
         assert!(spec(7, 1, Some("torus:2x2x2")).is_err());
         assert!(spec(0, 1, None).is_err());

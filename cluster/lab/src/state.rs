@@ -27,7 +27,9 @@ pub struct Paths {
 
 impl Default for Paths {
     fn default() -> Self {
-        let dir = |var: &str, default: &str| std::env::var_os(var).map_or_else(|| default.into(), PathBuf::from);
+        let dir = |var: &str, default: &str| {
+            std::env::var_os(var).map_or_else(|| default.into(), PathBuf::from)
+        };
         Self {
             state: dir("LAB_STATE", "/out/lab"),
             guest: dir("LAB_GUEST", "/guest"),
@@ -68,17 +70,33 @@ impl LabDir {
         check_name(name)?;
         let path = paths.state.join(name);
         if path.as_os_str().len() > 80 {
-            bail!("{} is too long a path for sockets; set LAB_STATE to a shorter one", path.display());
+            bail!(
+                "{} is too long a path for sockets; set LAB_STATE to a shorter one",
+                path.display()
+            );
         }
-        Ok(Self { path, name: name.into() })
+        Ok(Self {
+            path,
+            name: name.into(),
+        })
     }
 
     /// All labs that left something on disk.
     pub fn all(paths: &Paths) -> Vec<Self> {
-        let Ok(dir) = std::fs::read_dir(&paths.state) else { return Vec::new() };
-        let mut names: Vec<_> = dir.flatten().filter_map(|e| e.file_name().into_string().ok()).filter(|n| check_name(n).is_ok()).collect();
+        let Ok(dir) = std::fs::read_dir(&paths.state) else {
+            return Vec::new();
+        };
+        let mut names: Vec<_> = dir
+            .flatten()
+            .filter_map(|e| e.file_name().into_string().ok())
+            .filter(|n| check_name(n).is_ok())
+            .collect();
         names.sort();
-        names.into_iter().filter_map(|n| Self::new(paths, &n).ok()).filter(|d| d.path.join("lab.json").exists()).collect()
+        names
+            .into_iter()
+            .filter_map(|n| Self::new(paths, &n).ok())
+            .filter(|d| d.path.join("lab.json").exists())
+            .collect()
     }
 
     /// Directory of a node.
@@ -93,7 +111,11 @@ impl LabDir {
     pub fn record(&self) -> Result<Option<Record>> {
         let path = self.path.join("lab.json");
         match std::fs::read(&path) {
-            Ok(text) => Ok(Some(serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?)),
+            Ok(text) => {
+                Ok(Some(serde_json::from_slice(&text).with_context(|| {
+                    format!("{} is damaged", path.display())
+                })?))
+            }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e).with_context(|| format!("cannot read {}", path.display())),
         }
@@ -105,7 +127,8 @@ impl LabDir {
     /// When the directory can't be written.
     pub fn save(&self, record: &Record) -> Result<()> {
         let (new, path) = (self.path.join("lab.json.new"), self.path.join("lab.json"));
-        std::fs::write(&new, serde_json::to_vec_pretty(record)?).with_context(|| format!("cannot write {}", new.display()))?;
+        std::fs::write(&new, serde_json::to_vec_pretty(record)?)
+            .with_context(|| format!("cannot write {}", new.display()))?;
         std::fs::rename(&new, &path).with_context(|| format!("cannot write {}", path.display()))
     }
 
@@ -115,17 +138,31 @@ impl LabDir {
     /// When another command holds it for longer than ten minutes.
     pub fn lock(&self) -> Result<File> {
         let path = self.path.with_extension("lock");
-        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).with_context(|| format!("cannot create the directory of {}", path.display()))?;
-        let file = File::options().create(true).truncate(false).write(true).open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))
+            .with_context(|| format!("cannot create the directory of {}", path.display()))?;
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
         let start = Instant::now();
         let mut told = false;
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             if !told {
                 told = true;
-                eprintln!("lab: another command is at work on lab '{}'; waiting for it", self.name);
+                eprintln!(
+                    "lab: another command is at work on lab '{}'; waiting for it",
+                    self.name
+                );
             }
             if start.elapsed() > LOCK_PATIENCE {
-                bail!("another command has worked on lab '{}' for {} s (lock {})", self.name, LOCK_PATIENCE.as_secs(), path.display());
+                bail!(
+                    "another command has worked on lab '{}' for {} s (lock {})",
+                    self.name,
+                    LOCK_PATIENCE.as_secs(),
+                    path.display()
+                );
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -169,7 +206,9 @@ pub fn random() -> u64 {
         Ok(8) => u64::from_ne_bytes(bytes),
         // Never seen on Linux; uniqueness is all that is needed.
         _ => {
-            let t = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let t = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default();
             t.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(32)
         }
     }
@@ -177,7 +216,10 @@ pub fn random() -> u64 {
 
 /// Seconds since 1970.
 pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
 }
 
 /// The last `lines` lines of a file, with control characters removed; empty when it can't be read.
@@ -185,8 +227,16 @@ pub fn tail(path: &Path, lines: usize) -> String {
     let bytes = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     let all: Vec<&str> = text.lines().collect();
-    let clean = |l: &&str| l.chars().filter(|c| !c.is_control() || *c == '\t').collect::<String>();
-    all[all.len().saturating_sub(lines)..].iter().map(clean).collect::<Vec<_>>().join("\n")
+    let clean = |l: &&str| {
+        l.chars()
+            .filter(|c| !c.is_control() || *c == '\t')
+            .collect::<String>()
+    };
+    all[all.len().saturating_sub(lines)..]
+        .iter()
+        .map(clean)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[cfg(test)]
@@ -205,12 +255,20 @@ mod tests {
 
     #[test]
     fn records_survive_and_wiping_is_repeatable() {
-        let paths = Paths { state: std::env::temp_dir().join(format!("lab-state-{}", std::process::id())), ..Paths::default() };
+        let paths = Paths {
+            state: std::env::temp_dir().join(format!("lab-state-{}", std::process::id())),
+            ..Paths::default()
+        };
         let dir = LabDir::new(&paths, "x").unwrap();
         let _lock = dir.lock().unwrap();
         assert!(dir.record().unwrap().is_none());
         std::fs::create_dir_all(&dir.path).unwrap();
-        let record = Record { spec: Spec::default(), token: token(), started: now(), ready: false };
+        let record = Record {
+            spec: Spec::default(),
+            token: token(),
+            started: now(),
+            ready: false,
+        };
         dir.save(&record).unwrap();
         assert_eq!(dir.record().unwrap().unwrap().token, record.token);
         assert_eq!(LabDir::all(&paths).len(), 1);

@@ -97,8 +97,14 @@ pub struct Shown {
 
 impl Default for Shown {
     fn default() -> Self {
-        let live = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
-        Self { paint: Paint::stderr(), bar: None, live, since: Instant::now() }
+        let live =
+            std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
+        Self {
+            paint: Paint::stderr(),
+            bar: None,
+            live,
+            since: Instant::now(),
+        }
     }
 }
 
@@ -108,8 +114,13 @@ impl Progress for Shown {
         if !self.live {
             return;
         }
-        let template = if self.paint.on() { "  {spinner:.cyan} {prefix} {wide_msg:.dim}" } else { "  {spinner} {prefix} {wide_msg}" };
-        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let template = if self.paint.on() {
+            "  {spinner:.cyan} {prefix} {wide_msg:.dim}"
+        } else {
+            "  {spinner} {prefix} {wide_msg}"
+        };
+        let style = ProgressStyle::with_template(template)
+            .unwrap_or_else(|_| ProgressStyle::default_spinner());
         let bar = ProgressBar::new_spinner().with_style(style.tick_chars("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏ "));
         bar.set_prefix(format!("{text} (usually {} s)", usual.as_secs().max(1)));
         bar.enable_steady_tick(Duration::from_millis(100));
@@ -128,7 +139,11 @@ impl Progress for Shown {
             bar.finish_and_clear();
         }
         let seconds = format!("({:.1} s)", self.since.elapsed().as_secs_f64());
-        eprintln!("  {} {text} {}", self.paint.green("ok"), self.paint.dim(&seconds));
+        eprintln!(
+            "  {} {text} {}",
+            self.paint.green("ok"),
+            self.paint.dim(&seconds)
+        );
     }
 }
 
@@ -156,7 +171,15 @@ pub fn table(rows: &[Vec<String>]) -> String {
         visible
     };
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(|c| rows.iter().filter_map(|r| r.get(c)).map(|s| width(s)).max().unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..columns)
+        .map(|c| {
+            rows.iter()
+                .filter_map(|r| r.get(c))
+                .map(|s| width(s))
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
     let mut out = String::new();
     for row in rows {
         let mut line = String::new();
@@ -176,7 +199,10 @@ mod tests {
 
     #[test]
     fn tables_align_coloured_cells() {
-        let rows = vec![vec!["a".into(), "b".into()], vec![Paint(true).green("long"), "c".into()]];
+        let rows = vec![
+            vec!["a".into(), "b".into()],
+            vec![Paint(true).green("long"), "c".into()],
+        ];
         assert_eq!(table(&rows), "a     b\n\x1b[32mlong\x1b[0m  c\n");
     }
 

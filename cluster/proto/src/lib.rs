@@ -202,7 +202,9 @@ impl GuestMsg {
     /// Appends the message as a frame.
     pub fn put(&self, out: &mut Vec<u8>) {
         match self {
-            GuestMsg::HelloAck { nonce, version } => encode(HELLO_ACK, &pack(&(nonce, version)), out),
+            GuestMsg::HelloAck { nonce, version } => {
+                encode(HELLO_ACK, &pack(&(nonce, version)), out)
+            }
             GuestMsg::Stdout(d) => encode(STDOUT, d, out),
             GuestMsg::Stderr(d) => encode(STDERR, d, out),
             GuestMsg::Credit(n) => encode(CREDIT, &pack(n), out),
@@ -242,7 +244,9 @@ mod tests {
     fn decode_all(bytes: &[u8]) -> Vec<Frame> {
         let mut d = Decoder::new();
         d.push(bytes);
-        std::iter::from_fn(|| d.next_frame()).map(|f| f.unwrap()).collect()
+        std::iter::from_fn(|| d.next_frame())
+            .map(|f| f.unwrap())
+            .collect()
     }
 
     #[test]
@@ -258,19 +262,28 @@ mod tests {
             HostMsg::Start(request),
             HostMsg::Stdin(vec![0x7e; 100]),
             HostMsg::StdinEof,
-            HostMsg::Resize(WinSize { rows: 1, cols: 65535 }),
+            HostMsg::Resize(WinSize {
+                rows: 1,
+                cols: 65535,
+            }),
             HostMsg::Signal(15),
         ];
         let mut bytes = Vec::new();
         all.iter().for_each(|m| m.put(&mut bytes));
-        let back: Vec<_> = decode_all(&bytes).into_iter().map(|f| HostMsg::get(f).unwrap()).collect();
+        let back: Vec<_> = decode_all(&bytes)
+            .into_iter()
+            .map(|f| HostMsg::get(f).unwrap())
+            .collect();
         assert_eq!(back, all);
     }
 
     #[test]
     fn every_guest_message_survives() {
         let all = [
-            GuestMsg::HelloAck { nonce: u64::MAX, version: VERSION },
+            GuestMsg::HelloAck {
+                nonce: u64::MAX,
+                version: VERSION,
+            },
             GuestMsg::Stdout(vec![]),
             GuestMsg::Stderr(b"~}~".to_vec()),
             GuestMsg::Credit(STDIN_WINDOW as u32),
@@ -281,17 +294,34 @@ mod tests {
         ];
         let mut bytes = Vec::new();
         all.iter().for_each(|m| m.put(&mut bytes));
-        let back: Vec<_> = decode_all(&bytes).into_iter().map(|f| GuestMsg::get(f).unwrap()).collect();
+        let back: Vec<_> = decode_all(&bytes)
+            .into_iter()
+            .map(|f| GuestMsg::get(f).unwrap())
+            .collect();
         assert_eq!(back, all);
     }
 
     #[test]
     fn malformed_payloads_are_errors() {
         for kind in [HELLO, START, RESIZE, SIGNAL, 0, 99] {
-            assert!(HostMsg::get(Frame { kind, payload: vec![0xff; 3] }).is_err(), "kind {kind}");
+            assert!(
+                HostMsg::get(Frame {
+                    kind,
+                    payload: vec![0xff; 3]
+                })
+                .is_err(),
+                "kind {kind}"
+            );
         }
         for kind in [HELLO_ACK, CREDIT, EXIT, 0, 99] {
-            assert!(GuestMsg::get(Frame { kind, payload: vec![0xff; 30] }).is_err(), "kind {kind}");
+            assert!(
+                GuestMsg::get(Frame {
+                    kind,
+                    payload: vec![0xff; 30]
+                })
+                .is_err(),
+                "kind {kind}"
+            );
         }
     }
 

@@ -191,15 +191,25 @@ pub enum FaultVerb {
 fn nic_of(cluster: &Cluster, node: &str, nic: usize) -> Result<usize> {
     let (node, spec) = (parse_node(node)?, cluster.spec());
     cluster.node(node)?;
-    ensure!(nic < spec.nics, "a node of lab '{}' has {} NICs, no NIC {nic}", spec.name, spec.nics);
+    ensure!(
+        nic < spec.nics,
+        "a node of lab '{}' has {} NICs, no NIC {nic}",
+        spec.name,
+        spec.nics
+    );
     Ok(node * spec.nics + nic)
 }
 
 fn link_of(cluster: &Cluster, words: &[String]) -> Result<LinkSelect> {
     match words {
         [node, port] => {
-            let port: u8 = port.parse().with_context(|| format!("'{port}' is no port number"))?;
-            Ok(LinkSelect::End(format!("{}:{port}", nic_of(cluster, node, 0)?)))
+            let port: u8 = port
+                .parse()
+                .with_context(|| format!("'{port}' is no port number"))?;
+            Ok(LinkSelect::End(format!(
+                "{}:{port}",
+                nic_of(cluster, node, 0)?
+            )))
         }
         [word] => word.parse().map_err(anyhow::Error::msg),
         _ => Ok(LinkSelect::All),
@@ -219,39 +229,128 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
     let inject = |nic: usize, fault: Fault| emu::inject(dir, nic, &fault);
     let knobs = |link: &[String], corrupt_rate, loss_rate, latency_ns, bytes_per_second| {
         let link = link_of(&cluster, link)?;
-        call(Request::Knobs { link, latency_ns, bytes_per_second, corrupt_rate, loss_rate })
+        call(Request::Knobs {
+            link,
+            latency_ns,
+            bytes_per_second,
+            corrupt_rate,
+            loss_rate,
+        })
     };
     match verb {
         FaultVerb::LinkDown { link, hold } => {
-            let policy = Some(if hold { DownPolicy::Hold } else { DownPolicy::Drop });
-            call(Request::Link { link: link_of(&cluster, &link)?, up: false, policy })
+            let policy = Some(if hold {
+                DownPolicy::Hold
+            } else {
+                DownPolicy::Drop
+            });
+            call(Request::Link {
+                link: link_of(&cluster, &link)?,
+                up: false,
+                policy,
+            })
         }
-        FaultVerb::LinkUp { link } => call(Request::Link { link: link_of(&cluster, &link)?, up: true, policy: None }),
-        FaultVerb::Flap { link, down_ms, up_ms, count, drop } => {
-            let policy = Some(if drop { DownPolicy::Drop } else { DownPolicy::Hold });
-            call(Request::Flap { link: link_of(&cluster, &link)?, down_ms, up_ms, count, policy })
+        FaultVerb::LinkUp { link } => call(Request::Link {
+            link: link_of(&cluster, &link)?,
+            up: true,
+            policy: None,
+        }),
+        FaultVerb::Flap {
+            link,
+            down_ms,
+            up_ms,
+            count,
+            drop,
+        } => {
+            let policy = Some(if drop {
+                DownPolicy::Drop
+            } else {
+                DownPolicy::Hold
+            });
+            call(Request::Flap {
+                link: link_of(&cluster, &link)?,
+                down_ms,
+                up_ms,
+                count,
+                policy,
+            })
         }
         FaultVerb::Corrupt { link, rate } => knobs(&link, Some(rate), None, None, None),
         FaultVerb::Lose { link, rate } => knobs(&link, None, Some(rate), None, None),
-        FaultVerb::Slow { link, latency_us, bytes_per_second } => {
-            ensure!(latency_us.is_some() || bytes_per_second.is_some(), "slow needs --latency-us or --bytes-per-second");
-            knobs(&link, None, None, latency_us.map(|us| us.saturating_mul(1000)), bytes_per_second)
+        FaultVerb::Slow {
+            link,
+            latency_us,
+            bytes_per_second,
+        } => {
+            ensure!(
+                latency_us.is_some() || bytes_per_second.is_some(),
+                "slow needs --latency-us or --bytes-per-second"
+            );
+            knobs(
+                &link,
+                None,
+                None,
+                latency_us.map(|us| us.saturating_mul(1000)),
+                bytes_per_second,
+            )
         }
-        FaultVerb::QueueFull { node, vpid, rma, off, nic: k } => {
+        FaultVerb::QueueFull {
+            node,
+            vpid,
+            rma,
+            off,
+            nic: k,
+        } => {
             let unit = if rma { QueueUnit::Rma } else { QueueUnit::Velo };
-            inject(nic(&node, k)?, Fault::QueueFull { unit, vpid, on: !off })
+            inject(
+                nic(&node, k)?,
+                Fault::QueueFull {
+                    unit,
+                    vpid,
+                    on: !off,
+                },
+            )
         }
-        FaultVerb::Retry { node, every, nic: k } => inject(nic(&node, k)?, Fault::RetryEvery(some_unless_zero(every))),
-        FaultVerb::DmaFault { node, every, nic: k } => inject(nic(&node, k)?, Fault::DmaEvery(some_unless_zero(every))),
-        FaultVerb::Freeze { node, nic: k } => call(Request::Freeze { nic: nic(&node, k)?, on: true }),
-        FaultVerb::Thaw { node, nic: k } => call(Request::Freeze { nic: nic(&node, k)?, on: false }),
+        FaultVerb::Retry {
+            node,
+            every,
+            nic: k,
+        } => inject(nic(&node, k)?, Fault::RetryEvery(some_unless_zero(every))),
+        FaultVerb::DmaFault {
+            node,
+            every,
+            nic: k,
+        } => inject(nic(&node, k)?, Fault::DmaEvery(some_unless_zero(every))),
+        FaultVerb::Freeze { node, nic: k } => call(Request::Freeze {
+            nic: nic(&node, k)?,
+            on: true,
+        }),
+        FaultVerb::Thaw { node, nic: k } => call(Request::Freeze {
+            nic: nic(&node, k)?,
+            on: false,
+        }),
         FaultVerb::PowerOff { node } => cluster.power_off(parse_node(&node)?),
-        FaultVerb::PowerOn { node } => cluster.power_on(parse_node(&node)?, &mut lab::ui::Shown::default()),
-        FaultVerb::NicOff { node, nic: k } => call(Request::Power { nic: nic(&node, k)?, on: false }),
-        FaultVerb::NicOn { node, nic: k } => call(Request::Power { nic: nic(&node, k)?, on: true }),
-        FaultVerb::Pci { node, fields, nic: k } => {
+        FaultVerb::PowerOn { node } => {
+            cluster.power_on(parse_node(&node)?, &mut lab::ui::Shown::default())
+        }
+        FaultVerb::NicOff { node, nic: k } => call(Request::Power {
+            nic: nic(&node, k)?,
+            on: false,
+        }),
+        FaultVerb::NicOn { node, nic: k } => call(Request::Power {
+            nic: nic(&node, k)?,
+            on: true,
+        }),
+        FaultVerb::Pci {
+            node,
+            fields,
+            nic: k,
+        } => {
             let fields = serde_json::from_str(&fields).context("the fields are no JSON object")?;
-            call(Request::Pci { nic: nic(&node, k)?, fields })
+            call(Request::Pci {
+                nic: nic(&node, k)?,
+                fields,
+            })
         }
         FaultVerb::Forge { node, packet, nic: k } => {
             let packet = serde_json::from_str(&packet).context("the packet is not what `forge` takes")?;
@@ -260,7 +359,11 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
         FaultVerb::Seed { seed } => call(Request::Seed { seed }),
         FaultVerb::Clear => {
             knobs(&[], Some(0.0), Some(0.0), Some(0), Some(0))?;
-            call(Request::Link { link: LinkSelect::All, up: true, policy: None })?;
+            call(Request::Link {
+                link: LinkSelect::All,
+                up: true,
+                policy: None,
+            })?;
             for nic in 0..cluster.spec().nodes * cluster.spec().nics {
                 call(Request::Freeze { nic, on: false })?;
                 inject(nic, Fault::Clear)?;
@@ -293,7 +396,10 @@ pub fn trace(paths: &Paths, name: &str, verb: TraceVerb) -> Result<u8> {
     let mut client = emu::connect(cluster.dir())?;
     match verb {
         TraceVerb::On => {
-            let path = path.to_str().context("the lab's path is no UTF-8")?.to_owned();
+            let path = path
+                .to_str()
+                .context("the lab's path is no UTF-8")?
+                .to_owned();
             client.call(&Request::TraceStart { path })?;
         }
         TraceVerb::Off => drop(client.call(&Request::TraceStop)?),
@@ -301,8 +407,15 @@ pub fn trace(paths: &Paths, name: &str, verb: TraceVerb) -> Result<u8> {
             if client.status()?.tracing {
                 client.call(&Request::TraceFlush)?;
             }
-            ensure!(path.exists(), "nothing was recorded; ./lab trace on starts a trace");
-            let status = std::process::Command::new(paths.bin.join("extoll-emu")).args(["trace", "print"]).args(options).arg(&path).status()?;
+            ensure!(
+                path.exists(),
+                "nothing was recorded; ./lab trace on starts a trace"
+            );
+            let status = std::process::Command::new(paths.bin.join("extoll-emu"))
+                .args(["trace", "print"])
+                .args(options)
+                .arg(&path)
+                .status()?;
             return Ok(u8::try_from(status.code().unwrap_or(1)).unwrap_or(1));
         }
     }
@@ -324,30 +437,46 @@ const RATES: &[(&str, &str, f64)] = &[
 
 fn number(rate: f64) -> String {
     match rate {
-        r if r == 0.0 => "-".into(),
+        0.0 => "-".into(),
         r if r < 10.0 => format!("{r:.1}"),
         r => format!("{r:.0}"),
     }
 }
 
-/// A counter by its path; one that this emulator does not have shows as no activity.
+/// A counter by its path; the document's names may have dashes where the path has underscores.
 fn chip(nic: &NicCounters, path: &str) -> u64 {
-    nic.chip(path).unwrap_or(0)
+    let dashed = || nic.chip(&path.replace('_', "-"));
+    nic.chip(path).or_else(dashed).unwrap_or(0)
 }
 
 /// The screen of `top`.
 fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) -> String {
     let seconds = (now.uptime_ns.saturating_sub(before.uptime_ns) as f64 / 1e9).max(1e-3);
     let rate = |a: u64, b: u64, unit: f64| number(b.saturating_sub(a) as f64 / seconds / unit);
-    let mut rows = vec![std::iter::once("NIC").chain(RATES.iter().map(|r| r.0)).map(|h| paint.dim(h)).collect::<Vec<_>>()];
+    let mut rows = vec![std::iter::once("NIC")
+        .chain(RATES.iter().map(|r| r.0))
+        .map(|h| paint.dim(h))
+        .collect::<Vec<_>>()];
     for (a, b) in before.nics.iter().zip(&now.nics) {
         let nics = cluster.spec().nics.max(1);
         let mut row = vec![paint.cyan(&format!("node{}.{}", b.nic / nics, b.nic % nics))];
-        row.extend(RATES.iter().map(|(_, path, unit)| rate(chip(a, path), chip(b, path), *unit)));
+        row.extend(
+            RATES
+                .iter()
+                .map(|(_, path, unit)| rate(chip(a, path), chip(b, path), *unit)),
+        );
         rows.push(row);
     }
     let mut out = table(&rows);
-    let heads = ["LINK", "STATE", "packets/s", "MB/s", "repaired/s", "dropped", "queued bytes"];
+    let heads = [
+        "LINK",
+        "STATE",
+        "packets/s",
+        "MB/s",
+        "repaired/s",
+        "dropped",
+        "queued bytes",
+    ];
     let mut rows = vec![heads.iter().map(|h| paint.dim(h)).collect::<Vec<_>>()];
     for (a, b) in before.links.iter().zip(&now.links) {
         let state = match (b.up, b.live) {
@@ -355,13 +484,20 @@ fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) ->
             (true, false) => paint.yellow("not enabled"),
             (false, _) => paint.red("cut"),
         };
-        let both = |l: &extoll_emulator::network::LinkInfo, f: fn(&extoll_emulator::network::LinkStats) -> u64| f(&l.forward) + f(&l.backward);
+        let both = |l: &extoll_emulator::network::LinkInfo,
+                    f: fn(&extoll_emulator::network::LinkStats) -> u64| {
+            f(&l.forward) + f(&l.backward)
+        };
         rows.push(vec![
             paint.cyan(&format!("{} - {}", b.ends.0, b.ends.1)),
             state,
             rate(both(a, |s| s.packets), both(b, |s| s.packets), 1.0),
             rate(both(a, |s| s.bytes), both(b, |s| s.bytes), 1e6),
-            rate(both(a, |s| s.corrupted + s.lost), both(b, |s| s.corrupted + s.lost), 1.0),
+            rate(
+                both(a, |s| s.corrupted + s.lost),
+                both(b, |s| s.corrupted + s.lost),
+                1.0,
+            ),
             both(b, |s| s.dropped_down + s.dropped_full).to_string(),
             both(b, |s| s.queued_bytes).to_string(),
         ]);
@@ -372,7 +508,9 @@ fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) ->
 
 /// `lab top`.
 pub fn top(paths: &Paths, name: &str, interval: f64, count: Option<u64>) -> Result<u8> {
-    let interval = Duration::try_from_secs_f64(interval).context("--interval: not a number of seconds")?.max(Duration::from_millis(100));
+    let interval = Duration::try_from_secs_f64(interval)
+        .context("--interval: not a number of seconds")?
+        .max(Duration::from_millis(100));
     let cluster = Cluster::attach(paths, name)?;
     let mut client = emu::connect(cluster.dir())?;
     let live = std::io::stdout().is_terminal();
@@ -387,8 +525,13 @@ pub fn top(paths: &Paths, name: &str, interval: f64, count: Option<u64>) -> Resu
         let mut out = std::io::stdout().lock();
         if live {
             // Home, then each line with the rest of its old content removed, then everything below.
-            let lines: String = text.lines().map(|l| format!("{l}\x1b[K\n")).collect();
-            write!(out, "\x1b[H\x1b[2J{}  {}\n\n{lines}\x1b[J", paint.bold(&format!("lab '{name}'")), paint.dim("(Ctrl-C ends)"))?;
+            let lines = text.replace('\n', "\x1b[K\n");
+            write!(
+                out,
+                "\x1b[H\x1b[2J{}  {}\n\n{lines}\x1b[J",
+                paint.bold(&format!("lab '{name}'")),
+                paint.dim("(Ctrl-C ends)")
+            )?;
         } else {
             writeln!(out, "{text}")?;
         }

@@ -20,7 +20,10 @@ pub fn shell(paths: &Paths, name: &str, node: &str) -> Result<u8> {
 
 fn size() -> WinSize {
     match tcgetwinsize(std::io::stdout()) {
-        Ok(s) if s.ws_row > 0 && s.ws_col > 0 => WinSize { rows: s.ws_row, cols: s.ws_col },
+        Ok(s) if s.ws_row > 0 && s.ws_col > 0 => WinSize {
+            rows: s.ws_row,
+            cols: s.ws_col,
+        },
         _ => DEFAULT_SIZE,
     }
 }
@@ -53,8 +56,13 @@ impl Drop for Raw {
 
 /// Runs a command on a terminal in the node, connected with ours.
 pub fn run(node: &Node, command: Command) -> Result<u8> {
-    let term = std::env::var_os("TERM").filter(|t| t != "dumb").unwrap_or_else(|| "xterm".into());
-    let command = command.terminal(size()).env("TERM", term).input(Input::Fd(std::io::stdin().as_fd().try_clone_to_owned()?));
+    let term = std::env::var_os("TERM")
+        .filter(|t| t != "dumb")
+        .unwrap_or_else(|| "xterm".into());
+    let command = command
+        .terminal(size())
+        .env("TERM", term)
+        .input(Input::Fd(std::io::stdin().as_fd().try_clone_to_owned()?));
     let (remote, end) = Remote::new()?;
     let mut signals = signal_hook::iterator::Signals::new([SIGWINCH, SIGTERM, SIGHUP])?;
     let handle = signals.handle();

@@ -15,7 +15,11 @@ use std::path::PathBuf;
 pub const FAILURE: u8 = 125;
 
 #[derive(Parser)]
-#[command(name = "lab", about = "A cluster of emulated nodes on one machine", disable_help_subcommand = true)]
+#[command(
+    name = "lab",
+    about = "A cluster of emulated nodes on one machine",
+    disable_help_subcommand = true
+)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -177,7 +181,13 @@ impl Up {
     fn spec(self) -> Spec {
         // A file lies where the user is, which is not where this process is.
         let is_file = |t: &String| lab::spec::topology_size(t).is_none();
-        let topology = self.topology.map(|t| if is_file(&t) { nodes::host_path(t.as_ref()).display().to_string() } else { t });
+        let topology = self.topology.map(|t| {
+            if is_file(&t) {
+                nodes::host_path(t.as_ref()).display().to_string()
+            } else {
+                t
+            }
+        });
         let nics = if self.no_nic { 0 } else { self.nics };
         let size = topology.as_deref().and_then(lab::spec::topology_size);
         let from_topology = size.filter(|s| nics > 0 && s % nics == 0).map(|s| s / nics);
@@ -227,13 +237,21 @@ struct Exec {
     /// Node, as 0 or node0, or "all"
     node: String,
     /// Program and arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
     command: Vec<OsString>,
 }
 
 /// Whether an error is only that nobody reads our output any more.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    error
+        .chain()
+        .filter_map(|e| e.downcast_ref::<std::io::Error>())
+        .any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// Parses the command line and does what it says; returns the exit status.
@@ -245,11 +263,20 @@ pub fn run() -> Result<u8> {
         Verb::Exec(exec) => nodes::exec(&paths, exec),
         Verb::Sh { which, node } => interactive::shell(&paths, &which.name, &node),
         Verb::Cp { which, paths: list } => nodes::cp(&paths, &which.name, &list),
-        Verb::Log { which, node, follow, lines } => nodes::log(&paths, &which.name, &node, follow, lines),
+        Verb::Log {
+            which,
+            node,
+            follow,
+            lines,
+        } => nodes::log(&paths, &which.name, &node, follow, lines),
         Verb::Status { which, json } => verbs::status(&paths, &which.name, json),
         Verb::Fault { which, verb } => fabric::fault(&paths, &which.name, verb),
         Verb::Trace { which, verb } => fabric::trace(&paths, &which.name, verb),
-        Verb::Top { which, interval, count } => fabric::top(&paths, &which.name, interval, count),
+        Verb::Top {
+            which,
+            interval,
+            count,
+        } => fabric::top(&paths, &which.name, interval, count),
         Verb::List => verbs::list(&paths),
         Verb::Reboot { which, node, hard } => verbs::reboot(&paths, &which.name, &node, hard),
     }
@@ -272,11 +299,23 @@ mod tests {
 
     #[test]
     fn the_command_is_passed_on_untouched() {
-        let Ok(Verb::Exec(e)) = parse(&["exec", "--name", "x", "node1", "--", "ls", "-n", "--name", "--"]) else { panic!() };
-        assert_eq!((e.which.name.as_str(), e.node.as_str(), e.no_stdin), ("x", "node1", false));
+        let Ok(Verb::Exec(e)) = parse(&[
+            "exec", "--name", "x", "node1", "--", "ls", "-n", "--name", "--",
+        ]) else {
+            panic!()
+        };
+        assert_eq!(
+            (e.which.name.as_str(), e.node.as_str(), e.no_stdin),
+            ("x", "node1", false)
+        );
         assert_eq!(e.command, ["ls", "-n", "--name", "--"]);
-        let Ok(Verb::Exec(e)) = parse(&["exec", "0", "uname", "-r"]) else { panic!() };
-        assert_eq!((e.which.name.as_str(), e.command), ("default", vec!["uname".into(), "-r".into()]));
+        let Ok(Verb::Exec(e)) = parse(&["exec", "0", "uname", "-r"]) else {
+            panic!()
+        };
+        assert_eq!(
+            (e.which.name.as_str(), e.command),
+            ("default", vec!["uname".into(), "-r".into()])
+        );
         assert!(parse(&["exec", "0"]).is_err());
         assert!(parse(&["exec", "0", "--"]).is_err());
     }
@@ -286,7 +325,14 @@ mod tests {
         assert_eq!(up(&["up", "--topology", "torus:2x2x2"]).nodes, 8);
         assert_eq!(up(&["up", "--topology", "ring:4", "--nics", "2"]).nodes, 2);
         assert_eq!(up(&["up"]).nodes, 2);
-        assert_eq!(up(&["up", "--nodes", "3"]).settle().unwrap().topology.as_deref(), Some("ring:3"));
+        assert_eq!(
+            up(&["up", "--nodes", "3"])
+                .settle()
+                .unwrap()
+                .topology
+                .as_deref(),
+            Some("ring:3")
+        );
         let bare = up(&["up", "--no-nic"]);
         assert_eq!((bare.nics, bare.bring_up), (0, BringUp::None));
         assert_eq!(up(&["up", "--no-net"]).bring_up, BringUp::Modules);

@@ -5,11 +5,11 @@ use anyhow::{bail, ensure, Context, Result};
 use lab::copy::{copy, Place};
 use lab::ui::Paint;
 use lab::{Cluster, Command, Input, Node, Paths, Status};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Exit status of timeout(1) when the time was over.
 const TIMED_OUT: u8 = 124;
@@ -23,14 +23,17 @@ impl Exec {
     fn build(&self) -> Result<Command> {
         let mut command = Command::new(&self.command);
         for pair in &self.env {
-            let (name, value) = pair.split_once('=').with_context(|| format!("--env {pair}: expected NAME=VALUE"))?;
+            let (name, value) = pair
+                .split_once('=')
+                .with_context(|| format!("--env {pair}: expected NAME=VALUE"))?;
             command = command.env(name, value);
         }
         if let Some(dir) = &self.cwd {
             command = command.cwd(dir.as_os_str());
         }
         if let Some(seconds) = self.timeout {
-            let limit = Duration::try_from_secs_f64(seconds).context("--timeout: not a number of seconds")?;
+            let limit = Duration::try_from_secs_f64(seconds)
+                .context("--timeout: not a number of seconds")?;
             command = command.timeout(limit);
         }
         Ok(command)
@@ -48,7 +51,11 @@ pub fn exec(paths: &Paths, args: Exec) -> Result<u8> {
     if args.tty {
         return super::interactive::run(&node, command);
     }
-    let input = if args.no_stdin { Input::None } else { Input::Fd(std::io::stdin().as_fd().try_clone_to_owned()?) };
+    let input = if args.no_stdin {
+        Input::None
+    } else {
+        Input::Fd(std::io::stdin().as_fd().try_clone_to_owned()?)
+    };
     let mut sink = |error: bool, data: &[u8]| -> Result<()> {
         if error {
             std::io::stderr().write_all(data)?;
@@ -71,11 +78,20 @@ pub fn exec(paths: &Paths, args: Exec) -> Result<u8> {
 
 /// Adds the end of the console when the node is no longer there.
 fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Error {
+    // A QEMU that has just closed its sockets takes a moment to end.
+    let went_off = format!("{error:#}").contains("went off");
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while went_off && cluster.is_on(node.index()) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     if super::is_broken_pipe(&error) || cluster.is_on(node.index()) {
         return error;
     }
-    let console = lab::state::tail(&node.console(), 15);
-    error.context(format!("{} is off; the end of its console:\n{console}\n--", node.name()))
+    let console = node.last_words();
+    error.context(format!(
+        "{} is off; the end of its console:\n{console}\n--",
+        node.name()
+    ))
 }
 
 /// Runs the command in every node at once; each line is preceded by the node's name.
@@ -94,7 +110,12 @@ fn exec_all(cluster: &Cluster, args: &Exec) -> Result<u8> {
                     let print = |error: bool, line: &[u8]| -> Result<()> {
                         let _one_at_a_time = screen.lock();
                         let text = [prefix.as_bytes(), line].concat();
-                        Ok(if error { std::io::stderr().write_all(&text)? } else { std::io::stdout().write_all(&text)? })
+                        if error {
+                            std::io::stderr().write_all(&text)?;
+                        } else {
+                            std::io::stdout().write_all(&text)?;
+                        }
+                        Ok(())
                     };
                     let status = args.build()?.run_with(&node, None, &mut |error, data| {
                         let rest = &mut rest[usize::from(error)];
@@ -115,7 +136,10 @@ fn exec_all(cluster: &Cluster, args: &Exec) -> Result<u8> {
                 })
             })
             .collect();
-        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| bail!("a thread panicked"))).collect()
+        threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|_| bail!("a thread panicked")))
+            .collect()
     });
     let mut code = 0;
     for result in results {
@@ -133,7 +157,10 @@ fn exec_all(cluster: &Cluster, args: &Exec) -> Result<u8> {
 /// Host paths as the user wrote them. The wrapper enters the build root, where they don't exist, and leaves the
 /// user's root directory and working directory in these variables.
 pub fn host_path(path: &Path) -> PathBuf {
-    match (std::env::var_os("LAB_HOST_ROOT"), std::env::var_os("LAB_HOST_CWD")) {
+    match (
+        std::env::var_os("LAB_HOST_ROOT"),
+        std::env::var_os("LAB_HOST_CWD"),
+    ) {
         (Some(root), Some(cwd)) => {
             let absolute = Path::new(&cwd).join(path);
             Path::new(&root).join(absolute.strip_prefix("/").unwrap_or(&absolute))
@@ -146,39 +173,60 @@ pub fn host_path(path: &Path) -> PathBuf {
 pub fn cp(paths: &Paths, name: &str, list: &[String]) -> Result<u8> {
     let cluster = Cluster::attach(paths, name)?;
     let places: Vec<Place> = list.iter().map(|p| Place::parse(p)).collect();
-    let (target, sources) = places.split_last().context("cp needs a source and a target")?;
-    ensure!(places.iter().any(|p| matches!(p, Place::Node(..))), "neither side is in a node; write node0:/path");
+    let (target, sources) = places
+        .split_last()
+        .context("cp needs a source and a target")?;
+    ensure!(
+        places.iter().any(|p| matches!(p, Place::Node(..))),
+        "neither side is in a node; write node0:/path"
+    );
     copy(&cluster, sources, target, &host_path)?;
     Ok(0)
 }
 
-/// `lab log`.
-pub fn log(paths: &Paths, name: &str, node: &str, follow: bool, lines: Option<usize>) -> Result<u8> {
-    let cluster = Cluster::attach(paths, name)?;
-    let path = if node == "emu" { lab::emu::log(cluster.dir()) } else { cluster.node(lab::spec::parse_node(node)?)?.console() };
-    let mut file = std::fs::File::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut out = std::io::stdout().lock();
-    if let Some(n) = lines {
-        let mut all = Vec::new();
-        file.read_to_end(&mut all)?;
-        let ended = all.last() == Some(&b'\n');
-        let mut starts = all.iter().enumerate().rev().skip(usize::from(ended)).filter(|(_, b)| **b == b'\n').map(|(i, _)| i + 1);
-        let from = if n == 0 { all.len() } else { starts.nth(n - 1).unwrap_or(0) };
-        out.write_all(&all[from..])?;
-    } else {
-        std::io::copy(&mut file, &mut out)?;
+/// Writes a piece of a log without the carriage returns of the serial line.
+fn write_log(out: &mut impl Write, data: &[u8]) -> Result<()> {
+    let clean: Vec<u8> = data.iter().copied().filter(|b| *b != b'\r').collect();
+    out.write_all(&clean)?;
+    Ok(out.flush()?)
+}
+
+/// The last `n` lines.
+fn last_lines(data: &[u8], n: usize) -> &[u8] {
+    let body = data.strip_suffix(b"\n").unwrap_or(data);
+    let mut breaks = body.iter().enumerate().rev().filter(|(_, b)| **b == b'\n');
+    match n.checked_sub(1) {
+        None => &[],
+        Some(skip) => breaks.nth(skip).map_or(data, |(i, _)| &data[i + 1..]),
     }
-    out.flush()?;
-    while follow {
+}
+
+/// `lab log`.
+pub fn log(
+    paths: &Paths,
+    name: &str,
+    node: &str,
+    follow: bool,
+    lines: Option<usize>,
+) -> Result<u8> {
+    let cluster = Cluster::attach(paths, name)?;
+    let path = if node == "emu" {
+        lab::emu::log(cluster.dir())
+    } else {
+        cluster.node(lab::spec::parse_node(node)?)?.console()
+    };
+    let mut file =
+        std::fs::File::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut out = std::io::stdout().lock();
+    let mut data = Vec::new();
+    file.read_to_end(&mut data)?;
+    write_log(&mut out, lines.map_or(&data[..], |n| last_lines(&data, n)))?;
+    // The lab is gone when its log is.
+    while follow && path.exists() {
         std::thread::sleep(Duration::from_millis(200));
-        // The lab is gone when its log is.
-        if !path.exists() {
-            break;
-        }
-        let at = file.stream_position()?;
-        file.seek(SeekFrom::Start(at))?;
-        std::io::copy(&mut file, &mut out)?;
-        out.flush()?;
+        data.clear();
+        file.read_to_end(&mut data)?;
+        write_log(&mut out, &data)?;
     }
     Ok(0)
 }
@@ -186,6 +234,15 @@ pub fn log(paths: &Paths, name: &str, node: &str, follow: bool, lines: Option<us
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_lines_are_found() {
+        assert_eq!(last_lines(b"a\nb\nc\n", 2), b"b\nc\n");
+        assert_eq!(last_lines(b"a\nb\nc", 1), b"c");
+        assert_eq!(last_lines(b"a\nb\n", 9), b"a\nb\n");
+        assert_eq!(last_lines(b"a\n", 0), b"");
+        assert_eq!(last_lines(b"", 3), b"");
+    }
 
     #[test]
     fn exit_codes_are_the_shells() {

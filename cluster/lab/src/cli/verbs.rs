@@ -25,7 +25,11 @@ pub fn up(paths: &Paths, args: Up) -> Result<u8> {
     drop(progress);
     if !quiet {
         let spec = cluster.spec();
-        let name = if spec.name == "default" { String::new() } else { format!("--name {} ", spec.name) };
+        let name = if spec.name == "default" {
+            String::new()
+        } else {
+            format!("--name {} ", spec.name)
+        };
         eprintln!(
             "{} up in {:.1} s; try: ./lab sh {name}0   ./lab status {name}  ./lab down {name}",
             Paint::stderr().bold(&format!("lab '{}'", spec.name)),
@@ -56,16 +60,25 @@ pub fn reboot(paths: &Paths, name: &str, node: &str, hard: bool) -> Result<u8> {
 
 /// `lab list`.
 pub fn list(paths: &Paths) -> Result<u8> {
-    let mut rows = vec![["LAB", "NODES", "TOPOLOGY", "STATE"].map(String::from).to_vec()];
+    let mut rows = vec![["LAB", "NODES", "TOPOLOGY", "STATE"]
+        .map(String::from)
+        .to_vec()];
     for dir in LabDir::all(paths) {
-        let Ok(cluster) = Cluster::attach(paths, &dir.name) else { continue };
+        let Ok(cluster) = Cluster::attach(paths, &dir.name) else {
+            continue;
+        };
         let spec = cluster.spec();
         let state = match (cluster.record().ready, cluster.processes().is_empty()) {
             (_, true) => "dead",
             (true, false) => "up",
             (false, false) => "starting or interrupted",
         };
-        rows.push(vec![dir.name.clone(), spec.nodes.to_string(), spec.topology.clone().unwrap_or_else(|| "-".into()), state.into()]);
+        rows.push(vec![
+            dir.name.clone(),
+            spec.nodes.to_string(),
+            spec.topology.clone().unwrap_or_else(|| "-".into()),
+            state.into(),
+        ]);
     }
     print!("{}", table(&rows));
     Ok(0)
@@ -89,7 +102,9 @@ fn document(cluster: &Cluster, states: &[NodeState]) -> Value {
         .collect();
     let fabric = match spec.nics {
         0 => Value::Null,
-        _ => lab::emu::document(cluster.dir()).unwrap_or_else(|e| json!({"error": format!("{e:#}")})),
+        _ => {
+            lab::emu::document(cluster.dir()).unwrap_or_else(|e| json!({"error": format!("{e:#}")}))
+        }
     };
     json!({
         "name": spec.name, "ready": cluster.record().ready, "up_s": now().saturating_sub(cluster.record().started),
@@ -117,9 +132,15 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
         spec.kernel,
         doc["up_s"]
     );
-    let mut rows = vec![["NODE", "STATE", "ADDRESS", "PID"].map(|s| paint.dim(s)).to_vec()];
+    let mut rows = vec![["NODE", "STATE", "ADDRESS", "PID"]
+        .map(|s| paint.dim(s))
+        .to_vec()];
     for (node, state) in doc["nodes"].as_array().into_iter().flatten().zip(states) {
-        let text = |k: &str| node[k].as_str().map_or_else(|| node[k].to_string(), String::from);
+        let text = |k: &str| match &node[k] {
+            Value::String(s) => s.clone(),
+            Value::Null => "-".into(),
+            other => other.to_string(),
+        };
         let state = match state {
             NodeState::Ready => paint.green("ready"),
             NodeState::Off => paint.red("off"),
@@ -162,18 +183,28 @@ fn print_fabric(fabric: &Value, nics: usize, paint: Paint) {
     let mut rows = vec![head(&titles)];
     for nic in list("nics") {
         let index = nic["nic"].as_u64().unwrap_or(0) as usize;
-        let state = match (nic["power"].as_str(), nic["frozen"].as_bool(), nic["connected"].as_bool()) {
+        let state = match (
+            nic["power"].as_str(),
+            nic["frozen"].as_bool(),
+            nic["connected"].as_bool(),
+        ) {
             (Some("on"), Some(true), _) => paint.yellow("frozen"),
             (Some("on"), _, Some(true)) => paint.green("on"),
             (Some("on"), _, _) => paint.yellow("no node"),
             (other, _, _) => paint.red(other.unwrap_or("?")),
         };
         let mut row = vec![format!("node{}.{}", index / nics, index % nics), state];
-        row.extend(COLUMNS.iter().map(|(_, name)| nic["counters"][name].to_string()));
+        row.extend(
+            COLUMNS
+                .iter()
+                .map(|(_, name)| nic["counters"][name].to_string()),
+        );
         rows.push(row);
     }
     print!("\n{}", table(&rows));
-    let mut rows = vec![head(&["LINK", "STATE", "PACKETS", "BYTES", "REPAIRED", "DROPPED"])];
+    let mut rows = vec![head(&[
+        "LINK", "STATE", "PACKETS", "BYTES", "REPAIRED", "DROPPED",
+    ])];
     for link in list("links") {
         let state = match (link["up"].as_bool(), link["live"].as_bool()) {
             (_, Some(true)) => paint.green("up"),
@@ -182,8 +213,14 @@ fn print_fabric(fabric: &Value, nics: usize, paint: Paint) {
         };
         let both = |keys: &[&str]| -> u64 {
             let dirs = [&link["forward"], &link["backward"]];
-            let value = |d: &Value, k: &str| d[k].as_u64().or_else(|| d[k.replace('_', "-")].as_u64()).unwrap_or(0);
-            dirs.iter().flat_map(|d| keys.iter().map(|k| value(d, k)).collect::<Vec<_>>()).sum()
+            let value = |d: &Value, k: &str| {
+                d[k].as_u64()
+                    .or_else(|| d[k.replace('_', "-")].as_u64())
+                    .unwrap_or(0)
+            };
+            dirs.iter()
+                .flat_map(|d| keys.iter().map(|k| value(d, k)).collect::<Vec<_>>())
+                .sum()
         };
         let end = |i: usize| link["ends"][i].as_str().unwrap_or("?").to_owned();
         rows.push(vec![
