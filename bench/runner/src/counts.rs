@@ -25,7 +25,10 @@ pub struct Bus {
 
 impl Bus {
     fn of(nic: &NicCounters) -> Result<Self> {
-        let get = |name: &str| nic.chip(name).with_context(|| format!("the emulator has no counter {name}"));
+        let get = |name: &str| {
+            nic.chip(name)
+                .with_context(|| format!("the emulator has no counter {name}"))
+        };
         let windows = get("velo_stores")? + get("rma_stores")?;
         Ok(Self {
             register_writes: get("mmio_writes")?.saturating_sub(windows),
