@@ -16,6 +16,7 @@ use crate::nic::{Counters, Faults, Nic, NicConfig, ResetKind, Te};
 use crate::pci::PciConfig;
 use crate::setup::Setup;
 use crate::trace::{Event, Tracer};
+use anyhow::Context;
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -435,6 +436,15 @@ impl World {
         self.slots[nic].spec.pci = pci.clone();
         self.slots[nic].machine.config.set_shape(pci);
         self.sync_pci(nic);
+    }
+
+    /// Delivers a packet that no NIC sent.
+    pub fn forge(&mut self, nic: usize, packet: &crate::control::Forged) -> anyhow::Result<()> {
+        let to = self.with_nic(nic, |n, _| n.node_id());
+        let packet = packet.packet(to.context("the NIC is off")?)?;
+        self.with_nic(nic, |n, env| n.receive(packet, env));
+        self.settle();
+        Ok(())
     }
 
     /// Writes a register as management software does.

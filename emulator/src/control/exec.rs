@@ -175,6 +175,10 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
             let n = nic(world, n)?;
             world.inject_panic(n);
         }
+        Request::Forge { nic: n, packet } => {
+            let n = nic(world, n)?;
+            world.forge(n, &packet)?;
+        }
         Request::Seed { seed } => world.change_network(|net, _| net.reseed(seed)),
         Request::Setup { avoid_dead } => world.set_up_all(avoid_dead)?,
         Request::NetworkState { nic: n, state } => {

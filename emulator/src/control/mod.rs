@@ -5,9 +5,11 @@
 
 mod client;
 mod exec;
+mod forge;
 pub mod server;
 
 pub use client::Client;
+pub use forge::Forged;
 
 use crate::machine::HostStats;
 use crate::network::{DownPolicy, LinkInfo, NodeStats};
@@ -124,6 +126,13 @@ pub enum Request {
     Panic {
         /// NIC.
         nic: usize,
+    },
+    /// Delivers a packet that no NIC sent.
+    Forge {
+        /// NIC that receives it.
+        nic: usize,
+        /// The packet.
+        packet: Forged,
     },
     /// Restarts the random draws.
     Seed {

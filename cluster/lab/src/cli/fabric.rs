@@ -174,6 +174,16 @@ pub enum FaultVerb {
         /// Seed
         seed: u64,
     },
+    /// Deliver a packet that no NIC sent (docs/emulator.md, request `forge`)
+    Forge {
+        /// Node that receives it
+        node: String,
+        /// The packet as JSON
+        packet: String,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
     /// End all of the above, except for power and configuration space
     Clear,
 }
@@ -242,6 +252,10 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
         FaultVerb::Pci { node, fields, nic: k } => {
             let fields = serde_json::from_str(&fields).context("the fields are no JSON object")?;
             call(Request::Pci { nic: nic(&node, k)?, fields })
+        }
+        FaultVerb::Forge { node, packet, nic: k } => {
+            let packet = serde_json::from_str(&packet).context("the packet is not what `forge` takes")?;
+            call(Request::Forge { nic: nic(&node, k)?, packet })
         }
         FaultVerb::Seed { seed } => call(Request::Seed { seed }),
         FaultVerb::Clear => {

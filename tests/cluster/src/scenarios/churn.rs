@@ -26,17 +26,21 @@ pub fn all() -> Vec<Scenario> {
 struct Usage {
     skbs: u64,
     available_kib: u64,
+    /// Open VELO and RMA ports, each of which holds a VPID.
+    ports: u64,
 }
 
 fn usage(lab: &Lab, node: usize) -> Result<Usage> {
     let text = lab.ok(
         node,
         "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; awk '/^skbuff_head_cache/ {print \"skbs: \" $2}' /proc/slabinfo; \
-         awk '/^MemAvailable/ {print \"available: \" $2}' /proc/meminfo",
+         awk '/^MemAvailable/ {print \"available: \" $2}' /proc/meminfo; \
+         echo ports: $(cat /sys/kernel/debug/extoll-*/ports | grep -c vpid)",
     )?;
     Ok(Usage {
         skbs: field(&text, "skbs").context("no skbuff_head_cache in slabinfo")?,
         available_kib: field(&text, "available").context("no MemAvailable")?,
+        ports: field(&text, "ports").context("no count of ports")?,
     })
 }
 
@@ -45,6 +49,10 @@ fn no_growth(before: &Usage, after: &Usage) -> Result<()> {
     ensure!(
         after.skbs < before.skbs + 1000,
         "sk_buffs grew: {before:?} -> {after:?}"
+    );
+    ensure!(
+        after.ports == before.ports,
+        "VPIDs are left: {before:?} -> {after:?}"
     );
     ensure!(
         after.available_kib + 24 * 1024 > before.available_kib,

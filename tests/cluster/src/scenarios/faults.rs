@@ -6,6 +6,7 @@ use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Result};
 use serde_json::Value;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The scenarios of this file.
@@ -53,25 +54,68 @@ fn corruption(lab: &Lab) -> Result<()> {
 }
 
 fn queue_full(lab: &Lab) -> Result<()> {
-    let before = sum(&lab.status()?, "held");
-    // A mailbox of VPID 254 with room for four slots only.
-    lab.fault(&["queue-full", "1", "--vpid", "254", "--limit", "4"])?;
-    let result = both_ways(lab, 32, Duration::from_secs(200));
-    lab.fault(&["queue-full", "1", "--vpid", "254", "--off"])?;
+    let before = lab.status()?;
+    // The mailbox of node 1 fills and empties while data flow both ways; senders wait in the fabric.
+    let stop = AtomicBool::new(false);
+    let result = std::thread::scope(|scope| {
+        let toggler = scope.spawn(|| -> Result<()> {
+            while !stop.load(Ordering::Relaxed) {
+                lab.fault(&["queue-full", "1", "--vpid", "254"])?;
+                std::thread::sleep(Duration::from_millis(50));
+                lab.fault(&["queue-full", "1", "--vpid", "254", "--off"])?;
+                lab.fault(&["queue-full", "0", "--rma", "--vpid", "254"])?;
+                std::thread::sleep(Duration::from_millis(50));
+                lab.fault(&["queue-full", "0", "--rma", "--vpid", "254", "--off"])?;
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            Ok(())
+        });
+        let result = both_ways(lab, 32, Duration::from_secs(300));
+        stop.store(true, Ordering::Relaxed);
+        let toggled = toggler
+            .join()
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the toggling thread panicked")));
+        result.and(toggled)
+    });
+    lab.fault(&["clear"])?;
     result?;
-    let after = sum(&lab.status()?, "held");
-    ensure!(after > before, "no message had to wait for a full queue");
+    let after = lab.status()?;
+    for held in ["velo_held", "rma_held"] {
+        ensure!(
+            sum(&after, held) > sum(&before, held),
+            "{held} did not move: nothing had to wait for a full queue"
+        );
+    }
     Ok(())
 }
 
+/// Sum of a counter over the ports of a node, as the driver counts it.
+fn port_counter(lab: &Lab, node: usize, name: &str) -> Result<u64> {
+    let ports = lab.ok(node, "cat /sys/kernel/debug/extoll-*/ports")?;
+    let words: Vec<&str> = ports.split_whitespace().collect();
+    ensure!(words.contains(&name), "no counter {name} in {ports}");
+    Ok(words
+        .windows(2)
+        .filter(|w| w[0] == name)
+        .filter_map(|w| w[1].parse::<u64>().ok())
+        .sum())
+}
+
 fn retry(lab: &Lab) -> Result<()> {
-    let before = lab.ethtool(0, "velo_retries")?;
+    let before = (
+        sum(&lab.status()?, "velo_retries"),
+        port_counter(lab, 0, "replayed")?,
+    );
     lab.fault(&["retry", "0", "--every", "50"])?;
-    let result = both_ways(lab, 32, Duration::from_secs(200));
+    let result = both_ways(lab, 32, Duration::from_secs(300));
     lab.fault(&["retry", "0", "--every", "0"])?;
     result?;
-    let after = lab.ethtool(0, "velo_retries")?;
-    ensure!(after > before, "the driver replayed nothing");
+    let after = (
+        sum(&lab.status()?, "velo_retries"),
+        port_counter(lab, 0, "replayed")?,
+    );
+    ensure!(after.0 > before.0, "no requester reported retry");
+    ensure!(after.1 > before.1, "the driver replayed nothing");
     Ok(())
 }
 

@@ -4,6 +4,7 @@ mod churn;
 mod driver;
 mod fabric;
 mod faults;
+mod hostile;
 mod raw;
 mod traffic;
 
@@ -23,6 +24,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(driver::all());
     all.extend(churn::all());
     all.extend(faults::all());
+    all.extend(hostile::all());
     all.extend(raw::all());
     all.extend(fabric::all());
     all
