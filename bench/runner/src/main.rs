@@ -19,6 +19,7 @@ use labctl::{Lab, Spec};
 use measure::{Effort, Test, DEVICES};
 use report::{RawRow, Results};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 #[derive(Parser)]
@@ -53,13 +54,23 @@ impl Progress {
     }
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
     let effort = if args.quick {
         Effort {
             repetitions: 3,
             seconds: 1,
             round_trips: 200,
+            raw_passes: 1,
             raw_bytes: 4 << 20,
         }
     } else {
@@ -67,6 +78,7 @@ fn main() -> Result<()> {
             repetitions: 5,
             seconds: 3,
             round_trips: 1000,
+            raw_passes: 3,
             raw_bytes: 16 << 20,
         }
     };
@@ -90,9 +102,9 @@ fn main() -> Result<()> {
         ));
         for test in Test::ALL {
             for device in DEVICES {
-                results
-                    .samples
-                    .push(measure::once(&lab, device, test, repetition, &effort)?);
+                let sample = measure::once(&lab, device, test, repetition, &effort)
+                    .with_context(|| format!("{} on {}", test.title(), device.name))?;
+                results.samples.push(sample);
             }
         }
         results
@@ -188,24 +200,32 @@ fn count_all(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> Re
 }
 
 fn raw_by_size(lab: &Lab, peer: u64, effort: &Effort) -> Result<Vec<RawRow>> {
-    let mut rows = Vec::new();
-    for mode in ["irq", "poll"] {
-        for size in [8, 64, 120] {
-            rows.push(RawRow::new(
-                &format!("VELO ping-pong {mode}"),
-                u64::from(size),
-                measure::ping_pong(lab, peer, size, mode, effort)?,
-            ));
+    let trips = |mode| [8u64, 64, 120].map(|size| (mode, size));
+    let sizes = [64, 256, 1024, 4096, 16384, 65536, 262_144, 1 << 20];
+    let all: Vec<(&str, u64)> = ["irq", "poll"]
+        .into_iter()
+        .flat_map(trips)
+        .chain(
+            ["get", "put"]
+                .into_iter()
+                .flat_map(|verb| sizes.map(|size| (verb, size))),
+        )
+        .collect();
+    let mut passes = vec![Vec::new(); all.len()];
+    for _ in 0..effort.raw_passes {
+        for (&(what, size), pass) in all.iter().zip(&mut passes) {
+            pass.push(match what {
+                "irq" | "poll" => measure::ping_pong(lab, peer, size, what, effort)?,
+                verb => measure::transfer(lab, verb, peer, size, effort)?,
+            });
         }
     }
-    for verb in ["get", "put"] {
-        for size in [64, 256, 1024, 4096, 16384, 65536, 262_144, 1 << 20] {
-            rows.push(RawRow::new(
-                &format!("RMA {}", verb.to_uppercase()),
-                size,
-                measure::transfer(lab, verb, peer, size, effort)?,
-            ));
-        }
-    }
-    Ok(rows)
+    let row = |(&(what, size), passes): (&(&str, u64), Vec<_>)| {
+        let name = match what {
+            "irq" | "poll" => format!("VELO ping-pong {what}"),
+            verb => format!("RMA {}", verb.to_uppercase()),
+        };
+        RawRow::new(&name, size, passes)
+    };
+    Ok(all.iter().zip(passes).map(row).collect())
 }

@@ -14,6 +14,8 @@ pub struct Device {
     pub name: &'static str,
     /// First three bytes of its addresses; node N has N + 1 as the last.
     pub network: &'static str,
+    /// Port of its iperf3 server on node 1.
+    pub port: u16,
 }
 
 /// The interfaces of `lab up --bench-nics`, and exn.
@@ -21,14 +23,17 @@ pub const DEVICES: [Device; 3] = [
     Device {
         name: "exn",
         network: "10.2.0",
+        port: 5201,
     },
     Device {
         name: "virtio",
         network: "10.3.0",
+        port: 5203,
     },
     Device {
         name: "e1000e",
         network: "10.4.0",
+        port: 5204,
     },
 ];
 
@@ -91,8 +96,10 @@ pub struct Effort {
     pub seconds: u32,
     /// Round trips of each raw ping-pong.
     pub round_trips: u32,
-    /// Bytes of each raw transfer run, at least.
+    /// Bytes of each raw transfer run; at least 64 and at most 4096 transfers.
     pub raw_bytes: u64,
+    /// Runs of the raw units at each size.
+    pub raw_passes: usize,
 }
 
 /// Patience beyond the length of a measurement.
@@ -107,7 +114,11 @@ const RAW_TIMEOUT_MS: u32 = 60_000;
 /// # Errors
 /// When something does not start.
 pub fn prepare(lab: &Lab) -> Result<()> {
-    lab.ok(1, "iperf3 -s -D >/dev/null && netserver >/dev/null")?;
+    // One server per device: the one that has just been used may still be busy with its last client.
+    for device in DEVICES {
+        lab.ok(1, &format!("iperf3 -s -D -p {} >/dev/null", device.port))?;
+    }
+    lab.ok(1, "netserver >/dev/null")?;
     for node in 0..2 {
         lab.ok(node, "modprobe extoll_bench")?;
         lab.raw(node, "serve")?;
@@ -142,10 +153,13 @@ pub fn once(
             let streams = if test == Test::Tcp1 { 1 } else { 4 };
             let out = lab.sh_for(
                 0,
-                &format!("iperf3 -J -c {server} -t {seconds} -P {streams}"),
+                &format!(
+                    "iperf3 -J -c {server} -p {} -t {seconds} -P {streams}",
+                    device.port
+                ),
                 patience,
             )?;
-            let s = iperf3(&out.stdout).with_context(|| out.stderr.clone())?;
+            let s = iperf3(&out.stdout)?;
             (
                 s.bits_per_s,
                 json!({"retransmits": s.retransmits, "streams": streams}),
@@ -199,7 +213,7 @@ pub type Pairs = std::collections::BTreeMap<String, String>;
 /// # Errors
 /// When the command fails.
 pub fn transfer(lab: &Lab, verb: &str, peer: u64, size: u64, effort: &Effort) -> Result<Pairs> {
-    let count = (effort.raw_bytes / size).clamp(16, 4096);
+    let count = (effort.raw_bytes / size).clamp(64, 4096);
     lab.raw(
         0,
         &format!(
@@ -212,7 +226,7 @@ pub fn transfer(lab: &Lab, verb: &str, peer: u64, size: u64, effort: &Effort) ->
 ///
 /// # Errors
 /// When the command fails.
-pub fn ping_pong(lab: &Lab, peer: u64, size: u32, mode: &str, effort: &Effort) -> Result<Pairs> {
+pub fn ping_pong(lab: &Lab, peer: u64, size: u64, mode: &str, effort: &Effort) -> Result<Pairs> {
     let count = effort.round_trips;
     lab.raw(0, &format!("pingpong node={peer} size={size} count={count} mode={mode} timeout_ms={RAW_TIMEOUT_MS}"))
 }

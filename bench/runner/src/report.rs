@@ -3,7 +3,7 @@
 use crate::counts::Side;
 use crate::measure::{Effort, Pairs, Sample, Test, DEVICES};
 use crate::parse::number;
-use crate::stats::{ratios, Spread};
+use crate::stats::{median, ratios, Spread};
 use crate::table::render;
 use anyhow::Result;
 use labctl::Lab;
@@ -16,7 +16,7 @@ const SCHEMA: u32 = 1;
 /// Raw runs that the others are compared with.
 const REFERENCES: [(&str, u64); 2] = [("VELO ping-pong irq", 64), ("RMA GET", 65536)];
 
-/// A run of the raw units at one size.
+/// Runs of the raw units at one size.
 #[derive(Debug, Clone, Serialize)]
 pub struct RawRow {
     /// What was run.
@@ -25,26 +25,32 @@ pub struct RawRow {
     pub size: u64,
     /// Bytes per second, both ways for round trips.
     pub bytes_per_s: f64,
-    /// Operations per second; of round trips by their median time.
+    /// Operations per second, median of the passes; of round trips by their median time.
     pub operations_per_s: f64,
-    /// What the module said.
-    pub details: Pairs,
+    /// What the module said in each pass.
+    pub passes: Vec<Pairs>,
 }
 
 impl RawRow {
-    /// From the module's lines.
-    pub fn new(run: &str, size: u64, details: Pairs) -> Self {
-        let get = |key| number(&details, key).unwrap_or(f64::NAN);
-        let (per_s, ways) = match details.contains_key("rtt_ns_median") {
-            true => (1e9 / get("rtt_ns_median"), 2.0),
-            false => (get("count") * 1e9 / get("elapsed_ns"), 1.0),
+    /// From the module's lines in each pass.
+    pub fn new(run: &str, size: u64, passes: Vec<Pairs>) -> Self {
+        let trips = passes.iter().any(|p| p.contains_key("rtt_ns_median"));
+        let rate = |p: &Pairs| {
+            let get = |key| number(p, key).unwrap_or(f64::NAN);
+            match trips {
+                true => 1e9 / get("rtt_ns_median"),
+                false => get("count") * 1e9 / get("elapsed_ns"),
+            }
         };
+        let rates: Vec<f64> = passes.iter().map(rate).collect();
+        let operations_per_s = median(&rates).unwrap_or(f64::NAN);
+        let ways = if trips { 2.0 } else { 1.0 };
         Self {
             run: run.into(),
             size,
-            bytes_per_s: per_s * size as f64 * ways,
-            operations_per_s: per_s,
-            details,
+            bytes_per_s: operations_per_s * size as f64 * ways,
+            operations_per_s,
+            passes,
         }
     }
 }
@@ -266,6 +272,7 @@ mod tests {
                 seconds: 1,
                 round_trips: 1,
                 raw_bytes: 1,
+                raw_passes: 1,
             },
             true,
             "abc",
@@ -276,8 +283,12 @@ mod tests {
         }
         let lines = |n: &str| labctl::pairs(&format!("count 10\nelapsed_ns {n}\n"));
         r.raw = vec![
-            RawRow::new("RMA GET", 64, lines("1000")),
-            RawRow::new("RMA GET", 65536, lines("2000")),
+            RawRow::new(
+                "RMA GET",
+                64,
+                vec![lines("900"), lines("9000"), lines("1000")],
+            ),
+            RawRow::new("RMA GET", 65536, vec![lines("2000")]),
         ];
         r.summarise();
         r
@@ -315,6 +326,6 @@ mod tests {
             json!({"test": "tcp1", "of": "exn", "to": "virtio", "ratio": {"median": 2.0, "min": 0.5, "max": 3.0}})
         );
         assert_eq!(value["samples"].as_array().unwrap().len(), 6);
-        assert_eq!(value["raw"][1]["details"]["elapsed_ns"], json!("2000"));
+        assert_eq!(value["raw"][1]["passes"][0]["elapsed_ns"], json!("2000"));
     }
 }
