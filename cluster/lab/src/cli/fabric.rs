@@ -352,9 +352,17 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
                 fields,
             })
         }
-        FaultVerb::Forge { node, packet, nic: k } => {
-            let packet = serde_json::from_str(&packet).context("the packet is not what `forge` takes")?;
-            call(Request::Forge { nic: nic(&node, k)?, packet })
+        FaultVerb::Forge {
+            node,
+            packet,
+            nic: k,
+        } => {
+            let packet =
+                serde_json::from_str(&packet).context("the packet is not what `forge` takes")?;
+            call(Request::Forge {
+                nic: nic(&node, k)?,
+                packet,
+            })
         }
         FaultVerb::Seed { seed } => call(Request::Seed { seed }),
         FaultVerb::Clear => {

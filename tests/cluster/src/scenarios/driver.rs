@@ -27,7 +27,10 @@ fn probe(lab: &Lab) -> Result<()> {
     let accesses = probe_order::parse(&text);
     let n = probe_order::check(&accesses)?;
     ensure!(n == 8712, "the probe has {n} accesses instead of 8712");
-    lab.ok(0, "ip addr replace 10.2.0.1/24 dev exn0; ip link set exn0 up")?;
+    lab.ok(
+        0,
+        "ip addr replace 10.2.0.1/24 dev exn0; ip link set exn0 up",
+    )?;
     lab.until("node 1 answers again", PATIENCE, |l| {
         Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
     })
