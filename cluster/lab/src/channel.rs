@@ -45,6 +45,9 @@ pub fn until(deadline: Option<Instant>) -> Option<Timespec> {
     })
 }
 
+/// How long a refused connection may still mean that QEMU is starting.
+const REFUSAL_GRACE: Duration = Duration::from_secs(3);
+
 impl Channel {
     /// Takes a free port of the node and greets the agent.
     ///
@@ -96,6 +99,8 @@ impl Channel {
     }
 
     fn connect(path: &Path, deadline: Instant) -> Result<UnixStream> {
+        // A socket that QEMU has bound but does not listen on yet refuses like one whose QEMU is gone.
+        let dead = deadline.min(Instant::now() + REFUSAL_GRACE);
         loop {
             match UnixStream::connect(path) {
                 Ok(socket) => return Ok(socket),
@@ -103,7 +108,10 @@ impl Channel {
                 Err(e) if e.kind() == ErrorKind::NotFound && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20))
                 }
-                Err(e) if e.kind() == ErrorKind::ConnectionRefused => bail!("the node is off"),
+                Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
+                    ensure!(Instant::now() < dead, "the node is off");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
                 Err(e) => {
                     return Err(e).with_context(|| format!("cannot connect to {}", path.display()))
                 }

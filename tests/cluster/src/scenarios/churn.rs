@@ -185,7 +185,7 @@ fn power_off(lab: &Lab) -> Result<()> {
     lab.until("the node is back", Duration::from_secs(120), |l| {
         Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
     })?;
-    lab.ok(1, "iperf3 -s -D")?;
-    lab.ok(0, "iperf3 -c node1 -t 2")?;
+    lab.ok(1, "pkill iperf3; iperf3 -s -D -p 5290; for i in $(seq 100); do ss -ltn | grep -q :5290 && exit 0; sleep 0.1; done; exit 1")?;
+    lab.ok(0, "iperf3 -c node1 -p 5290 -t 2")?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Result};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 const FOUR: Spec = Spec {
@@ -87,17 +88,18 @@ fn torus(lab: &Lab) -> Result<()> {
         );
     }
     lab.run("trace", &["off"], PATIENCE)?;
-    // Opposite corners of a 2x2x2 torus are three hops apart: the trace has to show two transit nodes.
+    // A packet shows one line per crossbar it passes. Opposite corners are three cables, hence four crossbars, apart.
     let trace = lab.run("trace", &["print", "--kind", "hop"], PATIENCE)?;
-    let longest = trace
-        .lines()
-        .filter_map(|l| l.split_whitespace().find_map(|w| w.strip_prefix("hop=")))
-        .filter_map(|h| h.parse::<u32>().ok())
-        .max()
-        .unwrap_or(0);
-    ensure!(
-        longest >= 2,
-        "no packet in the trace took more than one hop"
-    );
+    let mut crossbars = BTreeMap::<String, u32>::new();
+    for line in trace.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let Some(pair) = words.windows(2).find(|w| w[0] == "packet") {
+            *crossbars.entry(pair[1].to_string()).or_default() += 1;
+        }
+    }
+    ensure!(!crossbars.is_empty(), "the trace shows no hop");
+    // Multicast copies share an id: only paths with exactly four crossbars count.
+    let far = crossbars.values().filter(|n| **n == 4).count();
+    ensure!(far > 0, "no packet in the trace passed four crossbars");
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 /// The scenarios of this file.
@@ -78,10 +79,18 @@ fn ping_ipv6(lab: &Lab) -> Result<()> {
 }
 
 fn iperf3(lab: &Lab, options: &str) -> Result<Value> {
-    lab.ok(1, "pkill iperf3; iperf3 -s -D")?;
+    // One server and one port per run: a server that still ends its last test resets the next client's connection.
+    static PORT: AtomicU16 = AtomicU16::new(5300);
+    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    lab.ok(
+        1,
+        &format!(
+            "pkill iperf3; iperf3 -s -D -p {port}; for i in $(seq 100); do ss -ltn | grep -q :{port} && exit 0; sleep 0.1; done; exit 1"
+        ),
+    )?;
     let text = lab.ok_for(
         0,
-        &format!("iperf3 -c node1 -J -t 3 {options}"),
+        &format!("iperf3 -c node1 -p {port} -J -t 3 {options}"),
         Duration::from_secs(60),
     )?;
     serde_json::from_str(&text).with_context(|| format!("iperf3 {options}: {text}"))
