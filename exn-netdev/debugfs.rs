@@ -4,39 +4,27 @@
 
 use crate::{reason::Reason, shared::Shared};
 use kernel::{
-    debugfs::{Dir, File},
     fmt,
     prelude::*,
     str::CString,
     sync::{atomic::Relaxed, Arc},
 };
+use kernel_ext::debugfs::Dir;
 
 /// The files; removed by drop.
-#[pin_data]
-pub(crate) struct Files {
-    #[pin]
-    state: File<Arc<Shared>>,
-    #[pin]
-    reasons: File<Arc<Shared>>,
-    _dir: Dir,
+pub(crate) type Files = Dir<Shared>;
+
+/// Makes the files of an interface. May sleep.
+pub(crate) fn files(shared: &Arc<Shared>) -> Result<Files> {
+    let name = CString::try_from_fmt(fmt!("exn-{}", shared.nic.device().name()))?;
+    Dir::new::<crate::LocalModule>(
+        &name,
+        shared,
+        &[(c"state", show_state), (c"reasons", show_reasons)],
+    )
 }
 
-impl Files {
-    pub(crate) fn new(shared: &Arc<Shared>) -> Result<Pin<KBox<Self>>> {
-        let name = CString::try_from_fmt(fmt!("exn-{}", shared.nic.device().name()))?;
-        let dir = Dir::new(&name);
-        KBox::try_pin_init(
-            try_pin_init!(Self {
-                state <- dir.read_callback_file(c"state", shared.clone(), &show_state),
-                reasons <- dir.read_callback_file(c"reasons", shared.clone(), &show_reasons),
-                _dir: dir.clone(),
-            }? Error),
-            GFP_KERNEL,
-        )
-    }
-}
-
-fn show_state(sh: &Arc<Shared>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn show_state(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let (active, quarantine, parked, stopped) = {
         let tx = sh.tx.lock();
         let (active, quarantine) = tx.gauges();
@@ -57,7 +45,7 @@ fn show_state(sh: &Arc<Shared>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "rx_partial_frames {}", sh.partials.load(Relaxed))
 }
 
-fn show_reasons(sh: &Arc<Shared>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn show_reasons(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for r in Reason::ALL {
         writeln!(
             f,

@@ -4,7 +4,7 @@
 
 use crate::{
     conf,
-    debugfs::Files,
+    debugfs::{self, Files},
     reason::{Class, Counter, Reason},
     rx_rma::{Outcome, RmaPoll, RmaState},
     rx_velo::{VeloPoll, VeloState},
@@ -316,7 +316,7 @@ impl Operations for Exn {
 
 /// One NIC's interface, from probe to unbind. Dropped in the order of the fields.
 pub(crate) struct Interface {
-    _files: Pin<KBox<Files>>,
+    _files: Option<Files>,
     _status: Subscription,
     _net: Registration<Exn>,
 }
@@ -343,7 +343,10 @@ impl Interface {
         let mac = MacPrefix(conf::mac_prefix()).mac(nic.node());
         let data = Exn::new(&ndev, &shared)?;
         let net = Registration::<Exn>::new(ndev, &mac, Ok::<_, Error>(data))?;
-        let files = Files::new(&shared)?;
+        // The interface works without them.
+        let files = debugfs::files(&shared)
+            .inspect_err(|e| dev_warn!(shared.nic.device(), "exn: no debugfs files: {e:?}\n"))
+            .ok();
         let watch = Arc::new(StatusWatch(shared.clone()), GFP_KERNEL)?;
         let status = Nic::subscribe(&nic, watch)?;
         // What changed before the subscription.

@@ -3,44 +3,28 @@
 //! debugfs directory of a NIC, `extoll-<PCI name>/`: `status`, `counters`, `ports` (docs/driver.md).
 
 use crate::{nic::Nic, stats::Reason, vpid::Open};
-use kernel::{
-    debugfs::{Dir, File},
-    fmt,
-    prelude::*,
-    str::CString,
-    sync::Arc,
-};
+use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
+use kernel_ext::debugfs::Dir;
 use wire::{ids::Unit, snq::TriggerEvent};
 
 /// The files; removed by drop.
-#[pin_data]
-pub(crate) struct Files {
-    #[pin]
-    status: File<Arc<Nic>>,
-    #[pin]
-    counters: File<Arc<Nic>>,
-    #[pin]
-    ports: File<Arc<Nic>>,
-    _dir: Dir,
+pub(crate) type Files = Dir<Nic>;
+
+/// Makes the files of a NIC, which belong to module `M`. May sleep.
+pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files> {
+    let name = CString::try_from_fmt(fmt!("extoll-{}", nic.device().name()))?;
+    Dir::new::<M>(
+        &name,
+        nic,
+        &[
+            (c"status", show_status),
+            (c"counters", show_counters),
+            (c"ports", show_ports),
+        ],
+    )
 }
 
-impl Files {
-    pub(crate) fn new(nic: &Arc<Nic>) -> Result<Pin<KBox<Self>>> {
-        let name = CString::try_from_fmt(fmt!("extoll-{}", nic.device().name()))?;
-        let dir = Dir::new(&name);
-        KBox::try_pin_init(
-            try_pin_init!(Self {
-                status <- dir.read_callback_file(c"status", nic.clone(), &show_status),
-                counters <- dir.read_callback_file(c"counters", nic.clone(), &show_counters),
-                ports <- dir.read_callback_file(c"ports", nic.clone(), &show_ports),
-                _dir: dir.clone(),
-            }? Error),
-            GFP_KERNEL,
-        )
-    }
-}
-
-fn show_status(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn show_status(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let status = nic.status();
     let (rp, mask, draining) = nic.snq.show();
     writeln!(f, "node {}", status.node.0)?;
@@ -52,7 +36,7 @@ fn show_status(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "outport_drain {draining}")
 }
 
-fn show_counters(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn show_counters(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let stats = nic.stats();
     writeln!(f, "interrupts {}", stats.interrupts())?;
     writeln!(f, "status_changes {}", stats.changes())?;
@@ -74,7 +58,7 @@ fn show_counters(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn show_ports(nic: &Arc<Nic>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn show_ports(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for unit in [Unit::Velo, Unit::Rma] {
         let mut result = Ok(());
         nic.table(unit).for_each(|port| {

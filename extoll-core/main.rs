@@ -42,7 +42,7 @@ impl pci::Driver for ExtollDriver {
                 module_parameters::snq_irq_2.value(),
             ],
         };
-        BoundNic::probe(pdev, params)
+        BoundNic::probe::<LocalModule>(pdev, params)
     }
 
     fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {

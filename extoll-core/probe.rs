@@ -5,7 +5,7 @@
 use crate::{
     atu::Atu,
     bq, child,
-    debugfs::Files,
+    debugfs::{self, Files},
     htax,
     hw::Hw,
     info,
@@ -21,6 +21,7 @@ use kernel::{
     new_mutex, pci,
     prelude::*,
     sync::{Arc, Mutex},
+    ModuleMetadata,
 };
 use kernel_ext::pci::{msi_count, payload_sizes, unique_id, Enabled, Msi, MsiVectors, Region};
 use wire::{
@@ -42,7 +43,7 @@ const MAX_VECTORS: u32 = 32;
 #[derive(Default)]
 struct Live<'a> {
     children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
-    files: Option<Pin<KBox<Files>>>,
+    files: Option<Files>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
     /// Memory that the units use; freed after they were stopped.
     memory: (Option<Atu>, Option<Rma>, Option<Smfu>),
@@ -67,13 +68,17 @@ macro_rules! refuse {
 }
 
 impl<'a> BoundNic<'a> {
-    /// Sets a NIC up (HW §3). May sleep. Every refusal is logged with its reason.
+    /// Sets a NIC up (HW §3). May sleep. Every refusal is logged with its reason. `M` is the
+    /// module that this crate is linked into; it stays loaded while a debugfs file is open.
     ///
     /// # Errors
     ///
     /// `ENODEV` for a device that cannot be driven (revision 0x42, no MSI, BARs missing, too small or lost, registers
     /// unreadable), `EBUSY` if a BAR is claimed by others, `ENOMEM`, and those of the PCI core.
-    pub fn probe(pdev: &'a pci::Device<Core<'_>>, params: Params) -> Result<Self> {
+    pub fn probe<M: ModuleMetadata + 'static>(
+        pdev: &'a pci::Device<Core<'_>>,
+        params: Params,
+    ) -> Result<Self> {
         let dev: &'a pci::Device<Bound> = pdev;
         // Step 1.
         let enabled =
@@ -116,7 +121,7 @@ impl<'a> BoundNic<'a> {
         // From here on an error gives the hardware up again by the drop of `this`.
         this.start(dev, vectors)
             .inspect_err(|e| dev_err!(dev, "probe failed: {:?}\n", e))?;
-        let files = Files::new(&this.nic)
+        let files = debugfs::files::<M>(&this.nic)
             .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
             .ok();
         this.live.lock().files = files;

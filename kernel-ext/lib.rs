@@ -5,6 +5,7 @@
 
 pub mod barrier;
 pub(crate) mod bindings;
+pub mod debugfs;
 pub mod global;
 pub mod net;
 pub mod pci;

@@ -16,6 +16,7 @@ pub fn all() -> Vec<Scenario> {
     vec![
         s("churn::reload_under_traffic", reload),
         s("churn::unbind_bind", unbind),
+        s("churn::debugfs_open_files", debugfs_open_files),
         s("churn::interface_down_up", down_up),
         s("churn::power_off_in_mid_transfer", power_off),
     ]
@@ -137,6 +138,89 @@ fn unbind(lab: &Lab) -> Result<()> {
         back(lab, 0)?;
         load.stop();
     }
+    back(lab, 1)?;
+    no_growth(&before, &usage(lab, 0)?)
+}
+
+/// Files that stay open while the device and, as far as the kernel lets them, the modules go.
+///
+/// Descriptors 3 to 5 are extoll's files, 6 and 7 exn's.
+const OPEN_FILES: &str = r#"
+fail() { echo "$*" >&2; exit 1; }
+count() { cat /sys/module/$1/refcnt; }
+in_use() {
+    said=$(rmmod $1 2>&1) && fail "rmmod $1 succeeded $2"
+    case $said in *"in use"*) ;; *) fail "rmmod $1 $2: $said" ;; esac
+}
+gone() {
+    for fd in $1; do
+        said=$(cat <&$fd 2>&1) && fail "descriptor $fd gives $(echo "$said" | wc -c) bytes $2"
+        case $said in *"Input/output error"*) ;; *) fail "descriptor $fd $2: $said" ;; esac
+    done
+}
+dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}')
+[ -n "$dev" ] || fail "no NIC"
+base=/sys/kernel/debug/extoll-$dev eth=/sys/kernel/debug/exn-$dev
+[ "$(cd /sys/kernel/debug; ls extoll-*/* exn-*/* | wc -l)" = 5 ] || fail "unexpected files: $(ls $base $eth)"
+b=$(count extoll) e=$(count exn)
+exec 3<$base/status 4<$base/counters 5<$base/ports 6<$eth/state 7<$eth/reasons || fail "cannot open"
+[ $(count extoll) = $((b + 3)) ] || fail "extoll is used $(count extoll) times, not $b + 3"
+[ $(count exn) = $((e + 2)) ] || fail "exn is used $(count exn) times, not $e + 2"
+in_use exn "with open files"
+# Some are half read, some not at all when the device goes.
+for fd in 4 6; do [ -n "$(dd bs=1 count=1 status=none <&$fd)" ] || fail "descriptor $fd is empty"; done
+echo $dev >/sys/bus/pci/drivers/extoll/unbind || fail "unbind"
+[ ! -e $base ] && [ ! -e $eth ] || fail "files are left"
+gone "3 4 5 6 7" "after unbind"
+in_use exn "with files of a device that is gone"
+echo $dev >/sys/bus/pci/drivers/extoll/bind || fail "bind"
+gone "3 4 5 6 7" "after bind"
+# The interface is down, so there are no ports to show.
+for f in $base/status $base/counters $eth/state $eth/reasons; do
+    [ -n "$(cat $f)" ] || fail "$f is empty"
+done
+exec 6<&- 7<&-
+rmmod exn || fail "rmmod exn with only extoll's files open"
+in_use extoll "with open files"
+gone "3 4 5" "after rmmod exn"
+exec 3<$base/status
+exec 4<&- 5<&-
+in_use extoll "with one open file"
+grep -q '^node ' <&3 || fail "status has no node"
+exec 3<&-
+rmmod extoll || fail "rmmod extoll"
+[ ! -e /sys/module/extoll ] || fail "extoll is still there"
+modprobe exn || fail "modprobe"
+"#;
+
+/// Readers run all the time while the device comes and goes.
+const READ_DURING_UNBIND: &str = r#"
+dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}')
+# They end by themselves: a killed shell would leave a cat with open files behind.
+stop=$(mktemp -u)
+for n in 1 2; do
+    while [ ! -e $stop ]; do cat /sys/kernel/debug/extoll-*/* /sys/kernel/debug/exn-*/* >/dev/null 2>&1; done &
+done
+rc=0
+for n in 1 2 3 4 5 6 7 8 9 10; do
+    echo $dev >/sys/bus/pci/drivers/extoll/unbind || rc=1
+    [ ! -e /sys/kernel/debug/extoll-$dev ] || rc=2
+    echo $dev >/sys/bus/pci/drivers/extoll/bind || rc=3
+    [ -n "$(cat /sys/kernel/debug/extoll-$dev/status)" ] || rc=4
+done
+touch $stop
+wait
+rm $stop
+rmmod exn extoll && modprobe exn || rc=5
+exit $rc
+"#;
+
+fn debugfs_open_files(lab: &Lab) -> Result<()> {
+    let before = usage(lab, 0)?;
+    lab.ok(0, OPEN_FILES)?;
+    back(lab, 0)?;
+    lab.ok(0, READ_DURING_UNBIND)?;
+    back(lab, 0)?;
     back(lab, 1)?;
     no_growth(&before, &usage(lab, 0)?)
 }
