@@ -4,6 +4,7 @@ use super::PAIR;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
+use std::fmt::Write;
 use std::time::Duration;
 
 /// Two nodes whose modules are loaded by hand.
@@ -36,7 +37,11 @@ fn forge(lab: &Lab, packet: &str) -> Result<()> {
 }
 
 fn velo(node: u16, vpid: u8, mtt: u8, tag: u8, data: &[u8]) -> String {
-    let hex: String = data.iter().map(|b| format!("{b:02x}")).collect();
+    let mut hex = String::new();
+    for b in data {
+        // Writing to a string can't fail.
+        let _ = write!(hex, "{b:02x}");
+    }
     format!(
         r#"{{"kind":"velo","src_node":{node},"src_vpid":{vpid},"vpid":254,"mtt":{mtt},"tag":{tag},"data":"{hex}"}}"#
     )
