@@ -12,6 +12,7 @@
 mod atu;
 mod body;
 mod bq;
+mod bridge;
 mod config;
 mod counters;
 mod dma;
@@ -26,6 +27,7 @@ mod rma_mem;
 mod rma_regs;
 mod rma_target;
 mod smfu;
+mod smfu_target;
 mod snq;
 mod tx;
 mod velo;
@@ -35,11 +37,12 @@ use crate::env::{Accessor, Env, Packet, TraceEvent};
 use wire::ids::{NodeId, Unit};
 use wire::regs::pcie;
 
-pub use body::{Body, RmaKind, RmaMessage, VeloMessage};
+pub use body::{Body, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
 pub use config::{
-    Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw,
+    BackdoorInfoRead, Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit,
+    SnqRestart, UnalignedQw, ZeroMask,
 };
-pub use counters::{Counters, Drops, RmaCounters, VeloCounters};
+pub use counters::{BridgeCounters, Counters, Drops, RmaCounters, SmfuCounters, VeloCounters};
 pub use regmap::{Access, RegMap, Register, RF_SIZE};
 pub use snq::Te;
 pub use wcbuf::Pressure;
@@ -66,6 +69,15 @@ pub enum ResetKind {
     FunctionLevel,
 }
 
+/// State of a host load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// The data are there.
+    Done,
+    /// They will be.
+    Pending,
+}
+
 /// Model of one NIC.
 pub struct Nic {
     cfg: NicConfig,
@@ -80,6 +92,8 @@ pub struct Nic {
     wcbuf: [wcbuf::WcBuf; 2],
     velo: velo::Velo,
     rma: rma::Rma,
+    smfu: smfu::Smfu,
+    bridge: bridge::Bridge,
     tx: tx::Tx,
     counters: Counters,
     dma_accesses: u32,
@@ -130,6 +144,8 @@ impl Nic {
             wcbuf: [wcbuf::WcBuf::default(), wcbuf::WcBuf::default()],
             velo: velo::Velo::default(),
             rma: rma::Rma::default(),
+            smfu: smfu::Smfu::default(),
+            bridge: bridge::Bridge::default(),
             tx: tx::Tx::default(),
             counters: Counters::default(),
             dma_accesses: 0,
@@ -202,11 +218,23 @@ impl Nic {
         self.settle(env);
     }
 
-    /// Host load from BAR `bar` at `offset`, any length and alignment.
-    pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) {
+    /// Host load from BAR `bar` at `offset`, any length and alignment. [`Load::Pending`]: parts of it come over the
+    /// network, [`Nic::finish_load`] gives the result. There is one load at a time; the next one forgets the last.
+    pub fn mmio_read(
+        &mut self,
+        bar: u8,
+        offset: u64,
+        data: &mut [u8],
+        env: &mut Env<'_>,
+    ) -> Load {
         self.counters.mmio_reads = self.counters.mmio_reads.wrapping_add(1);
-        self.host_read(bar, offset, data, env);
+        let pending = self.host_read(bar, offset, data, env);
         self.settle(env);
+        if pending {
+            Load::Pending
+        } else {
+            Load::Done
+        }
     }
 
     /// Host store to BAR `bar` at `offset`, any length and alignment.
@@ -231,6 +259,8 @@ impl Nic {
     pub fn tick(&mut self, now_ns: u64, env: &mut Env<'_>) -> Option<u64> {
         self.timer_tick(now_ns);
         self.expire_holds(now_ns, env);
+        self.smfu_expire(now_ns, env);
+        self.bridge_tick(now_ns, env);
         self.settle(env);
         self.next_deadline()
     }
@@ -238,7 +268,12 @@ impl Nic {
     /// Time of the next deadline for [`Nic::tick`].
     pub fn next_deadline(&self) -> Option<u64> {
         let holds = self.queues.iter().filter_map(|q| q.next_expiry(&self.cfg));
-        self.info.next_fire().into_iter().chain(holds).min()
+        let others = [
+            self.info.next_fire(),
+            self.smfu.next_deadline(),
+            self.bridge.next_deadline(),
+        ];
+        others.into_iter().flatten().chain(holds).min()
     }
 
     /// True while commands or responses wait for network credit; call [`Nic::tick`] when there is some again.
@@ -279,6 +314,8 @@ impl Nic {
         self.wcbuf = Default::default();
         self.velo = velo::Velo::default();
         self.rma = rma::Rma::default();
+        self.smfu.reset();
+        self.bridge.reset();
         self.tx = tx::Tx::default();
         self.tx.pressure = pressure;
         self.storage
@@ -288,6 +325,7 @@ impl Nic {
         }
         self.counters.velo.holding = 0;
         self.counters.rma.holding = 0;
+        self.counters.smfu.outstanding = 0;
         self.set_reset_values();
         if keep {
             self.info = info.kept();
@@ -315,6 +353,9 @@ impl Nic {
         if !self.tx.is_empty() {
             self.run_tx(env);
         }
+        if self.bridge.is_ready() {
+            self.run_bridge(env);
+        }
         if self.snq.is_ready() {
             self.run_snq(env);
         }
@@ -325,6 +366,7 @@ impl Nic {
         match pkt.body {
             Body::Velo(message) => self.velo_receive(message, env),
             Body::Rma(message) => self.rma_receive(pkt.src.0, pkt.tc, *message, env),
+            Body::Smfu(message) => self.smfu_receive(pkt.src.0, *message, env),
         }
     }
 

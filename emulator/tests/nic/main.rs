@@ -6,6 +6,8 @@ mod probe;
 mod rig;
 mod rma;
 mod rma_special;
+mod root_port;
+mod smfu;
 mod snq;
 mod velo;
 mod velo_queues;
