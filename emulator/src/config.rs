@@ -180,10 +180,7 @@ impl Fabric {
             bail!("there must be at least one node with one NIC");
         }
         let accelerators = cli.accelerators.or(file.accelerators).unwrap_or(0);
-        let wanted = nodes.map(|n| {
-            n.saturating_mul(nics_per_node)
-                .saturating_add(accelerators)
-        });
+        let wanted = nodes.map(|n| n.saturating_mul(nics_per_node).saturating_add(accelerators));
         let topology = match (&cli.topology, &file.topology, &file.cabling) {
             (None, Some(_), Some(_)) => bail!("both topology and cabling are given"),
             (Some(t), _, _) | (None, Some(t), _) => Topology::parse(t)?,
@@ -365,7 +362,14 @@ mod tests {
                 cli(),
                 "corrupt_rate",
             ),
-            ("accelerators = 2", Overrides { topology: Some("pair".into()), ..cli() }, "leave none"),
+            (
+                "accelerators = 2",
+                Overrides {
+                    topology: Some("pair".into()),
+                    ..cli()
+                },
+                "leave none",
+            ),
             (
                 "accelerators = 1\n[accelerator]\nvectors = 3",
                 cli(),

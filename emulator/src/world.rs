@@ -7,12 +7,12 @@
 //! until it is reset by its guest, by a new client or by command.
 
 use crate::config::{Fabric, NicSpec};
+use crate::endpoint::TestDevice;
 use crate::env::{Env, Packet};
 use crate::machine::{HostStats, Machine};
 use crate::network::routes::RouteError;
 use crate::network::topology::Topology;
 use crate::network::{Network, Outcome};
-use crate::endpoint::TestDevice;
 use crate::nic::{Counters, Faults, Load, Nic, NicConfig, ResetKind, Te};
 use crate::pci::PciConfig;
 use crate::setup::Setup;

@@ -142,23 +142,23 @@ fn headers_as_the_specification_draws_them() {
 #[test]
 fn what_is_not_allowed_is_named() {
     for (dw, error) in [
-        ([0x0200_0001, 0xF, 0, 0], Error::Type(0x02)),       // I/O read
-        ([0x3000_0000, 0, 0, 0], Error::Type(0x30)),         // message
-        ([0x4C00_0001, 0xF, 0, 0], Error::Type(0x4C)),       // atomic
-        ([0x0000_8001, 0xF, 0, 0], Error::Feature),          // digest
-        ([0x0000_0401, 0xF, 0, 0], Error::Feature),          // address type
-        ([0x0000_0001, 0xF, 2, 0], Error::Feature),          // processing hint
-        ([0x2000_0001, 0xF, 0, 0], Error::Address),          // 64-bit header below 4 GiB
-        ([0x0000_0001, 0x1F, 0, 0], Error::ByteEnables),     // last enables of one dword
-        ([0x0000_0002, 0x0F, 0, 0], Error::ByteEnables),     // no last enables
-        ([0x0000_0003, 0xFD, 0, 0], Error::ByteEnables),     // hole
-        ([0x0000_0002, 0xFD, 4, 0], Error::ByteEnables),     // hole, not one quadword
+        ([0x0200_0001, 0xF, 0, 0], Error::Type(0x02)), // I/O read
+        ([0x3000_0000, 0, 0, 0], Error::Type(0x30)),   // message
+        ([0x4C00_0001, 0xF, 0, 0], Error::Type(0x4C)), // atomic
+        ([0x0000_8001, 0xF, 0, 0], Error::Feature),    // digest
+        ([0x0000_0401, 0xF, 0, 0], Error::Feature),    // address type
+        ([0x0000_0001, 0xF, 2, 0], Error::Feature),    // processing hint
+        ([0x2000_0001, 0xF, 0, 0], Error::Address),    // 64-bit header below 4 GiB
+        ([0x0000_0001, 0x1F, 0, 0], Error::ByteEnables), // last enables of one dword
+        ([0x0000_0002, 0x0F, 0, 0], Error::ByteEnables), // no last enables
+        ([0x0000_0003, 0xFD, 0, 0], Error::ByteEnables), // hole
+        ([0x0000_0002, 0xFD, 4, 0], Error::ByteEnables), // hole, not one quadword
         ([0x0000_0002, 0xFF, 0xFFC, 0], Error::CrossesPage),
         ([0x0400_0002, 0xF, 0, 0], Error::Length),
         ([0x0400_0001, 0x1F, 0, 0], Error::ByteEnables),
         ([0x0400_0001, 0xF, 0x1000, 0], Error::Feature),
-        ([0x4A00_0001, 0x2004, 0, 0], Error::Status),        // error with data
-        ([0x0A00_0000, 0xE004, 0, 0], Error::Status),        // no such status
+        ([0x4A00_0001, 0x2004, 0, 0], Error::Status), // error with data
+        ([0x0A00_0000, 0xE004, 0, 0], Error::Status), // no such status
         ([0x0A00_0001, 0x2004, 0, 0], Error::Length),
     ] {
         assert_eq!(Tlp::decode(dw), Err(error), "{dw:08x?}");
@@ -275,7 +275,15 @@ fn any_kind() -> impl Strategy<Value = Kind> {
             0usize..4
         )
             .prop_map(
-                |((requester, tag), completer, modified, byte_count, lower_addr, dwords, status)| {
+                |(
+                    (requester, tag),
+                    completer,
+                    modified,
+                    byte_count,
+                    lower_addr,
+                    dwords,
+                    status,
+                )| {
                     use Status::*;
                     let status = if dwords > 0 {
                         Success

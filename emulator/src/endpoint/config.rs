@@ -134,10 +134,7 @@ impl Config {
     /// Largest payload and read request that software allows, bytes.
     pub fn payload_and_read_request(&self) -> (u32, u32) {
         let c = self.space.u16(EXP + 8);
-        (
-            128 << ((c >> 5) & 7).min(1),
-            128 << ((c >> 12) & 7).min(2),
-        )
+        (128 << ((c >> 5) & 7).min(1), 128 << ((c >> 12) & 7).min(2))
     }
 
     /// MSI-X is on; and all its vectors are masked.
@@ -155,10 +152,7 @@ impl Config {
         let enabled = 1u16 << ((control >> 4) & 7).min(5);
         let data = self.space.u16(MSI + 0xC);
         let low = u16::from(vector) % enabled;
-        Some((
-            self.space.u64(MSI + 4),
-            data & !(enabled - 1) | low,
-        ))
+        Some((self.space.u64(MSI + 4), data & !(enabled - 1) | low))
     }
 
     /// The mask bit of an MSI vector.

@@ -170,12 +170,7 @@ impl Dma {
     }
 
     /// Takes in a completion; says whether the transfer ended and how.
-    pub fn complete(
-        &mut self,
-        tag: u8,
-        packet: &PciePacket,
-        memory: &mut [u8],
-    ) -> Option<bool> {
+    pub fn complete(&mut self, tag: u8, packet: &PciePacket, memory: &mut [u8]) -> Option<bool> {
         let (at, gather) = self.reads.get_mut(&tag)?;
         let to = *at as usize;
         match gather.add(packet) {

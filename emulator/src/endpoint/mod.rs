@@ -8,7 +8,9 @@ mod config;
 mod dma;
 mod test_device;
 
-pub use test_device::{regs, TestDevice, TestDeviceConfig, MEMORY_OFFSET, PBA_OFFSET, TABLE_OFFSET};
+pub use test_device::{
+    regs, TestDevice, TestDeviceConfig, MEMORY_OFFSET, PBA_OFFSET, TABLE_OFFSET,
+};
 
 use std::collections::VecDeque;
 use wire::tlp::{pieces, Bdf, Kind, Piece, Span, Status, Tlp};

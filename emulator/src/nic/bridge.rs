@@ -187,11 +187,7 @@ impl Nic {
         self.cfg.tx_queue_limit.saturating_sub(self.tx_len())
     }
 
-    fn call_device(
-        &mut self,
-        env: &mut Env<'_>,
-        f: impl FnOnce(&mut dyn Endpoint, &mut Link<'_>),
-    ) {
+    fn call_device(&mut self, env: &mut Env<'_>, f: impl FnOnce(&mut dyn Endpoint, &mut Link<'_>)) {
         let credit = self.device_credit();
         let Bridge {
             device,

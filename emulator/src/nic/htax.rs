@@ -96,7 +96,8 @@ impl Htax {
         let vc = if write { VC_POSTED } else { VC_NONPOSTED };
         self.intervals.iter().find_map(|i| {
             let control = IntvlControl(i.control);
-            let hit = control.enable() && control.vcs() & vc != 0 && i.lower < page && page < i.upper;
+            let hit =
+                control.enable() && control.vcs() & vc != 0 && i.lower < page && page < i.upper;
             hit.then(|| (control.port_oh(), control.port()))
         })
     }

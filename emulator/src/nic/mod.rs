@@ -220,13 +220,7 @@ impl Nic {
 
     /// Host load from BAR `bar` at `offset`, any length and alignment. [`Load::Pending`]: parts of it come over the
     /// network, [`Nic::finish_load`] gives the result. There is one load at a time; the next one forgets the last.
-    pub fn mmio_read(
-        &mut self,
-        bar: u8,
-        offset: u64,
-        data: &mut [u8],
-        env: &mut Env<'_>,
-    ) -> Load {
+    pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) -> Load {
         self.counters.mmio_reads = self.counters.mmio_reads.wrapping_add(1);
         let pending = self.host_read(bar, offset, data, env);
         self.settle(env);

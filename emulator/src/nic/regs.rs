@@ -162,13 +162,7 @@ impl Nic {
     }
 
     /// Store to the register file; pieces of quadwords are merged (G32).
-    pub(super) fn rf_store(
-        &mut self,
-        offset: u32,
-        data: &[u8],
-        by: Accessor,
-        env: &mut Env<'_>,
-    ) {
+    pub(super) fn rf_store(&mut self, offset: u32, data: &[u8], by: Accessor, env: &mut Env<'_>) {
         let mut offset = offset;
         let mut rest = data;
         while !rest.is_empty() {

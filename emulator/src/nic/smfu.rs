@@ -300,8 +300,8 @@ impl Nic {
             self.smfu.stall = Stall::Until(until);
         }
         // What the host had already sent when it was stopped still fits.
-        let room =
-            self.smfu.stall != Stall::Over && self.tx_len() < self.cfg.tx_queue_limit.saturating_mul(2);
+        let room = self.smfu.stall != Stall::Over
+            && self.tx_len() < self.cfg.tx_queue_limit.saturating_mul(2);
         if !room {
             let n = &mut self.counters.drops.smfu_congested;
             *n = n.wrapping_add(1);
@@ -418,9 +418,7 @@ impl Nic {
         self.smfu_count(regs::SENT_COUNT_NP);
         self.smfu_count_interval(target.interval, false);
         let misc = regs::MiscCount(self.storage.at(regs::MISC_COUNT.0));
-        let most = misc
-            .max_outstanding_nps()
-            .max(self.smfu.store.len() as u16);
+        let most = misc.max_outstanding_nps().max(self.smfu.store.len() as u16);
         self.storage.set_at(
             regs::MISC_COUNT.0,
             misc.with_max_outstanding_nps(most).raw(),

@@ -87,14 +87,7 @@ impl Nic {
         }
     }
 
-    fn smfu_read(
-        &mut self,
-        to: Asker,
-        space: SmfuSpace,
-        addr: u64,
-        len: u32,
-        env: &mut Env<'_>,
-    ) {
+    fn smfu_read(&mut self, to: Asker, space: SmfuSpace, addr: u64, len: u32, env: &mut Env<'_>) {
         let mut data = vec![0; len.min(MAX_READ) as usize];
         let done = match space {
             _ if len > MAX_READ => None,

@@ -213,7 +213,11 @@ impl ConfigSpace {
 
     /// Number of MSI vectors that may be sent now: 0 while MSI is disabled.
     pub fn msi_enabled(&self) -> u16 {
-        let control = if self.shape.msi { self.space.u16(MSI + 2) } else { 0 };
+        let control = if self.shape.msi {
+            self.space.u16(MSI + 2)
+        } else {
+            0
+        };
         if control & 1 == 0 {
             return 0;
         }

@@ -60,7 +60,8 @@ impl Borrow {
     /// Register of node 1 by an immediate put (HW §13).
     fn rma_write(&mut self, offset: u32, value: u64) {
         let vpid = 252;
-        if self.rig.read(0, wire::regs::rma::vpid_table(Vpid::from(vpid))) & 1 == 0 {
+        let table = wire::regs::rma::vpid_table(Vpid::from(vpid));
+        if self.rig.read(0, table) != wire::regs::rma::VPID_ENABLED {
             self.rig.open_rma(0, vpid, 2, 64);
         }
         let d = Descriptor {
@@ -110,7 +111,13 @@ impl Borrow {
         Some((tlp, data))
     }
 
-    fn config(&mut self, ty: CfgType, target: Bdf, register: u16, write: Option<(u32, u8)>) -> (Status, u32) {
+    fn config(
+        &mut self,
+        ty: CfgType,
+        target: Bdf,
+        register: u16,
+        write: Option<(u32, u8)>,
+    ) -> (Status, u32) {
         let (requester, tag) = (Bdf(0), 0);
         match write {
             None => self.inject(
@@ -239,7 +246,10 @@ fn configuration_space_through_the_backdoor() {
     // BAR sizing: 1 MiB, 64 bit, memory.
     b.cfg_write(0x10, u32::MAX);
     b.cfg_write(0x14, u32::MAX);
-    assert_eq!((b.cfg_read(0x10), b.cfg_read(0x14)), (0xFFF0_0004, u32::MAX));
+    assert_eq!(
+        (b.cfg_read(0x10), b.cfg_read(0x14)),
+        (0xFFF0_0004, u32::MAX)
+    );
     assert_eq!(b.cfg_read(0x18), 0, "no second BAR");
     for id in [0x01, 0x05, 0x10, 0x11] {
         b.capability(id);
@@ -252,7 +262,11 @@ fn configuration_space_through_the_backdoor() {
     );
     // Byte enables; extended space; other functions; type 1.
     b.config(CfgType::Type0, DEVICE, 0x3C, Some((0x1234_5678, 0x2)));
-    assert_eq!(b.cfg_read(0x3C) & 0xFFFF, 0, "only byte 1, which is read only");
+    assert_eq!(
+        b.cfg_read(0x3C) & 0xFFFF,
+        0,
+        "only byte 1, which is read only"
+    );
     b.config(CfgType::Type0, DEVICE, 0x3C, Some((0x1234_5678, 0x1)));
     assert_eq!(b.cfg_read(0x3C) & 0xFFFF, 0x78);
     assert_eq!(b.cfg_read(0xFFC), 0);
@@ -333,7 +347,8 @@ fn the_fifo_is_read_destructively() {
         assert_eq!((control.send(), control.sent_tlp_count()), (false, 2));
         // A store to a part of a read-only register must not take anything out.
         b.inject(read, &[]);
-        b.rig.store(0, 2, p::PCIE_TO_HTOC_BACKDOOR_INFO.0.into(), &[0; 4]);
+        b.rig
+            .store(0, 2, p::PCIE_TO_HTOC_BACKDOOR_INFO.0.into(), &[0; 4]);
         assert_eq!(info(&mut b), 7);
     }
 }
@@ -381,7 +396,10 @@ fn what_goes_to_the_fifo_is_configured() {
     // 64 packets fit.
     (0..66).for_each(|_| b.inject(read(0), &[]));
     let drop = p::RegfwdDrop(get(&mut b, p::PCIE_TO_HTOC_REGFWD_DROP));
-    assert_eq!((drop.response(), drop.nonposted(), drop.posted()), (2, 0, 0));
+    assert_eq!(
+        (drop.response(), drop.nonposted(), drop.posted()),
+        (2, 0, 0)
+    );
     assert_eq!(std::iter::from_fn(|| b.fetch()).count(), 64);
 }
 
@@ -390,8 +408,7 @@ fn malformed_packets_go_nowhere() {
     let mut b = Borrow::new();
     let send = |b: &mut Borrow, qws: [u64; 3], payload: u8| {
         for (k, qw) in (0..).zip(qws) {
-            b.rig
-                .remote_write(0, p::htoc_to_pcie_backdoor_data(k), qw);
+            b.rig.remote_write(0, p::htoc_to_pcie_backdoor_data(k), qw);
         }
         let c = BackdoorControl(0)
             .with_payload_qw_length(payload)
@@ -431,7 +448,10 @@ fn memory_through_the_window() {
     assert_eq!(b.reg(dev::ID), dev::ID_VALUE);
     assert_eq!(b.reg(dev::MEMORY_SIZE), 1 << 19);
     b.set_reg(dev::SCRATCH, 0x1234_5678);
-    assert_eq!(b.load(dev::SCRATCH, 8), [0x78, 0x56, 0x34, 0x12, 0, 0, 0, 0]);
+    assert_eq!(
+        b.load(dev::SCRATCH, 8),
+        [0x78, 0x56, 0x34, 0x12, 0, 0, 0, 0]
+    );
     let mut want = pattern(3, 64);
     b.rig.store(0, 2, window(MMIO) + MEMORY_OFFSET, &want);
     for len in 1..=8 {
@@ -441,8 +461,7 @@ fn memory_through_the_window() {
                 want[at as usize..at as usize + len]
             );
             let data = pattern(77 + at, len);
-            b.rig
-                .store(0, 2, window(MMIO) + MEMORY_OFFSET + at, &data);
+            b.rig.store(0, 2, window(MMIO) + MEMORY_OFFSET + at, &data);
             want[at as usize..at as usize + len].copy_from_slice(&data);
             assert_eq!(b.load(MEMORY_OFFSET, 64), want);
         }
@@ -465,7 +484,15 @@ fn memory_through_the_window() {
     );
     let (tlp, data) = b.fetch().unwrap();
     assert_eq!(data[3..8], want[..5]);
-    assert!(matches!(tlp.kind, Kind::Completion { byte_count: 5, lower_addr: 0x73, dwords: 2, .. }));
+    assert!(matches!(
+        tlp.kind,
+        Kind::Completion {
+            byte_count: 5,
+            lower_addr: 0x73,
+            dwords: 2,
+            ..
+        }
+    ));
     b.inject(
         Kind::MemWrite {
             requester: Bdf(0),
@@ -477,7 +504,8 @@ fn memory_through_the_window() {
     );
     assert_eq!(b.reg(dev::SCRATCH), 0x0403_0201);
     // Outside the BAR nobody answers but with an error.
-    b.rig.remote_write(0, r::vpid_t_start_addr(MMIO), BAR + (1 << 20));
+    b.rig
+        .remote_write(0, r::vpid_t_start_addr(MMIO), BAR + (1 << 20));
     assert_eq!(b.load(0, 4), [0xFF; 4]);
     b.rig.remote_write(0, r::vpid_t_start_addr(MMIO), BAR);
     // Memory decoding off: the same.
@@ -607,7 +635,10 @@ fn msix_vectors() {
     b.set_reg(dev::INT_ENABLE, u32::MAX);
     b.set_reg(dev::INT_VECTOR, 2);
     b.set_reg(dev::INT_SET, 4);
-    assert_eq!((b.reg(PBA_OFFSET), b.rig.nodes[0].ram.qw(BUFFER + 0x40)), (4, 0));
+    assert_eq!(
+        (b.reg(PBA_OFFSET), b.rig.nodes[0].ram.qw(BUFFER + 0x40)),
+        (4, 0)
+    );
     b.set_reg(entry + 12, 0);
     assert_eq!(
         (b.reg(PBA_OFFSET), b.rig.nodes[0].ram.qw(BUFFER + 0x40)),
@@ -662,7 +693,13 @@ fn a_device_that_does_not_answer() {
     assert!(b.rig.nodes[0].nic.finish_load(&mut data));
     assert_eq!(data, [0xFF; 8]);
     let c = b.rig.nodes[1].nic.counters();
-    assert_eq!((c.bridge.timeouts, b.rig.nodes[0].nic.counters().smfu.refused), (1, 1));
+    assert_eq!(
+        (
+            c.bridge.timeouts,
+            b.rig.nodes[0].nic.counters().smfu.refused
+        ),
+        (1, 1)
+    );
     assert_eq!(b.rig.nodes[1].nic.next_deadline(), None);
     // 255 tags; what finds none fails at once.
     let mut data = vec![0; 512 * 256];
@@ -681,9 +718,15 @@ struct Hostile(Rng);
 impl Endpoint for Hostile {
     fn receive(&mut self, packet: PciePacket, link: &mut Link<'_>) {
         for _ in 0..self.0.below(3) {
-            let addr = [0, HOME, HOME_MSI, u64::MAX - 7, self.0.next() << 11][self.0.below(5) as usize];
+            let addr =
+                [0, HOME, HOME_MSI, u64::MAX - 7, self.0.next() << 11][self.0.below(5) as usize];
             let len = self.0.below(300) as u32;
-            let span = Span::bytes(addr, len).unwrap_or(Span { addr: HOME, dwords: 1, first_be: 0, last_be: 0 });
+            let span = Span::bytes(addr, len).unwrap_or(Span {
+                addr: HOME,
+                dwords: 1,
+                first_be: 0,
+                last_be: 0,
+            });
             let requester = Bdf(self.0.next() as u16);
             let tag = match packet.tlp.kind {
                 Kind::MemRead { tag, .. } if self.0.below(2) == 0 => tag,
@@ -691,9 +734,24 @@ impl Endpoint for Hostile {
             };
             let dwords = self.0.below(70) as u16;
             let kind = match self.0.below(4) {
-                0 => Kind::MemRead { requester, tag, span },
-                1 => Kind::MemWrite { requester, tag, span },
-                2 => Kind::CfgRead { ty: CfgType::Type0, requester, tag, target: DEVICE, register: 0, enables: 15 },
+                0 => Kind::MemRead {
+                    requester,
+                    tag,
+                    span,
+                },
+                1 => Kind::MemWrite {
+                    requester,
+                    tag,
+                    span,
+                },
+                2 => Kind::CfgRead {
+                    ty: CfgType::Type0,
+                    requester,
+                    tag,
+                    target: DEVICE,
+                    register: 0,
+                    enables: 15,
+                },
                 _ => Kind::Completion {
                     completer: DEVICE,
                     status: Status::Success,
@@ -729,10 +787,16 @@ fn a_hostile_device_breaks_nothing() {
         for k in [MEMORY, MSI] {
             let control = r::IntervalControl::to_node(NodeId(0));
             b.rig.remote_write(0, r::interval_startaddr(k), HOME);
-            b.rig.remote_write(0, r::interval_endaddr(k), HOME + (1 << 37));
+            b.rig
+                .remote_write(0, r::interval_endaddr(k), HOME + (1 << 37));
             b.rig.remote_write(0, r::interval_control(k), control.raw());
-            b.rig.remote_write(0, wire::regs::htax::intvl_upper(k), u64::MAX >> 12);
-            b.rig.remote_write(0, wire::regs::htax::intvl_control(k), 1 | 0x100 << 5 | 3 << 14);
+            b.rig
+                .remote_write(0, wire::regs::htax::intvl_upper(k), u64::MAX >> 12);
+            b.rig.remote_write(
+                0,
+                wire::regs::htax::intvl_control(k),
+                1 | 0x100 << 5 | 3 << 14,
+            );
         }
         b.rig.remote_write(0, wire::regs::htax::GENERAL, 0x8088);
         for _ in 0..200 {
