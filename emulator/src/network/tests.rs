@@ -641,6 +641,8 @@ fn bad_node_ids_are_refused() {
     assert!(bad(&[0, 0xFFFE]).contains("reserved"));
 }
 
+const NOBODY: [usize; 0] = [];
+
 /// Events 15 by NIC that the network has in store.
 fn released(net: &mut Network) -> Vec<usize> {
     let mut nics: Vec<usize> = std::iter::from_fn(|| net.outcome())
@@ -675,14 +677,14 @@ fn a_barrier_waits_for_all_hosts_of_its_tree() {
     barrier_unit(&mut net, 0, 5, 0, 0b01, 1);
     barrier_unit(&mut net, 2, 5, 0b01, 0b10, 0);
     barrier_unit(&mut net, 3, 5, 0, 0b10, 1);
-    assert_eq!(released(&mut net), [], "configuring releases nothing");
+    assert_eq!(released(&mut net), NOBODY, "configuring releases nothing");
     for round in 0..3u64 {
-        assert_eq!(arrive(&mut net, 1, 5), []);
-        assert_eq!(arrive(&mut net, 3, 5), []);
+        assert_eq!(arrive(&mut net, 1, 5), NOBODY);
+        assert_eq!(arrive(&mut net, 3, 5), NOBODY);
         assert_eq!(set(&net, 3) & 1, 1, "reached");
-        assert_eq!(arrive(&mut net, 0, 5), []);
+        assert_eq!(arrive(&mut net, 0, 5), NOBODY);
         // Twice is not more than once, unless two are expected.
-        assert_eq!(arrive(&mut net, 0, 5), []);
+        assert_eq!(arrive(&mut net, 0, 5), NOBODY);
         assert_eq!(arrive(&mut net, 1, 5), [0, 1, 2, 3]);
         // Flag 0, then flag 1, and so on; released_active is the next one.
         let want = if round % 2 == 0 { 0b1010 } else { 0b0100 };
@@ -710,10 +712,10 @@ fn a_barrier_over_a_dead_link_never_releases() {
     barrier_unit(&mut net, 0, 0, 1, 0, 1);
     barrier_unit(&mut net, 1, 0, 0, 1, 1);
     net.set_link(0, false, None, &mut Tracer::off());
-    assert_eq!(arrive(&mut net, 0, 0), []);
-    assert_eq!(arrive(&mut net, 1, 0), []);
+    assert_eq!(arrive(&mut net, 0, 0), NOBODY);
+    assert_eq!(arrive(&mut net, 1, 0), NOBODY);
     net.set_link(0, true, None, &mut Tracer::off());
-    assert_eq!(released(&mut net), [], "the signal is lost");
+    assert_eq!(released(&mut net), NOBODY, "the signal is lost");
     // Both start again.
     barrier_unit(&mut net, 0, 0, 1 | 1 << 18, 0, 1);
     net.regs(1).write(0x45_4000, 1 << 19);

@@ -1,6 +1,7 @@
 //! Behaviour of one NIC and of small groups of them, with memory, network and time in the test's hands.
 #![forbid(unsafe_code)]
 
+mod borrow;
 mod hostile;
 mod probe;
 mod rig;

@@ -300,5 +300,3 @@ impl fmt::Display for Error {
         }
     }
 }
-
-impl core::error::Error for Error {}
