@@ -21,5 +21,6 @@ pub mod regs;
 pub mod rma;
 pub mod route;
 pub mod snq;
+pub mod tlp;
 pub mod velo;
 pub mod wcbuf;
