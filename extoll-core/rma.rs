@@ -124,7 +124,7 @@ pub struct Notifications {
 ///
 /// # Errors
 ///
-/// `EBUSY` if the VPID is taken, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
+/// `EBUSY` if the VPID is taken, or regions of its last owner are left, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
 /// gone.
 pub fn open(
     nic: &Arc<Nic>,
@@ -132,7 +132,8 @@ pub fn open(
     queue_bytes: u32,
 ) -> Result<(Requester, Notifications)> {
     let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-    let vpid = nic.rma.allocate(vpid, stats.clone())?;
+    let clean = |v| nic.atu.is_clean(v);
+    let vpid = nic.rma.allocate(vpid, stats.clone(), clean)?;
     // From success on the port's drop releases the VPID.
     let port = Port::new(nic, vpid, queue_bytes, stats).inspect_err(|_| nic.rma.release(vpid))?;
     port.install()?;
