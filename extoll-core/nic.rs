@@ -9,6 +9,7 @@ use crate::{
     atu::Atu,
     dma::BoundDevice,
     hw::Hw,
+    rma::Locks,
     snq::Snq,
     stats::{Reason, Stats},
     vpid::Table,
@@ -122,6 +123,8 @@ pub struct Nic {
     #[pin]
     pub(crate) rma: Table,
     #[pin]
+    pub(crate) locks: Locks,
+    #[pin]
     pub(crate) atu: Atu,
     #[pin]
     pub(crate) snq: Snq,
@@ -183,6 +186,7 @@ impl Nic {
                 limits: core::array::from_fn(|_| RateLimit::new()),
                 velo <- Table::new(),
                 rma <- Table::new(),
+                locks <- Locks::new(),
                 atu <- Atu::new(),
                 snq <- snq,
                 subscribers <- new_mutex!(

@@ -10,7 +10,7 @@ use crate::{
     hw::Hw,
     info,
     nic::{Nic, Params},
-    rma::Rma,
+    rma,
     smfu::Smfu,
     snq::{Interrupt, Snq},
     velo, xbar,
@@ -46,7 +46,7 @@ struct Live<'a> {
     files: Option<Files>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
     /// Memory that the units use; freed after they were stopped.
-    memory: (Option<Rma>, Option<Smfu>),
+    memory: Option<Smfu>,
     stopped: bool,
 }
 
@@ -188,8 +188,8 @@ impl<'a> BoundNic<'a> {
         velo::init(nic)?;
         Atu::init(nic)?;
         let (mps, mrrs) = payload_sizes(dev);
-        self.live.lock().memory.0 = Some(Rma::init(nic, mps, mrrs)?);
-        self.live.lock().memory.1 = Some(Smfu::init(nic)?);
+        rma::init(nic, mps, mrrs)?;
+        self.live.lock().memory = Some(Smfu::init(nic)?);
         nic.schedule_status();
         Ok(())
     }
@@ -218,13 +218,14 @@ impl<'a> BoundNic<'a> {
         self.nic.shutdown();
         let memory = core::mem::take(&mut self.live.lock().memory);
         drop(memory);
+        self.nic.locks.free();
     }
 }
 
 /// Leaves no address of host memory in the hardware.
 fn stop_units(nic: &Arc<Nic>) {
     Smfu::stop(nic);
-    Rma::stop(nic);
+    rma::stop(nic);
     Atu::stop(nic);
     velo::stop(nic);
     bq::stop(nic);

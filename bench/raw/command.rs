@@ -142,6 +142,7 @@ impl Words {
     fn choose(&mut self, key: &str, value: &str) -> bool {
         match (key, value) {
             ("access", "r") => self.access = Access::READ,
+            ("access", "w") => self.access = Access::WRITE,
             ("access", "rw") => self.access = Access::READ_WRITE,
             ("dir", "get") => self.get = true,
             ("dir", "put") => self.get = false,

@@ -14,7 +14,9 @@ use extoll_core::{
         Address, Fault, LockTarget,
     },
 };
-use kernel::{dma::DataDirection, page::Page, prelude::*, scatterlist::SGTable, sync::Arc, time::Delta};
+use kernel::{
+    dma::DataDirection, page::Page, prelude::*, scatterlist::SGTable, sync::Arc, time::Delta,
+};
 use kernel_ext::{
     mem::{PageList, PAGE},
     sched::cond_resched,
@@ -127,10 +129,7 @@ fn scatterlist(
         DataDirection::ToDevice
     };
     let table = nic.with_bound(|dev| {
-        KBox::pin_init(
-            SGTable::new(dev, buffer, direction, GFP_KERNEL),
-            GFP_KERNEL,
-        )
+        KBox::pin_init(SGTable::new(dev, buffer, direction, GFP_KERNEL), GFP_KERNEL)
     })??;
     atu::register_table(nic, vpid, table, access)
 }
@@ -289,6 +288,8 @@ fn destination(words: &Words, report: &mut Report<'_>) -> Result<Destination> {
         node: NodeId(node as u16),
         vpid: Vpid::new(words.vpid as u16).ok_or(EINVAL)?,
         traffic_class: words.tc as u8,
+        // Its counter of errors shows what was refused.
+        notify_peer: true,
     })
 }
 

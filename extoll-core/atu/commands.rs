@@ -174,4 +174,3 @@ impl Commands {
         (inner.asked, inner.seen)
     }
 }
-

@@ -372,12 +372,7 @@ impl Mapping {
     }
 }
 
-fn write_entries(
-    place: &Place,
-    segments: &[(BusAddr, u64)],
-    vpid: Vpid,
-    access: Access,
-) -> Result {
+fn write_entries(place: &Place, segments: &[(BusAddr, u64)], vpid: Vpid, access: Access) -> Result {
     let mut page = place.range.first;
     for (addr, pages) in segments {
         for nlp in cut(page, *addr, *pages) {

@@ -29,6 +29,11 @@ impl Access {
         read: true,
         write: false,
     };
+    /// Writing only.
+    pub const WRITE: Self = Self {
+        read: false,
+        write: true,
+    };
     /// Reading and writing.
     pub const READ_WRITE: Self = Self {
         read: true,
