@@ -143,6 +143,7 @@ impl Drop for Region {
 /// the access asked for. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded. `ENOSPC`: no contiguous NLA range or the
 /// limit of address tables reached. `EOPNOTSUPP`: the host cannot share this memory with the device. `EIO`: it cannot be
 /// mapped for the device. `EAGAIN`: the memory was unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone.
+/// `ETIMEDOUT`: it does not answer.
 pub fn register_user(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -174,7 +175,7 @@ pub fn register_user(
 ///
 /// # Errors
 ///
-/// `EINVAL`: no access asked for. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV` as [`register_user`].
+/// `EINVAL`: no access asked for. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as [`register_user`].
 pub fn register_pages(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -190,7 +191,7 @@ pub fn register_pages(
 ///
 /// # Errors
 ///
-/// `EINVAL`: no access asked for, or not a whole number of pages. `ENOMEM`, `ENOSPC`, `ENODEV` as [`register_user`].
+/// `EINVAL`: no access asked for, or not a whole number of pages. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as [`register_user`].
 pub fn register_coherent(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -206,7 +207,7 @@ pub fn register_coherent(
 ///
 /// # Errors
 ///
-/// `EINVAL`: no access asked for, or an entry that is not made of whole pages. `ENOMEM`, `ENOSPC`, `ENODEV` as
+/// `EINVAL`: no access asked for, or an entry that is not made of whole pages. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as
 /// [`register_user`].
 pub fn register_table<P>(
     nic: &Arc<Nic>,

@@ -135,7 +135,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// `ENODEV` when closed, `ENOSPC`, `ENOMEM`.
+    /// `ENODEV` when closed, `ENOSPC`, `ENOMEM`, `ETIMEDOUT` if the NIC does not take a new table.
     pub(crate) fn allocate(
         &mut self,
         nic: &Nic,
@@ -179,20 +179,40 @@ impl Tables {
 
     /// The table `index`, `pages` more pages of which are used.
     fn table(&mut self, nic: &Nic, index: u64, pages: u64) -> Result<Arc<Gat>> {
-        let place = self.slots.get_mut(index as usize).ok_or(ENOSPC)?;
-        if let Some(slot) = place {
-            slot.used += pages;
-            return Ok(slot.gat.clone());
+        match self.slots.get_mut(index as usize) {
+            None => return Err(ENOSPC),
+            Some(None) => {}
+            Some(Some(slot)) => {
+                slot.used += pages;
+                return Ok(slot.gat.clone());
+            }
         }
         let words = nic.with_bound(|dev| DmaWords::new(dev, GAT_BYTES as usize / 8))??;
         let base = GatBase::new(words.address()).ok_or(ENOMEM)?;
         let gat = Arc::new(Gat(words), GFP_KERNEL)?;
-        let hw = nic.alive_access().ok_or(ENODEV)?;
-        hw.rf.write(atu::gat(index as u32), base.raw());
-        *place = Some(Slot {
-            gat: gat.clone(),
-            used: pages,
-        });
+        {
+            let hw = nic.alive_access().ok_or(ENODEV)?;
+            hw.rf.write(atu::gat(index as u32), base.raw());
+        }
+        // The NIC may remember translations of an earlier driver's life, since only a flush makes it forget (G17).
+        let whole = Range {
+            first: index * SPAN,
+            pages: SPAN,
+        };
+        Commands::flush(nic, whole);
+        if !nic.atu.commands.settle(nic) {
+            if let Some(hw) = nic.alive_access() {
+                hw.rf.write(atu::gat(index as u32), 0);
+            }
+            self.park([gat]);
+            return Err(ETIMEDOUT);
+        }
+        if let Some(place) = self.slots.get_mut(index as usize) {
+            *place = Some(Slot {
+                gat: gat.clone(),
+                used: pages,
+            });
+        }
         Ok(gat)
     }
 
@@ -242,7 +262,7 @@ impl Tables {
     }
 
     /// Keeps tables that the NIC may still read.
-    pub(crate) fn park(&mut self, gats: KVec<Arc<Gat>>) {
+    pub(crate) fn park(&mut self, gats: impl IntoIterator<Item = Arc<Gat>>) {
         for gat in gats {
             if self.parked.reserve(1, GFP_KERNEL).is_err() {
                 // Better lost than read by the NIC after somebody else got it.

@@ -18,6 +18,7 @@ pub fn all() -> Vec<Scenario> {
         s("raw::atu_memory", kinds),
         s("raw::atu_protection", protection),
         s("raw::atu_revoke", revoke),
+        s("raw::atu_quarantine", quarantine),
         s("raw::atu_user", user),
         s("raw::atu_limits", limits),
         s("raw::locks", locks),
@@ -282,6 +283,60 @@ fn revoke(lab: &Lab) -> Result<()> {
     )?;
     lab.ok(0, "ping -q -c 3 -i 0.2 -w 30 node1")?;
     Ok(())
+}
+
+fn quarantined(lab: &Lab) -> Result<u64> {
+    let atu = lab.ok(1, "cat /sys/kernel/debug/extoll-*/atu")?;
+    let line = atu.lines().find_map(|l| l.strip_prefix("quarantined "));
+    Ok(line.context("no line 'quarantined'")?.parse()?)
+}
+
+/// The NIC does not say, or not in time, that it forgot a region: nothing of it is given away before.
+fn quarantine(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    for (fault, on, off) in [
+        ("atu-lose", ["--every", "1"], ["--every", "0"]),
+        ("atu-delay", ["--ms", "20000"], ["--ms", "0"]),
+    ] {
+        let old = offer(lab, "pages", 64 << 10, "rw", 60)?;
+        read_all(lab, &old, "pages", 60)?;
+        lab.fault(&[fault, "node1", on[0], on[1]])?;
+        expect(&lab.raw(1, "revoke")?, "result", "ETIMEDOUT")?;
+        ensure!(quarantined(lab)? == 1, "{fault}: not in quarantine");
+        lab.raw(1, "withdraw")?;
+        // Neither VPID nor NLA is given to somebody else.
+        let new = offer(lab, "pages", 64 << 10, "rw", 61)?;
+        let field = |o: &Offer, n| o.words.split(' ').nth(n).map(str::to_owned);
+        for n in [1, 2] {
+            ensure!(
+                field(&old, n) != field(&new, n),
+                "{fault}: given out again: {}",
+                new.words
+            );
+        }
+        // Nothing that arrives for the old one changes the new one.
+        lab.raw(
+            0,
+            &format!(
+                "copy dir=put {} bytes=65536 seed=62 timeout_ms=500",
+                old.words
+            ),
+        )?;
+        expect(&lab.raw(1, "offered seed=61")?, "mismatch", "none")?;
+        read_all(lab, &new, "pages", 61)?;
+        lab.fault(&[fault, "node1", off[0], off[1]])?;
+        lab.until("the region left the quarantine", PATIENCE, |l| {
+            Ok(quarantined(l)? == 0)
+        })?;
+        expect(&lab.raw(1, "revoke")?, "result", "ok")?;
+        lab.raw(1, "withdraw")?;
+    }
+    let reasons = lab.ok(
+        1,
+        "awk '$1 == \"reason\" && /translation flush/ { print $3 }' /sys/kernel/debug/extoll-*/counters",
+    )?;
+    ensure!(reasons.trim() == "2", "counted {reasons} instead of 2");
+    end(lab)
 }
 
 /// Offers memory of its own, then does what it is told by files.
