@@ -2,7 +2,7 @@
 
 //! Registered memory.
 
-use super::mapping::{self, Eye, Mapping, Memory, Segments};
+use super::mapping::{Claim, Eye, Mapping, Memory, Segments};
 use crate::{dma::DmaWords, nic::Nic};
 use kernel::{
     alloc::allocator::VmallocPageIter,
@@ -153,8 +153,9 @@ pub fn register_user(
 ) -> Result<Region> {
     access.check()?;
     let pages = Arc::new(PageList::pin(start, bytes, access.write)?, GFP_KERNEL)?;
-    let memory = mapping::map(nic, pages.clone(), access)?;
-    let mapping = Mapping::new(nic, vpid, access, start, memory)?;
+    let claim = Claim::new(nic, vpid)?;
+    let memory = claim.map(pages.clone(), access)?;
+    let mapping = Mapping::new(claim, access, start, memory)?;
     // From here on an error revokes by the drop of the region.
     let mut region = Region {
         watch: None,
@@ -183,8 +184,9 @@ pub fn register_pages(
     access: Access,
 ) -> Result<Region> {
     access.check()?;
-    let memory = mapping::map(nic, pages, access)?;
-    region(nic, vpid, access, memory)
+    let claim = Claim::new(nic, vpid)?;
+    let memory = claim.map(pages, access)?;
+    region(claim, access, memory)
 }
 
 /// Registers coherent memory for `vpid`. It is kept until the region is gone. May sleep.
@@ -199,7 +201,7 @@ pub fn register_coherent(
     access: Access,
 ) -> Result<Region> {
     access.check()?;
-    region(nic, vpid, access, Memory::Coherent(words))
+    region(Claim::new(nic, vpid)?, access, Memory::Coherent(words))
 }
 
 /// Registers a scatterlist that is mapped for the NIC (in a direction that fits `access`) for `vpid`: its entries follow
@@ -220,11 +222,11 @@ where
 {
     access.check()?;
     let table = KBox::new(Table(table), GFP_KERNEL)?;
-    region(nic, vpid, access, Memory::Other(table))
+    region(Claim::new(nic, vpid)?, access, Memory::Other(table))
 }
 
-fn region(nic: &Arc<Nic>, vpid: Vpid, access: Access, memory: Memory) -> Result<Region> {
-    let mapping = Mapping::new(nic, vpid, access, 0, memory)?;
+fn region(claim: Claim, access: Access, memory: Memory) -> Result<Region> {
+    let mapping = Mapping::new(claim, access, 0, memory)?;
     Ok(Region {
         watch: None,
         mapping,

@@ -121,6 +121,11 @@ impl Tables {
         Ok(())
     }
 
+    /// Whether there are places.
+    pub(crate) fn is_open(&self) -> bool {
+        self.space.is_some()
+    }
+
     /// No places any more.
     pub(crate) fn refuse(&mut self) {
         self.space = None;
@@ -231,10 +236,12 @@ impl Tables {
     /// NIC has answered ([`Commands::settle`]), else [`Tables::park`] them. One is always kept.
     pub(crate) fn free(&mut self, nic: &Nic, range: Range) -> KVec<Arc<Gat>> {
         self.unuse(range);
-        if let Some(space) = &mut self.space {
-            space.free(range);
-        }
         let mut idle = KVec::new();
+        let Some(space) = &mut self.space else {
+            // All tables go together, soon.
+            return idle;
+        };
+        space.free(range);
         let mut present = self.slots.iter().filter(|s| s.is_some()).count();
         for index in indices(range) {
             let Some(place) = self.slots.get_mut(index as usize) else {
@@ -293,7 +300,7 @@ impl Tables {
     /// Tables in use, most possible, regions.
     pub(crate) fn show(&self) -> (usize, usize, usize) {
         let tables = self.slots.iter().filter(|s| s.is_some()).count();
-        let regions = self.space.as_ref().map_or(0, Space::live);
+        let regions = self.regions.values().count();
         (tables, self.slots.len(), regions)
     }
 }
