@@ -6,8 +6,10 @@
 //! not: shutdown revokes them and waits for all users, later accesses fail with `Down`.
 
 use crate::{
+    atu::Atu,
     dma::BoundDevice,
     hw::Hw,
+    rma::Locks,
     snq::Snq,
     stats::{Reason, Stats},
     vpid::Table,
@@ -38,7 +40,7 @@ pub use wire::regs::info::NetworkState;
 pub struct Params {
     /// 64-byte instead of 128-byte VELO slots.
     pub slots_64: bool,
-    /// Global address tables of 2 MiB to allocate for the ATU, 0…1024.
+    /// Global address tables of 2 MiB that the ATU may have at most, 0…1024.
     pub atu_gats: u32,
     /// Memory exported by the SMFU in KiB.
     pub smfu_target_kib: u32,
@@ -121,6 +123,10 @@ pub struct Nic {
     #[pin]
     pub(crate) rma: Table,
     #[pin]
+    pub(crate) locks: Locks,
+    #[pin]
+    pub(crate) atu: Atu,
+    #[pin]
     pub(crate) snq: Snq,
     #[pin]
     subscribers: Mutex<Subscribers>,
@@ -180,6 +186,8 @@ impl Nic {
                 limits: core::array::from_fn(|_| RateLimit::new()),
                 velo <- Table::new(),
                 rma <- Table::new(),
+                locks <- Locks::new(),
+                atu <- Atu::new(),
                 snq <- snq,
                 subscribers <- new_mutex!(
                     Subscribers { list: KVec::new(), next: 0, last: None },

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! RMA: put, get, notifications (HW §10). Locks are set up but not offered yet.
+//! RMA: put, get, locks, notifications (HW §10).
 //!
 //! [`open`] gives the two halves of a port: a [`Requester`], which may be shared and cloned, and its queue of
 //! [`Notifications`], which has one owner. The port is closed when all of them are dropped; dropping may sleep.
+//! [`transfer::Engine`] takes both and offers transfers of any length with one completion and a deadline each.
 //!
-//! Memory that commands refer to must stay mapped for the device until the notification says that they are done; this
-//! interface takes bus addresses and cannot check that.
+//! Commands name memory by [`Address`]: bus addresses on both sides, which nobody checks (it must stay mapped for the
+//! device until the notification says that they are done), or a local [`Region`] and an NLA of the peer, which the ATUs
+//! check.
+
+pub mod transfer;
 
 use crate::{
+    atu::Region,
     bq::{self, Queue},
     dma::DmaWords,
     nic::Nic,
@@ -16,20 +21,25 @@ use crate::{
     tx::{self, Tx},
     vpid::Client,
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+};
 use kernel_ext::{barrier, trace};
 use wire::{
     bq::SlotCode,
-    ids::{BusAddr, NodeId, Unit, Vpid},
+    ids::{BusAddr, Nla, NodeId, Unit, Vpid},
     regs::{info, np, rma, wcbuf},
-    rma::{Modifiers, RequesterAddr},
+    rma::RequesterAddr,
 };
 
 pub use crate::tx::SendError;
 pub use wire::rma::{
-    last_fragment_start, Command, Descriptor, Notification, NotificationType, NotifySpec,
-    Operation, PageOptions, MAX_IMMEDIATE, MAX_LEN,
+    last_fragment_start, Command, Descriptor, LockResult, LockTarget, Modifiers, Notification,
+    NotificationType, NotifySpec, Operation, PageOptions, MAX_IMMEDIATE, MAX_LEN,
 };
+pub use wire::transfer::{Fault, FaultCause, FaultUnit};
 
 /// Words of a descriptor.
 const PACKET_WORDS: usize = 3;
@@ -38,7 +48,7 @@ const COMMIT_SLOTS: u32 = 256;
 /// Default size of the notification queue in bytes (HW §7).
 pub const DEFAULT_QUEUE_BYTES: u32 = 2 << 20;
 
-/// Where a command goes and what is reported about it.
+/// Where a command goes, how, and what is reported about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
     /// Remote node.
@@ -47,8 +57,91 @@ pub struct Peer {
     pub vpid: Vpid,
     /// Notifications asked for.
     pub notify: NotifySpec,
-    /// Requester page: traffic class, remote registers, interrupts, translation.
+    /// Requester page: traffic class, remote registers, interrupts. Translation follows from the [`Address`].
     pub page: PageOptions,
+    /// Modifiers: one notification per fragment (NTR), multicast. The NIC may refuse some (G14).
+    pub modifiers: Modifiers,
+    /// Quadword instead of byte GETs and PUTs: lengths and addresses are multiples of 8.
+    pub quadwords: bool,
+}
+
+impl Peer {
+    /// Byte commands on traffic class 0 without notifications and modifiers.
+    pub const fn new(node: NodeId, vpid: Vpid) -> Self {
+        Self {
+            node,
+            vpid,
+            notify: NotifySpec::NONE,
+            page: PageOptions::from_index(0),
+            modifiers: Modifiers::NONE,
+            quadwords: false,
+        }
+    }
+}
+
+/// Memory on both sides of a command. The NIC translates both or none (HW §10.1), so they come together.
+#[derive(Clone, Copy)]
+pub enum Address<'a> {
+    /// Bus addresses.
+    Bus {
+        /// Here.
+        local: BusAddr,
+        /// At the peer.
+        remote: BusAddr,
+    },
+    /// Registered memory.
+    Region {
+        /// Local region; has to be alive, of the port's VPID, and allow the access.
+        region: &'a Region,
+        /// Byte offset in it.
+        offset: usize,
+        /// NLA in a region of the peer's VPID.
+        remote: Nla,
+    },
+}
+
+/// Memory of the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Remote {
+    /// Bus address.
+    Bus(BusAddr),
+    /// NLA in a region of the peer's VPID.
+    Nla(Nla),
+}
+
+/// Both sides as numbers.
+#[derive(Clone, Copy)]
+struct Ends {
+    translate: bool,
+    local: u64,
+    remote: u64,
+}
+
+impl Address<'_> {
+    /// Checks the local side for a port of `vpid` that reads (or, for a GET, writes) `len` bytes there.
+    fn ends(&self, vpid: Vpid, write: bool, len: u64) -> Option<Ends> {
+        match *self {
+            Address::Bus { local, remote } => Some(Ends {
+                translate: false,
+                local: local.0,
+                remote: remote.0,
+            }),
+            Address::Region {
+                region,
+                offset,
+                remote,
+            } => {
+                let access = region.access();
+                let allowed = if write { access.write } else { access.read };
+                let local = region.slice(offset, usize::try_from(len).ok()?)?;
+                (allowed && region.vpid() == vpid).then_some(Ends {
+                    translate: true,
+                    local: local.0,
+                    remote: remote.0,
+                })
+            }
+        }
+    }
 }
 
 /// Hardware side of an open port.
@@ -101,6 +194,7 @@ impl Drop for Port {
             bq::clear(&hw, Unit::Rma, self.vpid);
             hw.rf.read(rma::vpid_table(self.vpid));
         }
+        self.nic.locks.clear(self.vpid);
         self.nic.rma.release(self.vpid);
     }
 }
@@ -124,7 +218,7 @@ pub struct Notifications {
 ///
 /// # Errors
 ///
-/// `EBUSY` if the VPID is taken, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
+/// `EBUSY` if the VPID is taken, or regions of its last owner are left, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
 /// gone.
 pub fn open(
     nic: &Arc<Nic>,
@@ -132,7 +226,8 @@ pub fn open(
     queue_bytes: u32,
 ) -> Result<(Requester, Notifications)> {
     let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-    let vpid = nic.rma.allocate(vpid, stats.clone())?;
+    let clean = |v| nic.atu.is_clean(v);
+    let vpid = nic.rma.allocate(vpid, stats.clone(), clean)?;
     // From success on the port's drop releases the VPID.
     let port = Port::new(nic, vpid, queue_bytes, stats).inspect_err(|_| nic.rma.release(vpid))?;
     port.install()?;
@@ -204,72 +299,68 @@ impl Requester {
         Ok(())
     }
 
-    fn command(&self, peer: Peer, op: Operation) -> Result<(), SendError> {
-        let Peer {
-            node,
-            vpid,
-            notify,
-            page,
-        } = peer;
+    fn command(&self, peer: &Peer, translate: bool, op: Operation) -> Result<(), SendError> {
+        let page = PageOptions {
+            translate,
+            ..peer.page
+        };
         self.post(
             page,
             &Descriptor {
-                node,
-                vpid,
-                notify,
-                modifiers: Modifiers::NONE,
+                node: peer.node,
+                vpid: peer.vpid,
+                notify: peer.notify,
+                modifiers: peer.modifiers,
                 op,
             },
         )
     }
 
-    /// Reads `len` (1…8 MiB) bytes at the peer's address `remote` into local memory at `local`. See [`Requester::post`].
+    fn get_ends(&self, peer: &Peer, ends: Ends, len: u32) -> Result<(), SendError> {
+        let op = Operation::Get {
+            qw: peer.quadwords,
+            len,
+            remote: ends.remote,
+            local: ends.local,
+        };
+        self.command(peer, ends.translate, op)
+    }
+
+    fn put_ends(&self, peer: &Peer, ends: Ends, len: u32) -> Result<(), SendError> {
+        let op = Operation::Put {
+            qw: peer.quadwords,
+            len,
+            local: ends.local,
+            remote: ends.remote,
+        };
+        self.command(peer, ends.translate, op)
+    }
+
+    /// Reads `len` (1…8 MiB) bytes of the peer's memory into local memory. See [`Requester::post`].
     ///
     /// # Errors
     ///
-    /// As [`Requester::post`].
-    pub fn get(
-        &self,
-        peer: Peer,
-        remote: BusAddr,
-        local: BusAddr,
-        len: u32,
-    ) -> Result<(), SendError> {
-        self.command(
-            peer,
-            Operation::Get {
-                qw: false,
-                len,
-                remote: remote.0,
-                local: local.0,
-            },
-        )
+    /// As [`Requester::post`]; `Invalid` also for a local region that is dead, too short, read-only or another VPID's.
+    pub fn get(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
+        let ends = address
+            .ends(self.vpid(), true, len.into())
+            .ok_or(SendError::Invalid)?;
+        self.get_ends(&peer, ends, len)
     }
 
-    /// Writes `len` (1…8 MiB) bytes of local memory at `local` to the peer's address `remote`. See [`Requester::post`].
+    /// Writes `len` (1…8 MiB) bytes of local memory to the peer's memory. See [`Requester::post`].
     ///
     /// # Errors
     ///
-    /// As [`Requester::post`].
-    pub fn put(
-        &self,
-        peer: Peer,
-        local: BusAddr,
-        remote: BusAddr,
-        len: u32,
-    ) -> Result<(), SendError> {
-        self.command(
-            peer,
-            Operation::Put {
-                qw: false,
-                len,
-                local: local.0,
-                remote: remote.0,
-            },
-        )
+    /// As [`Requester::get`], where the local region has to allow reading.
+    pub fn put(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
+        let ends = address
+            .ends(self.vpid(), false, len.into())
+            .ok_or(SendError::Invalid)?;
+        self.put_ends(&peer, ends, len)
     }
 
-    /// Writes the low `len` (1…8) bytes of `value` to the peer's address `remote`. See [`Requester::post`].
+    /// Writes the low `len` (1…8) bytes of `value` to the peer's memory. See [`Requester::post`].
     ///
     /// # Errors
     ///
@@ -277,16 +368,43 @@ impl Requester {
     pub fn put_immediate(
         &self,
         peer: Peer,
-        remote: BusAddr,
+        remote: Remote,
         value: u64,
         len: u8,
     ) -> Result<(), SendError> {
+        let (translate, remote) = match remote {
+            Remote::Bus(addr) => (false, addr.0),
+            Remote::Nla(nla) => (true, nla.0),
+        };
         self.command(
-            peer,
-            Operation::ImmediatePut {
-                len,
-                remote: remote.0,
-                value,
+            &peer,
+            translate,
+            Operation::ImmediatePut { len, remote, value },
+        )
+    }
+
+    /// Fetch-compare-and-add on lock `number` of the peer's VPID: if its value is at most `compare`, adds `add`. The
+    /// completer notification carries the outcome as [`LockResult`]. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn lock(
+        &self,
+        peer: Peer,
+        at: LockTarget,
+        number: u32,
+        compare: i32,
+        add: i32,
+    ) -> Result<(), SendError> {
+        self.command(
+            &peer,
+            false,
+            Operation::Lock {
+                at,
+                number,
+                compare,
+                add,
             },
         )
     }
@@ -297,7 +415,7 @@ impl Requester {
     ///
     /// As [`Requester::post`].
     pub fn notify(&self, peer: Peer, class: u8, value: u64) -> Result<(), SendError> {
-        self.command(peer, Operation::NotificationPut { class, value })
+        self.command(&peer, false, Operation::NotificationPut { class, value })
     }
 
     /// Gives up commands that the NIC did not take, e.g. after a transmit time-out. Any context.
@@ -377,60 +495,82 @@ impl Notifications {
     }
 }
 
-/// What the unit needs in host memory.
-pub(crate) struct Rma {
-    _locks: DmaWords,
+/// The locks (HW §10.6), in host memory from [`init`] to [`Locks::free`].
+#[pin_data]
+pub(crate) struct Locks {
+    #[pin]
+    memory: Mutex<Option<DmaWords>>,
 }
 
-impl Rma {
-    /// `rma2` part of the probe (HW §3.5). `mps` and `mrrs`: PCIe maximum payload and read request sizes in bytes.
-    pub(crate) fn init(nic: &Arc<Nic>, mps: u32, mrrs: u32) -> Result<Self> {
-        let locks = nic.with_bound(|dev| DmaWords::new(dev, rma::LOCK_MEMORY as usize / 8))??;
-        let hw = nic.access().ok_or(ENODEV)?;
-        nic.set_node(info::Node(hw.rf.read(info::NODE)).node_id());
-        drop(hw);
-        for vpid in Vpid::all() {
-            let hw = nic.access().ok_or(ENODEV)?;
-            hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
-            tx::reset_state(&hw, Unit::Rma, vpid);
-        }
-        let hw = nic.access().ok_or(ENODEV)?;
-        hw.rf
-            .write(rma::CONFIG, rma::Config::for_pcie(mps, mrrs).raw());
-        hw.rf.write(rma::LOCK_BASE, locks.address().0);
-        hw.rf.write(rma::LOCK_CFG, rma::LOCK_CFG_INIT);
-        for reg in [
-            rma::REQUESTER_ERROR_CTRL,
-            rma::RESPONDER_ERROR_CTRL,
-            rma::COMPLETER_ERROR_CTRL,
-        ] {
-            hw.rf.update(reg, |v| v & rma::ERROR_CTRL_INIT_MASK);
-        }
-        hw.rf.update(rma::BQ_TIMEOUT, |v| {
-            (v & !0xFFFF_FFFF) | (rma::BQ_TIMEOUT_INIT & 0xFFFF_FFFF)
-        });
-        hw.rf.update(rma::BQ_TIMEOUT, |v| {
-            v | (rma::BQ_TIMEOUT_INIT & !0xFFFF_FFFF)
-        });
-        hw.rf.update(wcbuf::rma::TIMEOUT, |v| {
-            (v & 0xFFFF_FFFF) | (wcbuf::TIMEOUT_INIT & !0xFFFF_FFFF)
-        });
-        hw.rf
-            .update(wcbuf::rma::TIMEOUT, |v| v | (wcbuf::TIMEOUT_INIT & 1));
-        hw.rf
-            .write(np::general(np::RMA_COMPLETER), np::GENERAL_INIT);
-        hw.rf
-            .write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
-        drop(hw);
-        Ok(Self { _locks: locks })
+impl Locks {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self { memory <- new_mutex!(None, "extoll_locks") })
     }
 
-    /// Disconnects the unit from the network and forgets the lock memory.
-    pub(crate) fn stop(nic: &Nic) {
-        let Some(hw) = nic.alive_access() else { return };
-        hw.rf.write(np::general(np::RMA_COMPLETER), 0);
-        hw.rf.write(np::general(np::RMA_RESPONDER), 0);
-        hw.rf.write(rma::LOCK_CFG, 0);
-        hw.rf.write(rma::LOCK_BASE, 0);
+    /// Zeroes the locks of a VPID that is closed. May sleep.
+    fn clear(&self, vpid: Vpid) {
+        if let Some(memory) = &*self.memory.lock() {
+            for i in (vpid.index()..memory.words() * 2).step_by(usize::from(Vpid::COUNT)) {
+                memory.write_half(i, 0);
+            }
+        }
     }
+
+    /// Frees the memory, of which the NIC does not know any more. May sleep.
+    pub(crate) fn free(&self) {
+        let memory = self.memory.lock().take();
+        drop(memory);
+    }
+}
+
+/// `rma2` part of the probe (HW §3.5). `mps` and `mrrs`: PCIe maximum payload and read request sizes in bytes.
+pub(crate) fn init(nic: &Arc<Nic>, mps: u32, mrrs: u32) -> Result {
+    let locks = nic.with_bound(|dev| DmaWords::new(dev, rma::LOCK_MEMORY as usize / 8))??;
+    let hw = nic.access().ok_or(ENODEV)?;
+    nic.set_node(info::Node(hw.rf.read(info::NODE)).node_id());
+    drop(hw);
+    for vpid in Vpid::all() {
+        let hw = nic.access().ok_or(ENODEV)?;
+        hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
+        tx::reset_state(&hw, Unit::Rma, vpid);
+    }
+    let hw = nic.access().ok_or(ENODEV)?;
+    hw.rf
+        .write(rma::CONFIG, rma::Config::for_pcie(mps, mrrs).raw());
+    hw.rf.write(rma::LOCK_BASE, locks.address().0);
+    hw.rf.write(rma::LOCK_CFG, rma::LOCK_CFG_INIT);
+    for reg in [
+        rma::REQUESTER_ERROR_CTRL,
+        rma::RESPONDER_ERROR_CTRL,
+        rma::COMPLETER_ERROR_CTRL,
+    ] {
+        hw.rf.update(reg, |v| v & rma::ERROR_CTRL_INIT_MASK);
+    }
+    hw.rf.update(rma::BQ_TIMEOUT, |v| {
+        (v & !0xFFFF_FFFF) | (rma::BQ_TIMEOUT_INIT & 0xFFFF_FFFF)
+    });
+    hw.rf.update(rma::BQ_TIMEOUT, |v| {
+        v | (rma::BQ_TIMEOUT_INIT & !0xFFFF_FFFF)
+    });
+    hw.rf.update(wcbuf::rma::TIMEOUT, |v| {
+        (v & 0xFFFF_FFFF) | (wcbuf::TIMEOUT_INIT & !0xFFFF_FFFF)
+    });
+    hw.rf
+        .update(wcbuf::rma::TIMEOUT, |v| v | (wcbuf::TIMEOUT_INIT & 1));
+    hw.rf
+        .write(np::general(np::RMA_COMPLETER), np::GENERAL_INIT);
+    hw.rf
+        .write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
+    drop(hw);
+    *nic.locks.memory.lock() = Some(locks);
+    Ok(())
+}
+
+/// Disconnects the unit from the network and forgets the lock memory.
+pub(crate) fn stop(nic: &Nic) {
+    let Some(hw) = nic.alive_access() else { return };
+    hw.rf.write(np::general(np::RMA_COMPLETER), 0);
+    hw.rf.write(np::general(np::RMA_RESPONDER), 0);
+    hw.rf.write(rma::LOCK_CFG, 0);
+    hw.rf.write(rma::LOCK_BASE, 0);
 }

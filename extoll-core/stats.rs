@@ -65,6 +65,8 @@ reasons! {
     UnhandledEvent = 17, "unhandled event";
     /// A peer sent to a VPID that is not open here.
     ClosedPort = 18, "message for closed port";
+    /// The NIC did not confirm in time that it forgot translations; the memory stays reserved.
+    AtuTimeout = 19, "translation flush not confirmed, memory kept";
 }
 
 /// Counters of one NIC. Any context.

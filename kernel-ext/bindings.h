@@ -3,4 +3,5 @@
 #include <linux/pci.h>
 #include <linux/ratelimit.h>
 #include "helpers.h"
+#include "mem_helpers.h"
 #include "net_helpers.h"

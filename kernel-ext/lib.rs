@@ -7,6 +7,7 @@ pub mod barrier;
 pub(crate) mod bindings;
 pub mod debugfs;
 pub mod global;
+pub mod mem;
 pub mod net;
 pub mod pci;
 pub mod ratelimit;
