@@ -10,6 +10,7 @@ use crate::{
     hw::Hw,
     info,
     nic::{Nic, Params},
+    rf::{self, Directory},
     rma::Rma,
     rra, smfu,
     snq::{Interrupt, Snq},
@@ -44,6 +45,7 @@ const MAX_VECTORS: u32 = 32;
 struct Live<'a> {
     children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Files>,
+    registers: Option<Directory>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
     /// Memory that the units use; freed after they were stopped.
     memory: (Option<Atu>, Option<Rma>),
@@ -125,6 +127,10 @@ impl<'a> BoundNic<'a> {
             .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
             .ok();
         this.live.lock().files = files;
+        let registers = rf::directory(dev.as_ref(), &this.nic)
+            .inspect_err(|e| dev_warn!(dev, "no register files in sysfs: {:?}\n", e))
+            .ok();
+        this.live.lock().registers = registers;
         // Last, since children may be probed at once.
         for (slot, name) in [child::NAME, child::RAW].into_iter().enumerate() {
             let nic = this.nic.clone();
@@ -191,6 +197,7 @@ impl<'a> BoundNic<'a> {
         self.live.lock().memory.1 = Some(Rma::init(nic, mps, mrrs)?);
         smfu::init(nic)?;
         nic.schedule_status();
+        nic.schedule_events();
         Ok(())
     }
 
@@ -208,6 +215,8 @@ impl<'a> BoundNic<'a> {
         drop(children);
         let files = self.live.lock().files.take();
         drop(files);
+        let registers = self.live.lock().registers.take();
+        drop(registers);
         let remains = rra::close(&self.nic);
         self.nic.snq.stop(&self.nic);
         let irq = self.live.lock().irq.take();

@@ -61,8 +61,8 @@ reasons! {
     PortLeft = 15, "port left open at unbind";
     /// An optional memory area was made smaller than asked for.
     Memory = 16, "memory area reduced";
-    /// An event that no handler is interested in.
-    UnhandledEvent = 17, "unhandled event";
+    /// An event that reports no error.
+    NormalEvent = 17, "event";
     /// A peer sent to a VPID that is not open here.
     ClosedPort = 18, "message for closed port";
     /// A remote register access was not answered in time.
@@ -77,6 +77,14 @@ reasons! {
     UnexpectedAnswer = 23, "unexpected answer to a register access";
     /// An access to the SMFU window timed out.
     SmfuTimeout = 24, "SMFU time-out";
+    /// A link came up.
+    LinkUp = 25, "link up";
+    /// A link went down.
+    LinkDown = 26, "link down";
+    /// An event for user space could not be sent.
+    LostUevent = 27, "uevent lost";
+    /// What was written to a register's file makes no sense or is not allowed.
+    RegisterCommand = 28, "bad command for a register file";
 }
 
 /// Counters of one NIC. Any context.

@@ -158,11 +158,24 @@ fn lines() -> impl Iterator<Item = Line> {
     })
 }
 
-/// Where a register is in the map: six bytes instead of a [`Register`].
+/// Where a register is in the map, in 28 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
-    line: u32,
-    number: u16,
+pub struct Place(u32);
+
+/// Bits of a [`Place`] for the number within the line; 16 for the line's position.
+const NUMBER_BITS: u32 = 12;
+const _: () = assert!(TEXT.len() < 1 << 16);
+
+impl Place {
+    /// As a number below 2^28.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// From [`Place::get`].
+    pub const fn from_number(number: u32) -> Self {
+        Self(number)
+    }
 }
 
 /// One register, or one array of them. Prints its name, without [`PREFIX`].
@@ -218,17 +231,14 @@ impl Register {
     /// The register at a place.
     pub fn at(place: Place) -> Option<Self> {
         Some(Self {
-            line: Line::parse(place.line as usize)?,
-            number: place.number.into(),
+            line: Line::parse((place.0 >> NUMBER_BITS) as usize)?,
+            number: place.0 & ((1 << NUMBER_BITS) - 1),
         })
     }
 
     /// Its place.
     pub fn place(&self) -> Place {
-        Place {
-            line: self.line.at,
-            number: self.number as u16,
-        }
+        Place(self.line.at << NUMBER_BITS | self.number)
     }
 
     /// The indices in the name, in its order.
@@ -295,20 +305,19 @@ impl Register {
         section(self.line.name)
     }
 
-    /// Calls `f` for all sections of the map.
-    pub fn sections(mut f: impl FnMut(&'static str)) {
-        let mut last = "";
-        for line in lines() {
-            let s = section(line.name);
-            if s != last {
-                f(s);
-                last = s;
-            }
-        }
+    /// All sections of the map.
+    pub fn sections() -> impl Iterator<Item = &'static str> {
+        lines().enumerate().filter_map(|(n, line)| {
+            let section = section(line.name);
+            let known = lines()
+                .take(n)
+                .any(|l| l.name.starts_with(section) && self::section(l.name) == section);
+            (!known).then_some(section)
+        })
     }
 }
 
-/// What stands before the last `_rf_` that has no index before it: the unit.
+/// The unit: what stands before the first `_rf_`, and that.
 fn section(name: &'static str) -> &'static str {
     let end = name.find("_rf_").map_or(name.len(), |i| i + 3);
     name.get(..end).unwrap_or(name)
