@@ -144,7 +144,7 @@ pub struct Nic {
     #[pin]
     housekeeping: DelayedWork<Nic, 1>,
     #[pin]
-    events_work: Work<Nic, 2>,
+    events_work: Work<Nic, 3>,
 }
 
 impl_has_work! {
@@ -152,7 +152,7 @@ impl_has_work! {
 }
 
 impl_has_work! {
-    impl HasWork<Nic, 2> for Nic { self.events_work }
+    impl HasWork<Nic, 3> for Nic { self.events_work }
 }
 
 impl_has_delayed_work! {
@@ -178,7 +178,7 @@ impl WorkItem<1> for Nic {
     }
 }
 
-impl WorkItem<2> for Nic {
+impl WorkItem<3> for Nic {
     type Pointer = Arc<Nic>;
 
     fn run(this: Arc<Nic>) {
@@ -437,7 +437,7 @@ impl Nic {
 
     /// Has events and links looked at. Any context.
     pub(crate) fn schedule_events(self: &Arc<Self>) {
-        let _ = work::queue().enqueue::<_, 2>(self.clone());
+        let _ = work::queue().enqueue::<_, 3>(self.clone());
     }
 
     /// Tells subscribers about a link.
@@ -504,7 +504,7 @@ impl Nic {
         self.alive.store(false, Relaxed);
         work::cancel_sync::<Nic, 0>(self);
         work::cancel_delayed_sync::<Nic, 1>(self);
-        work::cancel_sync::<Nic, 2>(self);
+        work::cancel_sync::<Nic, 3>(self);
         self.velo.down();
         self.rma.down();
         self.smfu.unmap_all();

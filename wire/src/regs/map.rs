@@ -194,38 +194,41 @@ impl Register {
 
     /// The register or array that `offset` belongs to, and the index in the array.
     pub fn find(offset: RegOffset) -> Option<(Self, u32)> {
-        lines().find_map(|line| {
-            let mut rest = offset.get().checked_sub(line.offset)?;
-            let elements = Dim {
-                first: 0,
-                count: line.entries,
-                stride: line.stride,
-            };
-            // The array index and those of the name, the one with the largest stride first.
-            let mut left = [elements; MAX_DIMS + 1];
-            left.iter_mut().zip(line.dims).for_each(|(l, d)| *l = d);
-            let mut index = [0; MAX_DIMS + 1];
-            while let Some((d, dim)) = left
-                .iter()
-                .copied()
-                .enumerate()
-                .max_by_key(|(_, d)| d.stride)
-            {
-                if dim.stride == 0 {
-                    break;
+        // Lines are sorted by offset.
+        lines()
+            .take_while(|line| line.offset <= offset.get())
+            .find_map(|line| {
+                let mut rest = offset.get().checked_sub(line.offset)?;
+                let elements = Dim {
+                    first: 0,
+                    count: line.entries,
+                    stride: line.stride,
+                };
+                // The array index and those of the name, the one with the largest stride first.
+                let mut left = [elements; MAX_DIMS + 1];
+                left.iter_mut().zip(line.dims).for_each(|(l, d)| *l = d);
+                let mut index = [0; MAX_DIMS + 1];
+                while let Some((d, dim)) = left
+                    .iter()
+                    .copied()
+                    .enumerate()
+                    .max_by_key(|(_, d)| d.stride)
+                {
+                    if dim.stride == 0 {
+                        break;
+                    }
+                    let i = (rest / dim.stride).min(dim.count - 1);
+                    rest -= i * dim.stride;
+                    *index.get_mut(d)? = i;
+                    *left.get_mut(d)? = Dim::default();
                 }
-                let i = (rest / dim.stride).min(dim.count - 1);
-                rest -= i * dim.stride;
-                *index.get_mut(d)? = i;
-                *left.get_mut(d)? = Dim::default();
-            }
-            if rest != 0 {
-                return None;
-            }
-            let dims = line.dims.iter().zip(index);
-            let number = dims.fold(0, |n, (dim, i)| n * dim.count.max(1) + i);
-            Some((Self { line, number }, *index.last()?))
-        })
+                if rest != 0 {
+                    return None;
+                }
+                let dims = line.dims.iter().zip(index);
+                let number = dims.fold(0, |n, (dim, i)| n * dim.count.max(1) + i);
+                Some((Self { line, number }, *index.last()?))
+            })
     }
 
     /// The register at a place.
@@ -307,12 +310,14 @@ impl Register {
 
     /// All sections of the map.
     pub fn sections() -> impl Iterator<Item = &'static str> {
-        lines().enumerate().filter_map(|(n, line)| {
+        let mut last = "";
+        lines().filter_map(move |line| {
             let section = section(line.name);
-            let known = lines()
-                .take(n)
-                .any(|l| l.name.starts_with(section) && self::section(l.name) == section);
-            (!known).then_some(section)
+            let again = section == core::mem::replace(&mut last, section)
+                || lines()
+                    .take_while(|l| l.at < line.at)
+                    .any(|l| self::section(l.name) == section);
+            (!again).then_some(section)
         })
     }
 }
