@@ -10,8 +10,8 @@ use crate::{
     hw::Hw,
     info,
     nic::{Nic, Params},
-    rma,
-    smfu::Smfu,
+    rf::{self, Directory},
+    rma, rra, smfu,
     snq::{Interrupt, Snq},
     velo, xbar,
 };
@@ -44,9 +44,8 @@ const MAX_VECTORS: u32 = 32;
 struct Live<'a> {
     children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Files>,
+    registers: Option<Directory>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
-    /// Memory that the units use; freed after they were stopped.
-    memory: Option<Smfu>,
     stopped: bool,
 }
 
@@ -125,6 +124,10 @@ impl<'a> BoundNic<'a> {
             .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
             .ok();
         this.live.lock().files = files;
+        let registers = rf::directory(dev.as_ref(), &this.nic)
+            .inspect_err(|e| dev_warn!(dev, "no register files in sysfs: {:?}\n", e))
+            .ok();
+        this.live.lock().registers = registers;
         // Last, since children may be probed at once.
         for (slot, name) in [child::NAME, child::RAW].into_iter().enumerate() {
             let nic = this.nic.clone();
@@ -189,8 +192,9 @@ impl<'a> BoundNic<'a> {
         Atu::init(nic)?;
         let (mps, mrrs) = payload_sizes(dev);
         rma::init(nic, mps, mrrs)?;
-        self.live.lock().memory = Some(Smfu::init(nic)?);
+        smfu::init(nic)?;
         nic.schedule_status();
+        nic.schedule_events();
         Ok(())
     }
 
@@ -208,6 +212,9 @@ impl<'a> BoundNic<'a> {
         drop(children);
         let files = self.live.lock().files.take();
         drop(files);
+        let registers = self.live.lock().registers.take();
+        drop(registers);
+        let remains = rra::close(&self.nic);
         self.nic.snq.stop(&self.nic);
         let irq = self.live.lock().irq.take();
         drop(irq);
@@ -216,15 +223,15 @@ impl<'a> BoundNic<'a> {
         self.enabled.stop_dma();
         Atu::release(&self.nic);
         self.nic.shutdown();
-        let memory = core::mem::take(&mut self.live.lock().memory);
-        drop(memory);
+        drop(remains);
         self.nic.locks.free();
+        self.nic.smfu.free_exported();
     }
 }
 
 /// Leaves no address of host memory in the hardware.
 fn stop_units(nic: &Arc<Nic>) {
-    Smfu::stop(nic);
+    smfu::stop(nic);
     rma::stop(nic);
     Atu::stop(nic);
     velo::stop(nic);

@@ -61,12 +61,32 @@ reasons! {
     PortLeft = 15, "port left open at unbind";
     /// An optional memory area was made smaller than asked for.
     Memory = 16, "memory area reduced";
-    /// An event that no handler is interested in.
-    UnhandledEvent = 17, "unhandled event";
+    /// An event that reports no error.
+    NormalEvent = 17, "event";
     /// A peer sent to a VPID that is not open here.
     ClosedPort = 18, "message for closed port";
     /// The NIC did not confirm in time that it forgot translations; the memory stays reserved.
-    AtuTimeout = 19, "translation flush not confirmed, memory kept";
+    AtuTimeout = 22, "translation flush not confirmed, memory kept";
+    /// A remote register access was not answered in time.
+    RraTimeout = 23, "remote register access timed out";
+    /// A remote register access was answered with an error.
+    RraFailed = 24, "remote register access failed";
+    /// Too many remote register accesses wait for answers.
+    RraBusy = 25, "remote register access busy";
+    /// An answer to a remote register access that was given up.
+    LateAnswer = 26, "late answer to a register access";
+    /// A notification for the register access port that answers nothing.
+    UnexpectedAnswer = 27, "unexpected answer to a register access";
+    /// An access to the SMFU window timed out.
+    SmfuTimeout = 28, "SMFU time-out";
+    /// A link came up.
+    LinkUp = 29, "link up";
+    /// A link went down.
+    LinkDown = 30, "link down";
+    /// An event for user space could not be sent.
+    LostUevent = 31, "uevent lost";
+    /// What was written to a register's file makes no sense or is not allowed.
+    RegisterCommand = 32, "bad command for a register file";
 }
 
 /// Counters of one NIC. Any context.

@@ -12,7 +12,9 @@ pub mod net;
 pub mod pci;
 pub mod ratelimit;
 pub mod sched;
+pub mod sysfs;
 pub mod trace;
+pub mod uevent;
 pub mod work;
 
 #[allow(dead_code)]

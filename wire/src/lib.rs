@@ -21,6 +21,8 @@ pub mod nla;
 pub mod regs;
 pub mod rma;
 pub mod route;
+pub mod rra;
+pub mod smfu;
 pub mod snq;
 pub mod tlp;
 pub mod transfer;
