@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use kernel::{
-    alloc::{flags::__GFP_ACCOUNT, Flags},
+    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     device::{self, Bound},
     dma::Coherent,
     prelude::*,
@@ -36,7 +36,7 @@ impl DmaWords {
     ///
     /// As [`DmaWords::new`].
     pub(crate) fn accounted(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
-        Self::with_flags(dev, words, GFP_KERNEL | __GFP_ACCOUNT)
+        Self::with_flags(dev, words, GFP_KERNEL_ACCOUNT)
     }
 
     fn with_flags(dev: &device::Device<Bound>, words: usize, flags: Flags) -> Result<Self> {

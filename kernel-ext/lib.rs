@@ -5,6 +5,7 @@
 
 pub mod barrier;
 pub(crate) mod bindings;
+pub mod cache;
 pub mod chardev;
 pub mod debugfs;
 pub mod global;

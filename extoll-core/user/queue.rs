@@ -9,10 +9,7 @@ use kernel::{
     prelude::*,
     sync::Arc,
 };
-use kernel_ext::{
-    chardev::{Part, Source},
-    security::LockedPages,
-};
+use kernel_ext::{chardev::Part, security::LockedPages};
 use wire::{
     bq::{
         DcqBase, Rp, SegmentDesc, SegmentWord, SlotCode, Ub, WritePointers, MAX_SEGMENTS,
@@ -144,15 +141,8 @@ impl Queue {
     /// What to map behind the page of the read pointer.
     pub(super) fn parts(&self, parts: &mut KVec<Part>) -> Result {
         for segment in &self.segments {
-            let source: Arc<dyn Source> = segment.clone();
-            parts.push(
-                Part {
-                    source: Some(source),
-                    first: 0,
-                    pages: segment.words() / (PAGE as usize / 8),
-                },
-                GFP_KERNEL,
-            )?;
+            let pages = segment.words() / (PAGE as usize / 8);
+            parts.push(Part::new(segment.clone(), 0, pages), GFP_KERNEL)?;
         }
         Ok(())
     }
