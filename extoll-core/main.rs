@@ -84,8 +84,8 @@ module! {
             description: "Use 64-byte instead of 128-byte VELO mailbox slots",
         },
         atu_gats: u32 {
-            default: 4,
-            description: "Global address tables of 2 MiB each, 0 to 1024",
+            default: 1024,
+            description: "Most global address tables (2 MiB of memory each, made on demand), 0 to 1024",
         },
         smfu_target_kib: u32 {
             default: 4096,

@@ -48,7 +48,7 @@ struct Live<'a> {
     files: Option<Files>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
     /// Memory that the units use; freed after they were stopped.
-    memory: (Option<Atu>, Option<Rma>),
+    memory: Option<Rma>,
     stopped: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct BoundNic<'a> {
     nic: Arc<Nic>,
     _bar2: Region<'a>,
     _bar0: Region<'a>,
-    _enabled: Enabled<'a>,
+    enabled: Enabled<'a>,
 }
 
 /// Says why a device is refused and returns the error.
@@ -118,7 +118,7 @@ impl<'a> BoundNic<'a> {
             nic,
             _bar2: bar2,
             _bar0: bar0,
-            _enabled: enabled,
+            enabled,
         };
         // From here on an error gives the hardware up again by the drop of `this`.
         this.start(dev, vectors)
@@ -192,9 +192,9 @@ impl<'a> BoundNic<'a> {
         }
         bq::init(nic)?;
         velo::init(nic)?;
-        self.live.lock().memory.0 = Some(Atu::init(nic)?);
+        Atu::init(nic)?;
         let (mps, mrrs) = payload_sizes(dev);
-        self.live.lock().memory.1 = Some(Rma::init(nic, mps, mrrs)?);
+        self.live.lock().memory = Some(Rma::init(nic, mps, mrrs)?);
         smfu::init(nic)?;
         nic.schedule_status();
         Ok(())
@@ -221,6 +221,9 @@ impl<'a> BoundNic<'a> {
         let irq = self.live.lock().irq.take();
         drop(irq);
         stop_units(&self.nic);
+        // What the hardware did not confirm to have forgotten is out of its reach now.
+        self.enabled.stop_dma();
+        Atu::release(&self.nic);
         self.nic.shutdown();
         let memory = core::mem::take(&mut self.live.lock().memory);
         drop(memory);

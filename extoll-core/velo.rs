@@ -138,7 +138,7 @@ pub struct Mailbox {
 /// gone.
 pub fn open(nic: &Arc<Nic>, vpid: Option<Vpid>, mailbox_bytes: u32) -> Result<(Sender, Mailbox)> {
     let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-    let vpid = nic.velo.allocate(vpid, stats.clone())?;
+    let vpid = nic.velo.allocate(vpid, stats.clone(), |_| true)?;
     // From success on the port's drop releases the VPID.
     let port =
         Port::new(nic, vpid, mailbox_bytes, stats).inspect_err(|_| nic.velo.release(vpid))?;

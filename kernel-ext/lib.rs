@@ -9,6 +9,7 @@ pub mod cache;
 pub mod chardev;
 pub mod debugfs;
 pub mod global;
+pub mod mem;
 pub mod net;
 pub mod pci;
 pub mod ratelimit;

@@ -127,6 +127,10 @@ impl Live {
 /// What differs between the units.
 pub(super) trait Engine: Send + Sync {
     const UNIT: Unit;
+    /// Nothing of an earlier owner is left that a new one could reach.
+    fn is_clean(_: &Nic, _: Vpid) -> bool {
+        true
+    }
     /// Sets the VPID up; nothing is received before [`Engine::enable`].
     fn open(hw: &Hw, vpid: Vpid, protection: u16);
     /// The queue is in place.
@@ -179,7 +183,8 @@ impl Port {
             },
             GFP_KERNEL,
         )?;
-        let vpid = nic.table(E::UNIT).allocate(None, stats)?;
+        let clean = |vpid| E::is_clean(nic, vpid);
+        let vpid = nic.table(E::UNIT).allocate(None, stats, clean)?;
         let claim = Claim {
             nic: nic.clone(),
             unit: E::UNIT,

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     atu::{self, Access, Region},
     hw::Hw,
+    nic::Nic,
 };
 use kernel::{
     fs::File,
@@ -72,6 +73,10 @@ struct Rma;
 
 impl Engine for Rma {
     const UNIT: Unit = Unit::Rma;
+
+    fn is_clean(nic: &Nic, vpid: Vpid) -> bool {
+        nic.atu.is_clean(vpid)
+    }
 
     fn open(hw: &Hw, vpid: Vpid, protection: u16) {
         let entry = VpidTable(rma::VPID_ENABLED).with_prot_desc(protection);
