@@ -442,8 +442,7 @@ def denied():
     check("its descriptors", (r.get(K(21)), v.get(K(14, 8)), v.get(K(16, 8))), (USER & 0xFFFF,) * 3)
     for page in range(32):
         if 0x0F0F_0000 >> page & 1:
-            # A lone third word starts nothing.
-            check(f"page {page}", child(store, r.pages + page * PAGE + 16, 0), 0)
+            check(f"page {page}", child(load, r.pages + page * PAGE), 0)
         else:
             dies_by(f"page {page}", signal.SIGBUS, store, r.pages + page * PAGE, 0)
     for nr in (14, 16, 18, 20, 22, 24):
