@@ -16,6 +16,7 @@ use crate::{
     smfu::Smfu,
     snq::Snq,
     stats::{Reason, Stats},
+    user,
     vpid::Table,
 };
 use kernel::{
@@ -51,6 +52,8 @@ pub struct Params {
     pub smfu_target_kib: u32,
     /// The three words of the SNQ interrupt packet (HW §6.2).
     pub snq_irq: [u64; 3],
+    /// What processes may do.
+    pub user: user::Settings,
 }
 
 /// What the network looks like from this NIC.

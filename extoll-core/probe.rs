@@ -13,6 +13,7 @@ use crate::{
     rf::{self, Directory},
     rma, rra, smfu,
     snq::{Interrupt, Snq},
+    user::Devices,
     velo, xbar,
 };
 use kernel::{
@@ -42,6 +43,7 @@ const MAX_VECTORS: u32 = 32;
 /// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
 #[derive(Default)]
 struct Live<'a> {
+    user: Option<Devices>,
     children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Files>,
     registers: Option<Directory>,
@@ -128,6 +130,10 @@ impl<'a> BoundNic<'a> {
             .inspect_err(|e| dev_warn!(dev, "no register files in sysfs: {:?}\n", e))
             .ok();
         this.live.lock().registers = registers;
+        let user = Devices::new::<M>(dev.as_ref(), &this.nic)
+            .inspect_err(|e| dev_warn!(dev, "no device files: {:?}\n", e))
+            .ok();
+        this.live.lock().user = user;
         // Last, since children may be probed at once.
         for (slot, name) in [child::NAME, child::RAW].into_iter().enumerate() {
             let nic = this.nic.clone();
@@ -202,6 +208,8 @@ impl<'a> BoundNic<'a> {
     /// sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
+        let user = self.live.lock().user.take();
+        drop(user);
         let children = {
             let mut live = self.live.lock();
             if core::mem::replace(&mut live.stopped, true) {

@@ -8,6 +8,7 @@ mod hostile;
 mod memory;
 mod raw;
 mod traffic;
+mod uapi;
 
 use crate::cluster::Spec;
 use crate::Scenario;
@@ -29,5 +30,6 @@ pub fn all() -> Vec<Scenario> {
     all.extend(raw::all());
     all.extend(memory::all());
     all.extend(fabric::all());
+    all.extend(uapi::all());
     all
 }
