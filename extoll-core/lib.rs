@@ -7,7 +7,7 @@
 
 #![deny(unsafe_code)]
 
-mod atu;
+pub mod atu;
 mod bq;
 pub mod child;
 mod debugfs;

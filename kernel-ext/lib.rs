@@ -5,12 +5,14 @@
 
 pub mod barrier;
 pub(crate) mod bindings;
+pub mod chardev;
 pub mod debugfs;
 pub mod global;
 pub mod net;
 pub mod pci;
 pub mod ratelimit;
 pub mod sched;
+pub mod security;
 pub mod trace;
 pub mod work;
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Address translation unit: set-up (HW §11, §3.4). Registration of memory is not offered yet.
+//! Address translation unit (HW §11): registration of memory.
+
+mod region;
+
+pub use region::{register_user, Access, Region};
 
 use crate::{dma::DmaWords, nic::Nic, stats::Reason};
 use kernel::{prelude::*, sync::Arc};
