@@ -111,6 +111,38 @@ impl RegionArg {
     }
 }
 
+/// What the driver says about a port (`EXTOLL_IOCTL_INFO`, docs/uapi.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Version of the interface.
+    pub version: u32,
+    /// Opened with CAP_SYS_RAWIO: everything is allowed.
+    pub privileged: bool,
+    /// The network is running.
+    pub up: bool,
+    /// Number of the NIC on this host.
+    pub nic: u32,
+    /// Bit p: requester page p can be used.
+    pub pages: u32,
+    /// Protection descriptor.
+    pub protection: u16,
+}
+
+impl PortInfo {
+    /// From the structure: six quadwords of two fields each.
+    pub fn from_words(words: &[u64; 6]) -> Self {
+        let field = |i: usize| (words[i / 2] >> (32 * (i % 2))) as u32;
+        Self {
+            version: field(0),
+            privileged: field(1) & 1 != 0,
+            up: field(1) & 4 != 0,
+            nic: field(2),
+            pages: field(5),
+            protection: field(8) as u16,
+        }
+    }
+}
+
 /// What a port needs from an open device node. Programs use [`File`]; tests use memory.
 pub trait Backend: Send + Sync {
     /// An ioctl that reads a value.
@@ -121,6 +153,10 @@ pub trait Backend: Send + Sync {
     fn register(&self, arg: &mut RegionArg) -> io::Result<()>;
     /// Takes the pages back; when it returns the NIC does not access them any more.
     fn unregister(&self, arg: &mut RegionArg) -> io::Result<()>;
+    /// Frees all slots before `slot` and asks for an interrupt with the next marked entry; true if `slot` holds one already.
+    fn arm(&self, slot: u32) -> io::Result<bool>;
+    /// What the port is and may do; `None` for a driver that does not say.
+    fn info(&self) -> io::Result<Option<PortInfo>>;
     /// Maps `len` bytes at byte offset `offset`.
     fn map(&self, offset: u64, len: usize) -> io::Result<Mapping>;
     /// What to wait on.
@@ -133,7 +169,7 @@ impl Backend for File {
     }
 
     fn set(&self, number: u32, value: u64) -> io::Result<()> {
-        raw::ioctl_set(self.as_fd(), number, value)
+        raw::ioctl_value(self.as_fd(), number, value).map(|_| ())
     }
 
     fn register(&self, arg: &mut RegionArg) -> io::Result<()> {
@@ -142,6 +178,19 @@ impl Backend for File {
 
     fn unregister(&self, arg: &mut RegionArg) -> io::Result<()> {
         raw::ioctl_words(self.as_fd(), rma::UNREGISTER_REGION, arg.words())
+    }
+
+    fn arm(&self, slot: u32) -> io::Result<bool> {
+        raw::ioctl_value(self.as_fd(), ext::ARM, slot.into()).map(|waiting| waiting != 0)
+    }
+
+    fn info(&self) -> io::Result<Option<PortInfo>> {
+        let mut words = [0; 6];
+        match raw::ioctl_words(self.as_fd(), ext::INFO, &mut words) {
+            Ok(()) => Ok(Some(PortInfo::from_words(&words))),
+            Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 
     fn map(&self, offset: u64, len: usize) -> io::Result<Mapping> {
@@ -173,6 +222,13 @@ const fn read(magic: u8, number: u32, size: u32) -> u32 {
 
 const fn write(magic: u8, number: u32, size: u32) -> u32 {
     0x4000_0000 | (size << 16) | ((magic as u32) << 8) | number
+}
+
+/// Numbers that only this driver has (`extoll_ioctl.h`).
+pub(crate) mod ext {
+    use super::{read, write};
+    pub const INFO: u32 = read(0xE7, 0, 48);
+    pub const ARM: u32 = write(0xE7, 1, 8);
 }
 
 /// Numbers of `rma2` (kernel-api §A3).
@@ -249,6 +305,24 @@ mod tests {
         assert_eq!(smfu::GET_NODE_ID, 0x8008_6B02);
         assert_eq!(pmap::GET_PADDR, 0x8004_6B06);
         assert_eq!(rf::SET_TIMEOUT, 0x4008_6E05);
+    }
+
+    #[test]
+    fn port_information_is_read() {
+        let words = [
+            0x5_0000_0001,
+            0x3_0000_0002,
+            0x000F_0000_0000_0007,
+            0,
+            0x1234,
+            0,
+        ];
+        let info = PortInfo::from_words(&words);
+        assert!(info.privileged && info.up);
+        assert_eq!(
+            (info.version, info.nic, info.pages, info.protection),
+            (1, 2, 0x000F_0000, 0x1234)
+        );
     }
 
     #[test]

@@ -71,6 +71,9 @@ pub enum Error {
     /// A notification that makes no sense.
     #[error("{0}")]
     Notification(NotificationError),
+    /// This process may not use commands with these options (untranslated addresses, remote registers).
+    #[error("commands with these options are for privileged programs: {0:?}")]
+    Forbidden(wire::rma::PageOptions),
     /// What the driver reported does not fit together.
     #[error("the driver reports {0}")]
     Driver(String),
@@ -91,6 +94,24 @@ impl Error {
         Error::Os {
             what: what.into(),
             source,
+        }
+    }
+
+    /// The nearest error number, for C.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::NoDevice(_) | Error::Gone => libc::ENODEV,
+            Error::NetworkDown(_) => libc::ENETDOWN,
+            Error::PortsUsed(_) => libc::EBUSY,
+            Error::Register { source, .. } | Error::Os { source, .. } => {
+                source.raw_os_error().unwrap_or(libc::EIO)
+            }
+            Error::Full => libc::EAGAIN,
+            Error::Timeout => libc::ETIMEDOUT,
+            Error::Descriptor(_) | Error::Message(_) | Error::Range { .. } => libc::EINVAL,
+            Error::Forbidden(_) => libc::EPERM,
+            Error::Broken(_) | Error::Transfer(_) => libc::EIO,
+            Error::Notification(_) | Error::Driver(_) => libc::EPROTO,
         }
     }
 

@@ -41,12 +41,12 @@ mod smfu;
 pub mod velo;
 mod wait;
 
-pub use backend::{Backend, Device, RegionArg};
+pub use backend::{Backend, Device, PortInfo, RegionArg};
 pub use error::{Error, Result};
 pub use memory::Buffer;
 pub use nic::{nics, Nic, NicStatus};
 pub use pmap::ContiguousBuffer;
-pub use raw::Mapping;
+pub use raw::{flush, Mapping};
 pub use registers::{AccessMethod, RegisterFile};
 pub use smfu::{Smfu, Window};
 pub use wait::Wait;

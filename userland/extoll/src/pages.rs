@@ -37,7 +37,8 @@ impl<const N: usize> Sender<N> {
         if opened.is_all_ones() {
             return Err(Error::Gone);
         }
-        state.store(state_at, opened.opened().raw());
+        // The retry bit too, which the mask of the reference would keep.
+        state.store(state_at, opened.opened().cleared().raw());
         let empty = Packet {
             words: [0; N],
             len: 0,

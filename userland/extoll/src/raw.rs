@@ -142,11 +142,12 @@ pub fn ioctl_get(fd: BorrowedFd<'_>, number: u32) -> io::Result<u64> {
     Ok(value[0])
 }
 
-/// An ioctl that takes the value itself instead of a pointer.
-pub fn ioctl_set(fd: BorrowedFd<'_>, number: u32, value: u64) -> io::Result<()> {
+/// An ioctl that takes the value itself instead of a pointer; gives its answer.
+pub fn ioctl_value(fd: BorrowedFd<'_>, number: u32, value: u64) -> io::Result<libc::c_int> {
     // SAFETY: the descriptor is open. The numbers this crate uses take the argument as a plain value; one that took it as a
     // pointer would have the kernel check the address itself.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(number) as _, value) })
+    let answer = unsafe { libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(number) as _, value) };
+    check(answer).map(|()| answer)
 }
 
 /// An ioctl whose argument points to memory that the driver reads and may write.

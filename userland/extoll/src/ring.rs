@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::raw::{Mapping, PAGE};
+use crate::Backend;
 use std::collections::BTreeSet;
 use wire::bq::Rp;
 
@@ -117,8 +118,18 @@ impl Ring {
         true
     }
 
+    /// Frees what was read and asks for an interrupt with the next marked entry.
+    pub fn arm(&mut self, backend: &dyn Backend) {
+        self.uncommitted = 0;
+        self.commits += 1;
+        // A driver without this call takes the same by register. Other failures: the NIC is gone, which the next look finds out.
+        if backend.arm(self.rp).is_err() {
+            self.commit(true);
+        }
+    }
+
     /// Tells the NIC what is free; `rearm` also asks for an interrupt with the next marked entry.
-    pub fn commit(&mut self, rearm: bool) {
+    fn commit(&mut self, rearm: bool) {
         let rp = Rp(0).with_lrp(self.rp).with_irq_retrigger(rearm);
         self.map.store(0, rp.raw());
         self.uncommitted = 0;

@@ -233,7 +233,7 @@ impl Port {
             },
             || {
                 let mut inbox = self.lock_inbox();
-                inbox.ring.commit(true);
+                inbox.ring.arm(&*self.backend);
                 inbox.sleeps += 1;
             },
         )
@@ -242,7 +242,7 @@ impl Port {
     /// Asks for an interrupt with the next marked message. Try to receive once more before waiting on the descriptor:
     /// for a message that was there already no interrupt may come.
     pub fn arm(&self) {
-        self.lock_inbox().ring.commit(true);
+        self.lock_inbox().ring.arm(&*self.backend);
     }
 }
 

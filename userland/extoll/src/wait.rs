@@ -7,15 +7,15 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 /// Longest sleep in one go: what comes without an interrupt is seen after this time at the latest.
-const SLICE: Duration = Duration::from_millis(5);
-/// Looks before the first sleep when the caller did not say.
-const SPINS: u32 = 200;
+const SLICE: Duration = Duration::from_millis(1);
+/// How long to look before the first sleep when the caller did not say.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// A deadline, and whether to burn processor time until then.
 #[derive(Clone, Copy, Debug)]
 pub struct Wait {
     deadline: Option<Instant>,
-    spins: Option<u32>,
+    spin: Option<Duration>,
 }
 
 impl Wait {
@@ -24,7 +24,7 @@ impl Wait {
         // A time beyond what the clock can count is for ever.
         Self {
             deadline: Instant::now().checked_add(time),
-            spins: Some(SPINS),
+            spin: Some(SPIN),
         }
     }
 
@@ -32,7 +32,7 @@ impl Wait {
     pub fn forever() -> Self {
         Self {
             deadline: None,
-            spins: Some(SPINS),
+            spin: Some(SPIN),
         }
     }
 
@@ -40,7 +40,7 @@ impl Wait {
     #[must_use]
     pub fn polling(self) -> Self {
         Self {
-            spins: None,
+            spin: None,
             ..self
         }
     }
@@ -48,8 +48,14 @@ impl Wait {
     /// Sleep at once if there is nothing.
     #[must_use]
     pub fn sleeping(self) -> Self {
+        self.spinning(Duration::ZERO)
+    }
+
+    /// Sleep after looking for this long.
+    #[must_use]
+    pub fn spinning(self, time: Duration) -> Self {
         Self {
-            spins: Some(0),
+            spin: Some(time),
             ..self
         }
     }
@@ -72,23 +78,22 @@ impl Wait {
         mut look: impl FnMut(bool) -> Result<Option<T>>,
         mut arm: impl FnMut(),
     ) -> Result<T> {
-        let mut n: u32 = 0;
-        loop {
+        let start = Instant::now();
+        for n in 0u32.. {
             let idle = n % 64 == 63;
             if let Some(found) = look(idle)? {
                 return Ok(found);
             }
-            n = n.wrapping_add(1);
-            match self.spins {
-                Some(limit) if n >= limit => break,
-                _ if idle => {
-                    if self.is_over() {
-                        return Err(Error::Timeout);
-                    }
-                    std::thread::yield_now();
+            if idle {
+                if self.is_over() {
+                    return Err(Error::Timeout);
                 }
-                _ => std::hint::spin_loop(),
+                std::thread::yield_now();
             }
+            if (idle || n == 0) && self.spin.is_some_and(|time| start.elapsed() >= time) {
+                break;
+            }
+            std::hint::spin_loop();
         }
         loop {
             arm();

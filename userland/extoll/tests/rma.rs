@@ -301,3 +301,15 @@ fn modifiers_and_page_options_are_passed_on() {
     let d = Nic::new(&fake).descriptor(TE + 8 + 2);
     assert_eq!(d.op, Operation::NotificationPut { class: 4, value: 99 });
 }
+
+#[test]
+fn pages_that_the_driver_withholds_are_not_touched() {
+    let fake = device();
+    fake.driver.lock().unwrap().pages = Some(0x00FF_0000);
+    let port = Port::with_backend(fake.clone()).unwrap();
+    let mut physical = peer();
+    physical.options.translate = false;
+    assert!(matches!(port.notify(&physical, 0, 0), Err(Error::Forbidden(_))));
+    port.notify(&peer(), 0, 0).unwrap();
+    assert_eq!(port.counters().posted, 1);
+}

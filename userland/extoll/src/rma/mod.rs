@@ -82,6 +82,8 @@ pub(crate) struct Shared {
     backend: Arc<dyn Backend>,
     node: NodeId,
     vpid: Vpid,
+    /// Bit p: requester page p may be used; a store to another one would end the program.
+    pages: u32,
 }
 
 impl Drop for Shared {
@@ -112,6 +114,10 @@ impl Port {
             .ok()
             .and_then(Vpid::new)
             .ok_or_else(|| Error::Driver(format!("VPID {vpid}")))?;
+        let info = backend
+            .info()
+            .map_err(|e| Error::os("cannot read the port information", e))?;
+        let pages = info.map_or(u32::MAX, |i| i.pages);
         let queue = map_queue(b)?;
         let requester = backend
             .map(0, REQUESTER_PAGES * PAGE)
@@ -125,6 +131,7 @@ impl Port {
             backend,
             node,
             vpid,
+            pages,
         })))
     }
 
@@ -201,7 +208,16 @@ impl Port {
 
     /// Posts a descriptor built elsewhere, or fails with [`Error::Full`] at once.
     pub fn post_words(&self, options: PageOptions, words: [u64; 3]) -> Result<()> {
+        self.check_page(options)?;
         self.sender().post(options.index(), &words)
+    }
+
+    /// Fails if the driver does not let this process use such commands.
+    pub fn check_page(&self, options: PageOptions) -> Result<()> {
+        match self.0.pages >> options.index() & 1 {
+            0 => Err(Error::Forbidden(options)),
+            _ => Ok(()),
+        }
     }
 
     fn encode(
@@ -457,7 +473,7 @@ impl Port {
             },
             || {
                 let mut queue = self.queue();
-                queue.ring.commit(true);
+                queue.ring.arm(&*self.0.backend);
                 queue.sleeps += 1;
             },
         )
@@ -476,7 +492,7 @@ impl Port {
     /// Asks for an interrupt with the next notification of a command posted with [`Peer::interrupting`]. Look for
     /// notifications once more before waiting on the descriptor.
     pub fn arm(&self) {
-        self.queue().ring.commit(true);
+        self.queue().ring.arm(&*self.0.backend);
     }
 
     /// Bytes of the notification queue.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! A device made of memory: the test plays the NIC on the other side of the same file.
 
-use extoll::{Backend, Mapping, RegionArg};
+use extoll::{Backend, Mapping, PortInfo, RegionArg};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -20,6 +20,8 @@ pub struct Driver {
     pub regions: BTreeMap<u64, u64>,
     /// Answer of the next register or unregister call.
     pub refuse: Option<i32>,
+    /// Requester pages that may be used; `None`: the driver does not say.
+    pub pages: Option<u32>,
     next_nla: u64,
 }
 
@@ -100,6 +102,22 @@ impl Backend for Fake {
             Some(_) => Ok(()),
             None => Err(io::Error::from_raw_os_error(libc::EFAULT)),
         }
+    }
+
+    fn arm(&self, _slot: u32) -> io::Result<bool> {
+        // As the vendor's driver: the caller has to use the register.
+        Err(io::Error::from_raw_os_error(libc::ENOTTY))
+    }
+
+    fn info(&self) -> io::Result<Option<PortInfo>> {
+        Ok(self.driver.lock().unwrap().pages.map(|pages| PortInfo {
+            version: 1,
+            privileged: false,
+            up: true,
+            nic: 0,
+            pages,
+            protection: 0,
+        }))
     }
 
     fn map(&self, offset: u64, len: usize) -> io::Result<Mapping> {
