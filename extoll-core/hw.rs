@@ -4,13 +4,13 @@
 
 use crate::{
     dma::BoundDevice,
-    mmio::{RegisterFile, Window},
+    mmio::{RegisterFile, Remote, Window},
 };
 use kernel::{
     device::{self, Bound},
     prelude::*,
 };
-use wire::{htax::Windows, ids::Unit};
+use wire::{htax::Windows, ids::Unit, regs::smfu::RRA_WINDOW};
 
 /// Register file and requester windows; valid while the device is bound.
 pub(crate) struct Hw {
@@ -18,6 +18,8 @@ pub(crate) struct Hw {
     pub(crate) rf: RegisterFile,
     velo: Window,
     rma: Window,
+    /// Start of the SMFU window: the register file that interval 0 leads to.
+    pub(crate) remote_rf: Remote,
     /// Physical addresses of the windows.
     pub(crate) windows: Windows,
     device: BoundDevice,
@@ -30,6 +32,7 @@ impl Hw {
             rf: RegisterFile::map(windows.rf.0)?,
             velo: Window::map(windows.velo.0)?,
             rma: Window::map(windows.rma.0)?,
+            remote_rf: Remote::map(windows.smfu.0, RRA_WINDOW as usize, false)?,
             windows,
             device: BoundDevice::new(dev),
         })

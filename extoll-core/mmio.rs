@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Mapped parts of BAR0: the register file (uncached) and the requester windows (write-combining).
+//! Mapped parts of BAR0: the register file (uncached) and the requester windows (write-combining); and parts of BAR2.
 //!
 //! `kernel::pci::Bar` maps a whole BAR with one attribute; this NIC needs two attributes in one BAR (HW §1.2),
 //! hence own mappings. All accesses are single, aligned, 64 bits wide (HW §0).
@@ -121,5 +121,77 @@ impl Window {
             unsafe { page.add(i).write_volatile(word.to_le()) };
         }
         kernel_ext::barrier::wmb();
+    }
+}
+
+/// A part of the SMFU window: memory of another node.
+pub struct Remote(Mapping);
+
+/// Sizes of single accesses to remote memory.
+pub trait Word: Copy + PartialEq {
+    /// All bits set: what a failed load gives.
+    const ONES: Self;
+
+    #[doc(hidden)]
+    fn load(remote: &Remote, offset: usize) -> Option<Self>;
+
+    #[doc(hidden)]
+    fn store(self, remote: &Remote, offset: usize) -> Option<()>;
+}
+
+macro_rules! word {
+    ($($ty:ty, $read:ident, $write:ident;)*) => {$(
+        impl Word for $ty {
+            const ONES: Self = Self::MAX;
+
+            #[inline]
+            fn load(remote: &Remote, offset: usize) -> Option<Self> {
+                let p = remote.at(offset, size_of::<Self>())?;
+                // SAFETY: mapped and aligned by `at`.
+                Some(unsafe { bindings::$read(p) })
+            }
+
+            #[inline]
+            fn store(self, remote: &Remote, offset: usize) -> Option<()> {
+                let p = remote.at(offset, size_of::<Self>())?;
+                // SAFETY: mapped and aligned by `at`.
+                unsafe { bindings::$write(self, p) };
+                Some(())
+            }
+        }
+    )*};
+}
+
+word! {
+    u8, readb, writeb;
+    u16, readw, writew;
+    u32, readl, writel;
+    u64, readq, writeq;
+}
+
+impl Remote {
+    /// Maps `bytes` at physical address `phys`, write-combining or uncached. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if it cannot be mapped.
+    pub(crate) fn map(phys: u64, bytes: usize, combine: bool) -> Result<Self> {
+        let base = if combine {
+            // SAFETY: maps device memory of a BAR that the caller claimed; the result is checked.
+            unsafe { bindings::ioremap_wc(phys, bytes) }
+        } else {
+            // SAFETY: as above.
+            unsafe { bindings::ioremap(phys, bytes) }
+        };
+        Ok(Self(Mapping::new(base, bytes)?))
+    }
+
+    /// Address of `bytes` bytes, if they are inside and aligned.
+    fn at(&self, offset: usize, bytes: usize) -> Option<*mut c_void> {
+        if offset % bytes != 0 || offset.checked_add(bytes)? > self.0.size {
+            return None;
+        }
+        // SAFETY: within the mapping by the check above.
+        Some(unsafe { self.0.base.as_ptr().add(offset) }.cast())
     }
 }

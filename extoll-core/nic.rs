@@ -8,6 +8,8 @@
 use crate::{
     dma::BoundDevice,
     hw::Hw,
+    rra::Rra,
+    smfu::Smfu,
     snq::Snq,
     stats::{Reason, Stats},
     vpid::Table,
@@ -123,6 +125,10 @@ pub struct Nic {
     #[pin]
     pub(crate) snq: Snq,
     #[pin]
+    pub(crate) rra: Rra,
+    #[pin]
+    pub(crate) smfu: Smfu,
+    #[pin]
     subscribers: Mutex<Subscribers>,
     #[pin]
     status_work: Work<Nic, 0>,
@@ -166,6 +172,7 @@ impl Nic {
         snq: impl PinInit<Snq, Error>,
     ) -> Result<Arc<Self>> {
         let bound = BoundDevice::new(dev);
+        let smfu_bytes = hw.windows.smfu_size;
         Arc::pin_init(
             try_pin_init!(Self {
                 dev: dev.into(),
@@ -181,6 +188,8 @@ impl Nic {
                 velo <- Table::new(),
                 rma <- Table::new(),
                 snq <- snq,
+                rra <- Rra::new(),
+                smfu <- Smfu::new(smfu_bytes),
                 subscribers <- new_mutex!(
                     Subscribers { list: KVec::new(), next: 0, last: None },
                     "extoll_subscribers"
@@ -442,6 +451,7 @@ impl Nic {
         work::cancel_delayed_sync::<Nic, 1>(self);
         self.velo.down();
         self.rma.down();
+        self.smfu.unmap_all();
         *self.bound.lock() = None;
         self.hw.revoke();
     }

@@ -11,7 +11,7 @@ use crate::{
     info,
     nic::{Nic, Params},
     rma::Rma,
-    smfu::Smfu,
+    rra, smfu,
     snq::{Interrupt, Snq},
     velo, xbar,
 };
@@ -46,7 +46,7 @@ struct Live<'a> {
     files: Option<Files>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
     /// Memory that the units use; freed after they were stopped.
-    memory: (Option<Atu>, Option<Rma>, Option<Smfu>),
+    memory: (Option<Atu>, Option<Rma>),
     stopped: bool,
 }
 
@@ -189,7 +189,7 @@ impl<'a> BoundNic<'a> {
         self.live.lock().memory.0 = Some(Atu::init(nic)?);
         let (mps, mrrs) = payload_sizes(dev);
         self.live.lock().memory.1 = Some(Rma::init(nic, mps, mrrs)?);
-        self.live.lock().memory.2 = Some(Smfu::init(nic)?);
+        smfu::init(nic)?;
         nic.schedule_status();
         Ok(())
     }
@@ -208,6 +208,7 @@ impl<'a> BoundNic<'a> {
         drop(children);
         let files = self.live.lock().files.take();
         drop(files);
+        let remains = rra::close(&self.nic);
         self.nic.snq.stop(&self.nic);
         let irq = self.live.lock().irq.take();
         drop(irq);
@@ -215,12 +216,14 @@ impl<'a> BoundNic<'a> {
         self.nic.shutdown();
         let memory = core::mem::take(&mut self.live.lock().memory);
         drop(memory);
+        drop(remains);
+        self.nic.smfu.free_exported();
     }
 }
 
 /// Leaves no address of host memory in the hardware.
 fn stop_units(nic: &Arc<Nic>) {
-    Smfu::stop(nic);
+    smfu::stop(nic);
     Rma::stop(nic);
     Atu::stop(nic);
     velo::stop(nic);

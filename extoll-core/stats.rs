@@ -65,6 +65,18 @@ reasons! {
     UnhandledEvent = 17, "unhandled event";
     /// A peer sent to a VPID that is not open here.
     ClosedPort = 18, "message for closed port";
+    /// A remote register access was not answered in time.
+    RraTimeout = 19, "remote register access timed out";
+    /// A remote register access was answered with an error.
+    RraFailed = 20, "remote register access failed";
+    /// Too many remote register accesses wait for answers.
+    RraBusy = 21, "remote register access busy";
+    /// An answer to a remote register access that was given up.
+    LateAnswer = 22, "late answer to a register access";
+    /// A notification for the register access port that answers nothing.
+    UnexpectedAnswer = 23, "unexpected answer to a register access";
+    /// An access to the SMFU window timed out.
+    SmfuTimeout = 24, "SMFU time-out";
 }
 
 /// Counters of one NIC. Any context.

@@ -20,6 +20,8 @@ pub mod ids;
 pub mod regs;
 pub mod rma;
 pub mod route;
+pub mod rra;
+pub mod smfu;
 pub mod snq;
 pub mod velo;
 pub mod wcbuf;
