@@ -7,7 +7,11 @@ use std::ffi::{c_char, c_int, CStr};
 
 macro_rules! codes {
     ($($name:ident = $value:literal, $text:literal;)*) => {
-        $(pub const $name: Status = $value;)*
+        $(
+            // Some are never returned by this library, but the header has them.
+            #[allow(dead_code)]
+            pub const $name: Status = $value;
+        )*
 
         fn text(code: Status) -> &'static CStr {
             match code {
