@@ -204,7 +204,11 @@ fn build(
     for (path, target) in programs {
         let stripped = stage.join("program");
         strip("--strip-unneeded", path, &stripped)?;
-        archive.file(&format!("overlay/{target}"), 0o755, &std::fs::read(&stripped)?);
+        archive.file(
+            &format!("overlay/{target}"),
+            0o755,
+            &std::fs::read(&stripped)?,
+        );
     }
     if !modules.is_empty() {
         let tree = stage.join("lib/modules").join(&kernel.abi);

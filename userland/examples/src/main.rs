@@ -45,7 +45,11 @@ fn check(region: &Region, expected: &[u8]) -> Result<()> {
     region.read(0, &mut data)?;
     match data.iter().zip(expected).position(|(a, b)| a != b) {
         None => Ok(()),
-        Some(at) => bail!("byte {at} is {:#x} instead of {:#x}", data[at], expected[at]),
+        Some(at) => bail!(
+            "byte {at} is {:#x} instead of {:#x}",
+            data[at],
+            expected[at]
+        ),
     }
 }
 

@@ -17,10 +17,7 @@ pub struct Device {
 impl Default for Device {
     /// The NIC whose nodes are in `/dev/extoll`; the environment variable `EXTOLL_DEV` names another directory.
     fn default() -> Self {
-        Self::at(
-            std::env::var_os("EXTOLL_DEV")
-                .map_or_else(|| "/dev/extoll".into(), PathBuf::from),
-        )
+        Self::at(std::env::var_os("EXTOLL_DEV").map_or_else(|| "/dev/extoll".into(), PathBuf::from))
     }
 }
 
@@ -55,9 +52,7 @@ impl RegionArg {
     pub fn new(address: u64, bytes: u64) -> Option<Self> {
         let page = PAGE as u64;
         let start = address / page * page;
-        let end = address
-            .checked_add(bytes)?
-            .checked_next_multiple_of(page)?;
+        let end = address.checked_add(bytes)?.checked_next_multiple_of(page)?;
         let count = u32::try_from((end - start) / page).ok()?;
         if bytes == 0 {
             return None;

@@ -120,7 +120,9 @@ impl Error {
         match source.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::NoDevice(path),
             Some(libc::EAGAIN | libc::ENETDOWN) => Error::NetworkDown(path),
-            Some(libc::EBUSY | libc::ENOSPC | libc::EDQUOT | libc::EUSERS) => Error::PortsUsed(path),
+            Some(libc::EBUSY | libc::ENOSPC | libc::EDQUOT | libc::EUSERS) => {
+                Error::PortsUsed(path)
+            }
             _ => Error::os(format!("cannot open {}", path.display()), source),
         }
     }

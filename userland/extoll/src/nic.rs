@@ -157,7 +157,10 @@ mod tests {
             (nic.pci.as_str(), nic.device_id, nic.driver.as_deref()),
             ("0000:00:02.0", 0x10, Some("extoll"))
         );
-        assert_eq!((nic.numa_node, &nic.interfaces[..]), (-1, &["exn0".to_string()][..]));
+        assert_eq!(
+            (nic.numa_node, &nic.interfaces[..]),
+            (-1, &["exn0".to_string()][..])
+        );
         let status = nic.status().unwrap();
         assert_eq!(status.number("node"), Some(3));
         assert_eq!(status.number("snq_enabled"), Some(0xFFFF));

@@ -205,10 +205,7 @@ mod tests {
         let (mut sender, pages, state) = sender();
         assert_eq!(state.load(0), 0);
         sender.post(16, &[1, 2, 3]).unwrap();
-        assert_eq!(
-            [0, 8, 16].map(|o| pages.load(16 * PAGE + o)),
-            [1, 2, 3]
-        );
+        assert_eq!([0, 8, 16].map(|o| pages.load(16 * PAGE + o)), [1, 2, 3]);
         assert_eq!(sender.outstanding(), 1);
     }
 
@@ -221,7 +218,10 @@ mod tests {
         assert_eq!(sender.counters.state_reads, 0);
         assert!(matches!(sender.post(0, &[255, 0, 0]), Err(Error::Full)));
         let soon = Wait::for_at_most(Duration::from_millis(5));
-        assert!(matches!(sender.post_wait(0, &[0; 3], soon), Err(Error::Full)));
+        assert!(matches!(
+            sender.post_wait(0, &[0; 3], soon),
+            Err(Error::Full)
+        ));
         assert!(matches!(sender.drain(soon), Err(Error::Timeout)));
         state.store(0, State(0).with_committed_count(255).raw());
         sender.post(0, &[255, 0, 0]).unwrap();
@@ -271,10 +271,7 @@ mod tests {
         stop.store(true, Ordering::Relaxed);
         nic.join().unwrap();
         assert_eq!(sender.outstanding(), 0);
-        assert_eq!(
-            (sender.counters.replays, sender.counters.resent),
-            (1, 3)
-        );
+        assert_eq!((sender.counters.replays, sender.counters.resent), (1, 3));
         assert_eq!(pages.load(0), 4);
     }
 

@@ -27,10 +27,7 @@ impl ContiguousBuffer {
             len: len as u64,
             size: usize::MAX as u64,
         };
-        let bytes = len
-            .max(1)
-            .checked_next_multiple_of(PAGE)
-            .ok_or(too_long)?;
+        let bytes = len.max(1).checked_next_multiple_of(PAGE).ok_or(too_long)?;
         set(&*backend, nr::SET_TYPE, 0, "buffer type")?;
         set(&*backend, nr::SET_SIZE, bytes as u64, "buffer size")?;
         let map = backend

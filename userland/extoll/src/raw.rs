@@ -98,11 +98,7 @@ impl Mapping {
         check_range(offset, from.len() as u64, self.len() as u64)?;
         // SAFETY: as in read(), the other way round; the mapping is writable.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                from.as_ptr(),
-                self.address(offset as usize),
-                from.len(),
-            );
+            std::ptr::copy_nonoverlapping(from.as_ptr(), self.address(offset as usize), from.len());
         }
         fence(Ordering::Release);
         Ok(())
@@ -158,7 +154,10 @@ pub fn ioctl_words<const N: usize>(
 ) -> io::Result<()> {
     let size = (number >> 16) & 0x3FFF;
     // Vendor numbers may say the size of a pointer; the structures of kernel-api §A4 have 80 bytes.
-    assert!(size as usize <= N * 8, "ioctl {number:#x} moves {size} bytes");
+    assert!(
+        size as usize <= N * 8,
+        "ioctl {number:#x} moves {size} bytes"
+    );
     // SAFETY: the descriptor is open; the array lives across the call and is as large as the structure of this number.
     check(unsafe {
         libc::ioctl(
@@ -184,10 +183,12 @@ pub unsafe fn register(
         len: bytes,
         size: u64::MAX,
     })?;
-    backend.register(&mut arg).map_err(|source| Error::Register {
-        bytes: arg.size(),
-        source,
-    })?;
+    backend
+        .register(&mut arg)
+        .map_err(|source| Error::Register {
+            bytes: arg.size(),
+            source,
+        })?;
     Ok(arg)
 }
 

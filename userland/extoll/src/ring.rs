@@ -109,7 +109,12 @@ impl Ring {
 
     /// Frees a slot that need not be the next one; false if it holds nothing.
     pub fn free(&mut self, slot: u32) -> bool {
-        if slot >= self.slots || self.status(slot) == 0 || !self.freed.insert(slot) {
+        if slot >= self.slots || self.status(slot) == 0 {
+            return false;
+        }
+        if slot == self.rp {
+            self.advance(1);
+        } else if !self.freed.insert(slot) {
             return false;
         }
         while self.freed.remove(&self.rp) {
@@ -120,11 +125,14 @@ impl Ring {
 
     /// Frees what was read and asks for an interrupt with the next marked entry.
     pub fn arm(&mut self, backend: &dyn Backend) {
-        self.uncommitted = 0;
-        self.commits += 1;
-        // A driver without this call takes the same by register. Other failures: the NIC is gone, which the next look finds out.
-        if backend.arm(self.rp).is_err() {
-            self.commit(true);
+        match backend.arm(self.rp) {
+            Ok(_) => {
+                self.uncommitted = 0;
+                self.commits += 1;
+            }
+            // A driver without this call takes the same by register. Other failures: the NIC is gone, which the next look
+            // finds out.
+            Err(_) => self.commit(true),
         }
     }
 

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 pub use wire::ids::{NodeId, Vpid};
-pub use wire::velo::{Mtt, SourceId, Target, MAX_LEN};
 use wire::velo::{Descriptor, SlotSize, Status};
+pub use wire::velo::{Mtt, SourceId, Target, MAX_LEN};
 
 /// Bytes of the mailbox that a port asks for: 2,048 messages in slots of 128 bytes.
 pub const MAILBOX: usize = 256 << 10;
@@ -254,7 +254,10 @@ impl AsFd for Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        let sender = self.sender.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let sender = self
+            .sender
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
         // Closing goes on whatever comes of it; there is nobody left to tell.
         let _ = sender.drain(Wait::for_at_most(LINGER));
     }

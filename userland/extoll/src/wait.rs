@@ -39,10 +39,7 @@ impl Wait {
     /// Never sleep: lowest latency, needs no interrupt, keeps a processor busy (it is offered to others from time to time).
     #[must_use]
     pub fn polling(self) -> Self {
-        Self {
-            spin: None,
-            ..self
-        }
+        Self { spin: None, ..self }
     }
 
     /// Sleep at once if there is nothing.

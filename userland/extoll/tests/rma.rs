@@ -135,7 +135,11 @@ fn a_put_reaches_the_requester_page_and_its_notification_ends_the_wait() {
     other.vpid = Vpid::from(8);
     nic.notify(&other);
     nic.notify(&note(NotificationType::Requester, Command::BytePut, nla));
-    nic.notify(&note(NotificationType::Requester, Command::BytePut, nla + 4960));
+    nic.notify(&note(
+        NotificationType::Requester,
+        Command::BytePut,
+        nla + 4960,
+    ));
     fake.interrupt();
     drop(waiting.join().unwrap());
     assert!(fake.driver.lock().unwrap().regions.is_empty());
@@ -160,7 +164,10 @@ fn errors_in_notifications_are_typed() {
     // Garbage is reported once and does not stop the queue.
     nic.queue.store(PAGE + 16 + 8, 1);
     nic.next = 2;
-    assert!(matches!(port.try_notification(), Err(Error::Notification(_))));
+    assert!(matches!(
+        port.try_notification(),
+        Err(Error::Notification(_))
+    ));
     assert_eq!(port.try_notification().unwrap(), None);
 }
 
@@ -201,7 +208,11 @@ fn a_lock_reports_its_outcome() {
     let port = Port::with_backend(fake.clone()).unwrap();
     let mut nic = Nic::new(&fake);
     let result = (5u64 << 32) | (1 << 24) | 12;
-    nic.notify(&note(NotificationType::Completer, Command::LockResponse, result));
+    nic.notify(&note(
+        NotificationType::Completer,
+        Command::LockResponse,
+        result,
+    ));
     let lock = port
         .lock_wait(&peer(), LockTarget::Responder, 12, 4, 1, later())
         .unwrap();
@@ -299,7 +310,13 @@ fn modifiers_and_page_options_are_passed_on() {
     assert_eq!((d.op, d.modifiers), (op, modifiers));
     port.notify(&peer, 4, 99).unwrap();
     let d = Nic::new(&fake).descriptor(TE + 8 + 2);
-    assert_eq!(d.op, Operation::NotificationPut { class: 4, value: 99 });
+    assert_eq!(
+        d.op,
+        Operation::NotificationPut {
+            class: 4,
+            value: 99
+        }
+    );
 }
 
 #[test]
@@ -309,7 +326,10 @@ fn pages_that_the_driver_withholds_are_not_touched() {
     let port = Port::with_backend(fake.clone()).unwrap();
     let mut physical = peer();
     physical.options.translate = false;
-    assert!(matches!(port.notify(&physical, 0, 0), Err(Error::Forbidden(_))));
+    assert!(matches!(
+        port.notify(&physical, 0, 0),
+        Err(Error::Forbidden(_))
+    ));
     port.notify(&peer(), 0, 0).unwrap();
     assert_eq!(port.counters().posted, 1);
 }

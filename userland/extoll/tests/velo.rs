@@ -24,7 +24,14 @@ fn device(slot: u64) -> Arc<Fake> {
 }
 
 /// Writes a message into the mailbox as the NIC does, starting at `slot`; returns the next slot.
-fn deliver(mailbox: &Mapping, size: SlotSize, slot: usize, from: SourceId, tag: u8, data: &[u8]) -> usize {
+fn deliver(
+    mailbox: &Mapping,
+    size: SlotSize,
+    slot: usize,
+    from: SourceId,
+    tag: u8,
+    data: &[u8],
+) -> usize {
     let bytes = size.bytes() as usize;
     let slots = MAILBOX / bytes;
     let status = Status {
@@ -65,12 +72,21 @@ fn a_message_is_one_packet() {
     port.try_send(&to, b"hello world").unwrap();
     let page = fake.view(0, 2 * PAGE);
     let d = Descriptor::decode(page.load(0)).unwrap();
-    assert_eq!((d.len, d.tag, d.irq, d.vpid), (11, 0xAB, true, Vpid::from(6)));
+    assert_eq!(
+        (d.len, d.tag, d.irq, d.vpid),
+        (11, 0xAB, true, Vpid::from(6))
+    );
     assert_eq!(page.load(8).to_le_bytes(), *b"hello wo");
     assert_eq!(page.load(16).to_le_bytes(), *b"rld\0\0\0\0\0");
-    assert!(matches!(port.try_send(&to, &[0; 121]), Err(Error::Message(_))));
+    assert!(matches!(
+        port.try_send(&to, &[0; 121]),
+        Err(Error::Message(_))
+    ));
     assert!(matches!(port.try_send(&to, &[]), Err(Error::Message(_))));
-    assert!(matches!(port.try_send(&to, &vec![0; 1 << 20]), Err(Error::Message(_))));
+    assert!(matches!(
+        port.try_send(&to, &vec![0; 1 << 20]),
+        Err(Error::Message(_))
+    ));
     assert_eq!(port.counters().posted, 1);
 }
 
@@ -80,7 +96,10 @@ fn impossible_drivers_are_refused() {
         let fake = device(128);
         fake.driver.lock().unwrap().values.insert(number, value);
         let error = Port::with_backend(fake).err().unwrap();
-        assert!(matches!(error, Error::Driver(_) | Error::Os { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Driver(_) | Error::Os { .. }),
+            "{error}"
+        );
     }
 }
 
@@ -115,7 +134,10 @@ fn a_sleeper_gets_the_message_after_the_interrupt() {
     };
     let wait = Wait::for_at_most(Duration::from_secs(20)).sleeping();
     let message = port.recv(wait).unwrap();
-    assert_eq!((message.source, message.tag, message.mtt.get()), (FROM, 3, 2));
+    assert_eq!(
+        (message.source, message.tag, message.mtt.get()),
+        (FROM, 3, 2)
+    );
     assert_eq!(message.data(), [7; 60]);
     nic.join().unwrap();
     assert!(port.counters().sleeps >= 1);

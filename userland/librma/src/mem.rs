@@ -252,7 +252,10 @@ mod tests {
             assert_eq!(rma2_get_region_overlap(&region, at(0x1_1FFF), 9), 1);
             assert_eq!(rma2_get_region_overlap(&region, at(0x1_2000), 9), 0);
             assert_eq!(rma2_get_region_equal(&region, at(0x1_0000), 8192), 1);
-            assert_eq!(rma2_get_nla(std::ptr::null(), 0, &mut nla), error::INV_VALUE);
+            assert_eq!(
+                rma2_get_nla(std::ptr::null(), 0, &mut nla),
+                error::INV_VALUE
+            );
         }
     }
 }

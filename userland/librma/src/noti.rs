@@ -56,7 +56,11 @@ unsafe fn find(
                     if endpoint.mode.load(Ordering::Relaxed) & REPLAY_NOTI != 0 {
                         endpoint.port.settle().map_err(|e| error::of(&e))?;
                     }
-                    return Err(if others == 0 { error::NO_NOTI } else { error::NO_MATCH });
+                    return Err(if others == 0 {
+                        error::NO_NOTI
+                    } else {
+                        error::NO_MATCH
+                    });
                 }
             }
         };
@@ -99,7 +103,11 @@ impl Match {
         let w = NotificationWord(n.word1);
         let command = c_int::from(w.command());
         // Matching by the last address: the end of the data instead of the start of the last fragment.
-        let before = if self.last_nla { u64::from(w.size()) + 1 } else { 0 };
+        let before = if self.last_nla {
+            u64::from(w.size()) + 1
+        } else {
+            0
+        };
         (self.kind == 7 || self.kind == c_int::from(w.kind()))
             && (self.command == 15
                 || self.command == command
@@ -180,7 +188,11 @@ unsafe extern "C" fn rma2_noti_noti_match(
     to: *mut *mut Noti,
 ) -> Status {
     // SAFETY: as the header says.
-    unsafe { find(port, to, false, |n| notification_put(class, node, vpid).is(n)) }
+    unsafe {
+        find(port, to, false, |n| {
+            notification_put(class, node, vpid).is(n)
+        })
+    }
 }
 
 #[no_mangle]
@@ -192,7 +204,11 @@ unsafe extern "C" fn rma2_noti_noti_match_block(
     to: *mut *mut Noti,
 ) -> Status {
     // SAFETY: as the header says.
-    unsafe { find(port, to, true, |n| notification_put(class, node, vpid).is(n)) }
+    unsafe {
+        find(port, to, true, |n| {
+            notification_put(class, node, vpid).is(n)
+        })
+    }
 }
 
 /// The outcome of a lock: the completer's notification at the origin, the responder's at the target.
@@ -231,21 +247,25 @@ unsafe extern "C" fn rma2_noti_lock_match_block(
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) -> Status {
     // SAFETY: as the header says; the address is only compared.
-    status(unsafe { borrow(port, error::INV_PORT) }.and_then(|e| {
-        match e.port.free(noti.cast()) {
+    status(
+        unsafe { borrow(port, error::INV_PORT) }.and_then(|e| match e.port.free(noti.cast()) {
             true => Ok(()),
             false => Err(error::INV_VALUE),
-        }
-    }))
+        }),
+    )
 }
 
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_dup(input: *const Noti, output: *mut Noti) -> Status {
     // SAFETY: as the header says; volatile because the NIC owns the queue.
-    status(unsafe { read(input) }.ok_or(error::INV_VALUE).and_then(|n| {
-        // SAFETY: as the header says.
-        unsafe { give(output, n) }
-    }))
+    status(
+        unsafe { read(input) }
+            .ok_or(error::INV_VALUE)
+            .and_then(|n| {
+                // SAFETY: as the header says.
+                unsafe { give(output, n) }
+            }),
+    )
 }
 
 /// Copies a notification; `None` for null.
@@ -396,16 +416,42 @@ mod tests {
     fn matching_compares_every_part() {
         let n = noti(0x1000, word());
         assert!(any().is(&n));
-        assert!(Match { command: 7, ..any() }.is(&n));
-        assert!(!Match { command: 14, ..any() }.is(&n));
-        assert!(Match { node: 3, vpid: 4, ..any() }.is(&n));
+        assert!(Match {
+            command: 7,
+            ..any()
+        }
+        .is(&n));
+        assert!(!Match {
+            command: 14,
+            ..any()
+        }
+        .is(&n));
+        assert!(Match {
+            node: 3,
+            vpid: 4,
+            ..any()
+        }
+        .is(&n));
         assert!(!Match { node: 2, ..any() }.is(&n));
         assert!(!Match { vpid: 5, ..any() }.is(&n));
         assert!(!Match { kind: 1, ..any() }.is(&n));
         assert!(Match { kind: 7, ..any() }.is(&n));
-        assert!(Match { nla: 0x1000, ..any() }.is(&n));
-        assert!(!Match { nla: 0x1064, ..any() }.is(&n));
-        assert!(Match { nla: 0x1064, last_nla: true, ..any() }.is(&n));
+        assert!(Match {
+            nla: 0x1000,
+            ..any()
+        }
+        .is(&n));
+        assert!(!Match {
+            nla: 0x1064,
+            ..any()
+        }
+        .is(&n));
+        assert!(Match {
+            nla: 0x1064,
+            last_nla: true,
+            ..any()
+        }
+        .is(&n));
         let put = noti(7, word().with_command(5).with_size(8));
         assert!(notification_put(8, 3, 4).is(&put));
         assert!(!notification_put(9, 3, 4).is(&put));
@@ -426,7 +472,10 @@ mod tests {
             let mut text = [0; 200];
             rma2_noti_sdump(&n, text.as_mut_ptr(), 200);
             let text = std::ffi::CStr::from_ptr(text.as_ptr()).to_str().unwrap();
-            assert!(text.starts_with("BytePut type 4 node 3 vpid 4 address 0x21f0 size 100"), "{text}");
+            assert!(
+                text.starts_with("BytePut type 4 node 3 vpid 4 address 0x21f0 size 100"),
+                "{text}"
+            );
         }
     }
 }

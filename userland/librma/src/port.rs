@@ -33,7 +33,9 @@ unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
         Ok(port) => port,
         // What cannot be opened for another reason has a code of its own.
         Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot open") => return error::FD,
-        Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot map") => return error::MMAP,
+        Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot map") => {
+            return error::MMAP
+        }
         Err(extoll::Error::Os { .. }) => return error::IOCTL,
         Err(e) => return failed(e),
     };
@@ -103,7 +105,12 @@ unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Connectio
     if endpoint.mode.load(Ordering::Relaxed) & REPLAY_CLOSE == 0 {
         return error::SUCCESS;
     }
-    status(endpoint.port.drain(Wait::for_at_most(DRAIN)).map_err(failed))
+    status(
+        endpoint
+            .port
+            .drain(Wait::for_at_most(DRAIN))
+            .map_err(failed),
+    )
 }
 
 #[no_mangle]
@@ -189,7 +196,11 @@ unsafe extern "C" fn rma2_get_queue_segment_size(port: *const Endpoint) -> u32 {
 #[no_mangle]
 unsafe extern "C" fn rma2_set_queue_segment_size(port: *const Endpoint, bytes: u32) -> Status {
     // SAFETY: as the header says.
-    unsafe { act(port, |p| p.resize_queue(p.queue_size() as u64, bytes.into())) }
+    unsafe {
+        act(port, |p| {
+            p.resize_queue(p.queue_size() as u64, bytes.into())
+        })
+    }
 }
 
 #[no_mangle]

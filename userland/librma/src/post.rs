@@ -3,9 +3,7 @@
 
 use super::{borrow, error, give, status, Connection, Desc, Endpoint, Outcome, Region, Status};
 use crate::port::REPLAY_POST;
-use extoll::rma::{
-    Command, LockTarget, Modifiers, NodeId, NotifySpec, Operation, Vpid,
-};
+use extoll::rma::{Command, LockTarget, Modifiers, NodeId, NotifySpec, Operation, Vpid};
 use extoll::wire::rma::{Descriptor, DescriptorWord};
 use extoll::Wait;
 use std::ffi::c_int;
@@ -196,7 +194,15 @@ unsafe extern "C" fn rma2_post_immediate_put(
     modifier: c_int,
 ) -> Status {
     // SAFETY: as the header says.
-    unsafe { post(port, handle, spec, modifier, immediate(count, value, remote)) }
+    unsafe {
+        post(
+            port,
+            handle,
+            spec,
+            modifier,
+            immediate(count, value, remote),
+        )
+    }
 }
 
 #[no_mangle]
@@ -320,7 +326,15 @@ unsafe extern "C" fn rma2_desc_set_immediate_put(
     value: u64,
 ) -> Status {
     // SAFETY: as the header says.
-    unsafe { fill(desc, handle, spec, modifier, Ok(immediate(count, value, write))) }
+    unsafe {
+        fill(
+            desc,
+            handle,
+            spec,
+            modifier,
+            Ok(immediate(count, value, write)),
+        )
+    }
 }
 
 #[no_mangle]
@@ -410,10 +424,16 @@ mod tests {
         assert_eq!((get, d.value[1], d.value[2]), (0, 0xAAA, 0xBBB));
         // SAFETY: as above.
         unsafe {
-            assert_eq!(rma2_desc_set_lock(&mut d, &mut h, 4, 0, 1, 9, 7, -1i32 as u32), 0);
+            assert_eq!(
+                rma2_desc_set_lock(&mut d, &mut h, 4, 0, 1, 9, 7, -1i32 as u32),
+                0
+            );
             assert_eq!(d.value[0] >> 40, 1);
             assert_eq!(d.value[1..], [7 << 32 | 9, 0xFFFF_FFFF << 32]);
-            assert_eq!(rma2_desc_set_notification_value(&mut d, 1, 2), error::WRONG_CMD);
+            assert_eq!(
+                rma2_desc_set_notification_value(&mut d, 1, 2),
+                error::WRONG_CMD
+            );
             assert_eq!(rma2_desc_set_noti_put(&mut d, &mut h, 4, 0, 9, 77), 0);
             assert_eq!(rma2_desc_set_notification_value(&mut d, 0xA5, 78), 0);
             assert_eq!((d.value[0] >> 40, d.value[1]), (0xA5, 78));

@@ -31,8 +31,17 @@ fn run(command: &mut Command) -> String {
 
 fn compiler(language: &str, standard: &str) -> Command {
     let mut cc = Command::new("cc");
-    cc.args(["-x", language, standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"])
-        .arg(include());
+    cc.args([
+        "-x",
+        language,
+        standard,
+        "-Wall",
+        "-Wextra",
+        "-Wpedantic",
+        "-Werror",
+        "-I",
+    ])
+    .arg(include());
     cc
 }
 
@@ -61,7 +70,11 @@ fn values_and_layouts_are_those_of_the_public_interface() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/layout.c");
     for (language, standard) in [("c", "-std=c11"), ("c++", "-std=c++17")] {
         let object = dir.path().join("layout.o");
-        run(compiler(language, standard).arg("-c").arg(&source).arg("-o").arg(&object));
+        run(compiler(language, standard)
+            .arg("-c")
+            .arg(&source)
+            .arg("-o")
+            .arg(&object));
     }
 }
 
@@ -87,7 +100,9 @@ fn libraries_export_what_their_headers_declare_and_nothing_else() {
         assert!(declared.len() > 8, "{declared:?}");
         assert_eq!(exported, declared, "{library} against {header}");
     }
-    let dynamic = run(Command::new("readelf").arg("-d").arg(libraries().join("librma.so")));
+    let dynamic = run(Command::new("readelf")
+        .arg("-d")
+        .arg(libraries().join("librma.so")));
     assert!(dynamic.contains("soname: [librma.so.2]"), "{dynamic}");
 }
 
@@ -111,7 +126,11 @@ fn a_c_program_links_and_gets_an_answer_without_a_device() {
         .arg(&program)
         .arg(libraries().join("librma.so")));
     // The program asks for the name of the library, not for that of the file.
-    std::os::unix::fs::symlink(libraries().join("librma.so"), dir.path().join("librma.so.2")).unwrap();
+    std::os::unix::fs::symlink(
+        libraries().join("librma.so"),
+        dir.path().join("librma.so.2"),
+    )
+    .unwrap();
     run(Command::new(&program)
         .env("LD_LIBRARY_PATH", dir.path())
         .env("EXTOLL_DEV", "/nonexistent"));

@@ -15,7 +15,9 @@ unsafe extern "C" fn smfu_open(name: *const c_char, to: *mut *mut Smfu) -> c_int
         Device::default()
     } else {
         // SAFETY: a string ended by a zero, as the header says.
-        Device::at(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes()))
+        Device::at(OsStr::from_bytes(
+            unsafe { CStr::from_ptr(name) }.to_bytes(),
+        ))
     };
     // SAFETY: as the header says.
     unsafe { give(to, || Smfu::open(&device)) }
@@ -60,11 +62,7 @@ unsafe extern "C" fn smfu_exported(smfu: *const Smfu) -> u64 {
 }
 
 #[no_mangle]
-unsafe extern "C" fn smfu_map_window(
-    smfu: *const Smfu,
-    len: usize,
-    to: *mut *mut Window,
-) -> c_int {
+unsafe extern "C" fn smfu_map_window(smfu: *const Smfu, len: usize, to: *mut *mut Window) -> c_int {
     // SAFETY: as the header says.
     match unsafe { smfu.as_ref() } {
         // SAFETY: as the header says.
@@ -118,7 +116,10 @@ mod tests {
         let (mut smfu, mut mapping) = (null_mut(), null_mut());
         // SAFETY: pointers are valid or null.
         unsafe {
-            assert_eq!(smfu_open(c"/nonexistent".as_ptr(), &mut smfu), -libc::ENODEV);
+            assert_eq!(
+                smfu_open(c"/nonexistent".as_ptr(), &mut smfu),
+                -libc::ENODEV
+            );
             assert_eq!(smfu_open(null(), null_mut()), -libc::EINVAL);
             assert_eq!(smfu_map_local(smfu, 4096, &mut mapping), -libc::EINVAL);
             assert!(smfu_address(mapping).is_null());

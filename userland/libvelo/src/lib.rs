@@ -52,7 +52,9 @@ unsafe fn device(name: *const c_char) -> Device {
         return Device::default();
     }
     // SAFETY: the caller's promise.
-    Device::at(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes()))
+    Device::at(OsStr::from_bytes(
+        unsafe { CStr::from_ptr(name) }.to_bytes(),
+    ))
 }
 
 #[no_mangle]
@@ -214,8 +216,14 @@ mod tests {
         let mut port = std::ptr::null_mut();
         // SAFETY: pointers are valid or null.
         unsafe {
-            assert_eq!(velo_open(std::ptr::null(), std::ptr::null_mut()), -libc::EINVAL);
-            assert_eq!(velo_open(c"/nonexistent".as_ptr(), &mut port), -libc::ENODEV);
+            assert_eq!(
+                velo_open(std::ptr::null(), std::ptr::null_mut()),
+                -libc::EINVAL
+            );
+            assert_eq!(
+                velo_open(c"/nonexistent".as_ptr(), &mut port),
+                -libc::ENODEV
+            );
             assert!(port.is_null());
             assert_eq!(velo_recv(port, std::ptr::null_mut(), 0), -libc::EINVAL);
             assert_eq!(velo_node(port), u16::MAX);

@@ -5,8 +5,8 @@ use crate::table::table;
 use anyhow::{bail, Context, Result};
 use clap::{Parser, Subcommand};
 use extoll::wire::ids::{NodeId, RegOffset};
-use extoll::wire::regs::map::{Field, Register, PREFIX};
 use extoll::wire::regs::lp;
+use extoll::wire::regs::map::{Field, Register, PREFIX};
 use extoll::{AccessMethod, Device, Nic, RegisterFile};
 use serde_json::{json, Value};
 use std::fs;
@@ -60,7 +60,7 @@ enum Verb {
         /// Node whose registers are meant; default: this one.
         #[arg(short, long, global = true)]
         node: Option<u16>,
-        /// Microseconds to wait for another node.
+        /// Microseconds to wait for another node (1000000).
         #[arg(long, global = true)]
         timeout_us: Option<u64>,
     },
@@ -104,7 +104,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Verb::Links { node } => links(&args, *node)?,
         Verb::Ports => ports(&args)?,
         Verb::Counters { all } => counters(&args, *all)?,
-        Verb::Reg { verb, node, timeout_us } => reg(&args, verb, *node, *timeout_us)?,
+        Verb::Reg {
+            verb,
+            node,
+            timeout_us,
+        } => reg(&args, verb, *node, *timeout_us)?,
     };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&value)?);
@@ -142,7 +146,9 @@ fn list(args: &Args) -> Result<(Value, String)> {
         let status = nic.status();
         let field = |name: &str| {
             let status = status.as_ref();
-            status.and_then(|s| s.fields.get(name).cloned()).unwrap_or_default()
+            status
+                .and_then(|s| s.fields.get(name).cloned())
+                .unwrap_or_default()
         };
         values.push(json!({
             "pci": nic.pci, "device_id": nic.device_id, "revision": nic.revision, "driver": nic.driver,
@@ -160,13 +166,31 @@ fn list(args: &Args) -> Result<(Value, String)> {
         ]);
     }
     let mut files: Vec<PathBuf> = Vec::new();
-    for entry in fs::read_dir(args.root.join("dev")).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(args.root.join("dev"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         if entry.file_name().to_string_lossy().starts_with("extoll") && entry.path().is_dir() {
-            files.extend(fs::read_dir(entry.path()).into_iter().flatten().flatten().map(|e| e.path()));
+            files.extend(
+                fs::read_dir(entry.path())
+                    .into_iter()
+                    .flatten()
+                    .flatten()
+                    .map(|e| e.path()),
+            );
         }
     }
     files.sort();
-    let heading = ["NIC", "device", "driver", "node", "network", "interfaces", "NUMA"];
+    let heading = [
+        "NIC",
+        "device",
+        "driver",
+        "node",
+        "network",
+        "interfaces",
+        "NUMA",
+    ];
     let mut text = rows(&heading, lines);
     if values.is_empty() {
         text = "no Extoll NIC\n".into();
@@ -181,7 +205,10 @@ fn list(args: &Args) -> Result<(Value, String)> {
 fn debugfs(nic: &Nic, file: &str) -> Result<String> {
     let path = nic.debugfs.join(file);
     fs::read_to_string(&path).with_context(|| {
-        format!("cannot read {} (root only; mount -t debugfs debugfs /sys/kernel/debug)", path.display())
+        format!(
+            "cannot read {} (root only; mount -t debugfs debugfs /sys/kernel/debug)",
+            path.display()
+        )
     })
 }
 
@@ -204,7 +231,11 @@ fn ports(args: &Args) -> Result<(Value, String)> {
                 continue;
             };
             let get = |name: &str| {
-                pairs.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone()).unwrap_or_default()
+                pairs
+                    .iter()
+                    .find(|(n, _)| n == name)
+                    .map(|(_, v)| v.clone())
+                    .unwrap_or_default()
             };
             let mut row = vec![nic.pci.clone(), unit.clone()];
             row.extend(PORT_COLUMNS.iter().map(|c| get(c)));
@@ -223,7 +254,14 @@ fn ports(args: &Args) -> Result<(Value, String)> {
 }
 
 const PORT_COLUMNS: [&str; 8] = [
-    "vpid", "tx", "posted", "received", "errors", "retries", "lost", "interrupts",
+    "vpid",
+    "tx",
+    "posted",
+    "received",
+    "errors",
+    "retries",
+    "lost",
+    "interrupts",
 ];
 
 /// A line of debugfs `counters`: name, value, text. Reasons and events have a number in their name.
@@ -245,7 +283,10 @@ fn counters(args: &Args, all: bool) -> Result<(Value, String)> {
             }
         }
     }
-    Ok((json!(values), rows(&["NIC", "value", "counter", "meaning"], lines)))
+    Ok((
+        json!(values),
+        rows(&["NIC", "value", "counter", "meaning"], lines),
+    ))
 }
 
 /// Register access to one node.
@@ -263,9 +304,7 @@ impl Registers {
             None => file.set_methods(AccessMethod::Local, AccessMethod::Local)?,
             Some(_) => file.set_methods(AccessMethod::Rma, AccessMethod::Rma)?,
         }
-        if let Some(us) = timeout_us {
-            file.set_timeout(Duration::from_micros(us))?;
-        }
+        file.set_timeout(timeout_us.map_or(TIMEOUT, Duration::from_micros))?;
         Ok(Self {
             file,
             // Local access ignores the node, but wants one.
@@ -312,7 +351,11 @@ fn links(args: &Args, node: Option<u16>) -> Result<(Value, String)> {
         lines.push(vec![
             i.to_string(),
             state.to_string(),
-            if guid == 0 && remote == 0 { String::new() } else { format!("{remote}.{port}") },
+            if guid == 0 && remote == 0 {
+                String::new()
+            } else {
+                format!("{remote}.{port}")
+            },
             sent.to_string(),
             received.to_string(),
             again.retransmissions().to_string(),
@@ -320,11 +363,22 @@ fn links(args: &Args, node: Option<u16>) -> Result<(Value, String)> {
             errors.join(","),
         ]);
     }
-    let heading = ["link", "state", "neighbour", "sent", "received", "retransmitted", "errors", "flags"];
+    let heading = [
+        "link",
+        "state",
+        "neighbour",
+        "sent",
+        "received",
+        "retransmitted",
+        "errors",
+        "flags",
+    ];
     Ok((json!(values), rows(&heading, lines)))
 }
 
 const LINKS: u32 = 7;
+/// How long another node may take: a thousand times the driver's default, for a person can wait.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A register by name (with or without the vendor's prefix) or by offset.
 fn find(text: &str, index: u32) -> Result<(Option<Register>, RegOffset)> {
@@ -332,7 +386,10 @@ fn find(text: &str, index: u32) -> Result<(Option<Register>, RegOffset)> {
         let offset = crate::number(text).map_err(anyhow::Error::msg)?;
         let offset = RegOffset(u32::try_from(offset).unwrap_or(u32::MAX));
         if !offset.is_valid() {
-            bail!("{text} is no offset of a register: multiples of 8 below {:#x}", RegOffset::WINDOW);
+            bail!(
+                "{text} is no offset of a register: multiples of 8 below {:#x}",
+                RegOffset::WINDOW
+            );
         }
         let found = Register::find(offset).map(|(register, _)| register);
         return Ok((found, offset));
@@ -363,8 +420,12 @@ fn decode(register: Option<Register>, value: u64) -> (Vec<Value>, String) {
     let mut values = Vec::new();
     for field in fields {
         let bits = field.of(value);
-        text += &format!("  {:<32} [{}:{}] {bits:#x}\n", field.name, field.msb, field.lsb);
-        values.push(json!({ "name": field.name, "msb": field.msb, "lsb": field.lsb, "value": bits }));
+        text += &format!(
+            "  {:<32} [{}:{}] {bits:#x}\n",
+            field.name, field.msb, field.lsb
+        );
+        values
+            .push(json!({ "name": field.name, "msb": field.msb, "lsb": field.lsb, "value": bits }));
     }
     (values, text)
 }
@@ -395,9 +456,16 @@ fn reg(
                     name,
                 ]);
             }
-            Ok((json!(values), rows(&["offset", "access", "elements", "name"], lines)))
+            Ok((
+                json!(values),
+                rows(&["offset", "access", "elements", "name"], lines),
+            ))
         }
-        RegVerb::Read { register, index, force } => {
+        RegVerb::Read {
+            register,
+            index,
+            force,
+        } => {
             let (register, offset) = find(register, *index)?;
             if let Some(r) = register.filter(|r| r.is_destructive() && !force) {
                 bail!("reading {r} changes it; --force reads it nevertheless");
@@ -410,18 +478,24 @@ fn reg(
                 format!("{offset} {name} {value:#018x}\n{lines}"),
             ))
         }
-        RegVerb::Write { register, value, index } => {
+        RegVerb::Write {
+            register,
+            value,
+            index,
+        } => {
             let (register, offset) = find(register, *index)?;
             if let Some(r) = register.filter(|r| !r.access().writes()) {
                 bail!("{r} cannot be written");
             }
             let registers = Registers::open(args, node, timeout_us)?;
             registers.file.write(registers.node, offset, *value)?;
-            Ok((json!({ "offset": offset.get(), "value": value }), String::new()))
+            Ok((
+                json!({ "offset": offset.get(), "value": value }),
+                String::new(),
+            ))
         }
     }
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -432,14 +506,25 @@ mod tests {
     fn lines_of_debugfs_are_read() {
         Args::command().debug_assert();
         let (unit, pairs) =
-            parse_port("Velo vpid 254 attached true tx Ready sent 5 committed 5 posted 261 full 0").unwrap();
-        assert_eq!((unit.as_str(), &pairs[0].1[..], &pairs[5].0[..]), ("velo", "254", "posted"));
+            parse_port("Velo vpid 254 attached true tx Ready sent 5 committed 5 posted 261 full 0")
+                .unwrap();
+        assert_eq!(
+            (unit.as_str(), &pairs[0].1[..], &pairs[5].0[..]),
+            ("velo", "254", "posted")
+        );
         assert_eq!(parse_port(""), None);
         assert_eq!(
             parse_counter("reason 7 3 (VELO status word with impossible length)"),
-            Some(("reason 7".into(), 3, "VELO status word with impossible length".into()))
+            Some((
+                "reason 7".into(),
+                3,
+                "VELO status word with impossible length".into()
+            ))
         );
-        assert_eq!(parse_counter("interrupts 12"), Some(("interrupts".into(), 12, String::new())));
+        assert_eq!(
+            parse_counter("interrupts 12"),
+            Some(("interrupts".into(), 12, String::new()))
+        );
         assert_eq!(parse_counter("nonsense"), None);
     }
 
@@ -451,8 +536,16 @@ mod tests {
         let (by_offset, _) = find("0x460008", 0).unwrap();
         assert_eq!(by_offset.unwrap().to_string(), r.unwrap().to_string());
         assert!(decode(r, 3).1.contains("ready"));
-        assert!(find("lp0_status", 0).unwrap_err().to_string().contains("nw_lp_top_rf_lp0_status"));
-        for bad in ["nothing_like_it", "0x460009", "0x2000000", "99999999999999999999"] {
+        assert!(find("lp0_status", 0)
+            .unwrap_err()
+            .to_string()
+            .contains("nw_lp_top_rf_lp0_status"));
+        for bad in [
+            "nothing_like_it",
+            "0x460009",
+            "0x2000000",
+            "99999999999999999999",
+        ] {
             assert!(find(bad, 0).is_err(), "{bad}");
         }
         assert!(find("nw_lp_top_rf_lp0_status", 1).is_err());

@@ -107,7 +107,12 @@ fn listen(args: &Args, port: &Port) -> Result<ExitCode> {
             .with_context(|| format!("cannot answer {}", message.source))?;
         answered += 1;
         if !args.quiet {
-            writeln!(out, "{} bytes from {}", message.data().len(), message.source)?;
+            writeln!(
+                out,
+                "{} bytes from {}",
+                message.data().len(),
+                message.source
+            )?;
         }
     }
     port.drain(Wait::for_at_most(args.timeout))?;
@@ -133,7 +138,11 @@ fn ping(args: &Args, port: &Port, target: SourceId) -> Result<ExitCode> {
         mtt: Mtt::from_low_bits(REQUEST),
         ..To::reply(target)
     };
-    writeln!(out, "extoll-ping {target} from {}: {size} bytes of data", port.id())?;
+    writeln!(
+        out,
+        "extoll-ping {target} from {}: {size} bytes of data",
+        port.id()
+    )?;
     let (mut sent, mut times, mut wrong) = (0u64, Vec::new(), 0u64);
     while args.count != Some(sent) {
         let start = Instant::now();
@@ -179,7 +188,10 @@ fn ping(args: &Args, port: &Port, target: SourceId) -> Result<ExitCode> {
     let received = times.len() as u64;
     let lost = (sent - received) as f64 * 100.0 / sent.max(1) as f64;
     writeln!(out, "--- {target} extoll-ping statistics ---")?;
-    writeln!(out, "{sent} sent, {received} received, {lost:.0}% lost, {wrong} wrong")?;
+    writeln!(
+        out,
+        "{sent} sent, {received} received, {lost:.0}% lost, {wrong} wrong"
+    )?;
     let s = Summary::of(&mut times);
     if received > 0 {
         writeln!(

@@ -78,11 +78,17 @@ mod tests {
     fn percentiles_are_nearest_ranks() {
         let mut times: Vec<u64> = (1..=1000).rev().map(|us| us * 1000).collect();
         let s = Summary::of(&mut times);
-        assert_eq!((s.min, s.median, s.p99, s.p999, s.max), (1.0, 500.0, 990.0, 999.0, 1000.0));
+        assert_eq!(
+            (s.min, s.median, s.p99, s.p999, s.max),
+            (1.0, 500.0, 990.0, 999.0, 1000.0)
+        );
         assert_eq!(s.mean, 500.5);
         assert!((s.deviation - 288.67).abs() < 0.01);
         let one = Summary::of(&mut [5000]);
-        assert_eq!((one.min, one.median, one.p999, one.deviation), (5.0, 5.0, 5.0, 0.0));
+        assert_eq!(
+            (one.min, one.median, one.p999, one.deviation),
+            (5.0, 5.0, 5.0, 0.0)
+        );
         assert_eq!(Summary::of(&mut []), Summary::default());
     }
 

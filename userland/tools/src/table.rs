@@ -15,7 +15,11 @@ pub fn table(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let number = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
     let right: Vec<bool> = (0..columns)
-        .map(|c| rows.iter().skip(1).any(|r| r.get(c).is_some_and(|t| number(t))))
+        .map(|c| {
+            rows.iter()
+                .skip(1)
+                .any(|r| r.get(c).is_some_and(|t| number(t)))
+        })
         .collect();
     let mut out = String::new();
     for row in rows {

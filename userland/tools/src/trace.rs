@@ -6,6 +6,7 @@ use clap::{Parser, ValueEnum};
 use extoll::wire::rma::{Descriptor, LockResult, Notification, NotificationType, Operation};
 use extoll::wire::snq::TriggerEvent;
 use extoll::wire::velo;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -13,7 +14,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -143,14 +143,28 @@ impl<'a> Record<'a> {
         let vpid = || self.number("vpid");
         Some(match self.event {
             "extoll_velo_post" => {
-                format!("velo {:>3} send {}", vpid()?, velo_descriptor(self.hex("descriptor")?))
+                format!(
+                    "velo {:>3} send {}",
+                    vpid()?,
+                    velo_descriptor(self.hex("descriptor")?)
+                )
             }
             "extoll_velo_complete" => {
-                format!("velo {:>3} recv {}", vpid()?, velo_status(self.hex("status")?))
+                format!(
+                    "velo {:>3} recv {}",
+                    vpid()?,
+                    velo_status(self.hex("status")?)
+                )
             }
-            "extoll_rma_post" => format!("rma  {:>3} post {}", vpid()?, rma_descriptor(self.words()?)),
+            "extoll_rma_post" => {
+                format!("rma  {:>3} post {}", vpid()?, rma_descriptor(self.words()?))
+            }
             "extoll_rma_complete" => {
-                format!("rma  {:>3} note {}", vpid()?, rma_notification(self.words()?))
+                format!(
+                    "rma  {:>3} note {}",
+                    vpid()?,
+                    rma_notification(self.words()?)
+                )
             }
             "extoll_interrupt" => format!(
                 "interrupt: {} entries, next {}",
@@ -213,21 +227,36 @@ fn rma_descriptor(words: [u64; 3]) -> String {
         Err(e) => return format!("{:#018x},{:#x},{:#x}: {e}", words[0], words[1], words[2]),
     };
     let mut text = match d.op {
-        Operation::Get { len, remote, local, .. } => {
+        Operation::Get {
+            len, remote, local, ..
+        } => {
             format!("get {len} bytes {remote:#x} -> {local:#x}")
         }
-        Operation::Put { len, local, remote, .. } => {
+        Operation::Put {
+            len, local, remote, ..
+        } => {
             format!("put {len} bytes {local:#x} -> {remote:#x}")
         }
-        Operation::NotificationPut { class, value } => format!("notify class {class} value {value:#x}"),
+        Operation::NotificationPut { class, value } => {
+            format!("notify class {class} value {value:#x}")
+        }
         Operation::ImmediatePut { len, remote, value } => {
             format!("immediate put {len} bytes {value:#x} -> {remote:#x}")
         }
-        Operation::Lock { number, compare, add, .. } => {
+        Operation::Lock {
+            number,
+            compare,
+            add,
+            ..
+        } => {
             format!("lock {number} if <= {compare} add {add}")
         }
     };
-    let to = if d.modifiers.multicast { "group" } else { "node" };
+    let to = if d.modifiers.multicast {
+        "group"
+    } else {
+        "node"
+    };
     let _ = write!(text, " {to} {}/{}", d.node, d.vpid);
     for (set, name) in [
         (d.notify.requester, "req"),
@@ -257,7 +286,12 @@ fn rma_notification(words: [u64; 2]) -> String {
         5 => format!("class {} value {:#x}", n.class(), n.word0),
         12 | 13 => {
             let lock = LockResult(n.word0);
-            format!("lock {} value {} result {}", lock.number(), lock.value(), lock.result())
+            format!(
+                "lock {} value {} result {}",
+                lock.number(),
+                lock.value(),
+                lock.result()
+            )
         }
         _ => format!("{:#x} last {} bytes", n.word0, n.last_size()),
     };
@@ -265,7 +299,10 @@ fn rma_notification(words: [u64; 2]) -> String {
         0 => String::new(),
         bits => format!(" ERROR {bits}"),
     };
-    format!("{kind} {:?} {}/{} {detail}{error}", n.command, n.node, n.vpid)
+    format!(
+        "{kind} {:?} {}/{} {detail}{error}",
+        n.command, n.node, n.vpid
+    )
 }
 
 /// A trace buffer of our own; removed by drop.
@@ -277,7 +314,10 @@ impl Instance {
     fn new(tracefs: &Path) -> Result<Self> {
         let instances = tracefs.join("instances");
         fs::metadata(&instances).with_context(|| {
-            format!("no tracefs at {} (mount -t tracefs tracefs {0}; root only)", tracefs.display())
+            format!(
+                "no tracefs at {} (mount -t tracefs tracefs {0}; root only)",
+                tracefs.display()
+            )
         })?;
         let dir = instances.join(format!("extoll-trace-{}", std::process::id()));
         fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -333,8 +373,13 @@ impl Printer<'_> {
         let args = self.args;
         let kind = Kind::of(record.event);
         let wanted = (args.events.is_empty() || kind.is_some_and(|k| args.events.contains(&k)))
-            && args.nic.as_ref().is_none_or(|n| record.nic().as_ref() == Some(n))
-            && args.vpid.is_none_or(|v| record.number("vpid") == Some(v.into()));
+            && args
+                .nic
+                .as_ref()
+                .is_none_or(|n| record.nic().as_ref() == Some(n))
+            && args
+                .vpid
+                .is_none_or(|v| record.number("vpid") == Some(v.into()));
         if !wanted {
             return Ok(false);
         }
@@ -349,7 +394,11 @@ impl Printer<'_> {
             });
             writeln!(out, "{object}")?;
         } else {
-            writeln!(out, "{:>14} {} {:<18} {nic} {what}", record.time, record.cpu, record.task)?;
+            writeln!(
+                out,
+                "{:>14} {} {:<18} {nic} {what}",
+                record.time, record.cpu, record.task
+            )?;
         }
         self.printed += 1;
         Ok(args.count == Some(self.printed))
@@ -367,7 +416,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(path) = &args.input {
         let input: Box<dyn Read> = match path.as_os_str().to_str() {
             Some("-") => Box::new(std::io::stdin()),
-            _ => Box::new(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
+            _ => Box::new(
+                File::open(path).with_context(|| format!("cannot open {}", path.display()))?,
+            ),
         };
         for line in BufReader::new(input).lines() {
             if printer.line(&line?, &mut out)? {
@@ -422,7 +473,10 @@ mod tests {
 
     fn text(line: &str) -> String {
         let reasons = parse_reasons("interrupts 3\nreason 10 0 (packets were dropped, replay)\n");
-        Record::parse(line).unwrap().describe(&reasons.into_iter().collect()).unwrap()
+        Record::parse(line)
+            .unwrap()
+            .describe(&reasons.into_iter().collect())
+            .unwrap()
     }
 
     #[test]
@@ -430,7 +484,10 @@ mod tests {
         Args::command().debug_assert();
         let line = "    kworker/0:1-12      [001] d.h1.  123.456789: extoll_interrupt: nic=00010210 entries=2 read_pointer=7\n";
         let r = Record::parse(line).unwrap();
-        assert_eq!((r.task, r.cpu, r.time, r.event), ("kworker/0:1-12", "001", "123.456789", "extoll_interrupt"));
+        assert_eq!(
+            (r.task, r.cpu, r.time, r.event),
+            ("kworker/0:1-12", "001", "123.456789", "extoll_interrupt")
+        );
         assert_eq!(r.nic().unwrap(), "0001:02:02.0");
         assert_eq!(text(line), "interrupt: 2 entries, next 7");
         assert_eq!(Record::parse("# tracer: nop"), None);
@@ -443,11 +500,15 @@ mod tests {
         let head = " <idle>-0 [000] d.h1. 1.000001: ";
         let descriptor = (120u64 << 48) | (7 << 40) | (1 << 34) | (254 << 16) | 3;
         assert_eq!(
-            text(&format!("{head}extoll_velo_post: nic=00000010 vpid=254 slot=3 descriptor={descriptor:016x}")),
+            text(&format!(
+                "{head}extoll_velo_post: nic=00000010 vpid=254 slot=3 descriptor={descriptor:016x}"
+            )),
             "velo 254 send 120 bytes to node 3/254 tag 7 mtt 0 irq"
         );
         assert_eq!(
-            text(&format!("{head}extoll_velo_complete: nic=00000010 vpid=9 slot=3 status=0000000000000000")),
+            text(&format!(
+                "{head}extoll_velo_complete: nic=00000010 vpid=9 slot=3 status=0000000000000000"
+            )),
             "velo   9 recv nothing"
         );
         let word0 = (99u64 << 40) | (5 << 32) | (1 << 16) | (8 << 8) | (2 << 2) | 3;
@@ -461,10 +522,15 @@ mod tests {
             "rma    4 note requester BytePut 6/9 0xaa last 100 bytes ERROR 1"
         );
         assert_eq!(
-            text(&format!("{head}extoll_error: nic=00000010 reason=10 detail=0000000000000004")),
+            text(&format!(
+                "{head}extoll_error: nic=00000010 reason=10 detail=0000000000000004"
+            )),
             "ERROR reason 10 (packets were dropped, replay) detail 0x4"
         );
-        assert!(text(&format!("{head}extoll_event: nic=00000010 trigger=23 part=0 word=0000000000000001")).starts_with("event 23 ("));
+        assert!(text(&format!(
+            "{head}extoll_event: nic=00000010 trigger=23 part=0 word=0000000000000001"
+        ))
+        .starts_with("event 23 ("));
     }
 
     #[test]
@@ -474,7 +540,11 @@ mod tests {
                      a-1 [000] d 1.2: extoll_error: nic=00000010 reason=1 detail=0000000000000000\n";
         let run = |options: &[&str]| {
             let args = Args::parse_from([&["extoll-trace"], options].concat());
-            let mut printer = Printer { args: &args, reasons: BTreeMap::new(), printed: 0 };
+            let mut printer = Printer {
+                args: &args,
+                reasons: BTreeMap::new(),
+                printed: 0,
+            };
             let mut out = Vec::new();
             for line in lines.lines() {
                 if printer.line(line, &mut out).unwrap() {

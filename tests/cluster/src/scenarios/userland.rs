@@ -29,7 +29,9 @@ pub fn all() -> Vec<Scenario> {
 const USERS: [&str; 2] = ["", "setpriv --reuid=1000 --regid=1000 --clear-groups -- "];
 
 fn source(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../userland").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../userland")
+        .join(path)
 }
 
 /// The program of the build that stands next to this one.
@@ -76,7 +78,10 @@ fn server(lab: &Lab, node: usize, command: &str, ready: &str) -> Result<(Running
     let mut line = String::new();
     let seen = lab.until("the server is ready", Duration::from_secs(30), |lab| {
         line = lab.ok(node, &format!("head -n 1 {log} 2>/dev/null || true"))?;
-        ensure!(running.is_running() || line.contains(ready), "it ended: {line}");
+        ensure!(
+            running.is_running() || line.contains(ready),
+            "it ended: {line}"
+        );
         Ok(line.contains(ready) && line.ends_with('\n'))
     });
     if let Err(e) = seen {
@@ -128,7 +133,10 @@ fn exchange(lab: &Lab) -> Result<()> {
     }
     // Nobody there: an error in the end, no hang.
     let out = lab.sh_for(0, &format!("timeout 50 {rust} 1 77"), PATIENCE)?;
-    ensure!(out.status == 1 && out.stderr.contains("timed out"), "{out:?}");
+    ensure!(
+        out.status == 1 && out.stderr.contains("timed out"),
+        "{out:?}"
+    );
     nothing_left(lab)
 }
 
@@ -138,16 +146,29 @@ fn ping(lab: &Lab) -> Result<()> {
         let (running, words) = server(lab, 1, &format!("{user}extoll-ping --listen"), "listening")?;
         let id = words.last().context("no address")?;
         for options in ["", "--poll", "-s 120", "-s 8 -q"] {
-            let out = lab.ok(0, &format!("{user}extoll-ping -c 5 -i 0.05 -W 10 {options} {id}"))?;
-            ensure!(out.contains("5 sent, 5 received, 0% lost, 0 wrong"), "{out}");
+            let out = lab.ok(
+                0,
+                &format!("{user}extoll-ping -c 5 -i 0.05 -W 10 {options} {id}"),
+            )?;
+            ensure!(
+                out.contains("5 sent, 5 received, 0% lost, 0 wrong"),
+                "{out}"
+            );
             ensure!(out.contains("rtt min/median/avg/max/mdev = "), "{out}");
         }
         let (node, vpid) = id.split_once('/').context("address")?;
         let said = lab.ok(0, &format!("{user}/tmp/velo_echo {node} {vpid}"))?;
         ensure!(said == "ok\n", "{said}");
         // A node without a listener, then none at all.
-        let silent = lab.sh_for(0, &format!("{user}extoll-ping -c 2 -i 0 -W 0.3 {node}/99"), PATIENCE)?;
-        ensure!(silent.status == 1 && silent.stdout.contains("2 sent, 0 received"), "{silent:?}");
+        let silent = lab.sh_for(
+            0,
+            &format!("{user}extoll-ping -c 2 -i 0 -W 0.3 {node}/99"),
+            PATIENCE,
+        )?;
+        ensure!(
+            silent.status == 1 && silent.stdout.contains("2 sent, 0 received"),
+            "{silent:?}"
+        );
         // Killing it frees its port.
         lab.ok(1, "pkill -x extoll-ping")?;
         running.wait(PATIENCE)?;
@@ -180,24 +201,40 @@ fn perf(lab: &Lab) -> Result<()> {
             let results = result["results"].as_array().context("no results")?;
             ensure!(results.len() == lines, "{what}: {result}");
             for line in results {
-                let wanted = if what.contains("-lat") { &line["latency_us"]["median"] } else { &line["bytes_per_second"] };
+                let wanted = if what.contains("-lat") {
+                    &line["latency_us"]["median"]
+                } else {
+                    &line["bytes_per_second"]
+                };
                 ensure!(wanted.as_f64() > Some(0.0), "{what}: {result}");
                 ensure!(line["iterations"].as_u64() > Some(0), "{what}: {result}");
             }
             ensure!(result["client"] == 0 && result["server"] == 1, "{result}");
         }
-        let table = lab.ok(0, &format!("{user}extoll-perf run put-bw node1 -n 10 -s 4k --timeout 30"))?;
-        ensure!(table.contains("BW[MiB/s]") && table.lines().count() == 2, "{table}");
+        let table = lab.ok(
+            0,
+            &format!("{user}extoll-perf run put-bw node1 -n 10 -s 4k --timeout 30"),
+        )?;
+        ensure!(
+            table.contains("BW[MiB/s]") && table.lines().count() == 2,
+            "{table}"
+        );
         lab.ok(1, "pkill -x extoll-perf")?;
         running.wait(PATIENCE)?;
     }
     let refused = lab.sh_for(0, "extoll-perf run velo-lat node1", PATIENCE)?;
-    ensure!(refused.status == 2 && refused.stderr.contains("extoll-perf serve"), "{refused:?}");
+    ensure!(
+        refused.status == 2 && refused.stderr.contains("extoll-perf serve"),
+        "{refused:?}"
+    );
     nothing_left(lab)
 }
 
 fn fails(out: Output, status: i32, why: &str) -> Result<()> {
-    ensure!(out.status == status && out.stderr.contains(why), "not refused for '{why}': {out:?}");
+    ensure!(
+        out.status == status && out.stderr.contains(why),
+        "not refused for '{why}': {out:?}"
+    );
     Ok(())
 }
 
@@ -205,17 +242,34 @@ fn extollctl(lab: &Lab) -> Result<()> {
     let user = USERS[1];
     let list = json(&lab.ok(0, "extollctl --json list")?)?;
     let nic = &list["nics"][0];
-    ensure!(nic["driver"] == "extoll" && nic["status"]["node"] == "0", "{list}");
+    ensure!(
+        nic["driver"] == "extoll" && nic["status"]["node"] == "0",
+        "{list}"
+    );
     ensure!(nic["interfaces"][0] == "exn0", "{list}");
-    ensure!(list["device_files"].as_array().map(Vec::len) >= Some(5), "{list}");
+    ensure!(
+        list["device_files"].as_array().map(Vec::len) >= Some(5),
+        "{list}"
+    );
     let text = lab.ok(0, &format!("{user}extollctl list"))?;
-    ensure!(text.contains("0010") && text.contains("/dev/extoll/rma2"), "{text}");
+    ensure!(
+        text.contains("0010") && text.contains("/dev/extoll/rma2"),
+        "{text}"
+    );
 
     let (running, words) = server(lab, 0, "extoll-ping --listen", "listening")?;
-    let vpid = words.last().and_then(|id| id.split('/').nth(1)).context("address")?;
+    let vpid = words
+        .last()
+        .and_then(|id| id.split('/').nth(1))
+        .context("address")?;
     let ports = json(&lab.ok(0, "extollctl --json ports")?)?;
-    let mine = |p: &Value| p["unit"] == "velo" && p["vpid"].as_u64().map(|v| v.to_string()).as_deref() == Some(vpid);
-    ensure!(ports.as_array().is_some_and(|all| all.iter().any(mine)), "{ports}");
+    let mine = |p: &Value| {
+        p["unit"] == "velo" && p["vpid"].as_u64().map(|v| v.to_string()).as_deref() == Some(vpid)
+    };
+    ensure!(
+        ports.as_array().is_some_and(|all| all.iter().any(mine)),
+        "{ports}"
+    );
     lab.ok(0, "pkill -x extoll-ping")?;
     running.wait(PATIENCE)?;
 
@@ -226,7 +280,11 @@ fn extollctl(lab: &Lab) -> Result<()> {
 
     // The cable is on link 0 of both ends.
     let links = json(&lab.ok(0, "extollctl --json links")?)?;
-    let up = |links: &Value| links.as_array().map(|l| l.iter().filter(|l| l["state"] == "up").count());
+    let up = |links: &Value| {
+        links
+            .as_array()
+            .map(|l| l.iter().filter(|l| l["state"] == "up").count())
+    };
     ensure!(up(&links) == Some(1), "{links}");
     let remote = json(&lab.ok(0, "extollctl --json links --node 1")?)?;
     ensure!(up(&remote) == Some(1), "{remote}");
@@ -236,22 +294,52 @@ fn extollctl(lab: &Lab) -> Result<()> {
         let read = json(&lab.ok(0, &format!("extollctl --json reg read 0x8008 {options}"))?)?;
         let value = read["value"].as_u64().context("value")?;
         ensure!(value >> 24 & 0xFFFF == node, "{read}");
-        ensure!(read["fields"].as_array().is_some_and(|f| !f.is_empty()), "{read}");
+        ensure!(
+            read["fields"].as_array().is_some_and(|f| !f.is_empty()),
+            "{read}"
+        );
     }
     let names = lab.ok(0, "extollctl reg list lp0 status")?;
     ensure!(names.contains("nw_lp_top_rf_lp0_status"), "{names}");
-    // The timer's value register takes what is written (it is not running).
-    let scratch = "0x8080";
-    let before = json(&lab.ok(1, &format!("extollctl --json reg read {scratch}"))?)?["value"].clone();
-    let before = before.as_u64().context("value")?;
-    lab.ok(0, &format!("extollctl reg write {scratch} {before} --node 1"))?;
+    // A scratch pad of the other node, written from here, read there.
+    let pad = "info_rf_scratchpad_scratchpad --index 7";
+    lab.ok(
+        0,
+        &format!("extollctl reg write {pad} 0xFEED_5EED --node 1"),
+    )?;
+    let read = json(&lab.ok(1, &format!("extollctl --json reg read {pad}"))?)?;
+    ensure!(read["value"] == 0xFEED_5EEDu64, "{read}");
 
-    fails(lab.sh_for(0, "extollctl reg read 0x8009", PATIENCE)?, 2, "multiples of 8")?;
-    fails(lab.sh_for(0, "extollctl reg read lp0_stat", PATIENCE)?, 2, "there are")?;
-    fails(lab.sh_for(0, "extollctl reg read rma_rf_requester_history", PATIENCE)?, 2, "--force")?;
-    fails(lab.sh_for(0, &format!("{user}extollctl reg read 0x8008"), PATIENCE)?, 2, "root")?;
-    fails(lab.sh_for(0, &format!("{user}extollctl ports"), PATIENCE)?, 2, "root")?;
-    fails(lab.sh_for(0, "extollctl -N 0000:09:00.0 list", PATIENCE)?, 2, "no Extoll NIC")?;
+    fails(
+        lab.sh_for(0, "extollctl reg read 0x8009", PATIENCE)?,
+        2,
+        "multiples of 8",
+    )?;
+    fails(
+        lab.sh_for(0, "extollctl reg read lp0_stat", PATIENCE)?,
+        2,
+        "there are",
+    )?;
+    fails(
+        lab.sh_for(0, "extollctl reg read rma_rf_requester_history", PATIENCE)?,
+        2,
+        "--force",
+    )?;
+    fails(
+        lab.sh_for(0, &format!("{user}extollctl reg read 0x8008"), PATIENCE)?,
+        2,
+        "root",
+    )?;
+    fails(
+        lab.sh_for(0, &format!("{user}extollctl ports"), PATIENCE)?,
+        2,
+        "root",
+    )?;
+    fails(
+        lab.sh_for(0, "extollctl -N 0000:09:00.0 list", PATIENCE)?,
+        2,
+        "no Extoll NIC",
+    )?;
     fails(
         lab.sh_for(0, "extollctl reg read 0x8008 --node 999", PATIENCE)?,
         2,
@@ -266,7 +354,12 @@ fn trace(lab: &Lab) -> Result<()> {
     lab.ok(0, "sleep 2; ping -q -c 5 -i 0.2 -W 20 node1")?;
     let out = traced.wait(PATIENCE)?;
     ensure!(out.status == 0, "{out:?}");
-    for word in ["velo 254 send ", "velo 254 recv ", " bytes to node 1/254", " bytes from 1/254"] {
+    for word in [
+        "velo 254 send ",
+        "velo 254 recv ",
+        " bytes to node 1/254",
+        " bytes from 1/254",
+    ] {
         ensure!(out.stdout.contains(word), "no '{word}' in: {}", out.stdout);
     }
     let out = events.wait(PATIENCE)?;
@@ -276,8 +369,14 @@ fn trace(lab: &Lab) -> Result<()> {
         ensure!(json(line)?["event"] == "extoll_interrupt", "{line}");
     }
     // A trace ended by a signal leaves no buffer behind.
-    lab.ok(0, "timeout -s INT 1 extoll-trace; [ -z \"$(ls /sys/kernel/tracing/instances)\" ]")?;
+    lab.ok(
+        0,
+        "timeout -s INT 1 extoll-trace; [ -z \"$(ls /sys/kernel/tracing/instances)\" ]",
+    )?;
     let denied = lab.sh_for(0, &format!("{}extoll-trace -D 1", USERS[1]), PATIENCE)?;
-    ensure!(denied.status == 2 && denied.stderr.contains("root"), "{denied:?}");
+    ensure!(
+        denied.status == 2 && denied.stderr.contains("root"),
+        "{denied:?}"
+    );
     Ok(())
 }

@@ -88,7 +88,10 @@ pub(crate) struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let sender = self.sender.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let sender = self
+            .sender
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
         // Closing goes on whatever comes of it; there is nobody left to tell.
         let _ = sender.drain(Wait::for_at_most(LINGER));
     }
@@ -106,7 +109,12 @@ impl Port {
     /// The port behind an open device node.
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self> {
         let b = &*backend;
-        set(b, nr::SET_NOTIQ_SEGMENT_SIZE, SEGMENT as u64, "segment size")?;
+        set(
+            b,
+            nr::SET_NOTIQ_SEGMENT_SIZE,
+            SEGMENT as u64,
+            "segment size",
+        )?;
         set(b, nr::SET_NOTIQ_SIZE, QUEUE as u64, "queue size")?;
         let node = NodeId(get(b, nr::GET_NODEID, "node ID")? as u16);
         let vpid = get(b, nr::GET_VPID, "VPID")?;
@@ -249,14 +257,20 @@ impl Port {
         remote: Nla,
         notify: NotifySpec,
     ) -> Result<()> {
-        self.transfer(peer, region, offset, len, remote, notify, |len, local, remote| {
-            Operation::Put {
+        self.transfer(
+            peer,
+            region,
+            offset,
+            len,
+            remote,
+            notify,
+            |len, local, remote| Operation::Put {
                 qw: false,
                 len,
                 local,
                 remote,
-            }
-        })
+            },
+        )
     }
 
     /// Reads `len` bytes at `remote` into a region. Longer than 8 MiB: as [`Port::put`].
@@ -269,14 +283,20 @@ impl Port {
         remote: Nla,
         notify: NotifySpec,
     ) -> Result<()> {
-        self.transfer(peer, region, offset, len, remote, notify, |len, local, remote| {
-            Operation::Get {
+        self.transfer(
+            peer,
+            region,
+            offset,
+            len,
+            remote,
+            notify,
+            |len, local, remote| Operation::Get {
                 qw: false,
                 len,
                 remote,
                 local,
-            }
-        })
+            },
+        )
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -301,11 +321,7 @@ impl Port {
                 peer,
                 spec,
                 Modifiers::NONE,
-                op(
-                    part,
-                    local.wrapping_add(done),
-                    remote.0.wrapping_add(done),
-                ),
+                op(part, local.wrapping_add(done), remote.0.wrapping_add(done)),
             )?;
             if done == 0 {
                 self.post_words(peer.options, words)?;
@@ -334,9 +350,7 @@ impl Port {
             requester: true,
             ..NotifySpec::NONE
         };
-        self.retry(wait, || {
-            self.put(peer, region, offset, len, remote, notify)
-        })?;
+        self.retry(wait, || self.put(peer, region, offset, len, remote, notify))?;
         let at = last_piece(region.nla_at(offset)?.0, len);
         self.complete(peer, wait, NotificationType::Requester, move |n| {
             n.command == Command::BytePut && n.word0 == at
@@ -358,9 +372,7 @@ impl Port {
             completer: true,
             ..NotifySpec::NONE
         };
-        self.retry(wait, || {
-            self.get(peer, region, offset, len, remote, notify)
-        })?;
+        self.retry(wait, || self.get(peer, region, offset, len, remote, notify))?;
         let at = last_piece(region.nla_at(offset)?.0, len);
         self.complete(peer, wait, NotificationType::Completer, move |n| {
             n.command == Command::ByteGetResponse && n.word0 == at
@@ -526,20 +538,13 @@ impl Port {
 
     /// Address of the oldest notification in the queue that `wanted` accepts by its two words, for language bindings; `Err` with
     /// the number of those that are there but not wanted. It stays valid until freed or the queue is resized.
-    pub fn peek(
-        &self,
-        wanted: impl Fn([u64; 2]) -> bool,
-    ) -> std::result::Result<*mut u8, usize> {
+    pub fn peek(&self, wanted: impl Fn([u64; 2]) -> bool) -> std::result::Result<*mut u8, usize> {
         self.queue().peek(wanted)
     }
 
     /// [`Port::peek`] that waits.
     pub fn peek_wait(&self, wait: Wait, wanted: impl Fn([u64; 2]) -> bool) -> Result<*mut u8> {
-        // Addresses are numbers here: raw pointers cannot travel out of the closure's Result as such.
-        let address = self.wait_until(wait, |queue| {
-            Ok(queue.peek(&wanted).ok().map(|p| p as usize))
-        })?;
-        Ok(address as *mut u8)
+        self.wait_until(wait, |queue| Ok(queue.peek(&wanted).ok()))
     }
 
     /// Frees a notification given out by [`Port::peek`], in any order; false if the address is not one of those.
@@ -609,11 +614,7 @@ impl Port {
 
     /// Bytes of a queue segment.
     pub fn segment_size(&self) -> Result<u64> {
-        get(
-            self.backend(),
-            nr::GET_NOTIQ_SEGMENT_SIZE,
-            "segment size",
-        )
+        get(self.backend(), nr::GET_NOTIQ_SEGMENT_SIZE, "segment size")
     }
 
     /// The node ID as it is now; it changes when the network is set up anew.

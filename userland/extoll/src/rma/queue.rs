@@ -28,10 +28,7 @@ impl Queue {
     }
 
     /// Takes the oldest notification that is wanted. A malformed one is taken and reported.
-    pub fn take(
-        &mut self,
-        wanted: impl Fn(&Notification) -> bool,
-    ) -> Result<Option<Notification>> {
+    pub fn take(&mut self, wanted: impl Fn(&Notification) -> bool) -> Result<Option<Notification>> {
         let mut found = None;
         for slot in self.ring.filled() {
             match Notification::decode(self.words(slot)) {
@@ -50,10 +47,7 @@ impl Queue {
     }
 
     /// Address of the oldest wanted notification, or how many there are of which none is wanted.
-    pub fn peek(
-        &self,
-        wanted: impl Fn([u64; 2]) -> bool,
-    ) -> std::result::Result<*mut u8, usize> {
+    pub fn peek(&self, wanted: impl Fn([u64; 2]) -> bool) -> std::result::Result<*mut u8, usize> {
         let mut others = 0;
         for slot in self.ring.filled() {
             if wanted(self.words(slot)) {

@@ -54,7 +54,9 @@ impl Link {
     pub fn send<T: Serialize>(&mut self, what: &T) -> Result<()> {
         let mut line = serde_json::to_vec(what)?;
         line.push(b'\n');
-        self.writer.write_all(&line).context("the other side is gone")
+        self.writer
+            .write_all(&line)
+            .context("the other side is gone")
     }
 
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
@@ -124,7 +126,11 @@ impl Endpoint {
         if peer.protocol != PROTOCOL {
             bail!("the other side is another version of this program");
         }
-        let limit = if plan.test.is_velo() { 120 } else { self.region.len().min(peer.buffer) };
+        let limit = if plan.test.is_velo() {
+            120
+        } else {
+            self.region.len().min(peer.buffer)
+        };
         if plan.size == 0 || plan.size > limit {
             bail!("{} bytes: at most {limit} were agreed", plan.size);
         }
@@ -153,9 +159,7 @@ impl Endpoint {
             }
             Test::PutLat => super::rma::put_pong(self, plan, peer),
             Test::GetLat => super::rma::idle(self, plan, peer),
-            Test::PutBw | Test::GetBw => {
-                super::rma::stream(self, plan, peer, plan.bidirectional)
-            }
+            Test::PutBw | Test::GetBw => super::rma::stream(self, plan, peer, plan.bidirectional),
         }
     }
 }

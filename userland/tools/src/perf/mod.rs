@@ -224,10 +224,7 @@ fn serve(device: &Device, port: u16, once: bool) -> Result<()> {
         .with_context(|| format!("cannot listen on TCP port {port}"))?;
     // Fails early when the NIC cannot be used.
     let endpoint = Endpoint::open(device)?;
-    println!(
-        "serving on node {} (TCP port {port})",
-        endpoint.velo.node()
-    );
+    println!("serving on node {} (TCP port {port})", endpoint.velo.node());
     drop(endpoint);
     for stream in listener.incoming() {
         let result = Link::new(stream?).and_then(|link| serve_client(device, link));
@@ -311,7 +308,9 @@ fn client(device: &Device, port: u16, args: &RunArgs) -> Result<()> {
             .run(&plan, &peer)
             .with_context(|| format!("{size} bytes"))?;
         let after = (endpoint.counters(), interrupts());
-        let theirs: Measured = link.receive().context("the server gave up; see its output")?;
+        let theirs: Measured = link
+            .receive()
+            .context("the server gave up; see its output")?;
         lines.push(line(&plan, mine, theirs, before, after));
         if !args.json {
             report::print(args.test, &lines);
@@ -380,7 +379,10 @@ mod tests {
         );
         let all = sizes(&run_args(&["get-bw", "x", "-a", "--max-size", "64k"])).unwrap();
         assert_eq!((all.len(), all[16]), (17, 65536));
-        assert_eq!(sizes(&run_args(&["get-bw", "x", "-a"])).unwrap().last(), Some(&(8 << 20)));
+        assert_eq!(
+            sizes(&run_args(&["get-bw", "x", "-a"])).unwrap().last(),
+            Some(&(8 << 20))
+        );
         assert!(sizes(&run_args(&["velo-lat", "x", "-s", "121"])).is_err());
         assert!(sizes(&run_args(&["put-lat", "x", "-s", "0"])).is_err());
         assert!(sizes(&run_args(&["put-lat", "x", "-a", "--max-size", "0"])).is_err());
@@ -417,10 +419,16 @@ mod tests {
             (Counters::default(), Some(5)),
             (after, Some(30)),
         );
-        assert_eq!((l.messages_per_second, l.bytes_per_second), (100.0, 100_000.0));
+        assert_eq!(
+            (l.messages_per_second, l.bytes_per_second),
+            (100.0, 100_000.0)
+        );
         assert_eq!(l.latency_us, None);
         let per = l.per_message;
-        assert_eq!((per.packets, per.device_reads, per.interrupts), (2.0, 0.5, Some(0.25)));
+        assert_eq!(
+            (per.packets, per.device_reads, per.interrupts),
+            (2.0, 0.5, Some(0.25))
+        );
         assert!(Goal::Count(3).reached(3) && !Goal::Count(3).reached(2));
         assert!(Goal::Until(Instant::now()).reached(0));
     }

@@ -8,7 +8,14 @@ use anyhow::Result;
 fn heading(latency: bool) -> Vec<String> {
     let columns: &[&str] = if latency {
         &[
-            "#bytes", "#iterations", "t_min[us]", "t_max[us]", "t_typical[us]", "t_avg[us]", "t_stdev[us]", "99%[us]",
+            "#bytes",
+            "#iterations",
+            "t_min[us]",
+            "t_max[us]",
+            "t_typical[us]",
+            "t_avg[us]",
+            "t_stdev[us]",
+            "99%[us]",
             "99.9%[us]",
         ]
     } else {

@@ -5,9 +5,7 @@ use super::link::{Endpoint, Hello};
 use super::{Measured, Plan, Test};
 use crate::stats::ns;
 use anyhow::{bail, Context, Result};
-use extoll::rma::{
-    Command, Nla, NodeId, Notification, NotificationType, NotifySpec, Peer, Vpid,
-};
+use extoll::rma::{Command, Nla, NodeId, Notification, NotificationType, NotifySpec, Peer, Vpid};
 use std::time::Instant;
 
 /// Classes of the notification puts that end a test.
@@ -43,7 +41,9 @@ fn expect(
 ) -> Result<Notification> {
     let n = end
         .rma
-        .wait_for(plan.wait(), |n| is_from(n, peer) && (n.error != 0 || wanted(n)))
+        .wait_for(plan.wait(), |n| {
+            is_from(n, peer) && (n.error != 0 || wanted(n))
+        })
         .context("no notification")?;
     if n.error != 0 {
         bail!(extoll::Error::Transfer(n.error));
@@ -53,7 +53,8 @@ fn expect(
 
 fn say(end: &Endpoint, plan: &Plan, peer: &Hello, class: u8) -> Result<()> {
     let to = to(plan, peer);
-    end.rma.retry(plan.wait(), || end.rma.notify(&to, class, 0))?;
+    end.rma
+        .retry(plan.wait(), || end.rma.notify(&to, class, 0))?;
     Ok(())
 }
 
@@ -151,10 +152,10 @@ pub fn idle(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
 fn answer_stop(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<()> {
     // Only the client can tell how long its part takes; it fails by itself when nothing moves any more, and then closes the
     // connection, which ends this side at the next message.
-    let patience = plan
-        .duration_ms
-        .unwrap_or(0)
-        .saturating_add(plan.timeout_ms.saturating_mul(plan.iters.saturating_add(plan.warmup)));
+    let patience = plan.duration_ms.unwrap_or(0).saturating_add(
+        plan.timeout_ms
+            .saturating_mul(plan.iters.saturating_add(plan.warmup)),
+    );
     let wait = extoll::Wait::for_at_most(std::time::Duration::from_millis(patience));
     let wait = if plan.events { wait } else { wait.polling() };
     end.rma

@@ -33,7 +33,10 @@ fn is_from(m: &Message, peer: &Hello) -> bool {
 
 fn receive(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Message> {
     loop {
-        let m = end.velo.recv(plan.wait()).context("no message from the other side")?;
+        let m = end
+            .velo
+            .recv(plan.wait())
+            .context("no message from the other side")?;
         if is_from(&m, peer) {
             return Ok(m);
         }
@@ -79,7 +82,11 @@ pub fn pong(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
 pub fn stream(end: &Endpoint, plan: &Plan, peer: &Hello, sends: bool) -> Result<Measured> {
     let data = vec![0x5A; plan.size as usize];
     let to = to(plan, peer);
-    let goal = if sends { plan.goal() } else { super::Goal::Count(0) };
+    let goal = if sends {
+        plan.goal()
+    } else {
+        super::Goal::Count(0)
+    };
     let start = Instant::now();
     let mut m = Measured::default();
     // Sent, acknowledged by the other side; received, acknowledged by us.
