@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! debugfs directory of a NIC, `extoll-<PCI name>/`: `status`, `counters`, `ports` (docs/driver.md).
+//! debugfs directory of a NIC, `extoll-<PCI name>/`: `status`, `counters`, `ports`, `atu` (docs/driver.md).
 
-use crate::{nic::Nic, stats::Reason, vpid::Open};
+use crate::{atu::Atu, nic::Nic, stats::Reason, vpid::Open};
 use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
 use kernel_ext::debugfs::Dir;
 use wire::{ids::Unit, snq::TriggerEvent};
@@ -20,6 +20,7 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"status", show_status),
             (c"counters", show_counters),
             (c"ports", show_ports),
+            (c"atu", Atu::show),
         ],
     )
 }

@@ -24,6 +24,7 @@ pub mod smfu;
 mod snq;
 pub mod stats;
 mod tx;
+pub mod user;
 pub mod velo;
 pub mod vpid;
 mod xbar;

@@ -7,9 +7,10 @@
 use extoll_core::{
     nic::Params,
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
+    user::Settings,
 };
 use kernel::{device::Core, driver, pci, prelude::*, InPlaceModule};
-use kernel_ext::pci::device_id;
+use kernel_ext::{chardev::Classes, pci::device_id};
 
 struct ExtollDriver;
 
@@ -41,6 +42,10 @@ impl pci::Driver for ExtollDriver {
                 module_parameters::snq_irq_1.value(),
                 module_parameters::snq_irq_2.value(),
             ],
+            user: Settings {
+                compat_unsafe: module_parameters::compat_unsafe.value(),
+                vpids_per_user: module_parameters::vpids_per_user.value(),
+            },
         };
         BoundNic::probe::<LocalModule>(pdev, params)
     }
@@ -54,11 +59,14 @@ impl pci::Driver for ExtollDriver {
 struct Extoll {
     #[pin]
     _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
+    /// Dropped after the driver, whose nodes are in it.
+    _classes: Classes,
 }
 
 impl InPlaceModule for Extoll {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
+            _classes: Classes::register()?,
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
         })
     }
@@ -76,8 +84,8 @@ module! {
             description: "Use 64-byte instead of 128-byte VELO mailbox slots",
         },
         atu_gats: u32 {
-            default: 4,
-            description: "Global address tables of 2 MiB each, 0 to 1024",
+            default: 1024,
+            description: "Most global address tables (2 MiB of memory each, made on demand), 0 to 1024",
         },
         smfu_target_kib: u32 {
             default: 4096,
@@ -94,6 +102,14 @@ module! {
         snq_irq_2: u64 {
             default: 0,
             description: "Payload of the interrupt packet",
+        },
+        compat_unsafe: bool {
+            default: false,
+            description: "Give every process physical memory and all registers, as the vendor's driver does",
+        },
+        vpids_per_user: u32 {
+            default: 125,
+            description: "VPIDs per unit that one unprivileged user may hold on a NIC",
         },
     },
 }

@@ -8,8 +8,43 @@
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
-use kernel::{bindings, ffi::c_void, prelude::*};
+use kernel::{bindings, ffi::c_void, prelude::*, sync::Arc};
+use kernel_ext::chardev::{Cache, Frame, Source};
 use wire::ids::RegOffset;
+
+/// Pages of a BAR to be mapped by processes, which the owner of the BAR has to revoke before it gives the BAR up.
+struct Pages {
+    phys: u64,
+    pages: usize,
+    cache: Cache,
+}
+
+// SAFETY: device memory of a BAR; `user::Devices` revokes all mappings before the NIC is unbound.
+unsafe impl Source for Pages {
+    fn frame(&self, index: usize) -> Option<Frame> {
+        (index < self.pages).then(|| Frame::device(self.phys + ((index as u64) << 12), self.cache))
+    }
+}
+
+/// `pages` pages from `offset` in a window of `size` bytes at physical address `phys`.
+///
+/// # Errors
+///
+/// `EINVAL` if they are not in the window, `ENOMEM`.
+pub(crate) fn pages(
+    phys: u64,
+    size: u64,
+    offset: u64,
+    pages: usize,
+    cache: Cache,
+) -> Result<Arc<dyn Source>> {
+    let end = offset + ((pages as u64) << 12);
+    if offset % 4096 != 0 || end > size {
+        return Err(EINVAL);
+    }
+    let phys = phys + offset;
+    Ok(Arc::new(Pages { phys, pages, cache }, GFP_KERNEL)?)
+}
 
 /// A mapped physical range, unmapped by drop.
 struct Mapping {

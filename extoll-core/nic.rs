@@ -6,12 +6,14 @@
 //! not: shutdown revokes them and waits for all users, later accesses fail with `Down`.
 
 use crate::{
+    atu::Atu,
     dma::BoundDevice,
     hw::Hw,
     rra::Rra,
     smfu::Smfu,
     snq::Snq,
     stats::{Reason, Stats},
+    user,
     vpid::Table,
 };
 use kernel::{
@@ -40,12 +42,14 @@ pub use wire::regs::info::NetworkState;
 pub struct Params {
     /// 64-byte instead of 128-byte VELO slots.
     pub slots_64: bool,
-    /// Global address tables of 2 MiB to allocate for the ATU, 0…1024.
+    /// Global address tables of 2 MiB that the ATU may have at most, 0…1024.
     pub atu_gats: u32,
     /// Memory exported by the SMFU in KiB.
     pub smfu_target_kib: u32,
     /// The three words of the SNQ interrupt packet (HW §6.2).
     pub snq_irq: [u64; 3],
+    /// What processes may do.
+    pub user: user::Settings,
 }
 
 /// What the network looks like from this NIC.
@@ -123,6 +127,8 @@ pub struct Nic {
     #[pin]
     pub(crate) rma: Table,
     #[pin]
+    pub(crate) atu: Atu,
+    #[pin]
     pub(crate) snq: Snq,
     #[pin]
     pub(crate) rra: Rra,
@@ -187,6 +193,7 @@ impl Nic {
                 limits: core::array::from_fn(|_| RateLimit::new()),
                 velo <- Table::new(),
                 rma <- Table::new(),
+                atu <- Atu::new(),
                 snq <- snq,
                 rra <- Rra::new(),
                 smfu <- Smfu::new(smfu_bytes),

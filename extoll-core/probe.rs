@@ -13,6 +13,7 @@ use crate::{
     rma::Rma,
     rra, smfu,
     snq::{Interrupt, Snq},
+    user::Devices,
     velo, xbar,
 };
 use kernel::{
@@ -42,11 +43,12 @@ const MAX_VECTORS: u32 = 32;
 /// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
 #[derive(Default)]
 struct Live<'a> {
+    user: Option<Devices>,
     children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Files>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
     /// Memory that the units use; freed after they were stopped.
-    memory: (Option<Atu>, Option<Rma>),
+    memory: Option<Rma>,
     stopped: bool,
 }
 
@@ -56,7 +58,7 @@ pub struct BoundNic<'a> {
     nic: Arc<Nic>,
     _bar2: Region<'a>,
     _bar0: Region<'a>,
-    _enabled: Enabled<'a>,
+    enabled: Enabled<'a>,
 }
 
 /// Says why a device is refused and returns the error.
@@ -116,7 +118,7 @@ impl<'a> BoundNic<'a> {
             nic,
             _bar2: bar2,
             _bar0: bar0,
-            _enabled: enabled,
+            enabled,
         };
         // From here on an error gives the hardware up again by the drop of `this`.
         this.start(dev, vectors)
@@ -125,6 +127,10 @@ impl<'a> BoundNic<'a> {
             .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
             .ok();
         this.live.lock().files = files;
+        let user = Devices::new::<M>(dev.as_ref(), &this.nic)
+            .inspect_err(|e| dev_warn!(dev, "no device files: {:?}\n", e))
+            .ok();
+        this.live.lock().user = user;
         // Last, since children may be probed at once.
         for (slot, name) in [child::NAME, child::RAW].into_iter().enumerate() {
             let nic = this.nic.clone();
@@ -186,9 +192,9 @@ impl<'a> BoundNic<'a> {
         }
         bq::init(nic)?;
         velo::init(nic)?;
-        self.live.lock().memory.0 = Some(Atu::init(nic)?);
+        Atu::init(nic)?;
         let (mps, mrrs) = payload_sizes(dev);
-        self.live.lock().memory.1 = Some(Rma::init(nic, mps, mrrs)?);
+        self.live.lock().memory = Some(Rma::init(nic, mps, mrrs)?);
         smfu::init(nic)?;
         nic.schedule_status();
         Ok(())
@@ -198,6 +204,8 @@ impl<'a> BoundNic<'a> {
     /// sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
+        let user = self.live.lock().user.take();
+        drop(user);
         let children = {
             let mut live = self.live.lock();
             if core::mem::replace(&mut live.stopped, true) {
@@ -213,6 +221,9 @@ impl<'a> BoundNic<'a> {
         let irq = self.live.lock().irq.take();
         drop(irq);
         stop_units(&self.nic);
+        // What the hardware did not confirm to have forgotten is out of its reach now.
+        self.enabled.stop_dma();
+        Atu::release(&self.nic);
         self.nic.shutdown();
         let memory = core::mem::take(&mut self.live.lock().memory);
         drop(memory);

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! RMA: put, get, notifications (HW §10). Locks are set up but not offered yet.
+//! RMA: put, get, locks, notifications (HW §10).
 //!
 //! [`open`] gives the two halves of a port: a [`Requester`], which may be shared and cloned, and its queue of
 //! [`Notifications`], which has one owner. The port is closed when all of them are dropped; dropping may sleep.
+//! [`transfer::Engine`] takes both and offers transfers of any length with one completion and a deadline each.
 //!
-//! Memory that commands refer to must stay mapped for the device until the notification says that they are done; this
-//! interface takes bus addresses and cannot check that.
+//! Commands name memory by [`Address`]: bus addresses on both sides, which nobody checks (it must stay mapped for the
+//! device until the notification says that they are done), or a local [`Region`] and an NLA of the peer, which the ATUs
+//! check.
+
+pub mod transfer;
 
 use crate::{
+    atu::Region,
     bq::{self, Queue},
     dma::DmaWords,
     nic::Nic,
@@ -20,16 +25,17 @@ use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{barrier, trace};
 use wire::{
     bq::SlotCode,
-    ids::{BusAddr, NodeId, Unit, Vpid},
+    ids::{BusAddr, Nla, NodeId, Unit, Vpid},
     regs::{info, np, rma, wcbuf},
-    rma::{Modifiers, RequesterAddr},
+    rma::RequesterAddr,
 };
 
 pub use crate::tx::SendError;
 pub use wire::rma::{
-    last_fragment_start, Command, Descriptor, Notification, NotificationType, NotifySpec,
-    Operation, PageOptions, MAX_IMMEDIATE, MAX_LEN,
+    last_fragment_start, Command, Descriptor, LockResult, LockTarget, Modifiers, Notification,
+    NotificationType, NotifySpec, Operation, PageOptions, MAX_IMMEDIATE, MAX_LEN,
 };
+pub use wire::transfer::{Fault, FaultCause, FaultUnit};
 
 /// Words of a descriptor.
 const PACKET_WORDS: usize = 3;
@@ -38,7 +44,7 @@ const COMMIT_SLOTS: u32 = 256;
 /// Default size of the notification queue in bytes (HW §7).
 pub const DEFAULT_QUEUE_BYTES: u32 = 2 << 20;
 
-/// Where a command goes and what is reported about it.
+/// Where a command goes, how, and what is reported about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
     /// Remote node.
@@ -47,8 +53,91 @@ pub struct Peer {
     pub vpid: Vpid,
     /// Notifications asked for.
     pub notify: NotifySpec,
-    /// Requester page: traffic class, remote registers, interrupts, translation.
+    /// Requester page: traffic class, remote registers, interrupts. Translation follows from the [`Address`].
     pub page: PageOptions,
+    /// Modifiers: one notification per fragment (NTR), multicast. The NIC may refuse some (G14).
+    pub modifiers: Modifiers,
+    /// Quadword instead of byte GETs and PUTs: lengths and addresses are multiples of 8.
+    pub quadwords: bool,
+}
+
+impl Peer {
+    /// Byte commands on traffic class 0 without notifications and modifiers.
+    pub const fn new(node: NodeId, vpid: Vpid) -> Self {
+        Self {
+            node,
+            vpid,
+            notify: NotifySpec::NONE,
+            page: PageOptions::from_index(0),
+            modifiers: Modifiers::NONE,
+            quadwords: false,
+        }
+    }
+}
+
+/// Memory on both sides of a command. The NIC translates both or none (HW §10.1), so they come together.
+#[derive(Clone, Copy)]
+pub enum Address<'a> {
+    /// Bus addresses.
+    Bus {
+        /// Here.
+        local: BusAddr,
+        /// At the peer.
+        remote: BusAddr,
+    },
+    /// Registered memory.
+    Region {
+        /// Local region; has to be alive, of the port's VPID, and allow the access.
+        region: &'a Region,
+        /// Byte offset in it.
+        offset: usize,
+        /// NLA in a region of the peer's VPID.
+        remote: Nla,
+    },
+}
+
+/// Memory of the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Remote {
+    /// Bus address.
+    Bus(BusAddr),
+    /// NLA in a region of the peer's VPID.
+    Nla(Nla),
+}
+
+/// Both sides as numbers.
+#[derive(Clone, Copy)]
+struct Ends {
+    translate: bool,
+    local: u64,
+    remote: u64,
+}
+
+impl Address<'_> {
+    /// Checks the local side for a port of `vpid` that reads (or, for a GET, writes) `len` bytes there.
+    fn ends(&self, vpid: Vpid, write: bool, len: u64) -> Option<Ends> {
+        match *self {
+            Address::Bus { local, remote } => Some(Ends {
+                translate: false,
+                local: local.0,
+                remote: remote.0,
+            }),
+            Address::Region {
+                region,
+                offset,
+                remote,
+            } => {
+                let access = region.access();
+                let allowed = if write { access.write } else { access.read };
+                let local = region.slice(offset, usize::try_from(len).ok()?)?;
+                (allowed && region.vpid() == vpid).then_some(Ends {
+                    translate: true,
+                    local: local.0,
+                    remote: remote.0,
+                })
+            }
+        }
+    }
 }
 
 /// Hardware side of an open port.
@@ -124,7 +213,7 @@ pub struct Notifications {
 ///
 /// # Errors
 ///
-/// `EBUSY` if the VPID is taken, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
+/// `EBUSY` if the VPID is taken, or regions of its last owner are left, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
 /// gone.
 pub fn open(
     nic: &Arc<Nic>,
@@ -132,7 +221,8 @@ pub fn open(
     queue_bytes: u32,
 ) -> Result<(Requester, Notifications)> {
     let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-    let vpid = nic.rma.allocate(vpid, stats.clone())?;
+    let clean = |v| nic.atu.is_clean(v);
+    let vpid = nic.rma.allocate(vpid, stats.clone(), clean)?;
     // From success on the port's drop releases the VPID.
     let port = Port::new(nic, vpid, queue_bytes, stats).inspect_err(|_| nic.rma.release(vpid))?;
     port.install()?;
@@ -204,72 +294,68 @@ impl Requester {
         Ok(())
     }
 
-    fn command(&self, peer: Peer, op: Operation) -> Result<(), SendError> {
-        let Peer {
-            node,
-            vpid,
-            notify,
-            page,
-        } = peer;
+    fn command(&self, peer: &Peer, translate: bool, op: Operation) -> Result<(), SendError> {
+        let page = PageOptions {
+            translate,
+            ..peer.page
+        };
         self.post(
             page,
             &Descriptor {
-                node,
-                vpid,
-                notify,
-                modifiers: Modifiers::NONE,
+                node: peer.node,
+                vpid: peer.vpid,
+                notify: peer.notify,
+                modifiers: peer.modifiers,
                 op,
             },
         )
     }
 
-    /// Reads `len` (1…8 MiB) bytes at the peer's address `remote` into local memory at `local`. See [`Requester::post`].
+    fn get_ends(&self, peer: &Peer, ends: Ends, len: u32) -> Result<(), SendError> {
+        let op = Operation::Get {
+            qw: peer.quadwords,
+            len,
+            remote: ends.remote,
+            local: ends.local,
+        };
+        self.command(peer, ends.translate, op)
+    }
+
+    fn put_ends(&self, peer: &Peer, ends: Ends, len: u32) -> Result<(), SendError> {
+        let op = Operation::Put {
+            qw: peer.quadwords,
+            len,
+            local: ends.local,
+            remote: ends.remote,
+        };
+        self.command(peer, ends.translate, op)
+    }
+
+    /// Reads `len` (1…8 MiB) bytes of the peer's memory into local memory. See [`Requester::post`].
     ///
     /// # Errors
     ///
-    /// As [`Requester::post`].
-    pub fn get(
-        &self,
-        peer: Peer,
-        remote: BusAddr,
-        local: BusAddr,
-        len: u32,
-    ) -> Result<(), SendError> {
-        self.command(
-            peer,
-            Operation::Get {
-                qw: false,
-                len,
-                remote: remote.0,
-                local: local.0,
-            },
-        )
+    /// As [`Requester::post`]; `Invalid` also for a local region that is dead, too short, read-only or another VPID's.
+    pub fn get(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
+        let ends = address
+            .ends(self.vpid(), true, len.into())
+            .ok_or(SendError::Invalid)?;
+        self.get_ends(&peer, ends, len)
     }
 
-    /// Writes `len` (1…8 MiB) bytes of local memory at `local` to the peer's address `remote`. See [`Requester::post`].
+    /// Writes `len` (1…8 MiB) bytes of local memory to the peer's memory. See [`Requester::post`].
     ///
     /// # Errors
     ///
-    /// As [`Requester::post`].
-    pub fn put(
-        &self,
-        peer: Peer,
-        local: BusAddr,
-        remote: BusAddr,
-        len: u32,
-    ) -> Result<(), SendError> {
-        self.command(
-            peer,
-            Operation::Put {
-                qw: false,
-                len,
-                local: local.0,
-                remote: remote.0,
-            },
-        )
+    /// As [`Requester::get`], where the local region has to allow reading.
+    pub fn put(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
+        let ends = address
+            .ends(self.vpid(), false, len.into())
+            .ok_or(SendError::Invalid)?;
+        self.put_ends(&peer, ends, len)
     }
 
-    /// Writes the low `len` (1…8) bytes of `value` to the peer's address `remote`. See [`Requester::post`].
+    /// Writes the low `len` (1…8) bytes of `value` to the peer's memory. See [`Requester::post`].
     ///
     /// # Errors
     ///
@@ -277,16 +363,43 @@ impl Requester {
     pub fn put_immediate(
         &self,
         peer: Peer,
-        remote: BusAddr,
+        remote: Remote,
         value: u64,
         len: u8,
     ) -> Result<(), SendError> {
+        let (translate, remote) = match remote {
+            Remote::Bus(addr) => (false, addr.0),
+            Remote::Nla(nla) => (true, nla.0),
+        };
         self.command(
-            peer,
-            Operation::ImmediatePut {
-                len,
-                remote: remote.0,
-                value,
+            &peer,
+            translate,
+            Operation::ImmediatePut { len, remote, value },
+        )
+    }
+
+    /// Fetch-compare-and-add on lock `number` of the peer's VPID: if its value is at most `compare`, adds `add`. The
+    /// completer notification carries the outcome as [`LockResult`]. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn lock(
+        &self,
+        peer: Peer,
+        at: LockTarget,
+        number: u32,
+        compare: i32,
+        add: i32,
+    ) -> Result<(), SendError> {
+        self.command(
+            &peer,
+            false,
+            Operation::Lock {
+                at,
+                number,
+                compare,
+                add,
             },
         )
     }
@@ -297,7 +410,7 @@ impl Requester {
     ///
     /// As [`Requester::post`].
     pub fn notify(&self, peer: Peer, class: u8, value: u64) -> Result<(), SendError> {
-        self.command(peer, Operation::NotificationPut { class, value })
+        self.command(&peer, false, Operation::NotificationPut { class, value })
     }
 
     /// Gives up commands that the NIC did not take, e.g. after a transmit time-out. Any context.

@@ -51,7 +51,7 @@ pub(crate) struct Smfu {
 }
 
 struct State {
-    exported: Option<DmaWords>,
+    exported: Option<Arc<DmaWords>>,
     layout: KBox<Layout>,
     /// Bit n: the target base of interval n is set by a [`Target`].
     targets: u64,
@@ -213,7 +213,7 @@ pub(crate) fn init(nic: &Arc<Nic>) -> Result {
     };
     write_interval(&hw, window, 0, NodeId(0), span);
     drop(hw);
-    nic.smfu.state.lock().exported = target;
+    nic.smfu.state.lock().exported = target.map(|t| Arc::new(t, GFP_KERNEL)).transpose()?;
     Ok(())
 }
 
@@ -292,7 +292,12 @@ pub fn exported(nic: &Nic) -> Option<(BusAddr, usize)> {
 
 /// Calls `f` with the memory that this node exports, which stays while `f` runs; it may sleep.
 pub fn with_exported<R>(nic: &Nic, f: impl FnOnce(&DmaWords) -> R) -> Option<R> {
-    nic.smfu.state.lock().exported.as_ref().map(f)
+    exported_memory(nic).map(|m| f(&m))
+}
+
+/// The memory that this node exports; to be dropped before the NIC is unbound. May sleep.
+pub(crate) fn exported_memory(nic: &Nic) -> Option<Arc<DmaWords>> {
+    nic.smfu.state.lock().exported.clone()
 }
 
 /// The whole window: physical address and size in bytes. The first 32 MiB lead to remote register files and must not be given to

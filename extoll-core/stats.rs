@@ -77,6 +77,8 @@ reasons! {
     UnexpectedAnswer = 23, "unexpected answer to a register access";
     /// An access to the SMFU window timed out.
     SmfuTimeout = 24, "SMFU time-out";
+    /// The NIC did not confirm in time that it forgot translations; the memory stays reserved.
+    AtuTimeout = 25, "translation flush not confirmed, memory kept";
 }
 
 /// Counters of one NIC. Any context.

@@ -138,7 +138,7 @@ pub struct Mailbox {
 /// gone.
 pub fn open(nic: &Arc<Nic>, vpid: Option<Vpid>, mailbox_bytes: u32) -> Result<(Sender, Mailbox)> {
     let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-    let vpid = nic.velo.allocate(vpid, stats.clone())?;
+    let vpid = nic.velo.allocate(vpid, stats.clone(), |_| true)?;
     // From success on the port's drop releases the VPID.
     let port =
         Port::new(nic, vpid, mailbox_bytes, stats).inspect_err(|_| nic.velo.release(vpid))?;
@@ -208,12 +208,12 @@ impl Port {
     }
 }
 
-/// Sets the identity that the NIC puts into outgoing messages: protection descriptor 0, current node ID, VPID.
+/// Sets the identity that the NIC puts into outgoing messages: current node ID, VPID. The protection descriptor stays: it
+/// is 0 for closed ports and those of the kernel.
 pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
     let node = info::Node(hw.rf.read(info::NODE)).id();
     hw.rf.update(velo::node_vpid_prot_desc(vpid), |v| {
         NodeVpidProtDesc(v)
-            .with_tx_prot_desc(0)
             .with_tx_nodeid(node)
             .with_tx_vpid(vpid.get() as u8)
             .raw()

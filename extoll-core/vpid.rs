@@ -63,10 +63,18 @@ impl Table {
         })
     }
 
-    /// Takes `want`, or the lowest free user VPID. `EBUSY` if it is taken, `ENOSPC` if none is free.
-    pub(crate) fn allocate(&self, want: Option<Vpid>, stats: Arc<PortStats>) -> Result<Vpid> {
+    /// Takes `want`, or the lowest free user VPID, of those that are `clean`. `EBUSY` if it is taken, `ENOSPC` if none is
+    /// free.
+    pub(crate) fn allocate(
+        &self,
+        want: Option<Vpid>,
+        stats: Arc<PortStats>,
+        clean: impl Fn(Vpid) -> bool,
+    ) -> Result<Vpid> {
         let mut slots = self.slots.lock();
-        let free = |slots: &KVec<Slot>, v: Vpid| matches!(slots.get(v.index()), Some(Slot::Free));
+        let free = |slots: &KVec<Slot>, v: Vpid| {
+            matches!(slots.get(v.index()), Some(Slot::Free)) && clean(v)
+        };
         let vpid = match want {
             Some(v) if free(&slots, v) => v,
             Some(_) => return Err(EBUSY),

@@ -4,4 +4,5 @@
 #include <linux/ratelimit.h>
 #include "chardev.h"
 #include "helpers.h"
+#include "mem_helpers.h"
 #include "net_helpers.h"

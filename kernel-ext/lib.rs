@@ -5,9 +5,11 @@
 
 pub mod barrier;
 pub(crate) mod bindings;
+pub mod cache;
 pub mod chardev;
 pub mod debugfs;
 pub mod global;
+pub mod mem;
 pub mod net;
 pub mod pci;
 pub mod ratelimit;

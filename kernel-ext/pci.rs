@@ -64,7 +64,17 @@ impl Enabled<'_> {
         // these drivers is allocated after this call in probe, so nothing uses the masks concurrently.
         unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<52>()) }
             // SAFETY: as above.
-            .or_else(|_| unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<32>()) })
+            .or_else(|_| unsafe { dev.dma_set_mask_and_coherent(DmaMask::new::<32>()) })?;
+        // Segments only describe memory to be translated page by page, so they may be as long as they like.
+        // SAFETY: as above.
+        unsafe { dev.dma_set_max_seg_size(u32::MAX) };
+        Ok(())
+    }
+
+    /// Takes the device its access to memory. Process context.
+    pub fn stop_dma(&self) {
+        // SAFETY: the device is bound, so it is valid.
+        unsafe { bindings::pci_clear_master(raw(self.0)) };
     }
 }
 

@@ -15,7 +15,7 @@ use extoll_core::{
     dma::DmaWords,
     nic::Nic,
     rma::{
-        self, last_fragment_start, Notification, NotificationType, Notifications, NotifySpec,
+        self, last_fragment_start, Address, Notification, NotificationType, Notifications, NotifySpec,
         PageOptions, Requester, SendError,
     },
     velo::{self, Header, Mailbox, Mtt, Sender, Target},
@@ -330,8 +330,6 @@ impl Flow<'_> {
         };
         let get = self.job.direction == Direction::Get;
         let to = rma::Peer {
-            node: self.peer.node,
-            vpid: self.offer.vpid,
             notify: NotifySpec {
                 // A PUT is done here when it was sent; the server counts its arrival.
                 requester: !get,
@@ -339,6 +337,7 @@ impl Flow<'_> {
                 completer: true,
             },
             page,
+            ..rma::Peer::new(self.peer.node, self.offer.vpid)
         };
         let len = self.job.size as u32;
         let words = self.job.size / 8;
@@ -356,11 +355,13 @@ impl Flow<'_> {
                 slot.memory.write(0, 0);
                 slot.memory.write(words - 1, 0);
                 let remote = BusAddr(self.offer.source.0 + offset);
-                (offset, self.ports.requester.get(to, remote, local, len))
+                let address = Address::Bus { local, remote };
+                (offset, self.ports.requester.get(to, address, len))
             } else {
                 let offset = (i * self.job.size) as u64;
                 let remote = BusAddr(self.offer.sink.0 + offset);
-                (offset, self.ports.requester.put(to, local, remote, len))
+                let address = Address::Bus { local, remote };
+                (offset, self.ports.requester.put(to, address, len))
             };
             match result {
                 Ok(()) => {}
@@ -463,8 +464,6 @@ fn verify_puts(
 ) -> Result<u64> {
     let mut bytes = 0;
     let to = rma::Peer {
-        node: peer.node,
-        vpid: offer.vpid,
         notify: NotifySpec {
             requester: false,
             responder: false,
@@ -474,6 +473,7 @@ fn verify_puts(
             irq: true,
             ..PageOptions::default()
         },
+        ..rma::Peer::new(peer.node, offer.vpid)
     };
     let len = job.size as u32;
     let mut armed = false;
@@ -485,7 +485,7 @@ fn verify_puts(
         let remote = BusAddr(offer.sink.0 + (i * job.size) as u64);
         let local = slot.memory.address();
         let requester = &ports.requester;
-        waiter.send(|| requester.get(to, remote, local, len))?;
+        waiter.send(|| requester.get(to, Address::Bus { local, remote }, len))?;
         ports.in_flight += 1;
         let (kind, error) = waiter.until(
             Mode::Irq,

@@ -1,57 +1,122 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Address translation unit (HW §11): registration of memory.
+//! Address translation unit (HW §11): registration of memory, so that RMA commands reach it by NLA.
+//!
+//! A [`Region`] is made in this order: pin or reference pages, map them for DMA, take an NLA range (and tables for it),
+//! write the entries; and ended in the opposite one, with the NIC's word in between that it has forgotten the
+//! translations ([`commands`]). What it does not answer for stays reserved.
 
+mod commands;
+mod mapping;
 mod region;
+mod tables;
 
-pub use region::{register_user, Access, Region};
+pub use region::{
+    register_coherent, register_pages, register_table, register_user, Access, Region,
+};
 
-use crate::{dma::DmaWords, nic::Nic, stats::Reason};
-use kernel::{prelude::*, sync::Arc};
+use crate::nic::Nic;
+use commands::Commands;
+use kernel::{
+    fmt, new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{Acquire, Atomic, Relaxed},
+        Arc, Mutex,
+    },
+};
+use tables::Tables;
 use wire::{
-    atu::{GatBase, GAT_BYTES},
+    ids::Vpid,
     regs::atu::{self, Control, GATS},
 };
 
-/// The global address tables.
+/// The unit of one NIC.
+#[pin_data]
 pub(crate) struct Atu {
-    _gats: KVec<DmaWords>,
+    #[pin]
+    pub(crate) tables: Mutex<Tables>,
+    #[pin]
+    pub(crate) commands: Commands,
+    /// Regions, quarantined ones included, by VPID.
+    regions: [Atomic<u32>; Vpid::COUNT as usize],
+    /// Of these, in quarantine.
+    quarantined: Atomic<u32>,
+    /// Pages that regions have.
+    pages: Atomic<u64>,
 }
 
 impl Atu {
-    /// Allocates the tables and writes the base table (HW §3.4). Fewer tables than asked for are no error.
-    pub(crate) fn init(nic: &Arc<Nic>) -> Result<Self> {
-        let want = nic.params.atu_gats.min(GATS);
-        let mut gats = KVec::new();
-        for n in 0..want {
-            let memory = nic.with_bound(|dev| DmaWords::new(dev, GAT_BYTES as usize / 8))?;
-            match memory {
-                Ok(memory) if GatBase::new(memory.address()).is_some() => {
-                    gats.push(memory, GFP_KERNEL)?
-                }
-                _ => {
-                    nic.error(Reason::Memory, u64::from(n));
-                    break;
-                }
-            }
-        }
+    pub(crate) fn new() -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            tables <- new_mutex!(Tables::closed(), "extoll_atu_tables"),
+            commands <- Commands::new(),
+            regions: [const { Atomic::new(0) }; Vpid::COUNT as usize],
+            quarantined: Atomic::new(0),
+            pages: Atomic::new(0),
+        })
+    }
+
+    /// Empties the base table, as tables come on demand, and switches the unit on (HW §3.4). May sleep.
+    pub(crate) fn init(nic: &Arc<Nic>) -> Result {
+        nic.atu.commands.open(nic)?;
+        nic.atu.tables.lock().open(nic.params.atu_gats.min(GATS))?;
         let hw = nic.access().ok_or(ENODEV)?;
         for i in 0..GATS {
-            let base = gats.get(i as usize).and_then(|m| GatBase::new(m.address()));
-            hw.rf.write(atu::gat(i), base.map_or(0, |b| b.raw()));
+            hw.rf.write(atu::gat(i), 0);
         }
         hw.rf
             .write(atu::CONTROL, Control(0).with_enable(true).raw());
-        drop(hw);
-        Ok(Self { _gats: gats })
+        Ok(())
     }
 
-    /// Switches translation off and forgets all tables, so that their memory can be freed.
-    pub(crate) fn stop(nic: &Nic) {
+    /// Ends all regions and switches translation off. No region can be made any more. May sleep.
+    pub(crate) fn stop(nic: &Arc<Nic>) {
+        mapping::end_all(nic);
         let Some(hw) = nic.alive_access() else { return };
         hw.rf.write(atu::CONTROL, 0);
         for i in 0..GATS {
             hw.rf.write(atu::gat(i), 0);
         }
+        // The NIC has seen all that.
+        hw.rf.read(atu::CONTROL);
+    }
+
+    /// Gives all memory back, that of quarantined regions too. To be called after the device lost its access to memory,
+    /// while it is still bound. May sleep.
+    pub(crate) fn release(nic: &Arc<Nic>) {
+        mapping::release_all(nic);
+        nic.atu.tables.lock().close();
+        nic.atu.commands.close();
+    }
+
+    /// Whether nothing of an earlier owner of the VPID is left. Any context.
+    pub(crate) fn is_clean(&self, vpid: Vpid) -> bool {
+        self.count(vpid).is_none_or(|n| n.load(Acquire) == 0)
+    }
+
+    fn count(&self, vpid: Vpid) -> Option<&Atomic<u32>> {
+        self.regions.get(vpid.index())
+    }
+
+    /// One line per fact, for debugfs.
+    pub(crate) fn show(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let this = &nic.atu;
+        let (tables, limit, regions) = this.tables.lock().show();
+        writeln!(f, "tables {tables}")?;
+        writeln!(f, "tables_max {limit}")?;
+        writeln!(f, "regions {regions}")?;
+        writeln!(f, "pages {}", this.pages.load(Relaxed))?;
+        writeln!(f, "quarantined {}", this.quarantined.load(Relaxed))?;
+        let (issued, answered) = this.commands.show();
+        writeln!(f, "notifications_asked {issued}")?;
+        writeln!(f, "notifications_seen {answered}")?;
+        for vpid in Vpid::all() {
+            let n = this.count(vpid).map_or(0, |n| n.load(Relaxed));
+            if n != 0 {
+                writeln!(f, "vpid {} regions {n}", vpid.get())?;
+            }
+        }
+        Ok(())
     }
 }

@@ -2,8 +2,16 @@
 
 //! Registered memory.
 
-use crate::nic::Nic;
-use kernel::{prelude::*, sync::Arc};
+use super::mapping::{self, Eye, Mapping, Memory, Segments};
+use crate::{dma::DmaWords, nic::Nic};
+use kernel::{
+    alloc::allocator::VmallocPageIter,
+    page::AsPageIter,
+    prelude::*,
+    scatterlist::{Owned, SGTable},
+    sync::Arc,
+};
+use kernel_ext::mem::{PageList, Watch, PAGE};
 use wire::ids::{Nla, Vpid};
 
 /// What the NIC may do with registered memory, be it for commands of its owner or of peers.
@@ -26,53 +34,68 @@ impl Access {
         read: true,
         write: true,
     };
+
+    fn check(self) -> Result {
+        if self.read || self.write {
+            Ok(())
+        } else {
+            Err(EINVAL)
+        }
+    }
 }
 
 /// Memory that RMA commands reach by NLA, on behalf of one VPID.
 ///
 /// Byte i of the memory has NLA [`Region::nla`] + i. Drop revokes: translations are cleared, flushed, and the NIC's
-/// notification awaited; only then the memory is unmapped and given back. Drop may sleep, up to the revocation deadline.
-/// When the notification does not come in time the memory and the NLAs stay reserved until it does.
+/// notification awaited; only then the memory is unmapped and given back. Drop may sleep, about a second at most. When the
+/// notification does not come in time, memory and NLAs stay reserved (quarantine) until it does, or until the NIC is
+/// unbound.
 ///
-/// While a region or such a remainder of one exists, its VPID is not given to anybody else.
+/// While a region or such a remainder of one exists, its VPID is not given to anybody else. Keep the port open as long.
+///
+/// Unbinding the NIC ends all its regions: what is left of them can only be dropped.
 pub struct Region {
-    nic: Arc<Nic>,
-    vpid: Vpid,
-    nla: Nla,
-    bytes: usize,
-    access: Access,
+    // Dropped first: no change of the address space reaches the mapping any more.
+    watch: Option<Watch>,
+    mapping: Arc<Mapping>,
 }
 
 impl Region {
     /// NLA of the first byte, a multiple of 4096. Any context.
     pub fn nla(&self) -> Nla {
-        self.nla
+        self.mapping.nla()
     }
 
     /// Length in bytes, a multiple of 4096. Any context.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.mapping.range.pages as usize * PAGE
     }
 
     /// What the NIC may do. Any context.
     pub fn access(&self) -> Access {
-        self.access
+        self.mapping.access
     }
 
     /// The VPID that commands have to name. Any context.
     pub fn vpid(&self) -> Vpid {
-        self.vpid
+        self.mapping.vpid
     }
 
     /// The NIC. Any context.
     pub fn nic(&self) -> &Arc<Nic> {
-        &self.nic
+        self.mapping.nic()
     }
 
     /// False once the memory was unmapped (munmap, mremap, madvise, exit) or the device is gone: commands with its NLAs
-    /// fail. Any context.
+    /// fail. Process or softirq-free context.
     pub fn is_alive(&self) -> bool {
-        self.nic.is_alive()
+        self.mapping.is_live() && self.nic().is_alive()
+    }
+
+    /// NLA of byte `offset`, if `len` bytes from there lie in the region and it is alive.
+    pub fn slice(&self, offset: usize, len: usize) -> Option<Nla> {
+        let inside = offset.checked_add(len)? <= self.bytes();
+        (inside && self.is_alive()).then(|| Nla(self.nla().0 + offset as u64))
     }
 
     /// Revokes as drop does, and tells how that ended. May sleep.
@@ -80,22 +103,41 @@ impl Region {
     /// # Errors
     ///
     /// `ETIMEDOUT`: the NIC may still access the memory, which stays reserved until it says that it does not.
-    pub fn revoke(self) -> Result {
-        Ok(())
+    pub fn revoke(mut self) -> Result {
+        if self.end() {
+            Ok(())
+        } else {
+            Err(ETIMEDOUT)
+        }
+    }
+
+    fn end(&mut self) -> bool {
+        self.watch = None;
+        self.mapping.revoke();
+        self.mapping.finish()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
 /// Registers memory of the current process: `bytes` bytes from `start`, both multiples of 4096, for `vpid`, which
 /// the caller must have open. The pages are pinned and count against `RLIMIT_MEMLOCK` (unless `CAP_IPC_LOCK`). When the
-/// process unmaps any of it, moves it or ends, the region dies ([`Region::is_alive`]). May sleep; process context of the
-/// owner.
+/// process unmaps any of it, moves it or ends, the region dies ([`Region::is_alive`]): for munmap, mremap and exit before
+/// these return, for other ways to lose the pages (madvise, truncation) some milliseconds later. Until then the NIC
+/// reaches the old pages, which are not reused before. A fork does not matter: the child gets copies of the pages.
+///
+/// May sleep; process context of the owner.
 ///
 /// # Errors
 ///
 /// `EINVAL`: not page aligned, nothing, wraps around, no access asked for. `EFAULT`: not all of it is mapped, or not with
 /// the access asked for. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded. `ENOSPC`: no contiguous NLA range or the
-/// limit of address tables reached. `EOPNOTSUPP`: the host cannot share this memory with the device. `EAGAIN`: the memory
-/// was unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone.
+/// limit of address tables reached. `EOPNOTSUPP`: the host cannot share this memory with the device. `EIO`: it cannot be
+/// mapped for the device. `EAGAIN`: the memory was unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone.
 pub fn register_user(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -103,6 +145,92 @@ pub fn register_user(
     bytes: usize,
     access: Access,
 ) -> Result<Region> {
-    let _ = (nic, vpid, start, bytes, access);
-    Err(EOPNOTSUPP)
+    access.check()?;
+    let pages = Arc::new(PageList::pin(start, bytes, access.write)?, GFP_KERNEL)?;
+    let memory = mapping::map(nic, pages.clone(), access)?;
+    let mapping = Mapping::new(nic, vpid, access, start, memory)?;
+    // From here on an error revokes by the drop of the region.
+    let mut region = Region {
+        watch: None,
+        mapping: mapping.clone(),
+    };
+    let (mm, _) = pages.user().ok_or(EFAULT)?;
+    let eye = Arc::new(Eye(mapping), GFP_KERNEL)?;
+    region.watch = Some(Watch::new(mm, start, bytes, eye)?);
+    // What happened before the watch began.
+    if !pages.still_mapped(0, pages.len()) {
+        return Err(EAGAIN);
+    }
+    Ok(region)
+}
+
+/// Registers pages (referenced ones or a kernel buffer, see [`PageList`]) for `vpid`; page i of the list has NLA
+/// `nla` + 4096 i. They are kept until the region is gone. May sleep.
+///
+/// # Errors
+///
+/// `EINVAL`: no access asked for. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV` as [`register_user`].
+pub fn register_pages(
+    nic: &Arc<Nic>,
+    vpid: Vpid,
+    pages: Arc<PageList>,
+    access: Access,
+) -> Result<Region> {
+    access.check()?;
+    let memory = mapping::map(nic, pages, access)?;
+    region(nic, vpid, access, memory)
+}
+
+/// Registers coherent memory for `vpid`. It is kept until the region is gone. May sleep.
+///
+/// # Errors
+///
+/// `EINVAL`: no access asked for, or not a whole number of pages. `ENOMEM`, `ENOSPC`, `ENODEV` as [`register_user`].
+pub fn register_coherent(
+    nic: &Arc<Nic>,
+    vpid: Vpid,
+    words: Arc<DmaWords>,
+    access: Access,
+) -> Result<Region> {
+    access.check()?;
+    region(nic, vpid, access, Memory::Coherent(words))
+}
+
+/// Registers a scatterlist that is mapped for the NIC (in a direction that fits `access`) for `vpid`: its entries follow
+/// each other in NLA space. It is kept until the region is gone. May sleep.
+///
+/// # Errors
+///
+/// `EINVAL`: no access asked for, or an entry that is not made of whole pages. `ENOMEM`, `ENOSPC`, `ENODEV` as
+/// [`register_user`].
+pub fn register_table<P>(
+    nic: &Arc<Nic>,
+    vpid: Vpid,
+    table: Pin<KBox<SGTable<Owned<P>>>>,
+    access: Access,
+) -> Result<Region>
+where
+    for<'a> P: AsPageIter<Iter<'a> = VmallocPageIter<'a>> + Send + Sync + 'static,
+{
+    access.check()?;
+    let table = KBox::new(Table(table), GFP_KERNEL)?;
+    region(nic, vpid, access, Memory::Other(table))
+}
+
+fn region(nic: &Arc<Nic>, vpid: Vpid, access: Access, memory: Memory) -> Result<Region> {
+    let mapping = Mapping::new(nic, vpid, access, 0, memory)?;
+    Ok(Region {
+        watch: None,
+        mapping,
+    })
+}
+
+struct Table<P>(Pin<KBox<SGTable<Owned<P>>>>);
+
+impl<P: Send + Sync> Segments for Table<P> {
+    fn each(&self, f: &mut dyn FnMut(u64, u64)) {
+        for entry in self.0.iter() {
+            f(entry.dma_address(), entry.dma_len());
+        }
+    }
 }

@@ -73,11 +73,32 @@ pub unsafe trait Source: Send + Sync {
 /// A piece of a mapping.
 pub struct Part {
     /// Frames; `None` is a hole, accesses to which give SIGBUS.
-    pub source: Option<Arc<dyn Source>>,
+    source: Option<Arc<dyn Source>>,
     /// First frame of the source.
-    pub first: usize,
+    first: usize,
     /// Length in pages.
-    pub pages: usize,
+    pages: usize,
+}
+
+impl Part {
+    /// `pages` pages from `first` of a source.
+    pub fn new(source: Arc<dyn Source>, first: usize, pages: usize) -> Self {
+        let source = Some(source);
+        Self {
+            source,
+            first,
+            pages,
+        }
+    }
+
+    /// Pages that nobody may access.
+    pub fn hole(pages: usize) -> Self {
+        Self {
+            source: None,
+            first: 0,
+            pages,
+        }
+    }
 }
 
 /// The mappings of one device file. Holds its inode, so that it can be used at any time.
@@ -109,9 +130,7 @@ impl Space {
 
     fn unmap(&self, first: u64, pages: usize) {
         // SAFETY: by the invariants.
-        unsafe {
-            bindings::unmap_mapping_pages(self.mapping.as_ptr(), first as usize, pages, true)
-        }
+        unsafe { bindings::unmap_mapping_pages(self.mapping.as_ptr(), first as usize, pages, true) }
     }
 }
 
@@ -288,8 +307,7 @@ unsafe extern "C" fn vm_open(vma: *mut bindings::vm_area_struct) {
 /// To be called by the kernel only, once per VMA of ours.
 unsafe extern "C" fn vm_close(vma: *mut bindings::vm_area_struct) {
     // SAFETY: the reference of this VMA.
-    let mapping =
-        unsafe { Arc::from_raw((*vma).vm_private_data.cast_const().cast::<Mapping>()) };
+    let mapping = unsafe { Arc::from_raw((*vma).vm_private_data.cast_const().cast::<Mapping>()) };
     mapping.users.fetch_sub(1, Relaxed);
 }
 

@@ -65,9 +65,15 @@ pub trait Opener: Send + Sync {
 /// A file that is being opened.
 pub struct Opening {
     space: Arc<Space>,
+    owner: u32,
 }
 
 impl Opening {
+    /// User that the device file belongs to, in the initial user namespace.
+    pub fn owner(&self) -> u32 {
+        self.owner
+    }
+
     /// Where mappings of the file live.
     pub fn space(&self) -> &Arc<Space> {
         &self.space
@@ -207,7 +213,9 @@ unsafe extern "C" fn open(inode: *mut bindings::inode, file: *mut bindings::file
     from_result(|| {
         // SAFETY: the file is valid, and its mapping is that of its inode.
         let space = unsafe { Space::of_file(file) }?;
-        let opening = Opening { space };
+        // SAFETY: the inode is valid.
+        let owner = unsafe { (*inode).i_uid.val };
+        let opening = Opening { space, owner };
         // SAFETY: `inode` is a node's; its device is held by the open.
         let owner = unsafe { bindings::extoll_node_lock(inode) }.cast::<Arc<dyn Opener>>();
         let handler = if owner.is_null() {

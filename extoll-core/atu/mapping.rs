@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What the NIC and the memory management know of a region, and how it ends.
+//!
+//! A mapping is live, then revoked (entries zeroed, flush commanded), and gone when the NIC has answered; only then its
+//! memory and its NLAs are given back. An address space change revokes at once in the notifier; what may sleep is left to
+//! the work item, as is a second try when the NIC did not answer.
+
+use super::{
+    tables::{Gat, Place},
+    Access, Commands,
+};
+use crate::{dma::DmaWords, nic::Nic, stats::Reason};
+use kernel::{
+    impl_has_delayed_work, new_delayed_work, new_spinlock,
+    prelude::*,
+    rbtree::RBTreeNodeReservation,
+    sync::{
+        atomic::{Full, Relaxed},
+        Arc, SpinLock,
+    },
+    time::{delay::fsleep, Delta},
+    workqueue::{DelayedWork, WorkItem},
+};
+use kernel_ext::{
+    barrier,
+    mem::{Change, DmaTable, PageList, Watcher, PAGE},
+    sched::cond_resched,
+    work,
+};
+use wire::{
+    ids::{BusAddr, Nla, Vpid},
+    nla::{cut, placement, Range},
+};
+
+/// Pause before the NIC is asked again about a region in quarantine, in milliseconds.
+const RETRY_MS: u32 = 2000;
+
+/// Mapped memory that somebody else made.
+pub(super) trait Segments: Send + Sync {
+    /// Calls `f` with bus address and bytes of each segment.
+    fn each(&self, f: &mut dyn FnMut(u64, u64));
+}
+
+/// Memory of a region.
+pub(super) enum Memory {
+    Pages(DmaTable),
+    Coherent(Arc<DmaWords>),
+    Other(KBox<dyn Segments>),
+}
+
+impl Memory {
+    /// Bus address and pages of each segment; `EINVAL` unless all are made of whole pages.
+    fn segments(&self) -> Result<KVVec<(BusAddr, u64)>> {
+        let mut list = KVVec::new();
+        let mut result = Ok(());
+        let mut add = |addr: u64, bytes: u64| {
+            if result.is_ok() {
+                result = if addr % PAGE as u64 != 0 || bytes % PAGE as u64 != 0 || bytes == 0 {
+                    Err(EINVAL)
+                } else {
+                    list.push((BusAddr(addr), bytes / PAGE as u64), GFP_KERNEL)
+                        .map_err(Error::from)
+                };
+            }
+        };
+        match self {
+            Memory::Pages(table) => table
+                .segments()
+                .for_each(|(addr, pages)| add(addr, pages * PAGE as u64)),
+            Memory::Coherent(words) => add(words.address().0, words.words() as u64 * 8),
+            Memory::Other(other) => other.each(&mut add),
+        }
+        result.map(|()| list)
+    }
+
+    /// Gives the memory up. The NIC must not access it any more. May sleep.
+    fn release(self, nic: &Nic) {
+        if let Memory::Pages(mut table) = self {
+            // Unbinding waits until all regions are gone, so there is a device.
+            let _ = nic.with_bound(|dev| table.unmap(dev));
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Live,
+    /// Somebody zeroes the entries and has the place meanwhile.
+    Zeroing,
+    Revoked,
+    Gone,
+}
+
+struct State {
+    phase: Phase,
+    place: Option<Place>,
+    memory: Option<Memory>,
+    /// Pages (numbers in the region) that may have changed in the address space.
+    suspect: Option<(usize, usize)>,
+    quarantined: bool,
+}
+
+/// See the module.
+#[pin_data]
+pub(crate) struct Mapping {
+    nic: Arc<Nic>,
+    pub(super) vpid: Vpid,
+    pub(super) range: Range,
+    pub(super) access: Access,
+    /// First address in the address space of user memory.
+    start: usize,
+    #[pin]
+    state: SpinLock<State>,
+    #[pin]
+    work: DelayedWork<Mapping>,
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Mapping> for Mapping { self.work }
+}
+
+impl WorkItem for Mapping {
+    type Pointer = Arc<Mapping>;
+
+    fn run(this: Arc<Mapping>) {
+        this.verify();
+        this.finish();
+    }
+}
+
+/// Tells a mapping of changes of the address space.
+pub(super) struct Eye(pub(super) Arc<Mapping>);
+
+impl Watcher for Eye {
+    fn changing(&self, change: Change, start: usize, end: usize) {
+        let this = &self.0;
+        match change {
+            Change::Gone => {
+                if !this.revoke() {
+                    return;
+                }
+            }
+            // The entries go on to point to pages that stay reserved, so there is time for a second look.
+            Change::Suspect => {
+                let first = start.saturating_sub(this.start) / PAGE;
+                let last = end
+                    .saturating_sub(this.start)
+                    .div_ceil(PAGE)
+                    .min(this.range.pages as usize);
+                let mut state = this.state.lock();
+                if state.phase != Phase::Live {
+                    return;
+                }
+                let (a, b) = state.suspect.unwrap_or((first, last));
+                state.suspect = Some((a.min(first), b.max(last)));
+            }
+        }
+        this.schedule(0);
+    }
+}
+
+impl Mapping {
+    /// Gives memory a place in NLA space and writes its entries. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` unless the memory is made of whole pages, `ENOMEM`, `ENOSPC`, `ENODEV`.
+    pub(super) fn new(
+        nic: &Arc<Nic>,
+        vpid: Vpid,
+        access: Access,
+        start: usize,
+        memory: Memory,
+    ) -> Result<Arc<Self>> {
+        if let Some(count) = nic.atu.count(vpid) {
+            count.add(1, Relaxed);
+        }
+        Self::place(nic, vpid, access, start, memory).inspect_err(|_| {
+            if let Some(count) = nic.atu.count(vpid) {
+                count.fetch_sub(1, Full);
+            }
+        })
+    }
+
+    fn place(
+        nic: &Arc<Nic>,
+        vpid: Vpid,
+        access: Access,
+        start: usize,
+        memory: Memory,
+    ) -> Result<Arc<Self>> {
+        let prepared = memory.segments().and_then(|segments| {
+            let node = RBTreeNodeReservation::new(GFP_KERNEL)?;
+            let pages = segments.iter().map(|(_, pages)| *pages).sum();
+            let wish = placement(segments.iter().copied());
+            let place = nic.atu.tables.lock().allocate(nic, pages, wish)?;
+            Ok((segments, node, place))
+        });
+        let (segments, node, place) = match prepared {
+            Ok(prepared) => prepared,
+            Err(e) => {
+                memory.release(nic);
+                return Err(e);
+            }
+        };
+        let range = place.range;
+        let written = write_entries(&place, &segments, vpid, access);
+        let mapping = Arc::pin_init(
+            pin_init!(Self {
+                nic: nic.clone(),
+                vpid,
+                range,
+                access,
+                start,
+                state <- new_spinlock!(
+                    State {
+                        phase: Phase::Live,
+                        place: None,
+                        memory: None,
+                        suspect: None,
+                        quarantined: false,
+                    },
+                    "extoll_atu_mapping"
+                ),
+                work <- new_delayed_work!("extoll_atu_mapping"),
+            }),
+            GFP_KERNEL,
+        );
+        let mapping = match (written, mapping) {
+            (Ok(()), Ok(mapping)) => mapping,
+            (written, mapping) => {
+                // Nobody knows the NLAs, so nothing was cached.
+                zero_entries(&place);
+                drop(place);
+                drop(nic.atu.tables.lock().free(nic, range));
+                memory.release(nic);
+                return Err(written.err().or(mapping.err()).unwrap_or(ENOMEM));
+            }
+        };
+        {
+            let mut state = mapping.state.lock();
+            state.place = Some(place);
+            state.memory = Some(memory);
+        }
+        nic.atu.pages.add(range.pages, Relaxed);
+        let node = node.into_node(range.first, mapping.clone());
+        nic.atu.tables.lock().insert(node);
+        Ok(mapping)
+    }
+
+    pub(super) fn nic(&self) -> &Arc<Nic> {
+        &self.nic
+    }
+
+    pub(super) fn nla(&self) -> Nla {
+        Nla(self.range.first * PAGE as u64)
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.state.lock().phase == Phase::Live
+    }
+
+    fn schedule(self: &Arc<Self>, delay_ms: u32) {
+        let delay = kernel::time::msecs_to_jiffies(delay_ms);
+        let _ = work::queue().enqueue_delayed(self.clone(), delay);
+    }
+
+    /// Zeroes the entries and commands the flush; false if that was done before. Neither sleeps nor allocates.
+    pub(super) fn revoke(&self) -> bool {
+        let place = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Live {
+                return false;
+            }
+            state.phase = Phase::Zeroing;
+            state.suspect = None;
+            state.place.take()
+        };
+        if let Some(place) = &place {
+            zero_entries(place);
+        }
+        Commands::flush(&self.nic, self.range);
+        let mut state = self.state.lock();
+        state.place = place;
+        state.phase = Phase::Revoked;
+        true
+    }
+
+    /// Looks whether suspect pages are still the process's; if not, revokes. May sleep.
+    fn verify(&self) {
+        loop {
+            let (first, end, pages) = {
+                let mut state = self.state.lock();
+                let Some((first, end)) = state.suspect.take() else {
+                    return;
+                };
+                match &state.memory {
+                    Some(Memory::Pages(table)) => (first, end, table.pages().cloned()),
+                    _ => return,
+                }
+            };
+            if pages.is_some_and(|pages| !pages.still_mapped(first, end)) {
+                self.revoke();
+                return;
+            }
+        }
+    }
+
+    /// Ends a revoked mapping: waits for the NIC's answer and gives everything back; without an answer puts it in
+    /// quarantine and tries again later. False in that case. May sleep.
+    pub(super) fn finish(self: &Arc<Self>) -> bool {
+        loop {
+            match self.state.lock().phase {
+                Phase::Live | Phase::Gone => return true,
+                Phase::Revoked => break,
+                // Takes as long as zeroing takes.
+                Phase::Zeroing => {}
+            }
+            fsleep(Delta::from_micros(100));
+        }
+        if !self.nic.atu.commands.settle(&self.nic) {
+            self.quarantine();
+            self.schedule(RETRY_MS);
+            return false;
+        }
+        self.release();
+        true
+    }
+
+    fn quarantine(&self) {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Revoked && !core::mem::replace(&mut state.quarantined, true) {
+            drop(state);
+            self.nic.atu.quarantined.add(1, Relaxed);
+            let detail = self.nla().0 | u64::from(self.vpid.get()) << 48;
+            self.nic.error(Reason::AtuTimeout, detail);
+        }
+    }
+
+    /// Gives everything back, once. The NIC must not access the memory any more. May sleep.
+    fn release(&self) {
+        let (place, memory, quarantined) = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Revoked {
+                return;
+            }
+            state.phase = Phase::Gone;
+            (state.place.take(), state.memory.take(), state.quarantined)
+        };
+        drop(place);
+        if let Some(memory) = memory {
+            memory.release(&self.nic);
+        }
+        let atu = &self.nic.atu;
+        let idle = atu.tables.lock().free(&self.nic, self.range);
+        if !idle.is_empty() && !atu.commands.settle(&self.nic) {
+            atu.tables.lock().park(idle);
+        } else {
+            drop::<KVec<Arc<Gat>>>(idle);
+        }
+        atu.pages.fetch_sub(self.range.pages, Relaxed);
+        if quarantined {
+            atu.quarantined.fetch_sub(1, Relaxed);
+        }
+        if let Some(count) = atu.count(self.vpid) {
+            count.fetch_sub(1, Full);
+        }
+        // Last: unbinding waits for it.
+        let this = atu.tables.lock().remove(self.range.first);
+        drop(this);
+    }
+}
+
+fn write_entries(
+    place: &Place,
+    segments: &[(BusAddr, u64)],
+    vpid: Vpid,
+    access: Access,
+) -> Result {
+    let mut page = place.range.first;
+    for (addr, pages) in segments {
+        for nlp in cut(page, *addr, *pages) {
+            let entry = nlp.entry(vpid, access.read, access.write).ok_or(EINVAL)?;
+            for page in nlp.first..nlp.first + (1 << nlp.code) {
+                place.gat(page).ok_or(EINVAL)?.write(page, entry.raw());
+            }
+        }
+        page += pages;
+        cond_resched();
+    }
+    // The entries are there before anybody tells the NIC an NLA.
+    barrier::wmb();
+    Ok(())
+}
+
+fn zero_entries(place: &Place) {
+    for page in place.range.first..place.range.end() {
+        if let Some(gat) = place.gat(page) {
+            gat.write(page, 0);
+        }
+    }
+}
+
+/// Calls `f` for every mapping.
+fn for_each(nic: &Arc<Nic>, f: impl Fn(&Arc<Mapping>)) {
+    let mut page = 0;
+    loop {
+        let next = nic.atu.tables.lock().next(page);
+        let Some(mapping) = next else { return };
+        page = mapping.range.first;
+        f(&mapping);
+    }
+}
+
+/// Ends all mappings as far as the NIC answers; no new ones are made. May sleep.
+pub(super) fn end_all(nic: &Arc<Nic>) {
+    nic.atu.tables.lock().refuse();
+    for_each(nic, |mapping| {
+        mapping.revoke();
+        work::cancel_delayed_sync(mapping);
+    });
+    if nic.atu.commands.settle(nic) {
+        for_each(nic, |mapping| mapping.release());
+    } else {
+        for_each(nic, |mapping| mapping.quarantine());
+    }
+}
+
+/// Ends what is left without the NIC, which has no access to memory any more. May sleep.
+pub(super) fn release_all(nic: &Arc<Nic>) {
+    loop {
+        let next = nic.atu.tables.lock().next(0);
+        let Some(mapping) = next else { return };
+        mapping.release();
+        // Somebody else may be about to.
+        fsleep(Delta::from_micros(100));
+    }
+}
+
+/// Maps a list of pages for the NIC. May sleep.
+pub(super) fn map(nic: &Nic, pages: Arc<PageList>, access: Access) -> Result<Memory> {
+    nic.with_bound(|dev| DmaTable::map(dev, pages, access.write))?
+        .map(Memory::Pages)
+}

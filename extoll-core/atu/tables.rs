@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! NLA space and global address tables, which come and go with the regions in them.
+
+use super::{mapping::Mapping, Commands};
+use crate::{dma::DmaWords, nic::Nic};
+use kernel::{
+    prelude::*,
+    rbtree::{RBTree, RBTreeNode},
+    sync::Arc,
+};
+use wire::{
+    atu::{GatBase, GAT_BYTES, GAT_ENTRIES},
+    nla::{Range, Space, SpaceError, Store},
+    regs::atu,
+};
+
+/// Pages of one table.
+const SPAN: u64 = GAT_ENTRIES as u64;
+
+/// Free ranges in kernel memory.
+pub(crate) struct Ranges(KVVec<Range>);
+
+impl Store for Ranges {
+    fn ranges(&self) -> &[Range] {
+        &self.0
+    }
+
+    fn ranges_mut(&mut self) -> &mut [Range] {
+        &mut self.0
+    }
+
+    fn reserve(&mut self, total: usize) -> bool {
+        let more = total.saturating_sub(self.0.len());
+        self.0.reserve(more, GFP_KERNEL).is_ok()
+    }
+
+    fn insert(&mut self, at: usize, range: Range) {
+        // There is room, by the contract.
+        let _ = self.0.insert_within_capacity(at, range);
+    }
+
+    fn remove(&mut self, at: usize) {
+        let _ = self.0.remove(at);
+    }
+}
+
+/// A table in use.
+pub(crate) struct Gat(DmaWords);
+
+impl Gat {
+    /// Writes the entry of page `page` of the space, which lies in this table.
+    pub(crate) fn write(&self, page: u64, entry: u64) {
+        self.0.write((page % SPAN) as usize, entry);
+    }
+}
+
+struct Slot {
+    gat: Arc<Gat>,
+    /// Pages of it that are given out.
+    used: u64,
+}
+
+/// NLA space, tables, regions.
+pub(crate) struct Tables {
+    space: Option<Space<Ranges>>,
+    /// By index; `None` as long as nothing is there.
+    slots: KVVec<Option<Slot>>,
+    /// Tables that the NIC may still read, as it did not answer.
+    parked: KVec<Arc<Gat>>,
+    regions: RBTree<u64, Arc<Mapping>>,
+}
+
+/// A range that was given out, with the tables for it.
+pub(crate) struct Place {
+    pub(crate) range: Range,
+    pub(crate) gats: KVec<Arc<Gat>>,
+}
+
+impl Place {
+    /// The table of page `page` of the range.
+    pub(crate) fn gat(&self, page: u64) -> Option<&Gat> {
+        let index = (page / SPAN).checked_sub(self.range.first / SPAN)?;
+        self.gats.get(index as usize).map(|g| &**g)
+    }
+}
+
+/// Indices of the tables of a range.
+fn indices(range: Range) -> core::ops::RangeInclusive<u64> {
+    range.first / SPAN..=(range.end() - 1) / SPAN
+}
+
+/// Pages of a range in table `index`.
+fn share(range: Range, index: u64) -> u64 {
+    range.end().min((index + 1) * SPAN) - range.first.max(index * SPAN)
+}
+
+impl Tables {
+    /// Before a NIC is set up, or after it was given up.
+    pub(crate) fn closed() -> Self {
+        Self {
+            space: None,
+            slots: KVVec::new(),
+            parked: KVec::new(),
+            regions: RBTree::new(),
+        }
+    }
+
+    /// A space of `limit` tables. Page 0 is never given out, so that NLA 0 is an error.
+    pub(crate) fn open(&mut self, limit: u32) -> Result {
+        let mut slots = KVVec::with_capacity(limit as usize, GFP_KERNEL)?;
+        for _ in 0..limit {
+            slots.push(None, GFP_KERNEL)?;
+        }
+        let bounds = Range {
+            first: 1,
+            pages: (u64::from(limit) * SPAN).saturating_sub(1),
+        };
+        self.space = Some(Space::new(Ranges(KVVec::new()), bounds).map_err(|_| ENOMEM)?);
+        self.slots = slots;
+        Ok(())
+    }
+
+    /// No places any more.
+    pub(crate) fn refuse(&mut self) {
+        self.space = None;
+    }
+
+    /// Frees everything.
+    pub(crate) fn close(&mut self) {
+        *self = Self::closed();
+    }
+
+    /// Takes a range, aligned if that is possible, and makes tables for it.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` when closed, `ENOSPC`, `ENOMEM`.
+    pub(crate) fn allocate(
+        &mut self,
+        nic: &Nic,
+        pages: u64,
+        (align, phase): (u64, u64),
+    ) -> Result<Place> {
+        // A range of any alignment touches at most one table more.
+        let gats = KVec::with_capacity((pages / SPAN) as usize + 2, GFP_KERNEL)?;
+        let space = self.space.as_mut().ok_or(ENODEV)?;
+        let first = match space.allocate(pages, align, phase) {
+            Err(SpaceError::Full) if align > 1 => space.allocate(pages, 1, 0),
+            other => other,
+        }
+        .map_err(|e| match e {
+            SpaceError::Full => ENOSPC,
+            SpaceError::NoMemory => ENOMEM,
+            SpaceError::Invalid => EINVAL,
+        })?;
+        let range = Range { first, pages };
+        let mut place = Place { range, gats };
+        for index in indices(range) {
+            let table = self.table(nic, index, share(range, index));
+            match table.and_then(|gat| Ok(place.gats.push(gat, GFP_KERNEL)?)) {
+                Ok(()) => {}
+                Err(e) => {
+                    // Tables that were made for it stay until the next region in them goes.
+                    let done = Range {
+                        first,
+                        pages: (index * SPAN).saturating_sub(first),
+                    };
+                    self.unuse(done);
+                    if let Some(space) = &mut self.space {
+                        space.free(range);
+                    }
+                    return Err(e);
+                }
+            }
+        }
+        Ok(place)
+    }
+
+    /// The table `index`, `pages` more pages of which are used.
+    fn table(&mut self, nic: &Nic, index: u64, pages: u64) -> Result<Arc<Gat>> {
+        let place = self.slots.get_mut(index as usize).ok_or(ENOSPC)?;
+        if let Some(slot) = place {
+            slot.used += pages;
+            return Ok(slot.gat.clone());
+        }
+        let words = nic.with_bound(|dev| DmaWords::new(dev, GAT_BYTES as usize / 8))??;
+        let base = GatBase::new(words.address()).ok_or(ENOMEM)?;
+        let gat = Arc::new(Gat(words), GFP_KERNEL)?;
+        let hw = nic.alive_access().ok_or(ENODEV)?;
+        hw.rf.write(atu::gat(index as u32), base.raw());
+        *place = Some(Slot {
+            gat: gat.clone(),
+            used: pages,
+        });
+        Ok(gat)
+    }
+
+    fn unuse(&mut self, range: Range) {
+        if range.pages == 0 {
+            return;
+        }
+        for index in indices(range) {
+            if let Some(Some(slot)) = self.slots.get_mut(index as usize) {
+                slot.used -= share(range, index).min(slot.used);
+            }
+        }
+    }
+
+    /// Gives a range back. Tables that are not needed any more are taken off the NIC and returned; free them when the
+    /// NIC has answered ([`Commands::settle`]), else [`Tables::park`] them. One is always kept.
+    pub(crate) fn free(&mut self, nic: &Nic, range: Range) -> KVec<Arc<Gat>> {
+        self.unuse(range);
+        if let Some(space) = &mut self.space {
+            space.free(range);
+        }
+        let mut idle = KVec::new();
+        let mut present = self.slots.iter().filter(|s| s.is_some()).count();
+        for index in indices(range) {
+            let Some(place) = self.slots.get_mut(index as usize) else {
+                break;
+            };
+            if present <= 1 || place.as_ref().is_none_or(|s| s.used != 0) {
+                continue;
+            }
+            // Without memory for the list the table simply stays.
+            if idle.reserve(1, GFP_KERNEL).is_err() {
+                break;
+            }
+            if let Some(slot) = place.take() {
+                if let Some(hw) = nic.alive_access() {
+                    hw.rf.write(atu::gat(index as u32), 0);
+                }
+                present -= 1;
+                let _ = idle.push_within_capacity(slot.gat);
+            }
+        }
+        if !idle.is_empty() {
+            Commands::flush(nic, range);
+        }
+        idle
+    }
+
+    /// Keeps tables that the NIC may still read.
+    pub(crate) fn park(&mut self, gats: KVec<Arc<Gat>>) {
+        for gat in gats {
+            if self.parked.reserve(1, GFP_KERNEL).is_err() {
+                // Better lost than read by the NIC after somebody else got it.
+                pr_warn!("no memory: a translation table is lost\n");
+                core::mem::forget(gat);
+            } else {
+                let _ = self.parked.push_within_capacity(gat);
+            }
+        }
+    }
+
+    /// Enters a region.
+    pub(crate) fn insert(&mut self, node: RBTreeNode<u64, Arc<Mapping>>) {
+        self.regions.insert(node);
+    }
+
+    /// Takes a region out.
+    pub(crate) fn remove(&mut self, page: u64) -> Option<Arc<Mapping>> {
+        self.regions.remove(&page)
+    }
+
+    /// Any region behind page `page`.
+    pub(crate) fn next(&self, page: u64) -> Option<Arc<Mapping>> {
+        let cursor = self.regions.cursor_lower_bound(&(page + 1))?;
+        Some(cursor.current().1.clone())
+    }
+
+    /// Tables in use, most possible, regions.
+    pub(crate) fn show(&self) -> (usize, usize, usize) {
+        let tables = self.slots.iter().filter(|s| s.is_some()).count();
+        let regions = self.space.as_ref().map_or(0, Space::live);
+        (tables, self.slots.len(), regions)
+    }
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* C shims for pages, pinning and DMA mapping. */
+#ifndef EXTOLL_KERNEL_EXT_MEM_HELPERS_H
+#define EXTOLL_KERNEL_EXT_MEM_HELPERS_H
+
+#include <linux/types.h>
+
+struct device;
+struct mm_struct;
+struct mmu_interval_notifier;
+struct page;
+
+/* Adds to the pinned pages of an address space, within the caller's RLIMIT_MEMLOCK unless CAP_IPC_LOCK: 0 or -ENOMEM. */
+int extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
+void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages);
+/* Pins pages of the current process for long: their number or an error. */
+long extoll_pin_user(unsigned long start, unsigned long pages, bool write, struct page **list);
+/* Whether the current task has been killed. */
+bool extoll_fatal_signal(void);
+/* Whether the address space still maps these very pages; its users must not go away meanwhile. */
+bool extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages, struct page **list);
+void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq);
+void extoll_page_get(struct page *page);
+void extoll_page_put(struct page *page);
+void *extoll_page_address(struct page *page);
+/* Whether the CPU and the device see different memory behind a mapping. */
+bool extoll_dma_bounced(struct device *dev, dma_addr_t addr);
+
+#endif
