@@ -5,7 +5,7 @@ T ?=
 export T
 ENTER := scripts/enter
 
-.PHONY: help setup build modules modules_install lint check check-debug demo bench clean distclean
+.PHONY: help setup build modules modules_install userland install_userland lint check check-debug demo bench clean distclean
 
 help:
 	@echo 'make demo             boot two nodes and watch them talk TCP/IP over Extoll'
@@ -16,6 +16,8 @@ help:
 	@echo 'make build            host programs: emulator, lab, tests'
 	@echo 'make modules          extoll.ko and exn.ko for the stock Debian kernel named in versions.lock'
 	@echo 'make modules_install  install them on this machine (INSTALL_MOD_PATH=dir for another root)'
+	@echo 'make userland         out/userland: tools, librma/libvelo/libsmfu, headers, manual pages'
+	@echo 'make install_userland install them (PREFIX=/usr/local, DESTDIR=)'
 	@echo 'make lint             rustfmt, clippy (host and kernel code), unsafe and documentation rules'
 	@echo 'make clean            remove what was built'
 	@echo 'make distclean        remove the build root and all caches too'
@@ -31,6 +33,12 @@ modules: setup
 
 modules_install: modules
 	@scripts/modules-install
+
+userland: build
+	@scripts/userland
+
+install_userland: build
+	@scripts/userland --install
 
 lint: setup
 	@scripts/lint

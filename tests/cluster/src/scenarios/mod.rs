@@ -9,6 +9,7 @@ mod memory;
 mod raw;
 mod traffic;
 mod uapi;
+mod userland;
 
 use crate::cluster::Spec;
 use crate::Scenario;
@@ -31,5 +32,6 @@ pub fn all() -> Vec<Scenario> {
     all.extend(memory::all());
     all.extend(fabric::all());
     all.extend(uapi::all());
+    all.extend(userland::all());
     all
 }
