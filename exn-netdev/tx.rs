@@ -275,7 +275,7 @@ impl Tx {
         // What goes to a peer that stands still is not charged: it would stop the queue for all others.
         let bql = queue
             .filter(|_| stalled == 0)
-            .map(|q| sh.ndev.bql_sent(q, len));
+            .map(|q| q.bql_sent(len));
         let entry = Flight {
             map,
             node,

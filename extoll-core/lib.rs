@@ -18,6 +18,7 @@ mod info;
 mod mmio;
 pub mod nic;
 pub mod probe;
+pub mod refusal;
 pub mod rma;
 mod smfu;
 mod snq;

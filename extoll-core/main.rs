@@ -7,9 +7,10 @@
 use extoll_core::{
     nic::Params,
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
+    refusal::{self, Refusals},
 };
 use kernel::{device::Core, driver, pci, prelude::*, InPlaceModule};
-use kernel_ext::pci::device_id;
+use kernel_ext::{debugfs::Dir, pci::device_id};
 
 struct ExtollDriver;
 
@@ -54,12 +55,16 @@ impl pci::Driver for ExtollDriver {
 struct Extoll {
     #[pin]
     _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
+    _files: Option<Dir<Refusals>>,
 }
 
 impl InPlaceModule for Extoll {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _files: refusal::files::<LocalModule>()
+                .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
+                .ok(),
         })
     }
 }

@@ -5,6 +5,7 @@ mod driver;
 mod fabric;
 mod faults;
 mod hostile;
+mod refused;
 mod raw;
 mod traffic;
 
@@ -25,6 +26,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(churn::all());
     all.extend(faults::all());
     all.extend(hostile::all());
+    all.extend(refused::all());
     all.extend(raw::all());
     all.extend(fabric::all());
     all
