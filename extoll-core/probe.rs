@@ -19,7 +19,7 @@ use crate::{
 use kernel::{
     auxiliary,
     device::{Bound, Core},
-    fmt, new_mutex, pci,
+    new_mutex, pci,
     prelude::*,
     sync::{Arc, Mutex},
     ModuleMetadata,

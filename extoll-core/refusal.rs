@@ -41,8 +41,7 @@ reasons! {
     Setup = 9, "cannot be set up";
 }
 
-static COUNTS: [Atomic<u64>; Refusal::ALL.len()] =
-    [const { Atomic::new(0) }; Refusal::ALL.len()];
+static COUNTS: [Atomic<u64>; Refusal::ALL.len()] = [const { Atomic::new(0) }; Refusal::ALL.len()];
 
 /// Counts and logs that `dev` is refused. Any context.
 pub(crate) fn refuse(dev: &pci::Device<Bound>, why: Refusal, detail: fmt::Arguments<'_>) {

@@ -247,7 +247,8 @@ impl Lab {
 
     /// Marks the present end of a node's kernel log.
     pub fn log_mark(&self, node: usize) -> Result<LogMark> {
-        let script = "m=\"mark $(cat /proc/sys/kernel/random/uuid)\"; echo \"$m\" >/dev/kmsg && echo \"$m\"";
+        let script =
+            "m=\"mark $(cat /proc/sys/kernel/random/uuid)\"; echo \"$m\" >/dev/kmsg && echo \"$m\"";
         let text = self.ok(node, script)?.trim().to_string();
         Ok(LogMark { node, text })
     }

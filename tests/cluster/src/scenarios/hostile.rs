@@ -63,7 +63,11 @@ const PARTIALS: Reason = Reason(
     "rx_partials_full",
     "too many partial frames at once, oldest discarded",
 );
-const LENGTH: Reason = Reason(26, "rx_bad_announce_length", "announcement has not 16 bytes");
+const LENGTH: Reason = Reason(
+    26,
+    "rx_bad_announce_length",
+    "announcement has not 16 bytes",
+);
 const SIZE: Reason = Reason(
     27,
     "rx_bad_announce_size",

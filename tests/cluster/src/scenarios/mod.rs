@@ -5,8 +5,8 @@ mod driver;
 mod fabric;
 mod faults;
 mod hostile;
-mod refused;
 mod raw;
+mod refused;
 mod traffic;
 
 use crate::cluster::Spec;
