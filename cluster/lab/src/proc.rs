@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,6 +13,9 @@ use std::time::{Duration, Instant};
 pub const TOKEN_VAR: &str = "EXTOLL_LAB";
 /// Environment variable that says what the process is: `emu` or `nodeN`.
 pub const ROLE_VAR: &str = "EXTOLL_LAB_ROLE";
+
+/// As much of an environment is looked at.
+const ENVIRON_BYTES: usize = 256 << 10;
 
 /// How long a process may be in the middle of execve(2).
 const EXEC_PATIENCE: Duration = Duration::from_secs(5);
@@ -63,16 +67,25 @@ pub fn find(token: &str) -> Vec<Process> {
 /// The environment of a process; `None` if it is gone or has none.
 fn environ(pid: i32) -> Option<Vec<u8>> {
     let start = Instant::now();
+    let mut settled = 0;
     loop {
-        let environ = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
-        if !environ.is_empty() {
+        // In one piece: after an execve(2) the file that is open has come to its end.
+        let mut environ = vec![0; ENVIRON_BYTES];
+        let mut file = File::open(format!("/proc/{pid}/environ")).ok()?;
+        let len = file.read(&mut environ).ok()?;
+        if len > 0 {
+            environ.truncate(len);
             return Some(environ);
         }
         // In the middle of execve(2) a process has neither environment nor arguments, on a busy machine for many
         // milliseconds: not to be taken for one of others. Zombies and kernel threads never get any.
+        if stat(pid).is_none_or(|s| s.zombie || s.kernel) {
+            return None;
+        }
         let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let passing = arguments.is_empty() && stat(pid).is_some_and(|s| !s.zombie && !s.kernel);
-        if !passing || start.elapsed() > EXEC_PATIENCE {
+        // Arguments come just before the environment, so look again.
+        settled += u32::from(!arguments.is_empty());
+        if settled > 3 || start.elapsed() > EXEC_PATIENCE {
             return None;
         }
         std::thread::sleep(Duration::from_millis(1));
