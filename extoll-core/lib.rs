@@ -20,6 +20,7 @@ pub mod links;
 mod mmio;
 pub mod nic;
 pub mod probe;
+pub mod refusal;
 mod rf;
 pub mod rma;
 pub mod rra;

@@ -7,10 +7,11 @@
 use extoll_core::{
     nic::Params,
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
+    refusal::{self, Refusals},
     user::Settings,
 };
 use kernel::{device::Core, driver, pci, prelude::*, InPlaceModule};
-use kernel_ext::{chardev::Classes, pci::device_id};
+use kernel_ext::{chardev::Classes, debugfs::Dir, pci::device_id};
 
 struct ExtollDriver;
 
@@ -61,6 +62,7 @@ struct Extoll {
     _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
     /// Dropped after the driver, whose nodes are in it.
     _classes: Classes,
+    _files: Option<Dir<Refusals>>,
 }
 
 impl InPlaceModule for Extoll {
@@ -68,6 +70,9 @@ impl InPlaceModule for Extoll {
         try_pin_init!(Self {
             _classes: Classes::register()?,
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _files: refusal::files::<LocalModule>()
+                .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
+                .ok(),
         })
     }
 }

@@ -9,7 +9,10 @@
 
 use core::ptr::NonNull;
 use kernel::{bindings, ffi::c_void, prelude::*, sync::Arc};
-use kernel_ext::chardev::{Cache, Frame, Source};
+use kernel_ext::{
+    chardev::{Cache, Frame, Source},
+    pci::Region,
+};
 use wire::ids::RegOffset;
 
 /// Pages of a BAR to be mapped by processes, which the owner of the BAR has to revoke before it gives the BAR up.
@@ -77,14 +80,17 @@ impl Drop for Mapping {
 pub(crate) struct RegisterFile(Mapping);
 
 impl RegisterFile {
-    /// Maps the register file at physical address `phys`. May sleep.
+    /// Maps the register file at physical address `phys` in `bar`. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if it cannot be mapped.
-    pub(crate) fn map(phys: u64) -> Result<Self> {
+    /// `ENOMEM` if it cannot be mapped, `EINVAL` if it is not in the BAR.
+    pub(crate) fn map(bar: &Region<'_>, phys: u64) -> Result<Self> {
         let size = RegOffset::WINDOW as usize;
-        // SAFETY: maps device memory of a BAR that the caller claimed; the result is checked.
+        if !bar.contains(phys, size as u64) {
+            return Err(EINVAL);
+        }
+        // SAFETY: device memory by the check, in a BAR that `bar` has claimed; `Mapping::new` checks the result.
         let base = unsafe { bindings::ioremap(phys, size) };
         Ok(Self(Mapping::new(base, size)?))
     }
@@ -130,13 +136,16 @@ impl Window {
     /// Size in bytes of the VELO and of the RMA window (HW §1.2).
     pub(crate) const SIZE: usize = 0x0200_0000;
 
-    /// Maps the window at physical address `phys`. May sleep.
+    /// Maps the window at physical address `phys` in `bar`. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if it cannot be mapped.
-    pub(crate) fn map(phys: u64) -> Result<Self> {
-        // SAFETY: maps device memory of a BAR that the caller claimed; the result is checked.
+    /// `ENOMEM` if it cannot be mapped, `EINVAL` if it is not in the BAR.
+    pub(crate) fn map(bar: &Region<'_>, phys: u64) -> Result<Self> {
+        if !bar.contains(phys, Self::SIZE as u64) {
+            return Err(EINVAL);
+        }
+        // SAFETY: device memory by the check, in a BAR that `bar` has claimed; `Mapping::new` checks the result.
         let base = unsafe { bindings::ioremap_wc(phys, Self::SIZE) };
         Ok(Self(Mapping::new(base, Self::SIZE)?))
     }

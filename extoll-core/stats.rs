@@ -6,27 +6,33 @@
 use kernel::sync::atomic::{Atomic, Relaxed};
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $name:ident = $n:literal, $text:literal;)*) => {
-        /// Why something was refused, dropped or repaired. The numbers are stable (docs/driver.md).
+    (
+        $(#[$kind_doc:meta])* $kind:ident:
+        $($(#[$doc:meta])* $name:ident = $n:literal, $text:literal;)*
+    ) => {
+        $(#[$kind_doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u32)]
-        pub enum Reason {
+        pub enum $kind {
             $($(#[$doc])* $name = $n,)*
         }
 
-        impl Reason {
-            /// All reasons in ascending order.
-            pub const ALL: &'static [Reason] = &[$(Reason::$name),*];
+        impl $kind {
+            /// All reasons in the order of their numbers from 0.
+            pub const ALL: &'static [$kind] = &[$($kind::$name),*];
 
             /// Short text for logs and debugfs.
             pub const fn text(self) -> &'static str {
-                match self { $(Reason::$name => $text,)* }
+                match self { $($kind::$name => $text,)* }
             }
         }
     };
 }
+pub(crate) use reasons;
 
 reasons! {
+    /// Why something was refused, dropped or repaired. The numbers are stable (docs/driver.md).
+    Reason:
     /// Registers read as all ones: the device was removed or is in reset.
     DeviceGone = 0, "device gone";
     /// Interrupt without a new entry in the system notification queue.

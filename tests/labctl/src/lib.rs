@@ -149,6 +149,12 @@ impl Running {
     }
 }
 
+/// A place in the kernel log of a node.
+pub struct LogMark {
+    node: usize,
+    text: String,
+}
+
 /// A running cluster; dropped = taken down.
 pub struct Lab {
     name: String,
@@ -280,6 +286,23 @@ impl Lab {
             Some(error) => Err(error.context(format!("still not so after {patience:?}: {what}"))),
             None => bail!("still not so after {patience:?}: {what}"),
         }
+    }
+
+    /// Marks the present end of a node's kernel log.
+    pub fn log_mark(&self, node: usize) -> Result<LogMark> {
+        let script =
+            "m=\"mark $(cat /proc/sys/kernel/random/uuid)\"; echo \"$m\" >/dev/kmsg && echo \"$m\"";
+        let text = self.ok(node, script)?.trim().to_string();
+        Ok(LogMark { node, text })
+    }
+
+    /// What the kernel has logged since the mark.
+    pub fn log_since(&self, mark: &LogMark) -> Result<String> {
+        let log = self.ok(mark.node, "dmesg")?;
+        let (_, since) = log
+            .split_once(&mark.text)
+            .context("the mark has left the kernel's log buffer")?;
+        Ok(since.to_string())
     }
 
     /// Fails if the kernel of any node reported a defect since it booted, or if the debug kernel finds memory leaked.

@@ -7,6 +7,7 @@ mod faults;
 mod hostile;
 mod memory;
 mod raw;
+mod refused;
 mod traffic;
 mod uapi;
 mod userland;
@@ -28,6 +29,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(churn::all());
     all.extend(faults::all());
     all.extend(hostile::all());
+    all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());
     all.extend(fabric::all());
