@@ -230,9 +230,9 @@ impl Remote {
         Ok(Self(Mapping::new(base, bytes)?))
     }
 
-    /// Address of `bytes` bytes, if they are inside and aligned.
+    /// Address of `bytes` bytes, a power of two, if they are inside and aligned.
     fn at(&self, offset: usize, bytes: usize) -> Option<*mut c_void> {
-        if offset % bytes != 0 || offset.checked_add(bytes)? > self.0.size {
+        if offset & bytes.wrapping_sub(1) != 0 || offset.checked_add(bytes)? > self.0.size {
             return None;
         }
         // SAFETY: within the mapping by the check above.

@@ -111,7 +111,11 @@ impl Queue {
             page: self.dcq.address(),
         };
         let dcq = dcq.encode().map_err(|_| ERANGE)?;
-        let segment = |k: usize| SegmentWord(self.dcq.read(k % count)).with_valid(true).raw();
+        // A queue of one segment has it twice.
+        let segment = |k: usize| {
+            let k = if k < count { k } else { 0 };
+            SegmentWord(self.dcq.read(k)).with_valid(true).raw()
+        };
         let ub = Ub(0).with_slots_minus_1(self.slots() - 1);
         hw.rf.write(regs.ub(vpid), ub.raw());
         hw.rf.write(regs.dcq_base_dcq_ub(vpid), dcq.raw());
