@@ -15,6 +15,7 @@ pub mod dma;
 mod htax;
 mod hw;
 mod info;
+mod intake;
 mod mmio;
 pub mod nic;
 pub mod probe;

@@ -118,6 +118,8 @@ pub struct Drops {
     pub translation: u64,
     /// Failed DMA access.
     pub dma: u64,
+    /// Write into a queue or the notification ring that the bus lost by order.
+    pub lost_write: u64,
     /// Access matched no SMFU interval.
     pub smfu_no_interval: u64,
     /// Interrupt or DMA while bus mastering is off.

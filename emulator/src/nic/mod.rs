@@ -37,7 +37,8 @@ use wire::regs::pcie;
 
 pub use body::{Body, RmaKind, RmaMessage, VeloMessage};
 pub use config::{
-    Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw,
+    Faults, FlrScope, FullRule, HoldScope, LoseWrite, LossyRing, NicConfig, QueueFull, QueueUnit,
+    SnqRestart, UnalignedQw,
 };
 pub use counters::{Counters, Drops, RmaCounters, VeloCounters};
 pub use regmap::{Access, RegMap, Register, RF_SIZE};
@@ -150,8 +151,7 @@ impl Nic {
         self.net.as_deref_mut()
     }
 
-    /// Shares knowledge about waiting messages with the other NICs of the fabric; needed only for
-    /// [`Faults::wcbuf_retry_waiting`].
+    /// Shares knowledge about waiting messages with the other NICs of the fabric, for [`Faults::wcbuf_retry_waiting`].
     pub fn set_pressure(&mut self, pressure: Pressure) {
         self.tx.pressure = pressure;
     }
@@ -188,11 +188,16 @@ impl Nic {
         self.bus_master = on;
     }
 
-    /// Replaces the injected faults. Queues that are no longer forced full deliver what they hold.
+    /// Replaces the injected faults. Queues that are no longer forced full deliver what they hold, write-combining buffers that
+    /// are no longer stuck execute what they keep.
     pub fn set_faults(&mut self, faults: Faults, env: &mut Env<'_>) {
         let thaw = self.cfg.faults.frozen && !faults.frozen;
         let release = self.cfg.faults.queue_full != faults.queue_full;
+        let unstick = self.cfg.faults.wcbuf_stuck && !faults.wcbuf_stuck;
         self.cfg.faults = faults;
+        if unstick {
+            self.wcbuf_unstick(env);
+        }
         if release {
             self.release_all(env);
         }

@@ -6,6 +6,7 @@ mod fabric;
 mod faults;
 mod hostile;
 mod raw;
+mod recovery;
 mod traffic;
 
 use crate::cluster::Spec;
@@ -24,6 +25,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(driver::all());
     all.extend(churn::all());
     all.extend(faults::all());
+    all.extend(recovery::all());
     all.extend(hostile::all());
     all.extend(raw::all());
     all.extend(fabric::all());
