@@ -22,7 +22,7 @@ use wire::{
         snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
         velo::{self, Counter1},
     },
-    snq::{Entry, Ring, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
+    snq::{Entry, Header, Ring, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
 };
 
 /// Words per ring entry.
@@ -169,6 +169,12 @@ impl Snq {
         (state.ring.rplt(), state.mask().raw(), state.drain.is_some())
     }
 
+    /// Overwrites the header of an entry.
+    fn set_header(&self, index: u16, header: Header) {
+        let first = usize::from(index) * ENTRY_WORDS;
+        self.memory.write(first + ENTRY_WORDS - 1, header.raw());
+    }
+
     fn entry(&self, index: u16) -> Entry {
         let first = usize::from(index) * ENTRY_WORDS;
         let mut words = [0; ENTRY_WORDS];
@@ -280,6 +286,7 @@ pub(crate) fn recover(nic: &Arc<Nic>) {
             if state.ring.is_valid(entry.header) {
                 dispatch(nic, &hw, state, &entry);
             } else {
+                nic.snq.set_header(state.ring.next(), state.ring.filler());
                 lost += 1;
             }
             state.ring.consume();
