@@ -80,7 +80,7 @@ kernel::module_auxiliary_driver! {
         },
         verify_rx_csum: u8 {
             default: 0,
-            description: "1: let the stack verify layer-4 checksums; no peer may leave them unfinished",
+            description: "Layer-4 checksums that the stack verifies: 0 of frames in several messages, 1 of all frames, 2 none",
         },
         rdv_timeout_ms: u32 {
             default: 3000,

@@ -331,7 +331,7 @@ impl NapiPoll for RmaPoll {
         }
         let sh = &*self.shared;
         sh.count(Counter::PollRma);
-        let checksum = checksum();
+        let checksum = checksum(false);
         let (mut received, mut handled) = (0, 0);
         // Frames that were sent are not counted, but bounded.
         while received < budget && handled < BATCH {
@@ -364,9 +364,9 @@ impl NapiPoll for RmaPoll {
     }
 }
 
-/// How received frames are marked: the links have CRC and retransmission, and peers may leave checksums unfinished (docs/exn.md).
-pub(crate) fn checksum() -> Checksum {
-    if conf::verify_rx_checksum() {
+/// How a received frame is marked, which came in several messages or not.
+pub(crate) fn checksum(several: bool) -> Checksum {
+    if conf::verify_rx_checksum(several) {
         Checksum::Unknown
     } else {
         Checksum::Verified

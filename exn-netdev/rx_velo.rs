@@ -19,7 +19,7 @@ use kernel::{
     sync::{atomic::Relaxed, Arc},
     time::Delta,
 };
-use kernel_ext::net::{self, NapiPoll, PollCx, Polled, RxSkb};
+use kernel_ext::net::{self, Checksum, NapiPoll, PollCx, Polled, RxSkb};
 use wire::{
     ext_eth::{self, Announcement, Message, Progress, Reassembler, Reject},
     ids::NodeId,
@@ -163,6 +163,7 @@ impl VeloRx {
             touched: now,
         });
         p.touched = now;
+        let mut several = false;
         let complete = match p.asm.push(sh.prefix, node, tag, last, data) {
             Progress::NeedMore { copy, discarded } => {
                 if let Some(reject) = discarded {
@@ -187,7 +188,8 @@ impl VeloRx {
                 if let Some(reject) = discarded {
                     sh.reject(reason_of(&reject), Some(node), reject.got);
                 }
-                if copy.offset == 0 {
+                several = copy.offset != 0;
+                if !several {
                     p.skb = cx.alloc(len);
                 }
                 let fits = Self::append(sh, &mut p, data);
@@ -217,7 +219,7 @@ impl VeloRx {
             let _ = self.partials.insert(key, p);
         }
         if let Some(skb) = complete {
-            self.deliver(sh, node, skb, cx);
+            self.deliver(sh, node, skb, checksum(several), cx);
         }
     }
 
@@ -239,7 +241,14 @@ impl VeloRx {
         true
     }
 
-    fn deliver(&mut self, sh: &Shared, node: NodeId, skb: RxSkb, cx: &mut PollCx<'_>) {
+    fn deliver(
+        &mut self,
+        sh: &Shared,
+        node: NodeId,
+        skb: RxSkb,
+        checksum: Checksum,
+        cx: &mut PollCx<'_>,
+    ) {
         if ext_eth::is_own_group_frame(skb.data(), node, sh.nic.node()) {
             return sh.reject(Reason::RxOwnMulticast, Some(node), u64::from(skb.len()));
         }
@@ -247,7 +256,7 @@ impl VeloRx {
         if ext_eth::destination(skb.data()).is_some_and(ext_eth::is_group_mac) {
             sh.count(Counter::RxMulticast);
         }
-        if let Err(skb) = cx.receive(skb, checksum()) {
+        if let Err(skb) = cx.receive(skb, checksum) {
             sh.reject(Reason::RxShort, Some(node), u64::from(skb.len()));
         }
     }

@@ -157,11 +157,16 @@ impl Queue {
         self.segments.get(k).map_or(0, |s| s.read(i))
     }
 
-    /// Writes word `word` of slot `slot`.
-    pub(crate) fn write(&self, slot: u32, word: u32, value: u64) {
-        let (k, i) = self.place(slot, word);
+    /// Status word of a slot: its last word.
+    pub(crate) fn status(&self, slot: u32) -> u64 {
+        self.read(slot, self.slot.bytes() / 8 - 1)
+    }
+
+    /// Gives a slot back: its status word becomes 0.
+    pub(crate) fn free(&self, slot: u32) {
+        let (k, i) = self.place(slot, self.slot.bytes() / 8 - 1);
         if let Some(s) = self.segments.get(k) {
-            s.write(i, value);
+            s.write(i, 0);
         }
     }
 

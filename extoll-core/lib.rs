@@ -16,6 +16,7 @@ mod events;
 mod htax;
 mod hw;
 mod info;
+mod intake;
 pub mod links;
 mod mmio;
 pub mod nic;

@@ -154,6 +154,8 @@ pub struct Nic {
     housekeeping: DelayedWork<Nic, 1>,
     #[pin]
     events_work: Work<Nic, 3>,
+    #[pin]
+    recovery: DelayedWork<Nic, 2>,
 }
 
 impl_has_work! {
@@ -166,6 +168,10 @@ impl_has_work! {
 
 impl_has_delayed_work! {
     impl HasDelayedWork<Nic, 1> for Nic { self.housekeeping }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Nic, 2> for Nic { self.recovery }
 }
 
 impl WorkItem<0> for Nic {
@@ -184,6 +190,14 @@ impl WorkItem<1> for Nic {
         if let Some(again) = crate::snq::housekeeping(&this) {
             this.schedule_housekeeping(again);
         }
+    }
+}
+
+impl WorkItem<2> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        crate::snq::recover(&this);
     }
 }
 
@@ -234,6 +248,7 @@ impl Nic {
                 status_work <- new_work!("extoll_status"),
                 housekeeping <- new_delayed_work!("extoll_housekeeping"),
                 events_work <- new_work!("extoll_events"),
+                recovery <- new_delayed_work!("extoll_recovery"),
             }),
             GFP_KERNEL,
         )
@@ -463,6 +478,12 @@ impl Nic {
         let _ = work::queue().enqueue_delayed::<_, 1>(self.clone(), delay);
     }
 
+    /// Has the system notification queue looked after in `delay_ms`. Any context.
+    pub(crate) fn schedule_recovery(self: &Arc<Self>, delay_ms: u32) {
+        let delay = kernel::time::msecs_to_jiffies(delay_ms);
+        let _ = work::queue().enqueue_delayed::<_, 2>(self.clone(), delay);
+    }
+
     fn publish_status(&self) {
         let mut subscribers = self.subscribers.lock();
         let status = self.status();
@@ -515,6 +536,7 @@ impl Nic {
         self.alive.store(false, Relaxed);
         work::cancel_sync::<Nic, 0>(self);
         work::cancel_delayed_sync::<Nic, 1>(self);
+        work::cancel_delayed_sync::<Nic, 2>(self);
         work::cancel_sync::<Nic, 3>(self);
         self.velo.down();
         self.rma.down();

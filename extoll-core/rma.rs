@@ -16,6 +16,7 @@ use crate::{
     atu::Region,
     bq::{self, Queue},
     dma::DmaWords,
+    intake::Reader,
     nic::Nic,
     stats::{add, PortStats, Reason},
     tx::{self, Tx},
@@ -43,8 +44,6 @@ pub use wire::transfer::{Fault, FaultCause, FaultUnit};
 
 /// Words of a descriptor.
 const PACKET_WORDS: usize = 3;
-/// Read pointer updates happen at least every this many notifications (or quarter of the queue).
-const COMMIT_SLOTS: u32 = 256;
 /// Default size of the notification queue in bytes (HW §7).
 pub const DEFAULT_QUEUE_BYTES: u32 = 2 << 20;
 
@@ -206,10 +205,7 @@ pub struct Requester(Arc<Port>);
 /// Notification queue of a port.
 pub struct Notifications {
     port: Arc<Port>,
-    /// Next slot to read.
-    next: u32,
-    /// Read pointer as the NIC knows it.
-    committed: u32,
+    reader: Reader,
 }
 
 /// Opens a port with the given VPID, or the lowest free user VPID, and a queue of `queue_bytes`, a power of two of
@@ -230,15 +226,9 @@ pub fn open(
     let vpid = nic.rma.allocate(vpid, stats.clone(), clean)?;
     // From success on the port's drop releases the VPID.
     let port = Port::new(nic, vpid, queue_bytes, stats).inspect_err(|_| nic.rma.release(vpid))?;
+    let reader = Reader::new(nic, Unit::Rma, vpid)?;
     port.install()?;
-    Ok((
-        Requester(port.clone()),
-        Notifications {
-            port,
-            next: 0,
-            committed: 0,
-        },
-    ))
+    Ok((Requester(port.clone()), Notifications { port, reader }))
 }
 
 impl Requester {
@@ -426,27 +416,32 @@ impl Requester {
 
 impl Notifications {
     /// Takes up to `budget` notifications and calls `f` for each; returns their number. Fewer than `budget` means that
-    /// the queue was found empty. No register access but an occasional read pointer update. Any context.
+    /// the queue was found empty. Slots that stay empty although the NIC wrote them are skipped. No register access but an
+    /// occasional read pointer update, and a look at the write pointer while nothing comes. Any context.
     pub fn poll(&mut self, budget: usize, mut f: impl FnMut(&Notification)) -> usize {
         let mut done = 0;
         while done < budget {
-            let queue = &self.port.queue;
-            let word1 = queue.read(self.next, 1);
+            let port = &self.port;
+            let (queue, slot) = (&port.queue, self.reader.next());
+            let word1 = queue.status(slot);
             if word1 == 0 {
-                break;
+                let overdue = self.reader.overdue(queue);
+                if overdue == 0 {
+                    break;
+                }
+                let lost = self.reader.run_of_empty(queue, overdue);
+                port.nic.error(
+                    Reason::LostNotification,
+                    u64::from(port.vpid.get()) | u64::from(lost) << 32,
+                );
+                add(&port.stats.skipped, lost.into());
+                self.reader.advance(queue, lost);
+                continue;
             }
             barrier::dma_rmb();
-            let word0 = queue.read(self.next, 0);
-            let port = &self.port;
-            trace::rma_complete(
-                port.nic.id(),
-                port.vpid.get() as u8,
-                self.next,
-                word0,
-                word1,
-            );
-            queue.write(self.next, 1, 0);
-            self.next = queue.next(self.next, 1);
+            let word0 = queue.read(slot, 0);
+            trace::rma_complete(port.nic.id(), port.vpid.get() as u8, slot, word0, word1);
+            self.reader.advance(queue, 1);
             done += 1;
             match Notification::decode([word0, word1]) {
                 Ok(Some(notification)) => {
@@ -463,35 +458,23 @@ impl Notifications {
                 }
             }
         }
-        let slots = self.port.queue.slots();
-        let behind = self.next.wrapping_sub(self.committed) & (slots - 1);
-        if behind >= COMMIT_SLOTS.min(slots / 4) {
-            self.commit(false);
-        }
+        let port = &self.port;
+        self.reader.commit_if_due(&port.queue, &port.stats);
         done
     }
 
     /// True when a notification waits. No register access.
     pub fn pending(&self) -> bool {
-        self.port.queue.read(self.next, 1) != 0
+        self.port.queue.status(self.reader.next()) != 0
     }
 
     /// Unmasks the interrupt of the port after the queue was found empty. True when a notification is waiting all the
     /// same: poll again, as its interrupt may or may not come (G7).
     #[must_use]
     pub fn rearm(&mut self) -> bool {
-        self.commit(true);
+        let port = &self.port;
+        self.reader.rearm(&port.queue, &port.stats);
         self.pending()
-    }
-
-    fn commit(&mut self, rearm: bool) {
-        if let Some(hw) = self.port.nic.alive_access() {
-            // The status words were zeroed before the NIC may reuse the slots.
-            barrier::wmb();
-            self.port.queue.commit(&hw, self.next, rearm);
-            self.committed = self.next;
-            add(&self.port.stats.commits, 1);
-        }
     }
 }
 

@@ -5,14 +5,16 @@
 //! Events make the NIC write entries into a ring in host memory and send an MSI. The handler takes entries while their
 //! flip bit is as expected, tells the NIC how far it came and re-arms; only the handler advances.
 
-use crate::{dma::DmaWords, events, hw::Hw, nic::Nic, stats::Reason, vpid::Delivered, xbar};
+use crate::{
+    dma::DmaWords, events, hw::Hw, intake::HOLE_MS, nic::Nic, stats::Reason, vpid::Delivered, xbar,
+};
 use kernel::{
     device::{self, Bound},
     prelude::*,
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
     time::{Instant, Monotonic},
 };
-use kernel_ext::{barrier, pci::IrqHandler, trace};
+use kernel_ext::{barrier, net::BhDisabled, pci::IrqHandler, trace};
 use wire::{
     ids::{RegOffset, Unit, Vpid},
     regs::{
@@ -20,7 +22,7 @@ use wire::{
         snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
         velo::{self, Counter1},
     },
-    snq::{Entry, Ring, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
+    snq::{Entry, Header, Ring, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
 };
 
 /// Words per ring entry.
@@ -51,6 +53,8 @@ struct State {
     window: Instant<Monotonic>,
     /// Attempts made by a running drain.
     drain: Option<u32>,
+    /// The next entry is not there although the write pointer passed it; where the pointer was when that was noticed.
+    missing: Option<u16>,
     /// Error counters as last reported.
     errors: Errors,
 }
@@ -107,6 +111,7 @@ impl Snq {
             counts: [0; 32],
             window: Instant::now(),
             drain: None,
+            missing: None,
             errors: Errors::default(),
         };
         Ok(try_pin_init!(Self {
@@ -177,6 +182,12 @@ impl Snq {
         (state.ring.rplt(), state.mask().raw(), state.drain.is_some())
     }
 
+    /// Overwrites the header of an entry.
+    fn set_header(&self, index: u16, header: Header) {
+        let first = usize::from(index) * ENTRY_WORDS;
+        self.memory.write(first + ENTRY_WORDS - 1, header.raw());
+    }
+
     fn entry(&self, index: u16) -> Entry {
         let first = usize::from(index) * ENTRY_WORDS;
         let mut words = [0; ENTRY_WORDS];
@@ -203,35 +214,109 @@ impl IrqHandler for Interrupt {
         if !state.running {
             return;
         }
-        let mut handled = 0;
-        while handled < BUDGET {
-            let entry = nic.snq.entry(state.ring.next());
-            if !state.ring.is_valid(entry.header) {
-                break;
+        let mut handled = take_entries(nic, &hw, state);
+        if handled == 0 {
+            // Nobody's interrupt? Ask whether somebody is still there at all. The answer comes behind all that the NIC
+            // wrote before, so an entry that was late is there now.
+            let wp = hw.rf.read(snq::QUEUE_WPLT);
+            if nic.is_gone(&hw, wp) {
+                return;
             }
-            dispatch(nic, &hw, state, &entry);
-            state.ring.consume();
-            handled += 1;
+            handled = take_entries(nic, &hw, state);
+            let written = QueueIndex(wp).index();
+            if handled == 0 && written != state.ring.next() {
+                // Lost. Not re-armed, or it would interrupt again at once.
+                state.missing = Some(written);
+                nic.schedule_recovery(HOLE_MS);
+                return;
+            }
         }
         match handled {
-            0 => {
-                // Nobody's interrupt. Ask whether somebody is still there at all, and re-arm.
-                if nic.is_gone(&hw, hw.rf.read(snq::QUEUE_WPLT)) {
-                    return;
-                }
-                nic.note(Reason::SpuriousInterrupt, u64::from(state.ring.next()));
-            }
+            0 => nic.note(Reason::SpuriousInterrupt, u64::from(state.ring.next())),
             BUDGET => nic.note(Reason::InterruptBudget, 0),
             _ => {}
         }
-        hw.rf.write(
-            snq::QUEUE_RPLT,
-            QueueIndex(0).with_index(state.ring.rplt()).raw(),
-        );
-        hw.rf
-            .write(snq::IRQ_WATERMARK, state.ring.watermark().raw());
+        acknowledge(&hw, state);
         trace::interrupt(nic.id(), handled, state.ring.rplt());
     }
+}
+
+/// Handles the entries that are there, at most [`BUDGET`]; returns their number.
+fn take_entries(nic: &Arc<Nic>, hw: &Hw, state: &mut State) -> u32 {
+    let mut handled = 0;
+    while handled < BUDGET {
+        let entry = nic.snq.entry(state.ring.next());
+        if !state.ring.is_valid(entry.header) {
+            break;
+        }
+        dispatch(nic, hw, state, &entry);
+        state.ring.consume();
+        handled += 1;
+    }
+    if handled != 0 {
+        state.missing = None;
+    }
+    handled
+}
+
+/// Tells the NIC how far the handler came, and arms the interrupt.
+fn acknowledge(hw: &Hw, state: &State) {
+    hw.rf.write(
+        snq::QUEUE_RPLT,
+        QueueIndex(0).with_index(state.ring.rplt()).raw(),
+    );
+    hw.rf
+        .write(snq::IRQ_WATERMARK, state.ring.watermark().raw());
+}
+
+fn begin_drain(nic: &Arc<Nic>, hw: &Hw, state: &mut State) {
+    if state.drain.is_none() {
+        state.drain = Some(0);
+        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
+        nic.schedule_housekeeping(0);
+    }
+}
+
+/// Skips entries that got lost on their way, then does what they may have asked for: all clients poll, the status is read
+/// and the outport drained. The counters that error events report are cumulative, the next one tells.
+pub(crate) fn recover(nic: &Arc<Nic>) {
+    // What clients schedule runs when bottom halves are on again.
+    let _bh = BhDisabled::new();
+    let Some(hw) = nic.alive_access() else { return };
+    {
+        let mut guard = nic.snq.state.lock();
+        let state = &mut *guard;
+        let Some(written) = state.missing.take().filter(|_| state.running) else {
+            return; // It came after all.
+        };
+        let first = state.ring.next();
+        let mut lost = 0u32;
+        for _ in 0..ENTRIES {
+            if state.ring.next() == written {
+                break;
+            }
+            let entry = nic.snq.entry(state.ring.next());
+            if state.ring.is_valid(entry.header) {
+                dispatch(nic, &hw, state, &entry);
+            } else {
+                nic.snq.set_header(state.ring.next(), state.ring.filler());
+                lost += 1;
+            }
+            state.ring.consume();
+        }
+        if lost != 0 {
+            nic.error(
+                Reason::LostSystemNotification,
+                u64::from(first) | u64::from(lost) << 32,
+            );
+            begin_drain(nic, &hw, state);
+        }
+        acknowledge(&hw, state);
+    }
+    drop(hw);
+    nic.velo.interrupt_all();
+    nic.rma.interrupt_all();
+    nic.schedule_status();
 }
 
 fn dispatch(nic: &Arc<Nic>, hw: &Hw, state: &mut State, entry: &Entry) {
@@ -261,11 +346,7 @@ fn dispatch(nic: &Arc<Nic>, hw: &Hw, state: &mut State, entry: &Entry) {
         }
         TriggerEvent::XbarOutport => {
             events::count(nic, event, registers, words);
-            if state.drain.is_none() {
-                state.drain = Some(0);
-                hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
-                nic.schedule_housekeeping(0);
-            }
+            begin_drain(nic, hw, state);
         }
         TriggerEvent::VeloError | TriggerEvent::RmaError => {
             match state.errors.take(registers, words) {

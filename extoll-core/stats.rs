@@ -71,6 +71,12 @@ reasons! {
     NormalEvent = 17, "event";
     /// A peer sent to a VPID that is not open here.
     ClosedPort = 18, "message for closed port";
+    /// A slot of a mailbox stayed empty although the NIC wrote it.
+    LostMessage = 19, "VELO message lost, slots skipped";
+    /// A slot of a notification queue stayed empty although the NIC wrote it.
+    LostNotification = 20, "RMA notification lost, slots skipped";
+    /// An entry of the system notification queue stayed invalid although the NIC wrote it.
+    LostSystemNotification = 21, "system notification lost, entries skipped";
     /// The NIC did not confirm in time that it forgot translations; the memory stays reserved.
     AtuTimeout = 22, "translation flush not confirmed, memory kept";
     /// A remote register access was not answered in time.
@@ -198,6 +204,8 @@ port_stats! {
     received;
     /// Received ones with errors.
     errors;
+    /// Slots skipped because their content got lost.
+    skipped;
     /// Read pointer updates.
     commits;
     /// Interrupts delivered to the client.

@@ -8,6 +8,7 @@
 use crate::{
     bq::{self, Queue},
     hw::Hw,
+    intake::Reader,
     nic::Nic,
     stats::{add, PortStats, Reason},
     tx::{self, Tx},
@@ -33,8 +34,6 @@ pub use wire::velo::{Mtt, SlotSize, SourceId, Status, Target, MAX_LEN};
 const TRAFFIC_CLASS: u8 = 2;
 /// Descriptor and payload.
 const PACKET_WORDS: usize = 16;
-/// Read pointer updates happen at least every this many slots (or quarter of the queue).
-const COMMIT_SLOTS: u32 = 256;
 /// Default mailbox size in bytes (HW §7).
 pub const DEFAULT_MAILBOX_BYTES: u32 = 4 << 20;
 
@@ -121,10 +120,7 @@ pub struct Sender(Arc<Port>);
 /// Receiving half of a port.
 pub struct Mailbox {
     port: Arc<Port>,
-    /// Next slot to read.
-    next: u32,
-    /// Read pointer as the NIC knows it.
-    committed: u32,
+    reader: Reader,
     slot_size: SlotSize,
 }
 
@@ -142,13 +138,12 @@ pub fn open(nic: &Arc<Nic>, vpid: Option<Vpid>, mailbox_bytes: u32) -> Result<(S
     // From success on the port's drop releases the VPID.
     let port =
         Port::new(nic, vpid, mailbox_bytes, stats).inspect_err(|_| nic.velo.release(vpid))?;
-    port.install()?;
     let mailbox = Mailbox {
         port: port.clone(),
-        next: 0,
-        committed: 0,
+        reader: Reader::new(nic, Unit::Velo, vpid)?,
         slot_size: slot_size(nic),
     };
+    port.install()?;
     Ok((Sender(port), mailbox))
 }
 
@@ -311,7 +306,8 @@ impl Sender {
 
 impl Mailbox {
     /// Takes up to `budget` messages and calls `f` for each; returns their number. Fewer than `budget` means that the
-    /// mailbox was found empty. No register access but an occasional read pointer update. Any context.
+    /// mailbox was found empty. A message whose slots stay empty although the NIC wrote them is skipped. No register access
+    /// but an occasional read pointer update, and a look at the write pointer while nothing comes. Any context.
     pub fn poll(&mut self, budget: usize, mut f: impl FnMut(&Message)) -> usize {
         let mut done = 0;
         while done < budget {
@@ -325,7 +321,8 @@ impl Mailbox {
                 Taken::Nothing => break,
             }
         }
-        self.commit_if_due();
+        let port = &self.port;
+        self.reader.commit_if_due(&port.queue, &port.stats);
         done
     }
 
@@ -338,43 +335,70 @@ impl Mailbox {
     /// poll again, as its interrupt may or may not come (G7).
     #[must_use]
     pub fn rearm(&mut self) -> bool {
-        self.commit(true);
+        let port = &self.port;
+        self.reader.rearm(&port.queue, &port.stats);
         self.pending()
     }
 
-    fn status_word(&self) -> u32 {
-        self.slot_size.status_offset() / 8
+    /// Slots of the message whose status word is `raw`; 1 if that makes no sense.
+    fn slots_of(&self, raw: u64) -> u32 {
+        match Status::decode(raw) {
+            Ok(Some(status)) => self.slot_size.slots_for(status.len),
+            Ok(None) | Err(_) => 1,
+        }
     }
 
     /// Status word of the next message if all its slots are there.
     fn ready(&self) -> Option<u64> {
-        let queue = &self.port.queue;
-        let raw = queue.read(self.next, self.status_word());
-        if raw == 0 {
-            return None;
+        let (queue, first) = (&self.port.queue, self.reader.next());
+        let raw = queue.status(first);
+        let slots = self.slots_of(raw);
+        let complete = raw != 0 && (1..slots).all(|i| queue.status(queue.next(first, i)) != 0);
+        complete.then_some(raw)
+    }
+
+    /// The next message is not there, or not all of it: skips what got lost on its way.
+    fn skip_lost(&mut self) -> Taken {
+        let port = &self.port;
+        let (queue, first) = (&port.queue, self.reader.next());
+        let overdue = self.reader.overdue(queue);
+        if overdue == 0 {
+            return Taken::Nothing;
         }
-        if let Ok(Some(status)) = Status::decode(raw) {
-            let slots = self.slot_size.slots_for(status.len);
-            if (1..slots).any(|i| queue.read(queue.next(self.next, i), self.status_word()) == 0) {
-                return None;
+        let raw = queue.status(first);
+        let slots = if raw == 0 {
+            let empty = self.reader.run_of_empty(queue, overdue);
+            // What follows in 64-byte slots may be the rest of a long message: no slot tells which one it is. A message
+            // begins where the NIC's pointer was.
+            match self.slots_of(queue.status(queue.next(first, empty))) {
+                1 => empty,
+                _ => overdue,
             }
-        }
-        Some(raw)
+        } else {
+            self.slots_of(raw).min(overdue)
+        };
+        port.nic.error(
+            Reason::LostMessage,
+            u64::from(port.vpid.get()) | u64::from(slots) << 32,
+        );
+        add(&port.stats.skipped, slots.into());
+        self.reader.advance(queue, slots);
+        Taken::Bad
     }
 
     fn take(&mut self) -> Taken {
         let Some(raw) = self.ready() else {
-            return Taken::Nothing;
+            return self.skip_lost();
         };
         barrier::dma_rmb();
         let port = &self.port;
         let nic = &port.nic;
-        let first = self.next;
+        let first = self.reader.next();
         trace::velo_complete(nic.id(), port.vpid.get() as u8, first, raw);
         let Ok(Some(status)) = Status::decode(raw) else {
             nic.error(Reason::BadStatus, raw);
             add(&port.stats.errors, 1);
-            self.advance(1);
+            self.reader.advance(&port.queue, 1);
             return Taken::Bad;
         };
         let mut words = [0u64; 15];
@@ -394,34 +418,9 @@ impl Mailbox {
             add(&port.stats.errors, 1);
         }
         add(&port.stats.received, 1);
-        self.advance(self.slot_size.slots_for(status.len));
+        self.reader
+            .advance(&port.queue, self.slot_size.slots_for(status.len));
         Taken::Message(Message { status, words })
-    }
-
-    /// Frees `slots` slots.
-    fn advance(&mut self, slots: u32) {
-        for _ in 0..slots {
-            self.port.queue.write(self.next, self.status_word(), 0);
-            self.next = self.port.queue.next(self.next, 1);
-        }
-    }
-
-    fn commit_if_due(&mut self) {
-        let slots = self.port.queue.slots();
-        let behind = self.next.wrapping_sub(self.committed) & (slots - 1);
-        if behind >= COMMIT_SLOTS.min(slots / 4) {
-            self.commit(false);
-        }
-    }
-
-    fn commit(&mut self, rearm: bool) {
-        if let Some(hw) = self.port.nic.alive_access() {
-            // The status words were zeroed before the NIC may reuse the slots.
-            barrier::wmb();
-            self.port.queue.commit(&hw, self.next, rearm);
-            self.committed = self.next;
-            add(&self.port.stats.commits, 1);
-        }
     }
 }
 

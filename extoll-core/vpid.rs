@@ -17,7 +17,8 @@ use wire::ids::Vpid;
 /// All methods are called with interrupts disabled and with the VPID table of the unit locked, possibly in hard
 /// interrupt context: they must not sleep, not take long, and neither open, close, attach nor detach ports.
 pub trait Client: Send + Sync {
-    /// A message or notification with interrupt request arrived; the VPID is masked until `rearm`. Hard interrupt.
+    /// A message or notification with interrupt request arrived; the VPID is masked until `rearm`. Hard interrupt, or
+    /// process context when something is there, or may be, that no interrupt told of.
     fn interrupt(&self);
 
     /// After `Full` or `Retry` the port can be written again.
@@ -140,6 +141,22 @@ impl Table {
                 Delivered::Yes
             }
             _ => Delivered::NoClient,
+        }
+    }
+
+    /// Calls the clients of all open ports.
+    pub(crate) fn interrupt_all(&self) {
+        let slots = self.slots.lock();
+        for slot in slots.iter() {
+            if let Slot::Taken {
+                client: Some(client),
+                stats,
+                ..
+            } = slot
+            {
+                add(&stats.interrupts, 1);
+                client.interrupt();
+            }
         }
     }
 

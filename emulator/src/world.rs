@@ -13,7 +13,7 @@ use crate::machine::{HostStats, Machine};
 use crate::network::routes::RouteError;
 use crate::network::topology::Topology;
 use crate::network::{Network, Outcome};
-use crate::nic::{Counters, Faults, Load, Nic, NicConfig, ResetKind, Te};
+use crate::nic::{Counters, Faults, Load, Nic, NicConfig, Pressure, ResetKind, Te};
 use crate::pci::PciConfig;
 use crate::setup::Setup;
 use crate::trace::{Event, Tracer};
@@ -97,14 +97,18 @@ pub struct World {
     timers: BTreeSet<(u64, usize)>,
     /// NICs with commands that wait for network credit.
     blocked: BTreeSet<usize>,
+    /// What the NICs know about each other's full queues.
+    pressure: Pressure,
 }
 
 impl World {
     /// Makes all NICs, brings the links up and runs the set-up step. Errors: routes can't be computed.
     pub fn new(fabric: &Fabric, clock: Clock, tracer: Tracer) -> Result<Self, RouteError> {
         let network = Network::new(&fabric.topology, fabric.network.clone());
+        let pressure = Pressure::default();
         let slots = fabric.nics.iter().enumerate().map(|(i, spec)| {
             let mut nic = new_chip(spec, spec.nic.clone());
+            nic.set_pressure(pressure.clone());
             nic.set_network_regs(Box::new(network.shared_regs(i)));
             Slot {
                 spec: spec.clone(),
@@ -127,6 +131,7 @@ impl World {
             clock,
             timers: BTreeSet::new(),
             blocked: BTreeSet::new(),
+            pressure: pressure.clone(),
         };
         for i in 0..world.slots.len() {
             world.sync_identity(i);
@@ -387,8 +392,10 @@ impl World {
         let mut regs = self.network.shared_regs(i);
         crate::nic::NetworkRegs::reset(&mut regs);
         let mut nic = new_chip(&self.slots[i].spec, cfg);
+        nic.set_pressure(self.pressure.clone());
         nic.set_network_regs(Box::new(regs));
         let slot = &mut self.slots[i];
+        slot.nic.withdraw_pressure();
         slot.nic = nic;
         slot.outbox.clear();
         if let Some(at) = slot.deadline.take() {
@@ -605,6 +612,48 @@ mod tests {
         time.set(10_000_000);
         w.tick();
         assert_eq!((w.peek(1, 0x8050), w.next_deadline()), (1, None));
+    }
+
+    #[test]
+    fn requesters_see_messages_that_wait_elsewhere() {
+        let (mut w, _) = world("topology = \"pair\"");
+        let faults = |json: &str| serde_json::from_str::<Faults>(json).unwrap();
+        // Network ports and queue engine on, VPID 3 of NIC 1 open with a mailbox of two slots (HW §7, §9.7), always full.
+        for nic in 0..2 {
+            w.poke(nic, 0x9400, 1);
+            w.poke(nic, 0xC0_0000, 1);
+            w.poke(nic, 0x120_1808, 1 << 9);
+        }
+        w.poke(1, 0x120_1018, 1 << 17);
+        w.poke(1, 0xC0_0818, 1);
+        w.poke(1, 0xC0_1818, 3 | (1 << 2) | (1 << 18) | (1 << 58));
+        w.set_faults(1, faults(r#"{"queue-full":[{"unit":"velo"}]}"#))
+            .unwrap();
+        w.set_faults(0, faults(r#"{"wcbuf-retry-waiting":2}"#))
+            .unwrap();
+        let send = |w: &mut World| {
+            let page = 0x0200_0000 + (5 << 12);
+            let descriptor = 1u64 | (3 << 16) | (8 << 48);
+            w.with_nic(0, |n, env| {
+                n.mmio_write(0, page, &descriptor.to_le_bytes(), env);
+                n.mmio_write(0, page + 8, &[7; 8], env);
+            });
+            w.settle();
+        };
+        for _ in 0..5 {
+            send(&mut w);
+        }
+        assert_eq!(
+            w.chip_counters(1).velo.holding,
+            3,
+            "{:?}",
+            w.chip_counters(0)
+        );
+        let velo = &w.chip_counters(0).velo;
+        assert_eq!((velo.sent, velo.retries, velo.retry_drops), (3, 1, 2));
+        // A NIC that loses power takes its waiting messages with it.
+        w.set_power(1, false);
+        assert_eq!(w.pressure.waiting(1, wire::ids::Unit::Velo, 3), 0);
     }
 
     #[test]

@@ -428,3 +428,28 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_lost_entry_does_not_come_back_to_life() {
+    const N: u16 = 8;
+    let mut ring = Ring::new(N, 0).expect("ring");
+    let mut memory = [Header(0); N as usize];
+    for lap in 0..6u32 {
+        for i in 0..N {
+            let at = usize::from(ring.next());
+            assert_eq!(ring.next(), i);
+            assert!(
+                !ring.is_valid(memory[at]),
+                "lap {lap}: entry {i} before it is written"
+            );
+            if lap == 2 && i == 3 {
+                // Lost on its way.
+                memory[at] = ring.filler();
+            } else {
+                memory[at] = Header(0).with_ts(1).with_flip(lap % 2 == 0);
+            }
+            assert!(ring.is_valid(memory[at]));
+            ring.consume();
+        }
+    }
+}

@@ -4,7 +4,7 @@ use crate::proc;
 use crate::state::{tail, LabDir, Paths, Record};
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use extoll_emulator::control::{Client, Counters, Request, Status};
-use extoll_emulator::nic::{Faults, QueueFull, QueueUnit};
+use extoll_emulator::nic::{Faults, LoseWrite, QueueFull, QueueUnit};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::ffi::OsString;
@@ -113,11 +113,17 @@ pub enum Fault {
         unit: QueueUnit,
         /// Which queue.
         vpid: Option<u8>,
+        /// Full with so many slots in use; `None`: always.
+        slots: Option<u32>,
         /// Whether it is full.
         on: bool,
     },
     /// Requesters report `retry` on every n-th descriptor; `None` ends it.
     RetryEvery(Option<u32>),
+    /// Requesters report `retry` while more messages than this wait for the target queue; `None` ends it.
+    RetryWaiting(Option<u32>),
+    /// Write-combining buffers keep what is sent, or send it again.
+    Stuck(bool),
     /// Every n-th DMA access fails; `None` ends it.
     DmaEvery(Option<u32>),
     /// Every n-th address translation fails; `None` ends it.
@@ -126,6 +132,8 @@ pub enum Fault {
     AtuDelay(Option<u64>),
     /// Every n-th fence or notification command of the ATU is never answered; `None` ends it.
     AtuLoseEvery(Option<u32>),
+    /// The next writes into a ring are lost; count 0 ends it.
+    LoseWrite(LoseWrite),
     /// Ends everything that faults injected.
     Clear,
 }
@@ -133,19 +141,34 @@ pub enum Fault {
 impl Fault {
     fn apply(&self, faults: &mut Faults) {
         match *self {
-            Fault::QueueFull { unit, vpid, on } => {
+            Fault::QueueFull {
+                unit,
+                vpid,
+                slots,
+                on,
+            } => {
                 faults
                     .queue_full
                     .retain(|q| q.unit != unit || q.vpid != vpid);
                 if on {
-                    faults.queue_full.push(QueueFull { unit, vpid });
+                    faults.queue_full.push(QueueFull { unit, vpid, slots });
                 }
             }
             Fault::RetryEvery(n) => faults.wcbuf_retry_every = n,
+            Fault::RetryWaiting(n) => faults.wcbuf_retry_waiting = n,
+            Fault::Stuck(on) => faults.wcbuf_stuck = on,
             Fault::DmaEvery(n) => faults.dma_fault_every = n,
             Fault::AtuEvery(n) => faults.atu_fault_every = n,
             Fault::AtuDelay(ns) => faults.atu_delay_ns = ns,
             Fault::AtuLoseEvery(n) => faults.atu_lose_every = n,
+            Fault::LoseWrite(lose) => {
+                let same =
+                    |l: &LoseWrite| LoseWrite { count: 0, ..*l } == LoseWrite { count: 0, ..lose };
+                faults.lose_writes.retain(|l| !same(l));
+                if lose.count > 0 {
+                    faults.lose_writes.push(lose);
+                }
+            }
             Fault::Clear => *faults = Faults::default(),
         }
     }
@@ -156,21 +179,16 @@ impl Fault {
 /// # Errors
 /// When the emulator refuses or is gone.
 pub fn inject(dir: &LabDir, nic: usize, fault: &Fault) -> Result<()> {
-    // The emulator takes all faults of a NIC at once; what was set before is remembered here.
-    let path = dir.path.join(format!("faults{nic}.json"));
-    let mut faults: Faults = match std::fs::read(&path) {
-        Ok(text) => serde_json::from_slice(&text)
-            .with_context(|| format!("{} is damaged", path.display()))?,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Faults::default(),
-        Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
-    };
+    // The emulator takes all faults of a NIC at once, and counts some of them down by itself.
+    let mut client = connect(dir)?;
+    let status = client.status()?.nics;
+    let mut faults = status
+        .into_iter()
+        .nth(nic)
+        .with_context(|| format!("the fabric has no NIC {nic}"))?
+        .faults;
     fault.apply(&mut faults);
-    connect(dir)?.call(&Request::Faults {
-        nic,
-        faults: faults.clone(),
-    })?;
-    std::fs::write(&path, serde_json::to_vec(&faults)?)
-        .with_context(|| format!("cannot write {}", path.display()))
+    client.call(&Request::Faults { nic, faults }).map(drop)
 }
 
 /// Puts every number of a nested document under one name, joined by underscores.
@@ -253,6 +271,7 @@ fn describe(status: &Status, counters: &Counters) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use extoll_emulator::nic::LossyRing;
 
     #[test]
     fn faults_add_up_and_end_one_by_one() {
@@ -260,6 +279,7 @@ mod tests {
         let full = |vpid, on| Fault::QueueFull {
             unit: QueueUnit::Velo,
             vpid,
+            slots: None,
             on,
         };
         full(Some(254), true).apply(&mut f);
@@ -269,6 +289,19 @@ mod tests {
         assert_eq!((f.queue_full.len(), f.wcbuf_retry_every), (2, Some(50)));
         full(Some(254), false).apply(&mut f);
         assert_eq!(f.queue_full.len(), 1);
+        let lose = |count| {
+            Fault::LoseWrite(LoseWrite {
+                ring: LossyRing::Rma,
+                vpid: None,
+                slot: None,
+                count,
+            })
+        };
+        lose(3).apply(&mut f);
+        lose(1).apply(&mut f);
+        assert_eq!((f.lose_writes.len(), f.lose_writes[0].count), (1, 1));
+        lose(0).apply(&mut f);
+        assert!(f.lose_writes.is_empty());
         Fault::RetryEvery(None).apply(&mut f);
         Fault::AtuEvery(Some(3)).apply(&mut f);
         Fault::AtuDelay(Some(5)).apply(&mut f);

@@ -1,7 +1,7 @@
 //! Buffer queues: VELO mailboxes and RMA notification queues in host memory (HW §7, G10).
 
 use super::noti::Vectors;
-use super::{FullRule, HoldScope, Nic, NicConfig, Te, VeloMessage};
+use super::{FullRule, HoldScope, LossyRing, Nic, NicConfig, Te, VeloMessage};
 use crate::env::Env;
 use std::collections::VecDeque;
 use wire::bq::{DcqBase, DcqBaseWord, General, Rp, SegmentWord, SlotCode, WritePointers};
@@ -319,7 +319,7 @@ impl Nic {
             Item::Message(m) => self.velo_slot_size().slots_for(m.len.into()),
             Item::Notification(..) => 1,
         };
-        if self.forced_full(unit, vpid) {
+        if self.forced_full(unit, vpid, slots) {
             return Some(item);
         }
         match self.queues[unit as usize].room(vpid, slots, self.cfg.full_rule) {
@@ -338,26 +338,35 @@ impl Nic {
             self.queue_bad(unit, vpid, env, || why);
             return None;
         }
+        let ring = match unit {
+            Unit::Velo => LossyRing::Velo,
+            Unit::Rma => LossyRing::Rma,
+        };
+        let lost = self.lost_slots(ring, vpid, slots);
         let stored = match &item {
-            Item::Message(m) => self.velo_write_slots(m, at, env),
+            Item::Message(m) => self.velo_write_slots(m, at, lost, env),
+            Item::Notification(..) if lost != 0 => Ok(()),
             Item::Notification(words, _) => self.write_notification(*words, at[0], env),
         };
         if stored.is_err() {
             self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
-            return None;
         }
+        // Writes are posted: the chip does not learn that one failed, its pointer moves on and it interrupts.
+        let stored = stored.is_ok() && lost == 0;
         let q = self.queue(unit, vpid);
         q.lwp = ((u64::from(q.lwp) + u64::from(slots)) % q.slots()) as u32;
         q.full = q.lwp == q.lrp;
         let interrupt = match item {
             Item::Message(m) => {
                 let velo = &mut self.counters.velo;
-                velo.received = velo.received.wrapping_add(1);
-                velo.bytes_received = velo.bytes_received.wrapping_add(m.len.into());
+                velo.received = velo.received.wrapping_add(stored.into());
+                let bytes = if stored { m.len.into() } else { 0 };
+                velo.bytes_received = velo.bytes_received.wrapping_add(bytes);
                 m.interrupt
             }
             Item::Notification(_, interrupt) => {
-                self.counters.rma.notifications = self.counters.rma.notifications.wrapping_add(1);
+                let n = &mut self.counters.rma.notifications;
+                *n = n.wrapping_add(stored.into());
                 interrupt
             }
         };
@@ -455,9 +464,18 @@ impl Nic {
         self.diagnose(env, || format!("{unit} queue of VPID {vpid}: {}", why()));
     }
 
-    fn forced_full(&self, unit: Unit, vpid: u8) -> bool {
+    /// True if an item of `slots` slots has to wait because of [`super::Faults::queue_full`].
+    fn forced_full(&self, unit: Unit, vpid: u8, slots: u32) -> bool {
+        let q = &self.queues[unit as usize].queues[usize::from(vpid)];
+        let size = q.slots();
+        let used = (u64::from(q.lwp) % size + size - u64::from(q.lrp) % size) % size;
+        let full = |limit| used + u64::from(slots) > u64::from(limit);
         let mut faults = self.cfg.faults.queue_full.iter();
-        faults.any(|f| Unit::from(f.unit) == unit && f.vpid.is_none_or(|v| v == vpid))
+        faults.any(|f| {
+            Unit::from(f.unit) == unit
+                && f.vpid.is_none_or(|v| v == vpid)
+                && f.slots.is_none_or(full)
+        })
     }
 
     fn count_held(&mut self, unit: Unit, vpid: u8, change: i64, new: bool) {
@@ -471,14 +489,13 @@ impl Nic {
         };
         *holding = held;
         *total = total.wrapping_add(new.into());
-        if self.cfg.faults.wcbuf_retry_waiting.is_some() {
-            let node = self.info.node_id();
-            let n = self.tx.pressure.waiting(node, unit, vpid);
-            let n = i64::from(n)
-                .saturating_add(change)
-                .clamp(0, u32::MAX.into());
-            self.tx.pressure.set(node, unit, vpid, n as u32);
-        }
+        // Also without the fault here: the requesters that want to know are elsewhere.
+        let node = self.info.node_id();
+        let n = self.tx.pressure.waiting(node, unit, vpid);
+        let n = i64::from(n)
+            .saturating_add(change)
+            .clamp(0, u32::MAX.into());
+        self.tx.pressure.set(node, unit, vpid, n as u32);
     }
 
     fn hold(&mut self, unit: Unit, vpid: u8, item: Item, env: &mut Env<'_>) {

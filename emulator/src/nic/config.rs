@@ -117,11 +117,14 @@ impl From<QueueUnit> for wire::ids::Unit {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Faults {
-    /// The requester of a VPID reports `retry` on every n-th descriptor (G11). Values below 2 count as 2, else nothing
-    /// would ever get through.
+    /// The requester of a VPID reports `retry` on every n-th descriptor (G11); 0 and 1: on all, so that nothing gets
+    /// through.
     pub wcbuf_retry_every: Option<u32>,
     /// A requester reports `retry` while more than this many messages wait for the queue it sends to, or for the network.
     pub wcbuf_retry_waiting: Option<u32>,
+    /// Write-combining buffers keep complete descriptors: nothing is committed, nothing refused. Executed in order when this
+    /// ends, forgotten when software writes the state register of their VPID.
+    pub wcbuf_stuck: bool,
     /// These queues behave as full; `vpid` absent: all of the unit.
     pub queue_full: Vec<QueueFull>,
     /// The NIC takes nothing from and gives nothing to the network, while links stay up and registers work.
@@ -134,6 +137,8 @@ pub struct Faults {
     pub atu_delay_ns: Option<u64>,
     /// Every n-th fence or notification command is never answered, counted from when this was set.
     pub atu_lose_every: Option<u32>,
+    /// Writes into queues and the notification ring that the bus loses. Entries are counted down and vanish at 0.
+    pub lose_writes: Vec<LoseWrite>,
 }
 
 /// One entry of [`Faults::queue_full`].
@@ -145,6 +150,38 @@ pub struct QueueFull {
     /// VPID, or all.
     #[serde(default)]
     pub vpid: Option<u8>,
+    /// Full with this many slots that software has not given back; absent: always.
+    #[serde(default)]
+    pub slots: Option<u32>,
+}
+
+/// What [`LoseWrite`] can hit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LossyRing {
+    /// VELO mailboxes.
+    Velo,
+    /// RMA notification queues.
+    Rma,
+    /// System notification queue.
+    Snq,
+}
+
+/// One entry of [`Faults::lose_writes`]. DMA writes are posted: the chip does not learn of a loss, moves its pointer on and
+/// interrupts, and memory keeps what it held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoseWrite {
+    /// Ring.
+    pub ring: LossyRing,
+    /// VPID, or any; without meaning for the system notification queue.
+    #[serde(default)]
+    pub vpid: Option<u8>,
+    /// Only this slot (0…2) of VELO messages that have it; absent: the whole message.
+    #[serde(default)]
+    pub slot: Option<u8>,
+    /// How many messages, notifications or entries.
+    pub count: u32,
 }
 
 /// Options of a NIC instance.

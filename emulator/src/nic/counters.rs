@@ -185,6 +185,8 @@ pub struct Drops {
     pub translation: u64,
     /// Transfer with a failed DMA access.
     pub dma: u64,
+    /// Write into a queue or the notification ring that the bus lost by order.
+    pub lost_write: u64,
     /// Access to the SMFU window that leads to no known node.
     pub smfu_no_interval: u64,
     /// SMFU access or request while the unit is off.

@@ -1,6 +1,6 @@
 //! Bus accesses of the NIC: host memory and interrupts.
 
-use super::Nic;
+use super::{LoseWrite, LossyRing, Nic};
 use crate::env::{DmaFault, Env, TraceEvent};
 use std::ops::RangeInclusive;
 
@@ -85,6 +85,27 @@ impl Nic {
             .dma_bytes_written
             .wrapping_add(data.len() as u64);
         Ok(())
+    }
+
+    /// Which slots of an item of `slots` slots the bus loses, one bit each ([`super::Faults::lose_writes`]).
+    pub(super) fn lost_slots(&mut self, ring: LossyRing, vpid: u8, slots: u32) -> u8 {
+        let list = &mut self.cfg.faults.lose_writes;
+        let hit = |l: &LoseWrite| {
+            l.ring == ring
+                && l.count > 0
+                && l.vpid.is_none_or(|v| v == vpid)
+                && l.slot.is_none_or(|s| u32::from(s) < slots)
+        };
+        let Some(i) = list.iter().position(hit) else {
+            return 0;
+        };
+        let slot = list[i].slot;
+        list[i].count -= 1;
+        if list[i].count == 0 {
+            list.remove(i);
+        }
+        self.counters.drops.lost_write = self.counters.drops.lost_write.wrapping_add(1);
+        slot.map_or(u8::MAX, |s| 1 << s)
     }
 
     /// Reads one quadword.

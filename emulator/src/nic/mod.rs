@@ -40,8 +40,8 @@ use wire::regs::pcie;
 
 pub use body::{Body, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
 pub use config::{
-    AtuTlb, BackdoorInfoRead, Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull,
-    QueueUnit, SnqRestart, UnalignedQw, ZeroMask,
+    AtuTlb, BackdoorInfoRead, Faults, FlrScope, FullRule, HoldScope, LoseWrite, LossyRing,
+    NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw, ZeroMask,
 };
 pub use counters::{
     AtuCounters, BridgeCounters, Counters, Drops, RmaCounters, SmfuCounters, VeloCounters,
@@ -171,8 +171,7 @@ impl Nic {
         self.net.as_deref_mut()
     }
 
-    /// Shares knowledge about waiting messages with the other NICs of the fabric; needed only for
-    /// [`Faults::wcbuf_retry_waiting`].
+    /// Shares knowledge about waiting messages with the other NICs of the fabric, for [`Faults::wcbuf_retry_waiting`].
     pub fn set_pressure(&mut self, pressure: Pressure) {
         self.tx.pressure = pressure;
     }
@@ -209,7 +208,8 @@ impl Nic {
         self.bus_master = on;
     }
 
-    /// Replaces the injected faults. Queues that are no longer forced full deliver what they hold.
+    /// Replaces the injected faults. Queues that are no longer forced full deliver what they hold, write-combining buffers that
+    /// are no longer stuck execute what they keep.
     pub fn set_faults(&mut self, faults: Faults, env: &mut Env<'_>) {
         let thaw = self.cfg.faults.frozen && !faults.frozen;
         let release = self.cfg.faults.queue_full != faults.queue_full;
@@ -219,9 +219,13 @@ impl Nic {
         if self.cfg.faults.atu_lose_every != faults.atu_lose_every {
             self.atu.answers = 0;
         }
+        let unstick = self.cfg.faults.wcbuf_stuck && !faults.wcbuf_stuck;
         self.cfg.faults = faults;
         if self.cfg.faults.atu_delay_ns.is_none() {
             self.atu_run(self.atu.waiting(), env);
+        }
+        if unstick {
+            self.wcbuf_unstick(env);
         }
         if release {
             self.release_all(env);

@@ -3,7 +3,7 @@
 use super::rma_mem::{FaultKind, MemFault, Note, Space};
 use super::rma_regs::{Half, Reader, RmaError};
 use super::tx::Job;
-use super::wcbuf::WcError;
+use super::wcbuf::{Kept, WcError};
 use super::{Body, Nic, RmaKind, RmaMessage, UnalignedQw};
 use crate::env::{Dest, Env, NetPort, Packet, TraceEvent};
 use wire::ids::{NodeId, Unit, Vpid};
@@ -165,6 +165,17 @@ impl Nic {
             });
             return;
         }
+        if let Some(Kept::Command(command)) =
+            self.wcbuf_keep(Unit::Rma, vpid, Kept::Command(command))
+        {
+            self.rma_take(command, env);
+        }
+    }
+
+    /// Takes a complete descriptor from the write-combining buffer.
+    pub(super) fn rma_take(&mut self, command: RmaCommand, env: &mut Env<'_>) {
+        let vpid = command.vpid;
+        let word0 = DescriptorWord(command.words[0]);
         let congested = self.tx_full()
             || self.pressed(self.info.node_id(), Unit::Rma, vpid)
             || self.pressed(word0.node(), Unit::Rma, word0.vpid());

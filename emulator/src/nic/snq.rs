@@ -1,6 +1,6 @@
 //! System notification queue: trigger events, micro-programs, ring in host memory, interrupt (HW §6, G4…G6).
 
-use super::{Nic, NicConfig, SnqRestart};
+use super::{LossyRing, Nic, NicConfig, SnqRestart};
 use crate::env::{Accessor, Env};
 use wire::ids::RegOffset;
 use wire::regs::snq::{self as regs, Execute, IrqWatermark, QueueBalt};
@@ -277,8 +277,10 @@ impl Nic {
             entry.payload[..PAYLOAD_WORDS - n].copy_from_slice(&self.snq.last[..PAYLOAD_WORDS - n]);
         }
         self.snq.last = entry.payload;
-        // A failed write is counted and reported; the ring goes on like the chip's posted writes do.
-        let _ = self.dma_write(at, &entry.to_bytes(), env);
+        if self.lost_slots(LossyRing::Snq, 0, 1) == 0 {
+            // A failed write is counted and reported; the ring goes on like the chip's posted writes do.
+            let _ = self.dma_write(at, &entry.to_bytes(), env);
+        }
         self.counters.snq_entries = self.counters.snq_entries.wrapping_add(1);
         self.snq_interrupt(env);
     }

@@ -1,7 +1,7 @@
 //! VELO: small messages (HW §9, G8, G9).
 
 use super::bq::Item;
-use super::wcbuf::WcError;
+use super::wcbuf::{Kept, WcError};
 use super::{Body, Nic, Te, VeloMessage};
 use crate::env::{Accessor, Dest, Env, NetPort, Packet, TraceEvent};
 use wire::ids::{NodeId, RegOffset, Unit, Vpid};
@@ -181,7 +181,7 @@ impl Nic {
         &mut self,
         vpid: u8,
         tc: u8,
-        mut message: Box<VeloMessage>,
+        message: Box<VeloMessage>,
         d: DescriptorWord,
         env: &mut Env<'_>,
     ) {
@@ -195,6 +195,22 @@ impl Nic {
                 words: &words,
             });
         }
+        if let Some(Kept::Message(tc, message, d)) =
+            self.wcbuf_keep(Unit::Velo, vpid, Kept::Message(tc, message, d))
+        {
+            self.velo_accept(vpid, tc, message, d, env);
+        }
+    }
+
+    /// Takes a complete message from the write-combining buffer.
+    pub(super) fn velo_accept(
+        &mut self,
+        vpid: u8,
+        tc: u8,
+        mut message: Box<VeloMessage>,
+        d: DescriptorWord,
+        env: &mut Env<'_>,
+    ) {
         let congested = self.tx_full()
             || (!d.multicast()
                 && self.pressed(
@@ -293,15 +309,18 @@ impl Nic {
         });
     }
 
-    /// Writes a message to its slots: all payload, then the status words from last to first (G9).
+    /// Writes a message to its slots, but not to those in `lost`: all payload, then the status words from last to first (G9).
     pub(super) fn velo_write_slots(
         &mut self,
         m: &VeloMessage,
         at: &[u64],
+        lost: u8,
         env: &mut Env<'_>,
     ) -> Result<(), ()> {
         let size = self.velo_slot_size();
-        for (piece, base) in size.pieces(m.len.into()).zip(at) {
+        let kept = |slot: usize| lost & (1 << slot) == 0;
+        let pieces = size.pieces(m.len.into()).zip(at);
+        for (piece, base) in pieces.filter(|(p, _)| kept(p.slot.into())) {
             let start = usize::from(piece.message_offset);
             let len = usize::from(piece.len).div_ceil(8) * 8;
             let to = base.wrapping_add(piece.slot_offset.into());
@@ -314,7 +333,7 @@ impl Nic {
             .with_mtt(m.mtt)
             .with_tag(m.tag)
             .with_len(m.len.into());
-        for (i, base) in at.iter().enumerate().rev() {
+        for (i, base) in at.iter().enumerate().rev().filter(|(i, _)| kept(*i)) {
             let word = status.with_eom(i + 1 == at.len()).raw();
             let to = base.wrapping_add(size.status_offset().into());
             self.dma_write(to, &word.to_le_bytes(), env).map_err(drop)?;

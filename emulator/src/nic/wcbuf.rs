@@ -1,11 +1,25 @@
 //! Requester write-combining buffers: credit and retry state per VPID (HW §8, G11).
 
-use super::{Nic, Te};
-use std::collections::HashMap;
+use super::rma::RmaCommand;
+use super::{Nic, Te, VeloMessage};
+use crate::env::Env;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use wire::ids::{RegOffset, Unit, Vpid};
 use wire::regs::wcbuf::{self as regs, Errors};
+use wire::velo::DescriptorWord;
 use wire::wcbuf::State;
+
+/// Packets that a stuck buffer keeps per VPID: more than software may have outstanding.
+const KEPT: usize = 256;
+
+/// A complete descriptor in a stuck buffer.
+pub(super) enum Kept {
+    /// VELO message with its traffic class.
+    Message(u8, Box<VeloMessage>, DescriptorWord),
+    /// RMA command.
+    Command(RmaCommand),
+}
 
 /// What the assembly of a descriptor can object to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +38,8 @@ pub(super) struct WcBuf {
     /// Descriptors per VPID, for [`super::Faults::wcbuf_retry_every`].
     seen: Box<[u32; 256]>,
     errors: [u64; 2],
+    /// What [`super::Faults::wcbuf_stuck`] keeps, with its VPID.
+    kept: VecDeque<(u8, Kept)>,
 }
 
 impl Default for WcBuf {
@@ -32,6 +48,7 @@ impl Default for WcBuf {
             state: Box::new([0; 256]),
             seen: Box::new([0; 256]),
             errors: [0; 2],
+            kept: VecDeque::new(),
         }
     }
 }
@@ -66,7 +83,7 @@ impl Nic {
             if let Some(every) = self.cfg.faults.wcbuf_retry_every {
                 let seen = &mut buf.seen[usize::from(vpid)];
                 *seen = seen.wrapping_add(1);
-                refuse = *seen % every.max(2) == 0;
+                refuse = *seen % every.max(1) == 0;
             }
         }
         if !refuse {
@@ -94,6 +111,33 @@ impl Nic {
         false
     }
 
+    /// Keeps a descriptor if the buffer is stuck, else gives it back. What does not fit is refused like any packet without place.
+    pub(super) fn wcbuf_keep(&mut self, unit: Unit, vpid: u8, work: Kept) -> Option<Kept> {
+        if !self.cfg.faults.wcbuf_stuck {
+            return Some(work);
+        }
+        let buf = &mut self.wcbuf[unit as usize];
+        let retry = State(buf.state[usize::from(vpid)]).retry();
+        if retry || buf.kept.iter().filter(|(v, _)| *v == vpid).count() >= KEPT {
+            self.wcbuf_accept(unit, vpid, true);
+        } else {
+            buf.kept.push_back((vpid, work));
+        }
+        None
+    }
+
+    /// Executes what stuck buffers kept.
+    pub(super) fn wcbuf_unstick(&mut self, env: &mut Env<'_>) {
+        for unit in [Unit::Velo, Unit::Rma] {
+            for (vpid, work) in std::mem::take(&mut self.wcbuf[unit as usize].kept) {
+                match work {
+                    Kept::Message(tc, message, d) => self.velo_accept(vpid, tc, message, d, env),
+                    Kept::Command(command) => self.rma_take(command, env),
+                }
+            }
+        }
+    }
+
     /// Counts an assembly error and raises the event for it (G33).
     pub(super) fn wcbuf_error(&mut self, unit: Unit, vpid: u8, error: WcError) {
         let (i, second) = match error {
@@ -117,7 +161,10 @@ impl Nic {
     pub(super) fn wcbuf_reg_read(&self, unit: Unit, offset: RegOffset) -> Option<u64> {
         let buf = &self.wcbuf[unit as usize];
         if let Some(vpid) = state_index(unit, offset) {
-            return Some(buf.state[vpid]);
+            let state = State(buf.state[vpid]);
+            let busy = buf.kept.iter().any(|(v, _)| usize::from(*v) == vpid);
+            let assembly = state.assembly() ^ busy;
+            return Some(state.with_assembly(assembly).raw());
         }
         errors_index(unit, offset).map(|i| buf.errors[i])
     }
@@ -126,6 +173,7 @@ impl Nic {
         let buf = &mut self.wcbuf[unit as usize];
         if let Some(vpid) = state_index(unit, offset) {
             buf.state[vpid] = value;
+            buf.kept.retain(|(v, _)| usize::from(*v) != vpid);
         } else if let Some(i) = errors_index(unit, offset) {
             buf.errors[i] = value;
         } else {
@@ -173,7 +221,7 @@ impl Nic {
     }
 
     /// Forgets what this NIC published about its queues.
-    pub(super) fn withdraw_pressure(&self) {
+    pub(crate) fn withdraw_pressure(&self) {
         self.tx.pressure.withdraw(self.info.node_id());
     }
 }

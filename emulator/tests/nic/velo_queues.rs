@@ -3,10 +3,10 @@
 use super::rig::*;
 use super::velo::send;
 use extoll_emulator::nic::{
-    Faults, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, ResetKind,
+    Faults, FullRule, HoldScope, LoseWrite, LossyRing, NicConfig, QueueFull, QueueUnit, ResetKind,
 };
-use wire::ids::{NodeId, RegOffset, Vpid};
-use wire::regs::{velo as regs, velo_bq};
+use wire::ids::{NodeId, RegOffset, Unit, Vpid};
+use wire::regs::{velo as regs, velo_bq, BqRegs};
 use wire::velo::{Descriptor, Mtt, SlotSize, Target};
 
 fn to(vpid: u8, len: usize) -> Descriptor {
@@ -204,6 +204,7 @@ fn forced_full_queues() {
         queue_full: vec![QueueFull {
             unit: QueueUnit::Velo,
             vpid,
+            slots: None,
         }],
         ..Faults::default()
     };
@@ -219,6 +220,76 @@ fn forced_full_queues() {
     rig.with(1, |nic, env| nic.set_faults(Faults::default(), env));
     assert_eq!(take_all(&mut rig, &mut a), [0, 1, 2]);
     assert_eq!(take_all(&mut rig, &mut b), [3, 4, 5]);
+}
+
+#[test]
+fn queues_full_with_a_few_slots() {
+    let mut rig = rig(NicConfig::default(), SlotSize::B128);
+    let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 16);
+    let faults = Faults {
+        queue_full: vec![QueueFull {
+            unit: QueueUnit::Velo,
+            vpid: None,
+            slots: Some(3),
+        }],
+        ..Faults::default()
+    };
+    rig.with(1, |nic, env| nic.set_faults(faults, env));
+    // Round the ring more than once.
+    let mut got = Vec::new();
+    for start in [0, 10, 20] {
+        numbers(&mut rig, 9, start..start + 10);
+        for expected in [3, 3, 3, 1] {
+            let batch = take_all(&mut rig, &mut q);
+            assert_eq!(batch.len(), expected);
+            got.extend(batch);
+            rig.commit(&q, false);
+        }
+    }
+    assert_eq!(got, (0..30).collect::<Vec<u64>>());
+}
+
+#[test]
+fn lost_writes_leave_holes() {
+    let lose = |slot, count| Faults {
+        lose_writes: vec![LoseWrite {
+            ring: LossyRing::Velo,
+            vpid: Some(9),
+            slot,
+            count,
+        }],
+        ..Faults::default()
+    };
+    let mut rig = rig(NicConfig::default(), SlotSize::B64);
+    let q = rig.open_velo(1, 9, SlotSize::B64, 1, 64);
+    let mut other = rig.open_velo(1, 10, SlotSize::B64, 1, 64);
+    rig.with(1, |nic, env| nic.set_faults(lose(None, 2), env));
+    numbers(&mut rig, 10, 0..1);
+    numbers(&mut rig, 9, 1..5);
+    assert_eq!(take_all(&mut rig, &mut other), [0], "another VPID");
+    let status = |rig: &Rig, slot: u32| rig.nodes[1].ram.qw(q.addr(slot) + 56);
+    let seen: Vec<bool> = (0..5).map(|s| status(&rig, s) != 0).collect();
+    assert_eq!(seen, [false, false, true, true, false]);
+    // The pointer passed the holes, and the fault is over.
+    let pointers = BqRegs(Unit::Velo).wp_lwp_dcq_rp(Vpid::from(9));
+    assert_eq!(rig.read(1, pointers) >> 32, 4);
+    assert_eq!(rig.nodes[1].nic.config().faults, Faults::default());
+    assert_eq!(rig.nodes[1].nic.counters().drops.lost_write, 2);
+    // One slot of a message of three; messages without that slot are spared.
+    rig.with(1, |nic, env| nic.set_faults(lose(Some(1), 1), env));
+    send(&mut rig, 0, 7, to(9, 8), &[1; 8]);
+    send(&mut rig, 0, 7, to(9, 120), &[2; 120]);
+    let seen: Vec<bool> = (4..9).map(|s| status(&rig, s) != 0).collect();
+    assert_eq!(seen, [true, true, false, true, false]);
+    // A write that fails by itself is posted, too.
+    let faults = Faults {
+        dma_fault_every: Some(1),
+        ..Faults::default()
+    };
+    rig.with(1, |nic, env| nic.set_faults(faults, env));
+    numbers(&mut rig, 9, 0..1);
+    assert_eq!(rig.read(1, pointers) >> 32, 9);
+    assert_eq!(rig.nodes[1].nic.counters().drops.dma, 1);
 }
 
 #[test]

@@ -142,6 +142,12 @@ impl Ring {
         header.flip() == self.flip
     }
 
+    /// Header that entry [`Ring::next`] would have had. To be written over that of an entry that got lost: what is left there
+    /// of the lap before the last one would look valid in the next lap, before hardware writes it.
+    pub const fn filler(&self) -> Header {
+        Header(0).with_flip(self.flip)
+    }
+
     /// Accounts for the consumption of entry [`Ring::next`].
     pub fn consume(&mut self) {
         let last = self.entries - 1;

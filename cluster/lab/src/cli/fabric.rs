@@ -4,7 +4,7 @@ use anyhow::{ensure, Context, Result};
 use clap::Subcommand;
 use extoll_emulator::control::{Counters, LinkSelect, NicCounters, Request};
 use extoll_emulator::network::DownPolicy;
-use extoll_emulator::nic::QueueUnit;
+use extoll_emulator::nic::{LoseWrite, LossyRing, QueueUnit};
 use lab::emu::{self, Fault};
 use lab::spec::parse_node;
 use lab::ui::{table, Paint};
@@ -88,6 +88,9 @@ pub enum FaultVerb {
         /// RMA notification queues instead of VELO mailboxes
         #[arg(long)]
         rma: bool,
+        /// Full with this many slots in use (default: always)
+        #[arg(long)]
+        slots: Option<u32>,
         /// End it
         #[arg(long)]
         off: bool,
@@ -96,23 +99,51 @@ pub enum FaultVerb {
         nic: usize,
     },
     /// Let requesters report `retry`
+    #[command(group(clap::ArgGroup::new("when").required(true).multiple(true)))]
     Retry {
         /// Node
         node: String,
-        /// On every n-th descriptor, 0 ends it
-        #[arg(long)]
-        every: u32,
+        /// On every n-th descriptor; 1: nothing gets through, 0 ends it
+        #[arg(long, group = "when")]
+        every: Option<u32>,
+        /// While more than this many messages wait for the queue that is sent to; `off` ends it
+        #[arg(long, group = "when")]
+        waiting: Option<String>,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Let DMA accesses fail
+    /// Let write-combining buffers keep what is sent
+    Stuck {
+        /// Node
+        node: String,
+        /// End it: what was kept is sent
+        #[arg(long)]
+        off: bool,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Let DMA accesses fail, or lose writes into a queue
+    #[command(group(clap::ArgGroup::new("what").required(true)))]
     DmaFault {
         /// Node
         node: String,
-        /// Every n-th access, 0 ends it
-        #[arg(long)]
-        every: u32,
+        /// Every n-th access fails, 0 ends it
+        #[arg(long, group = "what")]
+        every: Option<u32>,
+        /// The next writes into this ring are lost: velo (mailboxes), rma (notification queues), snq (system notification queue)
+        #[arg(long, group = "what", value_parser = lossy_ring)]
+        ring: Option<LossyRing>,
+        /// Only into the queue of this VPID
+        #[arg(long, requires = "ring")]
+        vpid: Option<u8>,
+        /// Only this slot (0 to 2) of VELO messages of several slots
+        #[arg(long, requires = "ring")]
+        slot: Option<u8>,
+        /// So many messages, notifications or entries, 0 ends it
+        #[arg(long, requires = "ring", default_value_t = 1)]
+        count: u32,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
@@ -253,6 +284,15 @@ fn link_of(cluster: &Cluster, words: &[String]) -> Result<LinkSelect> {
     }
 }
 
+fn lossy_ring(word: &str) -> Result<LossyRing, String> {
+    match word {
+        "velo" => Ok(LossyRing::Velo),
+        "rma" => Ok(LossyRing::Rma),
+        "snq" => Ok(LossyRing::Snq),
+        _ => Err("velo, rma or snq".into()),
+    }
+}
+
 fn some_unless_zero(n: u32) -> Option<u32> {
     (n > 0).then_some(n)
 }
@@ -335,6 +375,7 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             node,
             vpid,
             rma,
+            slots,
             off,
             nic: k,
         } => {
@@ -344,6 +385,7 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
                 Fault::QueueFull {
                     unit,
                     vpid,
+                    slots,
                     on: !off,
                 },
             )
@@ -351,13 +393,43 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
         FaultVerb::Retry {
             node,
             every,
+            waiting,
             nic: k,
-        } => inject(nic(&node, k)?, Fault::RetryEvery(some_unless_zero(every))),
+        } => {
+            let nic = nic(&node, k)?;
+            if let Some(n) = every {
+                inject(nic, Fault::RetryEvery(some_unless_zero(n)))?;
+            }
+            match waiting.as_deref() {
+                None => Ok(()),
+                Some("off") => inject(nic, Fault::RetryWaiting(None)),
+                Some(n) => {
+                    let n = n.parse().context("--waiting is a number or 'off'")?;
+                    inject(nic, Fault::RetryWaiting(Some(n)))
+                }
+            }
+        }
+        FaultVerb::Stuck { node, off, nic: k } => inject(nic(&node, k)?, Fault::Stuck(!off)),
         FaultVerb::DmaFault {
             node,
             every,
+            ring,
+            vpid,
+            slot,
+            count,
             nic: k,
-        } => inject(nic(&node, k)?, Fault::DmaEvery(some_unless_zero(every))),
+        } => {
+            let fault = match ring {
+                Some(ring) => Fault::LoseWrite(LoseWrite {
+                    ring,
+                    vpid,
+                    slot,
+                    count,
+                }),
+                None => Fault::DmaEvery(every.and_then(some_unless_zero)),
+            };
+            inject(nic(&node, k)?, fault)
+        }
         FaultVerb::AtuFault {
             node,
             every,

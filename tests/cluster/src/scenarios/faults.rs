@@ -25,7 +25,7 @@ pub fn all() -> Vec<Scenario> {
 }
 
 /// Sums every number with this key anywhere in a JSON document.
-fn sum(value: &Value, key: &str) -> u64 {
+pub fn sum(value: &Value, key: &str) -> u64 {
     match value {
         Value::Object(map) => map
             .iter()
@@ -90,7 +90,7 @@ fn queue_full(lab: &Lab) -> Result<()> {
 }
 
 /// Sum of a counter over the ports of a node, as the driver counts it.
-fn port_counter(lab: &Lab, node: usize, name: &str) -> Result<u64> {
+pub fn port_counter(lab: &Lab, node: usize, name: &str) -> Result<u64> {
     let ports = lab.ok(node, "cat /sys/kernel/debug/extoll-*/ports")?;
     let words: Vec<&str> = ports.split_whitespace().collect();
     ensure!(words.contains(&name), "no counter {name} in {ports}");

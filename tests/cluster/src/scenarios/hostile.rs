@@ -95,7 +95,7 @@ const INTERVAL_S: u64 = 10;
 /// More than the objects by which caches may grow ([`no_growth`]), so that one leak per message shows.
 const BURST: u32 = 1500;
 
-fn velo(node: u16, vpid: u8, mtt: u8, tag: u8, data: &[u8]) -> String {
+pub(super) fn velo(node: u16, vpid: u8, mtt: u8, tag: u8, data: &[u8]) -> String {
     let mut hex = String::new();
     for b in data {
         // Writing to a string can't fail.

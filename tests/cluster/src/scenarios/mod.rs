@@ -1,5 +1,6 @@
 //! The scenarios, grouped by what they show.
 
+mod checksums;
 mod churn;
 mod driver;
 mod fabric;
@@ -7,6 +8,7 @@ mod faults;
 mod hostile;
 mod memory;
 mod raw;
+mod recovery;
 mod refused;
 mod traffic;
 mod uapi;
@@ -28,7 +30,9 @@ pub fn all() -> Vec<Scenario> {
     all.extend(driver::all());
     all.extend(churn::all());
     all.extend(faults::all());
+    all.extend(recovery::all());
     all.extend(hostile::all());
+    all.extend(checksums::all());
     all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());

@@ -60,7 +60,8 @@ fn ping_1000(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn ping_sizes(lab: &Lab) -> Result<()> {
+/// Pings with packets of many lengths.
+pub fn ping_sizes(lab: &Lab) -> Result<()> {
     // Around the eager limit, the fragment sizes of VELO (120) and RMA (496), the page, and the largest packet.
     for size in [
         0, 56, 76, 77, 78, 79, 200, 453, 454, 455, 1472, 4054, 8192, 65000, 65507,
@@ -96,7 +97,8 @@ fn iperf3(lab: &Lab, options: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("iperf3 {options}: {text}"))
 }
 
-fn iperf3_tcp(lab: &Lab) -> Result<()> {
+/// TCP with one and four streams, in all directions.
+pub fn iperf3_tcp(lab: &Lab) -> Result<()> {
     for options in ["", "-R", "-P 4", "-P 4 -R", "--bidir", "-P 4 --bidir"] {
         let report = iperf3(lab, options)?;
         let bytes = report["end"]["sum_received"]["bytes"].as_u64().unwrap_or(0);

@@ -1,0 +1,317 @@
+//! Faults of the NIC itself: writes that get lost, packets that are never taken, memory that is short.
+
+use super::faults::{port_counter, sum};
+use super::traffic::{both_ways, iperf3_tcp, ping_sizes};
+use super::PAIR;
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = |name, run| Scenario {
+        name,
+        spec: PAIR,
+        run,
+    };
+    vec![
+        s("faults::lost_writes_under_traffic", lost_under_traffic),
+        s("faults::lost_writes_when_idle", lost_when_idle),
+        s("faults::transmit_watchdog", watchdog),
+        s("faults::retry_without_end", retry_without_end),
+        s("faults::slow_receiver", slow_receiver),
+        s("faults::slots_of_64_bytes", small_slots),
+        s("faults::memory_pressure", memory_pressure),
+    ]
+}
+
+/// How often a reason of the base driver occurred on a node.
+fn reason(lab: &Lab, node: usize, number: u32) -> Result<u64> {
+    let text = lab.ok(node, "cat /sys/kernel/debug/extoll-*/counters")?;
+    let start = format!("reason {number} ");
+    text.lines()
+        .find_map(|l| l.strip_prefix(&start)?.split(' ').next()?.parse().ok())
+        .with_context(|| format!("no reason {number} in {text}"))
+}
+
+/// Has the next write into a ring of node 1 lost, and waits until the driver skipped the hole.
+fn lose_one(lab: &Lab, ring: &str, number: u32) -> Result<()> {
+    let before = (
+        sum(&lab.status()?, "drops_lost_write"),
+        reason(lab, 1, number)?,
+    );
+    lab.fault(&["dma-fault", "1", "--ring", ring])?;
+    lab.until("a write is lost and skipped", PATIENCE, |l| {
+        Ok(reason(l, 1, number)? > before.1)
+    })?;
+    let lost = sum(&lab.status()?, "drops_lost_write") - before.0;
+    ensure!(lost == 1, "{lost} writes were lost instead of one");
+    Ok(())
+}
+
+fn ping(lab: &Lab, options: &str) -> Result<()> {
+    let out = lab.ok(0, &format!("ping -q {options} node1"))?;
+    ensure!(out.contains(" 0% packet loss"), "ping {options}: {out}");
+    Ok(())
+}
+
+/// Rings and the reasons that count what they lost.
+const RINGS: [(&str, u32); 3] = [("velo", 19), ("rma", 20), ("snq", 21)];
+
+/// Single writes into each ring get lost while data flow both ways: they arrive, and afterwards nothing is missing.
+fn lost_under_traffic(lab: &Lab) -> Result<()> {
+    let before = RINGS
+        .iter()
+        .map(|(_, number)| reason(lab, 1, *number))
+        .collect::<Result<Vec<_>>>()?;
+    std::thread::scope(|scope| {
+        let data = scope.spawn(|| both_ways(lab, 32, Duration::from_secs(200)));
+        // Traffic in any case, also when the data are through.
+        let load = lab.spawn(0, "ping -q -i 0.05 -s 3000 -w 150 node1")?;
+        let lose = |(ring, number): &(&str, u32)| lose_one(lab, ring, *number);
+        let result = RINGS.iter().chain(&RINGS).try_for_each(lose);
+        let data = data
+            .join()
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the thread panicked")));
+        load.stop();
+        result.and(data)
+    })?;
+    // Long enough for the system notification queue to go round: what was left in a hole must not come back to life.
+    ping(lab, "-c 1000 -i 0.004 -s 40")?;
+    ping(lab, "-c 50 -i 0.02 -s 3000")?;
+    for ((ring, number), before) in RINGS.iter().zip(before) {
+        let skipped = reason(lab, 1, *number)? - before;
+        ensure!(
+            skipped == 2,
+            "{ring}: 2 lost writes were counted as {skipped}"
+        );
+    }
+    Ok(())
+}
+
+/// Nothing else that could wake anybody happens.
+fn lost_when_idle(lab: &Lab) -> Result<()> {
+    for (ring, size, number) in [("velo", 40, 19), ("rma", 3000, 20)] {
+        // Resolves the address first, so that one frame goes and nothing is repeated.
+        ping(lab, "-c 1 -s 3000")?;
+        std::thread::sleep(Duration::from_secs(1));
+        let before = reason(lab, 1, number)?;
+        lab.fault(&["dma-fault", "1", "--ring", ring])?;
+        let out = lab.sh_for(0, &format!("ping -q -c 1 -W 1 -s {size} node1"), PATIENCE)?;
+        ensure!(out.status != 0, "a lost {ring} write was answered");
+        lab.until("the hole is skipped without more traffic", PATIENCE, |l| {
+            Ok(reason(l, 1, number)? == before + 1)
+        })?;
+        ping(lab, &format!("-c 3 -i 0.2 -s {size}"))?;
+    }
+    // The message is there, only nobody was told.
+    std::thread::sleep(Duration::from_secs(1));
+    let before = reason(lab, 1, 21)?;
+    lab.fault(&["dma-fault", "1", "--ring", "snq"])?;
+    ping(lab, "-c 1 -W 20 -s 40")?;
+    ensure!(
+        reason(lab, 1, 21)? == before + 1,
+        "no lost system notification was counted"
+    );
+    ping(lab, "-c 10 -i 0.05 -s 40")
+}
+
+/// The kernel's own report of a transmit time-out, which is what this scenario wants.
+const WATCHDOG: &str = "NETDEV WATCHDOG";
+
+fn watchdog(lab: &Lab) -> Result<()> {
+    ping(lab, "-c 1")?;
+    let before = (
+        lab.ethtool(0, "tx_watchdog")?,
+        port_counter(lab, 0, "lost")?,
+        reason(lab, 0, 12)?,
+    );
+    lab.fault(&["stuck", "0"])?;
+    // Small frames go as messages; with 255 of them not taken, the queue stops, and five seconds later the watchdog bites.
+    let load = lab.spawn(0, "ping -q -f -s 20 -w 60 node1")?;
+    let fired = lab.until("the watchdog fires", PATIENCE, |l| {
+        Ok(l.ethtool(0, "tx_watchdog")? > before.0)
+    });
+    lab.fault(&["stuck", "0", "--off"])?;
+    fired?;
+    let back = lab.until("node1 answers again", PATIENCE, |l| {
+        Ok(l.sh_for(0, "ping -q -c 2 -W 2 node1", PATIENCE)?.status == 0)
+    });
+    load.stop();
+    back?;
+    ensure!(
+        port_counter(lab, 0, "lost")? > before.1,
+        "nothing was given up"
+    );
+    ensure!(reason(lab, 0, 12)? > before.2, "no stall was reported");
+    let log = lab.ok(0, "dmesg")?;
+    ensure!(
+        log.contains("transmit queue stood still"),
+        "exn did not log the time-out"
+    );
+    lab.assert_clean_log_but(&[WATCHDOG])?;
+    lab.ok(0, "dmesg -C")?;
+    ping(lab, "-c 50 -i 0.02 -s 40")?;
+    ping(lab, "-c 50 -i 0.02 -s 9000")?;
+    iperf3_tcp(lab)
+}
+
+/// The NIC refuses every packet, again and again, replays included: they are given up, and the port goes on.
+fn retry_without_end(lab: &Lab) -> Result<()> {
+    ping(lab, "-c 1")?;
+    let before = (reason(lab, 0, 13)?, port_counter(lab, 0, "lost")?);
+    lab.fault(&["retry", "0", "--every", "1"])?;
+    let load = lab.spawn(0, "ping -q -i 0.01 -s 40 -w 60 node1")?;
+    let fetch = lab.spawn(1, "ping -q -i 0.01 -s 3000 -w 60 node0")?;
+    let given_up = lab.until("packets are given up several times", PATIENCE, |l| {
+        Ok(reason(l, 0, 13)? > before.0 + 2)
+    });
+    lab.fault(&["retry", "0", "--every", "0"])?;
+    load.stop();
+    fetch.stop();
+    given_up?;
+    ensure!(
+        port_counter(lab, 0, "lost")? > before.1,
+        "no packet was counted as lost"
+    );
+    lab.until("node1 answers again", PATIENCE, |l| {
+        Ok(l.sh_for(0, "ping -q -c 2 -W 2 node1", PATIENCE)?.status == 0)
+    })?;
+    ping(lab, "-c 50 -i 0.02 -s 40")?;
+    ping(lab, "-c 50 -i 0.02 -s 9000")
+}
+
+/// The mailbox of node 1 takes few messages at a time, and the NIC of node 0 refuses to send while others wait for it.
+fn slow_receiver(lab: &Lab) -> Result<()> {
+    let before = lab.status()?;
+    lab.fault(&["queue-full", "1", "--vpid", "254", "--slots", "2"])?;
+    lab.fault(&["retry", "0", "--waiting", "1"])?;
+    let result = both_ways(lab, 32, Duration::from_secs(300));
+    // Many messages at once: broadcast of long frames.
+    let flood = lab.sh_for(0, "ping -q -b -f -s 8000 -c 50 -w 20 10.2.0.255", PATIENCE);
+    lab.fault(&["clear"])?;
+    result?;
+    flood?;
+    let after = lab.status()?;
+    for key in ["velo_held", "velo_retries"] {
+        ensure!(sum(&after, key) > sum(&before, key), "{key} did not move");
+    }
+    ping(lab, "-c 20 -i 0.02 -s 3000")
+}
+
+/// Reloads the modules of a node with VELO slots of this size.
+fn reload(lab: &Lab, node: usize, small: bool) -> Result<()> {
+    let (option, size) = if small {
+        ("velo_slots_64=1", 64)
+    } else {
+        ("", 128)
+    };
+    let peer = 1 - node;
+    lab.ok(
+        node,
+        &format!(
+            "rmmod exn extoll && modprobe extoll {option} && modprobe exn && for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; \
+             ip addr replace 10.2.0.{}/24 broadcast + dev exn0 && ip link set exn0 up",
+            node + 1
+        ),
+    )?;
+    let status = lab.ok(node, "cat /sys/kernel/debug/extoll-*/status")?;
+    ensure!(
+        status.contains(&format!("velo_slot_bytes {size}")),
+        "{status}"
+    );
+    lab.until("the peer answers", PATIENCE, |l| {
+        Ok(
+            l.sh_for(node, &format!("ping -q -c 1 -W 1 node{peer}"), PATIENCE)?
+                .status
+                == 0,
+        )
+    })
+}
+
+/// Messages take one to three slots: on one node, then on both. Then slots get lost.
+fn small_slots(lab: &Lab) -> Result<()> {
+    for node in [1, 0] {
+        reload(lab, node, true)?;
+        ping_sizes(lab)?;
+        // Many messages per frame.
+        for node in 0..2 {
+            lab.ok(node, "ethtool --set-tunable exn0 tx-copybreak 9000")?;
+        }
+        ping_sizes(lab)?;
+        iperf3_tcp(lab)?;
+        for node in 0..2 {
+            lab.ok(node, "ethtool --set-tunable exn0 tx-copybreak 120")?;
+        }
+    }
+    // An echo request of 98 bytes has two slots. The first one, the second one, or both get lost; the next requests arrive.
+    for slot in [&["--slot", "0"][..], &["--slot", "1"], &[]] {
+        let before = (reason(lab, 1, 19)?, reason(lab, 1, 7)?);
+        let load = lab.spawn(0, "ping -q -i 0.05 -w 60 node1")?;
+        let mut fault = vec!["dma-fault", "1", "--ring", "velo", "--vpid", "254"];
+        fault.extend(slot);
+        lab.fault(&fault)?;
+        let skipped = lab.until("lost slots are skipped", PATIENCE, |l| {
+            Ok(reason(l, 1, 19)? > before.0)
+        });
+        load.stop();
+        skipped.with_context(|| format!("{slot:?}"))?;
+        ping(lab, "-c 50 -i 0.02")?;
+        ensure!(
+            reason(lab, 1, 7)? == before.1,
+            "{slot:?}: a status word was misread"
+        );
+    }
+    for node in 0..2 {
+        reload(lab, node, false)?;
+    }
+    ping(lab, "-c 5 -i 0.02")
+}
+
+/// Memory of node 1 is full of page cache, and hardly any of it may be kept free, so that buffers for long frames, which need many
+/// pages in a row and can't wait, are often not to be had.
+fn memory_pressure(lab: &Lab) -> Result<()> {
+    let counters = [
+        "rx_rdv_deferred",
+        "rx_rdv_discarded",
+        "rx_no_memory",
+        "tx_no_memory",
+    ];
+    let read = |lab: &Lab| -> Result<u64> { counters.iter().map(|c| lab.ethtool(1, c)).sum() };
+    let saved = lab.ok(
+        1,
+        "cat /proc/sys/vm/min_free_kbytes /proc/sys/vm/watermark_scale_factor",
+    )?;
+    let mut saved = saved.split_whitespace();
+    let (min_free, scale) = (
+        saved.next().context("min_free_kbytes")?,
+        saved.next().context("watermark_scale_factor")?,
+    );
+    let before = read(lab)?;
+    lab.ok(1, "echo 128 >/proc/sys/vm/min_free_kbytes; echo 1 >/proc/sys/vm/watermark_scale_factor; echo 120 >/proc/sys/vm/nr_hugepages")?;
+    let hog = lab.spawn(
+        1,
+        "end=$(($(date +%s) + 120)); while [ $(date +%s) -lt $end ]; do cat /dev/vd? >/dev/null; done",
+    )?;
+    let load = lab.spawn(
+        0,
+        "for i in 1 2 3 4; do ping -q -f -s 60000 -w 120 node1 >/dev/null & done; wait",
+    )?;
+    let short = lab.until("a buffer is not to be had", Duration::from_secs(100), |l| {
+        Ok(read(l)? > before)
+    });
+    load.stop();
+    hog.stop();
+    lab.ok(
+        1,
+        &format!("echo {min_free} >/proc/sys/vm/min_free_kbytes; echo {scale} >/proc/sys/vm/watermark_scale_factor; echo 0 >/proc/sys/vm/nr_hugepages; pkill cat; true"),
+    )?;
+    lab.ok(0, "pkill ping; true")?;
+    short?;
+    lab.until("nothing waits any more", PATIENCE, |l| {
+        Ok(l.ethtool(1, "rx_rdv_waiting")? == 0)
+    })?;
+    ping(lab, "-c 20 -i 0.05 -s 60000")?;
+    both_ways(lab, 32, Duration::from_secs(200))
+}
