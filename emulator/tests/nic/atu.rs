@@ -244,9 +244,9 @@ fn rights_are_checked_by_the_unit_that_translates() {
                 assert_eq!(c.events[27] - events, u64::from(e != 0), "{tag}");
                 assert_eq!(c.drops.translation - drops, u64::from(e != 0), "{tag}");
                 // Data moved, or not a byte of it.
-                for i in 0..2 {
+                for (i, before) in before.iter().enumerate() {
                     let moved = e == 0 && i == [1, 1, 0, 0][n];
-                    assert_eq!(bytes(&m, i) != before[i], moved, "{tag}, node {i}");
+                    assert_eq!(bytes(&m, i) != *before, moved, "{tag}, node {i}");
                 }
             }
         }

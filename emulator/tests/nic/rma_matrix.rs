@@ -1,6 +1,8 @@
 //! Every RMA command × notifications × page options × replication × size: data, notification words, traffic classes,
 //! interrupts. What is expected comes from the tables of HW §10, bit by bit, not from the formats that the model uses.
 
+#![allow(clippy::precedence)] // bit patterns as the reference writes them
+
 use super::rig::*;
 use super::rma::Pair;
 use extoll_emulator::env::NetPort;
