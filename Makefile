@@ -5,16 +5,19 @@ T ?=
 export T
 ENTER := scripts/enter
 
-.PHONY: help setup build modules modules_install lint check demo bench clean distclean
+.PHONY: help setup build modules modules_install userland install_userland lint check check-debug demo bench clean distclean
 
 help:
 	@echo 'make demo             boot two nodes and watch them talk TCP/IP over Extoll'
 	@echo 'make check [T=pat]    all tests: host, emulator, virtual machines (T: only names that contain pat)'
+	@echo 'make check-debug [T=] the scenarios on a self-built kernel with lock, memory and leak checkers (builds it first)'
 	@echo 'make bench            EXN against virtio-net and e1000e, as ratios and counts'
 	@echo 'make setup            build root, kernel tree, guest images (the other targets do this when needed)'
 	@echo 'make build            host programs: emulator, lab, tests'
 	@echo 'make modules          extoll.ko and exn.ko for the stock Debian kernel named in versions.lock'
 	@echo 'make modules_install  install them on this machine (INSTALL_MOD_PATH=dir for another root)'
+	@echo 'make userland         out/userland: tools, librma/libvelo/libsmfu, headers, manual pages'
+	@echo 'make install_userland install them (PREFIX=/usr/local, DESTDIR=)'
 	@echo 'make lint             rustfmt, clippy (host and kernel code), unsafe and documentation rules'
 	@echo 'make clean            remove what was built'
 	@echo 'make distclean        remove the build root and all caches too'
@@ -31,11 +34,21 @@ modules: setup
 modules_install: modules
 	@scripts/modules-install
 
+userland: build
+	@scripts/userland
+
+install_userland: build
+	@scripts/userland --install
+
 lint: setup
 	@scripts/lint
 
 check: setup
 	@scripts/check
+
+check-debug:
+	@scripts/setup --debug-kernel
+	@scripts/check --debug
 
 demo: build modules
 	@scripts/demo

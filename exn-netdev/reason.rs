@@ -159,7 +159,6 @@ impl Reason {
             Reason::TxNoCarrier
                 | Reason::RxOwnMulticast
                 | Reason::Late
-                | Reason::DropUnmatched
                 | Reason::TxFlushed
                 | Reason::RxFlushed
         )

@@ -273,9 +273,7 @@ impl Tx {
         };
         let key = ext_eth::match_key(map.addr(), len);
         // What goes to a peer that stands still is not charged: it would stop the queue for all others.
-        let bql = queue
-            .filter(|_| stalled == 0)
-            .map(|q| sh.ndev.bql_sent(q, len));
+        let bql = queue.filter(|_| stalled == 0).map(|q| q.bql_sent(len));
         let entry = Flight {
             map,
             node,

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! debugfs directory of a NIC, `extoll-<PCI name>/`: `status`, `counters`, `ports`, `atu` (docs/driver.md).
+//! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md).
 
-use crate::{atu::Atu, nic::Nic, stats::Reason, vpid::Open};
+use crate::{atu::Atu, nic::Nic, rf, stats::Reason, vpid::Open};
 use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
 use kernel_ext::debugfs::Dir;
-use wire::{ids::Unit, snq::TriggerEvent};
+use wire::{
+    ids::Unit,
+    snq::{TriggerEvent, TriggerMask},
+};
 
 /// The files; removed by drop.
 pub(crate) type Files = Dir<Nic>;
@@ -13,7 +16,7 @@ pub(crate) type Files = Dir<Nic>;
 /// Makes the files of a NIC, which belong to module `M`. May sleep.
 pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files> {
     let name = CString::try_from_fmt(fmt!("extoll-{}", nic.device().name()))?;
-    Dir::new::<M>(
+    let mut dir = Dir::new::<M>(
         &name,
         nic,
         &[
@@ -21,8 +24,47 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"counters", show_counters),
             (c"ports", show_ports),
             (c"atu", Atu::show),
+            (c"events", show_events),
+            (c"links", |nic, f| nic.links.show(f)),
         ],
-    )
+    )?;
+    dir.add_writable::<M>(c"event_mask", nic, show_mask, store_mask)?;
+    dir.add_directory::<M>(c"registers", nic, &rf::sections()?, rf::show_section)?;
+    Ok(dir)
+}
+
+/// Every event with its sub-causes.
+fn show_events(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for event in TriggerEvent::ALL {
+        let n = nic.stats().events(event.number());
+        if n != 0 {
+            writeln!(f, "event {} {n} ({})", event.number(), event.name())?;
+            nic.events.show(event, f)?;
+        }
+    }
+    Ok(())
+}
+
+fn show_mask(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let (_, mask, _) = nic.snq.show();
+    writeln!(f, "{mask:#010x}")
+}
+
+/// Ports live on their events: those cannot be switched off.
+fn store_mask(nic: &Nic, text: &str) -> Result {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    let mask = u32::from_str_radix(digits, 16).map_err(|_| EINVAL)?;
+    let mask = TriggerMask(mask.into());
+    let needed = [
+        TriggerEvent::VeloNotification,
+        TriggerEvent::RmaNotification,
+        TriggerEvent::NwState,
+    ];
+    if !needed.iter().all(|e| mask.contains(*e)) {
+        return Err(EINVAL);
+    }
+    nic.snq.allow(nic, mask);
+    Ok(())
 }
 
 fn show_status(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,11 +5,13 @@
 #![allow(unsafe_code)]
 
 use kernel::{
+    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     device::{self, Bound},
     dma::Coherent,
     prelude::*,
     sync::aref::ARef,
 };
+use kernel_ext::chardev::{Frame, Source};
 use wire::ids::BusAddr;
 
 /// Coherent memory as little-endian quadwords that device and CPU may change at any time.
@@ -25,8 +27,21 @@ impl DmaWords {
     ///
     /// `EINVAL` for 0 words, `ENOMEM`.
     pub fn new(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
+        Self::with_flags(dev, words, GFP_KERNEL)
+    }
+
+    /// As [`DmaWords::new`], charged to the memory control group of the calling process.
+    ///
+    /// # Errors
+    ///
+    /// As [`DmaWords::new`].
+    pub(crate) fn accounted(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
+        Self::with_flags(dev, words, GFP_KERNEL_ACCOUNT)
+    }
+
+    fn with_flags(dev: &device::Device<Bound>, words: usize, flags: Flags) -> Result<Self> {
         Ok(Self {
-            memory: Coherent::zeroed_slice(dev, words, GFP_KERNEL | __GFP_NOWARN)?,
+            memory: Coherent::zeroed_slice(dev, words, flags | __GFP_NOWARN)?,
             words,
         })
     }
@@ -73,6 +88,21 @@ impl DmaWords {
         let base: *mut u32 = self.memory.as_mut_ptr().cast();
         // SAFETY: within the allocation; volatile, as the device may access it at any time.
         unsafe { base.add(index).write_volatile(value.to_le()) };
+    }
+}
+
+// SAFETY: whole pages of an allocation that lives as long as `self`. It holds quadwords that anybody may change at any
+// time.
+unsafe impl Source for DmaWords {
+    fn frame(&self, index: usize) -> Option<Frame> {
+        const WORDS: usize = BusAddr::PAGE_SIZE as usize / 8;
+        let first = index.checked_mul(WORDS)?;
+        if first.checked_add(WORDS)? > self.words {
+            return None;
+        }
+        let base: *const u64 = self.memory.as_ptr().cast();
+        // SAFETY: within the allocation by the check above, which is coherent memory.
+        Some(unsafe { Frame::coherent(base.add(first).cast()) })
     }
 }
 

@@ -4,13 +4,14 @@
 
 use crate::{
     dma::BoundDevice,
-    mmio::{RegisterFile, Window},
+    mmio::{RegisterFile, Remote, Window},
 };
 use kernel::{
     device::{self, Bound},
     prelude::*,
 };
-use wire::{htax::Windows, ids::Unit};
+use kernel_ext::pci::Region;
+use wire::{htax::Windows, ids::Unit, regs::smfu::RRA_WINDOW};
 
 /// Register file and requester windows; valid while the device is bound.
 pub(crate) struct Hw {
@@ -18,18 +19,25 @@ pub(crate) struct Hw {
     pub(crate) rf: RegisterFile,
     velo: Window,
     rma: Window,
+    /// Start of the SMFU window: the register file that interval 0 leads to.
+    pub(crate) remote_rf: Remote,
     /// Physical addresses of the windows.
     pub(crate) windows: Windows,
     device: BoundDevice,
 }
 
 impl Hw {
-    /// Maps the windows: register file uncached, requesters write-combining (HW §3.1 step 2). May sleep.
-    pub(crate) fn map(dev: &device::Device<Bound>, windows: Windows) -> Result<Self> {
+    /// Maps the windows, which lie in BAR 0 but for the remote register file (BAR 2): register file uncached, requesters write-combining (HW §3.1 step 2). May sleep.
+    pub(crate) fn map(
+        dev: &device::Device<Bound>,
+        bar0: &Region<'_>,
+        windows: Windows,
+    ) -> Result<Self> {
         Ok(Self {
-            rf: RegisterFile::map(windows.rf.0)?,
-            velo: Window::map(windows.velo.0)?,
-            rma: Window::map(windows.rma.0)?,
+            rf: RegisterFile::map(bar0, windows.rf.0)?,
+            velo: Window::map(bar0, windows.velo.0)?,
+            rma: Window::map(bar0, windows.rma.0)?,
+            remote_rf: Remote::map(windows.smfu.0, RRA_WINDOW as usize, false)?,
             windows,
             device: BoundDevice::new(dev),
         })

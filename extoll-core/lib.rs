@@ -3,7 +3,7 @@
 //! Base driver for the Extoll Tourmalet NIC: one file per functional unit, typed handles for the modules above.
 //!
 //! A module above is an auxiliary driver (see [`child`]); [`child::nic`] gives it the [`nic::Nic`], on which it opens
-//! [`velo`] and [`rma`] ports.
+//! [`velo`] and [`rma`] ports, reaches registers by [`rra`] and memory of other nodes by [`smfu`].
 
 #![deny(unsafe_code)]
 
@@ -12,17 +12,23 @@ mod bq;
 pub mod child;
 mod debugfs;
 pub mod dma;
+mod events;
 mod htax;
 mod hw;
 mod info;
+pub mod links;
 mod mmio;
 pub mod nic;
 pub mod probe;
+pub mod refusal;
+mod rf;
 pub mod rma;
-mod smfu;
+pub mod rra;
+pub mod smfu;
 mod snq;
 pub mod stats;
 mod tx;
+pub mod user;
 pub mod velo;
 pub mod vpid;
 mod xbar;

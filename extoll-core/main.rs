@@ -7,9 +7,11 @@
 use extoll_core::{
     nic::Params,
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
+    refusal::{self, Refusals},
+    user::Settings,
 };
 use kernel::{device::Core, driver, pci, prelude::*, InPlaceModule};
-use kernel_ext::pci::device_id;
+use kernel_ext::{chardev::Classes, debugfs::Dir, pci::device_id};
 
 struct ExtollDriver;
 
@@ -41,6 +43,10 @@ impl pci::Driver for ExtollDriver {
                 module_parameters::snq_irq_1.value(),
                 module_parameters::snq_irq_2.value(),
             ],
+            user: Settings {
+                compat_unsafe: module_parameters::compat_unsafe.value(),
+                vpids_per_user: module_parameters::vpids_per_user.value(),
+            },
         };
         BoundNic::probe::<LocalModule>(pdev, params)
     }
@@ -54,12 +60,19 @@ impl pci::Driver for ExtollDriver {
 struct Extoll {
     #[pin]
     _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
+    /// Dropped after the driver, whose nodes are in it.
+    _classes: Classes,
+    _files: Option<Dir<Refusals>>,
 }
 
 impl InPlaceModule for Extoll {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
+            _classes: Classes::register()?,
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _files: refusal::files::<LocalModule>()
+                .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
+                .ok(),
         })
     }
 }
@@ -94,6 +107,14 @@ module! {
         snq_irq_2: u64 {
             default: 0,
             description: "Payload of the interrupt packet",
+        },
+        compat_unsafe: bool {
+            default: false,
+            description: "Give every process physical memory and all registers, as the vendor's driver does",
+        },
+        vpids_per_user: u32 {
+            default: 125,
+            description: "VPIDs per unit that one unprivileged user may hold on a NIC",
         },
     },
 }

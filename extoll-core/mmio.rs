@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Mapped parts of BAR0: the register file (uncached) and the requester windows (write-combining).
+//! Mapped parts of BAR0: the register file (uncached) and the requester windows (write-combining); and parts of BAR2.
 //!
 //! `kernel::pci::Bar` maps a whole BAR with one attribute; this NIC needs two attributes in one BAR (HW §1.2),
 //! hence own mappings. All accesses are single, aligned, 64 bits wide (HW §0).
@@ -8,8 +8,46 @@
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
-use kernel::{bindings, ffi::c_void, prelude::*};
+use kernel::{bindings, ffi::c_void, prelude::*, sync::Arc};
+use kernel_ext::{
+    chardev::{Cache, Frame, Source},
+    pci::Region,
+};
 use wire::ids::RegOffset;
+
+/// Pages of a BAR to be mapped by processes, which the owner of the BAR has to revoke before it gives the BAR up.
+struct Pages {
+    phys: u64,
+    pages: usize,
+    cache: Cache,
+}
+
+// SAFETY: device memory of a BAR; `user::Devices` revokes all mappings before the NIC is unbound.
+unsafe impl Source for Pages {
+    fn frame(&self, index: usize) -> Option<Frame> {
+        (index < self.pages).then(|| Frame::device(self.phys + ((index as u64) << 12), self.cache))
+    }
+}
+
+/// `pages` pages from `offset` in a window of `size` bytes at physical address `phys`.
+///
+/// # Errors
+///
+/// `EINVAL` if they are not in the window, `ENOMEM`.
+pub(crate) fn pages(
+    phys: u64,
+    size: u64,
+    offset: u64,
+    pages: usize,
+    cache: Cache,
+) -> Result<Arc<dyn Source>> {
+    let end = offset + ((pages as u64) << 12);
+    if offset % 4096 != 0 || end > size {
+        return Err(EINVAL);
+    }
+    let phys = phys + offset;
+    Ok(Arc::new(Pages { phys, pages, cache }, GFP_KERNEL)?)
+}
 
 /// A mapped physical range, unmapped by drop.
 struct Mapping {
@@ -42,14 +80,17 @@ impl Drop for Mapping {
 pub(crate) struct RegisterFile(Mapping);
 
 impl RegisterFile {
-    /// Maps the register file at physical address `phys`. May sleep.
+    /// Maps the register file at physical address `phys` in `bar`. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if it cannot be mapped.
-    pub(crate) fn map(phys: u64) -> Result<Self> {
+    /// `ENOMEM` if it cannot be mapped, `EINVAL` if it is not in the BAR.
+    pub(crate) fn map(bar: &Region<'_>, phys: u64) -> Result<Self> {
         let size = RegOffset::WINDOW as usize;
-        // SAFETY: maps device memory of a BAR that the caller claimed; the result is checked.
+        if !bar.contains(phys, size as u64) {
+            return Err(EINVAL);
+        }
+        // SAFETY: device memory by the check, in a BAR that `bar` has claimed; `Mapping::new` checks the result.
         let base = unsafe { bindings::ioremap(phys, size) };
         Ok(Self(Mapping::new(base, size)?))
     }
@@ -95,13 +136,16 @@ impl Window {
     /// Size in bytes of the VELO and of the RMA window (HW §1.2).
     pub(crate) const SIZE: usize = 0x0200_0000;
 
-    /// Maps the window at physical address `phys`. May sleep.
+    /// Maps the window at physical address `phys` in `bar`. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if it cannot be mapped.
-    pub(crate) fn map(phys: u64) -> Result<Self> {
-        // SAFETY: maps device memory of a BAR that the caller claimed; the result is checked.
+    /// `ENOMEM` if it cannot be mapped, `EINVAL` if it is not in the BAR.
+    pub(crate) fn map(bar: &Region<'_>, phys: u64) -> Result<Self> {
+        if !bar.contains(phys, Self::SIZE as u64) {
+            return Err(EINVAL);
+        }
+        // SAFETY: device memory by the check, in a BAR that `bar` has claimed; `Mapping::new` checks the result.
         let base = unsafe { bindings::ioremap_wc(phys, Self::SIZE) };
         Ok(Self(Mapping::new(base, Self::SIZE)?))
     }
@@ -121,5 +165,77 @@ impl Window {
             unsafe { page.add(i).write_volatile(word.to_le()) };
         }
         kernel_ext::barrier::wmb();
+    }
+}
+
+/// A part of the SMFU window: memory of another node.
+pub struct Remote(Mapping);
+
+/// Sizes of single accesses to remote memory.
+pub trait Word: Copy + PartialEq {
+    /// All bits set: what a failed load gives.
+    const ONES: Self;
+
+    #[doc(hidden)]
+    fn load(remote: &Remote, offset: usize) -> Option<Self>;
+
+    #[doc(hidden)]
+    fn store(self, remote: &Remote, offset: usize) -> Option<()>;
+}
+
+macro_rules! word {
+    ($($ty:ty, $read:ident, $write:ident;)*) => {$(
+        impl Word for $ty {
+            const ONES: Self = Self::MAX;
+
+            #[inline]
+            fn load(remote: &Remote, offset: usize) -> Option<Self> {
+                let p = remote.at(offset, size_of::<Self>())?;
+                // SAFETY: mapped and aligned by `at`.
+                Some(unsafe { bindings::$read(p) })
+            }
+
+            #[inline]
+            fn store(self, remote: &Remote, offset: usize) -> Option<()> {
+                let p = remote.at(offset, size_of::<Self>())?;
+                // SAFETY: mapped and aligned by `at`.
+                unsafe { bindings::$write(self, p) };
+                Some(())
+            }
+        }
+    )*};
+}
+
+word! {
+    u8, readb, writeb;
+    u16, readw, writew;
+    u32, readl, writel;
+    u64, readq, writeq;
+}
+
+impl Remote {
+    /// Maps `bytes` at physical address `phys`, write-combining or uncached. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if it cannot be mapped.
+    pub(crate) fn map(phys: u64, bytes: usize, combine: bool) -> Result<Self> {
+        let base = if combine {
+            // SAFETY: maps device memory of a BAR that the caller claimed; the result is checked.
+            unsafe { bindings::ioremap_wc(phys, bytes) }
+        } else {
+            // SAFETY: as above.
+            unsafe { bindings::ioremap(phys, bytes) }
+        };
+        Ok(Self(Mapping::new(base, bytes)?))
+    }
+
+    /// Address of `bytes` bytes, if they are inside and aligned.
+    fn at(&self, offset: usize, bytes: usize) -> Option<*mut c_void> {
+        if offset % bytes != 0 || offset.checked_add(bytes)? > self.0.size {
+            return None;
+        }
+        // SAFETY: within the mapping by the check above.
+        Some(unsafe { self.0.base.as_ptr().add(offset) }.cast())
     }
 }

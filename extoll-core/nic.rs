@@ -8,10 +8,15 @@
 use crate::{
     atu::Atu,
     dma::BoundDevice,
+    events::{Changes, Events},
     hw::Hw,
+    links::{Link, Links, LINKS},
     rma::Locks,
+    rra::Rra,
+    smfu::Smfu,
     snq::Snq,
     stats::{Reason, Stats},
+    user,
     vpid::Table,
 };
 use kernel::{
@@ -19,6 +24,7 @@ use kernel::{
     impl_has_delayed_work, impl_has_work, new_delayed_work, new_mutex, new_work,
     prelude::*,
     revocable::{Revocable, RevocableGuard},
+    str::CString,
     sync::{
         aref::ARef,
         atomic::{Atomic, AtomicFlag, Relaxed},
@@ -26,7 +32,7 @@ use kernel::{
     },
     workqueue::{DelayedWork, Work, WorkItem},
 };
-use kernel_ext::{ratelimit::RateLimit, trace, work};
+use kernel_ext::{ratelimit::RateLimit, trace, uevent, work};
 use wire::{
     ids::{NodeId, Unit},
     regs::info,
@@ -46,6 +52,8 @@ pub struct Params {
     pub smfu_target_kib: u32,
     /// The three words of the SNQ interrupt packet (HW §6.2).
     pub snq_irq: [u64; 3],
+    /// What processes may do.
+    pub user: user::Settings,
 }
 
 /// What the network looks like from this NIC.
@@ -70,6 +78,9 @@ impl Status {
 pub trait StatusClient: Send + Sync {
     /// Called in process context with the subscriber list locked: may sleep, must not subscribe or unsubscribe.
     fn changed(&self, status: Status);
+
+    /// Link `number` (0…6) went up or down, or its neighbour said who it is. Context as [`StatusClient::changed`].
+    fn link(&self, _number: u8, _link: Link) {}
 }
 
 /// A subscription, ended by drop: when that returns, the client is not called any more. Drop sleeps and must not be
@@ -129,15 +140,28 @@ pub struct Nic {
     #[pin]
     pub(crate) snq: Snq,
     #[pin]
+    pub(crate) rra: Rra,
+    #[pin]
+    pub(crate) smfu: Smfu,
+    pub(crate) events: Events,
+    #[pin]
+    pub(crate) links: Links,
+    #[pin]
     subscribers: Mutex<Subscribers>,
     #[pin]
     status_work: Work<Nic, 0>,
     #[pin]
     housekeeping: DelayedWork<Nic, 1>,
+    #[pin]
+    events_work: Work<Nic, 3>,
 }
 
 impl_has_work! {
     impl HasWork<Nic, 0> for Nic { self.status_work }
+}
+
+impl_has_work! {
+    impl HasWork<Nic, 3> for Nic { self.events_work }
 }
 
 impl_has_delayed_work! {
@@ -163,6 +187,14 @@ impl WorkItem<1> for Nic {
     }
 }
 
+impl WorkItem<3> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        crate::events::work(&this);
+    }
+}
+
 impl Nic {
     pub(crate) fn new(
         dev: &device::Device<Bound>,
@@ -172,6 +204,8 @@ impl Nic {
         snq: impl PinInit<Snq, Error>,
     ) -> Result<Arc<Self>> {
         let bound = BoundDevice::new(dev);
+        let events = Events::new()?;
+        let smfu_bytes = hw.windows.smfu_size;
         Arc::pin_init(
             try_pin_init!(Self {
                 dev: dev.into(),
@@ -189,12 +223,17 @@ impl Nic {
                 locks <- Locks::new(),
                 atu <- Atu::new(),
                 snq <- snq,
+                rra <- Rra::new(),
+                smfu <- Smfu::new(smfu_bytes),
+                events,
+                links <- Links::new(),
                 subscribers <- new_mutex!(
                     Subscribers { list: KVec::new(), next: 0, last: None },
                     "extoll_subscribers"
                 ),
                 status_work <- new_work!("extoll_status"),
                 housekeeping <- new_delayed_work!("extoll_housekeeping"),
+                events_work <- new_work!("extoll_events"),
             }),
             GFP_KERNEL,
         )
@@ -265,7 +304,12 @@ impl Nic {
         Ok(f(hw.device()))
     }
 
-    /// Subscribes to changes of the status; read [`Nic::status`] afterwards. May sleep.
+    /// The links as last seen. No register access; any context.
+    pub fn links(&self) -> [Link; LINKS] {
+        self.links.get()
+    }
+
+    /// Subscribes to changes of the status and of links; read [`Nic::status`] and [`Nic::links`] afterwards. May sleep.
     ///
     /// # Errors
     ///
@@ -357,8 +401,8 @@ impl Nic {
         self.node.store(u32::from(node.0), Relaxed);
     }
 
-    /// As [`Nic::error`] for an event that reports an error, with its words.
-    pub(crate) fn event_error(&self, event: TriggerEvent, part: u8, words: &[u64]) {
+    /// As [`Nic::error`] for an event that reports an error, with what it changed.
+    pub(crate) fn event_error(&self, event: TriggerEvent, part: u8, changes: &Changes<'_>) {
         self.note(Reason::ErrorEvent, u64::from(event.number()));
         let Some(limit) = self.limits.get(Reason::ErrorEvent as usize) else {
             return;
@@ -367,9 +411,9 @@ impl Nic {
             let name = event.name();
             dev_warn!(
                 self.dev,
-                "event {}, part {part}: {:x?}, {missed} suppressed\n",
+                "event {}, part {part}: {}, {missed} suppressed\n",
                 name,
-                words
+                changes
             );
         }
     }
@@ -400,6 +444,18 @@ impl Nic {
     pub(crate) fn schedule_status(self: &Arc<Self>) {
         // Already queued is fine: the work reads the latest state.
         let _ = work::queue().enqueue::<_, 0>(self.clone());
+    }
+
+    /// Has events and links looked at. Any context.
+    pub(crate) fn schedule_events(self: &Arc<Self>) {
+        let _ = work::queue().enqueue::<_, 3>(self.clone());
+    }
+
+    /// Tells subscribers about a link.
+    pub(crate) fn publish_link(&self, number: u8, link: Link) {
+        for (_, client) in self.subscribers.lock().list.iter() {
+            client.link(number, link);
+        }
     }
 
     pub(crate) fn schedule_housekeeping(self: &Arc<Self>, delay_ms: u32) {
@@ -435,6 +491,17 @@ impl Nic {
         for (_, client) in subscribers.list.iter() {
             client.changed(status);
         }
+        drop(subscribers);
+        if self.tell_user_space(status).is_err() {
+            self.error(Reason::LostUevent, u64::MAX);
+        }
+    }
+
+    fn tell_user_space(&self, status: Status) -> Result {
+        let network = CString::try_from_fmt(fmt!("EXTOLL_NETWORK={:?}", status.network))?;
+        let node = CString::try_from_fmt(fmt!("EXTOLL_NODE={}", status.node.0))?;
+        let alive = CString::try_from_fmt(fmt!("EXTOLL_ALIVE={}", u8::from(status.alive)))?;
+        uevent::changed(&self.dev, &[&network, &node, &alive])
     }
 
     /// Stops everything that runs by itself, then gives up the hardware. Called once at unbind, after children and
@@ -448,8 +515,10 @@ impl Nic {
         self.alive.store(false, Relaxed);
         work::cancel_sync::<Nic, 0>(self);
         work::cancel_delayed_sync::<Nic, 1>(self);
+        work::cancel_sync::<Nic, 3>(self);
         self.velo.down();
         self.rma.down();
+        self.smfu.unmap_all();
         *self.bound.lock() = None;
         self.hw.revoke();
     }

@@ -10,9 +10,11 @@ use crate::{
     hw::Hw,
     info,
     nic::{Nic, Params},
-    rma,
-    smfu::Smfu,
+    refusal::{refuse, Failure, Refusal},
+    rf::{self, Directory},
+    rma, rra, smfu,
     snq::{Interrupt, Snq},
+    user::Devices,
     velo, xbar,
 };
 use kernel::{
@@ -42,11 +44,11 @@ const MAX_VECTORS: u32 = 32;
 /// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
 #[derive(Default)]
 struct Live<'a> {
+    user: Option<Devices>,
     children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Files>,
+    registers: Option<Directory>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
-    /// Memory that the units use; freed after they were stopped.
-    memory: Option<Smfu>,
     stopped: bool,
 }
 
@@ -59,22 +61,14 @@ pub struct BoundNic<'a> {
     enabled: Enabled<'a>,
 }
 
-/// Says why a device is refused and returns the error.
-macro_rules! refuse {
-    ($dev:expr, $error:expr, $($text:tt)*) => {{
-        dev_err!($dev, $($text)*);
-        $error
-    }};
-}
-
 impl<'a> BoundNic<'a> {
-    /// Sets a NIC up (HW §3). May sleep. Every refusal is logged with its reason. `M` is the
+    /// Sets a NIC up (HW §3). May sleep. Every refusal is counted, and logged with its reason. `M` is the
     /// module that this crate is linked into; it stays loaded while a debugfs file is open.
     ///
     /// # Errors
     ///
-    /// `ENODEV` for a device that cannot be driven (revision 0x42, no MSI, BARs missing, too small or lost, registers
-    /// unreadable), `EBUSY` if a BAR is claimed by others, `ENOMEM`, and those of the PCI core.
+    /// `ENODEV` for a device that cannot be driven here (revision 0x42, no MSI, no DMA mask, BARs missing, too small or lost,
+    /// registers unreadable), `EBUSY` if a BAR is claimed by others, `ENOMEM`, and those of the PCI core.
     pub fn probe<M: ModuleMetadata + 'static>(
         pdev: &'a pci::Device<Core<'_>>,
         params: Params,
@@ -82,35 +76,35 @@ impl<'a> BoundNic<'a> {
         let dev: &'a pci::Device<Bound> = pdev;
         // Step 1.
         let enabled =
-            Enabled::new(pdev).inspect_err(|e| dev_err!(dev, "cannot be enabled: {:?}\n", e))?;
+            Enabled::new(pdev).inspect_err(|e| refuse(dev, Refusal::Enable, fmt!("{e:?}")))?;
         let revision = dev.revision_id();
         if revision == BAD_REVISION {
-            return Err(refuse!(
-                dev,
-                ENODEV,
-                "PCI revision {:#x} is not supported\n",
-                revision
-            ));
+            refuse(dev, Refusal::Revision, fmt!("{revision:#x}"));
+            return Err(ENODEV);
         }
         let vectors = msi_count(dev);
         if vectors == 0 {
-            return Err(refuse!(dev, ENODEV, "no MSI capability\n"));
+            refuse(dev, Refusal::Msi, fmt!("{vectors} vectors"));
+            return Err(ENODEV);
         }
         // Step 2.
-        enabled
-            .set_dma_mask(pdev)
-            .inspect_err(|e| dev_err!(dev, "DMA mask of 32 bits refused: {:?}\n", e))?;
+        enabled.set_dma_mask(pdev).map_err(|e| {
+            refuse(dev, Refusal::DmaMask, fmt!("{e:?}"));
+            ENODEV
+        })?;
         let bar0 = Self::claim(dev, 0, BAR0_MIN)?;
         let bar2 = Self::claim(dev, 2, RRA_WINDOW + 1)?;
         pdev.set_master();
         let windows = Windows::standard(BusAddr(bar0.start()), BusAddr(bar2.start()), bar2.size());
-        let hw =
-            Hw::map(dev.as_ref(), windows).inspect_err(|_| dev_err!(dev, "cannot map BAR 0\n"))?;
-        let snq = Snq::new(dev.as_ref())?;
-        let nic = Nic::new(dev.as_ref(), unique_id(dev), params, hw, snq)?;
+        let hw = Hw::map(dev.as_ref(), &bar0, windows)
+            .inspect_err(|e| refuse(dev, Refusal::Map, fmt!("{e:?}")))?;
+        let no_setup = |e: &Error| refuse(dev, Refusal::Setup, fmt!("{e:?}"));
+        let nic = Snq::new(dev.as_ref())
+            .and_then(|snq| Nic::new(dev.as_ref(), unique_id(dev), params, hw, snq))
+            .inspect_err(no_setup)?;
 
         let live = new_mutex!(Live::default(), "extoll_live");
-        let live = KBox::pin_init(live, GFP_KERNEL)?;
+        let live = KBox::pin_init(live, GFP_KERNEL).inspect_err(no_setup)?;
         let this = Self {
             live,
             nic,
@@ -119,18 +113,28 @@ impl<'a> BoundNic<'a> {
             enabled,
         };
         // From here on an error gives the hardware up again by the drop of `this`.
-        this.start(dev, vectors)
-            .inspect_err(|e| dev_err!(dev, "probe failed: {:?}\n", e))?;
+        this.start(dev, vectors).map_err(|Failure(why, e)| {
+            refuse(dev, why, fmt!("{e:?}"));
+            e
+        })?;
         let files = debugfs::files::<M>(&this.nic)
             .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
             .ok();
         this.live.lock().files = files;
+        let registers = rf::directory(dev.as_ref(), &this.nic)
+            .inspect_err(|e| dev_warn!(dev, "no register files in sysfs: {:?}\n", e))
+            .ok();
+        this.live.lock().registers = registers;
+        let user = Devices::new::<M>(dev.as_ref(), &this.nic)
+            .inspect_err(|e| dev_warn!(dev, "no device files: {:?}\n", e))
+            .ok();
+        this.live.lock().user = user;
         // Last, since children may be probed at once.
         for (slot, name) in [child::NAME, child::RAW].into_iter().enumerate() {
             let nic = this.nic.clone();
             let child =
                 auxiliary::Registration::new(dev.as_ref(), name, nic.id(), child::MODULE, nic)
-                    .inspect_err(|e| dev_err!(dev, "cannot register child: {:?}\n", e))?;
+                    .inspect_err(no_setup)?;
             if let Some(place) = this.live.lock().children.get_mut(slot) {
                 *place = Some(child);
             }
@@ -141,32 +145,24 @@ impl<'a> BoundNic<'a> {
     fn claim(dev: &'a pci::Device<Bound>, bar: u32, min: u64) -> Result<Region<'a>> {
         let size = dev.resource_len(bar)?;
         if size < min {
-            return Err(refuse!(
+            refuse(
                 dev,
-                ENODEV,
-                "BAR {} has {:#x} bytes, at least {:#x} are needed\n",
-                bar,
-                size,
-                min
-            ));
+                Refusal::BarSize,
+                fmt!("BAR {bar} has {size:#x} bytes, at least {min:#x} are needed"),
+            );
+            return Err(ENODEV);
         }
         let region = Region::claim(dev, bar, c"extoll")
-            .inspect_err(|e| dev_err!(dev, "BAR {} cannot be claimed: {:?}\n", bar, e))?;
+            .inspect_err(|e| refuse(dev, Refusal::BarClaimed, fmt!("BAR {bar}: {e:?}")))?;
         if !region.is_assigned() {
-            let text = "the device was reset, remove and rescan it";
-            return Err(refuse!(
-                dev,
-                ENODEV,
-                "BAR {} lost its address, {}\n",
-                bar,
-                text
-            ));
+            refuse(dev, Refusal::BarLost, fmt!("BAR {bar}"));
+            return Err(ENODEV);
         }
         Ok(region)
     }
 
     /// Steps 3 to 26.
-    fn start(&self, dev: &'a pci::Device<Bound>, vectors: u32) -> Result {
+    fn start(&self, dev: &'a pci::Device<Bound>, vectors: u32) -> Result<(), Failure> {
         let nic = &self.nic;
         {
             let hw = nic.access().ok_or(ENODEV)?;
@@ -177,7 +173,7 @@ impl<'a> BoundNic<'a> {
         }
         let irq = MsiVectors::new(dev, vectors.min(MAX_VECTORS))
             .and_then(|v| v.request(c"extoll", Interrupt(nic.clone())))
-            .inspect_err(|e| dev_err!(dev, "no interrupt: {:?}\n", e))?;
+            .map_err(|e| Failure(Refusal::Interrupt, e))?;
         self.live.lock().irq = Some(irq);
         {
             let hw = nic.access().ok_or(ENODEV)?;
@@ -189,8 +185,9 @@ impl<'a> BoundNic<'a> {
         Atu::init(nic)?;
         let (mps, mrrs) = payload_sizes(dev);
         rma::init(nic, mps, mrrs)?;
-        self.live.lock().memory = Some(Smfu::init(nic)?);
+        smfu::init(nic)?;
         nic.schedule_status();
+        nic.schedule_events();
         Ok(())
     }
 
@@ -198,6 +195,8 @@ impl<'a> BoundNic<'a> {
     /// sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
+        let user = self.live.lock().user.take();
+        drop(user);
         let children = {
             let mut live = self.live.lock();
             if core::mem::replace(&mut live.stopped, true) {
@@ -208,6 +207,9 @@ impl<'a> BoundNic<'a> {
         drop(children);
         let files = self.live.lock().files.take();
         drop(files);
+        let registers = self.live.lock().registers.take();
+        drop(registers);
+        let remains = rra::close(&self.nic);
         self.nic.snq.stop(&self.nic);
         let irq = self.live.lock().irq.take();
         drop(irq);
@@ -216,15 +218,15 @@ impl<'a> BoundNic<'a> {
         self.enabled.stop_dma();
         Atu::release(&self.nic);
         self.nic.shutdown();
-        let memory = core::mem::take(&mut self.live.lock().memory);
-        drop(memory);
+        drop(remains);
         self.nic.locks.free();
+        self.nic.smfu.free_exported();
     }
 }
 
 /// Leaves no address of host memory in the hardware.
 fn stop_units(nic: &Arc<Nic>) {
-    Smfu::stop(nic);
+    smfu::stop(nic);
     rma::stop(nic);
     Atu::stop(nic);
     velo::stop(nic);

@@ -5,7 +5,7 @@
 //! Events make the NIC write entries into a ring in host memory and send an MSI. The handler takes entries while their
 //! flip bit is as expected, tells the NIC how far it came and re-arms; only the handler advances.
 
-use crate::{dma::DmaWords, hw::Hw, nic::Nic, stats::Reason, vpid::Delivered, xbar};
+use crate::{dma::DmaWords, events, hw::Hw, nic::Nic, stats::Reason, vpid::Delivered, xbar};
 use kernel::{
     device::{self, Bound},
     prelude::*,
@@ -43,6 +43,8 @@ const DRAIN_RETRY_MS: u32 = 10_000;
 struct State {
     ring: Ring,
     running: bool,
+    /// Events that the driver wants.
+    allowed: TriggerMask,
     /// Events masked because of a storm.
     storming: TriggerMask,
     counts: [u32; 32],
@@ -56,9 +58,9 @@ struct State {
 impl State {
     fn mask(&self) -> TriggerMask {
         let mask = if self.drain.is_some() {
-            TriggerMask::DRAINING
+            self.allowed.without(TriggerEvent::XbarOutport)
         } else {
-            TriggerMask::DEFAULT
+            self.allowed
         };
         TriggerMask(mask.raw() & !self.storming.raw())
     }
@@ -100,6 +102,7 @@ impl Snq {
         let state = State {
             ring: Ring::new(ENTRIES, 0).ok_or(EINVAL)?,
             running: false,
+            allowed: TriggerMask::DEFAULT,
             storming: TriggerMask(0),
             counts: [0; 32],
             window: Instant::now(),
@@ -155,6 +158,16 @@ impl Snq {
             hw.rf.write(snq::TRIGGER_ENABLE, 0);
             hw.rf.write(snq::EXECUTE, 0);
             hw.rf.read(snq::QUEUE_WPLT);
+        }
+    }
+
+    /// Sets which events are enabled; storms and the drain mask some of them for a while. Any context.
+    pub(crate) fn allow(&self, nic: &Nic, mask: TriggerMask) {
+        let Some(hw) = nic.alive_access() else { return };
+        let mut state = self.state.lock();
+        state.allowed = mask;
+        if state.running {
+            hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
         }
     }
 
@@ -238,29 +251,34 @@ fn dispatch(nic: &Arc<Nic>, hw: &Hw, state: &mut State, entry: &Entry) {
         hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
         nic.schedule_housekeeping(MASKED_MS);
     }
+    let registers = emission.registers;
     match event {
         TriggerEvent::VeloNotification => deliver(nic, Unit::Velo, words),
         TriggerEvent::RmaNotification => deliver(nic, Unit::Rma, words),
-        TriggerEvent::NwState | TriggerEvent::BarrierGlobalInterrupt => nic.schedule_status(),
+        TriggerEvent::NwState | TriggerEvent::BarrierGlobalInterrupt => {
+            events::count(nic, event, registers, words);
+            nic.schedule_status();
+        }
         TriggerEvent::XbarOutport => {
+            events::count(nic, event, registers, words);
             if state.drain.is_none() {
                 state.drain = Some(0);
                 hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
                 nic.schedule_housekeeping(0);
             }
         }
-        TriggerEvent::TimerInterrupt
-        | TriggerEvent::GpioIrq
-        | TriggerEvent::BarrierReleased
-        | TriggerEvent::PcieBridgeRegfileInfo => nic.note(Reason::UnhandledEvent, number.into()),
         TriggerEvent::VeloError | TriggerEvent::RmaError => {
-            match state.errors.take(emission.registers, words) {
-                Change::Nothing => {}
-                Change::ClosedPort => nic.note(Reason::ClosedPort, number.into()),
-                Change::Error => nic.event_error(event, emission.part, words),
+            match state.errors.take(registers, words) {
+                Change::Error => events::error(nic, event, emission.part, registers, words),
+                change => {
+                    events::count(nic, event, registers, words);
+                    if change == Change::ClosedPort {
+                        nic.note(Reason::ClosedPort, number.into());
+                    }
+                }
             }
         }
-        _ => nic.event_error(event, emission.part, words),
+        _ => events::handle(nic, hw, event, emission.part, registers, words),
     }
 }
 

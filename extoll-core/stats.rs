@@ -6,27 +6,33 @@
 use kernel::sync::atomic::{Atomic, Relaxed};
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $name:ident = $n:literal, $text:literal;)*) => {
-        /// Why something was refused, dropped or repaired. The numbers are stable (docs/driver.md).
+    (
+        $(#[$kind_doc:meta])* $kind:ident:
+        $($(#[$doc:meta])* $name:ident = $n:literal, $text:literal;)*
+    ) => {
+        $(#[$kind_doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u32)]
-        pub enum Reason {
+        pub enum $kind {
             $($(#[$doc])* $name = $n,)*
         }
 
-        impl Reason {
-            /// All reasons in ascending order.
-            pub const ALL: &'static [Reason] = &[$(Reason::$name),*];
+        impl $kind {
+            /// All reasons in the order of their numbers from 0.
+            pub const ALL: &'static [$kind] = &[$($kind::$name),*];
 
             /// Short text for logs and debugfs.
             pub const fn text(self) -> &'static str {
-                match self { $(Reason::$name => $text,)* }
+                match self { $($kind::$name => $text,)* }
             }
         }
     };
 }
+pub(crate) use reasons;
 
 reasons! {
+    /// Why something was refused, dropped or repaired. The numbers are stable (docs/driver.md).
+    Reason:
     /// Registers read as all ones: the device was removed or is in reset.
     DeviceGone = 0, "device gone";
     /// Interrupt without a new entry in the system notification queue.
@@ -61,12 +67,32 @@ reasons! {
     PortLeft = 15, "port left open at unbind";
     /// An optional memory area was made smaller than asked for.
     Memory = 16, "memory area reduced";
-    /// An event that no handler is interested in.
-    UnhandledEvent = 17, "unhandled event";
+    /// An event that reports no error.
+    NormalEvent = 17, "event";
     /// A peer sent to a VPID that is not open here.
     ClosedPort = 18, "message for closed port";
     /// The NIC did not confirm in time that it forgot translations; the memory stays reserved.
-    AtuTimeout = 19, "translation flush not confirmed, memory kept";
+    AtuTimeout = 22, "translation flush not confirmed, memory kept";
+    /// A remote register access was not answered in time.
+    RraTimeout = 23, "remote register access timed out";
+    /// A remote register access was answered with an error.
+    RraFailed = 24, "remote register access failed";
+    /// Too many remote register accesses wait for answers.
+    RraBusy = 25, "remote register access busy";
+    /// An answer to a remote register access that was given up.
+    LateAnswer = 26, "late answer to a register access";
+    /// A notification for the register access port that answers nothing.
+    UnexpectedAnswer = 27, "unexpected answer to a register access";
+    /// An access to the SMFU window timed out.
+    SmfuTimeout = 28, "SMFU time-out";
+    /// A link came up.
+    LinkUp = 29, "link up";
+    /// A link went down.
+    LinkDown = 30, "link down";
+    /// An event for user space could not be sent.
+    LostUevent = 31, "uevent lost";
+    /// What was written to a register's file makes no sense or is not allowed.
+    RegisterCommand = 32, "bad command for a register file";
 }
 
 /// Counters of one NIC. Any context.

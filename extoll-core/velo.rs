@@ -208,12 +208,12 @@ impl Port {
     }
 }
 
-/// Sets the identity that the NIC puts into outgoing messages: protection descriptor 0, current node ID, VPID.
+/// Sets the identity that the NIC puts into outgoing messages: current node ID, VPID. The protection descriptor stays: it
+/// is 0 for closed ports and those of the kernel.
 pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
     let node = info::Node(hw.rf.read(info::NODE)).id();
     hw.rf.update(velo::node_vpid_prot_desc(vpid), |v| {
         NodeVpidProtDesc(v)
-            .with_tx_prot_desc(0)
             .with_tx_nodeid(node)
             .with_tx_vpid(vpid.get() as u8)
             .raw()

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 #include <asm/barrier.h>
+#include <linux/capability.h>
+#include <linux/device.h>
 #include <linux/pci.h>
 #include <linux/sched.h>
 #include "helpers.h"
@@ -34,4 +36,14 @@ bool extoll_pci_bar_set(struct pci_dev *pdev, int bar)
 void extoll_cond_resched(void)
 {
 	cond_resched();
+}
+
+void extoll_sysfs_attr_init(struct device_attribute *attr)
+{
+	sysfs_attr_init(&attr->attr);
+}
+
+bool extoll_may_rawio(void)
+{
+	return capable(CAP_SYS_RAWIO);
 }

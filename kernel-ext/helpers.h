@@ -5,6 +5,7 @@
 
 #include <linux/types.h>
 
+struct device_attribute;
 struct pci_dev;
 
 /* wmb(): orders and flushes write-combining stores. */
@@ -15,6 +16,10 @@ int extoll_pci_domain(struct pci_dev *pdev);
 /* Whether a memory BAR of the device holds what the kernel assigned. */
 bool extoll_pci_bar_set(struct pci_dev *pdev, int bar);
 void extoll_cond_resched(void);
+/* Lock class of an attribute in allocated memory. */
+void extoll_sysfs_attr_init(struct device_attribute *attr);
+/* Whether the calling process may touch hardware: CAP_SYS_RAWIO. */
+bool extoll_may_rawio(void);
 
 /* Tracepoints (trace.c). */
 void extoll_trace_velo_post(u32 nic, u8 vpid, u8 slot, u64 descriptor);

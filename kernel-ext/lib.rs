@@ -5,6 +5,8 @@
 
 pub mod barrier;
 pub(crate) mod bindings;
+pub mod cache;
+pub mod chardev;
 pub mod debugfs;
 pub mod global;
 pub mod mem;
@@ -12,7 +14,10 @@ pub mod net;
 pub mod pci;
 pub mod ratelimit;
 pub mod sched;
+pub mod security;
+pub mod sysfs;
 pub mod trace;
+pub mod uevent;
 pub mod work;
 
 #[allow(dead_code)]

@@ -136,6 +136,13 @@ impl<'a> Region<'a> {
     pub fn size(&self) -> u64 {
         self.len
     }
+
+    /// Whether `len` bytes from physical address `start` lie in it.
+    pub fn contains(&self, start: u64, len: u64) -> bool {
+        start
+            .checked_sub(self.start)
+            .is_some_and(|offset| offset <= self.len && len <= self.len - offset)
+    }
 }
 
 impl Drop for Region<'_> {
@@ -209,7 +216,7 @@ impl<'a> MsiVectors<'a> {
     /// # Errors
     ///
     /// Those of `request_irq`.
-    pub fn request<T: IrqHandler + 'a>(
+    pub fn request<T: IrqHandler + 'static>(
         self,
         name: &'static CStr,
         handler: T,
@@ -228,7 +235,8 @@ impl<'a> MsiVectors<'a> {
             GFP_KERNEL,
         )?;
         let cookie: *const Msi<'a, T> = &*msi;
-        // SAFETY: the cookie is pinned and stays valid until its drop frees the interrupt.
+        // SAFETY: the cookie is pinned, so its memory stays until its drop, which frees the interrupt first. Nothing that the
+        // handler refers to ends before, not even if the object is leaked, since it is `'static`.
         to_result(unsafe {
             bindings::request_irq(
                 msi.irq,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Scheduling.
+//! Scheduling, and what the calling process may do.
 
 use crate::bindings;
 
@@ -9,4 +9,10 @@ use crate::bindings;
 pub fn cond_resched() {
     // SAFETY: no preconditions but the context, whose violation the kernel reports and survives.
     unsafe { bindings::extoll_cond_resched() }
+}
+
+/// Whether the calling process may touch hardware (CAP_SYS_RAWIO). Process context.
+pub fn may_rawio() -> bool {
+    // SAFETY: in process context, as any context that asks for capabilities.
+    unsafe { bindings::extoll_may_rawio() }
 }

@@ -7,6 +7,7 @@ use crate::{
     pingpong,
     protocol::DEFAULT_VPID,
     regions::{self, Kind},
+    remote,
     report::Report,
     transfer::{self, Direction},
     wait::Mode,
@@ -173,6 +174,14 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
     };
     let mut words = text.split_ascii_whitespace();
     let verb = words.next().unwrap_or("");
+    let index = words
+        .clone()
+        .find_map(|w| w.strip_prefix("nic=")?.parse().ok());
+    if let Some(attached) = registry.get(index.unwrap_or(0)) {
+        if let Some(done) = remote::run(&attached, verb, words.clone(), &mut report) {
+            return done;
+        }
+    }
     let words = Words::parse(words, &mut report)?;
     let Some(attached) = registry.get(words.nic as usize) else {
         return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));

@@ -14,6 +14,7 @@ mod memory;
 mod pingpong;
 mod protocol;
 mod regions;
+mod remote;
 mod report;
 mod server;
 mod transfer;

@@ -58,6 +58,9 @@ struct RunArgs {
     /// NICs per host.
     #[arg(long)]
     nics_per_node: Option<usize>,
+    /// NICs without a host: the last ones of the topology, each root port of a built-in test device.
+    #[arg(long)]
+    accelerators: Option<usize>,
     /// Directory for the sockets nic<N>.sock and control.sock.
     #[arg(long)]
     dir: PathBuf,
@@ -427,6 +430,7 @@ fn run(args: RunArgs) -> Result<()> {
     let overrides = Overrides {
         nodes: args.nodes,
         nics_per_node: args.nics_per_node,
+        accelerators: args.accelerators,
         topology: args.topology,
         seed: args.seed,
         nic: nic_options(&args.nic_option)?,

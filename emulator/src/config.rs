@@ -1,5 +1,6 @@
 //! Configuration of a fabric: file format, defaults, checks.
 
+use crate::endpoint::TestDeviceConfig;
 use crate::network::topology::{Topology, TopologyFile};
 use crate::network::NetConfig;
 use crate::nic::NicConfig;
@@ -45,6 +46,8 @@ pub struct NicOverride {
     pub pci: toml::Table,
     /// Fields of `[nic]`.
     pub nic: toml::Table,
+    /// Fields of `[accelerator]`; only for NICs without a host.
+    pub accelerator: toml::Table,
     /// Socket, instead of `nic<N>.sock` in the directory.
     pub socket: Option<PathBuf>,
     /// Powered at the start.
@@ -59,6 +62,8 @@ pub struct ConfigFile {
     pub nodes: Option<usize>,
     /// NICs per host.
     pub nics_per_node: Option<usize>,
+    /// Number of NICs without a host: the last ones, each root port of a built-in device.
+    pub accelerators: Option<usize>,
     /// Shorthand of the topology.
     pub topology: Option<String>,
     /// Topology cable by cable, instead of the shorthand.
@@ -71,6 +76,8 @@ pub struct ConfigFile {
     pub nic: NicConfig,
     /// Configuration space of all NICs.
     pub pci: PciConfig,
+    /// Device behind each NIC without a host.
+    pub accelerator: TestDeviceConfig,
     /// Deviations, by index of the NIC.
     pub override_nic: BTreeMap<String, NicOverride>,
 }
@@ -86,6 +93,8 @@ pub struct NicSpec {
     pub socket: PathBuf,
     /// Powered at the start.
     pub powered: bool,
+    /// The device behind it, if it has no host. Then it has no socket.
+    pub accelerator: Option<TestDeviceConfig>,
 }
 
 /// A checked configuration.
@@ -112,6 +121,8 @@ pub struct Overrides {
     pub nodes: Option<usize>,
     /// NICs per host.
     pub nics_per_node: Option<usize>,
+    /// NICs without a host.
+    pub accelerators: Option<usize>,
     /// Shorthand of the topology.
     pub topology: Option<String>,
     /// Seed of all random draws.
@@ -189,22 +200,29 @@ impl Fabric {
         if nics_per_node == 0 || nodes == Some(0) {
             bail!("there must be at least one node with one NIC");
         }
-        let wanted = nodes.map(|n| n.saturating_mul(nics_per_node));
+        let accelerators = cli.accelerators.or(file.accelerators).unwrap_or(0);
+        let wanted = nodes.map(|n| n.saturating_mul(nics_per_node).saturating_add(accelerators));
         let topology = match (&cli.topology, &file.topology, &file.cabling) {
             (None, Some(_), Some(_)) => bail!("both topology and cabling are given"),
             (Some(t), _, _) | (None, Some(t), _) => Topology::parse(t)?,
             (None, None, Some(c)) => Topology::from_file(c)?,
-            (None, None, None) => Topology::default_for(wanted.unwrap_or(2 * nics_per_node))?,
+            (None, None, None) => Topology::default_for(
+                wanted.unwrap_or((2 * nics_per_node).saturating_add(accelerators)),
+            )?,
         };
         let count = topology.nodes;
         if let Some(w) = wanted.filter(|&w| w != count) {
             bail!(
-                "topology {} has {count} NICs, but {w} were asked for (nodes × NICs per node)",
+                "topology {} has {count} NICs, but {w} were asked for (nodes × NICs per node + accelerators)",
                 topology.name
             );
         }
-        if count % nics_per_node != 0 {
-            bail!("{count} NICs can't be divided among nodes with {nics_per_node} each");
+        let with_host = match count.checked_sub(accelerators) {
+            Some(n) if n > 0 => n,
+            _ => bail!("{accelerators} accelerators leave none of the {count} NICs for a host"),
+        };
+        if with_host % nics_per_node != 0 {
+            bail!("{with_host} NICs can't be divided among nodes with {nics_per_node} each");
         }
         let mut network = file.network;
         network.seed = cli.seed.unwrap_or(network.seed);
@@ -238,6 +256,19 @@ impl Fabric {
                 nic.node_id = 0;
             }
             nic.msi_vectors = pci.msi_vectors;
+            let accelerator = if i >= with_host {
+                let device: TestDeviceConfig =
+                    overlay(&file.accelerator, &o.accelerator).with_context(place)?;
+                device
+                    .validate()
+                    .map_err(anyhow::Error::msg)
+                    .with_context(place)?;
+                Some(device)
+            } else if o.accelerator.is_empty() {
+                None
+            } else {
+                bail!("override-nic.{i}: this NIC has a host, so there is no accelerator");
+            };
             let socket = o
                 .socket
                 .unwrap_or_else(|| PathBuf::from(format!("nic{i}.sock")));
@@ -246,6 +277,7 @@ impl Fabric {
                 pci,
                 socket: dir.join(socket),
                 powered: !o.off,
+                accelerator,
             });
         }
         if let Some((i, _)) = overrides.first_key_value() {
@@ -340,6 +372,21 @@ mod tests {
     }
 
     #[test]
+    fn the_last_nics_can_be_accelerators() {
+        let f = build(
+            "nodes = 2\naccelerators = 2\n[accelerator]\nvectors = 8\n[override-nic.3]\naccelerator = { device = 7 }",
+            Overrides::default(),
+        )
+        .unwrap();
+        let devices: Vec<_> = f
+            .nics
+            .iter()
+            .map(|n| n.accelerator.as_ref().map(|a| (a.device, a.vectors)))
+            .collect();
+        assert_eq!(devices, [None, None, Some((0x7e57, 8)), Some((7, 8))]);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let cli = Overrides::default;
         for (text, cli, word) in [
@@ -361,6 +408,24 @@ mod tests {
                 "[network]\nlink = { corrupt-rate = 0.99 }",
                 cli(),
                 "corrupt_rate",
+            ),
+            (
+                "accelerators = 2",
+                Overrides {
+                    topology: Some("pair".into()),
+                    ..cli()
+                },
+                "leave none",
+            ),
+            (
+                "accelerators = 1\n[accelerator]\nvectors = 3",
+                cli(),
+                "vectors",
+            ),
+            (
+                "[override-nic.0]\naccelerator = { vectors = 1 }",
+                cli(),
+                "has a host",
             ),
             (
                 "topology = \"ring:3\"",

@@ -3,7 +3,7 @@
 use crate::nic::ResetKind;
 use crate::trace::Event;
 use crate::vfio_user::proto::{irq, region};
-use crate::vfio_user::{Device, DmaMapRequest, IrqRequest};
+use crate::vfio_user::{Answer, Device, DmaMapRequest, IrqRequest};
 use crate::world::World;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -60,27 +60,30 @@ impl Device for NicDevice<'_> {
         }
     }
 
-    fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+    fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<Answer, Errno> {
         data.fill(0xff);
         if !self.world.is_on(self.nic) {
-            return Ok(());
+            return Ok(Answer::Now);
         }
         if index == region::CONFIG {
             let machine = &mut self.world.slots[self.nic].machine;
             machine.stats.config_reads += 1;
             machine.config.read(offset, data);
-            return Ok(());
+            return Ok(Answer::Now);
         }
-        // What has happened must have happened before the guest looks.
-        self.world.settle();
-        let done = self.world.with_nic(self.nic, |nic, env| {
-            nic.mmio_read(index as u8, offset, data, env)
-        });
-        if done.is_none() {
-            data.fill(0xff);
+        if self.world.load(self.nic, index as u8, offset, data) {
+            Ok(Answer::Now)
+        } else {
+            Ok(Answer::Later)
         }
-        self.world.settle();
-        Ok(())
+    }
+
+    fn finish_read(&mut self, data: &mut [u8]) -> bool {
+        self.world.finish_load(self.nic, data)
+    }
+
+    fn stalled(&self) -> bool {
+        self.world.stalled(self.nic)
     }
 
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {

@@ -2,6 +2,7 @@
 //!
 //! * [`env`]: what the NIC model needs from its surroundings (host memory, interrupts, the network).
 //! * [`nic`]: one NIC.
+//! * [`endpoint`]: PCIe devices behind NICs that have no host.
 //! * [`network`]: crossbars, links, topologies, routes.
 //! * [`pci`] and [`vfio_user`]: how QEMU sees a NIC.
 //! * [`world`]: all NICs, the network and the set-up step; [`reactor`]: the event loop that drives it.
@@ -11,6 +12,7 @@
 pub mod config;
 pub mod control;
 pub mod device;
+pub mod endpoint;
 pub mod env;
 pub mod machine;
 pub mod network;

@@ -61,17 +61,26 @@ impl Token {
     }
 }
 
+/// What a connection's socket is watched for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watch {
+    Read,
+    Write,
+    /// Not at all: the device must get ready first.
+    Nothing,
+}
+
 struct Client<T> {
     inner: T,
-    /// Registered for writability instead of readability.
-    writing: bool,
+    watch: Watch,
 }
 
 /// The event loop and everything that it serves.
 pub struct Reactor {
     epoll: OwnedFd,
     world: World,
-    nic_listeners: Vec<UnixListener>,
+    /// Of the NICs that have a host.
+    nic_listeners: BTreeMap<usize, UnixListener>,
     control_listener: UnixListener,
     signals: UnixStream,
     nics: BTreeMap<usize, Client<Connection>>,
@@ -79,6 +88,8 @@ pub struct Reactor {
     next_control: usize,
     /// Connections with work left over from the last turn.
     ready: BTreeSet<Token>,
+    /// NICs whose connection waits until the device is ready for the next message.
+    waiting: BTreeSet<usize>,
     /// Listeners that are not watched until this time.
     paused: BTreeMap<Token, u64>,
     stats: LoopStats,
@@ -111,10 +122,12 @@ impl Reactor {
         let control_path = fabric.dir.join(SOCKET);
         let control_listener = listen(&control_path)?;
         let mut sockets = vec![control_path];
-        let mut nic_listeners = Vec::new();
-        for spec in &fabric.nics {
-            nic_listeners.push(listen(&spec.socket)?);
-            sockets.push(spec.socket.clone());
+        let mut nic_listeners = BTreeMap::new();
+        for (i, spec) in fabric.nics.iter().enumerate() {
+            if spec.accelerator.is_none() {
+                nic_listeners.insert(i, listen(&spec.socket)?);
+                sockets.push(spec.socket.clone());
+            }
         }
         let (signals, write_end) = UnixStream::pair()?;
         signals.set_nonblocking(true)?;
@@ -135,6 +148,7 @@ impl Reactor {
             controls: BTreeMap::new(),
             next_control: 0,
             ready: BTreeSet::new(),
+            waiting: BTreeSet::new(),
             paused: BTreeMap::new(),
             stats: LoopStats::default(),
             sockets,
@@ -142,7 +156,7 @@ impl Reactor {
         };
         r.watch(&r.signals, Token::Signal, EventFlags::IN)?;
         r.watch(&r.control_listener, Token::ControlListener, EventFlags::IN)?;
-        for (i, l) in r.nic_listeners.iter().enumerate() {
+        for (&i, l) in &r.nic_listeners {
             r.watch(l, Token::NicListener(i), EventFlags::IN)?;
         }
         Ok(r)
@@ -178,6 +192,7 @@ impl Reactor {
             if catch_unwind(AssertUnwindSafe(|| self.world.tick())).is_err() {
                 tracing::error!("panic in a timer");
             }
+            self.wake_waiting();
             self.unpause();
         }
         self.finish()
@@ -243,10 +258,20 @@ impl Reactor {
         tracing::error!("can't accept connections ({e}); trying again in a second");
         let at = self.world.now() + ACCEPT_PAUSE_NS;
         let _ = match token {
-            Token::NicListener(i) => epoll::delete(&self.epoll, &self.nic_listeners[i]),
+            Token::NicListener(i) => epoll::delete(&self.epoll, &self.nic_listeners[&i]),
             _ => epoll::delete(&self.epoll, &self.control_listener),
         };
         self.paused.insert(token, at);
+    }
+
+    /// Connections whose device has become ready go on in the next turn.
+    fn wake_waiting(&mut self) {
+        let (still, over) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|&i| self.world.host_waits(i));
+        self.waiting = still;
+        let over: BTreeSet<usize> = over;
+        self.ready.extend(over.into_iter().map(Token::Nic));
     }
 
     fn unpause(&mut self) {
@@ -260,7 +285,7 @@ impl Reactor {
         for token in due {
             self.paused.remove(&token);
             let result = match token {
-                Token::NicListener(i) => self.watch(&self.nic_listeners[i], token, EventFlags::IN),
+                Token::NicListener(i) => self.watch(&self.nic_listeners[&i], token, EventFlags::IN),
                 _ => self.watch(&self.control_listener, token, EventFlags::IN),
             };
             if let Err(e) = result {
@@ -271,7 +296,7 @@ impl Reactor {
 
     fn accept_nic(&mut self, i: usize) {
         let token = Token::NicListener(i);
-        let accepted = match self.nic_listeners[i].accept() {
+        let accepted = match self.nic_listeners[&i].accept() {
             Ok((stream, _)) => Connection::new(stream),
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
             Err(e) => return self.pause(token, &e),
@@ -282,12 +307,12 @@ impl Reactor {
         });
         match watched {
             Ok(conn) => {
-                let _ = epoll::delete(&self.epoll, &self.nic_listeners[i]);
+                let _ = epoll::delete(&self.epoll, &self.nic_listeners[&i]);
                 self.nics.insert(
                     i,
                     Client {
                         inner: conn,
-                        writing: false,
+                        watch: Watch::Read,
                     },
                 );
                 tracing::info!(nic = i, "client connected");
@@ -316,12 +341,20 @@ impl Reactor {
                 if progress.more {
                     self.ready.insert(Token::Nic(i));
                 }
+                let want = match progress {
+                    p if p.want_write => Watch::Write,
+                    p if p.waiting => Watch::Nothing,
+                    _ => Watch::Read,
+                };
+                if progress.waiting {
+                    self.waiting.insert(i);
+                }
                 rewatch(
                     &self.epoll,
                     client.inner.as_fd(),
                     Token::Nic(i),
-                    &mut client.writing,
-                    progress.want_write,
+                    &mut client.watch,
+                    want,
                 );
                 self.nics.insert(i, client);
             }
@@ -340,11 +373,12 @@ impl Reactor {
     fn close_nic(&mut self, i: usize, by: &str) {
         self.nics.remove(&i);
         self.ready.remove(&Token::Nic(i));
+        self.waiting.remove(&i);
         tracing::info!(nic = i, "connection closed by {by}");
         self.world.disconnected(i);
         // The next client may come now.
         if let Err(e) = self.watch(
-            &self.nic_listeners[i],
+            &self.nic_listeners[&i],
             Token::NicListener(i),
             EventFlags::IN,
         ) {
@@ -376,7 +410,7 @@ impl Reactor {
                     i,
                     Client {
                         inner: s,
-                        writing: false,
+                        watch: Watch::Read,
                     },
                 );
             }
@@ -397,8 +431,12 @@ impl Reactor {
                     &self.epoll,
                     client.inner.as_fd(),
                     Token::Control(i),
-                    &mut client.writing,
-                    want_write,
+                    &mut client.watch,
+                    if want_write {
+                        Watch::Write
+                    } else {
+                        Watch::Read
+                    },
                 );
                 self.controls.insert(i, client);
             }
@@ -416,22 +454,23 @@ impl Reactor {
     }
 }
 
-/// Watches for room in the socket while replies wait, else for messages.
-fn rewatch(
-    epoll: &OwnedFd,
-    fd: BorrowedFd<'_>,
-    token: Token,
-    writing: &mut bool,
-    want_write: bool,
-) {
-    if *writing != want_write {
-        let flags = if want_write {
-            EventFlags::OUT
-        } else {
-            EventFlags::IN
-        };
-        if epoll::modify(epoll, fd, EventData::new_u64(token.pack()), flags).is_ok() {
-            *writing = want_write;
-        }
+/// Changes what a socket is watched for.
+fn rewatch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: Token, now: &mut Watch, want: Watch) {
+    if *now == want {
+        return;
+    }
+    let data = EventData::new_u64(token.pack());
+    let flags = match want {
+        Watch::Write => EventFlags::OUT,
+        _ => EventFlags::IN,
+    };
+    let changed = match (*now, want) {
+        // A socket whose other end is closed would be reported all the time.
+        (_, Watch::Nothing) => epoll::delete(epoll, fd),
+        (Watch::Nothing, _) => epoll::add(epoll, fd, data, flags),
+        _ => epoll::modify(epoll, fd, data, flags),
+    };
+    if changed.is_ok() {
+        *now = want;
     }
 }

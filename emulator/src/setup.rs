@@ -10,7 +10,7 @@ use crate::network::XBAR_PORTS;
 use crate::world::World;
 use std::collections::{BTreeMap, BTreeSet};
 use wire::regs::xbar::inp;
-use wire::regs::{info, lp};
+use wire::regs::{info, lp, np};
 
 /// Network state "running" (HW §4.3).
 pub const RUNNING: u64 = 1;
@@ -95,7 +95,8 @@ impl World {
         }
     }
 
-    /// Programs one NIC: identity, tables, neighbour exchange, network state. Nothing happens if it is off.
+    /// Programs one NIC: identity, tables, neighbour exchange, network state; without a host also its network ports.
+    /// Nothing happens if it is off.
     pub fn set_up(&mut self, nic: usize) {
         if !self.is_on(nic) {
             return;
@@ -103,6 +104,12 @@ impl World {
         self.write_identity(nic);
         self.write_tables(nic);
         self.exchange_ids(nic);
+        if self.is_accelerator(nic) {
+            // No driver runs there: without these ports nobody could reach its registers.
+            for port in [np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
+                self.poke(nic, np::general(port).get(), np::GENERAL_INIT);
+            }
+        }
         self.poke(nic, info::NW_STATE.get(), self.setup.states[nic]);
         self.settle();
     }

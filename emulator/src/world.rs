@@ -7,12 +7,13 @@
 //! until it is reset by its guest, by a new client or by command.
 
 use crate::config::{Fabric, NicSpec};
+use crate::endpoint::TestDevice;
 use crate::env::{Env, Packet};
 use crate::machine::{HostStats, Machine};
 use crate::network::routes::RouteError;
 use crate::network::topology::Topology;
 use crate::network::{Network, Outcome};
-use crate::nic::{Counters, Faults, Nic, NicConfig, ResetKind, Te};
+use crate::nic::{Counters, Faults, Load, Nic, NicConfig, ResetKind, Te};
 use crate::pci::PciConfig;
 use crate::setup::Setup;
 use crate::trace::{Event, Tracer};
@@ -73,6 +74,15 @@ pub(crate) struct Slot {
     panic_next: bool,
 }
 
+/// A chip, with the device behind it if it is a root port.
+fn new_chip(spec: &NicSpec, cfg: NicConfig) -> Nic {
+    let mut nic = Nic::new(cfg);
+    if let Some(device) = &spec.accelerator {
+        nic.attach(Box::new(TestDevice::new(device.clone())));
+    }
+    nic
+}
+
 /// Everything that is modelled.
 pub struct World {
     pub(crate) slots: Vec<Slot>,
@@ -94,7 +104,7 @@ impl World {
     pub fn new(fabric: &Fabric, clock: Clock, tracer: Tracer) -> Result<Self, RouteError> {
         let network = Network::new(&fabric.topology, fabric.network.clone());
         let slots = fabric.nics.iter().enumerate().map(|(i, spec)| {
-            let mut nic = Nic::new(spec.nic.clone());
+            let mut nic = new_chip(spec, spec.nic.clone());
             nic.set_network_regs(Box::new(network.shared_regs(i)));
             Slot {
                 spec: spec.clone(),
@@ -224,6 +234,47 @@ impl World {
         }
     }
 
+    /// A load of the host from a BAR. `false`: parts of it come over the network, which takes time now; the result comes
+    /// by [`World::finish_load`].
+    pub fn load(&mut self, nic: usize, bar: u8, offset: u64, data: &mut [u8]) -> bool {
+        // What has happened must have happened before the guest looks.
+        self.settle();
+        let state = self.with_nic(nic, |n, env| n.mmio_read(bar, offset, data, env));
+        self.settle();
+        match state {
+            Some(Load::Done) => true,
+            Some(Load::Pending) => self.finish_load(nic, data),
+            None => {
+                data.fill(0xff);
+                true
+            }
+        }
+    }
+
+    /// The result of a load that took time: `false` while it still does. A NIC that is off reads all ones.
+    pub fn finish_load(&mut self, nic: usize, data: &mut [u8]) -> bool {
+        if self.is_on(nic) {
+            return self.slots[nic].nic.finish_load(data);
+        }
+        data.fill(0xff);
+        true
+    }
+
+    /// True while the host of this NIC must not store anything, see [`Nic::host_stalled`].
+    pub fn stalled(&self, nic: usize) -> bool {
+        self.is_on(nic) && self.slots[nic].nic.host_stalled()
+    }
+
+    /// True while the host of this NIC waits for a load or must not store.
+    pub fn host_waits(&self, nic: usize) -> bool {
+        self.is_on(nic) && self.slots[nic].nic.host_waits()
+    }
+
+    /// True if a device is behind this NIC instead of a host before it.
+    pub fn is_accelerator(&self, nic: usize) -> bool {
+        self.slots[nic].spec.accelerator.is_some()
+    }
+
     /// Calls into a NIC with everything it needs, then takes what it left. `None`: it is off, or it panicked.
     pub(crate) fn with_nic<R>(
         &mut self,
@@ -335,7 +386,7 @@ impl World {
         };
         let mut regs = self.network.shared_regs(i);
         crate::nic::NetworkRegs::reset(&mut regs);
-        let mut nic = Nic::new(cfg);
+        let mut nic = new_chip(&self.slots[i].spec, cfg);
         nic.set_network_regs(Box::new(regs));
         let slot = &mut self.slots[i];
         slot.nic = nic;

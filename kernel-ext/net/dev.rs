@@ -227,15 +227,6 @@ impl NetDev {
         &self.stats
     }
 
-    /// Charges the byte queue limit with a frame that is about to be sent. Only from transmit context, as the token shows.
-    #[inline]
-    pub fn bql_sent(&self, _queue: &TxQueue<'_>, bytes: u32) -> BqlToken {
-        let generation = *self.bql.lock();
-        // SAFETY: The device is valid; `_queue` proves that the queue's lock is held, which serialises calls.
-        unsafe { bindings::extoll_net_bql_sent(self.as_raw(), bytes) };
-        BqlToken { bytes, generation }
-    }
-
     /// Gives bytes back to the byte queue limit; may wake the queue. Any context.
     pub fn bql_done(&self, done: BqlDone) {
         if done.packets == 0 {
@@ -279,6 +270,17 @@ impl PinnedDrop for NetDev {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: By the type invariant. `Registration` holds an `Arc` while the device is registered, so it is not.
         unsafe { bindings::free_netdev(self.as_raw()) }
+    }
+}
+
+impl TxQueue<'_> {
+    /// Charges the byte queue limit with a frame that is about to be sent.
+    #[inline]
+    pub fn bql_sent(&self, bytes: u32) -> BqlToken {
+        let generation = *self.0.bql.lock();
+        // SAFETY: The device is valid; the lock of this very queue is held while `self` exists, which serialises calls.
+        unsafe { bindings::extoll_net_bql_sent(self.0.as_raw(), bytes) };
+        BqlToken { bytes, generation }
     }
 }
 

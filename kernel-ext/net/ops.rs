@@ -3,7 +3,7 @@
 //! The operations of a net device: the trait that a driver implements and the C table made from it.
 
 use super::{
-    dev::{Device, Rtnl},
+    dev::{Device, NetDev, Rtnl},
     skb::SkBuff,
     stats::Stats64,
 };
@@ -22,8 +22,8 @@ pub enum Transmit {
     Busy(SkBuff),
 }
 
-/// Proof that the lock of the transmit queue is held, that is, of being inside [`Operations::start_xmit`].
-pub struct TxQueue<'a>(PhantomData<&'a mut ()>);
+/// The transmit queue of a device. Its lock is held as long as this exists, that is, inside [`Operations::start_xmit`].
+pub struct TxQueue<'a>(pub(super) &'a NetDev);
 
 /// What a net device driver implements. Callbacks may run on any CPU; those documented as "RTNL" are serialised by it.
 ///
@@ -136,7 +136,7 @@ unsafe extern "C" fn start_xmit<T: Operations>(
 ) -> bindings::netdev_tx_t {
     // SAFETY: By the requirements.
     let (d, frame) = unsafe { (device::<T>(dev), SkBuff::from_raw(skb)) };
-    match T::start_xmit(d, frame, &TxQueue(PhantomData)) {
+    match T::start_xmit(d, frame, &TxQueue(d)) {
         // Only the very frame that was passed in may go back to the stack.
         Transmit::Busy(back) if back.as_raw() == skb => {
             back.into_raw();

@@ -108,7 +108,7 @@ impl Stats64 {
     }
 }
 
-/// Bytes that [`NetDev::bql_sent`](super::NetDev::bql_sent) charged to the byte queue limit: to be given back exactly once through
+/// Bytes that [`TxQueue::bql_sent`](super::TxQueue::bql_sent) charged to the byte queue limit: to be given back exactly once through
 /// [`BqlDone`]. Dropping one without giving it back leaves the limit charged until the interface goes down.
 #[must_use = "the queue stays charged with these bytes"]
 #[derive(Debug)]

@@ -12,6 +12,16 @@ use std::process::Command;
 /// Archives kept for other labs; older ones are removed.
 const KEEP: usize = 4;
 const BRINGUP: &[u8] = include_bytes!("../../agent/bringup");
+/// Programs and libraries of the project that nodes get when they are built: name next to the lab program, place in the node.
+const USERLAND: &[(&str, &str)] = &[
+    ("extollctl", "usr/bin/extollctl"),
+    ("extoll-ping", "usr/bin/extoll-ping"),
+    ("extoll-perf", "usr/bin/extoll-perf"),
+    ("extoll-trace", "usr/bin/extoll-trace"),
+    ("librma.so", "usr/lib/x86_64-linux-gnu/librma.so.2"),
+    ("libvelo.so", "usr/lib/x86_64-linux-gnu/libvelo.so.1"),
+    ("libsmfu.so", "usr/lib/x86_64-linux-gnu/libsmfu.so.1"),
+];
 
 /// Files of a kernel's directory below the guest images.
 #[derive(Clone, Debug)]
@@ -111,6 +121,15 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
         name.hash(&mut hasher);
         hash_file(path, &mut hasher)?;
     }
+    let mut programs = Vec::new();
+    for (name, target) in USERLAND {
+        let path = paths.bin.join(name);
+        if path.exists() {
+            target.hash(&mut hasher);
+            hash_file(&path, &mut hasher)?;
+            programs.push((path, *target));
+        }
+    }
     let cache = paths.state.join(".initrd");
     std::fs::create_dir_all(&cache)
         .with_context(|| format!("cannot create {}", cache.display()))?;
@@ -124,7 +143,7 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
         return Ok(path);
     }
     let stage = cache.join(format!("stage-{}", std::process::id()));
-    let result = build(&stage, kernel, &base, &agent, &modules);
+    let result = build(&stage, kernel, &base, &agent, &modules, &programs);
     // Only a cache directory; left-overs do no harm.
     let _ = std::fs::remove_dir_all(&stage);
     let new = path.with_extension(format!("new-{}", std::process::id()));
@@ -162,6 +181,11 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Debug information stays on the host.
+fn strip(how: &str, from: &Path, to: &Path) -> Result<()> {
+    run(Command::new("strip").arg(how).arg("-o").arg(to).arg(from))
+}
+
 /// The kernel's initramfs followed by the archive of what the project adds.
 fn build(
     stage: &Path,
@@ -169,10 +193,23 @@ fn build(
     base: &[u8],
     agent: &[u8],
     modules: &BTreeMap<String, PathBuf>,
+    programs: &[(PathBuf, &str)],
 ) -> Result<Vec<u8>> {
     let mut archive = Cpio::new(base);
     archive.file("overlay/usr/sbin/lab-agent", 0o755, agent);
     archive.file("overlay/usr/lib/lab/bringup", 0o755, BRINGUP);
+    if !programs.is_empty() {
+        std::fs::create_dir_all(stage)?;
+    }
+    for (path, target) in programs {
+        let stripped = stage.join("program");
+        strip("--strip-unneeded", path, &stripped)?;
+        archive.file(
+            &format!("overlay/{target}"),
+            0o755,
+            &std::fs::read(&stripped)?,
+        );
+    }
     if !modules.is_empty() {
         let tree = stage.join("lib/modules").join(&kernel.abi);
         let (extra, out) = (tree.join("extra"), stage.join("out"));
@@ -190,12 +227,7 @@ fn build(
             }
         }
         for (name, path) in modules {
-            // Debug information stays on the host.
-            run(Command::new("strip")
-                .arg("--strip-debug")
-                .arg("-o")
-                .arg(extra.join(name))
-                .arg(path))?;
+            strip("--strip-debug", path, &extra.join(name))?;
         }
         run(Command::new("depmod")
             .arg("-b")

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,6 +13,12 @@ use std::time::{Duration, Instant};
 pub const TOKEN_VAR: &str = "EXTOLL_LAB";
 /// Environment variable that says what the process is: `emu` or `nodeN`.
 pub const ROLE_VAR: &str = "EXTOLL_LAB_ROLE";
+
+/// As much of an environment is looked at.
+const ENVIRON_BYTES: usize = 256 << 10;
+
+/// How long a process may be in the middle of execve(2).
+const EXEC_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A running process of a lab.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,12 +46,11 @@ pub fn find(token: &str) -> Vec<Process> {
         else {
             continue;
         };
-        // Gone or a kernel thread: nothing to read.
-        let Ok(environ) = std::fs::read(entry.path().join("environ")) else {
+        let Some(environ) = environ(pid) else {
             continue;
         };
         let mut words = environ.split(|b| *b == 0);
-        if !words.clone().any(|w| w == mark.as_bytes()) || is_zombie(pid) {
+        if !words.clone().any(|w| w == mark.as_bytes()) || stat(pid).is_none_or(|s| s.zombie) {
             continue;
         }
         let role = words
@@ -58,11 +64,50 @@ pub fn find(token: &str) -> Vec<Process> {
     found
 }
 
-fn is_zombie(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .ok()
-        .and_then(|s| s.rsplit_once(") ").map(|(_, rest)| rest.starts_with('Z')))
-        .unwrap_or(true)
+/// The environment of a process; `None` if it is gone or has none.
+fn environ(pid: i32) -> Option<Vec<u8>> {
+    let start = Instant::now();
+    let mut settled = 0;
+    loop {
+        // In one piece: after an execve(2) the file that is open has come to its end.
+        let mut environ = vec![0; ENVIRON_BYTES];
+        let mut file = File::open(format!("/proc/{pid}/environ")).ok()?;
+        let len = file.read(&mut environ).ok()?;
+        if len > 0 {
+            environ.truncate(len);
+            return Some(environ);
+        }
+        // In the middle of execve(2) a process has neither environment nor arguments, on a busy machine for many
+        // milliseconds: not to be taken for one of others. Zombies and kernel threads never get any.
+        if stat(pid).is_none_or(|s| s.zombie || s.kernel) {
+            return None;
+        }
+        let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        // Arguments come just before the environment, so look again.
+        settled += u32::from(!arguments.is_empty());
+        if settled > 3 || start.elapsed() > EXEC_PATIENCE {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What `/proc/PID/stat` tells of a process.
+struct Stat {
+    zombie: bool,
+    kernel: bool,
+}
+
+fn stat(pid: i32) -> Option<Stat> {
+    /// `PF_KTHREAD` of the kernel's task flags.
+    const KERNEL_THREAD: u64 = 0x0020_0000;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // State, parent, group, session, terminal, its group, flags.
+    let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
+    Some(Stat {
+        zombie: fields.first()?.starts_with(['Z', 'X']),
+        kernel: fields.get(6)?.parse::<u64>().ok()? & KERNEL_THREAD != 0,
+    })
 }
 
 fn signal(pid: i32, signal: Signal) {
@@ -148,20 +193,35 @@ mod tests {
         let log = std::env::temp_dir().join(&token);
         assert_eq!(find(&token), vec![]);
         spawn(&token, "node7", &["sleep".into(), "1000".into()], &log).unwrap();
-        let start = Instant::now();
-        let found = loop {
-            let found = find(&token);
-            // setsid itself carries the token too until it has become the program.
-            if found.len() == 1 && found[0].role == "node7" {
-                break found;
-            }
-            assert!(start.elapsed() < Duration::from_secs(10), "{found:?}");
-        };
+        let found = find(&token);
+        assert_eq!(found.len(), 1);
         assert_eq!(found[0].role, "node7");
         assert_eq!(end(&token, true, |p| p.role == "node8").unwrap(), 0);
         assert_eq!(find(&token).len(), 1);
         assert_eq!(end(&token, false, |_| true).unwrap(), 1);
         assert_eq!(find(&token), vec![]);
+        std::fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn a_process_is_found_while_it_becomes_another_program() {
+        let token = format!("test-exec-{}", std::process::id());
+        let log = std::env::temp_dir().join(&token);
+        // $0 times itself, then something that stays.
+        let again = "[ $0 = 0 ] && exec sleep 1000; exec bash -c \"$1\" $(($0 - 1)) \"$1\"";
+        let command = ["bash", "-c", again, "300", again].map(Into::into);
+        spawn(&token, "emu", &command, &log).unwrap();
+        let comm = |pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        let start = Instant::now();
+        loop {
+            let found = find(&token);
+            assert_eq!(found.len(), 1, "{:?} after the start", start.elapsed());
+            if comm(found[0].pid) == "sleep\n" {
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+        assert_eq!(end(&token, false, |_| true).unwrap(), 1);
         std::fs::remove_file(log).unwrap();
     }
 }

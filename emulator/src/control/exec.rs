@@ -244,7 +244,11 @@ impl World {
         NicStatus {
             nic: i,
             host: i / self.nics_per_node(),
-            socket: slot.spec.socket.display().to_string(),
+            socket: match slot.spec.accelerator {
+                None => slot.spec.socket.display().to_string(),
+                Some(_) => String::new(),
+            },
+            accelerator: self.is_accelerator(i),
             connected: slot.connected,
             power: slot.power,
             frozen: self.network.is_frozen(i),

@@ -3,7 +3,7 @@
 //! They enter at the network port of the NIC, behind the fabric, so the source may be a node that does not exist.
 
 use crate::env::{Dest, NetPort, Packet};
-use crate::nic::{Body, RmaKind, RmaMessage, VeloMessage};
+use crate::nic::{Body, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 use wire::ids::NodeId;
@@ -42,6 +42,18 @@ pub enum Forged {
         class: u8,
         /// Notification word 0.
         value: u64,
+    },
+    /// A store by the SMFU; with a target base in the interrupt range, an interrupt.
+    SmfuWrite {
+        /// Source node.
+        src_node: u16,
+        /// Interval, whose target base counts; none: the default base.
+        #[serde(default)]
+        interval: Option<u8>,
+        /// Global address.
+        addr: u64,
+        /// Bytes as hexadecimal digits, 1…4096.
+        data: String,
     },
 }
 
@@ -124,6 +136,18 @@ impl Forged {
                     Body::Rma(Box::new(message)),
                 )
             }
+            Self::SmfuWrite {
+                src_node,
+                interval,
+                addr,
+                data: ref hex,
+            } => {
+                let data = bytes(hex)?;
+                ensure!((1..=4096).contains(&data.len()), "a store has 1…4096 bytes");
+                let (space, size) = (SmfuSpace::Memory(interval), data.len());
+                let message = SmfuMessage::Write { space, addr, data };
+                (src_node, NetPort::Smfu, size, Body::Smfu(Box::new(message)))
+            }
         };
         Ok(Packet {
             src: NodeId(src),
@@ -159,6 +183,20 @@ mod tests {
             Body::Velo(m) => assert_eq!(&m.data[..usize::from(m.len)], [10, 11, 12]),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_store_is_made_as_told() {
+        let json = r#"{"kind":"smfu-write","src_node":9,"interval":3,"addr":64,"data":"ff00"}"#;
+        let forged: Forged = serde_json::from_str(json).expect("valid");
+        let packet = forged.packet(NodeId(1)).expect("valid");
+        let want = SmfuMessage::Write {
+            space: SmfuSpace::Memory(Some(3)),
+            addr: 64,
+            data: vec![0xFF, 0],
+        };
+        assert_eq!(packet.body, Body::Smfu(Box::new(want)));
+        assert_eq!((packet.port, packet.bytes), (NetPort::Smfu, 2));
     }
 
     #[test]

@@ -229,8 +229,10 @@ pub struct NicStatus {
     pub nic: usize,
     /// Host it sits in.
     pub host: usize,
-    /// Its socket.
+    /// Its socket; empty without a host.
     pub socket: String,
+    /// It has no host but a device behind it.
+    pub accelerator: bool,
     /// A guest is connected.
     pub connected: bool,
     /// Power.

@@ -39,6 +39,7 @@ impl Network {
                         self.update(c, trace);
                     }
                 }
+                PortAction::Barrier(k) => self.barrier(nic, k.into()),
                 PortAction::GlobalInterrupt(k) => self.global_interrupt(k),
                 PortAction::Reset => self.retrain(nic, trace),
             }

@@ -4,6 +4,7 @@
 //! never calls a NIC. Every packet is accounted to the NIC that injected it until it is delivered or dropped, and a NIC may
 //! inject only while it has credit, which bounds the memory of the whole fabric.
 
+mod barrier;
 mod link;
 mod regs;
 pub mod routes;
@@ -26,6 +27,8 @@ use wire::route::{self, McastEntry, RouteWord};
 
 /// Trigger event of an inport that saw illegal routing (HW §6.5).
 const TE_XBAR_INPORT: u8 = 13;
+/// Trigger event of a barrier.
+const TE_BARRIER_RELEASED: u8 = 15;
 /// Trigger event of a global interrupt.
 const TE_GLOBAL_INTERRUPT: u8 = 16;
 /// Trigger event of a link port.

@@ -3,6 +3,7 @@
 //! What no source tells is decided here and written down in docs/emulator.md: error flags are storage that the hardware
 //! sets and software clears by writing 0; counters wrap and can be written; credits read 0 (G1).
 
+use super::barrier::{Unit, UNITS};
 use super::topology::LINKS;
 use crate::nic::NetworkRegs;
 use std::cell::RefCell;
@@ -27,6 +28,8 @@ const POS_DEAD: u64 = 1 << 3;
 
 const INP: u32 = 0x40_0000;
 const OUTP: u32 = 0x42_C000;
+const BARRIER: u32 = 0x44_0000;
+const BARRIER_CONFIG: u32 = 0x45_4000;
 const GINT: u32 = 0x45_0000;
 const LP: u32 = 0x46_0000;
 const NP: u32 = 0x9400;
@@ -109,7 +112,7 @@ pub struct LinkPort {
     send: u64,
     /// GUID, node ID and port that the other side sent.
     pub remote: (u32, u16, u8),
-    /// `lp_in` received flags [1:0].
+    /// `lp_in` received flags: [1:0], and [49:34] for barriers.
     pub id_flags: u64,
     threshold: u8,
     ack: u16,
@@ -208,6 +211,8 @@ pub enum PortAction {
         /// Link port.
         link: u8,
     },
+    /// Something changed in this barrier unit.
+    Barrier(u8),
     /// Software triggered this global interrupt.
     GlobalInterrupt(u8),
     /// The registers were reset.
@@ -226,6 +231,8 @@ pub struct NodeRegs {
     pub nps: Vec<NetworkPort>,
     /// Global interrupt work sets: bit 1 = interrupt.
     pub gint: [u64; GLOBAL_INTERRUPTS],
+    /// Barrier units.
+    pub(super) barriers: [Unit; UNITS],
     /// What the network has to do.
     pub actions: Vec<PortAction>,
 }
@@ -239,6 +246,7 @@ impl NodeRegs {
             links: (0..LINKS).map(|_| LinkPort::new()).collect(),
             nps: vec![NetworkPort::default(); 4],
             gint: [0; GLOBAL_INTERRUPTS],
+            barriers: [Unit::default(); UNITS],
             actions: Vec::new(),
         }
     }
@@ -260,6 +268,12 @@ impl NodeRegs {
         if let Some((i, at)) = split(GINT, 0x1000, GLOBAL_INTERRUPTS) {
             return (at == 0).then_some((Reg::GlobalInterrupt, i, at));
         }
+        if let Some((i, at)) = split(BARRIER, 0x1000, UNITS) {
+            return (at == 0).then_some((Reg::Barrier, i, at));
+        }
+        if let Some((i, at)) = split(BARRIER_CONFIG, 8, UNITS) {
+            return Some((Reg::BarrierConfig, i, at));
+        }
         split(LP, 0x80, LINKS.into()).map(|(i, at)| (Reg::Link, i, at))
     }
 }
@@ -276,6 +290,8 @@ enum Reg {
     In,
     Out,
     GlobalInterrupt,
+    Barrier,
+    BarrierConfig,
     Link,
 }
 
@@ -364,6 +380,8 @@ impl NetworkRegs for NodeRegs {
                 }
             }
             Reg::GlobalInterrupt => self.gint[i],
+            Reg::Barrier => self.barriers[i].work_set(),
+            Reg::BarrierConfig => self.barriers[i].config(),
         })
     }
 
@@ -413,6 +431,15 @@ impl NetworkRegs for NodeRegs {
                 if value & 1 != 0 {
                     self.actions.push(PortAction::GlobalInterrupt(i as u8));
                 }
+            }
+            Reg::Barrier => {
+                if self.barriers[i].write_work_set(value) {
+                    self.actions.push(PortAction::Barrier(i as u8));
+                }
+            }
+            Reg::BarrierConfig => {
+                self.barriers[i].write_config(value);
+                self.actions.push(PortAction::Barrier(i as u8));
             }
         }
         true

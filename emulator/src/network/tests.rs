@@ -93,7 +93,7 @@ fn drain(net: &mut Network, now: u64) -> (List, List) {
         match net.outcome() {
             Some(Outcome::Deliver(nic, p)) => match p.body {
                 Body::Velo(m) => got.push((nic, m.tag)),
-                Body::Rma(_) => unreachable!("only VELO is sent"),
+                other => unreachable!("only VELO is sent, not {other:?}"),
             },
             Some(Outcome::Event(nic, te)) => events.push((nic, te)),
             None if net.busy() => {}
@@ -639,4 +639,104 @@ fn bad_node_ids_are_refused() {
     assert!(bad(&[0]).contains("1 node IDs"));
     assert!(bad(&[5, 5]).contains("both"));
     assert!(bad(&[0, 0xFFFE]).contains("reserved"));
+}
+
+const NOBODY: [usize; 0] = [];
+
+/// Events 15 by NIC that the network has in store.
+fn released(net: &mut Network) -> Vec<usize> {
+    let mut nics: Vec<usize> = std::iter::from_fn(|| net.outcome())
+        .filter_map(|o| match o {
+            Outcome::Event(nic, 15) => Some(nic),
+            _ => None,
+        })
+        .collect();
+    nics.sort_unstable();
+    nics
+}
+
+/// Unit `k`: enable, children, parents, arrivals of the host.
+fn barrier_unit(net: &mut Network, nic: usize, k: u32, children: u64, parents: u64, hosts: u64) {
+    let config = 1 | children << 1 | parents << 8 | hosts << 15;
+    net.regs(nic).write(0x45_4000 + 8 * k, config);
+    net.after_access(nic, &mut Tracer::off());
+}
+
+fn arrive(net: &mut Network, nic: usize, k: u32) -> Vec<usize> {
+    net.regs(nic).write(0x44_0000 + 0x1000 * k, 1);
+    net.after_access(nic, &mut Tracer::off());
+    released(net)
+}
+
+#[test]
+fn a_barrier_waits_for_all_hosts_of_its_tree() {
+    // 0 – 1 – 2 – 3 in a row: 1 is the root, 3 hangs below 2. Links: 0 upwards, 1 downwards.
+    let mut net = simple("mesh:4", NetConfig::default());
+    let set = |net: &Network, nic| net.register(nic, 0x44_5000).unwrap();
+    barrier_unit(&mut net, 1, 5, 0b11, 0, 2);
+    barrier_unit(&mut net, 0, 5, 0, 0b01, 1);
+    barrier_unit(&mut net, 2, 5, 0b01, 0b10, 0);
+    barrier_unit(&mut net, 3, 5, 0, 0b10, 1);
+    assert_eq!(released(&mut net), NOBODY, "configuring releases nothing");
+    for round in 0..3u64 {
+        assert_eq!(arrive(&mut net, 1, 5), NOBODY);
+        assert_eq!(arrive(&mut net, 3, 5), NOBODY);
+        assert_eq!(set(&net, 3) & 1, 1, "reached");
+        assert_eq!(arrive(&mut net, 0, 5), NOBODY);
+        // Twice is not more than once, unless two are expected.
+        assert_eq!(arrive(&mut net, 0, 5), NOBODY);
+        assert_eq!(arrive(&mut net, 1, 5), [0, 1, 2, 3]);
+        // Flag 0, then flag 1, and so on; released_active is the next one.
+        let want = if round % 2 == 0 { 0b1010 } else { 0b0100 };
+        assert_eq!(
+            (0..4).map(|nic| set(&net, nic)).collect::<Vec<_>>(),
+            [want; 4]
+        );
+    }
+    // Other units are not concerned. What came over the link is shown until software clears it.
+    assert_eq!(net.register(1, 0x44_4000), Some(0));
+    let received = 1u64 << (34 + 5);
+    assert_eq!(net.register(1, 0x46_0020).unwrap() & received, received);
+    net.regs(1).write(0x46_0020, received);
+    assert_eq!(net.register(1, 0x46_0020).unwrap() & received, 0);
+    // Reset forgets arrivals.
+    arrive(&mut net, 3, 5);
+    net.regs(3).write(0x45_4028, 1 << 19);
+    net.after_access(3, &mut Tracer::off());
+    assert_eq!((net.register(3, 0x45_4028), set(&net, 3)), (Some(0), 0));
+}
+
+#[test]
+fn a_barrier_over_a_dead_link_never_releases() {
+    let mut net = simple("pair", NetConfig::default());
+    barrier_unit(&mut net, 0, 0, 1, 0, 1);
+    barrier_unit(&mut net, 1, 0, 0, 1, 1);
+    net.set_link(0, false, None, &mut Tracer::off());
+    assert_eq!(arrive(&mut net, 0, 0), NOBODY);
+    assert_eq!(arrive(&mut net, 1, 0), NOBODY);
+    net.set_link(0, true, None, &mut Tracer::off());
+    assert_eq!(released(&mut net), NOBODY, "the signal is lost");
+    // Both start again.
+    barrier_unit(&mut net, 0, 0, 1 | 1 << 18, 0, 1);
+    net.regs(1).write(0x45_4000, 1 << 19);
+    barrier_unit(&mut net, 1, 0, 0, 1, 1);
+    arrive(&mut net, 1, 0);
+    assert_eq!(arrive(&mut net, 0, 0), [0, 1]);
+}
+
+#[test]
+fn barrier_trees_with_mistakes_end() {
+    // Circles, parents that are children, units that wait for nobody.
+    let mut net = simple("ring:3", NetConfig::default());
+    for nic in 0..3 {
+        barrier_unit(&mut net, nic, 0, 0b11, 0b11, 1);
+        barrier_unit(&mut net, nic, 1, 0b11, 0, 1);
+        barrier_unit(&mut net, nic, 2, 0, 0, 0);
+        barrier_unit(&mut net, nic, 3, 0x7F, 0x7F, 0);
+    }
+    for k in 0..4 {
+        for nic in 0..3 {
+            arrive(&mut net, nic, k);
+        }
+    }
 }

@@ -10,6 +10,49 @@ pub enum Body {
     Velo(Box<VeloMessage>),
     /// RMA request or response.
     Rma(Box<RmaMessage>),
+    /// SMFU request or response.
+    Smfu(Box<SmfuMessage>),
+}
+
+/// Where an SMFU request ends at the target (HW §12).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SmfuSpace {
+    /// Memory: the base of this interval at the target, or the default base.
+    Memory(Option<u8>),
+    /// The register file.
+    Registers,
+}
+
+/// A load or store to the shared memory window, or the answer to a load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SmfuMessage {
+    /// Posted write.
+    Write {
+        /// What `addr` means.
+        space: SmfuSpace,
+        /// Global address (HW §12).
+        addr: u64,
+        /// Bytes to write.
+        data: Vec<u8>,
+    },
+    /// Non-posted read.
+    Read {
+        /// What `addr` means.
+        space: SmfuSpace,
+        /// Global address.
+        addr: u64,
+        /// Bytes to read; 0: only pushes the writes before it.
+        len: u32,
+        /// Matches the response to the request.
+        tag: u64,
+    },
+    /// Answer to a read.
+    Response {
+        /// Tag of the request.
+        tag: u64,
+        /// The data; none if the target could not read.
+        data: Option<Vec<u8>>,
+    },
 }
 
 /// A VELO message with the identity that the requester stamped on it (HW §9.3).
@@ -165,10 +208,15 @@ impl Body {
                 RmaKind::LockRequest { .. } => "rma-lock-request",
                 RmaKind::LockResponse { .. } => "rma-lock-response",
             },
+            Body::Smfu(m) => match **m {
+                SmfuMessage::Write { .. } => "smfu-write",
+                SmfuMessage::Read { .. } => "smfu-read",
+                SmfuMessage::Response { .. } => "smfu-response",
+            },
         }
     }
 
-    /// VPID that receives the packet at its destination.
+    /// VPID that receives the packet at its destination; 0 for units without.
     pub fn target_vpid(&self) -> u16 {
         match self {
             Body::Velo(m) => m.dst_vpid,
@@ -176,6 +224,7 @@ impl Body {
                 RmaKind::GetResponse { .. } | RmaKind::LockResponse { .. } => m.origin_vpid.into(),
                 _ => m.peer_vpid.into(),
             },
+            Body::Smfu(_) => 0,
         }
     }
 }

@@ -61,6 +61,28 @@ pub enum AtuTlb {
     Off,
 }
 
+/// Where SMFU accesses go that match no interval while `addr_mask` is 0 (HW §12, G18).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ZeroMask {
+    /// Nowhere: stores are dropped, loads give all ones, TE 12.
+    #[default]
+    Refuse,
+    /// To node 0.
+    NodeZero,
+}
+
+/// What a read of the backdoor's `info` does (HW §14, G20).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackdoorInfoRead {
+    /// Takes the entry out; the data stay.
+    #[default]
+    Pop,
+    /// Nothing; the entry goes with the last quadword of its data.
+    Peek,
+}
+
 /// What a function-level reset clears (G2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -163,8 +185,19 @@ pub struct NicConfig {
     pub atu_tlb_entries: NonZeroU32,
     /// Scope of a function-level reset.
     pub flr_scope: FlrScope,
-    /// RMA commands and requests that wait for the network before the requester reports `retry`.
+    /// RMA commands and requests that wait for the network before the requester reports `retry`, and before the host is
+    /// kept from storing to the SMFU window.
     pub tx_queue_limit: usize,
+    /// Time in ns after which an SMFU request without response fails, if `timeout_control.timeout` is 0.
+    pub smfu_timeout_ns: u64,
+    /// Unit of `timeout_control.timeout` in ns.
+    pub smfu_timeout_unit_ns: u64,
+    /// SMFU accesses outside all intervals with mask 0.
+    pub smfu_zero_mask: ZeroMask,
+    /// Time in ns after which a device behind a root port must have answered a read.
+    pub completion_timeout_ns: u64,
+    /// Reads of the backdoor's `info`.
+    pub backdoor_info_read: BackdoorInfoRead,
     /// Faults to inject.
     pub faults: Faults,
 }
@@ -193,6 +226,11 @@ impl Default for NicConfig {
             atu_tlb_entries: DEFAULT_TLB_ENTRIES,
             flr_scope: FlrScope::default(),
             tx_queue_limit: 4096,
+            smfu_timeout_ns: 100_000_000,
+            smfu_timeout_unit_ns: 1_000,
+            smfu_zero_mask: ZeroMask::default(),
+            completion_timeout_ns: 50_000_000,
+            backdoor_info_read: BackdoorInfoRead::default(),
             faults: Faults::default(),
         }
     }

@@ -43,6 +43,10 @@ pub struct Counters {
     pub rma: RmaCounters,
     /// Address translation.
     pub atu: AtuCounters,
+    /// SMFU.
+    pub smfu: SmfuCounters,
+    /// PCIe bridge of a root port.
+    pub bridge: BridgeCounters,
     /// Discarded work, by reason.
     pub drops: Drops,
     /// Things that software did wrong and a diagnostic was given for.
@@ -118,6 +122,44 @@ pub struct AtuCounters {
     pub waiting: u64,
 }
 
+/// SMFU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct SmfuCounters {
+    /// Loads that went to another node.
+    pub loads: u64,
+    /// Stores that went to another node.
+    pub stores: u64,
+    /// Loads of other nodes that this one answered.
+    pub served: u64,
+    /// Bytes that other nodes stored here.
+    pub bytes_stored: u64,
+    /// Loads that were not answered in time.
+    pub timeouts: u64,
+    /// Loads that the target could not do.
+    pub refused: u64,
+    /// Responses that nobody waits for (any more).
+    pub late: u64,
+    /// Requests waiting for a response now.
+    pub outstanding: u64,
+    /// Times that the host had to wait with its stores for the network.
+    pub stalls: u64,
+}
+
+/// PCIe bridge of a root port.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct BridgeCounters {
+    /// Packets injected through the backdoor.
+    pub injected: u64,
+    /// Packets stored in the receive FIFO.
+    pub stored: u64,
+    /// Packets sent to the device.
+    pub to_device: u64,
+    /// Packets from the device.
+    pub from_device: u64,
+    /// Requests that the device did not answer in time.
+    pub timeouts: u64,
+}
+
 /// Discarded work, by reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Drops {
@@ -143,8 +185,16 @@ pub struct Drops {
     pub translation: u64,
     /// Transfer with a failed DMA access.
     pub dma: u64,
-    /// Access matched no SMFU interval.
+    /// Access to the SMFU window that leads to no known node.
     pub smfu_no_interval: u64,
+    /// SMFU access or request while the unit is off.
+    pub smfu_disabled: u64,
+    /// SMFU load without a free entry in the matching store.
+    pub smfu_store_full: u64,
+    /// SMFU store or response while too much waited for the network.
+    pub smfu_congested: u64,
+    /// Malformed or unexpected PCIe packet, or one that does not fit the FIFO.
+    pub pcie_packet: u64,
     /// Interrupt or DMA while bus mastering is off.
     pub bus_master_off: u64,
     /// Packet of a kind that the receiving unit does not take.

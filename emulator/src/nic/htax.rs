@@ -36,6 +36,23 @@ pub(super) enum Route {
     Discard,
 }
 
+impl Route {
+    /// The place `offset` bytes further on.
+    pub(super) fn at(self, offset: u64) -> Self {
+        let n = offset as u32;
+        match self {
+            Self::Rf(at) => Self::Rf(at.wrapping_add(n)),
+            Self::Velo(at) => Self::Velo(at.wrapping_add(n)),
+            Self::Rma(at) => Self::Rma(at.wrapping_add(n)),
+            Self::Smfu { addr, remote_rf } => Self::Smfu {
+                addr: addr.wrapping_add(offset),
+                remote_rf,
+            },
+            Self::Unmapped | Self::Discard => self,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Default)]
 struct Interval {
     upper: u64,
@@ -62,25 +79,51 @@ fn bump(word: &mut u64, rcvd: u32, sent: u32) {
 }
 
 impl Htax {
-    /// Routes an access to host address `bar_base + offset`.
     #[inline]
-    pub(super) fn route(&mut self, bar: u8, bar_base: u64, offset: u64, write: bool) -> Route {
-        let addr = bar_base.wrapping_add(offset);
-        let page = addr >> 12;
-        let vc = if write { VC_POSTED } else { VC_NONPOSTED };
+    fn count(&mut self, write: bool) {
         if write {
             bump(&mut self.posted, 1, 1);
         } else {
             bump(&mut self.nonposted, 1, 1);
             bump(&mut self.response, 1, 1);
         }
+    }
+
+    /// Port and one-hot unit of the interval that holds an address.
+    #[inline]
+    fn find(&self, addr: u64, write: bool) -> Option<(u16, u8)> {
+        let page = addr >> 12;
+        let vc = if write { VC_POSTED } else { VC_NONPOSTED };
+        self.intervals.iter().find_map(|i| {
+            let control = IntvlControl(i.control);
+            let hit =
+                control.enable() && control.vcs() & vc != 0 && i.lower < page && page < i.upper;
+            hit.then(|| (control.port_oh(), control.port()))
+        })
+    }
+
+    /// Routes an access of the device behind a root port; `None` if no interval maps it.
+    pub(super) fn route_addr(&mut self, addr: u64, write: bool) -> Option<Route> {
+        self.count(write);
+        if !General(self.general).enable() {
+            return None;
+        }
+        let (port_oh, port) = self.find(addr, write)?;
+        match Self::unit(port_oh, port, addr) {
+            Route::Discard => None,
+            route => Some(route),
+        }
+    }
+
+    /// Routes an access to host address `bar_base + offset`.
+    #[inline]
+    pub(super) fn route(&mut self, bar: u8, bar_base: u64, offset: u64, write: bool) -> Route {
+        let addr = bar_base.wrapping_add(offset);
+        self.count(write);
         let general = General(self.general);
         if general.enable() {
-            for i in &self.intervals {
-                let control = IntvlControl(i.control);
-                if control.enable() && control.vcs() & vc != 0 && i.lower < page && page < i.upper {
-                    return Self::unit(control.port_oh(), control.port(), addr);
-                }
+            if let Some((port_oh, port)) = self.find(addr, write) {
+                return Self::unit(port_oh, port, addr);
             }
             if general.default_port_oh() != PORT_RF {
                 return Self::unit(general.default_port_oh(), general.default_port(), addr);

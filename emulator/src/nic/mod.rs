@@ -12,6 +12,7 @@
 mod atu;
 mod body;
 mod bq;
+mod bridge;
 mod config;
 mod counters;
 mod dma;
@@ -26,6 +27,7 @@ mod rma_mem;
 mod rma_regs;
 mod rma_target;
 mod smfu;
+mod smfu_target;
 mod snq;
 mod tlb;
 mod tx;
@@ -36,12 +38,14 @@ use crate::env::{Accessor, Env, Packet, TraceEvent};
 use wire::ids::{NodeId, Unit};
 use wire::regs::pcie;
 
-pub use body::{Body, RmaKind, RmaMessage, VeloMessage};
+pub use body::{Body, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
 pub use config::{
-    AtuTlb, Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, SnqRestart,
-    UnalignedQw,
+    AtuTlb, BackdoorInfoRead, Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull,
+    QueueUnit, SnqRestart, UnalignedQw, ZeroMask,
 };
-pub use counters::{AtuCounters, Counters, Drops, RmaCounters, VeloCounters};
+pub use counters::{
+    AtuCounters, BridgeCounters, Counters, Drops, RmaCounters, SmfuCounters, VeloCounters,
+};
 pub use regmap::{Access, RegMap, Register, RF_SIZE};
 pub use snq::Te;
 pub use wcbuf::Pressure;
@@ -68,6 +72,15 @@ pub enum ResetKind {
     FunctionLevel,
 }
 
+/// State of a host load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// The data are there.
+    Done,
+    /// They will be.
+    Pending,
+}
+
 /// Model of one NIC.
 pub struct Nic {
     cfg: NicConfig,
@@ -83,6 +96,8 @@ pub struct Nic {
     velo: velo::Velo,
     rma: rma::Rma,
     atu: atu::Atu,
+    smfu: smfu::Smfu,
+    bridge: bridge::Bridge,
     tx: tx::Tx,
     counters: Counters,
     dma_accesses: u32,
@@ -134,6 +149,8 @@ impl Nic {
             velo: velo::Velo::default(),
             rma: rma::Rma::default(),
             atu: atu::Atu::new(&cfg),
+            smfu: smfu::Smfu::default(),
+            bridge: bridge::Bridge::default(),
             tx: tx::Tx::default(),
             counters: Counters::default(),
             dma_accesses: 0,
@@ -215,11 +232,17 @@ impl Nic {
         self.settle(env);
     }
 
-    /// Host load from BAR `bar` at `offset`, any length and alignment.
-    pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) {
+    /// Host load from BAR `bar` at `offset`, any length and alignment. [`Load::Pending`]: parts of it come over the
+    /// network, [`Nic::finish_load`] gives the result. There is one load at a time; the next one forgets the last.
+    pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) -> Load {
         self.counters.mmio_reads = self.counters.mmio_reads.wrapping_add(1);
-        self.host_read(bar, offset, data, env);
+        let pending = self.host_read(bar, offset, data, env);
         self.settle(env);
+        if pending {
+            Load::Pending
+        } else {
+            Load::Done
+        }
     }
 
     /// Host store to BAR `bar` at `offset`, any length and alignment.
@@ -245,6 +268,8 @@ impl Nic {
         self.timer_tick(now_ns);
         self.expire_holds(now_ns, env);
         self.atu_tick(now_ns, env);
+        self.smfu_expire(now_ns, env);
+        self.bridge_tick(now_ns, env);
         self.settle(env);
         self.next_deadline()
     }
@@ -252,7 +277,12 @@ impl Nic {
     /// Time of the next deadline for [`Nic::tick`].
     pub fn next_deadline(&self) -> Option<u64> {
         let holds = self.queues.iter().filter_map(|q| q.next_expiry(&self.cfg));
-        let others = [self.info.next_fire(), self.atu.next_due()];
+        let others = [
+            self.info.next_fire(),
+            self.atu.next_due(),
+            self.smfu.next_deadline(),
+            self.bridge.next_deadline(),
+        ];
         others.into_iter().flatten().chain(holds).min()
     }
 
@@ -295,6 +325,8 @@ impl Nic {
         self.velo = velo::Velo::default();
         self.rma = rma::Rma::default();
         self.atu = atu::Atu::new(&self.cfg);
+        self.smfu.reset();
+        self.bridge.reset();
         self.tx = tx::Tx::default();
         self.tx.pressure = pressure;
         self.storage
@@ -306,6 +338,7 @@ impl Nic {
         self.counters.rma.holding = 0;
         self.counters.atu.cached = 0;
         self.counters.atu.waiting = 0;
+        self.counters.smfu.outstanding = 0;
         self.set_reset_values();
         if keep {
             self.info = info.kept();
@@ -333,6 +366,9 @@ impl Nic {
         if !self.tx.is_empty() {
             self.run_tx(env);
         }
+        if self.bridge.is_ready() {
+            self.run_bridge(env);
+        }
         if self.snq.is_ready() {
             self.run_snq(env);
         }
@@ -343,6 +379,7 @@ impl Nic {
         match pkt.body {
             Body::Velo(message) => self.velo_receive(message, env),
             Body::Rma(message) => self.rma_receive(pkt.src.0, pkt.tc, *message, env),
+            Body::Smfu(message) => self.smfu_receive(pkt.src.0, *message, env),
         }
     }
 

@@ -25,11 +25,13 @@ enum Block {
     WcBuf(Unit),
     Velo,
     Rma,
+    Bridge,
     Other,
 }
 
 fn block(offset: u32) -> Block {
     match offset {
+        0x5400..=0x56FF => Block::Bridge,
         0x8000..=0x87FF => Block::Info,
         0x9200..=0x92FF => Block::Htax,
         _ if is_network(offset) => Block::Network,
@@ -52,29 +54,44 @@ fn piece(offset: u64, len: usize) -> usize {
 }
 
 impl Nic {
-    pub(super) fn host_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) {
+    /// A load of the host. True: parts of it are under way in the network, see [`Nic::finish_load`].
+    pub(super) fn host_read(
+        &mut self,
+        bar: u8,
+        offset: u64,
+        data: &mut [u8],
+        env: &mut Env<'_>,
+    ) -> bool {
         let base = self.bars.get(usize::from(bar)).copied().unwrap_or(0);
-        let mut offset = offset;
-        let mut rest = data;
-        while !rest.is_empty() {
-            let n = piece(offset, rest.len());
-            let (now, later) = rest.split_at_mut(n);
-            match self.htax.route(bar, base, offset, false) {
-                Route::Rf(rf) => self.rf_load(rf, now, env),
-                // Requester pages can't be read back (G8).
-                Route::Velo(_) | Route::Rma(_) => now.fill(0),
+        self.smfu_begin_load();
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset.wrapping_add(done as u64);
+            let n = piece(at, data.len() - done);
+            let now = &mut data[done..done + n];
+            match self.htax.route(bar, base, at, false) {
+                Route::Smfu { addr, remote_rf } => self.smfu_load(addr, remote_rf, done, now, env),
                 Route::Unmapped => {
-                    self.bad_access("read", offset, env);
+                    self.bad_access("read", at, env);
                     now.fill(0);
                 }
-                Route::Smfu { addr, remote_rf } => self.smfu_load(addr, remote_rf, now, env),
-                Route::Discard => {
-                    self.htax_discard(false);
-                    now.fill(0xFF);
-                }
+                route => self.unit_load(route, now, env),
             }
-            rest = later;
-            offset = offset.wrapping_add(n as u64);
+            done += n;
+        }
+        self.smfu_end_load(data)
+    }
+
+    /// A load that ends in this NIC.
+    pub(super) fn unit_load(&mut self, route: Route, data: &mut [u8], env: &mut Env<'_>) {
+        match route {
+            Route::Rf(rf) => self.rf_load(rf, data, Accessor::Host, env),
+            // Requester pages can't be read back (G8).
+            Route::Velo(_) | Route::Rma(_) => data.fill(0),
+            Route::Smfu { .. } | Route::Unmapped | Route::Discard => {
+                self.htax_discard(false);
+                data.fill(0xFF);
+            }
         }
     }
 
@@ -86,15 +103,23 @@ impl Nic {
         while !rest.is_empty() {
             let (now, later) = rest.split_at(piece(offset, rest.len()));
             match self.htax.route(bar, base, offset, true) {
-                Route::Velo(at) => self.velo_store(at, now, env),
-                Route::Rma(at) => self.rma_store(at, now, env),
-                Route::Rf(rf) => self.rf_store(rf, now, env),
                 Route::Unmapped => self.bad_access("write", offset, env),
-                Route::Smfu { addr, remote_rf } => self.smfu_store(addr, remote_rf, now, env),
-                Route::Discard => self.htax_discard(true),
+                route => self.unit_store(route, now, env),
             }
             offset = offset.wrapping_add(now.len() as u64);
             rest = later;
+        }
+    }
+
+    /// A store that a unit takes.
+    #[inline]
+    pub(super) fn unit_store(&mut self, route: Route, data: &[u8], env: &mut Env<'_>) {
+        match route {
+            Route::Velo(at) => self.velo_store(at, data, env),
+            Route::Rma(at) => self.rma_store(at, data, env),
+            Route::Rf(rf) => self.rf_store(rf, data, Accessor::Host, env),
+            Route::Smfu { addr, remote_rf } => self.smfu_store(addr, remote_rf, data, env),
+            Route::Unmapped | Route::Discard => self.htax_discard(true),
         }
     }
 
@@ -112,8 +137,14 @@ impl Nic {
         });
     }
 
-    /// Host load from the register file; pieces of quadwords are accepted (G32).
-    fn rf_load(&mut self, offset: u32, data: &mut [u8], env: &mut Env<'_>) {
+    /// Load from the register file; pieces of quadwords are accepted (G32).
+    pub(super) fn rf_load(
+        &mut self,
+        offset: u32,
+        data: &mut [u8],
+        by: Accessor,
+        env: &mut Env<'_>,
+    ) {
         let mut offset = offset;
         let mut rest = data;
         while !rest.is_empty() {
@@ -123,15 +154,15 @@ impl Nic {
             if n != 8 {
                 self.odd_access("read", offset, n, env);
             }
-            let value = self.rf_read(offset & !7, Accessor::Host, env).to_le_bytes();
+            let value = self.rf_read(offset & !7, by, env).to_le_bytes();
             now.copy_from_slice(&value[skip..skip + n]);
             rest = later;
             offset = offset.wrapping_add(n as u32);
         }
     }
 
-    /// Host store to the register file; pieces of quadwords are merged (G32).
-    fn rf_store(&mut self, offset: u32, data: &[u8], env: &mut Env<'_>) {
+    /// Store to the register file; pieces of quadwords are merged (G32).
+    pub(super) fn rf_store(&mut self, offset: u32, data: &[u8], by: Accessor, env: &mut Env<'_>) {
         let mut offset = offset;
         let mut rest = data;
         while !rest.is_empty() {
@@ -140,13 +171,15 @@ impl Nic {
             let mut value = [0; 8];
             if now.len() != 8 {
                 self.odd_access("write", offset, now.len(), env);
-                value = self
-                    .rf_value(offset & !7, Accessor::Host, env)
-                    .unwrap_or(0)
-                    .to_le_bytes();
+                let at = offset & !7;
+                let slot = RegMap::get().slot(at);
+                // What is ignored anyway must not be read: that may have effects.
+                if slot.is_some_and(|s| s.access != Access::ReadOnly) {
+                    value = self.rf_value(at, by, env).unwrap_or(0).to_le_bytes();
+                }
             }
             value[skip..skip + now.len()].copy_from_slice(now);
-            self.rf_write(offset & !7, u64::from_le_bytes(value), Accessor::Host, env);
+            self.rf_write(offset & !7, u64::from_le_bytes(value), by, env);
             offset = offset.wrapping_add(now.len() as u32);
             rest = later;
         }
@@ -182,7 +215,9 @@ impl Nic {
             Block::WcBuf(unit) => self.wcbuf_reg_read(unit, at),
             Block::Velo => self.velo_reg_read(at, by),
             Block::Rma => self.rma_reg_read(at, by),
-            Block::Smfu | Block::Atu | Block::Other => None,
+            Block::Smfu => self.smfu_reg_read(at),
+            Block::Bridge => self.bridge_reg_read(at),
+            Block::Atu | Block::Other => None,
         };
         Some(live.unwrap_or_else(|| self.storage.get(slot)))
     }
@@ -214,6 +249,7 @@ impl Nic {
             Block::WcBuf(unit) => self.wcbuf_reg_write(unit, at, value),
             Block::Velo => self.velo_reg_write(at, value, env),
             Block::Rma => self.rma_reg_write(at, value, env),
+            Block::Bridge => self.bridge_reg_write(at, value, env),
             Block::Other => false,
         };
         if !taken {

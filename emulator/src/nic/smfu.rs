@@ -1,24 +1,262 @@
-//! SMFU: host accesses to the shared memory window (HW §12, G18).
+//! SMFU, origin side: accesses to the shared memory window become requests to other nodes (HW §12, G18).
 //!
-//! Windows to other nodes are not modelled yet: every access counts as one that matches no interval.
+//! Stores are posted. A load waits in the matching store until its response comes or its time is over; then it gives all
+//! ones, like a load that leads nowhere.
 
-use super::{Nic, Te};
-use crate::env::Env;
-use wire::ids::RegOffset;
-use wire::regs::smfu::{self as regs, TimeoutControl};
+use super::bridge::DeviceRead;
+use super::{Body, Nic, SmfuMessage, SmfuSpace, Te, ZeroMask};
+use crate::env::{Dest, Env, NetPort, Packet};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use wire::ids::{NodeId, RegOffset};
+use wire::regs::smfu::{
+    self as regs, IntervalControl, IntervalCounter, StatusControl, TimeoutControl, TrafficClass,
+};
+use wire::regs::xbar::inp;
+use wire::route::{self, RouteWord};
 
-impl Nic {
-    pub(super) fn smfu_load(
-        &mut self,
-        addr: u64,
-        remote_rf: bool,
-        data: &mut [u8],
-        env: &mut Env<'_>,
-    ) {
-        data.fill(0xFF);
-        self.smfu_no_interval("load", addr, remote_rf, env);
+/// Entries of the matching store.
+const STORE: usize = 512;
+/// Addresses of intervals and bases.
+const ADDR_MASK: u64 = (1 << 48) - 1;
+/// Crossbar inport of the SMFU's network port.
+const INPORT: u32 = 10;
+
+/// Who waits for a response.
+pub(super) enum Sink {
+    /// The host's load with this number, and where the bytes belong in it.
+    Host(u64, usize),
+    /// The device behind the root port.
+    Device(DeviceRead),
+}
+
+struct Outstanding {
+    node: u16,
+    len: u32,
+    sent_ns: u64,
+    deadline_ns: u64,
+    sink: Sink,
+}
+
+/// A load of the host that is not complete.
+struct HostRead {
+    id: u64,
+    data: Vec<u8>,
+    left: u32,
+}
+
+/// Whether the host may store to the window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Stall {
+    #[default]
+    No,
+    /// It waits for the network, at most until then.
+    Until(u64),
+    /// It has waited long enough: what does not fit is dropped.
+    Over,
+}
+
+#[derive(Default)]
+pub(super) struct Smfu {
+    store: BTreeMap<u64, Outstanding>,
+    last_tag: u64,
+    host: Option<HostRead>,
+    /// Number of the host's current load, and its requests so far.
+    load: (u64, u32),
+    stall: Stall,
+}
+
+impl Smfu {
+    /// State after a reset. Tags go on, so that responses to earlier requests find nobody.
+    pub(super) fn reset(&mut self) {
+        *self = Self {
+            last_tag: self.last_tag,
+            load: (self.load.0, 0),
+            ..Self::default()
+        };
     }
 
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        let stall = match self.stall {
+            Stall::Until(at) => Some(at),
+            _ => None,
+        };
+        let store = self.store.values().map(|o| o.deadline_ns);
+        store.chain(stall).min()
+    }
+}
+
+/// Where an access leads.
+struct Target {
+    node: u16,
+    interval: Option<u8>,
+    /// Global address.
+    addr: u64,
+}
+
+/// Why an access leads nowhere.
+enum Refusal {
+    Disabled,
+    NoTarget(&'static str),
+}
+
+/// End of an interval: exclusive, unless it ends a page (G18).
+fn exclusive(end: u64) -> u64 {
+    if end & 0xFFF == 0xFFF {
+        end + 1
+    } else {
+        end
+    }
+}
+
+impl Nic {
+    pub(super) fn smfu_status(&self) -> StatusControl {
+        StatusControl(self.storage.at(regs::STATUS_CONTROL.0))
+    }
+
+    pub(super) fn smfu_traffic_class(&self) -> TrafficClass {
+        TrafficClass(self.storage.at(regs::TRAFFIC_CLASS.0))
+    }
+
+    /// Time that a request may take, ns.
+    fn smfu_timeout(&self) -> u64 {
+        let t = TimeoutControl(self.storage.at(regs::TIMEOUT_CONTROL.0)).timeout();
+        match t {
+            0 => self.cfg.smfu_timeout_ns,
+            t => u64::from(t).saturating_mul(self.cfg.smfu_timeout_unit_ns),
+        }
+    }
+
+    fn smfu_interval(&self, addr: u64) -> Option<(u8, u16, u64)> {
+        (0..regs::INTERVALS).find_map(|i| {
+            let control = IntervalControl(self.storage.at(regs::interval_control(i).0));
+            if !control.valid() {
+                return None;
+            }
+            let start = self.storage.at(regs::interval_startaddr(i).0) & ADDR_MASK;
+            let end = exclusive(self.storage.at(regs::interval_endaddr(i).0) & ADDR_MASK);
+            (start..end)
+                .contains(&addr)
+                .then_some((i as u8, control.t_node_id(), addr - start))
+        })
+    }
+
+    fn smfu_target(&mut self, addr: u64) -> Result<Target, Refusal> {
+        if !self.smfu_status().enable() {
+            return Err(Refusal::Disabled);
+        }
+        let target = if let Some((i, node, addr)) = self.smfu_interval(addr) {
+            Target {
+                node,
+                interval: Some(i),
+                addr,
+            }
+        } else {
+            let mask = self.storage.at(regs::ADDR_MASK.0) & ADDR_MASK & !0x3F;
+            if mask == 0 && self.cfg.smfu_zero_mask == ZeroMask::Refuse {
+                return Err(Refusal::NoTarget("no interval leads anywhere"));
+            }
+            let start = self.storage.at(regs::O_START_ADDR.0) & ADDR_MASK;
+            let addr = addr.wrapping_sub(start) & ADDR_MASK;
+            let shift = self.storage.at(regs::N_NODE_OFFSET.0) & 63;
+            Target {
+                node: ((addr & mask) >> shift) as u16,
+                interval: None,
+                addr: addr & !mask,
+            }
+        };
+        if self.routable(target.node) {
+            Ok(target)
+        } else {
+            Err(Refusal::NoTarget("no route to the node"))
+        }
+    }
+
+    /// True if the tables of the SMFU's own inport know the node. Without a network everything is known.
+    fn routable(&mut self, node: u16) -> bool {
+        let Some(net) = &mut self.net else {
+            return true;
+        };
+        let net = RefCell::new(net);
+        let word = |at: RegOffset| RouteWord(net.borrow_mut().read(at.0).unwrap_or(0));
+        let found = route::lookup(
+            NodeId(node),
+            |i| word(inp::grt(INPORT, i.into())),
+            |i| word(inp::lrt(INPORT, i.into())),
+        );
+        found.is_ok()
+    }
+
+    fn smfu_refuse(&mut self, what: &str, addr: u64, why: &Refusal, env: &mut Env<'_>) {
+        let drops = &mut self.counters.drops;
+        let why = match why {
+            Refusal::Disabled => {
+                drops.smfu_disabled = drops.smfu_disabled.wrapping_add(1);
+                "the unit is off"
+            }
+            Refusal::NoTarget(why) => {
+                drops.smfu_no_interval = drops.smfu_no_interval.wrapping_add(1);
+                self.smfu_failed();
+                why
+            }
+        };
+        self.diagnose(env, || format!("SMFU {what} at {addr:#x}: {why}"));
+    }
+
+    /// Sets the error flag and raises the event for it.
+    fn smfu_failed(&mut self) {
+        let at = regs::TIMEOUT_CONTROL.0;
+        let control = TimeoutControl(self.storage.at(at)).with_timeout_err(true);
+        self.storage.set_at(at, control.raw());
+        self.raise(Te::SmfuTimeout);
+    }
+
+    pub(super) fn smfu_count(&mut self, at: RegOffset) {
+        let n = self.storage.at(at.0).wrapping_add(1) & ADDR_MASK;
+        self.storage.set_at(at.0, n);
+    }
+
+    fn smfu_count_interval(&mut self, interval: Option<u8>, write: bool) {
+        let Some(i) = interval else { return };
+        let at = regs::interval_counter(i.into()).0;
+        let c = IntervalCounter(self.storage.at(at));
+        let c = if write {
+            c.with_sent_count_p(c.sent_count_p().wrapping_add(1))
+        } else {
+            c.with_sent_count_np(c.sent_count_np().wrapping_add(1))
+        };
+        self.storage.set_at(at, c.raw());
+    }
+
+    fn smfu_space(target: &Target, remote_rf: bool) -> SmfuSpace {
+        if remote_rf {
+            SmfuSpace::Registers
+        } else {
+            SmfuSpace::Memory(target.interval)
+        }
+    }
+
+    /// Sends a packet of this unit.
+    pub(super) fn smfu_send(
+        &mut self,
+        node: u16,
+        tc: u8,
+        bytes: u32,
+        message: SmfuMessage,
+        env: &mut Env<'_>,
+    ) {
+        let packet = Packet {
+            src: self.node_id(),
+            dst: Dest::Node(NodeId(node)),
+            port: NetPort::Smfu,
+            tc,
+            bytes,
+            body: Body::Smfu(Box::new(message)),
+        };
+        self.send(packet, env);
+    }
+
+    /// A store to the window, by the host or by the device behind the root port.
     pub(super) fn smfu_store(
         &mut self,
         addr: u64,
@@ -26,24 +264,260 @@ impl Nic {
         data: &[u8],
         env: &mut Env<'_>,
     ) {
-        let _ = data;
-        self.smfu_no_interval("store", addr, remote_rf, env);
+        let target = match self.smfu_target(addr) {
+            Ok(target) => target,
+            Err(why) => return self.smfu_refuse("store", addr, &why, env),
+        };
+        if !self.smfu_room(env) {
+            self.smfu_failed();
+            self.diagnose(env, || {
+                format!("SMFU store at {addr:#x}: the network takes nothing, dropped")
+            });
+            return;
+        }
+        self.counters.smfu.stores = self.counters.smfu.stores.wrapping_add(1);
+        self.smfu_count(regs::SENT_COUNT_P);
+        self.smfu_count_interval(target.interval, true);
+        let message = SmfuMessage::Write {
+            space: Self::smfu_space(&target, remote_rf),
+            addr: target.addr,
+            data: data.to_vec(),
+        };
+        let tc = self.smfu_traffic_class().tc_p();
+        self.smfu_send(target.node, tc, data.len() as u32, message, env);
     }
 
-    fn smfu_no_interval(&mut self, what: &str, addr: u64, remote_rf: bool, env: &mut Env<'_>) {
-        self.counters.drops.smfu_no_interval = self.counters.drops.smfu_no_interval.wrapping_add(1);
-        let at = regs::TIMEOUT_CONTROL.0;
-        let control = TimeoutControl(self.storage.at(at)).with_timeout_err(true);
-        self.storage.set_at(at, control.raw());
-        self.raise(Te::SmfuTimeout);
-        let to = if remote_rf {
-            "remote registers"
-        } else {
-            "remote memory"
-        };
-        self.diagnose(env, || {
-            format!("SMFU {what} at {addr:#x} ({to}): no interval leads anywhere")
+    /// Room for another store. While the network takes nothing, the host is first made to wait ([`Nic::host_stalled`]),
+    /// then stores are dropped.
+    fn smfu_room(&mut self, env: &Env<'_>) -> bool {
+        if !self.tx_full() {
+            self.smfu.stall = Stall::No;
+            return true;
+        }
+        if self.smfu.stall == Stall::No {
+            self.counters.smfu.stalls = self.counters.smfu.stalls.wrapping_add(1);
+            let until = env.host.now_ns().saturating_add(self.smfu_timeout());
+            self.smfu.stall = Stall::Until(until);
+        }
+        // What the host had already sent when it was stopped still fits.
+        let room = self.smfu.stall != Stall::Over
+            && self.tx_len() < self.cfg.tx_queue_limit.saturating_mul(2);
+        if !room {
+            let n = &mut self.counters.drops.smfu_congested;
+            *n = n.wrapping_add(1);
+        }
+        room
+    }
+
+    /// True while the host must not store anything: the network takes none of what it stored to the SMFU window. Ends by
+    /// itself after the SMFU's time-out ([`Nic::next_deadline`]).
+    pub fn host_stalled(&self) -> bool {
+        matches!(self.smfu.stall, Stall::Until(_)) && self.tx_full()
+    }
+
+    /// True while the host waits for a load, or must not store.
+    pub fn host_waits(&self) -> bool {
+        self.smfu.host.as_ref().is_some_and(|h| h.left > 0) || self.host_stalled()
+    }
+
+    /// A load of the host begins.
+    pub(super) fn smfu_begin_load(&mut self) {
+        self.smfu.load = (self.smfu.load.0 + 1, 0);
+        self.smfu.host = None;
+    }
+
+    /// The requests of a load of the host are on their way. True: there are some, and `data` is not complete.
+    pub(super) fn smfu_end_load(&mut self, data: &[u8]) -> bool {
+        let (id, left) = self.smfu.load;
+        self.smfu.host = (left > 0).then(|| HostRead {
+            id,
+            data: data.to_vec(),
+            left,
         });
+        left > 0
+    }
+
+    /// The rest of a load that was pending: `false` while it still is. If the chip was reset meanwhile, all ones.
+    pub fn finish_load(&mut self, data: &mut [u8]) -> bool {
+        match self.smfu.host.take() {
+            Some(host) if host.left > 0 => {
+                self.smfu.host = Some(host);
+                false
+            }
+            Some(host) if host.data.len() == data.len() => {
+                data.copy_from_slice(&host.data);
+                true
+            }
+            _ => {
+                data.fill(0xFF);
+                true
+            }
+        }
+    }
+
+    /// A load of the host from the window; the bytes belong at `at` in it.
+    pub(super) fn smfu_load(
+        &mut self,
+        addr: u64,
+        remote_rf: bool,
+        at: usize,
+        data: &mut [u8],
+        env: &mut Env<'_>,
+    ) {
+        data.fill(0xFF);
+        let sink = Sink::Host(self.smfu.load.0, at);
+        if self
+            .smfu_request(addr, remote_rf, data.len() as u32, sink, env)
+            .is_none()
+        {
+            self.smfu.load.1 += 1;
+        }
+    }
+
+    /// Sends a read request. Gives `sink` back if there is nothing to wait for.
+    pub(super) fn smfu_request(
+        &mut self,
+        addr: u64,
+        remote_rf: bool,
+        len: u32,
+        sink: Sink,
+        env: &mut Env<'_>,
+    ) -> Option<Sink> {
+        let target = match self.smfu_target(addr) {
+            Ok(target) => target,
+            Err(why) => {
+                self.smfu_refuse("load", addr, &why, env);
+                return Some(sink);
+            }
+        };
+        if self.smfu.store.len() >= STORE {
+            let n = &mut self.counters.drops.smfu_store_full;
+            *n = n.wrapping_add(1);
+            self.raise(Te::SmfuMatchingStoreEmpty);
+            self.diagnose(env, || {
+                format!("SMFU load at {addr:#x}: {STORE} requests are outstanding")
+            });
+            return Some(sink);
+        }
+        let now = env.host.now_ns();
+        // Never the same twice, not even across resets and power cycles.
+        let tag = self.smfu.last_tag.max(now) + 1;
+        self.smfu.last_tag = tag;
+        self.smfu.store.insert(
+            tag,
+            Outstanding {
+                node: target.node,
+                len,
+                sent_ns: now,
+                deadline_ns: now.saturating_add(self.smfu_timeout()),
+                sink,
+            },
+        );
+        self.counters.smfu.outstanding = self.smfu.store.len() as u64;
+        self.counters.smfu.loads = self.counters.smfu.loads.wrapping_add(1);
+        self.smfu_count(regs::SENT_COUNT_NP);
+        self.smfu_count_interval(target.interval, false);
+        let misc = regs::MiscCount(self.storage.at(regs::MISC_COUNT.0));
+        let most = misc.max_outstanding_nps().max(self.smfu.store.len() as u16);
+        self.storage.set_at(
+            regs::MISC_COUNT.0,
+            misc.with_max_outstanding_nps(most).raw(),
+        );
+        let message = SmfuMessage::Read {
+            space: Self::smfu_space(&target, remote_rf),
+            addr: target.addr,
+            len,
+            tag,
+        };
+        let tc = self.smfu_traffic_class().tc_np();
+        self.smfu_send(target.node, tc, 0, message, env);
+        None
+    }
+
+    /// A response arrives.
+    pub(super) fn smfu_response(
+        &mut self,
+        from: u16,
+        tag: u64,
+        data: Option<Vec<u8>>,
+        env: &mut Env<'_>,
+    ) {
+        self.smfu_count(regs::RCVD_COUNT_RSP);
+        let expected = self.smfu.store.get(&tag).is_some_and(|o| {
+            o.node == from && data.as_ref().is_none_or(|d| d.len() == o.len as usize)
+        });
+        let Some(o) = expected.then(|| self.smfu.store.remove(&tag)).flatten() else {
+            self.counters.smfu.late = self.counters.smfu.late.wrapping_add(1);
+            return;
+        };
+        let ns = env.host.now_ns().saturating_sub(o.sent_ns);
+        let cycles = u128::from(ns) * u128::from(self.cfg.tsc_hz) / 1_000_000_000;
+        let misc = regs::MiscCount(self.storage.at(regs::MISC_COUNT.0))
+            .with_np2r_clk_cycle_count(u32::try_from(cycles).unwrap_or(u32::MAX))
+            .with_overflow(cycles > u32::MAX.into());
+        self.storage.set_at(regs::MISC_COUNT.0, misc.raw());
+        if data.is_none() {
+            self.counters.smfu.refused = self.counters.smfu.refused.wrapping_add(1);
+            self.diagnose(env, || {
+                format!("SMFU load: node {from} could not read its memory")
+            });
+        }
+        self.smfu_finish(o, data);
+    }
+
+    fn smfu_finish(&mut self, o: Outstanding, data: Option<Vec<u8>>) {
+        self.counters.smfu.outstanding = self.smfu.store.len() as u64;
+        match o.sink {
+            Sink::Host(id, at) => {
+                let Some(host) = self.smfu.host.as_mut().filter(|h| h.id == id) else {
+                    return;
+                };
+                host.left -= 1;
+                let len = o.len as usize;
+                if let (Some(from), Some(to)) = (data, host.data.get_mut(at..at + len)) {
+                    to.copy_from_slice(&from);
+                }
+            }
+            Sink::Device(read) => self.bridge_read_done(&read, data.as_deref()),
+        }
+    }
+
+    /// Ends what has waited too long.
+    pub(super) fn smfu_expire(&mut self, now_ns: u64, env: &mut Env<'_>) {
+        if let Stall::Until(at) = self.smfu.stall {
+            if !self.tx_full() {
+                self.smfu.stall = Stall::No;
+            } else if at <= now_ns {
+                self.smfu.stall = Stall::Over;
+            }
+        }
+        let due: Vec<u64> = self
+            .smfu
+            .store
+            .iter()
+            .filter(|(_, o)| o.deadline_ns <= now_ns)
+            .map(|(&tag, _)| tag)
+            .collect();
+        for tag in due {
+            let Some(o) = self.smfu.store.remove(&tag) else {
+                continue;
+            };
+            self.counters.smfu.timeouts = self.counters.smfu.timeouts.wrapping_add(1);
+            self.smfu_failed();
+            let node = o.node;
+            self.diagnose(env, || format!("SMFU load: no response from node {node}"));
+            self.smfu_finish(o, None);
+        }
+    }
+
+    /// Live bits of `status_control`.
+    pub(super) fn smfu_reg_read(&self, offset: RegOffset) -> Option<u64> {
+        (offset == regs::STATUS_CONTROL).then(|| {
+            self.smfu_status()
+                .with_idle(self.smfu.store.is_empty())
+                .with_matching_store_empty(self.smfu.store.len() >= STORE)
+                .raw()
+        })
     }
 
     pub(super) fn smfu_reg_write(&mut self, offset: RegOffset, value: u64) -> bool {

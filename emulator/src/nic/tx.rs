@@ -43,6 +43,11 @@ impl Nic {
         env.tx_credit == 0 || self.cfg.faults.frozen || !self.tx.is_empty()
     }
 
+    /// Things that wait for the network.
+    pub(super) fn tx_len(&self) -> usize {
+        self.tx.len()
+    }
+
     /// True if a requester must refuse further descriptors.
     pub(super) fn tx_full(&self) -> bool {
         self.tx.len() >= self.cfg.tx_queue_limit

@@ -3,10 +3,11 @@
 //! QEMU keeps its own copy of BARs and most capability bits and forwards every configuration write; what matters here is
 //! what the device must know itself: where its BARs are, bus mastering, MSI enable, power state, function-level reset.
 
-use serde::{Deserialize, Serialize};
+mod space;
 
-/// Size of the configuration space in bytes.
-pub const CONFIG_SIZE: usize = 4096;
+pub use space::{Space, CONFIG_SIZE};
+
+use serde::{Deserialize, Serialize};
 
 const PM: usize = 0x40;
 const MSI: usize = 0x50;
@@ -85,9 +86,7 @@ pub struct Effects {
 #[derive(Clone)]
 pub struct ConfigSpace {
     shape: PciConfig,
-    bytes: Box<[u8; CONFIG_SIZE]>,
-    /// Bits that software can write.
-    mask: Box<[u8; CONFIG_SIZE]>,
+    space: Space,
 }
 
 impl ConfigSpace {
@@ -95,8 +94,7 @@ impl ConfigSpace {
     pub fn new(shape: PciConfig) -> Self {
         let mut c = Self {
             shape,
-            bytes: Box::new([0; CONFIG_SIZE]),
-            mask: Box::new([0; CONFIG_SIZE]),
+            space: Space::default(),
         };
         c.fill();
         c
@@ -104,8 +102,7 @@ impl ConfigSpace {
 
     /// Back to power-on state; the shape stays.
     pub fn reset(&mut self) {
-        self.bytes.fill(0);
-        self.mask.fill(0);
+        self.space.clear();
         self.fill();
     }
 
@@ -121,26 +118,26 @@ impl ConfigSpace {
     }
 
     fn fill(&mut self) {
-        let s = self.shape.clone();
-        self.put(0x00, &s.vendor.to_le_bytes(), &[]);
-        self.put(0x02, &s.device.to_le_bytes(), &[]);
+        let (s, p) = (&self.shape, &mut self.space);
+        p.put(0x00, &s.vendor.to_le_bytes(), &[]);
+        p.put(0x02, &s.device.to_le_bytes(), &[]);
         // Command: memory space, bus master, parity, SERR, INTx disable.
-        self.put(0x04, &[0, 0], &[0x46, 0x05]);
+        p.put(0x04, &[0, 0], &[0x46, 0x05]);
         // Status: capability list.
-        self.put(0x06, &[0x10, 0], &[]);
+        p.put(0x06, &[0x10, 0], &[]);
         // Class 0x028000: network controller, other.
-        self.put(0x08, &[s.revision, 0x00, 0x80, 0x02], &[]);
-        self.put(0x0c, &[0, 0], &[0xff, 0xff]);
+        p.put(0x08, &[s.revision, 0x00, 0x80, 0x02], &[]);
+        p.put(0x0c, &[0, 0], &[0xff, 0xff]);
         for (at, size) in [(0x10, s.bar0_size), (0x18, s.bar2_size)] {
             // 64 bit, prefetchable.
-            self.put(at, &0xcu64.to_le_bytes(), &(!(size - 1)).to_le_bytes());
+            p.put(at, &0xcu64.to_le_bytes(), &(!(size - 1)).to_le_bytes());
         }
-        self.put(0x2c, &s.subsystem_vendor.to_le_bytes(), &[]);
-        self.put(0x2e, &s.subsystem.to_le_bytes(), &[]);
-        self.put(0x34, &[PM as u8], &[]);
-        self.put(0x3c, &[0], &[0xff]);
+        p.put(0x2c, &s.subsystem_vendor.to_le_bytes(), &[]);
+        p.put(0x2e, &s.subsystem.to_le_bytes(), &[]);
+        p.put(0x34, &[PM as u8], &[]);
+        p.put(0x3c, &[0], &[0xff]);
         // PM 1.2, no soft-reset protection: D3hot → D0 resets.
-        self.put(
+        p.put(
             PM,
             &[0x01, if s.msi { MSI } else { EXP } as u8, 0x03, 0x00, 0, 0],
             &[0, 0, 0, 0, 0x03, 0],
@@ -148,49 +145,31 @@ impl ConfigSpace {
         if s.msi {
             // 64 bit, no per-vector masking.
             let control = 0x0080 | ((s.msi_vectors.trailing_zeros() as u16) << 1);
-            self.put(MSI, &[0x05, EXP as u8], &[]);
-            self.put(MSI + 2, &control.to_le_bytes(), &[0x71, 0]);
-            self.put(
+            p.put(MSI, &[0x05, EXP as u8], &[]);
+            p.put(MSI + 2, &control.to_le_bytes(), &[0x71, 0]);
+            p.put(
                 MSI + 4,
                 &[0; 10],
                 &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
             );
         }
         // PCIe capability version 2, endpoint.
-        self.put(EXP, &[0x10, 0x00, 0x02, 0x00], &[]);
+        p.put(EXP, &[0x10, 0x00, 0x02, 0x00], &[]);
         // DevCap: MPS 256, role-based errors, FLR. DevCtl: relaxed ordering, no snoop, MRRS 512 at reset.
-        self.put32(EXP + 4, 0x1000_8001, 0);
-        self.put(EXP + 8, &[0x10, 0x28, 0, 0], &[0xff, 0x7f, 0, 0]);
+        p.put32(EXP + 4, 0x1000_8001, 0);
+        p.put(EXP + 8, &[0x10, 0x28, 0, 0], &[0xff, 0x7f, 0, 0]);
         // Gen3 x16, port 0; link control: ASPM, common clock.
-        self.put32(EXP + 0xc, 0x0000_0103, 0);
-        self.put(EXP + 0x10, &[0, 0, 0x03, 0x11], &[0xc3, 0, 0, 0]);
+        p.put32(EXP + 0xc, 0x0000_0103, 0);
+        p.put(EXP + 0x10, &[0, 0, 0x03, 0x11], &[0xc3, 0, 0, 0]);
         // DevCap2: completion time-out ranges none; LnkCap2: 2.5, 5, 8 GT/s.
-        self.put(EXP + 0x28, &[0, 0], &[0x1f, 0]);
-        self.put32(EXP + 0x2c, 0x0000_000e, 0);
-        self.put(EXP + 0x30, &[0x03, 0, 0, 0], &[0x0f, 0, 0, 0]);
-    }
-
-    fn put(&mut self, at: usize, value: &[u8], mask: &[u8]) {
-        self.bytes[at..at + value.len()].copy_from_slice(value);
-        self.mask[at..at + mask.len()].copy_from_slice(mask);
-    }
-
-    fn put32(&mut self, at: usize, value: u32, mask: u32) {
-        self.put(at, &value.to_le_bytes(), &mask.to_le_bytes());
-    }
-
-    fn u16(&self, at: usize) -> u16 {
-        u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]])
+        p.put(EXP + 0x28, &[0, 0], &[0x1f, 0]);
+        p.put32(EXP + 0x2c, 0x0000_000e, 0);
+        p.put(EXP + 0x30, &[0x03, 0, 0, 0], &[0x0f, 0, 0, 0]);
     }
 
     /// Reads; bytes past the end are all ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
-        for (i, b) in data.iter_mut().enumerate() {
-            let at = usize::try_from(offset).ok().and_then(|o| o.checked_add(i));
-            *b = at
-                .and_then(|at| self.bytes.get(at).copied())
-                .unwrap_or(0xff);
-        }
+        self.space.read(offset, data);
     }
 
     /// Writes; read-only bits and bytes past the end are ignored.
@@ -201,15 +180,11 @@ impl ConfigSpace {
             let Some(at) = usize::try_from(offset).ok().and_then(|o| o.checked_add(i)) else {
                 break;
             };
-            if at >= CONFIG_SIZE {
-                break;
-            }
             // DevCtl bit 15 starts a function-level reset and reads as zero.
             if at == EXP + 9 && v & 0x80 != 0 {
                 effects.reset = true;
             }
-            let m = self.mask[at];
-            self.bytes[at] = self.bytes[at] & !m | v & m;
+            self.space.write_byte(at, v);
         }
         effects.reset |= before.2 == 3 && self.power_state() == 0;
         effects.bars = (before.0, before.1) != (self.bar(0), self.bar(2));
@@ -218,18 +193,17 @@ impl ConfigSpace {
 
     /// Address of BAR 0 or 2; `None` while memory decoding is off.
     pub fn bar(&self, n: usize) -> Option<u64> {
-        let at = 0x10 + 4 * n;
-        let raw = u64::from_le_bytes(self.bytes[at..at + 8].try_into().ok()?);
+        let raw = self.space.u64(0x10 + 4 * n);
         (self.command() & 2 != 0).then_some(raw & !0xf)
     }
 
     fn command(&self) -> u16 {
-        self.u16(4)
+        self.space.u16(4)
     }
 
     /// Power state D0 … D3hot as 0…3.
     pub fn power_state(&self) -> u8 {
-        self.bytes[PM + 4] & 3
+        self.space.u8(PM + 4) & 3
     }
 
     /// The function may issue DMA: bus mastering on, D0.
@@ -239,7 +213,11 @@ impl ConfigSpace {
 
     /// Number of MSI vectors that may be sent now: 0 while MSI is disabled.
     pub fn msi_enabled(&self) -> u16 {
-        let control = if self.shape.msi { self.u16(MSI + 2) } else { 0 };
+        let control = if self.shape.msi {
+            self.space.u16(MSI + 2)
+        } else {
+            0
+        };
         if control & 1 == 0 {
             return 0;
         }
@@ -248,7 +226,7 @@ impl ConfigSpace {
 
     /// Max payload size and max read request size as set by software, in bytes (HW §3.5 step 19 uses them).
     pub fn payload_and_read_request(&self) -> (u32, u32) {
-        let c = self.u16(EXP + 8);
+        let c = self.space.u16(EXP + 8);
         (128 << ((c >> 5) & 7), 128 << ((c >> 12) & 7))
     }
 }

@@ -39,6 +39,8 @@ pub struct Progress {
     pub more: bool,
     /// Replies are waiting for room in the socket: watch it for writability.
     pub want_write: bool,
+    /// The device is not ready for the next message: call again when it may be, and do not watch the socket for more.
+    pub waiting: bool,
 }
 
 /// One client.
@@ -89,7 +91,12 @@ impl Connection {
         let mut out = Vec::new();
         let mut closed = None;
         let mut stopped = false;
+        let mut waiting = false;
         loop {
+            if !self.session.ready(dev, &mut out) {
+                waiting = true;
+                break;
+            }
             if self.tx.len() + out.len() > TX_HIGH_WATER {
                 stopped = true;
                 break;
@@ -128,6 +135,7 @@ impl Connection {
             None => Ok(Progress {
                 more: stopped && !want_write,
                 want_write,
+                waiting,
             }),
         }
     }

@@ -49,6 +49,15 @@ pub enum IrqRequest {
     },
 }
 
+/// State of a region read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// The data are there.
+    Now,
+    /// They come later: [`Device::finish_read`].
+    Later,
+}
+
 /// What the protocol needs from the device behind a connection. No method blocks.
 pub trait Device {
     /// Size of region `index` in bytes, 0 if the device has none (indices as in [`proto::region`]).
@@ -56,7 +65,11 @@ pub trait Device {
     /// Number of vectors of interrupt index `index` (indices as in [`proto::irq`]).
     fn irq_count(&self, index: u32) -> u32;
     /// Reads a region; offset and length have been checked against its size.
-    fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno>;
+    fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<Answer, Errno>;
+    /// Completes the read that was left for later; `false`: not yet. No other message is executed meanwhile.
+    fn finish_read(&mut self, data: &mut [u8]) -> bool;
+    /// True while no message may be executed, because the device can't take stores now.
+    fn stalled(&self) -> bool;
     /// Writes a region; offset and length have been checked against its size.
     fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno>;
     /// Makes client memory reachable. Requests without a file are accepted and ignored (nothing can be mapped).

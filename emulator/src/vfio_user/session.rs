@@ -4,7 +4,7 @@ use super::proto::{
     command, flag, irq, region, Header, Reader, HEADER_LEN, MAX_DMA_MAPS, MAX_FDS, MAX_XFER,
     MULTI_MAX,
 };
-use super::{Device, DmaMapRequest, IrqRequest};
+use super::{Answer, Device, DmaMapRequest, IrqRequest};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
@@ -25,11 +25,31 @@ const SET_ACTION_MASK: u32 = 0x38;
 #[derive(Debug, Default)]
 pub(super) struct Session {
     negotiated: bool,
+    /// Read whose data come later, with the payload of its reply.
+    pending: Option<(Header, Vec<u8>)>,
 }
+
+/// Offset of the data in the reply to a read.
+const READ_PREFIX: usize = 16;
 
 type Reply = Result<(), Errno>;
 
 impl Session {
+    /// True if the next message can be executed. Appends the reply to a read that was left for later, once it is there.
+    pub(super) fn ready(&mut self, dev: &mut dyn Device, out: &mut Vec<u8>) -> bool {
+        if let Some((h, mut body)) = self.pending.take() {
+            if !dev.finish_read(&mut body[READ_PREFIX..]) {
+                self.pending = Some((h, body));
+                return false;
+            }
+            let start = out.len();
+            out.resize(start + HEADER_LEN, 0);
+            out.extend(body);
+            self.finish(h, Ok(()), start, out);
+        }
+        !dev.stalled()
+    }
+
     /// Executes one complete message and appends the reply, if one is wanted, to `out`.
     pub(super) fn handle(
         &mut self,
@@ -57,13 +77,18 @@ impl Session {
         // Room for the header; the reply's payload is appended by the command.
         out.resize(start + HEADER_LEN, 0);
         let result = self.command(h.command, body, fds, dev, out);
+        if let Ok(Answer::Later) = result {
+            self.pending = Some((h, out.split_off(start + HEADER_LEN)));
+            out.truncate(start);
+            return;
+        }
         if let Err(e) = result {
             dev.complain(format_args!(
                 "command {} ({} bytes) refused: {e}",
                 h.command, h.size
             ));
         }
-        self.finish(h, result, start, out);
+        self.finish(h, result.map(drop), start, out);
     }
 
     fn finish(&self, h: Header, result: Reply, start: usize, out: &mut Vec<u8>) {
@@ -102,18 +127,20 @@ impl Session {
         fds: Vec<OwnedFd>,
         dev: &mut dyn Device,
         out: &mut Vec<u8>,
-    ) -> Reply {
+    ) -> Result<Answer, Errno> {
         if cmd == command::VERSION {
-            return self.version(body, out);
+            return self.version(body, out).map(|()| Answer::Now);
         }
         if !self.negotiated {
             return Err(Errno::PROTO);
         }
         let mut r = Reader::new(body);
-        match cmd {
+        if cmd == command::REGION_READ {
+            return region_read(&mut r, dev, out);
+        }
+        let done = match cmd {
             command::REGION_WRITE => region_write(&mut r, dev, out),
             command::REGION_WRITE_MULTI => region_write_multi(&mut r, dev, out),
-            command::REGION_READ => region_read(&mut r, dev, out),
             command::DMA_MAP => dma_map(&mut r, fds, dev),
             command::DMA_UNMAP => dma_unmap(&mut r, dev, out),
             command::DEVICE_GET_INFO => device_info(&mut r, out),
@@ -126,7 +153,8 @@ impl Session {
             }
             command::DEVICE_GET_REGION_IO_FDS => Err(Errno::OPNOTSUPP),
             _ => Err(Errno::NOSYS),
-        }
+        };
+        done.map(|()| Answer::Now)
     }
 
     fn version(&mut self, body: &[u8], out: &mut Vec<u8>) -> Reply {
@@ -221,7 +249,11 @@ fn region_write_multi(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8
     result
 }
 
-fn region_read(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
+fn region_read(
+    r: &mut Reader<'_>,
+    dev: &mut dyn Device,
+    out: &mut Vec<u8>,
+) -> Result<Answer, Errno> {
     let (Some(offset), Some(index), Some(count)) = (r.u64(), r.u32(), r.u32()) else {
         return Err(Errno::INVAL);
     };

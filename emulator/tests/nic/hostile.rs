@@ -15,9 +15,9 @@ fn offset(rng: &mut Rng) -> u64 {
             // Units with behaviour.
             let bases = [
                 0x8000, 0x9200, 0xC000, 0x1_0000, 0xC0_0000, 0xE0_0000, 0x100_0000, 0x120_0000,
-                0x140_0000, 0x160_0000,
+                0x140_0000, 0x160_0000, 0x5000, 0xA000,
             ];
-            bases[rng.below(10) as usize] + rng.below(0x3000)
+            bases[rng.below(12) as usize] + rng.below(0x3000)
         }
         _ => {
             u64::from(r.offset + rng.below(r.entries.into()) as u32 * r.stride)

@@ -2,13 +2,16 @@
 #![forbid(unsafe_code)]
 
 mod atu;
+mod borrow;
 mod hostile;
 mod probe;
 mod rig;
 mod rma;
 mod rma_matrix;
 mod rma_special;
+mod root_port;
 mod rra;
+mod smfu;
 mod snq;
 mod velo;
 mod velo_queues;

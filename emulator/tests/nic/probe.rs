@@ -276,7 +276,8 @@ fn is_live(offset: u32) -> bool {
     matches!(offset,
         0x8008 | 0x8028 | 0x8080                        // identity, time
         | 0x9200..=0x92BF                               // HTAX
-        | 0xA010 | 0xA018
+        | 0x5498 | 0x5600 | 0x5608                      // backdoor
+        | 0xA000 | 0xA010 | 0xA018
         | 0x1_0000..=0x1_0078                           // SNQ
         | 0xC0_2800..=0xC0_2FFF | 0xE0_2800..=0xE0_2FFF // queue pointers
         | 0x120_0040..=0x120_005F | 0x160_0040..=0x160_005F

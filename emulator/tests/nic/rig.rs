@@ -3,7 +3,7 @@
 use extoll_emulator::env::{
     Accessor, Dest, DmaFault, Env, Host, NetPort, Packet, Trace, TraceEvent,
 };
-use extoll_emulator::nic::{Nic, NicConfig};
+use extoll_emulator::nic::{Load, Nic, NicConfig};
 use std::collections::VecDeque;
 use wire::bq::{DcqBase, SegmentDesc, SlotCode, WritePointers};
 use wire::ids::{BusAddr, RegOffset, Unit, Vpid};
@@ -20,6 +20,14 @@ const RAM: usize = 48 << 20;
 /// Where the SNQ ring lies.
 pub const RING: u64 = 0x10_0000;
 pub const RING_ENTRIES: u16 = 256;
+
+/// Size of the intervals that [`Rig::smfu_interval`] makes.
+pub const WINDOW: u64 = 1 << 20;
+
+/// Offset in BAR2 of the interval `k` that [`Rig::smfu_interval`] makes.
+pub fn window(k: u32) -> u64 {
+    0x0200_0000 + u64::from(k) * WINDOW
+}
 
 /// Memory of a host.
 pub struct Ram {
@@ -241,8 +249,41 @@ impl Rig {
         self.with(i, |nic, env| nic.mmio_write(bar, offset, data, env));
     }
 
-    pub fn load(&mut self, i: usize, bar: u8, offset: u64, data: &mut [u8]) {
-        self.with(i, |nic, env| nic.mmio_read(bar, offset, data, env));
+    /// True: complete. What comes over the network comes at once unless the wire is held.
+    pub fn load(&mut self, i: usize, bar: u8, offset: u64, data: &mut [u8]) -> bool {
+        match self.with(i, |nic, env| nic.mmio_read(bar, offset, data, env)) {
+            Load::Done => true,
+            Load::Pending => self.nodes[i].nic.finish_load(data),
+        }
+    }
+
+    /// SMFU unit on, with a route for everything in the window's part from 32 MiB: interval `k` of 1 MiB at
+    /// `window(k)` leads to `node`.
+    pub fn smfu_interval(&mut self, i: usize, k: u32, node: u16) {
+        use wire::regs::smfu as r;
+        let start = BAR2 + window(k);
+        self.write(i, r::interval_startaddr(k), start);
+        self.write(i, r::interval_endaddr(k), start + WINDOW);
+        let control = r::IntervalControl::to_node(wire::ids::NodeId(node));
+        self.write(i, r::interval_control(k), control.raw());
+    }
+
+    /// Register of another node through the first part of the window; `smfu_rra` has named the node.
+    pub fn remote_write(&mut self, i: usize, reg: RegOffset, value: u64) {
+        self.store(i, 2, reg.0.into(), &value.to_le_bytes());
+    }
+
+    pub fn remote_read(&mut self, i: usize, reg: RegOffset) -> u64 {
+        let mut raw = [0; 8];
+        assert!(self.load(i, 2, reg.0.into(), &mut raw));
+        u64::from_le_bytes(raw)
+    }
+
+    /// Interval 0 leads to the registers of `node` (HW §3.6).
+    pub fn smfu_rra(&mut self, i: usize, node: u16) {
+        use wire::regs::smfu as r;
+        let control = r::IntervalControl::to_node(wire::ids::NodeId(node));
+        self.write(i, r::interval_control(0), control.raw());
     }
 
     pub fn tick(&mut self, i: usize) -> Option<u64> {

@@ -10,7 +10,7 @@ mod units;
 pub use ext_eth::{fuzz_ext_eth_message, fuzz_ext_eth_reassembly};
 pub use units::{
     fuzz_atu, fuzz_bq, fuzz_htax, fuzz_regs, fuzz_rma_descriptor, fuzz_rma_notification,
-    fuzz_route, fuzz_snq_entry, fuzz_snq_program, fuzz_velo_descriptor, fuzz_velo_status,
+    fuzz_route, fuzz_snq_entry, fuzz_snq_program, fuzz_tlp, fuzz_velo_descriptor, fuzz_velo_status,
     fuzz_wcbuf,
 };
 
@@ -116,6 +116,11 @@ pub const TARGETS: &[Target] = &[
         name: "regs",
         run: fuzz_regs,
         seeds: units::regs_seeds,
+    },
+    Target {
+        name: "tlp",
+        run: fuzz_tlp,
+        seeds: units::tlp_seeds,
     },
     Target {
         name: "ext_eth_message",

@@ -5,7 +5,7 @@
 
 use crate::{bytes, Input};
 use wire::ids::{BusAddr, Nla, NodeId, RegOffset, Vpid};
-use wire::{atu, bq, htax, regs, rma, route, snq, velo, wcbuf};
+use wire::{atu, bq, htax, regs, rma, route, snq, tlp, velo, wcbuf};
 
 /// A VELO descriptor and a requester address.
 pub fn fuzz_velo_descriptor(data: &[u8]) {
@@ -382,4 +382,73 @@ pub(crate) fn regs_seeds() -> Vec<Vec<u8>> {
     ]
     .map(|o| bytes(&[o]))
     .to_vec()
+}
+
+/// Backdoor words of a PCIe packet; then a span and the pieces of its answer.
+pub fn fuzz_tlp(data: &[u8]) {
+    let qws: Vec<u64> = data
+        .chunks_exact(8)
+        .map(|c| Input(c).u64())
+        .take(tlp::words::MAX)
+        .collect();
+    let mut payload = [0; 4 * tlp::words::PAYLOAD_DWORDS as usize];
+    match tlp::words::unpack(&qws, &mut payload) {
+        Ok((packet, len)) => {
+            assert_eq!(len, usize::from(packet.payload_dwords()) * 4);
+            let again = tlp::words::pack(&packet, &payload[..len]).expect("fits");
+            let mut back = [0; 4 * tlp::words::PAYLOAD_DWORDS as usize];
+            assert_eq!(
+                tlp::words::unpack(again.as_slice(), &mut back),
+                Ok((packet, len))
+            );
+            assert_eq!(back[..len], payload[..len]);
+            if let tlp::Kind::MemRead { span, .. } = packet.kind {
+                let (skip, n) = span.extent();
+                assert!(skip < 4 && n <= tlp::PAGE as u32);
+                let at = span.addr + u64::from(skip);
+                assert_eq!(tlp::pieces(at, n, 256).map(|p| p.len).sum::<u32>(), n);
+            }
+        }
+        Err(e) => assert!(!e.to_string().is_empty()),
+    }
+    let mut input = Input(data);
+    let (addr, len) = (input.u64(), input.u64() as u32);
+    if let Some(span) = tlp::Span::bytes(addr, len) {
+        assert_eq!(span.extent().1, len);
+        let kind = tlp::Kind::MemRead {
+            requester: tlp::Bdf(0),
+            tag: 0,
+            span,
+        };
+        assert!(tlp::Tlp::from(kind).encode().is_ok());
+    }
+}
+
+pub(crate) fn tlp_seeds() -> Vec<Vec<u8>> {
+    vec![
+        bytes(&[0x0000_000F_4400_0001, 0x0100_0010, 0x1234_5678]),
+        bytes(&[0x0000_000F_0400_0001, 0x0100_0000]),
+        bytes(&[0x0100_FF1C_2000_0003, 0x0000_0004_0000_00FD]),
+        bytes(&[0x0100_0004_4A00_0001, 0x0010_0C40, 0xDEAD_BEEF]),
+        bytes(&[
+            0x0000_00FF_4000_0020,
+            0xF000_0000,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+            8,
+            9,
+            10,
+            11,
+            12,
+            13,
+            14,
+            15,
+            16,
+        ]),
+    ]
 }

@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,45 @@ pub struct Spec {
     pub nodes: usize,
     /// Further arguments of `lab up`.
     pub args: &'static [&'static str],
+}
+
+/// The kernel that the nodes boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kernel {
+    /// Debian's.
+    #[default]
+    Stock,
+    /// The debug kernel: about a hundred times slower on the network, and its leak checker is asked at the end.
+    Debug,
+}
+
+impl Kernel {
+    /// Factor by which all patience grows.
+    fn slowness(self) -> u32 {
+        match self {
+            Self::Stock => 1,
+            Self::Debug => 6,
+        }
+    }
+
+    /// Further arguments of `lab up`.
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Stock => &[],
+            Self::Debug => &["--kernel", "debug", "--memory", "2560", "--timeout", "900"],
+        }
+    }
+}
+
+static KERNEL: OnceLock<Kernel> = OnceLock::new();
+
+/// Chooses the kernel for all clusters of this process; only the first call counts.
+pub fn use_kernel(kernel: Kernel) {
+    let _ = KERNEL.set(kernel);
+}
+
+fn kernel() -> Kernel {
+    KERNEL.get().copied().unwrap_or_default()
 }
 
 /// What a finished command left.
@@ -70,8 +110,9 @@ impl Running {
         })
     }
 
-    /// Waits for the end, at most `patience`; then the command is killed and an error returned.
+    /// Waits for the end, at most `patience` (longer on a slow kernel); then the command is killed and an error returned.
     pub fn wait(mut self, patience: Duration) -> Result<Output> {
+        let patience = patience * kernel().slowness();
         let deadline = Instant::now() + patience;
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
@@ -108,6 +149,12 @@ impl Running {
     }
 }
 
+/// A place in the kernel log of a node.
+pub struct LogMark {
+    node: usize,
+    text: String,
+}
+
 /// A running cluster; dropped = taken down.
 pub struct Lab {
     name: String,
@@ -130,6 +177,7 @@ impl Lab {
         let nodes = spec.nodes.to_string();
         let mut args = vec!["--nodes", nodes.as_str()];
         args.extend(spec.args);
+        args.extend(kernel().arguments());
         lab.run("up", &args, Duration::from_secs(300))?;
         Ok(lab)
     }
@@ -223,6 +271,7 @@ impl Lab {
         patience: Duration,
         mut probe: impl FnMut(&Self) -> Result<bool>,
     ) -> Result<()> {
+        let patience = patience * kernel().slowness();
         let deadline = Instant::now() + patience;
         let mut last = None;
         while Instant::now() < deadline {
@@ -239,9 +288,35 @@ impl Lab {
         }
     }
 
-    /// Fails if the kernel of any node reported a defect since it booted.
+    /// Marks the present end of a node's kernel log.
+    pub fn log_mark(&self, node: usize) -> Result<LogMark> {
+        let script =
+            "m=\"mark $(cat /proc/sys/kernel/random/uuid)\"; echo \"$m\" >/dev/kmsg && echo \"$m\"";
+        let text = self.ok(node, script)?.trim().to_string();
+        Ok(LogMark { node, text })
+    }
+
+    /// What the kernel has logged since the mark.
+    pub fn log_since(&self, mark: &LogMark) -> Result<String> {
+        let log = self.ok(mark.node, "dmesg")?;
+        let (_, since) = log
+            .split_once(&mark.text)
+            .context("the mark has left the kernel's log buffer")?;
+        Ok(since.to_string())
+    }
+
+    /// Fails if the kernel of any node reported a defect since it booted, or if the debug kernel finds memory leaked.
     pub fn assert_clean_log(&self) -> Result<()> {
         for node in 0..self.spec.nodes {
+            if kernel() == Kernel::Debug {
+                // What is in use may hide in a register during one scan; what is leaked shows in every one.
+                // A checker that is not there, or gave up, fails the writes.
+                self.ok(
+                    node,
+                    "set -e; cd /sys/kernel/debug; for i in 1 2; do echo scan >kmemleak; sleep 3; done; \
+                     cat kmemleak >&2; [ -z \"$(cat kmemleak)\" ]",
+                )?;
+            }
             let log = self.ok(node, "dmesg")?;
             let lines: Vec<&str> = log.lines().collect();
             if let Some(at) = lines.iter().position(|l| is_defect(l)) {

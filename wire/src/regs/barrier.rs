@@ -35,3 +35,19 @@ bits! {
         interrupt / with_interrupt: bool [1:1];
     }
 }
+
+bits! {
+    /// `units config`: layout of a sibling with seven links (HW §15.5).
+    pub struct UnitsConfig {
+        /// Takes part.
+        enable / with_enable: bool [0:0];
+        /// Links that lead to children in the tree.
+        child_nodes / with_child_nodes: u8 [7:1];
+        /// Links that lead to the parent; none: root.
+        parent_nodes / with_parent_nodes: u8 [14:8];
+        /// Arrivals of the host that complete its part.
+        host_count / with_host_count: u8 [18:15];
+        /// Back to the start.
+        reset / with_reset: bool [19:19];
+    }
+}

@@ -111,6 +111,7 @@ pub mod gpio;
 pub mod htax;
 pub mod info;
 pub mod lp;
+pub mod map;
 pub mod np;
 pub mod pcie;
 pub mod phy;

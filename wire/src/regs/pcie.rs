@@ -109,3 +109,126 @@ bits! {
         sent_tlp_count / with_sent_tlp_count: u16 [63:48];
     }
 }
+
+bits! {
+    /// `htoc_to_pcie` (0x5400).
+    pub struct HtocToPcie {
+        /// Sets the no-snoop attribute.
+        no_snoop_enable / with_no_snoop_enable: bool [0:0];
+        /// Sends configuration requests of type 1 as type 0.
+        map_config_to_0 / with_map_config_to_0: bool [1:1];
+        /// Pipeline stages.
+        cmd_delay_stages / with_cmd_delay_stages: u8 [7:2];
+    }
+}
+
+bits! {
+    /// `pcie_to_htoc_cfg` (0x5408): which received packets go to the register FIFO.
+    pub struct PcieToHtocCfg {
+        /// Writes that `interrupt_0/1` identify.
+        regfwd_interrupt / with_regfwd_interrupt: bool [0:0];
+        /// Completions with tag 0.
+        regfwd_srctag0 / with_regfwd_srctag0: bool [1:1];
+        /// Error responses.
+        regfwd_option_error_resp / with_regfwd_option_error_resp: bool [2:2];
+        /// Drops posted packets when the FIFO is full.
+        regfwd_option_drop_full_p / with_regfwd_option_drop_full_p: bool [3:3];
+        /// Drops non-posted packets when the FIFO is full.
+        regfwd_option_drop_full_np / with_regfwd_option_drop_full_np: bool [4:4];
+        /// Drops completions when the FIFO is full.
+        regfwd_option_drop_full_r / with_regfwd_option_drop_full_r: bool [5:5];
+        /// All memory writes.
+        regfwd_memwr_all / with_regfwd_memwr_all: bool [8:8];
+        /// All messages.
+        regfwd_msg_all / with_regfwd_msg_all: bool [9:9];
+        /// All memory reads.
+        regfwd_memrd_all / with_regfwd_memrd_all: bool [10:10];
+        /// All I/O writes.
+        regfwd_iowr_all / with_regfwd_iowr_all: bool [11:11];
+        /// All I/O reads.
+        regfwd_iord_all / with_regfwd_iord_all: bool [12:12];
+        /// All configuration writes.
+        regfwd_cfgwr_all / with_regfwd_cfgwr_all: bool [13:13];
+        /// All configuration reads.
+        regfwd_cfgrd_all / with_regfwd_cfgrd_all: bool [14:14];
+        /// All atomics.
+        regfwd_atomic_all / with_regfwd_atomic_all: bool [15:15];
+        /// All completions with data.
+        regfwd_rdrsp_all / with_regfwd_rdrsp_all: bool [16:16];
+        /// All completions without data.
+        regfwd_tgtdone_all / with_regfwd_tgtdone_all: bool [17:17];
+        /// Memory writes to addresses that no interval maps.
+        regfwd_memwr_cantmap / with_regfwd_memwr_cantmap: bool [24:24];
+        /// Memory reads of addresses that no interval maps.
+        regfwd_memrd_cantmap / with_regfwd_memrd_cantmap: bool [25:25];
+        /// I/O writes that can't be mapped.
+        regfwd_iowr_cantmap / with_regfwd_iowr_cantmap: bool [26:26];
+        /// I/O reads that can't be mapped.
+        regfwd_iord_cantmap / with_regfwd_iord_cantmap: bool [27:27];
+        /// Configuration writes that can't be mapped.
+        regfwd_cfgwr_cantmap / with_regfwd_cfgwr_cantmap: bool [28:28];
+        /// Configuration reads that can't be mapped.
+        regfwd_cfgrd_cantmap / with_regfwd_cfgrd_cantmap: bool [29:29];
+        /// Byte reads are refused.
+        byte_rd_disable_all / with_byte_rd_disable_all: bool [32:32];
+        /// Byte reads that can't be mapped are refused.
+        byte_rd_disable_cantmap / with_byte_rd_disable_cantmap: bool [33:33];
+        /// Raises trigger event 4 when a packet was stored.
+        info_trigger / with_info_trigger: bool [40:40];
+    }
+}
+
+bits! {
+    /// `htoc_to_pcie_p_counter`, `…_np_counter`, `…_r_counter`.
+    pub struct ForwardCounter {
+        /// Packets forwarded.
+        forw_pkts / with_forw_pkts: u32 [31:0];
+        /// Packets discarded.
+        disc_pkts / with_disc_pkts: u32 [63:32];
+    }
+}
+
+bits! {
+    /// `pcie_to_htoc_counter_…` of requests.
+    pub struct RequestCounter {
+        /// Forwarded.
+        fwd / with_fwd: u32 [31:0];
+        /// Errors.
+        error / with_error: u16 [47:32];
+        /// Stored in the register FIFO.
+        regfile / with_regfile: u16 [63:48];
+    }
+}
+
+bits! {
+    /// `pcie_to_htoc_counter_rdrsp`, `…_tgtdone`.
+    pub struct ResponseCounter {
+        /// Forwarded.
+        fwd / with_fwd: u32 [31:0];
+        /// Stored in the register FIFO.
+        regfile / with_regfile: u16 [47:32];
+    }
+}
+
+bits! {
+    /// `pcie_to_htoc_regfwd_drop` (0x5490).
+    pub struct RegfwdDrop {
+        /// Posted requests.
+        posted / with_posted: u32 [19:0];
+        /// Non-posted requests.
+        nonposted / with_nonposted: u32 [39:20];
+        /// Completions.
+        response / with_response: u32 [59:40];
+    }
+}
+
+bits! {
+    /// `pcie_to_htoc_backdoor_info` (0x5600). **MODEL decision, not a hardware fact**: that it has a valid bit and a
+    /// count is known, their places are not (G20).
+    pub struct BackdoorInfo {
+        /// A packet is there.
+        valid / with_valid: bool [0:0];
+        /// Reads of the data register that it takes to fetch it.
+        qw_count / with_qw_count: u8 [8:1];
+    }
+}

@@ -130,3 +130,15 @@ bits! {
         sent_count_p / with_sent_count_p: u32 [63:32];
     }
 }
+
+bits! {
+    /// `misc_count` (0xA050).
+    pub struct MiscCount {
+        /// Time from the last request to its response, in clock cycles.
+        np2r_clk_cycle_count / with_np2r_clk_cycle_count: u32 [31:0];
+        /// That count overflowed.
+        overflow / with_overflow: bool [32:32];
+        /// Most requests that were outstanding at a time.
+        max_outstanding_nps / with_max_outstanding_nps: u16 [49:40];
+    }
+}

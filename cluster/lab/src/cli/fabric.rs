@@ -207,12 +207,16 @@ pub enum FaultVerb {
         /// Seed
         seed: u64,
     },
-    /// Deliver a packet that no NIC sent (docs/emulator.md, request `forge`)
+    /// Deliver packets that no NIC sent (docs/emulator.md, request `forge`)
     Forge {
-        /// Node that receives it
+        /// Node that receives them
         node: String,
-        /// The packet as JSON
-        packet: String,
+        /// The packets as JSON, in their order
+        #[arg(required = true)]
+        packets: Vec<String>,
+        /// Deliver all of them so many times
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        count: u32,
         /// NIC of the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
@@ -401,15 +405,26 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
         }
         FaultVerb::Forge {
             node,
-            packet,
+            packets,
+            count,
             nic: k,
         } => {
-            let packet =
-                serde_json::from_str(&packet).context("the packet is not what `forge` takes")?;
-            call(Request::Forge {
-                nic: nic(&node, k)?,
-                packet,
-            })
+            let nic = nic(&node, k)?;
+            let requests = packets
+                .iter()
+                .map(|text| {
+                    let packet = serde_json::from_str(text)
+                        .with_context(|| format!("not what `forge` takes: {text}"))?;
+                    Ok(Request::Forge { nic, packet })
+                })
+                .collect::<Result<Vec<_>>>()?;
+            let mut client = emu::connect(dir)?;
+            for _ in 0..count {
+                for request in &requests {
+                    client.call(request)?;
+                }
+            }
+            Ok(())
         }
         FaultVerb::Seed { seed } => call(Request::Seed { seed }),
         FaultVerb::Clear => {

@@ -24,14 +24,15 @@ pub fn all() -> Vec<Scenario> {
 
 /// What must not grow: kernel memory that the driver could leak, in objects or KiB.
 #[derive(Debug)]
-struct Usage {
+pub(super) struct Usage {
     skbs: u64,
     available_kib: u64,
     /// Open VELO and RMA ports, each of which holds a VPID.
     ports: u64,
 }
 
-fn usage(lab: &Lab, node: usize) -> Result<Usage> {
+/// What node `node` uses now.
+pub(super) fn usage(lab: &Lab, node: usize) -> Result<Usage> {
     let text = lab.ok(
         node,
         "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; awk '/^skbuff_head_cache/ {print \"skbs: \" $2}' /proc/slabinfo; \
@@ -45,7 +46,8 @@ fn usage(lab: &Lab, node: usize) -> Result<Usage> {
     })
 }
 
-fn no_growth(before: &Usage, after: &Usage) -> Result<()> {
+/// Fails if more is in use after than before.
+pub(super) fn no_growth(before: &Usage, after: &Usage) -> Result<()> {
     // Caches keep some objects per CPU; a leak per cycle or frame is far above these limits.
     ensure!(
         after.skbs < before.skbs + 1000,
@@ -63,7 +65,7 @@ fn no_growth(before: &Usage, after: &Usage) -> Result<()> {
 }
 
 /// Loads the modules on `node` and waits until it reaches its peer.
-fn back(lab: &Lab, node: usize) -> Result<()> {
+pub(super) fn back(lab: &Lab, node: usize) -> Result<()> {
     lab.until("exn0 has a carrier", PATIENCE, |l| {
         let out = l.sh_for(
             node,

@@ -1,17 +1,14 @@
-//! Input that nobody should send, and hardware that is not what it should be.
+//! Messages and notifications that nobody should send. Each kind moves the counter of its reason and nothing else, is logged
+//! with it at a limited rate, and leaves nothing behind.
 
+use super::churn::{back, no_growth, usage};
 use super::PAIR;
-use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::cluster::{field, Lab, LogMark, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::time::Duration;
-
-/// Two nodes whose modules are loaded by hand.
-const BARE: Spec = Spec {
-    nodes: 2,
-    args: &["--topology", "pair", "--no-modules"],
-};
+use std::time::Instant;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -22,19 +19,81 @@ pub fn all() -> Vec<Scenario> {
     };
     vec![
         s("hostile::messages", messages),
+        s("hostile::absent_node", absent_node),
         s("hostile::endless_fragments", endless_fragments),
-        s("hostile::flood_of_bad_messages", flood),
-        Scenario {
-            name: "hostile::pci_identity",
-            spec: BARE,
-            run: pci_identity,
-        },
     ]
 }
 
-fn forge(lab: &Lab, packet: &str) -> Result<()> {
-    lab.fault(&["forge", "1", packet]).map(drop)
-}
+/// A reason of exn: number, counter, and text in the log (docs/exn.md).
+struct Reason(u8, &'static str, &'static str);
+
+const SOURCE: Reason = Reason(
+    15,
+    "rx_bad_source",
+    "message from a source that is no network driver",
+);
+const TYPE: Reason = Reason(
+    16,
+    "rx_bad_type",
+    "message of unknown type or with wrong tag",
+);
+const FRAGMENT: Reason = Reason(
+    18,
+    "rx_bad_fragment_length",
+    "fragment that is not the last has not 120 bytes",
+);
+const SEQUENCE: Reason = Reason(
+    19,
+    "rx_bad_sequence",
+    "fragment sequence broken, partial frame discarded",
+);
+const TOO_LONG: Reason = Reason(
+    20,
+    "rx_too_long",
+    "reassembled frame longer than 65,550 bytes",
+);
+const SHORT: Reason = Reason(21, "rx_short", "frame shorter than an Ethernet header");
+const STALE: Reason = Reason(
+    22,
+    "rx_partial_timeout",
+    "fragments without end, partial frame discarded",
+);
+const PARTIALS: Reason = Reason(
+    23,
+    "rx_partials_full",
+    "too many partial frames at once, oldest discarded",
+);
+const LENGTH: Reason = Reason(
+    26,
+    "rx_bad_announce_length",
+    "announcement has not 16 bytes",
+);
+const SIZE: Reason = Reason(
+    27,
+    "rx_bad_announce_size",
+    "announced frame has an absurd size",
+);
+const UNANSWERED: Reason = Reason(
+    30,
+    "rx_rdv_timeout",
+    "fetch of an announced frame was not answered in time",
+);
+const UNMATCHED: Reason = Reason(
+    33,
+    "notify_unmatched",
+    "notification that matches no transfer",
+);
+const NOT_PENDING: Reason = Reason(
+    36,
+    "drop_unmatched",
+    "peer says it dropped a frame that is not pending",
+);
+
+/// The limit of log lines per reason: so many in an interval.
+const LINES: u64 = 4;
+const INTERVAL_S: u64 = 10;
+/// More than the objects by which caches may grow ([`no_growth`]), so that one leak per message shows.
+const BURST: u32 = 1500;
 
 fn velo(node: u16, vpid: u8, mtt: u8, tag: u8, data: &[u8]) -> String {
     let mut hex = String::new();
@@ -53,133 +112,307 @@ fn announcement(node: u16, address: u64, length: u64) -> String {
     velo(node, 254, 1, 0, &data)
 }
 
-/// Each bad message moves exactly the counter that names its reason, is logged with it, and does no harm.
+/// First fragment of an eager frame: with the sender's address where a frame has it.
+fn first_fragment(node: u16, tag: u8) -> String {
+    let mut data = vec![0xff; 6];
+    data.extend([0x2e, 0x87, 4, 7]);
+    data.extend(node.to_be_bytes());
+    data.extend([8, 0]);
+    data.resize(120, 0);
+    velo(node, 254, 0, tag, &data)
+}
+
+/// exn of node 1 under test.
+struct Target<'a> {
+    lab: &'a Lab,
+    mark: LogMark,
+    start: Instant,
+}
+
+/// Lines of one reason.
+struct Logged {
+    lines: u64,
+    suppressed: u64,
+    last: String,
+}
+
+impl Target<'_> {
+    /// Delivers packets to the node, `count` times.
+    fn forge(&self, packets: &[String], count: u32) -> Result<()> {
+        let count = count.to_string();
+        let mut args = vec!["forge", "1", "--count", &count];
+        args.extend(packets.iter().map(String::as_str));
+        self.lab.fault(&args).map(drop)
+    }
+
+    fn count(&self, reason: &Reason) -> Result<u64> {
+        let text = self.lab.ok(1, "ethtool -S exn0")?;
+        field(&text, reason.1).with_context(|| format!("no counter {}", reason.1))
+    }
+
+    /// Waits until the counter has a value, and fails if it goes beyond.
+    fn reaches(&self, reason: &Reason, value: u64) -> Result<()> {
+        let mut last = 0;
+        self.lab
+            .until(&format!("{} is {value}", reason.1), PATIENCE, |_| {
+                last = self.count(reason)?;
+                Ok(last >= value)
+            })
+            .with_context(|| format!("it is {last}"))?;
+        ensure!(last == value, "{} is {last} instead of {value}", reason.1);
+        Ok(())
+    }
+
+    /// Waits until nothing is in flight or put aside.
+    fn is_idle(&self) -> Result<()> {
+        const GAUGES: [&str; 5] = [
+            "tx_rdv_in_flight",
+            "tx_rdv_quarantined",
+            "rx_rdv_in_flight",
+            "rx_rdv_waiting",
+            "rx_partial_frames",
+        ];
+        self.lab.until("exn of node 1 is idle", PATIENCE, |l| {
+            let text = l.ok(1, "ethtool -S exn0")?;
+            Ok(GAUGES.iter().all(|gauge| field(&text, gauge) == Some(0)))
+        })
+    }
+
+    fn logged(&self, reason: &Reason) -> Result<Logged> {
+        let Reason(number, _, text) = reason;
+        let head = format!("exn reason {number}: ");
+        let mut logged = Logged {
+            lines: 0,
+            suppressed: 0,
+            last: String::new(),
+        };
+        for line in self.lab.log_since(&self.mark)?.lines() {
+            let Some((_, said)) = line.split_once(&head) else {
+                continue;
+            };
+            ensure!(
+                said.starts_with(text),
+                "reason {number} has other words: {line}"
+            );
+            let suppressed = said
+                .rsplit_once("), ")
+                .and_then(|(_, s)| s.trim().strip_suffix(" suppressed")?.parse::<u64>().ok());
+            logged.lines += 1;
+            logged.suppressed += suppressed.with_context(|| format!("no count in: {line}"))?;
+            logged.last = line.to_string();
+        }
+        Ok(logged)
+    }
+
+    /// Delivers `packets` once: the reason is counted `n` times, and a line tells it and the node.
+    fn once(&self, reason: &Reason, packets: &[String], node: u16, n: u64) -> Result<()> {
+        let (count, before) = (self.count(reason)?, self.logged(reason)?);
+        self.forge(packets, 1)?;
+        self.reaches(reason, count + n)?;
+        let after = self.logged(reason)?;
+        ensure!(
+            after.lines > before.lines && after.lines <= before.lines + n,
+            "{n} bad inputs made {} log lines",
+            after.lines - before.lines
+        );
+        ensure!(
+            after.last.contains(&format!("(node {node}, ")),
+            "the log line does not name node {node}: {}",
+            after.last
+        );
+        Ok(())
+    }
+
+    /// Whatever came so far, the log has few lines of it.
+    fn few_lines(&self, reason: &Reason) -> Result<()> {
+        let limit = LINES * (self.start.elapsed().as_secs() / INTERVAL_S + 2);
+        let lines = self.logged(reason)?.lines;
+        ensure!(
+            lines <= limit,
+            "{lines} lines of reason {}, not more than {limit} expected",
+            reason.0
+        );
+        Ok(())
+    }
+
+    /// Waits until every reason may be logged again.
+    fn next_interval(&self) -> Result<()> {
+        self.lab.ok(1, &format!("sleep {INTERVAL_S}.5")).map(drop)
+    }
+
+    /// Every event was logged or is in the count of suppressed ones of a later line. The last one was logged.
+    fn all_accounted(&self, reason: &Reason) -> Result<()> {
+        let (count, logged) = (self.count(reason)?, self.logged(reason)?);
+        ensure!(
+            logged.lines + logged.suppressed == count,
+            "{} is {count}, the log tells of {} and {} suppressed",
+            reason.1,
+            logged.lines,
+            logged.suppressed
+        );
+        Ok(())
+    }
+
+    /// No other reason was counted.
+    fn only(&self, reasons: &[&Reason]) -> Result<()> {
+        let text = self.lab.ok(1, "cat /sys/kernel/debug/exn-*/reasons")?;
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            ensure!(words.len() > 3, "not number, count, name, text: {line}");
+            let expected = reasons.iter().any(|r| r.0.to_string() == words[0]);
+            ensure!(
+                expected == (words[1] != "0"),
+                "the input moved other reasons than expected:\n{text}"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Runs a test on node 1 with exn loaded anew, so that counters and rate limits start from zero, and with short time-outs.
+/// Afterwards nothing may be left of what it received.
+fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Result<()> {
+    lab.ok(
+        1,
+        "rmmod exn && modprobe exn rdv_timeout_ms=1000 rdv_quarantine_ms=1000",
+    )?;
+    back(lab, 1)?;
+    let before = usage(lab, 1)?;
+    let target = Target {
+        lab,
+        mark: lab.log_mark(1)?,
+        start: Instant::now(),
+    };
+    test(&target)?;
+    target.is_idle()?;
+    no_growth(&before, &usage(lab, 1)?)?;
+    lab.ok(0, "ping -q -c 20 -i 0.02 -s 3000 -w 20 node1")?;
+    lab.ok(1, "rmmod exn && modprobe exn")?;
+    back(lab, 1)?;
+    back(lab, 0)
+}
+
 fn messages(lab: &Lab) -> Result<()> {
     let frame = [0x2e, 0x87, 4, 7, 0, 1, 0x2e, 0x87, 4, 7, 0, 9, 8, 0, 1, 2];
     let notification =
         r#"{"kind":"notification","src_node":9,"src_vpid":254,"vpid":254,"value":305419896}"#;
-    let cases: &[(&str, String)] = &[
-        ("rx_bad_source", velo(9, 17, 3, 0, &frame)),
-        ("rx_bad_type", velo(9, 254, 2, 0, &[1])),
-        ("rx_bad_announce_length", velo(9, 254, 1, 0, &[0; 15])),
-        ("rx_bad_announce_size", announcement(9, 0x1000, u64::MAX)),
-        ("rx_bad_announce_size", announcement(9, 0x1000, 65_551)),
-        ("rx_short", announcement(9, 0x1000, 0)),
-        ("rx_bad_fragment_length", velo(9, 254, 0, 3, &[0; 16])),
+    // The type tag has two bits and all four values a meaning; type 2 is the one that nobody sends.
+    let cases: &[(&Reason, u16, String)] = &[
+        (&SOURCE, 9, velo(9, 17, 3, 0, &frame)),
+        (&SOURCE, 0xfffe, velo(0xfffe, 254, 3, 0, &frame)),
+        (&SOURCE, 0xffff, velo(0xffff, 254, 1, 0, &[0; 16])),
+        (&TYPE, 9, velo(9, 254, 2, 0, &[1])),
+        (&TYPE, 9, velo(9, 254, 3, 4, &frame)),
+        (&NOT_PENDING, 9, velo(9, 254, 2, 0, &[7; 8])),
+        (&LENGTH, 9, velo(9, 254, 1, 0, &[0; 15])),
+        (&LENGTH, 9, velo(9, 254, 1, 0, &[0; 17])),
+        (&SIZE, 9, announcement(9, 0x1000, u64::MAX)),
+        (&SIZE, 9, announcement(9, 0x1000, 65_551)),
+        (&SHORT, 9, announcement(9, 0x1000, 0)),
+        (&FRAGMENT, 9, velo(9, 254, 0, 3, &[0; 16])),
         // From another node: what node 9 sends after the broken fragment counts as the rest of that frame.
-        ("rx_short", velo(8, 254, 3, 0, &[0; 5])),
-        ("drop_unmatched", velo(9, 254, 2, 0, &[7; 8])),
-        ("notify_unmatched", notification.into()),
+        (&SHORT, 8, velo(8, 254, 3, 0, &[0; 5])),
+        (&UNMATCHED, 9, notification.into()),
     ];
-    for (counter, packet) in cases {
-        let before = lab.ethtool(1, counter)?;
-        forge(lab, packet)?;
-        lab.until(
-            &format!("{counter} counts {packet}"),
-            Duration::from_secs(10),
-            |l| Ok(l.ethtool(1, counter)? > before),
-        )?;
-    }
-    // A frame from a node that is not there is fetched from nobody: the fetch is given up and counted.
-    let before = lab.ethtool(1, "rx_rdv_timeout")?;
-    forge(lab, &announcement(9, 0x1000, 1500))?;
-    lab.until("the fetch from an absent node is given up", PATIENCE, |l| {
-        Ok(l.ethtool(1, "rx_rdv_timeout")? > before)
-    })?;
-    let log = lab.ok(1, "dmesg | grep -c 'exn'")?;
-    ensure!(
-        log.trim().parse::<u32>().unwrap_or(0) > 0,
-        "nothing was logged"
-    );
-    lab.ok(0, "ping -q -c 20 -i 0.02 -s 3000 -w 20 node1")?;
-    Ok(())
+    on_fresh_exn(lab, |target| {
+        let mut total = BTreeMap::new();
+        for (reason, node, packet) in cases {
+            target
+                .once(reason, std::slice::from_ref(packet), *node, 1)
+                .with_context(|| packet.clone())?;
+            *total.entry(reason.0).or_insert(0) += 1;
+        }
+        for (reason, _, packet) in cases {
+            target.forge(std::slice::from_ref(packet), BURST)?;
+            let total = total.entry(reason.0).or_insert(0);
+            *total += u64::from(BURST);
+            target
+                .reaches(reason, *total)
+                .and_then(|()| target.few_lines(reason))
+                .with_context(|| format!("{BURST} times {packet}"))?;
+        }
+        target.next_interval()?;
+        for (reason, node, packet) in cases {
+            target.once(reason, std::slice::from_ref(packet), *node, 1)?;
+        }
+        let reasons: Vec<&Reason> = cases.iter().map(|(reason, ..)| *reason).collect();
+        for reason in &reasons {
+            target.all_accounted(reason)?;
+            ensure!(
+                target.logged(reason)?.suppressed > 0,
+                "no line of {} was suppressed",
+                reason.1
+            );
+        }
+        target.only(&reasons)
+    })
 }
 
-/// Fragments whose last one never comes: discarded after a while, counted, and not appended to the next frame.
+/// Frames announced by a node that is not there: nobody answers the fetch, which is given up.
+fn absent_node(lab: &Lab) -> Result<()> {
+    on_fresh_exn(lab, |target| {
+        let packet = announcement(11, 0x1000, 1500);
+        target.once(&UNANSWERED, std::slice::from_ref(&packet), 11, 1)?;
+        // One line for all that are given up at the same time.
+        target.forge(std::slice::from_ref(&packet), 40)?;
+        target.reaches(&UNANSWERED, 41)?;
+        target.few_lines(&UNANSWERED)?;
+        target.only(&[&UNANSWERED])
+    })
+}
+
+/// Fragments whose last one never comes are discarded: after a while, when others come instead, when too many sources do
+/// it, and when there is no end to them. None is appended to the next frame.
 fn endless_fragments(lab: &Lab) -> Result<()> {
-    let before = lab.ethtool(1, "rx_partial_timeout")?;
-    let mut data = vec![0xff; 6];
-    data.extend([0x2e, 0x87, 4, 7, 0, 9, 8, 0]);
-    data.resize(120, 0);
-    forge(lab, &velo(9, 254, 0, 5, &data))?;
-    lab.until("the partial frame is discarded", PATIENCE, |l| {
-        Ok(l.ethtool(1, "rx_partial_timeout")? > before)
-    })?;
-    lab.ok(0, "ping -q -c 5 -i 0.02 -w 20 node1")?;
-    Ok(())
-}
+    on_fresh_exn(lab, |target| {
+        let one = [first_fragment(9, 5)];
+        let two = [first_fragment(9, 5), first_fragment(9, 5)];
+        let rest = velo(9, 254, 0, 0, &[0; 120]);
+        // 546 fragments are a frame of the largest size; nothing of the rest is taken for another one.
+        let mut endless = vec![first_fragment(9, 255)];
+        for k in 1..600_usize {
+            let tag = 255 - (k % 256) as u8;
+            endless.push(rest.replace(r#""tag":0"#, &format!(r#""tag":{tag}"#)));
+        }
+        let many: Vec<String> = (100..200).map(|node| first_fragment(node, 5)).collect();
 
-/// Many bad messages: all counted, few logged, the node stays usable.
-fn flood(lab: &Lab) -> Result<()> {
-    lab.ok(1, "dmesg -C")?;
-    let before = lab.ethtool(1, "rx_bad_announce_length")?;
-    let packet = velo(9, 254, 1, 0, &[0; 9]);
-    for _ in 0..100 {
-        forge(lab, &packet)?;
-    }
-    lab.until("all are counted", PATIENCE, |l| {
-        Ok(l.ethtool(1, "rx_bad_announce_length")? == before + 100)
-    })?;
-    let lines: u32 = lab
-        .ok(1, "dmesg | wc -l")?
-        .trim()
-        .parse()
-        .context("wc -l prints a number")?;
-    ensure!(lines < 60, "100 bad messages made {lines} lines of log");
-    lab.ok(0, "ping -q -c 5 -i 0.02 -w 20 node1")?;
-    Ok(())
-}
-
-/// NICs that the driver has to refuse, each with a line that says why; afterwards the good one works again.
-fn pci_identity(lab: &Lab) -> Result<()> {
-    let cases = [
-        (r#"{"revision":66}"#, r#"{"revision":64}"#, "revision"),
-        (r#"{"msi":false}"#, r#"{"msi":true}"#, "MSI"),
-        (
-            r#"{"bar0-size":67108864}"#,
-            r#"{"bar0-size":268435456}"#,
-            "BAR 0",
-        ),
-        (
-            r#"{"bar2-size":1048576}"#,
-            r#"{"bar2-size":268435456}"#,
-            "BAR 2",
-        ),
-    ];
-    let restart = |fields: &str| -> Result<()> {
-        lab.fault(&["power-off", "1"])?;
-        lab.fault(&["pci", "1", fields])?;
-        lab.fault(&["power-on", "1"]).map(drop)
-    };
-    for (bad, good, reason) in cases {
-        restart(bad)?;
-        let result = (|| -> Result<()> {
-            lab.ok(1, "modprobe exn; modprobe extoll")?;
-            let log = lab.ok(1, "dmesg | grep extoll")?;
-            ensure!(
-                log.lines().any(|l| l.contains(reason)),
-                "no line names the {reason}:\n{log}"
-            );
-            let links = lab.ok(1, "ip link; ls /sys/bus/pci/drivers/extoll")?;
-            ensure!(
-                !links.contains("exn0") && !links.contains("0000:"),
-                "the NIC was accepted:\n{links}"
-            );
-            lab.ok(1, "rmmod exn extoll")?;
-            lab.assert_clean_log()
-        })();
-        result.with_context(|| bad.to_string())?;
-        restart(good)?;
-    }
-    for node in 0..2 {
-        lab.ok(
-            node,
-            &format!(
-                "modprobe exn && ip addr add 10.2.0.{}/24 dev exn0 && ip link set exn0 up",
-                node + 1
-            ),
-        )?;
-    }
-    lab.ok(0, "ping -q -c 3 -i 0.1 -w 20 10.2.0.2")?;
-    Ok(())
+        target.once(&STALE, &one, 9, 1)?;
+        target.once(&SEQUENCE, &two, 9, 1)?;
+        target.reaches(&STALE, 2)?;
+        target.once(&TOO_LONG, &endless, 9, 1)?;
+        // Each fragment is displaced by the next one, or by time if that is late.
+        let sum =
+            |a: &Reason, b: &Reason| -> Result<u64> { Ok(target.count(a)? + target.count(b)?) };
+        target.forge(&one, BURST)?;
+        lab.until("all fragments are discarded", PATIENCE, |_| {
+            Ok(sum(&SEQUENCE, &STALE)? == 1 + 2 + u64::from(BURST))
+        })?;
+        target.forge(&endless, 10)?;
+        target.reaches(&TOO_LONG, 11)?;
+        target.is_idle()?;
+        // 64 sources may have partial frames, the others displace the oldest.
+        let before = sum(&STALE, &PARTIALS)?;
+        target.forge(&many, 1)?;
+        lab.until("all partial frames are discarded", PATIENCE, |_| {
+            Ok(sum(&STALE, &PARTIALS)? == before + many.len() as u64)
+        })?;
+        ensure!(
+            target.count(&PARTIALS)? > 0 && target.logged(&PARTIALS)?.lines > 0,
+            "no partial frame of {} sources was displaced",
+            many.len()
+        );
+        for reason in [&STALE, &SEQUENCE, &TOO_LONG, &PARTIALS] {
+            target.few_lines(reason)?;
+        }
+        target.next_interval()?;
+        let stale = target.count(&STALE)?;
+        target.once(&SEQUENCE, &two, 9, 1)?;
+        target.reaches(&STALE, stale + 1)?;
+        target.once(&STALE, &[first_fragment(10, 5)], 10, 1)?;
+        target.once(&TOO_LONG, &endless, 9, 1)?;
+        for reason in [&STALE, &SEQUENCE, &TOO_LONG] {
+            target.all_accounted(reason)?;
+        }
+        target.only(&[&STALE, &SEQUENCE, &TOO_LONG, &PARTIALS])
+    })
 }

@@ -7,7 +7,10 @@ mod faults;
 mod hostile;
 mod memory;
 mod raw;
+mod refused;
 mod traffic;
+mod uapi;
+mod userland;
 
 use crate::cluster::Spec;
 use crate::Scenario;
@@ -26,8 +29,11 @@ pub fn all() -> Vec<Scenario> {
     all.extend(churn::all());
     all.extend(faults::all());
     all.extend(hostile::all());
+    all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());
     all.extend(fabric::all());
+    all.extend(uapi::all());
+    all.extend(userland::all());
     all
 }

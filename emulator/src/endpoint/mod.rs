@@ -1,0 +1,256 @@
+//! PCIe devices behind a NIC in root-port mode ("accelerator nodes", HW §14).
+//!
+//! The NIC's PCIe bridge and the device exchange transaction layer packets and nothing else, so whatever can be made to
+//! speak them can be attached: the built-in [`TestDevice`], or a process that serves a device over a socket. Nothing
+//! blocks: a device answers requests when it can, in any later call.
+
+mod config;
+mod dma;
+mod test_device;
+
+pub use test_device::{
+    regs, TestDevice, TestDeviceConfig, MEMORY_OFFSET, PBA_OFFSET, TABLE_OFFSET,
+};
+
+use std::collections::VecDeque;
+use wire::tlp::{pieces, Bdf, Kind, Piece, Span, Status, Tlp};
+
+/// Largest payload on the link, bytes.
+pub const MAX_PAYLOAD: u32 = 256;
+/// Largest read request on the link, bytes.
+pub const MAX_READ: u32 = 512;
+
+/// A packet with its payload. Whoever makes one sees to it that the payload is as long as the header says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PciePacket {
+    /// Header.
+    pub tlp: Tlp,
+    /// Payload in address order, whole dwords.
+    pub data: Vec<u8>,
+}
+
+impl PciePacket {
+    /// A packet without payload.
+    pub fn bare(kind: Kind) -> Self {
+        Self {
+            tlp: kind.into(),
+            data: Vec::new(),
+        }
+    }
+
+    /// Write requests for contiguous bytes, none of them across a 4 KiB boundary or above [`MAX_PAYLOAD`].
+    pub fn writes<'a>(
+        requester: Bdf,
+        addr: u64,
+        data: &'a [u8],
+    ) -> impl Iterator<Item = PciePacket> + 'a {
+        chunks(addr, data.len() as u32, MAX_PAYLOAD).filter_map(move |(offset, len)| {
+            let at = addr.wrapping_add(offset.into());
+            let span = Span::bytes(at, len)?;
+            let bytes = &data[offset as usize..(offset + len) as usize];
+            let mut payload = vec![0; usize::from(span.dwords) * 4];
+            let skip = (at % 4) as usize;
+            payload[skip..skip + bytes.len()].copy_from_slice(bytes);
+            let tag = 0;
+            let kind = Kind::MemWrite {
+                requester,
+                tag,
+                span,
+            };
+            Some(PciePacket {
+                tlp: kind.into(),
+                data: payload,
+            })
+        })
+    }
+
+    /// Runs of bytes that a memory write means: address and bytes.
+    pub fn runs(span: Span, data: &[u8]) -> Vec<(u64, &[u8])> {
+        let mut runs: Vec<(u64, &[u8])> = Vec::new();
+        let on = |i: usize| span.enables((i / 4) as u16) & (1 << (i % 4)) != 0;
+        let mut i = 0;
+        while i < data.len() {
+            let start = i;
+            while i < data.len() && on(i) {
+                i += 1;
+            }
+            if i > start {
+                runs.push((span.addr + start as u64, &data[start..i]));
+            }
+            i += 1;
+        }
+        runs
+    }
+
+    /// The answer to a memory read: one completion per piece, or a single one with an error. `data` are the bytes from
+    /// the first to the last one enabled.
+    pub fn read_answers(
+        completer: Bdf,
+        to: (Bdf, u8),
+        span: Span,
+        data: Option<&[u8]>,
+    ) -> Vec<PciePacket> {
+        let completion = |status, piece: Piece, dwords| Kind::Completion {
+            completer,
+            status,
+            modified: false,
+            byte_count: piece.byte_count,
+            requester: to.0,
+            tag: to.1,
+            lower_addr: piece.lower_addr,
+            dwords,
+        };
+        let (skip, len) = span.extent();
+        let at = span.addr + u64::from(skip);
+        let whole = Piece {
+            offset: 0,
+            len,
+            byte_count: span.byte_count(),
+            lower_addr: (at & 0x7F) as u8,
+        };
+        let Some(data) = data else {
+            return vec![Self::bare(completion(Status::Unsupported, whole, 0))];
+        };
+        if len == 0 {
+            let kind = completion(Status::Success, whole, 1);
+            return vec![PciePacket {
+                tlp: kind.into(),
+                data: vec![0; 4],
+            }];
+        }
+        let answer = |piece: Piece| {
+            let mut payload = vec![0; usize::from(piece.dwords()) * 4];
+            let skip = usize::from(piece.lower_addr % 4);
+            let from = piece.offset as usize..(piece.offset + piece.len) as usize;
+            payload[skip..skip + piece.len as usize]
+                .copy_from_slice(data.get(from).unwrap_or(&vec![0xFF; piece.len as usize]));
+            let kind = completion(Status::Success, piece, piece.dwords());
+            PciePacket {
+                tlp: kind.into(),
+                data: payload,
+            }
+        };
+        pieces(at, len, MAX_PAYLOAD).map(answer).collect()
+    }
+}
+
+/// Cuts an access into requests of at most `max` bytes that stay inside 4 KiB pages: offset and length of each.
+pub fn chunks(addr: u64, len: u32, max: u32) -> impl Iterator<Item = (u32, u32)> {
+    let mut offset = 0;
+    std::iter::from_fn(move || {
+        let left = len.checked_sub(offset).filter(|&left| left > 0)?;
+        let at = addr.wrapping_add(offset.into());
+        let page = (wire::tlp::PAGE - at % wire::tlp::PAGE) as u32;
+        let n = left.min(page).min(max);
+        let piece = (offset, n);
+        offset += n;
+        Some(piece)
+    })
+}
+
+/// A read under way: collects the bytes of its completions.
+#[derive(Debug, Clone)]
+pub struct Gather {
+    span: Span,
+    data: Vec<u8>,
+    got: u32,
+}
+
+/// What a completion did for a read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gathered {
+    /// More is to come.
+    More,
+    /// All bytes from the first to the last one enabled.
+    Done(Vec<u8>),
+    /// The read failed.
+    Failed,
+}
+
+impl Gather {
+    /// A read of `span` that was just sent.
+    pub fn new(span: Span) -> Self {
+        Self {
+            span,
+            data: Vec::new(),
+            got: 0,
+        }
+    }
+
+    /// Takes in a completion that carries the tag of this read.
+    pub fn add(&mut self, packet: &PciePacket) -> Gathered {
+        let Kind::Completion {
+            status,
+            byte_count,
+            lower_addr,
+            dwords,
+            ..
+        } = packet.tlp.kind
+        else {
+            return Gathered::Failed;
+        };
+        let (_, len) = self.span.extent();
+        if status != Status::Success || dwords == 0 || packet.tlp.poisoned {
+            return Gathered::Failed;
+        }
+        if len == 0 {
+            return Gathered::Done(Vec::new());
+        }
+        let skip = usize::from(lower_addr % 4);
+        let left = len - self.got;
+        let n = (packet.data.len().saturating_sub(skip) as u32).min(left);
+        if n == 0 || u32::from(byte_count) != left {
+            return Gathered::Failed;
+        }
+        self.data
+            .extend_from_slice(&packet.data[skip..skip + n as usize]);
+        self.got += n;
+        if self.got == len {
+            Gathered::Done(std::mem::take(&mut self.data))
+        } else {
+            Gathered::More
+        }
+    }
+}
+
+/// The link to the root port, as the device sees it during a call.
+pub struct Link<'a> {
+    /// Monotonic time in ns.
+    pub now_ns: u64,
+    /// Packets that the root port still takes without queueing; a device holds back requests beyond that and says so by
+    /// [`Endpoint::wants_credit`]. Completions always go.
+    pub credits: usize,
+    out: &'a mut VecDeque<PciePacket>,
+}
+
+impl<'a> Link<'a> {
+    /// A link whose packets go to `out`.
+    pub fn new(now_ns: u64, credits: usize, out: &'a mut VecDeque<PciePacket>) -> Self {
+        Self {
+            now_ns,
+            credits,
+            out,
+        }
+    }
+
+    /// Sends a packet to the root port.
+    pub fn send(&mut self, packet: PciePacket) {
+        self.credits = self.credits.saturating_sub(1);
+        self.out.push_back(packet);
+    }
+}
+
+/// A PCIe device. Requests of the root port and completions of the device's own requests come by
+/// [`receive`](Self::receive); what the device sends leaves by the [`Link`], in order.
+pub trait Endpoint {
+    /// A packet from the root port.
+    fn receive(&mut self, packet: PciePacket, link: &mut Link<'_>);
+    /// Does what is due, and what waited for credit.
+    fn tick(&mut self, link: &mut Link<'_>);
+    /// Time of the next [`tick`](Self::tick) that the device needs.
+    fn next_deadline(&self) -> Option<u64>;
+    /// True while requests wait for credit.
+    fn wants_credit(&self) -> bool;
+    /// Fundamental reset.
+    fn reset(&mut self);
+}

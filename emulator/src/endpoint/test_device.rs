@@ -1,0 +1,418 @@
+//! The built-in device: enough of an accelerator to test a driver against.
+//!
+//! One function. BAR0 has 1 MiB: registers of four bytes from 0 (module [`regs`]), the MSI-X table and pending bits, and
+//! memory in the upper half. A DMA engine copies between that memory and bus addresses. None of this is modelled on a
+//! real product.
+
+use super::config::Config;
+use super::dma::{Dma, Transfer};
+use super::{Endpoint, Link, PciePacket};
+use serde::{Deserialize, Serialize};
+use wire::tlp::{Bdf, CfgType, Kind, Span, Status};
+
+/// Size of BAR0 in bytes.
+pub const BAR_SIZE: u64 = 1 << 20;
+/// MSI-X table in BAR0.
+pub const TABLE_OFFSET: u64 = 0x1000;
+/// MSI-X pending bits in BAR0.
+pub const PBA_OFFSET: u64 = 0x1800;
+/// Memory in BAR0, up to its end.
+pub const MEMORY_OFFSET: u64 = BAR_SIZE / 2;
+
+/// Registers, byte offsets in BAR0.
+pub mod regs {
+    /// Always [`ID_VALUE`].
+    pub const ID: u64 = 0x00;
+    /// Value of [`ID`].
+    pub const ID_VALUE: u32 = 0x7E57_ACCE;
+    /// Storage.
+    pub const SCRATCH: u64 = 0x08;
+    /// Reasons for an interrupt; write 1 to clear.
+    pub const INT_STATUS: u64 = 0x0C;
+    /// Reasons that interrupt.
+    pub const INT_ENABLE: u64 = 0x10;
+    /// Sets bits of [`INT_STATUS`].
+    pub const INT_SET: u64 = 0x14;
+    /// Vector that is used, 0…vectors − 1.
+    pub const INT_VECTOR: u64 = 0x18;
+    /// Interrupts sent; read only.
+    pub const INT_COUNT: u64 = 0x1C;
+    /// DMA: bus address, low and high half.
+    pub const DMA_BUS: u64 = 0x20;
+    /// DMA: offset in the memory.
+    pub const DMA_MEMORY: u64 = 0x28;
+    /// DMA: bytes.
+    pub const DMA_LEN: u64 = 0x2C;
+    /// DMA: [`DMA_START`], [`DMA_TO_BUS`].
+    pub const DMA_CONTROL: u64 = 0x30;
+    /// DMA: 0 idle, 1 busy, 2 done, 3 failed; read only.
+    pub const DMA_STATUS: u64 = 0x34;
+    /// Memory in bytes; read only.
+    pub const MEMORY_SIZE: u64 = 0x38;
+
+    /// [`DMA_CONTROL`]: starts a transfer; nothing happens while one runs.
+    pub const DMA_START: u32 = 1;
+    /// [`DMA_CONTROL`]: from the memory to the bus; else the other way.
+    pub const DMA_TO_BUS: u32 = 2;
+    /// [`INT_STATUS`]: a transfer is done.
+    pub const INT_DMA_DONE: u32 = 1;
+    /// [`INT_STATUS`]: a transfer failed.
+    pub const INT_DMA_FAILED: u32 = 2;
+}
+
+/// Options of the device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TestDeviceConfig {
+    /// Vendor ID.
+    pub vendor: u16,
+    /// Device ID.
+    pub device: u16,
+    /// MSI and MSI-X vectors: 1, 2, 4, 8, 16 or 32.
+    pub vectors: u8,
+    /// Time in ns without progress after which a DMA transfer fails.
+    pub dma_timeout_ns: u64,
+}
+
+impl Default for TestDeviceConfig {
+    fn default() -> Self {
+        Self {
+            vendor: 0x1cad,
+            device: 0x7e57,
+            vectors: 4,
+            dma_timeout_ns: 1_000_000_000,
+        }
+    }
+}
+
+impl TestDeviceConfig {
+    /// Checks the ranges; the message names the field.
+    pub fn validate(&self) -> Result<(), String> {
+        if !self.vectors.is_power_of_two() || self.vectors > 32 {
+            return Err(format!(
+                "accelerator.vectors = {}: must be 1, 2, 4, 8, 16 or 32",
+                self.vectors
+            ));
+        }
+        Ok(())
+    }
+}
+
+const TABLE_ENTRY: usize = 16;
+const MASKED: u32 = 1;
+
+/// The device.
+pub struct TestDevice {
+    cfg: TestDeviceConfig,
+    config: Config,
+    /// Number that the last configuration write gave it.
+    bdf: Bdf,
+    regs: [u32; 16],
+    table: Vec<u8>,
+    /// Vectors that wait until they may interrupt.
+    pending: u32,
+    memory: Vec<u8>,
+    dma: Dma,
+}
+
+impl TestDevice {
+    /// The device after power-on.
+    pub fn new(cfg: TestDeviceConfig) -> Self {
+        let vectors = usize::from(cfg.vectors);
+        let mut d = Self {
+            config: Config::new(cfg.clone()),
+            bdf: Bdf::default(),
+            regs: [0; 16],
+            table: vec![0; vectors * TABLE_ENTRY],
+            pending: 0,
+            memory: vec![0; (BAR_SIZE - MEMORY_OFFSET) as usize],
+            dma: Dma::default(),
+            cfg,
+        };
+        d.function_reset();
+        d
+    }
+
+    /// Everything but the memory.
+    fn function_reset(&mut self) {
+        self.config.reset();
+        self.regs = [0; 16];
+        self.table.fill(0);
+        for entry in self.table.chunks_exact_mut(TABLE_ENTRY) {
+            entry[12] = MASKED as u8;
+        }
+        self.pending = 0;
+        self.dma = Dma::default();
+    }
+
+    fn reg(&mut self, offset: u64) -> &mut u32 {
+        &mut self.regs[(offset / 4) as usize % 16]
+    }
+
+    fn read_reg(&mut self, offset: u64) -> u32 {
+        match offset {
+            regs::ID => regs::ID_VALUE,
+            regs::DMA_STATUS => self.dma.status(),
+            regs::MEMORY_SIZE => self.memory.len() as u32,
+            regs::INT_SET | regs::DMA_CONTROL => 0,
+            0..0x40 => *self.reg(offset),
+            _ => 0,
+        }
+    }
+
+    fn write_reg(&mut self, offset: u64, value: u32, link: &mut Link<'_>) {
+        match offset {
+            regs::INT_STATUS => *self.reg(offset) &= !value,
+            regs::INT_SET => self.interrupt(value, link),
+            regs::INT_ENABLE => {
+                *self.reg(offset) = value;
+                let waiting = *self.reg(regs::INT_STATUS);
+                self.interrupt(waiting, link);
+            }
+            regs::DMA_CONTROL if value & regs::DMA_START != 0 => {
+                let bus = u64::from(*self.reg(regs::DMA_BUS))
+                    | u64::from(*self.reg(regs::DMA_BUS + 4)) << 32;
+                let at = *self.reg(regs::DMA_MEMORY);
+                let len = *self.reg(regs::DMA_LEN);
+                let inside = u64::from(at) + u64::from(len) <= self.memory.len() as u64;
+                let transfer = Transfer {
+                    bus,
+                    at,
+                    len,
+                    to_bus: value & regs::DMA_TO_BUS != 0,
+                    refused: !inside || !self.config.bus_master(),
+                };
+                if self.dma.start(transfer, self.cfg.dma_timeout_ns) {
+                    self.run_dma(link);
+                }
+            }
+            regs::SCRATCH | regs::INT_VECTOR | 0x20..0x30 => *self.reg(offset) = value,
+            _ => {}
+        }
+    }
+
+    fn run_dma(&mut self, link: &mut Link<'_>) {
+        let (payload, read) = self.config.payload_and_read_request();
+        let id = self.bdf;
+        let ended = if self.config.bus_master() {
+            self.dma.run(id, payload, read, &self.memory, link)
+        } else {
+            self.dma.fail()
+        };
+        self.dma_ended(ended, link);
+    }
+
+    fn dma_ended(&mut self, ended: Option<bool>, link: &mut Link<'_>) {
+        match ended {
+            Some(true) => self.interrupt(regs::INT_DMA_DONE, link),
+            Some(false) => self.interrupt(regs::INT_DMA_FAILED, link),
+            None => {}
+        }
+    }
+
+    fn interrupt(&mut self, reasons: u32, link: &mut Link<'_>) {
+        *self.reg(regs::INT_STATUS) |= reasons;
+        if reasons & *self.reg(regs::INT_ENABLE) != 0 {
+            let vector = *self.reg(regs::INT_VECTOR) % u32::from(self.cfg.vectors);
+            self.pending |= 1 << vector;
+            self.deliver(link);
+        }
+    }
+
+    /// Sends the messages of pending vectors that may interrupt now. With interrupts off they are lost.
+    fn deliver(&mut self, link: &mut Link<'_>) {
+        let (msix, all_masked) = self.config.msix();
+        if !self.config.bus_master() {
+            return;
+        }
+        for vector in 0..self.cfg.vectors {
+            if self.pending & (1 << vector) == 0 {
+                continue;
+            }
+            let message = if msix {
+                let entry = &self.table[usize::from(vector) * TABLE_ENTRY..][..TABLE_ENTRY];
+                let word = |i: usize| entry[i..i + 4].try_into().map_or(0, u32::from_le_bytes);
+                if all_masked || word(12) & MASKED != 0 {
+                    continue;
+                }
+                Some((u64::from(word(0)) | u64::from(word(4)) << 32, word(8)))
+            } else if self.config.msi_masked(vector) && self.config.msi(vector).is_some() {
+                continue;
+            } else {
+                self.config.msi(vector).map(|(a, d)| (a, u32::from(d)))
+            };
+            self.pending &= !(1 << vector);
+            if let Some((addr, data)) = message {
+                let n = self.reg(regs::INT_COUNT);
+                *n = n.wrapping_add(1);
+                PciePacket::writes(self.bdf, addr & !3, &data.to_le_bytes())
+                    .for_each(|p| link.send(p));
+            }
+        }
+        self.config
+            .set_msi_pending(if msix { 0 } else { self.pending });
+    }
+
+    /// One byte of BAR0 outside the registers.
+    fn byte(&mut self, offset: u64) -> Option<&mut u8> {
+        match offset {
+            MEMORY_OFFSET..BAR_SIZE => self.memory.get_mut((offset - MEMORY_OFFSET) as usize),
+            TABLE_OFFSET..PBA_OFFSET => self.table.get_mut((offset - TABLE_OFFSET) as usize),
+            _ => None,
+        }
+    }
+
+    /// Offset in BAR0 of an access that lies in it as a whole.
+    fn decode(&self, span: Span) -> Option<u64> {
+        let offset = span.addr.checked_sub(self.config.bar()?)?;
+        (offset + u64::from(span.dwords) * 4 <= BAR_SIZE).then_some(offset)
+    }
+
+    fn mem_read(&mut self, span: Span) -> Option<Vec<u8>> {
+        let base = self.decode(span)?;
+        let mut data = Vec::with_capacity(usize::from(span.dwords) * 4);
+        for at in (base..base + u64::from(span.dwords) * 4).step_by(4) {
+            let word = match at {
+                0..TABLE_OFFSET => self.read_reg(at).to_le_bytes(),
+                PBA_OFFSET => self.pending.to_le_bytes(),
+                _ => std::array::from_fn(|i| self.byte(at + i as u64).map_or(0, |b| *b)),
+            };
+            data.extend(word);
+        }
+        let (skip, len) = span.extent();
+        Some(data[skip as usize..(skip + len) as usize].to_vec())
+    }
+
+    fn mem_write(&mut self, span: Span, data: &[u8], link: &mut Link<'_>) {
+        let Some(base) = self.decode(span) else {
+            return;
+        };
+        for (i, word) in data.chunks_exact(4).enumerate() {
+            let at = base + 4 * i as u64;
+            let enables = span.enables(i as u16);
+            if at < TABLE_OFFSET {
+                // Registers take whole words only.
+                if let (0xF, Ok(raw)) = (enables, word.try_into()) {
+                    self.write_reg(at, u32::from_le_bytes(raw), link);
+                }
+                continue;
+            }
+            for k in (0..4).filter(|&k| enables & (1 << k) != 0) {
+                if let Some(byte) = self.byte(at + k as u64) {
+                    *byte = word[k];
+                }
+            }
+        }
+        if (TABLE_OFFSET..PBA_OFFSET).contains(&base) {
+            self.deliver(link);
+        }
+    }
+
+    fn config_answer(&self, to: (Bdf, u8), status: Status, data: Option<[u8; 4]>) -> PciePacket {
+        let kind = Kind::Completion {
+            completer: self.bdf,
+            status,
+            modified: false,
+            byte_count: 4,
+            requester: to.0,
+            tag: to.1,
+            lower_addr: 0,
+            dwords: data.is_some().into(),
+        };
+        PciePacket {
+            tlp: kind.into(),
+            data: data.map_or_else(Vec::new, Vec::from),
+        }
+    }
+
+    fn config_write(&mut self, register: u16, enables: u8, data: &[u8], link: &mut Link<'_>) {
+        let data = data.first_chunk().copied().unwrap_or_default();
+        let effects = self.config.write(register, enables, data);
+        if effects.reset {
+            self.function_reset();
+        } else if effects.interrupts {
+            self.deliver(link);
+        }
+    }
+}
+
+impl Endpoint for TestDevice {
+    fn receive(&mut self, packet: PciePacket, link: &mut Link<'_>) {
+        match packet.tlp.kind {
+            Kind::MemRead {
+                requester,
+                tag,
+                span,
+            } => {
+                let data = self.mem_read(span);
+                let to = (requester, tag);
+                PciePacket::read_answers(self.bdf, to, span, data.as_deref())
+                    .into_iter()
+                    .for_each(|p| link.send(p));
+            }
+            Kind::MemWrite { span, .. } if !packet.tlp.poisoned => {
+                self.mem_write(span, &packet.data, link)
+            }
+            Kind::MemWrite { .. } => {}
+            Kind::CfgRead {
+                ty,
+                requester,
+                tag,
+                target,
+                register,
+                ..
+            } => {
+                let to = (requester, tag);
+                let here = ty == CfgType::Type0 && target.function() == 0;
+                let data = here.then(|| self.config.read(register));
+                let status = if here {
+                    Status::Success
+                } else {
+                    Status::Unsupported
+                };
+                link.send(self.config_answer(to, status, data));
+            }
+            Kind::CfgWrite {
+                ty,
+                requester,
+                tag,
+                target,
+                register,
+                enables,
+            } => {
+                let to = (requester, tag);
+                if ty != CfgType::Type0 || target.function() != 0 {
+                    return link.send(self.config_answer(to, Status::Unsupported, None));
+                }
+                self.bdf = target;
+                link.send(self.config_answer(to, Status::Success, None));
+                self.config_write(register, enables, &packet.data, link);
+            }
+            Kind::Completion { tag, .. } => {
+                let ended = self.dma.complete(tag, &packet, &mut self.memory);
+                self.dma_ended(ended, link);
+                self.run_dma(link);
+            }
+        }
+    }
+
+    fn tick(&mut self, link: &mut Link<'_>) {
+        let ended = self.dma.expire(link.now_ns);
+        self.dma_ended(ended, link);
+        self.run_dma(link);
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        self.dma.deadline()
+    }
+
+    fn wants_credit(&self) -> bool {
+        self.dma.wants_credit()
+    }
+
+    fn reset(&mut self) {
+        self.function_reset();
+        self.memory.fill(0);
+        self.bdf = Bdf::default();
+    }
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The register file in sysfs: directory `extoll_rf/` of the PCI device, and in debugfs: `registers/`, one file per unit.
+//!
+//! Names and formats of the sysfs files are the vendor's (docs/driver.md). Access needs CAP_SYS_RAWIO, since registers hold
+//! addresses for DMA. A register whose reading changes something ([`wire::regs::map::DESTRUCTIVE`]) is read by nothing but
+//! the explicit command `read`, written to its file; reading the file gives what that command found.
+
+use crate::{nic::Nic, rra, stats::Reason};
+use core::fmt::{self, Write};
+use kernel::{
+    device::{self, Bound},
+    new_mutex,
+    prelude::*,
+    str::CString,
+    sync::{Arc, Mutex},
+};
+use kernel_ext::{
+    sched,
+    sysfs::{Entry, Files, Group, Text},
+};
+use wire::{
+    ids::RegOffset,
+    regs::map::{Field, Place, Register, PREFIX},
+};
+
+/// Elements of an array in one file.
+const PART: u32 = 128;
+/// Values remembered of explicit reads.
+const MAX_FOUND: usize = 32;
+/// What a decoded array must fit into.
+const PAGE: usize = 4096;
+
+/// The directory.
+pub(crate) type Directory = Group<RegisterFiles>;
+
+/// Behind the files.
+#[pin_data]
+pub(crate) struct RegisterFiles {
+    nic: Arc<Nic>,
+    /// Offsets and values of explicit reads.
+    #[pin]
+    found: Mutex<KVec<(RegOffset, u64)>>,
+}
+
+/// Which register, which part of an array, which format.
+#[derive(Clone, Copy)]
+struct Id {
+    place: Place,
+    part: u32,
+    raw: bool,
+}
+
+impl Id {
+    fn encode(self) -> u32 {
+        self.place.get() << 4 | self.part << 1 | u32::from(self.raw)
+    }
+
+    fn decode(id: u32) -> Self {
+        Self {
+            place: Place::from_number(id >> 4),
+            part: id >> 1 & 7,
+            raw: id & 1 != 0,
+        }
+    }
+}
+
+/// Name of a file.
+struct Name(Register, Id);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(register, id) = self;
+        write!(f, "{PREFIX}{register}")?;
+        if register.entries() > PART {
+            write!(f, "_p{}", id.part)?;
+        }
+        f.write_str(if id.raw { "_raw" } else { "" })
+    }
+}
+
+/// Makes the directory. May sleep.
+pub(crate) fn directory(dev: &device::Device<Bound>, nic: &Arc<Nic>) -> Result<Directory> {
+    let init = pin_init!(RegisterFiles {
+        nic: nic.clone(),
+        found <- new_mutex!(KVec::new(), "extoll_rf"),
+    });
+    let data = Arc::pin_init(init, GFP_KERNEL)?;
+    let parts = |r: Register| (0..r.entries().div_ceil(PART)).map(move |part| (r, part));
+    let files = Register::all()
+        .filter(|r| r.access().reads() || r.access().writes())
+        .flat_map(parts)
+        .flat_map(|(r, part)| [false, true].map(|raw| (r, part, raw)));
+    let entries = files.map(|(register, part, raw)| {
+        let place = register.place();
+        let id = Id { place, part, raw };
+        let access = register.access();
+        // What may be read by command only has to be writable for the command.
+        let write = access.writes() || register.is_destructive();
+        Entry {
+            name: Name(register, id),
+            id: id.encode(),
+            access: (access.reads(), write),
+        }
+    });
+    Group::new(dev, c"extoll_rf", data, entries)
+}
+
+/// A number as `strtol` with base 0 reads it, but for octal and signs.
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+impl RegisterFiles {
+    /// The elements of a file.
+    fn range(register: &Register, id: Id) -> core::ops::Range<u32> {
+        let first = id.part * PART;
+        first..(first + PART).min(register.entries())
+    }
+
+    fn value(&self, register: &Register, entry: u32) -> Result<u64> {
+        let offset = register.offset(entry);
+        if !register.is_destructive() {
+            return Ok(rra::read_local(&self.nic, offset)?);
+        }
+        let found = self.found.lock();
+        let known = found.iter().find(|(o, _)| *o == offset);
+        Ok(known.ok_or(ENODATA)?.1)
+    }
+
+    /// The command `read`.
+    fn read(&self, offset: RegOffset) -> Result {
+        let mut found = self.found.lock();
+        let value = rra::read_local(&self.nic, offset)?;
+        if let Some(known) = found.iter_mut().find(|(o, _)| *o == offset) {
+            known.1 = value;
+            return Ok(());
+        }
+        if found.len() >= MAX_FOUND {
+            let _ = found.remove(0);
+        }
+        Ok(found.push((offset, value), GFP_KERNEL)?)
+    }
+
+    /// `value`, or `index value` for arrays; instead of the value `read` where only that reads.
+    fn command(&self, register: &Register, id: Id, text: &str) -> Result {
+        let mut words = text.split_ascii_whitespace();
+        let entry = if register.entries() > 1 {
+            let index = words.next().and_then(number).ok_or(EINVAL)?;
+            u32::try_from(index).map_err(|_| EINVAL)?
+        } else {
+            0
+        };
+        let what = words.next().ok_or(EINVAL)?;
+        if words.next().is_some() || !Self::range(register, id).contains(&entry) {
+            return Err(EINVAL);
+        }
+        let offset = register.offset(entry);
+        if what == "read" && register.is_destructive() {
+            return self.read(offset);
+        }
+        if !register.access().writes() {
+            return Err(EPERM);
+        }
+        let value = number(what).ok_or(EINVAL)?;
+        Ok(rra::write_local(&self.nic, offset, value)?)
+    }
+}
+
+/// Fields of a register that has none known: the whole.
+fn fields(register: &Register) -> impl Iterator<Item = Field> + Clone {
+    let none = register.fields().next().is_none();
+    Iterator::chain(
+        register.fields(),
+        none.then_some(Field {
+            name: "value",
+            ..Field::WHOLE
+        }),
+    )
+}
+
+/// Bytes that the fields of one element take in a line.
+fn width(register: &Register) -> usize {
+    let each = |f: Field| f.name.len() + 3 + usize::from((f.msb - f.lsb) / 4 + 1);
+    register.fields().map(each).sum()
+}
+
+impl Files for RegisterFiles {
+    fn show(&self, id: u32, out: &mut Text<'_>) -> Result {
+        let id = Id::decode(id);
+        let register = Register::at(id.place).ok_or(EINVAL)?;
+        if !sched::may_rawio() {
+            return Err(EPERM);
+        }
+        let range = Self::range(&register, id);
+        // Room for "Entry    0: 0000000000000000;".
+        let fit = range.len() * (32 + width(&register)) < PAGE;
+        let mut shown = 0;
+        for entry in range {
+            let value = match self.value(&register, entry) {
+                // Elements of an array that no command has read are left out.
+                Err(e) if e == ENODATA && register.entries() > 1 => continue,
+                value => value?,
+            };
+            shown += 1;
+            let done = if id.raw {
+                writeln!(out, "{value:x}")
+            } else if register.entries() > 1 {
+                let fields = register.fields().filter(|_| fit);
+                write!(out, "Entry {entry:4}: {value:16x};")
+                    .and_then(|()| {
+                        fields
+                            .map(|f| write!(out, " {} {:x};", f.name, f.of(value)))
+                            .collect()
+                    })
+                    .and_then(|()| writeln!(out))
+            } else {
+                fields(&register)
+                    .map(|f| writeln!(out, "{} [{}:{}] : {:x};", f.name, f.msb, f.lsb, f.of(value)))
+                    .collect()
+            };
+            done.map_err(|_| E2BIG)?;
+        }
+        if shown == 0 {
+            return Err(ENODATA);
+        }
+        Ok(())
+    }
+
+    fn store(&self, id: u32, text: &str) -> Result {
+        let id = Id::decode(id);
+        let register = Register::at(id.place).ok_or(EINVAL)?;
+        if !sched::may_rawio() {
+            return Err(EPERM);
+        }
+        self.command(&register, id, text).inspect_err(|_| {
+            let offset = register.offset(0).get();
+            self.nic.error(Reason::RegisterCommand, offset.into());
+        })
+    }
+}
+
+/// Names of the files in debugfs `registers/`; a file's number is its index.
+pub(crate) fn sections() -> Result<KVec<CString>> {
+    let mut names = KVec::new();
+    for section in Register::sections() {
+        names.push(CString::try_from_fmt(fmt!("{section}"))?, GFP_KERNEL)?;
+    }
+    Ok(names)
+}
+
+/// Writes the registers of section number `n` that a dump may read; of long arrays only what is not zero.
+pub(crate) fn show_section(nic: &Nic, n: u32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let section = Register::sections().nth(n as usize);
+    let wanted = |r: &Register| Some(r.section()) == section && r.is_dumped();
+    for register in Register::all().filter(wanted) {
+        for entry in 0..register.entries() {
+            let offset = register.offset(entry);
+            let Some(value) = nic.alive_access().map(|hw| hw.rf.read(offset)) else {
+                return writeln!(f, "device gone");
+            };
+            if register.entries() > 8 && value == 0 {
+                continue;
+            }
+            write!(f, "{:#09x} {register}", offset.get())?;
+            if register.entries() > 1 {
+                write!(f, "[{entry}]")?;
+            }
+            write!(f, " {value:#x}")?;
+            for field in register.fields() {
+                write!(f, " {}={:#x}", field.name, field.of(value))?;
+            }
+            writeln!(f)?;
+        }
+    }
+    Ok(())
+}

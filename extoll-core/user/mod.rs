@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The device files of a NIC, with the vendor's ABI (docs/uapi.md), for processes that are not trusted (docs/security.md).
+//!
+//! An open file outlives the binding of its NIC: [`Devices::stop`] takes from it everything that reaches hardware or DMA
+//! memory, after which its operations fail with `ENODEV` and accesses to its mappings give SIGBUS.
+
+mod pmap;
+mod policy;
+mod port;
+mod queue;
+mod rf_access;
+mod rma2;
+mod smfu2;
+mod velo2;
+
+pub use policy::Settings;
+
+use crate::nic::Nic;
+use kernel::{
+    device::{self, Bound},
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Full, Relaxed},
+        Arc, Mutex,
+    },
+    uaccess::{UserPtr, UserSlice},
+    ModuleMetadata,
+};
+use kernel_ext::chardev::{Handler, Node, Opener, Opening, NICS};
+use policy::Quota;
+
+/// An open file that loses its NIC.
+trait OpenFile: Handler {
+    /// Gives up everything that reaches hardware or DMA memory; done when it returns, whoever began it. May sleep.
+    fn detach(&self);
+}
+
+/// The open files of a NIC.
+struct Files {
+    list: KVec<(u64, Arc<dyn OpenFile>)>,
+    next: u64,
+    stopped: bool,
+}
+
+/// What the open files share.
+#[pin_data]
+struct Shared {
+    nic: Arc<Nic>,
+    index: u32,
+    /// VPIDs of users, by unit.
+    quotas: [Arc<Quota>; 2],
+    #[pin]
+    files: Mutex<Files>,
+}
+
+impl Shared {
+    /// Number of the NIC on this host.
+    fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Opens a file: `open` gets its identity. Unbinding waits for it.
+    fn admit<T: OpenFile + 'static>(
+        &self,
+        open: impl FnOnce(u64) -> Result<Arc<T>>,
+    ) -> Result<Arc<dyn Handler>> {
+        let mut files = self.files.lock();
+        if files.stopped {
+            return Err(ENODEV);
+        }
+        files.list.reserve(1, GFP_KERNEL)?;
+        let id = files.next;
+        let file = open(id)?;
+        files.next += 1;
+        files.list.push((id, file.clone()), GFP_KERNEL)?;
+        Ok(file)
+    }
+
+    /// The file was detached and closed.
+    fn forget(&self, id: u64) {
+        let mut files = self.files.lock();
+        let at = files.list.iter().position(|(i, _)| *i == id);
+        let file = at.and_then(|i| files.list.remove(i).ok());
+        drop(files);
+        drop(file);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Velo2,
+    Rma2,
+    Smfu2,
+    Pmap,
+    RfAccess,
+}
+
+/// Names, and whether they are for the superuser only.
+const NODES: [(Kind, &CStr, bool); 5] = [
+    (Kind::Velo2, c"velo2", false),
+    (Kind::Rma2, c"rma2", false),
+    (Kind::Smfu2, c"smfu2", false),
+    (Kind::Pmap, c"pmap", true),
+    (Kind::RfAccess, c"extoll_rf_access", true),
+];
+
+struct NodeOpener {
+    kind: Kind,
+    shared: Arc<Shared>,
+}
+
+impl Opener for NodeOpener {
+    fn open(&self, opening: &Opening) -> Result<Arc<dyn Handler>> {
+        let shared = &self.shared;
+        match self.kind {
+            Kind::Velo2 => shared.admit(|id| velo2::Velo2::open(shared, id, opening)),
+            Kind::Rma2 => shared.admit(|id| rma2::Rma2::open(shared, id, opening)),
+            Kind::Smfu2 => shared.admit(|id| smfu2::Smfu2::open(shared, id, opening)),
+            Kind::Pmap => shared.admit(|id| pmap::Pmap::open(shared, id, opening)),
+            Kind::RfAccess => shared.admit(|id| rf_access::RfAccess::open(shared, id, opening)),
+        }
+    }
+}
+
+/// Numbers of NICs in use.
+static INDICES: Atomic<u32> = Atomic::new(0);
+
+/// Number of a NIC on this host, the lowest free one.
+struct Index(u32);
+
+impl Index {
+    fn take() -> Result<Self> {
+        loop {
+            let used = INDICES.load(Relaxed);
+            let free = used.trailing_ones();
+            if free >= NICS {
+                return Err(ENOSPC);
+            }
+            if INDICES.cmpxchg(used, used | 1 << free, Full).is_ok() {
+                return Ok(Self(free));
+            }
+        }
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        loop {
+            let used = INDICES.load(Relaxed);
+            if INDICES.cmpxchg(used, used & !(1 << self.0), Full).is_ok() {
+                return;
+            }
+        }
+    }
+}
+
+/// The device files of a NIC. Drop stops.
+pub(crate) struct Devices {
+    nodes: KVec<Node>,
+    shared: Arc<Shared>,
+    _index: Index,
+}
+
+impl Devices {
+    /// Makes them. `M` is the module that this crate is linked into. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC`: more than 32 NICs. `ENOMEM`.
+    pub(crate) fn new<M: ModuleMetadata + 'static>(
+        dev: &device::Device<Bound>,
+        nic: &Arc<Nic>,
+    ) -> Result<Self> {
+        let index = Index::take()?;
+        let number = index.0;
+        let limit = nic.params.user.vpids_per_user;
+        let quotas = [Quota::new(limit)?, Quota::new(limit)?];
+        let files = Files {
+            list: KVec::new(),
+            next: 0,
+            stopped: false,
+        };
+        let shared = Arc::pin_init(
+            pin_init!(Shared {
+                nic: nic.clone(),
+                index: number,
+                quotas,
+                files <- new_mutex!(files, "extoll_files"),
+            }),
+            GFP_KERNEL,
+        )?;
+        let mut this = Self {
+            nodes: KVec::with_capacity(NODES.len(), GFP_KERNEL)?,
+            shared,
+            _index: index,
+        };
+        for (n, (kind, name, private)) in (0..).zip(NODES) {
+            let shared = this.shared.clone();
+            let opener = Arc::new(NodeOpener { kind, shared }, GFP_KERNEL)?;
+            let node = Node::new::<M>(dev, number, n, name, private, opener)?;
+            this.nodes.push(node, GFP_KERNEL)?;
+        }
+        Ok(this)
+    }
+
+    /// No file is opened any more, and those that are open lose the NIC. May sleep.
+    fn stop(&mut self) {
+        self.nodes.clear();
+        let files = {
+            let mut files = self.shared.files.lock();
+            files.stopped = true;
+            core::mem::take(&mut files.list)
+        };
+        for (_, file) in &files {
+            file.detach();
+        }
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Copies `bytes` to the process. `EFAULT`.
+fn put(arg: usize, bytes: &[u8]) -> Result<isize> {
+    UserSlice::new(UserPtr::from_addr(arg), bytes.len())
+        .writer()
+        .write_slice(bytes)?;
+    Ok(0)
+}
+
+/// Stores a quadword, as all the vendor's GET calls do whatever their codes say. `EFAULT`.
+fn put_u64(arg: usize, value: u64) -> Result<isize> {
+    put(arg, &value.to_ne_bytes())
+}
+
+/// Reads a quadword. `EFAULT`.
+fn get_u64(arg: usize) -> Result<u64> {
+    UserSlice::new(UserPtr::from_addr(arg), 8).reader().read()
+}

@@ -1,0 +1,478 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What `/dev/extoll/velo2` and `/dev/extoll/rma2` have in common: a VPID with its queue, its mappings and its interrupt.
+//!
+//! Lock order: address space of the caller, [`Port::live`], content of a mapping. No lock is held that `mmap` takes while user
+//! memory is touched.
+
+use super::{
+    policy::{Rights, Share},
+    put, put_u64,
+    queue::{Layout, Queue},
+    Shared,
+};
+use crate::{hw::Hw, mmio, nic::Nic, stats::PortStats, tx, vpid::Client};
+use kernel::{
+    fs::File,
+    ioctl::{_IOR, _IOW},
+    new_mutex,
+    prelude::*,
+    static_lock_class,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        poll::{PollCondVarBox, PollTable},
+        Arc, Mutex,
+    },
+    transmute::AsBytes,
+};
+use kernel_ext::{
+    barrier,
+    chardev::{Cache, Mapping, NewMapping, Part, Space, POLL_GONE, POLL_IN},
+};
+use wire::{
+    bq::{Rp, SlotCode, WritePointers},
+    htax::{Windows, UNIT_WINDOW},
+    ids::{BusAddr, RegOffset, Unit, Vpid},
+    regs::{wcbuf, BqRegs},
+};
+
+/// Version of what this driver adds to the vendor's ABI.
+const ABI_VERSION: u32 = 1;
+const MAGIC: u32 = 0xE7;
+const INFO: u32 = _IOR::<Info>(MAGIC, 0);
+const ARM: u32 = _IOW::<u64>(MAGIC, 1);
+const INFO_PRIVILEGED: u32 = 1;
+const INFO_COMPAT: u32 = 2;
+const INFO_UP: u32 = 4;
+
+/// `struct extoll_info`.
+type Info = [u32; 12];
+
+/// A VPID, given back by drop. Whoever makes translations for it holds on to it, so that nobody else gets it before they
+/// are gone.
+pub(super) struct Claim {
+    nic: Arc<Nic>,
+    unit: Unit,
+    vpid: Vpid,
+    _share: Option<Share>,
+}
+
+impl Claim {
+    pub(super) fn vpid(&self) -> Vpid {
+        self.vpid
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.nic.table(self.unit).release(self.vpid);
+    }
+}
+
+/// Hears the interrupt of the VPID.
+struct Waiter {
+    changed: PollCondVarBox,
+}
+
+impl Client for Waiter {
+    fn interrupt(&self) {
+        self.changed.notify_all();
+    }
+
+    fn writable(&self) {}
+
+    fn down(&self) {
+        self.changed.notify_all();
+    }
+}
+
+/// An open port.
+pub(super) struct Live {
+    claim: Arc<Claim>,
+    layout: Layout,
+    queue: Option<Queue>,
+    /// Mappings, and whether they are of the queue.
+    mappings: KVec<(bool, Arc<Mapping>)>,
+    /// Number of mappings at which unused ones are forgotten.
+    prune_at: usize,
+}
+
+impl Live {
+    pub(super) fn vpid(&self) -> Vpid {
+        self.claim.vpid
+    }
+
+    pub(super) fn claim(&self) -> &Arc<Claim> {
+        &self.claim
+    }
+
+    /// Slots of the queue, 0 without.
+    pub(super) fn slots(&self) -> u32 {
+        self.queue.as_ref().map_or(0, Queue::slots)
+    }
+
+    pub(super) fn layout(&mut self) -> &mut Layout {
+        &mut self.layout
+    }
+
+    fn keep(&mut self, queue: bool, mapping: Arc<Mapping>) -> Result {
+        if self.mappings.len() >= self.prune_at {
+            self.mappings.retain(|(_, m)| m.is_used());
+            self.prune_at = (2 * self.mappings.len()).max(16);
+        }
+        Ok(self.mappings.push((queue, mapping), GFP_KERNEL)?)
+    }
+}
+
+/// What differs between the units.
+pub(super) trait Engine: Send + Sync {
+    const UNIT: Unit;
+    /// Nothing of an earlier owner is left that a new one could reach.
+    fn is_clean(_: &Nic, _: Vpid) -> bool {
+        true
+    }
+    /// Sets the VPID up; nothing is received before [`Engine::enable`].
+    fn open(hw: &Hw, vpid: Vpid, protection: u16);
+    /// The queue is in place.
+    fn enable(hw: &Hw, vpid: Vpid);
+    /// Nothing is received any more, and nothing sent, when the caller has read a register.
+    fn disable(hw: &Hw, vpid: Vpid);
+    /// The VPID is disabled and its queue, of `slots` slots, about to be removed.
+    fn drain(hw: &Hw, vpid: Vpid, slots: u32);
+    /// Nothing of the process is left in the VPID's registers.
+    fn reset(hw: &Hw, vpid: Vpid);
+}
+
+/// The port of one open file.
+#[pin_data]
+pub(super) struct Port {
+    pub(super) shared: Arc<Shared>,
+    pub(super) rights: Rights,
+    space: Arc<Space>,
+    waiter: Arc<Waiter>,
+    /// Slot that poll looks at.
+    armed: Atomic<u32>,
+    slot: SlotCode,
+    /// One closes at a time, so that the second finds everything closed.
+    #[pin]
+    closing: Mutex<()>,
+    #[pin]
+    live: Mutex<Option<Live>>,
+}
+
+/// Default sizes of queue and segment in bytes (HW §7).
+const LAYOUT: Layout = Layout {
+    bytes: 2 << 20,
+    segment: 64 << 10,
+};
+
+impl Port {
+    /// Takes the lowest free VPID. `ENOSPC` if there is none, `EDQUOT` if the user has too many.
+    pub(super) fn open<E: Engine>(
+        shared: &Arc<Shared>,
+        rights: Rights,
+        space: &Arc<Space>,
+        slot: SlotCode,
+    ) -> Result<impl PinInit<Self, Error>> {
+        let nic = &shared.nic;
+        let share = shared.quotas[E::UNIT as usize].take(rights)?;
+        let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
+        let waiter = Arc::new(
+            Waiter {
+                changed: PollCondVarBox::new(c"extoll_port", static_lock_class!())?,
+            },
+            GFP_KERNEL,
+        )?;
+        let clean = |vpid| E::is_clean(nic, vpid);
+        let vpid = nic.table(E::UNIT).allocate(None, stats, clean)?;
+        let claim = Claim {
+            nic: nic.clone(),
+            unit: E::UNIT,
+            vpid,
+            _share: share,
+        };
+        let claim = Arc::new(claim, GFP_KERNEL)?;
+        {
+            let hw = nic.alive_access().ok_or(ENODEV)?;
+            E::open(&hw, vpid, rights.protection());
+            tx::reset_state(&hw, E::UNIT, vpid);
+        }
+        nic.table(E::UNIT).set_client(vpid, Some(waiter.clone()));
+        let live = Live {
+            claim,
+            layout: LAYOUT,
+            queue: None,
+            mappings: KVec::new(),
+            prune_at: 16,
+        };
+        let (shared, space) = (shared.clone(), space.clone());
+        Ok(try_pin_init!(Self {
+            shared,
+            rights,
+            space,
+            waiter,
+            armed: Atomic::new(0),
+            slot,
+            closing <- new_mutex!((), "extoll_port_closing"),
+            live <- new_mutex!(Some(live), "extoll_port"),
+        }))
+    }
+
+    pub(super) fn nic(&self) -> &Arc<Nic> {
+        &self.shared.nic
+    }
+
+    /// Calls `f` with the port while it is certainly open; `ENODEV` after the NIC is gone. `f` must not touch user memory.
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Live) -> Result<R>) -> Result<R> {
+        let mut guard = self.live.lock();
+        f((*guard).as_mut().ok_or(ENODEV)?)
+    }
+
+    /// As [`Port::with`], with the registers; `f` must not sleep.
+    pub(super) fn with_hw<R>(&self, f: impl FnOnce(&Hw, &Live) -> Result<R>) -> Result<R> {
+        self.with(|live| {
+            let hw = self.nic().alive_access().ok_or(ENODEV)?;
+            f(&hw, live)
+        })
+    }
+
+    /// Closes: takes the pages from all processes, disables the VPID, calls `revoke` to revoke translations, removes the
+    /// queue, frees its memory. When it returns that is done, whoever did it. May sleep.
+    pub(super) fn close<E: Engine>(&self, revoke: impl FnOnce()) {
+        let _closing = self.closing.lock();
+        let Some(live) = self.live.lock().take() else {
+            return;
+        };
+        let (nic, vpid) = (self.nic(), live.vpid());
+        for (_, mapping) in &live.mappings {
+            mapping.revoke();
+        }
+        nic.table(E::UNIT).set_client(vpid, None);
+        if let Some(hw) = nic.alive_access() {
+            E::disable(&hw, vpid);
+            hw.rf.read(BqRegs(E::UNIT).ub(vpid));
+        }
+        revoke();
+        if let Some(hw) = nic.alive_access() {
+            E::drain(&hw, vpid, live.slots());
+            E::reset(&hw, vpid);
+            Queue::remove(E::UNIT, vpid, &hw);
+        }
+        drop(live);
+        self.waiter.changed.notify_all();
+    }
+
+    /// Sets size of queue or segment: any whole number of pages, checked when the queue is made.
+    pub(super) fn set_layout(
+        &self,
+        f: impl FnOnce(&mut Layout) -> &mut u64,
+        bytes: usize,
+    ) -> Result {
+        let bytes = bytes as u64;
+        if bytes % BusAddr::PAGE_SIZE != 0 {
+            return Err(EFAULT);
+        }
+        self.with(|live| {
+            *f(live.layout()) = bytes;
+            Ok(())
+        })
+    }
+
+    /// Stores what `f` computes from the registers.
+    pub(super) fn get(&self, arg: usize, f: impl FnOnce(&Hw, &Live) -> u64) -> Result<isize> {
+        let value = self.with_hw(|hw, live| Ok(f(hw, live)))?;
+        put_u64(arg, value)
+    }
+
+    /// A privileged setting.
+    pub(super) fn set(&self, f: impl FnOnce(&Hw, Vpid)) -> Result<isize> {
+        self.rights.demand()?;
+        self.with_hw(|hw, live| {
+            f(hw, live.vpid());
+            Ok(0)
+        })
+    }
+
+    pub(super) fn lwp<E: Engine>(hw: &Hw, live: &Live) -> u64 {
+        let word = hw.rf.read(BqRegs(E::UNIT).wp_lwp_dcq_rp(live.vpid()));
+        WritePointers(word).lwp().into()
+    }
+
+    pub(super) fn lrp<E: Engine>(hw: &Hw, live: &Live) -> u64 {
+        Rp(hw.rf.read(BqRegs(E::UNIT).rp(live.vpid()))).lrp().into()
+    }
+
+    /// Sets the write pointer, which has to lie in the queue: `EFAULT`.
+    pub(super) fn set_lwp<E: Engine>(&self, arg: usize) -> Result<isize> {
+        self.with_hw(|hw, live| {
+            let slot = u32::try_from(arg).map_err(|_| EFAULT)?;
+            if slot != 0 && slot >= live.slots() {
+                return Err(EFAULT);
+            }
+            let reg = BqRegs(E::UNIT).wp_lwp_dcq_rp(live.vpid());
+            hw.rf.update(reg, |v| WritePointers(v).with_lwp(slot).raw());
+            Ok(0)
+        })
+    }
+
+    /// Writes the raw read pointer, as the process itself can.
+    pub(super) fn set_rp<E: Engine>(&self, arg: usize) -> Result<isize> {
+        self.with_hw(|hw, live| {
+            hw.rf.write(BqRegs(E::UNIT).rp(live.vpid()), arg as u64);
+            Ok(0)
+        })
+    }
+
+    /// What is the same for both units: our own ioctls. `None`: none of them.
+    pub(super) fn common<E: Engine>(&self, command: u32, arg: usize) -> Option<Result<isize>> {
+        match command {
+            INFO => Some(self.info(arg)),
+            ARM => Some(self.arm::<E>(arg)),
+            _ => None,
+        }
+    }
+
+    fn info(&self, arg: usize) -> Result<isize> {
+        let (vpid, slots) = self.with(|live| Ok((live.vpid(), live.slots())))?;
+        let status = self.nic().status();
+        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+        let flags = flag(self.rights.privileged, INFO_PRIVILEGED)
+            | flag(self.rights.compat, INFO_COMPAT)
+            | flag(status.is_up(), INFO_UP);
+        let info: Info = [
+            ABI_VERSION,
+            flags,
+            self.shared.index(),
+            status.node.0.into(),
+            vpid.get().into(),
+            self.rights.page_mask(),
+            self.slot.bytes(),
+            slots,
+            self.rights.protection().into(),
+            0,
+            0,
+            0,
+        ];
+        put(arg, AsBytes::as_bytes(&info))
+    }
+
+    fn arm<E: Engine>(&self, arg: usize) -> Result<isize> {
+        self.with(|live| {
+            let queue = live.queue.as_ref().ok_or(EFAULT)?;
+            let slot = u32::try_from(arg).map_err(|_| EINVAL)?;
+            if slot >= queue.slots() {
+                return Err(EINVAL);
+            }
+            self.armed.store(slot, Relaxed);
+            let hw = self.nic().alive_access().ok_or(ENODEV)?;
+            // The process freed slots by stores that have to be seen first.
+            barrier::wmb();
+            let rp = Rp(0).with_lrp(slot).with_irq_retrigger(true);
+            hw.rf.write(BqRegs(E::UNIT).rp(live.vpid()), rp.raw());
+            Ok((queue.status(slot) != 0).into())
+        })
+    }
+
+    /// Readable when the slot that was armed last holds something.
+    pub(super) fn poll(&self, file: &File, table: PollTable<'_>) -> u32 {
+        table.register_wait(file, &self.waiter.changed);
+        if !self.nic().is_alive() {
+            return POLL_GONE;
+        }
+        match self.live.lock().as_ref() {
+            None => POLL_GONE,
+            Some(Live { queue: Some(q), .. }) if q.status(self.armed.load(Relaxed)) != 0 => POLL_IN,
+            Some(_) => 0,
+        }
+    }
+
+    /// Page of the register file.
+    fn registers(windows: &Windows, reg: RegOffset) -> Result<Part> {
+        let size = RegOffset::WINDOW.into();
+        let source = mmio::pages(windows.rf.0, size, reg.get().into(), 1, Cache::Uncached)?;
+        Ok(Part::new(source, 0, 1))
+    }
+
+    /// Page with the state of the write-combining buffer.
+    pub(super) fn state<E: Engine>(windows: &Windows, vpid: Vpid) -> Result<Part> {
+        Self::registers(windows, wcbuf::state(E::UNIT, vpid))
+    }
+
+    /// Requester page at `offset` of the unit's window.
+    pub(super) fn requester<E: Engine>(windows: &Windows, offset: u32) -> Result<Part> {
+        let window = match E::UNIT {
+            Unit::Velo => windows.velo,
+            Unit::Rma => windows.rma,
+        };
+        let combining = Cache::WriteCombining;
+        let source = mmio::pages(window.0, UNIT_WINDOW, offset.into(), 1, combining)?;
+        Ok(Part::new(source, 0, 1))
+    }
+
+    fn windows(&self) -> Result<Windows> {
+        Ok(self.nic().alive_access().ok_or(ENODEV)?.windows)
+    }
+
+    /// Maps what `f` collects, `pages` pages: `EINVAL` for another length.
+    pub(super) fn map(
+        &self,
+        new: NewMapping<'_>,
+        pages: usize,
+        f: impl FnOnce(&Windows, Vpid, &mut KVec<Part>) -> Result,
+    ) -> Result {
+        if new.pages() != pages {
+            return Err(EINVAL);
+        }
+        self.with(|live| {
+            let mut parts = KVec::with_capacity(pages, GFP_KERNEL)?;
+            f(&self.windows()?, live.vpid(), &mut parts)?;
+            new.attach(&self.space, parts, |m| live.keep(false, m))
+        })
+    }
+
+    /// Makes the queue anew, as the sizes set say, and maps it behind its read pointer; an earlier one is destroyed first.
+    pub(super) fn map_queue<E: Engine>(&self, new: NewMapping<'_>) -> Result {
+        self.with(|live| {
+            let vpid = live.vpid();
+            if new.pages() as u64 != live.layout.bytes / BusAddr::PAGE_SIZE + 1 {
+                return Err(EINVAL);
+            }
+            self.remove_queue::<E>(live)?;
+            let (slot, layout) = (self.slot, live.layout);
+            let queue = self
+                .nic()
+                .with_bound(|dev| Queue::new(dev, E::UNIT, vpid, slot, layout))??;
+            let mut parts = KVec::new();
+            let rp = Self::registers(&self.windows()?, BqRegs(E::UNIT).rp(vpid))?;
+            parts.push(rp, GFP_KERNEL)?;
+            queue.parts(&mut parts)?;
+            {
+                let hw = self.nic().alive_access().ok_or(ENODEV)?;
+                queue.install(&hw)?;
+                E::enable(&hw, vpid);
+            }
+            live.queue = Some(queue);
+            self.armed.store(0, Relaxed);
+            new.attach(&self.space, parts, |m| live.keep(true, m))
+                .or_else(|e| self.remove_queue::<E>(live).and(Err(e)))
+        })
+    }
+
+    /// Also the error path of [`Port::map_queue`].
+    fn remove_queue<E: Engine>(&self, live: &mut Live) -> Result {
+        for (_, mapping) in live.mappings.iter().filter(|(queue, _)| *queue) {
+            mapping.revoke();
+        }
+        live.mappings.retain(|(queue, _)| !*queue);
+        let vpid = live.vpid();
+        if let Some(queue) = live.queue.as_ref() {
+            let hw = self.nic().alive_access().ok_or(ENODEV)?;
+            E::disable(&hw, vpid);
+            E::drain(&hw, vpid, queue.slots());
+            Queue::remove(E::UNIT, vpid, &hw);
+        }
+        // Its memory is freed after the NIC forgot it, and by unbinding when there is no NIC any more.
+        live.queue = None;
+        Ok(())
+    }
+}

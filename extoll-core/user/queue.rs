@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Buffer queue of a process: layout by its wish (HW §7), memory that it maps and consumes itself. What it writes there
+//! harms only itself: the kernel reads nothing but the status word of one slot, to answer poll.
+
+use crate::{bq, dma::DmaWords, hw::Hw};
+use kernel::{
+    device::{self, Bound},
+    prelude::*,
+    sync::Arc,
+};
+use kernel_ext::{chardev::Part, security::LockedPages};
+use wire::{
+    bq::{
+        DcqBase, Rp, SegmentDesc, SegmentWord, SlotCode, Ub, WritePointers, MAX_SEGMENTS,
+        MAX_SEGMENT_SLOTS,
+    },
+    ids::{BusAddr, Unit, Vpid},
+    regs::BqRegs,
+};
+
+const PAGE: u64 = BusAddr::PAGE_SIZE;
+/// Largest queue in bytes.
+pub(super) const MAX_BYTES: u64 = 64 << 20;
+
+/// Sizes in bytes, as the process set them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Layout {
+    pub(super) bytes: u64,
+    pub(super) segment: u64,
+}
+
+impl Layout {
+    /// Segments and slots per segment. `EINVAL`: no whole number of segments, more than 512 of them, a segment of more
+    /// than 65,536 slots, or more than 64 MiB.
+    fn check(self, slot: SlotCode) -> Result<(u32, u32)> {
+        let Self { bytes, segment } = self;
+        let segment = segment.min(bytes);
+        if bytes == 0 || bytes > MAX_BYTES || segment == 0 || bytes % segment != 0 {
+            return Err(EINVAL);
+        }
+        let count = bytes / segment;
+        let slots = segment / u64::from(slot.bytes());
+        if segment % PAGE != 0
+            || count > u64::from(MAX_SEGMENTS)
+            || slots > u64::from(MAX_SEGMENT_SLOTS)
+        {
+            return Err(EINVAL);
+        }
+        Ok((count as u32, slots as u32))
+    }
+}
+
+/// Memory of one queue.
+pub(super) struct Queue {
+    unit: Unit,
+    vpid: Vpid,
+    slot: SlotCode,
+    per_segment: u32,
+    segments: KVec<Arc<DmaWords>>,
+    dcq: DmaWords,
+    _charge: LockedPages,
+}
+
+impl Queue {
+    /// Allocates zeroed memory, charged to the calling process. May sleep. `EINVAL` see [`Layout::check`]; `ENOMEM`: no
+    /// memory or limit exceeded.
+    pub(super) fn new(
+        dev: &device::Device<Bound>,
+        unit: Unit,
+        vpid: Vpid,
+        slot: SlotCode,
+        layout: Layout,
+    ) -> Result<Self> {
+        let (count, per_segment) = layout.check(slot)?;
+        let charge = LockedPages::charge((layout.bytes / PAGE) as usize)?;
+        let dcq = DmaWords::accounted(dev, PAGE as usize / 8)?;
+        let mut segments = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+        for k in 0..count {
+            let words = (per_segment * slot.bytes() / 8) as usize;
+            let memory = Arc::new(DmaWords::accounted(dev, words)?, GFP_KERNEL)?;
+            let desc = SegmentDesc {
+                slot,
+                slots: per_segment,
+                base: memory.address(),
+            };
+            dcq.write(k as usize, desc.encode().map_err(|_| ERANGE)?.raw());
+            segments.push(memory, GFP_KERNEL)?;
+        }
+        Ok(Self {
+            unit,
+            vpid,
+            slot,
+            per_segment,
+            segments,
+            dcq,
+            _charge: charge,
+        })
+    }
+
+    pub(super) fn slots(&self) -> u32 {
+        self.per_segment * self.segments.len() as u32
+    }
+
+    /// Creation order of HW §7. With one segment the next segment is the same one (HW §7 for VELO; G10).
+    pub(super) fn install(&self, hw: &Hw) -> Result {
+        let (regs, vpid) = (BqRegs(self.unit), self.vpid);
+        let count = self.segments.len();
+        let dcq = DcqBase {
+            segments: count as u32,
+            page: self.dcq.address(),
+        };
+        let dcq = dcq.encode().map_err(|_| ERANGE)?;
+        let segment = |k: usize| SegmentWord(self.dcq.read(k % count)).with_valid(true).raw();
+        let ub = Ub(0).with_slots_minus_1(self.slots() - 1);
+        hw.rf.write(regs.ub(vpid), ub.raw());
+        hw.rf.write(regs.dcq_base_dcq_ub(vpid), dcq.raw());
+        let start = WritePointers::initial(count as u32);
+        hw.rf.write(regs.wp_lwp_dcq_rp(vpid), start.raw());
+        let rp = Rp(0).with_irq_retrigger(true);
+        hw.rf.write(regs.rp(vpid), rp.raw());
+        hw.rf.write(regs.c_base_size_valid(vpid), segment(0));
+        hw.rf.write(regs.n_base_size_valid(vpid), segment(1));
+        Ok(())
+    }
+
+    /// Takes the queue from the NIC, which has seen that when this returns.
+    pub(super) fn remove(unit: Unit, vpid: Vpid, hw: &Hw) {
+        bq::clear(hw, unit, vpid);
+        hw.rf.read(BqRegs(unit).ub(vpid));
+    }
+
+    /// Status word of a slot; 0 outside of the queue.
+    pub(super) fn status(&self, slot: u32) -> u64 {
+        let words = self.slot.bytes() / 8;
+        let segment = self.segments.get((slot / self.per_segment) as usize);
+        let word = (slot % self.per_segment) * words + words - 1;
+        segment.map_or(0, |s| s.read(word as usize))
+    }
+
+    /// What to map behind the page of the read pointer.
+    pub(super) fn parts(&self, parts: &mut KVec<Part>) -> Result {
+        for segment in &self.segments {
+            let pages = segment.words() / (PAGE as usize / 8);
+            parts.push(Part::new(segment.clone(), 0, pages), GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! `/dev/extoll/rma2`: an RMA port per open file and the memory registered for it, with the vendor's ABI (docs/uapi.md).
+
+use super::{
+    policy::{Rights, PAGES},
+    port::{Claim, Engine, Port},
+    put, put_u64, OpenFile, Shared,
+};
+use crate::{
+    atu::{self, Access, Region},
+    hw::Hw,
+    nic::Nic,
+};
+use kernel::{
+    fs::File,
+    ioctl::{_IOC_NR, _IOC_TYPE, _IOR, _IOW},
+    new_mutex,
+    prelude::*,
+    rbtree::{RBTree, RBTreeNode},
+    sync::{poll::PollTable, Arc, Mutex},
+    uaccess::{UserPtr, UserSlice},
+};
+use kernel_ext::chardev::{Handler, NewMapping, Opening, Part};
+use wire::{
+    bq::SlotCode,
+    ids::{BusAddr, RegOffset, Unit, Vpid},
+    regs::rma::{self, ErrorCtrl, VpidTable},
+    rma::{PageOptions, RequesterAddr},
+};
+
+const MAGIC: u32 = b'k' as u32;
+const MAX_NR: u32 = 26;
+const GET_NOTIQ_SIZE: u32 = _IOR::<u32>(MAGIC, 0);
+const SET_NOTIQ_SIZE: u32 = _IOW::<u32>(MAGIC, 1);
+const SET_NOTIQ_SEGMENT_SIZE: u32 = _IOW::<u32>(MAGIC, 2);
+const GET_NOTIQ_SEGMENT_SIZE: u32 = _IOR::<u32>(MAGIC, 3);
+const SET_NOTIQ_WP: u32 = _IOW::<u32>(MAGIC, 4);
+const SET_NOTIQ_RP: u32 = _IOW::<u32>(MAGIC, 5);
+const GET_NOTIQ_WP: u32 = _IOR::<u32>(MAGIC, 6);
+const GET_NOTIQ_RP: u32 = _IOR::<u32>(MAGIC, 7);
+const GET_NODEID: u32 = _IOR::<u32>(MAGIC, 8);
+const GET_VPID: u32 = _IOR::<u32>(MAGIC, 9);
+const REGISTER_REGION: u32 = _IOW::<u64>(MAGIC, 10);
+const UNREGISTER_REGION: u32 = _IOW::<u64>(MAGIC, 11);
+const GET_MAXNODEID: u32 = _IOR::<u32>(MAGIC, 12);
+const GET_MAXVPID: u32 = _IOR::<u32>(MAGIC, 13);
+const SET_TUS: u32 = _IOW::<u32>(MAGIC, 14);
+const GET_TUS: u32 = _IOR::<u32>(MAGIC, 15);
+const SET_EXCELL: u32 = _IOW::<u32>(MAGIC, 16);
+const GET_EXCELL: u32 = _IOR::<u32>(MAGIC, 17);
+const SET_TCS: u32 = _IOW::<u32>(MAGIC, 18);
+const GET_TCS: u32 = _IOR::<u32>(MAGIC, 19);
+const SET_PROTDESC: u32 = _IOW::<u32>(MAGIC, 20);
+const GET_PROTDESC: u32 = _IOR::<u32>(MAGIC, 21);
+const SET_TPHBITS: u32 = _IOW::<u32>(MAGIC, 22);
+const GET_TPHBITS: u32 = _IOR::<u32>(MAGIC, 23);
+const SET_HISTMODE: u32 = _IOW::<u32>(MAGIC, 24);
+const GET_HISTMODE: u32 = _IOR::<u32>(MAGIC, 25);
+
+/// Node IDs, as the vendor's driver tells.
+const NODES: u64 = 65_536;
+/// Page offsets of mmap that mean the state page.
+const STATE_OFFSETS: [usize; 2] = [0x20, 0x1];
+/// Bytes of the region structure, and where its fields are.
+const REGION_BYTES: usize = 80;
+const REGION_START: usize = 16;
+const REGION_NLA: usize = 24;
+const REGION_COUNT: usize = 32;
+const REGION_SIZE: usize = 48;
+
+struct Rma;
+
+impl Engine for Rma {
+    const UNIT: Unit = Unit::Rma;
+
+    fn is_clean(nic: &Nic, vpid: Vpid) -> bool {
+        nic.atu.is_clean(vpid)
+    }
+
+    fn open(hw: &Hw, vpid: Vpid, protection: u16) {
+        let entry = VpidTable(rma::VPID_ENABLED).with_prot_desc(protection);
+        hw.rf.write(rma::vpid_table(vpid), entry.raw());
+    }
+
+    fn enable(hw: &Hw, vpid: Vpid) {
+        update(hw, vpid, |v| v.with_vpid_enable(true));
+    }
+
+    fn disable(hw: &Hw, vpid: Vpid) {
+        update(hw, vpid, |v| v.with_vpid_enable(false));
+    }
+
+    fn drain(_: &Hw, _: Vpid, _: u32) {}
+
+    fn reset(hw: &Hw, vpid: Vpid) {
+        hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
+    }
+}
+
+fn update(hw: &Hw, vpid: Vpid, f: impl FnOnce(VpidTable) -> VpidTable) {
+    hw.rf
+        .update(rma::vpid_table(vpid), |v| f(VpidTable(v)).raw());
+}
+
+/// Registered memory by NLA.
+struct Regions {
+    /// `None` once the port closes.
+    tree: Option<RBTree<u64, (Region, Arc<Claim>)>>,
+}
+
+/// An open file.
+#[pin_data]
+pub(super) struct Rma2 {
+    id: u64,
+    #[pin]
+    port: Port,
+    #[pin]
+    regions: Mutex<Regions>,
+}
+
+impl Rma2 {
+    /// `EAGAIN` unless the network runs, but for the owner of the node; see [`Port::open`].
+    pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
+        let rights = Rights::current(&shared.nic.params.user);
+        if !shared.nic.status().is_up() && rights.uid != opening.owner() {
+            return Err(EAGAIN);
+        }
+        let port = Port::open::<Rma>(shared, rights, opening.space(), SlotCode::B16)?;
+        let tree = Some(RBTree::new());
+        Arc::pin_init(
+            try_pin_init!(Self {
+                id,
+                port <- port,
+                regions <- new_mutex!(Regions { tree }, "extoll_regions"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Registers what the structure at `arg` describes and tells its NLA there.
+    fn register(&self, arg: usize) -> Result<isize> {
+        let mut raw = region(arg)?;
+        let start = field(&raw, REGION_START) as usize;
+        let bytes = field(&raw, REGION_SIZE) as usize;
+        let count = field(&raw, REGION_COUNT) as u32;
+        if bytes as u64 != u64::from(count) * BusAddr::PAGE_SIZE {
+            return Err(EFAULT);
+        }
+        // Keeps the VPID from others while translations are made for it without a lock.
+        let claim = self.port.with(|live| Ok(live.claim().clone()))?;
+        let nic = self.port.nic();
+        let region = atu::register_user(nic, claim.vpid(), start, bytes, Access::READ_WRITE)?;
+        let nla = region.nla().0;
+        let node = RBTreeNode::new(nla, (region, claim), GFP_KERNEL)?;
+        {
+            let mut regions = self.regions.lock();
+            match regions.tree.as_mut() {
+                Some(tree) => drop(tree.insert(node)),
+                // Closed meanwhile.
+                None => {
+                    drop(regions);
+                    drop(node);
+                    return Err(ENODEV);
+                }
+            }
+        }
+        raw[REGION_NLA..REGION_NLA + 8].copy_from_slice(&nla.to_ne_bytes());
+        put(arg, &raw).inspect_err(|_| drop(self.take(nla, bytes)))
+    }
+
+    /// The region with this NLA and size, which is not registered any more for this port.
+    fn take(&self, nla: u64, bytes: usize) -> Option<(Region, Arc<Claim>)> {
+        let mut regions = self.regions.lock();
+        let tree = regions.tree.as_mut()?;
+        if tree.get(&nla)?.0.bytes() != bytes {
+            return None;
+        }
+        tree.remove(&nla)
+    }
+
+    fn unregister(&self, arg: usize) -> Result<isize> {
+        let raw = region(arg)?;
+        let (nla, bytes) = (field(&raw, REGION_NLA), field(&raw, REGION_SIZE));
+        let (region, _claim) = self.take(nla, bytes as usize).ok_or(EFAULT)?;
+        region.revoke().map(|()| 0)
+    }
+}
+
+/// Copies the region structure in. `EFAULT`.
+fn region(arg: usize) -> Result<[u8; REGION_BYTES]> {
+    let mut raw = [0; REGION_BYTES];
+    UserSlice::new(UserPtr::from_addr(arg), REGION_BYTES)
+        .reader()
+        .read_slice(&mut raw)?;
+    Ok(raw)
+}
+
+/// The quadword at `offset`.
+fn field(raw: &[u8; REGION_BYTES], offset: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&raw[offset..offset + 8]);
+    u64::from_ne_bytes(bytes)
+}
+
+impl OpenFile for Rma2 {
+    fn detach(&self) {
+        self.port.close::<Rma>(|| {
+            let tree = self.regions.lock().tree.take();
+            drop(tree);
+        });
+    }
+}
+
+/// Registers with the history mode of requester, responder and completer.
+const HISTORY: [RegOffset; 3] = [
+    rma::REQUESTER_ERROR_CTRL,
+    rma::RESPONDER_ERROR_CTRL,
+    rma::COMPLETER_ERROR_CTRL,
+];
+
+impl Rma2 {
+    /// Settings of the VPID's entry in the VPID table, by word: they are open to unlocked files only.
+    fn set_entry(&self, f: impl FnOnce(VpidTable) -> VpidTable) -> Result<isize> {
+        self.port.set(|hw, vpid| update(hw, vpid, f))
+    }
+
+    fn get_entry(&self, arg: usize, f: impl FnOnce(VpidTable) -> u64) -> Result<isize> {
+        self.port.get(arg, |hw, live| {
+            f(VpidTable(hw.rf.read(rma::vpid_table(live.vpid()))))
+        })
+    }
+}
+
+impl Handler for Rma2 {
+    fn ioctl(&self, command: u32, arg: usize) -> Result<isize> {
+        let port = &self.port;
+        if let Some(done) = port.common::<Rma>(command, arg) {
+            return done;
+        }
+        if _IOC_TYPE(command) != MAGIC || _IOC_NR(command) > MAX_NR {
+            return Err(ENOTTY);
+        }
+        let value = arg as u64;
+        match command {
+            GET_NOTIQ_SIZE => put_u64(arg, port.with(|live| Ok(live.layout().bytes))?),
+            SET_NOTIQ_SIZE => port.set_layout(|l| &mut l.bytes, arg).map(|()| 0),
+            GET_NOTIQ_SEGMENT_SIZE => put_u64(arg, port.with(|live| Ok(live.layout().segment))?),
+            SET_NOTIQ_SEGMENT_SIZE => port.set_layout(|l| &mut l.segment, arg).map(|()| 0),
+            SET_NOTIQ_WP => port.set_lwp::<Rma>(arg),
+            SET_NOTIQ_RP => port.set_rp::<Rma>(arg),
+            GET_NOTIQ_WP => port.get(arg, Port::lwp::<Rma>),
+            GET_NOTIQ_RP => port.get(arg, Port::lrp::<Rma>),
+            GET_NODEID => put_u64(arg, port.nic().node().0.into()),
+            GET_VPID => put_u64(arg, port.with(|live| Ok(live.vpid().get().into()))?),
+            REGISTER_REGION => self.register(arg),
+            UNREGISTER_REGION => self.unregister(arg),
+            GET_MAXNODEID => put_u64(arg, NODES),
+            GET_MAXVPID => put_u64(arg, Vpid::COUNT.into()),
+            SET_TUS => self.set_entry(|v| {
+                v.with_tu_completer(value as u8 & 7)
+                    .with_tu_responder((value >> 32) as u8 & 7)
+            }),
+            GET_TUS => self.get_entry(arg, |v| {
+                u64::from(v.tu_completer()) | u64::from(v.tu_responder()) << 32
+            }),
+            SET_EXCELL => self.set_entry(|v| v.with_excell_enable(value & 1 != 0)),
+            GET_EXCELL => self.get_entry(arg, |v| v.excell_enable().into()),
+            SET_TCS => self.set_entry(|v| {
+                let class = |n: u32| (value >> (8 * n)) as u8 & 3;
+                v.with_tc0(class(0))
+                    .with_tc1(class(1))
+                    .with_tc2(class(2))
+                    .with_tc3(class(3))
+            }),
+            GET_TCS => self.get_entry(arg, |v| {
+                u64::from(u32::from_le_bytes([v.tc0(), v.tc1(), v.tc2(), v.tc3()]))
+            }),
+            SET_PROTDESC => self.set_entry(|v| v.with_prot_desc(value as u16)),
+            GET_PROTDESC => self.get_entry(arg, |v| v.prot_desc().into()),
+            SET_TPHBITS => self.set_entry(|v| {
+                v.with_steering_tag(value as u8)
+                    .with_tph((value >> 8) as u8 & 3)
+                    .with_th_enable(value >> 10 & 1 != 0)
+            }),
+            // The vendor's driver returns no more either.
+            GET_TPHBITS => self.get_entry(arg, |v| v.steering_tag().into()),
+            SET_HISTMODE => port.set(|hw, _| {
+                for (bit, reg) in HISTORY.into_iter().enumerate() {
+                    let on = value >> bit & 1 != 0;
+                    hw.rf
+                        .update(reg, |v| ErrorCtrl(v).with_history_mode(on).raw());
+                }
+            }),
+            GET_HISTMODE => port.get(arg, |hw, _| {
+                let on = |(bit, reg)| u64::from(ErrorCtrl(hw.rf.read(reg)).history_mode()) << bit;
+                HISTORY.into_iter().enumerate().map(on).sum()
+            }),
+            // What nobody defined.
+            _ => Ok(0),
+        }
+    }
+
+    fn mmap(&self, new: NewMapping<'_>) -> Result {
+        let port = &self.port;
+        match new.offset() {
+            0 => port.map(new, usize::from(PAGES), |windows, vpid, parts| {
+                for index in 0..PAGES {
+                    let page = RequesterAddr::page(vpid, PageOptions::from_index(index)).encode();
+                    let part = if port.rights.may_use(index) {
+                        Port::requester::<Rma>(windows, page)?
+                    } else {
+                        Part::hole(1)
+                    };
+                    parts.push(part, GFP_KERNEL)?;
+                }
+                Ok(())
+            }),
+            offset if STATE_OFFSETS.contains(&offset) => {
+                port.map(new, 1, |windows, vpid, parts| {
+                    Ok(parts.push(Port::state::<Rma>(windows, vpid)?, GFP_KERNEL)?)
+                })
+            }
+            _ => port.map_queue::<Rma>(new),
+        }
+    }
+
+    fn poll(&self, file: &File, table: PollTable<'_>) -> u32 {
+        self.port.poll(file, table)
+    }
+
+    fn release(&self) {
+        self.detach();
+        self.port.shared.forget(self.id);
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! `/dev/extoll/smfu2`: the window to other nodes' memory and the memory exported here (docs/uapi.md).
+//!
+//! Neither is divided among processes: whoever maps the window reaches every interval, those of the kernel and remote
+//! register files included. So mapping is for unlocked files only.
+
+use super::{policy::Rights, put_u64, OpenFile, Shared};
+use crate::{mmio, smfu};
+use kernel::{
+    ioctl::{_IOC_NR, _IOC_TYPE, _IOR},
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+};
+use kernel_ext::{
+    cache,
+    chardev::{Cache, Handler, Mapping, NewMapping, Opening, Part, Space},
+};
+
+const MAGIC: u32 = b'k' as u32;
+const MAX_NR: u32 = 2;
+const GET_LOCAL_SIZE: u32 = _IOR::<u64>(MAGIC, 0);
+const FLUSH_CACHES: u32 = _IOR::<u64>(MAGIC, 1);
+const GET_NODE_ID: u32 = _IOR::<u64>(MAGIC, 2);
+
+/// An open file.
+#[pin_data]
+pub(super) struct Smfu2 {
+    id: u64,
+    shared: Arc<Shared>,
+    rights: Rights,
+    space: Arc<Space>,
+    /// `None` after the NIC is gone.
+    #[pin]
+    mappings: Mutex<Option<KVec<Arc<Mapping>>>>,
+}
+
+impl Smfu2 {
+    /// `EAGAIN` unless the network runs.
+    pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
+        if !shared.nic.status().is_up() {
+            return Err(EAGAIN);
+        }
+        let rights = Rights::current(&shared.nic.params.user);
+        Arc::pin_init(
+            pin_init!(Self {
+                id,
+                shared: shared.clone(),
+                rights,
+                space: opening.space().clone(),
+                mappings <- new_mutex!(Some(KVec::new()), "extoll_smfu_mappings"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+}
+
+impl OpenFile for Smfu2 {
+    fn detach(&self) {
+        let mut mappings = self.mappings.lock();
+        for mapping in mappings.iter().flatten() {
+            mapping.revoke();
+        }
+        *mappings = None;
+    }
+}
+
+impl Handler for Smfu2 {
+    fn ioctl(&self, command: u32, arg: usize) -> Result<isize> {
+        if _IOC_TYPE(command) != MAGIC || _IOC_NR(command) > MAX_NR {
+            return Err(ENOTTY);
+        }
+        let nic = &self.shared.nic;
+        if self.mappings.lock().is_none() {
+            return Err(ENODEV);
+        }
+        match command {
+            GET_LOCAL_SIZE => put_u64(arg, smfu::exported(nic).map_or(0, |(_, n)| n as u64)),
+            FLUSH_CACHES => {
+                self.rights.demand()?;
+                cache::flush_all();
+                Ok(0)
+            }
+            GET_NODE_ID => put_u64(arg, nic.node().0.into()),
+            _ => Ok(0),
+        }
+    }
+
+    /// Page offset 0: the window; 1: the exported memory.
+    fn mmap(&self, new: NewMapping<'_>) -> Result {
+        self.rights.demand()?;
+        let nic = &self.shared.nic;
+        let pages = new.pages();
+        let part = match new.offset() {
+            0 => {
+                let (phys, size) = smfu::window(nic).ok_or(ENODEV)?;
+                if pages as u64 > size >> 12 {
+                    return Err(EFAULT);
+                }
+                let source = mmio::pages(phys, size, 0, pages, Cache::Uncached)?;
+                Part::new(source, 0, pages)
+            }
+            1 => {
+                let memory = smfu::exported_memory(nic).ok_or(EFAULT)?;
+                if pages > memory.words() * 8 >> 12 {
+                    return Err(EFAULT);
+                }
+                Part::new(memory, 0, pages)
+            }
+            _ => return Err(EFAULT),
+        };
+        let mut parts = KVec::new();
+        parts.push(part, GFP_KERNEL)?;
+        let mut mappings = self.mappings.lock();
+        let list = (*mappings).as_mut().ok_or(ENODEV)?;
+        list.retain(|m| m.is_used());
+        new.attach(&self.space, parts, |m| Ok(list.push(m, GFP_KERNEL)?))
+    }
+
+    fn release(&self) {
+        self.detach();
+        self.shared.forget(self.id);
+    }
+}

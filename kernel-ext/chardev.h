@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* C shims of the character devices: what is macro, inline or bound to C data in the kernel. */
+#ifndef EXTOLL_KERNEL_EXT_CHARDEV_H
+#define EXTOLL_KERNEL_EXT_CHARDEV_H
+
+#include <linux/fs.h>
+#include <linux/mm.h>
+
+/* Nodes per NIC at most, and NICs. */
+#define EXTOLL_NODES_PER_NIC 8
+#define EXTOLL_NICS 32
+
+struct extoll_node;
+struct user_struct;
+
+/* Classes and device numbers. Once, before the first node; sleeps. */
+int extoll_chardev_register(void);
+void extoll_chardev_unregister(void);
+
+/*
+ * A node: /dev/extoll/NAME for NIC 0, /dev/extollN/NAME for others; mode 0666, or 0600 when private. owner is what
+ * extoll_node_lock() gives to opens until extoll_node_del(). ERR_PTR on failure. Both sleep.
+ */
+struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, unsigned int number, const char *name,
+				    bool private, const struct file_operations *fops, void *owner);
+void extoll_node_del(struct extoll_node *node);
+/* The owner of the node that is being opened, NULL when it is gone; it stays until extoll_node_unlock(). */
+void *extoll_node_lock(struct inode *inode);
+void extoll_node_unlock(struct inode *inode);
+
+/* Caching of a page of device memory or of RAM. */
+#define EXTOLL_VM_CACHED 0
+#define EXTOLL_VM_COMBINING 1
+#define EXTOLL_VM_UNCACHED 2
+
+/* Makes a shared VMA one of pages without struct page, which are inserted by its fault handler. */
+void extoll_vm_prepare(struct vm_area_struct *vma);
+vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsigned long pfn, int cache);
+/* Page frame of an address in coherent DMA memory. */
+unsigned long extoll_dma_pfn(const void *p);
+
+/* Charges pages to RLIMIT_MEMLOCK of the current user; NULL when the limit is exceeded. */
+struct user_struct *extoll_memlock_charge(unsigned long pages);
+void extoll_memlock_uncharge(struct user_struct *user, unsigned long pages);
+
+/* Writes back and invalidates the caches of the calling CPU. */
+void extoll_flush_caches(void);
+
+#endif

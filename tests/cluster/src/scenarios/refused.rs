@@ -1,0 +1,234 @@
+//! NICs that the driver has to refuse: counted, one log line that says why, nothing left behind, and afterwards a good one works.
+
+use super::churn::{back, no_growth, usage};
+use super::PAIR;
+use crate::cluster::{Lab, LogMark, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+
+/// Two nodes whose modules are loaded by hand.
+const BARE: Spec = Spec {
+    nodes: 2,
+    args: &["--topology", "pair", "--no-modules"],
+};
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        Scenario {
+            name: "hostile::dma_mask",
+            spec: PAIR,
+            run: dma_mask,
+        },
+        Scenario {
+            name: "hostile::pci_identity",
+            spec: BARE,
+            run: pci_identity,
+        },
+    ]
+}
+
+/// How often a bad device is bound again.
+const TRIES: u64 = 20;
+
+/// The NIC's PCI name in the shell variable `dev`.
+const DEV: &str = "dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}'); [ -n \"$dev\" ] || exit 9; ";
+
+fn sh(lab: &Lab, script: &str) -> Result<String> {
+    lab.ok(1, &format!("{DEV}{script}"))
+}
+
+/// Counters of refused devices by the number of the reason.
+fn refusals(lab: &Lab) -> Result<Vec<u64>> {
+    let text = lab.ok(1, "cat /sys/kernel/debug/extoll/refusals")?;
+    text.lines()
+        .enumerate()
+        .map(|(n, line)| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            ensure!(
+                words.len() > 3 && words[0] == "reason" && words[1] == n.to_string(),
+                "not the line of reason {n}: {line}"
+            );
+            words[2].parse().with_context(|| line.to_string())
+        })
+        .collect()
+}
+
+/// The NIC of node 1 was refused `times` times since the mark for reason `number`, and for no other.
+fn was_refused(
+    lab: &Lab,
+    mark: &LogMark,
+    before: &[u64],
+    number: usize,
+    text: &str,
+    times: u64,
+) -> Result<()> {
+    let mut expected = before.to_vec();
+    expected[number] += times;
+    let counted = refusals(lab)?;
+    ensure!(
+        counted == expected,
+        "refusals went from {before:?} to {counted:?} instead of {expected:?}"
+    );
+    let dev = sh(lab, "echo $dev")?;
+    let log = lab.log_since(mark)?;
+    // The driver's and the driver core's lines; the PCI core may tell that it enables the device.
+    let said: Vec<&str> = log
+        .lines()
+        .filter_map(|l| l.split_once(&format!("extoll {}: ", dev.trim())))
+        .map(|(_, said)| said)
+        .filter(|said| !said.starts_with("enabling device"))
+        .collect();
+    let head = format!("refused, reason {number}: {text} (");
+    ensure!(
+        said.len() as u64 == times && said.iter().all(|l| l.starts_with(&head)),
+        "not {times} times '{head}…)' in the log:\n{log}"
+    );
+    // Not bound, not enabled, no BAR claimed, no vector, no child, no file left.
+    sh(
+        lab,
+        "d=/sys/bus/pci/devices/$dev; fail() { echo \"$*\" >&2; exit 1; }; \
+         [ ! -e $d/driver ] || fail bound; \
+         [ \"$(cat $d/enable)\" = 0 ] || fail \"enabled $(cat $d/enable) times\"; \
+         ! grep extoll /proc/iomem >&2 || fail claimed; \
+         ! grep extoll /proc/interrupts >&2 || fail interrupt; \
+         [ ! -e $d/msi_irqs ] || fail vectors; \
+         [ -z \"$(ls /sys/bus/auxiliary/devices | grep extoll)\" ] || fail children; \
+         [ ! -e /sys/kernel/debug/extoll-$dev ] || fail files; \
+         [ ! -e /sys/class/net/exn0 ] || fail exn0",
+    )
+    .map(drop)
+}
+
+/// Binds the NIC again and again, in vain.
+fn bind_in_vain(lab: &Lab) -> Result<()> {
+    sh(
+        lab,
+        &format!(
+            "for i in $(seq {TRIES}); do ! echo $dev >/sys/bus/pci/drivers/extoll/bind 2>/dev/null || exit 1; done"
+        ),
+    )
+    .map(drop)
+}
+
+/// A host that can't do the DMA masks, or only the smaller one. The module `dma_mask_refuse` plays it.
+fn dma_mask(lab: &Lab) -> Result<()> {
+    const BIND: &str = "echo $dev >/sys/bus/pci/drivers/extoll/bind";
+    const UNBIND: &str = "echo $dev >/sys/bus/pci/drivers/extoll/unbind";
+    const BITS: &str = "cat /sys/bus/pci/devices/$dev/dma_mask_bits";
+    let traffic = || -> Result<()> {
+        back(lab, 1)?;
+        lab.ok(0, "ping -q -c 20 -i 0.02 -s 9000 -w 20 node1")
+            .map(drop)
+    };
+    let param = |name: &str| -> Result<u64> {
+        let text = lab.ok(
+            1,
+            &format!("cat /sys/module/dma_mask_refuse/parameters/{name}"),
+        )?;
+        text.trim().parse().context("no number")
+    };
+    let bits = sh(lab, BITS)?;
+    ensure!(bits.trim() == "52", "the DMA mask has {bits} bits");
+    // Once before measuring: the first time fills caches.
+    sh(lab, &format!("{UNBIND} && modprobe dma_mask_refuse && ! {BIND} 2>/dev/null && rmmod dma_mask_refuse && {BIND}"))?;
+    traffic()?;
+    let usage_before = usage(lab, 1)?;
+
+    sh(lab, UNBIND)?;
+    lab.ok(1, "modprobe dma_mask_refuse")?;
+    let (mark, before) = (lab.log_mark(1)?, refusals(lab)?);
+    bind_in_vain(lab)?;
+    was_refused(
+        lab,
+        &mark,
+        &before,
+        3,
+        "DMA masks of 52 and of 32 bits not possible",
+        TRIES,
+    )?;
+    let refused = param("refused")?;
+    ensure!(
+        refused == 2 * TRIES,
+        "{refused} masks refused in {TRIES} attempts with two masks each"
+    );
+
+    // 32 bits are enough.
+    lab.ok(1, "echo 32 >/sys/module/dma_mask_refuse/parameters/widest")?;
+    sh(lab, BIND)?;
+    ensure!(
+        param("refused")? == refused + 1 && sh(lab, BITS)?.trim() == "32",
+        "the driver did not ask for 52, then 32 bits"
+    );
+    traffic()?;
+    sh(lab, &format!("{UNBIND} && rmmod dma_mask_refuse && {BIND}"))?;
+    ensure!(sh(lab, BITS)?.trim() == "52", "not 52 bits any more");
+    traffic()?;
+    back(lab, 0)?;
+    no_growth(&usage_before, &usage(lab, 1)?)
+}
+
+fn pci_identity(lab: &Lab) -> Result<()> {
+    let cases = [
+        (
+            r#"{"revision":66}"#,
+            r#"{"revision":64}"#,
+            1,
+            "PCI revision not supported",
+        ),
+        (
+            r#"{"msi":false}"#,
+            r#"{"msi":true}"#,
+            2,
+            "no MSI capability",
+        ),
+        (
+            r#"{"bar0-size":67108864}"#,
+            r#"{"bar0-size":268435456}"#,
+            4,
+            "BAR too small",
+        ),
+        (
+            r#"{"bar2-size":1048576}"#,
+            r#"{"bar2-size":268435456}"#,
+            4,
+            "BAR too small",
+        ),
+    ];
+    let restart = |fields: &str| -> Result<()> {
+        lab.fault(&["power-off", "1"])?;
+        lab.fault(&["pci", "1", fields])?;
+        lab.fault(&["power-on", "1"]).map(drop)
+    };
+    for (bad, good, number, text) in cases {
+        restart(bad)?;
+        let result = (|| -> Result<()> {
+            let mark = lab.log_mark(1)?;
+            lab.ok(1, "modprobe exn")?;
+            let zero = vec![0; refusals(lab)?.len()];
+            was_refused(lab, &mark, &zero, number, text, 1)?;
+            // Bound again and again: refused as often, and no memory is lost.
+            let before = usage(lab, 1)?;
+            bind_in_vain(lab)?;
+            was_refused(lab, &mark, &zero, number, text, 1 + TRIES)?;
+            no_growth(&before, &usage(lab, 1)?)?;
+            lab.ok(1, "rmmod exn extoll")?;
+            lab.assert_clean_log()
+        })();
+        result.with_context(|| bad.to_string())?;
+        restart(good)?;
+    }
+    for node in 0..2 {
+        lab.ok(
+            node,
+            &format!(
+                "modprobe exn && ip addr add 10.2.0.{}/24 dev exn0 && ip link set exn0 up",
+                node + 1
+            ),
+        )?;
+    }
+    lab.until("the good NIC works", PATIENCE, |l| {
+        Ok(l.sh_for(0, "ping -q -c 1 -W 1 10.2.0.2", PATIENCE)?.status == 0)
+    })?;
+    lab.ok(0, "ping -q -c 3 -i 0.1 -w 20 10.2.0.2").map(drop)
+}

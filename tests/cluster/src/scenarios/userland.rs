@@ -1,0 +1,382 @@
+//! User programs: libraries, tools, examples, as root and as an ordinary user.
+
+use super::PAIR;
+use crate::cluster::{Lab, Output, Running, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = |name, run| Scenario {
+        name,
+        spec: PAIR,
+        run,
+    };
+    vec![
+        s("userland::exchange_c_and_rust", exchange),
+        s("userland::ping", ping),
+        s("userland::perf", perf),
+        s("userland::extollctl", extollctl),
+        s("userland::trace", trace),
+    ]
+}
+
+/// How a program is run: by root, by an ordinary user.
+const USERS: [&str; 2] = ["", "setpriv --reuid=1000 --regid=1000 --clear-groups -- "];
+
+fn source(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../userland")
+        .join(path)
+}
+
+/// The program of the build that stands next to this one.
+fn built(name: &str) -> PathBuf {
+    let mut path = std::env::current_exe().unwrap_or_default();
+    path.set_file_name(name);
+    path
+}
+
+/// Compiles a C example and copies it to both nodes' /tmp.
+fn c_program(lab: &Lab, name: &str, library: &str) -> Result<()> {
+    let out = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+    let compiled = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-I"])
+        .arg(source("include"))
+        .arg(source(&format!("examples/{name}.c")))
+        .arg("-o")
+        .arg(&out)
+        .arg(built(&format!("{library}.so")))
+        .output()?;
+    ensure!(
+        compiled.status.success(),
+        "{name}.c: {}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+    let copied = copy(lab, &out, name);
+    std::fs::remove_file(&out)?;
+    copied
+}
+
+fn copy(lab: &Lab, from: &Path, name: &str) -> Result<()> {
+    let from = from.to_str().context("path")?;
+    for node in 0..2 {
+        lab.run("cp", &[from, &format!("node{node}:/tmp/{name}")], PATIENCE)?;
+    }
+    Ok(())
+}
+
+/// A server in the background, and the last words of its first line.
+fn server(lab: &Lab, node: usize, command: &str, ready: &str) -> Result<(Running, Vec<String>)> {
+    let log = "/tmp/server.log";
+    lab.ok(node, &format!("rm -f {log}"))?;
+    let mut running = lab.spawn(node, &format!("exec {command} >{log} 2>&1"))?;
+    let mut line = String::new();
+    let seen = lab.until("the server is ready", Duration::from_secs(30), |lab| {
+        line = lab.ok(node, &format!("head -n 1 {log} 2>/dev/null || true"))?;
+        ensure!(
+            running.is_running() || line.contains(ready),
+            "it ended: {line}"
+        );
+        Ok(line.contains(ready) && line.ends_with('\n'))
+    });
+    if let Err(e) = seen {
+        running.stop();
+        return Err(e.context(lab.ok(node, &format!("cat {log}"))?));
+    }
+    let words = line.split_whitespace().map(String::from).collect();
+    Ok((running, words))
+}
+
+fn finish(lab: &Lab, node: usize, running: Running) -> Result<()> {
+    let out = running.wait(PATIENCE)?;
+    let log = lab.ok(node, "cat /tmp/server.log")?;
+    ensure!(out.status == 0, "the server failed ({}): {log}", out.status);
+    Ok(())
+}
+
+/// Neither VPIDs nor anything else of a user program is left.
+fn nothing_left(lab: &Lab) -> Result<()> {
+    for node in 0..2 {
+        lab.until("all ports are closed", PATIENCE, |lab| {
+            let ports: Value = json(&lab.ok(node, "extollctl --json ports")?)?;
+            let ports = ports.as_array().context("ports")?;
+            Ok(ports.iter().all(|p| p["vpid"].as_u64() >= Some(251)))
+        })?;
+    }
+    Ok(())
+}
+
+fn json(text: &str) -> Result<Value> {
+    serde_json::from_str(text).with_context(|| format!("not JSON: {text}"))
+}
+
+fn exchange(lab: &Lab) -> Result<()> {
+    c_program(lab, "rma_exchange", "librma")?;
+    copy(lab, &built("extoll-exchange"), "extoll-exchange")?;
+    let (c, rust) = ("/tmp/rma_exchange", "/tmp/extoll-exchange");
+    for user in USERS {
+        for (serving, asking) in [(c, c), (rust, rust), (c, rust), (rust, c)] {
+            let (running, words) = server(lab, 1, &format!("{user}{serving} serve"), "ready")?;
+            let [_, node, vpid] = &words[..] else {
+                anyhow::bail!("{words:?}");
+            };
+            let said = lab.ok(0, &format!("{user}{asking} {node} {vpid}"));
+            let said = said.with_context(|| format!("{user}{asking} with {serving}"))?;
+            ensure!(said == "ok\n", "{said}");
+            finish(lab, 1, running)?;
+        }
+    }
+    // Nobody there: an error in the end, no hang.
+    let out = lab.sh_for(0, &format!("timeout 50 {rust} 1 77"), PATIENCE)?;
+    ensure!(
+        out.status == 1 && out.stderr.contains("timed out"),
+        "{out:?}"
+    );
+    nothing_left(lab)
+}
+
+fn ping(lab: &Lab) -> Result<()> {
+    c_program(lab, "velo_echo", "libvelo")?;
+    for user in USERS {
+        let (running, words) = server(lab, 1, &format!("{user}extoll-ping --listen"), "listening")?;
+        let id = words.last().context("no address")?;
+        for options in ["", "--poll", "-s 120", "-s 8 -q"] {
+            let out = lab.ok(
+                0,
+                &format!("{user}extoll-ping -c 5 -i 0.05 -W 10 {options} {id}"),
+            )?;
+            ensure!(
+                out.contains("5 sent, 5 received, 0% lost, 0 wrong"),
+                "{out}"
+            );
+            ensure!(out.contains("rtt min/median/avg/max/mdev = "), "{out}");
+        }
+        let (node, vpid) = id.split_once('/').context("address")?;
+        let said = lab.ok(0, &format!("{user}/tmp/velo_echo {node} {vpid}"))?;
+        ensure!(said == "ok\n", "{said}");
+        // A node without a listener, then none at all.
+        let silent = lab.sh_for(
+            0,
+            &format!("{user}extoll-ping -c 2 -i 0 -W 0.3 {node}/99"),
+            PATIENCE,
+        )?;
+        ensure!(
+            silent.status == 1 && silent.stdout.contains("2 sent, 0 received"),
+            "{silent:?}"
+        );
+        // Killing it frees its port.
+        lab.ok(1, "pkill -x extoll-ping")?;
+        running.wait(PATIENCE)?;
+    }
+    nothing_left(lab)
+}
+
+fn perf(lab: &Lab) -> Result<()> {
+    for user in USERS {
+        let (running, _) = server(lab, 1, &format!("{user}extoll-perf serve"), "serving")?;
+        let run = |what: &str| -> Result<Value> {
+            let command = format!("{user}extoll-perf run {what} --timeout 30 --json");
+            json(&lab.ok_for(0, &command, Duration::from_secs(120))?)
+        };
+        for (what, lines) in [
+            ("velo-lat node1 -n 20 -w 2", 1),
+            ("velo-lat node1 -n 20 -w 2 -e -s 120", 1),
+            ("velo-bw node1 -n 300", 1),
+            ("velo-rate node1 -n 300 -b", 1),
+            ("put-lat node1 -n 10 -w 2", 1),
+            ("put-lat node1 -n 10 -w 2 -e -s 4096", 1),
+            ("get-lat node1 -n 10 -w 2 -a --max-size 16", 5),
+            ("put-bw node1 -n 40 -s 64k -t 8", 1),
+            ("get-bw node1 -n 40 -s 64k -t 8", 1),
+            ("put-bw node1 -n 20 -s 4k -b", 1),
+            ("get-bw node1 -n 20 -s 4k -b -e", 1),
+            ("velo-lat node1 -D 0.5", 1),
+        ] {
+            let result = run(what)?;
+            let results = result["results"].as_array().context("no results")?;
+            ensure!(results.len() == lines, "{what}: {result}");
+            for line in results {
+                let wanted = if what.contains("-lat") {
+                    &line["latency_us"]["median"]
+                } else {
+                    &line["bytes_per_second"]
+                };
+                ensure!(wanted.as_f64() > Some(0.0), "{what}: {result}");
+                ensure!(line["iterations"].as_u64() > Some(0), "{what}: {result}");
+            }
+            ensure!(result["client"] == 0 && result["server"] == 1, "{result}");
+        }
+        let table = lab.ok(
+            0,
+            &format!("{user}extoll-perf run put-bw node1 -n 10 -s 4k --timeout 30"),
+        )?;
+        ensure!(
+            table.contains("BW[MiB/s]") && table.lines().count() == 2,
+            "{table}"
+        );
+        lab.ok(1, "pkill -x extoll-perf")?;
+        running.wait(PATIENCE)?;
+    }
+    let refused = lab.sh_for(0, "extoll-perf run velo-lat node1", PATIENCE)?;
+    ensure!(
+        refused.status == 2 && refused.stderr.contains("extoll-perf serve"),
+        "{refused:?}"
+    );
+    nothing_left(lab)
+}
+
+fn fails(out: Output, status: i32, why: &str) -> Result<()> {
+    ensure!(
+        out.status == status && out.stderr.contains(why),
+        "not refused for '{why}': {out:?}"
+    );
+    Ok(())
+}
+
+fn extollctl(lab: &Lab) -> Result<()> {
+    let user = USERS[1];
+    let list = json(&lab.ok(0, "extollctl --json list")?)?;
+    let nic = &list["nics"][0];
+    ensure!(
+        nic["driver"] == "extoll" && nic["status"]["node"] == "0",
+        "{list}"
+    );
+    ensure!(nic["interfaces"][0] == "exn0", "{list}");
+    ensure!(
+        list["device_files"].as_array().map(Vec::len) >= Some(5),
+        "{list}"
+    );
+    let text = lab.ok(0, &format!("{user}extollctl list"))?;
+    ensure!(
+        text.contains("0010") && text.contains("/dev/extoll/rma2"),
+        "{text}"
+    );
+
+    let (running, words) = server(lab, 0, "extoll-ping --listen", "listening")?;
+    let vpid = words
+        .last()
+        .and_then(|id| id.split('/').nth(1))
+        .context("address")?;
+    let ports = json(&lab.ok(0, "extollctl --json ports")?)?;
+    let mine = |p: &Value| {
+        p["unit"] == "velo" && p["vpid"].as_u64().map(|v| v.to_string()).as_deref() == Some(vpid)
+    };
+    ensure!(
+        ports.as_array().is_some_and(|all| all.iter().any(mine)),
+        "{ports}"
+    );
+    lab.ok(0, "pkill -x extoll-ping")?;
+    running.wait(PATIENCE)?;
+
+    let counters = lab.ok(0, "extollctl counters")?;
+    ensure!(counters.contains("interrupts"), "{counters}");
+    let all = json(&lab.ok(0, "extollctl --json counters -a")?)?;
+    ensure!(all.as_array().map(Vec::len) > Some(10), "{all}");
+
+    // The cable is on link 0 of both ends.
+    let links = json(&lab.ok(0, "extollctl --json links")?)?;
+    let up = |links: &Value| {
+        links
+            .as_array()
+            .map(|l| l.iter().filter(|l| l["state"] == "up").count())
+    };
+    ensure!(up(&links) == Some(1), "{links}");
+    let remote = json(&lab.ok(0, "extollctl --json links --node 1")?)?;
+    ensure!(up(&remote) == Some(1), "{remote}");
+
+    // The node ID register, here and there: HW §4.2 [39:24] of 0x8008.
+    for (options, node) in [("", 0), ("--node 1", 1)] {
+        let read = json(&lab.ok(0, &format!("extollctl --json reg read 0x8008 {options}"))?)?;
+        let value = read["value"].as_u64().context("value")?;
+        ensure!(value >> 24 & 0xFFFF == node, "{read}");
+        ensure!(
+            read["fields"].as_array().is_some_and(|f| !f.is_empty()),
+            "{read}"
+        );
+    }
+    let names = lab.ok(0, "extollctl reg list lp0 status")?;
+    ensure!(names.contains("nw_lp_top_rf_lp0_status"), "{names}");
+    // A scratch pad of the other node, written from here, read there.
+    let pad = "info_rf_scratchpad_scratchpad --index 7";
+    lab.ok(
+        0,
+        &format!("extollctl reg write {pad} 0xFEED_5EED --node 1"),
+    )?;
+    let read = json(&lab.ok(1, &format!("extollctl --json reg read {pad}"))?)?;
+    ensure!(read["value"] == 0xFEED_5EEDu64, "{read}");
+
+    fails(
+        lab.sh_for(0, "extollctl reg read 0x8009", PATIENCE)?,
+        2,
+        "multiples of 8",
+    )?;
+    fails(
+        lab.sh_for(0, "extollctl reg read lp0_stat", PATIENCE)?,
+        2,
+        "there are",
+    )?;
+    fails(
+        lab.sh_for(0, "extollctl reg read rma_rf_requester_history", PATIENCE)?,
+        2,
+        "--force",
+    )?;
+    fails(
+        lab.sh_for(0, &format!("{user}extollctl reg read 0x8008"), PATIENCE)?,
+        2,
+        "root",
+    )?;
+    fails(
+        lab.sh_for(0, &format!("{user}extollctl ports"), PATIENCE)?,
+        2,
+        "root",
+    )?;
+    fails(
+        lab.sh_for(0, "extollctl -N 0000:09:00.0 list", PATIENCE)?,
+        2,
+        "no Extoll NIC",
+    )?;
+    fails(
+        lab.sh_for(0, "extollctl reg read 0x8008 --node 999", PATIENCE)?,
+        2,
+        "of node 999",
+    )?;
+    nothing_left(lab)
+}
+
+fn trace(lab: &Lab) -> Result<()> {
+    let traced = lab.spawn(0, "extoll-trace -D 8 -V 254")?;
+    let events = lab.spawn(0, "extoll-trace --json -D 8 -e interrupt -c 3")?;
+    lab.ok(0, "sleep 2; ping -q -c 5 -i 0.2 -W 20 node1")?;
+    let out = traced.wait(PATIENCE)?;
+    ensure!(out.status == 0, "{out:?}");
+    for word in [
+        "velo 254 send ",
+        "velo 254 recv ",
+        " bytes to node 1/254",
+        " bytes from 1/254",
+    ] {
+        ensure!(out.stdout.contains(word), "no '{word}' in: {}", out.stdout);
+    }
+    let out = events.wait(PATIENCE)?;
+    let lines: Vec<&str> = out.stdout.lines().collect();
+    ensure!(lines.len() == 3, "{out:?}");
+    for line in lines {
+        ensure!(json(line)?["event"] == "extoll_interrupt", "{line}");
+    }
+    // A trace ended by a signal leaves no buffer behind.
+    lab.ok(
+        0,
+        "timeout -s INT 1 extoll-trace; [ -z \"$(ls /sys/kernel/tracing/instances)\" ]",
+    )?;
+    let denied = lab.sh_for(0, &format!("{}extoll-trace -D 1", USERS[1]), PATIENCE)?;
+    ensure!(
+        denied.status == 2 && denied.stderr.contains("root"),
+        "{denied:?}"
+    );
+    Ok(())
+}

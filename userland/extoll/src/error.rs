@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! What can go wrong.
+
+use std::io;
+use std::path::PathBuf;
+use wire::rma::{DescriptorError, NotificationError};
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Every failure of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device node does not exist or has no driver behind it.
+    #[error("no Extoll device: {0} (is extoll.ko loaded?)")]
+    NoDevice(PathBuf),
+    /// The NIC is not part of a network at the moment; opening may work later.
+    #[error("{0}: the NIC's network is not up")]
+    NetworkDown(PathBuf),
+    /// All VPIDs are taken.
+    #[error("{0}: all ports are in use")]
+    PortsUsed(PathBuf),
+    /// Registering would exceed the limit of locked memory (`ulimit -l`) or of the translation tables.
+    #[error("{bytes} bytes cannot be registered: {source} (limit of locked memory: ulimit -l)")]
+    Register {
+        /// Bytes of the pages asked for.
+        bytes: u64,
+        /// The driver's answer.
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried.
+        what: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// 255 packets are outstanding; nothing was sent. Try again later.
+    #[error("no room for another packet at the moment")]
+    Full,
+    /// The time given is over.
+    #[error("timed out")]
+    Timeout,
+    /// The device reads as all ones: it was removed or lost its link.
+    #[error("the NIC is gone")]
+    Gone,
+    /// The NIC dropped packets and did not take them again; the port cannot send any more.
+    #[error("the NIC lost packets of this port for good: {0}")]
+    Broken(&'static str),
+    /// Not a descriptor that the NIC would take.
+    #[error("{0}")]
+    Descriptor(DescriptorError),
+    /// Not a message that the NIC would take, or an impossible status word.
+    #[error("VELO: {0}")]
+    Message(wire::velo::Error),
+    /// A range outside the memory.
+    #[error("bytes {offset}…{offset}+{len} are not inside {size} bytes")]
+    Range {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes there are.
+        size: u64,
+    },
+    /// The transfer failed; the text names the units that reported it (HW §10.4).
+    #[error("the transfer failed in the {}", units(*.0))]
+    Transfer(u8),
+    /// A notification that makes no sense.
+    #[error("{0}")]
+    Notification(NotificationError),
+    /// This process may not use commands with these options (untranslated addresses, remote registers).
+    #[error("commands with these options are for privileged programs: {0:?}")]
+    Forbidden(wire::rma::PageOptions),
+    /// What the driver reported does not fit together.
+    #[error("the driver reports {0}")]
+    Driver(String),
+}
+
+fn units(bits: u8) -> String {
+    let names = ["requester", "responder", "completer"];
+    let set: Vec<&str> = (0..3)
+        .filter(|i| bits & (1 << i) != 0)
+        .map(|i| names[i])
+        .collect();
+    set.join(" and ")
+}
+
+impl Error {
+    /// A failed system call.
+    pub(crate) fn os(what: impl Into<String>, source: io::Error) -> Self {
+        Error::Os {
+            what: what.into(),
+            source,
+        }
+    }
+
+    /// The nearest error number, for C.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::NoDevice(_) | Error::Gone => libc::ENODEV,
+            Error::NetworkDown(_) => libc::ENETDOWN,
+            Error::PortsUsed(_) => libc::EBUSY,
+            Error::Register { source, .. } | Error::Os { source, .. } => {
+                source.raw_os_error().unwrap_or(libc::EIO)
+            }
+            Error::Full => libc::EAGAIN,
+            Error::Timeout => libc::ETIMEDOUT,
+            Error::Descriptor(_) | Error::Message(_) | Error::Range { .. } => libc::EINVAL,
+            Error::Forbidden(_) => libc::EPERM,
+            Error::Broken(_) | Error::Transfer(_) => libc::EIO,
+            Error::Notification(_) | Error::Driver(_) => libc::EPROTO,
+        }
+    }
+
+    /// A failed open of a device node.
+    pub(crate) fn open(path: PathBuf, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::NoDevice(path),
+            Some(libc::EAGAIN | libc::ENETDOWN) => Error::NetworkDown(path),
+            Some(libc::EBUSY | libc::ENOSPC | libc::EDQUOT | libc::EUSERS) => {
+                Error::PortsUsed(path)
+            }
+            _ => Error::os(format!("cannot open {}", path.display()), source),
+        }
+    }
+}
+
+/// Fails unless `offset..offset + len` lies in `size` bytes.
+pub(crate) fn check_range(offset: u64, len: u64, size: u64) -> Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(Error::Range { offset, len, size }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_have_their_names() {
+        assert_eq!(
+            Error::Transfer(6).to_string(),
+            "the transfer failed in the responder and completer"
+        );
+        let open = |code| Error::open("/dev/x".into(), io::Error::from_raw_os_error(code));
+        assert!(matches!(open(libc::EAGAIN), Error::NetworkDown(_)));
+        assert!(matches!(open(libc::ENOENT), Error::NoDevice(_)));
+        assert!(matches!(open(libc::EBUSY), Error::PortsUsed(_)));
+        assert!(matches!(open(libc::EACCES), Error::Os { .. }));
+    }
+
+    #[test]
+    fn ranges_do_not_overflow() {
+        assert!(check_range(0, 8, 8).is_ok());
+        assert!(check_range(8, 0, 8).is_ok());
+        assert!(check_range(1, 8, 8).is_err());
+        assert!(check_range(u64::MAX, 2, 8).is_err());
+    }
+}

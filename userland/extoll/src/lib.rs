@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! User programs on an Extoll NIC: VELO messages, RMA transfers and registered memory, SMFU windows, registers.
+//!
+//! ```no_run
+//! use extoll::{rma, Buffer, Device, Wait};
+//! use std::time::Duration;
+//! # fn main() -> extoll::Result<()> {
+//! let port = rma::Port::open(&Device::default())?;
+//! let region = port.register(Buffer::new(1 << 20)?)?;
+//! region.write(0, b"hello")?;
+//! // To ourselves: the peer is this very port.
+//! let peer = rma::Peer::new(port.node(), port.vpid());
+//! port.put_wait(&peer, &region, 0, 5, region.nla_at(4096)?, Wait::for_at_most(Duration::from_secs(1)))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **Ownership.** A port owns its VPID and its mappings; the last of the port and its regions frees them. A [`rma::Region`]
+//! owns its [`Buffer`]: the NIC may write it at any time, so it is never lent as a slice, and it cannot be freed while the
+//! NIC knows of it, not even by `mem::forget`. Buffers are not inherited by a forked child.
+//!
+//! **Threads.** All types here are `Send` and `Sync`. Sending and receiving on a port have a lock each, so one thread may send
+//! while another one receives; messages of one thread stay in order.
+//!
+//! **Waiting.** Nothing waits without a [`Wait`]. Ports implement [`std::os::fd::AsFd`]: to sit in an event loop call `arm`, then try to
+//! receive once more, then wait until the descriptor is readable. Only messages that their sender marked for an interrupt
+//! make it readable.
+#![deny(missing_docs)]
+
+mod backend;
+mod error;
+mod memory;
+mod nic;
+mod pages;
+mod pmap;
+mod raw;
+mod registers;
+mod ring;
+pub mod rma;
+mod smfu;
+pub mod velo;
+mod wait;
+
+pub use backend::{Backend, Device, PortInfo, RegionArg};
+pub use error::{Error, Result};
+pub use memory::Buffer;
+pub use nic::{nics, Nic, NicStatus};
+pub use pmap::ContiguousBuffer;
+pub use raw::{flush, Mapping};
+pub use registers::{AccessMethod, RegisterFile};
+pub use smfu::{Smfu, Window};
+pub use wait::Wait;
+pub use wire;
+
+/// Counters of one port since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets written to the requester page, without repetitions.
+    pub posted: u64,
+    /// Reads of the write-combining buffer's state, one device read each.
+    pub state_reads: u64,
+    /// Repairs after the NIC dropped packets.
+    pub replays: u64,
+    /// Packets written again by repairs.
+    pub resent: u64,
+    /// Messages or notifications taken from the queue.
+    pub received: u64,
+    /// Writes of the read pointer, one device write each.
+    pub commits: u64,
+    /// System calls that waited for an interrupt.
+    pub sleeps: u64,
+}

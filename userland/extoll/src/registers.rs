@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Registers of this and other nodes (`extoll_rf_access`, for privileged programs).
+
+use crate::backend::{get, rf as nr, Device};
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use wire::ids::{NodeId, RegOffset};
+
+/// How accesses travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessMethod {
+    /// By RMA; works with any node.
+    Rma,
+    /// Through the SMFU window.
+    Smfu,
+    /// Straight to the local NIC, whatever node is given.
+    Local,
+}
+
+/// Register access on all nodes. `Send` and `Sync`; accesses are one at a time.
+pub struct RegisterFile {
+    file: Mutex<File>,
+}
+
+fn method_of(value: u64) -> Result<AccessMethod> {
+    match value {
+        0 => Ok(AccessMethod::Rma),
+        1 => Ok(AccessMethod::Smfu),
+        2 => Ok(AccessMethod::Local),
+        other => Err(Error::Driver(format!("register access method {other}"))),
+    }
+}
+
+impl RegisterFile {
+    /// Opens the device.
+    pub fn open(device: &Device) -> Result<Self> {
+        Ok(Self {
+            file: Mutex::new(device.open("extoll_rf_access")?),
+        })
+    }
+
+    fn at<T>(
+        &self,
+        node: NodeId,
+        register: RegOffset,
+        access: impl FnOnce(&mut File) -> io::Result<T>,
+    ) -> Result<T> {
+        let size = u64::from(RegOffset::WINDOW);
+        if !register.is_valid() {
+            return Err(Error::Range {
+                offset: register.get().into(),
+                len: 8,
+                size,
+            });
+        }
+        let position = (u64::from(node.0) << 32) | u64::from(register.get());
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(position))
+            .and_then(|_| access(&mut file))
+            .map_err(|e| Error::os(format!("{register} of node {node}"), e))
+    }
+
+    /// Reads a register.
+    pub fn read(&self, node: NodeId, register: RegOffset) -> Result<u64> {
+        let mut bytes = [0; 8];
+        self.at(node, register, |file| file.read_exact(&mut bytes))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Writes a register.
+    pub fn write(&self, node: NodeId, register: RegOffset, value: u64) -> Result<()> {
+        self.at(node, register, |file| file.write_all(&value.to_le_bytes()))
+    }
+
+    /// How reads and writes travel.
+    pub fn methods(&self) -> Result<(AccessMethod, AccessMethod)> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((
+            method_of(get(&*file, nr::GET_READ_METHOD, "read method")?)?,
+            method_of(get(&*file, nr::GET_WRITE_METHOD, "write method")?)?,
+        ))
+    }
+
+    /// Chooses how reads and writes travel.
+    pub fn set_methods(&self, read: AccessMethod, write: AccessMethod) -> Result<()> {
+        self.set(nr::SET_READ_METHOD, read as u64, "read method")?;
+        self.set(nr::SET_WRITE_METHOD, write as u64, "write method")
+    }
+
+    /// How long an access by RMA waits.
+    pub fn timeout(&self) -> Result<Duration> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        get(&*file, nr::GET_TIMEOUT, "time-out").map(Duration::from_micros)
+    }
+
+    /// Sets [`RegisterFile::timeout`], at least a microsecond.
+    pub fn set_timeout(&self, time: Duration) -> Result<()> {
+        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
+        self.set(nr::SET_TIMEOUT, us, "time-out")
+    }
+
+    /// The SET calls of this device take a pointer (kernel-api §A2).
+    fn set(&self, number: u32, value: u64, what: &str) -> Result<()> {
+        use std::os::fd::AsFd;
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        crate::raw::ioctl_words(file.as_fd(), number, &mut [value])
+            .map_err(|e| Error::os(format!("cannot set the {what} to {value}"), e))
+    }
+}

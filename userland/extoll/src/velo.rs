@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! VELO: messages of 1…120 bytes between ports (HW §9).
+
+use crate::backend::{get, set, velo as nr, Backend, Device};
+use crate::error::{Error, Result};
+use crate::pages::Sender;
+use crate::raw::PAGE;
+use crate::ring::Ring;
+use crate::{Counters, Wait};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+pub use wire::ids::{NodeId, Vpid};
+use wire::velo::{Descriptor, SlotSize, Status};
+pub use wire::velo::{Mtt, SourceId, Target, MAX_LEN};
+
+/// Bytes of the mailbox that a port asks for: 2,048 messages in slots of 128 bytes.
+pub const MAILBOX: usize = 256 << 10;
+/// Bytes of a contiguous piece of it.
+const SEGMENT: usize = 64 << 10;
+/// Offset at which the mailbox is mapped.
+const MAILBOX_AT: u64 = 2 * PAGE as u64;
+/// How long closing waits for the NIC to accept what was sent.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// Where a message goes and what it carries besides data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct To {
+    /// A node, or a multicast group.
+    pub target: Target,
+    /// The port there.
+    pub vpid: Vpid,
+    /// User tag.
+    pub tag: u8,
+    /// Message type tag, 0…3.
+    pub mtt: Mtt,
+    /// Wakes a receiver that sleeps.
+    pub interrupt: bool,
+}
+
+impl To {
+    /// A port of a node; tags 0, waking the receiver.
+    pub fn new(node: NodeId, vpid: Vpid) -> Self {
+        Self {
+            target: Target::Node(node),
+            vpid,
+            tag: 0,
+            mtt: Mtt::default(),
+            interrupt: true,
+        }
+    }
+
+    /// The sender of a message that was received.
+    pub fn reply(source: SourceId) -> Self {
+        Self::new(source.node, source.vpid)
+    }
+
+    /// With a user tag.
+    #[must_use]
+    pub fn tagged(self, tag: u8) -> Self {
+        Self { tag, ..self }
+    }
+
+    /// Without waking the receiver: for receivers that poll.
+    #[must_use]
+    pub fn quiet(self) -> Self {
+        Self {
+            interrupt: false,
+            ..self
+        }
+    }
+}
+
+/// A message received.
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
+    /// Sender as the NIC stamped it.
+    pub source: SourceId,
+    /// User tag.
+    pub tag: u8,
+    /// Message type tag.
+    pub mtt: Mtt,
+    bytes: [u8; MAX_LEN as usize],
+    len: usize,
+}
+
+impl Message {
+    /// The data, 1…120 bytes.
+    pub fn data(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+struct Inbox {
+    ring: Ring,
+    slot: SlotSize,
+    received: u64,
+    sleeps: u64,
+}
+
+/// An open VELO port. `Send` and `Sync`: one lock for sending, one for receiving.
+pub struct Port {
+    // In this order: the mappings go before the descriptor that closes the port.
+    sender: Mutex<Sender<16>>,
+    inbox: Mutex<Inbox>,
+    backend: Arc<dyn Backend>,
+    node: NodeId,
+    vpid: Vpid,
+}
+
+impl Port {
+    /// Opens the lowest free port of a NIC.
+    pub fn open(device: &Device) -> Result<Self> {
+        Self::with_backend(Arc::new(device.open("velo2")?))
+    }
+
+    /// The port behind an open device node.
+    pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self> {
+        let b = &*backend;
+        let node = NodeId(get(b, nr::GET_NODEID, "node ID")? as u16);
+        let vpid = get(b, nr::GET_VPID, "VPID")?;
+        let vpid = u16::try_from(vpid)
+            .ok()
+            .and_then(Vpid::new)
+            .ok_or_else(|| Error::Driver(format!("VPID {vpid}")))?;
+        let slot = match get(b, nr::GET_SLOT_SIZE, "slot size")? {
+            64 => SlotSize::B64,
+            128 => SlotSize::B128,
+            other => return Err(Error::Driver(format!("mailbox slots of {other} bytes"))),
+        };
+        set(b, nr::SET_SEGMENT_SIZE, SEGMENT as u64, "segment size")?;
+        set(b, nr::SET_MBOX_SIZE, MAILBOX as u64, "mailbox size")?;
+        let bytes = get(b, nr::GET_MBOX_SIZE, "mailbox size")? as usize;
+        let map = backend
+            .map(MAILBOX_AT, bytes.saturating_add(PAGE))
+            .map_err(|e| Error::os("cannot map the mailbox", e))?;
+        set(b, nr::SET_WP, 0, "write pointer")?;
+        set(b, nr::SET_RP, 0, "read pointer")?;
+        let pages = Arc::new(
+            backend
+                .map(0, 2 * PAGE)
+                .map_err(|e| Error::os("cannot map the requester page", e))?,
+        );
+        Ok(Self {
+            sender: Mutex::new(Sender::new(pages.clone(), pages, PAGE)?),
+            inbox: Mutex::new(Inbox {
+                ring: Ring::new(map, slot.bytes() as usize, bytes)?,
+                slot,
+                received: 0,
+                sleeps: 0,
+            }),
+            backend,
+            node,
+            vpid,
+        })
+    }
+
+    /// This node.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// This port.
+    pub fn vpid(&self) -> Vpid {
+        self.vpid
+    }
+
+    /// What receivers see as the sender.
+    pub fn id(&self) -> SourceId {
+        SourceId {
+            node: self.node,
+            vpid: self.vpid,
+        }
+    }
+
+    /// Counters since the port was opened.
+    pub fn counters(&self) -> Counters {
+        let sent = self.lock_sender().counters;
+        let inbox = self.lock_inbox();
+        Counters {
+            received: inbox.received,
+            commits: inbox.ring.commits,
+            sleeps: inbox.sleeps,
+            ..sent
+        }
+    }
+
+    fn lock_sender(&self) -> std::sync::MutexGuard<'_, Sender<16>> {
+        // A panic in another thread leaves nothing half done here: packets are taken and pushed in one step.
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_inbox(&self) -> std::sync::MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a message of 1…120 bytes, or fails with [`Error::Full`] at once.
+    pub fn try_send(&self, to: &To, data: &[u8]) -> Result<()> {
+        let (words, n) = pack(to, data)?;
+        self.lock_sender().post(0, &words[..n])
+    }
+
+    /// [`Port::try_send`] that waits for room.
+    pub fn send(&self, to: &To, data: &[u8], wait: Wait) -> Result<()> {
+        let (words, n) = pack(to, data)?;
+        match self.lock_sender().post_wait(0, &words[..n], wait) {
+            Err(Error::Full) => Err(Error::Timeout),
+            other => other,
+        }
+    }
+
+    /// Waits until the NIC accepted everything that was sent; that says nothing about its arrival.
+    pub fn drain(&self, wait: Wait) -> Result<()> {
+        self.lock_sender().drain(wait)
+    }
+
+    /// The next message, if there is one.
+    pub fn try_recv(&self) -> Result<Option<Message>> {
+        self.lock_inbox().take()
+    }
+
+    /// The next message.
+    pub fn recv(&self, wait: Wait) -> Result<Message> {
+        wait.until(
+            self.backend.fd(),
+            |idle| {
+                let found = self.try_recv()?;
+                if found.is_none() && idle {
+                    // What the NIC dropped is repaired here, or a reply would never come.
+                    self.lock_sender().settle()?;
+                }
+                Ok(found)
+            },
+            || {
+                let mut inbox = self.lock_inbox();
+                inbox.ring.arm(&*self.backend);
+                inbox.sleeps += 1;
+            },
+        )
+    }
+
+    /// Asks for an interrupt with the next marked message. Try to receive once more before waiting on the descriptor:
+    /// for a message that was there already no interrupt may come.
+    pub fn arm(&self) {
+        self.lock_inbox().ring.arm(&*self.backend);
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.backend.fd()
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        let sender = self
+            .sender
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Closing goes on whatever comes of it; there is nobody left to tell.
+        let _ = sender.drain(Wait::for_at_most(LINGER));
+    }
+}
+
+fn pack(to: &To, data: &[u8]) -> Result<([u64; 16], usize)> {
+    let len = u16::try_from(data.len()).unwrap_or(u16::MAX);
+    let descriptor = Descriptor {
+        target: to.target,
+        vpid: to.vpid,
+        mtt: to.mtt,
+        irq: to.interrupt,
+        tag: to.tag,
+        len,
+    };
+    let mut words = [0; 16];
+    words[0] = descriptor.encode().map_err(Error::Message)?;
+    for (word, chunk) in words[1..].iter_mut().zip(data.chunks(8)) {
+        let mut bytes = [0; 8];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        *word = u64::from_le_bytes(bytes);
+    }
+    Ok((words, 1 + data.len().div_ceil(8)))
+}
+
+impl Inbox {
+    fn take(&mut self) -> Result<Option<Message>> {
+        let first = self.ring.slot(0);
+        let status = match Status::decode(self.ring.status(first)) {
+            Ok(None) => return Ok(None),
+            Ok(Some(status)) => status,
+            Err(e) => {
+                self.ring.advance(1);
+                return Err(Error::Message(e));
+            }
+        };
+        let slots = self.slot.slots_for(status.len);
+        // A message in several slots is complete when its last one is.
+        if self.ring.status(self.ring.slot(slots - 1)) == 0 {
+            return Ok(None);
+        }
+        let mut message = Message {
+            source: status.source,
+            tag: status.tag,
+            mtt: status.mtt,
+            bytes: [0; MAX_LEN as usize],
+            len: usize::from(status.len),
+        };
+        for piece in self.slot.pieces(status.len) {
+            let at = usize::from(piece.message_offset);
+            self.ring.read(
+                self.ring.slot(u32::from(piece.slot)),
+                usize::from(piece.slot_offset),
+                &mut message.bytes[at..at + usize::from(piece.len)],
+            )?;
+        }
+        self.ring.advance(slots);
+        self.received += 1;
+        Ok(Some(message))
+    }
+}

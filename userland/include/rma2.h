@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
+/*
+ * RMA for C programs: put, get, notify and lock on registered memory. Names, values and layouts are those of the public
+ * librma, so that programs written for it compile and work. rma2(3) explains the functions; link with -lrma.
+ *
+ * Every function that returns RMA2_ERROR returns RMA2_SUCCESS (0) or one of the values below. Ports may be shared between
+ * threads; a notification belongs to the thread that got it until it frees it. No function may be called on a port, connection
+ * or region that was closed.
+ */
+#ifndef EXTOLL_RMA2_H
+#define EXTOLL_RMA2_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Links of a list; opaque to programs. */
+typedef struct extoll_list_head {
+	struct extoll_list_head *next;
+	struct extoll_list_head *prev;
+} extoll_list_head_t;
+
+#include "rma2_region.h"
+
+typedef enum {
+	RMA2_SUCCESS             = 0,
+	RMA2_ERR_ERROR           = -1,	/* anything that has no value of its own */
+	RMA2_ERR_INV_HANDLE      = -2,
+	RMA2_ERR_INV_PORT        = -3,
+	RMA2_ERR_INV_VALUE       = -4,
+	RMA2_ERR_NO_ROUTE        = -5,
+	RMA2_ERR_PORTS_USED      = -6,	/* all VPIDs are taken */
+	RMA2_ERR_NO_MEM          = -7,	/* the memory cannot be registered */
+	RMA2_NO_NOTI             = -9,	/* no notification is there */
+	RMA2_ERR_POLL_EXCEEDED   = -10,
+	RMA2_ERR_WRONG_ARG       = -11,
+	RMA2_ERR_NOT_YET         = -12,
+	RMA2_ERR_NO_DESC_MEM     = -13,	/* 255 commands are on their way: try again */
+	RMA2_ERR_NO_MATCH        = -15,	/* notifications are there, but not such a one */
+	RMA2_ERR_WRONG_CMD       = -16,
+	RMA2_ERR_NO_DEVICE       = -17,	/* no driver, or the NIC is gone */
+	RMA2_ERR_NO_CONNECT      = -18,
+	RMA2_ERR_INVALID_VERSION = -22,
+	RMA2_ERR_IOCTL           = -23,
+	RMA2_ERR_MMAP            = -24,
+	RMA2_ERR_FD              = -25,	/* the device file cannot be opened, or the network is down */
+	RMA2_ERR_MAP             = -26,
+	RMA2_ERR_DOUBLE_MAP      = 27,
+	RMA2_ERR_NO_TABLE        = 28,
+	RMA2_ERR_NOT_FREE        = 29,
+	RMA2_ERR_PART            = 30,
+	RMA2_ERR_ATU             = 31,
+	RMA2_ERR_MLOCKLIMIT      = 32	/* limit of locked memory (ulimit -l) */
+} RMA2_ERROR;
+
+typedef uint16_t RMA2_Nodeid;	/* 0xFFFE and 0xFFFF are no nodes */
+typedef uint16_t RMA2_VPID;	/* port of a node, 0…255 */
+typedef uint64_t RMA2_NLA;	/* address of registered memory */
+typedef uint8_t RMA2_Class;	/* of a notification put; 0xFE and 0xFF are for matching */
+
+/* Which notifications a command asks for; values may be or'ed. */
+typedef enum {
+	RMA2_NO_NOTIFICATION        = 0,
+	RMA2_REQUESTER_NOTIFICATION = 1,	/* at the origin: request sent */
+	RMA2_RESPONDER_NOTIFICATION = 2,	/* at the target of a get or lock: data read, lock done */
+	RMA2_COMPLETER_NOTIFICATION = 4,	/* where the data arrived */
+	RMA2_REQCOMPL_NOTIFICATION  = 5,
+	RMA2_RESPCOMPL_NOTIFICATION = 6,
+	RMA2_ALL_NOTIFICATIONS      = 7
+} RMA2_Notification_Spec;
+
+/* Requester page of a connection; values may be or'ed. RRA and physical addresses are for privileged programs. */
+typedef enum {
+	RMA2_CONN_DEFAULT  = 16,
+	RMA2_CONN_TC0      = 0,
+	RMA2_CONN_TC1      = 1,
+	RMA2_CONN_TC2      = 2,
+	RMA2_CONN_TC3      = 3,
+	RMA2_CONN_RRA      = 4,	/* the remote side is the register file */
+	RMA2_CONN_IRQ      = 8,	/* notifications interrupt: wakes who sleeps */
+	RMA2_CONN_TE       = 16,	/* addresses are NLAs */
+	RMA2_CONN_PHYSICAL = 0
+} RMA2_Connection_Options;
+
+typedef enum {
+	RMA2_BT_GET           = 0,
+	RMA2_QW_GET           = 1,
+	RMA2_BT_PUT           = 2,
+	RMA2_QW_PUT           = 3,
+	RMA2_NOTIFICATION_PUT = 5,
+	RMA2_IMMEDIATE_PUT    = 6,
+	RMA2_GET_BT_RSP       = 10,	/* made by the NIC, seen in notifications */
+	RMA2_GET_QW_RSP       = 11,
+	RMA2_LOCK_REQ         = 12,
+	RMA2_LOCK_RSP         = 13,
+	RMA2_PUTS             = 7,	/* for matching: any put */
+	RMA2_GETS             = 14,	/* for matching: any get */
+	RMA2_ANY              = 15	/* for matching: any command */
+} RMA2_Command;
+
+typedef enum {
+	RMA2_CMD_DEFAULT = 0,
+	RMA2_CMD_MC      = 1,	/* the node is a multicast group */
+	RMA2_CMD_NTR     = 2,	/* every fragment notifies */
+	RMA2_CMD_ERA     = 4,
+	RMA2_CMD_EWA     = 8
+} RMA2_Command_Modifier;
+
+typedef enum {
+	RMA2_NOTI_RRA = 1,
+	RMA2_NOTI_IRQ = 2,
+	RMA2_NOTI_TE  = 4,
+	RMA2_NOTI_EWA = 8,
+	RMA2_NOTI_NTR = 16,
+	RMA2_NOTI_ERA = 32
+} RMA2_Notification_Modifier;
+
+typedef enum {
+	RMA2_ERROR_REQ  = 1,
+	RMA2_ERROR_RESP = 2,
+	RMA2_ERROR_CMPL = 4
+} RMA2_Notification_Error;
+
+/* When dropped commands are repeated; values may be or'ed. */
+typedef enum {
+	RMA2_REPLAY_MANUAL = 0,
+	RMA2_REPLAY_POST   = 1,	/* posting waits for room */
+	RMA2_REPLAY_NOTI   = 2,	/* looking for notifications in vain */
+	RMA2_REPLAY_CLOSE  = 4,	/* disconnecting */
+	RMA2_REPLAY_ALL    = 7
+} RMA2_Replay_Buffer_Mode;
+
+/* As the NIC writes it; to be read with the rma2_noti_get functions. */
+typedef struct {
+	union {
+		uint64_t value;
+	} word0;
+	union {
+		uint64_t value;
+	} word1;
+} RMA2_Notification;
+
+typedef struct rma2_connection RMA2_Connection;
+typedef RMA2_Connection *RMA2_Handle;
+typedef struct rma2_endpoint RMA2_Endpoint;
+typedef RMA2_Endpoint *RMA2_Port;
+
+typedef struct {
+	extoll_list_head_t list;
+	RMA2_Handle handle;
+	uint64_t reserved0;
+	uint64_t value[3];
+	uint64_t reserved1;
+} RMA2_Descriptor;
+
+extern const RMA2_Class RMA2_CLASS_ANY;
+extern const RMA2_Nodeid RMA2_NODEID_ANY;
+extern const RMA2_VPID RMA2_VPID_ANY;
+extern const uint32_t RMA2_LOCK_ANY;
+extern const RMA2_NLA RMA2_ANY_NLA;
+extern const uint32_t RMA2_DEFAULT_FLAG;
+extern const uint32_t RMA2_BLOCK_FLAG;
+extern const uint32_t RMA2_MATCH_LAST_NLA_FLAG;
+
+/* Ports and connections. */
+RMA2_ERROR rma2_open(RMA2_Port *port);
+RMA2_ERROR rma2_close(RMA2_Port port);
+RMA2_ERROR rma2_connect(RMA2_Port port, RMA2_Nodeid node, RMA2_VPID vpid, RMA2_Connection_Options options,
+			RMA2_Handle *handle);
+RMA2_ERROR rma2_disconnect(RMA2_Port port, RMA2_Handle handle);
+RMA2_Nodeid rma2_handle_get_node(RMA2_Handle handle);
+RMA2_VPID rma2_handle_get_vpid(RMA2_Handle handle);
+
+/* Commands: 1…8,388,608 bytes; the qw kinds want lengths and addresses that are multiples of 8. */
+RMA2_ERROR rma2_post_put_bt(RMA2_Port port, RMA2_Handle handle, RMA2_Region *source, uint32_t offset, uint32_t size,
+			    RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_put_bt_direct(RMA2_Port port, RMA2_Handle handle, RMA2_NLA source, uint32_t size,
+				   RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_put_qw(RMA2_Port port, RMA2_Handle handle, RMA2_Region *source, uint32_t offset, uint32_t size,
+			    RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_put_qw_direct(RMA2_Port port, RMA2_Handle handle, RMA2_NLA source, uint32_t size,
+				   RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_get_bt(RMA2_Port port, RMA2_Handle handle, RMA2_Region *to, uint32_t offset, uint32_t size,
+			    RMA2_NLA from, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_get_bt_direct(RMA2_Port port, RMA2_Handle handle, RMA2_NLA to, uint32_t size, RMA2_NLA from,
+				   RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_get_qw(RMA2_Port port, RMA2_Handle handle, RMA2_Region *to, uint32_t offset, uint32_t size,
+			    RMA2_NLA from, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_get_qw_direct(RMA2_Port port, RMA2_Handle handle, RMA2_NLA to, uint32_t size, RMA2_NLA from,
+				   RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_lock(RMA2_Port port, RMA2_Handle handle, uint32_t target, uint32_t lock_number, int32_t compare,
+			  int32_t add, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_notification(RMA2_Port port, RMA2_Handle handle, RMA2_Class mclass, uint64_t value,
+				  RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_immediate_put(RMA2_Port port, RMA2_Handle handle, uint32_t count, uint64_t value,
+				   RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
+RMA2_ERROR rma2_post_descriptor(RMA2_Port port, RMA2_Handle handle, RMA2_Descriptor *desc);
+
+/* Descriptors made in advance. */
+RMA2_ERROR rma2_desc_alloc(RMA2_Port port, RMA2_Descriptor **desc);
+RMA2_ERROR rma2_desc_free(RMA2_Port port, RMA2_Descriptor *desc);
+RMA2_ERROR rma2_desc_query_free(RMA2_Port port, int *num);
+RMA2_ERROR rma2_desc_set_put_get(RMA2_Descriptor *desc, RMA2_Handle handle, RMA2_Command command, uint32_t count,
+				 RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier, uint64_t read_address,
+				 uint64_t write_address);
+RMA2_ERROR rma2_desc_set_immediate_put(RMA2_Descriptor *desc, RMA2_Handle handle, RMA2_Notification_Spec spec,
+				       RMA2_Command_Modifier modifier, uint32_t count, uint64_t write_address,
+				       uint64_t value);
+RMA2_ERROR rma2_desc_set_noti_put(RMA2_Descriptor *desc, RMA2_Handle handle, RMA2_Notification_Spec spec,
+				  RMA2_Command_Modifier modifier, RMA2_Class mclass, uint64_t value);
+RMA2_ERROR rma2_desc_set_lock(RMA2_Descriptor *desc, RMA2_Handle handle, RMA2_Notification_Spec spec,
+			      RMA2_Command_Modifier modifier, uint8_t target, uint32_t lock_number, uint32_t compare,
+			      uint32_t add);
+RMA2_ERROR rma2_desc_set_notification_value(RMA2_Descriptor *desc, RMA2_Class mclass, uint64_t value);
+
+/* Notifications: each one that was found has to be freed. */
+RMA2_ERROR rma2_noti_probe(RMA2_Port port, RMA2_Notification **notification);
+RMA2_ERROR rma2_noti_get_block(RMA2_Port port, RMA2_Notification **notification);
+RMA2_ERROR rma2_noti_match(RMA2_Port port, RMA2_Command command, RMA2_Nodeid node, RMA2_VPID vpid,
+			   RMA2_Notification_Spec type, RMA2_NLA nla, int flags, RMA2_Notification **notification);
+RMA2_ERROR rma2_noti_match_block(RMA2_Port port, RMA2_Command command, RMA2_Nodeid node, RMA2_VPID vpid,
+				 RMA2_Notification_Spec type, RMA2_NLA nla, int flags,
+				 RMA2_Notification **notification);
+RMA2_ERROR rma2_noti_noti_match(RMA2_Port port, RMA2_Class mclass, RMA2_Nodeid node, RMA2_VPID vpid,
+				RMA2_Notification **notification);
+RMA2_ERROR rma2_noti_noti_match_block(RMA2_Port port, RMA2_Class mclass, RMA2_Nodeid node, RMA2_VPID vpid,
+				      RMA2_Notification **notification);
+RMA2_ERROR rma2_noti_lock_match(RMA2_Port port, uint32_t lock_number, RMA2_Nodeid node, RMA2_VPID vpid,
+				RMA2_Notification **notification);
+RMA2_ERROR rma2_noti_lock_match_block(RMA2_Port port, uint32_t lock_number, RMA2_Nodeid node, RMA2_VPID vpid,
+				      RMA2_Notification **notification);
+RMA2_ERROR rma2_noti_free(RMA2_Port port, RMA2_Notification *notification);
+RMA2_ERROR rma2_noti_dup(RMA2_Notification *input, RMA2_Notification *output);
+void rma2_noti_dump(RMA2_Notification *notification);
+void rma2_noti_fdump(RMA2_Notification *notification, FILE *file);
+void rma2_noti_sdump(RMA2_Notification *notification, char *text, int size);
+RMA2_Command rma2_noti_get_cmd(RMA2_Notification *notification);
+RMA2_Notification_Spec rma2_noti_get_notification_type(RMA2_Notification *notification);
+RMA2_Notification_Modifier rma2_noti_get_mode(RMA2_Notification *notification);
+uint8_t rma2_noti_get_error(RMA2_Notification *notification);
+RMA2_Nodeid rma2_noti_get_remote_nodeid(RMA2_Notification *notification);
+RMA2_VPID rma2_noti_get_remote_vpid(RMA2_Notification *notification);
+uint64_t rma2_noti_get_local_address(RMA2_Notification *notification);
+uint32_t rma2_noti_get_size(RMA2_Notification *notification);
+uint32_t rma2_noti_get_total_size(RMA2_NLA start, RMA2_Notification *notification);
+uint32_t rma2_noti_get_lock_value(RMA2_Notification *notification);
+uint32_t rma2_noti_get_lock_number(RMA2_Notification *notification);
+uint8_t rma2_noti_get_lock_result(RMA2_Notification *notification);
+uint64_t rma2_noti_get_notiput_payload(RMA2_Notification *notification);
+uint8_t rma2_noti_get_notiput_class(RMA2_Notification *notification);
+
+/* Registered memory: whole pages; peers may read and write them until they are unregistered. */
+RMA2_ERROR rma2_register(RMA2_Port port, void *address, size_t size, RMA2_Region **region);
+RMA2_ERROR rma2_register_nomalloc(RMA2_Port port, void *address, size_t size, RMA2_Region *region);
+RMA2_ERROR rma2_register_cached(RMA2_Port port, void *address, size_t size, RMA2_Region **region);
+RMA2_ERROR rma2_register_adhoc(RMA2_Port port, void *address, RMA2_Region **region);
+RMA2_ERROR rma2_unregister(RMA2_Port port, RMA2_Region *region);
+RMA2_ERROR rma2_unregister_nofree(RMA2_Port port, RMA2_Region *region);
+RMA2_ERROR rma2_unregister_cached(RMA2_Port port, RMA2_Region *region);
+RMA2_ERROR rma2_unregister_adhoc(RMA2_Port port, RMA2_Region *region);
+RMA2_ERROR rma2_get_nla(RMA2_Region *region, size_t offset, RMA2_NLA *nla);
+RMA2_ERROR rma2_get_va(RMA2_Region *region, size_t offset, void **address);
+RMA2_ERROR rma2_get_size(RMA2_Region *region, size_t *size);
+RMA2_ERROR rma2_get_page_count(RMA2_Region *region, size_t *count);
+int rma2_get_region_contained(RMA2_Region *region, void *start, size_t size);
+int rma2_get_region_overlap(RMA2_Region *region, void *start, size_t size);
+int rma2_get_region_equal(RMA2_Region *region, void *start, size_t size);
+
+/* The rest. */
+void rma2_serror(RMA2_ERROR error, char *text, int size);
+void rma2_perror(RMA2_ERROR error, char *header);
+RMA2_Nodeid rma2_get_nodeid(RMA2_Port port);
+RMA2_VPID rma2_get_vpid(RMA2_Port port);
+RMA2_Nodeid rma2_get_node_num(RMA2_Port port);
+RMA2_VPID rma2_get_proc_num(RMA2_Port port);
+RMA2_ERROR rma2_request_interrupt(RMA2_Port port, RMA2_Handle handle);
+uint32_t rma2_get_interrupt(RMA2_Port port, RMA2_Handle handle);
+RMA2_ERROR rma2_request_rra(RMA2_Port port, RMA2_Handle handle);
+uint32_t rma2_get_rra(RMA2_Port port, RMA2_Handle handle);
+RMA2_ERROR rma2_request_physical_access(RMA2_Port port, RMA2_Handle handle);
+uint32_t rma2_get_physical_access(RMA2_Port port, RMA2_Handle handle);
+RMA2_ERROR rma2_request_tcs(RMA2_Port port, RMA2_Handle handle, uint32_t request_tc, uint32_t response_tc);
+RMA2_ERROR rma2_get_tcs(RMA2_Port port, RMA2_Handle handle, uint32_t *request_tc, uint32_t *response_tc);
+RMA2_ERROR rma2_set_protectionid(RMA2_Port port, uint16_t id);
+uint32_t rma2_get_queue_size(RMA2_Port port);
+RMA2_ERROR rma2_set_queue_size(RMA2_Port port, uint32_t bytes);
+uint32_t rma2_get_queue_segment_size(RMA2_Port port);
+RMA2_ERROR rma2_set_queue_segment_size(RMA2_Port port, uint32_t bytes);
+void rma2_replay_buffer_drain(RMA2_Port port);
+void rma2_set_replay_mode(RMA2_Port port, RMA2_Replay_Buffer_Mode mode);
+RMA2_Replay_Buffer_Mode rma2_get_replay_buffer_mode(RMA2_Port port);
+/* Not in the public librma: what to wait on with poll(2), and asking for the interrupt that makes it readable. */
+int rma2_get_fd(RMA2_Port port);
+RMA2_ERROR rma2_arm(RMA2_Port port);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! `RMA2_ERROR`.
+
+use super::Status;
+use extoll::Error;
+use std::ffi::{c_char, c_int, CStr};
+
+macro_rules! codes {
+    ($($name:ident = $value:literal, $text:literal;)*) => {
+        $(
+            // Some are never returned by this library, but the header has them.
+            #[allow(dead_code)]
+            pub const $name: Status = $value;
+        )*
+
+        fn text(code: Status) -> &'static CStr {
+            match code {
+                $($value => $text,)*
+                _ => c"not an RMA2_ERROR",
+            }
+        }
+
+        /// Every value with its name in the header.
+        #[cfg(test)]
+        pub const ALL: &[(&str, Status)] = &[$((stringify!($name), $value)),*];
+    };
+}
+
+codes! {
+    SUCCESS = 0, c"success";
+    ERR_ERROR = -1, c"failed";
+    INV_HANDLE = -2, c"not a connection";
+    INV_PORT = -3, c"not a port";
+    INV_VALUE = -4, c"value out of range";
+    NO_ROUTE = -5, c"no route to the node";
+    PORTS_USED = -6, c"all ports are in use";
+    NO_MEM = -7, c"the memory cannot be registered";
+    NO_NOTI = -9, c"no notification is there";
+    POLL_EXCEEDED = -10, c"looked often enough";
+    WRONG_ARG = -11, c"wrong argument";
+    NOT_YET = -12, c"not available";
+    NO_DESC_MEM = -13, c"no room for another command at the moment";
+    NO_MATCH = -15, c"no such notification is there";
+    WRONG_CMD = -16, c"wrong command";
+    NO_DEVICE = -17, c"no Extoll device";
+    NO_CONNECT = -18, c"not connected";
+    INVALID_VERSION = -22, c"library and driver do not fit together";
+    IOCTL = -23, c"the driver refused";
+    MMAP = -24, c"the device cannot be mapped";
+    FD = -25, c"the device file cannot be opened, or the network is down";
+    MAP = -26, c"no memory for a region";
+    DOUBLE_MAP = 27, c"mapped twice";
+    NO_TABLE = 28, c"not registered";
+    NOT_FREE = 29, c"still in use";
+    PART = 30, c"only part of the region fits";
+    ATU = 31, c"address translation failed";
+    MLOCKLIMIT = 32, c"limit of locked memory reached (ulimit -l)";
+}
+
+/// The code nearest to an error of the crate.
+pub fn of(error: &Error) -> Status {
+    match error {
+        Error::NoDevice(_) | Error::Gone => NO_DEVICE,
+        Error::NetworkDown(_) => FD,
+        Error::PortsUsed(_) => PORTS_USED,
+        Error::Register { source, .. } => match source.raw_os_error() {
+            Some(libc::ENOMEM | libc::EDQUOT | libc::EAGAIN) => MLOCKLIMIT,
+            _ => NO_MEM,
+        },
+        Error::Full => NO_DESC_MEM,
+        Error::Descriptor(_) | Error::Message(_) | Error::Range { .. } => INV_VALUE,
+        Error::Forbidden(_) => WRONG_ARG,
+        Error::Driver(_) => INVALID_VERSION,
+        Error::Timeout => POLL_EXCEEDED,
+        _ => ERR_ERROR,
+    }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_serror(error: Status, to: *mut c_char, size: c_int) {
+    // SAFETY: the caller's buffer of `size` bytes.
+    unsafe { copy_text(text(error).to_bytes(), to, size) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_perror(error: Status, header: *const c_char) {
+    let what = text(error).to_string_lossy();
+    if header.is_null() {
+        eprintln!("{what}");
+    } else {
+        // SAFETY: the caller's string, ended by a zero.
+        let header = unsafe { CStr::from_ptr(header) };
+        eprintln!("{}: {what}", header.to_string_lossy());
+    }
+}
+
+/// Copies as much of a text as fits, always ended by a zero.
+///
+/// # Safety
+/// `to` is null or has room for `size` bytes.
+pub unsafe fn copy_text(text: &[u8], to: *mut c_char, size: c_int) {
+    let Some(room) = usize::try_from(size).ok().filter(|n| *n > 0) else {
+        return;
+    };
+    if to.is_null() {
+        return;
+    }
+    let n = text.len().min(room - 1);
+    // SAFETY: n + 1 ≤ size bytes are written, for which there is room.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, n);
+        to.add(n).write(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_its_own_text() {
+        let mut texts: Vec<_> = ALL.iter().map(|(_, code)| text(*code)).collect();
+        texts.sort_unstable();
+        texts.dedup();
+        assert_eq!(texts.len(), ALL.len());
+        assert_eq!(text(5), c"not an RMA2_ERROR");
+    }
+
+    #[test]
+    fn texts_are_cut_to_the_buffer() {
+        let mut buffer = [1 as c_char; 8];
+        // SAFETY: the buffer has eight bytes.
+        unsafe { rma2_serror(INV_PORT, buffer.as_mut_ptr(), 4) };
+        assert_eq!(buffer[..5], *b"not\0\x01".map(|b| b as c_char).as_slice());
+        // SAFETY: nothing is written to a buffer of no bytes, nor to null.
+        unsafe {
+            rma2_serror(INV_PORT, buffer.as_mut_ptr(), 0);
+            rma2_serror(INV_PORT, std::ptr::null_mut(), 9);
+        }
+        assert_eq!(buffer[0], b'n' as c_char);
+    }
+}

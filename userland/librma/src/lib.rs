@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! librma.so: the functions of include/rma2.h over the `extoll` crate.
+//!
+//! Every function is called from C, so each one relies on what the header promises: pointers are null or valid, ports,
+//! connections and regions are those that this library handed out and are not closed yet. Null is answered with an error.
+#![deny(missing_docs)]
+
+mod error;
+mod mem;
+mod noti;
+mod port;
+mod post;
+
+use extoll::rma::Port;
+use extoll::wire::rma::PageOptions;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicI32, AtomicU8};
+
+/// `RMA2_Port`.
+struct Endpoint {
+    port: Port,
+    /// `RMA2_Replay_Buffer_Mode`.
+    mode: AtomicI32,
+}
+
+/// `RMA2_Handle`.
+struct Connection {
+    node: u16,
+    vpid: u8,
+    /// Requester page.
+    options: AtomicU8,
+}
+
+impl Connection {
+    fn options(&self) -> PageOptions {
+        PageOptions::from_index(self.options.load(std::sync::atomic::Ordering::Relaxed))
+    }
+}
+
+/// `RMA2_Notification`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Noti {
+    word0: u64,
+    word1: u64,
+}
+
+/// `RMA2_Descriptor`.
+#[repr(C)]
+struct Desc {
+    list: [*mut c_void; 2],
+    handle: *mut Connection,
+    reserved0: u64,
+    value: [u64; 3],
+    reserved1: u64,
+}
+
+/// `RMA2_Region`: the structure that the driver exchanges too.
+#[repr(C)]
+struct Region {
+    list: [*mut c_void; 2],
+    start: *mut c_void,
+    nla: u64,
+    count: u32,
+    offset: u32,
+    end: *mut c_void,
+    size: usize,
+    refcount: u64,
+    endpoint: *mut c_void,
+    parent: *mut c_void,
+}
+
+const _: () = assert!(size_of::<Noti>() == 16);
+const _: () = assert!(size_of::<Desc>() == 64);
+const _: () = assert!(size_of::<Region>() == 80);
+
+/// `RMA2_ERROR`.
+type Status = c_int;
+
+/// Result inside the library.
+type Outcome<T> = Result<T, Status>;
+
+fn status(outcome: Outcome<()>) -> Status {
+    match outcome {
+        Ok(()) => error::SUCCESS,
+        Err(code) => code,
+    }
+}
+
+/// What a pointer from C refers to, or `code` for null.
+///
+/// # Safety
+/// `pointer` is null or valid for the time of the call.
+unsafe fn borrow<'a, T>(pointer: *const T, code: Status) -> Outcome<&'a T> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer.as_ref() }.ok_or(code)
+}
+
+/// Stores a result where C wants it; nothing for null.
+///
+/// # Safety
+/// `to` is null or valid for writing.
+unsafe fn give<T>(to: *mut T, value: T) -> Outcome<()> {
+    if to.is_null() {
+        return Err(error::INV_VALUE);
+    }
+    // SAFETY: not null, so valid by the caller's promise.
+    unsafe { to.write(value) };
+    Ok(())
+}

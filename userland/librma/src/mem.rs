@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Registered memory.
+
+use super::{borrow, error, give, status, Endpoint, Outcome, Region, Status};
+use extoll::RegionArg;
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+/// Registers pages and describes them.
+///
+/// # Safety
+/// `port` is null or ours; the header tells the program what holds for the memory.
+unsafe fn register(port: *mut Endpoint, address: *mut c_void, size: usize) -> Outcome<Region> {
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { borrow(port, error::INV_PORT)? };
+    // SAFETY: the memory is the program's, which is not Rust and was told by the header that peers may write it.
+    let arg = unsafe { endpoint.port.register_memory(address as u64, size as u64) }
+        .map_err(|e| error::of(&e))?;
+    Ok(Region {
+        list: [null_mut(); 2],
+        start: arg.start() as *mut c_void,
+        nla: arg.nla(),
+        count: arg.count(),
+        offset: arg.offset(),
+        end: (arg.start() + arg.size()) as *mut c_void,
+        size: arg.size() as usize,
+        refcount: 1,
+        endpoint: port.cast(),
+        parent: null_mut(),
+    })
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_register(
+    port: *mut Endpoint,
+    address: *mut c_void,
+    size: usize,
+    to: *mut *mut Region,
+) -> Status {
+    if to.is_null() {
+        return error::INV_VALUE;
+    }
+    // SAFETY: as the header says; `to` is not null.
+    status(unsafe {
+        register(port, address, size).and_then(|r| give(to, Box::into_raw(Box::new(r))))
+    })
+}
+
+/// The same: the driver is fast enough not to need a cache.
+#[no_mangle]
+unsafe extern "C" fn rma2_register_cached(
+    port: *mut Endpoint,
+    address: *mut c_void,
+    size: usize,
+    to: *mut *mut Region,
+) -> Status {
+    // SAFETY: as the header says.
+    unsafe { rma2_register(port, address, size, to) }
+}
+
+/// The page that holds `address`.
+#[no_mangle]
+unsafe extern "C" fn rma2_register_adhoc(
+    port: *mut Endpoint,
+    address: *mut c_void,
+    to: *mut *mut Region,
+) -> Status {
+    let page = (address as usize & !0xFFF) as *mut c_void;
+    // SAFETY: as the header says.
+    unsafe { rma2_register(port, page, 4096, to) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_register_nomalloc(
+    port: *mut Endpoint,
+    address: *mut c_void,
+    size: usize,
+    to: *mut Region,
+) -> Status {
+    if to.is_null() {
+        return error::INV_VALUE;
+    }
+    // SAFETY: as the header says; `to` is not null.
+    status(unsafe { register(port, address, size).and_then(|r| give(to, r)) })
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Region) -> Status {
+    let run = || -> Outcome<()> {
+        // SAFETY: as the header says.
+        let endpoint = unsafe { borrow(port, error::INV_PORT)? };
+        // SAFETY: as the header says.
+        let r = unsafe { borrow(region, error::INV_VALUE)? };
+        let words = [
+            0,
+            0,
+            r.start as u64,
+            r.nla,
+            u64::from(r.count) | u64::from(r.offset) << 32,
+            r.end as u64,
+            r.size as u64,
+            0,
+            0,
+            0,
+        ];
+        endpoint
+            .port
+            .unregister_memory(RegionArg::from_words(words))
+            .map_err(|_| error::ATU)
+    };
+    status(run())
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Region) -> Status {
+    // SAFETY: as the header says.
+    let result = unsafe { rma2_unregister_nofree(port, region) };
+    if result == error::SUCCESS {
+        // SAFETY: made by rma2_register and, by the header, not used any more.
+        drop(unsafe { Box::from_raw(region) });
+    }
+    result
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_unregister_cached(port: *mut Endpoint, region: *mut Region) -> Status {
+    // SAFETY: as the header says.
+    unsafe { rma2_unregister(port, region) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_unregister_adhoc(port: *mut Endpoint, region: *mut Region) -> Status {
+    // SAFETY: as the header says.
+    unsafe { rma2_unregister(port, region) }
+}
+
+/// Stores what `read` finds in a region.
+///
+/// # Safety
+/// `region` is null or valid, `to` null or valid for writing.
+unsafe fn ask<T>(region: *const Region, to: *mut T, read: impl FnOnce(&Region) -> T) -> Status {
+    // SAFETY: the caller's promise.
+    status(unsafe { borrow(region, error::INV_VALUE).and_then(|r| give(to, read(r))) })
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_nla(region: *const Region, offset: usize, to: *mut u64) -> Status {
+    // SAFETY: as the header says.
+    unsafe { ask(region, to, |r| r.nla + u64::from(r.offset) + offset as u64) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_va(
+    region: *const Region,
+    offset: usize,
+    to: *mut *mut c_void,
+) -> Status {
+    let address = |r: &Region| r.start.wrapping_byte_add(r.offset as usize + offset);
+    // SAFETY: as the header says.
+    unsafe { ask(region, to, address) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_size(region: *const Region, to: *mut usize) -> Status {
+    // SAFETY: as the header says.
+    unsafe { ask(region, to, |r| r.size) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_page_count(region: *const Region, to: *mut usize) -> Status {
+    // SAFETY: as the header says.
+    unsafe { ask(region, to, |r| r.count as usize) }
+}
+
+/// 1 if `test` holds for the first and last byte but one of the region and of the range.
+///
+/// # Safety
+/// `region` is null or valid.
+unsafe fn compare(
+    region: *const Region,
+    start: *const c_void,
+    size: usize,
+    test: impl FnOnce([usize; 2], [usize; 2]) -> bool,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { borrow(region, 0) }.map_or(0, |r| {
+        let range = [start as usize, (start as usize).saturating_add(size)];
+        test([r.start as usize, r.end as usize], range).into()
+    })
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_region_contained(
+    region: *const Region,
+    start: *const c_void,
+    size: usize,
+) -> c_int {
+    // SAFETY: as the header says.
+    unsafe { compare(region, start, size, |r, x| r[0] <= x[0] && x[1] <= r[1]) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_region_overlap(
+    region: *const Region,
+    start: *const c_void,
+    size: usize,
+) -> c_int {
+    // SAFETY: as the header says.
+    unsafe { compare(region, start, size, |r, x| r[0] < x[1] && x[0] < r[1]) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_region_equal(
+    region: *const Region,
+    start: *const c_void,
+    size: usize,
+) -> c_int {
+    // SAFETY: as the header says.
+    unsafe { compare(region, start, size, |r, x| r == x) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_answer() {
+        let region = Region {
+            list: [null_mut(); 2],
+            start: 0x1_0000 as *mut c_void,
+            nla: 0x5000,
+            count: 2,
+            offset: 0x10,
+            end: 0x1_2000 as *mut c_void,
+            size: 8192,
+            refcount: 1,
+            endpoint: null_mut(),
+            parent: null_mut(),
+        };
+        let at = |a: usize| a as *const c_void;
+        let (mut nla, mut va, mut size) = (0, null_mut(), 0);
+        // SAFETY: all pointers are valid, but for the last one, which is null.
+        unsafe {
+            assert_eq!(rma2_get_nla(&region, 4, &mut nla), 0);
+            assert_eq!(rma2_get_va(&region, 4, &mut va), 0);
+            assert_eq!(rma2_get_size(&region, &mut size), 0);
+            assert_eq!((nla, va as usize, size), (0x5014, 0x1_0014, 8192));
+            assert_eq!(rma2_get_page_count(&region, &mut size), 0);
+            assert_eq!(size, 2);
+            assert_eq!(rma2_get_region_contained(&region, at(0x1_1000), 0x1000), 1);
+            assert_eq!(rma2_get_region_contained(&region, at(0x1_1000), 0x1001), 0);
+            assert_eq!(rma2_get_region_overlap(&region, at(0x1_1FFF), 9), 1);
+            assert_eq!(rma2_get_region_overlap(&region, at(0x1_2000), 9), 0);
+            assert_eq!(rma2_get_region_equal(&region, at(0x1_0000), 8192), 1);
+            assert_eq!(
+                rma2_get_nla(std::ptr::null(), 0, &mut nla),
+                error::INV_VALUE
+            );
+        }
+    }
+}

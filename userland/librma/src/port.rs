@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Ports, connections, settings.
+
+use super::{borrow, error, give, status, Connection, Endpoint, Outcome, Status};
+use extoll::rma::Port;
+use extoll::{Device, Wait};
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::time::Duration;
+
+pub const REPLAY_POST: i32 = 1;
+pub const REPLAY_NOTI: i32 = 2;
+const REPLAY_CLOSE: i32 = 4;
+const REPLAY_ALL: i32 = 7;
+/// How long draining waits: the NIC gives up repairs after a second.
+const DRAIN: Duration = Duration::from_secs(1);
+
+const RRA: u8 = 4;
+const IRQ: u8 = 8;
+const TE: u8 = 16;
+
+fn failed(e: extoll::Error) -> Status {
+    error::of(&e)
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
+    if to.is_null() {
+        return error::INV_VALUE;
+    }
+    let port = match Port::open(&Device::default()) {
+        Ok(port) => port,
+        // What cannot be opened for another reason has a code of its own.
+        Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot open") => return error::FD,
+        Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot map") => {
+            return error::MMAP
+        }
+        Err(extoll::Error::Os { .. }) => return error::IOCTL,
+        Err(e) => return failed(e),
+    };
+    let endpoint = Box::new(Endpoint {
+        port,
+        mode: AtomicI32::new(REPLAY_ALL),
+    });
+    // SAFETY: not null.
+    status(unsafe { give(to, Box::into_raw(endpoint)) })
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_close(port: *mut Endpoint) -> Status {
+    if port.is_null() {
+        return error::INV_PORT;
+    }
+    // SAFETY: made by rma2_open and, by the header, not used any more.
+    drop(unsafe { Box::from_raw(port) });
+    error::SUCCESS
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_connect(
+    port: *mut Endpoint,
+    node: u16,
+    vpid: u16,
+    options: c_int,
+    to: *mut *mut Connection,
+) -> Status {
+    let connect = || -> Outcome<()> {
+        // SAFETY: null or a port of ours.
+        let endpoint = unsafe { borrow(port, error::INV_PORT)? };
+        let options = u8::try_from(options)
+            .ok()
+            .filter(|o| *o < 32)
+            .ok_or(error::INV_VALUE)?;
+        let connection = Connection {
+            node,
+            vpid: u8::try_from(vpid).map_err(|_| error::INV_VALUE)?,
+            options: AtomicU8::new(options),
+        };
+        endpoint
+            .port
+            .check_page(connection.options())
+            .map_err(failed)?;
+        if to.is_null() {
+            return Err(error::INV_VALUE);
+        }
+        // SAFETY: not null.
+        unsafe { give(to, Box::into_raw(Box::new(connection))) }
+    };
+    status(connect())
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Connection) -> Status {
+    // SAFETY: null or a port of ours.
+    let endpoint = match unsafe { borrow(port, error::INV_PORT) } {
+        Ok(endpoint) => endpoint,
+        Err(code) => return code,
+    };
+    if handle.is_null() {
+        return error::INV_HANDLE;
+    }
+    // SAFETY: made by rma2_connect and, by the header, not used any more.
+    drop(unsafe { Box::from_raw(handle) });
+    if endpoint.mode.load(Ordering::Relaxed) & REPLAY_CLOSE == 0 {
+        return error::SUCCESS;
+    }
+    status(
+        endpoint
+            .port
+            .drain(Wait::for_at_most(DRAIN))
+            .map_err(failed),
+    )
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_handle_get_node(handle: *const Connection) -> u16 {
+    // SAFETY: null or a connection of ours.
+    unsafe { borrow(handle, 0) }.map_or(u16::MAX, |h| h.node)
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_handle_get_vpid(handle: *const Connection) -> u16 {
+    // SAFETY: null or a connection of ours.
+    unsafe { borrow(handle, 0) }.map_or(u16::MAX, |h| h.vpid.into())
+}
+
+/// Answers with what `read` finds on a port, or `otherwise`.
+///
+/// # Safety
+/// `port` is null or a port of ours.
+unsafe fn ask<T>(
+    port: *const Endpoint,
+    otherwise: T,
+    read: impl FnOnce(&Port) -> extoll::Result<T>,
+) -> T {
+    // SAFETY: the caller's promise.
+    match unsafe { borrow(port, 0) } {
+        Ok(endpoint) => read(&endpoint.port).unwrap_or(otherwise),
+        Err(_) => otherwise,
+    }
+}
+
+/// Does something to a port.
+///
+/// # Safety
+/// `port` is null or a port of ours.
+unsafe fn act(port: *const Endpoint, f: impl FnOnce(&Port) -> extoll::Result<()>) -> Status {
+    // SAFETY: the caller's promise.
+    status(unsafe { borrow(port, error::INV_PORT) }.and_then(|e| f(&e.port).map_err(failed)))
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_nodeid(port: *const Endpoint) -> u16 {
+    // SAFETY: as the header says.
+    unsafe { ask(port, u16::MAX, |p| Ok(p.read_node()?.0)) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_vpid(port: *const Endpoint) -> u16 {
+    // SAFETY: as the header says.
+    unsafe { ask(port, u16::MAX, |p| Ok(p.vpid().get())) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_node_num(port: *const Endpoint) -> u16 {
+    // 65,536 nodes do not fit the type; the public library truncates, a limit is more useful.
+    // SAFETY: as the header says.
+    unsafe { ask(port, 0, |p| Ok(p.max_nodes()?.min(u16::MAX.into()) as u16)) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_proc_num(port: *const Endpoint) -> u16 {
+    // SAFETY: as the header says.
+    unsafe { ask(port, 0, |p| Ok(p.max_ports()?.min(u16::MAX.into()) as u16)) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_queue_size(port: *const Endpoint) -> u32 {
+    // SAFETY: as the header says.
+    unsafe { ask(port, 0, |p| Ok(p.queue_size() as u32)) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_set_queue_size(port: *const Endpoint, bytes: u32) -> Status {
+    // SAFETY: as the header says.
+    unsafe { act(port, |p| p.resize_queue(bytes.into(), p.segment_size()?)) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_queue_segment_size(port: *const Endpoint) -> u32 {
+    // SAFETY: as the header says.
+    unsafe { ask(port, 0, |p| Ok(p.segment_size()? as u32)) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_set_queue_segment_size(port: *const Endpoint, bytes: u32) -> Status {
+    // SAFETY: as the header says.
+    unsafe {
+        act(port, |p| {
+            p.resize_queue(p.queue_size() as u64, bytes.into())
+        })
+    }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_set_protectionid(port: *const Endpoint, id: u16) -> Status {
+    // SAFETY: as the header says.
+    unsafe { act(port, |p| p.set_protection(id)) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_replay_buffer_drain(port: *const Endpoint) {
+    // There is no way to report a failure; the next command does.
+    // SAFETY: as the header says.
+    let _ = unsafe { act(port, |p| p.drain(Wait::for_at_most(DRAIN))) };
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_set_replay_mode(port: *const Endpoint, mode: c_int) {
+    // SAFETY: as the header says.
+    if let Ok(endpoint) = unsafe { borrow(port, 0) } {
+        endpoint.mode.store(mode & REPLAY_ALL, Ordering::Relaxed);
+    }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_replay_buffer_mode(port: *const Endpoint) -> c_int {
+    // SAFETY: as the header says.
+    unsafe { borrow(port, 0) }.map_or(0, |e| e.mode.load(Ordering::Relaxed))
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_fd(port: *const Endpoint) -> c_int {
+    // SAFETY: as the header says.
+    unsafe { ask(port, -1, |p| Ok(p.as_fd().as_raw_fd())) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_arm(port: *const Endpoint) -> Status {
+    // SAFETY: as the header says.
+    unsafe {
+        act(port, |p| {
+            p.arm();
+            Ok(())
+        })
+    }
+}
+
+/// Changes the requester page of a connection if the port may use the new one.
+///
+/// # Safety
+/// Both pointers are null or ours.
+unsafe fn change(
+    port: *const Endpoint,
+    handle: *const Connection,
+    new: impl FnOnce(u8) -> u8,
+) -> Status {
+    // SAFETY: the caller's promise.
+    let both = unsafe { borrow(port, error::INV_PORT) }
+        // SAFETY: the same.
+        .and_then(|p| Ok((p, unsafe { borrow(handle, error::INV_HANDLE)? })));
+    status(both.and_then(|(endpoint, connection)| {
+        let options = new(connection.options.load(Ordering::Relaxed));
+        endpoint
+            .port
+            .check_page(extoll::rma::PageOptions::from_index(options))
+            .map_err(failed)?;
+        connection.options.store(options, Ordering::Relaxed);
+        Ok(())
+    }))
+}
+
+/// SUCCESS if the page option is as asked, else ERR_ERROR (as an unsigned number, so says the header).
+///
+/// # Safety
+/// `handle` is null or ours.
+unsafe fn is(handle: *const Connection, bit: u8, set: bool) -> u32 {
+    // SAFETY: the caller's promise.
+    let options = unsafe { borrow(handle, error::INV_HANDLE) };
+    match options.map(|h| h.options.load(Ordering::Relaxed) & bit != 0) {
+        Ok(it) if it == set => error::SUCCESS as u32,
+        Ok(_) => error::ERR_ERROR as u32,
+        Err(code) => code as u32,
+    }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_request_interrupt(port: *const Endpoint, h: *const Connection) -> Status {
+    // SAFETY: as the header says.
+    unsafe { change(port, h, |o| o | IRQ) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_interrupt(_port: *const Endpoint, h: *const Connection) -> u32 {
+    // SAFETY: as the header says.
+    unsafe { is(h, IRQ, true) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_request_rra(port: *const Endpoint, h: *const Connection) -> Status {
+    // SAFETY: as the header says.
+    unsafe { change(port, h, |o| o | RRA) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_rra(_port: *const Endpoint, h: *const Connection) -> u32 {
+    // SAFETY: as the header says.
+    unsafe { is(h, RRA, true) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_request_physical_access(
+    port: *const Endpoint,
+    h: *const Connection,
+) -> Status {
+    // SAFETY: as the header says.
+    unsafe { change(port, h, |o| o & !TE) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_physical_access(_port: *const Endpoint, h: *const Connection) -> u32 {
+    // SAFETY: as the header says.
+    unsafe { is(h, TE, false) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_request_tcs(
+    port: *const Endpoint,
+    h: *const Connection,
+    request: u32,
+    response: u32,
+) -> Status {
+    if request > 3 || response > 3 {
+        return error::INV_VALUE;
+    }
+    // SAFETY: as the header says.
+    let set = unsafe {
+        act(port, |p| {
+            let old = p.response_classes()?;
+            let shift = 8 * request;
+            let new = old & !(0xFF << shift) | u64::from(response) << shift;
+            // Only a change needs the right to make one.
+            if new == old {
+                return Ok(());
+            }
+            p.set_response_classes(new)
+        })
+    };
+    if set != error::SUCCESS {
+        return set;
+    }
+    // SAFETY: as the header says.
+    unsafe { change(port, h, |o| o & !3 | request as u8) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn rma2_get_tcs(
+    port: *const Endpoint,
+    h: *const Connection,
+    request: *mut u32,
+    response: *mut u32,
+) -> Status {
+    let read = || -> Outcome<()> {
+        // SAFETY: as the header says.
+        let endpoint = unsafe { borrow(port, error::INV_PORT)? };
+        // SAFETY: as the header says.
+        let connection = unsafe { borrow(h, error::INV_HANDLE)? };
+        let class = u32::from(connection.options().traffic_class);
+        let responses = endpoint.port.response_classes().map_err(failed)?;
+        // SAFETY: as the header says.
+        unsafe {
+            give(request, class)?;
+            give(response, (responses >> (8 * class)) as u32 & 3)
+        }
+    };
+    status(read())
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! libvelo.so: the functions of include/velo.h over the `extoll` crate.
+//!
+//! Every function is called from C and relies on what the header promises: pointers are null or valid, ports are those that
+//! velo_open() made and not closed yet. Null is answered with -EINVAL.
+#![deny(missing_docs)]
+
+use extoll::velo::{Mtt, NodeId, Port, Target, To, Vpid, MAX_LEN};
+use extoll::{Device, Error, Wait};
+use std::ffi::{c_char, c_int, c_void, CStr, OsStr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+const MULTICAST: u8 = 1;
+const QUIET: u8 = 2;
+
+/// `struct velo_to`.
+#[repr(C)]
+struct CTo {
+    node: u16,
+    vpid: u16,
+    tag: u8,
+    mtt: u8,
+    flags: u8,
+    reserved: u8,
+}
+
+/// `struct velo_message`.
+#[repr(C)]
+struct CMessage {
+    node: u16,
+    vpid: u16,
+    tag: u8,
+    mtt: u8,
+    len: u16,
+    data: [u8; MAX_LEN as usize],
+}
+
+const _: () = assert!(size_of::<CTo>() == 8 && size_of::<CMessage>() == 128);
+
+fn number(result: Result<(), Error>) -> c_int {
+    result.map_or_else(|e| -e.errno(), |()| 0)
+}
+
+/// The NIC whose device files are in the directory `name`.
+///
+/// # Safety
+/// `name` is null or a string ended by a zero.
+unsafe fn device(name: *const c_char) -> Device {
+    if name.is_null() {
+        return Device::default();
+    }
+    // SAFETY: the caller's promise.
+    Device::at(OsStr::from_bytes(
+        unsafe { CStr::from_ptr(name) }.to_bytes(),
+    ))
+}
+
+#[no_mangle]
+unsafe extern "C" fn velo_open(name: *const c_char, to: *mut *mut Port) -> c_int {
+    if to.is_null() {
+        return -libc::EINVAL;
+    }
+    // SAFETY: as the header says.
+    match Port::open(&unsafe { device(name) }) {
+        Ok(port) => {
+            // SAFETY: not null.
+            unsafe { to.write(Box::into_raw(Box::new(port))) };
+            0
+        }
+        Err(e) => -e.errno(),
+    }
+}
+
+#[no_mangle]
+unsafe extern "C" fn velo_close(port: *mut Port) {
+    if !port.is_null() {
+        // SAFETY: made by velo_open and, by the header, not used any more.
+        drop(unsafe { Box::from_raw(port) });
+    }
+}
+
+#[no_mangle]
+unsafe extern "C" fn velo_node(port: *const Port) -> u16 {
+    // SAFETY: as the header says.
+    unsafe { port.as_ref() }.map_or(u16::MAX, |p| p.node().0)
+}
+
+#[no_mangle]
+unsafe extern "C" fn velo_vpid(port: *const Port) -> u16 {
+    // SAFETY: as the header says.
+    unsafe { port.as_ref() }.map_or(u16::MAX, |p| p.vpid().get())
+}
+
+#[no_mangle]
+unsafe extern "C" fn velo_fd(port: *const Port) -> c_int {
+    // SAFETY: as the header says.
+    unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| p.as_fd().as_raw_fd())
+}
+
+#[no_mangle]
+unsafe extern "C" fn velo_arm(port: *const Port) -> c_int {
+    // SAFETY: as the header says.
+    unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| {
+        p.arm();
+        0
+    })
+}
+
+fn wait(timeout_ms: c_int) -> Wait {
+    match u64::try_from(timeout_ms) {
+        Ok(ms) => Wait::for_at_most(Duration::from_millis(ms)),
+        Err(_) => Wait::forever(),
+    }
+}
+
+fn target(to: &CTo) -> Option<To> {
+    let known = to.flags & !(MULTICAST | QUIET) == 0 && to.mtt < 4 && to.reserved == 0;
+    let vpid = Vpid::new(to.vpid).filter(|_| known)?;
+    Some(To {
+        target: if to.flags & MULTICAST != 0 {
+            Target::Group(to.node)
+        } else {
+            Target::Node(NodeId(to.node))
+        },
+        vpid,
+        tag: to.tag,
+        mtt: Mtt::from_low_bits(to.mtt),
+        interrupt: to.flags & QUIET == 0,
+    })
+}
+
+#[no_mangle]
+unsafe extern "C" fn velo_send(
+    port: *const Port,
+    to: *const CTo,
+    data: *const c_void,
+    len: usize,
+    timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: as the header says.
+    let (Some(port), Some(to)) = (unsafe { port.as_ref() }, unsafe { to.as_ref() }) else {
+        return -libc::EINVAL;
+    };
+    let Some(to) = target(to) else {
+        return -libc::EINVAL;
+    };
+    if data.is_null() || len > MAX_LEN as usize {
+        return -libc::EINVAL;
+    }
+    // SAFETY: not null, and `len` bytes by the header.
+    let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len) };
+    number(match timeout_ms {
+        0 => port.try_send(&to, data),
+        _ => port.send(&to, data, wait(timeout_ms)),
+    })
+}
+
+#[no_mangle]
+unsafe extern "C" fn velo_recv(port: *const Port, to: *mut CMessage, timeout_ms: c_int) -> c_int {
+    // SAFETY: as the header says.
+    let Some(port) = (unsafe { port.as_ref() }) else {
+        return -libc::EINVAL;
+    };
+    if to.is_null() {
+        return -libc::EINVAL;
+    }
+    let received = match timeout_ms {
+        0 => port.try_recv().and_then(|m| m.ok_or(Error::Full)),
+        _ => port.recv(wait(timeout_ms)),
+    };
+    number(received.map(|m| {
+        let mut data = [0; MAX_LEN as usize];
+        data[..m.data().len()].copy_from_slice(m.data());
+        let message = CMessage {
+            node: m.source.node.0,
+            vpid: m.source.vpid.get(),
+            tag: m.tag,
+            mtt: m.mtt.get(),
+            len: m.data().len() as u16,
+            data,
+        };
+        // SAFETY: not null, and valid for writing by the header.
+        unsafe { to.write(message) }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TO: CTo = CTo {
+        node: 5,
+        vpid: 6,
+        tag: 7,
+        mtt: 3,
+        flags: 0,
+        reserved: 0,
+    };
+
+    #[test]
+    fn targets_are_checked() {
+        let to = target(&TO).unwrap();
+        assert_eq!((to.target, to.interrupt), (Target::Node(NodeId(5)), true));
+        let group = target(&CTo { flags: 3, ..TO }).unwrap();
+        assert_eq!((group.target, group.interrupt), (Target::Group(5), false));
+        assert!(target(&CTo { flags: 4, ..TO }).is_none());
+        assert!(target(&CTo { mtt: 4, ..TO }).is_none());
+        assert!(target(&CTo { vpid: 256, ..TO }).is_none());
+        assert!(target(&CTo { reserved: 1, ..TO }).is_none());
+    }
+
+    #[test]
+    fn null_and_missing_devices_are_answered() {
+        let mut port = std::ptr::null_mut();
+        // SAFETY: pointers are valid or null.
+        unsafe {
+            assert_eq!(
+                velo_open(std::ptr::null(), std::ptr::null_mut()),
+                -libc::EINVAL
+            );
+            assert_eq!(
+                velo_open(c"/nonexistent".as_ptr(), &mut port),
+                -libc::ENODEV
+            );
+            assert!(port.is_null());
+            assert_eq!(velo_recv(port, std::ptr::null_mut(), 0), -libc::EINVAL);
+            assert_eq!(velo_node(port), u16::MAX);
+            velo_close(port);
+        }
+    }
+}

@@ -1,0 +1,562 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! `extollctl`: NICs, links, ports, counters, registers.
+
+use crate::table::table;
+use anyhow::{bail, Context, Result};
+use clap::{Parser, Subcommand};
+use extoll::wire::ids::{NodeId, RegOffset};
+use extoll::wire::regs::lp;
+use extoll::wire::regs::map::{Field, Register, PREFIX};
+use extoll::{AccessMethod, Device, Nic, RegisterFile};
+use serde_json::{json, Value};
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Shows and changes what the Extoll driver knows of this machine's NICs.
+///
+/// "list" works for everybody; the rest reads debugfs or registers and needs root.
+#[derive(Parser, Debug)]
+#[command(name = "extollctl", version)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+    /// Only this NIC (PCI address); needed by some verbs when there are several.
+    #[arg(short = 'N', long, global = true)]
+    nic: Option<String>,
+    /// JSON instead of tables.
+    #[arg(long, global = true)]
+    json: bool,
+    /// Directory of the NIC's device files.
+    #[arg(short, long, global = true)]
+    device: Option<PathBuf>,
+    #[arg(long, global = true, hide = true, default_value = "/")]
+    root: PathBuf,
+}
+
+#[derive(Subcommand, Debug)]
+enum Verb {
+    /// NICs: address, driver, node, network, interfaces, device files.
+    List,
+    /// Links of a node: state, neighbour, packets, retransmissions.
+    Links {
+        /// Another node, through the fabric.
+        #[arg(short, long)]
+        node: Option<u16>,
+    },
+    /// Ports in use: unit, VPID, counters.
+    Ports,
+    /// Counters of the driver.
+    Counters {
+        /// Those that are 0 too.
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Registers by name or offset.
+    Reg {
+        #[command(subcommand)]
+        verb: RegVerb,
+        /// Node whose registers are meant; default: this one.
+        #[arg(short, long, global = true)]
+        node: Option<u16>,
+        /// Microseconds to wait for another node (1000000).
+        #[arg(long, global = true)]
+        timeout_us: Option<u64>,
+    },
+}
+
+#[derive(Subcommand, Debug)]
+enum RegVerb {
+    /// Names and offsets of the registers whose names contain all of these words.
+    List {
+        /// Words.
+        words: Vec<String>,
+    },
+    /// Reads a register and takes its value apart.
+    Read {
+        /// Name, or offset (0x…).
+        register: String,
+        /// Element of an array.
+        #[arg(short, long, default_value_t = 0)]
+        index: u32,
+        /// Reads a register whose reading changes something.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Writes a register. Can take the node, or the whole network, down.
+    Write {
+        /// Name, or offset (0x…).
+        register: String,
+        /// Value (decimal or 0x…).
+        #[arg(value_parser = crate::number)]
+        value: u64,
+        /// Element of an array.
+        #[arg(short, long, default_value_t = 0)]
+        index: u32,
+    },
+}
+
+/// Runs the program.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let (value, text) = match &args.verb {
+        Verb::List => list(&args)?,
+        Verb::Links { node } => links(&args, *node)?,
+        Verb::Ports => ports(&args)?,
+        Verb::Counters { all } => counters(&args, *all)?,
+        Verb::Reg {
+            verb,
+            node,
+            timeout_us,
+        } => reg(&args, verb, *node, *timeout_us)?,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&value)?);
+    } else {
+        print!("{text}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn nics(args: &Args) -> Result<Vec<Nic>> {
+    let all = extoll::nics(&args.root);
+    match &args.nic {
+        None => Ok(all),
+        Some(pci) => {
+            let one: Vec<Nic> = all.into_iter().filter(|n| n.pci == *pci).collect();
+            if one.is_empty() {
+                bail!("no Extoll NIC at {pci}");
+            }
+            Ok(one)
+        }
+    }
+}
+
+/// Rows with a heading; empty cells become dashes.
+fn rows(heading: &[&str], rows: Vec<Vec<String>>) -> String {
+    let dash = |cell: String| if cell.is_empty() { "-".into() } else { cell };
+    let mut all = vec![heading.iter().map(|h| h.to_string()).collect::<Vec<_>>()];
+    all.extend(rows.into_iter().map(|r| r.into_iter().map(dash).collect()));
+    table(&all)
+}
+
+fn list(args: &Args) -> Result<(Value, String)> {
+    let (mut values, mut lines) = (Vec::new(), Vec::new());
+    for nic in nics(args)? {
+        let status = nic.status();
+        let field = |name: &str| {
+            let status = status.as_ref();
+            status
+                .and_then(|s| s.fields.get(name).cloned())
+                .unwrap_or_default()
+        };
+        values.push(json!({
+            "pci": nic.pci, "device_id": nic.device_id, "revision": nic.revision, "driver": nic.driver,
+            "numa_node": nic.numa_node, "interfaces": nic.interfaces,
+            "status": status.as_ref().map(|s| &s.fields),
+        }));
+        lines.push(vec![
+            nic.pci.clone(),
+            format!("{:04x} rev {:02x}", nic.device_id, nic.revision),
+            nic.driver.clone().unwrap_or_default(),
+            field("node"),
+            field("network"),
+            nic.interfaces.join(","),
+            nic.numa_node.to_string(),
+        ]);
+    }
+    let mut files: Vec<PathBuf> = Vec::new();
+    for entry in fs::read_dir(args.root.join("dev"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        if entry.file_name().to_string_lossy().starts_with("extoll") && entry.path().is_dir() {
+            files.extend(
+                fs::read_dir(entry.path())
+                    .into_iter()
+                    .flatten()
+                    .flatten()
+                    .map(|e| e.path()),
+            );
+        }
+    }
+    files.sort();
+    let heading = [
+        "NIC",
+        "device",
+        "driver",
+        "node",
+        "network",
+        "interfaces",
+        "NUMA",
+    ];
+    let mut text = rows(&heading, lines);
+    if values.is_empty() {
+        text = "no Extoll NIC\n".into();
+    }
+    let names: Vec<String> = files.iter().map(|f| f.display().to_string()).collect();
+    if !names.is_empty() {
+        text += &format!("device files: {}\n", names.join(" "));
+    }
+    Ok((json!({ "nics": values, "device_files": names }), text))
+}
+
+fn debugfs(nic: &Nic, file: &str) -> Result<String> {
+    let path = nic.debugfs.join(file);
+    fs::read_to_string(&path).with_context(|| {
+        format!(
+            "cannot read {} (root only; mount -t debugfs debugfs /sys/kernel/debug)",
+            path.display()
+        )
+    })
+}
+
+/// A line of debugfs `ports`: unit, then names and values.
+fn parse_port(line: &str) -> Option<(String, Vec<(String, String)>)> {
+    let mut words = line.split_whitespace();
+    let unit = words.next()?.to_lowercase();
+    let mut pairs = Vec::new();
+    while let Some(name) = words.next() {
+        pairs.push((name.to_string(), words.next()?.to_string()));
+    }
+    Some((unit, pairs))
+}
+
+fn ports(args: &Args) -> Result<(Value, String)> {
+    let (mut values, mut lines) = (Vec::new(), Vec::new());
+    for nic in nics(args)? {
+        for line in debugfs(&nic, "ports")?.lines() {
+            let Some((unit, pairs)) = parse_port(line) else {
+                continue;
+            };
+            let get = |name: &str| {
+                pairs
+                    .iter()
+                    .find(|(n, _)| n == name)
+                    .map(|(_, v)| v.clone())
+                    .unwrap_or_default()
+            };
+            let mut row = vec![nic.pci.clone(), unit.clone()];
+            row.extend(PORT_COLUMNS.iter().map(|c| get(c)));
+            lines.push(row);
+            let mut value: serde_json::Map<String, Value> = pairs
+                .iter()
+                .map(|(n, v)| (n.clone(), v.parse::<u64>().map_or(json!(v), |v| json!(v))))
+                .collect();
+            value.insert("nic".into(), json!(nic.pci));
+            value.insert("unit".into(), json!(unit));
+            values.push(Value::Object(value));
+        }
+    }
+    let heading: Vec<&str> = ["NIC", "unit"].into_iter().chain(PORT_COLUMNS).collect();
+    Ok((json!(values), rows(&heading, lines)))
+}
+
+const PORT_COLUMNS: [&str; 8] = [
+    "vpid",
+    "tx",
+    "posted",
+    "received",
+    "errors",
+    "retries",
+    "lost",
+    "interrupts",
+];
+
+/// A line of debugfs `counters`: name, value, text. Reasons and events have a number in their name.
+fn parse_counter(line: &str) -> Option<(String, u64, String)> {
+    let (words, text) = line.split_once('(').unwrap_or((line, ""));
+    let (name, value) = words.trim().rsplit_once(' ')?;
+    let text = text.strip_suffix(')').unwrap_or(text);
+    Some((name.to_string(), value.parse().ok()?, text.to_string()))
+}
+
+fn counters(args: &Args, all: bool) -> Result<(Value, String)> {
+    let (mut values, mut lines) = (Vec::new(), Vec::new());
+    for nic in nics(args)? {
+        let text = debugfs(&nic, "counters")?;
+        for (name, value, text) in text.lines().filter_map(parse_counter) {
+            values.push(json!({ "nic": nic.pci, "name": name, "value": value, "text": text }));
+            if all || value > 0 {
+                lines.push(vec![nic.pci.clone(), value.to_string(), name, text]);
+            }
+        }
+    }
+    Ok((
+        json!(values),
+        rows(&["NIC", "value", "counter", "meaning"], lines),
+    ))
+}
+
+/// Register access to one node.
+struct Registers {
+    file: RegisterFile,
+    node: NodeId,
+}
+
+impl Registers {
+    fn open(args: &Args, node: Option<u16>, timeout_us: Option<u64>) -> Result<Self> {
+        let device = args.device.clone().map_or_else(Device::default, Device::at);
+        let file = RegisterFile::open(&device)
+            .context("registers are for root, through the driver's register device")?;
+        match node {
+            None => file.set_methods(AccessMethod::Local, AccessMethod::Local)?,
+            Some(_) => file.set_methods(AccessMethod::Rma, AccessMethod::Rma)?,
+        }
+        file.set_timeout(timeout_us.map_or(TIMEOUT, Duration::from_micros))?;
+        Ok(Self {
+            file,
+            // Local access ignores the node, but wants one.
+            node: NodeId(node.unwrap_or(0)),
+        })
+    }
+
+    fn read(&self, register: RegOffset) -> Result<u64> {
+        Ok(self.file.read(self.node, register)?)
+    }
+}
+
+fn links(args: &Args, node: Option<u16>) -> Result<(Value, String)> {
+    let registers = Registers::open(args, node, None)?;
+    let (mut values, mut lines) = (Vec::new(), Vec::new());
+    for i in 0..LINKS {
+        let status = lp::Status(registers.read(lp::status(i))?);
+        let ids = registers.read(lp::ids(i))?;
+        let counter = registers.read(lp::counter(i))?;
+        let again = lp::RetransmissionCounters(registers.read(lp::retransmission_counters(i))?);
+        let (received, sent) = (counter as u32, (counter >> 32) as u32);
+        let state = match (status.enable(), status.ready()) {
+            (false, _) => "disabled",
+            (true, false) => "down",
+            (true, true) => "up",
+        };
+        // HW §15.4: guid [25:2], node [41:26], port [45:42].
+        let (guid, remote, port) = (ids >> 2 & 0xFF_FFFF, ids >> 26 & 0xFFFF, ids >> 42 & 0xF);
+        let errors: Vec<&str> = [
+            (status.cell_crc_error(), "cell-crc"),
+            (status.packet_crc_error(), "packet-crc"),
+            (status.packet_length_error(), "length"),
+            (status.protocol_error(), "protocol"),
+            (status.lp_in_fifo_full(), "fifo-full"),
+        ]
+        .into_iter()
+        .filter_map(|(set, name)| set.then_some(name))
+        .collect();
+        values.push(json!({
+            "link": i, "state": state, "remote_guid": guid, "remote_node": remote, "remote_port": port,
+            "received": received, "sent": sent, "retransmissions": again.retransmissions(),
+            "errors": again.errors(), "error_flags": errors,
+        }));
+        lines.push(vec![
+            i.to_string(),
+            state.to_string(),
+            if guid == 0 && remote == 0 {
+                String::new()
+            } else {
+                format!("{remote}.{port}")
+            },
+            sent.to_string(),
+            received.to_string(),
+            again.retransmissions().to_string(),
+            again.errors().to_string(),
+            errors.join(","),
+        ]);
+    }
+    let heading = [
+        "link",
+        "state",
+        "neighbour",
+        "sent",
+        "received",
+        "retransmitted",
+        "errors",
+        "flags",
+    ];
+    Ok((json!(values), rows(&heading, lines)))
+}
+
+const LINKS: u32 = 7;
+/// How long another node may take: a thousand times the driver's default, for a person can wait.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A register by name (with or without the vendor's prefix) or by offset.
+fn find(text: &str, index: u32) -> Result<(Option<Register>, RegOffset)> {
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        let offset = crate::number(text).map_err(anyhow::Error::msg)?;
+        let offset = RegOffset(u32::try_from(offset).unwrap_or(u32::MAX));
+        if !offset.is_valid() {
+            bail!(
+                "{text} is no offset of a register: multiples of 8 below {:#x}",
+                RegOffset::WINDOW
+            );
+        }
+        let found = Register::find(offset).map(|(register, _)| register);
+        return Ok((found, offset));
+    }
+    let name = text.strip_prefix(PREFIX).unwrap_or(text);
+    let exact: Vec<Register> = Register::all().filter(|r| r.to_string() == name).collect();
+    let [register] = exact[..] else {
+        let like: Vec<String> = Register::all()
+            .map(|r| r.to_string())
+            .filter(|r| r.contains(name))
+            .take(5)
+            .collect();
+        if like.is_empty() {
+            bail!("no register {text}");
+        }
+        bail!("no register {text}; there are {}", like.join(", "));
+    };
+    let offset = register.offset(index);
+    if !offset.is_valid() {
+        bail!("{register} has {} elements", register.entries());
+    }
+    Ok((Some(register), offset))
+}
+
+fn decode(register: Option<Register>, value: u64) -> (Vec<Value>, String) {
+    let fields: Vec<Field> = register.iter().flat_map(|r| r.fields()).collect();
+    let mut text = String::new();
+    let mut values = Vec::new();
+    for field in fields {
+        let bits = field.of(value);
+        text += &format!(
+            "  {:<32} [{}:{}] {bits:#x}\n",
+            field.name, field.msb, field.lsb
+        );
+        values
+            .push(json!({ "name": field.name, "msb": field.msb, "lsb": field.lsb, "value": bits }));
+    }
+    (values, text)
+}
+
+fn reg(
+    args: &Args,
+    verb: &RegVerb,
+    node: Option<u16>,
+    timeout_us: Option<u64>,
+) -> Result<(Value, String)> {
+    match verb {
+        RegVerb::List { words } => {
+            let mut lines = Vec::new();
+            let mut values = Vec::new();
+            for r in Register::all() {
+                let name = r.to_string();
+                if !words.iter().all(|w| name.contains(w.as_str())) {
+                    continue;
+                }
+                let access = format!("{:?}", r.access());
+                values.push(json!({
+                    "name": name, "offset": r.offset(0).get(), "entries": r.entries(), "stride": r.stride(), "access": access,
+                }));
+                lines.push(vec![
+                    format!("{:#09x}", r.offset(0).get()),
+                    access,
+                    r.entries().to_string(),
+                    name,
+                ]);
+            }
+            Ok((
+                json!(values),
+                rows(&["offset", "access", "elements", "name"], lines),
+            ))
+        }
+        RegVerb::Read {
+            register,
+            index,
+            force,
+        } => {
+            let (register, offset) = find(register, *index)?;
+            if let Some(r) = register.filter(|r| r.is_destructive() && !force) {
+                bail!("reading {r} changes it; --force reads it nevertheless");
+            }
+            let value = Registers::open(args, node, timeout_us)?.read(offset)?;
+            let name = register.map(|r| r.to_string()).unwrap_or_default();
+            let (fields, lines) = decode(register, value);
+            Ok((
+                json!({ "node": node, "name": name, "offset": offset.get(), "value": value, "fields": fields }),
+                format!("{offset} {name} {value:#018x}\n{lines}"),
+            ))
+        }
+        RegVerb::Write {
+            register,
+            value,
+            index,
+        } => {
+            let (register, offset) = find(register, *index)?;
+            if let Some(r) = register.filter(|r| !r.access().writes()) {
+                bail!("{r} cannot be written");
+            }
+            let registers = Registers::open(args, node, timeout_us)?;
+            registers.file.write(registers.node, offset, *value)?;
+            Ok((
+                json!({ "offset": offset.get(), "value": value }),
+                String::new(),
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn lines_of_debugfs_are_read() {
+        Args::command().debug_assert();
+        let (unit, pairs) =
+            parse_port("Velo vpid 254 attached true tx Ready sent 5 committed 5 posted 261 full 0")
+                .unwrap();
+        assert_eq!(
+            (unit.as_str(), &pairs[0].1[..], &pairs[5].0[..]),
+            ("velo", "254", "posted")
+        );
+        assert_eq!(parse_port(""), None);
+        assert_eq!(
+            parse_counter("reason 7 3 (VELO status word with impossible length)"),
+            Some((
+                "reason 7".into(),
+                3,
+                "VELO status word with impossible length".into()
+            ))
+        );
+        assert_eq!(
+            parse_counter("interrupts 12"),
+            Some(("interrupts".into(), 12, String::new()))
+        );
+        assert_eq!(parse_counter("nonsense"), None);
+    }
+
+    #[test]
+    fn registers_have_names_and_offsets() {
+        let (r, at) = find("nw_lp_top_rf_lp0_status", 0).unwrap();
+        assert_eq!(at, lp::status(0));
+        assert_eq!(find("extoll_rf_nw_lp_top_rf_lp0_status", 0).unwrap().1, at);
+        let (by_offset, _) = find("0x460008", 0).unwrap();
+        assert_eq!(by_offset.unwrap().to_string(), r.unwrap().to_string());
+        assert!(decode(r, 3).1.contains("ready"));
+        assert!(find("lp0_status", 0)
+            .unwrap_err()
+            .to_string()
+            .contains("nw_lp_top_rf_lp0_status"));
+        for bad in [
+            "nothing_like_it",
+            "0x460009",
+            "0x2000000",
+            "99999999999999999999",
+        ] {
+            assert!(find(bad, 0).is_err(), "{bad}");
+        }
+        assert!(find("nw_lp_top_rf_lp0_status", 1).is_err());
+    }
+
+    #[test]
+    fn a_machine_without_nic_says_so() {
+        let root = tempfile::tempdir().unwrap();
+        let args = Args::parse_from(["extollctl", "--root", root.path().to_str().unwrap(), "list"]);
+        let (value, text) = list(&args).unwrap();
+        assert_eq!(text, "no Extoll NIC\n");
+        assert_eq!(value["nics"], json!([]));
+    }
+}

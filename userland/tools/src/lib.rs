@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The command line tools. Each module is one program: its options and what it does.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod ctl;
+pub mod perf;
+pub mod ping;
+pub mod stats;
+pub mod table;
+pub mod trace;
+
+use clap::Parser;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Parses the arguments of a program, runs it, and reports its error as `NAME: reason`.
+pub fn main<A: Parser>(name: &str, run: impl FnOnce(A) -> anyhow::Result<ExitCode>) -> ExitCode {
+    match run(A::parse()) {
+        Ok(code) => code,
+        // Whoever read our output had enough.
+        Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{name}: {e:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn is_closed_pipe(e: &anyhow::Error) -> bool {
+    e.downcast_ref::<std::io::Error>()
+        .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// A number in decimal, or in hexadecimal after 0x.
+pub fn number(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(&hex.replace('_', ""), 16),
+        None => text.replace('_', "").parse(),
+    };
+    parsed.map_err(|e| format!("{text}: {e}"))
+}
+
+/// A size in bytes, with k, M or G for powers of 1,024.
+pub fn size(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.char_indices().last() {
+        Some((i, 'k' | 'K')) => (&text[..i], 1 << 10),
+        Some((i, 'M')) => (&text[..i], 1 << 20),
+        Some((i, 'G')) => (&text[..i], 1 << 30),
+        _ => (text, 1),
+    };
+    number(digits)?
+        .checked_mul(unit)
+        .ok_or_else(|| format!("{text} is too large"))
+}
+
+/// Seconds with fractions.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let number: f64 = text.parse().map_err(|e| format!("{text}: {e}"))?;
+    Duration::try_from_secs_f64(number).map_err(|e| format!("{text}: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_sizes_and_times() {
+        assert_eq!(number("0x46_0008"), Ok(0x46_0008));
+        assert_eq!(number("12"), Ok(12));
+        assert!(number("0xg").is_err() && number("").is_err() && number("-1").is_err());
+        assert_eq!(size("64k"), Ok(65536));
+        assert_eq!(size("8M"), Ok(8 << 20));
+        assert!(size("99999999999G").is_err() && size("k").is_err());
+        assert_eq!(seconds("0.2"), Ok(Duration::from_millis(200)));
+        assert!(seconds("-1").is_err() && seconds("x").is_err() && seconds("1e99").is_err());
+    }
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The VELO tests.
+
+use super::link::{Endpoint, Hello};
+use super::{Measured, Plan};
+use crate::stats::ns;
+use anyhow::{Context, Result};
+use extoll::velo::{Message, NodeId, To, Vpid};
+use extoll::Error;
+use std::time::Instant;
+
+/// User tags.
+const DATA: u8 = 1;
+const LAST: u8 = 2;
+const CREDIT: u8 = 3;
+/// Messages that may wait at the receiver, whose mailbox has room for more than twice as many.
+const WINDOW: u64 = 768;
+/// Messages after which the receiver says so.
+const REPORT: u64 = 128;
+
+fn to(plan: &Plan, peer: &Hello) -> To {
+    let to = To::new(NodeId(peer.node), Vpid::from_low_bits(peer.velo.into()));
+    if plan.events {
+        to
+    } else {
+        to.quiet()
+    }
+}
+
+fn is_from(m: &Message, peer: &Hello) -> bool {
+    m.source.node.0 == peer.node && m.source.vpid.get() == peer.velo
+}
+
+fn receive(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Message> {
+    loop {
+        let m = end
+            .velo
+            .recv(plan.wait())
+            .context("no message from the other side")?;
+        if is_from(&m, peer) {
+            return Ok(m);
+        }
+    }
+}
+
+/// Client: sends, waits for the answer; half the time is the latency.
+pub fn ping(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
+    let data = vec![0xA5; plan.size as usize];
+    let to = to(plan, peer);
+    for _ in 0..plan.warmup {
+        end.velo.send(&to.tagged(DATA), &data, plan.wait())?;
+        receive(end, plan, peer)?;
+    }
+    let mut m = Measured::default();
+    let goal = plan.goal();
+    let start = Instant::now();
+    while !goal.reached(m.iterations) {
+        let sent = Instant::now();
+        end.velo.send(&to.tagged(DATA), &data, plan.wait())?;
+        receive(end, plan, peer)?;
+        m.times.push(ns(sent.elapsed()) / 2);
+        m.iterations += 1;
+    }
+    m.ns = ns(start.elapsed());
+    end.velo.send(&to.tagged(LAST), &data, plan.wait())?;
+    Ok(m)
+}
+
+/// Server: answers until the last message.
+pub fn pong(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
+    let to = to(plan, peer);
+    loop {
+        let m = receive(end, plan, peer)?;
+        if m.tag == LAST {
+            return Ok(Measured::default());
+        }
+        end.velo.send(&to.tagged(DATA), m.data(), plan.wait())?;
+    }
+}
+
+/// Either side of a stream. A side that does not send data only says at once that it has none.
+pub fn stream(end: &Endpoint, plan: &Plan, peer: &Hello, sends: bool) -> Result<Measured> {
+    let data = vec![0x5A; plan.size as usize];
+    let to = to(plan, peer);
+    let goal = if sends {
+        plan.goal()
+    } else {
+        super::Goal::Count(0)
+    };
+    let start = Instant::now();
+    let mut m = Measured::default();
+    // Sent, acknowledged by the other side; received, acknowledged by us.
+    let (mut acknowledged, mut received, mut reported) = (0, 0, 0);
+    let (mut said_last, mut heard_last) = (false, false);
+    let mut wait = plan.wait();
+    while !(said_last && heard_last && acknowledged == m.iterations && reported == received) {
+        let mut progress = false;
+        if !said_last && m.iterations - acknowledged < WINDOW {
+            let done = goal.reached(m.iterations);
+            let tag = if done { LAST } else { DATA };
+            match end.velo.try_send(&to.tagged(tag), &data) {
+                Ok(()) if done => said_last = true,
+                Ok(()) => m.iterations += 1,
+                Err(Error::Full) if !wait.is_over() => std::thread::yield_now(),
+                Err(e) => return Err(e.into()),
+            }
+            progress = true;
+        }
+        if received - reported >= REPORT || heard_last && received > reported {
+            let count: u64 = received - reported;
+            match end.velo.try_send(&to.tagged(CREDIT), &count.to_le_bytes()) {
+                Ok(()) => reported = received,
+                Err(Error::Full) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let message = if progress || received > reported && heard_last {
+            end.velo.try_recv()?
+        } else {
+            match end.velo.recv(wait) {
+                Ok(message) => Some(message),
+                Err(Error::Timeout) => {
+                    return Err(Error::Timeout).context(format!(
+                        "{} sent, {acknowledged} acknowledged, {received} received",
+                        m.iterations
+                    ))
+                }
+                Err(e) => return Err(e.into()),
+            }
+        };
+        let Some(message) = message.filter(|m| is_from(m, peer)) else {
+            continue;
+        };
+        wait = plan.wait();
+        match message.tag {
+            DATA => received += 1,
+            LAST => heard_last = true,
+            CREDIT => {
+                let mut bytes = [0; 8];
+                let n = message.data().len().min(8);
+                bytes[..n].copy_from_slice(&message.data()[..n]);
+                acknowledged += u64::from_le_bytes(bytes);
+                m.ns = ns(start.elapsed());
+            }
+            _ => {}
+        }
+    }
+    // The last credit may still be on its way through our own NIC.
+    end.velo.drain(plan.wait())?;
+    Ok(m)
+}

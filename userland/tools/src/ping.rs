@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! `extoll-ping`: VELO round trips.
+
+use crate::stats::{ns, Summary};
+use anyhow::{bail, Context, Result};
+use clap::Parser;
+use extoll::velo::{Message, Mtt, NodeId, Port, SourceId, To, Vpid, MAX_LEN};
+use extoll::{Device, Error, Wait};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Message type tags of a request and of its reply.
+const REQUEST: u8 = 1;
+const REPLY: u8 = 2;
+const HEADER: usize = 8;
+
+/// Sends VELO messages to a node and times the replies, over the fabric alone.
+///
+/// Without --listen: to the extoll-ping --listen of another node. Exits with 0 when a reply came, 1 when none did.
+#[derive(Parser, Debug)]
+#[command(name = "extoll-ping", version)]
+pub struct Args {
+    /// Node, or node/VPID (VPID 0 unless given): what the other side printed.
+    #[arg(required_unless_present = "listen", value_parser = peer)]
+    target: Option<SourceId>,
+    /// Answers others until it is killed or --count requests were answered.
+    #[arg(short, long, conflicts_with = "target")]
+    listen: bool,
+    /// Stops after this many requests.
+    #[arg(short, long)]
+    count: Option<u64>,
+    /// Seconds between requests.
+    #[arg(short, long, default_value = "1", value_parser = crate::seconds)]
+    interval: Duration,
+    /// Seconds to wait for each reply.
+    #[arg(short = 'W', long, default_value = "1", value_parser = crate::seconds)]
+    timeout: Duration,
+    /// Bytes of data, 8 to 120.
+    #[arg(short, long, default_value = "56", value_parser = clap::value_parser!(u8).range(8..=MAX_LEN as i64))]
+    size: u8,
+    /// Only the summary.
+    #[arg(short, long)]
+    quiet: bool,
+    /// Polls instead of sleeping until the interrupt.
+    #[arg(short = 'P', long)]
+    poll: bool,
+    /// Directory of the NIC's device files.
+    #[arg(short, long)]
+    device: Option<PathBuf>,
+}
+
+/// Reads `NODE` or `NODE/VPID`.
+pub fn peer(text: &str) -> Result<SourceId, String> {
+    let (node, vpid) = text.split_once('/').unwrap_or((text, "0"));
+    let node = u16::try_from(crate::number(node)?).map_err(|_| format!("no node {node}"))?;
+    let node = NodeId(node);
+    if node.is_reserved() {
+        return Err(format!("{node} is no node"));
+    }
+    let vpid = u16::try_from(crate::number(vpid)?)
+        .ok()
+        .and_then(Vpid::new)
+        .ok_or_else(|| format!("VPID {vpid} is above 255"))?;
+    Ok(SourceId { node, vpid })
+}
+
+/// Runs the program.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let device = args.device.clone().map_or_else(Device::default, Device::at);
+    let port = Port::open(&device)?;
+    match args.target {
+        Some(target) => ping(&args, &port, target),
+        None => listen(&args, &port),
+    }
+}
+
+fn manner(args: &Args, wait: Wait) -> Wait {
+    if args.poll {
+        wait.polling()
+    } else {
+        wait
+    }
+}
+
+fn listen(args: &Args, port: &Port) -> Result<ExitCode> {
+    let mut out = std::io::stdout();
+    writeln!(out, "listening on {}", port.id())?;
+    out.flush()?;
+    let mut answered = 0;
+    while args.count != Some(answered) {
+        // A second at a time, so that a lost NIC is noticed.
+        let message = match port.recv(manner(args, Wait::for_at_most(Duration::from_secs(1)))) {
+            Ok(message) => message,
+            Err(Error::Timeout) => continue,
+            Err(e) => return Err(e.into()),
+        };
+        if message.mtt.get() != REQUEST {
+            continue;
+        }
+        let to = To {
+            mtt: Mtt::from_low_bits(REPLY),
+            ..To::reply(message.source).tagged(message.tag)
+        };
+        port.send(&to, message.data(), Wait::for_at_most(args.timeout))
+            .with_context(|| format!("cannot answer {}", message.source))?;
+        answered += 1;
+        if !args.quiet {
+            writeln!(
+                out,
+                "{} bytes from {}",
+                message.data().len(),
+                message.source
+            )?;
+        }
+    }
+    port.drain(Wait::for_at_most(args.timeout))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn request(sequence: u64, size: usize) -> Vec<u8> {
+    let mut data = sequence.to_le_bytes().to_vec();
+    data.extend((HEADER..size).map(|i| (i as u64 ^ sequence) as u8));
+    data
+}
+
+fn is_reply(message: &Message, from: SourceId, sequence: u64) -> bool {
+    message.mtt.get() == REPLY
+        && message.source == from
+        && message.data().get(..HEADER) == Some(&sequence.to_le_bytes())
+}
+
+fn ping(args: &Args, port: &Port, target: SourceId) -> Result<ExitCode> {
+    let mut out = std::io::stdout();
+    let size = usize::from(args.size);
+    let to = To {
+        mtt: Mtt::from_low_bits(REQUEST),
+        ..To::reply(target)
+    };
+    writeln!(
+        out,
+        "extoll-ping {target} from {}: {size} bytes of data",
+        port.id()
+    )?;
+    let (mut sent, mut times, mut wrong) = (0u64, Vec::new(), 0u64);
+    while args.count != Some(sent) {
+        let start = Instant::now();
+        let data = request(sent, size);
+        let wait = manner(args, Wait::for_at_most(args.timeout));
+        port.send(&to.tagged(sent as u8), &data, wait)
+            .with_context(|| format!("cannot send to {target}"))?;
+        let sequence = sent;
+        sent += 1;
+        loop {
+            match port.recv(wait) {
+                Ok(m) if is_reply(&m, target, sequence) => {
+                    let time = start.elapsed();
+                    times.push(ns(time));
+                    let fine = m.data() == data;
+                    wrong += u64::from(!fine);
+                    if !args.quiet || !fine {
+                        let us = time.as_secs_f64() * 1e6;
+                        let note = if fine { "" } else { " WRONG DATA" };
+                        writeln!(
+                            out,
+                            "{size} bytes from {}: seq={sequence} time={us:.1} us{note}",
+                            m.source
+                        )?;
+                    }
+                    break;
+                }
+                // A late reply, or something else that was sent to this port.
+                Ok(_) => {}
+                Err(Error::Timeout) => {
+                    if !args.quiet {
+                        writeln!(out, "no reply to seq={sequence}")?;
+                    }
+                    break;
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        if args.count != Some(sent) {
+            std::thread::sleep(args.interval.saturating_sub(start.elapsed()));
+        }
+    }
+    let received = times.len() as u64;
+    let lost = (sent - received) as f64 * 100.0 / sent.max(1) as f64;
+    writeln!(out, "--- {target} extoll-ping statistics ---")?;
+    writeln!(
+        out,
+        "{sent} sent, {received} received, {lost:.0}% lost, {wrong} wrong"
+    )?;
+    let s = Summary::of(&mut times);
+    if received > 0 {
+        writeln!(
+            out,
+            "rtt min/median/avg/max/mdev = {:.1}/{:.1}/{:.1}/{:.1}/{:.1} us",
+            s.min, s.median, s.mean, s.max, s.deviation
+        )?;
+    }
+    if wrong > 0 {
+        bail!("{wrong} replies carried wrong data");
+    }
+    Ok(ExitCode::from(u8::from(received == 0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn arguments_are_checked() {
+        Args::command().debug_assert();
+        let id = peer("3/0x10").unwrap();
+        assert_eq!((id.node.0, id.vpid.get()), (3, 16));
+        assert_eq!(peer("3").unwrap().vpid.get(), 0);
+        for bad in ["65535", "70000", "1/256", "x", ""] {
+            assert!(peer(bad).is_err(), "{bad}");
+        }
+        let parse = |args: &[&str]| Args::try_parse_from([&["extoll-ping"], args].concat());
+        assert!(parse(&[]).is_err());
+        assert!(parse(&["--listen", "1"]).is_err());
+        assert!(parse(&["1", "-s", "121"]).is_err());
+        assert!(parse(&["1", "-s", "7"]).is_err());
+        assert!(parse(&["-l"]).is_ok());
+    }
+
+    #[test]
+    fn requests_differ() {
+        assert_eq!(request(3, 8).len(), 8);
+        assert_eq!(request(3, 120).len(), 120);
+        assert_ne!(request(3, 20)[8..], request(4, 20)[8..]);
+    }
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Summaries of many measurements.
+
+use serde::Serialize;
+use std::time::Duration;
+
+/// Times in microseconds, as the perftest programs report them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Smallest.
+    pub min: f64,
+    /// Half of them are smaller.
+    pub median: f64,
+    /// Mean.
+    pub mean: f64,
+    /// Standard deviation.
+    pub deviation: f64,
+    /// 99 % are smaller.
+    pub p99: f64,
+    /// 99.9 % are smaller.
+    pub p999: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+impl Summary {
+    /// Of times in nanoseconds, which get sorted; all zero for none.
+    pub fn of(ns: &mut [u64]) -> Self {
+        ns.sort_unstable();
+        let (Some(min), Some(max)) = (ns.first(), ns.last()) else {
+            return Self::default();
+        };
+        let n = ns.len() as f64;
+        let us = |x: f64| x / 1000.0;
+        let mean = ns.iter().map(|x| *x as f64).sum::<f64>() / n;
+        let variance = ns.iter().map(|x| (*x as f64 - mean).powi(2)).sum::<f64>() / n;
+        // The nearest rank: the smallest value that at least this share of all does not exceed.
+        let rank = |share: f64| ns[((share * n).ceil() as usize).clamp(1, ns.len()) - 1] as f64;
+        Self {
+            min: us(*min as f64),
+            median: us(rank(0.5)),
+            mean: us(mean),
+            deviation: us(variance.sqrt()),
+            p99: us(rank(0.99)),
+            p999: us(rank(0.999)),
+            max: us(*max as f64),
+        }
+    }
+}
+
+/// Nanoseconds of a time, or the largest number.
+pub fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Interrupts of the driver so far, all processors and NICs; `None` if the system does not tell.
+pub fn interrupts() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/interrupts").ok()?;
+    Some(count_interrupts(&text))
+}
+
+fn count_interrupts(text: &str) -> u64 {
+    text.lines()
+        .filter(|line| line.contains("extoll"))
+        .flat_map(|line| {
+            line.split_whitespace()
+                .skip(1)
+                .map_while(|word| word.parse::<u64>().ok())
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_ranks() {
+        let mut times: Vec<u64> = (1..=1000).rev().map(|us| us * 1000).collect();
+        let s = Summary::of(&mut times);
+        assert_eq!(
+            (s.min, s.median, s.p99, s.p999, s.max),
+            (1.0, 500.0, 990.0, 999.0, 1000.0)
+        );
+        assert_eq!(s.mean, 500.5);
+        assert!((s.deviation - 288.67).abs() < 0.01);
+        let one = Summary::of(&mut [5000]);
+        assert_eq!(
+            (one.min, one.median, one.p999, one.deviation),
+            (5.0, 5.0, 5.0, 0.0)
+        );
+        assert_eq!(Summary::of(&mut []), Summary::default());
+    }
+
+    #[test]
+    fn interrupts_of_all_processors_are_added() {
+        let text = "           CPU0       CPU1\n  1:    9    9  IO-APIC  i8042\n 30:   12   30  PCI-MSI-0000:00:02.0 0-edge  extoll 2\n";
+        assert_eq!(count_interrupts(text), 42);
+    }
+}

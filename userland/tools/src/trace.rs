@@ -1,0 +1,566 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! `extoll-trace`: the driver's tracepoints in words.
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use extoll::wire::rma::{Descriptor, LockResult, Notification, NotificationType, Operation};
+use extoll::wire::snq::TriggerEvent;
+use extoll::wire::velo;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Prints what the Extoll driver traces (system "extoll" of tracefs), decoded. Needs root.
+///
+/// Uses a trace buffer of its own, so that other users of tracefs are not disturbed. Ends with Ctrl-C.
+#[derive(Parser, Debug)]
+#[command(name = "extoll-trace", version)]
+pub struct Args {
+    /// Only these kinds of events.
+    #[arg(short, long, value_enum, value_delimiter = ',')]
+    events: Vec<Kind>,
+    /// Only this NIC (PCI address).
+    #[arg(short = 'N', long)]
+    nic: Option<String>,
+    /// Only this VPID.
+    #[arg(short = 'V', long)]
+    vpid: Option<u8>,
+    /// Stops after this many lines.
+    #[arg(short, long)]
+    count: Option<u64>,
+    /// Stops after this many seconds.
+    #[arg(short = 'D', long, value_parser = crate::seconds)]
+    duration: Option<Duration>,
+    /// One JSON object per line.
+    #[arg(long)]
+    json: bool,
+    /// Decodes a file (output of trace-cmd report or of tracefs) instead of the running kernel; - = standard input.
+    #[arg(short, long)]
+    input: Option<PathBuf>,
+    /// Directory of tracefs.
+    #[arg(long, default_value = "/sys/kernel/tracing")]
+    tracefs: PathBuf,
+}
+
+/// Kinds of events.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// VELO messages sent and received.
+    Velo,
+    /// RMA commands and notifications.
+    Rma,
+    /// Interrupts of the NIC.
+    Interrupt,
+    /// Events in the notification queue of the NIC.
+    Event,
+    /// Everything that went wrong.
+    Error,
+}
+
+impl Kind {
+    fn of(event: &str) -> Option<Self> {
+        Some(match event.strip_prefix("extoll_")? {
+            "velo_post" | "velo_complete" => Kind::Velo,
+            "rma_post" | "rma_complete" => Kind::Rma,
+            "interrupt" => Kind::Interrupt,
+            "event" => Kind::Event,
+            "error" => Kind::Error,
+            _ => return None,
+        })
+    }
+}
+
+/// A line of the trace, taken apart.
+#[derive(Debug, PartialEq)]
+struct Record<'a> {
+    task: &'a str,
+    cpu: &'a str,
+    time: &'a str,
+    event: &'a str,
+    fields: BTreeMap<&'a str, &'a str>,
+}
+
+impl<'a> Record<'a> {
+    /// `None` for anything that is not an event of the driver.
+    fn parse(line: &'a str) -> Option<Self> {
+        let at = line.find(": extoll_")?;
+        let (head, tail) = (&line[..at], &line[at + 2..]);
+        let (event, rest) = tail.split_once(": ").unwrap_or((tail, ""));
+        let (before, time) = head.rsplit_once(char::is_whitespace)?;
+        let open = before.rfind('[')?;
+        let cpu = before[open + 1..].split(']').next()?;
+        Some(Self {
+            task: before[..open].trim(),
+            cpu,
+            time,
+            event: event.trim(),
+            fields: rest
+                .split_whitespace()
+                .filter_map(|pair| pair.split_once('='))
+                .collect(),
+        })
+    }
+
+    fn hex(&self, name: &str) -> Option<u64> {
+        u64::from_str_radix(self.fields.get(name)?, 16).ok()
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.fields.get(name)?.parse().ok()
+    }
+
+    fn words<const N: usize>(&self) -> Option<[u64; N]> {
+        let mut words = [0; N];
+        let mut parts = self.fields.get("words")?.split(',');
+        for word in &mut words {
+            *word = u64::from_str_radix(parts.next()?, 16).ok()?;
+        }
+        Some(words)
+    }
+
+    /// PCI address of the NIC.
+    fn nic(&self) -> Option<String> {
+        let id = self.hex("nic")?;
+        let (bus, device) = (id >> 8 & 0xFF, id & 0xFF);
+        Some(format!(
+            "{:04x}:{bus:02x}:{:02x}.{}",
+            id >> 16,
+            device >> 3,
+            device & 7
+        ))
+    }
+
+    /// What happened, in words; `None` if fields are missing.
+    fn describe(&self, reasons: &BTreeMap<u64, String>) -> Option<String> {
+        let vpid = || self.number("vpid");
+        Some(match self.event {
+            "extoll_velo_post" => {
+                format!(
+                    "velo {:>3} send {}",
+                    vpid()?,
+                    velo_descriptor(self.hex("descriptor")?)
+                )
+            }
+            "extoll_velo_complete" => {
+                format!(
+                    "velo {:>3} recv {}",
+                    vpid()?,
+                    velo_status(self.hex("status")?)
+                )
+            }
+            "extoll_rma_post" => {
+                format!("rma  {:>3} post {}", vpid()?, rma_descriptor(self.words()?))
+            }
+            "extoll_rma_complete" => {
+                format!(
+                    "rma  {:>3} note {}",
+                    vpid()?,
+                    rma_notification(self.words()?)
+                )
+            }
+            "extoll_interrupt" => format!(
+                "interrupt: {} entries, next {}",
+                self.number("entries")?,
+                self.number("read_pointer")?
+            ),
+            "extoll_event" => {
+                let n = self.number("trigger")?;
+                let event = u8::try_from(n).ok().and_then(TriggerEvent::from_number);
+                format!(
+                    "event {n} ({}) part {} word {:#x}",
+                    event.map_or("unknown", |e| e.name()),
+                    self.number("part")?,
+                    self.hex("word")?
+                )
+            }
+            "extoll_error" => {
+                let n = self.number("reason")?;
+                let text = reasons.get(&n).map_or("", String::as_str);
+                format!("ERROR reason {n} {text} detail {:#x}", self.hex("detail")?)
+            }
+            _ => return None,
+        })
+    }
+}
+
+fn velo_descriptor(raw: u64) -> String {
+    match velo::Descriptor::decode(raw) {
+        Ok(d) => format!(
+            "{} bytes to {}/{} tag {} mtt {}{}",
+            d.len,
+            d.target,
+            d.vpid,
+            d.tag,
+            d.mtt.get(),
+            if d.irq { " irq" } else { "" }
+        ),
+        Err(e) => format!("{raw:#018x}: {e}"),
+    }
+}
+
+fn velo_status(raw: u64) -> String {
+    match velo::Status::decode(raw) {
+        Ok(Some(s)) => format!(
+            "{} bytes from {} tag {} mtt {}{}",
+            s.len,
+            s.source,
+            s.tag,
+            s.mtt.get(),
+            if s.err { " ERR" } else { "" }
+        ),
+        Ok(None) => "nothing".into(),
+        Err(e) => format!("{raw:#018x}: {e}"),
+    }
+}
+
+fn rma_descriptor(words: [u64; 3]) -> String {
+    let d = match Descriptor::decode(words) {
+        Ok(d) => d,
+        Err(e) => return format!("{:#018x},{:#x},{:#x}: {e}", words[0], words[1], words[2]),
+    };
+    let mut text = match d.op {
+        Operation::Get {
+            len, remote, local, ..
+        } => {
+            format!("get {len} bytes {remote:#x} -> {local:#x}")
+        }
+        Operation::Put {
+            len, local, remote, ..
+        } => {
+            format!("put {len} bytes {local:#x} -> {remote:#x}")
+        }
+        Operation::NotificationPut { class, value } => {
+            format!("notify class {class} value {value:#x}")
+        }
+        Operation::ImmediatePut { len, remote, value } => {
+            format!("immediate put {len} bytes {value:#x} -> {remote:#x}")
+        }
+        Operation::Lock {
+            number,
+            compare,
+            add,
+            ..
+        } => {
+            format!("lock {number} if <= {compare} add {add}")
+        }
+    };
+    let to = if d.modifiers.multicast {
+        "group"
+    } else {
+        "node"
+    };
+    let _ = write!(text, " {to} {}/{}", d.node, d.vpid);
+    for (set, name) in [
+        (d.notify.requester, "req"),
+        (d.notify.responder, "resp"),
+        (d.notify.completer, "compl"),
+        (d.modifiers.ntr, "ntr"),
+    ] {
+        if set {
+            let _ = write!(text, " +{name}");
+        }
+    }
+    text
+}
+
+fn rma_notification(words: [u64; 2]) -> String {
+    let n = match Notification::decode(words) {
+        Ok(Some(n)) => n,
+        Ok(None) => return "nothing".into(),
+        Err(e) => return format!("{:#x},{:#018x}: {e}", words[0], words[1]),
+    };
+    let kind = match n.kind {
+        NotificationType::Requester => "requester",
+        NotificationType::Responder => "responder",
+        NotificationType::Completer => "completer",
+    };
+    let detail = match n.command.code() {
+        5 => format!("class {} value {:#x}", n.class(), n.word0),
+        12 | 13 => {
+            let lock = LockResult(n.word0);
+            format!(
+                "lock {} value {} result {}",
+                lock.number(),
+                lock.value(),
+                lock.result()
+            )
+        }
+        _ => format!("{:#x} last {} bytes", n.word0, n.last_size()),
+    };
+    let error = match n.error {
+        0 => String::new(),
+        bits => format!(" ERROR {bits}"),
+    };
+    format!(
+        "{kind} {:?} {}/{} {detail}{error}",
+        n.command, n.node, n.vpid
+    )
+}
+
+/// A trace buffer of our own; removed by drop.
+struct Instance {
+    dir: PathBuf,
+}
+
+impl Instance {
+    fn new(tracefs: &Path) -> Result<Self> {
+        let instances = tracefs.join("instances");
+        fs::metadata(&instances).with_context(|| {
+            format!(
+                "no tracefs at {} (mount -t tracefs tracefs {0}; root only)",
+                tracefs.display()
+            )
+        })?;
+        let dir = instances.join(format!("extoll-trace-{}", std::process::id()));
+        fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        Ok(Self { dir })
+    }
+
+    fn write(&self, file: &str, value: &str) -> Result<()> {
+        let path = self.dir.join(file);
+        fs::write(&path, value)
+            .with_context(|| format!("cannot write {} (is extoll.ko loaded?)", path.display()))
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        // The buffer only costs memory if it stays; `rmdir` by hand removes it.
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+/// Texts of the numbered reasons, from the driver's debugfs counters.
+fn reasons() -> BTreeMap<u64, String> {
+    extoll::nics(Path::new("/"))
+        .iter()
+        .filter_map(|nic| fs::read_to_string(nic.debugfs.join("counters")).ok())
+        .flat_map(|text| parse_reasons(&text))
+        .collect()
+}
+
+fn parse_reasons(text: &str) -> Vec<(u64, String)> {
+    let one = |line: &str| {
+        let rest = line.strip_prefix("reason ")?;
+        let (number, rest) = rest.split_once(' ')?;
+        let (_, name) = rest.split_once(' ')?;
+        Some((number.parse().ok()?, name.to_string()))
+    };
+    text.lines().filter_map(one).collect()
+}
+
+/// Prints what fits the filters.
+struct Printer<'a> {
+    args: &'a Args,
+    reasons: BTreeMap<u64, String>,
+    printed: u64,
+}
+
+impl Printer<'_> {
+    /// True when enough was printed.
+    fn line(&mut self, line: &str, out: &mut impl Write) -> Result<bool> {
+        let Some(record) = Record::parse(line) else {
+            return Ok(false);
+        };
+        let args = self.args;
+        let kind = Kind::of(record.event);
+        let wanted = (args.events.is_empty() || kind.is_some_and(|k| args.events.contains(&k)))
+            && args
+                .nic
+                .as_ref()
+                .is_none_or(|n| record.nic().as_ref() == Some(n))
+            && args
+                .vpid
+                .is_none_or(|v| record.number("vpid") == Some(v.into()));
+        if !wanted {
+            return Ok(false);
+        }
+        let what = record
+            .describe(&self.reasons)
+            .unwrap_or_else(|| format!("{} {:?}", record.event, record.fields));
+        let nic = record.nic().unwrap_or_default();
+        if args.json {
+            let object = serde_json::json!({
+                "time": record.time, "cpu": record.cpu.parse::<u32>().ok(), "task": record.task, "nic": nic,
+                "event": record.event, "fields": record.fields, "text": what,
+            });
+            writeln!(out, "{object}")?;
+        } else {
+            writeln!(
+                out,
+                "{:>14} {} {:<18} {nic} {what}",
+                record.time, record.cpu, record.task
+            )?;
+        }
+        self.printed += 1;
+        Ok(args.count == Some(self.printed))
+    }
+}
+
+/// Runs the program.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let mut printer = Printer {
+        reasons: reasons(),
+        args: &args,
+        printed: 0,
+    };
+    let mut out = std::io::stdout().lock();
+    if let Some(path) = &args.input {
+        let input: Box<dyn Read> = match path.as_os_str().to_str() {
+            Some("-") => Box::new(std::io::stdin()),
+            _ => Box::new(
+                File::open(path).with_context(|| format!("cannot open {}", path.display()))?,
+            ),
+        };
+        for line in BufReader::new(input).lines() {
+            if printer.line(&line?, &mut out)? {
+                break;
+            }
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let instance = Instance::new(&args.tracefs)?;
+    instance.write("events/extoll/enable", "1")?;
+    let pipe = instance.dir.join("trace_pipe");
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let mut pipe = OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblocking)
+        .open(&pipe)
+        .with_context(|| format!("cannot open {}", pipe.display()))?;
+    eprintln!("tracing; Ctrl-C ends it");
+    let end = args.duration.map(|d| Instant::now() + d);
+    let stopped = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, stopped.clone())?;
+    }
+    let (mut rest, mut chunk) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        match pipe.read(&mut chunk) {
+            Ok(0) => std::thread::sleep(Duration::from_millis(50)),
+            Ok(n) => rest.extend_from_slice(&chunk[..n]),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                out.flush()?;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e).context("cannot read the trace"),
+        }
+        while let Some(at) = rest.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = rest.drain(..=at).collect();
+            if printer.line(&String::from_utf8_lossy(&line), &mut out)? {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+        if stopped.load(Ordering::Relaxed) || end.is_some_and(|end| Instant::now() >= end) {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn text(line: &str) -> String {
+        let reasons = parse_reasons("interrupts 3\nreason 10 0 (packets were dropped, replay)\n");
+        Record::parse(line)
+            .unwrap()
+            .describe(&reasons.into_iter().collect())
+            .unwrap()
+    }
+
+    #[test]
+    fn records_are_taken_apart() {
+        Args::command().debug_assert();
+        let line = "    kworker/0:1-12      [001] d.h1.  123.456789: extoll_interrupt: nic=00010210 entries=2 read_pointer=7\n";
+        let r = Record::parse(line).unwrap();
+        assert_eq!(
+            (r.task, r.cpu, r.time, r.event),
+            ("kworker/0:1-12", "001", "123.456789", "extoll_interrupt")
+        );
+        assert_eq!(r.nic().unwrap(), "0001:02:02.0");
+        assert_eq!(text(line), "interrupt: 2 entries, next 7");
+        assert_eq!(Record::parse("# tracer: nop"), None);
+        assert_eq!(Record::parse("x: extoll_"), None);
+        assert_eq!(Record::parse("CPU:0 [LOST 5 EVENTS]"), None);
+    }
+
+    #[test]
+    fn messages_and_commands_are_decoded() {
+        let head = " <idle>-0 [000] d.h1. 1.000001: ";
+        let descriptor = (120u64 << 48) | (7 << 40) | (1 << 34) | (254 << 16) | 3;
+        assert_eq!(
+            text(&format!(
+                "{head}extoll_velo_post: nic=00000010 vpid=254 slot=3 descriptor={descriptor:016x}"
+            )),
+            "velo 254 send 120 bytes to node 3/254 tag 7 mtt 0 irq"
+        );
+        assert_eq!(
+            text(&format!(
+                "{head}extoll_velo_complete: nic=00000010 vpid=9 slot=3 status=0000000000000000"
+            )),
+            "velo   9 recv nothing"
+        );
+        let word0 = (99u64 << 40) | (5 << 32) | (1 << 16) | (8 << 8) | (2 << 2) | 3;
+        assert_eq!(
+            text(&format!("{head}extoll_rma_post: nic=00000010 vpid=4 words={word0:016x},00000000000000aa,00000000000000bb")),
+            "rma    4 post put 100 bytes 0xaa -> 0xbb node 1/8 +req +compl"
+        );
+        let word1 = (2u64 << 51) | (1 << 48) | (6 << 32) | (9 << 23) | 99 | (1 << 61);
+        assert_eq!(
+            text(&format!("{head}extoll_rma_complete: nic=00000010 vpid=4 slot=0 words=00000000000000aa,{word1:016x}")),
+            "rma    4 note requester BytePut 6/9 0xaa last 100 bytes ERROR 1"
+        );
+        assert_eq!(
+            text(&format!(
+                "{head}extoll_error: nic=00000010 reason=10 detail=0000000000000004"
+            )),
+            "ERROR reason 10 (packets were dropped, replay) detail 0x4"
+        );
+        assert!(text(&format!(
+            "{head}extoll_event: nic=00000010 trigger=23 part=0 word=0000000000000001"
+        ))
+        .starts_with("event 23 ("));
+    }
+
+    #[test]
+    fn filters_choose() {
+        let lines = "a-1 [000] d 1.0: extoll_velo_complete: nic=00000010 vpid=9 slot=3 status=0000000000000000\n\
+                     a-1 [000] d 1.1: extoll_velo_complete: nic=00000018 vpid=8 slot=3 status=0000000000000000\n\
+                     a-1 [000] d 1.2: extoll_error: nic=00000010 reason=1 detail=0000000000000000\n";
+        let run = |options: &[&str]| {
+            let args = Args::parse_from([&["extoll-trace"], options].concat());
+            let mut printer = Printer {
+                args: &args,
+                reasons: BTreeMap::new(),
+                printed: 0,
+            };
+            let mut out = Vec::new();
+            for line in lines.lines() {
+                if printer.line(line, &mut out).unwrap() {
+                    break;
+                }
+            }
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(run(&[]).lines().count(), 3);
+        assert_eq!(run(&["-V", "9"]).lines().count(), 1);
+        assert_eq!(run(&["-e", "error"]).lines().count(), 1);
+        assert!(run(&["-N", "0000:00:03.0"]).contains("velo   8"));
+        assert_eq!(run(&["-c", "2"]).lines().count(), 2);
+        let json = run(&["--json", "-c", "1"]);
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["fields"]["vpid"], "9");
+        assert_eq!(value["cpu"], 0);
+    }
+}

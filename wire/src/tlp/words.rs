@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! How packets lie in the quadwords of the PCIe backdoor (HW §14).
+//!
+//! **MODEL decision, not a hardware fact** (G20): quadwords 0 and 1 hold header dwords 0…3, the even ones in the low
+//! halves, as numbers with `Fmt` in the top byte; payload follows from quadword 2, also after a three-dword header,
+//! byte 0 lowest. The receive FIFO has the same layout.
+
+use super::{Error, Tlp};
+
+/// Quadwords of the header.
+pub const HEADER: usize = 2;
+/// Most payload that the backdoor takes, in dwords (T table 3.2).
+pub const PAYLOAD_DWORDS: u16 = 32;
+/// Most quadwords of a packet.
+pub const MAX: usize = HEADER + PAYLOAD_DWORDS as usize / 2;
+
+/// A packet as quadwords.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Words {
+    qw: [u64; MAX],
+    len: u8,
+}
+
+impl Words {
+    /// The quadwords.
+    pub fn as_slice(&self) -> &[u64] {
+        self.qw.get(..usize::from(self.len)).unwrap_or(&[])
+    }
+
+    /// Quadwords of payload: the value for `payload_qw_length`.
+    pub const fn payload_qws(&self) -> u8 {
+        self.len - HEADER as u8
+    }
+}
+
+/// Packs a packet. Errors: a field is out of range, or `payload` is not as long as the header says, or too long.
+pub fn pack(tlp: &Tlp, payload: &[u8]) -> Result<Words, Error> {
+    let dw = tlp.encode()?;
+    let dwords = tlp.payload_dwords();
+    if payload.len() != usize::from(dwords) * 4 || dwords > PAYLOAD_DWORDS {
+        return Err(Error::Payload);
+    }
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let mut qw = [0; MAX];
+    qw[0] = pair(dw[0], dw[1]);
+    qw[1] = pair(dw[2], dw[3]);
+    for (to, from) in qw[HEADER..].iter_mut().zip(payload.chunks(8)) {
+        let mut raw = [0; 8];
+        raw[..from.len()].copy_from_slice(from);
+        *to = u64::from_le_bytes(raw);
+    }
+    Ok(Words {
+        qw,
+        len: (HEADER + payload.len().div_ceil(8)) as u8,
+    })
+}
+
+/// Reads a packet from quadwords and copies its payload to `payload`; returns it and the length of the payload in
+/// bytes. Errors: no valid header, or fewer quadwords or less room than the payload needs.
+pub fn unpack(qw: &[u64], payload: &mut [u8]) -> Result<(Tlp, usize), Error> {
+    let (Some(&a), Some(&b)) = (qw.first(), qw.get(1)) else {
+        return Err(Error::Payload);
+    };
+    let tlp = Tlp::decode([a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32])?;
+    let len = usize::from(tlp.payload_dwords()) * 4;
+    let from = qw.get(HEADER..).unwrap_or(&[]);
+    let to = payload.get_mut(..len).ok_or(Error::Payload)?;
+    if from.len() * 8 < len {
+        return Err(Error::Payload);
+    }
+    for (chunk, word) in to.chunks_mut(8).zip(from) {
+        chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
+    }
+    Ok((tlp, len))
+}
