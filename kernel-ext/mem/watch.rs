@@ -53,6 +53,9 @@ struct Ops(bindings::mmu_interval_notifier_ops);
 unsafe impl Sync for Ops {}
 static STATIC_OPS: Ops = Ops(OPS);
 
+/// # Safety
+///
+/// To be called by the kernel for a notifier that [`Watch::new`] registered.
 unsafe extern "C" fn invalidate(
     sub: *mut bindings::mmu_interval_notifier,
     range: *const bindings::mmu_notifier_range,
@@ -73,9 +76,7 @@ unsafe extern "C" fn invalidate(
         | bindings::mmu_notifier_event_MMU_NOTIFY_SOFT_DIRTY => return true,
         _ => Change::Suspect,
     };
-    inner
-        .watcher
-        .changing(change, range.start as usize, range.end as usize);
+    inner.watcher.changing(change, range.start, range.end);
     true
 }
 
