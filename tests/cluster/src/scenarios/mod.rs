@@ -7,6 +7,7 @@ mod faults;
 mod hostile;
 mod raw;
 mod traffic;
+mod units;
 
 use crate::cluster::Spec;
 use crate::Scenario;
@@ -27,5 +28,6 @@ pub fn all() -> Vec<Scenario> {
     all.extend(hostile::all());
     all.extend(raw::all());
     all.extend(fabric::all());
+    all.extend(units::all());
     all
 }
