@@ -400,7 +400,7 @@ fn smfu_timeout(lab: &Lab) -> Result<()> {
 
 /// Collects uevents while `act` runs; one variable per line.
 fn uevents(lab: &Lab, node: usize, act: impl FnOnce() -> Result<()>) -> Result<String> {
-    lab.ok(node, "rm -f /tmp/uevents; socat -u SOCKET-RECV:16:3:15:x0000000000000000000001 CREATE:/tmp/uevents >/dev/null 2>&1 & echo $! > /tmp/socat.pid; sleep 1; kill -0 $(cat /tmp/socat.pid)")?;
+    lab.ok(node, "rm -f /tmp/uevents; socat -u SOCKET-RECV:16:3:15:x00000000000001000000 CREATE:/tmp/uevents >/dev/null 2>&1 & echo $! > /tmp/socat.pid; sleep 1; kill -0 $(cat /tmp/socat.pid)")?;
     let done = act();
     let text = lab.ok(
         node,
