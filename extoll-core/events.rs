@@ -40,6 +40,8 @@ pub(crate) const ENABLED: TriggerMask = TriggerMask::DEFAULT
     .with(TriggerEvent::LinkPort)
     .with(TriggerEvent::LinkMacStatus);
 
+/// Words of an entry that has another part after it (HW §6.3).
+const FULL_PART: usize = 7;
 /// Changed fields that one log line shows.
 const SHOWN: usize = 6;
 
@@ -301,9 +303,11 @@ pub(crate) fn handle(
         | TriggerEvent::LinkMacRetrainError => nic.schedule_events(),
         _ => {}
     }
+    // Of a report in parts those without change say nothing.
+    let silent = changes.total == 0 && (part > 0 || words.len() == FULL_PART);
     if NORMAL.contains(event) {
         nic.note(Reason::NormalEvent, event.number().into());
-    } else {
+    } else if !silent {
         nic.event_error(event, part, &changes);
     }
 }

@@ -146,7 +146,6 @@ fn changed(nic: &Nic, n: usize, up: bool) {
     }
     let state = if up { c"STATE=up" } else { c"STATE=down" };
     let sent = CString::try_from_fmt(fmt!("EXTOLL_LINK={n}"))
-        .map_err(Error::from)
         .and_then(|link| uevent::changed(nic.device(), &[&link, state]));
     if sent.is_err() {
         nic.error(Reason::LostUevent, n as u64);

@@ -209,18 +209,16 @@ impl Files for RegisterFiles {
             let done = if id.raw {
                 writeln!(out, "{value:x}")
             } else if register.entries() > 1 {
-                let fields = register.fields().filter(|_| fit);
+                let mut fields = register.fields().filter(|_| fit);
                 write!(out, "Entry {entry:4}: {value:16x};")
                     .and_then(|()| {
-                        fields
-                            .map(|f| write!(out, " {} {:x};", f.name, f.of(value)))
-                            .collect()
+                        fields.try_for_each(|f| write!(out, " {} {:x};", f.name, f.of(value)))
                     })
                     .and_then(|()| writeln!(out))
             } else {
-                fields(&register)
-                    .map(|f| writeln!(out, "{} [{}:{}] : {:x};", f.name, f.msb, f.lsb, f.of(value)))
-                    .collect()
+                fields(&register).try_for_each(|f| {
+                    writeln!(out, "{} [{}:{}] : {:x};", f.name, f.msb, f.lsb, f.of(value))
+                })
             };
             done.map_err(|_| E2BIG)?;
         }

@@ -123,8 +123,8 @@ impl<T: Files> Group<T> {
             let (read, write) = entry.access;
             let mut attribute = bindings::device_attribute::default();
             attribute.attr.mode = if read { 0o400 } else { 0 } | if write { 0o200 } else { 0 };
-            attribute.__bindgen_anon_1.show = read.then_some(show::<T> as _);
-            attribute.__bindgen_anon_2.store = write.then_some(store::<T> as _);
+            attribute.__bindgen_anon_1.show = if read { Some(show::<T>) } else { None };
+            attribute.__bindgen_anon_2.store = if write { Some(store::<T>) } else { None };
             let id = entry.id;
             let file = File {
                 attribute,

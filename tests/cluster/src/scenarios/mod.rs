@@ -13,6 +13,7 @@ mod refused;
 mod traffic;
 mod uapi;
 mod userland;
+mod units;
 
 use crate::cluster::Spec;
 use crate::Scenario;
@@ -39,5 +40,6 @@ pub fn all() -> Vec<Scenario> {
     all.extend(fabric::all());
     all.extend(uapi::all());
     all.extend(userland::all());
+    all.extend(units::all());
     all
 }

@@ -1,0 +1,542 @@
+//! Functional units of the base driver: remote registers, windows, register files, events.
+
+use super::PAIR;
+use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const TORUS: Spec = Spec {
+    nodes: 8,
+    args: &["--topology", "torus:2x2x2", "--memory", "384"],
+};
+
+/// Two NICs in each of two nodes: NIC k of node n is number 2n + k.
+const TWO_NICS: Spec = Spec {
+    nodes: 2,
+    args: &["--topology", "ring:4", "--nics", "2"],
+};
+
+/// The register map, which the files are compared with.
+const MAP: &str = include_str!("../../../../wire/data/tourmalet-registers.csv");
+
+/// Directory of the register files of the only NIC.
+const RF: &str = "cd /sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = |name, spec, run| Scenario { name, spec, run };
+    vec![
+        s("units::sysfs_names", PAIR, names),
+        s("units::sysfs_read_write", PAIR, read_write),
+        s("units::sysfs_open_at_unbind", PAIR, open_at_unbind),
+        s("units::debugfs_dump", PAIR, dump),
+        s("units::rra_errors", PAIR, rra_errors),
+        s("units::smfu_memory", PAIR, smfu_memory),
+        s("units::smfu_order", PAIR, smfu_order),
+        s("units::smfu_timeout", PAIR, smfu_timeout),
+        s("units::link_events", PAIR, link_events),
+        s("units::event_mask", PAIR, event_mask),
+        s("units::two_nics", TWO_NICS, two_nics),
+        s("units::rra_everywhere", TORUS, rra_everywhere),
+    ]
+}
+
+/// File names that the map gives: two per register or part of 128 elements that software can access.
+fn expected() -> BTreeSet<String> {
+    let mut out = BTreeSet::new();
+    for line in MAP.lines().skip(1) {
+        let f: Vec<&str> = line.split(',').collect();
+        if f[8] == "hw" {
+            continue;
+        }
+        let entries: u32 = f[3].parse().unwrap_or(1);
+        let parts: Vec<String> = match entries {
+            0..=128 => vec![f[0].to_string()],
+            n => (0..n.div_ceil(128))
+                .map(|p| format!("{}_p{p}", f[0]))
+                .collect(),
+        };
+        for part in parts {
+            out.insert(format!("{part}_raw"));
+            out.insert(part);
+        }
+    }
+    out
+}
+
+fn names(lab: &Lab) -> Result<()> {
+    let found: BTreeSet<String> = lab
+        .ok(0, &format!("{RF} && ls"))?
+        .lines()
+        .map(str::to_string)
+        .collect();
+    let want = expected();
+    let missing: Vec<_> = want.difference(&found).take(5).collect();
+    let extra: Vec<_> = found.difference(&want).take(5).collect();
+    ensure!(
+        missing.is_empty() && extra.is_empty(),
+        "missing {missing:?}, unexpected {extra:?}"
+    );
+    // Who may do what: read only, read and write, write only; nobody but root.
+    let modes = lab.ok(0, &format!("{RF} && stat -c '%a %n' extoll_rf_info_rf_driver extoll_rf_info_rf_node extoll_rf_atu_rf_cmd_interface"))?;
+    let want = "400 extoll_rf_info_rf_driver\n600 extoll_rf_info_rf_node\n200 extoll_rf_atu_rf_cmd_interface";
+    ensure!(modes.trim() == want, "{modes}");
+    Ok(())
+}
+
+fn read_write(lab: &Lab) -> Result<()> {
+    let node = lab.ok(1, &format!("{RF} && cat extoll_rf_info_rf_node"))?;
+    ensure!(node.contains("id [39:24] : 1;"), "{node}");
+    let raw = lab.ok(1, &format!("{RF} && cat extoll_rf_info_rf_node_raw"))?;
+    let raw = u64::from_str_radix(raw.trim(), 16).with_context(|| raw.clone())?;
+    ensure!(raw >> 24 & 0xFFFF == 1, "{raw:#x}");
+    let scratch = "extoll_rf_info_rf_scratchpad_scratchpad";
+    let text = lab.ok(
+        0,
+        &format!(
+            "{RF} && echo '5 0xabc' > {scratch} && echo 6 1000 > {scratch}_raw && cat {scratch}"
+        ),
+    )?;
+    ensure!(text.contains("Entry    5:              abc;"), "{text}");
+    ensure!(text.contains("Entry    6:              3e8;"), "{text}");
+    for bad in ["8 1", "5", "5 x", "5 1 1", ""] {
+        let out = lab.sh_for(0, &format!("{RF} && echo '{bad}' > {scratch}"), PATIENCE)?;
+        ensure!(out.status != 0, "'{bad}' was accepted");
+    }
+    // A register whose reading has an effect is read by command only.
+    let fifo = "extoll_rf_pcie_rf_bridge_rf_pcie_to_htoc_backdoor_data";
+    let out = lab.sh_for(0, &format!("{RF} && cat {fifo}"), PATIENCE)?;
+    ensure!(out.status != 0, "{fifo} can be read: {}", out.stdout);
+    lab.ok(
+        0,
+        &format!("{RF} && echo read > {fifo} && cat {fifo} {fifo}_raw"),
+    )?;
+    // A write has its effect: the network state, for which nothing else is told.
+    let state = |text: &str| format!("{RF} && echo '3 {text}' > {scratch}");
+    lab.ok(0, &state("2"))?;
+    let is = |want: &'static str| {
+        move |l: &Lab| {
+            Ok(l.ok(0, "cat /sys/kernel/debug/extoll-*/status")?
+                .contains(want))
+        }
+    };
+    lab.until("the network is stopped", PATIENCE, is("network Stopped"))?;
+    lab.ok(0, &state("1"))?;
+    lab.until("the network runs", PATIENCE, is("network Running"))?;
+    lab.until("node 1 answers", PATIENCE, |l| {
+        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
+    })
+}
+
+fn open_at_unbind(lab: &Lab) -> Result<()> {
+    let script = "cd /sys/bus/pci/drivers/extoll; d=$(basename $(echo 0000:*)); exec 5< $d/extoll_rf/extoll_rf_info_rf_node 6< /sys/kernel/debug/extoll-$d/events
+        echo $d > unbind; cat <&5 && echo still; cat <&6 && echo still; exec 5<&- 6<&-; echo $d > bind; ls $d/extoll_rf | wc -l";
+    let out = lab.sh_for(0, script, Duration::from_secs(120))?;
+    ensure!(!out.stdout.contains("still"), "{}", out.stdout);
+    let want = expected().len().to_string();
+    ensure!(
+        out.stdout.trim() == want,
+        "{} instead of {want} files",
+        out.stdout
+    );
+    lab.ok(
+        0,
+        "ip addr replace 10.2.0.1/24 dev exn0; ip link set exn0 up",
+    )?;
+    lab.until("node 1 answers again", PATIENCE, |l| {
+        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
+    })
+}
+
+fn dump(lab: &Lab) -> Result<()> {
+    lab.run("trace", &["on"], PATIENCE)?;
+    let text = lab.ok_for(
+        0,
+        "cat /sys/kernel/debug/extoll-*/registers/*",
+        Duration::from_secs(240),
+    );
+    lab.run("trace", &["off"], PATIENCE)?;
+    let text = text?;
+    ensure!(
+        text.contains(" info_rf_node ") && text.contains(" id=0x0 "),
+        "no node register"
+    );
+    ensure!(
+        text.lines().count() > 2000,
+        "{} lines only",
+        text.lines().count()
+    );
+    let options = ["print", "--host-only", "--nic", "0", "--kind", "reg-read"];
+    let trace = lab.run("trace", &options, PATIENCE)?;
+    for forbidden in [
+        "RF+0x5600 ",
+        "RF+0x5608 ",
+        "RF+0x1200020 ",
+        "RF+0x1600020 ",
+        "RF+0xc008 ",
+    ] {
+        ensure!(!trace.contains(forbidden), "the dump read {forbidden}");
+    }
+    ensure!(
+        trace.contains("RF+0x8008 "),
+        "the trace does not show the dump"
+    );
+    Ok(())
+}
+
+/// A command of extoll_bench that has to fail; its error line.
+fn refused(lab: &Lab, node: usize, command: &str) -> Result<String> {
+    let script =
+        format!("exec 3<>/dev/extoll_bench || exit; printf %s '{command}' >&3 && exit 9; cat <&3");
+    let text = lab.ok_for(node, &script, Duration::from_secs(60))?;
+    text.lines()
+        .find_map(|l| l.strip_prefix("error "))
+        .map(str::to_string)
+        .with_context(|| format!("no error in {text}"))
+}
+
+fn value(lab: &Lab, node: usize, command: &str) -> Result<u64> {
+    let result = lab.raw(node, command)?;
+    let text = result.get("value").with_context(|| format!("{result:?}"))?;
+    Ok(text.parse()?)
+}
+
+/// How often a reason was counted on a node.
+fn reason(lab: &Lab, node: usize, text: &str) -> Result<u64> {
+    let counters = lab.ok(node, "cat /sys/kernel/debug/extoll-*/counters")?;
+    let line = counters.lines().find(|l| l.ends_with(&format!("({text})")));
+    let line = line.with_context(|| format!("no reason '{text}' in {counters}"))?;
+    Ok(line.split(' ').nth(2).unwrap_or("").parse()?)
+}
+
+fn bench(lab: &Lab) -> Result<()> {
+    for node in 0..lab.spec().nodes {
+        lab.ok(node, "modprobe extoll_bench")?;
+    }
+    Ok(())
+}
+
+fn rra_errors(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    const PATIENT: &str = "timeout_us=5000000";
+    for (command, want) in [
+        ("rra node=65535 offset=0x8008", "BadNode"),
+        ("rra node=1 method=local offset=0x8008", "BadNode"),
+        ("rra node=1 offset=0x8004", "BadOffset"),
+        ("rra node=1 offset=0x2000000", "BadOffset"),
+        ("rra node=77 offset=0x8008 timeout_us=20000", "TimedOut"),
+    ] {
+        let error = refused(lab, 0, command)?;
+        ensure!(error.contains(want), "{command}: {error} instead of {want}");
+    }
+    ensure!(
+        reason(lab, 0, "remote register access timed out")? >= 1,
+        "not counted"
+    );
+    // Answers that come too late are no answers to what is asked next.
+    lab.fault(&["freeze", "1"])?;
+    for _ in 0..3 {
+        let error = refused(lab, 0, "rra node=1 offset=0x8008 timeout_us=5000")?;
+        ensure!(error.contains("TimedOut"), "{error}");
+    }
+    lab.fault(&["thaw", "1"])?;
+    for i in 0..20 {
+        lab.raw(
+            0,
+            &format!("rra op=write node=1 offset=0x8058 value={i} {PATIENT}"),
+        )?;
+        let got = value(lab, 0, &format!("rra node=1 offset=0x8058 {PATIENT}"))?;
+        ensure!(got == i, "{got} instead of {i}");
+    }
+    ensure!(
+        reason(lab, 0, "late answer to a register access")? >= 3,
+        "late answers not recognised"
+    );
+    Ok(())
+}
+
+fn rra_everywhere(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    for method in ["rma", "smfu"] {
+        for from in [0, 5] {
+            for to in 0..lab.spec().nodes {
+                let tag = format!("{}", 1000 + 100 * from + to);
+                let way = format!("node={to} method={method} timeout_us=5000000");
+                let node = value(lab, from, &format!("rra offset=0x8008 {way}"))?;
+                ensure!(
+                    node >> 24 & 0xFFFF == to as u64,
+                    "{method} {from} to {to}: {node:#x}"
+                );
+                lab.raw(
+                    from,
+                    &format!("rra op=write offset=0x8060 value={tag} {way}"),
+                )?;
+                let got = value(
+                    lab,
+                    to,
+                    &format!("rra offset=0x8060 node={to} method=local"),
+                )?;
+                ensure!(
+                    got.to_string() == tag,
+                    "{method} {from} to {to}: {got} instead of {tag}"
+                );
+                let got = value(lab, from, &format!("rra offset=0x8060 {way}"))?;
+                ensure!(
+                    got.to_string() == tag,
+                    "{method} {from} to {to}: read {got}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn smfu_memory(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    for (n, place) in [
+        "interval=1",
+        "interval=62",
+        "bytes=65536",
+        "map=wc",
+        "bytes=0x4000000 slices=4",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let (from, to) = (n % 2, 1 - n % 2);
+        // Mask mode: the slice of node 1 is the first beyond the remote register files'.
+        let (from, to) = if place.contains("slices") {
+            (0, 1)
+        } else {
+            (from, to)
+        };
+        let number = 0x1122_3344_5566_0000 + n as u64;
+        lab.raw(
+            from,
+            &format!("smfu op=write node={to} offset=256 value={number} {place}"),
+        )?;
+        let got = value(
+            lab,
+            from,
+            &format!("smfu op=read node={to} offset=256 {place}"),
+        )?;
+        ensure!(got == number, "{place}: loaded {got:#x}");
+        let got = value(lab, to, "smfu op=local offset=256")?;
+        ensure!(got == number, "{place}: node {to} has {got:#x}");
+    }
+    for (command, want) in [
+        ("smfu node=65534", "EINVAL"),
+        ("smfu node=1 bytes=100", "EINVAL"),
+        ("smfu node=1 interval=63", "EINVAL"),
+        ("smfu node=1 bytes=0x20000000", "ENOSPC"),
+        ("smfu node=1 offset=4096", "Outside"),
+        ("smfu node=1 offset=4", "Outside"),
+        ("smfu node=0 slices=4 bytes=0x4000000", "ERANGE"),
+    ] {
+        let error = refused(lab, 0, command)?;
+        ensure!(error.contains(want), "{command}: {error} instead of {want}");
+    }
+    Ok(())
+}
+
+fn smfu_order(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    for map in ["uc", "wc"] {
+        let options = format!("count=120 rounds=40 map={map}");
+        std::thread::scope(|scope| -> Result<()> {
+            let follower = scope.spawn(|| lab.raw(1, &format!("smfu op=follow {options}")));
+            lab.raw(0, &format!("smfu op=lead node=1 {options}"))?;
+            let result = follower
+                .join()
+                .map_err(|_| anyhow::anyhow!("the follower panicked"))??;
+            ensure!(
+                result.get("rounds").is_some_and(|n| n == "40"),
+                "{result:?}"
+            );
+            ensure!(
+                result.get("bad").is_some_and(|n| n == "0"),
+                "stores overtook each other: {result:?}"
+            );
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn smfu_timeout(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    let before = reason(lab, 0, "SMFU time-out")?;
+    // All ones are a value, not an error.
+    lab.raw(
+        0,
+        &format!("smfu op=write node=1 offset=512 value={}", u64::MAX),
+    )?;
+    let got = value(lab, 0, "smfu op=read node=1 offset=512")?;
+    ensure!(got == u64::MAX, "{got:#x}");
+    ensure!(
+        reason(lab, 0, "SMFU time-out")? == before,
+        "data were taken for a time-out"
+    );
+    lab.fault(&["link-down", "0", "0"])?;
+    for command in [
+        "smfu op=read node=1 offset=512",
+        "rra node=1 method=smfu offset=0x8008",
+    ] {
+        let error = refused(lab, 0, command)?;
+        ensure!(error.contains("TimedOut"), "{command}: {error}");
+    }
+    lab.fault(&["link-up", "0", "0"])?;
+    ensure!(reason(lab, 0, "SMFU time-out")? > before, "not counted");
+    lab.until("node 1 answers again", PATIENCE, |l| {
+        Ok(value(l, 0, "smfu op=read node=1 offset=512")? == u64::MAX)
+    })?;
+    // The flag was cleared.
+    let control = lab.ok(0, &format!("{RF} && cat extoll_rf_smfu_rf_timeout_control"))?;
+    ensure!(control.contains("timeout_ERR [32:32] : 0;"), "{control}");
+    Ok(())
+}
+
+/// Collects uevents while `act` runs; one variable per line.
+fn uevents(lab: &Lab, node: usize, act: impl FnOnce() -> Result<()>) -> Result<String> {
+    lab.ok(node, "rm -f /tmp/uevents; socat -u SOCKET-RECV:16:3:15:x00000000000001000000 CREATE:/tmp/uevents >/dev/null 2>&1 & echo $! > /tmp/socat.pid; sleep 1; kill -0 $(cat /tmp/socat.pid)")?;
+    let done = act();
+    let text = lab.ok(
+        node,
+        "kill $(cat /tmp/socat.pid); tr '\\0' '\\n' < /tmp/uevents",
+    );
+    done?;
+    text
+}
+
+fn link_events(lab: &Lab) -> Result<()> {
+    let links = |l: &Lab| l.ok(0, "cat /sys/kernel/debug/extoll-*/links");
+    let first = links(lab)?;
+    ensure!(first.contains("link 0 up "), "{first}");
+    ensure!(first.contains("neighbour 1 port 0 "), "{first}");
+    let heard = uevents(lab, 0, || {
+        lab.fault(&["link-down", "0", "0"])?;
+        lab.until("link 0 is down", PATIENCE, |l| {
+            Ok(links(l)?.contains("link 0 down "))
+        })?;
+        lab.fault(&["link-up", "0", "0"])?;
+        lab.until("link 0 is up", PATIENCE, |l| {
+            Ok(links(l)?.contains("link 0 up "))
+        })
+    })?;
+    for want in ["EXTOLL_LINK=0\nSTATE=down", "EXTOLL_LINK=0\nSTATE=up"] {
+        ensure!(heard.contains(want), "no uevent {want:?} in\n{heard}");
+    }
+    let events = lab.ok(0, "cat /sys/kernel/debug/extoll-*/events")?;
+    ensure!(events.contains("(LINK_PORT)"), "{events}");
+    ensure!(
+        events.contains("  nw_lp_top_rf_lp0_status.ready "),
+        "no sub-cause in\n{events}"
+    );
+    ensure!(
+        reason(lab, 0, "link down")? >= 1 && reason(lab, 0, "link up")? >= 1,
+        "not counted"
+    );
+    // Network state and node ID.
+    let scratch = "extoll_rf_info_rf_scratchpad_scratchpad";
+    let heard = uevents(lab, 0, || {
+        lab.ok(
+            0,
+            &format!(
+                "{RF} && echo '3 2' > {scratch} && sleep 1 && echo '3 1' > {scratch} && sleep 1"
+            ),
+        )
+        .map(drop)
+    })?;
+    for want in [
+        "EXTOLL_NETWORK=Stopped",
+        "EXTOLL_NETWORK=Running",
+        "EXTOLL_NODE=0",
+    ] {
+        ensure!(heard.contains(want), "no {want} in\n{heard}");
+    }
+    Ok(())
+}
+
+fn event_mask(lab: &Lab) -> Result<()> {
+    let mask = "cd /sys/kernel/debug/extoll-*; cat event_mask";
+    let default = lab.ok(0, mask)?;
+    for bad in ["0", "x", "0x12345678901"] {
+        let out = lab.sh_for(
+            0,
+            &format!("cd /sys/kernel/debug/extoll-*; echo {bad} > event_mask"),
+            PATIENCE,
+        )?;
+        ensure!(out.status != 0, "{bad} was accepted");
+    }
+    // Without the link events nobody hears of a cut.
+    lab.ok(
+        0,
+        "cd /sys/kernel/debug/extoll-*; echo 0x1feddffd > event_mask",
+    )?;
+    ensure!(
+        lab.ok(0, mask)?.trim() == "0x1feddffd",
+        "the mask is not what was written"
+    );
+    let register = lab.ok(
+        0,
+        &format!("{RF} && cat extoll_rf_snq_rf_trigger_enable_raw"),
+    )?;
+    ensure!(register.trim() == "1feddffd", "{register}");
+    let count = |l: &Lab| -> Result<u64> {
+        let events = l.ok(0, "cat /sys/kernel/debug/extoll-*/events")?;
+        let line = events
+            .lines()
+            .find(|l| l.contains("(LINK_PORT)"))
+            .unwrap_or("event 17 0");
+        Ok(line.split(' ').nth(2).unwrap_or("").parse()?)
+    };
+    let before = count(lab)?;
+    lab.fault(&["link-down", "0", "0"])?;
+    lab.fault(&["link-up", "0", "0"])?;
+    ensure!(count(lab)? == before, "a masked event was reported");
+    lab.ok(
+        0,
+        &format!(
+            "cd /sys/kernel/debug/extoll-*; echo {} > event_mask",
+            default.trim()
+        ),
+    )?;
+    lab.until("node 1 answers again", PATIENCE, |l| {
+        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
+    })
+}
+
+fn two_nics(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    let dirs = lab.ok(0, "ls -d /sys/kernel/debug/extoll-0000:* | wc -l; ls -d /sys/bus/pci/drivers/extoll/0000:*/extoll_rf | wc -l")?;
+    ensure!(dirs.split_whitespace().eq(["2", "2"]), "{dirs}");
+    // Registers of the one are not those of the other, and each reaches all nodes.
+    for nic in 0..2 {
+        for to in 0..4 {
+            let command = format!("rra nic={nic} node={to} offset=0x8008 timeout_us=5000000");
+            let node = value(lab, 0, &command)?;
+            ensure!(node >> 24 & 0xFFFF == to, "NIC {nic} to {to}: {node:#x}");
+        }
+        lab.raw(
+            0,
+            &format!(
+                "rra nic={nic} node={nic} op=write offset=0x8060 value={} method=local",
+                70 + nic
+            ),
+        )?;
+    }
+    let text = lab.ok(0, "cat /sys/bus/pci/drivers/extoll/0000:*/extoll_rf/extoll_rf_info_rf_scratchpad_scratchpad_raw")?;
+    let values: BTreeSet<&str> = text.split_whitespace().collect();
+    ensure!(values.contains("46") && values.contains("47"), "{text}");
+    // One goes, the other stays.
+    let script = "cd /sys/bus/pci/drivers/extoll; set -- 0000:*; echo $2 > unbind; ls -d 0000:*/extoll_rf | wc -l; cat $1/extoll_rf/extoll_rf_info_rf_node_raw; echo $2 > bind; ls -d 0000:*/extoll_rf | wc -l";
+    let text = lab.ok(0, script)?;
+    let lines: Vec<&str> = text.lines().collect();
+    ensure!(
+        lines.len() == 3 && lines[0] == "1" && lines[2] == "2",
+        "{text}"
+    );
+    Ok(())
+}
