@@ -77,6 +77,18 @@ impl DmaWords {
         // SAFETY: within the allocation; volatile, as the device may access it at any time.
         unsafe { base.add(index).write_volatile(value.to_le()) };
     }
+
+    /// Writes half a word, number `index` in units of four bytes, and leaves the other half alone; ignored outside the
+    /// memory. Any context.
+    #[inline]
+    pub fn write_half(&self, index: usize, value: u32) {
+        if index / 2 >= self.words {
+            return;
+        }
+        let base: *mut u32 = self.memory.as_mut_ptr().cast();
+        // SAFETY: within the allocation; volatile, as the device may access it at any time.
+        unsafe { base.add(index).write_volatile(value.to_le()) };
+    }
 }
 
 // SAFETY: whole pages of an allocation that lives as long as `self`. It holds quadwords that anybody may change at any

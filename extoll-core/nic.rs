@@ -9,6 +9,7 @@ use crate::{
     atu::Atu,
     dma::BoundDevice,
     hw::Hw,
+    rma::Locks,
     rra::Rra,
     smfu::Smfu,
     snq::Snq,
@@ -127,6 +128,8 @@ pub struct Nic {
     #[pin]
     pub(crate) rma: Table,
     #[pin]
+    pub(crate) locks: Locks,
+    #[pin]
     pub(crate) atu: Atu,
     #[pin]
     pub(crate) snq: Snq,
@@ -193,6 +196,7 @@ impl Nic {
                 limits: core::array::from_fn(|_| RateLimit::new()),
                 velo <- Table::new(),
                 rma <- Table::new(),
+                locks <- Locks::new(),
                 atu <- Atu::new(),
                 snq <- snq,
                 rra <- Rra::new(),

@@ -10,8 +10,7 @@ use crate::{
     hw::Hw,
     info,
     nic::{Nic, Params},
-    rma::Rma,
-    rra, smfu,
+    rma, rra, smfu,
     snq::{Interrupt, Snq},
     user::Devices,
     velo, xbar,
@@ -47,8 +46,6 @@ struct Live<'a> {
     children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Files>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
-    /// Memory that the units use; freed after they were stopped.
-    memory: Option<Rma>,
     stopped: bool,
 }
 
@@ -194,7 +191,7 @@ impl<'a> BoundNic<'a> {
         velo::init(nic)?;
         Atu::init(nic)?;
         let (mps, mrrs) = payload_sizes(dev);
-        self.live.lock().memory = Some(Rma::init(nic, mps, mrrs)?);
+        rma::init(nic, mps, mrrs)?;
         smfu::init(nic)?;
         nic.schedule_status();
         Ok(())
@@ -225,9 +222,8 @@ impl<'a> BoundNic<'a> {
         self.enabled.stop_dma();
         Atu::release(&self.nic);
         self.nic.shutdown();
-        let memory = core::mem::take(&mut self.live.lock().memory);
-        drop(memory);
         drop(remains);
+        self.nic.locks.free();
         self.nic.smfu.free_exported();
     }
 }
@@ -235,7 +231,7 @@ impl<'a> BoundNic<'a> {
 /// Leaves no address of host memory in the hardware.
 fn stop_units(nic: &Arc<Nic>) {
     smfu::stop(nic);
-    Rma::stop(nic);
+    rma::stop(nic);
     Atu::stop(nic);
     velo::stop(nic);
     bq::stop(nic);

@@ -21,7 +21,11 @@ use crate::{
     tx::{self, Tx},
     vpid::Client,
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+};
 use kernel_ext::{barrier, trace};
 use wire::{
     bq::SlotCode,
@@ -190,6 +194,7 @@ impl Drop for Port {
             bq::clear(&hw, Unit::Rma, self.vpid);
             hw.rf.read(rma::vpid_table(self.vpid));
         }
+        self.nic.locks.clear(self.vpid);
         self.nic.rma.release(self.vpid);
     }
 }
@@ -490,60 +495,82 @@ impl Notifications {
     }
 }
 
-/// What the unit needs in host memory.
-pub(crate) struct Rma {
-    _locks: DmaWords,
+/// The locks (HW §10.6), in host memory from [`init`] to [`Locks::free`].
+#[pin_data]
+pub(crate) struct Locks {
+    #[pin]
+    memory: Mutex<Option<DmaWords>>,
 }
 
-impl Rma {
-    /// `rma2` part of the probe (HW §3.5). `mps` and `mrrs`: PCIe maximum payload and read request sizes in bytes.
-    pub(crate) fn init(nic: &Arc<Nic>, mps: u32, mrrs: u32) -> Result<Self> {
-        let locks = nic.with_bound(|dev| DmaWords::new(dev, rma::LOCK_MEMORY as usize / 8))??;
-        let hw = nic.access().ok_or(ENODEV)?;
-        nic.set_node(info::Node(hw.rf.read(info::NODE)).node_id());
-        drop(hw);
-        for vpid in Vpid::all() {
-            let hw = nic.access().ok_or(ENODEV)?;
-            hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
-            tx::reset_state(&hw, Unit::Rma, vpid);
-        }
-        let hw = nic.access().ok_or(ENODEV)?;
-        hw.rf
-            .write(rma::CONFIG, rma::Config::for_pcie(mps, mrrs).raw());
-        hw.rf.write(rma::LOCK_BASE, locks.address().0);
-        hw.rf.write(rma::LOCK_CFG, rma::LOCK_CFG_INIT);
-        for reg in [
-            rma::REQUESTER_ERROR_CTRL,
-            rma::RESPONDER_ERROR_CTRL,
-            rma::COMPLETER_ERROR_CTRL,
-        ] {
-            hw.rf.update(reg, |v| v & rma::ERROR_CTRL_INIT_MASK);
-        }
-        hw.rf.update(rma::BQ_TIMEOUT, |v| {
-            (v & !0xFFFF_FFFF) | (rma::BQ_TIMEOUT_INIT & 0xFFFF_FFFF)
-        });
-        hw.rf.update(rma::BQ_TIMEOUT, |v| {
-            v | (rma::BQ_TIMEOUT_INIT & !0xFFFF_FFFF)
-        });
-        hw.rf.update(wcbuf::rma::TIMEOUT, |v| {
-            (v & 0xFFFF_FFFF) | (wcbuf::TIMEOUT_INIT & !0xFFFF_FFFF)
-        });
-        hw.rf
-            .update(wcbuf::rma::TIMEOUT, |v| v | (wcbuf::TIMEOUT_INIT & 1));
-        hw.rf
-            .write(np::general(np::RMA_COMPLETER), np::GENERAL_INIT);
-        hw.rf
-            .write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
-        drop(hw);
-        Ok(Self { _locks: locks })
+impl Locks {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self { memory <- new_mutex!(None, "extoll_locks") })
     }
 
-    /// Disconnects the unit from the network and forgets the lock memory.
-    pub(crate) fn stop(nic: &Nic) {
-        let Some(hw) = nic.alive_access() else { return };
-        hw.rf.write(np::general(np::RMA_COMPLETER), 0);
-        hw.rf.write(np::general(np::RMA_RESPONDER), 0);
-        hw.rf.write(rma::LOCK_CFG, 0);
-        hw.rf.write(rma::LOCK_BASE, 0);
+    /// Zeroes the locks of a VPID that is closed. May sleep.
+    fn clear(&self, vpid: Vpid) {
+        if let Some(memory) = &*self.memory.lock() {
+            for i in (vpid.index()..memory.words() * 2).step_by(usize::from(Vpid::COUNT)) {
+                memory.write_half(i, 0);
+            }
+        }
     }
+
+    /// Frees the memory, of which the NIC does not know any more. May sleep.
+    pub(crate) fn free(&self) {
+        let memory = self.memory.lock().take();
+        drop(memory);
+    }
+}
+
+/// `rma2` part of the probe (HW §3.5). `mps` and `mrrs`: PCIe maximum payload and read request sizes in bytes.
+pub(crate) fn init(nic: &Arc<Nic>, mps: u32, mrrs: u32) -> Result {
+    let locks = nic.with_bound(|dev| DmaWords::new(dev, rma::LOCK_MEMORY as usize / 8))??;
+    let hw = nic.access().ok_or(ENODEV)?;
+    nic.set_node(info::Node(hw.rf.read(info::NODE)).node_id());
+    drop(hw);
+    for vpid in Vpid::all() {
+        let hw = nic.access().ok_or(ENODEV)?;
+        hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
+        tx::reset_state(&hw, Unit::Rma, vpid);
+    }
+    let hw = nic.access().ok_or(ENODEV)?;
+    hw.rf
+        .write(rma::CONFIG, rma::Config::for_pcie(mps, mrrs).raw());
+    hw.rf.write(rma::LOCK_BASE, locks.address().0);
+    hw.rf.write(rma::LOCK_CFG, rma::LOCK_CFG_INIT);
+    for reg in [
+        rma::REQUESTER_ERROR_CTRL,
+        rma::RESPONDER_ERROR_CTRL,
+        rma::COMPLETER_ERROR_CTRL,
+    ] {
+        hw.rf.update(reg, |v| v & rma::ERROR_CTRL_INIT_MASK);
+    }
+    hw.rf.update(rma::BQ_TIMEOUT, |v| {
+        (v & !0xFFFF_FFFF) | (rma::BQ_TIMEOUT_INIT & 0xFFFF_FFFF)
+    });
+    hw.rf.update(rma::BQ_TIMEOUT, |v| {
+        v | (rma::BQ_TIMEOUT_INIT & !0xFFFF_FFFF)
+    });
+    hw.rf.update(wcbuf::rma::TIMEOUT, |v| {
+        (v & 0xFFFF_FFFF) | (wcbuf::TIMEOUT_INIT & !0xFFFF_FFFF)
+    });
+    hw.rf
+        .update(wcbuf::rma::TIMEOUT, |v| v | (wcbuf::TIMEOUT_INIT & 1));
+    hw.rf
+        .write(np::general(np::RMA_COMPLETER), np::GENERAL_INIT);
+    hw.rf
+        .write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
+    drop(hw);
+    *nic.locks.memory.lock() = Some(locks);
+    Ok(())
+}
+
+/// Disconnects the unit from the network and forgets the lock memory.
+pub(crate) fn stop(nic: &Nic) {
+    let Some(hw) = nic.alive_access() else { return };
+    hw.rf.write(np::general(np::RMA_COMPLETER), 0);
+    hw.rf.write(np::general(np::RMA_RESPONDER), 0);
+    hw.rf.write(rma::LOCK_CFG, 0);
+    hw.rf.write(rma::LOCK_BASE, 0);
 }

@@ -2,7 +2,7 @@
 
 //! NICs that commands can use, and what runs on each.
 
-use crate::{server::Server, transfer::Parked, wait::Waiter};
+use crate::{regions::Offer, server::Server, transfer::Parked, wait::Waiter};
 use extoll_core::nic::Nic;
 use kernel::{
     new_mutex,
@@ -49,6 +49,9 @@ pub(crate) struct Attached {
     run: Mutex<Option<Place>>,
     #[pin]
     server: Mutex<Serving>,
+    /// Registered memory for peers.
+    #[pin]
+    offer: Mutex<Option<Offer>>,
     /// Who has to be woken when the NIC goes.
     #[pin]
     waiting: Mutex<Waiting>,
@@ -120,6 +123,7 @@ impl Attached {
             pin_init!(Self {
                 run <- new_mutex!(Some(place), "extoll_bench_run"),
                 server <- new_mutex!(serving, "extoll_bench_server"),
+                offer <- new_mutex!(None, "extoll_bench_offer"),
                 waiting <- new_mutex!(waiting, "extoll_bench_waiting"),
             }),
             GFP_KERNEL,
@@ -189,6 +193,11 @@ impl Attached {
         self.server.lock().server.clone()
     }
 
+    /// The place of the offer. With it locked ask for the NIC, which goes before the offer.
+    pub(crate) fn offer(&self) -> MutexGuard<'_, Option<Offer>> {
+        self.offer.lock()
+    }
+
     /// The NIC, unless it goes.
     pub(crate) fn nic(&self) -> Option<Arc<Nic>> {
         self.server.lock().nic.clone()
@@ -209,5 +218,7 @@ impl Attached {
         if let Some(server) = serving.server.take() {
             server.stop();
         }
+        drop(serving);
+        drop(self.offer.lock().take());
     }
 }

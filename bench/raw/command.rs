@@ -6,29 +6,49 @@ use crate::{
     attached::Registry,
     pingpong,
     protocol::DEFAULT_VPID,
+    regions::{self, Kind},
     report::Report,
     transfer::{self, Direction},
     wait::Mode,
 };
+use extoll_core::atu::Access;
 use kernel::{prelude::*, time::Delta};
 use wire::{
     ids::{NodeId, Vpid},
     velo::MAX_LEN,
 };
 
+/// Most memory that is registered at once.
+const MAX_BYTES: u64 = 64 << 20;
 /// Longest run in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 60_000;
 
 /// All words that any command takes; each has a default but `node`.
-struct Words {
+pub(crate) struct Words {
     nic: u64,
-    node: Option<u64>,
-    vpid: u64,
+    pub(crate) node: Option<u64>,
+    pub(crate) vpid: u64,
     size: u64,
-    count: u64,
+    pub(crate) count: u64,
     inflight: u64,
     timeout_ms: u64,
     mode: Mode,
+    pub(crate) kind: Kind,
+    pub(crate) access: Access,
+    pub(crate) get: bool,
+    /// Of registered memory.
+    pub(crate) bytes: u64,
+    /// Of a transfer, if not all of the memory.
+    pub(crate) len: Option<u64>,
+    pub(crate) start: u64,
+    pub(crate) nla: u64,
+    pub(crate) offset: u64,
+    pub(crate) seed: u64,
+    pub(crate) tc: u64,
+    /// Of a lock, and its operands.
+    pub(crate) number: u64,
+    pub(crate) compare: u64,
+    pub(crate) add: u64,
 }
 
 impl Words {
@@ -42,6 +62,19 @@ impl Words {
             inflight: 8,
             timeout_ms: 10_000,
             mode: Mode::Irq,
+            kind: Kind::Pages,
+            access: Access::READ_WRITE,
+            get: true,
+            bytes: 0,
+            len: None,
+            start: 0,
+            nla: 0,
+            offset: 0,
+            seed: 1,
+            tc: 0,
+            number: 0,
+            compare: i32::MAX as u64,
+            add: 1,
         };
         for word in words {
             let Some((key, value)) = word.split_once('=') else {
@@ -55,6 +88,9 @@ impl Words {
                 };
                 continue;
             }
+            if all.choose(key, value) {
+                continue;
+            }
             let max = match key {
                 "nic" => 255,
                 "node" => u64::from(NodeId::FIRST_RESERVED.0) - 1,
@@ -63,6 +99,11 @@ impl Words {
                 "count" => 1_000_000,
                 "inflight" => transfer::MAX_INFLIGHT as u64,
                 "timeout_ms" => MAX_TIMEOUT_MS,
+                "bytes" | "len" => MAX_BYTES,
+                "start" | "nla" | "offset" | "seed" => u64::MAX,
+                "tc" => 3,
+                "number" => (1 << 24) - 1,
+                "compare" | "add" => i32::MAX as u64,
                 _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
             };
             let number = match value.parse::<u64>() {
@@ -81,10 +122,37 @@ impl Words {
                 "size" => all.size = number,
                 "count" => all.count = number,
                 "inflight" => all.inflight = number,
+                "bytes" => all.bytes = number,
+                "len" => all.len = Some(number),
+                "start" => all.start = number,
+                "nla" => all.nla = number,
+                "offset" => all.offset = number,
+                "seed" => all.seed = number,
+                "tc" => all.tc = number,
+                "number" => all.number = number,
+                "compare" => all.compare = number,
+                "add" => all.add = number,
                 _ => all.timeout_ms = number,
             }
         }
         Ok(all)
+    }
+
+    /// Takes a word whose value is a name.
+    fn choose(&mut self, key: &str, value: &str) -> bool {
+        match (key, value) {
+            ("access", "r") => self.access = Access::READ,
+            ("access", "w") => self.access = Access::WRITE,
+            ("access", "rw") => self.access = Access::READ_WRITE,
+            ("dir", "get") => self.get = true,
+            ("dir", "put") => self.get = false,
+            ("kind", name) => match Kind::parse(name) {
+                Some(kind) => self.kind = kind,
+                None => return false,
+            },
+            _ => return false,
+        }
+        true
     }
 }
 
@@ -139,6 +207,23 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                 report.number("wakeups", counts.wakeups)?;
             }
             Ok(())
+        }
+        "offer" => regions::offer(&attached, &words, &mut report),
+        "offered" => regions::offered(&attached, &words, &mut report),
+        "revoke" => regions::revoke(&attached, &mut report),
+        "withdraw" => regions::withdraw(&attached, &mut report),
+        "copy" | "lock" => {
+            let timeout = Delta::from_millis(words.timeout_ms as i64);
+            let run = match attached.begin(timeout) {
+                Ok(run) => run,
+                Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
+            };
+            let nic = run.nic()?;
+            if verb == "copy" {
+                regions::copy(&nic, &words, timeout, &mut report)
+            } else {
+                regions::lock(&nic, &words, timeout, &mut report)
+            }
         }
         "pingpong" | "get" | "put" => {
             let Some(node) = words.node else {
@@ -208,7 +293,7 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
         }
         _ => report.fail(
             EINVAL,
-            fmt!("unknown command '{verb}'; there are serve, stop, status, pingpong, get, put"),
+            fmt!("unknown command '{verb}'; docs/bench.md has them"),
         ),
     }
 }

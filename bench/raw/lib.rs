@@ -13,6 +13,7 @@ mod command;
 mod memory;
 mod pingpong;
 mod protocol;
+mod regions;
 mod report;
 mod server;
 mod transfer;

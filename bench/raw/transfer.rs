@@ -15,8 +15,8 @@ use extoll_core::{
     dma::DmaWords,
     nic::Nic,
     rma::{
-        self, last_fragment_start, Address, Notification, NotificationType, Notifications, NotifySpec,
-        PageOptions, Requester, SendError,
+        self, last_fragment_start, Address, Notification, NotificationType, Notifications,
+        NotifySpec, PageOptions, Requester, SendError,
     },
     velo::{self, Header, Mailbox, Mtt, Sender, Target},
 };

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use extoll_emulator::config::{ConfigFile, Fabric, Overrides};
+use extoll_emulator::config::{nic_options, ConfigFile, Fabric, Overrides};
 use extoll_emulator::control::{Client, LinkSelect, Request};
 use extoll_emulator::network::routes::{Request as RouteRequest, Routes};
 use extoll_emulator::network::topology::Topology;
@@ -64,6 +64,9 @@ struct RunArgs {
     /// Configuration file (TOML or JSON); the command line goes before it.
     #[arg(long)]
     config: Option<PathBuf>,
+    /// Option of all NICs as in `[nic]` of the file, for instance atu-tlb=off (may be repeated).
+    #[arg(long, value_name = "KEY=VALUE")]
+    nic_option: Vec<String>,
     /// Write a trace to this file.
     #[arg(long)]
     trace: Option<PathBuf>,
@@ -426,6 +429,7 @@ fn run(args: RunArgs) -> Result<()> {
         nics_per_node: args.nics_per_node,
         topology: args.topology,
         seed: args.seed,
+        nic: nic_options(&args.nic_option)?,
     };
     let fabric = Fabric::build(file, &overrides, &args.dir)?;
     raise_file_limit();

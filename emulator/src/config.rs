@@ -116,6 +116,27 @@ pub struct Overrides {
     pub topology: Option<String>,
     /// Seed of all random draws.
     pub seed: Option<u64>,
+    /// Fields of `[nic]`.
+    pub nic: toml::Table,
+}
+
+/// Fields of `[nic]` from words `KEY=VALUE`. A value that is not TOML is a string.
+///
+/// # Errors
+///
+/// A word without `=`.
+pub fn nic_options(words: &[String]) -> Result<toml::Table> {
+    let mut table = toml::Table::new();
+    for word in words {
+        let (key, value) = word
+            .split_once('=')
+            .with_context(|| format!("{word:?} is not KEY=VALUE"))?;
+        match toml::from_str::<toml::Table>(&format!("{key} = {value}")) {
+            Ok(fields) => table.extend(fields),
+            Err(_) => drop(table.insert(key.to_owned(), value.into())),
+        }
+    }
+    Ok(table)
 }
 
 impl ConfigFile {
@@ -198,6 +219,7 @@ impl Fabric {
             Some(ids) => ids.clone(),
             None => (0..count as u16).collect(),
         };
+        let common: NicConfig = overlay(&file.nic, &cli.nic).context("NIC options")?;
         let mut overrides = index_map(&file.override_nic, "override-nic")?;
         let mut nics = Vec::new();
         for i in 0..count {
@@ -208,7 +230,7 @@ impl Fabric {
                 .map_err(anyhow::Error::msg)
                 .with_context(place)?;
             // What the chip has before management software wrote anything: no ID of its own (HW §4.2), a GUID by place.
-            let mut nic: NicConfig = overlay(&file.nic, &o.nic).with_context(place)?;
+            let mut nic: NicConfig = overlay(&common, &o.nic).with_context(place)?;
             if !o.nic.contains_key("guid") {
                 nic.guid = Some(0xE0_0000 + i as u32);
             }
@@ -248,6 +270,7 @@ impl Fabric {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nic::AtuTlb;
 
     fn build(text: &str, cli: Overrides) -> Result<Fabric> {
         Fabric::build(toml::from_str(text)?, &cli, Path::new("/d"))
@@ -290,6 +313,30 @@ mod tests {
         assert!(!f.nics[2].powered);
         assert_eq!(f.nics[3].socket, Path::new("/d/nic3.sock"));
         assert_eq!(f.nics[3].nic.guid(), 0xE0_0003);
+    }
+
+    #[test]
+    fn nic_options_from_words() {
+        let cli = |words: &[&str]| Overrides {
+            nic: nic_options(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>()).unwrap(),
+            ..Default::default()
+        };
+        let text =
+            "[nic]\natu-tlb = \"whole-pages\"\n[override-nic.1]\nnic = { atu-tlb-entries = 7 }";
+        let words = [
+            "atu-tlb=off",
+            "atu-tlb-entries=16",
+            "faults={ atu-delay-ns = 5 }",
+        ];
+        let f = build(text, cli(&words)).unwrap();
+        let of = |i: usize| (f.nics[i].nic.atu_tlb, f.nics[i].nic.atu_tlb_entries.get());
+        assert_eq!((of(0), of(1)), ((AtuTlb::Off, 16), (AtuTlb::Off, 7)));
+        assert_eq!(f.nics[0].nic.faults.atu_delay_ns, Some(5));
+        for bad in ["atu-tlb=maybe", "atu-tlb-entries=0", "atu-speed=9"] {
+            let e = build(text, cli(&[bad])).map(|_| ()).unwrap_err();
+            assert!(format!("{e:#}").contains("NIC options"), "{e:#}");
+        }
+        assert!(nic_options(&["atu-tlb".to_owned()]).is_err());
     }
 
     #[test]

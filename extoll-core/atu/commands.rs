@@ -148,6 +148,10 @@ impl Commands {
             };
             let answered = {
                 let mut inner = self.inner.lock();
+                if inner.words.is_none() {
+                    // The unit was never set up.
+                    return true;
+                }
                 if ticket.is_none() {
                     ticket = inner.ask(&hw);
                 }
@@ -174,4 +178,3 @@ impl Commands {
         (inner.asked, inner.seen)
     }
 }
-

@@ -83,6 +83,49 @@ impl Memory {
     }
 }
 
+/// Keeps a VPID from being given to somebody else, and the NIC from being unbound, while memory is mapped.
+pub(super) struct Claim {
+    nic: Arc<Nic>,
+    vpid: Vpid,
+}
+
+impl Claim {
+    /// May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` once unbinding has begun.
+    pub(super) fn new(nic: &Arc<Nic>, vpid: Vpid) -> Result<Self> {
+        let tables = nic.atu.tables.lock();
+        if !tables.is_open() {
+            return Err(ENODEV);
+        }
+        if let Some(count) = nic.atu.count(vpid) {
+            count.add(1, Relaxed);
+        }
+        drop(tables);
+        Ok(Self {
+            nic: nic.clone(),
+            vpid,
+        })
+    }
+
+    /// Maps a list of pages for the NIC. May sleep.
+    pub(super) fn map(&self, pages: Arc<PageList>, access: Access) -> Result<Memory> {
+        self.nic
+            .with_bound(|dev| DmaTable::map(dev, pages, access.write))?
+            .map(Memory::Pages)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(count) = self.nic.atu.count(self.vpid) {
+            count.fetch_sub(1, Full);
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Live,
@@ -96,6 +139,7 @@ struct State {
     phase: Phase,
     place: Option<Place>,
     memory: Option<Memory>,
+    claim: Option<Claim>,
     /// Pages (numbers in the region) that may have changed in the address space.
     suspect: Option<(usize, usize)>,
     quarantined: bool,
@@ -167,29 +211,12 @@ impl Mapping {
     ///
     /// `EINVAL` unless the memory is made of whole pages, `ENOMEM`, `ENOSPC`, `ENODEV`.
     pub(super) fn new(
-        nic: &Arc<Nic>,
-        vpid: Vpid,
+        claim: Claim,
         access: Access,
         start: usize,
         memory: Memory,
     ) -> Result<Arc<Self>> {
-        if let Some(count) = nic.atu.count(vpid) {
-            count.add(1, Relaxed);
-        }
-        Self::place(nic, vpid, access, start, memory).inspect_err(|_| {
-            if let Some(count) = nic.atu.count(vpid) {
-                count.fetch_sub(1, Full);
-            }
-        })
-    }
-
-    fn place(
-        nic: &Arc<Nic>,
-        vpid: Vpid,
-        access: Access,
-        start: usize,
-        memory: Memory,
-    ) -> Result<Arc<Self>> {
+        let (nic, vpid) = (&claim.nic.clone(), claim.vpid);
         let prepared = memory.segments().and_then(|segments| {
             let node = RBTreeNodeReservation::new(GFP_KERNEL)?;
             let pages = segments.iter().map(|(_, pages)| *pages).sum();
@@ -218,6 +245,7 @@ impl Mapping {
                         phase: Phase::Live,
                         place: None,
                         memory: None,
+                        claim: None,
                         suspect: None,
                         quarantined: false,
                     },
@@ -242,6 +270,7 @@ impl Mapping {
             let mut state = mapping.state.lock();
             state.place = Some(place);
             state.memory = Some(memory);
+            state.claim = Some(claim);
         }
         nic.atu.pages.add(range.pages, Relaxed);
         let node = node.into_node(range.first, mapping.clone());
@@ -340,13 +369,20 @@ impl Mapping {
 
     /// Gives everything back, once. The NIC must not access the memory any more. May sleep.
     fn release(&self) {
-        let (place, memory, quarantined) = {
+        let (place, memory, claim, quarantined) = {
             let mut state = self.state.lock();
             if state.phase != Phase::Revoked {
                 return;
             }
             state.phase = Phase::Gone;
-            (state.place.take(), state.memory.take(), state.quarantined)
+            let State {
+                place,
+                memory,
+                claim,
+                quarantined,
+                ..
+            } = &mut *state;
+            (place.take(), memory.take(), claim.take(), *quarantined)
         };
         drop(place);
         if let Some(memory) = memory {
@@ -363,21 +399,14 @@ impl Mapping {
         if quarantined {
             atu.quarantined.fetch_sub(1, Relaxed);
         }
-        if let Some(count) = atu.count(self.vpid) {
-            count.fetch_sub(1, Full);
-        }
-        // Last: unbinding waits for it.
         let this = atu.tables.lock().remove(self.range.first);
         drop(this);
+        // Last: unbinding waits for it.
+        drop(claim);
     }
 }
 
-fn write_entries(
-    place: &Place,
-    segments: &[(BusAddr, u64)],
-    vpid: Vpid,
-    access: Access,
-) -> Result {
+fn write_entries(place: &Place, segments: &[(BusAddr, u64)], vpid: Vpid, access: Access) -> Result {
     let mut page = place.range.first;
     for (addr, pages) in segments {
         for nlp in cut(page, *addr, *pages) {
@@ -429,17 +458,9 @@ pub(super) fn end_all(nic: &Arc<Nic>) {
 
 /// Ends what is left without the NIC, which has no access to memory any more. May sleep.
 pub(super) fn release_all(nic: &Arc<Nic>) {
-    loop {
-        let next = nic.atu.tables.lock().next(0);
-        let Some(mapping) = next else { return };
-        mapping.release();
-        // Somebody else may be about to.
+    while !nic.atu.is_idle() {
+        for_each(nic, |mapping| mapping.release());
+        // Others may be about to give something up.
         fsleep(Delta::from_micros(100));
     }
-}
-
-/// Maps a list of pages for the NIC. May sleep.
-pub(super) fn map(nic: &Nic, pages: Arc<PageList>, access: Access) -> Result<Memory> {
-    nic.with_bound(|dev| DmaTable::map(dev, pages, access.write))?
-        .map(Memory::Pages)
 }

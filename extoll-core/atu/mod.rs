@@ -95,6 +95,11 @@ impl Atu {
         self.count(vpid).is_none_or(|n| n.load(Acquire) == 0)
     }
 
+    /// Whether nothing is left of any owner.
+    fn is_idle(&self) -> bool {
+        self.regions.iter().all(|n| n.load(Acquire) == 0)
+    }
+
     fn count(&self, vpid: Vpid) -> Option<&Atomic<u32>> {
         self.regions.get(vpid.index())
     }

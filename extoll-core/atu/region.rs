@@ -2,7 +2,7 @@
 
 //! Registered memory.
 
-use super::mapping::{self, Eye, Mapping, Memory, Segments};
+use super::mapping::{Claim, Eye, Mapping, Memory, Segments};
 use crate::{dma::DmaWords, nic::Nic};
 use kernel::{
     alloc::allocator::VmallocPageIter,
@@ -28,6 +28,11 @@ impl Access {
     pub const READ: Self = Self {
         read: true,
         write: false,
+    };
+    /// Writing only.
+    pub const WRITE: Self = Self {
+        read: false,
+        write: true,
     };
     /// Reading and writing.
     pub const READ_WRITE: Self = Self {
@@ -138,6 +143,7 @@ impl Drop for Region {
 /// the access asked for. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded. `ENOSPC`: no contiguous NLA range or the
 /// limit of address tables reached. `EOPNOTSUPP`: the host cannot share this memory with the device. `EIO`: it cannot be
 /// mapped for the device. `EAGAIN`: the memory was unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone.
+/// `ETIMEDOUT`: it does not answer.
 pub fn register_user(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -147,8 +153,9 @@ pub fn register_user(
 ) -> Result<Region> {
     access.check()?;
     let pages = Arc::new(PageList::pin(start, bytes, access.write)?, GFP_KERNEL)?;
-    let memory = mapping::map(nic, pages.clone(), access)?;
-    let mapping = Mapping::new(nic, vpid, access, start, memory)?;
+    let claim = Claim::new(nic, vpid)?;
+    let memory = claim.map(pages.clone(), access)?;
+    let mapping = Mapping::new(claim, access, start, memory)?;
     // From here on an error revokes by the drop of the region.
     let mut region = Region {
         watch: None,
@@ -169,7 +176,7 @@ pub fn register_user(
 ///
 /// # Errors
 ///
-/// `EINVAL`: no access asked for. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV` as [`register_user`].
+/// `EINVAL`: no access asked for. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as [`register_user`].
 pub fn register_pages(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -177,15 +184,16 @@ pub fn register_pages(
     access: Access,
 ) -> Result<Region> {
     access.check()?;
-    let memory = mapping::map(nic, pages, access)?;
-    region(nic, vpid, access, memory)
+    let claim = Claim::new(nic, vpid)?;
+    let memory = claim.map(pages, access)?;
+    region(claim, access, memory)
 }
 
 /// Registers coherent memory for `vpid`. It is kept until the region is gone. May sleep.
 ///
 /// # Errors
 ///
-/// `EINVAL`: no access asked for, or not a whole number of pages. `ENOMEM`, `ENOSPC`, `ENODEV` as [`register_user`].
+/// `EINVAL`: no access asked for, or not a whole number of pages. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as [`register_user`].
 pub fn register_coherent(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -193,7 +201,7 @@ pub fn register_coherent(
     access: Access,
 ) -> Result<Region> {
     access.check()?;
-    region(nic, vpid, access, Memory::Coherent(words))
+    region(Claim::new(nic, vpid)?, access, Memory::Coherent(words))
 }
 
 /// Registers a scatterlist that is mapped for the NIC (in a direction that fits `access`) for `vpid`: its entries follow
@@ -201,7 +209,7 @@ pub fn register_coherent(
 ///
 /// # Errors
 ///
-/// `EINVAL`: no access asked for, or an entry that is not made of whole pages. `ENOMEM`, `ENOSPC`, `ENODEV` as
+/// `EINVAL`: no access asked for, or an entry that is not made of whole pages. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as
 /// [`register_user`].
 pub fn register_table<P>(
     nic: &Arc<Nic>,
@@ -214,11 +222,11 @@ where
 {
     access.check()?;
     let table = KBox::new(Table(table), GFP_KERNEL)?;
-    region(nic, vpid, access, Memory::Other(table))
+    region(Claim::new(nic, vpid)?, access, Memory::Other(table))
 }
 
-fn region(nic: &Arc<Nic>, vpid: Vpid, access: Access, memory: Memory) -> Result<Region> {
-    let mapping = Mapping::new(nic, vpid, access, 0, memory)?;
+fn region(claim: Claim, access: Access, memory: Memory) -> Result<Region> {
+    let mapping = Mapping::new(claim, access, 0, memory)?;
     Ok(Region {
         watch: None,
         mapping,

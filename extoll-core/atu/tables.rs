@@ -121,6 +121,11 @@ impl Tables {
         Ok(())
     }
 
+    /// Whether there are places.
+    pub(crate) fn is_open(&self) -> bool {
+        self.space.is_some()
+    }
+
     /// No places any more.
     pub(crate) fn refuse(&mut self) {
         self.space = None;
@@ -135,7 +140,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// `ENODEV` when closed, `ENOSPC`, `ENOMEM`.
+    /// `ENODEV` when closed, `ENOSPC`, `ENOMEM`, `ETIMEDOUT` if the NIC does not take a new table.
     pub(crate) fn allocate(
         &mut self,
         nic: &Nic,
@@ -179,20 +184,40 @@ impl Tables {
 
     /// The table `index`, `pages` more pages of which are used.
     fn table(&mut self, nic: &Nic, index: u64, pages: u64) -> Result<Arc<Gat>> {
-        let place = self.slots.get_mut(index as usize).ok_or(ENOSPC)?;
-        if let Some(slot) = place {
-            slot.used += pages;
-            return Ok(slot.gat.clone());
+        match self.slots.get_mut(index as usize) {
+            None => return Err(ENOSPC),
+            Some(None) => {}
+            Some(Some(slot)) => {
+                slot.used += pages;
+                return Ok(slot.gat.clone());
+            }
         }
         let words = nic.with_bound(|dev| DmaWords::new(dev, GAT_BYTES as usize / 8))??;
         let base = GatBase::new(words.address()).ok_or(ENOMEM)?;
         let gat = Arc::new(Gat(words), GFP_KERNEL)?;
-        let hw = nic.alive_access().ok_or(ENODEV)?;
-        hw.rf.write(atu::gat(index as u32), base.raw());
-        *place = Some(Slot {
-            gat: gat.clone(),
-            used: pages,
-        });
+        {
+            let hw = nic.alive_access().ok_or(ENODEV)?;
+            hw.rf.write(atu::gat(index as u32), base.raw());
+        }
+        // The NIC may remember translations of an earlier driver's life, since only a flush makes it forget (G17).
+        let whole = Range {
+            first: index * SPAN,
+            pages: SPAN,
+        };
+        Commands::flush(nic, whole);
+        if !nic.atu.commands.settle(nic) {
+            if let Some(hw) = nic.alive_access() {
+                hw.rf.write(atu::gat(index as u32), 0);
+            }
+            self.park([gat]);
+            return Err(ETIMEDOUT);
+        }
+        if let Some(place) = self.slots.get_mut(index as usize) {
+            *place = Some(Slot {
+                gat: gat.clone(),
+                used: pages,
+            });
+        }
         Ok(gat)
     }
 
@@ -211,10 +236,12 @@ impl Tables {
     /// NIC has answered ([`Commands::settle`]), else [`Tables::park`] them. One is always kept.
     pub(crate) fn free(&mut self, nic: &Nic, range: Range) -> KVec<Arc<Gat>> {
         self.unuse(range);
-        if let Some(space) = &mut self.space {
-            space.free(range);
-        }
         let mut idle = KVec::new();
+        let Some(space) = &mut self.space else {
+            // All tables go together, soon.
+            return idle;
+        };
+        space.free(range);
         let mut present = self.slots.iter().filter(|s| s.is_some()).count();
         for index in indices(range) {
             let Some(place) = self.slots.get_mut(index as usize) else {
@@ -242,7 +269,7 @@ impl Tables {
     }
 
     /// Keeps tables that the NIC may still read.
-    pub(crate) fn park(&mut self, gats: KVec<Arc<Gat>>) {
+    pub(crate) fn park(&mut self, gats: impl IntoIterator<Item = Arc<Gat>>) {
         for gat in gats {
             if self.parked.reserve(1, GFP_KERNEL).is_err() {
                 // Better lost than read by the NIC after somebody else got it.
@@ -273,7 +300,7 @@ impl Tables {
     /// Tables in use, most possible, regions.
     pub(crate) fn show(&self) -> (usize, usize, usize) {
         let tables = self.slots.iter().filter(|s| s.is_some()).count();
-        let regions = self.space.as_ref().map_or(0, Space::live);
+        let regions = self.regions.values().count();
         (tables, self.slots.len(), regions)
     }
 }

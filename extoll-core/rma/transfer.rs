@@ -73,6 +73,8 @@ pub struct Destination {
     pub vpid: Vpid,
     /// Traffic class, 0…3.
     pub traffic_class: u8,
+    /// PUTs: every command (of up to 8 MiB) notifies the peer, with interrupt, when its data is there or was refused.
+    pub notify_peer: bool,
 }
 
 impl Destination {
@@ -224,7 +226,11 @@ impl Job {
                             requester.get_ends(&peer, ends, chunk.len)
                         }
                         Direction::Put => {
-                            let peer = self.to.peer(NotifySpec::from_bits(1));
+                            let peer = self.to.peer(NotifySpec {
+                                requester: true,
+                                responder: false,
+                                completer: self.to.notify_peer,
+                            });
                             requester.put_ends(&peer, ends, chunk.len)
                         }
                     };
@@ -558,8 +564,8 @@ impl Engine {
             .ends(vpid, direction == Direction::Get, len)
             .filter(|ends| ends.remote.checked_add(len).is_some())
             .ok_or(RmaError::Invalid)?;
-        let transfer = Transfer::new(direction, to.node, to.vpid, ends.local, len)
-            .ok_or(RmaError::Invalid)?;
+        let transfer =
+            Transfer::new(direction, to.node, to.vpid, ends.local, len).ok_or(RmaError::Invalid)?;
         let kind = Kind::Move {
             transfer,
             direction,

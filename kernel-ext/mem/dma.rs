@@ -73,8 +73,9 @@ impl DmaTable {
             DataDirection::ToDevice
         };
         // SAFETY: bound device, initialised table.
-        let mapped =
-            to_result(unsafe { bindings::dma_map_sgtable(raw(dev), table.get(), direction.into(), 0) });
+        let mapped = to_result(unsafe {
+            bindings::dma_map_sgtable(raw(dev), table.get(), direction.into(), 0)
+        });
         if let Err(e) = mapped {
             // SAFETY: initialised above, not mapped.
             unsafe { bindings::sg_free_table(table.get()) };
@@ -88,8 +89,7 @@ impl DmaTable {
             direction,
         };
         // SAFETY: bound device, addresses of its own mappings.
-        let bounced =
-            |addr| unsafe { bindings::extoll_dma_bounced(raw(dev), addr) };
+        let bounced = |addr| unsafe { bindings::extoll_dma_bounced(raw(dev), addr) };
         if this.segments().any(|(addr, _)| bounced(addr)) {
             this.unmap(dev);
             return Err(EOPNOTSUPP);

@@ -8,6 +8,8 @@ use core::fmt;
 pub const GAT_ENTRIES: u32 = 1 << 18;
 /// Bytes and alignment of one GAT in host memory.
 pub const GAT_BYTES: u64 = 2 << 20;
+/// Size code of the largest page, 1 GiB.
+pub const MAX_SIZE_CODE: u8 = 18;
 /// Largest page count of one flush command.
 pub const MAX_FLUSH: u32 = 1024;
 
@@ -120,13 +122,24 @@ impl GatEntry {
         )
     }
 
+    /// Whether the entry is not 0, has no reserved bits set and is for a page of at most 1 GiB.
+    pub const fn is_well_formed(self) -> bool {
+        self.0 != 0 && self.0 & !Self::KNOWN == 0 && self.size() <= MAX_SIZE_CODE
+    }
+
+    /// The entry without those page address bits that the NLA supplies, so that all entries of one large page are
+    /// equal. For a size code up to [`MAX_SIZE_CODE`].
+    pub const fn start(self) -> Self {
+        self.with_page(self.page() >> self.size() << self.size())
+    }
+
     /// Translates `nla` for `vpid`, checking owner and access. With size code s the low s bits of the
     /// page number come from the NLA (G17).
     pub const fn translate(self, nla: Nla, vpid: Vpid, write: bool) -> Result<BusAddr, Fault> {
         if self.0 == 0 {
             return Err(Fault::Invalid);
         }
-        if self.0 & !Self::KNOWN != 0 || self.size() > 18 {
+        if !self.is_well_formed() {
             return Err(Fault::Malformed);
         }
         if self.vpid() != vpid.get() {

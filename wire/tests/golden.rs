@@ -574,6 +574,19 @@ fn atu_values() {
         big.translate(Nla(0x1F_5678), vpid(1), false),
         Ok(BusAddr(0x401F_5678))
     );
+    // The 512 entries of that page may differ in those bits and are one translation.
+    let other = atu::GatEntry(big.raw() | 0x1A_5000);
+    assert_eq!((other.start(), big.start()), (big, big));
+    assert_eq!(e.start(), e);
+    let largest = big.with_size(atu::MAX_SIZE_CODE);
+    assert!(big.is_well_formed() && largest.is_well_formed());
+    for bad in [
+        atu::GatEntry(0),
+        atu::GatEntry(e.raw() | 1 << 52),
+        big.with_size(19),
+    ] {
+        assert!(!bad.is_well_formed());
+    }
     let flush = atu::Command::FlushPages {
         gat: 3,
         entry: 7,

@@ -120,6 +120,12 @@ pub enum Fault {
     RetryEvery(Option<u32>),
     /// Every n-th DMA access fails; `None` ends it.
     DmaEvery(Option<u32>),
+    /// Every n-th address translation fails; `None` ends it.
+    AtuEvery(Option<u32>),
+    /// ATU commands wait so many ns before anything comes of them; `None` ends it and does what waits.
+    AtuDelay(Option<u64>),
+    /// Every n-th fence or notification command of the ATU is never answered; `None` ends it.
+    AtuLoseEvery(Option<u32>),
     /// Ends everything that faults injected.
     Clear,
 }
@@ -137,6 +143,9 @@ impl Fault {
             }
             Fault::RetryEvery(n) => faults.wcbuf_retry_every = n,
             Fault::DmaEvery(n) => faults.dma_fault_every = n,
+            Fault::AtuEvery(n) => faults.atu_fault_every = n,
+            Fault::AtuDelay(ns) => faults.atu_delay_ns = ns,
+            Fault::AtuLoseEvery(n) => faults.atu_lose_every = n,
             Fault::Clear => *faults = Faults::default(),
         }
     }
@@ -261,6 +270,15 @@ mod tests {
         full(Some(254), false).apply(&mut f);
         assert_eq!(f.queue_full.len(), 1);
         Fault::RetryEvery(None).apply(&mut f);
+        Fault::AtuEvery(Some(3)).apply(&mut f);
+        Fault::AtuDelay(Some(5)).apply(&mut f);
+        Fault::AtuLoseEvery(Some(2)).apply(&mut f);
+        assert_eq!(
+            (f.atu_fault_every, f.atu_delay_ns, f.atu_lose_every),
+            (Some(3), Some(5), Some(2))
+        );
+        Fault::AtuDelay(None).apply(&mut f);
+        assert_eq!((f.atu_fault_every, f.atu_delay_ns), (Some(3), None));
         Fault::Clear.apply(&mut f);
         assert_eq!(f, Faults::default());
     }

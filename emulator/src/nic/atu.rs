@@ -1,24 +1,81 @@
-//! ATU: address translation (HW §11, G17). Nothing is cached, so flushes only count.
+//! ATU: address translation, its commands and what it caches (HW §11, G17).
 
-use super::Nic;
+use super::dma::nth;
+use super::rma_regs::{perf, Half};
+use super::tlb::Tlb;
+use super::{Nic, NicConfig};
 use crate::env::Env;
-use wire::atu::{Command, CommandWord, GatBase, GatEntry, NlaParts};
+use std::collections::VecDeque;
+use wire::atu::{Command, CommandWord, GatBase, GatEntry, NlaParts, GAT_ENTRIES};
 use wire::ids::{Nla, RegOffset, Vpid};
-use wire::regs::atu::{self as regs, Cnt0, Cnt2, Cnt3, Cnt4, Control};
+use wire::regs::atu::{self as regs, Cnt0, Cnt2, Cnt3, Cnt4, Cnt5, Control};
+use wire::rma::NotificationType;
+
+/// Commands that an injected delay may hold back; beyond, the oldest is done at once.
+const FIFO: usize = 4096;
+const UNITS: [NotificationType; 3] = [
+    NotificationType::Requester,
+    NotificationType::Responder,
+    NotificationType::Completer,
+];
+
+pub(super) struct Atu {
+    tlb: Tlb,
+    /// Commands held back by an injected delay, and when each is due. In order.
+    waiting: VecDeque<(u64, Command)>,
+    /// Translations and answers since faults for them were set.
+    pub(super) translations: u32,
+    pub(super) answers: u32,
+}
+
+impl Atu {
+    pub(super) fn new(cfg: &NicConfig) -> Self {
+        Self {
+            tlb: Tlb::new(cfg),
+            waiting: VecDeque::new(),
+            translations: 0,
+            answers: 0,
+        }
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn next_due(&self) -> Option<u64> {
+        self.waiting.front().map(|(due, _)| *due)
+    }
+}
 
 impl Nic {
-    /// Bus address for an NLA of `vpid`; `None` with a diagnostic if there is no valid translation.
+    /// Bus address for an NLA of `vpid`, for the sub-unit `by`; `None` with a diagnostic if there is no valid translation.
     pub(super) fn translate(
         &mut self,
+        by: NotificationType,
         nla: u64,
         vpid: u8,
         write: bool,
         env: &mut Env<'_>,
     ) -> Option<u64> {
+        let c5 = Cnt5(self.storage.at(regs::CNT_5.0));
+        let c5 = c5.with_requests(c5.requests().wrapping_add(1));
+        self.storage.set_at(regs::CNT_5.0, c5.raw());
+        let count = &mut self.counters.atu;
+        count.requests = count.requests.wrapping_add(1);
         let found = self.try_translate(nla, vpid, write, env);
+        let unit = perf(by);
+        self.rma_count(unit.atu[0], Half::Low, 1);
+        self.rma_count(unit.atu[0], Half::High, 1);
         match found {
-            Ok(addr) => Some(addr),
+            Ok(addr) => {
+                let c0 = Cnt0(self.storage.at(regs::CNT_0.0));
+                let c0 = c0.with_translations(c0.translations().wrapping_add(1));
+                self.storage.set_at(regs::CNT_0.0, c0.raw());
+                Some(addr)
+            }
             Err(why) => {
+                self.rma_count(unit.atu[1], Half::Low, 1);
+                self.counters.atu.refused = self.counters.atu.refused.wrapping_add(1);
                 self.diagnose(env, || {
                     format!("translation of {nla:#x} for VPID {vpid}: {why}")
                 });
@@ -37,24 +94,65 @@ impl Nic {
         if !Control(self.storage.at(regs::CONTROL.0)).enable() {
             return Err("the ATU is off".to_owned());
         }
-        let parts = NlaParts(nla);
+        if nth(&mut self.atu.translations, self.cfg.faults.atu_fault_every) {
+            return Err("injected".to_owned());
+        }
         if nla & !NlaParts::KNOWN != 0 {
             return Err("address bits above the GAT index".to_owned());
         }
-        let base = GatBase(self.storage.at(regs::gat(parts.gat().into()).0));
+        let page = (nla >> 12) as u32;
+        let entry = match self.atu.tlb.get(page) {
+            Some(entry) => {
+                self.counters.atu.tlb_hits = self.counters.atu.tlb_hits.wrapping_add(1);
+                self.check_stale(nla, entry, env);
+                entry
+            }
+            None => self.fetch_gate(NlaParts(nla), env)?,
+        };
+        let to = entry.translate(Nla(nla), Vpid::from(vpid), write);
+        to.map(|addr| addr.0).map_err(|fault| fault.to_string())
+    }
+
+    /// Reads a GATe. It is cached whoever asks for it, but not if it is invalid: registering needs no flush (HW §11.3).
+    fn fetch_gate(&mut self, nla: NlaParts, env: &mut Env<'_>) -> Result<GatEntry, String> {
+        let base = self.gat_base(nla);
         if !base.valid() {
-            return Err(format!("GAT {} is not valid", parts.gat()));
+            return Err(format!("GAT {} is not valid", nla.gat()));
         }
         let entry = self
-            .dma_read_qw(base.entry_addr(parts.entry()).0, env)
-            .map_err(|_| "GAT can't be read")?;
-        let c = Cnt0(self.storage.at(regs::CNT_0.0));
-        let c = c
-            .with_translations(c.translations().wrapping_add(1))
-            .with_memory_reads(c.memory_reads().wrapping_add(1));
-        self.storage.set_at(regs::CNT_0.0, c.raw());
-        let to = GatEntry(entry).translate(Nla(nla), Vpid::from(vpid), write);
-        to.map(|addr| addr.0).map_err(|fault| fault.to_string())
+            .dma_read_qw(base.entry_addr(nla.entry()).0, env)
+            .map(GatEntry)
+            .map_err(|_| format!("GAT {} can't be read", nla.gat()))?;
+        let c0 = Cnt0(self.storage.at(regs::CNT_0.0));
+        let c0 = c0.with_memory_reads(c0.memory_reads().wrapping_add(1));
+        self.storage.set_at(regs::CNT_0.0, c0.raw());
+        if entry.is_well_formed() {
+            self.atu.tlb.put((nla.raw() >> 12) as u32, entry);
+            self.counters.atu.cached = self.atu.tlb.len() as u64;
+        }
+        Ok(entry)
+    }
+
+    fn gat_base(&self, nla: NlaParts) -> GatBase {
+        GatBase(self.storage.at(regs::gat(nla.gat().into()).0))
+    }
+
+    /// Counts and reports a cached translation that is in use although memory says something else by now. Software may
+    /// see this while a flush is under way, never after its notification.
+    fn check_stale(&mut self, nla: u64, cached: GatEntry, env: &mut Env<'_>) {
+        let base = self.gat_base(NlaParts(nla));
+        let mut raw = [0; 8];
+        let at = base.entry_addr(NlaParts(nla).entry()).0;
+        // Not an access of the chip, so not one that counts, can fail or appears in the trace.
+        let read = base.valid() && env.host.dma_read(at, &mut raw).is_ok();
+        let now = GatEntry(u64::from_le_bytes(raw));
+        if read && now.start() == cached.start() {
+            return;
+        }
+        self.counters.atu.stale_hits = self.counters.atu.stale_hits.wrapping_add(1);
+        self.diagnose(env, || {
+            format!("cached translation of {nla:#x} used; its GATe has changed since and was not flushed")
+        });
     }
 
     pub(super) fn atu_reg_write(
@@ -73,45 +171,95 @@ impl Nic {
                 return true;
             }
         };
+        let Some(delay) = self.cfg.faults.atu_delay_ns else {
+            self.atu_execute(command, env);
+            return true;
+        };
+        if self.atu.waiting.len() >= FIFO {
+            self.atu_run(1, env);
+        }
+        let last = self.atu.waiting.back().map_or(0, |(due, _)| *due);
+        let due = env.host.now_ns().saturating_add(delay).max(last);
+        self.atu.waiting.push_back((due, command));
+        self.counters.atu.waiting = self.atu.waiting.len() as u64;
+        true
+    }
+
+    /// Does what is due of the commands that were held back.
+    pub(super) fn atu_tick(&mut self, now_ns: u64, env: &mut Env<'_>) {
+        let due = self.atu.waiting.partition_point(|(due, _)| *due <= now_ns);
+        self.atu_run(due, env);
+    }
+
+    /// Does the first `n` commands that were held back.
+    pub(super) fn atu_run(&mut self, n: usize, env: &mut Env<'_>) {
+        for _ in 0..n {
+            if let Some((_, command)) = self.atu.waiting.pop_front() {
+                self.atu_execute(command, env);
+            }
+        }
+        self.counters.atu.waiting = self.atu.waiting.len() as u64;
+    }
+
+    fn atu_execute(&mut self, command: Command, env: &mut Env<'_>) {
         let at = |s: &Self, r: RegOffset| s.storage.at(r.0);
         let c2 = Cnt2(at(self, regs::CNT_2));
         let c2 = c2.with_cmds_all(c2.cmds_all().wrapping_add(1));
         let flush = c2.with_cmds_flushes(c2.cmds_flushes().wrapping_add(1));
         let c3 = Cnt3(at(self, regs::CNT_3));
         let c4 = Cnt4(at(self, regs::CNT_4));
-        let (c2, c3, c4, answer) = match command {
-            Command::FlushPages { .. } => (
-                flush,
-                c3,
-                c4.with_cmds_idx(c4.cmds_idx().wrapping_add(1)),
-                None,
-            ),
-            Command::FlushVpid(_) => (
-                flush,
-                c3,
-                c4.with_cmds_vpid(c4.cmds_vpid().wrapping_add(1)),
-                None,
-            ),
-            Command::Fence(to) => (
+        let (c2, c3, c4) = match command {
+            Command::FlushPages { gat, entry, count } => {
+                if entry + count > GAT_ENTRIES {
+                    self.diagnose(env, || {
+                        format!("ATU flush of {count} entries from {entry} leaves GAT {gat}")
+                    });
+                }
+                let gone = self.atu.tlb.flush(gat, entry, count);
+                self.count_flushed(gone);
+                (flush, c3, c4.with_cmds_idx(c4.cmds_idx().wrapping_add(1)))
+            }
+            Command::FlushVpid(vpid) => {
+                let gone = self.atu.tlb.flush_vpid(vpid.get());
+                self.count_flushed(gone);
+                (flush, c3, c4.with_cmds_vpid(c4.cmds_vpid().wrapping_add(1)))
+            }
+            Command::Fence(_) => (
                 c2,
                 c3.with_cmds_fences(c3.cmds_fences().wrapping_add(1)),
                 c4,
-                Some(to),
             ),
-            Command::Notify(to) => (
-                c2,
-                c3.with_cmds_noti(c3.cmds_noti().wrapping_add(1)),
-                c4,
-                Some(to),
-            ),
+            Command::Notify(_) => (c2, c3.with_cmds_noti(c3.cmds_noti().wrapping_add(1)), c4),
         };
         self.storage.set_at(regs::CNT_2.0, c2.raw());
         self.storage.set_at(regs::CNT_3.0, c3.raw());
         self.storage.set_at(regs::CNT_4.0, c4.raw());
-        if let Some(to) = answer {
-            // A failed write is counted and reported; there is nobody else to tell.
-            let _ = self.dma_write(to.0, &1u64.to_le_bytes(), env);
+        if let Command::Fence(_) = command {
+            // Nothing is ever under way in the sub-units when a command is done, so they answer at once.
+            for unit in UNITS {
+                self.rma_count(perf(unit).atu[2], Half::Low, 1);
+                self.rma_count(perf(unit).atu[2], Half::High, 1);
+            }
         }
-        true
+        if let Command::Fence(to) | Command::Notify(to) = command {
+            self.atu_answer(to.0, env);
+        }
+    }
+
+    fn count_flushed(&mut self, entries: usize) {
+        let count = &mut self.counters.atu;
+        count.flushed = count.flushed.wrapping_add(entries as u64);
+        count.cached = self.atu.tlb.len() as u64;
+    }
+
+    fn atu_answer(&mut self, to: u64, env: &mut Env<'_>) {
+        if nth(&mut self.atu.answers, self.cfg.faults.atu_lose_every) {
+            self.counters.atu.lost_answers = self.counters.atu.lost_answers.wrapping_add(1);
+            return;
+        }
+        // A failed write is counted and reported; there is nobody else to tell.
+        if self.dma_write(to, &1u64.to_le_bytes(), env).is_ok() {
+            self.counters.atu.answers = self.counters.atu.answers.wrapping_add(1);
+        }
     }
 }

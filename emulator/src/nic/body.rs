@@ -124,8 +124,8 @@ pub enum RmaKind {
         write_addr: u64,
         /// Bytes asked for.
         len: u32,
-        /// The data; none if the responder failed (G17).
-        data: Option<Vec<u8>>,
+        /// The data, or where in the transfer the responder failed: then there are none (G17).
+        data: Result<Vec<u8>, u32>,
     },
     /// Fetch-compare-and-add.
     LockRequest {

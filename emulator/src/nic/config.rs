@@ -1,6 +1,7 @@
 //! Options of a NIC instance: identity, the switches of G marked (S), and faults to inject.
 
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU32;
 
 /// When a buffer queue counts as full (G10).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +45,20 @@ pub enum UnalignedQw {
     AsBytes,
     /// Error of the requester.
     Error,
+}
+
+/// What the ATU caches (G17).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AtuTlb {
+    /// Translations of 4 KiB each, also of larger pages.
+    #[default]
+    On,
+    /// Whole pages: an entry answers for the 4 KiB units around it, whose GATes are not read any more. A flush of any of
+    /// them drops it.
+    WholePages,
+    /// Nothing: every translation reads its GATe.
+    Off,
 }
 
 /// What a function-level reset clears (G2).
@@ -91,6 +106,12 @@ pub struct Faults {
     pub frozen: bool,
     /// Every n-th DMA access of the NIC fails.
     pub dma_fault_every: Option<u32>,
+    /// Every n-th address translation fails, counted from when this was set.
+    pub atu_fault_every: Option<u32>,
+    /// ATU commands wait so many ns before anything comes of them; until then what they flush stays in use.
+    pub atu_delay_ns: Option<u64>,
+    /// Every n-th fence or notification command is never answered, counted from when this was set.
+    pub atu_lose_every: Option<u32>,
 }
 
 /// One entry of [`Faults::queue_full`].
@@ -136,6 +157,10 @@ pub struct NicConfig {
     pub snq_stale_words: bool,
     /// Unaligned RMA quadword commands.
     pub unaligned_qw: UnalignedQw,
+    /// What the ATU caches.
+    pub atu_tlb: AtuTlb,
+    /// Entries of that cache; the least recently used one makes room.
+    pub atu_tlb_entries: NonZeroU32,
     /// Scope of a function-level reset.
     pub flr_scope: FlrScope,
     /// RMA commands and requests that wait for the network before the requester reports `retry`.
@@ -143,6 +168,9 @@ pub struct NicConfig {
     /// Faults to inject.
     pub faults: Faults,
 }
+
+/// Enough that nothing a test does not want is evicted, little enough for the host's memory (some 5 MiB).
+const DEFAULT_TLB_ENTRIES: NonZeroU32 = NonZeroU32::new(65_536).unwrap();
 
 impl Default for NicConfig {
     fn default() -> Self {
@@ -161,6 +189,8 @@ impl Default for NicConfig {
             snq_restart: SnqRestart::default(),
             snq_stale_words: false,
             unaligned_qw: UnalignedQw::default(),
+            atu_tlb: AtuTlb::default(),
+            atu_tlb_entries: DEFAULT_TLB_ENTRIES,
             flr_scope: FlrScope::default(),
             tx_queue_limit: 4096,
             faults: Faults::default(),

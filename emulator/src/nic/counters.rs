@@ -41,6 +41,8 @@ pub struct Counters {
     pub velo: VeloCounters,
     /// RMA unit.
     pub rma: RmaCounters,
+    /// Address translation.
+    pub atu: AtuCounters,
     /// Discarded work, by reason.
     pub drops: Drops,
     /// Things that software did wrong and a diagnostic was given for.
@@ -93,6 +95,29 @@ pub struct RmaCounters {
     pub retry_drops: u64,
 }
 
+/// Address translation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct AtuCounters {
+    /// Translations asked for.
+    pub requests: u64,
+    /// Of those, refused.
+    pub refused: u64,
+    /// Of those, found in the cache.
+    pub tlb_hits: u64,
+    /// Of those, outdated: the GATe in memory is another one. Beside a flush in progress, software forgot to flush.
+    pub stale_hits: u64,
+    /// Cached translations now.
+    pub cached: u64,
+    /// Cached translations that flush commands dropped.
+    pub flushed: u64,
+    /// Answers to fence and notification commands.
+    pub answers: u64,
+    /// Answers lost by injected faults.
+    pub lost_answers: u64,
+    /// Commands held back by injected faults now.
+    pub waiting: u64,
+}
+
 /// Discarded work, by reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Drops {
@@ -114,9 +139,9 @@ pub struct Drops {
     pub hold_closed: u64,
     /// RMA command that is not allowed or not known.
     pub rma_bad_command: u64,
-    /// Failed address translation.
+    /// Transfer without a valid translation for all of it.
     pub translation: u64,
-    /// Failed DMA access.
+    /// Transfer with a failed DMA access.
     pub dma: u64,
     /// Access matched no SMFU interval.
     pub smfu_no_interval: u64,

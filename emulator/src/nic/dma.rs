@@ -7,6 +7,14 @@ use std::ops::RangeInclusive;
 /// A posted write from the network into this range becomes an interrupt (G26).
 pub(super) const MSI_RANGE: RangeInclusive<u64> = 0xFD_0000_0000..=0xFD_FFFF_FFFF;
 
+/// Counts; true every n-th time (0 counts as 1).
+pub(super) fn nth(count: &mut u32, every: Option<u32>) -> bool {
+    every.is_some_and(|every| {
+        *count = count.wrapping_add(1);
+        *count % every.max(1) == 0
+    })
+}
+
 impl Nic {
     fn dma_allowed(
         &mut self,
@@ -20,11 +28,8 @@ impl Nic {
             self.counters.drops.bus_master_off = self.counters.drops.bus_master_off.wrapping_add(1);
             return Err(fault);
         }
-        if let Some(every) = self.cfg.faults.dma_fault_every {
-            self.dma_accesses = self.dma_accesses.wrapping_add(1);
-            if self.dma_accesses % every.max(1) == 0 {
-                return Err(fault);
-            }
+        if nth(&mut self.dma_accesses, self.cfg.faults.dma_fault_every) {
+            return Err(fault);
         }
         if env.trace.enabled() {
             env.trace.event(TraceEvent::Dma { write, addr, len });

@@ -22,15 +22,14 @@ impl Nic {
         env: &mut Env<'_>,
     ) -> Option<Locked> {
         let cfg = LockCfg(self.storage.at(regs::LOCK_CFG.0));
-        let vpids = u64::from(cfg.vpids_allowed());
-        if number >= cfg.number_allowed() || u64::from(vpid) >= vpids {
+        if number >= cfg.number_allowed() || u16::from(vpid) >= cfg.vpids_allowed() {
             self.diagnose(env, || {
                 format!("lock {number} of VPID {vpid} does not exist")
             });
             return None;
         }
         let base = self.storage.at(regs::LOCK_BASE.0) & !0xFFF;
-        let at = base.checked_add(4 * (u64::from(vpid) + vpids * u64::from(number)))?;
+        let at = base.checked_add(4 * (u64::from(vpid) + 256 * u64::from(number)))?;
         let mut raw = [0; 4];
         self.dma_read(at, &mut raw, env).ok()?;
         let mut value = i32::from_le_bytes(raw);

@@ -27,6 +27,7 @@ mod rma_regs;
 mod rma_target;
 mod smfu;
 mod snq;
+mod tlb;
 mod tx;
 mod velo;
 mod wcbuf;
@@ -37,9 +38,10 @@ use wire::regs::pcie;
 
 pub use body::{Body, RmaKind, RmaMessage, VeloMessage};
 pub use config::{
-    Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw,
+    AtuTlb, Faults, FlrScope, FullRule, HoldScope, NicConfig, QueueFull, QueueUnit, SnqRestart,
+    UnalignedQw,
 };
-pub use counters::{Counters, Drops, RmaCounters, VeloCounters};
+pub use counters::{AtuCounters, Counters, Drops, RmaCounters, VeloCounters};
 pub use regmap::{Access, RegMap, Register, RF_SIZE};
 pub use snq::Te;
 pub use wcbuf::Pressure;
@@ -80,6 +82,7 @@ pub struct Nic {
     wcbuf: [wcbuf::WcBuf; 2],
     velo: velo::Velo,
     rma: rma::Rma,
+    atu: atu::Atu,
     tx: tx::Tx,
     counters: Counters,
     dma_accesses: u32,
@@ -130,6 +133,7 @@ impl Nic {
             wcbuf: [wcbuf::WcBuf::default(), wcbuf::WcBuf::default()],
             velo: velo::Velo::default(),
             rma: rma::Rma::default(),
+            atu: atu::Atu::new(&cfg),
             tx: tx::Tx::default(),
             counters: Counters::default(),
             dma_accesses: 0,
@@ -192,7 +196,16 @@ impl Nic {
     pub fn set_faults(&mut self, faults: Faults, env: &mut Env<'_>) {
         let thaw = self.cfg.faults.frozen && !faults.frozen;
         let release = self.cfg.faults.queue_full != faults.queue_full;
+        if self.cfg.faults.atu_fault_every != faults.atu_fault_every {
+            self.atu.translations = 0;
+        }
+        if self.cfg.faults.atu_lose_every != faults.atu_lose_every {
+            self.atu.answers = 0;
+        }
         self.cfg.faults = faults;
+        if self.cfg.faults.atu_delay_ns.is_none() {
+            self.atu_run(self.atu.waiting(), env);
+        }
         if release {
             self.release_all(env);
         }
@@ -231,6 +244,7 @@ impl Nic {
     pub fn tick(&mut self, now_ns: u64, env: &mut Env<'_>) -> Option<u64> {
         self.timer_tick(now_ns);
         self.expire_holds(now_ns, env);
+        self.atu_tick(now_ns, env);
         self.settle(env);
         self.next_deadline()
     }
@@ -238,7 +252,8 @@ impl Nic {
     /// Time of the next deadline for [`Nic::tick`].
     pub fn next_deadline(&self) -> Option<u64> {
         let holds = self.queues.iter().filter_map(|q| q.next_expiry(&self.cfg));
-        self.info.next_fire().into_iter().chain(holds).min()
+        let others = [self.info.next_fire(), self.atu.next_due()];
+        others.into_iter().flatten().chain(holds).min()
     }
 
     /// True while commands or responses wait for network credit; call [`Nic::tick`] when there is some again.
@@ -279,6 +294,7 @@ impl Nic {
         self.wcbuf = Default::default();
         self.velo = velo::Velo::default();
         self.rma = rma::Rma::default();
+        self.atu = atu::Atu::new(&self.cfg);
         self.tx = tx::Tx::default();
         self.tx.pressure = pressure;
         self.storage
@@ -288,6 +304,8 @@ impl Nic {
         }
         self.counters.velo.holding = 0;
         self.counters.rma.holding = 0;
+        self.counters.atu.cached = 0;
+        self.counters.atu.waiting = 0;
         self.set_reset_values();
         if keep {
             self.info = info.kept();

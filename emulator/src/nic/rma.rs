@@ -1,7 +1,7 @@
 //! RMA requester: descriptors from the host (HW §10.1…10.5).
 
-use super::rma_mem::{MemFault, Note, Space};
-use super::rma_regs::{Half, RmaError};
+use super::rma_mem::{FaultKind, MemFault, Note, Space};
+use super::rma_regs::{Half, Reader, RmaError};
 use super::tx::Job;
 use super::wcbuf::WcError;
 use super::{Body, Nic, RmaKind, RmaMessage, UnalignedQw};
@@ -9,8 +9,8 @@ use crate::env::{Dest, Env, NetPort, Packet, TraceEvent};
 use wire::ids::{NodeId, Unit, Vpid};
 use wire::regs::rma as regs;
 use wire::rma::{
-    Command, Descriptor, DescriptorError, DescriptorWord, LockTarget, Mode, NotificationType,
-    NotifySpec, Operation, PageOptions, RequesterAddr,
+    fragment_count, Command, Descriptor, DescriptorError, DescriptorWord, LockTarget, Mode,
+    NotificationType, NotifySpec, Operation, PageOptions, RequesterAddr, FRAGMENT,
 };
 
 const BYTES: usize = 24;
@@ -246,11 +246,9 @@ impl Nic {
             .with_command(word0.command())
             .with_mode(Mode::of(command.options, modifiers).bits())
             .with_error(NotificationType::Requester.code());
-        self.counters.rma.error_notifications =
-            self.counters.rma.error_notifications.wrapping_add(1);
-        let item =
-            super::bq::Item::Notification([command.words[1], words.raw()], command.options.irq);
-        self.queue_put(Unit::Rma, vpid, item, env);
+        let (told, size) = refused(command.words);
+        let words = [told, words.with_size(size).raw()];
+        self.notify_words(vpid, words, NotificationType::Requester, env);
     }
 
     fn rma_request(&mut self, command: &RmaCommand, d: &Descriptor, env: &mut Env<'_>) {
@@ -301,16 +299,13 @@ impl Nic {
                 local: from,
                 remote,
             } => {
-                self.rma_count(
-                    regs::PERF_REQUESTER_IN_0,
-                    if qw { Half::Low } else { Half::High },
-                    1,
-                );
-                match self.rma_read(local, from, len, env) {
+                let half = if qw { Half::Low } else { Half::High };
+                self.rma_count(regs::PERF_REQUESTER_IN_0, half, 1);
+                match self.rma_read(Reader::Requester, local, from, len, env) {
                     Ok(data) => {
+                        self.rma_count(regs::PERF_REQUESTER_OUT_0, half, fragment_count(len));
                         self.counters.rma.put_bytes =
                             self.counters.rma.put_bytes.wrapping_add(len.into());
-                        self.rma_count_bytes(regs::PERF_REQUESTER_RE_3, len.into());
                         self.rma_count_bytes(regs::PERF_REQUESTER_OUT_6, len.into());
                         let kind = RmaKind::Put { addr: remote, data };
                         self.rma_send(command, d, NetPort::RmaCompleter, len, kind, env);
@@ -332,11 +327,9 @@ impl Nic {
                 remote,
                 local: to,
             } => {
-                self.rma_count(
-                    regs::PERF_REQUESTER_IN_2,
-                    if qw { Half::Low } else { Half::High },
-                    1,
-                );
+                let half = if qw { Half::Low } else { Half::High };
+                self.rma_count(regs::PERF_REQUESTER_IN_2, half, 1);
+                self.rma_count(regs::PERF_REQUESTER_OUT_2, half, 1);
                 let kind = RmaKind::GetRequest {
                     read_addr: remote,
                     write_addr: to,
@@ -349,6 +342,7 @@ impl Nic {
             }
             Operation::ImmediatePut { len, remote, value } => {
                 self.rma_count(regs::PERF_REQUESTER_IN_1, Half::Low, 1);
+                self.rma_count(regs::PERF_REQUESTER_OUT_1, Half::Low, 1);
                 let kind = RmaKind::Immediate {
                     addr: remote,
                     len,
@@ -361,6 +355,7 @@ impl Nic {
             }
             Operation::NotificationPut { class, value } => {
                 self.rma_count(regs::PERF_REQUESTER_IN_1, Half::High, 1);
+                self.rma_count(regs::PERF_REQUESTER_OUT_1, Half::High, 1);
                 self.rma_send(
                     command,
                     d,
@@ -385,6 +380,7 @@ impl Nic {
                     false => (Half::Low, NetPort::RmaResponder),
                 };
                 self.rma_count(regs::PERF_REQUESTER_IN_3, half, 1);
+                self.rma_count(regs::PERF_REQUESTER_OUT_3, half, 1);
                 let kind = RmaKind::LockRequest {
                     at_completer,
                     number,
@@ -432,13 +428,27 @@ impl Nic {
     /// Counts a failed transfer.
     pub(super) fn rma_transfer_error(&mut self, error: RmaError, fault: MemFault) {
         let drops = &mut self.counters.drops;
-        let n = if fault.illegal {
-            &mut drops.rma_bad_command
-        } else {
-            &mut drops.dma
+        let n = match fault.kind {
+            FaultKind::Illegal => &mut drops.rma_bad_command,
+            FaultKind::Translation => &mut drops.translation,
+            FaultKind::Dma => &mut drops.dma,
         };
         *n = n.wrapping_add(1);
         self.rma_error(error);
+    }
+}
+
+/// Word 0 and size field of the requester notification of a command that is refused: those of its first fragment.
+fn refused([word0, word1, word2]: [u64; 3]) -> (u64, u32) {
+    let word0 = DescriptorWord(word0);
+    let count = word0.count();
+    match Command::from_code(word0.command()) {
+        Some(Command::ByteGet | Command::QwGet) => (word2, count.min(FRAGMENT - 1)),
+        Some(Command::BytePut | Command::QwPut) => (word1, count.min(FRAGMENT - 1)),
+        Some(Command::ImmediatePut) => (word2, count & 7),
+        Some(Command::NotificationPut) => (word1, count & 0xFF),
+        Some(Command::Lock) => (lock_word(word1 as u32, false, (word1 >> 32) as i32), 0),
+        _ => (word1, 0),
     }
 }
 

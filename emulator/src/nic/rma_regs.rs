@@ -4,6 +4,7 @@ use super::{Nic, Te};
 use crate::env::{Accessor, Env};
 use wire::ids::{RegOffset, Unit, Vpid};
 use wire::regs::rma::{self as regs, Config, ErrorCtrl, VpidTable};
+use wire::rma::NotificationType;
 
 /// What the sub-units count as errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +63,85 @@ impl RmaError {
 pub(super) enum Half {
     Low,
     High,
+}
+
+/// Performance counter registers that the sub-units have in common.
+pub(super) struct Perf {
+    /// Translations; refused ones; fences.
+    pub(super) atu: [RegOffset; 3],
+    /// Notifications.
+    pub(super) noti: RegOffset,
+}
+
+/// The performance counter registers of a sub-unit.
+pub(super) fn perf(unit: NotificationType) -> Perf {
+    match unit {
+        NotificationType::Requester => Perf {
+            atu: [
+                regs::PERF_REQUESTER_ATU_0,
+                regs::PERF_REQUESTER_ATU_1,
+                regs::PERF_REQUESTER_ATU_2,
+            ],
+            noti: regs::PERF_REQUESTER_NOTI,
+        },
+        NotificationType::Responder => Perf {
+            atu: [
+                regs::PERF_RESPONDER_ATU_0,
+                regs::PERF_RESPONDER_ATU_1,
+                regs::PERF_RESPONDER_ATU_2,
+            ],
+            noti: regs::PERF_RESPONDER_NOTI,
+        },
+        NotificationType::Completer => Perf {
+            atu: [
+                regs::PERF_COMPLETER_ATU_0,
+                regs::PERF_COMPLETER_ATU_1,
+                regs::PERF_COMPLETER_ATU_2,
+            ],
+            noti: regs::PERF_COMPLETER_NOTI,
+        },
+    }
+}
+
+/// Performance counter registers of a read engine: reads, bytes asked for, answers, bytes received.
+pub(super) struct PerfRead {
+    pub(super) requests: RegOffset,
+    pub(super) bytes_asked: RegOffset,
+    pub(super) answers: RegOffset,
+    pub(super) bytes: RegOffset,
+}
+
+/// The read engines.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reader {
+    Requester,
+    Responder,
+}
+
+impl Reader {
+    pub(super) fn unit(self) -> NotificationType {
+        match self {
+            Self::Requester => NotificationType::Requester,
+            Self::Responder => NotificationType::Responder,
+        }
+    }
+
+    pub(super) fn perf(self) -> PerfRead {
+        match self {
+            Self::Requester => PerfRead {
+                requests: regs::PERF_REQUESTER_RE_0,
+                bytes_asked: regs::PERF_REQUESTER_RE_1,
+                answers: regs::PERF_REQUESTER_RE_2,
+                bytes: regs::PERF_REQUESTER_RE_3,
+            },
+            Self::Responder => PerfRead {
+                requests: regs::PERF_RESPONDER_RE_0,
+                bytes_asked: regs::PERF_RESPONDER_RE_1,
+                answers: regs::PERF_RESPONDER_RE_2,
+                bytes: regs::PERF_RESPONDER_RE_3,
+            },
+        }
+    }
 }
 
 /// First and last register of the three error counter groups, and the control register of each.

@@ -1,14 +1,14 @@
 //! RMA responder and completer: what arrives from the network (HW §10.5).
 
 use super::rma::lock_word;
-use super::rma_mem::{MemFault, Note, Space};
-use super::rma_regs::{Half, RmaError};
+use super::rma_mem::{FaultKind, MemFault, Note, Space};
+use super::rma_regs::{Half, Reader, RmaError};
 use super::tx::Job;
 use super::{Body, Nic, RmaKind, RmaMessage};
 use crate::env::{Dest, Env, NetPort, Packet};
 use wire::ids::NodeId;
 use wire::regs::rma as regs;
-use wire::rma::{Command, NotificationType};
+use wire::rma::{fragment_count, Command, NotificationType};
 
 /// Sub-unit that takes a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -90,10 +90,12 @@ impl Nic {
         }
     }
 
-    /// Checks the target VPID. Register access is always allowed (G19).
+    /// Checks the target VPID. Register access is always allowed (G19), but not what comes along on the same page.
     fn rma_admit(&mut self, from: u16, m: &RmaMessage, side: Side, env: &mut Env<'_>) -> bool {
         let table = self.rma_vpid(m.peer_vpid);
-        if m.mode.rra || (table.vpid_enable() && table.prot_desc() == m.protection) {
+        let registers =
+            m.mode.rra && !matches!(m.kind, RmaKind::Notify { .. } | RmaKind::LockRequest { .. });
+        if registers || (table.vpid_enable() && table.prot_desc() == m.protection) {
             return true;
         }
         self.rma_refuse(from, m, side, table.vpid_enable(), env);
@@ -193,11 +195,11 @@ impl Nic {
         let Err(fault) = result else {
             return wanted;
         };
-        let error = match (side, fault.illegal) {
-            (Side::Responder, true) => RmaError::ResponderCommand,
-            (Side::Responder, false) => RmaError::ResponderTranslation,
-            (Side::Completer, true) => RmaError::CompleterCommand,
-            (Side::Completer, false) => RmaError::CompleterTranslation,
+        let error = match (side, fault.kind) {
+            (Side::Responder, FaultKind::Illegal) => RmaError::ResponderCommand,
+            (Side::Responder, _) => RmaError::ResponderTranslation,
+            (Side::Completer, FaultKind::Illegal) => RmaError::CompleterCommand,
+            (Side::Completer, _) => RmaError::CompleterTranslation,
         };
         self.rma_transfer_error(error, fault);
         wanted || self.rma_force_errors()
@@ -212,18 +214,20 @@ impl Nic {
                 len,
             } => {
                 self.rma_count(regs::PERF_RESPONDER_IN_0, half(m.command), 1);
-                let read = self.rma_read(space(&m, m.peer_vpid, true), read_addr, len, env);
+                let from_space = space(&m, m.peer_vpid, true);
+                let read = self.rma_read(Reader::Responder, from_space, read_addr, len, env);
                 let result = read.as_ref().map(drop).map_err(|fault| *fault);
                 let wanted = self.rma_settle(result, Side::Responder, m.notify.responder);
                 let bytes = if result.is_ok() { len } else { 0 };
                 self.counters.rma.served_bytes =
                     self.counters.rma.served_bytes.wrapping_add(bytes.into());
-                self.rma_count_bytes(regs::PERF_RESPONDER_RE_3, bytes.into());
                 self.rma_count_bytes(regs::PERF_RESPONDER_OUT_4, bytes.into());
+                let packets = fragment_count(bytes).max(1);
+                self.rma_count(regs::PERF_RESPONDER_OUT_0, half(m.command), packets);
                 let kind = RmaKind::GetResponse {
                     write_addr,
                     len,
-                    data: read.ok(),
+                    data: read.map_err(|fault| fault.offset),
                 };
                 let note = Self::peer_note(&m, from, NotificationType::Responder);
                 self.rma_respond(from, tc, &m, kind, env);
@@ -244,6 +248,9 @@ impl Nic {
                 };
                 if at_completer {
                     self.rma_count(regs::PERF_COMPLETER_IN_3, Half::Low, 1);
+                } else {
+                    self.rma_count(regs::PERF_RESPONDER_IN_1, Half::Low, 1);
+                    self.rma_count(regs::PERF_RESPONDER_OUT_1, Half::Low, 1);
                 }
                 let locked = self.lock(m.peer_vpid, number, compare, add, env);
                 let error = if locked.is_some() {
@@ -324,19 +331,16 @@ impl Nic {
                 ref data,
             } => {
                 self.rma_count(regs::PERF_COMPLETER_IN_2, half(m.command), 1);
-                let Some(data) = data else {
-                    // The responder failed and has counted it (G17).
-                    if m.notify.completer || self.rma_force_errors() {
-                        let size = len.clamp(1, wire::rma::FRAGMENT) - 1;
-                        self.notify(
-                            note,
-                            write_addr,
-                            size,
-                            NotificationType::Responder.code(),
-                            env,
-                        );
+                let data = match data {
+                    Ok(data) => data,
+                    Err(offset) => {
+                        // The responder has counted it (G17).
+                        if m.notify.completer || self.rma_force_errors() {
+                            let unit = NotificationType::Responder;
+                            self.notify_failed(note, write_addr, len, *offset, unit, env);
+                        }
+                        return;
                     }
-                    return;
                 };
                 self.counters.rma.get_bytes = self.counters.rma.get_bytes.wrapping_add(len.into());
                 self.rma_count_bytes(regs::PERF_COMPLETER_IN_4, len.into());

@@ -1,6 +1,8 @@
 //! A few NICs with in-memory hosts and a network that delivers at once.
 
-use extoll_emulator::env::{Accessor, Dest, DmaFault, Env, Host, Packet, Trace, TraceEvent};
+use extoll_emulator::env::{
+    Accessor, Dest, DmaFault, Env, Host, NetPort, Packet, Trace, TraceEvent,
+};
 use extoll_emulator::nic::{Nic, NicConfig};
 use std::collections::VecDeque;
 use wire::bq::{DcqBase, SegmentDesc, SlotCode, WritePointers};
@@ -131,6 +133,8 @@ pub struct Node {
 pub struct Rig {
     pub nodes: Vec<Node>,
     pub wire: VecDeque<Packet>,
+    /// Port and traffic class of every packet that was delivered.
+    pub carried: Vec<(NetPort, u8)>,
     /// Credit that each call starts with.
     pub credit: u64,
     /// Packets stay in `wire` until [`Rig::pump`].
@@ -168,6 +172,7 @@ impl Rig {
         Self {
             nodes: (0..n).map(node).collect(),
             wire: VecDeque::new(),
+            carried: Vec::new(),
             credit: u64::MAX,
             hold_wire: false,
         }
@@ -206,6 +211,7 @@ impl Rig {
     pub fn pump(&mut self) {
         let held = std::mem::replace(&mut self.hold_wire, true);
         while let Some(packet) = self.wire.pop_front() {
+            self.carried.push((packet.port, packet.tc));
             let to: Vec<usize> = (0..self.nodes.len())
                 .filter(|&i| match packet.dst {
                     Dest::Node(id) => self.nodes[i].nic.node_id() == id,

@@ -2,7 +2,7 @@
 
 use super::rig::*;
 use extoll_emulator::nic::{Faults, NicConfig, UnalignedQw};
-use wire::ids::{NodeId, Vpid};
+use wire::ids::{NodeId, RegOffset, Vpid};
 use wire::regs::{rma as regs, wcbuf};
 use wire::rma::{
     fragments, last_fragment_len, last_fragment_start, Command, Descriptor, Modifiers,
@@ -519,7 +519,7 @@ fn dma_faults_become_error_notifications() {
     // Remote read fails: the origin hears of it (G17).
     p.post(PLAIN, &desc(1, 6, ALL, get(2000, edge, p.m0)));
     let (a, b) = p.notes();
-    assert_eq!(seen(&a), [(p.m0 + 1984, 0), (p.m0, 2)]);
+    assert_eq!(seen(&a), [(p.m0 + 1984, 0), bad(2, p.m0)]);
     assert_eq!(seen(&b), [bad(2, edge)]);
     // Local write fails.
     p.post(PLAIN, &desc(1, 6, ALL, get(2000, p.m1, edge)));
@@ -711,6 +711,24 @@ fn performance_counters_count_and_clear() {
     assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_OUT_6), 1000);
     assert_eq!(p.rig.read(1, regs::PERF_RESPONDER_OUT_4), 500);
     assert_eq!(p.rig.read(0, regs::PERF_COMPLETER_IN_4), 500);
+    // Packets have up to 496 bytes; an access of memory is one, whatever its size.
+    assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_OUT_0), 3 << 32);
+    assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_OUT_2), 1 << 32);
+    assert_eq!(p.rig.read(1, regs::PERF_RESPONDER_OUT_0), 2 << 32);
+    for (node, first, bytes) in [
+        (0, regs::PERF_REQUESTER_RE_0, 1000),
+        (1, regs::PERF_RESPONDER_RE_0, 500),
+    ] {
+        let read = [0, 8, 16, 24].map(|k| p.rig.read(node, RegOffset(first.0 + k)));
+        assert_eq!(read, [1, bytes, 1, bytes], "node {node}");
+    }
+    let written = [regs::PERF_COMPLETER_OUT_0, regs::PERF_COMPLETER_OUT_1];
+    assert_eq!(written.map(|at| p.rig.read(1, at)), [1, 1000]);
+    let end = p.rig.nodes[0].ram.bytes.len() as u64;
+    p.post(PLAIN, &desc(1, 6, ALL, put(8, end, p.m1)));
+    assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_RE_2), (1 << 32) | 1);
     p.rig.write(0, regs::PERF_COUNTER_CONTROL, 1);
-    assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_IN_0), 0);
+    for at in (regs::PERF_REQUESTER_IN_0.0..=regs::PERF_COMPLETER_NOTI.0).step_by(8) {
+        assert_eq!(p.rig.read(0, RegOffset(at)), 0);
+    }
 }

@@ -1,23 +1,17 @@
-//! RMA with translated addresses, locks, remote registers.
+//! RMA with translated addresses, locks.
 
 use super::rig::*;
-use super::rma::{desc, get, put, Pair, ALL, PLAIN};
+use super::rma::{desc, put, Pair, ALL, PLAIN};
 use wire::ids::RegOffset;
 use wire::regs::rma as regs;
 use wire::rma::{
-    last_fragment_start, Command, LockTarget, NotificationType, NotifySpec, Operation, PageOptions,
+    last_fragment_start, Command, LockTarget, NotificationType, Operation, PageOptions,
 };
 
 const TE: PageOptions = PageOptions {
     translate: true,
     ..PLAIN
 };
-const RRA: PageOptions = PageOptions {
-    rra: true,
-    traffic_class: 2,
-    ..PLAIN
-};
-
 /// Maps `pages` pages at GAT 3, entry 100 on, for a VPID; returns the NLA.
 fn map(rig: &mut Rig, i: usize, vpid: u8, pages: &[u64], access: u64) -> u64 {
     let gat = 0x0280_0000; // 2 MiB aligned
@@ -60,66 +54,6 @@ fn translated_transfers() {
         (last_fragment_start(local, 8000), 4)
     );
     assert_eq!(b[0].word0, last_fragment_start(remote, 8000));
-    // Beyond the mapping, wrong owner, read-only, invalid GAT, ATU off.
-    p.post(TE, &desc(1, 6, ALL, put(12_000, local, remote)));
-    assert_eq!(p.notes().0[0].error, 1);
-    p.post(TE, &desc(1, 6, ALL, get(12_000, remote, local)));
-    let (a, b) = p.notes();
-    assert_eq!(
-        (a[1].error, b[0].error, b[0].word0),
-        (2, 2, remote + 11_904)
-    );
-    let foreign = map(&mut p.rig, 1, 9, &pages(p.m1), 3);
-    p.post(TE, &desc(1, 6, ALL, put(8, local, foreign)));
-    assert_eq!(p.notes().1[0].error, 4);
-    let read_only = map(&mut p.rig, 1, 6, &pages(p.m1), 1);
-    p.post(TE, &desc(1, 6, ALL, put(8, local, read_only)));
-    assert_eq!(p.notes().1[0].error, 4);
-    p.post(TE, &desc(1, 6, ALL, get(8, read_only, local)));
-    assert_eq!(p.notes().0[1].error, 0);
-    p.post(TE, &desc(1, 6, ALL, get(8, 900 << 30, local)));
-    assert_eq!(p.notes().0[1].error, 2);
-    p.rig.write(1, RegOffset(0xC000), 0);
-    p.post(TE, &desc(1, 6, ALL, get(8, read_only, local)));
-    assert_eq!(p.notes().0[1].error, 2);
-    assert_eq!(p.rig.read(0, regs::REQUESTER_ERROR_CNT_0) >> 48, 1);
-    assert_eq!(p.rig.read(1, regs::RESPONDER_ERROR_CNT_1) >> 48, 3);
-    assert_eq!(p.rig.read(1, regs::COMPLETER_ERROR_CNT_2) >> 48, 2);
-}
-
-#[test]
-fn large_pages() {
-    let mut p = Pair::new();
-    // A 64 KiB page (size code 4) that 16 entries describe; the NLA supplies the low bits.
-    let big = 0x02C0_0000u64;
-    let entry = big | (4 << 59);
-    let nla = map(&mut p.rig, 1, 6, &[entry; 16], 3);
-    p.rig.nodes[1]
-        .ram
-        .put(big + (nla & 0xFFFF) + 5000, &[9; 16]);
-    let local = map(&mut p.rig, 0, 5, &[p.m0], 3);
-    p.post(TE, &desc(1, 6, ALL, get(16, nla + 5000, local)));
-    assert_eq!(p.rig.nodes[0].ram.get(p.m0, 16), [9; 16]);
-}
-
-#[test]
-fn atu_commands_answer() {
-    let mut p = Pair::new();
-    let at = p.m0 + 8 * 5;
-    for (n, opcode) in [(1u64, 3u64), (2, 4)] {
-        p.rig.nodes[0].ram.set_qw(at, 0);
-        p.rig.write(0, RegOffset(0xC008), (1 << 60) | (7 << 28));
-        p.rig.write(0, RegOffset(0xC008), (2 << 60) | 5);
-        p.rig.write(0, RegOffset(0xC008), (opcode << 60) | at);
-        assert_eq!(p.rig.nodes[0].ram.qw(at), 1);
-        assert_eq!(p.rig.read(0, RegOffset(0xC020)), ((2 * n) << 32) | (3 * n));
-    }
-    p.rig.write(0, RegOffset(0xC008), 9 << 60);
-    assert!(p.rig.nodes[0]
-        .log
-        .diagnostics
-        .iter()
-        .any(|d| d.contains("opcode 9")));
 }
 
 #[test]
@@ -184,71 +118,54 @@ fn locks() {
 }
 
 #[test]
-fn remote_register_access() {
+fn locks_that_do_not_exist() {
     let mut p = Pair::new();
-    let reg = 0x8050;
-    let write = |value| Operation::ImmediatePut {
-        len: 8,
-        remote: reg,
-        value,
+    let base = p.rig.read(1, regs::LOCK_BASE);
+    let count = |p: &mut Pair| (p.rig.read(1, regs::RESPONDER_ERROR_CNT_1) >> 32) & 0x7FFF;
+    let post = |p: &mut Pair, at, number| {
+        let op = Operation::Lock {
+            at,
+            number,
+            compare: 5,
+            add: 1,
+        };
+        p.post(PLAIN, &desc(1, 6, ALL, op));
+        let (a, b) = p.notes();
+        assert_eq!((a[1].word0, a[1].error), (b[0].word0, b[0].error));
+        assert_eq!(a[0].error, 0);
+        (b[0].word0, b[0].error)
     };
-    let requester = NotifySpec {
-        requester: true,
-        ..NotifySpec::NONE
-    };
-    p.post(RRA, &desc(1, 252, requester, write(1)));
-    let (a, _) = p.notes();
-    assert_eq!(
-        (
-            a[0].command.code(),
-            a[0].kind.code(),
-            a[0].word0,
-            a[0].error
-        ),
-        (6, 1, 1, 0)
-    );
-    assert_eq!(p.rig.read(1, RegOffset(0x8050)), 1);
-    // Side effects are those of a local access: the network-state event.
-    assert_eq!(p.rig.snq_handle(1).len(), 1);
-    let completer = NotifySpec {
-        completer: true,
-        ..NotifySpec::NONE
-    };
-    p.post(RRA, &desc(1, 252, completer, get(8, 0x8008, p.m0)));
-    let (a, _) = p.notes();
-    assert_eq!(
-        (
-            a[0].command.code(),
-            a[0].kind.code(),
-            a[0].word0,
-            a[0].error
-        ),
-        (10, 4, p.m0, 0)
-    );
-    let node = p.rig.read(1, RegOffset(0x8008));
-    assert_eq!(p.rig.nodes[0].ram.qw(p.m0), node);
-    // Blocks of registers by put.
-    p.rig.nodes[0].ram.put(p.m0, &pattern(1, 24));
-    p.post(RRA, &desc(1, 252, NotifySpec::NONE, put(24, p.m0, 0x8058)));
-    p.post(
-        RRA,
-        &desc(1, 252, NotifySpec::NONE, get(24, 0x8058, p.m0 + 64)),
-    );
-    assert_eq!(p.rig.nodes[0].ram.get(p.m0 + 64, 24), pattern(1, 24));
-    // Unaligned, partial, outside.
-    for (len, at) in [
-        (8, 0x8004),
-        (4, 0x8008),
-        (8, 0x200_0000),
-        (16, u64::MAX - 7),
-    ] {
-        p.post(RRA, &desc(1, 252, completer, get(len, at, p.m0)));
-        assert_eq!(p.notes().0[0].error, 2);
-        p.post(RRA, &desc(1, 6, completer, put(len, p.m0, at)));
-        assert_eq!(p.notes().1[0].error, 4);
+    let taken = |number: u32| (1 << 32) | (1 << 24) | u64::from(number);
+    let units = [(LockTarget::Responder, 2u8), (LockTarget::Completer, 4)];
+    let mut errors = 0;
+    for (at, unit) in units {
+        // Number of locks, number of VPIDs, lock memory. VPID 6 is the seventh.
+        for (locks, vpids, memory, number, fine) in [
+            (16, 256, base, 15, true),
+            (16, 256, base, 16, false),
+            (16, 256, base, 0xFF_FFFF, false),
+            (3, 256, base, 2, true),
+            (3, 256, base, 3, false),
+            (0, 256, base, 0, false),
+            (16, 7, base, 4, true),
+            (16, 6, base, 4, false),
+            (16, 256, 1 << 51, 1, false),
+        ] {
+            p.rig.write(1, regs::LOCK_CFG, (vpids << 31) | locks);
+            p.rig.write(1, regs::LOCK_BASE, memory);
+            p.rig.nodes[1].ram.put(base, &[0; 16 << 10]);
+            let want = match fine {
+                true => (taken(number), 0),
+                false => (number.into(), unit),
+            };
+            assert_eq!(post(&mut p, at, number), want, "{locks} {vpids} {number}");
+            errors += u64::from(!fine);
+            assert_eq!(count(&mut p), errors);
+            // The place of a counter does not depend on how many there are.
+            let memory = p.rig.nodes[1].ram.get(base, 16 << 10);
+            let place = 4 * (6 + 256 * (number as usize % 16));
+            let set = memory.iter().position(|b| *b != 0);
+            assert_eq!(set, fine.then_some(place));
+        }
     }
-    assert_eq!(
-        (p.rig.read(1, regs::RESPONDER_ERROR_CNT_0) >> 32) & 0x7FFF,
-        4
-    );
 }

@@ -82,3 +82,13 @@ bits! {
         cmds_idx / with_cmds_idx: u16 [31:16];
     }
 }
+
+bits! {
+    /// `cnt_5` (0xC038).
+    pub struct Cnt5 {
+        /// Requests.
+        requests / with_requests: u32 [31:0];
+        /// Following requests.
+        following / with_following: u32 [63:32];
+    }
+}

@@ -77,16 +77,54 @@ regs! {
     const PERF_REQUESTER_IN_2 = 0x1601218, "rma_rf_perf_requester_perf_in_2";
     /// Requester: locks (completer high, responder low).
     const PERF_REQUESTER_IN_3 = 0x1601220, "rma_rf_perf_requester_perf_in_3";
+    /// Requester: translations answered high, asked for low.
+    const PERF_REQUESTER_ATU_0 = 0x1601228, "rma_rf_perf_requester_perf_atu_0";
+    /// Requester: translations refused, low.
+    const PERF_REQUESTER_ATU_1 = 0x1601230, "rma_rf_perf_requester_perf_atu_1";
+    /// Requester: fences answered high, received low.
+    const PERF_REQUESTER_ATU_2 = 0x1601238, "rma_rf_perf_requester_perf_atu_2";
+    /// Requester: reads of host memory, low.
+    const PERF_REQUESTER_RE_0 = 0x1601240, "rma_rf_perf_requester_perf_re_0";
+    /// Requester: bytes asked of host memory.
+    const PERF_REQUESTER_RE_1 = 0x1601248, "rma_rf_perf_requester_perf_re_1";
+    /// Requester: failed reads high, answered ones low.
+    const PERF_REQUESTER_RE_2 = 0x1601250, "rma_rf_perf_requester_perf_re_2";
     /// Requester: bytes read from host memory.
     const PERF_REQUESTER_RE_3 = 0x1601258, "rma_rf_perf_requester_perf_re_3";
+    /// Requester: put packets sent (byte high, QW low).
+    const PERF_REQUESTER_OUT_0 = 0x1601260, "rma_rf_perf_requester_perf_out_0";
+    /// Requester: notification puts sent high, immediate puts low.
+    const PERF_REQUESTER_OUT_1 = 0x1601268, "rma_rf_perf_requester_perf_out_1";
+    /// Requester: gets sent (byte high, QW low).
+    const PERF_REQUESTER_OUT_2 = 0x1601270, "rma_rf_perf_requester_perf_out_2";
+    /// Requester: locks sent (completer high, responder low).
+    const PERF_REQUESTER_OUT_3 = 0x1601278, "rma_rf_perf_requester_perf_out_3";
     /// Requester: bytes sent.
     const PERF_REQUESTER_OUT_6 = 0x1601290, "rma_rf_perf_requester_perf_out_6";
     /// Requester: notifications (interrupting high, sent low).
     const PERF_REQUESTER_NOTI = 0x1601298, "rma_rf_perf_requester_perf_noti";
     /// Responder: gets (byte high, QW low).
     const PERF_RESPONDER_IN_0 = 0x16012A0, "rma_rf_perf_responder_perf_in_0";
+    /// Responder: locks (of the completer high, others low).
+    const PERF_RESPONDER_IN_1 = 0x16012A8, "rma_rf_perf_responder_perf_in_1";
+    /// Responder: translations answered high, asked for low.
+    const PERF_RESPONDER_ATU_0 = 0x16012B0, "rma_rf_perf_responder_perf_atu_0";
+    /// Responder: translations refused, low.
+    const PERF_RESPONDER_ATU_1 = 0x16012B8, "rma_rf_perf_responder_perf_atu_1";
+    /// Responder: fences answered high, received low.
+    const PERF_RESPONDER_ATU_2 = 0x16012C0, "rma_rf_perf_responder_perf_atu_2";
+    /// Responder: reads of host memory, low.
+    const PERF_RESPONDER_RE_0 = 0x16012C8, "rma_rf_perf_responder_perf_re_0";
+    /// Responder: bytes asked of host memory.
+    const PERF_RESPONDER_RE_1 = 0x16012D0, "rma_rf_perf_responder_perf_re_1";
+    /// Responder: failed reads high, answered ones low.
+    const PERF_RESPONDER_RE_2 = 0x16012D8, "rma_rf_perf_responder_perf_re_2";
     /// Responder: bytes read from host memory.
     const PERF_RESPONDER_RE_3 = 0x16012E0, "rma_rf_perf_responder_perf_re_3";
+    /// Responder: get response packets sent (byte high, QW low).
+    const PERF_RESPONDER_OUT_0 = 0x16012E8, "rma_rf_perf_responder_perf_out_0";
+    /// Responder: lock responses sent (of the completer high, others low).
+    const PERF_RESPONDER_OUT_1 = 0x16012F0, "rma_rf_perf_responder_perf_out_1";
     /// Responder: bytes sent.
     const PERF_RESPONDER_OUT_4 = 0x1601308, "rma_rf_perf_responder_perf_out_4";
     /// Responder: notifications.
@@ -101,6 +139,16 @@ regs! {
     const PERF_COMPLETER_IN_3 = 0x1601330, "rma_rf_perf_completer_perf_in_3";
     /// Completer: bytes received.
     const PERF_COMPLETER_IN_4 = 0x1601338, "rma_rf_perf_completer_perf_in_4";
+    /// Completer: translations answered high, asked for low.
+    const PERF_COMPLETER_ATU_0 = 0x1601340, "rma_rf_perf_completer_perf_atu_0";
+    /// Completer: translations refused, low.
+    const PERF_COMPLETER_ATU_1 = 0x1601348, "rma_rf_perf_completer_perf_atu_1";
+    /// Completer: fences answered high, received low.
+    const PERF_COMPLETER_ATU_2 = 0x1601350, "rma_rf_perf_completer_perf_atu_2";
+    /// Completer: writes to host memory, low.
+    const PERF_COMPLETER_OUT_0 = 0x1601358, "rma_rf_perf_completer_perf_out_0";
+    /// Completer: bytes written to host memory.
+    const PERF_COMPLETER_OUT_1 = 0x1601360, "rma_rf_perf_completer_perf_out_1";
     /// Completer: notifications.
     const PERF_COMPLETER_NOTI = 0x1601368, "rma_rf_perf_completer_perf_noti";
 }

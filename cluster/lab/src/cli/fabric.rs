@@ -117,6 +117,39 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
+    /// Let address translations fail
+    AtuFault {
+        /// Node
+        node: String,
+        /// Every n-th translation, 0 ends it
+        #[arg(long)]
+        every: u32,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Delay the ATU's commands: flushes take effect and are answered late
+    AtuDelay {
+        /// Node
+        node: String,
+        /// Time, ms; 0 ends it and does what waits
+        #[arg(long)]
+        ms: u64,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
+    /// Lose answers to the ATU's fence and notification commands
+    AtuLose {
+        /// Node
+        node: String,
+        /// Every n-th answer, 0 ends it
+        #[arg(long)]
+        every: u32,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
     /// Let a NIC take nothing from the network and send nothing
     Freeze {
         /// Node
@@ -321,6 +354,20 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             every,
             nic: k,
         } => inject(nic(&node, k)?, Fault::DmaEvery(some_unless_zero(every))),
+        FaultVerb::AtuFault {
+            node,
+            every,
+            nic: k,
+        } => inject(nic(&node, k)?, Fault::AtuEvery(some_unless_zero(every))),
+        FaultVerb::AtuDelay { node, ms, nic: k } => {
+            let ns = ms.checked_mul(1_000_000).context("that is too long")?;
+            inject(nic(&node, k)?, Fault::AtuDelay((ns > 0).then_some(ns)))
+        }
+        FaultVerb::AtuLose {
+            node,
+            every,
+            nic: k,
+        } => inject(nic(&node, k)?, Fault::AtuLoseEvery(some_unless_zero(every))),
         FaultVerb::Freeze { node, nic: k } => call(Request::Freeze {
             nic: nic(&node, k)?,
             on: true,

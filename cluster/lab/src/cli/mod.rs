@@ -347,6 +347,9 @@ mod tests {
             &["fault", "corrupt", "--rate", "0.02"],
             &["fault", "queue-full", "1", "--vpid", "254", "--off"],
             &["fault", "retry", "0", "--every", "50"],
+            &["fault", "atu-fault", "1", "--every", "3"],
+            &["fault", "atu-delay", "node0", "--ms", "250"],
+            &["fault", "atu-lose", "0", "--every", "1"],
             &["fault", "power-off", "node1"],
             &["trace", "print", "--kind", "hop"],
         ] {

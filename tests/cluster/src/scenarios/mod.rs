@@ -5,6 +5,7 @@ mod driver;
 mod fabric;
 mod faults;
 mod hostile;
+mod memory;
 mod raw;
 mod traffic;
 mod uapi;
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(faults::all());
     all.extend(hostile::all());
     all.extend(raw::all());
+    all.extend(memory::all());
     all.extend(fabric::all());
     all.extend(uapi::all());
     all

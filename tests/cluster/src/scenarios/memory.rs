@@ -1,0 +1,629 @@
+//! Registered memory, long transfers and locks, by `extoll_bench` without a network stack above.
+
+use super::PAIR;
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = |name, run| Scenario {
+        name,
+        spec: PAIR,
+        run,
+    };
+    vec![
+        s("raw::atu_memory", kinds),
+        s("raw::atu_protection", protection),
+        s("raw::atu_revoke", revoke),
+        s("raw::atu_quarantine", quarantine),
+        s("raw::atu_user", user),
+        s("raw::atu_limits", limits),
+        s("raw::locks", locks),
+        s("raw::large", large),
+        s("driver::load_cost", load_cost),
+    ]
+}
+
+type Lines = BTreeMap<String, String>;
+
+fn begin(lab: &Lab) -> Result<()> {
+    for node in 0..2 {
+        lab.ok(node, "modprobe extoll_bench")?;
+    }
+    Ok(())
+}
+
+/// Unloads, and looks whether anything is left in the ATU.
+fn end(lab: &Lab) -> Result<()> {
+    for node in 0..2 {
+        lab.ok(node, "rmmod extoll_bench")?;
+        let atu = lab.ok(node, "cat /sys/kernel/debug/extoll-*/atu")?;
+        for line in ["regions 0", "pages 0", "quarantined 0"] {
+            ensure!(
+                atu.lines().any(|l| l == line),
+                "node{node} has not '{line}':\n{atu}"
+            );
+        }
+        let tables = atu.lines().find_map(|l| l.strip_prefix("tables "));
+        ensure!(
+            tables.is_some_and(|n| n == "0" || n == "1"),
+            "tables were not freed on node{node}:\n{atu}"
+        );
+    }
+    Ok(())
+}
+
+/// An offer on node 1, as words for those who use it.
+struct Offer {
+    words: String,
+    bytes: u64,
+}
+
+fn offer(lab: &Lab, kind: &str, bytes: u64, access: &str, seed: u64) -> Result<Offer> {
+    let r = lab.raw(
+        1,
+        &format!("offer kind={kind} bytes={bytes} access={access} seed={seed}"),
+    )?;
+    parse(&r, bytes)
+}
+
+fn parse(r: &Lines, bytes: u64) -> Result<Offer> {
+    let get = |key: &str| r.get(key).with_context(|| format!("no {key} in {r:?}"));
+    let words = format!("node=1 vpid={} nla={}", get("vpid")?, get("nla")?);
+    Ok(Offer { words, bytes })
+}
+
+fn expect(r: &Lines, key: &str, want: &str) -> Result<()> {
+    ensure!(
+        r.get(key).is_some_and(|v| v == want),
+        "{key} is not '{want}': {r:?}"
+    );
+    Ok(())
+}
+
+/// A GET of all of it into local memory of `kind` has to succeed with the right content.
+fn read_all(lab: &Lab, from: &Offer, kind: &str, seed: u64) -> Result<()> {
+    let r = lab.raw(
+        0,
+        &format!(
+            "copy dir=get kind={kind} {} bytes={} seed={seed} timeout_ms=60000",
+            from.words, from.bytes
+        ),
+    )?;
+    expect(&r, "result", "ok")?;
+    expect(&r, "mismatch", "none")
+}
+
+/// A copy in direction `dir` of one page that has to end with `result`.
+fn try_page(lab: &Lab, dir: &str, to: &Offer, more: &str, result: &str) -> Result<()> {
+    let r = lab.raw(
+        0,
+        &format!("copy dir={dir} {} bytes=4096 seed=99 {more}", to.words),
+    )?;
+    expect(&r, "result", result)
+}
+
+const REFUSED: &str = "Responder Translation";
+
+fn kinds(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let mut seed = 10;
+    for (kind, bytes) in [
+        ("coherent", 3 << 20),
+        ("pages", 300 << 10),
+        ("buffer", 1 << 20),
+        ("table", 128 << 10),
+    ] {
+        seed += 1;
+        let there = offer(
+            lab,
+            kind,
+            bytes,
+            if kind == "table" { "r" } else { "rw" },
+            seed,
+        )?;
+        for local in ["coherent", "pages", "buffer"] {
+            read_all(lab, &there, local, seed)?;
+        }
+        // A part, unaligned to fragments and pages, on every traffic class.
+        for tc in 0..4 {
+            let r = lab.raw(
+                0,
+                &format!(
+                    "copy dir=get {} bytes=65536 len=54320 offset=12328 seed={seed} tc={tc}",
+                    there.words
+                ),
+            )?;
+            expect(&r, "result", "ok")?;
+            expect(&r, "mismatch", "none")?;
+        }
+        if kind != "table" {
+            for local in ["coherent", "pages", "buffer", "table"] {
+                seed += 1;
+                let r = lab.raw(
+                    0,
+                    &format!(
+                        "copy dir=put kind={local} {} bytes={bytes} seed={seed}",
+                        there.words
+                    ),
+                )?;
+                expect(&r, "result", "ok")?;
+                let r = lab.raw(1, &format!("offered seed={seed}"))?;
+                expect(&r, "mismatch", "none")?;
+            }
+        }
+        // Node 1 with itself.
+        let r = lab.raw(
+            1,
+            &format!("copy dir=get {} bytes=65536 seed={seed}", there.words),
+        )?;
+        expect(&r, "mismatch", "none")?;
+        lab.raw(1, "withdraw")?;
+    }
+    end(lab)
+}
+
+fn errors(lab: &Lab, node: usize) -> Result<u64> {
+    let text = lab.ok(
+        node,
+        "awk '$1 == \"reason\" && $2 == 9 { print $3 }' /sys/kernel/debug/extoll-*/counters",
+    )?;
+    Ok(text.trim().parse()?)
+}
+
+fn protection(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let there = offer(lab, "pages", 64 << 10, "r", 5)?;
+    read_all(lab, &there, "pages", 5)?;
+    // The completer refuses the write; the port there is told, memory stays as it was.
+    let before = errors(lab, 1)?;
+    try_page(lab, "put", &there, "", "ok")?;
+    lab.until("the target is told of the refused write", PATIENCE, |l| {
+        Ok(errors(l, 1)? == before + 1)
+    })?;
+    let r = lab.raw(1, "offered seed=5")?;
+    expect(&r, "mismatch", "none")?;
+    // Behind the end, in a table that does not exist, NLA 0.
+    try_page(lab, "get", &there, "offset=65536", REFUSED)?;
+    try_page(lab, "get", &there, "offset=1000000000000", REFUSED)?;
+    let nowhere = Offer {
+        words: there.words.split(" nla=").next().unwrap_or("").to_owned() + " nla=0",
+        bytes: 0,
+    };
+    try_page(lab, "get", &nowhere, "", REFUSED)?;
+    // Another open VPID of that node.
+    lab.raw(1, "serve")?;
+    let status = lab.raw(1, "status")?;
+    let vpid = status.get("rma_vpid").context("no rma_vpid")?;
+    try_page(lab, "get", &there, &format!("vpid={vpid}"), REFUSED)?;
+    lab.raw(1, "stop")?;
+    lab.raw(1, "withdraw")?;
+    // Write-only memory cannot be read.
+    let there = offer(lab, "pages", 4096, "w", 6)?;
+    try_page(lab, "get", &there, "", REFUSED)?;
+    try_page(lab, "put", &there, "", "ok")?;
+    let r = lab.raw(1, "offered seed=99")?;
+    expect(&r, "mismatch", "none")?;
+    // Local memory that does not allow the access does not even reach the NIC.
+    let refused = lab.raw(
+        0,
+        &format!("copy dir=put access=w {} bytes=4096", there.words),
+    )?;
+    expect(&refused, "result", "Invalid")?;
+    let refused = lab.raw(
+        0,
+        &format!("copy dir=get access=r {} bytes=4096", there.words),
+    )?;
+    expect(&refused, "result", "Invalid")?;
+    lab.raw(1, "withdraw")?;
+    // Bus addresses that are no memory are another error.
+    let there = offer(lab, "bus", 4096, "rw", 7)?;
+    read_all(lab, &there, "bus", 7)?;
+    try_page(
+        lab,
+        "get",
+        &there,
+        "kind=bus offset=70368744177664",
+        "Responder Memory",
+    )?;
+    lab.raw(1, "withdraw")?;
+    end(lab)
+}
+
+fn revoke(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    for round in 0..3 {
+        let there = offer(lab, "coherent", 2 << 20, "rw", 20 + round)?;
+        read_all(lab, &there, "buffer", 20 + round)?;
+        expect(&lab.raw(1, "revoke")?, "result", "ok")?;
+        try_page(lab, "get", &there, "", REFUSED)?;
+        try_page(lab, "put", &there, "", "ok")?;
+        let r = lab.raw(1, &format!("offered seed={}", 20 + round))?;
+        expect(&r, "mismatch", "none")?;
+        lab.raw(1, "withdraw")?;
+    }
+    // In the middle of a transfer: it ends well or by the revocation, in time.
+    for _ in 0..3 {
+        let there = offer(lab, "pages", 24 << 20, "rw", 30)?;
+        let run = lab.spawn(
+            0,
+            &format!(
+                "exec 3<>/dev/extoll_bench; printf %s 'copy dir=get {} bytes={} seed=30 timeout_ms=40000' >&3; cat <&3",
+                there.words, there.bytes
+            ),
+        )?;
+        std::thread::sleep(Duration::from_millis(700));
+        expect(&lab.raw(1, "revoke")?, "result", "ok")?;
+        let out = run.wait(PATIENCE)?;
+        ensure!(
+            out.stdout.contains("result ok") || out.stdout.contains(&format!("result {REFUSED}")),
+            "{out:?}"
+        );
+        lab.raw(1, "withdraw")?;
+    }
+    // Unbinding with a region that is in use.
+    let there = offer(lab, "pages", 1 << 20, "rw", 40)?;
+    read_all(lab, &there, "pages", 40)?;
+    lab.ok(
+        1,
+        "d=$(basename $(readlink -f /sys/bus/pci/drivers/extoll/0*)); echo $d >/sys/bus/pci/drivers/extoll/unbind; \
+         echo $d >/sys/bus/pci/drivers/extoll/bind",
+    )?;
+    lab.until("the NIC is up again", PATIENCE, |lab| {
+        Ok(lab.raw(1, "status")?.get("up").is_some_and(|v| v == "1"))
+    })?;
+    end(lab)?;
+    lab.ok(
+        1,
+        "for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; \
+         ip addr replace 10.2.0.2/24 broadcast + dev exn0 && ip link set exn0 up",
+    )?;
+    lab.ok(0, "ping -q -c 3 -i 0.2 -w 30 node1")?;
+    Ok(())
+}
+
+fn quarantined(lab: &Lab) -> Result<u64> {
+    let atu = lab.ok(1, "cat /sys/kernel/debug/extoll-*/atu")?;
+    let line = atu.lines().find_map(|l| l.strip_prefix("quarantined "));
+    Ok(line.context("no line 'quarantined'")?.parse()?)
+}
+
+/// The NIC does not say, or not in time, that it forgot a region: nothing of it is given away before.
+fn quarantine(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    for (fault, on, off) in [
+        ("atu-lose", ["--every", "1"], ["--every", "0"]),
+        ("atu-delay", ["--ms", "20000"], ["--ms", "0"]),
+    ] {
+        let old = offer(lab, "pages", 64 << 10, "rw", 60)?;
+        read_all(lab, &old, "pages", 60)?;
+        lab.fault(&[fault, "node1", on[0], on[1]])?;
+        expect(&lab.raw(1, "revoke")?, "result", "ETIMEDOUT")?;
+        ensure!(quarantined(lab)? == 1, "{fault}: not in quarantine");
+        lab.raw(1, "withdraw")?;
+        // Neither VPID nor NLA is given to somebody else.
+        let new = offer(lab, "pages", 64 << 10, "rw", 61)?;
+        let field = |o: &Offer, n| o.words.split(' ').nth(n).map(str::to_owned);
+        for n in [1, 2] {
+            ensure!(
+                field(&old, n) != field(&new, n),
+                "{fault}: given out again: {}",
+                new.words
+            );
+        }
+        // Nothing that arrives for the old one changes the new one.
+        lab.raw(
+            0,
+            &format!(
+                "copy dir=put {} bytes=65536 seed=62 timeout_ms=500",
+                old.words
+            ),
+        )?;
+        expect(&lab.raw(1, "offered seed=61")?, "mismatch", "none")?;
+        read_all(lab, &new, "pages", 61)?;
+        lab.fault(&[fault, "node1", off[0], off[1]])?;
+        lab.until("the region left the quarantine", PATIENCE, |l| {
+            Ok(quarantined(l)? == 0)
+        })?;
+        expect(&lab.raw(1, "revoke")?, "result", "ok")?;
+        lab.raw(1, "withdraw")?;
+    }
+    let reasons = lab.ok(
+        1,
+        "awk '$1 == \"reason\" && /translation flush/ { print $3 }' /sys/kernel/debug/extoll-*/counters",
+    )?;
+    ensure!(reasons.trim() == "2", "counted {reasons} instead of 2");
+    end(lab)
+}
+
+/// Offers memory of its own, then does what it is told by files.
+const PROGRAM: &str = r#"
+import ctypes, mmap, os, sys, time
+what, size, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *args):
+    f = getattr(libc, name); f.restype = ctypes.c_void_p
+    r = f(*[ctypes.c_void_p(a) for a in args])
+    if r in (2**64 - 1, None) and r is not None: raise OSError(ctypes.get_errno(), name)
+    return r
+HUGE = 2 << 20
+span = size + 2 * HUGE
+raw = call('mmap', 0, span, 3, 0x22, 2**64 - 1, 0)
+at = (raw + HUGE - 1) & ~(HUGE - 1)
+if what == 'huge': call('madvise', at, 2 * HUGE, 14)
+def pattern(seed):
+    out = bytearray()
+    for i in range(size // 8):
+        x = ((i ^ seed) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+        out += (x ^ (x >> 29)).to_bytes(8, 'little')
+    return bytes(out)
+def fill(seed): ctypes.memmove(at, pattern(seed), size)
+fill(seed)
+if what == 'huge': ctypes.memset(at + HUGE, 1, HUGE)
+def tell(name, text=''):
+    with open('/tmp/mem-new', 'w') as f: f.write(text)
+    os.rename('/tmp/mem-new', '/tmp/mem-' + name)
+def wait(name):
+    for _ in range(1200):
+        if os.path.exists('/tmp/mem-' + name): return
+        time.sleep(0.05)
+    sys.exit('nobody said ' + name)
+fd = os.open('/dev/extoll_bench', os.O_RDWR)
+os.write(fd, f'offer kind=user start={at} bytes={size}'.encode())
+tell('offer', os.read(fd, 4096).decode())
+wait('go')
+if what == 'munmap': call('munmap', at + 4096, 4096)
+elif what == 'mremap': call('mremap', at, size, size, 3, raw if at - raw > size else at + size + HUGE)
+elif what == 'dontneed': call('madvise', at, 4096, 4)
+elif what == 'huge': call('munmap', at + HUGE, 4096)
+elif what == 'fork':
+    if os.fork() == 0:
+        fill(seed + 1000)
+        tell('child'); wait('quit'); os._exit(0)
+    wait('child')
+    fill(seed + 1)
+elif what == 'exit': tell('done'); sys.exit(0)
+status = open('/proc/self/status').read()
+tell('done', [l for l in status.splitlines() if l.startswith('VmPin')][0])
+wait('quit')
+"#;
+
+/// Starts the program on node 1 and lets it offer `bytes`.
+fn own_memory(
+    lab: &Lab,
+    what: &str,
+    bytes: u64,
+    seed: u64,
+) -> Result<(crate::cluster::Running, Offer)> {
+    let run = lab.spawn(
+        1,
+        &format!(
+            "rm -f /tmp/mem-*; cat >/tmp/memory.py <<'END'\n{PROGRAM}\nEND\npython3 /tmp/memory.py {what} {bytes} {seed}"
+        ),
+    )?;
+    lab.until("the program has offered its memory", PATIENCE, |l| {
+        Ok(l.sh_for(1, "[ -e /tmp/mem-offer ]", PATIENCE)?.status == 0)
+    })?;
+    let text = lab.ok(1, "cat /tmp/mem-offer")?;
+    let offer = parse(&crate::cluster::pairs(&text), bytes)?;
+    Ok((run, offer))
+}
+
+fn go(lab: &Lab) -> Result<()> {
+    lab.ok(1, "touch /tmp/mem-go")?;
+    lab.until("the program has done it", PATIENCE, |l| {
+        Ok(l.sh_for(1, "[ -e /tmp/mem-done ]", PATIENCE)?.status == 0)
+    })
+}
+
+fn alive(lab: &Lab) -> Result<bool> {
+    Ok(lab
+        .raw(1, "offered")?
+        .get("alive")
+        .is_some_and(|v| v == "1"))
+}
+
+fn user(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let bytes = 64 << 10;
+    for (seed, what) in ["munmap", "mremap", "dontneed", "exit", "fork", "huge"]
+        .into_iter()
+        .enumerate()
+    {
+        let seed = 100 + seed as u64;
+        let check = |result: Result<()>| result.with_context(|| format!("memory of {what}"));
+        let (run, there) = own_memory(lab, what, bytes, seed)?;
+        check(read_all(lab, &there, "pages", seed))?;
+        ensure!(alive(lab)?, "{what}: dead from the start");
+        go(lab)?;
+        if what == "fork" || what == "huge" {
+            // The process still has the same memory; what it writes is seen, what its child writes is not.
+            let seed = if what == "fork" { seed + 1 } else { seed };
+            check(read_all(lab, &there, "pages", seed))?;
+            ensure!(alive(lab)?, "{what} killed the region");
+        } else {
+            if what == "dontneed" || what == "exit" {
+                lab.until("the region is dead", PATIENCE, |l| Ok(!alive(l)?))?;
+            }
+            ensure!(!alive(lab)?, "{what} left the region alive");
+            check(try_page(lab, "get", &there, "", REFUSED))?;
+            // The pages were given back without anybody withdrawing the region.
+            lab.until("the pages are unpinned", PATIENCE, |l| {
+                let atu = l.ok(1, "cat /sys/kernel/debug/extoll-*/atu")?;
+                Ok(atu.lines().any(|line| line == "pages 0"))
+            })?;
+        }
+        lab.ok(1, "touch /tmp/mem-quit")?;
+        let out = run.wait(PATIENCE)?;
+        ensure!(out.status == 0, "{what}: {out:?}");
+        lab.raw(1, "withdraw")?;
+    }
+    end(lab)
+}
+
+/// Limits as an unprivileged process meets them, and addresses that cannot be.
+const LIMITS: &str = r#"
+import ctypes, errno, os, resource
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+size = 1 << 20
+at = libc.mmap(ctypes.c_void_p(0), ctypes.c_size_t(size), 3, 0x22, -1, ctypes.c_size_t(0))
+ro = libc.mmap(ctypes.c_void_p(0), ctypes.c_size_t(size), 1, 0x22, -1, ctypes.c_size_t(0))
+fd = os.open('/dev/extoll_bench', os.O_RDWR)
+def offer(start, bytes, access='rw'):
+    try:
+        os.write(fd, f'offer kind=user start={start} bytes={bytes} access={access}'.encode())
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    os.write(fd, b'withdraw')
+    return 'ok'
+def want(what, got, expected):
+    if got != expected: raise SystemExit(f'{what}: {got} instead of {expected}')
+want('plain', offer(at, size), 'ok')
+want('unaligned', offer(at + 8, 4096), 'EINVAL')
+want('wraps around', offer(2**64 - 4096, 8192), 'EINVAL')
+want('not mapped', offer(4096, 4096), 'EFAULT')
+want('kernel', offer(2**64 - (1 << 40), 4096), 'EFAULT')
+want('read-only for writing', offer(ro, size), 'EFAULT')
+want('read-only for reading', offer(ro, size, 'r'), 'ok')
+libc.munmap(ctypes.c_void_p(at + size // 2), ctypes.c_size_t(4096))
+want('with a hole', offer(at, size), 'EFAULT')
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+want('privileged', offer(at, 131072), 'ok')
+os.setresuid(65534, 65534, 65534)
+want('over the limit', offer(at, 131072), 'ENOMEM')
+want('within the limit', offer(at, 65536), 'ok')
+for _ in range(200): want('again', offer(at, 65536), 'ok')
+status = open('/proc/self/status').read()
+pinned = [l.split()[1] for l in status.splitlines() if l.startswith('VmPin')][0]
+want('pinned at the end', pinned, '0')
+"#;
+
+fn limits(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    lab.ok(
+        1,
+        &format!("cat >/tmp/limits.py <<'END'\n{LIMITS}\nEND\npython3 /tmp/limits.py"),
+    )?;
+    end(lab)
+}
+
+fn locks(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let there = offer(lab, "pages", 4096, "rw", 1)?;
+    let count = 400;
+    let command = |more: &str| format!("lock {} {more}", there.words);
+    let script = format!(
+        "exec 3<>/dev/extoll_bench; printf %s '{}' >&3; cat <&3",
+        command(&format!("number=3 count={count} timeout_ms=30000"))
+    );
+    // Both nodes at once, one of them from itself.
+    let runs = [lab.spawn(0, &script)?, lab.spawn(1, &script)?];
+    for run in runs {
+        let out = run.wait(PATIENCE)?;
+        let r = crate::cluster::pairs(&out.stdout);
+        expect(&r, "result", "ok")?;
+        expect(&r, "successes", &count.to_string())?;
+    }
+    let r = lab.raw(0, &command("number=3 count=1 add=0"))?;
+    expect(&r, "value", &(2 * count).to_string())?;
+    // The comparison, and that other locks are others.
+    let r = lab.raw(0, &command("number=4 count=10 compare=4"))?;
+    expect(&r, "successes", "5")?;
+    expect(&r, "value", "5")?;
+    let r = lab.raw(0, &command("number=16 count=1"))?;
+    ensure!(
+        r.get("result").is_some_and(|v| v.ends_with(" Lock")),
+        "lock 16 exists: {r:?}"
+    );
+    // Closing the port zeroes its locks.
+    lab.raw(1, "withdraw")?;
+    let again = offer(lab, "pages", 4096, "rw", 1)?;
+    let r = lab.raw(0, &format!("lock {} number=3 count=1 add=0", again.words))?;
+    expect(&r, "value", "0")?;
+    lab.raw(1, "withdraw")?;
+    end(lab)
+}
+
+fn large(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    // Three commands, the last one short.
+    let bytes = (17 << 20) + 3 * 4096;
+    let there = offer(lab, "pages", bytes, "rw", 50)?;
+    read_all(lab, &there, "buffer", 50)?;
+    let r = lab.raw(
+        0,
+        &format!(
+            "copy dir=put kind=pages {} bytes={bytes} seed=51 timeout_ms=60000",
+            there.words
+        ),
+    )?;
+    expect(&r, "result", "ok")?;
+    expect(&lab.raw(1, "offered seed=51")?, "mismatch", "none")?;
+    lab.raw(1, "withdraw")?;
+    // Nobody there: one error, by the deadline.
+    for dir in ["get", "put"] {
+        let start = Instant::now();
+        let r = lab.raw(
+            0,
+            &format!("copy dir={dir} node=1 vpid=200 nla=4096 bytes={bytes} timeout_ms=1500"),
+        )?;
+        expect(&r, "result", "TimedOut")?;
+        ensure!(
+            start.elapsed() < PATIENCE,
+            "{dir}: the deadline was not kept"
+        );
+    }
+    // The port works afterwards.
+    let there = offer(lab, "pages", 64 << 10, "rw", 52)?;
+    read_all(lab, &there, "pages", 52)?;
+    lab.raw(1, "withdraw")?;
+    end(lab)
+}
+
+/// Memory that `extoll.ko` costs, with one NIC and nothing above it.
+fn load_cost(lab: &Lab) -> Result<()> {
+    const LIMIT_KIB: i64 = 16 << 10;
+    let script =
+        "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; echo 3 >/proc/sys/vm/drop_caches; \
+         awk '/^(MemFree|MemAvailable|CmaFree|VmallocUsed):/ { print $1, $2 }' /proc/meminfo; \
+         awk '!/ioremap/ { n += $2 } END { print \"vmalloc\", n / 1024 }' /proc/vmallocinfo";
+    let measure = || -> Result<BTreeMap<String, i64>> {
+        let text = lab.ok(0, script)?;
+        crate::cluster::pairs(&text)
+            .into_iter()
+            .map(|(k, v)| Ok((k, v.parse::<f64>()? as i64)))
+            .collect()
+    };
+    lab.ok(0, "rmmod exn extoll")?;
+    // The second time: what the first one leaves cached does not count.
+    lab.ok(0, "modprobe extoll && rmmod extoll")?;
+    let before = measure()?;
+    lab.ok(0, "modprobe extoll")?;
+    let after = measure()?;
+    lab.ok(
+        0,
+        "modprobe exn; ip addr replace 10.2.0.1/24 broadcast + dev exn0; ip link set exn0 up",
+    )?;
+    for (key, sign) in [
+        ("MemFree:", -1),
+        ("MemAvailable:", -1),
+        ("CmaFree:", -1),
+        ("VmallocUsed:", 1),
+        ("vmalloc", 1),
+    ] {
+        let cost = sign * (after.get(key).unwrap_or(&0) - before.get(key).unwrap_or(&0));
+        ensure!(
+            cost < LIMIT_KIB,
+            "loading costs {cost} KiB by {key} {before:?} {after:?}"
+        );
+    }
+    let cost = before.get("MemFree:").unwrap_or(&0) - after.get("MemFree:").unwrap_or(&0);
+    ensure!(cost > 0, "the measurement does not see the module");
+    lab.until("node 1 answers again", PATIENCE, |l| {
+        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
+    })
+}
