@@ -7,6 +7,7 @@ mod faults;
 mod hostile;
 mod raw;
 mod traffic;
+mod uapi;
 mod userland;
 
 use crate::cluster::Spec;
@@ -28,6 +29,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(hostile::all());
     all.extend(raw::all());
     all.extend(fabric::all());
+    all.extend(uapi::all());
     all.extend(userland::all());
     all
 }
