@@ -109,7 +109,11 @@ pub fn stream(end: &Endpoint, plan: &Plan, peer: &Hello, sends: bool) -> Result<
         if received - reported >= REPORT || heard_last && received > reported {
             let count: u64 = received - reported;
             match end.velo.try_send(&to.tagged(CREDIT), &count.to_le_bytes()) {
-                Ok(()) => reported = received,
+                // That may have been all.
+                Ok(()) => {
+                    reported = received;
+                    continue;
+                }
                 Err(Error::Full) => {}
                 Err(e) => return Err(e.into()),
             }
