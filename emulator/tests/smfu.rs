@@ -141,7 +141,7 @@ fn a_load_over_a_slow_link_takes_its_time_and_nobody_elses() {
     // Behind the load on the same connection: a store and another load.
     g[0].vfio.post(2, of(1, 0), &[9; 8]);
     ask(&mut g[0], 2, of(1, 0), 8);
-    assert_eq!(g[1].r(0x8008) >> 24 & 0xFFFF, 1, "the other node goes on");
+    assert_eq!((g[1].r(0x8008) >> 24) & 0xFFFF, 1, "the other node goes on");
     let before = emu.status().event_loop.wakeups;
     assert_eq!(answer(&mut g[0], 1), [1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(answer(&mut g[0], 2), [9; 8]);
@@ -178,7 +178,7 @@ fn nobody_waits_for_ever() {
     assert_eq!(g[0].vfio.read(2, of(0, 0), 8), ones);
     assert_eq!(chip(&emu, 0, "drops.smfu_no_interval"), 1);
     // 20 ms for the others.
-    g[0].w(r::TIMEOUT_CONTROL.0.into(), 20_000 | 1 << 32);
+    g[0].w(r::TIMEOUT_CONTROL.0.into(), 20_000 | (1 << 32));
     // Powered off, cable cut, frozen, unit off, port off: the time-out tells.
     let dead = |on: bool, g: &mut Vec<Guest>, emu: &Emu, how: u32| {
         match how {
@@ -197,7 +197,7 @@ fn nobody_waits_for_ever() {
         assert!(start.elapsed() >= Duration::from_millis(20));
         assert_eq!(chip(&emu, 0, "smfu.timeouts"), u64::from(how));
         assert_eq!(g[0].r(r::TIMEOUT_CONTROL.0.into()) >> 32, 1);
-        g[0].w(r::TIMEOUT_CONTROL.0.into(), 20_000 | 1 << 32);
+        g[0].w(r::TIMEOUT_CONTROL.0.into(), 20_000 | (1 << 32));
         assert_eq!(g[0].r(r::TIMEOUT_CONTROL.0.into()), 20_000);
         dead(true, &mut g, &emu, how);
         g[0].vfio.post(2, of(1, 8), &[how as u8; 8]);
@@ -366,7 +366,7 @@ fn a_device_is_borrowed_over_the_fabric() {
         );
         w(&mut g, htax::intvl_upper(k), (start + size) >> 12);
         w(&mut g, htax::intvl_lower(k), (start >> 12) - 1);
-        w(&mut g, htax::intvl_control(k), 1 | 0x100 << 5 | 3 << 14);
+        w(&mut g, htax::intvl_control(k), 1 | (0x100 << 5) | (3 << 14));
     }
     w(&mut g, htax::GENERAL, htax::GENERAL_INIT);
     g.w(r::vpid_t_start_addr(3).0.into(), 0x100_0000);

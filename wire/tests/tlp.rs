@@ -316,7 +316,7 @@ proptest! {
     #[test]
     fn whatever_is_decoded_encodes_to_the_same(dw in any::<[u32; 4]>(), code in 0usize..10) {
         let codes = [0x00, 0x20, 0x40, 0x60, 0x04, 0x44, 0x05, 0x45, 0x0A, 0x4A];
-        let dw = [dw[0] & 0x0077_73FF | codes[code] << 24, dw[1], dw[2], dw[3]];
+        let dw = [dw[0] & 0x0077_73FF | (codes[code] << 24), dw[1], dw[2], dw[3]];
         if let Ok(tlp) = Tlp::decode(dw) {
             let again = tlp.encode().unwrap();
             let n = tlp.header_dwords();

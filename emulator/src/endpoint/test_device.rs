@@ -171,7 +171,7 @@ impl TestDevice {
             }
             regs::DMA_CONTROL if value & regs::DMA_START != 0 => {
                 let bus = u64::from(*self.reg(regs::DMA_BUS))
-                    | u64::from(*self.reg(regs::DMA_BUS + 4)) << 32;
+                    | (u64::from(*self.reg(regs::DMA_BUS + 4)) << 32);
                 let at = *self.reg(regs::DMA_MEMORY);
                 let len = *self.reg(regs::DMA_LEN);
                 let inside = u64::from(at) + u64::from(len) <= self.memory.len() as u64;
@@ -235,7 +235,7 @@ impl TestDevice {
                 if all_masked || word(12) & MASKED != 0 {
                     continue;
                 }
-                Some((u64::from(word(0)) | u64::from(word(4)) << 32, word(8)))
+                Some((u64::from(word(0)) | (u64::from(word(4)) << 32), word(8)))
             } else if self.config.msi_masked(vector) && self.config.msi(vector).is_some() {
                 continue;
             } else {

@@ -657,7 +657,7 @@ fn released(net: &mut Network) -> Vec<usize> {
 
 /// Unit `k`: enable, children, parents, arrivals of the host.
 fn barrier_unit(net: &mut Network, nic: usize, k: u32, children: u64, parents: u64, hosts: u64) {
-    let config = 1 | children << 1 | parents << 8 | hosts << 15;
+    let config = 1 | (children << 1) | (parents << 8) | (hosts << 15);
     net.regs(nic).write(0x45_4000 + 8 * k, config);
     net.after_access(nic, &mut Tracer::off());
 }
@@ -717,7 +717,7 @@ fn a_barrier_over_a_dead_link_never_releases() {
     net.set_link(0, true, None, &mut Tracer::off());
     assert_eq!(released(&mut net), NOBODY, "the signal is lost");
     // Both start again.
-    barrier_unit(&mut net, 0, 0, 1 | 1 << 18, 0, 1);
+    barrier_unit(&mut net, 0, 0, 1 | (1 << 18), 0, 1);
     net.regs(1).write(0x45_4000, 1 << 19);
     barrier_unit(&mut net, 1, 0, 0, 1, 1);
     arrive(&mut net, 1, 0);

@@ -51,9 +51,9 @@ impl Space {
     /// Eight bytes.
     pub fn u64(&self, at: usize) -> u64 {
         u64::from(self.u16(at))
-            | u64::from(self.u16(at + 2)) << 16
-            | u64::from(self.u16(at + 4)) << 32
-            | u64::from(self.u16(at + 6)) << 48
+            | (u64::from(self.u16(at + 2)) << 16)
+            | (u64::from(self.u16(at + 4)) << 32)
+            | (u64::from(self.u16(at + 6)) << 48)
     }
 
     /// Reads; bytes past the end are all ones.

@@ -189,7 +189,7 @@ impl Borrow {
             use wire::regs::htax as h;
             rig.remote_write(0, h::intvl_upper(k), (start + size) >> 12);
             rig.remote_write(0, h::intvl_lower(k), (start >> 12) - 1);
-            rig.remote_write(0, h::intvl_control(k), 1 | 0x100 << 5 | 3 << 14);
+            rig.remote_write(0, h::intvl_control(k), 1 | (0x100 << 5) | (3 << 14));
         }
         rig.remote_write(0, wire::regs::htax::GENERAL, 0x8088);
         self.cfg_write(0x10, BAR as u32);

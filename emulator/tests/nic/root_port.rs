@@ -569,7 +569,7 @@ fn a_hostile_device_breaks_nothing() {
             b.rig.remote_write(
                 0,
                 wire::regs::htax::intvl_control(k),
-                1 | 0x100 << 5 | 3 << 14,
+                1 | (0x100 << 5) | (3 << 14),
             );
         }
         b.rig.remote_write(0, wire::regs::htax::GENERAL, 0x8088);

@@ -248,7 +248,7 @@ fn classes_and_counters() {
     };
     assert_eq!(sent(&mut rig, 0), [1, 1, 0, 0, 0, 1]);
     assert_eq!(sent(&mut rig, 1), [0, 0, 1, 1, 1, 0]);
-    assert_eq!(rig.read(0, r::interval_counter(1)), 1 << 32 | 1);
+    assert_eq!(rig.read(0, r::interval_counter(1)), (1 << 32) | 1);
     assert_eq!(rig.read(0, r::interval_counter(2)), 0);
     let misc = r::MiscCount(rig.read(0, r::MISC_COUNT));
     assert_eq!(misc.max_outstanding_nps(), 1);

@@ -10,7 +10,7 @@ const CFG0: u8 = 0x04;
 const CFG1: u8 = 0x05;
 const CPL: u8 = 0x0A;
 /// Bits of dword 0 that must be 0: T9, T8, LN, TH, TD, AT.
-const UNSUPPORTED: u32 = 1 << 23 | 1 << 19 | 1 << 17 | 1 << 16 | 1 << 15 | 3 << 10;
+const UNSUPPORTED: u32 = (1 << 23) | (1 << 19) | (1 << 17) | (1 << 16) | (1 << 15) | (3 << 10);
 
 /// A transaction layer packet without its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -110,7 +110,7 @@ impl From<Kind> for Tlp {
 }
 
 const fn id_tag(id: Bdf, tag: u8) -> u32 {
-    (id.0 as u32) << 16 | (tag as u32) << 8
+    ((id.0 as u32) << 16) | ((tag as u32) << 8)
 }
 
 impl Kind {
@@ -183,11 +183,11 @@ impl Tlp {
         }
         let length = self.kind.length();
         let mut dw = [0; 4];
-        dw[0] = u32::from(self.kind.code()) << 24
-            | u32::from(self.traffic_class) << 20
-            | u32::from(self.attributes >> 2) << 18
-            | u32::from(self.poisoned) << 14
-            | u32::from(self.attributes & 3) << 12
+        dw[0] = (u32::from(self.kind.code()) << 24)
+            | (u32::from(self.traffic_class) << 20)
+            | (u32::from(self.attributes >> 2) << 18)
+            | (u32::from(self.poisoned) << 14)
+            | (u32::from(self.attributes & 3) << 12)
             | u32::from(length % MAX_DWORDS);
         match self.kind {
             Kind::MemRead {
@@ -202,7 +202,7 @@ impl Tlp {
             } => {
                 span.check()?;
                 dw[1] = id_tag(requester, tag)
-                    | u32::from(span.last_be) << 4
+                    | (u32::from(span.last_be) << 4)
                     | u32::from(span.first_be);
                 if span.addr >> 32 != 0 {
                     dw[2] = (span.addr >> 32) as u32;
@@ -234,7 +234,7 @@ impl Tlp {
                     return Err(Error::ByteEnables);
                 }
                 dw[1] = id_tag(requester, tag) | u32::from(enables);
-                dw[2] = u32::from(target.0) << 16 | u32::from(register);
+                dw[2] = (u32::from(target.0) << 16) | u32::from(register);
             }
             Kind::Completion {
                 completer,
@@ -255,9 +255,9 @@ impl Tlp {
                 if dwords != 0 && status != Status::Success {
                     return Err(Error::Status);
                 }
-                dw[1] = u32::from(completer.0) << 16
-                    | u32::from(status.code()) << 13
-                    | u32::from(modified) << 12
+                dw[1] = (u32::from(completer.0) << 16)
+                    | (u32::from(status.code()) << 13)
+                    | (u32::from(modified) << 12)
                     | u32::from(byte_count) & 0xFFF;
                 dw[2] = id_tag(requester, tag) | u32::from(lower_addr);
             }
@@ -285,7 +285,7 @@ impl Tlp {
                 } else if dw[2] == 0 {
                     return Err(Error::Address);
                 } else {
-                    u64::from(dw[2]) << 32 | u64::from(dw[3])
+                    (u64::from(dw[2]) << 32) | u64::from(dw[3])
                 };
                 if addr & 3 != 0 {
                     return Err(Error::Feature);
@@ -364,7 +364,7 @@ impl Tlp {
                 Kind::Completion {
                     completer: requester,
                     status,
-                    modified: dw[1] & 1 << 12 != 0,
+                    modified: dw[1] & (1 << 12) != 0,
                     byte_count: match dw[1] as u16 & 0xFFF {
                         0 => 4096,
                         n => n,
@@ -380,7 +380,7 @@ impl Tlp {
         Ok(Self {
             traffic_class: (dw[0] >> 20) as u8 & 7,
             attributes: ((dw[0] >> 16) as u8 & 4) | (dw[0] >> 12) as u8 & 3,
-            poisoned: dw[0] & 1 << 14 != 0,
+            poisoned: dw[0] & (1 << 14) != 0,
             kind,
         })
     }

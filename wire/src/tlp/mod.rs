@@ -27,7 +27,7 @@ pub struct Bdf(pub u16);
 impl Bdf {
     /// From its parts; bits that do not fit are dropped.
     pub const fn new(bus: u8, device: u8, function: u8) -> Self {
-        Self((bus as u16) << 8 | (device as u16 & 31) << 3 | (function as u16 & 7))
+        Self(((bus as u16) << 8) | ((device as u16 & 31) << 3) | (function as u16 & 7))
     }
 
     /// Bus number.

@@ -40,7 +40,7 @@ pub fn pack(tlp: &Tlp, payload: &[u8]) -> Result<Words, Error> {
     if payload.len() != usize::from(dwords) * 4 || dwords > PAYLOAD_DWORDS {
         return Err(Error::Payload);
     }
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let pair = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
     let mut qw = [0; MAX];
     qw[0] = pair(dw[0], dw[1]);
     qw[1] = pair(dw[2], dw[3]);
