@@ -47,7 +47,6 @@ fn htax_windows() -> Vec<(u64, u64)> {
     );
     let mut list = Vec::new();
     for (i, x) in set.intervals().unwrap() {
-        let i = i as u32;
         list.push((htax::intvl_upper(i).0.into(), x.upper.raw()));
         list.push((htax::intvl_lower(i).0.into(), x.lower.raw()));
         list.push((htax::intvl_control(i).0.into(), x.control.raw()));

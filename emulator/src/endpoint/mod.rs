@@ -39,11 +39,7 @@ impl PciePacket {
     }
 
     /// Write requests for contiguous bytes, none of them across a 4 KiB boundary or above [`MAX_PAYLOAD`].
-    pub fn writes<'a>(
-        requester: Bdf,
-        addr: u64,
-        data: &'a [u8],
-    ) -> impl Iterator<Item = PciePacket> + 'a {
+    pub fn writes(requester: Bdf, addr: u64, data: &[u8]) -> impl Iterator<Item = PciePacket> + '_ {
         chunks(addr, data.len() as u32, MAX_PAYLOAD).filter_map(move |(offset, len)| {
             let at = addr.wrapping_add(offset.into());
             let span = Span::bytes(at, len)?;

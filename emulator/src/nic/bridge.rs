@@ -172,7 +172,7 @@ impl Nic {
     pub(super) fn run_bridge(&mut self, env: &mut Env<'_>) {
         for _ in 0..ROUNDS {
             if let Some(packet) = self.bridge.from_device.pop_front() {
-                self.from_device(packet, env);
+                self.take_from_device(packet, env);
             } else if let Some(packet) = self.bridge.to_device.pop_front() {
                 self.call_device(env, |device, link| device.receive(packet, link));
             } else if self.device_credit() > 0 && self.bridge.is_ready() {
@@ -332,7 +332,7 @@ impl Nic {
     }
 
     /// A packet from the device.
-    fn from_device(&mut self, packet: PciePacket, env: &mut Env<'_>) {
+    fn take_from_device(&mut self, packet: PciePacket, env: &mut Env<'_>) {
         self.counters.bridge.from_device = self.counters.bridge.from_device.wrapping_add(1);
         let cfg = self.bridge_cfg();
         let class = Class::of(&packet.tlp.kind);
