@@ -455,7 +455,7 @@ mod tests {
         let put = noti(7, word().with_command(5).with_size(8));
         assert!(notification_put(8, 3, 4).is(&put));
         assert!(!notification_put(9, 3, 4).is(&put));
-        let lock = noti(5 << 32 | 1 << 24 | 12, word().with_command(13));
+        let lock = noti((5 << 32) | (1 << 24) | 12, word().with_command(13));
         assert!(is_lock(&lock, 12, 3, 4) && is_lock(&lock, RMA2_LOCK_ANY, 3, 0xFFFF));
         assert!(!is_lock(&lock, 11, 3, 4) && !is_lock(&n, 12, 3, 4));
     }
