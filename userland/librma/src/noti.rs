@@ -246,8 +246,8 @@ unsafe extern "C" fn rma2_noti_lock_match_block(
 
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) -> Status {
-    // SAFETY: as the header says; the address is only compared.
     status(
+        // SAFETY: as the header says; the address is only compared.
         unsafe { borrow(port, error::INV_PORT) }.and_then(|e| match e.port.free(noti.cast()) {
             true => Ok(()),
             false => Err(error::INV_VALUE),
@@ -257,8 +257,8 @@ unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) ->
 
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_dup(input: *const Noti, output: *mut Noti) -> Status {
-    // SAFETY: as the header says; volatile because the NIC owns the queue.
     status(
+        // SAFETY: as the header says.
         unsafe { read(input) }
             .ok_or(error::INV_VALUE)
             .and_then(|n| {
