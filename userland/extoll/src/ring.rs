@@ -170,7 +170,7 @@ mod tests {
         }
         assert_eq!(r.commits, 600 / u64::from(LAZY));
         r.commit(true);
-        assert_eq!(r.map.load(0), 0x1_0000_0000 | 600 % 256);
+        assert_eq!(r.map.load(0), 0x1_0000_0000 | (600 % 256));
     }
 
     #[test]

@@ -96,7 +96,7 @@ unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Re
             0,
             r.start as u64,
             r.nla,
-            u64::from(r.count) | u64::from(r.offset) << 32,
+            u64::from(r.count) | (u64::from(r.offset) << 32),
             r.end as u64,
             r.size as u64,
             0,

@@ -246,8 +246,8 @@ unsafe extern "C" fn rma2_noti_lock_match_block(
 
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) -> Status {
-    // SAFETY: as the header says; the address is only compared.
     status(
+        // SAFETY: as the header says; the address is only compared.
         unsafe { borrow(port, error::INV_PORT) }.and_then(|e| match e.port.free(noti.cast()) {
             true => Ok(()),
             false => Err(error::INV_VALUE),
@@ -257,8 +257,8 @@ unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) ->
 
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_dup(input: *const Noti, output: *mut Noti) -> Status {
-    // SAFETY: as the header says; volatile because the NIC owns the queue.
     status(
+        // SAFETY: as the header says.
         unsafe { read(input) }
             .ok_or(error::INV_VALUE)
             .and_then(|n| {
@@ -455,7 +455,7 @@ mod tests {
         let put = noti(7, word().with_command(5).with_size(8));
         assert!(notification_put(8, 3, 4).is(&put));
         assert!(!notification_put(9, 3, 4).is(&put));
-        let lock = noti(5 << 32 | 1 << 24 | 12, word().with_command(13));
+        let lock = noti((5 << 32) | (1 << 24) | 12, word().with_command(13));
         assert!(is_lock(&lock, 12, 3, 4) && is_lock(&lock, RMA2_LOCK_ANY, 3, 0xFFFF));
         assert!(!is_lock(&lock, 11, 3, 4) && !is_lock(&n, 12, 3, 4));
     }

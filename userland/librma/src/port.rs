@@ -339,7 +339,7 @@ unsafe extern "C" fn rma2_request_tcs(
         act(port, |p| {
             let old = p.response_classes()?;
             let shift = 8 * request;
-            let new = old & !(0xFF << shift) | u64::from(response) << shift;
+            let new = (old & !(0xFF << shift)) | (u64::from(response) << shift);
             // Only a change needs the right to make one.
             if new == old {
                 return Ok(());
@@ -351,7 +351,7 @@ unsafe extern "C" fn rma2_request_tcs(
         return set;
     }
     // SAFETY: as the header says.
-    unsafe { change(port, h, |o| o & !3 | request as u8) }
+    unsafe { change(port, h, |o| (o & !3) | request as u8) }
 }
 
 #[no_mangle]

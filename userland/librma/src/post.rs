@@ -417,7 +417,8 @@ mod tests {
         // SAFETY: both are valid here and in the calls below.
         let put = unsafe { rma2_desc_set_put_get(&mut d, &mut h, 2, 500, 5, 2, 0xAAA, 0xBBB) };
         assert_eq!(put, error::SUCCESS);
-        let word0 = 499 << 40 | 2 << 35 | 5 << 32 | 0x1234 << 16 | 0x56 << 8 | 2 << 2 | 3;
+        let word0 =
+            (499 << 40) | (2 << 35) | (5 << 32) | (0x1234 << 16) | (0x56 << 8) | (2 << 2) | 3;
         assert_eq!(d.value, [word0, 0xAAA, 0xBBB]);
         // SAFETY: as above.
         let get = unsafe { rma2_desc_set_put_get(&mut d, &mut h, 0, 8, 0, 0, 0xAAA, 0xBBB) };
@@ -429,7 +430,7 @@ mod tests {
                 0
             );
             assert_eq!(d.value[0] >> 40, 1);
-            assert_eq!(d.value[1..], [7 << 32 | 9, 0xFFFF_FFFF << 32]);
+            assert_eq!(d.value[1..], [(7 << 32) | 9, 0xFFFF_FFFF << 32]);
             assert_eq!(
                 rma2_desc_set_notification_value(&mut d, 1, 2),
                 error::WRONG_CMD

@@ -14,8 +14,8 @@ unsafe extern "C" fn smfu_open(name: *const c_char, to: *mut *mut Smfu) -> c_int
     let device = if name.is_null() {
         Device::default()
     } else {
-        // SAFETY: a string ended by a zero, as the header says.
         Device::at(OsStr::from_bytes(
+            // SAFETY: a string ended by a zero, as the header says.
             unsafe { CStr::from_ptr(name) }.to_bytes(),
         ))
     };

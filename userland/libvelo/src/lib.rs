@@ -51,8 +51,8 @@ unsafe fn device(name: *const c_char) -> Device {
     if name.is_null() {
         return Device::default();
     }
-    // SAFETY: the caller's promise.
     Device::at(OsStr::from_bytes(
+        // SAFETY: a string ended by a zero, as the header says.
         unsafe { CStr::from_ptr(name) }.to_bytes(),
     ))
 }

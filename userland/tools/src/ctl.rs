@@ -332,7 +332,11 @@ fn links(args: &Args, node: Option<u16>) -> Result<(Value, String)> {
             (true, true) => "up",
         };
         // HW §15.4: guid [25:2], node [41:26], port [45:42].
-        let (guid, remote, port) = (ids >> 2 & 0xFF_FFFF, ids >> 26 & 0xFFFF, ids >> 42 & 0xF);
+        let (guid, remote, port) = (
+            (ids >> 2) & 0xFF_FFFF,
+            (ids >> 26) & 0xFFFF,
+            (ids >> 42) & 0xF,
+        );
         let errors: Vec<&str> = [
             (status.cell_crc_error(), "cell-crc"),
             (status.packet_crc_error(), "packet-crc"),

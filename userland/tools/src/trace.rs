@@ -129,7 +129,7 @@ impl<'a> Record<'a> {
     /// PCI address of the NIC.
     fn nic(&self) -> Option<String> {
         let id = self.hex("nic")?;
-        let (bus, device) = (id >> 8 & 0xFF, id & 0xFF);
+        let (bus, device) = ((id >> 8) & 0xFF, id & 0xFF);
         Some(format!(
             "{:04x}:{bus:02x}:{:02x}.{}",
             id >> 16,

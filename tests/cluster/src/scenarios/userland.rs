@@ -293,7 +293,7 @@ fn extollctl(lab: &Lab) -> Result<()> {
     for (options, node) in [("", 0), ("--node 1", 1)] {
         let read = json(&lab.ok(0, &format!("extollctl --json reg read 0x8008 {options}"))?)?;
         let value = read["value"].as_u64().context("value")?;
-        ensure!(value >> 24 & 0xFFFF == node, "{read}");
+        ensure!((value >> 24) & 0xFFFF == node, "{read}");
         ensure!(
             read["fields"].as_array().is_some_and(|f| !f.is_empty()),
             "{read}"

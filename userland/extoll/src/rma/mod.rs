@@ -222,7 +222,7 @@ impl Port {
 
     /// Fails if the driver does not let this process use such commands.
     pub fn check_page(&self, options: PageOptions) -> Result<()> {
-        match self.0.pages >> options.index() & 1 {
+        match (self.0.pages >> options.index()) & 1 {
             0 => Err(Error::Forbidden(options)),
             _ => Ok(()),
         }
