@@ -497,10 +497,10 @@ enum Step {
     Repair,
 }
 
-/// Clears the state of a VPID as opening does (HW §3.3).
+/// Clears the state of a VPID as opening does (HW §3.3), and what an earlier user or a stuck buffer left in it.
 pub(crate) fn reset_state(hw: &Hw, unit: Unit, vpid: Vpid) {
     hw.rf
-        .update(wcbuf::state(unit, vpid), |v| State(v).opened().raw());
+        .update(wcbuf::state(unit, vpid), |v| State(v).fresh().raw());
 }
 
 /// What debugfs shows of a port.

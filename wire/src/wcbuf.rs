@@ -53,6 +53,16 @@ impl State {
         Self(self.0 & OPEN_MASK)
     }
 
+    /// The value with which a port starts, whatever was left behind: as [`State::opened`], and out of the retry state with
+    /// nothing in flight. Toggles that were read while a packet was in flight and written back would differ for ever, and
+    /// the next repair would wait for them in vain.
+    #[must_use]
+    pub const fn fresh(self) -> Self {
+        self.opened()
+            .with_retry(false)
+            .with_assembly(self.streamout())
+    }
+
     /// True for the all-ones value that reads of a vanished device return.
     pub const fn is_all_ones(self) -> bool {
         self.0 == u64::MAX

@@ -267,3 +267,14 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #[test]
+    fn a_fresh_state_is_idle_whatever_was_left(left: u64) {
+        let fresh = State(left).fresh();
+        prop_assert!(fresh.is_idle() && !fresh.retry());
+        prop_assert_eq!((fresh.retry_count(), fresh.committed_count()), (0, 0));
+        let toggles = State(0).with_retry(true).with_assembly(true).raw();
+        prop_assert_eq!(fresh.raw() & !toggles, State(left).opened().raw() & !toggles);
+    }
+}

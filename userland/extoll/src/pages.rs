@@ -38,7 +38,7 @@ impl<const N: usize> Sender<N> {
             return Err(Error::Gone);
         }
         // The retry bit too, which the mask of the reference would keep.
-        state.store(state_at, opened.opened().cleared().raw());
+        state.store(state_at, opened.fresh().raw());
         let empty = Packet {
             words: [0; N],
             len: 0,
