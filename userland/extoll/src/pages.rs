@@ -37,7 +37,6 @@ impl<const N: usize> Sender<N> {
         if opened.is_all_ones() {
             return Err(Error::Gone);
         }
-        // The retry bit too, which the mask of the reference would keep.
         state.store(state_at, opened.fresh().raw());
         let empty = Packet {
             words: [0; N],

@@ -188,11 +188,13 @@ fn slow_receiver(lab: &Lab) -> Result<()> {
     lab.fault(&["queue-full", "1", "--vpid", "254", "--slots", "2"])?;
     lab.fault(&["retry", "0", "--waiting", "1"])?;
     let result = both_ways(lab, 32, Duration::from_secs(300));
-    // Many messages at once: broadcast of long frames.
-    let flood = lab.sh_for(0, "ping -q -b -f -s 8000 -c 50 -w 20 10.2.0.255", PATIENCE);
+    // Many messages at once: long frames without rendezvous.
+    lab.ok(0, "ethtool --set-tunable exn0 tx-copybreak 9000")?;
+    let frames = lab.ok(0, "ping -q -i 0.02 -s 8000 -c 50 -w 60 node1");
     lab.fault(&["clear"])?;
+    lab.ok(0, "ethtool --set-tunable exn0 tx-copybreak 120")?;
     result?;
-    flood?;
+    frames?;
     let after = lab.status()?;
     for key in ["velo_held", "velo_retries"] {
         ensure!(sum(&after, key) > sum(&before, key), "{key} did not move");
