@@ -163,7 +163,7 @@ gone() {
 dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}')
 [ -n "$dev" ] || fail "no NIC"
 base=/sys/kernel/debug/extoll-$dev eth=/sys/kernel/debug/exn-$dev
-ls -d $base/status $base/counters $base/ports $eth/state $eth/reasons || fail "files are missing: $(ls $base $eth)"
+for f in $base/status $base/counters $base/ports $base/atu $eth/state $eth/reasons; do [ -f $f ] || fail "$f is missing"; done
 b=$(count extoll) e=$(count exn)
 exec 3<$base/status 4<$base/counters 5<$base/ports 6<$eth/state 7<$eth/reasons || fail "cannot open"
 [ $(count extoll) = $((b + 3)) ] || fail "extoll is used $(count extoll) times, not $b + 3"

@@ -398,10 +398,12 @@ fn own_memory(
     bytes: u64,
     seed: u64,
 ) -> Result<(crate::cluster::Running, Offer)> {
+    // Before it starts: what the last one left must not be taken for its own.
+    lab.ok(1, "rm -f /tmp/mem-*")?;
     let run = lab.spawn(
         1,
         &format!(
-            "rm -f /tmp/mem-*; cat >/tmp/memory.py <<'END'\n{PROGRAM}\nEND\npython3 /tmp/memory.py {what} {bytes} {seed}"
+            "cat >/tmp/memory.py <<'END'\n{PROGRAM}\nEND\npython3 /tmp/memory.py {what} {bytes} {seed}"
         ),
     )?;
     lab.until("the program has offered its memory", PATIENCE, |l| {

@@ -12,8 +12,8 @@ mod recovery;
 mod refused;
 mod traffic;
 mod uapi;
-mod userland;
 mod units;
+mod userland;
 
 use crate::cluster::Spec;
 use crate::Scenario;
