@@ -99,7 +99,7 @@ fn against_server(lab: &Lab, serve: &str, command: &str) -> Result<()> {
         Ok(!offer.is_empty())
     })?;
     let result = lab.ok_for(0, &line(&format!("{command} '{offer}'")), LONG);
-    lab.ok(1, "pkill -KILL -f 'uapi.py.* serve'")?;
+    lab.ok(1, "pkill -KILL -f '[u]api.py.* serve'")?;
     server.stop();
     result?;
     nothing_left(lab, 0)?;
@@ -164,10 +164,8 @@ fn kill(lab: &Lab) -> Result<()> {
 fn unbind(lab: &Lab) -> Result<()> {
     install(lab)?;
     let before = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
-    let process = lab.spawn(
-        0,
-        "rm -f /tmp/ready /tmp/go; exec python3 /tmp/uapi.py unbound /tmp/ready /tmp/go",
-    )?;
+    lab.ok(0, "rm -f /tmp/ready /tmp/go")?;
+    let process = lab.spawn(0, "exec python3 /tmp/uapi.py unbound /tmp/ready /tmp/go")?;
     let ready = |lab: &Lab| Ok(lab.sh_for(0, "test -e /tmp/ready", PATIENCE)?.status == 0);
     lab.until("everything is mapped", PATIENCE, ready)?;
     let during = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
