@@ -43,10 +43,11 @@ function has_comment(i,    s, text, at) {
 	return 0
 }
 
-# The documentation above item i.
+# The documentation above item i. What C calls has its contract in the C header.
 function has_section(i,    s, text) {
 	for (i--; i > 0; i--) {
 		s = trim(line[i])
+		if (s == "#[no_mangle]") return 1
 		if (s ~ /^\/\/\//) text = substr(s, 4) " " text
 		else if (s !~ /^#\[/) break
 	}

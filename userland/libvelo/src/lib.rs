@@ -139,8 +139,11 @@ unsafe extern "C" fn velo_send(
     len: usize,
     timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: as the header says.
-    let (Some(port), Some(to)) = (unsafe { port.as_ref() }, unsafe { to.as_ref() }) else {
+    // SAFETY: an open port or NULL, as the header says.
+    let port = unsafe { port.as_ref() };
+    // SAFETY: an address or NULL, as the header says.
+    let to = unsafe { to.as_ref() };
+    let (Some(port), Some(to)) = (port, to) else {
         return -libc::EINVAL;
     };
     let Some(to) = target(to) else {

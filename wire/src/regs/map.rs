@@ -241,7 +241,7 @@ impl Register {
 
     /// Its place.
     pub fn place(&self) -> Place {
-        Place(self.line.at << NUMBER_BITS | self.number)
+        Place((self.line.at << NUMBER_BITS) | self.number)
     }
 
     /// The indices in the name, in its order.

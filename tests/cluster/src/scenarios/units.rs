@@ -91,7 +91,7 @@ fn read_write(lab: &Lab) -> Result<()> {
     ensure!(node.contains("id [39:24] : 1;"), "{node}");
     let raw = lab.ok(1, &format!("{RF} && cat extoll_rf_info_rf_node_raw"))?;
     let raw = u64::from_str_radix(raw.trim(), 16).with_context(|| raw.clone())?;
-    ensure!(raw >> 24 & 0xFFFF == 1, "{raw:#x}");
+    ensure!((raw >> 24) & 0xFFFF == 1, "{raw:#x}");
     let scratch = "extoll_rf_info_rf_scratchpad_scratchpad";
     let text = lab.ok(
         0,
@@ -261,7 +261,7 @@ fn rra_everywhere(lab: &Lab) -> Result<()> {
                 let way = format!("node={to} method={method} timeout_us=5000000");
                 let node = value(lab, from, &format!("rra offset=0x8008 {way}"))?;
                 ensure!(
-                    node >> 24 & 0xFFFF == to as u64,
+                    (node >> 24) & 0xFFFF == to as u64,
                     "{method} {from} to {to}: {node:#x}"
                 );
                 lab.raw(
@@ -512,7 +512,7 @@ fn two_nics(lab: &Lab) -> Result<()> {
         for to in 0..4 {
             let command = format!("rra nic={nic} node={to} offset=0x8008 timeout_us=5000000");
             let node = value(lab, 0, &command)?;
-            ensure!(node >> 24 & 0xFFFF == to, "NIC {nic} to {to}: {node:#x}");
+            ensure!((node >> 24) & 0xFFFF == to, "NIC {nic} to {to}: {node:#x}");
         }
         lab.raw(
             0,
