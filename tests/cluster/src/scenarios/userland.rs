@@ -253,7 +253,7 @@ fn extollctl(lab: &Lab) -> Result<()> {
     );
     let text = lab.ok(0, &format!("{user}extollctl list"))?;
     ensure!(
-        text.contains("0011") && text.contains("/dev/extoll/rma2"),
+        text.contains("extoll") && text.contains("/dev/extoll/rma2"),
         "{text}"
     );
 
