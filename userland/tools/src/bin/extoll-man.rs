@@ -19,15 +19,19 @@ fn main() -> Result<()> {
         .nth(1)
         .context("usage: extoll-man DIRECTORY")?;
     std::fs::create_dir_all(&dir)?;
-    let ctl = extoll_tools::ctl::Args::command();
-    // One page per subcommand too, as git has them.
-    for sub in ctl.get_subcommands() {
-        let name = format!("extollctl-{}", sub.get_name());
-        // The names live as long as this short program.
-        page(&dir, sub.clone().name(&*name.leak()))?;
+    for command in [
+        extoll_tools::ctl::Args::command(),
+        extoll_tools::perf::Args::command(),
+        extoll_tools::ping::Args::command(),
+        extoll_tools::trace::Args::command(),
+    ] {
+        // One page per subcommand too, as git has them.
+        for sub in command.get_subcommands() {
+            let name = format!("{}-{}", command.get_name(), sub.get_name());
+            // The names live as long as this short program.
+            page(&dir, sub.clone().name(&*name.leak()))?;
+        }
+        page(&dir, command)?;
     }
-    page(&dir, ctl)?;
-    page(&dir, extoll_tools::ping::Args::command())?;
-    page(&dir, extoll_tools::perf::Args::command())?;
-    page(&dir, extoll_tools::trace::Args::command())
+    Ok(())
 }
