@@ -618,7 +618,13 @@ mod tests {
     fn requesters_see_messages_that_wait_elsewhere() {
         let (mut w, _) = world("topology = \"pair\"");
         let faults = |json: &str| serde_json::from_str::<Faults>(json).unwrap();
-        // Network ports and queue engine on, VPID 3 of NIC 1 open with a mailbox of two slots (HW §7, §9.7), always full.
+        // The VELO requester of NIC 0 is in its place (HW §5). Network ports and queue engine on, VPID 3 of NIC 1 open with a mailbox of two slots (HW §7, §9.7), always full.
+        const BAR0: u64 = 0x1000_0000;
+        w.with_nic(0, |n, _| n.set_bar_address(0, BAR0));
+        w.poke(0, 0x9218, (BAR0 + 0x400_0000) >> 12);
+        w.poke(0, 0x9220, ((BAR0 + 0x200_0000) >> 12) - 1);
+        w.poke(0, 0x9228, 0x4209);
+        w.poke(0, 0x9290, 0x8088);
         for nic in 0..2 {
             w.poke(nic, 0x9400, 1);
             w.poke(nic, 0xC0_0000, 1);

@@ -554,7 +554,7 @@ def unbound(ready, go):
     for address in fine + [window]:
         dies_by("access after unbind", signal.SIGBUS, load, address)
     for d in (r, v, s, p, f):
-        fails("ioctl", errno.ENODEV, d.get, ior(ord("n" if d is f else "k"), 0, 8 if d in (s, f) else 4))
+        fails("ioctl", errno.ENODEV, d.get, ior(ord("n" if d is f else "k"), 1 if d is p else 0, 8 if d in (s, f) else 4))
         fails("mmap", errno.ENODEV, d.map, {r: PAGE, v: 2 * PAGE, s: PAGE, p: PAGE, f: 32 << 20}[d], 0x20000 if d is r else 0)
     fails("unregister", errno.EFAULT, r.unregister, nla, 16)
     poller = select.poll()
