@@ -350,7 +350,7 @@ def call(name, *args):
     if r in (2**64 - 1, None) and r is not None: raise OSError(ctypes.get_errno(), name)
     return r
 HUGE = 2 << 20
-span = size + 2 * HUGE
+span = size + 3 * HUGE
 raw = call('mmap', 0, span, 3, 0x22, 2**64 - 1, 0)
 at = (raw + HUGE - 1) & ~(HUGE - 1)
 if what == 'huge': call('madvise', at, 2 * HUGE, 14)
