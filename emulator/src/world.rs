@@ -626,7 +626,7 @@ mod tests {
         w.poke(0, 0x9228, 0x4209);
         w.poke(0, 0x9290, 0x8088);
         for nic in 0..2 {
-            w.poke(nic, 0x9400, 1);
+            w.poke(nic, 0x9418, 81);
             w.poke(nic, 0xC0_0000, 1);
             w.poke(nic, 0x120_1808, 1 << 9);
         }
