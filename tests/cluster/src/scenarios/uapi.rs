@@ -92,7 +92,9 @@ fn superuser(lab: &Lab) -> Result<()> {
 /// Runs `command` on node 0 with what `serve` on node 1 offers.
 fn against_server(lab: &Lab, serve: &str, command: &str) -> Result<()> {
     install(lab)?;
-    let server = lab.spawn(1, &format!("rm -f /tmp/offer; {serve}"))?;
+    // Before the server starts: an old offer must not pass for its.
+    lab.ok(1, "rm -f /tmp/offer")?;
+    let server = lab.spawn(1, serve)?;
     let mut offer = String::new();
     lab.until("the server offers", PATIENCE, |lab| {
         offer = lab.sh_for(1, "cat /tmp/offer", PATIENCE)?.stdout;
