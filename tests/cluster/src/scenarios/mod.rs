@@ -6,6 +6,7 @@ mod driver;
 mod fabric;
 mod faults;
 mod hostile;
+mod iommu;
 mod memory;
 mod raw;
 mod recovery;
@@ -41,5 +42,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(uapi::all());
     all.extend(userland::all());
     all.extend(units::all());
+    let again = iommu::all(&all);
+    all.extend(again);
     all
 }
