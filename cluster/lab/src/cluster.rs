@@ -314,7 +314,7 @@ impl Cluster {
             let topology = spec.topology.as_deref().unwrap_or("");
             progress.done(&format!(
                 "fabric: {} NICs, topology {topology}",
-                spec.nodes * spec.nics
+                spec.all_nics()
             ));
         }
         progress.phase(

@@ -1,5 +1,6 @@
 //! The scenarios, grouped by what they show.
 
+mod accelerator;
 mod checksums;
 mod churn;
 mod driver;
@@ -56,5 +57,6 @@ pub fn all() -> Vec<Scenario> {
     all.extend(uapi::all());
     all.extend(userland::all());
     all.extend(units::all());
+    all.extend(accelerator::all());
     all
 }
