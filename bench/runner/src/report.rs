@@ -5,6 +5,7 @@ use crate::measure::{Effort, Pairs, Sample, Test, DEVICES};
 use crate::parse::number;
 use crate::stats::{median, ratios, Spread};
 use crate::table::render;
+use crate::units;
 use anyhow::Result;
 use labctl::Lab;
 use serde::Serialize;
@@ -91,6 +92,10 @@ pub struct Results {
     pub counts: Vec<Side>,
     /// Raw units by size.
     pub raw: Vec<RawRow>,
+    /// Units by the kernel API and from user space.
+    pub units: Vec<units::Row>,
+    /// Ratios between those.
+    pub unit_ratios: Vec<units::Compared>,
 }
 
 impl Results {
@@ -107,6 +112,8 @@ impl Results {
             samples: Vec::new(),
             counts: Vec::new(),
             raw: Vec::new(),
+            units: Vec::new(),
+            unit_ratios: Vec::new(),
         }
     }
 
@@ -141,6 +148,7 @@ impl Results {
             }
         }
         self.ratios = all;
+        self.unit_ratios = units::compare(&self.units);
     }
 
     /// The tables.
@@ -193,6 +201,7 @@ impl Results {
             })
             .collect();
         out.push_str(&render(&["", "bytes", "operations", "throughput"], &rows));
+        out.push_str(&units::text(&self.units));
         out.push('\n');
         out
     }
@@ -273,6 +282,7 @@ mod tests {
                 round_trips: 1,
                 raw_bytes: 1,
                 raw_passes: 1,
+                unit_passes: 3,
             },
             true,
             "abc",
