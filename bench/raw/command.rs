@@ -283,9 +283,7 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                     count as usize,
                     &mut report,
                 ),
-                "rate" => {
-                    stream::rate(&run, &nic, &peer, size as usize, count, &mut report)
-                }
+                "rate" => stream::rate(&run, &nic, &peer, size as usize, count, &mut report),
                 "stream" => stream::stream(&run, &nic, &peer, &words, &mut report),
                 _ if size < 8 || size % 8 != 0 => {
                     return report.fail(EINVAL, fmt!("size is a multiple of 8"));

@@ -106,8 +106,8 @@ fn answer(
             while !found
                 && mailbox.poll(1, |m| {
                     let from = m.status.source;
-                    found = (from.node, from.vpid, m.status.tag)
-                        == (peer.node, peer.vpid, tag | REPLY);
+                    found =
+                        (from.node, from.vpid, m.status.tag) == (peer.node, peer.vpid, tag | REPLY);
                 }) != 0
             {}
             found.then_some(())
@@ -196,7 +196,13 @@ pub(crate) fn stream(
     report.number("elapsed_ns", elapsed)?;
     report.number("wakeups", flow.wakeups)?;
     if words.get {
-        regions::compare(&view, len as usize & !7, words.seed, words.offset / 8, report)?;
+        regions::compare(
+            &view,
+            len as usize & !7,
+            words.seed,
+            words.offset / 8,
+            report,
+        )?;
     }
     Ok(())
 }

@@ -151,6 +151,22 @@ impl Results {
         self.unit_ratios = units::compare(&self.units);
     }
 
+    /// What was measured, where, and in which units.
+    fn conditions(&self) -> String {
+        let of = |key: &str| self.setup.get(key).map_or("unknown", String::as_str);
+        format!(
+            "\nRevision {}{}; {}; guests: {}, {} of memory; host: {} processors, load at the start {}\n\
+             Times and rates are ratios between things measured in this run; counts are accesses, DMA is in bytes, each per operation\n",
+            self.revision,
+            if self.quick { ", --quick" } else { "" },
+            of("qemu"),
+            of("guest_kernel"),
+            of("guest_memory"),
+            of("host_processors"),
+            of("host_load"),
+        )
+    }
+
     /// The tables.
     pub fn text(&self) -> String {
         let cell = |test, to| {
@@ -170,10 +186,11 @@ impl Results {
                 ]
             })
             .collect();
-        let mut out = format!(
+        let mut out = self.conditions();
+        out.push_str(&format!(
             "\nRatios, median (smallest–largest) of {} repetitions; above 1: exn is faster\n\n",
             self.effort.repetitions
-        );
+        ));
         out.push_str(&render(&["", "exn/virtio", "exn/e1000e", "exn/raw"], &rows));
         out.push_str("\nWhat it takes on the bus between host and NIC (node 0 sends or asks, node 1 answers)\n\n");
         out.push_str(&render(
@@ -307,6 +324,7 @@ mod tests {
     #[test]
     fn text_shows_ratios_not_times() {
         let text = results().text();
+        assert!(text.contains("Revision abc, --quick;"), "{text}");
         let line = text.lines().find(|l| l.starts_with("TCP stream")).unwrap();
         assert_eq!(
             line.split_whitespace().collect::<Vec<_>>(),

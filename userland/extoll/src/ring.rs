@@ -131,7 +131,8 @@ impl Ring {
 
     /// [`Ring::arm`], unless that was done for the same slot lately.
     pub fn arm_once(&mut self, backend: &dyn Backend) {
-        if !matches!(self.armed, Some((rp, since)) if rp == self.rp && since.elapsed() < ASK_AGAIN) {
+        if !matches!(self.armed, Some((rp, since)) if rp == self.rp && since.elapsed() < ASK_AGAIN)
+        {
             self.arm(backend);
         }
     }

@@ -158,9 +158,6 @@ fn the_documentation_has_all_tests() {
     }
     for sub in command.get_subcommands() {
         let line = format!("extoll-perf {}", sub.get_name());
-        assert!(
-            text.contains(&line),
-            "'{line}' is not in docs/userland.md"
-        );
+        assert!(text.contains(&line), "'{line}' is not in docs/userland.md");
     }
 }

@@ -113,7 +113,10 @@ fn streams(lab: &Lab) -> Result<()> {
         "messages went missing: {status:?}"
     );
     let bytes = 8 << 20;
-    let offer = lab.raw(1, &format!("offer kind=pages bytes={bytes} access=rw seed=5"))?;
+    let offer = lab.raw(
+        1,
+        &format!("offer kind=pages bytes={bytes} access=rw seed=5"),
+    )?;
     let memory = format!("vpid={} nla={}", offer["vpid"], offer["nla"]);
     let stream = |words: &str| {
         lab.raw(
