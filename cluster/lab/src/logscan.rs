@@ -50,6 +50,8 @@ const SIGNS: &[&str] = &[
 const HARMLESS: &[&str] = &[
     "kmemleak: Kernel memory leak detector",
     "kmemleak: Automatic memory scanning",
+    "DMA-API: preallocated",
+    "DMA-API: debugging enabled",
 ];
 
 /// True for a kernel message that stands for a defect.
@@ -93,6 +95,7 @@ mod tests {
             "[    3.1] extoll: module verification failed: signature and/or required key missing - tainting kernel",
             "[    0.0] Spectre V2 : WARNING-free line",
             "[    0.0] DMAR: Host address width 39",
+            "[    3.4] DMA-API: debugging enabled by kernel config",
         ] {
             assert!(!is_defect(good), "{good}");
         }
