@@ -198,8 +198,7 @@ impl Waiter {
         if core::mem::take(&mut gate.arm) {
             if let Some(hw) = self.nic.alive_access() {
                 let reg = BqRegs(self.unit).rp(self.vpid);
-                hw.rf
-                    .update(reg, |v| Rp(v).with_irq_retrigger(true).raw());
+                hw.rf.update(reg, |v| Rp(v).with_irq_retrigger(true).raw());
             }
         }
         if let Some(queue) = &gate.queue {
