@@ -59,6 +59,9 @@ pub struct Spec {
     pub sshd: bool,
     /// A virtio-net pair and an e1000e pair between node 0 and node 1, for comparisons.
     pub bench_nics: bool,
+    /// An IOMMU per node, which the kernel uses without delayed invalidation.
+    #[serde(default)]
+    pub iommu: bool,
     /// Words added to the kernel command line.
     pub append: Vec<String>,
     /// Arguments added to every QEMU.
@@ -83,6 +86,7 @@ impl Default for Spec {
             bring_up: BringUp::Net,
             sshd: true,
             bench_nics: false,
+            iommu: false,
             append: Vec::new(),
             qemu_args: Vec::new(),
             emu_args: Vec::new(),

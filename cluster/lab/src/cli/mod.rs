@@ -163,6 +163,9 @@ struct Up {
     /// Add a virtio-net pair (vio0) and an e1000e pair (e1k0) between node0 and node1
     #[arg(long)]
     bench_nics: bool,
+    /// Give every node an IOMMU that the kernel uses strictly: devices reach nothing but what drivers map
+    #[arg(long)]
+    iommu: bool,
     /// Word for the kernel command line (repeatable)
     #[arg(long, value_name = "WORD")]
     append: Vec<String>,
@@ -213,6 +216,7 @@ impl Up {
             },
             sshd: !self.no_sshd,
             bench_nics: self.bench_nics,
+            iommu: self.iommu,
             append: self.append,
             qemu_args: self.qemu_arg,
             emu_args: self.emu_arg,

@@ -7,6 +7,7 @@ mod driver;
 mod fabric;
 mod faults;
 mod hostile;
+mod iommu;
 mod memory;
 mod raw;
 mod recovery;
@@ -58,5 +59,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(userland::all());
     all.extend(units::all());
     all.extend(accelerator::all());
+    let again = iommu::all(&all);
+    all.extend(again);
     all
 }
