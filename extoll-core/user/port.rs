@@ -354,19 +354,15 @@ impl Port {
     }
 
     /// Writes the raw read pointer, as the process itself can.
-    pub(super) fn set_rp<E: Engine>(&self, arg: usize) -> Result<isize> {
-        let rp = self.waiter.admit(Rp(arg as u64));
-        self.with_hw(|hw, live| {
-            hw.rf.write(BqRegs(E::UNIT).rp(live.vpid()), rp.raw());
-            Ok(0)
-        })
+    pub(super) fn set_rp(&self, arg: usize) -> Result<isize> {
+        self.with(|_| self.waiter.store_rp(Rp(arg as u64)).map(|()| 0))
     }
 
     /// What is the same for both units: our own ioctls. `None`: none of them.
-    pub(super) fn common<E: Engine>(&self, command: u32, arg: usize) -> Option<Result<isize>> {
+    pub(super) fn common(&self, command: u32, arg: usize) -> Option<Result<isize>> {
         match command {
             INFO => Some(self.info(arg)),
-            ARM => Some(self.arm::<E>(arg)),
+            ARM => Some(self.arm(arg)),
             _ => None,
         }
     }
@@ -395,7 +391,7 @@ impl Port {
         put(arg, AsBytes::as_bytes(&info))
     }
 
-    fn arm<E: Engine>(&self, arg: usize) -> Result<isize> {
+    fn arm(&self, arg: usize) -> Result<isize> {
         self.with(|live| {
             let queue = live.queue.as_ref().ok_or(EFAULT)?;
             let slot = u32::try_from(arg).map_err(|_| EINVAL)?;
@@ -403,12 +399,10 @@ impl Port {
                 return Err(EINVAL);
             }
             self.armed.store(slot, Relaxed);
-            let rp = Rp(0).with_lrp(slot).with_irq_retrigger(true);
-            let rp = self.waiter.admit(rp);
-            let hw = self.nic().alive_access().ok_or(ENODEV)?;
             // The process freed slots by stores that have to be seen first.
             barrier::wmb();
-            hw.rf.write(BqRegs(E::UNIT).rp(live.vpid()), rp.raw());
+            let rp = Rp(0).with_lrp(slot).with_irq_retrigger(true);
+            self.waiter.store_rp(rp)?;
             Ok((queue.status(slot) != 0).into())
         })
     }

@@ -252,7 +252,7 @@ impl Rma2 {
 impl Handler for Rma2 {
     fn ioctl(&self, command: u32, arg: usize) -> Result<isize> {
         let port = &self.port;
-        if let Some(done) = port.common::<Rma>(command, arg) {
+        if let Some(done) = port.common(command, arg) {
             return done;
         }
         if _IOC_TYPE(command) != MAGIC || _IOC_NR(command) > MAX_NR {
@@ -265,7 +265,7 @@ impl Handler for Rma2 {
             GET_NOTIQ_SEGMENT_SIZE => put_u64(arg, port.with(|live| Ok(live.layout().segment))?),
             SET_NOTIQ_SEGMENT_SIZE => port.set_layout(|l| &mut l.segment, arg).map(|()| 0),
             SET_NOTIQ_WP => port.set_lwp::<Rma>(arg),
-            SET_NOTIQ_RP => port.set_rp::<Rma>(arg),
+            SET_NOTIQ_RP => port.set_rp(arg),
             GET_NOTIQ_WP => port.get(arg, Port::lwp::<Rma>),
             GET_NOTIQ_RP => port.get(arg, Port::lrp::<Rma>),
             GET_NODEID => put_u64(arg, port.nic().node().0.into()),

@@ -158,11 +158,14 @@ impl Waiter {
         gate.queue = Some(queue);
     }
 
-    /// What to write to the read pointer for a process that wants `rp`: during a pause the interrupt stays masked until its end.
-    pub(super) fn admit(&self, rp: Rp) -> Rp {
+    /// Writes the read pointer for the process; during a pause the interrupt stays masked until its end. `ENODEV`.
+    pub(super) fn store_rp(&self, rp: Rp) -> Result {
         let mut gate = self.gate.lock();
         gate.arm |= gate.shut && rp.irq_retrigger();
-        rp.with_irq_retrigger(rp.irq_retrigger() && !gate.shut)
+        let rp = rp.with_irq_retrigger(rp.irq_retrigger() && !gate.shut);
+        let hw = self.nic.alive_access().ok_or(ENODEV)?;
+        hw.rf.write(BqRegs(self.unit).rp(self.vpid), rp.raw());
+        Ok(())
     }
 
     /// Counts an interrupt; true when it is one more than the port may have. Calls are serialised by the VPID table.
@@ -198,8 +201,7 @@ impl Waiter {
         if core::mem::take(&mut gate.arm) {
             if let Some(hw) = self.nic.alive_access() {
                 let reg = BqRegs(self.unit).rp(self.vpid);
-                hw.rf
-                    .update(reg, |v| Rp(v).with_irq_retrigger(true).raw());
+                hw.rf.update(reg, |v| Rp(v).with_irq_retrigger(true).raw());
             }
         }
         if let Some(queue) = &gate.queue {

@@ -157,7 +157,7 @@ impl OpenFile for Velo2 {
 impl Handler for Velo2 {
     fn ioctl(&self, command: u32, arg: usize) -> Result<isize> {
         let port = &self.port;
-        if let Some(done) = port.common::<Velo>(command, arg) {
+        if let Some(done) = port.common(command, arg) {
             return done;
         }
         if _IOC_TYPE(command) != MAGIC || _IOC_NR(command) > MAX_NR {
@@ -168,7 +168,7 @@ impl Handler for Velo2 {
         let accept = |hw: &Hw, vpid| CompProtDesc(hw.rf.read(velo::comp_prot_desc(vpid)));
         match command {
             GET_RP => port.get(arg, Port::lrp::<Velo>),
-            SET_RP => port.set_rp::<Velo>(arg),
+            SET_RP => port.set_rp(arg),
             GET_WP => port.get(arg, Port::lwp::<Velo>),
             SET_WP => port.set_lwp::<Velo>(arg),
             GET_VPID => put_u64(arg, port.with(|live| Ok(live.vpid().get().into()))?),

@@ -76,12 +76,16 @@ pub fn of(error: &Error) -> Status {
     }
 }
 
+/// # Safety
+/// `to` is null or valid for writes of as many bytes as the call says.
 #[no_mangle]
 unsafe extern "C" fn rma2_serror(error: Status, to: *mut c_char, size: c_int) {
     // SAFETY: the caller's buffer of `size` bytes.
     unsafe { copy_text(text(error).to_bytes(), to, size) }
 }
 
+/// # Safety
+/// `header` is null or a string that ends with a zero.
 #[no_mangle]
 unsafe extern "C" fn rma2_perror(error: Status, header: *const c_char) {
     let what = text(error).to_string_lossy();

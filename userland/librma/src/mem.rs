@@ -30,6 +30,9 @@ unsafe fn register(port: *mut Endpoint, address: *mut c_void, size: usize) -> Ou
     })
 }
 
+/// # Safety
+/// `port` is null or a port that is open; the memory at `address` is the program's, which knows that peers may change
+/// it while it is registered; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_register(
     port: *mut Endpoint,
@@ -40,13 +43,17 @@ unsafe extern "C" fn rma2_register(
     if to.is_null() {
         return error::INV_VALUE;
     }
-    // SAFETY: as the header says; `to` is not null.
+    // SAFETY: no more of `port`, `address` and `to` is used than the section above promises; `to` is not null.
     status(unsafe {
         register(port, address, size).and_then(|r| give(to, Box::into_raw(Box::new(r))))
     })
 }
 
 /// The same: the driver is fast enough not to need a cache.
+///
+/// # Safety
+/// `port` is null or a port that is open; the memory at `address` is the program's, which knows that peers may change
+/// it while it is registered; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_register_cached(
     port: *mut Endpoint,
@@ -54,11 +61,15 @@ unsafe extern "C" fn rma2_register_cached(
     size: usize,
     to: *mut *mut Region,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port`, `address` and `to` is used than the section above promises.
     unsafe { rma2_register(port, address, size, to) }
 }
 
 /// The page that holds `address`.
+///
+/// # Safety
+/// `port` is null or a port that is open; the memory at `address` is the program's, which knows that peers may change
+/// it while it is registered; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_register_adhoc(
     port: *mut Endpoint,
@@ -66,10 +77,13 @@ unsafe extern "C" fn rma2_register_adhoc(
     to: *mut *mut Region,
 ) -> Status {
     let page = (address as usize & !0xFFF) as *mut c_void;
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe { rma2_register(port, page, 4096, to) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; the memory at `address` is the program's, which knows that peers may change
+/// it while it is registered; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_register_nomalloc(
     port: *mut Endpoint,
@@ -80,16 +94,18 @@ unsafe extern "C" fn rma2_register_nomalloc(
     if to.is_null() {
         return error::INV_VALUE;
     }
-    // SAFETY: as the header says; `to` is not null.
+    // SAFETY: no more of `port`, `address` and `to` is used than the section above promises; `to` is not null.
     status(unsafe { register(port, address, size).and_then(|r| give(to, r)) })
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `region` is null or a region of this library that nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Region) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: as the header says.
+        // SAFETY: no more of `port` is used than the section above promises.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
-        // SAFETY: as the header says.
+        // SAFETY: no more of `region` is used than the section above promises.
         let r = unsafe { borrow(region, error::INV_VALUE)? };
         let words = [
             0,
@@ -111,9 +127,11 @@ unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Re
     status(run())
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `region` is null or a region of this library that nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Region) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `region` is used than the section above promises.
     let result = unsafe { rma2_unregister_nofree(port, region) };
     if result == error::SUCCESS {
         // SAFETY: made by rma2_register and, by the header, not used any more.
@@ -122,15 +140,19 @@ unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Region) -
     result
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `region` is null or a region of this library that nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_cached(port: *mut Endpoint, region: *mut Region) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `region` is used than the section above promises.
     unsafe { rma2_unregister(port, region) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `region` is null or a region of this library that nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_adhoc(port: *mut Endpoint, region: *mut Region) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `region` is used than the section above promises.
     unsafe { rma2_unregister(port, region) }
 }
 
@@ -143,12 +165,16 @@ unsafe fn ask<T>(region: *const Region, to: *mut T, read: impl FnOnce(&Region) -
     status(unsafe { borrow(region, error::INV_VALUE).and_then(|r| give(to, read(r))) })
 }
 
+/// # Safety
+/// `region` is null or a region of this library; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_nla(region: *const Region, offset: usize, to: *mut u64) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `region` and `to` is used than the section above promises.
     unsafe { ask(region, to, |r| r.nla + u64::from(r.offset) + offset as u64) }
 }
 
+/// # Safety
+/// `region` is null or a region of this library; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_va(
     region: *const Region,
@@ -156,19 +182,23 @@ unsafe extern "C" fn rma2_get_va(
     to: *mut *mut c_void,
 ) -> Status {
     let address = |r: &Region| r.start.wrapping_byte_add(r.offset as usize + offset);
-    // SAFETY: as the header says.
+    // SAFETY: no more of `region` and `to` is used than the section above promises.
     unsafe { ask(region, to, address) }
 }
 
+/// # Safety
+/// `region` is null or a region of this library; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_size(region: *const Region, to: *mut usize) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `region` and `to` is used than the section above promises.
     unsafe { ask(region, to, |r| r.size) }
 }
 
+/// # Safety
+/// `region` is null or a region of this library; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_page_count(region: *const Region, to: *mut usize) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `region` and `to` is used than the section above promises.
     unsafe { ask(region, to, |r| r.count as usize) }
 }
 
@@ -189,33 +219,39 @@ unsafe fn compare(
     })
 }
 
+/// # Safety
+/// `region` is null or a region of this library; `start` is only compared.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_region_contained(
     region: *const Region,
     start: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `region` and `start` is used than the section above promises.
     unsafe { compare(region, start, size, |r, x| r[0] <= x[0] && x[1] <= r[1]) }
 }
 
+/// # Safety
+/// `region` is null or a region of this library; `start` is only compared.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_region_overlap(
     region: *const Region,
     start: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `region` and `start` is used than the section above promises.
     unsafe { compare(region, start, size, |r, x| r[0] < x[1] && x[0] < r[1]) }
 }
 
+/// # Safety
+/// `region` is null or a region of this library; `start` is only compared.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_region_equal(
     region: *const Region,
     start: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `region` and `start` is used than the section above promises.
     unsafe { compare(region, start, size, |r, x| r == x) }
 }
 

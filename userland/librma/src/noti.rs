@@ -75,15 +75,19 @@ unsafe fn find(
     result
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_probe(port: *const Endpoint, to: *mut *mut Noti) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe { find(port, to, false, |_| true) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_get_block(port: *const Endpoint, to: *mut *mut Noti) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe { find(port, to, true, |_| true) }
 }
 
@@ -128,6 +132,8 @@ fn peer(w: NotificationWord, node: u16, vpid: u16) -> bool {
         && (vpid == RMA2_VPID_ANY || vpid == u16::from(w.vpid()))
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_match(
     port: *const Endpoint,
@@ -148,10 +154,12 @@ unsafe extern "C" fn rma2_noti_match(
         last_nla: flags & 2 != 0,
         class: RMA2_CLASS_ANY,
     };
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe { find(port, to, flags & 1 != 0, |n| m.is(n)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_match_block(
     port: *const Endpoint,
@@ -163,7 +171,7 @@ unsafe extern "C" fn rma2_noti_match_block(
     flags: c_int,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe { rma2_noti_match(port, command, node, vpid, kind, nla, flags | 1, to) }
 }
 
@@ -179,6 +187,8 @@ fn notification_put(class: u8, node: u16, vpid: u16) -> Match {
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_noti_match(
     port: *const Endpoint,
@@ -187,7 +197,7 @@ unsafe extern "C" fn rma2_noti_noti_match(
     vpid: u16,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe {
         find(port, to, false, |n| {
             notification_put(class, node, vpid).is(n)
@@ -195,6 +205,8 @@ unsafe extern "C" fn rma2_noti_noti_match(
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_noti_match_block(
     port: *const Endpoint,
@@ -203,7 +215,7 @@ unsafe extern "C" fn rma2_noti_noti_match_block(
     vpid: u16,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe {
         find(port, to, true, |n| {
             notification_put(class, node, vpid).is(n)
@@ -220,6 +232,8 @@ fn is_lock(n: &Noti, number: u32, node: u16, vpid: u16) -> bool {
         && (number == RMA2_LOCK_ANY || number == LockResult(n.word0).number())
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_lock_match(
     port: *const Endpoint,
@@ -228,10 +242,12 @@ unsafe extern "C" fn rma2_noti_lock_match(
     vpid: u16,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe { find(port, to, false, |n| is_lock(n, number, node, vpid)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_lock_match_block(
     port: *const Endpoint,
@@ -240,14 +256,16 @@ unsafe extern "C" fn rma2_noti_lock_match_block(
     vpid: u16,
     to: *mut *mut Noti,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe { find(port, to, true, |n| is_lock(n, number, node, vpid)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `noti` is null or a notification.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) -> Status {
     status(
-        // SAFETY: as the header says; the address is only compared.
+        // SAFETY: no more of `port` and `noti` is used than the section above promises; the address is only compared.
         unsafe { borrow(port, error::INV_PORT) }.and_then(|e| match e.port.free(noti.cast()) {
             true => Ok(()),
             false => Err(error::INV_VALUE),
@@ -255,14 +273,16 @@ unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) ->
     )
 }
 
+/// # Safety
+/// `input` is null or a notification; `output` is null or a notification, valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_dup(input: *const Noti, output: *mut Noti) -> Status {
     status(
-        // SAFETY: as the header says.
+        // SAFETY: no more of `input` is used than the section above promises.
         unsafe { read(input) }
             .ok_or(error::INV_VALUE)
             .and_then(|n| {
-                // SAFETY: as the header says.
+                // SAFETY: no more of `output` is used than the section above promises.
                 unsafe { give(output, n) }
             }),
     )
@@ -280,9 +300,11 @@ unsafe fn read(noti: *const Noti) -> Option<Noti> {
 macro_rules! fields {
     ($($name:ident: $type:ty = |$w0:ident, $w1:ident| $value:expr;)*) => {
         $(
+            /// # Safety
+            /// `noti` is null or a notification.
             #[no_mangle]
             unsafe extern "C" fn $name(noti: *const Noti) -> $type {
-                // SAFETY: as the header says.
+                // SAFETY: no more of `noti` is used than the section above promises.
                 let n = unsafe { read(noti) }.unwrap_or(Noti { word0: 0, word1: 0 });
                 let ($w0, $w1) = (n.word0, NotificationWord(n.word1));
                 let _ = ($w0, $w1);
@@ -308,9 +330,11 @@ fields! {
     rma2_noti_get_notiput_class: u8 = |_a, w| w.size() as u8;
 }
 
+/// # Safety
+/// `noti` is null or a notification.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_get_total_size(start: u64, noti: *const Noti) -> u32 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `noti` is used than the section above promises.
     let n = unsafe { read(noti) }.unwrap_or(Noti { word0: 0, word1: 0 });
     let last = u64::from(NotificationWord(n.word1).size()) + 1;
     n.word0.wrapping_sub(start).wrapping_add(last) as u32
@@ -345,9 +369,11 @@ fn describe(n: &Noti) -> String {
     )
 }
 
+/// # Safety
+/// `noti` is null or a notification.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_dump(noti: *const Noti) {
-    // SAFETY: as the header says; the text ends with a zero and goes through C's own buffer, in order with the program's.
+    // SAFETY: no more of `noti` is used than the section above promises; the text ends with a zero and goes through C's own buffer, in order with the program's.
     unsafe {
         if let Some(n) = read(noti) {
             let text = describe(&n);
@@ -356,12 +382,14 @@ unsafe extern "C" fn rma2_noti_dump(noti: *const Noti) {
     }
 }
 
+/// # Safety
+/// `noti` is null or a notification; `file` is null or an open stream.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_fdump(noti: *const Noti, file: *mut libc::FILE) {
     if file.is_null() {
         return;
     }
-    // SAFETY: as the header says.
+    // SAFETY: no more of `noti` is used than the section above promises.
     unsafe {
         if let Some(n) = read(noti) {
             let text = describe(&n);
@@ -370,9 +398,11 @@ unsafe extern "C" fn rma2_noti_fdump(noti: *const Noti, file: *mut libc::FILE) {
     }
 }
 
+/// # Safety
+/// `noti` is null or a notification; `to` is null or valid for writes of as many bytes as the call says.
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_sdump(noti: *const Noti, to: *mut c_char, size: c_int) {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `noti` and `to` is used than the section above promises.
     unsafe {
         if let Some(n) = read(noti) {
             error::copy_text(describe(&n).as_bytes(), to, size);

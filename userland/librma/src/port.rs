@@ -24,6 +24,8 @@ fn failed(e: extoll::Error) -> Status {
     error::of(&e)
 }
 
+/// # Safety
+/// `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
     if to.is_null() {
@@ -47,6 +49,8 @@ unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
     status(unsafe { give(to, Box::into_raw(endpoint)) })
 }
 
+/// # Safety
+/// `port` is null or a port that is open, which nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_close(port: *mut Endpoint) -> Status {
     if port.is_null() {
@@ -57,6 +61,8 @@ unsafe extern "C" fn rma2_close(port: *mut Endpoint) -> Status {
     error::SUCCESS
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_connect(
     port: *mut Endpoint,
@@ -90,6 +96,8 @@ unsafe extern "C" fn rma2_connect(
     status(connect())
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `handle` is null or a connection that is open, which nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Connection) -> Status {
     // SAFETY: null or a port of ours.
@@ -113,12 +121,16 @@ unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Connectio
     )
 }
 
+/// # Safety
+/// `handle` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_handle_get_node(handle: *const Connection) -> u16 {
     // SAFETY: null or a connection of ours.
     unsafe { borrow(handle, 0) }.map_or(u16::MAX, |h| h.node)
 }
 
+/// # Safety
+/// `handle` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_handle_get_vpid(handle: *const Connection) -> u16 {
     // SAFETY: null or a connection of ours.
@@ -150,52 +162,68 @@ unsafe fn act(port: *const Endpoint, f: impl FnOnce(&Port) -> extoll::Result<()>
     status(unsafe { borrow(port, error::INV_PORT) }.and_then(|e| f(&e.port).map_err(failed)))
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_nodeid(port: *const Endpoint) -> u16 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { ask(port, u16::MAX, |p| Ok(p.read_node()?.0)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_vpid(port: *const Endpoint) -> u16 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { ask(port, u16::MAX, |p| Ok(p.vpid().get())) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_node_num(port: *const Endpoint) -> u16 {
     // 65,536 nodes do not fit the type; the public library truncates, a limit is more useful.
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { ask(port, 0, |p| Ok(p.max_nodes()?.min(u16::MAX.into()) as u16)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_proc_num(port: *const Endpoint) -> u16 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { ask(port, 0, |p| Ok(p.max_ports()?.min(u16::MAX.into()) as u16)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_queue_size(port: *const Endpoint) -> u32 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { ask(port, 0, |p| Ok(p.queue_size() as u32)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_set_queue_size(port: *const Endpoint, bytes: u32) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { act(port, |p| p.resize_queue(bytes.into(), p.segment_size()?)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_queue_segment_size(port: *const Endpoint) -> u32 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { ask(port, 0, |p| Ok(p.segment_size()? as u32)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_set_queue_segment_size(port: *const Endpoint, bytes: u32) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe {
         act(port, |p| {
             p.resize_queue(p.queue_size() as u64, bytes.into())
@@ -203,42 +231,54 @@ unsafe extern "C" fn rma2_set_queue_segment_size(port: *const Endpoint, bytes: u
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_set_protectionid(port: *const Endpoint, id: u16) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { act(port, |p| p.set_protection(id)) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_replay_buffer_drain(port: *const Endpoint) {
     // There is no way to report a failure; the next command does.
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     let _ = unsafe { act(port, |p| p.drain(Wait::for_at_most(DRAIN))) };
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_set_replay_mode(port: *const Endpoint, mode: c_int) {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     if let Ok(endpoint) = unsafe { borrow(port, 0) } {
         endpoint.mode.store(mode & REPLAY_ALL, Ordering::Relaxed);
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_replay_buffer_mode(port: *const Endpoint) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { borrow(port, 0) }.map_or(0, |e| e.mode.load(Ordering::Relaxed))
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_fd(port: *const Endpoint) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { ask(port, -1, |p| Ok(p.as_fd().as_raw_fd())) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_arm(port: *const Endpoint) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe {
         act(port, |p| {
             p.arm();
@@ -285,45 +325,59 @@ unsafe fn is(handle: *const Connection, bit: u8, set: bool) -> u32 {
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `h` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_request_interrupt(port: *const Endpoint, h: *const Connection) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `h` is used than the section above promises.
     unsafe { change(port, h, |o| o | IRQ) }
 }
 
+/// # Safety
+/// `_port` is null or a port that is open; `h` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_interrupt(_port: *const Endpoint, h: *const Connection) -> u32 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `h` is used than the section above promises.
     unsafe { is(h, IRQ, true) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `h` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_request_rra(port: *const Endpoint, h: *const Connection) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `h` is used than the section above promises.
     unsafe { change(port, h, |o| o | RRA) }
 }
 
+/// # Safety
+/// `_port` is null or a port that is open; `h` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_rra(_port: *const Endpoint, h: *const Connection) -> u32 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `h` is used than the section above promises.
     unsafe { is(h, RRA, true) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `h` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_request_physical_access(
     port: *const Endpoint,
     h: *const Connection,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `h` is used than the section above promises.
     unsafe { change(port, h, |o| o & !TE) }
 }
 
+/// # Safety
+/// `_port` is null or a port that is open; `h` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_physical_access(_port: *const Endpoint, h: *const Connection) -> u32 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `h` is used than the section above promises.
     unsafe { is(h, TE, false) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `h` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_request_tcs(
     port: *const Endpoint,
@@ -334,7 +388,7 @@ unsafe extern "C" fn rma2_request_tcs(
     if request > 3 || response > 3 {
         return error::INV_VALUE;
     }
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     let set = unsafe {
         act(port, |p| {
             let old = p.response_classes()?;
@@ -350,10 +404,13 @@ unsafe extern "C" fn rma2_request_tcs(
     if set != error::SUCCESS {
         return set;
     }
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `h` is used than the section above promises.
     unsafe { change(port, h, |o| (o & !3) | request as u8) }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `h` is null or a connection that is open; `request` is null or valid for a
+/// write; `response` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_tcs(
     port: *const Endpoint,
@@ -362,13 +419,13 @@ unsafe extern "C" fn rma2_get_tcs(
     response: *mut u32,
 ) -> Status {
     let read = || -> Outcome<()> {
-        // SAFETY: as the header says.
+        // SAFETY: no more of `port` is used than the section above promises.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
-        // SAFETY: as the header says.
+        // SAFETY: no more of `h` is used than the section above promises.
         let connection = unsafe { borrow(h, error::INV_HANDLE)? };
         let class = u32::from(connection.options().traffic_class);
         let responses = endpoint.port.response_classes().map_err(failed)?;
-        // SAFETY: as the header says.
+        // SAFETY: no more of `request` is used than the section above promises.
         unsafe {
             give(request, class)?;
             give(response, (responses >> (8 * class)) as u32 & 3)

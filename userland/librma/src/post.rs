@@ -83,6 +83,9 @@ unsafe fn nla(region: *const Region, offset: u32, size: u32) -> Outcome<u64> {
 macro_rules! transfers {
     ($($put:ident $by_region:ident $direct:ident $qw:literal;)*) => {
         $(
+            /// # Safety
+            /// `port` is null or a port that is open; `handle` is null or a connection that is open; `region` is null or a region
+            /// of this library.
             #[no_mangle]
             unsafe extern "C" fn $by_region(
                 port: *const Endpoint,
@@ -94,9 +97,9 @@ macro_rules! transfers {
                 spec: c_int,
                 modifier: c_int,
             ) -> Status {
-                // SAFETY: as the header says.
+                // SAFETY: no more of `port`, `handle` and `region` is used than the section above promises.
                 match unsafe { nla(region, offset, size) } {
-                    // SAFETY: as the header says.
+                    // SAFETY: no more of `port` and `handle` is used than the section above promises.
                     Ok(local) => unsafe {
                         $direct(port, handle, local, size, remote, spec, modifier)
                     },
@@ -104,6 +107,8 @@ macro_rules! transfers {
                 }
             }
 
+            /// # Safety
+            /// `port` is null or a port that is open; `handle` is null or a connection that is open.
             #[no_mangle]
             unsafe extern "C" fn $direct(
                 port: *const Endpoint,
@@ -115,7 +120,7 @@ macro_rules! transfers {
                 modifier: c_int,
             ) -> Status {
                 let op = Operation::$put { qw: $qw, len, local, remote };
-                // SAFETY: as the header says.
+                // SAFETY: no more of `port` and `handle` is used than the section above promises.
                 unsafe { post(port, handle, spec, modifier, op) }
             }
         )*
@@ -142,6 +147,8 @@ fn lock(target: u32, number: u32, compare: i32, add: i32) -> Outcome<Operation> 
     })
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `handle` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_post_lock(
     port: *const Endpoint,
@@ -154,12 +161,14 @@ unsafe extern "C" fn rma2_post_lock(
     modifier: c_int,
 ) -> Status {
     match lock(target, number, compare, add) {
-        // SAFETY: as the header says.
+        // SAFETY: no more of `port` and `handle` is used than the section above promises.
         Ok(op) => unsafe { post(port, handle, spec, modifier, op) },
         Err(code) => code,
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `handle` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_post_notification(
     port: *const Endpoint,
@@ -170,7 +179,7 @@ unsafe extern "C" fn rma2_post_notification(
     modifier: c_int,
 ) -> Status {
     let op = Operation::NotificationPut { class, value };
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `handle` is used than the section above promises.
     unsafe { post(port, handle, spec, modifier, op) }
 }
 
@@ -183,6 +192,8 @@ fn immediate(count: u32, value: u64, remote: u64) -> Operation {
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `handle` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_post_immediate_put(
     port: *const Endpoint,
@@ -193,7 +204,7 @@ unsafe extern "C" fn rma2_post_immediate_put(
     spec: c_int,
     modifier: c_int,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` and `handle` is used than the section above promises.
     unsafe {
         post(
             port,
@@ -205,6 +216,9 @@ unsafe extern "C" fn rma2_post_immediate_put(
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `handle` is null or a connection that is open; `desc` is null or a
+/// descriptor of this library.
 #[no_mangle]
 unsafe extern "C" fn rma2_post_descriptor(
     port: *const Endpoint,
@@ -212,20 +226,22 @@ unsafe extern "C" fn rma2_post_descriptor(
     desc: *const Desc,
 ) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: as the header says.
+        // SAFETY: no more of `port` is used than the section above promises.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
-        // SAFETY: as the header says.
+        // SAFETY: no more of `handle` is used than the section above promises.
         let h = unsafe { borrow(handle, error::INV_HANDLE)? };
-        // SAFETY: as the header says. What the program put there goes to the NIC as it is, as with the public library.
+        // SAFETY: no more of `desc` is used than the section above promises. What the program put there goes to the NIC as it is, as with the public library.
         let desc = unsafe { borrow(desc, error::INV_VALUE)? };
         send(endpoint, h, desc.value)
     };
     status(run())
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_alloc(port: *const Endpoint, to: *mut *mut Desc) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     if let Err(code) = unsafe { borrow(port, error::INV_PORT) } {
         return code;
     }
@@ -243,6 +259,8 @@ unsafe extern "C" fn rma2_desc_alloc(port: *const Endpoint, to: *mut *mut Desc) 
     status(unsafe { give(to, Box::into_raw(desc)) })
 }
 
+/// # Safety
+/// `_port` is null or a port that is open; `desc` is null or a descriptor of this library that nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_free(_port: *const Endpoint, desc: *mut Desc) -> Status {
     if desc.is_null() {
@@ -254,9 +272,12 @@ unsafe extern "C" fn rma2_desc_free(_port: *const Endpoint, desc: *mut Desc) -> 
 }
 
 /// Descriptors come from the heap: there is always one more.
+///
+/// # Safety
+/// `_port` is null or a port that is open; `num` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_query_free(_port: *const Endpoint, num: *mut c_int) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `num` is used than the section above promises.
     status(unsafe { give(num, c_int::MAX) })
 }
 
@@ -284,6 +305,8 @@ unsafe fn fill(
     status(run())
 }
 
+/// # Safety
+/// `desc` is null or a descriptor of this library; `handle` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_set_put_get(
     desc: *mut Desc,
@@ -311,10 +334,12 @@ unsafe extern "C" fn rma2_desc_set_put_get(
         }),
         _ => Err(error::WRONG_CMD),
     };
-    // SAFETY: as the header says.
+    // SAFETY: no more of `desc` and `handle` is used than the section above promises.
     unsafe { fill(desc, handle, spec, modifier, op) }
 }
 
+/// # Safety
+/// `desc` is null or a descriptor of this library; `handle` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_set_immediate_put(
     desc: *mut Desc,
@@ -325,7 +350,7 @@ unsafe extern "C" fn rma2_desc_set_immediate_put(
     write: u64,
     value: u64,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `desc` and `handle` is used than the section above promises.
     unsafe {
         fill(
             desc,
@@ -337,6 +362,8 @@ unsafe extern "C" fn rma2_desc_set_immediate_put(
     }
 }
 
+/// # Safety
+/// `desc` is null or a descriptor of this library; `handle` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_set_noti_put(
     desc: *mut Desc,
@@ -347,10 +374,12 @@ unsafe extern "C" fn rma2_desc_set_noti_put(
     value: u64,
 ) -> Status {
     let op = Operation::NotificationPut { class, value };
-    // SAFETY: as the header says.
+    // SAFETY: no more of `desc` and `handle` is used than the section above promises.
     unsafe { fill(desc, handle, spec, modifier, Ok(op)) }
 }
 
+/// # Safety
+/// `desc` is null or a descriptor of this library; `handle` is null or a connection that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_set_lock(
     desc: *mut Desc,
@@ -363,18 +392,21 @@ unsafe extern "C" fn rma2_desc_set_lock(
     add: u32,
 ) -> Status {
     let op = lock(target.into(), number, compare as i32, add as i32);
-    // SAFETY: as the header says.
+    // SAFETY: no more of `desc` and `handle` is used than the section above promises.
     unsafe { fill(desc, handle, spec, modifier, op) }
 }
 
 /// Another class and value in a descriptor made by rma2_desc_set_noti_put.
+///
+/// # Safety
+/// `desc` is null or a descriptor of this library.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_set_notification_value(
     desc: *mut Desc,
     class: u8,
     value: u64,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `desc` is used than the section above promises.
     let Some(desc) = (unsafe { desc.as_mut() }) else {
         return error::INV_VALUE;
     };

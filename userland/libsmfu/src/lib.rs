@@ -9,6 +9,8 @@ use extoll::{Device, Error, Smfu, Window};
 use std::ffi::{c_char, c_int, c_void, CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 
+/// # Safety
+/// `name` is null or a string that ends with a zero; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn smfu_open(name: *const c_char, to: *mut *mut Smfu) -> c_int {
     let device = if name.is_null() {
@@ -19,7 +21,7 @@ unsafe extern "C" fn smfu_open(name: *const c_char, to: *mut *mut Smfu) -> c_int
             unsafe { CStr::from_ptr(name) }.to_bytes(),
         ))
     };
-    // SAFETY: as the header says.
+    // SAFETY: no more of `to` is used than the section above promises.
     unsafe { give(to, || Smfu::open(&device)) }
 }
 
@@ -41,6 +43,8 @@ unsafe fn give<T>(to: *mut *mut T, make: impl FnOnce() -> Result<T, Error>) -> c
     }
 }
 
+/// # Safety
+/// `smfu` is null or an open handle, which nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn smfu_close(smfu: *mut Smfu) {
     if !smfu.is_null() {
@@ -49,50 +53,64 @@ unsafe extern "C" fn smfu_close(smfu: *mut Smfu) {
     }
 }
 
+/// # Safety
+/// `smfu` is null or an open handle.
 #[no_mangle]
 unsafe extern "C" fn smfu_node(smfu: *const Smfu) -> u16 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `smfu` is used than the section above promises.
     unsafe { smfu.as_ref() }.map_or(u16::MAX, |s| s.node().0)
 }
 
+/// # Safety
+/// `smfu` is null or an open handle.
 #[no_mangle]
 unsafe extern "C" fn smfu_exported(smfu: *const Smfu) -> u64 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `smfu` is used than the section above promises.
     unsafe { smfu.as_ref() }.map_or(0, Smfu::exported)
 }
 
+/// # Safety
+/// `smfu` is null or an open handle; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn smfu_map_window(smfu: *const Smfu, len: usize, to: *mut *mut Window) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `smfu` and `to` is used than the section above promises.
     match unsafe { smfu.as_ref() } {
-        // SAFETY: as the header says.
+        // SAFETY: no more of `to` is used than the section above promises.
         Some(s) if len > 0 => unsafe { give(to, || s.window(len)) },
         _ => -libc::EINVAL,
     }
 }
 
+/// # Safety
+/// `smfu` is null or an open handle; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn smfu_map_local(smfu: *const Smfu, len: usize, to: *mut *mut Window) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `smfu` and `to` is used than the section above promises.
     match unsafe { smfu.as_ref() } {
-        // SAFETY: as the header says.
+        // SAFETY: no more of `to` is used than the section above promises.
         Some(s) if len > 0 => unsafe { give(to, || s.local(len)) },
         _ => -libc::EINVAL,
     }
 }
 
+/// # Safety
+/// `mapping` is null or a mapping that was not unmapped.
 #[no_mangle]
 unsafe extern "C" fn smfu_address(mapping: *const Window) -> *mut c_void {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `mapping` is used than the section above promises.
     unsafe { mapping.as_ref() }.map_or(std::ptr::null_mut(), |m| m.address().cast())
 }
 
+/// # Safety
+/// `mapping` is null or a mapping that was not unmapped.
 #[no_mangle]
 unsafe extern "C" fn smfu_length(mapping: *const Window) -> usize {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `mapping` is used than the section above promises.
     unsafe { mapping.as_ref() }.map_or(0, Window::len)
 }
 
+/// # Safety
+/// `mapping` is null or a mapping that was not unmapped, which nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn smfu_unmap(mapping: *mut Window) {
     if !mapping.is_null() {

@@ -57,12 +57,14 @@ unsafe fn device(name: *const c_char) -> Device {
     ))
 }
 
+/// # Safety
+/// `name` is null or a string that ends with a zero; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn velo_open(name: *const c_char, to: *mut *mut Port) -> c_int {
     if to.is_null() {
         return -libc::EINVAL;
     }
-    // SAFETY: as the header says.
+    // SAFETY: no more of `name` and `to` is used than the section above promises.
     match Port::open(&unsafe { device(name) }) {
         Ok(port) => {
             // SAFETY: not null.
@@ -73,6 +75,8 @@ unsafe extern "C" fn velo_open(name: *const c_char, to: *mut *mut Port) -> c_int
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open, which nobody uses any more.
 #[no_mangle]
 unsafe extern "C" fn velo_close(port: *mut Port) {
     if !port.is_null() {
@@ -81,27 +85,35 @@ unsafe extern "C" fn velo_close(port: *mut Port) {
     }
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn velo_node(port: *const Port) -> u16 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { port.as_ref() }.map_or(u16::MAX, |p| p.node().0)
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn velo_vpid(port: *const Port) -> u16 {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { port.as_ref() }.map_or(u16::MAX, |p| p.vpid().get())
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn velo_fd(port: *const Port) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| p.as_fd().as_raw_fd())
 }
 
+/// # Safety
+/// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn velo_arm(port: *const Port) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| {
         p.arm();
         0
@@ -131,6 +143,9 @@ fn target(to: &CTo) -> Option<To> {
     })
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a read; `data` is null or valid for reads of as
+/// many bytes as the call says.
 #[no_mangle]
 unsafe extern "C" fn velo_send(
     port: *const Port,
@@ -160,9 +175,11 @@ unsafe extern "C" fn velo_send(
     })
 }
 
+/// # Safety
+/// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
 unsafe extern "C" fn velo_recv(port: *const Port, to: *mut CMessage, timeout_ms: c_int) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: no more of `port` is used than the section above promises.
     let Some(port) = (unsafe { port.as_ref() }) else {
         return -libc::EINVAL;
     };

@@ -352,10 +352,8 @@ impl Port {
         };
         self.retry(wait, || self.put(peer, region, offset, len, remote, notify))?;
         let at = last_piece(region.nla_at(offset)?.0, len);
-        self.complete(peer, wait, NotificationType::Requester, move |n| {
-            n.command == Command::BytePut && n.word0 == at
-        })?;
-        Ok(())
+        let kind = NotificationType::Requester;
+        self.moved(peer, wait, kind, Command::BytePut, at)
     }
 
     /// [`Port::get`] that waits until the data is in the region.
@@ -374,10 +372,21 @@ impl Port {
         };
         self.retry(wait, || self.get(peer, region, offset, len, remote, notify))?;
         let at = last_piece(region.nla_at(offset)?.0, len);
-        self.complete(peer, wait, NotificationType::Completer, move |n| {
-            n.command == Command::ByteGetResponse && n.word0 == at
-        })?;
-        Ok(())
+        let kind = NotificationType::Completer;
+        self.moved(peer, wait, kind, Command::ByteGetResponse, at)
+    }
+
+    /// Waits for the notification of a transfer whose last piece is at `at` in local memory.
+    fn moved(
+        &self,
+        peer: &Peer,
+        wait: Wait,
+        kind: NotificationType,
+        command: Command,
+        at: u64,
+    ) -> Result<()> {
+        let is_it = move |n: &Notification| n.command == command && n.word0 == at;
+        self.complete(peer, wait, kind, is_it).map(drop)
     }
 
     /// Fetch-compare-and-add at the peer: if the lock ≤ `compare` then `add` is added. Waits for the outcome.
