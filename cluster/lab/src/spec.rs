@@ -158,7 +158,10 @@ impl Spec {
         );
         if self.nics == 0 {
             ensure!(self.topology.is_none(), "a topology needs NICs");
-            ensure!(self.accelerators == 0, "accelerators need NICs in the nodes");
+            ensure!(
+                self.accelerators == 0,
+                "accelerators need NICs in the nodes"
+            );
             ensure!(
                 self.bring_up == BringUp::None,
                 "without NICs there is nothing to bring up"
@@ -206,7 +209,10 @@ impl Spec {
     /// # Errors
     /// When the lab does not have it.
     pub fn accelerator(&self, word: &str) -> Result<Option<usize>> {
-        let Some(k) = word.strip_prefix("acc").and_then(|k| k.parse::<usize>().ok()) else {
+        let Some(k) = word
+            .strip_prefix("acc")
+            .and_then(|k| k.parse::<usize>().ok())
+        else {
             return Ok(None);
         };
         ensure!(
