@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 ///
 /// Uses a trace buffer of its own, so that other users of tracefs are not disturbed. Ends with Ctrl-C.
 #[derive(Parser, Debug)]
-#[command(name = "extoll-trace", version)]
+#[command(name = "extoll-trace", version, disable_version_flag = true)]
 pub struct Args {
     /// Only these kinds of events.
     #[arg(short, long, value_enum, value_delimiter = ',')]
@@ -33,6 +33,9 @@ pub struct Args {
     /// Only this VPID.
     #[arg(short = 'V', long)]
     vpid: Option<u8>,
+    /// Print version; without a letter, which is the VPID's.
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
     /// Stops after this many lines.
     #[arg(short, long)]
     count: Option<u64>,

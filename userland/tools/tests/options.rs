@@ -51,6 +51,11 @@ fn pages_and_help_have_the_same_options() {
     for command in commands() {
         for command in tree(&command) {
             let name = command.get_bin_name().unwrap_or(command.get_name());
+            // clap itself looks only in debug builds.
+            let arguments = command.get_arguments();
+            let all: Vec<String> = arguments.flat_map(names).collect();
+            let once: BTreeSet<&String> = all.iter().collect();
+            assert_eq!(all.len(), once.len(), "{name}: twice in {all:?}");
             let mut page = Vec::new();
             clap_mangen::Man::new(command.clone())
                 .render(&mut page)

@@ -128,7 +128,7 @@ fn streams(lab: &Lab) -> Result<()> {
         ("dir=put bytes=8388608 count=3 inflight=2 seed=6", 3),
         ("dir=get bytes=8388608 count=2 inflight=2 seed=6", 2),
         (
-            "dir=get bytes=65536 len=4096 offset=8192 count=600 inflight=200 seed=6 mode=poll",
+            "dir=get bytes=65536 len=4096 offset=8192 count=600 inflight=64 seed=6 mode=poll",
             600,
         ),
         ("dir=put bytes=4096 len=8 count=600 seed=6", 600),

@@ -369,7 +369,7 @@ mod tests {
         let all = [&["extoll-perf", "run"], args].concat();
         match Args::try_parse_from(all).unwrap().verb {
             Verb::Run(run) => run,
-            Verb::Serve { .. } => unreachable!(),
+            Verb::Serve { .. } | Verb::Reg(_) => unreachable!(),
         }
     }
 
