@@ -6,10 +6,12 @@ mod driver;
 mod fabric;
 mod faults;
 mod hostile;
+mod matrix;
 mod memory;
 mod raw;
 mod recovery;
 mod refused;
+mod torus;
 mod traffic;
 mod uapi;
 mod units;
@@ -41,5 +43,9 @@ pub fn all() -> Vec<Scenario> {
     all.extend(uapi::all());
     all.extend(userland::all());
     all.extend(units::all());
+    all.extend(matrix::all());
+    // The first use of a specification decides when its cluster is booted.
+    let specs: Vec<Spec> = all.iter().map(|s| s.spec.clone()).collect();
+    all.sort_by_key(|s| specs.iter().position(|spec| *spec == s.spec));
     all
 }
