@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// One of so many small transfers: every command × specification × kind of address × size is left, with other places,
 /// classes and modifiers each.
-const EVERY: u32 = 11;
+const EVERY: u32 = 3;
 /// Where the program is in the nodes.
 pub const PROGRAM: &str = "/tmp/extoll-conformance";
 /// Huge pages of 2 MiB for two sides on a node.
@@ -152,9 +152,13 @@ fn kernel(lab: &Lab) -> Result<()> {
 
 /// Runs commands of `extoll_bench` one after the other; each has to move the right data.
 fn copies(lab: &Lab, node: usize, commands: &[String]) -> Result<usize> {
+    let lines: Vec<String> = commands
+        .iter()
+        .map(|c| format!("{c} timeout_ms=30000"))
+        .collect();
     let script = format!(
         "while read -r c; do exec 3<>/dev/extoll_bench; printf %s \"$c\" >&3; echo \"for $c\"; cat <&3; exec 3<&-; done <<'END'\n{}\nEND",
-        commands.iter().map(|c| format!("{c} timeout_ms=30000\n")).collect::<String>().trim_end()
+        lines.join("\n")
     );
     let text = lab.ok_for(node, &script, Duration::from_secs(180))?;
     let results: Vec<&str> = text.split("for copy ").skip(1).collect();

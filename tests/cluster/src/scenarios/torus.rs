@@ -108,11 +108,9 @@ impl Flow {
                     format!("lock {there} count=4"),
                     format!("get node={to} size=4096 count=8"),
                 ];
-                let cases: String = commands
-                    .iter()
-                    .enumerate()
-                    .map(|(i, c)| format!("{i}) c='{c}' ;; "))
-                    .collect();
+                let case = |(i, c): (usize, &String)| format!("{i}) c='{c}' ;; ");
+                let cases: Vec<String> = commands.iter().enumerate().map(case).collect();
+                let cases = cases.concat();
                 format!(
                     "{prefix} n=0; op() {{ case $((n % {})) in {cases} esac; n=$((n + 1)); exec 3<>/dev/extoll_bench || return
                      printf %s \"$c timeout_ms={DEADLINE}\" >&3; rc=$?; said=$(cat <&3); exec 3<&-; echo \"$c: $said\"

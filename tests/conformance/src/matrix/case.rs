@@ -657,7 +657,7 @@ mod tests {
     #[test]
     fn a_sample_has_every_command_in_every_form() {
         let sample = Extent {
-            every: 5,
+            every: 11,
             full: false,
         };
         let cases: Vec<Case> = batches(Plan::Transfers, sample).concat();

@@ -155,20 +155,20 @@ impl Side {
         }
     }
 
-    fn write(&self, translate: bool, at: u64, data: &[u8]) -> Result<()> {
-        Ok(match &self.physical {
-            Physical::Contiguous(memory) if !translate => memory.mapping().write(at, data)?,
-            Physical::Huge(_, first) if !translate => self.region.write(first + at, data)?,
-            _ => self.region.write(at, data)?,
-        })
+    fn write(&self, translate: bool, at: u64, data: &[u8]) -> extoll::Result<()> {
+        match &self.physical {
+            Physical::Contiguous(memory) if !translate => memory.mapping().write(at, data),
+            Physical::Huge(_, first) if !translate => self.region.write(first + at, data),
+            _ => self.region.write(at, data),
+        }
     }
 
-    fn read(&self, translate: bool, at: u64, data: &mut [u8]) -> Result<()> {
-        Ok(match &self.physical {
-            Physical::Contiguous(memory) if !translate => memory.mapping().read(at, data)?,
-            Physical::Huge(_, first) if !translate => self.region.read(first + at, data)?,
-            _ => self.region.read(at, data)?,
-        })
+    fn read(&self, translate: bool, at: u64, data: &mut [u8]) -> extoll::Result<()> {
+        match &self.physical {
+            Physical::Contiguous(memory) if !translate => memory.mapping().read(at, data),
+            Physical::Huge(_, first) if !translate => self.region.read(first + at, data),
+            _ => self.region.read(at, data),
+        }
     }
 
     fn place(&self, case: &Case, role: Role) -> u64 {
