@@ -5,7 +5,7 @@ T ?=
 export T
 ENTER := scripts/enter
 
-.PHONY: help setup build modules modules_install userland install_userland lint check check-debug demo bench clean distclean
+.PHONY: help setup build modules modules_install userland install_userland lint doc check check-debug demo bench clean distclean
 
 help:
 	@echo 'make demo             boot two nodes and watch them talk TCP/IP over Extoll'
@@ -19,6 +19,7 @@ help:
 	@echo 'make userland         out/userland: tools, librma/libvelo/libsmfu, headers, manual pages'
 	@echo 'make install_userland install them (PREFIX=/usr/local, DESTDIR=)'
 	@echo 'make lint             rustfmt, clippy (host and kernel code), unsafe and documentation rules'
+	@echo 'make doc              API documentation of kernel crates and user-space crate (out/target/doc)'
 	@echo 'make clean            remove what was built'
 	@echo 'make distclean        remove the build root and all caches too'
 
@@ -42,6 +43,9 @@ install_userland: build
 
 lint: setup
 	@scripts/lint
+
+doc: modules
+	@$(ENTER) scripts/rustdoc
 
 check: setup
 	@scripts/check

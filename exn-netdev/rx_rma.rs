@@ -357,10 +357,15 @@ impl NapiPoll for RmaPoll {
         if received >= budget || handled >= BATCH {
             return Polled::More;
         }
+        // What was sent counts, too, so that its interrupts can be deferred as well.
+        let work = handled.min(budget - 1);
+        if cx.defers(work) {
+            return Polled::Deferred(work);
+        }
         if state.queue.as_mut().is_some_and(|queue| queue.rearm()) {
             return Polled::More;
         }
-        Polled::Done(received)
+        Polled::Done(work)
     }
 }
 

@@ -472,6 +472,9 @@ impl NapiPoll for VeloPoll {
         if done >= budget {
             return Polled::More;
         }
+        if cx.defers(done) {
+            return Polled::Deferred(done);
+        }
         if mailbox.as_mut().is_some_and(|mailbox| mailbox.rearm()) {
             return Polled::More;
         }

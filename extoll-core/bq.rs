@@ -35,6 +35,58 @@ pub(crate) fn clear(hw: &Hw, unit: Unit, vpid: Vpid) {
     }
 }
 
+/// Sets up a queue of `slots` slots in the creation order of HW §7; interrupts of the VPID are armed. `dcq` has the words of `segments`
+/// segments. With one segment the next one is the same (HW §7 for VELO; G10). `ERANGE`: no such number of segments.
+pub(crate) fn install(
+    hw: &Hw,
+    unit: Unit,
+    vpid: Vpid,
+    slots: u32,
+    segments: u32,
+    dcq: &DmaWords,
+) -> Result {
+    let page = dcq.address();
+    let base = DcqBase { segments, page }.encode().map_err(|_| ERANGE)?;
+    let segment = |k: u32| {
+        let k = if k < segments { k } else { 0 };
+        SegmentWord(dcq.read(k as usize)).with_valid(true).raw()
+    };
+    let regs = BqRegs(unit);
+    for (reg, value) in [
+        (regs.ub(vpid), Ub(0).with_slots_minus_1(slots - 1).raw()),
+        (regs.dcq_base_dcq_ub(vpid), base.raw()),
+        (
+            regs.wp_lwp_dcq_rp(vpid),
+            WritePointers::initial(segments).raw(),
+        ),
+        (regs.rp(vpid), Rp(0).with_irq_retrigger(true).raw()),
+        (regs.c_base_size_valid(vpid), segment(0)),
+        (regs.n_base_size_valid(vpid), segment(1)),
+    ] {
+        hw.rf.write(reg, value);
+    }
+    Ok(())
+}
+
+/// Makes `count` segments of `slots` slots each of what `allocate` gives for a number of words, with its address, and notes them in
+/// `dcq`. May sleep.
+pub(crate) fn segments<T>(
+    dcq: &DmaWords,
+    slot: SlotCode,
+    count: u32,
+    slots: u32,
+    allocate: impl Fn(usize) -> Result<(T, BusAddr)>,
+) -> Result<KVec<T>> {
+    let mut segments = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+    for k in 0..count {
+        let (memory, base) = allocate((slots * slot.bytes() / 8) as usize)?;
+        let desc = SegmentDesc { slot, slots, base };
+        dcq.write(k as usize, desc.encode().map_err(|_| ERANGE)?.raw());
+        segments.push(memory, GFP_KERNEL)?;
+    }
+    Ok(segments)
+}
+
 /// `extoll_bq` part of the probe (HW §3.2).
 pub(crate) fn init(nic: &Nic) -> Result {
     for unit in [Unit::Velo, Unit::Rma] {
@@ -88,17 +140,12 @@ impl Queue {
         let count = bytes / SEGMENT_BYTES;
         let per_segment = SEGMENT_BYTES >> slot.bytes().trailing_zeros();
         let dcq = DmaWords::new(dev, BusAddr::PAGE_SIZE as usize / 8)?;
-        let mut segments = KVec::with_capacity(count as usize, GFP_KERNEL)?;
-        for k in 0..count {
-            let memory = DmaWords::new(dev, SEGMENT_BYTES as usize / 8)?;
-            let desc = SegmentDesc {
-                slot,
-                slots: per_segment,
-                base: memory.address(),
-            };
-            dcq.write(k as usize, desc.encode().map_err(|_| ERANGE)?.raw());
-            segments.push(memory, GFP_KERNEL)?;
-        }
+        let memory = |words| {
+            let memory = DmaWords::new(dev, words)?;
+            let address = memory.address();
+            Ok((memory, address))
+        };
+        let segments = segments(&dcq, slot, count, per_segment, memory)?;
         Ok(Self {
             unit,
             vpid,
@@ -115,40 +162,10 @@ impl Queue {
         self.slots
     }
 
-    fn segment_word(&self, k: usize) -> SegmentWord {
-        SegmentWord(self.dcq.read(k)).with_valid(true)
-    }
-
-    /// Creation order of HW §7; interrupts of the VPID are armed.
+    /// Tells the NIC; interrupts of the VPID are armed.
     pub(crate) fn install(&self, hw: &Hw) -> Result {
-        let regs = BqRegs(self.unit);
-        let segments = self.segments.len() as u32;
-        let dcq = DcqBase {
-            segments,
-            page: self.dcq.address(),
-        }
-        .encode()
-        .map_err(|_| ERANGE)?;
-        hw.rf.write(
-            regs.ub(self.vpid),
-            Ub(0).with_slots_minus_1(self.slots - 1).raw(),
-        );
-        hw.rf.write(regs.dcq_base_dcq_ub(self.vpid), dcq.raw());
-        hw.rf.write(
-            regs.wp_lwp_dcq_rp(self.vpid),
-            WritePointers::initial(segments).raw(),
-        );
-        hw.rf
-            .write(regs.rp(self.vpid), Rp(0).with_irq_retrigger(true).raw());
-        hw.rf.write(
-            regs.c_base_size_valid(self.vpid),
-            self.segment_word(0).raw(),
-        );
-        hw.rf.write(
-            regs.n_base_size_valid(self.vpid),
-            self.segment_word(1).raw(),
-        );
-        Ok(())
+        let count = self.segments.len() as u32;
+        install(hw, self.unit, self.vpid, self.slots, count, &self.dcq)
     }
 
     /// Word `word` of slot `slot`; 0 outside.

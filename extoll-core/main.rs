@@ -46,6 +46,7 @@ impl pci::Driver for ExtollDriver {
             user: Settings {
                 compat_unsafe: module_parameters::compat_unsafe.value(),
                 vpids_per_user: module_parameters::vpids_per_user.value(),
+                interrupts: module_parameters::user_interrupts.value(),
             },
         };
         BoundNic::probe::<LocalModule>(pdev, params)
@@ -115,6 +116,10 @@ module! {
         vpids_per_user: u32 {
             default: 125,
             description: "VPIDs per unit that one unprivileged user may hold on a NIC",
+        },
+        user_interrupts: u32 {
+            default: 20_000,
+            description: "Interrupts per second that a port of a process may have, 0 for any number",
         },
     },
 }

@@ -154,12 +154,23 @@ impl Window {
     /// Any context. Pages outside the window and packets longer than a page are ignored.
     #[inline]
     pub(crate) fn push(&self, offset: u32, words: &[u64]) {
+        self.store_from(offset, 0, words);
+    }
+
+    /// Stores one word of a packet, followed by a store fence. Context and limits as for [`Window::push`].
+    pub(crate) fn store(&self, offset: u32, index: usize, word: u64) {
+        self.store_from(offset, index, &[word]);
+    }
+
+    #[inline]
+    fn store_from(&self, offset: u32, first: usize, words: &[u64]) {
         let offset = offset as usize;
-        if offset % 4096 != 0 || offset >= self.0.size || words.len() > 4096 / 8 {
+        let end = first.saturating_add(words.len());
+        if offset % 4096 != 0 || offset >= self.0.size || end > 4096 / 8 {
             return;
         }
         let page = self.0.base.as_ptr().wrapping_add(offset).cast::<u64>();
-        for (i, word) in words.iter().enumerate() {
+        for (i, word) in (first..).zip(words) {
             // SAFETY: page and index are within the mapping by the checks above; aligned volatile 64-bit stores
             // are single instructions on all 64-bit targets.
             unsafe { page.add(i).write_volatile(word.to_le()) };

@@ -28,7 +28,7 @@ use wire::{
     rra::{Answer, Reads, Slot, Writes},
 };
 
-/// Time-out in microseconds that the vendor's driver has, and that [`read`] and [`write`] use (HW §13).
+/// Time-out in microseconds that the vendor's driver has, and that [`read`] and [`write()`] use (HW §13).
 pub const DEFAULT_TIMEOUT_US: u32 = 1000;
 /// Longest time-out in microseconds.
 pub const MAX_TIMEOUT_US: u32 = 10_000_000;

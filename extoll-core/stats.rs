@@ -99,6 +99,10 @@ reasons! {
     LostUevent = 31, "uevent lost";
     /// What was written to a register's file makes no sense or is not allowed.
     RegisterCommand = 32, "bad command for a register file";
+    /// A process's port had more interrupts than it may have; it gets none for a while.
+    Throttled = 33, "interrupts of a port throttled";
+    /// The NIC did not accept the command that clears what a process left in a requester; its VPID stays out of use.
+    Residue = 34, "requester not cleared, VPID kept";
 }
 
 /// Counters of one NIC. Any context.
@@ -210,6 +214,8 @@ port_stats! {
     commits;
     /// Interrupts delivered to the client.
     interrupts;
+    /// Pauses because of too many interrupts.
+    throttled;
 }
 
 pub(crate) fn add(counter: &Atomic<u64>, n: u64) {

@@ -306,6 +306,14 @@ bool extoll_napi_schedule(struct extoll_napi *n)
 	return napi_schedule(&n->napi);
 }
 
+/* Whether napi_complete_done() after this much work will have the instance polled by a timer. Only while it is polled. */
+bool extoll_napi_defers(const struct extoll_napi *n, int work)
+{
+	u32 left = work ? READ_ONCE(n->napi.defer_hard_irqs) : n->napi.defer_hard_irqs_count;
+
+	return left > 0 && READ_ONCE(n->napi.gro_flush_timeout) > 0;
+}
+
 void extoll_napi_schedule_in(struct extoll_napi *n, u64 ns)
 {
 	hrtimer_start(&n->kick, ns_to_ktime(ns), HRTIMER_MODE_REL);

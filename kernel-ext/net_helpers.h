@@ -84,6 +84,7 @@ void extoll_napi_disable_all(struct net_device *dev);
 bool extoll_napi_claim(struct extoll_napi *n);
 void extoll_napi_unclaim(struct extoll_napi *n);
 bool extoll_napi_schedule(struct extoll_napi *n);
+bool extoll_napi_defers(const struct extoll_napi *n, int work);
 void extoll_napi_schedule_in(struct extoll_napi *n, u64 ns);
 void extoll_napi_receive(struct extoll_napi *n, struct sk_buff *skb, bool csum_ok);
 struct sk_buff *extoll_napi_alloc_skb(struct extoll_napi *n, u32 len);

@@ -9,6 +9,7 @@ use crate::{
     regions::{self, Kind},
     remote,
     report::Report,
+    stream,
     transfer::{self, Direction},
     wait::Mode,
 };
@@ -31,7 +32,7 @@ pub(crate) struct Words {
     pub(crate) vpid: u64,
     size: u64,
     pub(crate) count: u64,
-    inflight: u64,
+    pub(crate) inflight: u64,
     timeout_ms: u64,
     mode: Mode,
     pub(crate) kind: Kind,
@@ -212,6 +213,7 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                 report.number("rma_vpid", u64::from(rma.get()))?;
                 report.number("served", counts.served)?;
                 report.number("bad", counts.bad)?;
+                report.number("data", counts.data)?;
                 report.number("puts", counts.puts)?;
                 report.number("wakeups", counts.wakeups)?;
             }
@@ -221,20 +223,21 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
         "offered" => regions::offered(&attached, &words, &mut report),
         "revoke" => regions::revoke(&attached, &mut report),
         "withdraw" => regions::withdraw(&attached, &mut report),
-        "copy" | "lock" => {
+        "copy" | "lock" | "register" => {
             let timeout = Delta::from_millis(words.timeout_ms as i64);
             let run = match attached.begin(timeout) {
                 Ok(run) => run,
                 Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
             };
             let nic = run.nic()?;
-            if verb == "copy" {
-                regions::copy(&nic, &words, timeout, &mut report)
-            } else {
-                regions::lock(&nic, &words, timeout, &mut report)
+            match verb {
+                "copy" => regions::copy(&nic, &words, timeout, &mut report),
+                "lock" => regions::lock(&nic, &words, timeout, &mut report),
+                _ => stream::register(&nic, &words, &mut report)
+                    .or_else(|e| report.fail(e, fmt!("cannot register: {e:?}"))),
             }
         }
-        "pingpong" | "get" | "put" => {
+        "pingpong" | "rate" | "get" | "put" | "stream" => {
             let Some(node) = words.node else {
                 return report.fail(EINVAL, fmt!("node= is missing"));
             };
@@ -269,7 +272,7 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                 return report.fail(ENETDOWN, fmt!("the network is {:?}", nic.status().network));
             }
             let outcome = match verb {
-                "pingpong" if !(8..=u64::from(MAX_LEN)).contains(&size) => {
+                "pingpong" | "rate" if !(8..=u64::from(MAX_LEN)).contains(&size) => {
                     return report.fail(EINVAL, fmt!("size is 8 to {MAX_LEN}"));
                 }
                 "pingpong" => pingpong::run(
@@ -280,6 +283,8 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                     count as usize,
                     &mut report,
                 ),
+                "rate" => stream::rate(&run, &nic, &peer, size as usize, count, &mut report),
+                "stream" => stream::stream(&run, &nic, &peer, &words, &mut report),
                 _ if size < 8 || size % 8 != 0 => {
                     return report.fail(EINVAL, fmt!("size is a multiple of 8"));
                 }

@@ -17,6 +17,7 @@ mod regions;
 mod remote;
 mod report;
 mod server;
+mod stream;
 mod transfer;
 mod wait;
 

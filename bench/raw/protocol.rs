@@ -12,6 +12,8 @@ pub(crate) const PING_POLL: u8 = 2;
 pub(crate) const DONE: u8 = 3;
 /// Asks for [`Offer`]. Payload: milliseconds for which the memory shall stay.
 pub(crate) const ASK: u8 = 4;
+/// Is counted. No reply.
+pub(crate) const DATA: u8 = 5;
 /// Set in the tag of replies.
 pub(crate) const REPLY: u8 = 0x80;
 

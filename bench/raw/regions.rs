@@ -60,13 +60,43 @@ impl Kind {
 }
 
 /// How the CPU reaches memory.
-enum View {
+pub(crate) enum View {
     Words(Arc<DmaWords>),
     Pages(Arc<PageList>),
     None,
 }
 
 impl View {
+    /// Makes memory of `bytes` bytes; `EINVAL` for a kind that is registered in the making. May sleep.
+    pub(crate) fn new(nic: &Arc<Nic>, kind: Kind, bytes: usize) -> Result<Self> {
+        let pages = match kind {
+            Kind::Coherent | Kind::Bus => {
+                let memory = nic.with_bound(|dev| DmaWords::new(dev, bytes / 8))??;
+                return Ok(View::Words(Arc::new(memory, GFP_KERNEL)?));
+            }
+            Kind::Pages => {
+                let mut list = KVec::new();
+                for _ in 0..bytes / PAGE {
+                    list.push(Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?, GFP_KERNEL)?;
+                }
+                // The list holds references of its own.
+                PageList::share(list.iter())?
+            }
+            Kind::Buffer => PageList::from_buffer(VVec::from_elem(0u8, bytes, GFP_KERNEL)?)?,
+            Kind::Table | Kind::User => return Err(EINVAL),
+        };
+        Ok(View::Pages(Arc::new(pages, GFP_KERNEL)?))
+    }
+
+    /// Registers all of the memory. May sleep.
+    pub(crate) fn register(&self, nic: &Arc<Nic>, vpid: Vpid, access: Access) -> Result<Region> {
+        match self {
+            View::Words(words) => atu::register_coherent(nic, vpid, words.clone(), access),
+            View::Pages(pages) => atu::register_pages(nic, vpid, pages.clone(), access),
+            View::None => Err(EINVAL),
+        }
+    }
+
     fn read(&self, i: usize) -> u64 {
         match self {
             View::Words(words) => words.read(i),
@@ -134,55 +164,39 @@ fn scatterlist(
     atu::register_table(nic, vpid, table, access)
 }
 
+/// Makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them, unless their kind says
+/// not to. May sleep.
+pub(crate) fn memory(
+    nic: &Arc<Nic>,
+    vpid: Vpid,
+    words: &Words,
+    bytes: usize,
+    seed: Option<u64>,
+) -> Result<(Option<Region>, View)> {
+    let access = words.access;
+    let region = match words.kind {
+        Kind::Table => scatterlist(nic, vpid, bytes, seed, access)?,
+        Kind::User => atu::register_user(nic, vpid, words.start as usize, bytes, access)?,
+        kind => {
+            let view = View::new(nic, kind, bytes)?;
+            let region = match kind {
+                Kind::Bus => None,
+                _ => Some(view.register(nic, vpid, access)?),
+            };
+            view.fill(bytes, seed);
+            return Ok((region, view));
+        }
+    };
+    Ok((Some(region), View::None))
+}
+
 impl Offer {
     /// Opens a port, makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them.
     fn new(nic: &Arc<Nic>, words: &Words, bytes: usize, seed: Option<u64>) -> Result<Self> {
         let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
         let vpid = requester.vpid();
         let engine = Engine::new(requester, notifications)?;
-        let access = words.access;
-        let pages = |view: Arc<PageList>| -> Result<(Region, View)> {
-            let region = atu::register_pages(nic, vpid, view.clone(), access)?;
-            Ok((region, View::Pages(view)))
-        };
-        let (region, view) = match words.kind {
-            Kind::Coherent | Kind::Bus => {
-                let memory = nic.with_bound(|dev| DmaWords::new(dev, bytes / 8))??;
-                let memory = Arc::new(memory, GFP_KERNEL)?;
-                let region = if words.kind == Kind::Bus {
-                    None
-                } else {
-                    Some(atu::register_coherent(nic, vpid, memory.clone(), access)?)
-                };
-                (region, View::Words(memory))
-            }
-            Kind::Pages => {
-                let mut list = KVec::new();
-                for _ in 0..bytes / PAGE {
-                    list.push(Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?, GFP_KERNEL)?;
-                }
-                // The list holds references of its own.
-                let (region, view) = pages(Arc::new(PageList::share(list.iter())?, GFP_KERNEL)?)?;
-                (Some(region), view)
-            }
-            Kind::Buffer => {
-                let buffer = VVec::from_elem(0u8, bytes, GFP_KERNEL)?;
-                let (region, view) = pages(Arc::new(PageList::from_buffer(buffer)?, GFP_KERNEL)?)?;
-                (Some(region), view)
-            }
-            Kind::Table => {
-                let region = scatterlist(nic, vpid, bytes, seed, access)?;
-                (Some(region), View::None)
-            }
-            Kind::User => {
-                let start = words.start as usize;
-                let region = atu::register_user(nic, vpid, start, bytes, access)?;
-                (Some(region), View::None)
-            }
-        };
-        if words.kind != Kind::User {
-            view.fill(bytes, seed);
-        }
+        let (region, view) = memory(nic, vpid, words, bytes, seed)?;
         Ok(Self {
             region,
             engine,
@@ -207,7 +221,8 @@ impl Offer {
     }
 }
 
-fn bytes(words: &Words, report: &mut Report<'_>) -> Result<usize> {
+/// The word `bytes`, checked.
+pub(crate) fn bytes(words: &Words, report: &mut Report<'_>) -> Result<usize> {
     let bytes = words.bytes as usize;
     if bytes == 0 || bytes % PAGE != 0 {
         return report.fail(EINVAL, fmt!("bytes is a multiple of {PAGE}, not 0"));
@@ -249,8 +264,19 @@ pub(crate) fn offered(attached: &Attached, words: &Words, report: &mut Report<'_
     };
     let alive = offer.region.as_ref().is_some_and(Region::is_alive);
     report.number("alive", u64::from(alive))?;
-    let seed = (words.seed != 0).then_some(words.seed);
-    match offer.view.mismatch(offer.bytes, seed, 0) {
+    compare(&offer.view, offer.bytes, words.seed, 0, report)
+}
+
+/// Reports the first of `bytes` / 8 words that differs from word `first` and following of the pattern (seed 0: from zeros).
+pub(crate) fn compare(
+    view: &View,
+    bytes: usize,
+    seed: u64,
+    first: u64,
+    report: &mut Report<'_>,
+) -> Result {
+    let seed = (seed != 0).then_some(seed);
+    match view.mismatch(bytes, seed, first) {
         Some(word) => report.line(fmt!("mismatch {word}")),
         None => report.line(fmt!("mismatch none")),
     }
@@ -330,13 +356,7 @@ pub(crate) fn copy(
     outcome(result, report)?;
     if get && result.is_ok() && !matches!(local.view, View::None) {
         let first = words.offset / 8;
-        match local
-            .view
-            .mismatch(len as usize & !7, Some(words.seed), first)
-        {
-            Some(word) => report.line(fmt!("mismatch {word}"))?,
-            None => report.line(fmt!("mismatch none"))?,
-        }
+        compare(&local.view, len as usize & !7, words.seed, first, report)?;
     }
     if let Some(region) = local.region {
         if let Err(e) = region.revoke() {

@@ -4,7 +4,7 @@
 
 use crate::{
     memory,
-    protocol::{Offer, ASK, DONE, PING, PING_POLL, REPLY},
+    protocol::{Offer, ASK, DATA, DONE, PING, PING_POLL, REPLY},
 };
 use extoll_core::{
     dma::DmaWords,
@@ -55,6 +55,8 @@ pub(crate) struct Server {
 pub(crate) struct Counts {
     /// Messages answered.
     pub(crate) served: u64,
+    /// Messages that want no answer.
+    pub(crate) data: u64,
     /// Messages that were no request, or could not be answered.
     pub(crate) bad: u64,
     /// PUTs that arrived.
@@ -265,6 +267,7 @@ impl Inner {
                     Some(Instant::now() + Delta::from_millis(word.min(MAX_LEASE_MS) as i64));
                 self.pending = Some(self.offer(reply));
             }
+            DATA => self.counts.data += 1,
             DONE => {
                 self.polling = false;
                 self.lease = None;

@@ -9,9 +9,11 @@ mod pmap;
 mod policy;
 mod port;
 mod queue;
+mod residue;
 mod rf_access;
 mod rma2;
 mod smfu2;
+mod throttle;
 mod velo2;
 
 pub use policy::Settings;
@@ -30,6 +32,8 @@ use kernel::{
 };
 use kernel_ext::chardev::{Handler, Node, Opener, Opening, NICS};
 use policy::Quota;
+use port::Spoiled;
+use wire::ids::Vpid;
 
 /// An open file that loses its NIC.
 trait OpenFile: Handler {
@@ -51,6 +55,9 @@ struct Shared {
     index: u32,
     /// VPIDs of users, by unit.
     quotas: [Arc<Quota>; 2],
+    /// VPIDs whose requester could not be cleared when they were closed.
+    #[pin]
+    spoiled: Mutex<KVec<Spoiled>>,
     #[pin]
     files: Mutex<Files>,
 }
@@ -182,11 +189,13 @@ impl Devices {
             next: 0,
             stopped: false,
         };
+        let spoiled = KVec::with_capacity(quotas.len() * usize::from(Vpid::COUNT), GFP_KERNEL)?;
         let shared = Arc::pin_init(
             pin_init!(Shared {
                 nic: nic.clone(),
                 index: number,
                 quotas,
+                spoiled <- new_mutex!(spoiled, "extoll_spoiled"),
                 files <- new_mutex!(files, "extoll_files"),
             }),
             GFP_KERNEL,

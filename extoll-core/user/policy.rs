@@ -17,6 +17,8 @@ pub struct Settings {
     pub compat_unsafe: bool,
     /// VPIDs per unit that one unprivileged user may hold on a NIC.
     pub vpids_per_user: u32,
+    /// Interrupts per second that a port of a process may have, 0 = any number.
+    pub interrupts: u32,
 }
 
 /// Rights of an open file.

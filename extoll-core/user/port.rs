@@ -9,18 +9,25 @@ use super::{
     policy::{Rights, Share},
     put, put_u64,
     queue::{Layout, Queue},
+    residue,
+    throttle::Waiter,
     Shared,
 };
-use crate::{hw::Hw, mmio, nic::Nic, stats::PortStats, tx, vpid::Client};
+use crate::{
+    hw::Hw,
+    mmio,
+    nic::Nic,
+    stats::{PortStats, Reason},
+    tx,
+};
 use kernel::{
     fs::File,
     ioctl::{_IOR, _IOW},
     new_mutex,
     prelude::*,
-    static_lock_class,
     sync::{
         atomic::{Atomic, Relaxed},
-        poll::{PollCondVarBox, PollTable},
+        poll::PollTable,
         Arc, Mutex,
     },
     transmute::AsBytes,
@@ -32,7 +39,7 @@ use kernel_ext::{
 use wire::{
     bq::{Rp, SlotCode, WritePointers},
     htax::{Windows, UNIT_WINDOW},
-    ids::{BusAddr, RegOffset, Unit, Vpid},
+    ids::{BusAddr, NodeId, RegOffset, Unit, Vpid},
     regs::{wcbuf, BqRegs},
 };
 
@@ -69,21 +76,19 @@ impl Drop for Claim {
     }
 }
 
-/// Hears the interrupt of the VPID.
-struct Waiter {
-    changed: PollCondVarBox,
+/// A VPID whose requester holds what its last owner left, kept from others until it could be cleared.
+pub(super) struct Spoiled {
+    claim: Arc<Claim>,
+    rights: Rights,
+    clear: fn(&Claim, Rights) -> bool,
 }
 
-impl Client for Waiter {
-    fn interrupt(&self) {
-        self.changed.notify_all();
-    }
-
-    fn writable(&self) {}
-
-    fn down(&self) {
-        self.changed.notify_all();
-    }
+/// Clears what rights may have left in the requester. True when it is empty now. May sleep.
+fn clear_requester<E: Engine>(claim: &Claim, rights: Rights) -> bool {
+    let Claim { nic, vpid, .. } = claim;
+    let pages = E::pages(*vpid, rights);
+    E::nothing(nic.node(), *vpid)
+        .is_ok_and(|words| residue::clear(nic, E::UNIT, *vpid, pages, words.as_ref()))
 }
 
 /// An open port.
@@ -91,6 +96,8 @@ pub(super) struct Live {
     claim: Arc<Claim>,
     layout: Layout,
     queue: Option<Queue>,
+    /// The process had the requester mapped.
+    requester: bool,
     /// Mappings, and whether they are of the queue.
     mappings: KVec<(bool, Arc<Mapping>)>,
     /// Number of mappings at which unused ones are forgotten.
@@ -131,6 +138,10 @@ pub(super) trait Engine: Send + Sync {
     fn is_clean(_: &Nic, _: Vpid) -> bool {
         true
     }
+    /// Requester pages that a file with these rights can map, as offsets in the window of the unit.
+    fn pages(vpid: Vpid, rights: Rights) -> impl Iterator<Item = u32>;
+    /// The words of a command from the VPID to itself that nobody notices, whatever stands in all but the first.
+    fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>>;
     /// Sets the VPID up; nothing is received before [`Engine::enable`].
     fn open(hw: &Hw, vpid: Vpid, protection: u16);
     /// The queue is in place.
@@ -166,6 +177,14 @@ const LAYOUT: Layout = Layout {
     segment: 64 << 10,
 };
 
+/// Gives one VPID back whose requester can be cleared by now.
+fn retry_spoiled(shared: &Shared) {
+    let mut list = shared.spoiled.lock();
+    if list.last().is_some_and(|s| (s.clear)(&s.claim, s.rights)) {
+        drop(list.pop());
+    }
+}
+
 impl Port {
     /// Takes the lowest free VPID. `ENOSPC` if there is none, `EDQUOT` if the user has too many.
     pub(super) fn open<E: Engine>(
@@ -176,15 +195,10 @@ impl Port {
     ) -> Result<impl PinInit<Self, Error>> {
         let nic = &shared.nic;
         let share = shared.quotas[E::UNIT as usize].take(rights)?;
+        retry_spoiled(shared);
         let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-        let waiter = Arc::new(
-            Waiter {
-                changed: PollCondVarBox::new(c"extoll_port", static_lock_class!())?,
-            },
-            GFP_KERNEL,
-        )?;
         let clean = |vpid| E::is_clean(nic, vpid);
-        let vpid = nic.table(E::UNIT).allocate(None, stats, clean)?;
+        let vpid = nic.table(E::UNIT).allocate(None, stats.clone(), clean)?;
         let claim = Claim {
             nic: nic.clone(),
             unit: E::UNIT,
@@ -192,16 +206,18 @@ impl Port {
             _share: share,
         };
         let claim = Arc::new(claim, GFP_KERNEL)?;
+        let waiter = Waiter::new(nic, E::UNIT, vpid, stats)?;
         {
             let hw = nic.alive_access().ok_or(ENODEV)?;
             E::open(&hw, vpid, rights.protection());
             tx::reset_state(&hw, E::UNIT, vpid);
         }
-        nic.table(E::UNIT).set_client(vpid, Some(waiter.clone()));
+        waiter.listen()?;
         let live = Live {
             claim,
             layout: LAYOUT,
             queue: None,
+            requester: false,
             mappings: KVec::new(),
             prune_at: 16,
         };
@@ -236,8 +252,8 @@ impl Port {
         })
     }
 
-    /// Closes: takes the pages from all processes, disables the VPID, calls `revoke` to revoke translations, removes the
-    /// queue, frees its memory. When it returns that is done, whoever did it. May sleep.
+    /// Closes: takes the pages from all processes, clears what they left in the requester, disables the VPID, calls `revoke` to
+    /// revoke translations, removes the queue, frees its memory. When it returns that is done, whoever did it. May sleep.
     pub(super) fn close<E: Engine>(&self, revoke: impl FnOnce()) {
         let _closing = self.closing.lock();
         let Some(live) = self.live.lock().take() else {
@@ -247,7 +263,10 @@ impl Port {
         for (_, mapping) in &live.mappings {
             mapping.revoke();
         }
-        nic.table(E::UNIT).set_client(vpid, None);
+        self.waiter.stop();
+        if live.requester {
+            self.leave_requester::<E>(&live);
+        }
         if let Some(hw) = nic.alive_access() {
             E::disable(&hw, vpid);
             hw.rf.read(BqRegs(E::UNIT).ub(vpid));
@@ -259,7 +278,26 @@ impl Port {
             Queue::remove(E::UNIT, vpid, &hw);
         }
         drop(live);
-        self.waiter.changed.notify_all();
+    }
+
+    /// While the VPID is still enabled, so that its command is no error.
+    fn leave_requester<E: Engine>(&self, live: &Live) {
+        let (claim, rights) = (live.claim.clone(), self.rights);
+        if clear_requester::<E>(&claim, rights) {
+            return;
+        }
+        self.nic().error(
+            Reason::Residue,
+            u64::from(claim.vpid.get()) | (E::UNIT as u64) << 32,
+        );
+        let clear = clear_requester::<E>;
+        let spoiled = Spoiled {
+            claim,
+            rights,
+            clear,
+        };
+        // There is room for every VPID.
+        let _ = self.shared.spoiled.lock().push(spoiled, GFP_KERNEL);
     }
 
     /// Sets size of queue or segment: any whole number of pages, checked when the queue is made.
@@ -317,8 +355,9 @@ impl Port {
 
     /// Writes the raw read pointer, as the process itself can.
     pub(super) fn set_rp<E: Engine>(&self, arg: usize) -> Result<isize> {
+        let rp = self.waiter.admit(Rp(arg as u64));
         self.with_hw(|hw, live| {
-            hw.rf.write(BqRegs(E::UNIT).rp(live.vpid()), arg as u64);
+            hw.rf.write(BqRegs(E::UNIT).rp(live.vpid()), rp.raw());
             Ok(0)
         })
     }
@@ -364,10 +403,11 @@ impl Port {
                 return Err(EINVAL);
             }
             self.armed.store(slot, Relaxed);
+            let rp = Rp(0).with_lrp(slot).with_irq_retrigger(true);
+            let rp = self.waiter.admit(rp);
             let hw = self.nic().alive_access().ok_or(ENODEV)?;
             // The process freed slots by stores that have to be seen first.
             barrier::wmb();
-            let rp = Rp(0).with_lrp(slot).with_irq_retrigger(true);
             hw.rf.write(BqRegs(E::UNIT).rp(live.vpid()), rp.raw());
             Ok((queue.status(slot) != 0).into())
         })
@@ -430,6 +470,20 @@ impl Port {
         })
     }
 
+    /// As [`Port::map`] for the requester.
+    pub(super) fn map_requester(
+        &self,
+        new: NewMapping<'_>,
+        pages: usize,
+        f: impl FnOnce(&Windows, Vpid, &mut KVec<Part>) -> Result,
+    ) -> Result {
+        self.with(|live| {
+            live.requester = true;
+            Ok(())
+        })?;
+        self.map(new, pages, f)
+    }
+
     /// Makes the queue anew, as the sizes set say, and maps it behind its read pointer; an earlier one is destroyed first.
     pub(super) fn map_queue<E: Engine>(&self, new: NewMapping<'_>) -> Result {
         self.with(|live| {
@@ -453,7 +507,11 @@ impl Port {
             }
             live.queue = Some(queue);
             self.armed.store(0, Relaxed);
-            new.attach(&self.space, parts, |m| live.keep(true, m))
+            let keep = |m: Arc<Mapping>| {
+                self.waiter.watch(m.clone());
+                live.keep(true, m)
+            };
+            new.attach(&self.space, parts, keep)
                 .or_else(|e| self.remove_queue::<E>(live).and(Err(e)))
         })
     }

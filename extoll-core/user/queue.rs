@@ -11,10 +11,7 @@ use kernel::{
 };
 use kernel_ext::{chardev::Part, security::LockedPages};
 use wire::{
-    bq::{
-        DcqBase, Rp, SegmentDesc, SegmentWord, SlotCode, Ub, WritePointers, MAX_SEGMENTS,
-        MAX_SEGMENT_SLOTS,
-    },
+    bq::{SlotCode, MAX_SEGMENTS, MAX_SEGMENT_SLOTS},
     ids::{BusAddr, Unit, Vpid},
     regs::BqRegs,
 };
@@ -75,18 +72,12 @@ impl Queue {
         let (count, per_segment) = layout.check(slot)?;
         let charge = LockedPages::charge((layout.bytes / PAGE) as usize)?;
         let dcq = DmaWords::accounted(dev, PAGE as usize / 8)?;
-        let mut segments = KVec::with_capacity(count as usize, GFP_KERNEL)?;
-        for k in 0..count {
-            let words = (per_segment * slot.bytes() / 8) as usize;
+        let memory = |words| {
             let memory = Arc::new(DmaWords::accounted(dev, words)?, GFP_KERNEL)?;
-            let desc = SegmentDesc {
-                slot,
-                slots: per_segment,
-                base: memory.address(),
-            };
-            dcq.write(k as usize, desc.encode().map_err(|_| ERANGE)?.raw());
-            segments.push(memory, GFP_KERNEL)?;
-        }
+            let address = memory.address();
+            Ok((memory, address))
+        };
+        let segments = bq::segments(&dcq, slot, count, per_segment, memory)?;
         Ok(Self {
             unit,
             vpid,
@@ -102,30 +93,10 @@ impl Queue {
         self.per_segment * self.segments.len() as u32
     }
 
-    /// Creation order of HW §7. With one segment the next segment is the same one (HW §7 for VELO; G10).
+    /// Tells the NIC; interrupts of the VPID are armed.
     pub(super) fn install(&self, hw: &Hw) -> Result {
-        let (regs, vpid) = (BqRegs(self.unit), self.vpid);
-        let count = self.segments.len();
-        let dcq = DcqBase {
-            segments: count as u32,
-            page: self.dcq.address(),
-        };
-        let dcq = dcq.encode().map_err(|_| ERANGE)?;
-        // A queue of one segment has it twice.
-        let segment = |k: usize| {
-            let k = if k < count { k } else { 0 };
-            SegmentWord(self.dcq.read(k)).with_valid(true).raw()
-        };
-        let ub = Ub(0).with_slots_minus_1(self.slots() - 1);
-        hw.rf.write(regs.ub(vpid), ub.raw());
-        hw.rf.write(regs.dcq_base_dcq_ub(vpid), dcq.raw());
-        let start = WritePointers::initial(count as u32);
-        hw.rf.write(regs.wp_lwp_dcq_rp(vpid), start.raw());
-        let rp = Rp(0).with_irq_retrigger(true);
-        hw.rf.write(regs.rp(vpid), rp.raw());
-        hw.rf.write(regs.c_base_size_valid(vpid), segment(0));
-        hw.rf.write(regs.n_base_size_valid(vpid), segment(1));
-        Ok(())
+        let count = self.segments.len() as u32;
+        bq::install(hw, self.unit, self.vpid, self.slots(), count, &self.dcq)
     }
 
     /// Takes the queue from the NIC, which has seen that when this returns.

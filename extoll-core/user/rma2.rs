@@ -24,9 +24,9 @@ use kernel::{
 use kernel_ext::chardev::{Handler, NewMapping, Opening, Part};
 use wire::{
     bq::SlotCode,
-    ids::{BusAddr, RegOffset, Unit, Vpid},
+    ids::{BusAddr, NodeId, RegOffset, Unit, Vpid},
     regs::rma::{self, ErrorCtrl, VpidTable},
-    rma::{PageOptions, RequesterAddr},
+    rma::{Descriptor, Modifiers, NotifySpec, Operation, PageOptions, RequesterAddr},
 };
 
 const MAGIC: u32 = b'k' as u32;
@@ -76,6 +76,23 @@ impl Engine for Rma {
 
     fn is_clean(nic: &Nic, vpid: Vpid) -> bool {
         nic.atu.is_clean(vpid)
+    }
+
+    fn pages(vpid: Vpid, rights: Rights) -> impl Iterator<Item = u32> {
+        let pages = (0..PAGES).filter(move |p| rights.may_use(*p));
+        pages.map(move |p| RequesterAddr::page(vpid, PageOptions::from_index(p)).encode())
+    }
+
+    /// A notification PUT that asks for no notification.
+    fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
+        let descriptor = Descriptor {
+            node,
+            vpid,
+            notify: NotifySpec::default(),
+            modifiers: Modifiers::default(),
+            op: Operation::NotificationPut { class: 0, value: 0 },
+        };
+        descriptor.encode().map_err(|_| EINVAL)
     }
 
     fn open(hw: &Hw, vpid: Vpid, protection: u16) {
@@ -304,7 +321,7 @@ impl Handler for Rma2 {
     fn mmap(&self, new: NewMapping<'_>) -> Result {
         let port = &self.port;
         match new.offset() {
-            0 => port.map(new, usize::from(PAGES), |windows, vpid, parts| {
+            0 => port.map_requester(new, usize::from(PAGES), |windows, vpid, parts| {
                 for index in 0..PAGES {
                     let page = RequesterAddr::page(vpid, PageOptions::from_index(index)).encode();
                     let part = if port.rights.may_use(index) {

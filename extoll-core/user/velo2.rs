@@ -17,12 +17,12 @@ use kernel::{
 use kernel_ext::chardev::{Handler, NewMapping, Opening};
 use wire::{
     bq::{Rp, SlotCode, WritePointers},
-    ids::{Unit, Vpid},
+    ids::{NodeId, Unit, Vpid},
     regs::{
         velo::{self, CompProtDesc, NodeVpidProtDesc},
         velo_bq,
     },
-    velo::{RequesterAddr, SlotSize},
+    velo::{Descriptor, Mtt, RequesterAddr, SlotSize, Target, MAX_LEN},
 };
 
 const MAGIC: u32 = b'k' as u32;
@@ -58,6 +58,25 @@ struct Velo;
 
 impl Engine for Velo {
     const UNIT: Unit = Unit::Velo;
+
+    fn pages(vpid: Vpid, _: Rights) -> impl Iterator<Item = u32> {
+        core::iter::once(RequesterAddr::page(vpid, TRAFFIC_CLASS).encode())
+    }
+
+    /// A message as long as can be to the own mailbox, which nobody reads any more.
+    fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
+        let descriptor = Descriptor {
+            target: Target::Node(node),
+            vpid,
+            mtt: Mtt::from_low_bits(0),
+            irq: false,
+            tag: 0,
+            len: MAX_LEN,
+        };
+        let mut words = [0; 1 + MAX_LEN as usize / 8];
+        words[0] = descriptor.encode().map_err(|_| EINVAL)?;
+        Ok(words)
+    }
 
     fn open(hw: &Hw, vpid: Vpid, protection: u16) {
         hw.rf.update(velo::node_vpid_prot_desc(vpid), |v| {
@@ -190,7 +209,7 @@ impl Handler for Velo2 {
         if new.offset() != 0 {
             return self.port.map_queue::<Velo>(new);
         }
-        self.port.map(new, 2, |windows, vpid, parts| {
+        self.port.map_requester(new, 2, |windows, vpid, parts| {
             let page = RequesterAddr::page(vpid, TRAFFIC_CLASS).encode();
             parts.push(Port::requester::<Velo>(windows, page)?, GFP_KERNEL)?;
             Ok(parts.push(Port::state::<Velo>(windows, vpid)?, GFP_KERNEL)?)

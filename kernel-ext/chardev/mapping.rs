@@ -14,8 +14,11 @@ use kernel::{
         atomic::{Atomic, Relaxed},
         Arc, Mutex,
     },
+    time::{delay::fsleep, Delta},
 };
 
+/// Pause of a process between attempts to access a page that is withheld.
+const WITHHELD_PAUSE: Delta = Delta::from_millis(1);
 /// Pages inserted by one fault, so that a queue of many pages does not cost as many faults.
 const FAULT_AROUND: usize = 16;
 /// Page offsets are handed out below this, beyond what any process asks for and representable in bytes.
@@ -150,7 +153,13 @@ pub struct Mapping {
     /// VMAs.
     users: Atomic<i32>,
     #[pin]
-    content: Mutex<Option<KVec<Part>>>,
+    content: Mutex<Option<Content>>,
+}
+
+struct Content {
+    parts: KVec<Part>,
+    /// Pages from the first on that nobody gets at present.
+    withheld: usize,
 }
 
 impl Mapping {
@@ -168,6 +177,22 @@ impl Mapping {
             self.space.unmap(self.first, self.pages);
         }
         drop(content);
+    }
+
+    /// Takes the first `pages` pages away from all processes until [`Mapping::give_back`]: an access to them waits, and the
+    /// process can be killed meanwhile. May sleep. Not with a lock held that [`Source::frame`] takes.
+    pub fn withhold(&self, pages: usize) {
+        if let Some(content) = &mut *self.content.lock() {
+            content.withheld = pages;
+            self.space.unmap(self.first, pages);
+        }
+    }
+
+    /// Ends [`Mapping::withhold`]. May sleep.
+    pub fn give_back(&self) {
+        if let Some(content) = &mut *self.content.lock() {
+            content.withheld = 0;
+        }
     }
 
     /// Frame of page `index`.
@@ -263,7 +288,7 @@ impl NewMapping<'_> {
                 first,
                 pages,
                 users: Atomic::new(1),
-                content <- new_mutex!(Some(parts), "extoll_mapping"),
+                content <- new_mutex!(Some(Content { parts, withheld: 0 }), "extoll_mapping"),
             }),
             GFP_KERNEL,
         )?;
@@ -326,9 +351,15 @@ unsafe extern "C" fn vm_fault(vmf: *mut bindings::vm_fault) -> bindings::vm_faul
     let end = unsafe { (*vma).__bindgen_anon_1.__bindgen_anon_1.vm_end };
     let index = at.wrapping_sub(mapping.first as usize);
     let content = mapping.content.lock();
-    let Some(parts) = content.as_ref() else {
+    let Some(Content { parts, withheld }) = content.as_ref() else {
         return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
     };
+    if index < *withheld {
+        drop(content);
+        // Back to the process, which tries again unless it has a signal to take.
+        fsleep(WITHHELD_PAUSE);
+        return bindings::vm_fault_reason_VM_FAULT_NOPAGE;
+    }
     let insert = |n: usize| {
         Mapping::frame(parts, index + n).map(|frame| {
             // SAFETY: a shared VM_PFNMAP VMA, locked for the fault; addresses outside are refused. The frame is good

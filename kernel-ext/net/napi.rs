@@ -25,6 +25,9 @@ pub enum Polled {
     /// Nothing is left, this much of the budget was used (less than the budget), and the device will interrupt when more comes: the poll
     /// function has re-armed it. An interrupt that comes before the instance is idle is not lost.
     Done(usize),
+    /// As `Done`, but the device was not re-armed, because [`PollCx::defers`] said so for this much of the budget: a timer has the instance
+    /// polled again.
+    Deferred(usize),
 }
 
 /// The poll function of one NAPI instance and what it works on.
@@ -146,6 +149,14 @@ impl PollCx<'_> {
         self.budget
     }
 
+    /// Whether the administrator wants polls by a timer rather than an interrupt after a run that used this much of the budget and
+    /// left nothing (`napi_defer_hard_irqs`, `gro_flush_timeout`).
+    #[inline]
+    pub fn defers(&self, work: usize) -> bool {
+        // SAFETY: `raw` is the instance that is being polled.
+        unsafe { bindings::extoll_napi_defers(self.raw, work.min(self.budget) as c_int) }
+    }
+
     /// Has this instance polled again after `delay`; replaces an earlier delay that has not ended.
     #[inline]
     pub fn again_in(&mut self, delay: Delta) {
@@ -210,6 +221,16 @@ unsafe extern "C" fn poll<P: NapiPoll>(napi: *mut bindings::napi_struct, budget:
             unsafe { bindings::napi_complete_done(napi, work as c_int) };
             work as c_int
         }
-        Polled::Done(_) | Polled::More => budget,
+        Polled::Deferred(work) if work < cx.budget => {
+            // SAFETY: As above. The second call is safe in every state of the instance.
+            unsafe {
+                // No timer after all, when the settings have changed meanwhile: the next run decides anew.
+                if bindings::napi_complete_done(napi, work as c_int) {
+                    bindings::extoll_napi_schedule(raw);
+                }
+            }
+            work as c_int
+        }
+        Polled::Done(_) | Polled::Deferred(_) | Polled::More => budget,
     }
 }

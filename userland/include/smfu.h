@@ -24,7 +24,7 @@ uint16_t smfu_node(const smfu_t *smfu);
 /* Bytes of local memory that other nodes can reach. */
 uint64_t smfu_exported(const smfu_t *smfu);
 
-/* The first len bytes of the window to other nodes, write-combining. */
+/* The first len bytes of the window to other nodes; perhaps write-combining, so that stores are ordered by smfu_flush only. */
 int smfu_map_window(smfu_t *smfu, size_t len, smfu_mapping_t **mapping);
 /* The first len bytes of the local memory that other nodes can reach. */
 int smfu_map_local(smfu_t *smfu, size_t len, smfu_mapping_t **mapping);

@@ -1,6 +1,6 @@
 //! What one operation costs on the bus, by the emulator's counters.
 
-use crate::stats::short;
+use crate::stats::{median, short};
 use anyhow::{Context, Result};
 use extoll_emulator::control::{Client, NicCounters};
 use labctl::Lab;
@@ -69,6 +69,84 @@ impl Bus {
             interrupts,
             dma_read,
             dma_written,
+        ]
+    }
+}
+
+/// Accesses of both nodes so far.
+///
+/// # Errors
+/// When the emulator does not answer as expected.
+pub fn buses(emulator: &mut Client) -> Result<[Bus; 2]> {
+    let counters = emulator.counters()?;
+    let [a, b, ..] = &counters.nics[..] else {
+        anyhow::bail!("the emulator has less than two NICs")
+    };
+    Ok([Bus::of(a)?, Bus::of(b)?])
+}
+
+/// Accesses per operation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// As in [`Bus`].
+    pub register_writes: f64,
+    /// As in [`Bus`].
+    pub window_stores: f64,
+    /// As in [`Bus`].
+    pub reads: f64,
+    /// As in [`Bus`].
+    pub interrupts: f64,
+    /// As in [`Bus`].
+    pub dma_read: f64,
+    /// As in [`Bus`].
+    pub dma_written: f64,
+}
+
+impl Rates {
+    /// Head of the columns of [`Rates::list`].
+    pub const HEAD: [&'static str; 6] = [
+        "reg writes",
+        "page stores",
+        "reads",
+        "interrupts",
+        "DMA read",
+        "DMA written",
+    ];
+
+    /// Of runs of which the first one had `more` operations less than each of the others: what those took beyond the first
+    /// one, per operation; the median.
+    pub fn marginal(runs: &[Bus], more: u64) -> Self {
+        let Some((base, others)) = runs.split_first() else {
+            return Self::default();
+        };
+        let base = base.list();
+        let rate = |column: usize| {
+            let added: Vec<f64> = others
+                .iter()
+                .map(|run| run.list()[column].saturating_sub(base[column]) as f64)
+                .map(|n| n / more.max(1) as f64)
+                .collect();
+            median(&added).unwrap_or(f64::NAN)
+        };
+        Self {
+            register_writes: rate(0),
+            window_stores: rate(1),
+            reads: rate(2),
+            interrupts: rate(3),
+            dma_read: rate(4),
+            dma_written: rate(5),
+        }
+    }
+
+    /// All of them, in the order of [`Rates::HEAD`].
+    pub fn list(self) -> [f64; 6] {
+        [
+            self.register_writes,
+            self.window_stores,
+            self.reads,
+            self.interrupts,
+            self.dma_read,
+            self.dma_written,
         ]
     }
 }
@@ -202,20 +280,9 @@ pub fn counted(
     run: impl FnOnce() -> Result<Option<(u64, u64)>>,
 ) -> Result<Vec<Side>> {
     let mut read = || -> Result<Vec<(Bus, Frames)>> {
-        let counters = emulator.counters()?;
-        (0..2)
-            .map(|n| {
-                Ok((
-                    Bus::of(
-                        counters
-                            .nics
-                            .get(n)
-                            .context("the emulator has less than two NICs")?,
-                    )?,
-                    Frames::read(lab, n)?,
-                ))
-            })
-            .collect()
+        let buses = buses(emulator)?;
+        let with_frames = |(n, bus)| Ok((bus, Frames::read(lab, n)?));
+        buses.into_iter().enumerate().map(with_frames).collect()
     };
     let before = read()?;
     let operations = run().with_context(|| format!("counted run '{name}'"))?;
@@ -290,6 +357,19 @@ mod tests {
             ]
         );
         assert_eq!(side.row().len(), Side::HEAD.len());
+    }
+
+    #[test]
+    fn rates_are_marginal() {
+        let run = |register_writes, reads| Bus {
+            register_writes,
+            reads,
+            ..Bus::default()
+        };
+        let rates = Rates::marginal(&[run(7, 3), run(27, 3), run(1027, 1), run(17, 4)], 10);
+        assert_eq!(rates.register_writes, 2.0);
+        assert_eq!(rates.reads, 0.0);
+        assert_eq!(rates.list().len(), Rates::HEAD.len());
     }
 
     #[test]

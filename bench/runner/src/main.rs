@@ -10,6 +10,7 @@ mod parse;
 mod report;
 mod stats;
 mod table;
+mod units;
 
 use anyhow::{ensure, Context, Result};
 use clap::Parser;
@@ -72,6 +73,7 @@ fn run(args: &Args) -> Result<()> {
             round_trips: 200,
             raw_passes: 1,
             raw_bytes: 4 << 20,
+            unit_passes: 3,
         }
     } else {
         Effort {
@@ -80,6 +82,7 @@ fn run(args: &Args) -> Result<()> {
             round_trips: 1000,
             raw_passes: 3,
             raw_bytes: 16 << 20,
+            unit_passes: 5,
         }
     };
     let progress = Progress(Instant::now());
@@ -117,6 +120,8 @@ fn run(args: &Args) -> Result<()> {
     results.counts = count_all(&lab, &mut emulator, peer, &effort)?;
     progress.step("raw units by size");
     results.raw = raw_by_size(&lab, peer, &effort)?;
+    progress.step("kernel API and user space");
+    results.units = units::measure(&lab, &mut emulator, peer, &effort)?;
 
     for node in 0..2 {
         lab.ok(node, "rmmod extoll_bench")?;

@@ -100,6 +100,8 @@ pub struct Effort {
     pub raw_bytes: u64,
     /// Runs of the raw units at each size.
     pub raw_passes: usize,
+    /// Runs of everything that kernel API and user space are compared by.
+    pub unit_passes: usize,
 }
 
 /// Patience beyond the length of a measurement.
@@ -107,7 +109,7 @@ const SLACK: Duration = Duration::from_secs(60);
 /// Size of raw transfers that are compared with TCP: the largest frame of exn is about as long.
 pub const RAW_SIZE: u64 = 65536;
 /// A command of `extoll_bench` may take this long.
-const RAW_TIMEOUT_MS: u32 = 60_000;
+pub const RAW_TIMEOUT_MS: u32 = 60_000;
 
 /// Starts the servers on node 1 and loads the raw module on both.
 ///

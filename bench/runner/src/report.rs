@@ -5,6 +5,7 @@ use crate::measure::{Effort, Pairs, Sample, Test, DEVICES};
 use crate::parse::number;
 use crate::stats::{median, ratios, Spread};
 use crate::table::render;
+use crate::units;
 use anyhow::Result;
 use labctl::Lab;
 use serde::Serialize;
@@ -91,6 +92,10 @@ pub struct Results {
     pub counts: Vec<Side>,
     /// Raw units by size.
     pub raw: Vec<RawRow>,
+    /// Units by the kernel API and from user space.
+    pub units: Vec<units::Row>,
+    /// Ratios between those.
+    pub unit_ratios: Vec<units::Compared>,
 }
 
 impl Results {
@@ -107,6 +112,8 @@ impl Results {
             samples: Vec::new(),
             counts: Vec::new(),
             raw: Vec::new(),
+            units: Vec::new(),
+            unit_ratios: Vec::new(),
         }
     }
 
@@ -141,6 +148,23 @@ impl Results {
             }
         }
         self.ratios = all;
+        self.unit_ratios = units::compare(&self.units);
+    }
+
+    /// What was measured, where, and in which units.
+    fn conditions(&self) -> String {
+        let of = |key: &str| self.setup.get(key).map_or("unknown", String::as_str);
+        format!(
+            "\nRevision {}{}; {}; guests: {}, {} of memory; host: {} processors, load at the start {}\n\
+             Times and rates are ratios between things measured in this run; counts are accesses, DMA is in bytes, each per operation\n",
+            self.revision,
+            if self.quick { ", --quick" } else { "" },
+            of("qemu"),
+            of("guest_kernel"),
+            of("guest_memory"),
+            of("host_processors"),
+            of("host_load"),
+        )
     }
 
     /// The tables.
@@ -162,10 +186,11 @@ impl Results {
                 ]
             })
             .collect();
-        let mut out = format!(
+        let mut out = self.conditions();
+        out.push_str(&format!(
             "\nRatios, median (smallest–largest) of {} repetitions; above 1: exn is faster\n\n",
             self.effort.repetitions
-        );
+        ));
         out.push_str(&render(&["", "exn/virtio", "exn/e1000e", "exn/raw"], &rows));
         out.push_str("\nWhat it takes on the bus between host and NIC (node 0 sends or asks, node 1 answers)\n\n");
         out.push_str(&render(
@@ -193,6 +218,7 @@ impl Results {
             })
             .collect();
         out.push_str(&render(&["", "bytes", "operations", "throughput"], &rows));
+        out.push_str(&units::text(&self.units));
         out.push('\n');
         out
     }
@@ -273,6 +299,7 @@ mod tests {
                 round_trips: 1,
                 raw_bytes: 1,
                 raw_passes: 1,
+                unit_passes: 3,
             },
             true,
             "abc",
@@ -297,6 +324,7 @@ mod tests {
     #[test]
     fn text_shows_ratios_not_times() {
         let text = results().text();
+        assert!(text.contains("Revision abc, --quick;"), "{text}");
         let line = text.lines().find(|l| l.starts_with("TCP stream")).unwrap();
         assert_eq!(
             line.split_whitespace().collect::<Vec<_>>(),

@@ -88,7 +88,7 @@ impl Node {
             .text())
     }
 
-    /// Waits until the node has prepared itself.
+    /// Waits until the node has prepared itself. All of `patience` may pass before its agent appears.
     ///
     /// # Errors
     /// When it did not get through; the message has the reason and the end of the console.
@@ -97,7 +97,7 @@ impl Node {
         // The agent takes its time to appear; the command itself polls inside the node.
         let result = loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match Command::new(["lab-agent", "wait"]).timeout(left).run(self) {
+            match ready(left).run(self) {
                 Ok(out) if out.text().trim() == "ok" => return Ok(()),
                 Ok(out) => {
                     break Err(anyhow!(
@@ -314,7 +314,7 @@ impl Cluster {
             let topology = spec.topology.as_deref().unwrap_or("");
             progress.done(&format!(
                 "fabric: {} NICs, topology {topology}",
-                spec.nodes * spec.nics
+                spec.all_nics()
             ));
         }
         progress.phase(
@@ -506,6 +506,13 @@ impl Cluster {
             .iter()
             .try_for_each(|n| n.assert_clean_log_since(0))
     }
+}
+
+/// The command that ends when a node is ready, whose agent may take all that time to appear.
+pub(crate) fn ready(patience: Duration) -> Command {
+    Command::new(["lab-agent", "wait"])
+        .timeout(patience)
+        .connect_timeout(patience)
 }
 
 fn ask(node: &Node) -> NodeState {

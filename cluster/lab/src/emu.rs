@@ -53,6 +53,9 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
         ("--nodes", spec.nodes.to_string()),
         ("--nics-per-node", spec.nics.to_string()),
     ];
+    if spec.accelerators > 0 {
+        options.push(("--accelerators", spec.accelerators.to_string()));
+    }
     if crate::spec::topology_size(&topology).is_some() {
         options.push(("--topology", topology));
     } else {
@@ -85,7 +88,7 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     loop {
         // It answers only once all its sockets are there.
         if let Ok(status) = connect(dir).and_then(|mut c| c.status()) {
-            let (have, want) = (status.nics.len(), spec.nodes * spec.nics);
+            let (have, want) = (status.nics.len(), spec.all_nics());
             ensure!(
                 have == want,
                 "the emulator has {have} NICs instead of {want}"

@@ -131,6 +131,7 @@ pub struct Command {
     request: Request,
     input: Input,
     timeout: Option<Duration>,
+    connect: Duration,
 }
 
 impl Command {
@@ -147,6 +148,7 @@ impl Command {
             },
             input: Input::None,
             timeout: None,
+            connect: CONNECT_PATIENCE,
         }
     }
 
@@ -186,6 +188,18 @@ impl Command {
         self
     }
 
+    /// How long the agent may take to answer before the command starts, instead of [`CONNECT_PATIENCE`].
+    #[must_use]
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.connect = limit;
+        self
+    }
+
+    /// How long to wait for the agent: no longer than the command itself may take.
+    fn patience(&self) -> Duration {
+        self.timeout.map_or(self.connect, |t| t.min(self.connect))
+    }
+
     /// Gives the command a terminal of this size.
     #[must_use]
     pub fn terminal(mut self, size: WinSize) -> Self {
@@ -216,11 +230,7 @@ impl Command {
     ) -> Result<Status> {
         let what = self.describe();
         let deadline = self.timeout.map(|t| Instant::now() + t);
-        let connect = Instant::now()
-            + self
-                .timeout
-                .unwrap_or(CONNECT_PATIENCE)
-                .min(CONNECT_PATIENCE);
+        let connect = Instant::now() + self.patience();
         let result = Channel::open(node.dir(), connect).and_then(|mut channel| {
             channel.queue(&HostMsg::Start(self.request));
             let mut drive = Drive {
@@ -571,4 +581,23 @@ impl Drive {
 struct Ready {
     input: bool,
     remote: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_boots_gets_the_time_that_it_was_given() {
+        let (long, short) = (Duration::from_secs(900), Duration::from_secs(3));
+        let ready = || crate::cluster::ready(long);
+        assert_eq!(ready().patience(), long);
+        // Only a boot takes so long.
+        assert_eq!(
+            Command::sh("true").timeout(long).patience(),
+            CONNECT_PATIENCE
+        );
+        assert_eq!(Command::sh("true").patience(), CONNECT_PATIENCE);
+        assert_eq!(ready().timeout(short).patience(), short);
+    }
 }

@@ -29,7 +29,9 @@ const SIGNS: &[&str] = &[
     "scheduling while atomic",
     "sleeping function called",
     "DMA-API:",
-    "DMAR:",
+    "DMAR: [",
+    "DMAR: ERROR",
+    "handling fault status",
     "Bad page",
     "list_del corruption",
     "list_add corruption",
@@ -48,7 +50,6 @@ const SIGNS: &[&str] = &[
 const HARMLESS: &[&str] = &[
     "kmemleak: Kernel memory leak detector",
     "kmemleak: Automatic memory scanning",
-    "DMAR: Host address width",
 ];
 
 /// True for a kernel message that stands for a defect.

@@ -103,6 +103,11 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     arg("chardev:console");
     arg("-qmp");
     arg(&format!("unix:{},server=on,wait=off", file("qmp.sock")));
+    if spec.iommu {
+        // Before the devices that it translates for. Caching mode tells QEMU of every mapping, and it tells the emulator.
+        arg("-device");
+        arg("intel-iommu,caching-mode=on,intremap=off");
+    }
     // A panic ends QEMU, so that everything that waits for the node learns of it at once.
     for a in ["-device", "pvpanic-pci", "-action", "panic=exit-failure"] {
         arg(a);
@@ -193,6 +198,9 @@ fn kernel_parameters(node: &Node<'_>) -> String {
         format!("lab.sshd={}", u8::from(spec.sshd)),
         format!("lab.bench={}", u8::from(spec.bench_nics)),
     ];
+    if spec.iommu {
+        words.extend(["intel_iommu=on", "iommu.passthrough=0", "iommu.strict=1"].map(Into::into));
+    }
     words.extend(spec.append.iter().cloned());
     words.join(" ")
 }
@@ -254,6 +262,7 @@ mod tests {
         let spec = Spec {
             nics: 2,
             bench_nics: true,
+            iommu: true,
             ..Spec::default()
         };
         let kernel_dir = std::env::temp_dir().join(format!("lab-kernel-{}", std::process::id()));
@@ -291,6 +300,9 @@ mod tests {
         assert!(all
             .iter()
             .any(|a| a.contains("lab.node=1") && a.contains("lab.bringup=net")));
+        let position = |start: &str| all.iter().position(|a| a.starts_with(start));
+        assert!(position("intel-iommu").is_some_and(|at| Some(at) < position("virtio-blk-pci")));
+        assert!(all.iter().any(|a| a.contains("iommu.strict=1")));
         assert!(all.iter().any(|a| a
             == "stream,id=vio,server=off,reconnect-ms=200,addr.type=unix,addr.path=/x/vio.sock"));
         std::fs::remove_dir_all(kernel_dir).unwrap();

@@ -44,6 +44,9 @@ pub struct Spec {
     pub topology: Option<String>,
     /// NICs per node, 0–[`MAX_NICS`]; 0 means nodes without NIC and no emulator.
     pub nics: usize,
+    /// NICs without a node behind those of the nodes, each with the emulator's test device (docs/emulator.md).
+    #[serde(default)]
+    pub accelerators: usize,
     /// Memory per node in MiB.
     pub memory_mib: u32,
     /// Processors per node.
@@ -56,6 +59,9 @@ pub struct Spec {
     pub sshd: bool,
     /// A virtio-net pair and an e1000e pair between node 0 and node 1, for comparisons.
     pub bench_nics: bool,
+    /// An IOMMU per node, which the kernel uses without delayed invalidation.
+    #[serde(default)]
+    pub iommu: bool,
     /// Words added to the kernel command line.
     pub append: Vec<String>,
     /// Arguments added to every QEMU.
@@ -73,12 +79,14 @@ impl Default for Spec {
             nodes: 2,
             topology: None,
             nics: 1,
+            accelerators: 0,
             memory_mib: 512,
             cpus: 1,
             kernel: "stock".into(),
             bring_up: BringUp::Net,
             sshd: true,
             bench_nics: false,
+            iommu: false,
             append: Vec::new(),
             qemu_args: Vec::new(),
             emu_args: Vec::new(),
@@ -150,13 +158,19 @@ impl Spec {
         );
         if self.nics == 0 {
             ensure!(self.topology.is_none(), "a topology needs NICs");
+            ensure!(self.accelerators == 0, "accelerators need NICs in the nodes");
             ensure!(
                 self.bring_up == BringUp::None,
                 "without NICs there is nothing to bring up"
             );
             return Ok(self);
         }
-        let total = self.nodes * self.nics;
+        ensure!(
+            self.accelerators <= MAX_NODES,
+            "a lab has at most {MAX_NODES} accelerators, not {}",
+            self.accelerators
+        );
+        let total = self.all_nics();
         let topology = self.topology.get_or_insert_with(|| match total {
             1 => "single".into(),
             2 => "pair".into(),
@@ -165,12 +179,43 @@ impl Spec {
         if let Some(size) = topology_size(topology) {
             ensure!(
                 size == total,
-                "topology {topology} has {size} NICs, but {} nodes with {} each make {total}",
+                "topology {topology} has {size} NICs, but {} nodes with {} each and {} accelerators make {total}",
                 self.nodes,
-                self.nics
+                self.nics,
+                self.accelerators
             );
         }
         Ok(self)
+    }
+
+    /// NICs of the fabric: those of the nodes, then the accelerators'.
+    pub fn all_nics(&self) -> usize {
+        self.nodes * self.nics + self.accelerators
+    }
+
+    /// Name of a NIC of the fabric: `node1.0` is NIC 0 of node 1, `acc0` the first accelerator.
+    pub fn nic_name(&self, nic: usize) -> String {
+        match nic.checked_sub(self.nodes * self.nics) {
+            Some(k) => format!("acc{k}"),
+            None => format!("node{}.{}", nic / self.nics, nic % self.nics),
+        }
+    }
+
+    /// NIC of the fabric that an accelerator's name (`acc0`) stands for; `None` when the word is no such name.
+    ///
+    /// # Errors
+    /// When the lab does not have it.
+    pub fn accelerator(&self, word: &str) -> Result<Option<usize>> {
+        let Some(k) = word.strip_prefix("acc").and_then(|k| k.parse::<usize>().ok()) else {
+            return Ok(None);
+        };
+        ensure!(
+            k < self.accelerators,
+            "lab '{}' has {} accelerators, no {word}",
+            self.name,
+            self.accelerators
+        );
+        Ok(Some(self.nodes * self.nics + k))
     }
 
     /// Seconds that the nodes get to come up.
@@ -237,10 +282,36 @@ mod tests {
         assert!(spec(7, 1, Some("torus:2x2x2")).is_err());
         assert!(spec(0, 1, None).is_err());
         assert!(spec(2, 0, None).is_err(), "nothing to bring up");
+        let with = |accelerators, topology: Option<&str>| {
+            Spec {
+                accelerators,
+                topology: topology.map(Into::into),
+                ..Spec::default()
+            }
+            .settle()
+        };
+        assert_eq!(with(1, None).unwrap().topology.as_deref(), Some("ring:3"));
+        assert!(with(1, Some("pair")).is_err());
+        assert!(with(MAX_NODES + 1, None).is_err());
         for name in ["", "a/b", "-x", "Ä", "x".repeat(33).as_str(), ".."] {
             assert!(check_name(name).is_err(), "{name}");
         }
         check_name("two-2").unwrap();
+    }
+
+    #[test]
+    fn accelerators_come_after_the_nodes() {
+        let spec = Spec {
+            nics: 2,
+            accelerators: 2,
+            ..Spec::default()
+        };
+        assert_eq!(spec.all_nics(), 6);
+        let names: Vec<_> = [0, 3, 4, 5].map(|n| spec.nic_name(n)).into();
+        assert_eq!(names, ["node0.0", "node1.1", "acc0", "acc1"]);
+        assert_eq!(spec.accelerator("acc1").unwrap(), Some(5));
+        assert_eq!(spec.accelerator("node1").unwrap(), None);
+        assert!(spec.accelerator("acc2").is_err());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! The mappings themselves come from `vm-memory`, whose volatile slices allow the guest to change memory at any time. A
 //! client could truncate its file and turn an access into SIGBUS, so the file is sealed against shrinking where it can be.
+//! A file is mapped here once, however many ranges of it the client maps: behind an IOMMU there are thousands of pages.
 
 use super::proto::MAX_DMA_MAPS;
 use super::DmaMapRequest;
@@ -10,6 +11,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
 use vm_memory::{FileOffset, VolatileMemory};
 
@@ -22,14 +24,19 @@ const MAP_NORESERVE: i32 = 0x4000;
 struct Mapping {
     size: u64,
     writable: bool,
-    /// `None`: memory that the client did not back by a file; DMA to it is refused.
-    region: Option<MmapRegion>,
+    /// The file and where in it this begins. `None`: memory that the client did not back by a file; DMA to it is refused.
+    region: Option<(Arc<MmapRegion>, usize)>,
 }
+
+/// What tells files apart: device, inode, and whether they are mapped for writing.
+type FileId = (u64, u64, bool);
 
 /// The DMA mappings of one client.
 #[derive(Default)]
 pub struct GuestMemory {
     maps: BTreeMap<u64, Mapping>,
+    /// Files that are mapped, from their beginnings.
+    files: BTreeMap<FileId, Weak<MmapRegion>>,
 }
 
 impl GuestMemory {
@@ -47,7 +54,7 @@ impl GuestMemory {
         if !same && self.maps.len() >= MAX_DMA_MAPS {
             return Err(Errno::NOSPC);
         }
-        let region = fd.map(|fd| Self::mmap(req, fd)).transpose()?;
+        let region = fd.map(|fd| self.file(req, fd)).transpose()?;
         self.maps.insert(
             req.iova,
             Mapping {
@@ -59,27 +66,43 @@ impl GuestMemory {
         Ok(())
     }
 
-    fn mmap(req: DmaMapRequest, fd: OwnedFd) -> Result<MmapRegion, Errno> {
+    /// The mapped file of a range and the range's place in it.
+    fn file(&mut self, req: DmaMapRequest, fd: OwnedFd) -> Result<(Arc<MmapRegion>, usize), Errno> {
         if let Ok(seals) = fcntl_get_seals(&fd) {
             if !seals.contains(SealFlags::SHRINK) {
                 // Refused for files that were created without sealing; the client is then trusted not to truncate.
                 let _ = fcntl_add_seals(&fd, SealFlags::SHRINK);
             }
         }
-        let size = usize::try_from(req.size).map_err(|_| Errno::INVAL)?;
         // Beyond the end of the file an access would be SIGBUS.
-        let file_size = fstat(&fd)?.st_size;
+        let stat = fstat(&fd)?;
         let end = req.offset.checked_add(req.size).ok_or(Errno::INVAL)?;
-        if u64::try_from(file_size).map_or(true, |f| end > f) {
+        let file_size = u64::try_from(stat.st_size).map_err(|_| Errno::INVAL)?;
+        if end > file_size {
             return Err(Errno::INVAL);
         }
-        let prot = if req.writable {
+        let offset = usize::try_from(req.offset).map_err(|_| Errno::INVAL)?;
+        let size = usize::try_from(file_size).map_err(|_| Errno::INVAL)?;
+        let id = (stat.st_dev, stat.st_ino, req.writable);
+        let known = self.files.get(&id).and_then(Weak::upgrade);
+        // A file that has grown since is mapped again.
+        if let Some(region) = known.filter(|r| end <= r.size() as u64) {
+            return Ok((region, offset));
+        }
+        let region = Arc::new(Self::mmap(File::from(fd), size, req.writable)?);
+        self.files.retain(|_, region| region.strong_count() != 0);
+        self.files.insert(id, Arc::downgrade(&region));
+        Ok((region, offset))
+    }
+
+    fn mmap(file: File, size: usize, writable: bool) -> Result<MmapRegion, Errno> {
+        let prot = if writable {
             PROT_READ | PROT_WRITE
         } else {
             PROT_READ
         };
         MmapRegionBuilder::new(size)
-            .with_file_offset(FileOffset::new(File::from(fd), req.offset))
+            .with_file_offset(FileOffset::new(file, 0))
             .with_mmap_prot(prot)
             .with_mmap_flags(MAP_SHARED | MAP_NORESERVE)
             .build()
@@ -140,7 +163,7 @@ impl GuestMemory {
             .map(|(&s, m)| (s, m))
     }
 
-    /// Calls `f(mapping, offset in it, offset in the buffer, length)` for each piece of the range; `false` if any byte is
+    /// Calls `f(file, offset in it, offset in the buffer, length)` for each piece of the range; `false` if any byte is
     /// not reachable, in which case `f` was called for none.
     fn pieces(
         &self,
@@ -154,25 +177,26 @@ impl GuestMemory {
         };
         let find = |at: u64| {
             let (&start, m) = self.maps.range(..=at).next_back()?;
-            let region = m.region.as_ref()?;
-            (at < start + m.size && (m.writable || !write)).then_some((start, m.size, region))
+            let (region, offset) = m.region.as_ref()?;
+            let inside = at < start + m.size && (m.writable || !write);
+            inside.then_some((start, m.size, &**region, *offset))
         };
         let mut at = addr;
         while at < end {
-            let Some((start, size, _)) = find(at) else {
+            let Some((start, size, ..)) = find(at) else {
                 return false;
             };
             at = end.min(start + size);
         }
         at = addr;
         while at < end {
-            let Some((start, size, region)) = find(at) else {
+            let Some((start, size, region, offset)) = find(at) else {
                 return false;
             };
             let next = end.min(start + size);
             f(
                 region,
-                (at - start) as usize,
+                offset + (at - start) as usize,
                 (at - addr) as usize,
                 (next - at) as usize,
             );
@@ -287,6 +311,43 @@ mod tests {
         assert!(!m.write(0, &b));
         assert!(!m.read(0x1000, &mut b));
         assert_eq!(m.unmap(None), Ok(0x2000));
+    }
+
+    #[test]
+    fn ranges_of_one_file_share_a_mapping() {
+        let fd = memfd(0x4000);
+        let mut m = GuestMemory::default();
+        let mut map = |iova, offset, writable| {
+            let at = DmaMapRequest {
+                offset,
+                writable,
+                ..req(iova, 0x1000)
+            };
+            m.map(at, Some(fd.try_clone().unwrap()))
+        };
+        map(0x10_0000, 0x3000, true).unwrap();
+        map(0x20_0000, 0x1000, true).unwrap();
+        map(0x30_0000, 0x3000, false).unwrap();
+        assert_eq!(map(0x40_0000, 0x3800, true), Err(Errno::INVAL), "too short");
+        assert_eq!(m.files.len(), 2, "one for writing, one for reading");
+        assert!(m.write(0x10_0ffc, &[1, 2, 3, 4]));
+        let mut b = [0; 4];
+        assert!(m.read(0x30_0ffc, &mut b));
+        assert_eq!(b, [1, 2, 3, 4], "the same page");
+        assert!(m.read(0x20_0ffc, &mut b));
+        assert_eq!(b, [0; 4], "another page");
+        assert!(!m.write(0x30_0ffc, &b));
+        m.unmap(Some((0x10_0000, 0x1000))).unwrap();
+        assert!(!m.read(0x10_0000, &mut b));
+        assert!(m.write(0x20_0000, &b));
+        // The file grows, and so does what is mapped.
+        ftruncate(&fd, 0x8000).unwrap();
+        let more = DmaMapRequest {
+            offset: 0x7000,
+            ..req(0x50_0000, 0x1000)
+        };
+        m.map(more, Some(fd.try_clone().unwrap())).unwrap();
+        assert!(m.write(0x50_0ffc, &[7; 4]));
     }
 
     #[test]

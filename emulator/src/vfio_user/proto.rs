@@ -12,8 +12,8 @@ pub const MAX_MESSAGE: usize = HEADER_LEN + 64 + MAX_XFER;
 pub const MAX_FDS: usize = 16;
 /// Most writes in one `REGION_WRITE_MULTI`.
 pub const MULTI_MAX: usize = 200;
-/// Most DMA mappings per client.
-pub const MAX_DMA_MAPS: usize = 4096;
+/// Most DMA mappings per client, the protocol's default: behind an IOMMU each page may be one.
+pub const MAX_DMA_MAPS: usize = 65_535;
 
 /// Command numbers.
 pub mod command {

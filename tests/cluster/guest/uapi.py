@@ -515,11 +515,11 @@ def churn(count):
         d.close()
 
 
-def hold(path):
-    """Works until killed."""
+def hold(ready):
+    """Works until killed; tells by a byte that it begins."""
     r, v = Rma(), Velo()
     a = memory(256)
-    open(path, "w").close()
+    os.write(ready, b"r")
     while True:
         nla = r.register(a, 256)
         for _ in range(4):
@@ -530,6 +530,91 @@ def hold(path):
         while v.take():
             pass
         r.unregister(nla, 256)
+
+
+def killed(count):
+    """Kills processes at many moments of register, transfer, unregister. The last words of each are how long its end took."""
+    longest = 0
+    for i in range(int(count)):
+        ready, there = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            hold(there)
+        os.close(there)
+        check("child is ready", os.read(ready, 1), b"r")
+        os.close(ready)
+        time.sleep(i * 37 % 100 / 200)
+        os.kill(pid, signal.SIGKILL)
+        begin = time.time()
+        check("killed", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), -signal.SIGKILL)
+        longest = max(longest, time.time() - begin)
+    print(f"longest end: {longest:.3f} s")
+
+
+# Words of a descriptor that a process leaves in each of its eight pages.
+LEFT = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (2,), (1, 2)]
+PAGES = [16, 17, 18, 19, 24, 25, 26, 27]
+# Words of a VELO message.
+LEFT_VELO = [range(0, 1), range(1, 16), range(0, 15), range(15, 16), range(1, 2), range(5, 9)]
+
+
+def leave(turn, witness, place):
+    """Dies between the words of descriptors to the witness."""
+    r, v = Rma(), Velo()
+    store(place, r.vpid << 16 | v.vpid)
+    words = [3 | 5 << 2 | witness << 8 | r.node << 16 | 7 << 32, 0xDEAD, 0]
+    for n, page in enumerate(PAGES):
+        for i in LEFT[(n + turn) % len(LEFT)]:
+            store(r.pages + page * PAGE + 8 * i, words[i])
+    for i in LEFT_VELO[turn]:
+        store(v.page + 8 * i, v.node | v.vpid << 16 | 120 << 48 if i == 0 else 0xDEAD)
+    # And counts that make no sense.
+    store(r.state, 0xFF00_0001_0000_0055)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def heir():
+    """The next owner of a VPID gets nothing of what a killed process left in the requester."""
+    witness, place = Rma(), map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+    for turn in range(len(LEFT_VELO)):
+        check("child", child(leave, turn, witness.vpid, place), -signal.SIGKILL)
+        r, v = Rma(), Velo()
+        check("VPIDs", (r.vpid, v.vpid), (load(place) >> 16, load(place) & 0xFFFF))
+        for n, page in enumerate(PAGES):
+            r.notify(r.node, r.vpid, 1000 + n, page=page)
+            check(f"turn {turn}, page {page}", r.wait_type(4)[0], 1000 + n)
+            check("commands", load(r.state) & 0xFF, n + 1)
+        for n in range(3):
+            v.send(v.node, v.vpid, pattern(120 - 50 * n, n))
+            check(f"turn {turn}, message {n}", v.wait()[2], pattern(120 - 50 * n, n))
+        check("nothing else", (r.take(), v.take(), witness.take()), (None, None, None))
+        r.close()
+        v.close()
+
+
+def storm(path, seconds):
+    """Interrupts itself as often as it can, by both units; then waits for messages as everybody does."""
+    r, v = Rma(), Velo()
+    open(path, "w").close()
+    end = time.time() + float(seconds)
+    while time.time() < end:
+        v.send(v.node, v.vpid, b"x" * 8, irq=True)
+        r.notify(r.node, r.vpid, 1, page=24)
+        while not v.take():
+            pass
+        while not r.take():
+            pass
+        store(v.box, v.rp | 1 << 32)
+        store(r.rp_page, r.rp | 1 << 32)
+    p = select.poll()
+    p.register(v.fd, select.POLLIN)
+    for n in range(100):
+        check("armed", v.ioctl(ARM, v.rp), 0)
+        v.send(v.node, v.vpid, b"x" * 8, irq=True)
+        check(f"poll {n}", p.poll(PATIENCE * 1000), [(v.fd, select.POLLIN)])
+        v.wait()
+    r.close()
+    v.close()
 
 
 def unbound(ready, go):
@@ -739,7 +824,7 @@ def fuzz(seed, seconds):
 
 
 def main():
-    commands = {f.__name__: f for f in (abi, loop_back, events, velo_loop_back, serve, between, strangers, denied, limits, churn, hold, unbound, superuser, shared, fuzz)}
+    commands = {f.__name__: f for f in (abi, loop_back, events, velo_loop_back, serve, between, strangers, denied, limits, churn, killed, heir, storm, unbound, superuser, shared, fuzz)}
     args = sys.argv[1:]
     if args and args[0] == "--user":
         become(int(args[1]))

@@ -40,6 +40,9 @@ struct Args {
     /// Boot the debug kernel; leaves out what would take it hours.
     #[arg(long)]
     debug_kernel: bool,
+    /// Give all nodes an IOMMU, not only those of the scenarios that are about it.
+    #[arg(long)]
+    iommu: bool,
 }
 
 /// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte.
@@ -60,6 +63,9 @@ fn main() {
     let args = Args::parse();
     if args.debug_kernel {
         cluster::use_kernel(cluster::Kernel::Debug);
+    }
+    if args.iommu {
+        cluster::use_iommu();
     }
     let too_much =
         |s: &Scenario| args.debug_kernel && TOO_MUCH_FOR_DEBUG.iter().any(|n| s.name.contains(n));

@@ -64,6 +64,13 @@ fn kernel() -> Kernel {
     KERNEL.get().copied().unwrap_or_default()
 }
 
+static IOMMU: OnceLock<()> = OnceLock::new();
+
+/// Gives all clusters of this process IOMMUs.
+pub fn use_iommu() {
+    let _ = IOMMU.set(());
+}
+
 /// What a finished command left.
 #[derive(Debug)]
 pub struct Output {
@@ -178,6 +185,9 @@ impl Lab {
         let mut args = vec!["--nodes", nodes.as_str()];
         args.extend(spec.args);
         args.extend(kernel().arguments());
+        if IOMMU.get().is_some() && !spec.args.contains(&"--iommu") {
+            args.push("--iommu");
+        }
         lab.run("up", &args, Duration::from_secs(300))?;
         Ok(lab)
     }

@@ -5,10 +5,13 @@ use crate::error::{Error, Result};
 use crate::raw::{Mapping, PAGE};
 use crate::Backend;
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 use wire::bq::Rp;
 
-/// Slots freed before the NIC hears of it.
-const LAZY: u32 = 32;
+/// Most slots freed before the NIC hears of it.
+const LAZY: u32 = 256;
+/// An interrupt is asked for again after this time, should the last one have been lost or taken by another descriptor of the port.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// A ring of slots whose last quadword is a status word, 0 = free. Page 0 of the mapping is the read pointer register.
 pub(crate) struct Ring {
@@ -17,6 +20,8 @@ pub(crate) struct Ring {
     slots: u32,
     rp: u32,
     uncommitted: u32,
+    /// Slot and time of the last request for an interrupt.
+    armed: Option<(u32, Instant)>,
     /// Slots behind `rp` that were freed out of order.
     freed: BTreeSet<u32>,
     pub commits: u64,
@@ -35,6 +40,7 @@ impl Ring {
             slots,
             rp: 0,
             uncommitted: 0,
+            armed: None,
             freed: BTreeSet::new(),
             commits: 0,
         })
@@ -102,7 +108,7 @@ impl Ring {
             self.rp = self.slot(1);
             self.uncommitted += 1;
         }
-        if self.uncommitted >= LAZY.min(self.slots / 2) {
+        if self.uncommitted >= LAZY.min(self.slots / 4) {
             self.commit(false);
         }
     }
@@ -123,8 +129,17 @@ impl Ring {
         true
     }
 
+    /// [`Ring::arm`], unless that was done for the same slot lately.
+    pub fn arm_once(&mut self, backend: &dyn Backend) {
+        if !matches!(self.armed, Some((rp, since)) if rp == self.rp && since.elapsed() < ASK_AGAIN)
+        {
+            self.arm(backend);
+        }
+    }
+
     /// Frees what was read and asks for an interrupt with the next marked entry.
     pub fn arm(&mut self, backend: &dyn Backend) {
+        self.armed = Some((self.rp, Instant::now()));
         match backend.arm(self.rp) {
             Ok(_) => {
                 self.uncommitted = 0;
@@ -161,16 +176,18 @@ mod tests {
 
     #[test]
     fn slots_wrap_and_the_read_pointer_follows_lazily() {
-        let mut r = ring(256);
-        for i in 0..600u32 {
-            fill(&r, i % 256, 1);
-            assert_eq!(r.filled().count(), 1);
-            r.advance(1);
-            assert_eq!(r.rp(), (i + 1) % 256);
+        for (slots, lazy) in [(256u32, 64), (4096, LAZY)] {
+            let mut r = ring(slots as usize);
+            for i in 0..5000u32 {
+                fill(&r, i % slots, 1);
+                assert_eq!(r.filled().count(), 1);
+                r.advance(1);
+                assert_eq!(r.rp(), (i + 1) % slots);
+            }
+            assert_eq!(r.commits, u64::from(5000 / lazy));
+            r.commit(true);
+            assert_eq!(r.map.load(0), 0x1_0000_0000 | u64::from(5000 % slots));
         }
-        assert_eq!(r.commits, 600 / u64::from(LAZY));
-        r.commit(true);
-        assert_eq!(r.map.load(0), 0x1_0000_0000 | (600 % 256));
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Smfu {
         self.exported
     }
 
-    /// Maps the first `len` bytes of the window to other nodes' memory, write-combining.
+    /// Maps the first `len` bytes of the window to other nodes' memory; perhaps write-combining: see [`Window::flush`].
     pub fn window(&self, len: usize) -> Result<Window> {
         self.map(0, len, "the window")
     }

@@ -231,9 +231,13 @@ impl Port {
                 }
                 Ok(found)
             },
-            || {
+            |necessary| {
                 let mut inbox = self.lock_inbox();
-                inbox.ring.arm(&*self.backend);
+                if necessary {
+                    inbox.ring.arm(&*self.backend);
+                } else {
+                    inbox.ring.arm_once(&*self.backend);
+                }
                 inbox.sleeps += 1;
             },
         )

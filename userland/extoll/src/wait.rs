@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_millis(1);
 /// How long to look before the first sleep when the caller did not say.
 const SPIN: Duration = Duration::from_micros(50);
+/// Pause between looks at a register while nothing comes: as long as the driver's own ports wait before they look for packets
+/// that the NIC dropped.
+const SETTLE: Duration = Duration::from_millis(4);
 
 /// A deadline, and whether to burn processor time until then.
 #[derive(Clone, Copy, Debug)]
@@ -68,23 +71,34 @@ impl Wait {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// Looks until `look` finds something. `arm` asks for an interrupt before a sleep on `fd`; `slept` is told of each sleep.
+    /// Looks until `look` finds something; from time to time, and once before the time is over, it is told to look at registers
+    /// as well. `arm` asks for an interrupt before a sleep on `fd`; it is told whether that is certainly necessary.
     pub(crate) fn until<T>(
         &self,
         fd: BorrowedFd<'_>,
         mut look: impl FnMut(bool) -> Result<Option<T>>,
-        mut arm: impl FnMut(),
+        mut arm: impl FnMut(bool),
     ) -> Result<T> {
         let start = Instant::now();
+        let mut settled = start;
+        let mut due = || {
+            let now = Instant::now();
+            let due = now.duration_since(settled) >= SETTLE;
+            if due {
+                settled = now;
+            }
+            due
+        };
         for n in 0u32.. {
             let idle = n % 64 == 63;
-            if let Some(found) = look(idle)? {
+            let over = idle && self.is_over();
+            if let Some(found) = look(over || idle && due())? {
                 return Ok(found);
             }
+            if over {
+                return Err(Error::Timeout);
+            }
             if idle {
-                if self.is_over() {
-                    return Err(Error::Timeout);
-                }
                 std::thread::yield_now();
             }
             if (idle || n == 0) && self.spin.is_some_and(|time| start.elapsed() >= time) {
@@ -92,32 +106,41 @@ impl Wait {
             }
             std::hint::spin_loop();
         }
+        let mut woken = true;
         loop {
-            arm();
+            arm(woken);
+            let left = self.left();
+            let over = left == Some(Duration::ZERO);
             // What came before the interrupt was asked for may not raise one.
-            if let Some(found) = look(true)? {
+            if let Some(found) = look(over || due())? {
                 return Ok(found);
             }
-            let time = match self.left() {
-                Some(Duration::ZERO) => return Err(Error::Timeout),
-                Some(left) => left.min(SLICE),
-                None => SLICE,
-            };
+            if over {
+                return Err(Error::Timeout);
+            }
+            let time = left.map_or(SLICE, |left| left.min(SLICE));
             let time = Timespec {
                 tv_sec: 0,
                 tv_nsec: time.subsec_nanos().into(),
             };
             let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-            match poll(&mut fds, Some(&time)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            woken = match poll(&mut fds, Some(&time)) {
+                Ok(n) => n > 0,
+                Err(rustix::io::Errno::INTR) => false,
                 Err(e) => return Err(Error::os("cannot wait for the device", e.into())),
-            }
+            };
             if fds[0]
                 .revents()
                 .intersects(PollFlags::NVAL | PollFlags::ERR | PollFlags::HUP)
             {
                 // The last look: what had arrived before still counts.
                 return look(true)?.ok_or(Error::Gone);
+            }
+            if woken {
+                // Before the interrupt is asked for again, which the next wait may do as well.
+                if let Some(found) = look(false)? {
+                    return Ok(found);
+                }
             }
         }
     }
@@ -140,9 +163,56 @@ mod tests {
                 looks += 1;
                 Ok((looks == 4).then_some(looks))
             },
-            || {},
+            |_| {},
         );
         assert_eq!(found.unwrap(), 4);
+    }
+
+    #[test]
+    fn registers_are_looked_at_rarely_and_before_the_time_is_over() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let wait = |ms| Wait::for_at_most(Duration::from_millis(ms));
+        for (wait, most) in [
+            (wait(1).polling(), 1),
+            (wait(1).sleeping(), 1),
+            (wait(42).polling(), 11),
+            (wait(42).sleeping(), 11),
+        ] {
+            let (mut looks, mut registers) = (0, 0);
+            let result = wait.until(
+                a.as_fd(),
+                |settle| {
+                    looks += 1;
+                    registers += i32::from(settle);
+                    Ok(None::<()>)
+                },
+                |_| {},
+            );
+            assert!(matches!(result, Err(Error::Timeout)));
+            assert!((1..=most).contains(&registers), "{registers} of {looks}");
+        }
+    }
+
+    #[test]
+    fn an_interrupt_is_certainly_asked_for_at_first_and_after_each() {
+        use std::io::Write;
+        let (a, mut b) = UnixStream::pair().unwrap();
+        let mut armed = Vec::new();
+        let mut looks = 0;
+        let wait = Wait::for_at_most(Duration::from_secs(20)).sleeping();
+        let found = wait.until(
+            a.as_fd(),
+            |_| {
+                looks += 1;
+                if looks == 4 {
+                    b.write_all(&[1]).unwrap();
+                }
+                Ok((looks == 6).then_some(()))
+            },
+            |necessary| armed.push(necessary),
+        );
+        found.unwrap();
+        assert_eq!(armed, [true, false, false, true]);
     }
 
     #[test]
@@ -152,7 +222,7 @@ mod tests {
             Wait::for_at_most(Duration::from_millis(20)),
             Wait::for_at_most(Duration::from_millis(20)).polling(),
         ] {
-            let result = wait.until(a.as_fd(), |_| Ok(None::<()>), || {});
+            let result = wait.until(a.as_fd(), |_| Ok(None::<()>), |_| {});
             assert!(matches!(result, Err(Error::Timeout)));
             assert!(wait.is_over());
         }
@@ -162,7 +232,7 @@ mod tests {
     fn a_device_that_hangs_up_ends_the_wait() {
         let (a, b) = UnixStream::pair().unwrap();
         drop(b);
-        let result = Wait::forever().until(a.as_fd(), |_| Ok(None::<()>), || {});
+        let result = Wait::forever().until(a.as_fd(), |_| Ok(None::<()>), |_| {});
         assert!(matches!(result, Err(Error::Gone)));
     }
 }

@@ -257,7 +257,12 @@ pub enum FaultVerb {
 }
 
 fn nic_of(cluster: &Cluster, node: &str, nic: usize) -> Result<usize> {
-    let (node, spec) = (parse_node(node)?, cluster.spec());
+    let spec = cluster.spec();
+    if let Some(index) = spec.accelerator(node)? {
+        ensure!(nic == 0, "{node} is one NIC, it has no NIC {nic}");
+        return Ok(index);
+    }
+    let node = parse_node(node)?;
     cluster.node(node)?;
     ensure!(
         nic < spec.nics,
@@ -266,6 +271,26 @@ fn nic_of(cluster: &Cluster, node: &str, nic: usize) -> Result<usize> {
         spec.nics
     );
     Ok(node * spec.nics + nic)
+}
+
+/// Refuses what needs a node behind the NIC: its memory, its queues, a driver that sends, or a boot.
+fn needs_node(cluster: &Cluster, verb: &FaultVerb) -> Result<()> {
+    let (node, what) = match verb {
+        FaultVerb::QueueFull { node, .. } => (node, "queue-full"),
+        FaultVerb::Retry { node, .. } => (node, "retry"),
+        FaultVerb::Stuck { node, .. } => (node, "stuck"),
+        FaultVerb::DmaFault { node, .. } => (node, "dma-fault"),
+        FaultVerb::AtuFault { node, .. } => (node, "atu-fault"),
+        FaultVerb::AtuDelay { node, .. } => (node, "atu-delay"),
+        FaultVerb::AtuLose { node, .. } => (node, "atu-lose"),
+        FaultVerb::Pci { node, .. } => (node, "pci"),
+        _ => return Ok(()),
+    };
+    ensure!(
+        cluster.spec().accelerator(node)?.is_none(),
+        "{what} makes no sense for {node}, which has no node; links, freeze, power-off, nic-off and forge work"
+    );
+    Ok(())
 }
 
 fn link_of(cluster: &Cluster, words: &[String]) -> Result<LinkSelect> {
@@ -301,8 +326,10 @@ fn some_unless_zero(n: u32) -> Option<u32> {
 pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
     let cluster = Cluster::attach(paths, name)?;
     let dir = cluster.dir();
+    needs_node(&cluster, &verb)?;
     let nic = |node: &str, nic: usize| nic_of(&cluster, node, nic);
     let call = |request: Request| -> Result<()> { emu::connect(dir)?.call(&request).map(drop) };
+    let power = |nic: usize, on: bool| call(Request::Power { nic, on });
     let inject = |nic: usize, fault: Fault| emu::inject(dir, nic, &fault);
     let knobs = |link: &[String], corrupt_rate, loss_rate, latency_ns, bytes_per_second| {
         let link = link_of(&cluster, link)?;
@@ -452,18 +479,16 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             nic: nic(&node, k)?,
             on: false,
         }),
-        FaultVerb::PowerOff { node } => cluster.power_off(parse_node(&node)?),
-        FaultVerb::PowerOn { node } => {
-            cluster.power_on(parse_node(&node)?, &mut lab::ui::Shown::default())
-        }
-        FaultVerb::NicOff { node, nic: k } => call(Request::Power {
-            nic: nic(&node, k)?,
-            on: false,
-        }),
-        FaultVerb::NicOn { node, nic: k } => call(Request::Power {
-            nic: nic(&node, k)?,
-            on: true,
-        }),
+        FaultVerb::PowerOff { node } => match cluster.spec().accelerator(&node)? {
+            Some(nic) => power(nic, false),
+            None => cluster.power_off(parse_node(&node)?),
+        },
+        FaultVerb::PowerOn { node } => match cluster.spec().accelerator(&node)? {
+            Some(nic) => power(nic, true),
+            None => cluster.power_on(parse_node(&node)?, &mut lab::ui::Shown::default()),
+        },
+        FaultVerb::NicOff { node, nic: k } => power(nic(&node, k)?, false),
+        FaultVerb::NicOn { node, nic: k } => power(nic(&node, k)?, true),
         FaultVerb::Pci {
             node,
             fields,
@@ -506,7 +531,7 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
                 up: true,
                 policy: None,
             })?;
-            for nic in 0..cluster.spec().nodes * cluster.spec().nics {
+            for nic in 0..cluster.spec().all_nics() {
                 call(Request::Freeze { nic, on: false })?;
                 inject(nic, Fault::Clear)?;
             }
@@ -600,8 +625,7 @@ fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) ->
         .map(|h| paint.dim(h))
         .collect::<Vec<_>>()];
     for (a, b) in before.nics.iter().zip(&now.nics) {
-        let nics = cluster.spec().nics.max(1);
-        let mut row = vec![paint.cyan(&format!("node{}.{}", b.nic / nics, b.nic % nics))];
+        let mut row = vec![paint.cyan(&cluster.spec().nic_name(b.nic))];
         row.extend(
             RATES
                 .iter()

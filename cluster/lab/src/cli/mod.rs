@@ -136,6 +136,9 @@ struct Up {
     /// NICs per node
     #[arg(long, value_name = "K", default_value_t = 1)]
     nics: usize,
+    /// NICs without a node, each with a test device behind it (docs/emulator.md): acc0, acc1, …
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    accelerators: usize,
     /// Memory per node in MiB
     #[arg(long, value_name = "MB", default_value_t = 512)]
     memory: u32,
@@ -152,7 +155,7 @@ struct Up {
     #[arg(long)]
     no_net: bool,
     /// Nodes without NIC, no emulator
-    #[arg(long, conflicts_with_all = ["topology", "nics"])]
+    #[arg(long, conflicts_with_all = ["topology", "nics", "accelerators"])]
     no_nic: bool,
     /// Don't start sshd
     #[arg(long)]
@@ -160,6 +163,9 @@ struct Up {
     /// Add a virtio-net pair (vio0) and an e1000e pair (e1k0) between node0 and node1
     #[arg(long)]
     bench_nics: bool,
+    /// Give every node an IOMMU that the kernel uses strictly: devices reach nothing but what drivers map
+    #[arg(long)]
+    iommu: bool,
     /// Word for the kernel command line (repeatable)
     #[arg(long, value_name = "WORD")]
     append: Vec<String>,
@@ -190,12 +196,16 @@ impl Up {
         });
         let nics = if self.no_nic { 0 } else { self.nics };
         let size = topology.as_deref().and_then(lab::spec::topology_size);
-        let from_topology = size.filter(|s| nics > 0 && s % nics == 0).map(|s| s / nics);
+        let of_nodes = size.and_then(|s| s.checked_sub(self.accelerators));
+        let from_topology = of_nodes
+            .filter(|s| nics > 0 && s % nics == 0)
+            .map(|s| s / nics);
         Spec {
             name: self.which.name,
             nodes: self.nodes.or(from_topology).unwrap_or(2),
             topology,
             nics,
+            accelerators: self.accelerators,
             memory_mib: self.memory,
             cpus: self.cpus,
             kernel: self.kernel,
@@ -206,6 +216,7 @@ impl Up {
             },
             sshd: !self.no_sshd,
             bench_nics: self.bench_nics,
+            iommu: self.iommu,
             append: self.append,
             qemu_args: self.qemu_arg,
             emu_args: self.emu_arg,
@@ -325,6 +336,8 @@ mod tests {
         assert_eq!(up(&["up", "--topology", "torus:2x2x2"]).nodes, 8);
         assert_eq!(up(&["up", "--topology", "ring:4", "--nics", "2"]).nodes, 2);
         assert_eq!(up(&["up"]).nodes, 2);
+        let borrowed = up(&["up", "--topology", "ring:4", "--accelerators", "1"]);
+        assert_eq!((borrowed.nodes, borrowed.accelerators), (3, 1));
         assert_eq!(
             up(&["up", "--nodes", "3"])
                 .settle()

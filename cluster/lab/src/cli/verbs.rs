@@ -4,7 +4,7 @@ use super::Up;
 use anyhow::Result;
 use lab::state::{now, LabDir};
 use lab::ui::{table, Paint, Progress, Shown, Silent};
-use lab::{Cluster, NodeState, Paths};
+use lab::{Cluster, NodeState, Paths, Spec};
 use serde_json::{json, Value};
 use std::time::Instant;
 
@@ -100,6 +100,9 @@ fn document(cluster: &Cluster, states: &[NodeState]) -> Value {
             })
         })
         .collect();
+    let accelerators: Vec<Value> = (0..spec.accelerators)
+        .map(|k| json!({"name": format!("acc{k}"), "nic": spec.nodes * spec.nics + k}))
+        .collect();
     let fabric = match spec.nics {
         0 => Value::Null,
         _ => {
@@ -108,7 +111,7 @@ fn document(cluster: &Cluster, states: &[NodeState]) -> Value {
     };
     json!({
         "name": spec.name, "ready": cluster.record().ready, "up_s": now().saturating_sub(cluster.record().started),
-        "spec": spec, "nodes": nodes, "emulator": {"pid": pid("emu")}, "fabric": fabric,
+        "spec": spec, "nodes": nodes, "accelerators": accelerators, "emulator": {"pid": pid("emu")}, "fabric": fabric,
     })
 }
 
@@ -124,10 +127,11 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
     let paint = Paint::stdout();
     let spec = cluster.spec();
     println!(
-        "{}  {} nodes, {} NICs each, topology {}, kernel {}, up for {} s",
+        "{}  {} nodes, {} NICs each, {} accelerators, topology {}, kernel {}, up for {} s",
         paint.bold(&format!("lab '{name}'")),
         spec.nodes,
         spec.nics,
+        spec.accelerators,
         spec.topology.as_deref().unwrap_or("-"),
         spec.kernel,
         doc["up_s"]
@@ -151,7 +155,7 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
         rows.push(vec![text("name"), state, text("address"), text("pid")]);
     }
     print!("{}", table(&rows));
-    print_fabric(&doc["fabric"], spec.nics, paint);
+    print_fabric(&doc["fabric"], spec, paint);
     Ok(0)
 }
 
@@ -168,7 +172,7 @@ const COLUMNS: &[(&str, &str)] = &[
     ("DMA FAULTS", "dma_faults"),
 ];
 
-fn print_fabric(fabric: &Value, nics: usize, paint: Paint) {
+fn print_fabric(fabric: &Value, spec: &Spec, paint: Paint) {
     if let Some(error) = fabric["error"].as_str() {
         println!("{} {error}", paint.red("fabric:"));
         return;
@@ -189,11 +193,12 @@ fn print_fabric(fabric: &Value, nics: usize, paint: Paint) {
             nic["connected"].as_bool(),
         ) {
             (Some("on"), Some(true), _) => paint.yellow("frozen"),
+            (Some("on"), _, _) if nic["accelerator"] == true => paint.green("root port"),
             (Some("on"), _, Some(true)) => paint.green("on"),
             (Some("on"), _, _) => paint.yellow("no node"),
             (other, _, _) => paint.red(other.unwrap_or("?")),
         };
-        let mut row = vec![format!("node{}.{}", index / nics, index % nics), state];
+        let mut row = vec![spec.nic_name(index), state];
         row.extend(
             COLUMNS
                 .iter()

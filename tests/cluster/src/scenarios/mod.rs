@@ -1,11 +1,13 @@
 //! The scenarios, grouped by what they show.
 
+mod accelerator;
 mod checksums;
 mod churn;
 mod driver;
 mod fabric;
 mod faults;
 mod hostile;
+mod iommu;
 mod matrix;
 mod memory;
 mod raw;
@@ -17,14 +19,29 @@ mod uapi;
 mod units;
 mod userland;
 
-use crate::cluster::Spec;
+use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
+use anyhow::Result;
 
 /// Two nodes, one cable.
 pub const PAIR: Spec = Spec {
     nodes: 2,
     args: &["--topology", "pair"],
 };
+
+/// Reloads the modules of a node of [`PAIR`] with these options of `extoll`; returns when the peer answers.
+fn reload(lab: &Lab, node: usize, options: &str) -> Result<()> {
+    let script = format!(
+        "rmmod exn extoll && modprobe extoll {options} && modprobe exn && for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; \
+         ip addr replace 10.2.0.{}/24 broadcast + dev exn0 && ip link set exn0 up",
+        node + 1
+    );
+    lab.ok(node, &script)?;
+    let ping = format!("ping -q -c 1 -W 1 node{}", 1 - node);
+    lab.until("the peer answers", PATIENCE, |lab| {
+        Ok(lab.sh_for(node, &ping, PATIENCE)?.status == 0)
+    })
+}
 
 /// Every scenario, those of one cluster specification side by side.
 pub fn all() -> Vec<Scenario> {
@@ -44,6 +61,9 @@ pub fn all() -> Vec<Scenario> {
     all.extend(userland::all());
     all.extend(units::all());
     all.extend(matrix::all());
+    all.extend(accelerator::all());
+    let again = iommu::all(&all);
+    all.extend(again);
     // The first use of a specification decides when its cluster is booted.
     let specs: Vec<Spec> = all.iter().map(|s| s.spec.clone()).collect();
     all.sort_by_key(|s| specs.iter().position(|spec| *spec == s.spec));

@@ -15,6 +15,7 @@ pub fn all() -> Vec<Scenario> {
     };
     vec![
         s("raw::velo_and_rma", velo_and_rma),
+        s("raw::streams_and_registration", streams),
         s("raw::bad_commands", bad_commands),
         s("raw::unbind_during_a_run", unbind),
     ]
@@ -81,21 +82,89 @@ fn velo_and_rma(lab: &Lab) -> Result<()> {
     unload(lab)
 }
 
+fn refused(lab: &Lab, command: &str, why: &str) -> Result<()> {
+    match lab.raw(0, command) {
+        Ok(r) => anyhow::bail!("'{command}' was accepted: {r:?}"),
+        Err(e) => {
+            let text = format!("{e:#}");
+            ensure!(
+                text.contains(why),
+                "'{command}' was refused, but not for '{why}': {text}"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// What the benchmark compares with user space.
+fn streams(lab: &Lab) -> Result<()> {
+    load(lab)?;
+    // 1,500 messages, of which three ask for a reply.
+    for mode in ["irq", "poll"] {
+        let r = lab.raw(
+            0,
+            &format!("rate node=1 size=24 count=1500 mode={mode} timeout_ms=60000"),
+        )?;
+        ensure!(number(&r, "count")? == 1500, "{r:?}");
+    }
+    let status = lab.raw(1, "status")?;
+    ensure!(
+        number(&status, "data")? == 2 * 1497 && number(&status, "bad")? == 0,
+        "messages went missing: {status:?}"
+    );
+    let bytes = 8 << 20;
+    let offer = lab.raw(
+        1,
+        &format!("offer kind=pages bytes={bytes} access=rw seed=5"),
+    )?;
+    let memory = format!("vpid={} nla={}", offer["vpid"], offer["nla"]);
+    let stream = |words: &str| {
+        lab.raw(
+            0,
+            &format!("stream node=1 {memory} {words} timeout_ms=60000"),
+        )
+    };
+    for (words, count) in [
+        ("dir=put bytes=8388608 count=3 inflight=2 seed=6", 3),
+        ("dir=get bytes=8388608 count=2 inflight=2 seed=6", 2),
+        (
+            "dir=get bytes=65536 len=4096 offset=8192 count=600 inflight=200 seed=6 mode=poll",
+            600,
+        ),
+        ("dir=put bytes=4096 len=8 count=600 seed=6", 600),
+    ] {
+        let r = stream(words)?;
+        ensure!(number(&r, "count")? == count, "{words}: {r:?}");
+        ensure!(
+            words.contains("put") || r["mismatch"] == "none",
+            "{words}: {r:?}"
+        );
+    }
+    let there = lab.raw(1, "offered seed=6")?;
+    ensure!(there["mismatch"] == "none", "{there:?}");
+    let command = |words: &str| format!("stream node=1 {memory} {words}");
+    refused(lab, &command(""), "bytes is a multiple of")?;
+    refused(lab, &command("bytes=4096 len=4097"), "at most bytes")?;
+    refused(lab, &command("bytes=16777216"), "len is 1 to 8388608")?;
+    refused(lab, &command("bytes=4096 kind=bus"), "has no NLA")?;
+    refused(lab, &command("bytes=4096 inflight=0"), "at least 1")?;
+    lab.raw(1, "revoke")?;
+    refused(lab, &command("bytes=4096 count=4"), "notification")?;
+    lab.raw(1, "withdraw")?;
+    for kind in ["pages", "coherent", "buffer"] {
+        let r = lab.raw(0, &format!("register kind={kind} bytes=2097152 count=5"))?;
+        ensure!(
+            number(&r, "count")? == 5 && number(&r, "register_ns")? > 0,
+            "{r:?}"
+        );
+    }
+    refused(lab, "register kind=table bytes=4096", "cannot register")?;
+    unload(lab)
+}
+
 fn bad_commands(lab: &Lab) -> Result<()> {
     load(lab)?;
-    let refused = |command: &str, why: &str| -> Result<()> {
-        match lab.raw(0, command) {
-            Ok(r) => anyhow::bail!("'{command}' was accepted: {r:?}"),
-            Err(e) => {
-                let text = format!("{e:#}");
-                ensure!(
-                    text.contains(why),
-                    "'{command}' was refused, but not for '{why}': {text}"
-                );
-                Ok(())
-            }
-        }
-    };
+    let refused = |command: &str, why: &str| refused(lab, command, why);
     refused("nonsense", "unknown command")?;
     refused("pingpong", "node= is missing")?;
     refused("pingpong node=1 size=121", "size is 8 to 120")?;

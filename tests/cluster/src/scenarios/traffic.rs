@@ -25,6 +25,7 @@ pub fn all() -> Vec<Scenario> {
         s("traffic::dhcp", dhcp),
         s("traffic::ssh", ssh),
         s("traffic::sha256_both_ways", sha256_both_ways),
+        s("traffic::deferred_interrupts", deferred_interrupts),
     ]
 }
 
@@ -220,5 +221,44 @@ pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
     for node in 0..2 {
         lab.ok(node, "rm /tmp/block")?;
     }
+    Ok(())
+}
+
+/// The driver's interrupts on a node so far.
+fn interrupts(lab: &Lab, node: usize) -> Result<u64> {
+    let sum = "awk '/extoll/ {for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) s += $i} END {print s + 0}' /proc/interrupts";
+    Ok(lab.ok(node, sum)?.trim().parse()?)
+}
+
+/// `napi_defer_hard_irqs`: the stack polls by a timer while there is traffic, and interrupts come back when that is switched off.
+fn deferred_interrupts(lab: &Lab) -> Result<()> {
+    let defer = |rounds: u32, ns: u32| -> Result<()> {
+        for node in 0..2 {
+            lab.ok(
+                node,
+                &format!("cd /sys/class/net/exn0 && echo {rounds} >napi_defer_hard_irqs && echo {ns} >gro_flush_timeout"),
+            )?;
+        }
+        Ok(())
+    };
+    // Both ways through announcements: three interrupts a round trip.
+    let pings = || -> Result<u64> {
+        let before = interrupts(lab, 0)?;
+        let out = lab.ok(0, "ping -q -c 200 -i 0.01 -w 40 -s 1400 node1")?;
+        ensure!(out.contains(" 0% packet loss"), "{out}");
+        Ok(interrupts(lab, 0)? - before)
+    };
+    defer(100, 2_000_000)?;
+    let deferred = pings()?;
+    ensure!(deferred < 200, "{deferred} interrupts for 200 round trips");
+    iperf3(lab, "--bidir")?;
+    // A new period, with the setting in force from its start.
+    lab.ok(
+        0,
+        "ip link set exn0 down && ip link set exn0 up && ping -q -c 3 -i 0.1 -w 20 node1",
+    )?;
+    defer(0, 0)?;
+    let usual = pings()?;
+    ensure!(usual > 200, "only {usual} interrupts for 200 round trips");
     Ok(())
 }

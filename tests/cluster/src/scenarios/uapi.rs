@@ -1,7 +1,7 @@
 //! The device files of processes: ABI, data, rights, death of process and NIC, random abuse. The work inside the nodes is done
 //! by `guest/uapi.py`.
 
-use super::PAIR;
+use super::{reload, PAIR};
 use crate::cluster::{field, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -38,6 +38,8 @@ pub fn all() -> Vec<Scenario> {
         s("security::denied", |lab| run(lab, "denied")),
         s("security::limits", |lab| run(lab, "limits")),
         s("security::other_users", other_users),
+        s("security::heir", |lab| run(lab, "heir")),
+        s("security::interrupt_storm", storm),
         s("fuzz::unprivileged", fuzz),
     ]
 }
@@ -120,6 +122,65 @@ fn other_users(lab: &Lab) -> Result<()> {
     against_server(lab, &serve, "strangers")
 }
 
+/// Interrupts per second and port in the storm's node: reached on any machine.
+const STORM_LIMIT: u64 = 200;
+
+/// A process that interrupts itself without end is slowed down; nobody else is.
+fn storm(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    reload(lab, 0, &format!("user_interrupts={STORM_LIMIT}"))?;
+    let result = storm_limited(lab);
+    // Back before anything is judged: the others need the default.
+    reload(lab, 0, "")?;
+    result
+}
+
+/// What a line of the `ports` file tells of a counter.
+fn counter(line: &str, name: &str) -> Option<u64> {
+    let mut words = line.split(' ').skip_while(|w| *w != name);
+    words.nth(1)?.parse().ok()
+}
+
+fn storm_limited(lab: &Lab) -> Result<()> {
+    lab.ok(0, "rm -f /tmp/ready")?;
+    let mark = lab.log_mark(0)?;
+    let process = lab.spawn(0, &line("storm /tmp/ready 6"))?;
+    let ready = |lab: &Lab| Ok(lab.sh_for(0, "test -e /tmp/ready", PATIENCE)?.status == 0);
+    lab.until("the storm begins", PATIENCE, ready)?;
+    // Another user sleeps and wakes by interrupts meanwhile.
+    let other = format!("exec python3 /tmp/uapi.py --user {} events", USER - 1);
+    let other = lab.spawn(0, &other)?;
+    let mut seen = Vec::new();
+    lab.until("both ports of the storm are throttled", PATIENCE, |lab| {
+        seen = ports(lab, 0)?;
+        Ok(seen.iter().filter(|l| counter(l, "throttled") > Some(3)).count() == 2)
+    })?;
+    let age = |lab: &Lab| -> Result<f64> {
+        let text = lab.ok(0, "echo $(($(date +%s%N) - $(date -r /tmp/ready +%s%N)))")?;
+        Ok(text.trim().parse::<f64>()? / 1e9)
+    };
+    seen = ports(lab, 0)?;
+    // A window's share, then a pause; one interrupt that was armed before, and one of a window's boundary.
+    let most = (age(lab)? + 1.0) * (STORM_LIMIT as f64 + 20.0);
+    for line in &seen {
+        let interrupts = counter(line, "interrupts").context("no interrupts")?;
+        ensure!((interrupts as f64) < most, "more than {most}: {line}");
+    }
+    let throttled = seen.iter().filter(|l| counter(l, "throttled") > Some(0));
+    ensure!(throttled.count() == 2, "others, too: {seen:#?}");
+    let out = other.wait(LONG)?;
+    ensure!(out.status == 0, "the other user: {out:?}");
+    let out = process.wait(LONG)?;
+    ensure!(out.status == 0, "the storm: {out:?}");
+    let counters = lab.ok(0, "cat /sys/kernel/debug/extoll-*/counters")?;
+    let times = counters.lines().find_map(|l| counter(l, "33"));
+    ensure!(times > Some(6), "reason 33: {times:?}");
+    let log = lab.log_since(&mark)?;
+    let lines = log.matches("reason 33: interrupts of a port throttled").count();
+    ensure!((1..=8).contains(&lines), "{lines} lines about it:\n{log}");
+    nothing_left(lab, 0)
+}
+
 /// Memory that the kernel uses for itself, and what is free, in KiB.
 fn memory(lab: &Lab) -> Result<(u64, u64)> {
     let text = lab.ok(
@@ -151,12 +212,7 @@ fn open_close(lab: &Lab) -> Result<()> {
 fn kill(lab: &Lab) -> Result<()> {
     install(lab)?;
     let before = memory(lab)?;
-    let script = format!(
-        "for i in $(seq 25); do rm -f /tmp/ready; ({}) & for j in $(seq 600); do [ -e /tmp/ready ] && break; sleep 0.05; done; \
-         [ -e /tmp/ready ] || exit 1; sleep 0.$((i * 37 % 100)); kill -KILL $!; wait $!; [ $? = 137 ] || exit 2; done",
-        line("hold /tmp/ready")
-    );
-    lab.ok_for(0, &script, LONG)?;
+    lab.ok_for(0, &line("killed 25"), LONG)?;
     nothing_left(lab, 0)?;
     no_growth(before, memory(lab)?)?;
     // The VPIDs are as good as new.

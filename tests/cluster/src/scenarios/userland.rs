@@ -226,6 +226,11 @@ fn perf(lab: &Lab) -> Result<()> {
         );
         lab.ok(1, "pkill -x extoll-perf")?;
         running.wait(PATIENCE)?;
+        let cost = json(&lab.ok(0, &format!("{user}extoll-perf reg -s 64k -n 5 --json"))?)?;
+        ensure!(
+            cost["ns_per_page"].as_f64() > Some(0.0) && cost["page_bytes"] == 4096,
+            "{cost}"
+        );
     }
     let refused = lab.sh_for(0, "extoll-perf run velo-lat node1", PATIENCE)?;
     ensure!(

@@ -443,8 +443,11 @@ impl Role {
 
 /// Bus address and offset of as many neighbouring huge pages as a slot takes, if memory is not too scattered for that.
 ///
-/// The nodes have no IOMMU: the bus address is the physical one, which the kernel tells privileged programs.
+/// Without IOMMU the bus address is the physical one, which the kernel tells privileged programs.
 fn neighbours(address: u64) -> Result<Option<(u64, u64)>> {
+    if std::fs::read_dir("/sys/kernel/iommu_groups").is_ok_and(|mut all| all.next().is_some()) {
+        return Ok(None);
+    }
     let map = File::open("/proc/self/pagemap")?;
     let mut pages = vec![];
     for page in 0..HUGE_PAGES {

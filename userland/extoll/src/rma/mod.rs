@@ -483,9 +483,13 @@ impl Port {
                 }
                 Ok(found)
             },
-            || {
+            |necessary| {
                 let mut queue = self.queue();
-                queue.ring.arm(&*self.0.backend);
+                if necessary {
+                    queue.ring.arm(&*self.0.backend);
+                } else {
+                    queue.ring.arm_once(&*self.0.backend);
+                }
                 queue.sleeps += 1;
             },
         )

@@ -2,6 +2,7 @@
 //! `extoll-perf`: latency, bandwidth and message rate between two nodes.
 
 mod link;
+mod reg;
 mod report;
 mod rma;
 mod velo;
@@ -25,7 +26,8 @@ const LARGEST: u64 = 1 << 30;
 /// Measures VELO and RMA between two nodes, in the manner of ib_send_lat and ib_write_bw.
 ///
 /// Start "extoll-perf serve" on one node and "extoll-perf run TEST HOST" on another one. The two sides agree on ports and
-/// addresses over TCP, any network will do; what is measured goes over Extoll only.
+/// addresses over TCP, any network will do; what is measured goes over Extoll only. "extoll-perf reg" measures the registration
+/// of memory and needs no other side.
 #[derive(Parser, Debug)]
 #[command(name = "extoll-perf", version)]
 pub struct Args {
@@ -49,6 +51,8 @@ enum Verb {
     },
     /// Runs a test with the server on HOST.
     Run(RunArgs),
+    /// Measures what it costs to register memory.
+    Reg(reg::RegArgs),
 }
 
 #[derive(clap::Args, Debug)]
@@ -214,6 +218,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match &args.verb {
         Verb::Serve { once } => serve(&device, args.port, *once)?,
         Verb::Run(run) => client(&device, args.port, run)?,
+        Verb::Reg(reg) => reg::run(&device, reg)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Words of a descriptor that a process stored without completing it (HW §8, G8): the next owner of the VPID would complete it by its
+//! own first stores, or send its first command with them.
+//!
+//! Nothing reads what a requester page holds, and no register clears it. But a command that does nothing to anybody can be stored over
+//! it, word by word from the first. The first word replaces that of a command which the process began, so that this one is never
+//! executed; and when the NIC accepts a descriptor ([`State`]'s counts move), the page is empty. What is accepted
+//! early had words of the process behind a first word that makes nothing of them.
+
+use crate::{hw::Hw, nic::Nic, tx};
+use kernel::time::{delay::fsleep, Delta, Instant, Monotonic};
+use wire::{
+    ids::{Unit, Vpid},
+    regs::wcbuf,
+    wcbuf::State,
+};
+
+/// How long the NIC may take to accept a whole descriptor.
+const PATIENCE_MS: i64 = 10;
+/// Pause between looks.
+const PAUSE: Delta = Delta::from_micros(20);
+
+/// Empties requester pages of a VPID that nobody else stores to: `words` is the command. False when the NIC does not say that it accepted
+/// it. A NIC that is gone holds nothing. May sleep.
+pub(super) fn clear(
+    nic: &Nic,
+    unit: Unit,
+    vpid: Vpid,
+    mut pages: impl Iterator<Item = u32>,
+    words: &[u64],
+) -> bool {
+    let Some(hw) = nic.alive_access() else {
+        return true;
+    };
+    // The process may have written the counts.
+    tx::reset_state(&hw, unit, vpid);
+    drop(hw);
+    pages.all(|page| clear_page(nic, unit, vpid, page, words))
+}
+
+/// What tells that a descriptor was accepted, or dropped as a whole.
+fn counts(hw: &Hw, unit: Unit, vpid: Vpid) -> (u8, u8) {
+    let state = State(hw.rf.read(wcbuf::state(unit, vpid)));
+    (state.committed_count(), state.retry_count())
+}
+
+fn clear_page(nic: &Nic, unit: Unit, vpid: Vpid, page: u32, words: &[u64]) -> bool {
+    let before = {
+        let Some(hw) = nic.alive_access() else {
+            return true;
+        };
+        let before = counts(&hw, unit, vpid);
+        for (i, word) in words.iter().enumerate() {
+            hw.window(unit).store(page, i, *word);
+            if counts(&hw, unit, vpid) != before {
+                return true;
+            }
+        }
+        before
+    };
+    let began: Instant<Monotonic> = Instant::now();
+    while began.elapsed().as_millis() < PATIENCE_MS {
+        fsleep(PAUSE);
+        match nic.alive_access() {
+            Some(hw) if counts(&hw, unit, vpid) == before => {}
+            _ => return true,
+        }
+    }
+    false
+}

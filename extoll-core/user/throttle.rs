@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Who waits for a port's interrupt, and a limit of how often it may come.
+//!
+//! A process re-arms the interrupt of its VPID by a store to the page with its read pointer (HW §6.5), as fast as it likes, and nothing
+//! in the hardware takes that back. So when a port had more interrupts than its share of [`WINDOW_MS`], that page is withheld for
+//! [`PAUSE_MS`]: stores to it wait in the page fault, and ioctls that would arm do so at the end of the pause. Then everybody who
+//! waits is woken to look again, since what came meanwhile did not interrupt.
+
+use crate::{
+    nic::Nic,
+    stats::{add, PortStats, Reason},
+    vpid::Client,
+};
+use kernel::{
+    impl_has_delayed_work, new_delayed_work, new_mutex,
+    prelude::*,
+    static_lock_class,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        poll::PollCondVarBox,
+        Arc, Mutex,
+    },
+    time::msecs_to_jiffies,
+    workqueue::{DelayedWork, WorkItem},
+};
+use kernel_ext::{chardev::Mapping, net::jiffies64, work};
+use wire::{
+    bq::Rp,
+    ids::{Unit, Vpid},
+    regs::BqRegs,
+};
+
+/// Time over which interrupts are counted.
+const WINDOW_MS: u32 = 100;
+/// How long a port that had too many gets none.
+const PAUSE_MS: u32 = 100;
+/// Pages that are withheld: that of the read pointer is the first of a queue's mapping.
+const RP_PAGES: usize = 1;
+
+/// What hears the interrupts of a process's port.
+#[pin_data]
+pub(super) struct Waiter {
+    nic: Arc<Nic>,
+    unit: Unit,
+    vpid: Vpid,
+    stats: Arc<PortStats>,
+    pub(super) changed: PollCondVarBox,
+    /// When the present window began, in jiffies, and interrupts since then.
+    window: Atomic<u64>,
+    count: Atomic<u32>,
+    /// Taken with the port's lock held, never the other way round.
+    #[pin]
+    gate: Mutex<Gate>,
+    #[pin]
+    work: DelayedWork<Waiter>,
+}
+
+struct Gate {
+    shut: bool,
+    /// Somebody wanted to arm meanwhile.
+    arm: bool,
+    /// The queue of the port.
+    queue: Option<Arc<Mapping>>,
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Waiter> for Waiter { self.work }
+}
+
+impl WorkItem for Waiter {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let mut gate = this.gate.lock();
+        if gate.shut {
+            this.open(&mut gate);
+        } else {
+            this.shut(&mut gate);
+            let _ = work::queue().enqueue_delayed(this.clone(), msecs_to_jiffies(PAUSE_MS));
+        }
+        drop(gate);
+        this.changed.notify_all();
+    }
+}
+
+/// The client of the VPID.
+struct Listener(Arc<Waiter>);
+
+impl Client for Listener {
+    fn interrupt(&self) {
+        self.0.changed.notify_all();
+        if self.0.is_too_much() {
+            let _ = work::queue().enqueue_delayed(self.0.clone(), 0);
+        }
+    }
+
+    fn writable(&self) {}
+
+    fn down(&self) {
+        self.0.changed.notify_all();
+    }
+}
+
+impl Waiter {
+    /// For a VPID that the caller owns; nothing is heard before [`Waiter::listen`]. May sleep.
+    pub(super) fn new(
+        nic: &Arc<Nic>,
+        unit: Unit,
+        vpid: Vpid,
+        stats: Arc<PortStats>,
+    ) -> Result<Arc<Self>> {
+        let changed = PollCondVarBox::new(c"extoll_port", static_lock_class!())?;
+        let gate = Gate {
+            shut: false,
+            arm: false,
+            queue: None,
+        };
+        Arc::pin_init(
+            try_pin_init!(Self {
+                nic: nic.clone(),
+                unit,
+                vpid,
+                stats,
+                changed,
+                window: Atomic::new(jiffies64()),
+                count: Atomic::new(0),
+                gate <- new_mutex!(gate, "extoll_gate"),
+                work <- new_delayed_work!("extoll_throttle"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Hears the interrupts of the VPID from now on.
+    pub(super) fn listen(self: &Arc<Self>) -> Result {
+        let listener = Arc::new(Listener(self.clone()), GFP_KERNEL)?;
+        self.nic
+            .table(self.unit)
+            .set_client(self.vpid, Some(listener));
+        Ok(())
+    }
+
+    /// Ends [`Waiter::listen`], for ever. May sleep.
+    pub(super) fn stop(self: &Arc<Self>) {
+        self.nic.table(self.unit).set_client(self.vpid, None);
+        work::cancel_delayed_sync(self);
+        self.gate.lock().queue = None;
+        self.changed.notify_all();
+    }
+
+    /// A new mapping of the port's queue.
+    pub(super) fn watch(&self, queue: Arc<Mapping>) {
+        let mut gate = self.gate.lock();
+        if gate.shut {
+            queue.withhold(RP_PAGES);
+        }
+        gate.queue = Some(queue);
+    }
+
+    /// What to write to the read pointer for a process that wants `rp`: during a pause the interrupt stays masked until its end.
+    pub(super) fn admit(&self, rp: Rp) -> Rp {
+        let mut gate = self.gate.lock();
+        gate.arm |= gate.shut && rp.irq_retrigger();
+        rp.with_irq_retrigger(rp.irq_retrigger() && !gate.shut)
+    }
+
+    /// Counts an interrupt; true when it is one more than the port may have. Calls are serialised by the VPID table.
+    fn is_too_much(&self) -> bool {
+        let now = jiffies64();
+        if now.wrapping_sub(self.window.load(Relaxed)) >= msecs_to_jiffies(WINDOW_MS) as u64 {
+            self.window.store(now, Relaxed);
+            self.count.store(0, Relaxed);
+        }
+        let before = self.count.fetch_add(1, Relaxed);
+        match self.nic.params.user.interrupts {
+            0 => false,
+            limit => before == (limit / (1000 / WINDOW_MS)).max(1),
+        }
+    }
+
+    fn shut(&self, gate: &mut Gate) {
+        gate.shut = true;
+        if let Some(queue) = &gate.queue {
+            queue.withhold(RP_PAGES);
+        }
+        add(&self.stats.throttled, 1);
+        self.nic.error(
+            Reason::Throttled,
+            u64::from(self.vpid.get()) | (self.unit as u64) << 32,
+        );
+    }
+
+    fn open(&self, gate: &mut Gate) {
+        gate.shut = false;
+        self.count.store(0, Relaxed);
+        self.window.store(jiffies64(), Relaxed);
+        if core::mem::take(&mut gate.arm) {
+            if let Some(hw) = self.nic.alive_access() {
+                let reg = BqRegs(self.unit).rp(self.vpid);
+                hw.rf
+                    .update(reg, |v| Rp(v).with_irq_retrigger(true).raw());
+            }
+        }
+        if let Some(queue) = &gate.queue {
+            queue.give_back();
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! A device behind a NIC without a node (docs/emulator.md, *Accelerator nodes*), reached from a node over the fabric.
+
+use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use wire::ids::{NodeId, RegOffset};
+use wire::regs::pcie::{self, BackdoorControl, BackdoorInfo};
+use wire::regs::smfu;
+use wire::tlp::{words, Bdf, CfgType, Kind, Tlp};
+
+/// A node with NIC 0, and NIC 1 with the test device.
+const LENT: Spec = Spec {
+    nodes: 1,
+    args: &["--accelerators", "1"],
+};
+
+/// Node ID of the accelerator.
+const LENDER: u16 = 1;
+/// Vendor and device of the test device, its ID register at offset 0 of its BAR, and where the BAR is put.
+const VENDOR_DEVICE: u64 = 0x7E57_1CAD;
+const ID: u64 = 0x7E57_ACCE;
+const BAR: u64 = 0xE000_0000;
+/// Interval of the window, which the driver does not use, and where it is in the window.
+const INTERVAL: u32 = 60;
+const START: u64 = 64 << 20;
+const BYTES: u64 = 1 << 20;
+
+/// Executes words like `w1:0x5500=0x1`, `r1:0x5600` (registers by node), `W8=0x1`, `R0` (32 bits at an offset of the interval); prints
+/// what it reads.
+const PROGRAM: &str = r#"
+import ctypes, fcntl, mmap, os, re, struct, sys
+f = os.open("/dev/extoll/extoll_rf_access", os.O_RDWR)
+fcntl.ioctl(f, 1 << 30 | 8 << 16 | ord("n") << 8 | 5, struct.pack("=Q", 10_000_000))
+s = os.open("/dev/extoll/smfu2", os.O_RDWR)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+window = None
+for word in sys.argv[3:]:
+    kind, node, at, value = re.fullmatch(r"(\w)(?:(\d+):)?(\w+)(?:=(\w+))?", word).groups()
+    at = int(at, 0)
+    if kind in "rw":
+        os.lseek(f, int(node) << 32 | at, os.SEEK_SET)
+        if kind == "w":
+            os.write(f, struct.pack("=Q", int(value, 0)))
+        else:
+            print(struct.unpack("=Q", os.read(f, 8))[0])
+        continue
+    if window is None:
+        start, size = int(sys.argv[1]), int(sys.argv[2])
+        window = libc.mmap(None, start + size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, s, 0)
+        assert window != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    place = ctypes.c_uint32.from_address(window + start + at)
+    if kind == "W":
+        place.value = int(value, 0)
+    else:
+        print(place.value)
+"#;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![Scenario {
+        name: "accelerator::borrowed",
+        spec: LENT,
+        run: borrowed,
+    }]
+}
+
+/// Runs words of [`PROGRAM`]; returns what was read.
+fn access(lab: &Lab, words: &[String]) -> Result<Vec<u64>> {
+    let words = words.join(" ");
+    let text = lab.ok(
+        0,
+        &format!("python3 /tmp/access.py {START} {BYTES} {words}"),
+    )?;
+    text.lines()
+        .map(|l| l.parse().with_context(|| text.clone()))
+        .collect()
+}
+
+fn write(node: u16, at: RegOffset, value: u64) -> String {
+    format!("w{node}:{:#x}={value:#x}", at.get())
+}
+
+fn read(node: u16, at: RegOffset) -> String {
+    format!("r{node}:{:#x}", at.get())
+}
+
+/// Configuration access by a packet through the backdoor of the lender; the value of a read.
+fn config(lab: &Lab, register: u16, data: Option<u32>) -> Result<u64> {
+    let (ty, requester, tag) = (CfgType::Type0, Bdf(0), 0);
+    let (target, enables) = (Bdf::new(1, 0, 0), 0xF);
+    let (kind, data) = match data {
+        None => (
+            Kind::CfgRead {
+                ty,
+                requester,
+                tag,
+                target,
+                register,
+                enables,
+            },
+            Vec::new(),
+        ),
+        Some(value) => (
+            Kind::CfgWrite {
+                ty,
+                requester,
+                tag,
+                target,
+                register,
+                enables,
+            },
+            value.to_le_bytes().to_vec(),
+        ),
+    };
+    let packed = words::pack(&Tlp::from(kind), &data)
+        .map_err(|e| anyhow::anyhow!("packet not packed: {e:?}"))?;
+    let mut list: Vec<String> = (0..)
+        .zip(packed.as_slice())
+        .map(|(k, word)| write(LENDER, pcie::htoc_to_pcie_backdoor_data(k), *word))
+        .collect();
+    let send = BackdoorControl(0)
+        .with_payload_qw_length(packed.payload_qws())
+        .with_send(true);
+    list.push(write(
+        LENDER,
+        pcie::HTOC_TO_PCIE_BACKDOOR_CONTROL,
+        send.raw(),
+    ));
+    list.push(read(LENDER, pcie::PCIE_TO_HTOC_BACKDOOR_INFO));
+    let info = BackdoorInfo(access(lab, &list)?[0]);
+    ensure!(info.valid(), "no completion");
+    let next = read(LENDER, pcie::PCIE_TO_HTOC_BACKDOOR_DATA);
+    let answer = access(lab, &vec![next; info.qw_count().into()])?;
+    Ok(answer.get(2).map_or(0, |w| w & 0xFFFF_FFFF))
+}
+
+/// Completions reach the FIFO, and the SMFU there is on: what the borrower does first, and after a power cut again.
+fn prepare() -> [String; 3] {
+    [
+        write(LENDER, pcie::PCIE_TO_HTOC_CFG, 2),
+        write(LENDER, smfu::STATUS_CONTROL, 1),
+        write(LENDER, smfu::vpid_t_start_addr(INTERVAL), BAR),
+    ]
+}
+
+/// Puts the BAR to its place.
+fn enable(lab: &Lab) -> Result<()> {
+    for (register, value) in [(0x10, BAR as u32), (0x14, 0), (0x04, 6)] {
+        config(lab, register, Some(value))?;
+    }
+    Ok(())
+}
+
+fn borrowed(lab: &Lab) -> Result<()> {
+    lab.ok(
+        0,
+        &format!("cat >/tmp/access.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM"),
+    )?;
+    let status = lab.status()?;
+    let nic = status["accelerators"][0]["nic"].as_u64();
+    ensure!(nic == Some(1), "{}", status["accelerators"]);
+    ensure!(status["fabric"]["nics"][1]["accelerator"] == true);
+    access(lab, &prepare())?;
+    let found = config(lab, 0, None)?;
+    ensure!(found == VENDOR_DEVICE, "{found:#x} at the lender");
+    enable(lab)?;
+    // The window of BAR 2 from START on leads there.
+    let base = lab.ok(
+        0,
+        "awk 'NR == 3 {print $1}' /sys/bus/pci/drivers/extoll/0*/resource",
+    )?;
+    let base = u64::from_str_radix(base.trim().trim_start_matches("0x"), 16)? + START;
+    let to = smfu::IntervalControl::to_node(NodeId(LENDER)).raw();
+    let opened = [
+        write(0, smfu::interval_startaddr(INTERVAL), base),
+        write(0, smfu::interval_endaddr(INTERVAL), base + BYTES),
+        write(0, smfu::interval_control(INTERVAL), to),
+    ];
+    access(lab, &opened)?;
+    let look = ["R0", "W8=0x12345678", "R8"].map(String::from);
+    let got = access(lab, &look)?;
+    ensure!(got == [ID, 0x1234_5678], "{got:x?} in the BAR");
+
+    // What needs a node is refused; what does not, works.
+    for fault in [&["retry", "acc0", "--every", "1"][..], &["stuck", "acc0"]] {
+        let error = lab.fault(fault).err().context("a fault was accepted")?;
+        let text = format!("{error:#}");
+        ensure!(text.contains("makes no sense for acc0"), "{text}");
+    }
+    ensure!(lab.fault(&["freeze", "acc1"]).is_err(), "there is no acc1");
+    lab.fault(&["power-off", "acc0"])?;
+    let gone = access(lab, &["R0".into()])?;
+    ensure!(gone == [0xFFFF_FFFF], "{gone:x?} without power");
+    lab.fault(&["power-on", "acc0"])?;
+    // Everything that was written there is gone with the power.
+    let mut back = Vec::new();
+    lab.until("the lender is back", PATIENCE, |lab| {
+        access(lab, &prepare())?;
+        enable(lab)?;
+        back = access(lab, &["R0".into(), "R8".into()])?;
+        Ok(back == [ID, 0])
+    })?;
+    access(lab, &[write(0, smfu::interval_control(INTERVAL), 0)])?;
+    Ok(())
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Registration of memory: how long it takes to register a buffer and to end that again.
+
+use crate::stats::{ns, Summary};
+use anyhow::Result;
+use extoll::{rma, Buffer, Device};
+use serde::Serialize;
+use std::time::Instant;
+
+/// Bytes of a page, and of a huge page.
+const PAGES: [u64; 2] = [4 << 10, 2 << 20];
+
+#[derive(clap::Args, Debug)]
+pub struct RegArgs {
+    /// Bytes of the buffer; k, M, G for powers of 1,024.
+    #[arg(short, long, value_parser = crate::size, default_value = "2M")]
+    size: u64,
+    /// Number of registrations.
+    #[arg(short = 'n', long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    iters: u64,
+    /// A buffer in huge pages of 2 MiB (the system must have some reserved, vm.nr_hugepages).
+    #[arg(long)]
+    huge: bool,
+    /// One JSON object instead of the table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize, Clone, Debug)]
+struct Cost {
+    bytes: u64,
+    page_bytes: u64,
+    iterations: u64,
+    register_us: Summary,
+    unregister_us: Summary,
+    /// Mean of both for one page.
+    ns_per_page: f64,
+}
+
+pub fn run(device: &Device, args: &RegArgs) -> Result<()> {
+    let port = rma::Port::open(device)?;
+    let bytes = usize::try_from(args.size)?;
+    let mut buffer = if args.huge {
+        Buffer::huge(bytes)?
+    } else {
+        Buffer::new(bytes)?
+    };
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    // The first one also makes the pages exist.
+    for i in 0..=args.iters {
+        let begin = Instant::now();
+        let region = port.register(buffer)?;
+        let registered = begin.elapsed();
+        let begin = Instant::now();
+        buffer = region.unregister()?;
+        if i > 0 {
+            up.push(ns(registered));
+            down.push(ns(begin.elapsed()));
+        }
+    }
+    let page_bytes = PAGES[usize::from(args.huge)];
+    let pages = args.size.div_ceil(page_bytes).max(1);
+    let total: u64 = up.iter().chain(&down).sum();
+    let cost = Cost {
+        bytes: args.size,
+        page_bytes,
+        iterations: args.iters,
+        register_us: Summary::of(&mut up),
+        unregister_us: Summary::of(&mut down),
+        ns_per_page: total as f64 / (args.iters * pages) as f64,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&cost)?);
+        return Ok(());
+    }
+    println!(
+        "{:>12} {:>12} {:>12} {:>16} {:>16} {:>12}",
+        "#bytes", "page", "#iterations", "register[us]", "unregister[us]", "per page[ns]"
+    );
+    println!(
+        "{:>12} {:>12} {:>12} {:>16.2} {:>16.2} {:>12.1}",
+        cost.bytes,
+        cost.page_bytes,
+        cost.iterations,
+        cost.register_us.median,
+        cost.unregister_us.median,
+        cost.ns_per_page
+    );
+    Ok(())
+}

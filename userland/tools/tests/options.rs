@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Manual pages and docs/userland.md agree with what the programs understand, which is what `--help` prints.
+
+use clap::{Arg, Command, CommandFactory};
+use extoll_tools::{ctl, perf, ping, trace};
+use std::collections::BTreeSet;
+
+fn commands() -> Vec<Command> {
+    let mut all = [
+        ctl::Args::command(),
+        perf::Args::command(),
+        ping::Args::command(),
+        trace::Args::command(),
+    ];
+    // Hands global options down and adds --help.
+    all.iter_mut().for_each(Command::build);
+    all.into()
+}
+
+/// A command and all below it.
+fn tree(command: &Command) -> Vec<&Command> {
+    let mut all = vec![command];
+    let own = |c: &&Command| c.get_name() != "help";
+    for sub in command.get_subcommands().filter(own) {
+        all.extend(tree(sub));
+    }
+    all
+}
+
+fn names(arg: &Arg) -> Vec<String> {
+    let short = arg.get_short().map(|c| format!("-{c}"));
+    let long = arg.get_long().map(|l| format!("--{l}"));
+    short.into_iter().chain(long).collect()
+}
+
+/// Words of a text that look like options.
+fn options(text: &str) -> BTreeSet<String> {
+    text.split(|c: char| !(c.is_alphanumeric() || c == '-'))
+        .filter(|w| {
+            let name = w.trim_start_matches('-');
+            let dashes = w.len() - name.len();
+            (dashes == 1 && name.len() == 1 || dashes == 2 && name.len() > 1)
+                && name.starts_with(char::is_alphabetic)
+        })
+        .map(String::from)
+        .collect()
+}
+
+#[test]
+fn pages_and_help_have_the_same_options() {
+    for command in commands() {
+        for command in tree(&command) {
+            let name = command.get_bin_name().unwrap_or(command.get_name());
+            let mut page = Vec::new();
+            clap_mangen::Man::new(command.clone())
+                .render(&mut page)
+                .unwrap();
+            let page = String::from_utf8(page)
+                .unwrap()
+                .replace("\\-", "-")
+                .replace("\\fB", " ")
+                .replace("\\fI", " ")
+                .replace("\\fR", " ");
+            let help = command.clone().render_long_help().to_string();
+            let visible = command.get_arguments().filter(|a| !a.is_hide_set());
+            for arg in visible {
+                for option in names(arg) {
+                    for (text, what) in [(&page, "manual page"), (&help, "--help")] {
+                        assert!(
+                            options(text).contains(&option),
+                            "{name}: {option} is not in the {what}"
+                        );
+                    }
+                }
+                for value in arg.get_possible_values() {
+                    if matches!(value.get_name(), "true" | "false") {
+                        continue;
+                    }
+                    assert!(
+                        page.contains(value.get_name()) && help.contains(value.get_name()),
+                        "{name}: value {} is not explained",
+                        value.get_name()
+                    );
+                }
+            }
+            let known: BTreeSet<String> = tree(command)
+                .into_iter()
+                .flat_map(Command::get_arguments)
+                .flat_map(names)
+                .collect();
+            for option in options(&help) {
+                assert!(
+                    known.contains(&option),
+                    "{name}: --help speaks of {option}, which it does not know"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_documentation_uses_options_that_exist() {
+    let text = include_str!("../../../docs/userland.md");
+    let (mut lines, mut options_named) = (0, 0);
+    for line in text.lines() {
+        let Some((_, line)) = line.split_once("$ extoll") else {
+            continue;
+        };
+        let (run, comment) = line.split_once('#').unwrap_or((line, ""));
+        let mut last = None;
+        for part in run.split(';') {
+            let part = part.trim();
+            // The first one lost its beginning to the split.
+            let part = match part.starts_with("extoll") {
+                true => part.to_string(),
+                false => format!("extoll{part}"),
+            };
+            let words: Vec<&str> = part.split_whitespace().collect();
+            let command = commands().into_iter().find(|c| c.get_name() == words[0]);
+            let command = command.unwrap_or_else(|| panic!("no program {}", words[0]));
+            if let Err(e) = command.clone().try_get_matches_from(&words) {
+                panic!("'{part}': {e}");
+            }
+            lines += 1;
+            last = Some((command, part));
+        }
+        let Some((command, part)) = last else {
+            continue;
+        };
+        let used = tree(&command)
+            .into_iter()
+            .filter(|c| part.split_whitespace().any(|w| w == c.get_name()))
+            .last()
+            .unwrap_or(&command);
+        let known: BTreeSet<String> = used.get_arguments().flat_map(names).collect();
+        for option in options(comment) {
+            assert!(known.contains(&option), "'{part}' has no {option}");
+            options_named += 1;
+        }
+    }
+    assert!(lines >= 8, "only {lines} command lines found");
+    assert!(options_named >= 7, "only {options_named} options found");
+}
+
+#[test]
+fn the_documentation_has_all_tests() {
+    let text = include_str!("../../../docs/userland.md");
+    let command = perf::Args::command();
+    let run = command.find_subcommand("run").unwrap();
+    let test = run.get_arguments().find(|a| a.get_id() == "test").unwrap();
+    for value in test.get_possible_values() {
+        let name = format!("`{}`", value.get_name());
+        assert!(
+            text.lines()
+                .any(|l| l.starts_with('|') && l.contains(&name)),
+            "{name} is not in docs/userland.md"
+        );
+    }
+    for sub in command.get_subcommands() {
+        let line = format!("extoll-perf {}", sub.get_name());
+        assert!(text.contains(&line), "'{line}' is not in docs/userland.md");
+    }
+}
