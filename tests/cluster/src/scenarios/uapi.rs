@@ -153,7 +153,11 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     let mut seen = Vec::new();
     lab.until("both ports of the storm are throttled", PATIENCE, |lab| {
         seen = ports(lab, 0)?;
-        Ok(seen.iter().filter(|l| counter(l, "throttled") > Some(3)).count() == 2)
+        Ok(seen
+            .iter()
+            .filter(|l| counter(l, "throttled") > Some(3))
+            .count()
+            == 2)
     })?;
     let age = |lab: &Lab| -> Result<f64> {
         let text = lab.ok(0, "echo $(($(date +%s%N) - $(date -r /tmp/ready +%s%N)))")?;
@@ -176,7 +180,9 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     let times = counters.lines().find_map(|l| counter(l, "33"));
     ensure!(times > Some(6), "reason 33: {times:?}");
     let log = lab.log_since(&mark)?;
-    let lines = log.matches("reason 33: interrupts of a port throttled").count();
+    let lines = log
+        .matches("reason 33: interrupts of a port throttled")
+        .count();
     ensure!((1..=8).contains(&lines), "{lines} lines about it:\n{log}");
     nothing_left(lab, 0)
 }
