@@ -31,11 +31,6 @@ pub fn all() -> Vec<Scenario> {
             spec: TORUS,
             run: torus,
         },
-        Scenario {
-            name: "fabric::torus_under_faults",
-            spec: TORUS,
-            run: super::torus::under_faults,
-        },
     ]
 }
 

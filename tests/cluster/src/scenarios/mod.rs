@@ -13,7 +13,6 @@ mod memory;
 mod raw;
 mod recovery;
 mod refused;
-mod torus;
 mod traffic;
 mod uapi;
 mod units;
