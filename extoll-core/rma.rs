@@ -491,7 +491,7 @@ impl Locks {
     }
 
     /// Zeroes the locks of a VPID that is closed. May sleep.
-    fn clear(&self, vpid: Vpid) {
+    pub(crate) fn clear(&self, vpid: Vpid) {
         if let Some(memory) = &*self.memory.lock() {
             for i in (vpid.index()..memory.words() * 2).step_by(usize::from(Vpid::COUNT)) {
                 memory.write_half(i, 0);

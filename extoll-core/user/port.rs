@@ -253,8 +253,8 @@ impl Port {
     }
 
     /// Closes: takes the pages from all processes, clears what they left in the requester, disables the VPID, calls `revoke` to
-    /// revoke translations, removes the queue, frees its memory. When it returns that is done, whoever did it. May sleep.
-    pub(super) fn close<E: Engine>(&self, revoke: impl FnOnce()) {
+    /// revoke translations and whatever else others have of the VPID, removes the queue, frees its memory. When it returns that is done, whoever did it. May sleep.
+    pub(super) fn close<E: Engine>(&self, revoke: impl FnOnce(Vpid)) {
         let _closing = self.closing.lock();
         let Some(live) = self.live.lock().take() else {
             return;
@@ -271,7 +271,7 @@ impl Port {
             E::disable(&hw, vpid);
             hw.rf.read(BqRegs(E::UNIT).ub(vpid));
         }
-        revoke();
+        revoke(vpid);
         if let Some(hw) = nic.alive_access() {
             E::drain(&hw, vpid, live.slots());
             E::reset(&hw, vpid);

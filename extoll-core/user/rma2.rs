@@ -222,9 +222,11 @@ fn field(raw: &[u8; REGION_BYTES], offset: usize) -> u64 {
 
 impl OpenFile for Rma2 {
     fn detach(&self) {
-        self.port.close::<Rma>(|| {
+        self.port.close::<Rma>(|vpid| {
             let tree = self.regions.lock().tree.take();
             drop(tree);
+            // The next owner starts with locks of zero, and learns nothing of this one's (HW §10.9).
+            self.port.nic().locks.clear(vpid);
         });
     }
 }

@@ -150,7 +150,7 @@ impl Velo2 {
 
 impl OpenFile for Velo2 {
     fn detach(&self) {
-        self.port.close::<Velo>(|| {});
+        self.port.close::<Velo>(|_| {});
     }
 }
 

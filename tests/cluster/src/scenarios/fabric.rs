@@ -6,12 +6,14 @@ use anyhow::{ensure, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-const FOUR: Spec = Spec {
+/// Four nodes in a ring.
+pub const FOUR: Spec = Spec {
     nodes: 4,
     args: &["--topology", "ring:4", "--memory", "384"],
 };
 
-const TORUS: Spec = Spec {
+/// Eight nodes, each with a neighbour in three directions.
+pub const TORUS: Spec = Spec {
     nodes: 8,
     args: &["--topology", "torus:2x2x2", "--memory", "384"],
 };

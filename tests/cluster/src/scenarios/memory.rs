@@ -27,9 +27,10 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-type Lines = BTreeMap<String, String>;
+/// Result of a command of `extoll_bench`.
+pub type Lines = BTreeMap<String, String>;
 
-fn begin(lab: &Lab) -> Result<()> {
+pub fn begin(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         lab.ok(node, "modprobe extoll_bench")?;
     }
@@ -37,7 +38,7 @@ fn begin(lab: &Lab) -> Result<()> {
 }
 
 /// Unloads, and looks whether anything is left in the ATU.
-fn end(lab: &Lab) -> Result<()> {
+pub fn end(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         lab.ok(node, "rmmod extoll_bench")?;
         let atu = lab.ok(node, "cat /sys/kernel/debug/extoll-*/atu")?;
@@ -57,12 +58,13 @@ fn end(lab: &Lab) -> Result<()> {
 }
 
 /// An offer on node 1, as words for those who use it.
-struct Offer {
-    words: String,
+pub struct Offer {
+    /// Node, VPID and NLA.
+    pub words: String,
     bytes: u64,
 }
 
-fn offer(lab: &Lab, kind: &str, bytes: u64, access: &str, seed: u64) -> Result<Offer> {
+pub fn offer(lab: &Lab, kind: &str, bytes: u64, access: &str, seed: u64) -> Result<Offer> {
     let r = lab.raw(
         1,
         &format!("offer kind={kind} bytes={bytes} access={access} seed={seed}"),
@@ -76,7 +78,7 @@ fn parse(r: &Lines, bytes: u64) -> Result<Offer> {
     Ok(Offer { words, bytes })
 }
 
-fn expect(r: &Lines, key: &str, want: &str) -> Result<()> {
+pub fn expect(r: &Lines, key: &str, want: &str) -> Result<()> {
     ensure!(
         r.get(key).is_some_and(|v| v == want),
         "{key} is not '{want}': {r:?}"

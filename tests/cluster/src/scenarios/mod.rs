@@ -8,6 +8,7 @@ mod fabric;
 mod faults;
 mod hostile;
 mod iommu;
+mod matrix;
 mod memory;
 mod raw;
 mod recovery;
@@ -58,8 +59,12 @@ pub fn all() -> Vec<Scenario> {
     all.extend(uapi::all());
     all.extend(userland::all());
     all.extend(units::all());
+    all.extend(matrix::all());
     all.extend(accelerator::all());
     let again = iommu::all(&all);
     all.extend(again);
+    // The first use of a specification decides when its cluster is booted.
+    let specs: Vec<Spec> = all.iter().map(|s| s.spec.clone()).collect();
+    all.sort_by_key(|s| specs.iter().position(|spec| *spec == s.spec));
     all
 }

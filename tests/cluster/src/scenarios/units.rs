@@ -1,16 +1,12 @@
 //! Functional units of the base driver: remote registers, windows, register files, events.
 
+use super::fabric::TORUS;
 use super::PAIR;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::{probe_order, Scenario};
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeSet;
 use std::time::Duration;
-
-const TORUS: Spec = Spec {
-    nodes: 8,
-    args: &["--topology", "torus:2x2x2", "--memory", "384"],
-};
 
 /// Two NICs in each of two nodes: NIC k of node n is number 2n + k.
 const TWO_NICS: Spec = Spec {

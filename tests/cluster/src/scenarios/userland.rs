@@ -35,7 +35,7 @@ fn source(path: &str) -> PathBuf {
 }
 
 /// The program of the build that stands next to this one.
-fn built(name: &str) -> PathBuf {
+pub fn built(name: &str) -> PathBuf {
     let mut path = std::env::current_exe().unwrap_or_default();
     path.set_file_name(name);
     path
@@ -71,7 +71,12 @@ fn copy(lab: &Lab, from: &Path, name: &str) -> Result<()> {
 }
 
 /// A server in the background, and the last words of its first line.
-fn server(lab: &Lab, node: usize, command: &str, ready: &str) -> Result<(Running, Vec<String>)> {
+pub fn server(
+    lab: &Lab,
+    node: usize,
+    command: &str,
+    ready: &str,
+) -> Result<(Running, Vec<String>)> {
     let log = "/tmp/server.log";
     lab.ok(node, &format!("rm -f {log}"))?;
     let mut running = lab.spawn(node, &format!("exec {command} >{log} 2>&1"))?;
@@ -92,7 +97,7 @@ fn server(lab: &Lab, node: usize, command: &str, ready: &str) -> Result<(Running
     Ok((running, words))
 }
 
-fn finish(lab: &Lab, node: usize, running: Running) -> Result<()> {
+pub fn finish(lab: &Lab, node: usize, running: Running) -> Result<()> {
     let out = running.wait(PATIENCE)?;
     let log = lab.ok(node, "cat /tmp/server.log")?;
     ensure!(out.status == 0, "the server failed ({}): {log}", out.status);
@@ -100,7 +105,7 @@ fn finish(lab: &Lab, node: usize, running: Running) -> Result<()> {
 }
 
 /// Neither VPIDs nor anything else of a user program is left.
-fn nothing_left(lab: &Lab) -> Result<()> {
+pub fn nothing_left(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         lab.until("all ports are closed", PATIENCE, |lab| {
             let ports: Value = json(&lab.ok(node, "extollctl --json ports")?)?;

@@ -1,0 +1,225 @@
+//! The conformance matrix of RMA, by a user program and by the kernel's transfers; windows and multicast of user programs.
+//!
+//! `MATRIX=full` runs the whole cross product, which takes many minutes.
+
+use super::fabric::FOUR;
+use super::memory::{begin, end, expect, offer, Offer};
+use super::userland::{built, finish, nothing_left, server};
+use super::PAIR;
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+
+/// One of so many small transfers: every command × specification × kind of address × size is left, with other places,
+/// classes and modifiers each.
+const EVERY: u32 = 3;
+/// Where the program is in the nodes.
+const PROGRAM: &str = "/tmp/extoll-conformance";
+/// Huge pages of 2 MiB for two sides on a node.
+const HUGE_PAGES: u32 = 16;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = |name, spec, run| Scenario { name, spec, run };
+    vec![
+        s("userland::rma_matrix", PAIR, user),
+        s("raw::rma_matrix", PAIR, kernel),
+        s("userland::smfu_window", PAIR, window),
+        s("userland::velo_multicast", FOUR, multicast),
+    ]
+}
+
+fn is_full() -> bool {
+    std::env::var("MATRIX").is_ok_and(|v| v == "full")
+}
+
+/// Copies the conformance programs to a node.
+fn install(lab: &Lab, node: usize) -> Result<()> {
+    let program = built("extoll-conformance");
+    let from = program.to_str().context("path")?;
+    lab.run("cp", &[from, &format!("node{node}:{PROGRAM}")], PATIENCE)?;
+    Ok(())
+}
+
+fn user(lab: &Lab) -> Result<()> {
+    let (options, patience) = match is_full() {
+        true => ("--every 1 --full".to_string(), 7200),
+        false => (format!("--every {EVERY}"), 300),
+    };
+    for node in 0..2 {
+        install(lab, node)?;
+        lab.ok(
+            node,
+            &format!("echo {HUGE_PAGES} >/proc/sys/vm/nr_hugepages"),
+        )?;
+    }
+    let (running, _) = server(lab, 1, &format!("{PROGRAM} matrix serve"), "ready")?;
+    let mut total = 0;
+    for place in ["--host node1", ""] {
+        let command = format!("{PROGRAM} matrix run {place} {options}");
+        let out = lab.sh_for(0, &command, Duration::from_secs(patience))?;
+        for line in out.stdout.lines() {
+            println!("        {line}");
+        }
+        ensure!(out.status == 0, "{command}: {}{}", out.stdout, out.stderr);
+        let last = out.stdout.lines().last().unwrap_or("");
+        let count = last.strip_prefix("ok ").context("no count")?;
+        total += count.parse::<u64>()?;
+    }
+    finish(lab, 1, running)?;
+    ensure!(total > 5000, "{total} combinations only");
+    for node in 0..2 {
+        lab.ok(node, "echo 0 >/proc/sys/vm/nr_hugepages")?;
+    }
+    nothing_left(lab)
+}
+
+/// Sizes of transfers by kernel modules: less than, exactly and more than one command, with one completion each.
+const KERNEL_SIZES: [u64; 4] = [4096, 1 << 20, 8 << 20, (8 << 20) + 4096];
+/// Lengths and places of parts of a region.
+const PARTS: [u64; 11] = [1, 8, 119, 120, 121, 495, 496, 497, 4095, 4096, 4097];
+const PLACES: [u64; 4] = [0, 8, 4088, 4096 - 496];
+
+fn kernel(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let mut total = 0;
+    let mut seed = 200;
+    for bytes in KERNEL_SIZES {
+        // Larger pieces of contiguous memory are not to be had.
+        let small = bytes <= 1 << 20;
+        let locals: &[&str] = if small {
+            &["coherent", "pages", "buffer"]
+        } else {
+            &["pages", "buffer"]
+        };
+        seed += 10;
+        let there = offer(lab, "pages", bytes, "rw", seed)?;
+        let all = locals
+            .iter()
+            .flat_map(|kind| (0..4).map(move |tc| (kind, tc)));
+        let gets = all.map(|(kind, tc)| {
+            format!(
+                "copy dir=get kind={kind} {} bytes={bytes} seed={seed} tc={tc}",
+                there.words
+            )
+        });
+        total += copies(lab, 0, &gets.collect::<Vec<_>>())?;
+        for (tc, kind) in locals.iter().enumerate() {
+            seed += 1;
+            let tc = (tc as u64 + bytes / 4096) % 4;
+            let put = format!(
+                "copy dir=put kind={kind} {} bytes={bytes} seed={seed} tc={tc}",
+                there.words
+            );
+            total += copies(lab, 0, &[put])?;
+            expect(
+                &lab.raw(1, &format!("offered seed={seed}"))?,
+                "mismatch",
+                "none",
+            )?;
+        }
+        // Node 1 with itself.
+        let own = format!("copy dir=get {} bytes={bytes} seed={seed}", there.words);
+        total += copies(lab, 1, &[own])?;
+        lab.raw(1, "withdraw")?;
+    }
+    // Bus addresses, and parts at all kinds of places.
+    for kind in ["pages", "bus"] {
+        let there: Offer = offer(lab, kind, 16 << 10, "rw", 300)?;
+        let pairs = PARTS
+            .iter()
+            .flat_map(|len| PLACES.iter().map(move |at| (len, at)));
+        let gets = pairs.enumerate().map(|(n, (len, at))| {
+            format!(
+                "copy dir=get kind={kind} {} bytes=16384 len={len} offset={at} seed=300 tc={}",
+                there.words,
+                n % 4
+            )
+        });
+        total += copies(lab, 0, &gets.collect::<Vec<_>>())?;
+        let put = format!(
+            "copy dir=put kind={kind} {} bytes=16384 seed=301",
+            there.words
+        );
+        total += copies(lab, 0, &[put])?;
+        expect(&lab.raw(1, "offered seed=301")?, "mismatch", "none")?;
+        lab.raw(1, "withdraw")?;
+    }
+    println!("        {total} combinations");
+    end(lab)
+}
+
+/// Runs commands of `extoll_bench` one after the other; each has to move the right data.
+fn copies(lab: &Lab, node: usize, commands: &[String]) -> Result<usize> {
+    let lines: Vec<String> = commands
+        .iter()
+        .map(|c| format!("{c} timeout_ms=30000"))
+        .collect();
+    let script = format!(
+        "while read -r c; do exec 3<>/dev/extoll_bench; printf %s \"$c\" >&3; echo \"for $c\"; cat <&3; exec 3<&-; done <<'END'\n{}\nEND",
+        lines.join("\n")
+    );
+    let text = lab.ok_for(node, &script, Duration::from_secs(180))?;
+    let results: Vec<&str> = text.split("for copy ").skip(1).collect();
+    ensure!(
+        results.len() == commands.len(),
+        "{} results of {}: {text}",
+        results.len(),
+        commands.len()
+    );
+    for r in &results {
+        let good =
+            r.contains("result ok") && (r.contains("dir=put") || r.contains("mismatch none"));
+        ensure!(good, "copy {r}");
+    }
+    Ok(results.len())
+}
+
+fn window(lab: &Lab) -> Result<()> {
+    for (from, to) in [(0, 1), (1, 0)] {
+        for node in 0..2 {
+            install(lab, node)?;
+        }
+        let (running, _) = server(lab, to, &format!("{PROGRAM} window export"), "ready")?;
+        let said = lab.ok(from, &format!("{PROGRAM} window use {to}"))?;
+        ensure!(said == "ok\n", "{said}");
+        finish(lab, to, running)?;
+    }
+    // Not for everybody.
+    let user = "setpriv --reuid=1000 --regid=1000 --clear-groups --";
+    let out = lab.sh_for(0, &format!("{user} {PROGRAM} window export"), PATIENCE)?;
+    ensure!(
+        out.status == 1 && out.stderr.contains("not permitted"),
+        "{out:?}"
+    );
+    Ok(())
+}
+
+/// Group 63 has all nodes; who sends gets no copy (HW §9.2, G21).
+fn multicast(lab: &Lab) -> Result<()> {
+    let nodes = lab.spec().nodes;
+    let mut listeners = vec![];
+    let mut vpid = None;
+    for node in 0..nodes {
+        install(lab, node)?;
+    }
+    for node in 1..nodes {
+        let (running, words) = server(lab, node, &format!("{PROGRAM} multicast listen"), "ready")?;
+        let port = words.last().context("no port")?.clone();
+        let same = vpid.get_or_insert(port.clone());
+        ensure!(
+            *same == port,
+            "node{node} listens on port {port}, others on {same}"
+        );
+        listeners.push((node, running));
+    }
+    let vpid = vpid.context("no listener")?;
+    let said = lab.ok(0, &format!("{PROGRAM} multicast send 63 {vpid}"))?;
+    for (node, running) in listeners {
+        finish(lab, node, running)?;
+        let heard = lab.ok(node, "tail -n 1 /tmp/server.log")?;
+        ensure!(heard == said, "node{node} heard {heard}, sent was {said}");
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! What scenarios run inside the nodes of a cluster, over the crate `extoll` as any program would use it.
+//!
+//! Every verb prints one line that says what is needed to start its peer ("ready …"), and in the end "ok …", or fails with
+//! the reason on standard error. Nothing waits without a deadline.
+#![forbid(unsafe_code)]
+
+mod matrix;
+mod multicast;
+mod window;
+
+use anyhow::Result;
+use clap::Parser;
+use std::io::Write;
+
+#[derive(Parser)]
+#[command(about = "Conformance programs for the nodes of a lab")]
+enum Args {
+    /// Every RMA command in every form, compared byte for byte.
+    #[command(subcommand)]
+    Matrix(matrix::Verb),
+    /// Loads and stores to another node's memory.
+    #[command(subcommand)]
+    Window(window::Verb),
+    /// VELO messages to a group of nodes.
+    #[command(subcommand)]
+    Multicast(multicast::Verb),
+}
+
+/// Says a line at once, also to a file or pipe.
+fn say(line: &str) -> Result<()> {
+    println!("{line}");
+    Ok(std::io::stdout().flush()?)
+}
+
+fn main() -> Result<()> {
+    match Args::parse() {
+        Args::Matrix(verb) => matrix::run(verb),
+        Args::Window(verb) => window::run(verb),
+        Args::Multicast(verb) => multicast::run(verb),
+    }
+}

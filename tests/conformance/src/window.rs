@@ -1,0 +1,126 @@
+//! Memory of another node through the SMFU window, as a privileged program maps it.
+
+use anyhow::{ensure, Context, Result};
+use clap::Subcommand;
+use extoll::wire::ids::{NodeId, RegOffset};
+use extoll::wire::regs::smfu::{self, IntervalControl, RRA_WINDOW};
+use extoll::{AccessMethod, Device, RegisterFile, Smfu, Window};
+use std::time::{Duration, Instant};
+
+/// Interval that the driver has not given away: it takes the lowest.
+const INTERVAL: u32 = 62;
+/// Bytes that are moved, and where the two sides tell each other how far they are.
+const BYTES: usize = 16 << 10;
+const STATE: u64 = BYTES as u64;
+const MAPPED: usize = BYTES + 4096;
+const WRITTEN: u64 = 0x1111;
+const CHECKED: u64 = 0x2222;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Subcommand)]
+pub enum Verb {
+    /// Lets another node read and write the exported memory.
+    Export,
+    /// Reads and writes the exported memory of a node.
+    Use {
+        /// That node.
+        node: u16,
+    },
+}
+
+pub fn run(verb: Verb) -> Result<()> {
+    let unit = Smfu::open(&Device::default())?;
+    match verb {
+        Verb::Export => export(&unit),
+        Verb::Use { node } => with_interval(NodeId(node), || import(&unit)),
+    }
+}
+
+fn pattern(seed: u32) -> Vec<u8> {
+    (0..BYTES as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 11) as u8)
+        .collect()
+}
+
+fn check(window: &Window, at: u64, expected: &[u8]) -> Result<()> {
+    let mut seen = vec![0; expected.len()];
+    window.read(at, &mut seen)?;
+    match seen.iter().zip(expected).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(i) => anyhow::bail!("byte {i} is {:#x}, not {:#x}", seen[i], expected[i]),
+    }
+}
+
+fn until(window: &Window, at: u64, value: u64) -> Result<()> {
+    let start = Instant::now();
+    while window.load(at)? != value {
+        ensure!(start.elapsed() < PATIENCE, "{value:#x} did not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn export(unit: &Smfu) -> Result<()> {
+    let memory = unit.local(MAPPED)?;
+    memory.write(0, &pattern(1))?;
+    memory.store(STATE, 0)?;
+    crate::say(&format!("ready {}", unit.node()))?;
+    until(&memory, STATE, WRITTEN)?;
+    check(&memory, 0, &pattern(2)).context("what the other node stored")?;
+    memory.store(STATE, CHECKED)?;
+    // Time to load that before the mapping goes.
+    until(&memory, STATE, 0)?;
+    crate::say("ok")
+}
+
+/// Has an interval behind the one of remote registers lead to `node` while `work` is done.
+fn with_interval(node: NodeId, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let registers = RegisterFile::open(&Device::default())?;
+    registers.set_methods(AccessMethod::Local, AccessMethod::Local)?;
+    let write = |at: RegOffset, value| registers.write(node, at, value);
+    let base = registers.read(node, smfu::O_START_ADDR)? + RRA_WINDOW;
+    write(smfu::interval_control(INTERVAL), 0)?;
+    write(smfu::interval_startaddr(INTERVAL), base)?;
+    write(smfu::interval_endaddr(INTERVAL), base + MAPPED as u64)?;
+    write(
+        smfu::interval_control(INTERVAL),
+        IntervalControl::to_node(node).raw(),
+    )?;
+    let done = work();
+    write(smfu::interval_control(INTERVAL), 0)?;
+    done
+}
+
+fn import(unit: &Smfu) -> Result<()> {
+    let window = unit.window(RRA_WINDOW as usize + MAPPED)?;
+    let at = |offset: u64| RRA_WINDOW + offset;
+    check(&window, at(0), &pattern(1)).context("what the other node has")?;
+    // Single words, then bytes at any place.
+    let new = pattern(2);
+    for (i, word) in new.chunks_exact(8).enumerate().take(64) {
+        window.store(at(8 * i as u64), u64::from_le_bytes(word.try_into()?))?;
+    }
+    let mut done = 512;
+    for len in [1, 2, 3, 5, 7, 8, 9, 15, 31, 33, 63, 64, 65, 127]
+        .into_iter()
+        .cycle()
+    {
+        if done == BYTES {
+            break;
+        }
+        let end = (done + len).min(BYTES);
+        window.write(at(done as u64), &new[done..end])?;
+        done = end;
+    }
+    window.flush();
+    // A load comes back after all stores before it arrived.
+    ensure!(
+        window.load(at(BYTES as u64 - 8))?.to_le_bytes() == new[BYTES - 8..],
+        "the load overtook the stores"
+    );
+    window.store(at(STATE), WRITTEN)?;
+    until(&window, at(STATE), CHECKED)?;
+    window.store(at(STATE), 0)?;
+    window.flush();
+    crate::say("ok")
+}
