@@ -67,7 +67,6 @@ pub fn find(token: &str) -> Vec<Process> {
 /// The environment of a process; `None` if it is gone or has none.
 fn environ(pid: i32) -> Option<Vec<u8>> {
     let start = Instant::now();
-    let mut settled = 0;
     loop {
         // In one piece: after an execve(2) the file that is open has come to its end.
         let mut environ = vec![0; ENVIRON_BYTES];
@@ -77,15 +76,10 @@ fn environ(pid: i32) -> Option<Vec<u8>> {
             environ.truncate(len);
             return Some(environ);
         }
-        // In the middle of execve(2) a process has neither environment nor arguments, on a busy machine for many
-        // milliseconds: not to be taken for one of others. Zombies and kernel threads never get any.
-        if stat(pid).is_none_or(|s| s.zombie || s.kernel) {
-            return None;
-        }
-        let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        // Arguments come just before the environment, so look again.
-        settled += u32::from(!arguments.is_empty());
-        if settled > 3 || start.elapsed() > EXEC_PATIENCE {
+        // In the middle of execve(2) a process has no environment, on a busy machine for many milliseconds: not to be
+        // taken for one of others. Zombies and kernel threads never get any.
+        let stat = stat(pid)?;
+        if stat.zombie || stat.kernel || stat.bare || start.elapsed() > EXEC_PATIENCE {
             return None;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -96,17 +90,23 @@ fn environ(pid: i32) -> Option<Vec<u8>> {
 struct Stat {
     zombie: bool,
     kernel: bool,
+    /// Its environment is there and empty. Before it is there its addresses are 0.
+    bare: bool,
 }
 
 fn stat(pid: i32) -> Option<Stat> {
     /// `PF_KTHREAD` of the kernel's task flags.
     const KERNEL_THREAD: u64 = 0x0020_0000;
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // State, parent, group, session, terminal, its group, flags.
+    // From the third on: state, parent, group, session, terminal, its group, flags; 50 and 51: begin and end of the
+    // environment.
     let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    let (begin, end) = (number(50)?, number(51)?);
     Some(Stat {
         zombie: fields.first()?.starts_with(['Z', 'X']),
-        kernel: fields.get(6)?.parse::<u64>().ok()? & KERNEL_THREAD != 0,
+        kernel: number(9)? & KERNEL_THREAD != 0,
+        bare: begin == end && end != 0,
     })
 }
 
@@ -201,6 +201,25 @@ mod tests {
         assert_eq!(end(&token, false, |_| true).unwrap(), 1);
         assert_eq!(find(&token), vec![]);
         std::fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn a_process_without_environment_is_known_at_once() {
+        let mut child = Command::new("sleep")
+            .arg("1000")
+            .env_clear()
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let comm = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        while comm() != "sleep\n" || !stat(pid).unwrap().bare {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let start = Instant::now();
+        assert_eq!(environ(pid), None);
+        assert!(start.elapsed() < EXEC_PATIENCE / 2);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
