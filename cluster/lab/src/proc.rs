@@ -35,8 +35,6 @@ pub fn find(token: &str) -> Vec<Process> {
     let Ok(dir) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
-    let mark = format!("{TOKEN_VAR}={token}");
-    let role_mark = format!("{ROLE_VAR}=");
     let mut found = Vec::new();
     for entry in dir.flatten() {
         let Some(pid) = entry
@@ -49,13 +47,12 @@ pub fn find(token: &str) -> Vec<Process> {
         let Some(environ) = environ(pid) else {
             continue;
         };
-        let mut words = environ.split(|b| *b == 0);
-        if !words.clone().any(|w| w == mark.as_bytes()) || stat(pid).is_none_or(|s| s.zombie) {
+        if variable(&environ, TOKEN_VAR) != Some(token.as_bytes())
+            || stat(pid).is_none_or(|s| s.zombie)
+        {
             continue;
         }
-        let role = words
-            .find_map(|w| w.strip_prefix(role_mark.as_bytes()))
-            .unwrap_or_default();
+        let role = variable(&environ, ROLE_VAR).unwrap_or_default();
         found.push(Process {
             pid,
             role: String::from_utf8_lossy(role).into_owned(),
@@ -64,9 +61,22 @@ pub fn find(token: &str) -> Vec<Process> {
     found
 }
 
+/// The value of a variable. While a shell takes its environment in, there is a NUL in place of the `=`.
+fn variable<'a>(environ: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut words = environ.split(|b| *b == 0);
+    loop {
+        match words.next()?.strip_prefix(name.as_bytes()) {
+            Some([]) => return words.next(),
+            Some([b'=', value @ ..]) => return Some(value),
+            _ => {}
+        }
+    }
+}
+
 /// The environment of a process; `None` if it is gone or has none.
 fn environ(pid: i32) -> Option<Vec<u8>> {
     let start = Instant::now();
+    let mut before = stat(pid)?;
     loop {
         // In one piece: after an execve(2) the file that is open has come to its end.
         let mut environ = vec![0; ENVIRON_BYTES];
@@ -78,9 +88,23 @@ fn environ(pid: i32) -> Option<Vec<u8>> {
         }
         // In the middle of execve(2) a process has no environment, on a busy machine for many milliseconds: not to be
         // taken for one of others. Zombies and kernel threads never get any.
-        let stat = stat(pid)?;
-        if stat.zombie || stat.kernel || stat.bare || start.elapsed() > EXEC_PATIENCE {
+        let now = stat(pid)?;
+        if now.zombie || now.kernel || now.passed_no_execve(&before) {
             return None;
+        }
+        if start.elapsed() > EXEC_PATIENCE {
+            return None;
+        }
+        if now.faults != before.faults || !now.waits {
+            before = Stat {
+                // Time in the program counts from the last fault on.
+                user_time: if now.faults == before.faults {
+                    before.user_time
+                } else {
+                    now.user_time
+                },
+                ..now
+            };
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -90,23 +114,37 @@ fn environ(pid: i32) -> Option<Vec<u8>> {
 struct Stat {
     zombie: bool,
     kernel: bool,
-    /// Its environment is there and empty. Before it is there its addresses are 0.
-    bare: bool,
+    /// It sleeps until something happens or a signal comes, or is stopped.
+    waits: bool,
+    /// Processor time in its program, in clock ticks.
+    user_time: u64,
+    /// Page faults. Every execve(2) has some, both before and after it takes the old environment away.
+    faults: u64,
+}
+
+impl Stat {
+    /// True if the process certainly was in no execve(2) between an earlier look and this one.
+    fn passed_no_execve(&self, earlier: &Stat) -> bool {
+        let ran = self.user_time != earlier.user_time;
+        self.faults == earlier.faults && (self.waits && earlier.waits || ran)
+    }
 }
 
 fn stat(pid: i32) -> Option<Stat> {
     /// `PF_KTHREAD` of the kernel's task flags.
     const KERNEL_THREAD: u64 = 0x0020_0000;
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // From the third on: state, parent, group, session, terminal, its group, flags; 50 and 51: begin and end of the
-    // environment.
+    // From the third on: state, parent, group, session, terminal, its group, flags, faults; the 12th: faults with
+    // input, the 14th: time in user mode.
     let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
-    let (begin, end) = (number(50)?, number(51)?);
+    let state = fields.first()?;
     Some(Stat {
-        zombie: fields.first()?.starts_with(['Z', 'X']),
+        zombie: state.starts_with(['Z', 'X']),
         kernel: number(9)? & KERNEL_THREAD != 0,
-        bare: begin == end && end != 0,
+        waits: state.starts_with(['S', 'T', 't']),
+        user_time: number(14)?,
+        faults: number(10)? + number(12)?,
     })
 }
 
@@ -204,22 +242,33 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_environment_is_known_at_once() {
-        let mut child = Command::new("sleep")
-            .arg("1000")
-            .env_clear()
-            .spawn()
-            .unwrap();
-        let pid = i32::try_from(child.id()).unwrap();
-        let comm = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
-        while comm() != "sleep\n" || !stat(pid).unwrap().bare {
-            std::thread::sleep(Duration::from_millis(1));
+    fn variables_are_found_while_a_shell_takes_them_apart() {
+        for environ in ["A=x\0AB=c=d\0B=", "A\0x\0AB\0c=d\0B\0", "AB=c=d"] {
+            assert_eq!(variable(environ.as_bytes(), "AB"), Some(&b"c=d"[..]));
+            assert_eq!(variable(environ.as_bytes(), "ABC"), None);
         }
-        let start = Instant::now();
-        assert_eq!(environ(pid), None);
-        assert!(start.elapsed() < EXEC_PATIENCE / 2);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        assert_eq!(variable(b"A=x\0B=", "B"), Some(&b""[..]));
+        assert_eq!(variable(b"", "B"), None);
+    }
+
+    #[test]
+    fn processes_without_environment_do_not_delay() {
+        for program in [&["sleep", "1000"][..], &["sh", "-c", "while :; do :; done"]] {
+            let mut command = Command::new(program[0]);
+            let mut child = command.args(&program[1..]).env_clear().spawn().unwrap();
+            let pid = i32::try_from(child.id()).unwrap();
+            let comm = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+            while comm().trim_end() != program[0] {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let start = Instant::now();
+            let environ = environ(pid);
+            // The shell sets some variables, but those are not what the kernel shows.
+            assert_eq!(environ, None);
+            assert!(start.elapsed() < EXEC_PATIENCE, "{program:?}");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 
     #[test]
