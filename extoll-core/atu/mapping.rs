@@ -24,7 +24,7 @@ use kernel::{
 };
 use kernel_ext::{
     barrier,
-    mem::{Change, DmaTable, PageList, Watcher, PAGE},
+    mem::{Change, DmaTable, PageList, Watch, Watcher, PAGE},
     sched::cond_resched,
     work,
 };
@@ -140,6 +140,8 @@ struct State {
     place: Option<Place>,
     memory: Option<Memory>,
     claim: Option<Claim>,
+    /// Tells of changes of user memory.
+    watch: Option<Arc<Watch>>,
     /// Pages (numbers in the region) that may have changed in the address space.
     suspect: Option<(usize, usize)>,
     quarantined: bool,
@@ -246,6 +248,7 @@ impl Mapping {
                         place: None,
                         memory: None,
                         claim: None,
+                        watch: None,
                         suspect: None,
                         quarantined: false,
                     },
@@ -316,19 +319,34 @@ impl Mapping {
         true
     }
 
+    /// Has changes of user memory noticed. The caller then looks at the pages itself, once.
+    pub(super) fn watch(&self, watch: Arc<Watch>) {
+        self.state.lock().watch = Some(watch);
+    }
+
+    /// Ends that. May sleep.
+    pub(super) fn unwatch(&self) {
+        let watch = self.state.lock().watch.take();
+        drop(watch);
+    }
+
     /// Looks whether suspect pages are still the process's; if not, revokes. May sleep.
     fn verify(&self) {
         loop {
-            let (first, end, pages) = {
+            let (first, end, pages, watch) = {
                 let mut state = self.state.lock();
                 let Some((first, end)) = state.suspect.take() else {
                     return;
                 };
-                match &state.memory {
-                    Some(Memory::Pages(table)) => (first, end, table.pages().cloned()),
+                match (&state.memory, &state.watch) {
+                    (Some(Memory::Pages(table)), Some(watch)) => {
+                        (first, end, table.pages().cloned(), watch.clone())
+                    }
                     _ => return,
                 }
             };
+            // The news comes before the change.
+            watch.settle();
             if pages.is_some_and(|pages| !pages.still_mapped(first, end)) {
                 self.revoke();
                 return;

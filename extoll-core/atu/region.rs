@@ -60,8 +60,6 @@ impl Access {
 ///
 /// Unbinding the NIC ends all its regions: what is left of them can only be dropped.
 pub struct Region {
-    // Dropped first: no change of the address space reaches the mapping any more.
-    watch: Option<Watch>,
     mapping: Arc<Mapping>,
 }
 
@@ -117,7 +115,7 @@ impl Region {
     }
 
     fn end(&mut self) -> bool {
-        self.watch = None;
+        self.mapping.unwatch();
         self.mapping.revoke();
         self.mapping.finish()
     }
@@ -157,14 +155,15 @@ pub fn register_user(
     let memory = claim.map(pages.clone(), access)?;
     let mapping = Mapping::new(claim, access, start, memory)?;
     // From here on an error revokes by the drop of the region.
-    let mut region = Region {
-        watch: None,
+    let region = Region {
         mapping: mapping.clone(),
     };
     let (mm, _) = pages.user().ok_or(EFAULT)?;
-    let eye = Arc::new(Eye(mapping), GFP_KERNEL)?;
-    region.watch = Some(Watch::new(mm, start, bytes, eye)?);
-    // What happened before the watch began.
+    let eye = Arc::new(Eye(mapping.clone()), GFP_KERNEL)?;
+    let watch = Arc::new(Watch::new(mm, start, bytes, eye)?, GFP_KERNEL)?;
+    mapping.watch(watch.clone());
+    // What happened before the watch began, or is under way.
+    watch.settle();
     if !pages.still_mapped(0, pages.len()) {
         return Err(EAGAIN);
     }
@@ -227,10 +226,7 @@ where
 
 fn region(claim: Claim, access: Access, memory: Memory) -> Result<Region> {
     let mapping = Mapping::new(claim, access, 0, memory)?;
-    Ok(Region {
-        watch: None,
-        mapping,
-    })
+    Ok(Region { mapping })
 }
 
 struct Table<P>(Pin<KBox<SGTable<Owned<P>>>>);

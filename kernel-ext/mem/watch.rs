@@ -17,7 +17,7 @@ pub enum Change {
 
 /// Hears of changes.
 pub trait Watcher: Send + Sync {
-    /// Pages of the addresses `start…end` are about to change. Called with locks of the memory management held, perhaps
+    /// Pages of the addresses `start…end` are about to change; [`Watch::settle`] waits until they have. Called with locks of the memory management held, perhaps
     /// while memory is reclaimed: must neither sleep nor allocate, nor take a lock under which somebody does.
     fn changing(&self, change: Change, start: usize, end: usize);
 }
@@ -105,6 +105,14 @@ impl Watch {
             )
         })?;
         Ok(Self(inner))
+    }
+
+    /// Waits until no change of the range is under way: what the page tables say then is not older than any change that
+    /// [`Watcher::changing`] was told of before. Sleeps; not from `changing`, nor with a lock that it takes.
+    pub fn settle(&self) {
+        // SAFETY: registered by the invariants. Whether something changes later is told by `changing`, so the number that
+        // this returns is not needed.
+        unsafe { bindings::mmu_interval_read_begin(self.0.notifier.get()) };
     }
 }
 
