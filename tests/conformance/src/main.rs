@@ -6,6 +6,7 @@
 
 mod matrix;
 mod multicast;
+mod traffic;
 mod window;
 
 use anyhow::Result;
@@ -24,6 +25,9 @@ enum Args {
     /// VELO messages to a group of nodes.
     #[command(subcommand)]
     Multicast(multicast::Verb),
+    /// Messages, transfers and locks without end, each of which must end in time.
+    #[command(subcommand)]
+    Traffic(traffic::Verb),
 }
 
 /// Says a line at once, also to a file or pipe.
@@ -37,5 +41,6 @@ fn main() -> Result<()> {
         Args::Matrix(verb) => matrix::run(verb),
         Args::Window(verb) => window::run(verb),
         Args::Multicast(verb) => multicast::run(verb),
+        Args::Traffic(verb) => traffic::run(verb),
     }
 }

@@ -31,6 +31,11 @@ pub fn all() -> Vec<Scenario> {
             spec: TORUS,
             run: torus,
         },
+        Scenario {
+            name: "fabric::torus_under_faults",
+            spec: TORUS,
+            run: super::torus::under_faults,
+        },
     ]
 }
 

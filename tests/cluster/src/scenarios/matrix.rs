@@ -15,7 +15,7 @@ use std::time::Duration;
 /// classes and modifiers each.
 const EVERY: u32 = 3;
 /// Where the program is in the nodes.
-const PROGRAM: &str = "/tmp/extoll-conformance";
+pub const PROGRAM: &str = "/tmp/extoll-conformance";
 /// Huge pages of 2 MiB for two sides on a node.
 const HUGE_PAGES: u32 = 16;
 
@@ -35,7 +35,7 @@ fn is_full() -> bool {
 }
 
 /// Copies the conformance programs to a node.
-fn install(lab: &Lab, node: usize) -> Result<()> {
+pub fn install(lab: &Lab, node: usize) -> Result<()> {
     let program = built("extoll-conformance");
     let from = program.to_str().context("path")?;
     lab.run("cp", &[from, &format!("node{node}:{PROGRAM}")], PATIENCE)?;

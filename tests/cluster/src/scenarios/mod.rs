@@ -13,6 +13,7 @@ mod memory;
 mod raw;
 mod recovery;
 mod refused;
+mod torus;
 mod traffic;
 mod uapi;
 mod units;

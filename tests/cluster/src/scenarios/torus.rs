@@ -1,0 +1,272 @@
+//! Traffic of kernel and user space on a torus whose cables, NICs and nodes fail: every operation ends well or with an error in
+//! time, what does not depend on the failure goes on, and after the repair everything works.
+
+use super::matrix::{install, PROGRAM};
+use crate::cluster::{pairs, Lab, Running, PATIENCE};
+use anyhow::{ensure, Context, Result};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a flow may take to get on or to fail, with eight nodes on few processors.
+const SOON: Duration = Duration::from_secs(90);
+/// Milliseconds: deadline of operations; what they may take beyond, on a busy machine.
+const DEADLINE: u64 = 3000;
+const SLACK: u64 = 20_000;
+
+/// What a flow consists of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// VELO, RMA and locks by a user program.
+    User,
+    /// The same by a kernel module.
+    Kernel,
+    /// TCP connections over the network driver: a few kilobytes there and back.
+    Tcp,
+}
+
+/// Traffic between neighbours, so that each depends on its own cable alone.
+struct Flow {
+    kind: Kind,
+    from: usize,
+    to: usize,
+    running: Option<Running>,
+}
+
+const FLOWS: [(Kind, usize, usize); 10] = [
+    (Kind::User, 0, 1),
+    (Kind::Kernel, 0, 1),
+    (Kind::Tcp, 0, 1),
+    (Kind::User, 4, 5),
+    (Kind::Kernel, 3, 2),
+    (Kind::Tcp, 2, 3),
+    (Kind::User, 6, 7),
+    (Kind::Kernel, 5, 4),
+    (Kind::Kernel, 6, 7),
+    (Kind::Tcp, 5, 7),
+];
+/// The node that loses its power, and the one whose NIC freezes.
+const VICTIM: usize = 7;
+const FROZEN: usize = 2;
+
+impl Flow {
+    fn log(&self) -> String {
+        format!("/tmp/flow-{:?}-{}-{}", self.kind, self.from, self.to)
+    }
+
+    fn touches(&self, node: usize) -> bool {
+        self.from == node || self.to == node
+    }
+
+    /// Has the other side ready and starts.
+    fn start(lab: &Lab, (kind, from, to): (Kind, usize, usize)) -> Result<Self> {
+        let mut flow = Self {
+            kind,
+            from,
+            to,
+            running: None,
+        };
+        let log = flow.log();
+        lab.ok(from, &format!("rm -f {log}"))?;
+        let end = format!("--stop /tmp/stop-flows --log {log} --deadline {DEADLINE}");
+        let words = match kind {
+            Kind::User | Kind::Tcp => {
+                let words = serve(lab, to)?;
+                match kind {
+                    Kind::User => format!("user {words}"),
+                    _ => format!("tcp node{to}"),
+                }
+            }
+            Kind::Kernel => {
+                let offer = lab.raw(to, "offer bytes=65536 seed=7")?;
+                lab.raw(to, "serve")?;
+                let word = |key: &str| offer.get(key).with_context(|| format!("no {key}"));
+                let there = format!("node={to} vpid={} nla={}", word("vpid")?, word("nla")?);
+                format!(
+                    "kernel 'pingpong node={to} count=10' 'copy dir=get {there} bytes=65536 seed=7' \
+                     'copy dir=put {there} bytes=65536 seed=7' 'lock {there} count=4' 'get node={to} size=4096 count=8'"
+                )
+            }
+        };
+        let script = format!("exec {PROGRAM} traffic {words} {end}");
+        flow.running = Some(lab.spawn(from, &script)?);
+        Ok(flow)
+    }
+
+    fn counts(&self, lab: &Lab) -> Result<BTreeMap<String, u64>> {
+        let text = lab.ok(
+            self.from,
+            &format!("cat {} 2>/dev/null || true", self.log()),
+        )?;
+        let number = |(k, v): (String, String)| Ok((k, v.parse::<u64>()?));
+        pairs(&text).into_iter().map(number).collect()
+    }
+
+    fn count(&self, lab: &Lab, what: &str) -> Result<u64> {
+        Ok(self.counts(lab)?.get(what).copied().unwrap_or(0))
+    }
+}
+
+/// Has a server on a node, and tells how to reach it.
+fn serve(lab: &Lab, node: usize) -> Result<String> {
+    let log = "/tmp/flow-server";
+    lab.ok(
+        node,
+        &format!("pgrep extoll-conform >/dev/null && [ -e {log} ] || {PROGRAM} traffic serve >{log} 2>&1 </dev/null &"),
+    )?;
+    let mut words = String::new();
+    lab.until("the server is ready", PATIENCE, |l| {
+        words = l.ok(node, &format!("cat {log}"))?;
+        Ok(words.starts_with("ready ") && words.ends_with('\n'))
+    })?;
+    let words = words.lines().next().unwrap_or("");
+    Ok(words.trim_start_matches("ready ").to_owned())
+}
+
+/// Every flow that `which` chooses counts more of `what` than now, by `n`.
+fn get_on(
+    lab: &Lab,
+    flows: &[Flow],
+    what: &str,
+    n: u64,
+    which: impl Fn(&Flow) -> bool,
+) -> Result<()> {
+    let chosen: Vec<&Flow> = flows.iter().filter(|f| which(f)).collect();
+    ensure!(!chosen.is_empty(), "no flow is concerned");
+    let mut waiting = chosen
+        .into_iter()
+        .map(|f| Ok((f, f.count(lab, what)? + n)))
+        .collect::<Result<Vec<_>>>()?;
+    let waited = lab.until(&format!("more of {what}"), SOON, |lab| {
+        let mut left = vec![];
+        for (flow, goal) in waiting.drain(..) {
+            if flow.count(lab, what)? < goal {
+                left.push((flow, goal));
+            }
+        }
+        waiting = left;
+        Ok(waiting.is_empty())
+    });
+    let names: Vec<String> = waiting.iter().map(|(f, _)| f.log()).collect();
+    waited.with_context(|| format!("{names:?}"))
+}
+
+pub fn under_faults(lab: &Lab) -> Result<()> {
+    let nodes = lab.spec().nodes;
+    for node in 0..nodes {
+        prepare(lab, node)?;
+    }
+    let mut flows = FLOWS
+        .into_iter()
+        .map(|f| Flow::start(lab, f))
+        .collect::<Result<Vec<_>>>()?;
+    get_on(lab, &flows, "done", 5, |_| true).context("before any fault")?;
+
+    lab.fault(&["link-down", "0-1"])?;
+    let cut = |f: &Flow| f.from == 0 && f.to == 1;
+    get_on(lab, &flows, "failed", 1, cut).context("over the cut cable")?;
+    get_on(lab, &flows, "done", 2, |f| !cut(f)).context("beside the cut cable")?;
+    lab.fault(&["link-up", "0-1"])?;
+    get_on(lab, &flows, "done", 2, |_| true).context("after the repair")?;
+
+    lab.fault(&["freeze", &FROZEN.to_string()])?;
+    let frozen = |f: &Flow| f.touches(FROZEN);
+    get_on(lab, &flows, "failed", 1, frozen).context("with a frozen NIC")?;
+    get_on(lab, &flows, "done", 2, |f| !frozen(f)).context("beside the frozen NIC")?;
+    lab.fault(&["thaw", &FROZEN.to_string()])?;
+    get_on(lab, &flows, "done", 2, |_| true).context("after the thaw")?;
+
+    lab.fault(&["power-off", &VICTIM.to_string()])?;
+    let dead = |f: &Flow| f.touches(VICTIM);
+    get_on(lab, &flows, "failed", 2, dead).context("to the node without power")?;
+    get_on(lab, &flows, "done", 2, |f| !dead(f)).context("beside the node without power")?;
+    finish(lab, &mut flows)?;
+    survivors(lab, |n| n != VICTIM)?;
+
+    // All of it again, with the node back.
+    lab.fault(&["power-on", &VICTIM.to_string()])?;
+    prepare(lab, VICTIM)?;
+    for node in (0..nodes).filter(|n| *n != VICTIM) {
+        prepare(lab, node)?;
+    }
+    let mut flows = FLOWS
+        .into_iter()
+        .map(|f| Flow::start(lab, f))
+        .collect::<Result<Vec<_>>>()?;
+    get_on(lab, &flows, "done", 5, |_| true).context("after the power came back")?;
+    finish(lab, &mut flows)?;
+    survivors(lab, |_| true)?;
+    for node in 0..nodes {
+        lab.ok(node, "rmmod extoll_bench")?;
+    }
+    Ok(())
+}
+
+/// Programs and modules that flows need; nothing of earlier ones is left.
+fn prepare(lab: &Lab, node: usize) -> Result<()> {
+    if lab
+        .sh_for(node, &format!("[ -x {PROGRAM} ]"), PATIENCE)?
+        .status
+        != 0
+    {
+        install(lab, node)?;
+    }
+    lab.ok(
+        node,
+        "rm -f /tmp/stop-flows /tmp/flow-server; modprobe extoll_bench",
+    )?;
+    Ok(())
+}
+
+/// Ends all flows: each one within the deadline of its last operation, none with wrong data or too late.
+fn finish(lab: &Lab, flows: &mut [Flow]) -> Result<()> {
+    let mut from: Vec<usize> = flows.iter().map(|f| f.from).collect();
+    from.sort_unstable();
+    from.dedup();
+    for node in from {
+        lab.ok(node, "touch /tmp/stop-flows")?;
+    }
+    for flow in flows.iter_mut() {
+        let running = flow.running.take().context("ended before")?;
+        let out = running.wait(Duration::from_millis(2 * (DEADLINE + SLACK)))?;
+        ensure!(out.status == 0, "{}: {out:?}", flow.log());
+        let counts = flow.counts(lab)?;
+        println!("        {} {counts:?}", flow.log());
+        let worst = counts.get("worst_ms").copied().unwrap_or(u64::MAX);
+        ensure!(worst < DEADLINE + SLACK, "{}: {counts:?}", flow.log());
+    }
+    Ok(())
+}
+
+/// Nothing of the flows is left on the chosen nodes: no stuck process, no port, no memory that the NIC still knows.
+fn survivors(lab: &Lab, which: impl Fn(usize) -> bool) -> Result<()> {
+    for node in (0..lab.spec().nodes).filter(|n| which(*n)) {
+        lab.ok(node, "pkill extoll-conform; true")?;
+        lab.sh_for(node, "exec 3<>/dev/extoll_bench; printf withdraw >&3; exec 4<>/dev/extoll_bench; printf stop >&4", PATIENCE)?;
+    }
+    for node in (0..lab.spec().nodes).filter(|n| which(*n)) {
+        lab.until("no process is stuck", PATIENCE, |l| {
+            Ok(l.ok(node, "ps -eo state,comm | grep ^D || true")?
+                .is_empty())
+        })?;
+        lab.until(
+            "all ports are closed and all memory is free",
+            PATIENCE,
+            |l| {
+                let text = l.ok(
+                    node,
+                    "cat /sys/kernel/debug/extoll-*/ports /sys/kernel/debug/extoll-*/atu",
+                )?;
+                let port = |line: &str| line.split(' ').nth(2).and_then(|v| v.parse::<u64>().ok());
+                let is_port = |line: &&str| line.contains(" attached ");
+                let closed = text
+                    .lines()
+                    .filter(is_port)
+                    .all(|line| port(line) >= Some(251));
+                let free = ["regions 0", "pages 0", "quarantined 0"];
+                Ok(closed && free.iter().all(|f| text.lines().any(|l| l == *f)))
+            },
+        )
+        .with_context(|| format!("node{node}"))?;
+    }
+    Ok(())
+}

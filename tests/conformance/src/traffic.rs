@@ -1,0 +1,304 @@
+//! Traffic of user programs, kernel modules and TCP while the fabric fails: every operation ends well or with an error, and in time.
+
+use anyhow::{bail, ensure, Context, Result};
+use clap::Subcommand;
+use extoll::rma::{LockTarget, Nla, NodeId, Region, Vpid};
+use extoll::velo::To;
+use extoll::{rma, velo, Buffer, Device, Error, Wait};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Bytes that a server offers: half to be read, half to be written.
+const BYTES: u64 = 128 << 10;
+const HALF: u64 = BYTES / 2;
+/// Port and size of TCP exchanges.
+const TCP_PORT: u16 = 18601;
+const TCP_BYTES: usize = 8000;
+/// Bytes of a transfer.
+const PIECE: u64 = 4000;
+/// What a slow machine may need beyond the deadline to notice that it is over.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// Between operations, so that others get the processor.
+const PAUSE: Duration = Duration::from_millis(30);
+
+/// When an endless run ends, and where it tells what happened so far.
+#[derive(clap::Args)]
+pub struct Control {
+    /// Ends when this file exists.
+    #[arg(long)]
+    stop: PathBuf,
+    /// Rewritten after every round.
+    #[arg(long)]
+    log: PathBuf,
+    /// Milliseconds that an operation may take.
+    #[arg(long, default_value_t = 1500)]
+    deadline: u64,
+}
+
+#[derive(Subcommand)]
+pub enum Verb {
+    /// Answers messages and TCP connections and offers memory until it is killed.
+    Serve,
+    /// VELO, RMA and locks with a server.
+    User {
+        /// What the server said after "ready".
+        #[arg(num_args = 4)]
+        server: Vec<u64>,
+        #[command(flatten)]
+        control: Control,
+    },
+    /// Commands of extoll_bench, one after the other.
+    Kernel {
+        commands: Vec<String>,
+        #[command(flatten)]
+        control: Control,
+    },
+    /// Kilobytes to a server and back.
+    Tcp {
+        host: String,
+        #[command(flatten)]
+        control: Control,
+    },
+}
+
+pub fn run(verb: Verb) -> Result<()> {
+    match verb {
+        Verb::Serve => {
+            let listener = TcpListener::bind(("0.0.0.0", TCP_PORT))?;
+            std::thread::spawn(move || listener.incoming().flatten().for_each(echo));
+            let (messages, memory, region) = open()?;
+            serve(&messages, &memory, &region)
+        }
+        Verb::User { server, control } => {
+            let [node, velo, rma, nla] = server[..] else {
+                bail!("four numbers");
+            };
+            let node = NodeId(u16::try_from(node)?);
+            let port = |n: u64| Vpid::new(n as u16).context("no such port");
+            let (messages, memory, region) = open()?;
+            let mut client = Client {
+                messages,
+                echo: To::new(node, port(velo)?),
+                memory,
+                peer: rma::Peer::new(node, port(rma)?).interrupting(),
+                region,
+                remote: nla,
+                sequence: 0,
+            };
+            control.drive(|n, deadline| client.operation(n, deadline))
+        }
+        Verb::Kernel { commands, control } => {
+            ensure!(!commands.is_empty(), "no command");
+            control.drive(|n, deadline| {
+                let ms = deadline.as_millis();
+                bench(&format!("{} timeout_ms={ms}", commands[n % commands.len()]))
+            })
+        }
+        Verb::Tcp { host, control } => {
+            let address = (host.as_str(), TCP_PORT).to_socket_addrs()?.next();
+            let address = address.context("no such host")?;
+            control.drive(|n, deadline| there_and_back(&address, n, deadline))
+        }
+    }
+}
+
+impl Control {
+    /// Repeats `operation`, which says whether it succeeded, and fails when it takes too long or by itself.
+    fn drive(&self, mut operation: impl FnMut(usize, Duration) -> Result<bool>) -> Result<()> {
+        let deadline = Duration::from_millis(self.deadline);
+        let (mut done, mut failed, mut worst) = (0, 0, Duration::ZERO);
+        for n in 0.. {
+            if self.stop.exists() {
+                break;
+            }
+            let start = Instant::now();
+            match operation(n, deadline)? {
+                true => done += 1,
+                false => failed += 1,
+            }
+            let took = start.elapsed();
+            worst = worst.max(took);
+            ensure!(took < deadline + SLACK, "an operation took {took:?}");
+            let counts = format!(
+                "done {done}\nfailed {failed}\nworst_ms {}\n",
+                worst.as_millis()
+            );
+            let new = self.log.with_extension("new");
+            std::fs::write(&new, counts)?;
+            std::fs::rename(&new, &self.log)?;
+            std::thread::sleep(PAUSE);
+        }
+        crate::say("ok")
+    }
+}
+
+fn open() -> Result<(velo::Port, rma::Port, Region)> {
+    let device = Device::default();
+    let (messages, memory) = (velo::Port::open(&device)?, rma::Port::open(&device)?);
+    let region = memory.register(Buffer::new(BYTES as usize)?)?;
+    Ok((messages, memory, region))
+}
+
+/// Sends back what comes; a connection that fails is its client's concern.
+fn echo(mut stream: TcpStream) {
+    let patient = stream.set_read_timeout(Some(Duration::from_secs(10)));
+    let mut data = [0; TCP_BYTES];
+    if patient.is_ok() && stream.read_exact(&mut data).is_ok() {
+        let _ = stream.write_all(&data);
+    }
+}
+
+fn there_and_back(address: &SocketAddr, n: usize, deadline: Duration) -> Result<bool> {
+    let question: Vec<u8> = (0..TCP_BYTES)
+        .map(|i| byte((n * 7919 + i) as u64))
+        .collect();
+    let mut answer = vec![0; TCP_BYTES];
+    let mut exchange = || -> std::io::Result<()> {
+        let mut stream = TcpStream::connect_timeout(address, deadline / 2)?;
+        stream.set_read_timeout(Some(deadline / 2))?;
+        stream.write_all(&question)?;
+        stream.read_exact(&mut answer)
+    };
+    if exchange().is_err() {
+        return Ok(false);
+    }
+    ensure!(question == answer, "an answer differs from the question");
+    Ok(true)
+}
+
+/// A command of extoll_bench.
+fn bench(command: &str) -> Result<bool> {
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/extoll_bench")?;
+    let accepted = file.write_all(command.as_bytes()).is_ok();
+    let mut said = String::new();
+    file.read_to_string(&mut said)?;
+    let value = |key: &str| said.lines().find_map(|l| l.strip_prefix(key));
+    let mismatch = value("mismatch ").is_some_and(|m| m != "none");
+    ensure!(!mismatch, "{command}: {said}");
+    Ok(accepted && value("result ").is_none_or(|r| r == "ok"))
+}
+
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9E37_79B9) >> 13) as u8
+}
+
+fn serve(messages: &velo::Port, memory: &rma::Port, region: &Region) -> Result<()> {
+    let offered: Vec<u8> = (0..HALF).map(byte).collect();
+    region.write(0, &offered)?;
+    let (node, nla) = (messages.node(), region.nla().0);
+    crate::say(&format!(
+        "ready {node} {} {} {nla}",
+        messages.vpid(),
+        memory.vpid()
+    ))?;
+    loop {
+        let m = match messages.recv(Wait::for_at_most(Duration::from_secs(3600))) {
+            Ok(m) => m,
+            Err(Error::Timeout) => continue,
+            Err(e) => return Err(e.into()),
+        };
+        // An answer that cannot be sent in time is one that does not come; the client knows what to do.
+        match messages.send(
+            &To::reply(m.source),
+            m.data(),
+            Wait::for_at_most(Duration::from_secs(1)),
+        ) {
+            Ok(()) | Err(Error::Timeout | Error::Broken(_)) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+struct Client {
+    messages: velo::Port,
+    echo: To,
+    memory: rma::Port,
+    peer: rma::Peer,
+    region: Region,
+    remote: u64,
+    sequence: u64,
+}
+
+impl Client {
+    /// One of the kinds, in turn. Fails when it moves wrong data or breaks the port.
+    fn operation(&mut self, n: usize, deadline: Duration) -> Result<bool> {
+        self.sequence += 1;
+        // What comes too late belongs to nobody.
+        while self.memory.try_notification()?.is_some() {}
+        let wait = Wait::for_at_most(deadline);
+        let result = match n % 4 {
+            0 => self.ping(wait),
+            1 => self.get(wait),
+            2 => self.put_and_get(wait),
+            _ => self.lock(wait),
+        };
+        match result.as_ref().map_err(|e| e.downcast_ref::<Error>()) {
+            Ok(()) => Ok(true),
+            Err(Some(Error::Timeout | Error::Transfer(_) | Error::Full)) => Ok(false),
+            Err(_) => result.map(|()| false),
+        }
+    }
+
+    fn ping(&mut self, wait: Wait) -> Result<()> {
+        let question = self.sequence.to_le_bytes();
+        self.messages.send(&self.echo, &question, wait)?;
+        while self.messages.recv(wait)?.data() != question {}
+        Ok(())
+    }
+
+    /// Reads a piece of what the server offers.
+    fn get(&mut self, wait: Wait) -> Result<()> {
+        let at = self.sequence * 997 % (HALF - PIECE);
+        let here = self.sequence % 8 * PIECE;
+        self.memory.get_wait(
+            &self.peer,
+            &self.region,
+            here,
+            PIECE,
+            Nla(self.remote + at),
+            wait,
+        )?;
+        let mut seen = vec![0; PIECE as usize];
+        self.region.read(here, &mut seen)?;
+        let wrong = seen.iter().zip(at..).position(|(b, at)| *b != byte(at));
+        ensure!(wrong.is_none(), "byte {wrong:?} of a piece at {at}");
+        Ok(())
+    }
+
+    /// Writes a number and reads it back.
+    fn put_and_get(&mut self, wait: Wait) -> Result<()> {
+        let there = Nla(self.remote + HALF + self.sequence % 64 * 8);
+        let (from, to) = (HALF, HALF + 64 + self.sequence % 64 * 8);
+        self.region.store(from, self.sequence)?;
+        self.memory
+            .put_wait(&self.peer, &self.region, from, 8, there, wait)?;
+        self.region.store(to, 0)?;
+        self.memory
+            .get_wait(&self.peer, &self.region, to, 8, there, wait)?;
+        let seen = self.region.load(to)?;
+        ensure!(seen <= self.sequence, "{seen} instead of {}", self.sequence);
+        // A put that got lost with its cable leaves the old number: no success, and nothing to wait for.
+        if seen != self.sequence {
+            return Err(Error::Timeout.into());
+        }
+        Ok(())
+    }
+
+    fn lock(&mut self, wait: Wait) -> Result<()> {
+        let at = if self.sequence % 2 == 0 {
+            LockTarget::Completer
+        } else {
+            LockTarget::Responder
+        };
+        self.memory
+            .lock_wait(&self.peer, at, 0, i32::MAX, 1, wait)?;
+        Ok(())
+    }
+}
