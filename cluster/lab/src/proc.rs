@@ -95,17 +95,13 @@ fn environ(pid: i32) -> Option<Vec<u8>> {
         if start.elapsed() > EXEC_PATIENCE {
             return None;
         }
-        if now.faults != before.faults || !now.waits {
-            before = Stat {
-                // Time in the program counts from the last fault on.
-                user_time: if now.faults == before.faults {
-                    before.user_time
-                } else {
-                    now.user_time
-                },
-                ..now
-            };
-        }
+        // Time in the program counts from the last fault on.
+        let user_time = if now.faults == before.faults {
+            before.user_time
+        } else {
+            now.user_time
+        };
+        before = Stat { user_time, ..now };
         std::thread::sleep(Duration::from_millis(1));
     }
 }
