@@ -386,16 +386,21 @@ impl Flow<'_> {
             return report.fail(EPROTO, fmt!("unexpected notification {n:?}"));
         }
         let len = self.job.size as u32;
+        // Requester and completer tell the address on their own side (HW §10.4); the server's may well be the same numbers.
         let found = self.ports.slots.iter().position(|slot| {
-            let here = slot.memory.address().0;
-            let there = |offset| self.offer.sink.0 + offset;
-            slot.busy.is_some_and(|offset| {
-                let start = last_fragment_start(if get { here } else { there(offset) }, len);
-                start == n.word0 || (!get && last_fragment_start(here, len) == n.word0)
-            })
+            let last = last_fragment_start(slot.memory.address().0, len);
+            slot.busy.is_some() && last == n.word0
         });
         let Some(slot) = found.and_then(|i| self.ports.slots.get_mut(i)) else {
-            return report.fail(EPROTO, fmt!("no transfer for notification {n:?}"));
+            let done = self.done;
+            for slot in self.ports.slots.iter() {
+                let (at, busy) = (slot.memory.address().0, slot.busy.is_some());
+                report.line(fmt!("slot_at {at:#x} busy {busy}"))?;
+            }
+            return report.fail(
+                EPROTO,
+                fmt!("no transfer for notification {n:x?} after {done}"),
+            );
         };
         let offset = slot.busy.take().unwrap_or(0);
         slot.last = Some(offset);
