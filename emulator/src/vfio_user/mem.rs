@@ -11,9 +11,9 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::{atomic::Ordering, Arc, Weak};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
-use vm_memory::{FileOffset, VolatileMemory};
+use vm_memory::{Bytes, FileOffset, VolatileMemory, VolatileSlice};
 
 /// `PROT_READ` and `PROT_WRITE`, `MAP_SHARED` and `MAP_NORESERVE` of Linux.
 const PROT_READ: i32 = 1;
@@ -205,24 +205,68 @@ impl GuestMemory {
         true
     }
 
-    /// Reads; `false` (and nothing read) if any byte is outside the mappings.
+    /// Reads; `false` (and nothing read) if any byte is outside the mappings. An aligned read of 1, 2, 4 or 8 bytes is one
+    /// load.
     pub fn read(&self, addr: u64, buf: &mut [u8]) -> bool {
         self.pieces(addr, buf.len(), false, |region, at, off, n| {
             if let Ok(slice) = region.get_slice(at, n) {
-                slice.copy_to(&mut buf[off..off + n]);
+                load(&slice, &mut buf[off..off + n]);
             }
         })
     }
 
-    /// Writes; `false` (and nothing written) if any byte is outside the mappings or read-only. An aligned write of up to
-    /// eight bytes is one store.
+    /// Writes; `false` (and nothing written) if any byte is outside the mappings or read-only. An aligned write of 1, 2, 4 or
+    /// 8 bytes is one store.
     pub fn write(&self, addr: u64, data: &[u8]) -> bool {
         self.pieces(addr, data.len(), true, |region, at, off, n| {
             if let Ok(slice) = region.get_slice(at, n) {
-                slice.copy_from(&data[off..off + n]);
+                store(&slice, &data[off..off + n]);
             }
         })
     }
+}
+
+/// `VolatileSlice::copy_to` copies in units of the alignment of *both* sides, so that half of a guest's word could be seen
+/// if the buffer happens to lie oddly on this side. A word is taken in one access here whatever the buffer's alignment.
+fn load(from: &VolatileSlice<'_>, to: &mut [u8]) {
+    macro_rules! word {
+        ($t:ty) => {
+            if let Ok(word) = from.load::<$t>(0, Ordering::Acquire) {
+                to.copy_from_slice(&word.to_ne_bytes());
+                return;
+            }
+        };
+    }
+    match to.len() {
+        8 => word!(u64),
+        4 => word!(u32),
+        2 => word!(u16),
+        _ => {}
+    }
+    from.copy_to(to);
+}
+
+/// As [`load`].
+fn store(to: &VolatileSlice<'_>, from: &[u8]) {
+    macro_rules! word {
+        ($t:ty) => {
+            if let Ok(bytes) = from.try_into() {
+                if to
+                    .store(<$t>::from_ne_bytes(bytes), 0, Ordering::Release)
+                    .is_ok()
+                {
+                    return;
+                }
+            }
+        };
+    }
+    match from.len() {
+        8 => word!(u64),
+        4 => word!(u32),
+        2 => word!(u16),
+        _ => {}
+    }
+    to.copy_from(from);
 }
 
 #[cfg(test)]
@@ -260,6 +304,33 @@ mod tests {
         assert_eq!(tail, [0; 4], "a refused write writes nothing");
         assert!(!m.read(0xfff, &mut b));
         assert!(!m.read(u64::MAX - 3, &mut b), "wrapping range");
+    }
+
+    #[test]
+    fn words_are_never_seen_in_part() {
+        let mut m = GuestMemory::default();
+        let fd = memfd(0x1000);
+        m.map(req(0, 0x1000), Some(fd)).unwrap();
+        // One of these lies at an odd address.
+        let sources = [[0u8; 9], [0xFF; 9]];
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for i in 0..200_000 {
+                    let from = &sources[i % 2];
+                    let odd = usize::from(from.as_ptr() as usize % 2 == 0);
+                    assert!(m.write(0x40, &from[odd..odd + 8]));
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            let mut seen = [0u8; 9];
+            while !done.load(Ordering::Relaxed) {
+                let odd = usize::from(seen.as_ptr() as usize % 2 == 0);
+                let seen = &mut seen[odd..odd + 8];
+                assert!(m.read(0x40, seen));
+                assert!(seen.iter().all(|b| *b == seen[0]), "{seen:x?}");
+            }
+        });
     }
 
     #[test]
