@@ -21,7 +21,7 @@ use wire::{
 };
 
 /// Most memory that is registered at once.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 1 << 30;
 /// Longest run in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 60_000;
 

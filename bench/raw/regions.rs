@@ -25,6 +25,8 @@ use wire::ids::{BusAddr, Nla, NodeId, Vpid};
 
 /// Bytes of the notification queue.
 const QUEUE_BYTES: u32 = 512 << 10;
+/// Most kernel memory of an offer or a copy.
+const MAX_OWN: usize = 64 << 20;
 /// Words between two occasions for others to run.
 const STRIDE: usize = 4096;
 
@@ -226,6 +228,9 @@ pub(crate) fn bytes(words: &Words, report: &mut Report<'_>) -> Result<usize> {
     let bytes = words.bytes as usize;
     if bytes == 0 || bytes % PAGE != 0 {
         return report.fail(EINVAL, fmt!("bytes is a multiple of {PAGE}, not 0"));
+    }
+    if bytes > MAX_OWN && words.kind != Kind::User {
+        return report.fail(EINVAL, fmt!("at most {MAX_OWN} bytes of kernel memory"));
     }
     Ok(bytes)
 }

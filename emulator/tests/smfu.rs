@@ -284,31 +284,9 @@ fn a_slow_network_holds_stores_back_and_loses_none() {
 
 /// A packet through the backdoor of NIC 1; the completion's payload.
 fn config(g: &mut Guest, register: u16, write: Option<u32>) -> Option<u32> {
-    let (ty, requester, tag, target, enables) = (CfgType::Type0, Bdf(0), 0, Bdf::new(1, 0, 0), 0xF);
-    let (kind, data) = match write {
-        None => (
-            Kind::CfgRead {
-                ty,
-                requester,
-                tag,
-                target,
-                register,
-                enables,
-            },
-            Vec::new(),
-        ),
-        Some(value) => (
-            Kind::CfgWrite {
-                ty,
-                requester,
-                tag,
-                target,
-                register,
-                enables,
-            },
-            value.to_le_bytes().to_vec(),
-        ),
-    };
+    let (from, to) = ((Bdf(0), 0), Bdf::new(1, 0, 0));
+    let kind = Kind::config(write.is_some(), CfgType::Type0, from, to, register, 0xF);
+    let data = write.map_or(Vec::new(), |value| value.to_le_bytes().to_vec());
     let packed = backdoor::pack(&Tlp::from(kind), &data).unwrap();
     let w = |g: &mut Guest, at: wire::ids::RegOffset, value: u64| {
         g.vfio.post(2, at.0.into(), &value.to_le_bytes());

@@ -30,7 +30,7 @@ use kernel_ext::{
 };
 use wire::{
     ids::{BusAddr, Nla, Vpid},
-    nla::{cut, placement, Range},
+    nla::{cut, placement, Range, SIZE_CODES},
 };
 
 /// Pause before the NIC is asked again about a region in quarantine, in milliseconds.
@@ -153,6 +153,8 @@ pub(crate) struct Mapping {
     nic: Arc<Nic>,
     pub(super) vpid: Vpid,
     pub(super) range: Range,
+    /// Hardware pages of each size.
+    nlps: Nlps,
     pub(super) access: Access,
     /// First address in the address space of user memory.
     start: usize,
@@ -161,6 +163,9 @@ pub(crate) struct Mapping {
     #[pin]
     work: DelayedWork<Mapping>,
 }
+
+/// Number of hardware pages of each of [`SIZE_CODES`].
+type Nlps = [u64; SIZE_CODES.len()];
 
 impl_has_delayed_work! {
     impl HasDelayedWork<Mapping> for Mapping { self.work }
@@ -240,6 +245,7 @@ impl Mapping {
                 nic: nic.clone(),
                 vpid,
                 range,
+                nlps: written.unwrap_or_default(),
                 access,
                 start,
                 state <- new_spinlock!(
@@ -259,7 +265,7 @@ impl Mapping {
             GFP_KERNEL,
         );
         let mapping = match (written, mapping) {
-            (Ok(()), Ok(mapping)) => mapping,
+            (Ok(_), Ok(mapping)) => mapping,
             (written, mapping) => {
                 // Nobody knows the NLAs, so nothing was cached.
                 zero_entries(&place);
@@ -276,6 +282,9 @@ impl Mapping {
             state.claim = Some(claim);
         }
         nic.atu.pages.add(range.pages, Relaxed);
+        for (all, own) in nic.atu.nlps.iter().zip(mapping.nlps) {
+            all.add(own, Relaxed);
+        }
         let node = node.into_node(range.first, mapping.clone());
         nic.atu.tables.lock().insert(node);
         Ok(mapping)
@@ -414,6 +423,9 @@ impl Mapping {
             drop::<KVec<Arc<Gat>>>(idle);
         }
         atu.pages.fetch_sub(self.range.pages, Relaxed);
+        for (all, own) in atu.nlps.iter().zip(self.nlps) {
+            all.fetch_sub(own, Relaxed);
+        }
         if quarantined {
             atu.quarantined.fetch_sub(1, Relaxed);
         }
@@ -424,11 +436,20 @@ impl Mapping {
     }
 }
 
-fn write_entries(place: &Place, segments: &[(BusAddr, u64)], vpid: Vpid, access: Access) -> Result {
+fn write_entries(
+    place: &Place,
+    segments: &[(BusAddr, u64)],
+    vpid: Vpid,
+    access: Access,
+) -> Result<Nlps> {
     let mut page = place.range.first;
+    let mut nlps = Nlps::default();
     for (addr, pages) in segments {
         for nlp in cut(page, *addr, *pages) {
             let entry = nlp.entry(vpid, access.read, access.write).ok_or(EINVAL)?;
+            for (n, code) in nlps.iter_mut().zip(SIZE_CODES) {
+                *n += u64::from(code == nlp.code);
+            }
             for page in nlp.first..nlp.first + (1 << nlp.code) {
                 place.gat(page).ok_or(EINVAL)?.write(page, entry.raw());
             }
@@ -438,7 +459,7 @@ fn write_entries(place: &Place, segments: &[(BusAddr, u64)], vpid: Vpid, access:
     }
     // The entries are there before anybody tells the NIC an NLA.
     barrier::wmb();
-    Ok(())
+    Ok(nlps)
 }
 
 fn zero_entries(place: &Place) {

@@ -28,6 +28,7 @@ use kernel::{
 use tables::Tables;
 use wire::{
     ids::Vpid,
+    nla::SIZE_CODES,
     regs::atu::{self, Control, GATS},
 };
 
@@ -44,6 +45,8 @@ pub(crate) struct Atu {
     quarantined: Atomic<u32>,
     /// Pages that regions have.
     pages: Atomic<u64>,
+    /// Hardware pages that they are made of, by size.
+    nlps: [Atomic<u64>; SIZE_CODES.len()],
 }
 
 impl Atu {
@@ -54,6 +57,7 @@ impl Atu {
             regions: [const { Atomic::new(0) }; Vpid::COUNT as usize],
             quarantined: Atomic::new(0),
             pages: Atomic::new(0),
+            nlps: [const { Atomic::new(0) }; SIZE_CODES.len()],
         })
     }
 
@@ -112,6 +116,9 @@ impl Atu {
         writeln!(f, "tables_max {limit}")?;
         writeln!(f, "regions {regions}")?;
         writeln!(f, "pages {}", this.pages.load(Relaxed))?;
+        for (code, n) in SIZE_CODES.into_iter().zip(&this.nlps).rev() {
+            writeln!(f, "nlps_{}KiB {}", 4u32 << code, n.load(Relaxed))?;
+        }
         writeln!(f, "quarantined {}", this.quarantined.load(Relaxed))?;
         let (issued, answered) = this.commands.show();
         writeln!(f, "notifications_asked {issued}")?;

@@ -114,33 +114,11 @@ impl Borrow {
         register: u16,
         write: Option<(u32, u8)>,
     ) -> (Status, u32) {
-        let (requester, tag) = (Bdf(0), 0);
-        match write {
-            None => self.inject(
-                Kind::CfgRead {
-                    ty,
-                    requester,
-                    tag,
-                    target,
-                    register,
-                    enables: 0xF,
-                }
-                .into(),
-                &[],
-            ),
-            Some((value, enables)) => self.inject(
-                Kind::CfgWrite {
-                    ty,
-                    requester,
-                    tag,
-                    target,
-                    register,
-                    enables,
-                }
-                .into(),
-                &value.to_le_bytes(),
-            ),
-        }
+        let enables = write.map_or(0xF, |(_, enables)| enables);
+        let from = (Bdf(0), 0);
+        let kind = Kind::config(write.is_some(), ty, from, target, register, enables);
+        let data = write.map(|(value, _)| value.to_le_bytes());
+        self.inject(kind.into(), data.as_ref().map_or(&[], |d| &d[..]));
         let (tlp, data) = self.fetch().expect("a completion");
         let Kind::Completion { status, .. } = tlp.kind else {
             panic!("{tlp:?}")

@@ -45,8 +45,9 @@ struct Args {
     iommu: bool,
 }
 
-/// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte.
-const TOO_MUCH_FOR_DEBUG: &[&str] = &["sha256_both_ways", "traffic::ssh", "torus"];
+/// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte, or that want another
+/// amount of memory.
+const TOO_MUCH_FOR_DEBUG: &[&str] = &["sha256_both_ways", "traffic::ssh", "torus", "atu_gigantic"];
 
 fn one(scenario: &Scenario, lab: &Lab) -> Result<()> {
     let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(lab)))

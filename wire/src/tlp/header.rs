@@ -114,6 +114,37 @@ const fn id_tag(id: Bdf, tag: u8) -> u32 {
 }
 
 impl Kind {
+    /// A configuration access, `from` a requester with a tag: `CfgWrite` or `CfgRead`.
+    pub const fn config(
+        write: bool,
+        ty: CfgType,
+        from: (Bdf, u8),
+        target: Bdf,
+        register: u16,
+        enables: u8,
+    ) -> Self {
+        let (requester, tag) = from;
+        if write {
+            Self::CfgWrite {
+                ty,
+                requester,
+                tag,
+                target,
+                register,
+                enables,
+            }
+        } else {
+            Self::CfgRead {
+                ty,
+                requester,
+                tag,
+                target,
+                register,
+                enables,
+            }
+        }
+    }
+
     /// Length field, in dwords. Of a read it is what is asked for.
     const fn length(&self) -> u16 {
         match self {
@@ -329,25 +360,7 @@ impl Tlp {
                 let target = Bdf((dw[2] >> 16) as u16);
                 let register = dw[2] as u16 & 0xFFC;
                 let enables = dw[1] as u8 & 0xF;
-                if data {
-                    Kind::CfgWrite {
-                        ty,
-                        requester,
-                        tag,
-                        target,
-                        register,
-                        enables,
-                    }
-                } else {
-                    Kind::CfgRead {
-                        ty,
-                        requester,
-                        tag,
-                        target,
-                        register,
-                        enables,
-                    }
-                }
+                Kind::config(data, ty, (requester, tag), target, register, enables)
             }
             CPL => {
                 if dw[2] & 0x80 != 0 {

@@ -90,32 +90,9 @@ fn read(node: u16, at: RegOffset) -> String {
 
 /// Configuration access by a packet through the backdoor of the lender; the value of a read.
 fn config(lab: &Lab, register: u16, data: Option<u32>) -> Result<u64> {
-    let (ty, requester, tag) = (CfgType::Type0, Bdf(0), 0);
-    let (target, enables) = (Bdf::new(1, 0, 0), 0xF);
-    let (kind, data) = match data {
-        None => (
-            Kind::CfgRead {
-                ty,
-                requester,
-                tag,
-                target,
-                register,
-                enables,
-            },
-            Vec::new(),
-        ),
-        Some(value) => (
-            Kind::CfgWrite {
-                ty,
-                requester,
-                tag,
-                target,
-                register,
-                enables,
-            },
-            value.to_le_bytes().to_vec(),
-        ),
-    };
+    let (from, to) = ((Bdf(0), 0), Bdf::new(1, 0, 0));
+    let kind = Kind::config(data.is_some(), CfgType::Type0, from, to, register, 0xF);
+    let data = data.map_or(Vec::new(), |value| value.to_le_bytes().to_vec());
     let packed = words::pack(&Tlp::from(kind), &data)
         .map_err(|e| anyhow::anyhow!("packet not packed: {e:?}"))?;
     let mut list: Vec<String> = (0..)

@@ -1,7 +1,7 @@
 //! Registered memory, long transfers and locks, by `extoll_bench` without a network stack above.
 
 use super::PAIR;
-use crate::cluster::{Lab, PATIENCE};
+use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
@@ -24,8 +24,19 @@ pub fn all() -> Vec<Scenario> {
         s("raw::locks", locks),
         s("raw::large", large),
         s("driver::load_cost", load_cost),
+        Scenario {
+            name: "raw::atu_gigantic",
+            spec: ROOMY,
+            run: gigantic,
+        },
     ]
 }
+
+/// A node with memory for a page of 1 GiB: some of it has to begin at such a multiple and be free.
+const ROOMY: Spec = Spec {
+    nodes: 1,
+    args: &["--memory", "4608"],
+};
 
 /// Result of a command of `extoll_bench`.
 pub type Lines = BTreeMap<String, String>;
@@ -69,12 +80,12 @@ pub fn offer(lab: &Lab, kind: &str, bytes: u64, access: &str, seed: u64) -> Resu
         1,
         &format!("offer kind={kind} bytes={bytes} access={access} seed={seed}"),
     )?;
-    parse(&r, bytes)
+    parse(&r, 1, bytes)
 }
 
-fn parse(r: &Lines, bytes: u64) -> Result<Offer> {
+fn parse(r: &Lines, node: usize, bytes: u64) -> Result<Offer> {
     let get = |key: &str| r.get(key).with_context(|| format!("no {key} in {r:?}"));
-    let words = format!("node=1 vpid={} nla={}", get("vpid")?, get("nla")?);
+    let words = format!("node={node} vpid={} nla={}", get("vpid")?, get("nla")?);
     Ok(Offer { words, bytes })
 }
 
@@ -127,6 +138,10 @@ fn kinds(lab: &Lab) -> Result<()> {
             if kind == "table" { "r" } else { "rw" },
             seed,
         )?;
+        if kind == "coherent" {
+            // Contiguous from an address that is a multiple of 4 MiB.
+            nlps(lab, 1, &[(2048, 1), (64, 16)])?;
+        }
         for local in ["coherent", "pages", "buffer"] {
             read_all(lab, &there, local, seed)?;
         }
@@ -166,6 +181,17 @@ fn kinds(lab: &Lab) -> Result<()> {
         lab.raw(1, "withdraw")?;
     }
     end(lab)
+}
+
+/// All that is registered on a node has to be made of this many hardware pages of these KiB.
+fn nlps(lab: &Lab, node: usize, want: &[(u32, u64)]) -> Result<()> {
+    let atu = lab.ok(node, "cat /sys/kernel/debug/extoll-*/atu")?;
+    for size in [4, 8, 64, 2048, 1 << 20] {
+        let n = want.iter().find(|(s, _)| *s == size).map_or(0, |(_, n)| *n);
+        let line = format!("nlps_{size}KiB {n}");
+        ensure!(atu.lines().any(|l| l == line), "no '{line}' in:\n{atu}");
+    }
+    Ok(())
 }
 
 fn errors(lab: &Lab, node: usize) -> Result<u64> {
@@ -341,9 +367,21 @@ fn quarantine(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
+/// What the programs below have in common.
+const COMMON: &str = r#"
+import ctypes, os, sys, time
+def tell(name, text=''):
+    with open('/tmp/mem-new', 'w') as f: f.write(text)
+    os.rename('/tmp/mem-new', '/tmp/mem-' + name)
+def wait(name):
+    for _ in range(1200):
+        if os.path.exists('/tmp/mem-' + name): return
+        time.sleep(0.05)
+    sys.exit('nobody said ' + name)
+"#;
+
 /// Offers memory of its own, then does what it is told by files.
 const PROGRAM: &str = r#"
-import ctypes, mmap, os, sys, time
 what, size, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 libc = ctypes.CDLL(None, use_errno=True)
 def call(name, *args):
@@ -365,14 +403,6 @@ def pattern(seed):
 def fill(seed): ctypes.memmove(at, pattern(seed), size)
 fill(seed)
 if what == 'huge': ctypes.memset(at + HUGE, 1, HUGE)
-def tell(name, text=''):
-    with open('/tmp/mem-new', 'w') as f: f.write(text)
-    os.rename('/tmp/mem-new', '/tmp/mem-' + name)
-def wait(name):
-    for _ in range(1200):
-        if os.path.exists('/tmp/mem-' + name): return
-        time.sleep(0.05)
-    sys.exit('nobody said ' + name)
 fd = os.open('/dev/extoll_bench', os.O_RDWR)
 os.write(fd, f'offer kind=user start={at} bytes={size}'.encode())
 tell('offer', os.read(fd, 4096).decode())
@@ -393,6 +423,51 @@ tell('done', [l for l in status.splitlines() if l.startswith('VmPin')][0])
 wait('quit')
 "#;
 
+/// Offers a page of 1 GiB with the pattern in some places.
+const GIGANTIC: &str = r#"
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+size, seed = 1 << 30, 7
+at = libc.mmap(None, ctypes.c_size_t(size), 3, 0x40022 | 30 << 26, -1, ctypes.c_long(0))
+if at == 2**64 - 1: sys.exit(f'mmap: {os.strerror(ctypes.get_errno())}')
+for start in map(int, sys.argv[1:]):
+    out = bytearray()
+    for i in range(start // 8, start // 8 + 8192):
+        x = ((i ^ seed) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+        out += (x ^ (x >> 29)).to_bytes(8, 'little')
+    ctypes.memmove(at + start, bytes(out), len(out))
+fd = os.open('/dev/extoll_bench', os.O_RDWR)
+os.write(fd, f'offer kind=user start={at} bytes={size}'.encode())
+tell('offer', os.read(fd, 4096).decode())
+wait('quit')
+"#;
+
+/// A page of 1 GiB becomes one entry, which leads to all of it.
+fn gigantic(lab: &Lab) -> Result<()> {
+    let starts: [u64; 4] = [0, (2 << 20) - 4096, (517 << 20) + 64, (1 << 30) - 65536];
+    lab.ok(0, "modprobe extoll_bench && cd /sys/kernel/mm/hugepages/hugepages-1048576kB && echo 1 >nr_hugepages && grep -qx 1 nr_hugepages")?;
+    let places = starts.map(|s| s.to_string()).join(" ");
+    let (run, offer) = program(lab, 0, GIGANTIC, &places, 1 << 30)?;
+    for start in starts {
+        let r = lab.raw(
+            0,
+            &format!(
+                "copy dir=get {} bytes=65536 offset={start} seed=7",
+                offer.words
+            ),
+        )?;
+        expect(&r, "result", "ok")?;
+        expect(&r, "mismatch", "none")?;
+    }
+    nlps(lab, 0, &[(1 << 20, 1)])?;
+    lab.raw(0, "withdraw")?;
+    nlps(lab, 0, &[])?;
+    lab.ok(0, "touch /tmp/mem-quit")?;
+    let out = run.wait(PATIENCE)?;
+    ensure!(out.status == 0, "{out:?}");
+    lab.ok(0, "rmmod extoll_bench").map(drop)
+}
+
 /// Starts the program on node 1 and lets it offer `bytes`.
 fn own_memory(
     lab: &Lab,
@@ -400,19 +475,28 @@ fn own_memory(
     bytes: u64,
     seed: u64,
 ) -> Result<(crate::cluster::Running, Offer)> {
+    program(lab, 1, PROGRAM, &format!("{what} {bytes} {seed}"), bytes)
+}
+
+/// Starts a program that offers `bytes` on a node.
+fn program(
+    lab: &Lab,
+    node: usize,
+    text: &str,
+    args: &str,
+    bytes: u64,
+) -> Result<(crate::cluster::Running, Offer)> {
     // Before it starts: what the last one left must not be taken for its own.
-    lab.ok(1, "rm -f /tmp/mem-*")?;
+    lab.ok(node, "rm -f /tmp/mem-*")?;
     let run = lab.spawn(
-        1,
-        &format!(
-            "cat >/tmp/memory.py <<'END'\n{PROGRAM}\nEND\npython3 /tmp/memory.py {what} {bytes} {seed}"
-        ),
+        node,
+        &format!("cat >/tmp/memory.py <<'END'\n{COMMON}{text}\nEND\npython3 /tmp/memory.py {args}"),
     )?;
     lab.until("the program has offered its memory", PATIENCE, |l| {
-        Ok(l.sh_for(1, "[ -e /tmp/mem-offer ]", PATIENCE)?.status == 0)
+        Ok(l.sh_for(node, "[ -e /tmp/mem-offer ]", PATIENCE)?.status == 0)
     })?;
-    let text = lab.ok(1, "cat /tmp/mem-offer")?;
-    let offer = parse(&crate::cluster::pairs(&text), bytes)?;
+    let told = lab.ok(node, "cat /tmp/mem-offer")?;
+    let offer = parse(&crate::cluster::pairs(&told), node, bytes)?;
     Ok((run, offer))
 }
 
@@ -432,18 +516,27 @@ fn alive(lab: &Lab) -> Result<bool> {
 
 fn user(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    let bytes = 64 << 10;
+    // The kernel switches them off on machines as small as the nodes.
+    lab.ok(
+        1,
+        "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled",
+    )?;
     for (seed, what) in ["munmap", "mremap", "dontneed", "exit", "fork", "huge"]
         .into_iter()
         .enumerate()
     {
         let seed = 100 + seed as u64;
         let check = |result: Result<()>| result.with_context(|| format!("memory of {what}"));
+        let huge = what == "huge";
+        let bytes = if huge { 2 << 20 } else { 64 << 10 };
         let (run, there) = own_memory(lab, what, bytes, seed)?;
+        if huge {
+            check(nlps(lab, 1, &[(2048, 1)]))?;
+        }
         check(read_all(lab, &there, "pages", seed))?;
         ensure!(alive(lab)?, "{what}: dead from the start");
         go(lab)?;
-        if what == "fork" || what == "huge" {
+        if what == "fork" || huge {
             // The process still has the same memory; what it writes is seen, what its child writes is not.
             let seed = if what == "fork" { seed + 1 } else { seed };
             check(read_all(lab, &there, "pages", seed))?;
