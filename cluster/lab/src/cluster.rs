@@ -119,7 +119,7 @@ impl Node {
         let log = self.log_since(0);
         // The console has all boots one after the other.
         let boot = log.rfind("] Linux version ").map_or("", |at| &log[at..]);
-        match logscan::first_defect(boot) {
+        match logscan::first_defect(boot, &[]) {
             Some(report) => report,
             None => tail(&self.console(), TAIL),
         }
@@ -155,7 +155,7 @@ impl Node {
     /// # Errors
     /// With the report and some lines around it.
     pub fn assert_clean_log_since(&self, mark: u64) -> Result<()> {
-        match logscan::first_defect(&self.log_since(mark)) {
+        match logscan::first_defect(&self.log_since(mark), &[]) {
             None => Ok(()),
             Some(report) => bail!("the kernel log of {} is not clean:\n{report}", self.name()),
         }

@@ -333,15 +333,8 @@ impl Lab {
                 )?;
             }
             let log = self.ok(node, "dmesg")?;
-            let lines: Vec<&str> = log.lines().collect();
-            let bad = |l: &&str| is_defect(l) && !expected.iter().any(|e| l.contains(e));
-            if let Some(at) = lines.iter().position(bad) {
-                let from = at.saturating_sub(3);
-                let to = (at + 25).min(lines.len());
-                bail!(
-                    "kernel log of node{node} is not clean:\n{}",
-                    lines[from..to].join("\n")
-                );
+            if let Some(defect) = lab::logscan::first_defect(&log, expected) {
+                bail!("kernel log of node{node} is not clean:\n{defect}");
             }
         }
         Ok(())
@@ -354,38 +347,6 @@ impl Drop for Lab {
             eprintln!("lab {} could not be taken down: {error:#}", self.name);
         }
     }
-}
-
-/// True for a kernel message that stands for a defect.
-fn is_defect(line: &str) -> bool {
-    const SIGNS: &[&str] = &[
-        "WARNING:",
-        "BUG:",
-        "Oops",
-        "Call Trace",
-        "general protection",
-        "refcount_t:",
-        "blocked for more than",
-        "soft lockup",
-        "hard LOCKUP",
-        "rcu_preempt detected",
-        "rcu: INFO",
-        "page allocation failure",
-        "NETDEV WATCHDOG",
-        "Kernel panic",
-        "possible recursive locking",
-        "possible circular locking",
-        "inconsistent lock state",
-        "unreferenced object",
-        "scheduling while atomic",
-        "sleeping function called",
-        "DMA-API:",
-        "Bad page state",
-        "unregister_netdevice: waiting",
-        "rust_kernel: panicked",
-        "panicked at",
-    ];
-    SIGNS.iter().any(|s| line.contains(s))
 }
 
 /// Value of the line `name: value`.
@@ -407,15 +368,6 @@ pub fn pairs(text: &str) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn defects_are_found_in_kernel_messages() {
-        assert!(is_defect("[   3.1] WARNING: CPU: 0 PID: 1 at kernel/x.c:1"));
-        assert!(is_defect("[   3.1] BUG: kernel NULL pointer dereference"));
-        assert!(!is_defect(
-            "[   3.1] exn: loading out-of-tree module taints kernel."
-        ));
-    }
 
     #[test]
     fn lines_become_pairs() {
