@@ -52,6 +52,7 @@ const HARMLESS: &[&str] = &[
     "kmemleak: Automatic memory scanning",
     "DMA-API: preallocated",
     "DMA-API: debugging enabled",
+    "use-after-free debug is enabled",
 ];
 
 /// True for a kernel message that stands for a defect.
@@ -97,6 +98,7 @@ mod tests {
             "[    0.0] Spectre V2 : WARNING-free line",
             "[    0.0] DMAR: Host address width 39",
             "[    3.4] DMA-API: debugging enabled by kernel config",
+            "[    0.0] rcu: \tRCU callback double-/use-after-free debug is enabled.",
         ] {
             assert!(!is_defect(good), "{good}");
         }
