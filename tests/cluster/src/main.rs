@@ -9,7 +9,7 @@ mod scenarios;
 
 use labctl as cluster;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
 use cluster::{Lab, Spec};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -82,7 +82,7 @@ fn main() {
     }
     let (mut passed, mut failed) = (0, 0);
     let mut current: Option<Lab> = None;
-    for scenario in &chosen {
+    for (i, scenario) in chosen.iter().enumerate() {
         let start = Instant::now();
         if current.as_ref().map(Lab::spec) != Some(&scenario.spec) {
             current = None;
@@ -93,7 +93,13 @@ fn main() {
         };
         let result = match lab {
             Ok(lab) => {
-                let result = one(scenario, &lab);
+                let mut result = one(scenario, &lab);
+                let goes_on = chosen.get(i + 1).map(|next| &next.spec) == Some(&scenario.spec);
+                if result.is_ok() && !goes_on {
+                    result = lab
+                        .assert_no_leaks()
+                        .context("the scenario was the last in this cluster");
+                }
                 if result.is_ok() {
                     current = Some(lab);
                 }
