@@ -219,6 +219,7 @@ impl<'a> BoundNic<'a> {
         Atu::release(&self.nic);
         self.nic.shutdown();
         drop(remains);
+        self.nic.snq.free();
         self.nic.locks.free();
         self.nic.smfu.free_exported();
     }

@@ -22,7 +22,7 @@ use wire::{
         snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
         velo::{self, Counter1},
     },
-    snq::{Entry, Header, Ring, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
+    snq::{Entry, Ring, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
 };
 
 /// Words per ring entry.
@@ -43,6 +43,8 @@ const DRAIN_ATTEMPTS: u32 = 100;
 const DRAIN_RETRY_MS: u32 = 10_000;
 
 struct State {
+    /// The entries; `None` once the driver is unbound.
+    memory: Option<DmaWords>,
     ring: Ring,
     running: bool,
     /// Events that the driver wants.
@@ -60,6 +62,28 @@ struct State {
 }
 
 impl State {
+    /// The entry to be handled next, valid or not.
+    fn next_entry(&self) -> Option<Entry> {
+        let memory = self.memory.as_ref()?;
+        let first = usize::from(self.ring.next()) * ENTRY_WORDS;
+        let mut words = [0; ENTRY_WORDS];
+        // The header decides whether the entry is there: read it before the rest.
+        words[ENTRY_WORDS - 1] = memory.read(first + ENTRY_WORDS - 1);
+        barrier::dma_rmb();
+        for (i, word) in words.iter_mut().take(ENTRY_WORDS - 1).enumerate() {
+            *word = memory.read(first + i);
+        }
+        Some(Entry::from_words(words))
+    }
+
+    /// Makes a lost entry one that was handled.
+    fn fill_next(&self) {
+        if let Some(memory) = &self.memory {
+            let first = usize::from(self.ring.next()) * ENTRY_WORDS;
+            memory.write(first + ENTRY_WORDS - 1, self.ring.filler().raw());
+        }
+    }
+
     fn mask(&self) -> TriggerMask {
         let mask = if self.drain.is_some() {
             self.allowed.without(TriggerEvent::XbarOutport)
@@ -92,7 +116,6 @@ impl State {
 /// The ring and its state.
 #[pin_data]
 pub(crate) struct Snq {
-    memory: DmaWords,
     #[pin]
     state: SpinLockIrq<State>,
 }
@@ -104,6 +127,7 @@ impl Snq {
             return Err(ERANGE);
         }
         let state = State {
+            memory: Some(memory),
             ring: Ring::new(ENTRIES, 0).ok_or(EINVAL)?,
             running: false,
             allowed: TriggerMask::DEFAULT,
@@ -115,7 +139,6 @@ impl Snq {
             errors: Errors::default(),
         };
         Ok(try_pin_init!(Self {
-            memory,
             state <- new_spinlock_irq!(state, "extoll_snq"),
         }))
     }
@@ -123,12 +146,15 @@ impl Snq {
     /// HW §3.1 step 6: ring, pointers, program, enabled events.
     pub(crate) fn setup(&self, hw: &Hw) -> Result {
         hw.rf.write(snq::EXECUTE, 0);
-        for i in 0..self.memory.words() {
-            self.memory.write(i, 0);
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let memory = state.memory.as_ref().ok_or(ENODEV)?;
+        for i in 0..memory.words() {
+            memory.write(i, 0);
         }
         hw.rf
             .write(snq::QUEUE_MSLT, QueueIndex(0).with_index(ENTRIES - 1).raw());
-        let address = QueueBalt(0).with_address_div_1024(self.memory.address().0 / QUEUE_ALIGN);
+        let address = QueueBalt(0).with_address_div_1024(memory.address().0 / QUEUE_ALIGN);
         hw.rf.write(snq::QUEUE_BALT, address.raw());
         let wp = QueueIndex(hw.rf.read(snq::QUEUE_WPLT)).index();
         let ring = Ring::new(ENTRIES, wp).ok_or(EINVAL)?;
@@ -138,7 +164,6 @@ impl Snq {
         for (pc, word) in (0..PROGRAM_WORDS as u32).zip(TOURMALET.words()) {
             hw.rf.write(snq::program_ram(pc), *word);
         }
-        let mut state = self.state.lock();
         state.ring = ring;
         hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
         Ok(())
@@ -166,6 +191,12 @@ impl Snq {
         }
     }
 
+    /// Frees the ring, which the NIC does not reach any more. The interrupt handler is gone. May sleep.
+    pub(crate) fn free(&self) {
+        let memory = self.state.lock().memory.take();
+        drop(memory);
+    }
+
     /// Sets which events are enabled; storms and the drain mask some of them for a while. Any context.
     pub(crate) fn allow(&self, nic: &Nic, mask: TriggerMask) {
         let Some(hw) = nic.alive_access() else { return };
@@ -180,24 +211,6 @@ impl Snq {
     pub(crate) fn show(&self) -> (u16, u64, bool) {
         let state = self.state.lock();
         (state.ring.rplt(), state.mask().raw(), state.drain.is_some())
-    }
-
-    /// Overwrites the header of an entry.
-    fn set_header(&self, index: u16, header: Header) {
-        let first = usize::from(index) * ENTRY_WORDS;
-        self.memory.write(first + ENTRY_WORDS - 1, header.raw());
-    }
-
-    fn entry(&self, index: u16) -> Entry {
-        let first = usize::from(index) * ENTRY_WORDS;
-        let mut words = [0; ENTRY_WORDS];
-        // The header decides whether the entry is there: read it before the rest.
-        words[ENTRY_WORDS - 1] = self.memory.read(first + ENTRY_WORDS - 1);
-        barrier::dma_rmb();
-        for (i, word) in words.iter_mut().take(ENTRY_WORDS - 1).enumerate() {
-            *word = self.memory.read(first + i);
-        }
-        Entry::from_words(words)
     }
 }
 
@@ -245,10 +258,9 @@ impl IrqHandler for Interrupt {
 fn take_entries(nic: &Arc<Nic>, hw: &Hw, state: &mut State) -> u32 {
     let mut handled = 0;
     while handled < BUDGET {
-        let entry = nic.snq.entry(state.ring.next());
-        if !state.ring.is_valid(entry.header) {
+        let Some(entry) = state.next_entry().filter(|e| state.ring.is_valid(e.header)) else {
             break;
-        }
+        };
         dispatch(nic, hw, state, &entry);
         state.ring.consume();
         handled += 1;
@@ -295,12 +307,14 @@ pub(crate) fn recover(nic: &Arc<Nic>) {
             if state.ring.next() == written {
                 break;
             }
-            let entry = nic.snq.entry(state.ring.next());
-            if state.ring.is_valid(entry.header) {
-                dispatch(nic, &hw, state, &entry);
-            } else {
-                nic.snq.set_header(state.ring.next(), state.ring.filler());
-                lost += 1;
+            match state.next_entry() {
+                Some(entry) if state.ring.is_valid(entry.header) => {
+                    dispatch(nic, &hw, state, &entry);
+                }
+                _ => {
+                    state.fill_next();
+                    lost += 1;
+                }
             }
             state.ring.consume();
         }

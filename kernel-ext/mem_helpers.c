@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
 #include <linux/capability.h>
-#include <linux/dma-mapping.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/sched/signal.h>
@@ -78,9 +77,4 @@ void extoll_page_put(struct page *page)
 void *extoll_page_address(struct page *page)
 {
 	return page_address(page);
-}
-
-bool extoll_dma_bounced(struct device *dev, dma_addr_t addr)
-{
-	return dma_need_sync(dev, addr);
 }

@@ -23,7 +23,5 @@ void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq)
 void extoll_page_get(struct page *page);
 void extoll_page_put(struct page *page);
 void *extoll_page_address(struct page *page);
-/* Whether the CPU and the device see different memory behind a mapping. */
-bool extoll_dma_bounced(struct device *dev, dma_addr_t addr);
 
 #endif

@@ -17,6 +17,10 @@ use kernel::{
 /// `GFP_KERNEL` as C knows it.
 const GFP_KERNEL_BITS: bindings::gfp_t = kernel::bindings::GFP_KERNEL;
 
+/// CPU and device access the memory at the same time, through any number of mappings: neither copies nor cache maintenance
+/// would do.
+const ATTRIBUTES: c_ulong = kernel::bindings::DMA_ATTR_REQUIRE_COHERENT as c_ulong;
+
 /// The C object behind a device.
 fn raw<Ctx: DeviceContext>(dev: &Device<Ctx>) -> *mut bindings::device {
     // `Device` is a transparent wrapper of `Opaque<device>`, so the addresses agree.
@@ -48,7 +52,8 @@ impl DmaTable {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EIO` if the host cannot map them; `EOPNOTSUPP` if the device would see a copy instead of them.
+    /// `ENOMEM`; `EIO` if the host cannot map them, or only as a copy; `EOPNOTSUPP` if CPU and device do not see each
+    /// other's writes by themselves.
     pub fn map(dev: &Device<Bound>, pages: Arc<PageList>, write: bool) -> Result<Self> {
         let list = pages.raw();
         let table = KBox::new(Opaque::<bindings::sg_table>::zeroed(), GFP_KERNEL)?;
@@ -74,7 +79,7 @@ impl DmaTable {
         };
         // SAFETY: bound device, initialised table.
         let mapped = to_result(unsafe {
-            bindings::dma_map_sgtable(raw(dev), table.get(), direction.into(), 0)
+            bindings::dma_map_sgtable(raw(dev), table.get(), direction.into(), ATTRIBUTES)
         });
         if let Err(e) = mapped {
             // SAFETY: initialised above, not mapped.
@@ -82,19 +87,12 @@ impl DmaTable {
             return Err(e);
         }
         // INVARIANT: just done.
-        let mut this = Self {
+        Ok(Self {
             table: Some(table),
             pages: Some(pages),
             dev: dev.into(),
             direction,
-        };
-        // SAFETY: bound device, addresses of its own mappings.
-        let bounced = |addr| unsafe { bindings::extoll_dma_bounced(raw(dev), addr) };
-        if this.segments().any(|(addr, _)| bounced(addr)) {
-            this.unmap(dev);
-            return Err(EOPNOTSUPP);
-        }
-        Ok(this)
+        })
     }
 
     /// The segments: bus address and pages. Addresses and lengths are multiples of the page size.
@@ -122,7 +120,8 @@ impl DmaTable {
         if let Some(table) = self.table.take() {
             // SAFETY: mapped by this object for this device, which is bound; nobody else refers to the table.
             unsafe {
-                bindings::dma_unmap_sgtable(raw(dev), table.get(), self.direction.into(), 0);
+                let direction = self.direction.into();
+                bindings::dma_unmap_sgtable(raw(dev), table.get(), direction, ATTRIBUTES);
                 bindings::sg_free_table(table.get());
             }
         }

@@ -16,6 +16,9 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// As [`PATIENCE`] for a command of `extoll_bench`, whose runs end by themselves after at most a minute.
 const RAW_PATIENCE: Duration = Duration::from_secs(90);
 
+/// Memory of a node with the debug kernel in MiB.
+const DEBUG_MEMORY: &str = "2560";
+
 /// How long a search for leaked memory may take, before the factor of the debug kernel.
 const LEAK_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -47,11 +50,17 @@ impl Kernel {
         }
     }
 
-    /// Further arguments of `lab up`.
-    fn arguments(self) -> &'static [&'static str] {
+    /// Further arguments of `lab up` for a cluster that has some already.
+    fn arguments(self, given: &[&str]) -> Vec<&'static str> {
         match self {
-            Self::Stock => &[],
-            Self::Debug => &["--kernel", "debug", "--memory", "2560", "--timeout", "900"],
+            Self::Stock => Vec::new(),
+            Self::Debug => {
+                let mut args = vec!["--kernel", "debug", "--timeout", "900"];
+                if !given.contains(&"--memory") {
+                    args.extend(["--memory", DEBUG_MEMORY]);
+                }
+                args
+            }
         }
     }
 }
@@ -187,7 +196,7 @@ impl Lab {
         let nodes = spec.nodes.to_string();
         let mut args = vec!["--nodes", nodes.as_str()];
         args.extend(spec.args);
-        args.extend(kernel().arguments());
+        args.extend(kernel().arguments(spec.args));
         if IOMMU.get().is_some() && !spec.args.contains(&"--iommu") {
             args.push("--iommu");
         }

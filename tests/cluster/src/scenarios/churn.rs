@@ -1,6 +1,6 @@
 //! Modules, devices and nodes that go away and come back, under traffic.
 
-use super::PAIR;
+use super::{PAIR, SETTLE};
 use crate::cluster::{field, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -35,9 +35,11 @@ pub(super) struct Usage {
 pub(super) fn usage(lab: &Lab, node: usize) -> Result<Usage> {
     let text = lab.ok(
         node,
-        "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; awk '/^skbuff_head_cache/ {print \"skbs: \" $2}' /proc/slabinfo; \
-         awk '/^MemAvailable/ {print \"available: \" $2}' /proc/meminfo; \
-         echo ports: $(cat /sys/kernel/debug/extoll-*/ports | grep -c vpid)",
+        &format!(
+            "{SETTLE}; awk '/^skbuff_head_cache/ {{print \"skbs: \" $2}}' /proc/slabinfo; \
+             awk '/^MemAvailable/ {{print \"available: \" $2}}' /proc/meminfo; \
+             echo ports: $(cat /sys/kernel/debug/extoll-*/ports | grep -c vpid)"
+        ),
     )?;
     Ok(Usage {
         skbs: field(&text, "skbs").context("no skbuff_head_cache in slabinfo")?,

@@ -1,6 +1,6 @@
 //! Registered memory, long transfers and locks, by `extoll_bench` without a network stack above.
 
-use super::PAIR;
+use super::{PAIR, SETTLE};
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -684,12 +684,13 @@ fn large(lab: &Lab) -> Result<()> {
 /// Memory that `extoll.ko` costs, with one NIC and nothing above it.
 fn load_cost(lab: &Lab) -> Result<()> {
     const LIMIT_KIB: i64 = 16 << 10;
-    let script =
-        "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; echo 3 >/proc/sys/vm/drop_caches; \
-         awk '/^(MemFree|MemAvailable|CmaFree|VmallocUsed):/ { print $1, $2 }' /proc/meminfo; \
-         awk '!/ioremap/ { n += $2 } END { print \"vmalloc\", n / 1024 }' /proc/vmallocinfo";
+    let script = format!(
+        "{SETTLE}; echo 3 >/proc/sys/vm/drop_caches; \
+         awk '/^(MemFree|MemAvailable|CmaFree|VmallocUsed):/ {{ print $1, $2 }}' /proc/meminfo; \
+         awk '!/ioremap/ {{ n += $2 }} END {{ print \"vmalloc\", n / 1024 }}' /proc/vmallocinfo"
+    );
     let measure = || -> Result<BTreeMap<String, i64>> {
-        let text = lab.ok(0, script)?;
+        let text = lab.ok(0, &script)?;
         crate::cluster::pairs(&text)
             .into_iter()
             .map(|(k, v)| Ok((k, v.parse::<f64>()? as i64)))

@@ -23,6 +23,11 @@ use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::Result;
 
+/// Makes the kernel give back what it only keeps at hand, before memory in use is measured. KASAN of a debug kernel keeps
+/// freed objects too, until their cache is shrunk.
+pub const SETTLE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; \
+     for c in /sys/kernel/slab/*/shrink; do echo 1 >$c; done 2>/dev/null";
+
 /// Two nodes, one cable.
 pub const PAIR: Spec = Spec {
     nodes: 2,

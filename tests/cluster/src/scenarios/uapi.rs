@@ -1,7 +1,7 @@
 //! The device files of processes: ABI, data, rights, death of process and NIC, random abuse. The work inside the nodes is done
 //! by `guest/uapi.py`.
 
-use super::{reload, PAIR};
+use super::{reload, PAIR, SETTLE};
 use crate::cluster::{field, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -192,7 +192,7 @@ fn storm_limited(lab: &Lab) -> Result<()> {
 fn memory(lab: &Lab) -> Result<(u64, u64)> {
     let text = lab.ok(
         0,
-        "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; awk '/^SUnreclaim/ {print \"slab: \" $2} /^MemAvailable/ {print \"free: \" $2}' /proc/meminfo",
+        &format!("{SETTLE}; awk '/^SUnreclaim/ {{print \"slab: \" $2}} /^MemAvailable/ {{print \"free: \" $2}}' /proc/meminfo"),
     )?;
     let slab = field(&text, "slab").context("no SUnreclaim")?;
     Ok((slab, field(&text, "free").context("no MemAvailable")?))
