@@ -139,8 +139,8 @@ impl Drop for Region {
 ///
 /// `EINVAL`: not page aligned, nothing, wraps around, no access asked for. `EFAULT`: not all of it is mapped, or not with
 /// the access asked for. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded. `ENOSPC`: no contiguous NLA range or the
-/// limit of address tables reached. `EOPNOTSUPP`: the host cannot share this memory with the device. `EIO`: it cannot be
-/// mapped for the device. `EAGAIN`: the memory was unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone.
+/// limit of address tables reached. `EOPNOTSUPP`: CPU and device do not see each other's writes by themselves. `EIO`: it cannot
+/// be mapped for the device, or only as a copy. `EAGAIN`: the memory was unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone.
 /// `ETIMEDOUT`: it does not answer.
 pub fn register_user(
     nic: &Arc<Nic>,
