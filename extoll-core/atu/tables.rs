@@ -11,6 +11,7 @@ use kernel::{
 };
 use wire::{
     atu::{GatBase, GAT_BYTES, GAT_ENTRIES},
+    ids::BusAddr,
     nla::{Range, Space, SpaceError, Store},
     regs::atu,
 };
@@ -46,12 +47,36 @@ impl Store for Ranges {
 }
 
 /// A table in use.
-pub(crate) struct Gat(DmaWords);
+pub(crate) struct Gat {
+    memory: DmaWords,
+    /// Word of `memory` that is the first entry.
+    first: usize,
+}
 
 impl Gat {
+    /// An empty table. May sleep.
+    fn new(nic: &Nic) -> Result<Self> {
+        const WORDS: usize = GAT_BYTES as usize / 8;
+        let allocate = |words| nic.with_bound(|dev| DmaWords::new(dev, words))?;
+        let mut memory = allocate(WORDS)?;
+        // As a rule memory is aligned to its size, but what the kernel takes from its contiguous memory area (`cma=`) is so up
+        // to 1 MiB only.
+        if memory.address().0 % GAT_BYTES != 0 {
+            memory = allocate(2 * WORDS)?;
+        }
+        let start = memory.address().0;
+        let first = (start.next_multiple_of(GAT_BYTES) - start) as usize / 8;
+        Ok(Self { memory, first })
+    }
+
+    fn address(&self) -> BusAddr {
+        BusAddr(self.memory.address().0 + self.first as u64 * 8)
+    }
+
     /// Writes the entry of page `page` of the space, which lies in this table.
     pub(crate) fn write(&self, page: u64, entry: u64) {
-        self.0.write((page % SPAN) as usize, entry);
+        self.memory
+            .write(self.first + (page % SPAN) as usize, entry);
     }
 }
 
@@ -192,9 +217,9 @@ impl Tables {
                 return Ok(slot.gat.clone());
             }
         }
-        let words = nic.with_bound(|dev| DmaWords::new(dev, GAT_BYTES as usize / 8))??;
-        let base = GatBase::new(words.address()).ok_or(ENOMEM)?;
-        let gat = Arc::new(Gat(words), GFP_KERNEL)?;
+        let gat = Gat::new(nic)?;
+        let base = GatBase::new(gat.address()).ok_or(ENOMEM)?;
+        let gat = Arc::new(gat, GFP_KERNEL)?;
         {
             let hw = nic.alive_access().ok_or(ENODEV)?;
             hw.rf.write(atu::gat(index as u32), base.raw());
