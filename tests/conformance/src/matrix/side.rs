@@ -114,7 +114,12 @@ impl Side {
         let address = buffer.mapping().address(0) as u64;
         let region = port.register(buffer)?;
         let physical = if large {
-            neighbours(address)?.map_or(Physical::Missing, |(bus, at)| Physical::Huge(bus, at))
+            match neighbours(address)? {
+                Some((bus, at)) => Physical::Huge(bus, at),
+                // As long as the kernel has a contiguous memory area (`cma=`).
+                None => ContiguousBuffer::new(&device, bytes as usize)
+                    .map_or(Physical::Missing, Physical::Contiguous),
+            }
         } else {
             Physical::Contiguous(ContiguousBuffer::new(&device, bytes as usize)?)
         };
