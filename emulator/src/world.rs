@@ -7,6 +7,7 @@
 //! until it is reset by its guest, by a new client or by command.
 
 use crate::config::{Fabric, NicSpec};
+use crate::control::Arrival;
 use crate::endpoint::TestDevice;
 use crate::env::{Env, Packet};
 use crate::machine::{HostStats, Machine};
@@ -499,10 +500,30 @@ impl World {
     /// Delivers a packet that no NIC sent.
     pub fn forge(&mut self, nic: usize, packet: &crate::control::Forged) -> anyhow::Result<()> {
         let to = self.with_nic(nic, |n, _| n.node_id());
-        let packet = packet.packet(to.context("the NIC is off")?)?;
-        self.with_nic(nic, |n, env| n.receive(packet, env));
+        let arrival = packet.arrival(to.context("the NIC is off")?)?;
+        self.with_nic(nic, |n, env| match arrival {
+            Arrival::Packet(packet) => n.receive(packet, env),
+            Arrival::Slot(unit, vpid, words) => n.forge_slot(unit, vpid, words, env),
+        });
         self.settle();
         Ok(())
+    }
+
+    /// Raises a trigger event of a chip that reports these registers. Errors: no such event or register, one that shows a state of
+    /// the model, or the NIC is off.
+    pub fn report(
+        &mut self,
+        nic: usize,
+        event: u8,
+        registers: &[(u32, u64)],
+    ) -> anyhow::Result<()> {
+        let te = *Te::ALL.get(usize::from(event)).context("events are 0…31")?;
+        let refused = self.with_nic(nic, |n, env| n.report_event(te, registers, env));
+        self.settle();
+        match refused.context("the NIC is off")? {
+            None => Ok(()),
+            Some(offset) => anyhow::bail!("nothing can be reported in register {offset:#x}"),
+        }
     }
 
     /// Writes a register as management software does.

@@ -127,6 +127,8 @@ pub enum Fault {
     RetryWaiting(Option<u32>),
     /// Write-combining buffers keep what is sent, or send it again.
     Stuck(bool),
+    /// Registers read as all ones and take nothing, or do not any more.
+    Deaf(bool),
     /// Every n-th DMA access fails; `None` ends it.
     DmaEvery(Option<u32>),
     /// Every n-th address translation fails; `None` ends it.
@@ -160,6 +162,7 @@ impl Fault {
             Fault::RetryEvery(n) => faults.wcbuf_retry_every = n,
             Fault::RetryWaiting(n) => faults.wcbuf_retry_waiting = n,
             Fault::Stuck(on) => faults.wcbuf_stuck = on,
+            Fault::Deaf(on) => faults.deaf = on,
             Fault::DmaEvery(n) => faults.dma_fault_every = n,
             Fault::AtuEvery(n) => faults.atu_fault_every = n,
             Fault::AtuDelay(ns) => faults.atu_delay_ns = ns,

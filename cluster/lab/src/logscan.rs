@@ -44,6 +44,9 @@ const SIGNS: &[&str] = &[
     "panicked at",
     "ODEBUG:",
     "nobody cared",
+    // Of a unit test in the kernel (KUnit).
+    " not ok ",
+    "ASSERTION FAILED at",
 ];
 
 /// Signs that these texts explain: said by a healthy kernel.
@@ -89,6 +92,8 @@ mod tests {
             "[    3.1] BUG: kernel NULL pointer dereference, address: 0",
             "[  120.1] INFO: task exn:12 blocked for more than 120 seconds.",
             "[    3.1] watchdog: BUG: soft lockup - CPU#0 stuck for 26s!",
+            "[    9.1]     not ok 2 quota_is_per_user_and_given_back",
+            "[    9.1]     # words_of_a_buffer: ASSERTION FAILED at kernel-ext/mem/pages.rs:1",
         ] {
             assert!(is_defect(bad), "{bad}");
         }

@@ -76,18 +76,37 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     arg(&format!("{}-node{}", spec.name, node.index));
     arg("-machine");
     arg(&format!(
-        "q35,accel={},memory-backend=mem,vmport=off",
-        accelerator()
+        "q35,accel={},vmport=off{}",
+        accelerator(),
+        if spec.numa { "" } else { ",memory-backend=mem" }
     ));
     for a in ["-cpu", "max", "-smp"] {
         arg(a);
     }
-    arg(&spec.cpus.to_string());
+    // NUMA nodes that share a socket make the kernel complain.
+    let sockets = if spec.numa { ",sockets=2" } else { "" };
+    arg(&format!("{}{sockets}", spec.cpus));
     arg("-m");
     arg(&format!("{mem}M"));
     // The emulator reads and writes the node's memory through this file.
-    arg("-object");
-    arg(&format!("memory-backend-memfd,id=mem,size={mem}M,share=on"));
+    let backend = |id, size| format!("memory-backend-memfd,id={id},size={size}M,share=on");
+    if spec.numa {
+        let (half, cpus) = (spec.cpus / 2, spec.cpus);
+        for (n, size, first, last) in [
+            (0, mem / 2, 0, half - 1),
+            (1, mem - mem / 2, half, cpus - 1),
+        ] {
+            arg("-object");
+            arg(&backend(format!("mem{n}"), size));
+            arg("-numa");
+            arg(&format!(
+                "node,nodeid={n},memdev=mem{n},cpus={first}-{last}"
+            ));
+        }
+    } else {
+        arg("-object");
+        arg(&backend("mem".to_owned(), mem));
+    }
     arg("-kernel");
     arg(&node.kernel.image.display().to_string());
     arg("-initrd");
@@ -139,10 +158,19 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
             port_name(i)
         ));
     }
+    let bus = if spec.numa && !node.nics.is_empty() {
+        arg("-device");
+        arg(&format!(
+            "pxb-pcie,id=far,bus=pcie.0,bus_nr={FAR_BUS},numa_node=1"
+        ));
+        "far"
+    } else {
+        "pcie.0"
+    };
     for (k, socket) in node.nics.iter().enumerate() {
         arg("-device");
         arg(&format!(
-            "pcie-root-port,id=rp{k},chassis={0},slot={0}",
+            "pcie-root-port,id=rp{k},bus={bus},chassis={0},slot={0}",
             k + 1
         ));
         arg("-device");
@@ -204,6 +232,9 @@ fn kernel_parameters(node: &Node<'_>) -> String {
     words.extend(spec.append.iter().cloned());
     words.join(" ")
 }
+
+/// First bus of the second NUMA node: beyond those of the first one's root ports.
+const FAR_BUS: u32 = 64;
 
 /// Runs a command on a node's QEMU control socket.
 ///
@@ -305,6 +336,33 @@ mod tests {
         assert!(all.iter().any(|a| a.contains("iommu.strict=1")));
         assert!(all.iter().any(|a| a
             == "stream,id=vio,server=off,reconnect-ms=200,addr.type=unix,addr.path=/x/vio.sock"));
+        assert!(all.iter().any(|a| a.contains(",memory-backend=mem")));
+        let spec = Spec {
+            numa: true,
+            cpus: 4,
+            memory_mib: 1025,
+            ..spec.clone()
+        };
+        let node = Node {
+            spec: &spec,
+            ..node
+        };
+        let all: Vec<String> = command(&paths, &node)
+            .into_iter()
+            .map(|a| a.into_string().unwrap())
+            .collect();
+        for want in [
+            "4,sockets=2",
+            "memory-backend-memfd,id=mem0,size=512M,share=on",
+            "node,nodeid=0,memdev=mem0,cpus=0-1",
+            "memory-backend-memfd,id=mem1,size=513M,share=on",
+            "node,nodeid=1,memdev=mem1,cpus=2-3",
+            "pxb-pcie,id=far,bus=pcie.0,bus_nr=64,numa_node=1",
+            "pcie-root-port,id=rp1,bus=far,chassis=2,slot=2",
+        ] {
+            assert!(all.iter().any(|a| a == want), "no {want} in {all:#?}");
+        }
+        assert!(!all.iter().any(|a| a.contains("memory-backend=mem,")));
         std::fs::remove_dir_all(kernel_dir).unwrap();
     }
 }

@@ -62,6 +62,9 @@ pub struct Spec {
     /// An IOMMU per node, which the kernel uses without delayed invalidation.
     #[serde(default)]
     pub iommu: bool,
+    /// Two NUMA nodes of half the processors and memory each; the NICs are at the second one.
+    #[serde(default)]
+    pub numa: bool,
     /// Words added to the kernel command line.
     pub append: Vec<String>,
     /// Arguments added to every QEMU.
@@ -87,6 +90,7 @@ impl Default for Spec {
             sshd: true,
             bench_nics: false,
             iommu: false,
+            numa: false,
             append: Vec::new(),
             qemu_args: Vec::new(),
             emu_args: Vec::new(),
@@ -150,6 +154,10 @@ impl Spec {
             (1..=64).contains(&self.cpus),
             "a node has 1 to 64 processors, not {}",
             self.cpus
+        );
+        ensure!(
+            !self.numa || self.cpus % 2 == 0,
+            "two NUMA nodes need an even number of processors: --cpus 2"
         );
         ensure!(
             !self.kernel.is_empty() && !self.kernel.contains('/') && !self.kernel.starts_with('.'),

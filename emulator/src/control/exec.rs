@@ -179,6 +179,17 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
             let n = nic(world, n)?;
             world.forge(n, &packet)?;
         }
+        Request::Event {
+            nic: n,
+            event,
+            registers,
+        } => {
+            let n = nic(world, n)?;
+            for (offset, _) in &registers {
+                register(*offset)?;
+            }
+            world.report(n, event, &registers)?;
+        }
         Request::Seed { seed } => world.change_network(|net, _| net.reseed(seed)),
         Request::Setup { avoid_dead } => world.set_up_all(avoid_dead)?,
         Request::NetworkState { nic: n, state } => {

@@ -1,9 +1,10 @@
 //! Packets that no NIC sent: what a broken or hostile peer might put on the wire, delivered to one NIC.
 //!
-//! They enter at the network port of the NIC, behind the fabric, so the source may be a node that does not exist.
+//! They enter at the network port of the NIC, behind the fabric, so the source may be a node that does not exist. Slots of queues
+//! are written as they are told, also with words that no packet makes the chip write.
 
 use crate::env::{Dest, NetPort, Packet};
-use crate::nic::{Body, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
+use crate::nic::{Body, QueueUnit, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 use wire::ids::NodeId;
@@ -19,8 +20,11 @@ pub enum Forged {
         src_node: u16,
         /// Stamped source VPID.
         src_vpid: u8,
-        /// Destination VPID.
-        vpid: u8,
+        /// Stamped protection descriptor.
+        #[serde(default)]
+        protection: u16,
+        /// Destination VPID, 10 bits.
+        vpid: u16,
         /// Message type tag, 0…3.
         mtt: u8,
         /// User tag.
@@ -42,6 +46,50 @@ pub enum Forged {
         class: u8,
         /// Notification word 0.
         value: u64,
+    },
+    /// An RMA request or response. What the numbers mean depends on the command, as in its descriptor.
+    Rma {
+        /// Source node.
+        src_node: u16,
+        /// Source VPID.
+        src_vpid: u8,
+        /// Protection descriptor.
+        #[serde(default)]
+        protection: u16,
+        /// Destination VPID; of a response that of the port which is said to have asked.
+        vpid: u8,
+        /// Code of the command (HW §10.2); responses are 10, 11, 13.
+        command: u8,
+        /// Notifications asked for: 1 requester, 2 responder, 4 completer.
+        #[serde(default)]
+        notify: u8,
+        /// Mode bits as in notifications: 1 RRA, 2 interrupt, 4 NLAs, ….
+        #[serde(default)]
+        mode: u8,
+        /// Address at the receiver; value of a notification put, number of a lock.
+        #[serde(default)]
+        address: u64,
+        /// Address of a get's answer, value of an immediate put, operands or value of a lock.
+        #[serde(default)]
+        second: u64,
+        /// Bytes of gets, immediate puts and responses; class of a notification put.
+        #[serde(default)]
+        len: u32,
+        /// Bytes of puts and get responses as hexadecimal digits, at most 4096.
+        #[serde(default)]
+        data: String,
+        /// Makes a response one of failure.
+        #[serde(default)]
+        error: u8,
+    },
+    /// A slot of the queue of `vpid`, whatever its words say.
+    Slot {
+        /// Mailbox or notification queue.
+        unit: QueueUnit,
+        /// VPID.
+        vpid: u8,
+        /// The last words of the slot: quadword before the status and status, or notification.
+        words: [u64; 2],
     },
     /// A store by the SMFU; with a target base in the interrupt range, an interrupt.
     SmfuWrite {
@@ -68,17 +116,142 @@ fn bytes(hex: &str) -> Result<Vec<u8>> {
         .collect()
 }
 
+/// What becomes of a forged packet.
+#[derive(Debug)]
+pub enum Arrival {
+    /// It arrives from the network.
+    Packet(Packet),
+    /// It stands in a queue.
+    Slot(QueueUnit, u8, [u64; 2]),
+}
+
+/// Largest number of bytes in an RMA packet.
+const MAX_RMA: usize = 4096;
+
 impl Forged {
-    /// The packet as it arrives at node `to`.
+    /// What arrives at node `to`.
     ///
     /// # Errors
     ///
     /// Fields out of range.
-    pub fn packet(&self, to: NodeId) -> Result<Packet> {
+    pub fn arrival(&self, to: NodeId) -> Result<Arrival> {
+        match *self {
+            Self::Slot { unit, vpid, words } => Ok(Arrival::Slot(unit, vpid, words)),
+            _ => self.packet(to).map(Arrival::Packet),
+        }
+    }
+
+    fn rma(&self) -> Result<Option<(u16, NetPort, RmaMessage)>> {
+        let Self::Rma {
+            src_node,
+            src_vpid,
+            protection,
+            vpid,
+            command,
+            notify,
+            mode,
+            address,
+            second,
+            len,
+            data: ref hex,
+            error,
+        } = *self
+        else {
+            return Ok(None);
+        };
+        let command = Command::from_code(command).context("no command has this code")?;
+        let data = bytes(hex)?;
+        ensure!(data.len() <= MAX_RMA, "a packet has at most 4096 bytes");
+        let number = (address & 0xFF_FFFF) as u32;
+        let (low, high) = (second as i32, (second >> 32) as i32);
+        let (port, kind) = match command {
+            Command::ByteGet | Command::QwGet => {
+                ensure!(
+                    len as usize <= MAX_RMA,
+                    "a forged get asks for at most 4096 bytes"
+                );
+                let kind = RmaKind::GetRequest {
+                    read_addr: address,
+                    write_addr: second,
+                    len,
+                };
+                (NetPort::RmaResponder, kind)
+            }
+            Command::BytePut | Command::QwPut => {
+                let addr = address;
+                (NetPort::RmaCompleter, RmaKind::Put { addr, data })
+            }
+            Command::ImmediatePut => {
+                ensure!((1..=8).contains(&len), "an immediate put has 1…8 bytes");
+                let kind = RmaKind::Immediate {
+                    addr: address,
+                    len: len as u8,
+                    value: second,
+                };
+                (NetPort::RmaCompleter, kind)
+            }
+            Command::NotificationPut => {
+                let kind = RmaKind::Notify {
+                    class: len as u8,
+                    value: address,
+                };
+                (NetPort::RmaCompleter, kind)
+            }
+            Command::Lock => {
+                let kind = RmaKind::LockRequest {
+                    at_completer: true,
+                    number,
+                    compare: low,
+                    add: high,
+                };
+                (NetPort::RmaCompleter, kind)
+            }
+            Command::ByteGetResponse | Command::QwGetResponse => {
+                let data = if error == 0 { Ok(data) } else { Err(len / 2) };
+                let kind = RmaKind::GetResponse {
+                    write_addr: address,
+                    len,
+                    data,
+                };
+                (NetPort::RmaCompleter, kind)
+            }
+            Command::LockResponse => {
+                let kind = RmaKind::LockResponse {
+                    number,
+                    success: high & 1 != 0,
+                    value: low,
+                    error: error & 7,
+                };
+                (NetPort::RmaCompleter, kind)
+            }
+        };
+        let response = matches!(
+            kind,
+            RmaKind::GetResponse { .. } | RmaKind::LockResponse { .. }
+        );
+        let (origin_vpid, peer_vpid) = if response {
+            (vpid, src_vpid)
+        } else {
+            (src_vpid, vpid)
+        };
+        let message = RmaMessage {
+            origin_vpid,
+            peer_vpid,
+            protection,
+            command,
+            notify: NotifySpec::from_bits(notify & 7),
+            mode: Mode::from_bits(mode),
+            kind,
+        };
+        Ok(Some((src_node, port, message)))
+    }
+
+    fn packet(&self, to: NodeId) -> Result<Packet> {
         let (src, port, size, body) = match *self {
             Self::Velo {
                 src_node,
                 src_vpid,
+                protection,
                 vpid,
                 mtt,
                 tag,
@@ -92,11 +265,12 @@ impl Forged {
                 ensure!(mtt <= 3, "a message type tag is 0…3");
                 let mut data = [0; 120];
                 data[..payload.len()].copy_from_slice(&payload);
+                ensure!(vpid < 1 << 10, "a VPID has 10 bits");
                 let message = VeloMessage {
                     src_node,
                     src_vpid: src_vpid.into(),
-                    protection: 0,
-                    dst_vpid: vpid.into(),
+                    protection,
+                    dst_vpid: vpid,
                     mtt,
                     tag,
                     interrupt: true,
@@ -136,6 +310,10 @@ impl Forged {
                     Body::Rma(Box::new(message)),
                 )
             }
+            Self::Rma { .. } | Self::Slot { .. } => {
+                let (src, port, message) = self.rma()?.context("a slot is no packet")?;
+                (src, port, MAX_RMA, Body::Rma(Box::new(message)))
+            }
             Self::SmfuWrite {
                 src_node,
                 interval,
@@ -168,6 +346,7 @@ mod tests {
         Forged::Velo {
             src_node: 9,
             src_vpid: 254,
+            protection: 0,
             vpid: 254,
             mtt,
             tag: 0,
@@ -199,6 +378,44 @@ mod tests {
         assert_eq!((packet.port, packet.bytes), (NetPort::Smfu, 2));
     }
 
+    fn rma(command: u8, more: &str) -> Result<Arrival> {
+        let json = format!(
+            r#"{{"kind":"rma","src_node":9,"src_vpid":8,"vpid":7,"command":{command},"address":5{more}}}"#
+        );
+        let forged: Forged = serde_json::from_str(&json).expect("valid");
+        forged.arrival(NodeId(1))
+    }
+
+    #[test]
+    fn requests_and_responses_find_their_vpid() {
+        for (command, more, responder) in [
+            (0, r#","len":8"#, true),
+            (2, r#","data":"00""#, false),
+            (5, "", false),
+            (6, r#","len":3"#, false),
+            (10, r#","error":1"#, false),
+            (12, "", false),
+            (13, "", false),
+        ] {
+            let Ok(Arrival::Packet(packet)) = rma(command, more) else {
+                panic!("{command}")
+            };
+            assert_eq!(packet.body.target_vpid(), 7, "{command}");
+            assert_eq!(packet.port == NetPort::RmaResponder, responder, "{command}");
+        }
+    }
+
+    #[test]
+    fn a_slot_has_the_words_it_was_told() {
+        let json = r#"{"kind":"slot","unit":"rma","vpid":3,"words":[1,18446744073709551615]}"#;
+        let forged: Forged = serde_json::from_str(json).expect("valid");
+        let made = forged.arrival(NodeId(1)).expect("valid");
+        assert!(matches!(
+            made,
+            Arrival::Slot(QueueUnit::Rma, 3, [1, u64::MAX])
+        ));
+    }
+
     #[test]
     fn fields_out_of_range_are_refused() {
         for bad in [
@@ -210,5 +427,7 @@ mod tests {
         ] {
             assert!(bad.packet(NodeId(1)).is_err(), "{bad:?}");
         }
+        assert!(rma(4, "").is_err() && rma(6, "").is_err());
+        assert!(rma(0, r#","len":4097"#).is_err());
     }
 }

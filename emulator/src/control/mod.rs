@@ -9,7 +9,7 @@ mod forge;
 pub mod server;
 
 pub use client::Client;
-pub use forge::Forged;
+pub use forge::{Arrival, Forged};
 
 use crate::machine::HostStats;
 use crate::network::{DownPolicy, LinkInfo, NodeStats};
@@ -133,6 +133,16 @@ pub enum Request {
         nic: usize,
         /// The packet.
         packet: Forged,
+    },
+    /// Raises a trigger event as if a unit of the chip had, after setting what the unit reports.
+    Event {
+        /// NIC.
+        nic: usize,
+        /// Number of the event.
+        event: u8,
+        /// Byte offsets of registers and their values.
+        #[serde(default)]
+        registers: Vec<(u32, u64)>,
     },
     /// Restarts the random draws.
     Seed {

@@ -14,6 +14,8 @@ const QUEUES: usize = 256;
 pub(super) enum Item {
     /// VELO message: one slot, or up to three small ones.
     Message(Box<VeloMessage>),
+    /// Forged end of a mailbox slot; interrupts.
+    Slot([u64; 2]),
     /// RMA notification, and whether it interrupts.
     Notification([u64; 2], bool),
 }
@@ -23,7 +25,7 @@ impl Item {
     fn cost(&self) -> u64 {
         match self {
             Item::Message(_) => 256,
-            Item::Notification(..) => 64,
+            Item::Slot(_) | Item::Notification(..) => 64,
         }
     }
 }
@@ -317,7 +319,7 @@ impl Nic {
     fn try_store(&mut self, unit: Unit, vpid: u8, item: Item, env: &mut Env<'_>) -> Option<Item> {
         let slots = match &item {
             Item::Message(m) => self.velo_slot_size().slots_for(m.len.into()),
-            Item::Notification(..) => 1,
+            Item::Slot(_) | Item::Notification(..) => 1,
         };
         if self.forced_full(unit, vpid, slots) {
             return Some(item);
@@ -345,7 +347,11 @@ impl Nic {
         let lost = self.lost_slots(ring, vpid, slots);
         let stored = match &item {
             Item::Message(m) => self.velo_write_slots(m, at, lost, env),
-            Item::Notification(..) if lost != 0 => Ok(()),
+            Item::Slot(_) | Item::Notification(..) if lost != 0 => Ok(()),
+            Item::Slot(words) => {
+                let end = at[0].wrapping_add(self.velo_slot_size().status_offset().into());
+                self.write_notification(*words, end.wrapping_sub(8), env)
+            }
             Item::Notification(words, _) => self.write_notification(*words, at[0], env),
         };
         if stored.is_err() {
@@ -364,6 +370,7 @@ impl Nic {
                 velo.bytes_received = velo.bytes_received.wrapping_add(bytes);
                 m.interrupt
             }
+            Item::Slot(_) => true,
             Item::Notification(_, interrupt) => {
                 let n = &mut self.counters.rma.notifications;
                 *n = n.wrapping_add(stored.into());

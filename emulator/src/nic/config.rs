@@ -129,6 +129,8 @@ pub struct Faults {
     pub queue_full: Vec<QueueFull>,
     /// The NIC takes nothing from and gives nothing to the network, while links stay up and registers work.
     pub frozen: bool,
+    /// The host's loads from BAR 0 and 2 give all ones and its stores are dropped, while everything else goes on.
+    pub deaf: bool,
     /// Every n-th DMA access of the NIC fails.
     pub dma_fault_every: Option<u32>,
     /// Every n-th address translation fails, counted from when this was set.
@@ -165,6 +167,8 @@ pub enum LossyRing {
     Rma,
     /// System notification queue.
     Snq,
+    /// No ring: the interrupts.
+    Msi,
 }
 
 /// One entry of [`Faults::lose_writes`]. DMA writes are posted: the chip does not learn of a loss, moves its pointer on and
@@ -174,7 +178,7 @@ pub enum LossyRing {
 pub struct LoseWrite {
     /// Ring.
     pub ring: LossyRing,
-    /// VPID, or any; without meaning for the system notification queue.
+    /// VPID, or any; without meaning for the system notification queue and interrupts.
     #[serde(default)]
     pub vpid: Option<u8>,
     /// Only this slot (0…2) of VELO messages that have it; absent: the whole message.

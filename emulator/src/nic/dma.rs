@@ -135,6 +135,9 @@ impl Nic {
             self.counters.drops.bus_master_off = self.counters.drops.bus_master_off.wrapping_add(1);
             return;
         }
+        if self.lost_slots(LossyRing::Msi, 0, 1) != 0 {
+            return;
+        }
         self.counters.interrupts = self.counters.interrupts.wrapping_add(1);
         if env.trace.enabled() {
             env.trace.event(TraceEvent::Msi { vector: 0 });

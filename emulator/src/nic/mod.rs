@@ -240,6 +240,10 @@ impl Nic {
     /// network, [`Nic::finish_load`] gives the result. There is one load at a time; the next one forgets the last.
     pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) -> Load {
         self.counters.mmio_reads = self.counters.mmio_reads.wrapping_add(1);
+        if self.cfg.faults.deaf {
+            data.fill(0xFF);
+            return Load::Done;
+        }
         let pending = self.host_read(bar, offset, data, env);
         self.settle(env);
         if pending {
@@ -252,6 +256,9 @@ impl Nic {
     /// Host store to BAR `bar` at `offset`, any length and alignment.
     pub fn mmio_write(&mut self, bar: u8, offset: u64, data: &[u8], env: &mut Env<'_>) {
         self.counters.mmio_writes = self.counters.mmio_writes.wrapping_add(1);
+        if self.cfg.faults.deaf {
+            return;
+        }
         self.host_write(bar, offset, data, env);
         self.settle(env);
     }
@@ -309,6 +316,35 @@ impl Nic {
     /// Raises a trigger event from outside, for instance 13, 14, 16, 17 or 20 by the network.
     pub fn raise_event(&mut self, te: Te, env: &mut Env<'_>) {
         self.raise(te);
+        self.settle(env);
+    }
+
+    /// Sets registers as the unit that owns them would, then raises a trigger event. Returns the first register that does not keep
+    /// what it is told, if there is one: then nothing was raised.
+    pub fn report_event(
+        &mut self,
+        te: Te,
+        registers: &[(u32, u64)],
+        env: &mut Env<'_>,
+    ) -> Option<u32> {
+        for &(offset, value) in registers {
+            self.storage.set_at(offset, value);
+            if self.rf_value(offset, Accessor::Management, env) != Some(value) {
+                return Some(offset);
+            }
+        }
+        self.raise_event(te, env);
+        None
+    }
+
+    /// A slot of a queue is filled with words that the chip would not write: the quadword before the status and the status, or
+    /// a notification.
+    pub fn forge_slot(&mut self, unit: QueueUnit, vpid: u8, words: [u64; 2], env: &mut Env<'_>) {
+        let item = match unit {
+            QueueUnit::Velo => bq::Item::Slot(words),
+            QueueUnit::Rma => bq::Item::Notification(words, true),
+        };
+        self.queue_put(unit.into(), vpid, item, env);
         self.settle(env);
     }
 

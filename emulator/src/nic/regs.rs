@@ -203,7 +203,7 @@ impl Nic {
     }
 
     /// Current value whatever the access rights; `None` if there is no register.
-    fn rf_value(&mut self, offset: u32, by: Accessor, env: &mut Env<'_>) -> Option<u64> {
+    pub(super) fn rf_value(&mut self, offset: u32, by: Accessor, env: &mut Env<'_>) -> Option<u64> {
         let slot = RegMap::get().slot(offset)?;
         let at = RegOffset(offset);
         let live = match block(offset) {

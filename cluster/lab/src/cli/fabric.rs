@@ -124,6 +124,17 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
+    /// Let registers hang: reads return all ones, writes are dropped, everything else goes on
+    Deaf {
+        /// Node
+        node: String,
+        /// End it
+        #[arg(long)]
+        off: bool,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
     /// Let DMA accesses fail, or lose writes into a queue
     #[command(group(clap::ArgGroup::new("what").required(true)))]
     DmaFault {
@@ -132,7 +143,7 @@ pub enum FaultVerb {
         /// Every n-th access fails, 0 ends it
         #[arg(long, group = "what")]
         every: Option<u32>,
-        /// The next writes into this ring are lost: velo (mailboxes), rma (notification queues), snq (system notification queue)
+        /// The next writes into this ring are lost: velo (mailboxes), rma (notification queues), snq (system notification queue); or msi (interrupts)
         #[arg(long, group = "what", value_parser = lossy_ring)]
         ring: Option<LossyRing>,
         /// Only into the queue of this VPID
@@ -252,6 +263,20 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
+    /// Raise a trigger event, as if a unit of the chip had found something
+    Event {
+        /// Node
+        node: String,
+        /// Number of the event
+        #[arg(value_parser = clap::value_parser!(u8).range(0..=31))]
+        event: u8,
+        /// Sets a register before, as the unit would: OFFSET=VALUE
+        #[arg(long = "set", value_parser = assignment)]
+        set: Vec<(u32, u64)>,
+        /// NIC of the node
+        #[arg(long, default_value_t = 0)]
+        nic: usize,
+    },
     /// End all of the above, except for power and configuration space
     Clear,
 }
@@ -279,10 +304,12 @@ fn needs_node(cluster: &Cluster, verb: &FaultVerb) -> Result<()> {
         FaultVerb::QueueFull { node, .. } => (node, "queue-full"),
         FaultVerb::Retry { node, .. } => (node, "retry"),
         FaultVerb::Stuck { node, .. } => (node, "stuck"),
+        FaultVerb::Deaf { node, .. } => (node, "deaf"),
         FaultVerb::DmaFault { node, .. } => (node, "dma-fault"),
         FaultVerb::AtuFault { node, .. } => (node, "atu-fault"),
         FaultVerb::AtuDelay { node, .. } => (node, "atu-delay"),
         FaultVerb::AtuLose { node, .. } => (node, "atu-lose"),
+        FaultVerb::Event { node, .. } => (node, "event"),
         FaultVerb::Pci { node, .. } => (node, "pci"),
         _ => return Ok(()),
     };
@@ -314,8 +341,25 @@ fn lossy_ring(word: &str) -> Result<LossyRing, String> {
         "velo" => Ok(LossyRing::Velo),
         "rma" => Ok(LossyRing::Rma),
         "snq" => Ok(LossyRing::Snq),
-        _ => Err("velo, rma or snq".into()),
+        "msi" => Ok(LossyRing::Msi),
+        _ => Err("velo, rma, snq or msi".into()),
     }
+}
+
+/// A number in decimal or, with 0x, in hexadecimal.
+fn any_number(text: &str) -> Result<u64, String> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    }
+    .map_err(|e| format!("{text}: {e}"))
+}
+
+fn assignment(text: &str) -> Result<(u32, u64), String> {
+    let (offset, value) = text.split_once('=').ok_or("OFFSET=VALUE")?;
+    let offset = any_number(offset)?;
+    let offset = u32::try_from(offset).map_err(|e| e.to_string())?;
+    Ok((offset, any_number(value)?))
 }
 
 fn some_unless_zero(n: u32) -> Option<u32> {
@@ -437,6 +481,7 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             }
         }
         FaultVerb::Stuck { node, off, nic: k } => inject(nic(&node, k)?, Fault::Stuck(!off)),
+        FaultVerb::Deaf { node, off, nic: k } => inject(nic(&node, k)?, Fault::Deaf(!off)),
         FaultVerb::DmaFault {
             node,
             every,
@@ -523,6 +568,16 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             }
             Ok(())
         }
+        FaultVerb::Event {
+            node,
+            event,
+            set,
+            nic: k,
+        } => call(Request::Event {
+            nic: nic(&node, k)?,
+            event,
+            registers: set,
+        }),
         FaultVerb::Seed { seed } => call(Request::Seed { seed }),
         FaultVerb::Clear => {
             knobs(&[], Some(0.0), Some(0.0), Some(0), Some(0))?;
@@ -711,6 +766,15 @@ pub fn top(paths: &Paths, name: &str, interval: f64, count: Option<u64>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn registers_are_set_by_offset() {
+        assert_eq!(assignment("0x8028=3"), Ok((0x8028, 3)));
+        assert_eq!(assignment("8=0xff"), Ok((8, 255)));
+        for bad in ["8", "8=x", "=1", "0x100000000=1"] {
+            assert!(assignment(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn rates_are_short() {

@@ -166,6 +166,9 @@ struct Up {
     /// Give every node an IOMMU that the kernel uses strictly: devices reach nothing but what drivers map
     #[arg(long)]
     iommu: bool,
+    /// Give every node two NUMA nodes, with the NICs at the second one (needs an even number of processors)
+    #[arg(long)]
+    numa: bool,
     /// Word for the kernel command line (repeatable)
     #[arg(long, value_name = "WORD")]
     append: Vec<String>,
@@ -217,6 +220,7 @@ impl Up {
             sshd: !self.no_sshd,
             bench_nics: self.bench_nics,
             iommu: self.iommu,
+            numa: self.numa,
             append: self.append,
             qemu_args: self.qemu_arg,
             emu_args: self.emu_arg,
