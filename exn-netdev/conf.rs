@@ -22,6 +22,9 @@ pub(crate) const TX_FLIGHT_MAX: u32 = 512;
 const TX_FLIGHT: u32 = 256;
 /// Frames given up but kept readable for late fetches.
 pub(crate) const TX_QUARANTINE: u16 = 512;
+/// Most objects that a port can leave when it is closed: frames announced and given up, fetches.
+pub(crate) const LEFT_MAX: usize =
+    TX_FLIGHT_MAX as usize + TX_QUARANTINE as usize + RX_FLIGHT as usize;
 /// Frames in flight that a peer may have which fetches nothing.
 pub(crate) const STALLED_PEER_BOUND: u16 = 16;
 /// After this time an announced frame no longer counts for the byte queue limit, so that one slow peer can't stop all others.

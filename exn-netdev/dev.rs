@@ -12,6 +12,7 @@ use crate::{
 };
 use extoll_core::{
     nic::{Nic, Status, StatusClient, Subscription},
+    quarantine::{Batch, Held},
     rma, velo,
     vpid::Client,
 };
@@ -21,9 +22,12 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta},
 };
-use kernel_ext::net::{
-    self, Config, Device, Napi, NetDev, Operations, Registration, Rtnl, SkBuff, Stats64, Transmit,
-    TxQueue,
+use kernel_ext::{
+    net::{
+        self, Config, Device, Napi, NetDev, Operations, Registration, Rtnl, SkBuff, Stats64,
+        Transmit, TxQueue,
+    },
+    work::Settled,
 };
 use wire::ext_eth::{MacPrefix, VPID};
 
@@ -57,6 +61,7 @@ impl Client for VeloClient {
 
 /// Hears of the RMA port.
 struct RmaClient {
+    shared: Arc<Shared>,
     velo: Arc<Napi<VeloPoll>>,
     rma: Arc<Napi<RmaPoll>>,
 }
@@ -67,6 +72,10 @@ impl Client for RmaClient {
     }
 
     fn writable(&self) {
+        if self.shared.set_gated(false) {
+            // The VPID was enabled: switches the carrier on.
+            self.shared.ndev.schedule_work();
+        }
         // The VELO side posts the fetches.
         self.velo.schedule();
     }
@@ -78,8 +87,7 @@ struct StatusWatch(Arc<Shared>);
 impl StatusClient for StatusWatch {
     fn changed(&self, status: Status) {
         let ndev = &self.0.ndev;
-        let open = self.0.tx.lock().is_open();
-        ndev.set_carrier(status.is_up() && open);
+        ndev.set_carrier(status.is_up() && self.0.is_usable());
         // The MAC address changes under RTNL.
         ndev.schedule_work();
     }
@@ -140,27 +148,34 @@ impl Exn {
         }
     }
 
-    /// Frees all that is left. The ports are closed: the NIC refuses late fetches and late data.
+    /// Gives up all that is left. The ports are closed, but peers know the addresses of frames, and fetches may still be answered
+    /// when the next port is open: the memory goes to the quarantine of the NIC.
     fn flush(&self) {
         let sh = &*self.shared;
+        let Some(mut batch) = sh.rx.lock().set_batch(None) else {
+            return;
+        };
         loop {
-            let Some((active, map)) = sh.tx.lock().flush_one() else {
+            let Some((active, mut map)) = sh.tx.lock().flush_one() else {
                 break;
             };
             if active {
                 sh.counters.reason(Reason::TxFlushed, 1);
             }
-            drop(map);
+            map.orphan();
+            batch.push(Held::Tx(map));
         }
         loop {
-            let Some(fetch) = sh.rx.lock().flush_one() else {
+            let Some(mut fetch) = sh.rx.lock().flush_one() else {
                 break;
             };
             if !fetch.lost {
                 sh.counters.reason(Reason::RxFlushed, 1);
             }
-            drop(fetch);
+            fetch.buffer.orphan();
+            batch.push(Held::Rx(fetch.buffer));
         }
+        batch.hold(conf::quarantine_ms());
         let scratch = sh.rx.lock().set_scratch(None);
         drop(scratch);
     }
@@ -182,6 +197,7 @@ impl Operations for Exn {
             .ndev
             .map_rx(conf::MAX_FRAME)
             .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
+        let batch = Batch::new(&sh.nic, VPID, conf::LEFT_MAX)?;
         let velo_client = Arc::new(
             VeloClient {
                 shared: sh.clone(),
@@ -191,6 +207,7 @@ impl Operations for Exn {
         )?;
         let rma_client = Arc::new(
             RmaClient {
+                shared: sh.clone(),
                 velo: exn.velo.clone(),
                 rma: exn.rma.clone(),
             },
@@ -206,13 +223,19 @@ impl Operations for Exn {
         sh.reset();
         let old = sh.rx.lock().set_scratch(Some(scratch));
         drop(old);
+        sh.rx.lock().set_batch(Some(batch));
+        sh.set_gated(!requester.is_enabled());
         sh.tx.lock().start(sender.clone());
         // The first poll, which follows, arms the interrupts.
         sender.attach(velo_client);
         requester.attach(rma_client);
         let status = sh.nic.status();
         rtnl.set_mac(&sh.prefix.mac(status.node));
-        dev.set_carrier(status.is_up());
+        // The client may have been attached too late to hear of it.
+        if requester.is_enabled() {
+            sh.set_gated(false);
+        }
+        dev.set_carrier(status.is_up() && !sh.is_gated());
         Ok(())
     }
 
@@ -309,8 +332,7 @@ impl Operations for Exn {
             }
         }
         // May have been switched before the interface was up.
-        let open = sh.tx.lock().is_open();
-        dev.set_carrier(status.is_up() && open);
+        dev.set_carrier(status.is_up() && sh.is_usable());
     }
 }
 
@@ -319,6 +341,7 @@ pub(crate) struct Interface {
     _files: Option<Files>,
     _status: Subscription,
     _net: Registration<Exn>,
+    _settled: Settled,
 }
 
 impl Interface {
@@ -328,6 +351,7 @@ impl Interface {
         parent: &device::Device<Bound>,
         dma: &device::Device<Bound>,
     ) -> Result<Self> {
+        let settled = Settled;
         let config = Config {
             name: c"exn%d",
             min_mtu: conf::MIN_MTU,
@@ -355,6 +379,7 @@ impl Interface {
             _files: files,
             _status: status,
             _net: net,
+            _settled: settled,
         })
     }
 }

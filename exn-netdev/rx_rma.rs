@@ -9,7 +9,7 @@ use crate::{
     shared::{ms, Shared},
     slots::Slots,
 };
-use extoll_core::rma;
+use extoll_core::{quarantine::Batch, rma};
 use kernel::{
     prelude::*,
     sync::{atomic::Relaxed, Arc},
@@ -51,6 +51,8 @@ pub(crate) struct Fetches {
     lost: usize,
     /// For frames that are fetched only to free the sender's buffer; `None` while in use.
     scratch: Option<RxMapping>,
+    /// Room for what is left when the port is closed.
+    batch: Option<Batch>,
 }
 
 /// What a source may do.
@@ -68,7 +70,7 @@ enum Ended {
     Frame(RxMapping, NodeId),
     Discarded,
     Failed(Option<RxMapping>, Reason, u64),
-    Unmatched(Reason),
+    Unmatched,
 }
 
 impl Fetches {
@@ -79,6 +81,7 @@ impl Fetches {
             sources: Slots::new(conf::RX_FLIGHT)?,
             lost: 0,
             scratch: None,
+            batch: None,
         })
     }
 
@@ -95,6 +98,11 @@ impl Fetches {
     /// Puts the scratch buffer in its place (back).
     pub(crate) fn set_scratch(&mut self, scratch: Option<RxMapping>) -> Option<RxMapping> {
         core::mem::replace(&mut self.scratch, scratch)
+    }
+
+    /// Sets or takes the place for what is left when the port is closed.
+    pub(crate) fn set_batch(&mut self, batch: Option<Batch>) -> Option<Batch> {
+        core::mem::replace(&mut self.batch, batch)
     }
 
     /// Takes the scratch buffer.
@@ -164,10 +172,10 @@ impl Fetches {
 
     fn complete(&mut self, c: &Completion) -> Ended {
         if self.flight.get(c.key).is_none_or(|f| f.node != c.peer) {
-            return Ended::Unmatched(Reason::Unmatched);
+            return Ended::Unmatched;
         }
         let Some(fetch) = self.remove(c.key) else {
-            return Ended::Unmatched(Reason::Unmatched);
+            return Ended::Unmatched;
         };
         let Fetch {
             buffer,
@@ -263,7 +271,7 @@ impl Shared {
                 drop(buffer);
                 self.reject(reason, Some(c.peer), detail);
             }
-            Ended::Unmatched(reason) => self.reject(reason, Some(c.peer), c.key),
+            Ended::Unmatched => self.unmatched(c.peer, c.key),
         }
     }
 }
@@ -325,10 +333,6 @@ impl NapiPoll for RmaPoll {
 
     fn poll(&self, state: &mut RmaState, cx: &mut PollCx<'_>) -> Polled {
         let budget = cx.budget();
-        if budget == 0 {
-            // Notifications of both directions share a queue; they can't be told apart without taking them.
-            return Polled::Done(0);
-        }
         let sh = &*self.shared;
         sh.count(Counter::PollRma);
         let checksum = checksum(false);

@@ -263,6 +263,10 @@ impl VeloRx {
 
     fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement, now: u64) {
         sh.count(Counter::RxAnnounced);
+        if sh.is_gated() {
+            // Waiting would hold back the network.
+            return sh.reject(Reason::RxPort, Some(node), announcement.len);
+        }
         let (len, discard) = match announcement.frame_len(conf::MAX_FRAME) {
             Ok(len) => (len, false),
             Err(reject) => {
@@ -427,9 +431,6 @@ impl NapiPoll for VeloPoll {
         let budget = cx.budget();
         let sh = &*self.shared;
         sh.tx_unblock();
-        if budget == 0 {
-            return Polled::Done(0);
-        }
         sh.count(Counter::PollVelo);
         let now = net::jiffies64();
         let VeloState { mailbox, rx } = state;
@@ -479,5 +480,9 @@ impl NapiPoll for VeloPoll {
             return Polled::More;
         }
         Polled::Done(done)
+    }
+
+    fn netpoll(&self) {
+        self.shared.tx_unblock();
     }
 }

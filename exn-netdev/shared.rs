@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     restart: Atomic<i32>,
     /// Last time that was decided, in jiffies.
     restarted: Atomic<u64>,
+    /// 1 while the RMA port is open but its VPID not enabled.
+    gated: Atomic<i32>,
     /// 1 while the housekeeping timer runs.
     tick_armed: Atomic<i32>,
     /// When housekeeping is due, in jiffies.
@@ -82,6 +84,7 @@ impl Shared {
                 notified: Atomic::new(0),
                 restart: Atomic::new(0),
                 restarted: Atomic::new(0),
+                gated: Atomic::new(0),
                 tick_armed: Atomic::new(0),
                 tick_due: Atomic::new(0),
             }),
@@ -124,6 +127,32 @@ impl Shared {
                 "exn reason {number}: {text} ({detail:#x}), {missed} suppressed\n"
             ),
         }
+    }
+
+    /// Counts a notification that belongs to nothing in flight: late, if it is for what an earlier port left.
+    #[cold]
+    pub(crate) fn unmatched(&self, node: NodeId, key: u64) {
+        let reason = match self.nic.is_quarantined(key) {
+            true => Reason::Late,
+            false => Reason::Unmatched,
+        };
+        self.reject(reason, Some(node), key);
+    }
+
+    /// Whether the interface has ports that work.
+    pub(crate) fn is_usable(&self) -> bool {
+        !self.is_gated() && self.tx.lock().is_open()
+    }
+
+    /// Whether the RMA port waits for its VPID to be enabled: nothing can be fetched here or from here.
+    #[inline]
+    pub(crate) fn is_gated(&self) -> bool {
+        self.gated.load(Relaxed) != 0
+    }
+
+    /// The RMA port has to wait, or no longer. Returns what was before.
+    pub(crate) fn set_gated(&self, gated: bool) -> bool {
+        self.gated.xchg(i32::from(gated), Relaxed) != 0
     }
 
     /// Notifications came: the queue works.

@@ -601,6 +601,7 @@ impl Shared {
                 consume(skb);
             }
             Ended::Failed(reason, detail) => self.reject(reason, Some(peer), detail),
+            Ended::Unmatched(Reason::Unmatched) => self.unmatched(peer, value),
             Ended::Unmatched(reason) => self.reject(reason, Some(peer), value),
         }
     }

@@ -35,7 +35,7 @@ pub(crate) fn clear(hw: &Hw, unit: Unit, vpid: Vpid) {
     }
 }
 
-/// Sets up a queue of `slots` slots in the creation order of HW §7; interrupts of the VPID are armed. `dcq` has the words of `segments`
+/// Sets up a queue of `slots` slots in the creation order of HW §7; `arm`: interrupts of the VPID are armed. `dcq` has the words of `segments`
 /// segments. With one segment the next one is the same (HW §7 for VELO; G10). `ERANGE`: no such number of segments.
 pub(crate) fn install(
     hw: &Hw,
@@ -44,6 +44,7 @@ pub(crate) fn install(
     slots: u32,
     segments: u32,
     dcq: &DmaWords,
+    arm: bool,
 ) -> Result {
     let page = dcq.address();
     let base = DcqBase { segments, page }.encode().map_err(|_| ERANGE)?;
@@ -59,7 +60,7 @@ pub(crate) fn install(
             regs.wp_lwp_dcq_rp(vpid),
             WritePointers::initial(segments).raw(),
         ),
-        (regs.rp(vpid), Rp(0).with_irq_retrigger(true).raw()),
+        (regs.rp(vpid), Rp(0).with_irq_retrigger(arm).raw()),
         (regs.c_base_size_valid(vpid), segment(0)),
         (regs.n_base_size_valid(vpid), segment(1)),
     ] {
@@ -165,7 +166,7 @@ impl Queue {
     /// Tells the NIC; interrupts of the VPID are armed.
     pub(crate) fn install(&self, hw: &Hw) -> Result {
         let count = self.segments.len() as u32;
-        install(hw, self.unit, self.vpid, self.slots, count, &self.dcq)
+        install(hw, self.unit, self.vpid, self.slots, count, &self.dcq, true)
     }
 
     /// Word `word` of slot `slot`; 0 outside.

@@ -2,7 +2,7 @@
 
 //! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md).
 
-use crate::{atu::Atu, nic::Nic, rf, stats::Reason, vpid::Open};
+use crate::{atu::Atu, nic::Nic, quarantine, rf, stats::Reason, vpid::Open};
 use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
 use kernel_ext::debugfs::Dir;
 use wire::{
@@ -25,6 +25,7 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"ports", show_ports),
             (c"atu", Atu::show),
             (c"events", show_events),
+            (c"quarantine", quarantine::show),
             (c"links", |nic, f| nic.links.show(f)),
         ],
     )?;

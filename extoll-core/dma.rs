@@ -25,7 +25,7 @@ impl DmaWords {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for 0 words, `ENOMEM`.
+    /// `EINVAL` for 0 words, `ENOMEM`, `EIO` for memory whose addresses mean interrupts to the NIC.
     pub fn new(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
         Self::with_flags(dev, words, GFP_KERNEL)
     }
@@ -40,10 +40,12 @@ impl DmaWords {
     }
 
     fn with_flags(dev: &device::Device<Bound>, words: usize, flags: Flags) -> Result<Self> {
-        Ok(Self {
-            memory: Coherent::zeroed_slice(dev, words, flags | __GFP_NOWARN)?,
-            words,
-        })
+        let memory = Coherent::zeroed_slice(dev, words, flags | __GFP_NOWARN)?;
+        let this = Self { memory, words };
+        if this.address().meets_interrupts(words as u64 * 8) {
+            return Err(EIO);
+        }
+        Ok(this)
     }
 
     /// Address for the device.

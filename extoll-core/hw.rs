@@ -8,7 +8,9 @@ use crate::{
 };
 use kernel::{
     device::{self, Bound},
+    new_spinlock,
     prelude::*,
+    sync::SpinLock,
 };
 use kernel_ext::pci::Region;
 use wire::{htax::Windows, ids::Unit, regs::smfu::RRA_WINDOW};
@@ -21,6 +23,8 @@ pub(crate) struct Hw {
     rma: Window,
     /// Start of the SMFU window: the register file that interval 0 leads to.
     pub(crate) remote_rf: Remote,
+    /// Taken to change the registers with the identity of VELO senders, which several parties do.
+    pub(crate) velo_sources: Pin<KBox<SpinLock<()>>>,
     /// Physical addresses of the windows.
     pub(crate) windows: Windows,
     device: BoundDevice,
@@ -38,6 +42,7 @@ impl Hw {
             velo: Window::map(bar0, windows.velo.0)?,
             rma: Window::map(bar0, windows.rma.0)?,
             remote_rf: Remote::map(windows.smfu.0, RRA_WINDOW as usize, false)?,
+            velo_sources: KBox::pin_init(new_spinlock!((), "extoll_velo_sources"), GFP_KERNEL)?,
             windows,
             device: BoundDevice::new(dev),
         })

@@ -21,6 +21,7 @@ pub mod links;
 mod mmio;
 pub mod nic;
 pub mod probe;
+pub mod quarantine;
 pub mod refusal;
 mod rf;
 pub mod rma;

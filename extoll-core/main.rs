@@ -7,11 +7,12 @@
 use extoll_core::{
     nic::Params,
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
+    quarantine::Memory,
     refusal::{self, Refusals},
     user::Settings,
 };
 use kernel::{device::Core, driver, pci, prelude::*, InPlaceModule};
-use kernel_ext::{chardev::Classes, debugfs::Dir, pci::device_id};
+use kernel_ext::{chardev::Classes, debugfs::Dir, pci::device_id, work};
 
 struct ExtollDriver;
 
@@ -38,6 +39,7 @@ impl pci::Driver for ExtollDriver {
             slots_64: module_parameters::velo_slots_64.value(),
             atu_gats: module_parameters::atu_gats.value(),
             smfu_target_kib: module_parameters::smfu_target_kib.value(),
+            quarantine_kib: module_parameters::quarantine_kib.value(),
             snq_irq: [
                 module_parameters::snq_irq_0.value(),
                 module_parameters::snq_irq_1.value(),
@@ -47,8 +49,15 @@ impl pci::Driver for ExtollDriver {
                 compat_unsafe: module_parameters::compat_unsafe.value(),
                 vpids_per_user: module_parameters::vpids_per_user.value(),
                 interrupts: module_parameters::user_interrupts.value(),
+                first_user: module_parameters::first_user.value(),
             },
         };
+        if params.user.compat_unsafe {
+            dev_warn!(
+                pdev,
+                "compat_unsafe: every process can read and write all memory of all nodes\n"
+            );
+        }
         BoundNic::probe::<LocalModule>(pdev, params)
     }
 
@@ -63,13 +72,18 @@ struct Extoll {
     _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
     /// Dropped after the driver, whose nodes are in it.
     _classes: Classes,
+    _memory: Memory,
     _files: Option<Dir<Refusals>>,
+    /// Dropped when nothing is left that enqueues.
+    _work: work::Owner,
 }
 
 impl InPlaceModule for Extoll {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
+            _work: work::Owner::new()?,
             _classes: Classes::register()?,
+            _memory: Memory::new()?,
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
             _files: refusal::files::<LocalModule>()
                 .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
@@ -97,6 +111,10 @@ module! {
             default: 4096,
             description: "Memory exported by the SMFU in KiB, 0 for none",
         },
+        quarantine_kib: u32 {
+            default: 65536,
+            description: "Memory in KiB that may wait for late answers before no further RMA port is enabled",
+        },
         snq_irq_0: u64 {
             default: 0xFD23_0000_0040_002D,
             description: "First header word of the interrupt packet",
@@ -120,6 +138,10 @@ module! {
         user_interrupts: u32 {
             default: 20_000,
             description: "Interrupts per second that a port of a process may have, 0 for any number",
+        },
+        first_user: u32 {
+            default: 0,
+            description: "Users from this number on, 65535 of them, may use the NIC without privilege",
         },
     },
 }

@@ -11,6 +11,7 @@ use crate::{
     events::{Changes, Events},
     hw::Hw,
     links::{Link, Links, LINKS},
+    quarantine::{self, Quarantine},
     rma::Locks,
     rra::Rra,
     smfu::Smfu,
@@ -32,9 +33,9 @@ use kernel::{
     },
     workqueue::{DelayedWork, Work, WorkItem},
 };
-use kernel_ext::{ratelimit::RateLimit, trace, uevent, work};
+use kernel_ext::{pci::stop_dma, ratelimit::RateLimit, trace, uevent, work};
 use wire::{
-    ids::{NodeId, Unit},
+    ids::{NodeId, RegOffset, Unit},
     regs::info,
     snq::TriggerEvent,
 };
@@ -50,6 +51,8 @@ pub struct Params {
     pub atu_gats: u32,
     /// Memory exported by the SMFU in KiB.
     pub smfu_target_kib: u32,
+    /// Memory in quarantine in KiB above which no RMA port is enabled.
+    pub quarantine_kib: u32,
     /// The three words of the SNQ interrupt packet (HW §6.2).
     pub snq_irq: [u64; 3],
     /// What processes may do.
@@ -125,16 +128,23 @@ pub struct Nic {
     bound: Mutex<Option<BoundDevice>>,
     /// Cleared once, when the device is found missing or unbound.
     alive: AtomicFlag,
+    /// `Some` while the device is bound and can access memory. Taken last.
+    #[pin]
+    dma: Mutex<Option<BoundDevice>>,
     node: Atomic<u32>,
     network: Atomic<u64>,
     stats: Stats,
     limits: [RateLimit; Reason::ALL.len()],
+    /// Of log lines about the status.
+    status_limit: RateLimit,
     #[pin]
     pub(crate) velo: Table,
     #[pin]
     pub(crate) rma: Table,
     #[pin]
     pub(crate) locks: Locks,
+    #[pin]
+    pub(crate) quarantine: Quarantine,
     #[pin]
     pub(crate) atu: Atu,
     #[pin]
@@ -151,11 +161,17 @@ pub struct Nic {
     #[pin]
     status_work: Work<Nic, 0>,
     #[pin]
-    housekeeping: DelayedWork<Nic, 1>,
+    drain: DelayedWork<Nic, 1>,
     #[pin]
     events_work: Work<Nic, 3>,
     #[pin]
     recovery: DelayedWork<Nic, 2>,
+    #[pin]
+    watch: DelayedWork<Nic, 4>,
+    #[pin]
+    unmask: DelayedWork<Nic, 5>,
+    #[pin]
+    quarantine_work: DelayedWork<Nic, 6>,
 }
 
 impl_has_work! {
@@ -167,11 +183,23 @@ impl_has_work! {
 }
 
 impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 1> for Nic { self.housekeeping }
+    impl HasDelayedWork<Nic, 1> for Nic { self.drain }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Nic, 4> for Nic { self.watch }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Nic, 5> for Nic { self.unmask }
 }
 
 impl_has_delayed_work! {
     impl HasDelayedWork<Nic, 2> for Nic { self.recovery }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Nic, 6> for Nic { self.quarantine_work }
 }
 
 impl WorkItem<0> for Nic {
@@ -187,8 +215,8 @@ impl WorkItem<1> for Nic {
     type Pointer = Arc<Nic>;
 
     fn run(this: Arc<Nic>) {
-        if let Some(again) = crate::snq::housekeeping(&this) {
-            this.schedule_housekeeping(again);
+        if let Some(again) = crate::snq::drain(&this) {
+            this.schedule_drain(again);
         }
     }
 }
@@ -201,11 +229,40 @@ impl WorkItem<2> for Nic {
     }
 }
 
+impl WorkItem<6> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        if let Some(again) = quarantine::look(&this) {
+            this.schedule_quarantine(again);
+        }
+    }
+}
+
 impl WorkItem<3> for Nic {
     type Pointer = Arc<Nic>;
 
     fn run(this: Arc<Nic>) {
         crate::events::work(&this);
+    }
+}
+
+impl WorkItem<4> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        crate::snq::watch(&this);
+        if this.is_alive() {
+            this.schedule_watch();
+        }
+    }
+}
+
+impl WorkItem<5> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        crate::snq::unmask(&this);
     }
 }
 
@@ -217,7 +274,7 @@ impl Nic {
         hw: Hw,
         snq: impl PinInit<Snq, Error>,
     ) -> Result<Arc<Self>> {
-        let bound = BoundDevice::new(dev);
+        let (bound, dma) = (BoundDevice::new(dev), BoundDevice::new(dev));
         let events = Events::new()?;
         let smfu_bytes = hw.windows.smfu_size;
         Arc::pin_init(
@@ -228,13 +285,16 @@ impl Nic {
                 hw <- Revocable::new(hw),
                 bound <- new_mutex!(Some(bound), "extoll_bound"),
                 alive: AtomicFlag::new(true),
+                dma <- new_mutex!(Some(dma), "extoll_dma"),
                 node: Atomic::new(0),
                 network: Atomic::new(0),
                 stats: Stats::new(),
                 limits: core::array::from_fn(|_| RateLimit::new()),
+                status_limit: RateLimit::new(),
                 velo <- Table::new(),
                 rma <- Table::new(),
                 locks <- Locks::new(),
+                quarantine <- Quarantine::new(),
                 atu <- Atu::new(),
                 snq <- snq,
                 rra <- Rra::new(),
@@ -246,9 +306,12 @@ impl Nic {
                     "extoll_subscribers"
                 ),
                 status_work <- new_work!("extoll_status"),
-                housekeeping <- new_delayed_work!("extoll_housekeeping"),
+                drain <- new_delayed_work!("extoll_drain"),
                 events_work <- new_work!("extoll_events"),
                 recovery <- new_delayed_work!("extoll_recovery"),
+                watch <- new_delayed_work!("extoll_watch"),
+                unmask <- new_delayed_work!("extoll_unmask"),
+                quarantine_work <- new_delayed_work!("extoll_quarantine"),
             }),
             GFP_KERNEL,
         )
@@ -406,6 +469,31 @@ impl Nic {
         }
     }
 
+    /// Takes a NIC that is not alive its access to memory, since it can't be told to forget any: its registers may hang while it
+    /// goes on to read and write. When this returns nothing of this host is in its reach. May sleep.
+    pub(crate) fn isolate(&self) {
+        if self.is_alive() {
+            return;
+        }
+        let mut dma = self.dma.lock();
+        if let Some(dev) = dma.take() {
+            // It is a PCI device.
+            let _ = stop_dma(dev.get());
+        }
+    }
+
+    /// Has `f` tell the NIC to forget memory, and makes sure by reading `reg` that it has: when this returns the memory can be freed.
+    /// `f` must not sleep and may not be called. May sleep.
+    pub(crate) fn withdraw(self: &Arc<Self>, reg: RegOffset, f: impl FnOnce(&Hw)) {
+        if let Some(hw) = self.alive_access() {
+            f(&hw);
+            if !self.is_gone(&hw, hw.rf.read(reg)) {
+                return;
+            }
+        }
+        self.isolate();
+    }
+
     /// Notes the network state; used by the probe, which reads it alone (HW §3).
     pub(crate) fn set_network(&self, value: u64) {
         self.network.store(value, Relaxed);
@@ -473,7 +561,20 @@ impl Nic {
         }
     }
 
-    pub(crate) fn schedule_housekeeping(self: &Arc<Self>, delay_ms: u32) {
+    /// Has the system notification queue looked after from now on. Any context.
+    pub(crate) fn schedule_watch(self: &Arc<Self>) {
+        let delay = kernel::time::msecs_to_jiffies(crate::snq::WATCH_MS);
+        let _ = work::queue().enqueue_delayed::<_, 4>(self.clone(), delay);
+    }
+
+    /// Has storming events enabled again in `delay_ms`. Any context.
+    pub(crate) fn schedule_unmask(self: &Arc<Self>, delay_ms: u32) {
+        let delay = kernel::time::msecs_to_jiffies(delay_ms);
+        let _ = work::queue().enqueue_delayed::<_, 5>(self.clone(), delay);
+    }
+
+    /// Has the outport drained in `delay_ms`. Any context.
+    pub(crate) fn schedule_drain(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
         let _ = work::queue().enqueue_delayed::<_, 1>(self.clone(), delay);
     }
@@ -484,7 +585,20 @@ impl Nic {
         let _ = work::queue().enqueue_delayed::<_, 2>(self.clone(), delay);
     }
 
+    /// Has the quarantine looked after in `delay_ms`. Any context.
+    pub(crate) fn schedule_quarantine(self: &Arc<Self>, delay_ms: u32) {
+        let delay = kernel::time::msecs_to_jiffies(delay_ms);
+        let _ = work::queue().enqueue_delayed::<_, 6>(self.clone(), delay);
+    }
+
+    /// Whether a bus address belongs to memory in [`quarantine`]: what came for it is a late answer. Any context.
+    pub fn is_quarantined(&self, address: u64) -> bool {
+        self.quarantine.covers(address)
+    }
+
     fn publish_status(&self) {
+        // Before anybody hears of it and frees what the NIC knows.
+        self.isolate();
         let mut subscribers = self.subscribers.lock();
         let status = self.status();
         if subscribers.last == Some(status) {
@@ -498,13 +612,17 @@ impl Nic {
             network,
             alive,
         } = status;
-        dev_info!(
-            self.dev,
-            "node {}, network {:?}, alive {}\n",
-            node.0,
-            network,
-            alive
-        );
+        let again = self.status_limit.allow();
+        if let Some(missed) = again.or((was_alive && !alive).then_some(0)) {
+            dev_info!(
+                self.dev,
+                "node {}, network {:?}, alive {}, {} suppressed\n",
+                node.0,
+                network,
+                alive,
+                missed
+            );
+        }
         if was_alive && !alive {
             self.velo.down();
             self.rma.down();
@@ -532,15 +650,21 @@ impl Nic {
         if left != 0 {
             self.error(Reason::PortLeft, left as u64);
         }
-        // Nothing is scheduled any more after this.
+        // No device is found missing any more.
         self.alive.store(false, Relaxed);
-        work::cancel_sync::<Nic, 0>(self);
-        work::cancel_delayed_sync::<Nic, 1>(self);
+        // Each after those that schedule it.
+        work::cancel_delayed_sync::<Nic, 4>(self);
         work::cancel_delayed_sync::<Nic, 2>(self);
+        work::cancel_delayed_sync::<Nic, 5>(self);
+        work::cancel_delayed_sync::<Nic, 1>(self);
         work::cancel_sync::<Nic, 3>(self);
+        work::cancel_delayed_sync::<Nic, 6>(self);
+        quarantine::end(self);
+        work::cancel_sync::<Nic, 0>(self);
         self.velo.down();
         self.rma.down();
         self.smfu.unmap_all();
+        *self.dma.lock() = None;
         *self.bound.lock() = None;
         self.hw.revoke();
     }

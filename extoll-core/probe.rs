@@ -28,8 +28,8 @@ use kernel::{
 use kernel_ext::pci::{msi_count, payload_sizes, unique_id, Enabled, Msi, MsiVectors, Region};
 use wire::{
     htax::{Windows, BAR0_MIN},
-    ids::BusAddr,
-    regs::smfu::RRA_WINDOW,
+    ids::{BusAddr, Unit},
+    regs::{self, np, smfu::RRA_WINDOW, BqRegs},
 };
 
 /// Device IDs of Tourmalet revisions 1 and 2 (HW §1).
@@ -94,10 +94,12 @@ impl<'a> BoundNic<'a> {
         })?;
         let bar0 = Self::claim(dev, 0, BAR0_MIN)?;
         let bar2 = Self::claim(dev, 2, RRA_WINDOW + 1)?;
-        pdev.set_master();
         let windows = Windows::standard(BusAddr(bar0.start()), BusAddr(bar2.start()), bar2.size());
         let hw = Hw::map(dev.as_ref(), &bar0, windows)
             .inspect_err(|e| refuse(dev, Refusal::Map, fmt!("{e:?}")))?;
+        // Whoever had the device before may have left it running, with addresses of memory that is somebody else's by now.
+        quiesce(&hw);
+        pdev.set_master();
         let no_setup = |e: &Error| refuse(dev, Refusal::Setup, fmt!("{e:?}"));
         let nic = Snq::new(dev.as_ref())
             .and_then(|snq| Nic::new(dev.as_ref(), unique_id(dev), params, hw, snq))
@@ -188,6 +190,7 @@ impl<'a> BoundNic<'a> {
         smfu::init(nic)?;
         nic.schedule_status();
         nic.schedule_events();
+        nic.schedule_watch();
         Ok(())
     }
 
@@ -209,6 +212,13 @@ impl<'a> BoundNic<'a> {
         drop(files);
         let registers = self.live.lock().registers.take();
         drop(registers);
+        if !self.nic.is_alive() {
+            self.nic.isolate();
+            // Should it come to itself it does nothing.
+            if let Some(hw) = self.nic.access() {
+                quiesce(&hw);
+            }
+        }
         let remains = rra::close(&self.nic);
         self.nic.snq.stop(&self.nic);
         let irq = self.live.lock().irq.take();
@@ -223,6 +233,22 @@ impl<'a> BoundNic<'a> {
         self.nic.locks.free();
         self.nic.smfu.free_exported();
     }
+}
+
+/// Has all units that access memory by themselves, or for others, do so no more: notification queue, network ports, queue
+/// engines, address translation, window.
+fn quiesce(hw: &Hw) {
+    hw.rf.write(regs::snq::EXECUTE, 0);
+    for port in [np::VELO, np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
+        hw.rf.write(np::general(port), 0);
+    }
+    for unit in [Unit::Velo, Unit::Rma] {
+        hw.rf.write(BqRegs(unit).general(), 0);
+    }
+    hw.rf.write(regs::atu::CONTROL, 0);
+    hw.rf.write(regs::smfu::STATUS_CONTROL, 0);
+    // They are written.
+    hw.rf.read(regs::info::DRIVER);
 }
 
 /// Leaves no address of host memory in the hardware.

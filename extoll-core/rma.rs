@@ -7,7 +7,8 @@
 //! [`transfer::Engine`] takes both and offers transfers of any length with one completion and a deadline each.
 //!
 //! Commands name memory by [`Address`]: bus addresses on both sides, which nobody checks (it must stay mapped for the
-//! device until the notification says that they are done), or a local [`Region`] and an NLA of the peer, which the ATUs
+//! device until the notification says that they are done; without one, closing the port is not enough, see
+//! [`quarantine`]), or a local [`Region`] and an NLA of the peer, which the ATUs
 //! check.
 
 pub mod transfer;
@@ -18,6 +19,7 @@ use crate::{
     dma::DmaWords,
     intake::Reader,
     nic::Nic,
+    quarantine,
     stats::{add, PortStats, Reason},
     tx::{self, Tx},
     vpid::Client,
@@ -25,7 +27,7 @@ use crate::{
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, UniqueArc},
 };
 use kernel_ext::{barrier, trace};
 use wire::{
@@ -81,7 +83,7 @@ impl Peer {
 /// Memory on both sides of a command. The NIC translates both or none (HW §10.1), so they come together.
 #[derive(Clone, Copy)]
 pub enum Address<'a> {
-    /// Bus addresses.
+    /// Bus addresses. Memory of a command that is not done goes to [`quarantine`] instead of being freed.
     Bus {
         /// Here.
         local: BusAddr,
@@ -159,40 +161,51 @@ impl Port {
         queue_bytes: u32,
         stats: Arc<PortStats>,
     ) -> Result<Arc<Self>> {
+        let place = UniqueArc::new_uninit(GFP_KERNEL)?;
         let tx = Tx::new(nic, Unit::Rma, vpid, stats.clone())?;
         let queue =
             nic.with_bound(|dev| Queue::new(dev, Unit::Rma, vpid, SlotCode::B16, queue_bytes))??;
         nic.rma.set_tx(vpid, tx.clone());
-        Ok(Arc::new(
-            Self {
+        // Nothing fails any more: the drop of the port releases the VPID.
+        Ok(place
+            .write(Self {
                 nic: nic.clone(),
                 vpid,
                 tx,
                 queue,
                 stats,
-            },
-            GFP_KERNEL,
-        )?)
+            })
+            .into())
     }
 
     /// Opening sequence of HW §10.9.
     fn install(&self) -> Result {
-        let hw = self.nic.alive_access().ok_or(ENODEV)?;
-        hw.rf.write(rma::vpid_table(self.vpid), rma::VPID_ENABLED);
-        tx::reset_state(&hw, Unit::Rma, self.vpid);
-        self.queue.install(&hw)
+        let wait = quarantine::wait_ms(&self.nic, self.vpid);
+        let entry = match wait {
+            None => rma::VPID_ENABLED,
+            Some(_) => rma::VPID_DISABLED,
+        };
+        {
+            let hw = self.nic.alive_access().ok_or(ENODEV)?;
+            hw.rf.write(rma::vpid_table(self.vpid), entry);
+            tx::reset_state(&hw, Unit::Rma, self.vpid);
+            self.queue.install(&hw)?;
+        }
+        if let Some(ms) = wait {
+            quarantine::postpone(&self.nic, self.vpid, ms);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
         self.tx.close();
-        if let Some(hw) = self.nic.alive_access() {
-            // The read makes sure that the NIC has seen all that before the memory is freed.
+        quarantine::forget(&self.nic, self.vpid);
+        self.nic.withdraw(rma::vpid_table(self.vpid), |hw| {
             hw.rf.write(rma::vpid_table(self.vpid), rma::VPID_DISABLED);
-            bq::clear(&hw, Unit::Rma, self.vpid);
-            hw.rf.read(rma::vpid_table(self.vpid));
-        }
+            bq::clear(hw, Unit::Rma, self.vpid);
+        });
         self.nic.locks.clear(self.vpid);
         self.nic.rma.release(self.vpid);
     }
@@ -208,9 +221,9 @@ pub struct Notifications {
     reader: Reader,
 }
 
-/// Opens a port with the given VPID, or the lowest free user VPID, and a queue of `queue_bytes`, a power of two of
+/// Opens a port with the given VPID, or the user VPID that has been free for longest, and a queue of `queue_bytes`, a power of two of
 /// 512 KiB…64 MiB ([`DEFAULT_QUEUE_BYTES`], 16 bytes per notification). Interrupts are armed, but nobody hears them
-/// before [`Requester::attach`]. May sleep.
+/// before [`Requester::attach`]. The VPID may stay disabled for a while ([`Requester::is_enabled`]). May sleep.
 ///
 /// # Errors
 ///
@@ -247,6 +260,12 @@ impl Requester {
         &self.0.stats
     }
 
+    /// False while the VPID stays disabled because of [`crate::quarantine`]: commands are refused with `Retry`, answers and
+    /// commands of peers are not taken, and [`Client::writable`] follows. Any context.
+    pub fn is_enabled(&self) -> bool {
+        !self.0.nic.quarantine.is_waiting(self.0.vpid)
+    }
+
     /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any more when
     /// this returns. Call [`Notifications::rearm`] afterwards. Not from a client's method.
     pub fn attach(&self, client: Arc<dyn Client>) {
@@ -270,6 +289,9 @@ impl Requester {
     ///
     /// As [`Requester::post`].
     pub fn reserve(&self, n: usize) -> Result<(), SendError> {
+        if !self.is_enabled() {
+            return Err(SendError::Retry);
+        }
         self.0.tx.reserve(n)
     }
 
@@ -277,11 +299,14 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// `Full`: no credit. `Retry`: lost commands are being sent again. In both cases nothing was posted and
+    /// `Full`: no credit. `Retry`: lost commands are being sent again, or the VPID is not enabled yet. In both cases nothing was posted and
     /// [`Client::writable`] follows, perhaps even before this returns. `Down`: for ever. `Invalid`: a count, address or
     /// number that the command does not allow.
     pub fn post(&self, page: PageOptions, descriptor: &Descriptor) -> Result<(), SendError> {
         let words = descriptor.encode().map_err(|_| SendError::Invalid)?;
+        if !self.is_enabled() {
+            return Err(SendError::Retry);
+        }
         let page = RequesterAddr::page(self.0.vpid, page).encode();
         self.0.tx.post(page, &words)?;
         let [a, b, c] = words;

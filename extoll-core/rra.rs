@@ -12,20 +12,24 @@
 use crate::{
     dma::DmaWords,
     nic::Nic,
+    quarantine,
     rma::{self, Notifications, PageOptions, Requester, SendError},
     stats::Reason,
 };
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{
+        atomic::{AtomicFlag, Relaxed},
+        Arc, Mutex,
+    },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use wire::{
     ids::{NodeId, RegOffset, Vpid},
     regs::info,
     rma::{Command, Descriptor, Modifiers, Notification, NotificationType, NotifySpec, Operation},
-    rra::{Answer, Reads, Slot, Writes},
+    rra::{Answer, Reads, Slot, Writes, EXPIRY_S},
 };
 
 /// Time-out in microseconds that the vendor's driver has, and that [`read`] and [`write()`] use (HW §13).
@@ -36,6 +40,8 @@ pub const MAX_TIMEOUT_US: u32 = 10_000_000;
 const SLOTS: usize = 4096;
 /// Bytes of the notification queue: the smallest there is.
 const QUEUE_BYTES: u32 = 512 * 1024;
+/// Notifications that it holds.
+const QUEUE_SLOTS: usize = QUEUE_BYTES as usize / 16;
 /// Where requests go: the register file, physical local addresses, traffic class 2 (HW §13).
 const PAGE: PageOptions = PageOptions {
     traffic_class: 2,
@@ -66,7 +72,8 @@ pub enum RraError {
     TimedOut,
     /// The NIC reported an error for the request; bits as in the notification (HW §10.4).
     Failed(u8),
-    /// Too many requests wait for answers that do not come.
+    /// Too many requests wait for answers that do not come; or such answers may still reach memory of an earlier binding of the
+    /// driver, so that the port stays closed to them for up to a minute.
     Busy,
     /// The device is gone or unbound.
     Down,
@@ -90,6 +97,8 @@ impl From<RraError> for Error {
 /// State of a NIC's remote access.
 #[pin_data]
 pub(crate) struct Rra {
+    /// The port is about to be closed: nobody waits any longer.
+    closing: AtomicFlag,
     #[pin]
     state: Mutex<State>,
 }
@@ -133,8 +142,13 @@ impl Answers {
         self.memory.address().0 + slot as u64 * 8
     }
 
-    /// The request that a notification ends, with its error bits.
-    fn take(&mut self, nic: &Nic, n: &Notification) -> Option<(Request, u8)> {
+    /// The request that a notification ends, with its error bits; `awaited` is waited for.
+    fn take(
+        &mut self,
+        nic: &Nic,
+        n: &Notification,
+        awaited: Option<Request>,
+    ) -> Option<(Request, u8)> {
         let found = match (n.kind, n.command) {
             (NotificationType::Completer, Command::ByteGetResponse) => {
                 let offset = n.word0.wrapping_sub(self.memory.address().0);
@@ -149,7 +163,12 @@ impl Answers {
                 }
             }
             (NotificationType::Requester, Command::ImmediatePut) => {
-                self.writes.settle(n.node, n.word0).map(Request::Write)
+                let awaited = match awaited {
+                    Some(Request::Write(id)) => Some(id),
+                    _ => None,
+                };
+                let settled = self.writes.settle(n.node, n.word0, awaited);
+                settled.map(Request::Write)
             }
             // The origin's own view of a failed get (G17).
             (NotificationType::Requester, Command::ByteGet) if n.error != 0 => None,
@@ -202,7 +221,18 @@ impl Port {
             let last = until.passed();
             match self.requester.post(PAGE, &descriptor) {
                 Ok(()) => return Ok(()),
-                Err(SendError::Full | SendError::Retry) if last => return Err(RraError::TimedOut),
+                Err(SendError::Full | SendError::Retry)
+                    if self.requester.nic().rra.closing.load(Relaxed) =>
+                {
+                    return Err(RraError::Down)
+                }
+                Err(SendError::Full | SendError::Retry) if last => {
+                    let nic = self.requester.nic();
+                    return Err(match nic.quarantine.is_waiting(Vpid::RRA) {
+                        true => RraError::Busy,
+                        false => RraError::TimedOut,
+                    });
+                }
                 Err(SendError::Full | SendError::Retry) => pause.sleep(),
                 Err(SendError::Down) => return Err(RraError::Down),
                 Err(SendError::Invalid) => return Err(RraError::BadOffset),
@@ -210,28 +240,36 @@ impl Port {
         }
     }
 
+    /// Takes in what was answered, and returns the error bits of `request` if it was among them.
+    fn settle(&mut self, request: Option<Request>) -> Option<u8> {
+        let nic = self.requester.nic().clone();
+        let mut found = None;
+        let answers = &mut self.answers;
+        // One queue at most: a peer that sends without end holds up neither deadlines nor closing.
+        self.notifications.poll(QUEUE_SLOTS, |n| {
+            if let Some((ended, error)) = answers.take(&nic, n, request) {
+                if Some(ended) == request {
+                    found = Some(error);
+                } else {
+                    nic.note(Reason::LateAnswer, n.word0);
+                }
+            }
+        });
+        found
+    }
+
     /// Waits for the end of `request`; others that end meanwhile are accounted for.
     fn wait(&mut self, request: Request, until: &Deadline) -> Result<(), RraError> {
         let mut pause = Pause::default();
+        let nic = self.requester.nic().clone();
         loop {
             let last = until.passed();
-            let nic = self.requester.nic().clone();
-            let mut found = None;
-            let answers = &mut self.answers;
-            while self.notifications.poll(16, |n| {
-                if let Some((ended, error)) = answers.take(&nic, n) {
-                    if ended == request {
-                        found = Some(error);
-                    } else {
-                        nic.note(Reason::LateAnswer, n.word0);
-                    }
-                }
-            }) == 16
-            {}
-            match found {
+            match self.settle(Some(request)) {
                 Some(0) => return Ok(()),
                 Some(error) => return Err(RraError::Failed(error)),
-                None if !nic.is_alive() => return Err(RraError::Down),
+                None if !nic.is_alive() || nic.rra.closing.load(Relaxed) => {
+                    return Err(RraError::Down)
+                }
                 None if last => return Err(RraError::TimedOut),
                 None => pause.sleep(),
             }
@@ -331,7 +369,10 @@ impl Pause {
 
 impl Rra {
     pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { state <- new_mutex!(State::default(), "extoll_rra") })
+        pin_init!(Self {
+            closing: AtomicFlag::new(false),
+            state <- new_mutex!(State::default(), "extoll_rra"),
+        })
     }
 }
 
@@ -509,10 +550,19 @@ pub(crate) struct Remains(#[allow(dead_code)] Option<DmaWords>);
 /// Closes the port for good. May sleep.
 pub(crate) fn close(nic: &Nic) -> Remains {
     let port = {
+        nic.rra.closing.store(true, Relaxed);
         let mut state = nic.rra.state.lock();
         state.closed = true;
         state.port.take()
     };
     // The port is closed here, outside the lock.
-    Remains(port.map(|p| p.answers.memory))
+    Remains(port.map(|mut p| {
+        // What came after its deadline is looked at by the next request only.
+        p.settle(None);
+        let now = p.answers.now_s();
+        if Reads(&mut p.answers.slots).is_expected(now) {
+            quarantine::outlives(nic, Vpid::RRA, EXPIRY_S * 1000);
+        }
+        p.answers.memory
+    }))
 }

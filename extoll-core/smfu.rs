@@ -22,7 +22,7 @@ use kernel::{
     revocable::Revocable,
     sync::{
         atomic::{Acquire, Atomic, Full},
-        Arc, Mutex,
+        new_spinlock_irq, Arc, Mutex, SpinLockIrq,
     },
 };
 use wire::{
@@ -48,6 +48,9 @@ pub(crate) struct Smfu {
     state: Mutex<State>,
     /// Time-outs seen; grows before the flag in the register is cleared.
     timeouts: Atomic<u64>,
+    /// Taken to look at that flag.
+    #[pin]
+    flag: SpinLockIrq<()>,
 }
 
 struct State {
@@ -75,6 +78,7 @@ impl Smfu {
                 new_mutex!(State { exported, layout, targets, mapped, closed: false }, "extoll_smfu")
             },
             timeouts: Atomic::new(0),
+            flag <- new_spinlock_irq!((), "extoll_smfu_flag"),
         })
     }
 
@@ -85,12 +89,16 @@ impl Smfu {
 
     /// If the unit reports a time-out: counts it and clears the flag by writing 1 (HW §12). Any context.
     pub(crate) fn take_timeout(&self, nic: &Nic, hw: &Hw) -> bool {
-        let control = TimeoutControl(hw.rf.read(smfu::TIMEOUT_CONTROL));
-        if !control.timeout_err() {
-            return false;
+        {
+            // Writing 1 to a flag that somebody else has cleared would set it again.
+            let _alone = self.flag.lock();
+            let control = TimeoutControl(hw.rf.read(smfu::TIMEOUT_CONTROL));
+            if !control.timeout_err() {
+                return false;
+            }
+            self.timeouts.fetch_add(1, Full);
+            hw.rf.write(smfu::TIMEOUT_CONTROL, control.raw());
         }
-        self.timeouts.fetch_add(1, Full);
-        hw.rf.write(smfu::TIMEOUT_CONTROL, control.raw());
         nic.error(Reason::SmfuTimeout, self.timeouts());
         true
     }
@@ -189,6 +197,10 @@ pub(crate) fn init(nic: &Arc<Nic>) -> Result {
     let target = allocate(nic)?;
     let hw = nic.access().ok_or(ENODEV)?;
     let window = hw.windows.smfu.0;
+    // What an earlier owner left would lead peers to memory that is somebody else's by now.
+    for i in 0..smfu::INTERVALS {
+        hw.rf.write(smfu::vpid_t_start_addr(i), 0);
+    }
     hw.rf.write(smfu::O_START_ADDR, window);
     hw.rf.write(
         smfu::T_START_ADDR_DEFAULT,
@@ -240,6 +252,8 @@ pub(crate) fn stop(nic: &Nic) {
     hw.rf.write(smfu::STATUS_CONTROL, 0);
     for i in 0..smfu::INTERVALS - 1 {
         hw.rf.write(smfu::interval_control(i), 0);
+    }
+    for i in 0..smfu::INTERVALS {
         hw.rf.write(smfu::vpid_t_start_addr(i), 0);
     }
     hw.rf.write(np::general(np::SMFU), 0);
@@ -525,10 +539,14 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for the number or address 0, which means "the exported memory" (G18); `EBUSY` if it is set; `ENODEV`.
+    /// `EINVAL` for the number or address 0, which means "the exported memory" (G18); `EIO` for an address that means an interrupt;
+    /// `EBUSY` if it is set; `ENODEV`.
     pub fn new(nic: &Arc<Nic>, number: u32, base: BusAddr) -> Result<Self> {
         if !(1..wire::smfu::USABLE).contains(&number) || base.0 == 0 || !base.is_page() {
             return Err(EINVAL);
+        }
+        if base.meets_interrupts(1) {
+            return Err(EIO);
         }
         let mut state = nic.smfu.state.lock();
         let hw = nic.alive_access().ok_or(ENODEV)?;
@@ -548,11 +566,9 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         let mut state = self.nic.smfu.state.lock();
-        if let Some(hw) = self.nic.alive_access() {
-            hw.rf.write(smfu::vpid_t_start_addr(self.number), 0);
-            // What arrived before is in memory when this returns.
-            hw.rf.read(smfu::vpid_t_start_addr(self.number));
-        }
+        // What arrived before is in memory when this returns.
+        let base = smfu::vpid_t_start_addr(self.number);
+        self.nic.withdraw(base, |hw| hw.rf.write(base, 0));
         state.targets &= !(1 << self.number);
     }
 }

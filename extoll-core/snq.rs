@@ -33,6 +33,8 @@ const BUDGET: u32 = 256;
 const STORM: u32 = 2000;
 /// How long a storming event stays masked.
 const MASKED_MS: u32 = 1000;
+/// Pause between looks for entries that no interrupt tells of. One may get lost, and it is armed again by its handler only.
+pub(crate) const WATCH_MS: u32 = 1000;
 /// Rounds in a row without credits in use that end the drain (HW §15.3).
 const DRAIN_ROUNDS: u32 = 255;
 /// Pause between drain attempts.
@@ -57,6 +59,8 @@ struct State {
     drain: Option<u32>,
     /// The next entry is not there although the write pointer passed it; where the pointer was when that was noticed.
     missing: Option<u16>,
+    /// Entries were seen waiting since the interrupt was armed.
+    waiting: bool,
     /// Error counters as last reported.
     errors: Errors,
 }
@@ -136,6 +140,7 @@ impl Snq {
             window: Instant::now(),
             drain: None,
             missing: None,
+            waiting: false,
             errors: Errors::default(),
         };
         Ok(try_pin_init!(Self {
@@ -272,7 +277,8 @@ fn take_entries(nic: &Arc<Nic>, hw: &Hw, state: &mut State) -> u32 {
 }
 
 /// Tells the NIC how far the handler came, and arms the interrupt.
-fn acknowledge(hw: &Hw, state: &State) {
+fn acknowledge(hw: &Hw, state: &mut State) {
+    state.waiting = false;
     hw.rf.write(
         snq::QUEUE_RPLT,
         QueueIndex(0).with_index(state.ring.rplt()).raw(),
@@ -281,11 +287,41 @@ fn acknowledge(hw: &Hw, state: &State) {
         .write(snq::IRQ_WATERMARK, state.ring.watermark().raw());
 }
 
+/// Takes entries that have been waiting since the last look: their interrupt got lost, and there will be none before it is armed.
+pub(crate) fn watch(nic: &Arc<Nic>) {
+    // What clients schedule runs when bottom halves are on again.
+    let _bh = BhDisabled::new();
+    let Some(hw) = nic.alive_access() else { return };
+    let mut guard = nic.snq.state.lock();
+    let state = &mut *guard;
+    if !state.running || state.missing.is_some() {
+        return;
+    }
+    let wp = hw.rf.read(snq::QUEUE_WPLT);
+    if nic.is_gone(&hw, wp) {
+        return;
+    }
+    let written = QueueIndex(wp).index();
+    if written == state.ring.next() {
+        return;
+    }
+    if !core::mem::replace(&mut state.waiting, true) {
+        return;
+    }
+    nic.error(Reason::LostInterrupt, u64::from(state.ring.next()));
+    if take_entries(nic, &hw, state) == 0 {
+        state.missing = Some(written);
+        nic.schedule_recovery(HOLE_MS);
+        return;
+    }
+    acknowledge(&hw, state);
+}
+
 fn begin_drain(nic: &Arc<Nic>, hw: &Hw, state: &mut State) {
     if state.drain.is_none() {
         state.drain = Some(0);
         hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
-        nic.schedule_housekeeping(0);
+        nic.schedule_drain(0);
     }
 }
 
@@ -348,7 +384,7 @@ fn dispatch(nic: &Arc<Nic>, hw: &Hw, state: &mut State, entry: &Entry) {
         nic.error(Reason::EventStorm, number.into());
         state.storming = state.storming.with(event);
         hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
-        nic.schedule_housekeeping(MASKED_MS);
+        nic.schedule_unmask(MASKED_MS);
     }
     let registers = emission.registers;
     match event {
@@ -452,21 +488,22 @@ fn deliver(nic: &Arc<Nic>, unit: Unit, vector: &[u64]) {
     }
 }
 
-/// Unmasks events after a storm and runs the drain. Returns the pause in milliseconds until it wants to run again.
-pub(crate) fn housekeeping(nic: &Arc<Nic>) -> Option<u32> {
-    let draining = {
-        let hw = nic.alive_access()?;
-        let mut state = nic.snq.state.lock();
-        if !state.running {
-            return None;
-        }
-        if state.storming.raw() != 0 {
-            state.storming = TriggerMask(0);
-            hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
-        }
-        state.drain
+/// Unmasks events after a storm.
+pub(crate) fn unmask(nic: &Arc<Nic>) {
+    let Some(hw) = nic.alive_access() else { return };
+    let mut state = nic.snq.state.lock();
+    if state.running && state.storming.raw() != 0 {
+        state.storming = TriggerMask(0);
+        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
+    }
+}
+
+/// Runs the drain. Returns the pause in milliseconds until it wants to run again.
+pub(crate) fn drain(nic: &Arc<Nic>) -> Option<u32> {
+    let attempts = {
+        let state = nic.snq.state.lock();
+        state.drain.filter(|_| state.running)?
     };
-    let attempts = draining?;
     let mut clean = 0;
     for _ in 0..DRAIN_ROUNDS {
         let hw = nic.alive_access()?;

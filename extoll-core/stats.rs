@@ -103,6 +103,12 @@ reasons! {
     Throttled = 33, "interrupts of a port throttled";
     /// The NIC did not accept the command that clears what a process left in a requester; its VPID stays out of use.
     Residue = 34, "requester not cleared, VPID kept";
+    /// Entries of the system notification queue waited for a second without an interrupt.
+    LostInterrupt = 35, "interrupt lost, system notifications found";
+    /// The VPID of an open port stays disabled for a while, because late answers could reach memory.
+    Postponed = 36, "port opened, its VPID disabled for a while";
+    /// Memory that late answers may reach found no place in a batch; it is never freed.
+    Leaked = 37, "memory of unanswered commands leaked";
 }
 
 /// Counters of one NIC. Any context.

@@ -14,7 +14,10 @@ use crate::{
     tx::{self, Tx},
     vpid::Client,
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::{Arc, UniqueArc},
+};
 use kernel_ext::{barrier, trace};
 use wire::{
     bq::WritePointers,
@@ -98,17 +101,15 @@ struct Port {
 impl Drop for Port {
     fn drop(&mut self) {
         self.tx.close();
-        if let Some(hw) = self.nic.alive_access() {
-            // HW §9.7: mailbox disabled, descriptors 0, queue registers 0. The read makes sure that the NIC has
-            // seen all that before the memory is freed.
+        self.nic.withdraw(velo::comp_prot_desc(self.vpid), |hw| {
+            // HW §9.7: mailbox disabled, descriptors 0, queue registers 0.
             hw.rf.update(velo::comp_prot_desc(self.vpid), |v| {
                 CompProtDesc(v).with_vpid_enable(false).raw()
             });
             hw.rf.write(velo::comp_prot_desc(self.vpid), 0);
-            hw.rf.write(velo::node_vpid_prot_desc(self.vpid), 0);
-            bq::clear(&hw, Unit::Velo, self.vpid);
-            hw.rf.read(velo::comp_prot_desc(self.vpid));
-        }
+            update_source(hw, self.vpid, |_| NodeVpidProtDesc(0));
+            bq::clear(hw, Unit::Velo, self.vpid);
+        });
         self.nic.velo.release(self.vpid);
     }
 }
@@ -124,7 +125,7 @@ pub struct Mailbox {
     slot_size: SlotSize,
 }
 
-/// Opens a port with the given VPID, or the lowest free user VPID, and a mailbox of `mailbox_bytes`, a power of two of
+/// Opens a port with the given VPID, or the user VPID that has been free for longest, and a mailbox of `mailbox_bytes`, a power of two of
 /// 512 KiB…64 MiB ([`DEFAULT_MAILBOX_BYTES`]). Interrupts are armed, but nobody hears them before [`Sender::attach`].
 /// May sleep.
 ///
@@ -162,21 +163,22 @@ impl Port {
         mailbox_bytes: u32,
         stats: Arc<PortStats>,
     ) -> Result<Arc<Self>> {
+        let place = UniqueArc::new_uninit(GFP_KERNEL)?;
         let tx = Tx::new(nic, Unit::Velo, vpid, stats.clone())?;
         let slot = slot_size(nic).into();
         let queue =
             nic.with_bound(|dev| Queue::new(dev, Unit::Velo, vpid, slot, mailbox_bytes))??;
         nic.velo.set_tx(vpid, tx.clone());
-        Ok(Arc::new(
-            Self {
+        // Nothing fails any more: the drop of the port releases the VPID.
+        Ok(place
+            .write(Self {
                 nic: nic.clone(),
                 vpid,
                 tx,
                 queue,
                 stats,
-            },
-            GFP_KERNEL,
-        )?)
+            })
+            .into())
     }
 
     /// Opening sequence of HW §9.7.
@@ -207,11 +209,20 @@ impl Port {
 /// is 0 for closed ports and those of the kernel.
 pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
     let node = info::Node(hw.rf.read(info::NODE)).id();
+    update_source(hw, vpid, |v| {
+        v.with_tx_nodeid(node).with_tx_vpid(vpid.get() as u8)
+    });
+}
+
+/// Changes identity and protection of a VPID's messages; nobody else does meanwhile. Process context.
+pub(crate) fn update_source(
+    hw: &Hw,
+    vpid: Vpid,
+    f: impl FnOnce(NodeVpidProtDesc) -> NodeVpidProtDesc,
+) {
+    let _alone = hw.velo_sources.lock();
     hw.rf.update(velo::node_vpid_prot_desc(vpid), |v| {
-        NodeVpidProtDesc(v)
-            .with_tx_nodeid(node)
-            .with_tx_vpid(vpid.get() as u8)
-            .raw()
+        f(NodeVpidProtDesc(v)).raw()
     });
 }
 

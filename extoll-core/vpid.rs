@@ -8,7 +8,11 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::{new_spinlock_irq, Arc, SpinLockIrq},
+    static_lock_class,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, SpinLockIrq,
+    },
 };
 use wire::ids::Vpid;
 
@@ -29,7 +33,8 @@ pub trait Client: Send + Sync {
 }
 
 enum Slot {
-    Free,
+    /// With the number of releases when it was given back.
+    Free(u64),
     Taken {
         client: Option<Arc<dyn Client>>,
         tx: Option<Arc<dyn ShowTx>>,
@@ -37,11 +42,15 @@ enum Slot {
     },
 }
 
+/// The lock checker compares names by address, and what makes tables is inlined where it is used, literals included.
+static LOCK_NAME: &CStr = c"extoll_vpids";
+
 /// The VPIDs of one unit.
 #[pin_data]
 pub(crate) struct Table {
     #[pin]
     slots: SpinLockIrq<KVec<Slot>>,
+    releases: Atomic<u64>,
 }
 
 /// What happened to an interrupt.
@@ -57,15 +66,16 @@ impl Table {
             slots <- {
                 let mut slots = KVec::with_capacity(usize::from(Vpid::COUNT), GFP_KERNEL)?;
                 for _ in 0..Vpid::COUNT {
-                    slots.push(Slot::Free, GFP_KERNEL)?;
+                    slots.push(Slot::Free(0), GFP_KERNEL)?;
                 }
-                new_spinlock_irq!(slots, "extoll_vpids")
+                SpinLockIrq::new(slots, LOCK_NAME, static_lock_class!())
             },
+            releases: Atomic::new(0),
         })
     }
 
-    /// Takes `want`, or the lowest free user VPID, of those that are `clean`. `EBUSY` if it is taken, `ENOSPC` if none is
-    /// free.
+    /// Takes `want`, or the user VPID that has been free for longest, of those that are `clean`: late packets for an earlier owner then
+    /// find nobody as long as possible. `EBUSY` if it is taken, `ENOSPC` if none is free.
     pub(crate) fn allocate(
         &self,
         want: Option<Vpid>,
@@ -73,15 +83,18 @@ impl Table {
         clean: impl Fn(Vpid) -> bool,
     ) -> Result<Vpid> {
         let mut slots = self.slots.lock();
-        let free = |slots: &KVec<Slot>, v: Vpid| {
-            matches!(slots.get(v.index()), Some(Slot::Free)) && clean(v)
+        let free_since = |slots: &KVec<Slot>, v: Vpid| match slots.get(v.index()) {
+            Some(Slot::Free(since)) if clean(v) => Some(*since),
+            _ => None,
         };
         let vpid = match want {
-            Some(v) if free(&slots, v) => v,
+            Some(v) if free_since(&slots, v).is_some() => v,
             Some(_) => return Err(EBUSY),
             None => Vpid::all()
                 .take_while(|v| *v < Vpid::USER_END)
-                .find(|v| free(&slots, *v))
+                .filter_map(|v| Some((free_since(&slots, v)?, v)))
+                .min()
+                .map(|(_, v)| v)
                 .ok_or(ENOSPC)?,
         };
         if let Some(slot) = slots.get_mut(vpid.index()) {
@@ -97,9 +110,10 @@ impl Table {
     /// Gives a VPID back; its client is not called any more when this returns.
     pub(crate) fn release(&self, vpid: Vpid) {
         let mut slots = self.slots.lock();
+        let number = self.releases.fetch_add(1, Relaxed) + 1;
         let old = slots
             .get_mut(vpid.index())
-            .map(|slot| core::mem::replace(slot, Slot::Free));
+            .map(|slot| core::mem::replace(slot, Slot::Free(number)));
         // The client's destructor runs without the lock.
         drop(slots);
         drop(old);
@@ -218,4 +232,122 @@ pub(crate) struct Open {
     pub(crate) attached: bool,
     pub(crate) tx: Option<Arc<dyn ShowTx>>,
     pub(crate) stats: Arc<PortStats>,
+}
+
+#[kunit_tests(extoll_vpid)]
+mod tests {
+    use super::*;
+
+    struct Heard {
+        interrupts: Atomic<u32>,
+        writable: Atomic<u32>,
+        down: Atomic<u32>,
+    }
+
+    impl Heard {
+        fn new() -> Self {
+            Self {
+                interrupts: Atomic::new(0),
+                writable: Atomic::new(0),
+                down: Atomic::new(0),
+            }
+        }
+    }
+
+    impl Client for Arc<Heard> {
+        fn interrupt(&self) {
+            self.interrupts.add(1, Relaxed);
+        }
+
+        fn writable(&self) {
+            self.writable.add(1, Relaxed);
+        }
+
+        fn down(&self) {
+            self.down.add(1, Relaxed);
+        }
+    }
+
+    fn any(_: Vpid) -> bool {
+        true
+    }
+
+    fn stats() -> Result<Arc<PortStats>> {
+        Ok(Arc::new(PortStats::new(), GFP_KERNEL)?)
+    }
+
+    #[test]
+    fn longest_free_vpid_that_is_clean() -> Result {
+        let table = KBox::pin_init(Table::new(), GFP_KERNEL)?;
+        let vpid = |n| Vpid::new(n).ok_or(EINVAL);
+        assert_eq!(table.allocate(None, stats()?, any)?, vpid(0)?);
+        assert_eq!(table.allocate(None, stats()?, |v| v.get() > 2)?, vpid(3)?);
+        assert_eq!(table.allocate(None, stats()?, any)?, vpid(1)?);
+        assert_eq!(
+            table.allocate(Some(vpid(3)?), stats()?, any).err(),
+            Some(EBUSY)
+        );
+        assert_eq!(
+            table.allocate(Some(vpid(4)?), stats()?, |_| false).err(),
+            Some(EBUSY)
+        );
+        table.release(vpid(3)?);
+        assert_eq!(table.allocate(Some(vpid(3)?), stats()?, any)?, vpid(3)?);
+        // Those that were never used first, then the one that was given back first.
+        table.release(vpid(1)?);
+        table.release(vpid(0)?);
+        for n in (2..Vpid::USER_END.get()).filter(|n| *n != 3) {
+            assert_eq!(table.allocate(None, stats()?, any)?, vpid(n)?);
+            table.release(vpid(n)?);
+        }
+        assert_eq!(table.allocate(None, stats()?, any)?, vpid(1)?);
+        assert_eq!(table.allocate(None, stats()?, any)?, vpid(0)?);
+        assert_eq!(table.open(), 3);
+        Ok(())
+    }
+
+    #[test]
+    fn users_get_no_reserved_vpid() -> Result {
+        let table = KBox::pin_init(Table::new(), GFP_KERNEL)?;
+        let users = Vpid::all().take_while(|v| *v < Vpid::USER_END).count();
+        for _ in 0..users {
+            table.allocate(None, stats()?, any)?;
+        }
+        assert_eq!(table.allocate(None, stats()?, any).err(), Some(ENOSPC));
+        assert_eq!(table.open(), users);
+        // Those are there for who asks.
+        let last = Vpid::all().last();
+        assert!(last >= Some(Vpid::USER_END));
+        assert_eq!(table.allocate(last, stats()?, any).ok(), last);
+        Ok(())
+    }
+
+    #[test]
+    fn clients_hear_until_they_are_removed() -> Result {
+        let table = KBox::pin_init(Table::new(), GFP_KERNEL)?;
+        let counts = stats()?;
+        let v = table.allocate(None, counts.clone(), any)?;
+        let heard = Arc::new(Heard::new(), GFP_KERNEL)?;
+        let client = Arc::new(heard.clone(), GFP_KERNEL)?;
+        assert!(table.interrupt(v) == Delivered::NoClient);
+        table.set_client(v, Some(client));
+        assert!(table.interrupt(v) == Delivered::Yes);
+        table.interrupt_all();
+        table.writable(v);
+        table.down();
+        table.set_client(v, None);
+        assert!(table.interrupt(v) == Delivered::NoClient);
+        table.interrupt_all();
+        table.writable(v);
+        table.down();
+        assert_eq!(heard.interrupts.load(Relaxed), 2);
+        assert_eq!(heard.writable.load(Relaxed), 1);
+        assert_eq!(heard.down.load(Relaxed), 1);
+        assert_eq!(counts.interrupts.load(Relaxed), 2);
+        // A free VPID takes no client.
+        table.release(v);
+        table.set_client(v, Some(Arc::new(heard, GFP_KERNEL)?));
+        assert!(table.interrupt(v) == Delivered::NoClient);
+        Ok(())
+    }
 }

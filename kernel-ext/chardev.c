@@ -7,6 +7,8 @@
 #include <linux/sched/user.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
+#include <asm/coco.h>
+#include <asm/pgtable.h>
 #include <asm/special_insns.h>
 #include "chardev.h"
 
@@ -69,6 +71,14 @@ static void node_release(struct device *dev)
 	kfree(container_of(dev, struct extoll_node, dev));
 }
 
+/* An open that found the character device may still be on its way, even if it existed for a moment only. */
+static void forget_owner(struct extoll_node *node)
+{
+	mutex_lock(&node->lock);
+	node->owner = NULL;
+	mutex_unlock(&node->lock);
+}
+
 struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, unsigned int number, const char *name,
 				    bool private, const struct file_operations *fops, void *owner)
 {
@@ -93,6 +103,7 @@ struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, uns
 	if (!err)
 		err = cdev_device_add(&node->cdev, &node->dev);
 	if (err) {
+		forget_owner(node);
 		put_device(&node->dev);
 		return ERR_PTR(err);
 	}
@@ -102,10 +113,7 @@ struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, uns
 void extoll_node_del(struct extoll_node *node)
 {
 	cdev_device_del(&node->cdev, &node->dev);
-	/* An open that found the node before may still be on its way. */
-	mutex_lock(&node->lock);
-	node->owner = NULL;
-	mutex_unlock(&node->lock);
+	forget_owner(node);
 	put_device(&node->dev);
 }
 
@@ -129,8 +137,10 @@ void extoll_vm_prepare(struct vm_area_struct *vma)
 
 vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsigned long pfn, int cache)
 {
-	pgprot_t prot = pgprot_decrypted(vma->vm_page_prot);
+	pgprot_t prot = vma->vm_page_prot;
 
+	if (cache != EXTOLL_VM_ENCRYPTED)
+		prot = pgprot_decrypted(prot);
 	if (cache == EXTOLL_VM_COMBINING)
 		prot = pgprot_writecombine(prot);
 	else if (cache == EXTOLL_VM_UNCACHED)
@@ -138,8 +148,13 @@ vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsi
 	return vmf_insert_pfn_prot(vma, addr, pfn, prot);
 }
 
-unsigned long extoll_dma_pfn(const void *p)
+/* Whether RAM is encrypted by the host (SME), which devices may see or not, is up to the DMA API: as the kernel maps it. */
+unsigned long extoll_dma_pfn(const void *p, int *cache)
 {
+	unsigned int level;
+	pte_t *pte = lookup_address((unsigned long)p, &level);
+
+	*cache = pte && cc_mkdec(pte_val(*pte)) != pte_val(*pte) ? EXTOLL_VM_ENCRYPTED : EXTOLL_VM_CACHED;
 	return is_vmalloc_addr(p) ? vmalloc_to_pfn(p) : PHYS_PFN(virt_to_phys((void *)p));
 }
 

@@ -28,16 +28,17 @@ void extoll_node_del(struct extoll_node *node);
 void *extoll_node_lock(struct inode *inode);
 void extoll_node_unlock(struct inode *inode);
 
-/* Caching of a page of device memory or of RAM. */
+/* Caching of a page of device memory or of RAM; encrypted RAM is cached, too. */
 #define EXTOLL_VM_CACHED 0
 #define EXTOLL_VM_COMBINING 1
 #define EXTOLL_VM_UNCACHED 2
+#define EXTOLL_VM_ENCRYPTED 3
 
 /* Makes a shared VMA one of pages without struct page, which are inserted by its fault handler. */
 void extoll_vm_prepare(struct vm_area_struct *vma);
 vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsigned long pfn, int cache);
-/* Page frame of an address in coherent DMA memory. */
-unsigned long extoll_dma_pfn(const void *p);
+/* Page frame of an address in coherent DMA memory, and its caching: cached or encrypted. */
+unsigned long extoll_dma_pfn(const void *p, int *cache);
 
 /* Charges pages to RLIMIT_MEMLOCK of the current user; NULL when the limit is exceeded. */
 struct user_struct *extoll_memlock_charge(unsigned long pages);

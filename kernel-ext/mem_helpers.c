@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
-#include <linux/capability.h>
+#include <linux/hugetlb.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
+#include <linux/pagemap.h>
 #include <linux/sched/signal.h>
+#include <linux/shmem_fs.h>
 #include "mem_helpers.h"
 
-int extoll_pinned_add(struct mm_struct *mm, unsigned long pages)
+void extoll_pinned_add(struct mm_struct *mm, unsigned long pages)
 {
-	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
-	unsigned long now = atomic64_add_return(pages, &mm->pinned_vm);
-
-	if (now > limit && !capable(CAP_IPC_LOCK)) {
-		atomic64_sub(pages, &mm->pinned_vm);
-		return -ENOMEM;
-	}
-	return 0;
+	atomic64_add(pages, &mm->pinned_vm);
 }
 
 void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages)
@@ -34,29 +29,67 @@ bool extoll_fatal_signal(void)
 	return fatal_signal_pending(current);
 }
 
-bool extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages, struct page **list)
+static bool is_at(struct page *page, struct address_space *mapping, pgoff_t index)
+{
+	struct folio *folio = page_folio(page);
+
+	return READ_ONCE(folio->mapping) == mapping && page_pgoff(folio, page) == index && !PageHWPoison(page);
+}
+
+/*
+ * Whether an access to addr, where no page is entered, would find the page: reclaim, compaction and others take entries of
+ * shared memory away although pinned pages stay in its file. Nothing is faulted in, as that may allocate a page in a hole
+ * that was just punched, and wait for ever (userfaultfd). Whoever removes a page from the file tells before he does, but
+ * holds the inode's lock until he has.
+ */
+static int file_has(struct mm_struct *mm, unsigned long addr, struct page *page)
+{
+	struct vm_area_struct *vma = vma_lookup(mm, addr);
+	struct address_space *mapping;
+	bool same;
+
+	if (!vma || !vma->vm_file || !(vma->vm_flags & VM_MAYSHARE))
+		return EXTOLL_MAPS_OTHER;
+	mapping = vma->vm_file->f_mapping;
+	if (!shmem_mapping(mapping) && !is_vm_hugetlb_page(vma))
+		return EXTOLL_MAPS_OTHER;
+	if (!is_at(page, mapping, linear_page_index(vma, addr)))
+		return EXTOLL_MAPS_OTHER;
+	if (!inode_trylock_shared(mapping->host))
+		return EXTOLL_MAPS_UNCLEAR;
+	same = is_at(page, mapping, linear_page_index(vma, addr));
+	inode_unlock_shared(mapping->host);
+	return same ? EXTOLL_MAPS_SAME : EXTOLL_MAPS_OTHER;
+}
+
+int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages, struct page **list)
 {
 	struct page *found[32];
-	bool same = true;
+	int result = EXTOLL_MAPS_SAME;
 
-	while (pages && same) {
+	while (pages && result == EXTOLL_MAPS_SAME) {
 		long i, n = min(pages, ARRAY_SIZE(found));
 
 		mmap_read_lock(mm);
-		n = get_user_pages_remote(mm, start, n, FOLL_NOFAULT, found, NULL);
-		mmap_read_unlock(mm);
-		if (n <= 0)
-			return false;
-		for (i = 0; i < n; i++) {
-			same &= found[i] == list[i];
-			put_page(found[i]);
+		/* By force: the rights of the process do not matter any more. */
+		n = get_user_pages_remote(mm, start, n, FOLL_NOFAULT | FOLL_FORCE, found, NULL);
+		if (n <= 0) {
+			result = file_has(mm, start, *list);
+			n = 1;
+		} else {
+			for (i = 0; i < n; i++) {
+				if (found[i] != list[i])
+					result = EXTOLL_MAPS_OTHER;
+				put_page(found[i]);
+			}
 		}
+		mmap_read_unlock(mm);
 		start += n << PAGE_SHIFT;
 		pages -= n;
 		list += n;
 		cond_resched();
 	}
-	return same;
+	return result;
 }
 
 void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq)

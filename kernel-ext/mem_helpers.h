@@ -10,15 +10,19 @@ struct mm_struct;
 struct mmu_interval_notifier;
 struct page;
 
-/* Adds to the pinned pages of an address space, within the caller's RLIMIT_MEMLOCK unless CAP_IPC_LOCK: 0 or -ENOMEM. */
-int extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
+/* Shown as VmPin; no limit applies. */
+void extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
 void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages);
 /* Pins pages of the current process for long: their number or an error. */
 long extoll_pin_user(unsigned long start, unsigned long pages, bool write, struct page **list);
 /* Whether the current task has been killed. */
 bool extoll_fatal_signal(void);
+/* What extoll_user_maps() finds; unclear: it will be clear some time later. */
+#define EXTOLL_MAPS_SAME 0
+#define EXTOLL_MAPS_OTHER 1
+#define EXTOLL_MAPS_UNCLEAR 2
 /* Whether the address space still maps these very pages; its users must not go away meanwhile. */
-bool extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages, struct page **list);
+int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages, struct page **list);
 void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq);
 void extoll_page_get(struct page *page);
 void extoll_page_put(struct page *page);

@@ -377,6 +377,13 @@ void extoll_skb_tx_timestamp(struct sk_buff *skb)
 	skb_tx_timestamp(skb);
 }
 
+void extoll_skb_orphan(struct sk_buff *skb)
+{
+	skb_orphan(skb);
+	nf_reset_ct(skb);
+	skb->dev = NULL;
+}
+
 int extoll_dma_map(struct device *dev, void *p, size_t len, bool to_device, u64 *addr)
 {
 	dma_addr_t a = dma_map_single(dev, p, len, to_device ? DMA_TO_DEVICE : DMA_FROM_DEVICE);

@@ -99,6 +99,7 @@ void *extoll_skb_put(struct sk_buff *skb, u32 len);
 int extoll_skb_linearize(struct sk_buff *skb);
 bool extoll_skb_csum_partial(const struct sk_buff *skb);
 void extoll_skb_tx_timestamp(struct sk_buff *skb);
+void extoll_skb_orphan(struct sk_buff *skb);
 int extoll_dma_map(struct device *dev, void *p, size_t len, bool to_device, u64 *addr);
 void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, bool to_device);
 

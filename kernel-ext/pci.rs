@@ -6,7 +6,7 @@
 use crate::bindings;
 use core::marker::PhantomPinned;
 use kernel::{
-    device::{Bound, Core, DeviceContext},
+    device::{self, Bound, Core, DeviceContext},
     dma::{Device as _, DmaMask},
     error::to_result,
     pci,
@@ -73,8 +73,7 @@ impl Enabled<'_> {
 
     /// Takes the device its access to memory. Process context.
     pub fn stop_dma(&self) {
-        // SAFETY: the device is bound, so it is valid.
-        unsafe { bindings::pci_clear_master(raw(self.0)) };
+        clear_master(self.0);
     }
 }
 
@@ -86,6 +85,21 @@ impl Drop for Enabled<'_> {
             bindings::pci_disable_device(raw(self.0));
         }
     }
+}
+
+fn clear_master(dev: &pci::Device<Bound>) {
+    // SAFETY: the device is bound, so it is valid.
+    unsafe { bindings::pci_clear_master(raw(dev)) };
+}
+
+/// Takes a PCI device its access to memory: what it wrote before is there when this returns. Process context.
+///
+/// # Errors
+///
+/// `EINVAL`: not a PCI device.
+pub fn stop_dma(dev: &device::Device<Bound>) -> Result {
+    clear_master(<&pci::Device<Bound>>::try_from(dev)?);
+    Ok(())
 }
 
 /// A claimed BAR, released by drop.

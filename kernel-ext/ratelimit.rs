@@ -3,6 +3,7 @@
 //! Rate limits for log lines.
 
 use kernel::{
+    prelude::*,
     sync::atomic::{Atomic, Relaxed},
     time::{Instant, Monotonic},
 };
@@ -49,5 +50,25 @@ impl RateLimit {
 impl Default for RateLimit {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[kunit_tests(kernel_ext_ratelimit)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_and_the_rest_is_counted() {
+        let limit = RateLimit::new();
+        for _ in 0..BURST {
+            assert_eq!(limit.allow(), Some(0));
+        }
+        for _ in 0..3 {
+            assert_eq!(limit.allow(), None);
+        }
+        // As at the start of the next interval.
+        limit.window.store(1, Relaxed);
+        assert_eq!(limit.allow(), Some(3));
+        assert_eq!(limit.allow(), Some(0));
     }
 }

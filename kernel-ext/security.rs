@@ -27,6 +27,12 @@ pub fn current_euid() -> u32 {
     Kuid::current_euid().into_raw().val
 }
 
+/// A number that nobody can guess. Any context.
+pub fn random() -> u64 {
+    // SAFETY: no preconditions.
+    unsafe { bindings::get_random_u64() }
+}
+
 /// Pages charged to `RLIMIT_MEMLOCK` of a user, given back by drop. Any context for the drop.
 ///
 /// # Invariants

@@ -3,17 +3,82 @@
 //! Work queues: what `kernel::workqueue` lacks, above all cancelling, without which a module cannot unload.
 
 use crate::bindings;
+use core::ptr;
 use kernel::{
     container_of,
-    sync::Arc,
+    prelude::*,
+    sync::{
+        atomic::{Acquire, Atomic, Relaxed, Release},
+        Arc,
+    },
     workqueue::{HasDelayedWork, HasWork, Queue, Work, WorkItem},
 };
 
-/// The system's unbound queue under its current name (`system_dfl_wq`); using one of the queues that
-/// `kernel::workqueue` names makes the kernel warn. Any context.
+/// The queue of [`Owner`], null without one.
+static QUEUE: Atomic<*mut kernel::bindings::workqueue_struct> = Atomic::new(ptr::null_mut());
+
+/// The queue of all items of the drivers: unbound, and with a thread of its own for when memory is short. Without an
+/// [`Owner`] the system's unbound queue. Any context.
+#[inline(never)]
 pub fn queue() -> &'static Queue {
-    // SAFETY: the queue is created at boot and never freed.
-    unsafe { Queue::from_raw(bindings::system_dfl_wq) }
+    let own = QUEUE.load(Acquire);
+    // SAFETY: the system's queue is created at boot and never freed. The own one exists until its owner is dropped, which
+    // is when nobody is left to call this.
+    unsafe {
+        Queue::from_raw(if own.is_null() {
+            bindings::system_dfl_wq
+        } else {
+            own
+        })
+    }
+}
+
+/// Keeps the queue. Its module makes it before anybody can enqueue, and drops it when nobody can any more (delayed items
+/// have been cancelled, modules above are gone): the drop waits until the last item has returned, so that no code is
+/// unloaded that still runs.
+pub struct Owner(());
+
+impl Owner {
+    /// Makes the queue. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, `EBUSY` for a second one.
+    pub fn new() -> Result<Self> {
+        if !QUEUE.load(Relaxed).is_null() {
+            return Err(EBUSY);
+        }
+        let flags = bindings::wq_flags_WQ_UNBOUND | bindings::wq_flags_WQ_MEM_RECLAIM;
+        // SAFETY: the name is a string without conversions, so that no more arguments are wanted.
+        let queue = unsafe { bindings::alloc_workqueue_noprof(c"extoll".as_char_ptr(), flags, 0) };
+        if queue.is_null() {
+            return Err(ENOMEM);
+        }
+        QUEUE.store(queue, Release);
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and not used any more but by items that run.
+        unsafe { bindings::destroy_workqueue(QUEUE.load(Relaxed)) };
+        QUEUE.store(ptr::null_mut(), Release);
+    }
+}
+
+/// For a module above: its drop waits until all items that were enqueued before have returned. They may hold the last
+/// reference to something of the module, and run code of it when they drop that. The drop sleeps.
+pub struct Settled;
+
+impl Drop for Settled {
+    fn drop(&mut self) {
+        let own = QUEUE.load(Acquire);
+        if !own.is_null() {
+            // SAFETY: the owner's module is needed by the caller's, so the queue exists.
+            unsafe { bindings::__flush_workqueue(own) };
+        }
+    }
 }
 
 /// Cancels a work item and waits until it does not run. May sleep; no lock that the item takes may be held.
@@ -72,4 +137,51 @@ where
         drop(unsafe { Arc::from_raw(ptr) });
     }
     pending
+}
+
+#[kunit_tests(kernel_ext_work)]
+mod tests {
+    use super::*;
+    use kernel::{
+        impl_has_work, new_work,
+        sync::atomic::AtomicFlag,
+        time::{delay::fsleep, Delta},
+    };
+
+    #[pin_data]
+    struct Late {
+        done: AtomicFlag,
+        #[pin]
+        work: Work<Late>,
+    }
+
+    impl_has_work! {
+        impl HasWork<Late> for Late { self.work }
+    }
+
+    impl WorkItem for Late {
+        type Pointer = Arc<Late>;
+
+        fn run(this: Arc<Late>) {
+            fsleep(Delta::from_millis(50));
+            this.done.store(true, Release);
+        }
+    }
+
+    #[test]
+    fn a_module_above_waits_for_its_items() -> Result {
+        // The module's own queue exists while its tests run.
+        assert_eq!(Owner::new().err(), Some(EBUSY));
+        let late = Arc::pin_init(
+            pin_init!(Late {
+                done: AtomicFlag::new(false),
+                work <- new_work!("extoll_test"),
+            }),
+            GFP_KERNEL,
+        )?;
+        assert!(queue().enqueue(late.clone()).is_ok());
+        drop(Settled);
+        assert!(late.done.load(Acquire));
+        Ok(())
+    }
 }

@@ -51,6 +51,8 @@ pub(crate) struct Words {
     pub(crate) number: u64,
     pub(crate) compare: u64,
     pub(crate) add: u64,
+    /// `lock`: time-outs that do not end it.
+    pub(crate) patience: u64,
 }
 
 impl Words {
@@ -77,6 +79,7 @@ impl Words {
             number: 0,
             compare: i32::MAX as u64,
             add: 1,
+            patience: 0,
         };
         for word in words {
             let Some((key, value)) = word.split_once('=') else {
@@ -106,6 +109,7 @@ impl Words {
                 "tc" => 3,
                 "number" => (1 << 24) - 1,
                 "compare" | "add" => i32::MAX as u64,
+                "patience" => 1000,
                 _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
             };
             let number = match value.parse::<u64>() {
@@ -134,6 +138,7 @@ impl Words {
                 "number" => all.number = number,
                 "compare" => all.compare = number,
                 "add" => all.add = number,
+                "patience" => all.patience = number,
                 _ => all.timeout_ms = number,
             }
         }

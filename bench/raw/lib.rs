@@ -34,7 +34,7 @@ use kernel::{
     sync::{Arc, Mutex},
     InPlaceModule,
 };
-use kernel_ext::global::Global;
+use kernel_ext::{global::Global, work::Settled};
 
 /// The NICs that commands can use.
 static REGISTRY: Global<Registry> = Global::new();
@@ -139,12 +139,13 @@ impl MiscDevice for Control {
 
 #[pin_data]
 struct Bench {
-    // Dropped in this order: no new commands, no NICs, then (below) no registry.
+    // Dropped in this order: no new commands, no NICs, then (below) no registry, then no work.
     #[pin]
     _control: MiscDeviceRegistration<Control>,
     #[pin]
     _driver: driver::Registration<auxiliary::Adapter<RawDriver>>,
     _registry: ClearRegistry,
+    _settled: Settled,
 }
 
 /// Empties the static when the module goes, or its init fails.
@@ -159,6 +160,7 @@ impl Drop for ClearRegistry {
 impl InPlaceModule for Bench {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
+            _settled: Settled,
             _registry: {
                 REGISTRY.set(Some(Registry::new()?));
                 ClearRegistry

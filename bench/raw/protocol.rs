@@ -17,8 +17,8 @@ pub(crate) const DATA: u8 = 5;
 /// Set in the tag of replies.
 pub(crate) const REPLY: u8 = 0x80;
 
-/// VPID of the server unless the command says otherwise.
-pub(crate) const DEFAULT_VPID: u16 = 100;
+/// VPID of the server unless the command says otherwise: one that no process is given.
+pub(crate) const DEFAULT_VPID: u16 = 251;
 
 const MAGIC: u64 = 0x3048_434e_4542_5845;
 

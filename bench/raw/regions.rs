@@ -381,7 +381,7 @@ pub(crate) fn lock(
     let to = destination(words, report)?;
     let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
     let engine = Engine::new(requester, notifications)?;
-    let (mut successes, mut value) = (0, 0);
+    let (mut successes, mut value, mut timeouts) = (0, 0, 0);
     for i in 0..words.count {
         // Both units do the same (G16).
         let at = if i % 2 == 0 {
@@ -395,10 +395,12 @@ pub(crate) fn lock(
                 successes += u64::from(locked.success);
                 value = locked.value;
             }
+            Err(RmaError::TimedOut) if timeouts < words.patience => timeouts += 1,
             Err(e) => return outcome(Err(e), report),
         }
     }
     outcome(Ok(()), report)?;
+    report.number("timeouts", timeouts)?;
     report.number("successes", successes)?;
     report.line(fmt!("value {value}"))
 }

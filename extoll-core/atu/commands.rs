@@ -16,7 +16,7 @@ use kernel::{
 use kernel_ext::barrier;
 use wire::{
     atu::{Command, GAT_ENTRIES, MAX_FLUSH},
-    ids::BusAddr,
+    ids::{BusAddr, Vpid},
     nla::Range,
     regs::atu,
 };
@@ -29,7 +29,7 @@ pub(crate) const DEADLINE_MS: i64 = 1000;
 /// First and longest pause between looks at a word, in microseconds.
 const PAUSE_US: (i64, i64) = (10, 2000);
 
-/// Number of a notification.
+/// Number of a notification. When it or a later one was seen, all commands given before it was asked for are executed.
 #[derive(Clone, Copy)]
 pub(super) struct Ticket(u64);
 
@@ -65,14 +65,17 @@ impl Inner {
 
     fn ask(&mut self, hw: &Hw) -> Option<Ticket> {
         self.look();
-        if self.asked - self.seen >= SLOTS {
-            return None;
-        }
-        let number = self.asked + 1;
+        // A word is used again when a notification behind the last one for it was seen: that one may have been asked for twice (below), and
+        // the second answer must not pass for that to the next.
+        let full = self.asked - self.seen >= SLOTS - 1;
         let words = self.words.as_ref()?;
-        words.write(slot(number), 0);
-        // The word is clear before the NIC may set it.
-        barrier::wmb();
+        // All of them may be lost. The last one is asked for again, which answers for those before, but for nobody new: it may be late only.
+        let number = if full { self.asked } else { self.asked + 1 };
+        if !full {
+            words.write(slot(number), 0);
+            // The word is clear before the NIC may set it.
+            barrier::wmb();
+        }
         let address = |word: usize| BusAddr(words.address().0 + 8 * word as u64);
         // A build of the chip may lack the fence (HW §11.3): only the notification is waited for.
         for command in [
@@ -83,7 +86,7 @@ impl Inner {
                 .write(atu::CMD_INTERFACE, command.encode().ok()?.raw());
         }
         self.asked = number;
-        Some(Ticket(number))
+        (!full).then_some(Ticket(number))
     }
 }
 
@@ -136,21 +139,59 @@ impl Commands {
         }
     }
 
-    /// Waits until the NIC has executed all commands given so far. True also for a NIC that is gone. May sleep, at most
-    /// about [`DEADLINE_MS`].
+    /// Makes the NIC forget all translations. Any context.
+    pub(super) fn flush_all(hw: &Hw) {
+        for vpid in Vpid::all() {
+            if let Ok(word) = Command::FlushVpid(vpid).encode() {
+                hw.rf.write(atu::CMD_INTERFACE, word.raw());
+            }
+        }
+    }
+
+    /// Asks for a notification without waiting for it; `None` if too many are not answered. Any context.
+    pub(super) fn ask(&self, nic: &Nic) -> Option<Ticket> {
+        let hw = nic.alive_access()?;
+        self.inner.lock().ask(&hw)
+    }
+
+    /// Whether a notification has come. True also for a NIC that is gone, and has lost its access to memory then. May sleep, but does not wait.
+    pub(super) fn is_answered(&self, nic: &Nic, Ticket(number): Ticket) -> bool {
+        if !nic.is_alive() {
+            nic.isolate();
+            return true;
+        }
+        let mut inner = self.inner.lock();
+        inner.look();
+        let answered = number <= inner.seen;
+        barrier::dma_rmb();
+        answered
+    }
+
+    /// As [`Commands::wait`] without the number.
     pub(super) fn settle(&self, nic: &Nic) -> bool {
+        self.wait(nic).is_ok()
+    }
+
+    /// Waits until the NIC has executed all commands given so far. True also for a NIC that is gone, and has lost its access to memory then.
+    /// May sleep, at most about [`DEADLINE_MS`].
+    ///
+    /// # Errors
+    ///
+    /// What to look for later, if it could be asked for.
+    pub(super) fn wait(&self, nic: &Nic) -> Result<(), Option<Ticket>> {
         let begin: Instant<Monotonic> = Instant::now();
         let (mut pause, longest) = PAUSE_US;
         let mut ticket = None;
         loop {
             let Some(hw) = nic.alive_access() else {
-                return true;
+                nic.isolate();
+                return Ok(());
             };
             let answered = {
                 let mut inner = self.inner.lock();
                 if inner.words.is_none() {
                     // The unit was never set up.
-                    return true;
+                    return Ok(());
                 }
                 if ticket.is_none() {
                     ticket = inner.ask(&hw);
@@ -162,10 +203,10 @@ impl Commands {
             if answered {
                 // What the NIC wrote before, e.g. data, is visible.
                 barrier::dma_rmb();
-                return true;
+                return Ok(());
             }
             if begin.elapsed().as_millis() >= DEADLINE_MS {
-                return false;
+                return Err(ticket);
             }
             fsleep(Delta::from_micros(pause));
             pause = (pause * 2).min(longest);

@@ -7,7 +7,8 @@
 //! the work item, as is a second try when the NIC did not answer.
 
 use super::{
-    tables::{Gat, Place},
+    commands::Ticket,
+    tables::{Bed, Gat, Place},
     Access, Commands,
 };
 use crate::{dma::DmaWords, nic::Nic, stats::Reason};
@@ -24,17 +25,20 @@ use kernel::{
 };
 use kernel_ext::{
     barrier,
-    mem::{Change, DmaTable, PageList, Watch, Watcher, PAGE},
+    mem::{Change, DmaTable, Maps, PageList, Watch, Watcher, PAGE},
     sched::cond_resched,
     work,
 };
 use wire::{
     ids::{BusAddr, Nla, Vpid},
     nla::{cut, placement, Range, SIZE_CODES},
+    regs::atu,
 };
 
 /// Pause before the NIC is asked again about a region in quarantine, in milliseconds.
 const RETRY_MS: u32 = 2000;
+/// Pause before another look at pages of which nothing can be told yet, in milliseconds.
+const LOOK_MS: u32 = 20;
 
 /// Mapped memory that somebody else made.
 pub(super) trait Segments: Send + Sync {
@@ -50,7 +54,7 @@ pub(super) enum Memory {
 }
 
 impl Memory {
-    /// Bus address and pages of each segment; `EINVAL` unless all are made of whole pages.
+    /// Bus address and pages of each segment; `EINVAL` unless all are made of whole pages, `EIO` if addresses mean interrupts.
     fn segments(&self) -> Result<KVVec<(BusAddr, u64)>> {
         let mut list = KVVec::new();
         let mut result = Ok(());
@@ -58,6 +62,8 @@ impl Memory {
             if result.is_ok() {
                 result = if addr % PAGE as u64 != 0 || bytes % PAGE as u64 != 0 || bytes == 0 {
                     Err(EINVAL)
+                } else if BusAddr(addr).meets_interrupts(bytes) {
+                    Err(EIO)
                 } else {
                     list.push((BusAddr(addr), bytes / PAGE as u64), GFP_KERNEL)
                         .map_err(Error::from)
@@ -127,7 +133,7 @@ impl Drop for Claim {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Live,
     /// Somebody zeroes the entries and has the place meanwhile.
     Zeroing,
@@ -145,6 +151,10 @@ struct State {
     /// Pages (numbers in the region) that may have changed in the address space.
     suspect: Option<(usize, usize)>,
     quarantined: bool,
+    /// In quarantine: what the NIC has to answer.
+    ticket: Option<Ticket>,
+    /// Where the NLAs rest afterwards.
+    bed: Option<Bed>,
 }
 
 /// See the module.
@@ -199,12 +209,9 @@ impl Watcher for Eye {
                     .saturating_sub(this.start)
                     .div_ceil(PAGE)
                     .min(this.range.pages as usize);
-                let mut state = this.state.lock();
-                if state.phase != Phase::Live {
+                if !this.suspect(first, last) {
                     return;
                 }
-                let (a, b) = state.suspect.unwrap_or((first, last));
-                state.suspect = Some((a.min(first), b.max(last)));
             }
         }
         this.schedule(0);
@@ -226,12 +233,13 @@ impl Mapping {
         let (nic, vpid) = (&claim.nic.clone(), claim.vpid);
         let prepared = memory.segments().and_then(|segments| {
             let node = RBTreeNodeReservation::new(GFP_KERNEL)?;
+            let bed = Bed::new(GFP_KERNEL)?;
             let pages = segments.iter().map(|(_, pages)| *pages).sum();
             let wish = placement(segments.iter().copied());
             let place = nic.atu.tables.lock().allocate(nic, pages, wish)?;
-            Ok((segments, node, place))
+            Ok((segments, node, bed, place))
         });
-        let (segments, node, place) = match prepared {
+        let (segments, node, bed, place) = match prepared {
             Ok(prepared) => prepared,
             Err(e) => {
                 memory.release(nic);
@@ -257,6 +265,8 @@ impl Mapping {
                         watch: None,
                         suspect: None,
                         quarantined: false,
+                        ticket: None,
+                        bed: None,
                     },
                     "extoll_atu_mapping"
                 ),
@@ -270,7 +280,7 @@ impl Mapping {
                 // Nobody knows the NLAs, so nothing was cached.
                 zero_entries(&place);
                 drop(place);
-                drop(nic.atu.tables.lock().free(nic, range));
+                free(nic, range, None);
                 memory.release(nic);
                 return Err(written.err().or(mapping.err()).unwrap_or(ENOMEM));
             }
@@ -280,6 +290,7 @@ impl Mapping {
             state.place = Some(place);
             state.memory = Some(memory);
             state.claim = Some(claim);
+            state.bed = Some(bed);
         }
         nic.atu.pages.add(range.pages, Relaxed);
         for (all, own) in nic.atu.nlps.iter().zip(mapping.nlps) {
@@ -302,9 +313,13 @@ impl Mapping {
         self.state.lock().phase == Phase::Live
     }
 
+    /// Has the work item run, unless there is nothing left to do.
     fn schedule(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::queue().enqueue_delayed(self.clone(), delay);
+        let state = self.state.lock();
+        if state.phase != Phase::Gone {
+            let _ = work::queue().enqueue_delayed(self.clone(), delay);
+        }
     }
 
     /// Zeroes the entries and commands the flush; false if that was done before. Neither sleeps nor allocates.
@@ -339,8 +354,26 @@ impl Mapping {
         drop(watch);
     }
 
+    /// Has pages `first…last` (numbers in the region) looked at; false if they do not matter any more.
+    fn suspect(&self, first: usize, last: usize) -> bool {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Live {
+            return false;
+        }
+        let (a, b) = state.suspect.unwrap_or((first, last));
+        state.suspect = Some((a.min(first), b.max(last)));
+        true
+    }
+
+    /// Has pages looked at some time later.
+    pub(super) fn doubt(self: &Arc<Self>, first: usize, last: usize) {
+        if self.suspect(first, last) {
+            self.schedule(LOOK_MS);
+        }
+    }
+
     /// Looks whether suspect pages are still the process's; if not, revokes. May sleep.
-    fn verify(&self) {
+    fn verify(self: &Arc<Self>) {
         loop {
             let (first, end, pages, watch) = {
                 let mut state = self.state.lock();
@@ -356,27 +389,60 @@ impl Mapping {
             };
             // The news comes before the change.
             watch.settle();
-            if pages.is_some_and(|pages| !pages.still_mapped(first, end)) {
-                self.revoke();
-                return;
+            match pages.map_or(Maps::Same, |pages| pages.mapped(first, end)) {
+                Maps::Same => {}
+                Maps::Other => {
+                    self.revoke();
+                    return;
+                }
+                Maps::Unclear => return self.doubt(first, end),
             }
         }
     }
 
-    /// Ends a revoked mapping: waits for the NIC's answer and gives everything back; without an answer puts it in
-    /// quarantine and tries again later. False in that case. May sleep.
-    pub(super) fn finish(self: &Arc<Self>) -> bool {
+    /// Waits while somebody zeroes the entries, which takes as long as that takes. May sleep.
+    pub(super) fn wait_zeroed(&self) -> Phase {
         loop {
             match self.state.lock().phase {
-                Phase::Live | Phase::Gone => return true,
-                Phase::Revoked => break,
-                // Takes as long as zeroing takes.
                 Phase::Zeroing => {}
+                other => return other,
             }
             fsleep(Delta::from_micros(100));
         }
-        if !self.nic.atu.commands.settle(&self.nic) {
-            self.quarantine();
+    }
+
+    /// Ends a revoked mapping: waits for the NIC's answer and gives everything back; without an answer puts it in
+    /// quarantine and tries again later. False in that case. In quarantine it does not wait. May sleep.
+    pub(super) fn finish(self: &Arc<Self>) -> bool {
+        if self.wait_zeroed() != Phase::Revoked {
+            return true;
+        }
+        let commands = &self.nic.atu.commands;
+        let (quarantined, ticket) = {
+            let state = self.state.lock();
+            (state.quarantined, state.ticket)
+        };
+        let answered = if quarantined {
+            // Any ticket is answered by a NIC that is gone.
+            let known = match ticket {
+                Some(ticket) => commands.is_answered(&self.nic, ticket),
+                None => !self.nic.is_alive() && commands.settle(&self.nic),
+            };
+            // The answer to the first one may be lost; that to a later one will do.
+            let next = if known { None } else { commands.ask(&self.nic) };
+            self.quarantine(ticket.or(next));
+            known
+        } else {
+            match commands.wait(&self.nic) {
+                Ok(()) => true,
+                Err(ticket) => {
+                    notice_gone(&self.nic);
+                    self.quarantine(ticket);
+                    false
+                }
+            }
+        };
+        if !answered {
             self.schedule(RETRY_MS);
             return false;
         }
@@ -384,9 +450,14 @@ impl Mapping {
         true
     }
 
-    fn quarantine(&self) {
+    /// Nothing is given back until the NIC has answered.
+    fn quarantine(&self, ticket: Option<Ticket>) {
         let mut state = self.state.lock();
-        if state.phase == Phase::Revoked && !core::mem::replace(&mut state.quarantined, true) {
+        if state.phase != Phase::Revoked {
+            return;
+        }
+        state.ticket = ticket;
+        if !core::mem::replace(&mut state.quarantined, true) {
             drop(state);
             self.nic.atu.quarantined.add(1, Relaxed);
             let detail = self.nla().0 | u64::from(self.vpid.get()) << 48;
@@ -396,7 +467,7 @@ impl Mapping {
 
     /// Gives everything back, once. The NIC must not access the memory any more. May sleep.
     fn release(&self) {
-        let (place, memory, claim, quarantined) = {
+        let (place, memory, claim, bed, quarantined) = {
             let mut state = self.state.lock();
             if state.phase != Phase::Revoked {
                 return;
@@ -406,22 +477,24 @@ impl Mapping {
                 place,
                 memory,
                 claim,
+                bed,
                 quarantined,
                 ..
             } = &mut *state;
-            (place.take(), memory.take(), claim.take(), *quarantined)
+            (
+                place.take(),
+                memory.take(),
+                claim.take(),
+                bed.take(),
+                *quarantined,
+            )
         };
         drop(place);
         if let Some(memory) = memory {
             memory.release(&self.nic);
         }
         let atu = &self.nic.atu;
-        let idle = atu.tables.lock().free(&self.nic, self.range);
-        if !idle.is_empty() && !atu.commands.settle(&self.nic) {
-            atu.tables.lock().park(idle);
-        } else {
-            drop::<KVec<Arc<Gat>>>(idle);
-        }
+        free(&self.nic, self.range, bed);
         atu.pages.fetch_sub(self.range.pages, Relaxed);
         for (all, own) in atu.nlps.iter().zip(self.nlps) {
             all.fetch_sub(own, Relaxed);
@@ -433,6 +506,43 @@ impl Mapping {
         drop(this);
         // Last: unbinding waits for it.
         drop(claim);
+    }
+}
+
+/// Gives a range back, and the tables that nobody needs any more. May sleep.
+fn free(nic: &Nic, range: Range, bed: Option<Bed>) {
+    let atu = &nic.atu;
+    let idle = atu.tables.lock().free(nic, range, bed);
+    if !idle.is_empty() && !atu.commands.settle(nic) {
+        atu.tables.lock().park(idle);
+    } else {
+        drop::<KVec<Arc<Gat>>>(idle);
+    }
+}
+
+/// The NIC did not answer: notices if it is gone.
+fn notice_gone(nic: &Arc<Nic>) {
+    if let Some(hw) = nic.alive_access() {
+        let raw = hw.rf.read(atu::CONTROL);
+        Nic::is_gone(nic, &hw, raw);
+    }
+}
+
+/// Ends mappings that are revoked ([`Mapping::wait_zeroed`]), for which it waits once: gives them up, or puts them in quarantine. May
+/// sleep.
+pub(super) fn finish_all<'a>(nic: &Arc<Nic>, mappings: impl Iterator<Item = &'a Arc<Mapping>>) {
+    let result = nic.atu.commands.wait(nic);
+    if result.is_err() {
+        notice_gone(nic);
+    }
+    for mapping in mappings {
+        match result {
+            Ok(()) => mapping.release(),
+            Err(ticket) => {
+                mapping.quarantine(ticket);
+                mapping.schedule(RETRY_MS);
+            }
+        }
     }
 }
 
@@ -486,19 +596,23 @@ pub(super) fn end_all(nic: &Arc<Nic>) {
     nic.atu.tables.lock().refuse();
     for_each(nic, |mapping| {
         mapping.revoke();
+        mapping.wait_zeroed();
         work::cancel_delayed_sync(mapping);
     });
-    if nic.atu.commands.settle(nic) {
-        for_each(nic, |mapping| mapping.release());
-    } else {
-        for_each(nic, |mapping| mapping.quarantine());
+    match nic.atu.commands.wait(nic) {
+        Ok(()) => for_each(nic, |mapping| mapping.release()),
+        Err(ticket) => for_each(nic, |mapping| mapping.quarantine(ticket)),
     }
 }
 
 /// Ends what is left without the NIC, which has no access to memory any more. May sleep.
 pub(super) fn release_all(nic: &Arc<Nic>) {
     while !nic.atu.is_idle() {
-        for_each(nic, |mapping| mapping.release());
+        for_each(nic, |mapping| {
+            mapping.release();
+            // Nobody schedules it any more.
+            work::cancel_delayed_sync(mapping);
+        });
         // Others may be about to give something up.
         fsleep(Delta::from_micros(100));
     }

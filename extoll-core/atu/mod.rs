@@ -11,11 +11,12 @@ mod mapping;
 mod region;
 mod tables;
 
+pub(crate) use region::end;
 pub use region::{
     register_coherent, register_pages, register_table, register_user, Access, Region,
 };
 
-use crate::nic::Nic;
+use crate::{nic::Nic, stats::Reason};
 use commands::Commands;
 use kernel::{
     fmt, new_mutex,
@@ -71,6 +72,12 @@ impl Atu {
         }
         hw.rf
             .write(atu::CONTROL, Control(0).with_enable(true).raw());
+        // Translations that an earlier owner left.
+        Commands::flush_all(&hw);
+        drop(hw);
+        if !nic.atu.commands.settle(nic) {
+            nic.error(Reason::AtuTimeout, 0);
+        }
         Ok(())
     }
 
@@ -111,10 +118,11 @@ impl Atu {
     /// One line per fact, for debugfs.
     pub(crate) fn show(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let this = &nic.atu;
-        let (tables, limit, regions) = this.tables.lock().show();
+        let (tables, limit, regions, resting) = this.tables.lock().show();
         writeln!(f, "tables {tables}")?;
         writeln!(f, "tables_max {limit}")?;
         writeln!(f, "regions {regions}")?;
+        writeln!(f, "ranges_resting {resting}")?;
         writeln!(f, "pages {}", this.pages.load(Relaxed))?;
         for (code, n) in SIZE_CODES.into_iter().zip(&this.nlps).rev() {
             writeln!(f, "nlps_{}KiB {}", 4u32 << code, n.load(Relaxed))?;

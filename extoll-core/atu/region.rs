@@ -2,7 +2,7 @@
 
 //! Registered memory.
 
-use super::mapping::{Claim, Eye, Mapping, Memory, Segments};
+use super::mapping::{self, Claim, Eye, Mapping, Memory, Segments};
 use crate::{dma::DmaWords, nic::Nic};
 use kernel::{
     alloc::allocator::VmallocPageIter,
@@ -11,8 +11,12 @@ use kernel::{
     scatterlist::{Owned, SGTable},
     sync::Arc,
 };
-use kernel_ext::mem::{PageList, Watch, PAGE};
-use wire::ids::{Nla, Vpid};
+use kernel_ext::mem::{Maps, PageList, Watch, PAGE};
+use wire::{
+    atu::GAT_ENTRIES,
+    ids::{Nla, Vpid},
+    regs::atu::GATS,
+};
 
 /// What the NIC may do with registered memory, be it for commands of its owner or of peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,19 +131,31 @@ impl Drop for Region {
     }
 }
 
+/// Ends regions, as their drop does one by one, but waits for the NIC once; drop them afterwards. May sleep, about a second at most.
+pub(crate) fn end<'a, I: Iterator<Item = &'a Region>>(nic: &Arc<Nic>, regions: impl Fn() -> I) {
+    for region in regions() {
+        region.mapping.unwatch();
+        region.mapping.revoke();
+        region.mapping.wait_zeroed();
+    }
+    mapping::finish_all(nic, regions().map(|r| &r.mapping));
+}
+
 /// Registers memory of the current process: `bytes` bytes from `start`, both multiples of 4096, for `vpid`, which
 /// the caller must have open. The pages are pinned and count against `RLIMIT_MEMLOCK` (unless `CAP_IPC_LOCK`). When the
 /// process unmaps any of it, moves it or ends, the region dies ([`Region::is_alive`]): for munmap, mremap and exit before
 /// these return, for other ways to lose the pages (madvise, truncation) some milliseconds later. Until then the NIC
-/// reaches the old pages, which are not reused before. A fork does not matter: the child gets copies of the pages.
+/// reaches the old pages, which are not reused before. A fork does not matter: the child gets copies of the pages. Memory
+/// that is shared (tmpfs, memfd, System V, huge pages) stays, whatever the kernel does to page tables meanwhile; a mapped
+/// file on a disk, which can be registered for reading only, may be taken for lost.
 ///
 /// May sleep; process context of the owner.
 ///
 /// # Errors
 ///
 /// `EINVAL`: not page aligned, nothing, wraps around, no access asked for. `EFAULT`: not all of it is mapped, or not with
-/// the access asked for. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded. `ENOSPC`: no contiguous NLA range or the
-/// limit of address tables reached. `EOPNOTSUPP`: CPU and device do not see each other's writes by themselves. `EIO`: it cannot
+/// the access asked for. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded. `ENOSPC`: no contiguous NLA range, the
+/// limit of address tables reached, or more than 512 GiB. `EOPNOTSUPP`: CPU and device do not see each other's writes by themselves. `EIO`: it cannot
 /// be mapped for the device, or only as a copy. `EAGAIN`: the memory was unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone.
 /// `ETIMEDOUT`: it does not answer.
 pub fn register_user(
@@ -150,6 +166,12 @@ pub fn register_user(
     access: Access,
 ) -> Result<Region> {
     access.check()?;
+    // Before much is pinned for nothing.
+    if bytes as u64 / PAGE as u64
+        > u64::from(nic.params.atu_gats.min(GATS)) * u64::from(GAT_ENTRIES)
+    {
+        return Err(ENOSPC);
+    }
     let pages = Arc::new(PageList::pin(start, bytes, access.write)?, GFP_KERNEL)?;
     let claim = Claim::new(nic, vpid)?;
     let memory = claim.map(pages.clone(), access)?;
@@ -164,10 +186,14 @@ pub fn register_user(
     mapping.watch(watch.clone());
     // What happened before the watch began, or is under way.
     watch.settle();
-    if !pages.still_mapped(0, pages.len()) {
-        return Err(EAGAIN);
+    match pages.mapped(0, pages.len()) {
+        Maps::Same => Ok(region),
+        Maps::Other => Err(EAGAIN),
+        Maps::Unclear => {
+            mapping.doubt(0, pages.len());
+            Ok(region)
+        }
     }
-    Ok(region)
 }
 
 /// Registers pages (referenced ones or a kernel buffer, see [`PageList`]) for `vpid`; page i of the list has NLA

@@ -2,13 +2,15 @@
 
 //! NLA space and global address tables, which come and go with the regions in them.
 
-use super::{mapping::Mapping, Commands};
+use super::{commands::Ticket, mapping::Mapping, Commands};
 use crate::{dma::DmaWords, nic::Nic};
 use kernel::{
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::{RBTree, RBTreeNode, RBTreeNodeReservation},
     sync::Arc,
+    time::msecs_to_jiffies,
 };
+use kernel_ext::net::jiffies64;
 use wire::{
     atu::{GatBase, GAT_BYTES, GAT_ENTRIES},
     ids::BusAddr,
@@ -18,6 +20,12 @@ use wire::{
 
 /// Pages of one table.
 const SPAN: u64 = GAT_ENTRIES as u64;
+/// How long NLAs that were given back are not given out again, unless nothing else is free, in milliseconds: the answer to a GET may come
+/// late, and nothing tells the NIC that it is for somebody else.
+const REST_MS: u32 = 10_000;
+
+/// Room for a range at rest.
+pub(super) type Bed = RBTreeNodeReservation<u64, (Range, u64)>;
 
 /// Free ranges in kernel memory.
 pub(crate) struct Ranges(KVVec<Range>);
@@ -84,7 +92,13 @@ struct Slot {
     gat: Arc<Gat>,
     /// Pages of it that are given out.
     used: u64,
+    /// The NIC may remember translations of an earlier table in its place.
+    stale: Option<Stale>,
 }
+
+/// What was asked of the NIC, which did not answer in time.
+#[derive(Clone, Copy)]
+struct Stale(Option<Ticket>);
 
 /// NLA space, tables, regions.
 pub(crate) struct Tables {
@@ -94,6 +108,10 @@ pub(crate) struct Tables {
     /// Tables that the NIC may still read, as it did not answer.
     parked: KVec<Arc<Gat>>,
     regions: RBTree<u64, Arc<Mapping>>,
+    /// Ranges in the order in which they were given back, with the time in jiffies.
+    resting: RBTree<u64, (Range, u64)>,
+    /// Ranges given back so far.
+    returned: u64,
 }
 
 /// A range that was given out, with the tables for it.
@@ -128,6 +146,8 @@ impl Tables {
             slots: KVVec::new(),
             parked: KVec::new(),
             regions: RBTree::new(),
+            resting: RBTree::new(),
+            returned: 0,
         }
     }
 
@@ -174,9 +194,9 @@ impl Tables {
     ) -> Result<Place> {
         // A range of any alignment touches at most one table more.
         let gats = KVec::with_capacity((pages / SPAN) as usize + 2, GFP_KERNEL)?;
-        let space = self.space.as_mut().ok_or(ENODEV)?;
-        let first = match space.allocate(pages, align, phase) {
-            Err(SpaceError::Full) if align > 1 => space.allocate(pages, 1, 0),
+        self.wake_rested();
+        let first = match self.take(pages, align, phase)? {
+            Err(SpaceError::Full) if align > 1 => self.take(pages, 1, 0)?,
             other => other,
         }
         .map_err(|e| match e {
@@ -207,16 +227,68 @@ impl Tables {
         Ok(place)
     }
 
+    /// Takes pages of the space; if need be, those that have not rested long. `ENODEV` when closed.
+    fn take(&mut self, pages: u64, align: u64, phase: u64) -> Result<Result<u64, SpaceError>> {
+        loop {
+            let space = self.space.as_mut().ok_or(ENODEV)?;
+            match space.allocate(pages, align, phase) {
+                Err(SpaceError::Full) if self.wake(u64::MAX) => {}
+                other => return Ok(other),
+            }
+        }
+    }
+
+    /// Frees what has rested long enough.
+    fn wake_rested(&mut self) {
+        let rest = msecs_to_jiffies(REST_MS) as u64;
+        let until = jiffies64().saturating_sub(rest);
+        while self.wake(until) {}
+    }
+
+    /// Frees the range that has rested longest, if that is since `until` or before.
+    fn wake(&mut self, until: u64) -> bool {
+        let oldest = self.resting.cursor_front().and_then(|c| {
+            let (number, (range, since)) = c.current();
+            (*since <= until).then_some((*number, *range))
+        });
+        let (Some((number, range)), Some(space)) = (oldest, &mut self.space) else {
+            return false;
+        };
+        self.resting.remove(&number);
+        space.free(range);
+        true
+    }
+
     /// The table `index`, `pages` more pages of which are used.
     fn table(&mut self, nic: &Nic, index: u64, pages: u64) -> Result<Arc<Gat>> {
         match self.slots.get_mut(index as usize) {
             None => return Err(ENOSPC),
-            Some(None) => {}
+            Some(None) => self.make(nic, index)?,
             Some(Some(slot)) => {
-                slot.used += pages;
-                return Ok(slot.gat.clone());
+                // No waiting this time: others wait for the lock.
+                if let Some(Stale(ticket)) = slot.stale {
+                    let commands = &nic.atu.commands;
+                    let ticket = ticket.or_else(|| commands.ask(nic));
+                    let answered = ticket.is_some_and(|t| commands.is_answered(nic, t));
+                    slot.stale = (!answered).then_some(Stale(ticket));
+                    if !answered {
+                        // The answer to the first one may be lost; that to a later one will do.
+                        commands.ask(nic);
+                    }
+                }
             }
         }
+        match self.slots.get_mut(index as usize) {
+            Some(Some(slot)) if slot.stale.is_none() => {
+                slot.used += pages;
+                Ok(slot.gat.clone())
+            }
+            _ => Err(ETIMEDOUT),
+        }
+    }
+
+    /// Puts a new table in its place. Until the NIC has forgotten what was there, it is stale. May sleep.
+    fn make(&mut self, nic: &Nic, index: u64) -> Result {
         let gat = Gat::new(nic)?;
         let base = GatBase::new(gat.address()).ok_or(ENOMEM)?;
         let gat = Arc::new(gat, GFP_KERNEL)?;
@@ -230,20 +302,12 @@ impl Tables {
             pages: SPAN,
         };
         Commands::flush(nic, whole);
-        if !nic.atu.commands.settle(nic) {
-            if let Some(hw) = nic.alive_access() {
-                hw.rf.write(atu::gat(index as u32), 0);
-            }
-            self.park([gat]);
-            return Err(ETIMEDOUT);
-        }
+        let stale = nic.atu.commands.wait(nic).err().map(Stale);
         if let Some(place) = self.slots.get_mut(index as usize) {
-            *place = Some(Slot {
-                gat: gat.clone(),
-                used: pages,
-            });
+            let used = 0;
+            *place = Some(Slot { gat, used, stale });
         }
-        Ok(gat)
+        Ok(())
     }
 
     fn unuse(&mut self, range: Range) {
@@ -257,16 +321,23 @@ impl Tables {
         }
     }
 
-    /// Gives a range back. Tables that are not needed any more are taken off the NIC and returned; free them when the
-    /// NIC has answered ([`Commands::settle`]), else [`Tables::park`] them. One is always kept.
-    pub(crate) fn free(&mut self, nic: &Nic, range: Range) -> KVec<Arc<Gat>> {
+    /// Gives a range back, to rest in its bed if it was in use. Tables that are not needed any more are taken off the NIC and returned;
+    /// free them when the NIC has answered ([`Commands::settle`]), else [`Tables::park`] them. One is always kept.
+    pub(super) fn free(&mut self, nic: &Nic, range: Range, bed: Option<Bed>) -> KVec<Arc<Gat>> {
         self.unuse(range);
         let mut idle = KVec::new();
         let Some(space) = &mut self.space else {
             // All tables go together, soon.
             return idle;
         };
-        space.free(range);
+        match bed {
+            Some(bed) => {
+                self.returned += 1;
+                let node = bed.into_node(self.returned, (range, jiffies64()));
+                self.resting.insert(node);
+            }
+            None => drop(space.free(range)),
+        }
         let mut present = self.slots.iter().filter(|s| s.is_some()).count();
         for index in indices(range) {
             let Some(place) = self.slots.get_mut(index as usize) else {
@@ -322,10 +393,15 @@ impl Tables {
         Some(cursor.current().1.clone())
     }
 
-    /// Tables in use, most possible, regions.
-    pub(crate) fn show(&self) -> (usize, usize, usize) {
+    /// Tables in use, most possible, regions, ranges at rest.
+    pub(crate) fn show(&self) -> (usize, usize, usize, usize) {
         let tables = self.slots.iter().filter(|s| s.is_some()).count();
         let regions = self.regions.values().count();
-        (tables, self.slots.len(), regions)
+        (
+            tables,
+            self.slots.len(),
+            regions,
+            self.resting.values().count(),
+        )
     }
 }

@@ -4,13 +4,18 @@
 //!
 //! The engine's work items do everything: one is started by interrupts and by room to send, one at the earliest deadline.
 //! A transfer that timed out goes on to absorb late notifications for a while, so that these are not taken for those of
-//! a later one with the same local address.
+//! a later one with the same local address, or lock number. A later one like that first has a lock operation answered that
+//! changes nothing, by the unit that owes the old notification: as a unit answers commands in order (HW §10.8), nothing comes for the
+//! old one any more, and it is forgotten. So one lost notification does not cost each retry its own.
+
+mod job;
 
 use super::{
-    Address, Ends, Fault, LockResult, LockTarget, Notification, NotificationType, Notifications,
-    NotifySpec, PageOptions, Peer, Requester, SendError,
+    Address, Fault, LockResult, LockTarget, Notification, Notifications, NotifySpec, PageOptions,
+    Peer, Requester,
 };
 use crate::vpid::Client;
+use job::{Job, Kind, LockJob, Obstacle, Step};
 use kernel::{
     impl_has_delayed_work, impl_has_work, new_delayed_work, new_mutex, new_spinlock, new_work,
     prelude::*,
@@ -24,8 +29,7 @@ use kernel::{
 use kernel_ext::{sched::cond_resched, work};
 use wire::{
     ids::{NodeId, Vpid},
-    rma::Command,
-    transfer::{Direction, Transfer, Verdict},
+    transfer::{Direction, LockNumbers, Transfer},
 };
 
 /// Notifications taken in one go.
@@ -41,7 +45,8 @@ pub enum RmaError {
     /// A unit refused a command.
     Fault(Fault),
     /// Not done by the deadline: the peer is dead, unreachable, has closed its port, or is too slow. A GET may still
-    /// write to local memory until that is revoked or the engine dropped.
+    /// write to local memory: a region until it is revoked; memory given by bus address has to go to
+    /// [`crate::quarantine`], as dropping the engine helps only until its VPID is opened again.
     TimedOut,
     /// The device is gone, or the engine was dropped.
     Down,
@@ -141,157 +146,13 @@ impl Handle {
     }
 }
 
-#[derive(Clone, Copy)]
-struct LockJob {
-    at: LockTarget,
-    number: u32,
-    compare: i32,
-    add: i32,
-    posted: bool,
-}
-
-impl LockJob {
-    /// Changes nothing, but is answered by the unit that writes what PUTs bring, after it has done so: commands of a port
-    /// in one class are processed in order (HW §10.8).
-    const CONFIRM: Self = Self {
-        at: LockTarget::Completer,
-        number: 0,
-        compare: i32::MIN,
-        add: 0,
-        posted: false,
-    };
-}
-
-enum Kind {
-    Move {
-        transfer: Transfer,
-        direction: Direction,
-        ends: Ends,
-    },
-    Lock(LockJob),
-}
-
-struct Job {
-    outcome: Arc<Outcome>,
-    to: Destination,
-    kind: Kind,
-    /// A PUT that ends when the peer has processed it.
-    confirm: bool,
-    /// When it times out; later, when it stops absorbing.
-    until: Instant<Monotonic>,
-    timed_out: bool,
-}
-
-enum Step {
-    Waiting,
-    Ended(Result<u64, RmaError>),
-}
-
-impl Job {
-    /// Posts what can be posted; false for lack of credit.
-    fn post(&mut self, requester: &Requester) -> Result<bool, RmaError> {
-        loop {
-            let sent = match &mut self.kind {
-                _ if self.timed_out => return Ok(true),
-                Kind::Lock(lock) if lock.posted => return Ok(true),
-                Kind::Lock(lock) => {
-                    let peer = self.to.peer(NotifySpec::from_bits(4));
-                    let LockJob {
-                        at,
-                        number,
-                        compare,
-                        add,
-                        ..
-                    } = *lock;
-                    let sent = requester.lock(peer, at, number, compare, add);
-                    lock.posted = sent.is_ok();
-                    sent
-                }
-                Kind::Move {
-                    transfer,
-                    direction,
-                    ends,
-                } => {
-                    let Some(chunk) = transfer.next() else {
-                        return Ok(true);
-                    };
-                    let ends = Ends {
-                        local: ends.local + chunk.offset,
-                        remote: ends.remote + chunk.offset,
-                        ..*ends
-                    };
-                    let sent = match direction {
-                        Direction::Get => {
-                            let peer = self.to.peer(NotifySpec::from_bits(4));
-                            requester.get_ends(&peer, ends, chunk.len)
-                        }
-                        Direction::Put => {
-                            let peer = self.to.peer(NotifySpec {
-                                requester: true,
-                                responder: false,
-                                completer: self.to.notify_peer,
-                            });
-                            requester.put_ends(&peer, ends, chunk.len)
-                        }
-                    };
-                    if sent.is_ok() {
-                        transfer.posted();
-                    }
-                    sent
-                }
-            };
-            match sent {
-                Ok(()) => {}
-                Err(SendError::Full | SendError::Retry) => return Ok(false),
-                Err(SendError::Down) => return Err(RmaError::Down),
-                Err(SendError::Invalid) => return Err(RmaError::Invalid),
-            }
-        }
-    }
-
-    /// Takes a notification; `None` if it is not for this job.
-    fn take(&mut self, n: &Notification) -> Option<Step> {
-        match &mut self.kind {
-            Kind::Move { transfer, .. } => match transfer.take(n) {
-                Verdict::Foreign => None,
-                Verdict::Progress => Some(Step::Waiting),
-                Verdict::Ended => Some(match transfer.fault() {
-                    Some(fault) => Step::Ended(Err(RmaError::Fault(fault))),
-                    None if self.confirm && !self.timed_out => {
-                        self.kind = Kind::Lock(LockJob::CONFIRM);
-                        Step::Waiting
-                    }
-                    None => Step::Ended(Ok(0)),
-                }),
-            },
-            Kind::Lock(lock) => {
-                let ours = lock.posted
-                    && n.kind == NotificationType::Completer
-                    && matches!(n.command, Command::Lock | Command::LockResponse)
-                    && (n.node, n.vpid) == (self.to.node, self.to.vpid)
-                    && (n.error != 0 || LockResult(n.word0).number() == lock.number);
-                ours.then(|| {
-                    Step::Ended(match Fault::of(n) {
-                        Some(fault) => Err(RmaError::Fault(fault)),
-                        None => Ok(n.word0),
-                    })
-                })
-            }
-        }
-    }
-
-    fn is_outstanding(&self) -> bool {
-        match &self.kind {
-            Kind::Move { transfer, .. } => transfer.is_outstanding(),
-            Kind::Lock(lock) => lock.posted,
-        }
-    }
-}
-
 struct Inner {
     notifications: Notifications,
     /// In the order of submission.
     jobs: KVec<Job>,
+    /// Of the command posted last.
+    order: u64,
+    numbers: LockNumbers,
 }
 
 /// Work of an engine.
@@ -367,24 +228,14 @@ impl Inner {
             let Self {
                 notifications,
                 jobs,
+                ..
             } = self;
-            let taken = notifications.poll(BUDGET, |n| {
-                for i in 0..jobs.len() {
-                    let step = jobs.get_mut(i).and_then(|job| job.take(n));
-                    match step {
-                        None => continue,
-                        Some(Step::Waiting) => {}
-                        Some(Step::Ended(result)) => {
-                            if let Ok(job) = jobs.remove(i) {
-                                job.outcome.end(result);
-                            }
-                        }
-                    }
-                    return;
-                }
-            });
+            let taken = notifications.poll(BUDGET, |n| Self::take(jobs, n));
             self.post(requester);
-            self.expire();
+            if self.expire() {
+                // Others may have waited for those that ended.
+                self.post(requester);
+            }
             if taken < BUDGET && !self.notifications.rearm() {
                 return;
             }
@@ -392,13 +243,82 @@ impl Inner {
         }
     }
 
+    fn take(jobs: &mut KVec<Job>, n: &Notification) {
+        let posted = jobs.iter().enumerate();
+        let locks = posted.filter(|(_, job)| job.is_answer(n));
+        let found = if let Some((i, _)) = locks.min_by_key(|(_, job)| job.last) {
+            jobs.get_mut(i).map(|job| (i, job.answered(n)))
+        } else {
+            let mut all = jobs.iter_mut().enumerate();
+            all.find_map(|(i, job)| Some((i, (job.take(n)?, None))))
+        };
+        let Some((i, (step, passed))) = found else {
+            return;
+        };
+        if let Step::Ended(result) = step {
+            if let Ok(job) = jobs.remove(i) {
+                job.outcome.end(result);
+            }
+        }
+        if let Some(passed) = passed {
+            jobs.retain(|job| !job.is_over(&passed));
+        }
+    }
+
+    /// Whether job `i` can post: finds a number for its lock operation, and puts another one before its first command where its
+    /// notification could be taken for that of a job that timed out.
+    fn prepare(&mut self, i: usize) -> bool {
+        let Some(job) = self.jobs.get(i) else {
+            return false;
+        };
+        let (peer, begun) = (job.peer(), job.last != 0);
+        if !begun && !job.timed_out && !job.wants_number() {
+            let mut others = self.jobs.iter();
+            match others.find_map(|other| job.obstacle(other)) {
+                None => {}
+                Some(Obstacle::Wait) => return false,
+                Some(Obstacle::Ask(lock)) => {
+                    if let Some(job) = self.jobs.get_mut(i) {
+                        job.then = Some(core::mem::replace(&mut job.kind, Kind::Lock(lock)));
+                    }
+                }
+            }
+        }
+        if !self.jobs.get(i).is_some_and(Job::wants_number) {
+            return true;
+        }
+        let others = self.jobs.iter().filter(|other| other.peer() == peer);
+        let used = others.fold(0u16, |used, other| match &other.kind {
+            Kind::Lock(LockJob {
+                number: Some(n), ..
+            }) => used | 1u16.checked_shl(*n).unwrap_or(0),
+            _ => used,
+        });
+        let number = self.numbers.take(used);
+        if let Some(Kind::Lock(lock)) = self.jobs.get_mut(i).map(|job| &mut job.kind) {
+            lock.number = number;
+        }
+        number.is_some()
+    }
+
     fn post(&mut self, requester: &Requester) {
         let mut i = 0;
-        while let Some(job) = self.jobs.get_mut(i) {
-            match job.post(requester) {
+        while i < self.jobs.len() {
+            if !self.prepare(i) {
+                i += 1;
+                continue;
+            }
+            let Some(job) = self.jobs.get_mut(i) else {
+                return;
+            };
+            match job.post(requester, &mut self.order) {
                 Ok(true) => i += 1,
-                Ok(false) => return,
+                Ok(false) => {
+                    job.give_number_back();
+                    return;
+                }
                 Err(e) => {
+                    requester.nic().isolate();
                     if let Ok(job) = self.jobs.remove(i) {
                         job.outcome.end(Err(e));
                     }
@@ -407,13 +327,15 @@ impl Inner {
         }
     }
 
-    fn expire(&mut self) {
-        let mut i = 0;
+    /// True if a job timed out or stopped absorbing.
+    fn expire(&mut self) -> bool {
+        let (mut i, mut changed) = (0, false);
         while let Some(job) = self.jobs.get_mut(i) {
             if left_ms(job.until) > 0 {
                 i += 1;
                 continue;
             }
+            changed = true;
             if !job.timed_out {
                 job.outcome.end(Err(RmaError::TimedOut));
                 job.timed_out = true;
@@ -427,6 +349,7 @@ impl Inner {
             }
             let _ = self.jobs.remove(i);
         }
+        changed
     }
 
     /// Milliseconds to the next deadline.
@@ -449,6 +372,8 @@ impl Shared {
             return;
         };
         if !self.requester.nic().is_alive() {
+            // Before the local memory of what is under way is given up.
+            self.requester.nic().isolate();
             inner.end(RmaError::Down);
             return;
         }
@@ -481,6 +406,8 @@ impl Engine {
         let inner = Inner {
             notifications,
             jobs: KVec::new(),
+            order: 0,
+            numbers: LockNumbers::default(),
         };
         let shared = Arc::pin_init(
             pin_init!(Shared {
@@ -590,7 +517,9 @@ impl Engine {
     ) -> Result<Locked, RmaError> {
         let job = LockJob {
             at,
-            number,
+            traffic_class: to.traffic_class,
+            number: Some(number),
+            any_number: false,
             compare,
             add,
             posted: false,
@@ -624,6 +553,8 @@ impl Engine {
             outcome: outcome.clone(),
             to,
             kind,
+            then: None,
+            last: 0,
             confirm,
             until: Instant::<Monotonic>::now() + timeout,
             timed_out: false,

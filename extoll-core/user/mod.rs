@@ -5,6 +5,7 @@
 //! An open file outlives the binding of its NIC: [`Devices::stop`] takes from it everything that reaches hardware or DMA
 //! memory, after which its operations fail with `ENODEV` and accesses to its mappings give SIGBUS.
 
+mod backlog;
 mod pmap;
 mod policy;
 mod port;
@@ -74,7 +75,8 @@ impl Shared {
         open: impl FnOnce(u64) -> Result<Arc<T>>,
     ) -> Result<Arc<dyn Handler>> {
         let mut files = self.files.lock();
-        if files.stopped {
+        // Of a dead NIC too: "try again" would be a wrong advice.
+        if files.stopped || !self.nic.is_alive() {
             return Err(ENODEV);
         }
         files.list.reserve(1, GFP_KERNEL)?;

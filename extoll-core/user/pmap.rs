@@ -178,6 +178,7 @@ impl Handler for Pmap {
         if _IOC_TYPE(command) != MAGIC || _IOC_NR(command) > MAX_NR {
             return Err(ENOTTY);
         }
+        self.with(|_| Ok(()))?;
         let value = arg as u64;
         match command {
             SET_TYPE if value != TYPE_COHERENT && value != TYPE_EMPTY => Err(EOPNOTSUPP),

@@ -3,7 +3,7 @@
 //! What a process may do with the NIC (docs/security.md). Rights are determined once, when a file is opened, and belong
 //! to the open file.
 
-use kernel::{new_mutex, prelude::*, sync::Arc, sync::Mutex};
+use kernel::{prelude::*, static_lock_class, sync::Arc, sync::Mutex};
 use kernel_ext::security::{capable, current_euid, Capability};
 use wire::rma::PageOptions;
 
@@ -19,7 +19,12 @@ pub struct Settings {
     pub vpids_per_user: u32,
     /// Interrupts per second that a port of a process may have, 0 = any number.
     pub interrupts: u32,
+    /// Lowest number of the users who may open files without privilege; [`USERS`] of them.
+    pub first_user: u32,
 }
+
+/// Users that have protection descriptors of their own: 16 bits, without 0, which is the kernel's, and 65,535 for the first user.
+const USERS: u32 = 65_535;
 
 /// Rights of an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +35,8 @@ pub(super) struct Rights {
     pub(super) compat: bool,
     /// Effective user at open, in the initial user namespace.
     pub(super) uid: u32,
+    /// See [`Settings::first_user`].
+    pub(super) first_user: u32,
 }
 
 impl Rights {
@@ -39,6 +46,18 @@ impl Rights {
             privileged: capable(Capability::SysRawio),
             compat: settings.compat_unsafe,
             uid: current_euid(),
+            first_user: settings.first_user,
+        }
+    }
+
+    /// `EPERM` for an unprivileged user outside the range, whose descriptor would be that of somebody else: users choose such numbers
+    /// themselves (subordinate user IDs).
+    pub(super) fn admit(self) -> Result {
+        let inside = self.uid.wrapping_sub(self.first_user) < USERS;
+        if self.unlocked() || inside {
+            Ok(())
+        } else {
+            Err(EPERM)
         }
     }
 
@@ -70,17 +89,19 @@ impl Rights {
             .fold(0, |mask, p| mask | 1 << p)
     }
 
-    /// Protection descriptor of the ports: 0, that of the kernel's ports, only for unlocked files; else one per user, so
-    /// that users reach their own ports on all nodes and nobody else's. Users whose numbers agree in the low 16 bits share
-    /// one.
+    /// Protection descriptor of the ports: 0, that of the kernel's ports, only for unlocked files; else one per admitted user, so
+    /// that users reach their own ports on all nodes and nobody else's.
     pub(super) fn protection(self) -> u16 {
-        match self.uid as u16 {
+        match self.uid.wrapping_sub(self.first_user) as u16 {
             _ if self.unlocked() => 0,
             0 => u16::MAX,
             low => low,
         }
     }
 }
+
+/// The lock checker compares names by address, and constructors are inlined, literals included.
+static LOCK_NAME: &CStr = c"extoll_quota";
 
 /// Number of VPIDs that users hold.
 #[pin_data]
@@ -93,7 +114,10 @@ pub(super) struct Quota {
 impl Quota {
     pub(super) fn new(limit: u32) -> Result<Arc<Self>> {
         Arc::pin_init(
-            pin_init!(Self { limit, held <- new_mutex!(KVec::new(), "extoll_quota") }),
+            pin_init!(Self {
+                limit,
+                held <- Mutex::new(KVec::new(), LOCK_NAME, static_lock_class!()),
+            }),
             GFP_KERNEL,
         )
     }
@@ -138,5 +162,97 @@ impl Drop for Share {
             held.swap(i, last);
             held.truncate(last);
         }
+    }
+}
+
+#[kunit_tests(extoll_policy)]
+mod tests {
+    use super::*;
+
+    const USER: Rights = Rights {
+        privileged: false,
+        compat: false,
+        uid: 1000,
+        first_user: 0,
+    };
+
+    #[test]
+    fn users_get_translated_pages_only() {
+        let root = Rights {
+            privileged: true,
+            ..USER
+        };
+        let compat = Rights {
+            compat: true,
+            ..USER
+        };
+        // Pages 16…19 and 24…27: translated, not to remote registers.
+        assert_eq!(USER.page_mask(), 0x0F0F_0000);
+        assert_eq!(root.page_mask(), u32::MAX);
+        assert_eq!(compat.page_mask(), u32::MAX);
+        assert_eq!(USER.demand(), Err(EPERM));
+        assert_eq!(root.demand(), Ok(()));
+        assert_eq!(compat.demand(), Ok(()));
+    }
+
+    #[test]
+    fn no_user_has_the_protection_of_the_kernel() {
+        let of = |uid, first_user| Rights {
+            uid,
+            first_user,
+            ..USER
+        };
+        assert_eq!(of(1000, 0).protection(), 1000);
+        assert_eq!(of(0, 0).protection(), u16::MAX);
+        assert_eq!(of(100_000, 100_000).protection(), u16::MAX);
+        assert_eq!(of(100_007, 100_000).protection(), 7);
+        for (uid, first) in [(0, 0), (65_534, 0), (100_000, 100_000), (165_534, 100_000)] {
+            assert_eq!(of(uid, first).admit(), Ok(()));
+        }
+        for (uid, first) in [
+            (65_535, 0),
+            (u32::MAX, 0),
+            (99_999, 100_000),
+            (165_535, 100_000),
+        ] {
+            assert_eq!(of(uid, first).admit(), Err(EPERM));
+        }
+        let root = Rights {
+            privileged: true,
+            ..USER
+        };
+        assert_eq!(root.protection(), 0);
+        assert_eq!(
+            Rights {
+                uid: 1 << 20,
+                ..root
+            }
+            .admit(),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn quota_is_per_user_and_given_back() -> Result {
+        let quota = Quota::new(2)?;
+        let other = Rights { uid: 7, ..USER };
+        let first = quota.take(USER)?;
+        let second = quota.take(USER)?;
+        assert!(first.is_some() && second.is_some());
+        assert_eq!(quota.take(USER).err(), Some(EDQUOT));
+        let foreign = quota.take(other)?;
+        // Unlocked files neither count nor are limited.
+        let root = Rights {
+            privileged: true,
+            ..USER
+        };
+        assert!(quota.take(root)?.is_none());
+        drop(first);
+        let third = quota.take(USER)?;
+        assert_eq!(quota.take(USER).err(), Some(EDQUOT));
+        drop((second, third, foreign));
+        assert!(quota.held.lock().is_empty());
+        assert_eq!(Quota::new(0)?.take(USER).err(), Some(EDQUOT));
+        Ok(())
     }
 }

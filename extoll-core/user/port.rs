@@ -76,12 +76,18 @@ impl Drop for Claim {
     }
 }
 
-/// A VPID whose requester holds what its last owner left, kept from others until it could be cleared.
+/// A VPID whose requester holds what its last owner left, or commands of his that are not executed, kept from others until that is over.
 pub(super) struct Spoiled {
     claim: Arc<Claim>,
     rights: Rights,
     clear: fn(&Claim, Rights) -> bool,
 }
+
+/// How long a process that ends waits for its commands, and a later one for those of others, in milliseconds.
+const BACKLOG_MS: i64 = 100;
+const BACKLOG_AGAIN_MS: i64 = 5;
+/// VPIDs that one open looks after.
+const AGAIN: usize = 4;
 
 /// Clears what rights may have left in the requester. True when it is empty now. May sleep.
 fn clear_requester<E: Engine>(claim: &Claim, rights: Rights) -> bool {
@@ -152,6 +158,10 @@ pub(super) trait Engine: Send + Sync {
     fn drain(hw: &Hw, vpid: Vpid, slots: u32);
     /// Nothing of the process is left in the VPID's registers.
     fn reset(hw: &Hw, vpid: Vpid);
+    /// Whether all commands of the VPID are executed, which is closed and without a queue; waits for that. May sleep.
+    fn is_done(_: &Arc<Nic>, _: Vpid, _: Rights, _patience_ms: i64) -> bool {
+        true
+    }
 }
 
 /// The port of one open file.
@@ -177,16 +187,28 @@ const LAYOUT: Layout = Layout {
     segment: 64 << 10,
 };
 
-/// Gives one VPID back whose requester can be cleared by now.
+/// Gives VPIDs back that are clean by now: the next ones in turn. May sleep, for some ten milliseconds at most.
 fn retry_spoiled(shared: &Shared) {
-    let mut list = shared.spoiled.lock();
-    if list.last().is_some_and(|s| (s.clear)(&s.claim, s.rights)) {
-        drop(list.pop());
+    for _ in 0..AGAIN {
+        let next = shared.spoiled.lock().remove(0);
+        let Ok(spoiled) = next else { return };
+        if !(spoiled.clear)(&spoiled.claim, spoiled.rights) {
+            // There is room for every VPID.
+            let _ = shared.spoiled.lock().push(spoiled, GFP_KERNEL);
+            return;
+        }
     }
 }
 
+/// See [`Spoiled`].
+fn clear_again<E: Engine>(claim: &Claim, rights: Rights) -> bool {
+    clear_requester::<E>(claim, rights)
+        && E::is_done(&claim.nic, claim.vpid, rights, BACKLOG_AGAIN_MS)
+}
+
 impl Port {
-    /// Takes the lowest free VPID. `ENOSPC` if there is none, `EDQUOT` if the user has too many.
+    /// Takes the VPID that has been free for longest. `ENOSPC` if there is none, `EDQUOT` if the user has too many, `EPERM` if users
+    /// like this one have none.
     pub(super) fn open<E: Engine>(
         shared: &Arc<Shared>,
         rights: Rights,
@@ -194,6 +216,7 @@ impl Port {
         slot: SlotCode,
     ) -> Result<impl PinInit<Self, Error>> {
         let nic = &shared.nic;
+        rights.admit()?;
         let share = shared.quotas[E::UNIT as usize].take(rights)?;
         retry_spoiled(shared);
         let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
@@ -253,7 +276,8 @@ impl Port {
     }
 
     /// Closes: takes the pages from all processes, clears what they left in the requester, disables the VPID, calls `revoke` to
-    /// revoke translations and whatever else others have of the VPID, removes the queue, frees its memory. When it returns that is done, whoever did it. May sleep.
+    /// revoke translations and whatever else others have of the VPID, removes the queue, waits for commands that are not executed, frees
+    /// memory. When it returns that is done, whoever did it. May sleep.
     pub(super) fn close<E: Engine>(&self, revoke: impl FnOnce(Vpid)) {
         let _closing = self.closing.lock();
         let Some(live) = self.live.lock().take() else {
@@ -264,37 +288,35 @@ impl Port {
             mapping.revoke();
         }
         self.waiter.stop();
-        if live.requester {
-            self.leave_requester::<E>(&live);
-        }
+        // While the VPID is still enabled, so that the command for it is no error.
+        let clear = !live.requester || clear_requester::<E>(&live.claim, self.rights);
         if let Some(hw) = nic.alive_access() {
             E::disable(&hw, vpid);
             hw.rf.read(BqRegs(E::UNIT).ub(vpid));
         }
         revoke(vpid);
-        if let Some(hw) = nic.alive_access() {
-            E::drain(&hw, vpid, live.slots());
-            E::reset(&hw, vpid);
-            Queue::remove(E::UNIT, vpid, &hw);
+        nic.withdraw(BqRegs(E::UNIT).ub(vpid), |hw| {
+            E::drain(hw, vpid, live.slots());
+            E::reset(hw, vpid);
+            Queue::remove(E::UNIT, vpid, hw);
+        });
+        let done = || !live.requester || E::is_done(nic, vpid, self.rights, BACKLOG_MS);
+        if !(clear && done()) {
+            self.spoil::<E>(&live.claim);
         }
         drop(live);
     }
 
-    /// While the VPID is still enabled, so that its command is no error.
-    fn leave_requester<E: Engine>(&self, live: &Live) {
-        let (claim, rights) = (live.claim.clone(), self.rights);
-        if clear_requester::<E>(&claim, rights) {
-            return;
-        }
+    /// Keeps the VPID from others.
+    fn spoil<E: Engine>(&self, claim: &Arc<Claim>) {
         self.nic().error(
             Reason::Residue,
             u64::from(claim.vpid.get()) | (E::UNIT as u64) << 32,
         );
-        let clear = clear_requester::<E>;
         let spoiled = Spoiled {
-            claim,
-            rights,
-            clear,
+            claim: claim.clone(),
+            rights: self.rights,
+            clear: clear_again::<E>,
         };
         // There is room for every VPID.
         let _ = self.shared.spoiled.lock().push(spoiled, GFP_KERNEL);
@@ -415,7 +437,14 @@ impl Port {
         }
         match self.live.lock().as_ref() {
             None => POLL_GONE,
-            Some(Live { queue: Some(q), .. }) if q.status(self.armed.load(Relaxed)) != 0 => POLL_IN,
+            Some(Live { queue: Some(q), .. }) => {
+                let holds = || q.status(self.armed.load(Relaxed)) != 0;
+                if holds() || (self.waiter.renew() && holds()) {
+                    POLL_IN
+                } else {
+                    0
+                }
+            }
             Some(_) => 0,
         }
     }
@@ -494,11 +523,12 @@ impl Port {
             let rp = Self::registers(&self.windows()?, BqRegs(E::UNIT).rp(vpid))?;
             parts.push(rp, GFP_KERNEL)?;
             queue.parts(&mut parts)?;
-            {
+            self.waiter.arming(|arm| {
                 let hw = self.nic().alive_access().ok_or(ENODEV)?;
-                queue.install(&hw)?;
+                queue.install(&hw, arm)?;
                 E::enable(&hw, vpid);
-            }
+                Ok(())
+            })?;
             live.queue = Some(queue);
             self.armed.store(0, Relaxed);
             let keep = |m: Arc<Mapping>| {
@@ -518,13 +548,13 @@ impl Port {
         live.mappings.retain(|(queue, _)| !*queue);
         let vpid = live.vpid();
         if let Some(queue) = live.queue.as_ref() {
-            let hw = self.nic().alive_access().ok_or(ENODEV)?;
-            E::disable(&hw, vpid);
-            E::drain(&hw, vpid, queue.slots());
-            Queue::remove(E::UNIT, vpid, &hw);
+            self.nic().withdraw(BqRegs(E::UNIT).ub(vpid), |hw| {
+                E::disable(hw, vpid);
+                E::drain(hw, vpid, queue.slots());
+                Queue::remove(E::UNIT, vpid, hw);
+            });
         }
-        // Its memory is freed after the NIC forgot it, and by unbinding when there is no NIC any more.
         live.queue = None;
-        Ok(())
+        self.nic().alive_access().map(drop).ok_or(ENODEV)
     }
 }

@@ -93,10 +93,11 @@ impl Queue {
         self.per_segment * self.segments.len() as u32
     }
 
-    /// Tells the NIC; interrupts of the VPID are armed.
-    pub(super) fn install(&self, hw: &Hw) -> Result {
+    /// Tells the NIC; `arm`: interrupts of the VPID are armed.
+    pub(super) fn install(&self, hw: &Hw, arm: bool) -> Result {
         let count = self.segments.len() as u32;
-        bq::install(hw, self.unit, self.vpid, self.slots(), count, &self.dcq)
+        let slots = self.slots();
+        bq::install(hw, self.unit, self.vpid, slots, count, &self.dcq, arm)
     }
 
     /// Takes the queue from the NIC, which has seen that when this returns.

@@ -143,6 +143,7 @@ impl Handler for RfAccess {
         if _IOC_TYPE(command) != MAGIC || _IOC_NR(command) > MAX_NR {
             return Err(ENOTTY);
         }
+        self.with(|_| Ok(()))?;
         match command {
             GET_WRITE_METHOD => put_u64(arg, self.with(|s| Ok(number(s.write)))?),
             GET_READ_METHOD => put_u64(arg, self.with(|s| Ok(number(s.read)))?),

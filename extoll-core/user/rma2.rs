@@ -3,6 +3,7 @@
 //! `/dev/extoll/rma2`: an RMA port per open file and the memory registered for it, with the vendor's ABI (docs/uapi.md).
 
 use super::{
+    backlog,
     policy::{Rights, PAGES},
     port::{Claim, Engine, Port},
     put, put_u64, OpenFile, Shared,
@@ -112,6 +113,10 @@ impl Engine for Rma {
 
     fn reset(hw: &Hw, vpid: Vpid) {
         hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
+    }
+
+    fn is_done(nic: &Arc<Nic>, vpid: Vpid, rights: Rights, patience_ms: i64) -> bool {
+        backlog::is_done(nic, vpid, rights.protection(), patience_ms)
     }
 }
 
@@ -224,6 +229,9 @@ impl OpenFile for Rma2 {
     fn detach(&self) {
         self.port.close::<Rma>(|vpid| {
             let tree = self.regions.lock().tree.take();
+            if let Some(tree) = &tree {
+                atu::end(self.port.nic(), || tree.values().map(|(region, _)| region));
+            }
             drop(tree);
             // The next owner starts with locks of zero, and learns nothing of this one's (HW §10.9).
             self.port.nic().locks.clear(vpid);
@@ -260,6 +268,7 @@ impl Handler for Rma2 {
         if _IOC_TYPE(command) != MAGIC || _IOC_NR(command) > MAX_NR {
             return Err(ENOTTY);
         }
+        port.with(|_| Ok(()))?;
         let value = arg as u64;
         match command {
             GET_NOTIQ_SIZE => put_u64(arg, port.with(|live| Ok(live.layout().bytes))?),

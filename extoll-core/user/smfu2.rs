@@ -92,6 +92,9 @@ impl Handler for Smfu2 {
         self.rights.demand()?;
         let nic = &self.shared.nic;
         let pages = new.pages();
+        // Held from here on: what is taken must be in the list before the files are detached.
+        let mut mappings = self.mappings.lock();
+        let list = (*mappings).as_mut().ok_or(ENODEV)?;
         let part = match new.offset() {
             0 => {
                 let (phys, size) = smfu::window(nic).ok_or(ENODEV)?;
@@ -112,8 +115,6 @@ impl Handler for Smfu2 {
         };
         let mut parts = KVec::new();
         parts.push(part, GFP_KERNEL)?;
-        let mut mappings = self.mappings.lock();
-        let list = (*mappings).as_mut().ok_or(ENODEV)?;
         list.retain(|m| m.is_used());
         new.attach(&self.space, parts, |m| Ok(list.push(m, GFP_KERNEL)?))
     }

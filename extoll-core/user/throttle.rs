@@ -17,7 +17,7 @@ use kernel::{
     prelude::*,
     static_lock_class,
     sync::{
-        atomic::{Atomic, Relaxed},
+        atomic::{Atomic, AtomicFlag, Relaxed},
         poll::PollCondVarBox,
         Arc, Mutex,
     },
@@ -46,6 +46,8 @@ pub(super) struct Waiter {
     vpid: Vpid,
     stats: Arc<PortStats>,
     pub(super) changed: PollCondVarBox,
+    /// An interrupt came since the process armed: it is masked.
+    fired: AtomicFlag,
     /// When the present window began, in jiffies, and interrupts since then.
     window: Atomic<u64>,
     count: Atomic<u32>,
@@ -89,6 +91,7 @@ struct Listener(Arc<Waiter>);
 
 impl Client for Listener {
     fn interrupt(&self) {
+        self.0.fired.store(true, Relaxed);
         self.0.changed.notify_all();
         if self.0.is_too_much() {
             let _ = work::queue().enqueue_delayed(self.0.clone(), 0);
@@ -123,6 +126,7 @@ impl Waiter {
                 vpid,
                 stats,
                 changed,
+                fired: AtomicFlag::new(false),
                 window: Atomic::new(jiffies64()),
                 count: Atomic::new(0),
                 gate <- new_mutex!(gate, "extoll_gate"),
@@ -158,14 +162,48 @@ impl Waiter {
         gate.queue = Some(queue);
     }
 
+    /// Has `f` make a queue; it is told whether it may arm the interrupt. During a pause that is done at its end.
+    pub(super) fn arming(&self, f: impl FnOnce(bool) -> Result) -> Result {
+        let mut gate = self.gate.lock();
+        gate.arm |= gate.shut;
+        f(!gate.shut)
+    }
+
     /// Writes the read pointer for the process; during a pause the interrupt stays masked until its end. `ENODEV`.
     pub(super) fn store_rp(&self, rp: Rp) -> Result {
         let mut gate = self.gate.lock();
+        if rp.irq_retrigger() {
+            self.fired.store(false, Relaxed);
+        }
         gate.arm |= gate.shut && rp.irq_retrigger();
         let rp = rp.with_irq_retrigger(rp.irq_retrigger() && !gate.shut);
         let hw = self.nic.alive_access().ok_or(ENODEV)?;
         hw.rf.write(BqRegs(self.unit).rp(self.vpid), rp.raw());
         Ok(())
+    }
+
+    /// Arms again if the interrupt that was armed has come: it may have been for something that the process had taken before
+    /// (G7), and then nothing would announce what comes next. True if so: look at the queue again.
+    pub(super) fn renew(&self) -> bool {
+        if !self.fired.load(Relaxed) {
+            return false;
+        }
+        let mut gate = self.gate.lock();
+        self.fired.store(false, Relaxed);
+        if gate.shut {
+            gate.arm = true;
+        } else {
+            self.retrigger();
+        }
+        true
+    }
+
+    /// Unmasks the interrupt, and leaves the read pointer where it is.
+    fn retrigger(&self) {
+        if let Some(hw) = self.nic.alive_access() {
+            let reg = BqRegs(self.unit).rp(self.vpid);
+            hw.rf.update(reg, |v| Rp(v).with_irq_retrigger(true).raw());
+        }
     }
 
     /// Counts an interrupt; true when it is one more than the port may have. Calls are serialised by the VPID table.
@@ -199,10 +237,7 @@ impl Waiter {
         self.count.store(0, Relaxed);
         self.window.store(jiffies64(), Relaxed);
         if core::mem::take(&mut gate.arm) {
-            if let Some(hw) = self.nic.alive_access() {
-                let reg = BqRegs(self.unit).rp(self.vpid);
-                hw.rf.update(reg, |v| Rp(v).with_irq_retrigger(true).raw());
-            }
+            self.retrigger();
         }
         if let Some(queue) = &gate.queue {
             queue.give_back();

@@ -79,9 +79,7 @@ impl Engine for Velo {
     }
 
     fn open(hw: &Hw, vpid: Vpid, protection: u16) {
-        hw.rf.update(velo::node_vpid_prot_desc(vpid), |v| {
-            NodeVpidProtDesc(v).with_tx_prot_desc(protection).raw()
-        });
+        unit::update_source(hw, vpid, |v| v.with_tx_prot_desc(protection));
         unit::stamp(hw, vpid);
         let accept = CompProtDesc(0).with_rx_prot_desc(protection);
         hw.rf.write(velo::comp_prot_desc(vpid), accept.raw());
@@ -120,7 +118,7 @@ impl Engine for Velo {
 
     fn reset(hw: &Hw, vpid: Vpid) {
         hw.rf.write(velo::comp_prot_desc(vpid), 0);
-        hw.rf.write(velo::node_vpid_prot_desc(vpid), 0);
+        unit::update_source(hw, vpid, |_| NodeVpidProtDesc(0));
     }
 }
 
@@ -163,6 +161,7 @@ impl Handler for Velo2 {
         if _IOC_TYPE(command) != MAGIC || _IOC_NR(command) > MAX_NR {
             return Err(ENOTTY);
         }
+        port.with(|_| Ok(()))?;
         let value = arg as u64;
         let source = |hw: &Hw, vpid| NodeVpidProtDesc(hw.rf.read(velo::node_vpid_prot_desc(vpid)));
         let accept = |hw: &Hw, vpid| CompProtDesc(hw.rf.read(velo::comp_prot_desc(vpid)));
@@ -178,8 +177,7 @@ impl Handler for Velo2 {
             SET_SEGMENT_SIZE => port.set_layout(|l| &mut l.segment, arg).map(|()| 0),
             GET_NODEID => put_u64(arg, port.nic().node().0.into()),
             SET_TX_PROTDESC => port.set(|hw, vpid| {
-                let word = source(hw, vpid).with_tx_prot_desc(value as u16);
-                hw.rf.write(velo::node_vpid_prot_desc(vpid), word.raw());
+                unit::update_source(hw, vpid, |v| v.with_tx_prot_desc(value as u16));
             }),
             GET_TX_PROTDESC => port.get(arg, |hw, l| source(hw, l.vpid()).tx_prot_desc().into()),
             SET_RX_PROTDESC => port.set(|hw, vpid| {
@@ -188,10 +186,10 @@ impl Handler for Velo2 {
             }),
             GET_RX_PROTDESC => port.get(arg, |hw, l| accept(hw, l.vpid()).rx_prot_desc().into()),
             SET_TX_ID => port.set(|hw, vpid| {
-                let word = source(hw, vpid)
-                    .with_tx_nodeid(value as u16)
-                    .with_tx_vpid((value >> 16) as u8);
-                hw.rf.write(velo::node_vpid_prot_desc(vpid), word.raw());
+                unit::update_source(hw, vpid, |v| {
+                    v.with_tx_nodeid(value as u16)
+                        .with_tx_vpid((value >> 16) as u8)
+                });
             }),
             GET_TX_ID => port.get(arg, |hw, live| {
                 let word = source(hw, live.vpid());

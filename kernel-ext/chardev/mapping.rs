@@ -11,7 +11,7 @@ use kernel::{
     new_mutex,
     prelude::*,
     sync::{
-        atomic::{Atomic, Relaxed},
+        atomic::{Acquire, Atomic, Relaxed, Release},
         Arc, Mutex,
     },
     time::{delay::fsleep, Delta},
@@ -39,13 +39,19 @@ pub enum Cache {
 #[derive(Clone, Copy)]
 pub struct Frame {
     number: usize,
-    cache: Cache,
+    /// `EXTOLL_VM_…`
+    cache: c_int,
 }
 
 impl Frame {
     /// The frame at physical address `phys`, device memory.
     pub fn device(phys: u64, cache: Cache) -> Self {
         let number = (phys >> 12) as usize;
+        let cache = match cache {
+            Cache::WriteBack => bindings::EXTOLL_VM_CACHED,
+            Cache::WriteCombining => bindings::EXTOLL_VM_COMBINING,
+            Cache::Uncached => bindings::EXTOLL_VM_UNCACHED,
+        } as c_int;
         Self { number, cache }
     }
 
@@ -55,9 +61,9 @@ impl Frame {
     ///
     /// `address` must be in a live allocation of coherent DMA memory.
     pub unsafe fn coherent(address: *const u8) -> Self {
+        let mut cache = 0;
         // SAFETY: by the requirements the address is in the linear map or a vmalloc area, and mapped.
-        let number = unsafe { bindings::extoll_dma_pfn(address.cast()) };
-        let cache = Cache::WriteBack;
+        let number = unsafe { bindings::extoll_dma_pfn(address.cast(), &mut cache) };
         Self { number, cache }
     }
 }
@@ -104,13 +110,14 @@ impl Part {
     }
 }
 
-/// The mappings of one device file. Holds its inode, so that it can be used at any time.
+/// The mappings of one device file. Holds inode and mount of the file, so that it can be used at any time.
 ///
 /// # Invariants
 ///
-/// `mapping` is an inode's own, on which this object has a reference.
+/// `mapping` is that of the inode at `path`, on which this object has a reference.
 pub struct Space {
     mapping: NonNull<bindings::address_space>,
+    path: bindings::path,
 }
 
 // SAFETY: address spaces of inodes may be used by any thread.
@@ -121,14 +128,18 @@ unsafe impl Sync for Space {}
 impl Space {
     /// # Safety
     ///
-    /// `file` must be valid.
+    /// `file` must be valid, a device file's.
     pub(super) unsafe fn of_file(file: *mut bindings::file) -> Result<Arc<Self>> {
         // SAFETY: by the requirements.
         let mapping = NonNull::new(unsafe { (*file).f_mapping }).ok_or(ENODEV)?;
-        // SAFETY: the file holds the inode.
-        unsafe { bindings::ihold((*mapping.as_ptr()).host) };
-        // INVARIANT: the reference was taken just now.
-        Ok(Arc::new(Self { mapping }, GFP_KERNEL)?)
+        // SAFETY: by the requirements; a file has its path all its life, and with that a reference to it.
+        let path = unsafe {
+            let path = (*file).__bindgen_anon_1.f_path;
+            bindings::path_get(&path);
+            path
+        };
+        // INVARIANT: the reference was taken just now; device files use the mapping of their own inode.
+        Ok(Arc::new(Self { mapping, path }, GFP_KERNEL)?)
     }
 
     fn unmap(&self, first: u64, pages: usize) {
@@ -140,7 +151,7 @@ impl Space {
 impl Drop for Space {
     fn drop(&mut self) {
         // SAFETY: by the invariants.
-        unsafe { bindings::iput((*self.mapping.as_ptr()).host) }
+        unsafe { bindings::path_put(&self.path) }
     }
 }
 
@@ -163,9 +174,9 @@ struct Content {
 }
 
 impl Mapping {
-    /// False when every process has unmapped it. Any context.
+    /// False when every process has unmapped it, after which it holds nothing. Any context.
     pub fn is_used(&self) -> bool {
-        self.users.load(Relaxed) != 0
+        self.users.load(Acquire) != 0
     }
 
     /// Takes all pages away from all processes; later accesses give SIGBUS. May sleep. Not with a lock held that
@@ -323,6 +334,7 @@ unsafe extern "C" fn vm_open(vma: *mut bindings::vm_area_struct) {
             (*vma).vm_private_data.cast_const().cast::<Mapping>(),
         ))
     };
+    // The original is a user, so this is not 0 before.
     mapping.users.fetch_add(1, Relaxed);
     let _ = Arc::into_raw((*mapping).clone());
 }
@@ -333,7 +345,19 @@ unsafe extern "C" fn vm_open(vma: *mut bindings::vm_area_struct) {
 unsafe extern "C" fn vm_close(vma: *mut bindings::vm_area_struct) {
     // SAFETY: the reference of this VMA.
     let mapping = unsafe { Arc::from_raw((*vma).vm_private_data.cast_const().cast::<Mapping>()) };
-    mapping.users.fetch_sub(1, Relaxed);
+    // The last one gives the content up first: whoever finds the mapping unused may forget it, and believe that nothing of
+    // the device is in use any more.
+    let mut content = mapping.content.lock();
+    let last = mapping.users.load(Relaxed) == 1;
+    let old = if last { content.take() } else { None };
+    if !last {
+        mapping.users.fetch_sub(1, Relaxed);
+    }
+    drop(content);
+    drop(old);
+    if last {
+        mapping.users.fetch_sub(1, Release);
+    }
 }
 
 /// # Safety
@@ -369,7 +393,7 @@ unsafe extern "C" fn vm_fault(vmf: *mut bindings::vm_fault) -> bindings::vm_faul
                     vma,
                     (address & !4095) + (n << 12),
                     frame.number,
-                    frame.cache as c_int,
+                    frame.cache,
                 )
             }
         })

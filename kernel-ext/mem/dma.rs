@@ -14,8 +14,9 @@ use kernel::{
     types::Opaque,
 };
 
-/// `GFP_KERNEL` as C knows it.
-const GFP_KERNEL_BITS: bindings::gfp_t = kernel::bindings::GFP_KERNEL;
+/// `GFP_KERNEL_ACCOUNT` as C knows it: tables are made on behalf of processes, and take 32 bytes for each
+/// page that is not contiguous with the one before.
+const GFP_BITS: bindings::gfp_t = kernel::bindings::GFP_KERNEL_ACCOUNT;
 
 /// CPU and device access the memory at the same time, through any number of mappings: neither copies nor cache maintenance
 /// would do.
@@ -69,7 +70,7 @@ impl DmaTable {
                 0,
                 list.len() * PAGE,
                 segment.max(PAGE as u32),
-                GFP_KERNEL_BITS,
+                GFP_BITS,
             )
         })?;
         let direction = if write {

@@ -7,7 +7,7 @@ mod pages;
 mod watch;
 
 pub use dma::DmaTable;
-pub use pages::PageList;
+pub use pages::{Maps, PageList, MAX_PINNED};
 pub use watch::{Change, Watch, Watcher};
 
 /// Bytes of a page. The NIC's pages have as many (HW §11.1), so kernels with larger ones are not supported.

@@ -35,9 +35,12 @@ pub trait NapiPoll: Send + Sync + 'static {
     /// What only the poll function uses, without a lock; see [`Napi::with_state`].
     type State: Send + 'static;
 
-    /// Does up to `cx.budget()` units of receive work. Softirq (or a NAPI thread with bottom halves off); one CPU at a time. With
-    /// budget 0 (netpoll, perhaps with interrupts off) only transmit completions may be handled.
+    /// Does up to `cx.budget()` units of receive work, at least 1. Softirq (or a NAPI thread with bottom halves off); one CPU at a time.
     fn poll(&self, state: &mut Self::State, cx: &mut PollCx<'_>) -> Polled;
+
+    /// Has transmission go on, for netpoll, perhaps with interrupts off. May come while [`NapiPoll::poll`] runs: netpoll notices a run
+    /// only if it began after netpoll itself was set up.
+    fn netpoll(&self) {}
 }
 
 /// A NAPI instance of a net device.
@@ -47,7 +50,7 @@ pub trait NapiPoll: Send + Sync + 'static {
 /// # Invariants
 ///
 /// `raw` was set up by `extoll_napi_add()` for `ndev` and is in the device's list until it is dropped.
-/// `state` is referred to only by the running poll function, or, while the instance is disabled, under RTNL.
+/// `state` is referred to only by the running poll function, if it has a budget, or, while the instance is disabled, under RTNL.
 #[pin_data(PinnedDrop)]
 pub struct Napi<P: NapiPoll> {
     #[pin]
@@ -189,7 +192,7 @@ impl PollCx<'_> {
     /// Frees a frame that was sent, in bulk with others.
     #[inline]
     pub fn consume(&mut self, skb: SkBuff) {
-        // SAFETY: The frame is owned; the budget is that of the running poll (0 = netpoll), as the function wants to know.
+        // SAFETY: The frame is owned; the budget is that of the running poll, as the function wants to know.
         unsafe { bindings::napi_consume_skb(skb.into_raw(), self.budget as c_int) }
     }
 }
@@ -205,16 +208,21 @@ unsafe extern "C" fn poll<P: NapiPoll>(napi: *mut bindings::napi_struct, budget:
         let this = container_of!(Opaque::cast_from(raw), Napi<P>, raw);
         (raw, &*this)
     };
+    let units = match usize::try_from(budget) {
+        Ok(n) if n > 0 => n,
+        // Without the state, which another CPU may be using.
+        _ => {
+            this.ctx.netpoll();
+            return 0;
+        }
+    };
     let mut cx = PollCx {
         raw,
         ndev: &this.ndev,
-        budget: usize::try_from(budget).unwrap_or(0),
+        budget: units,
     };
-    // SAFETY: By the type invariant: NAPI (and netpoll with it) runs a poll function on one CPU at a time, and not while disabled.
+    // SAFETY: By the type invariant: NAPI runs a poll function with a budget on one CPU at a time, and not while disabled.
     let polled = this.ctx.poll(unsafe { &mut *this.state.get() }, &mut cx);
-    if budget <= 0 {
-        return 0;
-    }
     match polled {
         Polled::Done(work) if work < cx.budget => {
             // SAFETY: `napi` is being polled and less than the budget was used.

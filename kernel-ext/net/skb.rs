@@ -302,6 +302,13 @@ impl TxMapping {
         self.skb
     }
 
+    /// Gives up what the frame holds besides its bytes: its sender no longer waits for it, and it may outlive the interface.
+    /// Not with interrupts disabled.
+    pub fn orphan(&mut self) {
+        // SAFETY: Valid by the invariant of the frame, which is owned.
+        unsafe { bindings::extoll_skb_orphan(self.skb.as_raw()) }
+    }
+
     /// The frame, to be looked at or stamped.
     #[inline]
     pub fn skb_mut(&mut self) -> &mut SkBuff {
@@ -351,6 +358,12 @@ impl RxMapping {
     #[inline]
     pub fn is_empty(&self) -> bool {
         false
+    }
+
+    /// Forgets the interface, which the buffer may outlive.
+    pub fn orphan(&mut self) {
+        // SAFETY: Valid by the invariant of the frame, which is owned.
+        unsafe { bindings::extoll_skb_orphan(self.skb.0.as_ptr()) }
     }
 
     /// The device has written all of it: unmaps, and gives the frame with all bytes in it.

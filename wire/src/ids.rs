@@ -123,6 +123,15 @@ impl BusAddr {
     /// Largest address that page-address fields `[51:12]` can hold, plus one.
     pub const END: u64 = 1 << 52;
 
+    /// Addresses that are interrupts for the bridge, never memory (HW §6.2).
+    pub const INTERRUPTS: core::ops::Range<u64> = 0xFD_0000_0000..0xFE_0000_0000;
+
+    /// True when one of the `bytes` bytes from here on is such an address.
+    #[inline]
+    pub const fn meets_interrupts(self, bytes: u64) -> bool {
+        self.0 < Self::INTERRUPTS.end && Self::INTERRUPTS.start < self.0.saturating_add(bytes)
+    }
+
     /// True when the address is page aligned and fits a `[51:12]` page-address field.
     #[inline]
     pub const fn is_page(self) -> bool {

@@ -4,7 +4,9 @@
 //! A read is answered by a completer notification that names the quadword of local memory the value was written to, so
 //! every read gets a quadword of its own. One whose answer is overdue is not used again before the answer came or
 //! [`EXPIRY_S`] seconds went by: a late answer neither is taken for a later request's, nor overwrites a later value.
-//! A write is answered by a requester notification that names node and value only; those come in order (HW §10.8).
+//! A write is answered by a requester notification that names node and value only; those come in order (HW §10.8). One may get
+//! lost, though, so that of equal writes the one that is waited for comes first: it is behind the others, and an answer to one of
+//! them still says that the NIC sends that value to that node.
 
 use crate::ids::NodeId;
 
@@ -88,6 +90,15 @@ impl Reads<'_> {
         answer
     }
 
+    /// Whether an answer may still come.
+    pub fn is_expected(&self, now_s: u32) -> bool {
+        self.0.iter().any(|s| match s.state {
+            Use::Free => false,
+            Use::Waiting => true,
+            Use::Overdue => now_s.wrapping_sub(s.since_s) < EXPIRY_S,
+        })
+    }
+
     /// The request was not sent.
     pub fn cancel(&mut self, index: usize) {
         if let Some(slot) = self.0.get_mut(index) {
@@ -151,19 +162,19 @@ impl Writes {
         }
     }
 
-    /// A requester notification arrived: the write it belongs to, which is the oldest that fits. Older ones, whose
-    /// notifications cannot come any more, are forgotten.
-    pub fn settle(&mut self, node: NodeId, value: u64) -> Option<u32> {
-        let age = |id: u32| self.next.wrapping_sub(id);
-        let fits = self.list.iter().flatten();
-        let id = fits
-            .filter(|w| w.node == node && w.value == value)
-            .map(|w| w.id)
-            .max_by_key(|id| age(*id))?;
-        let oldest = age(id);
+    /// A requester notification arrived: the write it belongs to, which is `awaited` if that fits, else the oldest that fits.
+    /// Older ones, whose notifications cannot come any more, are forgotten, but for those that the notification may have
+    /// been for.
+    pub fn settle(&mut self, node: NodeId, value: u64, awaited: Option<u32>) -> Option<u32> {
         let next = self.next;
+        let age = |id: u32| next.wrapping_sub(id);
+        let equal = |w: &Write| w.node == node && w.value == value;
+        let fits = self.list.iter().flatten().filter(|w| equal(w));
+        let id = fits
+            .map(|w| w.id)
+            .max_by_key(|id| (Some(*id) == awaited, age(*id)))?;
         for place in &mut self.list {
-            if place.is_some_and(|w| next.wrapping_sub(w.id) >= oldest) {
+            if place.is_some_and(|w| w.id == id || (age(w.id) > age(id) && !equal(&w))) {
                 *place = None;
             }
         }

@@ -87,6 +87,28 @@ impl Fault {
     }
 }
 
+/// Lock numbers for operations that change nothing: an answer names its number only, so no number is used again while
+/// an answer with it may come.
+#[derive(Clone, Debug, Default)]
+pub struct LockNumbers {
+    next: u32,
+}
+
+impl LockNumbers {
+    /// Numbers that every NIC has for a VPID (HW §10.6).
+    pub const COUNT: u32 = 16;
+
+    /// The next number, cyclically, whose bit in `used` is clear; `None` if there is none.
+    pub fn take(&mut self, used: u16) -> Option<u32> {
+        let number = (self.next..)
+            .take(Self::COUNT as usize)
+            .map(|n| n % Self::COUNT)
+            .find(|n| used & (1 << n) == 0)?;
+        self.next = (number + 1) % Self::COUNT;
+        Some(number)
+    }
+}
+
 /// Which way the data goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
@@ -185,6 +207,17 @@ impl Transfer {
         }
     }
 
+    /// The command that was [`Transfer::posted`] last was not taken, for want of room or the like: it is next again.
+    pub fn retract(&mut self) {
+        let last = self
+            .outstanding
+            .iter_mut()
+            .max_by_key(|c| c.map(|c| c.offset));
+        if let Some(chunk) = last.and_then(Option::take) {
+            self.posted = chunk.offset;
+        }
+    }
+
     /// No further commands, because of a time-out or the like; those outstanding may still be reported.
     pub fn stop(&mut self) {
         self.stopped = true;
@@ -251,6 +284,24 @@ impl Transfer {
     /// Whether commands are outstanding.
     pub fn is_outstanding(&self) -> bool {
         self.outstanding.iter().any(Option::is_some)
+    }
+
+    /// Whether a notification of an outstanding command of `self` may be taken for one of `later`.
+    pub fn meets(&self, later: &Self) -> bool {
+        let end = later.local + later.len;
+        let (same, overlaps) = (
+            (self.direction, self.node, self.vpid) == (later.direction, later.node, later.vpid),
+            |chunk: &Chunk| {
+                let start = self.local + chunk.offset;
+                start < end && later.local < start + chunk.len as u64
+            },
+        );
+        same && self.outstanding.iter().flatten().any(overlaps)
+    }
+
+    /// Which way the data goes.
+    pub fn direction(&self) -> Direction {
+        self.direction
     }
 
     /// Bytes that are certainly transferred.

@@ -102,6 +102,18 @@ fn operation() -> impl Strategy<Value = rma::Operation> {
     ]
 }
 
+#[test]
+fn addresses_of_interrupts() {
+    let meets = |addr, bytes| BusAddr(addr).meets_interrupts(bytes);
+    assert!(!meets(0xFC_FFFF_F000, 0x1000));
+    assert!(meets(0xFC_FFFF_F000, 0x1001));
+    assert!(meets(0xFD_0000_0000, 1));
+    assert!(meets(0xFD_FFFF_FFFF, 1));
+    assert!(!meets(0xFE_0000_0000, 0x1000));
+    assert!(meets(0, u64::MAX));
+    assert!(!meets(u64::MAX, 8));
+}
+
 proptest! {
     #[test]
     fn velo_descriptor_round_trip(d in velo_descriptor()) {

@@ -26,6 +26,20 @@ fn late_answers_are_never_taken_for_later_requests() {
 }
 
 #[test]
+fn answers_are_expected_until_they_came_or_expired() {
+    let mut slots = [Slot::FREE; 2];
+    let mut reads = Reads(&mut slots);
+    assert!(!reads.is_expected(0));
+    let slot = reads.claim(0, A, 5).unwrap();
+    assert!(reads.is_expected(1000), "somebody waits for it");
+    reads.give_up(slot, 10);
+    assert!(reads.is_expected(10 + EXPIRY_S - 1));
+    assert!(!reads.is_expected(10 + EXPIRY_S));
+    reads.settle(slot, A);
+    assert!(!reads.is_expected(10));
+}
+
+#[test]
 fn overdue_slots_are_used_again_when_they_expired_and_nothing_else_is_left() {
     let mut slots = [Slot::FREE; 2];
     let mut reads = Reads(&mut slots);
@@ -49,12 +63,12 @@ fn overdue_slots_are_used_again_when_they_expired_and_nothing_else_is_left() {
 fn writes_are_answered_in_order() {
     let mut writes = Writes::default();
     let [a, b, c] = [(A, 5), (B, 5), (A, 5)].map(|(n, v)| writes.push(n, v, 0).unwrap());
-    assert_eq!(writes.settle(A, 6), None);
+    assert_eq!(writes.settle(A, 6, None), None);
     // The notification that fits two writes belongs to the older.
-    assert_eq!(writes.settle(A, 5), Some(a));
-    assert_eq!(writes.settle(A, 5), Some(c));
+    assert_eq!(writes.settle(A, 5, None), Some(a));
+    assert_eq!(writes.settle(A, 5, None), Some(c));
     assert_eq!(
-        writes.settle(B, 5),
+        writes.settle(B, 5, None),
         None,
         "{b}: what was overtaken is forgotten"
     );
@@ -63,6 +77,24 @@ fn writes_are_answered_in_order() {
     }
     assert_eq!(writes.push(A, 0, EXPIRY_S - 1), None);
     assert!(writes.push(A, 0, EXPIRY_S).is_some());
+}
+
+#[test]
+fn a_lost_answer_to_a_write_costs_that_write_only() {
+    let mut writes = Writes::default();
+    let lost = writes.push(A, 5, 0).unwrap();
+    let other = writes.push(A, 6, 0).unwrap();
+    for now in 1..40 {
+        let id = writes.push(A, 5, now).unwrap();
+        assert_eq!(writes.settle(A, 5, Some(id)), Some(id));
+    }
+    // It may have been late instead.
+    assert_eq!(writes.settle(A, 5, None), Some(lost));
+    assert_eq!(writes.settle(A, 5, None), None);
+    assert_eq!(writes.settle(A, 6, None), None, "{other} was overtaken");
+    let [first, second] = [5, 6].map(|v| writes.push(B, v, 0).unwrap());
+    assert_eq!(writes.settle(B, 5, Some(second)), Some(first));
+    assert_eq!(writes.settle(B, 6, Some(second)), Some(second));
 }
 
 proptest! {

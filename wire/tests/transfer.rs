@@ -8,7 +8,9 @@ use wire::{
         last_fragment_len, last_fragment_start, Command, Mode, Notification, NotificationType,
         MAX_LEN,
     },
-    transfer::{Chunk, Direction, Fault, FaultCause, FaultUnit, Transfer, Verdict, WINDOW},
+    transfer::{
+        Chunk, Direction, Fault, FaultCause, FaultUnit, LockNumbers, Transfer, Verdict, WINDOW,
+    },
 };
 
 const NODE: NodeId = NodeId(4);
@@ -104,6 +106,29 @@ fn a_stopped_transfer_posts_nothing_and_absorbs_what_is_late() {
 }
 
 #[test]
+fn what_was_not_taken_is_next_again() {
+    let mut t = Transfer::new(Direction::Get, NODE, vpid(), 0, 3 * u64::from(MAX_LEN)).unwrap();
+    t.retract();
+    let first = t.next().unwrap();
+    t.posted();
+    let second = t.next().unwrap();
+    t.posted();
+    t.retract();
+    assert_eq!(t.next(), Some(second));
+    assert_eq!(
+        t.take(&answer(Direction::Get, 0, second, 0)),
+        Verdict::Foreign
+    );
+    assert_eq!(
+        t.take(&answer(Direction::Get, 0, first, 0)),
+        Verdict::Progress
+    );
+    t.posted();
+    t.retract();
+    assert_eq!((t.next(), t.is_outstanding()), (Some(second), false));
+}
+
+#[test]
 fn causes_follow_from_the_command() {
     let base = answer(Direction::Put, 0, Chunk { offset: 0, len: 8 }, 0);
     assert_eq!(Fault::of(&base), None);
@@ -150,4 +175,43 @@ fn causes_follow_from_the_command() {
 fn refuses_what_cannot_be() {
     assert!(Transfer::new(Direction::Get, NODE, vpid(), 0, 0).is_none());
     assert!(Transfer::new(Direction::Get, NODE, vpid(), u64::MAX, 2).is_none());
+}
+
+#[test]
+fn a_lock_number_is_not_used_twice() {
+    let mut numbers = LockNumbers::default();
+    let taken: Vec<_> = (0..20).filter_map(|_| numbers.take(0)).collect();
+    assert_eq!(taken[..5], [0, 1, 2, 3, 4]);
+    assert_eq!(taken[15..], [15, 0, 1, 2, 3]);
+    assert_eq!(numbers.take((1 << 4) | (1 << 5)), Some(6));
+    assert_eq!(numbers.take(!(1 << 2)), Some(2));
+    assert_eq!(numbers.take(!0), None);
+    assert_eq!(numbers.take(!(1 << 2)), Some(2));
+}
+
+#[test]
+fn transfers_meet_where_a_command_is_outstanding() {
+    let new = |direction, node, local, len| Transfer::new(direction, node, vpid(), local, len);
+    let get = |local, len| new(Direction::Get, NODE, local, len).unwrap();
+    let mut old = get(0x1000, 2 * u64::from(MAX_LEN));
+    let end = 0x1000 + u64::from(MAX_LEN);
+    assert!(!old.meets(&get(0x1000, 8)), "nothing was posted");
+    old.posted();
+    old.stop();
+    assert!(old.meets(&get(0x1000, 8)));
+    assert!(old.meets(&get(end - 1, 1)));
+    assert!(old.meets(&get(0xFFF, 2)));
+    assert!(!old.meets(&get(0xFFF, 1)));
+    assert!(!old.meets(&get(end, 100)), "that was never posted");
+    assert!(!old.meets(&new(Direction::Put, NODE, 0x1000, 8).unwrap()));
+    assert!(!old.meets(&new(Direction::Get, NodeId(5), 0x1000, 8).unwrap()));
+    let chunk = Chunk {
+        offset: 0,
+        len: MAX_LEN,
+    };
+    assert_eq!(
+        old.take(&answer(Direction::Get, 0x1000, chunk, 0)),
+        Verdict::Ended
+    );
+    assert!(!old.meets(&get(0x1000, 8)), "it was answered");
 }
