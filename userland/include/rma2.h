@@ -4,8 +4,9 @@
  * librma, so that programs written for it compile and work. rma2(3) explains the functions; link with -lrma.
  *
  * Every function that returns RMA2_ERROR returns RMA2_SUCCESS (0) or one of the values below. Ports may be shared between
- * threads; a notification belongs to the thread that got it until it frees it. No function may be called on a port, connection
- * or region that was closed.
+ * threads; each notification is handed out once and belongs to the thread that got it until it frees it. No function may be
+ * called on a port, connection or region that was closed. rma2_close and rma2_disconnect close nothing when they return
+ * RMA2_ERR_POLL_EXCEEDED: call them again.
  */
 #ifndef EXTOLL_RMA2_H
 #define EXTOLL_RMA2_H
@@ -132,7 +133,7 @@ typedef enum {
 	RMA2_REPLAY_MANUAL = 0,
 	RMA2_REPLAY_POST   = 1,	/* posting waits for room */
 	RMA2_REPLAY_NOTI   = 2,	/* looking for notifications in vain */
-	RMA2_REPLAY_CLOSE  = 4,	/* disconnecting */
+	RMA2_REPLAY_CLOSE  = 4,	/* disconnecting and closing */
 	RMA2_REPLAY_ALL    = 7
 } RMA2_Replay_Buffer_Mode;
 
@@ -295,9 +296,11 @@ RMA2_ERROR rma2_set_queue_segment_size(RMA2_Port port, uint32_t bytes);
 void rma2_replay_buffer_drain(RMA2_Port port);
 void rma2_set_replay_mode(RMA2_Port port, RMA2_Replay_Buffer_Mode mode);
 RMA2_Replay_Buffer_Mode rma2_get_replay_buffer_mode(RMA2_Port port);
-/* Not in the public librma: what to wait on with poll(2), and asking for the interrupt that makes it readable. */
+/* Not in the public librma: what to wait on with poll(2), asking for the interrupt that makes it readable, and for how many
+ * milliseconds to wait at most (-1: as long as you like). Ask for the time after rma2_arm, each time. */
 int rma2_get_fd(RMA2_Port port);
 RMA2_ERROR rma2_arm(RMA2_Port port);
+int rma2_poll_timeout(RMA2_Port port);
 
 #ifdef __cplusplus
 }

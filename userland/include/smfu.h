@@ -2,7 +2,8 @@
 /*
  * SMFU for C programs: loads and stores to the memory of other nodes. smfu(3) explains the functions; link with -lsmfu.
  *
- * Functions return 0 or a negative error number. A mapping stays valid until smfu_unmap(), also after smfu_close().
+ * Functions return 0 or a negative error number. A mapping stays valid until smfu_unmap(), also after smfu_close(), as long as
+ * the NIC is there.
  */
 #ifndef EXTOLL_SMFU_H
 #define EXTOLL_SMFU_H

@@ -42,7 +42,7 @@ struct velo_message {
 	uint8_t data[VELO_MAX_LEN];
 };
 
-/* Opens the lowest free port. device: directory of the device files, NULL for the first NIC. */
+/* Opens a free port. device: directory of the device files, NULL for the first NIC. */
 int velo_open(const char *device, velo_port_t **port);
 void velo_close(velo_port_t *port);
 uint16_t velo_node(const velo_port_t *port);
@@ -51,10 +51,16 @@ uint16_t velo_vpid(const velo_port_t *port);
 /* timeout_ms: 0 = don't wait (-EAGAIN), -1 = wait for ever; -ETIMEDOUT when it is over. */
 int velo_send(velo_port_t *port, const struct velo_to *to, const void *data, size_t len, int timeout_ms);
 int velo_recv(velo_port_t *port, struct velo_message *message, int timeout_ms);
+/* Waits until the NIC accepted everything that was sent, and repeats what it dropped; a program that only sends has to, in the end. */
+int velo_drain(velo_port_t *port, int timeout_ms);
 
-/* For event loops: velo_arm(), velo_recv() with 0, then wait until the descriptor is readable. */
+/*
+ * For event loops: velo_arm(), velo_recv() with 0, then poll(2) the descriptor for velo_poll_timeout() milliseconds at most (-1: as
+ * long as you like), and begin again.
+ */
 int velo_fd(const velo_port_t *port);
 int velo_arm(velo_port_t *port);
+int velo_poll_timeout(const velo_port_t *port);
 
 #ifdef __cplusplus
 }

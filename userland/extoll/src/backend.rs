@@ -235,6 +235,7 @@ pub(crate) mod rma {
     pub const GET_NOTIQ_SEGMENT_SIZE: u32 = read(b'k', 3, 4);
     pub const SET_NOTIQ_WP: u32 = write(b'k', 4, 4);
     pub const SET_NOTIQ_RP: u32 = write(b'k', 5, 4);
+    pub const GET_NOTIQ_WP: u32 = read(b'k', 6, 4);
     pub const GET_NODEID: u32 = read(b'k', 8, 4);
     pub const GET_VPID: u32 = read(b'k', 9, 4);
     pub const REGISTER_REGION: u32 = write(b'k', 10, 8);
@@ -251,6 +252,7 @@ pub(crate) mod rma {
 pub(crate) mod velo {
     use super::{read, write};
     pub const SET_RP: u32 = write(b'k', 1, 4);
+    pub const GET_WP: u32 = read(b'k', 2, 4);
     pub const SET_WP: u32 = write(b'k', 3, 4);
     pub const GET_VPID: u32 = read(b'k', 4, 8);
     pub const GET_MBOX_SIZE: u32 = read(b'k', 5, 8);
@@ -293,8 +295,10 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_reference() {
         assert_eq!(rma::GET_NOTIQ_SIZE, 0x8004_6B00);
+        assert_eq!(rma::GET_NOTIQ_WP, 0x8004_6B06);
         assert_eq!(rma::REGISTER_REGION, 0x4008_6B0A);
         assert_eq!(rma::SET_PROTDESC, 0x4004_6B14);
+        assert_eq!(velo::GET_WP, 0x8004_6B02);
         assert_eq!(velo::GET_VPID, 0x8008_6B04);
         assert_eq!(velo::GET_SLOT_SIZE, 0x8004_6B15);
         assert_eq!(smfu::GET_NODE_ID, 0x8008_6B02);

@@ -21,8 +21,9 @@ pub enum Error {
     /// All VPIDs are taken.
     #[error("{0}: all ports are in use")]
     PortsUsed(PathBuf),
-    /// Registering would exceed the limit of locked memory (`ulimit -l`) or of the translation tables.
-    #[error("{bytes} bytes cannot be registered: {source} (limit of locked memory: ulimit -l)")]
+    /// Registering failed: beyond the limit of locked memory (`ulimit -l`) or of the translation tables, not mapped, or the NIC did not
+    /// confirm it in time.
+    #[error("{bytes} bytes cannot be registered: {source}{}", hint(.source))]
     Register {
         /// Bytes of the pages asked for.
         bytes: u64,
@@ -43,18 +44,32 @@ pub enum Error {
     /// The time given is over.
     #[error("timed out")]
     Timeout,
-    /// The device reads as all ones: it was removed or lost its link.
+    /// The NIC was unbound or removed, or reads as all ones. Final: open another port when it is back.
     #[error("the NIC is gone")]
     Gone,
-    /// The NIC dropped packets and did not take them again; the port cannot send any more.
-    #[error("the NIC lost packets of this port for good: {0}")]
-    Broken(&'static str),
+    /// The NIC dropped packets and did not take them again in time. They are given up: all that were not confirmed, in order.
+    /// Told once, by the call that found out, which sent nothing itself, and by the calls that wait for what one of them asked
+    /// for (`put_wait` and the like); the port goes on.
+    #[error("{packets} packets of this port are lost: {why}")]
+    Lost {
+        /// How many.
+        packets: u8,
+        /// What happened.
+        why: &'static str,
+    },
+    /// What the NIC wrote into this many slots of the queue got lost on its way, and with it messages or notifications. Told once, by
+    /// the call that found out, and by `put_wait` and the like, whose notification may be among them; the queue goes on.
+    #[error("{0} slots of the queue were never written: what was in them is lost")]
+    Skipped(u32),
     /// Not a descriptor that the NIC would take.
     #[error("{0}")]
     Descriptor(DescriptorError),
     /// Not a message that the NIC would take, or an impossible status word.
     #[error("VELO: {0}")]
     Message(wire::velo::Error),
+    /// The window to other nodes has fewer bytes than asked for.
+    #[error("the window has fewer than {0} bytes")]
+    Window(u64),
     /// A range outside the memory.
     #[error("bytes {offset}…{offset}+{len} are not inside {size} bytes")]
     Range {
@@ -74,9 +89,19 @@ pub enum Error {
     /// This process may not use commands with these options (untranslated addresses, remote registers).
     #[error("commands with these options are for privileged programs: {0:?}")]
     Forbidden(wire::rma::PageOptions),
+    /// The queue of notifications is gone: its size could neither be changed nor be changed back.
+    #[error("the port has no notification queue any more: changing its size failed")]
+    NoQueue,
     /// What the driver reported does not fit together.
     #[error("the driver reports {0}")]
     Driver(String),
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::ENOMEM) => " (limit of locked memory: ulimit -l)",
+        _ => "",
+    }
 }
 
 fn units(bits: u8) -> String {
@@ -89,11 +114,22 @@ fn units(bits: u8) -> String {
 }
 
 impl Error {
-    /// A failed system call.
+    /// A failed system call on an open device.
     pub(crate) fn os(what: impl Into<String>, source: io::Error) -> Self {
-        Error::Os {
-            what: what.into(),
-            source,
+        match source.raw_os_error() {
+            Some(libc::ENODEV) => Error::Gone,
+            _ => Error::Os {
+                what: what.into(),
+                source,
+            },
+        }
+    }
+
+    /// A failed registration.
+    pub(crate) fn register(bytes: u64, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(libc::ENODEV) => Error::Gone,
+            _ => Error::Register { bytes, source },
         }
     }
 
@@ -108,9 +144,13 @@ impl Error {
             }
             Error::Full => libc::EAGAIN,
             Error::Timeout => libc::ETIMEDOUT,
-            Error::Descriptor(_) | Error::Message(_) | Error::Range { .. } => libc::EINVAL,
+            Error::Descriptor(_) | Error::Message(_) | Error::Range { .. } | Error::Window(_) => {
+                libc::EINVAL
+            }
             Error::Forbidden(_) => libc::EPERM,
-            Error::Broken(_) | Error::Transfer(_) => libc::EIO,
+            Error::Lost { .. } | Error::Skipped(_) | Error::Transfer(_) | Error::NoQueue => {
+                libc::EIO
+            }
             Error::Notification(_) | Error::Driver(_) => libc::EPROTO,
         }
     }
@@ -151,6 +191,29 @@ mod tests {
         assert!(matches!(open(libc::ENOENT), Error::NoDevice(_)));
         assert!(matches!(open(libc::EBUSY), Error::PortsUsed(_)));
         assert!(matches!(open(libc::EACCES), Error::Os { .. }));
+    }
+
+    #[test]
+    fn a_device_that_is_gone_is_no_other_failure() {
+        let no = |code| io::Error::from_raw_os_error(code);
+        for gone in [
+            Error::os("cannot do it", no(libc::ENODEV)),
+            Error::register(4096, no(libc::ENODEV)),
+        ] {
+            assert!(matches!(gone, Error::Gone));
+            assert_eq!(gone.errno(), libc::ENODEV);
+        }
+        let other = Error::os("cannot do it", no(libc::EFAULT));
+        assert!(matches!(other, Error::Os { .. }));
+    }
+
+    #[test]
+    fn only_a_limit_is_called_one() {
+        let text = |code| Error::register(4096, io::Error::from_raw_os_error(code)).to_string();
+        assert!(text(libc::ENOMEM).contains("ulimit -l"));
+        for code in [libc::EFAULT, libc::EINVAL, libc::ENOSPC, libc::ETIMEDOUT] {
+            assert!(!text(code).contains("ulimit"), "{}", text(code));
+        }
     }
 
     #[test]

@@ -19,12 +19,19 @@
 //! owns its [`Buffer`]: the NIC may write it at any time, so it is never lent as a slice, and it cannot be freed while the
 //! NIC knows of it, not even by `mem::forget`. Buffers are not inherited by a forked child.
 //!
-//! **Threads.** All types here are `Send` and `Sync`. Sending and receiving on a port have a lock each, so one thread may send
-//! while another one receives; messages of one thread stay in order.
+//! **Threads.** All types here are `Send` and `Sync`. Sending and receiving on a port have a lock each, which nobody holds while
+//! waiting: one thread may send, drain or wait for room while another one receives, and each keeps to its own deadline. Messages of
+//! one thread stay in order; between threads there is none.
 //!
 //! **Waiting.** Nothing waits without a [`Wait`]. Ports implement [`std::os::fd::AsFd`]: to sit in an event loop call `arm`, then try to
-//! receive once more, then wait until the descriptor is readable. Only messages that their sender marked for an interrupt
-//! make it readable.
+//! receive once more, then wait until the descriptor is readable, at most as long as `arm` said, and begin again. Only messages that their
+//! sender marked for an interrupt wake a program at once. `arm` names a time while packets are not confirmed by the NIC: it drops some at times,
+//! and only the program's next call finds that out and repeats them.
+//!
+//! **A NIC that goes.** Unbinding revokes all mappings. Calls that sleep end with [`Error::Gone`], and from then on no call of the
+//! port touches its mappings: all fail with it. What cannot be caught is an access before a system call told: of a call that polls, sends, or
+//! only tries, of a window or the exported memory, and, between two system calls of a call that sleeps, of a thread that just found
+//! something in the queue or repairs. It ends the process with SIGBUS.
 #![deny(missing_docs)]
 
 mod backend;
@@ -49,7 +56,7 @@ pub use pmap::ContiguousBuffer;
 pub use raw::{flush, Mapping};
 pub use registers::{AccessMethod, RegisterFile};
 pub use smfu::{Smfu, Window};
-pub use wait::Wait;
+pub use wait::{poll_milliseconds, Wait};
 pub use wire;
 
 /// Counters of one port since it was opened.
@@ -63,10 +70,16 @@ pub struct Counters {
     pub replays: u64,
     /// Packets written again by repairs.
     pub resent: u64,
+    /// Packets given up because a repair took too long.
+    pub lost: u64,
     /// Messages or notifications taken from the queue.
     pub received: u64,
+    /// Slots of the queue given up because the NIC's write never arrived.
+    pub skipped: u64,
     /// Writes of the read pointer, one device write each.
     pub commits: u64,
-    /// System calls that waited for an interrupt.
+    /// Sleeps of waiting calls, a millisecond each at most.
     pub sleeps: u64,
+    /// Sleeps that ended because the descriptor became readable.
+    pub woken: u64,
 }

@@ -3,13 +3,22 @@
 
 use crate::error::{Error, Result};
 use crate::raw::{flush, Mapping, PAGE};
+use crate::wait::Link;
 use crate::{Counters, Wait};
-use std::sync::Arc;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use wire::wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict, COPIES};
 
 /// Longest repair; the kernel driver gives up after the same time.
 const REPAIR: Duration = Duration::from_secs(1);
+/// Most of it in one go: nobody who sends, receives or looks at the time waits longer for another thread.
+const PIECE: Duration = Duration::from_millis(1);
+/// The time between two pieces counts as this much at most: nothing is tried while no call is made.
+const BETWEEN: Duration = Duration::from_millis(10);
+/// How long closing waits for the NIC to accept what was sent.
+const LINGER: Duration = Duration::from_millis(100);
+const SENSELESS: &str = "impossible committed count";
 
 /// What was sent under a packet number, kept until it is committed. `N` quadwords at most.
 #[derive(Clone, Copy)]
@@ -19,23 +28,72 @@ struct Packet<const N: usize> {
     page: u8,
 }
 
+/// A packet that was posted: its number, and how often packets had been given up before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posted {
+    number: u64,
+    losses: u64,
+}
+
+/// Packets that were given up: numbers from `first` on.
+struct Loss {
+    first: u64,
+    packets: u8,
+    why: &'static str,
+}
+
+/// A repair that was begun.
+struct Repair {
+    replay: Replay,
+    action: Action,
+    /// How long it was tried, and until when that was counted.
+    tried: Duration,
+    counted: Instant,
+}
+
+impl Repair {
+    fn new() -> Self {
+        let replay = Replay::new();
+        Self {
+            action: replay.start(),
+            replay,
+            tried: Duration::ZERO,
+            counted: Instant::now(),
+        }
+    }
+
+    fn count(&mut self, now: Instant) {
+        self.tried += now.duration_since(self.counted).min(BETWEEN);
+        self.counted = now;
+    }
+}
+
 /// The sending half of a port.
 pub(crate) struct Sender<const N: usize> {
     requester: Arc<Mapping>,
     state: Arc<Mapping>,
     state_at: usize,
+    link: Arc<Link>,
     credits: Credits,
     copies: Box<[Packet<N>; COPIES]>,
-    broken: Option<&'static str>,
-    pub(crate) counters: Counters,
+    repair: Option<Repair>,
+    /// How often packets were given up, and the last time.
+    losses: u64,
+    last_loss: Option<Loss>,
+    counters: Counters,
 }
 
 impl<const N: usize> Sender<N> {
     /// Clears the state as opening a VPID does; `state_at` is the offset of the state word.
-    pub fn new(requester: Arc<Mapping>, state: Arc<Mapping>, state_at: usize) -> Result<Self> {
+    pub fn new(
+        requester: Arc<Mapping>,
+        state: Arc<Mapping>,
+        state_at: usize,
+        link: Arc<Link>,
+    ) -> Result<Self> {
         let opened = State(state.load(state_at));
         if opened.is_all_ones() {
-            return Err(Error::Gone);
+            return Err(link.lost());
         }
         state.store(state_at, opened.fresh().raw());
         let empty = Packet {
@@ -47,20 +105,24 @@ impl<const N: usize> Sender<N> {
             requester,
             state,
             state_at,
+            link,
             credits: Credits::new(),
             copies: Box::new([empty; COPIES]),
-            broken: None,
+            repair: None,
+            losses: 0,
+            last_loss: None,
             counters: Counters::default(),
         })
     }
 
     /// Writes a packet to requester page `page`, or fails with [`Error::Full`] and leaves nothing behind.
-    pub fn post(&mut self, page: u8, words: &[u64]) -> Result<()> {
-        if self.credits.room() == 0 {
+    fn post(&mut self, page: u8, words: &[u64]) -> Result<Posted> {
+        self.link.check()?;
+        if self.repair.is_some() || self.credits.room() == 0 {
             self.refresh()?;
         }
-        if let Some(why) = self.broken {
-            return Err(Error::Broken(why));
+        if self.repair.is_some() {
+            return Err(Error::Full);
         }
         let index = self.credits.take().ok_or(Error::Full)?;
         let copy = &mut self.copies[usize::from(index)];
@@ -68,45 +130,55 @@ impl<const N: usize> Sender<N> {
         copy.len = words.len() as u8;
         copy.page = page;
         self.push(index);
+        let number = self.counters.posted;
         self.counters.posted += 1;
-        Ok(())
+        Ok(Posted {
+            number,
+            losses: self.losses,
+        })
     }
 
-    /// [`Sender::post`] that waits for room.
-    pub fn post_wait(&mut self, page: u8, words: &[u64], wait: Wait) -> Result<()> {
-        loop {
-            match self.post(page, words) {
-                Err(Error::Full) if !wait.is_over() => std::thread::yield_now(),
-                other => return other,
-            }
+    /// Has room for `n` packets, or fails with [`Error::Full`].
+    fn make_room(&mut self, n: u8) -> Result<()> {
+        self.link.check()?;
+        if self.repair.is_some() || self.credits.room() < n {
+            self.refresh()?;
+        }
+        match self.repair.is_some() || self.credits.room() < n {
+            true => Err(Error::Full),
+            false => Ok(()),
         }
     }
 
-    /// Packets that may not be accepted yet, by the last look.
-    pub fn outstanding(&self) -> u8 {
-        self.credits.outstanding()
+    /// Fails if the packet was given up. When packets were given up twice since it was posted it cannot be known, and it fails.
+    fn check_posted(&self, posted: Posted) -> Result<()> {
+        match &self.last_loss {
+            Some(loss) if self.losses > posted.losses => {
+                let confirmed = self.losses == posted.losses + 1 && posted.number < loss.first;
+                match confirmed {
+                    true => Ok(()),
+                    false => Err(Error::Lost {
+                        packets: loss.packets,
+                        why: loss.why,
+                    }),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Packets may not be accepted yet, by the last look.
+    fn is_unconfirmed(&self) -> bool {
+        self.repair.is_some() || self.credits.outstanding() > 0
     }
 
     /// Looks at the state if anything is outstanding, and repairs what was dropped. Nobody else would tell.
-    pub fn settle(&mut self) -> Result<()> {
-        if self.outstanding() > 0 {
+    fn settle(&mut self) -> Result<()> {
+        self.link.check()?;
+        if self.is_unconfirmed() {
             self.refresh()?;
         }
         Ok(())
-    }
-
-    /// Waits until the NIC accepted everything.
-    pub fn drain(&mut self, wait: Wait) -> Result<()> {
-        loop {
-            self.settle()?;
-            if self.outstanding() == 0 {
-                return Ok(());
-            }
-            if wait.is_over() {
-                return Err(Error::Timeout);
-            }
-            std::thread::yield_now();
-        }
     }
 
     fn push(&self, index: u8) {
@@ -123,47 +195,57 @@ impl<const N: usize> Sender<N> {
         State(self.state.load(self.state_at))
     }
 
-    fn fail(&mut self, why: Failure) -> Error {
-        match why {
-            Failure::Gone => Error::Gone,
-            Failure::Desync { .. } => self.broke("impossible committed count"),
-            Failure::Protocol => self.broke("impossible state"),
+    /// Forgets all outstanding packets and starts afresh, as the kernel driver does.
+    fn give_up(&mut self, why: &'static str) -> Error {
+        let state = self.load();
+        if state.is_all_ones() {
+            return self.link.lost();
         }
-    }
-
-    fn broke(&mut self, why: &'static str) -> Error {
-        self.broken = Some(why);
-        Error::Broken(why)
+        let packets = self.credits.outstanding();
+        self.counters.lost += u64::from(packets);
+        self.losses += 1;
+        self.last_loss = Some(Loss {
+            first: self.counters.posted - u64::from(packets),
+            packets,
+            why,
+        });
+        self.state.store(self.state_at, state.fresh().raw());
+        self.credits = Credits::new();
+        self.repair = None;
+        Error::Lost { packets, why }
     }
 
     fn refresh(&mut self) -> Result<()> {
-        if let Some(why) = self.broken {
-            return Err(Error::Broken(why));
+        if self.repair.is_none() {
+            let state = self.load();
+            match self.credits.on_state(state) {
+                Verdict::Ok { .. } | Verdict::Full => return Ok(()),
+                Verdict::Retry { .. } => {}
+                Verdict::Gone => return Err(self.link.lost()),
+                Verdict::Desync { .. } => return Err(self.give_up(SENSELESS)),
+            }
+            self.counters.replays += 1;
         }
-        let state = self.load();
-        match self.credits.on_state(state) {
-            Verdict::Ok { .. } | Verdict::Full => Ok(()),
-            Verdict::Retry { .. } => self.repair(),
-            Verdict::Gone => Err(Error::Gone),
-            Verdict::Desync { .. } => Err(self.broke("impossible committed count")),
-        }
+        let repair = self.repair.take().unwrap_or_else(Repair::new);
+        self.repair = self.go_on(repair)?;
+        Ok(())
     }
 
-    fn repair(&mut self) -> Result<()> {
-        self.counters.replays += 1;
-        let deadline = Instant::now() + REPAIR;
-        let mut replay = Replay::new();
-        let mut action = replay.start();
-        let mut reads = 0u32;
-        loop {
-            let event = match action {
+    /// A piece of a repair; what is left of it.
+    fn go_on(&mut self, mut repair: Repair) -> Result<Option<Repair>> {
+        let began = Instant::now();
+        repair.count(began);
+        let resent = repair.replay.resent();
+        let result = loop {
+            let event = match repair.action {
                 Action::ReadState => {
-                    reads += 1;
-                    if reads % 16 == 0 {
-                        if Instant::now() > deadline {
-                            return Err(self.broke("the repair took longer than a second"));
-                        }
-                        std::thread::yield_now();
+                    let now = Instant::now();
+                    repair.count(now);
+                    if repair.tried >= REPAIR {
+                        break Err(self.give_up("the repair took longer than a second"));
+                    }
+                    if now.duration_since(began) >= PIECE {
+                        break Ok(true);
                     }
                     Event::State(self.load())
                 }
@@ -175,86 +257,276 @@ impl<const N: usize> Sender<N> {
                     self.push(index);
                     Event::Sent
                 }
-                Action::Done => {
-                    self.counters.resent += u64::from(replay.resent());
-                    return Ok(());
+                Action::Done => break Ok(false),
+                Action::Failed(Failure::Gone) => break Err(self.link.lost()),
+                Action::Failed(Failure::Desync { .. } | Failure::Protocol) => {
+                    break Err(self.give_up(SENSELESS))
                 }
-                Action::Failed(why) => return Err(self.fail(why)),
             };
-            action = replay.step(&mut self.credits, event);
+            repair.action = repair.replay.step(&mut self.credits, event);
+        };
+        self.counters.resent += u64::from(repair.replay.resent() - resent);
+        result.map(|goes_on| goes_on.then_some(repair))
+    }
+}
+
+/// The sending half of a port, shared by its threads. Nobody holds the lock while waiting, so that threads that send, drain or receive
+/// don't wait for each other's deadlines.
+pub(crate) struct Outbox<const N: usize> {
+    sender: Mutex<Sender<N>>,
+    link: Arc<Link>,
+}
+
+impl<const N: usize> Outbox<N> {
+    /// See [`Sender::new`].
+    pub fn new(
+        requester: Arc<Mapping>,
+        state: Arc<Mapping>,
+        state_at: usize,
+        link: &Arc<Link>,
+    ) -> Result<Self> {
+        Ok(Self {
+            sender: Mutex::new(Sender::new(requester, state, state_at, link.clone())?),
+            link: link.clone(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sender<N>> {
+        // A panic in another thread leaves nothing half done here: packets are taken and pushed in one step.
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See [`Sender::post`].
+    pub fn post(&self, page: u8, words: &[u64]) -> Result<()> {
+        self.lock().post(page, words).map(drop)
+    }
+
+    /// [`Outbox::post`] of several packets: all or none.
+    pub fn post_all(&self, page: u8, packets: &[[u64; N]]) -> Result<()> {
+        let mut sender = self.lock();
+        sender.make_room(u8::try_from(packets.len()).map_err(|_| Error::Full)?)?;
+        packets
+            .iter()
+            .try_for_each(|words| sender.post(page, words).map(drop))
+    }
+
+    /// [`Outbox::post`] of what makes sense only if `before` was not given up.
+    pub fn post_behind(&self, page: u8, words: &[u64], before: Option<Posted>) -> Result<Posted> {
+        let mut sender = self.lock();
+        before.map_or(Ok(()), |before| sender.check_posted(before))?;
+        sender.post(page, words)
+    }
+
+    /// Fails with [`Error::Lost`] if the packet was given up, whoever found out.
+    pub fn check_posted(&self, posted: Posted) -> Result<()> {
+        self.lock().check_posted(posted)
+    }
+
+    /// [`Outbox::post`] that waits for room. Packets of one thread stay in order; between threads there is none.
+    pub fn post_wait(&self, fd: BorrowedFd<'_>, page: u8, words: &[u64], wait: Wait) -> Result<()> {
+        loop {
+            // In a statement of its own: the lock is not held in the branches.
+            let result = self.post(page, words);
+            match result {
+                Err(Error::Full) => self.pause(fd, wait)?,
+                other => return other,
+            }
         }
+    }
+
+    /// Between two tries.
+    fn pause(&self, fd: BorrowedFd<'_>, wait: Wait) -> Result<()> {
+        if wait.is_over() {
+            return Err(Error::Timeout);
+        }
+        std::thread::yield_now();
+        self.link.look(fd)
+    }
+
+    /// Packets may not be accepted yet, by the last look.
+    pub fn is_unconfirmed(&self) -> bool {
+        self.lock().is_unconfirmed()
+    }
+
+    /// Looks at the state if anything is outstanding, and repairs what was dropped, for a millisecond at most.
+    pub fn settle(&self) -> Result<()> {
+        self.lock().settle()
+    }
+
+    /// [`Outbox::settle`], unless another thread is at it or sends.
+    pub fn try_settle(&self) -> Result<()> {
+        match self.sender.try_lock() {
+            Ok(mut sender) => sender.settle(),
+            Err(TryLockError::Poisoned(sender)) => sender.into_inner().settle(),
+            Err(TryLockError::WouldBlock) => Ok(()),
+        }
+    }
+
+    /// Waits until the NIC accepted everything.
+    pub fn drain(&self, fd: BorrowedFd<'_>, wait: Wait) -> Result<()> {
+        self.link.check()?;
+        while self.is_unconfirmed() {
+            self.settle()?;
+            if self.is_unconfirmed() {
+                self.pause(fd, wait)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Before the mappings go: what was sent has a little time to be accepted. Nothing is touched of a NIC that is gone.
+    pub fn close(&self, fd: BorrowedFd<'_>) {
+        if self.is_unconfirmed() && self.link.look(fd).is_ok() {
+            // Closing goes on whatever comes of it; there is nobody left to tell.
+            let _ = self.drain(fd, Wait::for_at_most(LINGER));
+        }
+    }
+
+    /// What it counted.
+    pub fn counters(&self) -> Counters {
+        self.lock().counters
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    fn sender() -> (Sender<3>, Arc<Mapping>, Arc<Mapping>) {
+    struct Nic {
+        outbox: Outbox<3>,
+        pages: Arc<Mapping>,
+        state: Arc<Mapping>,
+        fd: UnixStream,
+        _other: UnixStream,
+    }
+
+    fn nic() -> Nic {
         let pages = Arc::new(Mapping::anonymous(32 * PAGE, None).unwrap());
         let state = Arc::new(Mapping::anonymous(PAGE, None).unwrap());
         state.store(0, 0x0300_0001_0000_0007);
-        let sender = Sender::new(pages.clone(), state.clone(), 0).unwrap();
-        (sender, pages, state)
+        let outbox = Outbox::new(pages.clone(), state.clone(), 0, &Arc::default()).unwrap();
+        let (fd, _other) = UnixStream::pair().unwrap();
+        Nic {
+            outbox,
+            pages,
+            state,
+            fd,
+            _other,
+        }
+    }
+
+    impl Nic {
+        fn drain(&self, wait: Wait) -> Result<()> {
+            self.outbox.drain(self.fd.as_fd(), wait)
+        }
+
+        fn post_wait(&self, wait: Wait) -> Result<()> {
+            self.outbox.post_wait(self.fd.as_fd(), 0, &[0; 3], wait)
+        }
+
+        /// The toggles differ for ever: the buffer never becomes idle.
+        fn stick(&self, dropped: u8) {
+            let stuck = State(0)
+                .with_retry(true)
+                .with_retry_count(dropped)
+                .with_assembly(true);
+            self.state.store(0, stuck.raw());
+        }
+    }
+
+    fn ms(ms: u64) -> Wait {
+        Wait::for_at_most(Duration::from_millis(ms))
     }
 
     #[test]
     fn opening_clears_the_state_and_packets_go_to_their_page() {
-        let (mut sender, pages, state) = sender();
-        assert_eq!(state.load(0), 0);
-        sender.post(16, &[1, 2, 3]).unwrap();
-        assert_eq!([0, 8, 16].map(|o| pages.load(16 * PAGE + o)), [1, 2, 3]);
-        assert_eq!(sender.outstanding(), 1);
+        let nic = nic();
+        assert_eq!(nic.state.load(0), 0);
+        nic.outbox.post(16, &[1, 2, 3]).unwrap();
+        assert_eq!([0, 8, 16].map(|o| nic.pages.load(16 * PAGE + o)), [1, 2, 3]);
+        assert!(nic.outbox.is_unconfirmed());
     }
 
     #[test]
     fn the_256th_packet_waits_for_credit() {
-        let (mut sender, _, state) = sender();
+        let nic = nic();
         for i in 0..255 {
-            sender.post(0, &[i, 0, 0]).unwrap();
+            nic.outbox.post(0, &[i, 0, 0]).unwrap();
         }
-        assert_eq!(sender.counters.state_reads, 0);
-        assert!(matches!(sender.post(0, &[255, 0, 0]), Err(Error::Full)));
-        let soon = Wait::for_at_most(Duration::from_millis(5));
-        assert!(matches!(
-            sender.post_wait(0, &[0; 3], soon),
-            Err(Error::Full)
-        ));
-        assert!(matches!(sender.drain(soon), Err(Error::Timeout)));
-        state.store(0, State(0).with_committed_count(255).raw());
-        sender.post(0, &[255, 0, 0]).unwrap();
-        assert_eq!(sender.outstanding(), 1);
+        assert_eq!(nic.outbox.counters().state_reads, 0);
+        assert!(matches!(nic.outbox.post(0, &[255, 0, 0]), Err(Error::Full)));
+        assert!(matches!(nic.post_wait(ms(5)), Err(Error::Timeout)));
+        assert!(matches!(nic.drain(ms(5)), Err(Error::Timeout)));
+        let count = |n| State(0).with_committed_count(n).raw();
+        nic.state.store(0, count(255));
+        nic.outbox.post(0, &[255, 0, 0]).unwrap();
+        assert!(nic.outbox.is_unconfirmed());
+        nic.state.store(0, count(0));
+        nic.drain(ms(1000)).unwrap();
     }
 
     #[test]
-    fn a_vanished_device_and_a_senseless_count_are_told_apart() {
-        let (mut sender, _, state) = sender();
-        sender.post(0, &[0; 3]).unwrap();
-        state.store(0, u64::MAX);
-        assert!(matches!(sender.settle(), Err(Error::Gone)));
-        state.store(0, State(0).with_committed_count(9).raw());
-        assert!(matches!(sender.settle(), Err(Error::Broken(_))));
-        state.store(0, State(0).with_committed_count(1).raw());
-        assert!(matches!(sender.post(0, &[0; 3]), Err(Error::Broken(_))));
+    fn a_vanished_device_is_not_touched_again() {
+        let nic = nic();
+        nic.outbox.post(0, &[0; 3]).unwrap();
+        nic.state.store(0, u64::MAX);
+        assert!(matches!(nic.outbox.settle(), Err(Error::Gone)));
+        let reads = nic.outbox.counters().state_reads;
+        nic.state.store(0, State(0).with_committed_count(1).raw());
+        assert!(matches!(nic.outbox.settle(), Err(Error::Gone)));
+        assert!(matches!(nic.outbox.post(0, &[0; 3]), Err(Error::Gone)));
+        assert!(matches!(nic.drain(ms(5)), Err(Error::Gone)));
+        assert_eq!(nic.outbox.counters().state_reads, reads);
+    }
+
+    #[test]
+    fn a_descriptor_that_hangs_up_ends_sending_and_draining() {
+        let nic = nic();
+        nic.outbox.post(0, &[0; 3]).unwrap();
+        drop(nic._other);
+        assert!(matches!(
+            nic.outbox.drain(nic.fd.as_fd(), ms(20_000)),
+            Err(Error::Gone)
+        ));
+        let reads = nic.outbox.counters().state_reads;
+        nic.outbox.close(nic.fd.as_fd());
+        assert_eq!(nic.outbox.counters().state_reads, reads);
+    }
+
+    #[test]
+    fn a_senseless_count_costs_the_packets_and_not_the_port() {
+        let nic = nic();
+        nic.outbox.post(0, &[0; 3]).unwrap();
+        nic.state.store(0, State(0).with_committed_count(9).raw());
+        assert!(matches!(
+            nic.outbox.settle(),
+            Err(Error::Lost { packets: 1, .. })
+        ));
+        assert_eq!(nic.state.load(0), 0);
+        nic.outbox.post(0, &[0; 3]).unwrap();
+        nic.state.store(0, State(0).with_committed_count(1).raw());
+        nic.drain(ms(5)).unwrap();
     }
 
     /// Plays the NIC: accepts `accept` packets, drops the rest until the state was cleared, then takes what is resent.
     #[test]
     fn dropped_packets_are_sent_again() {
-        let (mut sender, pages, state) = sender();
+        let nic = nic();
         for i in 1..=5u64 {
-            sender.post((i % 2) as u8, &[i, i, i]).unwrap();
+            nic.outbox.post((i % 2) as u8, &[i, i, i]).unwrap();
         }
         let dropped = State(0)
             .with_committed_count(2)
             .with_retry(true)
             .with_retry_count(3);
-        state.store(0, dropped.raw());
-        pages.store(PAGE, 0);
+        nic.state.store(0, dropped.raw());
+        nic.pages.store(PAGE, 0);
         let stop = Arc::new(AtomicBool::new(false));
-        let nic = {
-            let (state, pages, stop) = (state.clone(), pages.clone(), stop.clone());
+        let other = {
+            let (state, pages, stop) = (nic.state.clone(), nic.pages.clone(), stop.clone());
             std::thread::spawn(move || {
                 while State(state.load(0)).retry() {
                     std::thread::yield_now();
@@ -266,27 +538,117 @@ mod tests {
                 state.store(0, State(0).with_committed_count(5).raw());
             })
         };
-        sender.settle().unwrap();
+        let drained = nic.drain(ms(20_000));
         stop.store(true, Ordering::Relaxed);
-        nic.join().unwrap();
-        assert_eq!(sender.outstanding(), 0);
-        assert_eq!((sender.counters.replays, sender.counters.resent), (1, 3));
-        assert_eq!(pages.load(0), 4);
+        other.join().unwrap();
+        drained.unwrap();
+        let counters = nic.outbox.counters();
+        assert_eq!((counters.replays, counters.resent), (1, 3));
+        assert_eq!(nic.pages.load(0), 4);
     }
 
     #[test]
-    fn a_repair_that_never_ends_breaks_the_port() {
-        let (mut sender, _, state) = sender();
-        sender.post(0, &[0; 3]).unwrap();
-        // The toggles differ for ever: the buffer never becomes idle.
-        let stuck = State(0)
-            .with_retry(true)
-            .with_retry_count(1)
-            .with_assembly(true);
-        state.store(0, stuck.raw());
+    fn a_repair_that_never_ends_costs_its_packets_and_not_the_port() {
+        let nic = nic();
+        for _ in 0..3 {
+            nic.outbox.post(0, &[0; 3]).unwrap();
+        }
+        nic.stick(3);
         let start = Instant::now();
-        assert!(matches!(sender.settle(), Err(Error::Broken(_))));
+        assert!(matches!(
+            nic.drain(ms(20_000)),
+            Err(Error::Lost { packets: 3, .. })
+        ));
         assert!(start.elapsed() >= REPAIR);
-        assert!(matches!(sender.post(0, &[0; 3]), Err(Error::Broken(_))));
+        // Told once; then the port is as new.
+        nic.drain(ms(0)).unwrap();
+        assert_eq!(nic.outbox.counters().lost, 3);
+        nic.outbox.post(0, &[7; 3]).unwrap();
+        nic.state.store(0, State(0).with_committed_count(1).raw());
+        nic.drain(ms(0)).unwrap();
+    }
+
+    #[test]
+    fn whose_packets_were_given_up_is_known_to_all() {
+        let nic = nic();
+        let post = |before| nic.outbox.post_behind(0, &[8; 3], before);
+        let first = post(None).unwrap();
+        nic.state.store(0, State(0).with_committed_count(1).raw());
+        nic.drain(ms(0)).unwrap();
+        let (second, third) = (post(Some(first)).unwrap(), post(None).unwrap());
+        nic.outbox.check_posted(third).unwrap();
+        // A count beyond what was sent.
+        nic.state.store(0, State(0).with_committed_count(9).raw());
+        assert!(matches!(nic.outbox.settle(), Err(Error::Lost { .. })));
+        nic.outbox.check_posted(first).unwrap();
+        let is_lost = |posted| {
+            matches!(
+                nic.outbox.check_posted(posted),
+                Err(Error::Lost { packets: 2, .. })
+            )
+        };
+        assert!(is_lost(second) && is_lost(third));
+        // What was to follow a lost packet is not sent; the rest is.
+        assert!(matches!(
+            post(Some(third)),
+            Err(Error::Lost { packets: 2, .. })
+        ));
+        assert_eq!(nic.outbox.counters().posted, 3);
+        let fourth = post(Some(first)).unwrap();
+        nic.outbox.check_posted(fourth).unwrap();
+    }
+
+    #[test]
+    fn several_packets_are_sent_all_or_none() {
+        let nic = nic();
+        for _ in 0..253 {
+            nic.outbox.post(0, &[0; 3]).unwrap();
+        }
+        assert!(matches!(
+            nic.outbox.post_all(0, &[[1; 3]; 3]),
+            Err(Error::Full)
+        ));
+        nic.outbox.post_all(0, &[[1; 3]; 2]).unwrap();
+        assert_eq!(nic.outbox.counters().posted, 255);
+        // Nor while a repair goes on, which may give up.
+        nic.state.store(0, State(0).with_committed_count(250).raw());
+        nic.outbox.settle().unwrap();
+        let stuck = State(0)
+            .with_committed_count(250)
+            .with_retry(true)
+            .with_retry_count(5)
+            .with_assembly(true);
+        nic.state.store(0, stuck.raw());
+        nic.outbox.settle().unwrap();
+        assert!(matches!(
+            nic.outbox.post_all(0, &[[1; 3]; 2]),
+            Err(Error::Full)
+        ));
+        assert_eq!(nic.outbox.counters().posted, 255);
+    }
+
+    #[test]
+    fn a_repair_keeps_to_the_deadline_of_each_call_and_goes_on_in_the_next() {
+        let nic = nic();
+        nic.outbox.post(0, &[0; 3]).unwrap();
+        nic.stick(1);
+        let start = Instant::now();
+        assert!(matches!(nic.drain(ms(10)), Err(Error::Timeout)));
+        assert!(matches!(nic.post_wait(ms(10)), Err(Error::Timeout)));
+        assert!(matches!(nic.outbox.post(0, &[0; 3]), Err(Error::Full)));
+        nic.outbox.settle().unwrap();
+        assert!(start.elapsed() < REPAIR / 2, "{:?}", start.elapsed());
+        assert_eq!(nic.outbox.counters().replays, 1);
+    }
+
+    #[test]
+    fn time_without_calls_does_not_count_for_a_repair() {
+        let nic = nic();
+        nic.outbox.post(0, &[0; 3]).unwrap();
+        nic.stick(1);
+        nic.outbox.settle().unwrap();
+        std::thread::sleep(REPAIR);
+        nic.outbox.settle().unwrap();
+        assert_eq!(nic.outbox.counters().lost, 0);
     }
 }

@@ -185,10 +185,7 @@ pub unsafe fn register(
     })?;
     backend
         .register(&mut arg)
-        .map_err(|source| Error::Register {
-            bytes: arg.size(),
-            source,
-        })?;
+        .map_err(|e| Error::register(arg.size(), e))?;
     Ok(arg)
 }
 

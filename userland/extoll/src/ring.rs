@@ -3,8 +3,11 @@
 
 use crate::error::{Error, Result};
 use crate::raw::{Mapping, PAGE};
+use crate::wait::{Armed, Link};
 use crate::Backend;
 use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::bq::Rp;
 
@@ -12,6 +15,16 @@ use wire::bq::Rp;
 const LAZY: u32 = 256;
 /// An interrupt is asked for again after this time, should the last one have been lost or taken by another descriptor of the port.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// Pause between two looks at a slot that stays empty; the driver's own ports have the same.
+pub(crate) const HOLE: Duration = Duration::from_millis(100);
+
+/// The first slot without content, and when it was looked at, or since when nothing was found.
+struct Gap {
+    slot: Option<u32>,
+    since: Instant,
+    /// Slots by which the NIC's write pointer was ahead of it then.
+    ahead: u32,
+}
 
 /// A ring of slots whose last quadword is a status word, 0 = free. Page 0 of the mapping is the read pointer register.
 pub(crate) struct Ring {
@@ -20,16 +33,19 @@ pub(crate) struct Ring {
     slots: u32,
     rp: u32,
     uncommitted: u32,
-    /// Slot and time of the last request for an interrupt.
-    armed: Option<(u32, Instant)>,
+    link: Arc<Link>,
+    /// Slot and time of the last request for an interrupt, and what came of it.
+    armed: Option<(u32, Instant, Armed)>,
     /// Slots behind `rp` that were freed out of order.
     freed: BTreeSet<u32>,
+    gap: Option<Gap>,
     pub commits: u64,
+    pub skipped: u64,
 }
 
 impl Ring {
     /// The ring in a mapping of one page and `bytes` bytes of slots of `slot` bytes.
-    pub fn new(map: Mapping, slot: usize, bytes: usize) -> Result<Self> {
+    pub fn new(map: Mapping, slot: usize, bytes: usize, link: Arc<Link>) -> Result<Self> {
         let slots = u32::try_from(bytes / slot).unwrap_or(0);
         if slots < 2 || map.len() < PAGE + bytes {
             return Err(Error::Driver(format!("a queue of {bytes} bytes")));
@@ -40,15 +56,23 @@ impl Ring {
             slots,
             rp: 0,
             uncommitted: 0,
+            link,
             armed: None,
             freed: BTreeSet::new(),
+            gap: None,
             commits: 0,
+            skipped: 0,
         })
     }
 
     /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.slots
+    }
+
+    /// Fails when the NIC is known to be gone. All slots look empty then.
+    pub fn check(&self) -> Result<()> {
+        self.link.check()
     }
 
     /// Index of the slot to read next.
@@ -63,11 +87,19 @@ impl Ring {
 
     /// The slot `ahead` slots after the next one.
     pub fn slot(&self, ahead: u32) -> u32 {
-        ((u64::from(self.rp) + u64::from(ahead)) % u64::from(self.slots)) as u32
+        self.behind(self.rp, ahead)
+    }
+
+    /// The slot `n` slots after another one.
+    fn behind(&self, slot: u32, n: u32) -> u32 {
+        ((u64::from(slot) + u64::from(n)) % u64::from(self.slots)) as u32
     }
 
     /// Status word of a slot; what the NIC wrote before it is visible afterwards.
     pub fn status(&self, slot: u32) -> u64 {
+        if self.link.is_gone() {
+            return 0;
+        }
         self.map.load(self.offset(slot) + self.slot - 8)
     }
 
@@ -97,12 +129,103 @@ impl Ring {
     pub fn filled(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.slots)
             .map(|ahead| self.slot(ahead))
-            .take_while(|slot| self.status(*slot) != 0)
+            .take_while(|slot| self.status(*slot) != 0 || self.freed.contains(slot))
             .filter(|slot| !self.freed.contains(slot))
+    }
+
+    /// The first slot that is empty.
+    pub fn first_empty(&self) -> Option<u32> {
+        (0..self.slots)
+            .map(|ahead| self.slot(ahead))
+            .find(|slot| self.status(*slot) == 0 && !self.freed.contains(slot))
+    }
+
+    /// Number of empty slots from `slot` on, at most `limit`.
+    pub fn run_of_empty(&self, slot: u32, limit: u32) -> u32 {
+        (0..limit)
+            .take_while(|n| self.status(self.behind(slot, *n)) == 0)
+            .count() as u32
+    }
+
+    /// A slot, and the number of slots from it on whose content had to be there by now: the NIC's write pointer, which `wp` asks for, was
+    /// ahead of it at two looks, [`HOLE`] apart, and nothing was freed between them. DMA writes are posted, and one that got lost
+    /// leaves its slot empty for ever. `first` finds the first slot whose content is not there. To be called while the queue is looked at
+    /// in vain; before the first look is due no memory is touched.
+    pub fn overdue(
+        &mut self,
+        first: impl FnOnce(&Self) -> Option<u32>,
+        wp: impl FnOnce() -> io::Result<u64>,
+    ) -> Result<Option<(u32, u32)>> {
+        self.link.check()?;
+        let now = Instant::now();
+        let gap = self.gap.get_or_insert(Gap {
+            slot: None,
+            since: now,
+            ahead: 0,
+        });
+        if now.duration_since(gap.since) < HOLE {
+            return Ok(None);
+        }
+        gap.since = now;
+        let before = (gap.slot, gap.ahead);
+        // First of all, as it fails when the NIC is gone.
+        let wp = match wp() {
+            Ok(wp) => wp,
+            Err(e) if e.raw_os_error() == Some(libc::ENODEV) => return Err(self.link.lost()),
+            // A driver that does not tell: nothing is known.
+            Err(_) => return Ok(None),
+        };
+        let slot = first(self);
+        let ahead = slot.map_or(0, |slot| self.ahead(slot, wp));
+        self.gap = Some(Gap {
+            slot,
+            since: now,
+            ahead,
+        });
+        Ok(match (slot, before) {
+            (Some(slot), (Some(then), n)) if slot == then && n.min(ahead) > 0 => {
+                Some((slot, n.min(ahead)))
+            }
+            _ => None,
+        })
+    }
+
+    /// Slots by which the NIC's write pointer is ahead of a slot.
+    fn ahead(&self, slot: u32, wp: u64) -> u32 {
+        match u32::try_from(wp) {
+            // Equal pointers may also mean that the queue is full: then the slot behind is in use.
+            Ok(wp) if wp == slot && wp == self.rp && self.status(self.slot(1)) != 0 => self.slots,
+            Ok(wp) if wp < self.slots => (wp + self.slots - slot) % self.slots,
+            _ => 0,
+        }
+    }
+
+    /// True when a look found the NIC's write pointer ahead of an empty slot: another look has to follow.
+    pub fn is_suspect(&self) -> bool {
+        self.gap.as_ref().is_some_and(|gap| gap.ahead != 0)
+    }
+
+    /// Gives up `n` empty slots from `slot` on.
+    pub fn skip(&mut self, slot: u32, n: u32) {
+        self.skipped += u64::from(n);
+        for i in 0..n {
+            self.freed.insert(self.behind(slot, i));
+        }
+        self.free_behind();
+    }
+
+    fn free_behind(&mut self) {
+        while self.freed.remove(&self.rp) {
+            self.advance(1);
+        }
     }
 
     /// Frees the next `n` slots.
     pub fn advance(&mut self, n: u32) {
+        self.gap = None;
+        if self.link.is_gone() {
+            return;
+        }
         for _ in 0..n {
             self.map.store(self.offset(self.rp) + self.slot - 8, 0);
             self.rp = self.slot(1);
@@ -123,32 +246,42 @@ impl Ring {
         } else if !self.freed.insert(slot) {
             return false;
         }
-        while self.freed.remove(&self.rp) {
-            self.advance(1);
-        }
+        self.free_behind();
         true
     }
 
-    /// [`Ring::arm`], unless that was done for the same slot lately.
-    pub fn arm_once(&mut self, backend: &dyn Backend) {
-        if !matches!(self.armed, Some((rp, since)) if rp == self.rp && since.elapsed() < ASK_AGAIN)
-        {
-            self.arm(backend);
+    /// Frees what was read and asks for an interrupt with the next marked entry; unless `necessary`, not if that was done for the same
+    /// slot lately.
+    pub fn arm(&mut self, backend: &dyn Backend, necessary: bool) -> Result<Armed> {
+        self.link.check()?;
+        if let (false, Some((rp, since, armed))) = (necessary, self.armed) {
+            if rp == self.rp && since.elapsed() < ASK_AGAIN {
+                return Ok(armed);
+            }
         }
-    }
-
-    /// Frees what was read and asks for an interrupt with the next marked entry.
-    pub fn arm(&mut self, backend: &dyn Backend) {
-        self.armed = Some((self.rp, Instant::now()));
-        match backend.arm(self.rp) {
-            Ok(_) => {
+        let armed = match backend.arm(self.rp) {
+            Ok(waiting) => {
                 self.uncommitted = 0;
                 self.commits += 1;
+                match waiting {
+                    true => Armed::Look,
+                    false => Armed::Empty,
+                }
             }
-            // A driver without this call takes the same by register. Other failures: the NIC is gone, which the next look
-            // finds out.
-            Err(_) => self.commit(true),
-        }
+            // A driver without this call takes the same by register.
+            Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => {
+                self.commit(true);
+                Armed::Look
+            }
+            Err(e) => {
+                return Err(match Error::os("cannot ask for an interrupt", e) {
+                    Error::Gone => self.link.lost(),
+                    other => other,
+                })
+            }
+        };
+        self.armed = Some((self.rp, Instant::now(), armed));
+        Ok(armed)
     }
 
     /// Tells the NIC what is free; `rearm` also asks for an interrupt with the next marked entry.
@@ -166,7 +299,7 @@ mod tests {
 
     fn ring(slots: usize) -> Ring {
         let map = Mapping::anonymous(PAGE + slots * 16, None).unwrap();
-        Ring::new(map, 16, slots * 16).unwrap()
+        Ring::new(map, 16, slots * 16, Arc::default()).unwrap()
     }
 
     fn fill(ring: &Ring, slot: u32, value: u64) {
@@ -221,8 +354,100 @@ mod tests {
     #[test]
     fn a_queue_without_slots_is_refused() {
         let map = Mapping::anonymous(2 * PAGE, None).unwrap();
-        assert!(Ring::new(map, 16, 0).is_err());
+        assert!(Ring::new(map, 16, 0, Arc::default()).is_err());
         let map = Mapping::anonymous(PAGE, None).unwrap();
-        assert!(Ring::new(map, 16, PAGE).is_err());
+        assert!(Ring::new(map, 16, PAGE, Arc::default()).is_err());
+    }
+
+    #[test]
+    fn nothing_is_touched_of_a_nic_that_is_gone() {
+        let mut r = ring(256);
+        fill(&r, 0, 1);
+        r.link.lost();
+        assert_eq!(r.filled().count(), 0);
+        assert!(!r.free(0));
+        r.advance(1);
+        assert!(matches!(r.check(), Err(Error::Gone)));
+        assert_eq!(r.map.load(r.offset(0)), 1);
+    }
+
+    /// Looks until a hole is found; how long it is, and how many looks at the pointer that took.
+    fn looks(r: &mut Ring, slot: u32, wp: u64) -> (u32, u32) {
+        let (mut looks, end) = (0, Instant::now() + 4 * HOLE);
+        while Instant::now() < end {
+            let wp = || {
+                looks += 1;
+                Ok(wp)
+            };
+            match r.overdue(Ring::first_empty, wp).unwrap() {
+                None => std::thread::sleep(HOLE / 20),
+                Some((at, n)) => {
+                    assert_eq!(at, slot);
+                    return (n, looks);
+                }
+            }
+        }
+        (0, looks)
+    }
+
+    #[test]
+    fn a_slot_that_the_pointer_passed_at_two_looks_is_a_hole() {
+        let mut r = ring(256);
+        // The NIC wrote slots 0…4, and the second and third write got lost.
+        for slot in [0, 3, 4] {
+            fill(&r, slot, 9);
+        }
+        assert_eq!(looks(&mut r, 1, 5), (4, 2));
+        let n = r.run_of_empty(1, 4);
+        r.skip(1, n);
+        assert_eq!((n, r.skipped, r.rp()), (2, 2, 0));
+        assert_eq!(r.filled().collect::<Vec<_>>(), [0, 3, 4]);
+        assert!(r.free(0));
+        assert_eq!(r.rp(), 3);
+        // The next one is empty because nothing came.
+        r.advance(2);
+        assert_eq!(looks(&mut r, 5, 5).0, 0);
+        assert!(!r.is_suspect());
+        // Nor does a pointer that is not in the queue mean anything.
+        assert_eq!(looks(&mut r, 5, 1 << 40).0, 0);
+    }
+
+    #[test]
+    fn what_comes_late_is_no_hole() {
+        let mut r = ring(256);
+        fill(&r, 1, 9);
+        assert_eq!(r.overdue(Ring::first_empty, || Ok(2)).unwrap(), None);
+        std::thread::sleep(HOLE);
+        assert_eq!(r.overdue(Ring::first_empty, || Ok(2)).unwrap(), None);
+        assert!(r.is_suspect());
+        fill(&r, 0, 9);
+        r.advance(2);
+        assert!(!r.is_suspect());
+        let early = || panic!("too early");
+        assert_eq!(r.overdue(Ring::first_empty, early).unwrap(), None);
+    }
+
+    #[test]
+    fn a_full_queue_with_a_hole_at_its_head_is_told_from_an_empty_one() {
+        let mut r = ring(256);
+        assert_eq!(r.ahead(0, 0), 0);
+        for slot in 1..256 {
+            fill(&r, slot, 9);
+        }
+        assert_eq!(r.ahead(0, 0), 256);
+        r.skip(0, 1);
+        assert_eq!(r.rp(), 1);
+    }
+
+    #[test]
+    fn a_pointer_that_cannot_be_asked_for_tells_whether_the_nic_is_gone() {
+        let mut r = ring(256);
+        let touched = |_: &Ring| panic!("the queue was looked at");
+        for (code, gone) in [(libc::ENOTTY, false), (libc::ENODEV, true)] {
+            let ask = || Err(io::Error::from_raw_os_error(code));
+            assert!(r.overdue(touched, ask).is_ok());
+            std::thread::sleep(HOLE);
+            assert_eq!(r.overdue(touched, ask).is_err(), gone);
+        }
     }
 }

@@ -43,7 +43,13 @@ impl Smfu {
 
     /// Maps the first `len` bytes of the window to other nodes' memory; perhaps write-combining: see [`Window::flush`].
     pub fn window(&self, len: usize) -> Result<Window> {
-        self.map(0, len, "the window")
+        self.map(0, len, "the window").map_err(|e| match e {
+            // The driver says so of a length beyond its end, which nobody else knows.
+            Error::Os { source, .. } if source.raw_os_error() == Some(libc::EFAULT) => {
+                Error::Window(len as u64)
+            }
+            other => other,
+        })
     }
 
     /// Maps the first `len` bytes of the local memory that other nodes can reach.

@@ -3,9 +3,10 @@
 
 use crate::backend::{get, set, velo as nr, Backend, Device};
 use crate::error::{Error, Result};
-use crate::pages::Sender;
+use crate::pages::Outbox;
 use crate::raw::PAGE;
-use crate::ring::Ring;
+use crate::ring::{Ring, HOLE};
+use crate::wait::{Link, SETTLE};
 use crate::{Counters, Wait};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,8 +21,6 @@ pub const MAILBOX: usize = 256 << 10;
 const SEGMENT: usize = 64 << 10;
 /// Offset at which the mailbox is mapped.
 const MAILBOX_AT: u64 = 2 * PAGE as u64;
-/// How long closing waits for the NIC to accept what was sent.
-const LINGER: Duration = Duration::from_millis(100);
 
 /// Where a message goes and what it carries besides data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,15 +100,16 @@ struct Inbox {
 /// An open VELO port. `Send` and `Sync`: one lock for sending, one for receiving.
 pub struct Port {
     // In this order: the mappings go before the descriptor that closes the port.
-    sender: Mutex<Sender<16>>,
+    sender: Outbox<16>,
     inbox: Mutex<Inbox>,
     backend: Arc<dyn Backend>,
+    link: Arc<Link>,
     node: NodeId,
     vpid: Vpid,
 }
 
 impl Port {
-    /// Opens the lowest free port of a NIC.
+    /// Opens a free port of a NIC.
     pub fn open(device: &Device) -> Result<Self> {
         Self::with_backend(Arc::new(device.open("velo2")?))
     }
@@ -141,15 +141,17 @@ impl Port {
                 .map(0, 2 * PAGE)
                 .map_err(|e| Error::os("cannot map the requester page", e))?,
         );
+        let link = Arc::<Link>::default();
         Ok(Self {
-            sender: Mutex::new(Sender::new(pages.clone(), pages, PAGE)?),
+            sender: Outbox::new(pages.clone(), pages, PAGE, &link)?,
             inbox: Mutex::new(Inbox {
-                ring: Ring::new(map, slot.bytes() as usize, bytes)?,
+                ring: Ring::new(map, slot.bytes() as usize, bytes, link.clone())?,
                 slot,
                 received: 0,
                 sleeps: 0,
             }),
             backend,
+            link,
             node,
             vpid,
         })
@@ -175,19 +177,16 @@ impl Port {
 
     /// Counters since the port was opened.
     pub fn counters(&self) -> Counters {
-        let sent = self.lock_sender().counters;
+        let sent = self.sender.counters();
         let inbox = self.lock_inbox();
         Counters {
             received: inbox.received,
             commits: inbox.ring.commits,
+            skipped: inbox.ring.skipped,
             sleeps: inbox.sleeps,
+            woken: self.link.woken(),
             ..sent
         }
-    }
-
-    fn lock_sender(&self) -> std::sync::MutexGuard<'_, Sender<16>> {
-        // A panic in another thread leaves nothing half done here: packets are taken and pushed in one step.
-        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_inbox(&self) -> std::sync::MutexGuard<'_, Inbox> {
@@ -197,21 +196,26 @@ impl Port {
     /// Sends a message of 1…120 bytes, or fails with [`Error::Full`] at once.
     pub fn try_send(&self, to: &To, data: &[u8]) -> Result<()> {
         let (words, n) = pack(to, data)?;
-        self.lock_sender().post(0, &words[..n])
+        self.sender.post(0, &words[..n])
     }
 
     /// [`Port::try_send`] that waits for room.
     pub fn send(&self, to: &To, data: &[u8], wait: Wait) -> Result<()> {
         let (words, n) = pack(to, data)?;
-        match self.lock_sender().post_wait(0, &words[..n], wait) {
-            Err(Error::Full) => Err(Error::Timeout),
-            other => other,
-        }
+        self.sender
+            .post_wait(self.backend.fd(), 0, &words[..n], wait)
+    }
+
+    /// Looks whether the NIC dropped packets and repeats them, and whether something got lost on its way into the mailbox. The waiting
+    /// calls and [`Port::arm`] do it by themselves; programs that only try have to.
+    pub fn settle(&self) -> Result<()> {
+        self.sender.settle()?;
+        self.lock_inbox().skip_lost(&*self.backend)
     }
 
     /// Waits until the NIC accepted everything that was sent; that says nothing about its arrival.
     pub fn drain(&self, wait: Wait) -> Result<()> {
-        self.lock_sender().drain(wait)
+        self.sender.drain(self.backend.fd(), wait)
     }
 
     /// The next message, if there is one.
@@ -222,31 +226,38 @@ impl Port {
     /// The next message.
     pub fn recv(&self, wait: Wait) -> Result<Message> {
         wait.until(
+            &self.link,
             self.backend.fd(),
-            |idle| {
-                let found = self.try_recv()?;
-                if found.is_none() && idle {
-                    // What the NIC dropped is repaired here, or a reply would never come.
-                    self.lock_sender().settle()?;
-                }
-                Ok(found)
+            || self.try_recv(),
+            || {
+                // What the NIC dropped is repaired here, or a reply would never come. Another thread that sends does that, too.
+                self.sender.try_settle()?;
+                self.lock_inbox().skip_lost(&*self.backend)
             },
             |necessary| {
                 let mut inbox = self.lock_inbox();
-                if necessary {
-                    inbox.ring.arm(&*self.backend);
-                } else {
-                    inbox.ring.arm_once(&*self.backend);
-                }
                 inbox.sleeps += 1;
+                inbox.ring.arm(&*self.backend, necessary)
             },
         )
     }
 
-    /// Asks for an interrupt with the next marked message. Try to receive once more before waiting on the descriptor:
-    /// for a message that was there already no interrupt may come.
-    pub fn arm(&self) {
-        self.lock_inbox().ring.arm(&*self.backend);
+    /// For event loops: asks for an interrupt with the next marked message, and repeats what the NIC dropped. Then try to receive,
+    /// then wait until the descriptor is readable, at most as long as this says, and begin again; `None`: as long as you like.
+    /// Time-outs are needed while packets are unconfirmed: nothing makes the descriptor readable when the NIC drops one.
+    pub fn arm(&self) -> Result<Option<Duration>> {
+        self.lock_inbox().ring.arm(&*self.backend, true)?;
+        self.settle()?;
+        Ok(self.poll_timeout())
+    }
+
+    /// How long to wait on the descriptor at most, by the last look; see [`Port::arm`].
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        if self.sender.is_unconfirmed() {
+            Some(SETTLE)
+        } else {
+            self.lock_inbox().ring.is_suspect().then_some(HOLE)
+        }
     }
 }
 
@@ -258,12 +269,7 @@ impl AsFd for Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        let sender = self
-            .sender
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        // Closing goes on whatever comes of it; there is nobody left to tell.
-        let _ = sender.drain(Wait::for_at_most(LINGER));
+        self.sender.close(self.backend.fd());
     }
 }
 
@@ -288,7 +294,49 @@ fn pack(to: &To, data: &[u8]) -> Result<([u64; 16], usize)> {
 }
 
 impl Inbox {
+    /// Gives up what got lost on its way into the mailbox.
+    fn skip_lost(&mut self, backend: &dyn Backend) -> Result<()> {
+        let wp = || backend.get(nr::GET_WP);
+        let Some((first, overdue)) = self.ring.overdue(|ring| Some(ring.slot(0)), wp)? else {
+            return Ok(());
+        };
+        if self.is_there(first) {
+            return Ok(());
+        }
+        let slots = match self.slots_from(first) {
+            0 => {
+                let empty = self.ring.run_of_empty(first, overdue);
+                // What follows in 64-byte slots may be the rest of a long message: no slot tells which one it is. A message
+                // begins where the NIC's pointer was.
+                match self.slots_from(self.ring.slot(empty)) {
+                    0 | 1 => empty,
+                    _ => overdue,
+                }
+            }
+            n => n.min(overdue),
+        };
+        self.ring.advance(slots);
+        self.ring.skipped += u64::from(slots);
+        Err(Error::Skipped(slots))
+    }
+
+    /// Slots of the message that begins in a slot, 0 if that is empty, 1 if its status makes no sense.
+    fn slots_from(&self, first: u32) -> u32 {
+        match Status::decode(self.ring.status(first)) {
+            Ok(None) => 0,
+            Ok(Some(status)) => self.slot.slots_for(status.len),
+            Err(_) => 1,
+        }
+    }
+
+    /// The message that begins in the slot to be read next is there with all its slots.
+    fn is_there(&self, first: u32) -> bool {
+        let slots = self.slots_from(first);
+        slots > 0 && (1..slots).all(|i| self.ring.status(self.ring.slot(i)) != 0)
+    }
+
     fn take(&mut self) -> Result<Option<Message>> {
+        self.ring.check()?;
         let first = self.ring.slot(0);
         let status = match Status::decode(self.ring.status(first)) {
             Ok(None) => return Ok(None),
@@ -299,8 +347,7 @@ impl Inbox {
             }
         };
         let slots = self.slot.slots_for(status.len);
-        // A message in several slots is complete when its last one is.
-        if self.ring.status(self.ring.slot(slots - 1)) == 0 {
+        if (1..slots).any(|i| self.ring.status(self.ring.slot(i)) == 0) {
             return Ok(None);
         }
         let mut message = Message {

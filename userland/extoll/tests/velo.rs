@@ -9,18 +9,52 @@ use extoll::{Error, Mapping, Wait};
 use fake::Fake;
 use proptest::prelude::*;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const MAILBOX: usize = 64 << 10;
 
 fn device(slot: u64) -> Arc<Fake> {
-    Fake::new(&[
+    let values = [
         (0x8008_6B0C, 3),
         (0x8008_6B04, 7),
         (0x8004_6B15, slot),
         (0x8008_6B05, MAILBOX as u64),
-    ])
+    ];
+    Fake::new((2 * PAGE as u64, slot), &values)
+}
+
+fn ms(ms: u64) -> Wait {
+    Wait::for_at_most(Duration::from_millis(ms))
+}
+
+fn later() -> Wait {
+    ms(20_000)
+}
+
+fn to() -> To {
+    To::new(NodeId(5), Vpid::from(6))
+}
+
+/// A port that sent as much as can be outstanding, and the page with the state that confirms it.
+fn full(fake: &Arc<Fake>) -> (Arc<Port>, Mapping) {
+    let port = Arc::new(Port::with_backend(fake.clone()).unwrap());
+    for _ in 0..255 {
+        port.try_send(&to(), b"x").unwrap();
+    }
+    (port, fake.view(0, 2 * PAGE))
+}
+
+/// Until `seen` says so; false after some seconds.
+fn eventually(seen: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(5);
+    while !seen() {
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
 }
 
 /// Writes a message into the mailbox as the NIC does, starting at `slot`; returns the next slot.
@@ -68,7 +102,7 @@ fn a_message_is_one_packet() {
     let fake = device(128);
     let port = Port::with_backend(fake.clone()).unwrap();
     assert_eq!((port.node(), port.vpid()), (NodeId(3), Vpid::from(7)));
-    let to = To::new(NodeId(5), Vpid::from(6)).tagged(0xAB);
+    let to = to().tagged(0xAB);
     port.try_send(&to, b"hello world").unwrap();
     let page = fake.view(0, 2 * PAGE);
     let d = Descriptor::decode(page.load(0)).unwrap();
@@ -94,7 +128,7 @@ fn a_message_is_one_packet() {
 fn impossible_drivers_are_refused() {
     for (number, value) in [(0x8004_6B15, 32), (0x8008_6B04, 256), (0x8008_6B05, 0)] {
         let fake = device(128);
-        fake.driver.lock().unwrap().values.insert(number, value);
+        fake.driver().values.insert(number, value);
         let error = Port::with_backend(fake).err().unwrap();
         assert!(
             matches!(error, Error::Driver(_) | Error::Os { .. }),
@@ -117,30 +151,190 @@ fn an_impossible_status_word_is_reported_and_skipped() {
 }
 
 #[test]
-fn a_sleeper_gets_the_message_after_the_interrupt() {
+fn an_interrupt_wakes_a_sleeper() {
     let fake = device(64);
-    let port = Port::with_backend(fake.clone()).unwrap();
+    let port = Arc::new(Port::with_backend(fake.clone()).unwrap());
     let mailbox = fake.view(2 * PAGE as u64, PAGE + MAILBOX);
     let nic = {
-        let fake = fake.clone();
+        let (fake, port) = (fake.clone(), port.clone());
         std::thread::spawn(move || {
-            // Armed: bit 32 of the read pointer.
-            while mailbox.load(0) >> 32 == 0 {
-                std::thread::yield_now();
-            }
+            // The first sleep follows the request for an interrupt. One that came for nothing is not the end of it.
+            let asleep = eventually(|| port.counters().sleeps > 1);
+            fake.interrupt();
+            let woken = eventually(|| port.counters().woken == 1);
             deliver(&mailbox, SlotSize::B64, 0, FROM, 3, &[7; 60]);
             fake.interrupt();
+            (asleep, woken)
         })
     };
-    let wait = Wait::for_at_most(Duration::from_secs(20)).sleeping();
-    let message = port.recv(wait).unwrap();
+    let message = port.recv(later().sleeping()).unwrap();
+    assert_eq!(nic.join().unwrap(), (true, true));
     assert_eq!(
         (message.source, message.tag, message.mtt.get()),
         (FROM, 3, 2)
     );
     assert_eq!(message.data(), [7; 60]);
-    nic.join().unwrap();
-    assert!(port.counters().sleeps >= 1);
+    let asked = fake.driver().armed.clone();
+    assert!(asked.len() >= 2 && asked.iter().all(|slot| *slot == 0));
+}
+
+#[test]
+fn without_the_call_the_register_asks_for_the_interrupt() {
+    let fake = device(64);
+    fake.driver().no_arm = true;
+    let port = Port::with_backend(fake.clone()).unwrap();
+    let mailbox = fake.view(2 * PAGE as u64, PAGE + MAILBOX);
+    let nic = std::thread::spawn(move || {
+        // Armed: bit 32 of the read pointer. Nothing makes the descriptor readable here.
+        let armed = eventually(|| mailbox.load(0) >> 32 != 0);
+        deliver(&mailbox, SlotSize::B64, 0, FROM, 3, &[7; 60]);
+        armed
+    });
+    assert_eq!(port.recv(later().sleeping()).unwrap().data(), [7; 60]);
+    assert!(nic.join().unwrap());
+    assert_eq!(port.counters().woken, 0);
+}
+
+/// Neither a sender nor a drain that waits keeps a receiver from its deadline.
+#[test]
+fn a_receiver_keeps_its_deadline_while_others_wait() {
+    for drains in [false, true] {
+        let fake = device(128);
+        let (port, state) = full(&fake);
+        let other = {
+            let port = port.clone();
+            std::thread::spawn(move || match drains {
+                true => port.drain(later()),
+                false => port.send(&to(), b"y", later()),
+            })
+        };
+        let reads = port.counters().state_reads;
+        assert!(eventually(|| port.counters().state_reads > reads + 100));
+        for wait in [ms(30), ms(30).polling(), ms(30).sleeping()] {
+            let start = Instant::now();
+            assert!(matches!(port.recv(wait), Err(Error::Timeout)));
+            assert!(start.elapsed() < Duration::from_secs(5));
+        }
+        assert!(matches!(port.try_send(&to(), b"z"), Err(Error::Full)));
+        assert!(!other.is_finished());
+        state.store(PAGE, 255);
+        other.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn an_event_loop_is_told_to_look_again_while_packets_are_unconfirmed() {
+    let fake = device(128);
+    let port = Port::with_backend(fake.clone()).unwrap();
+    let state = fake.view(0, 2 * PAGE);
+    assert_eq!(port.arm().unwrap(), None);
+    port.try_send(&to(), b"question").unwrap();
+    let first = state.load(0);
+    assert!(port.arm().unwrap().is_some());
+    // The NIC drops the packet: retry, one dropped.
+    state.store(0, 0);
+    state.store(PAGE, (1 << 32) | (1 << 56));
+    assert!(port.arm().unwrap().is_some());
+    assert_eq!(state.load(0), first, "not sent again");
+    state.store(PAGE, 1);
+    assert_eq!(port.arm().unwrap(), None);
+    assert_eq!(port.counters().resent, 1);
+}
+
+#[test]
+fn a_lost_write_is_skipped_and_told() {
+    for wait in [later(), later().sleeping(), later().polling()] {
+        let fake = device(64);
+        let port = Port::with_backend(fake.clone()).unwrap();
+        let mailbox = fake.view(2 * PAGE as u64, PAGE + MAILBOX);
+        // A message of two slots of which the second got lost, one that got lost, and one that is there.
+        deliver(&mailbox, SlotSize::B64, 0, FROM, 1, &[1; 100]);
+        mailbox.store(PAGE + 120, 0);
+        deliver(&mailbox, SlotSize::B64, 3, FROM, 2, &[2; 20]);
+        fake.driver().values.insert(0x8004_6B02, 4);
+        assert!(matches!(port.recv(wait), Err(Error::Skipped(2))));
+        assert!(matches!(port.recv(wait), Err(Error::Skipped(1))));
+        assert_eq!(port.recv(wait).unwrap().data(), [2; 20]);
+        assert_eq!(port.counters().skipped, 3);
+        assert!(matches!(port.recv(ms(300)), Err(Error::Timeout)));
+    }
+}
+
+#[test]
+fn an_event_loop_skips_a_lost_write_too() {
+    let fake = device(128);
+    let port = Port::with_backend(fake.clone()).unwrap();
+    let mailbox = fake.view(2 * PAGE as u64, PAGE + MAILBOX);
+    deliver(&mailbox, SlotSize::B128, 1, FROM, 2, b"behind");
+    fake.driver().values.insert(0x8004_6B02, 2);
+    let mut times = Vec::new();
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        assert!(port.try_recv().unwrap().is_none());
+        match port.arm() {
+            Ok(time) => times.push(time),
+            Err(e) => {
+                assert!(matches!(e, Error::Skipped(1)), "{e}");
+                break;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(port.try_recv().unwrap().unwrap().data(), b"behind");
+    // Between the two looks at the pointer.
+    assert!(times[0].is_none() && times.last().is_some_and(Option::is_some));
+}
+
+/// In this order an access to a mapping would be SIGBUS.
+fn is_gone(port: &Port) {
+    assert!(matches!(port.try_recv(), Err(Error::Gone)));
+    assert!(matches!(port.recv(later().polling()), Err(Error::Gone)));
+    assert!(matches!(port.try_send(&to(), b"z"), Err(Error::Gone)));
+    assert!(matches!(port.drain(later()), Err(Error::Gone)));
+    assert!(matches!(port.arm(), Err(Error::Gone)));
+    assert!(matches!(port.settle(), Err(Error::Gone)));
+}
+
+#[test]
+fn a_sleeper_gets_an_error_when_the_nic_is_unbound() {
+    let fake = device(128);
+    let port = Arc::new(Port::with_backend(fake.clone()).unwrap());
+    let other = {
+        let (fake, port) = (fake.clone(), port.clone());
+        std::thread::spawn(move || {
+            let asleep = eventually(|| port.counters().sleeps > 3);
+            fake.unbind();
+            asleep
+        })
+    };
+    assert!(matches!(port.recv(later().sleeping()), Err(Error::Gone)));
+    assert!(other.join().unwrap());
+    is_gone(&port);
+}
+
+#[test]
+fn a_request_for_an_interrupt_tells_that_the_nic_is_gone() {
+    for sleeps in [true, false] {
+        let fake = device(128);
+        let port = Port::with_backend(fake.clone()).unwrap();
+        port.try_send(&to(), b"unconfirmed").unwrap();
+        fake.driver().unbind_in_arm = true;
+        match sleeps {
+            true => assert!(matches!(port.recv(later().sleeping()), Err(Error::Gone))),
+            false => assert!(matches!(port.arm(), Err(Error::Gone))),
+        }
+        is_gone(&port);
+    }
+}
+
+#[test]
+fn a_sender_that_waits_gets_an_error_when_the_nic_is_unbound() {
+    let fake = device(128);
+    let (port, _state) = full(&fake);
+    fake.hang_up();
+    assert!(matches!(port.send(&to(), b"y", later()), Err(Error::Gone)));
+    fake.unbind();
+    is_gone(&port);
 }
 
 proptest! {

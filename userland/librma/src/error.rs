@@ -4,6 +4,7 @@
 use super::Status;
 use extoll::Error;
 use std::ffi::{c_char, c_int, CStr};
+use std::io::Write;
 
 macro_rules! codes {
     ($($name:ident = $value:literal, $text:literal;)*) => {
@@ -60,7 +61,8 @@ codes! {
 /// The code nearest to an error of the crate.
 pub fn of(error: &Error) -> Status {
     match error {
-        Error::NoDevice(_) | Error::Gone => NO_DEVICE,
+        // From whatever call: the driver has lost its NIC.
+        e if e.errno() == libc::ENODEV => NO_DEVICE,
         Error::NetworkDown(_) => FD,
         Error::PortsUsed(_) => PORTS_USED,
         Error::Register { source, .. } => match source.raw_os_error() {
@@ -71,6 +73,7 @@ pub fn of(error: &Error) -> Status {
         Error::Descriptor(_) | Error::Message(_) | Error::Range { .. } => INV_VALUE,
         Error::Forbidden(_) => WRONG_ARG,
         Error::Driver(_) => INVALID_VERSION,
+        Error::NoQueue => MMAP,
         Error::Timeout => POLL_EXCEEDED,
         _ => ERR_ERROR,
     }
@@ -89,13 +92,15 @@ unsafe extern "C" fn rma2_serror(error: Status, to: *mut c_char, size: c_int) {
 #[no_mangle]
 unsafe extern "C" fn rma2_perror(error: Status, header: *const c_char) {
     let what = text(error).to_string_lossy();
-    if header.is_null() {
-        eprintln!("{what}");
+    let line = if header.is_null() {
+        format!("{what}\n")
     } else {
         // SAFETY: the caller's string, ended by a zero.
         let header = unsafe { CStr::from_ptr(header) };
-        eprintln!("{}: {what}", header.to_string_lossy());
-    }
+        format!("{}: {what}\n", header.to_string_lossy())
+    };
+    // Nobody is left to be told of a failure.
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Copies as much of a text as fits, always ended by a zero.

@@ -10,6 +10,8 @@ mod mem;
 mod noti;
 mod port;
 mod post;
+#[cfg(test)]
+mod tests;
 
 use extoll::rma::Port;
 use extoll::wire::rma::PageOptions;

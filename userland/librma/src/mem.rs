@@ -34,7 +34,7 @@ unsafe fn register(port: *mut Endpoint, address: *mut c_void, size: usize) -> Ou
 /// `port` is null or a port that is open; the memory at `address` is the program's, which knows that peers may change
 /// it while it is registered; `to` is null or valid for a write.
 #[no_mangle]
-unsafe extern "C" fn rma2_register(
+pub unsafe extern "C" fn rma2_register(
     port: *mut Endpoint,
     address: *mut c_void,
     size: usize,
@@ -122,7 +122,11 @@ unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Re
         endpoint
             .port
             .unregister_memory(RegionArg::from_words(words))
-            .map_err(|_| error::ATU)
+            .map_err(|e| match e.errno() {
+                libc::ENODEV => error::NO_DEVICE,
+                libc::ETIMEDOUT => error::NOT_FREE,
+                _ => error::ATU,
+            })
     };
     status(run())
 }
@@ -130,10 +134,11 @@ unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Re
 /// # Safety
 /// `port` is null or a port that is open; `region` is null or a region of this library that nobody uses any more.
 #[no_mangle]
-unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Region) -> Status {
+pub unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Region) -> Status {
     // SAFETY: no more of `port` and `region` is used than the section above promises.
     let result = unsafe { rma2_unregister_nofree(port, region) };
-    if result == error::SUCCESS {
+    // The registration is over, too, when the NIC is gone or did not confirm the end in time.
+    if matches!(result, error::SUCCESS | error::NO_DEVICE | error::NOT_FREE) && !region.is_null() {
         // SAFETY: made by rma2_register and, by the header, not used any more.
         drop(unsafe { Box::from_raw(region) });
     }

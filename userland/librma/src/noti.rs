@@ -3,7 +3,7 @@
 
 use super::{borrow, error, give, status, Endpoint, Noti, Outcome, Status};
 use crate::port::REPLAY_NOTI;
-use extoll::rma::{Command, LockResult};
+use extoll::rma::{Command, Found, LockResult};
 use extoll::wire::rma::NotificationWord;
 use extoll::Wait;
 use std::ffi::{c_char, c_int};
@@ -30,7 +30,7 @@ static RMA2_MATCH_LAST_NLA_FLAG: u32 = 2;
 /// Programs for this interface expect polling: sleep only where nothing came for this long.
 const SPIN: Duration = Duration::from_millis(5);
 
-/// Finds the oldest notification that is wanted.
+/// Finds the oldest notification that is wanted. It is the caller's until it is freed.
 ///
 /// # Safety
 /// `port` is null or ours, `to` null or valid for writing.
@@ -43,6 +43,9 @@ unsafe fn find(
     let run = || -> Outcome<()> {
         // SAFETY: the caller's promise.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
+        if to.is_null() {
+            return Err(error::INV_VALUE);
+        }
         let test = |[word0, word1]: [u64; 2]| wanted(&Noti { word0, word1 });
         let found = if block {
             endpoint
@@ -50,9 +53,9 @@ unsafe fn find(
                 .peek_wait(Wait::forever().spinning(SPIN), test)
                 .map_err(|e| error::of(&e))?
         } else {
-            match endpoint.port.peek(test) {
-                Ok(found) => found,
-                Err(others) => {
+            match endpoint.port.peek(test).map_err(|e| error::of(&e))? {
+                Found::At(found) => found,
+                Found::Others(others) => {
                     if endpoint.mode.load(Ordering::Relaxed) & REPLAY_NOTI != 0 {
                         endpoint.port.settle().map_err(|e| error::of(&e))?;
                     }
@@ -78,7 +81,7 @@ unsafe fn find(
 /// # Safety
 /// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
-unsafe extern "C" fn rma2_noti_probe(port: *const Endpoint, to: *mut *mut Noti) -> Status {
+pub unsafe extern "C" fn rma2_noti_probe(port: *const Endpoint, to: *mut *mut Noti) -> Status {
     // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe { find(port, to, false, |_| true) }
 }
@@ -263,7 +266,7 @@ unsafe extern "C" fn rma2_noti_lock_match_block(
 /// # Safety
 /// `port` is null or a port that is open; `noti` is null or a notification.
 #[no_mangle]
-unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) -> Status {
+pub unsafe extern "C" fn rma2_noti_free(port: *const Endpoint, noti: *const Noti) -> Status {
     status(
         // SAFETY: no more of `port` and `noti` is used than the section above promises; the address is only compared.
         unsafe { borrow(port, error::INV_PORT) }.and_then(|e| match e.port.free(noti.cast()) {

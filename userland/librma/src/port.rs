@@ -3,7 +3,7 @@
 
 use super::{borrow, error, give, status, Connection, Endpoint, Outcome, Status};
 use extoll::rma::Port;
-use extoll::{Device, Wait};
+use extoll::{poll_milliseconds, Device, Wait};
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
@@ -33,6 +33,7 @@ unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
     }
     let port = match Port::open(&Device::default()) {
         Ok(port) => port,
+        Err(e) if e.errno() == libc::ENODEV => return failed(e),
         // What cannot be opened for another reason has a code of its own.
         Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot open") => return error::FD,
         Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot map") => {
@@ -52,19 +53,32 @@ unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
 /// # Safety
 /// `port` is null or a port that is open, which nobody uses any more.
 #[no_mangle]
-unsafe extern "C" fn rma2_close(port: *mut Endpoint) -> Status {
+pub unsafe extern "C" fn rma2_close(port: *mut Endpoint) -> Status {
     if port.is_null() {
         return error::INV_PORT;
     }
-    // SAFETY: made by rma2_open and, by the header, not used any more.
-    drop(unsafe { Box::from_raw(port) });
-    error::SUCCESS
+    // SAFETY: not null, so a port of ours.
+    let sent = send_rest(unsafe { &*port });
+    if sent != error::POLL_EXCEEDED {
+        // SAFETY: made by rma2_open and, by the header, not used any more.
+        drop(unsafe { Box::from_raw(port) });
+    }
+    sent
+}
+
+/// Waits until the NIC accepted what was posted, if the mode says so. POLL_EXCEEDED: it did not in time, but still may.
+fn send_rest(endpoint: &Endpoint) -> Status {
+    if endpoint.mode.load(Ordering::Relaxed) & REPLAY_CLOSE == 0 {
+        return error::SUCCESS;
+    }
+    let wait = Wait::for_at_most(DRAIN);
+    status(endpoint.port.drain(wait).map_err(failed))
 }
 
 /// # Safety
 /// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
-unsafe extern "C" fn rma2_connect(
+pub unsafe extern "C" fn rma2_connect(
     port: *mut Endpoint,
     node: u16,
     vpid: u16,
@@ -99,7 +113,7 @@ unsafe extern "C" fn rma2_connect(
 /// # Safety
 /// `port` is null or a port that is open; `handle` is null or a connection that is open, which nobody uses any more.
 #[no_mangle]
-unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Connection) -> Status {
+pub unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Connection) -> Status {
     // SAFETY: null or a port of ours.
     let endpoint = match unsafe { borrow(port, error::INV_PORT) } {
         Ok(endpoint) => endpoint,
@@ -108,17 +122,12 @@ unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Connectio
     if handle.is_null() {
         return error::INV_HANDLE;
     }
-    // SAFETY: made by rma2_connect and, by the header, not used any more.
-    drop(unsafe { Box::from_raw(handle) });
-    if endpoint.mode.load(Ordering::Relaxed) & REPLAY_CLOSE == 0 {
-        return error::SUCCESS;
+    let sent = send_rest(endpoint);
+    if sent != error::POLL_EXCEEDED {
+        // SAFETY: made by rma2_connect and, by the header, not used any more.
+        drop(unsafe { Box::from_raw(handle) });
     }
-    status(
-        endpoint
-            .port
-            .drain(Wait::for_at_most(DRAIN))
-            .map_err(failed),
-    )
+    sent
 }
 
 /// # Safety
@@ -132,7 +141,7 @@ unsafe extern "C" fn rma2_handle_get_node(handle: *const Connection) -> u16 {
 /// # Safety
 /// `handle` is null or a connection that is open.
 #[no_mangle]
-unsafe extern "C" fn rma2_handle_get_vpid(handle: *const Connection) -> u16 {
+pub unsafe extern "C" fn rma2_handle_get_vpid(handle: *const Connection) -> u16 {
     // SAFETY: null or a connection of ours.
     unsafe { borrow(handle, 0) }.map_or(u16::MAX, |h| h.vpid.into())
 }
@@ -251,7 +260,7 @@ unsafe extern "C" fn rma2_replay_buffer_drain(port: *const Endpoint) {
 /// # Safety
 /// `port` is null or a port that is open.
 #[no_mangle]
-unsafe extern "C" fn rma2_set_replay_mode(port: *const Endpoint, mode: c_int) {
+pub unsafe extern "C" fn rma2_set_replay_mode(port: *const Endpoint, mode: c_int) {
     // SAFETY: no more of `port` is used than the section above promises.
     if let Ok(endpoint) = unsafe { borrow(port, 0) } {
         endpoint.mode.store(mode & REPLAY_ALL, Ordering::Relaxed);
@@ -279,12 +288,15 @@ unsafe extern "C" fn rma2_get_fd(port: *const Endpoint) -> c_int {
 #[no_mangle]
 unsafe extern "C" fn rma2_arm(port: *const Endpoint) -> Status {
     // SAFETY: no more of `port` is used than the section above promises.
-    unsafe {
-        act(port, |p| {
-            p.arm();
-            Ok(())
-        })
-    }
+    unsafe { act(port, |p| p.arm().map(drop)) }
+}
+
+/// # Safety
+/// `port` is null or a port that is open.
+#[no_mangle]
+unsafe extern "C" fn rma2_poll_timeout(port: *const Endpoint) -> c_int {
+    // SAFETY: no more of `port` is used than the section above promises.
+    unsafe { ask(port, -1, |p| Ok(poll_milliseconds(p.poll_timeout()))) }
 }
 
 /// Changes the requester page of a connection if the port may use the new one.

@@ -6,7 +6,7 @@
 #![deny(missing_docs)]
 
 use extoll::velo::{Mtt, NodeId, Port, Target, To, Vpid, MAX_LEN};
-use extoll::{Device, Error, Wait};
+use extoll::{poll_milliseconds, Device, Error, Wait};
 use std::ffi::{c_char, c_int, c_void, CStr, OsStr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -114,9 +114,28 @@ unsafe extern "C" fn velo_fd(port: *const Port) -> c_int {
 #[no_mangle]
 unsafe extern "C" fn velo_arm(port: *const Port) -> c_int {
     // SAFETY: no more of `port` is used than the section above promises.
-    unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| {
-        p.arm();
-        0
+    unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| number(p.arm().map(drop)))
+}
+
+/// # Safety
+/// `port` is null or a port that is open.
+#[no_mangle]
+unsafe extern "C" fn velo_poll_timeout(port: *const Port) -> c_int {
+    // SAFETY: no more of `port` is used than the section above promises.
+    unsafe { port.as_ref() }.map_or(-libc::EINVAL, |p| poll_milliseconds(p.poll_timeout()))
+}
+
+/// # Safety
+/// `port` is null or a port that is open.
+#[no_mangle]
+unsafe extern "C" fn velo_drain(port: *const Port, timeout_ms: c_int) -> c_int {
+    // SAFETY: no more of `port` is used than the section above promises.
+    let Some(port) = (unsafe { port.as_ref() }) else {
+        return -libc::EINVAL;
+    };
+    number(match port.drain(wait(timeout_ms)) {
+        Err(Error::Timeout) if timeout_ms == 0 => Err(Error::Full),
+        other => other,
     })
 }
 
@@ -187,7 +206,11 @@ unsafe extern "C" fn velo_recv(port: *const Port, to: *mut CMessage, timeout_ms:
         return -libc::EINVAL;
     }
     let received = match timeout_ms {
-        0 => port.try_recv().and_then(|m| m.ok_or(Error::Full)),
+        0 => port.try_recv().and_then(|m| match m {
+            Some(m) => Ok(m),
+            // A program that polls may have no other call that repeats what was dropped.
+            None => port.settle().and(Err(Error::Full)),
+        }),
         _ => port.recv(wait(timeout_ms)),
     };
     number(received.map(|m| {
@@ -247,6 +270,9 @@ mod tests {
             assert!(port.is_null());
             assert_eq!(velo_recv(port, std::ptr::null_mut(), 0), -libc::EINVAL);
             assert_eq!(velo_node(port), u16::MAX);
+            assert_eq!(velo_drain(port, 0), -libc::EINVAL);
+            assert_eq!(velo_arm(port), -libc::EINVAL);
+            assert_eq!(velo_poll_timeout(port), -libc::EINVAL);
             velo_close(port);
         }
     }

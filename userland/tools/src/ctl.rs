@@ -1,38 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! `extollctl`: NICs, links, ports, counters, registers.
 
+use crate::choice::{directory, Choice};
 use crate::table::table;
 use anyhow::{bail, Context, Result};
 use clap::{Parser, Subcommand};
 use extoll::wire::ids::{NodeId, RegOffset};
 use extoll::wire::regs::lp;
 use extoll::wire::regs::map::{Field, Register, PREFIX};
-use extoll::{AccessMethod, Device, Nic, RegisterFile};
+use extoll::{AccessMethod, Nic, RegisterFile};
 use serde_json::{json, Value};
 use std::fs;
-use std::path::PathBuf;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// Shows and changes what the Extoll driver knows of this machine's NICs.
 ///
-/// "list" works for everybody; the rest reads debugfs or registers and needs root.
+/// "list" and "reg list" work for everybody; the rest reads debugfs or registers and needs root. "list", "ports" and "counters"
+/// are about all NICs unless one is chosen; "links", "reg read" and "reg write" are about one, which has to be chosen when there
+/// are several.
 #[derive(Parser, Debug)]
 #[command(name = "extollctl", version)]
 pub struct Args {
     #[command(subcommand)]
     verb: Verb,
-    /// Only this NIC (PCI address); needed by some verbs when there are several.
-    #[arg(short = 'N', long, global = true)]
-    nic: Option<String>,
+    #[command(flatten)]
+    choice: Choice,
     /// JSON instead of tables.
     #[arg(long, global = true)]
     json: bool,
-    /// Directory of the NIC's device files.
-    #[arg(short, long, global = true)]
-    device: Option<PathBuf>,
-    #[arg(long, global = true, hide = true, default_value = "/")]
-    root: PathBuf,
 }
 
 #[derive(Subcommand, Debug)]
@@ -99,36 +96,29 @@ enum RegVerb {
 
 /// Runs the program.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let (value, text) = match &args.verb {
-        Verb::List => list(&args)?,
-        Verb::Links { node } => links(&args, *node)?,
-        Verb::Ports => ports(&args)?,
-        Verb::Counters { all } => counters(&args, *all)?,
+    let (value, text) = output(&args)?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&value)?)?;
+    } else {
+        write!(out, "{text}")?;
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a verb says, for programs and for people.
+fn output(args: &Args) -> Result<(Value, String)> {
+    match &args.verb {
+        Verb::List => list(args),
+        Verb::Links { node } => links(args, *node),
+        Verb::Ports => ports(args),
+        Verb::Counters { all } => counters(args, *all),
         Verb::Reg {
             verb,
             node,
             timeout_us,
-        } => reg(&args, verb, *node, *timeout_us)?,
-    };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&value)?);
-    } else {
-        print!("{text}");
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn nics(args: &Args) -> Result<Vec<Nic>> {
-    let all = extoll::nics(&args.root);
-    match &args.nic {
-        None => Ok(all),
-        Some(pci) => {
-            let one: Vec<Nic> = all.into_iter().filter(|n| n.pci == *pci).collect();
-            if one.is_empty() {
-                bail!("no Extoll NIC at {pci}");
-            }
-            Ok(one)
-        }
+        } => reg(args, verb, *node, *timeout_us),
     }
 }
 
@@ -140,9 +130,19 @@ fn rows(heading: &[&str], rows: Vec<Vec<String>>) -> String {
     table(&all)
 }
 
+/// Paths of the files in a directory.
+fn files(dir: &String) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut all: Vec<String> = entries.map(|e| e.path().display().to_string()).collect();
+    all.sort();
+    all
+}
+
 fn list(args: &Args) -> Result<(Value, String)> {
-    let (mut values, mut lines) = (Vec::new(), Vec::new());
-    for nic in nics(args)? {
+    let (mut values, mut lines, mut names) = (Vec::new(), Vec::new(), Vec::new());
+    for nic in args.choice.nics()? {
+        let dir = directory(&nic, &args.choice.root).map(|d| d.display().to_string());
+        let files = dir.as_ref().map(files).unwrap_or_default();
         let status = nic.status();
         let field = |name: &str| {
             let status = status.as_ref();
@@ -153,8 +153,9 @@ fn list(args: &Args) -> Result<(Value, String)> {
         values.push(json!({
             "pci": nic.pci, "device_id": nic.device_id, "revision": nic.revision, "driver": nic.driver,
             "numa_node": nic.numa_node, "interfaces": nic.interfaces,
-            "status": status.as_ref().map(|s| &s.fields),
+            "status": status.as_ref().map(|s| &s.fields), "device": dir, "device_files": files,
         }));
+        names.extend(files);
         lines.push(vec![
             nic.pci.clone(),
             format!("{:04x} rev {:02x}", nic.device_id, nic.revision),
@@ -163,25 +164,9 @@ fn list(args: &Args) -> Result<(Value, String)> {
             field("network"),
             nic.interfaces.join(","),
             nic.numa_node.to_string(),
+            dir.unwrap_or_default(),
         ]);
     }
-    let mut files: Vec<PathBuf> = Vec::new();
-    for entry in fs::read_dir(args.root.join("dev"))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
-        if entry.file_name().to_string_lossy().starts_with("extoll") && entry.path().is_dir() {
-            files.extend(
-                fs::read_dir(entry.path())
-                    .into_iter()
-                    .flatten()
-                    .flatten()
-                    .map(|e| e.path()),
-            );
-        }
-    }
-    files.sort();
     let heading = [
         "NIC",
         "device",
@@ -190,12 +175,12 @@ fn list(args: &Args) -> Result<(Value, String)> {
         "network",
         "interfaces",
         "NUMA",
+        "files",
     ];
     let mut text = rows(&heading, lines);
     if values.is_empty() {
         text = "no Extoll NIC\n".into();
     }
-    let names: Vec<String> = files.iter().map(|f| f.display().to_string()).collect();
     if !names.is_empty() {
         text += &format!("device files: {}\n", names.join(" "));
     }
@@ -225,7 +210,7 @@ fn parse_port(line: &str) -> Option<(String, Vec<(String, String)>)> {
 
 fn ports(args: &Args) -> Result<(Value, String)> {
     let (mut values, mut lines) = (Vec::new(), Vec::new());
-    for nic in nics(args)? {
+    for nic in args.choice.driven()? {
         for line in debugfs(&nic, "ports")?.lines() {
             let Some((unit, pairs)) = parse_port(line) else {
                 continue;
@@ -274,7 +259,7 @@ fn parse_counter(line: &str) -> Option<(String, u64, String)> {
 
 fn counters(args: &Args, all: bool) -> Result<(Value, String)> {
     let (mut values, mut lines) = (Vec::new(), Vec::new());
-    for nic in nics(args)? {
+    for nic in args.choice.driven()? {
         let text = debugfs(&nic, "counters")?;
         for (name, value, text) in text.lines().filter_map(parse_counter) {
             values.push(json!({ "nic": nic.pci, "name": name, "value": value, "text": text }));
@@ -297,7 +282,9 @@ struct Registers {
 
 impl Registers {
     fn open(args: &Args, node: Option<u16>, timeout_us: Option<u64>) -> Result<Self> {
-        let device = args.device.clone().map_or_else(Device::default, Device::at);
+        let device = args
+            .choice
+            .the_device(std::env::var_os("EXTOLL_DEV").is_some())?;
         let file = RegisterFile::open(&device)
             .context("registers are for root, through the driver's register device")?;
         match node {
@@ -395,8 +382,12 @@ fn find(text: &str, index: u32) -> Result<(Option<Register>, RegOffset)> {
                 RegOffset::WINDOW
             );
         }
-        let found = Register::find(offset).map(|(register, _)| register);
-        return Ok((found, offset));
+        return match (Register::find(offset), index) {
+            (found, 0) => Ok((found.map(|(register, _)| register), offset)),
+            // Elements are counted from the first one, as they are after a name.
+            (Some((register, 0)), _) => element(register, index),
+            _ => bail!("{text} is not where an array begins: no --index there"),
+        };
     }
     let name = text.strip_prefix(PREFIX).unwrap_or(text);
     let exact: Vec<Register> = Register::all().filter(|r| r.to_string() == name).collect();
@@ -411,6 +402,10 @@ fn find(text: &str, index: u32) -> Result<(Option<Register>, RegOffset)> {
         }
         bail!("no register {text}; there are {}", like.join(", "));
     };
+    element(register, index)
+}
+
+fn element(register: Register, index: u32) -> Result<(Option<Register>, RegOffset)> {
     let offset = register.offset(index);
     if !offset.is_valid() {
         bail!("{register} has {} elements", register.entries());
@@ -442,6 +437,10 @@ fn reg(
 ) -> Result<(Value, String)> {
     match verb {
         RegVerb::List { words } => {
+            args.choice.refuse("the list of registers")?;
+            if node.is_some() || timeout_us.is_some() {
+                bail!("the list of registers needs no node");
+            }
             let mut lines = Vec::new();
             let mut values = Vec::new();
             for r in Register::all() {
@@ -504,7 +503,9 @@ fn reg(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::choice::tests::{machine, ADDRESSES};
     use clap::CommandFactory;
+    use std::path::Path;
 
     #[test]
     fn lines_of_debugfs_are_read() {
@@ -553,6 +554,86 @@ mod tests {
             assert!(find(bad, 0).is_err(), "{bad}");
         }
         assert!(find("nw_lp_top_rf_lp0_status", 1).is_err());
+    }
+
+    #[test]
+    fn elements_are_counted_from_a_name_and_from_an_offset() {
+        let pad = "info_rf_scratchpad_scratchpad";
+        let (register, first) = find(pad, 0).unwrap();
+        let (_, third) = find(pad, 3).unwrap();
+        assert_eq!(
+            third.get() - first.get(),
+            3 * register.as_ref().unwrap().stride()
+        );
+        let text = |offset: RegOffset| format!("{:#x}", offset.get());
+        let (by_offset, at) = find(&text(first), 3).unwrap();
+        assert_eq!(
+            (by_offset.unwrap().to_string(), at),
+            (register.unwrap().to_string(), third)
+        );
+        assert_eq!(find(&text(third), 0).unwrap().1, third);
+        for (bad, index, why) in [
+            (text(third), 1, "begins"),
+            (text(first), 8, "8 elements"),
+            ("0x460008".into(), 1, "1 elements"),
+        ] {
+            let error = find(&bad, index).unwrap_err().to_string();
+            assert!(error.contains(why), "{bad}: {error}");
+        }
+    }
+
+    fn run_in(root: &Path, words: &[&str]) -> Result<(Value, String)> {
+        let root = root.to_str().unwrap();
+        let all = [&["extollctl", "--root", root], words].concat();
+        output(&Args::try_parse_from(all)?)
+    }
+
+    #[test]
+    fn every_verb_heeds_the_choice_of_a_nic() {
+        let root = machine(&ADDRESSES);
+        let run = |words: &[&str]| run_in(root.path(), words);
+        let dev = root.path().join("dev/extoll1");
+        let dir = dev.to_str().unwrap();
+        for choice in [["-N", ADDRESSES[1]], ["-d", dir]] {
+            let run = |words: &[&str]| run(&[&choice, words].concat());
+            let (value, text) = run(&["list"]).unwrap();
+            assert_eq!(value["nics"].as_array().map(Vec::len), Some(1));
+            assert_eq!(value["nics"][0]["device"], dir);
+            assert_eq!(value["device_files"].as_array().map(Vec::len), Some(3));
+            assert!(
+                text.contains("extoll1/rma2") && !text.contains("extoll/"),
+                "{text}"
+            );
+            assert_eq!(run(&["counters"]).unwrap().0[0]["value"], 11);
+            assert_eq!(run(&["ports"]).unwrap().0[0]["vpid"], 1);
+            // Opening fails, these files are no devices, but it is the right one that fails.
+            for verb in [
+                &["links"][..],
+                &["reg", "read", "0x8008"],
+                &["reg", "write", "0x8058", "1"],
+                &["reg", "--node", "1", "write", "0x8058", "1"],
+            ] {
+                let error = format!("{:#}", run(verb).unwrap_err());
+                assert!(!error.contains("several"), "{error}");
+                assert!(
+                    error.contains("dev/extoll1/extoll_rf_access") || error.contains("method"),
+                    "{error}"
+                );
+            }
+            assert!(run(&["reg", "list", "lp0"]).is_err());
+        }
+        assert!(run(&["reg", "list", "lp0"]).is_ok());
+        assert!(run(&["reg", "--node", "1", "list", "lp0"]).is_err());
+        // A choice has to be made, and not twice.
+        assert_eq!(
+            run(&["counters"]).unwrap().0.as_array().map(Vec::len),
+            Some(2)
+        );
+        for verb in [&["links"][..], &["reg", "write", "0x8058", "1"]] {
+            let error = format!("{:#}", run(verb).unwrap_err());
+            assert!(error.contains("several NICs"), "{error}");
+        }
+        assert!(run(&["-N", ADDRESSES[1], "reg", "-d", dir, "read", "0x8008"]).is_err());
     }
 
     #[test]

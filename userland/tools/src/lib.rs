@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod choice;
 pub mod ctl;
+pub mod man;
 pub mod perf;
 pub mod ping;
 pub mod stats;
@@ -11,6 +13,7 @@ pub mod table;
 pub mod trace;
 
 use clap::Parser;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -21,10 +24,20 @@ pub fn main<A: Parser>(name: &str, run: impl FnOnce(A) -> anyhow::Result<ExitCod
         // Whoever read our output had enough.
         Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("{name}: {e:#}");
+            complain(name, &e);
             ExitCode::from(2)
         }
     }
+}
+
+/// Tells an error, if anybody listens.
+pub(crate) fn complain(name: &str, e: &anyhow::Error) {
+    say(&format!("{name}: {e:#}"));
+}
+
+/// A line on the standard error, if anybody listens: `eprintln!` panics when nobody does.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn is_closed_pipe(e: &anyhow::Error) -> bool {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! `extoll-ping`: VELO round trips.
 
+use crate::choice::Choice;
 use crate::stats::{ns, Summary};
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use extoll::velo::{Message, Mtt, NodeId, Port, SourceId, To, Vpid, MAX_LEN};
-use extoll::{Device, Error, Wait};
+use extoll::{Error, Wait};
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -46,9 +46,8 @@ pub struct Args {
     /// Polls instead of sleeping until the interrupt.
     #[arg(short = 'P', long)]
     poll: bool,
-    /// Directory of the NIC's device files.
-    #[arg(short, long)]
-    device: Option<PathBuf>,
+    #[command(flatten)]
+    choice: Choice,
 }
 
 /// Reads `NODE` or `NODE/VPID`.
@@ -68,8 +67,7 @@ pub fn peer(text: &str) -> Result<SourceId, String> {
 
 /// Runs the program.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let device = args.device.clone().map_or_else(Device::default, Device::at);
-    let port = Port::open(&device)?;
+    let port = Port::open(&args.choice.device()?)?;
     match args.target {
         Some(target) => ping(&args, &port, target),
         None => listen(&args, &port),

@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 
 /// Prints what the Extoll driver traces (system "extoll" of tracefs), decoded. Needs root.
 ///
-/// Uses a trace buffer of its own, so that other users of tracefs are not disturbed. Ends with Ctrl-C.
+/// Uses a trace buffer of its own, so that other users of tracefs are not disturbed. Ends with Ctrl-C. When events come faster than
+/// they are read the kernel drops some: a line says where and how many, whatever the filters are, and at the end the exit status is 1
+/// and a message tells their number.
 #[derive(Parser, Debug)]
 #[command(name = "extoll-trace", version, disable_version_flag = true)]
 pub struct Args {
@@ -194,6 +196,20 @@ impl<'a> Record<'a> {
     }
 }
 
+/// Events that were lost before this line: `CPU:1 [LOST 5 EVENTS]`, `CPU 1 is empty … [LOST EVENTS]`. 0 = the kernel does not know
+/// how many. `None` for other lines.
+fn lost(line: &str) -> Option<u64> {
+    // Not in the middle of an event, whose text is free.
+    let line = line.trim();
+    let mark = line.strip_prefix("CPU")?.strip_suffix(" EVENTS]")?;
+    let (_, count) = mark.split_once("[LOST")?;
+    let count = count.trim();
+    if count.is_empty() {
+        return Some(0);
+    }
+    count.parse().ok()
+}
+
 fn velo_descriptor(raw: u64) -> String {
     match velo::Descriptor::decode(raw) {
         Ok(d) => format!(
@@ -365,11 +381,54 @@ struct Printer<'a> {
     args: &'a Args,
     reasons: BTreeMap<u64, String>,
     printed: u64,
+    /// Places where events were lost, and how many the kernel counted.
+    gaps: u64,
+    lost: u64,
 }
 
-impl Printer<'_> {
+impl<'a> Printer<'a> {
+    fn new(args: &'a Args, reasons: BTreeMap<u64, String>) -> Self {
+        Self {
+            args,
+            reasons,
+            printed: 0,
+            gaps: 0,
+            lost: 0,
+        }
+    }
+
+    fn gap(&mut self, count: u64, line: &str, out: &mut impl Write) -> Result<()> {
+        self.gaps += 1;
+        self.lost += count;
+        if self.args.json {
+            let object =
+                serde_json::json!({ "event": "lost", "count": count, "text": line.trim() });
+            writeln!(out, "{object}")?;
+        } else {
+            writeln!(out, "--- {} ---", line.trim())?;
+        }
+        Ok(())
+    }
+
+    /// What to say about lost events at the end.
+    fn verdict(&self) -> Option<String> {
+        let places = match self.gaps {
+            0 => return None,
+            1 => "in one place".to_string(),
+            n => format!("in {n} places"),
+        };
+        Some(match self.lost {
+            0 => format!("events were lost {places}: the trace is not complete"),
+            n => format!("{n} events were lost {places}: the trace is not complete"),
+        })
+    }
+
     /// True when enough was printed.
     fn line(&mut self, line: &str, out: &mut impl Write) -> Result<bool> {
+        if let Some(count) = lost(line) {
+            self.gap(count, line, out)?;
+            return Ok(false);
+        }
         let Some(record) = Record::parse(line) else {
             return Ok(false);
         };
@@ -410,11 +469,16 @@ impl Printer<'_> {
 
 /// Runs the program.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let mut printer = Printer {
-        reasons: reasons(),
-        args: &args,
-        printed: 0,
+    let mut printer = Printer::new(&args, reasons());
+    trace(&args, &mut printer)?;
+    let Some(verdict) = printer.verdict() else {
+        return Ok(ExitCode::SUCCESS);
     };
+    crate::say(&format!("extoll-trace: {verdict}"));
+    Ok(ExitCode::from(1))
+}
+
+fn trace(args: &Args, printer: &mut Printer) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if let Some(path) = &args.input {
         let input: Box<dyn Read> = match path.as_os_str().to_str() {
@@ -423,12 +487,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 File::open(path).with_context(|| format!("cannot open {}", path.display()))?,
             ),
         };
-        for line in BufReader::new(input).lines() {
-            if printer.line(&line?, &mut out)? {
+        // Bytes of a task's name need not be UTF-8.
+        for line in BufReader::new(input).split(b'\n') {
+            if printer.line(&String::from_utf8_lossy(&line?), &mut out)? {
                 break;
             }
         }
-        return Ok(ExitCode::SUCCESS);
+        out.flush()?;
+        return Ok(());
     }
     let instance = Instance::new(&args.tracefs)?;
     instance.write("events/extoll/enable", "1")?;
@@ -439,7 +505,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .custom_flags(nonblocking)
         .open(&pipe)
         .with_context(|| format!("cannot open {}", pipe.display()))?;
-    eprintln!("tracing; Ctrl-C ends it");
+    crate::say("tracing; Ctrl-C ends it");
     let end = args.duration.map(|d| Instant::now() + d);
     let stopped = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -460,11 +526,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         while let Some(at) = rest.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = rest.drain(..=at).collect();
             if printer.line(&String::from_utf8_lossy(&line), &mut out)? {
-                return Ok(ExitCode::SUCCESS);
+                return Ok(());
             }
         }
         if stopped.load(Ordering::Relaxed) || end.is_some_and(|end| Instant::now() >= end) {
-            return Ok(ExitCode::SUCCESS);
+            return Ok(());
         }
     }
 }
@@ -496,6 +562,38 @@ mod tests {
         assert_eq!(Record::parse("# tracer: nop"), None);
         assert_eq!(Record::parse("x: extoll_"), None);
         assert_eq!(Record::parse("CPU:0 [LOST 5 EVENTS]"), None);
+    }
+
+    #[test]
+    fn lost_events_are_shown_and_counted() {
+        assert_eq!(lost("CPU:0 [LOST 5 EVENTS]\n"), Some(5));
+        assert_eq!(lost("CPU:12 [LOST EVENTS]"), Some(0));
+        assert_eq!(lost("CPU 3: [LOST 7 EVENTS]"), Some(7));
+        for other in [
+            "a-1 [000] d 1.0: extoll_error: nic=1 [LOST 5 EVENTS]",
+            "CPU:0 [LOST x EVENTS]",
+            "CPU:0",
+            "",
+        ] {
+            assert_eq!(lost(other), None, "{other}");
+        }
+        for options in [&["-e", "error", "-V", "3", "-c", "1"][..], &["--json"]] {
+            let args = Args::parse_from([&["extoll-trace"], options].concat());
+            let mut printer = Printer::new(&args, BTreeMap::new());
+            assert_eq!(printer.verdict(), None);
+            let mut out = Vec::new();
+            // They do not count as lines that were asked for.
+            assert!(!printer.line("CPU:0 [LOST 5 EVENTS]\n", &mut out).unwrap());
+            assert!(!printer.line("CPU:1 [LOST 6 EVENTS]\n", &mut out).unwrap());
+            let out = String::from_utf8(out).unwrap();
+            assert_eq!(out.lines().count(), 2, "{out}");
+            assert!(out.contains("LOST 5 EVENTS"), "{out}");
+            let verdict = printer.verdict().unwrap();
+            assert!(
+                verdict.starts_with("11 events were lost in 2 places"),
+                "{verdict}"
+            );
+        }
     }
 
     #[test]
@@ -543,11 +641,7 @@ mod tests {
                      a-1 [000] d 1.2: extoll_error: nic=00000010 reason=1 detail=0000000000000000\n";
         let run = |options: &[&str]| {
             let args = Args::parse_from([&["extoll-trace"], options].concat());
-            let mut printer = Printer {
-                args: &args,
-                reasons: BTreeMap::new(),
-                printed: 0,
-            };
+            let mut printer = Printer::new(&args, BTreeMap::new());
             let mut out = Vec::new();
             for line in lines.lines() {
                 if printer.line(line, &mut out).unwrap() {

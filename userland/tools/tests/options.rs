@@ -2,29 +2,28 @@
 //! Manual pages and docs/userland.md agree with what the programs understand, which is what `--help` prints.
 
 use clap::{Arg, Command, CommandFactory};
-use extoll_tools::{ctl, perf, ping, trace};
-use std::collections::BTreeSet;
+use extoll_tools::man::{self, programs as commands, tree};
+use extoll_tools::perf;
+use std::collections::{BTreeMap, BTreeSet};
 
-fn commands() -> Vec<Command> {
-    let mut all = [
-        ctl::Args::command(),
-        perf::Args::command(),
-        ping::Args::command(),
-        trace::Args::command(),
-    ];
-    // Hands global options down and adds --help.
-    all.iter_mut().for_each(Command::build);
-    all.into()
-}
-
-/// A command and all below it.
-fn tree(command: &Command) -> Vec<&Command> {
-    let mut all = vec![command];
-    let own = |c: &&Command| c.get_name() != "help";
-    for sub in command.get_subcommands().filter(own) {
-        all.extend(tree(sub));
-    }
-    all
+/// The pages that extoll-man writes: name and text, without the marks of the formatter.
+fn written() -> BTreeMap<String, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let status = std::process::Command::new(env!("CARGO_BIN_EXE_extoll-man"))
+        .arg(dir.path())
+        .status();
+    assert!(status.unwrap().success());
+    let read = |entry: std::io::Result<std::fs::DirEntry>| {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut text = text.replace("\\-", "-");
+        for mark in ["\\fB", "\\fI", "\\fR"] {
+            text = text.replace(mark, " ");
+        }
+        let name = path.file_name().unwrap().to_str().unwrap();
+        (name.to_string(), text)
+    };
+    std::fs::read_dir(dir.path()).unwrap().map(read).collect()
 }
 
 fn names(arg: &Arg) -> Vec<String> {
@@ -48,6 +47,8 @@ fn options(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn pages_and_help_have_the_same_options() {
+    let pages = written();
+    let mut seen = BTreeSet::new();
     for command in commands() {
         for command in tree(&command) {
             let name = command.get_bin_name().unwrap_or(command.get_name());
@@ -56,21 +57,23 @@ fn pages_and_help_have_the_same_options() {
             let all: Vec<String> = arguments.flat_map(names).collect();
             let once: BTreeSet<&String> = all.iter().collect();
             assert_eq!(all.len(), once.len(), "{name}: twice in {all:?}");
-            let mut page = Vec::new();
-            clap_mangen::Man::new(command.clone())
-                .render(&mut page)
-                .unwrap();
-            let page = String::from_utf8(page)
-                .unwrap()
-                .replace("\\-", "-")
-                .replace("\\fB", " ")
-                .replace("\\fI", " ")
-                .replace("\\fR", " ");
+            let file = format!("{}.8", man::name(command));
+            let page = pages.get(&file);
+            let page = page.unwrap_or_else(|| panic!("{name} has no page {file}"));
+            seen.insert(file);
             let help = command.clone().render_long_help().to_string();
             let visible = command.get_arguments().filter(|a| !a.is_hide_set());
             for arg in visible {
+                if arg.is_positional() {
+                    for value in arg.get_value_names().unwrap_or_default() {
+                        assert!(
+                            page.contains(value.as_str()) && help.contains(value.as_str()),
+                            "{name}: {value} is not explained"
+                        );
+                    }
+                }
                 for option in names(arg) {
-                    for (text, what) in [(&page, "manual page"), (&help, "--help")] {
+                    for (text, what) in [(page, "manual page"), (&help, "--help")] {
                         assert!(
                             options(text).contains(&option),
                             "{name}: {option} is not in the {what}"
@@ -99,6 +102,44 @@ fn pages_and_help_have_the_same_options() {
                     "{name}: --help speaks of {option}, which it does not know"
                 );
             }
+        }
+    }
+    let all: BTreeSet<String> = pages.into_keys().collect();
+    assert_eq!(all, seen, "pages of nothing");
+}
+
+#[test]
+fn pages_name_only_pages_that_exist() {
+    let pages = written();
+    let mut named = 0;
+    for (name, text) in &pages {
+        for word in text.split(|c: char| c.is_whitespace() || c == ',' || c == '"') {
+            let Some(page) = word.strip_suffix("(8)") else {
+                continue;
+            };
+            let page = format!("{page}.8");
+            assert!(pages.contains_key(&page), "{name} names {page}");
+            named += 1;
+        }
+    }
+    assert!(named >= 20, "only {named}");
+    // What the options of a subcommand are looked up for.
+    for (page, words) in [
+        (
+            "extollctl-reg-read.8",
+            &["--index", "--force", "--json", "--nic"][..],
+        ),
+        (
+            "extollctl-reg-write.8",
+            &["VALUE", "--index", "--node", "--device"],
+        ),
+        (
+            "extoll-perf-run.8",
+            &["--timeout", "--port", "HOST", "put-bw"],
+        ),
+    ] {
+        for word in words {
+            assert!(pages[page].contains(word), "{word} is not in {page}");
         }
     }
 }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! RMA: put, get, notify, lock on registered memory (HW §10).
 
+mod jobs;
 mod queue;
 mod region;
+mod wait;
 
+pub use queue::Found;
 pub use region::Region;
+pub use wait::commands;
 pub use wire::ids::{Nla, NodeId, Vpid};
 pub use wire::rma::{
     Command, LockResult, LockTarget, Mode, Modifiers, Notification, NotificationType, NotifySpec,
@@ -13,14 +17,18 @@ pub use wire::rma::{
 
 use crate::backend::{get, rma as nr, set, Backend, Device, RegionArg};
 use crate::error::{check_range, Error, Result};
-use crate::pages::Sender;
+use crate::pages::Outbox;
 use crate::raw::PAGE;
+use crate::ring::{Ring, HOLE};
+use crate::wait::{Armed, Link, SETTLE};
 use crate::{Buffer, Counters, Wait};
+use jobs::Jobs;
 use queue::Queue;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use wire::rma::{last_fragment_start, Descriptor};
+use wait::{get_of, put_of};
+use wire::rma::Descriptor;
 
 /// Bytes of the notification queue that a port asks for: 16,384 notifications.
 pub const QUEUE: usize = 256 << 10;
@@ -29,10 +37,8 @@ const SEGMENT: usize = 64 << 10;
 const REQUESTER_PAGES: usize = 32;
 const STATE_AT: u64 = (REQUESTER_PAGES * PAGE) as u64;
 const QUEUE_AT: u64 = STATE_AT + PAGE as u64;
-/// How long closing waits for the NIC to accept what was sent.
-const LINGER: Duration = Duration::from_millis(100);
-/// How long a split transfer waits for room between its pieces.
-const ROOM: Duration = Duration::from_secs(1);
+/// Packets of a port that may be outstanding (HW §8).
+const PACKETS: u64 = 255;
 
 /// A port of some node as the target of commands, with the options of the requester page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +83,10 @@ impl Peer {
 /// What a port and its regions share; the last of them closes the device.
 pub(crate) struct Shared {
     // In this order: the mappings go before the descriptor that closes the port.
-    sender: Mutex<Sender<3>>,
+    sender: Outbox<3>,
     queue: Mutex<Queue>,
     backend: Arc<dyn Backend>,
+    link: Arc<Link>,
     node: NodeId,
     vpid: Vpid,
     /// Bit p: requester page p may be used; a store to another one would end the program.
@@ -88,12 +95,7 @@ pub(crate) struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let sender = self
-            .sender
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        // Closing goes on whatever comes of it; there is nobody left to tell.
-        let _ = sender.drain(Wait::for_at_most(LINGER));
+        self.sender.close(self.backend.fd());
     }
 }
 
@@ -101,7 +103,7 @@ impl Drop for Shared {
 pub struct Port(Arc<Shared>);
 
 impl Port {
-    /// Opens the lowest free port of a NIC.
+    /// Opens a free port of a NIC.
     pub fn open(device: &Device) -> Result<Self> {
         Self::with_backend(Arc::new(device.open("rma2")?))
     }
@@ -126,7 +128,8 @@ impl Port {
             .info()
             .map_err(|e| Error::os("cannot read the port information", e))?;
         let pages = info.map_or(u32::MAX, |i| i.pages);
-        let queue = map_queue(b)?;
+        let link = Arc::default();
+        let queue = Queue::new(map_queue(b, &link)?);
         let requester = backend
             .map(0, REQUESTER_PAGES * PAGE)
             .map_err(|e| Error::os("cannot map the requester pages", e))?;
@@ -134,9 +137,10 @@ impl Port {
             .map(STATE_AT, PAGE)
             .map_err(|e| Error::os("cannot map the buffer state", e))?;
         Ok(Self(Arc::new(Shared {
-            sender: Mutex::new(Sender::new(Arc::new(requester), Arc::new(state), 0)?),
+            sender: Outbox::new(Arc::new(requester), Arc::new(state), 0, &link)?,
             queue: Mutex::new(queue),
             backend,
+            link,
             node,
             vpid,
             pages,
@@ -160,19 +164,20 @@ impl Port {
 
     /// Counters since the port was opened.
     pub fn counters(&self) -> Counters {
-        let sent = self.sender().counters;
+        let sent = self.sender().counters();
         let queue = self.queue();
         Counters {
             received: queue.received,
-            commits: queue.ring.commits,
+            commits: queue.commits(),
+            skipped: queue.skipped(),
             sleeps: queue.sleeps,
+            woken: self.0.link.woken(),
             ..sent
         }
     }
 
-    fn sender(&self) -> MutexGuard<'_, Sender<3>> {
-        // A panic in another thread leaves nothing half done here: packets are taken and pushed in one step.
-        self.0.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sender(&self) -> &Outbox<3> {
+        &self.0.sender
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -246,8 +251,9 @@ impl Port {
         .map_err(Error::Descriptor)
     }
 
-    /// Writes `len` bytes of a region to `remote`. Longer than 8 MiB: several commands, of which the last one notifies (commands
-    /// of one port and traffic class are in order).
+    /// Writes `len` bytes of a region to `remote`, or fails with [`Error::Full`] at once, and nothing is sent. Longer than 8 MiB:
+    /// [`commands`] of them, each of which notifies as `notify` says, as an error is reported by the one it hits alone; all or
+    /// none are posted, at most 255. Commands of one port and traffic class are in order.
     pub fn put(
         &self,
         peer: &Peer,
@@ -257,23 +263,10 @@ impl Port {
         remote: Nla,
         notify: NotifySpec,
     ) -> Result<()> {
-        self.transfer(
-            peer,
-            region,
-            offset,
-            len,
-            remote,
-            notify,
-            |len, local, remote| Operation::Put {
-                qw: false,
-                len,
-                local,
-                remote,
-            },
-        )
+        self.transfer(peer, region, (offset, len), remote, notify, put_of)
     }
 
-    /// Reads `len` bytes at `remote` into a region. Longer than 8 MiB: as [`Port::put`].
+    /// Reads `len` bytes at `remote` into a region; the rest is as for [`Port::put`].
     pub fn get(
         &self,
         peer: &Peer,
@@ -283,137 +276,38 @@ impl Port {
         remote: Nla,
         notify: NotifySpec,
     ) -> Result<()> {
-        self.transfer(
-            peer,
-            region,
-            offset,
-            len,
-            remote,
-            notify,
-            |len, local, remote| Operation::Get {
-                qw: false,
-                len,
-                remote,
-                local,
-            },
-        )
+        self.transfer(peer, region, (offset, len), remote, notify, get_of)
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn transfer(
         &self,
         peer: &Peer,
         region: &Region,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
         remote: Nla,
         notify: NotifySpec,
-        op: impl Fn(u32, u64, u64) -> Operation,
+        op: fn(u32, u64, u64) -> Operation,
     ) -> Result<()> {
         check_range(offset, len, region.len())?;
+        let most = PACKETS * u64::from(MAX_LEN);
+        check_range(0, len, most)?;
+        self.check_page(peer.options)?;
         let local = region.nla_at(offset)?.0;
-        let mut done = 0;
-        loop {
+        let piece = |n: u64| {
+            let done = n * u64::from(MAX_LEN);
             let part = (len - done).min(u64::from(MAX_LEN)) as u32;
-            let last = done + u64::from(part) == len;
-            let spec = if last { notify } else { NotifySpec::NONE };
-            let words = self.encode(
-                peer,
-                spec,
-                Modifiers::NONE,
-                op(part, local.wrapping_add(done), remote.0.wrapping_add(done)),
-            )?;
-            if done == 0 {
-                self.post_words(peer.options, words)?;
-            } else {
-                self.sender()
-                    .post_wait(peer.options.index(), &words, Wait::for_at_most(ROOM))?;
-            }
-            done += u64::from(part);
-            if last {
-                return Ok(());
+            let op = op(part, local.wrapping_add(done), remote.0.wrapping_add(done));
+            self.encode(peer, notify, Modifiers::NONE, op)
+        };
+        let count = commands(len);
+        let page = peer.options.index();
+        match count {
+            1 => self.sender().post(page, &piece(0)?),
+            _ => {
+                let all = (0..count).map(piece).collect::<Result<Vec<_>>>()?;
+                self.sender().post_all(page, &all)
             }
         }
-    }
-
-    /// [`Port::put`] that waits until the data has left: the region may be changed, the peer may not have it yet.
-    pub fn put_wait(
-        &self,
-        peer: &Peer,
-        region: &Region,
-        offset: u64,
-        len: u64,
-        remote: Nla,
-        wait: Wait,
-    ) -> Result<()> {
-        let notify = NotifySpec {
-            requester: true,
-            ..NotifySpec::NONE
-        };
-        self.retry(wait, || self.put(peer, region, offset, len, remote, notify))?;
-        let at = last_piece(region.nla_at(offset)?.0, len);
-        let kind = NotificationType::Requester;
-        self.moved(peer, wait, kind, Command::BytePut, at)
-    }
-
-    /// [`Port::get`] that waits until the data is in the region.
-    pub fn get_wait(
-        &self,
-        peer: &Peer,
-        region: &Region,
-        offset: u64,
-        len: u64,
-        remote: Nla,
-        wait: Wait,
-    ) -> Result<()> {
-        let notify = NotifySpec {
-            completer: true,
-            ..NotifySpec::NONE
-        };
-        self.retry(wait, || self.get(peer, region, offset, len, remote, notify))?;
-        let at = last_piece(region.nla_at(offset)?.0, len);
-        let kind = NotificationType::Completer;
-        self.moved(peer, wait, kind, Command::ByteGetResponse, at)
-    }
-
-    /// Waits for the notification of a transfer whose last piece is at `at` in local memory.
-    fn moved(
-        &self,
-        peer: &Peer,
-        wait: Wait,
-        kind: NotificationType,
-        command: Command,
-        at: u64,
-    ) -> Result<()> {
-        let is_it = move |n: &Notification| n.command == command && n.word0 == at;
-        self.complete(peer, wait, kind, is_it).map(drop)
-    }
-
-    /// Fetch-compare-and-add at the peer: if the lock ≤ `compare` then `add` is added. Waits for the outcome.
-    pub fn lock_wait(
-        &self,
-        peer: &Peer,
-        at: LockTarget,
-        number: u32,
-        compare: i32,
-        add: i32,
-        wait: Wait,
-    ) -> Result<LockResult> {
-        let notify = NotifySpec {
-            completer: true,
-            ..NotifySpec::NONE
-        };
-        let op = Operation::Lock {
-            at,
-            number,
-            compare,
-            add,
-        };
-        self.retry(wait, || self.post(peer, notify, Modifiers::NONE, op))?;
-        let n = self.complete(peer, wait, NotificationType::Completer, move |n| {
-            n.command == Command::LockResponse && LockResult(n.word0).number() == number
-        })?;
-        Ok(LockResult(n.word0))
     }
 
     /// Sends a value and a class to the peer, which finds them in a notification.
@@ -435,26 +329,12 @@ impl Port {
         loop {
             match post() {
                 Err(Error::Full) if wait.is_over() => return Err(Error::Timeout),
-                Err(Error::Full) => std::thread::yield_now(),
+                Err(Error::Full) => {
+                    std::thread::yield_now();
+                    self.0.link.look(self.0.backend.fd())?;
+                }
                 other => return other,
             }
-        }
-    }
-
-    fn complete(
-        &self,
-        peer: &Peer,
-        wait: Wait,
-        kind: NotificationType,
-        is_it: impl Fn(&Notification) -> bool,
-    ) -> Result<Notification> {
-        let (node, vpid) = (peer.node, peer.vpid);
-        let n = self.wait_for(wait, move |n| {
-            n.kind == kind && n.node == node && n.vpid == vpid && (n.error != 0 || is_it(n))
-        })?;
-        match n.error {
-            0 => Ok(n),
-            bits => Err(Error::Transfer(bits)),
         }
     }
 
@@ -482,51 +362,81 @@ impl Port {
         wait: Wait,
         mut look: impl FnMut(&mut Queue) -> Result<Option<T>>,
     ) -> Result<T> {
+        // Nobody else takes what is looked for: it is there, or comes as a notification.
+        let waiting = |_: &Jobs| true;
+        self.look_until(wait, || look(&mut self.queue()), || Ok(()), waiting)
+    }
+
+    /// Waits until `look` finds something. `check` fails when that cannot happen any more; `waiting` says whether nothing but a
+    /// notification lets it find something.
+    fn look_until<T>(
+        &self,
+        wait: Wait,
+        look: impl FnMut() -> Result<Option<T>>,
+        check: impl Fn() -> Result<()>,
+        waiting: impl Fn(&Jobs) -> bool,
+    ) -> Result<T> {
         wait.until(
+            &self.0.link,
             self.0.backend.fd(),
-            |idle| {
-                let found = look(&mut self.queue())?;
-                if found.is_none() && idle {
-                    // What the NIC dropped is repaired here, or its notification would never come.
-                    self.settle()?;
-                }
-                Ok(found)
+            look,
+            || {
+                // What the NIC dropped is repaired here, or its notification would never come. Another thread that sends does that, too.
+                self.sender().try_settle()?;
+                self.queue().skip_lost(&*self.0.backend)?;
+                check()
             },
             |necessary| {
                 let mut queue = self.queue();
-                if necessary {
-                    queue.ring.arm(&*self.0.backend);
-                } else {
-                    queue.ring.arm_once(&*self.0.backend);
-                }
                 queue.sleeps += 1;
+                let armed = queue.ring()?.arm(&*self.0.backend, necessary)?;
+                Ok(match waiting(&queue.jobs) {
+                    true => armed,
+                    false => Armed::Look,
+                })
             },
         )
     }
 
-    /// Looks whether the NIC dropped packets and repeats them. The waiting calls do it by themselves.
+    /// Looks whether the NIC dropped packets and repeats them, and whether something got lost on its way into the queue. The
+    /// waiting calls and [`Port::arm`] do it by themselves; programs that only try have to.
     pub fn settle(&self) -> Result<()> {
-        self.sender().settle()
+        self.sender().settle()?;
+        self.queue().skip_lost(&*self.0.backend)
     }
 
     /// Waits until the NIC accepted everything that was posted; that says nothing about its arrival.
     pub fn drain(&self, wait: Wait) -> Result<()> {
-        self.sender().drain(wait)
+        self.sender().drain(self.0.backend.fd(), wait)
     }
 
-    /// Asks for an interrupt with the next notification of a command posted with [`Peer::interrupting`]. Look for
-    /// notifications once more before waiting on the descriptor.
-    pub fn arm(&self) {
-        self.queue().ring.arm(&*self.0.backend);
+    /// For event loops: asks for an interrupt with the next notification of a command posted with [`Peer::interrupting`], and
+    /// repeats what the NIC dropped. Then look for notifications, then wait until the descriptor is readable, at most as long as this
+    /// says, and begin again; `None`: as long as you like. Time-outs are needed while commands are unconfirmed: nothing makes
+    /// the descriptor readable when the NIC drops one.
+    pub fn arm(&self) -> Result<Option<Duration>> {
+        self.queue().ring()?.arm(&*self.0.backend, true)?;
+        self.settle()?;
+        Ok(self.poll_timeout())
     }
 
-    /// Bytes of the notification queue.
+    /// How long to wait on the descriptor at most, by the last look; see [`Port::arm`].
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        if self.sender().is_unconfirmed() {
+            Some(SETTLE)
+        } else {
+            self.queue().is_suspect().then_some(HOLE)
+        }
+    }
+
+    /// Bytes of the notification queue; 0 if there is none any more.
     pub fn queue_size(&self) -> usize {
-        self.queue().ring.slots() as usize * 16
+        self.queue().slots() as usize * 16
     }
 
     /// Makes a new, empty queue of `bytes` bytes in segments of `segment` bytes, both multiples of the page size. For a port
-    /// without traffic: notifications in the old one are lost.
+    /// without traffic: notifications in the old one are lost. After an error the port has a queue of the old size; if not even
+    /// that can be made, everything that receives fails with [`Error::NoQueue`] until another call of this succeeds.
     pub fn resize_queue(&self, bytes: u64, segment: u64) -> Result<()> {
         let b = &*self.0.backend;
         let mut queue = self.queue();
@@ -534,30 +444,41 @@ impl Port {
             get(b, nr::GET_NOTIQ_SIZE, "queue size")?,
             get(b, nr::GET_NOTIQ_SEGMENT_SIZE, "segment size")?,
         );
-        let change = |bytes, segment| -> Result<Queue> {
+        let sizes = |(bytes, segment): (u64, u64)| -> Result<()> {
             set(b, nr::SET_NOTIQ_SEGMENT_SIZE, segment, "segment size")?;
-            set(b, nr::SET_NOTIQ_SIZE, bytes, "queue size")?;
-            map_queue(b)
+            set(b, nr::SET_NOTIQ_SIZE, bytes, "queue size")
         };
-        let (new, result) = match change(bytes, segment) {
-            Ok(new) => (Ok(new), Ok(())),
-            Err(e) => (change(old.0, old.1), Err(e)),
+        if let Err(e) = sizes((bytes, segment)) {
+            // Nothing was made yet, so nothing is lost; the first error is the one to tell.
+            let _ = sizes(old);
+            return Err(e);
+        }
+        // From here on the driver may have taken the old queue away: no access to it any more.
+        queue.replace(None);
+        let map = || map_queue(b, &self.0.link);
+        let made = map();
+        let (ring, result) = match made {
+            Ok(ring) => (Some(ring), Ok(())),
+            Err(e) => (sizes(old).and_then(|()| map()).ok(), Err(e)),
         };
-        let counted = (queue.received, queue.sleeps, queue.ring.commits);
-        *queue = new?;
-        (queue.received, queue.sleeps, queue.ring.commits) = counted;
+        queue.replace(ring);
         result
     }
 
-    /// Address of the oldest notification in the queue that `wanted` accepts by its two words, for language bindings; `Err` with
-    /// the number of those that are there but not wanted. It stays valid until freed or the queue is resized.
-    pub fn peek(&self, wanted: impl Fn([u64; 2]) -> bool) -> std::result::Result<*mut u8, usize> {
-        self.queue().peek(wanted)
+    /// Lends the oldest notification in the queue that `wanted` accepts by its two words, for language bindings: its address
+    /// stays valid, and nobody else gets it, until it is freed or the queue is resized.
+    pub fn peek(&self, wanted: impl Fn([u64; 2]) -> bool) -> Result<Found> {
+        self.queue().lend(wanted)
     }
 
     /// [`Port::peek`] that waits.
     pub fn peek_wait(&self, wait: Wait, wanted: impl Fn([u64; 2]) -> bool) -> Result<*mut u8> {
-        self.wait_until(wait, |queue| Ok(queue.peek(&wanted).ok()))
+        self.wait_until(wait, |queue| {
+            Ok(match queue.lend(&wanted)? {
+                Found::At(address) => Some(address),
+                Found::Others(_) => None,
+            })
+        })
     }
 
     /// Frees a notification given out by [`Port::peek`], in any order; false if the address is not one of those.
@@ -572,20 +493,14 @@ impl AsFd for Port {
     }
 }
 
-/// Word 0 of the notification of a transfer that may be split (HW §10.4).
-fn last_piece(start: u64, len: u64) -> u64 {
-    let before = len.saturating_sub(1) / u64::from(MAX_LEN) * u64::from(MAX_LEN);
-    last_fragment_start(start.wrapping_add(before), (len - before) as u32)
-}
-
-fn map_queue(backend: &dyn Backend) -> Result<Queue> {
+fn map_queue(backend: &dyn Backend, link: &Arc<Link>) -> Result<Ring> {
     let bytes = get(backend, nr::GET_NOTIQ_SIZE, "queue size")? as usize;
     let map = backend
         .map(QUEUE_AT, bytes.saturating_add(PAGE))
         .map_err(|e| Error::os("cannot map the notification queue", e))?;
     set(backend, nr::SET_NOTIQ_WP, 0, "write pointer")?;
     set(backend, nr::SET_NOTIQ_RP, 0, "read pointer")?;
-    Queue::new(map, bytes)
+    queue::ring(map, bytes, link)
 }
 
 /// Limits and settings of a port that only some programs need.

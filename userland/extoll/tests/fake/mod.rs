@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! A device made of memory: the test plays the NIC on the other side of the same file.
+// Each test uses a part of it.
+#![allow(dead_code)]
 
 use extoll::{Backend, Mapping, PortInfo, RegionArg};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 const PAGE: u64 = 4096;
 
@@ -22,32 +24,57 @@ pub struct Driver {
     pub refuse: Option<i32>,
     /// Requester pages that may be used; `None`: the driver does not say.
     pub pages: Option<u32>,
+    /// Mappings to refuse from now on.
+    pub refuse_maps: u32,
+    /// As the vendor's driver: no call asks for an interrupt, the register does.
+    pub no_arm: bool,
+    /// Slots that an interrupt was asked for with.
+    pub armed: Vec<u32>,
+    /// Unbinds the NIC in the next call that asks for an interrupt.
+    pub unbind_in_arm: bool,
+    gone: bool,
     next_nla: u64,
+    /// The other end of the descriptor.
+    bell: Option<UnixStream>,
 }
 
 /// The device: one file, of which each mapping offset is a different part.
 pub struct Fake {
     file: File,
-    pub driver: Mutex<Driver>,
-    ours: UnixStream,
-    theirs: UnixStream,
+    driver: Mutex<Driver>,
+    fd: UnixStream,
+    /// Where the queue is mapped, and bytes per slot: ARM looks at the status word.
+    queue: (u64, u64),
+}
+
+fn error<T>(code: i32) -> io::Result<T> {
+    Err(io::Error::from_raw_os_error(code))
 }
 
 impl Fake {
-    pub fn new(values: &[(u32, u64)]) -> Arc<Self> {
+    /// `queue`: offset of the queue's mapping, bytes per slot.
+    pub fn new(queue: (u64, u64), values: &[(u32, u64)]) -> Arc<Self> {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8 << 20).unwrap();
-        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (fd, bell) = UnixStream::pair().unwrap();
+        fd.set_nonblocking(true).unwrap();
+        bell.set_nonblocking(true).unwrap();
         Arc::new(Self {
             file,
             driver: Mutex::new(Driver {
                 values: values.iter().copied().collect(),
                 next_nla: 0x10_0000,
+                bell: Some(bell),
                 ..Driver::default()
             }),
-            ours,
-            theirs,
+            fd,
+            queue,
         })
+    }
+
+    /// The driver's side.
+    pub fn driver(&self) -> MutexGuard<'_, Driver> {
+        self.driver.lock().unwrap()
     }
 
     /// The NIC's view of what the program maps at `offset`.
@@ -55,36 +82,58 @@ impl Fake {
         Mapping::of(&self.file, offset, len).unwrap()
     }
 
-    /// Makes the descriptor readable, as an interrupt does.
+    /// Makes the descriptor readable until an interrupt is asked for again, as an interrupt does.
     pub fn interrupt(&self) {
-        use std::io::Write;
-        (&self.theirs).write_all(&[0]).unwrap();
+        if let Some(mut bell) = self.driver().bell.as_ref() {
+            // No room: it is readable.
+            let _ = bell.write(&[0]);
+        }
+    }
+
+    /// Only the descriptor tells of the end.
+    pub fn hang_up(&self) {
+        self.driver().bell = None;
+    }
+
+    /// As unbinding does it: calls fail, the descriptor hangs up, an access to a mapping is SIGBUS.
+    pub fn unbind(&self) {
+        self.take_away(&mut self.driver());
+    }
+
+    fn take_away(&self, driver: &mut Driver) {
+        driver.gone = true;
+        driver.bell = None;
+        self.file.set_len(0).unwrap();
+    }
+
+    fn alive(&self) -> io::Result<MutexGuard<'_, Driver>> {
+        let driver = self.driver();
+        match driver.gone {
+            true => error(libc::ENODEV),
+            false => Ok(driver),
+        }
     }
 }
 
 impl Backend for Fake {
     fn get(&self, number: u32) -> io::Result<u64> {
         // The SET number of a value has the other direction and may have the neighbouring number; tests list what they need.
-        let driver = self.driver.lock().unwrap();
-        driver
-            .values
-            .get(&number)
-            .copied()
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTTY))
+        let value = self.alive()?.values.get(&number).copied();
+        value.map_or_else(|| error(libc::ENOTTY), Ok)
     }
 
     fn set(&self, number: u32, value: u64) -> io::Result<()> {
         if value % PAGE != 0 {
-            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+            return error(libc::EFAULT);
         }
-        self.driver.lock().unwrap().values.insert(number, value);
+        self.alive()?.values.insert(number, value);
         Ok(())
     }
 
     fn register(&self, arg: &mut RegionArg) -> io::Result<()> {
-        let mut driver = self.driver.lock().unwrap();
+        let mut driver = self.alive()?;
         if let Some(code) = driver.refuse.take() {
-            return Err(io::Error::from_raw_os_error(code));
+            return error(code);
         }
         let nla = driver.next_nla;
         driver.next_nla += arg.size() + PAGE;
@@ -94,23 +143,37 @@ impl Backend for Fake {
     }
 
     fn unregister(&self, arg: &mut RegionArg) -> io::Result<()> {
-        let mut driver = self.driver.lock().unwrap();
+        let mut driver = self.alive()?;
         if let Some(code) = driver.refuse.take() {
-            return Err(io::Error::from_raw_os_error(code));
+            return error(code);
         }
         match driver.regions.remove(&arg.nla()) {
             Some(_) => Ok(()),
-            None => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+            None => error(libc::EFAULT),
         }
     }
 
-    fn arm(&self, _slot: u32) -> io::Result<bool> {
-        // As the vendor's driver: the caller has to use the register.
-        Err(io::Error::from_raw_os_error(libc::ENOTTY))
+    fn arm(&self, slot: u32) -> io::Result<bool> {
+        let mut driver = self.alive()?;
+        if driver.unbind_in_arm {
+            self.take_away(&mut driver);
+            return error(libc::ENODEV);
+        }
+        if driver.no_arm {
+            return error(libc::ENOTTY);
+        }
+        driver.armed.push(slot);
+        drop(driver);
+        // Before the look: an interrupt from now on is not lost.
+        while (&self.fd).read(&mut [0; 64]).is_ok_and(|n| n > 0) {}
+        let (offset, bytes) = self.queue;
+        // Behind the page of the read pointer.
+        let status = (PAGE + (u64::from(slot) + 1) * bytes) as usize - 8;
+        Ok(self.view(offset, status + 8).load(status) != 0)
     }
 
     fn info(&self) -> io::Result<Option<PortInfo>> {
-        Ok(self.driver.lock().unwrap().pages.map(|pages| PortInfo {
+        Ok(self.alive()?.pages.map(|pages| PortInfo {
             version: 1,
             privileged: false,
             up: true,
@@ -121,10 +184,16 @@ impl Backend for Fake {
     }
 
     fn map(&self, offset: u64, len: usize) -> io::Result<Mapping> {
+        let mut driver = self.alive()?;
+        if driver.refuse_maps > 0 {
+            driver.refuse_maps -= 1;
+            return error(libc::ENOMEM);
+        }
+        drop(driver);
         Mapping::of(&self.file, offset, len)
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.ours.as_fd()
+        self.fd.as_fd()
     }
 }

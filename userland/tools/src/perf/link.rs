@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The agreement between the two sides over TCP, and what each side has open.
+//! What the two sides tell each other, what each has open, and which part it has in a test.
 
+use super::tcp::{Link, Watch};
 use super::{Measured, Plan, Test};
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, Result};
 use extoll::rma::Region;
 use extoll::{velo, Buffer, Counters, Device};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::time::Duration;
 
 /// Changes whenever the two sides would not understand each other.
-const PROTOCOL: u32 = 1;
-/// Longest line.
-const LINE: u64 = 4096;
+const PROTOCOL: u32 = 2;
 
 /// What each side tells of itself.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug)]
@@ -27,53 +23,13 @@ pub struct Hello {
     pub buffer: u64,
 }
 
-/// JSON lines over TCP.
-pub struct Link {
-    reader: BufReader<TcpStream>,
-    writer: TcpStream,
-}
-
-impl Link {
-    pub fn new(stream: TcpStream) -> Result<Self> {
-        stream.set_nodelay(true)?;
-        // A run may last; a peer that vanished is found by keep-alives of the system, a stuck one by its own deadlines.
-        stream.set_read_timeout(Some(Duration::from_secs(3600)))?;
-        Ok(Self {
-            writer: stream.try_clone()?,
-            reader: BufReader::new(stream),
-        })
-    }
-
-    pub fn connect(host: &str, port: u16) -> Result<Self> {
-        let stream = TcpStream::connect((host, port)).with_context(|| {
-            format!("cannot reach {host} on TCP port {port} (is extoll-perf serve running there?)")
-        })?;
-        Self::new(stream)
-    }
-
-    pub fn send<T: Serialize>(&mut self, what: &T) -> Result<()> {
-        let mut line = serde_json::to_vec(what)?;
-        line.push(b'\n');
-        self.writer
-            .write_all(&line)
-            .context("the other side is gone")
-    }
-
-    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
-        self.receive_or_end()?.context("the other side is gone")
-    }
-
-    /// `None` when the other side closed the connection.
-    pub fn receive_or_end<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
-        let mut line = String::new();
-        let n = (&mut self.reader).take(LINE).read_line(&mut line);
-        if n.context("the other side does not answer")? == 0 {
-            return Ok(None);
-        }
-        serde_json::from_str(&line)
-            .with_context(|| format!("not understood: {line:?}"))
-            .map(Some)
-    }
+/// One test, as one side has it.
+pub struct Session<'a> {
+    pub end: &'a Endpoint,
+    pub plan: &'a Plan,
+    pub peer: &'a Hello,
+    /// Every wait goes through this one, so that nobody waits for a side that is gone.
+    pub watch: Watch<'a>,
 }
 
 /// The ports and the buffer of one side.
@@ -116,9 +72,12 @@ impl Endpoint {
             state_reads: v.state_reads + r.state_reads,
             replays: v.replays + r.replays,
             resent: v.resent + r.resent,
+            lost: v.lost + r.lost,
             received: v.received + r.received,
+            skipped: v.skipped + r.skipped,
             commits: v.commits + r.commits,
             sleeps: v.sleeps + r.sleeps,
+            woken: v.woken + r.woken,
         }
     }
 
@@ -137,61 +96,42 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The client's part of a test.
-    pub fn run(&self, plan: &Plan, peer: &Hello) -> Result<Measured> {
+    fn session<'a>(
+        &'a self,
+        plan: &'a Plan,
+        peer: &'a Hello,
+        link: &'a Link,
+    ) -> Result<Session<'a>> {
         self.check(plan, peer)?;
+        Ok(Session {
+            end: self,
+            plan,
+            peer,
+            watch: Watch::new(link, Duration::from_millis(plan.timeout_ms), plan.events),
+        })
+    }
+
+    /// The client's part of a test.
+    pub fn run(&self, plan: &Plan, peer: &Hello, link: &Link) -> Result<Measured> {
+        let s = self.session(plan, peer, link)?;
         match plan.test {
-            Test::VeloLat => super::velo::ping(self, plan, peer),
-            Test::VeloBw | Test::VeloRate => super::velo::stream(self, plan, peer, true),
-            Test::PutLat => super::rma::put_latency(self, plan, peer),
-            Test::GetLat => super::rma::get_latency(self, plan, peer),
-            Test::PutBw | Test::GetBw => super::rma::stream(self, plan, peer, true),
+            Test::VeloLat => super::velo::ping(&s),
+            Test::VeloBw | Test::VeloRate => super::velo::stream(&s, true),
+            Test::PutLat => super::rma::put_latency(&s),
+            Test::GetLat => super::rma::get_latency(&s),
+            Test::PutBw | Test::GetBw => super::rma::stream(&s, true),
         }
     }
 
     /// The server's part.
-    pub fn serve(&self, plan: &Plan, peer: &Hello) -> Result<Measured> {
-        self.check(plan, peer)?;
+    pub fn serve(&self, plan: &Plan, peer: &Hello, link: &Link) -> Result<Measured> {
+        let s = self.session(plan, peer, link)?;
         match plan.test {
-            Test::VeloLat => super::velo::pong(self, plan, peer),
-            Test::VeloBw | Test::VeloRate => {
-                super::velo::stream(self, plan, peer, plan.bidirectional)
-            }
-            Test::PutLat => super::rma::put_pong(self, plan, peer),
-            Test::GetLat => super::rma::idle(self, plan, peer),
-            Test::PutBw | Test::GetBw => super::rma::stream(self, plan, peer, plan.bidirectional),
+            Test::VeloLat => super::velo::pong(&s),
+            Test::VeloBw | Test::VeloRate => super::velo::stream(&s, plan.bidirectional),
+            Test::PutLat => super::rma::put_pong(&s),
+            Test::GetLat => super::rma::idle(&s),
+            Test::PutBw | Test::GetBw => super::rma::stream(&s, plan.bidirectional),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::TcpListener;
-
-    #[test]
-    fn lines_travel_and_garbage_is_refused() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let mut a = Link::connect("127.0.0.1", port).unwrap();
-        let mut b = Link::new(listener.accept().unwrap().0).unwrap();
-        let hello = Hello {
-            protocol: PROTOCOL,
-            node: 1,
-            velo: 2,
-            rma: 3,
-            nla: u64::MAX,
-            buffer: 5,
-        };
-        a.send(&hello).unwrap();
-        let got: Hello = b.receive().unwrap();
-        assert_eq!((got.nla, got.rma), (u64::MAX, 3));
-        a.writer.write_all(b"{\"protocol\":\n").unwrap();
-        assert!(b.receive::<Hello>().is_err());
-        a.writer.write_all(&[b'x'; 9000]).unwrap();
-        assert!(b.receive::<Hello>().is_err());
-        drop(a);
-        while b.receive_or_end::<Hello>().is_err() {}
-        assert!(b.receive_or_end::<Hello>().unwrap().is_none());
     }
 }

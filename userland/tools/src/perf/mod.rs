@@ -5,21 +5,28 @@ mod link;
 mod reg;
 mod report;
 mod rma;
+mod tcp;
 mod velo;
 
+use crate::choice::Choice;
 use crate::stats::{interrupts, Summary};
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 use clap::{Parser, Subcommand, ValueEnum};
-use extoll::{Counters, Device, Wait};
-use link::{Endpoint, Hello, Link};
+use extoll::{Counters, Device, Error};
+use link::{Endpoint, Hello};
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use tcp::Link;
 
 /// Where the two sides meet, that of the perftest programs.
 const TCP_PORT: u16 = 18515;
+/// How long the server waits for what a client has to say before and between tests.
+const HELLO: Duration = Duration::from_secs(10);
+/// How long a client waits for its turn.
+const TURN: Duration = Duration::from_secs(3600);
 /// Longest transfer.
 const LARGEST: u64 = 1 << 30;
 
@@ -33,9 +40,8 @@ const LARGEST: u64 = 1 << 30;
 pub struct Args {
     #[command(subcommand)]
     verb: Verb,
-    /// Directory of the NIC's device files.
-    #[arg(short, long, global = true)]
-    device: Option<PathBuf>,
+    #[command(flatten)]
+    choice: Choice,
     /// TCP port to listen on or to connect to.
     #[arg(short, long, global = true, default_value_t = TCP_PORT)]
     port: u16,
@@ -89,7 +95,8 @@ struct RunArgs {
     /// Sleep until the interrupt instead of polling.
     #[arg(short, long)]
     events: bool,
-    /// Seconds without progress after which a test fails.
+    /// Seconds without progress after which a test fails, on both sides (the server hears of the client's progress over TCP,
+    /// and allows two seconds more).
     #[arg(long, default_value = "10", value_parser = crate::seconds)]
     timeout: Duration,
     /// One JSON object instead of the table.
@@ -143,15 +150,6 @@ struct Plan {
 }
 
 impl Plan {
-    fn wait(&self) -> Wait {
-        let wait = Wait::for_at_most(Duration::from_millis(self.timeout_ms));
-        if self.events {
-            wait
-        } else {
-            wait.polling()
-        }
-    }
-
     /// When to stop sending.
     fn goal(&self) -> Goal {
         match self.duration_ms {
@@ -214,7 +212,7 @@ struct PerMessage {
 
 /// Runs the program.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let device = args.device.clone().map_or_else(Device::default, Device::at);
+    let device = args.choice.device()?;
     match &args.verb {
         Verb::Serve { once } => serve(&device, args.port, *once)?,
         Verb::Run(run) => client(&device, args.port, run)?,
@@ -229,30 +227,36 @@ fn serve(device: &Device, port: u16, once: bool) -> Result<()> {
         .with_context(|| format!("cannot listen on TCP port {port}"))?;
     // Fails early when the NIC cannot be used.
     let endpoint = Endpoint::open(device)?;
-    println!("serving on node {} (TCP port {port})", endpoint.velo.node());
+    let mut out = std::io::stdout();
+    writeln!(
+        out,
+        "serving on node {} (TCP port {port})",
+        endpoint.velo.node()
+    )?;
+    out.flush()?;
     drop(endpoint);
     for stream in listener.incoming() {
-        let result = Link::new(stream?).and_then(|link| serve_client(device, link));
+        let result = Link::new(stream?).and_then(|link| serve_client(device, &link));
         match result {
             Ok(()) if once => return Ok(()),
             Ok(()) => {}
             Err(e) if once => return Err(e),
-            Err(e) => eprintln!("extoll-perf: {e:#}"),
+            Err(e) => crate::complain("extoll-perf", &e),
         }
     }
     Ok(())
 }
 
-fn serve_client(device: &Device, mut link: Link) -> Result<()> {
-    let theirs: Hello = link.receive()?;
+fn serve_client(device: &Device, link: &Link) -> Result<()> {
+    let theirs: Hello = link.receive(HELLO)?;
     if theirs.buffer > LARGEST {
         bail!("a client asks for {} bytes", theirs.buffer);
     }
     let endpoint = Endpoint::with_buffer(device, theirs.buffer)?;
     link.send(&endpoint.hello())?;
-    while let Some(plan) = link.receive_or_end::<Plan>()? {
+    while let Some(plan) = link.receive_or_end::<Plan>(HELLO)? {
         link.send(&true)?;
-        let measured = endpoint.serve(&plan, &theirs)?;
+        let measured = endpoint.serve(&plan, &theirs, link)?;
         link.send(&measured)?;
     }
     Ok(())
@@ -282,6 +286,17 @@ fn sizes(args: &RunArgs) -> Result<Vec<u64>> {
     }
 }
 
+/// The server's hello, which comes when it is our turn.
+fn hello(link: &Link, host: &str) -> Result<Hello> {
+    match link.receive(Duration::from_secs(2)) {
+        Err(e) if matches!(e.downcast_ref(), Some(Error::Timeout)) => {}
+        other => return other,
+    }
+    let busy = anyhow!("{host} does not answer yet (it serves one client at a time); waiting");
+    crate::complain("extoll-perf", &busy);
+    link.receive(TURN)
+}
+
 fn client(device: &Device, port: u16, args: &RunArgs) -> Result<()> {
     let sizes = sizes(args)?;
     if args.bidirectional && args.test.is_latency() {
@@ -289,9 +304,9 @@ fn client(device: &Device, port: u16, args: &RunArgs) -> Result<()> {
     }
     let largest = sizes.iter().copied().max().unwrap_or(1);
     let endpoint = Endpoint::with_buffer(device, largest)?;
-    let mut link = Link::connect(&args.host, port)?;
+    let link = Link::connect(&args.host, port)?;
     link.send(&endpoint.hello())?;
-    let peer: Hello = link.receive()?;
+    let peer = hello(&link, &args.host)?;
     let mut lines = Vec::new();
     for size in sizes {
         let default = if args.test.is_latency() { 1000 } else { 5000 };
@@ -307,18 +322,18 @@ fn client(device: &Device, port: u16, args: &RunArgs) -> Result<()> {
             timeout_ms: args.timeout.as_millis() as u64,
         };
         link.send(&plan)?;
-        let _: bool = link.receive()?;
+        let _: bool = link.receive(HELLO)?;
         let before = (endpoint.counters(), interrupts());
         let mine = endpoint
-            .run(&plan, &peer)
+            .run(&plan, &peer, &link)
             .with_context(|| format!("{size} bytes"))?;
         let after = (endpoint.counters(), interrupts());
         let theirs: Measured = link
-            .receive()
+            .receive(args.timeout.saturating_add(HELLO))
             .context("the server gave up; see its output")?;
         lines.push(line(&plan, mine, theirs, before, after));
         if !args.json {
-            report::print(args.test, &lines);
+            report::print(&mut std::io::stdout(), args.test, &lines)?;
         }
     }
     if args.json {

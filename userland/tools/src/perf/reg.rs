@@ -5,6 +5,7 @@ use crate::stats::{ns, Summary};
 use anyhow::Result;
 use extoll::{rma, Buffer, Device};
 use serde::Serialize;
+use std::io::Write;
 use std::time::Instant;
 
 /// Bytes of a page, and of a huge page.
@@ -69,15 +70,18 @@ pub fn run(device: &Device, args: &RegArgs) -> Result<()> {
         unregister_us: Summary::of(&mut down),
         ns_per_page: total as f64 / (args.iters * pages) as f64,
     };
+    let mut out = std::io::stdout();
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&cost)?);
+        writeln!(out, "{}", serde_json::to_string_pretty(&cost)?)?;
         return Ok(());
     }
-    println!(
+    writeln!(
+        out,
         "{:>12} {:>12} {:>12} {:>16} {:>16} {:>12}",
         "#bytes", "page", "#iterations", "register[us]", "unregister[us]", "per page[ns]"
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "{:>12} {:>12} {:>12} {:>16.2} {:>16.2} {:>12.1}",
         cost.bytes,
         cost.page_bytes,
@@ -85,6 +89,6 @@ pub fn run(device: &Device, args: &RegArgs) -> Result<()> {
         cost.register_us.median,
         cost.unregister_us.median,
         cost.ns_per_page
-    );
+    )?;
     Ok(())
 }

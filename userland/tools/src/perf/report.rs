@@ -4,6 +4,7 @@
 use super::link::Hello;
 use super::{Line, Test};
 use anyhow::Result;
+use std::io::Write;
 
 fn heading(latency: bool) -> Vec<String> {
     let columns: &[&str] = if latency {
@@ -50,10 +51,10 @@ fn row(line: &Line) -> Vec<String> {
 
 /// Prints the newest line, before the first one the heading. Columns have the width of the heading, so that lines can be
 /// printed while the test goes on.
-pub fn print(test: Test, lines: &[Line]) {
+pub fn print(out: &mut impl Write, test: Test, lines: &[Line]) -> Result<()> {
     let heading = heading(test.is_latency());
     let Some(last) = lines.last() else {
-        return;
+        return Ok(());
     };
     let wide = |cells: &[String]| -> String {
         let cells: Vec<String> = cells
@@ -64,9 +65,10 @@ pub fn print(test: Test, lines: &[Line]) {
         cells.join(" ")
     };
     if lines.len() == 1 {
-        println!("{}", wide(&heading));
+        writeln!(out, "{}", wide(&heading))?;
     }
-    println!("{}", wide(&row(last)));
+    writeln!(out, "{}", wide(&row(last)))?;
+    Ok(())
 }
 
 /// Prints everything as one object.
@@ -77,7 +79,7 @@ pub fn json(test: Test, here: &Hello, there: &Hello, lines: &[Line]) -> Result<(
         "server": there.node,
         "results": lines,
     });
-    println!("{}", serde_json::to_string_pretty(&all)?);
+    writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&all)?)?;
     Ok(())
 }
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! The RMA tests.
 
-use super::link::{Endpoint, Hello};
+use super::link::{Hello, Session};
 use super::{Measured, Plan, Test};
 use crate::stats::ns;
 use anyhow::{bail, Context, Result};
-use extoll::rma::{Command, Nla, NodeId, Notification, NotificationType, NotifySpec, Peer, Vpid};
+use extoll::rma::{
+    commands, Command, Nla, NodeId, Notification, NotificationType, NotifySpec, Peer, Vpid,
+};
 use std::time::Instant;
 
 /// Classes of the notification puts that end a test.
@@ -33,47 +35,48 @@ fn is_class(n: &Notification, class: u8) -> bool {
 }
 
 /// The next notification from the other side that `wanted` accepts. An error report ends the test.
-fn expect(
-    end: &Endpoint,
-    plan: &Plan,
-    peer: &Hello,
-    wanted: impl Fn(&Notification) -> bool,
-) -> Result<Notification> {
-    let n = end
-        .rma
-        .wait_for(plan.wait(), |n| {
-            is_from(n, peer) && (n.error != 0 || wanted(n))
-        })
+fn expect(s: &Session, wanted: impl Fn(&Notification) -> bool) -> Result<Notification> {
+    let wanted = |n: &Notification| is_from(n, s.peer) && (n.error != 0 || wanted(n));
+    let n = s
+        .watch
+        .wait(|wait| s.end.rma.wait_for(wait, wanted))
         .context("no notification")?;
     if n.error != 0 {
         bail!(extoll::Error::Transfer(n.error));
     }
+    s.watch.progress()?;
     Ok(n)
 }
 
-fn say(end: &Endpoint, plan: &Plan, peer: &Hello, class: u8) -> Result<()> {
-    let to = to(plan, peer);
-    end.rma
-        .retry(plan.wait(), || end.rma.notify(&to, class, 0))?;
+/// [`expect`] for a whole transfer, of which every command notifies.
+fn expect_all(s: &Session, wanted: impl Fn(&Notification) -> bool) -> Result<()> {
+    for _ in 0..commands(s.plan.size) {
+        expect(s, &wanted)?;
+    }
     Ok(())
 }
 
-fn put(end: &Endpoint, plan: &Plan, peer: &Hello, notify: NotifySpec) -> Result<()> {
-    let to = to(plan, peer);
-    end.rma.retry(plan.wait(), || {
-        end.rma
-            .put(&to, &end.region, 0, plan.size, Nla(peer.nla), notify)
-    })?;
-    Ok(())
+fn say(s: &Session, class: u8) -> Result<()> {
+    let to = to(s.plan, s.peer);
+    let rma = &s.end.rma;
+    s.watch
+        .wait(|wait| rma.retry(wait, || rma.notify(&to, class, 0)))
 }
 
-fn get(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<()> {
-    let to = to(plan, peer);
-    end.rma.retry(plan.wait(), || {
-        end.rma
-            .get(&to, &end.region, 0, plan.size, Nla(peer.nla), COMPLETER)
-    })?;
-    Ok(())
+fn put(s: &Session, notify: NotifySpec) -> Result<()> {
+    let to = to(s.plan, s.peer);
+    let (rma, nla) = (&s.end.rma, Nla(s.peer.nla));
+    let post = || rma.put(&to, &s.end.region, 0, s.plan.size, nla, notify);
+    s.watch.wait(|wait| rma.retry(wait, post))?;
+    s.watch.progress()
+}
+
+fn get(s: &Session) -> Result<()> {
+    let to = to(s.plan, s.peer);
+    let (rma, nla) = (&s.end.rma, Nla(s.peer.nla));
+    let post = || rma.get(&to, &s.end.region, 0, s.plan.size, nla, COMPLETER);
+    s.watch.wait(|wait| rma.retry(wait, post))?;
+    s.watch.progress()
 }
 
 fn arrived(n: &Notification) -> bool {
@@ -107,76 +110,72 @@ fn repeat(plan: &Plan, mut step: impl FnMut() -> Result<()>) -> Result<Measured>
 }
 
 /// Client: PUTs, waits for the PUT that comes back; half the time is the latency.
-pub fn put_latency(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
-    let mut m = repeat(plan, || {
-        put(end, plan, peer, COMPLETER)?;
-        expect(end, plan, peer, arrived).map(|_| ())
+pub fn put_latency(s: &Session) -> Result<Measured> {
+    let mut m = repeat(s.plan, || {
+        put(s, COMPLETER)?;
+        expect_all(s, arrived)
     })?;
     m.times.iter_mut().for_each(|t| *t /= 2);
-    stop(end, plan, peer)?;
+    stop(s)?;
     Ok(m)
 }
 
 /// Server: answers each PUT by one.
-pub fn put_pong(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
+pub fn put_pong(s: &Session) -> Result<Measured> {
     loop {
-        let n = expect(end, plan, peer, |n| arrived(n) || is_class(n, STOP))?;
+        let n = expect(s, |n| arrived(n) || is_class(n, STOP))?;
         if is_class(&n, STOP) {
-            say(end, plan, peer, ACK)?;
+            say(s, ACK)?;
             return Ok(Measured::default());
         }
-        put(end, plan, peer, COMPLETER)?;
+        for _ in 1..commands(s.plan.size) {
+            expect(s, arrived)?;
+        }
+        put(s, COMPLETER)?;
     }
 }
 
 /// Client: the time of a GET.
-pub fn get_latency(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
-    let m = repeat(plan, || {
-        get(end, plan, peer)?;
-        expect(end, plan, peer, fetched).map(|_| ())
+pub fn get_latency(s: &Session) -> Result<Measured> {
+    let m = repeat(s.plan, || {
+        get(s)?;
+        expect_all(s, fetched)
     })?;
-    stop(end, plan, peer)?;
+    stop(s)?;
     Ok(m)
 }
 
 /// Server: waits for the end, asleep: what is measured does not need it.
-pub fn idle(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
-    let asleep = Plan {
-        events: true,
-        ..*plan
-    };
-    answer_stop(end, &asleep, peer)?;
+pub fn idle(s: &Session) -> Result<Measured> {
+    answer_stop(s, true)?;
     Ok(Measured::default())
 }
 
-fn answer_stop(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<()> {
-    // Only the client can tell how long its part takes; it fails by itself when nothing moves any more, and then closes the
-    // connection, which ends this side at the next message.
-    let patience = plan.duration_ms.unwrap_or(0).saturating_add(
-        plan.timeout_ms
-            .saturating_mul(plan.iters.saturating_add(plan.warmup)),
-    );
-    let wait = extoll::Wait::for_at_most(std::time::Duration::from_millis(patience));
-    let wait = if plan.events { wait } else { wait.polling() };
-    end.rma
-        .wait_for(wait, |n| is_from(n, peer) && is_class(n, STOP))
+fn answer_stop(s: &Session, asleep: bool) -> Result<()> {
+    // Transfers of the other side are not seen here; its signs of life tell that there still are some.
+    let is_stop = |n: &Notification| is_from(n, s.peer) && is_class(n, STOP);
+    s.watch
+        .wait_for_the_other(|wait| {
+            let wait = if asleep { wait.sleeping() } else { wait };
+            s.end.rma.wait_for(wait, is_stop)
+        })
         .context("the other side did not finish")?;
-    say(end, plan, peer, ACK)
+    say(s, ACK)
 }
 
 /// Asks for the acknowledgement that comes behind all data (commands of a port are in order).
-fn stop(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<()> {
-    say(end, plan, peer, STOP)?;
-    expect(end, plan, peer, |n| is_class(n, ACK)).map(|_| ())
+fn stop(s: &Session) -> Result<()> {
+    say(s, STOP)?;
+    expect(s, |n| is_class(n, ACK)).map(|_| ())
 }
 
 /// Either side of a stream of transfers. A side that does not send only answers.
-pub fn stream(end: &Endpoint, plan: &Plan, peer: &Hello, sends: bool) -> Result<Measured> {
+pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
     let mut m = Measured::default();
     if sends {
-        let is_put = plan.test == Test::PutBw;
+        let is_put = s.plan.test == Test::PutBw;
         let done = if is_put { sent } else { fetched };
-        let goal = plan.goal();
+        let goal = s.plan.goal();
         let start = Instant::now();
         let mut flying = 0;
         loop {
@@ -184,30 +183,30 @@ pub fn stream(end: &Endpoint, plan: &Plan, peer: &Hello, sends: bool) -> Result<
             if enough && flying == 0 {
                 break;
             }
-            if enough || flying >= plan.tx_depth {
-                expect(end, plan, peer, done)?;
+            if enough || flying >= s.plan.tx_depth {
+                expect_all(s, done)?;
                 flying -= 1;
                 continue;
             }
             match is_put {
-                true => put(end, plan, peer, REQUESTER)?,
-                false => get(end, plan, peer)?,
+                true => put(s, REQUESTER)?,
+                false => get(s)?,
             }
             flying += 1;
             m.iterations += 1;
         }
         // PUTs are sent but may not have arrived yet.
-        say(end, plan, peer, STOP)?;
-        if !plan.bidirectional {
-            expect(end, plan, peer, |n| is_class(n, ACK))?;
+        say(s, STOP)?;
+        if !s.plan.bidirectional {
+            expect(s, |n| is_class(n, ACK))?;
             m.ns = ns(start.elapsed());
             return Ok(m);
         }
-        answer_stop(end, plan, peer)?;
-        expect(end, plan, peer, |n| is_class(n, ACK))?;
+        answer_stop(s, false)?;
+        expect(s, |n| is_class(n, ACK))?;
         m.ns = ns(start.elapsed());
         return Ok(m);
     }
-    answer_stop(end, plan, peer)?;
+    answer_stop(s, false)?;
     Ok(m)
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! The VELO tests.
 
-use super::link::{Endpoint, Hello};
+use super::link::{Hello, Session};
 use super::{Measured, Plan};
 use crate::stats::ns;
 use anyhow::{Context, Result};
 use extoll::velo::{Message, NodeId, To, Vpid};
 use extoll::Error;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// User tags.
 const DATA: u8 = 1;
@@ -31,111 +31,122 @@ fn is_from(m: &Message, peer: &Hello) -> bool {
     m.source.node.0 == peer.node && m.source.vpid.get() == peer.velo
 }
 
-fn receive(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Message> {
+fn receive(s: &Session) -> Result<Message> {
     loop {
-        let m = end
-            .velo
-            .recv(plan.wait())
+        let m = s
+            .watch
+            .wait(|wait| s.end.velo.recv(wait))
             .context("no message from the other side")?;
-        if is_from(&m, peer) {
+        if is_from(&m, s.peer) {
+            s.watch.progress()?;
             return Ok(m);
         }
     }
 }
 
+fn send(s: &Session, to: &To, data: &[u8]) -> Result<()> {
+    s.watch.wait(|wait| s.end.velo.send(to, data, wait))
+}
+
 /// Client: sends, waits for the answer; half the time is the latency.
-pub fn ping(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
-    let data = vec![0xA5; plan.size as usize];
-    let to = to(plan, peer);
-    for _ in 0..plan.warmup {
-        end.velo.send(&to.tagged(DATA), &data, plan.wait())?;
-        receive(end, plan, peer)?;
+pub fn ping(s: &Session) -> Result<Measured> {
+    let data = vec![0xA5; s.plan.size as usize];
+    let to = to(s.plan, s.peer);
+    for _ in 0..s.plan.warmup {
+        send(s, &to.tagged(DATA), &data)?;
+        receive(s)?;
     }
     let mut m = Measured::default();
-    let goal = plan.goal();
+    let goal = s.plan.goal();
     let start = Instant::now();
     while !goal.reached(m.iterations) {
         let sent = Instant::now();
-        end.velo.send(&to.tagged(DATA), &data, plan.wait())?;
-        receive(end, plan, peer)?;
+        send(s, &to.tagged(DATA), &data)?;
+        receive(s)?;
         m.times.push(ns(sent.elapsed()) / 2);
         m.iterations += 1;
     }
     m.ns = ns(start.elapsed());
-    end.velo.send(&to.tagged(LAST), &data, plan.wait())?;
+    send(s, &to.tagged(LAST), &data)?;
     Ok(m)
 }
 
 /// Server: answers until the last message.
-pub fn pong(end: &Endpoint, plan: &Plan, peer: &Hello) -> Result<Measured> {
-    let to = to(plan, peer);
+pub fn pong(s: &Session) -> Result<Measured> {
+    let to = to(s.plan, s.peer);
     loop {
-        let m = receive(end, plan, peer)?;
+        let m = receive(s)?;
         if m.tag == LAST {
             return Ok(Measured::default());
         }
-        end.velo.send(&to.tagged(DATA), m.data(), plan.wait())?;
+        send(s, &to.tagged(DATA), m.data())?;
     }
 }
 
 /// Either side of a stream. A side that does not send data only says at once that it has none.
-pub fn stream(end: &Endpoint, plan: &Plan, peer: &Hello, sends: bool) -> Result<Measured> {
-    let data = vec![0x5A; plan.size as usize];
-    let to = to(plan, peer);
+pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
+    let data = vec![0x5A; s.plan.size as usize];
+    let to = to(s.plan, s.peer);
     let goal = if sends {
-        plan.goal()
+        s.plan.goal()
     } else {
         super::Goal::Count(0)
     };
+    let timeout = Duration::from_millis(s.plan.timeout_ms);
     let start = Instant::now();
     let mut m = Measured::default();
     // Sent, acknowledged by the other side; received, acknowledged by us.
     let (mut acknowledged, mut received, mut reported) = (0, 0, 0);
     let (mut said_last, mut heard_last) = (false, false);
-    let mut wait = plan.wait();
+    let mut moved = Instant::now();
     while !(said_last && heard_last && acknowledged == m.iterations && reported == received) {
         let mut progress = false;
         if !said_last && m.iterations - acknowledged < WINDOW {
             let done = goal.reached(m.iterations);
             let tag = if done { LAST } else { DATA };
-            match end.velo.try_send(&to.tagged(tag), &data) {
+            match s.end.velo.try_send(&to.tagged(tag), &data) {
                 Ok(()) if done => said_last = true,
                 Ok(()) => m.iterations += 1,
-                Err(Error::Full) if !wait.is_over() => std::thread::yield_now(),
+                Err(Error::Full) if moved.elapsed() < timeout => {
+                    s.watch.glance()?;
+                    std::thread::yield_now();
+                }
                 Err(e) => return Err(e.into()),
             }
             progress = true;
         }
         if received - reported >= REPORT || heard_last && received > reported {
             let count: u64 = received - reported;
-            match end.velo.try_send(&to.tagged(CREDIT), &count.to_le_bytes()) {
+            match s
+                .end
+                .velo
+                .try_send(&to.tagged(CREDIT), &count.to_le_bytes())
+            {
                 // That may have been all.
                 Ok(()) => {
                     reported = received;
                     continue;
                 }
-                Err(Error::Full) => {}
+                Err(Error::Full) if moved.elapsed() < timeout => s.watch.glance()?,
                 Err(e) => return Err(e.into()),
             }
         }
         let message = if progress || received > reported && heard_last {
-            end.velo.try_recv()?
+            s.end.velo.try_recv()?
         } else {
-            match end.velo.recv(wait) {
-                Ok(message) => Some(message),
-                Err(Error::Timeout) => {
-                    return Err(Error::Timeout).context(format!(
-                        "{} sent, {acknowledged} acknowledged, {received} received",
-                        m.iterations
-                    ))
-                }
-                Err(e) => return Err(e.into()),
-            }
+            let message = s.watch.wait(|wait| s.end.velo.recv(wait));
+            Some(message.with_context(|| {
+                format!(
+                    "{} sent, {acknowledged} acknowledged, {received} received",
+                    m.iterations
+                )
+            })?)
         };
-        let Some(message) = message.filter(|m| is_from(m, peer)) else {
+        let Some(message) = message.filter(|m| is_from(m, s.peer)) else {
             continue;
         };
-        wait = plan.wait();
+        moved = Instant::now();
+        s.watch.progress()?;
         match message.tag {
             DATA => received += 1,
             LAST => heard_last = true,
@@ -150,6 +161,6 @@ pub fn stream(end: &Endpoint, plan: &Plan, peer: &Hello, sends: bool) -> Result<
         }
     }
     // The last credit may still be on its way through our own NIC.
-    end.velo.drain(plan.wait())?;
+    s.watch.wait(|wait| s.end.velo.drain(wait))?;
     Ok(m)
 }

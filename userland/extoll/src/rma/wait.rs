@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Calls that post commands and wait until they are done.
+
+use super::jobs::Work;
+use super::{
+    LockResult, LockTarget, Modifiers, Nla, NotifySpec, Operation, Peer, Port, Region, MAX_LEN,
+};
+use crate::error::{check_range, Error, Result};
+use crate::pages::Posted;
+use crate::Wait;
+use std::cell::Cell;
+use wire::rma::DescriptorError;
+use wire::transfer::{Chunk, Direction};
+
+/// An entry of the list of what is waited for; one that is dropped before its end is given up.
+struct Ticket<'a> {
+    port: &'a Port,
+    id: Cell<Option<u64>>,
+    /// The last command that was posted.
+    posted: Cell<Option<Posted>>,
+    /// Slots of the queue that had been given up before.
+    skipped: Cell<u64>,
+}
+
+impl Ticket<'_> {
+    /// Units that reported an error so far.
+    fn give_up(&self) -> u8 {
+        self.id
+            .take()
+            .map_or(0, |id| self.port.queue().jobs.give_up(id))
+    }
+
+    /// Fails if what is waited for does not come any more, or may not, because of what another call found.
+    fn check(&self) -> Result<()> {
+        let Some(posted) = self.posted.get() else {
+            return Ok(());
+        };
+        self.port.sender().check_posted(posted)?;
+        match self.port.queue().skipped() - self.skipped.get() {
+            0 => Ok(()),
+            lost => Err(Error::Skipped(u32::try_from(lost).unwrap_or(u32::MAX))),
+        }
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+/// Waiting for the end. A call that timed out or failed may leave commands on their way; the port remembers them and takes their late
+/// notifications, for ten seconds. Until then, or until these came, a call that would be answered by notifications that look the
+/// same (same peer, and overlapping local memory or the same lock) posts nothing but waits, and so does one beside another such
+/// call. A GET that timed out may still write to the region. Commands posted otherwise, with notifications, on the
+/// same memory at the same time would be confused with them.
+impl Port {
+    /// [`Port::put`] that waits until the data has left: the region may be changed, the peer may not have it yet.
+    pub fn put_wait(
+        &self,
+        peer: &Peer,
+        region: &Region,
+        offset: u64,
+        len: u64,
+        remote: Nla,
+        wait: Wait,
+    ) -> Result<()> {
+        let notify = NotifySpec {
+            requester: true,
+            ..NotifySpec::NONE
+        };
+        self.move_wait(peer, region, (offset, len), remote, notify, wait)
+    }
+
+    /// [`Port::get`] that waits until the data is in the region.
+    pub fn get_wait(
+        &self,
+        peer: &Peer,
+        region: &Region,
+        offset: u64,
+        len: u64,
+        remote: Nla,
+        wait: Wait,
+    ) -> Result<()> {
+        let notify = NotifySpec {
+            completer: true,
+            ..NotifySpec::NONE
+        };
+        self.move_wait(peer, region, (offset, len), remote, notify, wait)
+    }
+
+    /// Every command notifies, up to four are on their way; the first error is the result.
+    fn move_wait(
+        &self,
+        peer: &Peer,
+        region: &Region,
+        (offset, len): (u64, u64),
+        remote: Nla,
+        notify: NotifySpec,
+        wait: Wait,
+    ) -> Result<()> {
+        check_range(offset, len, region.len())?;
+        let local = region.nla_at(offset)?.0;
+        let direction = match notify.requester {
+            true => Direction::Put,
+            false => Direction::Get,
+        };
+        let work = Work::transfer(direction, (peer.node, peer.vpid), local, len)
+            .ok_or(Error::Descriptor(DescriptorError::Count(0)))?;
+        let words = |chunk: Chunk| {
+            let (local, remote) = (
+                local.wrapping_add(chunk.offset),
+                remote.0.wrapping_add(chunk.offset),
+            );
+            let op = match direction {
+                Direction::Put => put_of(chunk.len, local, remote),
+                Direction::Get => get_of(chunk.len, local, remote),
+            };
+            self.encode(peer, notify, Modifiers::NONE, op)
+        };
+        self.finish(peer, work, words, wait).map(drop)
+    }
+
+    /// Fetch-compare-and-add at the peer: if the lock ≤ `compare` then `add` is added. Waits for the outcome.
+    pub fn lock_wait(
+        &self,
+        peer: &Peer,
+        at: LockTarget,
+        number: u32,
+        compare: i32,
+        add: i32,
+        wait: Wait,
+    ) -> Result<LockResult> {
+        let notify = NotifySpec {
+            completer: true,
+            ..NotifySpec::NONE
+        };
+        let op = Operation::Lock {
+            at,
+            number,
+            compare,
+            add,
+        };
+        let words = self.encode(peer, notify, Modifiers::NONE, op)?;
+        self.finish(peer, Work::lock(number), |_| Ok(words), wait)
+            .map(LockResult)
+    }
+
+    fn finish(
+        &self,
+        peer: &Peer,
+        work: Work,
+        words: impl Fn(Chunk) -> Result<[u64; 3]>,
+        wait: Wait,
+    ) -> Result<u64> {
+        self.check_page(peer.options)?;
+        let ticket = Ticket {
+            port: self,
+            id: Cell::new(None),
+            posted: Cell::new(None),
+            skipped: Cell::new(0),
+        };
+        let result = self.look_until(
+            wait,
+            || self.step(peer, &work, &words, &ticket),
+            || ticket.check(),
+            // Others take notifications for this call, and it may wait for room or its turn.
+            |jobs| ticket.id.get().is_some_and(|id| jobs.is_waiting(id)),
+        );
+        match (result, ticket.give_up()) {
+            (Err(Error::Timeout), bits) if bits != 0 => Err(Error::Transfer(bits)),
+            (result, _) => result,
+        }
+    }
+
+    /// Looks for the result and posts what can be posted.
+    fn step(
+        &self,
+        peer: &Peer,
+        work: &Work,
+        words: &impl Fn(Chunk) -> Result<[u64; 3]>,
+        ticket: &Ticket<'_>,
+    ) -> Result<Option<u64>> {
+        loop {
+            let (id, chunk) = {
+                let mut queue = self.queue();
+                queue.sort()?;
+                if ticket.posted.get().is_none() {
+                    ticket.skipped.set(queue.skipped());
+                }
+                let jobs = &mut queue.jobs;
+                let admitted = ticket
+                    .id
+                    .get()
+                    .or_else(|| jobs.admit((peer.node, peer.vpid), work));
+                let Some(id) = admitted else {
+                    return Ok(None);
+                };
+                ticket.id.set(Some(id));
+                if let Some(result) = jobs.end(id) {
+                    ticket.id.set(None);
+                    return result.map(Some);
+                }
+                match jobs.begin(id) {
+                    Some(chunk) => (id, chunk),
+                    None => return Ok(None),
+                }
+            };
+            let (page, before) = (peer.options.index(), ticket.posted.get());
+            let posted =
+                words(chunk).and_then(|words| self.sender().post_behind(page, &words, before));
+            if posted.is_err() {
+                self.queue().jobs.retract(id);
+            }
+            match posted {
+                Ok(posted) => ticket.posted.set(Some(posted)),
+                Err(Error::Full) => return Ok(None),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+pub(super) fn put_of(len: u32, local: u64, remote: u64) -> Operation {
+    Operation::Put {
+        qw: false,
+        len,
+        local,
+        remote,
+    }
+}
+
+pub(super) fn get_of(len: u32, local: u64, remote: u64) -> Operation {
+    Operation::Get {
+        qw: false,
+        len,
+        remote,
+        local,
+    }
+}
+
+/// Commands that [`Port::put`] and [`Port::get`] post for so many bytes, each of which notifies.
+pub fn commands(len: u64) -> u64 {
+    len.div_ceil(u64::from(MAX_LEN)).max(1)
+}

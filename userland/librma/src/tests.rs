@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The functions on a device made of memory.
+
+#[path = "../../extoll/tests/fake/mod.rs"]
+mod fake;
+
+use super::{error, mem::*, noti::*, port::*, Connection, Endpoint, Noti, Region, Status};
+use extoll::rma::Port;
+use fake::Fake;
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicI32;
+use std::sync::Arc;
+
+fn open() -> (Arc<Fake>, *mut Endpoint) {
+    let values = [
+        (0x8004_6B00, 64 << 10),
+        (0x8004_6B03, 64 << 10),
+        (0x8004_6B08, 3),
+        (0x8004_6B09, 7),
+    ];
+    let fake = Fake::new((0x21000, 16), &values);
+    let endpoint = Endpoint {
+        port: Port::with_backend(fake.clone()).unwrap(),
+        mode: AtomicI32::new(7),
+    };
+    (fake, Box::into_raw(Box::new(endpoint)))
+}
+
+/// Lets the NIC accept `n` packets altogether.
+fn accept(fake: &Fake, n: u64) {
+    fake.view(0x20000, 4096).store(0, n);
+}
+
+#[test]
+fn ending_too_early_may_be_repeated() {
+    let (fake, port) = open();
+    // SAFETY: here and below: pointers are null, or of this library and not ended yet.
+    unsafe {
+        let mut handle: *mut Connection = null_mut();
+        assert_eq!(rma2_connect(port, 1, 9, 16, &mut handle), error::SUCCESS);
+        let endpoint = &*port;
+        endpoint
+            .port
+            .post_words((*handle).options(), [3, 0, 0])
+            .unwrap();
+        for _ in 0..2 {
+            assert_eq!(rma2_disconnect(port, handle), error::POLL_EXCEEDED);
+            assert_eq!(rma2_handle_get_vpid(handle), 9);
+        }
+        assert_eq!(rma2_close(port), error::POLL_EXCEEDED);
+        accept(&fake, 1);
+        assert_eq!(rma2_disconnect(port, handle), error::SUCCESS);
+        assert_eq!(rma2_close(port), error::SUCCESS);
+    }
+    // The last user of the device is this test.
+    assert_eq!(Arc::strong_count(&fake), 1);
+}
+
+#[test]
+fn without_replay_nothing_is_waited_for() {
+    let (fake, port) = open();
+    // SAFETY: as above.
+    unsafe {
+        rma2_set_replay_mode(port, 0);
+        let options = extoll::rma::PageOptions::from_index(16);
+        (*port).port.post_words(options, [3, 0, 0]).unwrap();
+        assert_eq!(rma2_close(port), error::SUCCESS);
+    }
+    assert_eq!(Arc::strong_count(&fake), 1);
+}
+
+#[test]
+fn a_nic_that_is_gone_has_its_own_code() {
+    let (fake, port) = open();
+    let refuse = |code| fake.driver().refuse = Some(code);
+    let mut page = vec![0u8; 8192];
+    let address = page.as_mut_ptr().cast();
+    // SAFETY: as above; the memory is not used otherwise.
+    unsafe {
+        let mut region: *mut Region = null_mut();
+        refuse(libc::ENODEV);
+        assert_eq!(
+            rma2_register(port, address, 4096, &mut region),
+            error::NO_DEVICE
+        );
+        let ending = |code| {
+            let mut region: *mut Region = null_mut();
+            assert_eq!(
+                rma2_register(port, address, 4096, &mut region),
+                error::SUCCESS
+            );
+            refuse(code);
+            (rma2_unregister(port, region), region)
+        };
+        // Freed: a leak checker would tell.
+        assert_eq!(ending(libc::ENODEV).0, error::NO_DEVICE);
+        assert_eq!(ending(libc::ETIMEDOUT).0, error::NOT_FREE);
+        // Refused: still there.
+        let (code, region) = ending(libc::EFAULT);
+        assert_eq!(code, error::ATU);
+        assert_eq!(rma2_unregister(port, region), error::SUCCESS);
+        assert_eq!(rma2_close(port), error::SUCCESS);
+    }
+    let os = |code| extoll::Error::Os {
+        what: "x".into(),
+        source: std::io::Error::from_raw_os_error(code),
+    };
+    assert_eq!(error::of(&os(libc::ENODEV)), error::NO_DEVICE);
+    assert_eq!(error::of(&os(libc::EIO)), error::ERR_ERROR);
+    assert_eq!(error::of(&extoll::Error::Gone), error::NO_DEVICE);
+}
+
+#[test]
+fn a_notification_is_handed_out_once() {
+    let (fake, port) = open();
+    let queue = fake.view(0x21000, 4096 + (64 << 10));
+    for n in 0..2 {
+        queue.store(4096 + 16 * n, n as u64);
+        queue.store(4096 + 16 * n + 8, (4 << 48) | (5 << 51));
+    }
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(rma2_noti_probe(port, null_mut()), error::INV_VALUE);
+        let take = || {
+            let mut found: *mut Noti = null_mut();
+            let code: Status = rma2_noti_probe(port, &mut found);
+            (code, found)
+        };
+        let (first, second) = (take(), take());
+        assert_eq!((first.0, second.0), (error::SUCCESS, error::SUCCESS));
+        assert_eq!(((*first.1).word0, (*second.1).word0), (0, 1));
+        assert_eq!(take(), (error::NO_NOTI, null_mut()));
+        for (noti, code) in [
+            (second.1, error::SUCCESS),
+            (second.1, error::INV_VALUE),
+            (first.1, error::SUCCESS),
+            (first.1, error::INV_VALUE),
+            (first.1.add(2), error::INV_VALUE),
+        ] {
+            assert_eq!(rma2_noti_free(port, noti), code);
+        }
+        assert_eq!(rma2_close(port), error::SUCCESS);
+    }
+}

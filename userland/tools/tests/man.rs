@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The manual pages of the libraries agree with their headers, and lead only to pages that exist.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Headers whose functions have pages.
+const HEADERS: [&str; 3] = ["rma2", "velo", "smfu"];
+/// Pages of the system that ours name.
+const SYSTEM: [&str; 2] = ["poll(2)", "mlock(2)"];
+
+fn userland(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// A header without comments.
+fn header(name: &str) -> String {
+    let text = std::fs::read_to_string(userland(&format!("include/{name}.h"))).unwrap();
+    let mut out = String::new();
+    let mut rest = &text[..];
+    while let Some((code, comment)) = rest.split_once("/*") {
+        out += code;
+        rest = comment.split_once("*/").unwrap().1;
+    }
+    out + rest
+}
+
+/// Words with one blank between them, stars at the name.
+fn tidy(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.join(" ").replace("* ", "*")
+}
+
+/// Functions of a header: name, and `type name(parameters)`.
+fn functions(name: &str) -> BTreeMap<String, String> {
+    let text = header(name);
+    let prefix = format!("{name}_");
+    let mut all = BTreeMap::new();
+    for piece in text.split([';', '{', '}']) {
+        let piece = tidy(piece);
+        let Some((head, parameters)) = piece.split_once('(') else {
+            continue;
+        };
+        let at = head.rfind([' ', '*']).map_or(0, |i| i + 1);
+        if head[at..].starts_with(&prefix) && parameters.ends_with(')') {
+            all.insert(head[at..].to_string(), piece);
+        }
+    }
+    all
+}
+
+/// Names of the values of all enumerations of a header.
+fn values(name: &str) -> BTreeSet<String> {
+    let text = header(name);
+    let mut all = BTreeSet::new();
+    for body in text.split("enum {").skip(1) {
+        let body = body.split_once('}').unwrap().0;
+        all.extend(body.split(',').filter_map(|value| {
+            let name = value.split('=').next()?.trim();
+            (!name.is_empty()).then(|| name.to_string())
+        }));
+    }
+    all
+}
+
+/// Members of a structure of a header.
+fn members(text: &str, name: &str) -> Vec<String> {
+    let (_, body) = text.split_once(&format!("struct {name} {{")).unwrap();
+    let body = body.split_once('}').unwrap().0;
+    body.split(';')
+        .map(tidy)
+        .filter(|m| !m.is_empty())
+        .collect()
+}
+
+/// All library pages: name without the section, text.
+fn pages() -> BTreeMap<String, String> {
+    let dir = std::fs::read_dir(userland("man")).unwrap();
+    dir.map(|entry| {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let name = name.strip_suffix(".3").unwrap().to_string();
+        (name, std::fs::read_to_string(&path).unwrap())
+    })
+    .collect()
+}
+
+/// Lines of a section of a page.
+fn section<'a>(page: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
+    let heading = format!(".Sh {name}");
+    page.lines()
+        .skip_while(move |l| *l != heading)
+        .skip(1)
+        .take_while(|l| !l.starts_with(".Sh "))
+}
+
+/// What a page's NAME section names, the page itself too.
+fn named(page: &str) -> Vec<&str> {
+    section(page, "NAME")
+        .filter_map(|l| l.strip_prefix(".Nm "))
+        .map(|l| l.trim_end_matches(" ,"))
+        .collect()
+}
+
+/// Words of a macro line; quotes hold some together.
+fn words(line: &str) -> Vec<String> {
+    line.split('"')
+        .enumerate()
+        .flat_map(|(i, part)| match i % 2 {
+            0 => part.split_whitespace().map(String::from).collect(),
+            _ => vec![part.to_string()],
+        })
+        .collect()
+}
+
+#[test]
+fn every_function_is_named_by_one_page_which_explains_it() {
+    let pages = pages();
+    for header in HEADERS {
+        let functions = functions(header);
+        assert!(functions.len() >= 8, "{header}: {functions:?}");
+        for (function, prototype) in &functions {
+            let homes: Vec<&String> = pages
+                .iter()
+                .filter(|(_, text)| named(text).contains(&function.as_str()))
+                .map(|(name, _)| name)
+                .collect();
+            let [home] = homes[..] else {
+                panic!("{function} is in the NAME sections of {homes:?}");
+            };
+            let mut kind = String::new();
+            let mut synopsis = BTreeSet::new();
+            for line in section(&pages[home], "SYNOPSIS") {
+                if let Some(text) = line.strip_prefix(".Ft ") {
+                    kind = words(text).join(" ");
+                } else if let Some(text) = line.strip_prefix(".Fn ") {
+                    let words = words(text);
+                    let (name, parameters) = words.split_first().unwrap();
+                    synopsis.insert(tidy(&format!("{kind} {name}({})", parameters.join(", "))));
+                }
+            }
+            assert!(
+                synopsis.contains(prototype),
+                "{home}: the synopsis has no {prototype}: {synopsis:#?}"
+            );
+            let mention = format!(".Fn {function}");
+            let explained = section(&pages[home], "DESCRIPTION")
+                .any(|l| l == mention || l.starts_with(&format!("{mention} ")));
+            assert!(explained, "{home}: {function} is not explained");
+        }
+    }
+}
+
+#[test]
+fn pages_name_nothing_else() {
+    let functions: BTreeSet<String> = HEADERS
+        .iter()
+        .flat_map(|h| functions(h).into_keys())
+        .collect();
+    for (name, text) in pages() {
+        let named = named(&text);
+        assert_eq!(named.first(), Some(&name.as_str()), "{name}");
+        for other in &named[1..] {
+            assert!(functions.contains(*other), "{name} names {other}");
+        }
+        // And speaks of no other functions.
+        for line in text.lines().filter_map(|l| l.strip_prefix(".Fn ")) {
+            let function = &words(line)[0];
+            assert!(functions.contains(function), "{name}: {function}");
+        }
+    }
+}
+
+#[test]
+fn pages_that_are_referred_to_exist() {
+    let pages = pages();
+    let tools = extoll_tools::man::pages().unwrap();
+    let tools: BTreeSet<&str> = tools.iter().map(|(name, _)| name.as_str()).collect();
+    let mut references = 0;
+    for (name, text) in &pages {
+        assert!(section(text, "SEE ALSO").count() > 0, "{name}: SEE ALSO");
+        for line in text.lines() {
+            let line = line.strip_prefix(".It Xr ").or(line.strip_prefix(".Xr "));
+            let Some(line) = line else { continue };
+            let words = words(line);
+            let (page, number) = (&words[0], &words[1]);
+            let exists = match number.as_str() {
+                "3" => pages.contains_key(page),
+                "8" => tools.contains(format!("{page}.8").as_str()),
+                _ => SYSTEM.contains(&format!("{page}({number})").as_str()),
+            };
+            assert!(exists, "{name} refers to {page}({number})");
+            references += 1;
+        }
+    }
+    assert!(references >= 20);
+}
+
+#[test]
+fn values_and_structures_are_shown() {
+    let pages = pages();
+    let has_word = |text: &str, word: &str| {
+        text.split(|c: char| !(c.is_alphanumeric() || c == '_'))
+            .any(|w| w == word)
+    };
+    let values = values("rma2");
+    assert!(values.len() > 60, "{values:?}");
+    for value in values {
+        let shown = pages
+            .iter()
+            .any(|(name, text)| name.starts_with("rma2_") && has_word(text, &value));
+        assert!(shown, "{value} is in no page");
+    }
+    let code = header("velo");
+    let mut page = String::new();
+    let mut rest = &pages["velo"][..];
+    while let Some((text, comment)) = rest.split_once("/*") {
+        page += text;
+        rest = comment.split_once("*/").unwrap().1;
+    }
+    page += rest;
+    for name in ["velo_to", "velo_message"] {
+        assert_eq!(members(&page, name), members(&code, name), "{name}");
+    }
+}
