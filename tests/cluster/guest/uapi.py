@@ -1,259 +1,8 @@
-#!/usr/bin/env python3
-"""Exercises the device files of the NIC inside a node: `uapi.py COMMAND [ARG…]`. Exit status 0 means that all was as it should be.
-
-Talks to the kernel by ioctl, mmap and 8-byte stores only, as librma and libvelo do.
-"""
-import ctypes, errno, fcntl, json, mmap, os, random, select, signal, struct, sys, time
-
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong]
-PAGE = 4096
-RW = mmap.PROT_READ | mmap.PROT_WRITE
-USER = 65534
-PATIENCE = 20
+# The ABI, data, death of process and NIC, random calls, and the commands. Part of the program that device.py begins.
 
 
-def check(what, got, want=True):
-    if got != want:
-        raise AssertionError(f"{what}: got {got!r}, want {want!r}")
-
-
-def fails(what, want, f, *args):
-    try:
-        got = f(*args)
-    except OSError as e:
-        check(what, errno.errorcode.get(e.errno), errno.errorcode[want])
-        return
-    raise AssertionError(f"{what}: succeeded with {got!r}, want {errno.errorcode[want]}")
-
-
-def ior(magic, nr, size):
-    return 2 << 30 | size << 16 | magic << 8 | nr
-
-
-def iow(magic, nr, size):
-    return 1 << 30 | size << 16 | magic << 8 | nr
-
-
-def K(nr, size=4, get=True):
-    return (ior if get else iow)(ord("k"), nr, size)
-
-
-INFO, ARM = ior(0xE7, 0, 48), iow(0xE7, 1, 8)
-
-
-def load(address):
-    return ctypes.c_uint64.from_address(address).value
-
-
-def store(address, value):
-    ctypes.c_uint64.from_address(address).value = value & (1 << 64) - 1
-
-
-def map_fd(fd, length, offset, prot=RW, flags=mmap.MAP_SHARED):
-    address = libc.mmap(None, length, prot, flags, fd, offset)
-    if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "mmap")
-    return address
-
-
-def memory(pages):
-    """Own anonymous memory."""
-    return map_fd(-1, pages * PAGE, 0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-class Device:
-    def __init__(self, name, flags=os.O_RDWR):
-        self.fd = os.open(f"/dev/extoll/{name}", flags | os.O_CLOEXEC)
-        self.maps = []
-
-    def ioctl(self, command, arg=0):
-        result = libc.ioctl(self.fd, command, arg)
-        if result < 0:
-            raise OSError(ctypes.get_errno(), f"ioctl {command:#x}")
-        return result
-
-    def get(self, command):
-        # Filled with ones before: all 8 bytes have to be stored, whatever size the code tells.
-        value = ctypes.c_uint64(0xAAAA_AAAA_AAAA_AAAA)
-        self.ioctl(command, ctypes.addressof(value))
-        return value.value
-
-    def info(self):
-        raw = ctypes.create_string_buffer(48)
-        self.ioctl(INFO, ctypes.addressof(raw))
-        names = "version flags nic node vpid pages slot_bytes slots protection"
-        return dict(zip(names.split(), struct.unpack("12I", raw.raw)))
-
-    def map(self, length, offset, prot=RW):
-        address = map_fd(self.fd, length, offset, prot)
-        self.maps.append((address, length))
-        return address
-
-    def close(self):
-        for address, length in self.maps:
-            libc.munmap(address, length)
-        os.close(self.fd)
-
-
-class Rma(Device):
-    def __init__(self, queue=256 << 10):
-        super().__init__("rma2")
-        self.ioctl(K(2, get=False), 64 << 10)
-        self.ioctl(K(1, get=False), queue)
-        check("queue size", self.get(K(0)), queue)
-        self.node, self.vpid = self.get(K(8)), self.get(K(9))
-        self.slots, self.rp, self.sent = queue // 16, 0, 0
-        self.queue_map(queue)
-        self.pages = self.map(32 * PAGE, 0, mmap.PROT_WRITE)
-        self.state = self.map(PAGE, 0x20000)
-        store(self.state, 0)
-
-    def queue_map(self, queue):
-        self.rp_page = self.map(queue + PAGE, 0x21000)
-        self.queue = self.rp_page + PAGE
-        self.ioctl(K(4, get=False), 0)
-        self.ioctl(K(5, get=False), 0)
-        self.rp, self.slots = 0, queue // 16
-
-    def register(self, address, pages):
-        raw = bytearray(80)
-        size = pages * PAGE
-        struct.pack_into("=QQIIQQ", raw, 16, address, 0, pages, 0, address + size, size)
-        raw = (ctypes.c_char * 80).from_buffer(raw)
-        self.ioctl(K(10, 8, False), ctypes.addressof(raw))
-        return struct.unpack_from("=Q", raw, 24)[0]
-
-    def unregister(self, nla, pages):
-        raw = bytearray(80)
-        struct.pack_into("=QQIIQQ", raw, 16, 0, nla, pages, 0, 0, pages * PAGE)
-        raw = (ctypes.c_char * 80).from_buffer(raw)
-        self.ioctl(K(11, 8, False), ctypes.addressof(raw))
-
-    def post(self, page, w0, w1, w2):
-        at = self.pages + page * PAGE
-        for i, w in enumerate((w0, w1, w2)):
-            store(at + 8 * i, w)
-
-    def put(self, node, vpid, local, remote, size, spec=1 | 4, page=16):
-        self.post(page, 3 | 2 << 2 | vpid << 8 | node << 16 | spec << 32 | (size - 1) << 40, local, remote)
-
-    def fetch(self, node, vpid, remote, local, size, spec=4, page=16):
-        self.post(page, 3 | vpid << 8 | node << 16 | spec << 32 | (size - 1) << 40, remote, local)
-
-    def notify(self, node, vpid, value, kind=7, spec=4, page=16):
-        self.post(page, 3 | 5 << 2 | vpid << 8 | node << 16 | spec << 32 | kind << 40, value, 0)
-
-    def take(self):
-        """The next notification (word 0, word 1), or None."""
-        at = self.queue + 16 * self.rp
-        w1 = load(at + 8)
-        if w1 == 0:
-            return None
-        w0 = load(at)
-        store(at + 8, 0)
-        self.rp = (self.rp + 1) % self.slots
-        store(self.rp_page, self.rp)
-        return w0, w1
-
-    def wait(self, patience=PATIENCE):
-        end = time.time() + patience
-        while time.time() < end:
-            n = self.take()
-            if n:
-                return n
-            time.sleep(0.001)
-        raise AssertionError("no notification in time")
-
-    def wait_type(self, kind):
-        w0, w1 = self.wait()
-        check("errors in the notification", w1 >> 61, 0)
-        check("type of the notification", w1 >> 48 & 7, kind)
-        return w0, w1
-
-
-class Velo(Device):
-    def __init__(self):
-        super().__init__("velo2")
-        self.node, self.vpid = self.get(K(12, 8)), self.get(K(4, 8))
-        self.slot = self.get(K(21))
-        size = self.get(K(5, 8))
-        self.box = self.map(size + PAGE, 0x10000)
-        self.page = self.map(2 * PAGE, 0)
-        self.slots, self.rp = size // self.slot, 0
-
-    def send(self, node, vpid, data, tag=0, irq=False):
-        words = [node | vpid << 16 | irq << 34 | tag << 40 | len(data) << 48]
-        data = data + bytes(-len(data) % 8)
-        words += struct.unpack(f"={len(data) // 8}Q", data)
-        for i, w in enumerate(words):
-            store(self.page + 8 * i, w)
-
-    def take(self):
-        at = self.box + PAGE + self.slot * self.rp
-        status = load(at + self.slot - 8)
-        if status == 0:
-            return None
-        size = status >> 48 & 0xFFF
-        start = at + self.slot - 8 - (size + 7) // 8 * 8
-        data = ctypes.string_at(start, size)
-        store(at + self.slot - 8, 0)
-        self.rp = (self.rp + 1) % self.slots
-        store(self.box, self.rp)
-        return status & 0xFFFF, status >> 16 & 0xFF, data
-
-    def wait(self, patience=PATIENCE):
-        end = time.time() + patience
-        while time.time() < end:
-            m = self.take()
-            if m:
-                return m
-            time.sleep(0.001)
-        raise AssertionError("no message in time")
-
-
-def pattern(n, seed):
-    return random.Random(seed).randbytes(n)
-
-
-def fill(address, data):
-    ctypes.memmove(address, data, len(data))
-
-
-def child(f, *args, uid=None):
-    """Runs f in a process of its own, perhaps as another user; its exit status, or minus the signal."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            if uid is not None:
-                become(uid)
-            f(*args)
-            code = 0
-        except BaseException as e:
-            print(f"{f.__name__}: {type(e).__name__} {e}", file=sys.stderr, flush=True)
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def become(uid):
-    os.setgroups([])
-    os.setgid(uid)
-    os.setuid(uid)
-
-
-def dies_by(what, number, f, *args):
-    check(what, child(f, *args), -number)
-
-
-# ---- scenarios
-
-
-def abi():
-    """Numbers, sizes and error codes of the vendor's ABI."""
+def abi(node="0"):
+    """Numbers, sizes and error codes of the vendor's ABI, on this node."""
     r = Device("rma2")
     check("default queue size", r.get(K(0)), 2 << 20)
     check("default segment size", r.get(K(3)), 64 << 10)
@@ -283,7 +32,7 @@ def abi():
     fails("1 requester page", errno.EINVAL, v.map, PAGE, 0)
     v.close()
     s = Device("smfu2")
-    check("node", s.get(K(2, 8)), s.get(K(2, 8)))
+    check("node", s.get(K(2, 8)), int(node))
     fails("number 3", errno.ENOTTY, s.ioctl, K(3, 8), 0)
     s.close()
 
@@ -362,7 +111,8 @@ def velo_loop_back():
 
 
 def serve(path):
-    """Offers memory and a mailbox; answers each message by its reverse, until killed."""
+    """Offers memory and a mailbox; answers each message by its reverse, until killed. While PATH.look is there it writes
+    PATH.seen, which tells whether the memory changed and how much arrived in the queues."""
     r, v = Rma(), Velo()
     b = memory(256)
     fill(b, pattern(1 << 20, 1))
@@ -370,13 +120,20 @@ def serve(path):
     with open(path + ".new", "w") as f:
         json.dump(offer, f)
     os.rename(path + ".new", path)
+    visitors = 0
     while True:
+        if os.path.exists(path + ".look") and not os.path.exists(path + ".seen"):
+            same = ctypes.string_at(b, 1 << 20) == pattern(1 << 20, 1)
+            with open(path + ".new", "w") as f:
+                f.write(f"memory {'same' if same else 'changed'} visitors {visitors}")
+            os.rename(path + ".new", path + ".seen")
         m = v.take()
         if m:
             v.send(m[0], m[1], m[2][::-1])
         n = r.take()
         if n:
             r.notify(n[1] >> 32 & 0xFFFF, n[1] >> 23 & 0xFF, int(n[0]) + 1)
+        visitors += (m is not None) + (n is not None)
         if not m and not n:
             time.sleep(0.001)
 
@@ -410,97 +167,6 @@ def between(offer):
     v.close()
 
 
-def strangers(offer):
-    """A user other than that of serve reaches nothing of it."""
-    o = json.loads(offer)
-    r, v = Rma(), Velo()
-    check("protection differs", r.info()["protection"] != o["protection"])
-    a = memory(1)
-    nla = r.register(a, 1)
-    r.fetch(o["node"], o["rma"], o["nla"], nla, 8)
-    r.put(o["node"], o["rma"], nla, o["nla"], 8, spec=0)
-    r.notify(o["node"], o["rma"], 1)
-    v.send(o["node"], o["velo"], b"hello")
-    # exn's ports, too.
-    v.send(o["node"], 254, b"x" * 60)
-    r.notify(o["node"], 254, 1)
-    time.sleep(1)
-    check("no answers", (r.take(), v.take()), (None, None))
-    check("no data", ctypes.string_at(a, 8), bytes(8))
-    r.close()
-    v.close()
-
-
-def denied():
-    """What an unprivileged process must not do."""
-    fails("pmap", errno.EACCES, Device, "pmap")
-    fails("rf_access", errno.EACCES, Device, "extoll_rf_access")
-    r, v = Rma(), Velo()
-    check("pages", r.info()["pages"], 0x0F0F_0000)
-    check("flags", r.info()["flags"] & 3, 0)
-    check("protection", r.info()["protection"], USER & 0xFFFF)
-    check("its descriptors", (r.get(K(21)), v.get(K(14, 8)), v.get(K(16, 8))), (USER & 0xFFFF,) * 3)
-    for page in range(32):
-        if 0x0F0F_0000 >> page & 1:
-            check(f"page {page}", child(load, r.pages + page * PAGE), 0)
-        else:
-            dies_by(f"page {page}", signal.SIGBUS, store, r.pages + page * PAGE, 0)
-    for nr in (14, 16, 18, 20, 22, 24):
-        fails(f"rma2 SET {nr}", errno.EPERM, r.ioctl, K(nr, get=False), 0)
-        r.get(K(nr + 1))
-    for nr in (13, 15, 17):
-        fails(f"velo2 SET {nr}", errno.EPERM, v.ioctl, K(nr, 8, False), 5)
-    check("identity", v.get(K(18, 8)), v.node | v.vpid << 16)
-    s = Device("smfu2")
-    fails("SMFU window", errno.EPERM, s.map, PAGE, 0)
-    fails("exported memory", errno.EPERM, s.map, PAGE, PAGE)
-    fails("cache flush", errno.EPERM, s.ioctl, K(1, 8), 0)
-    # A VPID cannot use what another one registered, not even of the same process.
-    other, a, b = Rma(), memory(1), memory(1)
-    nla_a, nla_b = r.register(a, 1), other.register(b, 1)
-    fill(b, b"secret!!")
-    r.put(r.node, r.vpid, nla_b, nla_a, 8, spec=1)
-    check("requester's error", r.wait()[1] >> 61, 1)
-    r.fetch(r.node, r.vpid, nla_b, nla_a, 8, spec=4)
-    check("an error", r.wait()[1] >> 61 != 0)
-    check("no data", ctypes.string_at(a, 8), bytes(8))
-    # Memory that is gone, or that it may not write, is out of reach.
-    libc.munmap(a, PAGE)
-    r.put(other.node, other.vpid, nla_a, nla_b, 8, spec=1)
-    check("an error after munmap", r.wait()[1] >> 61, 1)
-    fails("registering nothing", errno.EFAULT, r.register, 4096, 1)
-    queue_page = r.queue
-    try:
-        r.register(queue_page, 1)
-        raise AssertionError("the queue itself was registered")
-    except OSError:
-        pass
-    for d in (r, v, s, other):
-        d.close()
-
-
-def limits():
-    """Exhaustion of VPIDs and of pinned memory gives errors, and ends when something is closed."""
-    ports = []
-    try:
-        while len(ports) < 300:
-            ports.append(Device("rma2"))
-    except OSError as e:
-        check("the error", e.errno, errno.EDQUOT)
-    check("ports per user", len(ports), 125)
-    ports.pop().close()
-    ports.append(Device("rma2"))
-    for p in ports:
-        p.close()
-    r = Device("velo2")
-    r.ioctl(K(8, 8, False), 1 << 20)
-    r.ioctl(K(6, 8, False), 64 << 20)
-    fails("a queue beyond RLIMIT_MEMLOCK", errno.ENOMEM, r.map, (64 << 20) + PAGE, 0x10000)
-    r.ioctl(K(6, 8, False), 1 << 20)
-    r.map((1 << 20) + PAGE, 0x10000)
-    r.close()
-
-
 def churn(count):
     a = memory(4)
     for _ in range(int(count)):
@@ -515,13 +181,24 @@ def churn(count):
         d.close()
 
 
-def hold(ready):
-    """Works until killed; tells by a byte that it begins."""
-    r, v = Rma(), Velo()
+PHASES = ["open", "register", "transfer", "unregister", "close"]
+# Seconds that the end of a killed process may take on a busy machine.
+END = 10
+
+
+def hold(place):
+    """Goes through all phases until killed; what it is at stands in the shared word."""
     a = memory(256)
-    os.write(ready, b"r")
+
+    def phase(name):
+        store(place, PHASES.index(name) + 1)
+
     while True:
+        phase("open")
+        r, v = Rma(), Velo()
+        phase("register")
         nla = r.register(a, 256)
+        phase("transfer")
         for _ in range(4):
             r.put(r.node, r.vpid, nla, nla + (512 << 10), 512 << 10, spec=4)
             v.send(v.node, v.vpid, b"y" * 120)
@@ -529,92 +206,42 @@ def hold(ready):
             r.wait()
         while v.take():
             pass
+        phase("unregister")
         r.unregister(nla, 256)
-
-
-def killed(count):
-    """Kills processes at many moments of register, transfer, unregister. The last words of each are how long its end took."""
-    longest = 0
-    for i in range(int(count)):
-        ready, there = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            hold(there)
-        os.close(there)
-        check("child is ready", os.read(ready, 1), b"r")
-        os.close(ready)
-        time.sleep(i * 37 % 100 / 200)
-        os.kill(pid, signal.SIGKILL)
-        begin = time.time()
-        check("killed", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), -signal.SIGKILL)
-        longest = max(longest, time.time() - begin)
-    print(f"longest end: {longest:.3f} s")
-
-
-# Words of a descriptor that a process leaves in each of its eight pages.
-LEFT = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (2,), (1, 2)]
-PAGES = [16, 17, 18, 19, 24, 25, 26, 27]
-# Words of a VELO message.
-LEFT_VELO = [range(0, 1), range(1, 16), range(0, 15), range(15, 16), range(1, 2), range(5, 9)]
-
-
-def leave(turn, witness, place):
-    """Dies between the words of descriptors to the witness."""
-    r, v = Rma(), Velo()
-    store(place, r.vpid << 16 | v.vpid)
-    words = [3 | 5 << 2 | witness << 8 | r.node << 16 | 7 << 32, 0xDEAD, 0]
-    for n, page in enumerate(PAGES):
-        for i in LEFT[(n + turn) % len(LEFT)]:
-            store(r.pages + page * PAGE + 8 * i, words[i])
-    for i in LEFT_VELO[turn]:
-        store(v.page + 8 * i, v.node | v.vpid << 16 | 120 << 48 if i == 0 else 0xDEAD)
-    # And counts that make no sense.
-    store(r.state, 0xFF00_0001_0000_0055)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def heir():
-    """The next owner of a VPID gets nothing of what a killed process left in the requester."""
-    witness, place = Rma(), map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
-    for turn in range(len(LEFT_VELO)):
-        check("child", child(leave, turn, witness.vpid, place), -signal.SIGKILL)
-        r, v = Rma(), Velo()
-        check("VPIDs", (r.vpid, v.vpid), (load(place) >> 16, load(place) & 0xFFFF))
-        for n, page in enumerate(PAGES):
-            r.notify(r.node, r.vpid, 1000 + n, page=page)
-            check(f"turn {turn}, page {page}", r.wait_type(4)[0], 1000 + n)
-            check("commands", load(r.state) & 0xFF, n + 1)
-        for n in range(3):
-            v.send(v.node, v.vpid, pattern(120 - 50 * n, n))
-            check(f"turn {turn}, message {n}", v.wait()[2], pattern(120 - 50 * n, n))
-        check("nothing else", (r.take(), v.take(), witness.take()), (None, None, None))
+        phase("close")
         r.close()
         v.close()
 
 
-def storm(path, stop):
-    """Interrupts itself as often as it can, by both units, until the file stop is there; then waits for messages as everybody does."""
-    r, v = Rma(), Velo()
-    open(path, "w").close()
-    end = time.time() + 120
-    while not os.path.exists(stop) and time.time() < end:
-        v.send(v.node, v.vpid, b"x" * 8, irq=True)
-        r.notify(r.node, r.vpid, 1, page=24)
-        while not v.take():
+def killed(count, seed):
+    """Kills processes at random moments of open, register, transfer, unregister, close: each time one that waits for a phase,
+    then some time in it."""
+    rng, longest = random.Random(int(seed)), 0
+    place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+    hits = dict.fromkeys(PHASES, 0)
+    for n in range(int(count)):
+        store(place, 0)
+        pid = os.fork()
+        if pid == 0:
+            hold(place)
+        begin, wanted = time.time(), n % len(PHASES) + 1
+        # Some die in the first round, when everything is new, some in a later one.
+        time.sleep(rng.choice([0, rng.random() / 10]))
+        while load(place) != wanted and time.time() < begin + PATIENCE:
             pass
-        while not r.take():
+        pause = time.time() + rng.choice([0, 1e-4, 1e-3, 1e-2]) * rng.random()
+        while time.time() < pause:
             pass
-        store(v.box, v.rp | 1 << 32)
-        store(r.rp_page, r.rp | 1 << 32)
-    p = select.poll()
-    p.register(v.fd, select.POLLIN)
-    for n in range(30):
-        check("armed", v.ioctl(ARM, v.rp), 0)
-        v.send(v.node, v.vpid, b"x" * 8, irq=True)
-        check(f"poll {n}", p.poll(PATIENCE * 1000), [(v.fd, select.POLLIN)])
-        v.wait()
-    r.close()
-    v.close()
+        os.kill(pid, signal.SIGKILL)
+        phase = load(place)
+        begin = time.time()
+        check("killed", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), -signal.SIGKILL)
+        longest = max(longest, time.time() - begin)
+        check("a phase", phase > 0)
+        hits[PHASES[phase - 1]] += 1
+    print(f"seed {seed}: killed in {hits}, longest end {longest:.3f} s")
+    check("every phase was hit", min(hits.values()) > int(count) // 50)
+    check("the end was in time", longest < END)
 
 
 def unbound(ready, go):
@@ -641,7 +268,7 @@ def unbound(ready, go):
     for d in (r, v, s, p, f):
         fails("ioctl", errno.ENODEV, d.get, ior(ord("n" if d is f else "k"), 1 if d is p else 0, 8 if d in (s, f) else 4))
         fails("mmap", errno.ENODEV, d.map, {r: PAGE, v: 2 * PAGE, s: PAGE, p: PAGE, f: 32 << 20}[d], 0x20000 if d is r else 0)
-    fails("unregister", errno.EFAULT, r.unregister, nla, 16)
+    fails("unregister", errno.ENODEV, r.unregister, nla, 16)
     poller = select.poll()
     poller.register(r.fd, select.POLLIN)
     check("poll", poller.poll(0)[0][1] & (select.POLLERR | select.POLLHUP) != 0)
@@ -649,10 +276,36 @@ def unbound(ready, go):
         d.close()
 
 
+def asleep(ready):
+    """Sleeps in poll until the NIC is gone: woken by an error, and refused from then on."""
+    devices = Rma(), Velo()
+    p = select.poll()
+    for d in devices:
+        p.register(d.fd, select.POLLIN)
+        check("armed", d.ioctl(ARM, d.rp), 0)
+    check("nothing there", p.poll(50), [])
+    open(ready, "w").close()
+    end = time.time() + 120
+    gone = select.POLLERR | select.POLLHUP
+    check("woken", [bits & gone for _, bits in p.poll(120_000)], [gone] * 2)
+    check("in time", time.time() < end)
+    for d in devices:
+        fails("arming", errno.ENODEV, d.ioctl, ARM, d.rp)
+    fails("opening", errno.ENODEV, Device, "rma2")
+    for d in devices:
+        d.close()
+
+
 def superuser():
     """What only the superuser may do works for it: physical buffers, registers of this and another node."""
     r = Rma()
     check("all pages", r.info()["pages"], 0xFFFF_FFFF)
+    # Without a limit: only what is there costs anything. The list of 2^26 pages alone would not fit into the node.
+    a = memory(1)
+    for pages in (1 << 27) + 1, 1 << 28, (1 << 28) + 1, (1 << 32) - 1:
+        fails(f"{pages} pages", errno.ENOSPC, r.register, a, pages)
+    for pages in 1 << 26, 1 << 27:
+        fails(f"{pages} pages that are not there", errno.EFAULT, r.register, a, pages)
     check("protection", r.info()["protection"], 0)
     p = Device("pmap")
     fails("physical memory at will", errno.EOPNOTSUPP, p.ioctl, K(0, get=False), 1)
@@ -796,8 +449,6 @@ def fuzz_once(rng, end):
 
 
 def resource_limits():
-    import resource
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 
@@ -824,7 +475,7 @@ def fuzz(seed, seconds):
 
 
 def main():
-    commands = {f.__name__: f for f in (abi, loop_back, events, velo_loop_back, serve, between, strangers, denied, limits, churn, killed, heir, storm, unbound, superuser, shared, fuzz)}
+    commands = {f.__name__: f for f in (abi, loop_back, events, velo_loop_back, serve, between, strangers, relatives, friends, denied, limits, all_vpids, one_table, churn, killed, heir, storm, unbound, asleep, compat, misroute, superuser, shared, fuzz)}
     args = sys.argv[1:]
     if args and args[0] == "--user":
         become(int(args[1]))
@@ -838,4 +489,5 @@ def main():
         sys.exit(f"{args[0]}: {e}")
 
 
-main()
+if __name__ == "__main__":
+    main()

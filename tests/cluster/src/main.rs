@@ -48,6 +48,8 @@ struct Args {
 /// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte, or which want pages of
 /// 1 GiB, for which it is not configured.
 const TOO_MUCH_FOR_DEBUG: &[&str] = &["sha256_both_ways", "traffic::ssh", "atu_gigantic"];
+/// Scenarios about what only the debug kernel has.
+const ONLY_DEBUG: &[&str] = &["driver::unit_tests"];
 /// Most nodes with the debug kernel: each takes 2.5 GiB of memory and a minute to boot.
 const MAX_DEBUG_NODES: usize = 2;
 
@@ -70,17 +72,23 @@ fn main() {
     if args.iommu {
         cluster::use_iommu();
     }
-    let too_much = |s: &Scenario| {
-        args.debug_kernel
-            && (s.spec.nodes > MAX_DEBUG_NODES
-                || TOO_MUCH_FOR_DEBUG.iter().any(|n| s.name.contains(n)))
+    let unsuited = |s: &Scenario| match args.debug_kernel {
+        true => {
+            s.spec.nodes > MAX_DEBUG_NODES || TOO_MUCH_FOR_DEBUG.iter().any(|n| s.name.contains(n))
+        }
+        false => ONLY_DEBUG.contains(&s.name),
     };
     let (left_out, chosen): (Vec<Scenario>, Vec<Scenario>) = scenarios::all()
         .into_iter()
         .filter(|s| s.name.contains(&args.filter))
-        .partition(too_much);
+        .partition(unsuited);
     for s in &left_out {
-        println!("not on the debug kernel: vm::{}", s.name);
+        let kernel = if args.debug_kernel {
+            "the"
+        } else {
+            "another than the"
+        };
+        println!("not on {kernel} debug kernel: vm::{}", s.name);
     }
     if args.list {
         for s in &chosen {

@@ -4,6 +4,7 @@
 //! the reason on standard error. Nothing waits without a deadline.
 #![forbid(unsafe_code)]
 
+mod backlog;
 mod matrix;
 mod multicast;
 mod traffic;
@@ -28,6 +29,12 @@ enum Args {
     /// Messages, transfers and locks without end, each of which must end in time.
     #[command(subcommand)]
     Traffic(traffic::Verb),
+    /// A sender whose receiver, or whose NIC, takes nothing for a while.
+    Backlog {
+        /// The NIC takes nothing of this unit (velo, rma) from the beginning on: says "full" when the sender is told, and waits.
+        #[arg(long)]
+        stuck: Option<String>,
+    },
 }
 
 /// Says a line at once, also to a file or pipe.
@@ -42,5 +49,6 @@ fn main() -> Result<()> {
         Args::Window(verb) => window::run(verb),
         Args::Multicast(verb) => multicast::run(verb),
         Args::Traffic(verb) => traffic::run(verb),
+        Args::Backlog { stuck } => backlog::run(stuck.as_deref()),
     }
 }

@@ -88,6 +88,8 @@ pub fn run(verb: Verb) -> Result<()> {
                 region,
                 remote: nla,
                 sequence: 0,
+                locks: 0,
+                locked: 0,
             };
             control.drive(|n, deadline| client.operation(n, deadline))
         }
@@ -201,7 +203,7 @@ fn serve(messages: &velo::Port, memory: &rma::Port, region: &Region) -> Result<(
     loop {
         let m = match messages.recv(Wait::for_at_most(Duration::from_secs(3600))) {
             Ok(m) => m,
-            Err(Error::Timeout) => continue,
+            Err(Error::Timeout | Error::Message(_)) => continue,
             Err(e) => return Err(e.into()),
         };
         // An answer that cannot be sent in time is one that does not come; the client knows what to do.
@@ -210,7 +212,7 @@ fn serve(messages: &velo::Port, memory: &rma::Port, region: &Region) -> Result<(
             m.data(),
             Wait::for_at_most(Duration::from_secs(1)),
         ) {
-            Ok(()) | Err(Error::Timeout | Error::Broken(_)) => {}
+            Ok(()) | Err(Error::Timeout | Error::Lost { .. }) => {}
             Err(e) => return Err(e.into()),
         }
     }
@@ -224,14 +226,15 @@ struct Client {
     region: Region,
     remote: u64,
     sequence: u64,
+    /// Attempts on the lock, and its last value known.
+    locks: u32,
+    locked: u32,
 }
 
 impl Client {
     /// One of the kinds, in turn. Fails when it moves wrong data or breaks the port.
     fn operation(&mut self, n: usize, deadline: Duration) -> Result<bool> {
         self.sequence += 1;
-        // What comes too late belongs to nobody.
-        while self.memory.try_notification()?.is_some() {}
         let wait = Wait::for_at_most(deadline);
         let result = match n % 4 {
             0 => self.ping(wait),
@@ -242,6 +245,8 @@ impl Client {
         match result.as_ref().map_err(|e| e.downcast_ref::<Error>()) {
             Ok(()) => Ok(true),
             Err(Some(Error::Timeout | Error::Transfer(_) | Error::Full)) => Ok(false),
+            // What a broken or hostile NIC may have written into the queues.
+            Err(Some(Error::Message(_) | Error::Notification(_))) => Ok(false),
             Err(_) => result.map(|()| false),
         }
     }
@@ -291,14 +296,26 @@ impl Client {
         Ok(())
     }
 
+    /// Adds one to a lock of the server's that nobody else uses.
     fn lock(&mut self, wait: Wait) -> Result<()> {
-        let at = if self.sequence % 2 == 0 {
+        self.locks += 1;
+        let at = if self.locks % 2 == 0 {
             LockTarget::Completer
         } else {
             LockTarget::Responder
         };
-        self.memory
+        let found = self
+            .memory
             .lock_wait(&self.peer, at, 0, i32::MAX, 1, wait)?;
+        let (success, number, value) = (found.result(), found.number(), found.value());
+        ensure!(
+            success == 1 && number == 0,
+            "lock {number}: result {success}"
+        );
+        // Once for every attempt that succeeded, and at most once for every other one.
+        let expected = self.locked + 1..=self.locks;
+        ensure!(expected.contains(&value), "{value}, not in {expected:?}");
+        self.locked = value;
         Ok(())
     }
 }

@@ -76,6 +76,20 @@ fn kernel() -> Kernel {
     KERNEL.get().copied().unwrap_or_default()
 }
 
+/// How often to repeat what is done `full` times: a fifth of it on the debug kernel, where loading the modules under load takes half a
+/// minute, and which sees what goes wrong the first time.
+pub fn rounds(full: u32) -> u32 {
+    match kernel() {
+        Kernel::Stock => full,
+        Kernel::Debug => full.div_ceil(5),
+    }
+}
+
+/// Whether leaks are found by the kernel, so that nothing has to be repeated to see memory shrink.
+pub fn finds_leaks() -> bool {
+    kernel() == Kernel::Debug
+}
+
 static IOMMU: OnceLock<()> = OnceLock::new();
 
 /// Gives all clusters of this process IOMMUs.

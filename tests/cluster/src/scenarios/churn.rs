@@ -1,7 +1,7 @@
 //! Modules, devices and nodes that go away and come back, under traffic.
 
 use super::{PAIR, SETTLE};
-use crate::cluster::{field, Lab, PATIENCE};
+use crate::cluster::{field, rounds, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
@@ -103,7 +103,7 @@ fn reload(lab: &Lab) -> Result<()> {
          while [ $(date +%s) -lt $end ]; do ping -q -f -s 3000 -w 2 node0 >/dev/null 2>&1; timeout 10 iperf3 -c node0 -t 2 >/dev/null 2>&1; done",
     )?;
     let mut run = || -> Result<()> {
-        for round in 0..50 {
+        for round in 0..rounds(50) {
             lab.ok(0, "rmmod exn extoll && modprobe exn")
                 .with_context(|| format!("round {round}"))?;
             let up = lab.sh_for(
@@ -132,7 +132,7 @@ fn reload(lab: &Lab) -> Result<()> {
 
 fn unbind(lab: &Lab) -> Result<()> {
     let before = usage(lab, 0)?;
-    for _ in 0..10 {
+    for _ in 0..rounds(10) {
         let load = lab.spawn(1, "ping -q -f -s 8000 -w 5 node0")?;
         lab.ok(
             0,
@@ -197,7 +197,7 @@ rmmod extoll || fail "rmmod extoll"
 modprobe exn || fail "modprobe"
 "#;
 
-/// Readers run all the time while the device comes and goes.
+/// Readers run all the time while the device comes and goes `$rounds` times.
 const READ_DURING_UNBIND: &str = r#"
 dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}')
 # They end by themselves: a killed shell would leave a cat with open files behind.
@@ -206,7 +206,7 @@ for n in 1 2; do
     while [ ! -e $stop ]; do cat /sys/kernel/debug/extoll-*/* /sys/kernel/debug/exn-*/* >/dev/null 2>&1; done &
 done
 rc=0
-for n in 1 2 3 4 5 6 7 8 9 10; do
+for n in $(seq $rounds); do
     echo $dev >/sys/bus/pci/drivers/extoll/unbind || rc=1
     [ ! -e /sys/kernel/debug/extoll-$dev ] || rc=2
     echo $dev >/sys/bus/pci/drivers/extoll/bind || rc=3
@@ -223,7 +223,7 @@ fn debugfs_open_files(lab: &Lab) -> Result<()> {
     let before = usage(lab, 0)?;
     lab.ok(0, OPEN_FILES)?;
     back(lab, 0)?;
-    lab.ok(0, READ_DURING_UNBIND)?;
+    lab.ok(0, &format!("rounds={}\n{READ_DURING_UNBIND}", rounds(10)))?;
     back(lab, 0)?;
     back(lab, 1)?;
     no_growth(&before, &usage(lab, 0)?)

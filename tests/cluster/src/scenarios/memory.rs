@@ -19,9 +19,10 @@ pub fn all() -> Vec<Scenario> {
         s("raw::atu_protection", protection),
         s("raw::atu_revoke", revoke),
         s("raw::atu_quarantine", quarantine),
-        s("raw::atu_user", user),
-        s("raw::atu_limits", limits),
+        s("security::memory_of_processes", user),
+        s("security::memory_limits", limits),
         s("raw::locks", locks),
+        s("raw::lost_answers", lost_answers),
         s("raw::large", large),
         s("driver::load_cost", load_cost),
         Scenario {
@@ -369,7 +370,7 @@ fn quarantine(lab: &Lab) -> Result<()> {
 
 /// What the programs below have in common.
 const COMMON: &str = r#"
-import ctypes, os, sys, time
+import ctypes, os, struct, sys, time
 def tell(name, text=''):
     with open('/tmp/mem-new', 'w') as f: f.write(text)
     os.rename('/tmp/mem-new', '/tmp/mem-' + name)
@@ -393,7 +394,12 @@ HUGE = 2 << 20
 span = size + 3 * HUGE
 raw = call('mmap', 0, span, 3, 0x22, 2**64 - 1, 0)
 at = (raw + HUGE - 1) & ~(HUGE - 1)
-if what == 'huge': call('madvise', at, 2 * HUGE, 14)
+shared = what in ('pageout', 'none', 'punch', 'shrink')
+if what in ('huge', 'protect'): call('madvise', at, 2 * HUGE, 14)
+if shared:
+    file = os.memfd_create('memory')
+    os.ftruncate(file, size)
+    at = call('mmap', 0, size, 3, 1, file, 0)
 def pattern(seed):
     out = bytearray()
     for i in range(size // 8):
@@ -403,11 +409,33 @@ def pattern(seed):
 def fill(seed): ctypes.memmove(at, pattern(seed), size)
 fill(seed)
 if what == 'huge': ctypes.memset(at + HUGE, 1, HUGE)
+def entered():
+    with open('/proc/self/pagemap', 'rb') as f:
+        f.seek(at // 4096 * 8)
+        return sum(n >> 63 for (n,) in struct.iter_unpack('=Q', f.read(size // 4096 * 8)))
 fd = os.open('/dev/extoll_bench', os.O_RDWR)
 os.write(fd, f'offer kind=user start={at} bytes={size}'.encode())
 tell('offer', os.read(fd, 4096).decode())
 wait('go')
-if what == 'munmap': call('munmap', at + 4096, 4096)
+if shared:
+    # Takes the page table entries away, while the pages stay: they are pinned.
+    if what == 'none': call('mprotect', at, size, 0)
+    if entered() != size // 4096: sys.exit('not all pages are entered')
+    for _ in range(100):
+        # Not those that another processor is still about to put into a list.
+        call('madvise', at, size, 21)
+        if not entered(): break
+        time.sleep(0.05)
+    else: sys.exit(f'{entered()} pages are still entered')
+    time.sleep(0.3)
+if what == 'pageout': fill(seed + 1)
+elif what == 'punch': call('madvise', at, 4096, 9)
+elif what == 'shrink': os.ftruncate(file, size - 4096)
+elif what == 'protect':
+    # The huge page is split, and half of it cannot be accessed any more.
+    call('mprotect', at, HUGE // 2, 0)
+    time.sleep(0.3)
+elif what == 'munmap': call('munmap', at + 4096, 4096)
 elif what == 'mremap': call('mremap', at, size, size, 3, raw if at - raw > size else at + size + HUGE)
 elif what == 'dontneed': call('madvise', at, 4096, 4)
 elif what == 'huge': call('munmap', at + HUGE, 4096)
@@ -521,13 +549,11 @@ fn user(lab: &Lab) -> Result<()> {
         1,
         "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled",
     )?;
-    for (seed, what) in ["munmap", "mremap", "dontneed", "exit", "fork", "huge"]
-        .into_iter()
-        .enumerate()
-    {
+    let all = "munmap mremap dontneed exit fork huge protect pageout none punch shrink";
+    for (seed, what) in all.split(' ').enumerate() {
         let seed = 100 + seed as u64;
         let check = |result: Result<()>| result.with_context(|| format!("memory of {what}"));
-        let huge = what == "huge";
+        let huge = matches!(what, "huge" | "protect");
         let bytes = if huge { 2 << 20 } else { 64 << 10 };
         let (run, there) = own_memory(lab, what, bytes, seed)?;
         if huge {
@@ -536,13 +562,14 @@ fn user(lab: &Lab) -> Result<()> {
         check(read_all(lab, &there, "pages", seed))?;
         ensure!(alive(lab)?, "{what}: dead from the start");
         go(lab)?;
-        if what == "fork" || huge {
+        if matches!(what, "fork" | "pageout" | "none") || huge {
             // The process still has the same memory; what it writes is seen, what its child writes is not.
-            let seed = if what == "fork" { seed + 1 } else { seed };
+            let writes = matches!(what, "fork" | "pageout");
+            let seed = seed + u64::from(writes);
             check(read_all(lab, &there, "pages", seed))?;
             ensure!(alive(lab)?, "{what} killed the region");
         } else {
-            if what == "dontneed" || what == "exit" {
+            if matches!(what, "dontneed" | "exit" | "punch" | "shrink") {
                 lab.until("the region is dead", PATIENCE, |l| Ok(!alive(l)?))?;
             }
             ensure!(!alive(lab)?, "{what} left the region alive");
@@ -641,6 +668,27 @@ fn locks(lab: &Lab) -> Result<()> {
     let again = offer(lab, "pages", 4096, "rw", 1)?;
     let r = lab.raw(0, &format!("lock {} number=3 count=1 add=0", again.words))?;
     expect(&r, "value", "0")?;
+    lab.raw(1, "withdraw")?;
+    end(lab)
+}
+
+/// A lost answer makes its own operation time out, but none of the next ones, which can't be told from it.
+fn lost_answers(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let there = offer(lab, "pages", 4096, "rw", 1)?;
+    for (round, lost) in [1, 3].into_iter().enumerate() {
+        let count = lost.to_string();
+        lab.fault(&["dma-fault", "0", "--ring", "rma", "--count", &count])?;
+        let command = "number=2 count=12 timeout_ms=1000 patience=12";
+        let r = lab.raw(0, &format!("lock {} {command}", there.words))?;
+        expect(&r, "result", "ok")?;
+        let timeouts: u32 = r.get("timeouts").context("no timeouts")?.parse()?;
+        ensure!((1..=lost).contains(&timeouts), "{lost} lost: {r:?}");
+        let done: u32 = r.get("value").context("no value")?.parse()?;
+        // What was lost is the answer, or that to the operation that asks whether one still comes.
+        let all = 12 * (round as u32 + 1);
+        ensure!(done > all - 4 && done <= all, "{lost} lost: {r:?}");
+    }
     lab.raw(1, "withdraw")?;
     end(lab)
 }

@@ -1,7 +1,7 @@
 //! Faults of the NIC itself: writes that get lost, packets that are never taken, memory that is short.
 
 use super::faults::{port_counter, sum};
-use super::traffic::{both_ways, iperf3_tcp, ping_sizes};
+use super::traffic::{both_ways, iperf3_tcp, ping_sizes, pings};
 use super::PAIR;
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
@@ -18,6 +18,8 @@ pub fn all() -> Vec<Scenario> {
     vec![
         s("faults::lost_writes_under_traffic", lost_under_traffic),
         s("faults::lost_writes_when_idle", lost_when_idle),
+        s("faults::lost_interrupt", lost_interrupt),
+        s("faults::registers_hang", registers_hang),
         s("faults::transmit_watchdog", watchdog),
         s("faults::retry_without_end", retry_without_end),
         s("faults::slow_receiver", slow_receiver),
@@ -50,12 +52,6 @@ fn lose_one(lab: &Lab, ring: &str, number: u32) -> Result<()> {
     Ok(())
 }
 
-fn ping(lab: &Lab, options: &str) -> Result<()> {
-    let out = lab.ok(0, &format!("ping -q {options} node1"))?;
-    ensure!(out.contains(" 0% packet loss"), "ping {options}: {out}");
-    Ok(())
-}
-
 /// Rings and the reasons that count what they lost.
 const RINGS: [(&str, u32); 3] = [("velo", 19), ("rma", 20), ("snq", 21)];
 
@@ -78,8 +74,8 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
         result.and(data)
     })?;
     // Long enough for the system notification queue to go round: what was left in a hole must not come back to life.
-    ping(lab, "-c 1000 -i 0.004 -s 40")?;
-    ping(lab, "-c 50 -i 0.02 -s 3000")?;
+    pings(lab, 1000, "-i 0.004 -s 40")?;
+    pings(lab, 50, "-i 0.02 -s 3000")?;
     for ((ring, number), before) in RINGS.iter().zip(before) {
         let skipped = reason(lab, 1, *number)? - before;
         ensure!(
@@ -94,7 +90,7 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
 fn lost_when_idle(lab: &Lab) -> Result<()> {
     for (ring, size, number) in [("velo", 40, 19), ("rma", 3000, 20)] {
         // Resolves the address first, so that one frame goes and nothing is repeated.
-        ping(lab, "-c 1 -s 3000")?;
+        pings(lab, 1, "-s 3000")?;
         std::thread::sleep(Duration::from_secs(1));
         let before = reason(lab, 1, number)?;
         lab.fault(&["dma-fault", "1", "--ring", ring])?;
@@ -103,25 +99,88 @@ fn lost_when_idle(lab: &Lab) -> Result<()> {
         lab.until("the hole is skipped without more traffic", PATIENCE, |l| {
             Ok(reason(l, 1, number)? == before + 1)
         })?;
-        ping(lab, &format!("-c 3 -i 0.2 -s {size}"))?;
+        pings(lab, 3, &format!("-i 0.2 -s {size}"))?;
     }
     // The message is there, only nobody was told.
     std::thread::sleep(Duration::from_secs(1));
     let before = reason(lab, 1, 21)?;
     lab.fault(&["dma-fault", "1", "--ring", "snq"])?;
-    ping(lab, "-c 1 -W 20 -s 40")?;
+    pings(lab, 1, "-i 20 -s 40")?;
     // The mailbox may have been looked at before the ring was.
     lab.until("the lost notification is counted", PATIENCE, |l| {
         Ok(reason(l, 1, 21)? == before + 1)
     })?;
-    ping(lab, "-c 10 -i 0.05 -s 40")
+    pings(lab, 10, "-i 0.05 -s 40")
+}
+
+/// Interrupts of node 1's NIC so far.
+fn interrupts(lab: &Lab) -> Result<u64> {
+    let text = lab.ok(1, "cat /sys/kernel/debug/extoll-*/counters")?;
+    text.lines()
+        .find_map(|l| l.strip_prefix("interrupts ")?.trim().parse().ok())
+        .with_context(|| format!("no interrupts in {text}"))
+}
+
+/// An interrupt is armed by the handler of the one before: the loss of one must not be the end of all.
+fn lost_interrupt(lab: &Lab) -> Result<()> {
+    pings(lab, 3, "-i 0.2")?;
+    std::thread::sleep(Duration::from_secs(1));
+    let before = reason(lab, 1, 35)?;
+    lab.fault(&["dma-fault", "1", "--ring", "msi"])?;
+    pings(lab, 1, "-i 20")?;
+    lab.until("the loss is noticed", PATIENCE, |l| {
+        Ok(reason(l, 1, 35)? > before)
+    })?;
+    let before = interrupts(lab)?;
+    pings(lab, 20, "-i 0.2")?;
+    let more = interrupts(lab)? - before;
+    ensure!(more >= 10, "{more} interrupts by 20 messages");
+    Ok(())
+}
+
+/// Whether node 0's NIC may access memory, by its configuration space.
+fn is_master(lab: &Lab) -> Result<bool> {
+    let command = lab.ok(
+        0,
+        "od -An -tu1 -j4 -N1 /sys/bus/pci/drivers/extoll/0000:*/config",
+    )?;
+    Ok(command.trim().parse::<u8>()? & 4 != 0)
+}
+
+/// Registers hang while the NIC goes on: it loses its access to memory before anything is freed, and works again when it is bound anew.
+fn registers_hang(lab: &Lab) -> Result<()> {
+    pings(lab, 3, "-i 0.2")?;
+    ensure!(is_master(lab)?, "bus mastering is off");
+    lab.fault(&["deaf", "0"])?;
+    let noticed = lab.until("the NIC is declared dead", PATIENCE, |l| {
+        Ok(l.ok(0, "dmesg")?.contains("the device is gone"))
+    });
+    let cut = noticed.and_then(|()| {
+        lab.until("it is no bus master any more", PATIENCE, |l| {
+            Ok(!is_master(l)?)
+        })
+    });
+    let unbound = lab.ok(0, "rmmod exn extoll");
+    lab.fault(&["deaf", "0", "--off"])?;
+    cut?;
+    unbound?;
+    lab.ok(
+        0,
+        "modprobe exn && ip addr replace 10.2.0.1/24 broadcast + dev exn0 && ip link set exn0 up",
+    )?;
+    lab.until("node 1 answers again", PATIENCE, |l| {
+        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
+    })?;
+    pings(lab, 20, "-i 0.05 -s 3000")?;
+    lab.assert_clean_log()?;
+    lab.ok(0, "dmesg -C").map(drop)
 }
 
 /// The kernel's own report of a transmit time-out, which is what this scenario wants.
 const WATCHDOG: &str = "NETDEV WATCHDOG";
 
 fn watchdog(lab: &Lab) -> Result<()> {
-    ping(lab, "-c 1")?;
+    pings(lab, 1, "")?;
     let before = (
         lab.ethtool(0, "tx_watchdog")?,
         port_counter(lab, 0, "lost")?,
@@ -152,14 +211,14 @@ fn watchdog(lab: &Lab) -> Result<()> {
     );
     lab.assert_clean_log_but(&[WATCHDOG])?;
     lab.ok(0, "dmesg -C")?;
-    ping(lab, "-c 50 -i 0.02 -s 40")?;
-    ping(lab, "-c 50 -i 0.02 -s 9000")?;
+    pings(lab, 50, "-i 0.02 -s 40")?;
+    pings(lab, 50, "-i 0.02 -s 9000")?;
     iperf3_tcp(lab)
 }
 
 /// The NIC refuses every packet, again and again, replays included: they are given up, and the port goes on.
 fn retry_without_end(lab: &Lab) -> Result<()> {
-    ping(lab, "-c 1")?;
+    pings(lab, 1, "")?;
     let before = (reason(lab, 0, 13)?, port_counter(lab, 0, "lost")?);
     lab.fault(&["retry", "0", "--every", "1"])?;
     let load = lab.spawn(0, "ping -q -i 0.01 -s 40 -w 60 node1")?;
@@ -178,8 +237,8 @@ fn retry_without_end(lab: &Lab) -> Result<()> {
     lab.until("node1 answers again", PATIENCE, |l| {
         Ok(l.sh_for(0, "ping -q -c 2 -W 2 node1", PATIENCE)?.status == 0)
     })?;
-    ping(lab, "-c 50 -i 0.02 -s 40")?;
-    ping(lab, "-c 50 -i 0.02 -s 9000")
+    pings(lab, 50, "-i 0.02 -s 40")?;
+    pings(lab, 50, "-i 0.02 -s 9000")
 }
 
 /// The mailbox of node 1 takes few messages at a time, and the NIC of node 0 refuses to send while others wait for it.
@@ -199,7 +258,7 @@ fn slow_receiver(lab: &Lab) -> Result<()> {
     for key in ["velo_held", "velo_retries"] {
         ensure!(sum(&after, key) > sum(&before, key), "{key} did not move");
     }
-    ping(lab, "-c 20 -i 0.02 -s 3000")
+    pings(lab, 20, "-i 0.02 -s 3000")
 }
 
 /// Reloads the modules of a node with VELO slots of this size.
@@ -245,7 +304,7 @@ fn small_slots(lab: &Lab) -> Result<()> {
         });
         load.stop();
         skipped.with_context(|| format!("{slot:?}"))?;
-        ping(lab, "-c 50 -i 0.02")?;
+        pings(lab, 50, "-i 0.02")?;
         ensure!(
             reason(lab, 1, 7)? == before.1,
             "{slot:?}: a status word was misread"
@@ -254,7 +313,7 @@ fn small_slots(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         reload(lab, node, false)?;
     }
-    ping(lab, "-c 5 -i 0.02")
+    pings(lab, 5, "-i 0.02")
 }
 
 /// Memory of node 1 is full of page cache, and hardly any of it may be kept free, so that buffers for long frames, which need many
@@ -300,6 +359,6 @@ fn memory_pressure(lab: &Lab) -> Result<()> {
     lab.until("nothing waits any more", PATIENCE, |l| {
         Ok(l.ethtool(1, "rx_rdv_waiting")? == 0)
     })?;
-    ping(lab, "-c 20 -i 0.05 -s 60000")?;
+    pings(lab, 20, "-i 0.05 -s 60000")?;
     both_ways(lab, 32, Duration::from_secs(200))
 }

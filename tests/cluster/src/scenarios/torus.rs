@@ -10,12 +10,12 @@ use std::time::Duration;
 /// How long a flow may take to get on or to fail, with eight nodes on few processors.
 const SOON: Duration = Duration::from_secs(90);
 /// Milliseconds: deadline of operations; what they may take beyond, on a busy machine.
-const DEADLINE: u64 = 3000;
-const SLACK: u64 = 20_000;
+pub(super) const DEADLINE: u64 = 3000;
+pub(super) const SLACK: u64 = 20_000;
 
 /// What a flow consists of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+pub(super) enum Kind {
     /// VELO, RMA and locks by a user program.
     User,
     /// The same by a kernel module.
@@ -25,11 +25,11 @@ enum Kind {
 }
 
 /// Traffic between neighbours, so that each depends on its own cable alone.
-struct Flow {
-    kind: Kind,
+pub(super) struct Flow {
+    pub(super) kind: Kind,
     from: usize,
     to: usize,
-    running: Option<Running>,
+    pub(super) running: Option<Running>,
 }
 
 const FLOWS: [(Kind, usize, usize); 10] = [
@@ -49,7 +49,7 @@ const VICTIM: usize = 7;
 const FROZEN: usize = 2;
 
 impl Flow {
-    fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         format!("/tmp/flow-{:?}-{}-{}", self.kind, self.from, self.to)
     }
 
@@ -58,7 +58,16 @@ impl Flow {
     }
 
     /// Has the other side ready and starts.
-    fn start(lab: &Lab, (kind, from, to): (Kind, usize, usize)) -> Result<Self> {
+    fn start(lab: &Lab, what: (Kind, usize, usize)) -> Result<Self> {
+        Self::start_as(lab, what, "")
+    }
+
+    /// As [`Flow::start`], with these words before the commands of both sides.
+    pub(super) fn start_as(
+        lab: &Lab,
+        (kind, from, to): (Kind, usize, usize),
+        user: &str,
+    ) -> Result<Self> {
         let mut flow = Self {
             kind,
             from,
@@ -70,7 +79,7 @@ impl Flow {
         let end = format!("--stop /tmp/stop-flows --log {log} --deadline {DEADLINE}");
         let words = match kind {
             Kind::User | Kind::Tcp => {
-                let words = serve(lab, to)?;
+                let words = serve(lab, to, user)?;
                 match kind {
                     Kind::User => format!("user {words}"),
                     _ => format!("tcp node{to}"),
@@ -87,12 +96,14 @@ impl Flow {
                 )
             }
         };
-        let script = format!("exec {PROGRAM} traffic {words} {end}");
+        // What reads the device of extoll_bench is root's.
+        let user = if kind == Kind::Kernel { "" } else { user };
+        let script = format!("exec {user}{PROGRAM} traffic {words} {end}");
         flow.running = Some(lab.spawn(from, &script)?);
         Ok(flow)
     }
 
-    fn counts(&self, lab: &Lab) -> Result<BTreeMap<String, u64>> {
+    pub(super) fn counts(&self, lab: &Lab) -> Result<BTreeMap<String, u64>> {
         let text = lab.ok(
             self.from,
             &format!("cat {} 2>/dev/null || true", self.log()),
@@ -107,11 +118,11 @@ impl Flow {
 }
 
 /// Has a server on a node, and tells how to reach it.
-fn serve(lab: &Lab, node: usize) -> Result<String> {
+fn serve(lab: &Lab, node: usize, user: &str) -> Result<String> {
     let log = "/tmp/flow-server";
     lab.ok(
         node,
-        &format!("pgrep extoll-conform >/dev/null && [ -e {log} ] || {PROGRAM} traffic serve >{log} 2>&1 </dev/null &"),
+        &format!("pgrep extoll-conform >/dev/null && [ -e {log} ] || {user}{PROGRAM} traffic serve >{log} 2>&1 </dev/null &"),
     )?;
     let mut words = String::new();
     lab.until("the server is ready", PATIENCE, |l| {
@@ -123,7 +134,7 @@ fn serve(lab: &Lab, node: usize) -> Result<String> {
 }
 
 /// Every flow that `which` chooses counts more of `what` than now, by `n`.
-fn get_on(
+pub(super) fn get_on(
     lab: &Lab,
     flows: &[Flow],
     what: &str,
@@ -202,7 +213,7 @@ pub fn under_faults(lab: &Lab) -> Result<()> {
 }
 
 /// Programs and modules that flows need; nothing of earlier ones is left.
-fn prepare(lab: &Lab, node: usize) -> Result<()> {
+pub(super) fn prepare(lab: &Lab, node: usize) -> Result<()> {
     if lab
         .sh_for(node, &format!("[ -x {PROGRAM} ]"), PATIENCE)?
         .status
@@ -218,7 +229,7 @@ fn prepare(lab: &Lab, node: usize) -> Result<()> {
 }
 
 /// Ends all flows: each one within the deadline of its last operation, none with wrong data or too late.
-fn finish(lab: &Lab, flows: &mut [Flow]) -> Result<()> {
+pub(super) fn finish(lab: &Lab, flows: &mut [Flow]) -> Result<()> {
     let mut from: Vec<usize> = flows.iter().map(|f| f.from).collect();
     from.sort_unstable();
     from.dedup();
@@ -238,7 +249,7 @@ fn finish(lab: &Lab, flows: &mut [Flow]) -> Result<()> {
 }
 
 /// Nothing of the flows is left on the chosen nodes: no stuck process, no port, no memory that the NIC still knows.
-fn survivors(lab: &Lab, which: impl Fn(usize) -> bool) -> Result<()> {
+pub(super) fn survivors(lab: &Lab, which: impl Fn(usize) -> bool) -> Result<()> {
     for node in (0..lab.spec().nodes).filter(|n| which(*n)) {
         lab.ok(node, "pkill extoll-conform; true")?;
         lab.sh_for(node, "exec 3<>/dev/extoll_bench; printf withdraw >&3; exec 4<>/dev/extoll_bench; printf stop >&4", PATIENCE)?;

@@ -55,10 +55,36 @@ fn interface(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn ping_1000(lab: &Lab) -> Result<()> {
-    let out = lab.ok(0, "ping -q -c 1000 -i 0.01 node1")?;
-    ensure!(out.contains(" 0% packet loss"), "{out}");
+/// Node 0 pings until `count` answers are in; answers 1 to `count` have to be among them, once each.
+/// (What ping itself reports as lost may still be under way: with -w it sends on while an answer is late, without it waits
+/// only two round-trip times after the last request.)
+pub fn pings(lab: &Lab, count: usize, options: &str) -> Result<()> {
+    pings_to(lab, count, &format!("{options} node1"))
+}
+
+fn pings_to(lab: &Lab, count: usize, options: &str) -> Result<()> {
+    let out = lab.ok(0, &format!("ping -c {count} -w 40 {options}"))?;
+    let mut answers = vec![0; count];
+    for line in out.lines() {
+        let number = line
+            .split_once("icmp_seq=")
+            .and_then(|(_, rest)| rest.split(' ').next()?.parse::<usize>().ok());
+        if let Some(slot) = number.and_then(|n| answers.get_mut(n.checked_sub(1)?)) {
+            *slot += 1;
+        }
+    }
+    let wrong = answers.iter().position(|&n| n != 1);
+    ensure!(
+        wrong.is_none(),
+        "ping {options}: answer {} came {} times: {out}",
+        wrong.unwrap_or(0) + 1,
+        answers[wrong.unwrap_or(0)]
+    );
     Ok(())
+}
+
+fn ping_1000(lab: &Lab) -> Result<()> {
+    pings(lab, 1000, "-i 0.01")
 }
 
 /// Pings with packets of many lengths.
@@ -67,17 +93,14 @@ pub fn ping_sizes(lab: &Lab) -> Result<()> {
     for size in [
         0, 56, 76, 77, 78, 79, 200, 453, 454, 455, 1472, 4054, 8192, 65000, 65507,
     ] {
-        let out = lab.ok(0, &format!("ping -q -c 3 -i 0.02 -s {size} node1"))?;
-        ensure!(out.contains(" 0% packet loss"), "size {size}: {out}");
+        pings(lab, 3, &format!("-i 0.02 -s {size}"))?;
     }
     Ok(())
 }
 
 fn ping_ipv6(lab: &Lab) -> Result<()> {
     // Node 1's link-local address follows from its MAC.
-    let out = lab.ok(0, "ping -q -6 -c 5 -i 0.1 -w 20 fe80::2c87:4ff:fe07:1%exn0")?;
-    ensure!(out.contains(" 0% packet loss"), "{out}");
-    Ok(())
+    pings_to(lab, 5, "-6 -i 0.1 fe80::2c87:4ff:fe07:1%exn0")
 }
 
 fn iperf3(lab: &Lab, options: &str) -> Result<Value> {
@@ -244,9 +267,7 @@ fn deferred_interrupts(lab: &Lab) -> Result<()> {
     // Both ways through announcements: three interrupts a round trip.
     let pings = || -> Result<u64> {
         let before = interrupts(lab, 0)?;
-        // With -w it sends one more when the last answer is late.
-        let out = lab.ok(0, "ping -q -c 200 -i 0.01 -w 40 -s 1400 node1")?;
-        ensure!(out.contains(" 200 received"), "{out}");
+        pings(lab, 200, "-i 0.01 -s 1400")?;
         Ok(interrupts(lab, 0)? - before)
     };
     defer(100, 2_000_000)?;

@@ -1,21 +1,25 @@
 //! The device files of processes: ABI, data, rights, death of process and NIC, random abuse. The work inside the nodes is done
-//! by `guest/uapi.py`.
+//! by `guest/device.py`, `security.py` and `uapi.py`, one program.
 
-use super::{reload, PAIR, SETTLE};
-use crate::cluster::{field, Lab, PATIENCE};
+use super::{fuzz, matrix, reload, PAIR, SETTLE};
+use crate::cluster::{field, Lab, Running, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
 /// The program, put into the nodes.
-const PROGRAM: &str = include_str!("../../guest/uapi.py");
+const PROGRAM: &str = concat!(
+    include_str!("../../guest/device.py"),
+    include_str!("../../guest/security.py"),
+    include_str!("../../guest/uapi.py")
+);
 /// How long one command of the program may take.
 const LONG: Duration = Duration::from_secs(240);
 /// The unprivileged user.
-const USER: u32 = 65534;
-/// Seed and seconds of the fuzzer; `FUZZ_SECONDS` changes the latter.
-const SEED: u32 = 1;
-const FUZZ_SECONDS: u64 = 30;
+pub(super) const USER: u32 = 65534;
+
+/// Processes that are killed.
+const KILLS: u32 = 250;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -30,21 +34,24 @@ pub fn all() -> Vec<Scenario> {
         s("uapi::velo_loop_back", |lab| run(lab, "velo_loop_back")),
         s("uapi::poll", |lab| run(lab, "events")),
         s("uapi::between_nodes", between),
-        s("uapi::superuser", superuser),
+        s("uapi::superuser", |lab| as_root(lab, "superuser")),
         s("uapi::open_close", open_close),
         s("uapi::threads_and_children", |lab| run(lab, "shared")),
         s("uapi::kill", kill),
         s("uapi::unbind_while_mapped", unbind),
         s("security::denied", |lab| run(lab, "denied")),
         s("security::limits", |lab| run(lab, "limits")),
+        s("security::all_vpids", |lab| as_root(lab, "all_vpids")),
+        s("security::one_table", one_table),
+        s("security::full_queues", full_queues),
         s("security::other_users", other_users),
+        s("security::compat_unsafe", compat_unsafe),
         s("security::heir", |lab| run(lab, "heir")),
         s("security::interrupt_storm", storm),
-        s("fuzz::unprivileged", fuzz),
     ]
 }
 
-fn install(lab: &Lab) -> Result<()> {
+pub(super) fn install(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         lab.ok(
             node,
@@ -55,7 +62,7 @@ fn install(lab: &Lab) -> Result<()> {
 }
 
 /// The line that runs a command of the program as an unprivileged user.
-fn line(command: &str) -> String {
+pub(super) fn line(command: &str) -> String {
     format!("ulimit -l 8192; exec python3 /tmp/uapi.py --user {USER} {command}")
 }
 
@@ -67,9 +74,14 @@ fn ports(lab: &Lab, node: usize) -> Result<Vec<String>> {
 }
 
 /// Nothing of any process is left on the node.
-fn nothing_left(lab: &Lab, node: usize) -> Result<()> {
+pub(super) fn nothing_left(lab: &Lab, node: usize) -> Result<()> {
     lab.until("all ports are closed", PATIENCE, |lab| {
         Ok(ports(lab, node)?.is_empty())
+    })?;
+    lab.until("no memory is registered", PATIENCE, |lab| {
+        let atu = lab.ok(node, "cat /sys/kernel/debug/extoll-*/atu")?;
+        let free = ["regions 0", "pages 0", "quarantined 0"];
+        Ok(free.iter().all(|f| atu.lines().any(|l| l == *f)))
     })?;
     lab.ok(
         node,
@@ -85,41 +97,140 @@ fn run(lab: &Lab, command: &str) -> Result<()> {
     nothing_left(lab, 0)
 }
 
-fn superuser(lab: &Lab) -> Result<()> {
+/// The same as root.
+fn as_root(lab: &Lab, command: &str) -> Result<()> {
     install(lab)?;
-    lab.ok_for(0, "exec python3 /tmp/uapi.py superuser", LONG)?;
+    lab.ok_for(0, &format!("exec python3 /tmp/uapi.py {command}"), LONG)?;
     nothing_left(lab, 0)
 }
 
-/// Runs `command` on node 0 with what `serve` on node 1 offers.
-fn against_server(lab: &Lab, serve: &str, command: &str) -> Result<()> {
-    install(lab)?;
-    // Before the server starts: an old offer must not pass for its.
-    lab.ok(1, "rm -f /tmp/offer")?;
-    let server = lab.spawn(1, serve)?;
-    let mut offer = String::new();
-    lab.until("the server offers", PATIENCE, |lab| {
-        offer = lab.sh_for(1, "cat /tmp/offer", PATIENCE)?.stdout;
-        Ok(!offer.is_empty())
-    })?;
-    let result = lab.ok_for(0, &line(&format!("{command} '{offer}'")), LONG);
-    lab.ok(1, "pkill -KILL -f '[u]api.py.* serve'")?;
-    server.stop();
+fn one_table(lab: &Lab) -> Result<()> {
+    reload(lab, 0, "atu_gats=1")?;
+    let result = as_root(lab, "one_table");
+    // Back before anything is judged: the others need the default.
+    reload(lab, 0, "")?;
+    result
+}
+
+/// The switch for old binaries; what it opens is closed without it (`denied`).
+fn compat_unsafe(lab: &Lab) -> Result<()> {
+    const WARNING: &str = "compat_unsafe: every process can read and write all memory";
+    let mark = lab.log_mark(0)?;
+    reload(lab, 0, "compat_unsafe=1")?;
+    let result = run(lab, "compat");
+    let warned = lab.log_since(&mark)?.contains(WARNING);
+    // Back before anything is judged: the others need the default.
+    let mark = lab.log_mark(0)?;
+    reload(lab, 0, "")?;
     result?;
+    ensure!(warned, "the log has no warning");
+    ensure!(!lab.log_since(&mark)?.contains(WARNING), "warned in vain");
+    run(lab, "denied")
+}
+
+/// Full queues and full requesters of processes: the sender is told, nothing is lost.
+fn full_queues(lab: &Lab) -> Result<()> {
+    matrix::install(lab, 0)?;
+    let program = format!(
+        "setpriv --reuid={USER} --regid={USER} --clear-groups -- {}",
+        matrix::PROGRAM
+    );
+    let said = lab.ok_for(0, &format!("exec {program} backlog"), LONG)?;
+    println!("        {}", said.trim().replace('\n', ", "));
     nothing_left(lab, 0)?;
-    nothing_left(lab, 1)
+    for unit in ["velo", "rma"] {
+        let command = format!("exec {program} backlog --stuck {unit} >/tmp/backlog");
+        lab.ok(0, "rm -f /tmp/backlog")?;
+        lab.fault(&["stuck", "0"])?;
+        let running = lab.spawn(0, &command)?;
+        let told = lab.until("the sender is told", PATIENCE, |l| {
+            Ok(l.ok(0, "cat /tmp/backlog")?.starts_with("full\n"))
+        });
+        lab.fault(&["stuck", "0", "--off"])?;
+        let out = running.wait(LONG)?;
+        told.with_context(|| format!("{unit}: {out:?}"))?;
+        ensure!(out.status == 0, "{unit}: {out:?}");
+        nothing_left(lab, 0)?;
+    }
+    Ok(())
+}
+
+/// A process on node 1 that offers memory, and what it offers.
+struct Server {
+    running: Running,
+    offer: String,
+}
+
+impl Server {
+    fn start(lab: &Lab, uid: u32) -> Result<Self> {
+        install(lab)?;
+        // Before the server starts: an old offer must not pass for its.
+        lab.ok(1, "rm -f /tmp/offer /tmp/offer.*")?;
+        let serve = format!("exec python3 /tmp/uapi.py --user {uid} serve /tmp/offer");
+        let running = lab.spawn(1, &serve)?;
+        let mut offer = String::new();
+        lab.until("the server offers", PATIENCE, |lab| {
+            offer = lab.sh_for(1, "cat /tmp/offer", PATIENCE)?.stdout;
+            Ok(!offer.is_empty())
+        })?;
+        Ok(Self { running, offer })
+    }
+
+    /// Runs a command with the offer.
+    fn meet(&self, lab: &Lab, node: usize, uid: u32, command: &str) -> Result<()> {
+        let script = format!(
+            "ulimit -l 8192; exec python3 /tmp/uapi.py --user {uid} {command} '{}'",
+            self.offer
+        );
+        let met = lab.ok_for(node, &script, LONG).map(drop);
+        met.with_context(|| format!("{command} on node{node}"))
+    }
+
+    /// What the server sees in its memory and queues.
+    fn sees(&self, lab: &Lab, what: &str) -> Result<()> {
+        lab.ok(1, "rm -f /tmp/offer.seen; >/tmp/offer.look")?;
+        let mut seen = String::new();
+        lab.until("the server has looked", PATIENCE, |lab| {
+            seen = lab.sh_for(1, "cat /tmp/offer.seen", PATIENCE)?.stdout;
+            Ok(!seen.is_empty())
+        })?;
+        lab.ok(1, "rm -f /tmp/offer.look")?;
+        ensure!(seen == what, "the server sees '{seen}' instead of '{what}'");
+        Ok(())
+    }
+
+    fn end(self, lab: &Lab, result: Result<()>) -> Result<()> {
+        let killed = lab.sh_for(1, "pkill -KILL -f '[u]api.py.* serve'", PATIENCE)?;
+        let out = self.running.wait(PATIENCE)?;
+        ensure!(killed.status == 0, "the server ended: {out:?}");
+        result?;
+        nothing_left(lab, 0)?;
+        nothing_left(lab, 1)
+    }
 }
 
 fn between(lab: &Lab) -> Result<()> {
-    against_server(lab, &line("serve /tmp/offer"), "between")
+    let server = Server::start(lab, USER)?;
+    let result = server.meet(lab, 0, USER, "between");
+    server.end(lab, result)
 }
 
+/// Neither another user's processes nor other ones of the same user get at memory, lock or queues by what is not theirs, from
+/// the same node or another; the right commands of the right user do.
 fn other_users(lab: &Lab) -> Result<()> {
-    let serve = format!(
-        "exec python3 /tmp/uapi.py --user {} serve /tmp/offer",
-        USER - 1
-    );
-    against_server(lab, &serve, "strangers")
+    for node in [0, 1] {
+        let server = Server::start(lab, USER - 1)?;
+        let untouched = || server.sees(lab, "memory same visitors 0");
+        let result = server
+            .meet(lab, node, USER, "strangers")
+            .and_then(|()| untouched())
+            .and_then(|()| server.meet(lab, node, USER - 1, "relatives"))
+            .and_then(|()| untouched())
+            .and_then(|()| server.meet(lab, node, USER - 1, "friends"))
+            .and_then(|()| server.sees(lab, "memory changed visitors 0"));
+        server.end(lab, result)?;
+    }
+    Ok(())
 }
 
 /// Interrupts per second and port in the storm's node: reached on any machine.
@@ -221,15 +332,44 @@ fn open_close(lab: &Lab) -> Result<()> {
     no_growth(before, memory(lab)?)
 }
 
-/// Kill −9 at many moments of register, transfer, unregister.
+/// Kill −9 at many moments of open, register, transfer, unregister, close.
 fn kill(lab: &Lab) -> Result<()> {
     install(lab)?;
-    let before = memory(lab)?;
-    lab.ok_for(0, &line("killed 25"), LONG)?;
+    let (before, pinned) = (memory(lab)?, pinned(lab)?);
+    let command = line(&format!("killed {KILLS} {}", fuzz::seed()));
+    let said = lab.ok_for(0, &command, LONG)?;
+    println!("        {}", said.trim());
     nothing_left(lab, 0)?;
     no_growth(before, memory(lab)?)?;
-    // The VPIDs are as good as new.
-    run(lab, "loop_back")
+    let after = self::pinned(lab)?;
+    ensure!(after == pinned, "pinned pages: {pinned} -> {after}");
+    // The VPIDs, and what the user may lock, are as good as new.
+    run(lab, "loop_back")?;
+    run(lab, "limits")
+}
+
+/// Pages that are pinned for long: taken less given back since the boot.
+fn pinned(lab: &Lab) -> Result<i64> {
+    let text = lab.ok(0, "grep '^nr_foll_pin' /proc/vmstat")?;
+    let count = |name| field(&text.replace(' ', ": "), name).context("no nr_foll_pin");
+    Ok(count("nr_foll_pin_acquired")? as i64 - count("nr_foll_pin_released")? as i64)
+}
+
+/// Takes the NIC of node 0 from its driver.
+pub fn unbind_nic(lab: &Lab) -> Result<()> {
+    let unbind = "d=$(basename $(readlink -f /sys/bus/pci/drivers/extoll/0*)); echo $d >/tmp/dev; echo $d >/sys/bus/pci/drivers/extoll/unbind && \
+                  [ ! -e /dev/extoll/rma2 ]";
+    lab.ok(0, unbind).map(drop)
+}
+
+/// Gives it back.
+pub fn bind_nic(lab: &Lab) -> Result<()> {
+    lab.ok(
+        0,
+        "echo $(cat /tmp/dev) >/sys/bus/pci/drivers/extoll/bind; for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; \
+         ip addr replace 10.2.0.1/24 broadcast + dev exn0 && ip link set exn0 up",
+    )
+    .map(drop)
 }
 
 fn unbind(lab: &Lab) -> Result<()> {
@@ -241,17 +381,11 @@ fn unbind(lab: &Lab) -> Result<()> {
     lab.until("everything is mapped", PATIENCE, ready)?;
     let during = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
     ensure!(during != before, "open files do not hold the module");
-    let unbind = "d=$(basename $(readlink -f /sys/bus/pci/drivers/extoll/0*)); echo $d >/tmp/dev; echo $d >/sys/bus/pci/drivers/extoll/unbind && \
-                  [ ! -e /dev/extoll/rma2 ]";
-    lab.ok(0, unbind)?;
+    unbind_nic(lab)?;
     lab.ok(0, "touch /tmp/go")?;
     let out = process.wait(PATIENCE)?;
     // Back before anything is judged: the others need the node.
-    lab.ok(
-        0,
-        "echo $(cat /tmp/dev) >/sys/bus/pci/drivers/extoll/bind; for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; \
-         ip addr replace 10.2.0.1/24 broadcast + dev exn0 && ip link set exn0 up",
-    )?;
+    bind_nic(lab)?;
     ensure!(out.status == 0, "the process: {out:?}");
     let after = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
     ensure!(after == before, "module references: {before} -> {after}");
@@ -264,15 +398,13 @@ fn unbind(lab: &Lab) -> Result<()> {
     run(lab, "loop_back")
 }
 
-fn fuzz(lab: &Lab) -> Result<()> {
+/// Random calls for so many seconds.
+pub(super) fn random_calls(lab: &Lab, seed: u64, seconds: u64) -> Result<()> {
     install(lab)?;
-    let seconds = std::env::var("FUZZ_SECONDS")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(FUZZ_SECONDS);
     let before = memory(lab)?;
-    let command = line(&format!("fuzz {SEED} {seconds}"));
-    lab.ok_for(0, &command, LONG + 2 * Duration::from_secs(seconds))?;
+    let command = line(&format!("fuzz {seed} {seconds}"));
+    let said = lab.ok_for(0, &command, LONG + 2 * Duration::from_secs(seconds))?;
+    println!("        {}", said.trim());
     nothing_left(lab, 0)?;
     nothing_left(lab, 1)?;
     no_growth(before, memory(lab)?)?;

@@ -1,10 +1,13 @@
 //! Functional units of the base driver: remote registers, windows, register files, events.
 
 use super::fabric::TORUS;
+use super::uapi::{bind_nic, unbind_nic};
+use super::userland::{json, server};
 use super::PAIR;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::{probe_order, Scenario};
 use anyhow::{ensure, Context, Result};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -29,12 +32,14 @@ pub fn all() -> Vec<Scenario> {
         s("units::sysfs_open_at_unbind", PAIR, open_at_unbind),
         s("units::debugfs_dump", PAIR, dump),
         s("units::rra_errors", PAIR, rra_errors),
+        s("units::rra_unbind", PAIR, rra_unbind),
         s("units::smfu_memory", PAIR, smfu_memory),
         s("units::smfu_order", PAIR, smfu_order),
         s("units::smfu_timeout", PAIR, smfu_timeout),
         s("units::link_events", PAIR, link_events),
         s("units::event_mask", PAIR, event_mask),
         s("units::two_nics", TWO_NICS, two_nics),
+        s("units::two_nics_programs", TWO_NICS, two_nics_programs),
         s("units::rra_everywhere", TORUS, rra_everywhere),
     ]
 }
@@ -205,8 +210,23 @@ fn reason(lab: &Lab, node: usize, text: &str) -> Result<u64> {
 fn bench(lab: &Lab) -> Result<()> {
     for node in 0..lab.spec().nodes {
         lab.ok(node, "modprobe extoll_bench")?;
+        rra_ready(lab, node)?;
     }
     Ok(())
+}
+
+/// Waits until a node's port for remote registers works: it has to wait where reads were unanswered when the NIC was unbound.
+fn rra_ready(lab: &Lab, node: usize) -> Result<()> {
+    let other = (node + 1) % lab.spec().nodes;
+    let command = format!("rra node={other} offset=0x8008 timeout_us=5000000");
+    let script = format!(
+        "exec 3<>/dev/extoll_bench || exit; printf %s '{command}' >&3 2>/dev/null; cat <&3"
+    );
+    lab.until("late answers are over", Duration::from_secs(90), |lab| {
+        let text = lab.ok_for(node, &script, Duration::from_secs(60))?;
+        ensure!(!text.contains("error") || text.contains("Busy"), "{text}");
+        Ok(!text.contains("error"))
+    })
 }
 
 fn rra_errors(lab: &Lab) -> Result<()> {
@@ -246,6 +266,37 @@ fn rra_errors(lab: &Lab) -> Result<()> {
         "late answers not recognised"
     );
     Ok(())
+}
+
+/// Reads that are unanswered when the NIC is unbound keep the port closed to late answers after it is bound again; reads that
+/// were answered meanwhile do not, although nobody has looked.
+fn rra_unbind(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    let unanswered = |lab: &Lab| {
+        lab.fault(&["freeze", "1"])?;
+        let error = refused(lab, 0, "rra node=1 offset=0x8008 timeout_us=5000")?;
+        ensure!(error.contains("TimedOut"), "{error}");
+        Ok(())
+    };
+    unanswered(lab)?;
+    unbind_nic(lab)?;
+    bind_nic(lab)?;
+    lab.fault(&["thaw", "1"])?;
+    let error = refused(lab, 0, "rra node=1 offset=0x8008 timeout_us=20000")?;
+    ensure!(error.contains("Busy"), "{error}");
+    let busy = reason(lab, 0, "remote register access busy")?;
+    ensure!(busy >= 1, "not counted");
+    // Nothing else has to wait.
+    value(lab, 0, "rra node=0 offset=0x8008")?;
+    value(lab, 0, "rra node=1 offset=0x8008 method=smfu")?;
+    rra_ready(lab, 0)?;
+
+    // The new port owes nothing of scenarios before.
+    unanswered(lab)?;
+    lab.fault(&["thaw", "1"])?;
+    unbind_nic(lab)?;
+    bind_nic(lab)?;
+    value(lab, 0, "rra node=1 offset=0x8008 timeout_us=5000000").map(drop)
 }
 
 fn rra_everywhere(lab: &Lab) -> Result<()> {
@@ -529,5 +580,167 @@ fn two_nics(lab: &Lab) -> Result<()> {
         lines.len() == 3 && lines[0] == "1" && lines[2] == "2",
         "{text}"
     );
+    Ok(())
+}
+
+/// PCI addresses of a node's NICs; their device files are in /dev/extoll and /dev/extoll1, and they are the nodes 2n and 2n + 1.
+fn addresses(lab: &Lab, node: usize) -> Result<Vec<String>> {
+    let list = json(&lab.ok(node, "extollctl --json list")?)?;
+    let mut out = Vec::new();
+    for (k, dir) in ["/dev/extoll", "/dev/extoll1"].into_iter().enumerate() {
+        let nic = &list["nics"][k];
+        ensure!(nic["device"] == dir, "{list}");
+        let id = (2 * node + k).to_string();
+        ensure!(nic["status"]["node"] == id.as_str(), "{list}");
+        out.push(nic["pci"].as_str().context("address")?.to_string());
+    }
+    Ok(out)
+}
+
+/// Root, an ordinary user; each with one of the ways to choose the second NIC.
+fn second_nic(pci: &str, program: &str) -> [String; 3] {
+    [
+        format!("{program} -N {pci}"),
+        format!("setpriv --reuid=1000 --regid=1000 --clear-groups -- {program} -d /dev/extoll1"),
+        format!("env EXTOLL_DEV=/dev/extoll1 {program}"),
+    ]
+}
+
+fn two_nics_programs(lab: &Lab) -> Result<()> {
+    let here = addresses(lab, 0)?;
+    let there = addresses(lab, 1)?;
+    two_nics_extollctl(lab, &here)?;
+    for (serve, ask) in second_nic(&there[1], "extoll-ping")
+        .iter()
+        .zip(second_nic(&here[1], "extoll-ping"))
+    {
+        let (running, words) = server(lab, 1, &format!("{serve} --listen"), "listening")?;
+        let id = words.last().context("no address")?;
+        ensure!(id.starts_with("3/"), "{serve}: listening on {id}");
+        let out = lab.ok(0, &format!("{ask} -c 5 -i 0.05 -W 10 {id}"))?;
+        ensure!(out.contains(&format!("extoll-ping {id} from 1/")), "{out}");
+        ensure!(out.contains("5 sent, 5 received, 0% lost"), "{out}");
+        // The port is one of the second NIC, and only there.
+        for (pci, want) in [(&there[0], false), (&there[1], true)] {
+            let ports = json(&lab.ok(1, &format!("extollctl --json -N {pci} ports"))?)?;
+            let ports = ports.as_array().context("ports")?;
+            ensure!(ports.iter().all(|p| p["nic"] == pci.as_str()), "{ports:?}");
+            let is_user = |p: &Value| p["vpid"].as_u64() < Some(251);
+            ensure!(
+                ports.iter().any(is_user) == want,
+                "{pci} of node 1: {ports:?}"
+            );
+        }
+        lab.ok(1, "pkill -x extoll-ping")?;
+        running.wait(PATIENCE)?;
+    }
+    for (serve, ask) in second_nic(&there[1], "extoll-perf")
+        .iter()
+        .zip(second_nic(&here[1], "extoll-perf"))
+    {
+        let (running, words) = server(lab, 1, &format!("{serve} serve"), "serving")?;
+        ensure!(words[..4] == ["serving", "on", "node", "3"], "{words:?}");
+        for test in [
+            "velo-lat node1 -n 20 -w 2",
+            "put-bw node1 -n 40 -s 64k -t 8",
+            "get-lat node1 -n 10 -w 2 -e",
+        ] {
+            let command = format!("{ask} run {test} --timeout 30 --json");
+            let result = json(&lab.ok_for(0, &command, Duration::from_secs(120))?)?;
+            ensure!(result["client"] == 1 && result["server"] == 3, "{result}");
+            ensure!(
+                result["results"][0]["iterations"].as_u64() > Some(0),
+                "{result}"
+            );
+        }
+        lab.ok(0, &format!("{ask} reg -s 64k -n 5"))?;
+        lab.ok(1, "pkill -x extoll-perf")?;
+        running.wait(PATIENCE)?;
+    }
+    Ok(())
+}
+
+fn two_nics_extollctl(lab: &Lab, pci: &[String]) -> Result<()> {
+    const PAD: &str = "info_rf_scratchpad_scratchpad";
+    let ctl = |nic: usize, what: &str| -> Result<Value> {
+        let text = lab.ok(0, &format!("extollctl --json -N {} {what}", pci[nic]))?;
+        json(&text)
+    };
+    let offset = ctl(1, &format!("reg read {PAD}"))?["offset"]
+        .as_u64()
+        .context("offset")?;
+    for (nic, address) in pci.iter().enumerate() {
+        let list = ctl(nic, "list")?;
+        ensure!(
+            list["nics"].as_array().map(Vec::len) == Some(1),
+            "-N {address}: {list}"
+        );
+        ensure!(list["nics"][0]["pci"] == address.as_str(), "{list}");
+        let dir = ["/dev/extoll/", "/dev/extoll1/"][nic];
+        let files = list["device_files"].as_array().context("files")?;
+        ensure!(
+            files.len() == 5
+                && files
+                    .iter()
+                    .all(|f| f.as_str().is_some_and(|f| f.starts_with(dir))),
+            "{list}"
+        );
+        let id = ctl(nic, "reg read 0x8008")?["value"].as_u64();
+        ensure!(
+            id.map(|v| (v >> 24) & 0xFFFF) == Some(nic as u64),
+            "NIC {nic}: {id:x?}"
+        );
+        // The neighbours in a ring of four.
+        let links = ctl(nic, "links")?;
+        let mut neighbours: Vec<Option<u64>> = links
+            .as_array()
+            .context("links")?
+            .iter()
+            .filter(|l| l["state"] == "up")
+            .map(|l| l["remote_node"].as_u64())
+            .collect();
+        neighbours.sort_unstable();
+        let want = [[Some(1), Some(3)], [Some(0), Some(2)]][nic];
+        ensure!(neighbours == want, "NIC {nic}: {links}");
+        for counter in ctl(nic, "counters -a")?.as_array().context("counters")? {
+            ensure!(counter["nic"] == address.as_str(), "{counter}");
+        }
+        // Element 6 by its name, element 7 by the offset of the array.
+        ctl(nic, &format!("reg write {PAD} --index 6 {}", 0x600 + nic))?;
+        ctl(
+            nic,
+            &format!("reg write {offset:#x} --index 7 {}", 0x700 + nic),
+        )?;
+    }
+    for (nic, address) in pci.iter().enumerate() {
+        let rf = format!("/sys/bus/pci/devices/{address}/extoll_rf");
+        let text = lab.ok(0, &format!("cat {rf}/extoll_rf_{PAD}"))?;
+        for index in [6, 7] {
+            let value = 0x100 * index + nic as u64;
+            let read = ctl(nic, &format!("reg read {PAD} --index {index}"))?;
+            ensure!(read["value"] == value, "NIC {nic}: {read}");
+            let line = text
+                .lines()
+                .find(|l| l.contains(&format!("Entry    {index}:")));
+            ensure!(
+                line.is_some_and(|l| l.contains(&format!(" {value:x};"))),
+                "NIC {nic}: {text}"
+            );
+        }
+        // Another node, asked through either NIC.
+        let read = ctl(nic, "reg read 0x8008 --node 3")?["value"].as_u64();
+        ensure!(
+            read.map(|v| (v >> 24) & 0xFFFF) == Some(3),
+            "NIC {nic}: {read:x?}"
+        );
+    }
+    // Nobody guesses which NIC is meant.
+    for what in ["links", "reg read 0x8008", "reg write 0x8058 1"] {
+        let out = lab.sh_for(0, &format!("extollctl {what}"), PATIENCE)?;
+        ensure!(
+            out.status == 2 && out.stderr.contains("several NICs"),
+            "{what}: {out:?}"
+        );
+    }
     Ok(())
 }

@@ -18,8 +18,10 @@ pub fn all() -> Vec<Scenario> {
     };
     vec![
         s("userland::exchange_c_and_rust", exchange),
+        s("userland::c_calls", c_calls),
         s("userland::ping", ping),
         s("userland::perf", perf),
+        s("userland::perf_lost_clients", perf_lost_clients),
         s("userland::extollctl", extollctl),
         s("userland::trace", trace),
     ]
@@ -41,13 +43,13 @@ pub fn built(name: &str) -> PathBuf {
     path
 }
 
-/// Compiles a C example and copies it to both nodes' /tmp.
-fn c_program(lab: &Lab, name: &str, library: &str) -> Result<()> {
+/// Compiles a C program and copies it to both nodes' /tmp.
+pub fn c_program(lab: &Lab, directory: &str, name: &str, library: &str) -> Result<()> {
     let out = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
     let compiled = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-I"])
         .arg(source("include"))
-        .arg(source(&format!("examples/{name}.c")))
+        .arg(source(&format!("{directory}/{name}.c")))
         .arg("-o")
         .arg(&out)
         .arg(built(&format!("{library}.so")))
@@ -116,12 +118,13 @@ pub fn nothing_left(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn json(text: &str) -> Result<Value> {
+/// The output of a program.
+pub fn json(text: &str) -> Result<Value> {
     serde_json::from_str(text).with_context(|| format!("not JSON: {text}"))
 }
 
 fn exchange(lab: &Lab) -> Result<()> {
-    c_program(lab, "rma_exchange", "librma")?;
+    c_program(lab, "examples", "rma_exchange", "librma")?;
     copy(lab, &built("extoll-exchange"), "extoll-exchange")?;
     let (c, rust) = ("/tmp/rma_exchange", "/tmp/extoll-exchange");
     for user in USERS {
@@ -145,8 +148,37 @@ fn exchange(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
+/// What the examples don't need of rma2.h, between nodes and in a node.
+fn c_calls(lab: &Lab) -> Result<()> {
+    c_program(lab, "librma/tests", "calls", "librma")?;
+    for user in USERS {
+        for serving in [1, 0] {
+            let (running, words) =
+                server(lab, serving, &format!("{user}/tmp/calls serve"), "ready")?;
+            let [_, node, vpid, nla] = &words[..] else {
+                anyhow::bail!("{words:?}");
+            };
+            let said = lab.ok_for(
+                0,
+                &format!("{user}/tmp/calls {node} {vpid} {nla}"),
+                PATIENCE,
+            );
+            let said = match said {
+                Ok(said) => said,
+                Err(e) => {
+                    let server = lab.ok(serving, "cat /tmp/server.log")?;
+                    return Err(e.context(format!("{user}node {serving}: {server}")));
+                }
+            };
+            ensure!(said == "ok\n", "{said}");
+            finish(lab, serving, running)?;
+        }
+    }
+    nothing_left(lab)
+}
+
 fn ping(lab: &Lab) -> Result<()> {
-    c_program(lab, "velo_echo", "libvelo")?;
+    c_program(lab, "examples", "velo_echo", "libvelo")?;
     for user in USERS {
         let (running, words) = server(lab, 1, &format!("{user}extoll-ping --listen"), "listening")?;
         let id = words.last().context("no address")?;
@@ -237,6 +269,57 @@ fn perf(lab: &Lab) -> Result<()> {
         refused.status == 2 && refused.stderr.contains("extoll-perf serve"),
         "{refused:?}"
     );
+    nothing_left(lab)
+}
+
+/// Clients that die, stop or say nothing do not keep the server from the next one.
+fn perf_lost_clients(lab: &Lab) -> Result<()> {
+    let (running, _) = server(lab, 1, "extoll-perf serve", "serving")?;
+    let served = |what: &str| -> Result<()> {
+        lab.ok_for(
+            0,
+            "extoll-perf run velo-lat node1 -n 5 -w 1 --timeout 20",
+            Duration::from_secs(30),
+        )
+        .with_context(|| format!("not served after a client that {what}"))
+        .map(drop)
+    };
+    // In a session of its own: a stopped process whose session ends is hung up.
+    let lose = |test: &str, signal: &str| {
+        let script = format!(
+            "setsid extoll-perf run {test} >/tmp/lost.log 2>&1 & sleep 3; kill -0 $! && kill -{signal} $!"
+        );
+        let log = "cat /tmp/lost.log";
+        lab.ok(0, &script)
+            .with_context(|| lab.ok(0, log).unwrap_or_default())
+    };
+    for test in ["put-bw", "get-lat", "put-lat", "velo-lat", "velo-bw -b"] {
+        lose(&format!("{test} node1 -D 300 --timeout 600"), "KILL")?;
+        served(&format!("was killed in {test}"))?;
+    }
+    lose("put-bw node1 -D 300 --timeout 3", "STOP")?;
+    served("stopped")?;
+    lab.ok(
+        0,
+        "(sleep 300 | socat - TCP:node1:18515) >/dev/null 2>&1 & sleep 1",
+    )?;
+    served("says nothing")?;
+    // As long as there is progress a test may last longer than the time-out, also where only the client sees it.
+    for test in ["put-bw", "get-bw -b", "get-lat"] {
+        let command = format!("extoll-perf run {test} node1 -D 8 -s 4k --timeout 2");
+        lab.ok(0, &command)?;
+    }
+    let log = lab.ok(1, "cat /tmp/server.log")?;
+    ensure!(
+        log.matches("gone").count() == 5
+            && log.matches("did not finish: timed out").count() == 1
+            && log.matches("does not answer: timed out").count() == 1
+            && log.lines().count() == 8,
+        "{log}"
+    );
+    lab.ok(0, "pkill -KILL -x extoll-perf; pkill -x socat; true")?;
+    lab.ok(1, "pkill -x extoll-perf")?;
+    running.wait(PATIENCE)?;
     nothing_left(lab)
 }
 

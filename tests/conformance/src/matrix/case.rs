@@ -276,16 +276,18 @@ impl Case {
         };
         match self.kind {
             Kind::Get { .. } | Kind::Put { .. } => {
-                // Of a transfer in several commands only the last one tells.
-                let before = u64::from((self.len - 1) / MAX_LEN * MAX_LEN);
-                let (start, len) = (address + before, u64::from(self.len) - before);
-                let last = (len - 1) / FRAGMENT;
-                let first = if self.modifiers.ntr { 0 } else { last };
-                let piece = |k: u64| {
-                    let size = (len - k * FRAGMENT).min(FRAGMENT);
-                    (start + k * FRAGMENT, size as u32 - 1)
-                };
-                (first..=last).map(piece).collect()
+                // Of a transfer in several commands each one tells.
+                let mut words = vec![];
+                for before in (0..u64::from(self.len)).step_by(MAX_LEN as usize) {
+                    let len = (u64::from(self.len) - before).min(MAX_LEN.into());
+                    let last = (len - 1) / FRAGMENT;
+                    let first = if self.modifiers.ntr { 0 } else { last };
+                    words.extend((first..=last).map(|k| {
+                        let size = (len - k * FRAGMENT).min(FRAGMENT);
+                        (address + before + k * FRAGMENT, size as u32 - 1)
+                    }));
+                }
+                words
             }
             Kind::Immediate if unit == NotificationType::Requester => {
                 vec![(self.value, self.len - 1)]

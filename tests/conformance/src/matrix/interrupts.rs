@@ -47,7 +47,7 @@ impl Counts {
 fn quiet(counts: &Counts, side: &Side) -> Result<u64> {
     let mut n = counts.of(side)?;
     loop {
-        side.port().arm();
+        side.port().arm()?;
         std::thread::sleep(Duration::from_millis(2));
         match counts.of(side)? {
             now if now == n => return Ok(n),

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""What comes late for a port, a VPID or memory that has another owner by then: `late.py COMMAND [ARG…]`, beside uapi.py."""
+from uapi import *
+
+
+def leave(offer):
+    """Posts commands to a port of another node, which the NIC accepts and cannot execute, and ends. Prints its VPID."""
+    o = json.loads(offer)
+    r = Rma()
+    for n, page in enumerate((16, 17, 18, 19)):
+        r.notify(o["node"], o["rma"], 1000 + n, page=page)
+    print(r.vpid)
+
+
+def free():
+    """Prints the VPIDs that can be had."""
+    found = []
+    while True:
+        try:
+            found.append(Device("rma2"))
+        except OSError as e:
+            check("error", errno.errorcode.get(e.errno), "ENOSPC")
+            break
+    print(*(d.info()["vpid"] for d in found))
+    for d in found:
+        d.close()
+
+
+def heir(vpid):
+    """The next owner of a VPID sends, and nothing comes that he did not ask for."""
+    r = Rma(vpid=int(vpid))
+    r.notify(r.node, r.vpid, 7)
+    check("own notification", r.wait_type(4)[0], 7)
+    time.sleep(1)
+    check("others", r.take(), None)
+    r.close()
+
+
+def regions(n):
+    """Registers n regions and ends with them. Prints how long the end took, in seconds."""
+    r = Rma()
+    a = memory(int(n))
+    for i in range(int(n)):
+        r.register(a + i * PAGE, 1)
+    open("/tmp/registered", "w").close()
+    end = time.time() + 60
+    while not os.path.exists("/tmp/go") and time.time() < end:
+        time.sleep(0.02)
+    start = time.time()
+    r.close()
+    print(time.time() - start)
+
+
+def refused(n):
+    """Registers without success, n times: the NIC takes no table."""
+    r = Rma()
+    a = memory(1)
+    for i in range(int(n)):
+        fails(f"registration {i}", errno.ETIMEDOUT, r.register, a, 1)
+    r.close()
+
+
+def stranger(uid):
+    """A user without a protection descriptor of his own opens nothing."""
+    for name in ("rma2", "velo2"):
+        check(name, child(lambda: fails("open", errno.EPERM, Device, name), uid=int(uid)), 0)
+
+
+def main():
+    commands = {f.__name__: f for f in (leave, free, heir, regions, refused, stranger)}
+    args = sys.argv[1:]
+    if args and args[0] == "--user":
+        become(int(args[1]))
+        args = args[2:]
+    commands[args[0]](*args[1:])
+
+
+main()

@@ -1,0 +1,209 @@
+//! Trigger events of all kinds, while traffic goes on (HW §6.5, docs/driver.md *Events*).
+
+use super::{uapi, PAIR};
+use crate::cluster::{Lab, LogMark, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::{Duration, Instant};
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![Scenario {
+        name: "units::error_events",
+        spec: PAIR,
+        run: error_events,
+    }]
+}
+
+/// Reasons: an error, a time-out of the SMFU, something normal.
+const ERROR: u64 = 5;
+const NORMAL: u64 = 17;
+/// Error lines in an interval, which all events share.
+const LINES: u64 = 4;
+const INTERVAL_S: u64 = 10;
+/// Raised in a burst.
+const BURST: usize = 40;
+
+/// Number and name of an event; the register that reports it and what to set it to, if the emulator lets it be set; what the
+/// line in the log tells.
+type Report = (u8, &'static str, Option<(u32, u64)>, &'static str);
+
+/// Events that report errors, each counted as reason 5 and logged.
+const ERRORS: &[Report] = &[
+    (
+        0,
+        "HT3_CORE_ERRRSP_STOMP_OR_DROP_INT",
+        Some((0x850, 3)),
+        "0x0 -> 0x3",
+    ),
+    // Of ECC events the flags of all units are read: a corrected and an uncorrected error in the bridge.
+    (
+        1,
+        "ECC_ERROR",
+        Some((0x5610, 1 << 3)),
+        "tag_htoc2pcie_sec 0x0 -> 0x1",
+    ),
+    (
+        2,
+        "ECC_FATAL",
+        Some((0x5610, (1 << 3) | (1 << 9))),
+        "tag_htoc2pcie_ded 0x0 -> 0x1",
+    ),
+    (5, "PCIE_BRIDGE_ERROR", Some((0x5428, 7)), "pcie_rf_bridge"),
+    (6, "PCIE_CORE_ERROR", Some((0x5A10, 1)), "0x0 -> 0x1"),
+    (9, "HTAX_BRIDGE_DISCARDED_INT", None, ""),
+    (10, "HTAX_ASSERTION", Some((0x9300, 1)), "0x0 -> 0x1"),
+    (11, "SMFU_MATCHING_STORE_EMPTY", None, ""),
+    (21, "BQ_ERROR", None, ""),
+    (22, "WCBUF_ERROR", None, ""),
+    (
+        24,
+        "VELO_ERROR",
+        Some((0x0120_1818, (1 << 40) | 1)),
+        "velo_rf_counter_1",
+    ),
+    (
+        27,
+        "RMA_ERROR",
+        Some((0x0160_1018, 1)),
+        "rma_rf_requester_error_cnt_0",
+    ),
+];
+
+/// Events that report no error.
+const NORMALS: [(u8, &str); 5] = [
+    (3, "PCIE_CORE_LINK_STATUS_INT"),
+    (4, "PCIE_BRIDGE_PCIE_TO_HTOC_REGFILE_INFO"),
+    (7, "TIMER_INTERRUPT"),
+    (8, "GPIO_IRQ"),
+    (17, "LINK_PORT"),
+];
+
+/// How often an event or a reason was counted.
+fn count(lab: &Lab, what: &str, number: u64) -> Result<u64> {
+    let text = lab.ok(0, "cat /sys/kernel/debug/extoll-*/counters")?;
+    let head = format!("{what} {number} ");
+    let line = text.lines().find_map(|l| l.strip_prefix(&head));
+    let words = line.map(|l| l.split(' ').next().unwrap_or(""));
+    words.map_or(Ok(0), |n| Ok(n.parse()?))
+}
+
+/// Raises an event, after setting what it reports.
+fn raise(lab: &Lab, event: u8, set: Option<(u32, u64)>) -> Result<()> {
+    let (event, set) = (
+        event.to_string(),
+        set.map(|(offset, value)| format!("{offset:#x}={value:#x}")),
+    );
+    let mut args = vec!["event", "0", &event];
+    if let Some(set) = &set {
+        args.extend(["--set", set]);
+    }
+    lab.fault(&args).map(drop)
+}
+
+/// Lines about an event since the mark.
+fn lines(lab: &Lab, mark: &LogMark, name: &str) -> Result<Vec<String>> {
+    let log = lab.log_since(mark)?;
+    let head = format!("event {name}, part ");
+    let about = log.lines().filter(|l| l.contains(&head));
+    Ok(about.map(Into::into).collect())
+}
+
+/// Waits until there is a line again. An event takes two at most: its own and that of the flags that are read later.
+fn next_line() {
+    std::thread::sleep(Duration::from_secs(INTERVAL_S * 2 / LINES + 1));
+}
+
+/// Both counters moved.
+fn counted(lab: &Lab, event: u8, reason: u64, before: (u64, u64)) -> Result<()> {
+    lab.until(
+        &format!("event {event} and reason {reason} are counted"),
+        PATIENCE,
+        |l| {
+            Ok(count(l, "event", event.into())? > before.0
+                && count(l, "reason", reason)? > before.1)
+        },
+    )
+}
+
+fn error_events(lab: &Lab) -> Result<()> {
+    uapi::install(lab)?;
+    let load = lab.spawn(0, "ping -q -i 0.02 -s 3000 -w 300 node1")?;
+    let walked = walk(lab);
+    let pinging = lab.ok(0, "pkill -INT -x ping");
+    let out = load.wait(PATIENCE)?;
+    walked?;
+    pinging?;
+    let number = |before: &str| -> Option<u64> {
+        let text = out.stdout.split_once(before)?.0;
+        text.rsplit(['\n', ' ']).next()?.parse().ok()
+    };
+    let (sent, received) = number(" packets transmitted")
+        .zip(number(" received"))
+        .with_context(|| format!("the traffic: {out:?}"))?;
+    // The last ones may have been under way when ping was interrupted.
+    ensure!(
+        received > 0 && received + 3 >= sent,
+        "the traffic: {out:?}"
+    );
+    Ok(())
+}
+
+fn walk(lab: &Lab) -> Result<()> {
+    let counts = |event: u8, reason| -> Result<(u64, u64)> {
+        Ok((
+            count(lab, "event", event.into())?,
+            count(lab, "reason", reason)?,
+        ))
+    };
+    for (event, name, set, told) in ERRORS {
+        next_line();
+        let (mark, before) = (lab.log_mark(0)?, counts(*event, ERROR)?);
+        raise(lab, *event, *set)?;
+        counted(lab, *event, ERROR, before).with_context(|| name.to_string())?;
+        // The flags of ECC events are read a moment later, as the fatal one.
+        let logged = if *event == 1 { "ECC_FATAL" } else { name };
+        lab.until(&format!("the log tells of {name}"), PATIENCE, |l| {
+            Ok(lines(l, &mark, logged)?.iter().any(|l| l.contains(told)))
+        })
+        .with_context(|| lab.log_since(&mark).unwrap_or_default())?;
+    }
+    for (event, name) in NORMALS {
+        let (mark, before) = (lab.log_mark(0)?, counts(event, NORMAL)?);
+        raise(lab, event, None)?;
+        counted(lab, event, NORMAL, before)?;
+        let said = lines(lab, &mark, name)?;
+        ensure!(said.is_empty(), "normal, but logged: {said:?}");
+    }
+    // Status and drain: counted by event only, done when the debugfs file says so.
+    for event in [14, 16, 28] {
+        let before = count(lab, "event", event)?;
+        raise(lab, event as u8, None)?;
+        lab.until(&format!("event {event}"), PATIENCE, |l| {
+            let status = l.ok(0, "cat /sys/kernel/debug/extoll-*/status")?;
+            Ok(count(l, "event", event)? > before && status.contains("outport_drain false"))
+        })?;
+    }
+    // Really misrouted packets of a process.
+    next_line();
+    let (mark, before) = (lab.log_mark(0)?, counts(13, ERROR)?);
+    lab.ok(0, &uapi::line("misroute"))?;
+    counted(lab, 13, ERROR, before).context("illegal routing")?;
+    let said = lines(lab, &mark, "XBAR_INPORT")?;
+    ensure!(!said.is_empty(), "the log does not tell of illegal routing");
+    // Many at once: few lines.
+    let (mark, start) = (lab.log_mark(0)?, Instant::now());
+    let before = counts(6, ERROR)?;
+    for value in 2..BURST as u64 {
+        raise(lab, 6, Some((0x5A10, value)))?;
+    }
+    counted(lab, 6, ERROR, (before.0 + 10, before.1 + 10)).context("a burst")?;
+    let most = LINES * (start.elapsed().as_secs() / INTERVAL_S + 2);
+    let said = lines(lab, &mark, "PCIE_CORE_ERROR")?;
+    ensure!(
+        said.len() as u64 <= most,
+        "{} lines, at most {most} expected",
+        said.len()
+    );
+    Ok(())
+}

@@ -1,0 +1,313 @@
+//! Random input: calls, mappings and stores by unprivileged processes, and packets that no sane NIC would send.
+//!
+//! `FUZZ_SEED` and `FUZZ_SECONDS` say which and for how long.
+
+use super::churn::{no_growth, usage};
+use super::torus::{finish, get_on, prepare, survivors, Flow, Kind};
+use super::{uapi, PAIR};
+use crate::cluster::{Lab, LogMark, PATIENCE};
+use crate::Scenario;
+use anyhow::{bail, ensure, Context, Result};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+/// Without other words by the environment.
+const SEED: u64 = 1;
+const SECONDS: u64 = 30;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = |name, run| Scenario {
+        name,
+        spec: PAIR,
+        run,
+    };
+    vec![
+        s("fuzz::unprivileged", |lab| {
+            uapi::random_calls(lab, seed(), seconds())
+        }),
+        s("fuzz::fabric", fabric),
+    ]
+}
+
+/// A number of the environment. Panics on what is none, which fails the scenario.
+fn setting(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => match text.parse() {
+            Ok(number) => number,
+            Err(_) => panic!("{name}={text:?} is not a number"),
+        },
+        Err(_) => default,
+    }
+}
+
+/// The seed of everything random.
+pub fn seed() -> u64 {
+    setting("FUZZ_SEED", SEED)
+}
+
+fn seconds() -> u64 {
+    setting("FUZZ_SECONDS", SECONDS)
+}
+
+struct Random(SmallRng);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0.random()
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.0.random_range(0..n)
+    }
+
+    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+
+    fn hex(&mut self, bytes: u64) -> String {
+        (0..bytes).fold(String::new(), |mut text, _| {
+            // Writing to a string can't fail.
+            let _ = write!(text, "{:02x}", self.next() as u8);
+            text
+        })
+    }
+}
+
+/// The node that is bombarded, and its peer.
+const TARGET: usize = 1;
+const PEER: usize = 0;
+/// The user of the traffic.
+const USER: u64 = 1000;
+/// VPIDs of the register access port and of the network driver.
+const RRA: u64 = 252;
+const NETWORK: u64 = 254;
+/// VPIDs that nobody opens here.
+const CLOSED: [u64; 2] = [77, 200];
+/// Ports that commands of extoll_bench open for a moment each: whether of VELO, VPID.
+const SHORT_LIVED: [(bool, u64); 3] = [(true, 1), (false, 1), (false, 2)];
+/// Packets per delivery.
+const BATCH: usize = 48;
+/// The number of log lines per reason in an interval (docs/driver.md, docs/exn.md).
+const LINES: u64 = 4;
+const INTERVAL_S: u64 = 10;
+/// Reasons of the base driver that the input must have moved: impossible status words and notifications, error bits, closed
+/// VPIDs, answers that nobody asked for.
+const MOVED: [usize; 5] = [7, 8, 9, 18, 27];
+
+/// A packet for one of the open `ports` (whether of VELO, VPID), or for a closed one.
+fn packet(rng: &mut Random, ports: &[(bool, u64)]) -> String {
+    let (velo, vpid) = match rng.below(8) {
+        0 => (rng.below(2) == 0, rng.one(&CLOSED)),
+        _ => rng.one(ports),
+    };
+    let any = rng.below(1 << 16);
+    let node = rng.one(&[PEER as u64, TARGET as u64, 9, 11, 0xFFFE, 0xFFFF, any]);
+    let any = rng.below(256);
+    let from = rng.one(&[NETWORK, RRA, vpid, any]);
+    let any = rng.below(1 << 16);
+    let protection = rng.one(&[0, USER, any]);
+    if velo {
+        return message(rng, vpid, node, from, protection);
+    }
+    let head = format!(r#""src_node":{node},"src_vpid":{from},"vpid":{vpid}"#);
+    match rng.below(3) {
+        0 => notification(rng, vpid, node, from),
+        1 => format!(
+            r#"{{"kind":"notification",{head},"class":{},"value":{}}}"#,
+            rng.below(256),
+            rng.next()
+        ),
+        _ => {
+            // Everything but what the hardware lets every node do to everybody: registers, physical addresses.
+            let command = rng.one(&[0, 1, 2, 3, 5, 6, 10, 11, 12, 13]);
+            let len = match command {
+                6 => 1 + rng.below(8),
+                _ => rng.below(4097),
+            };
+            // Beyond all that is registered, and in the page that never is.
+            let address = rng.one(&[0, 8, 1 << 46]) | rng.below(1 << 12);
+            let mode = 4 | (rng.below(32) << 1);
+            let size = rng.one(&[0, 1, 8, 120]);
+            format!(
+                r#"{{"kind":"rma",{head},"protection":{protection},"command":{command},"notify":{},"mode":{mode},"address":{address},"second":{},"len":{len},"data":"{}","error":{}}}"#,
+                rng.below(8),
+                rng.next(),
+                rng.hex(size),
+                rng.below(8),
+            )
+        }
+    }
+}
+
+/// A message, or a slot of a mailbox whose status makes no sense.
+fn message(rng: &mut Random, vpid: u64, node: u64, from: u64, protection: u64) -> String {
+    if rng.below(3) > 0 {
+        // Also VPIDs of more than 8 bits.
+        let vpid = vpid | rng.one(&[0, 0, 0, 256, 768]);
+        let size = 1 + rng.below(120);
+        return format!(
+            r#"{{"kind":"velo","src_node":{node},"src_vpid":{from},"protection":{protection},"vpid":{vpid},"mtt":{},"tag":{},"data":"{}"}}"#,
+            rng.below(4),
+            rng.below(256),
+            rng.hex(size)
+        );
+    }
+    let any = rng.next();
+    let length = rng.one(&[0, 121, 128, 4095]);
+    let bad = node | (from << 16) | (length << 48) | (1 << 24);
+    let status = rng.one(&[any, any | (1 << 63), bad, bad | (0xF << 60)]);
+    slot("velo", vpid, rng.next(), status)
+}
+
+/// A notification as no unit writes it, or as one does that was never asked.
+fn notification(rng: &mut Random, vpid: u64, node: u64, from: u64) -> String {
+    let kind = rng.one(&[1, 2, 4, 0, 3, 7]);
+    let command = rng.one(&[0, 1, 2, 3, 5, 6, 10, 11, 12, 13, 4, 15]);
+    let (mode, error) = (rng.below(64), rng.one(&[0, 1, 2, 4, 7]));
+    let word = rng.below(1 << 23)
+        | (from << 23)
+        | (node << 32)
+        | (kind << 48)
+        | (command << 51)
+        | (mode << 55)
+        | (error << 61);
+    let any = rng.next() | 1;
+    let word = rng.one(&[word | (1 << 23), word | (1 << 23), any]);
+    let value = rng.next();
+    let value = rng.one(&[value, value & 0xFFF, 0]);
+    slot("rma", vpid, value, word)
+}
+
+fn slot(unit: &str, vpid: u64, first: u64, last: u64) -> String {
+    format!(r#"{{"kind":"slot","unit":"{unit}","vpid":{vpid},"words":[{first},{last}]}}"#)
+}
+
+/// Open ports of the target: whether of VELO, VPID.
+fn ports(lab: &Lab) -> Result<Vec<(bool, u64)>> {
+    let text = lab.ok(TARGET, "cat /sys/kernel/debug/extoll-*/ports")?;
+    text.lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let vpid = words.get(2).and_then(|w| w.parse().ok());
+            Ok((words[0] == "Velo", vpid.with_context(|| line.to_owned())?))
+        })
+        .collect()
+}
+
+/// How often each reason of the base driver was counted.
+fn reasons(lab: &Lab) -> Result<Vec<u64>> {
+    let text = lab.ok(TARGET, "cat /sys/kernel/debug/extoll-*/counters")?;
+    text.lines()
+        .filter_map(|l| l.strip_prefix("reason ")?.split(' ').nth(1))
+        .map(|n| Ok(n.parse()?))
+        .collect()
+}
+
+/// No reason, of whatever driver, has more lines than it may have.
+fn few_lines(lab: &Lab, mark: &LogMark, start: Instant) -> Result<()> {
+    let limit = LINES * (start.elapsed().as_secs() / INTERVAL_S + 2);
+    let log = lab.log_since(mark)?;
+    let heads = log.lines().filter_map(|l| {
+        let at = l.find("reason ")?;
+        let number = l[at..].find(": ")?;
+        Some(&l[l.find(']')?..at + number])
+    });
+    let mut heads: Vec<&str> = heads.collect();
+    heads.sort_unstable();
+    ensure!(!heads.is_empty(), "nothing was logged:\n{log}");
+    for same in heads.chunk_by(|a, b| a == b) {
+        ensure!(
+            same.len() as u64 <= limit,
+            "{} lines of '{}', at most {limit} expected",
+            same.len(),
+            same[0]
+        );
+    }
+    Ok(())
+}
+
+/// A register of the peer, asked for while answers come that nobody asked for.
+fn remote_register(lab: &Lab) -> Result<()> {
+    let command =
+        format!("extollctl --json reg read info_rf_node --node {PEER} --timeout-us 5000000");
+    let text = lab.ok(TARGET, &command)?;
+    let read: serde_json::Value = serde_json::from_str(&text)?;
+    let fields = read["fields"].as_array().context("no fields")?;
+    let id = fields.iter().find(|f| f["name"] == "id");
+    let id = id.with_context(|| text.clone())?["value"].as_u64();
+    ensure!(id == Some(PEER as u64), "another register: {text}");
+    Ok(())
+}
+
+fn fabric(lab: &Lab) -> Result<()> {
+    let (seed, seconds) = (seed(), seconds());
+    println!("        FUZZ_SEED={seed} FUZZ_SECONDS={seconds}");
+    for node in [PEER, TARGET] {
+        prepare(lab, node)?;
+    }
+    remote_register(lab)?;
+    let before = usage(lab, TARGET)?;
+    let user = format!("setpriv --reuid={USER} --regid={USER} --clear-groups -- ");
+    let mut flows = [Kind::User, Kind::Kernel, Kind::Tcp]
+        .into_iter()
+        .map(|kind| Flow::start_as(lab, (kind, TARGET, PEER), &user))
+        .collect::<Result<Vec<_>>>()?;
+    get_on(lab, &flows, "done", 5, |_| true).context("before the fuzz")?;
+    let mark = lab.log_mark(TARGET)?;
+    let (start, first) = (Instant::now(), reasons(lab)?);
+    bombard(lab, seed, Duration::from_secs(seconds), &mut flows)?;
+    get_on(lab, &flows, "done", 5, |_| true).context("after the fuzz")?;
+    few_lines(lab, &mark, start)?;
+    finish(lab, &mut flows)?;
+    survivors(lab, |_| true)?;
+    let last = reasons(lab)?;
+    for number in MOVED {
+        ensure!(
+            last.get(number) > first.get(number),
+            "reason {number} did not move: {first:?} -> {last:?}"
+        );
+    }
+    for node in [PEER, TARGET] {
+        lab.ok(node, "ip link set exn0 down; ip link set exn0 up")?;
+    }
+    lab.until("the peers answer", PATIENCE, |l| {
+        let ping = format!("ping -q -c 20 -i 0.02 -s 3000 -w 20 node{PEER}");
+        Ok(l.sh_for(TARGET, &ping, PATIENCE)?.status == 0)
+    })?;
+    remote_register(lab)?;
+    no_growth(&before, &usage(lab, TARGET)?)?;
+    for node in [PEER, TARGET] {
+        lab.ok(node, "rmmod extoll_bench")?;
+    }
+    Ok(())
+}
+
+/// Delivers batches for a while, in which no flow ends.
+fn bombard(lab: &Lab, seed: u64, time: Duration, flows: &mut [Flow]) -> Result<()> {
+    let mut rng = Random(SmallRng::seed_from_u64(seed));
+    let (start, mut delivered) = (Instant::now(), 0);
+    while start.elapsed() < time {
+        for flow in flows.iter_mut() {
+            let mut running = flow.running.take().context("ended before")?;
+            if !running.is_running() {
+                bail!("{} ended: {:?}", flow.log(), running.wait(PATIENCE)?);
+            }
+            flow.running = Some(running);
+        }
+        let mut ports = ports(lab)?;
+        ports.extend(SHORT_LIVED);
+        let packets: Vec<String> = (0..BATCH).map(|_| packet(&mut rng, &ports)).collect();
+        let target = TARGET.to_string();
+        let mut args = vec!["forge", &target];
+        args.extend(packets.iter().map(String::as_str));
+        lab.fault(&args)?;
+        delivered += packets.len();
+        remote_register(lab).with_context(|| format!("after {delivered} packets"))?;
+    }
+    println!("        {delivered} packets");
+    ensure!(delivered > 2 * BATCH, "too few packets in {time:?}");
+    Ok(())
+}

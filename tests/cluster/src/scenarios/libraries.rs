@@ -1,0 +1,211 @@
+//! The libraries against the real driver: a NIC that goes under a sleeper, packets that the NIC drops, writes that the bus loses, the
+//! window. The work inside the nodes is done by `guest/libs.py` and the tools.
+
+use super::faults::sum;
+use super::uapi::{bind_nic, unbind_nic};
+use super::userland::{c_program, finish, nothing_left, server};
+use super::PAIR;
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+use wire::ids::NodeId;
+use wire::regs::smfu::{self, IntervalControl, RRA_WINDOW};
+
+/// The program, put into the nodes.
+const PROGRAM: &str = include_str!("../../guest/libs.py");
+/// How long one command of it may take.
+const LONG: Duration = Duration::from_secs(240);
+const USER: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups -- ";
+/// Interval that the driver does not use.
+const INTERVAL: u32 = 61;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = |name, run| Scenario {
+        name,
+        spec: PAIR,
+        run,
+    };
+    vec![
+        s("libraries::unbound_while_asleep", unbound),
+        s("libraries::replay", replay),
+        s("libraries::lost_writes", lost_writes),
+        s("libraries::smfu_in_c", smfu_in_c),
+    ]
+}
+
+fn install(lab: &Lab) -> Result<()> {
+    for node in 0..2 {
+        lab.ok(
+            node,
+            &format!("cat >/tmp/libs.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM\n"),
+        )?;
+    }
+    Ok(())
+}
+
+fn line(command: &str) -> String {
+    format!("{USER}python3 /tmp/libs.py {command}")
+}
+
+/// Who sleeps in a blocking call gets the documented error, not a signal.
+fn unbound(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    lab.ok(0, "rm -f /tmp/libvelo /tmp/librma /tmp/crate")?;
+    let sleepers = [
+        ("libvelo", line("unbound libvelo /tmp/libvelo")),
+        ("librma", line("unbound librma /tmp/librma")),
+        (
+            "crate",
+            format!("exec {USER}extoll-ping --listen >/tmp/crate"),
+        ),
+    ];
+    // The directory is root's, the programs are not.
+    lab.ok(0, "chmod 1777 /tmp")?;
+    let mut running = vec![];
+    for (name, command) in &sleepers {
+        running.push((*name, lab.spawn(0, command)?));
+    }
+    for (name, _) in &running {
+        let ready = format!("test -e /tmp/{name} && [ {name} != crate -o -s /tmp/{name} ]");
+        lab.until("it sleeps", PATIENCE, |lab| {
+            Ok(lab.sh_for(0, &ready, PATIENCE)?.status == 0)
+        })?;
+    }
+    // What they do before they sleep takes less.
+    lab.ok(0, "sleep 1")?;
+    unbind_nic(lab)?;
+    let ended: Vec<_> = running
+        .into_iter()
+        .map(|(name, process)| (name, process.wait(PATIENCE)))
+        .collect();
+    // Back before anything is judged: the others need the node.
+    bind_nic(lab)?;
+    for (name, out) in ended {
+        let out = out.with_context(|| format!("{name} sleeps on"))?;
+        match name {
+            "crate" => ensure!(
+                out.status < 128 && out.stderr.contains("the NIC is gone"),
+                "{name}: {out:?}"
+            ),
+            _ => ensure!(out.status == 0, "{name}: {out:?}"),
+        }
+    }
+    lab.until("node 1 answers", PATIENCE, |lab| {
+        Ok(lab.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
+    })?;
+    nothing_left(lab)
+}
+
+/// The NIC of node 0 drops packets all the time, and every interface repeats them.
+fn replay(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    c_program(lab, "examples", "rma_exchange", "librma")?;
+    c_program(lab, "examples", "velo_echo", "libvelo")?;
+    lab.fault(&["retry", "0", "--every", "5"])?;
+    let result = replayed(lab);
+    lab.fault(&["retry", "0", "--every", "0"])?;
+    result?;
+    nothing_left(lab)
+}
+
+/// Runs a command on node 0 and sees that the NIC dropped something meanwhile.
+fn dropping(lab: &Lab, what: &str, unit: &str, command: &str) -> Result<String> {
+    let before = sum(&lab.status()?, unit);
+    let said = lab
+        .ok_for(0, command, LONG)
+        .with_context(|| what.to_string())?;
+    let dropped = sum(&lab.status()?, unit) - before;
+    ensure!(dropped > 3, "{what}: {dropped} times something was dropped");
+    Ok(said)
+}
+
+fn replayed(lab: &Lab) -> Result<()> {
+    let (running, words) = server(lab, 1, &format!("{USER}extoll-ping --listen"), "listening")?;
+    let id = words.last().context("no address")?;
+    let (node, vpid) = id.split_once('/').context("address")?;
+    let ping = |options: &str| {
+        format!("{USER}extoll-ping -q -c 60 -i 0 -W 20 {options} {id} | grep '60 received, 0% lost, 0 wrong'")
+    };
+    let (velo, rma) = ("velo_retries", "rma_retries");
+    dropping(lab, "the crate, asleep", velo, &ping(""))?;
+    dropping(lab, "the crate, polling", velo, &ping("--poll"))?;
+    let echo = format!("{USER}/tmp/velo_echo {node} {vpid}");
+    dropping(lab, "libvelo", velo, &echo)?;
+    let events = line(&format!("velo_loop {node} {vpid} 60"));
+    dropping(lab, "an event loop with libvelo", velo, &events)?;
+    lab.ok(1, "pkill -x extoll-ping")?;
+    running.wait(PATIENCE)?;
+
+    let events = line("rma_loop 60");
+    dropping(lab, "an event loop with librma", rma, &events)?;
+    let serve = format!("{USER}/tmp/rma_exchange serve");
+    for round in 0..5 {
+        let (running, words) = server(lab, 1, &serve, "ready")?;
+        let [_, node, vpid] = &words[..] else {
+            anyhow::bail!("{words:?}");
+        };
+        let said = lab.ok_for(0, &format!("{USER}/tmp/rma_exchange {node} {vpid}"), LONG)?;
+        ensure!(said == "ok\n", "round {round}: {said}");
+        finish(lab, 1, running)?;
+    }
+    let (running, _) = server(lab, 1, &format!("{USER}extoll-perf serve"), "serving")?;
+    for (what, unit) in [
+        ("velo-bw node1 -n 300", velo),
+        ("put-bw node1 -n 200 -s 4k -t 16", rma),
+        ("get-bw node1 -n 60 -s 4k -t 16", rma),
+        ("put-lat node1 -n 40 -w 2 -e", rma),
+    ] {
+        let command = format!("{USER}extoll-perf run {what} --timeout 60 --json");
+        dropping(lab, what, unit, &command)?;
+    }
+    lab.ok(1, "pkill -x extoll-perf")?;
+    running.wait(PATIENCE)?;
+    Ok(())
+}
+
+/// A write into a queue of a process gets lost: the next wait says so and goes on behind it.
+fn lost_writes(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    for unit in ["velo", "rma"] {
+        lab.ok(0, "rm -f /tmp/ready")?;
+        let waiting = lab.spawn(0, &line(&format!("lost_{unit} /tmp/ready")))?;
+        let mut vpid = String::new();
+        lab.until("it has a port", PATIENCE, |lab| {
+            vpid = lab.sh_for(0, "cat /tmp/ready", PATIENCE)?.stdout;
+            Ok(vpid.ends_with('\n'))
+        })?;
+        let before = sum(&lab.status()?, "drops_lost_write");
+        lab.fault(&["dma-fault", "0", "--ring", unit, "--vpid", vpid.trim()])?;
+        lab.ok(0, "echo go >/tmp/ready")?;
+        let out = waiting.wait(LONG)?;
+        let lost = sum(&lab.status()?, "drops_lost_write") - before;
+        lab.fault(&["clear"])?;
+        ensure!(out.status == 0, "{unit}: {out:?}");
+        ensure!(lost == 1, "{unit}: {lost} writes were lost instead of one");
+    }
+    nothing_left(lab)
+}
+
+/// libsmfu's functions: a window to the other node, its memory, error codes.
+fn smfu_in_c(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    lab.ok_for(0, "python3 /tmp/libs.py smfu_errors", LONG)?;
+    for (from, to) in [(0usize, 1usize), (1, 0)] {
+        let (running, words) = server(lab, to, "python3 /tmp/libs.py smfu_export", "ready")?;
+        ensure!(words[1] == to.to_string(), "{words:?}");
+        let registers = [
+            u64::from(smfu::interval_control(INTERVAL).get()),
+            u64::from(smfu::interval_startaddr(INTERVAL).get()),
+            u64::from(smfu::interval_endaddr(INTERVAL).get()),
+            u64::from(smfu::O_START_ADDR.get()),
+            IntervalControl::to_node(NodeId(to as u16)).raw(),
+        ];
+        let registers = registers.map(|r| r.to_string()).join(" ");
+        let command = format!("python3 /tmp/libs.py smfu_use {to} {RRA_WINDOW} {registers}");
+        lab.ok_for(from, &command, LONG)?;
+        finish(lab, to, running)?;
+    }
+    Ok(())
+}

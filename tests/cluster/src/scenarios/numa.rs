@@ -1,0 +1,141 @@
+//! Two NUMA nodes, the NIC at the second one: what it uses is there, whoever asked for it.
+
+use super::userland::{json, server};
+use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+
+/// Processor 0 is at the first NUMA node, processor 1 and the NIC at the second one.
+const SPEC: Spec = Spec {
+    nodes: 2,
+    args: &[
+        "--topology",
+        "pair",
+        "--numa",
+        "--cpus",
+        "2",
+        "--memory",
+        "1024",
+    ],
+};
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![Scenario {
+        name: "numa::memory_is_at_the_nic",
+        spec: SPEC,
+        run: memory,
+    }]
+}
+
+/// NUMA nodes of physical addresses.
+struct Map {
+    block: u64,
+    /// Numbers of the memory blocks of the second node.
+    far: Vec<u64>,
+}
+
+impl Map {
+    fn read(lab: &Lab) -> Result<Self> {
+        let text = lab.ok(
+            0,
+            "cat /sys/devices/system/memory/block_size_bytes; ls /sys/devices/system/node/node1 | sed -n 's/^memory\\([0-9]*\\)$/\\1/p'",
+        )?;
+        let mut lines = text.lines();
+        let block = u64::from_str_radix(lines.next().unwrap_or(""), 16)?;
+        let far: Vec<u64> = lines.map(str::parse).collect::<Result<_, _>>()?;
+        ensure!(far.len() >= 3 && !far.contains(&0), "{text}");
+        Ok(Self { block, far })
+    }
+
+    fn is_far(&self, address: u64) -> bool {
+        self.far.contains(&(address / self.block))
+    }
+}
+
+fn register(lab: &Lab, name: &str, index: u64) -> Result<u64> {
+    let read = json(&lab.ok(
+        0,
+        &format!("extollctl --json reg read {name} --index {index}"),
+    )?)?;
+    read["value"].as_u64().context("value")
+}
+
+/// Free KiB of both NUMA nodes.
+fn free(lab: &Lab) -> Result<[i64; 2]> {
+    let text = lab.ok(
+        0,
+        "sed -n 's/.*MemFree: *\\([0-9]*\\) kB/\\1/p' /sys/devices/system/node/node[01]/meminfo",
+    )?;
+    let numbers: Vec<i64> = text.lines().map(str::parse).collect::<Result<_, _>>()?;
+    numbers.try_into().map_err(|_| anyhow::anyhow!("{text}"))
+}
+
+fn memory(lab: &Lab) -> Result<()> {
+    let nodes = lab.ok(0, "cat /sys/bus/pci/drivers/extoll/0*/numa_node")?;
+    ensure!(nodes.trim() == "1", "the NIC is at NUMA node {nodes}");
+    let list = json(&lab.ok(0, "extollctl --json list")?)?;
+    ensure!(list["nics"][0]["numa_node"] == 1, "{list}");
+    let map = Map::read(lab)?;
+
+    // Interrupts go to its processor.
+    let cpus = lab.ok(
+        0,
+        "for i in $(sed -n 's/^ *\\([0-9]*\\):.*extoll.*/\\1/p' /proc/interrupts); do cat /proc/irq/$i/effective_affinity_list; done",
+    )?;
+    ensure!(
+        !cpus.trim().is_empty() && cpus.lines().all(|c| c == "1"),
+        "interrupts go to {cpus}"
+    );
+
+    // The driver is bound again by a process that runs elsewhere.
+    lab.ok(
+        0,
+        "cd /sys/bus/pci/drivers/extoll; set -- 0000:*; taskset -c 0 sh -c \"echo $1 >unbind; echo $1 >bind\"",
+    )?;
+    lab.until("the NIC is back", PATIENCE, |lab| {
+        Ok(lab.sh_for(0, "extollctl reg read 0x8008", PATIENCE)?.status == 0)
+    })?;
+    // HW §6.1: address / 1024.
+    let address =
+        |value: u64, low: u32, bits: u32, unit: u64| ((value >> low) & ((1 << bits) - 1)) * unit;
+    let snq = address(register(lab, "snq_rf_queue_balt", 0)?, 0, 54, 1024);
+    ensure!(
+        map.is_far(snq),
+        "the system notification queue is at {snq:#x}"
+    );
+
+    // A process at the first node opens ports.
+    let before = free(lab)?;
+    let (running, words) = server(lab, 0, "taskset -c 0 extoll-ping --listen", "listening")?;
+    let id = words.last().context("address")?;
+    let vpid: u64 = id.split('/').nth(1).context("VPID")?.parse()?;
+    // HW §7: [55:16] is the number of the page with the addresses of the queue's segments.
+    let dcq = register(lab, "buffer_queue_rf_velo_dcq_base_dcq_ub", vpid)?;
+    let dcq = address(dcq, 16, 40, 4096);
+    ensure!(
+        dcq != 0 && map.is_far(dcq),
+        "the mailbox's table is at {dcq:#x}"
+    );
+    // Many mailboxes: the memory that is missing is missing there.
+    lab.ok(
+        0,
+        "for i in $(seq 40); do taskset -c 0 extoll-ping --listen >/dev/null & done",
+    )?;
+    lab.until("all ports are open", PATIENCE, |lab| {
+        let ports = json(&lab.ok(0, "extollctl --json ports")?)?;
+        let ports = ports.as_array().context("ports")?;
+        let is_user = |p: &&serde_json::Value| p["vpid"].as_u64() < Some(251);
+        Ok(ports.iter().filter(is_user).count() >= 41)
+    })?;
+    let after = free(lab)?;
+    let used: Vec<i64> = before.iter().zip(after).map(|(b, a)| b - a).collect();
+    lab.ok(0, "pkill -x extoll-ping")?;
+    running.wait(PATIENCE)?;
+    // 256 KiB each; the other node has the processes' own memory.
+    ensure!(
+        used[1] >= 40 * 200,
+        "{used:?} KiB less are free at the two nodes"
+    );
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! A NIC that is torn out of its running node.
+
+use super::churn::{back, no_growth, usage};
+use super::torus::{finish, get_on, prepare, survivors, Flow, Kind, DEADLINE, SLACK};
+use super::{uapi, PAIR};
+use crate::cluster::{finds_leaks, Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![Scenario {
+        name: "churn::surprise_removal",
+        spec: PAIR,
+        run: surprise_removal,
+    }]
+}
+
+/// The node that loses its NIC.
+const VICTIM: usize = 1;
+/// How often.
+const TIMES: usize = 1;
+/// What flows need to notice and to end.
+const SOON: Duration = Duration::from_millis(2 * (DEADLINE + SLACK));
+
+/// The NIC's PCI name, which the kernel forgets with the device.
+const DEV: &str = "dev=$(cat /tmp/nic); ";
+
+fn flows(lab: &Lab) -> Result<Vec<Flow>> {
+    [
+        (Kind::User, 1, 0),
+        (Kind::Kernel, 1, 0),
+        (Kind::Tcp, 1, 0),
+        (Kind::User, 0, 1),
+        (Kind::Tcp, 0, 1),
+    ]
+    .into_iter()
+    .map(|what| Flow::start_as(lab, what, ""))
+    .collect()
+}
+
+fn surprise_removal(lab: &Lab) -> Result<()> {
+    uapi::install(lab)?;
+    lab.ok(
+        VICTIM,
+        "lspci -Dn -d 1cad: | awk '{print $1; exit}' >/tmp/nic; [ -s /tmp/nic ]",
+    )?;
+    // Once before measuring: the first round fills caches.
+    once(lab).context("the first time")?;
+    if finds_leaks() {
+        return Ok(());
+    }
+    let before = usage(lab, VICTIM)?;
+    for n in 0..TIMES {
+        once(lab).with_context(|| format!("time {n} after the first"))?;
+    }
+    no_growth(&before, &usage(lab, VICTIM)?)
+}
+
+fn once(lab: &Lab) -> Result<()> {
+    for node in 0..2 {
+        prepare(lab, node)?;
+    }
+    let mut running = flows(lab)?;
+    let flood = lab.spawn(VICTIM, "ping -q -f -s 3000 -w 100 node0")?;
+    lab.ok(VICTIM, "rm -f /tmp/ready")?;
+    let sleeper = lab.spawn(VICTIM, &uapi::line("asleep /tmp/ready"))?;
+    lab.until("a process sleeps", PATIENCE, |l| {
+        Ok(l.sh_for(VICTIM, "test -e /tmp/ready", PATIENCE)?.status == 0)
+    })?;
+    get_on(lab, &running, "done", 3, |_| true).context("before the removal")?;
+
+    lab.fault(&["nic-off", &VICTIM.to_string()])?;
+    lab.until("the driver has noticed", PATIENCE, |l| {
+        let status = l.ok(VICTIM, "cat /sys/kernel/debug/extoll-*/status")?;
+        Ok(status.lines().any(|l| l == "alive false"))
+    })?;
+    let out = sleeper.wait(SOON)?;
+    ensure!(out.status == 0, "the process that slept: {out:?}");
+    // The server sleeps for an hour if nobody wakes it.
+    lab.until("the server of the node has ended", SOON, |l| {
+        let running = l.sh_for(VICTIM, "pgrep -f '[t]raffic serve'", PATIENCE)?;
+        Ok(running.status != 0)
+    })?;
+    lab.until("no flow succeeds any more", SOON, |l| {
+        let done = |f: &Flow| f.counts(l).map(|c| c.get("done").copied());
+        let before = running.iter().map(done).collect::<Result<Vec<_>>>()?;
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(before == running.iter().map(done).collect::<Result<Vec<_>>>()?)
+    })?;
+    for node in 0..2 {
+        lab.ok(node, "touch /tmp/stop-flows")?;
+    }
+    for flow in &mut running {
+        let out = flow.running.take().context("ended before")?.wait(SOON)?;
+        // A user program whose own NIC is gone may end by that error. None has wrong data, or took too long.
+        let told = flow.kind == Kind::User && out.stderr.contains("the NIC is gone");
+        ensure!(out.status == 0 || told, "{}: {out:?}", flow.log());
+    }
+    flood.stop();
+    survivors(lab, |node| node != VICTIM)?;
+    lab.until("no process is left or stuck", PATIENCE, |l| {
+        let left = "pgrep -l 'extoll-conform|ping'; ps -eo state,comm | grep ^D; true";
+        Ok(l.ok(VICTIM, left)?.is_empty())
+    })?;
+
+    lab.ok(
+        VICTIM,
+        &format!(
+            "{DEV}echo $dev >/sys/bus/pci/drivers/extoll/unbind && [ ! -e /dev/extoll/rma2 ] && \
+             rmmod extoll_bench exn extoll && echo 1 >/sys/bus/pci/devices/$dev/remove"
+        ),
+    )?;
+    lab.fault(&["nic-on", &VICTIM.to_string()])?;
+    lab.ok(
+        VICTIM,
+        &format!(
+            "{DEV}echo 1 >/sys/bus/pci/rescan && [ -e /sys/bus/pci/devices/$dev ] && modprobe exn"
+        ),
+    )?;
+    back(lab, VICTIM)?;
+    back(lab, 0)?;
+
+    for node in 0..2 {
+        prepare(lab, node)?;
+    }
+    let mut running = flows(lab)?;
+    get_on(lab, &running, "done", 3, |_| true).context("with the NIC back")?;
+    finish(lab, &mut running)?;
+    survivors(lab, |_| true)?;
+    for node in 0..2 {
+        lab.ok(node, "rmmod extoll_bench")?;
+    }
+    Ok(())
+}

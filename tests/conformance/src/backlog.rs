@@ -1,0 +1,95 @@
+//! A receiver that takes nothing, and a NIC that takes nothing: the sender is told, and nothing is lost when they go on.
+
+use anyhow::{ensure, Context, Result};
+use extoll::velo::To;
+use extoll::{rma, velo, Device, Error, Wait};
+use std::time::Duration;
+
+/// More than a queue of either unit holds.
+const MANY: u64 = 40_000;
+/// More than a requester holds.
+const LIMIT: u64 = 1000;
+const PATIENCE: Duration = Duration::from_secs(40);
+
+pub fn run(stuck: Option<&str>) -> Result<()> {
+    let device = Device::default();
+    if stuck != Some("rma") {
+        messages(&device, stuck.is_some())?;
+    }
+    if stuck != Some("velo") {
+        notifications(&device, stuck.is_some())?;
+    }
+    Ok(())
+}
+
+fn messages(device: &Device, stuck: bool) -> Result<()> {
+    let (from, into) = (velo::Port::open(device)?, velo::Port::open(device)?);
+    let to = To::new(into.node(), into.vpid());
+    through(
+        "VELO",
+        stuck,
+        |n| from.try_send(&to, &n.to_le_bytes()),
+        || from.drain(wait()),
+        || {
+            let message = into.recv(wait())?;
+            let bytes = message.data().try_into().context("length")?;
+            Ok(u64::from_le_bytes(bytes))
+        },
+    )?;
+    ensure!(into.try_recv()?.is_none(), "more than was sent");
+    Ok(())
+}
+
+fn notifications(device: &Device, stuck: bool) -> Result<()> {
+    let (from, into) = (rma::Port::open(device)?, rma::Port::open(device)?);
+    let peer = rma::Peer::new(into.node(), into.vpid()).interrupting();
+    through(
+        "RMA",
+        stuck,
+        |n| from.notify(&peer, 0, n),
+        || from.drain(wait()),
+        || Ok(into.notification(wait())?.word0),
+    )?;
+    ensure!(into.try_notification()?.is_none(), "more than was sent");
+    Ok(())
+}
+
+fn wait() -> Wait {
+    Wait::for_at_most(PATIENCE)
+}
+
+/// Sends numbers while nobody takes them: as many as no queue holds, or until the sender has no room. Then takes all of them, in order.
+fn through(
+    unit: &str,
+    stuck: bool,
+    send: impl Fn(u64) -> extoll::Result<()>,
+    drain: impl Fn() -> extoll::Result<()>,
+    take: impl Fn() -> Result<u64>,
+) -> Result<()> {
+    let mut end = 0;
+    while stuck || end < MANY {
+        match send(end) {
+            Ok(()) => end += 1,
+            Err(Error::Full) if stuck => break,
+            // The NIC takes them as fast as it can.
+            Err(Error::Full) => drain()?,
+            Err(e) => return Err(e.into()),
+        }
+        ensure!(!stuck || end < LIMIT, "{unit}: the sender is not told");
+    }
+    if stuck {
+        std::thread::sleep(Duration::from_millis(200));
+        let still = send(end);
+        ensure!(
+            matches!(still, Err(Error::Full)),
+            "{unit}: room in a stuck requester: {still:?}"
+        );
+        crate::say("full")?;
+        drain()?;
+    }
+    for n in 0..end {
+        let got = take().with_context(|| format!("{unit}: number {n} of {end}"))?;
+        ensure!(got == n, "{unit}: {got} instead of {n}");
+    }
+    crate::say(&format!("ok {unit}: {end} in order"))
+}
