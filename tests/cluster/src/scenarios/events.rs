@@ -142,10 +142,7 @@ fn error_events(lab: &Lab) -> Result<()> {
         .zip(number(" received"))
         .with_context(|| format!("the traffic: {out:?}"))?;
     // The last ones may have been under way when ping was interrupted.
-    ensure!(
-        received > 0 && received + 3 >= sent,
-        "the traffic: {out:?}"
-    );
+    ensure!(received > 0 && received + 3 >= sent, "the traffic: {out:?}");
     Ok(())
 }
 
