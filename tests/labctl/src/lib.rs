@@ -76,6 +76,11 @@ fn kernel() -> Kernel {
     KERNEL.get().copied().unwrap_or_default()
 }
 
+/// What a node is given as a time for something to happen in: as much longer on a slow kernel as everything takes there.
+pub fn as_slow(time: Duration) -> Duration {
+    time * kernel().slowness()
+}
+
 /// How often to repeat what is done `full` times: a fifth of it on the debug kernel, where loading the modules under load takes half a
 /// minute, and which sees what goes wrong the first time.
 pub fn rounds(full: u32) -> u32 {

@@ -2,7 +2,7 @@
 
 use super::churn::back;
 use super::PAIR;
-use crate::cluster::{pairs, Lab, PATIENCE};
+use crate::cluster::{as_slow, pairs, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
@@ -20,6 +20,12 @@ pub fn all() -> Vec<Scenario> {
         s("faults::late_answers_without_exn", without_exn),
         s("faults::late_answers_after_bind", after_bind),
     ]
+}
+
+/// exn's option for how long memory stays in quarantine.
+fn keep(seconds: u64) -> String {
+    let time = as_slow(Duration::from_secs(seconds));
+    format!("rdv_quarantine_ms={}", time.as_millis())
 }
 
 /// Loads the modules of node 0 with these options.
@@ -103,7 +109,7 @@ exec python3 /tmp/fill.py
 
 /// The port is closed and opened while commands are outstanding; what came too late reaches no memory of others.
 fn late_answers(lab: &Lab) -> Result<()> {
-    load(lab, "", "rdv_quarantine_ms=40000")?;
+    load(lab, "", &keep(40))?;
     freeze(lab)?;
     let late = lab.ethtool(0, "notify_late")?;
     lab.ok(0, "ip link set exn0 down; ip link set exn0 up")?;
@@ -136,7 +142,7 @@ fn late_answers(lab: &Lab) -> Result<()> {
 
 /// However often the port is opened, no more is held than the limit and what one port may have outstanding.
 fn bounded(lab: &Lab) -> Result<()> {
-    load(lab, "quarantine_kib=64", "rdv_quarantine_ms=20000")?;
+    load(lab, "quarantine_kib=64", &keep(20))?;
     freeze(lab)?;
     lab.ok(0, "ip link set exn0 down; ip link set exn0 up")?;
     let (objects, bytes) = (held(lab, "objects")?, held(lab, "bytes")?);
@@ -163,13 +169,13 @@ fn bounded(lab: &Lab) -> Result<()> {
 
 /// What exn left is freed when it is not loaded any more.
 fn without_exn(lab: &Lab) -> Result<()> {
-    load(lab, "", "rdv_quarantine_ms=10000")?;
+    load(lab, "", &keep(10))?;
     freeze(lab)?;
     lab.ok(0, "rmmod exn")?;
     ensure!(held(lab, "objects")? > 0, "nothing is in quarantine");
     empty(lab)?;
     thaw(lab)?;
-    lab.ok(0, "modprobe exn rdv_quarantine_ms=10000")?;
+    lab.ok(0, &format!("modprobe exn {}", keep(10)))?;
     back(lab, 0)?;
     // Both modules, with something held: all is freed at once.
     freeze(lab)?;
@@ -181,7 +187,7 @@ fn without_exn(lab: &Lab) -> Result<()> {
 
 /// Unbinding frees; the next driver doesn't enable the VPID before late answers can't come any more.
 fn after_bind(lab: &Lab) -> Result<()> {
-    load(lab, "", "rdv_quarantine_ms=20000")?;
+    load(lab, "", &keep(20))?;
     freeze(lab)?;
     let refused = |l: &Lab| -> Result<u64> {
         let status = l.status()?;
