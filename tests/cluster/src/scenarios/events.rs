@@ -1,7 +1,7 @@
 //! Trigger events of all kinds, while traffic goes on (HW §6.5, docs/driver.md *Events*).
 
 use super::{uapi, PAIR};
-use crate::cluster::{Lab, LogMark, PATIENCE};
+use crate::cluster::{as_slow, Lab, LogMark, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
@@ -128,7 +128,8 @@ fn counted(lab: &Lab, event: u8, reason: u64, before: (u64, u64)) -> Result<()> 
 
 fn error_events(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
-    let load = lab.spawn(0, "ping -q -i 0.02 -s 3000 -w 300 node1")?;
+    let longest = as_slow(Duration::from_secs(300)).as_secs();
+    let load = lab.spawn(0, &format!("ping -q -i 0.02 -s 3000 -w {longest} node1"))?;
     let walked = walk(lab);
     let pinging = lab.ok(0, "pkill -INT -x ping");
     let out = load.wait(PATIENCE)?;

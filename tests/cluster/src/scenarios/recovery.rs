@@ -3,7 +3,7 @@
 use super::faults::{port_counter, sum};
 use super::traffic::{both_ways, iperf3_tcp, ping_sizes, pings};
 use super::PAIR;
-use crate::cluster::{Lab, PATIENCE};
+use crate::cluster::{as_slow, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
@@ -336,14 +336,22 @@ fn memory_pressure(lab: &Lab) -> Result<()> {
         saved.next().context("watermark_scale_factor")?,
     );
     let before = read(lab)?;
-    lab.ok(1, "echo 128 >/proc/sys/vm/min_free_kbytes; echo 1 >/proc/sys/vm/watermark_scale_factor; echo 120 >/proc/sys/vm/nr_hugepages")?;
+    // All but 110 MiB go into huge pages.
+    lab.ok(
+        1,
+        "echo 128 >/proc/sys/vm/min_free_kbytes; echo 1 >/proc/sys/vm/watermark_scale_factor; \
+         free=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo); echo $(((free - 112640) / 2048)) >/proc/sys/vm/nr_hugepages",
+    )?;
+    let seconds = as_slow(Duration::from_secs(120)).as_secs();
     let hog = lab.spawn(
         1,
-        "end=$(($(date +%s) + 120)); while [ $(date +%s) -lt $end ]; do cat /dev/vd? >/dev/null; done",
+        &format!("end=$(($(date +%s) + {seconds})); while [ $(date +%s) -lt $end ]; do cat /dev/vd? >/dev/null; done"),
     )?;
     let load = lab.spawn(
         0,
-        "for i in 1 2 3 4; do ping -q -f -s 60000 -w 120 node1 >/dev/null & done; wait",
+        &format!(
+            "for i in 1 2 3 4; do ping -q -f -s 60000 -w {seconds} node1 >/dev/null & done; wait"
+        ),
     )?;
     let short = lab.until("a buffer is not to be had", Duration::from_secs(100), |l| {
         Ok(read(l)? > before)
