@@ -3,7 +3,7 @@
 use super::userland::{json, server};
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 /// Processor 0 is at the first NUMA node, processor 1 and the NIC at the second one.
 const SPEC: Spec = Spec {
@@ -28,28 +28,34 @@ pub fn all() -> Vec<Scenario> {
     }]
 }
 
-/// NUMA nodes of physical addresses.
+/// Which physical memory is at the second NUMA node.
 struct Map {
-    block: u64,
-    /// Numbers of the memory blocks of the second node.
-    far: Vec<u64>,
+    /// First address of a zone and the one behind it.
+    far: Vec<(u64, u64)>,
 }
 
 impl Map {
     fn read(lab: &Lab) -> Result<Self> {
         let text = lab.ok(
             0,
-            "cat /sys/devices/system/memory/block_size_bytes; ls /sys/devices/system/node/node1 | sed -n 's/^memory\\([0-9]*\\)$/\\1/p'",
+            "awk '/^Node/ {node = $2 + 0} $1 == \"spanned\" {pages = $2} $1 == \"start_pfn:\" && pages {print node, $2, pages}' /proc/zoneinfo",
         )?;
-        let mut lines = text.lines();
-        let block = u64::from_str_radix(lines.next().unwrap_or(""), 16)?;
-        let far: Vec<u64> = lines.map(str::parse).collect::<Result<_, _>>()?;
-        ensure!(far.len() >= 3 && !far.contains(&0), "{text}");
-        Ok(Self { block, far })
+        let mut far = Vec::new();
+        for line in text.lines() {
+            let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+            let [node, start, pages] = numbers[..] else {
+                bail!("{text}");
+            };
+            if node == 1 {
+                far.push((start << 12, (start + pages) << 12));
+            }
+        }
+        ensure!(!far.is_empty() && !far.iter().any(|z| z.0 == 0), "{text}");
+        Ok(Self { far })
     }
 
     fn is_far(&self, address: u64) -> bool {
-        self.far.contains(&(address / self.block))
+        self.far.iter().any(|z| (z.0..z.1).contains(&address))
     }
 }
 
