@@ -120,7 +120,8 @@ impl Batch {
         entry.bytes += (entry.items.capacity() * size_of::<Held>()) as u64;
         entry.until = after(keep_ms);
         let left = nic.quarantine.list.lock().push(entry);
-        // Only after the end: there is no DMA any more.
+        // Only after the end: there is no DMA any more, until the next binding.
+        remember(&nic, &left);
         drop(left);
         look_soon(&nic);
     }
@@ -338,12 +339,16 @@ pub(crate) fn end(nic: &Nic) {
         list.ended = true;
         list.take(|_| true)
     };
-    if let (Some(past), Some(first)) = (PAST.get(), all.as_deref()) {
-        for entry in core::iter::successors(Some(first), |e| e.next.as_deref()) {
-            past.note(nic.id(), entry.vpid, entry.until);
-        }
-    }
+    remember(nic, &all);
     free(all);
+}
+
+/// Notes for the next binding what may still be answered. May sleep.
+fn remember(nic: &Nic, list: &Option<KBox<Entry>>) {
+    let Some(past) = PAST.get() else { return };
+    for entry in core::iter::successors(list.as_deref(), |e| e.next.as_deref()) {
+        past.note(nic.id(), entry.vpid, entry.until);
+    }
 }
 
 /// debugfs file.

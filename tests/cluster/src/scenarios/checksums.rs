@@ -1,6 +1,6 @@
 //! Frames with wrong checksums.
 
-use super::{hostile::velo, PAIR};
+use super::{hostile::velo, on_pair};
 use crate::cluster::Lab;
 use crate::Scenario;
 use anyhow::{Context, Result};
@@ -8,11 +8,7 @@ use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    vec![Scenario {
-        name: "hostile::bad_checksums",
-        spec: PAIR,
-        run: bad_checksums,
-    }]
+    vec![on_pair("hostile::bad_checksums", bad_checksums)]
 }
 
 fn forge(lab: &Lab, packet: String) -> Result<()> {

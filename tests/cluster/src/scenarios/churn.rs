@@ -1,6 +1,6 @@
 //! Modules, devices and nodes that go away and come back, under traffic.
 
-use super::{PAIR, SETTLE};
+use super::{on_pair, SETTLE};
 use crate::cluster::{field, rounds, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -8,17 +8,12 @@ use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("churn::reload_under_traffic", reload),
-        s("churn::unbind_bind", unbind),
-        s("churn::debugfs_open_files", debugfs_open_files),
-        s("churn::interface_down_up", down_up),
-        s("churn::power_off_in_mid_transfer", power_off),
+        on_pair("churn::reload_under_traffic", reload),
+        on_pair("churn::unbind_bind", unbind),
+        on_pair("churn::debugfs_open_files", debugfs_open_files),
+        on_pair("churn::interface_down_up", down_up),
+        on_pair("churn::power_off_in_mid_transfer", power_off),
     ]
 }
 

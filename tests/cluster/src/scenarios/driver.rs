@@ -1,6 +1,6 @@
 //! The base driver by itself.
 
-use super::PAIR;
+use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
 use crate::{probe_order, Scenario};
 use anyhow::{ensure, Context, Result};
@@ -9,14 +9,9 @@ use std::path::Path;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("driver::probe_in_reference_order", probe),
-        s("driver::unit_tests", unit_tests),
+        on_pair("driver::probe_in_reference_order", probe),
+        on_pair("driver::unit_tests", unit_tests),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! Trigger events of all kinds, while traffic goes on (HW §6.5, docs/driver.md *Events*).
 
-use super::{uapi, PAIR};
+use super::{on_pair, uapi};
 use crate::cluster::{as_slow, Lab, LogMark, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -8,11 +8,7 @@ use std::time::{Duration, Instant};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    vec![Scenario {
-        name: "units::error_events",
-        spec: PAIR,
-        run: error_events,
-    }]
+    vec![on_pair("units::error_events", error_events)]
 }
 
 /// Reasons: an error, a time-out of the SMFU, something normal.

@@ -1,7 +1,7 @@
 //! Faults of the fabric, and input that nobody should send.
 
+use super::on_pair;
 use super::traffic::both_ways;
-use super::PAIR;
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Result};
@@ -11,16 +11,11 @@ use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("faults::corrupted_links", corruption),
-        s("faults::receive_queue_full", queue_full),
-        s("faults::retry_and_replay", retry),
-        s("faults::link_flap", flap),
+        on_pair("faults::corrupted_links", corruption),
+        on_pair("faults::receive_queue_full", queue_full),
+        on_pair("faults::retry_and_replay", retry),
+        on_pair("faults::link_flap", flap),
     ]
 }
 

@@ -4,7 +4,7 @@
 
 use super::churn::{no_growth, usage};
 use super::torus::{finish, get_on, prepare, survivors, Flow, Kind};
-use super::{uapi, PAIR};
+use super::{on_pair, uapi};
 use crate::cluster::{Lab, LogMark, PATIENCE};
 use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
@@ -19,16 +19,11 @@ const SECONDS: u64 = 30;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("fuzz::unprivileged", |lab| {
+        on_pair("fuzz::unprivileged", |lab| {
             uapi::random_calls(lab, seed(), seconds())
         }),
-        s("fuzz::fabric", fabric),
+        on_pair("fuzz::fabric", fabric),
     ]
 }
 

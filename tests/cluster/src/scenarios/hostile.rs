@@ -2,7 +2,7 @@
 //! with it at a limited rate, and leaves nothing behind.
 
 use super::churn::{back, no_growth, usage};
-use super::PAIR;
+use super::on_pair;
 use crate::cluster::{field, Lab, LogMark, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -12,15 +12,10 @@ use std::time::Instant;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("hostile::messages", messages),
-        s("hostile::absent_node", absent_node),
-        s("hostile::endless_fragments", endless_fragments),
+        on_pair("hostile::messages", messages),
+        on_pair("hostile::absent_node", absent_node),
+        on_pair("hostile::endless_fragments", endless_fragments),
     ]
 }
 

@@ -2,7 +2,7 @@
 //! `guest/late.py`.
 
 use super::uapi::{install, nothing_left, USER};
-use super::{reload, PAIR};
+use super::{on_pair, reload};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -12,17 +12,12 @@ const PROGRAM: &str = include_str!("../../guest/late.py");
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("security::commands_left_behind", commands),
-        s("security::users_without_descriptor", users),
-        s("raw::many_regions_silent_nic", many_regions),
-        s("raw::no_table_silent_nic", no_table),
-        s("raw::addresses_rest", addresses_rest),
+        on_pair("security::commands_left_behind", commands),
+        on_pair("security::users_without_descriptor", users),
+        on_pair("raw::many_regions_silent_nic", many_regions),
+        on_pair("raw::no_table_silent_nic", no_table),
+        on_pair("raw::addresses_rest", addresses_rest),
     ]
 }
 

@@ -1,7 +1,7 @@
 //! Answers that come when the port that asked is closed, open again, or another driver's.
 
 use super::churn::back;
-use super::PAIR;
+use super::on_pair;
 use crate::cluster::{as_slow, pairs, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -9,16 +9,11 @@ use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("faults::late_answers", late_answers),
-        s("faults::late_answers_bounded", bounded),
-        s("faults::late_answers_without_exn", without_exn),
-        s("faults::late_answers_after_bind", after_bind),
+        on_pair("faults::late_answers", late_answers),
+        on_pair("faults::late_answers_bounded", bounded),
+        on_pair("faults::late_answers_without_exn", without_exn),
+        on_pair("faults::late_answers_after_bind", after_bind),
     ]
 }
 

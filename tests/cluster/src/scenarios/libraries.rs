@@ -2,9 +2,9 @@
 //! window. The work inside the nodes is done by `guest/libs.py` and the tools.
 
 use super::faults::sum;
+use super::on_pair;
 use super::uapi::{bind_nic, unbind_nic};
 use super::userland::{c_program, finish, nothing_left, server};
-use super::PAIR;
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -22,16 +22,11 @@ const INTERVAL: u32 = 61;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("libraries::unbound_while_asleep", unbound),
-        s("libraries::replay", replay),
-        s("libraries::lost_writes", lost_writes),
-        s("libraries::smfu_in_c", smfu_in_c),
+        on_pair("libraries::unbound_while_asleep", unbound),
+        on_pair("libraries::replay", replay),
+        on_pair("libraries::lost_writes", lost_writes),
+        on_pair("libraries::smfu_in_c", smfu_in_c),
     ]
 }
 

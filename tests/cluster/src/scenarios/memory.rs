@@ -1,6 +1,6 @@
 //! Registered memory, long transfers and locks, by `extoll_bench` without a network stack above.
 
-use super::{PAIR, SETTLE};
+use super::{on_pair, SETTLE};
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -9,22 +9,17 @@ use std::time::{Duration, Instant};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("raw::atu_memory", kinds),
-        s("raw::atu_protection", protection),
-        s("raw::atu_revoke", revoke),
-        s("raw::atu_quarantine", quarantine),
-        s("security::memory_of_processes", user),
-        s("security::memory_limits", limits),
-        s("raw::locks", locks),
-        s("raw::lost_answers", lost_answers),
-        s("raw::large", large),
-        s("driver::load_cost", load_cost),
+        on_pair("raw::atu_memory", kinds),
+        on_pair("raw::atu_protection", protection),
+        on_pair("raw::atu_revoke", revoke),
+        on_pair("raw::atu_quarantine", quarantine),
+        on_pair("security::memory_of_processes", user),
+        on_pair("security::memory_limits", limits),
+        on_pair("raw::locks", locks),
+        on_pair("raw::lost_answers", lost_answers),
+        on_pair("raw::large", large),
+        on_pair("driver::load_cost", load_cost),
         Scenario {
             name: "raw::atu_gigantic",
             spec: ROOMY,

@@ -41,6 +41,15 @@ pub const PAIR: Spec = Spec {
     args: &["--topology", "pair"],
 };
 
+/// A scenario in [`PAIR`].
+fn on_pair(name: &'static str, run: fn(&Lab) -> Result<()>) -> Scenario {
+    Scenario {
+        name,
+        spec: PAIR,
+        run,
+    }
+}
+
 /// Reloads the modules of a node of [`PAIR`] with these options of `extoll`; returns when the peer answers.
 fn reload(lab: &Lab, node: usize, options: &str) -> Result<()> {
     let script = format!(

@@ -1,6 +1,6 @@
 //! VELO and RMA without a network stack above: `extoll_bench`, whose runs compare all data they move.
 
-use super::PAIR;
+use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -8,16 +8,11 @@ use std::collections::BTreeMap;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("raw::velo_and_rma", velo_and_rma),
-        s("raw::streams_and_registration", streams),
-        s("raw::bad_commands", bad_commands),
-        s("raw::unbind_during_a_run", unbind),
+        on_pair("raw::velo_and_rma", velo_and_rma),
+        on_pair("raw::streams_and_registration", streams),
+        on_pair("raw::bad_commands", bad_commands),
+        on_pair("raw::unbind_during_a_run", unbind),
     ]
 }
 

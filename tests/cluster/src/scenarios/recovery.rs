@@ -1,8 +1,8 @@
 //! Faults of the NIC itself: writes that get lost, packets that are never taken, memory that is short.
 
 use super::faults::{port_counter, sum};
+use super::on_pair;
 use super::traffic::{both_ways, iperf3_tcp, ping_sizes, pings};
-use super::PAIR;
 use crate::cluster::{as_slow, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -10,21 +10,16 @@ use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("faults::lost_writes_under_traffic", lost_under_traffic),
-        s("faults::lost_writes_when_idle", lost_when_idle),
-        s("faults::lost_interrupt", lost_interrupt),
-        s("faults::registers_hang", registers_hang),
-        s("faults::transmit_watchdog", watchdog),
-        s("faults::retry_without_end", retry_without_end),
-        s("faults::slow_receiver", slow_receiver),
-        s("faults::slots_of_64_bytes", small_slots),
-        s("faults::memory_pressure", memory_pressure),
+        on_pair("faults::lost_writes_under_traffic", lost_under_traffic),
+        on_pair("faults::lost_writes_when_idle", lost_when_idle),
+        on_pair("faults::lost_interrupt", lost_interrupt),
+        on_pair("faults::registers_hang", registers_hang),
+        on_pair("faults::transmit_watchdog", watchdog),
+        on_pair("faults::retry_without_end", retry_without_end),
+        on_pair("faults::slow_receiver", slow_receiver),
+        on_pair("faults::slots_of_64_bytes", small_slots),
+        on_pair("faults::memory_pressure", memory_pressure),
     ]
 }
 

@@ -1,7 +1,7 @@
 //! NICs that the driver has to refuse: counted, one log line that says why, nothing left behind, and afterwards a good one works.
 
 use super::churn::{back, no_growth, usage};
-use super::PAIR;
+use super::on_pair;
 use crate::cluster::{Lab, LogMark, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -15,11 +15,7 @@ const BARE: Spec = Spec {
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario {
-            name: "hostile::dma_mask",
-            spec: PAIR,
-            run: dma_mask,
-        },
+        on_pair("hostile::dma_mask", dma_mask),
         Scenario {
             name: "hostile::pci_identity",
             spec: BARE,

@@ -2,7 +2,7 @@
 
 use super::churn::{back, no_growth, usage};
 use super::torus::{finish, get_on, prepare, survivors, Flow, Kind, DEADLINE, SLACK};
-use super::{uapi, PAIR};
+use super::{on_pair, uapi};
 use crate::cluster::{finds_leaks, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -10,11 +10,7 @@ use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    vec![Scenario {
-        name: "churn::surprise_removal",
-        spec: PAIR,
-        run: surprise_removal,
-    }]
+    vec![on_pair("churn::surprise_removal", surprise_removal)]
 }
 
 /// The node that loses its NIC.

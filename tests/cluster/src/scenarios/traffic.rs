@@ -1,6 +1,6 @@
 //! Real programs over exn0 between two healthy nodes.
 
-use super::PAIR;
+use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -10,22 +10,17 @@ use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("traffic::interface", interface),
-        s("traffic::ping_1000", ping_1000),
-        s("traffic::ping_sizes", ping_sizes),
-        s("traffic::ping_ipv6_link_local", ping_ipv6),
-        s("traffic::iperf3_tcp", iperf3_tcp),
-        s("traffic::iperf3_udp", iperf3_udp),
-        s("traffic::dhcp", dhcp),
-        s("traffic::ssh", ssh),
-        s("traffic::sha256_both_ways", sha256_both_ways),
-        s("traffic::deferred_interrupts", deferred_interrupts),
+        on_pair("traffic::interface", interface),
+        on_pair("traffic::ping_1000", ping_1000),
+        on_pair("traffic::ping_sizes", ping_sizes),
+        on_pair("traffic::ping_ipv6_link_local", ping_ipv6),
+        on_pair("traffic::iperf3_tcp", iperf3_tcp),
+        on_pair("traffic::iperf3_udp", iperf3_udp),
+        on_pair("traffic::dhcp", dhcp),
+        on_pair("traffic::ssh", ssh),
+        on_pair("traffic::sha256_both_ways", sha256_both_ways),
+        on_pair("traffic::deferred_interrupts", deferred_interrupts),
     ]
 }
 

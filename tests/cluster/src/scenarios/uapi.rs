@@ -1,7 +1,7 @@
 //! The device files of processes: ABI, data, rights, death of process and NIC, random abuse. The work inside the nodes is done
 //! by `guest/device.py`, `security.py` and `uapi.py`, one program.
 
-use super::{fuzz, matrix, reload, PAIR, SETTLE};
+use super::{fuzz, matrix, on_pair, reload, SETTLE};
 use crate::cluster::{field, Lab, Running, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -23,31 +23,26 @@ const KILLS: u32 = 250;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("uapi::abi", |lab| run(lab, "abi")),
-        s("uapi::loop_back", |lab| run(lab, "loop_back")),
-        s("uapi::velo_loop_back", |lab| run(lab, "velo_loop_back")),
-        s("uapi::poll", |lab| run(lab, "events")),
-        s("uapi::between_nodes", between),
-        s("uapi::superuser", |lab| as_root(lab, "superuser")),
-        s("uapi::open_close", open_close),
-        s("uapi::threads_and_children", |lab| run(lab, "shared")),
-        s("uapi::kill", kill),
-        s("uapi::unbind_while_mapped", unbind),
-        s("security::denied", |lab| run(lab, "denied")),
-        s("security::limits", |lab| run(lab, "limits")),
-        s("security::all_vpids", |lab| as_root(lab, "all_vpids")),
-        s("security::one_table", one_table),
-        s("security::full_queues", full_queues),
-        s("security::other_users", other_users),
-        s("security::compat_unsafe", compat_unsafe),
-        s("security::heir", |lab| run(lab, "heir")),
-        s("security::interrupt_storm", storm),
+        on_pair("uapi::abi", |lab| run(lab, "abi")),
+        on_pair("uapi::loop_back", |lab| run(lab, "loop_back")),
+        on_pair("uapi::velo_loop_back", |lab| run(lab, "velo_loop_back")),
+        on_pair("uapi::poll", |lab| run(lab, "events")),
+        on_pair("uapi::between_nodes", between),
+        on_pair("uapi::superuser", |lab| as_root(lab, "superuser")),
+        on_pair("uapi::open_close", open_close),
+        on_pair("uapi::threads_and_children", |lab| run(lab, "shared")),
+        on_pair("uapi::kill", kill),
+        on_pair("uapi::unbind_while_mapped", unbind),
+        on_pair("security::denied", |lab| run(lab, "denied")),
+        on_pair("security::limits", |lab| run(lab, "limits")),
+        on_pair("security::all_vpids", |lab| as_root(lab, "all_vpids")),
+        on_pair("security::one_table", one_table),
+        on_pair("security::full_queues", full_queues),
+        on_pair("security::other_users", other_users),
+        on_pair("security::compat_unsafe", compat_unsafe),
+        on_pair("security::heir", |lab| run(lab, "heir")),
+        on_pair("security::interrupt_storm", storm),
     ]
 }
 

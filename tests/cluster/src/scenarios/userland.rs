@@ -1,6 +1,6 @@
 //! User programs: libraries, tools, examples, as root and as an ordinary user.
 
-use super::PAIR;
+use super::on_pair;
 use crate::cluster::{Lab, Output, Running, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -11,19 +11,14 @@ use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, run| Scenario {
-        name,
-        spec: PAIR,
-        run,
-    };
     vec![
-        s("userland::exchange_c_and_rust", exchange),
-        s("userland::c_calls", c_calls),
-        s("userland::ping", ping),
-        s("userland::perf", perf),
-        s("userland::perf_lost_clients", perf_lost_clients),
-        s("userland::extollctl", extollctl),
-        s("userland::trace", trace),
+        on_pair("userland::exchange_c_and_rust", exchange),
+        on_pair("userland::c_calls", c_calls),
+        on_pair("userland::ping", ping),
+        on_pair("userland::perf", perf),
+        on_pair("userland::perf_lost_clients", perf_lost_clients),
+        on_pair("userland::extollctl", extollctl),
+        on_pair("userland::trace", trace),
     ]
 }
 
