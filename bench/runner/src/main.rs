@@ -40,10 +40,7 @@ struct Args {
     revision: String,
 }
 
-const SPEC: Spec = Spec {
-    nodes: 2,
-    args: &["--topology", "pair", "--bench-nics", "--no-sshd", "--quiet"],
-};
+const SPEC: Spec = Spec::pair().bench_nics().no_sshd();
 
 /// Tells on stderr what goes on.
 struct Progress(Instant);

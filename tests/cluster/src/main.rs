@@ -1,48 +1,61 @@
 //! Runs scenarios in clusters of virtual machines and reports them one by one.
 //!
-//! Scenarios with the same cluster specification run one after the other in one cluster. Each ends with a look at the
-//! kernel logs; after a failure the cluster is thrown away and the next scenario gets a fresh one.
+//! Scenarios with the same cluster specification run one after the other in one cluster; two lanes work side by side (docs/testing.md). Each
+//! scenario ends with a look at the kernel logs and at what the emulator found; after a failure the cluster is thrown away and
+//! the next scenario gets a fresh one.
 #![forbid(unsafe_code)]
 
+mod lane;
+mod plan;
 mod probe_order;
+mod report;
+mod scenario;
 mod scenarios;
 
 use labctl as cluster;
+pub use scenario::Scenario;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use cluster::{Lab, Spec};
-use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::time::Instant;
-
-/// One test.
-pub struct Scenario {
-    /// Name, `group::what`.
-    pub name: &'static str,
-    /// The cluster it wants.
-    pub spec: Spec,
-    /// The test itself.
-    pub run: fn(&Lab) -> Result<()>,
-}
+use lane::Run;
+use report::Report;
+use rustix::fs::{flock, FlockOperation};
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[derive(Parser)]
 #[command(about = "Scenarios in virtual machines")]
 struct Args {
-    /// Run only scenarios whose names contain this.
+    /// Run only scenarios whose names, as they are printed, contain this.
     #[arg(long, default_value = "")]
     filter: String,
     /// Print the names and stop.
     #[arg(long)]
     list: bool,
-    /// Name of the lab to use.
-    #[arg(long, default_value = "check")]
-    lab: String,
+    /// Beginning of the labs' names; the first that no other run uses of check, check2, … if not given.
+    #[arg(long)]
+    lab: Option<String>,
     /// Boot the debug kernel; leaves out what would take it hours.
     #[arg(long)]
     debug_kernel: bool,
     /// Give all nodes an IOMMU, not only those of the scenarios that are about it.
     #[arg(long)]
     iommu: bool,
+    /// Scenarios that run side by side; one with the debug kernel.
+    #[arg(long)]
+    lanes: Option<usize>,
+    /// Seconds after which the run is ended.
+    #[arg(long)]
+    budget: Option<u64>,
+    /// File to which the times of each scenario are appended.
+    #[arg(long)]
+    times: Option<PathBuf>,
+    /// Directory for the logs of failed scenarios.
+    #[arg(long, default_value = "/out/check")]
+    keep: PathBuf,
 }
 
 /// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte, or which want pages of
@@ -52,26 +65,57 @@ const TOO_MUCH_FOR_DEBUG: &[&str] = &["sha256_both_ways", "traffic::ssh", "atu_g
 const ONLY_DEBUG: &[&str] = &["driver::unit_tests"];
 /// Most nodes with the debug kernel: each takes 2.5 GiB of memory and a minute to boot.
 const MAX_DEBUG_NODES: usize = 2;
+/// Lanes unless told otherwise.
+const LANES: usize = 2;
+/// Runs side by side in one work tree.
+const MOST_RUNS: usize = 20;
+/// Time between two looks for signals and at the clock.
+const TICK: Duration = Duration::from_millis(200);
 
-fn one(scenario: &Scenario, lab: &Lab) -> Result<()> {
-    let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(lab)))
-        .unwrap_or_else(|_| Err(anyhow::anyhow!("the test panicked")));
-    // The kernel log often says why a scenario failed, so look at it in both cases.
-    match (result, lab.assert_clean_log()) {
-        (Ok(()), log) => log,
-        (Err(error), Ok(())) => Err(error),
-        (Err(error), Err(log)) => Err(error.context(format!("{log:#}"))),
+fn matches(scenario: &Scenario, filter: &str) -> bool {
+    format!("vm::{}", scenario.name).contains(filter)
+}
+
+/// A beginning of lab names that no other run has while the result lives.
+fn claim(given: Option<&str>) -> Result<(String, File)> {
+    let directory = cluster::directory("");
+    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    let names: Vec<String> = match given {
+        Some(name) => vec![name.into()],
+        None => (1..=MOST_RUNS)
+            .map(|n| match n {
+                1 => "check".into(),
+                n => format!("check{n}"),
+            })
+            .collect(),
+    };
+    for name in names {
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(directory.join(format!(".{name}.run")))?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return Ok((name, file));
+        }
+    }
+    anyhow::bail!("another run uses this name")
+}
+
+/// Removes labs of an earlier run that was killed.
+fn sweep(prefix: &str) {
+    let ours = format!("{prefix}-");
+    let number = |n: &str| {
+        n.strip_prefix(&ours)
+            .is_some_and(|n| n.parse::<u32>().is_ok())
+    };
+    for name in cluster::all_labs().iter().filter(|n| number(n)) {
+        cluster::kill(name);
+        cluster::remove(name);
     }
 }
 
-fn main() {
-    let args = Args::parse();
-    if args.debug_kernel {
-        cluster::use_kernel(cluster::Kernel::Debug);
-    }
-    if args.iommu {
-        cluster::use_iommu();
-    }
+fn chosen(args: &Args) -> Vec<Scenario> {
     let unsuited = |s: &Scenario| match args.debug_kernel {
         true => {
             s.spec.nodes > MAX_DEBUG_NODES || TOO_MUCH_FOR_DEBUG.iter().any(|n| s.name.contains(n))
@@ -80,7 +124,7 @@ fn main() {
     };
     let (left_out, chosen): (Vec<Scenario>, Vec<Scenario>) = scenarios::all()
         .into_iter()
-        .filter(|s| s.name.contains(&args.filter))
+        .filter(|s| matches(s, &args.filter))
         .partition(unsuited);
     for s in &left_out {
         let kernel = if args.debug_kernel {
@@ -90,55 +134,128 @@ fn main() {
         };
         println!("not on {kernel} debug kernel: vm::{}", s.name);
     }
+    chosen
+}
+
+fn run(args: &Args) -> Result<bool> {
+    let chosen = chosen(args);
     if args.list {
         for s in &chosen {
-            println!("{}", s.name);
+            println!("vm::{}", s.name);
         }
-        return;
+        return Ok(true);
     }
-    let (mut passed, mut failed) = (0, 0);
-    let mut current: Option<Lab> = None;
-    for (i, scenario) in chosen.iter().enumerate() {
-        let start = Instant::now();
-        if current.as_ref().map(Lab::spec) != Some(&scenario.spec) {
-            current = None;
+    let signals = signals()?;
+    let (prefix, _claim) = claim(args.lab.as_deref())?;
+    sweep(&prefix);
+    let lanes = args
+        .lanes
+        .unwrap_or(if args.debug_kernel { 1 } else { LANES });
+    let mut specs: Vec<cluster::Spec> = Vec::new();
+    let mut numbers = Vec::new();
+    for s in &chosen {
+        let known = specs.iter().position(|spec| *spec == s.spec);
+        numbers.push(known.unwrap_or(specs.len()));
+        if known.is_none() {
+            specs.push(s.spec.clone());
         }
-        let lab = match current.take() {
-            Some(lab) => Ok(lab),
-            None => Lab::up(&args.lab, &scenario.spec),
-        };
-        let result = match lab {
-            Ok(lab) => {
-                let mut result = one(scenario, &lab);
-                let goes_on = chosen.get(i + 1).map(|next| &next.spec) == Some(&scenario.spec);
-                if result.is_ok() && !goes_on {
-                    result = lab
-                        .assert_no_leaks()
-                        .context("the scenario was the last in this cluster");
-                }
-                if result.is_ok() {
-                    current = Some(lab);
-                }
-                result
-            }
-            Err(error) => Err(error.context("the cluster did not come up")),
-        };
-        let seconds = start.elapsed().as_secs();
-        match result {
-            Ok(()) => {
-                passed += 1;
-                println!("ok      vm::{} ({seconds} s)", scenario.name);
-            }
-            Err(error) => {
-                failed += 1;
-                println!("FAILED  vm::{} ({seconds} s): {error:#}", scenario.name);
+    }
+    let report = Report::new(args.times.as_deref(), &args.keep)?;
+    let run = Arc::new(Run::new(chosen, numbers, lanes, &prefix, report));
+    let start = Instant::now();
+    let threads: Vec<_> = (0..lanes)
+        .map(|lane| {
+            let run = Arc::clone(&run);
+            std::thread::spawn(move || lane::work(&run, lane))
+        })
+        .collect();
+    while threads.iter().any(|t| !t.is_finished()) {
+        std::thread::sleep(TICK);
+        if let Some(name) = signals.received() {
+            run.stop(&format!("signal {name}"));
+        }
+        if let Some(budget) = args.budget {
+            if start.elapsed() > Duration::from_secs(budget) {
+                run.stop(&format!("the {budget} s that it may take are over"));
             }
         }
     }
-    drop(current);
-    println!(
-        "test result: {}. {passed} passed; {failed} failed",
-        if failed == 0 { "ok" } else { "FAILED" }
-    );
-    std::process::exit(i32::from(failed > 0));
+    if let Some(why) = run.stopped() {
+        println!("ended early: {why}");
+        sweep(&prefix);
+    }
+    Ok(run.report.summary(run.left()))
+}
+
+/// Signals that end a run in order.
+struct Signals(Vec<(&'static str, Arc<std::sync::atomic::AtomicBool>)>);
+
+impl Signals {
+    fn received(&self) -> Option<&'static str> {
+        let set = |s: &&(_, Arc<std::sync::atomic::AtomicBool>)| {
+            s.1.load(std::sync::atomic::Ordering::Relaxed)
+        };
+        self.0.iter().find(set).map(|s| s.0)
+    }
+}
+
+fn signals() -> Result<Signals> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let all = [("INT", SIGINT), ("TERM", SIGTERM), ("HUP", SIGHUP)];
+    let registered = all.into_iter().map(|(name, number)| {
+        let flag = Arc::default();
+        signal_hook::flag::register(number, Arc::clone(&flag))?;
+        Ok((name, flag))
+    });
+    registered.collect::<Result<_>>().map(Signals)
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.debug_kernel {
+        cluster::use_kernel(cluster::Kernel::Debug);
+    }
+    if args.iommu {
+        cluster::use_iommu();
+    }
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("cluster-tests: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_match_as_they_are_printed() {
+        let all = scenarios::all();
+        let found = |filter: &str| all.iter().filter(|s| matches(s, filter)).count();
+        assert_eq!(found("vm::traffic::ping_sizes"), 1);
+        assert_eq!(found("traffic::ping_sizes"), 1);
+        assert_eq!(found(""), all.len());
+        assert_eq!(found("vm::"), all.len());
+    }
+
+    #[test]
+    fn names_are_unique_and_groups_are_used() {
+        let all = scenarios::all();
+        let mut names: Vec<_> = all.iter().map(|s| s.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all.len());
+        for group in scenarios::GROUPS {
+            let used = all.iter().any(|s| s.name.starts_with(group.prefix));
+            assert!(used, "no scenario begins with {}", group.prefix);
+            for name in group.expects {
+                let known = *name == "*" || labctl::findings::FINDINGS.contains(name);
+                assert!(known, "{name} is no finding of the emulator");
+            }
+        }
+    }
 }

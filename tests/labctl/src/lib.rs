@@ -1,13 +1,26 @@
-//! A running lab, driven through the `lab` command as a user would. Used by the scenarios and the benchmark.
+//! A running lab, driven through the crate `lab`; what only its command line can do, through that. Used by the scenarios and
+//! the benchmark.
 #![forbid(unsafe_code)]
 
+pub mod findings;
+mod log;
+pub mod modules;
+mod process;
+mod settings;
+mod spec;
+
+pub use log::LogMark;
+pub use process::{Output, Running};
+pub use settings::{as_slow, finds_leaks, full, rounds, seed, turn, use_iommu, use_kernel, Kernel};
+pub use spec::Spec;
+
 use anyhow::{bail, Context, Result};
-use serde_json::Value;
-use std::collections::BTreeMap;
-use std::io::Read;
-use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
-use std::thread::JoinHandle;
+use lab::{Cluster, Paths};
+use process::Client;
+use serde_json::{json, Value};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a command in a guest may take unless the caller says otherwise.
@@ -16,211 +29,85 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// As [`PATIENCE`] for a command of `extoll_bench`, whose runs end by themselves after at most a minute.
 const RAW_PATIENCE: Duration = Duration::from_secs(90);
 
-/// Memory of a node with the debug kernel in MiB.
-const DEBUG_MEMORY: &str = "2560";
-
 /// How long a search for leaked memory may take, before the factor of the debug kernel.
 const LEAK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a cluster looks like. Scenarios with equal specs share one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spec {
-    /// Number of nodes.
-    pub nodes: usize,
-    /// Further arguments of `lab up`.
-    pub args: &'static [&'static str],
-}
+/// Time between two looks of [`Lab::until`].
+const LOOK: Duration = Duration::from_millis(300);
 
-/// The kernel that the nodes boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Kernel {
-    /// Debian's.
-    #[default]
-    Stock,
-    /// The debug kernel: about a hundred times slower on the network, and its leak checker is asked at the end.
-    Debug,
-}
-
-impl Kernel {
-    /// Factor by which all patience grows.
-    fn slowness(self) -> u32 {
-        match self {
-            Self::Stock => 1,
-            Self::Debug => 6,
-        }
-    }
-
-    /// Further arguments of `lab up` for a cluster that has some already.
-    fn arguments(self, given: &[&str]) -> Vec<&'static str> {
-        match self {
-            Self::Stock => Vec::new(),
-            Self::Debug => {
-                let mut args = vec!["--kernel", "debug", "--timeout", "900"];
-                if !given.contains(&"--memory") {
-                    args.extend(["--memory", DEBUG_MEMORY]);
-                }
-                args
-            }
-        }
-    }
-}
-
-static KERNEL: OnceLock<Kernel> = OnceLock::new();
-
-/// Chooses the kernel for all clusters of this process; only the first call counts.
-pub fn use_kernel(kernel: Kernel) {
-    let _ = KERNEL.set(kernel);
-}
-
-fn kernel() -> Kernel {
-    KERNEL.get().copied().unwrap_or_default()
-}
-
-/// What a node is given as a time for something to happen in: as much longer on a slow kernel as everything takes there.
-pub fn as_slow(time: Duration) -> Duration {
-    time * kernel().slowness()
-}
-
-/// How often to repeat what is done `full` times: a fifth of it on the debug kernel, where loading the modules under load takes half a
-/// minute, and which sees what goes wrong the first time.
-pub fn rounds(full: u32) -> u32 {
-    match kernel() {
-        Kernel::Stock => full,
-        Kernel::Debug => full.div_ceil(5),
-    }
-}
-
-/// Whether leaks are found by the kernel, so that nothing has to be repeated to see memory shrink.
-pub fn finds_leaks() -> bool {
-    kernel() == Kernel::Debug
-}
-
-static IOMMU: OnceLock<()> = OnceLock::new();
-
-/// Gives all clusters of this process IOMMUs.
-pub fn use_iommu() {
-    let _ = IOMMU.set(());
-}
-
-/// What a finished command left.
-#[derive(Debug)]
-pub struct Output {
-    /// Exit status; −1 if a signal ended the client.
-    pub status: i32,
-    /// Standard output.
-    pub stdout: String,
-    /// Standard error.
-    pub stderr: String,
-}
-
-/// A command that runs in the background.
-pub struct Running {
-    child: Child,
-    what: String,
-    stdout: Option<JoinHandle<Vec<u8>>>,
-    stderr: Option<JoinHandle<Vec<u8>>>,
-}
-
-fn drain(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
-    std::thread::spawn(move || {
-        let mut all = Vec::new();
-        // A read error means that the command is gone: what came so far is the output.
-        let _ = from.read_to_end(&mut all);
-        all
-    })
-}
-
-impl Running {
-    fn start(mut command: Command, what: String) -> Result<Self> {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start: {what}"))?;
-        let stdout = child.stdout.take().map(drain);
-        let stderr = child.stderr.take().map(drain);
-        Ok(Self {
-            child,
-            what,
-            stdout,
-            stderr,
-        })
-    }
-
-    /// Waits for the end, at most `patience` (longer on a slow kernel); then the command is killed and an error returned.
-    pub fn wait(mut self, patience: Duration) -> Result<Output> {
-        let patience = patience * kernel().slowness();
-        let deadline = Instant::now() + patience;
-        let status = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            if Instant::now() > deadline {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                bail!("not finished after {} s: {}", patience.as_secs(), self.what);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        };
-        let text = |t: Option<JoinHandle<Vec<u8>>>| -> String {
-            t.and_then(|t| t.join().ok())
-                .map(|b| String::from_utf8_lossy(&b).into_owned())
-                .unwrap_or_default()
-        };
-        Ok(Output {
-            status: status.code().unwrap_or(-1),
-            stdout: text(self.stdout.take()),
-            stderr: text(self.stderr.take()),
-        })
-    }
-
-    /// Ends the command if it still runs.
-    pub fn stop(mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    /// True while the command runs.
-    pub fn is_running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
-    }
-}
-
-/// A place in the kernel log of a node.
-pub struct LogMark {
-    node: usize,
-    text: String,
-}
+/// Lines of the journal that are kept, and characters of each.
+const JOURNAL: usize = 1000;
+const JOURNAL_LINE: usize = 240;
 
 /// A running cluster; dropped = taken down.
 pub struct Lab {
-    name: String,
+    paths: Paths,
+    cluster: Cluster,
     spec: Spec,
+    start: Instant,
+    /// Up to where the console log of each node has been checked.
+    checked: Mutex<Vec<u64>>,
+    journal: Mutex<VecDeque<String>>,
 }
 
-fn lab_binary() -> std::path::PathBuf {
-    let mut path = std::env::current_exe().unwrap_or_default();
-    path.set_file_name("lab");
-    path
+/// Ends all processes of a lab at once, whatever somebody else is doing with it. Commands in its nodes end with an error.
+pub fn kill(name: &str) {
+    let record = lab::state::LabDir::new(&Paths::default(), name).and_then(|d| d.record());
+    if let Ok(Some(record)) = record {
+        if let Err(e) = lab::proc::end(&record.token, true, |_| true) {
+            eprintln!("lab {name}: {e:#}");
+        }
+    }
+}
+
+/// Takes a lab down, if it is there, and removes its directory.
+pub fn remove(name: &str) {
+    if let Err(e) = Cluster::down(&Paths::default(), name) {
+        eprintln!("lab {name} could not be taken down: {e:#}");
+    }
+}
+
+/// Directory of a lab, with consoles, the emulator's log and a trace, if one was taken.
+pub fn directory(name: &str) -> PathBuf {
+    Paths::default().state.join(name)
+}
+
+/// Names of all labs of this work tree that have left something on disk.
+pub fn all_labs() -> Vec<String> {
+    let dirs = lab::state::LabDir::all(&Paths::default());
+    dirs.into_iter().map(|d| d.name).collect()
+}
+
+/// Processor time that the processes of a lab have used until now, by process.
+pub fn cpu_times(name: &str) -> BTreeMap<i32, Duration> {
+    let record = lab::state::LabDir::new(&Paths::default(), name).and_then(|d| d.record());
+    let Ok(Some(record)) = record else {
+        return BTreeMap::new();
+    };
+    lab::proc::find(&record.token)
+        .into_iter()
+        .filter_map(|p| Some((p.pid, process::cpu_time(p.pid)?)))
+        .collect()
 }
 
 impl Lab {
-    /// Boots a cluster; returns when every node is usable.
+    /// Boots a cluster, with one processor per node unless the spec says otherwise; returns when every node is usable.
     pub fn up(name: &str, spec: &Spec) -> Result<Self> {
-        let lab = Self {
-            name: name.to_string(),
+        Self::up_with(name, spec, spec.fixed_cpus().unwrap_or(1))
+    }
+
+    /// As [`Lab::up`] with so many processors per node.
+    pub fn up_with(name: &str, spec: &Spec, cpus: u32) -> Result<Self> {
+        let paths = Paths::default();
+        let cluster = Cluster::up(&paths, spec.compose(name, cpus), &mut lab::ui::Silent)?;
+        Ok(Self {
+            paths,
+            cluster,
             spec: spec.clone(),
-        };
-        let nodes = spec.nodes.to_string();
-        let mut args = vec!["--nodes", nodes.as_str()];
-        args.extend(spec.args);
-        args.extend(kernel().arguments(spec.args));
-        if IOMMU.get().is_some() && !spec.args.contains(&"--iommu") {
-            args.push("--iommu");
-        }
-        lab.run("up", &args, Duration::from_secs(300))?;
-        Ok(lab)
+            start: Instant::now(),
+            checked: Mutex::new(vec![0; spec.nodes]),
+            journal: Mutex::default(),
+        })
     }
 
     /// What the cluster was booted with.
@@ -228,19 +115,48 @@ impl Lab {
         &self.spec
     }
 
-    fn command(&self, verb: &str, args: &[&str]) -> (Command, String) {
-        let mut command = Command::new(lab_binary());
-        command.arg(verb).args(["--name", &self.name]).args(args);
-        (command, format!("lab {verb} {}", args.join(" ")))
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.cluster.dir().name
+    }
+
+    fn node(&self, node: usize) -> Result<lab::Node> {
+        self.cluster.node(node)
+    }
+
+    fn note(&self, what: &str) {
+        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        if journal.len() == JOURNAL {
+            journal.pop_front();
+        }
+        let line = what.trim().replace('\n', "; ");
+        let line: String = line.chars().take(JOURNAL_LINE).collect();
+        journal.push_back(format!("{:9.3} {line}", self.start.elapsed().as_secs_f64()));
+    }
+
+    /// What was done with the lab, with seconds since it was up.
+    pub fn journal(&self) -> Vec<String> {
+        let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        journal.iter().cloned().collect()
+    }
+
+    fn client(&self, verb: &str, args: &[&str]) -> Result<Client> {
+        self.note(&format!("lab {verb} {}", args.join(" ")));
+        Client::start(&self.paths.bin, self.name(), verb, args)
+    }
+
+    /// Runs a `lab` verb by the command line; returns what it left, whatever its exit status.
+    pub fn command(&self, verb: &str, args: &[&str], patience: Duration) -> Result<Output> {
+        self.client(verb, args)?.wait(patience)
     }
 
     /// Runs a `lab` verb; fails unless it exits with 0.
     pub fn run(&self, verb: &str, args: &[&str], patience: Duration) -> Result<String> {
-        let (command, what) = self.command(verb, args);
-        let out = Running::start(command, what.clone())?.wait(patience)?;
+        let out = self.command(verb, args, patience)?;
         if out.status != 0 {
             bail!(
-                "{what}: exit status {}\n{}{}",
+                "lab {verb} {}: exit status {}\n{}{}",
+                args.join(" "),
                 out.status,
                 out.stdout,
                 out.stderr
@@ -251,9 +167,8 @@ impl Lab {
 
     /// Starts a shell script on a node in the background.
     pub fn spawn(&self, node: usize, script: &str) -> Result<Running> {
-        let node = node.to_string();
-        let (command, _) = self.command("exec", &[&node, "--", "sh", "-c", script]);
-        Running::start(command, format!("node{node}# {script}"))
+        self.note(&format!("node{node}# {script}"));
+        Running::start(&self.node(node)?, script)
     }
 
     /// Runs a shell script on a node.
@@ -263,16 +178,7 @@ impl Lab {
 
     /// Runs a shell script on a node that has to succeed; returns its standard output.
     pub fn ok_for(&self, node: usize, script: &str, patience: Duration) -> Result<String> {
-        let out = self.sh_for(node, script, patience)?;
-        if out.status != 0 {
-            bail!(
-                "node{node}# {script}: exit status {}\n{}{}",
-                out.status,
-                out.stdout,
-                out.stderr
-            );
-        }
-        Ok(out.stdout)
+        self.sh_for(node, script, patience)?.succeeded(node, script)
     }
 
     /// [`Lab::ok_for`] with the usual patience.
@@ -280,21 +186,27 @@ impl Lab {
         self.ok_for(node, script, PATIENCE)
     }
 
+    /// [`Lab::ok`] that is not in the journal.
+    fn quietly(&self, node: usize, script: &str) -> Result<String> {
+        let out = Running::start(&self.node(node)?, script)?.wait(PATIENCE)?;
+        out.succeeded(node, script)
+    }
+
     /// `lab fault …`.
     pub fn fault(&self, args: &[&str]) -> Result<String> {
         self.run("fault", args, Duration::from_secs(120))
     }
 
-    /// `lab status --json`.
+    /// State and counters of the fabric, below `fabric` as in `lab status --json`.
     pub fn status(&self) -> Result<Value> {
-        let text = self.run("status", &["--json"], PATIENCE)?;
-        serde_json::from_str(&text).context("lab status --json is not JSON")
+        let fabric = lab::emu::document(self.cluster.dir()).context("the emulator")?;
+        Ok(json!({ "name": self.name(), "fabric": fabric }))
     }
 
-    /// A counter of `ethtool -S exn0`; 0 if the driver does not have it.
+    /// A counter of `ethtool -S exn0`.
     pub fn ethtool(&self, node: usize, counter: &str) -> Result<u64> {
         let text = self.ok(node, "ethtool -S exn0")?;
-        Ok(field(&text, counter).unwrap_or(0))
+        field(&text, counter).with_context(|| format!("ethtool -S exn0 has no {counter}:\n{text}"))
     }
 
     /// Runs a command of `extoll_bench` (docs/bench.md) on a node that has the module loaded; returns its lines as pairs.
@@ -305,23 +217,48 @@ impl Lab {
         Ok(pairs(&self.ok_for(node, &script, RAW_PATIENCE)?))
     }
 
-    /// Polls `probe` until it is true; fails after `patience`.
+    /// Polls `probe` until it is true; fails after `patience`, and at once when the probe fails.
     pub fn until(
         &self,
         what: &str,
         patience: Duration,
         mut probe: impl FnMut(&Self) -> Result<bool>,
     ) -> Result<()> {
-        let patience = patience * kernel().slowness();
+        self.wait_until(what, patience, |lab| {
+            probe(lab)
+                .map(Ok)
+                .with_context(|| format!("waiting for this failed: {what}"))
+        })
+    }
+
+    /// [`Lab::until`] with a probe that may fail for a while: what it asks is not there yet, or away.
+    pub fn until_it_works(
+        &self,
+        what: &str,
+        patience: Duration,
+        mut probe: impl FnMut(&Self) -> Result<bool>,
+    ) -> Result<()> {
+        self.wait_until(what, patience, |lab| Ok(probe(lab)))
+    }
+
+    /// The outer error of the probe ends the wait, the inner one is "not yet".
+    fn wait_until(
+        &self,
+        what: &str,
+        patience: Duration,
+        mut probe: impl FnMut(&Self) -> Result<Result<bool>>,
+    ) -> Result<()> {
+        self.note(&format!("until {what}"));
+        let patience = as_slow(patience);
         let deadline = Instant::now() + patience;
         let mut last = None;
         while Instant::now() < deadline {
-            match probe(self) {
+            match probe(self)? {
                 Ok(true) => return Ok(()),
                 Ok(false) => last = None,
                 Err(error) => last = Some(error),
             }
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(LOOK);
         }
         match last {
             Some(error) => Err(error.context(format!("still not so after {patience:?}: {what}"))),
@@ -329,32 +266,10 @@ impl Lab {
         }
     }
 
-    /// Marks the present end of a node's kernel log.
-    pub fn log_mark(&self, node: usize) -> Result<LogMark> {
-        let script =
-            "m=\"mark $(cat /proc/sys/kernel/random/uuid)\"; echo \"$m\" >/dev/kmsg && echo \"$m\"";
-        let text = self.ok(node, script)?.trim().to_string();
-        Ok(LogMark { node, text })
-    }
-
-    /// What the kernel has logged since the mark.
-    pub fn log_since(&self, mark: &LogMark) -> Result<String> {
-        let log = self.ok(mark.node, "dmesg")?;
-        let (_, since) = log
-            .split_once(&mark.text)
-            .context("the mark has left the kernel's log buffer")?;
-        Ok(since.to_string())
-    }
-
-    /// Fails if the kernel of any node reported a defect since it booted.
-    pub fn assert_clean_log(&self) -> Result<()> {
-        self.assert_clean_log_but(&[])
-    }
-
     /// Fails if the leak checker of a debug kernel finds memory that nobody refers to. Other kernels have none. Takes the
     /// debug kernel about a minute, so not after every scenario.
     pub fn assert_no_leaks(&self) -> Result<()> {
-        if kernel() != Kernel::Debug {
+        if !finds_leaks() {
             return Ok(());
         }
         // What is in use may hide in a register during one scan; what is leaked shows in every one.
@@ -371,25 +286,18 @@ impl Lab {
         }
         Ok(())
     }
-
-    /// [`Lab::assert_clean_log`] that spares lines which contain one of these texts.
-    pub fn assert_clean_log_but(&self, expected: &[&str]) -> Result<()> {
-        for node in 0..self.spec.nodes {
-            let log = self.ok(node, "dmesg")?;
-            if let Some(defect) = lab::logscan::first_defect(&log, expected) {
-                bail!("kernel log of node{node} is not clean:\n{defect}");
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        if let Err(error) = self.run("down", &[], Duration::from_secs(60)) {
-            eprintln!("lab {} could not be taken down: {error:#}", self.name);
-        }
+        remove(self.name());
     }
+}
+
+/// Copies what people want to see of a lab that failed: consoles, logs, the last lines of a trace. Works for labs that are
+/// gone, too, as long as their directory is there.
+pub fn keep(name: &str, to: &Path) -> Result<()> {
+    process::keep(&Paths::default(), &directory(name), to)
 }
 
 /// Value of the line `name: value`.

@@ -9,10 +9,7 @@ use wire::regs::smfu;
 use wire::tlp::{words, Bdf, CfgType, Kind, Tlp};
 
 /// A node with NIC 0, and NIC 1 with the test device.
-const LENT: Spec = Spec {
-    nodes: 1,
-    args: &["--accelerators", "1"],
-};
+const LENT: Spec = Spec::new(1).accelerators(1);
 
 /// Node ID of the accelerator.
 const LENDER: u16 = 1;
@@ -61,11 +58,7 @@ for word in sys.argv[3:]:
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    vec![Scenario {
-        name: "accelerator::borrowed",
-        spec: LENT,
-        run: borrowed,
-    }]
+    vec![Scenario::new("accelerator::borrowed", LENT, borrowed)]
 }
 
 /// Runs words of [`PROGRAM`]; returns what was read.

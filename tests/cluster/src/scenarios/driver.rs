@@ -1,7 +1,7 @@
 //! The base driver by itself.
 
 use super::on_pair;
-use crate::cluster::{Lab, PATIENCE};
+use crate::cluster::{modules, Lab, PATIENCE};
 use crate::{probe_order, Scenario};
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
@@ -36,8 +36,8 @@ fn suites(dir: &Path, found: &mut BTreeMap<String, usize>) -> Result<()> {
 fn unit_tests(lab: &Lab) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut written = BTreeMap::new();
-    for dir in ["kernel-ext", "extoll-core", "exn-netdev", "bench/raw"] {
-        suites(&root.join(dir), &mut written)?;
+    for entry in modules::entries() {
+        suites(&root.join(entry.dir), &mut written)?;
     }
     ensure!(!written.is_empty(), "no unit tests");
     lab.ok(0, "modprobe extoll_bench")?;

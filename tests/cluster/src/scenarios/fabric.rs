@@ -7,35 +7,21 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Four nodes in a ring.
-pub const FOUR: Spec = Spec {
-    nodes: 4,
-    args: &["--topology", "ring:4", "--memory", "384"],
-};
+pub const FOUR: Spec = Spec::new(4).topology("ring:4").memory(384);
 
 /// Eight nodes, each with a neighbour in three directions.
-pub const TORUS: Spec = Spec {
-    nodes: 8,
-    args: &["--topology", "torus:2x2x2", "--memory", "384"],
-};
+pub const TORUS: Spec = Spec::new(8).topology("torus:2x2x2").memory(384);
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario {
-            name: "fabric::broadcast_reaches_all",
-            spec: FOUR,
-            run: broadcast,
-        },
-        Scenario {
-            name: "fabric::torus_all_pairs",
-            spec: TORUS,
-            run: torus,
-        },
-        Scenario {
-            name: "fabric::torus_under_faults",
-            spec: TORUS,
-            run: super::torus::under_faults,
-        },
+        Scenario::new("fabric::broadcast_reaches_all", FOUR, broadcast),
+        Scenario::new("fabric::torus_all_pairs", TORUS, torus),
+        Scenario::new(
+            "fabric::torus_under_faults",
+            TORUS,
+            super::torus::under_faults,
+        ),
     ]
 }
 

@@ -4,10 +4,7 @@ use crate::cluster::{Lab, Spec};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 
-const SPEC: Spec = Spec {
-    nodes: 2,
-    args: &["--topology", "pair", "--iommu"],
-};
+const SPEC: Spec = Spec::pair().iommu();
 
 /// New name and scenario to run again.
 const AGAIN: &[(&str, &str)] = &[
@@ -27,11 +24,7 @@ pub fn all(others: &[Scenario]) -> Vec<Scenario> {
         Some((*name, other.run))
     });
     let last = ("iommu::nothing_unmapped", nothing_unmapped as fn(&Lab) -> _);
-    let s = |(name, run)| Scenario {
-        name,
-        spec: SPEC,
-        run,
-    };
+    let s = |(name, run)| Scenario::new(name, SPEC, run);
     again.chain([last]).map(s).collect()
 }
 

@@ -21,7 +21,7 @@ const HUGE_PAGES: u32 = 16;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, spec, run| Scenario { name, spec, run };
+    let s = Scenario::new;
     vec![
         s("raw::rma_matrix", PAIR, kernel),
         s("userland::smfu_window", PAIR, window),
@@ -31,17 +31,7 @@ pub fn all() -> Vec<Scenario> {
 }
 
 /// Two nodes in which the kernel keeps memory for long contiguous buffers.
-const CONTIGUOUS: Spec = Spec {
-    nodes: 2,
-    args: &[
-        "--topology",
-        "pair",
-        "--append",
-        "cma=96M",
-        "--memory",
-        "2560",
-    ],
-};
+const CONTIGUOUS: Spec = Spec::pair().append(&["cma=96M"]).memory(2560);
 
 fn is_quick() -> bool {
     std::env::var("MATRIX").is_ok_and(|v| v == "quick")

@@ -20,19 +20,12 @@ pub fn all() -> Vec<Scenario> {
         on_pair("raw::lost_answers", lost_answers),
         on_pair("raw::large", large),
         on_pair("driver::load_cost", load_cost),
-        Scenario {
-            name: "raw::atu_gigantic",
-            spec: ROOMY,
-            run: gigantic,
-        },
+        Scenario::new("raw::atu_gigantic", ROOMY, gigantic),
     ]
 }
 
 /// A node with memory for a page of 1 GiB: some of it has to begin at such a multiple and be free.
-const ROOMY: Spec = Spec {
-    nodes: 1,
-    args: &["--memory", "4608"],
-};
+const ROOMY: Spec = Spec::new(1).memory(4608);
 
 /// Result of a command of `extoll_bench`.
 pub type Lines = BTreeMap<String, String>;

@@ -3,6 +3,7 @@
 mod accelerator;
 mod checksums;
 mod churn;
+mod commands;
 mod driver;
 mod events;
 mod fabric;
@@ -26,7 +27,9 @@ mod uapi;
 mod units;
 mod userland;
 
+use crate::cluster::modules;
 use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::scenario::{apply, Group, Load};
 use crate::Scenario;
 use anyhow::Result;
 
@@ -36,25 +39,63 @@ pub const SETTLE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; \
      for c in /sys/kernel/slab/*/shrink; do echo 1 >$c; done 2>/dev/null";
 
 /// Two nodes, one cable.
-pub const PAIR: Spec = Spec {
-    nodes: 2,
-    args: &["--topology", "pair"],
-};
+pub const PAIR: Spec = Spec::pair();
 
 /// A scenario in [`PAIR`].
-fn on_pair(name: &'static str, run: fn(&Lab) -> Result<()>) -> Scenario {
-    Scenario {
-        name,
-        spec: PAIR,
-        run,
+const fn on_pair(name: &'static str, run: fn(&Lab) -> Result<()>) -> Scenario {
+    Scenario::new(name, PAIR, run)
+}
+
+const fn group(
+    prefix: &'static str,
+    load: Load,
+    seconds: u64,
+    expects: &'static [&'static str],
+) -> Group {
+    Group {
+        prefix,
+        load,
+        seconds,
+        expects,
     }
 }
+
+/// Input that is wrong on purpose: whatever the emulator finds in it is what was sent.
+const ANYTHING: &[&str] = &["*"];
+
+/// What runs beside what, how long it may take, and what it makes the emulator find on purpose. Without an entry: waits most of the time,
+/// 300 s, nothing. The longest text that fits counts.
+pub const GROUPS: &[Group] = &[
+    group("traffic::", Load::Cpu, 600, &[]),
+    group("traffic::deferred_interrupts", Load::Exclusive, 300, &[]),
+    group("churn::", Load::Cpu, 600, &[]),
+    group("faults::corrupted_links", Load::Cpu, 600, &[]),
+    group("faults::receive_queue_full", Load::Cpu, 600, &[]),
+    group("faults::retry_and_replay", Load::Cpu, 600, &[]),
+    group("faults::slow_receiver", Load::Cpu, 600, &[]),
+    group("hostile::", Load::Wait, 600, ANYTHING),
+    group("security::", Load::Wait, 600, ANYTHING),
+    group("fuzz::", Load::Cpu, 900, ANYTHING),
+    group("uapi::", Load::Wait, 600, &[]),
+    group("iommu::", Load::Cpu, 600, &[]),
+    group("numa::", Load::Cpu, 600, &[]),
+    group("raw::", Load::Wait, 600, &[]),
+    group("raw::bad_commands", Load::Wait, 300, ANYTHING),
+    group("raw::rma_matrix", Load::Cpu, 1200, &[]),
+    group("raw::atu_gigantic", Load::Exclusive, 600, &[]),
+    group("userland::rma_matrix", Load::Cpu, 2400, &[]),
+    group("userland::perf", Load::Cpu, 600, &[]),
+    group("units::rra_everywhere", Load::Exclusive, 900, &[]),
+    group("fabric::torus", Load::Exclusive, 1200, &[]),
+];
 
 /// Reloads the modules of a node of [`PAIR`] with these options of `extoll`; returns when the peer answers.
 fn reload(lab: &Lab, node: usize, options: &str) -> Result<()> {
     let script = format!(
-        "rmmod exn extoll && modprobe extoll {options} && modprobe exn && for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; \
+        "{} && {} && for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; \
          ip addr replace 10.2.0.{}/24 broadcast + dev exn0 && ip link set exn0 up",
+        modules::unload(),
+        modules::load(&[("extoll", options)]),
         node + 1
     );
     lab.ok(node, &script)?;
@@ -69,6 +110,7 @@ pub fn all() -> Vec<Scenario> {
     let mut all = Vec::new();
     all.extend(traffic::all());
     all.extend(driver::all());
+    all.extend(commands::all());
     all.extend(churn::all());
     all.extend(removal::all());
     all.extend(faults::all());
@@ -92,6 +134,9 @@ pub fn all() -> Vec<Scenario> {
     all.extend(accelerator::all());
     let again = iommu::all(&all);
     all.extend(again);
+    for scenario in &mut all {
+        apply(GROUPS, scenario);
+    }
     // The first use of a specification decides when its cluster is booted.
     let specs: Vec<Spec> = all.iter().map(|s| s.spec.clone()).collect();
     all.sort_by_key(|s| specs.iter().position(|spec| *spec == s.spec));

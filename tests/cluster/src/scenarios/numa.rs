@@ -6,26 +6,11 @@ use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 
 /// Processor 0 is at the first NUMA node, processor 1 and the NIC at the second one.
-const SPEC: Spec = Spec {
-    nodes: 2,
-    args: &[
-        "--topology",
-        "pair",
-        "--numa",
-        "--cpus",
-        "2",
-        "--memory",
-        "1024",
-    ],
-};
+const SPEC: Spec = Spec::pair().numa().cpus(2).memory(1024);
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    vec![Scenario {
-        name: "numa::memory_is_at_the_nic",
-        spec: SPEC,
-        run: memory,
-    }]
+    vec![Scenario::new("numa::memory_is_at_the_nic", SPEC, memory)]
 }
 
 /// Which physical memory is at the second NUMA node.

@@ -7,20 +7,13 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 
 /// Two nodes whose modules are loaded by hand.
-const BARE: Spec = Spec {
-    nodes: 2,
-    args: &["--topology", "pair", "--no-modules"],
-};
+const BARE: Spec = Spec::pair().no_modules();
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("hostile::dma_mask", dma_mask),
-        Scenario {
-            name: "hostile::pci_identity",
-            spec: BARE,
-            run: pci_identity,
-        },
+        Scenario::new("hostile::pci_identity", BARE, pci_identity),
     ]
 }
 

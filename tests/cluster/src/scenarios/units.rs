@@ -12,10 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Two NICs in each of two nodes: NIC k of node n is number 2n + k.
-const TWO_NICS: Spec = Spec {
-    nodes: 2,
-    args: &["--topology", "ring:4", "--nics", "2"],
-};
+const TWO_NICS: Spec = Spec::new(2).topology("ring:4").nics(2);
 
 /// The register map, which the files are compared with.
 const MAP: &str = include_str!("../../../../wire/data/tourmalet-registers.csv");
@@ -25,7 +22,7 @@ const RF: &str = "cd /sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let s = |name, spec, run| Scenario { name, spec, run };
+    let s = Scenario::new;
     vec![
         s("units::sysfs_names", PAIR, names),
         s("units::sysfs_read_write", PAIR, read_write),

@@ -1,0 +1,98 @@
+//! Kernel logs, as the nodes' consoles have them on the host: complete, with boots that have ended.
+
+use crate::{Lab, PATIENCE};
+use anyhow::{bail, ensure, Result};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+/// A place in the kernel log of a node.
+pub struct LogMark {
+    node: usize,
+    at: u64,
+}
+
+/// Where the line ends that contains `word`.
+fn end_of_line_with(log: &[u8], word: &str) -> Option<usize> {
+    let at = log.windows(word.len()).position(|w| w == word.as_bytes())?;
+    let rest = log[at..].iter().position(|b| *b == b'\n')?;
+    Some(at + rest + 1)
+}
+
+impl Lab {
+    /// Waits until what the kernel of a node has logged so far is in its console log, whose length then is returned.
+    fn log_settled(&self, node: usize) -> Result<u64> {
+        let console = self.node(node)?;
+        let from = console.log_mark();
+        let word = format!("mark {:016x}", lab::state::random());
+        self.quietly(node, &format!("echo '<7>lab: {word}' >/dev/kmsg"))?;
+        let deadline = Instant::now() + crate::as_slow(PATIENCE);
+        loop {
+            let all = std::fs::read(console.console())?;
+            let start = usize::try_from(from)?.min(all.len());
+            if let Some(end) = end_of_line_with(&all[start..], &word) {
+                return Ok((start + end) as u64);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "node{node}: what is written to /dev/kmsg does not get to the console"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Marks the present end of a node's kernel log.
+    pub fn log_mark(&self, node: usize) -> Result<LogMark> {
+        let at = self.log_settled(node)?;
+        Ok(LogMark { node, at })
+    }
+
+    /// What the kernel has logged since the mark, boots that have ended included.
+    pub fn log_since(&self, mark: &LogMark) -> Result<String> {
+        self.log_settled(mark.node)?;
+        Ok(self.node(mark.node)?.log_since(mark.at))
+    }
+
+    /// Fails if the kernel of any node reported a defect since the last check (the first one begins with the boot).
+    pub fn assert_clean_log(&self) -> Result<()> {
+        self.assert_clean_log_but(&[])
+    }
+
+    /// [`Lab::assert_clean_log`] that spares lines which contain one of these texts.
+    pub fn assert_clean_log_but(&self, expected: &[&str]) -> Result<()> {
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut silent = Ok(());
+        for (node, from) in checked.iter_mut().enumerate() {
+            // A node that does not answer has told why, perhaps: look at its log in any case.
+            let settled = self.log_settled(node);
+            let log = self.node(node)?.log_since(*from);
+            if let Some(defect) = lab::logscan::first_defect(&log, expected) {
+                bail!("kernel log of node{node} is not clean:\n{defect}");
+            }
+            match settled {
+                Ok(end) => *from = end,
+                Err(e) => silent = Err(e.context(format!("node{node} does not answer"))),
+            }
+        }
+        silent
+    }
+
+    /// How often kernels of this lab's nodes have begun to boot.
+    pub fn boots(&self) -> usize {
+        let logs = (0..self.spec().nodes).filter_map(|n| self.node(n).ok());
+        logs.map(|n| n.log_since(0).matches("] Linux version ").count())
+            .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_found_when_they_are_complete() {
+        let log = b"[1] a\r\n[2] mark 7\r\n[3] b";
+        assert_eq!(end_of_line_with(log, "mark 7"), Some(19));
+        assert_eq!(end_of_line_with(log, "b"), None);
+        assert_eq!(end_of_line_with(log, "mark 8"), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! What holds for all clusters of a run: kernel, volume, seed.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The kernel that the nodes boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kernel {
+    /// Debian's.
+    #[default]
+    Stock,
+    /// The debug kernel: about a hundred times slower on the network, and its leak checker is asked at the end.
+    Debug,
+}
+
+impl Kernel {
+    /// Factor by which all patience grows.
+    fn slowness(self) -> u32 {
+        match self {
+            Self::Stock => 1,
+            Self::Debug => 6,
+        }
+    }
+}
+
+static KERNEL: OnceLock<Kernel> = OnceLock::new();
+
+/// Chooses the kernel for all clusters of this process; only the first call counts.
+pub fn use_kernel(kernel: Kernel) {
+    let _ = KERNEL.set(kernel);
+}
+
+pub(crate) fn kernel() -> Kernel {
+    KERNEL.get().copied().unwrap_or_default()
+}
+
+/// What a node is given as a time for something to happen in: as much longer on a slow kernel as everything takes there.
+pub fn as_slow(time: Duration) -> Duration {
+    time * kernel().slowness()
+}
+
+/// How often to repeat what is done `full` times: a fifth of it on the debug kernel, where loading the modules under load takes half a
+/// minute, and which sees what goes wrong the first time.
+pub fn rounds(full: u32) -> u32 {
+    match kernel() {
+        Kernel::Stock => full,
+        Kernel::Debug => full.div_ceil(5),
+    }
+}
+
+/// Whether leaks are found by the kernel, so that nothing has to be repeated to see memory shrink.
+pub fn finds_leaks() -> bool {
+    kernel() == Kernel::Debug
+}
+
+static IOMMU: OnceLock<()> = OnceLock::new();
+
+/// Gives all clusters of this process IOMMUs.
+pub fn use_iommu() {
+    let _ = IOMMU.set(());
+}
+
+pub(crate) fn iommu_for_all() -> bool {
+    IOMMU.get().is_some()
+}
+
+/// Whether this is the run with the full volumes (`make check-full`, `FULL=1`), not the usual one.
+pub fn full() -> bool {
+    std::env::var("FULL").is_ok_and(|v| v == "1")
+}
+
+/// The run's seed (`SEED`), of which everything random is to be made. Panics on what is no number.
+pub fn seed() -> Option<u64> {
+    let text = std::env::var("SEED").ok().filter(|t| !t.is_empty())?;
+    match text.parse() {
+        Ok(seed) => Some(seed),
+        Err(_) => panic!("SEED={text:?} is not a number"),
+    }
+}
+
+/// Processors per node, one or two by turns, for a spec that leaves them open. The seed says who begins. In the usual run
+/// all clusters of the `spec`-th specification have the same number; in the full one the `boot`-th cluster of them differs
+/// from the next.
+pub fn turn(spec: usize, boot: usize) -> u32 {
+    turn_of(seed().unwrap_or(0), spec, if full() { boot } else { 0 })
+}
+
+fn turn_of(seed: u64, spec: usize, boot: usize) -> u32 {
+    1 + u32::from((seed ^ spec as u64 ^ boot as u64) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_other_cluster_has_two_processors() {
+        assert_eq!([0, 1, 2].map(|spec| turn_of(6, spec, 0)), [1, 2, 1]);
+        assert_eq!([0, 1, 2].map(|spec| turn_of(7, spec, 0)), [2, 1, 2]);
+        assert_ne!(turn_of(7, 1, 0), turn_of(7, 1, 1));
+    }
+}

@@ -1,0 +1,231 @@
+//! What clusters look like, and how that becomes a lab.
+
+use crate::settings::{self, Kernel};
+use lab::BringUp;
+
+/// Memory of a node with the debug kernel in MiB.
+const DEBUG_MEMORY_MIB: u32 = 2560;
+/// Seconds that the debug kernel may take to boot.
+const DEBUG_BOOT_S: u64 = 900;
+
+/// What a cluster looks like. Scenarios with equal specs share one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// Number of nodes.
+    pub nodes: usize,
+    topology: Option<&'static str>,
+    nics: usize,
+    accelerators: usize,
+    memory_mib: Option<u32>,
+    cpus: Option<u32>,
+    iommu: bool,
+    numa: bool,
+    bench_nics: bool,
+    sshd: bool,
+    bring_up: BringUp,
+    append: &'static [&'static str],
+    emu_args: &'static [&'static str],
+}
+
+impl Spec {
+    /// So many nodes with a NIC each, as `lab up` makes them without other options.
+    pub const fn new(nodes: usize) -> Self {
+        Self {
+            nodes,
+            topology: None,
+            nics: 1,
+            accelerators: 0,
+            memory_mib: None,
+            cpus: None,
+            iommu: false,
+            numa: false,
+            bench_nics: false,
+            sshd: true,
+            bring_up: BringUp::Net,
+            append: &[],
+            emu_args: &[],
+        }
+    }
+
+    /// Two nodes, one cable.
+    pub const fn pair() -> Self {
+        Self::new(2).topology("pair")
+    }
+
+    /// Cables, in the emulator's notation (`ring:4`).
+    pub const fn topology(mut self, topology: &'static str) -> Self {
+        self.topology = Some(topology);
+        self
+    }
+
+    /// NICs per node.
+    pub const fn nics(mut self, nics: usize) -> Self {
+        self.nics = nics;
+        self
+    }
+
+    /// NICs without a node, each with the emulator's test device.
+    pub const fn accelerators(mut self, accelerators: usize) -> Self {
+        self.accelerators = accelerators;
+        self
+    }
+
+    /// Memory per node in MiB.
+    pub const fn memory(mut self, mib: u32) -> Self {
+        self.memory_mib = Some(mib);
+        self
+    }
+
+    /// Processors per node. Without this they change by turns ([`crate::turn`]).
+    pub const fn cpus(mut self, cpus: u32) -> Self {
+        self.cpus = Some(cpus);
+        self
+    }
+
+    /// An IOMMU per node that is used strictly.
+    pub const fn iommu(mut self) -> Self {
+        self.iommu = true;
+        self
+    }
+
+    /// Two NUMA nodes, the NICs at the second one.
+    pub const fn numa(mut self) -> Self {
+        self.numa = true;
+        self
+    }
+
+    /// Pairs of virtio-net and e1000e for comparisons.
+    pub const fn bench_nics(mut self) -> Self {
+        self.bench_nics = true;
+        self
+    }
+
+    /// No sshd in the nodes.
+    pub const fn no_sshd(mut self) -> Self {
+        self.sshd = false;
+        self
+    }
+
+    /// Modules are loaded by hand.
+    pub const fn no_modules(mut self) -> Self {
+        self.bring_up = BringUp::None;
+        self
+    }
+
+    /// Words for the kernel command line.
+    pub const fn append(mut self, words: &'static [&'static str]) -> Self {
+        self.append = words;
+        self
+    }
+
+    /// Arguments for the emulator.
+    pub const fn emulator(mut self, arguments: &'static [&'static str]) -> Self {
+        self.emu_args = arguments;
+        self
+    }
+
+    /// Processors that the spec asks for, if it does.
+    pub const fn fixed_cpus(&self) -> Option<u32> {
+        self.cpus
+    }
+
+    /// The spec in few words, for people.
+    pub fn describe(&self) -> String {
+        let mut words = vec![self.topology.unwrap_or("").to_owned()];
+        words.push(match self.nodes {
+            1 => "1 node".into(),
+            n => format!("{n} nodes"),
+        });
+        let mut with = |given: bool, word: String| {
+            if given {
+                words.push(word);
+            }
+        };
+        with(self.nics != 1, format!("{} NICs each", self.nics));
+        with(
+            self.accelerators > 0,
+            format!("{} accelerators", self.accelerators),
+        );
+        if let Some(mib) = self.memory_mib {
+            with(true, format!("{mib} MiB"));
+        }
+        with(self.iommu, "IOMMU".into());
+        with(self.numa, "NUMA".into());
+        with(self.bring_up == BringUp::None, "no modules".into());
+        for word in self.append.iter().chain(self.emu_args) {
+            with(true, (*word).to_owned());
+        }
+        words.retain(|w| !w.is_empty());
+        words.join(", ")
+    }
+
+    /// The lab that this stands for, with everything that belongs to the run and not to the scenario: kernel, IOMMUs for all,
+    /// the emulator's seed.
+    pub(crate) fn compose(&self, name: &str, cpus: u32) -> lab::Spec {
+        let usual = lab::Spec::default();
+        let words = |list: &[&str]| list.iter().map(|w| (*w).to_owned()).collect();
+        let mut spec = lab::Spec {
+            name: name.to_owned(),
+            nodes: self.nodes,
+            topology: self.topology.map(Into::into),
+            nics: self.nics,
+            accelerators: self.accelerators,
+            memory_mib: self.memory_mib.unwrap_or(usual.memory_mib),
+            cpus,
+            bring_up: self.bring_up,
+            sshd: self.sshd,
+            bench_nics: self.bench_nics,
+            iommu: self.iommu || settings::iommu_for_all(),
+            numa: self.numa,
+            append: words(self.append),
+            emu_args: words(self.emu_args),
+            ..usual
+        };
+        if settings::kernel() == Kernel::Debug {
+            spec.kernel = "debug".into();
+            spec.boot_timeout_s = Some(DEBUG_BOOT_S);
+            spec.memory_mib = self.memory_mib.unwrap_or(DEBUG_MEMORY_MIB);
+        }
+        if let Some(seed) = settings::seed() {
+            spec.emu_args
+                .extend(["--seed".to_owned(), seed.to_string()]);
+        }
+        spec
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_becomes_a_lab() {
+        const SPEC: Spec = Spec::new(2)
+            .topology("ring:4")
+            .nics(2)
+            .memory(384)
+            .append(&["cma=96M"]);
+        let lab = SPEC.compose("x", 2).settle().unwrap();
+        assert_eq!(
+            (lab.nodes, lab.nics, lab.memory_mib, lab.cpus),
+            (2, 2, 384, 2)
+        );
+        assert_eq!(lab.topology.as_deref(), Some("ring:4"));
+        assert_eq!(
+            (lab.append, lab.name),
+            (vec!["cma=96M".to_owned()], "x".to_owned())
+        );
+        assert_eq!(
+            Spec::pair().compose("x", 1).memory_mib,
+            lab::Spec::default().memory_mib
+        );
+        assert_eq!(
+            Spec::new(1).no_modules().compose("x", 1).bring_up,
+            BringUp::None
+        );
+        assert_eq!(
+            SPEC.describe(),
+            "ring:4, 2 nodes, 2 NICs each, 384 MiB, cma=96M"
+        );
+    }
+}
