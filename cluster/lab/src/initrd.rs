@@ -102,6 +102,7 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
     let agent = hash_file(&agent_path, &mut hasher)
         .context("the host programs are not built (scripts/host-build)")?;
     BRINGUP.hash(&mut hasher);
+    boot_order().hash(&mut hasher);
     kernel.abi.hash(&mut hasher);
     std::fs::read(kernel.dir.join("modules/modules.dep"))
         .unwrap_or_default()
@@ -109,9 +110,9 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
     let mut modules = BTreeMap::new();
     modules_below(&paths.modules, &mut modules)?;
     if bring_up != BringUp::None {
-        for name in ["extoll.ko", "exn.ko"] {
+        for name in crate::modules::at_boot().map(|m| format!("{m}.ko")) {
             ensure!(
-                modules.contains_key(name),
+                modules.contains_key(&name),
                 "no {name} below {}; run 'make modules'",
                 paths.modules.display()
             );
@@ -181,6 +182,13 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// The modules that the bring-up loads, a line each.
+fn boot_order() -> String {
+    crate::modules::at_boot()
+        .map(|m| m.to_owned() + "\n")
+        .collect()
+}
+
 /// Debug information stays on the host.
 fn strip(how: &str, from: &Path, to: &Path) -> Result<()> {
     run(Command::new("strip").arg(how).arg("-o").arg(to).arg(from))
@@ -198,6 +206,11 @@ fn build(
     let mut archive = Cpio::new(base);
     archive.file("overlay/usr/sbin/lab-agent", 0o755, agent);
     archive.file("overlay/usr/lib/lab/bringup", 0o755, BRINGUP);
+    archive.file(
+        "overlay/usr/lib/lab/modules",
+        0o644,
+        boot_order().as_bytes(),
+    );
     if !programs.is_empty() {
         std::fs::create_dir_all(stage)?;
     }

@@ -12,6 +12,7 @@ pub mod emu;
 pub mod exec;
 pub mod initrd;
 pub mod logscan;
+pub mod modules;
 pub mod proc;
 pub mod qemu;
 pub mod spec;

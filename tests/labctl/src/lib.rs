@@ -4,11 +4,11 @@
 
 pub mod findings;
 mod log;
-pub mod modules;
 mod process;
 mod settings;
 mod spec;
 
+pub use lab::modules;
 pub use log::LogMark;
 pub use process::{Output, Running};
 pub use settings::{as_slow, finds_leaks, full, rounds, seed, turn, use_iommu, use_kernel, Kernel};

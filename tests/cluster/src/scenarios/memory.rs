@@ -289,7 +289,7 @@ fn revoke(lab: &Lab) -> Result<()> {
         "d=$(basename $(readlink -f /sys/bus/pci/drivers/extoll/0*)); echo $d >/sys/bus/pci/drivers/extoll/unbind; \
          echo $d >/sys/bus/pci/drivers/extoll/bind",
     )?;
-    lab.until("the NIC is up again", PATIENCE, |lab| {
+    lab.until_it_works("the NIC is up again", PATIENCE, |lab| {
         Ok(lab.raw(1, "status")?.get("up").is_some_and(|v| v == "1"))
     })?;
     end(lab)?;

@@ -198,7 +198,7 @@ fn unbind(lab: &Lab) -> Result<()> {
     );
     lab.ok(1, unbind)?;
     for node in 0..2 {
-        lab.until("the NIC is up again", PATIENCE, |lab| {
+        lab.until_it_works("the NIC is up again", PATIENCE, |lab| {
             Ok(number(&lab.raw(node, "status")?, "up")? == 1)
         })?;
         lab.raw(node, "serve")?;

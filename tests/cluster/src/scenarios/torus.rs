@@ -125,7 +125,7 @@ fn serve(lab: &Lab, node: usize, user: &str) -> Result<String> {
         &format!("pgrep extoll-conform >/dev/null && [ -e {log} ] || {user}{PROGRAM} traffic serve >{log} 2>&1 </dev/null &"),
     )?;
     let mut words = String::new();
-    lab.until("the server is ready", PATIENCE, |l| {
+    lab.until_it_works("the server is ready", PATIENCE, |l| {
         words = l.ok(node, &format!("cat {log}"))?;
         Ok(words.starts_with("ready ") && words.ends_with('\n'))
     })?;

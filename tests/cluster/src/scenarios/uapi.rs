@@ -138,7 +138,7 @@ fn full_queues(lab: &Lab) -> Result<()> {
         lab.ok(0, "rm -f /tmp/backlog")?;
         lab.fault(&["stuck", "0"])?;
         let running = lab.spawn(0, &command)?;
-        let told = lab.until("the sender is told", PATIENCE, |l| {
+        let told = lab.until_it_works("the sender is told", PATIENCE, |l| {
             Ok(l.ok(0, "cat /tmp/backlog")?.starts_with("full\n"))
         });
         lab.fault(&["stuck", "0", "--off"])?;
