@@ -5,11 +5,12 @@ T ?=
 export T
 ENTER := scripts/enter
 
-.PHONY: help setup build modules modules_install userland install_userland lint doc check check-debug demo bench clean distclean
+.PHONY: help setup build modules modules_install userland install_userland lint doc check check-full check-debug demo bench clean distclean
 
 help:
 	@echo 'make demo             boot two nodes and watch them talk TCP/IP over Extoll'
 	@echo 'make check [T=pat]    all tests: host, emulator, virtual machines (T: only names that contain pat)'
+	@echo 'make check-full [T=]  the same with full volumes and all combinations'
 	@echo 'make check-debug [T=] the scenarios on a self-built kernel with lock, memory and leak checkers (builds it first)'
 	@echo 'make bench            EXN against virtio-net and e1000e, as ratios and counts'
 	@echo 'make setup            build root, kernel tree, guest images (the other targets do this when needed)'
@@ -49,6 +50,9 @@ doc: modules
 
 check: setup
 	@scripts/check
+
+check-full: setup
+	@scripts/check --full
 
 check-debug:
 	@scripts/setup --debug-kernel

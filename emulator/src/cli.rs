@@ -14,6 +14,9 @@ use std::collections::BTreeMap;
 use std::io::{BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Emulated Extoll Tourmalet NICs and their fabric.
 #[derive(Parser)]
@@ -412,13 +415,17 @@ fn is_broken_pipe(e: &anyhow::Error) -> bool {
 }
 
 fn run(args: RunArgs) -> Result<()> {
-    let filter =
-        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let filter: Targets = std::env::var("RUST_LOG")
+        .ok()
+        .and_then(|f| f.parse().ok())
+        .unwrap_or_else(|| Targets::new().with_default(tracing::Level::INFO));
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
+        .with_target(false);
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(lines)
         .init();
     std::panic::set_hook(Box::new(|info| tracing::error!("{info}")));
     let file = args
