@@ -137,6 +137,18 @@ fn chosen(args: &Args) -> Vec<Scenario> {
     chosen
 }
 
+/// The number of each chosen scenario's specification, among those of all: a part of a run has the same clusters as the whole.
+fn spec_numbers(all: &[Scenario], chosen: &[Scenario]) -> Vec<usize> {
+    let mut specs: Vec<&cluster::Spec> = Vec::new();
+    for s in all {
+        if !specs.contains(&&s.spec) {
+            specs.push(&s.spec);
+        }
+    }
+    let number = |s: &Scenario| specs.iter().position(|spec| **spec == s.spec);
+    chosen.iter().filter_map(number).collect()
+}
+
 fn run(args: &Args) -> Result<bool> {
     let chosen = chosen(args);
     if args.list {
@@ -151,15 +163,7 @@ fn run(args: &Args) -> Result<bool> {
     let lanes = args
         .lanes
         .unwrap_or(if args.debug_kernel { 1 } else { LANES });
-    let mut specs: Vec<cluster::Spec> = Vec::new();
-    let mut numbers = Vec::new();
-    for s in &chosen {
-        let known = specs.iter().position(|spec| *spec == s.spec);
-        numbers.push(known.unwrap_or(specs.len()));
-        if known.is_none() {
-            specs.push(s.spec.clone());
-        }
-    }
+    let numbers = spec_numbers(&scenarios::all(), &chosen);
     let report = Report::new(args.times.as_deref(), &args.keep)?;
     let run = Arc::new(Run::new(chosen, numbers, lanes, &prefix, report));
     let start = Instant::now();
@@ -240,6 +244,16 @@ mod tests {
         assert_eq!(found("traffic::ping_sizes"), 1);
         assert_eq!(found(""), all.len());
         assert_eq!(found("vm::"), all.len());
+    }
+
+    #[test]
+    fn a_part_of_a_run_has_the_same_clusters() {
+        let all = scenarios::all();
+        let numbers = spec_numbers(&all, &all);
+        assert_eq!((numbers[0], numbers.len()), (0, all.len()));
+        let last = spec_numbers(&all, &all[all.len() - 1..]);
+        assert_eq!(last, numbers[all.len() - 1..]);
+        assert!(last[0] > 0);
     }
 
     #[test]
