@@ -222,6 +222,7 @@ fn main() -> ExitCode {
     if args.iommu {
         cluster::use_iommu();
     }
+    cluster::use_seed();
     match run(&args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

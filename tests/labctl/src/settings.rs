@@ -78,6 +78,13 @@ pub fn seed() -> Option<u64> {
     }
 }
 
+/// Makes the labs of this process draw from the run's seed unless `LAB_SEED` says otherwise. To be called before there are threads.
+pub fn use_seed() {
+    if let (Some(seed), None) = (seed(), std::env::var_os("LAB_SEED")) {
+        std::env::set_var("LAB_SEED", seed.to_string());
+    }
+}
+
 /// Processors per node, one or two by turns, for a spec that leaves them open. The seed says who begins. In the usual run
 /// all clusters of the `spec`-th specification have the same number; in the full one the `boot`-th cluster of them differs
 /// from the next.

@@ -159,8 +159,8 @@ impl Spec {
         words.join(", ")
     }
 
-    /// The lab that this stands for, with everything that belongs to the run and not to the scenario: kernel, IOMMUs for all,
-    /// the emulator's seed.
+    /// The lab that this stands for, with everything that belongs to the run and not to the scenario: kernel, IOMMUs for all.
+    /// What the fabric draws follows from `LAB_SEED`, which `lab` reads ([`crate::use_seed`]).
     pub(crate) fn compose(&self, name: &str, cpus: u32) -> lab::Spec {
         let usual = lab::Spec::default();
         let words = |list: &[&str]| list.iter().map(|w| (*w).to_owned()).collect();
@@ -185,10 +185,6 @@ impl Spec {
             spec.kernel = "debug".into();
             spec.boot_timeout_s = Some(DEBUG_BOOT_S);
             spec.memory_mib = self.memory_mib.unwrap_or(DEBUG_MEMORY_MIB);
-        }
-        if let Some(seed) = settings::seed() {
-            spec.emu_args
-                .extend(["--seed".to_owned(), seed.to_string()]);
         }
         spec
     }
