@@ -223,6 +223,11 @@ impl Lab {
         Ok(lab)
     }
 
+    /// Name of the cluster.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// What the cluster was booted with.
     pub fn spec(&self) -> &Spec {
         &self.spec

@@ -10,6 +10,7 @@ mod faults;
 mod fuzz;
 mod hostile;
 mod iommu;
+mod lab_cli;
 mod late;
 mod late_answers;
 mod libraries;
@@ -90,6 +91,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(matrix::all());
     all.extend(numa::all());
     all.extend(accelerator::all());
+    all.extend(lab_cli::all());
     let again = iommu::all(&all);
     all.extend(again);
     // The first use of a specification decides when its cluster is booted.
