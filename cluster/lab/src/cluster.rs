@@ -162,6 +162,34 @@ impl Node {
     }
 }
 
+/// Whether a lab can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    /// It is up.
+    Up,
+    /// `up` is at work, or was killed.
+    Starting,
+    /// Its emulator has ended by itself: the NICs are gone for good, and nodes that used them may have gone with them.
+    EmulatorDied,
+    /// Nothing of it runs.
+    Dead,
+}
+
+impl std::fmt::Display for Health {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Up => "up",
+            Self::Starting => "starting or interrupted",
+            Self::EmulatorDied => "emulator died",
+            Self::Dead => "dead",
+        })
+    }
+}
+
+/// How often a boot looks after the processes.
+const LOOK: Duration = Duration::from_millis(300);
+
 /// A lab that runs (or whose remains are on disk).
 #[derive(Clone, Debug)]
 pub struct Cluster {
@@ -181,12 +209,19 @@ impl Cluster {
         let dir = LabDir::new(paths, &spec.name)?;
         let _lock = dir.lock()?;
         if let Ok(Some(old)) = dir.record() {
-            if old.ready && !proc::find(&old.token).is_empty() {
-                bail!(
+            let old = Self {
+                paths: paths.clone(),
+                dir: dir.clone(),
+                record: old,
+            };
+            match old.health() {
+                Health::Up => bail!(
                     "lab '{0}' is up already ({1} nodes); ./lab down --name {0} ends it",
                     spec.name,
-                    old.spec.nodes
-                );
+                    old.spec().nodes
+                ),
+                Health::EmulatorDied => bail!("{}", old.emulator_report()),
+                Health::Starting | Health::Dead => {}
             }
         }
         let ended = dir.wipe()?;
@@ -244,6 +279,66 @@ impl Cluster {
             dir,
             record,
         })
+    }
+
+    /// Ends a lab and starts it again as it was described.
+    ///
+    /// # Errors
+    /// When there is none of this name, or as [`Cluster::up`].
+    pub fn restart(paths: &Paths, name: &str, progress: &mut dyn Progress) -> Result<Self> {
+        let spec = Self::attach(paths, name)?.record.spec;
+        Self::down(paths, name)?;
+        Self::up(paths, spec, progress)
+    }
+
+    /// Whether it can be used.
+    pub fn health(&self) -> Health {
+        let running = self.processes();
+        match (running.is_empty(), self.record.ready) {
+            (true, _) => Health::Dead,
+            (false, false) => Health::Starting,
+            (false, true) if self.emulator_is_gone(&running) => Health::EmulatorDied,
+            (false, true) => Health::Up,
+        }
+    }
+
+    fn emulator_is_gone(&self, running: &[proc::Process]) -> bool {
+        self.record.spec.nics > 0 && !running.iter().any(|p| p.role == "emu")
+    }
+
+    /// What to tell when the emulator has ended by itself, perhaps with everything else.
+    pub fn emulator_report(&self) -> String {
+        let name = &self.dir.name;
+        let mut text = format!(
+            "the emulator of lab '{name}' has died: its NICs are gone for good, and QEMU aborts when it waits for one; \
+             ./lab restart --name {name} starts the lab again as it was"
+        );
+        let qemu = |n: &Node| {
+            let says = tail(&n.dir.join("qemu.log"), 3);
+            (!says.is_empty()).then(|| format!("\n-- QEMU of {} says:\n{says}", n.name()))
+        };
+        text.extend(self.nodes().iter().filter_map(qemu));
+        let log = tail(&emu::log(&self.dir), 10);
+        if !log.is_empty() {
+            text += &format!("\n-- end of the emulator's log:\n{log}\n--");
+        }
+        text
+    }
+
+    /// Fails when a process that these nodes need has ended.
+    fn check_processes(&self, nodes: &[Node]) -> Result<()> {
+        let running = self.processes();
+        if self.emulator_is_gone(&running) {
+            bail!("{}", self.emulator_report());
+        }
+        for node in nodes {
+            ensure!(
+                running.iter().any(|p| p.role == node.name()),
+                "QEMU has ended: {}",
+                node.failure()
+            );
+        }
+        Ok(())
     }
 
     /// Ends a lab and removes all traces; returns whether there was anything.
@@ -342,9 +437,30 @@ impl Cluster {
                 let _ = sender.send((node, result));
             });
         }
-        for count in 1..=nodes.len() {
-            let (node, result) = receiver.recv().context("a waiting thread died")?;
-            result?;
+        let mut count = 0;
+        let mut doubt = false;
+        while count < nodes.len() {
+            let (node, result) = match receiver.recv_timeout(LOOK) {
+                Ok(news) => news,
+                Err(mpsc::RecvTimeoutError::Disconnected) => bail!("a waiting thread died"),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    proc::interrupted()?;
+                    // Twice in a row, since a process that is just being started may be overlooked.
+                    match self.check_processes(nodes) {
+                        Err(e) if doubt => return Err(e),
+                        missing => doubt = missing.is_err(),
+                    }
+                    continue;
+                }
+            };
+            if let Err(e) = result {
+                // A node whose emulator dies goes down with it.
+                return match self.check_processes(&[]) {
+                    Ok(()) => Err(e),
+                    Err(emulator) => Err(e.context(emulator)),
+                };
+            }
+            count += 1;
             progress.news(&format!(
                 "{} ready after {:.1} s ({count} of {})",
                 node.name(),

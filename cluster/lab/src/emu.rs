@@ -95,6 +95,7 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
             );
             return Ok(());
         }
+        proc::interrupted()?;
         let alive = proc::find(&record.token).iter().any(|p| p.role == "emu");
         seen |= alive;
         if (seen && !alive) || start.elapsed() > START_PATIENCE {

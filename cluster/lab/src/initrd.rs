@@ -147,9 +147,7 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
     let result = build(&stage, kernel, &base, &agent, &modules, &programs);
     // Only a cache directory; left-overs do no harm.
     let _ = std::fs::remove_dir_all(&stage);
-    let new = path.with_extension(format!("new-{}", std::process::id()));
-    std::fs::write(&new, result?).with_context(|| format!("cannot write {}", new.display()))?;
-    std::fs::rename(&new, &path)?;
+    crate::state::store(&path, &result?)?;
     expire(&cache);
     Ok(path)
 }
@@ -160,6 +158,7 @@ fn expire(cache: &Path) {
     };
     let mut files: Vec<_> = dir
         .flatten()
+        .filter(|e| !is_abandoned(e))
         .filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path())))
         .filter(|(_, p)| p.is_file())
         .collect();
@@ -168,6 +167,23 @@ fn expire(cache: &Path) {
     for (_, path) in &files[..old] {
         let _ = std::fs::remove_file(path);
     }
+}
+
+/// Removes what a process that was killed left half-made (`….new-PID`, `stage-PID`); true for such things.
+fn is_abandoned(entry: &std::fs::DirEntry) -> bool {
+    let name = entry.file_name();
+    let name = name.to_string_lossy();
+    let maker = name
+        .split_once(".new-")
+        .map(|(_, pid)| pid)
+        .or_else(|| name.strip_prefix("stage-"));
+    let Some(maker) = maker else { return false };
+    if !Path::new("/proc").join(maker).exists() {
+        // What can't be removed now is tried again next time.
+        let _ = std::fs::remove_file(entry.path());
+        let _ = std::fs::remove_dir_all(entry.path());
+    }
+    true
 }
 
 fn run(command: &mut Command) -> Result<()> {

@@ -19,7 +19,7 @@ pub mod spec;
 pub mod state;
 pub mod ui;
 
-pub use cluster::{Cluster, Node, NodeState};
+pub use cluster::{Cluster, Health, Node, NodeState};
 pub use exec::{Command, Input, Output, Running};
 pub use lab_proto::{Status, WinSize};
 pub use spec::{BringUp, Spec};

@@ -10,8 +10,13 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(e) if cli::is_broken_pipe(&e) => ExitCode::from(141),
         Err(e) => {
-            eprintln!("{} {e:#}", lab::ui::Paint::stderr().red("lab:"));
-            ExitCode::from(cli::FAILURE)
+            let text = cli::shown(&format!("{e:#}"));
+            eprintln!("{} {text}", lab::ui::Paint::stderr().red("lab:"));
+            ExitCode::from(if lab::proc::was_interrupted() {
+                cli::INTERRUPTED
+            } else {
+                cli::FAILURE
+            })
         }
     }
 }

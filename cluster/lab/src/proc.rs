@@ -2,11 +2,14 @@
 
 use anyhow::{Context, Result};
 use rustix::process::{kill_process, Pid, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Environment variable with the lab's token.
@@ -191,7 +194,8 @@ pub fn spawn(token: &str, role: &str, command: &[std::ffi::OsString], log: &Path
     let program = command.first().context("empty command")?;
     // Nothing that this process inherited (pipes of a shell, locks) may stay open in a process that outlives it.
     // setsid(1) becomes the program in place: a child of this process is never a group leader.
-    let script = "for f in /proc/self/fd/*; do n=${f##*/}; [ \"$n\" -le 2 ] || eval \"exec $n>&-\"; done 2>/dev/null; exec setsid \"$@\"";
+    // No redirection around the loop: the shell would keep the old descriptor under a number that the loop closes.
+    let script = "for f in /proc/self/fd/*; do n=${f##*/}; [ \"$n\" -le 2 ] || eval \"exec $n>&-\"; done; exec setsid \"$@\"";
     let mut child = Command::new("bash")
         .args(["-c", script, "bash"])
         .args(command)
@@ -205,6 +209,40 @@ pub fn spawn(token: &str, role: &str, command: &[std::ffi::OsString], log: &Path
         .with_context(|| format!("cannot start {}", program.to_string_lossy()))?;
     // Reaped here when it ends while this process still lives.
     std::thread::spawn(move || child.wait());
+    Ok(())
+}
+
+static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// From now on Ctrl-C, SIGTERM and SIGHUP don't end this process but make [`interrupted`] an error, so that whatever was started can be
+/// ended, too. A second signal ends it at once.
+///
+/// # Errors
+/// When no handler can be installed.
+pub fn catch_signals() -> Result<()> {
+    let flag = Arc::clone(INTERRUPTED.get_or_init(Arc::default));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // In this order: the first signal finds the flag unset.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&flag))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
+            .context("cannot catch signals")?;
+    }
+    Ok(())
+}
+
+/// Whether a signal has come since [`catch_signals`].
+pub fn was_interrupted() -> bool {
+    INTERRUPTED
+        .get()
+        .is_some_and(|flag| flag.load(Ordering::Relaxed))
+}
+
+/// For loops that wait.
+///
+/// # Errors
+/// When a signal has come since [`catch_signals`].
+pub fn interrupted() -> Result<()> {
+    anyhow::ensure!(!was_interrupted(), "interrupted");
     Ok(())
 }
 
@@ -234,6 +272,23 @@ mod tests {
         assert_eq!(find(&token).len(), 1);
         assert_eq!(end(&token, false, |_| true).unwrap(), 1);
         assert_eq!(find(&token), vec![]);
+        std::fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn what_a_process_says_is_in_its_log_and_nothing_is_inherited() {
+        let token = format!("test-log-{}", std::process::id());
+        let log = std::env::temp_dir().join(&token);
+        let script = "echo out; echo err >&2; ls /proc/self/fd | wc -l";
+        let command = ["sh", "-c", script].map(Into::into);
+        spawn(&token, "node7", &command, &log).unwrap();
+        let start = Instant::now();
+        let text = || std::fs::read_to_string(&log).unwrap();
+        while text().lines().count() < 3 && start.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // The fourth descriptor is the directory that ls reads.
+        assert_eq!(text(), "out\nerr\n4\n");
         std::fs::remove_file(log).unwrap();
     }
 

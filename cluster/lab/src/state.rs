@@ -126,10 +126,10 @@ impl LabDir {
     /// # Errors
     /// When the directory can't be written.
     pub fn save(&self, record: &Record) -> Result<()> {
-        let (new, path) = (self.path.join("lab.json.new"), self.path.join("lab.json"));
-        std::fs::write(&new, serde_json::to_vec_pretty(record)?)
-            .with_context(|| format!("cannot write {}", new.display()))?;
-        std::fs::rename(&new, &path).with_context(|| format!("cannot write {}", path.display()))
+        store(
+            &self.path.join("lab.json"),
+            &serde_json::to_vec_pretty(record)?,
+        )
     }
 
     /// Keeps other commands from starting or stopping things in this lab while the result lives.
@@ -164,6 +164,7 @@ impl LabDir {
                     path.display()
                 );
             }
+            proc::interrupted()?;
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(file)
@@ -192,6 +193,24 @@ impl LabDir {
             Err(e) => Err(e).with_context(|| format!("cannot remove {}", self.path.display())),
         }
     }
+}
+
+/// Writes a file in one step, and leaves nothing behind when that fails.
+///
+/// # Errors
+/// When the directory can't be written, or the disk is full.
+pub fn store(path: &Path, data: &[u8]) -> Result<()> {
+    let new = path.with_extension(format!("new-{}", std::process::id()));
+    let written = std::fs::write(&new, data)
+        .with_context(|| format!("cannot write {}", new.display()))
+        .and_then(|()| {
+            std::fs::rename(&new, path).with_context(|| format!("cannot write {}", path.display()))
+        });
+    if written.is_err() {
+        // Part of it may be there, and it would stay for ever. The first error is the one that counts.
+        let _ = std::fs::remove_file(&new);
+    }
+    written
 }
 
 /// A fresh random token.
@@ -251,6 +270,22 @@ mod tests {
         assert_eq!(tail(&path, 20), "a\nb[0m\nc");
         std::fs::remove_file(&path).unwrap();
         assert_eq!(tail(&path, 2), "");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_nothing_behind() {
+        let dir = std::env::temp_dir().join(format!("lab-store-{}", std::process::id()));
+        // The target is a directory with something in it: written, but not put in its place, as on a disk that is just full.
+        std::fs::create_dir_all(dir.join("a.img/x")).unwrap();
+        assert!(store(&dir.join("a.img"), b"data").is_err());
+        let names: Vec<_> = std::fs::read_dir(&dir)
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        assert_eq!(names, ["a.img"]);
+        store(&dir.join("b.img"), b"data").unwrap();
+        assert_eq!(std::fs::read(dir.join("b.img")).unwrap(), b"data");
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn cables(world: &World, select: &LinkSelect) -> Result<Vec<usize>> {
         }
     };
     if found.is_empty() {
-        bail!("no cable matches {select:?}");
+        bail!("there is no cable {select}");
     }
     Ok(found)
 }

@@ -197,6 +197,18 @@ pub enum LinkSelect {
     Between(usize, usize),
 }
 
+impl std::fmt::Display for LinkSelect {
+    /// As `from_str` takes it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::End(end) => f.write_str(end),
+            Self::Nic(n) => write!(f, "nic{n}"),
+            Self::Between(a, b) => write!(f, "{a}-{b}"),
+        }
+    }
+}
+
 impl std::str::FromStr for LinkSelect {
     type Err = String;
 

@@ -631,7 +631,7 @@ pub fn trace(paths: &Paths, name: &str, verb: TraceVerb) -> Result<u8> {
             }
             ensure!(
                 path.exists(),
-                "nothing was recorded; ./lab trace on starts a trace"
+                "nothing was recorded; ./lab trace --name {name} on starts a trace"
             );
             let status = std::process::Command::new(paths.bin.join("extoll-emu"))
                 .args(["trace", "print"])

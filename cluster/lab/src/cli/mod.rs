@@ -14,6 +14,9 @@ use std::path::PathBuf;
 /// Exit status for failures of `lab` itself, apart from the statuses that commands in nodes commonly return.
 pub const FAILURE: u8 = 125;
 
+/// Exit status after Ctrl-C, as of a shell.
+pub const INTERRUPTED: u8 = 130;
+
 #[derive(Parser)]
 #[command(
     name = "lab",
@@ -37,6 +40,11 @@ struct Which {
 enum Verb {
     /// Boot a cluster and wait until every node is usable
     Up(Up),
+    /// End a cluster and boot it again as it was described, for instance after its emulator has died
+    Restart {
+        #[command(flatten)]
+        which: Which,
+    },
     /// End a cluster and remove its traces
     Down {
         #[command(flatten)]
@@ -269,11 +277,38 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
+/// A message with paths as the user knows them: the build root has a root directory of its own, below which the user's is reached by a
+/// descriptor, and `out/` of the work tree is `/out`.
+pub fn shown(message: &str) -> String {
+    let mut text = message.to_owned();
+    if let Ok(root) = std::env::var("LAB_HOST_ROOT") {
+        text = text.replace(&(root + "/"), "/");
+    }
+    if std::env::var_os("LAB_STATE").is_some() {
+        return text;
+    }
+    let mut out = String::new();
+    for part in text.split_inclusive("/out/lab") {
+        match part.strip_suffix("/out/lab") {
+            // Not the end of a longer path.
+            Some(before)
+                if !before.ends_with(|c: char| c.is_alphanumeric() || "._-".contains(c)) =>
+            {
+                out += before;
+                out += "out/lab";
+            }
+            _ => out += part,
+        }
+    }
+    out
+}
+
 /// Parses the command line and does what it says; returns the exit status.
 pub fn run() -> Result<u8> {
     let paths = Paths::default();
     match Cli::parse().verb {
         Verb::Up(up) => verbs::up(&paths, up),
+        Verb::Restart { which } => verbs::restart(&paths, &which.name),
         Verb::Down { which, all } => verbs::down(&paths, &which.name, all),
         Verb::Exec(exec) => nodes::exec(&paths, exec),
         Verb::Sh { which, node } => interactive::shell(&paths, &which.name, &node),
@@ -374,6 +409,17 @@ mod tests {
         }
         assert!(parse(&["fault", "link-down"]).is_err());
         assert!(parse(&["fault", "explode"]).is_err());
+    }
+
+    #[test]
+    fn messages_name_the_paths_of_the_user() {
+        // Tests run without the wrapper, so without LAB_HOST_ROOT.
+        assert_eq!(
+            shown("logs are in /out/lab/x/emu.log"),
+            "logs are in out/lab/x/emu.log"
+        );
+        assert_eq!(shown("(/out/lab)"), "(out/lab)");
+        assert_eq!(shown("/home/me/out/lab/x"), "/home/me/out/lab/x");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::Exec;
 use anyhow::{bail, ensure, Context, Result};
 use lab::copy::{copy, Place};
 use lab::ui::Paint;
-use lab::{Cluster, Command, Input, Node, Paths, Status};
+use lab::{Cluster, Command, Health, Input, Node, Paths, Status};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,13 @@ fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Erro
     while went_off && cluster.is_on(node.index()) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
-    if super::is_broken_pipe(&error) || cluster.is_on(node.index()) {
+    if super::is_broken_pipe(&error) {
+        return error;
+    }
+    if matches!(cluster.health(), Health::EmulatorDied | Health::Dead) {
+        return error.context(cluster.emulator_report());
+    }
+    if cluster.is_on(node.index()) {
         return error;
     }
     let console = node.last_words();
@@ -146,7 +152,7 @@ fn exec_all(cluster: &Cluster, args: &Exec) -> Result<u8> {
         match result {
             Ok(c) => code = code.max(c),
             Err(e) => {
-                eprintln!("lab: {e:#}");
+                eprintln!("lab: {}", super::shown(&format!("{e:#}")));
                 code = code.max(super::FAILURE);
             }
         }

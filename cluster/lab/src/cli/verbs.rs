@@ -4,8 +4,9 @@ use super::Up;
 use anyhow::Result;
 use lab::state::{now, LabDir};
 use lab::ui::{table, Paint, Progress, Shown, Silent};
-use lab::{Cluster, NodeState, Paths, Spec};
+use lab::{Cluster, Health, NodeState, Paths, Spec};
 use serde_json::{json, Value};
+use std::io::Write;
 use std::time::Instant;
 
 fn progress(quiet: bool) -> Box<dyn Progress> {
@@ -16,27 +17,51 @@ fn progress(quiet: bool) -> Box<dyn Progress> {
     }
 }
 
+/// Prints to standard output; that nobody reads it is an error as any other, which ends the program quietly.
+fn say(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
 /// `lab up`.
 pub fn up(paths: &Paths, args: Up) -> Result<u8> {
     let start = Instant::now();
+    lab::proc::catch_signals()?;
     let mut progress = progress(args.quiet);
     let quiet = args.quiet;
     let cluster = Cluster::up(paths, args.spec(), progress.as_mut())?;
     drop(progress);
     if !quiet {
-        let spec = cluster.spec();
-        let name = if spec.name == "default" {
-            String::new()
-        } else {
-            format!("--name {} ", spec.name)
-        };
-        eprintln!(
-            "{} up in {:.1} s; try: ./lab sh {name}0   ./lab status {name}  ./lab down {name}",
-            Paint::stderr().bold(&format!("lab '{}'", spec.name)),
-            start.elapsed().as_secs_f64()
-        );
+        announce(&cluster, start);
     }
     Ok(0)
+}
+
+/// `lab restart`.
+pub fn restart(paths: &Paths, name: &str) -> Result<u8> {
+    let start = Instant::now();
+    lab::proc::catch_signals()?;
+    let mut progress = progress(false);
+    let cluster = Cluster::restart(paths, name, progress.as_mut())?;
+    drop(progress);
+    announce(&cluster, start);
+    Ok(0)
+}
+
+/// Says that a lab is up, and what to do with it.
+fn announce(cluster: &Cluster, start: Instant) {
+    let spec = cluster.spec();
+    let name = if spec.name == "default" {
+        String::new()
+    } else {
+        format!("--name {} ", spec.name)
+    };
+    eprintln!(
+        "{} up in {:.1} s; try: ./lab sh {name}0   ./lab status {name}  ./lab down {name}",
+        Paint::stderr().bold(&format!("lab '{}'", spec.name)),
+        start.elapsed().as_secs_f64()
+    );
 }
 
 /// `lab down`.
@@ -53,6 +78,7 @@ pub fn down(paths: &Paths, name: &str, all: bool) -> Result<u8> {
 
 /// `lab reboot`.
 pub fn reboot(paths: &Paths, name: &str, node: &str, hard: bool) -> Result<u8> {
+    lab::proc::catch_signals()?;
     let cluster = Cluster::attach(paths, name)?;
     cluster.reboot(lab::spec::parse_node(node)?, hard, progress(false).as_mut())?;
     Ok(0)
@@ -68,19 +94,14 @@ pub fn list(paths: &Paths) -> Result<u8> {
             continue;
         };
         let spec = cluster.spec();
-        let state = match (cluster.record().ready, cluster.processes().is_empty()) {
-            (_, true) => "dead",
-            (true, false) => "up",
-            (false, false) => "starting or interrupted",
-        };
         rows.push(vec![
             dir.name.clone(),
             spec.nodes.to_string(),
             spec.topology.clone().unwrap_or_else(|| "-".into()),
-            state.into(),
+            cluster.health().to_string(),
         ]);
     }
-    print!("{}", table(&rows));
+    say(&table(&rows))?;
     Ok(0)
 }
 
@@ -110,7 +131,7 @@ fn document(cluster: &Cluster, states: &[NodeState]) -> Value {
         }
     };
     json!({
-        "name": spec.name, "ready": cluster.record().ready, "up_s": now().saturating_sub(cluster.record().started),
+        "name": spec.name, "health": cluster.health(), "ready": cluster.record().ready, "up_s": now().saturating_sub(cluster.record().started),
         "spec": spec, "nodes": nodes, "accelerators": accelerators, "emulator": {"pid": pid("emu")}, "fabric": fabric,
     })
 }
@@ -121,13 +142,13 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
     let states = cluster.states();
     let doc = document(&cluster, &states);
     if as_json {
-        println!("{}", serde_json::to_string_pretty(&doc)?);
+        say(&(serde_json::to_string_pretty(&doc)? + "\n"))?;
         return Ok(0);
     }
     let paint = Paint::stdout();
     let spec = cluster.spec();
-    println!(
-        "{}  {} nodes, {} NICs each, {} accelerators, topology {}, kernel {}, up for {} s",
+    say(&format!(
+        "{}  {} nodes, {} NICs each, {} accelerators, topology {}, kernel {}, up for {} s\n",
         paint.bold(&format!("lab '{name}'")),
         spec.nodes,
         spec.nics,
@@ -135,7 +156,14 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
         spec.topology.as_deref().unwrap_or("-"),
         spec.kernel,
         doc["up_s"]
-    );
+    ))?;
+    match cluster.health() {
+        Health::Up => {}
+        Health::EmulatorDied | Health::Dead if cluster.record().ready => {
+            say(&format!("{}\n", paint.red(&cluster.emulator_report())))?
+        }
+        other => say(&format!("{}\n", paint.yellow(&other.to_string())))?,
+    }
     let mut rows = vec![["NODE", "STATE", "ADDRESS", "PID"]
         .map(|s| paint.dim(s))
         .to_vec()];
@@ -154,8 +182,8 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
         };
         rows.push(vec![text("name"), state, text("address"), text("pid")]);
     }
-    print!("{}", table(&rows));
-    print_fabric(&doc["fabric"], spec, paint);
+    say(&table(&rows))?;
+    print_fabric(&doc["fabric"], spec, paint)?;
     Ok(0)
 }
 
@@ -172,14 +200,14 @@ const COLUMNS: &[(&str, &str)] = &[
     ("DMA FAULTS", "dma_faults"),
 ];
 
-fn print_fabric(fabric: &Value, spec: &Spec, paint: Paint) {
+fn print_fabric(fabric: &Value, spec: &Spec, paint: Paint) -> Result<()> {
     if let Some(error) = fabric["error"].as_str() {
-        println!("{} {error}", paint.red("fabric:"));
-        return;
+        let error = super::shown(error);
+        return say(&format!("{} {error}\n", paint.red("fabric:")));
     }
     let list = |key: &str| fabric[key].as_array().cloned().unwrap_or_default();
     if list("nics").is_empty() {
-        return;
+        return Ok(());
     }
     let head = |words: &[&str]| words.iter().map(|w| paint.dim(w)).collect::<Vec<_>>();
     let mut titles = vec!["NIC", "STATE"];
@@ -206,7 +234,7 @@ fn print_fabric(fabric: &Value, spec: &Spec, paint: Paint) {
         );
         rows.push(row);
     }
-    print!("\n{}", table(&rows));
+    say(&format!("\n{}", table(&rows)))?;
     let mut rows = vec![head(&[
         "LINK", "STATE", "PACKETS", "BYTES", "REPAIRED", "DROPPED",
     ])];
@@ -237,5 +265,5 @@ fn print_fabric(fabric: &Value, spec: &Spec, paint: Paint) {
             both(&["dropped_down", "dropped_full"]).to_string(),
         ]);
     }
-    print!("\n{}", table(&rows));
+    say(&format!("\n{}", table(&rows)))
 }

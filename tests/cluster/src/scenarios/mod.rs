@@ -11,6 +11,7 @@ mod faults;
 mod fuzz;
 mod hostile;
 mod iommu;
+mod lab_cli;
 mod late;
 mod late_answers;
 mod libraries;
@@ -132,6 +133,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(matrix::all());
     all.extend(numa::all());
     all.extend(accelerator::all());
+    all.extend(lab_cli::all());
     let again = iommu::all(&all);
     all.extend(again);
     for scenario in &mut all {

@@ -1,0 +1,183 @@
+//! The command line of `lab` when things go wrong, in a lab of its own.
+
+use super::on_pair;
+use crate::cluster::{as_slow, Lab};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// For what takes a moment.
+const SOON: Duration = Duration::from_secs(60);
+
+/// A lab of one node beside the scenario's, driven through the program; dropped = taken down.
+struct Own {
+    name: String,
+}
+
+/// What a command said.
+struct Said {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+/// Starts the program for a lab.
+fn start(name: &str, verb: &str, args: &[&str]) -> Result<Child> {
+    let mut program = std::env::current_exe()?;
+    program.set_file_name("lab");
+    Ok(Command::new(program)
+        .args([verb, "--name", name])
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?)
+}
+
+impl Own {
+    fn new(what: &str) -> Self {
+        let name = format!("cli-{what}-{}", std::process::id());
+        Self { name }
+    }
+
+    fn start(&self, verb: &str, args: &[&str]) -> Result<Child> {
+        start(&self.name, verb, args)
+    }
+
+    fn run(&self, verb: &str, args: &[&str]) -> Result<Said> {
+        let out = self.start(verb, args)?.wait_with_output()?;
+        Ok(Said {
+            code: out.status.code(),
+            out: String::from_utf8_lossy(&out.stdout).into_owned(),
+            err: String::from_utf8_lossy(&out.stderr).into_owned(),
+        })
+    }
+
+    fn up(&self, more: &[&str]) -> Result<Said> {
+        let args = [&["--nodes", "1", "--topology", "single"], more].concat();
+        self.run("up", &args)
+    }
+
+    /// What is running of it.
+    fn processes(&self) -> Result<Vec<lab::proc::Process>> {
+        let cluster = lab::Cluster::attach(&lab::Paths::default(), &self.name)?;
+        Ok(cluster.processes())
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if let Err(error) = self.run("down", &[]) {
+            eprintln!("lab {} could not be taken down: {error:#}", self.name);
+        }
+    }
+}
+
+fn until(what: &str, mut probe: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + as_slow(SOON);
+    while !probe()? {
+        ensure!(Instant::now() < deadline, "still not so: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+fn kill(signal: &str, pid: u32) -> Result<()> {
+    let status = Command::new("kill")
+        .args([signal, &pid.to_string()])
+        .status()?;
+    ensure!(status.success(), "kill {signal} {pid} failed");
+    Ok(())
+}
+
+/// A program that does not start ends `up` with its own words.
+fn wrong_arguments(_: &Lab) -> Result<()> {
+    let own = Own::new("args");
+    for (argument, reason) in [
+        ("--qemu-arg=-bogus", "-bogus: invalid option"),
+        ("--emu-arg=--bogus", "unexpected argument '--bogus'"),
+    ] {
+        let said = own.up(&[argument])?;
+        ensure!(said.code == Some(125), "{argument}: {:?}", said.code);
+        ensure!(said.err.contains(reason), "{argument}: {}", said.err);
+        ensure!(
+            !said.err.contains(" /out/"),
+            "a path that the user does not have: {}",
+            said.err
+        );
+        ensure!(own.processes()?.is_empty(), "{argument} left processes");
+    }
+    Ok(())
+}
+
+/// Ctrl-C while nodes boot takes everything with it.
+fn interrupted_boot(_: &Lab) -> Result<()> {
+    let own = Own::new("int");
+    let up = own.start("up", &["--nodes", "1", "--topology", "single"])?;
+    until("QEMU runs", || {
+        // There may be no directory of it yet.
+        let running = own.processes().unwrap_or_default();
+        Ok(running.iter().any(|p| p.role == "node0"))
+    })?;
+    kill("-INT", up.id())?;
+    let out = up.wait_with_output()?;
+    let err = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.code() == Some(130), "{:?}: {err}", out.status);
+    ensure!(err.contains("interrupted"), "{err}");
+    ensure!(own.processes()?.is_empty(), "processes are left");
+    Ok(())
+}
+
+/// Nobody reads what `status` prints.
+fn broken_pipe(lab: &Lab) -> Result<()> {
+    let mut status = start(lab.name(), "status", &[])?;
+    drop(status.stdout.take());
+    let mut err = String::new();
+    let mut from = status.stderr.take().context("no standard error")?;
+    from.read_to_string(&mut err)?;
+    let code = status.wait()?.code();
+    ensure!(code == Some(141) && err.is_empty(), "{code:?}: {err}");
+    Ok(())
+}
+
+/// A dead emulator is seen, told and repaired.
+fn dead_emulator(_: &Lab) -> Result<()> {
+    let own = Own::new("emu");
+    let said = own.up(&[])?;
+    ensure!(said.code == Some(0), "{}", said.err);
+    let json: Value = serde_json::from_str(&own.run("status", &["--json"])?.out)?;
+    ensure!(json["health"] == "up", "{json:#}");
+    let pid = json["emulator"]["pid"].as_u64().context("no emulator")?;
+    kill("-KILL", u32::try_from(pid)?)?;
+    until("the emulator is gone", || {
+        Ok(own.processes()?.iter().all(|p| p.role != "emu"))
+    })?;
+    let advice = format!("./lab restart --name {}", own.name);
+    let status = own.run("status", &[])?;
+    ensure!(status.out.contains(&advice), "{}", status.out);
+    let json: Value = serde_json::from_str(&own.run("status", &["--json"])?.out)?;
+    ensure!(json["health"] != "up", "{json:#}");
+    // A register is read, so QEMU may abort; the reason is told in any case.
+    let exec = own.run("exec", &["0", "--", "ethtool", "-S", "exn0"])?;
+    if exec.code == Some(125) {
+        ensure!(exec.err.contains(&advice), "{}", exec.err);
+    }
+    let again = own.run("restart", &[])?;
+    ensure!(again.code == Some(0), "{}", again.err);
+    let exec = own.run("exec", &["0", "--", "cat", "/sys/class/net/exn0/carrier"])?;
+    ensure!(exec.out.trim() == "1", "{}{}", exec.out, exec.err);
+    Ok(())
+}
+
+/// The scenarios.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        on_pair("lab::wrong_arguments", wrong_arguments),
+        on_pair("lab::interrupted_boot", interrupted_boot),
+        on_pair("lab::broken_pipe", broken_pipe),
+        on_pair("lab::dead_emulator", dead_emulator),
+    ]
+}
