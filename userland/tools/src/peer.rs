@@ -183,10 +183,18 @@ fn link_local(root: &Path, interface: &str, node: NodeId) -> Option<SocketAddr> 
     for (to, from) in prefix.iter_mut().zip(own.trim().split(':')) {
         *to = u8::from_str_radix(from, 16).ok()?;
     }
-    let m = MacPrefix(prefix).mac(node);
-    let address = Ipv6Addr::from([
-        0xFE, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xFF, 0xFE, m[3], m[4], m[5],
-    ]);
+    let [a, b, c, d, e, f] = MacPrefix(prefix).mac(node).map(u16::from);
+    let (high, middle, low) = (a << 8 | b, c << 8, d);
+    let address = Ipv6Addr::new(
+        0xFE80,
+        0,
+        0,
+        0,
+        high ^ 0x200,
+        middle | 0xFF,
+        0xFE00 | low,
+        e << 8 | f,
+    );
     Some(SocketAddrV6::new(address, 0, 0, scope.trim().parse().ok()?).into())
 }
 

@@ -3,9 +3,9 @@
 
 use super::tcp::{Link, Watch};
 use super::{Measured, Plan, Test};
+use crate::peer::Identity;
 use anyhow::{bail, Result};
 use extoll::rma::Region;
-use crate::peer::Identity;
 use extoll::{velo, Buffer, Counters, Device};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
