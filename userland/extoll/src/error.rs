@@ -95,7 +95,7 @@ pub enum Error {
     #[error("{0}")]
     Notification(NotificationError),
     /// This process may not use commands with these options (untranslated addresses, remote registers).
-    #[error("commands with these options are for privileged programs: {0:?}")]
+    #[error("commands with {} are for privileged programs (requester page {})", special(*.0), .0.index())]
     Forbidden(wire::rma::PageOptions),
     /// The queue of notifications is gone: its size could neither be changed nor be changed back.
     #[error("the port has no notification queue any more: changing its size failed")]
@@ -109,6 +109,14 @@ fn hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::ENOMEM) => " (limit of locked memory: ulimit -l)",
         _ => "",
+    }
+}
+
+fn special(page: wire::rma::PageOptions) -> &'static str {
+    match (page.translate, page.rra) {
+        (false, true) => "untranslated addresses and remote registers",
+        (false, false) => "untranslated addresses",
+        (true, _) => "remote registers",
     }
 }
 
@@ -208,6 +216,14 @@ mod tests {
             Error::Transfer(6).to_string(),
             "the transfer failed in the responder and completer"
         );
+        let page = |index| wire::rma::PageOptions::from_index(index);
+        assert_eq!(
+            Error::Forbidden(page(20)).to_string(),
+            "commands with remote registers are for privileged programs (requester page 20)"
+        );
+        assert!(Error::Forbidden(page(0))
+            .to_string()
+            .contains("with untranslated addresses are"));
         let open = |code| Error::open("/dev/x".into(), io::Error::from_raw_os_error(code));
         assert!(matches!(open(libc::EAGAIN), Error::NetworkDown(_)));
         assert!(matches!(open(libc::ENOENT), Error::NoDevice(_)));
