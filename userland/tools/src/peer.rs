@@ -184,7 +184,7 @@ fn link_local(root: &Path, interface: &str, node: NodeId) -> Option<SocketAddr> 
         *to = u8::from_str_radix(from, 16).ok()?;
     }
     let [a, b, c, d, e, f] = MacPrefix(prefix).mac(node).map(u16::from);
-    let (high, middle, low) = (a << 8 | b, c << 8, d);
+    let (high, middle, low) = ((a << 8) | b, c << 8, d);
     let address = Ipv6Addr::new(
         0xFE80,
         0,
@@ -193,7 +193,7 @@ fn link_local(root: &Path, interface: &str, node: NodeId) -> Option<SocketAddr> 
         high ^ 0x200,
         middle | 0xFF,
         0xFE00 | low,
-        e << 8 | f,
+        (e << 8) | f,
     );
     Some(SocketAddrV6::new(address, 0, 0, scope.trim().parse().ok()?).into())
 }
