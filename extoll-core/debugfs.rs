@@ -122,6 +122,9 @@ fn show_port(f: &mut fmt::Formatter<'_>, unit: Unit, port: &Open) -> fmt::Result
         port.vpid.get(),
         port.attached
     )?;
+    if let Some(opener) = &port.stats.opener {
+        write!(f, " pid {} user {}", opener.pid, opener.uid)?;
+    }
     if let Some(tx) = &port.tx {
         let (mode, pwp, committed) = tx.show();
         write!(f, " tx {mode} sent {pwp} committed {committed}")?;

@@ -175,16 +175,31 @@ impl Stats {
     }
 }
 
+/// Who opened a port. The file may have been handed to others since.
+#[derive(Clone, Copy)]
+pub(crate) struct Opener {
+    /// Process, as the initial namespace numbers it.
+    pub(crate) pid: i32,
+    /// Effective user, as the initial namespace numbers it.
+    pub(crate) uid: u32,
+}
+
 macro_rules! port_stats {
     ($($(#[$doc:meta])* $name:ident;)*) => {
         /// Counters of one port. Any context.
         pub struct PortStats {
+            /// The process that opened the port; `None`: the kernel.
+            pub(crate) opener: Option<Opener>,
             $($(#[$doc])* pub(crate) $name: Atomic<u64>,)*
         }
 
         impl PortStats {
             pub(crate) fn new() -> Self {
-                Self { $($name: Atomic::new(0),)* }
+                Self::of(None)
+            }
+
+            pub(crate) fn of(opener: Option<Opener>) -> Self {
+                Self { opener, $($name: Atomic::new(0),)* }
             }
 
             /// All counters with their names.

@@ -17,7 +17,7 @@ use crate::{
     hw::Hw,
     mmio,
     nic::Nic,
-    stats::{PortStats, Reason},
+    stats::{Opener, PortStats, Reason},
     tx,
 };
 use kernel::{
@@ -219,7 +219,11 @@ impl Port {
         rights.admit()?;
         let share = shared.quotas[E::UNIT as usize].take(rights)?;
         retry_spoiled(shared);
-        let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
+        let opener = Opener {
+            pid: current!().tgid(),
+            uid: rights.uid,
+        };
+        let stats = Arc::new(PortStats::of(Some(opener)), GFP_KERNEL)?;
         let clean = |vpid| E::is_clean(nic, vpid);
         let vpid = nic.table(E::UNIT).allocate(None, stats.clone(), clean)?;
         let claim = Claim {

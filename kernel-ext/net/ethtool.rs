@@ -287,6 +287,7 @@ pub(super) fn table<T: EthtoolOps>() -> &'static bindings::ethtool_ops {
         const OPS: bindings::ethtool_ops = bindings::ethtool_ops {
             get_drvinfo: Some(get_drvinfo::<T>),
             get_link: Some(get_link),
+            get_link_ksettings: Some(get_link_ksettings),
             get_ts_info: Some(get_ts_info),
             get_sset_count: Some(get_sset_count::<T>),
             get_strings: Some(get_strings::<T>),
@@ -344,4 +345,22 @@ unsafe extern "C" fn get_ts_info(
 ) -> c_int {
     // SAFETY: By the requirements.
     unsafe { bindings::ethtool_op_get_ts_info(dev.cast(), info) }
+}
+
+/// A fabric's link: both directions at once. Its rate is unknown, and nothing about it can be negotiated or set.
+///
+/// # Safety
+///
+/// See [`get_drvinfo`]; `settings` is valid and zeroed.
+unsafe extern "C" fn get_link_ksettings(
+    _dev: *mut CNetDevice,
+    settings: *mut bindings::ethtool_link_ksettings,
+) -> c_int {
+    // SAFETY: By the requirements.
+    let base = unsafe { &mut (*settings).base };
+    base.speed = bindings::SPEED_UNKNOWN as u32;
+    base.duplex = bindings::DUPLEX_FULL as u8;
+    base.port = bindings::PORT_OTHER as u8;
+    base.autoneg = bindings::AUTONEG_DISABLE as u8;
+    0
 }

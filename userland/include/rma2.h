@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
  * RMA for C programs: put, get, notify and lock on registered memory. Names, values and layouts are those of the public
- * librma, so that programs written for it compile and work. rma2(3) explains the functions; link with -lrma.
+ * librma, so that programs written for it compile and work. rma2(3) explains the functions; link with -lrma (-lrma2 and -lrma2rc
+ * lead to the same library).
  *
  * Every function that returns RMA2_ERROR returns RMA2_SUCCESS (0) or one of the values below. Ports may be shared between
  * threads; each notification is handed out once and belongs to the thread that got it until it frees it. No function may be
@@ -14,18 +15,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include "extoll2_list.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Links of a list; opaque to programs. */
-typedef struct extoll_list_head {
-	struct extoll_list_head *next;
-	struct extoll_list_head *prev;
-} extoll_list_head_t;
 
 #include "rma2_region.h"
 
@@ -137,8 +135,8 @@ typedef enum {
 	RMA2_REPLAY_ALL    = 7
 } RMA2_Replay_Buffer_Mode;
 
-/* As the NIC writes it; to be read with the rma2_noti_get functions. */
-typedef struct {
+/* As the NIC writes it; to be read with the rma2_noti_get functions. Packed, so that it has its place in other packed structures. */
+typedef struct __attribute__((packed)) {
 	union {
 		uint64_t value;
 	} word0;

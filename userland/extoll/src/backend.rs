@@ -259,6 +259,7 @@ pub(crate) mod velo {
     pub const SET_MBOX_SIZE: u32 = write(b'k', 6, 8);
     pub const SET_SEGMENT_SIZE: u32 = write(b'k', 8, 8);
     pub const GET_NODEID: u32 = read(b'k', 12, 8);
+    pub const GET_RX_PROTDESC: u32 = read(b'k', 16, 8);
     pub const GET_SLOT_SIZE: u32 = read(b'k', 21, 4);
 }
 

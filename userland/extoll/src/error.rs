@@ -23,20 +23,28 @@ pub enum Error {
     PortsUsed(PathBuf),
     /// Registering failed: beyond the limit of locked memory (`ulimit -l`) or of the translation tables, not mapped, or the NIC did not
     /// confirm it in time.
-    #[error("{bytes} bytes cannot be registered: {source}{}", hint(.source))]
+    #[error("{bytes} bytes cannot be registered: {reason}{}", hint(.reason))]
     Register {
         /// Bytes of the pages asked for.
         bytes: u64,
-        /// The driver's answer.
-        source: io::Error,
+        /// The driver's answer. Not a source in the sense of `std::error::Error`: the text has it already.
+        reason: io::Error,
+    },
+    /// The driver makes no queue of this size: beyond the limit of locked memory (`ulimit -l`), or no memory.
+    #[error("no memory for the {what}: {reason}{}", hint(.reason))]
+    Queue {
+        /// Which one.
+        what: &'static str,
+        /// The driver's answer, as in [`Error::Register`].
+        reason: io::Error,
     },
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {reason}")]
     Os {
         /// What was tried.
         what: String,
-        /// The system's answer.
-        source: io::Error,
+        /// The system's answer, as in [`Error::Register`].
+        reason: io::Error,
     },
     /// 255 packets are outstanding; nothing was sent. Try again later.
     #[error("no room for another packet at the moment")]
@@ -87,7 +95,7 @@ pub enum Error {
     #[error("{0}")]
     Notification(NotificationError),
     /// This process may not use commands with these options (untranslated addresses, remote registers).
-    #[error("commands with these options are for privileged programs: {0:?}")]
+    #[error("commands with {} are for privileged programs (requester page {})", special(*.0), .0.index())]
     Forbidden(wire::rma::PageOptions),
     /// The queue of notifications is gone: its size could neither be changed nor be changed back.
     #[error("the port has no notification queue any more: changing its size failed")]
@@ -101,6 +109,14 @@ fn hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::ENOMEM) => " (limit of locked memory: ulimit -l)",
         _ => "",
+    }
+}
+
+fn special(page: wire::rma::PageOptions) -> &'static str {
+    match (page.translate, page.rra) {
+        (false, true) => "untranslated addresses and remote registers",
+        (false, false) => "untranslated addresses",
+        (true, _) => "remote registers",
     }
 }
 
@@ -120,7 +136,7 @@ impl Error {
             Some(libc::ENODEV) => Error::Gone,
             _ => Error::Os {
                 what: what.into(),
-                source,
+                reason: source,
             },
         }
     }
@@ -129,7 +145,21 @@ impl Error {
     pub(crate) fn register(bytes: u64, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENODEV) => Error::Gone,
-            _ => Error::Register { bytes, source },
+            _ => Error::Register {
+                bytes,
+                reason: source,
+            },
+        }
+    }
+
+    /// A queue that could not be mapped: it is made then, and charged to the process.
+    pub(crate) fn queue(what: &'static str, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(libc::ENOMEM) => Error::Queue {
+                what,
+                reason: source,
+            },
+            _ => Error::os(format!("cannot map the {what}"), source),
         }
     }
 
@@ -139,9 +169,9 @@ impl Error {
             Error::NoDevice(_) | Error::Gone => libc::ENODEV,
             Error::NetworkDown(_) => libc::ENETDOWN,
             Error::PortsUsed(_) => libc::EBUSY,
-            Error::Register { source, .. } | Error::Os { source, .. } => {
-                source.raw_os_error().unwrap_or(libc::EIO)
-            }
+            Error::Register { reason, .. }
+            | Error::Queue { reason, .. }
+            | Error::Os { reason, .. } => reason.raw_os_error().unwrap_or(libc::EIO),
             Error::Full => libc::EAGAIN,
             Error::Timeout => libc::ETIMEDOUT,
             Error::Descriptor(_) | Error::Message(_) | Error::Range { .. } | Error::Window(_) => {
@@ -186,6 +216,14 @@ mod tests {
             Error::Transfer(6).to_string(),
             "the transfer failed in the responder and completer"
         );
+        let page = |index| wire::rma::PageOptions::from_index(index);
+        assert_eq!(
+            Error::Forbidden(page(20)).to_string(),
+            "commands with remote registers are for privileged programs (requester page 20)"
+        );
+        assert!(Error::Forbidden(page(0))
+            .to_string()
+            .contains("with untranslated addresses are"));
         let open = |code| Error::open("/dev/x".into(), io::Error::from_raw_os_error(code));
         assert!(matches!(open(libc::EAGAIN), Error::NetworkDown(_)));
         assert!(matches!(open(libc::ENOENT), Error::NoDevice(_)));
@@ -208,12 +246,32 @@ mod tests {
     }
 
     #[test]
+    fn the_systems_answer_is_told_once() {
+        let no = |code| io::Error::from_raw_os_error(code);
+        for e in [
+            Error::os("cannot do it", no(libc::EFAULT)),
+            Error::register(4096, no(libc::EFAULT)),
+            Error::queue("mailbox", no(libc::ENOMEM)),
+            Error::queue("mailbox", no(libc::EFAULT)),
+        ] {
+            // Who prints a chain of errors, as the tools do, adds the sources to the text.
+            assert!(std::error::Error::source(&e).is_none(), "{e:?}");
+            let answer = no(e.errno()).to_string();
+            assert_eq!(e.to_string().matches(&answer).count(), 1, "{e}");
+        }
+    }
+
+    #[test]
     fn only_a_limit_is_called_one() {
         let text = |code| Error::register(4096, io::Error::from_raw_os_error(code)).to_string();
         assert!(text(libc::ENOMEM).contains("ulimit -l"));
         for code in [libc::EFAULT, libc::EINVAL, libc::ENOSPC, libc::ETIMEDOUT] {
             assert!(!text(code).contains("ulimit"), "{}", text(code));
         }
+        let queue = |code| Error::queue("mailbox", io::Error::from_raw_os_error(code));
+        assert!(queue(libc::ENOMEM).to_string().contains("ulimit -l"));
+        assert!(matches!(queue(libc::EINVAL), Error::Os { .. }));
+        assert!(matches!(queue(libc::ENODEV), Error::Gone));
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl Smfu {
     pub fn window(&self, len: usize) -> Result<Window> {
         self.map(0, len, "the window").map_err(|e| match e {
             // The driver says so of a length beyond its end, which nobody else knows.
-            Error::Os { source, .. } if source.raw_os_error() == Some(libc::EFAULT) => {
+            Error::Os { reason, .. } if reason.raw_os_error() == Some(libc::EFAULT) => {
                 Error::Window(len as u64)
             }
             other => other,

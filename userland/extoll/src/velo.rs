@@ -133,7 +133,7 @@ impl Port {
         let bytes = get(b, nr::GET_MBOX_SIZE, "mailbox size")? as usize;
         let map = backend
             .map(MAILBOX_AT, bytes.saturating_add(PAGE))
-            .map_err(|e| Error::os("cannot map the mailbox", e))?;
+            .map_err(|e| Error::queue("mailbox", e))?;
         set(b, nr::SET_WP, 0, "write pointer")?;
         set(b, nr::SET_RP, 0, "read pointer")?;
         let pages = Arc::new(
@@ -173,6 +173,12 @@ impl Port {
             node: self.node,
             vpid: self.vpid,
         }
+    }
+
+    /// Protection descriptor: only ports that have the same one reach each other (docs/security.md).
+    pub fn protection(&self) -> Result<u16> {
+        let descriptor = get(&*self.backend, nr::GET_RX_PROTDESC, "protection descriptor")?;
+        Ok(descriptor as u16)
     }
 
     /// Counters since the port was opened.

@@ -735,7 +735,7 @@ fn a_queue_that_cannot_be_changed_is_kept_or_missed_but_never_touched() {
     // One that it cannot make: a new queue of the old size.
     refuse(1);
     let result = port.resize_queue(128 << 10, 64 << 10);
-    assert!(matches!(result, Err(Error::Os { .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::Queue { .. })), "{result:?}");
     assert_eq!(port.queue_size(), 64 << 10);
     // Nor the old one again: the dead mapping, where a notification stands, is not looked at.
     nic.next = 0;

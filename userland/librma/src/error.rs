@@ -65,7 +65,8 @@ pub fn of(error: &Error) -> Status {
         e if e.errno() == libc::ENODEV => NO_DEVICE,
         Error::NetworkDown(_) => FD,
         Error::PortsUsed(_) => PORTS_USED,
-        Error::Register { source, .. } => match source.raw_os_error() {
+        Error::Queue { .. } => MLOCKLIMIT,
+        Error::Register { reason, .. } => match reason.raw_os_error() {
             Some(libc::ENOMEM | libc::EDQUOT | libc::EAGAIN) => MLOCKLIMIT,
             _ => NO_MEM,
         },

@@ -39,8 +39,8 @@ impl Connection {
     }
 }
 
-/// `RMA2_Notification`.
-#[repr(C)]
+/// `RMA2_Notification`: packed, as programs may have copies at any address.
+#[repr(C, packed)]
 #[derive(Clone, Copy)]
 struct Noti {
     word0: u64,
@@ -72,7 +72,7 @@ struct Region {
     parent: *mut c_void,
 }
 
-const _: () = assert!(size_of::<Noti>() == 16);
+const _: () = assert!(size_of::<Noti>() == 16 && align_of::<Noti>() == 1);
 const _: () = assert!(size_of::<Desc>() == 64);
 const _: () = assert!(size_of::<Region>() == 80);
 

@@ -344,15 +344,15 @@ unsafe extern "C" fn rma2_noti_get_total_size(start: u64, noti: *const Noti) -> 
 }
 
 fn describe(n: &Noti) -> String {
-    let w = NotificationWord(n.word1);
+    let (word0, w) = (n.word0, NotificationWord(n.word1));
     let command = match Command::from_code(w.command()) {
         Some(command) => format!("{command:?}"),
         None => format!("command {}", w.command()),
     };
     let detail = match w.command() {
-        5 => format!("value {:#x} class {}", n.word0, w.size() as u8),
+        5 => format!("value {word0:#x} class {}", w.size() as u8),
         12 | 13 => {
-            let lock = LockResult(n.word0);
+            let lock = LockResult(word0);
             format!(
                 "lock {} value {} result {}",
                 lock.number(),
@@ -360,7 +360,7 @@ fn describe(n: &Noti) -> String {
                 lock.result()
             )
         }
-        _ => format!("address {:#x} size {}", n.word0, w.size() + 1),
+        _ => format!("address {word0:#x} size {}", w.size() + 1),
     };
     format!(
         "{command} type {} node {} vpid {} {detail} mode {:#x} error {}\n",

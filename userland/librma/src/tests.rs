@@ -103,11 +103,16 @@ fn a_nic_that_is_gone_has_its_own_code() {
     }
     let os = |code| extoll::Error::Os {
         what: "x".into(),
-        source: std::io::Error::from_raw_os_error(code),
+        reason: std::io::Error::from_raw_os_error(code),
     };
     assert_eq!(error::of(&os(libc::ENODEV)), error::NO_DEVICE);
     assert_eq!(error::of(&os(libc::EIO)), error::ERR_ERROR);
     assert_eq!(error::of(&extoll::Error::Gone), error::NO_DEVICE);
+    let queue = extoll::Error::Queue {
+        what: "notification queue",
+        reason: std::io::Error::from_raw_os_error(libc::ENOMEM),
+    };
+    assert_eq!(error::of(&queue), error::MLOCKLIMIT);
 }
 
 #[test]

@@ -138,3 +138,51 @@ fn a_c_program_links_and_gets_an_answer_without_a_device() {
         .env("LD_LIBRARY_PATH", dir.path())
         .env("EXTOLL_DEV", "/nonexistent"));
 }
+
+/// Without <string.h>, which the public rma2.h brings along, and every function of its lists.
+#[test]
+fn lists_work_as_programs_of_the_public_library_use_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/list.c");
+    for (language, standard) in [("c", "-std=c11"), ("c++", "-std=c++17")] {
+        let program = dir.path().join("list");
+        run(compiler(language, standard)
+            .args(["-fsanitize=undefined", "-fno-sanitize-recover"])
+            .arg(&source)
+            .arg("-o")
+            .arg(&program));
+        assert_eq!(run(&mut Command::new(&program)), "ok\n");
+    }
+}
+
+/// Copies of notifications may be at any address.
+#[test]
+fn notifications_are_read_at_odd_addresses() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("odd.c"), dir.path().join("odd"));
+    std::fs::write(
+        &source,
+        "#include <rma2.h>\n\
+         struct { char byte; RMA2_Notification n[2]; } odd;\n\
+         int main(void)\n{\n\
+         \todd.n[0].word0.value = 0x1122334455667788;\n\
+         \todd.n[0].word1.value = 4ull << 48 | 5ull << 51;\n\
+         \treturn (uintptr_t)&odd.n[0] % 2 == 0 || rma2_noti_dup(&odd.n[0], &odd.n[1]) ||\n\
+         \t       memcmp(&odd.n[0], &odd.n[1], sizeof(odd.n[0])) ||\n\
+         \t       rma2_noti_get_notiput_payload(&odd.n[1]) != 0x1122334455667788;\n}\n",
+    )
+    .unwrap();
+    run(compiler("c", "-std=c11")
+        .arg(&source)
+        .arg("-o")
+        .arg(&program)
+        .arg(format!("-Wl,-rpath,{}", dir.path().display()))
+        .args(["-x", "none"])
+        .arg(libraries().join("librma.so")));
+    std::os::unix::fs::symlink(
+        libraries().join("librma.so"),
+        dir.path().join("librma.so.2"),
+    )
+    .unwrap();
+    run(&mut Command::new(&program));
+}

@@ -15,7 +15,13 @@
 #define CHECK(what) _Static_assert(what, #what)
 #endif
 
-CHECK(sizeof(RMA2_Notification) == 16);
+/* Packed: behind a byte of another structure there is no gap. */
+struct behind {
+	char byte;
+	RMA2_Notification notification;
+};
+CHECK(sizeof(RMA2_Notification) == 16 && offsetof(struct behind, notification) == 1);
+CHECK(sizeof(extoll_list_head_t) == 16 && sizeof(extoll2_pool_item_t) == 32 && sizeof(extoll2_list_t) == 104);
 CHECK(sizeof(RMA2_Descriptor) == 64);
 CHECK(offsetof(RMA2_Descriptor, handle) == 16 && offsetof(RMA2_Descriptor, value) == 32);
 CHECK(sizeof(RMA2_Region) == 80);

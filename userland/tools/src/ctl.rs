@@ -10,8 +10,10 @@ use extoll::wire::regs::lp;
 use extoll::wire::regs::map::{Field, Register, PREFIX};
 use extoll::{AccessMethod, Nic, RegisterFile};
 use serde_json::{json, Value};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -42,7 +44,7 @@ enum Verb {
         #[arg(short, long)]
         node: Option<u16>,
     },
-    /// Ports in use: unit, VPID, counters.
+    /// Ports in use: unit, VPID, process and user that opened it (none: the kernel), counters.
     Ports,
     /// Counters of the driver.
     Counters {
@@ -208,8 +210,21 @@ fn parse_port(line: &str) -> Option<(String, Vec<(String, String)>)> {
     Some((unit, pairs))
 }
 
+/// Names of users by their numbers.
+fn users(root: &Path) -> BTreeMap<String, String> {
+    let text = fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
+    let user = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?.to_string();
+        Some((fields.nth(1)?.to_string(), name))
+    };
+    // The first of several names, as the system's functions take it.
+    text.lines().rev().filter_map(user).collect()
+}
+
 fn ports(args: &Args) -> Result<(Value, String)> {
     let (mut values, mut lines) = (Vec::new(), Vec::new());
+    let users = users(&args.choice.root);
     for nic in args.choice.driven()? {
         for line in debugfs(&nic, "ports")?.lines() {
             let Some((unit, pairs)) = parse_port(line) else {
@@ -223,7 +238,10 @@ fn ports(args: &Args) -> Result<(Value, String)> {
                     .unwrap_or_default()
             };
             let mut row = vec![nic.pci.clone(), unit.clone()];
-            row.extend(PORT_COLUMNS.iter().map(|c| get(c)));
+            row.extend(PORT_COLUMNS.iter().map(|c| match *c {
+                "user" => users.get(&get(c)).cloned().unwrap_or_else(|| get(c)),
+                _ => get(c),
+            }));
             lines.push(row);
             let mut value: serde_json::Map<String, Value> = pairs
                 .iter()
@@ -238,8 +256,10 @@ fn ports(args: &Args) -> Result<(Value, String)> {
     Ok((json!(values), rows(&heading, lines)))
 }
 
-const PORT_COLUMNS: [&str; 8] = [
+const PORT_COLUMNS: [&str; 10] = [
     "vpid",
+    "pid",
+    "user",
     "tx",
     "posted",
     "received",

@@ -6,6 +6,7 @@
 pub mod choice;
 pub mod ctl;
 pub mod man;
+pub mod peer;
 pub mod perf;
 pub mod ping;
 pub mod stats;

@@ -2,10 +2,11 @@
 //! `extoll-ping`: VELO round trips.
 
 use crate::choice::Choice;
+use crate::peer::{target, Identity, Listener, Target};
 use crate::stats::{ns, Summary};
 use anyhow::{bail, Context, Result};
 use clap::Parser;
-use extoll::velo::{Message, Mtt, NodeId, Port, SourceId, To, Vpid, MAX_LEN};
+use extoll::velo::{Message, Mtt, Port, SourceId, To, MAX_LEN};
 use extoll::{Error, Wait};
 use std::io::Write;
 use std::process::ExitCode;
@@ -15,21 +16,24 @@ use std::time::{Duration, Instant};
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const HEADER: usize = 8;
+/// The one after that of extoll-perf.
+const TCP_PORT: u16 = 18516;
 
 /// Sends VELO messages to a node and times the replies, over the fabric alone.
 ///
-/// Without --listen: to the extoll-ping --listen of another node. Exits with 0 when a reply came, 1 when none did.
+/// Without --listen: to the extoll-ping --listen of another node, which is asked for its VPID over TCP unless the VPID is given. Exits
+/// with 0 when a reply came, 1 when none did.
 #[derive(Parser, Debug)]
 #[command(name = "extoll-ping", version)]
 pub struct Args {
-    /// Node, or node/VPID (VPID 0 unless given): what the other side printed.
-    #[arg(required_unless_present = "listen", value_parser = peer)]
-    target: Option<SourceId>,
+    /// Name or address of a machine, number of a node, or NODE/VPID as the other side printed it.
+    #[arg(required_unless_present = "listen", value_parser = target)]
+    target: Option<Target>,
     /// Answers others until it is killed or --count requests were answered.
     #[arg(short, long, conflicts_with = "target")]
     listen: bool,
     /// Stops after this many requests.
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Seconds between requests.
     #[arg(short, long, default_value = "1", value_parser = crate::seconds)]
@@ -46,30 +50,22 @@ pub struct Args {
     /// Polls instead of sleeping until the interrupt.
     #[arg(short = 'P', long)]
     poll: bool,
+    /// TCP port at which a listener tells its VPID.
+    #[arg(short, long, default_value_t = TCP_PORT)]
+    port: u16,
     #[command(flatten)]
     choice: Choice,
-}
-
-/// Reads `NODE` or `NODE/VPID`.
-pub fn peer(text: &str) -> Result<SourceId, String> {
-    let (node, vpid) = text.split_once('/').unwrap_or((text, "0"));
-    let node = u16::try_from(crate::number(node)?).map_err(|_| format!("no node {node}"))?;
-    let node = NodeId(node);
-    if node.is_reserved() {
-        return Err(format!("{node} is no node"));
-    }
-    let vpid = u16::try_from(crate::number(vpid)?)
-        .ok()
-        .and_then(Vpid::new)
-        .ok_or_else(|| format!("VPID {vpid} is above 255"))?;
-    Ok(SourceId { node, vpid })
 }
 
 /// Runs the program.
 pub fn run(args: Args) -> Result<ExitCode> {
     let port = Port::open(&args.choice.device()?)?;
-    match args.target {
-        Some(target) => ping(&args, &port, target),
+    match &args.target {
+        Some(target) => {
+            let own = Identity::of(&port)?;
+            let id = target.find(&args.choice, &own, args.port)?;
+            ping(&args, &port, id)
+        }
         None => listen(&args, &port),
     }
 }
@@ -86,6 +82,11 @@ fn listen(args: &Args, port: &Port) -> Result<ExitCode> {
     let mut out = std::io::stdout();
     writeln!(out, "listening on {}", port.id())?;
     out.flush()?;
+    // Several may listen on a node, but for TCP only one.
+    if let Err(e) = Listener::new(port)?.announce(args.port) {
+        let e = e.context(format!("clients have to be told {}", port.id()));
+        crate::complain("extoll-ping", &e);
+    }
     let mut answered = 0;
     while args.count != Some(answered) {
         // A second at a time, so that a lost NIC is noticed.
@@ -201,6 +202,12 @@ fn ping(args: &Args, port: &Port, target: SourceId) -> Result<ExitCode> {
     if wrong > 0 {
         bail!("{wrong} replies carried wrong data");
     }
+    if received == 0 {
+        // A packet that the receiving NIC does not let in is told to nobody.
+        crate::say(&format!(
+            "extoll-ping: is extoll-ping --listen running at {target}, as the same user? Ports of different users don't reach each other (docs/security.md)"
+        ));
+    }
     Ok(ExitCode::from(u8::from(received == 0)))
 }
 
@@ -212,18 +219,13 @@ mod tests {
     #[test]
     fn arguments_are_checked() {
         Args::command().debug_assert();
-        let id = peer("3/0x10").unwrap();
-        assert_eq!((id.node.0, id.vpid.get()), (3, 16));
-        assert_eq!(peer("3").unwrap().vpid.get(), 0);
-        for bad in ["65535", "70000", "1/256", "x", ""] {
-            assert!(peer(bad).is_err(), "{bad}");
-        }
         let parse = |args: &[&str]| Args::try_parse_from([&["extoll-ping"], args].concat());
         assert!(parse(&[]).is_err());
         assert!(parse(&["--listen", "1"]).is_err());
         assert!(parse(&["1", "-s", "121"]).is_err());
         assert!(parse(&["1", "-s", "7"]).is_err());
-        assert!(parse(&["-l"]).is_ok());
+        assert!(parse(&["1", "-c", "0"]).is_err());
+        assert!(parse(&["-l"]).is_ok() && parse(&["node1"]).is_ok());
     }
 
     #[test]

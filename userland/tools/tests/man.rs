@@ -223,3 +223,19 @@ fn values_and_structures_are_shown() {
         assert_eq!(members(&page, name), members(&code, name), "{name}");
     }
 }
+
+#[test]
+fn examples_are_the_programs_of_the_sources() {
+    let pages = pages();
+    for (page, program) in [("velo", "hello_velo"), ("rma2", "hello_rma")] {
+        let shown: Vec<&str> = section(&pages[page], "EXAMPLES")
+            .skip_while(|l| !l.starts_with("#include"))
+            .take_while(|l| *l != ".Ed")
+            .collect();
+        let shown = shown.join("\n").replace("\\e", "\\");
+        let path = userland(&format!("examples/{program}.c"));
+        let file = std::fs::read_to_string(path).unwrap();
+        let code = &file[file.find("#include").unwrap()..];
+        assert_eq!(shown, code.trim_end(), "{page}: {program}");
+    }
+}

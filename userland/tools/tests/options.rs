@@ -147,20 +147,17 @@ fn pages_name_only_pages_that_exist() {
 #[test]
 fn the_documentation_uses_options_that_exist() {
     let text = include_str!("../../../docs/userland.md");
-    let (mut lines, mut options_named) = (0, 0);
+    let (mut lines, mut options_named, mut fenced) = (0, 0, false);
     for line in text.lines() {
-        let Some((_, line)) = line.split_once("$ extoll") else {
+        fenced ^= line.starts_with("```");
+        let line = line.strip_prefix("$ ").unwrap_or(line);
+        if !fenced || !line.starts_with("extoll") {
             continue;
-        };
+        }
         let (run, comment) = line.split_once('#').unwrap_or((line, ""));
         let mut last = None;
         for part in run.split(';') {
-            let part = part.trim();
-            // The first one lost its beginning to the split.
-            let part = match part.starts_with("extoll") {
-                true => part.to_string(),
-                false => format!("extoll{part}"),
-            };
+            let part = part.trim().trim_end_matches('&').trim_end();
             let words: Vec<&str> = part.split_whitespace().collect();
             let command = commands().into_iter().find(|c| c.get_name() == words[0]);
             let command = command.unwrap_or_else(|| panic!("no program {}", words[0]));
@@ -168,7 +165,7 @@ fn the_documentation_uses_options_that_exist() {
                 panic!("'{part}': {e}");
             }
             lines += 1;
-            last = Some((command, part));
+            last = Some((command, part.to_string()));
         }
         let Some((command, part)) = last else {
             continue;

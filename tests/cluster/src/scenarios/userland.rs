@@ -146,7 +146,22 @@ fn exchange(lab: &Lab) -> Result<()> {
 /// What the examples don't need of rma2.h, between nodes and in a node.
 fn c_calls(lab: &Lab) -> Result<()> {
     c_program(lab, "librma/tests", "calls", "librma")?;
+    c_program(lab, "librma/tests", "compat", "librma")?;
+    // A queue above the limit of locked memory is called so, in C and by the tools.
+    for (program, wanted) in [
+        ("/tmp/compat", "open: limit of locked memory reached (ulimit -l)\n"),
+        (
+            "extoll-ping 1/0",
+            "extoll-ping: no memory for the mailbox: Cannot allocate memory (os error 12) (limit of locked memory: ulimit -l)\n",
+        ),
+    ] {
+        let limited = format!("{}sh -c 'ulimit -l 64; exec {program}'", USERS[1]);
+        let out = lab.sh_for(0, &limited, PATIENCE)?;
+        ensure!(out.status != 0 && out.stderr == wanted, "{out:?}");
+    }
     for user in USERS {
+        let said = lab.ok(0, &format!("{user}/tmp/compat"))?;
+        ensure!(said == "ok\n", "{said}");
         for serving in [1, 0] {
             let (running, words) =
                 server(lab, serving, &format!("{user}/tmp/calls serve"), "ready")?;
@@ -187,6 +202,21 @@ fn ping(lab: &Lab) -> Result<()> {
                 "{out}"
             );
             ensure!(out.contains("rtt min/median/avg/max/mdev = "), "{out}");
+        }
+        // By name, by the node's number: the listener is asked for its VPID.
+        for target in ["node1", "10.2.0.2", "1"] {
+            let out = lab.ok(0, &format!("{user}extoll-ping -c 1 -W 10 {target}"))?;
+            ensure!(out.starts_with(&format!("extoll-ping {id} from")), "{out}");
+            ensure!(out.contains("1 sent, 1 received"), "{out}");
+        }
+        // Another user's packets are not let in: asked over TCP the listener says so, else there is a hint.
+        let other = USERS[usize::from(user.is_empty())];
+        let silent = format!("-c 1 -W 0.3 {id}");
+        for (target, status) in [("node1", 2), (silent.as_str(), 1)] {
+            let refused = lab.sh_for(0, &format!("{other}extoll-ping {target}"), PATIENCE)?;
+            ensure!(refused.status == status, "{refused:?}");
+            let said = refused.stderr.contains("users don't reach each other");
+            ensure!(said, "{refused:?}");
         }
         let (node, vpid) = id.split_once('/').context("address")?;
         let said = lab.ok(0, &format!("{user}/tmp/velo_echo {node} {vpid}"))?;
@@ -243,6 +273,16 @@ fn perf(lab: &Lab) -> Result<()> {
             }
             ensure!(result["client"] == 0 && result["server"] == 1, "{result}");
         }
+        let other = USERS[usize::from(user.is_empty())];
+        let refused = format!("{other}extoll-perf run put-lat node1 -n 1");
+        let refused = lab.sh_for(0, &refused, PATIENCE)?;
+        ensure!(
+            refused.status == 2
+                && refused
+                    .stderr
+                    .contains("different users don't reach each other"),
+            "{refused:?}"
+        );
         let table = lab.ok(
             0,
             &format!("{user}extoll-perf run put-bw node1 -n 10 -s 4k --timeout 30"),
@@ -345,21 +385,35 @@ fn extollctl(lab: &Lab) -> Result<()> {
         "{text}"
     );
 
-    let (running, words) = server(lab, 0, "extoll-ping --listen", "listening")?;
+    let (running, words) = server(lab, 0, &format!("{user}extoll-ping --listen"), "listening")?;
     let vpid = words
         .last()
         .and_then(|id| id.split('/').nth(1))
         .context("address")?;
     let ports = json(&lab.ok(0, "extollctl --json ports")?)?;
+    let pid: u64 = lab.ok(0, "pgrep -x extoll-ping")?.trim().parse()?;
     let mine = |p: &Value| {
-        p["unit"] == "velo" && p["vpid"].as_u64().map(|v| v.to_string()).as_deref() == Some(vpid)
+        p["unit"] == "velo"
+            && p["vpid"].as_u64().map(|v| v.to_string()).as_deref() == Some(vpid)
+            && (p["pid"].as_u64(), p["user"].as_u64()) == (Some(pid), Some(1000))
     };
     ensure!(
         ports.as_array().is_some_and(|all| all.iter().any(mine)),
         "{ports}"
     );
+    // The kernel's own belong to nobody.
+    let exn = |p: &Value| p["vpid"] == 254 && p["pid"].is_null() && p["user"].is_null();
+    ensure!(
+        ports.as_array().is_some_and(|all| all.iter().any(exn)),
+        "{ports}"
+    );
     lab.ok(0, "pkill -x extoll-ping")?;
     running.wait(PATIENCE)?;
+
+    let link = lab.ok(0, "ethtool exn0")?;
+    for line in ["Speed: Unknown!", "Duplex: Full", "Link detected: yes"] {
+        ensure!(link.contains(line), "{link}");
+    }
 
     let counters = lab.ok(0, "extollctl counters")?;
     ensure!(counters.contains("interrupts"), "{counters}");

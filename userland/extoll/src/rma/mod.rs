@@ -497,7 +497,7 @@ fn map_queue(backend: &dyn Backend, link: &Arc<Link>) -> Result<Ring> {
     let bytes = get(backend, nr::GET_NOTIQ_SIZE, "queue size")? as usize;
     let map = backend
         .map(QUEUE_AT, bytes.saturating_add(PAGE))
-        .map_err(|e| Error::os("cannot map the notification queue", e))?;
+        .map_err(|e| Error::queue("notification queue", e))?;
     set(backend, nr::SET_NOTIQ_WP, 0, "write pointer")?;
     set(backend, nr::SET_NOTIQ_RP, 0, "read pointer")?;
     queue::ring(map, bytes, link)

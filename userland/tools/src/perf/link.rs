@@ -3,6 +3,7 @@
 
 use super::tcp::{Link, Watch};
 use super::{Measured, Plan, Test};
+use crate::peer::Identity;
 use anyhow::{bail, Result};
 use extoll::rma::Region;
 use extoll::{velo, Buffer, Counters, Device};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Changes whenever the two sides would not understand each other.
-const PROTOCOL: u32 = 2;
+const PROTOCOL: u32 = 3;
 
 /// What each side tells of itself.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug)]
@@ -21,6 +22,7 @@ pub struct Hello {
     pub rma: u16,
     pub nla: u64,
     pub buffer: u64,
+    pub identity: Identity,
 }
 
 /// One test, as one side has it.
@@ -54,15 +56,16 @@ impl Endpoint {
         })
     }
 
-    pub fn hello(&self) -> Hello {
-        Hello {
+    pub fn hello(&self) -> Result<Hello> {
+        Ok(Hello {
             protocol: PROTOCOL,
             node: self.rma.node().0,
             velo: self.velo.vpid().get(),
             rma: self.rma.vpid().get(),
             nla: self.region.nla().0,
             buffer: self.region.len(),
-        }
+            identity: Identity::of(&self.velo)?,
+        })
     }
 
     pub fn counters(&self) -> Counters {
@@ -81,10 +84,16 @@ impl Endpoint {
         }
     }
 
-    fn check(&self, plan: &Plan, peer: &Hello) -> Result<()> {
+    /// Fails when the other side's ports cannot reach these.
+    pub fn admit(&self, peer: &Hello) -> Result<()> {
         if peer.protocol != PROTOCOL {
             bail!("the other side is another version of this program");
         }
+        Identity::of(&self.velo)?.admit(&peer.identity)
+    }
+
+    fn check(&self, plan: &Plan, peer: &Hello) -> Result<()> {
+        self.admit(peer)?;
         let limit = if plan.test.is_velo() {
             120
         } else {

@@ -72,7 +72,7 @@ struct RunArgs {
     #[arg(short, long, value_parser = crate::size)]
     size: Option<u64>,
     /// Messages or transfers (1000; bandwidth 5000).
-    #[arg(short = 'n', long)]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
     /// All powers of two up to 120 (VELO) or 8 MiB.
     #[arg(short, long, conflicts_with = "size")]
@@ -253,7 +253,7 @@ fn serve_client(device: &Device, link: &Link) -> Result<()> {
         bail!("a client asks for {} bytes", theirs.buffer);
     }
     let endpoint = Endpoint::with_buffer(device, theirs.buffer)?;
-    link.send(&endpoint.hello())?;
+    link.send(&endpoint.hello()?)?;
     while let Some(plan) = link.receive_or_end::<Plan>(HELLO)? {
         link.send(&true)?;
         let measured = endpoint.serve(&plan, &theirs, link)?;
@@ -305,15 +305,16 @@ fn client(device: &Device, port: u16, args: &RunArgs) -> Result<()> {
     let largest = sizes.iter().copied().max().unwrap_or(1);
     let endpoint = Endpoint::with_buffer(device, largest)?;
     let link = Link::connect(&args.host, port)?;
-    link.send(&endpoint.hello())?;
+    link.send(&endpoint.hello()?)?;
     let peer = hello(&link, &args.host)?;
+    endpoint.admit(&peer)?;
     let mut lines = Vec::new();
     for size in sizes {
         let default = if args.test.is_latency() { 1000 } else { 5000 };
         let plan = Plan {
             test: args.test,
             size,
-            iters: args.iters.unwrap_or(default).max(1),
+            iters: args.iters.unwrap_or(default),
             duration_ms: args.duration.map(|d| d.as_millis() as u64),
             warmup: args.warmup,
             bidirectional: args.bidirectional,
@@ -337,7 +338,7 @@ fn client(device: &Device, port: u16, args: &RunArgs) -> Result<()> {
         }
     }
     if args.json {
-        report::json(args.test, &endpoint.hello(), &peer, &lines)?;
+        report::json(args.test, &endpoint.hello()?, &peer, &lines)?;
     }
     Ok(())
 }
@@ -406,6 +407,8 @@ mod tests {
         assert!(sizes(&run_args(&["velo-lat", "x", "-s", "121"])).is_err());
         assert!(sizes(&run_args(&["put-lat", "x", "-s", "0"])).is_err());
         assert!(sizes(&run_args(&["put-lat", "x", "-a", "--max-size", "0"])).is_err());
+        let none = ["extoll-perf", "run", "put-lat", "x", "-n", "0"];
+        assert!(Args::try_parse_from(none).is_err());
     }
 
     #[test]
