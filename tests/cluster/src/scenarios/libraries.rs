@@ -2,8 +2,8 @@
 //! window. The work inside the nodes is done by `guest/libs.py` and the tools.
 
 use super::faults::sum;
+use super::node::node;
 use super::on_pair;
-use super::uapi::{bind_nic, unbind_nic};
 use super::userland::{c_program, finish, nothing_left, server};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
@@ -64,19 +64,17 @@ fn unbound(lab: &Lab) -> Result<()> {
     }
     for (name, _) in &running {
         let ready = format!("test -e /tmp/{name} && [ {name} != crate -o -s /tmp/{name} ]");
-        lab.until("it sleeps", PATIENCE, |lab| {
-            Ok(lab.sh_for(0, &ready, PATIENCE)?.status == 0)
-        })?;
+        node(lab, 0).until("it sleeps", &ready)?;
     }
     // What they do before they sleep takes less.
     lab.ok(0, "sleep 1")?;
-    unbind_nic(lab)?;
+    node(lab, 0).unbind()?;
     let ended: Vec<_> = running
         .into_iter()
         .map(|(name, process)| (name, process.wait(PATIENCE)))
         .collect();
     // Back before anything is judged: the others need the node.
-    bind_nic(lab)?;
+    node(lab, 0).bind()?;
     for (name, out) in ended {
         let out = out.with_context(|| format!("{name} sleeps on"))?;
         match name {
@@ -87,9 +85,7 @@ fn unbound(lab: &Lab) -> Result<()> {
             _ => ensure!(out.status == 0, "{name}: {out:?}"),
         }
     }
-    lab.until("node 1 answers", PATIENCE, |lab| {
-        Ok(lab.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })?;
+    node(lab, 0).back()?;
     nothing_left(lab)
 }
 
