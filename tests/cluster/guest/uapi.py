@@ -1,4 +1,8 @@
-# The ABI, data, death of process and NIC, random calls, and the commands. Part of the program that device.py begins.
+#!/usr/bin/env python3
+"""Exercises the device files of the NIC inside a node: the ABI, data, death of process and NIC, random calls, and what security.py has:
+`uapi.py [--user UID] COMMAND [ARG…]`."""
+from device import *
+from security import *
 
 
 def abi(node="0"):
@@ -536,20 +540,30 @@ def fuzz(seed, seconds):
     check("ends", set(ends) <= {0, -signal.SIGBUS, -signal.SIGSEGV})
 
 
-def main():
-    commands = {f.__name__: f for f in (abi, loop_back, events, velo_loop_back, serve, between, strangers, relatives, friends, denied, limits, all_vpids, one_table, churn, killed, heir, storm, unbound, asleep, compat, misroute, superuser, shared, fuzz)}
-    args = sys.argv[1:]
-    if args and args[0] == "--user":
-        become(int(args[1]))
-        args = args[2:]
-    try:
-        commands[args[0]](*args[1:])
-    except (AssertionError, OSError) as e:
-        import traceback
-
-        traceback.print_exc()
-        sys.exit(f"{args[0]}: {e}")
-
-
 if __name__ == "__main__":
-    main()
+    main(
+        abi,
+        loop_back,
+        events,
+        velo_loop_back,
+        serve,
+        between,
+        strangers,
+        relatives,
+        friends,
+        denied,
+        limits,
+        all_vpids,
+        one_table,
+        churn,
+        killed,
+        heir,
+        storm,
+        unbound,
+        asleep,
+        compat,
+        misroute,
+        superuser,
+        shared,
+        fuzz,
+    )

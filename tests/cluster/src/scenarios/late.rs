@@ -10,8 +10,6 @@ use anyhow::{ensure, Context, Result};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-const PROGRAM: &str = include_str!("../../guest/late.py");
-
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
@@ -23,17 +21,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-fn prepare(lab: &Lab) -> Result<()> {
-    install(lab)?;
-    lab.ok(
-        0,
-        &format!("cat >/tmp/late.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM\n"),
-    )
-    .map(drop)
-}
-
 fn late(lab: &Lab, user: u32, command: &str) -> Result<String> {
-    let script = format!("exec python3 /tmp/late.py --user {user} {command}");
+    let script = format!("exec python3 /tmp/guest/late.py --user {user} {command}");
     lab.ok_for(0, &script, Duration::from_secs(120))
 }
 
@@ -46,10 +35,10 @@ fn free(lab: &Lab) -> Result<Vec<String>> {
 /// A process ends while the NIC cannot execute what it posted: nobody gets its VPID before that is done, so the commands neither go out in
 /// the name of somebody else nor reach a port of the one to whom they would then be allowed.
 fn commands(lab: &Lab) -> Result<()> {
-    prepare(lab)?;
+    install(lab)?;
     let other = USER - 1;
     lab.ok(1, "rm -f /tmp/offer")?;
-    let serve = format!("exec python3 /tmp/uapi.py --user {other} serve /tmp/offer");
+    let serve = format!("exec python3 /tmp/guest/uapi.py --user {other} serve /tmp/offer");
     let server = lab.spawn(1, &serve)?;
     let mut offer = String::new();
     lab.until("the server offers", PATIENCE, |lab| {
@@ -84,14 +73,14 @@ fn commands(lab: &Lab) -> Result<()> {
 
 /// Users whose number is beyond the descriptors are refused, unless the range begins elsewhere.
 fn users(lab: &Lab) -> Result<()> {
-    prepare(lab)?;
+    install(lab)?;
     for uid in [65_535, 65_536 + USER, 132_073] {
         late(lab, 0, &format!("stranger {uid}"))?;
     }
     node(lab, 0).reload(extoll("first_user=100000"))?;
-    prepare(lab)?;
+    install(lab)?;
     let result = late(lab, 0, &format!("stranger {USER}"))
-        .and_then(|_| lab.ok(0, "exec python3 /tmp/uapi.py --user 132073 loop_back"));
+        .and_then(|_| lab.ok(0, "exec python3 /tmp/guest/uapi.py --user 132073 loop_back"));
     node(lab, 0).reload(Options::default())?;
     result?;
     nothing_left(lab, 0)
@@ -103,7 +92,7 @@ const REGIONS: u64 = 500;
 /// The end of a process with many regions waits for a NIC that does not answer once, not for each. All of them are kept from others until it
 /// does.
 fn many_regions(lab: &Lab) -> Result<()> {
-    prepare(lab)?;
+    install(lab)?;
     // How long one wait is, here and now.
     let one = silent_end(lab, 1)?;
     ensure!(
@@ -125,7 +114,7 @@ fn silent_end(lab: &Lab, regions: u64) -> Result<f64> {
     let (before, reported) = (node.atu("quarantined")?, node.reason(22)?);
     let process = lab.spawn(
         0,
-        &format!("exec python3 /tmp/late.py --user {USER} regions {regions}"),
+        &format!("exec python3 /tmp/guest/late.py --user {USER} regions {regions}"),
     )?;
     node.until_file("/tmp/registered")?;
     ensure!(node.atu("regions")? == regions, "not all is registered");
@@ -154,7 +143,7 @@ const REFUSED: usize = 300;
 fn no_table(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     node.reload(Options::default())?;
-    prepare(lab)?;
+    install(lab)?;
     lab.fault(&["atu-lose", "0", "--every", "1"])?;
     let result = late(lab, USER, &format!("refused {REFUSED}"));
     let tables = node.atu("tables");
@@ -175,7 +164,7 @@ fn no_table(lab: &Lab) -> Result<()> {
     late(lab, USER, "refused 1")?;
     lab.ok(
         0,
-        &format!("exec python3 /tmp/uapi.py --user {USER} loop_back"),
+        &format!("exec python3 /tmp/guest/uapi.py --user {USER} loop_back"),
     )?;
     nothing_left(lab, 0)
 }

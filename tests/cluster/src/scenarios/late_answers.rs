@@ -1,5 +1,6 @@
 //! Answers that come when the port that asked is closed, open again, or another driver's.
 
+use super::guest;
 use super::node::{node, volume, Options};
 use super::on_pair;
 use crate::cluster::{as_slow, Lab, PATIENCE};
@@ -68,37 +69,6 @@ fn empty(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Fills pipes with zeros until little memory is left: kernel pages, as the buffers of frames were. Says how much, waits to be
-/// told to go on, and fails if anything else comes out.
-const FILL: &str = r#"
-sync; echo 3 >/proc/sys/vm/drop_caches; rm -f /tmp/filled /tmp/go
-cat >/tmp/fill.py <<'END'
-import fcntl, os, resource, sys, time
-MIB = 1 << 20
-resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-free = [int(l.split()[1]) >> 10 for l in open("/proc/meminfo") if l.startswith("MemAvailable")][0]
-pipes = []
-for _ in range(free - 60):
-    r, w = os.pipe()
-    fcntl.fcntl(w, fcntl.F_SETPIPE_SZ, MIB)
-    assert os.write(w, bytes(MIB)) == MIB
-    pipes.append((r, w))
-open("/tmp/filled.new", "w").write(str(len(pipes)))
-os.rename("/tmp/filled.new", "/tmp/filled")
-while not os.path.exists("/tmp/go"):
-    time.sleep(0.1)
-bad = 0
-for r, w in pipes:
-    n = 0
-    while n < MIB:
-        data = os.read(r, MIB - n)
-        n += len(data)
-        bad += len(data) - data.count(0)
-sys.exit(f"{bad} bytes are not what was written" if bad else 0)
-END
-exec python3 /tmp/fill.py
-"#;
-
 /// The port is closed and opened while commands are outstanding; what came too late reaches no memory of others.
 fn late_answers(lab: &Lab) -> Result<()> {
     load(lab, "", &keep(volume(25, 40)))?;
@@ -108,7 +78,15 @@ fn late_answers(lab: &Lab) -> Result<()> {
     ensure!(held(lab, "objects")? > 0, "nothing is in quarantine");
     ensure!(held(lab, "bytes")? > 60_000, "no buffer is in quarantine");
     ensure!(node(lab, 0).has_carrier()?, "the port is not enabled");
-    let fill = lab.spawn(0, FILL)?;
+    guest::install(lab, 0)?;
+    lab.ok(0, "rm -f /tmp/filled /tmp/go")?;
+    let fill = lab.spawn(
+        0,
+        &format!(
+            "sync; echo 3 >/proc/sys/vm/drop_caches; exec {}",
+            guest::program("fill")
+        ),
+    )?;
     node(lab, 0).until_file("/tmp/filled")?;
     let filled: u64 = lab.ok(0, "cat /tmp/filled")?.trim().parse()?;
     ensure!(filled > 64, "only {filled} MiB were free");

@@ -4,6 +4,7 @@
 use super::faults::sum;
 use super::node::node;
 use super::on_pair;
+use super::uapi::install;
 use super::userland::{c_program, finish, nothing_left, server};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
@@ -12,8 +13,6 @@ use std::time::Duration;
 use wire::ids::NodeId;
 use wire::regs::smfu::{self, IntervalControl, RRA_WINDOW};
 
-/// The program, put into the nodes.
-const PROGRAM: &str = include_str!("../../guest/libs.py");
 /// How long one command of it may take.
 const LONG: Duration = Duration::from_secs(240);
 const USER: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups -- ";
@@ -30,18 +29,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-fn install(lab: &Lab) -> Result<()> {
-    for node in 0..2 {
-        lab.ok(
-            node,
-            &format!("cat >/tmp/libs.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM\n"),
-        )?;
-    }
-    Ok(())
-}
-
 fn line(command: &str) -> String {
-    format!("{USER}python3 /tmp/libs.py {command}")
+    format!("{USER}python3 /tmp/guest/libs.py {command}")
 }
 
 /// Who sleeps in a blocking call gets the documented error, not a signal.
@@ -182,9 +171,9 @@ fn lost_writes(lab: &Lab) -> Result<()> {
 /// libsmfu's functions: a window to the other node, its memory, error codes.
 fn smfu_in_c(lab: &Lab) -> Result<()> {
     install(lab)?;
-    lab.ok_for(0, "python3 /tmp/libs.py smfu_errors", LONG)?;
+    lab.ok_for(0, "python3 /tmp/guest/libs.py smfu_errors", LONG)?;
     for (from, to) in [(0usize, 1usize), (1, 0)] {
-        let (running, words) = server(lab, to, "python3 /tmp/libs.py smfu_export", "ready")?;
+        let (running, words) = server(lab, to, "python3 /tmp/guest/libs.py smfu_export", "ready")?;
         ensure!(words[1] == to.to_string(), "{words:?}");
         let registers = [
             u64::from(smfu::interval_control(INTERVAL).get()),
@@ -194,7 +183,7 @@ fn smfu_in_c(lab: &Lab) -> Result<()> {
             IntervalControl::to_node(NodeId(to as u16)).raw(),
         ];
         let registers = registers.map(|r| r.to_string()).join(" ");
-        let command = format!("python3 /tmp/libs.py smfu_use {to} {RRA_WINDOW} {registers}");
+        let command = format!("python3 /tmp/guest/libs.py smfu_use {to} {RRA_WINDOW} {registers}");
         lab.ok_for(from, &command, LONG)?;
         finish(lab, to, running)?;
     }

@@ -1,6 +1,7 @@
 //! Registered memory, long transfers and locks, by `extoll_bench` without a network stack above.
 
 use super::faults::sum;
+use super::guest;
 use super::leaks::SETTLE;
 use super::node::node;
 use super::on_pair;
@@ -367,114 +368,12 @@ fn quarantine(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// What the programs below have in common.
-const COMMON: &str = r#"
-import ctypes, os, struct, sys, time
-def tell(name, text=''):
-    with open('/tmp/mem-new', 'w') as f: f.write(text)
-    os.rename('/tmp/mem-new', '/tmp/mem-' + name)
-def wait(name):
-    for _ in range(1200):
-        if os.path.exists('/tmp/mem-' + name): return
-        time.sleep(0.05)
-    sys.exit('nobody said ' + name)
-"#;
-
-/// Offers memory of its own, then does what it is told by files.
-const PROGRAM: &str = r#"
-what, size, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-libc = ctypes.CDLL(None, use_errno=True)
-def call(name, *args):
-    f = getattr(libc, name); f.restype = ctypes.c_void_p
-    r = f(*[ctypes.c_void_p(a) for a in args])
-    if r in (2**64 - 1, None) and r is not None: raise OSError(ctypes.get_errno(), name)
-    return r
-HUGE = 2 << 20
-span = size + 3 * HUGE
-raw = call('mmap', 0, span, 3, 0x22, 2**64 - 1, 0)
-at = (raw + HUGE - 1) & ~(HUGE - 1)
-shared = what in ('pageout', 'none', 'punch', 'shrink')
-if what in ('huge', 'protect'): call('madvise', at, 2 * HUGE, 14)
-if shared:
-    file = os.memfd_create('memory')
-    os.ftruncate(file, size)
-    at = call('mmap', 0, size, 3, 1, file, 0)
-def pattern(seed):
-    out = bytearray()
-    for i in range(size // 8):
-        x = ((i ^ seed) * 0x9E3779B97F4A7C15) & (2**64 - 1)
-        out += (x ^ (x >> 29)).to_bytes(8, 'little')
-    return bytes(out)
-def fill(seed): ctypes.memmove(at, pattern(seed), size)
-fill(seed)
-if what == 'huge': ctypes.memset(at + HUGE, 1, HUGE)
-def entered():
-    with open('/proc/self/pagemap', 'rb') as f:
-        f.seek(at // 4096 * 8)
-        return sum(n >> 63 for (n,) in struct.iter_unpack('=Q', f.read(size // 4096 * 8)))
-fd = os.open('/dev/extoll_bench', os.O_RDWR)
-os.write(fd, f'offer kind=user start={at} bytes={size}'.encode())
-tell('offer', os.read(fd, 4096).decode())
-wait('go')
-if shared:
-    # Takes the page table entries away, while the pages stay: they are pinned.
-    if what == 'none': call('mprotect', at, size, 0)
-    if entered() != size // 4096: sys.exit('not all pages are entered')
-    for _ in range(100):
-        # Not those that another processor is still about to put into a list.
-        call('madvise', at, size, 21)
-        if not entered(): break
-        time.sleep(0.05)
-    else: sys.exit(f'{entered()} pages are still entered')
-    time.sleep(0.3)
-if what == 'pageout': fill(seed + 1)
-elif what == 'punch': call('madvise', at, 4096, 9)
-elif what == 'shrink': os.ftruncate(file, size - 4096)
-elif what == 'protect':
-    # The huge page is split, and half of it cannot be accessed any more.
-    call('mprotect', at, HUGE // 2, 0)
-    time.sleep(0.3)
-elif what == 'munmap': call('munmap', at + 4096, 4096)
-elif what == 'mremap': call('mremap', at, size, size, 3, raw if at - raw > size else at + size + HUGE)
-elif what == 'dontneed': call('madvise', at, 4096, 4)
-elif what == 'huge': call('munmap', at + HUGE, 4096)
-elif what == 'fork':
-    if os.fork() == 0:
-        fill(seed + 1000)
-        tell('child'); wait('quit'); os._exit(0)
-    wait('child')
-    fill(seed + 1)
-elif what == 'exit': tell('done'); sys.exit(0)
-status = open('/proc/self/status').read()
-tell('done', [l for l in status.splitlines() if l.startswith('VmPin')][0])
-wait('quit')
-"#;
-
-/// Offers a page of 1 GiB with the pattern in some places.
-const GIGANTIC: &str = r#"
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-size, seed = 1 << 30, 7
-at = libc.mmap(None, ctypes.c_size_t(size), 3, 0x40022 | 30 << 26, -1, ctypes.c_long(0))
-if at == 2**64 - 1: sys.exit(f'mmap: {os.strerror(ctypes.get_errno())}')
-for start in map(int, sys.argv[1:]):
-    out = bytearray()
-    for i in range(start // 8, start // 8 + 8192):
-        x = ((i ^ seed) * 0x9E3779B97F4A7C15) & (2**64 - 1)
-        out += (x ^ (x >> 29)).to_bytes(8, 'little')
-    ctypes.memmove(at + start, bytes(out), len(out))
-fd = os.open('/dev/extoll_bench', os.O_RDWR)
-os.write(fd, f'offer kind=user start={at} bytes={size}'.encode())
-tell('offer', os.read(fd, 4096).decode())
-wait('quit')
-"#;
-
 /// A page of 1 GiB becomes one entry, which leads to all of it.
 fn gigantic(lab: &Lab) -> Result<()> {
     let starts: [u64; 4] = [0, (2 << 20) - 4096, (517 << 20) + 64, (1 << 30) - 65536];
     lab.ok(0, "modprobe extoll_bench && cd /sys/kernel/mm/hugepages/hugepages-1048576kB && echo 1 >nr_hugepages && grep -qx 1 nr_hugepages")?;
     let places = starts.map(|s| s.to_string()).join(" ");
-    let (run, offer) = program(lab, 0, GIGANTIC, &places, 1 << 30)?;
+    let (run, offer) = program(lab, 0, &format!("gigantic {places}"), 1 << 30)?;
     for start in starts {
         let r = lab.raw(
             0,
@@ -502,22 +401,22 @@ fn own_memory(
     bytes: u64,
     seed: u64,
 ) -> Result<(crate::cluster::Running, Offer)> {
-    program(lab, 1, PROGRAM, &format!("{what} {bytes} {seed}"), bytes)
+    program(lab, 1, &format!("changed {what} {bytes} {seed}"), bytes)
 }
 
 /// Starts a program that offers `bytes` on a node.
 fn program(
     lab: &Lab,
     number: usize,
-    text: &str,
-    args: &str,
+    command: &str,
     bytes: u64,
 ) -> Result<(crate::cluster::Running, Offer)> {
     // Before it starts: what the last one left must not be taken for its own.
     lab.ok(number, "rm -f /tmp/mem-*")?;
+    guest::install(lab, number)?;
     let run = lab.spawn(
         number,
-        &format!("cat >/tmp/memory.py <<'END'\n{COMMON}{text}\nEND\npython3 /tmp/memory.py {args}"),
+        &format!("exec {} {command}", guest::program("memory")),
     )?;
     node(lab, number).until_file("/tmp/mem-offer")?;
     let told = lab.ok(number, "cat /tmp/mem-offer")?;
@@ -582,50 +481,10 @@ fn user(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Limits as an unprivileged process meets them, and addresses that cannot be.
-const LIMITS: &str = r#"
-import ctypes, errno, os, resource
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
-size = 1 << 20
-at = libc.mmap(ctypes.c_void_p(0), ctypes.c_size_t(size), 3, 0x22, -1, ctypes.c_size_t(0))
-ro = libc.mmap(ctypes.c_void_p(0), ctypes.c_size_t(size), 1, 0x22, -1, ctypes.c_size_t(0))
-fd = os.open('/dev/extoll_bench', os.O_RDWR)
-def offer(start, bytes, access='rw'):
-    try:
-        os.write(fd, f'offer kind=user start={start} bytes={bytes} access={access}'.encode())
-    except OSError as e:
-        return errno.errorcode[e.errno]
-    os.write(fd, b'withdraw')
-    return 'ok'
-def want(what, got, expected):
-    if got != expected: raise SystemExit(f'{what}: {got} instead of {expected}')
-want('plain', offer(at, size), 'ok')
-want('unaligned', offer(at + 8, 4096), 'EINVAL')
-want('wraps around', offer(2**64 - 4096, 8192), 'EINVAL')
-want('not mapped', offer(4096, 4096), 'EFAULT')
-want('kernel', offer(2**64 - (1 << 40), 4096), 'EFAULT')
-want('read-only for writing', offer(ro, size), 'EFAULT')
-want('read-only for reading', offer(ro, size, 'r'), 'ok')
-libc.munmap(ctypes.c_void_p(at + size // 2), ctypes.c_size_t(4096))
-want('with a hole', offer(at, size), 'EFAULT')
-resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
-want('privileged', offer(at, 131072), 'ok')
-os.setresuid(65534, 65534, 65534)
-want('over the limit', offer(at, 131072), 'ENOMEM')
-want('within the limit', offer(at, 65536), 'ok')
-for _ in range(200): want('again', offer(at, 65536), 'ok')
-status = open('/proc/self/status').read()
-pinned = [l.split()[1] for l in status.splitlines() if l.startswith('VmPin')][0]
-want('pinned at the end', pinned, '0')
-"#;
-
 fn limits(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    lab.ok(
-        1,
-        &format!("cat >/tmp/limits.py <<'END'\n{LIMITS}\nEND\npython3 /tmp/limits.py"),
-    )?;
+    guest::install(lab, 1)?;
+    lab.ok(1, &format!("exec {} limits", guest::program("memory")))?;
     end(lab)
 }
 

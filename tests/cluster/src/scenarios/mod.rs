@@ -8,6 +8,7 @@ mod events;
 mod fabric;
 mod faults;
 mod fuzz;
+mod guest;
 mod hostile;
 mod iommu;
 mod late;

@@ -1,6 +1,7 @@
 //! The device files of processes: ABI, data, rights, death of process and NIC, random abuse. The work inside the nodes is done
-//! by `guest/device.py`, `security.py` and `uapi.py`, one program.
+//! by `guest/uapi.py`.
 
+use super::guest;
 use super::leaks;
 use super::node::{extoll, node, volume, Options, Port};
 use super::{fuzz, matrix, on_pair};
@@ -9,12 +10,6 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// The program, put into the nodes.
-const PROGRAM: &str = concat!(
-    include_str!("../../guest/device.py"),
-    include_str!("../../guest/security.py"),
-    include_str!("../../guest/uapi.py")
-);
 /// How long one command of the program may take.
 const LONG: Duration = Duration::from_secs(240);
 /// The unprivileged user.
@@ -45,19 +40,14 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
+/// Puts the programs into both nodes.
 pub(super) fn install(lab: &Lab) -> Result<()> {
-    for node in 0..2 {
-        lab.ok(
-            node,
-            &format!("cat >/tmp/uapi.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM\n"),
-        )?;
-    }
-    Ok(())
+    (0..2).try_for_each(|node| guest::install(lab, node))
 }
 
 /// The line that runs a command of the program as an unprivileged user.
 pub(super) fn line(command: &str) -> String {
-    format!("ulimit -l 8192; exec python3 /tmp/uapi.py --user {USER} {command}")
+    format!("ulimit -l 8192; exec python3 /tmp/guest/uapi.py --user {USER} {command}")
 }
 
 /// Nothing of any process is left on the node, and its network works.
@@ -76,7 +66,11 @@ fn run(lab: &Lab, command: &str) -> Result<()> {
 /// The same as root.
 fn as_root(lab: &Lab, command: &str) -> Result<()> {
     install(lab)?;
-    lab.ok_for(0, &format!("exec python3 /tmp/uapi.py {command}"), LONG)?;
+    lab.ok_for(
+        0,
+        &format!("exec python3 /tmp/guest/uapi.py {command}"),
+        LONG,
+    )?;
     nothing_left(lab, 0)
 }
 
@@ -142,7 +136,7 @@ impl Server {
         install(lab)?;
         // Before the server starts: an old offer must not pass for its.
         lab.ok(1, "rm -f /tmp/offer /tmp/offer.*")?;
-        let serve = format!("exec python3 /tmp/uapi.py --user {uid} serve /tmp/offer");
+        let serve = format!("exec python3 /tmp/guest/uapi.py --user {uid} serve /tmp/offer");
         let running = lab.spawn(1, &serve)?;
         let mut offer = String::new();
         lab.until("the server offers", PATIENCE, |lab| {
@@ -155,7 +149,7 @@ impl Server {
     /// Runs a command with the offer.
     fn meet(&self, lab: &Lab, node: usize, uid: u32, command: &str) -> Result<()> {
         let script = format!(
-            "ulimit -l 8192; exec python3 /tmp/uapi.py --user {uid} {command} '{}'",
+            "ulimit -l 8192; exec python3 /tmp/guest/uapi.py --user {uid} {command} '{}'",
             self.offer
         );
         let met = lab.ok_for(node, &script, LONG).map(drop);
@@ -229,7 +223,7 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     let process = lab.spawn(0, &line("storm /tmp/ready /tmp/stop"))?;
     node(lab, 0).until_file("/tmp/ready")?;
     // Another user sleeps and wakes by interrupts meanwhile.
-    let other = format!("exec python3 /tmp/uapi.py --user {} events", USER - 1);
+    let other = format!("exec python3 /tmp/guest/uapi.py --user {} events", USER - 1);
     let other = lab.spawn(0, &other)?;
     let user = || -> Result<Vec<Port>> {
         let mut ports = node(lab, 0).ports()?;
@@ -309,7 +303,10 @@ fn unbind(lab: &Lab) -> Result<()> {
     install(lab)?;
     let before = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
     lab.ok(0, "rm -f /tmp/ready /tmp/go")?;
-    let process = lab.spawn(0, "exec python3 /tmp/uapi.py unbound /tmp/ready /tmp/go")?;
+    let process = lab.spawn(
+        0,
+        "exec python3 /tmp/guest/uapi.py unbound /tmp/ready /tmp/go",
+    )?;
     node(lab, 0).until_file("/tmp/ready")?;
     let during = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
     ensure!(during != before, "open files do not hold the module");
