@@ -364,7 +364,7 @@ def shared():
     import threading
 
     r = Rma()
-    workers, enough = 5, 50
+    workers, enough = 5, 20
     # Of each worker: registrations, mappings; then the word that ends all.
     place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     over = place + 16 * workers
@@ -379,10 +379,11 @@ def shared():
         try:
             while not load(over):
                 try:
-                    if rng.random() < 0.5:
+                    what = rng.randrange(5)
+                    if what < 2:
                         mine.append(r.register(a, 8))
                         store(place + 16 * worker, done(worker)[0] + 1)
-                    elif mine:
+                    elif what < 4 and mine:
                         r.unregister(mine.pop(), 8)
                     else:
                         libc.munmap(map_fd(r.fd, PAGE, 0x20000), PAGE)

@@ -108,7 +108,7 @@ fn retry(lab: &Lab) -> Result<()> {
 }
 
 /// Times that a cable is pulled.
-const FLAPS: u64 = 3;
+const FLAPS: u64 = 2;
 
 /// A cable is pulled and plugged in: nobody answers meanwhile, both ends count it, and everybody answers afterwards. Then it flaps by
 /// itself while data flow.
@@ -156,7 +156,7 @@ fn flap(lab: &Lab) -> Result<()> {
     }
     let dropped = sum(&lab.status()?, "dropped_down");
     std::thread::scope(|scope| -> Result<()> {
-        let data = scope.spawn(|| both_ways(lab, 16, Duration::from_secs(300)));
+        let data = scope.spawn(|| both_ways(lab, 8, Duration::from_secs(300)));
         let flapping = lab.fault(&[
             "flap",
             "0",
@@ -164,9 +164,9 @@ fn flap(lab: &Lab) -> Result<()> {
             "--down-ms",
             "150",
             "--up-ms",
-            "1500",
+            "1000",
             "--count",
-            "4",
+            "3",
             "--drop",
         ]);
         let data = data

@@ -52,17 +52,16 @@ pub fn begin(lab: &Lab) -> Result<()> {
 pub fn end(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         lab.ok(node, "rmmod extoll_bench")?;
-        let atu = lab.ok(node, "cat /sys/kernel/debug/extoll-*/atu")?;
-        for line in ["regions 0", "pages 0", "quarantined 0"] {
-            ensure!(
-                atu.lines().any(|l| l == line),
-                "node{node} has not '{line}':\n{atu}"
-            );
+        let node = super::node::node(lab, node);
+        for gauge in ["regions", "pages", "quarantined"] {
+            let left = node.atu(gauge)?;
+            ensure!(left == 0, "node{}: {gauge} {left}", node.number);
         }
-        let tables = atu.lines().find_map(|l| l.strip_prefix("tables "));
+        let tables = node.atu("tables")?;
         ensure!(
-            tables.is_some_and(|n| n == "0" || n == "1"),
-            "tables were not freed on node{node}:\n{atu}"
+            tables <= 1,
+            "{tables} tables were not freed on node{}",
+            node.number
         );
     }
     Ok(())
