@@ -84,6 +84,11 @@ pub(crate) fn verify_rx_checksum(several: bool) -> bool {
     }
 }
 
+/// Time in which a reason gets few log lines, in ms.
+pub(crate) fn log_interval_ms() -> u32 {
+    param::log_interval_ms.value()
+}
+
 /// Time after which an announced frame, or a fetch, is given up, in ms.
 pub(crate) fn timeout_ms() -> u32 {
     param::rdv_timeout_ms.value().clamp(200, 600_000)

@@ -82,6 +82,10 @@ kernel::module_auxiliary_driver! {
             default: 0,
             description: "Layer-4 checksums that the stack verifies: 0 of frames in several messages, 1 of all frames, 2 none",
         },
+        log_interval_ms: u32 {
+            default: 10000,
+            description: "Time in which at most 4 lines per reason are logged",
+        },
         rdv_timeout_ms: u32 {
             default: 3000,
             description: "Time after which an announced frame or a fetch is given up",

@@ -74,7 +74,7 @@ impl Shared {
                 prefix: MacPrefix(conf::mac_prefix()),
                 conf: Conf::new(),
                 counters: Counters::new(),
-                limits: core::array::from_fn(|_| RateLimit::new()),
+                limits: core::array::from_fn(|_| RateLimit::new(conf::log_interval_ms())),
                 tx <- new_spinlock_irq!(tx, "exn_tx"),
                 rx <- new_spinlock_irq!(rx, "exn_rx"),
                 waiting: Atomic::new(0),

@@ -40,6 +40,7 @@ impl pci::Driver for ExtollDriver {
             atu_gats: module_parameters::atu_gats.value(),
             smfu_target_kib: module_parameters::smfu_target_kib.value(),
             quarantine_kib: module_parameters::quarantine_kib.value(),
+            log_interval_ms: module_parameters::log_interval_ms.value(),
             snq_irq: [
                 module_parameters::snq_irq_0.value(),
                 module_parameters::snq_irq_1.value(),
@@ -138,6 +139,10 @@ module! {
         user_interrupts: u32 {
             default: 20_000,
             description: "Interrupts per second that a port of a process may have, 0 for any number",
+        },
+        log_interval_ms: u32 {
+            default: 10_000,
+            description: "Time in which at most 4 lines per reason are logged",
         },
         first_user: u32 {
             default: 0,

@@ -53,6 +53,8 @@ pub struct Params {
     pub smfu_target_kib: u32,
     /// Memory in quarantine in KiB above which no RMA port is enabled.
     pub quarantine_kib: u32,
+    /// Time in which a reason gets few log lines, in milliseconds.
+    pub log_interval_ms: u32,
     /// The three words of the SNQ interrupt packet (HW §6.2).
     pub snq_irq: [u64; 3],
     /// What processes may do.
@@ -289,8 +291,8 @@ impl Nic {
                 node: Atomic::new(0),
                 network: Atomic::new(0),
                 stats: Stats::new(),
-                limits: core::array::from_fn(|_| RateLimit::new()),
-                status_limit: RateLimit::new(),
+                limits: core::array::from_fn(|_| RateLimit::new(params.log_interval_ms)),
+                status_limit: RateLimit::new(params.log_interval_ms),
                 velo <- Table::new(),
                 rma <- Table::new(),
                 locks <- Locks::new(),

@@ -2,29 +2,31 @@
 
 //! Rate limits for log lines.
 
+use core::num::{NonZeroU32, NonZeroU64};
 use kernel::{
     prelude::*,
     sync::atomic::{Atomic, Relaxed},
     time::{Instant, Monotonic},
 };
 
-/// Allows `BURST` events per `INTERVAL_MS` and counts the suppressed ones. Any context, no lock: two CPUs that race
+/// Allows `BURST` events per interval and counts the suppressed ones. Any context, no lock: two CPUs that race
 /// at an interval's start may let a few more through.
 pub struct RateLimit {
     start: Instant<Monotonic>,
+    interval_ms: NonZeroU64,
     window: Atomic<u64>,
     used: Atomic<u32>,
     missed: Atomic<u32>,
 }
 
 const BURST: u32 = 4;
-const INTERVAL_MS: u64 = 10_000;
 
 impl RateLimit {
-    /// A new limit: 4 events per 10 s.
-    pub fn new() -> Self {
+    /// A new limit: 4 events in so many milliseconds.
+    pub fn new(interval_ms: u32) -> Self {
         Self {
             start: Instant::now(),
+            interval_ms: NonZeroU64::from(NonZeroU32::new(interval_ms).unwrap_or(NonZeroU32::MIN)),
             window: Atomic::new(0),
             used: Atomic::new(0),
             missed: Atomic::new(0),
@@ -33,7 +35,7 @@ impl RateLimit {
 
     /// Asks for permission. `Some(n)`: go on, n events were suppressed since the last permission.
     pub fn allow(&self) -> Option<u32> {
-        let now = self.start.elapsed().as_millis().max(0) as u64 / INTERVAL_MS;
+        let now = self.start.elapsed().as_millis().max(0) as u64 / self.interval_ms;
         if self.window.load(Relaxed) != now {
             self.window.store(now, Relaxed);
             self.used.store(0, Relaxed);
@@ -47,19 +49,13 @@ impl RateLimit {
     }
 }
 
-impl Default for RateLimit {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[kunit_tests(kernel_ext_ratelimit)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_burst_passes_and_the_rest_is_counted() {
-        let limit = RateLimit::new();
+        let limit = RateLimit::new(10_000);
         for _ in 0..BURST {
             assert_eq!(limit.allow(), Some(0));
         }

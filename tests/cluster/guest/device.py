@@ -1,6 +1,4 @@
-#!/usr/bin/env python3
-"""Exercises the device files of the NIC inside a node: `uapi.py COMMAND [ARG…]`. Exit status 0 means that all was as it should be.
-This file, security.py and uapi.py are one program.
+"""The device files of the NIC as programs of the nodes use them, and what these programs share.
 
 Talks to the kernel by ioctl, mmap and 8-byte stores only, as librma and libvelo do.
 """
@@ -260,3 +258,18 @@ def dies_by(what, number, f, *args):
     check(what, child(f, *args), -number)
 
 
+def main(*functions):
+    """Runs the function that the first argument names with the others, after `--user UID` as that user. The exit status is 0 if all was as
+    it should be."""
+    commands = {f.__name__: f for f in functions}
+    args = sys.argv[1:]
+    if args and args[0] == "--user":
+        become(int(args[1]))
+        args = args[2:]
+    try:
+        commands[args[0]](*args[1:])
+    except (AssertionError, OSError) as e:
+        import traceback
+
+        traceback.print_exc()
+        sys.exit(f"{args[0]}: {e}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What comes late for a port, a VPID or memory that has another owner by then: `late.py COMMAND [ARG…]`, beside uapi.py."""
-from uapi import *
+"""What comes late for a port, a VPID or memory that has another owner by then: `late.py [--user UID] COMMAND [ARG…]`."""
+from device import *
 
 
 def leave(offer):
@@ -52,11 +52,13 @@ def regions(n):
 
 
 def refused(n):
-    """Registers without success, n times: the NIC takes no table."""
+    """Registers without success, n times: the NIC takes no table. Prints how long each attempt took, in seconds."""
     r = Rma()
     a = memory(1)
     for i in range(int(n)):
+        start = time.time()
         fails(f"registration {i}", errno.ETIMEDOUT, r.register, a, 1)
+        print(time.time() - start)
     r.close()
 
 
@@ -66,13 +68,5 @@ def stranger(uid):
         check(name, child(lambda: fails("open", errno.EPERM, Device, name), uid=int(uid)), 0)
 
 
-def main():
-    commands = {f.__name__: f for f in (leave, free, heir, regions, refused, stranger)}
-    args = sys.argv[1:]
-    if args and args[0] == "--user":
-        become(int(args[1]))
-        args = args[2:]
-    commands[args[0]](*args[1:])
-
-
-main()
+if __name__ == "__main__":
+    main(leave, free, heir, regions, refused, stranger)

@@ -3,12 +3,7 @@
 import ctypes, errno, fcntl, os, select, struct, sys, time
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
 
-PATIENCE = 20
-
-
-def check(what, got, want):
-    if got != want:
-        raise AssertionError(f"{what}: got {got!r}, want {want!r}")
+from device import PATIENCE, check, main
 
 
 def library(name, **functions):
@@ -356,5 +351,5 @@ def smfu_errors():
     lib.smfu_close(handle)
 
 
-commands = {f.__name__: f for f in (unbound, velo_loop, rma_loop, lost_velo, lost_rma, smfu_export, smfu_use, smfu_errors)}
-commands[sys.argv[1]](*sys.argv[2:])
+if __name__ == "__main__":
+    main(unbound, velo_loop, rma_loop, lost_velo, lost_rma, smfu_export, smfu_use, smfu_errors)

@@ -1,4 +1,5 @@
-# What processes must not do, and what they must not leave. Part of the program that device.py begins.
+"""What processes must not do, and what they must not leave."""
+from device import *
 
 
 def compat():

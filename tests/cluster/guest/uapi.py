@@ -1,4 +1,8 @@
-# The ABI, data, death of process and NIC, random calls, and the commands. Part of the program that device.py begins.
+#!/usr/bin/env python3
+"""Exercises the device files of the NIC inside a node: the ABI, data, death of process and NIC, random calls, and what security.py has:
+`uapi.py [--user UID] COMMAND [ARG…]`."""
+from device import *
+from security import *
 
 
 def abi(node="0"):
@@ -355,48 +359,96 @@ def superuser():
 
 
 def shared():
-    """Threads and forked children that race on one file."""
+    """Threads and forked children that race on one file. Each has to get somewhere, before the descriptor of the threads is closed and,
+    children, afterwards."""
     import threading
 
     r = Rma()
-    end, faults = time.time() + 5, []
+    workers, enough = 5, 20
+    # Of each worker: registrations, mappings; then the word that ends all.
+    place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+    over = place + 16 * workers
+    faults = []
 
-    def work(seed):
-        rng = random.Random(seed)
+    def done(worker):
+        return load(place + 16 * worker), load(place + 16 * worker + 8)
+
+    def work(worker, closed):
+        rng = random.Random(worker)
         mine, a = [], memory(8)
-        while time.time() < end:
-            try:
-                if rng.random() < 0.5:
-                    mine.append(r.register(a, 8))
-                elif mine:
-                    r.unregister(mine.pop(), 8)
-                else:
-                    libc.munmap(map_fd(r.fd, PAGE, 0x20000), PAGE)
-            except OSError as e:
-                if e.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EAGAIN, errno.EBADF, errno.ENODEV):
-                    faults.append(repr(e))
+        try:
+            while not load(over):
+                try:
+                    what = rng.randrange(5)
+                    if what < 2:
+                        mine.append(r.register(a, 8))
+                        store(place + 16 * worker, done(worker)[0] + 1)
+                    elif what < 4 and mine:
+                        r.unregister(mine.pop(), 8)
+                    else:
+                        libc.munmap(map_fd(r.fd, PAGE, 0x20000), PAGE)
+                        store(place + 16 * worker + 8, done(worker)[1] + 1)
+                except OSError as e:
+                    if e.errno == errno.EBADF and closed():
+                        return
+                    # All that the user may lock may be in the hands of the others.
+                    if e.errno not in (errno.ENOSPC, errno.ENOMEM):
+                        raise
+        except BaseException as e:
+            faults.append(f"worker {worker}: {e!r}")
 
-    for _ in range(2):
-        if os.fork() == 0:
-            work(os.getpid())
+    def advance(which):
+        """Each of these gets on."""
+        goals = [[n + enough for n in done(w)] for w in which]
+        end = time.time() + 6 * PATIENCE
+        while any(n < goal for w, g in zip(which, goals) for n, goal in zip(done(w), g)):
+            check("time", time.time() < end)
+            check("errors", faults, [])
+            time.sleep(0.01)
+
+    children = []
+    for worker in (0, 1):
+        pid = os.fork()
+        if pid == 0:
+            work(worker, lambda: False)
+            for fault in faults:
+                print(fault, file=sys.stderr, flush=True)
             os._exit(len(faults) > 0)
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+        children.append(pid)
+    is_closed = threading.Event()
+    threads = [threading.Thread(target=work, args=(n, is_closed.is_set)) for n in range(2, workers)]
     for t in threads:
         t.start()
-    time.sleep(2)
-    # The queue is recreated, and the descriptor closed, under them.
-    for _ in range(10):
-        r.queue_map(256 << 10)
-    os.close(r.fd)
-    for t in threads:
-        t.join()
-    for _ in range(2):
-        check("child", os.wait()[1], 0)
+    try:
+        advance(range(workers))
+        # The queue is recreated, and the descriptor closed, under them.
+        for _ in range(10):
+            r.queue_map(256 << 10)
+        advance(range(workers))
+        is_closed.set()
+        os.close(r.fd)
+        for t in threads:
+            t.join()
+        advance((0, 1))
+    finally:
+        is_closed.set()
+        store(over, 1)
+    for pid in children:
+        check("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
     check("errors", faults, [])
 
 
-def fuzz_once(rng, end):
-    """Random calls and stores until end. Never meant to succeed, only to harm nobody."""
+# What random calls have to succeed in now and then, or nothing was tried.
+FEATS = ["opened", "asked", "mapped", "registered", "stored"]
+
+
+def fuzz_once(rng, end, place):
+    """Random calls and stores until end, meant to harm nobody. Counts in words at place what succeeded."""
+
+    def succeeded(feat):
+        at = place + 8 * FEATS.index(feat)
+        store(at, load(at) + 1)
+
     resource_limits()
     names = ["velo2", "rma2", "smfu2"]
     files, maps, nlas = [], [], []
@@ -405,6 +457,7 @@ def fuzz_once(rng, end):
             k = rng.randrange(12)
             if k == 0 or not files:
                 files.append((d := rng.choice(names), os.open(f"/dev/extoll/{d}", rng.choice([os.O_RDWR, os.O_RDONLY]))))
+                succeeded("opened")
             elif k == 1 and len(files) > 3:
                 os.close(files.pop(rng.randrange(len(files)))[1])
             elif k in (2, 3, 4):
@@ -412,12 +465,14 @@ def fuzz_once(rng, end):
                 command = rng.choice([ior, iow])(rng.choice([ord("k"), ord("k"), ord("n"), 0xE7]), rng.randrange(30), rng.choice([4, 8, 48]))
                 buffer = ctypes.create_string_buffer(rng.randbytes(80), 4096)
                 arg = rng.choice([0, 1, 4096, 64 << 10, rng.getrandbits(64), rng.getrandbits(32), ctypes.addressof(buffer), ctypes.addressof(buffer)])
-                libc.ioctl(fd, command, arg)
+                if libc.ioctl(fd, command, arg) >= 0:
+                    succeeded("asked")
             elif k in (5, 6):
                 name, fd = rng.choice(files)
                 length = rng.choice([1, 2, 17, 32, 65, 513]) * PAGE
                 prot = rng.choice([RW, mmap.PROT_READ, mmap.PROT_WRITE, RW | mmap.PROT_EXEC])
                 maps.append((map_fd(fd, length, rng.choice([0, 0, 0x1000, 0x20000, 0x21000, rng.getrandbits(40) << 12]), prot), length))
+                succeeded("mapped")
             elif k == 7 and maps:
                 address, length = maps.pop(rng.randrange(len(maps)))
                 # Perhaps only a piece.
@@ -431,7 +486,9 @@ def fuzz_once(rng, end):
                 start = rng.choice([a, a + 1, rng.getrandbits(64)])
                 struct.pack_into("=QQIIQQ", raw, 16, start, rng.getrandbits(64), pages, 0, 0, size)
                 raw = (ctypes.c_char * 80).from_buffer(raw)
-                libc.ioctl(fd, K(10 + rng.randrange(2), 8, False), ctypes.addressof(raw))
+                registers = rng.randrange(2) == 0
+                if libc.ioctl(fd, K(10 if registers else 11, 8, False), ctypes.addressof(raw)) >= 0 and registers:
+                    succeeded("registered")
                 nlas.append(struct.unpack_from("=Q", raw, 24)[0])
                 if rng.random() < 0.5:
                     libc.munmap(a, 4 * PAGE)
@@ -444,6 +501,7 @@ def fuzz_once(rng, end):
                 words = [w0] + [rng.choice([rng.choice(addresses), rng.getrandbits(64)]) for _ in range(rng.choice([0, 2, 2, 15]))]
                 for i, w in enumerate(words):
                     store(at + 8 * i, w)
+                succeeded("stored")
         except OSError:
             pass
 
@@ -456,38 +514,57 @@ def resource_limits():
 def fuzz(seed, seconds):
     """Children that do random things; those killed by SIGBUS or SIGSEGV are replaced."""
     end, n, ends = time.time() + float(seconds), 0, {}
+    # A line for each of the children that run at once.
+    place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     while time.time() < end:
         batch = []
-        for _ in range(3):
+        for line in range(3):
             pid = os.fork()
             if pid == 0:
+                code = 1
                 try:
-                    fuzz_once(random.Random(int(seed) * 100_003 + n), min(end, time.time() + 4))
-                finally:
-                    os._exit(0)
+                    fuzz_once(random.Random(int(seed) * 100_003 + n), min(end, time.time() + 4), place + 64 * line)
+                    code = 0
+                except BaseException:
+                    import traceback
+
+                    traceback.print_exc()
+                os._exit(code)
             batch.append(pid)
             n += 1
         for pid in batch:
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             ends[status] = ends.get(status, 0) + 1
-    print(f"seed {seed}: {n} processes, ended {ends}")
+    feats = {feat: sum(load(place + 64 * line + 8 * k) for line in range(3)) for k, feat in enumerate(FEATS)}
+    print(f"seed {seed}: {n} processes, ended {ends}, succeeded {feats}")
+    check("something of each kind succeeded", [feat for feat, times in feats.items() if not times], [])
     check("ends", set(ends) <= {0, -signal.SIGBUS, -signal.SIGSEGV})
 
 
-def main():
-    commands = {f.__name__: f for f in (abi, loop_back, events, velo_loop_back, serve, between, strangers, relatives, friends, denied, limits, all_vpids, one_table, churn, killed, heir, storm, unbound, asleep, compat, misroute, superuser, shared, fuzz)}
-    args = sys.argv[1:]
-    if args and args[0] == "--user":
-        become(int(args[1]))
-        args = args[2:]
-    try:
-        commands[args[0]](*args[1:])
-    except (AssertionError, OSError) as e:
-        import traceback
-
-        traceback.print_exc()
-        sys.exit(f"{args[0]}: {e}")
-
-
 if __name__ == "__main__":
-    main()
+    main(
+        abi,
+        loop_back,
+        events,
+        velo_loop_back,
+        serve,
+        between,
+        strangers,
+        relatives,
+        friends,
+        denied,
+        limits,
+        all_vpids,
+        one_table,
+        churn,
+        killed,
+        heir,
+        storm,
+        unbound,
+        asleep,
+        compat,
+        misroute,
+        superuser,
+        shared,
+        fuzz,
+    )

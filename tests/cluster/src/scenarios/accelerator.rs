@@ -1,5 +1,6 @@
 //! A device behind a NIC without a node (docs/emulator.md, *Accelerator nodes*), reached from a node over the fabric.
 
+use super::guest;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -22,51 +23,17 @@ const INTERVAL: u32 = 60;
 const START: u64 = 64 << 20;
 const BYTES: u64 = 1 << 20;
 
-/// Executes words like `w1:0x5500=0x1`, `r1:0x5600` (registers by node), `W8=0x1`, `R0` (32 bits at an offset of the interval); prints
-/// what it reads.
-const PROGRAM: &str = r#"
-import ctypes, fcntl, mmap, os, re, struct, sys
-f = os.open("/dev/extoll/extoll_rf_access", os.O_RDWR)
-# Writes by the RMA, as nobody has switched the lender's SMFU on, with patience.
-for number, value in (3, 0), (5, 10_000_000):
-    fcntl.ioctl(f, 1 << 30 | 8 << 16 | ord("n") << 8 | number, struct.pack("=Q", value))
-s = os.open("/dev/extoll/smfu2", os.O_RDWR)
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-window = None
-for word in sys.argv[3:]:
-    kind, node, at, value = re.fullmatch(r"(\w)(?:(\d+):)?(\w+)(?:=(\w+))?", word).groups()
-    at = int(at, 0)
-    if kind in "rw":
-        os.lseek(f, int(node) << 32 | at, os.SEEK_SET)
-        if kind == "w":
-            os.write(f, struct.pack("=Q", int(value, 0)))
-        else:
-            print(struct.unpack("=Q", os.read(f, 8))[0])
-        continue
-    if window is None:
-        start, size = int(sys.argv[1]), int(sys.argv[2])
-        window = libc.mmap(None, start + size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, s, 0)
-        assert window != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
-    place = ctypes.c_uint32.from_address(window + start + at)
-    if kind == "W":
-        place.value = int(value, 0)
-    else:
-        print(place.value)
-"#;
-
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![Scenario::new("accelerator::borrowed", LENT, borrowed)]
 }
 
-/// Runs words of [`PROGRAM`]; returns what was read.
+/// Runs words of `guest/access.py`; returns what was read.
 fn access(lab: &Lab, words: &[String]) -> Result<Vec<u64>> {
     let words = words.join(" ");
     let text = lab.ok(
         0,
-        &format!("python3 /tmp/access.py {START} {BYTES} {words}"),
+        &format!("{} {START} {BYTES} {words}", guest::program("access")),
     )?;
     text.lines()
         .map(|l| l.parse().with_context(|| text.clone()))
@@ -126,10 +93,7 @@ fn enable(lab: &Lab) -> Result<()> {
 }
 
 fn borrowed(lab: &Lab) -> Result<()> {
-    lab.ok(
-        0,
-        &format!("cat >/tmp/access.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM"),
-    )?;
+    guest::install(lab, 0)?;
     let status = lab.status()?;
     let nic = status["accelerators"][0]["nic"].as_u64();
     ensure!(nic == Some(1), "{}", status["accelerators"]);

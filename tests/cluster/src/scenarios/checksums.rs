@@ -1,10 +1,9 @@
 //! Frames with wrong checksums.
 
-use super::{hostile::velo, on_pair};
-use crate::cluster::Lab;
+use super::{hostile::velo, node::node, on_pair};
+use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
-use anyhow::{Context, Result};
-use std::time::Duration;
+use anyhow::Result;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -54,17 +53,7 @@ fn udp_frame(payload: usize, right: bool) -> Vec<u8> {
 
 /// The stack verifies checksums of frames that came in several messages, of which one could be missing; others are trusted.
 fn bad_checksums(lab: &Lab) -> Result<()> {
-    let count = |name: &str| -> Result<u64> {
-        let text = lab.ok(1, "cat /proc/net/snmp")?;
-        let mut udp = text.lines().filter_map(|l| l.strip_prefix("Udp: "));
-        let (names, values) = (udp.next().unwrap_or(""), udp.next().unwrap_or(""));
-        names
-            .split(' ')
-            .zip(values.split(' '))
-            .find(|(n, _)| *n == name)
-            .and_then(|(_, v)| v.parse().ok())
-            .with_context(|| format!("no {name} in {text}"))
-    };
+    let count = |name: &str| node(lab, 1).snmp("Udp", name);
     let send = |frame: &[u8]| -> Result<()> {
         let (first, rest) = frame.split_at(frame.len().min(120));
         if rest.is_empty() {
@@ -85,7 +74,7 @@ fn bad_checksums(lab: &Lab) -> Result<()> {
             &format!(
                 "{moves} counts a frame with {payload} bytes of data, checksum right: {right}"
             ),
-            Duration::from_secs(10),
+            PATIENCE,
             |_| Ok(count(moves)? == before + 1),
         )?;
     }

@@ -1,7 +1,10 @@
 //! Modules, devices and nodes that go away and come back, under traffic.
 
-use super::{on_pair, SETTLE};
-use crate::cluster::{field, rounds, Lab, PATIENCE};
+use super::leaks;
+use super::node::{node, volume, Node, Options, DEV};
+use super::on_pair;
+use super::traffic::both_ways;
+use crate::cluster::{rounds, Lab, Running, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
@@ -17,128 +20,86 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// What must not grow: kernel memory that the driver could leak, in objects or KiB.
-#[derive(Debug)]
-pub(super) struct Usage {
-    skbs: u64,
-    available_kib: u64,
-    /// Open VELO and RMA ports, each of which holds a VPID.
-    ports: u64,
+/// Frames of all sizes from node 1 to node 0 without end, also while node 0 is away.
+pub(super) struct Load<'a> {
+    lab: &'a Lab,
+    running: Running,
 }
 
-/// What node `node` uses now.
-pub(super) fn usage(lab: &Lab, node: usize) -> Result<Usage> {
-    let text = lab.ok(
-        node,
-        &format!(
-            "{SETTLE}; awk '/^skbuff_head_cache/ {{print \"skbs: \" $2}}' /proc/slabinfo; \
-             awk '/^MemAvailable/ {{print \"available: \" $2}}' /proc/meminfo; \
-             echo ports: $(cat /sys/kernel/debug/extoll-*/ports | grep -c vpid)"
-        ),
-    )?;
-    Ok(Usage {
-        skbs: field(&text, "skbs").context("no skbuff_head_cache in slabinfo")?,
-        available_kib: field(&text, "available").context("no MemAvailable")?,
-        ports: field(&text, "ports").context("no count of ports")?,
-    })
-}
+/// Frames that have to arrive before it counts as load.
+const FRAMES: u64 = 100;
 
-/// Fails if more is in use after than before.
-pub(super) fn no_growth(before: &Usage, after: &Usage) -> Result<()> {
-    // Caches keep some objects per CPU; a leak per cycle or frame is far above these limits.
-    ensure!(
-        after.skbs < before.skbs + 1000,
-        "sk_buffs grew: {before:?} -> {after:?}"
-    );
-    ensure!(
-        after.ports == before.ports,
-        "VPIDs are left: {before:?} -> {after:?}"
-    );
-    ensure!(
-        after.available_kib + 24 * 1024 > before.available_kib,
-        "memory shrank: {before:?} -> {after:?}"
-    );
-    Ok(())
-}
-
-/// Loads the modules on `node` and waits until it reaches its peer.
-pub(super) fn back(lab: &Lab, node: usize) -> Result<()> {
-    lab.until("exn0 has a carrier", PATIENCE, |l| {
-        let out = l.sh_for(
-            node,
-            &format!(
-                "ip addr replace 10.2.0.{}/24 dev exn0; ip link set exn0 up; ip link show exn0",
-                node + 1
-            ),
-            PATIENCE,
+impl<'a> Load<'a> {
+    /// Starts; node 1 keeps the address of node 0 in mind, so that it does not pause while that is away.
+    pub(super) fn start(lab: &'a Lab) -> Result<Self> {
+        lab.ok(
+            1,
+            "ip neigh replace 10.2.0.1 lladdr 2e:87:04:07:00:00 nud permanent dev exn0; rm -f /tmp/load-ends",
         )?;
-        Ok(out.stdout.contains("LOWER_UP"))
-    })?;
-    let peer = 1 - node;
-    lab.until("the peer answers", PATIENCE, |l| {
-        Ok(
-            l.sh_for(node, &format!("ping -q -c 1 -W 1 node{peer}"), PATIENCE)?
-                .status
-                == 0,
-        )
-    })
+        // Without answers ping sends no more than 100 in a second.
+        let script = "while [ ! -e /tmp/load-ends ]; do for size in 56 3000 20000; do ping -q -f -s $size -w 1 node0; done; done >/dev/null 2>&1; true";
+        let running = lab.spawn(1, script)?;
+        Ok(Self { lab, running })
+    }
+
+    /// Waits until it arrives at node 0.
+    pub(super) fn arrives(&self) -> Result<()> {
+        let node = node(self.lab, 0);
+        let start = node.net("rx_packets")?;
+        self.lab.until("the load arrives", PATIENCE, |_| {
+            Ok(node.net("rx_packets")? >= start + FRAMES)
+        })
+    }
+
+    /// Ends it; fails if it ended by itself.
+    pub(super) fn end(mut self) -> Result<()> {
+        let ran = self.running.is_running();
+        self.lab.ok(1, "touch /tmp/load-ends")?;
+        let out = self.running.wait(PATIENCE)?;
+        self.lab.ok(1, "ip neigh del 10.2.0.1 dev exn0")?;
+        ensure!(ran && out.status == 0, "the load ended early: {out:?}");
+        Ok(())
+    }
+}
+
+/// Does something on node 0 again and again under load from the peer, which arrives between any two times; nothing may leak.
+fn under_load(lab: &Lab, cycles: u32, mut cycle: impl FnMut(Node<'_>) -> Result<()>) -> Result<()> {
+    let mut part = |cycles: u32| -> Result<()> {
+        let load = Load::start(lab)?;
+        let mut run = || -> Result<()> {
+            for n in 0..cycles {
+                load.arrives()
+                    .and_then(|()| cycle(node(lab, 0)))
+                    .with_context(|| format!("cycle {n}"))?;
+            }
+            load.arrives().context("after the last cycle")
+        };
+        let ran = run();
+        let ended = load.end();
+        ran?;
+        ended?;
+        node(lab, 0).back()?;
+        node(lab, 1).back()
+    };
+    // Once before measuring: the first time fills caches.
+    part(1)?;
+    leaks::watch(node(lab, 0), cycles.div_ceil(2), part)
 }
 
 fn reload(lab: &Lab) -> Result<()> {
-    lab.ok(1, "pkill iperf3; iperf3 -s -D")?;
-    lab.ok(0, "pkill iperf3; iperf3 -s -D")?;
-    // Once before measuring: the first load fills caches.
-    lab.ok(0, "rmmod exn extoll && modprobe exn")?;
-    back(lab, 0)?;
-    let before = usage(lab, 0)?;
-    // Traffic from the peer all the time, UDP so that it does not pause while the node is away.
-    let mut load = lab.spawn(
-        1,
-        "ip neigh replace 10.2.0.1 lladdr 2e:87:04:07:00:00 dev exn0; end=$(($(date +%s) + 900)); \
-         while [ $(date +%s) -lt $end ]; do ping -q -f -s 3000 -w 2 node0 >/dev/null 2>&1; timeout 10 iperf3 -c node0 -t 2 >/dev/null 2>&1; done",
-    )?;
-    let mut run = || -> Result<()> {
-        for round in 0..rounds(50) {
-            lab.ok(0, "rmmod exn extoll && modprobe exn")
-                .with_context(|| format!("round {round}"))?;
-            let up = lab.sh_for(
-                0,
-                "ip addr replace 10.2.0.1/24 dev exn0; ip link set exn0 up; sleep 0.3",
-                PATIENCE,
-            )?;
-            ensure!(up.status == 0, "round {round}: {}", up.stderr);
-        }
-        ensure!(load.is_running(), "the load from the peer has ended early");
-        Ok(())
-    };
-    let result = run();
-    load.stop();
-    lab.sh_for(
-        1,
-        "ip neigh del 10.2.0.1 dev exn0; pkill ping; true",
-        PATIENCE,
-    )?;
-    result?;
-    back(lab, 0)?;
-    back(lab, 1)?;
-    lab.ok(0, "pkill iperf3; true")?;
-    no_growth(&before, &usage(lab, 0)?)
+    under_load(lab, rounds(volume(14, 50)), |node| {
+        node.unload()?;
+        node.load(Options::default())?;
+        node.address_back()
+    })
 }
 
 fn unbind(lab: &Lab) -> Result<()> {
-    let before = usage(lab, 0)?;
-    for _ in 0..rounds(10) {
-        let load = lab.spawn(1, "ping -q -f -s 8000 -w 5 node0")?;
-        lab.ok(
-            0,
-            "dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}'); echo $dev >/sys/bus/pci/drivers/extoll/unbind && ! ip link show exn0 2>/dev/null && \
-             echo $dev >/sys/bus/pci/drivers/extoll/bind",
-        )?;
-        back(lab, 0)?;
-        load.stop();
-    }
-    back(lab, 1)?;
-    no_growth(&before, &usage(lab, 0)?)
+    under_load(lab, rounds(volume(8, 20)), |node| {
+        node.unbind()?;
+        node.bind()?;
+        node.address_back()
+    })
 }
 
 /// Files that stay open while the device and, as far as the kernel lets them, the modules go.
@@ -157,8 +118,6 @@ gone() {
         case $said in *"Input/output error"*) ;; *) fail "descriptor $fd $2: $said" ;; esac
     done
 }
-dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}')
-[ -n "$dev" ] || fail "no NIC"
 base=/sys/kernel/debug/extoll-$dev eth=/sys/kernel/debug/exn-$dev
 for f in $base/status $base/counters $base/ports $base/atu $eth/state $eth/reasons; do [ -f $f ] || fail "$f is missing"; done
 b=$(count extoll) e=$(count exn)
@@ -194,7 +153,6 @@ modprobe exn || fail "modprobe"
 
 /// Readers run all the time while the device comes and goes `$rounds` times.
 const READ_DURING_UNBIND: &str = r#"
-dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}')
 # They end by themselves: a killed shell would leave a cat with open files behind.
 stop=$(mktemp -u)
 for n in 1 2; do
@@ -210,65 +168,57 @@ done
 touch $stop
 wait
 rm $stop
-rmmod exn extoll && modprobe exn || rc=5
 exit $rc
 "#;
 
 fn debugfs_open_files(lab: &Lab) -> Result<()> {
-    let before = usage(lab, 0)?;
-    lab.ok(0, OPEN_FILES)?;
-    back(lab, 0)?;
-    lab.ok(0, &format!("rounds={}\n{READ_DURING_UNBIND}", rounds(10)))?;
-    back(lab, 0)?;
-    back(lab, 1)?;
-    no_growth(&before, &usage(lab, 0)?)
+    lab.ok(0, &format!("{DEV}{OPEN_FILES}"))?;
+    node(lab, 0).back()?;
+    leaks::watch(node(lab, 0), rounds(volume(4, 10)), |rounds| {
+        lab.ok(0, &format!("{DEV}rounds={rounds}\n{READ_DURING_UNBIND}"))?;
+        node(lab, 0).unload()?;
+        node(lab, 0).load(Options::default())?;
+        node(lab, 0).back()?;
+        node(lab, 1).back()
+    })
 }
 
 fn down_up(lab: &Lab) -> Result<()> {
-    let before = usage(lab, 0)?;
-    let load = lab.spawn(1, "ping -q -f -s 20000 -w 30 node0")?;
-    for _ in 0..20 {
-        lab.ok(0, "ip link set exn0 down; ip link set exn0 up")?;
-    }
-    load.stop();
-    back(lab, 0)?;
-    back(lab, 1)?;
-    no_growth(&before, &usage(lab, 0)?)
+    under_load(lab, rounds(volume(12, 40)), |node| {
+        node.ok("ip link set exn0 down; ip link set exn0 up")
+            .map(drop)
+    })
 }
 
 fn power_off(lab: &Lab) -> Result<()> {
-    lab.ok(1, "pkill iperf3; iperf3 -s -D")?;
-    let load = lab.spawn(0, "iperf3 -c node1 -t 60")?;
-    std::thread::sleep(Duration::from_secs(3));
-    lab.fault(&["power-off", "1"])?;
-    // The survivor stays usable: it answers, its counters show the drops, its log is clean.
-    let gone = lab.sh_for(0, "ping -q -c 3 -W 1 node1", PATIENCE)?;
-    ensure!(
-        gone.status != 0,
-        "a node without power answers: {}",
-        gone.stdout
-    );
-    lab.sh_for(0, "ping -q -c 20 -i 0.2 -s 9000 -W 1 node1", PATIENCE)?;
-    lab.until("ifconfig counts drops", Duration::from_secs(60), |l| {
-        let text = l.ok(0, "ifconfig exn0")?;
-        let counted = |key: &str| {
-            text.lines()
-                .filter(|l| l.trim_start().starts_with("TX errors"))
-                .any(|l| {
-                    l.split_whitespace()
-                        .collect::<Vec<_>>()
-                        .windows(2)
-                        .any(|w| w[0] == key && w[1].parse::<u64>().unwrap_or(0) > 0)
-                })
-        };
-        Ok(counted("dropped") || counted("errors"))
+    const SERVE: &str = "pkill iperf3; iperf3 -s -D -p 5290";
+    lab.ok(1, SERVE)?;
+    node(lab, 1).until("iperf3 listens", "ss -ltn | grep -q :5290")?;
+    let before = node(lab, 1).net("rx_bytes")?;
+    let mut load = lab.spawn(0, "iperf3 -c node1 -p 5290 -t 300")?;
+    lab.until("the transfer is under way", PATIENCE, |_| {
+        Ok(node(lab, 1).net("rx_bytes")? > before + (8 << 20))
     })?;
+    ensure!(load.is_running(), "the transfer has ended");
+    let given_up = node(lab, 0).ethtool("tx_rdv_timeout")?;
+    let lost = node(lab, 0).net("tx_dropped")? + node(lab, 0).net("tx_errors")?;
+    lab.fault(&["power-off", "1"])?;
+    // The survivor stays usable: its frames are given up and counted, and nobody answers.
+    let gone = lab.sh_for(0, "ping -q -c 3 -i 0.3 -W 1 node1", PATIENCE)?;
+    ensure!(
+        gone.status == 1 && gone.stdout.contains(" 0 received"),
+        "a node without power answers: {gone:?}"
+    );
+    lab.until("frames are given up", PATIENCE, |_| {
+        let dropped = node(lab, 0).net("tx_dropped")? + node(lab, 0).net("tx_errors")?;
+        Ok(node(lab, 0).ethtool("tx_rdv_timeout")? > given_up && dropped > lost)
+    })?;
+    // What can't have got through must not be told to have.
+    ensure!(load.is_running(), "the transfer ended without its peer");
     load.stop();
     lab.fault(&["power-on", "1"])?;
-    lab.until("the node is back", Duration::from_secs(120), |l| {
-        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })?;
-    lab.ok(1, "pkill iperf3; iperf3 -s -D -p 5290; for i in $(seq 100); do ss -ltn | grep -q :5290 && exit 0; sleep 0.1; done; exit 1")?;
-    lab.ok(0, "iperf3 -c node1 -p 5290 -t 2")?;
-    Ok(())
+    node(lab, 0).back()?;
+    node(lab, 1).back()?;
+    node(lab, 0).pings(20, "-i 0.02 -s 9000")?;
+    both_ways(lab, 8, Duration::from_secs(200))
 }

@@ -1,5 +1,6 @@
 //! The base driver by itself.
 
+use super::node::{node, Options};
 use super::on_pair;
 use crate::cluster::{modules, Lab, PATIENCE};
 use crate::{probe_order, Scenario};
@@ -57,9 +58,9 @@ fn unit_tests(lab: &Lab) -> Result<()> {
 fn probe(lab: &Lab) -> Result<()> {
     // A frame from there meets ports that are not open yet: an event, whose interrupt would be between the accesses.
     lab.ok(1, "ip link set exn0 down")?;
-    lab.ok(0, "rmmod exn extoll")?;
+    node(lab, 0).unload()?;
     lab.run("trace", &["on"], PATIENCE)?;
-    let loaded = lab.ok(0, "modprobe exn; modprobe extoll");
+    let loaded = node(lab, 0).load(Options::default());
     lab.run("trace", &["off"], PATIENCE)?;
     lab.ok(1, "ip link set exn0 up")?;
     loaded?;
@@ -70,11 +71,5 @@ fn probe(lab: &Lab) -> Result<()> {
     let n = probe_order::check(&accesses)?;
     let want = probe_order::REFERENCE + probe_order::ADDED;
     ensure!(n == want, "the probe has {n} accesses instead of {want}");
-    lab.ok(
-        0,
-        "ip addr replace 10.2.0.1/24 dev exn0; ip link set exn0 up",
-    )?;
-    lab.until("node 1 answers again", PATIENCE, |l| {
-        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })
+    node(lab, 0).back()
 }

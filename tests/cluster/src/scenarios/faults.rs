@@ -1,5 +1,6 @@
 //! Faults of the fabric, and input that nobody should send.
 
+use super::node::{node, volume};
 use super::on_pair;
 use super::traffic::both_ways;
 use crate::cluster::{Lab, PATIENCE};
@@ -18,6 +19,10 @@ pub fn all() -> Vec<Scenario> {
         on_pair("faults::link_flap", flap),
     ]
 }
+
+/// Reasons of the base driver (docs/driver.md).
+const LINK_UP: u32 = 29;
+const LINK_DOWN: u32 = 30;
 
 /// Sums every number with this key anywhere in a JSON document.
 pub fn sum(value: &Value, key: &str) -> u64 {
@@ -40,7 +45,7 @@ pub fn sum(value: &Value, key: &str) -> u64 {
 fn corruption(lab: &Lab) -> Result<()> {
     let before = sum(&lab.status()?, "retransmissions");
     lab.fault(&["corrupt", "--rate", "0.02"])?;
-    let result = both_ways(lab, 32, Duration::from_secs(200));
+    let result = both_ways(lab, volume(16, 32), Duration::from_secs(200));
     lab.fault(&["corrupt", "--rate", "0"])?;
     result?;
     let after = sum(&lab.status()?, "retransmissions");
@@ -65,7 +70,7 @@ fn queue_full(lab: &Lab) -> Result<()> {
             }
             Ok(())
         });
-        let result = both_ways(lab, 32, Duration::from_secs(300));
+        let result = both_ways(lab, volume(16, 32), Duration::from_secs(300));
         stop.store(true, Ordering::Relaxed);
         let toggled = toggler
             .join()
@@ -84,46 +89,99 @@ fn queue_full(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Sum of a counter over the ports of a node, as the driver counts it.
-pub fn port_counter(lab: &Lab, node: usize, name: &str) -> Result<u64> {
-    let ports = lab.ok(node, "cat /sys/kernel/debug/extoll-*/ports")?;
-    let words: Vec<&str> = ports.split_whitespace().collect();
-    ensure!(words.contains(&name), "no counter {name} in {ports}");
-    Ok(words
-        .windows(2)
-        .filter(|w| w[0] == name)
-        .filter_map(|w| w[1].parse::<u64>().ok())
-        .sum())
-}
-
 fn retry(lab: &Lab) -> Result<()> {
     let before = (
         sum(&lab.status()?, "velo_retries"),
-        port_counter(lab, 0, "replayed")?,
+        node(lab, 0).port_counter("replayed")?,
     );
     lab.fault(&["retry", "0", "--every", "50"])?;
-    let result = both_ways(lab, 32, Duration::from_secs(300));
+    let result = both_ways(lab, volume(16, 32), Duration::from_secs(300));
     lab.fault(&["retry", "0", "--every", "0"])?;
     result?;
     let after = (
         sum(&lab.status()?, "velo_retries"),
-        port_counter(lab, 0, "replayed")?,
+        node(lab, 0).port_counter("replayed")?,
     );
     ensure!(after.0 > before.0, "no requester reported retry");
     ensure!(after.1 > before.1, "the driver replayed nothing");
     Ok(())
 }
 
+/// Times that a cable is pulled.
+const FLAPS: u64 = 2;
+
+/// A cable is pulled and plugged in: nobody answers meanwhile, both ends count it, and everybody answers afterwards. Then it flaps by
+/// itself while data flow.
 fn flap(lab: &Lab) -> Result<()> {
-    lab.fault(&["link-down", "0", "0"])?;
-    let out = lab.sh_for(0, "ping -q -c 3 -W 1 node1", PATIENCE)?;
-    ensure!(
-        out.status != 0,
-        "the cable is cut and node1 answers: {}",
-        out.stdout
-    );
+    let reasons = |n: usize| -> Result<(u64, u64)> {
+        Ok((
+            node(lab, n).reason(LINK_UP)?,
+            node(lab, n).reason(LINK_DOWN)?,
+        ))
+    };
+    let is = |n: usize, state: &str| {
+        let what = format!("link 0 is {state}");
+        let has = format!("grep -q '^link 0 {state} ' /sys/kernel/debug/extoll-*/links");
+        node(lab, n).until(&what, &has)
+    };
+    let before = [reasons(0)?, reasons(1)?];
+    for n in 1..=FLAPS {
+        lab.fault(&["link-down", "0", "0"])?;
+        for end in 0..2 {
+            is(end, "down")?;
+            let other = 1 - end;
+            let out = lab.sh_for(
+                end,
+                &format!("ping -q -c 3 -i 0.2 -W 1 node{other}"),
+                PATIENCE,
+            )?;
+            ensure!(
+                out.status == 1 && out.stdout.contains(" 0 received"),
+                "the cable is cut and node{other} answers: {out:?}"
+            );
+        }
+        lab.fault(&["link-up", "0", "0"])?;
+        for end in 0..2 {
+            is(end, "up")?;
+            node(lab, end).reaches(node(lab, 1 - end))?;
+            node(lab, end).pings(10, "-i 0.02")?;
+            node(lab, end).pings(10, "-i 0.02 -s 9000")?;
+            let (up, down) = reasons(end)?;
+            ensure!(
+                (up, down) == (before[end].0 + n, before[end].1 + n),
+                "flap {n}: node{end} counted {before:?} -> {:?}",
+                (up, down)
+            );
+        }
+    }
+    let dropped = sum(&lab.status()?, "dropped_down");
+    std::thread::scope(|scope| -> Result<()> {
+        let data = scope.spawn(|| both_ways(lab, 8, Duration::from_secs(300)));
+        let flapping = lab.fault(&[
+            "flap",
+            "0",
+            "0",
+            "--down-ms",
+            "150",
+            "--up-ms",
+            "1000",
+            "--count",
+            "3",
+            "--drop",
+        ]);
+        let data = data
+            .join()
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the thread panicked")));
+        flapping.map(drop).and(data)
+    })?;
+    // It may go on for a while after the data.
+    let most = before[0].0 + FLAPS + 1;
+    lab.until("it has flapped", PATIENCE, |_| Ok(reasons(0)?.0 >= most))?;
     lab.fault(&["link-up", "0", "0"])?;
-    lab.until("node1 answers again", PATIENCE, |l| {
-        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })
+    ensure!(
+        sum(&lab.status()?, "dropped_down") > dropped,
+        "no packet met the missing cable"
+    );
+    node(lab, 0).back()?;
+    node(lab, 0).pings(20, "-i 0.02 -s 9000")
 }

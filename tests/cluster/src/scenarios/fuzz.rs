@@ -2,7 +2,8 @@
 //!
 //! `FUZZ_SEED` and `FUZZ_SECONDS` say which and for how long.
 
-use super::churn::{no_growth, usage};
+use super::leaks::Usage;
+use super::node::{node, volume};
 use super::torus::{finish, get_on, prepare, survivors, Flow, Kind};
 use super::{on_pair, uapi};
 use crate::cluster::{Lab, LogMark, PATIENCE};
@@ -15,7 +16,6 @@ use std::time::{Duration, Instant};
 
 /// Without other words by the environment.
 const SEED: u64 = 1;
-const SECONDS: u64 = 30;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -44,7 +44,7 @@ pub fn seed() -> u64 {
 }
 
 fn seconds() -> u64 {
-    setting("FUZZ_SECONDS", SECONDS)
+    setting("FUZZ_SECONDS", volume(12, 30))
 }
 
 struct Random(SmallRng);
@@ -182,23 +182,8 @@ fn slot(unit: &str, vpid: u64, first: u64, last: u64) -> String {
 
 /// Open ports of the target: whether of VELO, VPID.
 fn ports(lab: &Lab) -> Result<Vec<(bool, u64)>> {
-    let text = lab.ok(TARGET, "cat /sys/kernel/debug/extoll-*/ports")?;
-    text.lines()
-        .map(|line| {
-            let words: Vec<&str> = line.split(' ').collect();
-            let vpid = words.get(2).and_then(|w| w.parse().ok());
-            Ok((words[0] == "Velo", vpid.with_context(|| line.to_owned())?))
-        })
-        .collect()
-}
-
-/// How often each reason of the base driver was counted.
-fn reasons(lab: &Lab) -> Result<Vec<u64>> {
-    let text = lab.ok(TARGET, "cat /sys/kernel/debug/extoll-*/counters")?;
-    text.lines()
-        .filter_map(|l| l.strip_prefix("reason ")?.split(' ').nth(1))
-        .map(|n| Ok(n.parse()?))
-        .collect()
+    let ports = node(lab, TARGET).ports()?;
+    Ok(ports.iter().map(|p| (p.is_velo, p.vpid)).collect())
 }
 
 /// No reason, of whatever driver, has more lines than it may have.
@@ -244,7 +229,7 @@ fn fabric(lab: &Lab) -> Result<()> {
         prepare(lab, node)?;
     }
     remote_register(lab)?;
-    let before = usage(lab, TARGET)?;
+    let before = Usage::of(node(lab, TARGET))?;
     let user = format!("setpriv --reuid={USER} --regid={USER} --clear-groups -- ");
     let mut flows = [Kind::User, Kind::Kernel, Kind::Tcp]
         .into_iter()
@@ -252,28 +237,28 @@ fn fabric(lab: &Lab) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     get_on(lab, &flows, "done", 5, |_| true).context("before the fuzz")?;
     let mark = lab.log_mark(TARGET)?;
-    let (start, first) = (Instant::now(), reasons(lab)?);
+    let (start, first) = (Instant::now(), node(lab, TARGET).reasons()?);
     bombard(lab, seed, Duration::from_secs(seconds), &mut flows)?;
     get_on(lab, &flows, "done", 5, |_| true).context("after the fuzz")?;
     few_lines(lab, &mark, start)?;
     finish(lab, &mut flows)?;
     survivors(lab, |_| true)?;
-    let last = reasons(lab)?;
+    let last = node(lab, TARGET).reasons()?;
     for number in MOVED {
         ensure!(
             last.get(number) > first.get(number),
             "reason {number} did not move: {first:?} -> {last:?}"
         );
     }
-    for node in [PEER, TARGET] {
-        lab.ok(node, "ip link set exn0 down; ip link set exn0 up")?;
+    for number in [PEER, TARGET] {
+        lab.ok(number, "ip link set exn0 down; ip link set exn0 up")?;
     }
-    lab.until("the peers answer", PATIENCE, |l| {
-        let ping = format!("ping -q -c 20 -i 0.02 -s 3000 -w 20 node{PEER}");
-        Ok(l.sh_for(TARGET, &ping, PATIENCE)?.status == 0)
-    })?;
+    for number in [PEER, TARGET] {
+        node(lab, number).back()?;
+        node(lab, number).pings(20, "-i 0.02 -s 3000")?;
+    }
     remote_register(lab)?;
-    no_growth(&before, &usage(lab, TARGET)?)?;
+    before.not_grown(&Usage::of(node(lab, TARGET))?)?;
     for node in [PEER, TARGET] {
         lab.ok(node, "rmmod extoll_bench")?;
     }

@@ -1,9 +1,10 @@
 //! Messages and notifications that nobody should send. Each kind moves the counter of its reason and nothing else, is logged
 //! with it at a limited rate, and leaves nothing behind.
 
-use super::churn::{back, no_growth, usage};
+use super::leaks::Usage;
+use super::node::{node, value};
 use super::on_pair;
-use crate::cluster::{field, Lab, LogMark, PATIENCE};
+use crate::cluster::{Lab, LogMark, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
@@ -84,10 +85,10 @@ const NOT_PENDING: Reason = Reason(
     "peer says it dropped a frame that is not pending",
 );
 
-/// The limit of log lines per reason: so many in an interval.
+/// The limit of log lines per reason: so many in an interval, which exn is given when it is loaded.
 const LINES: u64 = 4;
-const INTERVAL_S: u64 = 10;
-/// More than the objects by which caches may grow ([`no_growth`]), so that one leak per message shows.
+const INTERVAL_MS: u64 = 2000;
+/// More than the objects by which caches may grow ([`Usage::not_grown`]), so that one leak per message shows.
 const BURST: u32 = 1500;
 
 pub(super) fn velo(node: u16, vpid: u8, mtt: u8, tag: u8, data: &[u8]) -> String {
@@ -141,8 +142,7 @@ impl Target<'_> {
     }
 
     fn count(&self, reason: &Reason) -> Result<u64> {
-        let text = self.lab.ok(1, "ethtool -S exn0")?;
-        field(&text, reason.1).with_context(|| format!("no counter {}", reason.1))
+        node(self.lab, 1).ethtool(reason.1)
     }
 
     /// Waits until the counter has a value, and fails if it goes beyond.
@@ -169,7 +169,7 @@ impl Target<'_> {
         ];
         self.lab.until("exn of node 1 is idle", PATIENCE, |l| {
             let text = l.ok(1, "ethtool -S exn0")?;
-            Ok(GAUGES.iter().all(|gauge| field(&text, gauge) == Some(0)))
+            Ok(GAUGES.iter().all(|gauge| value(&text, gauge) == Some(0)))
         })
     }
 
@@ -220,7 +220,7 @@ impl Target<'_> {
 
     /// Whatever came so far, the log has few lines of it.
     fn few_lines(&self, reason: &Reason) -> Result<()> {
-        let limit = LINES * (self.start.elapsed().as_secs() / INTERVAL_S + 2);
+        let limit = LINES * (self.start.elapsed().as_millis() as u64 / INTERVAL_MS + 2);
         let lines = self.logged(reason)?.lines;
         ensure!(
             lines <= limit,
@@ -232,7 +232,8 @@ impl Target<'_> {
 
     /// Waits until every reason may be logged again.
     fn next_interval(&self) -> Result<()> {
-        self.lab.ok(1, &format!("sleep {INTERVAL_S}.5")).map(drop)
+        let seconds = (INTERVAL_MS + 500) as f64 / 1000.0;
+        self.lab.ok(1, &format!("sleep {seconds}")).map(drop)
     }
 
     /// Every event was logged or is in the count of suppressed ones of a later line. The last one was logged.
@@ -267,12 +268,10 @@ impl Target<'_> {
 /// Runs a test on node 1 with exn loaded anew, so that counters and rate limits start from zero, and with short time-outs.
 /// Afterwards nothing may be left of what it received.
 fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Result<()> {
-    lab.ok(
-        1,
-        "rmmod exn && modprobe exn rdv_timeout_ms=1000 rdv_quarantine_ms=1000",
-    )?;
-    back(lab, 1)?;
-    let before = usage(lab, 1)?;
+    node(lab, 1).reload_exn(&format!(
+        "rdv_timeout_ms=1000 rdv_quarantine_ms=1000 log_interval_ms={INTERVAL_MS}"
+    ))?;
+    let before = Usage::of(node(lab, 1))?;
     let target = Target {
         lab,
         mark: lab.log_mark(1)?,
@@ -280,11 +279,10 @@ fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Resu
     };
     test(&target)?;
     target.is_idle()?;
-    no_growth(&before, &usage(lab, 1)?)?;
-    lab.ok(0, "ping -q -c 20 -i 0.02 -s 3000 -w 20 node1")?;
-    lab.ok(1, "rmmod exn && modprobe exn")?;
-    back(lab, 1)?;
-    back(lab, 0)
+    before.not_grown(&Usage::of(node(lab, 1))?)?;
+    node(lab, 0).pings(20, "-i 0.02 -s 3000")?;
+    node(lab, 1).reload_exn("")?;
+    node(lab, 0).back()
 }
 
 fn messages(lab: &Lab) -> Result<()> {

@@ -1,5 +1,6 @@
 //! With an IOMMU that is used strictly: other scenarios once more, and nothing that the NIC accesses is unmapped.
 
+use super::node::node;
 use crate::cluster::{Lab, Spec};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -35,7 +36,7 @@ fn nothing_unmapped(lab: &Lab) -> Result<()> {
         groups.contains("iommu_groups") && groups.trim_end().ends_with("DMA"),
         "the NIC is not behind an IOMMU that is used strictly: {groups}"
     );
-    lab.ok(0, "ping -q -c 5 -i 0.2 -s 20000 -w 60 node1")?;
+    node(lab, 0).pings(5, "-i 0.2 -s 20000")?;
     let status = lab.status()?;
     let nics = status["fabric"]["nics"].as_array().context("NICs")?;
     for nic in nics {

@@ -1,8 +1,9 @@
 //! Answers that come when the port that asked is closed, open again, or another driver's.
 
-use super::churn::back;
+use super::guest;
+use super::node::{node, volume, Options};
 use super::on_pair;
-use crate::cluster::{as_slow, pairs, Lab, PATIENCE};
+use crate::cluster::{as_slow, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
@@ -25,19 +26,19 @@ fn keep(seconds: u64) -> String {
 
 /// Loads the modules of node 0 with these options.
 fn load(lab: &Lab, extoll: &str, exn: &str) -> Result<()> {
-    let script = format!("rmmod exn extoll && modprobe extoll {extoll} && modprobe exn {exn}");
-    lab.ok(0, &script)?;
-    back(lab, 0)?;
-    back(lab, 1)
+    node(lab, 0).reload(Options { extoll, exn })?;
+    node(lab, 1).back()
 }
 
-/// A gauge of the NIC of node 0; 0 if there is none.
+/// A gauge of the quarantine of node 0.
 fn held(lab: &Lab, name: &str) -> Result<u64> {
-    let text = lab.ok(0, "cat /sys/kernel/debug/extoll-*/quarantine")?;
-    Ok(pairs(&text)
-        .get(name)
-        .and_then(|v| v.parse().ok())
-        .unwrap_or(0))
+    node(lab, 0).held(name)
+}
+
+/// Both nodes reach each other with the longest frames.
+fn works(lab: &Lab) -> Result<()> {
+    node(lab, 0).back()?;
+    node(lab, 0).pings(5, "-i 0.2 -s 60000")
 }
 
 /// Freezes node 1 while node 0 waits for frames of it, and it for frames of node 0.
@@ -52,8 +53,9 @@ fn freeze(lab: &Lab) -> Result<()> {
     lab.sh_for(0, &format!("{ping} node1"), PATIENCE)?;
     // In time or not.
     lab.until("both directions are outstanding", PATIENCE, |l| {
-        let sent = l.ethtool(0, "tx_rdv_in_flight")? + l.ethtool(0, "tx_rdv_quarantined")?;
-        Ok(l.ethtool(0, "rx_rdv_in_flight")? > 0 && sent > 0)
+        let get = |name| node(l, 0).ethtool(name);
+        let sent = get("tx_rdv_in_flight")? + get("tx_rdv_quarantined")?;
+        Ok(get("rx_rdv_in_flight")? > 0 && sent > 0)
     })
 }
 
@@ -67,60 +69,31 @@ fn empty(lab: &Lab) -> Result<()> {
     })
 }
 
-fn carrier(lab: &Lab) -> Result<bool> {
-    Ok(lab.ok(0, "ip link show exn0")?.contains("LOWER_UP"))
-}
-
-/// Fills pipes with zeros until little memory is left: kernel pages, as the buffers of frames were. Says how much, waits to be
-/// told to go on, and fails if anything else comes out.
-const FILL: &str = r#"
-sync; echo 3 >/proc/sys/vm/drop_caches; rm -f /tmp/filled /tmp/go
-cat >/tmp/fill.py <<'END'
-import fcntl, os, resource, sys, time
-MIB = 1 << 20
-resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-free = [int(l.split()[1]) >> 10 for l in open("/proc/meminfo") if l.startswith("MemAvailable")][0]
-pipes = []
-for _ in range(free - 60):
-    r, w = os.pipe()
-    fcntl.fcntl(w, fcntl.F_SETPIPE_SZ, MIB)
-    assert os.write(w, bytes(MIB)) == MIB
-    pipes.append((r, w))
-open("/tmp/filled.new", "w").write(str(len(pipes)))
-os.rename("/tmp/filled.new", "/tmp/filled")
-while not os.path.exists("/tmp/go"):
-    time.sleep(0.1)
-bad = 0
-for r, w in pipes:
-    n = 0
-    while n < MIB:
-        data = os.read(r, MIB - n)
-        n += len(data)
-        bad += len(data) - data.count(0)
-sys.exit(f"{bad} bytes are not what was written" if bad else 0)
-END
-exec python3 /tmp/fill.py
-"#;
-
 /// The port is closed and opened while commands are outstanding; what came too late reaches no memory of others.
 fn late_answers(lab: &Lab) -> Result<()> {
-    load(lab, "", &keep(40))?;
+    load(lab, "", &keep(volume(25, 40)))?;
     freeze(lab)?;
-    let late = lab.ethtool(0, "notify_late")?;
+    let late = node(lab, 0).ethtool("notify_late")?;
     lab.ok(0, "ip link set exn0 down; ip link set exn0 up")?;
     ensure!(held(lab, "objects")? > 0, "nothing is in quarantine");
     ensure!(held(lab, "bytes")? > 60_000, "no buffer is in quarantine");
-    ensure!(carrier(lab)?, "the port is not enabled");
-    let fill = lab.spawn(0, FILL)?;
-    lab.until("memory is filled", PATIENCE, |l| {
-        Ok(l.sh_for(0, "test -e /tmp/filled", PATIENCE)?.status == 0)
-    })?;
+    ensure!(node(lab, 0).has_carrier()?, "the port is not enabled");
+    guest::install(lab, 0)?;
+    lab.ok(0, "rm -f /tmp/filled /tmp/go")?;
+    let fill = lab.spawn(
+        0,
+        &format!(
+            "sync; echo 3 >/proc/sys/vm/drop_caches; exec {}",
+            guest::program("fill")
+        ),
+    )?;
+    node(lab, 0).until_file("/tmp/filled")?;
     let filled: u64 = lab.ok(0, "cat /tmp/filled")?.trim().parse()?;
     ensure!(filled > 64, "only {filled} MiB were free");
     ensure!(held(lab, "objects")? > 0, "the quarantine ended too early");
     thaw(lab)?;
     let answered = lab.until("late answers come", Duration::from_secs(20), |l| {
-        Ok(l.ethtool(0, "notify_late")? > late)
+        Ok(node(l, 0).ethtool("notify_late")? > late)
     });
     std::thread::sleep(Duration::from_secs(1));
     lab.ok(0, "touch /tmp/go")?;
@@ -130,8 +103,7 @@ fn late_answers(lab: &Lab) -> Result<()> {
         "late answers reached memory of others: {out:?}"
     );
     answered?;
-    back(lab, 0)?;
-    lab.ok(0, "ping -q -c 5 -i 0.2 -s 60000 -w 60 node1")?;
+    works(lab)?;
     empty(lab)
 }
 
@@ -145,39 +117,40 @@ fn bounded(lab: &Lab) -> Result<()> {
         objects > 0 && bytes > 64 << 10,
         "{objects} objects, {bytes} bytes"
     );
-    ensure!(held(lab, "disabled_vpid_254")? > 0, "the port is enabled");
+    ensure!(node(lab, 0).disabled_ms(254)? > 0, "the port is enabled");
     for _ in 0..5 {
         lab.ok(
             0,
             "ping -q -c 1 -W 1 -s 20000 node1; ip link set exn0 down; ip link set exn0 up",
         )?;
-        ensure!(!carrier(lab)?, "there is a carrier");
+        ensure!(!node(lab, 0).has_carrier()?, "there is a carrier");
         ensure!(held(lab, "objects")? <= objects, "the quarantine grew");
     }
     thaw(lab)?;
     empty(lab)?;
     ensure!(held(lab, "total_objects")? == objects, "more was added");
-    back(lab, 0)?;
-    lab.ok(0, "ping -q -c 5 -i 0.2 -s 60000 -w 60 node1")?;
+    works(lab)?;
     load(lab, "", "")
 }
 
 /// What exn left is freed when it is not loaded any more.
 fn without_exn(lab: &Lab) -> Result<()> {
-    load(lab, "", &keep(10))?;
+    load(lab, "", &keep(6))?;
     freeze(lab)?;
     lab.ok(0, "rmmod exn")?;
     ensure!(held(lab, "objects")? > 0, "nothing is in quarantine");
     empty(lab)?;
     thaw(lab)?;
-    lab.ok(0, &format!("modprobe exn {}", keep(10)))?;
-    back(lab, 0)?;
-    // Both modules, with something held: all is freed at once.
+    lab.ok(0, &format!("modprobe exn {}", keep(6)))?;
+    node(lab, 0).back()?;
+    // Both modules, with something held: all is freed at once. What was forgotten is over when they are loaded again.
     freeze(lab)?;
-    lab.ok(0, "rmmod exn extoll && sleep 10 && modprobe exn")?;
+    node(lab, 0).unload()?;
+    std::thread::sleep(as_slow(Duration::from_secs(6)));
+    node(lab, 0).load(Options::default())?;
     thaw(lab)?;
-    back(lab, 0)?;
-    back(lab, 1)
+    node(lab, 0).back()?;
+    node(lab, 1).back()
 }
 
 /// Unbinding frees; the next driver doesn't enable the VPID before late answers can't come any more.
@@ -191,25 +164,21 @@ fn after_bind(lab: &Lab) -> Result<()> {
             .as_u64()
             .context("drops_vpid_disabled")
     };
-    lab.ok(
-        0,
-        "cd /sys/bus/pci/drivers/extoll; dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}'); \
-         echo $dev >unbind && echo $dev >bind && \
-         for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; ip link set exn0 up",
-    )?;
+    node(lab, 0).unbind()?;
+    node(lab, 0).bind()?;
+    node(lab, 0).address_back()?;
     ensure!(held(lab, "objects")? == 0, "memory outlived the driver");
-    ensure!(held(lab, "disabled_vpid_254")? > 0, "the port is enabled");
-    ensure!(!carrier(lab)?, "there is a carrier");
+    ensure!(node(lab, 0).disabled_ms(254)? > 0, "the port is enabled");
+    ensure!(!node(lab, 0).has_carrier()?, "there is a carrier");
     let before = refused(lab)?;
     thaw(lab)?;
     lab.until("late answers are refused", PATIENCE, |l| {
         Ok(refused(l)? > before)
     })?;
-    back(lab, 0)?;
+    works(lab)?;
     ensure!(
-        held(lab, "disabled_vpid_254")? == 0,
+        node(lab, 0).disabled_ms(254)? == 0,
         "the port is not enabled"
     );
-    lab.ok(0, "ping -q -c 5 -i 0.2 -s 60000 -w 60 node1")?;
     load(lab, "", "")
 }

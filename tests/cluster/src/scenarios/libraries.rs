@@ -2,8 +2,9 @@
 //! window. The work inside the nodes is done by `guest/libs.py` and the tools.
 
 use super::faults::sum;
+use super::node::node;
 use super::on_pair;
-use super::uapi::{bind_nic, unbind_nic};
+use super::uapi::install;
 use super::userland::{c_program, finish, nothing_left, server};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
@@ -12,8 +13,6 @@ use std::time::Duration;
 use wire::ids::NodeId;
 use wire::regs::smfu::{self, IntervalControl, RRA_WINDOW};
 
-/// The program, put into the nodes.
-const PROGRAM: &str = include_str!("../../guest/libs.py");
 /// How long one command of it may take.
 const LONG: Duration = Duration::from_secs(240);
 const USER: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups -- ";
@@ -30,18 +29,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-fn install(lab: &Lab) -> Result<()> {
-    for node in 0..2 {
-        lab.ok(
-            node,
-            &format!("cat >/tmp/libs.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM\n"),
-        )?;
-    }
-    Ok(())
-}
-
 fn line(command: &str) -> String {
-    format!("{USER}python3 /tmp/libs.py {command}")
+    format!("{USER}python3 /tmp/guest/libs.py {command}")
 }
 
 /// Who sleeps in a blocking call gets the documented error, not a signal.
@@ -64,19 +53,17 @@ fn unbound(lab: &Lab) -> Result<()> {
     }
     for (name, _) in &running {
         let ready = format!("test -e /tmp/{name} && [ {name} != crate -o -s /tmp/{name} ]");
-        lab.until("it sleeps", PATIENCE, |lab| {
-            Ok(lab.sh_for(0, &ready, PATIENCE)?.status == 0)
-        })?;
+        node(lab, 0).until("it sleeps", &ready)?;
     }
     // What they do before they sleep takes less.
     lab.ok(0, "sleep 1")?;
-    unbind_nic(lab)?;
+    node(lab, 0).unbind()?;
     let ended: Vec<_> = running
         .into_iter()
         .map(|(name, process)| (name, process.wait(PATIENCE)))
         .collect();
     // Back before anything is judged: the others need the node.
-    bind_nic(lab)?;
+    node(lab, 0).bind()?;
     for (name, out) in ended {
         let out = out.with_context(|| format!("{name} sleeps on"))?;
         match name {
@@ -87,9 +74,7 @@ fn unbound(lab: &Lab) -> Result<()> {
             _ => ensure!(out.status == 0, "{name}: {out:?}"),
         }
     }
-    lab.until("node 1 answers", PATIENCE, |lab| {
-        Ok(lab.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })?;
+    node(lab, 0).back()?;
     nothing_left(lab)
 }
 
@@ -186,9 +171,9 @@ fn lost_writes(lab: &Lab) -> Result<()> {
 /// libsmfu's functions: a window to the other node, its memory, error codes.
 fn smfu_in_c(lab: &Lab) -> Result<()> {
     install(lab)?;
-    lab.ok_for(0, "python3 /tmp/libs.py smfu_errors", LONG)?;
+    lab.ok_for(0, "python3 /tmp/guest/libs.py smfu_errors", LONG)?;
     for (from, to) in [(0usize, 1usize), (1, 0)] {
-        let (running, words) = server(lab, to, "python3 /tmp/libs.py smfu_export", "ready")?;
+        let (running, words) = server(lab, to, "python3 /tmp/guest/libs.py smfu_export", "ready")?;
         ensure!(words[1] == to.to_string(), "{words:?}");
         let registers = [
             u64::from(smfu::interval_control(INTERVAL).get()),
@@ -198,7 +183,7 @@ fn smfu_in_c(lab: &Lab) -> Result<()> {
             IntervalControl::to_node(NodeId(to as u16)).raw(),
         ];
         let registers = registers.map(|r| r.to_string()).join(" ");
-        let command = format!("python3 /tmp/libs.py smfu_use {to} {RRA_WINDOW} {registers}");
+        let command = format!("python3 /tmp/guest/libs.py smfu_use {to} {RRA_WINDOW} {registers}");
         lab.ok_for(from, &command, LONG)?;
         finish(lab, to, running)?;
     }

@@ -9,14 +9,17 @@ mod events;
 mod fabric;
 mod faults;
 mod fuzz;
+mod guest;
 mod hostile;
 mod iommu;
 mod lab_cli;
 mod late;
 mod late_answers;
+mod leaks;
 mod libraries;
 mod matrix;
 mod memory;
+mod node;
 mod numa;
 mod raw;
 mod recovery;
@@ -28,16 +31,10 @@ mod uapi;
 mod units;
 mod userland;
 
-use crate::cluster::modules;
-use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::cluster::{Lab, Spec};
 use crate::scenario::{apply, Group, Load};
 use crate::Scenario;
 use anyhow::Result;
-
-/// Makes the kernel give back what it only keeps at hand, before memory in use is measured. KASAN of a debug kernel keeps
-/// freed objects too, until their cache is shrunk.
-pub const SETTLE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; \
-     for c in /sys/kernel/slab/*/shrink; do echo 1 >$c; done 2>/dev/null";
 
 /// Two nodes, one cable.
 pub const PAIR: Spec = Spec::pair();
@@ -89,22 +86,6 @@ pub const GROUPS: &[Group] = &[
     group("units::rra_everywhere", Load::Exclusive, 900, &[]),
     group("fabric::torus", Load::Exclusive, 1200, &[]),
 ];
-
-/// Reloads the modules of a node of [`PAIR`] with these options of `extoll`; returns when the peer answers.
-fn reload(lab: &Lab, node: usize, options: &str) -> Result<()> {
-    let script = format!(
-        "{} && {} && for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; \
-         ip addr replace 10.2.0.{}/24 broadcast + dev exn0 && ip link set exn0 up",
-        modules::unload(),
-        modules::load(&[("extoll", options)]),
-        node + 1
-    );
-    lab.ok(node, &script)?;
-    let ping = format!("ping -q -c 1 -W 1 node{}", 1 - node);
-    lab.until("the peer answers", PATIENCE, |lab| {
-        Ok(lab.sh_for(node, &ping, PATIENCE)?.status == 0)
-    })
-}
 
 /// Every scenario, those of one cluster specification side by side.
 pub fn all() -> Vec<Scenario> {

@@ -1,5 +1,6 @@
 //! VELO and RMA without a network stack above: `extoll_bench`, whose runs compare all data they move.
 
+use super::node::node;
 use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
@@ -25,12 +26,12 @@ fn load(lab: &Lab) -> Result<()> {
 }
 
 fn unload(lab: &Lab) -> Result<()> {
-    for node in 0..2 {
-        lab.ok(node, "rmmod extoll_bench")?;
+    for n in 0..2 {
+        lab.ok(n, "rmmod extoll_bench")?;
         // Only the network driver's ports are left, or none.
-        let ports = lab.ok(node, "cat /sys/kernel/debug/extoll-*/ports")?;
-        let user = ports.lines().filter(|l| !l.contains(" vpid 254 ")).count();
-        ensure!(user == 0, "ports left open on node{node}:\n{ports}");
+        let mut ports = node(lab, n).ports()?;
+        ports.retain(|p| p.vpid != 254);
+        ensure!(ports.is_empty(), "ports left open on node{n}: {ports:?}");
     }
     Ok(())
 }
@@ -185,18 +186,18 @@ fn unbind(lab: &Lab) -> Result<()> {
         0,
         "exec 3<>/dev/extoll_bench; printf %s 'pingpong node=1 count=1000000 timeout_ms=40000' >&3; echo rc $?; cat <&3",
     )?;
-    let unbind = "d=$(basename $(readlink -f /sys/bus/pci/drivers/extoll/0*)); echo $d >/sys/bus/pci/drivers/extoll/unbind; \
-                  echo $d >/sys/bus/pci/drivers/extoll/bind";
     lab.until("the server of node 1 is at work", PATIENCE, |lab| {
         Ok(number(&lab.raw(1, "status")?, "served")? > 50)
     })?;
-    lab.ok(0, unbind)?;
+    node(lab, 0).unbind()?;
+    node(lab, 0).bind()?;
     let out = run.wait(PATIENCE)?;
     ensure!(
         out.stdout.contains("rc 1") && out.stdout.contains("ENODEV"),
         "the run did not end by the unbinding: {out:?}"
     );
-    lab.ok(1, unbind)?;
+    node(lab, 1).unbind()?;
+    node(lab, 1).bind()?;
     for node in 0..2 {
         lab.until_it_works("the NIC is up again", PATIENCE, |lab| {
             Ok(number(&lab.raw(node, "status")?, "up")? == 1)
@@ -206,13 +207,9 @@ fn unbind(lab: &Lab) -> Result<()> {
     lab.raw(1, "get node=0 size=65536 count=8")?;
     unload(lab)?;
     // The interfaces went with the NIC.
-    for node in 0..2 {
-        let address = format!(
-            "for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; ip addr replace 10.2.0.{}/24 broadcast + dev exn0 && ip link set exn0 up",
-            node + 1
-        );
-        lab.ok(node, &address)?;
+    for n in 0..2 {
+        node(lab, n).address_back()?;
     }
-    lab.ok(0, "ping -q -c 3 -i 0.2 -w 30 node1")?;
-    Ok(())
+    node(lab, 0).back()?;
+    node(lab, 0).pings(3, "-i 0.2")
 }

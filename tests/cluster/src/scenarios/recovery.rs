@@ -1,8 +1,9 @@
 //! Faults of the NIC itself: writes that get lost, packets that are never taken, memory that is short.
 
-use super::faults::{port_counter, sum};
+use super::faults::sum;
+use super::node::{extoll, node, value, volume, Options};
 use super::on_pair;
-use super::traffic::{both_ways, iperf3_tcp, ping_sizes, pings};
+use super::traffic::{both_ways, iperf3_tcp, ping_sizes};
 use crate::cluster::{as_slow, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -23,13 +24,12 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// How often a reason of the base driver occurred on a node.
-fn reason(lab: &Lab, node: usize, number: u32) -> Result<u64> {
-    let text = lab.ok(node, "cat /sys/kernel/debug/extoll-*/counters")?;
-    let start = format!("reason {number} ");
-    text.lines()
-        .find_map(|l| l.strip_prefix(&start)?.split(' ').next()?.parse().ok())
-        .with_context(|| format!("no reason {number} in {text}"))
+fn pings(lab: &Lab, count: usize, options: &str) -> Result<()> {
+    node(lab, 0).pings(count, options)
+}
+
+fn reason(lab: &Lab, number: usize, reason: u32) -> Result<u64> {
+    node(lab, number).reason(reason)
 }
 
 /// Has the next write into a ring of node 1 lost, and waits until the driver skipped the hole.
@@ -57,7 +57,7 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
         .map(|(_, number)| reason(lab, 1, *number))
         .collect::<Result<Vec<_>>>()?;
     std::thread::scope(|scope| {
-        let data = scope.spawn(|| both_ways(lab, 32, Duration::from_secs(200)));
+        let data = scope.spawn(|| both_ways(lab, volume(8, 32), Duration::from_secs(200)));
         // Traffic in any case, also when the data are through.
         let load = lab.spawn(0, "ping -q -i 0.05 -s 3000 -w 150 node1")?;
         let lose = |(ring, number): &(&str, u32)| lose_one(lab, ring, *number);
@@ -69,7 +69,7 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
         result.and(data)
     })?;
     // Long enough for the system notification queue to go round: what was left in a hole must not come back to life.
-    pings(lab, 1000, "-i 0.004 -s 40")?;
+    pings(lab, 1000, "-i 0.002 -s 40")?;
     pings(lab, 50, "-i 0.02 -s 3000")?;
     for ((ring, number), before) in RINGS.iter().zip(before) {
         let skipped = reason(lab, 1, *number)? - before;
@@ -85,7 +85,7 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
 fn lost_when_idle(lab: &Lab) -> Result<()> {
     for (ring, size, number) in [("velo", 40, 19), ("rma", 3000, 20)] {
         // Resolves the address first, so that one frame goes and nothing is repeated.
-        pings(lab, 1, "-s 3000")?;
+        node(lab, 0).one_ping("-s 3000")?;
         std::thread::sleep(Duration::from_secs(1));
         let before = reason(lab, 1, number)?;
         lab.fault(&["dma-fault", "1", "--ring", ring])?;
@@ -100,20 +100,12 @@ fn lost_when_idle(lab: &Lab) -> Result<()> {
     std::thread::sleep(Duration::from_secs(1));
     let before = reason(lab, 1, 21)?;
     lab.fault(&["dma-fault", "1", "--ring", "snq"])?;
-    pings(lab, 1, "-i 20 -s 40")?;
+    node(lab, 0).one_ping("-s 40")?;
     // The mailbox may have been looked at before the ring was.
     lab.until("the lost notification is counted", PATIENCE, |l| {
         Ok(reason(l, 1, 21)? == before + 1)
     })?;
     pings(lab, 10, "-i 0.05 -s 40")
-}
-
-/// Interrupts of node 1's NIC so far.
-fn interrupts(lab: &Lab) -> Result<u64> {
-    let text = lab.ok(1, "cat /sys/kernel/debug/extoll-*/counters")?;
-    text.lines()
-        .find_map(|l| l.strip_prefix("interrupts ")?.trim().parse().ok())
-        .with_context(|| format!("no interrupts in {text}"))
 }
 
 /// An interrupt is armed by the handler of the one before: the loss of one must not be the end of all.
@@ -122,13 +114,13 @@ fn lost_interrupt(lab: &Lab) -> Result<()> {
     std::thread::sleep(Duration::from_secs(1));
     let before = reason(lab, 1, 35)?;
     lab.fault(&["dma-fault", "1", "--ring", "msi"])?;
-    pings(lab, 1, "-i 20")?;
+    node(lab, 0).one_ping("")?;
     lab.until("the loss is noticed", PATIENCE, |l| {
         Ok(reason(l, 1, 35)? > before)
     })?;
-    let before = interrupts(lab)?;
+    let before = node(lab, 1).interrupts()?;
     pings(lab, 20, "-i 0.2")?;
-    let more = interrupts(lab)? - before;
+    let more = node(lab, 1).interrupts()? - before;
     ensure!(more >= 10, "{more} interrupts by 20 messages");
     Ok(())
 }
@@ -155,17 +147,12 @@ fn registers_hang(lab: &Lab) -> Result<()> {
             Ok(!is_master(l)?)
         })
     });
-    let unbound = lab.ok(0, "rmmod exn extoll");
+    let unbound = node(lab, 0).unload();
     lab.fault(&["deaf", "0", "--off"])?;
     cut?;
     unbound?;
-    lab.ok(
-        0,
-        "modprobe exn && ip addr replace 10.2.0.1/24 broadcast + dev exn0 && ip link set exn0 up",
-    )?;
-    lab.until("node 1 answers again", PATIENCE, |l| {
-        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })?;
+    node(lab, 0).load(Options::default())?;
+    node(lab, 0).back()?;
     pings(lab, 20, "-i 0.05 -s 3000")?;
     lab.assert_clean_log()?;
     lab.ok(0, "dmesg -C").map(drop)
@@ -175,27 +162,25 @@ fn registers_hang(lab: &Lab) -> Result<()> {
 const WATCHDOG: &str = "NETDEV WATCHDOG";
 
 fn watchdog(lab: &Lab) -> Result<()> {
-    pings(lab, 1, "")?;
+    node(lab, 0).one_ping("")?;
     let before = (
-        lab.ethtool(0, "tx_watchdog")?,
-        port_counter(lab, 0, "lost")?,
+        node(lab, 0).ethtool("tx_watchdog")?,
+        node(lab, 0).port_counter("lost")?,
         reason(lab, 0, 12)?,
     );
     lab.fault(&["stuck", "0"])?;
     // Small frames go as messages; with 255 of them not taken, the queue stops, and five seconds later the watchdog bites.
     let load = lab.spawn(0, "ping -q -f -s 20 -w 60 node1")?;
     let fired = lab.until("the watchdog fires", PATIENCE, |l| {
-        Ok(l.ethtool(0, "tx_watchdog")? > before.0)
+        Ok(node(l, 0).ethtool("tx_watchdog")? > before.0)
     });
     lab.fault(&["stuck", "0", "--off"])?;
     fired?;
-    let back = lab.until("node1 answers again", PATIENCE, |l| {
-        Ok(l.sh_for(0, "ping -q -c 2 -W 2 node1", PATIENCE)?.status == 0)
-    });
+    let back = node(lab, 0).back();
     load.stop();
     back?;
     ensure!(
-        port_counter(lab, 0, "lost")? > before.1,
+        node(lab, 0).port_counter("lost")? > before.1,
         "nothing was given up"
     );
     ensure!(reason(lab, 0, 12)? > before.2, "no stall was reported");
@@ -213,8 +198,8 @@ fn watchdog(lab: &Lab) -> Result<()> {
 
 /// The NIC refuses every packet, again and again, replays included: they are given up, and the port goes on.
 fn retry_without_end(lab: &Lab) -> Result<()> {
-    pings(lab, 1, "")?;
-    let before = (reason(lab, 0, 13)?, port_counter(lab, 0, "lost")?);
+    node(lab, 0).one_ping("")?;
+    let before = (reason(lab, 0, 13)?, node(lab, 0).port_counter("lost")?);
     lab.fault(&["retry", "0", "--every", "1"])?;
     let load = lab.spawn(0, "ping -q -i 0.01 -s 40 -w 60 node1")?;
     let fetch = lab.spawn(1, "ping -q -i 0.01 -s 3000 -w 60 node0")?;
@@ -226,12 +211,10 @@ fn retry_without_end(lab: &Lab) -> Result<()> {
     fetch.stop();
     given_up?;
     ensure!(
-        port_counter(lab, 0, "lost")? > before.1,
+        node(lab, 0).port_counter("lost")? > before.1,
         "no packet was counted as lost"
     );
-    lab.until("node1 answers again", PATIENCE, |l| {
-        Ok(l.sh_for(0, "ping -q -c 2 -W 2 node1", PATIENCE)?.status == 0)
-    })?;
+    node(lab, 0).back()?;
     pings(lab, 50, "-i 0.02 -s 40")?;
     pings(lab, 50, "-i 0.02 -s 9000")
 }
@@ -241,10 +224,10 @@ fn slow_receiver(lab: &Lab) -> Result<()> {
     let before = lab.status()?;
     lab.fault(&["queue-full", "1", "--vpid", "254", "--slots", "2"])?;
     lab.fault(&["retry", "0", "--waiting", "1"])?;
-    let result = both_ways(lab, 32, Duration::from_secs(300));
+    let result = both_ways(lab, volume(8, 32), Duration::from_secs(300));
     // Many messages at once: long frames without rendezvous.
     lab.ok(0, "ethtool --set-tunable exn0 tx-copybreak 9000")?;
-    let frames = lab.ok(0, "ping -q -i 0.02 -s 8000 -c 50 -w 60 node1");
+    let frames = pings(lab, 50, "-i 0.02 -s 8000");
     lab.fault(&["clear"])?;
     lab.ok(0, "ethtool --set-tunable exn0 tx-copybreak 120")?;
     result?;
@@ -257,18 +240,15 @@ fn slow_receiver(lab: &Lab) -> Result<()> {
 }
 
 /// Reloads the modules of a node with VELO slots of this size.
-fn reload(lab: &Lab, node: usize, small: bool) -> Result<()> {
+fn reload(lab: &Lab, number: usize, small: bool) -> Result<()> {
     let (option, size) = if small {
         ("velo_slots_64=1", 64)
     } else {
         ("", 128)
     };
-    super::reload(lab, node, option)?;
-    let status = lab.ok(node, "cat /sys/kernel/debug/extoll-*/status")?;
-    ensure!(
-        status.contains(&format!("velo_slot_bytes {size}")),
-        "{status}"
-    );
+    node(lab, number).reload(extoll(option))?;
+    let status = node(lab, number).debugfs("status")?;
+    ensure!(value(&status, "velo_slot_bytes") == Some(size), "{status}");
     Ok(())
 }
 
@@ -320,7 +300,8 @@ fn memory_pressure(lab: &Lab) -> Result<()> {
         "rx_no_memory",
         "tx_no_memory",
     ];
-    let read = |lab: &Lab| -> Result<u64> { counters.iter().map(|c| lab.ethtool(1, c)).sum() };
+    let read =
+        |lab: &Lab| -> Result<u64> { counters.iter().map(|c| node(lab, 1).ethtool(c)).sum() };
     let saved = lab.ok(
         1,
         "cat /proc/sys/vm/min_free_kbytes /proc/sys/vm/watermark_scale_factor",
@@ -360,8 +341,8 @@ fn memory_pressure(lab: &Lab) -> Result<()> {
     lab.ok(0, "pkill ping; true")?;
     short?;
     lab.until("nothing waits any more", PATIENCE, |l| {
-        Ok(l.ethtool(1, "rx_rdv_waiting")? == 0)
+        Ok(node(l, 1).ethtool("rx_rdv_waiting")? == 0)
     })?;
     pings(lab, 20, "-i 0.05 -s 60000")?;
-    both_ways(lab, 32, Duration::from_secs(200))
+    both_ways(lab, volume(8, 32), Duration::from_secs(200))
 }

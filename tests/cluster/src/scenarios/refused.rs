@@ -1,6 +1,7 @@
 //! NICs that the driver has to refuse: counted, one log line that says why, nothing left behind, and afterwards a good one works.
 
-use super::churn::{back, no_growth, usage};
+use super::leaks;
+use super::node::{node, Options, DEV};
 use super::on_pair;
 use crate::cluster::{Lab, LogMark, Spec, PATIENCE};
 use crate::Scenario;
@@ -20,11 +21,8 @@ pub fn all() -> Vec<Scenario> {
 /// How often a bad device is bound again.
 const TRIES: u64 = 20;
 
-/// The NIC's PCI name in the shell variable `dev`.
-const DEV: &str = "dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}'); [ -n \"$dev\" ] || exit 9; ";
-
 fn sh(lab: &Lab, script: &str) -> Result<String> {
-    lab.ok(1, &format!("{DEV}{script}"))
+    node(lab, 1).ok(&format!("{DEV}{script}"))
 }
 
 /// Counters of refused devices by the number of the reason.
@@ -89,15 +87,17 @@ fn was_refused(
     .map(drop)
 }
 
-/// Binds the NIC again and again, in vain.
+/// Binds the NIC again and again, in vain; nothing may leak.
 fn bind_in_vain(lab: &Lab) -> Result<()> {
-    sh(
-        lab,
-        &format!(
-            "for i in $(seq {TRIES}); do ! echo $dev >/sys/bus/pci/drivers/extoll/bind 2>/dev/null || exit 1; done"
-        ),
-    )
-    .map(drop)
+    leaks::watch(node(lab, 1), TRIES as u32 / 2, |tries| {
+        sh(
+            lab,
+            &format!(
+                "for i in $(seq {tries}); do ! echo $dev >/sys/bus/pci/drivers/extoll/bind 2>/dev/null || exit 1; done"
+            ),
+        )
+        .map(drop)
+    })
 }
 
 /// A host that can't do the DMA masks, or only the smaller one. The module `dma_mask_refuse` plays it.
@@ -106,9 +106,8 @@ fn dma_mask(lab: &Lab) -> Result<()> {
     const UNBIND: &str = "echo $dev >/sys/bus/pci/drivers/extoll/unbind";
     const BITS: &str = "cat /sys/bus/pci/devices/$dev/dma_mask_bits";
     let traffic = || -> Result<()> {
-        back(lab, 1)?;
-        lab.ok(0, "ping -q -c 20 -i 0.02 -s 9000 -w 20 node1")
-            .map(drop)
+        node(lab, 1).back()?;
+        node(lab, 0).pings(20, "-i 0.02 -s 9000")
     };
     let param = |name: &str| -> Result<u64> {
         let text = lab.ok(
@@ -122,8 +121,6 @@ fn dma_mask(lab: &Lab) -> Result<()> {
     // Once before measuring: the first time fills caches.
     sh(lab, &format!("{UNBIND} && modprobe dma_mask_refuse && ! {BIND} 2>/dev/null && rmmod dma_mask_refuse && {BIND}"))?;
     traffic()?;
-    let usage_before = usage(lab, 1)?;
-
     sh(lab, UNBIND)?;
     lab.ok(1, "modprobe dma_mask_refuse")?;
     let (mark, before) = (lab.log_mark(1)?, refusals(lab)?);
@@ -153,8 +150,7 @@ fn dma_mask(lab: &Lab) -> Result<()> {
     sh(lab, &format!("{UNBIND} && rmmod dma_mask_refuse && {BIND}"))?;
     ensure!(sh(lab, BITS)?.trim() == "52", "not 52 bits any more");
     traffic()?;
-    back(lab, 0)?;
-    no_growth(&usage_before, &usage(lab, 1)?)
+    node(lab, 0).back()
 }
 
 fn pci_identity(lab: &Lab) -> Result<()> {
@@ -193,31 +189,25 @@ fn pci_identity(lab: &Lab) -> Result<()> {
         restart(bad)?;
         let result = (|| -> Result<()> {
             let mark = lab.log_mark(1)?;
-            lab.ok(1, "modprobe exn")?;
+            node(lab, 1).load(Options::default())?;
             let zero = vec![0; refusals(lab)?.len()];
             was_refused(lab, &mark, &zero, number, text, 1)?;
             // Bound again and again: refused as often, and no memory is lost.
-            let before = usage(lab, 1)?;
             bind_in_vain(lab)?;
             was_refused(lab, &mark, &zero, number, text, 1 + TRIES)?;
-            no_growth(&before, &usage(lab, 1)?)?;
-            lab.ok(1, "rmmod exn extoll")?;
+            node(lab, 1).unload()?;
             lab.assert_clean_log()
         })();
         result.with_context(|| bad.to_string())?;
         restart(good)?;
     }
-    for node in 0..2 {
-        lab.ok(
-            node,
-            &format!(
-                "modprobe exn && ip addr add 10.2.0.{}/24 dev exn0 && ip link set exn0 up",
-                node + 1
-            ),
-        )?;
+    for n in 0..2 {
+        node(lab, n).load(Options::default())?;
+        node(lab, n).address_back()?;
     }
-    lab.until("the good NIC works", PATIENCE, |l| {
-        Ok(l.sh_for(0, "ping -q -c 1 -W 1 10.2.0.2", PATIENCE)?.status == 0)
+    // Names of other nodes are made by the lab's bring-up, which such nodes do without.
+    lab.until("the good NIC works", PATIENCE, |_| {
+        node(lab, 0).is_so("ping -q -c 1 -W 1 10.2.0.2")
     })?;
-    lab.ok(0, "ping -q -c 3 -i 0.1 -w 20 10.2.0.2").map(drop)
+    node(lab, 0).pings_to("10.2.0.2", 3, "-i 0.1")
 }

@@ -1,9 +1,10 @@
 //! A NIC that is torn out of its running node.
 
-use super::churn::{back, no_growth, usage};
+use super::leaks;
+use super::node::{node, volume, Options};
 use super::torus::{finish, get_on, prepare, survivors, Flow, Kind, DEADLINE, SLACK};
 use super::{on_pair, uapi};
-use crate::cluster::{finds_leaks, Lab, PATIENCE};
+use crate::cluster::{rounds, Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
@@ -15,8 +16,6 @@ pub fn all() -> Vec<Scenario> {
 
 /// The node that loses its NIC.
 const VICTIM: usize = 1;
-/// How often.
-const TIMES: usize = 1;
 /// What flows need to notice and to end.
 const SOON: Duration = Duration::from_millis(2 * (DEADLINE + SLACK));
 
@@ -38,20 +37,66 @@ fn flows(lab: &Lab) -> Result<Vec<Flow>> {
 
 fn surprise_removal(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
+    let dev = node(lab, VICTIM).pci()?;
+    lab.ok(VICTIM, &format!("echo {dev} >/tmp/nic"))?;
+    // With all kinds of users, which fills caches, too.
+    once(lab).context("under all kinds of traffic")?;
+    leaks::watch(node(lab, VICTIM), rounds(volume(2, 5)), |cycles| {
+        (0..cycles).try_for_each(|n| under_flood(lab).with_context(|| format!("time {n}")))
+    })
+}
+
+/// The NIC goes while frames come and go in both directions, and comes back.
+fn under_flood(lab: &Lab) -> Result<()> {
+    let before = node(lab, VICTIM).net("rx_packets")?;
+    let floods = (0..2)
+        .map(|n| {
+            let other = 1 - n;
+            lab.spawn(n, &format!("ping -q -f -s 3000 -w 300 node{other}"))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    lab.until("frames come", PATIENCE, |_| {
+        Ok(node(lab, VICTIM).net("rx_packets")? > before + 200)
+    })?;
+    let result = remove(lab).and_then(|()| put_back(lab));
+    for flood in floods {
+        flood.stop();
+    }
+    result
+}
+
+/// Tears the NIC out; returns when the driver has noticed.
+fn remove(lab: &Lab) -> Result<()> {
+    lab.fault(&["nic-off", &VICTIM.to_string()])?;
+    node(lab, VICTIM).until(
+        "the driver has noticed",
+        "grep -qx 'alive false' /sys/kernel/debug/extoll-*/status",
+    )
+}
+
+/// Takes what is left of the NIC from the kernel, and puts it back.
+fn put_back(lab: &Lab) -> Result<()> {
+    let victim = node(lab, VICTIM);
     lab.ok(
         VICTIM,
-        "lspci -Dn -d 1cad: | awk '{print $1; exit}' >/tmp/nic; [ -s /tmp/nic ]",
+        &format!(
+            "{DEV}echo $dev >/sys/bus/pci/drivers/extoll/unbind && [ ! -e /dev/extoll/rma2 ] && \
+             if [ -e /sys/module/extoll_bench ]; then rmmod extoll_bench; fi"
+        ),
     )?;
-    // Once before measuring: the first round fills caches.
-    once(lab).context("the first time")?;
-    if finds_leaks() {
-        return Ok(());
-    }
-    let before = usage(lab, VICTIM)?;
-    for n in 0..TIMES {
-        once(lab).with_context(|| format!("time {n} after the first"))?;
-    }
-    no_growth(&before, &usage(lab, VICTIM)?)
+    victim.unload()?;
+    lab.ok(
+        VICTIM,
+        &format!("{DEV}echo 1 >/sys/bus/pci/devices/$dev/remove"),
+    )?;
+    lab.fault(&["nic-on", &VICTIM.to_string()])?;
+    lab.ok(
+        VICTIM,
+        &format!("{DEV}echo 1 >/sys/bus/pci/rescan && [ -e /sys/bus/pci/devices/$dev ]"),
+    )?;
+    victim.load(Options::default())?;
+    victim.back()?;
+    node(lab, 0).back()
 }
 
 fn once(lab: &Lab) -> Result<()> {
@@ -62,16 +107,10 @@ fn once(lab: &Lab) -> Result<()> {
     let flood = lab.spawn(VICTIM, "ping -q -f -s 3000 -w 100 node0")?;
     lab.ok(VICTIM, "rm -f /tmp/ready")?;
     let sleeper = lab.spawn(VICTIM, &uapi::line("asleep /tmp/ready"))?;
-    lab.until("a process sleeps", PATIENCE, |l| {
-        Ok(l.sh_for(VICTIM, "test -e /tmp/ready", PATIENCE)?.status == 0)
-    })?;
+    node(lab, VICTIM).until_file("/tmp/ready")?;
     get_on(lab, &running, "done", 3, |_| true).context("before the removal")?;
 
-    lab.fault(&["nic-off", &VICTIM.to_string()])?;
-    lab.until("the driver has noticed", PATIENCE, |l| {
-        let status = l.ok(VICTIM, "cat /sys/kernel/debug/extoll-*/status")?;
-        Ok(status.lines().any(|l| l == "alive false"))
-    })?;
+    remove(lab)?;
     let out = sleeper.wait(SOON)?;
     ensure!(out.status == 0, "the process that slept: {out:?}");
     // The server sleeps for an hour if nobody wakes it.
@@ -101,23 +140,7 @@ fn once(lab: &Lab) -> Result<()> {
         Ok(l.ok(VICTIM, left)?.is_empty())
     })?;
 
-    lab.ok(
-        VICTIM,
-        &format!(
-            "{DEV}echo $dev >/sys/bus/pci/drivers/extoll/unbind && [ ! -e /dev/extoll/rma2 ] && \
-             rmmod extoll_bench exn extoll && echo 1 >/sys/bus/pci/devices/$dev/remove"
-        ),
-    )?;
-    lab.fault(&["nic-on", &VICTIM.to_string()])?;
-    lab.ok(
-        VICTIM,
-        &format!(
-            "{DEV}echo 1 >/sys/bus/pci/rescan && [ -e /sys/bus/pci/devices/$dev ] && modprobe exn"
-        ),
-    )?;
-    back(lab, VICTIM)?;
-    back(lab, 0)?;
-
+    put_back(lab)?;
     for node in 0..2 {
         prepare(lab, node)?;
     }

@@ -259,25 +259,7 @@ pub(super) fn survivors(lab: &Lab, which: impl Fn(usize) -> bool) -> Result<()> 
             Ok(l.ok(node, "ps -eo state,comm | grep ^D || true")?
                 .is_empty())
         })?;
-        lab.until(
-            "all ports are closed and all memory is free",
-            PATIENCE,
-            |l| {
-                let text = l.ok(
-                    node,
-                    "cat /sys/kernel/debug/extoll-*/ports /sys/kernel/debug/extoll-*/atu",
-                )?;
-                let port = |line: &str| line.split(' ').nth(2).and_then(|v| v.parse::<u64>().ok());
-                let is_port = |line: &&str| line.contains(" attached ");
-                let closed = text
-                    .lines()
-                    .filter(is_port)
-                    .all(|line| port(line) >= Some(251));
-                let free = ["regions 0", "pages 0", "quarantined 0"];
-                Ok(closed && free.iter().all(|f| text.lines().any(|l| l == *f)))
-            },
-        )
-        .with_context(|| format!("node{node}"))?;
+        super::node::node(lab, node).is_vacant()?;
     }
     Ok(())
 }

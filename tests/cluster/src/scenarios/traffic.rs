@@ -1,5 +1,6 @@
 //! Real programs over exn0 between two healthy nodes.
 
+use super::node::{node, volume, Node};
 use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
@@ -43,43 +44,13 @@ fn interface(lab: &Lab) -> Result<()> {
         ensure!(out.status != 0, "MTU {mtu} was accepted");
     }
     // Up and down again: addresses and neighbours come back and traffic flows.
-    lab.ok(
-        0,
-        "ip link set exn0 down && ip link set exn0 up && ping -c 3 -i 0.1 -w 20 node1",
-    )?;
-    Ok(())
-}
-
-/// Node 0 pings until `count` answers are in; answers 1 to `count` have to be among them, once each.
-/// (What ping itself reports as lost may still be under way: with -w it sends on while an answer is late, without it waits
-/// only two round-trip times after the last request.)
-pub fn pings(lab: &Lab, count: usize, options: &str) -> Result<()> {
-    pings_to(lab, count, &format!("{options} node1"))
-}
-
-fn pings_to(lab: &Lab, count: usize, options: &str) -> Result<()> {
-    let out = lab.ok(0, &format!("ping -c {count} -w 40 {options}"))?;
-    let mut answers = vec![0; count];
-    for line in out.lines() {
-        let number = line
-            .split_once("icmp_seq=")
-            .and_then(|(_, rest)| rest.split(' ').next()?.parse::<usize>().ok());
-        if let Some(slot) = number.and_then(|n| answers.get_mut(n.checked_sub(1)?)) {
-            *slot += 1;
-        }
-    }
-    let wrong = answers.iter().position(|&n| n != 1);
-    ensure!(
-        wrong.is_none(),
-        "ping {options}: answer {} came {} times: {out}",
-        wrong.unwrap_or(0) + 1,
-        answers[wrong.unwrap_or(0)]
-    );
-    Ok(())
+    lab.ok(0, "ip link set exn0 down && ip link set exn0 up")?;
+    node(lab, 0).back()?;
+    node(lab, 0).pings(3, "-i 0.1")
 }
 
 fn ping_1000(lab: &Lab) -> Result<()> {
-    pings(lab, 1000, "-i 0.01")
+    node(lab, 0).pings(1000, "-i 0.004")
 }
 
 /// Pings with packets of many lengths.
@@ -88,50 +59,110 @@ pub fn ping_sizes(lab: &Lab) -> Result<()> {
     for size in [
         0, 56, 76, 77, 78, 79, 200, 453, 454, 455, 1472, 4054, 8192, 65000, 65507,
     ] {
-        pings(lab, 3, &format!("-i 0.02 -s {size}"))?;
+        node(lab, 0).pings(3, &format!("-i 0.02 -s {size}"))?;
     }
     Ok(())
 }
 
 fn ping_ipv6(lab: &Lab) -> Result<()> {
     // Node 1's link-local address follows from its MAC.
-    pings_to(lab, 5, "-6 -i 0.1 fe80::2c87:4ff:fe07:1%exn0")
+    node(lab, 0).pings_to("fe80::2c87:4ff:fe07:1%exn0", 5, "-6 -i 0.1")
 }
 
+/// Runs iperf3 from node 0 to node 1; its report.
 fn iperf3(lab: &Lab, options: &str) -> Result<Value> {
     // One server and one port per run: a server that still ends its last test resets the next client's connection.
     static PORT: AtomicU16 = AtomicU16::new(5300);
     let port = PORT.fetch_add(1, Ordering::Relaxed);
-    lab.ok(
-        1,
-        &format!(
-            "pkill iperf3; iperf3 -s -D -p {port}; for i in $(seq 100); do ss -ltn | grep -q :{port} && exit 0; sleep 0.1; done; exit 1"
-        ),
-    )?;
+    lab.ok(1, &format!("pkill iperf3; iperf3 -s -D -p {port}"))?;
+    node(lab, 1).until("iperf3 listens", &format!("ss -ltn | grep -q :{port}"))?;
     let text = lab.ok_for(
         0,
-        &format!("iperf3 -c node1 -p {port} -J -t 3 {options}"),
+        &format!("iperf3 -c node1 -p {port} -J {options}"),
         Duration::from_secs(60),
     )?;
     serde_json::from_str(&text).with_context(|| format!("iperf3 {options}: {text}"))
 }
 
-/// TCP with one and four streams, in all directions.
+/// Bytes received on the interface of each node, and frames that it lost for whatever reason.
+fn received(lab: &Lab) -> Result<[(u64, u64); 2]> {
+    let of = |n: Node<'_>| -> Result<(u64, u64)> {
+        let mut lost = 0;
+        for counter in [
+            "rx_dropped",
+            "rx_errors",
+            "rx_missed_errors",
+            "tx_dropped",
+            "tx_errors",
+        ] {
+            lost += n.net(counter)?;
+        }
+        Ok((n.net("rx_bytes")?, lost))
+    };
+    Ok([of(node(lab, 0))?, of(node(lab, 1))?])
+}
+
+/// Sums of a report that tell what was received, with the node that received it.
+fn sums(options: &str) -> Vec<(&'static str, usize)> {
+    let reverse = options.contains("-R");
+    let mut sums = vec![("sum_received", usize::from(!reverse))];
+    if options.contains("--bidir") {
+        sums.push(("sum_received_bidir_reverse", 0));
+    }
+    sums
+}
+
+/// TCP with one and four streams, in all directions: all that was asked for arrives over the interface, by all streams, and no frame is
+/// lost.
 pub fn iperf3_tcp(lab: &Lab) -> Result<()> {
+    let bytes: u64 = volume(8, 64) << 20;
     for options in ["", "-R", "-P 4", "-P 4 -R", "--bidir", "-P 4 --bidir"] {
-        let report = iperf3(lab, options)?;
-        let bytes = report["end"]["sum_received"]["bytes"].as_u64().unwrap_or(0);
-        ensure!(bytes > 0, "iperf3 {options} received nothing");
-        if options.contains("--bidir") {
-            let back = report["end"]["sum_received_bidir_reverse"]["bytes"]
-                .as_u64()
-                .unwrap_or(0);
-            ensure!(back > 0, "iperf3 {options} received nothing in reverse");
+        // Both directions at once end by the time: by volume one could end before the other has begun.
+        let both = options.contains("--bidir");
+        let end = if both {
+            "-t 2".into()
+        } else {
+            format!("-n {bytes}")
+        };
+        let before = received(lab)?;
+        let report = iperf3(lab, &format!("{options} {end}"))?;
+        let after = received(lab)?;
+        let streams = report["end"]["streams"].as_array().context("no streams")?;
+        let many = if options.contains("-P 4") { 4 } else { 1 };
+        let expected = if both { 2 * many } else { many };
+        ensure!(streams.len() == expected, "iperf3 {options}: {report}");
+        for stream in streams {
+            let got = stream["receiver"]["bytes"].as_u64();
+            ensure!(
+                got > Some(0),
+                "iperf3 {options}: a stream got nothing: {report}"
+            );
+        }
+        for (sum, receiver) in sums(options) {
+            let got = report["end"][sum]["bytes"].as_u64().context(sum)?;
+            ensure!(
+                both || got >= bytes,
+                "iperf3 {options}: {got} of {bytes} bytes"
+            );
+            let over = after[receiver].0 - before[receiver].0;
+            ensure!(
+                over >= got,
+                "iperf3 {options}: {got} bytes received, {over} of them over exn0 of node{receiver}"
+            );
+        }
+        for (n, (before, after)) in before.iter().zip(after).enumerate() {
+            ensure!(
+                after.1 == before.1,
+                "iperf3 {options}: node{n} lost {} frames",
+                after.1 - before.1
+            );
         }
     }
     Ok(())
 }
 
+/// UDP in packets of all lengths: at least half of them arrive, and each one that does not was dropped by the receiver's full socket
+/// or is among the interfaces' losses.
 fn iperf3_udp(lab: &Lab) -> Result<()> {
     for options in [
         "-u -b 20M",
@@ -139,9 +170,36 @@ fn iperf3_udp(lab: &Lab) -> Result<()> {
         "-u -b 5M -l 64",
         "-u -b 20M -l 65000",
     ] {
-        let report = iperf3(lab, options)?;
-        let packets = report["end"]["sum"]["packets"].as_u64().unwrap_or(0);
-        ensure!(packets > 0, "iperf3 {options} received nothing");
+        let receiver = usize::from(!options.contains("-R"));
+        let before = (received(lab)?, node(lab, receiver).snmp("Udp", "InErrors")?);
+        let report = iperf3(lab, &format!("{options} -t 2"))?;
+        let after = (received(lab)?, node(lab, receiver).snmp("Udp", "InErrors")?);
+        let get = |sum: &str, what: &str| {
+            let number = report["end"][sum][what].as_u64();
+            number.with_context(|| format!("no {sum}.{what}: {report}"))
+        };
+        let sent = get("sum_sent", "packets")?;
+        let (seen, lost) = (
+            get("sum_received", "packets")?,
+            get("sum_received", "lost_packets")?,
+        );
+        let arrived = seen.saturating_sub(lost);
+        ensure!(
+            sent > 10 && arrived >= sent / 2,
+            "iperf3 {options}: {sent} packets sent, {arrived} received"
+        );
+        let bytes = after.0[receiver].0 - before.0[receiver].0;
+        let length = report["start"]["test_start"]["blksize"].as_u64();
+        ensure!(
+            bytes >= arrived * length.context("no blksize")?,
+            "iperf3 {options}: {arrived} packets, but {bytes} bytes over exn0 of node{receiver}"
+        );
+        let dropped: u64 = (0..2).map(|n| after.0[n].1 - before.0[n].1).sum();
+        let known = dropped + after.1 - before.1;
+        ensure!(
+            lost <= known,
+            "iperf3 {options}: {lost} packets lost, {known} accounted for"
+        );
     }
     Ok(())
 }
@@ -163,8 +221,7 @@ fn dhcp(lab: &Lab) -> Result<()> {
             address.contains("10.9.0.5") || address.contains("10.9.0.60"),
             "{address}"
         );
-        lab.ok(1, "ping -q -c 3 -i 0.1 -w 20 10.9.0.1")?;
-        Ok(())
+        node(lab, 1).pings_to("10.9.0.1", 3, "-i 0.1")
     })();
     lab.ok(
         0,
@@ -179,7 +236,7 @@ fn ssh(lab: &Lab) -> Result<()> {
     ensure!(out.trim() == "node1", "{out}");
     let sums = lab.ok_for(
         0,
-        "head -c 16M /dev/urandom >/tmp/blob && ssh node1 'cat >/tmp/blob' </tmp/blob && sha256sum </tmp/blob && ssh node1 'sha256sum </tmp/blob'",
+        &format!("head -c {}M /dev/urandom >/tmp/blob && ssh node1 'cat >/tmp/blob' </tmp/blob && sha256sum </tmp/blob && ssh node1 'sha256sum </tmp/blob; rm /tmp/blob'; rm /tmp/blob", volume(4, 16)),
         Duration::from_secs(180),
     )?;
     let sums: Vec<&str> = sums.lines().collect();
@@ -187,22 +244,28 @@ fn ssh(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// 512 MiB in each direction at once, compared by their hashes.
+/// Many MiB in each direction at once, compared by their hashes.
 fn sha256_both_ways(lab: &Lab) -> Result<()> {
-    both_ways(lab, 512, Duration::from_secs(900))
+    both_ways(lab, volume(64, 512), Duration::from_secs(900))
 }
 
-/// `mib` MiB (a multiple of 32) in each direction at once through socat.
+/// MiB of the random block.
+const BLOCK: u64 = 8;
+
+/// `mib` MiB (a multiple of 8) in each direction at once through socat.
 ///
-/// What travels is a random block of 32 MiB again and again, each time with its number in front, so that lost,
-/// repeated and exchanged parts all change the hash.
+/// What travels is a random block of 8 MiB again and again, each time with its number in front, so that lost,
+/// repeated and exchanged parts all change the hash. Each node makes its block once.
 pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
     let stream =
         |blocks: u64| format!("for i in $(seq {blocks}); do echo block $i; cat /tmp/block; done");
-    let blocks = mib / 32;
+    let blocks = mib / BLOCK;
     let mut expected = Vec::new();
     for node in 0..2 {
-        lab.ok(node, "pkill socat; head -c 32M /dev/urandom >/tmp/block")?;
+        lab.ok(
+            node,
+            &format!("pkill socat; [ -e /tmp/block ] || head -c {BLOCK}M /dev/urandom >/tmp/block"),
+        )?;
         let hash = lab.ok_for(node, &format!("({}) | sha256sum", stream(blocks)), patience)?;
         expected.push(hash.trim().to_string());
     }
@@ -210,10 +273,8 @@ pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
     let receivers = (0..2)
         .map(|n| lab.spawn(n, "socat -u TCP-LISTEN:7000,reuseaddr STDOUT | sha256sum"))
         .collect::<Result<Vec<_>>>()?;
-    for node in 0..2 {
-        lab.until("socat listens", PATIENCE, |l| {
-            Ok(l.ok(node, "ss -ltn")?.contains(":7000"))
-        })?;
+    for n in 0..2 {
+        node(lab, n).until("socat listens", "ss -ltn | grep -q :7000")?;
     }
     let senders = (0..2)
         .map(|n| {
@@ -236,20 +297,12 @@ pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
             "node{n} received {got}, its peer sent {sent}"
         );
     }
-    for node in 0..2 {
-        lab.ok(node, "rm /tmp/block")?;
-    }
     Ok(())
-}
-
-/// The driver's interrupts on a node so far.
-fn interrupts(lab: &Lab, node: usize) -> Result<u64> {
-    let sum = "awk '/extoll/ {for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) s += $i} END {print s + 0}' /proc/interrupts";
-    Ok(lab.ok(node, sum)?.trim().parse()?)
 }
 
 /// `napi_defer_hard_irqs`: the stack polls by a timer while there is traffic, and interrupts come back when that is switched off.
 fn deferred_interrupts(lab: &Lab) -> Result<()> {
+    const PINGS: u64 = 200;
     let defer = |rounds: u32, ns: u32| -> Result<()> {
         for node in 0..2 {
             lab.ok(
@@ -259,23 +312,35 @@ fn deferred_interrupts(lab: &Lab) -> Result<()> {
         }
         Ok(())
     };
-    // Both ways through announcements: three interrupts a round trip.
+    // Both ways through announcements. The next one goes when the last was answered: none shares an interrupt with another.
     let pings = || -> Result<u64> {
-        let before = interrupts(lab, 0)?;
-        pings(lab, 200, "-i 0.01 -s 1400")?;
-        Ok(interrupts(lab, 0)? - before)
+        let before = node(lab, 0).interrupts()?;
+        node(lab, 0).pings(PINGS as usize, "-A -s 1400")?;
+        Ok(node(lab, 0).interrupts()? - before)
     };
-    defer(100, 2_000_000)?;
+    // Longer without traffic than any machine pauses: 20,000 rounds of 5 ms.
+    defer(20_000, 5_000_000)?;
+    node(lab, 0).pings(3, "-i 0.1 -s 1400")?;
     let deferred = pings()?;
-    ensure!(deferred < 200, "{deferred} interrupts for 200 round trips");
-    iperf3(lab, "--bidir")?;
+    ensure!(
+        deferred < PINGS / 10,
+        "{deferred} interrupts for {PINGS} round trips"
+    );
+    let report = iperf3(lab, "--bidir -t 1")?;
+    for (sum, _) in sums("--bidir") {
+        ensure!(
+            report["end"][sum]["bytes"].as_u64() > Some(0),
+            "{sum}: {report}"
+        );
+    }
     // A new period, with the setting in force from its start.
-    lab.ok(
-        0,
-        "ip link set exn0 down && ip link set exn0 up && ping -q -c 3 -i 0.1 -w 20 node1",
-    )?;
+    lab.ok(0, "ip link set exn0 down && ip link set exn0 up")?;
+    node(lab, 0).back()?;
     defer(0, 0)?;
     let usual = pings()?;
-    ensure!(usual > 200, "only {usual} interrupts for 200 round trips");
+    ensure!(
+        usual >= PINGS,
+        "only {usual} interrupts for {PINGS} round trips"
+    );
     Ok(())
 }

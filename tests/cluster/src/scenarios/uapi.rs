@@ -1,25 +1,19 @@
 //! The device files of processes: ABI, data, rights, death of process and NIC, random abuse. The work inside the nodes is done
-//! by `guest/device.py`, `security.py` and `uapi.py`, one program.
+//! by `guest/uapi.py`.
 
-use super::{fuzz, matrix, on_pair, reload, SETTLE};
-use crate::cluster::{field, Lab, Running, PATIENCE};
+use super::guest;
+use super::leaks;
+use super::node::{extoll, node, volume, Options, Port};
+use super::{fuzz, matrix, on_pair};
+use crate::cluster::{Lab, Running, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// The program, put into the nodes.
-const PROGRAM: &str = concat!(
-    include_str!("../../guest/device.py"),
-    include_str!("../../guest/security.py"),
-    include_str!("../../guest/uapi.py")
-);
 /// How long one command of the program may take.
 const LONG: Duration = Duration::from_secs(240);
 /// The unprivileged user.
 pub(super) const USER: u32 = 65534;
-
-/// Processes that are killed.
-const KILLS: u32 = 250;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -46,43 +40,20 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
+/// Puts the programs into both nodes.
 pub(super) fn install(lab: &Lab) -> Result<()> {
-    for node in 0..2 {
-        lab.ok(
-            node,
-            &format!("cat >/tmp/uapi.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM\n"),
-        )?;
-    }
-    Ok(())
+    (0..2).try_for_each(|node| guest::install(lab, node))
 }
 
 /// The line that runs a command of the program as an unprivileged user.
 pub(super) fn line(command: &str) -> String {
-    format!("ulimit -l 8192; exec python3 /tmp/uapi.py --user {USER} {command}")
+    format!("ulimit -l 8192; exec python3 /tmp/guest/uapi.py --user {USER} {command}")
 }
 
-/// Open ports that are not the network driver's or the kernel's.
-fn ports(lab: &Lab, node: usize) -> Result<Vec<String>> {
-    let text = lab.ok(node, "cat /sys/kernel/debug/extoll-*/ports")?;
-    let user = |l: &&str| !l.contains(" vpid 254 ") && !l.contains(" vpid 252 ");
-    Ok(text.lines().filter(user).map(Into::into).collect())
-}
-
-/// Nothing of any process is left on the node.
-pub(super) fn nothing_left(lab: &Lab, node: usize) -> Result<()> {
-    lab.until("all ports are closed", PATIENCE, |lab| {
-        Ok(ports(lab, node)?.is_empty())
-    })?;
-    lab.until("no memory is registered", PATIENCE, |lab| {
-        let atu = lab.ok(node, "cat /sys/kernel/debug/extoll-*/atu")?;
-        let free = ["regions 0", "pages 0", "quarantined 0"];
-        Ok(free.iter().all(|f| atu.lines().any(|l| l == *f)))
-    })?;
-    lab.ok(
-        node,
-        "ping -q -c 2 -i 0.2 -w 30 node$((1 - $(hostname | tr -dc 0-9)))",
-    )?;
-    Ok(())
+/// Nothing of any process is left on the node, and its network works.
+pub(super) fn nothing_left(lab: &Lab, number: usize) -> Result<()> {
+    node(lab, number).is_vacant()?;
+    node(lab, number).pings(2, "-i 0.1")
 }
 
 /// One command on node 0 as an unprivileged user.
@@ -95,15 +66,19 @@ fn run(lab: &Lab, command: &str) -> Result<()> {
 /// The same as root.
 fn as_root(lab: &Lab, command: &str) -> Result<()> {
     install(lab)?;
-    lab.ok_for(0, &format!("exec python3 /tmp/uapi.py {command}"), LONG)?;
+    lab.ok_for(
+        0,
+        &format!("exec python3 /tmp/guest/uapi.py {command}"),
+        LONG,
+    )?;
     nothing_left(lab, 0)
 }
 
 fn one_table(lab: &Lab) -> Result<()> {
-    reload(lab, 0, "atu_gats=1")?;
+    node(lab, 0).reload(extoll("atu_gats=1"))?;
     let result = as_root(lab, "one_table");
     // Back before anything is judged: the others need the default.
-    reload(lab, 0, "")?;
+    node(lab, 0).reload(Options::default())?;
     result
 }
 
@@ -111,12 +86,12 @@ fn one_table(lab: &Lab) -> Result<()> {
 fn compat_unsafe(lab: &Lab) -> Result<()> {
     const WARNING: &str = "compat_unsafe: every process can read and write all memory";
     let mark = lab.log_mark(0)?;
-    reload(lab, 0, "compat_unsafe=1")?;
+    node(lab, 0).reload(extoll("compat_unsafe=1"))?;
     let result = run(lab, "compat");
     let warned = lab.log_since(&mark)?.contains(WARNING);
     // Back before anything is judged: the others need the default.
     let mark = lab.log_mark(0)?;
-    reload(lab, 0, "")?;
+    node(lab, 0).reload(Options::default())?;
     result?;
     ensure!(warned, "the log has no warning");
     ensure!(!lab.log_since(&mark)?.contains(WARNING), "warned in vain");
@@ -161,7 +136,7 @@ impl Server {
         install(lab)?;
         // Before the server starts: an old offer must not pass for its.
         lab.ok(1, "rm -f /tmp/offer /tmp/offer.*")?;
-        let serve = format!("exec python3 /tmp/uapi.py --user {uid} serve /tmp/offer");
+        let serve = format!("exec python3 /tmp/guest/uapi.py --user {uid} serve /tmp/offer");
         let running = lab.spawn(1, &serve)?;
         let mut offer = String::new();
         lab.until("the server offers", PATIENCE, |lab| {
@@ -174,7 +149,7 @@ impl Server {
     /// Runs a command with the offer.
     fn meet(&self, lab: &Lab, node: usize, uid: u32, command: &str) -> Result<()> {
         let script = format!(
-            "ulimit -l 8192; exec python3 /tmp/uapi.py --user {uid} {command} '{}'",
+            "ulimit -l 8192; exec python3 /tmp/guest/uapi.py --user {uid} {command} '{}'",
             self.offer
         );
         let met = lab.ok_for(node, &script, LONG).map(drop);
@@ -234,17 +209,11 @@ const STORM_LIMIT: u64 = 50;
 /// A process that interrupts itself without end is slowed down; nobody else is.
 fn storm(lab: &Lab) -> Result<()> {
     install(lab)?;
-    reload(lab, 0, &format!("user_interrupts={STORM_LIMIT}"))?;
+    node(lab, 0).reload(extoll(&format!("user_interrupts={STORM_LIMIT}")))?;
     let result = storm_limited(lab);
     // Back before anything is judged: the others need the default.
-    reload(lab, 0, "")?;
+    node(lab, 0).reload(Options::default())?;
     result
-}
-
-/// What a line of the `ports` file tells of a counter.
-fn counter(line: &str, name: &str) -> Option<u64> {
-    let mut words = line.split(' ').skip_while(|w| *w != name);
-    words.nth(1)?.parse().ok()
 }
 
 fn storm_limited(lab: &Lab) -> Result<()> {
@@ -252,41 +221,44 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     let mark = lab.log_mark(0)?;
     let start = Instant::now();
     let process = lab.spawn(0, &line("storm /tmp/ready /tmp/stop"))?;
-    let ready = |lab: &Lab| Ok(lab.sh_for(0, "test -e /tmp/ready", PATIENCE)?.status == 0);
-    lab.until("the storm begins", PATIENCE, ready)?;
+    node(lab, 0).until_file("/tmp/ready")?;
     // Another user sleeps and wakes by interrupts meanwhile.
-    let other = format!("exec python3 /tmp/uapi.py --user {} events", USER - 1);
+    let other = format!("exec python3 /tmp/guest/uapi.py --user {} events", USER - 1);
     let other = lab.spawn(0, &other)?;
-    let mut seen = Vec::new();
-    lab.until("both ports of the storm are throttled", PATIENCE, |lab| {
-        seen = ports(lab, 0)?;
-        Ok(seen
+    let user = || -> Result<Vec<Port>> {
+        let mut ports = node(lab, 0).ports()?;
+        ports.retain(Port::is_user);
+        Ok(ports)
+    };
+    let throttled = |more: u64| -> Result<usize> {
+        let counts = user()?
             .iter()
-            .filter(|l| counter(l, "throttled") > Some(3))
-            .count()
-            == 2)
+            .map(|p| p.counter("throttled"))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(counts.iter().filter(|n| **n > more).count())
+    };
+    lab.until("both ports of the storm are throttled", PATIENCE, |_| {
+        Ok(throttled(3)? == 2)
     })?;
     let age = |lab: &Lab| -> Result<f64> {
         let text = lab.ok(0, "echo $(($(date +%s%N) - $(date -r /tmp/ready +%s%N)))")?;
         Ok(text.trim().parse::<f64>()? / 1e9)
     };
-    seen = ports(lab, 0)?;
+    let seen = user()?;
     // A window's share, then a pause; one interrupt that was armed before, and one of a window's boundary.
     let most = (age(lab)? + 1.0) * (STORM_LIMIT as f64 + 20.0);
-    for line in &seen {
-        let interrupts = counter(line, "interrupts").context("no interrupts")?;
-        ensure!((interrupts as f64) < most, "more than {most}: {line}");
+    for port in &seen {
+        let interrupts = port.counter("interrupts")?;
+        ensure!((interrupts as f64) < most, "more than {most}: {port:?}");
     }
-    let throttled = seen.iter().filter(|l| counter(l, "throttled") > Some(0));
-    ensure!(throttled.count() == 2, "others, too: {seen:#?}");
+    ensure!(throttled(0)? == 2, "others, too: {seen:#?}");
     let out = other.wait(LONG)?;
     ensure!(out.status == 0, "the other user: {out:?}");
     lab.ok(0, "touch /tmp/stop")?;
     let out = process.wait(LONG)?;
     ensure!(out.status == 0, "the storm: {out:?}");
-    let counters = lab.ok(0, "cat /sys/kernel/debug/extoll-*/counters")?;
-    let times = counters.lines().find_map(|l| counter(l, "33"));
-    ensure!(times > Some(6), "reason 33: {times:?}");
+    let times = node(lab, 0).reason(33)?;
+    ensure!(times > 6, "reason 33 counted {times} times");
     let log = lab.log_since(&mark)?;
     let lines = log
         .matches("reason 33: interrupts of a port throttled")
@@ -300,108 +272,73 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     nothing_left(lab, 0)
 }
 
-/// Memory that the kernel uses for itself, and what is free, in KiB.
-fn memory(lab: &Lab) -> Result<(u64, u64)> {
-    let text = lab.ok(
-        0,
-        &format!("{SETTLE}; awk '/^SUnreclaim/ {{print \"slab: \" $2}} /^MemAvailable/ {{print \"free: \" $2}}' /proc/meminfo"),
-    )?;
-    let slab = field(&text, "slab").context("no SUnreclaim")?;
-    Ok((slab, field(&text, "free").context("no MemAvailable")?))
-}
-
-fn no_growth(before: (u64, u64), after: (u64, u64)) -> Result<()> {
-    // A leak of one page per cycle would be 4 MiB.
-    let fine = after.0 < before.0 + 2048 && after.1 + 24 * 1024 > before.1;
-    ensure!(fine, "memory (slab, free): {before:?} -> {after:?}");
-    Ok(())
-}
-
 fn open_close(lab: &Lab) -> Result<()> {
     install(lab)?;
     // Once before measuring: the first rounds fill caches.
     lab.ok_for(0, &line("churn 50"), LONG)?;
-    let before = memory(lab)?;
-    lab.ok_for(0, &line("churn 1000"), LONG)?;
-    nothing_left(lab, 0)?;
-    no_growth(before, memory(lab)?)
+    leaks::watch(node(lab, 0), volume(150, 500), |times| {
+        lab.ok_for(0, &line(&format!("churn {times}")), LONG)?;
+        nothing_left(lab, 0)
+    })
 }
 
 /// Kill −9 at many moments of open, register, transfer, unregister, close.
 fn kill(lab: &Lab) -> Result<()> {
     install(lab)?;
-    let (before, pinned) = (memory(lab)?, pinned(lab)?);
-    let command = line(&format!("killed {KILLS} {}", fuzz::seed()));
-    let said = lab.ok_for(0, &command, LONG)?;
-    println!("        {}", said.trim());
-    nothing_left(lab, 0)?;
-    no_growth(before, memory(lab)?)?;
-    let after = self::pinned(lab)?;
-    ensure!(after == pinned, "pinned pages: {pinned} -> {after}");
+    let mut seed = fuzz::seed();
+    let mut kill = |times: u32| -> Result<()> {
+        seed += 1;
+        let said = lab.ok_for(0, &line(&format!("killed {times} {seed}")), LONG)?;
+        println!("        {}", said.trim());
+        nothing_left(lab, 0)
+    };
+    kill(10)?;
+    leaks::watch(node(lab, 0), volume(50, 125), kill)?;
     // The VPIDs, and what the user may lock, are as good as new.
     run(lab, "loop_back")?;
     run(lab, "limits")
-}
-
-/// Pages that are pinned for long: taken less given back since the boot.
-fn pinned(lab: &Lab) -> Result<i64> {
-    let text = lab.ok(0, "grep '^nr_foll_pin' /proc/vmstat")?;
-    let count = |name| field(&text.replace(' ', ": "), name).context("no nr_foll_pin");
-    Ok(count("nr_foll_pin_acquired")? as i64 - count("nr_foll_pin_released")? as i64)
-}
-
-/// Takes the NIC of node 0 from its driver.
-pub fn unbind_nic(lab: &Lab) -> Result<()> {
-    let unbind = "d=$(basename $(readlink -f /sys/bus/pci/drivers/extoll/0*)); echo $d >/tmp/dev; echo $d >/sys/bus/pci/drivers/extoll/unbind && \
-                  [ ! -e /dev/extoll/rma2 ]";
-    lab.ok(0, unbind).map(drop)
-}
-
-/// Gives it back.
-pub fn bind_nic(lab: &Lab) -> Result<()> {
-    lab.ok(
-        0,
-        "echo $(cat /tmp/dev) >/sys/bus/pci/drivers/extoll/bind; for i in $(seq 100); do [ -e /sys/class/net/exn0 ] && break; sleep 0.1; done; \
-         ip addr replace 10.2.0.1/24 broadcast + dev exn0 && ip link set exn0 up",
-    )
-    .map(drop)
 }
 
 fn unbind(lab: &Lab) -> Result<()> {
     install(lab)?;
     let before = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
     lab.ok(0, "rm -f /tmp/ready /tmp/go")?;
-    let process = lab.spawn(0, "exec python3 /tmp/uapi.py unbound /tmp/ready /tmp/go")?;
-    let ready = |lab: &Lab| Ok(lab.sh_for(0, "test -e /tmp/ready", PATIENCE)?.status == 0);
-    lab.until("everything is mapped", PATIENCE, ready)?;
+    let process = lab.spawn(
+        0,
+        "exec python3 /tmp/guest/uapi.py unbound /tmp/ready /tmp/go",
+    )?;
+    node(lab, 0).until_file("/tmp/ready")?;
     let during = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
     ensure!(during != before, "open files do not hold the module");
-    unbind_nic(lab)?;
+    node(lab, 0).unbind()?;
     lab.ok(0, "touch /tmp/go")?;
     let out = process.wait(PATIENCE)?;
     // Back before anything is judged: the others need the node.
-    bind_nic(lab)?;
+    node(lab, 0).bind()?;
+    node(lab, 0).back()?;
     ensure!(out.status == 0, "the process: {out:?}");
     let after = lab.ok(0, "cat /sys/module/extoll/refcnt")?;
     ensure!(after == before, "module references: {before} -> {after}");
-    lab.until("node 1 answers", PATIENCE, |lab| {
-        Ok(lab.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })?;
-    lab.until("the network runs", PATIENCE, |lab| {
-        Ok(lab.sh_for(0, &line("velo_loop_back"), PATIENCE)?.status == 0)
-    })?;
+    // Once the network runs everything works at once.
+    node(lab, 0).runs()?;
+    run(lab, "velo_loop_back")?;
     run(lab, "loop_back")
 }
 
-/// Random calls for so many seconds.
+/// Random calls for so many seconds, in two parts.
 pub(super) fn random_calls(lab: &Lab, seed: u64, seconds: u64) -> Result<()> {
     install(lab)?;
-    let before = memory(lab)?;
-    let command = line(&format!("fuzz {seed} {seconds}"));
-    let said = lab.ok_for(0, &command, LONG + 2 * Duration::from_secs(seconds))?;
-    println!("        {}", said.trim());
-    nothing_left(lab, 0)?;
-    nothing_left(lab, 1)?;
-    no_growth(before, memory(lab)?)?;
+    let seconds = seconds.div_ceil(2);
+    let mut seed = seed * 1000;
+    let mut part = |_: u32| -> Result<()> {
+        seed += 1;
+        let command = line(&format!("fuzz {seed} {seconds}"));
+        let said = lab.ok_for(0, &command, LONG + 2 * Duration::from_secs(seconds))?;
+        println!("        {}", said.trim());
+        nothing_left(lab, 0)?;
+        nothing_left(lab, 1)
+    };
+    part(1)?;
+    leaks::watch(node(lab, 0), 100, part)?;
     run(lab, "loop_back")
 }

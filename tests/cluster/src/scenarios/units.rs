@@ -1,7 +1,7 @@
 //! Functional units of the base driver: remote registers, windows, register files, events.
 
 use super::fabric::TORUS;
-use super::uapi::{bind_nic, unbind_nic};
+use super::node::node;
 use super::userland::{json, server};
 use super::PAIR;
 use crate::cluster::{Lab, Spec, PATIENCE};
@@ -85,8 +85,8 @@ fn names(lab: &Lab) -> Result<()> {
 }
 
 fn read_write(lab: &Lab) -> Result<()> {
-    let node = lab.ok(1, &format!("{RF} && cat extoll_rf_info_rf_node"))?;
-    ensure!(node.contains("id [39:24] : 1;"), "{node}");
+    let id = lab.ok(1, &format!("{RF} && cat extoll_rf_info_rf_node"))?;
+    ensure!(id.contains("id [39:24] : 1;"), "{id}");
     let raw = lab.ok(1, &format!("{RF} && cat extoll_rf_info_rf_node_raw"))?;
     let raw = u64::from_str_radix(raw.trim(), 16).with_context(|| raw.clone())?;
     ensure!((raw >> 24) & 0xFFFF == 1, "{raw:#x}");
@@ -123,9 +123,7 @@ fn read_write(lab: &Lab) -> Result<()> {
     lab.until("the network is stopped", PATIENCE, is("network Stopped"))?;
     lab.ok(0, &state("1"))?;
     lab.until("the network runs", PATIENCE, is("network Running"))?;
-    lab.until("node 1 answers", PATIENCE, |l| {
-        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })
+    node(lab, 0).back()
 }
 
 fn open_at_unbind(lab: &Lab) -> Result<()> {
@@ -139,13 +137,7 @@ fn open_at_unbind(lab: &Lab) -> Result<()> {
         "{} instead of {want} files",
         out.stdout
     );
-    lab.ok(
-        0,
-        "ip addr replace 10.2.0.1/24 dev exn0; ip link set exn0 up",
-    )?;
-    lab.until("node 1 answers again", PATIENCE, |l| {
-        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })
+    node(lab, 0).back()
 }
 
 fn dump(lab: &Lab) -> Result<()> {
@@ -196,13 +188,13 @@ fn value(lab: &Lab, node: usize, command: &str) -> Result<u64> {
     Ok(text.parse()?)
 }
 
-/// How often a reason was counted on a node.
-fn reason(lab: &Lab, node: usize, text: &str) -> Result<u64> {
-    let counters = lab.ok(node, "cat /sys/kernel/debug/extoll-*/counters")?;
-    let line = counters.lines().find(|l| l.ends_with(&format!("({text})")));
-    let line = line.with_context(|| format!("no reason '{text}' in {counters}"))?;
-    Ok(line.split(' ').nth(2).unwrap_or("").parse()?)
-}
+/// Reasons of the base driver (docs/driver.md).
+const RRA_TIMEOUT: u32 = 23;
+const RRA_BUSY: u32 = 25;
+const LATE_ANSWER: u32 = 26;
+const SMFU_TIMEOUT: u32 = 28;
+const LINK_UP: u32 = 29;
+const LINK_DOWN: u32 = 30;
 
 fn bench(lab: &Lab) -> Result<()> {
     for node in 0..lab.spec().nodes {
@@ -229,6 +221,10 @@ fn rra_ready(lab: &Lab, node: usize) -> Result<()> {
 fn rra_errors(lab: &Lab) -> Result<()> {
     bench(lab)?;
     const PATIENT: &str = "timeout_us=5000000";
+    let before = (
+        node(lab, 0).reason(RRA_TIMEOUT)?,
+        node(lab, 0).reason(LATE_ANSWER)?,
+    );
     for (command, want) in [
         ("rra node=65535 offset=0x8008", "BadNode"),
         ("rra node=1 method=local offset=0x8008", "BadNode"),
@@ -240,7 +236,7 @@ fn rra_errors(lab: &Lab) -> Result<()> {
         ensure!(error.contains(want), "{command}: {error} instead of {want}");
     }
     ensure!(
-        reason(lab, 0, "remote register access timed out")? >= 1,
+        node(lab, 0).reason(RRA_TIMEOUT)? == before.0 + 1,
         "not counted"
     );
     // Answers that come too late are no answers to what is asked next.
@@ -259,7 +255,7 @@ fn rra_errors(lab: &Lab) -> Result<()> {
         ensure!(got == i, "{got} instead of {i}");
     }
     ensure!(
-        reason(lab, 0, "late answer to a register access")? >= 3,
+        node(lab, 0).reason(LATE_ANSWER)? == before.1 + 3,
         "late answers not recognised"
     );
     Ok(())
@@ -276,13 +272,14 @@ fn rra_unbind(lab: &Lab) -> Result<()> {
         Ok(())
     };
     unanswered(lab)?;
-    unbind_nic(lab)?;
-    bind_nic(lab)?;
+    node(lab, 0).unbind()?;
+    node(lab, 0).bind()?;
+    node(lab, 0).address_back()?;
     lab.fault(&["thaw", "1"])?;
     let error = refused(lab, 0, "rra node=1 offset=0x8008 timeout_us=20000")?;
     ensure!(error.contains("Busy"), "{error}");
-    let busy = reason(lab, 0, "remote register access busy")?;
-    ensure!(busy >= 1, "not counted");
+    // The counters are those since the binding.
+    ensure!(node(lab, 0).reason(RRA_BUSY)? == 1, "not counted");
     // Nothing else has to wait.
     value(lab, 0, "rra node=0 offset=0x8008")?;
     value(lab, 0, "rra node=1 offset=0x8008 method=smfu")?;
@@ -291,8 +288,9 @@ fn rra_unbind(lab: &Lab) -> Result<()> {
     // The new port owes nothing of scenarios before.
     unanswered(lab)?;
     lab.fault(&["thaw", "1"])?;
-    unbind_nic(lab)?;
-    bind_nic(lab)?;
+    node(lab, 0).unbind()?;
+    node(lab, 0).bind()?;
+    node(lab, 0).address_back()?;
     value(lab, 0, "rra node=1 offset=0x8008 timeout_us=5000000").map(drop)
 }
 
@@ -406,7 +404,7 @@ fn smfu_order(lab: &Lab) -> Result<()> {
 
 fn smfu_timeout(lab: &Lab) -> Result<()> {
     bench(lab)?;
-    let before = reason(lab, 0, "SMFU time-out")?;
+    let before = node(lab, 0).reason(SMFU_TIMEOUT)?;
     // All ones are a value, not an error.
     lab.raw(
         0,
@@ -415,7 +413,7 @@ fn smfu_timeout(lab: &Lab) -> Result<()> {
     let got = value(lab, 0, "smfu op=read node=1 offset=512")?;
     ensure!(got == u64::MAX, "{got:#x}");
     ensure!(
-        reason(lab, 0, "SMFU time-out")? == before,
+        node(lab, 0).reason(SMFU_TIMEOUT)? == before,
         "data were taken for a time-out"
     );
     lab.fault(&["link-down", "0", "0"])?;
@@ -427,7 +425,7 @@ fn smfu_timeout(lab: &Lab) -> Result<()> {
         ensure!(error.contains("TimedOut"), "{command}: {error}");
     }
     lab.fault(&["link-up", "0", "0"])?;
-    ensure!(reason(lab, 0, "SMFU time-out")? > before, "not counted");
+    ensure!(node(lab, 0).reason(SMFU_TIMEOUT)? > before, "not counted");
     lab.until("node 1 answers again", PATIENCE, |l| {
         Ok(value(l, 0, "smfu op=read node=1 offset=512")? == u64::MAX)
     })?;
@@ -450,7 +448,14 @@ fn uevents(lab: &Lab, node: usize, act: impl FnOnce() -> Result<()>) -> Result<S
 }
 
 fn link_events(lab: &Lab) -> Result<()> {
-    let links = |l: &Lab| l.ok(0, "cat /sys/kernel/debug/extoll-*/links");
+    let links = |l: &Lab| node(l, 0).debugfs("links");
+    let reasons = || -> Result<(u64, u64)> {
+        Ok((
+            node(lab, 0).reason(LINK_DOWN)?,
+            node(lab, 0).reason(LINK_UP)?,
+        ))
+    };
+    let before = reasons()?;
     let first = links(lab)?;
     ensure!(first.contains("link 0 up "), "{first}");
     ensure!(first.contains("neighbour 1 port 0 "), "{first}");
@@ -473,29 +478,27 @@ fn link_events(lab: &Lab) -> Result<()> {
         events.contains("  nw_lp_top_rf_lp0_status.ready "),
         "no sub-cause in\n{events}"
     );
+    let after = reasons()?;
     ensure!(
-        reason(lab, 0, "link down")? >= 1 && reason(lab, 0, "link up")? >= 1,
-        "not counted"
+        after == (before.0 + 1, before.1 + 1),
+        "counted {before:?} -> {after:?}"
     );
     // Network state and node ID.
     let scratch = "extoll_rf_info_rf_scratchpad_scratchpad";
+    let told = "for i in $(seq 300); do grep -qa $1 /tmp/uevents && exit; sleep 0.1; done; exit 1";
     let heard = uevents(lab, 0, || {
-        lab.ok(
-            0,
-            &format!(
-                "{RF} && echo '3 2' > {scratch} && sleep 1 && echo '3 1' > {scratch} && sleep 1"
-            ),
-        )
-        .map(drop)
+        for (state, name) in [(2, "Stopped"), (1, "Running")] {
+            lab.ok(0, &format!("{RF} && echo '3 {state}' > {scratch}"))?;
+            let script = told.replace("$1", &format!("EXTOLL_NETWORK={name}"));
+            lab.ok(0, &script).with_context(|| name)?;
+        }
+        Ok(())
     })?;
-    for want in [
-        "EXTOLL_NETWORK=Stopped",
-        "EXTOLL_NETWORK=Running",
-        "EXTOLL_NODE=0",
-    ] {
-        ensure!(heard.contains(want), "no {want} in\n{heard}");
-    }
-    Ok(())
+    ensure!(
+        heard.contains("EXTOLL_NODE=0"),
+        "no EXTOLL_NODE in\n{heard}"
+    );
+    node(lab, 0).back()
 }
 
 fn event_mask(lab: &Lab) -> Result<()> {
@@ -523,28 +526,32 @@ fn event_mask(lab: &Lab) -> Result<()> {
         &format!("{RF} && cat extoll_rf_snq_rf_trigger_enable_raw"),
     )?;
     ensure!(register.trim() == "1feddffd", "{register}");
-    let count = |l: &Lab| -> Result<u64> {
-        let events = l.ok(0, "cat /sys/kernel/debug/extoll-*/events")?;
-        let line = events
-            .lines()
-            .find(|l| l.contains("(LINK_PORT)"))
-            .unwrap_or("event 17 0");
-        Ok(line.split(' ').nth(2).unwrap_or("").parse()?)
+    let set = |mask: &str| {
+        let script = format!("cd /sys/kernel/debug/extoll-*; echo {mask} > event_mask");
+        lab.ok(0, &script).map(drop)
     };
-    let before = count(lab)?;
-    lab.fault(&["link-down", "0", "0"])?;
-    lab.fault(&["link-up", "0", "0"])?;
-    ensure!(count(lab)? == before, "a masked event was reported");
-    lab.ok(
-        0,
-        &format!(
-            "cd /sys/kernel/debug/extoll-*; echo {} > event_mask",
-            default.trim()
-        ),
-    )?;
-    lab.until("node 1 answers again", PATIENCE, |l| {
-        Ok(l.sh_for(0, "ping -q -c 1 -W 1 node1", PATIENCE)?.status == 0)
-    })
+    let masked = flap_reports(lab)?;
+    set(default.trim())?;
+    ensure!(masked == 0, "a masked event was reported {masked} times");
+    let reported = flap_reports(lab)?;
+    ensure!(reported > 0, "an event that is not masked was not reported");
+    node(lab, 0).back()
+}
+
+/// How often the events of links are reported while the cable is pulled and plugged in. An event behind them shows that they were handled.
+fn flap_reports(lab: &Lab) -> Result<u64> {
+    const LINK_PORT: u8 = 17;
+    const TIMER: u8 = 7;
+    let node = node(lab, 0);
+    let before = (node.event(LINK_PORT)?, node.event(TIMER)?);
+    for fault in ["link-down", "link-up"] {
+        lab.fault(&[fault, "0", "0"])?;
+    }
+    lab.fault(&["event", "0", &TIMER.to_string()])?;
+    lab.until("the event behind it is handled", PATIENCE, |_| {
+        Ok(node.event(TIMER)? > before.1)
+    })?;
+    Ok(node.event(LINK_PORT)? - before.0)
 }
 
 fn two_nics(lab: &Lab) -> Result<()> {

@@ -1,5 +1,7 @@
 //! User programs: libraries, tools, examples, as root and as an ordinary user.
 
+use super::faults::sum;
+use super::node::node;
 use super::on_pair;
 use crate::cluster::{Lab, Output, Running, PATIENCE};
 use crate::Scenario;
@@ -238,6 +240,96 @@ fn ping(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
+/// What is measured; iterations, 0 where a time ends it; sizes; a counter of the NICs, and what it moves by at least.
+type Measurement = (&'static str, u64, &'static [u64], &'static str, u64);
+
+const PERF: &[Measurement] = &[
+    ("velo-lat node1 -n 20 -w 2", 20, &[8], "velo_sent", 40),
+    (
+        "velo-lat node1 -n 20 -w 2 -e -s 120",
+        20,
+        &[120],
+        "velo_sent",
+        40,
+    ),
+    ("velo-bw node1 -n 300", 300, &[120], "velo_sent", 300),
+    ("velo-rate node1 -n 300 -b", 300, &[8], "velo_sent", 600),
+    ("put-lat node1 -n 10 -w 2", 10, &[8], "rma_put_bytes", 160),
+    (
+        "put-lat node1 -n 10 -w 2 -e -s 4096",
+        10,
+        &[4096],
+        "rma_put_bytes",
+        20 << 12,
+    ),
+    (
+        "get-lat node1 -n 10 -w 2 -a --max-size 16",
+        10,
+        &[1, 2, 4, 8, 16],
+        "rma_get_bytes",
+        310,
+    ),
+    (
+        "put-bw node1 -n 40 -s 64k -t 8",
+        40,
+        &[65536],
+        "rma_put_bytes",
+        40 << 16,
+    ),
+    (
+        "get-bw node1 -n 40 -s 64k -t 8",
+        40,
+        &[65536],
+        "rma_get_bytes",
+        40 << 16,
+    ),
+    (
+        "put-bw node1 -n 20 -s 4k -b",
+        20,
+        &[4096],
+        "rma_put_bytes",
+        40 << 12,
+    ),
+    (
+        "get-bw node1 -n 20 -s 4k -b -e",
+        20,
+        &[4096],
+        "rma_get_bytes",
+        40 << 12,
+    ),
+    ("velo-lat node1 -D 0.5", 0, &[8], "velo_sent", 2),
+];
+
+/// A line of a report is about the right size and number, and its figures agree with each other.
+fn is_plausible(line: &Value, is_latency: bool, iterations: u64, size: u64) -> Result<()> {
+    let number = |value: &Value| value.as_f64().context("not a number");
+    ensure!(line["bytes"] == size, "not {size} bytes: {line}");
+    let did = line["iterations"].as_u64().context("iterations")?;
+    ensure!(
+        did == iterations || iterations == 0 && did > 0,
+        "{did} instead of {iterations} iterations"
+    );
+    let (bytes, messages) = (
+        number(&line["bytes_per_second"])?,
+        number(&line["messages_per_second"])?,
+    );
+    ensure!(
+        messages > 0.0 && (bytes / messages / size as f64 - 1.0).abs() < 0.01,
+        "{bytes} bytes and {messages} messages per second"
+    );
+    if is_latency {
+        let of = |name: &str| number(&line["latency_us"][name]);
+        let (least, most) = (of("min")?, of("max")?);
+        for name in ["median", "mean", "p99"] {
+            ensure!(
+                least > 0.0 && (least..=most).contains(&of(name)?),
+                "{name} is not between {least} and {most}"
+            );
+        }
+    }
+    Ok(())
+}
+
 fn perf(lab: &Lab) -> Result<()> {
     for user in USERS {
         let (running, _) = server(lab, 1, &format!("{user}extoll-perf serve"), "serving")?;
@@ -245,31 +337,19 @@ fn perf(lab: &Lab) -> Result<()> {
             let command = format!("{user}extoll-perf run {what} --timeout 30 --json");
             json(&lab.ok_for(0, &command, Duration::from_secs(120))?)
         };
-        for (what, lines) in [
-            ("velo-lat node1 -n 20 -w 2", 1),
-            ("velo-lat node1 -n 20 -w 2 -e -s 120", 1),
-            ("velo-bw node1 -n 300", 1),
-            ("velo-rate node1 -n 300 -b", 1),
-            ("put-lat node1 -n 10 -w 2", 1),
-            ("put-lat node1 -n 10 -w 2 -e -s 4096", 1),
-            ("get-lat node1 -n 10 -w 2 -a --max-size 16", 5),
-            ("put-bw node1 -n 40 -s 64k -t 8", 1),
-            ("get-bw node1 -n 40 -s 64k -t 8", 1),
-            ("put-bw node1 -n 20 -s 4k -b", 1),
-            ("get-bw node1 -n 20 -s 4k -b -e", 1),
-            ("velo-lat node1 -D 0.5", 1),
-        ] {
+        for (what, iterations, sizes, counter, least) in PERF {
+            let before = sum(&lab.status()?, counter);
             let result = run(what)?;
+            let moved = sum(&lab.status()?, counter) - before;
+            ensure!(
+                moved >= *least,
+                "{what}: {counter} moved by {moved} instead of {least}: {result}"
+            );
             let results = result["results"].as_array().context("no results")?;
-            ensure!(results.len() == lines, "{what}: {result}");
-            for line in results {
-                let wanted = if what.contains("-lat") {
-                    &line["latency_us"]["median"]
-                } else {
-                    &line["bytes_per_second"]
-                };
-                ensure!(wanted.as_f64() > Some(0.0), "{what}: {result}");
-                ensure!(line["iterations"].as_u64() > Some(0), "{what}: {result}");
+            ensure!(results.len() == sizes.len(), "{what}: {result}");
+            for (line, size) in results.iter().zip(*sizes) {
+                is_plausible(line, what.contains("-lat"), *iterations, *size)
+                    .with_context(|| format!("{what}: {result}"))?;
             }
             ensure!(result["client"] == 0 && result["server"] == 1, "{result}");
         }
@@ -490,31 +570,52 @@ fn extollctl(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
+/// Starts a trace on node 0, and returns when it records.
+fn tracing(lab: &Lab, command: &str) -> Result<Running> {
+    node(lab, 0).ok(UNTRACED)?;
+    let traced = lab.spawn(0, &format!("exec {command}"))?;
+    let recording =
+        "grep -q '[1X]' /sys/kernel/tracing/instances/extoll-trace-*/events/extoll/enable";
+    match node(lab, 0).until("it records", recording) {
+        Ok(()) => Ok(traced),
+        Err(e) => {
+            traced.stop();
+            Err(e)
+        }
+    }
+}
+
+/// No buffer of a trace is left.
+const UNTRACED: &str = "[ -z \"$(ls /sys/kernel/tracing/instances)\" ]";
+
 fn trace(lab: &Lab) -> Result<()> {
-    let traced = lab.spawn(0, "extoll-trace -D 8 -V 254")?;
-    let events = lab.spawn(0, "extoll-trace --json -D 8 -e interrupt -c 3")?;
-    lab.ok(0, "sleep 2; ping -q -c 5 -i 0.2 -W 20 node1")?;
-    let out = traced.wait(PATIENCE)?;
-    ensure!(out.status == 0, "{out:?}");
-    for word in [
+    let node = node(lab, 0);
+    let traced = tracing(lab, "extoll-trace -V 254 >/tmp/trace")?;
+    node.pings(5, "-i 0.1")?;
+    let seen = |word: &str| node.until(word, &format!("grep -qF '{word}' /tmp/trace"));
+    let all = [
         "velo 254 send ",
         "velo 254 recv ",
         " bytes to node 1/254",
         " bytes from 1/254",
-    ] {
-        ensure!(out.stdout.contains(word), "no '{word}' in: {}", out.stdout);
-    }
-    let out = events.wait(PATIENCE)?;
+    ]
+    .into_iter()
+    .try_for_each(seen);
+    lab.ok(0, "pkill -INT -x extoll-trace")?;
+    let out = traced.wait(PATIENCE)?;
+    all.with_context(|| lab.ok(0, "tail -n 50 /tmp/trace").unwrap_or_default())?;
+    // A trace ended by a signal leaves no buffer behind.
+    ensure!(out.status == 0, "{out:?}");
+    // It ends by itself after so many.
+    let traced = tracing(lab, "extoll-trace --json -e interrupt -c 3")?;
+    node.pings(10, "-i 0.1")?;
+    let out = traced.wait(PATIENCE)?;
     let lines: Vec<&str> = out.stdout.lines().collect();
-    ensure!(lines.len() == 3, "{out:?}");
+    ensure!(out.status == 0 && lines.len() == 3, "{out:?}");
     for line in lines {
         ensure!(json(line)?["event"] == "extoll_interrupt", "{line}");
     }
-    // A trace ended by a signal leaves no buffer behind.
-    lab.ok(
-        0,
-        "timeout -s INT 1 extoll-trace; [ -z \"$(ls /sys/kernel/tracing/instances)\" ]",
-    )?;
+    node.ok(UNTRACED)?;
     let denied = lab.sh_for(0, &format!("{}extoll-trace -D 1", USERS[1]), PATIENCE)?;
     ensure!(
         denied.status == 2 && denied.stderr.contains("root"),

@@ -1,0 +1,37 @@
+#!/usr/bin/env python3
+"""Executes words like `w1:0x5500=0x1`, `r1:0x5600` (registers by node), `W8=0x1`, `R0` (32 bits at an offset of the interval of the SMFU
+that begins at START and has SIZE bytes), and prints what it reads: `access.py START SIZE WORD…`."""
+import ctypes, fcntl, mmap, os, re, struct, sys
+
+from device import iow, map_fd
+
+
+def main():
+    f = os.open("/dev/extoll/extoll_rf_access", os.O_RDWR)
+    # Writes by the RMA, as nobody has switched the lender's SMFU on, with patience.
+    for number, value in (3, 0), (5, 10_000_000):
+        fcntl.ioctl(f, iow(ord("n"), number, 8), struct.pack("=Q", value))
+    s = os.open("/dev/extoll/smfu2", os.O_RDWR)
+    window = None
+    for word in sys.argv[3:]:
+        kind, node, at, value = re.fullmatch(r"(\w)(?:(\d+):)?(\w+)(?:=(\w+))?", word).groups()
+        at = int(at, 0)
+        if kind in "rw":
+            os.lseek(f, int(node) << 32 | at, os.SEEK_SET)
+            if kind == "w":
+                os.write(f, struct.pack("=Q", int(value, 0)))
+            else:
+                print(struct.unpack("=Q", os.read(f, 8))[0])
+            continue
+        if window is None:
+            start, size = int(sys.argv[1]), int(sys.argv[2])
+            window = map_fd(s, start + size, 0, mmap.PROT_READ | mmap.PROT_WRITE)
+        place = ctypes.c_uint32.from_address(window + start + at)
+        if kind == "W":
+            place.value = int(value, 0)
+        else:
+            print(place.value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,414 @@
+//! A node of a cluster as scenarios use it: its modules, its NIC, its interface, its counters.
+
+pub use crate::cluster::full;
+use crate::cluster::{as_slow, modules, Lab, PATIENCE};
+use anyhow::{bail, ensure, Context, Result};
+use std::time::Duration;
+
+/// Sets `dev` of a shell script to the PCI name of the node's (first) NIC, also when no driver is bound.
+pub const DEV: &str =
+    "dev=$(lspci -Dn -d 1cad: | awk '{print $1; exit}'); [ -n \"$dev\" ] || { echo no NIC >&2; exit 9; }; ";
+
+/// How long one series of pings may take.
+const PINGING: Duration = Duration::from_secs(40);
+
+/// A volume or a number of rounds: what is usual, and that of a full run.
+pub fn volume<T>(usual: T, all: T) -> T {
+    if full() {
+        all
+    } else {
+        usual
+    }
+}
+
+/// The number that follows `name` in one of the lines, with or without a colon: the form of all counters, those of ethtool, of
+/// debugfs and of `/proc/meminfo`. `name` may have several words (`reason 9`).
+pub fn value(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let rest = line.trim_start().strip_prefix(name)?;
+        let rest = rest.strip_prefix(':').unwrap_or(rest);
+        let number = rest.strip_prefix([' ', '\t'])?;
+        number.split_whitespace().next()?.parse().ok()
+    })
+}
+
+/// Options of the modules when they are loaded.
+#[derive(Clone, Copy, Default)]
+pub struct Options<'a> {
+    /// Of `extoll`.
+    pub extoll: &'a str,
+    /// Of `exn`.
+    pub exn: &'a str,
+}
+
+/// Options of `extoll` alone.
+pub fn extoll(options: &str) -> Options<'_> {
+    Options {
+        extoll: options,
+        exn: "",
+    }
+}
+
+/// An open VELO or RMA port, as debugfs shows it.
+#[derive(Debug)]
+pub struct Port {
+    line: String,
+    /// Whether of VELO, else of RMA.
+    pub is_velo: bool,
+    /// Its VPID.
+    pub vpid: u64,
+}
+
+impl Port {
+    fn parse(line: &str) -> Result<Self> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let vpid = words.get(2).and_then(|w| w.parse().ok());
+        Ok(Self {
+            is_velo: words[0] == "Velo",
+            vpid: vpid.with_context(|| format!("no port: {line}"))?,
+            line: line.to_owned(),
+        })
+    }
+
+    /// A counter of the port.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        let mut words = self.line.split(' ').skip_while(|w| *w != name);
+        words
+            .nth(1)
+            .and_then(|n| n.parse().ok())
+            .with_context(|| format!("no {name} in {}", self.line))
+    }
+
+    /// Not one of the kernel's (docs/driver.md, VPIDs).
+    pub fn is_user(&self) -> bool {
+        self.vpid < 251
+    }
+}
+
+/// A node.
+#[derive(Clone, Copy)]
+pub struct Node<'a> {
+    lab: &'a Lab,
+    /// Its number.
+    pub number: usize,
+}
+
+/// A node of the cluster.
+pub fn node(lab: &Lab, number: usize) -> Node<'_> {
+    Node { lab, number }
+}
+
+impl Node<'_> {
+    /// Runs a script that has to succeed.
+    pub fn ok(self, script: &str) -> Result<String> {
+        self.lab.ok(self.number, script)
+    }
+
+    /// Whether a script succeeds.
+    pub fn is_so(self, script: &str) -> Result<bool> {
+        Ok(self.lab.sh_for(self.number, script, PATIENCE)?.status == 0)
+    }
+
+    /// Waits until a script succeeds.
+    pub fn until(self, what: &str, script: &str) -> Result<()> {
+        let what = format!("{what} on node{}", self.number);
+        self.lab.until(&what, PATIENCE, |_| self.is_so(script))
+    }
+
+    /// Waits until a file is there.
+    pub fn until_file(self, path: &str) -> Result<()> {
+        self.until(&format!("{path} is there"), &format!("[ -e {path} ]"))
+    }
+
+    /// PCI name of the first NIC.
+    pub fn pci(self) -> Result<String> {
+        Ok(self.ok(&format!("{DEV}echo $dev"))?.trim().to_owned())
+    }
+
+    // Modules and device.
+
+    /// Unloads the modules.
+    pub fn unload(self) -> Result<()> {
+        self.ok(&modules::unload()).map(drop)
+    }
+
+    /// Loads the modules; the interface is not up.
+    pub fn load(self, options: Options<'_>) -> Result<()> {
+        let options = [("extoll", options.extoll), ("exn", options.exn)];
+        self.ok(&modules::load(&options)).map(drop)
+    }
+
+    /// Unloads and loads the modules, and waits until the peer answers.
+    pub fn reload(self, options: Options<'_>) -> Result<()> {
+        self.unload()?;
+        self.load(options)?;
+        self.back()
+    }
+
+    /// The same with exn alone.
+    pub fn reload_exn(self, options: &str) -> Result<()> {
+        self.ok(&format!("rmmod exn && modprobe exn {options}"))?;
+        self.back()
+    }
+
+    /// Takes the NIC from its driver, after which no device file and no interface is left.
+    pub fn unbind(self) -> Result<()> {
+        let script = format!(
+            "{DEV}echo $dev >/sys/bus/pci/drivers/extoll/unbind && [ ! -e /dev/extoll/rma2 ] && [ ! -e /sys/class/net/exn0 ]"
+        );
+        self.ok(&script).map(drop)
+    }
+
+    /// Gives it back; the interface is not up.
+    pub fn bind(self) -> Result<()> {
+        self.ok(&format!("{DEV}echo $dev >/sys/bus/pci/drivers/extoll/bind"))
+            .map(drop)
+    }
+
+    // Interface.
+
+    /// The other node of a pair, the next one of more.
+    pub fn peer(&self) -> Node<'_> {
+        node(self.lab, (self.number + 1) % self.lab.spec().nodes)
+    }
+
+    /// Waits for the interface and gives it its address, with which it is up.
+    pub fn address_back(self) -> Result<()> {
+        self.until("exn0", "[ -e /sys/class/net/exn0 ]")?;
+        let address = format!(
+            "ip addr replace 10.2.0.{}/24 broadcast + dev exn0 && ip link set exn0 up",
+            self.number + 1
+        );
+        self.ok(&address).map(drop)
+    }
+
+    /// Whether the interface has a carrier.
+    pub fn has_carrier(self) -> Result<bool> {
+        Ok(self.ok("ip link show exn0")?.contains("LOWER_UP"))
+    }
+
+    /// Waits until another node answers a ping.
+    pub fn reaches(self, other: Node<'_>) -> Result<()> {
+        self.until(
+            &format!("node{} answers", other.number),
+            &format!("ping -q -c 1 -W 1 node{}", other.number),
+        )
+    }
+
+    /// Waits until the interface is up with its address and carrier, and the peer answers.
+    pub fn back(self) -> Result<()> {
+        self.address_back()?;
+        let what = format!("exn0 of node{} has a carrier", self.number);
+        self.lab.until(&what, PATIENCE, |_| self.has_carrier())?;
+        self.reaches(self.peer())
+    }
+
+    /// Sends pings to the peer, see [`Node::pings_to`].
+    pub fn pings(self, count: usize, options: &str) -> Result<()> {
+        let peer = self.peer().number;
+        self.pings_to(&format!("node{peer}"), count, options)
+    }
+
+    /// Sends pings: answers 1 to `count` have to come, once each, and nothing twice.
+    ///
+    /// A few more are sent: with -w ping sends on while an answer is late and ends when it has as many as it was told, so answers that
+    /// overtake each other must not pass for loss.
+    pub fn pings_to(self, target: &str, count: usize, options: &str) -> Result<()> {
+        let more = count + 2 + count / 10;
+        let patience = as_slow(PINGING).as_secs();
+        let command = format!("ping -c {more} -w {patience} {options} {target}");
+        let out = self.lab.sh_for(self.number, &command, 2 * PINGING)?;
+        let times = answers(&out.stdout, count);
+        if let Some(wrong) = times.iter().position(|n| *n != 1) {
+            bail!(
+                "node{}# {command}: answer {} came {} times: {}{}",
+                self.number,
+                wrong + 1,
+                times[wrong],
+                out.stdout,
+                out.stderr
+            );
+        }
+        ensure!(!out.stdout.contains("DUP!"), "duplicates: {}", out.stdout);
+        Ok(())
+    }
+
+    /// Sends one single ping to the peer, which has to be answered.
+    pub fn one_ping(self, options: &str) -> Result<()> {
+        let patience = as_slow(PINGING).as_secs();
+        let peer = self.peer().number;
+        self.lab
+            .ok_for(
+                self.number,
+                &format!("ping -c 1 -W {patience} {options} node{peer}"),
+                2 * PINGING,
+            )
+            .map(drop)
+    }
+
+    // Counters.
+
+    /// A file of the NIC in debugfs.
+    pub fn debugfs(self, name: &str) -> Result<String> {
+        self.ok(&format!("cat /sys/kernel/debug/extoll-*/{name}"))
+    }
+
+    fn number_in(self, file: &str, name: &str) -> Result<u64> {
+        let text = self.debugfs(file)?;
+        value(&text, name).with_context(|| format!("no {name} in {file}: {text}"))
+    }
+
+    /// A counter or gauge of `ethtool -S`.
+    pub fn ethtool(self, name: &str) -> Result<u64> {
+        let text = self.ok("ethtool -S exn0")?;
+        value(&text, name).with_context(|| format!("no {name} in {text}"))
+    }
+
+    /// A counter of the interface, by the name of its file in sysfs.
+    pub fn net(self, name: &str) -> Result<u64> {
+        let text = self.ok(&format!("cat /sys/class/net/exn0/statistics/{name}"))?;
+        text.trim().parse().with_context(|| text)
+    }
+
+    /// A counter of the stack in `/proc/net/snmp`.
+    pub fn snmp(self, protocol: &str, name: &str) -> Result<u64> {
+        let text = self.ok("cat /proc/net/snmp")?;
+        let head = format!("{protocol}: ");
+        let mut lines = text.lines().filter_map(|l| l.strip_prefix(&head));
+        let (names, values) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
+        names
+            .split(' ')
+            .zip(values.split(' '))
+            .find(|(n, _)| *n == name)
+            .and_then(|(_, v)| v.parse().ok())
+            .with_context(|| format!("no {name} in {text}"))
+    }
+
+    /// Interrupts of the NIC.
+    pub fn interrupts(self) -> Result<u64> {
+        self.number_in("counters", "interrupts")
+    }
+
+    /// How often a numbered reason of the base driver occurred.
+    pub fn reason(self, number: u32) -> Result<u64> {
+        self.number_in("counters", &format!("reason {number}"))
+    }
+
+    /// How often each reason of the base driver occurred.
+    pub fn reasons(self) -> Result<Vec<u64>> {
+        let text = self.debugfs("counters")?;
+        let all: Vec<u64> = (0..)
+            .map_while(|n| value(&text, &format!("reason {n}")))
+            .collect();
+        ensure!(!all.is_empty(), "no reasons in {text}");
+        Ok(all)
+    }
+
+    /// How often a trigger event was reported; the file has those that occurred.
+    pub fn event(self, number: u8) -> Result<u64> {
+        let text = self.debugfs("counters")?;
+        ensure!(value(&text, "interrupts").is_some(), "no counters: {text}");
+        Ok(value(&text, &format!("event {number}")).unwrap_or(0))
+    }
+
+    /// A gauge of registered memory.
+    pub fn atu(self, name: &str) -> Result<u64> {
+        self.number_in("atu", name)
+    }
+
+    /// A gauge of memory that waits for late answers.
+    pub fn held(self, name: &str) -> Result<u64> {
+        self.number_in("quarantine", name)
+    }
+
+    /// How long a VPID stays disabled, in milliseconds; 0 if it does not.
+    pub fn disabled_ms(self, vpid: u8) -> Result<u64> {
+        let text = self.debugfs("quarantine")?;
+        ensure!(value(&text, "objects").is_some(), "no gauges: {text}");
+        Ok(value(&text, &format!("disabled_vpid_{vpid}")).unwrap_or(0))
+    }
+
+    /// The open ports.
+    pub fn ports(self) -> Result<Vec<Port>> {
+        self.debugfs("ports")?.lines().map(Port::parse).collect()
+    }
+
+    /// Sum of a counter over the open ports.
+    pub fn port_counter(self, name: &str) -> Result<u64> {
+        let ports = self.ports()?;
+        ensure!(!ports.is_empty(), "no port is open");
+        ports.iter().map(|p| p.counter(name)).sum()
+    }
+
+    /// Waits until no process has a port, and nothing is registered or kept from those that had.
+    pub fn is_vacant(self) -> Result<()> {
+        let what = format!("no port, no registered memory on node{}", self.number);
+        self.lab.until(&what, PATIENCE, |_| {
+            let atu = self.debugfs("atu")?;
+            let none = |name| value(&atu, name).with_context(|| atu.clone());
+            let left = none("regions")? + none("pages")? + none("quarantined")?;
+            Ok(left == 0 && !self.ports()?.iter().any(Port::is_user))
+        })
+    }
+
+    /// Waits until the network state of the NIC is "running".
+    pub fn runs(self) -> Result<()> {
+        self.until(
+            "the network runs",
+            "grep -qx 'network Running' /sys/kernel/debug/extoll-*/status",
+        )
+    }
+}
+
+/// How often each of the answers 1 to `count` is in what ping printed.
+fn answers(text: &str, count: usize) -> Vec<u32> {
+    let mut times = vec![0; count];
+    for line in text.lines().filter(|l| l.contains(" bytes from ")) {
+        let number = line
+            .split_once("icmp_seq=")
+            .and_then(|(_, rest)| rest.split(' ').next()?.parse::<usize>().ok());
+        if let Some(slot) = number.and_then(|n| times.get_mut(n.checked_sub(1)?)) {
+            *slot += 1;
+        }
+    }
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_found_in_all_forms() {
+        let ethtool = "NIC statistics:\n     rx_frames: 12\n     rx_frames_eager: 7\n";
+        assert_eq!(value(ethtool, "rx_frames"), Some(12));
+        assert_eq!(value(ethtool, "rx_frames_eager"), Some(7));
+        assert_eq!(value(ethtool, "rx"), None);
+        let counters = "interrupts 3\nreason 1 5 (x)\nreason 12 6 (y)\nevent 1 9 (z)\n";
+        assert_eq!(value(counters, "reason 1"), Some(5));
+        assert_eq!(value(counters, "reason 12"), Some(6));
+        assert_eq!(value(counters, "reason 2"), None);
+        assert_eq!(value("MemFree:    77 kB\n", "MemFree"), Some(77));
+    }
+
+    #[test]
+    fn a_port_has_counters() -> Result<()> {
+        let port = Port::parse("Rma vpid 7 attached true tx open sent 2 lost 4 throttled 1")?;
+        assert!(!port.is_velo && port.vpid == 7 && port.is_user());
+        assert_eq!(port.counter("lost")?, 4);
+        assert!(port.counter("nothing").is_err());
+        assert!(Port::parse("").is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn lost_and_repeated_answers_are_seen() {
+        let line = |n| format!("64 bytes from 10.2.0.2: icmp_seq={n} ttl=64 time=1 ms\n");
+        let text: String = [1, 3, 3, 4, 9].into_iter().map(line).collect();
+        assert_eq!(answers(&text, 4), [1, 0, 2, 1]);
+        assert_eq!(
+            answers("From 10.2.0.1 icmp_seq=1 Destination Host Unreachable", 1),
+            [0]
+        );
+    }
+}
