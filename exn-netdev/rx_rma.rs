@@ -6,7 +6,7 @@ use crate::{
     conf,
     reason::{Counter, Reason},
     rx_velo::VeloPoll,
-    shared::{ms, Shared},
+    shared::{ms, since, Shared},
     slots::Slots,
 };
 use extoll_core::{quarantine::Batch, rma};
@@ -213,7 +213,7 @@ impl Fetches {
             ..
         } = self;
         flight.for_each_mut(|_, f| {
-            if now.wrapping_sub(f.born) < timeout {
+            if since(now, f.born) < timeout {
                 return false;
             }
             if !f.lost {
@@ -229,7 +229,7 @@ impl Fetches {
         while self
             .flight
             .oldest()
-            .is_some_and(|(_, f)| now.wrapping_sub(f.born) >= timeout + keep)
+            .is_some_and(|(_, f)| since(now, f.born) >= timeout + keep)
         {
             let Some(fetch) = self.flush_one() else { break };
             if fetch.scratch {

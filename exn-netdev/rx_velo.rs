@@ -7,7 +7,7 @@ use crate::{
     reason::{Counter, Reason},
     ring::Ring,
     rx_rma::{checksum, Allowed, Fetch},
-    shared::{ms, Shared},
+    shared::{ms, since, Shared},
     slots::Slots,
 };
 use extoll_core::{
@@ -336,7 +336,7 @@ impl VeloRx {
                 return Next::Taken;
             }
         }
-        let patient = now.wrapping_sub(w.since) < ms(conf::RX_PATIENCE_MS);
+        let patient = since(now, w.since) < ms(conf::RX_PATIENCE_MS);
         let fresh = if w.discard {
             None
         } else {
@@ -406,7 +406,7 @@ impl VeloRx {
         while self
             .partials
             .oldest()
-            .is_some_and(|(_, p)| now.wrapping_sub(p.touched) >= limit)
+            .is_some_and(|(_, p)| since(now, p.touched) >= limit)
         {
             let Some((node, p)) = self.partials.pop_oldest() else {
                 break;

@@ -167,7 +167,7 @@ impl Shared {
     /// Transfers with `node` were given up. If no notification at all came meanwhile, either the peer is dead or our queue is stuck (a
     /// lost write of the NIC leaves a hole in it): [`Shared::heard`] decides.
     pub(crate) fn unanswered(&self, node: NodeId, now: u64) {
-        let silence = now.wrapping_sub(self.notified.load(Relaxed));
+        let silence = since(now, self.notified.load(Relaxed));
         if self.suspect.load(Relaxed) == 0 && silence >= ms(conf::timeout_ms()) {
             self.heard.store(0, Relaxed);
             self.suspect.store(u32::from(node.0) + 1, Relaxed);
@@ -187,10 +187,10 @@ impl Shared {
         let first = self.heard.load(Relaxed);
         if first == 0 {
             self.heard.store(now.max(1), Relaxed);
-        } else if now.wrapping_sub(first) >= ms(conf::PROOF_MS) {
+        } else if since(now, first) >= ms(conf::PROOF_MS) {
             self.suspect.store(0, Relaxed);
             let last = self.restarted.load(Relaxed);
-            if last == 0 || now.wrapping_sub(last) >= ms(conf::RESTART_MS) {
+            if last == 0 || since(now, last) >= ms(conf::RESTART_MS) {
                 self.restarted.store(now.max(1), Relaxed);
                 self.restart.store(1, Relaxed);
                 self.reject(Reason::Restart, Some(node), 0);
@@ -241,6 +241,12 @@ impl Shared {
     pub(crate) fn reset_tick(&self) {
         self.tick_armed.store(0, Relaxed);
     }
+}
+
+/// Jiffies from `then` to `now`; none if `then` is later: what another processor noted while this one was on its way with `now`.
+#[inline]
+pub(crate) fn since(now: u64, then: u64) -> u64 {
+    now.saturating_sub(then)
 }
 
 /// Milliseconds as jiffies.

@@ -9,7 +9,7 @@
 use crate::{
     conf,
     reason::{Counter, Reason},
-    shared::{ms, Shared},
+    shared::{ms, since, Shared},
     slots::Slots,
 };
 use extoll_core::velo::{self, Header, SendError};
@@ -448,7 +448,7 @@ impl Tx {
         } = self;
         let stall = ms(conf::STALL_MS);
         active.for_each_mut(|_, f| {
-            if now.wrapping_sub(f.born) < stall {
+            if since(now, f.born) < stall {
                 return false;
             }
             if !f.stalled {
@@ -466,7 +466,7 @@ impl Tx {
         let keep = ms(conf::quarantine_ms());
         while quarantine
             .oldest()
-            .is_some_and(|(_, f)| now.wrapping_sub(f.born) >= keep)
+            .is_some_and(|(_, f)| since(now, f.born) >= keep)
         {
             quarantine.pop_oldest();
         }
@@ -475,7 +475,7 @@ impl Tx {
         while !quarantine.is_full()
             && active
                 .oldest()
-                .is_some_and(|(_, f)| now.wrapping_sub(f.born) >= timeout)
+                .is_some_and(|(_, f)| since(now, f.born) >= timeout)
         {
             let Some((key, mut f)) = active.pop_oldest() else {
                 break;
