@@ -11,9 +11,7 @@ use crate::{
 };
 use extoll_core::rma;
 use kernel::sync::{atomic::Relaxed, Arc};
-use kernel_ext::net::{
-    self, BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxSkb, SkBuff,
-};
+use kernel_ext::net::{self, BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxSkb, SkBuff};
 use protocol::rendezvous::Fetched;
 use wire::ext_eth::{self, Completion, Side};
 

@@ -317,16 +317,16 @@ impl VeloRx {
         }
         let mut gets = Gets { sh, requester };
         let limits = sh.limits();
-        let pumped =
-            self.waiting
-                .pump(&Locked(&sh.rx), &Clock, &mut gets, &limits, |node, len, why| {
-                    match why {
-                        Refusal::Source(open) => {
-                            sh.reject(Reason::RxPeerBound, Some(node), open as u64)
-                        }
-                        Refusal::Port => sh.reject(Reason::RxPort, Some(node), u64::from(len)),
-                    }
-                });
+        let pumped = self.waiting.pump(
+            &Locked(&sh.rx),
+            &Clock,
+            &mut gets,
+            &limits,
+            |node, len, why| match why {
+                Refusal::Source(open) => sh.reject(Reason::RxPeerBound, Some(node), open as u64),
+                Refusal::Port => sh.reject(Reason::RxPort, Some(node), u64::from(len)),
+            },
+        );
         if pumped.taken == 0 && pumped.left > 0 {
             sh.count(Counter::RxDeferred);
         }

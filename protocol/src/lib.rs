@@ -33,10 +33,7 @@ pub trait Memory {
     /// # Errors
     ///
     /// There is no memory.
-    fn array<T>(
-        len: usize,
-        make: impl FnMut(usize) -> T,
-    ) -> Result<Self::Array<T>, Self::Error>;
+    fn array<T>(len: usize, make: impl FnMut(usize) -> T) -> Result<Self::Array<T>, Self::Error>;
 }
 
 /// A point in time, in ticks of the caller's choice.

@@ -103,7 +103,13 @@ fn done(side: Side, address: u64, peer: u16, error: u8) -> Completion {
 }
 
 fn announce(s: &mut Sender<Heap, At>, at: u64, node: u16, address: u64) {
-    let result = s.announce(&Time(at), &mut Port::default(), NodeId(node), At(address), LEN);
+    let result = s.announce(
+        &Time(at),
+        &mut Port::default(),
+        NodeId(node),
+        At(address),
+        LEN,
+    );
     assert_eq!(result, Ok(()));
 }
 
@@ -130,7 +136,10 @@ fn a_frame_that_is_fetched_late_keeps_its_memory_until_then() {
     age(&mut s, 2100);
     assert_eq!(age(&mut s, 3099).2, vec![] as Vec<u64>);
     assert_eq!(age(&mut s, 3100).2, vec![4096]);
-    assert_eq!(s.counts().made(FlightState::GivenUp, FlightEvent::Expire), 1);
+    assert_eq!(
+        s.counts().made(FlightState::GivenUp, FlightEvent::Expire),
+        1
+    );
 }
 
 #[test]
@@ -150,7 +159,10 @@ fn only_the_peer_ends_a_frame() {
     assert!(matches!(s.dropped(NodeId(2), 4096), Ended::Unmatched));
     age(&mut s, 100);
     assert_eq!(s.given_up(), 1);
-    assert!(matches!(s.notified(&other), Ended::Unmatched), "in quarantine");
+    assert!(
+        matches!(s.notified(&other), Ended::Unmatched),
+        "in quarantine"
+    );
     // Nor does a drop message: its fetch may be under way.
     assert!(matches!(s.dropped(NodeId(1), 4096), Ended::Unmatched));
     assert_eq!(s.given_up(), 1);
@@ -231,7 +243,10 @@ fn a_source_at_its_bound_does_not_hold_up_others() {
     assert_eq!(w.len(), 1);
     // It answers nothing: what waits of it is refused.
     f.0.borrow_mut().age(&Time(100), &LIMITS, drop);
-    assert_eq!(pump(&mut w, &f, 100, &mut port), vec![(1, Refusal::Source(6))]);
+    assert_eq!(
+        pump(&mut w, &f, 100, &mut port),
+        vec![(1, Refusal::Source(6))]
+    );
     assert!(w.is_empty());
 }
 
@@ -249,7 +264,10 @@ fn a_scratch_buffer_that_is_lost_does_not_hold_up_others() {
     assert_eq!(pump(&mut w, &f, 0, &mut port), vec![]);
     assert_eq!((port.sent.as_slice(), w.len()), (&[1, 3][..], 1));
     f.0.borrow_mut().age(&Time(100), &LIMITS, drop);
-    assert_eq!(pump(&mut w, &f, 100, &mut port), vec![(1, Refusal::Source(0))]);
+    assert_eq!(
+        pump(&mut w, &f, 100, &mut port),
+        vec![(1, Refusal::Source(0))]
+    );
     // The buffer comes back with the quarantine.
     f.0.borrow_mut().age(&Time(1100), &LIMITS, drop);
     assert_eq!(f.with(|f| f.set_scratch(None)), Some(At(1 << 30)));

@@ -327,7 +327,10 @@ impl Node {
     }
 
     fn transmit(&mut self, fabric: &mut Fabric) {
-        while let (Some(frame), Some(port)) = (self.queue.pop_front(), self.port.as_mut()) {
+        let Some(port) = self.port.as_mut() else {
+            return;
+        };
+        while let Some(frame) = self.queue.pop_front() {
             let to = Port::node_id(frame.to);
             match self.sender.admit(to, &self.limits) {
                 Admitted::Later => {
@@ -344,7 +347,10 @@ impl Node {
             let Outgoing { id, len, block, .. } = frame;
             let address = protocol::rendezvous::Buffer::address(&block);
             let now = Time(fabric.now());
-            let mut port = Announcer { fabric, port };
+            let mut port = Announcer {
+                fabric: &mut *fabric,
+                port: &mut *port,
+            };
             match self.sender.announce(&now, &mut port, to, block, len) {
                 Ok(()) => self.reports.push(Report::Announced { id, address }),
                 Err((block, Unsent::Refused(Refused::Later))) => {
@@ -481,7 +487,9 @@ impl Node {
     pub fn tick(&mut self, fabric: &mut Fabric, now: u64) {
         if self.port.is_some() {
             self.sender.age(&Time(now), &self.limits, |_| {}, drop);
-            self.fetches.borrow_mut().age(&Time(now), &self.limits, drop);
+            self.fetches
+                .borrow_mut()
+                .age(&Time(now), &self.limits, drop);
             self.transmit(fabric);
         }
         while self.held.front().is_some_and(|(until, _)| *until <= now) {

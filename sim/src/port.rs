@@ -146,10 +146,7 @@ impl Port {
                 rma_regs::CONFIG.get(),
                 rma_regs::Config::for_pcie(256, 512).raw(),
             ),
-            (
-                rma_regs::vpid_table(VPID).get(),
-                rma_regs::VPID_ENABLED,
-            ),
+            (rma_regs::vpid_table(VPID).get(), rma_regs::VPID_ENABLED),
         ];
         for (register, value) in init {
             fabric.write(nic, register, value);
@@ -225,7 +222,13 @@ impl Port {
         }
     }
 
-    fn post(&mut self, fabric: &mut Fabric, unit: Unit, page: u64, words: &[u64]) -> Result<(), Refused> {
+    fn post(
+        &mut self,
+        fabric: &mut Fabric,
+        unit: Unit,
+        page: u64,
+        words: &[u64],
+    ) -> Result<(), Refused> {
         self.reserve(fabric, unit)?;
         self.credits[unit as usize].take().ok_or(Refused::Later)?;
         fabric
@@ -286,12 +289,15 @@ impl Port {
                 return Ok(None);
             }
             let status = Status::decode(raw).ok().flatten();
-            let mut data = vec![0; 120];
-            fabric.load(self.nic, q.at(q.next), &mut data)?;
+            let piece = status.and_then(|s| SlotSize::B128.pieces(s.len).next());
+            let mut data = vec![0; piece.map_or(0, |p| p.len.into())];
+            if let Some(piece) = piece {
+                let at = q.at(q.next) + u64::from(piece.slot_offset);
+                fabric.load(self.nic, at, &mut data)?;
+            }
             fabric.fill(self.nic, q.status_at(q.next), &[0; 8])?;
             q.advance(fabric, self.nic);
             if let Some(status) = status {
-                data.truncate(SlotSize::B128.capacity().min(status.len).into());
                 return Ok(Some(Message { status, data }));
             }
         }

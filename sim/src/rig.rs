@@ -16,7 +16,7 @@ use extoll_emulator::nic::{Faults, LoseWrite, LossyRing};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -140,13 +140,18 @@ pub struct Rig {
     hostile: Vec<bool>,
     /// Mean time between polls, in ns.
     pace: Vec<u64>,
+    /// Time between polls that find nothing.
     idle: Vec<u64>,
+    /// When each node polls next.
+    poll_at: Vec<u64>,
+    /// What each NIC had delivered when its node was woken last.
+    heard: Vec<u64>,
     faults: Vec<(Fault, u64)>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
     frames: Vec<Frame>,
     /// By node and address.
-    announced: HashMap<(usize, u64), Announced>,
+    announced: BTreeMap<(usize, u64), Announced>,
     summary: Summary,
     trace: Option<Vec<String>>,
 }
@@ -191,11 +196,13 @@ impl Rig {
             hostile: vec![false; count],
             pace: Vec::new(),
             idle: vec![0; count],
+            poll_at: vec![0; count],
+            heard: vec![0; count],
             faults: Vec::new(),
             events: BinaryHeap::new(),
             number: 0,
             frames: Vec::new(),
-            announced: HashMap::new(),
+            announced: BTreeMap::new(),
             summary: Summary::default(),
             trace: trace.then(Vec::new),
         };
@@ -232,14 +239,16 @@ impl Rig {
             let pace = [20 * US, 100 * US, 1000 * US][self.rng.random_range(0..3)];
             self.pace.push(pace);
             self.nodes[node].up(&mut self.fabric)?;
-            self.at(0, Event::Poll(node));
+            self.poll(node, 0);
             self.at(0, Event::Tick(node));
         }
+        let mut bursts = Vec::new();
         for _ in 0..self.rng.random_range(1..=4) {
             let (node, at) = (
                 self.rng.random_range(0..count),
                 self.rng.random_range(0..BUSY),
             );
+            bursts.push(at);
             for _ in 0..self.rng.random_range(1..=40) {
                 let later = self.rng.random_range(0..20 * MS);
                 self.at(at + later, Event::Submit(node));
@@ -249,12 +258,19 @@ impl Rig {
             let node = self.rng.random_range(0..count);
             (self.hostile[node], self.healthy[node]) = (true, false);
             for _ in 0..self.rng.random_range(1..80) {
-                let at = self.rng.random_range(0..BUSY);
+                // Most while frames are under way.
+                let at = match self.rng.random_bool(0.8) {
+                    true => {
+                        bursts[self.rng.random_range(0..bursts.len())]
+                            + self.rng.random_range(0..25 * MS)
+                    }
+                    false => self.rng.random_range(0..BUSY),
+                };
                 self.at(at, Event::Forge(node));
             }
         }
         let ends = self.cable_ends();
-        for i in 0..self.rng.random_range(0..=3) {
+        for _ in 0..self.rng.random_range(0..=3) {
             let node = self.rng.random_range(0..count);
             let fault = match self.rng.random_range(0..9) {
                 0 => Fault::Cable(self.rng.random_range(0..ends.len())),
@@ -267,14 +283,17 @@ impl Rig {
                 7 => Fault::LoseNotifications(node),
                 _ => Fault::RetryEvery(node),
             };
+            if self.faults.iter().any(|(other, _)| *other == fault) {
+                continue;
+            }
             for victim in fault.victims(&ends) {
                 self.healthy[victim] = false;
             }
             let at = self.rng.random_range(0..BUSY);
             let longest = [10 * MS, 500 * MS, LONGEST_FAULT][self.rng.random_range(0..3)];
             let end = at + self.rng.random_range(1..longest);
+            self.at(at, Event::Fault(self.faults.len()));
             self.faults.push((fault, end));
-            self.at(at, Event::Fault(i));
         }
         self.summary.faults = self.faults.len() as u64;
         Ok(())
@@ -311,17 +330,35 @@ impl Rig {
 
     /// Transitions of all machines.
     pub fn transitions(&self) -> String {
-        let all = self.nodes.iter().map(|n| {
-            format!("node {}\n{}", n.nic, n.transitions())
-        });
-        all.collect()
+        let all = self.nodes.iter();
+        all.map(|n| format!("node {}\n{}", n.nic, n.transitions()))
+            .collect()
     }
 
     fn steps(&mut self) -> Result<()> {
-        while let Some(Reverse((at, _, event))) = self.events.pop() {
-            self.fabric.advance(at)?;
+        while let Some(Reverse((at, ..))) = self.events.peek() {
+            // What the world does before that may wake a node.
+            let until = match self.fabric.world.next_deadline() {
+                Some(deadline) => deadline.clamp(self.fabric.now(), *at),
+                None => *at,
+            };
+            let due = until >= *at;
+            self.fabric.advance(until)?;
+            self.listen();
+            if !due {
+                continue;
+            }
+            let Some(Reverse((at, _, event))) = self.events.pop() else {
+                break;
+            };
+            if let Event::Poll(n) = event {
+                if at != self.poll_at[n] {
+                    continue;
+                }
+            }
             self.summary.steps += 1;
             self.step(event)?;
+            self.listen();
             for node in 0..self.nodes.len() {
                 self.collect(node)?;
                 self.nodes[node].check().map_err(anyhow::Error::msg)?;
@@ -331,6 +368,28 @@ impl Rig {
             }
         }
         self.check_end()
+    }
+
+    /// Nodes whose NIC delivered something poll soon, as after an interrupt.
+    fn listen(&mut self) {
+        let now = self.fabric.now();
+        for n in 0..self.nodes.len() {
+            let c = self.fabric.world.chip_counters(n);
+            let delivered = c.velo.received.wrapping_add(c.rma.notifications);
+            if delivered != self.heard[n] {
+                self.heard[n] = delivered;
+                self.idle[n] = self.pace[n];
+                let at = now + self.rng.random_range(1..=self.pace[n]);
+                if self.poll_at[n] <= now || at < self.poll_at[n] {
+                    self.poll(n, at);
+                }
+            }
+        }
+    }
+
+    fn poll(&mut self, node: usize, at: u64) {
+        self.poll_at[node] = at;
+        self.at(at, Event::Poll(node));
     }
 
     fn finished(&self) -> bool {
@@ -344,22 +403,25 @@ impl Rig {
                 let budget = self.rng.random_range(1..16);
                 let worked = self.nodes[n].poll(&mut self.fabric, budget)?;
                 let quiet = self.nodes[n].is_quiet();
-                // Without work polls get rarer, up to a time that stands for an interrupt.
+                // Without work polls get rarer: an interrupt will tell, or housekeeping find what it missed.
+                let rarest = if quiet { 250 * MS } else { 10 * MS };
                 self.idle[n] = match worked {
                     true => self.pace[n],
-                    false if quiet => (self.idle[n] * 4).clamp(self.pace[n], 50 * MS),
-                    false => (self.idle[n] * 2).clamp(self.pace[n], 5 * MS),
+                    false => (self.idle[n] * 4).clamp(self.pace[n], rarest.max(self.pace[n])),
                 };
                 let wait = self.rng.random_range(1..=2 * self.idle[n]);
                 if now < END && !self.finished() {
-                    self.at(now + wait, Event::Poll(n));
+                    self.poll(n, now + wait);
                 }
             }
             Event::Tick(n) => {
                 // The processor that does this may have looked at the clock before the last step of another one.
                 let stale = now.saturating_sub(self.rng.random_range(0..5 * MS));
                 self.nodes[n].tick(&mut self.fabric, stale);
-                let pause = if now < BUSY { 20 * MS } else { 100 * MS };
+                let pause = match self.nodes[n].is_quiet() {
+                    true => 200 * MS,
+                    false => 20 * MS,
+                };
                 if now < END && !self.finished() {
                     self.at(now + pause, Event::Tick(n));
                 }
@@ -532,7 +594,7 @@ impl Rig {
                     node: Port::node_id(node),
                     kind,
                     command: wire::rma::Command::from_code(0).context("GET")?,
-                    mode: wire::rma::Mode(2),
+                    mode: wire::rma::Mode::from_bits(2),
                     error: u8::from(self.rng.random_bool(0.2)),
                 };
                 Forged::Slot {
@@ -600,8 +662,8 @@ impl Rig {
                 Report::Delivered { from, data } => self.delivered(node, from.into(), &data)?,
                 Report::Get { .. } => {}
                 Report::Refused { from } => {
-                    let both = self.healthy[node]
-                        && self.healthy.get(usize::from(from)) == Some(&true);
+                    let both =
+                        self.healthy[node] && self.healthy.get(usize::from(from)) == Some(&true);
                     anyhow::ensure!(!both, "node {node} refused a frame of node {from}");
                 }
             }
@@ -630,7 +692,10 @@ impl Rig {
         }
         let id = word(data, 16);
         let Some(frame) = self.frames.get_mut(id as usize) else {
-            anyhow::bail!("node {node} got {} bytes that are no frame of node {from}", data.len());
+            anyhow::bail!(
+                "node {node} got {} bytes that are no frame of node {from}",
+                data.len()
+            );
         };
         anyhow::ensure!(
             (frame.from, frame.to, frame.len as usize) == (from, node, data.len()),

@@ -11,7 +11,7 @@ mod receiver;
 mod sender;
 
 pub use receiver::{
-    Allowed, FetchEvent, FetchState, Fetched, FetchPort, Fetches, Pumped, Refusal, Shared, Waiting,
+    Allowed, FetchEvent, FetchPort, FetchState, Fetched, Fetches, Pumped, Refusal, Shared, Waiting,
 };
 pub use sender::{Admitted, AnnouncePort, Ended, FlightEvent, FlightState, Sender, Unsent};
 

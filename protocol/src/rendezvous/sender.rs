@@ -2,11 +2,7 @@
 //! The side that announces.
 
 use super::{Buffer, Limits, Peers};
-use crate::{
-    flow::Counts,
-    slots::Slots,
-    Clock, Memory, Refused, Time,
-};
+use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
 use wire::{
     ext_eth::{match_key, Announcement, Completion},
     ids::NodeId,
