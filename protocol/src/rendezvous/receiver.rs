@@ -228,10 +228,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         }
         let f = self.fetches.remove(key)?;
         let lost = state == FetchState::Lost;
-        self.lost -= usize::from(lost);
+        self.lost = self.lost.saturating_sub(usize::from(lost));
         self.sources.update(f.node, |s| match lost {
-            true => s.lost -= 1,
-            false => s.open -= 1,
+            true => s.lost = s.lost.saturating_sub(1),
+            false => s.open = s.open.saturating_sub(1),
         });
         if f.scratch {
             self.scratch = Some(f.buffer);
@@ -283,7 +283,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
                 self.counts.step(&mut f.state, FetchEvent::TimeOut);
                 self.lost += 1;
                 self.sources.update(f.node, |s| {
-                    s.open -= 1;
+                    s.open = s.open.saturating_sub(1);
                     s.lost += 1;
                 });
                 lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));

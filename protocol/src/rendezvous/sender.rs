@@ -230,13 +230,17 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         }
         let flight = self.flights.remove(key)?;
         self.peers.update(flight.node, |p| match state {
-            FlightState::GivenUp => p.lost -= 1,
+            FlightState::GivenUp => p.lost = p.lost.saturating_sub(1),
             _ => {
-                p.open -= 1;
-                p.late -= usize::from(state == FlightState::Stalled);
+                p.open = p.open.saturating_sub(1);
+                p.late = p
+                    .late
+                    .saturating_sub(usize::from(state == FlightState::Stalled));
             }
         });
-        self.given_up -= usize::from(state == FlightState::GivenUp);
+        self.given_up = self
+            .given_up
+            .saturating_sub(usize::from(state == FlightState::GivenUp));
         Some((state, flight))
     }
 
@@ -313,8 +317,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 f.since = now;
                 self.given_up += 1;
                 self.peers.update(f.node, |p| {
-                    p.open -= 1;
-                    p.late -= 1;
+                    p.open = p.open.saturating_sub(1);
+                    p.late = p.late.saturating_sub(1);
                     p.lost += 1;
                     p.silent = true;
                 });
