@@ -4,11 +4,11 @@
 
 use crate::{
     conf::{self, Conf},
+    machine::Fetches,
     reason::{Counter, Counters, Reason},
-    rx_rma::Fetches,
     tx::Tx,
 };
-use extoll_core::nic::Nic;
+use extoll_core::{nic::Nic, quarantine::Batch};
 use kernel::{
     new_spinlock_irq,
     prelude::*,
@@ -40,6 +40,9 @@ pub(crate) struct Shared {
     pub(crate) tx: SpinLockIrq<Tx>,
     #[pin]
     pub(crate) rx: SpinLockIrq<Fetches>,
+    /// Room for what is left when the ports are closed.
+    #[pin]
+    pub(crate) batch: SpinLockIrq<Option<Batch>>,
     /// Announcements that wait: gauge, and hint for the RMA side to wake the VELO side.
     pub(crate) waiting: Atomic<u32>,
     /// Partial frames: gauge.
@@ -66,7 +69,7 @@ impl Shared {
     /// A new interface on `nic`. May sleep.
     pub(crate) fn new(ndev: Arc<NetDev>, nic: Arc<Nic>) -> Result<Arc<Self>> {
         let tx = Tx::new()?;
-        let rx = Fetches::new()?;
+        let rx = Fetches::new(conf::RX_FLIGHT, conf::RX_LOST)?;
         Arc::pin_init(
             try_pin_init!(Self {
                 ndev,
@@ -77,6 +80,7 @@ impl Shared {
                 limits: core::array::from_fn(|_| RateLimit::new(conf::log_interval_ms())),
                 tx <- new_spinlock_irq!(tx, "exn_tx"),
                 rx <- new_spinlock_irq!(rx, "exn_rx"),
+                batch <- new_spinlock_irq!(None, "exn_batch"),
                 waiting: Atomic::new(0),
                 partials: Atomic::new(0),
                 suspect: Atomic::new(0),
@@ -167,7 +171,7 @@ impl Shared {
     /// Transfers with `node` were given up. If no notification at all came meanwhile, either the peer is dead or our queue is stuck (a
     /// lost write of the NIC leaves a hole in it): [`Shared::heard`] decides.
     pub(crate) fn unanswered(&self, node: NodeId, now: u64) {
-        let silence = now.wrapping_sub(self.notified.load(Relaxed));
+        let silence = since(now, self.notified.load(Relaxed));
         if self.suspect.load(Relaxed) == 0 && silence >= ms(conf::timeout_ms()) {
             self.heard.store(0, Relaxed);
             self.suspect.store(u32::from(node.0) + 1, Relaxed);
@@ -187,10 +191,10 @@ impl Shared {
         let first = self.heard.load(Relaxed);
         if first == 0 {
             self.heard.store(now.max(1), Relaxed);
-        } else if now.wrapping_sub(first) >= ms(conf::PROOF_MS) {
+        } else if since(now, first) >= ms(conf::PROOF_MS) {
             self.suspect.store(0, Relaxed);
             let last = self.restarted.load(Relaxed);
-            if last == 0 || now.wrapping_sub(last) >= ms(conf::RESTART_MS) {
+            if last == 0 || since(now, last) >= ms(conf::RESTART_MS) {
                 self.restarted.store(now.max(1), Relaxed);
                 self.restart.store(1, Relaxed);
                 self.reject(Reason::Restart, Some(node), 0);
@@ -241,6 +245,12 @@ impl Shared {
     pub(crate) fn reset_tick(&self) {
         self.tick_armed.store(0, Relaxed);
     }
+}
+
+/// Jiffies from `then` to `now`; none if `then` is later: what another processor noted while this one was on its way with `now`.
+#[inline]
+pub(crate) fn since(now: u64, then: u64) -> u64 {
+    now.saturating_sub(then)
 }
 
 /// Milliseconds as jiffies.

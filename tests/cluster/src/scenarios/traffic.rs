@@ -2,7 +2,7 @@
 
 use super::node::{node, volume, Node};
 use super::on_pair;
-use crate::cluster::{Lab, PATIENCE};
+use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
@@ -22,7 +22,54 @@ pub fn all() -> Vec<Scenario> {
         on_pair("traffic::ssh", ssh),
         on_pair("traffic::sha256_both_ways", sha256_both_ways),
         on_pair("traffic::deferred_interrupts", deferred_interrupts),
+        Scenario {
+            name: "traffic::two_processors",
+            spec: TWO_PROCESSORS,
+            run: two_processors,
+        },
     ]
+}
+
+/// Sending, both poll functions and housekeeping really run at once.
+const TWO_PROCESSORS: Spec = Spec {
+    nodes: 2,
+    args: &["--topology", "pair", "--cpus", "2"],
+};
+
+/// What must not happen to announced frames between two healthy nodes, however their processors meet.
+const NEVER: [&str; 7] = [
+    "tx_rdv_timeout",
+    "rx_rdv_timeout",
+    "notify_late",
+    "notify_unmatched",
+    "notify_bad",
+    "tx_notify_error",
+    "port_restart",
+];
+
+/// Four streams in each direction, then in both, while both processors work: every announced frame is fetched, and its end is noticed.
+fn two_processors(lab: &Lab) -> Result<()> {
+    let count = |lab: &Lab, name: &str| -> Result<u64> {
+        Ok((0..2)
+            .map(|n| lab.ethtool(n, name))
+            .collect::<Result<Vec<_>>>()?
+            .iter()
+            .sum())
+    };
+    let announced = count(lab, "tx_rdv_frames")?;
+    let before = NEVER.map(|name| count(lab, name));
+    for options in ["-P 4", "-P 4 -R", "-P 4 --bidir"] {
+        iperf3(lab, options)?;
+    }
+    let announced = count(lab, "tx_rdv_frames")? - announced;
+    ensure!(announced > 500, "only {announced} frames were announced");
+    for (name, before) in NEVER.iter().zip(before) {
+        let n = count(lab, name)? - before?;
+        ensure!(n == 0, "{name} rose by {n} in {announced} announced frames");
+    }
+    lab.until("the last frame is fetched", PATIENCE, |lab| {
+        Ok(count(lab, "tx_rdv_in_flight")? + count(lab, "rx_rdv_in_flight")? == 0)
+    })
 }
 
 fn interface(lab: &Lab) -> Result<()> {
