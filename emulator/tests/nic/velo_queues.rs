@@ -176,7 +176,6 @@ fn hold_limit_and_time() {
         (1, 10, 9)
     );
     assert_eq!(r.read(1, velo_bq::GENERAL) & 4, 4, "timeout_assert");
-    assert_eq!(r.nodes[1].nic.next_deadline(), None);
 
     let cfg = NicConfig {
         hold_time_ns: Some(1000),
@@ -193,6 +192,77 @@ fn hold_limit_and_time() {
     assert_eq!(r.tick(1), None);
     assert_eq!(r.nodes[1].nic.counters().drops.hold_limit, 2);
     assert_eq!(take_all(&mut r, &mut q), [0]);
+}
+
+/// HW §9.3, §10.7: without the enable bit a full queue holds for ever, with it for the programmed number of units (G10).
+#[test]
+fn the_time_out_registers_say_how_long_full_queues_hold() {
+    const UNIT: u64 = 1000;
+    let cfg = NicConfig {
+        hold_timeout_unit_ns: UNIT,
+        ..NicConfig::default()
+    };
+    let mut r = rig(cfg, SlotSize::B128);
+    let mut q = r.open_velo(1, 9, SlotSize::B128, 1, 4);
+    let mut other = r.open_velo(1, 10, SlotSize::B128, 1, 4);
+    r.write(1, regs::TIMEOUT, 0x20);
+    numbers(&mut r, 9, 0..5);
+    assert_eq!(r.nodes[1].nic.next_deadline(), None, "not enabled");
+    r.write(1, regs::TIMEOUT, regs::TIMEOUT_INIT);
+    let due = r.nodes[1].nic.next_deadline().expect("deadline");
+    assert_eq!(due - r.nodes[1].ram.now, 0x20 * UNIT);
+    r.nodes[1].ram.now = due - 1;
+    r.tick(1);
+    let drops = |r: &Rig| r.nodes[1].nic.counters().drops.hold_limit;
+    assert_eq!((drops(&r), r.nodes[1].nic.counters().velo.holding), (0, 2));
+    let events = |r: &Rig| r.nodes[1].nic.counters().events[21];
+    assert_eq!(events(&r), 0);
+    r.nodes[1].ram.now = due;
+    r.tick(1);
+    assert_eq!((drops(&r), events(&r)), (2, 1), "assert, count, TE 21, drop");
+    let general = r.read(1, velo_bq::GENERAL);
+    assert_eq!((general & 4, (general >> 4) & 0xFF, general >> 12), (4, 9, 2));
+    // While it stays full nobody waits for it any more; others are as ever.
+    numbers(&mut r, 9, 5..7);
+    numbers(&mut r, 10, 0..1);
+    assert_eq!((drops(&r), events(&r)), (4, 1));
+    assert_eq!(r.nodes[1].nic.next_deadline(), None);
+    assert_eq!(take_all(&mut r, &mut other), [0]);
+    // With room again it holds again.
+    assert_eq!(take_all(&mut r, &mut q), [0, 1, 2]);
+    r.commit(&q, false);
+    numbers(&mut r, 9, 7..11);
+    assert_eq!(r.nodes[1].nic.counters().velo.holding, 1);
+    assert_eq!(take_all(&mut r, &mut q), [7, 8, 9]);
+    r.commit(&q, false);
+    assert_eq!(take_all(&mut r, &mut q), [10]);
+}
+
+/// G10: what a unit can hold is finite; then it takes nothing more from the network (HW §9.6), for any VPID, until there is room
+/// or the time-out strikes. Other units go on.
+#[test]
+fn a_unit_that_holds_enough_takes_no_more() {
+    use extoll_emulator::lane::Lane;
+    let cfg = NicConfig {
+        hold_buffer_bytes: 4 * 256,
+        hold_time_ns: Some(1000),
+        ..NicConfig::default()
+    };
+    let mut r = rig(cfg, SlotSize::B128);
+    let mut q = r.open_velo(1, 9, SlotSize::B128, 1, 8);
+    numbers(&mut r, 9, 0..10);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY, "three on hold");
+    numbers(&mut r, 9, 10..11);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY & !Lane::VELO);
+    assert_eq!(take_all(&mut r, &mut q).len(), 7);
+    r.commit(&q, false);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY);
+    assert_eq!(take_all(&mut r, &mut q).len(), 4);
+    numbers(&mut r, 9, 0..10);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY & !Lane::VELO);
+    r.nodes[1].ram.now += 1000;
+    r.tick(1);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY);
 }
 
 #[test]
