@@ -19,12 +19,18 @@ const BATCH: u64 = 16;
 
 fn network(topology: &str) -> Network {
     let file: ConfigFile = toml::from_str(&format!("topology = {topology:?}")).expect("config");
-    let fabric = Fabric::build(file, &Overrides::default(), std::path::Path::new("/d")).expect("fabric");
+    let fabric =
+        Fabric::build(file, &Overrides::default(), std::path::Path::new("/d")).expect("fabric");
     let t = Topology::parse(topology).expect("topology");
     let mut net = Network::new(&t, fabric.network);
     let ids: Vec<u16> = (0..t.nodes as u16).collect();
     let groups = BTreeMap::new();
-    let request = Request { ids: &ids, dead: &[], groups: &groups, to_sender: false };
+    let request = Request {
+        ids: &ids,
+        dead: &[],
+        groups: &groups,
+        to_sender: false,
+    };
     let routes = Routes::compute(&t, &request).expect("routes");
     for nic in 0..t.nodes {
         let tables = routes.tables(nic);
@@ -54,7 +60,10 @@ fn packet(src: u16, dst: u16) -> Packet {
         command: Command::BytePut,
         notify: NotifySpec::default(),
         mode: Mode::default(),
-        kind: RmaKind::Put { addr: 0, data: vec![0; 496] },
+        kind: RmaKind::Put {
+            addr: 0,
+            data: vec![0; 496],
+        },
     };
     Packet {
         src: NodeId(src),
@@ -87,7 +96,10 @@ fn run(topology: &str, from: usize, to: usize) {
     }
     let seconds = start.elapsed().as_secs_f64();
     assert_eq!(delivered, PACKETS, "packets got lost");
-    println!("{topology} {from}->{to}: {:.0} packets/s", PACKETS as f64 / seconds);
+    println!(
+        "{topology} {from}->{to}: {:.0} packets/s",
+        PACKETS as f64 / seconds
+    );
 }
 
 fn main() {

@@ -227,11 +227,7 @@ impl World {
                     }
                 }
                 None => {
-                    let ready = self
-                        .blocked
-                        .iter()
-                        .copied()
-                        .find(|&i| self.may_send(i));
+                    let ready = self.blocked.iter().copied().find(|&i| self.may_send(i));
                     let Some(i) = ready else {
                         if self.network.busy() {
                             continue;
@@ -685,7 +681,8 @@ mod tests {
     /// nobody any more, however many messages are on their way to it.
     #[test]
     fn a_full_mailbox_stops_others_for_its_time_out_at_most() {
-        let config = "topology = \"pair\"\n[nic]\nhold-timeout-unit-ns = 1000\ntx-queue-limit = 100";
+        let config =
+            "topology = \"pair\"\n[nic]\nhold-timeout-unit-ns = 1000\ntx-queue-limit = 100";
         let (mut w, time) = world(config);
         velo_pair(&mut w, 6);
         w.poke(1, 0x120_1800, 0x1_0000_0020);

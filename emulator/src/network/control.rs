@@ -61,6 +61,10 @@ impl Network {
             self.lose_queue(c, 0, trace);
             self.lose_queue(c, 1, trace);
             self.update(c, trace);
+            // What waited for room there waits for nothing now, also if the link stays down.
+            for e in self.cables[c].ends {
+                self.wake_link(e.nic, e.port);
+            }
         }
     }
 

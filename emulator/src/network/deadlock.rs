@@ -80,9 +80,9 @@ impl Network {
                 match seen.get(&to) {
                     Some(Some(first)) => {
                         let circle: Vec<Place> = path[*first..].iter().map(|(p, _)| *p).collect();
-                        let old = circle.iter().all(|p| {
-                            self.nodes[p.nic as usize].xbar.inputs[p.queue()].reported
-                        });
+                        let old = circle
+                            .iter()
+                            .all(|p| self.nodes[p.nic as usize].xbar.inputs[p.queue()].reported);
                         if !old {
                             found.push(circle);
                         }

@@ -44,7 +44,12 @@ impl Place {
     }
 
     fn unit(nic: usize, lane: Lane) -> Self {
-        Self::link(nic, (NP_BASE + lane.port() as usize) as u8, lane.channel(), 0)
+        Self::link(
+            nic,
+            (NP_BASE + lane.port() as usize) as u8,
+            lane.channel(),
+            0,
+        )
     }
 
     pub(super) fn queue(self) -> usize {
@@ -190,7 +195,9 @@ impl Network {
         let (cable, side) = self.nodes[nic].ports[output / 2]?;
         let cable = &self.cables[cable];
         let to = cable.ends[1 - side];
-        cable.live.then(|| Place::link(to.nic, to.port, channel, output % 2))
+        cable
+            .live
+            .then(|| Place::link(to.nic, to.port, channel, output % 2))
     }
 
     /// True if a packet may leave through this output: there is room, or nothing to wait for.
@@ -284,13 +291,7 @@ impl Network {
     }
 
     /// Returns the outputs that it waits for.
-    fn advance_head(
-        &mut self,
-        at: Place,
-        flit: Flit,
-        granted: u32,
-        trace: &mut Tracer,
-    ) -> u32 {
+    fn advance_head(&mut self, at: Place, flit: Flit, granted: u32, trace: &mut Tracer) -> u32 {
         let nic = at.nic as usize;
         let size = flit.size();
         let todo = match flit.todo {
@@ -393,12 +394,7 @@ impl Network {
     }
 
     /// Looks a packet up in the tables of its inport: the outputs it goes to.
-    fn route(
-        &mut self,
-        nic: usize,
-        at: Place,
-        flit: &Flit,
-    ) -> Result<u32, DropReason> {
+    fn route(&mut self, nic: usize, at: Place, flit: &Flit) -> Result<u32, DropReason> {
         if !self.nodes[nic].powered {
             return Err(DropReason::PowerOff);
         }

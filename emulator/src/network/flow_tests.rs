@@ -145,7 +145,10 @@ fn nothing_is_too_large_for_a_frozen_nic() {
     }
     net.run(0, 1000, t);
     assert!(net.outcome(t).is_none() && !net.busy());
-    assert_eq!((net.node_stats(2).0.drops(), net.tx_room(2)), (0, [0; LANES]));
+    assert_eq!(
+        (net.node_stats(2).0.drops(), net.tx_room(2)),
+        (0, [0; LANES])
+    );
     net.set_frozen(2, false);
     let mut n = 0;
     while net.busy() {
@@ -318,8 +321,16 @@ fn channels_of_a_torus_have_an_order() {
         }
         // Take away channels that wait for nothing until none is left.
         while !next.is_empty() {
-            let free: Vec<_> = next.iter().filter(|(_, n)| n.is_empty()).map(|(c, _)| *c).collect();
-            assert!(!free.is_empty(), "{shape}: a circle among {:?}", next.keys());
+            let free: Vec<_> = next
+                .iter()
+                .filter(|(_, n)| n.is_empty())
+                .map(|(c, _)| *c)
+                .collect();
+            assert!(
+                !free.is_empty(),
+                "{shape}: a circle among {:?}",
+                next.keys()
+            );
             for c in &free {
                 next.remove(c);
             }
@@ -345,8 +356,15 @@ fn illegal_routing_can_end_in_an_outport() {
     assert_eq!(net.node_stats(0).0.illegal_routing, 2);
     let outport_10 = 0x42_C000 + 0x40 * 10;
     let value = |net: &Network, at: u32| net.register(0, outport_10 + at).unwrap();
-    assert_eq!((value(&net, 0), value(&net, 8), value(&net, 0x10)), (2, 2, 2));
-    assert_eq!(net.register(0, 0x40_0000 + 0x4000 * 7).unwrap() & 4, 0, "not the inport");
+    assert_eq!(
+        (value(&net, 0), value(&net, 8), value(&net, 0x10)),
+        (2, 2, 2)
+    );
+    assert_eq!(
+        net.register(0, 0x40_0000 + 0x4000 * 7).unwrap() & 4,
+        0,
+        "not the inport"
+    );
     // The drain loop of the reference.
     for class in 0..10 {
         net.regs(0).write(outport_10 + 0x18, class << 6);

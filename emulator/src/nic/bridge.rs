@@ -185,7 +185,9 @@ impl Nic {
     }
 
     fn device_credit(&self) -> usize {
-        self.cfg.tx_queue_limit.saturating_sub(self.tx_len(Lane::SMFU))
+        self.cfg
+            .tx_queue_limit
+            .saturating_sub(self.tx_len(Lane::SMFU))
     }
 
     fn call_device(&mut self, env: &mut Env<'_>, f: impl FnOnce(&mut dyn Endpoint, &mut Link<'_>)) {

@@ -219,9 +219,16 @@ fn the_time_out_registers_say_how_long_full_queues_hold() {
     assert_eq!(events(&r), 0);
     r.nodes[1].ram.now = due;
     r.tick(1);
-    assert_eq!((drops(&r), events(&r)), (2, 1), "assert, count, TE 21, drop");
+    assert_eq!(
+        (drops(&r), events(&r)),
+        (2, 1),
+        "assert, count, TE 21, drop"
+    );
     let general = r.read(1, velo_bq::GENERAL);
-    assert_eq!((general & 4, (general >> 4) & 0xFF, general >> 12), (4, 9, 2));
+    assert_eq!(
+        (general & 4, (general >> 4) & 0xFF, general >> 12),
+        (4, 9, 2)
+    );
     // While it stays full nobody waits for it any more; others are as ever.
     numbers(&mut r, 9, 5..7);
     numbers(&mut r, 10, 0..1);
@@ -400,7 +407,7 @@ fn network_without_credit_makes_the_requester_wait_then_retry() {
     let state = wire::wcbuf::State(rig.read(0, wire::regs::wcbuf::velo::state(Vpid::from(7))));
     assert_eq!((state.committed_count(), state.retry_count()), (4, 6));
     assert_eq!(take_all(&mut rig, &mut q).len(), 0);
-    rig.credit = 32; // two small packets per turn
+    rig.credit = 2 * (8 + extoll_emulator::lane::OVERHEAD); // two small packets per turn
     rig.tick(0);
     assert_eq!(take_all(&mut rig, &mut q), [0, 1]);
     rig.tick(0);
@@ -423,9 +430,19 @@ fn nothing_overtakes_what_waits_for_credit() {
         .to_le_bytes()
         .to_vec();
     message.extend_from_slice(&3u64.to_le_bytes());
-    rig.store(0, 0, 0x200_0000 + 7 * 4096, &message);
+    rig.store(0, 0, 0x220_0000 + 7 * 4096, &message);
     rig.pump();
     assert_eq!(take_all(&mut rig, &mut q), [0, 1, 2, 3]);
+    // Another traffic class of the same VPID has another lane.
+    rig.credit = 0;
+    rig.hold_wire = false;
+    numbers(&mut rig, 9, 4..6);
+    rig.credit = u64::MAX;
+    rig.hold_wire = true;
+    message[8..].copy_from_slice(&6u64.to_le_bytes());
+    rig.store(0, 0, 0x200_0000 + 7 * 4096, &message);
+    rig.pump();
+    assert_eq!(take_all(&mut rig, &mut q), [6, 4, 5]);
 }
 
 #[test]
