@@ -1,6 +1,7 @@
 //! Whether memory of a node grows with what is done again and again.
 
 use super::node::{value, Node};
+use crate::cluster::finds_leaks;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 
@@ -103,6 +104,9 @@ impl Usage {
     /// Fails if more is in use after something was done, more than a thousand times.
     pub fn not_grown(&self, after: &Self) -> Result<()> {
         self.ports_are_closed(after)?;
+        if finds_leaks() {
+            return Ok(());
+        }
         for slab in after.slabs.keys() {
             let n = self.grown(after, slab);
             ensure!(n < ONCE.0, "{n} more objects of {slab}");
@@ -114,9 +118,14 @@ impl Usage {
 }
 
 /// Runs `part`, which does something `cycles` times, twice, and fails if memory grows with it: what leaks in each cycle grows in each
-/// part, caches don't. Do everything once before, so that caches are filled.
+/// part, caches don't. Do everything once before, so that caches are filled. A kernel that finds leaks itself keeps account of all
+/// memory in memory; there only ports and pinned pages are looked at.
 pub fn watch(node: Node<'_>, cycles: u32, mut part: impl FnMut(u32) -> Result<()>) -> Result<()> {
     let mut seen = vec![Usage::of(node)?];
+    if finds_leaks() {
+        part(cycles)?;
+        return Usage::of(node).and_then(|after| seen[0].ports_are_closed(&after));
+    }
     for _ in 0..2 {
         part(cycles)?;
         seen.push(Usage::of(node)?);

@@ -292,7 +292,7 @@ fn kill(lab: &Lab) -> Result<()> {
         println!("        {}", said.trim());
         nothing_left(lab, 0)
     };
-    kill(10)?;
+    kill(25)?;
     leaks::watch(node(lab, 0), volume(50, 125), kill)?;
     // The VPIDs, and what the user may lock, are as good as new.
     run(lab, "loop_back")?;

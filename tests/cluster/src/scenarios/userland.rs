@@ -400,13 +400,20 @@ fn perf_lost_clients(lab: &Lab) -> Result<()> {
         .map(drop)
     };
     // In a session of its own: a stopped process whose session ends is hung up.
-    let lose = |test: &str, signal: &str| {
-        let script = format!(
-            "setsid extoll-perf run {test} >/tmp/lost.log 2>&1 & sleep 3; kill -0 $! && kill -{signal} $!"
-        );
-        let log = "cat /tmp/lost.log";
-        lab.ok(0, &script)
-            .with_context(|| lab.ok(0, log).unwrap_or_default())
+    let lose = |test: &str, signal: &str| -> Result<()> {
+        let sent = |lab: &Lab| -> Result<u64> { Ok(sum(&lab.status()?, "packets_sent")) };
+        let before = sent(lab)?;
+        let start =
+            format!("setsid extoll-perf run {test} >/tmp/lost.log 2>&1 & echo $! >/tmp/lost.pid");
+        lab.ok(0, &start)?;
+        lab.until("the test is at work", PATIENCE, |lab| {
+            Ok(sent(lab)? > before + 500)
+        })
+        .and_then(|()| {
+            let end = format!("p=$(cat /tmp/lost.pid); kill -0 $p && kill -{signal} $p");
+            lab.ok(0, &end).map(drop)
+        })
+        .with_context(|| lab.ok(0, "cat /tmp/lost.log").unwrap_or_default())
     };
     for test in ["put-bw", "get-lat", "put-lat", "velo-lat", "velo-bw -b"] {
         lose(&format!("{test} node1 -D 300 --timeout 600"), "KILL")?;
@@ -421,7 +428,7 @@ fn perf_lost_clients(lab: &Lab) -> Result<()> {
     served("says nothing")?;
     // As long as there is progress a test may last longer than the time-out, also where only the client sees it.
     for test in ["put-bw", "get-bw -b", "get-lat"] {
-        let command = format!("extoll-perf run {test} node1 -D 8 -s 4k --timeout 2");
+        let command = format!("extoll-perf run {test} node1 -D 5 -s 4k --timeout 2");
         lab.ok(0, &command)?;
     }
     let log = lab.ok(1, "cat /tmp/server.log")?;
