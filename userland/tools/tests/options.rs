@@ -157,7 +157,7 @@ fn the_documentation_uses_options_that_exist() {
         let (run, comment) = line.split_once('#').unwrap_or((line, ""));
         let mut last = None;
         for part in run.split(';') {
-            let part = part.trim().trim_end_matches('&').trim_end();
+            let part = part.split(['&', '>']).next().unwrap_or(part).trim();
             let words: Vec<&str> = part.split_whitespace().collect();
             let command = commands().into_iter().find(|c| c.get_name() == words[0]);
             let command = command.unwrap_or_else(|| panic!("no program {}", words[0]));
