@@ -78,6 +78,8 @@ pub struct Env<'a> {
     /// Payload bytes that the network still takes from this node; the NIC subtracts what it injects, holds commands back
     /// while it is 0 (one transfer may overshoot) and goes on at the next `Nic::tick`. `u64::MAX`: no limit.
     pub tx_credit: u64,
+    /// Bytes for which each lane has room at the network ports, used in the same way.
+    pub tx_room: [u64; crate::lane::LANES],
     /// Trace sink; cheap when tracing is off.
     pub trace: &'a mut dyn Trace,
 }

@@ -3,6 +3,7 @@
 //! * [`env`]: what the NIC model needs from its surroundings (host memory, interrupts, the network).
 //! * [`nic`]: one NIC.
 //! * [`endpoint`]: PCIe devices behind NICs that have no host.
+//! * [`lane`]: which packets share buffers.
 //! * [`network`]: crossbars, links, topologies, routes.
 //! * [`pci`] and [`vfio_user`]: how QEMU sees a NIC.
 //! * [`world`]: all NICs, the network and the set-up step; [`reactor`]: the event loop that drives it.
@@ -14,6 +15,7 @@ pub mod control;
 pub mod device;
 pub mod endpoint;
 pub mod env;
+pub mod lane;
 pub mod machine;
 pub mod network;
 pub mod nic;

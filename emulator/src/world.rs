@@ -10,6 +10,7 @@ use crate::config::{Fabric, NicSpec};
 use crate::control::Arrival;
 use crate::endpoint::TestDevice;
 use crate::env::{Env, Packet};
+use crate::lane::LANES;
 use crate::machine::{HostStats, Machine};
 use crate::network::routes::RouteError;
 use crate::network::topology::Topology;
@@ -172,7 +173,12 @@ impl World {
 
     /// True if [`World::settle`] has something to do.
     pub fn busy(&self) -> bool {
-        self.network.busy() || self.blocked.iter().any(|&i| self.network.tx_credit(i) > 0)
+        self.network.busy() || self.blocked.iter().any(|&i| self.may_send(i))
+    }
+
+    /// True if something that waits in a NIC may leave it now.
+    fn may_send(&self, i: usize) -> bool {
+        self.slots[i].nic.tx_waiting_lanes() & self.network.tx_open(i) != 0
     }
 
     /// When [`World::tick`] has something to do next, in ns since the start.
@@ -209,10 +215,10 @@ impl World {
         while left > 0 {
             let now = self.now();
             left -= self.network.run(now, left, &mut self.tracer).min(left);
-            match self.network.outcome() {
-                Some(Outcome::Deliver(i, packet)) => {
+            match self.network.outcome(&mut self.tracer) {
+                Some(Outcome::Deliver(i, packet, receipt)) => {
                     left = left.saturating_sub(1);
-                    self.with_nic(i, |nic, env| nic.receive(packet, env));
+                    self.with_nic(i, |nic, env| nic.receive_for(packet, Some(receipt), env));
                 }
                 Some(Outcome::Event(i, te)) => {
                     left = left.saturating_sub(1);
@@ -221,11 +227,7 @@ impl World {
                     }
                 }
                 None => {
-                    let ready = self
-                        .blocked
-                        .iter()
-                        .copied()
-                        .find(|&i| self.network.tx_credit(i) > 0);
+                    let ready = self.blocked.iter().copied().find(|&i| self.may_send(i));
                     let Some(i) = ready else {
                         if self.network.busy() {
                             continue;
@@ -298,6 +300,7 @@ impl World {
             host: &mut slot.machine,
             outbox: &mut slot.outbox,
             tx_credit: self.network.tx_credit(i),
+            tx_room: self.network.tx_room(i),
             trace: &mut sink,
         };
         let (nic, bomb) = (&mut slot.nic, std::mem::take(&mut slot.panic_next));
@@ -335,6 +338,8 @@ impl World {
         if slot.nic.tx_waiting() {
             self.blocked.insert(i);
         }
+        let takes = slot.nic.takes();
+        self.network.set_takes(i, takes);
         let changed = self.network.identity(i).1 != self.slots[i].nic.node_id().0;
         if changed || self.network.has_actions(i) {
             self.sync_identity(i);
@@ -350,6 +355,7 @@ impl World {
             host: &mut slot.machine,
             outbox: &mut slot.outbox,
             tx_credit: 0,
+            tx_room: [0; LANES],
             trace: &mut untraced.sink(i, 0),
         };
         let node = Node(slot.nic.reg_peek(info::NODE.get(), &mut env));
@@ -443,7 +449,7 @@ impl World {
     /// Freezes or thaws a NIC.
     pub fn set_frozen(&mut self, nic: usize, frozen: bool) {
         self.note(nic, if frozen { "frozen" } else { "thawed" }.into());
-        self.network.set_frozen(nic, frozen, &mut self.tracer);
+        self.network.set_frozen(nic, frozen);
         self.settle();
     }
 
@@ -635,11 +641,9 @@ mod tests {
         assert_eq!((w.peek(1, 0x8050), w.next_deadline()), (1, None));
     }
 
-    #[test]
-    fn requesters_see_messages_that_wait_elsewhere() {
-        let (mut w, _) = world("topology = \"pair\"");
-        let faults = |json: &str| serde_json::from_str::<Faults>(json).unwrap();
-        // The VELO requester of NIC 0 is in its place (HW §5). Network ports and queue engine on, VPID 3 of NIC 1 open with a mailbox of two slots (HW §7, §9.7), always full.
+    /// The VELO requester of NIC 0 is in its place (HW §5). Network ports and queue engine on, VPIDs 3 and 4 of NIC 1 open with
+    /// mailboxes of two slots and of so many more (HW §7, §9.7).
+    fn velo_pair(w: &mut World, more: u64) {
         const BAR0: u64 = 0x1000_0000;
         w.with_nic(0, |n, _| n.set_bar_address(0, BAR0));
         w.poke(0, 0x9218, (BAR0 + 0x400_0000) >> 12);
@@ -651,24 +655,78 @@ mod tests {
             w.poke(nic, 0xC0_0000, 1);
             w.poke(nic, 0x120_1808, 1 << 9);
         }
-        w.poke(1, 0x120_1018, 1 << 17);
-        w.poke(1, 0xC0_0818, 1);
-        w.poke(1, 0xC0_1818, 3 | (1 << 2) | (1 << 18) | (1 << 58));
+        for (vpid, last) in [(3, 1), (4, 1 + more)] {
+            w.poke(1, 0x120_1000 + 8 * vpid, 1 << 17);
+            w.poke(1, 0xC0_0800 + 8 * vpid, last);
+            w.poke(
+                1,
+                0xC0_1800 + 8 * vpid,
+                3 | (last << 2) | (1 << 18) | (1 << 58),
+            );
+        }
+    }
+
+    /// NIC 0 sends a message of 8 bytes to a VPID of NIC 1.
+    fn velo_send(w: &mut World, vpid: u64) {
+        let page = 0x0200_0000 + (5 << 12);
+        let descriptor = 1u64 | (vpid << 16) | (8 << 48);
+        w.with_nic(0, |n, env| {
+            n.mmio_write(0, page, &descriptor.to_le_bytes(), env);
+            n.mmio_write(0, page + 8, &[7; 8], env);
+        });
+        w.settle();
+    }
+
+    /// HW §8, §9.6, G10: a mailbox that nobody empties holds up the fabric and its senders, and after the programmed time-out
+    /// nobody any more, however many messages are on their way to it.
+    #[test]
+    fn a_full_mailbox_stops_others_for_its_time_out_at_most() {
+        let config =
+            "topology = \"pair\"\n[nic]\nhold-timeout-unit-ns = 1000\ntx-queue-limit = 100";
+        let (mut w, time) = world(config);
+        velo_pair(&mut w, 6);
+        w.poke(1, 0x120_1800, 0x1_0000_0020);
+        let stored = |w: &mut World, vpid: u32| w.peek(1, 0xC0_2800 + 8 * vpid) >> 32;
+        let mut sent = 0;
+        while w.chip_counters(0).velo.retries == 0 {
+            velo_send(&mut w, 3);
+            sent += 1;
+            assert!(sent < 10_000, "nothing holds the sender back");
+        }
+        assert_eq!(stored(&mut w, 3), 1);
+        let under_way = w.network().node_stats(0).1;
+        assert!(under_way > 64 * 1024, "{under_way} bytes are not stored");
+        assert_eq!(w.chip_counters(1).drops.hold_limit, 0);
+        // The requester takes messages again after a replay (HW §8); they wait behind the others.
+        w.poke(0, 0x100_0000 + 0x1000 * 5, 0);
+        let waits = w.next_deadline().unwrap();
+        assert_eq!(waits, 0x20 * 1000);
+        time.set(waits - 1);
+        w.tick();
+        assert_eq!(w.chip_counters(1).drops.hold_limit, 0);
+        time.set(waits);
+        w.tick();
+        while w.busy() {
+            w.settle();
+        }
+        assert_eq!(w.chip_counters(1).events[21], 1);
+        assert_eq!(w.chip_counters(1).drops.hold_limit, sent - 2);
+        assert_eq!(w.network().node_stats(0).1, 0);
+        velo_send(&mut w, 4);
+        assert_eq!(stored(&mut w, 4), 1);
+    }
+
+    #[test]
+    fn requesters_see_messages_that_wait_elsewhere() {
+        let (mut w, _) = world("topology = \"pair\"");
+        let faults = |json: &str| serde_json::from_str::<Faults>(json).unwrap();
+        velo_pair(&mut w, 1);
         w.set_faults(1, faults(r#"{"queue-full":[{"unit":"velo"}]}"#))
             .unwrap();
         w.set_faults(0, faults(r#"{"wcbuf-retry-waiting":2}"#))
             .unwrap();
-        let send = |w: &mut World| {
-            let page = 0x0200_0000 + (5 << 12);
-            let descriptor = 1u64 | (3 << 16) | (8 << 48);
-            w.with_nic(0, |n, env| {
-                n.mmio_write(0, page, &descriptor.to_le_bytes(), env);
-                n.mmio_write(0, page + 8, &[7; 8], env);
-            });
-            w.settle();
-        };
         for _ in 0..5 {
-            send(&mut w);
+            velo_send(&mut w, 3);
         }
         assert_eq!(
             w.chip_counters(1).velo.holding,

@@ -263,7 +263,7 @@ fn who_asks_may_go_away_meanwhile() {
 
 #[test]
 fn a_slow_network_holds_stores_back_and_loses_none() {
-    let config = "[network]\ntx-credit-bytes = 4096\nlink = { bytes-per-second = 2000000 }\n[nic]\ntx-queue-limit = 16\nsmfu-timeout-ns = 5000000000";
+    let config = "[network]\ninput-buffer-bytes = 2048\nlink = { bytes-per-second = 2000000 }\n[nic]\ntx-queue-limit = 16\nsmfu-timeout-ns = 5000000000";
     let emu = Emu::with_config(&["--topology", "pair"], Some(config));
     let mut g = guests(&emu, 2);
     let n = 4000u64;

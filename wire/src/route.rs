@@ -94,8 +94,11 @@ bits! {
         local / with_local: bool [1:1];
         /// Outport number.
         outport / with_outport: u8 [7:4];
+        /// Deterministic virtual channel, 0 or 1, on which packets leave through a link. Two of them keep rings free of
+        /// deadlocks.
+        dvc / with_dvc: u8 [8:8];
         /// Kept for later use (for example alternative ports for adaptive routing); written 0, ignored.
-        spare / with_spare: u64 [63:8];
+        spare / with_spare: u64 [63:9];
     }
 }
 

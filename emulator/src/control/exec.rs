@@ -234,6 +234,7 @@ fn status(world: &World, stats: &LoopStats) -> Status {
             .collect(),
         links: world.network().links(),
         event_loop: stats.clone(),
+        deadlocks: world.network().deadlocks().to_vec(),
     }
 }
 

@@ -299,6 +299,9 @@ pub struct Status {
     pub links: Vec<LinkInfo>,
     /// Event loop.
     pub event_loop: LoopStats,
+    /// Deadlocks of the fabric as the buffers in them; the first few only.
+    #[serde(default)]
+    pub deadlocks: Vec<String>,
 }
 
 /// Counters of one NIC.
@@ -313,9 +316,9 @@ pub struct NicCounters {
     pub host: HostStats,
     /// Its crossbar.
     pub network: NodeStats,
-    /// Bytes of its packets under way.
+    /// Bytes of its packets that are not stored yet.
     pub in_flight_bytes: u64,
-    /// Bytes that wait for it while it is frozen.
+    /// Bytes that wait for its units.
     pub waiting_bytes: u64,
 }
 

@@ -61,6 +61,10 @@ impl Network {
             self.lose_queue(c, 0, trace);
             self.lose_queue(c, 1, trace);
             self.update(c, trace);
+            // What waited for room there waits for nothing now, also if the link stays down.
+            for e in self.cables[c].ends {
+                self.wake_link(e.nic, e.port);
+            }
         }
     }
 
@@ -98,6 +102,9 @@ impl Network {
             return;
         }
         self.cables[c].live = live;
+        for e in ends {
+            self.wake_link(e.nic, e.port);
+        }
         if trace.on() {
             trace.record(
                 ends[0].nic,
@@ -162,6 +169,7 @@ impl Network {
         dir.stats.dropped_down += lost.len() as u64;
         dir.stats.queued_bytes = 0;
         for (_, flit) in lost {
+            self.lost_on_cable(cable, side, &flit);
             self.discard(from, flit, DropReason::LinkDown, trace);
         }
     }
@@ -244,18 +252,12 @@ impl Network {
         self.cables[cable].knobs
     }
 
-    /// Freezes or thaws a NIC: it takes nothing from the network and gets no credit, transit traffic goes on.
-    pub fn set_frozen(&mut self, nic: usize, frozen: bool, trace: &mut Tracer) {
+    /// Freezes or thaws a NIC: it takes nothing from the network and gives nothing to it. What others send it waits in the fabric,
+    /// where it is in the way of transit traffic once buffers are full.
+    pub fn set_frozen(&mut self, nic: usize, frozen: bool) {
         self.nodes[nic].frozen = frozen;
         if !frozen {
-            let waiting = std::mem::take(&mut self.nodes[nic].waiting);
-            self.nodes[nic].waiting_bytes = 0;
-            for np in &mut self.regs(nic).nps {
-                (np.waiting, np.full) = (false, false);
-            }
-            for flit in waiting {
-                self.hand_over(nic, flit, trace);
-            }
+            self.ready_all(nic);
         }
     }
 
@@ -263,12 +265,8 @@ impl Network {
     pub fn set_power(&mut self, nic: usize, on: bool, trace: &mut Tracer) {
         self.nodes[nic].powered = on;
         if !on {
-            let waiting = std::mem::take(&mut self.nodes[nic].waiting);
-            self.nodes[nic].waiting_bytes = 0;
             self.nodes[nic].frozen = false;
-            for flit in waiting {
-                self.discard(nic, flit, DropReason::PowerOff, trace);
-            }
+            self.lose_buffers(nic, trace);
         }
         for (c, side) in self.nodes[nic].ports.into_iter().flatten() {
             self.update(c, trace);

@@ -1,10 +1,13 @@
 //! The fabric: crossbars that forward by the tables software wrote, and the cables between them.
 //!
 //! [`Network`] moves packets and tells the world what to do by [`Outcome`]s (deliver to a NIC, raise a trigger event). It
-//! never calls a NIC. Every packet is accounted to the NIC that injected it until it is delivered or dropped, and a NIC may
-//! inject only while it has credit, which bounds the memory of the whole fabric.
+//! never calls a NIC. Every packet is accounted to the NIC that injected it until it is stored or dropped. All buffers are
+//! finite: a packet waits where it is while the next one is full, and a NIC may inject only while there is room and credit,
+//! which bounds the memory of the whole fabric.
 
 mod barrier;
+mod deadlock;
+mod flow;
 mod link;
 mod regs;
 pub mod routes;
@@ -14,19 +17,22 @@ pub use link::{DownPolicy, Flap, LinkKnobs, LinkStats, MAX_DAMAGE};
 pub use regs::{NodeRegs, PortAction, SharedRegs, NP_BASE, XBAR_PORTS};
 
 use crate::env::{Dest, Packet};
+use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
 use crate::trace::{Event, Tracer};
+use flow::{Crossbar, Place};
 use link::{Cable, Damage};
 use rand::rngs::SmallRng;
-use rand::SeedableRng;
+use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use topology::{End, Topology, LINKS};
-use wire::route::{self, McastEntry, RouteWord};
 
 /// Trigger event of an inport that saw illegal routing (HW §6.5).
 const TE_XBAR_INPORT: u8 = 13;
+/// Trigger event of an outport (HW §6.5).
+const TE_XBAR_OUTPORT: u8 = 14;
 /// Trigger event of a barrier.
 const TE_BARRIER_RELEASED: u8 = 15;
 /// Trigger event of a global interrupt.
@@ -36,6 +42,17 @@ const TE_LINK_PORT: u8 = 17;
 /// Trigger event of the link MAC.
 const TE_LINK_MAC: u8 = 20;
 
+/// Where packets without a legal route end (G21, HW §15.3).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IllegalRouting {
+    /// At the inport: `routing.illegal_routing`, TE 13.
+    #[default]
+    Inport,
+    /// In outport 10, whose credit counts stay up until software sets its credits anew: TE 14.
+    Outport,
+}
+
 /// Options of the fabric.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -44,10 +61,16 @@ pub struct NetConfig {
     pub link_down: DownPolicy,
     /// Bytes that one direction of a link that is down holds.
     pub link_buffer_bytes: u64,
-    /// Bytes that wait for a frozen NIC; above, packets are dropped and counted.
+    /// Bytes that each virtual channel has room for at a crossbar inport.
+    pub input_buffer_bytes: u64,
+    /// Bytes that each lane has room for between the crossbar and its unit.
     pub np_buffer_bytes: u64,
-    /// Payload bytes that a NIC may have under way.
+    /// Bytes that the requesters of a NIC may have under way: sent and not stored at the receiver.
     pub tx_credit_bytes: u64,
+    /// Where packets without a legal route end.
+    pub illegal_routing: IllegalRouting,
+    /// Time in ns for which packets wait until the deadlock detector looks at them, and between its looks.
+    pub deadlock_check_ns: u64,
     /// Links that a packet may cross; 0: as many as there are NICs, at least 64.
     pub hop_limit: u32,
     /// Network ports that software has not enabled neither inject nor deliver.
@@ -63,8 +86,11 @@ impl Default for NetConfig {
         Self {
             link_down: DownPolicy::Drop,
             link_buffer_bytes: 1 << 20,
-            np_buffer_bytes: 4 << 20,
+            input_buffer_bytes: 32 << 10,
+            np_buffer_bytes: 32 << 10,
             tx_credit_bytes: 16 << 20,
+            illegal_routing: IllegalRouting::default(),
+            deadlock_check_ns: 10_000_000,
             hop_limit: 0,
             require_enabled_ports: true,
             link: LinkKnobs::default(),
@@ -91,8 +117,6 @@ pub enum DropReason {
     LinkBuffer,
     /// Network port not enabled.
     PortDisabled,
-    /// The NIC is frozen and its buffer full.
-    Frozen,
     /// The NIC is powered off.
     PowerOff,
 }
@@ -120,10 +144,10 @@ pub struct NodeStats {
     pub link_down: u64,
     /// Drops: network port not enabled.
     pub port_disabled: u64,
-    /// Drops: frozen and buffer full.
-    pub frozen: u64,
     /// Drops: powered off.
     pub power_off: u64,
+    /// Deadlocks that input buffers of this NIC were part of.
+    pub deadlocks: u64,
 }
 
 impl NodeStats {
@@ -135,7 +159,6 @@ impl NodeStats {
             DropReason::NoCable => &mut self.no_cable,
             DropReason::LinkDown | DropReason::LinkBuffer => &mut self.link_down,
             DropReason::PortDisabled => &mut self.port_disabled,
-            DropReason::Frozen => &mut self.frozen,
             DropReason::PowerOff => &mut self.power_off,
         };
         *c += 1;
@@ -149,7 +172,6 @@ impl NodeStats {
             + self.no_cable
             + self.link_down
             + self.port_disabled
-            + self.frozen
             + self.power_off
     }
 }
@@ -159,49 +181,32 @@ pub(crate) struct Flit {
     /// Number for traces.
     id: u64,
     pkt: Packet,
-    /// NIC that injected it.
-    origin: usize,
+    lane: Lane,
+    /// Credit of the NIC that injected it.
+    credit: Receipt,
     hops: u32,
+    /// Outputs of the crossbar that it still has to leave by; 0: not routed yet.
+    todo: u32,
+    /// Deterministic virtual channel it came on.
+    dvc: u8,
     /// Link crossings that all copies of a multicast may still make.
     copies: Option<Rc<Cell<u32>>>,
-}
-
-impl Flit {
-    /// Accounted size: payload and bookkeeping.
-    fn size(&self) -> u64 {
-        u64::from(self.pkt.bytes) + 64
-    }
-
-    fn copy(&self) -> Self {
-        Self {
-            id: self.id,
-            pkt: self.pkt.clone(),
-            origin: self.origin,
-            hops: self.hops,
-            copies: self.copies.clone(),
-        }
-    }
 }
 
 /// What the world has to do for the network.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Hand the packet to this NIC.
-    Deliver(usize, Packet),
+    /// Hand the packet to this NIC. The receipt is dropped when the packet has been stored.
+    Deliver(usize, Packet, Receipt),
     /// Raise the trigger event at this NIC.
     Event(usize, u8),
-}
-
-struct Step {
-    nic: usize,
-    inport: usize,
-    flit: Flit,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Arrive { cable: usize, side: usize },
     Flap { cable: usize },
+    Deadlock,
 }
 
 struct Node {
@@ -210,9 +215,8 @@ struct Node {
     identity: (u32, u16),
     powered: bool,
     frozen: bool,
-    waiting: VecDeque<Flit>,
-    waiting_bytes: u64,
-    in_flight: u64,
+    xbar: Crossbar,
+    in_flight: Rc<Cell<u64>>,
     stats: NodeStats,
     /// Cable and side of each link port.
     ports: [Option<(usize, usize)>; LINKS as usize],
@@ -244,8 +248,16 @@ pub struct Network {
     cfg: NetConfig,
     nodes: Vec<Node>,
     cables: Vec<Cable>,
-    steps: VecDeque<Step>,
-    outcomes: VecDeque<(Outcome, Option<(usize, u64)>)>,
+    /// Input queues whose head may be able to go on.
+    steps: VecDeque<Place>,
+    /// NICs and lanes with packets to be fetched.
+    ready: VecDeque<(usize, Lane)>,
+    /// Trigger events to be raised.
+    events: VecDeque<(usize, u8)>,
+    /// Input queues whose head waited for a link when it was last looked at.
+    stalled: Vec<Place>,
+    /// Deadlocks found, oldest first.
+    deadlocks: Vec<String>,
     timers: BTreeSet<(u64, Timer)>,
     rng: SmallRng,
     next_id: u64,
@@ -255,18 +267,18 @@ pub struct Network {
 impl Network {
     /// A fabric with empty tables; all links come up.
     pub fn new(topology: &Topology, cfg: NetConfig) -> Self {
-        let node = || Node {
+        let mut rng = SmallRng::seed_from_u64(cfg.seed);
+        let node = |_| Node {
             regs: Rc::new(RefCell::new(NodeRegs::new())),
             identity: (0, 0),
             powered: true,
             frozen: false,
-            waiting: VecDeque::new(),
-            waiting_bytes: 0,
-            in_flight: 0,
+            xbar: Crossbar::new(|| rng.random()),
+            in_flight: Rc::default(),
             stats: NodeStats::default(),
             ports: [None; LINKS as usize],
         };
-        let mut nodes: Vec<Node> = (0..topology.nodes).map(|_| node()).collect();
+        let mut nodes: Vec<Node> = (0..topology.nodes).map(node).collect();
         let mut cables = Vec::new();
         for (i, &(a, b)) in topology.cables.iter().enumerate() {
             for (side, end) in [a, b].into_iter().enumerate() {
@@ -280,7 +292,10 @@ impl Network {
             nodes,
             cables,
             steps: VecDeque::new(),
-            outcomes: VecDeque::new(),
+            ready: VecDeque::new(),
+            events: VecDeque::new(),
+            stalled: Vec::new(),
+            deadlocks: Vec::new(),
             timers: BTreeSet::new(),
             next_id: 0,
             now: 0,
@@ -301,13 +316,30 @@ impl Network {
         self.nodes[nic].regs.borrow_mut()
     }
 
-    /// Payload bytes that this NIC may inject now.
+    /// Bytes that the requesters of this NIC may send now, whatever the lane.
     pub fn tx_credit(&self, nic: usize) -> u64 {
-        let n = &self.nodes[nic];
-        if n.frozen {
-            return 0;
+        let used = self.nodes[nic].in_flight.get();
+        self.cfg.tx_credit_bytes.saturating_sub(used)
+    }
+
+    /// Bytes that each lane of this NIC takes now. Nothing while it is frozen.
+    pub fn tx_room(&self, nic: usize) -> [u64; LANES] {
+        let mut room = [0; LANES];
+        if !self.nodes[nic].frozen {
+            for lane in Lane::all() {
+                room[lane.index()] = self.lane_room(nic, lane);
+            }
         }
-        self.cfg.tx_credit_bytes.saturating_sub(n.in_flight)
+        room
+    }
+
+    /// Lanes into which this NIC may send something now.
+    pub fn tx_open(&self, nic: usize) -> u16 {
+        let node = &self.nodes[nic];
+        let (frozen, credit) = (node.frozen, self.tx_credit(nic) > 0);
+        let open = |l: &Lane| (credit || !l.is_request()) && self.lane_room(nic, *l) > 0;
+        let open = Lane::all().filter(|l| !frozen && open(l));
+        open.fold(0, |set, lane| set | lane.bit())
     }
 
     /// True if the NIC is frozen.
@@ -315,10 +347,10 @@ impl Network {
         self.nodes[nic].frozen
     }
 
-    /// Statistics of a NIC's crossbar, bytes of its packets under way, bytes waiting for it while frozen.
+    /// Statistics of a NIC's crossbar, bytes of its packets that are not stored yet, bytes that wait for its units.
     pub fn node_stats(&self, nic: usize) -> (&NodeStats, u64, u64) {
         let n = &self.nodes[nic];
-        (&n.stats, n.in_flight, n.waiting_bytes)
+        (&n.stats, n.in_flight.get(), n.xbar.waiting_bytes())
     }
 
     /// State of all cables.
@@ -347,7 +379,7 @@ impl Network {
 
     /// True if packets are ready to move or outcomes to be fetched.
     pub fn busy(&self) -> bool {
-        !self.steps.is_empty() || !self.outcomes.is_empty()
+        !self.steps.is_empty() || !self.events.is_empty() || !self.ready.is_empty()
     }
 
     /// When [`Network::run`] has something to do next.
@@ -391,14 +423,17 @@ impl Network {
         }
         let copies = matches!(pkt.dst, Dest::Group(_))
             .then(|| Rc::new(Cell::new(2 * self.nodes.len() as u32 + 16)));
+        let in_flight = Rc::clone(&self.nodes[nic].in_flight);
         let flit = Flit {
             id,
+            lane: Lane::of(&pkt),
+            credit: Receipt::new(in_flight, u64::from(pkt.bytes) + OVERHEAD),
             pkt,
-            origin: nic,
             hops: 0,
+            todo: 0,
+            dvc: 0,
             copies,
         };
-        self.nodes[nic].in_flight += flit.size();
         self.nodes[nic].stats.injected += 1;
         let enabled = {
             let mut regs = self.regs(nic);
@@ -415,11 +450,7 @@ impl Network {
         } else if !enabled {
             self.discard(nic, flit, DropReason::PortDisabled, trace);
         } else {
-            self.steps.push_back(Step {
-                nic,
-                inport: NP_BASE + np,
-                flit,
-            });
+            self.enter(nic, flit);
         }
     }
 
@@ -430,12 +461,13 @@ impl Network {
         while left > 0 {
             if let Some(step) = self.steps.pop_front() {
                 left -= 1;
-                self.cross(step, trace);
+                self.advance(step, trace);
             } else if self.timers.first().is_some_and(|(at, _)| *at <= self.now) {
                 left -= 1;
                 match self.timers.pop_first() {
                     Some((_, Timer::Arrive { cable, side })) => self.arrive(cable, side),
                     Some((_, Timer::Flap { cable })) => self.flap(cable, trace),
+                    Some((_, Timer::Deadlock)) => self.find_deadlocks(),
                     None => {}
                 }
             } else {
@@ -443,20 +475,6 @@ impl Network {
             }
         }
         budget - left
-    }
-
-    /// The next thing for the world to do.
-    pub fn outcome(&mut self) -> Option<Outcome> {
-        let (outcome, credit) = self.outcomes.pop_front()?;
-        if let Some((origin, size)) = credit {
-            self.release(origin, size);
-        }
-        Some(outcome)
-    }
-
-    fn release(&mut self, origin: usize, size: u64) {
-        let n = &mut self.nodes[origin].in_flight;
-        *n = n.saturating_sub(size);
     }
 
     fn discard(&mut self, nic: usize, flit: Flit, reason: DropReason, trace: &mut Tracer) {
@@ -471,219 +489,12 @@ impl Network {
                 },
             );
         }
-        self.release(flit.origin, flit.size());
     }
 
     fn raise(&mut self, nic: usize, te: u8) {
         if self.nodes[nic].powered {
-            self.outcomes.push_back((Outcome::Event(nic, te), None));
+            self.events.push_back((nic, te));
         }
-    }
-
-    /// One pass through a crossbar.
-    fn cross(&mut self, step: Step, trace: &mut Tracer) {
-        let Step { nic, inport, flit } = step;
-        if !self.nodes[nic].powered {
-            return self.discard(nic, flit, DropReason::PowerOff, trace);
-        }
-        let limit = if self.cfg.hop_limit == 0 {
-            self.nodes.len().max(64) as u32
-        } else {
-            self.cfg.hop_limit
-        };
-        let mut regs = self.nodes[nic].regs.borrow_mut();
-        let inp = &mut regs.inports[inport];
-        inp.received = inp.received.wrapping_add(1);
-        let ports: Result<u16, DropReason> = match flit.pkt.dst {
-            _ if flit.hops > limit => {
-                inp.set_possible_deadlock();
-                Err(DropReason::HopLimit)
-            }
-            Dest::Node(id) => {
-                let found = route::lookup(
-                    id,
-                    |i| RouteWord(inp.grt[usize::from(i)]),
-                    |i| RouteWord(inp.lrt[usize::from(i)]),
-                );
-                found
-                    .map(|p| 1 << p.get())
-                    .map_err(|_| DropReason::IllegalRouting)
-            }
-            Dest::Group(g) => {
-                let entry = inp
-                    .mcast
-                    .get(usize::from(g))
-                    .map_or(0, |&w| McastEntry(w).ports());
-                // Nobody else in the group is legal; a group that does not exist is not.
-                if g < 64 {
-                    Ok(entry)
-                } else {
-                    Err(DropReason::IllegalRouting)
-                }
-            }
-        };
-        let ports = match ports {
-            Ok(p) => p,
-            Err(reason) => {
-                if reason == DropReason::IllegalRouting {
-                    inp.set_illegal();
-                }
-                drop(regs);
-                self.discard(nic, flit, reason, trace);
-                return self.raise(nic, TE_XBAR_INPORT);
-            }
-        };
-        // All network ports mean "here": the unit comes with the packet.
-        let np = NP_BASE + flit.pkt.port as usize;
-        let here = ports >> NP_BASE != 0;
-        let links = ports & ((1 << NP_BASE) - 1);
-        let n = links.count_ones() + u32::from(here);
-        inp.sent = inp.sent.wrapping_add(n);
-        for p in (0..NP_BASE)
-            .filter(|p| (links >> p) & 1 != 0)
-            .chain(here.then_some(np))
-        {
-            let out = &mut regs.outports[p];
-            out.sent = out.sent.wrapping_add(1);
-        }
-        drop(regs);
-        if inport < NP_BASE && links != 0 {
-            self.nodes[nic].stats.transit += 1;
-        }
-        if n == 0 {
-            return self.release(flit.origin, flit.size());
-        }
-        let mut flit = Some(flit);
-        let mut left = n;
-        for p in (0..XBAR_PORTS).filter(|&p| {
-            if p < NP_BASE {
-                (links >> p) & 1 != 0
-            } else {
-                here && p == np
-            }
-        }) {
-            left -= 1;
-            let one = match (&flit, left) {
-                (Some(f), 1..) => {
-                    self.nodes[f.origin].in_flight += f.size();
-                    self.nodes[nic].stats.copies += 1;
-                    f.copy()
-                }
-                _ => match flit.take() {
-                    Some(f) => f,
-                    None => return,
-                },
-            };
-            if trace.on() {
-                trace.record(
-                    nic,
-                    self.now,
-                    Event::Hop {
-                        id: one.id,
-                        inport: inport as u8,
-                        outport: p as u8,
-                    },
-                );
-            }
-            if p < NP_BASE {
-                self.transmit(nic, p, one, trace);
-            } else {
-                self.deliver(nic, one, trace);
-            }
-        }
-    }
-
-    fn deliver(&mut self, nic: usize, flit: Flit, trace: &mut Tracer) {
-        let np = flit.pkt.port as usize;
-        let enabled = {
-            let mut regs = self.regs(nic);
-            let port = &mut regs.nps[np];
-            port.to_host.0 = port.to_host.0.wrapping_add(1);
-            port.enabled() || !self.cfg.require_enabled_ports
-        };
-        if !enabled {
-            return self.discard(nic, flit, DropReason::PortDisabled, trace);
-        }
-        let node = &mut self.nodes[nic];
-        if node.frozen {
-            if node.waiting_bytes + flit.size() > self.cfg.np_buffer_bytes {
-                node.regs.borrow_mut().nps[np].full = true;
-                return self.discard(nic, flit, DropReason::Frozen, trace);
-            }
-            node.waiting_bytes += flit.size();
-            node.regs.borrow_mut().nps[np].waiting = true;
-            node.waiting.push_back(flit);
-            return;
-        }
-        self.hand_over(nic, flit, trace);
-    }
-
-    fn hand_over(&mut self, nic: usize, flit: Flit, trace: &mut Tracer) {
-        {
-            let mut regs = self.regs(nic);
-            let port = &mut regs.nps[flit.pkt.port as usize];
-            port.to_host.1 = port.to_host.1.wrapping_add(1);
-        }
-        self.nodes[nic].stats.delivered += 1;
-        if trace.on() {
-            trace.record(
-                nic,
-                self.now,
-                Event::Deliver {
-                    id: flit.id,
-                    port: flit.pkt.port as u8,
-                },
-            );
-        }
-        let credit = Some((flit.origin, flit.size()));
-        self.outcomes
-            .push_back((Outcome::Deliver(nic, flit.pkt), credit));
-    }
-
-    fn transmit(&mut self, nic: usize, port: usize, mut flit: Flit, trace: &mut Tracer) {
-        let Some((c, side)) = self.nodes[nic].ports[port] else {
-            return self.discard(nic, flit, DropReason::NoCable, trace);
-        };
-        if let Some(left) = &flit.copies {
-            if left.get() == 0 {
-                return self.discard(nic, flit, DropReason::CopyLimit, trace);
-            }
-            left.set(left.get() - 1);
-        }
-        flit.hops += 1;
-        let size = flit.size();
-        let cable = &mut self.cables[c];
-        if !cable.live {
-            if cable.policy == DownPolicy::Drop {
-                cable.dirs[side].stats.dropped_down += 1;
-                return self.discard(nic, flit, DropReason::LinkDown, trace);
-            }
-            if cable.dirs[side].stats.queued_bytes + size > self.cfg.link_buffer_bytes {
-                cable.dirs[side].stats.dropped_full += 1;
-                return self.discard(nic, flit, DropReason::LinkBuffer, trace);
-            }
-            cable.dirs[side].stats.queued_bytes += size;
-            cable.dirs[side].queue.push_back((self.now, flit));
-            return;
-        }
-        let damage = cable.damage(&mut self.rng);
-        let at = cable.schedule(side, flit.pkt.bytes.into(), self.now, &damage);
-        let direct = at <= self.now && cable.dirs[side].queue.is_empty();
-        let dir = &mut cable.dirs[side];
-        dir.stats.corrupted += u64::from(damage.corrupted);
-        dir.stats.lost += u64::from(damage.lost);
-        let ends = cable.ends;
-        if !direct {
-            if dir.queue.is_empty() {
-                self.timers.insert((at, Timer::Arrive { cable: c, side }));
-            }
-            dir.stats.queued_bytes += size;
-            dir.queue.push_back((at, flit));
-            self.count_sent(ends[side], ends[1 - side], &damage);
-            return;
-        }
-        self.count_sent(ends[side], ends[1 - side], &damage);
-        self.land(c, side, flit);
     }
 
     /// Counters of both link ports for a packet that was sent, perhaps several times.
@@ -702,38 +513,11 @@ impl Network {
             }
         }
     }
-
-    /// A packet comes out of a cable.
-    fn land(&mut self, cable: usize, side: usize, flit: Flit) {
-        let c = &mut self.cables[cable];
-        let to = c.ends[1 - side];
-        c.dirs[side].stats.packets += 1;
-        c.dirs[side].stats.bytes += u64::from(flit.pkt.bytes);
-        let mut regs = self.nodes[to.nic].regs.borrow_mut();
-        let lp = &mut regs.links[usize::from(to.port)];
-        lp.received = lp.received.wrapping_add(1);
-        drop(regs);
-        self.steps.push_back(Step {
-            nic: to.nic,
-            inport: to.port.into(),
-            flit,
-        });
-    }
-
-    fn arrive(&mut self, cable: usize, side: usize) {
-        let dir = &mut self.cables[cable].dirs[side];
-        let Some((_, flit)) = dir.queue.pop_front() else {
-            return;
-        };
-        dir.stats.queued_bytes -= flit.size();
-        if let Some((at, _)) = dir.queue.front() {
-            self.timers.insert((*at, Timer::Arrive { cable, side }));
-        }
-        self.land(cable, side, flit);
-    }
 }
 
 mod control;
 
+#[cfg(test)]
+mod flow_tests;
 #[cfg(test)]
 mod tests;

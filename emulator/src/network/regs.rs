@@ -20,6 +20,8 @@ const LRT: usize = 1024;
 const GRT: usize = 64;
 const MCAST: usize = 64;
 const GLOBAL_INTERRUPTS: usize = 4;
+/// Credit classes of an outport (HW §15.3).
+const FCC: usize = 10;
 
 /// `routing.illegal_routing`.
 const ILLEGAL: u64 = 1 << 2;
@@ -83,6 +85,30 @@ pub struct Outport {
     pub sent: u32,
     general: u64,
     credits: [u64; 2],
+    /// Packets without a route that ended here since software last set the credits, by class.
+    swallowed: [u8; FCC],
+}
+
+impl Outport {
+    /// Takes a packet that has no route: its credits are in use until software sets them anew (HW §15.3).
+    pub fn swallow(&mut self, class: usize) {
+        self.sent = self.sent.wrapping_add(1);
+        if let Some(n) = self.swallowed.get_mut(class) {
+            *n = (*n + 1).min(0x3f);
+        }
+    }
+
+    /// `fcc_credits`: six bits per class.
+    fn class_credits(&self) -> u64 {
+        let classes = self.swallowed.iter().rev();
+        classes.fold(0, |word, &n| (word << 6) | u64::from(n))
+    }
+
+    /// `general`: total credits in [7:0].
+    fn general(&self) -> u64 {
+        let total: u64 = self.swallowed.iter().map(|&n| u64::from(n)).sum();
+        (self.general & !0xff) | total.min(0xff)
+    }
 }
 
 /// Link port.
@@ -328,9 +354,9 @@ impl NetworkRegs for NodeRegs {
                 let p = &self.outports[i];
                 match at {
                     0x00 => p.sent.into(),
-                    0x08 => 0,
-                    // Total credits [7:0] read 0, so that the drain loop of HW §15.3 ends.
-                    0x10 => p.general & !0xff,
+                    // Credits in use read 0 (G1) but for those that the drain loop of HW §15.3 waits for.
+                    0x08 => p.class_credits(),
+                    0x10 => p.general(),
                     0x18 => p.credits[0],
                     0x20 => p.credits[1],
                     _ => return None,
@@ -409,7 +435,10 @@ impl NetworkRegs for NodeRegs {
                     0x00 => p.sent = value as u32,
                     0x10 => p.general = value,
                     0x18 => p.credits[0] = value,
-                    0x20 => p.credits[1] = value,
+                    0x20 => {
+                        p.credits[1] = value;
+                        p.swallowed = [0; FCC];
+                    }
                     0x08 | 0x28 => {}
                     _ => return false,
                 }

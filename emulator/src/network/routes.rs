@@ -1,8 +1,12 @@
 //! Routes for a topology: dimension order on grids, shortest paths elsewhere or around dead cables; one spanning tree for
 //! multicasts. What comes out are table words for the registers; forwarding knows nothing of this file.
 //!
-//! Dimension order visits the dimensions in a fixed order, so on a mesh no cycle of waiting packets can form. On the rings of
-//! a torus it can in principle; the modelled links have no credits between them, so it does not.
+//! Dimension order visits the dimensions in a fixed order, so on a mesh no circle of waiting packets can form. On the rings of
+//! a torus it could. There are two deterministic virtual channels against that (MODEL decision; the chip has something of the
+//! kind: `force_dvc_to_zero`, HW §15.2): a packet that still has to pass the point where coordinates begin anew travels on
+//! channel 0, any other on channel 1. Along a ring channel 0 waits for channel 1 at that point, and nothing the other way
+//! round. Multicasts keep to a tree and to a channel of their own. Shortest paths on other shapes can form circles; the
+//! deadlock detector names them.
 
 use super::topology::{End, Topology, LINKS};
 use std::collections::{BTreeMap, VecDeque};
@@ -44,8 +48,8 @@ pub struct Request<'a> {
 /// Routes of a whole fabric.
 pub struct Routes {
     ids: Vec<u16>,
-    /// `first[to][from]`: link to take, if there is a way. `from == to` is `None`.
-    first: Vec<Vec<Option<u8>>>,
+    /// `first[to][from]`: link and virtual channel to take, if there is a way. `from == to` is `None`.
+    first: Vec<Vec<Option<(u8, u8)>>>,
     /// Segment of each NIC, and for each other segment the link to take.
     segment_first: BTreeMap<u8, Vec<Option<u8>>>,
     /// Links of the spanning tree with their far ends.
@@ -102,7 +106,8 @@ impl Routes {
                         .collect()
                 } else {
                     // Within a segment the local tables route, so paths to a node must stay inside its segment.
-                    towards(&neighbours, &[to], |i| segments[i] == segments[to])
+                    let links = towards(&neighbours, &[to], |i| segments[i] == segments[to]);
+                    links.into_iter().map(|l| l.map(|l| (l, 0))).collect()
                 }
             })
             .collect();
@@ -144,7 +149,7 @@ impl Routes {
             NodeId(self.ids[to]).segment(),
         );
         if s == t {
-            self.first[to][from]
+            self.first[to][from].map(|(link, _)| link)
         } else {
             self.segment_first.get(&t)?[from]
         }
@@ -158,12 +163,13 @@ impl Routes {
         for (to, &id) in self.ids.iter().enumerate() {
             let node = NodeId(id);
             if node.segment() == my_segment {
-                let port = if to == nic {
-                    OutPort::network(0)
-                } else {
-                    self.first[to][nic].and_then(OutPort::link)
+                let (port, dvc) = match self.first[to][nic] {
+                    _ if to == nic => (OutPort::network(0), 0),
+                    Some((link, dvc)) => (OutPort::link(link), dvc),
+                    None => (None, 0),
                 };
-                t.lrt.extend(word(port).map(|w| (node.local(), w)));
+                let word = port.map(|p| RouteEntry::Port(p).encode().with_dvc(dvc).raw());
+                t.lrt.extend(word.map(|w| (node.local(), w)));
             }
         }
         for (&s, first) in &self.segment_first {
@@ -250,15 +256,17 @@ fn towards(
     (0..neighbours.len()).map(nearer).collect()
 }
 
-/// Lowest differing dimension first, the shorter way round a ring, upwards on a tie.
-fn dimension_order(t: &Topology, from: usize, to: usize) -> Option<u8> {
+/// Link and virtual channel: lowest differing dimension first, the shorter way round a ring, upwards on a tie.
+fn dimension_order(t: &Topology, from: usize, to: usize) -> Option<(u8, u8)> {
     let mut stride = 1;
     for d in &t.dims {
         let (a, b) = (from / stride % d.size, to / stride % d.size);
         if a != b {
             let up = (b + d.size - a) % d.size;
             let plus = if d.wraps { up <= d.size - up } else { b > a };
-            return Some(if plus { d.plus } else { d.minus });
+            // Channel 0 as long as the way leads past the end of the coordinates.
+            let dvc = u8::from(!d.wraps || plus == (b > a));
+            return Some((if plus { d.plus } else { d.minus }, dvc));
         }
         stride *= d.size;
     }

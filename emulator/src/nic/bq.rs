@@ -1,14 +1,17 @@
 //! Buffer queues: VELO mailboxes and RMA notification queues in host memory (HW §7, G10).
 
 use super::noti::Vectors;
-use super::{FullRule, HoldScope, LossyRing, Nic, NicConfig, Te, VeloMessage};
+use super::{FullRule, HoldScope, LossyRing, Nic, Te, VeloMessage};
 use crate::env::Env;
+use crate::lane::Receipt;
 use std::collections::VecDeque;
 use wire::bq::{DcqBase, DcqBaseWord, General, Rp, SegmentWord, SlotCode, WritePointers};
 use wire::ids::{RegOffset, Unit};
 use wire::regs::{rma_bq, velo_bq};
 
 const QUEUES: usize = 256;
+/// `enable` of the time-out registers (HW §9.3, §10.7).
+const TIMEOUT_ENABLE: u64 = 1 << 32;
 
 /// What a queue stores.
 pub(super) enum Item {
@@ -33,6 +36,8 @@ impl Item {
 struct Held {
     item: Item,
     since_ns: u64,
+    /// Credit of the sender of the packet that it came with.
+    receipt: Option<Receipt>,
 }
 
 /// Segments of a queue, read from the descriptor page once.
@@ -67,6 +72,8 @@ struct Queue {
     rp: u64,
     /// Full flag of [`FullRule::FlagOnEqual`].
     full: bool,
+    /// The time-out has struck and there has been no room since: what comes is dropped at once.
+    timed_out: bool,
     layout: Option<Box<Layout>>,
     hold: VecDeque<Held>,
 }
@@ -125,18 +132,14 @@ impl BufferQueues {
         self.held
     }
 
-    /// When the oldest held item expires.
-    pub(super) fn next_expiry(&self, cfg: &NicConfig) -> Option<u64> {
-        let after = cfg.hold_time_ns?;
+    /// When the oldest held item came.
+    fn oldest(&self) -> Option<u64> {
         if self.held == 0 {
             return None;
         }
         let per_vpid = self.queues.iter().filter_map(|q| q.hold.front());
-        let oldest = per_vpid
-            .chain(self.hold.front().map(|(_, h)| h))
-            .map(|h| h.since_ns)
-            .min();
-        oldest.map(|since| since.saturating_add(after))
+        let all = per_vpid.chain(self.hold.front().map(|(_, h)| h));
+        all.map(|h| h.since_ns).min()
     }
 
     fn room(&self, vpid: u8, slots: u32, rule: FullRule) -> Room {
@@ -256,6 +259,7 @@ impl Nic {
             Reg::Current => {
                 q.current = value;
                 q.layout = None;
+                q.timed_out = false;
                 if !q.valid() {
                     self.forget_interrupt(unit, vpid);
                     self.drop_held(unit, vpid, env);
@@ -274,6 +278,10 @@ impl Nic {
                 q.lrp = rp.lrp();
                 q.rp = value;
                 q.full = false;
+                let room = self.queues[unit as usize].room(vpid, 1, self.cfg.full_rule);
+                if matches!(room, Room::Yes) {
+                    self.queue(unit, vpid).timed_out = false;
+                }
                 self.release(unit, vpid, env);
                 if rp.irq_retrigger() {
                     self.arm_interrupt(unit, vpid);
@@ -309,10 +317,17 @@ impl Nic {
         } else {
             match self.try_store(unit, vpid, item, env) {
                 Some(item) => item,
-                None => return,
+                None => {
+                    self.queue(unit, vpid).timed_out = false;
+                    return;
+                }
             }
         };
-        self.hold(unit, vpid, item, env);
+        if self.queue(unit, vpid).timed_out {
+            self.drop_late(unit, vpid);
+        } else {
+            self.hold(unit, vpid, item, env);
+        }
     }
 
     /// Stores or drops the item; gives it back if it has to wait.
@@ -510,7 +525,8 @@ impl Nic {
         let limit = self.cfg.hold_limit_bytes;
         let scope = self.cfg.hold_scope;
         let all = &mut self.queues[unit as usize];
-        if all.held_cost.saturating_add(cost) > limit {
+        let over = all.held_cost.saturating_add(cost) > limit;
+        if over {
             self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
             self.queue_error(unit, vpid, |g| g.with_timeout_assert(true));
             self.bq_timeout_error(unit);
@@ -522,7 +538,9 @@ impl Nic {
         let held = Held {
             item,
             since_ns: env.host.now_ns(),
+            receipt: self.tx.receipt.take(),
         };
+        let all = &mut self.queues[unit as usize];
         all.held_cost += cost;
         all.held += 1;
         match scope {
@@ -547,9 +565,13 @@ impl Nic {
         while let Some(held) = self.queue(unit, vpid).hold.pop_front() {
             let cost = held.item.cost();
             if let Some(item) = self.try_store(unit, vpid, held.item, env) {
-                self.queue(unit, vpid)
-                    .hold
-                    .push_front(Held { item, ..held });
+                let (since_ns, receipt) = (held.since_ns, held.receipt);
+                let held = Held {
+                    item,
+                    since_ns,
+                    receipt,
+                };
+                self.queue(unit, vpid).hold.push_front(held);
                 break;
             }
             self.unhold(unit, vpid, cost);
@@ -557,9 +579,14 @@ impl Nic {
         while let Some((vpid, held)) = self.queues[unit as usize].hold.pop_front() {
             let cost = held.item.cost();
             if let Some(item) = self.try_store(unit, vpid, held.item, env) {
-                self.queues[unit as usize]
-                    .hold
-                    .push_front((vpid, Held { item, ..held }));
+                let (since_ns, receipt) = (held.since_ns, held.receipt);
+                let held = Held {
+                    item,
+                    since_ns,
+                    receipt,
+                };
+                let all = &mut self.queues[unit as usize];
+                all.hold.push_front((vpid, held));
                 break;
             }
             self.unhold(unit, vpid, cost);
@@ -575,20 +602,26 @@ impl Nic {
         }
     }
 
+    /// Takes what waits for the queue of `vpid` out of the hold.
+    fn take_held(&mut self, unit: Unit, vpid: u8) -> Vec<Held> {
+        let mut taken: Vec<Held> = self.queue(unit, vpid).hold.drain(..).collect();
+        let queued = std::mem::take(&mut self.queues[unit as usize].hold);
+        for (v, held) in queued {
+            if v == vpid {
+                taken.push(held);
+            } else {
+                self.queues[unit as usize].hold.push_back((v, held));
+            }
+        }
+        taken
+    }
+
     /// Drops what waits for the queue of `vpid`, so that a closed queue blocks nobody.
     pub(super) fn drop_held(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         if self.queues[unit as usize].held == 0 {
             return;
         }
-        let mut dropped: Vec<Held> = self.queue(unit, vpid).hold.drain(..).collect();
-        let queued = std::mem::take(&mut self.queues[unit as usize].hold);
-        for (v, held) in queued {
-            if v == vpid {
-                dropped.push(held);
-            } else {
-                self.queues[unit as usize].hold.push_back((v, held));
-            }
-        }
+        let dropped = self.take_held(unit, vpid);
         for held in dropped {
             self.unhold(unit, vpid, held.item.cost());
             self.counters.drops.hold_closed = self.counters.drops.hold_closed.wrapping_add(1);
@@ -597,37 +630,71 @@ impl Nic {
         self.release(unit, vpid, env);
     }
 
-    /// Drops what has been on hold for too long.
-    pub(super) fn expire_holds(&mut self, now_ns: u64, env: &mut Env<'_>) {
-        let Some(after) = self.cfg.hold_time_ns else {
-            return;
+    /// True if the unit can hold nothing more for full queues: it takes nothing from the network then.
+    pub(super) fn hold_full(&self, unit: Unit) -> bool {
+        self.queues[unit as usize].held_cost >= self.cfg.hold_buffer_bytes
+    }
+
+    /// Time that an item is held for a full queue, as the time-out register of the unit says (HW §9.3, §10.7).
+    fn hold_time(&self, unit: Unit) -> Option<u64> {
+        let at = match unit {
+            Unit::Velo => wire::regs::velo::TIMEOUT,
+            Unit::Rma => wire::regs::rma::BQ_TIMEOUT,
         };
-        let due = |h: &Held| now_ns.saturating_sub(h.since_ns) >= after;
+        let word = self.storage.at(at.0);
+        let programmed = u64::from(word as u32).saturating_mul(self.cfg.hold_timeout_unit_ns);
+        let programmed = (word & TIMEOUT_ENABLE != 0).then_some(programmed);
+        self.cfg.hold_time_ns.or(programmed)
+    }
+
+    /// When the oldest held item of a unit is due to be dropped.
+    pub(super) fn hold_deadline(&self, unit: Unit) -> Option<u64> {
+        let oldest = self.queues[unit as usize].oldest()?;
+        Some(oldest.saturating_add(self.hold_time(unit)?))
+    }
+
+    /// A queue that has been full for the time-out keeps the unit waiting no longer: everything on hold for it is dropped, and
+    /// so is what comes until there is room again (MODEL decision).
+    pub(super) fn expire_holds(&mut self, now_ns: u64, env: &mut Env<'_>) {
         for unit in [Unit::Velo, Unit::Rma] {
-            if self.queues[unit as usize].held == 0 {
-                continue;
-            }
-            let mut expired = Vec::new();
-            let all = &mut self.queues[unit as usize];
-            while all.hold.front().is_some_and(|(_, h)| due(h)) {
-                expired.extend(all.hold.pop_front());
-            }
-            for (vpid, q) in (0..=255).zip(&mut all.queues) {
-                while q.hold.front().is_some_and(due) {
-                    expired.extend(q.hold.pop_front().map(|h| (vpid, h)));
-                }
-            }
-            for (vpid, held) in expired {
-                self.unhold(unit, vpid, held.item.cost());
-                self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
-                self.queue_error(unit, vpid, |g| g.with_timeout_assert(true));
+            while self.hold_deadline(unit).is_some_and(|at| at <= now_ns) {
+                let all = &self.queues[unit as usize];
+                let oldest = all.oldest();
+                let is_oldest = |h: Option<&Held>| h.map(|h| h.since_ns) == oldest;
+                let in_unit = all.hold.front().filter(|(_, h)| is_oldest(Some(h)));
+                let mut per_vpid = (0..=255).zip(&all.queues);
+                let late = match in_unit {
+                    Some((vpid, _)) => Some(*vpid),
+                    None => per_vpid.find_map(|(v, q)| is_oldest(q.hold.front()).then_some(v)),
+                };
+                let Some(vpid) = late else {
+                    break;
+                };
+                self.queue(unit, vpid).timed_out = true;
+                let word = &mut self.queues[unit as usize].general;
+                *word = General(*word).with_timeout_assert(true).raw();
+                self.raise(Te::BqError);
                 self.bq_timeout_error(unit);
                 self.diagnose(env, || {
                     format!("{unit} queue of VPID {vpid} stayed full too long: dropped")
                 });
+                for held in self.take_held(unit, vpid) {
+                    self.unhold(unit, vpid, held.item.cost());
+                    self.drop_late(unit, vpid);
+                }
+                // Others may have waited behind it.
                 self.release(unit, vpid, env);
             }
         }
+    }
+
+    /// Counts an item that is dropped because its queue stayed full.
+    fn drop_late(&mut self, unit: Unit, vpid: u8) {
+        self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
+        let word = &mut self.queues[unit as usize].general;
+        let g = General(*word);
+        let count = g.error_count().wrapping_add(1);
+        *word = g.with_error_queue(vpid).with_error_count(count).raw();
     }
 
     /// Slot size that VELO uses now.

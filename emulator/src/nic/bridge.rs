@@ -10,6 +10,7 @@ use super::smfu_target::Asker;
 use super::{BackdoorInfoRead, Nic, Te};
 use crate::endpoint::{chunks, Endpoint, Gather, Gathered, Link, PciePacket, MAX_READ};
 use crate::env::Env;
+use crate::lane::Lane;
 use std::collections::{BTreeMap, VecDeque};
 use wire::ids::RegOffset;
 use wire::regs::pcie::{
@@ -184,7 +185,9 @@ impl Nic {
     }
 
     fn device_credit(&self) -> usize {
-        self.cfg.tx_queue_limit.saturating_sub(self.tx_len())
+        self.cfg
+            .tx_queue_limit
+            .saturating_sub(self.tx_len(Lane::SMFU))
     }
 
     fn call_device(&mut self, env: &mut Env<'_>, f: impl FnOnce(&mut dyn Endpoint, &mut Link<'_>)) {

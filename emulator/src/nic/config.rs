@@ -210,9 +210,14 @@ pub struct NicConfig {
     pub full_rule: FullRule,
     /// What a full buffer queue blocks.
     pub hold_scope: HoldScope,
-    /// Bytes of messages that a unit holds for full queues before it drops (G10).
+    /// Bytes of messages that a unit holds for full queues before it takes no more from the network.
+    pub hold_buffer_bytes: u64,
+    /// Bytes of messages that a unit holds for full queues before it drops (G10); reached only by what does not come from the
+    /// network.
     pub hold_limit_bytes: u64,
-    /// Time in ns after which a held message is dropped; none: never.
+    /// Unit in ns of the time-outs of full queues (`velo_rf_timeout`, `rma_rf_bq_timeout`; the chip's is unknown, G10).
+    pub hold_timeout_unit_ns: u64,
+    /// Time in ns after which a held message is dropped; none: as the time-out registers say.
     pub hold_time_ns: Option<u64>,
     /// SNQ restart.
     pub snq_restart: SnqRestart,
@@ -258,7 +263,9 @@ impl Default for NicConfig {
             msi_vectors: 1,
             full_rule: FullRule::default(),
             hold_scope: HoldScope::default(),
+            hold_buffer_bytes: 16 << 10,
             hold_limit_bytes: 64 << 20,
+            hold_timeout_unit_ns: 100_000_000,
             hold_time_ns: None,
             snq_restart: SnqRestart::default(),
             snq_stale_words: false,

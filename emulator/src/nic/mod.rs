@@ -35,6 +35,7 @@ mod velo;
 mod wcbuf;
 
 use crate::env::{Accessor, Env, Packet, TraceEvent};
+use crate::lane::Receipt;
 use wire::ids::{NodeId, Unit};
 use wire::regs::pcie;
 
@@ -265,11 +266,19 @@ impl Nic {
 
     /// A packet arrives at this node's network port `pkt.port`.
     pub fn receive(&mut self, pkt: Packet, env: &mut Env<'_>) {
+        self.receive_for(pkt, None, env);
+    }
+
+    /// A packet arrives; its sender's credit comes back when it has been stored or dropped. Packets of lanes that the NIC does
+    /// not take now ([`Nic::takes`]) should wait outside.
+    pub fn receive_for(&mut self, pkt: Packet, receipt: Option<Receipt>, env: &mut Env<'_>) {
         if self.cfg.faults.frozen {
             self.hold_packet(pkt, env);
             return;
         }
+        self.tx.receipt = receipt;
         self.deliver(pkt, env);
+        self.tx.receipt = None;
         self.settle(env);
     }
 
@@ -287,7 +296,8 @@ impl Nic {
 
     /// Time of the next deadline for [`Nic::tick`].
     pub fn next_deadline(&self) -> Option<u64> {
-        let holds = self.queues.iter().filter_map(|q| q.next_expiry(&self.cfg));
+        let holds = [Unit::Velo, Unit::Rma].map(|unit| self.hold_deadline(unit));
+        let holds = holds.into_iter().flatten();
         let others = [
             self.info.next_fire(),
             self.atu.next_due(),

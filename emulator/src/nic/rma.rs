@@ -6,6 +6,7 @@ use super::tx::Job;
 use super::wcbuf::{Kept, WcError};
 use super::{Body, Nic, RmaKind, RmaMessage, UnalignedQw};
 use crate::env::{Dest, Env, NetPort, Packet, TraceEvent};
+use crate::lane::Lane;
 use wire::ids::{NodeId, Unit, Vpid};
 use wire::regs::rma as regs;
 use wire::rma::{
@@ -45,7 +46,7 @@ impl Assembly {
 /// A complete descriptor.
 pub(super) struct RmaCommand {
     vpid: u8,
-    options: PageOptions,
+    pub(super) options: PageOptions,
     words: [u64; 3],
 }
 
@@ -176,13 +177,14 @@ impl Nic {
     pub(super) fn rma_take(&mut self, command: RmaCommand, env: &mut Env<'_>) {
         let vpid = command.vpid;
         let word0 = DescriptorWord(command.words[0]);
-        let congested = self.tx_full()
+        let lane = Lane::rma(command.options.traffic_class);
+        let congested = self.tx_full(lane)
             || self.pressed(self.info.node_id(), Unit::Rma, vpid)
             || self.pressed(word0.node(), Unit::Rma, word0.vpid());
         if !self.wcbuf_accept(Unit::Rma, vpid, congested) {
             return;
         }
-        if self.tx_blocked(env) {
+        if self.tx_blocked(lane, env) {
             self.wait_tx(Job::Command(command));
         } else {
             self.rma_execute(&command, env);

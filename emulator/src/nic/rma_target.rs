@@ -6,6 +6,7 @@ use super::rma_regs::{Half, Reader, RmaError};
 use super::tx::Job;
 use super::{Body, Nic, RmaKind, RmaMessage};
 use crate::env::{Dest, Env, NetPort, Packet};
+use crate::lane::Lane;
 use wire::ids::NodeId;
 use wire::regs::rma as regs;
 use wire::rma::{fragment_count, Command, NotificationType};
@@ -74,7 +75,7 @@ impl Nic {
                 if !self.rma_admit(from, &m, side, env) {
                     return;
                 }
-                if self.tx_blocked(env) {
+                if self.tx_blocked(Lane::RMA_RESPONSES, env) {
                     self.wait_tx(Job::Serve(from, tc, m));
                 } else {
                     self.rma_serve(from, tc, m, env);

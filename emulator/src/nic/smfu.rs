@@ -6,6 +6,7 @@
 use super::bridge::DeviceRead;
 use super::{Body, Nic, SmfuMessage, SmfuSpace, Te, ZeroMask};
 use crate::env::{Dest, Env, NetPort, Packet};
+use crate::lane::Lane;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use wire::ids::{NodeId, RegOffset};
@@ -290,7 +291,7 @@ impl Nic {
     /// Room for another store. While the network takes nothing, the host is first made to wait ([`Nic::host_stalled`]),
     /// then stores are dropped.
     fn smfu_room(&mut self, env: &Env<'_>) -> bool {
-        if !self.tx_full() {
+        if !self.tx_full(Lane::SMFU) {
             self.smfu.stall = Stall::No;
             return true;
         }
@@ -301,7 +302,7 @@ impl Nic {
         }
         // What the host had already sent when it was stopped still fits.
         let room = self.smfu.stall != Stall::Over
-            && self.tx_len() < self.cfg.tx_queue_limit.saturating_mul(2);
+            && self.tx_len(Lane::SMFU) < self.cfg.tx_queue_limit.saturating_mul(2);
         if !room {
             let n = &mut self.counters.drops.smfu_congested;
             *n = n.wrapping_add(1);
@@ -312,7 +313,7 @@ impl Nic {
     /// True while the host must not store anything: the network takes none of what it stored to the SMFU window. Ends by
     /// itself after the SMFU's time-out ([`Nic::next_deadline`]).
     pub fn host_stalled(&self) -> bool {
-        matches!(self.smfu.stall, Stall::Until(_)) && self.tx_full()
+        matches!(self.smfu.stall, Stall::Until(_)) && self.tx_full(Lane::SMFU)
     }
 
     /// True while the host waits for a load, or must not store.
@@ -485,7 +486,7 @@ impl Nic {
     /// Ends what has waited too long.
     pub(super) fn smfu_expire(&mut self, now_ns: u64, env: &mut Env<'_>) {
         if let Stall::Until(at) = self.smfu.stall {
-            if !self.tx_full() {
+            if !self.tx_full(Lane::SMFU) {
                 self.smfu.stall = Stall::No;
             } else if at <= now_ns {
                 self.smfu.stall = Stall::Over;

@@ -3,6 +3,7 @@
 
 use super::{Nic, SmfuMessage, SmfuSpace, RF_SIZE};
 use crate::env::{Accessor, Env};
+use crate::lane::Lane;
 use wire::regs::smfu as regs;
 
 /// Target addresses.
@@ -127,7 +128,7 @@ impl Nic {
 
     /// Answers a read.
     pub(super) fn smfu_answer(&mut self, to: Asker, data: Option<Vec<u8>>, env: &mut Env<'_>) {
-        if self.tx_len() >= self.cfg.tx_queue_limit.saturating_mul(2) {
+        if self.tx_len(Lane::SMFU) >= self.cfg.tx_queue_limit.saturating_mul(2) {
             // The origin's time-out tells.
             let n = &mut self.counters.drops.smfu_congested;
             *n = n.wrapping_add(1);

@@ -1,14 +1,17 @@
-//! The way out: packets go to the outbox at once, or wait in order while the network takes nothing.
+//! The way out: packets go to the outbox at once, or wait in the order of their lane while the network takes nothing there. And
+//! the way in: what the units take.
 
 use super::rma::RmaCommand;
 use super::{Nic, Pressure, RmaMessage};
 use crate::env::{Env, Packet};
+use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
 use std::collections::VecDeque;
+use wire::ids::Unit;
 
-/// Least that a packet costs of the network's credit, in bytes: its descriptor.
-const MIN_CREDIT: u64 = 16;
 /// Bytes that one thing held back costs the host, about.
 const HOLD_COST: u64 = 256;
+/// Requests of other nodes that wait for the way out before the responder takes no more.
+const SERVE_LIMIT: usize = 64;
 
 /// Something that ends in a packet. Data is read when it is executed, so waiting costs little.
 pub(super) enum Job {
@@ -18,9 +21,23 @@ pub(super) enum Job {
     Serve(u16, u8, RmaMessage),
 }
 
+impl Job {
+    fn lane(&self) -> Lane {
+        match self {
+            Job::Packet(packet) => Lane::of(packet),
+            Job::Command(command) => Lane::rma(command.options.traffic_class),
+            Job::Serve(..) => Lane::RMA_RESPONSES,
+        }
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Tx {
-    queue: VecDeque<Job>,
+    /// What waits, by lane, and the sender's credit for it while it is a request of another node.
+    queues: [VecDeque<(Job, Option<Receipt>)>; LANES],
+    waiting: usize,
+    /// Credit of the packet that is being received; whoever holds the packet back keeps it.
+    pub(super) receipt: Option<Receipt>,
     /// Packets that arrived while the NIC is frozen.
     frozen: VecDeque<Packet>,
     frozen_bytes: u64,
@@ -29,34 +46,75 @@ pub(super) struct Tx {
 
 impl Tx {
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.waiting == 0
     }
 
     pub(super) fn len(&self) -> usize {
-        self.queue.len()
+        self.waiting
     }
 }
 
 impl Nic {
-    /// True if nothing may be sent now, or if something waits already.
-    pub(super) fn tx_blocked(&self, env: &Env<'_>) -> bool {
-        env.tx_credit == 0 || self.cfg.faults.frozen || !self.tx.is_empty()
+    /// True if nothing may be sent in this lane now, or if something waits there already.
+    pub(super) fn tx_blocked(&self, lane: Lane, env: &Env<'_>) -> bool {
+        !self.tx.queues[lane.index()].is_empty() || self.tx_closed(lane, env)
     }
 
-    /// Things that wait for the network.
-    pub(super) fn tx_len(&self) -> usize {
-        self.tx.len()
+    fn tx_closed(&self, lane: Lane, env: &Env<'_>) -> bool {
+        let credit = env.tx_credit != 0 || !lane.is_request();
+        !credit || env.tx_room[lane.index()] == 0 || self.tx_halted() & lane.bit() != 0
     }
 
-    /// True if a requester must refuse further descriptors.
-    pub(super) fn tx_full(&self) -> bool {
-        self.tx.len() >= self.cfg.tx_queue_limit
+    /// Lanes that this NIC itself sends nothing in: it is frozen, or there is no place for the notifications of commands.
+    fn tx_halted(&self) -> u16 {
+        if self.cfg.faults.frozen {
+            Lane::EVERY
+        } else if self.hold_full(Unit::Rma) {
+            Lane::RMA_REQUESTS
+        } else {
+            0
+        }
+    }
+
+    /// Things that wait for the network in this lane.
+    pub(super) fn tx_len(&self, lane: Lane) -> usize {
+        self.tx.queues[lane.index()].len()
+    }
+
+    /// True if a requester must refuse further descriptors for this lane.
+    pub(super) fn tx_full(&self, lane: Lane) -> bool {
+        self.tx_len(lane) >= self.cfg.tx_queue_limit
+    }
+
+    /// Lanes in which something waits for the network only.
+    pub fn tx_waiting_lanes(&self) -> u16 {
+        let waiting = Lane::all().filter(|l| !self.tx.queues[l.index()].is_empty());
+        waiting.fold(0, |set, l| set | l.bit()) & !self.tx_halted()
+    }
+
+    /// Lanes from which the units take packets now. The rest has to wait in the network: mailboxes or notification queues are full
+    /// and what the unit can hold is used up (HW §9.6, G10), or the responder's answers don't get away.
+    pub fn takes(&self) -> u16 {
+        if self.cfg.faults.frozen {
+            return 0;
+        }
+        let mut lanes = Lane::EVERY;
+        if self.hold_full(Unit::Velo) {
+            lanes &= !Lane::VELO;
+        }
+        if self.hold_full(Unit::Rma) {
+            lanes &= !(Lane::RMA_REQUESTS | Lane::RMA_RESPONSES.bit());
+        }
+        if self.tx_len(Lane::RMA_RESPONSES) >= SERVE_LIMIT {
+            lanes &= !Lane::RMA_REQUESTS;
+        }
+        lanes
     }
 
     /// Sends a packet, in order.
     pub(super) fn send(&mut self, packet: Packet, env: &mut Env<'_>) {
-        if self.tx_blocked(env) {
-            self.tx.queue.push_back(Job::Packet(packet));
+        if self.tx_blocked(Lane::of(&packet), env) {
+            self.push_tx(Job::Packet(packet));
         } else {
             self.inject(packet, env);
         }
@@ -65,31 +123,52 @@ impl Nic {
     /// Puts a packet into the outbox.
     pub(super) fn inject(&mut self, packet: Packet, env: &mut Env<'_>) {
         self.counters.packets_sent = self.counters.packets_sent.wrapping_add(1);
-        let cost = u64::from(packet.bytes).max(MIN_CREDIT);
-        if env.tx_credit != u64::MAX {
-            env.tx_credit = env.tx_credit.saturating_sub(cost);
+        let cost = u64::from(packet.bytes) + OVERHEAD;
+        let room = &mut env.tx_room[Lane::of(&packet).index()];
+        for left in [&mut env.tx_credit, room] {
+            if *left != u64::MAX {
+                *left = left.saturating_sub(cost);
+            }
         }
         env.outbox.push_back(packet);
     }
 
+    fn push_tx(&mut self, job: Job) {
+        let receipt = match job {
+            Job::Serve(..) => self.tx.receipt.take(),
+            _ => None,
+        };
+        self.tx.waiting += 1;
+        self.tx.queues[job.lane().index()].push_back((job, receipt));
+    }
+
     /// Queues something that has to wait its turn. Requests of other nodes are limited like messages on hold.
     pub(super) fn wait_tx(&mut self, job: Job) {
-        let cost = (self.tx.queue.len() as u64).saturating_mul(HOLD_COST);
+        let cost = (self.tx.waiting as u64).saturating_mul(HOLD_COST);
         if matches!(job, Job::Serve(..)) && cost > self.cfg.hold_limit_bytes {
             self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
             return;
         }
-        self.tx.queue.push_back(job);
+        self.push_tx(job);
     }
 
     /// Executes what waited, while the network takes it.
     pub(super) fn run_tx(&mut self, env: &mut Env<'_>) {
-        while env.tx_credit != 0 && !self.cfg.faults.frozen {
-            match self.tx.queue.pop_front() {
-                Some(Job::Packet(packet)) => self.inject(packet, env),
-                Some(Job::Command(command)) => self.rma_execute(&command, env),
-                Some(Job::Serve(node, tc, message)) => self.rma_serve(node, tc, message, env),
-                None => break,
+        for lane in Lane::all() {
+            while !self.tx_closed(lane, env) {
+                let Some((job, receipt)) = self.tx.queues[lane.index()].pop_front() else {
+                    break;
+                };
+                self.tx.waiting -= 1;
+                match job {
+                    Job::Packet(packet) => self.inject(packet, env),
+                    Job::Command(command) => self.rma_execute(&command, env),
+                    Job::Serve(node, tc, message) => {
+                        self.tx.receipt = receipt;
+                        self.rma_serve(node, tc, message, env);
+                        self.tx.receipt = None;
+                    }
+                }
             }
         }
     }

@@ -4,6 +4,7 @@ use super::bq::Item;
 use super::wcbuf::{Kept, WcError};
 use super::{Body, Nic, Te, VeloMessage};
 use crate::env::{Accessor, Dest, Env, NetPort, Packet, TraceEvent};
+use crate::lane::Lane;
 use wire::ids::{NodeId, RegOffset, Unit, Vpid};
 use wire::regs::velo::{
     self as regs, CompProtDesc, Completer, Counter1, Counter2, Debug1, NodeVpidProtDesc,
@@ -211,7 +212,11 @@ impl Nic {
         d: DescriptorWord,
         env: &mut Env<'_>,
     ) {
-        let congested = self.tx_full()
+        let lane = match d.multicast() {
+            true => Lane::MULTICASTS,
+            false => Lane::velo(tc),
+        };
+        let congested = self.tx_full(lane)
             || (!d.multicast()
                 && self.pressed(
                     d.target(),

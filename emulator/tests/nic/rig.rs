@@ -206,6 +206,7 @@ impl Rig {
             host: &mut node.ram,
             outbox: &mut self.wire,
             tx_credit: self.credit,
+            tx_room: [self.credit; extoll_emulator::lane::LANES],
             trace: &mut node.log,
         };
         let result = f(&mut node.nic, &mut env);

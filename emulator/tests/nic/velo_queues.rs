@@ -176,7 +176,6 @@ fn hold_limit_and_time() {
         (1, 10, 9)
     );
     assert_eq!(r.read(1, velo_bq::GENERAL) & 4, 4, "timeout_assert");
-    assert_eq!(r.nodes[1].nic.next_deadline(), None);
 
     let cfg = NicConfig {
         hold_time_ns: Some(1000),
@@ -193,6 +192,84 @@ fn hold_limit_and_time() {
     assert_eq!(r.tick(1), None);
     assert_eq!(r.nodes[1].nic.counters().drops.hold_limit, 2);
     assert_eq!(take_all(&mut r, &mut q), [0]);
+}
+
+/// HW §9.3, §10.7: without the enable bit a full queue holds for ever, with it for the programmed number of units (G10).
+#[test]
+fn the_time_out_registers_say_how_long_full_queues_hold() {
+    const UNIT: u64 = 1000;
+    let cfg = NicConfig {
+        hold_timeout_unit_ns: UNIT,
+        ..NicConfig::default()
+    };
+    let mut r = rig(cfg, SlotSize::B128);
+    let mut q = r.open_velo(1, 9, SlotSize::B128, 1, 4);
+    let mut other = r.open_velo(1, 10, SlotSize::B128, 1, 4);
+    r.write(1, regs::TIMEOUT, 0x20);
+    numbers(&mut r, 9, 0..5);
+    assert_eq!(r.nodes[1].nic.next_deadline(), None, "not enabled");
+    r.write(1, regs::TIMEOUT, regs::TIMEOUT_INIT);
+    let due = r.nodes[1].nic.next_deadline().expect("deadline");
+    assert_eq!(due - r.nodes[1].ram.now, 0x20 * UNIT);
+    r.nodes[1].ram.now = due - 1;
+    r.tick(1);
+    let drops = |r: &Rig| r.nodes[1].nic.counters().drops.hold_limit;
+    assert_eq!((drops(&r), r.nodes[1].nic.counters().velo.holding), (0, 2));
+    let events = |r: &Rig| r.nodes[1].nic.counters().events[21];
+    assert_eq!(events(&r), 0);
+    r.nodes[1].ram.now = due;
+    r.tick(1);
+    assert_eq!(
+        (drops(&r), events(&r)),
+        (2, 1),
+        "assert, count, TE 21, drop"
+    );
+    let general = r.read(1, velo_bq::GENERAL);
+    assert_eq!(
+        (general & 4, (general >> 4) & 0xFF, general >> 12),
+        (4, 9, 2)
+    );
+    // While it stays full nobody waits for it any more; others are as ever.
+    numbers(&mut r, 9, 5..7);
+    numbers(&mut r, 10, 0..1);
+    assert_eq!((drops(&r), events(&r)), (4, 1));
+    assert_eq!(r.nodes[1].nic.next_deadline(), None);
+    assert_eq!(take_all(&mut r, &mut other), [0]);
+    // With room again it holds again.
+    assert_eq!(take_all(&mut r, &mut q), [0, 1, 2]);
+    r.commit(&q, false);
+    numbers(&mut r, 9, 7..11);
+    assert_eq!(r.nodes[1].nic.counters().velo.holding, 1);
+    assert_eq!(take_all(&mut r, &mut q), [7, 8, 9]);
+    r.commit(&q, false);
+    assert_eq!(take_all(&mut r, &mut q), [10]);
+}
+
+/// G10: what a unit can hold is finite; then it takes nothing more from the network (HW §9.6), for any VPID, until there is room
+/// or the time-out strikes. Other units go on.
+#[test]
+fn a_unit_that_holds_enough_takes_no_more() {
+    use extoll_emulator::lane::Lane;
+    let cfg = NicConfig {
+        hold_buffer_bytes: 4 * 256,
+        hold_time_ns: Some(1000),
+        ..NicConfig::default()
+    };
+    let mut r = rig(cfg, SlotSize::B128);
+    let mut q = r.open_velo(1, 9, SlotSize::B128, 1, 8);
+    numbers(&mut r, 9, 0..10);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY, "three on hold");
+    numbers(&mut r, 9, 10..11);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY & !Lane::VELO);
+    assert_eq!(take_all(&mut r, &mut q).len(), 7);
+    r.commit(&q, false);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY);
+    assert_eq!(take_all(&mut r, &mut q).len(), 4);
+    numbers(&mut r, 9, 0..10);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY & !Lane::VELO);
+    r.nodes[1].ram.now += 1000;
+    r.tick(1);
+    assert_eq!(r.nodes[1].nic.takes(), Lane::EVERY);
 }
 
 #[test]
@@ -330,7 +407,7 @@ fn network_without_credit_makes_the_requester_wait_then_retry() {
     let state = wire::wcbuf::State(rig.read(0, wire::regs::wcbuf::velo::state(Vpid::from(7))));
     assert_eq!((state.committed_count(), state.retry_count()), (4, 6));
     assert_eq!(take_all(&mut rig, &mut q).len(), 0);
-    rig.credit = 32; // two small packets per turn
+    rig.credit = 2 * (8 + extoll_emulator::lane::OVERHEAD); // two small packets per turn
     rig.tick(0);
     assert_eq!(take_all(&mut rig, &mut q), [0, 1]);
     rig.tick(0);
@@ -353,9 +430,19 @@ fn nothing_overtakes_what_waits_for_credit() {
         .to_le_bytes()
         .to_vec();
     message.extend_from_slice(&3u64.to_le_bytes());
-    rig.store(0, 0, 0x200_0000 + 7 * 4096, &message);
+    rig.store(0, 0, 0x220_0000 + 7 * 4096, &message);
     rig.pump();
     assert_eq!(take_all(&mut rig, &mut q), [0, 1, 2, 3]);
+    // Another traffic class of the same VPID has another lane.
+    rig.credit = 0;
+    rig.hold_wire = false;
+    numbers(&mut rig, 9, 4..6);
+    rig.credit = u64::MAX;
+    rig.hold_wire = true;
+    message[8..].copy_from_slice(&6u64.to_le_bytes());
+    rig.store(0, 0, 0x200_0000 + 7 * 4096, &message);
+    rig.pump();
+    assert_eq!(take_all(&mut rig, &mut q), [6, 4, 5]);
 }
 
 #[test]

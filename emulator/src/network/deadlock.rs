@@ -1,0 +1,139 @@
+//! Finds packets that wait for each other in a circle.
+//!
+//! The head of an input queue waits for room in the input queue at the far side of a link, so for that queue's head to go on.
+//! Room at a unit comes by itself, by software or by a time-out, so it is no part of a circle. A circle of such waits can't end without
+//! help from outside: it is an error of the routing tables. Which buffers are in it is logged, counted, and shown by `pos_dead` of
+//! their inports with TE 13 (MODEL decision; HW §15.2 has the flag and no more).
+
+use super::flow::Place;
+use super::{Network, Timer, NP_BASE, TE_XBAR_INPORT};
+use crate::lane::channel_name;
+use std::collections::HashMap;
+
+/// Descriptions that are kept.
+const KEPT: usize = 16;
+
+impl Network {
+    /// The head of this queue waits for a link.
+    pub(super) fn list_stalled(&mut self, at: Place) {
+        let input = self.input(at);
+        if !input.listed {
+            input.listed = true;
+            if self.stalled.is_empty() {
+                let due = self.now.saturating_add(self.cfg.deadlock_check_ns);
+                self.timers.insert((due, Timer::Deadlock));
+            }
+            self.stalled.push(at);
+        }
+    }
+
+    /// Looks at everything that waits. Only called when nothing moves at this time, so all waits are real.
+    pub(super) fn find_deadlocks(&mut self) {
+        let listed = std::mem::take(&mut self.stalled);
+        let mut waiting = Vec::new();
+        for at in listed {
+            let moved = self.waits_for(at).next().is_none();
+            let input = self.input(at);
+            input.listed = !moved;
+            if !moved {
+                waiting.push(at);
+            }
+        }
+        for circle in self.circles(&waiting) {
+            self.report(&circle);
+        }
+        // What is known to be stuck needs no further look; who runs into it is listed anew.
+        let mut again = Vec::new();
+        for at in waiting {
+            let input = self.input(at);
+            if input.reported {
+                input.listed = false;
+            } else {
+                again.push(at);
+            }
+        }
+        self.stalled = again;
+        if !self.stalled.is_empty() {
+            let due = self.now.saturating_add(self.cfg.deadlock_check_ns.max(1));
+            self.timers.insert((due, Timer::Deadlock));
+        }
+    }
+
+    /// Circles of waits that have not been reported yet: a search in depth, which meets each queue once.
+    fn circles(&self, waiting: &[Place]) -> Vec<Vec<Place>> {
+        let mut found = Vec::new();
+        // Queues on the current path with their place in it, and `None` for those that are done with.
+        let mut seen: HashMap<Place, Option<usize>> = HashMap::new();
+        for &start in waiting {
+            if seen.contains_key(&start) {
+                continue;
+            }
+            seen.insert(start, Some(0));
+            let mut path = vec![(start, self.waits_for(start).collect::<Vec<_>>())];
+            while let Some((at, next)) = path.last_mut() {
+                let at = *at;
+                let Some(to) = next.pop() else {
+                    seen.insert(at, None);
+                    path.pop();
+                    continue;
+                };
+                match seen.get(&to) {
+                    Some(Some(first)) => {
+                        let circle: Vec<Place> = path[*first..].iter().map(|(p, _)| *p).collect();
+                        let old = circle
+                            .iter()
+                            .all(|p| self.nodes[p.nic as usize].xbar.inputs[p.queue()].reported);
+                        if !old {
+                            found.push(circle);
+                        }
+                    }
+                    Some(None) => {}
+                    None => {
+                        seen.insert(to, Some(path.len()));
+                        let next = self.waits_for(to).collect();
+                        path.push((to, next));
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    fn report(&mut self, circle: &[Place]) {
+        let names: Vec<String> = circle.iter().map(ToString::to_string).collect();
+        let text = names.join(" -> ");
+        tracing::error!("deadlock in the fabric: packets wait in a circle: {text}");
+        if self.deadlocks.len() < KEPT {
+            self.deadlocks.push(text);
+        }
+        let mut nics: Vec<usize> = circle.iter().map(|p| p.nic as usize).collect();
+        nics.sort_unstable();
+        nics.dedup();
+        for nic in nics {
+            self.nodes[nic].stats.deadlocks += 1;
+            self.raise(nic, TE_XBAR_INPORT);
+        }
+        for &at in circle {
+            self.input(at).reported = true;
+            if let link @ 0..NP_BASE = at.port() {
+                self.regs(at.nic as usize).inports[link].set_possible_deadlock();
+            }
+        }
+    }
+
+    /// Deadlocks found so far, as the input buffers in them; the first few only.
+    pub fn deadlocks(&self) -> &[String] {
+        &self.deadlocks
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let channel = channel_name(self.channel.into());
+        let (nic, port) = (self.nic, self.port());
+        match port {
+            0..NP_BASE => write!(f, "{nic}:{port} {channel}.{}", self.dvc()),
+            _ => write!(f, "{nic}:n {channel}"),
+        }
+    }
+}

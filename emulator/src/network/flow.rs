@@ -1,0 +1,701 @@
+//! Crossbars with finite buffers: a packet goes on when the next buffer of its channel has room, and waits where it is
+//! otherwise, so that blocked traffic backs up hop by hop to its senders (HW §9.6, §15).
+//!
+//! Every inport has a queue per virtual channel: a channel ([`Lane::channel`]) times two deterministic virtual channels, of
+//! which the routing table chooses one. Heads that find no room wait at the buffer they need. When room comes, one of them is
+//! granted it, round robin over the inports, and passes the rest on; newcomers queue behind those that wait. So each hop costs
+//! a bounded number of steps however many packets wait.
+
+use super::link::DownPolicy;
+use super::{DropReason, Flit, IllegalRouting, Network, Outcome, Timer, NP_BASE, TE_XBAR_INPORT};
+use super::{TE_XBAR_OUTPORT, XBAR_PORTS};
+use crate::env::Dest;
+use crate::lane::{Lane, CHANNELS};
+use crate::trace::{Event, Tracer};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use wire::route::{self, McastEntry, RouteWord};
+
+/// Places where packets enter a crossbar: seven links, then VELO, RMA, SMFU.
+const PLACES: usize = NP_BASE + 3;
+/// Input queues of a channel.
+const INPUTS: usize = 2 * PLACES;
+/// Outputs of a channel: each link with either virtual channel, then the three units.
+const OUTPUTS: usize = 2 * NP_BASE + 3;
+/// First output that leads to a unit.
+const HERE: usize = 2 * NP_BASE;
+
+/// An input queue of some NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) nic: u32,
+    pub(super) channel: u8,
+    /// Place times two, plus the virtual channel.
+    pub(super) input: u8,
+}
+
+impl Place {
+    pub(super) fn link(nic: usize, port: u8, channel: usize, dvc: usize) -> Self {
+        Self {
+            nic: nic as u32,
+            channel: channel as u8,
+            input: port * 2 + dvc as u8,
+        }
+    }
+
+    fn unit(nic: usize, lane: Lane) -> Self {
+        Self::link(
+            nic,
+            (NP_BASE + lane.port() as usize) as u8,
+            lane.channel(),
+            0,
+        )
+    }
+
+    pub(super) fn queue(self) -> usize {
+        usize::from(self.channel) * INPUTS + usize::from(self.input)
+    }
+
+    /// Link port, or [`NP_BASE`] and above for units.
+    pub(super) fn port(self) -> usize {
+        usize::from(self.input) / 2
+    }
+
+    pub(super) fn dvc(self) -> usize {
+        usize::from(self.input) % 2
+    }
+}
+
+/// Packets that came in and wait for the crossbar.
+#[derive(Default)]
+pub(super) struct Input {
+    pub(super) flits: VecDeque<Flit>,
+    /// Room that is taken, also by packets on their way here.
+    pub(super) bytes: u64,
+    scheduled: bool,
+    /// Outputs that have been granted to the head.
+    granted: u32,
+    /// Listed for the deadlock detector.
+    pub(super) listed: bool,
+    /// Part of a deadlock that has been reported.
+    pub(super) reported: bool,
+}
+
+/// Inputs that wait for an output.
+#[derive(Default, Clone)]
+struct Waiters {
+    inputs: u32,
+    /// One of them has been told to go on and has not done so yet.
+    granted: bool,
+    /// Input that is next if it waits.
+    next: u8,
+}
+
+/// Packets that a unit has to take.
+#[derive(Default)]
+struct Arrived {
+    flits: VecDeque<Flit>,
+    bytes: u64,
+    scheduled: bool,
+}
+
+/// The crossbar of a NIC and the buffers around it.
+pub(super) struct Crossbar {
+    pub(super) inputs: Vec<Input>,
+    outputs: Vec<Waiters>,
+    arrived: Vec<Arrived>,
+    /// Lanes whose unit takes packets.
+    takes: u16,
+}
+
+impl Crossbar {
+    /// `start` draws the input that each arbiter begins with.
+    pub(super) fn new(mut start: impl FnMut() -> u8) -> Self {
+        let mut inputs = Vec::new();
+        inputs.resize_with(CHANNELS * INPUTS, Input::default);
+        let waiters = || Waiters {
+            next: start() % INPUTS as u8,
+            ..Waiters::default()
+        };
+        let mut outputs = Vec::new();
+        outputs.resize_with(CHANNELS * OUTPUTS, waiters);
+        let mut arrived = Vec::new();
+        arrived.resize_with(crate::lane::LANES, Arrived::default);
+        Self {
+            inputs,
+            outputs,
+            arrived,
+            takes: Lane::EVERY,
+        }
+    }
+
+    /// Bytes that wait for the units.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        self.arrived.iter().map(|a| a.bytes).sum()
+    }
+}
+
+/// Ones of a mask, lowest first.
+fn ones(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        (mask != 0).then(|| {
+            let low = mask.trailing_zeros() as usize;
+            mask &= mask - 1;
+            low
+        })
+    })
+}
+
+fn fits(used: u64, size: u64, limit: u64) -> bool {
+    // A packet larger than the whole buffer passes alone.
+    used == 0 || used + size <= limit
+}
+
+impl Network {
+    pub(super) fn input(&mut self, at: Place) -> &mut Input {
+        &mut self.nodes[at.nic as usize].xbar.inputs[at.queue()]
+    }
+
+    fn output(&mut self, nic: usize, channel: usize, output: usize) -> &mut Waiters {
+        &mut self.nodes[nic].xbar.outputs[channel * OUTPUTS + output]
+    }
+
+    fn schedule(&mut self, at: Place) {
+        let input = self.input(at);
+        if !input.scheduled && !input.flits.is_empty() {
+            input.scheduled = true;
+            self.steps.push_back(at);
+        }
+    }
+
+    /// Puts a packet whose room has been taken into its queue.
+    pub(super) fn enqueue(&mut self, at: Place, flit: Flit) {
+        self.input(at).flits.push_back(flit);
+        self.schedule(at);
+    }
+
+    /// A packet of this NIC enters its crossbar.
+    pub(super) fn enter(&mut self, nic: usize, flit: Flit) {
+        let at = Place::unit(nic, flit.lane);
+        self.input(at).bytes += flit.size();
+        self.enqueue(at, flit);
+    }
+
+    /// Bytes that a NIC may still put into a lane.
+    pub(super) fn lane_room(&self, nic: usize, lane: Lane) -> u64 {
+        let used = self.nodes[nic].xbar.inputs[Place::unit(nic, lane).queue()].bytes;
+        self.cfg.input_buffer_bytes.saturating_sub(used)
+    }
+
+    /// Input queue that an output leads to over a link that carries packets.
+    pub(super) fn far(&self, nic: usize, channel: usize, output: usize) -> Option<Place> {
+        if output >= HERE {
+            return None;
+        }
+        let (cable, side) = self.nodes[nic].ports[output / 2]?;
+        let cable = &self.cables[cable];
+        let to = cable.ends[1 - side];
+        cable
+            .live
+            .then(|| Place::link(to.nic, to.port, channel, output % 2))
+    }
+
+    /// True if a packet may leave through this output: there is room, or nothing to wait for.
+    fn open(&self, nic: usize, output: usize, lane: Lane, size: u64) -> bool {
+        if output >= HERE {
+            let used = self.nodes[nic].xbar.arrived[lane.index()].bytes;
+            return fits(used, size, self.cfg.np_buffer_bytes);
+        }
+        self.far(nic, lane.channel(), output).is_none_or(|to| {
+            let used = self.nodes[to.nic as usize].xbar.inputs[to.queue()].bytes;
+            fits(used, size, self.cfg.input_buffer_bytes)
+        })
+    }
+
+    /// Grants this output to the next input that waits for it, if its packet fits.
+    fn wake(&mut self, nic: usize, channel: usize, output: usize) {
+        loop {
+            let w = self.output(nic, channel, output);
+            if w.granted || w.inputs == 0 {
+                return;
+            }
+            let ahead = w.inputs >> w.next << w.next;
+            let input = if ahead != 0 { ahead } else { w.inputs }.trailing_zeros() as u8;
+            let at = Place {
+                nic: nic as u32,
+                channel: channel as u8,
+                input,
+            };
+            let head = self.input(at).flits.front();
+            let wants = head.filter(|f| f.todo & (1 << output) != 0);
+            let Some((lane, size)) = wants.map(|f| (f.lane, f.size())) else {
+                self.output(nic, channel, output).inputs &= !(1 << input);
+                continue;
+            };
+            if !self.open(nic, output, lane, size) {
+                return;
+            }
+            let w = self.output(nic, channel, output);
+            w.inputs &= !(1 << input);
+            w.next = (input + 1) % INPUTS as u8;
+            w.granted = true;
+            self.input(at).granted |= 1 << output;
+            return self.schedule(at);
+        }
+    }
+
+    /// Everything that waits for a link tries again: it went up or down.
+    pub(super) fn wake_link(&mut self, nic: usize, port: u8) {
+        for channel in 0..CHANNELS {
+            for output in [usize::from(port) * 2, usize::from(port) * 2 + 1] {
+                let inputs = std::mem::take(&mut self.output(nic, channel, output).inputs);
+                for input in ones(inputs) {
+                    self.schedule(Place {
+                        nic: nic as u32,
+                        channel: channel as u8,
+                        input: input as u8,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Room came free in an input queue: who waits for it upstream goes on.
+    pub(super) fn free(&mut self, at: Place, size: u64) {
+        let input = self.input(at);
+        input.bytes = input.bytes.saturating_sub(size);
+        if at.port() < NP_BASE {
+            if let Some((cable, side)) = self.nodes[at.nic as usize].ports[at.port()] {
+                let from = self.cables[cable].ends[1 - side];
+                let output = usize::from(from.port) * 2 + at.dvc();
+                self.wake(from.nic, at.channel.into(), output);
+            }
+        }
+    }
+
+    /// Head of an input queue: routes it and lets it out wherever there is room.
+    pub(super) fn advance(&mut self, at: Place, trace: &mut Tracer) {
+        let (nic, channel) = (at.nic as usize, usize::from(at.channel));
+        let input = self.input(at);
+        input.scheduled = false;
+        let granted = std::mem::take(&mut input.granted);
+        let head = input.flits.pop_front();
+        let waits = head.map_or(0, |flit| self.advance_head(at, flit, granted, trace));
+        for output in ones(granted) {
+            self.output(nic, channel, output).granted = false;
+        }
+        // Whatever was not used is the next one's, and whoever queued behind others may be the next one.
+        for output in ones(granted | waits) {
+            self.wake(nic, channel, output);
+        }
+    }
+
+    /// Returns the outputs that it waits for.
+    fn advance_head(&mut self, at: Place, flit: Flit, granted: u32, trace: &mut Tracer) -> u32 {
+        let nic = at.nic as usize;
+        let size = flit.size();
+        let todo = match flit.todo {
+            0 => self.route(nic, at, &flit),
+            todo => Ok(todo),
+        };
+        match todo {
+            Ok(todo) => {
+                let (waits, rest) = self.let_out(at, flit, todo, granted, trace);
+                if let (Some(mut flit), 1..) = (rest, waits) {
+                    flit.todo = waits;
+                    self.input(at).flits.push_front(flit);
+                    if waits & ((1 << HERE) - 1) != 0 {
+                        self.list_stalled(at);
+                    }
+                    return waits;
+                }
+            }
+            Err(reason) => self.discard(nic, flit, reason, trace),
+        }
+        self.input(at).reported = false;
+        self.free(at, size);
+        self.schedule(at);
+        0
+    }
+
+    /// Lets a packet out at the outputs in `todo` that have room. Returns those it has to wait for, and the packet if there are
+    /// any.
+    fn let_out(
+        &mut self,
+        at: Place,
+        flit: Flit,
+        todo: u32,
+        granted: u32,
+        trace: &mut Tracer,
+    ) -> (u32, Option<Flit>) {
+        let (nic, lane, size) = (at.nic as usize, flit.lane, flit.size());
+        let me = 1u32 << at.input;
+        let mut waits = todo;
+        let mut flit = Some(flit);
+        for output in ones(todo) {
+            let bit = 1 << output;
+            let open = self.open(nic, output, lane, size);
+            let w = self.output(nic, at.channel.into(), output);
+            let turn = granted & bit != 0 || (w.inputs & !me == 0 && !w.granted);
+            if !(open && turn) {
+                w.inputs |= me;
+                continue;
+            }
+            w.inputs &= !me;
+            waits &= !bit;
+            let one = match &flit {
+                Some(f) if waits != 0 => {
+                    self.nodes[nic].stats.copies += 1;
+                    f.copy()
+                }
+                _ => match flit.take() {
+                    Some(f) => f,
+                    None => break,
+                },
+            };
+            self.leave(at, output, one, trace);
+        }
+        (waits, flit)
+    }
+
+    fn leave(&mut self, at: Place, output: usize, flit: Flit, trace: &mut Tracer) {
+        let nic = at.nic as usize;
+        let np = NP_BASE + flit.pkt.port as usize;
+        let outport = if output < HERE { output / 2 } else { np };
+        let inport = self.inport(at, &flit);
+        {
+            let mut regs = self.nodes[nic].regs.borrow_mut();
+            let sent = &mut regs.inports[inport].sent;
+            *sent = sent.wrapping_add(1);
+            let sent = &mut regs.outports[outport].sent;
+            *sent = sent.wrapping_add(1);
+        }
+        if trace.on() {
+            let event = Event::Hop {
+                id: flit.id,
+                inport: inport as u8,
+                outport: outport as u8,
+            };
+            trace.record(nic, self.now, event);
+        }
+        if output < HERE {
+            self.transmit(nic, output, flit, trace);
+        } else {
+            self.arrive_here(nic, flit, trace);
+        }
+    }
+
+    /// Crossbar inport of a packet, as registers count them.
+    fn inport(&self, at: Place, flit: &Flit) -> usize {
+        match at.port() {
+            link @ 0..NP_BASE => link,
+            _ => NP_BASE + flit.pkt.port as usize,
+        }
+    }
+
+    /// Looks a packet up in the tables of its inport: the outputs it goes to.
+    fn route(&mut self, nic: usize, at: Place, flit: &Flit) -> Result<u32, DropReason> {
+        if !self.nodes[nic].powered {
+            return Err(DropReason::PowerOff);
+        }
+        let limit = if self.cfg.hop_limit == 0 {
+            self.nodes.len().max(64) as u32
+        } else {
+            self.cfg.hop_limit
+        };
+        let inport = self.inport(at, flit);
+        let mut guard = self.nodes[nic].regs.borrow_mut();
+        let regs = &mut *guard;
+        let inp = &mut regs.inports[inport];
+        inp.received = inp.received.wrapping_add(1);
+        if flit.hops > limit {
+            inp.set_possible_deadlock();
+            self.events.push_back((nic, TE_XBAR_INPORT));
+            return Err(DropReason::HopLimit);
+        }
+        let ports: Option<(u16, usize)> = match flit.pkt.dst {
+            Dest::Node(id) => {
+                let mut dvc = 0;
+                let mut see = |word: RouteWord| {
+                    dvc = usize::from(word.dvc());
+                    word
+                };
+                let grt = |i: u8| RouteWord(inp.grt[usize::from(i)]);
+                let lrt = |i: u16| RouteWord(inp.lrt[usize::from(i)]);
+                let found = match grt(id.segment()) {
+                    w if w.local() => route::lookup(id, grt, |i| see(lrt(i))),
+                    _ => route::lookup(id, |i| see(grt(i)), lrt),
+                };
+                found.ok().map(|port| (1 << port.get(), dvc))
+            }
+            // Nobody else in the group is legal; a group that does not exist is not.
+            Dest::Group(g) => (g < 64).then(|| {
+                let entry = inp.mcast.get(usize::from(g));
+                (entry.map_or(0, |&w| McastEntry(w).ports()), 0)
+            }),
+        };
+        let Some((ports, dvc)) = ports else {
+            let te = match self.cfg.illegal_routing {
+                IllegalRouting::Inport => {
+                    inp.set_illegal();
+                    TE_XBAR_INPORT
+                }
+                IllegalRouting::Outport => {
+                    inp.sent = inp.sent.wrapping_add(1);
+                    regs.outports[XBAR_PORTS - 1].swallow(flit.lane.channel());
+                    TE_XBAR_OUTPORT
+                }
+            };
+            self.events.push_back((nic, te));
+            return Err(DropReason::IllegalRouting);
+        };
+        drop(guard);
+        let mut todo = 0;
+        for link in ones(u32::from(ports) & ((1 << NP_BASE) - 1)) {
+            todo |= 1 << (2 * link + dvc);
+        }
+        if inport < NP_BASE && todo != 0 {
+            self.nodes[nic].stats.transit += 1;
+        }
+        // All network ports mean "here": the unit comes with the packet.
+        if ports >> NP_BASE != 0 {
+            todo |= 1 << (HERE + flit.lane.port() as usize);
+        }
+        Ok(todo)
+    }
+
+    fn transmit(&mut self, nic: usize, output: usize, mut flit: Flit, trace: &mut Tracer) {
+        let Some((c, side)) = self.nodes[nic].ports[output / 2] else {
+            return self.discard(nic, flit, DropReason::NoCable, trace);
+        };
+        if let Some(left) = &flit.copies {
+            if left.get() == 0 {
+                return self.discard(nic, flit, DropReason::CopyLimit, trace);
+            }
+            left.set(left.get() - 1);
+        }
+        flit.hops += 1;
+        flit.todo = 0;
+        flit.dvc = (output % 2) as u8;
+        let size = flit.size();
+        let cable = &mut self.cables[c];
+        let dir = &mut cable.dirs[side];
+        if !cable.live {
+            if cable.policy == DownPolicy::Drop {
+                dir.stats.dropped_down += 1;
+                return self.discard(nic, flit, DropReason::LinkDown, trace);
+            }
+            if dir.stats.queued_bytes + size > self.cfg.link_buffer_bytes {
+                dir.stats.dropped_full += 1;
+                return self.discard(nic, flit, DropReason::LinkBuffer, trace);
+            }
+        }
+        // What a link that is down holds takes its room at the far side already now.
+        let ends = cable.ends;
+        let to = ends[1 - side];
+        let place = Place::link(to.nic, to.port, flit.lane.channel(), output % 2);
+        self.input(place).bytes += size;
+        let cable = &mut self.cables[c];
+        if !cable.live {
+            let dir = &mut cable.dirs[side];
+            dir.stats.queued_bytes += size;
+            dir.queue.push_back((self.now, flit));
+            return;
+        }
+        let damage = cable.damage(&mut self.rng);
+        let at = cable.schedule(side, flit.pkt.bytes.into(), self.now, &damage);
+        let dir = &mut cable.dirs[side];
+        let direct = at <= self.now && dir.queue.is_empty();
+        dir.stats.corrupted += u64::from(damage.corrupted);
+        dir.stats.lost += u64::from(damage.lost);
+        if !direct {
+            if dir.queue.is_empty() {
+                self.timers.insert((at, Timer::Arrive { cable: c, side }));
+            }
+            dir.stats.queued_bytes += size;
+            dir.queue.push_back((at, flit));
+            return self.count_sent(ends[side], to, &damage);
+        }
+        self.count_sent(ends[side], to, &damage);
+        self.land(c, side, flit);
+    }
+
+    /// A packet comes out of a cable. Its room has been taken when it was sent.
+    fn land(&mut self, cable: usize, side: usize, flit: Flit) {
+        let c = &mut self.cables[cable];
+        let to = c.ends[1 - side];
+        c.dirs[side].stats.packets += 1;
+        c.dirs[side].stats.bytes += u64::from(flit.pkt.bytes);
+        {
+            let mut regs = self.nodes[to.nic].regs.borrow_mut();
+            let lp = &mut regs.links[usize::from(to.port)];
+            lp.received = lp.received.wrapping_add(1);
+        }
+        let dvc = usize::from(flit.dvc);
+        self.enqueue(Place::link(to.nic, to.port, flit.lane.channel(), dvc), flit);
+    }
+
+    pub(super) fn arrive(&mut self, cable: usize, side: usize) {
+        let dir = &mut self.cables[cable].dirs[side];
+        let Some((_, flit)) = dir.queue.pop_front() else {
+            return;
+        };
+        dir.stats.queued_bytes -= flit.size();
+        if let Some((at, _)) = dir.queue.front() {
+            self.timers.insert((*at, Timer::Arrive { cable, side }));
+        }
+        self.land(cable, side, flit);
+    }
+
+    /// A packet leaves the crossbar for a unit of this NIC.
+    fn arrive_here(&mut self, nic: usize, flit: Flit, trace: &mut Tracer) {
+        let enabled = {
+            let mut regs = self.regs(nic);
+            let port = &mut regs.nps[flit.pkt.port as usize];
+            port.to_host.0 = port.to_host.0.wrapping_add(1);
+            port.enabled() || !self.cfg.require_enabled_ports
+        };
+        if !enabled {
+            return self.discard(nic, flit, DropReason::PortDisabled, trace);
+        }
+        let (lane, np) = (flit.lane, flit.pkt.port as usize);
+        let arrived = &mut self.nodes[nic].xbar.arrived[lane.index()];
+        arrived.bytes += flit.size();
+        arrived.flits.push_back(flit);
+        let full = arrived.bytes >= self.cfg.np_buffer_bytes;
+        {
+            let mut regs = self.regs(nic);
+            regs.nps[np].waiting = true;
+            regs.nps[np].full |= full;
+        }
+        self.ready(nic, lane);
+    }
+
+    /// Lets the world fetch what arrived for a unit, if it takes packets.
+    fn ready(&mut self, nic: usize, lane: Lane) {
+        let node = &mut self.nodes[nic];
+        let arrived = &mut node.xbar.arrived[lane.index()];
+        let takes = node.xbar.takes & lane.bit() != 0 && !node.frozen;
+        if takes && !arrived.scheduled && !arrived.flits.is_empty() {
+            arrived.scheduled = true;
+            self.ready.push_back((nic, lane));
+        }
+    }
+
+    /// Everything that arrived for this NIC may be fetched again, as far as its units take it.
+    pub(super) fn ready_all(&mut self, nic: usize) {
+        for lane in Lane::all() {
+            self.ready(nic, lane);
+        }
+    }
+
+    /// The units of this NIC take packets of these lanes only; the others wait in the fabric.
+    pub fn set_takes(&mut self, nic: usize, lanes: u16) {
+        let before = std::mem::replace(&mut self.nodes[nic].xbar.takes, lanes);
+        if lanes & !before != 0 {
+            self.ready_all(nic);
+        }
+    }
+
+    /// The next thing for the world to do.
+    pub fn outcome(&mut self, trace: &mut Tracer) -> Option<Outcome> {
+        while let Some((nic, te)) = self.events.pop_front() {
+            if self.nodes[nic].powered {
+                return Some(Outcome::Event(nic, te));
+            }
+        }
+        while let Some((nic, lane)) = self.ready.pop_front() {
+            let node = &mut self.nodes[nic];
+            let arrived = &mut node.xbar.arrived[lane.index()];
+            arrived.scheduled = false;
+            if node.xbar.takes & lane.bit() == 0 || node.frozen {
+                continue;
+            }
+            let Some(flit) = arrived.flits.pop_front() else {
+                continue;
+            };
+            arrived.bytes -= flit.size();
+            let empty = arrived.flits.is_empty();
+            node.stats.delivered += 1;
+            {
+                let mut regs = node.regs.borrow_mut();
+                let port = &mut regs.nps[flit.pkt.port as usize];
+                port.to_host.1 = port.to_host.1.wrapping_add(1);
+                port.waiting &= !empty;
+                port.full = false;
+            }
+            self.ready(nic, lane);
+            self.wake(nic, lane.channel(), HERE + lane.port() as usize);
+            if trace.on() {
+                let event = Event::Deliver {
+                    id: flit.id,
+                    port: flit.pkt.port as u8,
+                };
+                trace.record(nic, self.now, event);
+            }
+            return Some(Outcome::Deliver(nic, flit.pkt, flit.credit));
+        }
+        None
+    }
+
+    /// Everything in the buffers of a NIC is lost.
+    pub(super) fn lose_buffers(&mut self, nic: usize, trace: &mut Tracer) {
+        let xbar = &mut self.nodes[nic].xbar;
+        xbar.takes = Lane::EVERY;
+        let mut lost = Vec::new();
+        for input in &mut xbar.inputs {
+            for flit in input.flits.drain(..) {
+                input.bytes = input.bytes.saturating_sub(flit.size());
+                lost.push(flit);
+            }
+            (input.granted, input.reported) = (0, false);
+        }
+        for arrived in &mut xbar.arrived {
+            arrived.bytes = 0;
+            lost.extend(arrived.flits.drain(..));
+        }
+        for w in &mut xbar.outputs {
+            (w.inputs, w.granted) = (0, false);
+        }
+        for np in &mut self.regs(nic).nps {
+            (np.waiting, np.full) = (false, false);
+        }
+        for flit in lost {
+            self.discard(nic, flit, DropReason::PowerOff, trace);
+        }
+    }
+
+    /// A packet that was on a cable is gone: its room is free again.
+    pub(super) fn lost_on_cable(&mut self, cable: usize, side: usize, flit: &Flit) {
+        let to = self.cables[cable].ends[1 - side];
+        let place = Place::link(to.nic, to.port, flit.lane.channel(), flit.dvc.into());
+        self.free(place, flit.size());
+    }
+
+    /// Outputs that the head of an input queue waits for, if they lead to a link.
+    pub(super) fn waits_for(&self, at: Place) -> impl Iterator<Item = Place> + '_ {
+        let input = &self.nodes[at.nic as usize].xbar.inputs[at.queue()];
+        let todo = input.flits.front().map_or(0, |f| f.todo) & ((1 << HERE) - 1);
+        ones(todo).filter_map(move |o| self.far(at.nic as usize, at.channel.into(), o))
+    }
+}
+
+impl Flit {
+    /// Accounted size: payload and bookkeeping.
+    pub(super) fn size(&self) -> u64 {
+        self.credit.size()
+    }
+
+    fn copy(&self) -> Self {
+        Self {
+            id: self.id,
+            pkt: self.pkt.clone(),
+            lane: self.lane,
+            credit: self.credit.copy(),
+            hops: self.hops,
+            todo: 0,
+            dvc: 0,
+            copies: self.copies.as_ref().map(Rc::clone),
+        }
+    }
+}
