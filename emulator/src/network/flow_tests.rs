@@ -288,6 +288,9 @@ proptest! {
     }
 }
 
+/// NIC, link, virtual channel.
+type Hop = (usize, u8, u8);
+
 /// Channels can't wait for each other in a circle, whatever the traffic: the routes of a torus, link by link.
 #[test]
 fn channels_of_a_torus_have_an_order() {
@@ -304,7 +307,7 @@ fn channels_of_a_torus_have_an_order() {
         let tables: Vec<_> = (0..t.nodes).map(|i| routes.tables(i)).collect();
         let far = t.neighbours();
         // Channel (NIC, link, virtual channel) → those that packets take next.
-        let mut next: BTreeMap<(usize, u8, u8), Vec<(usize, u8, u8)>> = BTreeMap::new();
+        let mut next: BTreeMap<Hop, Vec<Hop>> = BTreeMap::new();
         for from in 0..t.nodes {
             for to in (0..t.nodes).filter(|&to| to != from) {
                 let (mut at, mut last) = (from, None);
