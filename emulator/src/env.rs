@@ -16,8 +16,8 @@ pub struct DmaFault {
 
 /// The machine that a NIC is plugged into.
 ///
-/// Writes must become visible to the guest in call order, and an aligned 8-byte write as a whole: guests poll status
-/// words that follow their payload (HW §17).
+/// Writes must become visible to the guest in call order, and what they have of an aligned 8-byte word as a whole: guests poll
+/// status words that follow their payload (HW §17), and a PCIe packet has byte enables.
 pub trait Host {
     /// Reads host memory at bus address `addr`.
     fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
