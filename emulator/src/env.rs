@@ -63,7 +63,7 @@ pub struct Packet {
     pub port: NetPort,
     /// Traffic class 0…3.
     pub tc: u8,
-    /// Payload bytes that count for bandwidth (≤ 496 per network packet; larger bodies stand for several packets).
+    /// Payload bytes that count for bandwidth (≤ 496 per network packet; larger ones of the SMFU stand for several packets).
     pub bytes: u32,
     /// What the units exchange.
     pub body: crate::nic::Body,
@@ -76,7 +76,7 @@ pub struct Env<'a> {
     /// Packets that the NIC injects; the caller routes them after the call.
     pub outbox: &'a mut std::collections::VecDeque<Packet>,
     /// Payload bytes that the network still takes from this node; the NIC subtracts what it injects, holds commands back
-    /// while it is 0 (one transfer may overshoot) and goes on at the next `Nic::tick`. `u64::MAX`: no limit.
+    /// while it is 0 (one packet may overshoot) and goes on at the next `Nic::tick`. `u64::MAX`: no limit.
     pub tx_credit: u64,
     /// Trace sink; cheap when tracing is off.
     pub trace: &'a mut dyn Trace,

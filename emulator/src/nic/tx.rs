@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 /// Least that a packet costs of the network's credit, in bytes: its descriptor.
 const MIN_CREDIT: u64 = 16;
 /// Bytes that one thing held back costs the host, about.
-const HOLD_COST: u64 = 256;
+pub(super) const HOLD_COST: u64 = 256;
 
 /// Something that ends in a packet. Data is read when it is executed, so waiting costs little.
 pub(super) enum Job {
@@ -50,7 +50,7 @@ impl Nic {
 
     /// True if a requester must refuse further descriptors.
     pub(super) fn tx_full(&self) -> bool {
-        self.tx.len() >= self.cfg.tx_queue_limit
+        self.tx.len() + self.rma.engine.len() >= self.cfg.tx_queue_limit
     }
 
     /// Sends a packet, in order.

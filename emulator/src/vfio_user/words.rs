@@ -12,35 +12,54 @@ use vm_memory::{Bytes, VolatileMemory};
 /// Bytes that are seen all or not at all.
 const WORD: usize = 8;
 
-/// Splits an access at the aligned words: offset of the word, first byte in it, range of the buffer.
-fn words(at: usize, len: usize) -> impl Iterator<Item = (usize, usize, std::ops::Range<usize>)> {
-    let mut done = 0;
-    std::iter::from_fn(move || {
-        let inside = (at + done) % WORD;
-        let n = (WORD - inside).min(len - done);
-        let range = done..done + n;
-        let word = at + done - inside;
-        done += n;
-        (n != 0).then_some((word, inside, range))
-    })
+/// Bytes of an access before the first aligned word that is in it as a whole, and bytes of such words.
+fn split(at: usize, len: usize) -> (usize, usize) {
+    let head = (at.wrapping_neg() % WORD).min(len);
+    (head, (len - head) / WORD * WORD)
 }
 
 /// Writes at an offset of a mapped file; beyond its end nothing is written.
 pub(super) fn store(to: &MmapRegion, at: usize, from: &[u8]) {
-    for (word, inside, range) in words(at, from.len()) {
-        store_word(to, word, inside, &from[range]);
+    let (head, body) = split(at, from.len());
+    let (first, rest) = from.split_at(head);
+    let (words, last) = rest.split_at(body);
+    if !first.is_empty() {
+        store_part(to, at, first);
+    }
+    if let Ok(slice) = to.get_slice(at + head, body) {
+        for (k, word) in words.chunks_exact(WORD).enumerate() {
+            let value = word.try_into().map(u64::from_ne_bytes).unwrap_or_default();
+            let _ = slice.store(value, k * WORD, Ordering::Release);
+        }
+    }
+    if !last.is_empty() {
+        store_part(to, at + head + body, last);
     }
 }
 
 /// Reads at an offset of a mapped file; of what is beyond its end the buffer is left alone.
 pub(super) fn load(from: &MmapRegion, at: usize, to: &mut [u8]) {
-    for (word, inside, range) in words(at, to.len()) {
-        load_word(from, word, inside, &mut to[range]);
+    let (head, body) = split(at, to.len());
+    let (first, rest) = to.split_at_mut(head);
+    let (words, last) = rest.split_at_mut(body);
+    if !first.is_empty() {
+        load_part(from, at, first);
+    }
+    if let Ok(slice) = from.get_slice(at + head, body) {
+        for (k, word) in words.chunks_exact_mut(WORD).enumerate() {
+            if let Ok(value) = slice.load::<u64>(k * WORD, Ordering::Acquire) {
+                word.copy_from_slice(&value.to_ne_bytes());
+            }
+        }
+    }
+    if !last.is_empty() {
+        load_part(from, at + head + body, last);
     }
 }
 
-#[inline]
-fn store_word(to: &MmapRegion, word: usize, inside: usize, from: &[u8]) {
+/// Writes a part of an aligned word.
+fn store_part(to: &MmapRegion, at: usize, from: &[u8]) {
+    let (word, inside) = (at / WORD * WORD, at % WORD);
     // What is narrower and aligned is a store of its own, which leaves its neighbours alone.
     macro_rules! whole {
         ($t:ty) => {
@@ -48,7 +67,7 @@ fn store_word(to: &MmapRegion, word: usize, inside: usize, from: &[u8]) {
                 let value = <$t>::from_ne_bytes(bytes);
                 if to
                     .as_volatile_slice()
-                    .store(value, word + inside, Ordering::Release)
+                    .store(value, at, Ordering::Release)
                     .is_ok()
                 {
                     return;
@@ -57,7 +76,6 @@ fn store_word(to: &MmapRegion, word: usize, inside: usize, from: &[u8]) {
         };
     }
     match from.len() {
-        8 => whole!(u64),
         4 => whole!(u32),
         2 => whole!(u16),
         1 => whole!(u8),
@@ -65,7 +83,7 @@ fn store_word(to: &MmapRegion, word: usize, inside: usize, from: &[u8]) {
     }
     let Ok(cell) = to.get_atomic_ref::<AtomicU64>(word) else {
         // The file ends within the word.
-        let _ = to.as_volatile_slice().write(from, word + inside);
+        let _ = to.as_volatile_slice().write(from, at);
         return;
     };
     let (mut value, mut mask) = ([0; WORD], [0xFF; WORD]);
@@ -78,8 +96,9 @@ fn store_word(to: &MmapRegion, word: usize, inside: usize, from: &[u8]) {
     });
 }
 
-#[inline]
-fn load_word(from: &MmapRegion, word: usize, inside: usize, to: &mut [u8]) {
+/// Reads a part of an aligned word.
+fn load_part(from: &MmapRegion, at: usize, to: &mut [u8]) {
+    let (word, inside) = (at / WORD * WORD, at % WORD);
     match from.get_atomic_ref::<AtomicU64>(word) {
         Ok(cell) => {
             let bytes = cell.load(Ordering::Acquire).to_ne_bytes();
@@ -87,7 +106,7 @@ fn load_word(from: &MmapRegion, word: usize, inside: usize, to: &mut [u8]) {
         }
         // The file ends within the word.
         Err(_) => {
-            let _ = from.as_volatile_slice().read(to, word + inside);
+            let _ = from.as_volatile_slice().read(to, at);
         }
     }
 }
