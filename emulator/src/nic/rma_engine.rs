@@ -348,8 +348,8 @@ impl Nic {
     /// A VPID was closed: what is left of its commands, and of requests to it, is dropped. The other ends see no end of it, as
     /// when a packet is lost.
     pub(super) fn rma_close(&mut self, vpid: u8) {
-        let dropped = self.rma.engine.forget(vpid) as u64;
+        let dropped = self.rma.engine.forget(vpid) + self.tx.forget_rma(vpid);
         let n = &mut self.counters.drops.hold_closed;
-        *n = n.wrapping_add(dropped);
+        *n = n.wrapping_add(dropped as u64);
     }
 }

@@ -35,6 +35,17 @@ impl Tx {
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
+
+    /// Forgets RMA commands of a VPID of this node and requests to it; returns how many that were.
+    pub(super) fn forget_rma(&mut self, vpid: u8) -> usize {
+        let before = self.queue.len();
+        self.queue.retain(|job| match job {
+            Job::Packet(_) => true,
+            Job::Command(command) => command.vpid != vpid,
+            Job::Serve(_, _, m) => m.peer_vpid != vpid,
+        });
+        before - self.queue.len()
+    }
 }
 
 impl Nic {

@@ -302,6 +302,15 @@ fn a_closed_vpid_sends_no_more() {
     p.rig.pump();
     let (a, b) = p.notes();
     assert_eq!((a.len(), b.len()), (1, 0), "the request was sent");
+    // Commands that have not even begun, for want of credit.
+    p.rig.credit = 0;
+    p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1)));
+    p.rig.write(0, table(5), regs::VPID_DISABLED);
+    p.rig.write(0, table(5), regs::VPID_ENABLED);
+    p.rig.credit = u64::MAX;
+    p.rig.tick(0);
+    assert!(p.rig.wire.is_empty());
+    assert_eq!(p.rig.nodes[0].nic.counters().drops.hold_closed, 3);
     // Both go on.
     p.rig.hold_transfers = false;
     p.rig.hold_wire = false;
