@@ -5,7 +5,7 @@ use extoll_emulator::env::{Dest, NetPort, Packet};
 use extoll_emulator::network::routes::{Request, Routes};
 use extoll_emulator::network::topology::Topology;
 use extoll_emulator::network::{Network, Outcome, XBAR_PORTS};
-use extoll_emulator::nic::{Body, NetworkRegs, RmaKind, RmaMessage};
+use extoll_emulator::nic::{Body, NetworkRegs, Part, RmaKind, RmaMessage};
 use extoll_emulator::trace::Tracer;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -62,7 +62,8 @@ fn packet(src: u16, dst: u16) -> Packet {
         mode: Mode::default(),
         kind: RmaKind::Put {
             addr: 0,
-            data: vec![0; 496],
+            part: Part::WHOLE,
+            data: Ok(vec![0; 496]),
         },
     };
     Packet {

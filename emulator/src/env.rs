@@ -16,8 +16,8 @@ pub struct DmaFault {
 
 /// The machine that a NIC is plugged into.
 ///
-/// Writes must become visible to the guest in call order, and an aligned 8-byte write as a whole: guests poll status
-/// words that follow their payload (HW §17).
+/// Writes must become visible to the guest in call order, and what they have of an aligned 8-byte word as a whole: guests poll
+/// status words that follow their payload (HW §17), and a PCIe packet has byte enables.
 pub trait Host {
     /// Reads host memory at bus address `addr`.
     fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
@@ -63,7 +63,7 @@ pub struct Packet {
     pub port: NetPort,
     /// Traffic class 0…3.
     pub tc: u8,
-    /// Payload bytes that count for bandwidth (≤ 496 per network packet; larger bodies stand for several packets).
+    /// Payload bytes that count for bandwidth (≤ 496 per network packet; larger ones of the SMFU stand for several packets).
     pub bytes: u32,
     /// What the units exchange.
     pub body: crate::nic::Body,
@@ -76,7 +76,7 @@ pub struct Env<'a> {
     /// Packets that the NIC injects; the caller routes them after the call.
     pub outbox: &'a mut std::collections::VecDeque<Packet>,
     /// Payload bytes that the network still takes from this node; the NIC subtracts what it injects, holds commands back
-    /// while it is 0 (one transfer may overshoot) and goes on at the next `Nic::tick`. `u64::MAX`: no limit.
+    /// while it is 0 (one packet may overshoot) and goes on at the next `Nic::tick`. `u64::MAX`: no limit.
     pub tx_credit: u64,
     /// Bytes for which each lane has room at the network ports, used in the same way.
     pub tx_room: [u64; crate::lane::LANES],

@@ -97,8 +97,10 @@ pub struct World {
     clock: Clock,
     /// Deadlines of NICs.
     timers: BTreeSet<(u64, usize)>,
-    /// NICs with commands that wait for network credit.
+    /// NICs with something left to send, now or when there is network credit.
     blocked: BTreeSet<usize>,
+    /// The last of them that had its turn.
+    turn: usize,
     /// What the NICs know about each other's full queues.
     pressure: Pressure,
 }
@@ -133,6 +135,7 @@ impl World {
             clock,
             timers: BTreeSet::new(),
             blocked: BTreeSet::new(),
+            turn: 0,
             pressure: pressure.clone(),
         };
         for i in 0..world.slots.len() {
@@ -227,19 +230,26 @@ impl World {
                     }
                 }
                 None => {
-                    let ready = self.blocked.iter().copied().find(|&i| self.may_send(i));
-                    let Some(i) = ready else {
+                    let Some(i) = self.next_blocked() else {
                         if self.network.busy() {
                             continue;
                         }
                         return;
                     };
                     left = left.saturating_sub(1);
+                    self.turn = i;
                     self.blocked.remove(&i);
                     self.with_nic(i, |nic, env| nic.tick(now, env));
                 }
             }
         }
+    }
+
+    /// The NIC that sends next of what it has left; they take turns.
+    fn next_blocked(&self) -> Option<usize> {
+        let after = self.blocked.range(self.turn + 1..);
+        let mut all = after.chain(&self.blocked).copied();
+        all.find(|&i| self.may_send(i))
     }
 
     /// A load of the host from a BAR. `false`: parts of it come over the network, which takes time now; the result comes

@@ -4,7 +4,7 @@
 //! are written as they are told, also with words that no packet makes the chip write.
 
 use crate::env::{Dest, NetPort, Packet};
-use crate::nic::{Body, QueueUnit, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
+use crate::nic::{Body, Part, QueueUnit, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 use wire::ids::NodeId;
@@ -72,7 +72,7 @@ pub enum Forged {
         /// Address of a get's answer, value of an immediate put, operands or value of a lock.
         #[serde(default)]
         second: u64,
-        /// Bytes of gets, immediate puts and responses; class of a notification put.
+        /// Bytes of gets, immediate puts and responses of failure; class of a notification put.
         #[serde(default)]
         len: u32,
         /// Bytes of puts and get responses as hexadecimal digits, at most 4096.
@@ -81,6 +81,9 @@ pub enum Forged {
         /// Makes a response one of failure.
         #[serde(default)]
         error: u8,
+        /// Of a put or get response: more packets of the transfer follow, so this one does not complete it.
+        #[serde(default)]
+        more: bool,
     },
     /// A slot of the queue of `vpid`, whatever its words say.
     Slot {
@@ -155,6 +158,7 @@ impl Forged {
             len,
             data: ref hex,
             error,
+            more,
         } = *self
         else {
             return Ok(None);
@@ -162,6 +166,10 @@ impl Forged {
         let command = Command::from_code(command).context("no command has this code")?;
         let data = bytes(hex)?;
         ensure!(data.len() <= MAX_RMA, "a packet has at most 4096 bytes");
+        let part = Part {
+            last: !more,
+            ..Part::WHOLE
+        };
         let number = (address & 0xFF_FFFF) as u32;
         let (low, high) = (second as i32, (second >> 32) as i32);
         let (port, kind) = match command {
@@ -178,8 +186,12 @@ impl Forged {
                 (NetPort::RmaResponder, kind)
             }
             Command::BytePut | Command::QwPut => {
-                let addr = address;
-                (NetPort::RmaCompleter, RmaKind::Put { addr, data })
+                let kind = RmaKind::Put {
+                    addr: address,
+                    part,
+                    data: Ok(data),
+                };
+                (NetPort::RmaCompleter, kind)
             }
             Command::ImmediatePut => {
                 ensure!((1..=8).contains(&len), "an immediate put has 1…8 bytes");
@@ -207,11 +219,10 @@ impl Forged {
                 (NetPort::RmaCompleter, kind)
             }
             Command::ByteGetResponse | Command::QwGetResponse => {
-                let data = if error == 0 { Ok(data) } else { Err(len / 2) };
                 let kind = RmaKind::GetResponse {
                     write_addr: address,
-                    len,
-                    data,
+                    part,
+                    data: if error == 0 { Ok(data) } else { Err(len) },
                 };
                 (NetPort::RmaCompleter, kind)
             }
@@ -402,6 +413,24 @@ mod tests {
             };
             assert_eq!(packet.body.target_vpid(), 7, "{command}");
             assert_eq!(packet.port == NetPort::RmaResponder, responder, "{command}");
+        }
+    }
+
+    #[test]
+    fn a_transfer_can_stay_without_its_end() {
+        for (more, last) in [("", true), (r#","more":true"#, false)] {
+            for command in [2, 10] {
+                let Ok(Arrival::Packet(packet)) = rma(command, more) else {
+                    panic!("{command}")
+                };
+                let Body::Rma(m) = packet.body else {
+                    panic!("{command}")
+                };
+                let (RmaKind::Put { part, .. } | RmaKind::GetResponse { part, .. }) = m.kind else {
+                    panic!("{command}")
+                };
+                assert_eq!((part.first, part.last), (true, last), "{command}");
+            }
         }
     }
 

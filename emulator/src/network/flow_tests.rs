@@ -5,7 +5,7 @@ use super::tests::{assert_idle, drain, packet, send, simple};
 use super::topology::Topology;
 use super::*;
 use crate::env::NetPort;
-use crate::nic::{Body, NetworkRegs, RmaKind, RmaMessage};
+use crate::nic::{Body, NetworkRegs, Part, RmaKind, RmaMessage};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use wire::ids::NodeId;
@@ -26,12 +26,13 @@ fn rma(src: u16, dst: u16, bytes: u32, response: bool) -> Packet {
     let kind = match response {
         true => RmaKind::GetResponse {
             write_addr: 0,
-            len: 0,
+            part: Part::WHOLE,
             data: Ok(Vec::new()),
         },
         false => RmaKind::Put {
             addr: 0,
-            data: Vec::new(),
+            part: Part::WHOLE,
+            data: Ok(Vec::new()),
         },
     };
     let message = RmaMessage {

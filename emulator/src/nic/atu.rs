@@ -235,7 +235,7 @@ impl Nic {
         self.storage.set_at(regs::CNT_3.0, c3.raw());
         self.storage.set_at(regs::CNT_4.0, c4.raw());
         if let Command::Fence(_) = command {
-            // Nothing is ever under way in the sub-units when a command is done, so they answer at once.
+            // Sub-units translate and access a packet in one go, so no translation is in use between calls: they answer at once.
             for unit in UNITS {
                 self.rma_count(perf(unit).atu[2], Half::Low, 1);
                 self.rma_count(perf(unit).atu[2], Half::High, 1);

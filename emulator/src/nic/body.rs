@@ -126,15 +126,37 @@ pub struct RmaMessage {
     pub kind: RmaKind,
 }
 
+/// Place of a packet in its transfer: hardware splits one into packets of at most 496 bytes (HW §10.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Number that the sending NIC gave the transfer, so that the receiver can leave out the rest of one that failed.
+    pub transfer: u32,
+    /// No packet of it came before.
+    pub first: bool,
+    /// No packet of it follows.
+    pub last: bool,
+}
+
+impl Part {
+    /// A transfer of one packet.
+    pub const WHOLE: Self = Self {
+        transfer: 0,
+        first: true,
+        last: true,
+    };
+}
+
 /// The variable part of an [`RmaMessage`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RmaKind {
     /// Data to write at the peer.
     Put {
-        /// Address at the peer.
+        /// Address at the peer of what is in this packet.
         addr: u64,
-        /// Bytes to write.
-        data: Vec<u8>,
+        /// Which packet of the transfer this is.
+        part: Part,
+        /// Bytes to write; or how many there would be, had the requester been able to read them. That is the last packet.
+        data: Result<Vec<u8>, u32>,
     },
     /// Up to 8 bytes out of the descriptor to write at the peer.
     Immediate {
@@ -163,11 +185,12 @@ pub enum RmaKind {
     },
     /// Answer to [`RmaKind::GetRequest`].
     GetResponse {
-        /// Address at the origin.
+        /// Address at the origin of what is in this packet.
         write_addr: u64,
-        /// Bytes asked for.
-        len: u32,
-        /// The data, or where in the transfer the responder failed: then there are none (G17).
+        /// Which packet of the response this is.
+        part: Part,
+        /// The data; or how many bytes there would be, had the responder been able to read them (G17). That is the last
+        /// packet.
         data: Result<Vec<u8>, u32>,
     },
     /// Fetch-compare-and-add.
@@ -192,6 +215,16 @@ pub enum RmaKind {
         /// Error bits for the notification: the unit that failed.
         error: u8,
     },
+}
+
+impl RmaMessage {
+    /// The same without what is variable: a placeholder stands there.
+    pub(super) fn bare(&self) -> Self {
+        Self {
+            kind: RmaKind::Notify { class: 0, value: 0 },
+            ..*self
+        }
+    }
 }
 
 impl Body {

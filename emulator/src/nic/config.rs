@@ -244,6 +244,8 @@ pub struct NicConfig {
     pub completion_timeout_ns: u64,
     /// Reads of the backdoor's `info`.
     pub backdoor_info_read: BackdoorInfoRead,
+    /// Seed of the order in which RMA transfers take turns; every NIC draws differently from it.
+    pub seed: u64,
     /// Faults to inject.
     pub faults: Faults,
 }
@@ -279,6 +281,7 @@ impl Default for NicConfig {
             smfu_zero_mask: ZeroMask::default(),
             completion_timeout_ns: 50_000_000,
             backdoor_info_read: BackdoorInfoRead::default(),
+            seed: 1,
             faults: Faults::default(),
         }
     }

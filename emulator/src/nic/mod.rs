@@ -5,8 +5,9 @@
 //! Hardware facts are cited as HW §n, decisions of ours where the sources tell nothing as G n.
 //!
 //! An entry point (`mmio_write`, `receive`, `tick`, …) does its work to the end: descriptors are executed, notifications
-//! written, SNQ programs run and packets put into the outbox before it returns. Work is bounded by the size of the access or
-//! packet, except that a release of held messages delivers as many as the queue has room for.
+//! written, SNQ programs run and packets put into the outbox before it returns. RMA transfers are the exception: a call sends
+//! a limited number of their packets, the rest follows in later ones (`rma_engine.rs`, [`Nic::tx_waiting`]). So work is bounded
+//! by the size of the access or packet, except that a release of held messages delivers as many as the queue has room for.
 #![forbid(unsafe_code)]
 
 mod atu;
@@ -23,8 +24,10 @@ mod noti;
 mod regmap;
 mod regs;
 mod rma;
+mod rma_engine;
 mod rma_mem;
 mod rma_regs;
+mod rma_requester;
 mod rma_target;
 mod smfu;
 mod smfu_target;
@@ -39,7 +42,7 @@ use crate::lane::Receipt;
 use wire::ids::{NodeId, Unit};
 use wire::regs::pcie;
 
-pub use body::{Body, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
+pub use body::{Body, Part, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
 pub use config::{
     AtuTlb, BackdoorInfoRead, Faults, FlrScope, FullRule, HoldScope, LoseWrite, LossyRing,
     NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw, ZeroMask,
@@ -148,7 +151,7 @@ impl Nic {
             ],
             wcbuf: [wcbuf::WcBuf::default(), wcbuf::WcBuf::default()],
             velo: velo::Velo::default(),
-            rma: rma::Rma::default(),
+            rma: rma::Rma::new(&cfg),
             atu: atu::Atu::new(&cfg),
             smfu: smfu::Smfu::default(),
             bridge: bridge::Bridge::default(),
@@ -307,9 +310,10 @@ impl Nic {
         others.into_iter().flatten().chain(holds).min()
     }
 
-    /// True while commands or responses wait for network credit; call [`Nic::tick`] when there is some again.
+    /// True while something is left to send: transfers of which a call sends only so much, and what waits for network credit.
+    /// Call [`Nic::tick`] when there is credit and all that was sent before is under way.
     pub fn tx_waiting(&self) -> bool {
-        !self.tx.is_empty()
+        !self.tx.is_empty() || !self.rma.engine.is_empty()
     }
 
     /// Reads a register as management software would over the network.
@@ -360,7 +364,8 @@ impl Nic {
 
     /// Resets the chip. Everything in flight inside it is lost.
     pub fn reset(&mut self, kind: ResetKind, env: &mut Env<'_>) {
-        let lost = self.tx.len() + self.queues.iter().map(|q| q.holding()).sum::<usize>();
+        let sending = self.tx.len() + self.rma.engine.len();
+        let lost = sending + self.queues.iter().map(|q| q.holding()).sum::<usize>();
         self.counters.drops.reset = self.counters.drops.reset.wrapping_add(lost as u64);
         self.withdraw_pressure();
         let keep = kind == ResetKind::FunctionLevel && self.cfg.flr_scope == FlrScope::KeepNetwork;
@@ -373,7 +378,7 @@ impl Nic {
         }
         self.wcbuf = Default::default();
         self.velo = velo::Velo::default();
-        self.rma = rma::Rma::default();
+        self.rma = rma::Rma::new(&self.cfg);
         self.atu = atu::Atu::new(&self.cfg);
         self.smfu.reset();
         self.bridge.reset();
@@ -416,6 +421,9 @@ impl Nic {
         if !self.tx.is_empty() {
             self.run_tx(env);
         }
+        if !self.rma.engine.is_empty() {
+            self.run_rma(env);
+        }
         if self.bridge.is_ready() {
             self.run_bridge(env);
         }
@@ -426,6 +434,7 @@ impl Nic {
 
     fn deliver(&mut self, pkt: Packet, env: &mut Env<'_>) {
         self.counters.packets_received = self.counters.packets_received.wrapping_add(1);
+        self.rma.engine.pace();
         match pkt.body {
             Body::Velo(message) => self.velo_receive(message, env),
             Body::Rma(message) => self.rma_receive(pkt.src.0, pkt.tc, *message, env),

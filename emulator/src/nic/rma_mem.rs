@@ -7,12 +7,9 @@ use crate::env::{Accessor, Env};
 use wire::ids::{NodeId, Unit, Vpid};
 use wire::regs::rma as regs;
 use wire::rma::{
-    fragments, last_fragment_len, last_fragment_start, Command, Mode, Notification,
-    NotificationType, NotificationWord, FRAGMENT,
+    fragment_count, fragments, Command, Mode, Notification, NotificationType, NotificationWord,
 };
 
-/// Bytes per DMA access: whole fragments, so that a fault points at one.
-const CHUNK: u32 = FRAGMENT * 128;
 const PAGE: u64 = 4096;
 
 /// What an address means.
@@ -31,45 +28,10 @@ pub(super) enum Space {
 pub(super) enum FaultKind {
     /// Not an address or length for register access (G19).
     Illegal,
-    /// No valid translation. Nothing was transferred (G17).
+    /// No valid translation. Nothing of the packet was transferred (G17).
     Translation,
     /// DMA failed.
     Dma,
-}
-
-/// A transfer failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MemFault {
-    pub(super) kind: FaultKind,
-    /// First byte that could not be accessed, from the start of the transfer.
-    pub(super) offset: u32,
-    /// Bytes that were transferred nevertheless.
-    pub(super) done: u32,
-}
-
-impl MemFault {
-    fn new(kind: FaultKind, offset: u32) -> Self {
-        Self {
-            kind,
-            offset,
-            done: 0,
-        }
-    }
-}
-
-/// Part of a transfer that is one access.
-struct Piece {
-    /// Bytes of the transfer before it.
-    offset: u32,
-    len: u32,
-    /// Bus address.
-    addr: u64,
-}
-
-impl Piece {
-    fn range(&self) -> std::ops::Range<usize> {
-        self.offset as usize..(self.offset + self.len) as usize
-    }
 }
 
 /// Everything in a notification that does not depend on the fragment.
@@ -84,8 +46,11 @@ pub(super) struct Note {
     pub(super) remote_vpid: u8,
 }
 
+/// A part of a packet that is one access: bus address and bytes.
+type Piece = (u64, u32);
+
 impl Nic {
-    /// Reads the source of a transfer.
+    /// Reads the source of a packet.
     pub(super) fn rma_read(
         &mut self,
         by: Reader,
@@ -93,45 +58,42 @@ impl Nic {
         addr: u64,
         len: u32,
         env: &mut Env<'_>,
-    ) -> Result<Vec<u8>, MemFault> {
+    ) -> Result<Vec<u8>, FaultKind> {
         let mut data = vec![0; len as usize];
         if space == Space::Registers {
-            let illegal = MemFault::new(FaultKind::Illegal, 0);
-            let range = Self::rra_range(addr, len.into()).ok_or(illegal)?;
+            let range = Self::rra_range(addr, len.into()).ok_or(FaultKind::Illegal)?;
             for (at, to) in range.step_by(8).zip(data.chunks_exact_mut(8)) {
                 to.copy_from_slice(&self.rf_read(at, Accessor::Remote, env).to_le_bytes());
             }
             return Ok(data);
         }
         let perf = by.perf();
-        for p in self.rma_pieces(by.unit(), space, addr, len, false, env)? {
+        let mut rest = &mut data[..];
+        for (at, n) in self.rma_pieces(by.unit(), space, addr, len, false, env)? {
+            let (buf, later) = rest.split_at_mut(n as usize);
+            rest = later;
             self.rma_count(perf.requests, Half::Low, 1);
-            self.rma_count_bytes(perf.bytes_asked, p.len.into());
-            let buf = &mut data[p.range()];
-            if self.dma_read(p.addr, buf, env).is_err() {
+            self.rma_count_bytes(perf.bytes_asked, n.into());
+            if self.dma_read(at, buf, env).is_err() {
                 self.rma_count(perf.answers, Half::High, 1);
-                let bad = bad_byte(&p, |at, range| {
-                    env.host.dma_read(at, &mut buf[range]).is_ok()
-                });
-                return Err(MemFault::new(FaultKind::Dma, bad));
+                return Err(FaultKind::Dma);
             }
             self.rma_count(perf.answers, Half::Low, 1);
-            self.rma_count_bytes(perf.bytes, p.len.into());
+            self.rma_count_bytes(perf.bytes, n.into());
         }
         Ok(data)
     }
 
-    /// Completer: writes the destination of a transfer.
+    /// Completer: writes what a packet brings.
     pub(super) fn rma_write(
         &mut self,
         space: Space,
         addr: u64,
         data: &[u8],
         env: &mut Env<'_>,
-    ) -> Result<(), MemFault> {
+    ) -> Result<(), FaultKind> {
         if space == Space::Registers {
-            let illegal = MemFault::new(FaultKind::Illegal, 0);
-            let range = Self::rra_range(addr, data.len() as u64).ok_or(illegal)?;
+            let range = Self::rra_range(addr, data.len() as u64).ok_or(FaultKind::Illegal)?;
             for (at, from) in range.step_by(8).zip(data.chunks_exact(8)) {
                 let value = from.try_into().map(u64::from_le_bytes).unwrap_or(0);
                 self.rf_write(at, value, Accessor::Remote, env);
@@ -139,23 +101,19 @@ impl Nic {
             return Ok(());
         }
         let by = NotificationType::Completer;
-        for p in self.rma_pieces(by, space, addr, data.len() as u32, true, env)? {
-            let buf = &data[p.range()];
-            if self.posted_write(p.addr, buf, env).is_err() {
-                let bad = bad_byte(&p, |at, range| env.host.dma_write(at, &buf[range]).is_ok());
-                return Err(MemFault {
-                    kind: FaultKind::Dma,
-                    offset: bad,
-                    done: bad,
-                });
-            }
+        let mut rest = data;
+        for (at, n) in self.rma_pieces(by, space, addr, data.len() as u32, true, env)? {
+            let (buf, later) = rest.split_at(n as usize);
+            rest = later;
+            self.posted_write(at, buf, env)
+                .map_err(|_| FaultKind::Dma)?;
             self.rma_count(regs::PERF_COMPLETER_OUT_0, Half::Low, 1);
-            self.rma_count_bytes(regs::PERF_COMPLETER_OUT_1, p.len.into());
+            self.rma_count_bytes(regs::PERF_COMPLETER_OUT_1, n.into());
         }
         Ok(())
     }
 
-    /// Where a transfer goes. All of it is translated before anything is accessed (G17).
+    /// Where a packet goes. All of it is translated before anything is accessed (G17).
     fn rma_pieces(
         &mut self,
         by: NotificationType,
@@ -164,63 +122,33 @@ impl Nic {
         len: u32,
         write: bool,
         env: &mut Env<'_>,
-    ) -> Result<Vec<Piece>, MemFault> {
-        let mut pieces = Vec::new();
-        let mut offset = 0;
-        while offset < len {
-            let at = addr.wrapping_add(offset.into());
-            let fault = MemFault::new(FaultKind::Translation, offset);
-            let (limit, addr) = match space {
-                Space::Nla(vpid) => (
-                    (PAGE - at % PAGE) as u32,
-                    self.translate(by, at, vpid, write, env).ok_or(fault)?,
-                ),
-                Space::Bus | Space::Registers => (CHUNK, at),
-            };
-            let len = limit.min(len - offset);
-            pieces.push(Piece { offset, len, addr });
-            offset += len;
+    ) -> Result<impl Iterator<Item = Piece>, FaultKind> {
+        let Space::Nla(vpid) = space else {
+            return Ok([(addr, len), (0, 0)].into_iter().take(1));
+        };
+        let first = len.min((PAGE - addr % PAGE) as u32);
+        let mut translate = |at| {
+            let to = self.translate(by, at, vpid, write, env);
+            to.ok_or(FaultKind::Translation)
+        };
+        let mut pieces = [(translate(addr)?, first), (0, 0)];
+        if first == len {
+            return Ok(pieces.into_iter().take(1));
         }
-        Ok(pieces)
+        // No packet is longer than a page.
+        pieces[1] = (translate(addr.wrapping_add(first.into()))?, len - first);
+        Ok(pieces.into_iter().take(2))
     }
 
-    /// Writes the notification or notifications of a transfer that is over.
-    pub(super) fn notify_transfer(
-        &mut self,
-        note: Note,
-        start: u64,
-        len: u32,
-        result: Result<(), MemFault>,
-        env: &mut Env<'_>,
-    ) {
-        let done = result.map_or_else(|fault| fault.done, |()| len);
-        if note.mode.ntr {
-            for f in fragments(len).take_while(|f| f.offset + f.len <= done) {
-                self.notify(note, start.wrapping_add(f.offset.into()), f.len - 1, 0, env);
-            }
-        } else if result.is_ok() {
-            let size = last_fragment_len(len).saturating_sub(1);
-            self.notify(note, last_fragment_start(start, len), size, 0, env);
+    /// Writes the notification or notifications of a get request that was sent.
+    pub(super) fn notify_sent(&mut self, note: Note, start: u64, len: u32, env: &mut Env<'_>) {
+        let skip = match note.mode.ntr {
+            true => 0,
+            false => fragment_count(len) - 1,
+        };
+        for f in fragments(len).skip(skip as usize) {
+            self.notify(note, start.wrapping_add(f.offset.into()), f.len - 1, 0, env);
         }
-        if let Err(fault) = result {
-            self.notify_failed(note, start, len, fault.offset, note.kind, env);
-        }
-    }
-
-    /// Writes the notification of a transfer of which a unit could not access the byte at `offset`.
-    pub(super) fn notify_failed(
-        &mut self,
-        note: Note,
-        start: u64,
-        len: u32,
-        offset: u32,
-        unit: NotificationType,
-        env: &mut Env<'_>,
-    ) {
-        let offset = offset / FRAGMENT * FRAGMENT;
-        let size = len.saturating_sub(offset).clamp(1, FRAGMENT) - 1;
-        let at = start.wrapping_add(offset.into());
-        self.notify(note, at, size, unit.code(), env);
     }
 
     /// Writes one notification.
@@ -266,20 +194,4 @@ impl Nic {
         }
         self.queue_put(Unit::Rma, vpid, Item::Notification(words, irq), env);
     }
-}
-
-/// After a failed access: first byte, from the start of the transfer, of the first fragment in it that can't be accessed. If
-/// all can (the fault was injected), the first one counts as the culprit.
-fn bad_byte(p: &Piece, mut access: impl FnMut(u64, std::ops::Range<usize>) -> bool) -> u32 {
-    let end = p.offset + p.len;
-    let mut at = p.offset;
-    while at < end {
-        let stop = end.min((at / FRAGMENT + 1) * FRAGMENT);
-        let range = (at - p.offset) as usize..(stop - p.offset) as usize;
-        if !access(p.addr.wrapping_add((at - p.offset).into()), range) {
-            return at;
-        }
-        at = stop;
-    }
-    p.offset
 }

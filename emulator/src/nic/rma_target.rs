@@ -1,15 +1,14 @@
 //! RMA responder and completer: what arrives from the network (HW §10.5).
 
-use super::rma::lock_word;
-use super::rma_mem::{FaultKind, MemFault, Note, Space};
+use super::rma_engine::Transfer;
+use super::rma_mem::{FaultKind, Note, Space};
 use super::rma_regs::{Half, Reader, RmaError};
-use super::tx::Job;
-use super::{Body, Nic, RmaKind, RmaMessage};
+use super::rma_requester::lock_word;
+use super::{Body, Nic, Part, RmaKind, RmaMessage};
 use crate::env::{Dest, Env, NetPort, Packet};
-use crate::lane::Lane;
 use wire::ids::NodeId;
 use wire::regs::rma as regs;
-use wire::rma::{fragment_count, Command, NotificationType};
+use wire::rma::{Command, NotificationType};
 
 /// Sub-unit that takes a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,6 +24,18 @@ impl Side {
             Side::Completer => NotificationType::Completer,
         }
     }
+}
+
+/// A packet for the completer's memory.
+struct Arrived<'a> {
+    from: u16,
+    part: Part,
+    /// About its notification, and whether it is wanted.
+    note: Note,
+    wanted: bool,
+    space: Space,
+    addr: u64,
+    data: &'a Result<Vec<u8>, u32>,
 }
 
 fn space(m: &RmaMessage, vpid: u8, remote: bool) -> Space {
@@ -75,11 +86,7 @@ impl Nic {
                 if !self.rma_admit(from, &m, side, env) {
                     return;
                 }
-                if self.tx_blocked(Lane::RMA_RESPONSES, env) {
-                    self.wait_tx(Job::Serve(from, tc, m));
-                } else {
-                    self.rma_serve(from, tc, m, env);
-                }
+                self.rma_serve(from, tc, m);
             }
             RmaKind::GetResponse { .. } | RmaKind::LockResponse { .. } => {
                 if self.rma_vpid(m.origin_vpid).vpid_enable() {
@@ -163,22 +170,32 @@ impl Nic {
         let space = space(&m, m.peer_vpid, true);
         let wanted = m.notify.completer;
         match m.kind {
-            RmaKind::Put { addr, ref data } => {
-                let len = data.len() as u32;
+            RmaKind::Put {
+                addr,
+                part,
+                ref data,
+            } => {
                 self.rma_count(regs::PERF_COMPLETER_IN_0, half(m.command), 1);
-                self.rma_count_bytes(regs::PERF_COMPLETER_IN_4, len.into());
-                let result = self.rma_write(space, addr, data, env);
-                if self.rma_settle(result, Side::Completer, wanted) {
-                    self.notify_transfer(note, addr, len, result, env);
-                }
+                let arrived = Arrived {
+                    from,
+                    part,
+                    note,
+                    wanted,
+                    space,
+                    addr,
+                    data,
+                };
+                self.rma_store_part(arrived, env);
             }
             RmaKind::Immediate { addr, len, value } => {
                 self.rma_count(regs::PERF_COMPLETER_IN_1, Half::Low, 1);
                 let raw = value.to_le_bytes();
                 let data = &raw[..usize::from(len).clamp(1, 8)];
                 let result = self.rma_write(space, addr, data, env);
-                if self.rma_settle(result, Side::Completer, wanted) {
-                    self.notify_transfer(note, addr, data.len() as u32, result, env);
+                let told = self.rma_settle(result, wanted);
+                if told {
+                    let error = result.err().map_or(0, |_| note.kind.code());
+                    self.notify(note, addr, data.len() as u32 - 1, error, env);
                 }
             }
             RmaKind::Notify { class, value } => {
@@ -191,23 +208,70 @@ impl Nic {
         }
     }
 
-    /// Counts a failure; returns whether to notify.
-    fn rma_settle(&mut self, result: Result<(), MemFault>, side: Side, wanted: bool) -> bool {
+    /// Counts a failure of the completer; returns whether to notify.
+    fn rma_settle(&mut self, result: Result<(), FaultKind>, wanted: bool) -> bool {
         let Err(fault) = result else {
             return wanted;
         };
-        let error = match (side, fault.kind) {
-            (Side::Responder, FaultKind::Illegal) => RmaError::ResponderCommand,
-            (Side::Responder, _) => RmaError::ResponderTranslation,
-            (Side::Completer, FaultKind::Illegal) => RmaError::CompleterCommand,
-            (Side::Completer, _) => RmaError::CompleterTranslation,
+        let error = match fault {
+            FaultKind::Illegal => RmaError::CompleterCommand,
+            FaultKind::Translation | FaultKind::Dma => RmaError::CompleterTranslation,
         };
         self.rma_transfer_error(error, fault);
         wanted || self.rma_force_errors()
     }
 
-    /// Responder (or completer, for locks): get and lock requests. Answers and notifies.
-    pub(super) fn rma_serve(&mut self, from: u16, tc: u8, m: RmaMessage, env: &mut Env<'_>) {
+    /// Completer: a packet with data, or with the news that the other side could not read them. After a failure the rest of the
+    /// transfer is left out, so that there is one error notification and no later success.
+    fn rma_store_part(&mut self, arrived: Arrived<'_>, env: &mut Env<'_>) {
+        let Arrived {
+            from,
+            part,
+            note,
+            wanted,
+            space,
+            addr,
+            data,
+        } = arrived;
+        if self.rma.engine.leave_out(from, part) {
+            return;
+        }
+        let data = match data {
+            Ok(data) => data,
+            Err(len) => {
+                // The other side has counted it (G17).
+                if wanted || self.rma_force_errors() {
+                    let unit = match note.command {
+                        Command::BytePut | Command::QwPut => NotificationType::Requester,
+                        _ => NotificationType::Responder,
+                    };
+                    self.notify(note, addr, len.saturating_sub(1), unit.code(), env);
+                }
+                return;
+            }
+        };
+        self.rma_count_bytes(regs::PERF_COMPLETER_IN_4, data.len() as u64);
+        let result = self.rma_write(space, addr, data, env);
+        if result.is_err() {
+            self.rma.engine.fail(from, part);
+        }
+        let told = self.rma_settle(result, wanted);
+        if told && (part.last || note.mode.ntr || result.is_err()) {
+            let error = result.err().map_or(0, |_| note.kind.code());
+            let size = (data.len() as u32).saturating_sub(1);
+            self.notify(note, addr, size, error, env);
+        }
+    }
+
+    /// Responder (or completer, for locks): get and lock requests. Answers and notifies; gives what there is to send of an
+    /// answer, piece by piece.
+    pub(super) fn rma_answer(
+        &mut self,
+        from: u16,
+        tc: u8,
+        m: RmaMessage,
+        env: &mut Env<'_>,
+    ) -> Option<Transfer> {
         match m.kind {
             RmaKind::GetRequest {
                 read_addr,
@@ -215,26 +279,27 @@ impl Nic {
                 len,
             } => {
                 self.rma_count(regs::PERF_RESPONDER_IN_0, half(m.command), 1);
-                let from_space = space(&m, m.peer_vpid, true);
-                let read = self.rma_read(Reader::Responder, from_space, read_addr, len, env);
-                let result = read.as_ref().map(drop).map_err(|fault| *fault);
-                let wanted = self.rma_settle(result, Side::Responder, m.notify.responder);
-                let bytes = if result.is_ok() { len } else { 0 };
-                self.counters.rma.served_bytes =
-                    self.counters.rma.served_bytes.wrapping_add(bytes.into());
-                self.rma_count_bytes(regs::PERF_RESPONDER_OUT_4, bytes.into());
-                let packets = fragment_count(bytes).max(1);
-                self.rma_count(regs::PERF_RESPONDER_OUT_0, half(m.command), packets);
-                let kind = RmaKind::GetResponse {
-                    write_addr,
+                return Some(Transfer {
+                    by: Reader::Responder,
+                    half: half(m.command),
+                    note: Self::peer_note(&m, from, NotificationType::Responder),
+                    wanted: m.notify.responder,
+                    space: space(&m, m.peer_vpid, true),
+                    from: read_addr,
+                    to: write_addr,
                     len,
-                    data: read.map_err(|fault| fault.offset),
-                };
-                let note = Self::peer_note(&m, from, NotificationType::Responder);
-                self.rma_respond(from, tc, &m, kind, env);
-                if wanted {
-                    self.notify_transfer(note, read_addr, len, result, env);
-                }
+                    done: 0,
+                    number: self.rma.engine.number(),
+                    message: RmaMessage {
+                        command: match qw(m.command) {
+                            true => Command::QwGetResponse,
+                            false => Command::ByteGetResponse,
+                        },
+                        ..m.bare()
+                    },
+                    node: from,
+                    tc: self.response_tc(m.peer_vpid, tc),
+                });
             }
             RmaKind::LockRequest {
                 at_completer,
@@ -277,39 +342,32 @@ impl Nic {
             }
             _ => {}
         }
+        None
     }
 
-    fn rma_respond(&mut self, to: u16, tc: u8, m: &RmaMessage, kind: RmaKind, env: &mut Env<'_>) {
-        let (command, bytes) = match &kind {
-            RmaKind::GetResponse { data, .. } => {
-                let bytes = data.as_ref().map_or(0, |d| d.len() as u32);
-                let command = if qw(m.command) {
-                    Command::QwGetResponse
-                } else {
-                    Command::ByteGetResponse
-                };
-                (command, bytes)
-            }
-            _ => (Command::LockResponse, 16),
-        };
-        let table = self.rma_vpid(m.peer_vpid);
-        let tc = match tc {
+    /// Traffic class of the response to a request.
+    fn response_tc(&self, vpid: u8, tc: u8) -> u8 {
+        let table = self.rma_vpid(vpid);
+        match tc {
             0 => table.tc0(),
             1 => table.tc1(),
             2 => table.tc2(),
             _ => table.tc3(),
-        };
+        }
+    }
+
+    fn rma_respond(&mut self, to: u16, tc: u8, m: &RmaMessage, kind: RmaKind, env: &mut Env<'_>) {
         let response = RmaMessage {
-            command,
+            command: Command::LockResponse,
             kind,
-            ..header(m)
+            ..m.bare()
         };
         let packet = Packet {
             src: self.node_id(),
             dst: Dest::Node(NodeId(to)),
             port: NetPort::RmaCompleter,
-            tc,
-            bytes,
+            tc: self.response_tc(m.peer_vpid, tc),
+            bytes: 16,
             body: Body::Rma(Box::new(response)),
         };
         self.inject(packet, env);
@@ -328,27 +386,23 @@ impl Nic {
         match m.kind {
             RmaKind::GetResponse {
                 write_addr,
-                len,
+                part,
                 ref data,
             } => {
                 self.rma_count(regs::PERF_COMPLETER_IN_2, half(m.command), 1);
-                let data = match data {
-                    Ok(data) => data,
-                    Err(offset) => {
-                        // The responder has counted it (G17).
-                        if m.notify.completer || self.rma_force_errors() {
-                            let unit = NotificationType::Responder;
-                            self.notify_failed(note, write_addr, len, *offset, unit, env);
-                        }
-                        return;
-                    }
+                let bytes = data.as_ref().map_or(0, Vec::len) as u64;
+                let sum = &mut self.counters.rma.get_bytes;
+                *sum = sum.wrapping_add(bytes);
+                let arrived = Arrived {
+                    from,
+                    part,
+                    note,
+                    wanted: m.notify.completer,
+                    space: space(&m, m.origin_vpid, false),
+                    addr: write_addr,
+                    data,
                 };
-                self.counters.rma.get_bytes = self.counters.rma.get_bytes.wrapping_add(len.into());
-                self.rma_count_bytes(regs::PERF_COMPLETER_IN_4, len.into());
-                let result = self.rma_write(space(&m, m.origin_vpid, false), write_addr, data, env);
-                if self.rma_settle(result, Side::Completer, m.notify.completer) {
-                    self.notify_transfer(note, write_addr, len, result, env);
-                }
+                self.rma_store_part(arrived, env);
             }
             RmaKind::LockResponse {
                 number,
@@ -363,18 +417,5 @@ impl Nic {
             }
             _ => {}
         }
-    }
-}
-
-/// The message without its payload.
-fn header(m: &RmaMessage) -> RmaMessage {
-    RmaMessage {
-        origin_vpid: m.origin_vpid,
-        peer_vpid: m.peer_vpid,
-        protection: m.protection,
-        command: m.command,
-        notify: m.notify,
-        mode: m.mode,
-        kind: RmaKind::Notify { class: 0, value: 0 },
     }
 }

@@ -1,40 +1,21 @@
-//! The way out: packets go to the outbox at once, or wait in the order of their lane while the network takes nothing there. And
-//! the way in: what the units take.
+//! The way out: packets go to the outbox at once, or wait in the order of their lane while the network takes nothing there. (RMA
+//! commands and requests wait in `rma_engine.rs`.) And the way in: what the units take.
 
-use super::rma::RmaCommand;
-use super::{Nic, Pressure, RmaMessage};
+use super::{Nic, Pressure};
 use crate::env::{Env, Packet};
 use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
 use std::collections::VecDeque;
 use wire::ids::Unit;
 
 /// Bytes that one thing held back costs the host, about.
-const HOLD_COST: u64 = 256;
+pub(super) const HOLD_COST: u64 = 256;
 /// Requests of other nodes that wait for the way out before the responder takes no more.
 const SERVE_LIMIT: usize = 64;
 
-/// Something that ends in a packet. Data is read when it is executed, so waiting costs little.
-pub(super) enum Job {
-    Packet(Packet),
-    Command(RmaCommand),
-    /// Request from a node that asks for a response, with its traffic class.
-    Serve(u16, u8, RmaMessage),
-}
-
-impl Job {
-    fn lane(&self) -> Lane {
-        match self {
-            Job::Packet(packet) => Lane::of(packet),
-            Job::Command(command) => Lane::rma(command.options.traffic_class),
-            Job::Serve(..) => Lane::RMA_RESPONSES,
-        }
-    }
-}
-
 #[derive(Default)]
 pub(super) struct Tx {
-    /// What waits, by lane, and the sender's credit for it while it is a request of another node.
-    queues: [VecDeque<(Job, Option<Receipt>)>; LANES],
+    /// What waits, by lane.
+    queues: [VecDeque<Packet>; LANES],
     waiting: usize,
     /// Credit of the packet that is being received; whoever holds the packet back keeps it.
     pub(super) receipt: Option<Receipt>,
@@ -60,6 +41,12 @@ impl Nic {
         !self.tx.queues[lane.index()].is_empty() || self.tx_closed(lane, env)
     }
 
+    /// Lanes in which something may be sent now and nothing waits.
+    pub(super) fn tx_open_lanes(&self, env: &Env<'_>) -> u16 {
+        let open = Lane::all().filter(|l| !self.tx_blocked(*l, env));
+        open.fold(0, |set, l| set | l.bit())
+    }
+
     fn tx_closed(&self, lane: Lane, env: &Env<'_>) -> bool {
         let credit = env.tx_credit != 0 || !lane.is_request();
         !credit || env.tx_room[lane.index()] == 0 || self.tx_halted() & lane.bit() != 0
@@ -78,7 +65,7 @@ impl Nic {
 
     /// Things that wait for the network in this lane.
     pub(super) fn tx_len(&self, lane: Lane) -> usize {
-        self.tx.queues[lane.index()].len()
+        self.tx.queues[lane.index()].len() + self.rma.engine.len_in(lane)
     }
 
     /// True if a requester must refuse further descriptors for this lane.
@@ -89,7 +76,8 @@ impl Nic {
     /// Lanes in which something waits for the network only.
     pub fn tx_waiting_lanes(&self) -> u16 {
         let waiting = Lane::all().filter(|l| !self.tx.queues[l.index()].is_empty());
-        waiting.fold(0, |set, l| set | l.bit()) & !self.tx_halted()
+        let waiting = waiting.fold(self.rma.engine.lanes(), |set, l| set | l.bit());
+        waiting & !self.tx_halted()
     }
 
     /// Lanes from which the units take packets now. The rest has to wait in the network: mailboxes or notification queues are full
@@ -114,7 +102,8 @@ impl Nic {
     /// Sends a packet, in order.
     pub(super) fn send(&mut self, packet: Packet, env: &mut Env<'_>) {
         if self.tx_blocked(Lane::of(&packet), env) {
-            self.push_tx(Job::Packet(packet));
+            self.tx.waiting += 1;
+            self.tx.queues[Lane::of(&packet).index()].push_back(packet);
         } else {
             self.inject(packet, env);
         }
@@ -133,42 +122,15 @@ impl Nic {
         env.outbox.push_back(packet);
     }
 
-    fn push_tx(&mut self, job: Job) {
-        let receipt = match job {
-            Job::Serve(..) => self.tx.receipt.take(),
-            _ => None,
-        };
-        self.tx.waiting += 1;
-        self.tx.queues[job.lane().index()].push_back((job, receipt));
-    }
-
-    /// Queues something that has to wait its turn. Requests of other nodes are limited like messages on hold.
-    pub(super) fn wait_tx(&mut self, job: Job) {
-        let cost = (self.tx.waiting as u64).saturating_mul(HOLD_COST);
-        if matches!(job, Job::Serve(..)) && cost > self.cfg.hold_limit_bytes {
-            self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
-            return;
-        }
-        self.push_tx(job);
-    }
-
-    /// Executes what waited, while the network takes it.
+    /// Sends what waited, while the network takes it.
     pub(super) fn run_tx(&mut self, env: &mut Env<'_>) {
         for lane in Lane::all() {
             while !self.tx_closed(lane, env) {
-                let Some((job, receipt)) = self.tx.queues[lane.index()].pop_front() else {
+                let Some(packet) = self.tx.queues[lane.index()].pop_front() else {
                     break;
                 };
                 self.tx.waiting -= 1;
-                match job {
-                    Job::Packet(packet) => self.inject(packet, env),
-                    Job::Command(command) => self.rma_execute(&command, env),
-                    Job::Serve(node, tc, message) => {
-                        self.tx.receipt = receipt;
-                        self.rma_serve(node, tc, message, env);
-                        self.tx.receipt = None;
-                    }
-                }
+                self.inject(packet, env);
             }
         }
     }

@@ -5,15 +5,15 @@
 //! A file is mapped here once, however many ranges of it the client maps: behind an IOMMU there are thousands of pages.
 
 use super::proto::MAX_DMA_MAPS;
-use super::DmaMapRequest;
+use super::{words, DmaMapRequest};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, SealFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::{atomic::Ordering, Arc, Weak};
+use std::sync::{Arc, Weak};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
-use vm_memory::{Bytes, FileOffset, VolatileMemory, VolatileSlice};
+use vm_memory::FileOffset;
 
 /// `PROT_READ` and `PROT_WRITE`, `MAP_SHARED` and `MAP_NORESERVE` of Linux.
 const PROT_READ: i32 = 1;
@@ -205,82 +205,36 @@ impl GuestMemory {
         true
     }
 
-    /// Reads; `false` (and nothing read) if any byte is outside the mappings. An aligned read of 1, 2, 4 or 8 bytes is one
-    /// load.
+    /// Reads; `false` (and nothing read) if any byte is outside the mappings. What is in an aligned word of 8 bytes is read at
+    /// once.
     pub fn read(&self, addr: u64, buf: &mut [u8]) -> bool {
         self.pieces(addr, buf.len(), false, |region, at, off, n| {
-            if let Ok(slice) = region.get_slice(at, n) {
-                load(&slice, &mut buf[off..off + n]);
-            }
+            words::load(region, at, &mut buf[off..off + n]);
         })
     }
 
-    /// Writes; `false` (and nothing written) if any byte is outside the mappings or read-only. An aligned write of 1, 2, 4 or
-    /// 8 bytes is one store.
+    /// Writes; `false` (and nothing written) if any byte is outside the mappings or read-only. What is in an aligned word of 8
+    /// bytes is seen at once, in ascending order.
     pub fn write(&self, addr: u64, data: &[u8]) -> bool {
         self.pieces(addr, data.len(), true, |region, at, off, n| {
-            if let Ok(slice) = region.get_slice(at, n) {
-                store(&slice, &data[off..off + n]);
-            }
+            words::store(region, at, &data[off..off + n]);
         })
     }
-}
-
-/// `VolatileSlice::copy_to` copies in units of the alignment of *both* sides, so that half of a guest's word could be seen
-/// if the buffer happens to lie oddly on this side. A word is taken in one access here whatever the buffer's alignment.
-fn load(from: &VolatileSlice<'_>, to: &mut [u8]) {
-    macro_rules! word {
-        ($t:ty) => {
-            if let Ok(word) = from.load::<$t>(0, Ordering::Acquire) {
-                to.copy_from_slice(&word.to_ne_bytes());
-                return;
-            }
-        };
-    }
-    match to.len() {
-        8 => word!(u64),
-        4 => word!(u32),
-        2 => word!(u16),
-        _ => {}
-    }
-    from.copy_to(to);
-}
-
-/// As [`load`].
-fn store(to: &VolatileSlice<'_>, from: &[u8]) {
-    macro_rules! word {
-        ($t:ty) => {
-            if let Ok(bytes) = from.try_into() {
-                if to
-                    .store(<$t>::from_ne_bytes(bytes), 0, Ordering::Release)
-                    .is_ok()
-                {
-                    return;
-                }
-            }
-        };
-    }
-    match from.len() {
-        8 => word!(u64),
-        4 => word!(u32),
-        2 => word!(u16),
-        _ => {}
-    }
-    to.copy_from(from);
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+    use std::sync::atomic::Ordering;
 
-    fn memfd(size: u64) -> OwnedFd {
+    pub(in super::super) fn memfd(size: u64) -> OwnedFd {
         let fd = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, size).unwrap();
         fd
     }
 
-    fn req(iova: u64, size: u64) -> DmaMapRequest {
+    pub(in super::super) fn req(iova: u64, size: u64) -> DmaMapRequest {
         DmaMapRequest {
             iova,
             size,

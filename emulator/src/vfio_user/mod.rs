@@ -8,6 +8,7 @@ pub mod conn;
 pub mod mem;
 pub mod proto;
 mod session;
+mod words;
 
 pub use conn::{Closed, Connection, Progress};
 pub use mem::GuestMemory;

@@ -7,6 +7,7 @@ mod hostile;
 mod probe;
 mod rig;
 mod rma;
+mod rma_fragments;
 mod rma_matrix;
 mod rma_special;
 mod root_port;

@@ -147,6 +147,8 @@ pub struct Rig {
     pub credit: u64,
     /// Packets stay in `wire` until [`Rig::pump`].
     pub hold_wire: bool,
+    /// Transfers go on only by [`Rig::tick`].
+    pub hold_transfers: bool,
 }
 
 impl Rig {
@@ -183,6 +185,7 @@ impl Rig {
             carried: Vec::new(),
             credit: u64::MAX,
             hold_wire: false,
+            hold_transfers: false,
         }
     }
 
@@ -212,14 +215,37 @@ impl Rig {
         let result = f(&mut node.nic, &mut env);
         if !self.hold_wire {
             self.pump();
+            self.go_on();
         }
         result
     }
 
+    /// Lets transfers go on to their ends, unless credit is short.
+    fn go_on(&mut self) {
+        if self.hold_transfers || self.credit != u64::MAX {
+            return;
+        }
+        let held = std::mem::replace(&mut self.hold_wire, true);
+        let waits = |n: &Node| n.nic.tx_waiting() && !n.nic.config().faults.frozen;
+        while let Some(i) = self.nodes.iter().position(waits) {
+            self.tick(i);
+            self.pump();
+        }
+        self.hold_wire = held;
+    }
+
     /// Delivers packets until none is left.
     pub fn pump(&mut self) {
+        self.pump_some(usize::MAX);
+    }
+
+    /// Delivers so many packets.
+    pub fn pump_some(&mut self, n: usize) {
         let held = std::mem::replace(&mut self.hold_wire, true);
-        while let Some(packet) = self.wire.pop_front() {
+        for _ in 0..n {
+            let Some(packet) = self.wire.pop_front() else {
+                break;
+            };
             self.carried.push((packet.port, packet.tc));
             let to: Vec<usize> = (0..self.nodes.len())
                 .filter(|&i| match packet.dst {

@@ -505,10 +505,17 @@ fn dma_faults_become_error_notifications() {
     let edge = end - 1000;
     let bad = |error, start: u64| (start + 992, error);
     let seen = |n: &[Notification]| n.iter().map(|n| (n.word0, n.error)).collect::<Vec<_>>();
-    // Local read fails.
+    // Local read fails: the target, which has two fragments by then, is told of the end.
     p.post(PLAIN, &desc(1, 6, ALL, put(2000, edge, p.m1)));
     let (a, b) = p.notes();
-    assert_eq!((seen(&a), b.len()), (vec![bad(1, edge)], 0));
+    assert_eq!(
+        (seen(&a), seen(&b)),
+        (vec![bad(1, edge)], vec![bad(1, p.m1)])
+    );
+    // In the first fragment: nothing is sent.
+    p.post(PLAIN, &desc(1, 6, ALL, put(2000, end - 100, p.m1)));
+    let (a, b) = p.notes();
+    assert_eq!((seen(&a), b.len()), (vec![(end - 100, 1)], 0));
     // Remote write fails.
     p.post(PLAIN, &desc(1, 6, ALL, put(2000, p.m0, edge)));
     let (a, b) = p.notes();
@@ -542,7 +549,7 @@ fn dma_faults_become_error_notifications() {
         seen(&p.notes().1),
         [(edge, 0), (edge + 496, 0), bad(4, edge)]
     );
-    assert_eq!((p.drops(0).dma, p.drops(1).dma), (2, 3));
+    assert_eq!((p.drops(0).dma, p.drops(1).dma), (3, 3));
     for at in [u64::MAX, u64::MAX - 100, 1 << 52] {
         p.post(PLAIN, &desc(1, 6, ALL, put(300, p.m0, at)));
         p.post(PLAIN, &desc(1, 6, ALL, get(300, p.m1, at)));
@@ -621,12 +628,18 @@ fn commands_wait_for_network_credit_in_order() {
     assert!(p.rig.nodes[0].nic.tx_waiting());
     // Data is read when the command executes.
     p.rig.nodes[0].ram.put(p.m0, &[2; 1000]);
+    // Each packet of the transfer may use up what there is.
     p.rig.credit = 100;
-    p.rig.tick(0);
-    assert_eq!(p.rig.nodes[1].ram.get(p.m1, 1000), [2; 1000]);
-    assert_eq!(p.notes().0.len(), 1, "the transfer used the credit up");
-    p.rig.tick(0);
-    assert_eq!(p.notes().0.len(), 1);
+    for fragment in [496, 992, 1000] {
+        assert_eq!(p.rig.nodes[0].nic.counters().rma.notifications, 0);
+        p.rig.tick(0);
+        let mut want = [2; 1000];
+        want[fragment..].fill(0);
+        assert_eq!(p.rig.nodes[1].ram.get(p.m1, 1000), want);
+    }
+    // The last one left room for the notification put.
+    assert!(!p.rig.nodes[0].nic.tx_waiting());
+    assert_eq!(p.notes().0.len(), 2);
     // A responder waits as well.
     p.rig.credit = u64::MAX;
     p.rig.hold_wire = true;
@@ -711,22 +724,24 @@ fn performance_counters_count_and_clear() {
     assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_OUT_6), 1000);
     assert_eq!(p.rig.read(1, regs::PERF_RESPONDER_OUT_4), 500);
     assert_eq!(p.rig.read(0, regs::PERF_COMPLETER_IN_4), 500);
-    // Packets have up to 496 bytes; an access of memory is one, whatever its size.
+    // Packets have up to 496 bytes (G29), and each is read and written by itself.
     assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_OUT_0), 3 << 32);
     assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_OUT_2), 1 << 32);
     assert_eq!(p.rig.read(1, regs::PERF_RESPONDER_OUT_0), 2 << 32);
-    for (node, first, bytes) in [
-        (0, regs::PERF_REQUESTER_RE_0, 1000),
-        (1, regs::PERF_RESPONDER_RE_0, 500),
+    assert_eq!(p.rig.read(1, regs::PERF_COMPLETER_IN_0), 3 << 32);
+    assert_eq!(p.rig.read(0, regs::PERF_COMPLETER_IN_2), 2 << 32);
+    for (node, first, packets, bytes) in [
+        (0, regs::PERF_REQUESTER_RE_0, 3, 1000),
+        (1, regs::PERF_RESPONDER_RE_0, 2, 500),
     ] {
         let read = [0, 8, 16, 24].map(|k| p.rig.read(node, RegOffset(first.0 + k)));
-        assert_eq!(read, [1, bytes, 1, bytes], "node {node}");
+        assert_eq!(read, [packets, bytes, packets, bytes], "node {node}");
     }
     let written = [regs::PERF_COMPLETER_OUT_0, regs::PERF_COMPLETER_OUT_1];
-    assert_eq!(written.map(|at| p.rig.read(1, at)), [1, 1000]);
+    assert_eq!(written.map(|at| p.rig.read(1, at)), [3, 1000]);
     let end = p.rig.nodes[0].ram.bytes.len() as u64;
     p.post(PLAIN, &desc(1, 6, ALL, put(8, end, p.m1)));
-    assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_RE_2), (1 << 32) | 1);
+    assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_RE_2), (1 << 32) | 3);
     p.rig.write(0, regs::PERF_COUNTER_CONTROL, 1);
     for at in (regs::PERF_REQUESTER_IN_0.0..=regs::PERF_COMPLETER_NOTI.0).step_by(8) {
         assert_eq!(p.rig.read(0, RegOffset(at)), 0);

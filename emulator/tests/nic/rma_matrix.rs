@@ -145,14 +145,23 @@ impl Bench {
         // Requests keep their class; responses of classes 0 and 1 travel on 1, of 2 and 3 on 3.
         let tc = (options & 3) as u8;
         let back = [1, 1, 3, 3][usize::from(tc)];
-        let carried: &[_] = match case.command {
-            0 | 1 => &[(NetPort::RmaResponder, tc), (NetPort::RmaCompleter, back)],
-            12 if case.words[0] >> 40 & 1 == 1 => {
-                &[(NetPort::RmaResponder, tc), (NetPort::RmaCompleter, back)]
+        // Data travels in packets of 496 bytes (HW §10.3).
+        let packets = case.len.map_or(1, |len| len.div_ceil(496)) as usize;
+        let answers = |n| std::iter::repeat_n((NetPort::RmaCompleter, back), n);
+        let mut carried = vec![];
+        match case.command {
+            0 | 1 => {
+                carried.push((NetPort::RmaResponder, tc));
+                carried.extend(answers(packets));
             }
-            12 => &[(NetPort::RmaCompleter, tc), (NetPort::RmaCompleter, back)],
-            _ => &[(NetPort::RmaCompleter, tc)],
-        };
+            12 => {
+                let responder = case.words[0] >> 40 & 1 == 1;
+                let port = [NetPort::RmaCompleter, NetPort::RmaResponder][usize::from(responder)];
+                carried.push((port, tc));
+                carried.extend(answers(1));
+            }
+            _ => carried.extend(std::iter::repeat_n((NetPort::RmaCompleter, tc), packets)),
+        }
         assert_eq!(rig.carried, carried, "{tag}");
         // Every VPID that was told something interrupts once, if the page says so.
         for (i, want) in want.iter().enumerate() {

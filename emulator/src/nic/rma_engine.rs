@@ -1,0 +1,386 @@
+//! RMA transfers under way: the packets of puts at the requester and of get responses at the responder (HW §10.3).
+//!
+//! Commands and requests wait in flows, one per VPID and traffic class here or at the node that asks: within a flow they are
+//! executed in order and one after the other (HW §10.8, G12). Between flows nothing is ordered, and chance decides packet by
+//! packet which goes on. A call of the NIC sends a limited number of packets, so that a transfer of 8 MiB keeps nobody waiting.
+//!
+//! The memory of a packet is translated and read when the packet is sent, not before, and a fault ends the transfer there.
+
+use super::rma::RmaCommand;
+use super::rma_mem::{FaultKind, Note, Space};
+use super::rma_regs::{Half, Reader, RmaError};
+use super::tx::HOLD_COST;
+use super::{Body, Nic, NicConfig, Part, RmaKind, RmaMessage};
+use crate::env::{Dest, Env, NetPort, Packet};
+use crate::lane::{Lane, Receipt};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::VecDeque;
+use wire::ids::NodeId;
+use wire::regs::rma as regs;
+use wire::rma::FRAGMENT;
+
+/// Packets that one call sends.
+const TURN: usize = 64;
+/// Failed transfers of which the completer still expects packets; beyond, the oldest is forgotten.
+const FAILED: usize = 256;
+
+/// What is done in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flow {
+    /// Commands of a VPID here.
+    Requester {
+        /// The VPID.
+        vpid: u8,
+        /// Traffic class.
+        tc: u8,
+    },
+    /// Requests from a VPID of another node.
+    Responder {
+        /// The other node.
+        node: u16,
+        /// The VPID there.
+        vpid: u8,
+        /// Traffic class.
+        tc: u8,
+    },
+}
+
+impl Flow {
+    /// Where its packets go.
+    fn lane(self) -> Lane {
+        match self {
+            Self::Requester { tc, .. } => Lane::rma(tc),
+            Self::Responder { .. } => Lane::RMA_RESPONSES,
+        }
+    }
+}
+
+/// Something that has not begun yet.
+pub(super) enum Task {
+    Command(RmaCommand),
+    /// Request from a node that asks for a response, with its traffic class and the credit of the sender, which comes back when the
+    /// answer begins.
+    Serve(u16, u8, RmaMessage, Option<Receipt>),
+}
+
+/// A transfer whose packets are being sent.
+pub(super) struct Transfer {
+    /// The sub-unit that sends it.
+    pub(super) by: Reader,
+    pub(super) half: Half,
+    /// About the notifications of this side, and whether they are wanted.
+    pub(super) note: Note,
+    pub(super) wanted: bool,
+    /// Where the data are read.
+    pub(super) space: Space,
+    pub(super) from: u64,
+    /// Where they are written at the other end.
+    pub(super) to: u64,
+    pub(super) len: u32,
+    /// Bytes sent.
+    pub(super) done: u32,
+    pub(super) number: u32,
+    /// What all its packets say.
+    pub(super) message: RmaMessage,
+    pub(super) node: u16,
+    pub(super) tc: u8,
+}
+
+struct Queue {
+    flow: Flow,
+    now: Option<Transfer>,
+    waiting: VecDeque<Task>,
+}
+
+impl Queue {
+    fn len(&self) -> usize {
+        self.waiting.len() + usize::from(self.now.is_some())
+    }
+}
+
+pub(super) struct Engine {
+    /// Flows with something in them.
+    queues: Vec<Queue>,
+    /// Tasks and transfers in them.
+    len: usize,
+    /// Number of the last transfer.
+    number: u32,
+    /// Transfers to this node of which a packet could not be written: node that sends it and its number.
+    failed: VecDeque<(u16, u32)>,
+    /// Packets that the current call may send.
+    turn: usize,
+    rng: SmallRng,
+}
+
+impl Engine {
+    pub(super) fn new(cfg: &NicConfig) -> Self {
+        Self {
+            queues: Vec::new(),
+            len: 0,
+            number: 0,
+            failed: VecDeque::new(),
+            turn: TURN,
+            rng: SmallRng::seed_from_u64(cfg.seed.rotate_left(16) ^ u64::from(cfg.node_id)),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+
+    /// Commands, requests and transfers that are not done.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// As [`Engine::len`], of what goes out in one lane.
+    pub(super) fn len_in(&self, lane: Lane) -> usize {
+        let here = self.queues.iter().filter(|q| q.flow.lane() == lane);
+        here.map(Queue::len).sum()
+    }
+
+    /// Lanes in which something is left to send.
+    pub(super) fn lanes(&self) -> u16 {
+        self.queues
+            .iter()
+            .fold(0, |set, q| set | q.flow.lane().bit())
+    }
+
+    /// A packet arrives. What is already going on sends one in return and no more, or two NICs that send to each other would
+    /// fill the network.
+    pub(super) fn pace(&mut self) {
+        self.turn = if self.is_empty() { TURN } else { 1 };
+    }
+
+    pub(super) fn push(&mut self, flow: Flow, task: Task) {
+        self.len += 1;
+        if let Some(q) = self.queues.iter_mut().find(|q| q.flow == flow) {
+            q.waiting.push_back(task);
+            return;
+        }
+        self.queues.push(Queue {
+            flow,
+            now: None,
+            waiting: VecDeque::from([task]),
+        });
+    }
+
+    /// Number for a new transfer.
+    pub(super) fn number(&mut self) -> u32 {
+        self.number = self.number.wrapping_add(1);
+        self.number
+    }
+
+    /// Draws whose turn it is, of those with an open lane.
+    fn draw(&mut self, open: u16) -> Option<usize> {
+        let may = |q: &Queue| q.flow.lane().bit() & open != 0;
+        let ready = self.queues.iter().filter(|q| may(q)).count();
+        let nth = match ready {
+            0 => return None,
+            1 => 0,
+            n => self.rng.random_range(0..n),
+        };
+        let mut all = self.queues.iter().enumerate().filter(|(_, q)| may(q));
+        all.nth(nth).map(|(i, _)| i)
+    }
+
+    /// Forgets everything that has to do with a VPID of this node; returns how much that was.
+    fn forget(&mut self, vpid: u8) -> usize {
+        let before = self.len;
+        for q in &mut self.queues {
+            let requester = matches!(q.flow, Flow::Requester { vpid: v, .. } if v == vpid);
+            if q.now.as_ref().is_some_and(|t| t.note.vpid == vpid) {
+                q.now = None;
+            }
+            q.waiting.retain(|task| match task {
+                Task::Command(_) => !requester,
+                Task::Serve(_, _, m, _) => m.peer_vpid != vpid,
+            });
+        }
+        self.queues.retain(|q| q.len() != 0);
+        self.len = self.queues.iter().map(Queue::len).sum();
+        before - self.len
+    }
+
+    /// A packet of a transfer arrives: true if it belongs to one that has failed before, so that it is left out.
+    pub(super) fn leave_out(&mut self, from: u16, part: Part) -> bool {
+        if self.failed.is_empty() {
+            return false;
+        }
+        let this = |t: &(u16, u32)| *t == (from, part.transfer);
+        let Some(i) = self.failed.iter().position(this) else {
+            return false;
+        };
+        // The end of the failed one never came, and its number is in use again.
+        if part.first || part.last {
+            self.failed.remove(i);
+        }
+        !part.first
+    }
+
+    /// A packet of a transfer could not be written.
+    pub(super) fn fail(&mut self, from: u16, part: Part) {
+        if part.last {
+            return;
+        }
+        if self.failed.len() >= FAILED {
+            self.failed.pop_front();
+        }
+        self.failed.push_back((from, part.transfer));
+    }
+}
+
+impl Nic {
+    /// Queues a request of another node. They are limited like messages on hold.
+    pub(super) fn rma_serve(&mut self, from: u16, tc: u8, m: RmaMessage) {
+        let cost = (self.rma.engine.len() as u64).saturating_mul(HOLD_COST);
+        if cost > self.cfg.hold_limit_bytes {
+            self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
+            return;
+        }
+        let flow = Flow::Responder {
+            node: from,
+            vpid: m.origin_vpid,
+            tc,
+        };
+        let receipt = self.tx.receipt.take();
+        let task = Task::Serve(from, tc, m, receipt);
+        self.rma.engine.push(flow, task);
+    }
+
+    /// Sends packets as far as a turn goes and the network takes them.
+    pub(super) fn run_rma(&mut self, env: &mut Env<'_>) {
+        for _ in 0..std::mem::replace(&mut self.rma.engine.turn, TURN) {
+            let open = self.tx_open_lanes(env);
+            let Some(i) = self.rma.engine.draw(open) else {
+                break;
+            };
+            self.rma_step(i, env);
+        }
+    }
+
+    /// Lets a queue go on by one packet.
+    fn rma_step(&mut self, i: usize, env: &mut Env<'_>) {
+        let Some(q) = self.rma.engine.queues.get_mut(i) else {
+            return;
+        };
+        let transfer = match q.now.take() {
+            Some(transfer) => Some(transfer),
+            None => match q.waiting.pop_front() {
+                Some(Task::Command(command)) => self.rma_begin(&command, env),
+                Some(Task::Serve(from, tc, message, _credit)) => {
+                    self.rma_answer(from, tc, message, env)
+                }
+                None => None,
+            },
+        };
+        let left = transfer.and_then(|t| self.rma_send_part(t, env));
+        let engine = &mut self.rma.engine;
+        let Some(q) = engine.queues.get_mut(i) else {
+            return;
+        };
+        if left.is_none() {
+            engine.len -= 1;
+        }
+        q.now = left;
+        if q.len() == 0 {
+            engine.queues.swap_remove(i);
+        }
+    }
+
+    /// Sends the next packet of a transfer and gives back what is left of it.
+    fn rma_send_part(&mut self, mut t: Transfer, env: &mut Env<'_>) -> Option<Transfer> {
+        let at = t.from.wrapping_add(t.done.into());
+        let to = t.to.wrapping_add(t.done.into());
+        let n = (t.len - t.done).min(FRAGMENT);
+        let read = self.rma_read(t.by, t.space, at, n, env);
+        let failed = read.as_ref().err().copied();
+        let last = failed.is_some() || t.done + n == t.len;
+        let part = Part {
+            transfer: t.number,
+            first: t.done == 0,
+            last,
+        };
+        self.count_part(&t, failed, n);
+        // A put of which nothing was sent needs no end. A get does: the origin waits for an answer (G17).
+        if failed.is_none() || matches!(t.by, Reader::Responder) || !part.first {
+            let data = read.map_err(|_| n);
+            let kind = match t.by {
+                Reader::Requester => RmaKind::Put {
+                    addr: to,
+                    part,
+                    data,
+                },
+                Reader::Responder => RmaKind::GetResponse {
+                    write_addr: to,
+                    part,
+                    data,
+                },
+            };
+            self.send_part(&t, kind, n, env);
+        }
+        let wanted = t.wanted || (failed.is_some() && self.rma_force_errors());
+        if wanted && (last || t.note.mode.ntr) {
+            let error = failed.map_or(0, |_| t.note.kind.code());
+            self.notify(t.note, at, n.saturating_sub(1), error, env);
+        }
+        t.done += n;
+        (!last).then_some(t)
+    }
+
+    fn send_part(&mut self, t: &Transfer, kind: RmaKind, bytes: u32, env: &mut Env<'_>) {
+        let message = RmaMessage {
+            kind,
+            ..t.message.bare()
+        };
+        let packet = Packet {
+            src: self.node_id(),
+            dst: Dest::Node(NodeId(t.node)),
+            port: NetPort::RmaCompleter,
+            tc: t.tc,
+            bytes,
+            body: Body::Rma(Box::new(message)),
+        };
+        self.inject(packet, env);
+    }
+
+    /// Counters for a packet that is sent, or for a failure in its place (G29).
+    fn count_part(&mut self, t: &Transfer, failed: Option<FaultKind>, n: u32) {
+        match (t.by, failed) {
+            (Reader::Requester, Some(fault)) => {
+                self.rma_transfer_error(RmaError::RequesterTranslation, fault);
+            }
+            (Reader::Responder, Some(fault)) => {
+                let error = match fault {
+                    FaultKind::Illegal => RmaError::ResponderCommand,
+                    FaultKind::Translation | FaultKind::Dma => RmaError::ResponderTranslation,
+                };
+                self.rma_transfer_error(error, fault);
+            }
+            (Reader::Requester, None) => {
+                self.rma_count(regs::PERF_REQUESTER_OUT_0, t.half, 1);
+                self.rma_count_bytes(regs::PERF_REQUESTER_OUT_6, n.into());
+                let sum = &mut self.counters.rma.put_bytes;
+                *sum = sum.wrapping_add(n.into());
+            }
+            (Reader::Responder, None) => {
+                self.rma_count_bytes(regs::PERF_RESPONDER_OUT_4, n.into());
+                let sum = &mut self.counters.rma.served_bytes;
+                *sum = sum.wrapping_add(n.into());
+            }
+        }
+        // An answer without data is one, too.
+        if matches!(t.by, Reader::Responder) {
+            self.rma_count(regs::PERF_RESPONDER_OUT_0, t.half, 1);
+        }
+    }
+
+    /// A VPID was closed: what is left of its commands, and of requests to it, is dropped. The other ends see no end of it, as
+    /// when a packet is lost.
+    pub(super) fn rma_close(&mut self, vpid: u8) {
+        let dropped = self.rma.engine.forget(vpid);
+        let n = &mut self.counters.drops.hold_closed;
+        *n = n.wrapping_add(dropped as u64);
+    }
+}

@@ -1,0 +1,339 @@
+//! Transfers as packets of 496 bytes (HW §10.3, G12, G29): what is there before the end, in which order they go, and what
+//! becomes of transfers that don't reach their ends.
+
+use super::rig::*;
+use super::rma::{desc, get, put, Pair, ALL, PLAIN};
+use extoll_emulator::env::Packet;
+use extoll_emulator::nic::{Body, NicConfig, ResetKind, RmaKind};
+use std::collections::BTreeSet;
+use wire::ids::Vpid;
+use wire::regs::rma as regs;
+use wire::rma::{Descriptor, Modifiers, Operation, PageOptions};
+use wire::velo::SlotSize;
+
+/// Packets that a call of a NIC sends at most (MODEL).
+const TURN: usize = 64;
+
+/// Origin, VPID and first byte in the packet's transfer of what a packet carries.
+fn place(packet: &Packet) -> (u16, u8, u64) {
+    let Body::Rma(m) = &packet.body else {
+        panic!("{packet:?}")
+    };
+    let addr = match &m.kind {
+        RmaKind::Put { addr, .. } => *addr,
+        RmaKind::GetResponse { write_addr, .. } => *write_addr,
+        other => panic!("{other:?}"),
+    };
+    assert!(packet.bytes <= 496);
+    (packet.src.0, m.origin_vpid, addr)
+}
+
+#[test]
+fn the_first_fragment_is_not_the_transfer() {
+    let mut p = Pair::new();
+    let len = 4 * 496 + 16;
+    let data = pattern(1, len);
+    let (from, to) = (p.m0 + 3, p.m1 + 5);
+    p.rig.nodes[0].ram.put(from, &data);
+    p.rig.hold_wire = true;
+    p.post(PLAIN, &desc(1, 6, ALL, put(len as u32, from, to)));
+    assert_eq!(p.rig.wire.len(), 5);
+    // Everything was sent, which is all that the requester tells of (HW §10.5).
+    let (a, b) = p.notes();
+    assert_eq!((a.len(), b.len()), (1, 0));
+    assert_eq!(p.rig.nodes[1].ram.get(to, len), vec![0; len]);
+    for k in 1..=5 {
+        p.rig.pump_some(1);
+        let mut want = data.clone();
+        want[len.min(k * 496)..].fill(0);
+        assert_eq!(p.rig.nodes[1].ram.get(to, len), want, "packet {k}");
+        let (_, b) = p.notes();
+        assert_eq!(b.len(), usize::from(k == 5), "packet {k}");
+    }
+
+    // A get: the responder has read everything, the origin has the first fragment.
+    let back = p.m0 + 0x4001;
+    p.post(PLAIN, &desc(1, 6, ALL, get(len as u32, to, back)));
+    p.rig.pump_some(1);
+    assert_eq!(p.rig.wire.len(), 5);
+    let (a, b) = p.notes();
+    assert_eq!((a.len(), b.len()), (1, 1));
+    for k in 1..=5 {
+        p.rig.pump_some(1);
+        let mut want = data.clone();
+        want[len.min(k * 496)..].fill(0);
+        assert_eq!(p.rig.nodes[0].ram.get(back, len), want, "packet {k}");
+        let (a, _) = p.notes();
+        assert_eq!(a.len(), usize::from(k == 5), "packet {k}");
+    }
+}
+
+#[test]
+fn a_call_sends_so_much_and_memory_is_read_when_it_is_sent() {
+    let mut p = Pair::new();
+    let len = 100 * 496;
+    p.rig.nodes[0].ram.put(p.m0, &vec![1; len]);
+    p.rig.hold_wire = true;
+    p.post(PLAIN, &desc(1, 6, ALL, put(len as u32, p.m0, p.m1)));
+    assert_eq!(p.rig.wire.len(), TURN);
+    assert!(p.rig.nodes[0].nic.tx_waiting());
+    let told = p.rig.nodes[0].nic.counters().rma.notifications;
+    assert_eq!(told, 0, "not sent yet");
+    p.rig.nodes[0].ram.put(p.m0, &vec![2; len]);
+    p.rig.tick(0);
+    assert_eq!(p.rig.wire.len(), 100);
+    assert!(!p.rig.nodes[0].nic.tx_waiting());
+    assert_eq!(p.notes().0.len(), 1);
+    p.rig.pump();
+    let got = p.rig.nodes[1].ram.get(p.m1, len);
+    let (early, late) = got.split_at(TURN * 496);
+    assert!(early.iter().all(|b| *b == 1) && late.iter().all(|b| *b == 2));
+    assert_eq!(p.notes().1.len(), 1);
+}
+
+/// The packets of puts of VPIDs 5 and 7 of node 0 and of a get that node 1 asks it for.
+fn crowd(seed: u64) -> Vec<(u16, u8, u64)> {
+    let mut p = Pair::with_config(NicConfig {
+        seed,
+        ..NicConfig::default()
+    });
+    p.rig.open_rma(0, 7, 1, 256);
+    p.rig.hold_wire = true;
+    // None of them begins before all are there.
+    p.rig.credit = 0;
+    let len = 10 * 496;
+    for k in 0..2 {
+        for vpid in [5, 7] {
+            let to = p.m1 + k * 0x4000;
+            let d = desc(1, 6, ALL, put(len, p.m0, to));
+            p.rig.rma_post(0, vpid, PLAIN, &d);
+        }
+    }
+    p.rig.credit = u64::MAX;
+    p.rig
+        .rma_post(1, 6, PLAIN, &desc(0, 5, ALL, get(len, p.m0, p.m1)));
+    let request = p.rig.wire.pop_back().expect("a request");
+    p.rig.credit = 0;
+    p.rig.with(0, |nic, env| nic.receive(request, env));
+    p.rig.credit = u64::MAX;
+    p.rig.tick(0);
+    p.rig.wire.iter().map(place).collect()
+}
+
+#[test]
+fn vpids_and_units_interleave_and_a_vpid_keeps_its_order() {
+    let mut orders = BTreeSet::new();
+    for seed in 0..8 {
+        let order = crowd(seed);
+        assert_eq!(order, crowd(seed), "seed {seed} gives one order");
+        assert_eq!(order.len(), 50);
+        for (origin, count) in [(5u8, 20), (7, 20), (6, 10)] {
+            let mine: Vec<u64> = order
+                .iter()
+                .filter(|(_, vpid, _)| *vpid == origin)
+                .map(|(.., addr)| *addr)
+                .collect();
+            assert_eq!(mine.len(), count);
+            assert!(mine.is_sorted(), "seed {seed}, VPID {origin}: {mine:x?}");
+        }
+        let changes = order.windows(2).filter(|w| w[0].1 != w[1].1).count();
+        assert!(changes > 10, "seed {seed}: {changes} changes in 50 packets");
+        orders.insert(order);
+    }
+    assert!(orders.len() > 6, "seeds make a difference");
+}
+
+/// A notification put follows a put: on the same traffic class after all of it, on another one wherever it likes (HW §10.8).
+#[test]
+fn classes_are_not_ordered() {
+    let mut overtook = 0;
+    for seed in 0..10 {
+        for tc in [0, 1] {
+            let mut p = Pair::with_config(NicConfig {
+                seed,
+                ..NicConfig::default()
+            });
+            p.rig.hold_wire = true;
+            p.rig.credit = 0;
+            p.post(PLAIN, &desc(1, 6, ALL, put(20 * 496, p.m0, p.m1)));
+            let page = PageOptions {
+                traffic_class: tc,
+                ..PLAIN
+            };
+            let op = Operation::NotificationPut { class: 1, value: 2 };
+            p.post(page, &desc(1, 6, ALL, op));
+            p.rig.credit = u64::MAX;
+            p.rig.tick(0);
+            assert_eq!(p.rig.wire.len(), 21);
+            let at = p.rig.wire.iter().position(|packet| match &packet.body {
+                Body::Rma(m) => matches!(m.kind, RmaKind::Notify { .. }),
+                _ => false,
+            });
+            let last = at == Some(20);
+            assert!(last || tc != 0, "overtook its own class");
+            overtook += usize::from(!last);
+        }
+    }
+    assert!(overtook > 5, "{overtook} of 10");
+}
+
+/// The target cannot write the third packet: the ones before it stay, the ones after it are left out, and one notification
+/// tells of it (G13, G17).
+#[test]
+fn the_rest_of_a_failed_transfer_is_left_out() {
+    let mut p = Pair::new();
+    let gat = 0x0280_0000;
+    // Pages 0 and 2 of three are there.
+    for k in [0, 2] {
+        let gate = (p.m1 + 4096 * k) | (6 << 2) | 3;
+        p.rig.nodes[1].ram.set_qw(gat + 8 * k, gate);
+    }
+    p.rig
+        .write(1, wire::ids::RegOffset(0xE000), (1 << 31) | (gat >> 21));
+    for k in 0..3 {
+        let gate = (p.m0 + 4096 * k) | (5 << 2) | 3;
+        p.rig.nodes[0].ram.set_qw(gat + 8 * k, gate);
+    }
+    p.rig
+        .write(0, wire::ids::RegOffset(0xE000), (1 << 31) | (gat >> 21));
+    let translate = PageOptions {
+        translate: true,
+        ..PLAIN
+    };
+    p.rig.nodes[0].ram.put(p.m0, &[7; 3 * 4096]);
+    p.post(translate, &desc(1, 6, ALL, put(3 * 4096, 0, 0)));
+    let (_, b) = p.notes();
+    // Byte 4096 is in the packet of 3968.
+    let seen: Vec<_> = b.iter().map(|n| (n.word0, n.error)).collect();
+    assert_eq!(seen, [(3968, 4)]);
+    let ram = p.rig.nodes[1].ram.get(p.m1, 3 * 4096);
+    assert!(ram[..3968].iter().all(|b| *b == 7));
+    assert!(ram[3968..].iter().all(|b| *b == 0));
+    assert_eq!(p.rig.nodes[1].nic.counters().drops.translation, 1);
+    assert_eq!(p.rig.read(1, regs::PERF_COMPLETER_IN_0), 25 << 32);
+
+    // The end of a failed one is lost, and its sender starts anew and numbers its transfers as before: nothing of that is
+    // left out.
+    p.rig.hold_wire = true;
+    p.post(translate, &desc(1, 6, ALL, put(3 * 4096, 0, 0)));
+    p.rig.pump_some(20);
+    p.rig.wire.clear();
+    p.rig.hold_wire = false;
+    p.notes();
+    p.rig.with(0, |nic, env| nic.reset(ResetKind::PowerOn, env));
+    super::probe::probe(&mut p.rig, 0, SlotSize::B128);
+    p.q0 = p.rig.open_rma(0, 5, 1, 256);
+    for k in 0..4 {
+        p.rig.nodes[0].ram.put(p.m0, &[8 + k; 3968]);
+        p.post(PLAIN, &desc(1, 6, ALL, put(3968, p.m0, p.m1)));
+        assert_eq!(p.rig.nodes[1].ram.get(p.m1, 3968), [8 + k; 3968]);
+        assert_eq!(p.notes().1.len(), 1);
+    }
+}
+
+#[test]
+fn lost_packets_leave_a_transfer_without_its_end_and_others_alone() {
+    let mut p = Pair::new();
+    let ntr = Modifiers {
+        ntr: true,
+        ..Modifiers::NONE
+    };
+    for lost in 0..3 {
+        p.rig.nodes[0].ram.put(p.m0, &[lost as u8 + 1; 1200]);
+        p.rig.nodes[1].ram.put(p.m1, &[0; 1200]);
+        for modifiers in [Modifiers::NONE, ntr] {
+            p.rig.hold_wire = true;
+            let d = Descriptor {
+                modifiers,
+                ..desc(1, 6, ALL, put(1200, p.m0, p.m1))
+            };
+            p.post(PLAIN, &d);
+            p.rig.wire.remove(lost);
+            p.rig.hold_wire = false;
+            p.rig.pump();
+            let told = match (modifiers.ntr, lost) {
+                (true, _) => 2,
+                (false, 2) => 0,
+                (false, _) => 1,
+            };
+            assert_eq!(p.notes().1.len(), told, "packet {lost}");
+        }
+        for (k, part) in p.rig.nodes[1].ram.get(p.m1, 1200).chunks(496).enumerate() {
+            let want = if k == lost { 0 } else { lost as u8 + 1 };
+            assert!(part.iter().all(|b| *b == want), "packet {lost}, part {k}");
+        }
+    }
+    p.post(PLAIN, &desc(1, 6, ALL, put(1200, p.m0, p.m1)));
+    assert_eq!(p.notes().1.len(), 1);
+}
+
+/// A VPID is closed amid its transfers and those that others ask it for: the rest is dropped, nobody is told, and nothing of
+/// it comes back when the VPID is opened again.
+#[test]
+fn a_closed_vpid_sends_no_more() {
+    let table = |vpid: u8| regs::vpid_table(Vpid::from(vpid));
+    let mut p = Pair::new();
+    let len = 100 * 496;
+    p.rig.nodes[0].ram.put(p.m0, &vec![1; len as usize]);
+    p.rig.hold_transfers = true;
+    p.rig.hold_wire = true;
+    p.post(PLAIN, &desc(1, 6, ALL, put(len, p.m0, p.m1)));
+    // Each access of the host would send as much again.
+    p.rig.credit = 1;
+    p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1)));
+    p.rig.write(0, table(5), regs::VPID_DISABLED);
+    p.rig.write(0, table(5), regs::VPID_ENABLED);
+    assert!(!p.rig.nodes[0].nic.tx_waiting());
+    assert_eq!(p.rig.nodes[0].nic.counters().drops.hold_closed, 2);
+    p.rig.credit = u64::MAX;
+    p.rig.pump();
+    let got = p.rig.nodes[1].ram.get(p.m1, len as usize);
+    let sent = got.iter().filter(|b| **b == 1).count();
+    assert!((TURN * 496..len as usize).contains(&sent), "{sent}");
+    let (a, b) = p.notes();
+    assert_eq!((a.len(), b.len()), (0, 0));
+    // The responder.
+    p.post(PLAIN, &desc(1, 6, ALL, get(len, p.m1, p.m0)));
+    p.rig.pump_some(1);
+    assert!(p.rig.nodes[1].nic.tx_waiting());
+    p.rig.write(1, table(6), regs::VPID_DISABLED);
+    p.rig.write(1, table(6), regs::VPID_ENABLED);
+    assert!(!p.rig.nodes[1].nic.tx_waiting());
+    p.rig.pump();
+    let (a, b) = p.notes();
+    assert_eq!((a.len(), b.len()), (1, 0), "the request was sent");
+    // Commands that have not even begun, for want of credit.
+    p.rig.credit = 0;
+    p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1)));
+    p.rig.write(0, table(5), regs::VPID_DISABLED);
+    p.rig.write(0, table(5), regs::VPID_ENABLED);
+    p.rig.credit = u64::MAX;
+    p.rig.tick(0);
+    assert!(p.rig.wire.is_empty());
+    assert_eq!(p.rig.nodes[0].nic.counters().drops.hold_closed, 3);
+    // Both go on.
+    p.rig.hold_transfers = false;
+    p.rig.hold_wire = false;
+    p.post(PLAIN, &desc(1, 6, ALL, get(len, p.m1, p.m0)));
+    p.post(PLAIN, &desc(1, 6, ALL, put(len, p.m0, p.m1)));
+    let (a, b) = p.notes();
+    assert_eq!((a.len(), b.len()), (3, 2));
+}
+
+/// A reset ends all transfers; what is under way to the node finds its VPIDs closed.
+#[test]
+fn resets_end_transfers() {
+    let mut p = Pair::new();
+    p.rig.hold_wire = true;
+    p.post(PLAIN, &desc(1, 6, ALL, put(100 * 496, p.m0, p.m1)));
+    p.rig.pump_some(10);
+    let reset = ResetKind::FunctionLevel;
+    p.rig.with(0, |nic, env| nic.reset(reset, env));
+    assert!(!p.rig.nodes[0].nic.tx_waiting());
+    assert_eq!(p.rig.nodes[0].nic.counters().drops.reset, 1);
+    p.rig.with(1, |nic, env| nic.reset(reset, env));
+    p.rig.pump();
+    let c = p.rig.nodes[1].nic.counters();
+    assert_eq!(c.drops.vpid_disabled, TURN as u64 - 10);
+    assert_eq!(c.rma.notifications, 0);
+}
