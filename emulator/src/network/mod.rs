@@ -667,7 +667,8 @@ impl Network {
             return;
         }
         let damage = cable.damage(&mut self.rng);
-        let at = cable.schedule(side, flit.pkt.bytes.into(), self.now, &damage);
+        let late = cable.jitter(&mut self.rng);
+        let at = cable.schedule(side, flit.pkt.bytes.into(), self.now, &damage, late);
         let direct = at <= self.now && cable.dirs[side].queue.is_empty();
         let dir = &mut cable.dirs[side];
         dir.stats.corrupted += u64::from(damage.corrupted);

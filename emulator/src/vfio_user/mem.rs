@@ -215,6 +215,11 @@ impl GuestMemory {
         })
     }
 
+    /// True if [`GuestMemory::write`] can write all of this now.
+    pub fn writable(&self, addr: u64, len: usize) -> bool {
+        self.pieces(addr, len, true, |_, _, _, _| {})
+    }
+
     /// Writes; `false` (and nothing written) if any byte is outside the mappings or read-only. An aligned write of 1, 2, 4 or
     /// 8 bytes is one store.
     pub fn write(&self, addr: u64, data: &[u8]) -> bool {
