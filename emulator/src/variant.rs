@@ -26,11 +26,7 @@ pub struct Switch {
     pub values: &'static [&'static str],
 }
 
-const fn switch(
-    key: &'static str,
-    gap: &'static str,
-    values: &'static [&'static str],
-) -> Switch {
+const fn switch(key: &'static str, gap: &'static str, values: &'static [&'static str]) -> Switch {
     Switch { key, gap, values }
 }
 
@@ -163,7 +159,11 @@ impl Variant {
         if self.0.is_empty() {
             return Ok(file);
         }
-        let fixed = if keep { Self::of(&file)? } else { Self::default() };
+        let fixed = if keep {
+            Self::of(&file)?
+        } else {
+            Self::default()
+        };
         let mut table = Table::try_from(&file)?;
         for (key, value) in self.0.iter().filter(|(k, _)| !fixed.0.contains_key(*k)) {
             set(&mut table, key, parse(value)).with_context(|| key.clone())?;
@@ -260,11 +260,7 @@ mod tests {
                 .apply(ConfigFile::default(), 1)
                 .unwrap();
             let table = Table::try_from(&file).unwrap();
-            seen.extend(
-                SWITCHES
-                    .iter()
-                    .map(|s| (s.key, show(get(&table, s.key)))),
-            );
+            seen.extend(SWITCHES.iter().map(|s| (s.key, show(get(&table, s.key)))));
         }
         for s in SWITCHES {
             for v in s.values {
@@ -310,7 +306,10 @@ mod tests {
             let result = text
                 .parse::<Choice>()
                 .and_then(|c| c.apply(ConfigFile::default(), 0).map(drop));
-            assert!(format!("{:#}", result.unwrap_err()).contains(word), "{text}");
+            assert!(
+                format!("{:#}", result.unwrap_err()).contains(word),
+                "{text}"
+            );
         }
     }
 }

@@ -99,7 +99,11 @@ impl Injection {
         );
         self.bytes += cost(&packet);
         self.sent += 1;
-        if self.queue.last_key_value().is_some_and(|(last, _)| last.0 > at) {
+        if self
+            .queue
+            .last_key_value()
+            .is_some_and(|(last, _)| last.0 > at)
+        {
             stats.packets_overtook += 1;
         }
         self.queue.insert((at, self.sent), packet);

@@ -20,11 +20,10 @@ use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 /// How much order there is beyond what is promised.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum,
-)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimingModel {
     /// Everything happens at once and in order.
@@ -40,6 +39,14 @@ impl fmt::Display for TimingModel {
             TimingModel::Ideal => "ideal",
             TimingModel::Unkind => "unkind",
         })
+    }
+}
+
+impl FromStr for TimingModel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        clap::ValueEnum::from_str(text, false)
     }
 }
 

@@ -133,12 +133,8 @@ impl Rig {
     /// NIC 0 puts (2) or gets (0) `len` bytes by physical addresses, with the notifications in `notify` (HW §10.2).
     fn rma(&mut self, command: u64, tc: u64, notify: u64, len: u64, addresses: [u64; 2]) {
         let page = 0x400_0000 | (tc << 20) | (VPID << 12);
-        let word = 3
-            | (command << 2)
-            | (VPID << 8)
-            | (1 << 16)
-            | (notify << 32)
-            | ((len - 1) << 40);
+        let word =
+            3 | (command << 2) | (VPID << 8) | (1 << 16) | (notify << 32) | ((len - 1) << 40);
         self.store(0, page, &[word, addresses[0], addresses[1]]);
     }
 
@@ -245,7 +241,10 @@ fn what_is_promised_about_transfers_holds() {
             for k in 0..4 {
                 let notified = rig.see(1, NOTIFICATIONS + 16 * k + 8) != 0;
                 let data = rig.see(1, TARGET + 8 * k) == 100 + k;
-                assert!(!notified || data, "seed {seed}: notification {k} came first");
+                assert!(
+                    !notified || data,
+                    "seed {seed}: notification {k} came first"
+                );
                 assert!(!data || k == 0 || rig.see(1, TARGET + 8 * (k - 1)) != 0);
                 seen |= u64::from(notified) << k;
             }
@@ -276,7 +275,11 @@ fn messages_of_one_vpid_stay_in_order() {
         while rig.step() {}
         let all: Vec<u64> = (0..16).map(|k| rig.message(1, k).unwrap()).collect();
         for source in [0x100, 0x200] {
-            let own: Vec<u64> = all.iter().copied().filter(|m| m & 0x300 == source).collect();
+            let own: Vec<u64> = all
+                .iter()
+                .copied()
+                .filter(|m| m & 0x300 == source)
+                .collect();
             let sent: Vec<u64> = (0..8).map(|k| source + k).collect();
             assert_eq!(own, sent, "seed {seed}");
         }
@@ -351,8 +354,8 @@ fn software_that_sleeps_on_interrupts_sees_every_message() {
         assert_eq!((read, rig.interrupts()), (12, 0), "seed {seed}");
         merged += rig.world.timing_stats(1).msi_merged;
     }
-    // One armed watermark at a time: the SNQ alone has nothing to merge.
-    assert_eq!(merged, 0);
+    // Software that was woken for nothing arms again, and the interrupt of the entry is still to come.
+    assert!(merged > 16, "{merged}");
 }
 
 /// G26: interrupts of a device behind another NIC have no watermark; of two that are under way one is enough.

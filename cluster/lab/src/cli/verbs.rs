@@ -35,6 +35,9 @@ pub fn up(paths: &Paths, args: Up) -> Result<u8> {
             Paint::stderr().bold(&format!("lab '{}'", spec.name)),
             start.elapsed().as_secs_f64()
         );
+        if !spec.model().is_empty() {
+            eprintln!("{}", spec.model());
+        }
     }
     Ok(0)
 }
@@ -136,6 +139,9 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
         spec.kernel,
         doc["up_s"]
     );
+    if !spec.model().is_empty() {
+        println!("{}", spec.model());
+    }
     let mut rows = vec![["NODE", "STATE", "ADDRESS", "PID"]
         .map(|s| paint.dim(s))
         .to_vec()];
