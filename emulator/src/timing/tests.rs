@@ -98,7 +98,7 @@ impl Rig {
         self.world.poke(nic, 0x120_1808, 1 << 9);
         for vpid in 0..8 {
             self.world.poke(nic, 0x120_1000 + 8 * vpid, 1 << 17);
-            let source = (nic as u64) << 16 | u64::from(vpid) << 32;
+            let source = ((nic as u64) << 16) | (u64::from(vpid) << 32);
             self.world.poke(nic, 0x120_0800 + 8 * vpid, source);
             self.world.poke(nic, 0x160_0800 + 8 * vpid, 0xF523);
         }
