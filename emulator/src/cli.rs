@@ -8,7 +8,9 @@ use extoll_emulator::network::routes::{Request as RouteRequest, Routes};
 use extoll_emulator::network::topology::Topology;
 use extoll_emulator::network::DownPolicy;
 use extoll_emulator::reactor::Reactor;
+use extoll_emulator::timing::TimingModel;
 use extoll_emulator::trace::{print, Tracer};
+use extoll_emulator::variant::{Choice, Variant, SWITCHES};
 use extoll_emulator::world::{Clock, World};
 use std::collections::BTreeMap;
 use std::io::{BufReader, IsTerminal, Write};
@@ -42,6 +44,12 @@ enum Command {
     Trace {
         #[command(subcommand)]
         command: TraceCommand,
+    },
+    /// List the switches that variants choose from.
+    Variants {
+        /// Instead, variants that together have every value of every switch, one per line for `run --variant`.
+        #[arg(long)]
+        covering: bool,
     },
     /// Look at topologies.
     Topology {
@@ -79,6 +87,13 @@ struct RunArgs {
     /// Seed of all random draws.
     #[arg(long)]
     seed: Option<u64>,
+    /// Everything at once and in order, or as late and out of order as the reference allows (default: what the file says, ideal).
+    #[arg(long, value_enum)]
+    timing: Option<TimingModel>,
+    /// What the model does where the reference leaves a choice: default, auto (drawn from the seed), a number (drawn from it),
+    /// or KEY=VALUE,… as `extoll-emu variants` lists them.
+    #[arg(long, default_value = "default")]
+    variant: Choice,
 }
 
 #[derive(Subcommand)]
@@ -394,6 +409,7 @@ pub fn main() -> ExitCode {
                 host_only,
             },
         ),
+        Command::Variants { covering } => variants(covering),
         Command::Topology {
             command: TopologyCommand::Show { topology },
         } => topology_show(&topology),
@@ -440,6 +456,8 @@ fn run(args: RunArgs) -> Result<()> {
         accelerators: args.accelerators,
         topology: args.topology,
         seed: args.seed,
+        timing: args.timing,
+        variant: args.variant,
         nic: nic_options(&args.nic_option)?,
     };
     let fabric = Fabric::build(file, &overrides, &args.dir)?;
@@ -450,6 +468,12 @@ fn run(args: RunArgs) -> Result<()> {
             .start(path)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
+    tracing::info!(
+        "timing {}, seed {}, variant {}",
+        fabric.timing.model,
+        fabric.network.seed,
+        fabric.variant
+    );
     let world = World::new(&fabric, Clock::real(), tracer)?;
     let mut reactor = Reactor::new(&fabric, world)?;
     let (nics, links) = (fabric.nics.len(), fabric.topology.cables.len());
@@ -493,6 +517,20 @@ fn trace_print(file: &Path, filter: &print::Filter) -> Result<()> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     print::print(BufReader::new(input), &mut out, filter)?;
     Ok(out.flush()?)
+}
+
+fn variants(covering: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if covering {
+        for variant in Variant::covering() {
+            writeln!(out, "{variant}")?;
+        }
+        return Ok(());
+    }
+    for s in SWITCHES {
+        writeln!(out, "{:4} {}={}", s.gap, s.key, s.values.join("|"))?;
+    }
+    Ok(())
 }
 
 fn topology_show(text: &str) -> Result<()> {

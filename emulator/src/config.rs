@@ -5,6 +5,8 @@ use crate::network::topology::{Topology, TopologyFile};
 use crate::network::NetConfig;
 use crate::nic::NicConfig;
 use crate::pci::PciConfig;
+use crate::timing::{TimingConfig, TimingModel};
+use crate::variant::{Choice, Variant};
 use anyhow::{bail, Context, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -70,6 +72,8 @@ pub struct ConfigFile {
     pub cabling: Option<TopologyFile>,
     /// The fabric.
     pub network: NetConfig,
+    /// What passes what, and how late.
+    pub timing: TimingConfig,
     /// The set-up step.
     pub setup: SetupConfig,
     /// Options of all NICs; `node-id` and `guid` have no effect here.
@@ -106,6 +110,10 @@ pub struct Fabric {
     pub topology: Topology,
     /// The network.
     pub network: NetConfig,
+    /// What passes what, and how late.
+    pub timing: TimingConfig,
+    /// The switches, as [`Variant`] prints them.
+    pub variant: String,
     /// The set-up step.
     pub setup: SetupConfig,
     /// One per NIC.
@@ -127,6 +135,10 @@ pub struct Overrides {
     pub topology: Option<String>,
     /// Seed of all random draws.
     pub seed: Option<u64>,
+    /// Timing model.
+    pub timing: Option<TimingModel>,
+    /// Choice of switches.
+    pub variant: Choice,
     /// Fields of `[nic]`.
     pub nic: toml::Table,
 }
@@ -195,6 +207,12 @@ impl SetupConfig {
 impl Fabric {
     /// Combines file and command line and checks the result.
     pub fn build(file: ConfigFile, cli: &Overrides, dir: &Path) -> Result<Self> {
+        let seed = cli.seed.unwrap_or(file.network.seed);
+        let mut file = cli.variant.apply(file, seed)?;
+        file.nic = overlay(&file.nic, &cli.nic).context("NIC options")?;
+        file.timing.model = cli.timing.unwrap_or(file.timing.model);
+        file.timing.validate().map_err(anyhow::Error::msg)?;
+        let variant = Variant::of(&file)?.to_string();
         let nics_per_node = cli.nics_per_node.or(file.nics_per_node).unwrap_or(1);
         let nodes = cli.nodes.or(file.nodes);
         if nics_per_node == 0 || nodes == Some(0) {
@@ -225,7 +243,7 @@ impl Fabric {
             bail!("{with_host} NICs can't be divided among nodes with {nics_per_node} each");
         }
         let mut network = file.network;
-        network.seed = cli.seed.unwrap_or(network.seed);
+        network.seed = seed;
         network.link.validate().map_err(anyhow::Error::msg)?;
         if network.tx_credit_bytes == 0 {
             bail!("network.tx-credit-bytes must not be 0");
@@ -237,7 +255,6 @@ impl Fabric {
             Some(ids) => ids.clone(),
             None => (0..count as u16).collect(),
         };
-        let common: NicConfig = overlay(&file.nic, &cli.nic).context("NIC options")?;
         let mut overrides = index_map(&file.override_nic, "override-nic")?;
         let mut nics = Vec::new();
         for i in 0..count {
@@ -248,7 +265,7 @@ impl Fabric {
                 .map_err(anyhow::Error::msg)
                 .with_context(place)?;
             // What the chip has before management software wrote anything: no ID of its own (HW §4.2), a GUID by place.
-            let mut nic: NicConfig = overlay(&common, &o.nic).with_context(place)?;
+            let mut nic: NicConfig = overlay(&file.nic, &o.nic).with_context(place)?;
             if !o.nic.contains_key("guid") {
                 nic.guid = Some(0xE0_0000 + i as u32);
             }
@@ -292,6 +309,8 @@ impl Fabric {
             nics_per_node,
             topology,
             network,
+            timing: file.timing,
+            variant,
             setup,
             nics,
             dir: dir.to_owned(),

@@ -18,6 +18,8 @@ pub struct NicDevice<'a> {
 
 impl NicDevice<'_> {
     fn config_write(&mut self, offset: u64, data: &[u8]) {
+        // Configuration writes are answered, and answers push posted writes.
+        self.world.push_posted(self.nic);
         let now = self.world.now();
         let slot = &mut self.world.slots[self.nic];
         slot.machine.stats.config_writes += 1;
@@ -66,6 +68,7 @@ impl Device for NicDevice<'_> {
             return Ok(Answer::Now);
         }
         if index == region::CONFIG {
+            self.world.push_posted(self.nic);
             let machine = &mut self.world.slots[self.nic].machine;
             machine.stats.config_reads += 1;
             machine.config.read(offset, data);

@@ -3,7 +3,7 @@
 //! The NIC model (`nic`) sees the machine it is plugged into as a [`Host`] and the rest of the fabric as an outbox of
 //! [`Packet`]s. Both are passed in on every call, so the model owns no I/O and unit tests need neither QEMU nor sockets.
 
-use wire::ids::{NodeId, Vpid};
+use wire::ids::{NodeId, Unit, Vpid};
 
 /// A DMA access outside guest memory or while bus mastering is off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,10 +14,37 @@ pub struct DmaFault {
     pub len: usize,
 }
 
+/// An order that posted writes of a NIC keep. Writes that have a stream in common become visible in the order in which they
+/// were made; those that have none in common may pass each other (G28, docs/emulator.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stream {
+    /// RMA packets of one VPID and traffic class (HW §10.8).
+    Rma {
+        /// Node they come from.
+        node: u16,
+        /// VPID that posted the descriptors.
+        vpid: u8,
+        /// Traffic class.
+        tc: u8,
+    },
+    /// SMFU packets of one node: PCIe order is kept end to end (HW §12).
+    Smfu {
+        /// Node they come from.
+        node: u16,
+    },
+    /// Slots of one receive queue.
+    Queue(Unit, u8),
+    /// Entries of the SNQ and its interrupts (HW §17): after everything that was put into receive queues, which is what they
+    /// tell of.
+    Snq,
+    /// After everything that was written before: answers of the ATU, which end the use of a page (HW §11.3).
+    Everything,
+}
+
 /// The machine that a NIC is plugged into.
 ///
-/// Writes must become visible to the guest in call order, and what they have of an aligned 8-byte word as a whole: guests poll
-/// status words that follow their payload (HW §17), and a PCIe packet has byte enables.
+/// Writes that share a [`Stream`] must become visible to the guest in call order, and what they have of an aligned 8-byte word as a
+/// whole: guests poll status words that follow their payload (HW §17), and a PCIe packet has byte enables. A read sees all earlier writes.
 pub trait Host {
     /// Reads host memory at bus address `addr`.
     fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
@@ -27,6 +54,12 @@ pub trait Host {
     fn msi(&mut self, vector: u16);
     /// Monotonic time in nanoseconds.
     fn now_ns(&self) -> u64;
+    /// What follows belongs to this stream, too, until [`Host::leave`].
+    fn enter(&mut self, stream: Stream) {
+        let _ = stream;
+    }
+    /// Ends the last [`Host::enter`].
+    fn leave(&mut self) {}
 }
 
 /// One of the four network ports of a NIC (HW §15.1).

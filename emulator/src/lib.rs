@@ -7,6 +7,7 @@
 //! * [`network`]: crossbars, links, topologies, routes.
 //! * [`pci`] and [`vfio_user`]: how QEMU sees a NIC.
 //! * [`world`]: all NICs, the network and the set-up step; [`reactor`]: the event loop that drives it.
+//! * [`timing`]: what passes what, and how late; [`variant`]: the switches of a run.
 //! * [`control`]: the control socket and its client; [`trace`]: the trace file.
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,8 @@ pub mod nic;
 pub mod pci;
 pub mod reactor;
 pub mod setup;
+pub mod timing;
 pub mod trace;
+pub mod variant;
 pub mod vfio_user;
 pub mod world;

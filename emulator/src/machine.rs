@@ -138,6 +138,11 @@ impl Machine {
         }
     }
 
+    /// True if a write of these bytes would succeed now.
+    pub fn takes(&self, addr: u64, len: usize) -> bool {
+        self.config.bus_master() && self.memory.writable(addr, len)
+    }
+
     fn refuse(&mut self, addr: u64, len: usize, what: &str) -> DmaFault {
         if self.config.bus_master() {
             self.stats.dma_outside_memory += 1;

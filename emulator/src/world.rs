@@ -18,6 +18,7 @@ use crate::network::{Network, Outcome};
 use crate::nic::{Counters, Faults, Load, Nic, NicConfig, Pressure, ResetKind, Te};
 use crate::pci::PciConfig;
 use crate::setup::Setup;
+use crate::timing::{self, NicTiming, TimedHost, TimingModel};
 use crate::trace::{Event, Tracer};
 use anyhow::Context;
 use std::cell::Cell;
@@ -69,6 +70,7 @@ pub(crate) struct Slot {
     pub(crate) spec: NicSpec,
     pub(crate) nic: Nic,
     pub(crate) machine: Machine,
+    pub(crate) timing: Option<NicTiming>,
     outbox: VecDeque<Packet>,
     pub(crate) power: Power,
     pub(crate) connected: bool,
@@ -91,6 +93,8 @@ pub struct World {
     pub(crate) network: Network,
     pub(crate) topology: Topology,
     nics_per_node: usize,
+    timing: TimingModel,
+    variant: String,
     pub(crate) setup: Setup,
     /// The trace.
     pub tracer: Tracer,
@@ -108,7 +112,9 @@ pub struct World {
 impl World {
     /// Makes all NICs, brings the links up and runs the set-up step. Errors: routes can't be computed.
     pub fn new(fabric: &Fabric, clock: Clock, tracer: Tracer) -> Result<Self, RouteError> {
-        let network = Network::new(&fabric.topology, fabric.network.clone());
+        let mut network = Network::new(&fabric.topology, fabric.network.clone());
+        let seed = fabric.network.seed;
+        timing::stretch_links(&fabric.timing, seed, &mut network);
         let pressure = Pressure::default();
         let slots = fabric.nics.iter().enumerate().map(|(i, spec)| {
             let mut nic = new_chip(spec, spec.nic.clone());
@@ -118,6 +124,7 @@ impl World {
                 spec: spec.clone(),
                 nic,
                 machine: Machine::new(i, spec.pci.clone()),
+                timing: NicTiming::new(&fabric.timing, seed, i),
                 outbox: VecDeque::new(),
                 power: if spec.powered { Power::On } else { Power::Off },
                 connected: false,
@@ -130,6 +137,8 @@ impl World {
             setup: Setup::new(&fabric.setup, &fabric.topology)?,
             topology: fabric.topology.clone(),
             nics_per_node: fabric.nics_per_node,
+            timing: fabric.timing.model,
+            variant: fabric.variant.clone(),
             network,
             tracer,
             clock,
@@ -181,7 +190,7 @@ impl World {
 
     /// True if something that waits in a NIC may leave it now.
     fn may_send(&self, i: usize) -> bool {
-        self.slots[i].nic.tx_waiting_lanes() & self.network.tx_open(i) != 0
+        self.slots[i].nic.tx_waiting_lanes() & self.tx_open(i) != 0
     }
 
     /// When [`World::tick`] has something to do next, in ns since the start.
@@ -190,12 +199,14 @@ impl World {
         nic.into_iter()
             .chain(self.network.next_deadline())
             .chain(self.setup.next_deadline())
+            .chain(self.timing_deadline())
             .min()
     }
 
     /// Runs what is due.
     pub fn tick(&mut self) {
         let now = self.now();
+        self.run_timing(now);
         // Each NIC once: one whose deadline does not move must not hold up the rest.
         let due: Vec<usize> = self
             .timers
@@ -257,6 +268,7 @@ impl World {
     pub fn load(&mut self, nic: usize, bar: u8, offset: u64, data: &mut [u8]) -> bool {
         // What has happened must have happened before the guest looks.
         self.settle();
+        self.push_posted(nic);
         let state = self.with_nic(nic, |n, env| n.mmio_read(bar, offset, data, env));
         self.settle();
         match state {
@@ -272,7 +284,11 @@ impl World {
     /// The result of a load that took time: `false` while it still does. A NIC that is off reads all ones.
     pub fn finish_load(&mut self, nic: usize, data: &mut [u8]) -> bool {
         if self.is_on(nic) {
-            return self.slots[nic].nic.finish_load(data);
+            let done = self.slots[nic].nic.finish_load(data);
+            if done {
+                self.push_posted(nic);
+            }
+            return done;
         }
         data.fill(0xff);
         true
@@ -300,17 +316,19 @@ impl World {
         f: impl FnOnce(&mut Nic, &mut Env<'_>) -> R,
     ) -> Option<R> {
         let now = self.now();
+        let (tx_credit, tx_room) = (self.tx_credit(i), self.tx_room(i));
         let slot = &mut self.slots[i];
         if slot.power != Power::On {
             return None;
         }
         slot.machine.now_ns = now;
         let mut sink = self.tracer.sink(i, now);
+        let mut host = TimedHost::new(&mut slot.machine, slot.timing.as_mut());
         let mut env = Env {
-            host: &mut slot.machine,
+            host: &mut host,
             outbox: &mut slot.outbox,
-            tx_credit: self.network.tx_credit(i),
-            tx_room: self.network.tx_room(i),
+            tx_credit,
+            tx_room,
             trace: &mut sink,
         };
         let (nic, bomb) = (&mut slot.nic, std::mem::take(&mut slot.panic_next));
@@ -320,7 +338,7 @@ impl World {
         }));
         match result {
             Ok(r) => {
-                self.after_nic(i);
+                self.after_nic(i, now);
                 Some(r)
             }
             Err(payload) => {
@@ -330,11 +348,11 @@ impl World {
         }
     }
 
-    fn after_nic(&mut self, i: usize) {
-        let slot = &mut self.slots[i];
-        while let Some(packet) = slot.outbox.pop_front() {
-            self.network.inject(i, packet, &mut self.tracer);
+    fn after_nic(&mut self, i: usize, now: u64) {
+        while let Some(packet) = self.slots[i].outbox.pop_front() {
+            self.send_packet(i, packet, now);
         }
+        let slot = &mut self.slots[i];
         let deadline = slot.nic.next_deadline();
         if deadline != slot.deadline {
             if let Some(old) = slot.deadline {
@@ -415,6 +433,9 @@ impl World {
         slot.nic.withdraw_pressure();
         slot.nic = nic;
         slot.outbox.clear();
+        if let Some(t) = &mut slot.timing {
+            t.clear();
+        }
         if let Some(at) = slot.deadline.take() {
             self.timers.remove(&(at, i));
         }
@@ -471,6 +492,9 @@ impl World {
             Power::Off => {}
             Power::Dead => self.switch_on(nic),
             Power::On => {
+                if let Some(t) = &mut self.slots[nic].timing {
+                    t.clear();
+                }
                 self.with_nic(nic, |n, env| n.reset(kind, env));
                 self.sync_pci(nic);
                 self.nic_came_back(nic);
@@ -583,6 +607,16 @@ impl World {
     /// Topology as the user gave it.
     pub fn topology_name(&self) -> &str {
         &self.topology.name
+    }
+
+    /// The timing model.
+    pub fn timing(&self) -> TimingModel {
+        self.timing
+    }
+
+    /// What the model does where the reference leaves a choice, as [`crate::variant::Variant`] prints it.
+    pub fn variant(&self) -> &str {
+        &self.variant
     }
 
     /// NICs per host.

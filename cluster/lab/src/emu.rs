@@ -69,6 +69,20 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
             .with_context(|| format!("'{topology}' is neither a topology (pair, ring:4, torus:2x2x2, …) nor a readable file"))?;
         options.push(("--config", copy.display().to_string()));
     }
+    // A variant may name the timing model itself.
+    let named = |v: &String| v.contains("timing.model=");
+    if let Some(timing) = spec
+        .timing
+        .filter(|_| !spec.variant.as_ref().is_some_and(named))
+    {
+        options.push(("--timing", timing.to_string()));
+    }
+    if let Some(seed) = spec.seed {
+        options.push(("--seed", seed.to_string()));
+    }
+    if let Some(variant) = &spec.variant {
+        options.push(("--variant", variant.clone()));
+    }
     for (name, value) in options {
         command.push(name.into());
         command.push(value.into());
@@ -226,8 +240,8 @@ fn flatten(prefix: &str, value: &Value, into: &mut Map<String, Value>) {
 
 /// State and counters of the fabric for `lab status --json`.
 ///
-/// Each NIC has its state, `counters` (all of the chip as `velo_sent`, `mmio_writes`, …, of the host side as `host_…` and
-/// of the crossbar as `network_…`) and `chip` (the same, nested); each link its state, counters in both directions and
+/// Each NIC has its state, `counters` (all of the chip as `velo_sent`, `mmio_writes`, …, of the host side as `host_…`, of
+/// the timing model as `timing_…` and of the crossbar as `network_…`) and `chip` (the same, nested); each link its state, counters in both directions and
 /// `retransmissions`, the number of transmissions that the link layer repaired.
 ///
 /// # Errors
@@ -253,6 +267,7 @@ fn describe(status: &Status, counters: &Counters) -> Value {
         let mut flat = Map::new();
         flatten("", &c.chip, &mut flat);
         flatten("host", &Value::Object(object(&c.host)), &mut flat);
+        flatten("timing", &Value::Object(object(&c.timing)), &mut flat);
         flatten("network", &Value::Object(object(&c.network)), &mut flat);
         flat.insert("in_flight_bytes".into(), c.in_flight_bytes.into());
         nic.insert("counters".into(), Value::Object(flat));
@@ -269,7 +284,8 @@ fn describe(status: &Status, counters: &Counters) -> Value {
         Value::Object(link)
     });
     serde_json::json!({
-        "topology": status.topology, "seed": status.seed, "tracing": status.tracing, "uptime_ns": counters.uptime_ns,
+        "topology": status.topology, "seed": status.seed, "timing": status.timing, "variant": status.variant,
+        "tracing": status.tracing, "uptime_ns": counters.uptime_ns,
         "nics": nics.collect::<Vec<_>>(), "links": links.collect::<Vec<_>>(),
         "event_loop": object(&status.event_loop),
     })

@@ -1,7 +1,10 @@
 //! What a lab looks like.
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
+use extoll_emulator::timing::TimingModel;
+use extoll_emulator::variant::Choice;
 use serde::{Deserialize, Serialize};
+use std::str::FromStr;
 
 /// Most nodes that a lab can have: host numbers of a /24 network less the reserved ones.
 pub const MAX_NODES: usize = 128;
@@ -65,6 +68,15 @@ pub struct Spec {
     /// Two NUMA nodes of half the processors and memory each; the NICs are at the second one.
     #[serde(default)]
     pub numa: bool,
+    /// Whether everything happens at once and in order, or not (docs/emulator.md); `LAB_TIMING` or unkind when absent.
+    #[serde(default)]
+    pub timing: Option<TimingModel>,
+    /// Seed of the fabric's random draws; `LAB_SEED` or any when absent.
+    #[serde(default)]
+    pub seed: Option<u64>,
+    /// Choice among the model's switches in the emulator's notation; `LAB_VARIANT` or `default` when absent.
+    #[serde(default)]
+    pub variant: Option<String>,
     /// Words added to the kernel command line.
     pub append: Vec<String>,
     /// Arguments added to every QEMU.
@@ -91,6 +103,9 @@ impl Default for Spec {
             bench_nics: false,
             iommu: false,
             numa: false,
+            timing: None,
+            seed: None,
+            variant: None,
             append: Vec::new(),
             qemu_args: Vec::new(),
             emu_args: Vec::new(),
@@ -127,6 +142,22 @@ pub fn topology_size(topology: &str) -> Option<usize> {
             .try_fold(1usize, |a, n| a.checked_mul(n?)),
         _ => None,
     }
+}
+
+/// What an environment variable says.
+fn variable<T: FromStr>(name: &str) -> Result<Option<T>> {
+    match std::env::var(name) {
+        Ok(text) if !text.is_empty() => match text.parse() {
+            Ok(value) => Ok(Some(value)),
+            Err(_) => bail!("{name}: '{text}' makes no sense"),
+        },
+        _ => Ok(None),
+    }
+}
+
+/// A seed that differs from run to run, short enough to be typed.
+fn any_seed() -> u64 {
+    crate::state::random() >> 40
 }
 
 impl Spec {
@@ -176,6 +207,7 @@ impl Spec {
             );
             return Ok(self);
         }
+        self.settle_model()?;
         ensure!(
             self.accelerators <= MAX_NODES,
             "a lab has at most {MAX_NODES} accelerators, not {}",
@@ -197,6 +229,35 @@ impl Spec {
             );
         }
         Ok(self)
+    }
+
+    /// Timing, seed and variant.
+    fn settle_model(&mut self) -> Result<()> {
+        if self.timing.is_none() {
+            self.timing = variable("LAB_TIMING")?;
+        }
+        if self.seed.is_none() {
+            self.seed = variable("LAB_SEED")?;
+        }
+        if self.variant.is_none() {
+            self.variant = variable("LAB_VARIANT")?;
+        }
+        let variant = self.variant.get_or_insert_with(|| "default".into());
+        // Its mistakes are better told here than by a process that ends.
+        variant.parse::<Choice>().context("--variant")?;
+        self.timing.get_or_insert(TimingModel::Unkind);
+        self.seed.get_or_insert_with(any_seed);
+        Ok(())
+    }
+
+    /// What repeats a run of the fabric, for people; empty without NICs.
+    pub fn model(&self) -> String {
+        match (self.timing, self.seed, &self.variant) {
+            (Some(timing), Some(seed), Some(variant)) => {
+                format!("timing {timing}, seed {seed}, variant {variant}")
+            }
+            _ => String::new(),
+        }
     }
 
     /// NICs of the fabric: those of the nodes, then the accelerators'.
@@ -311,6 +372,25 @@ mod tests {
             assert!(check_name(name).is_err(), "{name}");
         }
         check_name("two-2").unwrap();
+    }
+
+    #[test]
+    fn the_model_is_settled_once() {
+        let spec = |seed, variant: Option<&str>| Spec {
+            seed,
+            variant: variant.map(Into::into),
+            timing: Some(TimingModel::Ideal),
+            ..Spec::default()
+        };
+        let one = spec(Some(7), Some("nic.full-rule=flag-on-equal"));
+        assert_eq!(
+            one.settle().unwrap().model(),
+            "timing ideal, seed 7, variant nic.full-rule=flag-on-equal"
+        );
+        let drawn = spec(None, Some("auto")).settle().unwrap();
+        let again = drawn.clone().settle().unwrap();
+        assert_eq!((drawn.seed.is_some(), &drawn), (true, &again));
+        assert!(spec(None, Some("nic.colour=3")).settle().is_err());
     }
 
     #[test]

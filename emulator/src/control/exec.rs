@@ -130,6 +130,7 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
                     bytes_per_second: bytes_per_second.unwrap_or(old.bytes_per_second),
                     corrupt_rate: corrupt_rate.unwrap_or(old.corrupt_rate),
                     loss_rate: loss_rate.unwrap_or(old.loss_rate),
+                    ..old
                 }
             };
             for &c in &cables {
@@ -190,7 +191,7 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
             }
             world.report(n, event, &registers)?;
         }
-        Request::Seed { seed } => world.change_network(|net, _| net.reseed(seed)),
+        Request::Seed { seed } => world.reseed(seed),
         Request::Setup { avoid_dead } => world.set_up_all(avoid_dead)?,
         Request::NetworkState { nic: n, state } => {
             if state > 2 {
@@ -227,6 +228,8 @@ fn status(world: &World, stats: &LoopStats) -> Status {
         pid: std::process::id(),
         topology: world.topology_name().to_owned(),
         seed: world.network().config().seed,
+        timing: world.timing(),
+        variant: world.variant().to_owned(),
         uptime_ns: world.now(),
         tracing: world.tracer.on(),
         nics: (0..world.nic_count())
@@ -244,6 +247,7 @@ fn counters(world: &World, i: usize) -> Result<NicCounters> {
         nic: i,
         chip: serde_json::to_value(world.chip_counters(i))?,
         host: world.host_stats(i).clone(),
+        timing: world.timing_stats(i),
         network: network.clone(),
         in_flight_bytes: in_flight,
         waiting_bytes: waiting,

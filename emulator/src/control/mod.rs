@@ -14,6 +14,7 @@ pub use forge::{Arrival, Forged};
 use crate::machine::HostStats;
 use crate::network::{DownPolicy, LinkInfo, NodeStats};
 use crate::nic::Faults;
+use crate::timing::{TimingModel, TimingStats};
 use crate::world::Power;
 use serde::{Deserialize, Serialize};
 
@@ -301,6 +302,10 @@ pub struct Status {
     pub topology: String,
     /// Seed of random draws.
     pub seed: u64,
+    /// Timing model.
+    pub timing: TimingModel,
+    /// Choice of switches.
+    pub variant: String,
     /// ns since the start.
     pub uptime_ns: u64,
     /// A trace is being written.
@@ -326,6 +331,8 @@ pub struct NicCounters {
     pub chip: serde_json::Value,
     /// Between chip and host.
     pub host: HostStats,
+    /// What the timing model did.
+    pub timing: TimingStats,
     /// Its crossbar.
     pub network: NodeStats,
     /// Bytes of its packets that are not stored yet.

@@ -503,7 +503,8 @@ impl Network {
             return;
         }
         let damage = cable.damage(&mut self.rng);
-        let at = cable.schedule(side, flit.pkt.bytes.into(), self.now, &damage);
+        let late = cable.jitter(&mut self.rng);
+        let at = cable.schedule(side, flit.pkt.bytes.into(), self.now, &damage, late);
         let dir = &mut cable.dirs[side];
         let direct = at <= self.now && dir.queue.is_empty();
         dir.stats.corrupted += u64::from(damage.corrupted);

@@ -28,6 +28,8 @@ pub enum DownPolicy {
 pub struct LinkKnobs {
     /// Delay in ns; 0: packets arrive at once.
     pub latency_ns: u64,
+    /// Each packet takes up to so many ns more, but never overtakes the one ahead of it.
+    pub jitter_ns: u64,
     /// Payload bytes per second; 0: no limit.
     pub bytes_per_second: u64,
     /// Probability that a transmission arrives damaged (negative acknowledge, sent again).
@@ -44,8 +46,8 @@ impl LinkKnobs {
         {
             return Err(format!("corrupt_rate and loss_rate must be probabilities with a sum of at most {MAX_DAMAGE}"));
         }
-        if self.latency_ns > 10_000_000_000 {
-            return Err("latency_ns must be at most 10 s".into());
+        if self.latency_ns.max(self.jitter_ns) > 10_000_000_000 {
+            return Err("latency_ns and jitter_ns must be at most 10 s".into());
         }
         Ok(())
     }
@@ -123,6 +125,14 @@ impl Cable {
         }
     }
 
+    /// Draws how much longer than usual a packet takes.
+    pub fn jitter(&self, rng: &mut SmallRng) -> u64 {
+        match self.knobs.jitter_ns {
+            0 => 0,
+            most => rng.random_range(0..=most),
+        }
+    }
+
     /// Draws how often a packet has to be sent again.
     pub fn damage(&self, rng: &mut SmallRng) -> Damage {
         let k = &self.knobs;
@@ -142,9 +152,16 @@ impl Cable {
         d
     }
 
-    /// Arrival time of a packet of `bytes` that is sent now and had the given damage on the way. Never before that of the
-    /// packet ahead of it.
-    pub fn schedule(&mut self, side: usize, bytes: u64, now: u64, damage: &Damage) -> u64 {
+    /// Arrival time of a packet of `bytes` that is sent now, had the given damage on the way and takes `late` ns longer. Never
+    /// before that of the packet ahead of it.
+    pub fn schedule(
+        &mut self,
+        side: usize,
+        bytes: u64,
+        now: u64,
+        damage: &Damage,
+        late: u64,
+    ) -> u64 {
         let k = self.knobs;
         let dir = &mut self.dirs[side];
         let send = match k.bytes_per_second {
@@ -161,6 +178,9 @@ impl Cable {
             .saturating_add(send)
             .saturating_add(again);
         let last = dir.queue.back().map_or(0, |(at, _)| *at);
-        dir.busy_until.saturating_add(k.latency_ns).max(last)
+        dir.busy_until
+            .saturating_add(k.latency_ns)
+            .saturating_add(late)
+            .max(last)
     }
 }

@@ -219,7 +219,7 @@ proptest! {
     fn damage_and_flaps_keep_packets_whole_and_in_order(
         seed: u64, latency in 0u64..3000, bps in prop_oneof![Just(0u64), 1_000u64..1_000_000_000], corrupt in 0.0f64..0.5, loss in 0.0f64..0.4,
     ) {
-        let link = LinkKnobs { latency_ns: latency, bytes_per_second: bps, corrupt_rate: corrupt, loss_rate: loss };
+        let link = LinkKnobs { latency_ns: latency, jitter_ns: 0, bytes_per_second: bps, corrupt_rate: corrupt, loss_rate: loss };
         let mut net = simple("ring:5", NetConfig { link, seed, ..NetConfig::default() });
         let c = net.cable_at(End { nic: 1, port: 0 }).unwrap();
         let mut got = Vec::new();

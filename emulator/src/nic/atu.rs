@@ -4,7 +4,7 @@ use super::dma::nth;
 use super::rma_regs::{perf, Half};
 use super::tlb::Tlb;
 use super::{Nic, NicConfig};
-use crate::env::Env;
+use crate::env::{Env, Stream};
 use std::collections::VecDeque;
 use wire::atu::{Command, CommandWord, GatBase, GatEntry, NlaParts, GAT_ENTRIES};
 use wire::ids::{Nla, RegOffset, Vpid};
@@ -258,7 +258,10 @@ impl Nic {
             return;
         }
         // A failed write is counted and reported; there is nobody else to tell.
-        if self.dma_write(to, &1u64.to_le_bytes(), env).is_ok() {
+        env.host.enter(Stream::Everything);
+        let written = self.dma_write(to, &1u64.to_le_bytes(), env).is_ok();
+        env.host.leave();
+        if written {
             self.counters.atu.answers = self.counters.atu.answers.wrapping_add(1);
         }
     }

@@ -1,5 +1,6 @@
 //! What NICs send each other. The network looks at the envelope only.
 
+use crate::env::{Packet, Stream};
 use std::fmt;
 use wire::rma::{Command, Mode, NotifySpec};
 
@@ -223,6 +224,21 @@ impl RmaMessage {
         Self {
             kind: RmaKind::Notify { class: 0, value: 0 },
             ..*self
+        }
+    }
+}
+
+impl Packet {
+    /// The order in which the target writes what this packet makes it write, apart from that of receive queues.
+    pub(super) fn stream(&self) -> Option<Stream> {
+        match &self.body {
+            Body::Velo(_) => None,
+            Body::Rma(m) => Some(Stream::Rma {
+                node: self.src.0,
+                vpid: m.origin_vpid,
+                tc: self.tc,
+            }),
+            Body::Smfu(_) => Some(Stream::Smfu { node: self.src.0 }),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::noti::Vectors;
 use super::{FullRule, HoldScope, LossyRing, Nic, Te, VeloMessage};
-use crate::env::Env;
+use crate::env::{Env, Stream};
 use crate::lane::Receipt;
 use std::collections::VecDeque;
 use wire::bq::{DcqBase, DcqBaseWord, General, Rp, SegmentWord, SlotCode, WritePointers};
@@ -360,6 +360,7 @@ impl Nic {
             Unit::Rma => LossyRing::Rma,
         };
         let lost = self.lost_slots(ring, vpid, slots);
+        env.host.enter(Stream::Queue(unit, vpid));
         let stored = match &item {
             Item::Message(m) => self.velo_write_slots(m, at, lost, env),
             Item::Slot(_) | Item::Notification(..) if lost != 0 => Ok(()),
@@ -369,6 +370,7 @@ impl Nic {
             }
             Item::Notification(words, _) => self.write_notification(*words, at[0], env),
         };
+        env.host.leave();
         if stored.is_err() {
             self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
         }

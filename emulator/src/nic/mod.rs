@@ -435,10 +435,17 @@ impl Nic {
     fn deliver(&mut self, pkt: Packet, env: &mut Env<'_>) {
         self.counters.packets_received = self.counters.packets_received.wrapping_add(1);
         self.rma.engine.pace();
+        let stream = pkt.stream();
+        if let Some(stream) = stream {
+            env.host.enter(stream);
+        }
         match pkt.body {
             Body::Velo(message) => self.velo_receive(message, env),
             Body::Rma(message) => self.rma_receive(pkt.src.0, pkt.tc, *message, env),
             Body::Smfu(message) => self.smfu_receive(pkt.src.0, *message, env),
+        }
+        if stream.is_some() {
+            env.host.leave();
         }
     }
 

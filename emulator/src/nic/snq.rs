@@ -1,7 +1,7 @@
 //! System notification queue: trigger events, micro-programs, ring in host memory, interrupt (HW §6, G4…G6).
 
 use super::{LossyRing, Nic, NicConfig, SnqRestart};
-use crate::env::{Accessor, Env};
+use crate::env::{Accessor, Env, Stream};
 use wire::ids::RegOffset;
 use wire::regs::snq::{self as regs, Execute, IrqWatermark, QueueBalt};
 use wire::snq::{Entry, Header, InstructionWord, Opcode, END, ENTRY_BYTES, PAYLOAD_WORDS};
@@ -170,7 +170,9 @@ impl Nic {
     fn snq_interrupt(&mut self, env: &mut Env<'_>) {
         if self.snq.execute && self.snq.due() {
             self.snq.armed = false;
+            env.host.enter(Stream::Snq);
             self.send_msi(env);
+            env.host.leave();
         }
     }
 
@@ -279,7 +281,9 @@ impl Nic {
         self.snq.last = entry.payload;
         if self.lost_slots(LossyRing::Snq, 0, 1) == 0 {
             // A failed write is counted and reported; the ring goes on like the chip's posted writes do.
+            env.host.enter(Stream::Snq);
             let _ = self.dma_write(at, &entry.to_bytes(), env);
+            env.host.leave();
         }
         self.counters.snq_entries = self.counters.snq_entries.wrapping_add(1);
         self.snq_interrupt(env);

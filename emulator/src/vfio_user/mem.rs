@@ -213,6 +213,11 @@ impl GuestMemory {
         })
     }
 
+    /// True if [`GuestMemory::write`] can write all of this now.
+    pub fn writable(&self, addr: u64, len: usize) -> bool {
+        self.pieces(addr, len, true, |_, _, _, _| {})
+    }
+
     /// Writes; `false` (and nothing written) if any byte is outside the mappings or read-only. What is in an aligned word of 8
     /// bytes is seen at once, in ascending order.
     pub fn write(&self, addr: u64, data: &[u8]) -> bool {

@@ -7,6 +7,7 @@ mod verbs;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use extoll_emulator::timing::TimingModel;
 use lab::{BringUp, Paths, Spec};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -177,6 +178,17 @@ struct Up {
     /// Give every node two NUMA nodes, with the NICs at the second one (needs an even number of processors)
     #[arg(long)]
     numa: bool,
+    /// Whether everything in the fabric happens at once and in order, or as late and out of order as the hardware may (default:
+    /// LAB_TIMING, else unkind)
+    #[arg(long, value_enum)]
+    timing: Option<TimingModel>,
+    /// Seed of the fabric's random draws (default: LAB_SEED, else any)
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// What the model does where the reference leaves a choice: default, auto, a number or KEY=VALUE,… (`extoll-emu variants`;
+    /// default: LAB_VARIANT, else default)
+    #[arg(long, value_name = "V")]
+    variant: Option<String>,
     /// Word for the kernel command line (repeatable)
     #[arg(long, value_name = "WORD")]
     append: Vec<String>,
@@ -229,6 +241,9 @@ impl Up {
             bench_nics: self.bench_nics,
             iommu: self.iommu,
             numa: self.numa,
+            timing: self.timing,
+            seed: self.seed,
+            variant: self.variant,
             append: self.append,
             qemu_args: self.qemu_arg,
             emu_args: self.emu_arg,

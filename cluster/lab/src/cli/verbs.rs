@@ -62,6 +62,9 @@ fn announce(cluster: &Cluster, start: Instant) {
         Paint::stderr().bold(&format!("lab '{}'", spec.name)),
         start.elapsed().as_secs_f64()
     );
+    if !spec.model().is_empty() {
+        eprintln!("{}", spec.model());
+    }
 }
 
 /// `lab down`.
@@ -157,6 +160,9 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
         spec.kernel,
         doc["up_s"]
     ))?;
+    if !spec.model().is_empty() {
+        say(&(spec.model() + "\n"))?;
+    }
     match cluster.health() {
         Health::Up => {}
         Health::EmulatorDied | Health::Dead if cluster.record().ready => {

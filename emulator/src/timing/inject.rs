@@ -1,0 +1,147 @@
+//! From the units of a NIC into the network: a queue per unit and traffic class, drawn from in random order (G28).
+
+use super::{Draw, Lanes, TimingConfig, TimingStats};
+use crate::env::Packet;
+use crate::lane::{self, LANES, OVERHEAD};
+use crate::nic::{Body, RmaKind, SmfuMessage};
+use std::collections::BTreeMap;
+
+/// What stays in order on its way into the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Lane {
+    /// VELO messages of a traffic class: one queue.
+    Velo(u8),
+    /// VELO messages of one VPID, whatever their class: they are delivered in order (HW §9.1).
+    VeloSource(u16),
+    /// RMA requests of a traffic class: those of one VPID are processed in order (HW §10.8), be it at the completer or the responder.
+    RmaRequest(u8),
+    /// RMA responses of a traffic class.
+    RmaResponse(u8),
+    /// SMFU stores. Nothing of the SMFU passes them (PCIe order, HW §12).
+    SmfuPosted,
+    /// SMFU loads.
+    SmfuRead,
+    /// Answers to SMFU loads.
+    SmfuResponse,
+}
+
+impl Lane {
+    /// Lanes of a packet, and whether it comes after all SMFU stores.
+    fn of(packet: &Packet) -> ([Option<Self>; 2], bool) {
+        let tc = packet.tc;
+        match &packet.body {
+            Body::Velo(m) => (
+                [Some(Lane::Velo(tc)), Some(Lane::VeloSource(m.src_vpid))],
+                false,
+            ),
+            Body::Rma(m) => {
+                let lane = match m.kind {
+                    RmaKind::GetResponse { .. } | RmaKind::LockResponse { .. } => {
+                        Lane::RmaResponse(tc)
+                    }
+                    _ => Lane::RmaRequest(tc),
+                };
+                ([Some(lane), None], false)
+            }
+            Body::Smfu(m) => {
+                let lane = match **m {
+                    SmfuMessage::Write { .. } => Lane::SmfuPosted,
+                    SmfuMessage::Read { .. } => Lane::SmfuRead,
+                    SmfuMessage::Response { .. } => Lane::SmfuResponse,
+                };
+                ([Some(lane), None], true)
+            }
+        }
+    }
+}
+
+/// Packets of one NIC that are on their way into the network.
+pub(crate) struct Injection {
+    draw: Draw,
+    most: u64,
+    lanes: Lanes<Lane>,
+    /// By time of release and order of sending.
+    queue: BTreeMap<(u64, u64), Packet>,
+    sent: u64,
+    /// What waits, by the lane in which it will be.
+    waiting: [u64; LANES],
+}
+
+/// What a packet costs of the credit and of the room of its lane.
+fn cost(packet: &Packet) -> u64 {
+    u64::from(packet.bytes) + OVERHEAD
+}
+
+impl Injection {
+    pub(super) fn new(cfg: &TimingConfig, seed: u64) -> Self {
+        Self {
+            draw: Draw::new(cfg, seed),
+            most: cfg.inject_delay_ns,
+            lanes: Lanes::default(),
+            queue: BTreeMap::new(),
+            sent: 0,
+            waiting: [0; LANES],
+        }
+    }
+
+    /// Takes a packet from the NIC.
+    pub(super) fn add(&mut self, now: u64, packet: Packet, stats: &mut TimingStats) {
+        let (lanes, smfu) = Lane::of(&packet);
+        let after = if smfu {
+            self.lanes.last(Lane::SmfuPosted)
+        } else {
+            0
+        };
+        let at = self.lanes.place(
+            now,
+            self.most,
+            after,
+            lanes.into_iter().flatten(),
+            &mut self.draw,
+        );
+        self.waiting[lane::Lane::of(&packet).index()] += cost(&packet);
+        self.sent += 1;
+        if self
+            .queue
+            .last_key_value()
+            .is_some_and(|(last, _)| last.0 > at)
+        {
+            stats.packets_overtook += 1;
+        }
+        self.queue.insert((at, self.sent), packet);
+    }
+
+    /// The next packet that is due.
+    pub(super) fn pop_due(&mut self, now: u64, stats: &mut TimingStats) -> Option<Packet> {
+        let entry = self.queue.first_entry().filter(|e| e.key().0 <= now)?;
+        let packet = entry.remove();
+        self.waiting[lane::Lane::of(&packet).index()] -= cost(&packet);
+        stats.packets_delayed += 1;
+        Some(packet)
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        self.queue.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Bytes that wait, by lane.
+    pub(super) fn waiting(&self) -> &[u64; LANES] {
+        &self.waiting
+    }
+
+    /// Bytes that wait and that the credit of requesters is for.
+    pub(super) fn bytes(&self) -> u64 {
+        let requests = lane::Lane::all().filter(|l| l.is_request());
+        requests.map(|l| self.waiting[l.index()]).sum()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+        self.lanes = Lanes::default();
+        self.waiting = [0; LANES];
+    }
+
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.draw.reseed(seed);
+    }
+}

@@ -1,0 +1,371 @@
+//! What passes what, and how late: the freedom that the reference leaves to the chip (G28, G35).
+//!
+//! The NIC model does everything at once and in one order, which no chip does. Between it and its surroundings stand two queues per
+//! NIC, [`Injection`] towards the network and [`Posted`] towards the host, which release things later and in another order, as far
+//! as nothing promises one. Both work by [`Lanes`]: what shares a lane stays in order, everything else is drawn. `docs/emulator.md`
+//! lists the orders that are kept.
+//!
+//! All draws come from one seed, and each queue has a generator of its own, so a run with a manual clock repeats itself.
+
+mod inject;
+mod posted;
+
+pub(crate) use inject::Injection;
+pub(crate) use posted::{Posted, TimedHost};
+
+use crate::lane::{Lane, LANES};
+use crate::network::Network;
+use crate::trace::Tracer;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+/// How much order there is beyond what is promised.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum TimingModel {
+    /// Everything happens at once and in order.
+    #[default]
+    Ideal,
+    /// Random delays and orders, wherever the reference allows them.
+    Unkind,
+}
+
+impl fmt::Display for TimingModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TimingModel::Ideal => "ideal",
+            TimingModel::Unkind => "unkind",
+        })
+    }
+}
+
+impl FromStr for TimingModel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        clap::ValueEnum::from_str(text, false)
+    }
+}
+
+/// Options of the timing model. All but `model` matter for `unkind` only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TimingConfig {
+    /// Which model.
+    pub model: TimingModel,
+    /// Longest usual time that a packet waits between its unit and the crossbar, ns.
+    pub inject_delay_ns: u64,
+    /// Longest usual time until a DMA write becomes visible, ns.
+    pub dma_delay_ns: u64,
+    /// Longest usual time that an interrupt takes, ns.
+    pub msi_delay_ns: u64,
+    /// One in so many delays is `stretch` times as long; 0: none.
+    pub stretch_every: u32,
+    /// By how much.
+    pub stretch: u32,
+    /// One in so many interrupts is preceded by one for nothing; 0: none.
+    pub spurious_every: u32,
+    /// Shortest and longest latency of a link whose latency is not given, ns.
+    pub link_latency_ns: [u64; 2],
+    /// What a packet may take longer than that on a link, ns.
+    pub link_jitter_ns: u64,
+}
+
+impl Default for TimingConfig {
+    /// G35 knows no figures. The usual delays are long against a memory access and short against a context switch; the stretched ones
+    /// outlast an interrupt of an emulated guest (50–170 µs), so that what a guest concludes too early it concludes visibly too early.
+    fn default() -> Self {
+        Self {
+            model: TimingModel::default(),
+            inject_delay_ns: 20_000,
+            dma_delay_ns: 20_000,
+            msi_delay_ns: 30_000,
+            stretch_every: 48,
+            stretch: 24,
+            spurious_every: 16,
+            link_latency_ns: [5_000, 50_000],
+            link_jitter_ns: 10_000,
+        }
+    }
+}
+
+impl TimingConfig {
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    ///
+    /// Something would take longer than a second.
+    pub fn validate(&self) -> Result<(), String> {
+        let stretch = u64::from(self.stretch).max(1);
+        let delays = [self.inject_delay_ns, self.dma_delay_ns, self.msi_delay_ns];
+        let longest = delays.iter().map(|d| d.saturating_mul(stretch)).max();
+        let [low, high] = self.link_latency_ns;
+        if low > high {
+            return Err("timing.link-latency-ns: the first is the shortest".into());
+        }
+        if longest.into_iter().chain([high, self.link_jitter_ns]).max() > Some(1_000_000_000) {
+            return Err("timing: no delay may be longer than a second".into());
+        }
+        Ok(())
+    }
+}
+
+/// What the timing model did to one NIC. Counters run up from the start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TimingStats {
+    /// Packets that entered the network late.
+    pub packets_delayed: u64,
+    /// Packets that entered before one that the NIC had sent earlier.
+    pub packets_overtook: u64,
+    /// DMA writes that became visible late.
+    pub writes_delayed: u64,
+    /// DMA writes that became visible before one that had been made earlier.
+    pub writes_overtook: u64,
+    /// Times that a read of the NIC or of its host pushed writes before it.
+    pub pushes: u64,
+    /// Interrupts that became one with another.
+    pub msi_merged: u64,
+    /// Interrupts for nothing.
+    pub msi_spurious: u64,
+}
+
+/// Draws delays.
+struct Draw {
+    rng: SmallRng,
+    stretch_every: u32,
+    stretch: u32,
+}
+
+impl Draw {
+    fn new(cfg: &TimingConfig, seed: u64) -> Self {
+        Self {
+            rng: SmallRng::seed_from_u64(seed),
+            stretch_every: cfg.stretch_every,
+            stretch: cfg.stretch,
+        }
+    }
+
+    fn reseed(&mut self, seed: u64) {
+        self.rng = SmallRng::seed_from_u64(seed);
+    }
+
+    /// True once in `every` times, on average.
+    fn one_in(&mut self, every: u32) -> bool {
+        every > 0 && self.rng.random_range(0..every) == 0
+    }
+
+    /// A delay, usually of up to `most` ns.
+    fn delay(&mut self, most: u64) -> u64 {
+        let delay = self.rng.random_range(0..=most);
+        if self.one_in(self.stretch_every) {
+            delay.saturating_mul(self.stretch.into())
+        } else {
+            delay
+        }
+    }
+}
+
+/// Streams of things that stay in order: when the last one of each is due.
+struct Lanes<K> {
+    last: BTreeMap<K, u64>,
+}
+
+impl<K> Default for Lanes<K> {
+    fn default() -> Self {
+        Self {
+            last: BTreeMap::new(),
+        }
+    }
+}
+
+impl<K: Ord + Copy> Lanes<K> {
+    /// Lanes that are remembered; of more, those that hold nothing back are forgotten.
+    const KEPT: usize = 256;
+
+    /// When the last thing of a lane is due.
+    fn last(&self, lane: K) -> u64 {
+        self.last.get(&lane).copied().unwrap_or(0)
+    }
+
+    /// The time of something that comes now, after all that is due at `after`, on these lanes. What finds a busy lane usually follows
+    /// close behind, so that a burst is late once and not packet by packet.
+    fn place(
+        &mut self,
+        now: u64,
+        most: u64,
+        after: u64,
+        lanes: impl Iterator<Item = K> + Clone,
+        draw: &mut Draw,
+    ) -> u64 {
+        let behind = lanes
+            .clone()
+            .map(|l| self.last(l))
+            .fold(after, std::cmp::max);
+        let at = if behind > now && !draw.one_in(4) {
+            behind
+        } else {
+            behind.max(now.saturating_add(draw.delay(most)))
+        };
+        if self.last.len() > Self::KEPT {
+            self.last.retain(|_, last| *last > now);
+        }
+        self.last.extend(lanes.map(|l| (l, at)));
+        at
+    }
+}
+
+/// Both queues of one NIC.
+pub(crate) struct NicTiming {
+    pub(crate) injection: Injection,
+    pub(crate) posted: Posted,
+    pub(crate) stats: TimingStats,
+}
+
+impl NicTiming {
+    /// Nothing under way. `None`: the model has no queues.
+    pub(crate) fn new(cfg: &TimingConfig, seed: u64, nic: usize) -> Option<Self> {
+        (cfg.model == TimingModel::Unkind).then(|| Self {
+            injection: Injection::new(cfg, mix(seed, nic, 1)),
+            posted: Posted::new(cfg, mix(seed, nic, 2)),
+            stats: TimingStats::default(),
+        })
+    }
+
+    /// When something is due next.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        self.injection
+            .next_deadline()
+            .into_iter()
+            .chain(self.posted.next_deadline())
+            .min()
+    }
+
+    /// Forgets what is under way.
+    pub(crate) fn clear(&mut self) {
+        self.injection.clear();
+        self.posted.clear();
+    }
+
+    /// Draws from this seed on.
+    pub(crate) fn reseed(&mut self, seed: u64, nic: usize) {
+        self.injection.reseed(mix(seed, nic, 1));
+        self.posted.reseed(mix(seed, nic, 2));
+    }
+}
+
+/// A seed of its own for each use.
+fn mix(seed: u64, nic: usize, purpose: u64) -> u64 {
+    seed ^ (nic as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (purpose << 60)
+}
+
+/// Gives every link that has no latency one of its own, and jitter.
+pub(crate) fn stretch_links(cfg: &TimingConfig, seed: u64, network: &mut Network) {
+    if cfg.model != TimingModel::Unkind {
+        return;
+    }
+    let mut rng = SmallRng::seed_from_u64(mix(seed, usize::MAX, 3));
+    let [low, high] = cfg.link_latency_ns;
+    for cable in 0..network.cable_count() {
+        let latency = rng.random_range(low..=high);
+        let mut knobs = network.knobs(cable);
+        if knobs.latency_ns == 0 && knobs.jitter_ns == 0 {
+            (knobs.latency_ns, knobs.jitter_ns) = (latency, cfg.link_jitter_ns);
+            network.set_knobs(cable, knobs);
+        }
+    }
+}
+
+impl crate::world::World {
+    /// Releases what is due.
+    pub(crate) fn run_timing(&mut self, now: u64) {
+        for i in 0..self.slots.len() {
+            let slot = &mut self.slots[i];
+            let Some(t) = &mut slot.timing else {
+                continue;
+            };
+            slot.machine.now_ns = now;
+            t.posted.run(now, &mut slot.machine, &mut t.stats);
+            while let Some(packet) = t.injection.pop_due(now, &mut t.stats) {
+                self.network.inject(i, packet, &mut self.tracer);
+            }
+        }
+    }
+
+    /// Makes all DMA writes of a NIC visible: what its host reads from it comes after them (PCIe: completions push posted writes).
+    pub(crate) fn push_posted(&mut self, nic: usize) {
+        let now = self.now();
+        let slot = &mut self.slots[nic];
+        if let Some(t) = &mut slot.timing {
+            slot.machine.now_ns = now;
+            t.posted.push(&mut slot.machine, &mut t.stats);
+        }
+    }
+
+    /// Gives a packet of a NIC to the network, now or later.
+    pub(crate) fn send_packet(&mut self, nic: usize, packet: crate::env::Packet, now: u64) {
+        match &mut self.slots[nic].timing {
+            Some(t) => t.injection.add(now, packet, &mut t.stats),
+            None => self.network.inject(nic, packet, &mut self.tracer),
+        }
+    }
+
+    /// Payload bytes that a NIC may send now.
+    pub(crate) fn tx_credit(&self, nic: usize) -> u64 {
+        let waiting = self.slots[nic].timing.as_ref();
+        let waiting = waiting.map_or(0, |t| t.injection.bytes());
+        self.network.tx_credit(nic).saturating_sub(waiting)
+    }
+
+    /// Bytes that each lane of a NIC takes now.
+    pub(crate) fn tx_room(&self, nic: usize) -> [u64; LANES] {
+        let mut room = self.network.tx_room(nic);
+        if let Some(t) = &self.slots[nic].timing {
+            for (room, waiting) in room.iter_mut().zip(t.injection.waiting()) {
+                *room = room.saturating_sub(*waiting);
+            }
+        }
+        room
+    }
+
+    /// Lanes into which a NIC may send something now.
+    pub(crate) fn tx_open(&self, nic: usize) -> u16 {
+        let open = self.network.tx_open(nic);
+        if self.slots[nic].timing.is_none() || open == 0 {
+            return open;
+        }
+        let (credit, room) = (self.tx_credit(nic) > 0, self.tx_room(nic));
+        let may = |l: &Lane| (credit || !l.is_request()) && room[l.index()] > 0;
+        let lanes = Lane::all().filter(may);
+        open & lanes.fold(0, |set, l| set | l.bit())
+    }
+
+    /// When the timing model has something to do next.
+    pub(crate) fn timing_deadline(&self) -> Option<u64> {
+        let queues = self.slots.iter().filter_map(|s| s.timing.as_ref());
+        queues.filter_map(NicTiming::next_deadline).min()
+    }
+
+    /// What the timing model did to a NIC.
+    pub fn timing_stats(&self, nic: usize) -> TimingStats {
+        let queues = self.slots[nic].timing.as_ref();
+        queues.map_or_else(TimingStats::default, |t| t.stats.clone())
+    }
+
+    /// Restarts all random draws.
+    pub fn reseed(&mut self, seed: u64) {
+        self.change_network(|net, _: &mut Tracer| net.reseed(seed));
+        for (i, slot) in self.slots.iter_mut().enumerate() {
+            if let Some(t) = &mut slot.timing {
+                t.reseed(seed, i);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

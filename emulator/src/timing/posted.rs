@@ -1,0 +1,221 @@
+//! From a NIC to its host: posted writes and interrupts become visible later than the chip made them.
+//!
+//! A write carries the [`Stream`]s that the NIC was in when it made it and stays behind earlier writes of the same streams. A read of
+//! the NIC, and an answer to its host, push all writes before them, as PCIe demands.
+
+use super::{Draw, Lanes, TimingConfig, TimingStats};
+use crate::env::{DmaFault, Host, Stream};
+use crate::machine::Machine;
+use std::collections::BTreeMap;
+use wire::ids::Unit;
+
+/// Bytes that wait at most; above, the oldest go at once. Bounds the emulator's memory.
+const MOST_BYTES: usize = 4 << 20;
+
+struct Write {
+    addr: u64,
+    data: Vec<u8>,
+}
+
+/// What a NIC has sent to its host that is not there yet.
+pub(crate) struct Posted {
+    draw: Draw,
+    most: u64,
+    msi_most: u64,
+    spurious_every: u32,
+    lanes: Lanes<Stream>,
+    /// When the last write to a receive queue is due, and the last one of all.
+    last_queue: u64,
+    last: u64,
+    /// By time and order of writing.
+    writes: BTreeMap<(u64, u64), Write>,
+    bytes: usize,
+    made: u64,
+    /// By time: real ones and those for nothing.
+    interrupts: BTreeMap<(u64, u64), (u16, bool)>,
+    streams: Vec<Stream>,
+}
+
+impl Posted {
+    pub(super) fn new(cfg: &TimingConfig, seed: u64) -> Self {
+        Self {
+            draw: Draw::new(cfg, seed),
+            most: cfg.dma_delay_ns,
+            msi_most: cfg.msi_delay_ns,
+            spurious_every: cfg.spurious_every,
+            lanes: Lanes::default(),
+            last_queue: 0,
+            last: 0,
+            writes: BTreeMap::new(),
+            bytes: 0,
+            made: 0,
+            interrupts: BTreeMap::new(),
+            streams: Vec::new(),
+        }
+    }
+
+    /// What comes now must not be visible before this time.
+    fn after(&self) -> u64 {
+        let packet = |s: &Stream| matches!(s, Stream::Rma { .. } | Stream::Smfu { .. });
+        let of = |s: &Stream| match *s {
+            Stream::Everything => self.last,
+            Stream::Snq => self.last_queue,
+            // A notification that waited for room in its queue is no longer in the stream of its data.
+            Stream::Queue(Unit::Rma, _) if !self.streams.iter().any(packet) => self.last,
+            _ => 0,
+        };
+        self.streams.iter().map(of).max().unwrap_or(0)
+    }
+
+    fn write(&mut self, now: u64, addr: u64, data: &[u8], stats: &mut TimingStats) {
+        let after = self.after();
+        let lanes = self.streams.iter().copied();
+        let at = self
+            .lanes
+            .place(now, self.most, after, lanes, &mut self.draw);
+        self.last = self.last.max(at);
+        if self.streams.iter().any(|s| matches!(s, Stream::Queue(..))) {
+            self.last_queue = self.last_queue.max(at);
+        }
+        self.made += 1;
+        self.bytes += data.len();
+        let last = self.writes.last_key_value();
+        stats.writes_overtook += u64::from(last.is_some_and(|(last, _)| last.0 > at));
+        let data = data.to_vec();
+        self.writes.insert((at, self.made), Write { addr, data });
+    }
+
+    fn interrupt(&mut self, now: u64, vector: u16, stats: &mut TimingStats) {
+        let lanes = self.streams.iter().map(|&s| self.lanes.last(s));
+        let ready = lanes.fold(self.after().max(now), std::cmp::max);
+        // One that is still to come after all this tells of it as well.
+        let same = |(&(at, _), &(v, real)): (&(u64, u64), &(u16, bool))| {
+            at >= ready && v == vector && real
+        };
+        if self.interrupts.iter().any(same) {
+            stats.msi_merged += 1;
+            return;
+        }
+        let at = ready.saturating_add(self.draw.delay(self.msi_most));
+        self.made += 1;
+        self.interrupts.insert((at, self.made), (vector, true));
+        if self.draw.one_in(self.spurious_every) {
+            self.made += 1;
+            self.interrupts.insert((now, self.made), (vector, false));
+        }
+    }
+
+    /// The first write becomes visible.
+    fn commit(&mut self, machine: &mut Machine, stats: &mut TimingStats) {
+        let Some((_, write)) = self.writes.pop_first() else {
+            return;
+        };
+        self.bytes -= write.data.len();
+        stats.writes_delayed += 1;
+        // The range was there when the chip wrote. If it is gone by now that is counted and reported; the chip does not learn of it.
+        let _ = machine.dma_write(write.addr, &write.data);
+    }
+
+    /// Everything written becomes visible.
+    pub(super) fn push(&mut self, machine: &mut Machine, stats: &mut TimingStats) {
+        if self.writes.is_empty() {
+            return;
+        }
+        stats.pushes += 1;
+        while !self.writes.is_empty() {
+            self.commit(machine, stats);
+        }
+    }
+
+    /// Does what is due.
+    pub(super) fn run(&mut self, now: u64, machine: &mut Machine, stats: &mut TimingStats) {
+        let due = |first: Option<(&(u64, u64), _)>| first.is_some_and(|((at, _), _)| *at <= now);
+        while due(self.writes.first_key_value().map(|(k, _)| (k, ()))) {
+            self.commit(machine, stats);
+        }
+        while due(self.interrupts.first_key_value().map(|(k, _)| (k, ()))) {
+            if let Some((_, (vector, real))) = self.interrupts.pop_first() {
+                stats.msi_spurious += u64::from(!real);
+                machine.msi(vector);
+            }
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        let writes = self.writes.first_key_value().map(|((at, _), _)| *at);
+        let interrupts = self.interrupts.first_key_value().map(|((at, _), _)| *at);
+        writes.into_iter().chain(interrupts).min()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.writes.clear();
+        self.interrupts.clear();
+        self.lanes = Lanes::default();
+        (self.last, self.last_queue, self.bytes) = (0, 0, 0);
+    }
+
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.draw.reseed(seed);
+    }
+}
+
+/// A host as a NIC sees it for one event: with what is under way to it, if the model has delays.
+pub(crate) struct TimedHost<'a> {
+    machine: &'a mut Machine,
+    posted: Option<(&'a mut Posted, &'a mut TimingStats)>,
+}
+
+impl<'a> TimedHost<'a> {
+    pub(crate) fn new(machine: &'a mut Machine, timing: Option<&'a mut super::NicTiming>) -> Self {
+        let posted = timing.map(|t| {
+            t.posted.streams.clear();
+            (&mut t.posted, &mut t.stats)
+        });
+        Self { machine, posted }
+    }
+}
+
+impl Host for TimedHost<'_> {
+    fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+        if let Some((posted, stats)) = &mut self.posted {
+            posted.push(self.machine, stats);
+        }
+        self.machine.dma_read(addr, buf)
+    }
+
+    fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault> {
+        match &mut self.posted {
+            Some((posted, stats)) if self.machine.takes(addr, data.len()) => {
+                posted.write(self.machine.now_ns, addr, data, stats);
+                while posted.bytes > MOST_BYTES {
+                    posted.commit(self.machine, stats);
+                }
+                Ok(())
+            }
+            _ => self.machine.dma_write(addr, data),
+        }
+    }
+
+    fn msi(&mut self, vector: u16) {
+        match &mut self.posted {
+            Some((posted, stats)) => posted.interrupt(self.machine.now_ns, vector, stats),
+            None => self.machine.msi(vector),
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.machine.now_ns
+    }
+
+    fn enter(&mut self, stream: Stream) {
+        if let Some((posted, _)) = &mut self.posted {
+            posted.streams.push(stream);
+        }
+    }
+
+    fn leave(&mut self) {
+        if let Some((posted, _)) = &mut self.posted {
+            posted.streams.pop();
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Variants: one choice for every switch that `gaps.md` marks with (S) and the model has.
+//!
+//! Where the reference is silent the model decides one way and can do it another way. A driver must work with both, so tests run
+//! under a choice drawn from a seed, or under each of a set of choices that has every value of every switch.
+
+use crate::config::ConfigFile;
+use anyhow::{bail, Context, Result};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use toml::{Table, Value};
+
+/// A value that stands for a field left out.
+const NONE: &str = "none";
+
+/// A decision of the model that can be another one.
+#[derive(Debug, Clone, Copy)]
+pub struct Switch {
+    /// Its place in the configuration file, as `section.field`.
+    pub key: &'static str,
+    /// Where it comes from.
+    pub gap: &'static str,
+    /// Its values; the first one is the default.
+    pub values: &'static [&'static str],
+}
+
+const fn switch(key: &'static str, gap: &'static str, values: &'static [&'static str]) -> Switch {
+    Switch { key, gap, values }
+}
+
+/// All switches that are drawn.
+pub const SWITCHES: &[Switch] = &[
+    switch("nic.flr-scope", "G2", &["everything", "keep-network"]),
+    switch("pci.msi-vectors", "G3", &["1", "4", "32"]),
+    switch("nic.snq-stale-words", "G5", &["false", "true"]),
+    switch("nic.snq-restart", "G6", &["reset-pointer", "keep-pointer"]),
+    switch("nic.full-rule", "G10", &["keep-one-free", "flag-on-equal"]),
+    switch("nic.hold-scope", "G10", &["vpid", "unit"]),
+    switch("nic.faults.wcbuf-retry-waiting", "G11", &[NONE, "32"]),
+    switch("nic.unaligned-qw", "G12", &["as-bytes", "error"]),
+    switch("nic.atu-tlb", "G17", &["on", "whole-pages", "off"]),
+    switch("nic.smfu-zero-mask", "G18", &["refuse", "node-zero"]),
+    switch("nic.backdoor-info-read", "G20", &["pop", "peek"]),
+    switch("setup.multicast-to-sender", "G21", &["false", "true"]),
+    switch("setup.delay-ms", "G22", &["0", "50"]),
+    switch("nic.tsc-hz", "G25", &["100000000", "156250000"]),
+    switch("timing.model", "G28", &["ideal", "unkind"]),
+    switch("network.link.bytes-per-second", "G35", &["0", "1000000000"]),
+];
+
+/// Values of switches, by key; those left out have their defaults.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Variant(BTreeMap<String, String>);
+
+/// What was asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// All defaults.
+    #[default]
+    Default,
+    /// Drawn from the seed of the run.
+    Auto,
+    /// Drawn from this seed.
+    Seed(u64),
+    /// These values.
+    Set(Variant),
+}
+
+impl FromStr for Choice {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text {
+            "default" => Choice::Default,
+            "auto" => Choice::Auto,
+            _ => match text.parse() {
+                Ok(seed) => Choice::Seed(seed),
+                Err(_) => Choice::Set(text.parse()?),
+            },
+        })
+    }
+}
+
+impl FromStr for Variant {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut values = BTreeMap::new();
+        for word in text.split(',') {
+            let (key, value) = word.split_once('=').with_context(|| {
+                format!("{word:?} is not auto, default, a number or KEY=VALUE,…")
+            })?;
+            if !SWITCHES.iter().any(|s| s.key == key) {
+                bail!("there is no switch {key:?}; `extoll-emu variants` lists them");
+            }
+            values.insert(key.to_owned(), value.to_owned());
+        }
+        Ok(Self(values))
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("default");
+        }
+        for (i, (key, value)) in self.0.iter().enumerate() {
+            write!(f, "{}{key}={value}", if i == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+impl Variant {
+    /// The choice that belongs to a seed: every switch has its default with probability ½, else any of its other values.
+    pub fn from_seed(seed: u64) -> Self {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut values = BTreeMap::new();
+        for s in SWITCHES {
+            let other = rng.random_range(1..s.values.len());
+            if rng.random() {
+                values.insert(s.key.to_owned(), s.values[other].to_owned());
+            }
+        }
+        Self(values)
+    }
+
+    /// Few variants that have every value of every switch at least once.
+    pub fn covering() -> Vec<Self> {
+        let lines = SWITCHES.iter().map(|s| s.values.len()).max().unwrap_or(0);
+        let line = |i: usize| {
+            let values = SWITCHES.iter().enumerate().filter_map(|(k, s)| {
+                let v = (i + k) % s.values.len();
+                (v != 0).then(|| (s.key.to_owned(), s.values[v].to_owned()))
+            });
+            Self(values.collect())
+        };
+        (0..lines).map(line).collect()
+    }
+
+    /// What a configuration has, whoever chose it.
+    ///
+    /// # Errors
+    ///
+    /// The configuration can't be written as TOML.
+    pub fn of(file: &ConfigFile) -> Result<Self> {
+        let table = Table::try_from(file)?;
+        let differs = |s: &Switch| {
+            let have = get(&table, s.key);
+            (have != parse(s.values[0])).then(|| (s.key.to_owned(), show(have)))
+        };
+        Ok(Self(SWITCHES.iter().filter_map(differs).collect()))
+    }
+
+    /// The configuration with these values. Those that `keep` gives another value than the default stay.
+    fn apply(&self, file: ConfigFile, keep: bool) -> Result<ConfigFile> {
+        if self.0.is_empty() {
+            return Ok(file);
+        }
+        let fixed = if keep {
+            Self::of(&file)?
+        } else {
+            Self::default()
+        };
+        let mut table = Table::try_from(&file)?;
+        for (key, value) in self.0.iter().filter(|(k, _)| !fixed.0.contains_key(*k)) {
+            set(&mut table, key, parse(value)).with_context(|| key.clone())?;
+        }
+        Ok(table.try_into()?)
+    }
+}
+
+impl Choice {
+    /// The configuration under this choice. What was drawn gives way to what the configuration file says; what was named does not.
+    ///
+    /// # Errors
+    ///
+    /// A switch does not have the value.
+    pub fn apply(&self, file: ConfigFile, seed: u64) -> Result<ConfigFile> {
+        match self {
+            Choice::Default => Ok(file),
+            Choice::Auto => Variant::from_seed(seed).apply(file, true),
+            Choice::Seed(seed) => Variant::from_seed(*seed).apply(file, true),
+            Choice::Set(variant) => variant.apply(file, false),
+        }
+        .context("variant")
+    }
+}
+
+/// A value as TOML; what is none is a string, and a field left out is nothing.
+fn parse(text: &str) -> Option<Value> {
+    if text == NONE {
+        return None;
+    }
+    let table = toml::from_str::<Table>(&format!("v = {text}")).ok();
+    let value = table.and_then(|mut t| t.remove("v"));
+    Some(value.unwrap_or_else(|| text.into()))
+}
+
+fn show(value: Option<Value>) -> String {
+    match value {
+        None => NONE.to_owned(),
+        Some(Value::String(s)) => s,
+        Some(v) => v.to_string(),
+    }
+}
+
+fn get(table: &Table, key: &str) -> Option<Value> {
+    let mut path = key.split('.');
+    let first = table.get(path.next()?)?;
+    path.try_fold(first, |v, k| v.get(k)).cloned()
+}
+
+fn set(table: &mut Table, key: &str, value: Option<Value>) -> Result<()> {
+    let (path, field) = key.rsplit_once('.').unwrap_or(("", key));
+    let mut at = table;
+    for part in path.split('.').filter(|p| !p.is_empty()) {
+        let next = at.entry(part).or_insert_with(|| Table::new().into());
+        at = next.as_table_mut().context("not a section")?;
+    }
+    match value {
+        Some(v) => drop(at.insert(field.to_owned(), v)),
+        None => drop(at.remove(field)),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_switch_exists_and_takes_its_values() {
+        let default = ConfigFile::default();
+        assert_eq!(Variant::of(&default).unwrap(), Variant::default());
+        for s in SWITCHES {
+            for &value in s.values {
+                let text = format!("{}={value}", s.key);
+                let choice: Choice = text.parse().unwrap();
+                let file = choice.apply(default.clone(), 1).unwrap();
+                let want = if value == s.values[0] {
+                    "default".to_owned()
+                } else {
+                    text
+                };
+                assert_eq!(Variant::of(&file).unwrap().to_string(), want);
+            }
+        }
+    }
+
+    #[test]
+    fn a_covering_set_has_every_value_once_at_least() {
+        let lines = Variant::covering();
+        let mut seen = BTreeSet::new();
+        for line in &lines {
+            let file = Choice::Set(line.to_string().parse().unwrap())
+                .apply(ConfigFile::default(), 1)
+                .unwrap();
+            let table = Table::try_from(&file).unwrap();
+            seen.extend(SWITCHES.iter().map(|s| (s.key, show(get(&table, s.key)))));
+        }
+        for s in SWITCHES {
+            for v in s.values {
+                assert!(seen.contains(&(s.key, (*v).to_owned())), "{} {v}", s.key);
+            }
+        }
+        assert!(lines.len() <= 4, "each line costs a whole run");
+    }
+
+    #[test]
+    fn seeds_repeat_and_differ() {
+        let of = |n| Variant::from_seed(n);
+        assert_eq!(of(7), of(7));
+        let all: BTreeSet<String> = (0..64).map(|n| of(n).to_string()).collect();
+        assert!(all.len() > 60);
+        assert_eq!("9".parse::<Choice>().unwrap(), Choice::Seed(9));
+    }
+
+    #[test]
+    fn a_drawn_value_gives_way_to_the_file_and_a_named_one_does_not() {
+        let file = || -> ConfigFile {
+            toml::from_str("[nic]\nfull-rule = \"flag-on-equal\"\natu-tlb = \"off\"").unwrap()
+        };
+        for seed in 0..32 {
+            let drawn = Choice::Seed(seed).apply(file(), 0).unwrap();
+            assert_eq!(Variant::of(&drawn).unwrap().0["nic.atu-tlb"], "off");
+        }
+        let named: Choice = "nic.atu-tlb=whole-pages".parse().unwrap();
+        let of = Variant::of(&named.apply(file(), 0).unwrap()).unwrap();
+        assert_eq!(
+            of.to_string(),
+            "nic.atu-tlb=whole-pages,nic.full-rule=flag-on-equal"
+        );
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, word) in [
+            ("nic.colour=3", "nic.colour"),
+            ("sometimes", "sometimes"),
+            ("nic.full-rule=maybe", "variant"),
+        ] {
+            let result = text
+                .parse::<Choice>()
+                .and_then(|c| c.apply(ConfigFile::default(), 0).map(drop));
+            assert!(
+                format!("{:#}", result.unwrap_err()).contains(word),
+                "{text}"
+            );
+        }
+    }
+}
