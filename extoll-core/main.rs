@@ -45,6 +45,7 @@ impl pci::Driver for ExtollDriver {
                 module_parameters::snq_irq_1.value(),
                 module_parameters::snq_irq_2.value(),
             ],
+            mark_fences: module_parameters::mark_fences.value(),
             user: Settings {
                 compat_unsafe: module_parameters::compat_unsafe.value(),
                 vpids_per_user: module_parameters::vpids_per_user.value(),
@@ -138,6 +139,10 @@ module! {
         user_interrupts: u32 {
             default: 20_000,
             description: "Interrupts per second that a port of a process may have, 0 for any number",
+        },
+        mark_fences: bool {
+            default: false,
+            description: "Follow each store fence by a marking store, if the NIC is an emulator that asks for it",
         },
         first_user: u32 {
             default: 0,
