@@ -121,6 +121,8 @@ pub struct PortInfo {
     pub pages: u32,
     /// Protection descriptor.
     pub protection: u16,
+    /// The NIC is an emulator that wants each fence marked.
+    pub marks: bool,
 }
 
 impl PortInfo {
@@ -134,6 +136,7 @@ impl PortInfo {
             nic: field(2),
             pages: field(5),
             protection: field(8) as u16,
+            marks: field(1) & 8 != 0,
         }
     }
 }
