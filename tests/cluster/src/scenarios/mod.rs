@@ -3,6 +3,7 @@
 mod accelerator;
 mod checksums;
 mod churn;
+mod combining;
 mod driver;
 mod events;
 mod fabric;
@@ -89,6 +90,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(events::all());
     all.extend(matrix::all());
     all.extend(numa::all());
+    all.extend(combining::all());
     all.extend(accelerator::all());
     let again = iommu::all(&all);
     all.extend(again);
