@@ -74,9 +74,12 @@ fn clear_page(nic: &Nic, unit: Unit, vpid: Vpid, page: u32, words: &[u64]) -> bo
     let began: Instant<Monotonic> = Instant::now();
     while began.elapsed().as_millis() < PATIENCE_MS {
         fsleep(PAUSE);
-        match nic.alive_access() {
-            Some(hw) if progress(&hw, unit, vpid) == before => {}
-            _ => return tx::settle(nic, unit, vpid),
+        // Not held while settling, which sleeps.
+        let same = nic
+            .alive_access()
+            .is_some_and(|hw| progress(&hw, unit, vpid) == before);
+        if !same {
+            return tx::settle(nic, unit, vpid);
         }
     }
     false

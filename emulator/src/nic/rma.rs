@@ -4,7 +4,7 @@ use super::rma_mem::{FaultKind, MemFault, Note, Space};
 use super::rma_regs::{Half, Reader, RmaError};
 use super::tx::Job;
 use super::wcbuf::{Kept, WcError};
-use super::{Body, Nic, RmaKind, RmaMessage, UnalignedQw};
+use super::{wcflight, Body, Nic, RmaKind, RmaMessage, UnalignedQw};
 use crate::env::{Dest, Env, NetPort, Packet, TraceEvent};
 use wire::ids::{NodeId, Unit, Vpid};
 use wire::regs::rma as regs;
@@ -159,8 +159,9 @@ impl Nic {
         let mut oldest = None;
         for (vpid, pages) in (0..).zip(&mut self.rma.assembly) {
             for a in pages.iter_mut().flat_map(|p| p.iter_mut()) {
-                super::wcflight::expire(&mut a.valid, a.since, now, patience, &mut oldest)
-                    .then(|| late.push(vpid));
+                if wcflight::expire(&mut a.valid, a.since, now, patience, &mut oldest) {
+                    late.push(vpid);
+                }
             }
         }
         (late, oldest)

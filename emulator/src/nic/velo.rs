@@ -2,7 +2,7 @@
 
 use super::bq::Item;
 use super::wcbuf::{Kept, WcError};
-use super::{Body, Nic, Te, VeloMessage};
+use super::{wcflight, Body, Nic, Te, VeloMessage};
 use crate::env::{Accessor, Dest, Env, NetPort, Packet, TraceEvent};
 use wire::ids::{NodeId, RegOffset, Unit, Vpid};
 use wire::regs::velo::{
@@ -217,8 +217,9 @@ impl Nic {
         let mut oldest = None;
         for (vpid, classes) in (0..).zip(&mut self.velo.assembly) {
             for a in classes.iter_mut().flat_map(|c| c.iter_mut()) {
-                super::wcflight::expire(&mut a.valid, a.since, now, patience, &mut oldest)
-                    .then(|| late.push(vpid));
+                if wcflight::expire(&mut a.valid, a.since, now, patience, &mut oldest) {
+                    late.push(vpid);
+                }
             }
         }
         (late, oldest)

@@ -21,7 +21,7 @@ const DEPTH: u32 = 256;
 
 /// A generator for one purpose of one NIC.
 pub(super) fn draws(cfg: &NicConfig, purpose: u64) -> SmallRng {
-    let who = u64::from(cfg.guid()) << 8 | purpose;
+    let who = (u64::from(cfg.guid()) << 8) | purpose;
     SmallRng::seed_from_u64(cfg.wc_seed ^ who.wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 

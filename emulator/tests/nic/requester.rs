@@ -247,8 +247,8 @@ fn incomplete_descriptors_time_out() {
     rig.tick(0);
     assert_eq!(counters(&rig).drops.wc_timeout, 2);
     assert_eq!(counters(&rig).events[22], 2);
-    assert_eq!(rig.read(0, wcbuf::velo::ERRORS0), 7 << 24 | 1);
-    assert_eq!(rig.read(0, wcbuf::rma::ERRORS0), 7 << 24 | 1);
+    assert_eq!(rig.read(0, wcbuf::velo::ERRORS0), (7 << 24) | 1);
+    assert_eq!(rig.read(0, wcbuf::rma::ERRORS0), (7 << 24) | 1);
     // The rest alone is no message, and is forgotten too.
     rig.store(0, 0, VELO_PAGE + 8, &[1; 8]);
     assert!(rig.velo_take(&mut q).is_none());
@@ -268,7 +268,7 @@ fn reserved_bits_and_wrong_places_are_reported() {
     let (mut rig, mut q) = rig(NicConfig::default());
     for bit in [26, 30, 35, 39, 60, 63] {
         let [d, value] = message(bit);
-        store_words(&mut rig, VELO_PAGE, &[d | 1 << bit, value]);
+        store_words(&mut rig, VELO_PAGE, &[d | (1 << bit), value]);
     }
     assert_eq!(received(&mut rig, &mut q), [26, 30, 35, 39, 60, 63]);
     assert_eq!(counters(&rig).reserved_bits, 6);
@@ -285,7 +285,7 @@ fn reserved_bits_and_wrong_places_are_reported() {
     assert_eq!(counters(&rig).events[22], 0);
     rig.store(0, 0, page + 4, &[0; 4]);
     assert_eq!(counters(&rig).wc_not_aligned, 1);
-    assert_eq!(rig.read(0, wcbuf::rma::ERRORS1), 5 << 24 | 1);
+    assert_eq!(rig.read(0, wcbuf::rma::ERRORS1), (5 << 24) | 1);
     assert_eq!(counters(&rig).events[22], 1);
 }
 

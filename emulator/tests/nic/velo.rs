@@ -291,7 +291,7 @@ fn stores_in_any_order_and_split_make_one_message() {
     assert!(torn > 100 && misplaced > 100);
     assert_eq!(
         rig.read(0, wcbuf::velo::ERRORS1) & 0xFFFF_FFFF,
-        7 << 24 | torn
+        (7 << 24) | torn
     );
 }
 

@@ -55,7 +55,7 @@ impl Driver {
     /// The version with the wish for marks.
     #[must_use]
     pub const fn with_marks_wanted(self) -> Self {
-        Self(self.0 & 0xFFFF_FFFF | (MARKS_WANTED as u64) << 32)
+        Self((self.0 & 0xFFFF_FFFF) | ((MARKS_WANTED as u64) << 32))
     }
 }
 
