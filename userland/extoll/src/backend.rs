@@ -320,7 +320,8 @@ mod tests {
             0,
         ];
         let info = PortInfo::from_words(&words);
-        assert!(info.privileged && info.up);
+        assert!(info.privileged && info.up && !info.marks);
+        assert!(PortInfo::from_words(&[8 << 32, 0, 0, 0, 0, 0]).marks);
         assert_eq!(
             (info.version, info.nic, info.pages, info.protection),
             (1, 2, 0x000F_0000, 0x1234)
