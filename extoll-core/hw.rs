@@ -13,7 +13,14 @@ use kernel::{
     sync::SpinLock,
 };
 use kernel_ext::pci::Region;
-use wire::{htax::Windows, ids::Unit, regs::smfu::RRA_WINDOW};
+use wire::{
+    htax::Windows,
+    ids::Unit,
+    regs::{
+        info::{Driver, DRIVER},
+        smfu::RRA_WINDOW,
+    },
+};
 
 /// Register file and requester windows; valid while the device is bound.
 pub(crate) struct Hw {
@@ -21,6 +28,8 @@ pub(crate) struct Hw {
     pub(crate) rf: RegisterFile,
     velo: Window,
     rma: Window,
+    /// Fences behind descriptors are marked, by processes too.
+    pub(crate) marks: bool,
     /// Start of the SMFU window: the register file that interval 0 leads to.
     pub(crate) remote_rf: Remote,
     /// Taken to change the registers with the identity of VELO senders, which several parties do.
@@ -31,16 +40,27 @@ pub(crate) struct Hw {
 }
 
 impl Hw {
-    /// Maps the windows, which lie in BAR 0 but for the remote register file (BAR 2): register file uncached, requesters write-combining (HW §3.1 step 2). May sleep.
+    /// Maps the windows, which lie in BAR 0 but for the remote register file (BAR 2): register file uncached, requesters write-combining (HW §3.1 step 2).
+    /// `mark_fences`: an emulator that asks for it gets marks. May sleep.
     pub(crate) fn map(
         dev: &device::Device<Bound>,
         bar0: &Region<'_>,
         windows: Windows,
+        mark_fences: bool,
     ) -> Result<Self> {
+        let rf = RegisterFile::map(bar0, windows.rf.0)?;
+        let mut velo = Window::map(bar0, windows.velo.0)?;
+        let mut rma = Window::map(bar0, windows.rma.0)?;
+        let marks = mark_fences && Driver(rf.read(DRIVER)).wants_marks();
+        if marks {
+            velo.mark_fences();
+            rma.mark_fences();
+        }
         Ok(Self {
-            rf: RegisterFile::map(bar0, windows.rf.0)?,
-            velo: Window::map(bar0, windows.velo.0)?,
-            rma: Window::map(bar0, windows.rma.0)?,
+            rf,
+            velo,
+            rma,
+            marks,
             remote_rf: Remote::map(windows.smfu.0, RRA_WINDOW as usize, false)?,
             velo_sources: KBox::pin_init(new_spinlock!((), "extoll_velo_sources"), GFP_KERNEL)?,
             windows,

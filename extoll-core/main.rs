@@ -46,6 +46,7 @@ impl pci::Driver for ExtollDriver {
                 module_parameters::snq_irq_1.value(),
                 module_parameters::snq_irq_2.value(),
             ],
+            mark_fences: module_parameters::mark_fences.value(),
             user: Settings {
                 compat_unsafe: module_parameters::compat_unsafe.value(),
                 vpids_per_user: module_parameters::vpids_per_user.value(),
@@ -143,6 +144,10 @@ module! {
         log_interval_ms: u32 {
             default: 10_000,
             description: "Time in which at most 4 lines per reason are logged",
+        },
+        mark_fences: bool {
+            default: false,
+            description: "Follow each store fence by a marking store, if the NIC is an emulator that asks for it",
         },
         first_user: u32 {
             default: 0,

@@ -13,7 +13,7 @@ use kernel_ext::{
     chardev::{Cache, Frame, Source},
     pci::Region,
 };
-use wire::ids::RegOffset;
+use wire::{ids::RegOffset, wcbuf::MARK};
 
 /// Pages of a BAR to be mapped by processes, which the owner of the BAR has to revoke before it gives the BAR up.
 struct Pages {
@@ -130,7 +130,11 @@ impl RegisterFile {
 }
 
 /// A window of requester pages, mapped write-combining.
-pub(crate) struct Window(Mapping);
+pub(crate) struct Window {
+    mapping: Mapping,
+    /// Fences are marked, see [`Window::mark_fences`].
+    mark: bool,
+}
 
 impl Window {
     /// Size in bytes of the VELO and of the RMA window (HW §1.2).
@@ -147,10 +151,20 @@ impl Window {
         }
         // SAFETY: device memory by the check, in a BAR that `bar` has claimed; `Mapping::new` checks the result.
         let base = unsafe { bindings::ioremap_wc(phys, Self::SIZE) };
-        Ok(Self(Mapping::new(base, Self::SIZE)?))
+        Ok(Self {
+            mapping: Mapping::new(base, Self::SIZE)?,
+            mark: false,
+        })
     }
 
-    /// Stores a packet from offset 0 of the page at `offset`, ascending, followed by a store fence (HW §9.1, G8).
+    /// From now on a store at [`MARK`] follows each fence. Only for an emulator that asked for it: what a chip makes of such a
+    /// store is not known.
+    pub(crate) fn mark_fences(&mut self) {
+        self.mark = true;
+    }
+
+    /// Stores a packet from offset 0 of the page at `offset`, ascending, followed by a store fence (HW §9.1, G8). What the
+    /// packet refers to in memory was stored before it.
     /// Any context. Pages outside the window and packets longer than a page are ignored.
     #[inline]
     pub(crate) fn push(&self, offset: u32, words: &[u64]) {
@@ -166,16 +180,21 @@ impl Window {
     fn store_from(&self, offset: u32, first: usize, words: &[u64]) {
         let offset = offset as usize;
         let end = first.saturating_add(words.len());
-        if offset % 4096 != 0 || offset >= self.0.size || end > 4096 / 8 {
+        if offset % 4096 != 0 || offset >= self.mapping.size || end > 4096 / 8 {
             return;
         }
-        let page = self.0.base.as_ptr().wrapping_add(offset).cast::<u64>();
+        let page = self.mapping.base.as_ptr().wrapping_add(offset).cast::<u64>();
+        kernel_ext::barrier::dma_wmb();
         for (i, word) in (first..).zip(words) {
             // SAFETY: page and index are within the mapping by the checks above; aligned volatile 64-bit stores
             // are single instructions on all 64-bit targets.
             unsafe { page.add(i).write_volatile(word.to_le()) };
         }
         kernel_ext::barrier::wmb();
+        if self.mark {
+            // SAFETY: the offset is within a page; the rest as above.
+            unsafe { page.add(usize::from(MARK) / 8).write_volatile(0) };
+        }
     }
 }
 

@@ -57,6 +57,8 @@ pub struct Params {
     pub log_interval_ms: u32,
     /// The three words of the SNQ interrupt packet (HW §6.2).
     pub snq_irq: [u64; 3],
+    /// Mark fences for an emulator that asks for it.
+    pub mark_fences: bool,
     /// What processes may do.
     pub user: user::Settings,
 }

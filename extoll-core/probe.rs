@@ -95,7 +95,7 @@ impl<'a> BoundNic<'a> {
         let bar0 = Self::claim(dev, 0, BAR0_MIN)?;
         let bar2 = Self::claim(dev, 2, RRA_WINDOW + 1)?;
         let windows = Windows::standard(BusAddr(bar0.start()), BusAddr(bar2.start()), bar2.size());
-        let hw = Hw::map(dev.as_ref(), &bar0, windows)
+        let hw = Hw::map(dev.as_ref(), &bar0, windows, params.mark_fences)
             .inspect_err(|e| refuse(dev, Refusal::Map, fmt!("{e:?}")))?;
         // Whoever had the device before may have left it running, with addresses of memory that is somebody else's by now.
         quiesce(&hw);

@@ -469,10 +469,11 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Refuses further packets and waits for the work item. May sleep.
+    /// Refuses further packets, waits for the work item and for what the NIC has not finished. May sleep.
     pub(crate) fn close(self: &Arc<Self>) {
         self.inner.lock().mode = Mode::Closed;
         work::cancel_delayed_sync(self);
+        settle(&self.nic, self.unit, self.vpid);
     }
 
     /// Mode, next packet number, last known committed count; for debugfs.
@@ -501,6 +502,28 @@ enum Step {
 pub(crate) fn reset_state(hw: &Hw, unit: Unit, vpid: Vpid) {
     hw.rf
         .update(wcbuf::state(unit, vpid), |v| State(v).fresh().raw());
+}
+
+/// How long the NIC may take to finish with what it accepted, when a VPID changes hands.
+const SETTLE_MS: i64 = 10;
+
+/// Waits until nothing of the VPID is on the way any more: what is counted as committed later would be taken for a packet of the
+/// next owner. Gives up after a while, since a stuck buffer never ends. False then. May sleep.
+pub(crate) fn settle(nic: &Nic, unit: Unit, vpid: Vpid) -> bool {
+    let began: Instant<Monotonic> = Instant::now();
+    loop {
+        let Some(hw) = nic.alive_access() else {
+            return true;
+        };
+        if State(hw.rf.read(wcbuf::state(unit, vpid))).is_idle() {
+            return true;
+        }
+        drop(hw);
+        if began.elapsed().as_millis() >= SETTLE_MS {
+            return false;
+        }
+        fsleep(Delta::from_micros(20));
+    }
 }
 
 /// What debugfs shows of a port.

@@ -12,6 +12,14 @@ pub fn wmb() {
     unsafe { bindings::extoll_wmb() }
 }
 
+/// Orders stores to memory that a device reads (`dma_wmb()`) before all later stores, also those to write-combining
+/// memory. Any context.
+#[inline]
+pub fn dma_wmb() {
+    // SAFETY: `dma_wmb()` has no preconditions.
+    unsafe { bindings::extoll_dma_wmb() }
+}
+
 /// Orders reads of memory that a device writes (`dma_rmb()`). Any context.
 #[inline]
 pub fn dma_rmb() {

@@ -11,6 +11,11 @@ void extoll_wmb(void)
 	wmb();
 }
 
+void extoll_dma_wmb(void)
+{
+	dma_wmb();
+}
+
 void extoll_dma_rmb(void)
 {
 	dma_rmb();

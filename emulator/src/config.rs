@@ -272,6 +272,9 @@ impl Fabric {
             if !o.nic.contains_key("node-id") {
                 nic.node_id = 0;
             }
+            if !o.nic.contains_key("wc-seed") && !cli.nic.contains_key("wc-seed") {
+                nic.wc_seed = network.seed;
+            }
             nic.msi_vectors = pci.msi_vectors;
             let accelerator = if i >= with_host {
                 let device: TestDeviceConfig =

@@ -159,7 +159,7 @@ impl Queue {
                 next = (next + 1) % SLOTS;
             }
             if seen == (1 << CLASSES) - 1 {
-                return true;
+                return tx::settle(nic, Unit::Rma, vpid);
             }
             if next != before {
                 let Some(hw) = nic.alive_access() else {

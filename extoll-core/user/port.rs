@@ -51,6 +51,7 @@ const ARM: u32 = _IOW::<u64>(MAGIC, 1);
 const INFO_PRIVILEGED: u32 = 1;
 const INFO_COMPAT: u32 = 2;
 const INFO_UP: u32 = 4;
+const INFO_MARKS: u32 = 8;
 
 /// `struct extoll_info`.
 type Info = [u32; 12];
@@ -396,10 +397,12 @@ impl Port {
     fn info(&self, arg: usize) -> Result<isize> {
         let (vpid, slots) = self.with(|live| Ok((live.vpid(), live.slots())))?;
         let status = self.nic().status();
+        let marks = self.nic().alive_access().is_some_and(|hw| hw.marks);
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
         let flags = flag(self.rights.privileged, INFO_PRIVILEGED)
             | flag(self.rights.compat, INFO_COMPAT)
-            | flag(status.is_up(), INFO_UP);
+            | flag(status.is_up(), INFO_UP)
+            | flag(marks, INFO_MARKS);
         let info: Info = [
             ABI_VERSION,
             flags,

@@ -5,8 +5,9 @@
 //!
 //! Nothing reads what a requester page holds, and no register clears it. But a command that does nothing to anybody can be stored over
 //! it, word by word from the first. The first word replaces that of a command which the process began, so that this one is never
-//! executed; and when the NIC accepts a descriptor ([`State`]'s counts move), the page is empty. What is accepted
-//! early had words of the process behind a first word that makes nothing of them.
+//! executed; and when the NIC accepts a descriptor, the page is empty. What is accepted early had words of the process behind a first
+//! word that makes nothing of them; then the words that are left must not be stored, since they would stay. The counts of [`State`] move
+//! only when the NIC is through with the descriptor, but from its last word on the toggles differ.
 
 use crate::{hw::Hw, nic::Nic, tx};
 use kernel::time::{delay::fsleep, Delta, Instant, Monotonic};
@@ -30,19 +31,28 @@ pub(super) fn clear(
     mut pages: impl Iterator<Item = u32>,
     words: &[u64],
 ) -> bool {
-    let Some(hw) = nic.alive_access() else {
-        return true;
-    };
-    // The process may have written the counts.
-    tx::reset_state(&hw, unit, vpid);
-    drop(hw);
+    // The process may have written toggles and counts; and what it sent is counted as well, in its own time.
+    for last in [false, true] {
+        let Some(hw) = nic.alive_access() else {
+            return true;
+        };
+        tx::reset_state(&hw, unit, vpid);
+        drop(hw);
+        if !last {
+            tx::settle(nic, unit, vpid);
+        }
+    }
     pages.all(|page| clear_page(nic, unit, vpid, page, words))
 }
 
-/// What tells that a descriptor was accepted, or dropped as a whole.
-fn counts(hw: &Hw, unit: Unit, vpid: Vpid) -> (u8, u8) {
+/// What tells that a descriptor was accepted, or dropped as a whole: counts, and whether something is on its way.
+fn progress(hw: &Hw, unit: Unit, vpid: Vpid) -> (u8, u8, bool) {
     let state = State(hw.rf.read(wcbuf::state(unit, vpid)));
-    (state.committed_count(), state.retry_count())
+    (
+        state.committed_count(),
+        state.retry_count(),
+        !state.is_idle(),
+    )
 }
 
 fn clear_page(nic: &Nic, unit: Unit, vpid: Vpid, page: u32, words: &[u64]) -> bool {
@@ -50,21 +60,26 @@ fn clear_page(nic: &Nic, unit: Unit, vpid: Vpid, page: u32, words: &[u64]) -> bo
         let Some(hw) = nic.alive_access() else {
             return true;
         };
-        let before = counts(&hw, unit, vpid);
-        for (i, word) in words.iter().enumerate() {
+        let before = progress(&hw, unit, vpid);
+        let accepted = words.iter().enumerate().any(|(i, word)| {
             hw.window(unit).store(page, i, *word);
-            if counts(&hw, unit, vpid) != before {
-                return true;
-            }
+            progress(&hw, unit, vpid) != before
+        });
+        if accepted {
+            drop(hw);
+            return tx::settle(nic, unit, vpid);
         }
         before
     };
     let began: Instant<Monotonic> = Instant::now();
     while began.elapsed().as_millis() < PATIENCE_MS {
         fsleep(PAUSE);
-        match nic.alive_access() {
-            Some(hw) if counts(&hw, unit, vpid) == before => {}
-            _ => return true,
+        // Not held while settling, which sleeps.
+        let same = nic
+            .alive_access()
+            .is_some_and(|hw| progress(&hw, unit, vpid) == before);
+        if !same {
+            return tx::settle(nic, unit, vpid);
         }
     }
     false

@@ -17,6 +17,7 @@
 #define EXTOLL_INFO_PRIVILEGED 0x1	/* opened with CAP_SYS_RAWIO: everything is allowed */
 #define EXTOLL_INFO_COMPAT     0x2	/* the module was loaded with compat_unsafe */
 #define EXTOLL_INFO_UP         0x4	/* the network is running */
+#define EXTOLL_INFO_MARKS      0x8	/* an emulator: store a quadword at offset 0xFF8 of the requester page after each fence */
 
 struct extoll_info {
 	uint32_t version;	/* EXTOLL_ABI_VERSION of the driver */

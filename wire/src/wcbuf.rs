@@ -14,6 +14,10 @@ pub const COPIES: usize = 256;
 /// Mask that opening a VPID applies to the state: clears everything but `[55:24]` (HW §3.3).
 pub const OPEN_MASK: u64 = 0x00FF_FFFF_FF00_0000;
 
+/// Offset in a requester page of the store that marks a fence. MODEL: only an emulator that asks for it
+/// ([`crate::regs::info::Driver::wants_marks`]) may get one; a descriptor never reaches so far.
+pub const MARK: u16 = 0xFF8;
+
 bits! {
     /// State word of a VPID's write-combining buffer. Bits outside the fields are unknown and kept.
     pub struct State {

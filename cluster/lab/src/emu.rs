@@ -16,6 +16,9 @@ const START_PATIENCE: Duration = Duration::from_secs(60);
 /// How long it may take to answer; it shares the machine with emulated processors.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
 
+/// Environment variable with options of the NICs, `KEY=VALUE` words, for all labs of a run of tests.
+const NIC_OPTIONS: &str = "LAB_NIC_OPTIONS";
+
 /// Socket of a NIC, counted over all nodes.
 pub fn nic_socket(dir: &LabDir, nic: usize) -> PathBuf {
     dir.path.join(format!("nic{nic}.sock"))
@@ -89,6 +92,13 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     }
     command.push("--dir".into());
     command.push(dir.path.clone().into());
+    // First, so that a lab that needs a certain model can have it.
+    for word in std::env::var(NIC_OPTIONS)
+        .iter()
+        .flat_map(|v| v.split_whitespace())
+    {
+        command.push(format!("--nic-option={word}").into());
+    }
     command.extend(spec.emu_args.iter().map(OsString::from));
     if !proc::exists(&command[0]) {
         bail!(

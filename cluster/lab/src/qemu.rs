@@ -219,6 +219,8 @@ fn kernel_parameters(node: &Node<'_>) -> String {
         // A busy machine stops an emulated processor for seconds; that is no defect of the guest.
         "watchdog_thresh=60".into(),
         "rcupdate.rcu_cpu_stall_timeout=120".into(),
+        // Without effect unless the emulator asks for it (docs/nic-model.md, write combining).
+        "extoll.mark_fences=1".into(),
         format!("lab.node={}", node.index),
         format!("lab.nodes={}", spec.nodes),
         format!("lab.nics={}", spec.nics),

@@ -94,6 +94,17 @@ pub enum FlrScope {
     KeepNetwork,
 }
 
+/// What becomes of stores to requester pages on their way (HW §8, §17).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WriteCombining {
+    /// Each store arrives at once and in order, as with programs that can't be made to mark their fences.
+    #[default]
+    Stores,
+    /// Lines of 64 bytes are held until a marked fence, see docs/nic-model.md.
+    Lines,
+}
+
 /// A buffer queue unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -246,6 +257,18 @@ pub struct NicConfig {
     pub backdoor_info_read: BackdoorInfoRead,
     /// Seed of the order in which RMA transfers take turns; every NIC draws differently from it.
     pub seed: u64,
+    /// Stores to requester pages.
+    pub wc: WriteCombining,
+    /// Longest time in ns that a combined line stays without a fence.
+    pub wc_hold_ns: u64,
+    /// Longest time in ns from the last store of a descriptor to its execution, and from there to the committed count; 0: none.
+    pub wc_commit_ns: u64,
+    /// Descriptors of a VPID on this way before the requester reports `retry`; none: 256, which is no limit for good software (G11).
+    pub wc_depth: Option<NonZeroU32>,
+    /// Unit of the requesters' time-out for incomplete descriptors in ns; 0: they stay.
+    pub wc_timeout_unit_ns: u64,
+    /// Seed of the draws for this; in a fabric that of the network unless given.
+    pub wc_seed: u64,
     /// Faults to inject.
     pub faults: Faults,
 }
@@ -282,6 +305,12 @@ impl Default for NicConfig {
             completion_timeout_ns: 50_000_000,
             backdoor_info_read: BackdoorInfoRead::default(),
             seed: 1,
+            wc: WriteCombining::default(),
+            wc_hold_ns: 100_000_000,
+            wc_commit_ns: 0,
+            wc_depth: None,
+            wc_timeout_unit_ns: 32_000_000,
+            wc_seed: 1,
             faults: Faults::default(),
         }
     }

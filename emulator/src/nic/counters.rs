@@ -15,6 +15,14 @@ pub struct Counters {
     pub rma_stores: u64,
     /// Accesses that are not 64 bit wide and aligned, outside the requesters (G32).
     pub odd_accesses: u64,
+    /// Host stores to requester pages beyond the part that a descriptor is written to: executed all the same (G8).
+    pub wc_misplaced: u64,
+    /// Host stores to requester pages that are not whole aligned quadwords (HW §17).
+    pub wc_not_aligned: u64,
+    /// Descriptors with reserved bits set, executed without them.
+    pub reserved_bits: u64,
+    /// Descriptors that reached the requester, or were overwritten before they did, without a fence behind them.
+    pub wc_unfenced: u64,
     /// Accesses to addresses without a register, or against its access rights (G32).
     pub bad_accesses: u64,
     /// MSI messages sent.
@@ -167,6 +175,8 @@ pub struct Drops {
     pub velo_bad_descriptor: u64,
     /// VELO or RMA descriptor overwritten before it was complete.
     pub incomplete_descriptor: u64,
+    /// VELO or RMA descriptor that did not become complete in time (HW §8).
+    pub wc_timeout: u64,
     /// Protection descriptor of sender and receiver differ.
     pub wrong_protection: u64,
     /// Destination VPID is not enabled or does not exist.

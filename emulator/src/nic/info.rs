@@ -1,9 +1,9 @@
 //! `info_rf`: identity, scratchpads, time stamp counter, timer (HW §4, G25, G27).
 
-use super::{Nic, NicConfig, Te};
+use super::{Nic, NicConfig, Te, WriteCombining};
 use crate::env::Env;
 use wire::ids::RegOffset;
-use wire::regs::info::{self as regs, Node, TimerInterrupt};
+use wire::regs::info::{self as regs, Driver, Node, TimerInterrupt};
 
 const TSC_MASK: u64 = (1 << 48) - 1;
 const NS_PER_S: u128 = 1_000_000_000;
@@ -27,10 +27,14 @@ impl Info {
             .with_guid(cfg.guid())
             .with_id(cfg.node_id)
             .with_vpids(256);
+        let driver = Driver::default().with_ver(cfg.driver_version);
         let mut scratchpad = [0; 8];
         scratchpad[0] = cfg.chip_revision;
         Self {
-            driver: cfg.driver_version.into(),
+            driver: match cfg.wc {
+                WriteCombining::Stores => driver.raw(),
+                WriteCombining::Lines => driver.with_marks_wanted().raw(),
+            },
             node: node.raw(),
             scratchpad,
             tsc_hz: cfg.tsc_hz,

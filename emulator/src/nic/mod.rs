@@ -36,6 +36,8 @@ mod tlb;
 mod tx;
 mod velo;
 mod wcbuf;
+mod wcflight;
+mod wclines;
 
 use crate::env::{Accessor, Env, Packet, TraceEvent};
 use crate::lane::Receipt;
@@ -45,7 +47,7 @@ use wire::regs::pcie;
 pub use body::{Body, Part, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
 pub use config::{
     AtuTlb, BackdoorInfoRead, Faults, FlrScope, FullRule, HoldScope, LoseWrite, LossyRing,
-    NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw, ZeroMask,
+    NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw, WriteCombining, ZeroMask,
 };
 pub use counters::{
     AtuCounters, BridgeCounters, Counters, Drops, RmaCounters, SmfuCounters, VeloCounters,
@@ -97,6 +99,8 @@ pub struct Nic {
     snq: snq::Snq,
     queues: [bq::BufferQueues; 2],
     wcbuf: [wcbuf::WcBuf; 2],
+    flight: wcflight::Flight,
+    lines: wclines::Lines,
     velo: velo::Velo,
     rma: rma::Rma,
     atu: atu::Atu,
@@ -150,6 +154,8 @@ impl Nic {
                 bq::BufferQueues::new(Unit::Rma),
             ],
             wcbuf: [wcbuf::WcBuf::default(), wcbuf::WcBuf::default()],
+            flight: wcflight::Flight::new(&cfg),
+            lines: wclines::Lines::new(&cfg),
             velo: velo::Velo::default(),
             rma: rma::Rma::new(&cfg),
             atu: atu::Atu::new(&cfg),
@@ -248,6 +254,7 @@ impl Nic {
             data.fill(0xFF);
             return Load::Done;
         }
+        self.requester_tick(env);
         let pending = self.host_read(bar, offset, data, env);
         self.settle(env);
         if pending {
@@ -263,6 +270,7 @@ impl Nic {
         if self.cfg.faults.deaf {
             return;
         }
+        self.requester_tick(env);
         self.host_write(bar, offset, data, env);
         self.settle(env);
     }
@@ -289,6 +297,7 @@ impl Nic {
     /// other calls may bring it forward or create one, so ask again after each of them.
     pub fn tick(&mut self, now_ns: u64, env: &mut Env<'_>) -> Option<u64> {
         self.timer_tick(now_ns);
+        self.requester_tick(env);
         self.expire_holds(now_ns, env);
         self.atu_tick(now_ns, env);
         self.smfu_expire(now_ns, env);
@@ -306,6 +315,8 @@ impl Nic {
             self.atu.next_due(),
             self.smfu.next_deadline(),
             self.bridge.next_deadline(),
+            self.flight.next_due(),
+            self.lines.next_due(),
         ];
         others.into_iter().flatten().chain(holds).min()
     }
@@ -364,7 +375,7 @@ impl Nic {
 
     /// Resets the chip. Everything in flight inside it is lost.
     pub fn reset(&mut self, kind: ResetKind, env: &mut Env<'_>) {
-        let sending = self.tx.len() + self.rma.engine.len();
+        let sending = self.tx.len() + self.rma.engine.len() + self.flight.len();
         let lost = sending + self.queues.iter().map(|q| q.holding()).sum::<usize>();
         self.counters.drops.reset = self.counters.drops.reset.wrapping_add(lost as u64);
         self.withdraw_pressure();
@@ -377,6 +388,8 @@ impl Nic {
             q.reset();
         }
         self.wcbuf = Default::default();
+        self.flight = wcflight::Flight::new(&self.cfg);
+        self.lines = wclines::Lines::new(&self.cfg);
         self.velo = velo::Velo::default();
         self.rma = rma::Rma::new(&self.cfg);
         self.atu = atu::Atu::new(&self.cfg);

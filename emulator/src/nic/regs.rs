@@ -115,8 +115,8 @@ impl Nic {
     #[inline]
     pub(super) fn unit_store(&mut self, route: Route, data: &[u8], env: &mut Env<'_>) {
         match route {
-            Route::Velo(at) => self.velo_store(at, data, env),
-            Route::Rma(at) => self.rma_store(at, data, env),
+            Route::Velo(at) => self.requester_store(Unit::Velo, at, data, env),
+            Route::Rma(at) => self.requester_store(Unit::Rma, at, data, env),
             Route::Rf(rf) => self.rf_store(rf, data, Accessor::Host, env),
             Route::Smfu { addr, remote_rf } => self.smfu_store(addr, remote_rf, data, env),
             Route::Unmapped | Route::Discard => self.htax_discard(true),
@@ -246,7 +246,7 @@ impl Nic {
             Block::Atu => self.atu_reg_write(at, value, env),
             Block::Snq => self.snq_write(at, value, env),
             Block::Queue(unit) => self.queue_reg_write(unit, at, value, env),
-            Block::WcBuf(unit) => self.wcbuf_reg_write(unit, at, value),
+            Block::WcBuf(unit) => self.wcbuf_reg_write(unit, at, value, env),
             Block::Velo => self.velo_reg_write(at, value, env),
             Block::Rma => self.rma_reg_write(at, value, env),
             Block::Bridge => self.bridge_reg_write(at, value, env),

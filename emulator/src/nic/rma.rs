@@ -2,7 +2,7 @@
 
 use super::rma_engine::Engine;
 use super::wcbuf::{Kept, WcError};
-use super::{Nic, NicConfig};
+use super::{wcflight, Nic, NicConfig};
 use crate::env::{Env, NetPort, TraceEvent};
 use crate::lane::Lane;
 use wire::ids::{Unit, Vpid};
@@ -19,12 +19,15 @@ struct Assembly {
     bytes: [u8; BYTES],
     /// One bit per byte that was stored.
     valid: u32,
+    /// When the last one was, in ns.
+    since: u64,
 }
 
 impl Assembly {
     const EMPTY: Self = Self {
         bytes: [0; BYTES],
         valid: 0,
+        since: 0,
     };
     const COMPLETE: u32 = (1 << BYTES) - 1;
 
@@ -64,9 +67,9 @@ impl Rma {
 impl Nic {
     /// Host store to a requester page. `data` does not cross a page.
     pub(super) fn rma_store(&mut self, at: u32, data: &[u8], env: &mut Env<'_>) {
-        self.counters.rma_stores = self.counters.rma_stores.wrapping_add(1);
         let addr = RequesterAddr::decode(at);
         let vpid = addr.vpid.index() as u8;
+        self.check_store(Unit::Rma, vpid, addr.offset, WINDOW, data.len(), env);
         let mut pos = usize::from(addr.offset) % WINDOW;
         let mut rest = data;
         while !rest.is_empty() {
@@ -94,6 +97,7 @@ impl Nic {
         data: &[u8],
         env: &mut Env<'_>,
     ) {
+        let now = env.host.now_ns();
         let slot = &mut self.rma.assembly[usize::from(vpid)];
         let pages = slot.get_or_insert_with(|| Box::new([Assembly::EMPTY; PAGES]));
         let a = &mut pages[usize::from(options.index()) % PAGES];
@@ -103,6 +107,7 @@ impl Nic {
         }
         a.bytes[pos..pos + data.len()].copy_from_slice(data);
         a.valid |= ((1 << data.len()) - 1) << pos;
+        a.since = now;
         let complete = a.valid == Assembly::COMPLETE;
         let words = a.words();
         if complete {
@@ -125,7 +130,23 @@ impl Nic {
                 },
                 env,
             );
+        } else {
+            self.watch_incomplete(Unit::Rma, now);
         }
+    }
+
+    /// As [`Nic::velo_expire`].
+    pub(super) fn rma_expire(&mut self, now: u64, patience: u64) -> (Vec<u8>, Option<u64>) {
+        let mut late = Vec::new();
+        let mut oldest = None;
+        for (vpid, pages) in (0..).zip(&mut self.rma.assembly) {
+            for a in pages.iter_mut().flat_map(|p| p.iter_mut()) {
+                if wcflight::expire(&mut a.valid, a.since, now, patience, &mut oldest) {
+                    late.push(vpid);
+                }
+            }
+        }
+        (late, oldest)
     }
 
     fn rma_accept(&mut self, command: RmaCommand, env: &mut Env<'_>) {
@@ -147,23 +168,19 @@ impl Nic {
             });
             return;
         }
-        if let Some(Kept::Command(command)) =
-            self.wcbuf_keep(Unit::Rma, vpid, Kept::Command(command))
-        {
-            self.rma_take(command, env);
-        }
+        self.wcbuf_submit(Unit::Rma, vpid, Kept::Command(command), env);
     }
 
-    /// Takes a complete descriptor from the write-combining buffer.
-    pub(super) fn rma_take(&mut self, command: RmaCommand, env: &mut Env<'_>) {
-        let vpid = command.vpid;
+    /// True if there is no way for a command now.
+    pub(super) fn rma_congested(&self, command: &RmaCommand) -> bool {
         let word0 = DescriptorWord(command.words[0]);
-        let congested = self.tx_full(Lane::rma(command.options.traffic_class))
-            || self.pressed(self.info.node_id(), Unit::Rma, vpid)
-            || self.pressed(word0.node(), Unit::Rma, word0.vpid());
-        if !self.wcbuf_accept(Unit::Rma, vpid, congested) {
-            return;
-        }
+        self.tx_full(Lane::rma(command.options.traffic_class))
+            || self.pressed(self.info.node_id(), Unit::Rma, command.vpid)
+            || self.pressed(word0.node(), Unit::Rma, word0.vpid())
+    }
+
+    /// Starts a command that the write-combining buffer gave out.
+    pub(super) fn rma_take(&mut self, command: RmaCommand) {
         self.rma_execute(&command);
     }
 }

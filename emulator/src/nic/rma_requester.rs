@@ -59,6 +59,7 @@ impl Nic {
         }
         let strict = Descriptor::decode(command.words);
         if let Err(DescriptorError::Reserved(..)) = strict {
+            self.counters.reserved_bits = self.counters.reserved_bits.wrapping_add(1);
             self.diagnose(env, || {
                 format!("RMA VPID {vpid}: reserved bits set in {:x?}", command.words)
             });

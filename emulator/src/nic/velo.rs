@@ -2,7 +2,7 @@
 
 use super::bq::Item;
 use super::wcbuf::{Kept, WcError};
-use super::{Body, Nic, Te, VeloMessage};
+use super::{wcflight, Body, Nic, Te, VeloMessage};
 use crate::env::{Accessor, Dest, Env, NetPort, Packet, TraceEvent};
 use crate::lane::Lane;
 use wire::ids::{NodeId, RegOffset, Unit, Vpid};
@@ -10,7 +10,9 @@ use wire::regs::velo::{
     self as regs, CompProtDesc, Completer, Counter1, Counter2, Debug1, NodeVpidProtDesc,
 };
 use wire::regs::PacketCounter;
-use wire::velo::{DescriptorWord, RequesterAddr, StatusWord, MAX_LEN};
+use wire::velo::{
+    Descriptor, DescriptorWord, Error as DescriptorFault, RequesterAddr, StatusWord, MAX_LEN,
+};
 
 /// Bytes of a message in the requester page: descriptor and payload.
 const MESSAGE: usize = 128;
@@ -24,12 +26,15 @@ struct Assembly {
     bytes: [u8; MESSAGE],
     /// One bit per byte that was stored.
     valid: u128,
+    /// When the last one was, in ns.
+    since: u64,
 }
 
 impl Assembly {
     const EMPTY: Self = Self {
         bytes: [0; MESSAGE],
         valid: 0,
+        since: 0,
     };
 
     fn descriptor(&self) -> DescriptorWord {
@@ -91,9 +96,9 @@ enum Step {
 impl Nic {
     /// Host store to a requester page. `data` does not cross a page.
     pub(super) fn velo_store(&mut self, at: u32, data: &[u8], env: &mut Env<'_>) {
-        self.counters.velo_stores = self.counters.velo_stores.wrapping_add(1);
         let addr = RequesterAddr::decode(at);
         let vpid = addr.vpid.index() as u8;
+        self.check_store(Unit::Velo, vpid, addr.offset, MESSAGE, data.len(), env);
         let mut pos = usize::from(addr.offset) % MESSAGE;
         let mut rest = data;
         while !rest.is_empty() {
@@ -107,6 +112,7 @@ impl Nic {
     /// Takes bytes of a message; sends it when it is complete (G8).
     #[inline]
     fn velo_assemble(&mut self, vpid: u8, tc: u8, pos: usize, data: &[u8], env: &mut Env<'_>) {
+        let now = env.host.now_ns();
         let slot = &mut self.velo.assembly[usize::from(vpid)];
         let classes = slot.get_or_insert_with(|| Box::new([Assembly::EMPTY; TRAFFIC_CLASSES]));
         let a = &mut classes[usize::from(tc) % TRAFFIC_CLASSES];
@@ -116,6 +122,7 @@ impl Nic {
         }
         a.bytes[pos..pos + data.len()].copy_from_slice(data);
         a.valid |= mask(pos, data.len());
+        a.since = now;
         let step = Self::velo_step(a);
         if torn {
             self.counters.drops.incomplete_descriptor =
@@ -126,7 +133,7 @@ impl Nic {
             });
         }
         match step {
-            Step::Wait => {}
+            Step::Wait => self.watch_incomplete(Unit::Velo, now),
             Step::BadLength(len) => {
                 self.counters.drops.velo_bad_descriptor =
                     self.counters.drops.velo_bad_descriptor.wrapping_add(1);
@@ -196,15 +203,35 @@ impl Nic {
                 words: &words,
             });
         }
-        if let Some(Kept::Message(tc, message, d)) =
-            self.wcbuf_keep(Unit::Velo, vpid, Kept::Message(tc, message, d))
-        {
-            self.velo_accept(vpid, tc, message, d, env);
-        }
+        self.wcbuf_submit(Unit::Velo, vpid, Kept::Message(tc, message, d), env);
     }
 
-    /// Takes a complete message from the write-combining buffer.
-    pub(super) fn velo_accept(
+    /// True if there is no way for a message now.
+    pub(super) fn velo_congested(&self, tc: u8, d: DescriptorWord) -> bool {
+        let to = || Vpid::from_low_bits(d.vpid().into()).get() as u8;
+        let lane = match d.multicast() {
+            true => Lane::MULTICASTS,
+            false => Lane::velo(tc),
+        };
+        self.tx_full(lane) || (!d.multicast() && self.pressed(d.target(), Unit::Velo, to()))
+    }
+
+    /// Discards messages that have been incomplete for `patience` ns. Returns their VPIDs, and since when the oldest other one is.
+    pub(super) fn velo_expire(&mut self, now: u64, patience: u64) -> (Vec<u8>, Option<u64>) {
+        let mut late = Vec::new();
+        let mut oldest = None;
+        for (vpid, classes) in (0..).zip(&mut self.velo.assembly) {
+            for a in classes.iter_mut().flat_map(|c| c.iter_mut()) {
+                if wcflight::expire(&mut a.valid, a.since, now, patience, &mut oldest) {
+                    late.push(vpid);
+                }
+            }
+        }
+        (late, oldest)
+    }
+
+    /// Sends a message that the write-combining buffer gave out.
+    pub(super) fn velo_execute(
         &mut self,
         vpid: u8,
         tc: u8,
@@ -212,19 +239,11 @@ impl Nic {
         d: DescriptorWord,
         env: &mut Env<'_>,
     ) {
-        let lane = match d.multicast() {
-            true => Lane::MULTICASTS,
-            false => Lane::velo(tc),
-        };
-        let congested = self.tx_full(lane)
-            || (!d.multicast()
-                && self.pressed(
-                    d.target(),
-                    Unit::Velo,
-                    Vpid::from_low_bits(d.vpid().into()).get() as u8,
-                ));
-        if !self.wcbuf_accept(Unit::Velo, vpid, congested) {
-            return;
+        if let Err(DescriptorFault::Reserved(bits)) = Descriptor::decode(d.raw()) {
+            self.counters.reserved_bits = self.counters.reserved_bits.wrapping_add(1);
+            self.diagnose(env, || {
+                format!("VELO VPID {vpid}: reserved bits {bits:#x} set in the descriptor")
+            });
         }
         let dst = match d.multicast() {
             false => Dest::Node(NodeId(d.target())),

@@ -28,6 +28,8 @@ pub(super) enum WcError {
     QwLength,
     /// Message longer than the unit allows, or empty.
     MsgTooLong,
+    /// Store that is not made of whole aligned quadwords.
+    NotAligned,
     /// More words than the descriptor announces.
     PktTooLong,
 }
@@ -73,7 +75,7 @@ fn state_index(unit: Unit, offset: RegOffset) -> Option<usize> {
 impl Nic {
     /// Takes a complete descriptor into the buffer, or refuses it and asks for a replay.
     #[inline]
-    pub(super) fn wcbuf_accept(&mut self, unit: Unit, vpid: u8, congested: bool) -> bool {
+    pub(super) fn wcbuf_admit(&mut self, unit: Unit, vpid: u8, congested: bool) -> bool {
         let buf = &mut self.wcbuf[unit as usize];
         let word = &mut buf.state[usize::from(vpid)];
         let state = State(*word);
@@ -87,9 +89,6 @@ impl Nic {
             }
         }
         if !refuse {
-            *word = state
-                .with_committed_count(state.committed_count().wrapping_add(1))
-                .raw();
             return true;
         }
         *word = state
@@ -111,6 +110,16 @@ impl Nic {
         false
     }
 
+    /// One more descriptor of the VPID counts as committed.
+    #[inline]
+    pub(super) fn wcbuf_commit(&mut self, unit: Unit, vpid: u8) {
+        let word = &mut self.wcbuf[unit as usize].state[usize::from(vpid)];
+        let state = State(*word);
+        *word = state
+            .with_committed_count(state.committed_count().wrapping_add(1))
+            .raw();
+    }
+
     /// Keeps a descriptor if the buffer is stuck, else gives it back. What does not fit is refused like any packet without place.
     pub(super) fn wcbuf_keep(&mut self, unit: Unit, vpid: u8, work: Kept) -> Option<Kept> {
         if !self.cfg.faults.wcbuf_stuck {
@@ -119,7 +128,7 @@ impl Nic {
         let buf = &mut self.wcbuf[unit as usize];
         let retry = State(buf.state[usize::from(vpid)]).retry();
         if retry || buf.kept.iter().filter(|(v, _)| *v == vpid).count() >= KEPT {
-            self.wcbuf_accept(unit, vpid, true);
+            self.wcbuf_admit(unit, vpid, true);
         } else {
             buf.kept.push_back((vpid, work));
         }
@@ -130,10 +139,7 @@ impl Nic {
     pub(super) fn wcbuf_unstick(&mut self, env: &mut Env<'_>) {
         for unit in [Unit::Velo, Unit::Rma] {
             for (vpid, work) in std::mem::take(&mut self.wcbuf[unit as usize].kept) {
-                match work {
-                    Kept::Message(tc, message, d) => self.velo_accept(vpid, tc, message, d, env),
-                    Kept::Command(command) => self.rma_take(command, env),
-                }
+                self.wcbuf_submit(unit, vpid, work, env);
             }
         }
     }
@@ -143,6 +149,7 @@ impl Nic {
         let (i, second) = match error {
             WcError::QwLength => (0, false),
             WcError::MsgTooLong => (0, true),
+            WcError::NotAligned => (1, false),
             WcError::PktTooLong => (1, true),
         };
         let word = &mut self.wcbuf[unit as usize].errors[i];
@@ -162,14 +169,24 @@ impl Nic {
         let buf = &self.wcbuf[unit as usize];
         if let Some(vpid) = state_index(unit, offset) {
             let state = State(buf.state[vpid]);
-            let busy = buf.kept.iter().any(|(v, _)| usize::from(*v) == vpid);
+            let kept = buf.kept.iter().any(|(v, _)| usize::from(*v) == vpid);
+            let busy = kept || self.flight.is_busy(unit, vpid);
             let assembly = state.assembly() ^ busy;
             return Some(state.with_assembly(assembly).raw());
         }
         errors_index(unit, offset).map(|i| buf.errors[i])
     }
 
-    pub(super) fn wcbuf_reg_write(&mut self, unit: Unit, offset: RegOffset, value: u64) -> bool {
+    pub(super) fn wcbuf_reg_write(
+        &mut self,
+        unit: Unit,
+        offset: RegOffset,
+        value: u64,
+        env: &mut Env<'_>,
+    ) -> bool {
+        if let Some(vpid) = state_index(unit, offset) {
+            self.lines_flush(unit, vpid as u8, env);
+        }
         let buf = &mut self.wcbuf[unit as usize];
         if let Some(vpid) = state_index(unit, offset) {
             buf.state[vpid] = value;

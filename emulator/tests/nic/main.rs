@@ -5,6 +5,8 @@ mod atu;
 mod borrow;
 mod hostile;
 mod probe;
+
+mod requester;
 mod rig;
 mod rma;
 mod rma_fragments;

@@ -250,6 +250,7 @@ fn stores_in_any_order_and_split_make_one_message() {
     let mut rig = Rig::probed(2, SlotSize::B128);
     let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 512);
     let mut rng = Rng(11);
+    let (mut torn, mut misplaced) = (0, 0);
     for round in 0..200u64 {
         let len = 1 + rng.below(120) as usize;
         let data = pattern(round, len);
@@ -270,7 +271,10 @@ fn stores_in_any_order_and_split_make_one_message() {
         while !pieces.is_empty() {
             let (at, n) = pieces.swap_remove(rng.below(pieces.len() as u64) as usize);
             // Offset bits [11:7] are ignored.
-            let page = 0x0200_0000 + 7 * 4096 + 128 * rng.below(32);
+            let page = 128 * rng.below(32);
+            torn += u64::from(at % 8 != 0 || n % 8 != 0);
+            misplaced += u64::from(page != 0);
+            let page = 0x0200_0000 + 7 * 4096 + page;
             rig.store(0, 0, page + at as u64, &bytes[at..at + n]);
         }
         assert_eq!(
@@ -280,7 +284,15 @@ fn stores_in_any_order_and_split_make_one_message() {
         );
         rig.commit(&q, false);
     }
-    assert_eq!(rig.nodes[0].nic.counters().events[22], 0);
+    // All were executed, but reported (G8): stores behind the first 128 bytes, and those that are not whole quadwords.
+    let c = rig.nodes[0].nic.counters();
+    assert_eq!((c.wc_not_aligned, c.wc_misplaced), (torn, misplaced));
+    assert_eq!(c.events[22], torn);
+    assert!(torn > 100 && misplaced > 100);
+    assert_eq!(
+        rig.read(0, wcbuf::velo::ERRORS1) & 0xFFFF_FFFF,
+        (7 << 24) | torn
+    );
 }
 
 #[test]

@@ -44,6 +44,9 @@ def K(nr, size=4, get=True):
 INFO, ARM = ior(0xE7, 0, 48), iow(0xE7, 1, 8)
 
 
+MARKS, MARK = 8, 0xFF8
+
+
 def load(address):
     return ctypes.c_uint64.from_address(address).value
 
@@ -71,6 +74,7 @@ class Device:
             self.fd = os.open(f"/dev/extoll/{name}", flags | os.O_CLOEXEC)
             self.maps = []
             if vpid is None or self.info()["vpid"] == vpid:
+                self.marks = self.info()["flags"] & MARKS != 0
                 return
             os.close(self.fd)
         raise AssertionError(f"{name}: VPID {vpid} does not come")
@@ -80,6 +84,11 @@ class Device:
         if result < 0:
             raise OSError(ctypes.get_errno(), f"ioctl {command:#x}")
         return result
+
+    def fence(self, page):
+        """Behind each descriptor. The interpreter lets enough time pass for the processor; an emulator has to be told."""
+        if self.marks:
+            store(page + MARK, 0)
 
     def get(self, command):
         # Filled with ones before: all 8 bytes have to be stored, whatever size the code tells.
@@ -142,6 +151,7 @@ class Rma(Device):
         at = self.pages + page * PAGE
         for i, w in enumerate((w0, w1, w2)):
             store(at + 8 * i, w)
+        self.fence(at)
 
     def put(self, node, vpid, local, remote, size, spec=1 | 4, page=16):
         self.post(page, 3 | 2 << 2 | vpid << 8 | node << 16 | spec << 32 | (size - 1) << 40, local, remote)
@@ -200,6 +210,7 @@ class Velo(Device):
         words += struct.unpack(f"={len(data) // 8}Q", data)
         for i, w in enumerate(words):
             store(self.page + 8 * i, w)
+        self.fence(self.page)
 
     def take(self):
         at = self.box + PAGE + self.slot * self.rp

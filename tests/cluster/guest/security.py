@@ -372,6 +372,10 @@ def heir():
         for n, page in enumerate(PAGES):
             r.notify(r.node, r.vpid, 1000 + n, page=page)
             check(f"turn {turn}, page {page}", r.wait_type(4)[0], 1000 + n)
+            # The count may come after the notification, but it comes, and counts nothing else.
+            end = time.time() + PATIENCE
+            while load(r.state) & 0xFF < n + 1 and time.time() < end:
+                time.sleep(0.001)
             check("commands", load(r.state) & 0xFF, n + 1)
         for n in range(3):
             v.send(v.node, v.vpid, pattern(120 - 50 * n, n))

@@ -121,6 +121,8 @@ pub struct PortInfo {
     pub pages: u32,
     /// Protection descriptor.
     pub protection: u16,
+    /// The NIC is an emulator that wants each fence marked.
+    pub marks: bool,
 }
 
 impl PortInfo {
@@ -134,6 +136,7 @@ impl PortInfo {
             nic: field(2),
             pages: field(5),
             protection: field(8) as u16,
+            marks: field(1) & 8 != 0,
         }
     }
 }
@@ -318,7 +321,8 @@ mod tests {
             0,
         ];
         let info = PortInfo::from_words(&words);
-        assert!(info.privileged && info.up);
+        assert!(info.privileged && info.up && !info.marks);
+        assert!(PortInfo::from_words(&[8 << 32, 0, 0, 0, 0, 0]).marks);
         assert_eq!(
             (info.version, info.nic, info.pages, info.protection),
             (1, 2, 0x000F_0000, 0x1234)

@@ -2,13 +2,13 @@
 //! Sending: requester pages, credits and replay (HW §8), the same for VELO and RMA.
 
 use crate::error::{Error, Result};
-use crate::raw::{flush, Mapping, PAGE};
+use crate::raw::{flush, publish, Mapping, PAGE};
 use crate::wait::Link;
 use crate::{Counters, Wait};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
-use wire::wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict, COPIES};
+use wire::wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict, COPIES, MARK};
 
 /// Longest repair; the kernel driver gives up after the same time.
 const REPAIR: Duration = Duration::from_secs(1);
@@ -68,11 +68,19 @@ impl Repair {
     }
 }
 
+/// Where packets go, and where the NIC says how far it is.
+pub(crate) struct Pages {
+    pub requester: Arc<Mapping>,
+    pub state: Arc<Mapping>,
+    /// Offset of the state word.
+    pub state_at: usize,
+    /// A store at [`MARK`] follows each fence.
+    pub marks: bool,
+}
+
 /// The sending half of a port.
 pub(crate) struct Sender<const N: usize> {
-    requester: Arc<Mapping>,
-    state: Arc<Mapping>,
-    state_at: usize,
+    pages: Pages,
     link: Arc<Link>,
     credits: Credits,
     copies: Box<[Packet<N>; COPIES]>,
@@ -84,27 +92,20 @@ pub(crate) struct Sender<const N: usize> {
 }
 
 impl<const N: usize> Sender<N> {
-    /// Clears the state as opening a VPID does; `state_at` is the offset of the state word.
-    pub fn new(
-        requester: Arc<Mapping>,
-        state: Arc<Mapping>,
-        state_at: usize,
-        link: Arc<Link>,
-    ) -> Result<Self> {
-        let opened = State(state.load(state_at));
+    /// Clears the state as opening a VPID does.
+    pub fn new(pages: Pages, link: Arc<Link>) -> Result<Self> {
+        let opened = State(pages.state.load(pages.state_at));
         if opened.is_all_ones() {
             return Err(link.lost());
         }
-        state.store(state_at, opened.fresh().raw());
+        pages.state.store(pages.state_at, opened.fresh().raw());
         let empty = Packet {
             words: [0; N],
             len: 0,
             page: 0,
         };
         Ok(Self {
-            requester,
-            state,
-            state_at,
+            pages,
             link,
             credits: Credits::new(),
             copies: Box::new([empty; COPIES]),
@@ -184,15 +185,20 @@ impl<const N: usize> Sender<N> {
     fn push(&self, index: u8) {
         let packet = &self.copies[usize::from(index)];
         let base = usize::from(packet.page) * PAGE;
+        // What the packet refers to has to be in memory before it.
+        publish();
         for (i, word) in packet.words[..usize::from(packet.len)].iter().enumerate() {
-            self.requester.store(base + 8 * i, *word);
+            self.pages.requester.store(base + 8 * i, *word);
         }
         flush();
+        if self.pages.marks {
+            self.pages.requester.store(base + usize::from(MARK), 0);
+        }
     }
 
     fn load(&mut self) -> State {
         self.counters.state_reads += 1;
-        State(self.state.load(self.state_at))
+        State(self.pages.state.load(self.pages.state_at))
     }
 
     /// Forgets all outstanding packets and starts afresh, as the kernel driver does.
@@ -209,7 +215,9 @@ impl<const N: usize> Sender<N> {
             packets,
             why,
         });
-        self.state.store(self.state_at, state.fresh().raw());
+        self.pages
+            .state
+            .store(self.pages.state_at, state.fresh().raw());
         self.credits = Credits::new();
         self.repair = None;
         Error::Lost { packets, why }
@@ -250,7 +258,7 @@ impl<const N: usize> Sender<N> {
                     Event::State(self.load())
                 }
                 Action::WriteState(value) => {
-                    self.state.store(self.state_at, value.raw());
+                    self.pages.state.store(self.pages.state_at, value.raw());
                     Event::Written
                 }
                 Action::Send(index) => {
@@ -279,14 +287,9 @@ pub(crate) struct Outbox<const N: usize> {
 
 impl<const N: usize> Outbox<N> {
     /// See [`Sender::new`].
-    pub fn new(
-        requester: Arc<Mapping>,
-        state: Arc<Mapping>,
-        state_at: usize,
-        link: &Arc<Link>,
-    ) -> Result<Self> {
+    pub fn new(pages: Pages, link: &Arc<Link>) -> Result<Self> {
         Ok(Self {
-            sender: Mutex::new(Sender::new(requester, state, state_at, link.clone())?),
+            sender: Mutex::new(Sender::new(pages, link.clone())?),
             link: link.clone(),
         })
     }
@@ -404,10 +407,20 @@ mod tests {
     }
 
     fn nic() -> Nic {
+        nic_with(false)
+    }
+
+    fn nic_with(marks: bool) -> Nic {
         let pages = Arc::new(Mapping::anonymous(32 * PAGE, None).unwrap());
         let state = Arc::new(Mapping::anonymous(PAGE, None).unwrap());
         state.store(0, 0x0300_0001_0000_0007);
-        let outbox = Outbox::new(pages.clone(), state.clone(), 0, &Arc::default()).unwrap();
+        let to = Pages {
+            requester: pages.clone(),
+            state: state.clone(),
+            state_at: 0,
+            marks,
+        };
+        let outbox = Outbox::new(to, &Arc::default()).unwrap();
         let (fd, _other) = UnixStream::pair().unwrap();
         Nic {
             outbox,
@@ -439,6 +452,20 @@ mod tests {
 
     fn ms(ms: u64) -> Wait {
         Wait::for_at_most(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn fences_are_marked_only_when_that_is_wanted() {
+        for marks in [false, true] {
+            let nic = nic_with(marks);
+            let at = |page: usize| page * PAGE + usize::from(MARK);
+            for page in [0, 16] {
+                nic.pages.store(at(page), u64::MAX);
+            }
+            nic.outbox.post(16, &[1, 2, 3]).unwrap();
+            assert_eq!(nic.pages.load(at(16)) == 0, marks);
+            assert_eq!(nic.pages.load(at(0)), u64::MAX);
+        }
     }
 
     #[test]

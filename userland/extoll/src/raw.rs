@@ -112,8 +112,23 @@ pub fn flush() {
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the instruction only orders stores. No fence of the language does, since those reach other processors only.
+    unsafe {
+        std::arch::asm!("dsb st", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fence(Ordering::SeqCst);
+}
+
+/// Orders stores to memory that the device reads before later ones to the device. x86-64 never swaps the two.
+pub fn publish() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as in flush().
+    unsafe {
+        std::arch::asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+    fence(Ordering::Release);
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

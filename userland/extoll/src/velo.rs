@@ -3,7 +3,7 @@
 
 use crate::backend::{get, set, velo as nr, Backend, Device};
 use crate::error::{Error, Result};
-use crate::pages::Outbox;
+use crate::pages::{Outbox, Pages};
 use crate::raw::PAGE;
 use crate::ring::{Ring, HOLE};
 use crate::wait::{Link, SETTLE};
@@ -141,9 +141,18 @@ impl Port {
                 .map(0, 2 * PAGE)
                 .map_err(|e| Error::os("cannot map the requester page", e))?,
         );
+        let info = backend
+            .info()
+            .map_err(|e| Error::os("cannot read the port information", e))?;
+        let to = Pages {
+            requester: pages.clone(),
+            state: pages,
+            state_at: PAGE,
+            marks: info.is_some_and(|i| i.marks),
+        };
         let link = Arc::<Link>::default();
         Ok(Self {
-            sender: Outbox::new(pages.clone(), pages, PAGE, &link)?,
+            sender: Outbox::new(to, &link)?,
             inbox: Mutex::new(Inbox {
                 ring: Ring::new(map, slot.bytes() as usize, bytes, link.clone())?,
                 slot,

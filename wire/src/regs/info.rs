@@ -43,6 +43,22 @@ bits! {
     }
 }
 
+/// Upper half of `driver` by which an emulator asks for marks ([`crate::wcbuf::MARK`]). MODEL: the chip has nothing there.
+pub const MARKS_WANTED: u32 = 0x4D41_524B;
+
+impl Driver {
+    /// True if the NIC is an emulator that combines stores and wants every fence marked. Not for a device that is gone.
+    pub const fn wants_marks(self) -> bool {
+        self.0 >> 32 == MARKS_WANTED as u64
+    }
+
+    /// The version with the wish for marks.
+    #[must_use]
+    pub const fn with_marks_wanted(self) -> Self {
+        Self((self.0 & 0xFFFF_FFFF) | ((MARKS_WANTED as u64) << 32))
+    }
+}
+
 bits! {
     /// `node` (0x8008).
     pub struct Node {

@@ -3,6 +3,7 @@
 mod accelerator;
 mod checksums;
 mod churn;
+mod combining;
 mod commands;
 mod driver;
 mod events;
@@ -113,6 +114,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(events::all());
     all.extend(matrix::all());
     all.extend(numa::all());
+    all.extend(combining::all());
     all.extend(accelerator::all());
     all.extend(lab_cli::all());
     let again = iommu::all(&all);

@@ -17,7 +17,7 @@ pub use wire::rma::{
 
 use crate::backend::{get, rma as nr, set, Backend, Device, RegionArg};
 use crate::error::{check_range, Error, Result};
-use crate::pages::Outbox;
+use crate::pages::{Outbox, Pages};
 use crate::raw::PAGE;
 use crate::ring::{Ring, HOLE};
 use crate::wait::{Armed, Link, SETTLE};
@@ -136,8 +136,14 @@ impl Port {
         let state = backend
             .map(STATE_AT, PAGE)
             .map_err(|e| Error::os("cannot map the buffer state", e))?;
+        let to = Pages {
+            requester: Arc::new(requester),
+            state: Arc::new(state),
+            state_at: 0,
+            marks: info.is_some_and(|i| i.marks),
+        };
         Ok(Self(Arc::new(Shared {
-            sender: Outbox::new(Arc::new(requester), Arc::new(state), 0, &link)?,
+            sender: Outbox::new(to, &link)?,
             queue: Mutex::new(queue),
             backend,
             link,

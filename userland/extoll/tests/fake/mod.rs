@@ -180,6 +180,7 @@ impl Backend for Fake {
             nic: 0,
             pages,
             protection: 0,
+            marks: false,
         }))
     }
 

@@ -1,0 +1,252 @@
+//! Write combining in the processor before the requester pages (HW §8, §17).
+//!
+//! QEMU shows each store of a guest at once and hides its fences. In the mode `lines` the model puts the buffers of the processor
+//! back: stores gather in lines of 64 bytes, which leave in any order, and surely only at a fence. The drivers mark each fence by
+//! a store at [`MARK`] when the NIC asks for it. A line that no fence drives out leaves by itself, late. MODEL throughout.
+
+use super::wcflight::draws;
+use super::{Nic, NicConfig, WriteCombining};
+use crate::env::Env;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::Rng;
+use wire::ids::Unit;
+use wire::wcbuf::MARK;
+
+const LINE: usize = 64;
+/// Lines that a processor has.
+const OPEN: usize = 10;
+/// How long the mark of a descriptor that is through already may take: a guest stops at times, between any two stores.
+const GRACE_NS: u64 = 1_000_000_000;
+
+struct Line {
+    unit: Unit,
+    vpid: u8,
+    /// Offset in the window of the unit.
+    at: u32,
+    bytes: [u8; LINE],
+    /// One bit per byte that was stored.
+    valid: u64,
+    /// Those stored since others were stored over.
+    fresh: u64,
+    /// When it leaves at the latest.
+    due: u64,
+}
+
+/// Descriptors of a VPID that are complete without a fence so far.
+struct Unmarked {
+    unit: Unit,
+    vpid: u8,
+    descriptors: u64,
+    until: u64,
+}
+
+/// Lines of the host's processors.
+pub(super) struct Lines {
+    rng: SmallRng,
+    open: Vec<Line>,
+    unmarked: Vec<Unmarked>,
+    completed: u64,
+}
+
+impl Lines {
+    pub(super) fn new(cfg: &NicConfig) -> Self {
+        Self {
+            rng: draws(cfg, 2),
+            open: Vec::new(),
+            unmarked: Vec::new(),
+            completed: 0,
+        }
+    }
+
+    /// The requester has another whole descriptor.
+    #[inline]
+    pub(super) fn completed(&mut self) {
+        self.completed = self.completed.wrapping_add(1);
+    }
+
+    #[inline]
+    pub(super) fn next_due(&self) -> Option<u64> {
+        let lines = self.open.iter().map(|l| l.due);
+        lines.chain(self.unmarked.iter().map(|u| u.until)).min()
+    }
+
+    /// Forgets that the VPID has descriptors without a fence; how many.
+    fn take_unmarked(&mut self, unit: Unit, vpid: u8) -> u64 {
+        let found = self
+            .unmarked
+            .iter()
+            .position(|u| u.unit == unit && u.vpid == vpid);
+        found.map_or(0, |i| self.unmarked.swap_remove(i).descriptors)
+    }
+}
+
+/// Runs of bytes of a quadword that are there: offset and length.
+fn runs(valid: u8) -> impl Iterator<Item = (usize, usize)> {
+    let bit = move |i: usize| i < 8 && valid & (1 << i) != 0;
+    (0..8)
+        .filter(move |&i| bit(i) && (i == 0 || !bit(i - 1)))
+        .map(move |i| (i, (i..=8).take_while(|&k| bit(k)).count()))
+}
+
+impl Nic {
+    /// Host store to a requester page. `data` does not cross a page.
+    #[inline]
+    pub(super) fn requester_store(&mut self, unit: Unit, at: u32, data: &[u8], env: &mut Env<'_>) {
+        let stores = match unit {
+            Unit::Velo => &mut self.counters.velo_stores,
+            Unit::Rma => &mut self.counters.rma_stores,
+        };
+        *stores = stores.wrapping_add(1);
+        match self.cfg.wc {
+            WriteCombining::Stores => self.page_store(unit, at, data, env),
+            WriteCombining::Lines => self.combine(unit, at, data, env),
+        }
+    }
+
+    fn page_store(&mut self, unit: Unit, at: u32, data: &[u8], env: &mut Env<'_>) {
+        match unit {
+            Unit::Velo => self.velo_store(at, data, env),
+            Unit::Rma => self.rma_store(at, data, env),
+        }
+    }
+
+    fn combine(&mut self, unit: Unit, at: u32, data: &[u8], env: &mut Env<'_>) {
+        let vpid = (at >> 12) as u8;
+        if at & 0xFFF >= MARK.into() {
+            self.lines_flush(unit, vpid, env);
+            return;
+        }
+        // What was complete before this store had no fence behind it.
+        let missed = self.lines.take_unmarked(unit, vpid);
+        self.unfenced(unit, vpid, missed, env);
+        let mut at = at;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let pos = at as usize % LINE;
+            let (now, later) = rest.split_at(rest.len().min(LINE - pos));
+            self.combine_line(unit, vpid, at, now, env);
+            at += now.len() as u32;
+            rest = later;
+        }
+    }
+
+    fn combine_line(&mut self, unit: Unit, vpid: u8, at: u32, data: &[u8], env: &mut Env<'_>) {
+        let pos = at as usize % LINE;
+        let base = at - pos as u32;
+        let mask = (u64::MAX >> (LINE - data.len())) << pos;
+        let find = |lines: &Lines| {
+            let same = |l: &Line| l.unit == unit && l.at == base;
+            lines.open.iter().position(same)
+        };
+        if find(&self.lines).is_some_and(|i| self.lines.open[i].fresh & mask != 0) {
+            // Without a fence between them it is open which of two stores to a place the NIC sees: the second alone, or both.
+            self.unfenced(unit, vpid, 1, env);
+            if self.lines.rng.random() {
+                self.evict_where(|l| l.unit == unit && l.at == base, env);
+                self.lines.take_unmarked(unit, vpid);
+            }
+        }
+        let hold = self.cfg.wc_hold_ns;
+        let i = find(&self.lines).unwrap_or_else(|| {
+            let due = env.host.now_ns() + self.lines.rng.random_range(hold / 2..=hold);
+            self.lines.open.push(Line {
+                unit,
+                vpid,
+                at: base,
+                bytes: [0; LINE],
+                valid: 0,
+                fresh: 0,
+                due,
+            });
+            self.lines.open.len() - 1
+        });
+        let line = &mut self.lines.open[i];
+        line.bytes[pos..pos + data.len()].copy_from_slice(data);
+        if line.fresh & mask != 0 {
+            line.fresh = 0;
+        }
+        line.fresh |= mask;
+        line.valid |= mask;
+        if line.valid == u64::MAX && self.lines.rng.random() {
+            self.evict(i, env);
+        }
+        if self.lines.open.len() > OPEN {
+            let i = self.lines.rng.random_range(0..self.lines.open.len());
+            self.evict(i, env);
+        }
+    }
+
+    /// A line leaves by itself. What becomes complete by that needs a fence all the same.
+    fn evict(&mut self, i: usize, env: &mut Env<'_>) {
+        let line = self.lines.open.swap_remove(i);
+        let (unit, vpid) = (line.unit, line.vpid);
+        let before = self.lines.completed;
+        self.deliver_line(&line, env);
+        let descriptors = self.lines.completed.wrapping_sub(before);
+        if descriptors != 0 {
+            let earlier = self.lines.take_unmarked(unit, vpid);
+            self.lines.unmarked.push(Unmarked {
+                unit,
+                vpid,
+                descriptors: earlier + descriptors,
+                until: env.host.now_ns() + GRACE_NS,
+            });
+        }
+    }
+
+    /// The requester gets what a line holds: at once if it is whole, else in pieces and in any order.
+    fn deliver_line(&mut self, line: &Line, env: &mut Env<'_>) {
+        if line.valid == u64::MAX {
+            self.page_store(line.unit, line.at, &line.bytes, env);
+            return;
+        }
+        let mut words: [usize; LINE / 8] = std::array::from_fn(|i| i);
+        words.shuffle(&mut self.lines.rng);
+        for word in words {
+            for (skip, len) in runs((line.valid >> (8 * word)) as u8) {
+                let from = 8 * word + skip;
+                let data = &line.bytes[from..from + len];
+                self.page_store(line.unit, line.at + from as u32, data, env);
+            }
+        }
+    }
+
+    fn evict_where(&mut self, mut which: impl FnMut(&Line) -> bool, env: &mut Env<'_>) {
+        let (mut left, stay) = std::mem::take(&mut self.lines.open)
+            .into_iter()
+            .partition::<Vec<_>, _>(&mut which);
+        self.lines.open = stay;
+        left.shuffle(&mut self.lines.rng);
+        for line in left {
+            self.deliver_line(&line, env);
+        }
+    }
+
+    /// A fence of the VPID's owner, or something that acts as one: an uncached store to the VPID's state register.
+    pub(super) fn lines_flush(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
+        self.evict_where(|l| l.unit == unit && l.vpid == vpid, env);
+        self.lines.take_unmarked(unit, vpid);
+    }
+
+    pub(super) fn lines_tick(&mut self, now: u64, env: &mut Env<'_>) {
+        while let Some(i) = self.lines.open.iter().position(|l| l.due <= now) {
+            self.evict(i, env);
+        }
+        while let Some(i) = self.lines.unmarked.iter().position(|u| u.until <= now) {
+            let u = self.lines.unmarked.swap_remove(i);
+            self.unfenced(u.unit, u.vpid, u.descriptors, env);
+        }
+    }
+
+    fn unfenced(&mut self, unit: Unit, vpid: u8, descriptors: u64, env: &mut Env<'_>) {
+        if descriptors != 0 {
+            self.counters.wc_unfenced = self.counters.wc_unfenced.wrapping_add(descriptors);
+            self.diagnose(env, || {
+                format!(
+                    "{unit:?} VPID {vpid}: {descriptors} descriptors without a fence behind them"
+                )
+            });
+        }
+    }
+}

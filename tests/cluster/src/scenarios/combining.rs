@@ -1,0 +1,116 @@
+//! A NIC whose host combines stores, which takes its time with descriptors and has room for few (HW §8): what the drivers and libraries
+//! may not take for granted. The work inside the nodes is done by `guest/combining.py` and `guest/uapi.py`.
+
+use super::faults::{port_counter, sum};
+use super::uapi::{install, line, nothing_left};
+use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+
+/// Two nodes, one cable; see docs/nic-model.md for the options.
+const COMBINING: Spec = Spec {
+    nodes: 2,
+    args: &[
+        "--topology",
+        "pair",
+        "--emu-arg=--nic-option=wc=lines",
+        "--emu-arg=--nic-option=wc-commit-ns=2000000",
+        "--emu-arg=--nic-option=wc-depth=3",
+    ],
+};
+const PROGRAM: &str = include_str!("../../guest/combining.py");
+const LONG: Duration = Duration::from_secs(240);
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let scenario = |name, run| Scenario {
+        name,
+        spec: COMBINING,
+        run,
+    };
+    vec![
+        scenario("combining::fenced", fenced as fn(&Lab) -> Result<()>),
+        scenario("combining::missing_fence", missing_fence),
+        scenario("combining::full_by_itself", full),
+        scenario("combining::heir", heir),
+    ]
+}
+
+fn unfenced(lab: &Lab) -> Result<u64> {
+    Ok(sum(&lab.status()?, "wc_unfenced"))
+}
+
+fn combining(lab: &Lab, command: &str) -> Result<String> {
+    install(lab)?;
+    lab.ok(
+        0,
+        &format!("cat >/tmp/combining.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM\n"),
+    )?;
+    lab.ok_for(
+        0,
+        &format!("exec python3 /tmp/combining.py {command}"),
+        LONG,
+    )
+}
+
+/// The kernel's drivers, the library and a program that marks its fences itself leave none out.
+fn fenced(lab: &Lab) -> Result<()> {
+    let before = unfenced(lab)?;
+    combining(lab, "fenced")?;
+    lab.ok_for(0, "ping -q -i 0.02 -c 200 node1", LONG)?;
+    let server = lab.spawn(1, "exec extoll-perf serve")?;
+    let result = ["velo-lat", "put-lat"].iter().try_for_each(|test| {
+        let run = format!("for n in $(seq 50); do extoll-perf run {test} node1 -n 200 && exit; sleep 0.1; done; exit 1");
+        lab.ok_for(0, &run, LONG).map(drop)
+    });
+    drop(server);
+    result?;
+    // What has no fence is found out a second later at the latest.
+    lab.ok(0, "sleep 1.5")?;
+    let now = unfenced(lab)?;
+    ensure!(
+        now == before,
+        "{} descriptors without a fence",
+        now - before
+    );
+    nothing_left(lab, 0)
+}
+
+/// A program without fences loses messages, and each of them counts.
+fn missing_fence(lab: &Lab) -> Result<()> {
+    let before = unfenced(lab)?;
+    let came = combining(lab, "unfenced")?;
+    let came: u64 = came.trim().parse().context("no number of messages")?;
+    ensure!(came < 40, "all {came} messages came without a fence");
+    lab.until("all of them count", PATIENCE, |lab| {
+        Ok(unfenced(lab)? - before >= 39)
+    })?;
+    nothing_left(lab, 0)
+}
+
+/// Bursts find no room by themselves: the drivers repeat what was dropped, and nothing is lost or comes twice.
+fn full(lab: &Lab) -> Result<()> {
+    let counters = |lab: &Lab| -> Result<(u64, u64, u64)> {
+        Ok((
+            sum(&lab.status()?, "velo_retries"),
+            port_counter(lab, 0, "replayed")?,
+            port_counter(lab, 0, "lost")?,
+        ))
+    };
+    let before = counters(lab)?;
+    lab.ok_for(0, "ping -q -l 20 -i 0.02 -c 400 node1", LONG)?;
+    lab.ok_for(0, "ping -q -f -s 8000 -c 400 node1", LONG)?;
+    let after = counters(lab)?;
+    ensure!(after.0 > before.0, "no requester reported retry");
+    ensure!(after.1 > before.1, "the driver replayed nothing");
+    ensure!(after.2 == before.2, "packets were given up");
+    nothing_left(lab, 0)
+}
+
+/// A VPID changes hands while descriptors of its last owner are on their way.
+fn heir(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    lab.ok_for(0, &line("heir"), LONG)?;
+    nothing_left(lab, 0)
+}
