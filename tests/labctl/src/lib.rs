@@ -11,7 +11,9 @@ mod spec;
 pub use lab::modules;
 pub use log::LogMark;
 pub use process::{Output, Running};
-pub use settings::{as_slow, finds_leaks, full, rounds, seed, turn, use_iommu, use_kernel, Kernel};
+pub use settings::{
+    as_slow, finds_leaks, full, rounds, seed, turn, use_iommu, use_kernel, use_seed, Kernel,
+};
 pub use spec::Spec;
 
 use anyhow::{bail, Context, Result};

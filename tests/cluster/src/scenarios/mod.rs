@@ -73,6 +73,7 @@ pub const GROUPS: &[Group] = &[
     group("faults::retry_and_replay", Load::Cpu, 600, &[]),
     group("faults::slow_receiver", Load::Cpu, 600, &[]),
     group("hostile::", Load::Wait, 600, ANYTHING),
+    group("hostile::pci_identity", Load::Cpu, 600, ANYTHING),
     group("security::", Load::Wait, 600, ANYTHING),
     group("fuzz::", Load::Cpu, 900, ANYTHING),
     group("uapi::", Load::Wait, 600, &[]),
