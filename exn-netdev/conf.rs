@@ -24,17 +24,19 @@ const TX_FLIGHT: u32 = 256;
 pub(crate) const TX_QUARANTINE: u16 = 512;
 /// Most objects that a port can leave when it is closed: frames announced and given up, fetches.
 pub(crate) const LEFT_MAX: usize =
-    TX_FLIGHT_MAX as usize + TX_QUARANTINE as usize + RX_FLIGHT as usize;
+    TX_FLIGHT_MAX as usize + TX_QUARANTINE as usize + RX_FLIGHT as usize + RX_LOST as usize;
 /// Frames in flight that a peer may have which fetches nothing.
 pub(crate) const STALLED_PEER_BOUND: u16 = 16;
 /// After this time an announced frame no longer counts for the byte queue limit, so that one slow peer can't stop all others.
 pub(crate) const STALL_MS: u32 = 100;
 /// Fetches in flight.
 pub(crate) const RX_FLIGHT: u16 = 256;
+/// Fetches not answered in time whose buffers are kept.
+pub(crate) const RX_LOST: u16 = 256;
 /// Fetches in flight from one source.
 pub(crate) const RX_PEER_BOUND: u16 = 192;
 /// Announcements that wait for memory, credit or a place.
-pub(crate) const RX_WAITING: usize = 1024;
+pub(crate) const RX_WAITING: u16 = 1024;
 /// An announcement that got no memory for so long is fetched into the scratch buffer and discarded.
 pub(crate) const RX_PATIENCE_MS: u32 = 500;
 /// Partial frames at once.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! debugfs directory of an interface, `exn-<PCI name>/`: `state`, `reasons` (docs/exn.md).
+//! debugfs directory of an interface, `exn-<PCI name>/`: `state`, `reasons`, `transitions` (docs/exn.md).
 
 use crate::{reason::Reason, shared::Shared};
 use kernel::{
@@ -20,7 +20,11 @@ pub(crate) fn files(shared: &Arc<Shared>) -> Result<Files> {
     Dir::new::<crate::LocalModule>(
         &name,
         shared,
-        &[(c"state", show_state), (c"reasons", show_reasons)],
+        &[
+            (c"state", show_state),
+            (c"reasons", show_reasons),
+            (c"transitions", show_transitions),
+        ],
     )
 }
 
@@ -57,4 +61,11 @@ fn show_reasons(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         )?;
     }
     Ok(())
+}
+
+fn show_transitions(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    // Copies: the text is not made under a lock.
+    let sent = sh.tx.lock().counts().clone();
+    let fetched = sh.rx.lock().counts().clone();
+    write!(f, "announced frames:\n{sent}fetches:\n{fetched}")
 }

@@ -5,6 +5,7 @@
 use crate::{
     conf,
     debugfs::{self, Files},
+    machine::RxBuffer,
     reason::{Class, Counter, Reason},
     rx_rma::{Outcome, RmaPoll, RmaState},
     rx_velo::{VeloPoll, VeloState},
@@ -152,7 +153,7 @@ impl Exn {
     /// when the next port is open: the memory goes to the quarantine of the NIC.
     fn flush(&self) {
         let sh = &*self.shared;
-        let Some(mut batch) = sh.rx.lock().set_batch(None) else {
+        let Some(mut batch) = sh.batch.lock().take() else {
             return;
         };
         loop {
@@ -166,14 +167,14 @@ impl Exn {
             batch.push(Held::Tx(map));
         }
         loop {
-            let Some(mut fetch) = sh.rx.lock().flush_one() else {
+            let Some((expected, RxBuffer(mut buffer))) = sh.rx.lock().flush_one() else {
                 break;
             };
-            if !fetch.lost {
+            if expected {
                 sh.counters.reason(Reason::RxFlushed, 1);
             }
-            fetch.buffer.orphan();
-            batch.push(Held::Rx(fetch.buffer));
+            buffer.orphan();
+            batch.push(Held::Rx(buffer));
         }
         batch.hold(conf::quarantine_ms());
         let scratch = sh.rx.lock().set_scratch(None);
@@ -221,9 +222,10 @@ impl Operations for Exn {
         exn.rma
             .with_state(rtnl, |state| state.queue = Some(notifications))?;
         sh.reset();
-        let old = sh.rx.lock().set_scratch(Some(scratch));
+        let old = sh.rx.lock().set_scratch(Some(RxBuffer(scratch)));
         drop(old);
-        sh.rx.lock().set_batch(Some(batch));
+        let old = sh.batch.lock().replace(batch);
+        drop(old);
         sh.set_gated(!requester.is_enabled());
         sh.tx.lock().start(sender.clone());
         // The first poll, which follows, arms the interrupts.

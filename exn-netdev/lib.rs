@@ -8,12 +8,11 @@ mod conf;
 mod debugfs;
 mod dev;
 mod ethtool;
+mod machine;
 mod reason;
-mod ring;
 mod rx_rma;
 mod rx_velo;
 mod shared;
-mod slots;
 mod tx;
 
 use dev::Interface;

@@ -1,251 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Fetches in flight, and the poll function of the RMA unit: notifications end announced frames (of ours) and fetches (by us).
+//! The end of fetches, and the poll function of the RMA unit: notifications end announced frames (of ours) and fetches (by us).
 
 use crate::{
     conf,
+    machine::{Clock, RxBuffer},
     reason::{Counter, Reason},
     rx_velo::VeloPoll,
-    shared::{ms, since, Shared},
-    slots::Slots,
+    shared::Shared,
 };
-use extoll_core::{quarantine::Batch, rma};
-use kernel::{
-    prelude::*,
-    sync::{atomic::Relaxed, Arc},
-};
-use kernel_ext::net::{
-    self, BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxMapping, RxSkb, SkBuff,
-};
-use wire::{
-    ext_eth::{self, Completion, Side},
-    ids::NodeId,
-};
+use extoll_core::rma;
+use kernel::sync::{atomic::Relaxed, Arc};
+use kernel_ext::net::{self, BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxSkb, SkBuff};
+use protocol::rendezvous::Fetched;
+use wire::ext_eth::{self, Completion, Side};
 
 /// Most notifications handled in one run, transmit completions included.
 const BATCH: usize = 256;
 
-/// A fetch.
-pub(crate) struct Fetch {
-    pub(crate) buffer: RxMapping,
-    /// Into the scratch buffer: the frame is thrown away.
-    pub(crate) scratch: bool,
-    pub(crate) node: NodeId,
-    /// When it was posted, in jiffies.
-    pub(crate) born: u64,
-    /// Not answered in time; the buffer stays mapped, and what arrives is thrown away.
-    pub(crate) lost: bool,
-}
-
-#[derive(Default)]
-struct Source {
-    flight: u16,
-    lost: u16,
-}
-
-/// Fetches in flight, by the address of their last fragment.
-pub(crate) struct Fetches {
-    flight: Slots<Fetch>,
-    sources: Slots<Source>,
-    /// Those that were not answered in time.
-    lost: usize,
-    /// For frames that are fetched only to free the sender's buffer; `None` while in use.
-    scratch: Option<RxMapping>,
-    /// Room for what is left when the port is closed.
-    batch: Option<Batch>,
-}
-
-/// What a source may do.
-pub(crate) enum Allowed {
-    /// Fetch now.
-    Yes,
-    /// Not now.
-    Later,
-    /// It leaves too much unanswered.
-    No(u64),
-}
-
-/// What ended.
-enum Ended {
-    Frame(RxMapping, NodeId),
-    Discarded,
-    Failed(Option<RxMapping>, Reason, u64),
-    Unmatched,
-}
-
-impl Fetches {
-    /// None. May sleep.
-    pub(crate) fn new() -> Result<Self> {
-        Ok(Self {
-            flight: Slots::new(conf::RX_FLIGHT)?,
-            sources: Slots::new(conf::RX_FLIGHT)?,
-            lost: 0,
-            scratch: None,
-            batch: None,
-        })
-    }
-
-    /// Number in flight.
-    pub(crate) fn len(&self) -> usize {
-        self.flight.len()
-    }
-
-    /// Whether any is still expected to be answered.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.flight.len() == self.lost
-    }
-
-    /// Puts the scratch buffer in its place (back).
-    pub(crate) fn set_scratch(&mut self, scratch: Option<RxMapping>) -> Option<RxMapping> {
-        core::mem::replace(&mut self.scratch, scratch)
-    }
-
-    /// Sets or takes the place for what is left when the port is closed.
-    pub(crate) fn set_batch(&mut self, batch: Option<Batch>) -> Option<Batch> {
-        core::mem::replace(&mut self.batch, batch)
-    }
-
-    /// Takes the scratch buffer.
-    pub(crate) fn take_scratch(&mut self) -> Option<RxMapping> {
-        self.scratch.take()
-    }
-
-    /// Whether a frame of this source may be fetched.
-    pub(crate) fn allowed(&self, node: NodeId) -> Allowed {
-        let (flight, lost) = self
-            .sources
-            .get(u64::from(node.0))
-            .map_or((0, 0), |s| (s.flight, s.lost));
-        if lost > 0 && flight >= conf::RX_PEER_BOUND / 4 {
-            return Allowed::No(u64::from(flight));
-        }
-        if flight >= conf::RX_PEER_BOUND || self.flight.is_full() {
-            return Allowed::Later;
-        }
-        Allowed::Yes
-    }
-
-    /// Adds a fetch; gives it back if there is no place.
-    pub(crate) fn insert(&mut self, key: u64, fetch: Fetch) -> Result<(), Fetch> {
-        let source = u64::from(fetch.node.0);
-        self.flight.insert(key, fetch)?;
-        if self.sources.get(source).is_none() {
-            // There is room: no more sources than fetches.
-            let _ = self.sources.insert(source, Source::default());
-        }
-        if let Some(s) = self.sources.get_mut(source) {
-            s.flight += 1;
-        }
-        Ok(())
-    }
-
-    /// Removes a fetch.
-    pub(crate) fn remove(&mut self, key: u64) -> Option<Fetch> {
-        let fetch = self.flight.remove(key)?;
-        self.leave(&fetch);
-        Some(fetch)
-    }
-
-    fn leave(&mut self, fetch: &Fetch) {
-        if fetch.lost {
-            self.lost = self.lost.saturating_sub(1);
-        }
-        let key = u64::from(fetch.node.0);
-        let gone = self.sources.get_mut(key).is_some_and(|s| {
-            s.flight = s.flight.saturating_sub(1);
-            if fetch.lost {
-                s.lost = s.lost.saturating_sub(1);
-            }
-            s.flight == 0
-        });
-        if gone {
-            self.sources.remove(key);
-        }
-    }
-
-    /// Takes any fetch out, after the port was closed.
-    pub(crate) fn flush_one(&mut self) -> Option<Fetch> {
-        let (_, fetch) = self.flight.pop_oldest()?;
-        self.leave(&fetch);
-        Some(fetch)
-    }
-
-    fn complete(&mut self, c: &Completion) -> Ended {
-        if self.flight.get(c.key).is_none_or(|f| f.node != c.peer) {
-            return Ended::Unmatched;
-        }
-        let Some(fetch) = self.remove(c.key) else {
-            return Ended::Unmatched;
-        };
-        let Fetch {
-            buffer,
-            scratch,
-            node,
-            lost,
-            ..
-        } = fetch;
-        let buffer = if scratch {
-            self.scratch = Some(buffer);
-            None
-        } else {
-            Some(buffer)
-        };
-        if c.error != 0 {
-            return Ended::Failed(buffer, Reason::RxNotifyError, u64::from(c.error));
-        }
-        if lost {
-            return Ended::Failed(buffer, Reason::Late, c.key);
-        }
-        match buffer {
-            Some(buffer) => Ended::Frame(buffer, node),
-            None => Ended::Discarded,
-        }
-    }
-
-    /// Marks what is overdue and frees what was for long. Returns source and number of those newly overdue.
-    fn age(&mut self, now: u64) -> Option<(NodeId, u64)> {
-        let (timeout, keep) = (ms(conf::timeout_ms()), ms(conf::quarantine_ms()));
-        let mut lost: Option<(NodeId, u64)> = None;
-        let Self {
-            flight,
-            sources,
-            lost: total,
-            ..
-        } = self;
-        flight.for_each_mut(|_, f| {
-            if since(now, f.born) < timeout {
-                return false;
-            }
-            if !f.lost {
-                f.lost = true;
-                *total += 1;
-                if let Some(s) = sources.get_mut(u64::from(f.node.0)) {
-                    s.lost += 1;
-                }
-                lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));
-            }
-            true
-        });
-        while self
-            .flight
-            .oldest()
-            .is_some_and(|(_, f)| since(now, f.born) >= timeout + keep)
-        {
-            let Some(fetch) = self.flush_one() else { break };
-            if fetch.scratch {
-                self.scratch = Some(fetch.buffer);
-            }
-        }
-        lost
-    }
-}
-
 impl Shared {
     /// Housekeeping of the fetches. Returns whether it is needed again.
     pub(crate) fn rx_tick(&self, now: u64) -> bool {
+        let limits = self.limits();
         let (lost, again) = {
             let mut rx = self.rx.lock();
-            (rx.age(now), rx.len() > 0)
+            (rx.age(&Clock, &limits, drop), !rx.is_empty())
         };
         if let Some((node, n)) = lost {
             self.reject_many(Reason::RxTimeout, n, Some(node), n);
@@ -256,23 +35,23 @@ impl Shared {
 
     /// Ends a fetch; `deliver` takes the frame.
     fn rx_complete(&self, c: &Completion, deliver: impl FnOnce(RxSkb)) {
-        let ended = self.rx.lock().complete(c);
-        match ended {
-            Ended::Frame(buffer, node) => {
+        let ended = self.rx.lock().notified(c);
+        let (buffer, reason, detail) = match ended {
+            Fetched::Frame(RxBuffer(buffer), node) => {
                 let skb = buffer.complete();
                 if ext_eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
                     return self.reject(Reason::RxOwnMulticast, Some(node), 0);
                 }
                 self.count(Counter::RxRdv);
-                deliver(skb);
+                return deliver(skb);
             }
-            Ended::Discarded => self.reject(Reason::RxDiscarded, Some(c.peer), c.key),
-            Ended::Failed(buffer, reason, detail) => {
-                drop(buffer);
-                self.reject(reason, Some(c.peer), detail);
-            }
-            Ended::Unmatched => self.unmatched(c.peer, c.key),
-        }
+            Fetched::Discarded => (None, Reason::RxDiscarded, c.key),
+            Fetched::Failed(buffer, error) => (buffer, Reason::RxNotifyError, u64::from(error)),
+            Fetched::Late(buffer) => (buffer, Reason::Late, c.key),
+            Fetched::Unmatched => return self.unmatched(c.peer, c.key),
+        };
+        drop(buffer);
+        self.reject(reason, Some(c.peer), detail);
     }
 }
 

@@ -4,11 +4,10 @@
 
 use crate::{
     conf,
+    machine::{Clock, Locked, RxBuffer, Slots, Waiting},
     reason::{Counter, Reason},
-    ring::Ring,
-    rx_rma::{checksum, Allowed, Fetch},
+    rx_rma::checksum,
     shared::{ms, since, Shared},
-    slots::Slots,
 };
 use extoll_core::{
     rma::{self, SendError},
@@ -20,6 +19,10 @@ use kernel::{
     time::Delta,
 };
 use kernel_ext::net::{self, Checksum, NapiPoll, PollCx, Polled, RxSkb};
+use protocol::{
+    rendezvous::{FetchPort, Refusal},
+    Refused,
+};
 use wire::{
     ext_eth::{self, Announcement, Message, Progress, Reassembler, Reject},
     ids::NodeId,
@@ -33,14 +36,42 @@ struct Partial {
     touched: u64,
 }
 
-/// An announced frame that is not being fetched yet.
-struct Waiting {
-    node: NodeId,
-    announcement: Announcement,
-    len: u32,
-    since: u64,
-    /// Only to free the sender's buffer.
-    discard: bool,
+/// What the machine fetches with.
+struct Gets<'a> {
+    sh: &'a Shared,
+    requester: &'a rma::Requester,
+}
+
+fn refused(e: SendError) -> Refused {
+    match e {
+        SendError::Full | SendError::Retry => Refused::Later,
+        SendError::Down | SendError::Invalid => Refused::Never,
+    }
+}
+
+impl FetchPort for Gets<'_> {
+    type Buffer = RxBuffer;
+
+    fn reserve(&mut self) -> Result<(), Refused> {
+        self.requester.reserve(1).map_err(refused)
+    }
+
+    fn buffer(&mut self, len: u32) -> Option<RxBuffer> {
+        self.sh.ndev.map_rx(len).ok().map(RxBuffer)
+    }
+
+    fn get(
+        &mut self,
+        from: NodeId,
+        announcement: &Announcement,
+        len: u32,
+        local: u64,
+    ) -> Result<(), Refused> {
+        let descriptor = ext_eth::get_descriptor(from, announcement, len, local);
+        self.requester
+            .post(ext_eth::GET_PAGE.options, &descriptor)
+            .map_err(refused)
+    }
 }
 
 /// What only the poll function uses.
@@ -57,7 +88,7 @@ impl VeloState {
             rx: VeloRx {
                 requester: None,
                 partials: Slots::new(conf::PARTIALS)?,
-                waiting: Ring::new(conf::RX_WAITING)?,
+                waiting: Waiting::new(conf::RX_WAITING)?,
             },
         })
     }
@@ -67,15 +98,7 @@ impl VeloState {
 pub(crate) struct VeloRx {
     pub(crate) requester: Option<rma::Requester>,
     partials: Slots<Partial>,
-    waiting: Ring<Waiting>,
-}
-
-/// What to do about the oldest waiting announcement.
-enum Next {
-    /// It is done with.
-    Taken,
-    /// Try again later.
-    Later,
+    waiting: Waiting,
 }
 
 fn reason_of(reject: &Reject) -> Reason {
@@ -99,10 +122,7 @@ impl VeloRx {
     /// Forgets everything received so far; returns the number of announcements that were waiting. The ports are closed.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         while self.partials.pop_oldest().is_some() {}
-        let mut n = 0;
-        while self.waiting.pop().is_some() {
-            n += 1;
-        }
+        let n = self.waiting.flush(&Locked(&sh.rx));
         self.gauges(sh);
         n
     }
@@ -134,7 +154,7 @@ impl VeloRx {
             Ok(Message::Eager { tag, last, data }) => {
                 self.eager(sh, node, tag, last, data, now, cx)
             }
-            Ok(Message::Announcement(a)) => self.announced(sh, node, a, now),
+            Ok(Message::Announcement(a)) => self.announced(sh, node, a),
             Ok(Message::Dropped { address }) => sh.tx_dropped(node, address),
             Err(reject) => sh.reject(reason_of(&reject), Some(node), reject.got),
         }
@@ -261,7 +281,7 @@ impl VeloRx {
         }
     }
 
-    fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement, now: u64) {
+    fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement) {
         sh.count(Counter::RxAnnounced);
         if sh.is_gated() {
             // Waiting would hold back the network.
@@ -278,116 +298,37 @@ impl VeloRx {
                 }
             }
         };
-        let w = Waiting {
-            node,
-            announcement,
-            len,
-            since: now,
-            discard,
-        };
         // The caller takes no more messages than fit.
-        if self.waiting.push(w).is_err() {
+        if !self.waiting.push(&Clock, node, announcement, len, discard) {
             return sh.reject(Reason::RxPeerBound, Some(node), u64::from(len));
         }
         if self.waiting.len() == 1 {
-            self.pump(sh, now);
+            self.pump(sh);
         }
     }
 
     /// Fetches what waits, as far as possible.
-    fn pump(&mut self, sh: &Shared, now: u64) {
-        let mut first = true;
-        while !self.waiting.is_empty() {
-            match self.fetch(sh, now) {
-                Next::Taken => {
-                    self.waiting.pop();
-                }
-                Next::Later => {
-                    if first {
-                        sh.count(Counter::RxDeferred);
-                    }
-                    break;
-                }
-            }
-            first = false;
-        }
-    }
-
-    /// Fetches the oldest waiting frame.
-    fn fetch(&mut self, sh: &Shared, now: u64) -> Next {
-        let (Some(w), Some(requester)) = (self.waiting.front(), self.requester.as_ref()) else {
-            return Next::Taken;
+    fn pump(&mut self, sh: &Shared) {
+        let Some(requester) = self.requester.as_ref() else {
+            return;
         };
-        let (node, len) = (w.node, w.len);
-        let allowed = sh.rx.lock().allowed(node);
-        match allowed {
-            Allowed::Yes => {}
-            Allowed::Later => return Next::Later,
-            Allowed::No(flight) => {
-                sh.reject(Reason::RxPeerBound, Some(node), flight);
-                return Next::Taken;
-            }
+        if self.waiting.is_empty() {
+            return;
         }
-        match requester.reserve(1) {
-            Ok(()) => {}
-            Err(SendError::Full | SendError::Retry) => return Next::Later,
-            Err(SendError::Down | SendError::Invalid) => {
-                sh.reject(Reason::RxPort, Some(node), u64::from(len));
-                return Next::Taken;
-            }
-        }
-        let patient = since(now, w.since) < ms(conf::RX_PATIENCE_MS);
-        let fresh = if w.discard {
-            None
-        } else {
-            sh.ndev.map_rx(len).ok()
-        };
-        let (buffer, scratch) = match fresh {
-            Some(buffer) => (buffer, false),
-            None if !w.discard && patient => return Next::Later,
-            None => {
-                let scratch = sh.rx.lock().take_scratch();
-                match scratch {
-                    Some(buffer) => (buffer, true),
-                    None => return Next::Later,
-                }
-            }
-        };
-        let address = buffer.addr();
-        let key = ext_eth::match_key(address, len);
-        let fetch = Fetch {
-            buffer,
-            scratch,
-            node,
-            born: now,
-            lost: false,
-        };
-        // The notification may come at once: insert before posting.
-        let inserted = sh.rx.lock().insert(key, fetch);
-        if let Err(fetch) = inserted {
-            if fetch.scratch {
-                sh.rx.lock().set_scratch(Some(fetch.buffer));
-            }
-            return Next::Later;
-        }
-        let descriptor = ext_eth::get_descriptor(node, &w.announcement, len, address);
-        match requester.post(ext_eth::GET_PAGE.options, &descriptor) {
-            Ok(()) => Next::Taken,
-            Err(e) => {
-                let fetch = sh.rx.lock().remove(key);
-                if let Some(fetch) = fetch {
-                    if fetch.scratch {
-                        sh.rx.lock().set_scratch(Some(fetch.buffer));
-                    }
-                }
-                match e {
-                    SendError::Full | SendError::Retry => Next::Later,
-                    SendError::Down | SendError::Invalid => {
-                        sh.reject(Reason::RxPort, Some(node), u64::from(len));
-                        Next::Taken
-                    }
-                }
-            }
+        let mut gets = Gets { sh, requester };
+        let limits = sh.limits();
+        let pumped = self.waiting.pump(
+            &Locked(&sh.rx),
+            &Clock,
+            &mut gets,
+            &limits,
+            |node, len, why| match why {
+                Refusal::Source(open) => sh.reject(Reason::RxPeerBound, Some(node), open as u64),
+                Refusal::Port => sh.reject(Reason::RxPort, Some(node), u64::from(len)),
+            },
+        );
+        if pumped.taken == 0 && pumped.left > 0 {
+            sh.count(Counter::RxDeferred);
         }
     }
 
@@ -395,7 +336,7 @@ impl VeloRx {
     fn is_busy(&self, sh: &Shared) -> bool {
         !self.waiting.is_empty()
             || self.partials.len() > 0
-            || sh.rx.lock().len() > 0
+            || !sh.rx.lock().is_empty()
             || sh.tx.lock().needs_tick()
     }
 
@@ -434,7 +375,7 @@ impl NapiPoll for VeloPoll {
         sh.count(Counter::PollVelo);
         let now = net::jiffies64();
         let VeloState { mailbox, rx } = state;
-        rx.pump(sh, now);
+        rx.pump(sh);
         let mut done = 0;
         let mut paused = false;
         if let Some(mailbox) = mailbox.as_mut() {

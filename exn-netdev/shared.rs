@@ -4,11 +4,11 @@
 
 use crate::{
     conf::{self, Conf},
+    machine::Fetches,
     reason::{Counter, Counters, Reason},
-    rx_rma::Fetches,
     tx::Tx,
 };
-use extoll_core::nic::Nic;
+use extoll_core::{nic::Nic, quarantine::Batch};
 use kernel::{
     new_spinlock_irq,
     prelude::*,
@@ -40,6 +40,9 @@ pub(crate) struct Shared {
     pub(crate) tx: SpinLockIrq<Tx>,
     #[pin]
     pub(crate) rx: SpinLockIrq<Fetches>,
+    /// Room for what is left when the ports are closed.
+    #[pin]
+    pub(crate) batch: SpinLockIrq<Option<Batch>>,
     /// Announcements that wait: gauge, and hint for the RMA side to wake the VELO side.
     pub(crate) waiting: Atomic<u32>,
     /// Partial frames: gauge.
@@ -66,7 +69,7 @@ impl Shared {
     /// A new interface on `nic`. May sleep.
     pub(crate) fn new(ndev: Arc<NetDev>, nic: Arc<Nic>) -> Result<Arc<Self>> {
         let tx = Tx::new()?;
-        let rx = Fetches::new()?;
+        let rx = Fetches::new(conf::RX_FLIGHT, conf::RX_LOST)?;
         Arc::pin_init(
             try_pin_init!(Self {
                 ndev,
@@ -77,6 +80,7 @@ impl Shared {
                 limits: core::array::from_fn(|_| RateLimit::new()),
                 tx <- new_spinlock_irq!(tx, "exn_tx"),
                 rx <- new_spinlock_irq!(rx, "exn_rx"),
+                batch <- new_spinlock_irq!(None, "exn_batch"),
                 waiting: Atomic::new(0),
                 partials: Atomic::new(0),
                 suspect: Atomic::new(0),

@@ -8,36 +8,23 @@
 
 use crate::{
     conf,
+    machine::{Clock, Sender, TxBuffer},
     reason::{Counter, Reason},
-    shared::{ms, since, Shared},
-    slots::Slots,
+    shared::Shared,
 };
 use extoll_core::velo::{self, Header, SendError};
 use kernel::prelude::*;
-use kernel_ext::net::{self, BqlDone, BqlToken, SkBuff, TxMapping, TxQueue};
+use kernel_ext::net::{BqlDone, SkBuff, TxMapping, TxQueue};
+use protocol::{
+    flow::Counts,
+    rendezvous::{Admitted, AnnouncePort, Ended, FlightState, Limits, Unsent},
+    Refused,
+};
 use wire::{
     ext_eth::{self, Announcement, Completion, Path},
     ids::NodeId,
     velo::{Descriptor, Target},
 };
-
-/// An announced frame.
-struct Flight {
-    map: TxMapping,
-    node: NodeId,
-    /// When it was announced (in quarantine: given up), in jiffies.
-    born: u64,
-    /// Counts as stalled: given back to the byte queue limit, and held against the peer.
-    stalled: bool,
-    bql: Option<BqlToken>,
-}
-
-/// Announced frames of one peer.
-#[derive(Default)]
-struct Peer {
-    flight: u16,
-    stalled: u16,
-}
 
 /// A frame on its way to the port.
 struct Parked {
@@ -61,22 +48,10 @@ enum Sent {
 /// Sending side of an interface.
 pub(crate) struct Tx {
     port: Option<velo::Sender>,
-    active: Slots<Flight>,
-    quarantine: Slots<Flight>,
-    peers: Slots<Peer>,
+    announced: Sender,
     parked: Option<Parked>,
     /// The queue was stopped by this module.
     stopped: bool,
-}
-
-/// Frames to be freed without the lock.
-pub(crate) enum Ended {
-    /// Fetched by the peer.
-    Fetched(SkBuff),
-    /// Reported as failed.
-    Failed(Reason, u64),
-    /// Matches nothing that is pending.
-    Unmatched(Reason),
 }
 
 fn header(d: Descriptor) -> Header {
@@ -89,14 +64,29 @@ fn header(d: Descriptor) -> Header {
     }
 }
 
+/// The port as the machine sees it.
+struct Messages<'a>(&'a velo::Sender);
+
+impl AnnouncePort for Messages<'_> {
+    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused> {
+        self.0
+            .send(
+                header(ext_eth::announcement_descriptor(to)),
+                &announcement.encode(),
+            )
+            .map_err(|e| match e {
+                SendError::Full | SendError::Retry => Refused::Later,
+                SendError::Down | SendError::Invalid => Refused::Never,
+            })
+    }
+}
+
 impl Tx {
     /// An empty one. May sleep.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             port: None,
-            active: Slots::new(conf::TX_FLIGHT_MAX as u16)?,
-            quarantine: Slots::new(conf::TX_QUARANTINE)?,
-            peers: Slots::new(conf::TX_FLIGHT_MAX as u16)?,
+            announced: Sender::new(conf::TX_FLIGHT_MAX as u16, conf::TX_QUARANTINE)?,
             parked: None,
             stopped: false,
         })
@@ -124,7 +114,10 @@ impl Tx {
 
     /// Announced frames in flight and in quarantine.
     pub(crate) fn gauges(&self) -> (u64, u64) {
-        (self.active.len() as u64, self.quarantine.len() as u64)
+        (
+            self.announced.active() as u64,
+            self.announced.given_up() as u64,
+        )
     }
 
     /// Whether a frame is parked, and whether the queue is stopped.
@@ -134,7 +127,7 @@ impl Tx {
 
     /// Whether housekeeping has something to do.
     pub(crate) fn needs_tick(&self) -> bool {
-        self.active.len() + self.quarantine.len() > 0 || self.parked.is_some()
+        !self.announced.is_empty() || self.parked.is_some()
     }
 
     /// Whether the port is open.
@@ -144,16 +137,18 @@ impl Tx {
 
     /// Whether nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        self.active.len() == 0
+        self.announced.active() == 0
     }
 
-    /// Removes one frame of those given up at `down`, to be dropped without the lock; the port is closed.
+    /// Takes one frame out at `down`, true if it was in flight, to be dropped without the lock; the port is closed.
     pub(crate) fn flush_one(&mut self) -> Option<(bool, TxMapping)> {
-        if let Some((_, f)) = self.active.pop_oldest() {
-            Self::leave(&mut self.peers, &f);
-            return Some((true, f.map));
-        }
-        self.quarantine.pop_oldest().map(|(_, f)| (false, f.map))
+        let (active, buffer) = self.announced.flush_one()?;
+        Some((active, buffer.map))
+    }
+
+    /// What happened to announced frames.
+    pub(crate) fn counts(&self) -> &Counts<FlightState> {
+        self.announced.counts()
     }
 
     /// Sends a frame of an open interface, or parks it. Gives a frame that is not sent back.
@@ -239,21 +234,16 @@ impl Tx {
         let Target::Node(node) = frame.target else {
             return (Sent::Dropped(Reason::TxMulticastLong, 0), Some(frame.skb));
         };
-        let limit = sh.conf.flight() as usize;
-        let (flight, stalled) = self
-            .peers
-            .get(u64::from(node.0))
-            .map_or((0, 0), |p| (p.flight, p.stalled));
-        if stalled > 0 && flight >= conf::STALLED_PEER_BOUND {
-            return (
-                Sent::Dropped(Reason::TxPeerBound, u64::from(flight)),
-                Some(frame.skb),
-            );
-        }
-        // One peer does not get the last quarter.
-        if self.active.len() >= limit || usize::from(flight) >= limit - limit / 4 {
-            return self.park(frame, Counter::TxStopFull);
-        }
+        let prompt = match self.announced.admit(node, &sh.limits()) {
+            Admitted::Yes { prompt } => prompt,
+            Admitted::Later => return self.park(frame, Counter::TxStopFull),
+            Admitted::No(flight) => {
+                return (
+                    Sent::Dropped(Reason::TxPeerBound, flight as u64),
+                    Some(frame.skb),
+                )
+            }
+        };
         match port.reserve(1) {
             Ok(()) => {}
             Err(SendError::Full | SendError::Retry) => {
@@ -267,50 +257,21 @@ impl Tx {
             Err((skb, _)) => return (Sent::Dropped(Reason::TxMap, u64::from(len)), Some(skb)),
         };
         map.skb_mut().tx_timestamp();
-        let announcement = Announcement {
-            address: map.addr(),
-            len: u64::from(len),
-        };
-        let key = ext_eth::match_key(map.addr(), len);
         // What goes to a peer that stands still is not charged: it would stop the queue for all others.
-        let bql = queue.filter(|_| stalled == 0).map(|q| q.bql_sent(len));
-        let entry = Flight {
-            map,
-            node,
-            born: net::jiffies64(),
-            stalled: false,
-            bql,
-        };
-        // The notification may come at once, so the entry must be there before the message is sent (the lock is held).
-        if let Err(entry) = self.active.insert(key, entry) {
-            return (
-                Sent::Dropped(Reason::TxMap, key),
-                Some(Self::take_back(sh, entry)),
-            );
-        }
-        if flight == 0 {
-            // There is room: no more peers than frames.
-            let _ = self.peers.insert(u64::from(node.0), Peer::default());
-        }
-        if let Some(p) = self.peers.get_mut(u64::from(node.0)) {
-            p.flight += 1;
-        }
-        match port.send(
-            header(ext_eth::announcement_descriptor(node)),
-            &announcement.encode(),
-        ) {
+        let bql = queue.filter(|_| prompt).map(|q| q.bql_sent(len));
+        let buffer = TxBuffer { map, bql };
+        match self
+            .announced
+            .announce(&Clock, &mut Messages(port), node, buffer, len)
+        {
             Ok(()) => {
                 sh.count(Counter::TxRdv);
                 (Sent::Done, None)
             }
-            Err(e) => {
-                let Some(entry) = self.active.remove(key) else {
-                    return (Sent::Dropped(Reason::TxPort, 0), None);
-                };
-                Self::leave(&mut self.peers, &entry);
-                let skb = Self::take_back(sh, entry);
-                match e {
-                    SendError::Full | SendError::Retry => self.park(
+            Err((buffer, why)) => {
+                let skb = Self::take_back(sh, buffer);
+                match why {
+                    Unsent::Refused(Refused::Later) => self.park(
                         Parked {
                             skb,
                             target,
@@ -319,37 +280,23 @@ impl Tx {
                         },
                         Counter::TxStopCredit,
                     ),
-                    SendError::Down | SendError::Invalid => {
+                    Unsent::Refused(Refused::Never) => {
                         (Sent::Dropped(Reason::TxPort, 0), Some(skb))
                     }
+                    Unsent::Table => (Sent::Dropped(Reason::TxMap, u64::from(len)), Some(skb)),
                 }
             }
         }
     }
 
-    /// Undoes the making of an entry that was not announced.
-    fn take_back(sh: &Shared, entry: Flight) -> SkBuff {
+    /// Undoes the making of what was not announced.
+    fn take_back(sh: &Shared, buffer: TxBuffer) -> SkBuff {
         let mut done = BqlDone::default();
-        if let Some(token) = entry.bql {
+        if let Some(token) = buffer.bql {
             done.add(token);
         }
         sh.ndev.bql_done(done);
-        entry.map.unmap()
-    }
-
-    /// An entry leaves the active ones.
-    fn leave(peers: &mut Slots<Peer>, entry: &Flight) {
-        let key = u64::from(entry.node.0);
-        let gone = peers.get_mut(key).is_some_and(|p| {
-            p.flight = p.flight.saturating_sub(1);
-            if entry.stalled {
-                p.stalled = p.stalled.saturating_sub(1);
-            }
-            p.flight == 0
-        });
-        if gone {
-            peers.remove(key);
-        }
+        buffer.map.unmap()
     }
 
     /// Takes a frame from the stack.
@@ -362,7 +309,7 @@ impl Tx {
         let result = self.send(sh, frame, Some(queue));
         let stop = match &result.0 {
             Sent::Parked(why) => Some(*why),
-            _ if self.active.len() >= sh.conf.flight() as usize => Some(Counter::TxStopFull),
+            _ if self.announced.active() >= sh.conf.flight() as usize => Some(Counter::TxStopFull),
             _ => None,
         };
         if let Some(why) = stop {
@@ -384,7 +331,7 @@ impl Tx {
             result = Some(sent);
         }
         let limit = sh.conf.flight() as usize;
-        if self.stopped && self.port.is_some() && self.active.len() <= limit - limit / 4 {
+        if self.stopped && self.port.is_some() && self.announced.active() <= limit - limit / 4 {
             self.stopped = false;
             sh.ndev.wake_queue();
             sh.count(Counter::TxWake);
@@ -392,101 +339,20 @@ impl Tx {
         result
     }
 
-    /// A responder notification.
-    fn complete(&mut self, c: &Completion, done: &mut BqlDone) -> Ended {
-        match self.active.get(c.key) {
-            Some(f) if f.node == c.peer => {}
-            Some(_) => return Ended::Unmatched(Reason::Unmatched),
-            None => {
-                return match self.quarantine.remove(c.key) {
-                    Some(_) => Ended::Unmatched(Reason::Late),
-                    None => Ended::Unmatched(Reason::Unmatched),
-                }
-            }
-        }
-        let Some(f) = self.active.remove(c.key) else {
-            return Ended::Unmatched(Reason::Unmatched);
-        };
-        Self::leave(&mut self.peers, &f);
-        if let Some(token) = f.bql {
-            done.add(token);
-        }
-        if c.error != 0 {
-            return Ended::Failed(Reason::TxNotifyError, u64::from(c.error));
-        }
-        Ended::Fetched(f.map.unmap())
-    }
-
-    /// The peer says that it dropped the frame at `address`.
-    fn dropped(&mut self, node: NodeId, address: u64, done: &mut BqlDone) -> Ended {
-        let mut key = None;
-        self.active.for_each_mut(|k, f| {
-            if f.node == node && f.map.addr() == address {
-                key = Some(k);
-            }
-            key.is_none()
-        });
-        match key.and_then(|k| self.active.remove(k)) {
-            Some(f) => {
-                Self::leave(&mut self.peers, &f);
-                if let Some(token) = f.bql {
-                    done.add(token);
-                }
-                Ended::Failed(Reason::TxPeerDropped, address)
-            }
-            None => Ended::Unmatched(Reason::DropUnmatched),
-        }
-    }
-
     /// Marks what stands still, gives up what is overdue. Returns node and number of the frames given up.
-    fn age(&mut self, sh: &Shared, now: u64, done: &mut BqlDone) -> Option<(NodeId, u64)> {
-        let Self {
-            active,
-            peers,
-            quarantine,
-            ..
-        } = self;
-        let stall = ms(conf::STALL_MS);
-        active.for_each_mut(|_, f| {
-            if since(now, f.born) < stall {
-                return false;
-            }
-            if !f.stalled {
-                f.stalled = true;
-                if let Some(p) = peers.get_mut(u64::from(f.node.0)) {
-                    p.stalled += 1;
-                }
-                if let Some(token) = f.bql.take() {
+    fn age(&mut self, sh: &Shared, limits: &Limits, done: &mut BqlDone) -> Option<(NodeId, u64)> {
+        // The time is asked for with the lock held: the other processor may just have announced something.
+        self.announced.age(
+            &Clock,
+            limits,
+            |buffer| {
+                if let Some(token) = buffer.bql.take() {
                     done.add(token);
                 }
                 sh.count(Counter::TxStalled);
-            }
-            true
-        });
-        let keep = ms(conf::quarantine_ms());
-        while quarantine
-            .oldest()
-            .is_some_and(|(_, f)| since(now, f.born) >= keep)
-        {
-            quarantine.pop_oldest();
-        }
-        let timeout = ms(conf::timeout_ms());
-        let mut lost: Option<(NodeId, u64)> = None;
-        while !quarantine.is_full()
-            && active
-                .oldest()
-                .is_some_and(|(_, f)| since(now, f.born) >= timeout)
-        {
-            let Some((key, mut f)) = active.pop_oldest() else {
-                break;
-            };
-            Self::leave(peers, &f);
-            f.born = now;
-            lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));
-            // Can't be in use there: the memory of both is mapped.
-            let _ = quarantine.insert(key, f);
-        }
-        lost
+            },
+            drop,
+        )
     }
 }
 
@@ -581,37 +447,62 @@ impl Shared {
         done: &mut BqlDone,
         consume: impl FnOnce(SkBuff),
     ) {
-        let ended = self.tx.lock().complete(c, done);
-        self.tx_ended(ended, c.peer, c.key, consume);
+        let ended = self.tx.lock().announced.notified(c);
+        self.tx_ended(ended, c.peer, c.key, done, consume);
     }
 
     /// Ends an announced frame because the peer says that it dropped it.
     pub(crate) fn tx_dropped(&self, node: NodeId, address: u64) {
         let mut done = BqlDone::default();
-        let ended = self.tx.lock().dropped(node, address, &mut done);
+        let ended = self.tx.lock().announced.dropped(node, address);
+        match ended {
+            Ended::Unmatched => self.reject(Reason::DropUnmatched, Some(node), address),
+            ended => self.tx_ended(ended, node, address, &mut done, |_| {}),
+        }
         self.ndev.bql_done(done);
-        self.tx_ended(ended, node, address, |_| {});
     }
 
-    fn tx_ended(&self, ended: Ended, peer: NodeId, value: u64, consume: impl FnOnce(SkBuff)) {
-        match ended {
-            Ended::Fetched(skb) => {
+    fn tx_ended(
+        &self,
+        ended: Ended<TxBuffer>,
+        peer: NodeId,
+        value: u64,
+        done: &mut BqlDone,
+        consume: impl FnOnce(SkBuff),
+    ) {
+        let (buffer, failed) = match ended {
+            Ended::Fetched(buffer) => (buffer, None),
+            Ended::Failed(buffer, error) => {
+                (buffer, Some((Reason::TxNotifyError, u64::from(error))))
+            }
+            Ended::Dropped(buffer) => (buffer, Some((Reason::TxPeerDropped, value))),
+            Ended::Late(buffer) => (buffer, Some((Reason::Late, value))),
+            Ended::Unmatched => return self.unmatched(peer, value),
+        };
+        if let Some(token) = buffer.bql {
+            done.add(token);
+        }
+        match failed {
+            Some((reason, detail)) => {
+                drop(buffer.map);
+                self.reject(reason, Some(peer), detail);
+            }
+            None => {
+                let skb = buffer.map.unmap();
                 self.ndev.count_tx(1, u64::from(skb.len()));
                 self.count(Counter::TxRdvDone);
                 consume(skb);
             }
-            Ended::Failed(reason, detail) => self.reject(reason, Some(peer), detail),
-            Ended::Unmatched(Reason::Unmatched) => self.unmatched(peer, value),
-            Ended::Unmatched(reason) => self.reject(reason, Some(peer), value),
         }
     }
 
     /// Housekeeping of the sending side. Returns whether it is needed again.
     pub(crate) fn tx_tick(&self, now: u64) -> bool {
         let mut done = BqlDone::default();
+        let limits = self.limits();
         let (lost, again) = {
             let mut tx = self.tx.lock();
-            let lost = tx.age(self, now, &mut done);
+            let lost = tx.age(self, &limits, &mut done);
             (lost, tx.needs_tick())
         };
         self.ndev.bql_done(done);

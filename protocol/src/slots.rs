@@ -1,16 +1,18 @@
-// SPDX-License-Identifier: GPL-2.0-only
-
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! A table of bounded size with O(1) lookup by a 64-bit key and iteration by age.
 //!
 //! Used for transfers in flight, keyed by the address that their notification will carry, and for peers, keyed by node ID. All memory
-//! is allocated when the table is made.
+//! is obtained when the table is made.
 
-use kernel::prelude::*;
+use crate::Memory;
 
 /// No entry.
 const NONE: u16 = u16::MAX;
+/// Most entries.
+const MAX: u16 = 0x8000;
 
-struct Entry<T> {
+/// Place of one entry.
+pub struct Entry<T> {
     key: u64,
     /// Next in the hash chain or in the free list.
     chain: u16,
@@ -21,41 +23,37 @@ struct Entry<T> {
 }
 
 /// See the module's documentation.
-pub(crate) struct Slots<T> {
-    entries: KVVec<Entry<T>>,
-    heads: KVVec<u16>,
+pub struct Slots<M: Memory, T> {
+    entries: M::Array<Entry<T>>,
+    heads: M::Array<u16>,
     free: u16,
     oldest: u16,
     youngest: u16,
     used: u16,
 }
 
-impl<T> Slots<T> {
-    /// A table for `capacity` entries, at most 32,768. May sleep.
-    pub(crate) fn new(capacity: u16) -> Result<Self> {
-        if capacity == 0 || capacity > 0x8000 {
-            return Err(EINVAL);
-        }
-        let mut entries = KVVec::with_capacity(usize::from(capacity), GFP_KERNEL)?;
-        for i in 0..capacity {
-            let chain = if i + 1 < capacity { i + 1 } else { NONE };
-            let entry = Entry {
-                key: 0,
-                chain,
-                older: NONE,
-                younger: NONE,
-                value: None,
-            };
-            entries.push(entry, GFP_KERNEL)?;
-        }
-        let buckets = usize::from(capacity).next_power_of_two();
-        let mut heads = KVVec::with_capacity(buckets, GFP_KERNEL)?;
-        for _ in 0..buckets {
-            heads.push(NONE, GFP_KERNEL)?;
-        }
+impl<M: Memory, T> Slots<M, T> {
+    /// A table for `capacity` entries; more than 32,768 or none are taken for the nearest number allowed. May sleep where getting memory
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
+    pub fn new(capacity: u16) -> Result<Self, M::Error> {
+        let capacity = capacity.clamp(1, MAX);
+        let entries = M::array(usize::from(capacity), |i| Entry {
+            key: 0,
+            chain: match i as u16 + 1 {
+                next if next < capacity => next,
+                _ => NONE,
+            },
+            older: NONE,
+            younger: NONE,
+            value: None,
+        })?;
         Ok(Self {
             entries,
-            heads,
+            heads: M::array(usize::from(capacity).next_power_of_two(), |_| NONE)?,
             free: 0,
             oldest: NONE,
             youngest: NONE,
@@ -65,13 +63,25 @@ impl<T> Slots<T> {
 
     /// Entries in it.
     #[inline]
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         usize::from(self.used)
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Entries that still fit.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.entries.len() - self.len()
     }
 
     /// Whether no further entry fits.
     #[inline]
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.free == NONE
     }
 
@@ -103,8 +113,12 @@ impl<T> Slots<T> {
         None
     }
 
-    /// Adds an entry as the youngest. Gives the value back if the table is full or the key is in use.
-    pub(crate) fn insert(&mut self, key: u64, value: T) -> Result<(), T> {
+    /// Adds an entry as the youngest.
+    ///
+    /// # Errors
+    ///
+    /// The value, if the table is full or the key is in use.
+    pub fn insert(&mut self, key: u64, value: T) -> Result<(), T> {
         let index = self.free;
         if index == NONE || self.find(key).is_some() {
             return Err(value);
@@ -139,19 +153,19 @@ impl<T> Slots<T> {
 
     /// The value with this key.
     #[inline]
-    pub(crate) fn get(&self, key: u64) -> Option<&T> {
+    pub fn get(&self, key: u64) -> Option<&T> {
         self.entry(self.find(key)?)?.value.as_ref()
     }
 
     /// The value with this key.
     #[inline]
-    pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
+    pub fn get_mut(&mut self, key: u64) -> Option<&mut T> {
         let index = self.find(key)?;
         self.entry_mut(index)?.value.as_mut()
     }
 
     /// Removes the entry with this key.
-    pub(crate) fn remove(&mut self, key: u64) -> Option<T> {
+    pub fn remove(&mut self, key: u64) -> Option<T> {
         let bucket = self.bucket(key);
         let mut before = NONE;
         let mut index = *self.heads.get(bucket)?;
@@ -191,19 +205,26 @@ impl<T> Slots<T> {
 
     /// Key and value of the oldest entry.
     #[inline]
-    pub(crate) fn oldest(&self) -> Option<(u64, &T)> {
+    pub fn oldest(&self) -> Option<(u64, &T)> {
         let e = self.entry(self.oldest)?;
         Some((e.key, e.value.as_ref()?))
     }
 
     /// Removes the oldest entry.
-    pub(crate) fn pop_oldest(&mut self) -> Option<(u64, T)> {
+    pub fn pop_oldest(&mut self) -> Option<(u64, T)> {
         let key = self.entry(self.oldest)?.key;
         Some((key, self.remove(key)?))
     }
 
+    /// Key of the entry that is next younger than the one with this key.
+    #[inline]
+    pub fn younger(&self, key: u64) -> Option<u64> {
+        let e = self.entry(self.find(key)?)?;
+        Some(self.entry(e.younger)?.key)
+    }
+
     /// Calls `f` with key and value from the oldest to the youngest until it returns false.
-    pub(crate) fn for_each_mut(&mut self, mut f: impl FnMut(u64, &mut T) -> bool) {
+    pub fn for_each_mut(&mut self, mut f: impl FnMut(u64, &mut T) -> bool) {
         let mut index = self.oldest;
         while let Some(e) = self.entry_mut(index) {
             index = e.younger;
@@ -214,78 +235,5 @@ impl<T> Slots<T> {
                 }
             }
         }
-    }
-}
-
-#[kunit_tests(exn_slots)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_find_what_was_inserted() -> Result {
-        let mut s = Slots::new(5)?;
-        for k in 0..5u64 {
-            // Same low bits, to have chains.
-            assert!(s.insert(k << 40, k).is_ok());
-        }
-        assert!(s.is_full());
-        assert_eq!(s.insert(77, 9), Err(9));
-        for k in 0..5u64 {
-            assert_eq!(s.get(k << 40), Some(&k));
-        }
-        assert_eq!(s.get(1), None);
-        assert_eq!(s.remove(2 << 40), Some(2));
-        assert_eq!(s.remove(2 << 40), None);
-        assert_eq!(s.get(2 << 40), None);
-        // A key in use is refused.
-        assert_eq!(s.insert(3 << 40, 8), Err(8));
-        assert!(s.insert(99, 10).is_ok());
-        assert_eq!(s.get(99), Some(&10));
-        Ok(())
-    }
-
-    #[test]
-    fn slots_keep_the_order_of_age() -> Result {
-        let mut s = Slots::new(4)?;
-        for k in [5u64, 3, 9, 1] {
-            assert!(s.insert(k, k).is_ok());
-        }
-        assert_eq!(s.remove(3), Some(3));
-        assert_eq!(s.remove(5), Some(5));
-        assert!(s.insert(4, 4).is_ok());
-        let mut seen = 0u64;
-        s.for_each_mut(|_, v| {
-            seen = seen * 10 + *v;
-            true
-        });
-        assert_eq!(seen, 914);
-        assert_eq!(s.oldest().map(|(k, _)| k), Some(9));
-        assert_eq!(s.pop_oldest(), Some((9, 9)));
-        assert_eq!(s.pop_oldest(), Some((1, 1)));
-        assert_eq!(s.pop_oldest(), Some((4, 4)));
-        assert_eq!(s.pop_oldest(), None);
-        assert_eq!(s.len(), 0);
-        Ok(())
-    }
-
-    #[test]
-    fn slots_survive_many_rounds() -> Result {
-        let mut s = Slots::new(64)?;
-        let mut rng = 1u64;
-        let mut live = 0usize;
-        for _ in 0..10_000 {
-            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let key = (rng >> 33) % 96;
-            if s.get(key).is_some() {
-                assert_eq!(s.remove(key), Some(key));
-                live -= 1;
-            } else if s.insert(key, key).is_ok() {
-                live += 1;
-            } else {
-                assert_eq!(live, 64);
-            }
-            assert_eq!(s.len(), live);
-        }
-        Ok(())
     }
 }

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What the protocol machines need from this module: memory, time, buffers, limits.
+
+use crate::{
+    conf,
+    shared::{ms, Shared},
+};
+use kernel::{prelude::*, sync::SpinLockIrq};
+use kernel_ext::net::{self, BqlToken, RxMapping, TxMapping};
+use protocol::{
+    rendezvous::{self, Buffer, Limits},
+    Memory, Time,
+};
+
+/// Memory of the kernel. Getting it may sleep.
+pub(crate) struct Kernel;
+
+impl Memory for Kernel {
+    type Array<T> = KVVec<T>;
+    type Error = Error;
+
+    fn array<T>(len: usize, mut make: impl FnMut(usize) -> T) -> Result<KVVec<T>> {
+        let mut array = KVVec::with_capacity(len, GFP_KERNEL)?;
+        for i in 0..len {
+            array.push(make(i), GFP_KERNEL)?;
+        }
+        Ok(array)
+    }
+}
+
+/// A table.
+pub(crate) type Slots<T> = protocol::Slots<Kernel, T>;
+
+/// The kernel's time in jiffies.
+#[derive(Clone, Copy)]
+pub(crate) struct Clock;
+
+impl protocol::Clock for Clock {
+    fn now(&self) -> Time {
+        Time(net::jiffies64())
+    }
+}
+
+/// A frame that peers may fetch.
+pub(crate) struct TxBuffer {
+    pub(crate) map: TxMapping,
+    pub(crate) bql: Option<BqlToken>,
+}
+
+impl Buffer for TxBuffer {
+    fn address(&self) -> u64 {
+        self.map.addr()
+    }
+}
+
+/// Memory that a frame arrives in.
+pub(crate) struct RxBuffer(pub(crate) RxMapping);
+
+impl Buffer for RxBuffer {
+    fn address(&self) -> u64 {
+        self.0.addr()
+    }
+}
+
+/// Announced frames.
+pub(crate) type Sender = rendezvous::Sender<Kernel, TxBuffer>;
+/// Fetches.
+pub(crate) type Fetches = rendezvous::Fetches<Kernel, RxBuffer>;
+/// Announcements that wait.
+pub(crate) type Waiting = rendezvous::Waiting<Kernel>;
+
+/// Fetches behind their lock.
+pub(crate) struct Locked<'a>(pub(crate) &'a SpinLockIrq<Fetches>);
+
+impl rendezvous::Shared<Fetches> for Locked<'_> {
+    fn with<R>(&self, f: impl FnOnce(&mut Fetches) -> R) -> R {
+        f(&mut self.0.lock())
+    }
+}
+
+impl Shared {
+    /// Times and bounds of the rendezvous.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            stall: ms(conf::STALL_MS),
+            timeout: ms(conf::timeout_ms()),
+            keep: ms(conf::quarantine_ms()),
+            patience: ms(conf::RX_PATIENCE_MS),
+            flight: self.conf.flight() as usize,
+            stalled_peer: usize::from(conf::STALLED_PEER_BOUND),
+            fetches: usize::from(conf::RX_FLIGHT),
+            source: usize::from(conf::RX_PEER_BOUND),
+            lossy_source: usize::from(conf::RX_PEER_BOUND / 4),
+        }
+    }
+}

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The side that announces.
+
+use super::{Buffer, Limits, Peers};
+use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
+use wire::{
+    ext_eth::{match_key, Announcement, Completion},
+    ids::NodeId,
+};
+
+crate::flow! {
+    /// Life of an announced frame.
+    states FlightState {
+        /// The peer may fetch it any time.
+        Announced,
+        /// Not fetched for a while: held against the peer.
+        Stalled,
+        /// Not waited for any more. Its memory stays as it is, because the peer may still fetch it.
+        GivenUp,
+        /// Its memory is the caller's again.
+        Ended,
+    }
+    /// What happens to it.
+    events FlightEvent {
+        /// The announcement could not be sent.
+        NotSent,
+        /// The peer has fetched it.
+        Fetched,
+        /// The NIC reports that the fetch failed.
+        Failed,
+        /// The peer says that it dropped it.
+        Dropped,
+        /// It is due to be fetched.
+        Stall,
+        /// It is overdue.
+        TimeOut,
+        /// It was kept for long enough.
+        Expire,
+        /// The port was closed.
+        Flush,
+    }
+    transitions {
+        Announced + NotSent => Ended;
+        Announced + Fetched => Ended;
+        Announced + Failed => Ended;
+        Announced + Dropped => Ended;
+        Announced + Stall => Stalled;
+        Announced + Flush => Ended;
+        Stalled + Fetched => Ended;
+        Stalled + Failed => Ended;
+        Stalled + Dropped => Ended;
+        Stalled + TimeOut => GivenUp;
+        Stalled + Flush => Ended;
+        GivenUp + Fetched => Ended;
+        GivenUp + Failed => Ended;
+        GivenUp + Expire => Ended;
+        GivenUp + Flush => Ended;
+    }
+}
+
+impl FlightState {
+    /// Whether the frame is still waited for.
+    fn is_active(self) -> bool {
+        matches!(self, Self::Announced | Self::Stalled)
+    }
+}
+
+/// Sends announcements.
+pub trait AnnouncePort {
+    /// Sends one.
+    ///
+    /// # Errors
+    ///
+    /// Nothing was sent.
+    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused>;
+}
+
+struct Flight<B> {
+    buffer: B,
+    node: NodeId,
+    /// When it was announced, or given up.
+    since: Time,
+    state: FlightState,
+}
+
+/// Whether a frame may be announced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admitted {
+    /// Now.
+    Yes {
+        /// The peer answers: what goes to one that stands still must not count for what limits the traffic with all.
+        prompt: bool,
+    },
+    /// When others have ended.
+    Later,
+    /// The peer fetches nothing and has this many pending.
+    No(usize),
+}
+
+/// Why a frame was not announced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unsent {
+    /// The port said so.
+    Refused(Refused),
+    /// No place, or memory that is announced already.
+    Table,
+}
+
+/// How an announced frame ended. Buffers are to be freed by the caller, without its lock.
+#[derive(Debug)]
+pub enum Ended<B> {
+    /// The peer has it.
+    Fetched(B),
+    /// The fetch failed with these error bits.
+    Failed(B, u8),
+    /// The peer dropped it.
+    Dropped(B),
+    /// It had been given up before.
+    Late(B),
+    /// There is none, or it is none of this peer's.
+    Unmatched,
+}
+
+/// Announced frames, in flight and given up.
+pub struct Sender<M: Memory, B> {
+    /// What was given up is older than what was not.
+    flights: Slots<M, Flight<B>>,
+    peers: Peers<M>,
+    given_up: usize,
+    quarantine: usize,
+    counts: Counts<FlightState>,
+}
+
+impl<M: Memory, B: Buffer> Sender<M, B> {
+    /// For `flight` frames in flight and `quarantine` given up.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
+    pub fn new(flight: u16, quarantine: u16) -> Result<Self, M::Error> {
+        Ok(Self {
+            flights: Slots::new(flight.saturating_add(quarantine))?,
+            peers: Peers::new(flight.saturating_add(quarantine))?,
+            given_up: 0,
+            quarantine: usize::from(quarantine),
+            counts: Counts::default(),
+        })
+    }
+
+    /// Frames in flight.
+    pub fn active(&self) -> usize {
+        self.flights.len() - self.given_up
+    }
+
+    /// Frames given up whose memory is kept.
+    pub fn given_up(&self) -> usize {
+        self.given_up
+    }
+
+    /// Whether there is nothing to look after.
+    pub fn is_empty(&self) -> bool {
+        self.flights.is_empty()
+    }
+
+    /// What happened so far.
+    pub fn counts(&self) -> &Counts<FlightState> {
+        &self.counts
+    }
+
+    /// Whether a frame to `node` may be announced. One peer does not get the last quarter of what may be in flight.
+    pub fn admit(&self, node: NodeId, limits: &Limits) -> Admitted {
+        let peer = self.peers.get(node);
+        if peer.is_slow() && peer.open >= limits.stalled_peer {
+            return Admitted::No(peer.open);
+        }
+        if self.active() >= limits.flight || peer.open >= limits.flight - limits.flight / 4 {
+            return Admitted::Later;
+        }
+        Admitted::Yes {
+            prompt: !peer.is_slow(),
+        }
+    }
+
+    /// Announces a frame of `len` bytes that was admitted.
+    ///
+    /// # Errors
+    ///
+    /// The buffer, and why.
+    pub fn announce(
+        &mut self,
+        clock: &impl Clock,
+        port: &mut impl AnnouncePort,
+        node: NodeId,
+        buffer: B,
+        len: u32,
+    ) -> Result<(), (B, Unsent)> {
+        let address = buffer.address();
+        let key = match_key(address, len);
+        let flight = Flight {
+            buffer,
+            node,
+            since: clock.now(),
+            state: FlightState::Announced,
+        };
+        // The notification may come at once, so the entry has to be there before the message is sent.
+        self.flights
+            .insert(key, flight)
+            .map_err(|f| (f.buffer, Unsent::Table))?;
+        self.peers.update(node, |p| p.open += 1);
+        let announcement = Announcement {
+            address,
+            len: u64::from(len),
+        };
+        let Err(refused) = port.announce(node, &announcement) else {
+            return Ok(());
+        };
+        match self.end(key, FlightEvent::NotSent) {
+            Some((_, f)) => Err((f.buffer, Unsent::Refused(refused))),
+            // Can't be: it was inserted above.
+            None => Ok(()),
+        }
+    }
+
+    /// Removes a frame by an event; the state it was in.
+    fn end(&mut self, key: u64, event: FlightEvent) -> Option<(FlightState, Flight<B>)> {
+        let state = self.flights.get(key)?.state;
+        let mut next = state;
+        if !self.counts.step(&mut next, event) {
+            return None;
+        }
+        let flight = self.flights.remove(key)?;
+        self.peers.update(flight.node, |p| match state {
+            FlightState::GivenUp => p.lost = p.lost.saturating_sub(1),
+            _ => {
+                p.open = p.open.saturating_sub(1);
+                p.late = p
+                    .late
+                    .saturating_sub(usize::from(state == FlightState::Stalled));
+            }
+        });
+        self.given_up = self
+            .given_up
+            .saturating_sub(usize::from(state == FlightState::GivenUp));
+        Some((state, flight))
+    }
+
+    /// A responder notification.
+    pub fn notified(&mut self, c: &Completion) -> Ended<B> {
+        if self.flights.get(c.key).is_none_or(|f| f.node != c.peer) {
+            return Ended::Unmatched;
+        }
+        let event = match c.error {
+            0 => FlightEvent::Fetched,
+            _ => FlightEvent::Failed,
+        };
+        self.peers.update(c.peer, |p| p.silent = false);
+        match self.end(c.key, event) {
+            Some((FlightState::GivenUp, f)) => Ended::Late(f.buffer),
+            Some((_, f)) if c.error != 0 => Ended::Failed(f.buffer, c.error),
+            Some((_, f)) => Ended::Fetched(f.buffer),
+            None => Ended::Unmatched,
+        }
+    }
+
+    /// `node` says that it dropped the frame at `address`.
+    pub fn dropped(&mut self, node: NodeId, address: u64) -> Ended<B> {
+        let mut found = None;
+        self.flights.for_each_mut(|key, f| {
+            if f.state.is_active() && f.node == node && f.buffer.address() == address {
+                found = Some(key);
+            }
+            found.is_none()
+        });
+        match found.and_then(|key| self.end(key, FlightEvent::Dropped)) {
+            Some((_, f)) => Ended::Dropped(f.buffer),
+            None => Ended::Unmatched,
+        }
+    }
+
+    /// Marks what stands still (`stalled` hears of it), gives up what is overdue, and gives the memory back that was kept for long enough
+    /// (`free`). Returns a peer and the number of frames given up. While the quarantine is full, what is overdue stays in flight.
+    pub fn age(
+        &mut self,
+        clock: &impl Clock,
+        limits: &Limits,
+        mut stalled: impl FnMut(&mut B),
+        mut free: impl FnMut(B),
+    ) -> Option<(NodeId, u64)> {
+        let now = clock.now();
+        let mut lost: Option<(NodeId, u64)> = None;
+        let mut next = self.flights.oldest().map(|(key, _)| key);
+        while let Some(key) = next {
+            next = self.flights.younger(key);
+            let Some(f) = self.flights.get_mut(key) else {
+                break;
+            };
+            let age = now.since(f.since);
+            if f.state == FlightState::GivenUp {
+                if age >= limits.keep {
+                    if let Some((_, f)) = self.end(key, FlightEvent::Expire) {
+                        free(f.buffer);
+                    }
+                }
+                continue;
+            }
+            if age < limits.stall {
+                // All others are younger.
+                break;
+            }
+            if f.state == FlightState::Announced {
+                self.counts.step(&mut f.state, FlightEvent::Stall);
+                self.peers.update(f.node, |p| p.late += 1);
+                stalled(&mut f.buffer);
+            }
+            if age >= limits.timeout && self.given_up < self.quarantine {
+                self.counts.step(&mut f.state, FlightEvent::TimeOut);
+                f.since = now;
+                self.given_up += 1;
+                self.peers.update(f.node, |p| {
+                    p.open = p.open.saturating_sub(1);
+                    p.late = p.late.saturating_sub(1);
+                    p.lost += 1;
+                    p.silent = true;
+                });
+                lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));
+            }
+        }
+        lost
+    }
+
+    /// Takes any frame out, after the port was closed: true if it was in flight. Peers may fetch it all the same.
+    pub fn flush_one(&mut self) -> Option<(bool, B)> {
+        let (key, _) = self.flights.oldest()?;
+        let (state, f) = self.end(key, FlightEvent::Flush)?;
+        Some((state.is_active(), f.buffer))
+    }
+
+    /// Checks what must always hold; for tests.
+    ///
+    /// # Errors
+    ///
+    /// What does not.
+    pub fn check(&mut self) -> Result<(), &'static str> {
+        let (mut given_up, mut active, mut disorder) = (0, 0, false);
+        self.flights.for_each_mut(|_, f| {
+            if f.state == FlightState::GivenUp {
+                given_up += 1;
+                disorder |= active > 0;
+            } else {
+                active += 1;
+            }
+            true
+        });
+        match () {
+            () if self.counts.refused() != 0 => Err("an impossible transition"),
+            () if given_up != self.given_up => Err("wrong number of frames given up"),
+            () if disorder => Err("a frame given up is younger than one in flight"),
+            () if self.given_up > self.quarantine => Err("too many frames given up"),
+            () => Ok(()),
+        }
+    }
+}
