@@ -1,0 +1,221 @@
+//! The emulator's world, driven by a clock of ours.
+
+use anyhow::{Context, Result};
+use extoll_emulator::config::{ConfigFile, Fabric as Spec, Overrides};
+use extoll_emulator::device::NicDevice;
+use extoll_emulator::network::{DownPolicy, LinkKnobs};
+use extoll_emulator::trace::Tracer;
+use extoll_emulator::vfio_user::proto::region;
+use extoll_emulator::vfio_user::{Device, DmaMapRequest};
+use extoll_emulator::world::{Clock, World};
+use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+use std::cell::Cell;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::rc::Rc;
+use wire::htax::Windows;
+use wire::ids::BusAddr;
+use wire::regs::htax;
+
+/// Bus address of a node's memory.
+pub const MEMORY: u64 = 0x10_0000;
+/// Bytes of a node's memory.
+pub const MEMORY_BYTES: u64 = 0x10_0000;
+/// Bus addresses of the NIC's BARs.
+const BARS: [u64; 2] = [0x1_0000_0000, 0x2_0000_0000];
+/// Moves of the world within one step of the simulation; more are an endless loop.
+const MOVES: usize = 1_000_000;
+
+/// World, clock, memory of the nodes.
+pub struct Fabric {
+    /// The world.
+    pub world: World,
+    now: Rc<Cell<u64>>,
+    memory: Vec<File>,
+}
+
+impl Fabric {
+    /// A fabric of `nodes` nodes, each joined to every other one.
+    ///
+    /// # Errors
+    ///
+    /// The emulator refuses it, or there is no memory.
+    pub fn new(nodes: usize, seed: u64) -> Result<Self> {
+        let topology = match nodes {
+            2 => "pair".to_owned(),
+            n => format!("full:{n}"),
+        };
+        let overrides = Overrides {
+            topology: Some(topology),
+            seed: Some(seed),
+            ..Overrides::default()
+        };
+        let spec = Spec::build(ConfigFile::default(), &overrides, Path::new("/nonexistent"))?;
+        let now = Rc::new(Cell::new(0));
+        let world = World::new(&spec, Clock::Manual(Rc::clone(&now)), Tracer::off())?;
+        let mut fabric = Self {
+            world,
+            now,
+            memory: Vec::new(),
+        };
+        for nic in 0..nodes {
+            let file = File::from(memfd_create("node", MemfdFlags::CLOEXEC)?);
+            ftruncate(&file, MEMORY_BYTES)?;
+            let fd = file.try_clone()?.into();
+            let map = DmaMapRequest {
+                iova: MEMORY,
+                size: MEMORY_BYTES,
+                offset: 0,
+                writable: true,
+            };
+            fabric.device(nic).dma_map(map, Some(fd))?;
+            fabric.memory.push(file);
+            fabric.boot(nic)?;
+        }
+        Ok(fabric)
+    }
+
+    fn device(&mut self, nic: usize) -> NicDevice<'_> {
+        NicDevice {
+            world: &mut self.world,
+            nic,
+        }
+    }
+
+    /// What firmware and driver do to a NIC that got power: BARs, bus mastering, intervals.
+    ///
+    /// # Errors
+    ///
+    /// The NIC refuses an access.
+    pub fn boot(&mut self, nic: usize) -> Result<()> {
+        let mut device = self.device(nic);
+        for (register, bar) in [(0x10, BARS[0]), (0x18, BARS[1])] {
+            device.region_write(region::CONFIG, register, &bar.to_le_bytes())?;
+        }
+        device.region_write(region::CONFIG, 0x04, &6u16.to_le_bytes())?;
+        let windows = Windows::standard(BusAddr(BARS[0]), BusAddr(BARS[1]), 256 << 20);
+        for (i, interval) in windows.intervals().context("windows")? {
+            self.write(nic, htax::intvl_upper(i).get(), interval.upper.raw());
+            self.write(nic, htax::intvl_lower(i).get(), interval.lower.raw());
+            self.write(nic, htax::intvl_control(i).get(), interval.control.raw());
+        }
+        self.write(nic, htax::GENERAL.get(), htax::GENERAL_INIT);
+        Ok(())
+    }
+
+    /// Now, in ns.
+    pub fn now(&self) -> u64 {
+        self.now.get()
+    }
+
+    /// Moves the clock to `to` (or further, if the world did), and the world with it.
+    ///
+    /// # Errors
+    ///
+    /// The world doesn't come to rest.
+    pub fn advance(&mut self, to: u64) -> Result<()> {
+        for _ in 0..MOVES {
+            while self.world.busy() {
+                let before = self.world.next_deadline();
+                self.world.settle();
+                if self.world.busy() && self.world.next_deadline() == before {
+                    break;
+                }
+            }
+            match self.world.next_deadline() {
+                Some(at) if at <= to => {
+                    self.now.set(at.max(self.now()));
+                    self.world.tick();
+                }
+                _ => {
+                    self.now.set(to.max(self.now()));
+                    return Ok(());
+                }
+            }
+        }
+        anyhow::bail!("the world doesn't come to rest before {to} ns");
+    }
+
+    /// Reads a register; all ones if the NIC is off.
+    pub fn read(&mut self, nic: usize, register: u32) -> u64 {
+        self.world.peek(nic, register)
+    }
+
+    /// Writes a register.
+    pub fn write(&mut self, nic: usize, register: u32, value: u64) {
+        self.world.poke(nic, register, value);
+    }
+
+    /// Stores words in ascending order to a window of BAR 0.
+    ///
+    /// # Errors
+    ///
+    /// The NIC refuses it.
+    pub fn store(&mut self, nic: usize, offset: u64, words: &[u64]) -> Result<()> {
+        let mut device = self.device(nic);
+        for (k, word) in (0u64..).zip(words) {
+            device.region_write(region::BAR0, offset + 8 * k, &word.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of a node's memory at a bus address.
+    ///
+    /// # Errors
+    ///
+    /// The address is outside.
+    pub fn load(&self, node: usize, address: u64, data: &mut [u8]) -> Result<()> {
+        let at = address.checked_sub(MEMORY).context("below memory")?;
+        Ok(self.memory[node].read_exact_at(data, at)?)
+    }
+
+    /// A quadword of a node's memory.
+    ///
+    /// # Errors
+    ///
+    /// The address is outside.
+    pub fn word(&self, node: usize, address: u64) -> Result<u64> {
+        let mut raw = [0; 8];
+        self.load(node, address, &mut raw)?;
+        Ok(u64::from_le_bytes(raw))
+    }
+
+    /// A handle to a node's memory.
+    ///
+    /// # Errors
+    ///
+    /// There is none left.
+    pub fn memory(&self, node: usize) -> Result<File> {
+        Ok(self.memory[node].try_clone()?)
+    }
+
+    /// Changes a node's memory.
+    ///
+    /// # Errors
+    ///
+    /// The address is outside.
+    pub fn fill(&self, node: usize, address: u64, data: &[u8]) -> Result<()> {
+        let at = address.checked_sub(MEMORY).context("below memory")?;
+        anyhow::ensure!(at + data.len() as u64 <= MEMORY_BYTES, "above memory");
+        Ok(self.memory[node].write_all_at(data, at)?)
+    }
+
+    /// Number of cables.
+    pub fn cables(&self) -> usize {
+        self.world.network().cable_count()
+    }
+
+    /// Sets the knobs of a cable.
+    pub fn knobs(&mut self, cable: usize, knobs: LinkKnobs) {
+        self.world
+            .change_network(|network, _| network.set_knobs(cable, knobs));
+    }
+
+    /// Pulls a cable, with what it carries, or plugs it in.
+    pub fn link(&mut self, cable: usize, up: bool) {
+        self.world.change_network(|network, trace| {
+            network.set_link(cable, up, Some(DownPolicy::Drop), trace);
+        });
+    }
+}

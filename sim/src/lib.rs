@@ -1,0 +1,28 @@
+//! Deterministic simulation: instances of a protocol machine on the nodes of an emulated fabric, under seeded time and faults.
+//!
+//! * [`fabric`]: the emulator's world with a clock that the simulation moves, and memory of the nodes.
+//! * [`port`]: the smallest driver of one VPID: messages, GETs, notifications.
+//! * [`memory`]: buffers of a node, with a record of who may still access them.
+//! * [`node`]: exn's rendezvous on one node, as the kernel module drives it.
+//! * [`rig`]: what happens in a run, and what must hold.
+//!
+//! Everything that is drawn comes from the seed, so a run can be repeated with its trace: `sim --seed N --trace`.
+#![forbid(unsafe_code)]
+
+pub mod fabric;
+pub mod memory;
+pub mod node;
+pub mod port;
+pub mod rig;
+
+/// Memory of tables on the host.
+pub struct Heap;
+
+impl protocol::Memory for Heap {
+    type Array<T> = Vec<T>;
+    type Error = std::convert::Infallible;
+
+    fn array<T>(len: usize, make: impl FnMut(usize) -> T) -> Result<Vec<T>, Self::Error> {
+        Ok((0..len).map(make).collect())
+    }
+}

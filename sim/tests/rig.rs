@@ -1,0 +1,120 @@
+//! Runs of the rig: many seeds, and runs that have to fail.
+//!
+//! `SIM_SEED=N` runs one seed and prints its trace, `SIM_SEEDS=N` as many seeds, `FULL=1` as many as `make check-full` wants.
+
+mod sim {
+    use ::sim::node::Mutation;
+    use ::sim::rig::{run, Rig, Summary, Violation};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::Mutex;
+
+    /// Seeds of a usual run, and of a full one.
+    const SEEDS: [u64; 2] = [2_000, 100_000];
+    /// Seeds in which an error in the glue has to show.
+    const MUTANT_SEEDS: u64 = 400;
+
+    fn number(name: &str) -> Option<u64> {
+        std::env::var(name).ok()?.parse().ok()
+    }
+
+    fn replay(v: &Violation) -> String {
+        let seed = v.seed;
+        format!("{v}\n    SIM_SEED={seed} cargo test --release -p sim sim::seeds -- --nocapture")
+    }
+
+    /// Runs seeds on all processors; what failed, and the sum of what was done.
+    fn many(seeds: u64) -> (Vec<Violation>, Summary) {
+        let next = AtomicU64::new(1);
+        let results = Mutex::new((Vec::new(), Summary::default()));
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed > seeds {
+                        return;
+                    }
+                    let result = run(seed, None);
+                    let mut results = results.lock().unwrap();
+                    match result {
+                        Ok(s) => {
+                            let sum = &mut results.1;
+                            sum.frames += s.frames;
+                            sum.delivered += s.delivered;
+                            sum.healthy += s.healthy;
+                            sum.faults += s.faults;
+                        }
+                        Err(v) => results.0.push(v),
+                    }
+                });
+            }
+        });
+        results.into_inner().unwrap()
+    }
+
+    #[test]
+    fn seeds() {
+        if let Some(seed) = number("SIM_SEED") {
+            let mut rig = Rig::new(seed, None, true).unwrap();
+            let result = rig.run();
+            for line in rig.trace() {
+                println!("{line}");
+            }
+            println!("{}", rig.transitions());
+            result.unwrap_or_else(|v| panic!("{v}"));
+            return;
+        }
+        let full = std::env::var("FULL").is_ok_and(|v| v == "1");
+        let seeds = number("SIM_SEEDS").unwrap_or(SEEDS[usize::from(full)]);
+        let (mut failed, sum) = many(seeds);
+        failed.sort_by_key(|v| v.seed);
+        let lines: Vec<String> = failed.iter().take(10).map(replay).collect();
+        assert!(
+            failed.is_empty(),
+            "{} of {seeds} seeds failed:\n{}",
+            failed.len(),
+            lines.join("\n")
+        );
+        // Otherwise the runs show nothing.
+        assert!(sum.healthy > seeds && sum.faults > seeds / 2, "{sum:?}");
+        assert!(sum.delivered > sum.frames / 2, "{sum:?}");
+    }
+
+    #[test]
+    fn a_seed_repeats_exactly() {
+        for seed in 1..20 {
+            let trace = |_| {
+                let mut rig = Rig::new(seed, None, true).unwrap();
+                let _ = rig.run();
+                rig.trace().to_vec()
+            };
+            let [a, b] = [0, 1].map(trace);
+            assert!(!a.is_empty());
+            assert_eq!(a, b, "seed {seed}");
+        }
+    }
+
+    /// The first seed that shows an error in the glue.
+    fn found(mutation: Mutation) -> Option<Violation> {
+        (1..=MUTANT_SEEDS).find_map(|seed| run(seed, Some(mutation)).err())
+    }
+
+    #[test]
+    fn errors_are_found() {
+        for &mutation in Mutation::ALL {
+            let found = found(mutation);
+            assert!(found.is_some(), "{mutation:?} was not found");
+        }
+    }
+
+    #[test]
+    fn errors_are_found_by_what_they_break() {
+        for (mutation, what) in [
+            (Mutation::NoQuarantine, "is used again"),
+            (Mutation::NoPeerBound, "has not reached"),
+        ] {
+            let broken = |seed| run(seed, Some(mutation)).is_err_and(|v| v.what.contains(what));
+            assert!((1..=MUTANT_SEEDS).any(broken), "{mutation:?}: {what}");
+        }
+    }
+}
