@@ -60,7 +60,9 @@ fn command_line(lab: &Lab) -> Result<()> {
     let dir = std::env::temp_dir().join(format!("cp-{}", lab.name()));
     std::fs::create_dir_all(&dir)?;
     let (there, back) = (dir.join("there"), dir.join("back"));
-    let data: Vec<u8> = (0..100_000u32).map(|i| (i * i >> 3) as u8).collect();
+    let data: Vec<u8> = (0..100_000u32)
+        .map(|i| (i.wrapping_mul(i) >> 3) as u8)
+        .collect();
     std::fs::write(&there, &data)?;
     let (from, to) = (there.display().to_string(), back.display().to_string());
     lab.run("cp", &[&from, "node0:/tmp/cp-test"], PATIENCE)?;
