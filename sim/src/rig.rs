@@ -229,6 +229,7 @@ impl Rig {
         for cable in 0..self.fabric.cables() {
             let damaged = self.rng.random_bool(0.3);
             let knobs = LinkKnobs {
+                jitter_ns: 0,
                 latency_ns: self.rng.random_range(0..=slowest),
                 bytes_per_second: 0,
                 corrupt_rate: if damaged { 0.1 } else { 0.0 },

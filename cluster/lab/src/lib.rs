@@ -21,6 +21,7 @@ pub mod ui;
 
 pub use cluster::{Cluster, Health, Node, NodeState};
 pub use exec::{Command, Input, Output, Running};
+pub use extoll_emulator::timing::TimingModel;
 pub use lab_proto::{Status, WinSize};
 pub use spec::{BringUp, Spec};
 pub use state::Paths;

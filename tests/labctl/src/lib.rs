@@ -112,11 +112,6 @@ impl Lab {
         })
     }
 
-    /// Name of the cluster.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// What the cluster was booted with.
     pub fn spec(&self) -> &Spec {
         &self.spec

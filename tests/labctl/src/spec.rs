@@ -23,6 +23,7 @@ pub struct Spec {
     bench_nics: bool,
     sshd: bool,
     bring_up: BringUp,
+    unkind: bool,
     append: &'static [&'static str],
     emu_args: &'static [&'static str],
 }
@@ -42,6 +43,7 @@ impl Spec {
             bench_nics: false,
             sshd: true,
             bring_up: BringUp::Net,
+            unkind: false,
             append: &[],
             emu_args: &[],
         }
@@ -85,6 +87,12 @@ impl Spec {
     /// An IOMMU per node that is used strictly.
     pub const fn iommu(mut self) -> Self {
         self.iommu = true;
+        self
+    }
+
+    /// The fabric is as late and as much out of order as the hardware may be (docs/emulator.md, Time and order).
+    pub const fn unkind(mut self) -> Self {
+        self.unkind = true;
         self
     }
 
@@ -177,6 +185,7 @@ impl Spec {
             bench_nics: self.bench_nics,
             iommu: self.iommu || settings::iommu_for_all(),
             numa: self.numa,
+            timing: self.unkind.then_some(lab::TimingModel::Unkind),
             append: words(self.append),
             emu_args: words(self.emu_args),
             ..usual

@@ -1,7 +1,9 @@
 //! A NIC whose host combines stores, which takes its time with descriptors and has room for few (HW §8): what the drivers and libraries
 //! may not take for granted. The work inside the nodes is done by `guest/combining.py` and `guest/uapi.py`.
 
-use super::faults::{port_counter, sum};
+use super::faults::sum;
+use super::guest;
+use super::node::node;
 use super::uapi::{install, line, nothing_left};
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
@@ -9,31 +11,20 @@ use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
 /// Two nodes, one cable; see docs/nic-model.md for the options.
-const COMBINING: Spec = Spec {
-    nodes: 2,
-    args: &[
-        "--topology",
-        "pair",
-        "--emu-arg=--nic-option=wc=lines",
-        "--emu-arg=--nic-option=wc-commit-ns=2000000",
-        "--emu-arg=--nic-option=wc-depth=3",
-    ],
-};
-const PROGRAM: &str = include_str!("../../guest/combining.py");
+const COMBINING: Spec = Spec::pair().emulator(&[
+    "--nic-option=wc=lines",
+    "--nic-option=wc-commit-ns=2000000",
+    "--nic-option=wc-depth=3",
+]);
 const LONG: Duration = Duration::from_secs(240);
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    let scenario = |name, run| Scenario {
-        name,
-        spec: COMBINING,
-        run,
-    };
     vec![
-        scenario("combining::fenced", fenced as fn(&Lab) -> Result<()>),
-        scenario("combining::missing_fence", missing_fence),
-        scenario("combining::full_by_itself", full),
-        scenario("combining::heir", heir),
+        Scenario::new("combining::fenced", COMBINING, fenced),
+        Scenario::new("combining::missing_fence", COMBINING, missing_fence),
+        Scenario::new("combining::full_by_itself", COMBINING, full),
+        Scenario::new("combining::heir", COMBINING, heir),
     ]
 }
 
@@ -43,13 +34,9 @@ fn unfenced(lab: &Lab) -> Result<u64> {
 
 fn combining(lab: &Lab, command: &str) -> Result<String> {
     install(lab)?;
-    lab.ok(
-        0,
-        &format!("cat >/tmp/combining.py <<'END_OF_PROGRAM'\n{PROGRAM}\nEND_OF_PROGRAM\n"),
-    )?;
     lab.ok_for(
         0,
-        &format!("exec python3 /tmp/combining.py {command}"),
+        &format!("exec {} {command}", guest::program("combining")),
         LONG,
     )
 }
@@ -94,8 +81,8 @@ fn full(lab: &Lab) -> Result<()> {
     let counters = |lab: &Lab| -> Result<(u64, u64, u64)> {
         Ok((
             sum(&lab.status()?, "velo_retries"),
-            port_counter(lab, 0, "replayed")?,
-            port_counter(lab, 0, "lost")?,
+            node(lab, 0).port_counter("replayed")?,
+            node(lab, 0).port_counter("lost")?,
         ))
     };
     let before = counters(lab)?;

@@ -30,6 +30,7 @@ mod torus;
 mod traffic;
 mod uapi;
 mod units;
+mod unkind;
 mod userland;
 
 use crate::cluster::{Lab, Spec};
@@ -118,7 +119,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(combining::all());
     all.extend(accelerator::all());
     all.extend(lab_cli::all());
-    let again = iommu::all(&all);
+    let again = [iommu::all(&all), unkind::all(&all)].concat();
     all.extend(again);
     for scenario in &mut all {
         apply(GROUPS, scenario);

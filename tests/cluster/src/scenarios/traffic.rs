@@ -22,19 +22,12 @@ pub fn all() -> Vec<Scenario> {
         on_pair("traffic::ssh", ssh),
         on_pair("traffic::sha256_both_ways", sha256_both_ways),
         on_pair("traffic::deferred_interrupts", deferred_interrupts),
-        Scenario {
-            name: "traffic::two_processors",
-            spec: TWO_PROCESSORS,
-            run: two_processors,
-        },
+        Scenario::new("traffic::two_processors", TWO_PROCESSORS, two_processors),
     ]
 }
 
 /// Sending, both poll functions and housekeeping really run at once.
-const TWO_PROCESSORS: Spec = Spec {
-    nodes: 2,
-    args: &["--topology", "pair", "--cpus", "2"],
-};
+const TWO_PROCESSORS: Spec = Spec::pair().cpus(2);
 
 /// What must not happen to announced frames between two healthy nodes, however their processors meet.
 const NEVER: [&str; 7] = [
