@@ -183,7 +183,12 @@ impl Window {
         if offset % 4096 != 0 || offset >= self.mapping.size || end > 4096 / 8 {
             return;
         }
-        let page = self.mapping.base.as_ptr().wrapping_add(offset).cast::<u64>();
+        let page = self
+            .mapping
+            .base
+            .as_ptr()
+            .wrapping_add(offset)
+            .cast::<u64>();
         kernel_ext::barrier::dma_wmb();
         for (i, word) in (first..).zip(words) {
             // SAFETY: page and index are within the mapping by the checks above; aligned volatile 64-bit stores

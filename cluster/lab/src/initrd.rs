@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// Archives kept for other labs; older ones are removed.
 const KEEP: usize = 4;
@@ -96,6 +97,9 @@ fn hash_file(path: &Path, hasher: &mut DefaultHasher) -> Result<Vec<u8>> {
 /// # Errors
 /// When a part is missing or a tool fails.
 pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf> {
+    // One at a time: the files that are half made are named by the process.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut hasher = DefaultHasher::new();
     let base = hash_file(&kernel.dir.join("initrd.img"), &mut hasher)?;
     let agent_path = paths.bin.join("lab-agent");
