@@ -6,11 +6,15 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Counters that no faultless software moves, whatever happens around it (docs/counters.md, *Emulator*). Those that a fault or
-/// a peer can move too (closed VPIDs, queues that are off, full or on hold, what a reset discarded) are not among them.
+/// a peer can move too (closed VPIDs, queues that are off, full or on hold, what a reset discarded; so all diagnostics together) are not
+/// among them.
 pub const FINDINGS: &[&str] = &[
     "odd_accesses",
     "bad_accesses",
-    "diagnostics",
+    "wc_unfenced",
+    "wc_not_aligned",
+    "wc_misplaced",
+    "reserved_bits",
     "atu_stale_hits",
     "drops_velo_bad_descriptor",
     "drops_incomplete_descriptor",

@@ -202,7 +202,12 @@ impl Lab {
     /// State and counters of the fabric, below `fabric` as in `lab status --json`.
     pub fn status(&self) -> Result<Value> {
         let fabric = lab::emu::document(self.cluster.dir()).context("the emulator")?;
-        Ok(json!({ "name": self.name(), "fabric": fabric }))
+        let spec = self.cluster.spec();
+        let nic = |k: usize| spec.nodes * spec.nics + k;
+        let accelerators: Vec<Value> = (0..spec.accelerators)
+            .map(|k| json!({ "name": format!("acc{k}"), "nic": nic(k) }))
+            .collect();
+        Ok(json!({ "name": self.name(), "accelerators": accelerators, "fabric": fabric }))
     }
 
     /// A counter of `ethtool -S exn0`.

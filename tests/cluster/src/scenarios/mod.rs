@@ -87,6 +87,18 @@ pub const GROUPS: &[Group] = &[
     group("userland::rma_matrix", Load::Cpu, 2400, &[]),
     group("userland::perf", Load::Cpu, 600, &[]),
     group("units::rra_everywhere", Load::Exclusive, 900, &[]),
+    group(
+        "combining::heir",
+        Load::Wait,
+        300,
+        &["drops_incomplete_descriptor", "wc_unfenced"],
+    ),
+    group(
+        "combining::missing_fence",
+        Load::Wait,
+        300,
+        &["wc_unfenced"],
+    ),
     group("fabric::torus", Load::Exclusive, 1200, &[]),
 ];
 
