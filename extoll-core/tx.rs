@@ -48,8 +48,9 @@ impl From<SendError> for Error {
     }
 }
 
-/// How long a repair may take before its packets are given up.
-const REPAIR_DEADLINE_MS: i64 = 1000;
+/// How long a repair may take before its packets are given up: longer than full queues at the other end may hold the fabric up (the
+/// programmed time-outs, HW §9.3, §10.7).
+const REPAIR_DEADLINE_MS: i64 = 5000;
 /// How long the committed count may stand still before that is reported.
 const STALL_MS: i64 = 1000;
 /// Pause between looks at the state while something is outstanding.

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use wire::wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict, COPIES, MARK};
 
-/// Longest repair; the kernel driver gives up after the same time.
-const REPAIR: Duration = Duration::from_secs(1);
+/// Longest repair: longer than full queues at the other end may hold the fabric up (the programmed time-outs, HW §9.3, §10.7). The
+/// kernel driver gives up after the same time.
+const REPAIR: Duration = Duration::from_secs(5);
 /// Most of it in one go: nobody who sends, receives or looks at the time waits longer for another thread.
 const PIECE: Duration = Duration::from_millis(1);
 /// The time between two pieces counts as this much at most: nothing is tried while no call is made.
@@ -250,7 +251,7 @@ impl<const N: usize> Sender<N> {
                     let now = Instant::now();
                     repair.count(now);
                     if repair.tried >= REPAIR {
-                        break Err(self.give_up("the repair took longer than a second"));
+                        break Err(self.give_up("the repair took longer than five seconds"));
                     }
                     if now.duration_since(began) >= PIECE {
                         break Ok(true);

@@ -156,7 +156,7 @@ fn flap(lab: &Lab) -> Result<()> {
     }
     let dropped = sum(&lab.status()?, "dropped_down");
     std::thread::scope(|scope| -> Result<()> {
-        let data = scope.spawn(|| both_ways(lab, 8, Duration::from_secs(300)));
+        let data = scope.spawn(|| both_ways(lab, 16, Duration::from_secs(300)));
         let flapping = lab.fault(&[
             "flap",
             "0",
@@ -164,9 +164,9 @@ fn flap(lab: &Lab) -> Result<()> {
             "--down-ms",
             "150",
             "--up-ms",
-            "1000",
+            "300",
             "--count",
-            "3",
+            "10",
             "--drop",
         ]);
         let data = data

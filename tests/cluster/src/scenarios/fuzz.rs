@@ -258,7 +258,8 @@ fn fabric(lab: &Lab) -> Result<()> {
         node(lab, number).pings(20, "-i 0.02 -s 3000")?;
     }
     remote_register(lab)?;
-    before.not_grown(&Usage::of(node(lab, TARGET))?)?;
+    let held = node(lab, TARGET).held("bytes")? >> 10;
+    before.not_grown(&Usage::of(node(lab, TARGET))?, held)?;
     for node in [PEER, TARGET] {
         lab.ok(node, "rmmod extoll_bench")?;
     }

@@ -279,7 +279,7 @@ fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Resu
     };
     test(&target)?;
     target.is_idle()?;
-    before.not_grown(&Usage::of(node(lab, 1))?)?;
+    before.not_grown(&Usage::of(node(lab, 1))?, node(lab, 1).held("bytes")? >> 10)?;
     node(lab, 0).pings(20, "-i 0.02 -s 3000")?;
     node(lab, 1).reload_exn("")?;
     node(lab, 0).back()

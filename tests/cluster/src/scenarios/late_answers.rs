@@ -2,8 +2,7 @@
 
 use super::guest;
 use super::node::{node, volume, Options};
-use super::on_pair;
-use crate::cluster::{as_slow, Lab, PATIENCE};
+use crate::cluster::{as_slow, Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
@@ -11,11 +10,18 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("faults::late_answers", late_answers),
-        on_pair("faults::late_answers_bounded", bounded),
-        on_pair("faults::late_answers_without_exn", without_exn),
-        on_pair("faults::late_answers_after_bind", after_bind),
+        slow("faults::late_answers", late_answers),
+        slow("faults::late_answers_bounded", bounded),
+        slow("faults::late_answers_without_exn", without_exn),
+        slow("faults::late_answers_after_bind", after_bind),
     ]
+}
+
+/// Two nodes whose full queues hold messages for as long as a scenario wants them to (docs/nic-model.md, Full queues).
+const PATIENT: Spec = Spec::pair().emulator(&["--nic-option=hold-timeout-unit-ns=4000000000"]);
+
+fn slow(name: &'static str, run: fn(&Lab) -> Result<()>) -> Scenario {
+    Scenario::new(name, PATIENT, run)
 }
 
 /// exn's option for how long memory stays in quarantine.
