@@ -123,7 +123,6 @@ pub const GROUPS: &[Group] = &[
     group("libraries::", Load::Wait, 300, REFUSED),
     group("units::", Load::Wait, 300, REFUSED),
     group("accelerator::", Load::Wait, 300, REFUSED),
-    group("recovery::", Load::Wait, 300, REFUSED),
 ];
 
 /// Every scenario, those of one cluster specification side by side.
