@@ -129,7 +129,10 @@ impl Node<'_> {
 
     /// Unloads the modules.
     pub fn unload(self) -> Result<()> {
-        self.ok(&modules::unload()).map(drop)
+        // The measuring module is loaded by hand, and left by some scenarios for the next.
+        let bench = "if [ -e /sys/module/extoll_bench ]; then rmmod extoll_bench; fi";
+        self.ok(&format!("{bench} && {}", modules::unload()))
+            .map(drop)
     }
 
     /// Loads the modules; the interface is not up.
