@@ -335,7 +335,7 @@ impl VeloRx {
     /// Whether something is pending that needs housekeeping.
     fn is_busy(&self, sh: &Shared) -> bool {
         !self.waiting.is_empty()
-            || self.partials.len() > 0
+            || !self.partials.is_empty()
             || !sh.rx.lock().is_empty()
             || sh.tx.lock().needs_tick()
     }
@@ -356,7 +356,7 @@ impl VeloRx {
                 sh.reject(Reason::RxStale, Some(NodeId(node as u16)), 0);
             }
         }
-        self.partials.len() > 0
+        !self.partials.is_empty()
     }
 }
 

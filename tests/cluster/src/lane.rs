@@ -138,8 +138,11 @@ impl Run {
         let mut state = self.state();
         let boot = state.boots.entry(number).or_default();
         *boot += 1;
-        spec.fixed_cpus()
-            .unwrap_or_else(|| cluster::turn(number, *boot - 1))
+        spec.fixed_cpus().unwrap_or_else(|| match spec.nodes {
+            // More processors than this machine can run at a time at all: some would not come up.
+            3.. => 1,
+            _ => cluster::turn(number, *boot - 1),
+        })
     }
 
     /// Runs something in a thread of its own, counting what the lab's processes use meanwhile. When it is late, or the run is
