@@ -10,9 +10,11 @@ use std::collections::BTreeMap;
 pub const SETTLE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; \
      for c in /sys/kernel/slab/*/shrink; do echo 1 >$c; done 2>/dev/null; echo 1 >/proc/sys/vm/compact_memory";
 
+/// Freed in batches, when enough of them have come together.
+const LAZY: &[&str] = &["vmap_area"];
 /// Objects of a slab by which it may grow in a part whatever happens in it. What commands leave in lists comes and goes, so it does
 /// not grow by this much in both parts.
-const OBJECTS: u64 = 8;
+const OBJECTS: u64 = 32;
 /// The same of pages, in KiB.
 const KIB: u64 = 1536;
 /// Pages of less than one per cycle are not looked for.
@@ -55,6 +57,7 @@ impl Usage {
         for name in text.lines().filter_map(|l| l.strip_prefix("reclaimed ")) {
             slabs.remove(name);
         }
+        slabs.retain(|name, _| !LAZY.contains(&name.as_str()));
         let get = |name: &str| value(text, name).with_context(|| format!("no {name}"));
         let mut pages = get("MemTotal")?;
         for known in [
@@ -191,7 +194,7 @@ mod tests {
         };
         assert!(is_fine([(10, 500), (90, 9000), (90, 9000)]));
         assert!(is_fine([(10, 500), (10, 500), (90, 9000)]));
-        assert!(!is_fine([(10, 500), (27, 500), (44, 500)]));
+        assert!(!is_fine([(10, 500), (60, 500), (110, 500)]));
         assert!(!is_fine([(10, 500), (10, 2100), (10, 3700)]));
     }
 }

@@ -68,6 +68,8 @@ const ANYTHING: &[&str] = &["*"];
 const REFUSED: &[&str] = &[
     // Between the end of an entry and the flush, which the driver waits for.
     "atu_stale_hits",
+    "odd_accesses",
+    "bad_accesses",
     "drops_incomplete_descriptor",
     "host_dma_outside_memory",
     "drops_translation",
