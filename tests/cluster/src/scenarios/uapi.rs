@@ -5,7 +5,7 @@ use super::guest;
 use super::leaks;
 use super::node::{extoll, node, volume, Options, Port};
 use super::{fuzz, matrix, on_pair};
-use crate::cluster::{Lab, Running, PATIENCE};
+use crate::cluster::{Lab, Running, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
@@ -14,6 +14,12 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(240);
 /// The unprivileged user.
 pub(super) const USER: u32 = 65534;
+
+/// Two nodes whose units hold as many messages for full queues as a scenario sends, for as long as it wants them to.
+const ROOMY: Spec = Spec::pair().emulator(&[
+    "--nic-option=hold-buffer-bytes=67108864",
+    "--nic-option=hold-timeout-unit-ns=4000000000",
+]);
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -32,7 +38,7 @@ pub fn all() -> Vec<Scenario> {
         on_pair("security::limits", |lab| run(lab, "limits")),
         on_pair("security::all_vpids", |lab| as_root(lab, "all_vpids")),
         on_pair("security::one_table", one_table),
-        on_pair("security::full_queues", full_queues),
+        Scenario::new("security::full_queues", ROOMY, full_queues),
         on_pair("security::other_users", other_users),
         on_pair("security::compat_unsafe", compat_unsafe),
         on_pair("security::heir", |lab| run(lab, "heir")),
