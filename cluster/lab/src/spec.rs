@@ -68,7 +68,7 @@ pub struct Spec {
     /// Two NUMA nodes of half the processors and memory each; the NICs are at the second one.
     #[serde(default)]
     pub numa: bool,
-    /// Whether everything happens at once and in order, or not (docs/emulator.md); `LAB_TIMING` or ideal when absent.
+    /// Whether everything happens at once and in order, or not (docs/emulator.md); `LAB_TIMING` or unkind when absent.
     #[serde(default)]
     pub timing: Option<TimingModel>,
     /// Seed of the fabric's random draws; `LAB_SEED` or any when absent.
@@ -245,7 +245,7 @@ impl Spec {
         let variant = self.variant.get_or_insert_with(|| "default".into());
         // Its mistakes are better told here than by a process that ends.
         variant.parse::<Choice>().context("--variant")?;
-        self.timing.get_or_insert(TimingModel::Ideal);
+        self.timing.get_or_insert(TimingModel::Unkind);
         self.seed.get_or_insert_with(any_seed);
         Ok(())
     }

@@ -327,7 +327,11 @@ fn scenario(run: &Run, i: usize, mut held: Option<Held>) -> Option<Held> {
             run.booted(result.is_ok());
             match result.context("the cluster did not come up") {
                 Ok(lab) => {
-                    println!("booted  {name}: {what} ({:.0} s)", cost.boot_seconds);
+                    println!(
+                        "booted  {name}: {what}; {} ({:.0} s)",
+                        lab.model(),
+                        cost.boot_seconds
+                    );
                     Arc::new(lab)
                 }
                 Err(error) => {

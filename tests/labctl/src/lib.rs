@@ -122,6 +122,26 @@ impl Lab {
         &self.cluster.dir().name
     }
 
+    /// What repeats what its fabric does: timing, seed, and the choice of switches in full. Empty without NICs.
+    pub fn model(&self) -> String {
+        let spec = self.cluster.spec();
+        match lab::emu::document(self.cluster.dir()) {
+            Ok(fabric) => {
+                let word = |key: &str| match &fabric[key] {
+                    Value::String(text) => text.clone(),
+                    other => other.to_string(),
+                };
+                format!(
+                    "timing {}, seed {}, variant {}",
+                    word("timing"),
+                    word("seed"),
+                    word("variant")
+                )
+            }
+            Err(_) => spec.model(),
+        }
+    }
+
     fn node(&self, node: usize) -> Result<lab::Node> {
         self.cluster.node(node)
     }

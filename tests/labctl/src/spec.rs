@@ -23,7 +23,7 @@ pub struct Spec {
     bench_nics: bool,
     sshd: bool,
     bring_up: BringUp,
-    unkind: bool,
+    timing: lab::TimingModel,
     append: &'static [&'static str],
     emu_args: &'static [&'static str],
 }
@@ -43,7 +43,7 @@ impl Spec {
             bench_nics: false,
             sshd: true,
             bring_up: BringUp::Net,
-            unkind: false,
+            timing: lab::TimingModel::Unkind,
             append: &[],
             emu_args: &[],
         }
@@ -90,9 +90,10 @@ impl Spec {
         self
     }
 
-    /// The fabric is as late and as much out of order as the hardware may be (docs/emulator.md, Time and order).
-    pub const fn unkind(mut self) -> Self {
-        self.unkind = true;
+    /// Everything in the fabric happens at once and in order. Otherwise it is as late and as much out of order as the hardware may be
+    /// (docs/emulator.md, Time and order).
+    pub const fn ideal(mut self) -> Self {
+        self.timing = lab::TimingModel::Ideal;
         self
     }
 
@@ -158,6 +159,10 @@ impl Spec {
             with(true, format!("{mib} MiB"));
         }
         with(self.iommu, "IOMMU".into());
+        with(
+            self.timing == lab::TimingModel::Ideal,
+            "ideal timing".into(),
+        );
         with(self.numa, "NUMA".into());
         with(self.bring_up == BringUp::None, "no modules".into());
         for word in self.append.iter().chain(self.emu_args) {
@@ -185,7 +190,7 @@ impl Spec {
             bench_nics: self.bench_nics,
             iommu: self.iommu || settings::iommu_for_all(),
             numa: self.numa,
-            timing: self.unkind.then_some(lab::TimingModel::Unkind),
+            timing: Some(self.timing),
             append: words(self.append),
             emu_args: words(self.emu_args),
             ..usual

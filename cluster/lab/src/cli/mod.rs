@@ -179,7 +179,7 @@ struct Up {
     #[arg(long)]
     numa: bool,
     /// Whether everything in the fabric happens at once and in order, or as late and out of order as the hardware may (default:
-    /// LAB_TIMING, else ideal)
+    /// LAB_TIMING, else unkind)
     #[arg(long, value_enum)]
     timing: Option<TimingModel>,
     /// Seed of the fabric's random draws (default: LAB_SEED, else any)

@@ -12,6 +12,7 @@ mod faults;
 mod fuzz;
 mod guest;
 mod hostile;
+mod ideal;
 mod iommu;
 mod lab_cli;
 mod late;
@@ -30,7 +31,6 @@ mod torus;
 mod traffic;
 mod uapi;
 mod units;
-mod unkind;
 mod userland;
 
 use crate::cluster::{Lab, Spec};
@@ -156,7 +156,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(combining::all());
     all.extend(accelerator::all());
     all.extend(lab_cli::all());
-    let again = [iommu::all(&all), unkind::all(&all)].concat();
+    let again = [iommu::all(&all), ideal::all(&all)].concat();
     all.extend(again);
     for scenario in &mut all {
         apply(GROUPS, scenario);

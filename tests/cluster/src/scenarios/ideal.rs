@@ -1,18 +1,17 @@
-//! Other scenarios once more, over a fabric in which everything that may be late is late and everything that may overtake overtakes
-//! (docs/emulator.md, Time and order).
+//! Other scenarios once more, over a fabric in which everything happens at once and in order (docs/emulator.md, Time and order): what
+//! people see who look at a lab with `--timing ideal`, and an order that random delays hardly ever produce.
 
 use crate::cluster::Spec;
 use crate::Scenario;
 
-const SPEC: Spec = Spec::pair().unkind();
+const SPEC: Spec = Spec::pair().ideal();
 
-/// Scenarios to run again; their new names begin with `unkind::`.
+/// Scenarios to run again; their new names begin with `ideal::`.
 const AGAIN: &[(&str, &str)] = &[
-    ("unkind::ping_1000", "traffic::ping_1000"),
-    ("unkind::ping_sizes", "traffic::ping_sizes"),
-    ("unkind::iperf3_tcp", "traffic::iperf3_tcp"),
-    ("unkind::velo_and_rma", "raw::velo_and_rma"),
-    ("unkind::user_between_nodes", "uapi::between_nodes"),
+    ("ideal::ping_sizes", "traffic::ping_sizes"),
+    ("ideal::iperf3_tcp", "traffic::iperf3_tcp"),
+    ("ideal::velo_and_rma", "raw::velo_and_rma"),
+    ("ideal::user_between_nodes", "uapi::between_nodes"),
 ];
 
 /// The scenarios of this file, made from some of `others`.
