@@ -154,15 +154,19 @@ impl Snq {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let memory = state.memory.as_ref().ok_or(ENODEV)?;
-        for i in 0..memory.words() {
-            memory.write(i, 0);
-        }
         hw.rf
             .write(snq::QUEUE_MSLT, QueueIndex(0).with_index(ENTRIES - 1).raw());
         let address = QueueBalt(0).with_address_div_1024(memory.address().0 / QUEUE_ALIGN);
         hw.rf.write(snq::QUEUE_BALT, address.raw());
         let wp = QueueIndex(hw.rf.read(snq::QUEUE_WPLT)).index();
         let ring = Ring::new(ENTRIES, wp).ok_or(EINVAL)?;
+        for i in 0..ENTRIES {
+            let first = usize::from(i) * ENTRY_WORDS;
+            for word in first..first + ENTRY_WORDS - 1 {
+                memory.write(word, 0);
+            }
+            memory.write(first + ENTRY_WORDS - 1, ring.blank(i).raw());
+        }
         hw.rf
             .write(snq::QUEUE_RPLT, QueueIndex(0).with_index(ring.rplt()).raw());
         hw.rf.write(snq::IRQ_WATERMARK, ring.watermark().raw());

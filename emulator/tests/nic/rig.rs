@@ -511,6 +511,11 @@ impl Rig {
         self.write(i, r::QUEUE_BALT, RING >> 10);
         let wp = self.read(i, r::QUEUE_WPLT) as u16;
         let ring = Ring::new(entries, wp).expect("ring");
+        for k in 0..entries {
+            let at = RING + u64::from(k) * ENTRY_BYTES as u64 + 56;
+            let header = ring.blank(k).raw().to_le_bytes();
+            self.nodes[i].ram.put(at, &header);
+        }
         self.write(i, r::QUEUE_RPLT, ring.rplt().into());
         self.write(i, r::IRQ_WATERMARK, ring.watermark().raw());
         for (pc, word) in (0..).zip(TOURMALET.words()) {

@@ -142,6 +142,13 @@ impl Ring {
         header.flip() == self.flip
     }
 
+    /// Header that slot `index` must have before the queue is started, all other words being 0. Where hardware keeps its write
+    /// pointer over a restart (G6), the slots before it are not written in the first lap, but looked at in the second, with the
+    /// other flip bit expected: zeroes would look valid there.
+    pub const fn blank(&self, index: u16) -> Header {
+        Header(0).with_flip(index < self.next())
+    }
+
     /// Header that entry [`Ring::next`] would have had. To be written over that of an entry that got lost: what is left there
     /// of the lap before the last one would look valid in the next lap, before hardware writes it.
     pub const fn filler(&self) -> Header {
