@@ -138,8 +138,6 @@ pub struct Faults {
     pub wcbuf_stuck: bool,
     /// These queues behave as full; `vpid` absent: all of the unit.
     pub queue_full: Vec<QueueFull>,
-    /// The NIC takes nothing from and gives nothing to the network, while links stay up and registers work.
-    pub frozen: bool,
     /// The host's loads from BAR 0 and 2 give all ones and its stores are dropped, while everything else goes on.
     pub deaf: bool,
     /// Every n-th DMA access of the NIC fails.

@@ -221,7 +221,6 @@ impl Nic {
     /// Replaces the injected faults. Queues that are no longer forced full deliver what they hold, write-combining buffers that
     /// are no longer stuck execute what they keep.
     pub fn set_faults(&mut self, faults: Faults, env: &mut Env<'_>) {
-        let thaw = self.cfg.faults.frozen && !faults.frozen;
         let release = self.cfg.faults.queue_full != faults.queue_full;
         if self.cfg.faults.atu_fault_every != faults.atu_fault_every {
             self.atu.translations = 0;
@@ -239,9 +238,6 @@ impl Nic {
         }
         if release {
             self.release_all(env);
-        }
-        if thaw {
-            self.thaw(env);
         }
         self.settle(env);
     }
@@ -283,10 +279,6 @@ impl Nic {
     /// A packet arrives; its sender's credit comes back when it has been stored or dropped. Packets of lanes that the NIC does
     /// not take now ([`Nic::takes`]) should wait outside.
     pub fn receive_for(&mut self, pkt: Packet, receipt: Option<Receipt>, env: &mut Env<'_>) {
-        if self.cfg.faults.frozen {
-            self.hold_packet(pkt, env);
-            return;
-        }
         self.tx.receipt = receipt;
         self.deliver(pkt, env);
         self.tx.receipt = None;

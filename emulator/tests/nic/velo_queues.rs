@@ -1,4 +1,4 @@
-//! Mailboxes that are full, closed or wrong; network back-pressure; frozen NICs.
+//! Mailboxes that are full, closed or wrong; network back-pressure.
 
 use super::rig::*;
 use super::velo::send;
@@ -367,28 +367,6 @@ fn lost_writes_leave_holes() {
     numbers(&mut rig, 9, 0..1);
     assert_eq!(rig.read(1, pointers) >> 32, 9);
     assert_eq!(rig.nodes[1].nic.counters().drops.dma, 1);
-}
-
-#[test]
-fn frozen_nic_loses_nothing() {
-    let mut rig = rig(NicConfig::default(), SlotSize::B128);
-    let mut q = rig.open_velo(1, 9, SlotSize::B128, 1, 64);
-    let frozen = Faults {
-        frozen: true,
-        ..Faults::default()
-    };
-    rig.with(1, |nic, env| nic.set_faults(frozen.clone(), env));
-    numbers(&mut rig, 9, 0..5);
-    assert_eq!(take_all(&mut rig, &mut q).len(), 0);
-    rig.with(1, |nic, env| nic.set_faults(Faults::default(), env));
-    assert_eq!(take_all(&mut rig, &mut q), [0, 1, 2, 3, 4]);
-    // A frozen sender.
-    rig.with(0, |nic, env| nic.set_faults(frozen, env));
-    numbers(&mut rig, 9, 5..8);
-    assert!(rig.nodes[0].nic.tx_waiting());
-    assert_eq!(take_all(&mut rig, &mut q).len(), 0);
-    rig.with(0, |nic, env| nic.set_faults(Faults::default(), env));
-    assert_eq!(take_all(&mut rig, &mut q), [5, 6, 7]);
 }
 
 #[test]
