@@ -275,7 +275,6 @@ impl Fabric {
             if !o.nic.contains_key("wc-seed") && !cli.nic.contains_key("wc-seed") {
                 nic.wc_seed = network.seed;
             }
-            nic.msi_vectors = pci.msi_vectors;
             let accelerator = if i >= with_host {
                 let device: TestDeviceConfig =
                     overlay(&file.accelerator, &o.accelerator).with_context(place)?;

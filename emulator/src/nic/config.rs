@@ -213,8 +213,6 @@ pub struct NicConfig {
     pub tsc_hz: u64,
     /// Shortest timer period that is honoured, in ns; keeps a wrong guest from loading the host.
     pub timer_min_ns: u64,
-    /// MSI vectors offered in configuration space, 1…32 (G3). The NIC only ever uses vector 0.
-    pub msi_vectors: u8,
     /// Full rule of buffer queues.
     pub full_rule: FullRule,
     /// What a full buffer queue blocks.
@@ -283,7 +281,6 @@ impl Default for NicConfig {
             chip_revision: 0,
             tsc_hz: 100_000_000,
             timer_min_ns: 10_000,
-            msi_vectors: 1,
             full_rule: FullRule::default(),
             hold_scope: HoldScope::default(),
             hold_buffer_bytes: 16 << 10,
