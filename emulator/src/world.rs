@@ -589,6 +589,17 @@ impl World {
         Ok(())
     }
 
+    /// Ends all faults: cables, knobs and what NICs inject are as configured, also in NICs without power. Power stays as it is.
+    pub fn end_faults(&mut self) {
+        self.change_network(|network, trace| network.end_faults(trace));
+        for nic in 0..self.slots.len() {
+            let faults = self.slots[nic].spec.nic.faults.clone();
+            if self.set_faults(nic, faults.clone()).is_err() {
+                self.slots[nic].nic.preset_faults(faults);
+            }
+        }
+    }
+
     /// Configuration space identity of a NIC.
     pub fn pci(&self, nic: usize) -> &PciConfig {
         self.slots[nic].machine.config.shape()

@@ -164,8 +164,6 @@ pub enum Fault {
     AtuLoseEvery(Option<u32>),
     /// The next writes into a ring are lost; count 0 ends it.
     LoseWrite(LoseWrite),
-    /// Ends everything that faults injected.
-    Clear,
 }
 
 impl Fault {
@@ -200,7 +198,6 @@ impl Fault {
                     faults.lose_writes.push(lose);
                 }
             }
-            Fault::Clear => *faults = Faults::default(),
         }
     }
 }
@@ -345,8 +342,6 @@ mod tests {
         );
         Fault::AtuDelay(None).apply(&mut f);
         assert_eq!((f.atu_fault_every, f.atu_delay_ns), (Some(3), None));
-        Fault::Clear.apply(&mut f);
-        assert_eq!(f, Faults::default());
     }
 
     #[test]

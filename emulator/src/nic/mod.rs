@@ -242,6 +242,11 @@ impl Nic {
         self.settle(env);
     }
 
+    /// Replaces the faults of a chip without power, in which there is nothing that they could hold back.
+    pub fn preset_faults(&mut self, faults: Faults) {
+        self.cfg.faults = faults;
+    }
+
     /// Host load from BAR `bar` at `offset`, any length and alignment. [`Load::Pending`]: parts of it come over the
     /// network, [`Nic::finish_load`] gives the result. There is one load at a time; the next one forgets the last.
     pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) -> Load {

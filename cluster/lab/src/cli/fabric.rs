@@ -277,7 +277,7 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// End all of the above, except for power and configuration space
+    /// End all of the above but power and configuration space: links, their speed and NICs are as the lab was started
     Clear,
 }
 
@@ -579,19 +579,7 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             registers: set,
         }),
         FaultVerb::Seed { seed } => call(Request::Seed { seed }),
-        FaultVerb::Clear => {
-            knobs(&[], Some(0.0), Some(0.0), Some(0), Some(0))?;
-            call(Request::Link {
-                link: LinkSelect::All,
-                up: true,
-                policy: None,
-            })?;
-            for nic in 0..cluster.spec().all_nics() {
-                call(Request::Freeze { nic, on: false })?;
-                inject(nic, Fault::Clear)?;
-            }
-            Ok(())
-        }
+        FaultVerb::Clear => call(Request::EndFaults),
     }?;
     Ok(0)
 }
