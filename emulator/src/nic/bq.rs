@@ -35,6 +35,7 @@ impl Item {
 
 struct Held {
     item: Item,
+    /// Since when nothing has moved: it came, or what waited before it went.
     since_ns: u64,
     /// Credit of the sender of the packet that it came with.
     receipt: Option<Receipt>,
@@ -132,7 +133,7 @@ impl BufferQueues {
         self.held
     }
 
-    /// When the oldest held item came.
+    /// Since when the queue that has moved least recently has not moved.
     fn oldest(&self) -> Option<u64> {
         if self.held == 0 {
             return None;
@@ -577,6 +578,7 @@ impl Nic {
                 break;
             }
             self.unhold(unit, vpid, cost);
+            self.hold_moved(unit, vpid, env);
         }
         while let Some((vpid, held)) = self.queues[unit as usize].hold.pop_front() {
             let cost = held.item.cost();
@@ -592,6 +594,19 @@ impl Nic {
                 break;
             }
             self.unhold(unit, vpid, cost);
+            self.hold_moved(unit, vpid, env);
+        }
+    }
+
+    /// Something left the hold for this queue, or that of the unit: what is first there now has waited for others until now.
+    fn hold_moved(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
+        let now = env.host.now_ns();
+        let all = &mut self.queues[unit as usize];
+        if let Some(held) = all.queues[usize::from(vpid)].hold.front_mut() {
+            held.since_ns = now;
+        }
+        if let Some((_, held)) = all.hold.front_mut() {
+            held.since_ns = now;
         }
     }
 
@@ -623,10 +638,15 @@ impl Nic {
         if self.queues[unit as usize].held == 0 {
             return;
         }
+        let first = self.queues[unit as usize].hold.front();
+        let led = first.is_some_and(|(v, _)| *v == vpid);
         let dropped = self.take_held(unit, vpid);
         for held in dropped {
             self.unhold(unit, vpid, held.item.cost());
             self.counters.drops.hold_closed = self.counters.drops.hold_closed.wrapping_add(1);
+        }
+        if led {
+            self.hold_moved(unit, vpid, env);
         }
         // Others may have waited behind it.
         self.release(unit, vpid, env);
@@ -637,7 +657,7 @@ impl Nic {
         self.queues[unit as usize].held_cost >= self.cfg.hold_buffer_bytes
     }
 
-    /// Time that an item is held for a full queue, as the time-out register of the unit says (HW §9.3, §10.7).
+    /// Time that a full queue may stay as it is, as the time-out register of the unit says (HW §9.3, §10.7).
     fn hold_time(&self, unit: Unit) -> Option<u64> {
         let at = match unit {
             Unit::Velo => wire::regs::velo::TIMEOUT,
@@ -649,13 +669,13 @@ impl Nic {
         self.cfg.hold_time_ns.or(programmed)
     }
 
-    /// When the oldest held item of a unit is due to be dropped.
+    /// When the time-out of a full queue strikes next: it has moved nothing for so long (HW §9.6).
     pub(super) fn hold_deadline(&self, unit: Unit) -> Option<u64> {
         let oldest = self.queues[unit as usize].oldest()?;
         Some(oldest.saturating_add(self.hold_time(unit)?))
     }
 
-    /// A queue that has been full for the time-out keeps the unit waiting no longer: everything on hold for it is dropped, and
+    /// A queue that has taken nothing for the time-out keeps the unit waiting no longer: everything on hold for it is dropped, and
     /// so is what comes until there is room again (MODEL decision).
     pub(super) fn expire_holds(&mut self, now_ns: u64, env: &mut Env<'_>) {
         for unit in [Unit::Velo, Unit::Rma] {
@@ -678,12 +698,13 @@ impl Nic {
                 self.raise(Te::BqError);
                 self.bq_timeout_error(unit);
                 self.diagnose(env, || {
-                    format!("{unit} queue of VPID {vpid} stayed full too long: dropped")
+                    format!("{unit} queue of VPID {vpid} took nothing for too long: dropped")
                 });
                 for held in self.take_held(unit, vpid) {
                     self.unhold(unit, vpid, held.item.cost());
                     self.drop_late(unit, vpid);
                 }
+                self.hold_moved(unit, vpid, env);
                 // Others may have waited behind it.
                 self.release(unit, vpid, env);
             }

@@ -245,6 +245,38 @@ fn the_time_out_registers_say_how_long_full_queues_hold() {
     assert_eq!(take_all(&mut r, &mut q), [10]);
 }
 
+/// HW §9.6: the time-out is for queues in which nothing moves, not for messages that are old because many were before them.
+#[test]
+fn a_queue_that_moves_is_not_timed_out() {
+    const UNIT: u64 = 1000;
+    for scope in [HoldScope::Vpid, HoldScope::Unit] {
+        let cfg = NicConfig {
+            hold_timeout_unit_ns: UNIT,
+            hold_scope: scope,
+            ..NicConfig::default()
+        };
+        let mut r = rig(cfg, SlotSize::B128);
+        let mut q = r.open_velo(1, 9, SlotSize::B128, 1, 4);
+        r.write(1, regs::TIMEOUT, regs::TIMEOUT_INIT);
+        numbers(&mut r, 9, 0..40);
+        let drops = |r: &Rig| r.nodes[1].nic.counters().drops.hold_limit;
+        for n in 0..20u64 {
+            r.nodes[1].ram.now += 0x1F * UNIT;
+            r.tick(1);
+            let (_, data) = r.velo_take(&mut q).expect("a message");
+            assert_eq!(data, n.to_le_bytes());
+            r.commit(&q, false);
+        }
+        assert_eq!((drops(&r), r.nodes[1].nic.counters().events[21]), (0, 0));
+        assert_eq!(r.nodes[1].nic.counters().velo.holding, 17);
+        let due = r.nodes[1].nic.next_deadline().expect("a deadline");
+        assert_eq!(due, r.nodes[1].ram.now + 0x20 * UNIT);
+        r.nodes[1].ram.now = due;
+        r.tick(1);
+        assert_eq!((drops(&r), r.nodes[1].nic.counters().events[21]), (17, 1));
+    }
+}
+
 /// G10: what a unit can hold is finite; then it takes nothing more from the network (HW §9.6), for any VPID, until there is room
 /// or the time-out strikes. Other units go on.
 #[test]
