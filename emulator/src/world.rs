@@ -510,6 +510,8 @@ impl World {
             nic.set_bar_address(bar, machine.config.bar(bar.into()).unwrap_or(0));
         }
         nic.set_bus_master(machine.config.bus_master());
+        let (payload, read_request) = machine.config.payload_and_read_request();
+        nic.set_bus_limits(payload, read_request);
     }
 
     /// A client connected.

@@ -144,7 +144,7 @@ impl Port {
             (velo_regs::COMPLETER.get(), 1 << 9),
             (
                 rma_regs::CONFIG.get(),
-                rma_regs::Config::for_pcie(256, 512).raw(),
+                rma_regs::Config::for_pcie(128, 512).raw(),
             ),
             (rma_regs::vpid_table(VPID).get(), rma_regs::VPID_ENABLED),
         ];

@@ -1,11 +1,14 @@
 //! Buffer queues: VELO mailboxes and RMA notification queues in host memory (HW §7, G10).
 
+mod segments;
+
+use self::segments::Layout;
 use super::noti::Vectors;
 use super::{FullRule, HoldScope, LossyRing, Nic, Te, VeloMessage};
 use crate::env::{Env, Stream};
 use crate::lane::Receipt;
 use std::collections::VecDeque;
-use wire::bq::{DcqBase, DcqBaseWord, General, Rp, SegmentWord, SlotCode, WritePointers};
+use wire::bq::{General, Rp, SegmentWord, SlotCode, WritePointers};
 use wire::ids::{RegOffset, Unit};
 use wire::regs::{rma_bq, velo_bq};
 
@@ -39,26 +42,6 @@ struct Held {
     since_ns: u64,
     /// Credit of the sender of the packet that it came with.
     receipt: Option<Receipt>,
-}
-
-/// Segments of a queue, read from the descriptor page once.
-struct Layout {
-    /// Base address, first slot, end slot.
-    segments: Vec<(u64, u32, u32)>,
-    /// Segment of the last lookup.
-    current: usize,
-}
-
-impl Layout {
-    /// Address of slot `index`.
-    fn slot(&mut self, index: u32, size: u32) -> Option<u64> {
-        let inside = |s: &(u64, u32, u32)| (s.1..s.2).contains(&index);
-        if !self.segments.get(self.current).is_some_and(inside) {
-            self.current = self.segments.partition_point(|s| s.2 <= index);
-        }
-        let &(base, first, _) = self.segments.get(self.current).filter(|s| inside(s))?;
-        base.checked_add(u64::from(index - first) * u64::from(size))
-    }
 }
 
 #[derive(Default)]
@@ -221,10 +204,6 @@ impl Nic {
             Reg::Next => q.next,
             Reg::Pointers => {
                 let mut p = WritePointers(q.wp_dcq_rp).with_lwp(q.lwp);
-                let n = u32::from(DcqBaseWord(q.dcq).dcq_ub()) + 1;
-                if let (Some(layout), 3..) = (&q.layout, n) {
-                    p = p.with_dcq_rp(((layout.current as u32 + 2) % n) as u16);
-                }
                 if let Some(&(_, first, _)) =
                     q.layout.as_ref().and_then(|l| l.segments.get(l.current))
                 {
@@ -412,64 +391,6 @@ impl Nic {
             .map_err(drop)?;
         self.dma_write(at.wrapping_add(8), &words[1].to_le_bytes(), env)
             .map_err(drop)
-    }
-
-    /// Addresses of the next slots.
-    fn slot_addresses(
-        &mut self,
-        unit: Unit,
-        vpid: u8,
-        at: &mut [u64],
-        env: &mut Env<'_>,
-    ) -> Result<(), String> {
-        if self.queue(unit, vpid).layout.is_none() {
-            let layout = self.load_layout(unit, vpid, env)?;
-            self.queue(unit, vpid).layout = Some(Box::new(layout));
-        }
-        let size = self.slot_code(unit).bytes();
-        let q = self.queue(unit, vpid);
-        let (lwp, total) = (u64::from(q.lwp), q.slots());
-        for (i, at) in at.iter_mut().enumerate() {
-            let index = ((lwp + i as u64) % total) as u32;
-            let layout = q.layout.as_mut().ok_or_else(String::new)?;
-            *at = layout
-                .slot(index, size)
-                .ok_or_else(|| format!("segments end before slot {index}"))?;
-        }
-        Ok(())
-    }
-
-    /// Reads the segment list. With one segment the register holds it, else the page in host memory does (G10).
-    fn load_layout(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) -> Result<Layout, String> {
-        let q = self.queue(unit, vpid);
-        let dcq = DcqBase::decode(DcqBaseWord(q.dcq)).map_err(|e| e.to_string())?;
-        let mut words = vec![q.current];
-        if dcq.segments > 1 {
-            let mut page = vec![0; dcq.segments as usize * 8];
-            self.dma_read(dcq.page.0, &mut page, env)
-                .map_err(|f| format!("descriptor page {:#x} can't be read", f.addr))?;
-            let qw = |c: &[u8]| c.try_into().map(u64::from_le_bytes).unwrap_or(0);
-            words = page.chunks_exact(8).map(qw).collect();
-        }
-        let want = self.slot_code(unit);
-        let mut segments = Vec::with_capacity(words.len());
-        let mut first = 0u32;
-        for word in words {
-            let segment = SegmentWord(word).segment();
-            if segment.slot != want {
-                return Err(format!(
-                    "segment has {:?} slots, the unit uses {want:?}",
-                    segment.slot
-                ));
-            }
-            let end = first.checked_add(segment.slots).ok_or("too many slots")?;
-            segments.push((segment.base.0, first, end));
-            first = end;
-        }
-        Ok(Layout {
-            segments,
-            current: 0,
-        })
     }
 
     /// Counts a queue error and raises the event for it.

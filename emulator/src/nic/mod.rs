@@ -94,6 +94,8 @@ pub struct Nic {
     net: Option<Box<dyn NetworkRegs>>,
     bars: [u64; 6],
     bus_master: bool,
+    /// Largest payload and read request on the bus, in bytes, as far as they are known.
+    bus_limits: Option<[u32; 2]>,
     htax: htax::Htax,
     info: info::Info,
     snq: snq::Snq,
@@ -146,6 +148,7 @@ impl Nic {
             net: None,
             bars: [0; 6],
             bus_master: false,
+            bus_limits: None,
             htax: htax::Htax::default(),
             info: info::Info::default(),
             snq: snq::Snq::default(),
@@ -216,6 +219,11 @@ impl Nic {
     /// Bus-master enable in the PCI command register. While off, all DMA and interrupts are dropped (G34).
     pub fn set_bus_master(&mut self, on: bool) {
         self.bus_master = on;
+    }
+
+    /// Largest payload and read request on the bus as configuration space says, in bytes; software tells the chip, too (HW §3.5).
+    pub fn set_bus_limits(&mut self, payload: u32, read_request: u32) {
+        self.bus_limits = Some([payload, read_request]);
     }
 
     /// Replaces the injected faults. Queues that are no longer forced full deliver what they hold, write-combining buffers that
@@ -457,6 +465,12 @@ impl Nic {
         if stream.is_some() {
             env.host.leave();
         }
+    }
+
+    /// Reports registers that software has set wrongly.
+    fn bad_setup(&mut self, env: &mut Env<'_>, text: impl FnOnce() -> String) {
+        self.counters.bad_setup = self.counters.bad_setup.wrapping_add(1);
+        self.diagnose(env, text);
     }
 
     /// Reports that software did something wrong.

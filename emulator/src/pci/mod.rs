@@ -224,7 +224,7 @@ impl ConfigSpace {
         (1 << ((control >> 4) & 7).min(5)).min(u16::from(self.shape.msi_vectors))
     }
 
-    /// Max payload size and max read request size as set by software, in bytes (HW §3.5 step 19 uses them).
+    /// Max payload size and max read request size as set by software, in bytes.
     pub fn payload_and_read_request(&self) -> (u32, u32) {
         let c = self.space.u16(EXP + 8);
         (128 << ((c >> 5) & 7), 128 << ((c >> 12) & 7))
