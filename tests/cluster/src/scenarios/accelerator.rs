@@ -133,7 +133,8 @@ fn borrowed(lab: &Lab) -> Result<()> {
     lab.fault(&["power-on", "acc0"])?;
     // Everything that was written there is gone with the power.
     let mut back = Vec::new();
-    lab.until("the lender is back", PATIENCE, |lab| {
+    // Nobody reaches it before management software has set it up.
+    lab.until_it_works("the lender is back", PATIENCE, |lab| {
         access(lab, &prepare())?;
         enable(lab)?;
         back = access(lab, &["R0".into(), "R8".into()])?;
