@@ -81,7 +81,16 @@ pub struct TopologyFile {
     pub cables: Vec<(String, String)>,
 }
 
+/// The shorthands of topologies.
+const KINDS: [&str; 7] = ["single", "pair", "ring", "mesh", "torus", "full", "star"];
+
 impl Topology {
+    /// True if the text is meant as a shorthand, right or wrong, and not as the name of a file.
+    pub fn is_shorthand(text: &str) -> bool {
+        let kind = text.split_once(':').map_or(text, |(kind, _)| kind);
+        KINDS.contains(&kind)
+    }
+
     /// Parses a shorthand.
     pub fn parse(text: &str) -> Result<Self, TopologyError> {
         let (kind, arg) = text.split_once(':').unwrap_or((text, ""));

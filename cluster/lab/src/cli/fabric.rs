@@ -653,12 +653,6 @@ fn number(rate: f64) -> String {
     }
 }
 
-/// A counter by its path; the document's names may have dashes where the path has underscores.
-fn chip(nic: &NicCounters, path: &str) -> u64 {
-    let dashed = || nic.chip(&path.replace('_', "-"));
-    nic.chip(path).or_else(dashed).unwrap_or(0)
-}
-
 /// The screen of `top`.
 fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) -> String {
     let seconds = (now.uptime_ns.saturating_sub(before.uptime_ns) as f64 / 1e9).max(1e-3);
@@ -672,7 +666,10 @@ fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) ->
         row.extend(
             RATES
                 .iter()
-                .map(|(_, path, unit)| rate(chip(a, path), chip(b, path), *unit)),
+                .map(|(_, path, unit)| match (a.chip(path), b.chip(path)) {
+                    (Some(a), Some(b)) => rate(a, b, *unit),
+                    _ => "?".into(),
+                }),
         );
         rows.push(row);
     }
@@ -761,6 +758,22 @@ mod tests {
         assert_eq!(assignment("8=0xff"), Ok((8, 255)));
         for bad in ["8", "8=x", "=1", "0x100000000=1"] {
             assert!(assignment(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_counter_that_is_shown_exists() {
+        let counters = NicCounters {
+            nic: 0,
+            chip: serde_json::to_value(extoll_emulator::nic::Counters::default()).unwrap(),
+            host: Default::default(),
+            timing: Default::default(),
+            network: Default::default(),
+            in_flight_bytes: 0,
+            waiting_bytes: 0,
+        };
+        for (_, path, _) in RATES {
+            assert_eq!(counters.chip(path), Some(0), "{path}");
         }
     }
 
