@@ -179,11 +179,6 @@ impl Nic {
         self.net = Some(regs);
     }
 
-    /// The installed network registers.
-    pub fn network_regs(&mut self) -> Option<&mut (dyn NetworkRegs + 'static)> {
-        self.net.as_deref_mut()
-    }
-
     /// Shares knowledge about waiting messages with the other NICs of the fabric, for [`Faults::wcbuf_retry_waiting`].
     pub fn set_pressure(&mut self, pressure: Pressure) {
         self.tx.pressure = pressure;
