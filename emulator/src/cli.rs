@@ -75,7 +75,7 @@ struct RunArgs {
     /// Directory for the sockets nic<N>.sock and control.sock.
     #[arg(long)]
     dir: PathBuf,
-    /// Configuration file (TOML or JSON); the command line goes before it.
+    /// Configuration file (TOML or JSON); the command line overrides it.
     #[arg(long)]
     config: Option<PathBuf>,
     /// Option of all NICs as in `[nic]` of the file, for instance atu-tlb=off (may be repeated).

@@ -75,7 +75,7 @@ pub struct Topology {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TopologyFile {
-    /// Number of NICs.
+    /// Number of NICs, whatever hosts they are in.
     pub nodes: usize,
     /// Cables as `["NIC:PORT", "NIC:PORT"]`.
     pub cables: Vec<(String, String)>,
