@@ -2,7 +2,7 @@
 
 use anyhow::{ensure, Context, Result};
 use clap::Subcommand;
-use extoll_emulator::control::{Counters, LinkSelect, NicCounters, Request};
+use extoll_emulator::control::{Counters, LinkSelect, Request};
 use extoll_emulator::network::DownPolicy;
 use extoll_emulator::nic::{LoseWrite, LossyRing, QueueUnit};
 use lab::emu::{self, Fault};
@@ -751,6 +751,7 @@ pub fn top(paths: &Paths, name: &str, interval: f64, count: Option<u64>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use extoll_emulator::control::NicCounters;
 
     #[test]
     fn registers_are_set_by_offset() {
