@@ -104,8 +104,8 @@ pub(crate) struct VeloRx {
 fn reason_of(reject: &Reject) -> Reason {
     use ext_eth::Reason as W;
     match reject.reason {
-        W::Empty | W::MessageLength | W::NoMemory => Reason::RxMessage,
-        W::SourceVpid | W::UnknownNode => Reason::RxSource,
+        W::Empty | W::MessageLength => Reason::RxMessage,
+        W::SourceVpid => Reason::RxSource,
         W::FragmentLength => Reason::RxFragmentLength,
         W::TagBreak | W::Tail => Reason::RxSequence,
         W::FrameTooLong => Reason::RxTooLong,
@@ -113,7 +113,7 @@ fn reason_of(reject: &Reject) -> Reason {
         W::AnnouncementLength => Reason::RxAnnounceLength,
         W::AnnouncedSize => Reason::RxAnnounceSize,
         W::OwnGroupFrame => Reason::RxOwnMulticast,
-        W::NotificationType | W::NotificationError | W::UnknownKey => Reason::BadNotify,
+        W::NotificationType | W::NotificationError => Reason::BadNotify,
         W::LastTag | W::DroppedLength | W::UnexpectedMtt => Reason::RxType,
     }
 }

@@ -75,7 +75,7 @@ struct RunArgs {
     /// Directory for the sockets nic<N>.sock and control.sock.
     #[arg(long)]
     dir: PathBuf,
-    /// Configuration file (TOML or JSON); the command line goes before it.
+    /// Configuration file (TOML or JSON); the command line overrides it.
     #[arg(long)]
     config: Option<PathBuf>,
     /// Option of all NICs as in `[nic]` of the file, for instance atu-tlb=off (may be repeated).
@@ -252,9 +252,11 @@ enum Ctl {
     Faults {
         /// NIC.
         nic: usize,
-        /// JSON, for instance '{"queue-full":[{"unit":"velo","vpid":254}]}'; '{}' ends all.
+        /// JSON, for instance '{"queue-full":[{"unit":"velo","vpid":254}]}'; '{}' ends all, also those of the configuration.
         faults: String,
     },
+    /// End all faults: links, their knobs and the NICs' faults are as configured, nothing is frozen. Power stays as it is.
+    EndFaults,
     /// Change the configuration space of a NIC for the next start of QEMU.
     Pci {
         /// NIC.
@@ -363,6 +365,7 @@ impl Ctl {
                 nic,
                 faults: serde_json::from_str(&faults).context("faults")?,
             },
+            Ctl::EndFaults => Request::EndFaults,
             Ctl::Pci { nic, fields } => Request::Pci {
                 nic,
                 fields: serde_json::from_str(&fields).context("fields")?,

@@ -52,7 +52,7 @@ pub struct NicOverride {
     pub accelerator: toml::Table,
     /// Socket, instead of `nic<N>.sock` in the directory.
     pub socket: Option<PathBuf>,
-    /// Powered at the start.
+    /// Without power at the start.
     pub off: bool,
 }
 
@@ -122,7 +122,7 @@ pub struct Fabric {
     pub dir: PathBuf,
 }
 
-/// What the command line says; it goes before the file.
+/// What the command line says; it overrides the file.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
     /// Number of hosts.
@@ -275,7 +275,6 @@ impl Fabric {
             if !o.nic.contains_key("wc-seed") && !cli.nic.contains_key("wc-seed") {
                 nic.wc_seed = network.seed;
             }
-            nic.msi_vectors = pci.msi_vectors;
             let accelerator = if i >= with_host {
                 let device: TestDeviceConfig =
                     overlay(&file.accelerator, &o.accelerator).with_context(place)?;

@@ -510,6 +510,8 @@ impl World {
             nic.set_bar_address(bar, machine.config.bar(bar.into()).unwrap_or(0));
         }
         nic.set_bus_master(machine.config.bus_master());
+        let (payload, read_request) = machine.config.payload_and_read_request();
+        nic.set_bus_limits(payload, read_request);
     }
 
     /// A client connected.
@@ -587,6 +589,17 @@ impl World {
         }
         self.settle();
         Ok(())
+    }
+
+    /// Ends all faults: cables, knobs and what NICs inject are as configured, also in NICs without power. Power stays as it is.
+    pub fn end_faults(&mut self) {
+        self.change_network(|network, trace| network.end_faults(trace));
+        for nic in 0..self.slots.len() {
+            let faults = self.slots[nic].spec.nic.faults.clone();
+            if self.set_faults(nic, faults.clone()).is_err() {
+                self.slots[nic].nic.preset_faults(faults);
+            }
+        }
     }
 
     /// Configuration space identity of a NIC.

@@ -166,3 +166,52 @@ fn a_power_cycle_leaves_no_trace() {
     assert_eq!(w.network().links(), before);
     assert!(!w.busy());
 }
+
+/// Ending faults is the inverse of making them, not a fabric without latencies, limits and switches.
+#[test]
+fn the_end_of_faults_restores_what_was_configured() {
+    let (mut w, time) = world(
+        r#"
+        topology = "ring:3"
+        [network]
+        link-down = "hold"
+        link = { bytes-per-second = 1000000000, corrupt-rate = 0.01 }
+        [timing]
+        model = "unkind"
+        [nic]
+        faults = { wcbuf-retry-waiting = 32 }
+        "#,
+    );
+    let injected = |w: &World, nic: usize| w.slots[nic].nic.config().faults.clone();
+    let (links, faults) = (w.network().links(), injected(&w, 0));
+    assert!(links.iter().all(|l| l.knobs.latency_ns > 0));
+    assert_eq!(faults.wcbuf_retry_waiting, Some(32));
+    w.change_network(|net, trace| {
+        for cable in 0..net.cable_count() {
+            net.set_knobs(cable, crate::network::LinkKnobs::default());
+        }
+        net.set_link(0, false, Some(crate::network::DownPolicy::Drop), trace);
+    });
+    for nic in 0..3 {
+        let deaf = Faults {
+            deaf: true,
+            ..Faults::default()
+        };
+        w.set_faults(nic, deaf).unwrap();
+        w.set_frozen(nic, true);
+    }
+    w.set_power(1, false);
+    w.end_faults();
+    while w.busy() {
+        w.settle();
+    }
+    assert!(!w.is_on(1), "power is not a fault that ends");
+    w.set_power(1, true);
+    time.set(1_000_000);
+    w.tick();
+    for nic in 0..3 {
+        assert_eq!(injected(&w, nic), faults, "NIC {nic}");
+        assert!(!w.network().is_frozen(nic));
+    }
+    assert_eq!(w.network().links(), links);
+}

@@ -581,13 +581,14 @@ fn control_requests_are_checked() {
     use std::io::{BufRead, BufReader, Write};
     let emu = Emu::start(&["--topology", "single"]);
     let mut s = std::os::unix::net::UnixStream::connect(emu.path("control.sock")).unwrap();
-    s.write_all(b"nonsense\n\n{\"cmd\":\"fly\"}\n{\"cmd\":\"peek\",\"nic\":0,\"offset\":4}\n{\"cmd\":\"peek\",\"nic\":0,\"offset\":32848,\"x\":1}\n{\"cmd\":\"peek\",\"nic\":0,\"offset\":32848}\n").unwrap();
+    s.write_all(b"nonsense\n\n{\"cmd\":\"fly\"}\n{\"cmd\":\"peek\",\"nic\":0,\"offset\":4}\n{\"cmd\":\"peek\",\"nic\":0,\"offset\":32848,\"x\":1}\n{\"cmd\":\"faults\",\"nic\":0,\"faults\":{\"frozen\":true}}\n{\"cmd\":\"peek\",\"nic\":0,\"offset\":32848}\n").unwrap();
     let mut lines = BufReader::new(s.try_clone().unwrap()).lines();
     for word in [
         "not understood",
         "unknown variant",
         "not the offset",
         "unknown field",
+        "unknown field `frozen`",
     ] {
         let l = lines.next().unwrap().unwrap();
         assert!(l.starts_with("{\"error\":") && l.contains(word), "{l}");

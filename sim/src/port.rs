@@ -126,8 +126,6 @@ pub struct Port {
     mailbox: Queue,
     notifications: Queue,
     credits: [Credits; 2],
-    /// The NIC refused descriptors since the last look: what was not committed is lost.
-    refusals: u64,
 }
 
 impl Port {
@@ -144,7 +142,7 @@ impl Port {
             (velo_regs::COMPLETER.get(), 1 << 9),
             (
                 rma_regs::CONFIG.get(),
-                rma_regs::Config::for_pcie(256, 512).raw(),
+                rma_regs::Config::for_pcie(128, 512).raw(),
             ),
             (rma_regs::vpid_table(VPID).get(), rma_regs::VPID_ENABLED),
         ];
@@ -168,7 +166,6 @@ impl Port {
             mailbox,
             notifications,
             credits: [Credits::new(); 2],
-            refusals: 0,
         };
         for unit in [Unit::Velo, Unit::Rma] {
             port.forget(fabric, unit);
@@ -201,7 +198,6 @@ impl Port {
             if let Verdict::Retry { .. } | Verdict::Desync { .. } =
                 self.credits[unit as usize].on_state(state)
             {
-                self.refusals += 1;
                 self.forget(fabric, unit);
             }
         }
@@ -325,11 +321,6 @@ impl Port {
                 return Ok(Some(notification));
             }
         }
-    }
-
-    /// Times that a requester refused descriptors.
-    pub fn refusals(&self) -> u64 {
-        self.refusals
     }
 
     /// Node ID of NIC `nic`.

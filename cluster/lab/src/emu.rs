@@ -4,6 +4,7 @@ use crate::proc;
 use crate::state::{tail, LabDir, Paths, Record};
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use extoll_emulator::control::{Client, Counters, Request, Status};
+use extoll_emulator::network::topology::Topology;
 use extoll_emulator::nic::{Faults, LoseWrite, QueueFull, QueueUnit};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -59,7 +60,7 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
     if spec.accelerators > 0 {
         options.push(("--accelerators", spec.accelerators.to_string()));
     }
-    if crate::spec::topology_size(&topology).is_some() {
+    if Topology::is_shorthand(&topology) {
         options.push(("--topology", topology));
     } else {
         // The emulator's configuration, which has the topology. Copied, for it is a file of the user's.
@@ -164,8 +165,6 @@ pub enum Fault {
     AtuLoseEvery(Option<u32>),
     /// The next writes into a ring are lost; count 0 ends it.
     LoseWrite(LoseWrite),
-    /// Ends everything that faults injected.
-    Clear,
 }
 
 impl Fault {
@@ -200,7 +199,6 @@ impl Fault {
                     faults.lose_writes.push(lose);
                 }
             }
-            Fault::Clear => *faults = Faults::default(),
         }
     }
 }
@@ -345,8 +343,6 @@ mod tests {
         );
         Fault::AtuDelay(None).apply(&mut f);
         assert_eq!((f.atu_fault_every, f.atu_delay_ns), (Some(3), None));
-        Fault::Clear.apply(&mut f);
-        assert_eq!(f, Faults::default());
     }
 
     #[test]

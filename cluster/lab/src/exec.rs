@@ -353,15 +353,6 @@ impl Running {
         }
     }
 
-    /// Waits until the text appears in its output; see [`Running::wait_for`].
-    ///
-    /// # Errors
-    /// As [`Running::wait_for`].
-    pub fn wait_for_text(&self, text: &str, patience: Duration) -> Result<()> {
-        let has = |d: &[u8]| String::from_utf8_lossy(d).contains(text);
-        self.wait_for(patience, |out, err| has(out) || has(err))
-    }
-
     /// Whether it still runs.
     pub fn is_running(&self) -> bool {
         lock(&self.shared.0).result.is_none()

@@ -1,6 +1,7 @@
 //! What a lab looks like.
 
 use anyhow::{bail, ensure, Context, Result};
+use extoll_emulator::network::topology::Topology;
 use extoll_emulator::timing::TimingModel;
 use extoll_emulator::variant::Choice;
 use serde::{Deserialize, Serialize};
@@ -131,17 +132,14 @@ pub fn check_name(name: &str) -> Result<()> {
 }
 
 /// Number of NICs that a topology shorthand stands for; `None` for a file.
-pub fn topology_size(topology: &str) -> Option<usize> {
-    let (kind, sizes) = topology.split_once(':').unwrap_or((topology, ""));
-    match kind {
-        "single" => Some(1),
-        "pair" => Some(2),
-        "ring" | "mesh" | "torus" | "full" | "star" => sizes
-            .split('x')
-            .map(|s| s.parse::<usize>().ok())
-            .try_fold(1usize, |a, n| a.checked_mul(n?)),
-        _ => None,
+///
+/// # Errors
+/// When it is a shorthand that the emulator would not take.
+pub fn topology_size(topology: &str) -> Result<Option<usize>> {
+    if !Topology::is_shorthand(topology) {
+        return Ok(None);
     }
+    Ok(Some(Topology::parse(topology)?.nodes))
 }
 
 /// What an environment variable says.
@@ -219,7 +217,7 @@ impl Spec {
             2 => "pair".into(),
             n => format!("ring:{n}"),
         });
-        if let Some(size) = topology_size(topology) {
+        if let Some(size) = topology_size(topology)? {
             ensure!(
                 size == total,
                 "topology {topology} has {size} NICs, but {} nodes with {} each and {} accelerators make {total}",
@@ -324,16 +322,28 @@ mod tests {
             ("single", 1),
             ("star:5", 5),
         ] {
-            assert_eq!(topology_size(t), Some(n), "{t}");
+            assert_eq!(topology_size(t).unwrap(), Some(n), "{t}");
         }
+        for t in ["file.toml", "dir/ring", "rings:3"] {
+            assert_eq!(topology_size(t).unwrap(), None, "{t}");
+        }
+        // What the emulator would refuse, with its reason.
         for t in [
-            "file.toml",
             "ring:x",
+            "ring:2x2",
+            "pair:2",
             "torus:2x",
+            "torus:3x3x3x3",
             "ring:",
             "torus:99999999999x99999999999",
         ] {
-            assert_eq!(topology_size(t), None, "{t}");
+            let why = topology_size(t).unwrap_err().to_string();
+            assert!(why.contains("topology"), "{t}: {why}");
+            let spec = Spec {
+                topology: Some(t.into()),
+                ..Spec::default()
+            };
+            assert!(spec.settle().is_err(), "{t}");
         }
     }
 

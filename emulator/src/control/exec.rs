@@ -161,6 +161,7 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
             let n = nic(world, n)?;
             world.set_faults(n, faults)?;
         }
+        Request::EndFaults => world.end_faults(),
         Request::Pci { nic: n, fields } => {
             let n = nic(world, n)?;
             let mut all = serde_json::to_value(world.pci(n))?;

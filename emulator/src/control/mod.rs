@@ -90,6 +90,8 @@ pub enum Request {
         #[serde(default)]
         loss_rate: Option<f64>,
     },
+    /// Ends all faults: cables, knobs and what NICs inject are as configured, nothing is frozen. Power and configuration space stay.
+    EndFaults,
     /// Freezes or thaws a NIC.
     Freeze {
         /// NIC.

@@ -9,9 +9,11 @@ use crate::nic::NetworkRegs;
 use crate::trace::{Event, Tracer};
 
 impl Network {
-    /// Brings up every link that can be; call once after the NICs exist and their identity is known.
+    /// Brings up every link that can be; call once after the NICs exist and their identity is known. The knobs that the cables have
+    /// now are those that [`Network::end_faults`] restores.
     pub fn start(&mut self, trace: &mut Tracer) {
         for c in 0..self.cables.len() {
+            self.cables[c].usual = self.cables[c].knobs;
             self.update(c, trace);
         }
     }
@@ -250,6 +252,20 @@ impl Network {
     /// Knobs of a cable.
     pub fn knobs(&self, cable: usize) -> LinkKnobs {
         self.cables[cable].knobs
+    }
+
+    /// Cables and NICs as they were at the start: plugged in, knobs and policy as configured, nothing frozen. Power stays as it is.
+    pub fn end_faults(&mut self, trace: &mut Tracer) {
+        for c in 0..self.cables.len() {
+            self.cables[c].knobs = self.cables[c].usual;
+            self.set_link(c, true, Some(self.cfg.link_down), trace);
+        }
+        for nic in (0..self.nodes.len())
+            .filter(|&n| self.nodes[n].frozen)
+            .collect::<Vec<_>>()
+        {
+            self.set_frozen(nic, false);
+        }
     }
 
     /// Freezes or thaws a NIC: it takes nothing from the network and gives nothing to it. What others send it waits in the fabric,

@@ -108,6 +108,8 @@ pub(super) struct Cable {
     pub live: bool,
     pub policy: DownPolicy,
     pub knobs: LinkKnobs,
+    /// The knobs that it started with.
+    pub usual: LinkKnobs,
     pub flap: Option<Flap>,
     pub dirs: [Direction; 2],
 }
@@ -120,6 +122,7 @@ impl Cable {
             live: false,
             policy,
             knobs,
+            usual: knobs,
             flap: None,
             dirs: Default::default(),
         }

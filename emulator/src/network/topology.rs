@@ -4,7 +4,7 @@
 //! middle). A NIC has seven links, which bounds the degree. In a torus a dimension of size two is one cable, as in a mesh.
 
 use serde::{Deserialize, Serialize};
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::fmt;
 
 /// Links per NIC.
@@ -75,13 +75,22 @@ pub struct Topology {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TopologyFile {
-    /// Number of NICs.
+    /// Number of NICs, whatever hosts they are in.
     pub nodes: usize,
     /// Cables as `["NIC:PORT", "NIC:PORT"]`.
     pub cables: Vec<(String, String)>,
 }
 
+/// The shorthands of topologies.
+const KINDS: [&str; 7] = ["single", "pair", "ring", "mesh", "torus", "full", "star"];
+
 impl Topology {
+    /// True if the text is meant as a shorthand, right or wrong, and not as the name of a file.
+    pub fn is_shorthand(text: &str) -> bool {
+        let kind = text.split_once(':').map_or(text, |(kind, _)| kind);
+        KINDS.contains(&kind)
+    }
+
     /// Parses a shorthand.
     pub fn parse(text: &str) -> Result<Self, TopologyError> {
         let (kind, arg) = text.split_once(':').unwrap_or((text, ""));
@@ -231,23 +240,6 @@ impl Topology {
             n[b.nic][usize::from(b.port)] = Some(a);
         }
         n
-    }
-
-    /// Distance in hops from `from` to every NIC; `None` if it can't be reached.
-    pub fn distances(&self, from: usize) -> Vec<Option<u32>> {
-        let n = self.neighbours();
-        let mut dist = vec![None; self.nodes];
-        let mut queue = VecDeque::from([from]);
-        dist[from] = Some(0);
-        while let Some(i) = queue.pop_front() {
-            for end in n[i].iter().flatten() {
-                if dist[end.nic].is_none() {
-                    dist[end.nic] = dist[i].map(|d: u32| d + 1);
-                    queue.push_back(end.nic);
-                }
-            }
-        }
-        dist
     }
 
     /// The topology that the given number of NICs gets when the user names none.

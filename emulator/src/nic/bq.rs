@@ -1,11 +1,14 @@
 //! Buffer queues: VELO mailboxes and RMA notification queues in host memory (HW §7, G10).
 
+mod segments;
+
+use self::segments::Layout;
 use super::noti::Vectors;
 use super::{FullRule, HoldScope, LossyRing, Nic, Te, VeloMessage};
 use crate::env::{Env, Stream};
 use crate::lane::Receipt;
 use std::collections::VecDeque;
-use wire::bq::{DcqBase, DcqBaseWord, General, Rp, SegmentWord, SlotCode, WritePointers};
+use wire::bq::{General, Rp, SegmentWord, SlotCode, WritePointers};
 use wire::ids::{RegOffset, Unit};
 use wire::regs::{rma_bq, velo_bq};
 
@@ -35,29 +38,10 @@ impl Item {
 
 struct Held {
     item: Item,
+    /// Since when nothing has moved: it came, or what waited before it went.
     since_ns: u64,
     /// Credit of the sender of the packet that it came with.
     receipt: Option<Receipt>,
-}
-
-/// Segments of a queue, read from the descriptor page once.
-struct Layout {
-    /// Base address, first slot, end slot.
-    segments: Vec<(u64, u32, u32)>,
-    /// Segment of the last lookup.
-    current: usize,
-}
-
-impl Layout {
-    /// Address of slot `index`.
-    fn slot(&mut self, index: u32, size: u32) -> Option<u64> {
-        let inside = |s: &(u64, u32, u32)| (s.1..s.2).contains(&index);
-        if !self.segments.get(self.current).is_some_and(inside) {
-            self.current = self.segments.partition_point(|s| s.2 <= index);
-        }
-        let &(base, first, _) = self.segments.get(self.current).filter(|s| inside(s))?;
-        base.checked_add(u64::from(index - first) * u64::from(size))
-    }
 }
 
 #[derive(Default)]
@@ -132,7 +116,7 @@ impl BufferQueues {
         self.held
     }
 
-    /// When the oldest held item came.
+    /// Since when the queue that has moved least recently has not moved.
     fn oldest(&self) -> Option<u64> {
         if self.held == 0 {
             return None;
@@ -220,10 +204,6 @@ impl Nic {
             Reg::Next => q.next,
             Reg::Pointers => {
                 let mut p = WritePointers(q.wp_dcq_rp).with_lwp(q.lwp);
-                let n = u32::from(DcqBaseWord(q.dcq).dcq_ub()) + 1;
-                if let (Some(layout), 3..) = (&q.layout, n) {
-                    p = p.with_dcq_rp(((layout.current as u32 + 2) % n) as u16);
-                }
                 if let Some(&(_, first, _)) =
                     q.layout.as_ref().and_then(|l| l.segments.get(l.current))
                 {
@@ -413,64 +393,6 @@ impl Nic {
             .map_err(drop)
     }
 
-    /// Addresses of the next slots.
-    fn slot_addresses(
-        &mut self,
-        unit: Unit,
-        vpid: u8,
-        at: &mut [u64],
-        env: &mut Env<'_>,
-    ) -> Result<(), String> {
-        if self.queue(unit, vpid).layout.is_none() {
-            let layout = self.load_layout(unit, vpid, env)?;
-            self.queue(unit, vpid).layout = Some(Box::new(layout));
-        }
-        let size = self.slot_code(unit).bytes();
-        let q = self.queue(unit, vpid);
-        let (lwp, total) = (u64::from(q.lwp), q.slots());
-        for (i, at) in at.iter_mut().enumerate() {
-            let index = ((lwp + i as u64) % total) as u32;
-            let layout = q.layout.as_mut().ok_or_else(String::new)?;
-            *at = layout
-                .slot(index, size)
-                .ok_or_else(|| format!("segments end before slot {index}"))?;
-        }
-        Ok(())
-    }
-
-    /// Reads the segment list. With one segment the register holds it, else the page in host memory does (G10).
-    fn load_layout(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) -> Result<Layout, String> {
-        let q = self.queue(unit, vpid);
-        let dcq = DcqBase::decode(DcqBaseWord(q.dcq)).map_err(|e| e.to_string())?;
-        let mut words = vec![q.current];
-        if dcq.segments > 1 {
-            let mut page = vec![0; dcq.segments as usize * 8];
-            self.dma_read(dcq.page.0, &mut page, env)
-                .map_err(|f| format!("descriptor page {:#x} can't be read", f.addr))?;
-            let qw = |c: &[u8]| c.try_into().map(u64::from_le_bytes).unwrap_or(0);
-            words = page.chunks_exact(8).map(qw).collect();
-        }
-        let want = self.slot_code(unit);
-        let mut segments = Vec::with_capacity(words.len());
-        let mut first = 0u32;
-        for word in words {
-            let segment = SegmentWord(word).segment();
-            if segment.slot != want {
-                return Err(format!(
-                    "segment has {:?} slots, the unit uses {want:?}",
-                    segment.slot
-                ));
-            }
-            let end = first.checked_add(segment.slots).ok_or("too many slots")?;
-            segments.push((segment.base.0, first, end));
-            first = end;
-        }
-        Ok(Layout {
-            segments,
-            current: 0,
-        })
-    }
-
     /// Counts a queue error and raises the event for it.
     fn queue_error(&mut self, unit: Unit, vpid: u8, set: impl Fn(General) -> General) {
         let word = &mut self.queues[unit as usize].general;
@@ -577,6 +499,7 @@ impl Nic {
                 break;
             }
             self.unhold(unit, vpid, cost);
+            self.hold_moved(unit, vpid, env);
         }
         while let Some((vpid, held)) = self.queues[unit as usize].hold.pop_front() {
             let cost = held.item.cost();
@@ -592,6 +515,19 @@ impl Nic {
                 break;
             }
             self.unhold(unit, vpid, cost);
+            self.hold_moved(unit, vpid, env);
+        }
+    }
+
+    /// Something left the hold for this queue, or that of the unit: what is first there now has waited for others until now.
+    fn hold_moved(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
+        let now = env.host.now_ns();
+        let all = &mut self.queues[unit as usize];
+        if let Some(held) = all.queues[usize::from(vpid)].hold.front_mut() {
+            held.since_ns = now;
+        }
+        if let Some((_, held)) = all.hold.front_mut() {
+            held.since_ns = now;
         }
     }
 
@@ -623,10 +559,15 @@ impl Nic {
         if self.queues[unit as usize].held == 0 {
             return;
         }
+        let first = self.queues[unit as usize].hold.front();
+        let led = first.is_some_and(|(v, _)| *v == vpid);
         let dropped = self.take_held(unit, vpid);
         for held in dropped {
             self.unhold(unit, vpid, held.item.cost());
             self.counters.drops.hold_closed = self.counters.drops.hold_closed.wrapping_add(1);
+        }
+        if led {
+            self.hold_moved(unit, vpid, env);
         }
         // Others may have waited behind it.
         self.release(unit, vpid, env);
@@ -637,7 +578,7 @@ impl Nic {
         self.queues[unit as usize].held_cost >= self.cfg.hold_buffer_bytes
     }
 
-    /// Time that an item is held for a full queue, as the time-out register of the unit says (HW §9.3, §10.7).
+    /// Time that a full queue may stay as it is, as the time-out register of the unit says (HW §9.3, §10.7).
     fn hold_time(&self, unit: Unit) -> Option<u64> {
         let at = match unit {
             Unit::Velo => wire::regs::velo::TIMEOUT,
@@ -649,13 +590,13 @@ impl Nic {
         self.cfg.hold_time_ns.or(programmed)
     }
 
-    /// When the oldest held item of a unit is due to be dropped.
+    /// When the time-out of a full queue strikes next: it has moved nothing for so long (HW §9.6).
     pub(super) fn hold_deadline(&self, unit: Unit) -> Option<u64> {
         let oldest = self.queues[unit as usize].oldest()?;
         Some(oldest.saturating_add(self.hold_time(unit)?))
     }
 
-    /// A queue that has been full for the time-out keeps the unit waiting no longer: everything on hold for it is dropped, and
+    /// A queue that has taken nothing for the time-out keeps the unit waiting no longer: everything on hold for it is dropped, and
     /// so is what comes until there is room again (MODEL decision).
     pub(super) fn expire_holds(&mut self, now_ns: u64, env: &mut Env<'_>) {
         for unit in [Unit::Velo, Unit::Rma] {
@@ -678,12 +619,13 @@ impl Nic {
                 self.raise(Te::BqError);
                 self.bq_timeout_error(unit);
                 self.diagnose(env, || {
-                    format!("{unit} queue of VPID {vpid} stayed full too long: dropped")
+                    format!("{unit} queue of VPID {vpid} took nothing for too long: dropped")
                 });
                 for held in self.take_held(unit, vpid) {
                     self.unhold(unit, vpid, held.item.cost());
                     self.drop_late(unit, vpid);
                 }
+                self.hold_moved(unit, vpid, env);
                 // Others may have waited behind it.
                 self.release(unit, vpid, env);
             }

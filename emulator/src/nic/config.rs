@@ -138,8 +138,6 @@ pub struct Faults {
     pub wcbuf_stuck: bool,
     /// These queues behave as full; `vpid` absent: all of the unit.
     pub queue_full: Vec<QueueFull>,
-    /// The NIC takes nothing from and gives nothing to the network, while links stay up and registers work.
-    pub frozen: bool,
     /// The host's loads from BAR 0 and 2 give all ones and its stores are dropped, while everything else goes on.
     pub deaf: bool,
     /// Every n-th DMA access of the NIC fails.
@@ -215,8 +213,6 @@ pub struct NicConfig {
     pub tsc_hz: u64,
     /// Shortest timer period that is honoured, in ns; keeps a wrong guest from loading the host.
     pub timer_min_ns: u64,
-    /// MSI vectors offered in configuration space, 1…32 (G3). The NIC only ever uses vector 0.
-    pub msi_vectors: u8,
     /// Full rule of buffer queues.
     pub full_rule: FullRule,
     /// What a full buffer queue blocks.
@@ -285,7 +281,6 @@ impl Default for NicConfig {
             chip_revision: 0,
             tsc_hz: 100_000_000,
             timer_min_ns: 10_000,
-            msi_vectors: 1,
             full_rule: FullRule::default(),
             hold_scope: HoldScope::default(),
             hold_buffer_bytes: 16 << 10,

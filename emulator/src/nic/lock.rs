@@ -12,7 +12,7 @@ pub(super) struct Locked {
 
 impl Nic {
     /// Adds `add` to lock `number` of `vpid` if its value is at most `compare`. `None`: no such lock, or its memory
-    /// can't be accessed.
+    /// can't be read.
     pub(super) fn lock(
         &mut self,
         vpid: u8,
@@ -36,7 +36,10 @@ impl Nic {
         let success = value <= compare;
         if success {
             value = value.wrapping_add(add);
-            self.dma_write(at, &value.to_le_bytes(), env).ok()?;
+            // Posted: the chip does not learn that it failed.
+            if self.dma_write(at, &value.to_le_bytes(), env).is_err() {
+                self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
+            }
         }
         Some(Locked { success, value })
     }

@@ -94,6 +94,8 @@ pub struct Nic {
     net: Option<Box<dyn NetworkRegs>>,
     bars: [u64; 6],
     bus_master: bool,
+    /// Largest payload and read request on the bus, in bytes, as far as they are known.
+    bus_limits: Option<[u32; 2]>,
     htax: htax::Htax,
     info: info::Info,
     snq: snq::Snq,
@@ -146,6 +148,7 @@ impl Nic {
             net: None,
             bars: [0; 6],
             bus_master: false,
+            bus_limits: None,
             htax: htax::Htax::default(),
             info: info::Info::default(),
             snq: snq::Snq::default(),
@@ -174,11 +177,6 @@ impl Nic {
     /// Installs the owner of the network registers. Without one they are plain storage.
     pub fn set_network_regs(&mut self, regs: Box<dyn NetworkRegs>) {
         self.net = Some(regs);
-    }
-
-    /// The installed network registers.
-    pub fn network_regs(&mut self) -> Option<&mut (dyn NetworkRegs + 'static)> {
-        self.net.as_deref_mut()
     }
 
     /// Shares knowledge about waiting messages with the other NICs of the fabric, for [`Faults::wcbuf_retry_waiting`].
@@ -218,10 +216,14 @@ impl Nic {
         self.bus_master = on;
     }
 
+    /// Largest payload and read request on the bus as configuration space says, in bytes; software tells the chip, too (HW §3.5).
+    pub fn set_bus_limits(&mut self, payload: u32, read_request: u32) {
+        self.bus_limits = Some([payload, read_request]);
+    }
+
     /// Replaces the injected faults. Queues that are no longer forced full deliver what they hold, write-combining buffers that
     /// are no longer stuck execute what they keep.
     pub fn set_faults(&mut self, faults: Faults, env: &mut Env<'_>) {
-        let thaw = self.cfg.faults.frozen && !faults.frozen;
         let release = self.cfg.faults.queue_full != faults.queue_full;
         if self.cfg.faults.atu_fault_every != faults.atu_fault_every {
             self.atu.translations = 0;
@@ -240,10 +242,12 @@ impl Nic {
         if release {
             self.release_all(env);
         }
-        if thaw {
-            self.thaw(env);
-        }
         self.settle(env);
+    }
+
+    /// Replaces the faults of a chip without power, in which there is nothing that they could hold back.
+    pub fn preset_faults(&mut self, faults: Faults) {
+        self.cfg.faults = faults;
     }
 
     /// Host load from BAR `bar` at `offset`, any length and alignment. [`Load::Pending`]: parts of it come over the
@@ -283,10 +287,6 @@ impl Nic {
     /// A packet arrives; its sender's credit comes back when it has been stored or dropped. Packets of lanes that the NIC does
     /// not take now ([`Nic::takes`]) should wait outside.
     pub fn receive_for(&mut self, pkt: Packet, receipt: Option<Receipt>, env: &mut Env<'_>) {
-        if self.cfg.faults.frozen {
-            self.hold_packet(pkt, env);
-            return;
-        }
         self.tx.receipt = receipt;
         self.deliver(pkt, env);
         self.tx.receipt = None;
@@ -460,6 +460,12 @@ impl Nic {
         if stream.is_some() {
             env.host.leave();
         }
+    }
+
+    /// Reports registers that software has set wrongly.
+    fn bad_setup(&mut self, env: &mut Env<'_>, text: impl FnOnce() -> String) {
+        self.counters.bad_setup = self.counters.bad_setup.wrapping_add(1);
+        self.diagnose(env, text);
     }
 
     /// Reports that software did something wrong.

@@ -242,7 +242,7 @@ impl Nic {
                 .net
                 .as_mut()
                 .is_some_and(|net| net.write(offset, value)),
-            Block::Smfu => self.smfu_reg_write(at, value),
+            Block::Smfu => self.smfu_reg_write(at, value, env),
             Block::Atu => self.atu_reg_write(at, value, env),
             Block::Snq => self.snq_write(at, value, env),
             Block::Queue(unit) => self.queue_reg_write(unit, at, value, env),

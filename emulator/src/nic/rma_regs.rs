@@ -3,6 +3,7 @@
 use super::{Nic, Te};
 use crate::env::{Accessor, Env};
 use wire::ids::{RegOffset, Unit, Vpid};
+use wire::regs::np;
 use wire::regs::rma::{self as regs, Config, ErrorCtrl, VpidTable};
 use wire::rma::NotificationType;
 
@@ -169,6 +170,9 @@ fn table_index(offset: RegOffset) -> Option<usize> {
     (i < 256).then_some(i)
 }
 
+/// `config.mtu` (HW §3.5).
+const MTU: u16 = 512;
+
 impl Nic {
     pub(super) fn rma_vpid(&self, vpid: u8) -> VpidTable {
         VpidTable(self.rma.vpid_table[usize::from(vpid)])
@@ -218,6 +222,38 @@ impl Nic {
         self.storage.set_at(at.0, sum);
     }
 
+    /// An open VPID needs units and packet sizes that the chip and its bus have (HW §3.5, §10.7): the peer's completer is at n1, its
+    /// responder at n2, packets have 512 bytes, and PCIe packets are not larger than configuration space allows.
+    fn rma_check_setup(&mut self, vpid: usize, entry: VpidTable, env: &mut Env<'_>) {
+        let units = (entry.tu_completer(), entry.tu_responder());
+        if units != (np::RMA_COMPLETER as u8, np::RMA_RESPONDER as u8) {
+            self.bad_setup(env, || {
+                format!("RMA VPID {vpid}: the peer's units are {units:?}")
+            });
+        }
+        let config = Config(self.storage.at(regs::CONFIG.0));
+        let sizes = [config.pcie_mode(), config.pcie_mode_reads()];
+        let classes = [128, 256, 512, 0].map(regs::pcie_size_class);
+        let fits = |(size, most): (u8, u32)| {
+            // Class 1 stands for whatever is larger.
+            let bytes = if size == 1 {
+                u32::MAX
+            } else {
+                64 * u32::from(size)
+            };
+            classes.contains(&size) && (bytes <= most || size == regs::pcie_size_class(most))
+        };
+        let limits = self.bus_limits.unwrap_or([u32::MAX; 2]);
+        if config.mtu() != MTU || !sizes.into_iter().zip(limits).all(fits) {
+            self.bad_setup(env, || {
+                format!(
+                    "RMA set-up {:#x} with packets of up to {limits:?} bytes on the bus",
+                    config.raw()
+                )
+            });
+        }
+    }
+
     pub(super) fn rma_reg_read(&mut self, offset: RegOffset, by: Accessor) -> Option<u64> {
         match table_index(offset) {
             Some(i) => Some(self.rma.vpid_table[i]),
@@ -233,7 +269,9 @@ impl Nic {
     ) -> bool {
         if let Some(i) = table_index(offset) {
             self.rma.vpid_table[i] = value;
-            if !VpidTable(value).vpid_enable() {
+            if VpidTable(value).vpid_enable() {
+                self.rma_check_setup(i, VpidTable(value), env);
+            } else {
                 self.drop_held(Unit::Rma, i as u8, env);
                 self.rma_close(i as u8);
             }

@@ -521,7 +521,23 @@ impl Nic {
         })
     }
 
-    pub(super) fn smfu_reg_write(&mut self, offset: RegOffset, value: u64) -> bool {
+    pub(super) fn smfu_reg_write(
+        &mut self,
+        offset: RegOffset,
+        value: u64,
+        env: &mut Env<'_>,
+    ) -> bool {
+        let (status, classes) = match offset {
+            regs::STATUS_CONTROL => (StatusControl(value), self.smfu_traffic_class()),
+            regs::TRAFFIC_CLASS => (self.smfu_status(), TrafficClass(value)),
+            _ => Default::default(),
+        };
+        if status.enable() && classes.tc_np() == classes.tc_rsp() {
+            self.bad_setup(env, || {
+                let class = classes.tc_np();
+                format!("SMFU requests and responses are both in class {class} (HW §12)")
+            });
+        }
         match offset {
             regs::TIMEOUT_CONTROL => {
                 // The error flag is cleared by writing 1 (HW §12).

@@ -19,9 +19,6 @@ pub(super) struct Tx {
     waiting: usize,
     /// Credit of the packet that is being received; whoever holds the packet back keeps it.
     pub(super) receipt: Option<Receipt>,
-    /// Packets that arrived while the NIC is frozen.
-    frozen: VecDeque<Packet>,
-    frozen_bytes: u64,
     pub(super) pressure: Pressure,
 }
 
@@ -52,11 +49,9 @@ impl Nic {
         !credit || env.tx_room[lane.index()] == 0 || self.tx_halted() & lane.bit() != 0
     }
 
-    /// Lanes that this NIC itself sends nothing in: it is frozen, or there is no place for the notifications of commands.
+    /// Lanes that this NIC itself sends nothing in: there is no place for the notifications of commands.
     fn tx_halted(&self) -> u16 {
-        if self.cfg.faults.frozen {
-            Lane::EVERY
-        } else if self.hold_full(Unit::Rma) {
+        if self.hold_full(Unit::Rma) {
             Lane::RMA_REQUESTS
         } else {
             0
@@ -83,9 +78,6 @@ impl Nic {
     /// Lanes from which the units take packets now. The rest has to wait in the network: mailboxes or notification queues are full
     /// and what the unit can hold is used up (HW §9.6, G10), or the responder's answers don't get away.
     pub fn takes(&self) -> u16 {
-        if self.cfg.faults.frozen {
-            return 0;
-        }
         let mut lanes = Lane::EVERY;
         if self.hold_full(Unit::Velo) {
             lanes &= !Lane::VELO;
@@ -132,28 +124,6 @@ impl Nic {
                 self.tx.waiting -= 1;
                 self.inject(packet, env);
             }
-        }
-    }
-
-    /// Keeps a packet that arrives while the NIC is frozen.
-    pub(super) fn hold_packet(&mut self, packet: Packet, env: &mut Env<'_>) {
-        let cost = HOLD_COST + u64::from(packet.bytes);
-        if self.tx.frozen_bytes.saturating_add(cost) > self.cfg.hold_limit_bytes {
-            self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
-            self.diagnose(env, || {
-                "frozen NIC: too many packets waiting, dropped".to_owned()
-            });
-            return;
-        }
-        self.tx.frozen_bytes += cost;
-        self.tx.frozen.push_back(packet);
-    }
-
-    /// Takes in what arrived while the NIC was frozen.
-    pub(super) fn thaw(&mut self, env: &mut Env<'_>) {
-        self.tx.frozen_bytes = 0;
-        for packet in std::mem::take(&mut self.tx.frozen) {
-            self.deliver(packet, env);
         }
     }
 }

@@ -225,8 +225,12 @@ impl Nic {
 
     /// A fence of the VPID's owner, or something that acts as one: an uncached store to the VPID's state register.
     pub(super) fn lines_flush(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
+        let before = self.lines.completed;
         self.evict_where(|l| l.unit == unit && l.vpid == vpid, env);
-        self.lines.take_unmarked(unit, vpid);
+        let now = self.lines.completed.wrapping_sub(before);
+        let fenced = self.lines.take_unmarked(unit, vpid) + now;
+        // There is one fence after each (HW §8, §9.1, §10.2): those before the last one, in other pages, had none.
+        self.unfenced(unit, vpid, fenced.saturating_sub(1), env);
     }
 
     pub(super) fn lines_tick(&mut self, now: u64, env: &mut Env<'_>) {

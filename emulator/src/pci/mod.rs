@@ -78,8 +78,6 @@ impl PciConfig {
 pub struct Effects {
     /// Function-level reset, or D3hot → D0 (the function does not keep its state): reset everything.
     pub reset: bool,
-    /// A BAR moved, or memory decoding was switched.
-    pub bars: bool,
 }
 
 /// The configuration space.
@@ -174,7 +172,7 @@ impl ConfigSpace {
 
     /// Writes; read-only bits and bytes past the end are ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
-        let before = (self.bar(0), self.bar(2), self.power_state());
+        let before = self.power_state();
         let mut effects = Effects::default();
         for (i, &v) in data.iter().enumerate() {
             let Some(at) = usize::try_from(offset).ok().and_then(|o| o.checked_add(i)) else {
@@ -186,8 +184,7 @@ impl ConfigSpace {
             }
             self.space.write_byte(at, v);
         }
-        effects.reset |= before.2 == 3 && self.power_state() == 0;
-        effects.bars = (before.0, before.1) != (self.bar(0), self.bar(2));
+        effects.reset |= before == 3 && self.power_state() == 0;
         effects
     }
 
@@ -224,7 +221,7 @@ impl ConfigSpace {
         (1 << ((control >> 4) & 7).min(5)).min(u16::from(self.shape.msi_vectors))
     }
 
-    /// Max payload size and max read request size as set by software, in bytes (HW §3.5 step 19 uses them).
+    /// Max payload size and max read request size as set by software, in bytes.
     pub fn payload_and_read_request(&self) -> (u32, u32) {
         let c = self.space.u16(EXP + 8);
         (128 << ((c >> 5) & 7), 128 << ((c >> 12) & 7))
@@ -273,7 +270,7 @@ mod tests {
         assert_eq!(r32(&c, 0x14), 0xffff_ffff);
         assert_eq!(c.bar(0), None, "decoding off");
         c.write(0x10, &0x38_0000_0000u64.to_le_bytes());
-        assert!(c.write(4, &[6, 0]).bars);
+        c.write(4, &[6, 0]);
         assert_eq!(c.bar(0), Some(0x38_0000_0000));
         assert!(c.bus_master());
     }

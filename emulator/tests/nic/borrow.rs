@@ -45,8 +45,8 @@ impl Borrow {
         }
         // The SMFU of the other side answers only when it is on: that goes by RMA.
         let mut b = Self { rig };
-        b.rma_write(r::STATUS_CONTROL.0, 1);
         b.rma_write(r::TRAFFIC_CLASS.0, 0x223);
+        b.rma_write(r::STATUS_CONTROL.0, 1);
         b.rig.smfu_rra(0, 1);
         let cfg = PcieToHtocCfg(0).with_regfwd_srctag0(true);
         b.rig.remote_write(0, p::PCIE_TO_HTOC_CFG, cfg.raw());

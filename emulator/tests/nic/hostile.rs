@@ -198,12 +198,9 @@ fn floods_are_bounded() {
     }
     let c = rig.nodes[1].nic.counters();
     assert_eq!(c.velo.holding, (1 << 20) / 256);
-    assert_eq!(c.drops.hold_limit, 10_000 - 1 - (1 << 20) / 256);
-    let frozen = extoll_emulator::nic::Faults {
-        frozen: true,
-        ..Default::default()
-    };
-    rig.with(1, |nic, env| nic.set_faults(frozen, env));
+    let before = c.drops.hold_limit;
+    assert_eq!(before, 10_000 - 1 - (1 << 20) / 256);
+    rig.hold_wire = true;
     for _ in 0..10_000 {
         rig.rma_raw(
             0,
@@ -212,8 +209,13 @@ fn floods_are_bounded() {
             [3 | (5 << 8) | (1 << 16) | (7 << 40), 0, 0x20_0000],
         );
     }
-    assert!(rig.nodes[1].nic.counters().drops.hold_limit > 10_000);
-    rig.with(1, |nic, env| nic.set_faults(Default::default(), env));
+    rig.credit = 0;
+    rig.pump();
+    let dropped = rig.nodes[1].nic.counters().drops.hold_limit - before;
+    assert!((5_000..10_000).contains(&dropped), "{dropped}");
+    rig.credit = u64::MAX;
+    rig.hold_wire = false;
+    rig.tick(1);
     assert!(!rig.nodes[1].nic.tx_waiting());
 }
 

@@ -14,6 +14,7 @@ mod rma_matrix;
 mod rma_special;
 mod root_port;
 mod rra;
+mod setup;
 mod smfu;
 mod snq;
 mod velo;

@@ -434,3 +434,22 @@ fn an_uncached_store_to_the_state_acts_as_a_fence() {
     pass(&mut rig, 5000 * MS);
     assert_eq!(counters(&rig).wc_unfenced, 0);
 }
+
+/// HW §8, §10.2: a fence follows each descriptor. One for two of them, in pages of different classes, is one too few.
+#[test]
+fn two_descriptors_before_one_fence_are_found() {
+    let (mut rig, mut q) = rig(lines(7));
+    store_words(&mut rig, VELO_PAGE, &message(1));
+    store_words(&mut rig, VELO_PAGE + (1 << 20), &message(2));
+    mark(&mut rig, VELO_PAGE);
+    let mut got = received(&mut rig, &mut q);
+    got.sort_unstable();
+    assert_eq!(got, [1, 2]);
+    assert_eq!(counters(&rig).wc_unfenced, 1);
+    for n in 3..20 {
+        store_words(&mut rig, VELO_PAGE + ((n % 4) << 20), &message(n));
+        mark(&mut rig, VELO_PAGE);
+    }
+    pass(&mut rig, 5000 * MS);
+    assert_eq!(counters(&rig).wc_unfenced, 1);
+}

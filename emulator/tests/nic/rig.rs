@@ -226,7 +226,7 @@ impl Rig {
             return;
         }
         let held = std::mem::replace(&mut self.hold_wire, true);
-        let waits = |n: &Node| n.nic.tx_waiting() && !n.nic.config().faults.frozen;
+        let waits = |n: &Node| n.nic.tx_waiting();
         while let Some(i) = self.nodes.iter().position(waits) {
             self.tick(i);
             self.pump();

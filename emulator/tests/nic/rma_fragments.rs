@@ -267,6 +267,31 @@ fn lost_packets_leave_a_transfer_without_its_end_and_others_alone() {
     assert_eq!(p.notes().1.len(), 1);
 }
 
+/// HW §10.8 orders the requests of a VPID in one class, not what two units of the target do with them: a posted write passes a read that
+/// waits for its turn.
+#[test]
+fn a_put_passes_an_earlier_get_at_the_target() {
+    let mut p = Pair::new();
+    let back = p.m0 + 0x1000;
+    p.rig.nodes[0].ram.put(p.m0, &[2; 8]);
+    p.rig.nodes[1].ram.put(p.m1, &[1; 8]);
+    p.rig.hold_wire = true;
+    p.post(PLAIN, &desc(1, 6, ALL, get(8, p.m1, back)));
+    p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1)));
+    let order: Vec<bool> = (p.rig.wire.iter())
+        .map(|packet| matches!(&packet.body, Body::Rma(m) if matches!(m.kind, RmaKind::Put { .. })))
+        .collect();
+    assert_eq!(order, [false, true], "they travel in order");
+    // No room for answers yet.
+    p.rig.credit = 0;
+    p.rig.pump();
+    assert_eq!(p.rig.nodes[1].ram.get(p.m1, 8), [2; 8]);
+    p.rig.credit = u64::MAX;
+    p.rig.hold_wire = false;
+    p.rig.tick(1);
+    assert_eq!(p.rig.nodes[0].ram.get(back, 8), [2; 8]);
+}
+
 /// A VPID is closed amid its transfers and those that others ask it for: the rest is dropped, nobody is told, and nothing of
 /// it comes back when the VPID is opened again.
 #[test]

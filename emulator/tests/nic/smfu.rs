@@ -474,20 +474,17 @@ fn a_network_that_takes_nothing_stops_the_host_for_a_while() {
 }
 
 #[test]
-fn a_frozen_nic_sends_loads_late() {
+fn a_load_that_waits_for_the_network_is_sent_late() {
     let mut rig = pair();
-    let frozen = |on| extoll_emulator::nic::Faults {
-        frozen: on,
-        ..Default::default()
-    };
-    rig.with(0, |nic, env| nic.set_faults(frozen(true), env));
+    rig.credit = 0;
     let mut data = [0; 8];
     assert!(!rig.load(0, 2, window(1), &mut data));
     rig.nodes[0].ram.now += 100_000_000;
     rig.tick(0);
     assert!(rig.nodes[0].nic.finish_load(&mut data));
     assert_eq!(data, ONES);
-    rig.with(0, |nic, env| nic.set_faults(frozen(false), env));
+    rig.credit = u64::MAX;
+    rig.tick(0);
     assert_eq!(smfu(&rig, 0).late, 1);
 }
 

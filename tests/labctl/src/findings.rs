@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 pub const FINDINGS: &[&str] = &[
     "odd_accesses",
     "bad_accesses",
+    "bad_setup",
     "wc_unfenced",
     "wc_not_aligned",
     "wc_misplaced",

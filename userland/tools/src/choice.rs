@@ -36,6 +36,11 @@ pub fn directory(nic: &Nic, root: &Path) -> Option<PathBuf> {
     Some(root.join("dev").join(dir))
 }
 
+/// Whether `word` names the PCI address of a NIC; the domain 0000 may be left out.
+pub fn is_at(address: &str, word: &str) -> bool {
+    address == word || address.strip_prefix("0000:") == Some(word)
+}
+
 impl Choice {
     fn is_made(&self) -> bool {
         self.nic.is_some() || self.device.is_some()
@@ -57,8 +62,7 @@ impl Choice {
             (Some(_), Some(_)) => bail!("--nic and --device: one of them"),
             (None, None) => return Ok(chosen),
             (Some(pci), None) => {
-                let long = format!("0000:{pci}");
-                chosen.retain(|n| n.pci == *pci || n.pci == long);
+                chosen.retain(|n| is_at(&n.pci, pci));
                 format!("no Extoll NIC at {pci}")
             }
             (None, Some(dir)) => {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! `extoll-trace`: the driver's tracepoints in words.
 
+use crate::choice::{is_at, Choice};
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use extoll::wire::rma::{Descriptor, LockResult, Notification, NotificationType, Operation};
@@ -438,7 +439,7 @@ impl<'a> Printer<'a> {
             && args
                 .nic
                 .as_ref()
-                .is_none_or(|n| record.nic().as_ref() == Some(n))
+                .is_none_or(|n| record.nic().is_some_and(|nic| is_at(&nic, n)))
             && args
                 .vpid
                 .is_none_or(|v| record.number("vpid") == Some(v.into()));
@@ -495,6 +496,12 @@ fn trace(args: &Args, printer: &mut Printer) -> Result<()> {
         }
         out.flush()?;
         return Ok(());
+    }
+    if args.nic.is_some() {
+        // Of a NIC that is not there nothing would ever be printed.
+        let nic = args.nic.clone();
+        let (device, root) = (None, "/".into());
+        Choice { nic, device, root }.nics()?;
     }
     let instance = Instance::new(&args.tracefs)?;
     instance.write("events/extoll/enable", "1")?;
@@ -653,7 +660,10 @@ mod tests {
         assert_eq!(run(&[]).lines().count(), 3);
         assert_eq!(run(&["-V", "9"]).lines().count(), 1);
         assert_eq!(run(&["-e", "error"]).lines().count(), 1);
-        assert!(run(&["-N", "0000:00:03.0"]).contains("velo   8"));
+        for address in ["0000:00:03.0", "00:03.0"] {
+            assert!(run(&["-N", address]).contains("velo   8"), "{address}");
+        }
+        assert_eq!(run(&["-N", "0:03.0"]), "");
         assert_eq!(run(&["-c", "2"]).lines().count(), 2);
         let json = run(&["--json", "-c", "1"]);
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();

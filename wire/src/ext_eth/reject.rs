@@ -61,12 +61,6 @@ reasons! {
     NotificationType = 14, "notification_type";
     /// A notification with error bits.
     NotificationError = 15, "notification_error";
-    /// A notification that matches no buffer.
-    UnknownKey = 16, "unknown_key";
-    /// A sender that is not a known node.
-    UnknownNode = 17, "unknown_node";
-    /// No memory for the frame.
-    NoMemory = 18, "no_memory";
 }
 
 impl Reason {
@@ -133,9 +127,6 @@ impl fmt::Display for Reject {
                 write!(f, "unexpected notification type {got}, command {want}")
             }
             Reason::NotificationError => write!(f, "notification with error bits {got:#x}"),
-            Reason::UnknownKey => write!(f, "notification for unknown buffer {got:#x}"),
-            Reason::UnknownNode => write!(f, "message from unknown node {got}"),
-            Reason::NoMemory => write!(f, "no memory for a frame of {got} bytes"),
         }
     }
 }

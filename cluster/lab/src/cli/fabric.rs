@@ -2,7 +2,7 @@
 
 use anyhow::{ensure, Context, Result};
 use clap::Subcommand;
-use extoll_emulator::control::{Counters, LinkSelect, NicCounters, Request};
+use extoll_emulator::control::{Counters, LinkSelect, Request};
 use extoll_emulator::network::DownPolicy;
 use extoll_emulator::nic::{LoseWrite, LossyRing, QueueUnit};
 use lab::emu::{self, Fault};
@@ -277,7 +277,7 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// End all of the above, except for power and configuration space
+    /// End all of the above but power and configuration space: links, their speed and NICs are as the lab was started
     Clear,
 }
 
@@ -579,19 +579,7 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             registers: set,
         }),
         FaultVerb::Seed { seed } => call(Request::Seed { seed }),
-        FaultVerb::Clear => {
-            knobs(&[], Some(0.0), Some(0.0), Some(0), Some(0))?;
-            call(Request::Link {
-                link: LinkSelect::All,
-                up: true,
-                policy: None,
-            })?;
-            for nic in 0..cluster.spec().all_nics() {
-                call(Request::Freeze { nic, on: false })?;
-                inject(nic, Fault::Clear)?;
-            }
-            Ok(())
-        }
+        FaultVerb::Clear => call(Request::EndFaults),
     }?;
     Ok(0)
 }
@@ -665,12 +653,6 @@ fn number(rate: f64) -> String {
     }
 }
 
-/// A counter by its path; the document's names may have dashes where the path has underscores.
-fn chip(nic: &NicCounters, path: &str) -> u64 {
-    let dashed = || nic.chip(&path.replace('_', "-"));
-    nic.chip(path).or_else(dashed).unwrap_or(0)
-}
-
 /// The screen of `top`.
 fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) -> String {
     let seconds = (now.uptime_ns.saturating_sub(before.uptime_ns) as f64 / 1e9).max(1e-3);
@@ -684,7 +666,10 @@ fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) ->
         row.extend(
             RATES
                 .iter()
-                .map(|(_, path, unit)| rate(chip(a, path), chip(b, path), *unit)),
+                .map(|(_, path, unit)| match (a.chip(path), b.chip(path)) {
+                    (Some(a), Some(b)) => rate(a, b, *unit),
+                    _ => "?".into(),
+                }),
         );
         rows.push(row);
     }
@@ -766,6 +751,7 @@ pub fn top(paths: &Paths, name: &str, interval: f64, count: Option<u64>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use extoll_emulator::control::NicCounters;
 
     #[test]
     fn registers_are_set_by_offset() {
@@ -773,6 +759,22 @@ mod tests {
         assert_eq!(assignment("8=0xff"), Ok((8, 255)));
         for bad in ["8", "8=x", "=1", "0x100000000=1"] {
             assert!(assignment(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_counter_that_is_shown_exists() {
+        let counters = NicCounters {
+            nic: 0,
+            chip: serde_json::to_value(extoll_emulator::nic::Counters::default()).unwrap(),
+            host: Default::default(),
+            timing: Default::default(),
+            network: Default::default(),
+            in_flight_bytes: 0,
+            waiting_bytes: 0,
+        };
+        for (_, path, _) in RATES {
+            assert_eq!(counters.chip(path), Some(0), "{path}");
         }
     }
 

@@ -7,6 +7,7 @@ mod verbs;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use extoll_emulator::network::topology::Topology;
 use extoll_emulator::timing::TimingModel;
 use lab::{BringUp, Paths, Spec};
 use std::ffi::OsString;
@@ -83,6 +84,9 @@ enum Verb {
         /// Only the last N lines
         #[arg(short = 'n', long, value_name = "N")]
         lines: Option<usize>,
+        /// Only the first sign of a defect with some lines around it; exit status 1 if there is one
+        #[arg(long, conflicts_with_all = ["follow", "lines"])]
+        defects: bool,
     },
     /// Show the state of a cluster
     Status {
@@ -209,16 +213,18 @@ struct Up {
 impl Up {
     fn spec(self) -> Spec {
         // A file lies where the user is, which is not where this process is.
-        let is_file = |t: &String| lab::spec::topology_size(t).is_none();
         let topology = self.topology.map(|t| {
-            if is_file(&t) {
+            if !Topology::is_shorthand(&t) {
                 nodes::host_path(t.as_ref()).display().to_string()
             } else {
                 t
             }
         });
         let nics = if self.no_nic { 0 } else { self.nics };
-        let size = topology.as_deref().and_then(lab::spec::topology_size);
+        // Its mistakes are told when the lab is settled.
+        let size = topology
+            .as_deref()
+            .and_then(|t| lab::spec::topology_size(t).ok()?);
         let of_nodes = size.and_then(|s| s.checked_sub(self.accelerators));
         let from_topology = of_nodes
             .filter(|s| nics > 0 && s % nics == 0)
@@ -333,7 +339,11 @@ pub fn run() -> Result<u8> {
             node,
             follow,
             lines,
-        } => nodes::log(&paths, &which.name, &node, follow, lines),
+            defects,
+        } => match defects {
+            true => nodes::defects(&paths, &which.name, &node),
+            false => nodes::log(&paths, &which.name, &node, follow, lines),
+        },
         Verb::Status { which, json } => verbs::status(&paths, &which.name, json),
         Verb::Fault { which, verb } => fabric::fault(&paths, &which.name, verb),
         Verb::Trace { which, verb } => fabric::trace(&paths, &which.name, verb),

@@ -237,6 +237,19 @@ pub fn log(
     Ok(0)
 }
 
+/// `lab log --defects`: the signs that tests look for, too.
+pub fn defects(paths: &Paths, name: &str, node: &str) -> Result<u8> {
+    let cluster = Cluster::attach(paths, name)?;
+    let node = cluster.node(lab::spec::parse_node(node)?)?;
+    match lab::logscan::first_defect(&node.log_since(0), &[]) {
+        None => Ok(0),
+        Some(found) => {
+            writeln!(std::io::stdout(), "{found}")?;
+            Ok(1)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -76,9 +76,10 @@ fn config(lab: &Lab, register: u16, data: Option<u32>) -> Result<u64> {
 }
 
 /// Completions reach the FIFO, and the SMFU there is on: what the borrower does first, and after a power cut again.
-fn prepare() -> [String; 3] {
+fn prepare() -> [String; 4] {
     [
         write(LENDER, pcie::PCIE_TO_HTOC_CFG, 2),
+        write(LENDER, smfu::TRAFFIC_CLASS, smfu::TRAFFIC_CLASS_INIT),
         write(LENDER, smfu::STATUS_CONTROL, 1),
         write(LENDER, smfu::vpid_t_start_addr(INTERVAL), BAR),
     ]
@@ -132,7 +133,8 @@ fn borrowed(lab: &Lab) -> Result<()> {
     lab.fault(&["power-on", "acc0"])?;
     // Everything that was written there is gone with the power.
     let mut back = Vec::new();
-    lab.until("the lender is back", PATIENCE, |lab| {
+    // Nobody reaches it before management software has set it up.
+    lab.until_it_works("the lender is back", PATIENCE, |lab| {
         access(lab, &prepare())?;
         enable(lab)?;
         back = access(lab, &["R0".into(), "R8".into()])?;
