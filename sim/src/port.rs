@@ -97,6 +97,15 @@ impl Queue {
         self.at(slot) + u64::from(self.slot.bytes()) - 8
     }
 
+    /// Slots that the NIC has written, from the next one on.
+    fn ahead(&self, fabric: &mut Fabric, nic: usize) -> u32 {
+        let pointers = fabric.read(nic, BqRegs(self.unit).wp_lwp_dcq_rp(VPID).get());
+        match pointers {
+            u64::MAX => 0,
+            pointers => (WritePointers(pointers).lwp() + SLOTS - self.next) % SLOTS,
+        }
+    }
+
     /// Skips a slot whose write got lost; true if so.
     fn skip_hole(&mut self, fabric: &mut Fabric, nic: usize) -> bool {
         let pointers = fabric.read(nic, BqRegs(self.unit).wp_lwp_dcq_rp(VPID).get());
@@ -128,6 +137,8 @@ pub struct Port {
     credits: [Credits; 2],
     /// The NIC refused descriptors since the last look: what was not committed is lost.
     refusals: u64,
+    /// Somebody waits for room.
+    refused: bool,
 }
 
 impl Port {
@@ -169,6 +180,7 @@ impl Port {
             notifications,
             credits: [Credits::new(); 2],
             refusals: 0,
+            refused: false,
         };
         for unit in [Unit::Velo, Unit::Rma] {
             port.forget(fabric, unit);
@@ -217,7 +229,10 @@ impl Port {
             self.look(fabric);
         }
         match self.credits[unit as usize].room() {
-            0 => Err(Refused::Later),
+            0 => {
+                self.refused = true;
+                Err(Refused::Later)
+            }
             _ => Ok(()),
         }
     }
@@ -325,6 +340,23 @@ impl Port {
                 return Ok(Some(notification));
             }
         }
+    }
+
+    /// Slots of the mailbox that the NIC has written and that were not read.
+    pub fn backlog(&self, fabric: &mut Fabric) -> usize {
+        self.mailbox.ahead(fabric, self.nic) as usize
+    }
+
+    /// Whether the NIC has written something that was not read, or has room for a descriptor that it had none for.
+    pub fn overlooked(&mut self, fabric: &mut Fabric) -> bool {
+        let written = [&self.mailbox, &self.notifications]
+            .map(|q| q.ahead(fabric, self.nic) > 0)
+            .contains(&true);
+        let refused = std::mem::take(&mut self.refused);
+        if refused {
+            self.look(fabric);
+        }
+        written || refused
     }
 
     /// Times that a requester refused descriptors.
