@@ -5,7 +5,7 @@ use protocol::rendezvous::{
     Admitted, AnnouncePort, Announced, Buffer, Ended, FetchEvent, FetchPort, FetchState, Fetched,
     Fetches, FlightEvent, FlightState, Limits, Refusal, Sender, Shared, Unsent, Waiting,
 };
-use protocol::{flow::Flow, Memory, Refused, Time};
+use protocol::{Memory, Refused, Time};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use wire::ext_eth::{last_size, match_key, Announcement, Completion, Side};
@@ -708,18 +708,6 @@ fn a_refused_get_waits_again() {
     let made = |s, e| f.0.borrow().counts().made(s, e);
     assert_eq!(made(FetchState::Fetching, FetchEvent::NotPosted), 2);
     assert_eq!(made(FetchState::Waiting, FetchEvent::Refuse), 1);
-}
-
-#[test]
-fn ended_is_the_end() {
-    for e in FlightState::EVENTS {
-        assert_eq!(FlightState::Ended.next(*e), None, "{e}");
-    }
-    for e in FetchState::EVENTS {
-        assert_eq!(FetchState::Ended.next(*e), None, "{e}");
-    }
-    assert_eq!(FlightState::GivenUp.to_string(), "GivenUp");
-    assert_eq!(FetchEvent::PostScratch.to_string(), "PostScratch");
 }
 
 #[derive(Debug, Clone)]

@@ -196,6 +196,8 @@ pub struct Rig {
     poll_at: [Vec<u64>; 2],
     /// Its interrupt for messages is masked.
     masked: Vec<bool>,
+    /// Since when messages are left in its mailbox.
+    shut: Vec<Option<u64>>,
     /// When its timer is known to go off.
     timer_at: Vec<Option<u64>>,
     /// What each NIC had delivered when its node was woken last.
@@ -238,7 +240,12 @@ impl Rig {
     /// The emulator refuses something.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let count = rng.random_range(2..=4usize);
+        // Most nodes against one.
+        let siege = rng.random_bool(0.1);
+        let count = match siege {
+            true => 5,
+            false => rng.random_range(2..=5usize),
+        };
         let fabric = Fabric::new(count, seed)?;
         let nodes = (0..count)
             .map(|i| Node::new(&fabric, i, mutation))
@@ -258,6 +265,7 @@ impl Rig {
             pace: Vec::new(),
             poll_at: [vec![0; count], vec![0; count]],
             masked: vec![false; count],
+            shut: vec![None; count],
             timer_at: vec![None; count],
             heard: [vec![0; count], vec![0; count]],
             faults: Vec::new(),
@@ -269,7 +277,7 @@ impl Rig {
             summary: Summary::default(),
             trace: trace.then(Vec::new),
         };
-        rig.set_up()?;
+        rig.set_up(siege)?;
         Ok(rig)
     }
 
@@ -285,7 +293,7 @@ impl Rig {
         self.events.push(Reverse((time, self.number, event)));
     }
 
-    fn set_up(&mut self) -> Result<()> {
+    fn set_up(&mut self, siege: bool) -> Result<()> {
         let count = self.nodes.len();
         let slowest = [0, 0, 10 * US, 50 * US, 5 * MS][self.rng.random_range(0..5)];
         for cable in 0..self.fabric.cables() {
@@ -318,10 +326,13 @@ impl Rig {
                 self.at(at + later, Event::Submit(node));
             }
         }
-        if self.rng.random_bool(0.4) {
+        if siege {
+            self.siege(&bursts);
+        } else if self.rng.random_bool(0.4) {
             let node = self.rng.random_range(0..count);
-            (self.hostile[node], self.healthy[node]) = (true, false);
             self.hostility(node, &bursts);
+        } else if self.rng.random_bool(0.15) {
+            self.blackout();
         }
         let ends = self.cable_ends();
         for _ in 0..self.rng.random_range(0..=3) {
@@ -377,6 +388,25 @@ impl Rig {
             }
         }
         Ok(())
+    }
+
+    /// All nodes but one stand still, and that one has frames for all of them.
+    fn blackout(&mut self) {
+        let count = self.nodes.len();
+        let (node, at) = (
+            self.rng.random_range(0..count),
+            self.rng.random_range(0..BUSY),
+        );
+        for other in (0..count).filter(|n| *n != node) {
+            self.healthy[other] = false;
+            let end = at + self.rng.random_range(LIMITS.timeout..LONGEST_FAULT);
+            self.at(at, Event::Fault(self.faults.len()));
+            self.faults.push((Fault::Stuck(other), end));
+        }
+        for _ in 0..150 {
+            let later = self.rng.random_range(MS..1_500 * MS);
+            self.at(at + later, Event::Submit(node));
+        }
     }
 
     /// Nodes at both ends of each cable.
@@ -518,6 +548,7 @@ impl Rig {
                 let stale = now.saturating_sub(self.rng.random_range(0..LATE));
                 let again = self.nodes[n].poll(&mut self.fabric, stale, budget)?;
                 self.masked[n] = again != Again::Interrupt;
+                self.check_shut(n, again == Again::Timer)?;
                 if again == Again::Soon {
                     self.wake(n, 0, self.pace[n]);
                 }
@@ -710,10 +741,13 @@ impl Rig {
                     let now = self.fabric.now();
                     self.fabric.advance(now)?;
                     self.fabric.boot(n)?;
+                    // What it had before, it has no more.
+                    self.set_faults(n, Faults::default());
                 }
                 if !self.nodes[n].is_up() {
                     self.nodes[n].up(&mut self.fabric)?;
                     self.masked[n] = false;
+                    self.shut[n] = None;
                     self.timer_at[n] = None;
                     self.wake(n, 0, self.pace[n]);
                 }

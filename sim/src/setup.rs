@@ -10,7 +10,7 @@ pub const QUARANTINE: u16 = 32;
 /// Fetches in flight.
 pub const FETCHES: u16 = 16;
 /// Fetches lost whose memory is kept.
-pub const LOST: u16 = 32;
+pub const LOST: u16 = 16;
 /// Announcements that wait.
 pub const WAITING: u16 = 48;
 /// Longest frame.

@@ -6,10 +6,12 @@ use crate::setup::{LIMITS, MAX_FRAME};
 use anyhow::Result;
 use extoll_emulator::control::Forged;
 use rand::Rng;
+use std::ops::RangeInclusive;
 
 impl Rig {
     /// Plans what a node does that is hostile.
     pub(super) fn hostility(&mut self, node: usize, bursts: &[u64]) {
+        (self.hostile[node], self.healthy[node]) = (true, false);
         let count = self.nodes.len();
         let victim = |rig: &mut Self| (node + rig.rng.random_range(1..count)) % count;
         for _ in 0..self.rng.random_range(1..80) {
@@ -27,22 +29,48 @@ impl Rig {
         // More than any table has room for.
         if self.rng.random_bool(0.5) {
             let (to, at) = (victim(self), self.rng.random_range(0..BUSY));
-            let time = [MS, 100 * MS, LIMITS.timeout][self.rng.random_range(0..3)];
-            for _ in 0..self.rng.random_range(60..400) {
-                let later = self.rng.random_range(0..time);
-                self.at(at + later, Event::Forge(node, to));
-            }
+            self.flood(node, to, at);
         }
         // It answers just in time, or just too late.
         if self.rng.random_bool(0.6) {
-            let mut at = self.rng.random_range(0..BUSY / 2);
-            while at < BUSY {
-                let part = self.rng.random_range(50..=115);
-                let time = LIMITS.timeout / 100 * part;
-                self.at(at, Event::Withhold(node, true));
-                self.at(at + time, Event::Withhold(node, false));
-                at += time + self.rng.random_range(1..100 * MS);
+            let at = self.rng.random_range(0..BUSY / 2);
+            self.withhold(node, at, 50..=115);
+        }
+    }
+
+    /// Three nodes against one, of which there is one more that behaves.
+    pub(super) fn siege(&mut self, bursts: &[u64]) {
+        let victim = self.rng.random_range(0..5);
+        let at = self.rng.random_range(0..BUSY / 2);
+        for i in 1..=3 {
+            let node = (victim + i) % 5;
+            self.hostility(node, bursts);
+            for _ in 0..3 {
+                let at = at + self.rng.random_range(0..LIMITS.timeout);
+                self.flood(node, victim, at);
             }
+            // First it answers some, to be taken for one that behaves.
+            let later = self.rng.random_range(1..20 * MS);
+            self.withhold(node, at + later, 90..=115);
+        }
+    }
+
+    fn flood(&mut self, node: usize, to: usize, at: u64) {
+        let time = [MS, 100 * MS, LIMITS.timeout][self.rng.random_range(0..3)];
+        for _ in 0..self.rng.random_range(60..400) {
+            let later = self.rng.random_range(0..time);
+            self.at(at + later, Event::Forge(node, to));
+        }
+    }
+
+    /// Answers come after so many hundredths of the time-out.
+    fn withhold(&mut self, node: usize, mut at: u64, parts: RangeInclusive<u64>) {
+        while at < BUSY {
+            let part = self.rng.random_range(parts.clone());
+            let time = LIMITS.timeout / 100 * part;
+            self.at(at, Event::Withhold(node, true));
+            self.at(at + time, Event::Withhold(node, false));
+            at += time + self.rng.random_range(1..100 * MS);
         }
     }
 

@@ -173,6 +173,23 @@ impl Rig {
         Ok(())
     }
 
+    /// `node` has left messages in its mailbox, for want of room. Who answers nothing is not waited for for long.
+    pub(super) fn check_shut(&mut self, node: usize, shut: bool) -> Result<()> {
+        let now = self.fabric.now();
+        let well = self.ill[node] == 0 && now >= self.healed[node] + SETTLE;
+        if !shut || !(well || self.healthy[node]) {
+            self.shut[node] = None;
+            return Ok(());
+        }
+        let since = *self.shut[node].get_or_insert(now);
+        anyhow::ensure!(
+            now - since < LONGEST_SHUT,
+            "the mailbox of node {node} has been shut for {} ms",
+            (now - since) / MS
+        );
+        Ok(())
+    }
+
     /// Frames between healthy nodes arrive in time.
     pub(super) fn check_bound(&self) -> Result<()> {
         let now = self.fabric.now();
@@ -206,6 +223,9 @@ impl Rig {
         Ok(())
     }
 }
+
+/// For so long a mailbox may be shut.
+const LONGEST_SHUT: u64 = 2 * LIMITS.patience;
 
 /// For so long memory stays as it is that nobody has reported on. What a closed port leaves is kept from then on.
 fn kept(flushed: bool) -> u64 {
