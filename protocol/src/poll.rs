@@ -74,6 +74,8 @@ pub struct Horizon {
     since: Time,
     /// All that was sent before this will have been read, after so many further messages.
     mark: Option<(Time, usize)>,
+    /// When the backlog was counted last.
+    counted: Time,
 }
 
 impl Horizon {
@@ -99,6 +101,17 @@ impl Horizon {
     pub fn mark(&mut self, at: Time, backlog: usize) {
         self.mark = Some((at, backlog));
         self.took(0);
+    }
+
+    /// At this time, or later, so many messages were to be read, counted by whoever writes them. Finding none to read is no proof: one
+    /// whose write got lost hides those behind it.
+    pub fn count(&mut self, at: Time, backlog: usize) {
+        self.counted = at;
+        match self.mark {
+            _ if backlog == 0 => self.emptied(at),
+            Some((at, left)) => self.mark = Some((at, left.min(backlog))),
+            None => self.mark(at, backlog),
+        }
     }
 
     /// So many messages were read.
@@ -144,7 +157,7 @@ pub trait Work {
     fn messages(&mut self, most: usize) -> usize;
     /// Messages that there is room for, whatever they bring.
     fn room(&self) -> usize;
-    /// Messages that have come and were not read; not too few.
+    /// Messages that have come and were not read, by the pointers of whoever writes them; not too few. Asked rarely.
     fn backlog(&mut self) -> usize;
     /// What is known of their age.
     fn horizon(&mut self) -> &mut Horizon;
@@ -188,7 +201,6 @@ pub fn run(
         messages: 0,
         paused: false,
     };
-    let mut empty = false;
     while ran.messages < budget {
         if work.room() == 0 {
             work.pump();
@@ -202,17 +214,14 @@ pub fn run(
         ran.messages += n;
         work.horizon().took(n);
         if n < most {
-            work.horizon().emptied(began);
-            empty = true;
             break;
         }
     }
+    if due || began.since(work.horizon().counted) >= periods.busy {
+        let backlog = work.backlog();
+        work.horizon().count(began, backlog);
+    }
     if due {
-        if !empty && !work.horizon().is_marked() {
-            let now = clock.now();
-            let backlog = work.backlog();
-            work.horizon().mark(now, backlog);
-        }
         work.housekeeping();
     }
     // First told, then tried: what becomes free between the two is seen by one side or the other.

@@ -506,10 +506,6 @@ impl Node {
             return Err(e);
         }
         self.transmit(fabric);
-        if ran.paused && self.mutation == Some(Mutation::PauseStopsHousekeeping) {
-            *self.timer.borrow_mut() = Timer::new();
-            self.timer_at = Some(now + PERIODS.pause);
-        }
         self.full.waiting |= self.waiting.room() == 0;
         Ok(match ran {
             ran if ran.paused => Again::Timer,

@@ -390,14 +390,15 @@ impl Rig {
         Ok(())
     }
 
-    /// All nodes but one stand still, and that one has frames for all of them.
+    /// All nodes but two stand still, and one of those has frames for all others.
     fn blackout(&mut self) {
         let count = self.nodes.len();
         let (node, at) = (
             self.rng.random_range(0..count),
             self.rng.random_range(0..BUSY),
         );
-        for other in (0..count).filter(|n| *n != node) {
+        let alive = (node + 1) % count;
+        for other in (0..count).filter(|n| ![node, alive].contains(n)) {
             self.healthy[other] = false;
             let end = at + self.rng.random_range(LIMITS.timeout..LONGEST_FAULT);
             self.at(at, Event::Fault(self.faults.len()));

@@ -6,7 +6,7 @@ use protocol::rendezvous::Limits;
 /// Sizes of the tables: small, so that all bounds are reached.
 pub const FLIGHT: u16 = 16;
 /// Frames given up whose memory is kept.
-pub const QUARANTINE: u16 = 32;
+pub const QUARANTINE: u16 = 16;
 /// Fetches in flight.
 pub const FETCHES: u16 = 16;
 /// Fetches lost whose memory is kept.
@@ -59,8 +59,6 @@ pub enum Mutation {
     FetchTwice,
     /// Announcements count as sent when they are read.
     NoAge,
-    /// No housekeeping while messages are left in the mailbox.
-    PauseStopsHousekeeping,
     /// The timer is set once.
     NoTimer,
 }
@@ -76,7 +74,6 @@ impl Mutation {
         Self::DeafToNotifications,
         Self::FetchTwice,
         Self::NoAge,
-        Self::PauseStopsHousekeeping,
         Self::NoTimer,
     ];
 }

@@ -212,7 +212,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         let source = self.sources.get(node);
         let all = source.open + source.lost;
         let places = self.fetches.room();
-        let most = limits.source + limits.lossy_source;
+        let most = limits.source.saturating_add(limits.lossy_source);
         let bound = match source {
             s if s.silent => usize::from(places > (places + self.fetches.len()) / 8),
             s if s.lost > 0 && all >= most => 1,

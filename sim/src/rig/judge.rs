@@ -79,8 +79,13 @@ impl Rig {
                     }
                 }
                 Report::Delivered { from, data } => self.delivered(node, from.into(), &data)?,
-                Report::Get { local, .. } => {
+                Report::Get {
+                    from,
+                    address,
+                    local,
+                } => {
                     self.check_get(node, local)?;
+                    self.check_announced(node, from.into(), address)?;
                     let got = Got {
                         at: now,
                         flushed: false,
@@ -129,6 +134,28 @@ impl Rig {
                 (now - got.at) / MS
             );
         }
+        Ok(())
+    }
+
+    /// `node` fetches what `from` has at this address: what it has announced to it, and still keeps.
+    fn check_announced(&self, node: usize, from: usize, address: u64) -> Result<()> {
+        let now = self.fabric.now();
+        // Somebody may have told the sender in the name of this node that it was fetched.
+        let trusted = self.hostile.get(from) == Some(&false)
+            && !self.hostile[node]
+            && !self.forged[from][node]
+            && !self.forged[node][from];
+        if !trusted || now < self.forgotten[from] {
+            return Ok(());
+        }
+        let announced = self.announced.get(&(from, address));
+        let kept = announced.is_some_and(|a| {
+            self.frames[a.id as usize].to == node && now <= a.at + LIMITS.timeout + LIMITS.keep
+        });
+        anyhow::ensure!(
+            kept,
+            "node {node} fetches what node {from} may have put to another use"
+        );
         Ok(())
     }
 
@@ -190,10 +217,17 @@ impl Rig {
         Ok(())
     }
 
-    /// Frames between healthy nodes arrive in time.
+    /// Frames between healthy nodes arrive in time, and no frame of a healthy node waits for room for long, whoever it is for.
     pub(super) fn check_bound(&self) -> Result<()> {
         let now = self.fabric.now();
         for (id, f) in self.frames.iter().enumerate() {
+            let stopped = f.fate == Fate::Queued && self.healthy[f.from];
+            anyhow::ensure!(
+                !stopped || now < f.at + LONGEST_STOP,
+                "frame {id} of node {} has waited for room for {} ms",
+                f.from,
+                (now - f.at) / MS
+            );
             anyhow::ensure!(
                 !f.demanded
                     || matches!(f.fate, Fate::Delivered | Fate::Dropped)
@@ -223,6 +257,9 @@ impl Rig {
         Ok(())
     }
 }
+
+/// For so long the queue of frames may be stopped.
+const LONGEST_STOP: u64 = 10 * LIMITS.stall;
 
 /// For so long a mailbox may be shut.
 const LONGEST_SHUT: u64 = 2 * LIMITS.patience;
