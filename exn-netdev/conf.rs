@@ -25,7 +25,7 @@ pub(crate) const TX_QUARANTINE: u16 = 512;
 /// Most objects that a port can leave when it is closed: frames announced and given up, fetches.
 pub(crate) const LEFT_MAX: usize =
     TX_FLIGHT_MAX as usize + TX_QUARANTINE as usize + RX_FLIGHT as usize + RX_LOST as usize;
-/// Frames in flight that a peer may have which fetches nothing.
+/// Frames in flight that a peer may have which fetches nothing; an eighth of all if that is less.
 pub(crate) const STALLED_PEER_BOUND: u16 = 16;
 /// After this time an announced frame no longer counts for the byte queue limit, so that one slow peer can't stop all others.
 pub(crate) const STALL_MS: u32 = 100;
@@ -45,6 +45,10 @@ pub(crate) const PARTIALS: u16 = 64;
 pub(crate) const PARTIAL_MS: u32 = 1000;
 /// Period of housekeeping while something is pending.
 pub(crate) const TICK_MS: u32 = 20;
+/// Period of housekeeping while nothing is; a quarter of the time-out of announcements if that is less.
+pub(crate) const IDLE_MS: u32 = 500;
+/// After this time messages are looked for again that there was no room for.
+pub(crate) const PAUSE_MS: u32 = 1;
 /// For so long a peer must be heard of without answering anything before the own ports are taken for stuck.
 pub(crate) const PROOF_MS: u32 = 1000;
 /// Ports are reopened at most this often.

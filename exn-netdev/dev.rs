@@ -274,7 +274,7 @@ impl Operations for Exn {
     fn start_xmit(dev: &Device<Self>, skb: SkBuff, queue: &TxQueue<'_>) -> Transmit {
         let exn = dev.data();
         if exn.shared.transmit(skb, queue) {
-            exn.shared.arm_tick(|delay| exn.velo.schedule_in(delay));
+            exn.shared.want_tick(|delay| exn.velo.schedule_in(delay));
         }
         Transmit::Taken
     }
@@ -321,7 +321,7 @@ impl Operations for Exn {
         sh.tx.lock().reset_port();
         exn.velo.schedule();
         exn.rma.schedule();
-        sh.arm_tick(|delay| exn.velo.schedule_in(delay));
+        sh.want_tick(|delay| exn.velo.schedule_in(delay));
     }
 
     fn work(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) {

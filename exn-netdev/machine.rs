@@ -9,6 +9,7 @@ use crate::{
 use kernel::{prelude::*, sync::SpinLockIrq};
 use kernel_ext::net::{self, BqlToken, RxMapping, TxMapping};
 use protocol::{
+    poll::{Periods, Timer},
     rendezvous::{self, Buffer, Limits},
     Memory, Time,
 };
@@ -73,13 +74,31 @@ pub(crate) type Waiting = rendezvous::Waiting<Kernel>;
 /// Fetches behind their lock.
 pub(crate) struct Locked<'a>(pub(crate) &'a SpinLockIrq<Fetches>);
 
-impl rendezvous::Shared<Fetches> for Locked<'_> {
+impl protocol::Shared<Fetches> for Locked<'_> {
     fn with<R>(&self, f: impl FnOnce(&mut Fetches) -> R) -> R {
         f(&mut self.0.lock())
     }
 }
 
+/// The timer behind its lock.
+pub(crate) struct Timed<'a>(pub(crate) &'a SpinLockIrq<Timer>);
+
+impl protocol::Shared<Timer> for Timed<'_> {
+    fn with<R>(&self, f: impl FnOnce(&mut Timer) -> R) -> R {
+        f(&mut self.0.lock())
+    }
+}
+
 impl Shared {
+    /// Times of the poll function.
+    pub(crate) fn periods(&self) -> Periods {
+        Periods {
+            busy: ms(conf::TICK_MS),
+            idle: ms(conf::IDLE_MS.min(conf::timeout_ms() / 4)),
+            pause: ms(conf::PAUSE_MS),
+        }
+    }
+
     /// Times and bounds of the rendezvous.
     pub(crate) fn limits(&self) -> Limits {
         Limits {
@@ -92,6 +111,8 @@ impl Shared {
             fetches: usize::from(conf::RX_FLIGHT),
             source: usize::from(conf::RX_PEER_BOUND),
             lossy_source: usize::from(conf::RX_PEER_BOUND / 4),
+            waiting: usize::from(conf::RX_WAITING / 2),
+            slow_waiting: usize::from(conf::RX_WAITING / 16),
         }
     }
 }

@@ -149,6 +149,10 @@ reasons! {
     37 RxFlushed RxMissed c"rx_flushed" "interface went down before the frame was fetched";
     /// The ports were reopened.
     38 Restart Event c"port_restart" "no notification comes although the peer is alive, reopening the ports";
+    /// Read so late that its sender may use the memory for something else.
+    39 RxOld RxMissed c"rx_rdv_stale" "announcement refused: too old";
+    /// The source has too many announcements waiting.
+    40 RxWaiting RxMissed c"rx_waiting_bound" "announcement refused: too many of its source wait";
 }
 
 impl Reason {

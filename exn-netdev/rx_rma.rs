@@ -12,30 +12,39 @@ use crate::{
 use extoll_core::rma;
 use kernel::sync::{atomic::Relaxed, Arc};
 use kernel_ext::net::{self, BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxSkb, SkBuff};
-use protocol::rendezvous::Fetched;
+use protocol::{rendezvous::Fetched, Time};
 use wire::ext_eth::{self, Completion, Side};
 
 /// Most notifications handled in one run, transmit completions included.
 const BATCH: usize = 256;
 
 impl Shared {
-    /// Housekeeping of the fetches. Returns whether it is needed again.
-    pub(crate) fn rx_tick(&self, now: u64) -> bool {
+    /// Housekeeping of the fetches.
+    ///
+    /// All GETs that were given to the port before `settled` are with the NIC.
+    pub(crate) fn rx_tick(&self, now: u64, settled: Time) {
         let limits = self.limits();
-        let (lost, again) = {
+        let (lost, needs_scratch) = {
             let mut rx = self.rx.lock();
-            (rx.age(&Clock, &limits, drop), !rx.is_empty())
+            (rx.age(&Clock, &limits, settled, drop), rx.needs_scratch())
         };
+        // Without memory the next run tries again.
+        let fresh = needs_scratch
+            .then(|| self.ndev.map_rx(conf::MAX_FRAME).ok())
+            .flatten();
+        if let Some(scratch) = fresh {
+            let old = self.rx.lock().set_scratch(Some(RxBuffer(scratch)));
+            drop(old);
+        }
         if let Some((node, n)) = lost {
             self.reject_many(Reason::RxTimeout, n, Some(node), n);
             self.unanswered(node, now);
         }
-        again
     }
 
     /// Ends a fetch; `deliver` takes the frame.
     fn rx_complete(&self, c: &Completion, deliver: impl FnOnce(RxSkb)) {
-        let ended = self.rx.lock().notified(c);
+        let ended = self.rx.lock().notified(&Clock, c);
         let (buffer, reason, detail) = match ended {
             Fetched::Frame(RxBuffer(buffer), node) => {
                 let skb = buffer.complete();

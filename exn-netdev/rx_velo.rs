@@ -4,10 +4,10 @@
 
 use crate::{
     conf,
-    machine::{Clock, Locked, RxBuffer, Slots, Waiting},
+    machine::{Clock, Locked, RxBuffer, Slots, Timed, Waiting},
     reason::{Counter, Reason},
     rx_rma::checksum,
-    shared::{ms, since, Shared},
+    shared::{delay, ms, since, Shared},
 };
 use extoll_core::{
     rma::{self, SendError},
@@ -16,12 +16,12 @@ use extoll_core::{
 use kernel::{
     prelude::*,
     sync::{atomic::Relaxed, Arc},
-    time::Delta,
 };
 use kernel_ext::net::{self, Checksum, NapiPoll, PollCx, Polled, RxSkb};
 use protocol::{
-    rendezvous::{FetchPort, Refusal},
-    Refused,
+    poll::{self, Horizon, Settled, Work},
+    rendezvous::{Announced, FetchPort, Refusal},
+    Clock as _, Refused, Time,
 };
 use wire::{
     ext_eth::{self, Announcement, Message, Progress, Reassembler, Reject},
@@ -87,6 +87,7 @@ impl VeloState {
             mailbox: None,
             rx: VeloRx {
                 requester: None,
+                settled: Settled::default(),
                 partials: Slots::new(conf::PARTIALS)?,
                 waiting: Waiting::new(conf::RX_WAITING)?,
             },
@@ -97,6 +98,8 @@ impl VeloState {
 /// Receiving side apart from the mailbox.
 pub(crate) struct VeloRx {
     pub(crate) requester: Option<rma::Requester>,
+    /// What the port has posted.
+    settled: Settled,
     partials: Slots<Partial>,
     waiting: Waiting,
 }
@@ -118,13 +121,32 @@ fn reason_of(reject: &Reject) -> Reason {
     }
 }
 
+/// An announcement is not fetched.
+fn refuse(sh: &Shared, node: NodeId, len: u32, why: Refusal) {
+    match why {
+        Refusal::Source(open) => sh.reject(Reason::RxPeerBound, Some(node), open as u64),
+        Refusal::Waiting(n) => sh.reject(Reason::RxWaiting, Some(node), n as u64),
+        Refusal::Stale => sh.reject(Reason::RxOld, Some(node), u64::from(len)),
+        Refusal::Port => sh.reject(Reason::RxPort, Some(node), u64::from(len)),
+    }
+}
+
 impl VeloRx {
     /// Forgets everything received so far; returns the number of announcements that were waiting. The ports are closed.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         while self.partials.pop_oldest().is_some() {}
+        self.settled = Settled::default();
         let n = self.waiting.flush(&Locked(&sh.rx));
         self.gauges(sh);
         n
+    }
+
+    /// All GETs that were given to the port before this are with the NIC.
+    fn settle(&mut self) -> Time {
+        self.requester.as_ref().map_or(Time::default(), |port| {
+            let (given, posted) = port.progress();
+            self.settled.update(Clock.now(), given, posted)
+        })
     }
 
     fn gauges(&self, sh: &Shared) {
@@ -298,9 +320,14 @@ impl VeloRx {
                 }
             }
         };
-        // The caller takes no more messages than fit.
-        if !self.waiting.push(&Clock, node, announcement, len, discard) {
-            return sh.reject(Reason::RxPeerBound, Some(node), u64::from(len));
+        let announced = Announced {
+            node,
+            announcement,
+            len,
+            discard,
+        };
+        if let Err(why) = self.waiting.push(&Clock, announced, &sh.limits()) {
+            return refuse(sh, node, len, why);
         }
         if self.waiting.len() == 1 {
             self.pump(sh);
@@ -322,10 +349,7 @@ impl VeloRx {
             &Clock,
             &mut gets,
             &limits,
-            |node, len, why| match why {
-                Refusal::Source(open) => sh.reject(Reason::RxPeerBound, Some(node), open as u64),
-                Refusal::Port => sh.reject(Reason::RxPort, Some(node), u64::from(len)),
-            },
+            |node, len, why| refuse(sh, node, len, why),
         );
         if pumped.taken == 0 && pumped.left > 0 {
             sh.count(Counter::RxDeferred);
@@ -340,8 +364,8 @@ impl VeloRx {
             || sh.tx.lock().needs_tick()
     }
 
-    /// Discards partial frames that don't go on. Returns whether there are others.
-    fn age(&mut self, sh: &Shared, now: u64) -> bool {
+    /// Discards partial frames that don't go on.
+    fn age(&mut self, sh: &Shared, now: u64) {
         let limit = ms(conf::PARTIAL_MS);
         // A source that goes on is moved to the young end with every fragment.
         while self
@@ -356,7 +380,75 @@ impl VeloRx {
                 sh.reject(Reason::RxStale, Some(NodeId(node as u16)), 0);
             }
         }
-        !self.partials.is_empty()
+    }
+}
+
+/// One run of the poll function.
+struct Run<'a, 'b> {
+    sh: &'a Shared,
+    mailbox: Option<&'a mut velo::Mailbox>,
+    rx: &'a mut VeloRx,
+    cx: &'a mut PollCx<'b>,
+    /// When it began, in jiffies.
+    now: u64,
+}
+
+impl Work for Run<'_, '_> {
+    fn messages(&mut self, most: usize) -> usize {
+        let Self {
+            sh,
+            mailbox,
+            rx,
+            cx,
+            now,
+        } = self;
+        mailbox.as_mut().map_or(0, |mailbox| {
+            mailbox.poll(most, |message| rx.message(sh, message, *now, cx))
+        })
+    }
+
+    fn room(&self) -> usize {
+        self.rx.waiting.room()
+    }
+
+    fn backlog(&mut self) -> usize {
+        self.mailbox.as_ref().map_or(0, |mailbox| mailbox.backlog())
+    }
+
+    fn horizon(&mut self) -> &mut Horizon {
+        self.rx.waiting.horizon()
+    }
+
+    fn waiting(&self) -> usize {
+        self.rx.waiting.len()
+    }
+
+    fn pump(&mut self) {
+        self.rx.pump(self.sh);
+    }
+
+    fn publish(&mut self) {
+        // Whoever ends a fetch looks at this after it has let go of the lock that fetching takes.
+        self.rx.gauges(self.sh);
+    }
+
+    fn housekeeping(&mut self) {
+        self.sh.tx_tick(self.now);
+        let settled = self.rx.settle();
+        self.sh.rx_tick(self.now, settled);
+        self.rx.age(self.sh, self.now);
+    }
+
+    fn is_busy(&self) -> bool {
+        self.rx.is_busy(self.sh)
+    }
+
+    fn timer_runs(&self) -> bool {
+        self.cx.timer_runs()
+    }
+
+    fn set_timer(&mut self, at: Time) {
+        self.cx.again_in(delay(net::jiffies64(), at));
     }
 }
 
@@ -373,54 +465,30 @@ impl NapiPoll for VeloPoll {
         let sh = &*self.shared;
         sh.tx_unblock();
         sh.count(Counter::PollVelo);
-        let now = net::jiffies64();
         let VeloState { mailbox, rx } = state;
-        rx.pump(sh);
-        let mut done = 0;
-        let mut paused = false;
-        if let Some(mailbox) = mailbox.as_mut() {
-            while done < budget {
-                // Every message may be an announcement that has to wait.
-                let chunk = (budget - done).min(rx.waiting.room());
-                if chunk == 0 {
-                    paused = true;
-                    break;
-                }
-                let n = mailbox.poll(chunk, |message| rx.message(sh, message, now, cx));
-                done += n;
-                if n < chunk {
-                    break;
-                }
-            }
-        }
-        if sh.take_tick(now) {
-            // All three have to run.
-            let (a, b, c) = (sh.tx_tick(now), sh.rx_tick(now), rx.age(sh, now));
-            if a || b || c || !rx.waiting.is_empty() {
-                sh.arm_tick(|delay| cx.again_in(delay));
-            }
-        } else if !sh.tick_armed() && rx.is_busy(sh) {
-            sh.arm_tick(|delay| cx.again_in(delay));
-        }
-        rx.gauges(sh);
-        if paused {
-            // The mailbox fills and holds the network back; the interrupt stays masked until there is room. The one timer is needed for
-            // this; the next run sets it for housekeeping again.
+        let mut run = Run {
+            sh,
+            mailbox: mailbox.as_mut(),
+            rx,
+            cx: &mut *cx,
+            now: net::jiffies64(),
+        };
+        let ran = poll::run(&mut run, &Timed(&sh.timer), &Clock, budget, &sh.periods());
+        if ran.paused {
+            // The mailbox fills and holds the network back; the interrupt stays masked until there is room.
             sh.count(Counter::RxPaused);
-            sh.reset_tick();
-            cx.again_in(Delta::from_millis(1));
-            return Polled::Done(done.min(budget - 1));
+            return Polled::Done(ran.messages.min(budget - 1));
         }
-        if done >= budget {
+        if ran.messages >= budget {
             return Polled::More;
         }
-        if cx.defers(done) {
-            return Polled::Deferred(done);
+        if cx.defers(ran.messages) {
+            return Polled::Deferred(ran.messages);
         }
         if mailbox.as_mut().is_some_and(|mailbox| mailbox.rearm()) {
             return Polled::More;
         }
-        Polled::Done(done)
+        Polled::Done(ran.messages)
     }
 
     fn netpoll(&self) {

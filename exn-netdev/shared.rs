@@ -22,6 +22,7 @@ use kernel_ext::{
     net::{self, NetDev},
     ratelimit::RateLimit,
 };
+use protocol::{poll::Timer, Time};
 use wire::{ext_eth::MacPrefix, ids::NodeId};
 
 /// State of one interface, shared by transmit, both poll functions and the control paths.
@@ -59,10 +60,10 @@ pub(crate) struct Shared {
     restarted: Atomic<u64>,
     /// 1 while the RMA port is open but its VPID not enabled.
     gated: Atomic<i32>,
-    /// 1 while the housekeeping timer runs.
-    tick_armed: Atomic<i32>,
-    /// When housekeeping is due, in jiffies.
-    tick_due: Atomic<u64>,
+    /// What the timer of the VELO side is set to. It is set with this lock held, so that nobody sets it to a later time than another one
+    /// has just asked for.
+    #[pin]
+    pub(crate) timer: SpinLockIrq<Timer>,
 }
 
 impl Shared {
@@ -89,8 +90,7 @@ impl Shared {
                 restart: Atomic::new(0),
                 restarted: Atomic::new(0),
                 gated: Atomic::new(0),
-                tick_armed: Atomic::new(0),
-                tick_due: Atomic::new(0),
+                timer <- new_spinlock_irq!(Timer::new(), "exn_timer"),
             }),
             GFP_KERNEL,
         )
@@ -210,41 +210,27 @@ impl Shared {
 
     /// A new period of the interface begins.
     pub(crate) fn reset(&self) {
-        self.tick_armed.store(0, Relaxed);
+        *self.timer.lock() = Timer::new();
         self.suspect.store(0, Relaxed);
         self.notified.store(net::jiffies64(), Relaxed);
     }
 
     /// Makes sure that housekeeping runs soon; `schedule_in` has the VELO side polled after a delay.
     #[inline]
-    pub(crate) fn arm_tick(&self, schedule_in: impl FnOnce(Delta)) {
-        if self.tick_armed.load(Relaxed) == 0 && self.tick_armed.xchg(1, Relaxed) == 0 {
-            let ticks = msecs_to_jiffies(conf::TICK_MS) as u64;
-            self.tick_due.store(net::jiffies64() + ticks, Relaxed);
-            schedule_in(Delta::from_millis(i64::from(conf::TICK_MS)));
+    pub(crate) fn want_tick(&self, schedule_in: impl FnOnce(Delta)) {
+        let now = net::jiffies64();
+        let mut timer = self.timer.lock();
+        if let Some(at) = timer.want(Time(now + ms(conf::TICK_MS))) {
+            schedule_in(delay(now, at));
         }
     }
+}
 
-    /// Whether housekeeping is due now; if so the timer counts as stopped.
-    #[inline]
-    pub(crate) fn take_tick(&self, now: u64) -> bool {
-        if self.tick_armed.load(Relaxed) != 0 && now >= self.tick_due.load(Relaxed) {
-            self.tick_armed.store(0, Relaxed);
-            return true;
-        }
-        false
-    }
-
-    /// Whether the timer runs.
-    #[inline]
-    pub(crate) fn tick_armed(&self) -> bool {
-        self.tick_armed.load(Relaxed) != 0
-    }
-
-    /// Forgets the timer: it is needed for something else.
-    pub(crate) fn reset_tick(&self) {
-        self.tick_armed.store(0, Relaxed);
-    }
+/// Time from `now`, in jiffies, to `at`.
+#[inline]
+pub(crate) fn delay(now: u64, at: Time) -> Delta {
+    let hz = ms(1000).max(1);
+    Delta::from_millis((at.0.saturating_sub(now) * 1000 / hz) as i64)
 }
 
 /// Jiffies from `then` to `now`; none if `then` is later: what another processor noted while this one was on its way with `now`.

@@ -14,11 +14,12 @@ use crate::{
 };
 use extoll_core::velo::{self, Header, SendError};
 use kernel::prelude::*;
-use kernel_ext::net::{BqlDone, SkBuff, TxMapping, TxQueue};
+use kernel_ext::net::{BqlDone, Owner, SkBuff, TxMapping, TxQueue};
 use protocol::{
     flow::Counts,
+    poll::Settled,
     rendezvous::{Admitted, AnnouncePort, Ended, FlightState, Limits, Unsent},
-    Refused,
+    Clock as _, Refused, Time,
 };
 use wire::{
     ext_eth::{self, Announcement, Completion, Path},
@@ -48,6 +49,8 @@ enum Sent {
 /// Sending side of an interface.
 pub(crate) struct Tx {
     port: Option<velo::Sender>,
+    /// What the port has sent.
+    settled: Settled,
     announced: Sender,
     parked: Option<Parked>,
     /// The queue was stopped by this module.
@@ -86,6 +89,7 @@ impl Tx {
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             port: None,
+            settled: Settled::default(),
             announced: Sender::new(conf::TX_FLIGHT_MAX as u16, conf::TX_QUARANTINE)?,
             parked: None,
             stopped: false,
@@ -95,6 +99,7 @@ impl Tx {
     /// Takes the port into use.
     pub(crate) fn start(&mut self, port: velo::Sender) {
         self.port = Some(port);
+        self.settled = Settled::default();
         self.stopped = false;
     }
 
@@ -309,7 +314,7 @@ impl Tx {
         let result = self.send(sh, frame, Some(queue));
         let stop = match &result.0 {
             Sent::Parked(why) => Some(*why),
-            _ if self.announced.active() >= sh.conf.flight() as usize => Some(Counter::TxStopFull),
+            _ if self.announced.moving() >= sh.conf.flight() as usize => Some(Counter::TxStopFull),
             _ => None,
         };
         if let Some(why) = stop {
@@ -331,7 +336,7 @@ impl Tx {
             result = Some(sent);
         }
         let limit = sh.conf.flight() as usize;
-        if self.stopped && self.port.is_some() && self.announced.active() <= limit - limit / 4 {
+        if self.stopped && self.port.is_some() && self.announced.moving() <= limit - limit / 4 {
             self.stopped = false;
             sh.ndev.wake_queue();
             sh.count(Counter::TxWake);
@@ -339,20 +344,61 @@ impl Tx {
         result
     }
 
-    /// Marks what stands still, gives up what is overdue. Returns node and number of the frames given up.
-    fn age(&mut self, sh: &Shared, limits: &Limits, done: &mut BqlDone) -> Option<(NodeId, u64)> {
+    /// Marks what stands still, gives up what is overdue. Returns node and number of the frames given up, and whether all of it was done.
+    fn age(
+        &mut self,
+        sh: &Shared,
+        limits: &Limits,
+        done: &mut BqlDone,
+        owners: &mut Owners,
+    ) -> (Option<(NodeId, u64)>, bool) {
         // The time is asked for with the lock held: the other processor may just have announced something.
+        let settled = self.port.as_ref().map_or(Time::default(), |port| {
+            let (posted, sent) = port.progress();
+            self.settled.update(Clock.now(), posted, sent)
+        });
         self.announced.age(
             &Clock,
             limits,
+            settled,
             |buffer| {
-                if let Some(token) = buffer.bql.take() {
-                    done.add(token);
-                }
-                sh.count(Counter::TxStalled);
+                buffer.stalled(sh, done, owners);
+                !owners.is_full()
             },
             drop,
         )
+    }
+}
+
+/// Owners of frames that stand still: to be dropped without a lock.
+#[derive(Default)]
+struct Owners {
+    owners: [Option<Owner>; 32],
+    used: usize,
+}
+
+impl Owners {
+    fn push(&mut self, owner: Owner) {
+        if let Some(place) = self.owners.get_mut(self.used) {
+            *place = Some(owner);
+            self.used += 1;
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.used == self.owners.len()
+    }
+}
+
+impl TxBuffer {
+    /// The frame counts no longer for what limits the traffic with all, nor is it its socket's: TCP sends nothing again that it believes
+    /// to be in a queue, and others would wait for room in their send buffer.
+    fn stalled(&mut self, sh: &Shared, done: &mut BqlDone, owners: &mut Owners) {
+        if let Some(token) = self.bql.take() {
+            done.add(token);
+        }
+        owners.push(self.map.owner());
+        sh.count(Counter::TxStalled);
     }
 }
 
@@ -451,15 +497,23 @@ impl Shared {
         self.tx_ended(ended, c.peer, c.key, done, consume);
     }
 
-    /// Ends an announced frame because the peer says that it dropped it.
+    /// The peer says that it dropped an announced frame.
     pub(crate) fn tx_dropped(&self, node: NodeId, address: u64) {
-        let mut done = BqlDone::default();
-        let ended = self.tx.lock().announced.dropped(node, address);
-        match ended {
-            Ended::Unmatched => self.reject(Reason::DropUnmatched, Some(node), address),
-            ended => self.tx_ended(ended, node, address, &mut done, |_| {}),
-        }
+        let (mut done, mut owners) = (BqlDone::default(), Owners::default());
+        let found = self
+            .tx
+            .lock()
+            .announced
+            .dropped(&Clock, node, address, |buffer| {
+                buffer.stalled(self, &mut done, &mut owners);
+            });
+        drop(owners);
         self.ndev.bql_done(done);
+        let reason = match found {
+            true => Reason::TxPeerDropped,
+            false => Reason::DropUnmatched,
+        };
+        self.reject(reason, Some(node), address);
     }
 
     fn tx_ended(
@@ -475,7 +529,6 @@ impl Shared {
             Ended::Failed(buffer, error) => {
                 (buffer, Some((Reason::TxNotifyError, u64::from(error))))
             }
-            Ended::Dropped(buffer) => (buffer, Some((Reason::TxPeerDropped, value))),
             Ended::Late(buffer) => (buffer, Some((Reason::Late, value))),
             Ended::Unmatched => return self.unmatched(peer, value),
         };
@@ -496,21 +549,22 @@ impl Shared {
         }
     }
 
-    /// Housekeeping of the sending side. Returns whether it is needed again.
-    pub(crate) fn tx_tick(&self, now: u64) -> bool {
-        let mut done = BqlDone::default();
+    /// Housekeeping of the sending side.
+    pub(crate) fn tx_tick(&self, now: u64) {
         let limits = self.limits();
-        let (lost, again) = {
-            let mut tx = self.tx.lock();
-            let lost = tx.age(self, &limits, &mut done);
-            (lost, tx.needs_tick())
-        };
-        self.ndev.bql_done(done);
-        if let Some((node, n)) = lost {
-            self.reject_many(Reason::TxTimeout, n, Some(node), n);
-            self.unanswered(node, now);
+        loop {
+            let (mut done, mut owners) = (BqlDone::default(), Owners::default());
+            let (lost, all) = self.tx.lock().age(self, &limits, &mut done, &mut owners);
+            drop(owners);
+            self.ndev.bql_done(done);
+            if let Some((node, n)) = lost {
+                self.reject_many(Reason::TxTimeout, n, Some(node), n);
+                self.unanswered(node, now);
+            }
+            if all {
+                break;
+            }
         }
         self.tx_unblock();
-        again
     }
 }

@@ -119,6 +119,11 @@ impl Reader {
             .count() as u32
     }
 
+    /// Slots that the NIC has written, from the next one on. Reads a register.
+    pub(crate) fn backlog(&self, queue: &Queue) -> u32 {
+        self.lookout.ahead(queue, self.next)
+    }
+
     /// Tells the NIC about freed slots if there are many.
     pub(crate) fn commit_if_due(&mut self, queue: &Queue, stats: &PortStats) {
         let behind = self.next.wrapping_sub(self.committed) & (queue.slots() - 1);

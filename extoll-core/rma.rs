@@ -282,6 +282,11 @@ impl Requester {
         self.0.tx.room()
     }
 
+    /// Commands given to the port since it was opened, and those of them that it will not post again. No register access, any context.
+    pub fn progress(&self) -> (u64, u64) {
+        self.0.tx.progress()
+    }
+
     /// Makes sure that the next `n` (at most 255) commands do not fail for lack of credit, provided nobody else posts;
     /// see [`velo::Sender::reserve`](crate::velo::Sender::reserve).
     ///

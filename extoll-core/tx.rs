@@ -14,7 +14,7 @@ use crate::{
 use kernel::{
     impl_has_delayed_work, new_delayed_work,
     prelude::*,
-    sync::{new_spinlock_irq, Arc, SpinLockIrq},
+    sync::{atomic::Relaxed, new_spinlock_irq, Arc, SpinLockIrq},
     time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
     workqueue::{DelayedWork, WorkItem},
 };
@@ -187,6 +187,17 @@ impl<const N: usize> Tx<N> {
         } else {
             0
         }
+    }
+
+    /// Packets posted since the port was opened, and those that the NIC will not be given again, by the last known state: it has
+    /// them, or they were given up.
+    pub(crate) fn progress(&self) -> (u64, u64) {
+        let inner = self.inner.lock();
+        let posted = self.stats.posted.load(Relaxed);
+        (
+            posted,
+            posted.saturating_sub(u64::from(inner.credits.outstanding())),
+        )
     }
 
     /// Makes sure that `n` packets fit, or arranges for `writable` when they do.

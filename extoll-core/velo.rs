@@ -258,6 +258,11 @@ impl Sender {
         self.0.tx.room()
     }
 
+    /// Messages given to the port since it was opened, and those of them that it will not send again. No register access, any context.
+    pub fn progress(&self) -> (u64, u64) {
+        self.0.tx.progress()
+    }
+
     /// Makes sure that the next `n` (at most 255) sends do not fail for lack of credit, provided nobody else sends.
     /// Reads a register only if the last known credit does not suffice. Any context.
     ///
@@ -335,6 +340,11 @@ impl Mailbox {
         let port = &self.port;
         self.reader.commit_if_due(&port.queue, &port.stats);
         done
+    }
+
+    /// Slots that the NIC has written and that were not read, which is at least the number of messages that wait. Reads a register.
+    pub fn backlog(&self) -> usize {
+        self.reader.backlog(&self.port.queue) as usize
     }
 
     /// True when a message waits. No register access.

@@ -319,6 +319,12 @@ void extoll_napi_schedule_in(struct extoll_napi *n, u64 ns)
 	hrtimer_start(&n->kick, ns_to_ktime(ns), HRTIMER_MODE_REL);
 }
 
+/* Whether the instance will be polled by the timer of extoll_napi_schedule_in(). False from the moment on that it goes off. */
+bool extoll_napi_timer_runs(const struct extoll_napi *n)
+{
+	return hrtimer_is_queued((struct hrtimer *)&n->kick);
+}
+
 void extoll_napi_receive(struct extoll_napi *n, struct sk_buff *skb, bool csum_ok)
 {
 	skb->ip_summed = csum_ok ? CHECKSUM_UNNECESSARY : CHECKSUM_NONE;
@@ -382,6 +388,18 @@ void extoll_skb_orphan(struct sk_buff *skb)
 	skb_orphan(skb);
 	nf_reset_ct(skb);
 	skb->dev = NULL;
+}
+
+void extoll_skb_get(struct sk_buff *skb)
+{
+	skb_get(skb);
+}
+
+/* Ends a reference of extoll_skb_get(): first the socket that has sent the frame no longer waits for it. */
+void extoll_skb_disown(struct sk_buff *skb)
+{
+	skb_orphan(skb);
+	consume_skb(skb);
 }
 
 int extoll_dma_map(struct device *dev, void *p, size_t len, bool to_device, u64 *addr)

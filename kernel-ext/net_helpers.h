@@ -86,6 +86,7 @@ void extoll_napi_unclaim(struct extoll_napi *n);
 bool extoll_napi_schedule(struct extoll_napi *n);
 bool extoll_napi_defers(const struct extoll_napi *n, int work);
 void extoll_napi_schedule_in(struct extoll_napi *n, u64 ns);
+bool extoll_napi_timer_runs(const struct extoll_napi *n);
 void extoll_napi_receive(struct extoll_napi *n, struct sk_buff *skb, bool csum_ok);
 struct sk_buff *extoll_napi_alloc_skb(struct extoll_napi *n, u32 len);
 
@@ -100,6 +101,8 @@ int extoll_skb_linearize(struct sk_buff *skb);
 bool extoll_skb_csum_partial(const struct sk_buff *skb);
 void extoll_skb_tx_timestamp(struct sk_buff *skb);
 void extoll_skb_orphan(struct sk_buff *skb);
+void extoll_skb_get(struct sk_buff *skb);
+void extoll_skb_disown(struct sk_buff *skb);
 int extoll_dma_map(struct device *dev, void *p, size_t len, bool to_device, u64 *addr);
 void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, bool to_device);
 

@@ -167,6 +167,13 @@ impl PollCx<'_> {
         unsafe { bindings::extoll_napi_schedule_in(self.raw, delay.as_nanos().max(0) as u64) }
     }
 
+    /// Whether a delay of [`PollCx::again_in`] or [`Napi::schedule_in`] has not ended.
+    #[inline]
+    pub fn timer_runs(&self) -> bool {
+        // SAFETY: `raw` is the instance that is being polled; the call only reads.
+        unsafe { bindings::extoll_napi_timer_runs(self.raw) }
+    }
+
     /// Allocates an empty receive buffer with room for `len` bytes, or `None` without memory.
     #[inline]
     pub fn alloc(&mut self, len: u32) -> Option<RxSkb> {

@@ -309,10 +309,38 @@ impl TxMapping {
         unsafe { bindings::extoll_skb_orphan(self.skb.as_raw()) }
     }
 
+    /// For the sender of the frame no longer to wait for it, while the device may still read it: see [`Owner`]. To be used once.
+    #[inline]
+    pub fn owner(&self) -> Owner {
+        // SAFETY: Valid by the invariant of the frame; the reference belongs to the result.
+        unsafe { bindings::extoll_skb_get(self.skb.as_raw()) };
+        // INVARIANT: As said.
+        Owner(self.skb.0)
+    }
+
     /// The frame, to be looked at or stamped.
     #[inline]
     pub fn skb_mut(&mut self) -> &mut SkBuff {
         &mut self.skb
+    }
+}
+
+/// The claim of its sender (a socket) on a frame that is on its way. When this is dropped the frame no longer counts for what the
+/// sender may have under way, and may be sent again. Not to be dropped with interrupts disabled.
+///
+/// # Invariants
+///
+/// A reference to a valid frame, whose owner changes by nothing but this until the last reference is gone.
+pub struct Owner(NonNull<bindings::sk_buff>);
+
+// SAFETY: A frame is not bound to a CPU or thread.
+unsafe impl Send for Owner {}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // SAFETY: Valid by the invariant, and the reference is given up. Others that hold the frame look at bytes and length, or give up
+        // their reference; whoever gives up the last one finds the frame without an owner, as reference counts are ordered.
+        unsafe { bindings::extoll_skb_disown(self.0.as_ptr()) }
     }
 }
 

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod flow;
+pub mod poll;
 pub mod rendezvous;
 pub mod slots;
 
@@ -60,6 +61,12 @@ impl Clock for Time {
     fn now(&self) -> Time {
         *self
     }
+}
+
+/// Access to what is behind a lock.
+pub trait Shared<T> {
+    /// Calls `f` with the lock held.
+    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R;
 }
 
 /// Why a transport did not take something.

@@ -4,6 +4,7 @@
 //! * [`port`]: the smallest driver of one VPID: messages, GETs, notifications.
 //! * [`memory`]: buffers of a node, with a record of who may still access them.
 //! * [`node`]: exn's rendezvous on one node, as the kernel module drives it.
+//! * [`setup`]: its limits, and errors that can be put into it.
 //! * [`rig`]: what happens in a run, and what must hold.
 //!
 //! Everything that is drawn comes from the seed, so a run can be repeated with its trace: `sim --seed N --trace`.
@@ -14,6 +15,7 @@ pub mod memory;
 pub mod node;
 pub mod port;
 pub mod rig;
+pub mod setup;
 
 /// Memory of tables on the host.
 pub struct Heap;

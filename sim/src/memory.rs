@@ -49,6 +49,12 @@ impl Pool {
         })
     }
 
+    /// Whether all that was taken before is free again.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.used() == 0
+    }
+
     /// Blocks that are not free.
     pub fn used(&self) -> usize {
         let inner = self.0.borrow();

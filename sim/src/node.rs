@@ -1,74 +1,28 @@
-//! Rendezvous on one node, as `exn.ko` drives the machine: one queue of frames, of which the first may have to wait; announcements
-//! before notifications; housekeeping from time to time.
+//! Rendezvous on one node, as `exn.ko` drives the machine: one queue of frames, of which the first may have to wait; a poll function for
+//! messages, which does the housekeeping as well, in the order of [`protocol::poll`]; one for notifications.
 
 use crate::fabric::Fabric;
 use crate::memory::{Block, Pool};
 use crate::port::Port;
+use crate::setup::{
+    Full, Mutation, FETCHES, FLIGHT, LIMITS, LOST, MAX_FRAME, PERIODS, QUARANTINE, WAITING,
+};
 use crate::Heap;
 use anyhow::Result;
+use protocol::poll::{self, Horizon, Timer, Work};
 use protocol::rendezvous::{
-    Admitted, AnnouncePort, Ended, FetchPort, Fetched, Fetches, Limits, Sender, Shared, Unsent,
-    Waiting,
+    Admitted, AnnouncePort, Announced, Ended, FetchPort, Fetched, Fetches, Limits, Sender, Shared,
+    Unsent, Waiting,
 };
 use protocol::{Refused, Time};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use wire::ext_eth::{self, Announcement, Completion, Message, Side, GET_PAGE};
 use wire::ids::{NodeId, Unit};
 
-/// Sizes of the tables: small, so that all bounds are reached.
-pub const FLIGHT: u16 = 16;
-/// Frames given up whose memory is kept.
-pub const QUARANTINE: u16 = 32;
-/// Fetches in flight.
-pub const FETCHES: u16 = 16;
-/// Fetches lost whose memory is kept.
-pub const LOST: u16 = 32;
-/// Announcements that wait.
-pub const WAITING: u16 = 48;
-/// Longest frame.
-pub const MAX_FRAME: u32 = 2000;
-
-const MS: u64 = 1_000_000;
-
-/// The limits of `exn.ko` with smaller tables and a shorter quarantine, in ns.
-pub const LIMITS: Limits = Limits {
-    stall: 100 * MS,
-    timeout: 3_000 * MS,
-    keep: 20_000 * MS,
-    patience: 500 * MS,
-    flight: FLIGHT as usize,
-    stalled_peer: 2,
-    fetches: FETCHES as usize,
-    source: 12,
-    lossy_source: 4,
-};
-
-/// An error put into the glue, to see that the simulation finds it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mutation {
-    /// Memory that was given up is used again at once.
-    NoQuarantine,
-    /// A notification ends a transfer whoever it is with.
-    AnyPeer,
-    /// No bound for peers that stand still.
-    NoPeerBound,
-    /// Notifications are counted, but the machine does not hear of some.
-    DeafToNotifications,
-    /// An announcement is fetched twice.
-    FetchTwice,
-}
-
-impl Mutation {
-    /// All of them.
-    pub const ALL: &'static [Self] = &[
-        Self::NoQuarantine,
-        Self::AnyPeer,
-        Self::NoPeerBound,
-        Self::DeafToNotifications,
-        Self::FetchTwice,
-    ];
-}
+/// What the port refuses is gone, and everything else is with the NIC.
+const SETTLED: Time = Time(u64::MAX);
 
 /// A frame to be sent.
 pub struct Outgoing {
@@ -112,6 +66,13 @@ pub enum Report {
         from: u16,
         /// For this address.
         address: u64,
+        /// Into this memory.
+        local: u64,
+    },
+    /// The NIC says that a GET is done with this memory.
+    Got {
+        /// Memory.
+        local: u64,
     },
     /// A frame arrived.
     Delivered {
@@ -183,6 +144,7 @@ impl FetchPort for Fetcher<'_> {
         self.reports.push(Report::Get {
             from: from.0,
             address: announcement.address,
+            local,
         });
         Ok(())
     }
@@ -194,6 +156,96 @@ struct Locked<'a>(&'a RefCell<Fetches<Heap, Block>>);
 impl Shared<Fetches<Heap, Block>> for Locked<'_> {
     fn with<R>(&self, f: impl FnOnce(&mut Fetches<Heap, Block>) -> R) -> R {
         f(&mut self.0.borrow_mut())
+    }
+}
+
+/// The timer behind its lock.
+struct Timed(Rc<RefCell<Timer>>);
+
+impl Shared<Timer> for Timed {
+    fn with<R>(&self, f: impl FnOnce(&mut Timer) -> R) -> R {
+        f(&mut self.0.borrow_mut())
+    }
+}
+
+/// When a poll function runs again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// Soon.
+    Soon,
+    /// After the next interrupt.
+    Interrupt,
+    /// When the timer says so: the interrupt is masked.
+    Timer,
+}
+
+/// One run of the poll function for messages.
+struct Run<'a> {
+    node: &'a mut Node,
+    port: Port,
+    fabric: &'a mut Fabric,
+    /// What the processor takes for the time.
+    now: u64,
+    failed: Option<anyhow::Error>,
+}
+
+impl Work for Run<'_> {
+    fn messages(&mut self, most: usize) -> usize {
+        let mut n = 0;
+        while n < most {
+            match self.port.message(self.fabric) {
+                Ok(Some(message)) => {
+                    n += 1;
+                    self.node.message(self.fabric, &message);
+                }
+                Ok(None) => break,
+                Err(e) => {
+                    self.failed = Some(e);
+                    break;
+                }
+            }
+        }
+        n
+    }
+
+    fn room(&self) -> usize {
+        self.node.waiting.room()
+    }
+
+    fn backlog(&mut self) -> usize {
+        self.port.backlog(self.fabric)
+    }
+
+    fn horizon(&mut self) -> &mut Horizon {
+        self.node.waiting.horizon()
+    }
+
+    fn waiting(&self) -> usize {
+        self.node.waiting.len()
+    }
+
+    fn pump(&mut self) {
+        self.node.pump(self.fabric, &mut self.port);
+    }
+
+    fn publish(&mut self) {
+        self.node.published = self.node.waiting.len();
+    }
+
+    fn housekeeping(&mut self) {
+        self.node.age(self.now);
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.node.is_idle()
+    }
+
+    fn timer_runs(&self) -> bool {
+        self.node.timer_at.is_some()
+    }
+
+    fn set_timer(&mut self, at: Time) {
+        self.node.set_timer(at);
     }
 }
 
@@ -213,9 +265,17 @@ pub struct Node {
     held: VecDeque<(u64, Block)>,
     /// Its buffers.
     pub pool: Pool,
+    timer: Rc<RefCell<Timer>>,
+    /// When the timer goes off.
+    timer_at: Option<u64>,
+    /// As told to whoever takes notifications.
+    published: usize,
     limits: Limits,
+    /// Of the fetches.
+    fetch_limits: Limits,
     mutation: Option<Mutation>,
     notifications: u64,
+    full: Full,
     /// Its system has no memory.
     pub short_of_memory: bool,
     /// What happened, for the rig to take.
@@ -240,11 +300,16 @@ impl Node {
         // All that may be held by one period, and by one before it, and frames of the stack.
         let tables = usize::from(FLIGHT + QUARANTINE + FETCHES + LOST + 1);
         let mut limits = LIMITS;
+        let mut fetch_limits = LIMITS;
         match mutation {
-            Some(Mutation::NoQuarantine) => limits.keep = 0,
+            Some(Mutation::NoQuarantine) => (limits.keep, fetch_limits.keep) = (0, 0),
+            Some(Mutation::NoFetchQuarantine) => fetch_limits.keep = 0,
             Some(Mutation::NoPeerBound) => {
                 limits.stalled_peer = usize::MAX;
                 limits.timeout = u64::MAX / 4;
+            }
+            Some(Mutation::NoWaitingBound) => {
+                (fetch_limits.waiting, fetch_limits.slow_waiting) = (usize::MAX, usize::MAX);
             }
             _ => {}
         }
@@ -258,9 +323,14 @@ impl Node {
             queue: VecDeque::new(),
             held: VecDeque::new(),
             pool: Pool::new(fabric, nic, 3 * tables)?,
+            timer: Rc::default(),
+            timer_at: None,
+            published: 0,
             limits,
+            fetch_limits,
             mutation,
             notifications: 0,
+            full: Full::default(),
             short_of_memory: false,
             reports: Vec::new(),
         })
@@ -276,6 +346,27 @@ impl Node {
         let scratch = self.pool.take();
         anyhow::ensure!(scratch.is_some(), "no memory for the scratch buffer");
         self.fetches.borrow_mut().set_scratch(scratch);
+        *self.timer.borrow_mut() = Timer::new();
+        self.timer_at = None;
+        Ok(())
+    }
+
+    /// The machine loses its power, and what it knows: all memory is free at once. It is made anew.
+    ///
+    /// # Errors
+    ///
+    /// There is no handle to its memory.
+    pub fn forget(&mut self, fabric: &mut Fabric) -> Result<()> {
+        self.down(fabric);
+        self.held.clear();
+        anyhow::ensure!(self.pool.is_idle(), "memory is in use by nobody");
+        let reports = std::mem::take(&mut self.reports);
+        let full = self.full;
+        let old = self.pool.clone();
+        *self = Self::new(fabric, self.nic, self.mutation)?;
+        // The same memory, in the same order.
+        self.pool = old;
+        (self.reports, self.full) = (reports, full);
         Ok(())
     }
 
@@ -352,7 +443,14 @@ impl Node {
                 port: &mut *port,
             };
             match self.sender.announce(&now, &mut port, to, block, len) {
-                Ok(()) => self.reports.push(Report::Announced { id, address }),
+                Ok(()) => {
+                    self.reports.push(Report::Announced { id, address });
+                    let at = Time(now.0 + PERIODS.busy);
+                    let set = self.timer.borrow_mut().want(at);
+                    if let Some(at) = set {
+                        self.timer_at = Some(at.0);
+                    }
+                }
                 Err((block, Unsent::Refused(Refused::Later))) => {
                     let to = frame.to;
                     self.queue.push_front(Outgoing { id, to, block, len });
@@ -363,58 +461,132 @@ impl Node {
         }
     }
 
-    /// One run of the poll functions. Returns whether there was anything to do.
+    fn set_timer(&mut self, at: Time) {
+        let done = self.mutation == Some(Mutation::NoTimer) && self.notifications > 8;
+        self.timer_at = Some(if done { u64::MAX } else { at.0 });
+    }
+
+    /// When the timer goes off.
+    pub fn timer(&self) -> Option<u64> {
+        self.timer_at
+    }
+
+    /// The timer goes off if it is due.
+    pub fn ring(&mut self, now: u64) -> bool {
+        let rings = self.timer_at.is_some_and(|at| at <= now);
+        if rings {
+            self.timer_at = None;
+        }
+        rings
+    }
+
+    /// One run of the poll function for messages; `now` may be a moment old.
     ///
     /// # Errors
     ///
     /// Memory can't be read.
-    pub fn poll(&mut self, fabric: &mut Fabric, budget: usize) -> Result<bool> {
+    pub fn poll(&mut self, fabric: &mut Fabric, now: u64, budget: usize) -> Result<Again> {
+        self.transmit(fabric);
         let Some(mut port) = self.port.take() else {
-            return Ok(false);
+            return Ok(Again::Interrupt);
         };
         port.look(fabric);
-        let mut work = 0;
-        while work < budget && self.waiting.room() > 0 {
-            let Some(message) = port.message(fabric)? else {
-                break;
-            };
-            work += 1;
-            let from = message.status.source.node;
-            match Message::parse(&message.status, &message.data) {
-                Ok(Message::Announcement(a)) => self.announced(fabric, from, a),
-                Ok(Message::Dropped { address }) => {
-                    let ended = self.sender.dropped(from, address);
-                    self.ended(ended);
-                }
-                Ok(Message::Eager { .. }) | Err(_) => {}
-            }
+        let timer = Rc::clone(&self.timer);
+        let mut run = Run {
+            node: self,
+            port,
+            fabric,
+            now,
+            failed: None,
+        };
+        let ran = poll::run(&mut run, &Timed(timer), &Time(now), budget, &PERIODS);
+        let Run { port, failed, .. } = run;
+        self.port = Some(port);
+        if let Some(e) = failed {
+            return Err(e);
         }
-        self.pump(fabric, &mut port);
-        while work < 2 * budget {
+        self.transmit(fabric);
+        self.full.waiting |= self.waiting.room() == 0;
+        Ok(match ran {
+            ran if ran.paused => Again::Timer,
+            ran if ran.messages >= budget => Again::Soon,
+            _ => Again::Interrupt,
+        })
+    }
+
+    /// One run of the poll function for notifications. Returns when it runs again, and whether the other one is to run.
+    ///
+    /// # Errors
+    ///
+    /// Memory can't be read.
+    pub fn poll_notifications(
+        &mut self,
+        fabric: &mut Fabric,
+        budget: usize,
+    ) -> Result<(Again, bool)> {
+        let Some(mut port) = self.port.take() else {
+            return Ok((Again::Interrupt, false));
+        };
+        let mut work = 0;
+        while work < budget {
             let Some(notification) = port.notification(fabric)? else {
                 break;
             };
             work += 1;
             self.notifications += 1;
             if let Ok(completion) = Completion::from_notification(&notification) {
-                self.notified(completion)?;
+                self.notified(fabric, completion)?;
             }
         }
         self.port = Some(port);
         self.transmit(fabric);
-        Ok(work > 0)
+        let again = match work < budget {
+            true => Again::Interrupt,
+            false => Again::Soon,
+        };
+        Ok((again, work > 0 && self.published > 0))
     }
 
-    fn announced(&mut self, fabric: &Fabric, from: NodeId, a: Announcement) {
+    /// Whether there is something that no interrupt told of.
+    pub fn overlooked(&mut self, fabric: &mut Fabric) -> bool {
+        self.port.as_mut().is_some_and(|p| p.overlooked(fabric))
+    }
+
+    fn message(&mut self, fabric: &Fabric, message: &crate::port::Message) {
+        let from = message.status.source.node;
+        let now = Time(fabric.now());
+        match Message::parse(&message.status, &message.data) {
+            Ok(Message::Announcement(a)) => self.announced(now, from, a),
+            Ok(Message::Dropped { address }) => {
+                self.sender.dropped(&now, from, address, |_| {});
+            }
+            Ok(Message::Eager { .. }) | Err(_) => {}
+        }
+    }
+
+    fn announced(&mut self, now: Time, from: NodeId, a: Announcement) {
         let (len, discard) = match a.frame_len(MAX_FRAME) {
             Ok(len) => (len, false),
             Err(_) if (1..=u64::from(MAX_FRAME)).contains(&a.len) => (a.len as u32, true),
             Err(_) => return,
         };
-        let now = Time(fabric.now());
-        if !self.waiting.push(&now, from, a, len, discard) {
+        let announced = Announced {
+            node: from,
+            announcement: a,
+            len,
+            discard,
+        };
+        if self.mutation == Some(Mutation::NoAge) {
+            self.waiting.horizon().emptied(now);
+        }
+        if self
+            .waiting
+            .push(&now, announced, &self.fetch_limits)
+            .is_err()
+        {
             self.reports.push(Report::Refused { from: from.0 });
         }
+        self.full.waiting |= self.waiting.room() == 0;
     }
 
     fn pump(&mut self, fabric: &mut Fabric, port: &mut Port) {
@@ -433,7 +605,7 @@ impl Node {
             &Locked(&self.fetches),
             &now,
             &mut fetcher,
-            &self.limits,
+            &self.fetch_limits,
             |from, _, _| refused.push(Report::Refused { from: from.0 }),
         );
         self.reports.append(&mut refused);
@@ -442,7 +614,7 @@ impl Node {
     fn ended(&mut self, ended: Ended<Block>) {
         let (block, fetched) = match ended {
             Ended::Fetched(block) | Ended::Late(block) => (block, true),
-            Ended::Failed(block, _) | Ended::Dropped(block) => (block, false),
+            Ended::Failed(block, _) => (block, false),
             Ended::Unmatched => return,
         };
         self.reports.push(Report::Ended {
@@ -451,7 +623,7 @@ impl Node {
         });
     }
 
-    fn notified(&mut self, mut c: Completion) -> Result<()> {
+    fn notified(&mut self, fabric: &Fabric, mut c: Completion) -> Result<()> {
         if self.mutation == Some(Mutation::DeafToNotifications) && self.notifications % 3 == 0 {
             return Ok(());
         }
@@ -468,7 +640,15 @@ impl Node {
             self.ended(ended);
             return Ok(());
         }
-        let ended = self.fetches.borrow_mut().notified(&c);
+        let now = Time(fabric.now());
+        let ended = self.fetches.borrow_mut().notified(&now, &c);
+        let found = self
+            .lengths
+            .iter()
+            .find(|(at, len)| ext_eth::match_key(*at, *len) == c.key);
+        if let (false, Some((local, _))) = (matches!(ended, Fetched::Unmatched), found) {
+            self.reports.push(Report::Got { local: *local });
+        }
         match ended {
             Fetched::Frame(block, from) => {
                 let address = protocol::rendezvous::Buffer::address(&block);
@@ -484,17 +664,42 @@ impl Node {
     }
 
     /// Housekeeping; `now` may be a moment old.
-    pub fn tick(&mut self, fabric: &mut Fabric, now: u64) {
-        if self.port.is_some() {
-            self.sender.age(&Time(now), &self.limits, |_| {}, drop);
-            self.fetches
-                .borrow_mut()
-                .age(&Time(now), &self.limits, drop);
-            self.transmit(fabric);
+    fn age(&mut self, now: u64) {
+        let time = Time(now);
+        let (_, all) = self
+            .sender
+            .age(&time, &self.limits, SETTLED, |_| true, drop);
+        debug_assert!(all);
+        let mut fetches = self.fetches.borrow_mut();
+        fetches.age(&time, &self.fetch_limits, SETTLED, drop);
+        if fetches.needs_scratch() && !self.short_of_memory {
+            fetches.set_scratch(self.pool.take());
         }
+        drop(fetches);
+        self.full = self.full.or(self.fullness());
+    }
+
+    /// Gives back what a closed port left, when it is time.
+    pub fn release(&mut self, now: u64) {
         while self.held.front().is_some_and(|(until, _)| *until <= now) {
             self.held.pop_front();
         }
+    }
+
+    fn fullness(&self) -> Full {
+        let fetches = self.fetches.borrow();
+        Full {
+            flight: self.sender.moving() >= usize::from(FLIGHT),
+            quarantine: self.sender.given_up() >= usize::from(QUARANTINE),
+            fetches: fetches.len() - fetches.lost() >= usize::from(FETCHES),
+            lost: fetches.lost() >= usize::from(LOST),
+            waiting: false,
+        }
+    }
+
+    /// What was full so far.
+    pub fn full(&self) -> Full {
+        self.full.or(self.fullness())
     }
 
     /// Whether nothing is pending: no frame, no announcement, no memory held.
@@ -507,12 +712,6 @@ impl Node {
             && self.held.is_empty()
     }
 
-    /// Whether frames or announcements are waited for.
-    pub fn is_quiet(&self) -> bool {
-        let fetches = self.fetches.borrow().is_idle();
-        self.queue.is_empty() && self.sender.active() == 0 && self.waiting.is_empty() && fetches
-    }
-
     /// Checks what must hold for the machine at any time.
     ///
     /// # Errors
@@ -522,7 +721,8 @@ impl Node {
         let place = |what: &str| format!("node {}: {what}", self.nic);
         self.sender.check().map_err(place)?;
         self.fetches.borrow_mut().check().map_err(place)?;
-        if self.mutation.is_none() && self.sender.active() > self.limits.flight {
+        self.waiting.check(&self.fetch_limits).map_err(place)?;
+        if self.mutation.is_none() && self.sender.moving() > self.limits.flight {
             return Err(place("more frames in flight than allowed"));
         }
         Ok(())

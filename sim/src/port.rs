@@ -97,6 +97,15 @@ impl Queue {
         self.at(slot) + u64::from(self.slot.bytes()) - 8
     }
 
+    /// Slots that the NIC has written, from the next one on.
+    fn ahead(&self, fabric: &mut Fabric, nic: usize) -> u32 {
+        let pointers = fabric.read(nic, BqRegs(self.unit).wp_lwp_dcq_rp(VPID).get());
+        match pointers {
+            u64::MAX => 0,
+            pointers => (WritePointers(pointers).lwp() + SLOTS - self.next) % SLOTS,
+        }
+    }
+
     /// Skips a slot whose write got lost; true if so.
     fn skip_hole(&mut self, fabric: &mut Fabric, nic: usize) -> bool {
         let pointers = fabric.read(nic, BqRegs(self.unit).wp_lwp_dcq_rp(VPID).get());
@@ -126,6 +135,8 @@ pub struct Port {
     mailbox: Queue,
     notifications: Queue,
     credits: [Credits; 2],
+    /// Somebody waits for room.
+    refused: bool,
 }
 
 impl Port {
@@ -166,6 +177,7 @@ impl Port {
             mailbox,
             notifications,
             credits: [Credits::new(); 2],
+            refused: false,
         };
         for unit in [Unit::Velo, Unit::Rma] {
             port.forget(fabric, unit);
@@ -213,7 +225,10 @@ impl Port {
             self.look(fabric);
         }
         match self.credits[unit as usize].room() {
-            0 => Err(Refused::Later),
+            0 => {
+                self.refused = true;
+                Err(Refused::Later)
+            }
             _ => Ok(()),
         }
     }
@@ -321,6 +336,23 @@ impl Port {
                 return Ok(Some(notification));
             }
         }
+    }
+
+    /// Slots of the mailbox that the NIC has written and that were not read.
+    pub fn backlog(&self, fabric: &mut Fabric) -> usize {
+        self.mailbox.ahead(fabric, self.nic) as usize
+    }
+
+    /// Whether the NIC has written something that was not read, or has room for a descriptor that it had none for.
+    pub fn overlooked(&mut self, fabric: &mut Fabric) -> bool {
+        let written = [&self.mailbox, &self.notifications]
+            .map(|q| q.ahead(fabric, self.nic) > 0)
+            .contains(&true);
+        let refused = std::mem::take(&mut self.refused);
+        if refused {
+            self.look(fabric);
+        }
+        written || refused
     }
 
     /// Node ID of NIC `nic`.

@@ -1,19 +1,22 @@
 //! A run: nodes, traffic, faults drawn from a seed, and what must hold.
 //!
 //! * A frame is delivered at most once and unaltered.
-//! * Memory that was announced is not given back while the peer may still fetch it: before the peer has fetched it, or time-out and
-//!   quarantine are over.
-//! * Frames between healthy nodes arrive within [`BOUND`], whatever the others do; one may be dropped only while an older one to the same
-//!   peer is stalled.
+//! * Memory that was announced is not given back while the peer may still fetch it, nor memory that a GET may still write: before
+//!   the end was notified, or time-out and quarantine are over.
+//! * Frames between nodes that behave, and have no fault or had none for [`SETTLE`], arrive within [`BOUND`], whatever the others do; one
+//!   may be dropped only while an older one to the same peer is stalled.
 //! * Tables keep their bounds; in the end nothing waits, and all memory is back.
 
+mod forge;
+mod judge;
+
 use crate::fabric::Fabric;
-use crate::node::{Mutation, Node, Outgoing, Report, LIMITS, MAX_FRAME};
-use crate::port::Port;
-use anyhow::{Context, Result};
-use extoll_emulator::control::Forged;
+use crate::node::{Again, Node, Outgoing};
+use crate::setup::{Full, Mutation, LIMITS, MAX_FRAME};
+use anyhow::Result;
 use extoll_emulator::network::LinkKnobs;
 use extoll_emulator::nic::{Faults, LoseWrite, LossyRing};
+use protocol::rendezvous::Buffer;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
@@ -23,12 +26,20 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 /// In this time a frame between healthy nodes arrives: what two dead peers hold up in both directions, and some.
 pub const BOUND: u64 = 2 * LIMITS.timeout + 2_000 * MS;
+/// For so long after its last fault nothing is demanded of a node: what it owes is given up by then, and too old to be fetched.
+pub const SETTLE: u64 = 2 * LIMITS.timeout + 500 * MS;
 /// Traffic and faults begin before this.
 const BUSY: u64 = 6_000 * MS;
-/// Faults have ended after this time more.
+/// Faults have ended after this time more. It is longer than memory of unanswered transfers is kept.
 const LONGEST_FAULT: u64 = 8_000 * MS;
+/// For so long a NIC may hold what is on its way. Nobody can do anything about what is held for longer than memory is kept.
+const LONGEST_HOLD: u64 = LIMITS.timeout;
+/// Then each node sends a frame to each other one.
+const CALM: u64 = BUSY + LONGEST_FAULT + SETTLE;
 /// Everything has ended after this.
-const END: u64 = BUSY + LONGEST_FAULT + 2 * (LIMITS.timeout + LIMITS.keep) + 10_000 * MS;
+const END: u64 = CALM + 2 * (LIMITS.timeout + LIMITS.keep) + 10_000 * MS;
+/// By so much what processors take for the time may be late.
+const LATE: u64 = 5 * MS;
 /// Bytes of a frame before its pattern: length, number.
 const HEAD: usize = 24;
 
@@ -58,22 +69,35 @@ pub struct Summary {
     pub frames: u64,
     /// Of these, delivered.
     pub delivered: u64,
-    /// Frames between healthy nodes.
+    /// Frames that had to arrive.
     pub healthy: u64,
+    /// Of these, with an end that had a fault before.
+    pub recovered: u64,
     /// Steps of the simulation.
     pub steps: u64,
     /// Faults.
     pub faults: u64,
+    /// Tables that were full.
+    pub full: Full,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
+    /// The poll function for messages runs.
     Poll(usize),
-    Tick(usize),
+    /// The one for notifications.
+    Notify(usize),
+    Timer(usize),
+    /// The base driver looks for what no interrupt told of.
+    Watch(usize),
     Submit(usize),
+    /// One to the other.
+    Send(usize, usize),
     Fault(usize),
     Heal(usize),
-    Forge(usize),
+    Forge(usize, usize),
+    /// The NIC of a hostile node holds all answers back, or no longer.
+    Withhold(usize, bool),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +107,11 @@ enum Fault {
     Freeze(usize),
     PowerOff(usize),
     Restart(usize),
+    /// Off and on again, and nothing is remembered.
+    Reboot(usize),
     Slow(usize),
+    /// No poll function runs.
+    Stuck(usize),
     NoMemory(usize),
     LoseMessages(usize),
     LoseNotifications(usize),
@@ -98,7 +126,9 @@ impl Fault {
             Self::Freeze(n)
             | Self::PowerOff(n)
             | Self::Restart(n)
+            | Self::Reboot(n)
             | Self::Slow(n)
+            | Self::Stuck(n)
             | Self::NoMemory(n)
             | Self::LoseMessages(n)
             | Self::LoseNotifications(n)
@@ -121,12 +151,23 @@ struct Frame {
     len: u32,
     at: u64,
     fate: Fate,
+    /// It has to arrive.
+    demanded: bool,
 }
 
 struct Announced {
     id: u64,
     at: u64,
     fetched: bool,
+    /// The port was closed since.
+    flushed: bool,
+}
+
+/// A GET.
+struct Got {
+    at: u64,
+    /// The port was closed since.
+    flushed: bool,
 }
 
 /// A run.
@@ -137,22 +178,38 @@ pub struct Rig {
     nodes: Vec<Node>,
     /// Nodes that no fault hits, and that behave.
     healthy: Vec<bool>,
+    /// Faults that each node has at present.
+    ill: Vec<usize>,
+    /// When it had the last one.
+    healed: Vec<u64>,
+    /// Nodes whose poll functions don't run.
+    stuck: Vec<bool>,
+    /// From a node to another: nothing is demanded of such frames, as somebody speaks in the name of the first.
+    forged: Vec<Vec<bool>>,
+    /// Until when what they deliver may be wrong, as the first has forgotten what it has announced.
+    forgotten: Vec<u64>,
     /// Nodes that send what no protocol allows; for their frames nothing holds.
     hostile: Vec<bool>,
     /// Mean time between polls, in ns.
     pace: Vec<u64>,
-    /// Time between polls that find nothing.
-    idle: Vec<u64>,
-    /// When each node polls next.
-    poll_at: Vec<u64>,
+    /// When each node polls next, for messages and for notifications.
+    poll_at: [Vec<u64>; 2],
+    /// Its interrupt for messages is masked.
+    masked: Vec<bool>,
+    /// Since when messages are left in its mailbox.
+    shut: Vec<Option<u64>>,
+    /// When its timer is known to go off.
+    timer_at: Vec<Option<u64>>,
     /// What each NIC had delivered when its node was woken last.
-    heard: Vec<u64>,
+    heard: [Vec<u64>; 2],
     faults: Vec<(Fault, u64)>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
     frames: Vec<Frame>,
     /// By node and address.
     announced: BTreeMap<(usize, u64), Announced>,
+    /// Memory that GETs write to.
+    gets: BTreeMap<(usize, u64), Got>,
     summary: Summary,
     trace: Option<Vec<String>>,
 }
@@ -183,7 +240,12 @@ impl Rig {
     /// The emulator refuses something.
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let count = rng.random_range(2..=4usize);
+        // Most nodes against one.
+        let siege = rng.random_bool(0.1);
+        let count = match siege {
+            true => 5,
+            false => rng.random_range(2..=5usize),
+        };
         let fabric = Fabric::new(count, seed)?;
         let nodes = (0..count)
             .map(|i| Node::new(&fabric, i, mutation))
@@ -195,19 +257,27 @@ impl Rig {
             nodes,
             healthy: vec![true; count],
             hostile: vec![false; count],
+            ill: vec![0; count],
+            healed: vec![0; count],
+            stuck: vec![false; count],
+            forged: vec![vec![false; count]; count],
+            forgotten: vec![0; count],
             pace: Vec::new(),
-            idle: vec![0; count],
-            poll_at: vec![0; count],
-            heard: vec![0; count],
+            poll_at: [vec![0; count], vec![0; count]],
+            masked: vec![false; count],
+            shut: vec![None; count],
+            timer_at: vec![None; count],
+            heard: [vec![0; count], vec![0; count]],
             faults: Vec::new(),
             events: BinaryHeap::new(),
             number: 0,
             frames: Vec::new(),
             announced: BTreeMap::new(),
+            gets: BTreeMap::new(),
             summary: Summary::default(),
             trace: trace.then(Vec::new),
         };
-        rig.set_up()?;
+        rig.set_up(siege)?;
         Ok(rig)
     }
 
@@ -223,7 +293,7 @@ impl Rig {
         self.events.push(Reverse((time, self.number, event)));
     }
 
-    fn set_up(&mut self) -> Result<()> {
+    fn set_up(&mut self, siege: bool) -> Result<()> {
         let count = self.nodes.len();
         let slowest = [0, 0, 10 * US, 50 * US, 5 * MS][self.rng.random_range(0..5)];
         for cable in 0..self.fabric.cables() {
@@ -241,8 +311,8 @@ impl Rig {
             let pace = [20 * US, 100 * US, 1000 * US][self.rng.random_range(0..3)];
             self.pace.push(pace);
             self.nodes[node].up(&mut self.fabric)?;
-            self.poll(node, 0);
-            self.at(0, Event::Tick(node));
+            self.wake(node, 0, 1);
+            self.at(0, Event::Watch(node));
         }
         let mut bursts = Vec::new();
         for _ in 0..self.rng.random_range(1..=4) {
@@ -256,25 +326,18 @@ impl Rig {
                 self.at(at + later, Event::Submit(node));
             }
         }
-        if self.rng.random_bool(0.25) {
+        if siege {
+            self.siege(&bursts);
+        } else if self.rng.random_bool(0.4) {
             let node = self.rng.random_range(0..count);
-            (self.hostile[node], self.healthy[node]) = (true, false);
-            for _ in 0..self.rng.random_range(1..80) {
-                // Most while frames are under way.
-                let at = match self.rng.random_bool(0.8) {
-                    true => {
-                        bursts[self.rng.random_range(0..bursts.len())]
-                            + self.rng.random_range(0..25 * MS)
-                    }
-                    false => self.rng.random_range(0..BUSY),
-                };
-                self.at(at, Event::Forge(node));
-            }
+            self.hostility(node, &bursts);
+        } else if self.rng.random_bool(0.15) {
+            self.blackout();
         }
         let ends = self.cable_ends();
         for _ in 0..self.rng.random_range(0..=3) {
             let node = self.rng.random_range(0..count);
-            let fault = match self.rng.random_range(0..9) {
+            let fault = match self.rng.random_range(0..11) {
                 0 => Fault::Cable(self.rng.random_range(0..ends.len())),
                 1 => Fault::Freeze(node),
                 2 => Fault::PowerOff(node),
@@ -283,6 +346,8 @@ impl Rig {
                 5 => Fault::NoMemory(node),
                 6 => Fault::LoseMessages(node),
                 7 => Fault::LoseNotifications(node),
+                8 => Fault::Stuck(node),
+                9 => Fault::Reboot(node),
                 _ => Fault::RetryEvery(node),
             };
             if self.faults.iter().any(|(other, _)| *other == fault) {
@@ -293,12 +358,56 @@ impl Rig {
             }
             let at = self.rng.random_range(0..BUSY);
             let longest = [10 * MS, 500 * MS, LONGEST_FAULT][self.rng.random_range(0..3)];
-            let end = at + self.rng.random_range(1..longest);
+            let longest = match fault {
+                Fault::Freeze(_) => longest.min(LONGEST_HOLD),
+                _ => longest,
+            };
+            let shortest = match fault {
+                // What was on its way to the memory of before is gone.
+                Fault::Reboot(_) => 100 * MS,
+                _ => 1,
+            };
+            let end = at + self.rng.random_range(1..longest).max(shortest);
             self.at(at, Event::Fault(self.faults.len()));
             self.faults.push((fault, end));
         }
         self.summary.faults = self.faults.len() as u64;
+        for from in 0..count {
+            for to in (0..count).filter(|to| *to != from) {
+                let at = CALM + self.rng.random_range(0..200 * MS);
+                self.at(at, Event::Send(from, to));
+            }
+        }
+        // Soon after a fault, too.
+        for (fault, end) in self.faults.clone() {
+            for victim in fault.victims(&ends) {
+                let other = (victim + self.rng.random_range(1..count)) % count;
+                let at = end + SETTLE + self.rng.random_range(1..500 * MS);
+                self.at(at, Event::Send(victim, other));
+                self.at(at, Event::Send(other, victim));
+            }
+        }
         Ok(())
+    }
+
+    /// All nodes but two stand still, and one of those has frames for all others.
+    fn blackout(&mut self) {
+        let count = self.nodes.len();
+        let (node, at) = (
+            self.rng.random_range(0..count),
+            self.rng.random_range(0..BUSY),
+        );
+        let alive = (node + 1) % count;
+        for other in (0..count).filter(|n| ![node, alive].contains(n)) {
+            self.healthy[other] = false;
+            let end = at + self.rng.random_range(LIMITS.timeout..LONGEST_FAULT);
+            self.at(at, Event::Fault(self.faults.len()));
+            self.faults.push((Fault::Stuck(other), end));
+        }
+        for _ in 0..150 {
+            let later = self.rng.random_range(MS..1_500 * MS);
+            self.at(at + later, Event::Submit(node));
+        }
     }
 
     /// Nodes at both ends of each cable.
@@ -316,7 +425,11 @@ impl Rig {
     /// What did not hold.
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
-            Ok(()) => Ok(self.summary),
+            Ok(()) => {
+                let all = self.nodes.iter().map(Node::full);
+                self.summary.full = all.fold(Full::default(), Full::or);
+                Ok(self.summary)
+            }
             Err(e) => Err(Violation {
                 seed: self.seed,
                 at: self.fabric.now(),
@@ -355,10 +468,11 @@ impl Rig {
             let Some(Reverse((at, _, event))) = self.events.pop() else {
                 break;
             };
-            if let Event::Poll(n) = event {
-                if at != self.poll_at[n] {
-                    continue;
-                }
+            // It was put off, or came earlier.
+            match event {
+                Event::Poll(n) if at != self.poll_at[0][n] => continue,
+                Event::Notify(n) if at != self.poll_at[1][n] => continue,
+                _ => {}
             }
             self.summary.steps += 1;
             self.step(event)?;
@@ -366,6 +480,7 @@ impl Rig {
             for node in 0..self.nodes.len() {
                 self.collect(node)?;
                 self.nodes[node].check().map_err(anyhow::Error::msg)?;
+                self.set_timer(node);
             }
             if self.summary.steps % 16 == 0 {
                 self.check_bound()?;
@@ -376,80 +491,143 @@ impl Rig {
 
     /// Nodes whose NIC delivered something poll soon, as after an interrupt.
     fn listen(&mut self) {
-        let now = self.fabric.now();
         for n in 0..self.nodes.len() {
             let c = self.fabric.world.chip_counters(n);
-            let delivered = c.velo.received.wrapping_add(c.rma.notifications);
-            if delivered != self.heard[n] {
-                self.heard[n] = delivered;
-                self.idle[n] = self.pace[n];
-                let at = now + self.rng.random_range(1..=self.pace[n]);
-                if self.poll_at[n] <= now || at < self.poll_at[n] {
-                    self.poll(n, at);
+            for (unit, delivered) in [c.velo.received, c.rma.notifications]
+                .into_iter()
+                .enumerate()
+            {
+                if delivered == self.heard[unit][n] {
+                    continue;
+                }
+                self.heard[unit][n] = delivered;
+                if unit == 1 || !self.masked[n] {
+                    self.wake(n, unit, self.pace[n]);
                 }
             }
         }
     }
 
-    fn poll(&mut self, node: usize, at: u64) {
-        self.poll_at[node] = at;
-        self.at(at, Event::Poll(node));
+    /// A poll function of `node` runs within `time`, if it doesn't anyway.
+    fn wake(&mut self, node: usize, unit: usize, time: u64) {
+        let now = self.fabric.now();
+        let at = now + self.rng.random_range(1..=time);
+        let planned = self.poll_at[unit][node];
+        if self.ends() || (planned > now && planned <= at) {
+            return;
+        }
+        self.poll_at[unit][node] = at;
+        self.at(at, [Event::Poll(node), Event::Notify(node)][unit].clone());
+    }
+
+    /// The timer of a node was perhaps set.
+    fn set_timer(&mut self, node: usize) {
+        let timer = self.nodes[node].timer();
+        if timer != self.timer_at[node] {
+            self.timer_at[node] = timer;
+            if let Some(at) = timer.filter(|at| *at < END) {
+                self.at(at.max(self.fabric.now()), Event::Timer(node));
+            }
+        }
     }
 
     fn finished(&self) -> bool {
-        self.fabric.now() > BUSY + LONGEST_FAULT && self.nodes.iter().all(Node::is_idle)
+        self.fabric.now() > CALM + BOUND && self.nodes.iter().all(Node::is_idle)
+    }
+
+    /// Nothing has to happen any more.
+    fn ends(&self) -> bool {
+        self.fabric.now() >= END || self.finished()
     }
 
     fn step(&mut self, event: Event) -> Result<()> {
         let now = self.fabric.now();
         match event {
-            Event::Poll(n) => {
+            Event::Poll(n) if !self.stuck[n] => {
                 let budget = self.rng.random_range(1..16);
-                let worked = self.nodes[n].poll(&mut self.fabric, budget)?;
-                let quiet = self.nodes[n].is_quiet();
-                // Without work polls get rarer: an interrupt will tell, or housekeeping find what it missed.
-                let rarest = if quiet { 250 * MS } else { 10 * MS };
-                self.idle[n] = match worked {
-                    true => self.pace[n],
-                    false => (self.idle[n] * 4).clamp(self.pace[n], rarest.max(self.pace[n])),
-                };
-                let wait = self.rng.random_range(1..=2 * self.idle[n]);
-                if now < END && !self.finished() {
-                    self.poll(n, now + wait);
+                // The processor may have looked at the clock before the last step of another one.
+                let stale = now.saturating_sub(self.rng.random_range(0..LATE));
+                let again = self.nodes[n].poll(&mut self.fabric, stale, budget)?;
+                self.masked[n] = again != Again::Interrupt;
+                self.check_shut(n, again == Again::Timer)?;
+                if again == Again::Soon {
+                    self.wake(n, 0, self.pace[n]);
                 }
             }
-            Event::Tick(n) => {
-                // The processor that does this may have looked at the clock before the last step of another one.
-                let stale = now.saturating_sub(self.rng.random_range(0..5 * MS));
-                self.nodes[n].tick(&mut self.fabric, stale);
-                let pause = match self.nodes[n].is_quiet() {
-                    true => 200 * MS,
-                    false => 20 * MS,
-                };
-                if now < END && !self.finished() {
-                    self.at(now + pause, Event::Tick(n));
+            Event::Notify(n) if !self.stuck[n] => {
+                let budget = self.rng.random_range(1..16);
+                let (again, other) = self.nodes[n].poll_notifications(&mut self.fabric, budget)?;
+                if again == Again::Soon {
+                    self.wake(n, 1, self.pace[n]);
+                }
+                if other {
+                    self.wake(n, 0, self.pace[n]);
                 }
             }
-            Event::Submit(n) => self.submit(n)?,
+            Event::Poll(_) | Event::Notify(_) => {}
+            Event::Timer(n) => {
+                if self.nodes[n].ring(now) {
+                    self.timer_at[n] = None;
+                    self.wake(n, 0, self.pace[n]);
+                }
+            }
+            Event::Watch(n) => {
+                self.nodes[n].release(now);
+                if !self.masked[n] && self.nodes[n].overlooked(&mut self.fabric) {
+                    self.wake(n, 0, self.pace[n]);
+                    self.wake(n, 1, self.pace[n]);
+                }
+                let pause = if self.nodes[n].is_idle() { 200 } else { 50 };
+                if !self.ends() {
+                    self.at(now + pause * MS, Event::Watch(n));
+                }
+            }
+            Event::Submit(n) => {
+                let count = self.nodes.len();
+                let to = (n + self.rng.random_range(1..count)) % count;
+                self.submit(n, to)?;
+            }
+            Event::Send(from, to) => self.submit(from, to)?,
             Event::Fault(i) => {
                 let (fault, end) = self.faults[i];
                 self.say(|| format!("{fault:?} until {:.3} ms", end as f64 / MS as f64));
-                self.begin(fault);
+                self.fall_ill(fault);
+                self.begin(fault)?;
                 self.at(end.max(now + 1), Event::Heal(i));
             }
             Event::Heal(i) => {
                 let (fault, _) = self.faults[i];
                 self.say(|| format!("{fault:?} ends"));
                 self.end(fault)?;
+                for victim in fault.victims(&self.cable_ends()) {
+                    self.ill[victim] -= 1;
+                    self.healed[victim] = now;
+                }
             }
-            Event::Forge(n) => self.forge(n)?,
+            Event::Forge(n, to) => self.forge(n, to)?,
+            Event::Withhold(n, hold) => {
+                self.say(|| format!("node {n} answers: {}", !hold));
+                self.fabric.world.set_frozen(n, hold);
+            }
         }
         Ok(())
     }
 
-    fn submit(&mut self, from: usize) -> Result<()> {
-        let count = self.nodes.len();
-        let to = (from + self.rng.random_range(1..count)) % count;
+    /// Of the frames of the victims that are under way nothing is demanded any more.
+    fn fall_ill(&mut self, fault: Fault) {
+        let victims = fault.victims(&self.cable_ends());
+        for victim in &victims {
+            self.ill[*victim] += 1;
+        }
+        for frame in &mut self.frames {
+            let open = matches!(frame.fate, Fate::Queued | Fate::Announced);
+            if open && (victims.contains(&frame.from) || victims.contains(&frame.to)) {
+                frame.demanded = false;
+            }
+        }
+    }
+
+    fn submit(&mut self, from: usize, to: usize) -> Result<()> {
         let len = match self.rng.random_range(0..4) {
             0 => self.rng.random_range(HEAD as u32..100),
             1 => [496, 497, 992, 993][self.rng.random_range(0..4)],
@@ -463,23 +641,28 @@ impl Rig {
             return Ok(());
         };
         let id = self.frames.len() as u64;
+        self.check_get(from, block.address())?;
         block.fill(&pattern(id, len as usize))?;
+        let demanded = self.is_demanded(from, to);
         self.frames.push(Frame {
             from,
             to,
             len,
             at: self.fabric.now(),
             fate: Fate::Queued,
+            demanded,
         });
         self.summary.frames += 1;
-        self.summary.healthy += u64::from(self.healthy[from] && self.healthy[to]);
+        self.summary.healthy += u64::from(demanded);
+        let pristine = self.healthy[from] && self.healthy[to];
+        self.summary.recovered += u64::from(demanded && !pristine);
         self.say(|| format!("node {from}: frame {id}, {len} bytes to node {to}"));
         let frame = Outgoing { id, to, block, len };
         self.nodes[from].submit(&mut self.fabric, frame);
         Ok(())
     }
 
-    fn begin(&mut self, fault: Fault) {
+    fn begin(&mut self, fault: Fault) -> Result<()> {
         let lose = |ring, count| Faults {
             lose_writes: vec![LoseWrite {
                 ring,
@@ -494,9 +677,17 @@ impl Rig {
             Fault::Freeze(n) => self.fabric.world.set_frozen(n, true),
             Fault::PowerOff(n) => {
                 self.fabric.world.set_power(n, false);
-                self.nodes[n].down(&mut self.fabric);
+                self.down(n);
             }
-            Fault::Restart(n) => self.nodes[n].down(&mut self.fabric),
+            Fault::Restart(n) => self.down(n),
+            Fault::Reboot(n) => {
+                self.fabric.world.set_power(n, false);
+                self.nodes[n].forget(&mut self.fabric)?;
+                self.forgotten[n] = u64::MAX;
+                self.announced.retain(|(node, _), _| *node != n);
+                self.gets.retain(|(node, _), _| *node != n);
+            }
+            Fault::Stuck(n) => self.stuck[n] = true,
             Fault::Slow(n) => self.pace[n] *= 1000,
             Fault::NoMemory(n) => self.nodes[n].short_of_memory = true,
             Fault::LoseMessages(n) => {
@@ -516,6 +707,18 @@ impl Rig {
                 self.set_faults(n, faults);
             }
         }
+        Ok(())
+    }
+
+    /// The port of a node is closed.
+    fn down(&mut self, node: usize) {
+        self.nodes[node].down(&mut self.fabric);
+        for ((n, _), a) in &mut self.announced {
+            a.flushed |= *n == node;
+        }
+        for ((n, _), got) in &mut self.gets {
+            got.flushed |= *n == node;
+        }
     }
 
     /// A NIC that is off has no faults.
@@ -530,228 +733,36 @@ impl Rig {
         match fault {
             Fault::Cable(c) => self.fabric.link(c, true),
             Fault::Freeze(n) => self.fabric.world.set_frozen(n, false),
-            Fault::PowerOff(n) | Fault::Restart(n) => {
+            Fault::PowerOff(n) | Fault::Restart(n) | Fault::Reboot(n) => {
+                if let Fault::Reboot(_) = fault {
+                    self.forgotten[n] = self.fabric.now() + LIMITS.timeout + LIMITS.keep;
+                }
                 if !self.fabric.world.is_on(n) {
                     self.fabric.world.set_power(n, true);
                     let now = self.fabric.now();
                     self.fabric.advance(now)?;
                     self.fabric.boot(n)?;
+                    // What it had before, it has no more.
+                    self.set_faults(n, Faults::default());
                 }
                 if !self.nodes[n].is_up() {
                     self.nodes[n].up(&mut self.fabric)?;
+                    self.masked[n] = false;
+                    self.shut[n] = None;
+                    self.timer_at[n] = None;
+                    self.wake(n, 0, self.pace[n]);
                 }
+            }
+            Fault::Stuck(n) => {
+                self.stuck[n] = false;
+                self.wake(n, 0, self.pace[n]);
+                self.wake(n, 1, self.pace[n]);
             }
             Fault::Slow(n) => self.pace[n] /= 1000,
             Fault::NoMemory(n) => self.nodes[n].short_of_memory = false,
             Fault::LoseMessages(n) | Fault::LoseNotifications(n) | Fault::RetryEvery(n) => {
                 self.set_faults(n, Faults::default());
             }
-        }
-        Ok(())
-    }
-
-    /// Something from `node` that no protocol allows, or a repetition.
-    fn forge(&mut self, node: usize) -> Result<()> {
-        let count = self.nodes.len();
-        let to = (node + self.rng.random_range(1..count)) % count;
-        // Addresses that are in use are the interesting ones.
-        let mut known: Vec<u64> = self.announced.keys().map(|(_, address)| *address).collect();
-        known.sort_unstable();
-        let address = match known.len() {
-            n if n > 0 && self.rng.random_bool(0.8) => known[self.rng.random_range(0..n)],
-            _ => self.rng.random(),
-        };
-        let len = match self.rng.random_range(0..3) {
-            0 => self.rng.random_range(0..14),
-            1 => self.rng.random_range(14..=u64::from(MAX_FRAME)),
-            _ => self.rng.random(),
-        };
-        let velo = |mtt, payload: &[u64]| Forged::Velo {
-            src_node: node as u16,
-            src_vpid: 254,
-            protection: 0,
-            vpid: 254,
-            mtt,
-            tag: 0,
-            data: payload
-                .iter()
-                .flat_map(|w| w.to_le_bytes())
-                .map(|b| format!("{b:02x}"))
-                .collect::<Vec<_>>()
-                .concat(),
-        };
-        let forged = match self.rng.random_range(0..5) {
-            0 | 1 => velo(1, &[address, len]),
-            2 => velo(2, &[address]),
-            kind => {
-                // A notification of a transfer that names this node, with the key of somebody's frame.
-                let kind = if kind == 3 {
-                    wire::rma::NotificationType::Responder
-                } else {
-                    wire::rma::NotificationType::Completer
-                };
-                let frame = self.announced.iter().find(|((_, a), _)| *a == address);
-                let len = frame.map_or(100, |(_, f)| self.frames[f.id as usize].len);
-                let notification = wire::rma::Notification {
-                    word0: wire::ext_eth::match_key(address, len),
-                    size_field: 0,
-                    vpid: wire::ext_eth::VPID,
-                    node: Port::node_id(node),
-                    kind,
-                    command: wire::rma::Command::from_code(0).context("GET")?,
-                    mode: wire::rma::Mode::from_bits(2),
-                    error: u8::from(self.rng.random_bool(0.2)),
-                };
-                Forged::Slot {
-                    unit: extoll_emulator::nic::QueueUnit::Rma,
-                    vpid: 254,
-                    words: notification.encode(),
-                }
-            }
-        };
-        self.say(|| format!("node {to} gets {forged:?}"));
-        if self.fabric.world.is_on(to) {
-            self.fabric.world.forge(to, &forged)?;
-        }
-        Ok(())
-    }
-
-    /// Takes the reports of a node in, and checks them.
-    fn collect(&mut self, node: usize) -> Result<()> {
-        let now = self.fabric.now();
-        for report in std::mem::take(&mut self.nodes[node].reports) {
-            self.say(|| match &report {
-                Report::Delivered { from, data } => {
-                    let id = word(data, 16);
-                    format!("node {node}: delivered frame {id} of node {from}")
-                }
-                other => format!("node {node}: {other:?}"),
-            });
-            match report {
-                Report::Announced { id, address } => {
-                    self.frames[id as usize].fate = Fate::Announced;
-                    let entry = Announced {
-                        id,
-                        at: now,
-                        fetched: false,
-                    };
-                    if let Some(old) = self.announced.insert((node, address), entry) {
-                        self.check_reuse(&old, now)?;
-                    }
-                }
-                Report::Dropped { id, peer } => {
-                    let frame = &mut self.frames[id as usize];
-                    frame.fate = Fate::Dropped;
-                    let (from, to) = (frame.from, frame.to);
-                    let both = self.healthy[from] && self.healthy[to];
-                    // A healthy peer may be held up by others for a while, but then it owes something.
-                    let owes = self.announced.iter().any(|((at, _), a)| {
-                        *at == from
-                            && self.frames[a.id as usize].to == to
-                            && !a.fetched
-                            && a.at + LIMITS.stall <= now
-                    });
-                    anyhow::ensure!(
-                        !both || (peer && owes),
-                        "frame {id} was dropped, though its peer is healthy and owes nothing"
-                    );
-                }
-                Report::Ended { address, fetched } => {
-                    if let Some(a) = self.announced.get_mut(&(node, address)) {
-                        a.fetched |= fetched;
-                        let id = a.id as usize;
-                        let to = self.frames[id].to;
-                        // A hostile peer says what it likes about its own frames.
-                        if fetched && !self.hostile[to] && self.healthy[node] && self.healthy[to] {
-                            let got = self.frames[id].fate == Fate::Delivered;
-                            anyhow::ensure!(
-                                got || self.frames[id].at + BOUND > now,
-                                "frame {id} ended late and undelivered"
-                            );
-                        }
-                    }
-                }
-                Report::Delivered { from, data } => self.delivered(node, from.into(), &data)?,
-                Report::Get { .. } => {}
-                Report::Refused { from } => {
-                    let both =
-                        self.healthy[node] && self.healthy.get(usize::from(from)) == Some(&true);
-                    anyhow::ensure!(!both, "node {node} refused a frame of node {from}");
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Memory of an earlier announcement is used again.
-    fn check_reuse(&self, old: &Announced, now: u64) -> Result<()> {
-        let frame = &self.frames[old.id as usize];
-        let told = frame.fate == Fate::Delivered || old.fetched || self.hostile[frame.to];
-        // Between a restart and the end of the quarantine memory is held as well.
-        anyhow::ensure!(
-            told || now >= old.at + LIMITS.keep,
-            "memory of frame {} is used again {} ms after it was announced, and it was never fetched",
-            old.id,
-            (now - old.at) / MS
-        );
-        Ok(())
-    }
-
-    fn delivered(&mut self, node: usize, from: usize, data: &[u8]) -> Result<()> {
-        // For what a hostile node announces nothing holds; it may even repeat what others have announced to it.
-        if self.hostile.get(from) != Some(&false) || self.hostile[node] {
-            return Ok(());
-        }
-        let id = word(data, 16);
-        let Some(frame) = self.frames.get_mut(id as usize) else {
-            anyhow::bail!(
-                "node {node} got {} bytes that are no frame of node {from}",
-                data.len()
-            );
-        };
-        anyhow::ensure!(
-            (frame.from, frame.to, frame.len as usize) == (from, node, data.len()),
-            "node {node} got frame {id} of node {} to node {} from node {from}, {} of {} bytes",
-            frame.from,
-            frame.to,
-            data.len(),
-            frame.len
-        );
-        anyhow::ensure!(data == pattern(id, data.len()), "frame {id} was altered");
-        anyhow::ensure!(frame.fate != Fate::Delivered, "frame {id} came twice");
-        frame.fate = Fate::Delivered;
-        self.summary.delivered += 1;
-        Ok(())
-    }
-
-    /// Frames between healthy nodes arrive in time.
-    fn check_bound(&self) -> Result<()> {
-        let now = self.fabric.now();
-        for (id, f) in self.frames.iter().enumerate() {
-            let both = self.healthy[f.from] && self.healthy[f.to];
-            anyhow::ensure!(
-                !both || matches!(f.fate, Fate::Delivered | Fate::Dropped) || now < f.at + BOUND,
-                "frame {id} of node {} has not reached node {} after {} ms, though both are healthy; it is {:?}",
-                f.from,
-                f.to,
-                (now - f.at) / MS,
-                f.fate
-            );
-        }
-        Ok(())
-    }
-
-    fn check_end(&mut self) -> Result<()> {
-        self.check_bound()?;
-        for node in &self.nodes {
-            anyhow::ensure!(node.is_idle(), "node {} still waits at the end", node.nic);
-            let scratch = usize::from(node.is_up());
-            anyhow::ensure!(
-                node.pool.used() == scratch,
-                "node {} lost {} buffers",
-                node.nic,
-                node.pool.used() - scratch
-            );
         }
         Ok(())
     }

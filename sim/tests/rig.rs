@@ -3,8 +3,8 @@
 //! `SIM_SEED=N` runs one seed and prints its trace, `SIM_SEEDS=N` as many seeds, `FULL=1` as many as `make check-full` wants.
 
 mod sim {
-    use ::sim::node::Mutation;
     use ::sim::rig::{run, Rig, Summary, Violation};
+    use ::sim::setup::{Full, Mutation};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::Mutex;
 
@@ -42,7 +42,9 @@ mod sim {
                             sum.frames += s.frames;
                             sum.delivered += s.delivered;
                             sum.healthy += s.healthy;
+                            sum.recovered += s.recovered;
                             sum.faults += s.faults;
+                            sum.full = sum.full.or(s.full);
                         }
                         Err(v) => results.0.push(v),
                     }
@@ -77,7 +79,16 @@ mod sim {
         );
         // Otherwise the runs show nothing.
         assert!(sum.healthy > seeds && sum.faults > seeds / 2, "{sum:?}");
+        assert!(sum.recovered > seeds / 4, "{sum:?}");
         assert!(sum.delivered > sum.frames / 2, "{sum:?}");
+        let all = Full {
+            flight: true,
+            quarantine: true,
+            fetches: true,
+            lost: true,
+            waiting: true,
+        };
+        assert_eq!(sum.full, all);
     }
 
     #[test]
@@ -101,10 +112,11 @@ mod sim {
 
     #[test]
     fn errors_are_found() {
-        for &mutation in Mutation::ALL {
-            let found = found(mutation);
-            assert!(found.is_some(), "{mutation:?} was not found");
-        }
+        let missed: Vec<_> = Mutation::ALL
+            .iter()
+            .filter(|m| found(**m).is_none())
+            .collect();
+        assert!(missed.is_empty(), "{missed:?} were not found");
     }
 
     #[test]

@@ -135,8 +135,14 @@ fn notifications() {
     assert_eq!(received.total_size(0x9000 + 1489), None);
     let c = Completion::from_notification(&received).unwrap();
     assert_eq!(
-        (c.side, c.key, c.peer, c.error),
-        (Side::Received, match_key(0x9000, 1514), NodeId(1), 0)
+        (c.side, c.key, c.last, c.peer, c.error),
+        (
+            Side::Received,
+            match_key(0x9000, 1514),
+            last_size(1514),
+            NodeId(1),
+            0
+        )
     );
     assert_eq!(
         Completion::from_notification(&sent).unwrap().side,
@@ -150,6 +156,38 @@ fn notifications() {
         Completion::from_notification(&odd).unwrap_err().reason,
         Reason::NotificationType
     );
+    // Only a get ends a transfer: any node can have a put or a notification put say that something was completed.
+    let side = |kind, command, error| {
+        let n = Notification {
+            kind,
+            command,
+            error,
+            ..received
+        };
+        Completion::from_notification(&n).ok().map(|c| c.side)
+    };
+    for code in 0..16 {
+        let Some(command) = Command::from_code(code) else {
+            continue;
+        };
+        let sent = matches!(code, 0 | 10).then_some(Side::Sent);
+        assert_eq!(
+            side(NotificationType::Responder, command, 0),
+            sent,
+            "{code}"
+        );
+        let got = (code == 10).then_some(Side::Received);
+        assert_eq!(side(NotificationType::Completer, command, 0), got, "{code}");
+        let failed = matches!(code, 0 | 10).then_some(Side::Received);
+        assert_eq!(
+            side(NotificationType::Completer, command, 4),
+            failed,
+            "{code}"
+        );
+    }
+    for (len, size) in [(1, 0), (496, 495), (497, 0), (1514, 25)] {
+        assert_eq!(last_size(len), size);
+    }
 }
 
 #[test]

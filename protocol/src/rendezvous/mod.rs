@@ -10,12 +10,14 @@
 mod receiver;
 mod sender;
 
+pub use crate::Shared;
 pub use receiver::{
-    Allowed, FetchEvent, FetchPort, FetchState, Fetched, Fetches, Pumped, Refusal, Shared, Waiting,
+    Allowed, Announced, FetchEvent, FetchPort, FetchState, Fetched, Fetches, Pumped, Refusal,
+    Waiting,
 };
 pub use sender::{Admitted, AnnouncePort, Ended, FlightEvent, FlightState, Sender, Unsent};
 
-use crate::{slots::Slots, Memory};
+use crate::{slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
 /// Memory of a frame, mapped for the NIC for as long as this exists.
@@ -27,24 +29,30 @@ pub trait Buffer {
 /// Times in ticks, and bounds per peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// After this time an announced frame counts as stalled.
+    /// After this time an announced frame counts as stalled, and a fetch as late.
     pub stall: u64,
     /// After this time an announced frame is given up, and a fetch is lost.
     pub timeout: u64,
     /// For so long the memory of both stays untouched then.
     pub keep: u64,
-    /// An announcement that gets no memory for so long is fetched to be thrown away.
+    /// An announcement that gets no memory for so long is fetched to be thrown away, and a source that answers nothing for so long
+    /// has less waiting.
     pub patience: u64,
-    /// Announced frames in flight.
+    /// Announced frames in flight, stalled ones not counted.
     pub flight: usize,
-    /// Announced frames in flight to a peer that has stalled ones, or has fetched none since some were given up.
+    /// Announced frames in flight to a peer that has stalled ones, or has fetched none since some were given up; an eighth of `flight` if
+    /// that is less.
     pub stalled_peer: usize,
-    /// Fetches in flight.
+    /// Fetches in flight, late ones not counted.
     pub fetches: usize,
     /// Fetches in flight from one source.
     pub source: usize,
-    /// Fetches in flight and lost from a source that left some unanswered.
+    /// Fetches in flight from a source that has answered none yet, or has left some unanswered.
     pub lossy_source: usize,
+    /// Announcements that wait of one source.
+    pub waiting: usize,
+    /// Announcements that wait of a source that answers nothing, and that wait to be thrown away of any source.
+    pub slow_waiting: usize,
 }
 
 /// Transfers of one peer.
@@ -58,6 +66,10 @@ struct Tally {
     lost: usize,
     /// It has answered nothing since it last let something be lost.
     silent: bool,
+    /// It has answered something.
+    answered: bool,
+    /// When it last answered something, or began to owe an answer.
+    progress: Time,
 }
 
 impl Tally {
@@ -68,29 +80,47 @@ impl Tally {
 }
 
 /// Transfers by peer.
-struct Peers<M: Memory>(Slots<M, Tally>);
+struct Peers<M: Memory> {
+    tallies: Slots<M, Tally>,
+    /// What is waited for from peers that leave things unanswered.
+    slow: usize,
+}
 
 impl<M: Memory> Peers<M> {
     /// For as many peers as there can be transfers.
     fn new(transfers: u16) -> Result<Self, M::Error> {
-        Ok(Self(Slots::new(transfers)?))
+        Ok(Self {
+            tallies: Slots::new(transfers)?,
+            slow: 0,
+        })
     }
 
     fn get(&self, node: NodeId) -> Tally {
-        self.0.get(u64::from(node.0)).copied().unwrap_or_default()
+        self.tallies
+            .get(u64::from(node.0))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// What is waited for from peers that leave things unanswered.
+    fn slow(&self) -> usize {
+        self.slow
     }
 
     /// Changes a peer's tally; a peer without transfers is forgotten.
     fn update(&mut self, node: NodeId, f: impl FnOnce(&mut Tally)) {
         let key = u64::from(node.0);
-        if self.0.get(key).is_none() {
+        if self.tallies.get(key).is_none() {
             // There is room: no more peers than transfers.
-            let _ = self.0.insert(key, Tally::default());
+            let _ = self.tallies.insert(key, Tally::default());
         }
-        if let Some(t) = self.0.get_mut(key) {
+        if let Some(t) = self.tallies.get_mut(key) {
+            let slow = |t: &Tally| if t.is_slow() { t.open } else { 0 };
+            let before = slow(t);
             f(t);
+            self.slow = (self.slow + slow(t)).saturating_sub(before);
             if t.open == 0 && t.lost == 0 {
-                self.0.remove(key);
+                self.tallies.remove(key);
             }
         }
     }

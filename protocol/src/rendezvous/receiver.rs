@@ -3,9 +3,9 @@
 //! notifications.
 
 use super::{Buffer, Limits, Peers};
-use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
+use crate::{flow::Counts, poll::Horizon, slots::Slots, Clock, Memory, Refused, Shared, Time};
 use wire::{
-    ext_eth::{match_key, Announcement, Completion},
+    ext_eth::{last_size, match_key, Announcement, Completion},
     ids::NodeId,
 };
 
@@ -92,19 +92,17 @@ pub trait FetchPort {
     ) -> Result<(), Refused>;
 }
 
-/// Access to what is behind a lock.
-pub trait Shared<T> {
-    /// Calls `f` with the lock held.
-    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R;
-}
-
 struct Fetch<B> {
     buffer: B,
     /// `buffer` is the scratch buffer.
     scratch: bool,
     node: NodeId,
+    /// Size that its notification has to show.
+    last: u32,
     since: Time,
     state: FetchState,
+    /// Not answered for a while: it doesn't count for what may be in flight.
+    late: bool,
 }
 
 /// What a source may do.
@@ -112,8 +110,11 @@ struct Fetch<B> {
 pub enum Allowed {
     /// Fetch now.
     Yes,
-    /// Not now, because of its own fetches.
-    Later,
+    /// Not now, because of its own fetches; whether it has answered nothing for a while.
+    Later {
+        /// So it is.
+        slow: bool,
+    },
     /// Not now, because of all fetches.
     Full,
     /// It leaves this many unanswered or in flight.
@@ -141,8 +142,12 @@ pub struct Fetches<M: Memory, B> {
     sources: Peers<M>,
     /// Those that were not answered in time.
     lost: usize,
+    /// Those that are waited for, but were not answered for a while.
+    late: usize,
     /// For frames that are fetched only to free the sender's buffer; `None` while in use.
     scratch: Option<B>,
+    /// For whose frame it is in use, and since when.
+    scratch_for: Option<(NodeId, Time)>,
     counts: Counts<FetchState>,
 }
 
@@ -157,7 +162,9 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             fetches: Slots::new(flight.saturating_add(lost))?,
             sources: Peers::new(flight.saturating_add(lost))?,
             lost: 0,
+            late: 0,
             scratch: None,
+            scratch_for: None,
             counts: Counts::default(),
         })
     }
@@ -192,30 +199,66 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         core::mem::replace(&mut self.scratch, scratch)
     }
 
+    /// Whether a scratch buffer is missing: the one that there was got lost with its fetch.
+    pub fn needs_scratch(&self) -> bool {
+        self.scratch.is_none() && self.scratch_for.is_none()
+    }
+
     /// Whether a frame of this source may be fetched.
-    pub fn allowed(&self, node: NodeId, limits: &Limits) -> Allowed {
+    ///
+    /// Places are held for `timeout` and `keep` by what is not answered. So what nothing is known of gets few, and when something was not
+    /// answered nobody gets more than a part of what is left. A source that is silent gets one at a time, which shows that it answers again, as long as there is no shortage.
+    pub fn allowed(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Allowed {
         let source = self.sources.get(node);
         let all = source.open + source.lost;
-        if source.lost > 0 && all >= limits.lossy_source {
-            Allowed::No(all)
-        } else if source.open >= limits.source {
-            Allowed::Later
-        } else if self.fetches.is_full() || self.fetches.len() - self.lost >= limits.fetches {
+        let places = self.fetches.room();
+        let most = limits.source.saturating_add(limits.lossy_source);
+        let bound = match source {
+            s if s.silent => usize::from(places > (places + self.fetches.len()) / 8),
+            s if s.lost > 0 && all >= most => 1,
+            s if s.lost > 0 || !s.answered => limits.lossy_source.min(places / 8).max(1),
+            _ if self.lost + self.late == 0 => limits.source,
+            _ => limits.source.min(places / 4).max(1),
+        };
+        if source.open >= bound {
+            let quiet = match all {
+                0 => 0,
+                _ => clock.now().since(source.progress),
+            };
+            match source.silent && quiet >= limits.stall {
+                true => Allowed::No(all),
+                false => Allowed::Later {
+                    slow: quiet >= limits.patience,
+                },
+            }
+        } else if places == 0 || self.fetches.len() - self.lost - self.late >= limits.fetches {
             Allowed::Full
         } else {
             Allowed::Yes
         }
     }
 
-    /// Whether this source has left a fetch unanswered.
-    fn is_lossy(&self, node: NodeId) -> bool {
-        self.sources.get(node).lost > 0
+    /// Takes the scratch buffer for a frame of `node`.
+    fn take_scratch(&mut self, node: NodeId, now: Time) -> Option<B> {
+        let scratch = self.scratch.take()?;
+        self.scratch_for = Some((node, now));
+        Some(scratch)
+    }
+
+    fn return_scratch(&mut self, scratch: B) {
+        self.scratch = Some(scratch);
+        self.scratch_for = None;
     }
 
     fn insert(&mut self, key: u64, fetch: Fetch<B>) -> Result<(), Fetch<B>> {
-        let node = fetch.node;
+        let (node, since) = (fetch.node, fetch.since);
         self.fetches.insert(key, fetch)?;
-        self.sources.update(node, |s| s.open += 1);
+        self.sources.update(node, |s| {
+            if s.open == 0 {
+                s.progress = since;
+            }
+            s.open += 1;
+        });
         Ok(())
     }
 
@@ -229,22 +272,30 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         let f = self.fetches.remove(key)?;
         let lost = state == FetchState::Lost;
         self.lost = self.lost.saturating_sub(usize::from(lost));
+        self.late = self.late.saturating_sub(usize::from(f.late));
         self.sources.update(f.node, |s| match lost {
             true => s.lost = s.lost.saturating_sub(1),
             false => s.open = s.open.saturating_sub(1),
         });
         if f.scratch {
-            self.scratch = Some(f.buffer);
+            self.return_scratch(f.buffer);
             return Some((state, f.node, None));
         }
         Some((state, f.node, Some(f.buffer)))
     }
 
     /// A completer notification.
-    pub fn notified(&mut self, c: &Completion) -> Fetched<B> {
-        if self.fetches.get(c.key).is_none_or(|f| f.node != c.peer) {
+    pub fn notified(&mut self, clock: &impl Clock, c: &Completion) -> Fetched<B> {
+        let is_it = |f: &Fetch<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
+        if !self.fetches.get(c.key).is_some_and(is_it) {
             return Fetched::Unmatched;
         }
+        let now = clock.now();
+        self.sources.update(c.peer, |s| {
+            s.silent = false;
+            s.answered = true;
+            s.progress = now;
+        });
         let event = match c.error {
             0 => FetchEvent::Arrived,
             _ => FetchEvent::Failed,
@@ -259,11 +310,12 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     }
 
     /// Marks what is overdue, and gives the memory back that was kept for long enough (`free`). Returns a source and the number of
-    /// fetches lost.
+    /// fetches lost. What the port may still have to post keeps its memory: it has posted all that it got before `settled`.
     pub fn age(
         &mut self,
         clock: &impl Clock,
         limits: &Limits,
+        settled: Time,
         mut free: impl FnMut(B),
     ) -> Option<(NodeId, u64)> {
         let now = clock.now();
@@ -275,20 +327,35 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
                 break;
             };
             let age = now.since(f.since);
-            if age < limits.timeout {
+            if age < limits.stall {
                 // All others are younger.
                 break;
+            }
+            if f.state != FetchState::Lost && !f.late {
+                f.late = true;
+                self.late += 1;
+            }
+            if age < limits.timeout {
+                continue;
             }
             if f.state != FetchState::Lost {
                 self.counts.step(&mut f.state, FetchEvent::TimeOut);
                 self.lost += 1;
+                f.late = false;
+                self.late -= 1;
+                if f.scratch {
+                    // Its buffer is kept as any other, and others need one.
+                    f.scratch = false;
+                    self.scratch_for = None;
+                }
                 self.sources.update(f.node, |s| {
                     s.open = s.open.saturating_sub(1);
                     s.lost += 1;
+                    s.silent = true;
                 });
                 lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));
             }
-            if age >= limits.timeout + limits.keep {
+            if age >= limits.timeout + limits.keep && f.since < settled {
                 if let Some((_, _, Some(buffer))) = self.end(key, FetchEvent::Expire) {
                     free(buffer);
                 }
@@ -311,64 +378,101 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     ///
     /// What does not.
     pub fn check(&mut self) -> Result<(), &'static str> {
-        let (mut lost, mut scratch) = (0, 0);
+        let (mut lost, mut late, mut scratch) = (0, 0, 0);
         self.fetches.for_each_mut(|_, f| {
             lost += usize::from(f.state == FetchState::Lost);
+            late += usize::from(f.late);
             scratch += usize::from(f.scratch);
             true
         });
         match () {
             () if self.counts.refused() != 0 => Err("an impossible transition"),
             () if lost != self.lost => Err("wrong number of fetches lost"),
+            () if late != self.late => Err("wrong number of late fetches"),
+            () if scratch != usize::from(self.scratch_for.is_some()) => {
+                Err("the scratch buffer is in use for nothing")
+            }
             () if scratch + usize::from(self.scratch.is_some()) > 1 => Err("two scratch buffers"),
             () => Ok(()),
         }
     }
 }
 
-/// An announcement that waits.
-struct Announced {
-    node: NodeId,
-    announcement: Announcement,
-    len: u32,
-    since: Time,
+/// An announcement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Announced {
+    /// Who has announced it.
+    pub node: NodeId,
+    /// What was announced.
+    pub announcement: Announcement,
+    /// Bytes to be fetched.
+    pub len: u32,
     /// Not a frame that can be delivered: only to free the sender's buffer.
-    discard: bool,
+    pub discard: bool,
+}
+
+/// One that waits.
+#[derive(Clone, Copy)]
+struct Entry {
+    announced: Announced,
+    /// It was sent after this.
+    since: Time,
+    /// It was read then.
+    read: Time,
 }
 
 /// Why an announcement is not fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// Its source has this many fetches in flight and leaves some unanswered.
+    /// Its source leaves this many unanswered or in flight.
     Source(usize),
-    /// The port will never take it.
+    /// Its source has too many waiting.
+    Waiting(usize),
+    /// It is so old that its sender may use the memory for something else.
+    Stale,
+    /// The port said so.
     Port,
 }
 
-/// What [`Waiting::pump`] did.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+/// What a run did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pumped {
-    /// Announcements that are done with.
+    /// Announcements done with: fetched, or refused.
     pub taken: usize,
-    /// Announcements that still wait.
+    /// Announcements that wait.
     pub left: usize,
 }
 
-/// Why the oldest announcements are not fetched now.
+/// Why an announcement is not fetched now.
 enum Next {
     /// It is done with.
     Taken,
-    /// For a reason of its own: others may go past it.
-    Pass,
+    /// It is refused.
+    Refuse(Refusal),
+    /// For a reason of its own: others may go past it. Whether its source has answered nothing for a while.
+    Pass(bool),
+    /// There is no memory for frames of this length.
+    Short(u32),
     /// For a reason that holds for all.
     Stop,
 }
 
+/// Announcements of one source that wait.
+#[derive(Clone, Copy, Default)]
+struct Share {
+    all: usize,
+    /// Of these, only to free the sender's buffer.
+    discards: usize,
+}
+
 /// Announcements that wait for a place, credit or memory, in the order of their arrival.
 pub struct Waiting<M: Memory> {
-    queue: Slots<M, Announced>,
+    queue: Slots<M, Entry>,
+    shares: Slots<M, Share>,
     /// Number of the next one.
     number: u64,
+    /// What is known of the age of messages.
+    horizon: Horizon,
 }
 
 impl<M: Memory> Waiting<M> {
@@ -380,7 +484,9 @@ impl<M: Memory> Waiting<M> {
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             queue: Slots::new(capacity)?,
+            shares: Slots::new(capacity)?,
             number: 0,
+            horizon: Horizon::default(),
         })
     }
 
@@ -399,29 +505,74 @@ impl<M: Memory> Waiting<M> {
         self.queue.room()
     }
 
-    /// Takes an announcement of `len` bytes; with `discard` only to free the sender's buffer. False: no room.
-    #[must_use]
+    /// What is known of the age of the messages that announcements come in.
+    pub fn horizon(&mut self) -> &mut Horizon {
+        &mut self.horizon
+    }
+
+    fn share(&self, node: NodeId) -> Share {
+        let share = self.shares.get(u64::from(node.0));
+        share.copied().unwrap_or_default()
+    }
+
+    /// Takes an announcement.
+    ///
+    /// # Errors
+    ///
+    /// Its source has too many waiting, or there is no room at all.
     pub fn push(
         &mut self,
         clock: &impl Clock,
-        node: NodeId,
-        announcement: Announcement,
-        len: u32,
-        discard: bool,
-    ) -> bool {
-        let announced = Announced {
-            node,
-            announcement,
-            len,
-            since: clock.now(),
-            discard,
+        announced: Announced,
+        limits: &Limits,
+    ) -> Result<(), Refusal> {
+        let share = self.share(announced.node);
+        if share.all >= limits.waiting
+            || announced.discard && share.discards >= limits.slow_waiting
+            || self.queue.is_full()
+        {
+            return Err(Refusal::Waiting(share.all));
+        }
+        let read = clock.now();
+        let entry = Entry {
+            announced,
+            since: self.horizon.since().min(read),
+            read,
         };
         let number = self.number;
         self.number = number.wrapping_add(1);
-        self.queue.insert(number, announced).is_ok()
+        // There is room, and numbers don't come again before 2⁶⁴ announcements.
+        if self.queue.insert(number, entry).is_ok() {
+            self.count(&announced, true);
+        }
+        Ok(())
     }
 
-    /// Fetches what waits, as far as possible. What waits because of its own source doesn't hold up the others.
+    /// Counts what came or went of a source.
+    fn count(&mut self, a: &Announced, came: bool) {
+        let key = u64::from(a.node.0);
+        if self.shares.get(key).is_none() {
+            // There is room: no more sources than announcements.
+            let _ = self.shares.insert(key, Share::default());
+        }
+        let Some(share) = self.shares.get_mut(key) else {
+            return;
+        };
+        let discards = usize::from(a.discard);
+        if came {
+            share.all += 1;
+            share.discards += discards;
+        } else {
+            share.all = share.all.saturating_sub(1);
+            share.discards = share.discards.saturating_sub(discards);
+        }
+        if share.all == 0 {
+            self.shares.remove(key);
+        }
+    }
+
+    /// Fetches what waits, as far as possible. What waits because of its own source, or for memory of its size, doesn't hold up the others,
+    /// and what waits because its source answers nothing is bounded.
     pub fn pump<P: FetchPort>(
         &mut self,
         fetches: &impl Shared<Fetches<M, P::Buffer>>,
@@ -431,20 +582,40 @@ impl<M: Memory> Waiting<M> {
         mut refused: impl FnMut(NodeId, u32, Refusal),
     ) -> Pumped {
         let mut taken = 0;
+        let mut short = u32::MAX;
         let mut next = self.queue.oldest().map(|(key, _)| key);
         while let Some(number) = next {
             next = self.queue.younger(number);
-            let Some(a) = self.queue.get(number) else {
+            let Some(&entry) = self.queue.get(number) else {
                 break;
             };
-            match fetch(a, fetches, clock, port, limits, &mut refused) {
-                Next::Taken => {
-                    taken += 1;
-                    self.queue.remove(number);
+            let a = entry.announced;
+            let mut outcome = fetch(&entry, fetches, clock, port, limits, short);
+            if let Next::Pass(true) = outcome {
+                let waiting = self.share(a.node).all;
+                if waiting > limits.slow_waiting {
+                    outcome = Next::Refuse(Refusal::Waiting(waiting));
                 }
-                Next::Pass => {}
+            }
+            match outcome {
+                Next::Taken => {}
+                Next::Refuse(why) => {
+                    fetches.with(|f| {
+                        f.counts
+                            .step(&mut { FetchState::Waiting }, FetchEvent::Refuse)
+                    });
+                    refused(a.node, a.len, why);
+                }
+                Next::Pass(_) => continue,
+                Next::Short(len) => {
+                    short = short.min(len);
+                    continue;
+                }
                 Next::Stop => break,
             }
+            taken += 1;
+            self.queue.remove(number);
+            self.count(&a, false);
         }
         Pumped {
             taken,
@@ -455,7 +626,8 @@ impl<M: Memory> Waiting<M> {
     /// Forgets everything; returns the number of announcements. The port is closed.
     pub fn flush<B: Buffer>(&mut self, fetches: &impl Shared<Fetches<M, B>>) -> usize {
         let mut n = 0;
-        while self.queue.pop_oldest().is_some() {
+        while let Some((_, entry)) = self.queue.pop_oldest() {
+            self.count(&entry.announced, false);
             n += 1;
             fetches.with(|f| {
                 f.counts
@@ -464,51 +636,67 @@ impl<M: Memory> Waiting<M> {
         }
         n
     }
+
+    /// Checks what must always hold; for tests.
+    ///
+    /// # Errors
+    ///
+    /// What does not.
+    pub fn check(&mut self, limits: &Limits) -> Result<(), &'static str> {
+        let (mut all, mut excess) = (0, false);
+        self.shares.for_each_mut(|_, s| {
+            all += s.all;
+            excess |= s.all > limits.waiting || s.discards > limits.slow_waiting;
+            true
+        });
+        match () {
+            () if all != self.queue.len() => Err("wrong number of announcements that wait"),
+            () if excess => Err("too many announcements of one source wait"),
+            () => Ok(()),
+        }
+    }
 }
 
-/// Fetches one announced frame.
+/// Fetches one announced frame. There is no memory for frames of `short` bytes.
 fn fetch<M: Memory, P: FetchPort>(
-    a: &Announced,
+    entry: &Entry,
     shared: &impl Shared<Fetches<M, P::Buffer>>,
     clock: &impl Clock,
     port: &mut P,
     limits: &Limits,
-    refused: &mut impl FnMut(NodeId, u32, Refusal),
+    short: u32,
 ) -> Next {
+    let a = &entry.announced;
     let mut state = FetchState::Waiting;
-    let mut refuse = |why| {
-        shared.with(|f| {
-            f.counts
-                .step(&mut { FetchState::Waiting }, FetchEvent::Refuse)
-        });
-        refused(a.node, a.len, why);
-        Next::Taken
-    };
-    let (allowed, lossy) = shared.with(|f| (f.allowed(a.node, limits), f.is_lossy(a.node)));
-    match allowed {
+    let now = clock.now();
+    let age = now.since(entry.since);
+    // Its sender keeps the memory for some time after it has given the frame up, for how long is not known here.
+    if age >= 2 * limits.timeout {
+        return Next::Refuse(Refusal::Stale);
+    }
+    match shared.with(|f| f.allowed(clock, a.node, limits)) {
         Allowed::Yes => {}
-        Allowed::Later => return Next::Pass,
+        Allowed::Later { slow } => return Next::Pass(slow),
         Allowed::Full => return Next::Stop,
-        Allowed::No(open) => return refuse(Refusal::Source(open)),
+        Allowed::No(open) => return Next::Refuse(Refusal::Source(open)),
     }
     match port.reserve() {
         Ok(()) => {}
         Err(Refused::Later) => return Next::Stop,
-        Err(Refused::Never) => return refuse(Refusal::Port),
+        Err(Refused::Never) => return Next::Refuse(Refusal::Port),
     }
-    let now = clock.now();
-    let waited = now.since(a.since);
-    // By now the sender has given it up. Its memory stays readable for a while, for how long is not known here.
-    let discard = a.discard || waited >= limits.timeout;
-    let fresh = if discard { None } else { port.buffer(a.len) };
+    // By now the sender has given it up.
+    let discard = a.discard || age >= limits.timeout;
+    let fresh = match discard || a.len >= short {
+        true => None,
+        false => port.buffer(a.len),
+    };
     let (buffer, scratch) = match fresh {
         Some(buffer) => (buffer, false),
-        None if !discard && waited < limits.patience => return Next::Stop,
-        // What leaves the scratch buffer unanswered doesn't get it again before it is free.
-        None => match shared.with(|f| f.set_scratch(None)) {
-            Some(buffer) => (buffer, true),
-            None if discard && lossy => return refuse(Refusal::Source(0)),
-            None => return Next::Pass,
+        None if !discard && now.since(entry.read) < limits.patience => return Next::Short(a.len),
+        None => match shared.with(|f| scratch_for(f, a.node, now, limits)) {
+            Ok(buffer) => (buffer, true),
+            Err(next) => return next,
         },
     };
     let local = buffer.address();
@@ -524,13 +712,15 @@ fn fetch<M: Memory, P: FetchPort>(
             buffer,
             scratch,
             node: a.node,
+            last: last_size(a.len),
             since: now,
             state,
+            late: false,
         };
         f.insert(key, fetch).map_err(|fetch| {
             f.counts.step(&mut state, FetchEvent::NotPosted);
             if scratch {
-                f.scratch = Some(fetch.buffer);
+                f.return_scratch(fetch.buffer);
                 return None;
             }
             Some(fetch.buffer)
@@ -546,8 +736,28 @@ fn fetch<M: Memory, P: FetchPort>(
             drop(buffer);
             match e {
                 Refused::Later => Next::Stop,
-                Refused::Never => refuse(Refusal::Port),
+                Refused::Never => Next::Refuse(Refusal::Port),
             }
         }
+    }
+}
+
+/// The scratch buffer for a frame of `node`, or what becomes of the frame without. A source that was silent doesn't get it, and one that
+/// holds it without answering is not waited for.
+fn scratch_for<M: Memory, B: Buffer>(
+    fetches: &mut Fetches<M, B>,
+    node: NodeId,
+    now: Time,
+    limits: &Limits,
+) -> Result<B, Next> {
+    let source = fetches.sources.get(node);
+    if source.silent {
+        return Err(Next::Refuse(Refusal::Source(source.open + source.lost)));
+    }
+    match fetches.scratch_for {
+        Some((holder, since)) if holder == node && now.since(since) >= limits.stall => {
+            Err(Next::Refuse(Refusal::Source(source.open)))
+        }
+        _ => fetches.take_scratch(node, now).ok_or(Next::Pass(false)),
     }
 }

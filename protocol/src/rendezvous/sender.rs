@@ -4,7 +4,7 @@
 use super::{Buffer, Limits, Peers};
 use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
 use wire::{
-    ext_eth::{match_key, Announcement, Completion},
+    ext_eth::{last_size, match_key, Announcement, Completion},
     ids::NodeId,
 };
 
@@ -43,12 +43,12 @@ crate::flow! {
         Announced + NotSent => Ended;
         Announced + Fetched => Ended;
         Announced + Failed => Ended;
-        Announced + Dropped => Ended;
+        Announced + Dropped => GivenUp;
         Announced + Stall => Stalled;
         Announced + Flush => Ended;
         Stalled + Fetched => Ended;
         Stalled + Failed => Ended;
-        Stalled + Dropped => Ended;
+        Stalled + Dropped => GivenUp;
         Stalled + TimeOut => GivenUp;
         Stalled + Flush => Ended;
         GivenUp + Fetched => Ended;
@@ -78,6 +78,8 @@ pub trait AnnouncePort {
 struct Flight<B> {
     buffer: B,
     node: NodeId,
+    /// Size that its notification has to show.
+    last: u32,
     /// When it was announced, or given up.
     since: Time,
     state: FlightState,
@@ -113,8 +115,6 @@ pub enum Ended<B> {
     Fetched(B),
     /// The fetch failed with these error bits.
     Failed(B, u8),
-    /// The peer dropped it.
-    Dropped(B),
     /// It had been given up before.
     Late(B),
     /// There is none, or it is none of this peer's.
@@ -123,10 +123,10 @@ pub enum Ended<B> {
 
 /// Announced frames, in flight and given up.
 pub struct Sender<M: Memory, B> {
-    /// What was given up is older than what was not.
     flights: Slots<M, Flight<B>>,
     peers: Peers<M>,
     given_up: usize,
+    stalled: usize,
     quarantine: usize,
     counts: Counts<FlightState>,
 }
@@ -142,6 +142,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             flights: Slots::new(flight.saturating_add(quarantine))?,
             peers: Peers::new(flight.saturating_add(quarantine))?,
             given_up: 0,
+            stalled: 0,
             quarantine: usize::from(quarantine),
             counts: Counts::default(),
         })
@@ -150,6 +151,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// Frames in flight.
     pub fn active(&self) -> usize {
         self.flights.len() - self.given_up
+    }
+
+    /// Frames in flight that don't stand still.
+    pub fn moving(&self) -> usize {
+        self.active() - self.stalled
     }
 
     /// Frames given up whose memory is kept.
@@ -167,13 +173,27 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         &self.counts
     }
 
-    /// Whether a frame to `node` may be announced. One peer does not get the last quarter of what may be in flight.
+    /// Whether a frame to `node` may be announced.
+    ///
+    /// What stands still doesn't count for what may be in flight, so it stops nobody else, but it takes places until its quarantine is
+    /// over. So peers that fetch nothing get few, all of them together half of what may be in flight, and beyond a first one, which
+    /// shows that they fetch again, nothing that the quarantine has no room for. A peer without a record does not get the last quarter of
+    /// what may be in flight, nor more places than it leaves to others.
     pub fn admit(&self, node: NodeId, limits: &Limits) -> Admitted {
         let peer = self.peers.get(node);
-        if peer.is_slow() && peer.open >= limits.stalled_peer {
-            return Admitted::No(peer.open);
+        let room = self.flights.room();
+        if peer.is_slow() {
+            let reserve = (room + self.flights.len()) / 8;
+            let bound = limits.stalled_peer.min(limits.flight / 8).max(1);
+            let further = peer.open < bound
+                && self.peers.slow() < limits.flight / 2
+                && self.given_up + self.peers.slow() < self.quarantine;
+            if room <= reserve || !(peer.open == 0 || further) {
+                return Admitted::No(peer.open);
+            }
         }
-        if self.active() >= limits.flight || peer.open >= limits.flight - limits.flight / 4 {
+        let share = (limits.flight - limits.flight / 4).min(room / 2);
+        if self.moving() >= limits.flight || room == 0 || peer.open >= share.max(1) {
             return Admitted::Later;
         }
         Admitted::Yes {
@@ -199,6 +219,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let flight = Flight {
             buffer,
             node,
+            last: last_size(len),
             since: clock.now(),
             state: FlightState::Announced,
         };
@@ -241,12 +262,17 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         self.given_up = self
             .given_up
             .saturating_sub(usize::from(state == FlightState::GivenUp));
+        self.stalled = self
+            .stalled
+            .saturating_sub(usize::from(state == FlightState::Stalled));
         Some((state, flight))
     }
 
     /// A responder notification.
     pub fn notified(&mut self, c: &Completion) -> Ended<B> {
-        if self.flights.get(c.key).is_none_or(|f| f.node != c.peer) {
+        // A GET of this peer that reads something else may end at the same address.
+        let is_it = |f: &Flight<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
+        if !self.flights.get(c.key).is_some_and(is_it) {
             return Ended::Unmatched;
         }
         let event = match c.error {
@@ -262,8 +288,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         }
     }
 
-    /// `node` says that it dropped the frame at `address`.
-    pub fn dropped(&mut self, node: NodeId, address: u64) -> Ended<B> {
+    /// `node` says that it dropped the frame at `address`: true if that is in flight. Its GET may be under way all the same, so the frame
+    /// is given up as one that was not fetched in time. While the quarantine is full it stays in flight, stalled (`stalled` hears of
+    /// it).
+    pub fn dropped(
+        &mut self,
+        clock: &impl Clock,
+        node: NodeId,
+        address: u64,
+        stalled: impl FnOnce(&mut B),
+    ) -> bool {
         let mut found = None;
         self.flights.for_each_mut(|key, f| {
             if f.state.is_active() && f.node == node && f.buffer.address() == address {
@@ -271,21 +305,43 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             }
             found.is_none()
         });
-        match found.and_then(|key| self.end(key, FlightEvent::Dropped)) {
-            Some((_, f)) => Ended::Dropped(f.buffer),
-            None => Ended::Unmatched,
+        let Some(f) = found.and_then(|key| self.flights.get_mut(key)) else {
+            return false;
+        };
+        let was_stalled = f.state == FlightState::Stalled;
+        if !was_stalled {
+            stalled(&mut f.buffer);
         }
+        if self.given_up < self.quarantine {
+            self.counts.step(&mut f.state, FlightEvent::Dropped);
+            f.since = clock.now();
+            self.given_up += 1;
+            self.stalled -= usize::from(was_stalled);
+            self.peers.update(node, |p| {
+                p.open = p.open.saturating_sub(1);
+                p.late = p.late.saturating_sub(usize::from(was_stalled));
+                p.lost += 1;
+            });
+        } else if !was_stalled {
+            self.counts.step(&mut f.state, FlightEvent::Stall);
+            self.stalled += 1;
+            self.peers.update(node, |p| p.late += 1);
+        }
+        true
     }
 
-    /// Marks what stands still (`stalled` hears of it), gives up what is overdue, and gives the memory back that was kept for long enough
-    /// (`free`). Returns a peer and the number of frames given up. While the quarantine is full, what is overdue stays in flight.
+    /// Marks what stands still (`stalled` hears of it, and says whether it can take another one), gives up what is overdue, and gives
+    /// the memory back that was kept for long enough (`free`). Returns a peer and the number of frames given up, and whether all of it
+    /// was done. While the quarantine is full, what is overdue stays in flight. What the port may still have to send keeps its memory:
+    /// it has sent all that it got before `settled`.
     pub fn age(
         &mut self,
         clock: &impl Clock,
         limits: &Limits,
-        mut stalled: impl FnMut(&mut B),
+        settled: Time,
+        mut stalled: impl FnMut(&mut B) -> bool,
         mut free: impl FnMut(B),
-    ) -> Option<(NodeId, u64)> {
+    ) -> (Option<(NodeId, u64)>, bool) {
         let now = clock.now();
         let mut lost: Option<(NodeId, u64)> = None;
         let mut next = self.flights.oldest().map(|(key, _)| key);
@@ -296,7 +352,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             };
             let age = now.since(f.since);
             if f.state == FlightState::GivenUp {
-                if age >= limits.keep {
+                if age >= limits.keep && f.since < settled {
                     if let Some((_, f)) = self.end(key, FlightEvent::Expire) {
                         free(f.buffer);
                     }
@@ -304,18 +360,21 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 continue;
             }
             if age < limits.stall {
-                // All others are younger.
+                // All others in flight are younger, and what was given up behind them is not older than they are.
                 break;
             }
+            let mut more = true;
             if f.state == FlightState::Announced {
                 self.counts.step(&mut f.state, FlightEvent::Stall);
+                self.stalled += 1;
                 self.peers.update(f.node, |p| p.late += 1);
-                stalled(&mut f.buffer);
+                more = stalled(&mut f.buffer);
             }
             if age >= limits.timeout && self.given_up < self.quarantine {
                 self.counts.step(&mut f.state, FlightEvent::TimeOut);
                 f.since = now;
                 self.given_up += 1;
+                self.stalled -= 1;
                 self.peers.update(f.node, |p| {
                     p.open = p.open.saturating_sub(1);
                     p.late = p.late.saturating_sub(1);
@@ -324,8 +383,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 });
                 lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));
             }
+            if !more {
+                return (lost, false);
+            }
         }
-        lost
+        (lost, true)
     }
 
     /// Takes any frame out, after the port was closed: true if it was in flight. Peers may fetch it all the same.
@@ -341,20 +403,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     ///
     /// What does not.
     pub fn check(&mut self) -> Result<(), &'static str> {
-        let (mut given_up, mut active, mut disorder) = (0, 0, false);
+        let (mut given_up, mut stalled) = (0, 0);
         self.flights.for_each_mut(|_, f| {
-            if f.state == FlightState::GivenUp {
-                given_up += 1;
-                disorder |= active > 0;
-            } else {
-                active += 1;
-            }
+            given_up += usize::from(f.state == FlightState::GivenUp);
+            stalled += usize::from(f.state == FlightState::Stalled);
             true
         });
         match () {
             () if self.counts.refused() != 0 => Err("an impossible transition"),
             () if given_up != self.given_up => Err("wrong number of frames given up"),
-            () if disorder => Err("a frame given up is younger than one in flight"),
+            () if stalled != self.stalled => Err("wrong number of frames stalled"),
             () if self.given_up > self.quarantine => Err("too many frames given up"),
             () => Ok(()),
         }

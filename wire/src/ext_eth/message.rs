@@ -4,7 +4,7 @@
 use super::{Reason, Reject, FRAGMENT, HEADER_LEN, MAX_EAGER, VPID};
 use crate::ids::NodeId;
 use crate::rma::{
-    self, Modifiers, Notification, NotificationType, NotifySpec, Operation, PageOptions,
+    self, Command, Modifiers, Notification, NotificationType, NotifySpec, Operation, PageOptions,
 };
 use crate::velo::{self, Descriptor, Mtt, SourceId, Status, Target};
 use core::fmt;
@@ -308,6 +308,8 @@ pub struct Completion {
     pub side: Side,
     /// Key of the buffer, see [`super::match_key`].
     pub key: u64,
+    /// Bytes of the last fragment − 1, see [`super::last_size`]; on errors of whatever failed.
+    pub last: u32,
     /// The other node.
     pub peer: NodeId,
     /// Error bits, 0 on success. On error the receiver drops the frame, the sender frees the buffer.
@@ -315,12 +317,21 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Interprets a notification of VPID 254. Only type and word 0 count (EXT §4.3).
-    pub const fn from_notification(notification: &Notification) -> Result<Self, Reject> {
-        let side = match notification.kind {
-            NotificationType::Responder => Side::Sent,
-            NotificationType::Completer => Side::Received,
-            NotificationType::Requester => {
+    /// Interprets a notification of VPID 254 (EXT §4.3).
+    ///
+    /// Any node can have a completer notification with a word 0 of its choice written here, by a put or a notification put. So
+    /// only a get counts: our own one at the completer; a peer's at the responder, for which either code of a get may stand (G13).
+    pub fn from_notification(notification: &Notification) -> Result<Self, Reject> {
+        let side = match (notification.kind, notification.command) {
+            (NotificationType::Responder, Command::ByteGet | Command::ByteGetResponse) => {
+                Side::Sent
+            }
+            (NotificationType::Completer, Command::ByteGetResponse) => Side::Received,
+            // Which unit of which node found an error says nothing of the code (G13).
+            (NotificationType::Completer, Command::ByteGet) if notification.error != 0 => {
+                Side::Received
+            }
+            _ => {
                 let command = notification.command.code() as u64;
                 return Err(Reject::new(
                     Reason::NotificationType,
@@ -332,6 +343,7 @@ impl Completion {
         Ok(Self {
             side,
             key: notification.word0,
+            last: notification.size_field,
             peer: notification.node,
             error: notification.error,
         })

@@ -130,6 +130,11 @@ pub const fn match_key(start: u64, len: u32) -> u64 {
     crate::rma::last_fragment_start(start, len)
 }
 
+/// Size field of the notification that ends a transfer of `len` bytes: bytes of its last fragment − 1 (EXT §4.3).
+pub const fn last_size(len: u32) -> u32 {
+    len.saturating_sub(1) % crate::rma::FRAGMENT
+}
+
 /// True for a frame that the own node sent to a group and that must be dropped on reception (EXT §2.3).
 pub fn is_own_group_frame(frame: &[u8], source: NodeId, own: NodeId) -> bool {
     source.0 == own.0 && destination(frame).is_some_and(is_group_mac)

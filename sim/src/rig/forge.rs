@@ -1,0 +1,164 @@
+//! What a hostile node sends.
+
+use super::{Event, Rig, BUSY, MS};
+use crate::port::Port;
+use crate::setup::{LIMITS, MAX_FRAME};
+use anyhow::Result;
+use extoll_emulator::control::Forged;
+use rand::Rng;
+use std::ops::RangeInclusive;
+
+impl Rig {
+    /// Plans what a node does that is hostile.
+    pub(super) fn hostility(&mut self, node: usize, bursts: &[u64]) {
+        (self.hostile[node], self.healthy[node]) = (true, false);
+        let count = self.nodes.len();
+        let victim = |rig: &mut Self| (node + rig.rng.random_range(1..count)) % count;
+        for _ in 0..self.rng.random_range(1..80) {
+            // Most while frames are under way.
+            let at = match self.rng.random_bool(0.8) {
+                true => {
+                    bursts[self.rng.random_range(0..bursts.len())]
+                        + self.rng.random_range(0..25 * MS)
+                }
+                false => self.rng.random_range(0..BUSY),
+            };
+            let to = victim(self);
+            self.at(at, Event::Forge(node, to));
+        }
+        // More than any table has room for.
+        if self.rng.random_bool(0.5) {
+            let (to, at) = (victim(self), self.rng.random_range(0..BUSY));
+            self.flood(node, to, at);
+        }
+        // It answers just in time, or just too late.
+        if self.rng.random_bool(0.6) {
+            let at = self.rng.random_range(0..BUSY / 2);
+            self.withhold(node, at, 50..=115);
+        }
+    }
+
+    /// Three nodes against one, of which there is one more that behaves.
+    pub(super) fn siege(&mut self, bursts: &[u64]) {
+        let victim = self.rng.random_range(0..5);
+        let at = self.rng.random_range(0..BUSY / 2);
+        for i in 1..=3 {
+            let node = (victim + i) % 5;
+            self.hostility(node, bursts);
+            for _ in 0..3 {
+                let at = at + self.rng.random_range(0..LIMITS.timeout);
+                self.flood(node, victim, at);
+            }
+            // First it answers some, to be taken for one that behaves.
+            let later = self.rng.random_range(1..20 * MS);
+            self.withhold(node, at + later, 90..=115);
+        }
+    }
+
+    fn flood(&mut self, node: usize, to: usize, at: u64) {
+        let time = [MS, 100 * MS, LIMITS.timeout][self.rng.random_range(0..3)];
+        for _ in 0..self.rng.random_range(60..400) {
+            let later = self.rng.random_range(0..time);
+            self.at(at + later, Event::Forge(node, to));
+        }
+    }
+
+    /// Answers come after so many hundredths of the time-out.
+    fn withhold(&mut self, node: usize, mut at: u64, parts: RangeInclusive<u64>) {
+        while at < BUSY {
+            let part = self.rng.random_range(parts.clone());
+            let time = LIMITS.timeout / 100 * part;
+            self.at(at, Event::Withhold(node, true));
+            self.at(at + time, Event::Withhold(node, false));
+            at += time + self.rng.random_range(1..100 * MS);
+        }
+    }
+
+    /// Somebody speaks in the name of `source` to `to`: nothing is demanded of what it sends there, nor of what it is asked for.
+    fn disclaim(&mut self, source: usize, to: usize) {
+        self.forged[source][to] = true;
+        for frame in &mut self.frames {
+            if (frame.from, frame.to) == (source, to) {
+                frame.demanded = false;
+            }
+        }
+    }
+
+    /// Something from `node` that no protocol allows, or a repetition.
+    pub(super) fn forge(&mut self, node: usize, to: usize) -> Result<()> {
+        let count = self.nodes.len();
+        // Most in its own name.
+        let source = match self.rng.random_bool(0.1) {
+            true => (to + self.rng.random_range(1..count)) % count,
+            false => node,
+        };
+        if source != node {
+            self.disclaim(source, to);
+        }
+        // Addresses that are in use are the interesting ones.
+        let mut known: Vec<u64> = self.announced.keys().map(|(_, address)| *address).collect();
+        known.sort_unstable();
+        let address = match known.len() {
+            n if n > 0 && self.rng.random_bool(0.8) => known[self.rng.random_range(0..n)],
+            _ => self.rng.random(),
+        };
+        let len = match self.rng.random_range(0..3) {
+            0 => self.rng.random_range(0..14),
+            1 => self.rng.random_range(14..=u64::from(MAX_FRAME)),
+            _ => self.rng.random(),
+        };
+        let velo = |mtt, payload: &[u64]| Forged::Velo {
+            src_node: source as u16,
+            src_vpid: 254,
+            protection: 0,
+            vpid: 254,
+            mtt,
+            tag: 0,
+            data: payload
+                .iter()
+                .flat_map(|w| w.to_le_bytes())
+                .map(|b| format!("{b:02x}"))
+                .collect::<Vec<_>>()
+                .concat(),
+        };
+        let forged = match self.rng.random_range(0..8) {
+            0..=4 => velo(1, &[address, len]),
+            5 => velo(2, &[address]),
+            kind => {
+                // A notification of a transfer that names this node, with the key of somebody's frame.
+                let kind = if kind == 6 {
+                    wire::rma::NotificationType::Responder
+                } else {
+                    wire::rma::NotificationType::Completer
+                };
+                let frame = self.announced.iter().find(|((_, a), _)| *a == address);
+                let len = frame.map_or(100, |(_, f)| self.frames[f.id as usize].len);
+                // A get can't be made to say so by another node, but the NIC of a peer may be broken.
+                let (command, size) = match self.rng.random_bool(0.5) {
+                    true => (wire::rma::Command::BytePut, 0),
+                    false => (wire::rma::Command::ByteGet, wire::ext_eth::last_size(len)),
+                };
+                let notification = wire::rma::Notification {
+                    word0: wire::ext_eth::match_key(address, len),
+                    size_field: size,
+                    vpid: wire::ext_eth::VPID,
+                    node: Port::node_id(source),
+                    kind,
+                    command,
+                    mode: wire::rma::Mode::from_bits(2),
+                    error: u8::from(self.rng.random_bool(0.2)),
+                };
+                Forged::Slot {
+                    unit: extoll_emulator::nic::QueueUnit::Rma,
+                    vpid: 254,
+                    words: notification.encode(),
+                }
+            }
+        };
+        self.say(|| format!("node {to} gets {forged:?}"));
+        if self.fabric.world.is_on(to) {
+            self.fabric.world.forge(to, &forged)?;
+        }
+        Ok(())
+    }
+}

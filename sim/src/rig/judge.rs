@@ -1,0 +1,273 @@
+//! What must hold.
+
+use super::{pattern, word, Announced, Fate, Got, Rig, BOUND, LATE, MS, SETTLE};
+use crate::node::Report;
+use crate::setup::LIMITS;
+use anyhow::Result;
+
+impl Rig {
+    /// Whether a frame that `from` gets now has to reach `to`.
+    pub(super) fn is_demanded(&self, from: usize, to: usize) -> bool {
+        let now = self.fabric.now();
+        if self.forged[from][to] || self.hostile[from] || self.hostile[to] {
+            return false;
+        }
+        if self.healthy[from] && self.healthy[to] {
+            return true;
+        }
+        // Of what comes after a fault the first frame has to arrive, which shows the others that all is well.
+        let well =
+            |n: usize| self.ill[n] == 0 && (self.healthy[n] || now >= self.healed[n] + SETTLE);
+        let alone = !self.frames.iter().any(|f| {
+            let open = matches!(f.fate, Fate::Queued | Fate::Announced);
+            (f.from, f.to) == (from, to) && open && now < f.at + LIMITS.timeout + BOUND
+        });
+        well(from) && well(to) && alone
+    }
+
+    /// Takes the reports of a node in, and checks them.
+    pub(super) fn collect(&mut self, node: usize) -> Result<()> {
+        let now = self.fabric.now();
+        for report in std::mem::take(&mut self.nodes[node].reports) {
+            self.say(|| match &report {
+                Report::Delivered { from, data } => {
+                    let id = word(data, 16);
+                    format!("node {node}: delivered frame {id} of node {from}")
+                }
+                other => format!("node {node}: {other:?}"),
+            });
+            match report {
+                Report::Announced { id, address } => {
+                    self.frames[id as usize].fate = Fate::Announced;
+                    let entry = Announced {
+                        id,
+                        at: now,
+                        fetched: false,
+                        flushed: false,
+                    };
+                    if let Some(old) = self.announced.insert((node, address), entry) {
+                        self.check_reuse(&old)?;
+                    }
+                }
+                Report::Dropped { id, peer } => {
+                    let frame = &mut self.frames[id as usize];
+                    frame.fate = Fate::Dropped;
+                    let (from, to, demanded) = (frame.from, frame.to, frame.demanded);
+                    // A healthy peer may be held up by others for a while, but then it owes something.
+                    let owes = self.announced.iter().any(|((at, _), a)| {
+                        *at == from
+                            && self.frames[a.id as usize].to == to
+                            && !a.fetched
+                            && a.at + LIMITS.stall <= now
+                    });
+                    anyhow::ensure!(
+                        !demanded || (peer && owes),
+                        "frame {id} was dropped, though its peer is healthy and owes nothing"
+                    );
+                }
+                Report::Ended { address, fetched } => {
+                    if let Some(a) = self.announced.get_mut(&(node, address)) {
+                        a.fetched |= fetched;
+                        let frame = &self.frames[a.id as usize];
+                        if fetched && frame.demanded {
+                            anyhow::ensure!(
+                                frame.fate == Fate::Delivered || frame.at + BOUND > now,
+                                "frame {} ended late and undelivered",
+                                a.id
+                            );
+                        }
+                    }
+                }
+                Report::Delivered { from, data } => self.delivered(node, from.into(), &data)?,
+                Report::Get {
+                    from,
+                    address,
+                    local,
+                } => {
+                    self.check_get(node, local)?;
+                    self.check_announced(node, from.into(), address)?;
+                    let got = Got {
+                        at: now,
+                        flushed: false,
+                    };
+                    self.gets.insert((node, local), got);
+                }
+                Report::Got { local } => {
+                    self.gets.remove(&(node, local));
+                }
+                Report::Refused { from } => {
+                    let from = usize::from(from);
+                    let both = self.healthy[node]
+                        && self.healthy.get(from) == Some(&true)
+                        && !self.forged[from][node];
+                    anyhow::ensure!(!both, "node {node} refused a frame of node {from}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory of an earlier announcement is used again.
+    fn check_reuse(&self, old: &Announced) -> Result<()> {
+        let now = self.fabric.now();
+        let frame = &self.frames[old.id as usize];
+        let told = frame.fate == Fate::Delivered
+            || old.fetched
+            || self.hostile[frame.to]
+            || self.forged[frame.to][frame.from];
+        anyhow::ensure!(
+            told || now + LATE >= old.at + kept(old.flushed),
+            "memory of frame {} is used again {} ms after it was announced, and it was never fetched",
+            old.id,
+            (now - old.at) / MS
+        );
+        Ok(())
+    }
+
+    /// Memory at `address` is used: no GET may still write to it.
+    pub(super) fn check_get(&mut self, node: usize, address: u64) -> Result<()> {
+        let now = self.fabric.now();
+        if let Some(got) = self.gets.remove(&(node, address)) {
+            anyhow::ensure!(
+                now + LATE >= got.at + kept(got.flushed),
+                "memory of node {node} is used again {} ms after a GET that was never answered",
+                (now - got.at) / MS
+            );
+        }
+        Ok(())
+    }
+
+    /// `node` fetches what `from` has at this address: what it has announced to it, and still keeps.
+    fn check_announced(&self, node: usize, from: usize, address: u64) -> Result<()> {
+        let now = self.fabric.now();
+        // Somebody may have told the sender in the name of this node that it was fetched.
+        let trusted = self.hostile.get(from) == Some(&false)
+            && !self.hostile[node]
+            && !self.forged[from][node]
+            && !self.forged[node][from];
+        if !trusted || now < self.forgotten[from] {
+            return Ok(());
+        }
+        let announced = self.announced.get(&(from, address));
+        let kept = announced.is_some_and(|a| {
+            self.frames[a.id as usize].to == node && now <= a.at + LIMITS.timeout + LIMITS.keep
+        });
+        anyhow::ensure!(
+            kept,
+            "node {node} fetches what node {from} may have put to another use"
+        );
+        Ok(())
+    }
+
+    fn delivered(&mut self, node: usize, from: usize, data: &[u8]) -> Result<()> {
+        let now = self.fabric.now();
+        // For what a hostile node announces nothing holds; it may even repeat what others have announced to it.
+        if self.hostile.get(from) != Some(&false) || self.hostile[node] || self.forged[from][node] {
+            return Ok(());
+        }
+        // What was announced before a reboot is not there any more.
+        let excused = now < self.forgotten[from];
+        let id = word(data, 16);
+        let checked = self.check_frame(node, from, id, data);
+        if excused && checked.is_err() {
+            return Ok(());
+        }
+        checked?;
+        if let Some(frame) = self.frames.get_mut(id as usize) {
+            frame.fate = Fate::Delivered;
+        }
+        self.summary.delivered += 1;
+        Ok(())
+    }
+
+    fn check_frame(&self, node: usize, from: usize, id: u64, data: &[u8]) -> Result<()> {
+        let Some(frame) = self.frames.get(id as usize) else {
+            anyhow::bail!(
+                "node {node} got {} bytes that are no frame of node {from}",
+                data.len()
+            );
+        };
+        anyhow::ensure!(
+            (frame.from, frame.to, frame.len as usize) == (from, node, data.len()),
+            "node {node} got frame {id} of node {} to node {} from node {from}, {} of {} bytes",
+            frame.from,
+            frame.to,
+            data.len(),
+            frame.len
+        );
+        anyhow::ensure!(data == pattern(id, data.len()), "frame {id} was altered");
+        anyhow::ensure!(frame.fate != Fate::Delivered, "frame {id} came twice");
+        Ok(())
+    }
+
+    /// `node` has left messages in its mailbox, for want of room. Who answers nothing is not waited for for long.
+    pub(super) fn check_shut(&mut self, node: usize, shut: bool) -> Result<()> {
+        let now = self.fabric.now();
+        let well = self.ill[node] == 0 && now >= self.healed[node] + SETTLE;
+        if !shut || !(well || self.healthy[node]) {
+            self.shut[node] = None;
+            return Ok(());
+        }
+        let since = *self.shut[node].get_or_insert(now);
+        anyhow::ensure!(
+            now - since < LONGEST_SHUT,
+            "the mailbox of node {node} has been shut for {} ms",
+            (now - since) / MS
+        );
+        Ok(())
+    }
+
+    /// Frames between healthy nodes arrive in time, and no frame of a healthy node waits for room for long, whoever it is for.
+    pub(super) fn check_bound(&self) -> Result<()> {
+        let now = self.fabric.now();
+        for (id, f) in self.frames.iter().enumerate() {
+            let stopped = f.fate == Fate::Queued && self.healthy[f.from];
+            anyhow::ensure!(
+                !stopped || now < f.at + LONGEST_STOP,
+                "frame {id} of node {} has waited for room for {} ms",
+                f.from,
+                (now - f.at) / MS
+            );
+            anyhow::ensure!(
+                !f.demanded
+                    || matches!(f.fate, Fate::Delivered | Fate::Dropped)
+                    || now < f.at + BOUND,
+                "frame {id} of node {} has not reached node {} after {} ms, though both are well; it is {:?}",
+                f.from,
+                f.to,
+                (now - f.at) / MS,
+                f.fate
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_end(&mut self) -> Result<()> {
+        self.check_bound()?;
+        for node in &self.nodes {
+            anyhow::ensure!(node.is_idle(), "node {} still waits at the end", node.nic);
+            let scratch = usize::from(node.is_up());
+            anyhow::ensure!(
+                node.pool.used() == scratch,
+                "node {} lost {} buffers",
+                node.nic,
+                node.pool.used() - scratch
+            );
+        }
+        Ok(())
+    }
+}
+
+/// For so long the queue of frames may be stopped.
+const LONGEST_STOP: u64 = 10 * LIMITS.stall;
+
+/// For so long a mailbox may be shut.
+const LONGEST_SHUT: u64 = 2 * LIMITS.patience;
+
+/// For so long memory stays as it is that nobody has reported on. What a closed port leaves is kept from then on.
+fn kept(flushed: bool) -> u64 {
+    match flushed {
+        true => LIMITS.keep,
+        false => LIMITS.timeout + LIMITS.keep,
+    }
+}

@@ -1,0 +1,108 @@
+//! Sizes of tables and times of a simulated node, and errors that can be put into it.
+
+use protocol::poll::Periods;
+use protocol::rendezvous::Limits;
+
+/// Sizes of the tables: small, so that all bounds are reached.
+pub const FLIGHT: u16 = 16;
+/// Frames given up whose memory is kept.
+pub const QUARANTINE: u16 = 16;
+/// Fetches in flight.
+pub const FETCHES: u16 = 16;
+/// Fetches lost whose memory is kept.
+pub const LOST: u16 = 16;
+/// Announcements that wait.
+pub const WAITING: u16 = 48;
+/// Longest frame.
+pub const MAX_FRAME: u32 = 2000;
+
+const MS: u64 = 1_000_000;
+
+/// The limits of `exn.ko` with smaller tables, and times that faults outlast, in ns.
+pub const LIMITS: Limits = Limits {
+    stall: 100 * MS,
+    timeout: 1_000 * MS,
+    keep: 4_000 * MS,
+    patience: 300 * MS,
+    flight: FLIGHT as usize,
+    stalled_peer: 2,
+    fetches: FETCHES as usize,
+    source: 12,
+    lossy_source: 4,
+    waiting: WAITING as usize / 2,
+    slow_waiting: WAITING as usize / 8,
+};
+
+/// As those of `exn.ko`.
+pub const PERIODS: Periods = Periods {
+    busy: 20 * MS,
+    idle: 250 * MS,
+    pause: MS,
+};
+
+/// An error put into the glue or, by its limits, into the machine, to see that the simulation finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Memory that was given up is used again at once.
+    NoQuarantine,
+    /// Only that of lost fetches.
+    NoFetchQuarantine,
+    /// A notification ends a transfer whoever it is with.
+    AnyPeer,
+    /// No bound for peers that stand still.
+    NoPeerBound,
+    /// A source may have any number of announcements waiting.
+    NoWaitingBound,
+    /// Notifications are counted, but the machine does not hear of some.
+    DeafToNotifications,
+    /// An announcement is fetched twice.
+    FetchTwice,
+    /// Announcements count as sent when they are read.
+    NoAge,
+    /// The timer is set once.
+    NoTimer,
+}
+
+impl Mutation {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[
+        Self::NoQuarantine,
+        Self::NoFetchQuarantine,
+        Self::AnyPeer,
+        Self::NoPeerBound,
+        Self::NoWaitingBound,
+        Self::DeafToNotifications,
+        Self::FetchTwice,
+        Self::NoAge,
+        Self::NoTimer,
+    ];
+}
+
+/// Tables that are full.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Full {
+    /// Announced frames that move.
+    pub flight: bool,
+    /// Frames given up.
+    pub quarantine: bool,
+    /// Fetches in flight.
+    pub fetches: bool,
+    /// Fetches lost: none is left for sources that were silent.
+    pub lost: bool,
+    /// Announcements that wait.
+    pub waiting: bool,
+}
+
+impl Full {
+    /// What is full in one or the other.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            flight: self.flight | other.flight,
+            quarantine: self.quarantine | other.quarantine,
+            fetches: self.fetches | other.fetches,
+            lost: self.lost | other.lost,
+            waiting: self.waiting | other.waiting,
+        }
+    }
+}
