@@ -30,9 +30,9 @@ use std::time::{Duration, Instant};
 #[derive(Parser)]
 #[command(about = "Scenarios in virtual machines")]
 struct Args {
-    /// Run only scenarios whose names, as they are printed, contain this.
-    #[arg(long, default_value = "")]
-    filter: String,
+    /// Run only scenarios whose names, as they are printed, contain this, or one of several.
+    #[arg(long)]
+    filter: Vec<String>,
     /// Print the names and stop.
     #[arg(long)]
     list: bool,
@@ -73,8 +73,9 @@ const MOST_RUNS: usize = 20;
 /// Time between two looks for signals and at the clock.
 const TICK: Duration = Duration::from_millis(200);
 
-fn matches(scenario: &Scenario, filter: &str) -> bool {
-    format!("vm::{}", scenario.name).contains(filter)
+fn matches(scenario: &Scenario, filters: &[String]) -> bool {
+    let name = format!("vm::{}", scenario.name);
+    filters.is_empty() || filters.iter().any(|f| name.contains(f))
 }
 
 /// A beginning of lab names that no other run has while the result lives.
@@ -249,7 +250,13 @@ mod tests {
     #[test]
     fn names_match_as_they_are_printed() {
         let all = scenarios::all();
-        let found = |filter: &str| all.iter().filter(|s| matches(s, filter)).count();
+        let found_by = |filters: &[&str]| {
+            let filters: Vec<String> = filters.iter().map(|f| f.to_string()).collect();
+            all.iter().filter(|s| matches(s, &filters)).count()
+        };
+        let found = |filter: &str| found_by(&[filter]);
+        assert_eq!(found_by(&[]), all.len());
+        assert_eq!(found_by(&["traffic::ping_sizes", "traffic::ssh"]), 2);
         assert_eq!(found("vm::traffic::ping_sizes"), 1);
         assert_eq!(found("traffic::ping_sizes"), 1);
         assert_eq!(found(""), all.len());
