@@ -7,6 +7,7 @@ mod combining;
 mod commands;
 mod driver;
 mod events;
+mod exn_options;
 pub mod expected;
 mod fabric;
 mod faults;
@@ -105,6 +106,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(recovery::all());
     all.extend(hostile::all());
     all.extend(checksums::all());
+    all.extend(exn_options::all());
     all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());
