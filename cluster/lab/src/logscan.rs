@@ -44,6 +44,8 @@ const SIGNS: &[&str] = &[
     "panicked at",
     "ODEBUG:",
     "nobody cared",
+    // What is lost can't be judged.
+    "printk messages dropped",
     // Of a unit test in the kernel (KUnit).
     " not ok ",
     "ASSERTION FAILED at",
@@ -92,6 +94,7 @@ mod tests {
             "[    3.1] BUG: kernel NULL pointer dereference, address: 0",
             "[  120.1] INFO: task exn:12 blocked for more than 120 seconds.",
             "[    3.1] watchdog: BUG: soft lockup - CPU#0 stuck for 26s!",
+            "** 17 printk messages dropped **",
             "[    9.1]     not ok 2 quota_is_per_user_and_given_back",
             "[    9.1]     # words_of_a_buffer: ASSERTION FAILED at kernel-ext/mem/pages.rs:1",
         ] {

@@ -1,12 +1,12 @@
 //! A lane: boots clusters, runs scenarios in them, and ends what does not end by itself.
 
 use crate::cluster::{self, Lab, Spec};
+use crate::evidence;
 use crate::plan::{Next, Plan};
 use crate::report::{Cost, Report, Verdict};
 use crate::scenario::Scenario;
-use anyhow::{anyhow, bail, Context, Error, Result};
+use anyhow::{anyhow, Context, Result};
 use std::collections::BTreeMap;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -178,7 +178,7 @@ impl Run {
                 break Late::Deadline;
             }
         };
-        cluster::kill(lab);
+        kill(lab);
         let _ = receiver.recv_timeout(GRACE);
         Err(late)
     }
@@ -211,41 +211,32 @@ impl Meter {
     }
 }
 
+/// Names among `all` of a lab and of those that its scenarios have beside it, which begin with its name.
+pub fn below(all: Vec<String>, lab: &str) -> Vec<String> {
+    let beside = format!("{lab}-");
+    let is_one = |n: &String| n == lab || n.starts_with(&beside);
+    all.into_iter().filter(is_one).collect()
+}
+
+fn kill(lab: &str) {
+    for name in below(cluster::all_labs(), lab) {
+        cluster::kill(&name);
+    }
+}
+
+fn remove(lab: &str) {
+    for name in below(cluster::all_labs(), lab) {
+        cluster::remove(&name);
+    }
+}
+
 /// The lane's cluster.
 struct Held {
     lab: Arc<Lab>,
     spec: usize,
     cpus: u32,
-}
-
-/// Runs a scenario and looks at what it left in the kernel logs and in the emulator.
-fn one(scenario: &Scenario, lab: &Lab) -> Result<()> {
-    let before = lab.findings()?;
-    let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(lab)))
-        .unwrap_or_else(|_| Err(anyhow!("the test panicked")));
-    // Logs and findings often say why a scenario failed, so look at them in any case.
-    let found = || -> Result<()> {
-        let found = lab.findings()?.unannounced(&before, scenario.expects);
-        if !found.is_empty() {
-            bail!(
-                "the emulator found what the scenario did not announce: {}",
-                found.join(", ")
-            );
-        }
-        Ok(())
-    };
-    let evidence: Vec<Error> = [lab.assert_clean_log(), found()]
-        .into_iter()
-        .filter_map(Result::err)
-        .collect();
-    let more = |error: Error, e: Error| error.context(format!("{e:#}"));
-    match result {
-        Err(error) => Err(evidence.into_iter().fold(error, more)),
-        Ok(()) => match evidence.into_iter().reduce(more) {
-            Some(error) => Err(error),
-            None => Ok(()),
-        },
-    }
+    /// Findings that the last scenario announced, some of which may come after its end.
+    expects: &'static [&'static str],
 }
 
 /// Works until nothing is left for this lane.
@@ -258,7 +249,8 @@ pub fn work(run: &Run, lane: usize) {
     release(run, held);
 }
 
-/// Takes a cluster down, on the debug kernel after a search for what leaked in it.
+/// Takes a cluster down after a last look: at its logs, at what the emulator found after the last scenario, and, on the debug kernel, for
+/// what leaked.
 fn release(run: &Run, held: Option<Held>) {
     let Some(held) = held else {
         return;
@@ -266,17 +258,27 @@ fn release(run: &Run, held: Option<Held>) {
     if run.stopped().is_some() {
         return;
     }
+    let lab = &held.lab;
     let start = Instant::now();
-    if let Err(error) = held.lab.assert_no_leaks() {
-        let name = "no_leaks";
-        let kept = run.report.preserve(name, held.lab.name(), Some(&held.lab));
+    let found = || -> Result<()> { evidence::found(lab, held.expects)?.1 };
+    for (name, looked) in [
+        ("no_leaks", lab.assert_no_leaks()),
+        (
+            "nothing_afterwards",
+            found().and_then(|()| lab.assert_clean_log()),
+        ),
+    ] {
+        let Err(error) = looked else {
+            continue;
+        };
+        let kept = run.report.preserve(name, lab.name(), Some(lab));
         let cost = Cost {
             seconds: start.elapsed().as_secs_f64(),
             ..Cost::default()
         };
         let why = format!("after the last scenario in a cluster: {error:#}\n{kept}");
-        let what = held.lab.spec().describe();
-        run.report.end(name, &what, &Verdict::Failed(why), &cost);
+        run.report
+            .afterwards(name, &lab.spec().describe(), why, &cost);
     }
 }
 
@@ -306,6 +308,7 @@ fn scenario(run: &Run, i: usize, mut held: Option<Held>) -> Option<Held> {
         cost.cpu_seconds = used.seconds();
         run.report.end(scenario.name, &what, &verdict, &cost);
     };
+    let before = held.as_ref().map_or(&[][..], |h| h.expects);
     let lab = match held {
         Some(h) => h.lab,
         None => {
@@ -318,7 +321,7 @@ fn scenario(run: &Run, i: usize, mut held: Option<Held>) -> Option<Held> {
             let result = match up {
                 Ok(result) => result,
                 Err(Late::Stopped) => {
-                    cluster::remove(&name);
+                    remove(&name);
                     end(Verdict::Cut, cost, &used);
                     return None;
                 }
@@ -336,7 +339,7 @@ fn scenario(run: &Run, i: usize, mut held: Option<Held>) -> Option<Held> {
                 }
                 Err(error) => {
                     let kept = run.report.preserve(scenario.name, &name, None);
-                    cluster::remove(&name);
+                    remove(&name);
                     end(Verdict::Failed(format!("{error:#}\n{kept}")), cost, &used);
                     return None;
                 }
@@ -345,8 +348,14 @@ fn scenario(run: &Run, i: usize, mut held: Option<Held>) -> Option<Held> {
     };
     let deadline = cluster::as_slow(scenario.deadline);
     let (theirs, it) = (Arc::clone(&lab), scenario.clone());
-    let result = run.watch(&name, deadline, &mut used, move || one(&it, &theirs));
+    let result = run.watch(&name, deadline, &mut used, move || {
+        evidence::run(&it, &theirs, before)
+    });
     cost.boots = lab.boots().saturating_sub(boots_before);
+    let result = result.map(|shown| {
+        cost.findings = shown.findings.sums();
+        shown.result
+    });
     let verdict = match result {
         Ok(Ok(())) => Verdict::Passed,
         Ok(Err(error)) => {
@@ -373,9 +382,22 @@ fn scenario(run: &Run, i: usize, mut held: Option<Held>) -> Option<Held> {
             lab,
             spec: number,
             cpus,
+            expects: scenario.expects,
         });
     }
     // Not by dropping it: a scenario that does not end still has it.
-    cluster::remove(&name);
+    remove(&name);
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labs_beside_a_lab_are_found() {
+        let all = ["check-1", "check-1-emu", "check-10", "check", "check-2-int"];
+        let all = all.map(String::from).to_vec();
+        assert_eq!(below(all, "check-1"), ["check-1", "check-1-emu"]);
+    }
 }

@@ -5,6 +5,7 @@
 //! the next scenario gets a fresh one.
 #![forbid(unsafe_code)]
 
+mod evidence;
 mod lane;
 mod plan;
 mod probe_order;
@@ -29,9 +30,9 @@ use std::time::{Duration, Instant};
 #[derive(Parser)]
 #[command(about = "Scenarios in virtual machines")]
 struct Args {
-    /// Run only scenarios whose names, as they are printed, contain this.
-    #[arg(long, default_value = "")]
-    filter: String,
+    /// Run only scenarios whose names, as they are printed, contain this, or one of several.
+    #[arg(long)]
+    filter: Vec<String>,
     /// Print the names and stop.
     #[arg(long)]
     list: bool,
@@ -72,8 +73,9 @@ const MOST_RUNS: usize = 20;
 /// Time between two looks for signals and at the clock.
 const TICK: Duration = Duration::from_millis(200);
 
-fn matches(scenario: &Scenario, filter: &str) -> bool {
-    format!("vm::{}", scenario.name).contains(filter)
+fn matches(scenario: &Scenario, filters: &[String]) -> bool {
+    let name = format!("vm::{}", scenario.name);
+    filters.is_empty() || filters.iter().any(|f| name.contains(f))
 }
 
 /// A beginning of lab names that no other run has while the result lives.
@@ -102,20 +104,23 @@ fn claim(given: Option<&str>) -> Result<(String, File)> {
     anyhow::bail!("another run uses this name")
 }
 
+/// Whether a lab is one of the run with this beginning of names, or one that a scenario has beside it.
+fn is_of_run(name: &str, prefix: &str) -> bool {
+    let rest = name.strip_prefix(prefix).and_then(|n| n.strip_prefix('-'));
+    let number = rest.and_then(|n| n.split('-').next());
+    number.is_some_and(|n| n.parse::<u32>().is_ok())
+}
+
 /// Removes labs of an earlier run that was killed.
 fn sweep(prefix: &str) {
-    let ours = format!("{prefix}-");
-    let number = |n: &str| {
-        n.strip_prefix(&ours)
-            .is_some_and(|n| n.parse::<u32>().is_ok())
-    };
-    for name in cluster::all_labs().iter().filter(|n| number(n)) {
+    for name in cluster::all_labs().iter().filter(|n| is_of_run(n, prefix)) {
         cluster::kill(name);
         cluster::remove(name);
     }
 }
 
-fn chosen(args: &Args) -> Vec<Scenario> {
+/// The scenarios of this run, and how many are left out because they do not suit its kernel.
+fn chosen(args: &Args) -> (Vec<Scenario>, usize) {
     let unsuited = |s: &Scenario| match args.debug_kernel {
         true => {
             s.spec.nodes > MAX_DEBUG_NODES || TOO_MUCH_FOR_DEBUG.iter().any(|n| s.name.contains(n))
@@ -134,7 +139,7 @@ fn chosen(args: &Args) -> Vec<Scenario> {
         };
         println!("not on {kernel} debug kernel: vm::{}", s.name);
     }
-    chosen
+    (chosen, left_out.len())
 }
 
 /// The number of each chosen scenario's specification, among those of all: a part of a run has the same clusters as the whole.
@@ -150,7 +155,7 @@ fn spec_numbers(all: &[Scenario], chosen: &[Scenario]) -> Vec<usize> {
 }
 
 fn run(args: &Args) -> Result<bool> {
-    let chosen = chosen(args);
+    let (chosen, left_out) = chosen(args);
     if args.list {
         for s in &chosen {
             println!("vm::{}", s.name);
@@ -165,6 +170,7 @@ fn run(args: &Args) -> Result<bool> {
         .unwrap_or(if args.debug_kernel { 1 } else { LANES });
     let numbers = spec_numbers(&scenarios::all(), &chosen);
     let report = Report::new(args.times.as_deref(), &args.keep)?;
+    let count = chosen.len();
     let run = Arc::new(Run::new(chosen, numbers, lanes, &prefix, report));
     let start = Instant::now();
     let threads: Vec<_> = (0..lanes)
@@ -188,7 +194,10 @@ fn run(args: &Args) -> Result<bool> {
         println!("ended early: {why}");
         sweep(&prefix);
     }
-    Ok(run.report.summary(run.left()))
+    if left_out > 0 {
+        println!("left out: {left_out} scenarios");
+    }
+    Ok(run.report.summary(count, run.left()))
 }
 
 /// Signals that end a run in order.
@@ -236,15 +245,32 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use scenarios::expected;
 
     #[test]
     fn names_match_as_they_are_printed() {
         let all = scenarios::all();
-        let found = |filter: &str| all.iter().filter(|s| matches(s, filter)).count();
+        let found_by = |filters: &[&str]| {
+            let filters: Vec<String> = filters.iter().map(|f| f.to_string()).collect();
+            all.iter().filter(|s| matches(s, &filters)).count()
+        };
+        let found = |filter: &str| found_by(&[filter]);
+        assert_eq!(found_by(&[]), all.len());
+        assert_eq!(found_by(&["traffic::ping_sizes", "traffic::ssh"]), 2);
         assert_eq!(found("vm::traffic::ping_sizes"), 1);
         assert_eq!(found("traffic::ping_sizes"), 1);
         assert_eq!(found(""), all.len());
         assert_eq!(found("vm::"), all.len());
+    }
+
+    #[test]
+    fn labs_of_a_run_are_told_from_others() {
+        for name in ["check-0", "check-12", "check-3-emu"] {
+            assert!(is_of_run(name, "check"), "{name}");
+        }
+        for name in ["check", "check2-0", "check-x", "check-x-1", "lab", "0"] {
+            assert!(!is_of_run(name, "check"), "{name}");
+        }
     }
 
     #[test]
@@ -264,13 +290,10 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all.len());
-        for group in scenarios::GROUPS {
-            let used = all.iter().any(|s| s.name.starts_with(group.prefix));
-            assert!(used, "no scenario begins with {}", group.prefix);
-            for name in group.expects {
-                let known = *name == "*" || labctl::findings::FINDINGS.contains(name);
-                assert!(known, "{name} is no finding of the emulator");
-            }
+        let groups = scenarios::GROUPS.iter().map(|g| g.prefix);
+        for prefix in groups.chain(expected::prefixes()) {
+            let used = all.iter().any(|s| s.name.starts_with(prefix));
+            assert!(used, "no scenario begins with {prefix}");
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::cluster::{self, Lab};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Lines of the journal that are printed when a scenario did not come to its end.
 const LAST_ACTIONS: usize = 5;
@@ -21,7 +22,7 @@ pub enum Verdict {
 }
 
 /// What a scenario took.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone)]
 pub struct Cost {
     /// Time, with that of its cluster's boot.
     pub seconds: f64,
@@ -31,6 +32,8 @@ pub struct Cost {
     pub cpu_seconds: f64,
     /// Kernels booted.
     pub boots: usize,
+    /// What the emulator found, announced or not.
+    pub findings: BTreeMap<&'static str, u64>,
 }
 
 #[derive(Default)]
@@ -38,6 +41,8 @@ struct Counts {
     passed: usize,
     failed: usize,
     cut: usize,
+    /// Failures that are no scenario's.
+    afterwards: usize,
 }
 
 /// Where a run reports.
@@ -91,7 +96,7 @@ impl Report {
 
     /// Prints how a scenario ended, and counts it.
     pub fn end(&self, name: &str, what: &str, verdict: &Verdict, cost: &Cost) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts();
         let took = format!("{:.0} s, cpu {:.0} s", cost.seconds, cost.cpu_seconds);
         let result = match verdict {
             Verdict::Passed => {
@@ -113,6 +118,7 @@ impl Report {
         let line = json!({
             "name": format!("vm::{name}"), "seconds": tenths(cost.seconds), "cpu_seconds": tenths(cost.cpu_seconds),
             "boots": cost.boots, "boot_seconds": tenths(cost.boot_seconds), "result": result, "cluster": what,
+            "findings": cost.findings,
         });
         if let Some(file) = &self.times {
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,11 +129,26 @@ impl Report {
         }
     }
 
-    /// The last line; true if all is well.
-    pub fn summary(&self, not_run: usize) -> bool {
-        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Counts and prints a failure that shows after the last scenario in a cluster.
+    pub fn afterwards(&self, name: &str, what: &str, why: String, cost: &Cost) {
+        self.counts().afterwards += 1;
+        self.end(name, what, &Verdict::Failed(why), cost);
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last line; true if all is well: all of the chosen scenarios were run, each has a result, and all of these are good.
+    pub fn summary(&self, chosen: usize, not_run: usize) -> bool {
+        let counts = self.counts();
         let missing = counts.cut + not_run;
-        let good = counts.failed == 0 && missing == 0;
+        let ended = counts.passed + counts.failed - counts.afterwards;
+        let lost = chosen.abs_diff(ended + missing);
+        if lost > 0 {
+            println!("{chosen} scenarios were chosen, but {ended} ended and {missing} did not");
+        }
+        let good = counts.failed == 0 && missing == 0 && lost == 0;
         let word = if good { "ok" } else { "FAILED" };
         let rest = match missing {
             0 => String::new(),
@@ -150,4 +171,31 @@ fn shown(path: &Path) -> String {
 
 fn tenths(seconds: f64) -> f64 {
     (seconds * 10.0).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_good_only_if_every_scenario_has_a_result() -> anyhow::Result<()> {
+        let summary = |passed: usize, chosen, not_run, more: &[Verdict]| -> anyhow::Result<bool> {
+            let report = Report::new(None, Path::new("/nowhere"))?;
+            let end = |verdict: &Verdict| report.end("x", "", verdict, &Cost::default());
+            (0..passed).for_each(|_| end(&Verdict::Passed));
+            more.iter().for_each(end);
+            Ok(report.summary(chosen, not_run))
+        };
+        assert!(summary(3, 3, 0, &[])?);
+        assert!(!summary(3, 4, 0, &[])?, "one got lost");
+        assert!(!summary(3, 2, 0, &[])?, "one ended twice");
+        assert!(!summary(3, 4, 1, &[])?);
+        assert!(!summary(3, 4, 0, &[Verdict::Cut])?);
+        assert!(!summary(3, 4, 0, &[Verdict::Failed("why".into())])?);
+        let report = Report::new(None, Path::new("/nowhere"))?;
+        report.end("x", "", &Verdict::Passed, &Cost::default());
+        report.afterwards("no_leaks", "", "why".into(), &Cost::default());
+        assert!(!report.summary(1, 0));
+        Ok(())
+    }
 }

@@ -22,6 +22,9 @@ const PIECE: u64 = 4000;
 /// What a slow machine may need beyond the deadline to notice that it is over.
 const SLACK: Duration = Duration::from_secs(10);
 
+/// Kinds of operations of a user program: messages, reading, writing, locks.
+const USER_KINDS: usize = 4;
+
 /// Between operations, so that others get the processor.
 const PAUSE: Duration = Duration::from_millis(30);
 
@@ -91,46 +94,85 @@ pub fn run(verb: Verb) -> Result<()> {
                 locks: 0,
                 locked: 0,
             };
-            control.drive(|n, deadline| client.operation(n, deadline))
+            control.drive(USER_KINDS, |kind, deadline| {
+                client.operation(kind, deadline)
+            })
         }
         Verb::Kernel { commands, control } => {
             ensure!(!commands.is_empty(), "no command");
-            control.drive(|n, deadline| {
+            control.drive(commands.len(), |kind, deadline| {
                 let ms = deadline.as_millis();
-                bench(&format!("{} timeout_ms={ms}", commands[n % commands.len()]))
+                bench(&format!("{} timeout_ms={ms}", commands[kind]))
             })
         }
         Verb::Tcp { host, control } => {
             let address = (host.as_str(), TCP_PORT).to_socket_addrs()?.next();
             let address = address.context("no such host")?;
-            control.drive(|n, deadline| there_and_back(&address, n, deadline))
+            let mut n = 0;
+            control.drive(1, |_, deadline| {
+                n += 1;
+                there_and_back(&address, n, deadline)
+            })
         }
     }
 }
 
+/// What came of the operations so far, those of each kind by themselves: one that never succeeds must not hide behind the others.
+struct Counts {
+    done: Vec<u64>,
+    failed: u64,
+    worst: Duration,
+}
+
+impl Counts {
+    fn new(kinds: usize) -> Self {
+        Self {
+            done: vec![0; kinds],
+            failed: 0,
+            worst: Duration::ZERO,
+        }
+    }
+
+    fn add(&mut self, kind: usize, succeeded: bool, took: Duration) {
+        match succeeded {
+            true => self.done[kind] += 1,
+            false => self.failed += 1,
+        }
+        self.worst = self.worst.max(took);
+    }
+
+    fn text(&self) -> String {
+        let sum: u64 = self.done.iter().sum();
+        let mut text = format!("done {sum}\n");
+        for (kind, done) in self.done.iter().enumerate() {
+            text += &format!("done_{kind} {done}\n");
+        }
+        let (failed, worst) = (self.failed, self.worst.as_millis());
+        text + &format!("failed {failed}\nworst_ms {worst}\n")
+    }
+}
+
 impl Control {
-    /// Repeats `operation`, which says whether it succeeded, and fails when it takes too long or by itself.
-    fn drive(&self, mut operation: impl FnMut(usize, Duration) -> Result<bool>) -> Result<()> {
+    /// Repeats operations of so many kinds, in turn. Each one is told its kind and its deadline and says whether it succeeded; ends with
+    /// an error when one takes too long or fails by itself.
+    fn drive(
+        &self,
+        kinds: usize,
+        mut operation: impl FnMut(usize, Duration) -> Result<bool>,
+    ) -> Result<()> {
         let deadline = Duration::from_millis(self.deadline);
-        let (mut done, mut failed, mut worst) = (0, 0, Duration::ZERO);
-        for n in 0.. {
+        let mut counts = Counts::new(kinds);
+        for kind in (0..kinds).cycle() {
             if self.stop.exists() {
                 break;
             }
             let start = Instant::now();
-            match operation(n, deadline)? {
-                true => done += 1,
-                false => failed += 1,
-            }
+            let succeeded = operation(kind, deadline)?;
             let took = start.elapsed();
-            worst = worst.max(took);
+            counts.add(kind, succeeded, took);
             ensure!(took < deadline + SLACK, "an operation took {took:?}");
-            let counts = format!(
-                "done {done}\nfailed {failed}\nworst_ms {}\n",
-                worst.as_millis()
-            );
             let new = self.log.with_extension("new");
-            std::fs::write(&new, counts)?;
+            std::fs::write(&new, counts.text())?;
             std::fs::rename(&new, &self.log)?;
             std::thread::sleep(PAUSE);
         }
@@ -232,11 +274,11 @@ struct Client {
 }
 
 impl Client {
-    /// One of the kinds, in turn. Fails when it moves wrong data or breaks the port.
-    fn operation(&mut self, n: usize, deadline: Duration) -> Result<bool> {
+    /// One of a kind. Fails when it moves wrong data or breaks the port.
+    fn operation(&mut self, kind: usize, deadline: Duration) -> Result<bool> {
         self.sequence += 1;
         let wait = Wait::for_at_most(deadline);
-        let result = match n % 4 {
+        let result = match kind {
             0 => self.ping(wait),
             1 => self.get(wait),
             2 => self.put_and_get(wait),
@@ -317,5 +359,20 @@ impl Client {
         ensure!(expected.contains(&value), "{value}, not in {expected:?}");
         self.locked = value;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_counted_by_itself() {
+        let mut counts = Counts::new(2);
+        counts.add(0, true, Duration::from_millis(3));
+        counts.add(1, false, Duration::from_millis(7));
+        counts.add(0, true, Duration::from_millis(5));
+        let text = "done 2\ndone_0 2\ndone_1 0\nfailed 1\nworst_ms 7\n";
+        assert_eq!(counts.text(), text);
     }
 }

@@ -4,6 +4,7 @@ use crate::Lab;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::sync::{MutexGuard, PoisonError};
 
 /// Counters that no faultless software moves, whatever happens around it (docs/counters.md, *Emulator*). Those that a fault or
 /// a peer can move too (closed VPIDs, queues that are off, full or on hold, what a reset discarded; so all diagnostics together) are not
@@ -37,16 +38,25 @@ pub const FINDINGS: &[&str] = &[
     "host_panics",
 ];
 
-/// The counters of [`FINDINGS`] at one time, of every NIC.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Findings(Vec<BTreeMap<&'static str, u64>>);
+/// At the end of [`FINDINGS`]: defects of the emulator, of QEMU or of what carries them, whatever the input.
+const NEVER: usize = 2;
+
+/// All findings that input can cause which is wrong on purpose.
+pub const OF_INPUT: &[&str] = FINDINGS.split_at(FINDINGS.len() - NEVER).0;
+
+/// Beginning of the counters that a NIC keeps when it loses its power.
+const KEPT: &str = "host_";
+
+/// The counters of [`FINDINGS`] at one time, of every NIC. Before the first look: none, all zero.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Findings(Vec<BTreeMap<&'static str, u64>>);
 
 impl Findings {
     /// Takes them out of the fabric's document.
     ///
     /// # Errors
     /// When a counter is missing: a list that names what is not counted finds nothing.
-    pub fn of(fabric: &Value) -> Result<Self> {
+    fn of(fabric: &Value) -> Result<Self> {
         let nics = fabric["nics"].as_array().context("no NICs in the status")?;
         let of_nic = |nic: &Value| {
             FINDINGS
@@ -59,31 +69,93 @@ impl Findings {
         };
         nics.iter().map(of_nic).collect::<Result<_>>().map(Self)
     }
+}
 
-    /// What has grown since `before` and is not `announced` (the word `*` announces everything), one line per counter.
-    pub fn unannounced(&self, before: &Self, announced: &[&str]) -> Vec<String> {
-        let mut lines = Vec::new();
-        for (nic, now) in self.0.iter().enumerate() {
-            for (name, value) in now {
-                let old = before.0.get(nic).map_or(0, |b| b[name]);
-                // A NIC that lost its power counts from 0 again.
+/// By how much findings grew, by NIC.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Growth(BTreeMap<(usize, &'static str), u64>);
+
+impl Growth {
+    /// What is not `announced`, one line per counter.
+    pub fn unannounced(&self, announced: &[&str]) -> Vec<String> {
+        let not = self.0.iter().filter(|((_, n), _)| !announced.contains(n));
+        not.map(|((nic, name), more)| format!("NIC {nic}: {name} +{more}"))
+            .collect()
+    }
+
+    /// Adds what another one has.
+    pub fn add(&mut self, other: &Self) {
+        for (key, more) in &other.0 {
+            *self.0.entry(*key).or_insert(0) += more;
+        }
+    }
+
+    /// Sums over all NICs, by name.
+    pub fn sums(&self) -> BTreeMap<&'static str, u64> {
+        let mut sums = BTreeMap::new();
+        for ((_, name), more) in &self.0 {
+            *sums.entry(*name).or_insert(0) += more;
+        }
+        sums
+    }
+}
+
+/// What was found since the last time that somebody asked, across losses of power, with which a NIC begins to count at zero.
+#[derive(Debug, Default)]
+pub(crate) struct Account {
+    seen: Findings,
+    banked: Growth,
+}
+
+impl Account {
+    fn look(&mut self, now: Findings) {
+        for (nic, counters) in now.0.iter().enumerate() {
+            for (name, value) in counters {
+                let old = self.seen.0.get(nic).map_or(0, |seen| seen[name]);
+                // What is less than before has begun again.
                 let more = value.checked_sub(old).unwrap_or(*value);
-                if more > 0 && !announced.contains(&"*") && !announced.contains(name) {
-                    lines.push(format!("NIC {nic}: {name} +{more}"));
+                if more > 0 {
+                    *self.banked.0.entry((nic, *name)).or_insert(0) += more;
                 }
             }
         }
-        lines
+        self.seen = now;
+    }
+
+    /// Before power is given to what is without it: there the next look finds counters that began at zero.
+    fn before_power_on(&mut self, now: Findings, is_on: &[bool]) {
+        self.look(now);
+        let off = self.seen.0.iter_mut().zip(is_on).filter(|(_, on)| !**on);
+        for (counters, _) in off {
+            let lost = counters.iter_mut().filter(|(n, _)| !n.starts_with(KEPT));
+            lost.for_each(|(_, value)| *value = 0);
+        }
     }
 }
 
 impl Lab {
-    /// What the emulator has found by now.
+    fn account(&self) -> MutexGuard<'_, Account> {
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the emulator has found since the last call, since the boot at first.
     ///
     /// # Errors
     /// When it does not answer.
-    pub fn findings(&self) -> Result<Findings> {
-        Findings::of(&self.status()?["fabric"]).context("the emulator's findings")
+    pub fn new_findings(&self) -> Result<Growth> {
+        let now = Findings::of(&self.status()?["fabric"]).context("the emulator's findings")?;
+        let mut account = self.account();
+        account.look(now);
+        Ok(std::mem::take(&mut account.banked))
+    }
+
+    pub(crate) fn findings_before_power_on(&self) -> Result<()> {
+        let fabric = &self.status()?["fabric"];
+        let now = Findings::of(fabric).context("the emulator's findings")?;
+        let nics = fabric["nics"].as_array().context("no NICs in the status")?;
+        let is_on: Vec<bool> = nics.iter().map(|nic| nic["power"] == "on").collect();
+        self.account().before_power_on(now, &is_on);
+        Ok(())
     }
 }
 
@@ -98,22 +170,62 @@ mod tests {
         Findings::of(&fabric).unwrap()
     }
 
+    fn grown(account: &mut Account) -> BTreeMap<&'static str, u64> {
+        std::mem::take(&mut account.banked).sums()
+    }
+
+    #[test]
+    fn what_grew_since_the_last_look_is_found_once() {
+        let mut account = Account::default();
+        account.look(found("odd_accesses", 5));
+        assert_eq!(grown(&mut account).len(), FINDINGS.len(), "since the boot");
+        account.look(found("odd_accesses", 7));
+        account.look(found("odd_accesses", 8));
+        assert_eq!(grown(&mut account), BTreeMap::from([("odd_accesses", 3)]));
+        account.look(found("odd_accesses", 8));
+        assert!(grown(&mut account).is_empty());
+    }
+
+    #[test]
+    fn what_grew_before_power_was_lost_is_not() {
+        let mut account = Account::default();
+        account.look(found("odd_accesses", 5));
+        grown(&mut account);
+        account.before_power_on(found("odd_accesses", 7), &[false]);
+        // As much as before, but all of it new; what the host counts goes on.
+        account.look(found("odd_accesses", 7));
+        let grown = grown(&mut account);
+        assert_eq!(grown["odd_accesses"], 2 + 7);
+        assert_eq!(grown["dma_faults"], 5);
+        assert_eq!(grown.get("host_panics"), None);
+        // A NIC that was on keeps its counters.
+        account.before_power_on(found("odd_accesses", 8), &[true]);
+        account.look(found("odd_accesses", 8));
+        assert_eq!(account.banked.sums(), BTreeMap::from([("odd_accesses", 1)]));
+    }
+
     #[test]
     fn only_unannounced_growth_is_reported() {
-        let before = found("odd_accesses", 5);
-        assert!(before.unannounced(&before, &[]).is_empty());
-        let after = found("odd_accesses", 7);
+        let mut account = Account::default();
+        account.look(found("odd_accesses", 5));
+        grown(&mut account);
+        account.look(found("odd_accesses", 7));
+        let mut growth = account.banked;
         assert_eq!(
-            after.unannounced(&before, &["dma_faults"]),
+            growth.unannounced(&["dma_faults"]),
             ["NIC 0: odd_accesses +2"]
         );
-        assert!(after.unannounced(&before, &["odd_accesses"]).is_empty());
-        assert!(after.unannounced(&before, &["*"]).is_empty());
-        // Off and on again.
-        assert_eq!(
-            found("odd_accesses", 3).unannounced(&before, &[]),
-            ["NIC 0: odd_accesses +3"]
-        );
+        assert!(growth.unannounced(&["odd_accesses"]).is_empty());
+        growth.add(&growth.clone());
+        assert_eq!(growth.sums()["odd_accesses"], 4);
+    }
+
+    #[test]
+    fn no_input_excuses_a_panic() {
+        for name in ["host_panics", "host_protocol_errors"] {
+            assert!(FINDINGS.contains(&name) && !OF_INPUT.contains(&name));
+        }
+        assert_eq!(OF_INPUT.len() + NEVER, FINDINGS.len());
     }
 
     #[test]

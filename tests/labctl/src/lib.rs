@@ -49,6 +49,8 @@ pub struct Lab {
     start: Instant,
     /// Up to where the console log of each node has been checked.
     checked: Mutex<Vec<u64>>,
+    /// What the emulator found that nobody has asked for yet.
+    account: Mutex<findings::Account>,
     journal: Mutex<VecDeque<String>>,
 }
 
@@ -108,6 +110,7 @@ impl Lab {
             spec: spec.clone(),
             start: Instant::now(),
             checked: Mutex::new(vec![0; spec.nodes]),
+            account: Mutex::default(),
             journal: Mutex::default(),
         })
     }
@@ -216,6 +219,9 @@ impl Lab {
 
     /// `lab fault …`.
     pub fn fault(&self, args: &[&str]) -> Result<String> {
+        if let ["power-on" | "nic-on", ..] = args {
+            self.findings_before_power_on()?;
+        }
         self.run("fault", args, Duration::from_secs(120))
     }
 

@@ -3,11 +3,14 @@
 use super::{hostile::velo, node::node, on_pair};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    vec![on_pair("hostile::bad_checksums", bad_checksums)]
+    vec![
+        on_pair("hostile::bad_checksums", bad_checksums),
+        on_pair("exn::checksum_options", options),
+    ]
 }
 
 fn forge(lab: &Lab, packet: String) -> Result<()> {
@@ -51,32 +54,77 @@ fn udp_frame(payload: usize, right: bool) -> Vec<u8> {
     frame
 }
 
+/// Delivers a frame to node 1 in as many messages as it needs.
+fn send(lab: &Lab, frame: &[u8]) -> Result<()> {
+    let (first, rest) = frame.split_at(frame.len().min(120));
+    if rest.is_empty() {
+        return forge(lab, velo(9, 254, 3, 0, first));
+    }
+    forge(lab, velo(9, 254, 0, 1, first))?;
+    forge(lab, velo(9, 254, 3, 0, rest))
+}
+
+/// A frame that `send` has node 1 receive moves this counter of UDP there, once.
+fn moves(lab: &Lab, counter: &str, what: &str, send: impl FnOnce() -> Result<()>) -> Result<()> {
+    let count = || node(lab, 1).snmp("Udp", counter);
+    let before = count()?;
+    send()?;
+    lab.until(&format!("{counter} counts {what}"), PATIENCE, |_| {
+        Ok(count()? == before + 1)
+    })
+}
+
+/// What a receiver has verified is chosen by `verify_rx_csum`; what a sender leaves unfinished, by `skip_tx_csum`.
+fn options(lab: &Lab) -> Result<()> {
+    let result = (|| -> Result<()> {
+        for (option, payload, counter) in [
+            ("verify_rx_csum=1", 16, "InCsumErrors"),
+            ("verify_rx_csum=2", 120, "NoPorts"),
+        ] {
+            node(lab, 1).reload_exn(option)?;
+            let frame = udp_frame(payload, false);
+            moves(lab, counter, option, || send(lab, &frame))?;
+        }
+        for (skip, verify, counter) in [
+            ("skip_tx_csum=1", "", "NoPorts"),
+            ("skip_tx_csum=1", "verify_rx_csum=1", "InCsumErrors"),
+            ("", "verify_rx_csum=1", "NoPorts"),
+        ] {
+            node(lab, 0).reload_exn(skip)?;
+            node(lab, 1).reload_exn(verify)?;
+            let finished = || node(lab, 0).ethtool("tx_checksummed");
+            let before = finished()?;
+            moves(lab, counter, &format!("'{skip}' '{verify}'"), || {
+                let line = "echo hello | socat -u STDIN UDP-SENDTO:10.2.0.2:31337";
+                node(lab, 0).ok(line).map(drop)
+            })?;
+            let more = finished()? - before;
+            ensure!(
+                (more == 0) == !skip.is_empty(),
+                "'{skip}': {more} checksums were finished"
+            );
+        }
+        Ok(())
+    })();
+    // Back before anything is judged: the others need the defaults.
+    for n in 0..2 {
+        node(lab, n).reload_exn("")?;
+    }
+    result
+}
+
 /// The stack verifies checksums of frames that came in several messages, of which one could be missing; others are trusted.
 fn bad_checksums(lab: &Lab) -> Result<()> {
-    let count = |name: &str| node(lab, 1).snmp("Udp", name);
-    let send = |frame: &[u8]| -> Result<()> {
-        let (first, rest) = frame.split_at(frame.len().min(120));
-        if rest.is_empty() {
-            return forge(lab, velo(9, 254, 3, 0, first));
-        }
-        forge(lab, velo(9, 254, 0, 1, first))?;
-        forge(lab, velo(9, 254, 3, 0, rest))
-    };
-    for (payload, right, moves) in [
+    for (payload, right, counter) in [
         (16, true, "NoPorts"),
         (16, false, "NoPorts"),
         (120, true, "NoPorts"),
         (120, false, "InCsumErrors"),
     ] {
-        let before = count(moves)?;
-        send(&udp_frame(payload, right))?;
-        lab.until(
-            &format!(
-                "{moves} counts a frame with {payload} bytes of data, checksum right: {right}"
-            ),
-            PATIENCE,
-            |_| Ok(count(moves)? == before + 1),
-        )?;
+        let what = format!("a frame with {payload} bytes of data, checksum right: {right}");
+        moves(lab, counter, &what, || {
+            send(lab, &udp_frame(payload, right))
+        })?;
     }
     Ok(())
 }

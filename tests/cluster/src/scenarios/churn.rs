@@ -185,13 +185,15 @@ fn debugfs_open_files(lab: &Lab) -> Result<()> {
 
 fn down_up(lab: &Lab) -> Result<()> {
     under_load(lab, rounds(volume(12, 40)), |node| {
-        node.ok("ip link set exn0 down; ip link set exn0 up")
+        node.ok("ip link set exn0 down && ip link set exn0 up")
             .map(drop)
     })
 }
 
 fn power_off(lab: &Lab) -> Result<()> {
     const SERVE: &str = "pkill iperf3; iperf3 -s -D -p 5290";
+    // What leaked on the node that is to lose its power can't be found afterwards.
+    lab.assert_no_leaks()?;
     lab.ok(1, SERVE)?;
     node(lab, 1).until("iperf3 listens", "ss -ltn | grep -q :5290")?;
     let before = node(lab, 1).net("rx_bytes")?;

@@ -5,6 +5,7 @@ use super::faults::sum;
 use super::guest;
 use super::node::node;
 use super::uapi::{install, line, nothing_left};
+use super::userland::server;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -46,12 +47,12 @@ fn fenced(lab: &Lab) -> Result<()> {
     let before = unfenced(lab)?;
     combining(lab, "fenced")?;
     lab.ok_for(0, "ping -q -i 0.02 -c 200 node1", LONG)?;
-    let server = lab.spawn(1, "exec extoll-perf serve")?;
+    let (running, _) = server(lab, 1, "extoll-perf serve", "serving")?;
     let result = ["velo-lat", "put-lat"].iter().try_for_each(|test| {
-        let run = format!("for n in $(seq 50); do extoll-perf run {test} node1 -n 200 && exit; sleep 0.1; done; exit 1");
+        let run = format!("extoll-perf run {test} node1 -n 200");
         lab.ok_for(0, &run, LONG).map(drop)
     });
-    drop(server);
+    running.stop();
     result?;
     // What has no fence is found out a second later at the latest.
     lab.ok(0, "sleep 1.5")?;

@@ -4,7 +4,7 @@
 
 use super::leaks::Usage;
 use super::node::{node, volume};
-use super::torus::{finish, get_on, prepare, survivors, Flow, Kind};
+use super::torus::{finish, prepare, survivors, work, Flow, Kind};
 use super::{on_pair, uapi};
 use crate::cluster::{Lab, LogMark, PATIENCE};
 use crate::Scenario;
@@ -235,11 +235,11 @@ fn fabric(lab: &Lab) -> Result<()> {
         .into_iter()
         .map(|kind| Flow::start_as(lab, (kind, TARGET, PEER), &user))
         .collect::<Result<Vec<_>>>()?;
-    get_on(lab, &flows, "done", 5, |_| true).context("before the fuzz")?;
+    work(lab, &flows, 2, |_| true).context("before the fuzz")?;
     let mark = lab.log_mark(TARGET)?;
     let (start, first) = (Instant::now(), node(lab, TARGET).reasons()?);
     bombard(lab, seed, Duration::from_secs(seconds), &mut flows)?;
-    get_on(lab, &flows, "done", 5, |_| true).context("after the fuzz")?;
+    work(lab, &flows, 2, |_| true).context("after the fuzz")?;
     few_lines(lab, &mark, start)?;
     finish(lab, &mut flows)?;
     survivors(lab, |_| true)?;

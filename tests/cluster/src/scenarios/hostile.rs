@@ -88,6 +88,8 @@ const NOT_PENDING: Reason = Reason(
 /// The limit of log lines per reason: so many in an interval, which exn is given when it is loaded.
 const LINES: u64 = 4;
 const INTERVAL_MS: u64 = 2000;
+/// Time-out of fetches: longer than a busy machine stands still, or frames between the nodes would be given up too.
+const TIMEOUT_MS: u64 = 4000;
 /// More than the objects by which caches may grow ([`Usage::not_grown`]), so that one leak per message shows.
 const BURST: u32 = 1500;
 
@@ -269,7 +271,7 @@ impl Target<'_> {
 /// Afterwards nothing may be left of what it received.
 fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Result<()> {
     node(lab, 1).reload_exn(&format!(
-        "rdv_timeout_ms=1000 rdv_quarantine_ms=1000 log_interval_ms={INTERVAL_MS}"
+        "rdv_timeout_ms={TIMEOUT_MS} rdv_quarantine_ms=1000 log_interval_ms={INTERVAL_MS}"
     ))?;
     let before = Usage::of(node(lab, 1))?;
     let target = Target {

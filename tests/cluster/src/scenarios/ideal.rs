@@ -16,22 +16,5 @@ const AGAIN: &[(&str, &str)] = &[
 
 /// The scenarios of this file, made from some of `others`.
 pub fn all(others: &[Scenario]) -> Vec<Scenario> {
-    let again = AGAIN.iter().filter_map(|(name, other)| {
-        let other = others.iter().find(|s| s.name == *other)?;
-        Some(Scenario::new(name, SPEC, other.run))
-    });
-    again.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_scenario_to_run_again_exists() {
-        let found = crate::scenarios::all();
-        for (name, _) in AGAIN {
-            assert!(found.iter().any(|s| s.name == *name), "{name}");
-        }
-    }
+    super::again(others, &SPEC, AGAIN)
 }

@@ -20,13 +20,13 @@ const AGAIN: &[(&str, &str)] = &[
 
 /// The scenarios of this file, made from some of `others`.
 pub fn all(others: &[Scenario]) -> Vec<Scenario> {
-    let again = AGAIN.iter().filter_map(|(name, other)| {
-        let other = others.iter().find(|s| s.name == *other)?;
-        Some((*name, other.run))
-    });
-    let last = ("iommu::nothing_unmapped", nothing_unmapped as fn(&Lab) -> _);
-    let s = |(name, run)| Scenario::new(name, SPEC, run);
-    again.chain([last]).map(s).collect()
+    let mut all = super::again(others, &SPEC, AGAIN);
+    all.push(Scenario::new(
+        "iommu::nothing_unmapped",
+        SPEC,
+        nothing_unmapped,
+    ));
+    all
 }
 
 /// The emulator refuses and counts accesses to what is not mapped; its counters run since the nodes were booted.
@@ -47,17 +47,4 @@ fn nothing_unmapped(lab: &Lab) -> Result<()> {
         ensure!(counter("dma_bytes_written")? > 0, "no DMA at all: {nic}");
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_scenario_to_run_again_exists() {
-        let found = crate::scenarios::all();
-        for (name, _) in AGAIN {
-            assert!(found.iter().any(|s| s.name == *name), "{name}");
-        }
-    }
 }

@@ -1,9 +1,9 @@
 //! The command line of `lab` when things go wrong, in a lab of its own.
 
 use super::on_pair;
-use crate::cluster::{as_slow, Lab};
+use crate::cluster::{as_slow, directory, Lab};
 use crate::Scenario;
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// For what takes a moment.
 const SOON: Duration = Duration::from_secs(60);
 
-/// A lab of one node beside the scenario's, driven through the program; dropped = taken down.
+/// A lab of one node beside the scenario's, driven through the program; dropped = taken down. Its name begins with that of the scenario's,
+/// so that whoever takes that one down finds it too (`lane::below`).
 struct Own {
     name: String,
 }
@@ -38,9 +39,21 @@ fn start(name: &str, verb: &str, args: &[&str]) -> Result<Child> {
 }
 
 impl Own {
-    fn new(what: &str) -> Self {
-        let name = format!("cli-{what}-{}", std::process::id());
+    fn new(lab: &Lab, what: &str) -> Self {
+        let name = format!("{}-{what}", lab.name());
         Self { name }
+    }
+
+    /// Fails if its kernel has reported a defect by now, in any of its boots.
+    fn assert_clean_log(&self) -> Result<()> {
+        let console = directory(&self.name).join("node0/console.log");
+        let log = std::fs::read(&console).with_context(|| console.display().to_string())?;
+        let log = String::from_utf8_lossy(&log);
+        ensure!(!log.is_empty(), "{} is empty", console.display());
+        match lab::logscan::first_defect(&log, &[]) {
+            None => Ok(()),
+            Some(defect) => bail!("kernel log of lab {} is not clean:\n{defect}", self.name),
+        }
     }
 
     fn start(&self, verb: &str, args: &[&str]) -> Result<Child> {
@@ -94,8 +107,8 @@ fn kill(signal: &str, pid: u32) -> Result<()> {
 }
 
 /// A program that does not start ends `up` with its own words.
-fn wrong_arguments(_: &Lab) -> Result<()> {
-    let own = Own::new("args");
+fn wrong_arguments(lab: &Lab) -> Result<()> {
+    let own = Own::new(lab, "args");
     for (argument, reason) in [
         ("--qemu-arg=-bogus", "-bogus: invalid option"),
         ("--emu-arg=--bogus", "unexpected argument '--bogus'"),
@@ -114,8 +127,8 @@ fn wrong_arguments(_: &Lab) -> Result<()> {
 }
 
 /// Ctrl-C while nodes boot takes everything with it.
-fn interrupted_boot(_: &Lab) -> Result<()> {
-    let own = Own::new("int");
+fn interrupted_boot(lab: &Lab) -> Result<()> {
+    let own = Own::new(lab, "int");
     let up = own.start("up", &["--nodes", "1", "--topology", "single"])?;
     until("QEMU runs", || {
         // There may be no directory of it yet.
@@ -144,12 +157,13 @@ fn broken_pipe(lab: &Lab) -> Result<()> {
 }
 
 /// A dead emulator is seen, told and repaired.
-fn dead_emulator(_: &Lab) -> Result<()> {
-    let own = Own::new("emu");
+fn dead_emulator(lab: &Lab) -> Result<()> {
+    let own = Own::new(lab, "emu");
     let said = own.up(&[])?;
     ensure!(said.code == Some(0), "{}", said.err);
     let json: Value = serde_json::from_str(&own.run("status", &["--json"])?.out)?;
     ensure!(json["health"] == "up", "{json:#}");
+    own.assert_clean_log().context("before the emulator dies")?;
     let pid = json["emulator"]["pid"].as_u64().context("no emulator")?;
     kill("-KILL", u32::try_from(pid)?)?;
     until("the emulator is gone", || {
@@ -169,7 +183,7 @@ fn dead_emulator(_: &Lab) -> Result<()> {
     ensure!(again.code == Some(0), "{}", again.err);
     let exec = own.run("exec", &["0", "--", "cat", "/sys/class/net/exn0/carrier"])?;
     ensure!(exec.out.trim() == "1", "{}{}", exec.out, exec.err);
-    Ok(())
+    own.assert_clean_log()
 }
 
 /// The scenarios.

@@ -1,7 +1,7 @@
 //! Answers that come when the port that asked is closed, open again, or another driver's.
 
 use super::guest;
-use super::node::{node, volume, Options};
+use super::node::{node, Options};
 use crate::cluster::{as_slow, Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
@@ -23,6 +23,9 @@ const PATIENT: Spec = Spec::pair().emulator(&["--nic-option=hold-timeout-unit-ns
 fn slow(name: &'static str, run: fn(&Lab) -> Result<()>) -> Scenario {
     Scenario::new(name, PATIENT, run)
 }
+
+/// Seconds for which memory stays in quarantine where things have to happen before that is over: several times as long as they take.
+const LONG: u64 = 50;
 
 /// exn's option for how long memory stays in quarantine.
 fn keep(seconds: u64) -> String {
@@ -70,14 +73,14 @@ fn thaw(lab: &Lab) -> Result<()> {
 }
 
 fn empty(lab: &Lab) -> Result<()> {
-    lab.until("the quarantine is empty", PATIENCE, |l| {
+    lab.until("the quarantine is empty", 2 * PATIENCE, |l| {
         Ok(held(l, "objects")? == 0 && held(l, "bytes")? == 0)
     })
 }
 
 /// The port is closed and opened while commands are outstanding; what came too late reaches no memory of others.
 fn late_answers(lab: &Lab) -> Result<()> {
-    load(lab, "", &keep(volume(25, 40)))?;
+    load(lab, "", &keep(LONG))?;
     freeze(lab)?;
     let late = node(lab, 0).ethtool("notify_late")?;
     lab.ok(0, "ip link set exn0 down; ip link set exn0 up")?;
@@ -98,7 +101,7 @@ fn late_answers(lab: &Lab) -> Result<()> {
     ensure!(filled > 64, "only {filled} MiB were free");
     ensure!(held(lab, "objects")? > 0, "the quarantine ended too early");
     thaw(lab)?;
-    let answered = lab.until("late answers come", Duration::from_secs(20), |l| {
+    let answered = lab.until("late answers come", PATIENCE, |l| {
         Ok(node(l, 0).ethtool("notify_late")? > late)
     });
     std::thread::sleep(Duration::from_secs(1));
@@ -115,7 +118,7 @@ fn late_answers(lab: &Lab) -> Result<()> {
 
 /// However often the port is opened, no more is held than the limit and what one port may have outstanding.
 fn bounded(lab: &Lab) -> Result<()> {
-    load(lab, "quarantine_kib=64", &keep(20))?;
+    load(lab, "quarantine_kib=64", &keep(LONG))?;
     freeze(lab)?;
     lab.ok(0, "ip link set exn0 down; ip link set exn0 up")?;
     let (objects, bytes) = (held(lab, "objects")?, held(lab, "bytes")?);
@@ -161,7 +164,7 @@ fn without_exn(lab: &Lab) -> Result<()> {
 
 /// Unbinding frees; the next driver doesn't enable the VPID before late answers can't come any more.
 fn after_bind(lab: &Lab) -> Result<()> {
-    load(lab, "", &keep(20))?;
+    load(lab, "", &keep(LONG))?;
     freeze(lab)?;
     let refused = |l: &Lab| -> Result<u64> {
         let status = l.status()?;

@@ -524,7 +524,8 @@ fn lost_answers(lab: &Lab) -> Result<()> {
     for (round, lost) in [1, 3].into_iter().enumerate() {
         let count = lost.to_string();
         lab.fault(&["dma-fault", "0", "--ring", "rma", "--count", &count])?;
-        let command = "number=2 count=12 timeout_ms=1000 patience=12";
+        // Longer than a busy machine may stand still: that would be one more.
+        let command = "number=2 count=12 timeout_ms=5000 patience=12";
         let r = lab.raw(0, &format!("lock {} {command}", there.words))?;
         expect(&r, "result", "ok")?;
         let timeouts: u32 = r.get("timeouts").context("no timeouts")?.parse()?;

@@ -7,6 +7,8 @@ mod combining;
 mod commands;
 mod driver;
 mod events;
+mod exn_options;
+pub mod expected;
 mod fabric;
 mod faults;
 mod fuzz;
@@ -46,86 +48,50 @@ const fn on_pair(name: &'static str, run: fn(&Lab) -> Result<()>) -> Scenario {
     Scenario::new(name, PAIR, run)
 }
 
-const fn group(
-    prefix: &'static str,
-    load: Load,
-    seconds: u64,
-    expects: &'static [&'static str],
-) -> Group {
+const fn group(prefix: &'static str, load: Load, seconds: u64) -> Group {
     Group {
         prefix,
         load,
         seconds,
-        expects,
     }
 }
 
-/// Input that is wrong on purpose: whatever the emulator finds in it is what was sent.
-const ANYTHING: &[&str] = &["*"];
-
-/// Accesses that the scenarios of a group make on purpose, or that a reset, a cut link or the end of a process leaves behind: refused and
-/// counted by the NIC.
-const REFUSED: &[&str] = &[
-    // Between the end of an entry and the flush, which the driver waits for.
-    "atu_stale_hits",
-    "odd_accesses",
-    "bad_accesses",
-    "drops_incomplete_descriptor",
-    "host_dma_outside_memory",
-    "drops_translation",
-    "drops_rma_bad_command",
-    "drops_wrong_protection",
-    "drops_dma",
-    "dma_faults",
-    "drops_smfu_no_interval",
-    "drops_smfu_disabled",
-    "drops_pcie_packet",
-    "host_msi_lost",
-];
-
-/// What runs beside what, how long it may take, and what it makes the emulator find on purpose. Without an entry: waits most of the time,
-/// 300 s, nothing. The longest text that fits counts.
+/// What runs beside what, and how long it may take. Without an entry: waits most of the time, 300 s. The longest text that fits counts.
 pub const GROUPS: &[Group] = &[
-    group("traffic::", Load::Cpu, 600, &[]),
-    group("traffic::deferred_interrupts", Load::Exclusive, 300, &[]),
-    group("churn::", Load::Cpu, 600, REFUSED),
-    group("faults::corrupted_links", Load::Cpu, 600, REFUSED),
-    group("faults::receive_queue_full", Load::Cpu, 600, REFUSED),
-    group("faults::retry_and_replay", Load::Cpu, 600, REFUSED),
-    group("faults::slow_receiver", Load::Cpu, 600, REFUSED),
-    group("hostile::", Load::Wait, 600, ANYTHING),
-    group("hostile::pci_identity", Load::Cpu, 600, ANYTHING),
-    group("security::", Load::Wait, 600, ANYTHING),
-    group("fuzz::", Load::Cpu, 900, ANYTHING),
-    group("uapi::", Load::Wait, 600, REFUSED),
-    group("iommu::", Load::Cpu, 600, REFUSED),
-    group("numa::", Load::Cpu, 600, REFUSED),
-    group("raw::", Load::Wait, 600, REFUSED),
-    group("raw::bad_commands", Load::Wait, 300, ANYTHING),
-    group("raw::rma_matrix", Load::Cpu, 1200, REFUSED),
-    group("raw::atu_gigantic", Load::Exclusive, 600, REFUSED),
-    group("userland::rma_matrix", Load::Cpu, 2400, REFUSED),
-    group("userland::perf", Load::Cpu, 600, REFUSED),
-    group("units::rra_everywhere", Load::Exclusive, 900, REFUSED),
-    group(
-        "combining::heir",
-        Load::Wait,
-        300,
-        &["drops_incomplete_descriptor", "wc_unfenced"],
-    ),
-    group(
-        "combining::missing_fence",
-        Load::Wait,
-        300,
-        &["wc_unfenced"],
-    ),
-    group("fabric::torus", Load::Exclusive, 1200, REFUSED),
-    group("faults::", Load::Wait, 300, REFUSED),
-    group("userland::", Load::Wait, 300, REFUSED),
-    group("libraries::", Load::Wait, 300, REFUSED),
-    group("units::", Load::Wait, 300, REFUSED),
-    group("accelerator::", Load::Wait, 300, REFUSED),
+    group("traffic::", Load::Cpu, 600),
+    group("traffic::deferred_interrupts", Load::Exclusive, 300),
+    group("churn::", Load::Cpu, 600),
+    group("faults::corrupted_links", Load::Cpu, 600),
+    group("faults::receive_queue_full", Load::Cpu, 600),
+    group("faults::retry_and_replay", Load::Cpu, 600),
+    group("faults::slow_receiver", Load::Cpu, 600),
+    group("hostile::", Load::Wait, 600),
+    group("hostile::pci_identity", Load::Cpu, 600),
+    group("security::", Load::Wait, 600),
+    group("fuzz::", Load::Cpu, 900),
+    group("uapi::", Load::Wait, 600),
+    group("iommu::", Load::Cpu, 600),
+    group("numa::", Load::Cpu, 600),
+    group("raw::", Load::Wait, 600),
+    group("raw::bad_commands", Load::Wait, 300),
+    group("raw::rma_matrix", Load::Cpu, 1200),
+    group("raw::atu_gigantic", Load::Exclusive, 600),
+    group("userland::rma_matrix", Load::Cpu, 2400),
+    group("userland::perf", Load::Cpu, 600),
+    group("units::rra_everywhere", Load::Exclusive, 900),
+    group("fabric::torus", Load::Exclusive, 1200),
 ];
+
+/// Scenarios to run once more in another cluster, as (new name, name).
+fn again(others: &[Scenario], spec: &Spec, list: &[(&'static str, &str)]) -> Vec<Scenario> {
+    let run = |name: &str| match others.iter().find(|s| s.name == name) {
+        Some(scenario) => scenario.run,
+        None => panic!("no scenario {name} to run again"),
+    };
+    list.iter()
+        .map(|(new, name)| Scenario::new(new, spec.clone(), run(name)))
+        .collect()
+}
 
 /// Every scenario, those of one cluster specification side by side.
 pub fn all() -> Vec<Scenario> {
@@ -140,6 +106,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(recovery::all());
     all.extend(hostile::all());
     all.extend(checksums::all());
+    all.extend(exn_options::all());
     all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());
@@ -160,6 +127,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(again);
     for scenario in &mut all {
         apply(GROUPS, scenario);
+        expected::apply(scenario);
     }
     // The first use of a specification decides when its cluster is booted.
     let specs: Vec<Spec> = all.iter().map(|s| s.spec.clone()).collect();

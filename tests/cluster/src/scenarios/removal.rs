@@ -2,7 +2,7 @@
 
 use super::leaks;
 use super::node::{node, volume, Options};
-use super::torus::{finish, get_on, prepare, survivors, Flow, Kind, DEADLINE, SLACK};
+use super::torus::{finish, prepare, survivors, work, Flow, Kind, DEADLINE, SLACK};
 use super::{on_pair, uapi};
 use crate::cluster::{rounds, Lab, PATIENCE};
 use crate::Scenario;
@@ -108,7 +108,7 @@ fn once(lab: &Lab) -> Result<()> {
     lab.ok(VICTIM, "rm -f /tmp/ready")?;
     let sleeper = lab.spawn(VICTIM, &uapi::line("asleep /tmp/ready"))?;
     node(lab, VICTIM).until_file("/tmp/ready")?;
-    get_on(lab, &running, "done", 3, |_| true).context("before the removal")?;
+    work(lab, &running, 1, |_| true).context("before the removal")?;
 
     remove(lab)?;
     let out = sleeper.wait(SOON)?;
@@ -145,7 +145,7 @@ fn once(lab: &Lab) -> Result<()> {
         prepare(lab, node)?;
     }
     let mut running = flows(lab)?;
-    get_on(lab, &running, "done", 3, |_| true).context("with the NIC back")?;
+    work(lab, &running, 1, |_| true).context("with the NIC back")?;
     finish(lab, &mut running)?;
     survivors(lab, |_| true)?;
     for node in 0..2 {

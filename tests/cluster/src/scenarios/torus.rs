@@ -134,7 +134,7 @@ fn serve(lab: &Lab, node: usize, user: &str) -> Result<String> {
 }
 
 /// Every flow that `which` chooses counts more of `what` than now, by `n`.
-pub(super) fn get_on(
+fn get_on(
     lab: &Lab,
     flows: &[Flow],
     what: &str,
@@ -161,6 +161,60 @@ pub(super) fn get_on(
     waited.with_context(|| format!("{names:?}"))
 }
 
+/// A stretch in which a flow works.
+struct Stretch {
+    from: BTreeMap<String, u64>,
+}
+
+impl Stretch {
+    /// Whether every kind of operation succeeded `n` times since its beginning. A failure begins a new one: what was under way when a fault
+    /// ended may still fail.
+    fn is_over(&mut self, now: BTreeMap<String, u64>, n: u64) -> bool {
+        if now.get("failed") != self.from.get("failed") {
+            self.from = now;
+            return false;
+        }
+        let mut kinds = now
+            .iter()
+            .filter(|(k, _)| k.starts_with("done_"))
+            .peekable();
+        let more = |(k, v): (&String, &u64)| v - self.from.get(k).copied().unwrap_or(0).min(*v);
+        kinds.peek().is_some() && kinds.all(|kind| more(kind) >= n)
+    }
+}
+
+/// Every flow that `which` chooses works: for `n` rounds of all its kinds of operations none fails.
+pub(super) fn work(lab: &Lab, flows: &[Flow], n: u64, which: impl Fn(&Flow) -> bool) -> Result<()> {
+    let mut waiting = flows
+        .iter()
+        .filter(|f| which(f))
+        .map(|f| {
+            Ok((
+                f,
+                Stretch {
+                    from: f.counts(lab)?,
+                },
+            ))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    ensure!(!waiting.is_empty(), "no flow is concerned");
+    let waited = lab.until("all flows work", SOON, |lab| {
+        let mut left = vec![];
+        for (flow, mut stretch) in waiting.drain(..) {
+            if !stretch.is_over(flow.counts(lab)?, n) {
+                left.push((flow, stretch));
+            }
+        }
+        waiting = left;
+        Ok(waiting.is_empty())
+    });
+    let names: Vec<String> = waiting
+        .iter()
+        .map(|(f, s)| format!("{}: {:?} -> {:?}", f.log(), s.from, f.counts(lab).ok()))
+        .collect();
+    waited.with_context(|| format!("{names:#?}"))
+}
+
 pub fn under_faults(lab: &Lab) -> Result<()> {
     let nodes = lab.spec().nodes;
     for node in 0..nodes {
@@ -170,26 +224,26 @@ pub fn under_faults(lab: &Lab) -> Result<()> {
         .into_iter()
         .map(|f| Flow::start(lab, f))
         .collect::<Result<Vec<_>>>()?;
-    get_on(lab, &flows, "done", 5, |_| true).context("before any fault")?;
+    work(lab, &flows, 2, |_| true).context("before any fault")?;
 
     lab.fault(&["link-down", "0-1"])?;
     let cut = |f: &Flow| f.from == 0 && f.to == 1;
     get_on(lab, &flows, "failed", 1, cut).context("over the cut cable")?;
-    get_on(lab, &flows, "done", 2, |f| !cut(f)).context("beside the cut cable")?;
+    work(lab, &flows, 1, |f| !cut(f)).context("beside the cut cable")?;
     lab.fault(&["link-up", "0-1"])?;
-    get_on(lab, &flows, "done", 2, |_| true).context("after the repair")?;
+    work(lab, &flows, 1, |_| true).context("after the repair")?;
 
     lab.fault(&["freeze", &FROZEN.to_string()])?;
     let frozen = |f: &Flow| f.touches(FROZEN);
     get_on(lab, &flows, "failed", 1, frozen).context("with a frozen NIC")?;
-    get_on(lab, &flows, "done", 2, |f| !frozen(f)).context("beside the frozen NIC")?;
+    work(lab, &flows, 1, |f| !frozen(f)).context("beside the frozen NIC")?;
     lab.fault(&["thaw", &FROZEN.to_string()])?;
-    get_on(lab, &flows, "done", 2, |_| true).context("after the thaw")?;
+    work(lab, &flows, 1, |_| true).context("after the thaw")?;
 
     lab.fault(&["power-off", &VICTIM.to_string()])?;
     let dead = |f: &Flow| f.touches(VICTIM);
     get_on(lab, &flows, "failed", 2, dead).context("to the node without power")?;
-    get_on(lab, &flows, "done", 2, |f| !dead(f)).context("beside the node without power")?;
+    work(lab, &flows, 1, |f| !dead(f)).context("beside the node without power")?;
     finish(lab, &mut flows)?;
     survivors(lab, |n| n != VICTIM)?;
 
@@ -203,7 +257,7 @@ pub fn under_faults(lab: &Lab) -> Result<()> {
         .into_iter()
         .map(|f| Flow::start(lab, f))
         .collect::<Result<Vec<_>>>()?;
-    get_on(lab, &flows, "done", 5, |_| true).context("after the power came back")?;
+    work(lab, &flows, 2, |_| true).context("after the power came back")?;
     finish(lab, &mut flows)?;
     survivors(lab, |_| true)?;
     for node in 0..nodes {
@@ -262,4 +316,37 @@ pub(super) fn survivors(lab: &Lab, which: impl Fn(usize) -> bool) -> Result<()> 
         super::node::node(lab, node).is_vacant()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_works_when_all_kinds_succeed_and_nothing_fails() {
+        let counts = |a: u64, b: u64, failed: u64| {
+            let pairs = [
+                ("done", a + b),
+                ("done_0", a),
+                ("done_1", b),
+                ("failed", failed),
+            ];
+            BTreeMap::from(pairs.map(|(k, v)| (k.to_owned(), v)))
+        };
+        let mut stretch = Stretch {
+            from: counts(5, 5, 1),
+        };
+        assert!(!stretch.is_over(counts(9, 6, 1), 2), "one kind is too few");
+        assert!(stretch.is_over(counts(7, 7, 1), 2));
+        assert!(!stretch.is_over(counts(9, 9, 2), 2), "one failed");
+        assert!(!stretch.is_over(counts(10, 10, 2), 2), "a new stretch");
+        assert!(stretch.is_over(counts(11, 11, 2), 2));
+        // Nothing is logged yet.
+        let mut stretch = Stretch {
+            from: BTreeMap::new(),
+        };
+        assert!(!stretch.is_over(BTreeMap::new(), 1));
+        assert!(!stretch.is_over(counts(1, 1, 0), 1), "the first look");
+        assert!(stretch.is_over(counts(2, 2, 0), 1));
+    }
 }

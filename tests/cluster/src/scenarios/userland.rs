@@ -419,7 +419,7 @@ fn perf_lost_clients(lab: &Lab) -> Result<()> {
         lose(&format!("{test} node1 -D 300 --timeout 600"), "KILL")?;
         served(&format!("was killed in {test}"))?;
     }
-    lose("put-bw node1 -D 300 --timeout 3", "STOP")?;
+    lose("put-bw node1 -D 300 --timeout 6", "STOP")?;
     served("stopped")?;
     lab.ok(
         0,
@@ -428,7 +428,7 @@ fn perf_lost_clients(lab: &Lab) -> Result<()> {
     served("says nothing")?;
     // As long as there is progress a test may last longer than the time-out, also where only the client sees it.
     for test in ["put-bw", "get-bw -b", "get-lat"] {
-        let command = format!("extoll-perf run {test} node1 -D 5 -s 4k --timeout 2");
+        let command = format!("extoll-perf run {test} node1 -D 12 -s 4k --timeout 6");
         lab.ok(0, &command)?;
     }
     let log = lab.ok(1, "cat /tmp/server.log")?;

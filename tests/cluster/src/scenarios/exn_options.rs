@@ -1,0 +1,175 @@
+//! Parameters and settings of exn (docs/exn.md): each does what it says, and is over when exn is loaded without it.
+
+use super::hostile::velo;
+use super::node::{node, value};
+use super::on_pair;
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        on_pair("exn::parameters", parameters),
+        on_pair("exn::ring_size", ring_size),
+        on_pair("exn::group_frames", group_frames),
+    ]
+}
+
+const PINGS: u64 = 20;
+
+fn parameters(lab: &Lab) -> Result<()> {
+    let result = threshold(lab)
+        .and_then(|()| default_node(lab))
+        .and_then(|()| prefix(lab));
+    // Back before anything is judged: the others need the defaults.
+    both_with(lab, "")?;
+    result
+}
+
+/// Loads exn on both nodes with these options, and waits until they reach each other.
+fn both_with(lab: &Lab, options: &str) -> Result<()> {
+    for n in 0..2 {
+        node(lab, n).ok(&format!("rmmod exn && modprobe exn {options}"))?;
+        node(lab, n).address_back()?;
+    }
+    node(lab, 0).back()?;
+    node(lab, 1).back()
+}
+
+/// `velo_threshold` says which frames are messages.
+fn threshold(lab: &Lab) -> Result<()> {
+    let node = node(lab, 0);
+    for (options, bytes, eager) in [("velo_threshold=2000", 2000, true), ("", 120, false)] {
+        node.reload_exn(options)?;
+        let shown = node.ok("ethtool --get-tunable exn0 tx-copybreak")?;
+        ensure!(value(&shown, "tx-copybreak") == Some(bytes), "{shown}");
+        let sent = || -> Result<[u64; 2]> {
+            Ok([
+                node.ethtool("tx_eager_frames")?,
+                node.ethtool("tx_rdv_frames")?,
+            ])
+        };
+        let before = sent()?;
+        node.pings(PINGS as usize, "-i 0.02 -s 1000")?;
+        let after = sent()?;
+        let [messages, announced] = [after[0] - before[0], after[1] - before[1]];
+        let (many, few) = if eager {
+            (messages, announced)
+        } else {
+            (announced, messages)
+        };
+        ensure!(
+            many >= PINGS && few < PINGS,
+            "'{options}': {messages} messages, {announced} announced"
+        );
+    }
+    Ok(())
+}
+
+/// Frames for a foreign MAC address go to the default node; without one they are dropped and counted.
+fn default_node(lab: &Lab) -> Result<()> {
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    for (options, routed) in [("default_nodeid=1", true), ("", false)] {
+        from.reload_exn(options)?;
+        let count = || -> Result<[u64; 2]> {
+            Ok([from.ethtool("tx_no_route")?, to.ethtool("rx_eager_frames")?])
+        };
+        from.ok("ip neigh replace 10.2.0.2 lladdr 02:00:00:00:00:42 nud permanent dev exn0")?;
+        let before = count()?;
+        // Its stack takes no frames for others.
+        let out = lab.sh_for(
+            0,
+            &format!("ping -q -c {PINGS} -i 0.02 -W 1 10.2.0.2"),
+            PATIENCE,
+        )?;
+        let after = count()?;
+        from.ok("ip neigh del 10.2.0.2 dev exn0")?;
+        ensure!(out.status == 1, "{out:?}");
+        let [dropped, came] = [after[0] - before[0], after[1] - before[1]];
+        let right = match routed {
+            true => dropped == 0 && came >= PINGS,
+            false => dropped == PINGS && came < PINGS,
+        };
+        ensure!(right, "'{options}': {dropped} dropped, {came} came");
+    }
+    Ok(())
+}
+
+/// `mac0` to `mac3` are the beginning of all addresses.
+fn prefix(lab: &Lab) -> Result<()> {
+    both_with(lab, "mac0=0x0e mac1=0x11 mac2=0x22 mac3=0x33")?;
+    for n in 0..2 {
+        let link = node(lab, n).ok("ip link show exn0")?;
+        ensure!(link.contains(&format!("0e:11:22:33:00:0{n} ")), "{link}");
+    }
+    node(lab, 0).pings(5, "-i 0.02")?;
+    node(lab, 0).pings(5, "-i 0.02 -s 3000")
+}
+
+/// The length of the transmit ring is that of what may be in flight; that of the other one is fixed.
+fn ring_size(lab: &Lab) -> Result<()> {
+    const DEFAULT: u64 = 256;
+    let node = node(lab, 0);
+    for bad in ["tx 3", "tx 513", "rx 16"] {
+        ensure!(
+            !node.is_so(&format!("ethtool -G exn0 {bad}"))?,
+            "{bad} was accepted"
+        );
+    }
+    let stops = |length: u64| -> Result<u64> {
+        node.ok(&format!("ethtool -G exn0 tx {length}"))?;
+        let shown = node.ok("ethtool -g exn0")?;
+        let (_, current) = shown
+            .split_once("Current hardware settings:")
+            .with_context(|| shown.clone())?;
+        ensure!(value(current, "TX") == Some(length), "{shown}");
+        let before = node.ethtool("tx_stop_full")?;
+        // Twenty at once.
+        node.pings(100, "-l 20 -i 0.02 -s 20000")?;
+        Ok(node.ethtool("tx_stop_full")? - before)
+    };
+    let result = stops(4).and_then(|few| Ok((few, stops(DEFAULT)?)));
+    node.ok(&format!(
+        "ethtool -g exn0 | grep -A 9 Current | grep -q 'TX:.*{DEFAULT}$' || ethtool -G exn0 tx {DEFAULT}"
+    ))?;
+    let (few, many) = result?;
+    ensure!(
+        few > 0 && many == 0,
+        "the queue was stopped {few} times with a ring of 4, {many} times with {DEFAULT}"
+    );
+    Ok(())
+}
+
+/// Frames to a group: as long as messages reach, and not one's own.
+fn group_frames(lab: &Lab) -> Result<()> {
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    let broadcast = |bytes: u32| {
+        from.ok(&format!(
+            "head -c {bytes} /dev/zero >/tmp/frame && socat -u -b 65000 OPEN:/tmp/frame UDP-DATAGRAM:10.2.0.255:7100,broadcast; rm /tmp/frame"
+        ))
+    };
+    let count = || -> Result<[u64; 2]> {
+        Ok([
+            from.ethtool("tx_multicast_long")?,
+            to.ethtool("rx_multicast_frames")?,
+        ])
+    };
+    let before = count()?;
+    broadcast(30_000)?;
+    lab.until("the longest frame to all arrives", PATIENCE, |_| {
+        Ok(count()?[1] > before[1])
+    })?;
+    ensure!(count()?[0] == before[0], "30,000 bytes are too long");
+    broadcast(40_000)?;
+    let after = count()?;
+    ensure!(after[0] == before[0] + 1, "{before:?} -> {after:?}");
+
+    let own = from.ethtool("rx_own_multicast")?;
+    let mut frame = vec![0xff; 6];
+    frame.extend([0x2e, 0x87, 4, 7, 0, 0, 8, 0, 1, 2]);
+    lab.fault(&["forge", "0", &velo(0, 254, 3, 0, &frame)])?;
+    lab.until("the own frame is counted", PATIENCE, |_| {
+        Ok(from.ethtool("rx_own_multicast")? == own + 1)
+    })
+}

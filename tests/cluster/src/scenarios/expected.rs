@@ -1,0 +1,142 @@
+//! What scenarios make the emulator find on purpose, and in which of them nothing is broken at all.
+
+use crate::cluster::findings::OF_INPUT;
+use crate::Scenario;
+
+/// What the end of a process, of a port or of a driver leaves behind, and what units refuse to those who try it on purpose. None of it is
+/// an access to memory that is not there.
+const REFUSED: &[&str] = &[
+    // Between the end of an entry and the flush, which the driver waits for.
+    "atu_stale_hits",
+    "odd_accesses",
+    "bad_accesses",
+    "drops_incomplete_descriptor",
+    "drops_translation",
+    "drops_rma_bad_command",
+    "drops_wrong_protection",
+    "drops_dma",
+    "drops_smfu_no_interval",
+    "drops_smfu_disabled",
+    "drops_pcie_packet",
+    "host_msi_lost",
+];
+
+/// A node, or a NIC, that goes in the middle of its work takes its memory along.
+const TORN: &[&str] = &[
+    "drops_incomplete_descriptor",
+    "drops_translation",
+    "drops_dma",
+    "dma_faults",
+    "host_dma_outside_memory",
+    "host_msi_lost",
+    "atu_stale_hits",
+];
+
+/// Memory that is taken back while others use it.
+const REVOKED: &[&str] = &["drops_translation", "atu_stale_hits"];
+
+/// Beginnings of names, and what is found then; the longest one that fits counts. Without an entry: nothing.
+const FOUND: &[(&str, &[&str])] = &[
+    ("accelerator::", REFUSED),
+    ("churn::", REFUSED),
+    ("churn::interface_down_up", &[]),
+    ("churn::power_off_in_mid_transfer", TORN),
+    ("churn::surprise_removal", TORN),
+    (
+        "combining::heir",
+        &["drops_incomplete_descriptor", "wc_unfenced"],
+    ),
+    ("combining::missing_fence", &["wc_unfenced"]),
+    ("fabric::torus_under_faults", TORN),
+    ("faults::", REFUSED),
+    ("faults::corrupted_links", &[]),
+    ("faults::link_flap", &[]),
+    ("faults::memory_pressure", &[]),
+    ("faults::receive_queue_full", &[]),
+    ("faults::retry_and_replay", &[]),
+    ("faults::slots_of_64_bytes", &[]),
+    ("faults::slow_receiver", &[]),
+    ("fuzz::", OF_INPUT),
+    ("hostile::", OF_INPUT),
+    ("iommu::atu_", REVOKED),
+    ("libraries::", REFUSED),
+    ("raw::", REFUSED),
+    ("raw::atu_", REVOKED),
+    // An address on the bus at which there is nothing.
+    (
+        "raw::atu_protection",
+        &[
+            "drops_translation",
+            "atu_stale_hits",
+            "drops_dma",
+            "dma_faults",
+            "host_dma_outside_memory",
+        ],
+    ),
+    ("raw::bad_commands", OF_INPUT),
+    ("security::", OF_INPUT),
+    ("security::all_vpids", &[]),
+    ("security::limits", &[]),
+    ("security::memory_limits", &[]),
+    ("security::memory_of_processes", REVOKED),
+    ("security::one_table", &[]),
+    ("uapi::", REFUSED),
+    ("units::", REFUSED),
+    ("units::event_mask", &[]),
+    ("units::link_events", &[]),
+    ("units::rra_everywhere", &[]),
+    ("units::sysfs_names", &[]),
+    ("units::two_nics", &[]),
+    ("units::two_nics_programs", REFUSED),
+    ("userland::", REFUSED),
+    ("userland::perf", &[]),
+    ("userland::perf_lost_clients", REFUSED),
+    ("userland::ping", &["drops_wrong_protection"]),
+    ("userland::rma_matrix", &["drops_rma_bad_command"]),
+    ("userland::trace", &[]),
+];
+
+/// Beginnings of names of scenarios in which nothing is broken, nor a receiver flooded, nor interrupts held back for longer than the driver
+/// takes for a loss.
+const HEALTHY: &[&str] = &[
+    "traffic::dhcp",
+    "traffic::interface",
+    "traffic::iperf3_tcp",
+    "traffic::ping_",
+    "traffic::sha256_both_ways",
+    "traffic::ssh",
+    "traffic::two_processors",
+    "ideal::ping_sizes",
+    "ideal::iperf3_tcp",
+    "iommu::ping_sizes",
+    "iommu::iperf3_tcp",
+    "iommu::nothing_unmapped",
+];
+
+/// All beginnings that are named here.
+#[cfg(test)]
+pub fn prefixes() -> impl Iterator<Item = &'static str> {
+    FOUND.iter().map(|f| f.0).chain(HEALTHY.iter().copied())
+}
+
+/// Sets what the lists say of a scenario.
+pub fn apply(scenario: &mut Scenario) {
+    let fits = |prefix: &str| scenario.name.starts_with(prefix);
+    let found = FOUND.iter().filter(|f| fits(f.0));
+    scenario.expects = found.max_by_key(|f| f.0.len()).map_or(&[], |f| f.1);
+    scenario.healthy = HEALTHY.iter().any(|prefix| fits(prefix));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::findings::FINDINGS;
+
+    #[test]
+    fn only_findings_are_expected() {
+        for name in FOUND.iter().flat_map(|f| f.1) {
+            assert!(FINDINGS.contains(name), "{name} is no finding");
+            assert!(OF_INPUT.contains(name), "no input may cause {name}");
+        }
+    }
+}
