@@ -5,7 +5,7 @@
 //! operations in between cost, without starting programs, connecting and closing.
 
 use crate::measure::{Device, Pairs, DEVICES, RAW_SIZE, RAW_TIMEOUT_MS};
-use crate::parse::{iperf3, netperf, number};
+use crate::parse::{self, number};
 use crate::stats::{short, Spread};
 use crate::table::render;
 use crate::units::{Api, Bench, Case, What};
@@ -24,7 +24,7 @@ pub const SPEC: Spec = Spec::pair()
     .append(&["idle=halt"]);
 
 /// How long a run may take.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// After a run: processes end, timers of the last packets expire.
 const SETTLE: Duration = Duration::from_millis(100);
 /// How long to look at nodes that have nothing to do.
@@ -63,9 +63,9 @@ impl Unit {
 /// Who does the work.
 #[derive(Debug, Clone, Copy)]
 enum Worker {
-    /// `iperf3` over a device, in KiB.
+    /// A stream of `netperf` over a device, in KiB.
     Stream(Device),
-    /// `netperf` over a device.
+    /// Requests of `netperf` over a device.
     Request(Device),
     /// A command of `extoll_bench` with the unit driven as exn does it.
     Raw(&'static str, u64),
@@ -190,22 +190,21 @@ impl Work {
         let raw = |verb: &str, size: u64, more: &str| -> Result<Pairs> {
             lab.raw(0, &format!("{verb} node={} size={size} count={count} mode=irq timeout_ms={RAW_TIMEOUT_MS}{more}", place.peer))
         };
+        let netperf = |device: Device, what: String, sizes: &str| -> Result<()> {
+            let script = format!(
+                "netperf -H {}.2 {what} -P 0 -- {sizes} -k THROUGHPUT",
+                device.network
+            );
+            parse::netperf(&lab.ok_for(0, &script, PATIENCE)?).map(drop)
+        };
         match self.worker {
+            // A negative length is a number of bytes or transactions.
             Worker::Stream(device) => {
-                // As much in flight on every device and in every run.
-                let script = format!(
-                    "iperf3 -J -i 0 -l 128K -w 512K -c {}.2 -p {} -n {count}K",
-                    device.network, device.port
-                );
-                iperf3(&lab.sh_for(0, &script, PATIENCE)?.stdout)?;
+                let bytes = count * 1024;
+                netperf(device, format!("-t TCP_STREAM -l -{bytes}"), "-m 128K")?;
             }
             Worker::Request(device) => {
-                // A negative length is a number of transactions.
-                let script = format!(
-                    "netperf -H {}.2 -t UDP_RR -l -{count} -P 0 -- -r 64,64 -k THROUGHPUT",
-                    device.network
-                );
-                netperf(&lab.ok_for(0, &script, PATIENCE)?)?;
+                netperf(device, format!("-t UDP_RR -l -{count}"), "-r 64,64")?;
             }
             Worker::Raw("pingpong", size) => {
                 let done = number(&raw("pingpong", size, "")?, "verified")?;
@@ -344,11 +343,11 @@ pub struct Figures {
     pub rows: Vec<Row>,
 }
 
-/// Measures everything; nodes are prepared by [`crate::measure::prepare`]. Takes exn0 down.
+/// Measures everything and says with what it begins; nodes are prepared by [`crate::measure::prepare`]. Takes exn0 down.
 ///
 /// # Errors
 /// When a program fails, or instructions are not counted.
-pub fn measure(lab: &Lab, peer: u64, passes: usize) -> Result<Figures> {
+pub fn measure(lab: &Lab, peer: u64, passes: usize, progress: impl Fn(&str)) -> Result<Figures> {
     let before = read(lab)?;
     let start = Instant::now();
     std::thread::sleep(QUIET);
@@ -364,6 +363,7 @@ pub fn measure(lab: &Lab, peer: u64, passes: usize) -> Result<Figures> {
         if matches!(work.worker, Worker::Unit(..)) && place.units.is_none() {
             place.units = Some(Bench::start(lab, peer)?);
         }
+        progress(&format!("instructions of {}, {}", work.subject, work.title));
         let row = one(&place, &work, passes)
             .with_context(|| format!("{}, {}", work.subject, work.title))?;
         rows.push(row);

@@ -194,9 +194,8 @@ fn count_instructions(
     progress.step("booting two nodes that count instructions");
     let name = format!("{}-insns", args.lab);
     let (lab, peer) = boot(&name, &insns::SPEC, results)?;
-    progress.step("instructions per operation");
     let passes = results.effort.counted_passes;
-    let figures = insns::measure(&lab, peer, passes)?;
+    let figures = insns::measure(&lab, peer, passes, |what| progress.step(what))?;
     end(lab)?;
     Ok(figures)
 }
