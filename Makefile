@@ -12,7 +12,7 @@ help:
 	@echo 'make check [T=pat]    all tests: host, emulator, virtual machines (T: only names that contain pat)'
 	@echo 'make check-full [T=]  the same with full volumes and all combinations'
 	@echo 'make check-debug [T=] the scenarios on a self-built kernel with lock, memory and leak checkers (builds it first)'
-	@echo 'make bench            EXN against virtio-net and e1000e, as ratios and counts'
+	@echo 'make bench            EXN against virtio-net and e1000e: ratios, bus accesses and instructions per operation'
 	@echo 'make setup            build root, kernel tree, guest images (the other targets do this when needed)'
 	@echo 'make build            host programs: emulator, lab, tests'
 	@echo 'make modules          extoll.ko and exn.ko for the stock Debian kernel named in versions.lock'

@@ -1,14 +1,16 @@
 //! `make bench`: exn, virtio-net and e1000e in one pair of nodes, and the raw VELO and RMA units as the limit.
 //!
 //! Everything runs in emulation, so times say nothing about hardware. What is printed are ratios of figures taken right
-//! after each other in the same nodes, and counts of bus accesses, which do not depend on the machine (docs/bench.md).
+//! after each other in the same nodes, and counts of bus accesses and instructions, which do not depend on the machine (docs/bench.md).
 #![forbid(unsafe_code)]
 
 mod counts;
+mod insns;
 mod measure;
 mod parse;
 mod report;
 mod stats;
+mod summary;
 mod table;
 mod units;
 
@@ -19,7 +21,7 @@ use extoll_emulator::control::Client;
 use labctl::{Lab, Spec};
 use measure::{Effort, Test, DEVICES};
 use report::{RawRow, Results};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -29,7 +31,10 @@ struct Args {
     /// Fewer and shorter repetitions
     #[arg(long)]
     quick: bool,
-    /// Where the results go, as JSON
+    /// Measure only this
+    #[arg(long, value_name = "PART")]
+    only: Option<Part>,
+    /// Where the results go, as JSON; the summary goes next to it, as summary.json
     #[arg(long, default_value = "/out/bench/results.json", value_name = "FILE")]
     output: PathBuf,
     /// Name of the lab to use
@@ -38,6 +43,15 @@ struct Args {
     /// Revision of the sources, for the results
     #[arg(long, default_value = "unknown", value_name = "TEXT")]
     revision: String,
+}
+
+/// What can be measured alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Ratios, bus accesses, kernel API and user space
+    Ratios,
+    /// Instructions per operation
+    Instructions,
 }
 
 /// Delays of the fabric would be the same for all and say nothing: what is compared is what drivers do.
@@ -72,6 +86,7 @@ fn run(args: &Args) -> Result<()> {
             raw_passes: 1,
             raw_bytes: 4 << 20,
             unit_passes: 3,
+            counted_passes: 3,
         }
     } else {
         Effort {
@@ -81,20 +96,67 @@ fn run(args: &Args) -> Result<()> {
             raw_passes: 3,
             raw_bytes: 16 << 20,
             unit_passes: 5,
+            counted_passes: 5,
         }
     };
     let progress = Progress(Instant::now());
-    progress.step("booting two nodes with exn0, vio0 and e1k0");
-    let lab = Lab::up(&args.lab, &SPEC)?;
     let mut results = Results::new(effort, args.quick, &args.revision);
-    results.setup = report::setup(&lab)?;
+    results.setup = report::host_setup();
+    if args.only != Some(Part::Instructions) {
+        compare(args, &progress, &mut results)?;
+    }
+    if args.only != Some(Part::Ratios) {
+        results.instructions = Some(count_instructions(args, &progress, &mut results)?);
+    }
+    results.summarise();
+    results.seconds = progress.0.elapsed().as_secs();
+    if let Some(parent) = args.output.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    let summary = args.output.with_file_name("summary.json");
+    store(&args.output, &results)?;
+    store(&summary, &summary::of(&results))?;
+    print!("{}", results.text());
+    // Inside the build root /out stands for out/ in the work tree.
+    let shown = |path: &Path| path.strip_prefix("/").unwrap_or(path).display().to_string();
+    progress.step(&format!(
+        "done; all figures are in {}, those to compare in {}",
+        shown(&args.output),
+        shown(&summary)
+    ));
+    Ok(())
+}
+
+fn store(path: &Path, what: &impl serde::Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(what)?;
+    text.push(b'\n');
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Boots two nodes and prepares them; also returns the node ID of node 1.
+fn boot(name: &str, spec: &Spec, results: &mut Results) -> Result<(Lab, u64)> {
+    let lab = Lab::up(name, spec)?;
+    results.setup.extend(report::guest_setup(&lab)?);
     measure::prepare(&lab)?;
     let peer = lab
         .raw(1, "status")?
         .get("node")
         .and_then(|n| n.parse().ok())
         .context("node 1 does not tell its node ID")?;
+    Ok((lab, peer))
+}
 
+fn end(lab: Lab) -> Result<()> {
+    for node in 0..2 {
+        lab.ok(node, "rmmod extoll_bench")?;
+    }
+    lab.assert_clean_log()
+}
+
+fn compare(args: &Args, progress: &Progress, results: &mut Results) -> Result<()> {
+    let effort = results.effort;
+    progress.step("booting two nodes with exn0, vio0 and e1k0");
+    let (lab, peer) = boot(&args.lab, &SPEC, results)?;
     for repetition in 0..effort.repetitions {
         progress.step(&format!(
             "repetition {} of {}: TCP and UDP on every device, raw units",
@@ -120,24 +182,22 @@ fn run(args: &Args) -> Result<()> {
     results.raw = raw_by_size(&lab, peer, &effort)?;
     progress.step("kernel API and user space");
     results.units = units::measure(&lab, &mut emulator, peer, &effort)?;
+    end(lab)
+}
 
-    for node in 0..2 {
-        lab.ok(node, "rmmod extoll_bench")?;
-    }
-    lab.assert_clean_log()?;
-    drop(lab);
-    results.summarise();
-    results.seconds = progress.0.elapsed().as_secs();
-    if let Some(parent) = args.output.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    std::fs::write(&args.output, serde_json::to_vec_pretty(&results)?)
-        .with_context(|| format!("cannot write {}", args.output.display()))?;
-    print!("{}", results.text());
-    // Inside the build root /out stands for out/ in the work tree.
-    let shown = args.output.strip_prefix("/").unwrap_or(&args.output);
-    progress.step(&format!("done; all figures are in {}", shown.display()));
-    Ok(())
+/// In nodes of their own: counting makes them slower, and needs emulated processors.
+fn count_instructions(
+    args: &Args,
+    progress: &Progress,
+    results: &mut Results,
+) -> Result<insns::Figures> {
+    progress.step("booting two nodes that count instructions");
+    let name = format!("{}-insns", args.lab);
+    let (lab, peer) = boot(&name, &insns::SPEC, results)?;
+    let passes = results.effort.counted_passes;
+    let figures = insns::measure(&lab, peer, passes, |what| progress.step(what))?;
+    end(lab)?;
+    Ok(figures)
 }
 
 fn count_all(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> Result<Vec<Side>> {

@@ -62,6 +62,15 @@ impl Test {
         }
     }
 
+    /// In names of the summary.
+    pub fn key(self) -> &'static str {
+        match self {
+            Test::Tcp1 => "tcp1",
+            Test::Tcp4 => "tcp4",
+            Test::UdpRr => "udp_rr",
+        }
+    }
+
     fn unit(self) -> &'static str {
         match self {
             Test::Tcp1 | Test::Tcp4 => "bit/s",
@@ -102,6 +111,8 @@ pub struct Effort {
     pub raw_passes: usize,
     /// Runs of everything that kernel API and user space are compared by.
     pub unit_passes: usize,
+    /// Runs of everything that instructions are counted of.
+    pub counted_passes: usize,
 }
 
 /// Patience beyond the length of a measurement.

@@ -1,6 +1,7 @@
 //! Results as JSON and as text.
 
 use crate::counts::Side;
+use crate::insns;
 use crate::measure::{Effort, Pairs, Sample, Test, DEVICES};
 use crate::parse::number;
 use crate::stats::{median, ratios, Spread};
@@ -96,6 +97,8 @@ pub struct Results {
     pub units: Vec<units::Row>,
     /// Ratios between those.
     pub unit_ratios: Vec<units::Compared>,
+    /// Instructions per operation.
+    pub instructions: Option<insns::Figures>,
 }
 
 impl Results {
@@ -114,6 +117,7 @@ impl Results {
             raw: Vec::new(),
             units: Vec::new(),
             unit_ratios: Vec::new(),
+            instructions: None,
         }
     }
 
@@ -167,8 +171,20 @@ impl Results {
         )
     }
 
-    /// The tables.
+    /// The tables, of what was measured.
     pub fn text(&self) -> String {
+        let mut out = self.conditions();
+        if !self.ratios.is_empty() {
+            out.push_str(&self.compared());
+        }
+        if let Some(figures) = &self.instructions {
+            out.push_str(&insns::text(figures));
+        }
+        out.push('\n');
+        out
+    }
+
+    fn compared(&self) -> String {
         let cell = |test, to| {
             self.ratios
                 .iter()
@@ -186,11 +202,10 @@ impl Results {
                 ]
             })
             .collect();
-        let mut out = self.conditions();
-        out.push_str(&format!(
+        let mut out = format!(
             "\nRatios, median (smallest–largest) of {} repetitions; above 1: exn is faster\n\n",
             self.effort.repetitions
-        ));
+        );
         out.push_str(&render(&["", "exn/virtio", "exn/e1000e", "exn/raw"], &rows));
         out.push_str("\nWhat it takes on the bus between host and NIC (node 0 sends or asks, node 1 answers)\n\n");
         out.push_str(&render(
@@ -219,36 +234,42 @@ impl Results {
             .collect();
         out.push_str(&render(&["", "bytes", "operations", "throughput"], &rows));
         out.push_str(&units::text(&self.units));
-        out.push('\n');
         out
     }
 }
 
-/// Versions and machine.
+/// What the nodes are.
 ///
 /// # Errors
 /// When a node does not answer.
-pub fn setup(lab: &Lab) -> Result<BTreeMap<String, String>> {
+pub fn guest_setup(lab: &Lab) -> Result<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    let mut ask = |key: &str, script: &str| -> Result<()> {
+        let value = lab.ok(0, script)?.trim().to_string();
+        all.insert(key.to_string(), value);
+        Ok(())
+    };
+    ask("guest_kernel", "uname -r")?;
+    ask(
+        "guest_processor",
+        "sed -n 's/^model name.*: //p' /proc/cpuinfo | sort | uniq -c",
+    )?;
+    ask("guest_memory", "sed -n 's/^MemTotal: *//p' /proc/meminfo")?;
+    ask("iperf3", "iperf3 --version | head -n 1")?;
+    ask("netperf", "netperf -V 2>&1 | head -n 1")?;
+    for device in ["exn0", "vio0", "e1k0"] {
+        ask(
+            &format!("mtu_{device}"),
+            &format!("cat /sys/class/net/{device}/mtu"),
+        )?;
+    }
+    Ok(all)
+}
+
+/// What they run on.
+pub fn host_setup() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let mut note = |key: &str, value: String| all.insert(key.to_string(), value.trim().to_string());
-    let guest = |script: &str| lab.ok(0, script);
-    note("guest_kernel", guest("uname -r")?);
-    note(
-        "guest_processor",
-        guest("sed -n 's/^model name.*: //p' /proc/cpuinfo | sort | uniq -c")?,
-    );
-    note(
-        "guest_memory",
-        guest("sed -n 's/^MemTotal: *//p' /proc/meminfo")?,
-    );
-    note("iperf3", guest("iperf3 --version | head -n 1")?);
-    note("netperf", guest("netperf -V 2>&1 | head -n 1")?);
-    for device in ["exn0", "vio0", "e1k0"] {
-        note(
-            &format!("mtu_{device}"),
-            guest(&format!("cat /sys/class/net/{device}/mtu"))?,
-        );
-    }
     let host = |program: &str, arg: &str| {
         let out = std::process::Command::new(program).arg(arg).output();
         out.ok()
@@ -272,11 +293,11 @@ pub fn setup(lab: &Lab) -> Result<BTreeMap<String, String>> {
         "host_load",
         std::fs::read_to_string("/proc/loadavg").unwrap_or_default(),
     );
-    Ok(all)
+    all
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use serde_json::{json, Value};
 
@@ -291,7 +312,7 @@ mod tests {
         }
     }
 
-    fn results() -> Results {
+    pub fn results() -> Results {
         let mut r = Results::new(
             Effort {
                 repetitions: 3,
@@ -300,6 +321,7 @@ mod tests {
                 raw_bytes: 1,
                 raw_passes: 1,
                 unit_passes: 3,
+                counted_passes: 3,
             },
             true,
             "abc",

@@ -153,7 +153,7 @@ pub struct Row {
 }
 
 /// The lab with all that the measurements need on it.
-struct Bench<'a> {
+pub struct Bench<'a> {
     lab: &'a Lab,
     peer: u64,
     /// The offer of node 1: words of a command.
@@ -163,7 +163,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn start(lab: &'a Lab, peer: u64) -> Result<Self> {
+    pub fn start(lab: &'a Lab, peer: u64) -> Result<Self> {
         for node in 0..2 {
             // Nothing but what is measured uses the NICs.
             lab.ok(node, "ip link set exn0 down")?;
@@ -189,7 +189,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn end(mut self) -> Result<()> {
+    pub fn end(mut self) -> Result<()> {
         self.lab.ok(1, "pkill -x extoll-perf")?;
         if let Some(server) = self.server.take() {
             server.wait(PATIENCE)?;
@@ -199,7 +199,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Does it `count` times; nanoseconds per operation.
-    fn run(&self, case: Case, api: Api, count: u64) -> Result<f64> {
+    pub fn run(&self, case: Case, api: Api, count: u64) -> Result<f64> {
         match api {
             Api::Kernel => self.kernel(case, count),
             Api::User => self.user(case, count),
@@ -575,6 +575,7 @@ mod tests {
                 raw_bytes: 1 << 20,
                 raw_passes: 1,
                 unit_passes: 3,
+                counted_passes: 3,
             };
             let all = Case::all(&effort);
             for (i, a) in all.iter().enumerate() {

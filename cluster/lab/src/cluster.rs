@@ -2,6 +2,7 @@
 
 use crate::exec::{Command, Output};
 use crate::initrd::{self, Kernel};
+use crate::insns::{self, Instructions};
 use crate::spec::Spec;
 use crate::state::{now, tail, token, LabDir, Paths, Record};
 use crate::ui::Progress;
@@ -59,6 +60,14 @@ impl Node {
     /// File with everything the kernel printed since the lab was started, boots one after the other.
     pub fn console(&self) -> PathBuf {
         self.dir.join("console.log")
+    }
+
+    /// Instructions that it has executed since its power was switched on.
+    ///
+    /// # Errors
+    /// When the lab does not count them ([`Spec::count_instructions`]).
+    pub fn instructions(&self) -> Result<Instructions> {
+        insns::read(&self.dir).with_context(|| self.name())
     }
 
     /// Runs a program to its end, for at most a minute; see [`Command`] for more choice.

@@ -2,6 +2,7 @@
 
 use crate::channel::port_socket;
 use crate::initrd::{rootfs, Kernel};
+use crate::insns;
 use crate::spec::Spec;
 use crate::state::Paths;
 use anyhow::{bail, ensure, Context, Result};
@@ -77,7 +78,12 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     arg("-machine");
     arg(&format!(
         "q35,accel={},vmport=off{}",
-        accelerator(),
+        // Only TCG can count.
+        if spec.count_instructions {
+            "tcg"
+        } else {
+            accelerator()
+        },
         if spec.numa { "" } else { ",memory-backend=mem" }
     ));
     for a in ["-cpu", "max", "-smp"] {
@@ -201,6 +207,15 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
                 node.index + 1
             ));
         }
+    }
+    if spec.count_instructions {
+        arg("-plugin");
+        let plugin = paths.bin.join(insns::PLUGIN);
+        arg(&format!(
+            "{},socket={}",
+            plugin.display(),
+            insns::socket(dir).display()
+        ));
     }
     spec.qemu_args.iter().for_each(|a| arg(a));
     args
@@ -339,8 +354,10 @@ mod tests {
         assert!(all.iter().any(|a| a
             == "stream,id=vio,server=off,reconnect-ms=200,addr.type=unix,addr.path=/x/vio.sock"));
         assert!(all.iter().any(|a| a.contains(",memory-backend=mem")));
+        assert!(!all.iter().any(|a| a == "-plugin"));
         let spec = Spec {
             numa: true,
+            count_instructions: true,
             cpus: 4,
             memory_mib: 1025,
             ..spec.clone()
@@ -365,6 +382,9 @@ mod tests {
             assert!(all.iter().any(|a| a == want), "no {want} in {all:#?}");
         }
         assert!(!all.iter().any(|a| a.contains("memory-backend=mem,")));
+        let plugin = all.iter().position(|a| a == "-plugin").unwrap();
+        assert!(all[plugin + 1].ends_with("/libextoll_insns.so,socket=/x/node1/insns.sock"));
+        assert!(all.iter().any(|a| a == "q35,accel=tcg,vmport=off"));
         std::fs::remove_dir_all(kernel_dir).unwrap();
     }
 }

@@ -63,6 +63,9 @@ pub struct Spec {
     pub sshd: bool,
     /// A virtio-net pair and an e1000e pair between node 0 and node 1, for comparisons.
     pub bench_nics: bool,
+    /// Count the instructions that nodes execute ([`crate::insns`]); they are emulated even where the machine could do without.
+    #[serde(default)]
+    pub count_instructions: bool,
     /// An IOMMU per node, which the kernel uses without delayed invalidation.
     #[serde(default)]
     pub iommu: bool,
@@ -102,6 +105,7 @@ impl Default for Spec {
             bring_up: BringUp::Net,
             sshd: true,
             bench_nics: false,
+            count_instructions: false,
             iommu: false,
             numa: false,
             timing: None,

@@ -8,7 +8,7 @@ mod process;
 mod settings;
 mod spec;
 
-pub use lab::modules;
+pub use lab::{modules, Instructions};
 pub use log::LogMark;
 pub use process::{Output, Running};
 pub use settings::{
@@ -188,6 +188,14 @@ impl Lab {
             );
         }
         Ok(out.stdout)
+    }
+
+    /// Instructions that a node has executed since it was switched on; its spec has to say that they are counted.
+    ///
+    /// # Errors
+    /// When they are not.
+    pub fn instructions(&self, node: usize) -> Result<Instructions> {
+        self.node(node)?.instructions()
     }
 
     /// Starts a shell script on a node in the background.

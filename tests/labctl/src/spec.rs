@@ -21,6 +21,7 @@ pub struct Spec {
     iommu: bool,
     numa: bool,
     bench_nics: bool,
+    count_instructions: bool,
     sshd: bool,
     bring_up: BringUp,
     timing: lab::TimingModel,
@@ -41,6 +42,7 @@ impl Spec {
             iommu: false,
             numa: false,
             bench_nics: false,
+            count_instructions: false,
             sshd: true,
             bring_up: BringUp::Net,
             timing: lab::TimingModel::Unkind,
@@ -106,6 +108,12 @@ impl Spec {
     /// Pairs of virtio-net and e1000e for comparisons.
     pub const fn bench_nics(mut self) -> Self {
         self.bench_nics = true;
+        self
+    }
+
+    /// The instructions that nodes execute are counted ([`crate::Lab::instructions`]).
+    pub const fn count_instructions(mut self) -> Self {
+        self.count_instructions = true;
         self
     }
 
@@ -188,6 +196,7 @@ impl Spec {
             bring_up: self.bring_up,
             sshd: self.sshd,
             bench_nics: self.bench_nics,
+            count_instructions: self.count_instructions,
             iommu: self.iommu || settings::iommu_for_all(),
             numa: self.numa,
             timing: Some(self.timing),

@@ -254,6 +254,7 @@ impl Up {
             qemu_args: self.qemu_arg,
             emu_args: self.emu_arg,
             boot_timeout_s: self.timeout,
+            ..Spec::default()
         }
     }
 }

@@ -1,0 +1,490 @@
+//! Instructions that the nodes execute per operation, kernel and user apart: the figure that depends neither on the machine nor on
+//! what else runs on it.
+//!
+//! Every workload is a fixed number of operations. Each pass does it twice, with a few and with many; the difference is what the
+//! operations in between cost, without starting programs, connecting and closing.
+
+use crate::measure::{Device, Pairs, DEVICES, RAW_SIZE, RAW_TIMEOUT_MS};
+use crate::parse::{self, number};
+use crate::stats::{short, Spread};
+use crate::table::render;
+use crate::units::{Api, Bench, Case, What};
+use anyhow::{ensure, Context, Result};
+use labctl::{Instructions, Lab, Spec};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// Nodes that wait do so by HLT, which executes nothing, whatever the kernel thinks of how long it will take.
+pub const SPEC: Spec = Spec::pair()
+    .bench_nics()
+    .no_sshd()
+    .ideal()
+    .cpus(1)
+    .count_instructions()
+    .append(&["idle=halt"]);
+
+/// How long a run may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// After a run: processes end, timers of the last packets expire.
+const SETTLE: Duration = Duration::from_millis(100);
+/// How long to look at nodes that have nothing to do.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// What an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unit {
+    /// 1024 bytes of payload.
+    Kib,
+    /// A message or packet there and one back.
+    RoundTrip,
+    /// Registration and revocation of 2 MiB.
+    Registration,
+}
+
+impl Unit {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Kib => "KiB",
+            Self::RoundTrip => "round trip",
+            Self::Registration => "registration",
+        }
+    }
+
+    /// Last word of the key in the summary.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Kib => "instructions_per_kib",
+            _ => "instructions",
+        }
+    }
+}
+
+/// Who does the work.
+#[derive(Debug, Clone, Copy)]
+enum Worker {
+    /// A stream of `netperf` over a device, in KiB.
+    Stream(Device),
+    /// Requests of `netperf` over a device.
+    Request(Device),
+    /// A command of `extoll_bench` with the unit driven as exn does it.
+    Raw(&'static str, u64),
+    /// The units with registered memory, by one of the APIs.
+    Unit(What, u64, Api),
+}
+
+/// A workload.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    subject: &'static str,
+    name: &'static str,
+    title: &'static str,
+    unit: Unit,
+    worker: Worker,
+    /// How often in the two runs that are compared.
+    few: u64,
+    many: u64,
+}
+
+impl Work {
+    /// Units in a number of operations.
+    fn units(&self, operations: u64) -> u64 {
+        match (self.unit, self.worker) {
+            (Unit::Kib, Worker::Raw(_, size) | Worker::Unit(_, size, _)) => {
+                operations * size / 1024
+            }
+            _ => operations,
+        }
+    }
+
+    fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for device in DEVICES {
+            all.push(Self {
+                subject: device.name,
+                name: "tcp1",
+                title: "TCP stream",
+                unit: Unit::Kib,
+                worker: Worker::Stream(device),
+                few: 8 << 10,
+                many: 40 << 10,
+            });
+        }
+        for device in DEVICES {
+            all.push(Self {
+                subject: device.name,
+                name: "udp_rr",
+                title: "UDP request/response, 64 bytes",
+                unit: Unit::RoundTrip,
+                worker: Worker::Request(device),
+                few: 100,
+                many: 1100,
+            });
+        }
+        let trips = |subject, title, worker| Self {
+            subject,
+            name: "pingpong64",
+            title,
+            unit: Unit::RoundTrip,
+            worker,
+            few: 100,
+            many: 1100,
+        };
+        let transfers = |subject, name, title, worker| Self {
+            subject,
+            name,
+            title,
+            unit: Unit::Kib,
+            worker,
+            few: 16,
+            many: 272,
+        };
+        all.push(trips(
+            "velo",
+            "VELO ping-pong, 64 bytes",
+            Worker::Raw("pingpong", 64),
+        ));
+        all.push(transfers(
+            "rma",
+            "get64k",
+            "RMA GET, 64 KiB",
+            Worker::Raw("get", RAW_SIZE),
+        ));
+        all.push(transfers(
+            "rma",
+            "put64k",
+            "RMA PUT, 64 KiB",
+            Worker::Raw("put", RAW_SIZE),
+        ));
+        for (subject, api) in [("kernel_api", Api::Kernel), ("user", Api::User)] {
+            let unit = |what, size| Worker::Unit(what, size, api);
+            if api == Api::User {
+                // With the kernel API that is the raw unit.
+                all.push(trips(
+                    subject,
+                    "VELO ping-pong, 64 bytes",
+                    unit(What::HalfRoundTrip, 64),
+                ));
+            }
+            for (name, title, what) in [
+                ("get64k", "RMA GET, 64 KiB", What::Get),
+                ("put64k", "RMA PUT, 64 KiB", What::Put),
+            ] {
+                all.push(transfers(subject, name, title, unit(what, RAW_SIZE)));
+            }
+            all.push(Self {
+                subject,
+                name: "register2m",
+                title: "registering 2 MiB in pages",
+                unit: Unit::Registration,
+                worker: unit(What::Page, 4096),
+                few: 10,
+                many: 60,
+            });
+        }
+        all
+    }
+
+    fn run(&self, place: &Place<'_>, count: u64) -> Result<()> {
+        let lab = place.lab;
+        let raw = |verb: &str, size: u64, more: &str| -> Result<Pairs> {
+            lab.raw(0, &format!("{verb} node={} size={size} count={count} mode=irq timeout_ms={RAW_TIMEOUT_MS}{more}", place.peer))
+        };
+        let netperf = |device: Device, what: String, sizes: &str| -> Result<()> {
+            let script = format!(
+                "netperf -H {}.2 {what} -P 0 -- {sizes} -k THROUGHPUT",
+                device.network
+            );
+            parse::netperf(&lab.ok_for(0, &script, PATIENCE)?).map(drop)
+        };
+        match self.worker {
+            // A negative length is a number of bytes or transactions.
+            Worker::Stream(device) => {
+                let bytes = count * 1024;
+                netperf(device, format!("-t TCP_STREAM -l -{bytes}"), "-m 128K")?;
+            }
+            Worker::Request(device) => {
+                netperf(device, format!("-t UDP_RR -l -{count}"), "-r 64,64")?;
+            }
+            Worker::Raw("pingpong", size) => {
+                let done = number(&raw("pingpong", size, "")?, "verified")?;
+                ensure!(done == count as f64, "{done} of {count} round trips");
+            }
+            Worker::Raw(verb, size) => {
+                let done = number(&raw(verb, size, " inflight=8")?, "count")?;
+                ensure!(done == count as f64, "{done} of {count} transfers");
+            }
+            Worker::Unit(what, size, api) => {
+                let units = place.units.as_ref().context("the units are not prepared")?;
+                let polling = false;
+                let case = Case {
+                    what,
+                    size,
+                    polling,
+                };
+                units.run(case, api, count)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The lab with what was prepared on it.
+struct Place<'a> {
+    lab: &'a Lab,
+    peer: u64,
+    units: Option<Bench<'a>>,
+}
+
+/// Of both nodes.
+type Nodes = [Instructions; 2];
+
+fn read(lab: &Lab) -> Result<Nodes> {
+    std::thread::sleep(SETTLE);
+    Ok([lab.instructions(0)?, lab.instructions(1)?])
+}
+
+fn since(now: Nodes, before: Nodes) -> Nodes {
+    [now[0] - before[0], now[1] - before[1]]
+}
+
+/// Instructions of the two runs of one pass on nodes 0 and 1: `[kernel, user]` of each.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Pass {
+    /// Of the few operations.
+    pub few: [[u64; 2]; 2],
+    /// Of the many.
+    pub many: [[u64; 2]; 2],
+    /// Seconds that the latter took.
+    pub seconds: f64,
+}
+
+fn plain(nodes: Nodes) -> [[u64; 2]; 2] {
+    nodes.map(|n| [n.kernel, n.user])
+}
+
+/// Figures of one workload.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Whose: a device, a unit or an API.
+    pub subject: &'static str,
+    /// Name of the workload.
+    pub work: &'static str,
+    /// The same for people.
+    pub title: &'static str,
+    /// What the figures are per.
+    pub unit: Unit,
+    /// How many of these lie between the few and the many operations.
+    pub units: u64,
+    /// What was read.
+    pub passes: Vec<Pass>,
+}
+
+impl Row {
+    /// Instructions per unit in the nodes and halves (0: kernel, 1: user) that are chosen; of the passes.
+    fn of(&self, chosen: impl Fn(usize, usize) -> bool) -> Vec<f64> {
+        let sum = |run: &[[u64; 2]; 2]| -> f64 {
+            let cells = (0..2).flat_map(|node| (0..2).map(move |half| (node, half)));
+            cells
+                .filter(|(node, half)| chosen(*node, *half))
+                .map(|(node, half)| run[node][half] as f64)
+                .sum()
+        };
+        let per = |pass: &Pass| (sum(&pass.many) - sum(&pass.few)) / self.units as f64;
+        self.passes.iter().map(per).collect()
+    }
+
+    /// Of both nodes; `None` when nothing was measured.
+    pub fn total(&self) -> Option<Spread> {
+        Spread::of(&self.of(|_, _| true))
+    }
+
+    /// Keys and values for the summary.
+    pub fn summary(&self) -> Vec<(String, f64)> {
+        let key = format!("{}.{}.{}", self.subject, self.work, self.unit.key());
+        let mut all = Vec::new();
+        let halves = [("", None), (".kernel", Some(0)), (".user", Some(1))];
+        for (suffix, wanted) in halves {
+            let values = self.of(|_, half| wanted.is_none_or(|w| w == half));
+            if let Some(spread) = Spread::of(&values) {
+                all.push((format!("{key}{suffix}"), spread.median));
+            }
+        }
+        all
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let cell = |node, half| {
+            let spread = Spread::of(&self.of(|n, h| n == node && h == half));
+            spread.map_or("-".into(), |s| short(s.median))
+        };
+        let total = self.total();
+        vec![
+            format!("{}, {}", self.subject, self.title),
+            self.unit.text().into(),
+            cell(0, 0),
+            cell(0, 1),
+            cell(1, 0),
+            cell(1, 1),
+            total.map_or("-".into(), |t| short(t.median)),
+            total.map_or("-".into(), |t| {
+                format!("{:.1} %", 100.0 * (t.max - t.min) / t.median)
+            }),
+        ]
+    }
+}
+
+/// All of it.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Figures {
+    /// Instructions per second of nodes 0 and 1 with nothing to do.
+    pub quiet: [f64; 2],
+    /// The workloads.
+    pub rows: Vec<Row>,
+}
+
+/// Measures everything and says with what it begins; nodes are prepared by [`crate::measure::prepare`]. Takes exn0 down.
+///
+/// # Errors
+/// When a program fails, or instructions are not counted.
+pub fn measure(lab: &Lab, peer: u64, passes: usize, progress: impl Fn(&str)) -> Result<Figures> {
+    let before = read(lab)?;
+    let start = Instant::now();
+    std::thread::sleep(QUIET);
+    let added = since(read(lab)?, before);
+    let quiet = added.map(|n| n.total() as f64 / start.elapsed().as_secs_f64());
+    let mut place = Place {
+        lab,
+        peer,
+        units: None,
+    };
+    let mut rows = Vec::new();
+    for work in Work::all() {
+        if matches!(work.worker, Worker::Unit(..)) && place.units.is_none() {
+            place.units = Some(Bench::start(lab, peer)?);
+        }
+        progress(&format!("instructions of {}, {}", work.subject, work.title));
+        let row = one(&place, &work, passes)
+            .with_context(|| format!("{}, {}", work.subject, work.title))?;
+        rows.push(row);
+    }
+    if let Some(units) = place.units {
+        units.end()?;
+    }
+    Ok(Figures { quiet, rows })
+}
+
+fn one(place: &Place<'_>, work: &Work, passes: usize) -> Result<Row> {
+    // What is done for the first time takes longer: pages of programs are read, neighbours are asked for.
+    work.run(place, work.few)?;
+    let mut all = Vec::new();
+    for _ in 0..passes {
+        let first = read(place.lab)?;
+        work.run(place, work.few)?;
+        let second = read(place.lab)?;
+        let start = Instant::now();
+        work.run(place, work.many)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let third = read(place.lab)?;
+        all.push(Pass {
+            few: plain(since(second, first)),
+            many: plain(since(third, second)),
+            seconds,
+        });
+    }
+    Ok(Row {
+        subject: work.subject,
+        work: work.name,
+        title: work.title,
+        unit: work.unit,
+        units: work.units(work.many) - work.units(work.few),
+        passes: all,
+    })
+}
+
+/// The table.
+pub fn text(figures: &Figures) -> String {
+    let rows: Vec<Vec<String>> = figures.rows.iter().map(Row::cells).collect();
+    let mut out = String::from(
+        "\nInstructions per operation in the guests, median of the passes (node 0 sends or asks, node 1 answers)\n\n",
+    );
+    out.push_str(&render(
+        &[
+            "", "per", "kernel 0", "user 0", "kernel 1", "user 1", "together", "spread",
+        ],
+        &rows,
+    ));
+    let [a, b] = figures.quiet.map(short);
+    out.push_str(&format!(
+        "\nWith nothing to do the nodes execute {a} and {b} instructions per second.\n"
+    ));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Row {
+        let pass = |more: u64| Pass {
+            few: [[100, 10], [50, 5]],
+            many: [[1100 + more, 110], [550, 25]],
+            seconds: 1.0,
+        };
+        Row {
+            subject: "exn",
+            work: "tcp1",
+            title: "TCP stream",
+            unit: Unit::Kib,
+            units: 10,
+            passes: [0, 40, 20].map(pass).into(),
+        }
+    }
+
+    #[test]
+    fn figures_are_the_difference_of_two_runs() {
+        let row = row();
+        let total = row.total().unwrap();
+        assert_eq!((total.median, total.min, total.max), (164.0, 162.0, 166.0));
+        let key = "exn.tcp1.instructions_per_kib";
+        let want = [("", 164.0), (".kernel", 152.0), (".user", 12.0)];
+        assert_eq!(
+            row.summary(),
+            want.map(|(suffix, value)| (format!("{key}{suffix}"), value))
+        );
+        assert_eq!(
+            row.cells(),
+            [
+                "exn, TCP stream",
+                "KiB",
+                "102",
+                "10.0",
+                "50.0",
+                "2.00",
+                "164",
+                "2.4 %"
+            ]
+        );
+    }
+
+    #[test]
+    fn workloads_have_names_of_their_own_and_fixed_sizes() {
+        let all = Work::all();
+        let mut keys: Vec<_> = all.iter().map(|w| (w.subject, w.name)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), all.len());
+        for work in &all {
+            // Transfers need all their slots in the short run, too.
+            assert!(work.few >= 8 && work.many >= 5 * work.few, "{work:?}");
+        }
+        let units = |subject, name| {
+            let work = all.iter().find(|w| (w.subject, w.name) == (subject, name));
+            work.map(|w| w.units(w.many) - w.units(w.few)).unwrap()
+        };
+        assert_eq!(units("rma", "get64k"), 16 << 10);
+        assert_eq!(units("exn", "tcp1"), 32 << 10);
+        assert_eq!(units("velo", "pingpong64"), 1000);
+        assert_eq!(units("user", "register2m"), 50);
+    }
+}
