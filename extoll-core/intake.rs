@@ -101,7 +101,7 @@ impl Reader {
             });
             return 0;
         };
-        if now.wrapping_sub(empty.since) < msecs_to_jiffies(HOLE_MS) as u64 {
+        if now.saturating_sub(empty.since) < msecs_to_jiffies(HOLE_MS) as u64 {
             return 0;
         }
         let before = core::mem::replace(&mut empty.ahead, self.lookout.ahead(queue, self.next));

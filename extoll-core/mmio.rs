@@ -176,6 +176,12 @@ impl Window {
         self.store_from(offset, index, &[word]);
     }
 
+    /// A store fence for the VPID of the page at `offset`, of which other processors have had one each
+    /// ([`kernel_ext::barrier::wmb_everywhere`]): what was stored to its pages is out of them. Context and limits as for [`Window::push`].
+    pub(crate) fn fence(&self, offset: u32) {
+        self.store_from(offset, 0, &[]);
+    }
+
     #[inline]
     fn store_from(&self, offset: u32, first: usize, words: &[u64]) {
         let offset = offset as usize;
@@ -189,7 +195,9 @@ impl Window {
             .as_ptr()
             .wrapping_add(offset)
             .cast::<u64>();
-        kernel_ext::barrier::dma_wmb();
+        // Write-combining stores are not ordered behind those to memory by the rules of processors, x86 included, where `dma_wmb()` is no
+        // instruction.
+        kernel_ext::barrier::wmb();
         for (i, word) in (first..).zip(words) {
             // SAFETY: page and index are within the mapping by the checks above; aligned volatile 64-bit stores
             // are single instructions on all 64-bit targets.

@@ -12,12 +12,11 @@ pub fn wmb() {
     unsafe { bindings::extoll_wmb() }
 }
 
-/// Orders stores to memory that a device reads (`dma_wmb()`) before all later stores, also those to write-combining
-/// memory. Any context.
-#[inline]
-pub fn dma_wmb() {
-    // SAFETY: `dma_wmb()` has no preconditions.
-    unsafe { bindings::extoll_dma_wmb() }
+/// Has every processor do [`wmb`], so that none keeps stores to a page of device memory in its write-combining buffers after the page was
+/// taken from all processes: the flush of their TLBs interrupts no processor where an instruction broadcasts it. May sleep.
+pub fn wmb_everywhere() {
+    // SAFETY: called where sleeping is allowed, so that interrupts are enabled.
+    unsafe { bindings::extoll_wmb_everywhere() }
 }
 
 /// Orders reads of memory that a device writes (`dma_rmb()`). Any context.

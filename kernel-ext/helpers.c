@@ -4,6 +4,7 @@
 #include <linux/device.h>
 #include <linux/pci.h>
 #include <linux/sched.h>
+#include <linux/smp.h>
 #include "helpers.h"
 
 void extoll_wmb(void)
@@ -11,9 +12,14 @@ void extoll_wmb(void)
 	wmb();
 }
 
-void extoll_dma_wmb(void)
+static void fence(void *unused)
 {
-	dma_wmb();
+	wmb();
+}
+
+void extoll_wmb_everywhere(void)
+{
+	on_each_cpu(fence, NULL, 1);
 }
 
 void extoll_dma_rmb(void)

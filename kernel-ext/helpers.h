@@ -10,8 +10,8 @@ struct pci_dev;
 
 /* wmb(): orders and flushes write-combining stores. */
 void extoll_wmb(void);
-/* dma_wmb(): orders stores to memory that a device reads before all later ones. */
-void extoll_dma_wmb(void);
+/* wmb() on every processor; interrupts must be enabled. */
+void extoll_wmb_everywhere(void);
 /* dma_rmb(): orders reads of memory that a device writes. */
 void extoll_dma_rmb(void);
 int extoll_pci_domain(struct pci_dev *pdev);

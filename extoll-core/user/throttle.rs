@@ -192,13 +192,17 @@ impl Waiter {
         self.fired.store(false, Relaxed);
         if gate.shut {
             gate.arm = true;
-        } else {
+        } else if let Some(queue) = &gate.queue {
+            // No register is known to arm and do nothing else (HW §6.5): this one is read and written, and what the process stored to it
+            // between would be undone.
+            queue.withhold(RP_PAGES);
             self.retrigger();
+            queue.give_back();
         }
         true
     }
 
-    /// Unmasks the interrupt, and leaves the read pointer where it is.
+    /// Unmasks the interrupt, and leaves the read pointer where it is. Nobody else writes it meanwhile.
     fn retrigger(&self) {
         if let Some(hw) = self.nic.alive_access() {
             let reg = BqRegs(self.unit).rp(self.vpid);
@@ -209,7 +213,8 @@ impl Waiter {
     /// Counts an interrupt; true when it is one more than the port may have. Calls are serialised by the VPID table.
     fn is_too_much(&self) -> bool {
         let now = jiffies64();
-        if now.wrapping_sub(self.window.load(Relaxed)) >= msecs_to_jiffies(WINDOW_MS) as u64 {
+        // The window may have begun after `now`, at the end of a pause.
+        if now.saturating_sub(self.window.load(Relaxed)) >= msecs_to_jiffies(WINDOW_MS) as u64 {
             self.window.store(now, Relaxed);
             self.count.store(0, Relaxed);
         }

@@ -32,7 +32,7 @@ pub fn log(dir: &LabDir) -> PathBuf {
 
 /// Trace file of the lab.
 pub fn trace_file(dir: &LabDir) -> PathBuf {
-    dir.path.join("trace.bin")
+    dir.path.join("trace.jsonl")
 }
 
 /// Connects to the lab's emulator.

@@ -191,7 +191,7 @@ fn copy_logs(from: &Path, to: &Path) -> Result<()> {
 /// See [`crate::keep`].
 pub(crate) fn keep(paths: &Paths, from: &Path, to: &Path) -> Result<()> {
     copy_logs(from, to)?;
-    let trace = from.join("trace.bin");
+    let trace = from.join("trace.jsonl");
     if !trace.exists() {
         return Ok(());
     }

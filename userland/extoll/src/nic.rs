@@ -12,7 +12,7 @@ const VENDOR: u32 = 0x1CAD;
 pub struct Nic {
     /// PCI address, `0000:00:02.0`.
     pub pci: String,
-    /// PCI device ID: 0x10 board, 0x11 variant.
+    /// PCI device ID: 0x10 is revision 1 of the chip, 0x11 revision 2 (HW §1).
     pub device_id: u32,
     /// PCI revision.
     pub revision: u32,

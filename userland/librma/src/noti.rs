@@ -3,7 +3,7 @@
 
 use super::{borrow, error, give, status, Endpoint, Noti, Outcome, Status};
 use crate::port::REPLAY_NOTI;
-use extoll::rma::{Command, Found, LockResult};
+use extoll::rma::{content, Command, Found, LockResult};
 use extoll::wire::rma::NotificationWord;
 use extoll::Wait;
 use std::ffi::{c_char, c_int};
@@ -344,24 +344,12 @@ unsafe extern "C" fn rma2_noti_get_total_size(start: u64, noti: *const Noti) -> 
 }
 
 fn describe(n: &Noti) -> String {
-    let (word0, w) = (n.word0, NotificationWord(n.word1));
+    let w = NotificationWord(n.word1);
     let command = match Command::from_code(w.command()) {
         Some(command) => format!("{command:?}"),
         None => format!("command {}", w.command()),
     };
-    let detail = match w.command() {
-        5 => format!("value {word0:#x} class {}", w.size() as u8),
-        12 | 13 => {
-            let lock = LockResult(word0);
-            format!(
-                "lock {} value {} result {}",
-                lock.number(),
-                lock.value(),
-                lock.result()
-            )
-        }
-        _ => format!("address {word0:#x} size {}", w.size() + 1),
-    };
+    let detail = content([n.word0, n.word1]);
     format!(
         "{command} type {} node {} vpid {} {detail} mode {:#x} error {}\n",
         w.kind(),

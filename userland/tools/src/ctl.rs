@@ -329,7 +329,7 @@ fn links(args: &Args, node: Option<u16>) -> Result<(Value, String)> {
     let (mut values, mut lines) = (Vec::new(), Vec::new());
     for i in 0..LINKS {
         let status = lp::Status(registers.read(lp::status(i))?);
-        let ids = registers.read(lp::ids(i))?;
+        let ids = lp::Ids(registers.read(lp::ids(i))?);
         let counter = registers.read(lp::counter(i))?;
         let again = lp::RetransmissionCounters(registers.read(lp::retransmission_counters(i))?);
         let (received, sent) = (counter as u32, (counter >> 32) as u32);
@@ -338,12 +338,7 @@ fn links(args: &Args, node: Option<u16>) -> Result<(Value, String)> {
             (true, false) => "down",
             (true, true) => "up",
         };
-        // HW §15.4: guid [25:2], node [41:26], port [45:42].
-        let (guid, remote, port) = (
-            (ids >> 2) & 0xFF_FFFF,
-            (ids >> 26) & 0xFFFF,
-            (ids >> 42) & 0xF,
-        );
+        let (guid, remote, port) = (ids.remote_guid(), ids.remote_node_id(), ids.remote_lp_id());
         let errors: Vec<&str> = [
             (status.cell_crc_error(), "cell-crc"),
             (status.packet_crc_error(), "packet-crc"),

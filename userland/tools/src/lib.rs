@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The command line tools. Each module is one program: its options and what it does.
+//! The command line tools. A module is a program, its options and what it does (`ctl`, `perf`, `ping`, `stats`, `trace`), or what several of
+//! them need.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

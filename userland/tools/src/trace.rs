@@ -4,7 +4,8 @@
 use crate::choice::{is_at, Choice};
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use extoll::wire::rma::{Descriptor, LockResult, Notification, NotificationType, Operation};
+use extoll::rma::content;
+use extoll::wire::rma::{Descriptor, Notification, NotificationType, Operation};
 use extoll::wire::snq::TriggerEvent;
 use extoll::wire::velo;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -302,19 +303,7 @@ fn rma_notification(words: [u64; 2]) -> String {
         NotificationType::Responder => "responder",
         NotificationType::Completer => "completer",
     };
-    let detail = match n.command.code() {
-        5 => format!("class {} value {:#x}", n.class(), n.word0),
-        12 | 13 => {
-            let lock = LockResult(n.word0);
-            format!(
-                "lock {} value {} result {}",
-                lock.number(),
-                lock.value(),
-                lock.result()
-            )
-        }
-        _ => format!("{:#x} last {} bytes", n.word0, n.last_size()),
-    };
+    let detail = content(words);
     let error = match n.error {
         0 => String::new(),
         bits => format!(" ERROR {bits}"),
@@ -627,7 +616,7 @@ mod tests {
         let word1 = (2u64 << 51) | (1 << 48) | (6 << 32) | (9 << 23) | 99 | (1 << 61);
         assert_eq!(
             text(&format!("{head}extoll_rma_complete: nic=00000010 vpid=4 slot=0 words=00000000000000aa,{word1:016x}")),
-            "rma    4 note requester BytePut 6/9 0xaa last 100 bytes ERROR 1"
+            "rma    4 note requester BytePut 6/9 address 0xaa size 100 ERROR 1"
         );
         assert_eq!(
             text(&format!(

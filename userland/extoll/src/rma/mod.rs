@@ -4,10 +4,12 @@
 mod jobs;
 mod queue;
 mod region;
+mod text;
 mod wait;
 
 pub use queue::Found;
 pub use region::Region;
+pub use text::content;
 pub use wait::commands;
 pub use wire::ids::{Nla, NodeId, Vpid};
 pub use wire::rma::{
