@@ -217,7 +217,7 @@ impl Operations for Exn {
         // Nothing fails from here on but for a bug: the instances are disabled while the interface is down.
         exn.velo.with_state(rtnl, |state| {
             state.mailbox = Some(mailbox);
-            state.rx.requester = Some(requester.clone());
+            state.rx.start(requester.clone());
         })?;
         exn.rma
             .with_state(rtnl, |state| state.queue = Some(notifications))?;

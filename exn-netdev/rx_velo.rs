@@ -132,6 +132,12 @@ fn refuse(sh: &Shared, node: NodeId, len: u32, why: Refusal) {
 }
 
 impl VeloRx {
+    /// Takes the port into use. Its mailbox is new.
+    pub(crate) fn start(&mut self, requester: rma::Requester) {
+        self.requester = Some(requester);
+        self.waiting.horizon().emptied(Clock.now());
+    }
+
     /// Forgets everything received so far; returns the number of announcements that were waiting. The ports are closed.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         while self.partials.pop_oldest().is_some() {}

@@ -371,7 +371,7 @@ fn pump(w: &mut Waiting<Heap>, f: &Locked, at: u64, port: &mut Port) -> Vec<(u16
 /// Has `node` answer something, so that it is known.
 fn acquaint(f: &Locked, node: u16) {
     let (mut w, mut port) = (Waiting::new(1).unwrap(), Port::default());
-    let address = 1 << 40 | u64::from(node) << 32;
+    let address = (1 << 40) | (u64::from(node) << 32);
     port.buffers.push_back(address);
     push(&mut w, 0, node, 1, false);
     pump(&mut w, f, 0, &mut port);
@@ -736,7 +736,7 @@ proptest! {
     fn the_sender_gives_each_buffer_back_once(ops in prop::collection::vec(op(), 0..300)) {
         let mut s = sender();
         let mut now = 0u64;
-        // Address to node and time of the announcement.
+        // Address to node, and until when it is kept at least.
         let mut out: HashMap<u64, (u16, u64)> = HashMap::new();
         for op in ops {
             match op {
@@ -746,7 +746,7 @@ proptest! {
                         continue;
                     }
                     announce(&mut s, now, n, a);
-                    out.insert(a, (n, now));
+                    out.insert(a, (n, now + LIMITS.timeout + LIMITS.keep));
                 }
                 Op::Notify(n, a, e) => {
                     let a = (a + 1) << 12;
@@ -767,14 +767,14 @@ proptest! {
                     prop_assert!(right || !found);
                     // It is kept as long as one that is given up now.
                     if let (true, Some(o)) = (found, out.get_mut(&a)) {
-                        o.1 = o.1.max(now.saturating_sub(LIMITS.timeout));
+                        o.1 = now + LIMITS.keep;
                     }
                 }
                 Op::Wait(t) => {
                     now += t;
                     for a in age(&mut s, now).2 {
-                        let (_, at) = out.remove(&a).expect("is out");
-                        prop_assert!(now - at >= LIMITS.timeout + LIMITS.keep);
+                        let (_, until) = out.remove(&a).expect("is out");
+                        prop_assert!(now >= until);
                     }
                 }
                 Op::Flush => {
