@@ -113,6 +113,7 @@ pub const GROUPS: &[Group] = &[
         300,
         &["drops_incomplete_descriptor", "wc_unfenced"],
     ),
+    group("combining::late_heir", Load::Wait, 600, &[]),
     group(
         "combining::missing_fence",
         Load::Wait,
