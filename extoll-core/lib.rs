@@ -23,6 +23,7 @@ pub mod nic;
 pub mod probe;
 pub mod quarantine;
 pub mod refusal;
+mod residue;
 mod rf;
 pub mod rma;
 pub mod rra;

@@ -12,6 +12,7 @@ use crate::{
     hw::Hw,
     links::{Link, Links, LINKS},
     quarantine::{self, Quarantine},
+    residue::{self, Spoiled},
     rma::Locks,
     rra::Rra,
     smfu::Smfu,
@@ -31,11 +32,12 @@ use kernel::{
         atomic::{Atomic, AtomicFlag, Relaxed},
         Arc, Mutex,
     },
+    time::{delay::fsleep, Delta},
     workqueue::{DelayedWork, Work, WorkItem},
 };
 use kernel_ext::{pci::stop_dma, ratelimit::RateLimit, trace, uevent, work};
 use wire::{
-    ids::{NodeId, RegOffset, Unit},
+    ids::{NodeId, RegOffset, Unit, Vpid},
     regs::info,
     snq::TriggerEvent,
 };
@@ -116,6 +118,9 @@ struct Subscribers {
     last: Option<Status>,
 }
 
+/// How long a write to memory may take that a unit has begun.
+const BEGUN: Delta = Delta::from_millis(2);
+
 /// Access to the hardware; while it exists the mappings stay. Holds an RCU read lock: must not sleep.
 pub(crate) type Access<'a> = RevocableGuard<'a, Hw>;
 
@@ -149,6 +154,9 @@ pub struct Nic {
     pub(crate) locks: Locks,
     #[pin]
     pub(crate) quarantine: Quarantine,
+    /// VPIDs that are closed and kept from others.
+    #[pin]
+    pub(crate) spoiled: Mutex<KVec<Spoiled>>,
     #[pin]
     pub(crate) atu: Atu,
     #[pin]
@@ -176,6 +184,8 @@ pub struct Nic {
     unmask: DelayedWork<Nic, 5>,
     #[pin]
     quarantine_work: DelayedWork<Nic, 6>,
+    #[pin]
+    residue_work: DelayedWork<Nic, 7>,
 }
 
 impl_has_work! {
@@ -204,6 +214,10 @@ impl_has_delayed_work! {
 
 impl_has_delayed_work! {
     impl HasDelayedWork<Nic, 6> for Nic { self.quarantine_work }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Nic, 7> for Nic { self.residue_work }
 }
 
 impl WorkItem<0> for Nic {
@@ -239,6 +253,16 @@ impl WorkItem<6> for Nic {
     fn run(this: Arc<Nic>) {
         if let Some(again) = quarantine::look(&this) {
             this.schedule_quarantine(again);
+        }
+    }
+}
+
+impl WorkItem<7> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        if let Some(again) = residue::look(&this) {
+            this.schedule_residue(again);
         }
     }
 }
@@ -281,6 +305,8 @@ impl Nic {
         let (bound, dma) = (BoundDevice::new(dev), BoundDevice::new(dev));
         let events = Events::new()?;
         let smfu_bytes = hw.windows.smfu_size;
+        let vpids = 2 * usize::from(Vpid::COUNT);
+        let spoiled = KVec::with_capacity(vpids, GFP_KERNEL)?;
         Arc::pin_init(
             try_pin_init!(Self {
                 dev: dev.into(),
@@ -299,6 +325,7 @@ impl Nic {
                 rma <- Table::new(),
                 locks <- Locks::new(),
                 quarantine <- Quarantine::new(),
+                spoiled <- new_mutex!(spoiled, "extoll_spoiled"),
                 atu <- Atu::new(),
                 snq <- snq,
                 rra <- Rra::new(),
@@ -316,6 +343,7 @@ impl Nic {
                 watch <- new_delayed_work!("extoll_watch"),
                 unmask <- new_delayed_work!("extoll_unmask"),
                 quarantine_work <- new_delayed_work!("extoll_quarantine"),
+                residue_work <- new_delayed_work!("extoll_residue"),
             }),
             GFP_KERNEL,
         )
@@ -489,13 +517,16 @@ impl Nic {
     /// Has `f` tell the NIC to forget memory, and makes sure by reading `reg` that it has: when this returns the memory can be freed.
     /// `f` must not sleep and may not be called. May sleep.
     pub(crate) fn withdraw(self: &Arc<Self>, reg: RegOffset, f: impl FnOnce(&Hw)) {
-        if let Some(hw) = self.alive_access() {
+        let told = self.alive_access().is_some_and(|hw| {
             f(&hw);
-            if !self.is_gone(&hw, hw.rf.read(reg)) {
-                return;
-            }
+            !self.is_gone(&hw, hw.rf.read(reg))
+        });
+        if told {
+            // What the unit had begun to write before it heard of it takes another way than the answer (HW §5), which does not push it.
+            fsleep(BEGUN);
+        } else {
+            self.isolate();
         }
-        self.isolate();
     }
 
     /// Notes the network state; used by the probe, which reads it alone (HW §3).
@@ -595,6 +626,12 @@ impl Nic {
         let _ = work::queue().enqueue_delayed::<_, 6>(self.clone(), delay);
     }
 
+    /// Has VPIDs that are kept from others looked after in `delay_ms`. Any context.
+    pub(crate) fn schedule_residue(self: &Arc<Self>, delay_ms: u32) {
+        let delay = kernel::time::msecs_to_jiffies(delay_ms);
+        let _ = work::queue().enqueue_delayed::<_, 7>(self.clone(), delay);
+    }
+
     /// Whether a bus address belongs to memory in [`quarantine`]: what came for it is a late answer. Any context.
     pub fn is_quarantined(&self, address: u64) -> bool {
         self.quarantine.covers(address)
@@ -650,6 +687,8 @@ impl Nic {
     /// Stops everything that runs by itself, then gives up the hardware. Called once at unbind, after children and
     /// interrupt handler are gone.
     pub(crate) fn shutdown(self: &Arc<Self>) {
+        work::cancel_delayed_sync::<Nic, 7>(self);
+        residue::end(self);
         let left = self.velo.open() + self.rma.open();
         if left != 0 {
             self.error(Reason::PortLeft, left as u64);

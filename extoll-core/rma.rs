@@ -19,7 +19,7 @@ use crate::{
     dma::DmaWords,
     intake::Reader,
     nic::Nic,
-    quarantine,
+    quarantine, residue,
     stats::{add, PortStats, Reason},
     tx::{self, Tx},
     vpid::Client,
@@ -200,14 +200,15 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.tx.close();
+        let settled = self.tx.close();
         quarantine::forget(&self.nic, self.vpid);
         self.nic.withdraw(rma::vpid_table(self.vpid), |hw| {
             hw.rf.write(rma::vpid_table(self.vpid), rma::VPID_DISABLED);
             bq::clear(hw, Unit::Rma, self.vpid);
         });
         self.nic.locks.clear(self.vpid);
-        self.nic.rma.release(self.vpid);
+        let used = self.tx.is_used();
+        residue::release(&self.nic, Unit::Rma, self.vpid, used, settled);
     }
 }
 
@@ -227,7 +228,7 @@ pub struct Notifications {
 ///
 /// # Errors
 ///
-/// `EBUSY` if the VPID is taken, or regions of its last owner are left, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
+/// `EBUSY` if the VPID is taken, or something of its last owner is left, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
 /// gone.
 pub fn open(
     nic: &Arc<Nic>,

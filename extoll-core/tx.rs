@@ -9,6 +9,7 @@
 use crate::{
     hw::Hw,
     nic::Nic,
+    residue,
     stats::{add, PortStats, Reason},
 };
 use kernel::{
@@ -22,6 +23,7 @@ use kernel_ext::work;
 use wire::{
     ids::{Unit, Vpid},
     regs::wcbuf,
+    residue::QUIET_US,
     wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict, COPIES},
 };
 
@@ -481,11 +483,16 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Refuses further packets, waits for the work item and for what the NIC has not finished. May sleep.
-    pub(crate) fn close(self: &Arc<Self>) {
+    /// Refuses further packets, waits for the work item and for what the NIC has not finished. False if that takes too long. May sleep.
+    pub(crate) fn close(self: &Arc<Self>) -> bool {
         self.inner.lock().mode = Mode::Closed;
         work::cancel_delayed_sync(self);
-        settle(&self.nic, self.unit, self.vpid);
+        !self.is_used() || residue::settle(&self.nic, self.unit, self.vpid)
+    }
+
+    /// Packets were sent.
+    pub(crate) fn is_used(&self) -> bool {
+        self.stats.posted.load(Relaxed) != 0
     }
 
     /// Mode, next packet number, last known committed count; for debugfs.
@@ -523,18 +530,22 @@ const SETTLE_MS: i64 = 10;
 /// next owner. Gives up after a while, since a stuck buffer never ends. False then. May sleep.
 pub(crate) fn settle(nic: &Nic, unit: Unit, vpid: Vpid) -> bool {
     let began: Instant<Monotonic> = Instant::now();
+    let mut last = None;
     loop {
         let Some(hw) = nic.alive_access() else {
             return true;
         };
-        if State(hw.rf.read(wcbuf::state(unit, vpid))).is_idle() {
+        let state = State(hw.rf.read(wcbuf::state(unit, vpid)));
+        drop(hw);
+        // The first look may have overtaken a descriptor that was stored before.
+        if state.is_idle() && last == Some(state) {
             return true;
         }
-        drop(hw);
+        last = Some(state);
         if began.elapsed().as_millis() >= SETTLE_MS {
             return false;
         }
-        fsleep(Delta::from_micros(20));
+        fsleep(Delta::from_micros(QUIET_US as i64));
     }
 }
 

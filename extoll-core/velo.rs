@@ -10,6 +10,7 @@ use crate::{
     hw::Hw,
     intake::Reader,
     nic::Nic,
+    residue,
     stats::{add, PortStats, Reason},
     tx::{self, Tx},
     vpid::Client,
@@ -100,17 +101,21 @@ struct Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.tx.close();
+        let settled = self.tx.close();
         self.nic.withdraw(velo::comp_prot_desc(self.vpid), |hw| {
             // HW §9.7: mailbox disabled, descriptors 0, queue registers 0.
             hw.rf.update(velo::comp_prot_desc(self.vpid), |v| {
                 CompProtDesc(v).with_vpid_enable(false).raw()
             });
             hw.rf.write(velo::comp_prot_desc(self.vpid), 0);
-            update_source(hw, self.vpid, |_| NodeVpidProtDesc(0));
+            // What is on its way goes out under the identity that stands here then.
+            if settled {
+                update_source(hw, self.vpid, |_| NodeVpidProtDesc(0));
+            }
             bq::clear(hw, Unit::Velo, self.vpid);
         });
-        self.nic.velo.release(self.vpid);
+        let used = self.tx.is_used();
+        residue::release(&self.nic, Unit::Velo, self.vpid, used, settled);
     }
 }
 
@@ -131,7 +136,7 @@ pub struct Mailbox {
 ///
 /// # Errors
 ///
-/// `EBUSY` if the VPID is taken, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
+/// `EBUSY` if the VPID is taken, or something of its last owner on its way, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
 /// gone.
 pub fn open(nic: &Arc<Nic>, vpid: Option<Vpid>, mailbox_bytes: u32) -> Result<(Sender, Mailbox)> {
     let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
@@ -193,16 +198,22 @@ impl Port {
                 .raw()
         });
         self.queue.install(&hw)?;
-        hw.rf.update(velo::comp_prot_desc(vpid), |v| {
-            CompProtDesc(v).with_vpid_enable(true).raw()
-        });
-        hw.rf.write(velo_bq::rp(vpid), 0);
-        hw.rf.update(velo_bq::wp_lwp_dcq_rp(vpid), |v| {
-            WritePointers(v).with_lwp(0).raw()
-        });
         tx::reset_state(&hw, Unit::Velo, vpid);
+        enable(&hw, vpid);
         Ok(())
     }
+}
+
+/// Lets messages in to a mailbox that was made. Its pointers are set before and not, as the vendor's driver does (HW §9.7), after: a
+/// message that came between would lie in a slot that the NIC then takes for free.
+pub(crate) fn enable(hw: &Hw, vpid: Vpid) {
+    hw.rf.write(velo_bq::rp(vpid), 0);
+    hw.rf.update(velo_bq::wp_lwp_dcq_rp(vpid), |v| {
+        WritePointers(v).with_lwp(0).raw()
+    });
+    hw.rf.update(velo::comp_prot_desc(vpid), |v| {
+        CompProtDesc(v).with_vpid_enable(true).raw()
+    });
 }
 
 /// Sets the identity that the NIC puts into outgoing messages: current node ID, VPID. The protection descriptor stays: it

@@ -37,7 +37,7 @@ const SLOTS: u32 = BusAddr::PAGE_SIZE as u32 / SlotCode::B16.bytes();
 /// Waits up to `patience_ms` until all commands of an RMA VPID are executed, which is closed, cleared of its owner's translations, and
 /// without a queue. It is so again afterwards. Its commands go out with the protection descriptor that they had. True also for a NIC that
 /// is gone. May sleep.
-pub(super) fn is_done(nic: &Arc<Nic>, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
+pub(crate) fn is_done(nic: &Arc<Nic>, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
     if !nic.is_alive() {
         return true;
     }

@@ -5,12 +5,11 @@
 //! An open file outlives the binding of its NIC: [`Devices::stop`] takes from it everything that reaches hardware or DMA
 //! memory, after which its operations fail with `ENODEV` and accesses to its mappings give SIGBUS.
 
-mod backlog;
+pub(crate) mod backlog;
 mod pmap;
 mod policy;
 mod port;
 mod queue;
-mod residue;
 mod rf_access;
 mod rma2;
 mod smfu2;
@@ -18,6 +17,7 @@ mod throttle;
 mod velo2;
 
 pub use policy::Settings;
+pub(crate) use port::Spoiled;
 
 use crate::nic::Nic;
 use kernel::{
@@ -33,8 +33,6 @@ use kernel::{
 };
 use kernel_ext::chardev::{Handler, Node, Opener, Opening, NICS};
 use policy::Quota;
-use port::Spoiled;
-use wire::ids::Vpid;
 
 /// An open file that loses its NIC.
 trait OpenFile: Handler {
@@ -56,9 +54,6 @@ struct Shared {
     index: u32,
     /// VPIDs of users, by unit.
     quotas: [Arc<Quota>; 2],
-    /// VPIDs whose requester could not be cleared when they were closed.
-    #[pin]
-    spoiled: Mutex<KVec<Spoiled>>,
     #[pin]
     files: Mutex<Files>,
 }
@@ -191,13 +186,11 @@ impl Devices {
             next: 0,
             stopped: false,
         };
-        let spoiled = KVec::with_capacity(quotas.len() * usize::from(Vpid::COUNT), GFP_KERNEL)?;
         let shared = Arc::pin_init(
             pin_init!(Shared {
                 nic: nic.clone(),
                 index: number,
                 quotas,
-                spoiled <- new_mutex!(spoiled, "extoll_spoiled"),
                 files <- new_mutex!(files, "extoll_files"),
             }),
             GFP_KERNEL,

@@ -9,7 +9,6 @@ use super::{
     policy::{Rights, Share},
     put, put_u64,
     queue::{Layout, Queue},
-    residue,
     throttle::Waiter,
     Shared,
 };
@@ -17,7 +16,8 @@ use crate::{
     hw::Hw,
     mmio,
     nic::Nic,
-    stats::{Opener, PortStats, Reason},
+    residue,
+    stats::{Opener, PortStats},
     tx,
 };
 use kernel::{
@@ -58,7 +58,7 @@ type Info = [u32; 12];
 
 /// A VPID, given back by drop. Whoever makes translations for it holds on to it, so that nobody else gets it before they
 /// are gone.
-pub(super) struct Claim {
+pub(crate) struct Claim {
     nic: Arc<Nic>,
     unit: Unit,
     vpid: Vpid,
@@ -77,25 +77,41 @@ impl Drop for Claim {
     }
 }
 
-/// A VPID whose requester holds what its last owner left, or commands of his that are not executed, kept from others until that is over.
-pub(super) struct Spoiled {
+/// VPID of a process's port that is closed, kept until [`Spoiled::is_done`].
+pub(crate) struct Spoiled {
     claim: Arc<Claim>,
     rights: Rights,
     clear: fn(&Claim, Rights) -> bool,
 }
 
-/// How long a process that ends waits for its commands, and a later one for those of others, in milliseconds.
-const BACKLOG_MS: i64 = 100;
-const BACKLOG_AGAIN_MS: i64 = 5;
-/// VPIDs that one open looks after.
-const AGAIN: usize = 4;
+impl Spoiled {
+    /// Nothing of the process is left in the requester, or on its way. May sleep.
+    pub(crate) fn is_done(&self) -> bool {
+        (self.clear)(&self.claim, self.rights)
+    }
+}
 
-/// Clears what rights may have left in the requester. True when it is empty now. May sleep.
-fn clear_requester<E: Engine>(claim: &Claim, rights: Rights) -> bool {
+/// How long a process that ends waits for its commands, in milliseconds.
+const BACKLOG_MS: i64 = 100;
+/// The same for descriptors that are on their way.
+const CLEAR_MS: u32 = 10;
+/// How long they are waited for where nobody waits.
+const CLEAR_AGAIN_MS: u32 = 50;
+
+/// Requester pages of a VPID.
+const MOST_PAGES: usize = 32;
+
+/// Clears what rights may have left in the requester. True when it is empty now, and nothing on its way. May sleep.
+fn clear_requester<E: Engine>(claim: &Claim, rights: Rights, patience_ms: u32) -> bool {
     let Claim { nic, vpid, .. } = claim;
-    let pages = E::pages(*vpid, rights);
+    let (mut list, mut count) = ([0; MOST_PAGES], 0);
+    for (place, page) in list.iter_mut().zip(E::pages(*vpid, rights)) {
+        *place = page;
+        count += 1;
+    }
+    let pages = list.get(..count).unwrap_or(&[]);
     E::nothing(nic.node(), *vpid)
-        .is_ok_and(|words| residue::clear(nic, E::UNIT, *vpid, pages, words.as_ref()))
+        .is_ok_and(|words| residue::clear(nic, E::UNIT, *vpid, pages, words.as_ref(), patience_ms))
 }
 
 /// An open port.
@@ -157,8 +173,10 @@ pub(super) trait Engine: Send + Sync {
     fn disable(hw: &Hw, vpid: Vpid);
     /// The VPID is disabled and its queue, of `slots` slots, about to be removed.
     fn drain(hw: &Hw, vpid: Vpid, slots: u32);
-    /// Nothing of the process is left in the VPID's registers.
+    /// Nothing of the process is left in the VPID's registers but what stands in its commands.
     fn reset(hw: &Hw, vpid: Vpid);
+    /// Nor that: none is on its way any more.
+    fn forget(_: &Hw, _: Vpid) {}
     /// Whether all commands of the VPID are executed, which is closed and without a queue; waits for that. May sleep.
     fn is_done(_: &Arc<Nic>, _: Vpid, _: Rights, _patience_ms: i64) -> bool {
         true
@@ -188,23 +206,20 @@ const LAYOUT: Layout = Layout {
     segment: 64 << 10,
 };
 
-/// Gives VPIDs back that are clean by now: the next ones in turn. May sleep, for some ten milliseconds at most.
-fn retry_spoiled(shared: &Shared) {
-    for _ in 0..AGAIN {
-        let next = shared.spoiled.lock().remove(0);
-        let Ok(spoiled) = next else { return };
-        if !(spoiled.clear)(&spoiled.claim, spoiled.rights) {
-            // There is room for every VPID.
-            let _ = shared.spoiled.lock().push(spoiled, GFP_KERNEL);
-            return;
-        }
-    }
-}
-
 /// See [`Spoiled`].
 fn clear_again<E: Engine>(claim: &Claim, rights: Rights) -> bool {
-    clear_requester::<E>(claim, rights)
-        && E::is_done(&claim.nic, claim.vpid, rights, BACKLOG_AGAIN_MS)
+    let done = clear_requester::<E>(claim, rights, CLEAR_AGAIN_MS)
+        && E::is_done(&claim.nic, claim.vpid, rights, BACKLOG_MS);
+    if done {
+        forget::<E>(claim);
+    }
+    done
+}
+
+fn forget<E: Engine>(claim: &Claim) {
+    if let Some(hw) = claim.nic.alive_access() {
+        E::forget(&hw, claim.vpid);
+    }
 }
 
 impl Port {
@@ -219,7 +234,6 @@ impl Port {
         let nic = &shared.nic;
         rights.admit()?;
         let share = shared.quotas[E::UNIT as usize].take(rights)?;
-        retry_spoiled(shared);
         let opener = Opener {
             pid: current!().tgid(),
             uid: rights.uid,
@@ -293,8 +307,11 @@ impl Port {
             mapping.revoke();
         }
         self.waiter.stop();
+        if live.requester {
+            barrier::wmb_everywhere();
+        }
         // While the VPID is still enabled, so that the command for it is no error.
-        let clear = !live.requester || clear_requester::<E>(&live.claim, self.rights);
+        let clear = !live.requester || clear_requester::<E>(&live.claim, self.rights, CLEAR_MS);
         if let Some(hw) = nic.alive_access() {
             E::disable(&hw, vpid);
             hw.rf.read(BqRegs(E::UNIT).ub(vpid));
@@ -306,25 +323,17 @@ impl Port {
             Queue::remove(E::UNIT, vpid, hw);
         });
         let done = || !live.requester || E::is_done(nic, vpid, self.rights, BACKLOG_MS);
-        if !(clear && done()) {
-            self.spoil::<E>(&live.claim);
+        if clear && done() {
+            forget::<E>(&live.claim);
+        } else {
+            let spoiled = Spoiled {
+                claim: live.claim.clone(),
+                rights: self.rights,
+                clear: clear_again::<E>,
+            };
+            residue::keep(nic, E::UNIT, vpid, residue::Spoiled::Process(spoiled));
         }
         drop(live);
-    }
-
-    /// Keeps the VPID from others.
-    fn spoil<E: Engine>(&self, claim: &Arc<Claim>) {
-        self.nic().error(
-            Reason::Residue,
-            u64::from(claim.vpid.get()) | (E::UNIT as u64) << 32,
-        );
-        let spoiled = Spoiled {
-            claim: claim.clone(),
-            rights: self.rights,
-            clear: clear_again::<E>,
-        };
-        // There is room for every VPID.
-        let _ = self.shared.spoiled.lock().push(spoiled, GFP_KERNEL);
     }
 
     /// Sets size of queue or segment: any whole number of pages, checked when the queue is made.

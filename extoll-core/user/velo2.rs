@@ -86,13 +86,7 @@ impl Engine for Velo {
     }
 
     fn enable(hw: &Hw, vpid: Vpid) {
-        hw.rf.update(velo::comp_prot_desc(vpid), |v| {
-            CompProtDesc(v).with_vpid_enable(true).raw()
-        });
-        hw.rf.write(velo_bq::rp(vpid), 0);
-        hw.rf.update(velo_bq::wp_lwp_dcq_rp(vpid), |v| {
-            WritePointers(v).with_lwp(0).raw()
-        });
+        unit::enable(hw, vpid);
     }
 
     fn disable(hw: &Hw, vpid: Vpid) {
@@ -118,6 +112,10 @@ impl Engine for Velo {
 
     fn reset(hw: &Hw, vpid: Vpid) {
         hw.rf.write(velo::comp_prot_desc(vpid), 0);
+    }
+
+    /// A message that is still on its way goes out under the identity that stands here then, and 0 is that of the kernel.
+    fn forget(hw: &Hw, vpid: Vpid) {
         unit::update_source(hw, vpid, |_| NodeVpidProtDesc(0));
     }
 }

@@ -19,6 +19,7 @@ pub mod htax;
 pub mod ids;
 pub mod nla;
 pub mod regs;
+pub mod residue;
 pub mod rma;
 pub mod route;
 pub mod rra;

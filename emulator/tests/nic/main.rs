@@ -7,6 +7,7 @@ mod hostile;
 mod probe;
 
 mod requester;
+mod residue;
 mod rig;
 mod rma;
 mod rma_fragments;

@@ -29,7 +29,7 @@ fn message(value: u64) -> [u64; 2] {
     [d.raw(), value]
 }
 
-fn store_words(rig: &mut Rig, page: u64, words: &[u64]) {
+pub fn store_words(rig: &mut Rig, page: u64, words: &[u64]) {
     for (k, word) in (0..).zip(words) {
         rig.store(0, 0, page + 8 * k, &word.to_le_bytes());
     }

@@ -363,26 +363,74 @@ def leave(turn, witness, place):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def inherit(turn, place):
+    """Takes the VPIDs at place; what it does there happens, counts, and nothing else does."""
+    r, v = Rma(vpid=load(place) >> 16), Velo(vpid=load(place) & 0xFFFF)
+    store(v.page + PAGE, 0)
+
+    def counted(state, number):
+        # The count may come after the notification, but it comes, and counts nothing else.
+        end = time.time() + PATIENCE
+        while load(state) & 0xFF < number and time.time() < end:
+            time.sleep(0.001)
+        check("counted", load(state) & 0xFF, number)
+
+    for n, page in enumerate(PAGES):
+        r.notify(r.node, r.vpid, 1000 + n, page=page)
+        check(f"turn {turn}, page {page}", r.wait_type(4)[0], 1000 + n)
+        counted(r.state, n + 1)
+    for n in range(3):
+        v.send(v.node, v.vpid, pattern(120 - 50 * n, n))
+        check(f"turn {turn}, message {n}", v.wait()[2], pattern(120 - 50 * n, n))
+        counted(v.page + PAGE, n + 1)
+    check("nothing else", (r.take(), v.take()), (None, None))
+    r.close()
+    v.close()
+
+
 def heir():
     """The next owner of a VPID gets nothing of what a killed process left in the requester."""
     witness, place = Rma(), map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     for turn in range(len(LEFT_VELO)):
         check("child", child(leave, turn, witness.vpid, place), -signal.SIGKILL)
-        r, v = Rma(vpid=load(place) >> 16), Velo(vpid=load(place) & 0xFFFF)
-        for n, page in enumerate(PAGES):
-            r.notify(r.node, r.vpid, 1000 + n, page=page)
-            check(f"turn {turn}, page {page}", r.wait_type(4)[0], 1000 + n)
-            # The count may come after the notification, but it comes, and counts nothing else.
-            end = time.time() + PATIENCE
-            while load(r.state) & 0xFF < n + 1 and time.time() < end:
-                time.sleep(0.001)
-            check("commands", load(r.state) & 0xFF, n + 1)
-        for n in range(3):
-            v.send(v.node, v.vpid, pattern(120 - 50 * n, n))
-            check(f"turn {turn}, message {n}", v.wait()[2], pattern(120 - 50 * n, n))
-        check("nothing else", (r.take(), v.take(), witness.take()), (None, None, None))
-        r.close()
-        v.close()
+        inherit(turn, place)
+        check("nothing came", witness.take(), None)
+
+
+# Messages and commands that a process sends before it dies.
+LAST = 40
+
+
+def hurry(mailbox, queue, place):
+    """Dies right behind many descriptors, with words of others in all pages."""
+    r, v = Rma(), Velo()
+    store(place, r.vpid << 16 | v.vpid)
+    for n in range(LAST):
+        r.notify(r.node, queue, n, page=PAGES[n % len(PAGES)])
+    for n in range(LAST):
+        v.send(v.node, mailbox, pattern(8, n))
+    for page in PAGES:
+        store(r.pages + page * PAGE + 8, 0xDEAD)
+        store(r.pages + page * PAGE + 16, 0)
+    for i in range(1, 16):
+        store(v.page + 8 * i, 0xDEAD)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def late_heir():
+    """A process dies while the NIC is busy with its descriptors: its messages arrive as its own, and the next owner has nothing of them."""
+    queue, mailbox = Rma(), Velo()
+    place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+    for turn in range(4):
+        check("child", child(hurry, mailbox.vpid, queue.vpid, place), -signal.SIGKILL)
+        source = mailbox.node, load(place) & 0xFFFF
+        for n in range(LAST):
+            check(f"turn {turn}, message {n}", mailbox.wait(), (*source, pattern(8, n)))
+        inherit(turn, place)
+        check("no more messages", mailbox.take(), None)
+        # Commands end with the port, in order.
+        values = [w0 for w0, _ in iter(queue.take, None)]
+        check("commands", values == sorted(set(values)) and set(values) <= set(range(LAST)))
 
 
 def storm(path, stop):

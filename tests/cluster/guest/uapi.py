@@ -559,6 +559,7 @@ if __name__ == "__main__":
         churn,
         killed,
         heir,
+        late_heir,
         storm,
         unbound,
         asleep,

@@ -309,6 +309,28 @@ fn window(t: &mut Walk, smfu: u64) -> Result<()> {
     t.w(0xA090, smfu + WINDOW)
 }
 
+/// Checks that nobody moves the write pointer of a VELO mailbox while messages are let in; returns how many mailboxes were opened.
+pub fn mailboxes(accesses: &[Access]) -> Result<usize> {
+    const ENABLE: u64 = 1 << 17;
+    let index = |offset: u32, first: u32| {
+        let vpid = offset.checked_sub(first)? / 8;
+        (vpid < 256).then_some(vpid as usize)
+    };
+    let (mut open, mut opened) = ([false; 256], 0);
+    for a in accesses.iter().filter(|a| a.write) {
+        if let Some(vpid) = index(a.offset, 0x120_1000) {
+            let enable = a.value & ENABLE != 0;
+            opened += usize::from(enable && !open[vpid]);
+            open[vpid] = enable;
+        }
+        let pointer = index(a.offset, 0xC0_2800).filter(|v| open[*v]);
+        if let Some(vpid) = pointer {
+            bail!("the write pointer of mailbox {vpid} is set while it is open");
+        }
+    }
+    Ok(opened)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -354,6 +376,27 @@ mod tests {
         };
         probe(&mut t).unwrap();
         t.accesses
+    }
+
+    #[test]
+    fn a_mailbox_gets_its_pointers_before_it_is_opened() {
+        let write = |offset, value| Access {
+            write: true,
+            offset,
+            value,
+        };
+        let (enable, pointer) = (0x120_1000 + 8 * 7, 0xC0_2800 + 8 * 7);
+        let good = [
+            write(pointer, 2),
+            write(pointer, 0),
+            write(enable, 1 << 17),
+            write(0xD0_0000, 5),
+            write(pointer + 8, 0),
+            write(enable, 0),
+            write(pointer, 0),
+        ];
+        assert_eq!(mailboxes(&good).unwrap(), 1);
+        assert!(mailboxes(&[good[2], good[1]]).is_err());
     }
 
     #[test]

@@ -596,6 +596,33 @@ mod tests {
         nic.drain(ms(0)).unwrap();
     }
 
+    /// A NIC that takes packets again when full queues elsewhere have timed out, as late as that may be (HW §9.3).
+    #[test]
+    fn a_nic_that_is_held_up_for_seconds_loses_nothing() {
+        let nic = nic();
+        nic.outbox.post(5, &[7; 3]).unwrap();
+        nic.stick(1);
+        nic.pages.store(5 * PAGE, 0);
+        let other = {
+            let (state, pages) = (nic.state.clone(), nic.pages.clone());
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(3300));
+                let dropped = State(0).with_retry(true).with_retry_count(1);
+                state.store(0, dropped.raw());
+                let end = Instant::now() + REPAIR;
+                while pages.load(5 * PAGE) != 7 && Instant::now() < end {
+                    std::thread::yield_now();
+                }
+                state.store(0, State(0).with_committed_count(1).raw());
+            })
+        };
+        let drained = nic.drain(ms(20_000));
+        other.join().unwrap();
+        drained.unwrap();
+        let counters = nic.outbox.counters();
+        assert_eq!((counters.lost, counters.resent), (0, 1));
+    }
+
     #[test]
     fn whose_packets_were_given_up_is_known_to_all() {
         let nic = nic();

@@ -17,6 +17,11 @@ const COMBINING: Spec = Spec::pair().emulator(&[
     "--nic-option=wc-commit-ns=2000000",
     "--nic-option=wc-depth=3",
 ]);
+/// The same with a NIC that takes longer than the driver waits when a process ends, and room for all.
+const LATE: Spec = Spec::pair().emulator(&[
+    "--nic-option=wc=lines",
+    "--nic-option=wc-commit-ns=40000000",
+]);
 const LONG: Duration = Duration::from_secs(240);
 
 /// The scenarios of this file.
@@ -26,6 +31,7 @@ pub fn all() -> Vec<Scenario> {
         Scenario::new("combining::missing_fence", COMBINING, missing_fence),
         Scenario::new("combining::full_by_itself", COMBINING, full),
         Scenario::new("combining::heir", COMBINING, heir),
+        Scenario::new("combining::late_heir", LATE, late_heir),
     ]
 }
 
@@ -101,4 +107,15 @@ fn heir(lab: &Lab) -> Result<()> {
     install(lab)?;
     lab.ok_for(0, &line("heir"), LONG)?;
     nothing_left(lab, 0)
+}
+
+/// A VPID changes hands although descriptors of its last owner take longer than the driver waits: not before they are through.
+fn late_heir(lab: &Lab) -> Result<()> {
+    let kept = || node(lab, 0).reason(34);
+    let before = kept()?;
+    install(lab)?;
+    lab.ok_for(0, &line("late_heir"), LONG)?;
+    nothing_left(lab, 0)?;
+    ensure!(kept()? > before, "the driver never had to wait");
+    Ok(())
 }

@@ -59,17 +59,25 @@ fn probe(lab: &Lab) -> Result<()> {
     // A frame from there meets ports that are not open yet: an event, whose interrupt would be between the accesses.
     lab.ok(1, "ip link set exn0 down")?;
     node(lab, 0).unload()?;
-    lab.run("trace", &["on"], PATIENCE)?;
-    let loaded = node(lab, 0).load(Options::default());
-    lab.run("trace", &["off"], PATIENCE)?;
+    let traced = |what: &dyn Fn() -> Result<()>| -> Result<_> {
+        lab.run("trace", &["on"], PATIENCE)?;
+        let result = what();
+        lab.run("trace", &["off"], PATIENCE)?;
+        let options = "print --host-only --nic 0 --kind reg-write --kind reg-read";
+        let options: Vec<&str> = options.split(' ').collect();
+        result?;
+        let text = lab.run("trace", &options, PATIENCE)?;
+        Ok(probe_order::parse(&text))
+    };
+    let accesses = traced(&|| node(lab, 0).load(Options::default()));
     lab.ok(1, "ip link set exn0 up")?;
-    loaded?;
-    let options = "print --host-only --nic 0 --kind reg-write --kind reg-read";
-    let options: Vec<&str> = options.split(' ').collect();
-    let text = lab.run("trace", &options, PATIENCE)?;
-    let accesses = probe_order::parse(&text);
+    let accesses = accesses?;
     let n = probe_order::check(&accesses)?;
     let want = probe_order::REFERENCE + probe_order::ADDED;
     ensure!(n == want, "the probe has {n} accesses instead of {want}");
+    // The network driver opens its ports.
+    let accesses = traced(&|| lab.ok(0, "ip link set exn0 up").map(drop))?;
+    let mailboxes = probe_order::mailboxes(&accesses)?;
+    ensure!(mailboxes > 0, "no mailbox was opened");
     node(lab, 0).back()
 }

@@ -79,6 +79,7 @@ pub const GROUPS: &[Group] = &[
     group("userland::rma_matrix", Load::Cpu, 2400),
     group("userland::perf", Load::Cpu, 600),
     group("units::rra_everywhere", Load::Exclusive, 900),
+    group("combining::late_heir", Load::Wait, 600),
     group("fabric::torus", Load::Exclusive, 1200),
 ];
 

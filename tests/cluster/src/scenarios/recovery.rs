@@ -6,8 +6,8 @@ use super::on_pair;
 use super::traffic::{both_ways, iperf3_tcp, ping_sizes};
 use crate::cluster::{as_slow, Lab, PATIENCE};
 use crate::Scenario;
-use anyhow::{ensure, Context, Result};
-use std::time::Duration;
+use anyhow::{bail, ensure, Context, Result};
+use std::time::{Duration, Instant};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -18,6 +18,7 @@ pub fn all() -> Vec<Scenario> {
         on_pair("faults::registers_hang", registers_hang),
         on_pair("faults::transmit_watchdog", watchdog),
         on_pair("faults::retry_without_end", retry_without_end),
+        on_pair("faults::held_up", held_up),
         on_pair("faults::slow_receiver", slow_receiver),
         on_pair("faults::slots_of_64_bytes", small_slots),
         on_pair("faults::memory_pressure", memory_pressure),
@@ -217,6 +218,40 @@ fn retry_without_end(lab: &Lab) -> Result<()> {
     node(lab, 0).back()?;
     pings(lab, 50, "-i 0.02 -s 40")?;
     pings(lab, 50, "-i 0.02 -s 9000")
+}
+
+/// The NIC takes nothing for as long as full queues elsewhere may hold the fabric up (HW §9.3): nothing is given up.
+fn held_up(lab: &Lab) -> Result<()> {
+    const HELD: Duration = Duration::from_millis(2500);
+    // The driver gives up after five seconds.
+    const AT_MOST: Duration = Duration::from_millis(4500);
+    for _ in 0..4 {
+        node(lab, 0).one_ping("")?;
+        let lost =
+            || -> Result<_> { Ok((reason(lab, 0, 13)?, node(lab, 0).port_counter("lost")?)) };
+        let before = lost()?;
+        let replayed = node(lab, 0).port_counter("replayed")?;
+        let began = Instant::now();
+        lab.fault(&["retry", "0", "--every", "1"])?;
+        let load = lab.spawn(0, "ping -q -i 0.05 -c 20 -W 30 -s 40 node1")?;
+        std::thread::sleep(HELD);
+        lab.fault(&["retry", "0", "--every", "0"])?;
+        let took = began.elapsed();
+        let out = load.wait(PATIENCE)?;
+        if took > AT_MOST {
+            // This machine was too slow to say anything.
+            node(lab, 0).back()?;
+            continue;
+        }
+        ensure!(lost()? == before, "packets were given up after {took:?}");
+        ensure!(
+            node(lab, 0).port_counter("replayed")? > replayed,
+            "nothing was replayed"
+        );
+        ensure!(out.stdout.contains(" 20 received"), "{out:?}");
+        return Ok(());
+    }
+    bail!("the fault never ended in time")
 }
 
 /// The mailbox of node 1 takes few messages at a time, and the NIC of node 0 refuses to send while others wait for it.
