@@ -235,7 +235,7 @@ impl Nic {
             self.rma.vpid_table[i] = value;
             if !VpidTable(value).vpid_enable() {
                 self.drop_held(Unit::Rma, i as u8, env);
-                self.rma_close(i as u8);
+                self.rma_close(i as u8, env);
             }
             return true;
         }
