@@ -84,7 +84,7 @@ struct RunArgs {
     /// Write a trace to this file.
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// Seed of all random draws.
+    /// Seed of the run, from which all random draws come.
     #[arg(long)]
     seed: Option<u64>,
     /// Everything at once and in order, or as late and out of order as the reference allows (default: what the file says, ideal).
@@ -269,7 +269,7 @@ enum Ctl {
         /// NIC.
         nic: usize,
     },
-    /// Restart the random draws.
+    /// Restart all random draws, as if the run had begun with this seed.
     Seed {
         /// Seed.
         seed: u64,

@@ -5,6 +5,7 @@ use crate::network::topology::{Topology, TopologyFile};
 use crate::network::NetConfig;
 use crate::nic::NicConfig;
 use crate::pci::PciConfig;
+use crate::seed::{self, Purpose};
 use crate::timing::{TimingConfig, TimingModel};
 use crate::variant::{Choice, Variant};
 use anyhow::{bail, Context, Result};
@@ -272,9 +273,10 @@ impl Fabric {
             if !o.nic.contains_key("node-id") {
                 nic.node_id = 0;
             }
-            if !o.nic.contains_key("wc-seed") && !cli.nic.contains_key("wc-seed") {
-                nic.wc_seed = network.seed;
-            }
+            let given = |key: &str| o.nic.contains_key(key) || cli.nic.contains_key(key);
+            file.timing.apply(&mut nic, given, seed, i);
+            let chip = if nic.seed == 0 { seed } else { nic.seed };
+            nic.seed = seed::derive(chip, i, Purpose::Chip);
             let accelerator = if i >= with_host {
                 let device: TestDeviceConfig =
                     overlay(&file.accelerator, &o.accelerator).with_context(place)?;

@@ -48,6 +48,9 @@ pub enum Stream {
 pub trait Host {
     /// Reads host memory at bus address `addr`.
     fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
+    /// What the processors of the host see at bus address `addr` now. No access of the chip: it counts nowhere and sets nothing in
+    /// motion. `false`: nothing is there.
+    fn peek(&mut self, addr: u64, buf: &mut [u8]) -> bool;
     /// Writes host memory at bus address `addr`.
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault>;
     /// Sends MSI message `vector`. Lost if MSI is disabled in configuration space (G26).

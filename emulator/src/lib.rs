@@ -22,6 +22,7 @@ pub mod network;
 pub mod nic;
 pub mod pci;
 pub mod reactor;
+pub mod seed;
 pub mod setup;
 pub mod timing;
 pub mod trace;

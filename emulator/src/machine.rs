@@ -176,6 +176,10 @@ impl Host for Machine {
         }
     }
 
+    fn peek(&mut self, addr: u64, buf: &mut [u8]) -> bool {
+        self.memory.read(addr, buf)
+    }
+
     fn msi(&mut self, vector: u16) {
         // An MSI is a memory write, so it needs bus mastering as well.
         if vector < self.config.msi_enabled() && self.config.bus_master() && self.signal(vector) {

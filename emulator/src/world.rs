@@ -18,7 +18,7 @@ use crate::network::{Network, Outcome};
 use crate::nic::{Counters, Faults, Load, Nic, NicConfig, Pressure, ResetKind, Te};
 use crate::pci::PciConfig;
 use crate::setup::Setup;
-use crate::timing::{self, NicTiming, TimedHost, TimingModel};
+use crate::timing::{self, NicTiming, TimedHost, TimingConfig, TimingModel};
 use crate::trace::{Event, Tracer};
 use anyhow::Context;
 use std::cell::Cell;
@@ -93,7 +93,9 @@ pub struct World {
     pub(crate) network: Network,
     pub(crate) topology: Topology,
     nics_per_node: usize,
-    timing: TimingModel,
+    pub(crate) timing: TimingConfig,
+    /// Latencies of links that were drawn.
+    pub(crate) drawn_latency: Vec<u64>,
     variant: String,
     pub(crate) setup: Setup,
     /// The trace.
@@ -114,7 +116,8 @@ impl World {
     pub fn new(fabric: &Fabric, clock: Clock, tracer: Tracer) -> Result<Self, RouteError> {
         let mut network = Network::new(&fabric.topology, fabric.network.clone());
         let seed = fabric.network.seed;
-        timing::stretch_links(&fabric.timing, seed, &mut network);
+        let mut drawn_latency = Vec::new();
+        timing::stretch_links(&fabric.timing, seed, &mut network, &mut drawn_latency);
         let pressure = Pressure::default();
         let slots = fabric.nics.iter().enumerate().map(|(i, spec)| {
             let mut nic = new_chip(spec, spec.nic.clone());
@@ -137,7 +140,8 @@ impl World {
             setup: Setup::new(&fabric.setup, &fabric.topology)?,
             topology: fabric.topology.clone(),
             nics_per_node: fabric.nics_per_node,
-            timing: fabric.timing.model,
+            timing: fabric.timing.clone(),
+            drawn_latency,
             variant: fabric.variant.clone(),
             network,
             tracer,
@@ -624,7 +628,7 @@ impl World {
 
     /// The timing model.
     pub fn timing(&self) -> TimingModel {
-        self.timing
+        self.timing.model
     }
 
     /// What the model does where the reference leaves a choice, as [`crate::variant::Variant`] prints it.

@@ -6,7 +6,9 @@ use super::{
     DropReason, Network, PortAction, Timer, TE_GLOBAL_INTERRUPT, TE_LINK_MAC, TE_LINK_PORT,
 };
 use crate::nic::NetworkRegs;
+use crate::seed::{self, Purpose};
 use crate::trace::{Event, Tracer};
+use rand::Rng;
 
 impl Network {
     /// Brings up every link that can be; call once after the NICs exist and their identity is known. The knobs that the cables have
@@ -293,10 +295,14 @@ impl Network {
         }
     }
 
-    /// Redraws from this seed on.
+    /// Redraws from this seed on; arbiters begin anew.
     pub fn reseed(&mut self, seed: u64) {
         self.cfg.seed = seed;
-        self.rng = rand::SeedableRng::seed_from_u64(seed);
+        self.rng = seed::rng(seed, 0, Purpose::Network);
+        for (i, node) in self.nodes.iter_mut().enumerate() {
+            let mut rng = seed::rng(seed, i, Purpose::Arbiters);
+            node.xbar.restart(|| rng.random());
+        }
     }
 
     /// Value of a network register; `None` if the NIC keeps it.

@@ -129,6 +129,13 @@ impl Crossbar {
         }
     }
 
+    /// Whose turn it is begins anew.
+    pub(super) fn restart(&mut self, mut start: impl FnMut() -> u8) {
+        for waiters in &mut self.outputs {
+            waiters.next = start() % INPUTS as u8;
+        }
+    }
+
     /// Bytes that wait for the units.
     pub(super) fn waiting_bytes(&self) -> u64 {
         self.arrived.iter().map(|a| a.bytes).sum()

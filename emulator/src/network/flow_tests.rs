@@ -7,6 +7,7 @@ use super::*;
 use crate::env::NetPort;
 use crate::nic::{Body, NetworkRegs, Part, RmaKind, RmaMessage};
 use proptest::prelude::*;
+use rand::SeedableRng;
 use std::collections::BTreeMap;
 use wire::ids::NodeId;
 use wire::rma::{Command, Mode, NotifySpec};

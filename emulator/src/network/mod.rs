@@ -18,11 +18,12 @@ pub use regs::{NodeRegs, PortAction, SharedRegs, NP_BASE, XBAR_PORTS};
 
 use crate::env::{Dest, Packet};
 use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
+use crate::seed::{self, Purpose};
 use crate::trace::{Event, Tracer};
 use flow::{Crossbar, Place};
 use link::{Cable, Damage};
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::Rng;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeSet, VecDeque};
@@ -267,13 +268,15 @@ pub struct Network {
 impl Network {
     /// A fabric with empty tables; all links come up.
     pub fn new(topology: &Topology, cfg: NetConfig) -> Self {
-        let mut rng = SmallRng::seed_from_u64(cfg.seed);
-        let node = |_| Node {
+        let node = |i| Node {
             regs: Rc::new(RefCell::new(NodeRegs::new())),
             identity: (0, 0),
             powered: true,
             frozen: false,
-            xbar: Crossbar::new(|| rng.random()),
+            xbar: {
+                let mut rng = seed::rng(cfg.seed, i, Purpose::Arbiters);
+                Crossbar::new(|| rng.random())
+            },
             in_flight: Rc::default(),
             stats: NodeStats::default(),
             ports: [None; LINKS as usize],
@@ -287,7 +290,7 @@ impl Network {
             cables.push(Cable::new(a, b, cfg.link_down, cfg.link));
         }
         Self {
-            rng: SmallRng::seed_from_u64(cfg.seed),
+            rng: seed::rng(cfg.seed, 0, Purpose::Network),
             cfg,
             nodes,
             cables,

@@ -1,17 +1,19 @@
 //! ATU: address translation, its commands and what it caches (HW §11, G17).
 
 use super::dma::nth;
+use super::late::Late;
 use super::rma_regs::{perf, Half};
 use super::tlb::Tlb;
 use super::{Nic, NicConfig};
 use crate::env::{Env, Stream};
+use crate::seed::Purpose;
 use std::collections::VecDeque;
 use wire::atu::{Command, CommandWord, GatBase, GatEntry, NlaParts, GAT_ENTRIES};
 use wire::ids::{Nla, RegOffset, Vpid};
 use wire::regs::atu::{self as regs, Cnt0, Cnt2, Cnt3, Cnt4, Cnt5, Control};
 use wire::rma::NotificationType;
 
-/// Commands that an injected delay may hold back; beyond, the oldest is done at once.
+/// Commands that may be on their way; beyond, the oldest is done at once.
 const FIFO: usize = 4096;
 const UNITS: [NotificationType; 3] = [
     NotificationType::Requester,
@@ -21,7 +23,8 @@ const UNITS: [NotificationType; 3] = [
 
 pub(super) struct Atu {
     tlb: Tlb,
-    /// Commands held back by an injected delay, and when each is due. In order.
+    late: Late,
+    /// Commands on their way, and when each is due. In order.
     waiting: VecDeque<(u64, Command)>,
     /// Translations and answers since faults for them were set.
     pub(super) translations: u32,
@@ -32,10 +35,15 @@ impl Atu {
     pub(super) fn new(cfg: &NicConfig) -> Self {
         Self {
             tlb: Tlb::new(cfg),
+            late: Late::new(cfg, Purpose::Translation, cfg.atu_command_ns),
             waiting: VecDeque::new(),
             translations: 0,
             answers: 0,
         }
+    }
+
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.late.reseed(seed);
     }
 
     pub(super) fn waiting(&self) -> usize {
@@ -143,8 +151,7 @@ impl Nic {
         let base = self.gat_base(NlaParts(nla));
         let mut raw = [0; 8];
         let at = base.entry_addr(NlaParts(nla).entry()).0;
-        // Not an access of the chip, so not one that counts, can fail or appears in the trace.
-        let read = base.valid() && env.host.dma_read(at, &mut raw).is_ok();
+        let read = base.valid() && env.host.peek(at, &mut raw);
         let now = GatEntry(u64::from_le_bytes(raw));
         if read && now.start() == cached.start() {
             return;
@@ -171,10 +178,12 @@ impl Nic {
                 return true;
             }
         };
-        let Some(delay) = self.cfg.faults.atu_delay_ns else {
+        let injected = self.cfg.faults.atu_delay_ns;
+        let delay = injected.unwrap_or_else(|| self.atu.late.draw());
+        if delay == 0 && self.atu.waiting.is_empty() {
             self.atu_execute(command, env);
             return true;
-        };
+        }
         if self.atu.waiting.len() >= FIFO {
             self.atu_run(1, env);
         }
@@ -185,13 +194,13 @@ impl Nic {
         true
     }
 
-    /// Does what is due of the commands that were held back.
+    /// Does what is due of the commands on their way.
     pub(super) fn atu_tick(&mut self, now_ns: u64, env: &mut Env<'_>) {
         let due = self.atu.waiting.partition_point(|(due, _)| *due <= now_ns);
         self.atu_run(due, env);
     }
 
-    /// Does the first `n` commands that were held back.
+    /// Does the first `n` commands on their way.
     pub(super) fn atu_run(&mut self, n: usize, env: &mut Env<'_>) {
         for _ in 0..n {
             if let Some((_, command)) = self.atu.waiting.pop_front() {

@@ -42,6 +42,8 @@ struct Held {
     since_ns: u64,
     /// Credit of the sender of the packet that it came with.
     receipt: Option<Receipt>,
+    /// Stream of that packet: the item comes after the data of its transfer, however long it waited.
+    stream: Option<Stream>,
 }
 
 #[derive(Default)]
@@ -463,6 +465,7 @@ impl Nic {
             item,
             since_ns: env.host.now_ns(),
             receipt: self.tx.receipt.take(),
+            stream: self.tx.stream,
         };
         let all = &mut self.queues[unit as usize];
         all.held_cost += cost;
@@ -481,6 +484,29 @@ impl Nic {
         self.count_held(unit, vpid, -1, false);
     }
 
+    /// As [`Nic::try_store`], of something on hold.
+    fn try_release(&mut self, unit: Unit, vpid: u8, held: Held, env: &mut Env<'_>) -> Option<Held> {
+        let Held {
+            item,
+            since_ns,
+            receipt,
+            stream,
+        } = held;
+        if let Some(stream) = stream {
+            env.host.enter(stream);
+        }
+        let left = self.try_store(unit, vpid, item, env);
+        if stream.is_some() {
+            env.host.leave();
+        }
+        left.map(|item| Held {
+            item,
+            since_ns,
+            receipt,
+            stream,
+        })
+    }
+
     /// Delivers what waits for the queue of `vpid`, as far as there is room.
     fn release(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         if self.queues[unit as usize].held == 0 {
@@ -488,13 +514,7 @@ impl Nic {
         }
         while let Some(held) = self.queue(unit, vpid).hold.pop_front() {
             let cost = held.item.cost();
-            if let Some(item) = self.try_store(unit, vpid, held.item, env) {
-                let (since_ns, receipt) = (held.since_ns, held.receipt);
-                let held = Held {
-                    item,
-                    since_ns,
-                    receipt,
-                };
+            if let Some(held) = self.try_release(unit, vpid, held, env) {
                 self.queue(unit, vpid).hold.push_front(held);
                 break;
             }
@@ -503,13 +523,7 @@ impl Nic {
         }
         while let Some((vpid, held)) = self.queues[unit as usize].hold.pop_front() {
             let cost = held.item.cost();
-            if let Some(item) = self.try_store(unit, vpid, held.item, env) {
-                let (since_ns, receipt) = (held.since_ns, held.receipt);
-                let held = Held {
-                    item,
-                    since_ns,
-                    receipt,
-                };
+            if let Some(held) = self.try_release(unit, vpid, held, env) {
                 let all = &mut self.queues[unit as usize];
                 all.hold.push_front((vpid, held));
                 break;

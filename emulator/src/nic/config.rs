@@ -1,5 +1,7 @@
 //! Options of a NIC instance: identity, the switches of G marked (S), and faults to inject.
 
+use crate::seed::{self, Purpose};
+use rand::rngs::SmallRng;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
@@ -238,8 +240,8 @@ pub struct NicConfig {
     pub atu_tlb_entries: NonZeroU32,
     /// Scope of a function-level reset.
     pub flr_scope: FlrScope,
-    /// RMA commands and requests that wait for the network before the requester reports `retry`, and before the host is
-    /// kept from storing to the SMFU window.
+    /// Messages, commands and requests that wait for the network in one lane before the requester reports `retry`; twice as many
+    /// of the SMFU before the host is kept from storing to its window.
     pub tx_queue_limit: usize,
     /// Time in ns after which an SMFU request without response fails, if `timeout_control.timeout` is 0.
     pub smfu_timeout_ns: u64,
@@ -251,20 +253,25 @@ pub struct NicConfig {
     pub completion_timeout_ns: u64,
     /// Reads of the backdoor's `info`.
     pub backdoor_info_read: BackdoorInfoRead,
-    /// Seed of the order in which RMA transfers take turns; every NIC draws differently from it.
+    /// Seed of all draws of this NIC. In a fabric 0 stands for that of the run; every NIC gets another one from it either way.
     pub seed: u64,
     /// Stores to requester pages.
     pub wc: WriteCombining,
     /// Longest time in ns that a combined line stays without a fence.
     pub wc_hold_ns: u64,
-    /// Longest time in ns from the last store of a descriptor to its execution, and from there to the committed count; 0: none.
+    /// Longest time in ns from the last store of a descriptor to its execution, and from when it has left the requester to the
+    /// committed count; 0: none.
     pub wc_commit_ns: u64,
+    /// Longest time in ns until a transfer begins whose turn it is, and between its packets; 0: none.
+    pub rma_begin_ns: u64,
+    /// Longest time in ns that an ATU command takes; 0: none.
+    pub atu_command_ns: u64,
+    /// Longest time in ns from an event to the SNQ program that tells of it; 0: none.
+    pub snq_program_ns: u64,
     /// Descriptors of a VPID on this way before the requester reports `retry`; none: 256, which is no limit for good software (G11).
     pub wc_depth: Option<NonZeroU32>,
     /// Unit of the requesters' time-out for incomplete descriptors in ns; 0: they stay.
     pub wc_timeout_unit_ns: u64,
-    /// Seed of the draws for this; in a fabric that of the network unless given.
-    pub wc_seed: u64,
     /// Faults to inject.
     pub faults: Faults,
 }
@@ -299,19 +306,26 @@ impl Default for NicConfig {
             smfu_zero_mask: ZeroMask::default(),
             completion_timeout_ns: 50_000_000,
             backdoor_info_read: BackdoorInfoRead::default(),
-            seed: 1,
+            seed: 0,
             wc: WriteCombining::default(),
             wc_hold_ns: 100_000_000,
             wc_commit_ns: 0,
+            rma_begin_ns: 0,
+            atu_command_ns: 0,
+            snq_program_ns: 0,
             wc_depth: None,
             wc_timeout_unit_ns: 32_000_000,
-            wc_seed: 1,
             faults: Faults::default(),
         }
     }
 }
 
 impl NicConfig {
+    /// Generator of this NIC for a purpose.
+    pub(super) fn draws(&self, purpose: Purpose) -> SmallRng {
+        seed::rng(self.seed, 0, purpose)
+    }
+
     /// GUID in effect, 24 bits.
     pub fn guid(&self) -> u32 {
         self.guid.unwrap_or(0xE0_0000 + u32::from(self.node_id)) & 0xFF_FFFF

@@ -5,9 +5,10 @@
 //! Hardware facts are cited as HW §n, decisions of ours where the sources tell nothing as G n.
 //!
 //! An entry point (`mmio_write`, `receive`, `tick`, …) does its work to the end: descriptors are executed, notifications
-//! written, SNQ programs run and packets put into the outbox before it returns. RMA transfers are the exception: a call sends
-//! a limited number of their packets, the rest follows in later ones (`rma_engine.rs`, [`Nic::tx_waiting`]). So work is bounded
-//! by the size of the access or packet, except that a release of held messages delivers as many as the queue has room for.
+//! written, SNQ programs run and packets put into the outbox before it returns, unless an option gives a unit times of its own
+//! (`late.rs`). RMA transfers are the exception: a call sends a limited number of their packets, the rest follows in later ones
+//! (`rma_engine.rs`, [`Nic::tx_waiting`]). So work is bounded by the size of the access or packet, except that a release of
+//! held messages delivers as many as the queue has room for.
 #![forbid(unsafe_code)]
 
 mod atu;
@@ -19,6 +20,7 @@ mod counters;
 mod dma;
 mod htax;
 mod info;
+mod late;
 mod lock;
 mod noti;
 mod regmap;
@@ -151,7 +153,7 @@ impl Nic {
             bus_limits: None,
             htax: htax::Htax::default(),
             info: info::Info::default(),
-            snq: snq::Snq::default(),
+            snq: snq::Snq::new(&cfg),
             queues: [
                 bq::BufferQueues::new(Unit::Velo),
                 bq::BufferQueues::new(Unit::Rma),
@@ -182,6 +184,16 @@ impl Nic {
     /// Shares knowledge about waiting messages with the other NICs of the fabric, for [`Faults::wcbuf_retry_waiting`].
     pub fn set_pressure(&mut self, pressure: Pressure) {
         self.tx.pressure = pressure;
+    }
+
+    /// Restarts all random draws.
+    pub fn reseed(&mut self, seed: u64) {
+        self.cfg.seed = seed;
+        self.flight.reseed(seed);
+        self.lines.reseed(seed);
+        self.rma.engine.reseed(seed);
+        self.atu.reseed(seed);
+        self.snq.reseed(seed);
     }
 
     /// Options this NIC was made with; `faults` are the current ones.
@@ -313,6 +325,8 @@ impl Nic {
         let others = [
             self.info.next_fire(),
             self.atu.next_due(),
+            self.rma.engine.next_due(),
+            self.snq.next_due(),
             self.smfu.next_deadline(),
             self.bridge.next_deadline(),
             self.flight.next_due(),
@@ -324,7 +338,7 @@ impl Nic {
     /// True while something is left to send: transfers of which a call sends only so much, and what waits for network credit.
     /// Call [`Nic::tick`] when there is credit and all that was sent before is under way.
     pub fn tx_waiting(&self) -> bool {
-        !self.tx.is_empty() || !self.rma.engine.is_empty()
+        !self.tx.is_empty() || self.rma.engine.is_ready()
     }
 
     /// Reads a register as management software would over the network.
@@ -383,7 +397,7 @@ impl Nic {
         let info = std::mem::take(&mut self.info);
         let pressure = std::mem::take(&mut self.tx.pressure);
         self.htax = htax::Htax::default();
-        self.snq = snq::Snq::default();
+        self.snq = snq::Snq::new(&self.cfg);
         for q in &mut self.queues {
             q.reset();
         }
@@ -434,7 +448,7 @@ impl Nic {
         if !self.tx.is_empty() {
             self.run_tx(env);
         }
-        if !self.rma.engine.is_empty() {
+        if !self.rma.engine.is_idle() {
             self.run_rma(env);
         }
         if self.bridge.is_ready() {
@@ -449,6 +463,7 @@ impl Nic {
         self.counters.packets_received = self.counters.packets_received.wrapping_add(1);
         self.rma.engine.pace();
         let stream = pkt.stream();
+        self.tx.stream = stream;
         if let Some(stream) = stream {
             env.host.enter(stream);
         }
@@ -457,6 +472,7 @@ impl Nic {
             Body::Rma(message) => self.rma_receive(pkt.src.0, pkt.tc, *message, env),
             Body::Smfu(message) => self.smfu_receive(pkt.src.0, *message, env),
         }
+        self.tx.stream = None;
         if stream.is_some() {
             env.host.leave();
         }

@@ -180,7 +180,7 @@ impl Nic {
     }
 
     /// Starts a command that the write-combining buffer gave out.
-    pub(super) fn rma_take(&mut self, command: RmaCommand) {
-        self.rma_execute(&command);
+    pub(super) fn rma_take(&mut self, command: &RmaCommand, env: &Env<'_>) {
+        self.rma_execute(command, env);
     }
 }

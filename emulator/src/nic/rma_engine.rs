@@ -4,24 +4,31 @@
 //! executed in order and one after the other (HW §10.8, G12). Between flows nothing is ordered, and chance decides packet by
 //! packet which goes on. A call of the NIC sends a limited number of packets, so that a transfer of 8 MiB keeps nobody waiting.
 //!
-//! The memory of a packet is translated and read when the packet is sent, not before, and a fault ends the transfer there.
+//! The memory of a packet is translated and read when the packet is sent, not before, and a fault ends the transfer there. A flow
+//! may pause before it begins something and between packets (`rma-begin-ns`): nothing says when a source is read, only the
+//! requester's notification that it was.
 
+use super::late::Late;
 use super::rma::RmaCommand;
 use super::rma_mem::{FaultKind, Note, Space};
 use super::rma_regs::{Half, Reader, RmaError};
 use super::tx::HOLD_COST;
 use super::{Body, Nic, NicConfig, Part, RmaKind, RmaMessage};
-use crate::env::{Dest, Env, NetPort, Packet};
+use crate::env::{Dest, Env, NetPort, Packet, Stream};
 use crate::lane::{Lane, Receipt};
+use crate::seed::{self, Purpose};
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::Rng;
 use std::collections::VecDeque;
-use wire::ids::NodeId;
+use wire::ids::{NodeId, Unit};
 use wire::regs::rma as regs;
 use wire::rma::FRAGMENT;
 
 /// Packets that one call sends.
 const TURN: usize = 64;
+/// One in so many commands and requests, and one in so many packets, is preceded by a pause.
+const BEGIN: u32 = 4;
+const BETWEEN: u32 = 32;
 /// Failed transfers of which the completer still expects packets; beyond, the oldest is forgotten.
 const FAILED: usize = 256;
 
@@ -52,6 +59,14 @@ impl Flow {
         match self {
             Self::Requester { tc, .. } => Lane::rma(tc),
             Self::Responder { .. } => Lane::RMA_RESPONSES,
+        }
+    }
+
+    /// Writes that requests in it come after (HW §10.8).
+    fn stream(self) -> Option<Stream> {
+        match self {
+            Self::Requester { .. } => None,
+            Self::Responder { node, vpid, tc } => Some(Stream::Rma { node, vpid, tc }),
         }
     }
 }
@@ -91,6 +106,8 @@ struct Queue {
     flow: Flow,
     now: Option<Transfer>,
     waiting: VecDeque<Task>,
+    /// It pauses until then; 0: it does not.
+    until: u64,
 }
 
 impl Queue {
@@ -111,6 +128,7 @@ pub(super) struct Engine {
     /// Packets that the current call may send.
     turn: usize,
     rng: SmallRng,
+    late: Late,
 }
 
 impl Engine {
@@ -121,12 +139,44 @@ impl Engine {
             number: 0,
             failed: VecDeque::new(),
             turn: TURN,
-            rng: SmallRng::seed_from_u64(cfg.seed.rotate_left(16) ^ u64::from(cfg.node_id)),
+            rng: cfg.draws(Purpose::Transfers),
+            late: Late::new(cfg, Purpose::Pauses, cfg.rma_begin_ns),
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.rng = seed::rng(seed, 0, Purpose::Transfers);
+        self.late.reseed(seed);
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
         self.queues.is_empty()
+    }
+
+    /// True if a flow has something to send and does not pause.
+    #[inline]
+    pub(super) fn is_ready(&self) -> bool {
+        self.queues.iter().any(|q| q.until == 0)
+    }
+
+    /// When the first pause ends.
+    pub(super) fn next_due(&self) -> Option<u64> {
+        let pauses = self.queues.iter().map(|q| q.until);
+        pauses.filter(|at| *at != 0).min()
+    }
+
+    /// Ends the pauses that are over.
+    pub(super) fn wake(&mut self, now: u64) {
+        let due = |q: &&mut Queue| (1..=now).contains(&q.until);
+        self.queues.iter_mut().filter(due).for_each(|q| q.until = 0);
+    }
+
+    /// End of a pause that begins now, one in so many times; else 0.
+    fn pause(&mut self, every: u32, now: u64) -> u64 {
+        match self.late.draw_one_in(every) {
+            0 => 0,
+            ns => now.saturating_add(ns),
+        }
     }
 
     /// Commands, requests and transfers that are not done.
@@ -140,29 +190,30 @@ impl Engine {
         here.map(Queue::len).sum()
     }
 
-    /// Lanes in which something is left to send.
+    /// Lanes in which something is left to send now.
     pub(super) fn lanes(&self) -> u16 {
-        self.queues
-            .iter()
-            .fold(0, |set, q| set | q.flow.lane().bit())
+        let ready = self.queues.iter().filter(|q| q.until == 0);
+        ready.fold(0, |set, q| set | q.flow.lane().bit())
     }
 
     /// A packet arrives. What is already going on sends one in return and no more, or two NICs that send to each other would
     /// fill the network.
     pub(super) fn pace(&mut self) {
-        self.turn = if self.is_empty() { TURN } else { 1 };
+        self.turn = if self.is_ready() { 1 } else { TURN };
     }
 
-    pub(super) fn push(&mut self, flow: Flow, task: Task) {
+    pub(super) fn push(&mut self, flow: Flow, task: Task, now: u64) {
         self.len += 1;
         if let Some(q) = self.queues.iter_mut().find(|q| q.flow == flow) {
             q.waiting.push_back(task);
             return;
         }
+        let until = self.pause(BEGIN, now);
         self.queues.push(Queue {
             flow,
             now: None,
             waiting: VecDeque::from([task]),
+            until,
         });
     }
 
@@ -174,7 +225,7 @@ impl Engine {
 
     /// Draws whose turn it is, of those with an open lane.
     fn draw(&mut self, open: u16) -> Option<usize> {
-        let may = |q: &Queue| q.flow.lane().bit() & open != 0;
+        let may = |q: &Queue| q.until == 0 && q.flow.lane().bit() & open != 0;
         let ready = self.queues.iter().filter(|q| may(q)).count();
         let nth = match ready {
             0 => return None,
@@ -185,22 +236,27 @@ impl Engine {
         all.nth(nth).map(|(i, _)| i)
     }
 
-    /// Forgets everything that has to do with a VPID of this node; returns how much that was.
-    fn forget(&mut self, vpid: u8) -> usize {
+    /// Forgets everything that has to do with a VPID of this node; returns how much that was, and how many commands that had not
+    /// begun.
+    fn forget(&mut self, vpid: u8) -> (usize, usize) {
         let before = self.len;
+        let mut commands = 0;
         for q in &mut self.queues {
             let requester = matches!(q.flow, Flow::Requester { vpid: v, .. } if v == vpid);
             if q.now.as_ref().is_some_and(|t| t.note.vpid == vpid) {
                 q.now = None;
             }
             q.waiting.retain(|task| match task {
-                Task::Command(_) => !requester,
+                Task::Command(_) => {
+                    commands += usize::from(requester);
+                    !requester
+                }
                 Task::Serve(_, _, m, _) => m.peer_vpid != vpid,
             });
         }
         self.queues.retain(|q| q.len() != 0);
         self.len = self.queues.iter().map(Queue::len).sum();
-        before - self.len
+        (before - self.len, commands)
     }
 
     /// A packet of a transfer arrives: true if it belongs to one that has failed before, so that it is left out.
@@ -233,7 +289,7 @@ impl Engine {
 
 impl Nic {
     /// Queues a request of another node. They are limited like messages on hold.
-    pub(super) fn rma_serve(&mut self, from: u16, tc: u8, m: RmaMessage) {
+    pub(super) fn rma_serve(&mut self, from: u16, tc: u8, m: RmaMessage, env: &Env<'_>) {
         let cost = (self.rma.engine.len() as u64).saturating_mul(HOLD_COST);
         if cost > self.cfg.hold_limit_bytes {
             self.counters.drops.hold_limit = self.counters.drops.hold_limit.wrapping_add(1);
@@ -246,17 +302,23 @@ impl Nic {
         };
         let receipt = self.tx.receipt.take();
         let task = Task::Serve(from, tc, m, receipt);
-        self.rma.engine.push(flow, task);
+        self.rma.engine.push(flow, task, env.host.now_ns());
     }
 
     /// Sends packets as far as a turn goes and the network takes them.
     pub(super) fn run_rma(&mut self, env: &mut Env<'_>) {
+        self.rma.engine.wake(env.host.now_ns());
+        let mut open = self.tx_open_lanes(env);
         for _ in 0..std::mem::replace(&mut self.rma.engine.turn, TURN) {
-            let open = self.tx_open_lanes(env);
             let Some(i) = self.rma.engine.draw(open) else {
                 break;
             };
+            let lane = self.rma.engine.queues.get(i).map(|q| q.flow.lane());
             self.rma_step(i, env);
+            // All lanes are looked at again only when something has changed for one: this is done for every packet.
+            if env.tx_credit == 0 || lane.is_none_or(|lane| self.tx_blocked(lane, env)) {
+                open = self.tx_open_lanes(env);
+            }
         }
     }
 
@@ -265,6 +327,7 @@ impl Nic {
         let Some(q) = self.rma.engine.queues.get_mut(i) else {
             return;
         };
+        let stream = q.flow.stream();
         let transfer = match q.now.take() {
             Some(transfer) => Some(transfer),
             None => match q.waiting.pop_front() {
@@ -275,26 +338,43 @@ impl Nic {
                 None => None,
             },
         };
-        let left = transfer.and_then(|t| self.rma_send_part(t, env));
+        let left = transfer.and_then(|t| self.rma_send_part(t, stream, env));
         let engine = &mut self.rma.engine;
         let Some(q) = engine.queues.get_mut(i) else {
             return;
         };
+        let every = if left.is_none() { BEGIN } else { BETWEEN };
         if left.is_none() {
             engine.len -= 1;
         }
         q.now = left;
         if q.len() == 0 {
             engine.queues.swap_remove(i);
+            return;
+        }
+        let until = engine.pause(every, env.host.now_ns());
+        if let Some(q) = engine.queues.get_mut(i) {
+            q.until = until;
         }
     }
 
     /// Sends the next packet of a transfer and gives back what is left of it.
-    fn rma_send_part(&mut self, mut t: Transfer, env: &mut Env<'_>) -> Option<Transfer> {
+    fn rma_send_part(
+        &mut self,
+        mut t: Transfer,
+        stream: Option<Stream>,
+        env: &mut Env<'_>,
+    ) -> Option<Transfer> {
         let at = t.from.wrapping_add(t.done.into());
         let to = t.to.wrapping_add(t.done.into());
         let n = (t.len - t.done).min(FRAGMENT);
+        if let Some(stream) = stream {
+            env.host.enter(stream);
+        }
         let read = self.rma_read(t.by, t.space, at, n, env);
+        if stream.is_some() {
+            env.host.leave();
+        }
         let failed = read.as_ref().err().copied();
         let last = failed.is_some() || t.done + n == t.len;
         let part = Part {
@@ -378,8 +458,12 @@ impl Nic {
 
     /// A VPID was closed: what is left of its commands, and of requests to it, is dropped. The other ends see no end of it, as
     /// when a packet is lost.
-    pub(super) fn rma_close(&mut self, vpid: u8) {
-        let dropped = self.rma.engine.forget(vpid);
+    pub(super) fn rma_close(&mut self, vpid: u8, env: &Env<'_>) {
+        let (dropped, commands) = self.rma.engine.forget(vpid);
+        // They do not keep the requester any more.
+        for _ in 0..commands {
+            self.wcbuf_left(Unit::Rma, vpid, env);
+        }
         let n = &mut self.counters.drops.hold_closed;
         *n = n.wrapping_add(dropped as u64);
     }

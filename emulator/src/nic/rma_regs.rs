@@ -273,7 +273,7 @@ impl Nic {
                 self.rma_check_setup(i, VpidTable(value), env);
             } else {
                 self.drop_held(Unit::Rma, i as u8, env);
-                self.rma_close(i as u8);
+                self.rma_close(i as u8, env);
             }
             return true;
         }

@@ -6,7 +6,7 @@ use super::rma_mem::{FaultKind, Note, Space};
 use super::rma_regs::{Half, Reader, RmaError};
 use super::{Body, Nic, RmaKind, RmaMessage, UnalignedQw};
 use crate::env::{Dest, Env, NetPort, Packet};
-use wire::ids::NodeId;
+use wire::ids::{NodeId, Unit};
 use wire::regs::rma as regs;
 use wire::rma::{
     Command, Descriptor, DescriptorError, DescriptorWord, LockTarget, Mode, NotificationType,
@@ -31,12 +31,13 @@ fn without_reserved(words: [u64; 3]) -> [u64; 3] {
 
 impl Nic {
     /// Executes a descriptor after those that came before it to the same VPID and traffic class (HW §10.8).
-    pub(super) fn rma_execute(&mut self, command: &RmaCommand) {
+    pub(super) fn rma_execute(&mut self, command: &RmaCommand, env: &Env<'_>) {
         let flow = Flow::Requester {
             vpid: command.vpid,
             tc: command.options.traffic_class,
         };
-        self.rma.engine.push(flow, Task::Command(*command));
+        let now = env.host.now_ns();
+        self.rma.engine.push(flow, Task::Command(*command), now);
     }
 
     /// Begins a command; gives what there is to send of it, piece by piece.
@@ -46,6 +47,7 @@ impl Nic {
         env: &mut Env<'_>,
     ) -> Option<Transfer> {
         let vpid = command.vpid;
+        self.wcbuf_left(Unit::Rma, vpid, env);
         let word0 = DescriptorWord(command.words[0]);
         let n = &mut self.counters.rma.commands[usize::from(word0.command() & 15)];
         *n = n.wrapping_add(1);

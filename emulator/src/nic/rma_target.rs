@@ -5,7 +5,7 @@ use super::rma_mem::{FaultKind, Note, Space};
 use super::rma_regs::{Half, Reader, RmaError};
 use super::rma_requester::lock_word;
 use super::{Body, Nic, Part, RmaKind, RmaMessage};
-use crate::env::{Dest, Env, NetPort, Packet};
+use crate::env::{Dest, Env, NetPort, Packet, Stream};
 use wire::ids::NodeId;
 use wire::regs::rma as regs;
 use wire::rma::{Command, NotificationType};
@@ -86,7 +86,7 @@ impl Nic {
                 if !self.rma_admit(from, &m, side, env) {
                     return;
                 }
-                self.rma_serve(from, tc, m);
+                self.rma_serve(from, tc, m, env);
             }
             RmaKind::GetResponse { .. } | RmaKind::LockResponse { .. } => {
                 if self.rma_vpid(m.origin_vpid).vpid_enable() {
@@ -318,7 +318,14 @@ impl Nic {
                     self.rma_count(regs::PERF_RESPONDER_IN_1, Half::Low, 1);
                     self.rma_count(regs::PERF_RESPONDER_OUT_1, Half::Low, 1);
                 }
+                // The notification comes after the counter, and the counter after all earlier operations on it.
+                let (node, vpid) = (from, m.origin_vpid);
+                let stream = Stream::Rma { node, vpid, tc };
+                self.tx.stream = Some(stream);
+                env.host.enter(stream);
+                env.host.enter(Stream::Everything);
                 let locked = self.lock(m.peer_vpid, number, compare, add, env);
+                env.host.leave();
                 let error = if locked.is_some() {
                     0
                 } else {
@@ -339,6 +346,8 @@ impl Nic {
                     let note = Self::peer_note(&m, from, NotificationType::Responder);
                     self.notify(note, lock_word(number, success, value), 0, error, env);
                 }
+                env.host.leave();
+                self.tx.stream = None;
             }
             _ => {}
         }

@@ -254,7 +254,7 @@ impl Nic {
             bytes,
             body: Body::Smfu(Box::new(message)),
         };
-        self.send(packet, env);
+        self.send(packet, None, env);
     }
 
     /// A store to the window, by the host or by the device behind the root port.

@@ -1,7 +1,9 @@
 //! System notification queue: trigger events, micro-programs, ring in host memory, interrupt (HW §6, G4…G6).
 
+use super::late::Late;
 use super::{LossyRing, Nic, NicConfig, SnqRestart};
 use crate::env::{Accessor, Env, Stream};
+use crate::seed::Purpose;
 use wire::ids::RegOffset;
 use wire::regs::snq::{self as regs, Execute, IrqWatermark, QueueBalt};
 use wire::snq::{Entry, Header, InstructionWord, Opcode, END, ENTRY_BYTES, PAYLOAD_WORDS};
@@ -21,8 +23,10 @@ struct Running {
     emitting: bool,
 }
 
-#[derive(Default)]
 pub(super) struct Snq {
+    late: Late,
+    /// When the next programs begin, if something is pending.
+    begin: Option<u64>,
     enable: u32,
     once: u32,
     pending: u32,
@@ -42,6 +46,50 @@ pub(super) struct Snq {
 }
 
 impl Snq {
+    pub(super) fn new(cfg: &NicConfig) -> Self {
+        Self {
+            late: Late::new(cfg, Purpose::Events, cfg.snq_program_ns),
+            begin: None,
+            enable: 0,
+            once: 0,
+            pending: 0,
+            balt: 0,
+            mslt: 0,
+            wplt: 0,
+            rplt: 0,
+            flip: false,
+            watermark: 0,
+            armed: false,
+            execute: false,
+            program: None,
+            words: [0; PAYLOAD_WORDS],
+            last: [0; PAYLOAD_WORDS],
+            running: None,
+        }
+    }
+
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.late.reseed(seed);
+    }
+
+    /// When the programs of what is pending begin.
+    pub(super) fn next_due(&self) -> Option<u64> {
+        self.begin.filter(|_| self.is_ready())
+    }
+
+    /// True if programs may begin now. They take their time after an event, and what happens until then they tell of as well (G4).
+    fn may_begin(&mut self, now: u64) -> bool {
+        if self.late.is_off() || self.running.is_some() {
+            return true;
+        }
+        let late = &mut self.late;
+        let at = *self.begin.get_or_insert_with(|| now + late.draw());
+        if at <= now {
+            self.begin = None;
+        }
+        at <= now
+    }
+
     fn entries(&self) -> u32 {
         u32::from(self.mslt) + 1
     }
@@ -82,6 +130,7 @@ impl Snq {
             return;
         }
         self.execute = on;
+        self.begin = None;
         if cfg.snq_restart == SnqRestart::ResetPointer {
             self.wplt = 0;
         }
@@ -178,6 +227,9 @@ impl Nic {
 
     /// Runs programs of pending events until none is left or the ring is full.
     pub(super) fn run_snq(&mut self, env: &mut Env<'_>) {
+        if !self.snq.may_begin(env.host.now_ns()) {
+            return;
+        }
         while self.snq.is_ready() {
             let mut run = match self.snq.running.take() {
                 Some(run) => run,

@@ -2,7 +2,7 @@
 //! commands and requests wait in `rma_engine.rs`.) And the way in: what the units take.
 
 use super::{Nic, Pressure};
-use crate::env::{Env, Packet};
+use crate::env::{Env, Packet, Stream};
 use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
 use std::collections::VecDeque;
 use wire::ids::Unit;
@@ -14,11 +14,13 @@ const SERVE_LIMIT: usize = 64;
 
 #[derive(Default)]
 pub(super) struct Tx {
-    /// What waits, by lane.
-    queues: [VecDeque<Packet>; LANES],
+    /// What waits, by lane, with the VPID whose VELO descriptor it comes from.
+    queues: [VecDeque<(Packet, Option<u8>)>; LANES],
     waiting: usize,
     /// Credit of the packet that is being received; whoever holds the packet back keeps it.
     pub(super) receipt: Option<Receipt>,
+    /// Stream of the writes that this packet causes, now or later.
+    pub(super) stream: Option<Stream>,
     pub(super) pressure: Pressure,
 }
 
@@ -91,13 +93,20 @@ impl Nic {
         lanes
     }
 
-    /// Sends a packet, in order.
-    pub(super) fn send(&mut self, packet: Packet, env: &mut Env<'_>) {
+    /// Sends a packet, in order. `from`: it is the message of a descriptor of this VPID.
+    pub(super) fn send(&mut self, packet: Packet, from: Option<u8>, env: &mut Env<'_>) {
         if self.tx_blocked(Lane::of(&packet), env) {
             self.tx.waiting += 1;
-            self.tx.queues[Lane::of(&packet).index()].push_back(packet);
+            self.tx.queues[Lane::of(&packet).index()].push_back((packet, from));
         } else {
-            self.inject(packet, env);
+            self.leave(packet, from, env);
+        }
+    }
+
+    fn leave(&mut self, packet: Packet, from: Option<u8>, env: &mut Env<'_>) {
+        self.inject(packet, env);
+        if let Some(vpid) = from {
+            self.wcbuf_left(Unit::Velo, vpid, env);
         }
     }
 
@@ -118,11 +127,11 @@ impl Nic {
     pub(super) fn run_tx(&mut self, env: &mut Env<'_>) {
         for lane in Lane::all() {
             while !self.tx_closed(lane, env) {
-                let Some(packet) = self.tx.queues[lane.index()].pop_front() else {
+                let Some((packet, from)) = self.tx.queues[lane.index()].pop_front() else {
                     break;
                 };
                 self.tx.waiting -= 1;
-                self.inject(packet, env);
+                self.leave(packet, from, env);
             }
         }
     }

@@ -254,6 +254,7 @@ impl Nic {
                 self.diagnose(env, || {
                     format!("VELO VPID {vpid}: multicast group {}", d.target())
                 });
+                self.wcbuf_left(Unit::Velo, vpid, env);
                 return;
             }
         };
@@ -275,7 +276,7 @@ impl Nic {
             bytes,
             body: Body::Velo(message),
         };
-        self.send(packet, env);
+        self.send(packet, Some(vpid), env);
     }
 
     /// A message arrives: checks it and stores it in the mailbox.

@@ -1,14 +1,16 @@
 //! Descriptors between their last store and the committed count (HW §8, G11): what takes its time, what there is no room
 //! for, and what never becomes complete.
 //!
-//! MODEL: a complete descriptor is executed after a random time and counted as committed after another; those of one VPID in
-//! order (HW §9.1), those of different VPIDs in any. Until it is counted, `assembly` and `streamout` differ.
+//! MODEL: a complete descriptor is executed after a random time, those of one VPID in order (HW §9.1), those of different VPIDs in
+//! any. It leaves the requester when its message enters the network, or when its RMA command begins; a network that takes
+//! nothing keeps it (HW §8: "accepted", §9.6). After another random time it counts as committed. Until then `assembly` and
+//! `streamout` differ.
 
+use super::late::Late;
 use super::wcbuf::{Kept, WcError};
 use super::{Nic, NicConfig};
 use crate::env::Env;
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use crate::seed::Purpose;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use wire::ids::{RegOffset, Unit};
@@ -18,12 +20,6 @@ const UNITS: [Unit; 2] = [Unit::Velo, Unit::Rma];
 
 /// Descriptors of a VPID on the way if nothing is said: as many as software can number, so that there is no retry.
 const DEPTH: u32 = 256;
-
-/// A generator for one purpose of one NIC.
-pub(super) fn draws(cfg: &NicConfig, purpose: u64) -> SmallRng {
-    let who = (u64::from(cfg.guid()) << 8) | purpose;
-    SmallRng::seed_from_u64(cfg.wc_seed ^ who.wrapping_mul(0x9E37_79B9_7F4A_7C15))
-}
 
 /// What a VPID has on the way.
 #[derive(Clone, Copy, Default)]
@@ -36,16 +32,18 @@ struct Load {
 struct Flying {
     unit: Unit,
     vpid: u8,
-    /// `None`: executed, not counted yet.
+    /// `None`: it has left, and is not counted yet.
     work: Option<Kept>,
 }
 
 /// See the module.
 pub(super) struct Flight {
-    rng: SmallRng,
+    late: Late,
     /// By time, then by arrival.
     queue: BTreeMap<(u64, u64), Flying>,
     arrivals: u64,
+    /// When what is being executed was due.
+    executing: Option<u64>,
     load: [Box<[Load; 256]>; 2],
     /// When a look for incomplete descriptors is worth it.
     sweep_at: [Option<u64>; 2],
@@ -54,9 +52,10 @@ pub(super) struct Flight {
 impl Flight {
     pub(super) fn new(cfg: &NicConfig) -> Self {
         Self {
-            rng: draws(cfg, 1),
+            late: Late::new(cfg, Purpose::Requesters, cfg.wc_commit_ns),
             queue: BTreeMap::new(),
             arrivals: 0,
+            executing: None,
             load: [
                 Box::new([Load::default(); 256]),
                 Box::new([Load::default(); 256]),
@@ -79,13 +78,8 @@ impl Flight {
         self.sweep_at.into_iter().flatten().chain(first).min()
     }
 
-    /// Mostly short, at times as long as may be.
-    fn delay(&mut self, longest: u64) -> u64 {
-        let most = match self.rng.random_ratio(1, 8) {
-            true => longest,
-            false => longest / 16,
-        };
-        self.rng.random_range(0..=most)
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.late.reseed(seed);
     }
 
     fn put(&mut self, at: u64, flying: Flying) {
@@ -139,26 +133,40 @@ impl Nic {
         if !self.wcbuf_admit(unit, vpid, congested || full) {
             return;
         }
-        let longest = self.cfg.wc_commit_ns;
-        if longest == 0 && load.descriptors == 0 {
-            self.wcbuf_commit(unit, vpid);
+        self.flight.load[unit as usize][usize::from(vpid)].descriptors += 1;
+        if self.flight.late.is_off() {
             self.wcbuf_execute(vpid, work, env);
             return;
         }
         let now = env.host.now_ns();
-        let at = (now + self.flight.delay(longest)).max(load.last);
-        self.flight.load[unit as usize][usize::from(vpid)] = Load {
-            descriptors: load.descriptors + 1,
-            last: at,
-        };
+        let at = (now + self.flight.late.draw()).max(load.last);
+        self.flight.load[unit as usize][usize::from(vpid)].last = at;
         let work = Some(work);
         self.flight.put(at, Flying { unit, vpid, work });
+    }
+
+    /// The message or command of a descriptor has left the requester, or there is none.
+    pub(super) fn wcbuf_left(&mut self, unit: Unit, vpid: u8, env: &Env<'_>) {
+        if self.flight.late.is_off() {
+            self.wcbuf_done(unit, vpid);
+            return;
+        }
+        let since = self.flight.executing.unwrap_or(env.host.now_ns());
+        let at = since + self.flight.late.draw();
+        let work = None;
+        self.flight.put(at, Flying { unit, vpid, work });
+    }
+
+    fn wcbuf_done(&mut self, unit: Unit, vpid: u8) {
+        self.wcbuf_commit(unit, vpid);
+        let load = &mut self.flight.load[unit as usize][usize::from(vpid)];
+        load.descriptors = load.descriptors.saturating_sub(1);
     }
 
     fn wcbuf_execute(&mut self, vpid: u8, work: Kept, env: &mut Env<'_>) {
         match work {
             Kept::Message(tc, message, d) => self.velo_execute(vpid, tc, message, d, env),
-            Kept::Command(command) => self.rma_take(command),
+            Kept::Command(command) => self.rma_take(&command, env),
         }
     }
 
@@ -182,14 +190,11 @@ impl Nic {
             }
             let Flying { unit, vpid, work } = entry.remove();
             if let Some(work) = work {
+                self.flight.executing = Some(due);
                 self.wcbuf_execute(vpid, work, env);
-                let at = due + self.flight.delay(self.cfg.wc_commit_ns);
-                let work = None;
-                self.flight.put(at, Flying { unit, vpid, work });
+                self.flight.executing = None;
             } else {
-                self.wcbuf_commit(unit, vpid);
-                let load = &mut self.flight.load[unit as usize][usize::from(vpid)];
-                load.descriptors -= 1;
+                self.wcbuf_done(unit, vpid);
             }
         }
         for unit in UNITS {

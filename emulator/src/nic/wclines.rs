@@ -4,9 +4,9 @@
 //! back: stores gather in lines of 64 bytes, which leave in any order, and surely only at a fence. The drivers mark each fence by
 //! a store at [`MARK`] when the NIC asks for it. A line that no fence drives out leaves by itself, late. MODEL throughout.
 
-use super::wcflight::draws;
 use super::{Nic, NicConfig, WriteCombining};
 use crate::env::Env;
+use crate::seed::{self, Purpose};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::Rng;
@@ -52,11 +52,15 @@ pub(super) struct Lines {
 impl Lines {
     pub(super) fn new(cfg: &NicConfig) -> Self {
         Self {
-            rng: draws(cfg, 2),
+            rng: cfg.draws(Purpose::Combining),
             open: Vec::new(),
             unmarked: Vec::new(),
             completed: 0,
         }
+    }
+
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.rng = seed::rng(seed, 0, Purpose::Combining);
     }
 
     /// The requester has another whole descriptor.

@@ -4,6 +4,7 @@ use super::{Draw, Lanes, TimingConfig, TimingStats};
 use crate::env::Packet;
 use crate::lane::{self, LANES, OVERHEAD};
 use crate::nic::{Body, RmaKind, SmfuMessage};
+use crate::seed::Purpose;
 use std::collections::BTreeMap;
 
 /// What stays in order on its way into the network.
@@ -73,9 +74,9 @@ fn cost(packet: &Packet) -> u64 {
 }
 
 impl Injection {
-    pub(super) fn new(cfg: &TimingConfig, seed: u64) -> Self {
+    pub(super) fn new(cfg: &TimingConfig, seed: u64, nic: usize) -> Self {
         Self {
-            draw: Draw::new(cfg, seed),
+            draw: Draw::new(cfg, seed, nic, Purpose::Injection),
             most: cfg.inject_delay_ns,
             lanes: Lanes::default(),
             queue: BTreeMap::new(),
@@ -141,7 +142,7 @@ impl Injection {
         self.waiting = [0; LANES];
     }
 
-    pub(super) fn reseed(&mut self, seed: u64) {
-        self.draw.reseed(seed);
+    pub(super) fn reseed(&mut self, seed: u64, nic: usize) {
+        self.draw.reseed(seed, nic, Purpose::Injection);
     }
 }

@@ -15,9 +15,11 @@ pub(crate) use posted::{Posted, TimedHost};
 
 use crate::lane::{Lane, LANES};
 use crate::network::Network;
+use crate::nic::NicConfig;
+use crate::seed::{self, Purpose};
 use crate::trace::Tracer;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -51,6 +53,18 @@ impl FromStr for TimingModel {
     }
 }
 
+/// Which DMA writes become visible before the answer to a register read, or before a read of the chip.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Push {
+    /// All that the chip has made, wherever they are.
+    #[default]
+    All,
+    /// Those that have reached the PCIe bridge, and of a read of the chip those of its own streams. PCIe promises no more: what is
+    /// still on its way between units is not in the bridge's queue.
+    Bridge,
+}
+
 /// Options of the timing model. All but `model` matter for `unkind` only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -63,6 +77,10 @@ pub struct TimingConfig {
     pub dma_delay_ns: u64,
     /// Longest usual time that an interrupt takes, ns.
     pub msi_delay_ns: u64,
+    /// Which DMA writes a read pushes before it.
+    pub push: Push,
+    /// From when a DMA write has reached the PCIe bridge until it is visible, ns; matters for [`Push::Bridge`].
+    pub bridge_ns: u64,
     /// One in so many delays is `stretch` times as long; 0: none.
     pub stretch_every: u32,
     /// By how much.
@@ -73,6 +91,16 @@ pub struct TimingConfig {
     pub link_latency_ns: [u64; 2],
     /// What a packet may take longer than that on a link, ns.
     pub link_jitter_ns: u64,
+    /// `wc-commit-ns` of NICs that are not given one.
+    pub commit_delay_ns: u64,
+    /// `rma-begin-ns` of NICs that are not given one.
+    pub read_delay_ns: u64,
+    /// `atu-command-ns` of NICs that are not given one.
+    pub atu_delay_ns: u64,
+    /// `snq-program-ns` of NICs that are not given one.
+    pub event_delay_ns: u64,
+    /// Least and greatest `tx-queue-limit` of NICs that are not given one, drawn for each.
+    pub queue_limit: [usize; 2],
 }
 
 impl Default for TimingConfig {
@@ -84,11 +112,18 @@ impl Default for TimingConfig {
             inject_delay_ns: 20_000,
             dma_delay_ns: 20_000,
             msi_delay_ns: 30_000,
+            push: Push::default(),
+            bridge_ns: 2_000,
             stretch_every: 48,
             stretch: 24,
             spurious_every: 16,
             link_latency_ns: [5_000, 50_000],
             link_jitter_ns: 10_000,
+            commit_delay_ns: 50_000,
+            read_delay_ns: 100_000,
+            atu_delay_ns: 50_000,
+            event_delay_ns: 50_000,
+            queue_limit: [16, 128],
         }
     }
 }
@@ -101,8 +136,24 @@ impl TimingConfig {
     /// Something would take longer than a second.
     pub fn validate(&self) -> Result<(), String> {
         let stretch = u64::from(self.stretch).max(1);
-        let delays = [self.inject_delay_ns, self.dma_delay_ns, self.msi_delay_ns];
+        let delays = [
+            self.inject_delay_ns,
+            self.dma_delay_ns,
+            self.msi_delay_ns,
+            self.bridge_ns,
+        ];
         let longest = delays.iter().map(|d| d.saturating_mul(stretch)).max();
+        let units = [
+            self.commit_delay_ns,
+            self.read_delay_ns,
+            self.atu_delay_ns,
+            self.event_delay_ns,
+        ];
+        let longest = longest.into_iter().chain(units).max();
+        let [least, most] = self.queue_limit;
+        if least == 0 || least > most {
+            return Err("timing.queue-limit: the first is the smallest, at least 1".into());
+        }
         let [low, high] = self.link_latency_ns;
         if low > high {
             return Err("timing.link-latency-ns: the first is the shortest".into());
@@ -111,6 +162,47 @@ impl TimingConfig {
             return Err("timing: no delay may be longer than a second".into());
         }
         Ok(())
+    }
+}
+
+impl TimingConfig {
+    /// Times and sizes of the units of a NIC, where nothing but the default is said of them.
+    pub fn apply(
+        &self,
+        nic: &mut NicConfig,
+        given: impl Fn(&str) -> bool,
+        seed: u64,
+        index: usize,
+    ) {
+        if self.model != TimingModel::Unkind {
+            return;
+        }
+        let default = NicConfig::default();
+        let mut time = |key, at: fn(&mut NicConfig) -> &mut u64, ns| {
+            if !given(key) && *at(nic) == *at(&mut default.clone()) {
+                *at(nic) = ns;
+            }
+        };
+        time(
+            "wc-commit-ns",
+            |n| &mut n.wc_commit_ns,
+            self.commit_delay_ns,
+        );
+        time("rma-begin-ns", |n| &mut n.rma_begin_ns, self.read_delay_ns);
+        time(
+            "atu-command-ns",
+            |n| &mut n.atu_command_ns,
+            self.atu_delay_ns,
+        );
+        time(
+            "snq-program-ns",
+            |n| &mut n.snq_program_ns,
+            self.event_delay_ns,
+        );
+        if !given("tx-queue-limit") && nic.tx_queue_limit == default.tx_queue_limit {
+            let [least, most] = self.queue_limit;
+            nic.tx_queue_limit = seed::rng(seed, index, Purpose::Limits).random_range(least..=most);
+        }
     }
 }
 
@@ -142,16 +234,16 @@ struct Draw {
 }
 
 impl Draw {
-    fn new(cfg: &TimingConfig, seed: u64) -> Self {
+    fn new(cfg: &TimingConfig, seed: u64, nic: usize, purpose: Purpose) -> Self {
         Self {
-            rng: SmallRng::seed_from_u64(seed),
+            rng: seed::rng(seed, nic, purpose),
             stretch_every: cfg.stretch_every,
             stretch: cfg.stretch,
         }
     }
 
-    fn reseed(&mut self, seed: u64) {
-        self.rng = SmallRng::seed_from_u64(seed);
+    fn reseed(&mut self, seed: u64, nic: usize, purpose: Purpose) {
+        self.rng = seed::rng(seed, nic, purpose);
     }
 
     /// True once in `every` times, on average.
@@ -230,8 +322,8 @@ impl NicTiming {
     /// Nothing under way. `None`: the model has no queues.
     pub(crate) fn new(cfg: &TimingConfig, seed: u64, nic: usize) -> Option<Self> {
         (cfg.model == TimingModel::Unkind).then(|| Self {
-            injection: Injection::new(cfg, mix(seed, nic, 1)),
-            posted: Posted::new(cfg, mix(seed, nic, 2)),
+            injection: Injection::new(cfg, seed, nic),
+            posted: Posted::new(cfg, seed, nic),
             stats: TimingStats::default(),
         })
     }
@@ -253,28 +345,35 @@ impl NicTiming {
 
     /// Draws from this seed on.
     pub(crate) fn reseed(&mut self, seed: u64, nic: usize) {
-        self.injection.reseed(mix(seed, nic, 1));
-        self.posted.reseed(mix(seed, nic, 2));
+        self.injection.reseed(seed, nic);
+        self.posted.reseed(seed, nic);
     }
 }
 
-/// A seed of its own for each use.
-fn mix(seed: u64, nic: usize, purpose: u64) -> u64 {
-    seed ^ (nic as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (purpose << 60)
-}
-
-/// Gives every link that has no latency one of its own, and jitter.
-pub(crate) fn stretch_links(cfg: &TimingConfig, seed: u64, network: &mut Network) {
+/// Gives every link that has no latency one of its own, and jitter. `drawn` is what each was given before by chance; nobody has
+/// changed those that still have it, so they get another one.
+pub(crate) fn stretch_links(
+    cfg: &TimingConfig,
+    seed: u64,
+    network: &mut Network,
+    drawn: &mut Vec<u64>,
+) {
     if cfg.model != TimingModel::Unkind {
         return;
     }
-    let mut rng = SmallRng::seed_from_u64(mix(seed, usize::MAX, 3));
+    let mut rng = seed::rng(seed, 0, Purpose::Links);
     let [low, high] = cfg.link_latency_ns;
-    for cable in 0..network.cable_count() {
+    drawn.resize(network.cable_count(), 0);
+    for (cable, before) in drawn.iter_mut().enumerate() {
         let latency = rng.random_range(low..=high);
         let mut knobs = network.knobs(cable);
-        if knobs.latency_ns == 0 && knobs.jitter_ns == 0 {
+        let untouched = match *before {
+            0 => knobs.latency_ns == 0 && knobs.jitter_ns == 0,
+            ns => knobs.latency_ns == ns && knobs.jitter_ns == cfg.link_jitter_ns,
+        };
+        if untouched {
             (knobs.latency_ns, knobs.jitter_ns) = (latency, cfg.link_jitter_ns);
+            *before = latency;
             network.set_knobs(cable, knobs);
         }
     }
@@ -296,13 +395,13 @@ impl crate::world::World {
         }
     }
 
-    /// Makes all DMA writes of a NIC visible: what its host reads from it comes after them (PCIe: completions push posted writes).
+    /// Makes DMA writes of a NIC visible: what its host reads from it comes after them (PCIe: completions push posted writes).
     pub(crate) fn push_posted(&mut self, nic: usize) {
         let now = self.now();
         let slot = &mut self.slots[nic];
         if let Some(t) = &mut slot.timing {
             slot.machine.now_ns = now;
-            t.posted.push(&mut slot.machine, &mut t.stats);
+            t.posted.push(now, &mut slot.machine, &mut t.stats);
         }
     }
 
@@ -356,13 +455,21 @@ impl crate::world::World {
         queues.map_or_else(TimingStats::default, |t| t.stats.clone())
     }
 
-    /// Restarts all random draws.
+    /// Restarts all random draws, as if the run had begun with this seed. Sizes of buffers stay.
     pub fn reseed(&mut self, seed: u64) {
-        self.change_network(|net, _: &mut Tracer| net.reseed(seed));
+        let (timing, mut drawn) = (self.timing.clone(), std::mem::take(&mut self.drawn_latency));
+        self.change_network(|net, _: &mut Tracer| {
+            net.reseed(seed);
+            stretch_links(&timing, seed, net, &mut drawn);
+        });
+        self.drawn_latency = drawn;
         for (i, slot) in self.slots.iter_mut().enumerate() {
             if let Some(t) = &mut slot.timing {
                 t.reseed(seed, i);
             }
+            let chip = seed::derive(seed, i, Purpose::Chip);
+            slot.spec.nic.seed = chip;
+            slot.nic.reseed(chip);
         }
     }
 }

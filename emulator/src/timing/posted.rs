@@ -1,13 +1,13 @@
 //! From a NIC to its host: posted writes and interrupts become visible later than the chip made them.
 //!
 //! A write carries the [`Stream`]s that the NIC was in when it made it and stays behind earlier writes of the same streams. A read of
-//! the NIC, and an answer to its host, push all writes before them, as PCIe demands.
+//! the NIC, and an answer to its host, push writes before them, as PCIe demands ([`Push`]).
 
-use super::{Draw, Lanes, TimingConfig, TimingStats};
+use super::{Draw, Lanes, Push, TimingConfig, TimingStats};
 use crate::env::{DmaFault, Host, Stream};
 use crate::machine::Machine;
+use crate::seed::Purpose;
 use std::collections::BTreeMap;
-use wire::ids::Unit;
 
 /// Bytes that wait at most; above, the oldest go at once. Bounds the emulator's memory.
 const MOST_BYTES: usize = 4 << 20;
@@ -22,6 +22,8 @@ pub(crate) struct Posted {
     draw: Draw,
     most: u64,
     msi_most: u64,
+    push: Push,
+    bridge_ns: u64,
     spurious_every: u32,
     lanes: Lanes<Stream>,
     /// When the last write to a receive queue is due, and the last one of all.
@@ -37,11 +39,13 @@ pub(crate) struct Posted {
 }
 
 impl Posted {
-    pub(super) fn new(cfg: &TimingConfig, seed: u64) -> Self {
+    pub(super) fn new(cfg: &TimingConfig, seed: u64, nic: usize) -> Self {
         Self {
-            draw: Draw::new(cfg, seed),
+            draw: Draw::new(cfg, seed, nic, Purpose::Posted),
             most: cfg.dma_delay_ns,
             msi_most: cfg.msi_delay_ns,
+            push: cfg.push,
+            bridge_ns: cfg.bridge_ns,
             spurious_every: cfg.spurious_every,
             lanes: Lanes::default(),
             last_queue: 0,
@@ -56,12 +60,9 @@ impl Posted {
 
     /// What comes now must not be visible before this time.
     fn after(&self) -> u64 {
-        let packet = |s: &Stream| matches!(s, Stream::Rma { .. } | Stream::Smfu { .. });
         let of = |s: &Stream| match *s {
             Stream::Everything => self.last,
             Stream::Snq => self.last_queue,
-            // A notification that waited for room in its queue is no longer in the stream of its data.
-            Stream::Queue(Unit::Rma, _) if !self.streams.iter().any(packet) => self.last,
             _ => 0,
         };
         self.streams.iter().map(of).max().unwrap_or(0)
@@ -116,13 +117,23 @@ impl Posted {
         let _ = machine.dma_write(write.addr, &write.data);
     }
 
-    /// Everything written becomes visible.
-    pub(super) fn push(&mut self, machine: &mut Machine, stats: &mut TimingStats) {
-        if self.writes.is_empty() {
-            return;
-        }
-        stats.pushes += 1;
-        while !self.writes.is_empty() {
+    /// What a read pushes becomes visible: a part of the order in which everything would, from its beginning.
+    pub(super) fn push(&mut self, now: u64, machine: &mut Machine, stats: &mut TimingStats) {
+        let most = match self.push {
+            Push::All => u64::MAX,
+            Push::Bridge if self.streams.contains(&Stream::Everything) => u64::MAX,
+            Push::Bridge => {
+                let own = self.streams.iter().map(|&s| self.lanes.last(s));
+                own.fold(now.saturating_add(self.bridge_ns), std::cmp::max)
+            }
+        };
+        let first = |writes: &BTreeMap<(u64, u64), Write>| {
+            writes
+                .first_key_value()
+                .is_some_and(|((at, _), _)| *at <= most)
+        };
+        stats.pushes += u64::from(first(&self.writes));
+        while first(&self.writes) {
             self.commit(machine, stats);
         }
     }
@@ -154,8 +165,8 @@ impl Posted {
         (self.last, self.last_queue, self.bytes) = (0, 0, 0);
     }
 
-    pub(super) fn reseed(&mut self, seed: u64) {
-        self.draw.reseed(seed);
+    pub(super) fn reseed(&mut self, seed: u64, nic: usize) {
+        self.draw.reseed(seed, nic, Purpose::Posted);
     }
 }
 
@@ -178,9 +189,13 @@ impl<'a> TimedHost<'a> {
 impl Host for TimedHost<'_> {
     fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         if let Some((posted, stats)) = &mut self.posted {
-            posted.push(self.machine, stats);
+            posted.push(self.machine.now_ns, self.machine, stats);
         }
         self.machine.dma_read(addr, buf)
+    }
+
+    fn peek(&mut self, addr: u64, buf: &mut [u8]) -> bool {
+        self.machine.peek(addr, buf)
     }
 
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault> {

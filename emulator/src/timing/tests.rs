@@ -19,6 +19,9 @@ const TARGET: u64 = 0x50000;
 const VPID: u64 = 3;
 const US: u64 = 1_000;
 
+mod drivers;
+mod units;
+
 /// A pair of NICs whose hosts are this test.
 struct Rig {
     world: World,
@@ -50,8 +53,7 @@ impl Rig {
             };
             let machine = &mut world.slots[nic].machine;
             machine.memory.map(map, Some(fd)).unwrap();
-            // Memory space and bus mastering; MSI on (capability found by its ID).
-            machine.config.write(4, &[6, 0]);
+            // MSI on (capability found by its ID).
             let mut at = [0; 1];
             machine.config.read(0x34, &mut at);
             loop {
@@ -64,14 +66,20 @@ impl Rig {
                 at = [head[1]];
             }
             machine.set_msi(0, vec![Some(irq.try_clone().unwrap())]);
-            world.with_nic(nic, |n, _| {
-                n.set_bus_master(true);
-                n.set_bar_address(0, BAR0);
-            });
         }
         let mut rig = Self { world, time, irq };
-        (0..2).for_each(|nic| rig.program(nic));
+        (0..2).for_each(|nic| rig.ready(nic));
         rig
+    }
+
+    /// What firmware and driver do to a chip that comes from a reset.
+    fn ready(&mut self, nic: usize) {
+        self.world.slots[nic].machine.config.write(4, &[6, 0]);
+        self.world.with_nic(nic, |n, _| {
+            n.set_bus_master(true);
+            n.set_bar_address(0, BAR0);
+        });
+        self.program(nic);
     }
 
     /// Registers as a driver sets them (HW §3, §6, §7, §9.7, §10.9).
@@ -86,15 +94,7 @@ impl Rig {
         for port in 0..4 {
             self.world.poke(nic, 0x9418 + 0x80 * port, 0xff);
         }
-        let v = VPID as u32;
-        for (queues, slot, base) in [(0xC0_0000, 3, MAILBOX), (0xE0_0000, 0, NOTIFICATIONS)] {
-            self.world.poke(nic, queues, 1);
-            self.world.poke(nic, queues + 0x800 + 8 * v, 31);
-            let segment = slot | (31 << 2) | (base >> 12 << 18) | (1 << 58);
-            self.world.poke(nic, queues + 0x1800 + 8 * v, segment);
-            self.world
-                .poke(nic, queues + 0x10_0000 + 0x1000 * v, 1 << 32);
-        }
+        self.open(nic, VPID, 0);
         self.world.poke(nic, 0x120_1808, 1 << 9);
         for vpid in 0..8 {
             self.world.poke(nic, 0x120_1000 + 8 * vpid, 1 << 17);
@@ -103,15 +103,57 @@ impl Rig {
             self.world.poke(nic, 0x160_0800 + 8 * vpid, 0xF523);
         }
         self.world.poke(nic, 0x160_0080, 0x84_0200);
-        // SNQ: TE 23 reads the vector and writes an entry (HW §6.6).
+        // SNQ: TE 23 and TE 25 read their vector and write an entry (HW §6.6).
         self.world.poke(nic, 0x10020, RING >> 10);
         self.world.poke(nic, 0x10028, 255);
         self.world.poke(nic, 0x10038, 255);
-        let read = 3 | (0xff << 4) | (3 << 19) | ((0x120_0020 / 8) << 22) | (1 << 48) | (4 << 49);
-        self.world.poke(nic, 0x10800 + 8 * 23, read);
-        self.world.poke(nic, 0x10000, 1 << 23);
+        for (te, vector) in [(23, 0x120_0020), (25, 0x160_0020)] {
+            let read = 3 | (0xff << 4) | (3 << 19) | ((vector / 8) << 22) | (1 << 48) | (4 << 49);
+            self.world.poke(nic, 0x10800 + 8 * te, read);
+        }
+        self.world.poke(nic, 0x10000, (1 << 23) | (1 << 25));
         self.world.poke(nic, 0x10068, 1);
         self.world.poke(nic, 0x10040, 0x1_0001);
+    }
+
+    /// Queues of a VPID with 32 slots each.
+    fn open(&mut self, nic: usize, vpid: u64, page: u64) {
+        let v = vpid as u32;
+        for (queues, slot, base) in [(0xC0_0000, 3, MAILBOX), (0xE0_0000, 0, NOTIFICATIONS)] {
+            self.world.poke(nic, queues, 1);
+            self.world.poke(nic, queues + 0x800 + 8 * v, 31);
+            let segment = slot | (31 << 2) | (((base >> 12) + page) << 18) | (1 << 58);
+            self.world.poke(nic, queues + 0x1800 + 8 * v, segment);
+            self.world
+                .poke(nic, queues + 0x10_0000 + 0x1000 * v, 1 << 32);
+        }
+    }
+
+    /// VPIDs 4 and 5 of NIC 1 have queues, too.
+    fn more_queues(&mut self) {
+        (1..3).for_each(|k| self.open(1, VPID + k, k));
+    }
+
+    /// All memory has translations to itself, for VPID 3; the GAT is at address 0.
+    fn translate(&mut self) {
+        for nic in 0..2 {
+            for page in 0..MEMORY >> 12 {
+                self.put(nic, 8 * page, (page << 12) | (VPID << 2) | 3);
+            }
+            self.world.poke(nic, 0xC000, 1);
+            self.world.poke(nic, 0xE000, 1 << 31);
+        }
+    }
+
+    /// As [`Rig::rma`], by NLAs.
+    fn rma_te(&mut self, command: u64, notify: u64, len: u64, addresses: [u64; 2]) {
+        self.rma(command, 16, notify, len, addresses);
+    }
+
+    /// NIC 0 sends a message of 8 bytes to a VPID of NIC 1.
+    fn velo_to(&mut self, vpid: u64, interrupt: bool, text: u64) {
+        let descriptor = 1 | (vpid << 16) | (u64::from(interrupt) << 34) | (8 << 48);
+        self.store(0, 0x200_0000 | (VPID << 12), &[descriptor, text]);
     }
 
     fn store(&mut self, nic: usize, at: u64, words: &[u64]) {
@@ -226,8 +268,9 @@ fn traffic_classes_pass_each_other() {
 /// HW §17, §10.8: data before the notification; §10.8, G12: requests of one VPID and class in order, be they puts or gets.
 #[test]
 fn what_is_promised_about_transfers_holds() {
-    for seed in 0..200 {
-        let mut rig = Rig::new(seed, UNKIND);
+    let pushes = ["", "\npush = \"bridge\""];
+    for (seed, push) in (0..200).zip(pushes.into_iter().cycle()) {
+        let mut rig = Rig::new(seed, &format!("{UNKIND}{push}"));
         for k in 0..4 {
             rig.put(0, SOURCE + 8 * k, 100 + k);
         }
@@ -416,27 +459,29 @@ fn what_is_under_way_is_lost_with_the_power() {
     assert_eq!(rig.message(1, 0), None);
 }
 
-#[test]
-fn the_same_seed_gives_the_same_run() {
-    let run = |seed| {
-        let mut rig = Rig::new(seed, UNKIND);
-        let mut seen = Vec::new();
-        for k in 0..20 {
-            rig.put(0, SOURCE, k);
-            rig.rma(2, k % 4, 4, 8, [SOURCE, TARGET + 8 * k]);
-            rig.velo(VPID + k % 3, k % 4, true, k);
-            for _ in 0..3 {
-                rig.step();
-                seen.push(rig.time.get());
-            }
-        }
-        while rig.step() {
+/// When things happen under some traffic, and in which order messages come.
+fn history(rig: &mut Rig) -> (Vec<u64>, Vec<u64>, TimingStats) {
+    let mut seen = Vec::new();
+    for k in 0..20 {
+        rig.put(0, SOURCE, k);
+        rig.rma(2, k % 4, 4, 8, [SOURCE, TARGET + 8 * k]);
+        rig.velo(VPID + k % 3, k % 4, true, k);
+        for _ in 0..3 {
+            rig.step();
             seen.push(rig.time.get());
         }
-        assert_eq!(rig.world.next_deadline(), None, "nothing left to wait for");
-        let order: Vec<_> = (0..20).map(|k| rig.message(1, k).unwrap()).collect();
-        (seen, order, rig.world.timing_stats(0))
-    };
+    }
+    while rig.step() {
+        seen.push(rig.time.get());
+    }
+    assert_eq!(rig.world.next_deadline(), None, "nothing left to wait for");
+    let order = (0..20).map(|k| rig.message(1, k).unwrap()).collect();
+    (seen, order, rig.world.timing_stats(0))
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let run = |seed| history(&mut Rig::new(seed, UNKIND));
     assert_eq!(run(5), run(5));
     assert_ne!(run(5), run(6));
 }
@@ -451,7 +496,8 @@ fn links_have_latencies_of_their_own() {
     let text = "[timing]\nmodel = \"unkind\"\n[network]\nlink = { latency-ns = 7 }";
     let file: ConfigFile = toml::from_str(text).unwrap();
     let fabric = Fabric::build(file, &Overrides::default(), std::path::Path::new("/d")).unwrap();
-    let world = World::new(&fabric, Clock::real(), Tracer::off()).unwrap();
+    let mut world = World::new(&fabric, Clock::real(), Tracer::off()).unwrap();
+    world.reseed(5);
     assert_eq!(world.network().knobs(0).latency_ns, 7);
     for bad in [
         "link-latency-ns = [9, 8]",

@@ -81,9 +81,9 @@ fn late(wc_commit_ns: u64) -> NicConfig {
 #[test]
 fn stored_is_not_committed() {
     let mut early = 0;
-    for wc_seed in 0..50 {
+    for seed in 0..50 {
         let (mut rig, mut q) = rig(NicConfig {
-            wc_seed,
+            seed,
             ..late(500 * US)
         });
         for n in 0..20 {
@@ -289,10 +289,10 @@ fn reserved_bits_and_wrong_places_are_reported() {
     assert_eq!(counters(&rig).events[22], 1);
 }
 
-fn lines(wc_seed: u64) -> NicConfig {
+fn lines(seed: u64) -> NicConfig {
     NicConfig {
         wc: WriteCombining::Lines,
-        wc_seed,
+        seed,
         ..NicConfig::default()
     }
 }

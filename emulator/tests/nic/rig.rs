@@ -81,6 +81,10 @@ impl Host for Ram {
         Ok(())
     }
 
+    fn peek(&mut self, addr: u64, buf: &mut [u8]) -> bool {
+        self.dma_read(addr, buf).is_ok()
+    }
+
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault> {
         let range = self.range(addr, data.len())?;
         self.bytes[range].copy_from_slice(data);
@@ -161,6 +165,7 @@ impl Rig {
         let node = |id| {
             let mut nic = Nic::new(NicConfig {
                 node_id: id,
+                seed: cfg.seed + (u64::from(id) << 32),
                 ..cfg.clone()
             });
             nic.set_bar_address(0, BAR0);

@@ -414,15 +414,25 @@ fn network_without_credit_makes_the_requester_wait_then_retry() {
     rig.credit = 0;
     numbers(&mut rig, 9, 0..10);
     assert!(rig.nodes[0].nic.tx_waiting());
-    let state = wire::wcbuf::State(rig.read(0, wire::regs::wcbuf::velo::state(Vpid::from(7))));
-    assert_eq!((state.committed_count(), state.retry_count()), (4, 6));
+    // What waits has been accepted by nobody yet (HW §8).
+    let state = |rig: &mut Rig| {
+        let at = wire::regs::wcbuf::velo::state(Vpid::from(7));
+        wire::wcbuf::State(rig.read(0, at))
+    };
+    let s = state(&mut rig);
+    assert_eq!((s.committed_count(), s.retry_count()), (0, 6));
+    assert!(!s.is_idle());
     assert_eq!(take_all(&mut rig, &mut q).len(), 0);
     rig.credit = 2 * (8 + extoll_emulator::lane::OVERHEAD); // two small packets per turn
     rig.tick(0);
     assert_eq!(take_all(&mut rig, &mut q), [0, 1]);
+    assert_eq!(state(&mut rig).committed_count(), 2);
     rig.tick(0);
     assert_eq!(take_all(&mut rig, &mut q), [2, 3]);
     assert!(!rig.nodes[0].nic.tx_waiting());
+    let s = state(&mut rig);
+    assert!(s.is_idle());
+    assert_eq!((s.committed_count(), s.retry_count()), (4, 6));
 }
 
 #[test]

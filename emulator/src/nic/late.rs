@@ -1,0 +1,54 @@
+//! Random times that a unit takes. MODEL throughout: the sources give no times (G35).
+
+use super::NicConfig;
+use crate::seed::{self, Purpose};
+use rand::rngs::SmallRng;
+use rand::Rng;
+
+/// Times of one unit.
+pub(super) struct Late {
+    rng: SmallRng,
+    purpose: Purpose,
+    /// 0: none.
+    longest: u64,
+}
+
+impl Late {
+    pub(super) fn new(cfg: &NicConfig, purpose: Purpose, longest: u64) -> Self {
+        Self {
+            rng: cfg.draws(purpose),
+            purpose,
+            longest,
+        }
+    }
+
+    /// The unit takes no time.
+    #[inline]
+    pub(super) fn is_off(&self) -> bool {
+        self.longest == 0
+    }
+
+    /// Mostly short, at times as long as may be.
+    pub(super) fn draw(&mut self) -> u64 {
+        if self.is_off() {
+            return 0;
+        }
+        let most = match self.rng.random_ratio(1, 8) {
+            true => self.longest,
+            false => self.longest / 16,
+        };
+        self.rng.random_range(0..=most)
+    }
+
+    /// As [`Late::draw`], but only one in so many times; else none.
+    pub(super) fn draw_one_in(&mut self, every: u32) -> u64 {
+        if self.is_off() || !self.rng.random_ratio(1, every.max(1)) {
+            return 0;
+        }
+        self.draw()
+    }
+
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.rng = seed::rng(seed, 0, self.purpose);
+    }
+}

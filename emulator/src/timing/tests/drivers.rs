@@ -1,0 +1,328 @@
+//! Small model drivers, each with one wrong assumption, and the right one beside it: the wrong one is found out within a few seeds, the
+//! right one never fails. This is what the unkind model is for.
+
+use super::*;
+use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict};
+
+/// Seeds that a wrong assumption may survive together.
+const SEEDS: u64 = 48;
+/// Exchanges of one run.
+const ROUNDS: u64 = 8;
+
+/// How many of the runs had a wrong result.
+fn wrong_runs(run: impl Fn(&mut Rig) -> bool) -> u64 {
+    (0..SEEDS)
+        .map(|seed| u64::from(!run(&mut Rig::new(seed, UNKIND))))
+        .sum()
+}
+
+/// The wrong driver fails, more than by a single chance; the right one does not.
+fn compare(name: &str, run: impl Fn(&mut Rig, bool) -> bool) {
+    let wrong = wrong_runs(|rig| run(rig, false));
+    let right = wrong_runs(|rig| run(rig, true));
+    assert!(wrong >= 4, "{name}: found out in {wrong} of {SEEDS} runs");
+    assert_eq!(right, 0, "{name}: the right driver fails");
+}
+
+/// "The data of a PUT are there when a VELO message that was sent after it is": HW §10.8 promises nothing between the units.
+#[test]
+fn a_message_as_completion_of_a_put() {
+    compare("put then VELO", |rig, right| {
+        (0..ROUNDS).all(|k| {
+            rig.put(0, SOURCE, k + 1);
+            rig.rma(2, 0, 4, 8, [SOURCE, TARGET]);
+            rig.velo(VPID, 0, false, k);
+            rig.until(|r| match right {
+                true => r.see(1, NOTIFICATIONS + 16 * k + 8) != 0,
+                false => r.message(1, k).is_some(),
+            });
+            let good = rig.see(1, TARGET) == k + 1;
+            while rig.step() {}
+            good
+        })
+    });
+}
+
+/// Bytes of five fragments (HW §10.3).
+const LONG: u64 = 5 * 496;
+
+fn long_put(rig: &mut Rig, value: u64, modifiers: u64) {
+    (0..LONG / 8).for_each(|k| rig.put(0, SOURCE + 8 * k, value));
+    let word = 3 | (2 << 2) | (VPID << 8) | (1 << 16) | (4 << 32) | (modifiers << 35);
+    let word = word | ((LONG - 1) << 40);
+    rig.store(0, 0x400_0000 | (VPID << 12), &[word, SOURCE, TARGET]);
+}
+
+fn whole(rig: &Rig, value: u64) -> bool {
+    (0..LONG / 8).all(|k| rig.see(1, TARGET + 8 * k) == value)
+}
+
+/// "A transfer is there when its first fragment is": only the notification of the last one says so (HW §10.3, §10.5).
+#[test]
+fn the_first_fragment_as_completion() {
+    compare("first fragment", |rig, right| {
+        (0..ROUNDS).all(|k| {
+            long_put(rig, k + 1, 0);
+            rig.until(|r| match right {
+                true => r.see(1, NOTIFICATIONS + 16 * k + 8) != 0,
+                false => r.see(1, TARGET) == k + 1,
+            });
+            let good = whole(rig, k + 1);
+            while rig.step() {}
+            good
+        })
+    });
+}
+
+/// The same with NTR, where each fragment is told of: the first notification is not the last.
+#[test]
+fn the_first_notification_as_completion() {
+    compare("first of several notifications", |rig, right| {
+        (0..ROUNDS / 2).all(|k| {
+            long_put(rig, k + 1, 2);
+            let taken = 5 * k + if right { 4 } else { 0 };
+            rig.until(|r| r.see(1, NOTIFICATIONS + 16 * taken + 8) != 0);
+            let good = whole(rig, k + 1);
+            while rig.step() {}
+            good
+        })
+    });
+}
+
+/// "A source is free when the descriptor is stored", or "when it is committed": it is when the requester's notification is there
+/// (HW §10.5).
+#[test]
+fn a_source_that_is_used_again() {
+    let run = |rig: &mut Rig, free: fn(&mut Rig, u64) -> bool| {
+        for k in 0..ROUNDS {
+            rig.put(0, SOURCE, k + 1);
+            rig.rma(2, 0, 1, 8, [SOURCE, TARGET + 8 * k]);
+            while !free(rig, k) {
+                assert!(rig.step(), "never free");
+            }
+        }
+        rig.put(0, SOURCE, 0);
+        while rig.step() {}
+        (0..ROUNDS).all(|k| rig.see(1, TARGET + 8 * k) == k + 1)
+    };
+    let told = |rig: &mut Rig, k| rig.see(0, NOTIFICATIONS + 16 * k + 8) != 0;
+    compare("free when stored", |rig, right| match right {
+        true => run(rig, told),
+        false => run(rig, |_, _| true),
+    });
+    // The descriptor counts before the pages of a longer transfer are read.
+    let run = |rig: &mut Rig, right: bool| {
+        (0..ROUNDS).all(|k| {
+            let len = 64 * 496;
+            (0..len / 8).for_each(|w| rig.put(0, SOURCE + 8 * w, k + 1));
+            rig.rma(2, 0, 1, len, [SOURCE, TARGET]);
+            loop {
+                let state = State(rig.world.peek(0, 0x140_0000 + 0x1000 * VPID as u32));
+                let idle = state.is_idle() && u64::from(state.committed_count()) == k + 1;
+                if (right && told(rig, k)) || (!right && idle) {
+                    break;
+                }
+                assert!(rig.step(), "never free");
+            }
+            (0..len / 8).for_each(|w| rig.put(0, SOURCE + 8 * w, 0));
+            while rig.step() {}
+            (0..len / 8).all(|w| rig.see(1, TARGET + 8 * w) == k + 1)
+        })
+    };
+    compare("free when committed", run);
+}
+
+/// "A page can be used again when its flush was sent": when the notification after it is there (HW §11.3).
+#[test]
+fn a_page_that_is_used_again() {
+    compare("flush without notification", |rig, right| {
+        rig.translate();
+        let (page, answer) = (TARGET >> 12, 0x8000);
+        rig.put(0, SOURCE, 5);
+        for _ in 0..24 {
+            rig.rma_te(2, 0, 8, [SOURCE, TARGET]);
+        }
+        rig.until(|r| r.see(1, TARGET) == 5);
+        rig.put(1, 8 * page, 0);
+        rig.store(1, 0xC008, &[(1 << 60) | page]);
+        rig.store(1, 0xC008, &[(4 << 60) | answer]);
+        if right {
+            rig.until(|r| r.see(1, answer) != 0);
+        }
+        rig.put(1, TARGET, 77);
+        while rig.step() {}
+        rig.see(1, TARGET) == 77
+    });
+}
+
+/// "An entry of the SNQ tells of one VPID": of all that interrupted until its program read the vector (HW §6.5).
+#[test]
+fn the_lowest_bit_of_a_vector() {
+    compare("one VPID per interrupt", |rig, right| {
+        rig.more_queues();
+        let vpids = VPID..VPID + 3;
+        for vpid in vpids.clone() {
+            rig.velo_to(vpid, true, vpid);
+        }
+        while rig.step() {}
+        let mut woken = 0u64;
+        for k in 0.. {
+            let at = RING + 64 * k;
+            if rig.see(1, at + 56) >> 63 == 0 {
+                break;
+            }
+            let vector = rig.see(1, at + 24);
+            woken |= match right {
+                true => vector,
+                false => vector & vector.wrapping_neg(),
+            };
+        }
+        vpids.fold(0, |all, v| all | (1 << v)) == woken
+    });
+}
+
+/// Takes messages out of the mailbox of 32 slots as software does (HW §9.5).
+struct Mailbox {
+    taken: u64,
+    got: Vec<u64>,
+}
+
+impl Mailbox {
+    fn take(&mut self, rig: &mut Rig) {
+        let slot = self.taken % 32;
+        if let Some(text) = rig.message(1, slot) {
+            self.got.push(text);
+            rig.put(1, MAILBOX + 128 * slot + 120, 0);
+            self.taken += 1;
+            let rp = self.taken % 32;
+            rig.store(1, 0xD0_0000 + 0x1000 * VPID, &[rp]);
+        }
+    }
+}
+
+/// Buffers as small as they can be, so that a receiver that is slow is felt soon.
+const NARROW: &str = "model = \"unkind\"\nqueue-limit = LIMIT\n[network]\ninput-buffer-bytes = 600\nnp-buffer-bytes = 600";
+
+fn state(rig: &mut Rig) -> State {
+    State(rig.world.peek(0, 0x100_0000 + 0x1000 * VPID as u32))
+}
+
+/// Sends by the protocol of HW §8.
+struct Sender {
+    credits: Credits,
+    copies: [u64; 256],
+    turn: u32,
+    repairs: u32,
+    waits: u32,
+}
+
+impl Sender {
+    /// Time passes; the receiver takes a message now and then.
+    fn pass(&mut self, rig: &mut Rig, mailbox: &mut Mailbox) {
+        self.turn += 1;
+        if !rig.step() || self.turn % 4 == 0 {
+            mailbox.take(rig);
+        }
+    }
+
+    /// True if everything that was sent counts as committed.
+    fn poll(&mut self, rig: &mut Rig, mailbox: &mut Mailbox) -> bool {
+        self.pass(rig, mailbox);
+        match self.credits.on_state(state(rig)) {
+            Verdict::Ok { outstanding } => return outstanding == 0,
+            Verdict::Full => self.waits += 1,
+            Verdict::Retry { .. } => self.repair(rig, mailbox),
+            other => panic!("{other}"),
+        }
+        false
+    }
+
+    fn repair(&mut self, rig: &mut Rig, mailbox: &mut Mailbox) {
+        self.repairs += 1;
+        let mut machine = Replay::new();
+        let mut action = machine.start();
+        while action != Action::Done {
+            let event = match action {
+                Action::ReadState => {
+                    self.pass(rig, mailbox);
+                    Event::State(state(rig))
+                }
+                Action::WriteState(value) => {
+                    let at = 0x100_0000 + 0x1000 * VPID as u32;
+                    rig.world.poke(0, at, value.raw());
+                    Event::Written
+                }
+                Action::Send(slot) => {
+                    rig.velo(VPID, 0, false, self.copies[usize::from(slot)]);
+                    Event::Sent
+                }
+                Action::Done => break,
+                Action::Failed(why) => panic!("{why}"),
+            };
+            action = machine.step(&mut self.credits, event);
+        }
+    }
+
+    fn send(&mut self, rig: &mut Rig, mailbox: &mut Mailbox, text: u64) {
+        let slot = loop {
+            if let Some(slot) = self.credits.take() {
+                break slot;
+            }
+            self.poll(rig, mailbox);
+        };
+        self.copies[usize::from(slot)] = text;
+        rig.velo(VPID, 0, false, text);
+    }
+}
+
+/// A receiver that is slow makes the network take nothing, and then the requester (HW §8, §9.6). "What was stored gets there" is wrong
+/// then; what the protocol repairs gets there once and in order.
+#[test]
+fn a_slow_receiver() {
+    const MESSAGES: u64 = 500;
+    let (mut repairs, mut waits) = (0, 0);
+    for seed in 0..8 {
+        for careful in [false, true] {
+            // Looking at the state seldom makes it full before it asks for a replay.
+            let (every, limit) = match seed % 2 {
+                0 => (8, "[16, 32]"),
+                _ => (u64::MAX, "[4096, 4096]"),
+            };
+            let timing = format!("{NARROW}\n[nic]\nhold-buffer-bytes = 600");
+            let mut rig = Rig::new(seed, &timing.replace("LIMIT", limit));
+            let (taken, got) = (0, Vec::new());
+            let mut mailbox = Mailbox { taken, got };
+            let mut sender = Sender {
+                credits: Credits::new(),
+                copies: [0; 256],
+                turn: 0,
+                repairs: 0,
+                waits: 0,
+            };
+            for n in 0..MESSAGES {
+                if !careful {
+                    rig.velo(VPID, 0, false, n);
+                    sender.pass(&mut rig, &mut mailbox);
+                    continue;
+                }
+                sender.send(&mut rig, &mut mailbox, n);
+                if n % every == every - 1 {
+                    sender.poll(&mut rig, &mut mailbox);
+                }
+            }
+            while careful && !sender.poll(&mut rig, &mut mailbox) {}
+            for _ in 0..20 * MESSAGES {
+                sender.pass(&mut rig, &mut mailbox);
+            }
+            let all: Vec<u64> = (0..MESSAGES).collect();
+            if careful {
+                assert_eq!(mailbox.got, all, "seed {seed}");
+            } else if seed % 2 == 0 {
+                assert_ne!(mailbox.got, all, "seed {seed}: nothing was refused");
+            }
+            repairs += sender.repairs;
+            waits += sender.waits;
+        }
+    }
+    assert!(repairs > 20 && waits > 20, "{repairs} {waits}");
+}
