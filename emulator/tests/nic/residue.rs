@@ -245,7 +245,7 @@ fn what_is_on_its_way_is_waited_for() {
         let unit = [Unit::Velo, Unit::Rma][rng.below(2) as usize];
         let wc_commit_ns = [0, MS, 9 * MS, 40 * MS][rng.below(4) as usize];
         let cfg = NicConfig {
-            wc_seed: seed,
+            seed,
             wc_commit_ns,
             ..NicConfig::default()
         };
