@@ -9,17 +9,13 @@ const IDEAL: &str = "model = \"ideal\"";
 
 /// In which order NIC `nic` serves eight VPIDs that all have a command.
 fn turns(rig: &mut Rig, nic: usize) -> Vec<u64> {
-    let frozen = Faults {
-        frozen: true,
-        ..Faults::default()
-    };
-    rig.world.set_faults(nic, frozen).unwrap();
+    rig.world.set_frozen(nic, true);
     for vpid in 0..8 {
         let to = 1 - nic as u64;
         let word = 3 | (5 << 2) | (VPID << 8) | (to << 16) | (4 << 32);
         rig.store(nic, 0x400_0000 | (vpid << 12), &[word, 7, 0]);
     }
-    rig.world.set_faults(nic, Faults::default()).unwrap();
+    rig.world.set_frozen(nic, false);
     let noti = |k: u64| rig.see(1 - nic, NOTIFICATIONS + 16 * k + 8);
     (0..8).map(|k| (noti(k) >> 23) & 0xFF).collect()
 }
