@@ -224,7 +224,12 @@ impl Rig {
     }
 }
 
-const UNKIND: &str = "model = \"unkind\"";
+const UNKIND: &str = "model = \"unkind\"
+commit-delay-ns = 50000
+read-delay-ns = 100000
+atu-delay-ns = 50000
+event-delay-ns = 50000
+queue-limit = [16, 128]";
 
 /// HW §10.8: "No ordering between different TCs or between VELO and RMA is stated" (G28).
 #[test]
