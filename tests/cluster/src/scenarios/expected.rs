@@ -53,6 +53,11 @@ const FOUND: &[(&str, &[&str])] = &[
     ("faults::link_flap", &[]),
     ("faults::memory_pressure", &[]),
     ("faults::receive_queue_full", &[]),
+    // A NIC that is given up is cut off in the middle of its work.
+    (
+        "faults::registers_hang",
+        &["drops_bus_master_off", "dma_faults", "drops_dma"],
+    ),
     ("faults::retry_and_replay", &[]),
     ("faults::slots_of_64_bytes", &[]),
     ("faults::slow_receiver", &[]),

@@ -166,7 +166,7 @@ fn flap(lab: &Lab) -> Result<()> {
             "--up-ms",
             "300",
             "--count",
-            "10",
+            "40",
             "--drop",
         ]);
         let data = data
