@@ -64,6 +64,7 @@ const FOUND: &[(&str, &[&str])] = &[
     ("fuzz::", OF_INPUT),
     ("hostile::", OF_INPUT),
     ("iommu::atu_", REVOKED),
+    ("iommu::user_", REVOKED),
     ("libraries::", REFUSED),
     ("raw::", REFUSED),
     ("raw::atu_", REVOKED),
