@@ -3,7 +3,7 @@
 use super::{hostile::velo, node::node, on_pair};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
-use anyhow::{ensure, Result};
+use anyhow::Result;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -75,6 +75,8 @@ fn moves(lab: &Lab, counter: &str, what: &str, send: impl FnOnce() -> Result<()>
 }
 
 /// What a receiver has verified is chosen by `verify_rx_csum`; what a sender leaves unfinished, by `skip_tx_csum`.
+///
+/// Without `skip_tx_csum` the driver does not offer the stack to finish checksums, so the stack does it: only the receiver can tell.
 fn options(lab: &Lab) -> Result<()> {
     let result = (|| -> Result<()> {
         for (option, payload, counter) in [
@@ -92,17 +94,10 @@ fn options(lab: &Lab) -> Result<()> {
         ] {
             node(lab, 0).reload_exn(skip)?;
             node(lab, 1).reload_exn(verify)?;
-            let finished = || node(lab, 0).ethtool("tx_checksummed");
-            let before = finished()?;
             moves(lab, counter, &format!("'{skip}' '{verify}'"), || {
                 let line = "echo hello | socat -u STDIN UDP-SENDTO:10.2.0.2:31337";
                 node(lab, 0).ok(line).map(drop)
             })?;
-            let more = finished()? - before;
-            ensure!(
-                (more == 0) != skip.is_empty(),
-                "'{skip}': {more} checksums were finished"
-            );
         }
         Ok(())
     })();
