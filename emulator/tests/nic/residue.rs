@@ -215,7 +215,7 @@ fn whatever_words_are_left_the_page_is_empty() {
         let (mut r, mut witness) = Requester::new(Unit::Rma, NicConfig::default(), false);
         let words = (r.command)(LEFT);
         for page in 0..r.pages.len() {
-            for (i, word) in words.iter().enumerate().filter(|(i, _)| left >> i & 1 != 0) {
+            for (i, word) in words.iter().enumerate().filter(|(i, _)| (left >> i) & 1 != 0) {
                 r.word(page, i, *word);
             }
         }
@@ -227,7 +227,7 @@ fn whatever_words_are_left_the_page_is_empty() {
         let (mut r, mut witness) = Requester::new(Unit::Velo, NicConfig::default(), false);
         let left = rng.below(0xFFFF);
         for (i, word) in (r.command)(LEFT).iter().enumerate() {
-            if left >> i & 1 != 0 {
+            if (left >> i) & 1 != 0 {
                 r.word(0, i, *word);
             }
         }
