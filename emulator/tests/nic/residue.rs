@@ -215,7 +215,11 @@ fn whatever_words_are_left_the_page_is_empty() {
         let (mut r, mut witness) = Requester::new(Unit::Rma, NicConfig::default(), false);
         let words = (r.command)(LEFT);
         for page in 0..r.pages.len() {
-            for (i, word) in words.iter().enumerate().filter(|(i, _)| (left >> i) & 1 != 0) {
+            for (i, word) in words
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| (left >> i) & 1 != 0)
+            {
                 r.word(page, i, *word);
             }
         }
