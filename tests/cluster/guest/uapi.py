@@ -264,7 +264,7 @@ def unbound(ready, go):
     for address in fine:
         load(address)
     open(ready, "w").close()
-    end = time.time() + 120
+    end = time.time() + 240
     while not os.path.exists(go) and time.time() < end:
         time.sleep(0.02)
     for address in fine + [window]:
@@ -289,9 +289,9 @@ def asleep(ready):
         check("armed", d.ioctl(ARM, d.rp), 0)
     check("nothing there", p.poll(50), [])
     open(ready, "w").close()
-    end = time.time() + 120
+    end = time.time() + 240
     gone = select.POLLERR | select.POLLHUP
-    check("woken", [bits & gone for _, bits in p.poll(120_000)], [gone] * 2)
+    check("woken", [bits & gone for _, bits in p.poll(240_000)], [gone] * 2)
     check("in time", time.time() < end)
     for d in devices:
         fails("arming", errno.ENODEV, d.ioctl, ARM, d.rp)

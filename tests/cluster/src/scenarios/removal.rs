@@ -103,11 +103,12 @@ fn once(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         prepare(lab, node)?;
     }
-    let mut running = flows(lab)?;
-    let flood = lab.spawn(VICTIM, "ping -q -f -s 3000 -w 100 node0")?;
+    // Before the load, in which an interpreter may take a minute to start.
     lab.ok(VICTIM, "rm -f /tmp/ready")?;
     let sleeper = lab.spawn(VICTIM, &uapi::line("asleep /tmp/ready"))?;
     node(lab, VICTIM).until_file("/tmp/ready")?;
+    let mut running = flows(lab)?;
+    let flood = lab.spawn(VICTIM, "ping -q -f -s 3000 -w 200 node0")?;
     work(lab, &running, 1, |_| true).context("before the removal")?;
 
     remove(lab)?;

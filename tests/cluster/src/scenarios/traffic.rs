@@ -167,23 +167,27 @@ fn sums(options: &str) -> Vec<(&'static str, usize)> {
     sums
 }
 
-/// TCP with one and four streams, in all directions: all that was asked for arrives over the interface, by all streams, and no frame is
+/// What the sockets of one stream hold at most when asked for half a MiB: the kernel takes twice as much, on each side.
+const IN_SOCKETS: u64 = 2 << 20;
+
+/// TCP with one and four streams, in all directions: what was asked for arrives over the interface, by all streams, and no frame is
 /// lost.
 pub fn iperf3_tcp(lab: &Lab) -> Result<()> {
     let bytes: u64 = volume(8, 64) << 20;
     for options in ["", "-R", "-P 4", "-P 4 -R", "--bidir", "-P 4 --bidir"] {
-        // Both directions at once end by the time: by volume one could end before the other has begun.
         let both = options.contains("--bidir");
-        let end = if both {
-            "-t 2".into()
+        let many = if options.contains("-P 4") { 4 } else { 1 };
+        // By volume one stream or direction could end before another has begun, and on a busy machine with one processor a thread
+        // of the receiver may not run for a second. The receiver does not count what is in sockets when the sender has written all.
+        let (end, least) = if both || many > 1 {
+            ("-t 3".into(), 1)
         } else {
-            format!("-n {bytes}")
+            (format!("-n {bytes} -w 512K"), bytes - IN_SOCKETS)
         };
         let before = received(lab)?;
         let report = iperf3(lab, &format!("{options} {end}"))?;
         let after = received(lab)?;
         let streams = report["end"]["streams"].as_array().context("no streams")?;
-        let many = if options.contains("-P 4") { 4 } else { 1 };
         let expected = if both { 2 * many } else { many };
         ensure!(streams.len() == expected, "iperf3 {options}: {report}");
         for stream in streams {
@@ -196,9 +200,8 @@ pub fn iperf3_tcp(lab: &Lab) -> Result<()> {
         for (sum, receiver) in sums(options) {
             let got = report["end"][sum]["bytes"].as_u64().context(sum)?;
             ensure!(
-                // What is on its way when the sender has sent all is not counted by the receiver.
-                both || got >= bytes / 2,
-                "iperf3 {options}: {got} of {bytes} bytes"
+                got >= least,
+                "iperf3 {options}: {got} bytes instead of {least}"
             );
             let over = after[receiver].bytes - before[receiver].bytes;
             ensure!(
