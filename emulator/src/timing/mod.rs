@@ -119,11 +119,11 @@ impl Default for TimingConfig {
             spurious_every: 16,
             link_latency_ns: [5_000, 50_000],
             link_jitter_ns: 10_000,
-            commit_delay_ns: 0,
-            read_delay_ns: 0,
-            atu_delay_ns: 0,
-            event_delay_ns: 0,
-            queue_limit: [4096, 4096],
+            commit_delay_ns: 50_000,
+            read_delay_ns: 100_000,
+            atu_delay_ns: 50_000,
+            event_delay_ns: 50_000,
+            queue_limit: [64, 4096],
         }
     }
 }

@@ -315,7 +315,7 @@ fn what_is_promised_about_transfers_holds() {
 fn messages_of_one_vpid_stay_in_order() {
     let mut mixed = 0;
     for seed in 0..64 {
-        // Several that leave the requester at once pass each other in the crossbar (docs/emulator.md).
+        // Behind the requester they may pass in the crossbar, where each class has buffers of its own.
         let mut rig = Rig::new(
             seed,
             &format!("{UNKIND}\ncommit-delay-ns = 0").replacen("commit-delay-ns = 50000\n", "", 1),
