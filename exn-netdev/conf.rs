@@ -53,6 +53,9 @@ pub(crate) const PAUSE_MS: u32 = 1;
 pub(crate) const PROOF_MS: u32 = 1000;
 /// Ports are reopened at most this often.
 pub(crate) const RESTART_MS: u32 = 30_000;
+/// How long the transmit queue may stand still. Longer than the core tries to repair what a requester refuses (5 s), which ends by giving up
+/// packets and waking the queue.
+pub(crate) const WATCHDOG_MS: u32 = 8000;
 /// How long `down` waits for transfers in flight.
 pub(crate) const DRAIN_MS: u32 = 500;
 

@@ -360,7 +360,7 @@ impl Interface {
             max_mtu: conf::MAX_MTU,
             mtu: conf::MAX_MTU,
             tx_queue_len: 1000,
-            watchdog_ms: 5000,
+            watchdog_ms: conf::WATCHDOG_MS,
             tx_csum: conf::skip_tx_checksum(),
             multicast: true,
         };

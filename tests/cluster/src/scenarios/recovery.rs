@@ -170,7 +170,7 @@ fn watchdog(lab: &Lab) -> Result<()> {
         reason(lab, 0, 12)?,
     );
     lab.fault(&["stuck", "0"])?;
-    // Small frames go as messages; with 255 of them not taken, the queue stops, and five seconds later the watchdog bites.
+    // Small frames go as messages; with 255 of them not taken, the queue stops, and eight seconds later the watchdog bites.
     let load = lab.spawn(0, "ping -q -f -s 20 -w 60 node1")?;
     let fired = lab.until("the watchdog fires", PATIENCE, |l| {
         Ok(node(l, 0).ethtool("tx_watchdog")? > before.0)
