@@ -26,7 +26,7 @@ const SLACK: Duration = Duration::from_secs(10);
 const USER_KINDS: usize = 4;
 
 /// Between operations, so that others get the processor.
-const PAUSE: Duration = Duration::from_millis(30);
+const PAUSE: Duration = Duration::from_millis(150);
 
 /// When an endless run ends, and where it tells what happened so far.
 #[derive(clap::Args)]
