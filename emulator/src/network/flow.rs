@@ -7,7 +7,9 @@
 //! a bounded number of steps however many packets wait.
 
 use super::link::DownPolicy;
-use super::{DropReason, Flit, IllegalRouting, Network, Outcome, Timer, NP_BASE, TE_XBAR_INPORT};
+use super::{
+    order, DropReason, Flit, IllegalRouting, Network, Outcome, Timer, NP_BASE, TE_XBAR_INPORT,
+};
 use super::{TE_XBAR_OUTPORT, XBAR_PORTS};
 use crate::env::Dest;
 use crate::lane::{Lane, CHANNELS};
@@ -346,6 +348,9 @@ impl Network {
             let turn = granted & bit != 0 || (w.inputs & !me == 0 && !w.granted);
             if !(open && turn) {
                 w.inputs |= me;
+                if output >= HERE && lane.bit() & Lane::VELO != 0 {
+                    self.ready(nic, lane);
+                }
                 continue;
             }
             w.inputs &= !me;
@@ -590,6 +595,42 @@ impl Network {
         }
     }
 
+    /// Messages that arrived for this NIC may be fetched, if those before them have been.
+    pub(super) fn ready_messages(&mut self, nic: usize) {
+        for lane in Lane::all().filter(|l| l.bit() & Lane::VELO != 0) {
+            self.ready(nic, lane);
+        }
+    }
+
+    /// A message is on its way no longer, wherever others wait for it.
+    pub(super) fn ready_all_messages(&mut self) {
+        for nic in 0..self.nodes.len() {
+            self.ready_messages(nic);
+        }
+    }
+
+    /// The packet of a lane to be fetched next: the first one, but messages wait for those that their source sent before, and others pass
+    /// them meanwhile. Not when the buffer is full, for what they wait for could be behind them.
+    fn next_of(&mut self, nic: usize, lane: Lane) -> Option<usize> {
+        let node = &self.nodes[nic];
+        let (arrived, (_, id)) = (&node.xbar.arrived[lane.index()], node.identity);
+        let full = arrived.bytes >= self.cfg.np_buffer_bytes;
+        let mut waiting: Vec<&order::Message> = Vec::new();
+        for (i, flit) in arrived.flits.iter().enumerate() {
+            let Some(message) = &flit.order else {
+                return Some(i);
+            };
+            if waiting.iter().any(|m| m.same_source(message)) {
+                continue;
+            }
+            if full || self.order.is_next(message, nic, id) {
+                return Some(i);
+            }
+            waiting.push(message);
+        }
+        None
+    }
+
     /// Everything that arrived for this NIC may be fetched again, as far as its units take it.
     pub(super) fn ready_all(&mut self, nic: usize) {
         for lane in Lane::all() {
@@ -619,7 +660,12 @@ impl Network {
             if node.xbar.takes & lane.bit() == 0 || node.frozen {
                 continue;
             }
-            let Some(flit) = arrived.flits.pop_front() else {
+            let Some(at) = self.next_of(nic, lane) else {
+                continue;
+            };
+            let node = &mut self.nodes[nic];
+            let arrived = &mut node.xbar.arrived[lane.index()];
+            let Some(flit) = arrived.flits.remove(at) else {
                 continue;
             };
             arrived.bytes -= flit.size();
@@ -632,7 +678,19 @@ impl Network {
                 port.waiting &= !empty;
                 port.full = false;
             }
-            self.ready(nic, lane);
+            if let Some(message) = flit.order {
+                message.delivered(nic);
+                if Rc::strong_count(&message) == 1 && message.is_multicast() {
+                    // Where it has not been, others may wait for it as well.
+                    drop(message);
+                    self.ready_all_messages();
+                } else {
+                    drop(message);
+                    self.ready_messages(nic);
+                }
+            } else {
+                self.ready(nic, lane);
+            }
             self.wake(nic, lane.channel(), HERE + lane.port() as usize);
             if trace.on() {
                 let event = Event::Deliver {
@@ -704,6 +762,7 @@ impl Flit {
             todo: 0,
             dvc: 0,
             copies: self.copies.as_ref().map(Rc::clone),
+            order: self.order.as_ref().map(Rc::clone),
         }
     }
 }

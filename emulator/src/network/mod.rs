@@ -9,6 +9,7 @@ mod barrier;
 mod deadlock;
 mod flow;
 mod link;
+mod order;
 mod regs;
 pub mod routes;
 pub mod topology;
@@ -18,6 +19,7 @@ pub use regs::{NodeRegs, PortAction, SharedRegs, NP_BASE, XBAR_PORTS};
 
 use crate::env::{Dest, Packet};
 use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
+use crate::nic::Body;
 use crate::seed::{self, Purpose};
 use crate::trace::{Event, Tracer};
 use flow::{Crossbar, Place};
@@ -192,6 +194,8 @@ pub(crate) struct Flit {
     dvc: u8,
     /// Link crossings that all copies of a multicast may still make.
     copies: Option<Rc<Cell<u32>>>,
+    /// Of messages: what keeps them in order.
+    order: Option<Rc<order::Message>>,
 }
 
 /// What the world has to do for the network.
@@ -260,6 +264,7 @@ pub struct Network {
     /// Deadlocks found, oldest first.
     deadlocks: Vec<String>,
     timers: BTreeSet<(u64, Timer)>,
+    order: order::Order,
     rng: SmallRng,
     next_id: u64,
     now: u64,
@@ -300,6 +305,7 @@ impl Network {
             stalled: Vec::new(),
             deadlocks: Vec::new(),
             timers: BTreeSet::new(),
+            order: order::Order::default(),
             next_id: 0,
             now: 0,
         }
@@ -427,6 +433,16 @@ impl Network {
         let copies = matches!(pkt.dst, Dest::Group(_))
             .then(|| Rc::new(Cell::new(2 * self.nodes.len() as u32 + 16)));
         let in_flight = Rc::clone(&self.nodes[nic].in_flight);
+        let order = match &pkt.body {
+            Body::Velo(m) => {
+                let to = match pkt.dst {
+                    Dest::Node(n) => Some(n.0),
+                    Dest::Group(_) => None,
+                };
+                Some(self.order.send((nic, m.src_vpid), id, to))
+            }
+            _ => None,
+        };
         let flit = Flit {
             id,
             lane: Lane::of(&pkt),
@@ -436,6 +452,7 @@ impl Network {
             todo: 0,
             dvc: 0,
             copies,
+            order,
         };
         self.nodes[nic].stats.injected += 1;
         let enabled = {
@@ -491,6 +508,10 @@ impl Network {
                     reason,
                 },
             );
+        }
+        if flit.order.is_some() {
+            drop(flit);
+            self.ready_all_messages();
         }
     }
 

@@ -4,7 +4,7 @@
 use super::{Nic, Pressure};
 use crate::env::{Env, Packet, Stream};
 use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use wire::ids::Unit;
 
 /// Bytes that one thing held back costs the host, about.
@@ -17,6 +17,8 @@ pub(super) struct Tx {
     /// What waits, by lane, with the VPID whose VELO descriptor it comes from.
     queues: [VecDeque<(Packet, Option<u8>)>; LANES],
     waiting: usize,
+    /// Lanes in which messages of a VPID wait, in the order of sending: none enters the network before those sent earlier (HW §9.1).
+    messages: BTreeMap<u8, VecDeque<Lane>>,
     /// Credit of the packet that is being received; whoever holds the packet back keeps it.
     pub(super) receipt: Option<Receipt>,
     /// Stream of the writes that this packet causes, now or later.
@@ -72,7 +74,8 @@ impl Nic {
 
     /// Lanes in which something waits for the network only.
     pub fn tx_waiting_lanes(&self) -> u16 {
-        let waiting = Lane::all().filter(|l| !self.tx.queues[l.index()].is_empty());
+        let waits = |l: &Lane| !self.tx.queues[l.index()].is_empty() && self.tx_may_leave(*l);
+        let waiting = Lane::all().filter(waits);
         let waiting = waiting.fold(self.rma.engine.lanes(), |set, l| set | l.bit());
         waiting & !self.tx_halted()
     }
@@ -95,9 +98,13 @@ impl Nic {
 
     /// Sends a packet, in order. `from`: it is the message of a descriptor of this VPID.
     pub(super) fn send(&mut self, packet: Packet, from: Option<u8>, env: &mut Env<'_>) {
-        if self.tx_blocked(Lane::of(&packet), env) {
+        let lane = Lane::of(&packet);
+        if self.tx_blocked(lane, env) || from.is_some_and(|v| self.tx.messages.contains_key(&v)) {
             self.tx.waiting += 1;
-            self.tx.queues[Lane::of(&packet).index()].push_back((packet, from));
+            if let Some(vpid) = from {
+                self.tx.messages.entry(vpid).or_default().push_back(lane);
+            }
+            self.tx.queues[lane.index()].push_back((packet, from));
         } else {
             self.leave(packet, from, env);
         }
@@ -125,14 +132,43 @@ impl Nic {
 
     /// Sends what waited, while the network takes it.
     pub(super) fn run_tx(&mut self, env: &mut Env<'_>) {
-        for lane in Lane::all() {
-            while !self.tx_closed(lane, env) {
-                let Some((packet, from)) = self.tx.queues[lane.index()].pop_front() else {
-                    break;
-                };
-                self.tx.waiting -= 1;
-                self.leave(packet, from, env);
+        let mut left = true;
+        // What leaves one lane may be what another one waited for.
+        while std::mem::take(&mut left) {
+            for lane in Lane::all() {
+                while !self.tx_closed(lane, env) && self.tx_may_leave(lane) {
+                    let Some((packet, from)) = self.tx.queues[lane.index()].pop_front() else {
+                        break;
+                    };
+                    self.tx.waiting -= 1;
+                    left |= self.tx_left(from);
+                    self.leave(packet, from, env);
+                }
             }
         }
+    }
+
+    /// Whether the first packet of a lane is not a message behind one that waits in another lane.
+    fn tx_may_leave(&self, lane: Lane) -> bool {
+        match self.tx.queues[lane.index()].front() {
+            Some((_, Some(vpid))) => {
+                let first = self.tx.messages.get(vpid).and_then(VecDeque::front);
+                first.is_none_or(|first| *first == lane)
+            }
+            _ => true,
+        }
+    }
+
+    /// A message of this VPID has left. True if one in another lane is the next one.
+    fn tx_left(&mut self, from: Option<u8>) -> bool {
+        let Some(lanes) = from.and_then(|v| self.tx.messages.get_mut(&v)) else {
+            return false;
+        };
+        let lane = lanes.pop_front();
+        let next = lanes.front().copied();
+        if let (Some(vpid), None) = (from, next) {
+            self.tx.messages.remove(&vpid);
+        }
+        next.is_some() && next != lane
     }
 }

@@ -78,15 +78,13 @@ pub fn seed() -> Option<u64> {
     }
 }
 
-/// Makes the labs of this process draw from the run's seed unless `LAB_SEED` says otherwise, and choose a variant of the model by it unless
-/// `LAB_VARIANT` names one. To be called before there are threads.
+/// Makes the labs of this process draw from the run's seed unless `LAB_SEED` says otherwise. To be called before there are threads.
 pub fn use_seed() {
-    let unset = |name| std::env::var_os(name).is_none_or(|v| v.is_empty());
-    if let (Some(seed), true) = (seed(), unset("LAB_SEED")) {
+    if let (Some(seed), true) = (
+        seed(),
+        std::env::var_os("LAB_SEED").is_none_or(|v| v.is_empty()),
+    ) {
         std::env::set_var("LAB_SEED", seed.to_string());
-    }
-    if unset("LAB_VARIANT") {
-        std::env::set_var("LAB_VARIANT", "auto");
     }
 }
 

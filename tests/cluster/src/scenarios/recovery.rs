@@ -267,11 +267,17 @@ fn slow_receiver(lab: &Lab) -> Result<()> {
     lab.fault(&["queue-full", "1", "--vpid", "254", "--slots", "2"])?;
     lab.fault(&["retry", "0", "--waiting", "1"])?;
     let result = both_ways(lab, volume(8, 32), Duration::from_secs(300));
-    // Many messages at once: long frames without rendezvous.
-    lab.ok(0, "ethtool --set-tunable exn0 tx-copybreak 9000")?;
+    // Many messages at once: long frames without rendezvous. They wait long, for which the usual queueing discipline drops some.
+    lab.ok(
+        0,
+        "ethtool --set-tunable exn0 tx-copybreak 9000; tc qdisc replace dev exn0 root pfifo limit 1000",
+    )?;
     let frames = pings(lab, 50, "-i 0.02 -s 8000");
     lab.fault(&["clear"])?;
-    lab.ok(0, "ethtool --set-tunable exn0 tx-copybreak 120")?;
+    lab.ok(
+        0,
+        "ethtool --set-tunable exn0 tx-copybreak 120; tc qdisc del dev exn0 root",
+    )?;
     result?;
     frames?;
     let after = lab.status()?;

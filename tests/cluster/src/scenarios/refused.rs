@@ -164,12 +164,7 @@ fn pci_identity(lab: &Lab) -> Result<()> {
             1,
             "PCI revision not supported",
         ),
-        (
-            r#""msi":false"#,
-            r#""msi":true"#,
-            2,
-            "no MSI capability",
-        ),
+        (r#""msi":false"#, r#""msi":true"#, 2, "no MSI capability"),
         (
             r#""bar0-size":67108864"#,
             r#""bar0-size":268435456"#,

@@ -1,0 +1,128 @@
+//! Messages of one VPID are delivered in order (HW §9.1), also those of different classes, and a multicast and a message for one node,
+//! which travel in different channels and on different ways.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::rc::{Rc, Weak};
+
+/// Who sent a message: NIC and VPID.
+pub(super) type Source = (usize, u16);
+
+/// A message on its way; alive until it, or each copy of it, has been delivered or lost.
+pub(super) struct Message {
+    source: Source,
+    /// In the order of sending.
+    number: u64,
+    /// Node ID; `None`: a multicast.
+    to: Option<u16>,
+    /// NICs at which a multicast has been delivered.
+    seen: RefCell<BTreeSet<usize>>,
+}
+
+#[derive(Default)]
+struct Sent {
+    /// By the node they are for.
+    single: HashMap<u16, VecDeque<Weak<Message>>>,
+    multicasts: VecDeque<Weak<Message>>,
+}
+
+/// What is on its way.
+#[derive(Default)]
+pub(super) struct Order(HashMap<Source, Sent>);
+
+/// Forgets what has arrived from the front on.
+fn prune(queue: &mut VecDeque<Weak<Message>>) {
+    while queue.front().is_some_and(|m| m.strong_count() == 0) {
+        queue.pop_front();
+    }
+}
+
+impl Order {
+    /// A message enters the network.
+    pub(super) fn send(&mut self, source: Source, number: u64, to: Option<u16>) -> Rc<Message> {
+        let message = Rc::new(Message {
+            source,
+            number,
+            to,
+            seen: RefCell::default(),
+        });
+        let sent = self.0.entry(source).or_default();
+        let queue = match to {
+            Some(node) => sent.single.entry(node).or_default(),
+            None => &mut sent.multicasts,
+        };
+        prune(queue);
+        queue.push_back(Rc::downgrade(&message));
+        message
+    }
+
+    /// True if nothing that was sent before has still to be delivered at this NIC.
+    pub(super) fn is_next(&mut self, message: &Message, nic: usize, node: u16) -> bool {
+        let Some(sent) = self.0.get_mut(&message.source) else {
+            return true;
+        };
+        let before = |m: &Rc<Message>| m.number < message.number;
+        if let Some(queue) = sent.single.get_mut(&node) {
+            prune(queue);
+            if queue
+                .front()
+                .and_then(Weak::upgrade)
+                .is_some_and(|m| before(&m))
+            {
+                return false;
+            }
+        }
+        // Multicasts keep their order themselves: they have one channel and one way.
+        prune(&mut sent.multicasts);
+        message.to.is_none()
+            || !sent
+                .multicasts
+                .iter()
+                .filter_map(Weak::upgrade)
+                .any(|m| before(&m) && !m.seen.borrow().contains(&nic))
+    }
+}
+
+impl Message {
+    /// It is delivered here.
+    pub(super) fn delivered(&self, nic: usize) {
+        if self.is_multicast() {
+            self.seen.borrow_mut().insert(nic);
+        }
+    }
+
+    /// Whether it has copies.
+    pub(super) fn is_multicast(&self) -> bool {
+        self.to.is_none()
+    }
+
+    /// Whether it comes from the same source as the other one.
+    pub(super) fn same_source(&self, other: &Self) -> bool {
+        self.source == other.source
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_waits_for_those_before_it_at_the_same_node() {
+        let mut order = Order::default();
+        let first = order.send((0, 9), 1, Some(5));
+        let all = order.send((0, 9), 2, None);
+        let last = order.send((0, 9), 3, Some(5));
+        let elsewhere = order.send((0, 9), 4, Some(6));
+        let other = order.send((0, 8), 5, Some(5));
+        assert!(order.is_next(&first, 1, 5));
+        assert!(!order.is_next(&all, 1, 5) && order.is_next(&all, 2, 6));
+        assert!(!order.is_next(&last, 1, 5));
+        assert!(!order.is_next(&elsewhere, 2, 6) && order.is_next(&other, 1, 5));
+        drop(first);
+        assert!(order.is_next(&all, 1, 5) && !order.is_next(&last, 1, 5));
+        all.delivered(1);
+        assert!(order.is_next(&last, 1, 5) && !order.is_next(&elsewhere, 2, 6));
+        drop(all);
+        assert!(order.is_next(&elsewhere, 2, 6));
+    }
+}
