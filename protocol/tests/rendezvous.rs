@@ -1,26 +1,18 @@
 //! The machine alone: both sides, step by step and at random.
 
+mod heap;
+
+use heap::Heap;
 use proptest::prelude::*;
 use protocol::rendezvous::{
     Admitted, AnnouncePort, Announced, Buffer, Ended, FetchEvent, FetchPort, FetchState, Fetched,
     Fetches, FlightEvent, FlightState, Limits, Refusal, Sender, Shared, Unsent, Waiting,
 };
-use protocol::{Memory, Refused, Time};
+use protocol::{Refused, Time};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use wire::ext_eth::{last_size, match_key, Announcement, Completion, Side};
 use wire::ids::NodeId;
-
-struct Heap;
-
-impl Memory for Heap {
-    type Array<T> = Vec<T>;
-    type Error = std::convert::Infallible;
-
-    fn array<T>(len: usize, make: impl FnMut(usize) -> T) -> Result<Vec<T>, Self::Error> {
-        Ok((0..len).map(make).collect())
-    }
-}
 
 #[derive(Debug, PartialEq, Eq)]
 struct At(u64);

@@ -1,19 +1,11 @@
 //! The table of bounded size.
 
+mod heap;
+
+use heap::Heap;
 use proptest::prelude::*;
-use protocol::{Memory, Slots};
+use protocol::Slots;
 use std::collections::HashSet;
-
-struct Heap;
-
-impl Memory for Heap {
-    type Array<T> = Vec<T>;
-    type Error = std::convert::Infallible;
-
-    fn array<T>(len: usize, make: impl FnMut(usize) -> T) -> Result<Vec<T>, Self::Error> {
-        Ok((0..len).map(make).collect())
-    }
-}
 
 proptest! {
     /// The table of bounded size is a map that remembers the order.

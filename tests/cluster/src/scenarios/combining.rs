@@ -21,6 +21,8 @@ const COMBINING: Spec = Spec::pair().emulator(&[
 const LATE: Spec = Spec::pair().emulator(&[
     "--nic-option=wc=lines",
     "--nic-option=wc-commit-ns=40000000",
+    "--nic-option=wc-depth=256",
+    "--nic-option=faults={}",
 ]);
 const LONG: Duration = Duration::from_secs(240);
 
