@@ -23,6 +23,8 @@ pub(super) struct Message {
 struct Sent {
     /// By the node they are for.
     single: HashMap<u16, VecDeque<Weak<Message>>>,
+    /// Nodes in `single` after those for which nothing is on its way were forgotten last.
+    kept: usize,
     multicasts: VecDeque<Weak<Message>>,
 }
 
@@ -47,6 +49,13 @@ impl Order {
             seen: RefCell::default(),
         });
         let sent = self.0.entry(source).or_default();
+        if sent.single.len() > 2 * sent.kept + 64 {
+            sent.single.retain(|_, queue| {
+                prune(queue);
+                !queue.is_empty()
+            });
+            sent.kept = sent.single.len();
+        }
         let queue = match to {
             Some(node) => sent.single.entry(node).or_default(),
             None => &mut sent.multicasts,
@@ -105,6 +114,20 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whoever sends to every node there could be takes no more memory than what is on its way.
+    #[test]
+    fn what_has_arrived_is_forgotten() {
+        let mut order = Order::default();
+        let kept = order.send((0, 9), 0, Some(7));
+        for node in 0..=u16::MAX {
+            drop(order.send((0, 9), u64::from(node) + 1, Some(node)));
+        }
+        let queues = &order.0[&(0, 9)].single;
+        assert!(queues.len() <= 80, "{}", queues.len());
+        assert!(queues.contains_key(&7));
+        drop(kept);
+    }
 
     #[test]
     fn a_message_waits_for_those_before_it_at_the_same_node() {
