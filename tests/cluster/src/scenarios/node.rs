@@ -219,8 +219,7 @@ impl Node<'_> {
     pub fn pings_to(self, target: &str, count: usize, options: &str) -> Result<()> {
         let more = count + 2 + count / 10;
         let patience = as_slow(PINGING).as_secs();
-        // Answers that come all at once when a node has stood still have to have room in the socket of ping, whose size goes with this one.
-        let command = format!("ping -S 1000000 -c {more} -w {patience} {options} {target}");
+        let command = format!("ping -c {more} -w {patience} {options} {target}");
         let out = self.lab.sh_for(self.number, &command, 2 * PINGING)?;
         let times = answers(&out.stdout, count);
         if let Some(wrong) = times.iter().position(|n| *n != 1) {
