@@ -12,7 +12,7 @@ use super::{
 };
 use super::{TE_XBAR_OUTPORT, XBAR_PORTS};
 use crate::env::Dest;
-use crate::lane::{Lane, CHANNELS};
+use crate::lane::{Lane, CHANNELS, OVERHEAD};
 use crate::trace::{Event, Tracer};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -82,6 +82,9 @@ pub(super) struct Input {
     /// Part of a deadlock that has been reported.
     pub(super) reported: bool,
 }
+
+/// Bytes that a VELO message takes at most in a buffer (HW §9).
+const LARGEST_MESSAGE: u64 = 120 + OVERHEAD;
 
 /// Inputs that wait for an output.
 #[derive(Default, Clone)]
@@ -610,11 +613,11 @@ impl Network {
     }
 
     /// The packet of a lane to be fetched next: the first one, but messages wait for those that their source sent before, and others pass
-    /// them meanwhile. Not when the buffer is full, for what they wait for could be behind them.
+    /// them meanwhile. Not when the buffer has no room for another one, for what they wait for could be behind them.
     fn next_of(&mut self, nic: usize, lane: Lane) -> Option<usize> {
         let node = &self.nodes[nic];
         let (arrived, (_, id)) = (&node.xbar.arrived[lane.index()], node.identity);
-        let full = arrived.bytes >= self.cfg.np_buffer_bytes;
+        let full = arrived.bytes + LARGEST_MESSAGE > self.cfg.np_buffer_bytes;
         let mut waiting: Vec<&order::Message> = Vec::new();
         for (i, flit) in arrived.flits.iter().enumerate() {
             let Some(message) = &flit.order else {
