@@ -34,6 +34,27 @@ impl Tx {
     pub(super) fn len(&self) -> usize {
         self.waiting
     }
+
+    /// Place of the first packet of a lane that is not a message behind one that waits in another lane. Those that are hold up
+    /// nothing but what their own VPID sends.
+    fn next(&self, lane: Lane) -> Option<usize> {
+        self.queues[lane.index()]
+            .iter()
+            .position(|(_, from)| match from {
+                // The first message of a VPID in a lane is the first of those in this lane that `messages` lists.
+                Some(vpid) => self
+                    .messages
+                    .get(vpid)
+                    .and_then(VecDeque::front)
+                    .is_none_or(|first| *first == lane),
+                None => true,
+            })
+    }
+
+    fn take_next(&mut self, lane: Lane) -> Option<(Packet, Option<u8>)> {
+        let at = self.next(lane)?;
+        self.queues[lane.index()].remove(at)
+    }
 }
 
 impl Nic {
@@ -74,7 +95,7 @@ impl Nic {
 
     /// Lanes in which something waits for the network only.
     pub fn tx_waiting_lanes(&self) -> u16 {
-        let waits = |l: &Lane| !self.tx.queues[l.index()].is_empty() && self.tx_may_leave(*l);
+        let waits = |l: &Lane| self.tx.next(*l).is_some();
         let waiting = Lane::all().filter(waits);
         let waiting = waiting.fold(self.rma.engine.lanes(), |set, l| set | l.bit());
         waiting & !self.tx_halted()
@@ -136,8 +157,8 @@ impl Nic {
         // What leaves one lane may be what another one waited for.
         while std::mem::take(&mut left) {
             for lane in Lane::all() {
-                while !self.tx_closed(lane, env) && self.tx_may_leave(lane) {
-                    let Some((packet, from)) = self.tx.queues[lane.index()].pop_front() else {
+                while !self.tx_closed(lane, env) {
+                    let Some((packet, from)) = self.tx.take_next(lane) else {
                         break;
                     };
                     self.tx.waiting -= 1;
@@ -145,17 +166,6 @@ impl Nic {
                     self.leave(packet, from, env);
                 }
             }
-        }
-    }
-
-    /// Whether the first packet of a lane is not a message behind one that waits in another lane.
-    fn tx_may_leave(&self, lane: Lane) -> bool {
-        match self.tx.queues[lane.index()].front() {
-            Some((_, Some(vpid))) => {
-                let first = self.tx.messages.get(vpid).and_then(VecDeque::front);
-                first.is_none_or(|first| *first == lane)
-            }
-            _ => true,
         }
     }
 

@@ -453,16 +453,18 @@ fn nothing_overtakes_what_waits_for_credit() {
     rig.store(0, 0, 0x220_0000 + 7 * 4096, &message);
     rig.pump();
     assert_eq!(take_all(&mut rig, &mut q), [0, 1, 2, 3]);
-    // Another traffic class of the same VPID has another lane.
+    // Nor does what the same VPID sends in another class (HW §9.1), which holds up nobody else in its lane.
     rig.credit = 0;
     rig.hold_wire = false;
     numbers(&mut rig, 9, 4..6);
     rig.credit = u64::MAX;
     rig.hold_wire = true;
-    message[8..].copy_from_slice(&6u64.to_le_bytes());
-    rig.store(0, 0, 0x200_0000 + 7 * 4096, &message);
+    for (vpid, number) in [(7, 6u64), (8, 7)] {
+        message[8..].copy_from_slice(&number.to_le_bytes());
+        rig.store(0, 0, 0x200_0000 + vpid * 4096, &message);
+    }
     rig.pump();
-    assert_eq!(take_all(&mut rig, &mut q), [6, 4, 5]);
+    assert_eq!(take_all(&mut rig, &mut q), [7, 4, 5, 6]);
 }
 
 #[test]
