@@ -457,13 +457,12 @@ fn nothing_overtakes_what_waits_for_credit() {
     rig.credit = 0;
     rig.hold_wire = false;
     numbers(&mut rig, 9, 4..6);
-    rig.credit = u64::MAX;
-    rig.hold_wire = true;
     for (vpid, number) in [(7, 6u64), (8, 7)] {
         message[8..].copy_from_slice(&number.to_le_bytes());
         rig.store(0, 0, 0x200_0000 + vpid * 4096, &message);
     }
-    rig.pump();
+    rig.credit = u64::MAX;
+    rig.tick(0);
     assert_eq!(take_all(&mut rig, &mut q), [7, 4, 5, 6]);
 }
 
