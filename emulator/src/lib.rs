@@ -11,7 +11,8 @@
 //! * [`control`]: the control socket and its client; [`trace`]: the trace file.
 #![forbid(unsafe_code)]
 
-pub mod config;
+pub use extoll_emulator_api::{config, seed, variant};
+
 pub mod control;
 pub mod device;
 pub mod endpoint;
@@ -22,10 +23,8 @@ pub mod network;
 pub mod nic;
 pub mod pci;
 pub mod reactor;
-pub mod seed;
 pub mod setup;
 pub mod timing;
 pub mod trace;
-pub mod variant;
 pub mod vfio_user;
 pub mod world;

@@ -21,6 +21,7 @@ use crate::setup::Setup;
 use crate::timing::{self, NicTiming, TimedHost, TimingConfig, TimingModel};
 use crate::trace::{Event, Tracer};
 use anyhow::Context;
+pub use extoll_emulator_api::host::Power;
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -52,18 +53,6 @@ impl Clock {
             Clock::Manual(t) => t.get(),
         }
     }
-}
-
-/// Whether a NIC has power.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Power {
-    /// Runs.
-    On,
-    /// Switched off, or torn out: reads all ones.
-    Off,
-    /// Its model panicked; like off, but a reset revives it.
-    Dead,
 }
 
 pub(crate) struct Slot {
@@ -546,7 +535,7 @@ impl World {
     /// Delivers a packet that no NIC sent.
     pub fn forge(&mut self, nic: usize, packet: &crate::control::Forged) -> anyhow::Result<()> {
         let to = self.with_nic(nic, |n, _| n.node_id());
-        let arrival = packet.arrival(to.context("the NIC is off")?)?;
+        let arrival = crate::control::arrival(&packet, to.context("the NIC is off")?)?;
         self.with_nic(nic, |n, env| match arrival {
             Arrival::Packet(packet) => n.receive(packet, env),
             Arrival::Slot(unit, vpid, words) => n.forge_slot(unit, vpid, words, env),

@@ -2,7 +2,7 @@
 
 use crate::stats::{median, short};
 use anyhow::{Context, Result};
-use extoll_emulator::control::{Client, NicCounters};
+use extoll_emulator_api::control::{Client, NicCounters};
 use labctl::Lab;
 use serde::Serialize;
 

@@ -17,7 +17,7 @@ mod units;
 use anyhow::{ensure, Context, Result};
 use clap::Parser;
 use counts::{counted, Side, FRAMES};
-use extoll_emulator::control::Client;
+use extoll_emulator_api::control::Client;
 use labctl::{Lab, Spec};
 use measure::{Effort, Test, DEVICES};
 use report::{RawRow, Results};

@@ -6,7 +6,7 @@ use crate::parse::number;
 use crate::stats::{ratios, short, Spread};
 use crate::table::render;
 use anyhow::{ensure, Context, Result};
-use extoll_emulator::control::Client;
+use extoll_emulator_api::control::Client;
 use labctl::{Lab, Running, PATIENCE};
 use serde::Serialize;
 use serde_json::Value;

@@ -3,9 +3,9 @@
 use crate::proc;
 use crate::state::{tail, LabDir, Paths, Record};
 use anyhow::{anyhow, bail, ensure, Context, Result};
-use extoll_emulator::control::{Client, Counters, Request, Status};
-use extoll_emulator::network::topology::Topology;
-use extoll_emulator::nic::{Faults, LoseWrite, QueueFull, QueueUnit};
+use extoll_emulator_api::control::{Client, Counters, Request, Status};
+use extoll_emulator_api::nic::{Faults, LoseWrite, QueueFull, QueueUnit};
+use extoll_emulator_api::topology::Topology;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::ffi::OsString;
@@ -302,7 +302,7 @@ fn describe(status: &Status, counters: &Counters) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use extoll_emulator::nic::LossyRing;
+    use extoll_emulator_api::nic::LossyRing;
 
     #[test]
     fn faults_add_up_and_end_one_by_one() {

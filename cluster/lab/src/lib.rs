@@ -22,7 +22,7 @@ pub mod ui;
 
 pub use cluster::{Cluster, Health, Node, NodeState};
 pub use exec::{Command, Input, Output, Running};
-pub use extoll_emulator::timing::TimingModel;
+pub use extoll_emulator_api::timing::TimingModel;
 pub use insns::Instructions;
 pub use lab_proto::{Status, WinSize};
 pub use spec::{BringUp, Spec};

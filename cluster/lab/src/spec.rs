@@ -1,9 +1,9 @@
 //! What a lab looks like.
 
 use anyhow::{bail, ensure, Context, Result};
-use extoll_emulator::network::topology::Topology;
-use extoll_emulator::timing::TimingModel;
-use extoll_emulator::variant::Choice;
+use extoll_emulator_api::timing::TimingModel;
+use extoll_emulator_api::topology::Topology;
+use extoll_emulator_api::variant::Choice;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 

@@ -4,7 +4,6 @@ use super::{Counters, LinkSelect, LoopStats, NicCounters, NicStatus, Request, St
 use crate::network::topology::End;
 use crate::network::{Flap, LinkKnobs, Network};
 use crate::nic::{ResetKind, RF_SIZE};
-use crate::pci::PciConfig;
 use crate::world::World;
 use anyhow::{bail, Context, Result};
 use serde_json::{json, Value};
@@ -55,7 +54,7 @@ fn cables(world: &World, select: &LinkSelect) -> Result<Vec<usize>> {
 /// Executes one request. [`Request::Shutdown`] is the server's business and does nothing here.
 pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) -> Result<Value> {
     match request {
-        Request::Status => return Ok(serde_json::to_value(status(world, stats))?),
+        Request::Status => return Ok(status(world, stats).value()?),
         Request::Counters { nic: only } => {
             let nics: Vec<usize> = match only {
                 Some(n) => vec![nic(world, n)?],
@@ -70,7 +69,7 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
                 nics,
                 links: world.network().links(),
             };
-            return Ok(serde_json::to_value(c)?);
+            return Ok(c.value()?);
         }
         Request::Peek { nic: n, offset } => {
             let (n, offset) = (nic(world, n)?, register(offset)?);
@@ -164,12 +163,7 @@ pub(super) fn execute(world: &mut World, stats: &LoopStats, request: Request) ->
         Request::EndFaults => world.end_faults(),
         Request::Pci { nic: n, fields } => {
             let n = nic(world, n)?;
-            let mut all = serde_json::to_value(world.pci(n))?;
-            let known = all
-                .as_object_mut()
-                .context("configuration space has no fields")?;
-            known.extend(fields);
-            let pci: PciConfig = serde_json::from_value(all)?;
+            let pci = world.pci(n).with(fields)?;
             pci.validate().map_err(anyhow::Error::msg)?;
             world.set_pci(n, pci);
         }

@@ -6,107 +6,9 @@
 use crate::env::{Dest, NetPort, Packet};
 use crate::nic::{Body, Part, QueueUnit, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
 use anyhow::{ensure, Context, Result};
-use serde::{Deserialize, Serialize};
+use extoll_emulator_api::control::Forged;
 use wire::ids::NodeId;
 use wire::rma::{Command, Mode, NotifySpec};
-
-/// A forged packet.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Forged {
-    /// A VELO message.
-    Velo {
-        /// Stamped source node.
-        src_node: u16,
-        /// Stamped source VPID.
-        src_vpid: u8,
-        /// Stamped protection descriptor.
-        #[serde(default)]
-        protection: u16,
-        /// Destination VPID, 10 bits.
-        vpid: u16,
-        /// Message type tag, 0…3.
-        mtt: u8,
-        /// User tag.
-        #[serde(default)]
-        tag: u8,
-        /// Payload as hexadecimal digits, 1…120 bytes.
-        data: String,
-    },
-    /// A notification put, which leaves a completer notification in the queue of `vpid`.
-    Notification {
-        /// Source node.
-        src_node: u16,
-        /// Source VPID.
-        src_vpid: u8,
-        /// Destination VPID.
-        vpid: u8,
-        /// Class, [7:0] of notification word 1.
-        #[serde(default)]
-        class: u8,
-        /// Notification word 0.
-        value: u64,
-    },
-    /// An RMA request or response. What the numbers mean depends on the command, as in its descriptor.
-    Rma {
-        /// Source node.
-        src_node: u16,
-        /// Source VPID.
-        src_vpid: u8,
-        /// Protection descriptor.
-        #[serde(default)]
-        protection: u16,
-        /// Destination VPID; of a response that of the port which is said to have asked.
-        vpid: u8,
-        /// Code of the command (HW §10.2); responses are 10, 11, 13.
-        command: u8,
-        /// Notifications asked for: 1 requester, 2 responder, 4 completer.
-        #[serde(default)]
-        notify: u8,
-        /// Mode bits as in notifications: 1 RRA, 2 interrupt, 4 NLAs, ….
-        #[serde(default)]
-        mode: u8,
-        /// Address at the receiver; value of a notification put, number of a lock.
-        #[serde(default)]
-        address: u64,
-        /// Address of a get's answer, value of an immediate put, operands or value of a lock.
-        #[serde(default)]
-        second: u64,
-        /// Bytes of gets, immediate puts and responses of failure; class of a notification put.
-        #[serde(default)]
-        len: u32,
-        /// Bytes of puts and get responses as hexadecimal digits, at most 4096.
-        #[serde(default)]
-        data: String,
-        /// Makes a response one of failure.
-        #[serde(default)]
-        error: u8,
-        /// Of a put or get response: more packets of the transfer follow, so this one does not complete it.
-        #[serde(default)]
-        more: bool,
-    },
-    /// A slot of the queue of `vpid`, whatever its words say.
-    Slot {
-        /// Mailbox or notification queue.
-        unit: QueueUnit,
-        /// VPID.
-        vpid: u8,
-        /// The last words of the slot: quadword before the status and status, or notification.
-        words: [u64; 2],
-    },
-    /// A store by the SMFU; with a target base in the interrupt range, an interrupt.
-    SmfuWrite {
-        /// Source node.
-        src_node: u16,
-        /// Interval, whose target base counts; none: the default base.
-        #[serde(default)]
-        interval: Option<u8>,
-        /// Global address.
-        addr: u64,
-        /// Bytes as hexadecimal digits, 1…4096.
-        data: String,
-    },
-}
 
 fn bytes(hex: &str) -> Result<Vec<u8>> {
     ensure!(
@@ -131,222 +33,220 @@ pub enum Arrival {
 /// Largest number of bytes in an RMA packet.
 const MAX_RMA: usize = 4096;
 
-impl Forged {
-    /// What arrives at node `to`.
-    ///
-    /// # Errors
-    ///
-    /// Fields out of range.
-    pub fn arrival(&self, to: NodeId) -> Result<Arrival> {
-        match *self {
-            Self::Slot { unit, vpid, words } => Ok(Arrival::Slot(unit, vpid, words)),
-            _ => self.packet(to).map(Arrival::Packet),
-        }
+/// What arrives at node `to` of a forged packet.
+///
+/// # Errors
+///
+/// Fields out of range.
+pub fn arrival(forged: &Forged, to: NodeId) -> Result<Arrival> {
+    match *forged {
+        Forged::Slot { unit, vpid, words } => Ok(Arrival::Slot(unit, vpid, words)),
+        _ => packet(forged, to).map(Arrival::Packet),
     }
+}
 
-    fn rma(&self) -> Result<Option<(u16, NetPort, RmaMessage)>> {
-        let Self::Rma {
+fn rma(forged: &Forged) -> Result<Option<(u16, NetPort, RmaMessage)>> {
+    let Forged::Rma {
+        src_node,
+        src_vpid,
+        protection,
+        vpid,
+        command,
+        notify,
+        mode,
+        address,
+        second,
+        len,
+        data: ref hex,
+        error,
+        more,
+    } = *forged
+    else {
+        return Ok(None);
+    };
+    let command = Command::from_code(command).context("no command has this code")?;
+    let data = bytes(hex)?;
+    ensure!(data.len() <= MAX_RMA, "a packet has at most 4096 bytes");
+    let part = Part {
+        last: !more,
+        ..Part::WHOLE
+    };
+    let number = (address & 0xFF_FFFF) as u32;
+    let (low, high) = (second as i32, (second >> 32) as i32);
+    let (port, kind) = match command {
+        Command::ByteGet | Command::QwGet => {
+            ensure!(
+                len as usize <= MAX_RMA,
+                "a forged get asks for at most 4096 bytes"
+            );
+            let kind = RmaKind::GetRequest {
+                read_addr: address,
+                write_addr: second,
+                len,
+            };
+            (NetPort::RmaResponder, kind)
+        }
+        Command::BytePut | Command::QwPut => {
+            let kind = RmaKind::Put {
+                addr: address,
+                part,
+                data: Ok(data),
+            };
+            (NetPort::RmaCompleter, kind)
+        }
+        Command::ImmediatePut => {
+            ensure!((1..=8).contains(&len), "an immediate put has 1…8 bytes");
+            let kind = RmaKind::Immediate {
+                addr: address,
+                len: len as u8,
+                value: second,
+            };
+            (NetPort::RmaCompleter, kind)
+        }
+        Command::NotificationPut => {
+            let kind = RmaKind::Notify {
+                class: len as u8,
+                value: address,
+            };
+            (NetPort::RmaCompleter, kind)
+        }
+        Command::Lock => {
+            let kind = RmaKind::LockRequest {
+                at_completer: true,
+                number,
+                compare: low,
+                add: high,
+            };
+            (NetPort::RmaCompleter, kind)
+        }
+        Command::ByteGetResponse | Command::QwGetResponse => {
+            let kind = RmaKind::GetResponse {
+                write_addr: address,
+                part,
+                data: if error == 0 { Ok(data) } else { Err(len) },
+            };
+            (NetPort::RmaCompleter, kind)
+        }
+        Command::LockResponse => {
+            let kind = RmaKind::LockResponse {
+                number,
+                success: high & 1 != 0,
+                value: low,
+                error: error & 7,
+            };
+            (NetPort::RmaCompleter, kind)
+        }
+    };
+    let response = matches!(
+        kind,
+        RmaKind::GetResponse { .. } | RmaKind::LockResponse { .. }
+    );
+    let (origin_vpid, peer_vpid) = if response {
+        (vpid, src_vpid)
+    } else {
+        (src_vpid, vpid)
+    };
+    let message = RmaMessage {
+        origin_vpid,
+        peer_vpid,
+        protection,
+        command,
+        notify: NotifySpec::from_bits(notify & 7),
+        mode: Mode::from_bits(mode),
+        kind,
+    };
+    Ok(Some((src_node, port, message)))
+}
+
+fn packet(forged: &Forged, to: NodeId) -> Result<Packet> {
+    let (src, port, size, body) = match *forged {
+        Forged::Velo {
             src_node,
             src_vpid,
             protection,
             vpid,
-            command,
-            notify,
-            mode,
-            address,
-            second,
-            len,
+            mtt,
+            tag,
             data: ref hex,
-            error,
-            more,
-        } = *self
-        else {
-            return Ok(None);
-        };
-        let command = Command::from_code(command).context("no command has this code")?;
-        let data = bytes(hex)?;
-        ensure!(data.len() <= MAX_RMA, "a packet has at most 4096 bytes");
-        let part = Part {
-            last: !more,
-            ..Part::WHOLE
-        };
-        let number = (address & 0xFF_FFFF) as u32;
-        let (low, high) = (second as i32, (second >> 32) as i32);
-        let (port, kind) = match command {
-            Command::ByteGet | Command::QwGet => {
-                ensure!(
-                    len as usize <= MAX_RMA,
-                    "a forged get asks for at most 4096 bytes"
-                );
-                let kind = RmaKind::GetRequest {
-                    read_addr: address,
-                    write_addr: second,
-                    len,
-                };
-                (NetPort::RmaResponder, kind)
-            }
-            Command::BytePut | Command::QwPut => {
-                let kind = RmaKind::Put {
-                    addr: address,
-                    part,
-                    data: Ok(data),
-                };
-                (NetPort::RmaCompleter, kind)
-            }
-            Command::ImmediatePut => {
-                ensure!((1..=8).contains(&len), "an immediate put has 1…8 bytes");
-                let kind = RmaKind::Immediate {
-                    addr: address,
-                    len: len as u8,
-                    value: second,
-                };
-                (NetPort::RmaCompleter, kind)
-            }
-            Command::NotificationPut => {
-                let kind = RmaKind::Notify {
-                    class: len as u8,
-                    value: address,
-                };
-                (NetPort::RmaCompleter, kind)
-            }
-            Command::Lock => {
-                let kind = RmaKind::LockRequest {
-                    at_completer: true,
-                    number,
-                    compare: low,
-                    add: high,
-                };
-                (NetPort::RmaCompleter, kind)
-            }
-            Command::ByteGetResponse | Command::QwGetResponse => {
-                let kind = RmaKind::GetResponse {
-                    write_addr: address,
-                    part,
-                    data: if error == 0 { Ok(data) } else { Err(len) },
-                };
-                (NetPort::RmaCompleter, kind)
-            }
-            Command::LockResponse => {
-                let kind = RmaKind::LockResponse {
-                    number,
-                    success: high & 1 != 0,
-                    value: low,
-                    error: error & 7,
-                };
-                (NetPort::RmaCompleter, kind)
-            }
-        };
-        let response = matches!(
-            kind,
-            RmaKind::GetResponse { .. } | RmaKind::LockResponse { .. }
-        );
-        let (origin_vpid, peer_vpid) = if response {
-            (vpid, src_vpid)
-        } else {
-            (src_vpid, vpid)
-        };
-        let message = RmaMessage {
-            origin_vpid,
-            peer_vpid,
-            protection,
-            command,
-            notify: NotifySpec::from_bits(notify & 7),
-            mode: Mode::from_bits(mode),
-            kind,
-        };
-        Ok(Some((src_node, port, message)))
-    }
-
-    fn packet(&self, to: NodeId) -> Result<Packet> {
-        let (src, port, size, body) = match *self {
-            Self::Velo {
+        } => {
+            let payload = bytes(hex)?;
+            ensure!(
+                (1..=120).contains(&payload.len()),
+                "a VELO message has 1…120 bytes"
+            );
+            ensure!(mtt <= 3, "a message type tag is 0…3");
+            let mut data = [0; 120];
+            data[..payload.len()].copy_from_slice(&payload);
+            ensure!(vpid < 1 << 10, "a VPID has 10 bits");
+            let message = VeloMessage {
                 src_node,
-                src_vpid,
+                src_vpid: src_vpid.into(),
                 protection,
-                vpid,
+                dst_vpid: vpid,
                 mtt,
                 tag,
-                data: ref hex,
-            } => {
-                let payload = bytes(hex)?;
-                ensure!(
-                    (1..=120).contains(&payload.len()),
-                    "a VELO message has 1…120 bytes"
-                );
-                ensure!(mtt <= 3, "a message type tag is 0…3");
-                let mut data = [0; 120];
-                data[..payload.len()].copy_from_slice(&payload);
-                ensure!(vpid < 1 << 10, "a VPID has 10 bits");
-                let message = VeloMessage {
-                    src_node,
-                    src_vpid: src_vpid.into(),
-                    protection,
-                    dst_vpid: vpid,
-                    mtt,
-                    tag,
-                    interrupt: true,
-                    len: payload.len() as u8,
-                    data,
-                };
-                (
-                    src_node,
-                    NetPort::Velo,
-                    payload.len(),
-                    Body::Velo(Box::new(message)),
-                )
-            }
-            Self::Notification {
+                interrupt: true,
+                len: payload.len() as u8,
+                data,
+            };
+            (
                 src_node,
-                src_vpid,
-                vpid,
-                class,
-                value,
-            } => {
-                let message = RmaMessage {
-                    origin_vpid: src_vpid,
-                    peer_vpid: vpid,
-                    protection: 0,
-                    command: Command::NotificationPut,
-                    notify: NotifySpec::from_bits(4),
-                    mode: Mode {
-                        irq: true,
-                        ..Mode::default()
-                    },
-                    kind: RmaKind::Notify { class, value },
-                };
-                (
-                    src_node,
-                    NetPort::RmaCompleter,
-                    16,
-                    Body::Rma(Box::new(message)),
-                )
-            }
-            Self::Rma { .. } | Self::Slot { .. } => {
-                let (src, port, message) = self.rma()?.context("a slot is no packet")?;
-                (src, port, MAX_RMA, Body::Rma(Box::new(message)))
-            }
-            Self::SmfuWrite {
+                NetPort::Velo,
+                payload.len(),
+                Body::Velo(Box::new(message)),
+            )
+        }
+        Forged::Notification {
+            src_node,
+            src_vpid,
+            vpid,
+            class,
+            value,
+        } => {
+            let message = RmaMessage {
+                origin_vpid: src_vpid,
+                peer_vpid: vpid,
+                protection: 0,
+                command: Command::NotificationPut,
+                notify: NotifySpec::from_bits(4),
+                mode: Mode {
+                    irq: true,
+                    ..Mode::default()
+                },
+                kind: RmaKind::Notify { class, value },
+            };
+            (
                 src_node,
-                interval,
-                addr,
-                data: ref hex,
-            } => {
-                let data = bytes(hex)?;
-                ensure!((1..=4096).contains(&data.len()), "a store has 1…4096 bytes");
-                let (space, size) = (SmfuSpace::Memory(interval), data.len());
-                let message = SmfuMessage::Write { space, addr, data };
-                (src_node, NetPort::Smfu, size, Body::Smfu(Box::new(message)))
-            }
-        };
-        Ok(Packet {
-            src: NodeId(src),
-            dst: Dest::Node(to),
-            port,
-            tc: 0,
-            bytes: size as u32,
-            body,
-        })
-    }
+                NetPort::RmaCompleter,
+                16,
+                Body::Rma(Box::new(message)),
+            )
+        }
+        Forged::Rma { .. } | Forged::Slot { .. } => {
+            let (src, port, message) = rma(forged)?.context("a slot is no packet")?;
+            (src, port, MAX_RMA, Body::Rma(Box::new(message)))
+        }
+        Forged::SmfuWrite {
+            src_node,
+            interval,
+            addr,
+            data: ref hex,
+        } => {
+            let data = bytes(hex)?;
+            ensure!((1..=4096).contains(&data.len()), "a store has 1…4096 bytes");
+            let (space, size) = (SmfuSpace::Memory(interval), data.len());
+            let message = SmfuMessage::Write { space, addr, data };
+            (src_node, NetPort::Smfu, size, Body::Smfu(Box::new(message)))
+        }
+    };
+    Ok(Packet {
+        src: NodeId(src),
+        dst: Dest::Node(to),
+        port,
+        tc: 0,
+        bytes: size as u32,
+        body,
+    })
 }
 
 #[cfg(test)]
@@ -367,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_message_carries_the_given_bytes() {
-        let packet = velo(1, "0a0b0c").packet(NodeId(1)).expect("valid");
+        let packet = packet(&velo(1, "0a0b0c"), NodeId(1)).expect("valid");
         assert_eq!(packet.src, NodeId(9));
         match packet.body {
             Body::Velo(m) => assert_eq!(&m.data[..usize::from(m.len)], [10, 11, 12]),
@@ -379,7 +279,7 @@ mod tests {
     fn a_store_is_made_as_told() {
         let json = r#"{"kind":"smfu-write","src_node":9,"interval":3,"addr":64,"data":"ff00"}"#;
         let forged: Forged = serde_json::from_str(json).expect("valid");
-        let packet = forged.packet(NodeId(1)).expect("valid");
+        let packet = packet(&forged, NodeId(1)).expect("valid");
         let want = SmfuMessage::Write {
             space: SmfuSpace::Memory(Some(3)),
             addr: 64,
@@ -394,7 +294,7 @@ mod tests {
             r#"{{"kind":"rma","src_node":9,"src_vpid":8,"vpid":7,"command":{command},"address":5{more}}}"#
         );
         let forged: Forged = serde_json::from_str(&json).expect("valid");
-        forged.arrival(NodeId(1))
+        arrival(&forged, NodeId(1))
     }
 
     #[test]
@@ -438,7 +338,7 @@ mod tests {
     fn a_slot_has_the_words_it_was_told() {
         let json = r#"{"kind":"slot","unit":"rma","vpid":3,"words":[1,18446744073709551615]}"#;
         let forged: Forged = serde_json::from_str(json).expect("valid");
-        let made = forged.arrival(NodeId(1)).expect("valid");
+        let made = arrival(&forged, NodeId(1)).expect("valid");
         assert!(matches!(
             made,
             Arrival::Slot(QueueUnit::Rma, 3, [1, u64::MAX])
@@ -454,7 +354,7 @@ mod tests {
             velo(0, "xy"),
             velo(0, &"00".repeat(121)),
         ] {
-            assert!(bad.packet(NodeId(1)).is_err(), "{bad:?}");
+            assert!(packet(&bad, NodeId(1)).is_err(), "{bad:?}");
         }
         assert!(rma(4, "").is_err() && rma(6, "").is_err());
         assert!(rma(0, r#","len":4097"#).is_err());

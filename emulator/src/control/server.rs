@@ -100,7 +100,7 @@ impl Session {
             return false;
         }
         let mut shutdown = false;
-        let response = match serde_json::from_slice::<Request>(line) {
+        let response = match Request::parse(line) {
             Err(e) => Response::Error(format!("request is not understood: {e}")),
             Ok(request) => {
                 shutdown = request == Request::Shutdown;
@@ -110,12 +110,7 @@ impl Session {
                 }
             }
         };
-        match serde_json::to_vec(&response) {
-            Ok(bytes) => self.tx.extend(bytes),
-            Err(e) => self
-                .tx
-                .extend(format!("{{\"error\":\"answer can't be written: {e}\"}}").bytes()),
-        }
+        self.tx.extend(response.line());
         self.tx.push_back(b'\n');
         shutdown
     }

@@ -1,7 +1,8 @@
 //! What changes the fabric from outside: faults, knobs, power, and the actions that register writes set off.
 
-use super::link::{DownPolicy, Flap, LinkKnobs};
+use super::link::Flap;
 use super::topology::End;
+use super::{DownPolicy, LinkKnobs};
 use super::{
     DropReason, Network, PortAction, Timer, TE_GLOBAL_INTERRUPT, TE_LINK_MAC, TE_LINK_PORT,
 };

@@ -6,7 +6,7 @@
 //! granted it, round robin over the inports, and passes the rest on; newcomers queue behind those that wait. So each hop costs
 //! a bounded number of steps however many packets wait.
 
-use super::link::DownPolicy;
+use super::DownPolicy;
 use super::{
     order, DropReason, Flit, IllegalRouting, Network, Outcome, Timer, NP_BASE, TE_XBAR_INPORT,
 };

@@ -15,8 +15,7 @@ mod atu;
 mod body;
 mod bq;
 mod bridge;
-mod config;
-mod counters;
+
 mod dma;
 mod htax;
 mod info;
@@ -47,12 +46,12 @@ use wire::ids::{NodeId, Unit};
 use wire::regs::pcie;
 
 pub use body::{Body, Part, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
-pub use config::{
+pub use extoll_emulator_api::counters::{
+    AtuCounters, BridgeCounters, Counters, Drops, RmaCounters, SmfuCounters, VeloCounters,
+};
+pub use extoll_emulator_api::nic::{
     AtuTlb, BackdoorInfoRead, Faults, FlrScope, FullRule, HoldScope, LoseWrite, LossyRing,
     NicConfig, QueueFull, QueueUnit, SnqRestart, UnalignedQw, WriteCombining, ZeroMask,
-};
-pub use counters::{
-    AtuCounters, BridgeCounters, Counters, Drops, RmaCounters, SmfuCounters, VeloCounters,
 };
 pub use regmap::{Access, RegMap, Register, RF_SIZE};
 pub use snq::Te;

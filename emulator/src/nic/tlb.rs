@@ -1,6 +1,6 @@
 //! What the ATU has cached (G17).
 
-use super::config::{AtuTlb, NicConfig};
+use super::{AtuTlb, NicConfig};
 use lru::LruCache;
 use wire::atu::{GatEntry, GAT_ENTRIES};
 

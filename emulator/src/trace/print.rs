@@ -197,7 +197,7 @@ pub fn line(r: &Record) -> String {
 pub fn print(input: impl BufRead, out: &mut impl Write, filter: &Filter) -> anyhow::Result<()> {
     let mut lines = input.lines().enumerate().peekable();
     while let Some((n, l)) = lines.next() {
-        match serde_json::from_str::<Record>(&l?) {
+        match Record::parse(&l?) {
             Ok(r) if filter.matches(&r) => writeln!(out, "{}", line(&r))?,
             Ok(_) => {}
             Err(_) if n > 0 && lines.peek().is_none() => {

@@ -2,9 +2,9 @@
 
 use anyhow::{ensure, Context, Result};
 use clap::Subcommand;
-use extoll_emulator::control::{Counters, LinkSelect, Request};
-use extoll_emulator::network::DownPolicy;
-use extoll_emulator::nic::{LoseWrite, LossyRing, QueueUnit};
+use extoll_emulator_api::control::{Counters, LinkSelect, Request};
+use extoll_emulator_api::link::DownPolicy;
+use extoll_emulator_api::nic::{LoseWrite, LossyRing, QueueUnit};
 use lab::emu::{self, Fault};
 use lab::spec::parse_node;
 use lab::ui::{table, Paint};
@@ -690,8 +690,8 @@ fn screen(cluster: &Cluster, before: &Counters, now: &Counters, paint: Paint) ->
             (true, false) => paint.yellow("not enabled"),
             (false, _) => paint.red("cut"),
         };
-        let both = |l: &extoll_emulator::network::LinkInfo,
-                    f: fn(&extoll_emulator::network::LinkStats) -> u64| {
+        let both = |l: &extoll_emulator_api::network::LinkInfo,
+                    f: fn(&extoll_emulator_api::link::LinkStats) -> u64| {
             f(&l.forward) + f(&l.backward)
         };
         rows.push(vec![
@@ -751,7 +751,7 @@ pub fn top(paths: &Paths, name: &str, interval: f64, count: Option<u64>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use extoll_emulator::control::NicCounters;
+    use extoll_emulator_api::control::NicCounters;
 
     #[test]
     fn registers_are_set_by_offset() {
@@ -766,7 +766,7 @@ mod tests {
     fn every_counter_that_is_shown_exists() {
         let counters = NicCounters {
             nic: 0,
-            chip: serde_json::to_value(extoll_emulator::nic::Counters::default()).unwrap(),
+            chip: serde_json::to_value(extoll_emulator_api::counters::Counters::default()).unwrap(),
             host: Default::default(),
             timing: Default::default(),
             network: Default::default(),

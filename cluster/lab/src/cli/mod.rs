@@ -7,8 +7,8 @@ mod verbs;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use extoll_emulator::network::topology::Topology;
-use extoll_emulator::timing::TimingModel;
+use extoll_emulator_api::timing::TimingModel;
+use extoll_emulator_api::topology::Topology;
 use lab::{BringUp, Paths, Spec};
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,12 +1,12 @@
 //! Configuration of a fabric: file format, defaults, checks.
 
-use crate::endpoint::TestDeviceConfig;
-use crate::network::topology::{Topology, TopologyFile};
+use crate::accelerator::TestDeviceConfig;
 use crate::network::NetConfig;
 use crate::nic::NicConfig;
 use crate::pci::PciConfig;
 use crate::seed::{self, Purpose};
 use crate::timing::{TimingConfig, TimingModel};
+use crate::topology::{Topology, TopologyFile};
 use crate::variant::{Choice, Variant};
 use anyhow::{bail, Context, Result};
 use serde::{Deserialize, Serialize};

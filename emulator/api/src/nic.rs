@@ -322,7 +322,7 @@ impl Default for NicConfig {
 
 impl NicConfig {
     /// Generator of this NIC for a purpose.
-    pub(super) fn draws(&self, purpose: Purpose) -> SmallRng {
+    pub fn draws(&self, purpose: Purpose) -> SmallRng {
         seed::rng(self.seed, 0, purpose)
     }
 

@@ -1,0 +1,42 @@
+//! A NIC as its host sees it: power and statistics.
+
+use serde::{Deserialize, Serialize};
+
+/// What happened between NIC and host. Counters run up from the start of the emulator.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostStats {
+    /// Clients that connected.
+    pub connects: u64,
+    /// Resets of the device by the client (system reset).
+    pub device_resets: u64,
+    /// Function-level resets and returns from D3.
+    pub function_resets: u64,
+    /// Configuration space reads.
+    pub config_reads: u64,
+    /// Configuration space writes.
+    pub config_writes: u64,
+    /// MSI messages that reached the client.
+    pub msi_sent: u64,
+    /// MSI messages lost because MSI or bus mastering was off or the client had set no eventfd.
+    pub msi_lost: u64,
+    /// DMA accesses refused because bus mastering was off.
+    pub dma_no_bus_master: u64,
+    /// DMA accesses refused because they were outside guest memory.
+    pub dma_outside_memory: u64,
+    /// Things that the client did wrong in the protocol.
+    pub protocol_errors: u64,
+    /// Panics contained.
+    pub panics: u64,
+}
+
+/// Whether a NIC has power.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Power {
+    /// Runs.
+    On,
+    /// Switched off, or torn out: reads all ones.
+    Off,
+    /// Its model panicked; like off, but a reset revives it.
+    Dead,
+}
