@@ -44,6 +44,7 @@ impl Usage {
         let text = node.ok(&format!(
             "{SETTLE}; grep -l 1 /sys/kernel/slab/*/reclaim_account | awk -F/ '{{print \"reclaimed\", $5}}'; \
              awk 'NR > 2 {{print \"slab\", $1, $2}}' /proc/slabinfo; cat /proc/meminfo; grep nr_foll_pin /proc/vmstat; \
+             awk '$1 == \"count:\" {{n += $2}} END {{print \"ProcessorsFree:\", n * {PAGE_KIB}}}' /proc/zoneinfo; \
              echo ports $(cat /sys/kernel/debug/extoll-*/ports 2>/dev/null | grep -c ' vpid ')"
         ))?;
         Self::parse(&text).with_context(|| text.clone())
@@ -64,6 +65,8 @@ impl Usage {
         let mut pages = get("MemTotal")?;
         for known in [
             "MemFree",
+            // Free pages that a processor keeps for itself: several MiB, now here and now there.
+            "ProcessorsFree",
             "Buffers",
             "Cached",
             "SwapCached",
@@ -189,7 +192,7 @@ mod tests {
 
     #[test]
     fn usage_is_read() -> Result<()> {
-        let text = "reclaimed dentry\nslab dentry 5\nslab kmalloc-64 7\nMemTotal: 1000 kB\nMemFree: 100 kB\nBuffers: 1 kB\n\
+        let text = "reclaimed dentry\nslab dentry 5\nslab kmalloc-64 7\nMemTotal: 1000 kB\nMemFree: 90 kB\nProcessorsFree: 10\nBuffers: 1 kB\n\
             Cached: 2 kB\nSwapCached: 0 kB\nAnonPages: 3 kB\nSlab: 4 kB\nPageTables: 5 kB\nKernelStack: 6 kB\nPercpu: 7 kB\n\
             nr_foll_pin_acquired 9\nnr_foll_pin_released 9\nports 2\n";
         let usage = Usage::parse(text)?;
