@@ -535,7 +535,7 @@ impl World {
     /// Delivers a packet that no NIC sent.
     pub fn forge(&mut self, nic: usize, packet: &crate::control::Forged) -> anyhow::Result<()> {
         let to = self.with_nic(nic, |n, _| n.node_id());
-        let arrival = crate::control::arrival(&packet, to.context("the NIC is off")?)?;
+        let arrival = crate::control::arrival(packet, to.context("the NIC is off")?)?;
         self.with_nic(nic, |n, env| match arrival {
             Arrival::Packet(packet) => n.receive(packet, env),
             Arrival::Slot(unit, vpid, words) => n.forge_slot(unit, vpid, words, env),
