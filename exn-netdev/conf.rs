@@ -49,7 +49,7 @@ pub(crate) const TICK_MS: u32 = 20;
 pub(crate) const IDLE_MS: u32 = 500;
 /// After this time messages are looked for again that there was no room for.
 pub(crate) const PAUSE_MS: u32 = 1;
-/// For so long a peer must be heard of without answering anything before the own ports are taken for stuck.
+/// How long a peer must be heard from without answering anything before our own ports are taken for stuck.
 pub(crate) const PROOF_MS: u32 = 1000;
 /// Ports are reopened at most this often.
 pub(crate) const RESTART_MS: u32 = 30_000;

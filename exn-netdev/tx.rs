@@ -391,8 +391,8 @@ impl Owners {
 }
 
 impl TxBuffer {
-    /// The frame counts no longer for what limits the traffic with all, nor is it its socket's: TCP sends nothing again that it believes
-    /// to be in a queue, and others would wait for room in their send buffer.
+    /// The frame stops counting against shared limits and is detached from its socket: TCP sends nothing again that it believes to be
+    /// in a queue, and other senders would wait for room in their send buffer.
     fn stalled(&mut self, sh: &Shared, done: &mut BqlDone, owners: &mut Owners) {
         if let Some(token) = self.bql.take() {
             done.add(token);

@@ -36,5 +36,6 @@ pub mod velo;
 pub mod vpid;
 mod xbar;
 
+// Used by the `pr_*!` macros where they are used.
 #[allow(dead_code)]
 const __LOG_PREFIX: &[u8] = b"extoll\0";

@@ -501,8 +501,8 @@ impl Nic {
         }
     }
 
-    /// Takes a NIC that is not alive its access to memory, since it can't be told to forget any: its registers may hang while it
-    /// goes on to read and write. When this returns nothing of this host is in its reach. May sleep.
+    /// Cuts a dead NIC off from memory, since it can't be told to forget any: its registers may hang while it goes on to read and
+    /// write. When this returns, nothing of this host is in its reach. May sleep.
     pub(crate) fn isolate(&self) {
         if self.is_alive() {
             return;
@@ -578,13 +578,13 @@ impl Nic {
         }
     }
 
-    /// Has the subscribers told about the status. Any context.
+    /// Schedules the report of the status to the subscribers. Any context.
     pub(crate) fn schedule_status(self: &Arc<Self>) {
         // Already queued is fine: the work reads the latest state.
         let _ = work::queue().enqueue::<_, 0>(self.clone());
     }
 
-    /// Has events and links looked at. Any context.
+    /// Schedules a look at events and links. Any context.
     pub(crate) fn schedule_events(self: &Arc<Self>) {
         let _ = work::queue().enqueue::<_, 3>(self.clone());
     }
@@ -596,37 +596,37 @@ impl Nic {
         }
     }
 
-    /// Has the system notification queue looked after from now on. Any context.
+    /// Starts the periodic check of the system notification queue. Any context.
     pub(crate) fn schedule_watch(self: &Arc<Self>) {
         let delay = kernel::time::msecs_to_jiffies(crate::snq::WATCH_MS);
         let _ = work::queue().enqueue_delayed::<_, 4>(self.clone(), delay);
     }
 
-    /// Has storming events enabled again in `delay_ms`. Any context.
+    /// Schedules the re-enabling of storming events in `delay_ms`. Any context.
     pub(crate) fn schedule_unmask(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
         let _ = work::queue().enqueue_delayed::<_, 5>(self.clone(), delay);
     }
 
-    /// Has the outport drained in `delay_ms`. Any context.
+    /// Schedules the draining of the outport in `delay_ms`. Any context.
     pub(crate) fn schedule_drain(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
         let _ = work::queue().enqueue_delayed::<_, 1>(self.clone(), delay);
     }
 
-    /// Has the system notification queue looked after in `delay_ms`. Any context.
+    /// Schedules the recovery of the system notification queue in `delay_ms`. Any context.
     pub(crate) fn schedule_recovery(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
         let _ = work::queue().enqueue_delayed::<_, 2>(self.clone(), delay);
     }
 
-    /// Has the quarantine looked after in `delay_ms`. Any context.
+    /// Schedules a look at the quarantine in `delay_ms`. Any context.
     pub(crate) fn schedule_quarantine(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
         let _ = work::queue().enqueue_delayed::<_, 6>(self.clone(), delay);
     }
 
-    /// Has VPIDs that are kept from others looked after in `delay_ms`. Any context.
+    /// Schedules a look at the VPIDs that are withheld in `delay_ms`. Any context.
     pub(crate) fn schedule_residue(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
         let _ = work::queue().enqueue_delayed::<_, 7>(self.clone(), delay);

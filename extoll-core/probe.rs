@@ -214,7 +214,7 @@ impl<'a> BoundNic<'a> {
         drop(registers);
         if !self.nic.is_alive() {
             self.nic.isolate();
-            // Should it come to itself it does nothing.
+            // So that it stays quiet if it recovers.
             if let Some(hw) = self.nic.access() {
                 quiesce(&hw);
             }

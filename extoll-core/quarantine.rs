@@ -271,12 +271,8 @@ pub(crate) fn wait_ms(nic: &Nic, vpid: Vpid) -> Option<i64> {
 /// The port of `vpid` is open but for its VPID, which is enabled after `ms` or later. May sleep.
 pub(crate) fn postpone(nic: &Arc<Nic>, vpid: Vpid, ms: i64) {
     nic.quarantine.set_waiting(vpid, true);
-    nic.stats().count(Reason::Postponed);
-    let v = vpid.get();
-    dev_warn!(
-        nic.device(),
-        "RMA VPID {v} stays disabled for {ms} ms: late answers could reach memory\n"
-    );
+    let ms = u64::try_from(ms).unwrap_or(0);
+    nic.error(Reason::Postponed, u64::from(vpid.get()) | ms << 32);
     look_soon(nic);
 }
 

@@ -76,12 +76,13 @@ pub(crate) fn clear(
     }
 }
 
-/// What a kernel port sent is not on its way any more, its owner having stopped. May sleep.
+/// Waits until nothing that a kernel port sent is in flight, its owner having stopped; false on time-out. May sleep.
 pub(crate) fn settle(nic: &Nic, unit: Unit, vpid: Vpid) -> bool {
     clear(nic, unit, vpid, &[], &[], CLOSE_MS)
 }
 
-/// Where a process can be the next owner of a kernel port's VPID its commands are executed, too. May sleep.
+/// Where a process may be the next owner of a kernel port's VPID, also waits until the port's commands have executed; false on
+/// time-out. May sleep.
 fn is_executed(nic: &Arc<Nic>, unit: Unit, vpid: Vpid) -> bool {
     unit == Unit::Velo || vpid >= Vpid::USER_END || backlog::is_done(nic, vpid, 0, CLOSE_MS.into())
 }

@@ -545,7 +545,8 @@ fn through_window<T>(
 }
 
 /// Memory that late answers may still be written to; to be kept until RMA is stopped.
-pub(crate) struct Remains(#[allow(dead_code)] Option<DmaWords>);
+#[allow(dead_code)] // Held, never read.
+pub(crate) struct Remains(Option<DmaWords>);
 
 /// Closes the port for good. May sleep.
 pub(crate) fn close(nic: &Nic) -> Remains {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Counters and numbered reasons of everything that goes wrong. Every reason reaches a counter, the tracepoint
-//! `extoll_error` and a rate-limited log line.
+//! Counters and numbered reasons of everything that goes wrong. Every reason has a counter and the tracepoint `extoll_error`;
+//! docs/driver.md says which ones are logged, too, at a limited rate.
 
 use kernel::sync::atomic::{Atomic, Relaxed};
 
@@ -106,7 +106,7 @@ reasons! {
     /// Entries of the system notification queue waited for a second without an interrupt.
     LostInterrupt = 35, "interrupt lost, system notifications found";
     /// The VPID of an open port stays disabled for a while, because late answers could reach memory.
-    Postponed = 36, "port opened, its VPID disabled for a while";
+    Postponed = 36, "port opened, its RMA VPID disabled for a while";
     /// Memory that late answers may reach found no place in a batch; it is never freed.
     Leaked = 37, "memory of unanswered commands leaked";
 }

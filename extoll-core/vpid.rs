@@ -315,7 +315,7 @@ mod tests {
         }
         assert_eq!(table.allocate(None, stats()?, any).err(), Some(ENOSPC));
         assert_eq!(table.open(), users);
-        // Those are there for who asks.
+        // Reserved VPIDs are available on request.
         let last = Vpid::all().last();
         assert!(last >= Some(Vpid::USER_END));
         assert_eq!(table.allocate(last, stats()?, any).ok(), last);

@@ -163,7 +163,7 @@ pub(super) trait Engine: Send + Sync {
     }
     /// Requester pages that a file with these rights can map, as offsets in the window of the unit.
     fn pages(vpid: Vpid, rights: Rights) -> impl Iterator<Item = u32>;
-    /// The words of a command from the VPID to itself that nobody notices, whatever stands in all but the first.
+    /// The words of a command from the VPID to itself that nobody notices, whatever the words after the first contain.
     fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>>;
     /// Sets the VPID up; nothing is received before [`Engine::enable`].
     fn open(hw: &Hw, vpid: Vpid, protection: u16);
@@ -173,9 +173,9 @@ pub(super) trait Engine: Send + Sync {
     fn disable(hw: &Hw, vpid: Vpid);
     /// The VPID is disabled and its queue, of `slots` slots, about to be removed.
     fn drain(hw: &Hw, vpid: Vpid, slots: u32);
-    /// Nothing of the process is left in the VPID's registers but what stands in its commands.
+    /// Clears what the process left in the VPID's registers, except for what its commands in flight still need.
     fn reset(hw: &Hw, vpid: Vpid);
-    /// Nor that: none is on its way any more.
+    /// Clears what [`Engine::reset`] kept: no command is in flight now.
     fn forget(_: &Hw, _: Vpid) {}
     /// Whether all commands of the VPID are executed, which is closed and without a queue; waits for that. May sleep.
     fn is_done(_: &Arc<Nic>, _: Vpid, _: Rights, _patience_ms: i64) -> bool {

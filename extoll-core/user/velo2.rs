@@ -63,7 +63,7 @@ impl Engine for Velo {
         core::iter::once(RequesterAddr::page(vpid, TRAFFIC_CLASS).encode())
     }
 
-    /// A message as long as can be to the own mailbox, which nobody reads any more.
+    /// The longest possible message to the port's own mailbox, which nobody reads any more.
     fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
         let descriptor = Descriptor {
             target: Target::Node(node),

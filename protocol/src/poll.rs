@@ -103,8 +103,8 @@ impl Horizon {
         self.took(0);
     }
 
-    /// At this time, or later, so many messages were to be read, counted by whoever writes them. Finding none to read is no proof: one
-    /// whose write got lost hides those behind it.
+    /// At this time, or later, `backlog` messages were unread by the writer's count. Finding none to read proves nothing: one whose write
+    /// got lost hides those behind it.
     pub fn count(&mut self, at: Time, backlog: usize) {
         self.counted = at;
         match self.mark {

@@ -26,7 +26,7 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 /// In this time a frame between healthy nodes arrives: what two dead peers hold up in both directions, and some.
 pub const BOUND: u64 = 2 * LIMITS.timeout + 2_000 * MS;
-/// For so long after its last fault nothing is demanded of a node: what it owes is given up by then, and too old to be fetched.
+/// Grace period after a node's last fault: what it owes is given up by then, and too old to be fetched.
 pub const SETTLE: u64 = 2 * LIMITS.timeout + 500 * MS;
 /// Traffic and faults begin before this.
 const BUSY: u64 = 6_000 * MS;
@@ -363,7 +363,7 @@ impl Rig {
                 _ => longest,
             };
             let shortest = match fault {
-                // What was on its way to the memory of before is gone.
+                // Long enough that nothing is in flight to the memory of before the reboot.
                 Fault::Reboot(_) => 100 * MS,
                 _ => 1,
             };

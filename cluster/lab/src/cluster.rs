@@ -120,7 +120,7 @@ impl Node {
                 Err(e) => break Err(e),
             }
         };
-        result.with_context(|| self.failure())
+        result.map_err(|e: anyhow::Error| anyhow!(self.failure(&format!("{e:#}"))))
     }
 
     /// The first defect that its present kernel reported, else the end of its console.
@@ -134,10 +134,16 @@ impl Node {
         }
     }
 
-    fn failure(&self) -> String {
+    /// The first line says what is known in short, for those who see no more of it.
+    fn failure(&self, why: &str) -> String {
         let qemu = tail(&self.dir.join("qemu.log"), 5);
         let console = self.last_words();
-        let mut text = format!("{} did not come up", self.name());
+        let last = console.lines().rfind(|l| !l.trim().is_empty());
+        let mut text = format!(
+            "{} did not come up: {why}; the last line of its console: {:?}",
+            self.name(),
+            last.unwrap_or_default().trim()
+        );
         if !qemu.is_empty() {
             text += &format!("\n-- QEMU says:\n{qemu}");
         }
@@ -343,8 +349,8 @@ impl Cluster {
         for node in nodes {
             ensure!(
                 running.iter().any(|p| p.role == node.name()),
-                "QEMU has ended: {}",
-                node.failure()
+                "{}",
+                node.failure("QEMU has ended")
             );
         }
         Ok(())
@@ -592,7 +598,11 @@ impl Cluster {
                 "{} went off instead of rebooting",
                 node.name()
             );
-            ensure!(Instant::now() < deadline, "{}", node.failure());
+            ensure!(
+                Instant::now() < deadline,
+                "{}",
+                node.failure("it did not reboot in time")
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
         self.await_nodes(&[node], progress)?;

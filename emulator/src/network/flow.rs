@@ -605,7 +605,7 @@ impl Network {
         }
     }
 
-    /// A message is on its way no longer, wherever others wait for it.
+    /// A message has left the network: lets go what waits for it, on every NIC.
     pub(super) fn ready_all_messages(&mut self) {
         for nic in 0..self.nodes.len() {
             self.ready_messages(nic);

@@ -206,8 +206,9 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
 
     /// Whether a frame of this source may be fetched.
     ///
-    /// Places are held for `timeout` and `keep` by what is not answered. So what nothing is known of gets few, and when something was not
-    /// answered nobody gets more than a part of what is left. A source that is silent gets one at a time, which shows that it answers again, as long as there is no shortage.
+    /// Fetches that are not answered hold their places for `timeout` and `keep`. So an unknown source gets few places, and while some are
+    /// unanswered nobody gets more than a part of what is left. A silent source gets one at a time as long as there is no shortage:
+    /// enough to notice that it answers again.
     pub fn allowed(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Allowed {
         let source = self.sources.get(node);
         let all = source.open + source.lost;

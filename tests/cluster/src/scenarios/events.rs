@@ -165,7 +165,7 @@ fn under_traffic(lab: &Lab) -> Result<()> {
 }
 
 /// Packets of a process for nodes that are nowhere. They end at an inport of the crossbar, which is told, or in an outport, which is
-/// drained (HW §15.3); gaps.md G21 leaves it open.
+/// drained (HW §15.3); the reference leaves it open (G21).
 fn misroute(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     let status = lab.status()?;

@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// Without other words by the environment.
+/// Unless the environment says otherwise.
 const SEED: u64 = 1;
 
 /// The scenarios of this file.

@@ -199,10 +199,12 @@ impl Node<'_> {
     }
 
     /// Waits until the interface is up with its address and carrier, and the peer answers.
+    ///
+    /// A driver that was unbound with frames unanswered keeps exn's VPID disabled for up to a minute more.
     pub fn back(self) -> Result<()> {
         self.address_back()?;
         let what = format!("exn0 of node{} has a carrier", self.number);
-        self.lab.until(&what, PATIENCE, |_| self.has_carrier())?;
+        self.lab.until(&what, 2 * PATIENCE, |_| self.has_carrier())?;
         self.reaches(self.peer())
     }
 
