@@ -399,6 +399,8 @@ void extoll_skb_get(struct sk_buff *skb)
 void extoll_skb_disown(struct sk_buff *skb)
 {
 	skb_orphan(skb);
+	/* It may be held for a minute: connection tracking can't end before it has its entry back. */
+	nf_reset_ct(skb);
 	consume_skb(skb);
 }
 

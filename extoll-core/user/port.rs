@@ -62,6 +62,8 @@ pub(crate) struct Claim {
     nic: Arc<Nic>,
     unit: Unit,
     vpid: Vpid,
+    /// [`Engine::reset`].
+    reset: fn(&Hw, Vpid),
     _share: Option<Share>,
 }
 
@@ -73,6 +75,10 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        // Also where a port could not be opened to its end: nobody's VPID takes packets.
+        if let Some(hw) = self.nic.alive_access() {
+            (self.reset)(&hw, self.vpid);
+        }
         self.nic.table(self.unit).release(self.vpid);
     }
 }
@@ -245,6 +251,7 @@ impl Port {
             nic: nic.clone(),
             unit: E::UNIT,
             vpid,
+            reset: E::reset,
             _share: share,
         };
         let claim = Arc::new(claim, GFP_KERNEL)?;

@@ -14,7 +14,11 @@ mod sim {
     const MUTANT_SEEDS: u64 = 400;
 
     fn number(name: &str) -> Option<u64> {
-        std::env::var(name).ok()?.parse().ok()
+        let text = std::env::var(name).ok().filter(|t| !t.is_empty())?;
+        Some(
+            text.parse()
+                .unwrap_or_else(|_| panic!("{name}={text:?} is not a number")),
+        )
     }
 
     fn replay(v: &Violation) -> String {

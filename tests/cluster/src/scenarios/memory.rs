@@ -7,7 +7,7 @@ use super::node::node;
 use super::on_pair;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -605,7 +605,12 @@ fn load_cost(lab: &Lab) -> Result<()> {
         ("VmallocUsed:", 1),
         ("vmalloc", 1),
     ] {
-        let cost = sign * (after.get(key).unwrap_or(&0) - before.get(key).unwrap_or(&0));
+        let cost = match (before.get(key), after.get(key)) {
+            (Some(before), Some(after)) => sign * (after - before),
+            // A kernel without CMA.
+            (None, None) if key == "CmaFree:" => continue,
+            _ => bail!("no {key} in {before:?} {after:?}"),
+        };
         ensure!(
             cost < LIMIT_KIB,
             "loading costs {cost} KiB by {key} {before:?} {after:?}"

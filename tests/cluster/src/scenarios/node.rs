@@ -204,7 +204,8 @@ impl Node<'_> {
     pub fn back(self) -> Result<()> {
         self.address_back()?;
         let what = format!("exn0 of node{} has a carrier", self.number);
-        self.lab.until(&what, 2 * PATIENCE, |_| self.has_carrier())?;
+        self.lab
+            .until(&what, 2 * PATIENCE, |_| self.has_carrier())?;
         self.reaches(self.peer())
     }
 

@@ -82,8 +82,22 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Nothing else that could wake anybody happens.
+/// Nothing else that could wake anybody happens: nobody asks who has an address.
 fn lost_when_idle(lab: &Lab) -> Result<()> {
+    node(lab, 0).one_ping("-s 3000")?;
+    let known = "ip -4 neigh show dev exn0 | while read ip what mac rest; do \
+                 [ $what != lladdr ] || ip neigh replace $ip lladdr $mac dev exn0 nud permanent || exit 1; done";
+    for n in 0..2 {
+        lab.ok(n, known)?;
+    }
+    let result = lost_in_silence(lab);
+    for n in 0..2 {
+        lab.ok(n, "ip neigh flush dev exn0 nud permanent")?;
+    }
+    result
+}
+
+fn lost_in_silence(lab: &Lab) -> Result<()> {
     for (ring, size, number) in [("velo", 40, 19), ("rma", 3000, 20)] {
         // Resolves the address first, so that one frame goes and nothing is repeated.
         node(lab, 0).one_ping("-s 3000")?;

@@ -245,8 +245,9 @@ fn storm_limited(lab: &Lab) -> Result<()> {
             .collect::<Result<Vec<_>>>()?;
         Ok(counts.iter().filter(|n| **n > more).count())
     };
+    // The other one's are there, too.
     lab.until("both ports of the storm are throttled", PATIENCE, |_| {
-        Ok(throttled(3)? == 2)
+        Ok(user()?.len() == 4 && throttled(3)? == 2)
     })?;
     let age = |lab: &Lab| -> Result<f64> {
         let text = lab.ok(0, "echo $(($(date +%s%N) - $(date -r /tmp/ready +%s%N)))")?;

@@ -436,11 +436,14 @@ fn smfu_timeout(lab: &Lab) -> Result<()> {
 }
 
 /// Collects uevents while `act` runs; one variable per line.
-fn uevents(lab: &Lab, node: usize, act: impl FnOnce() -> Result<()>) -> Result<String> {
-    lab.ok(node, "rm -f /tmp/uevents; socat -u SOCKET-RECV:16:3:15:x00000000000001000000 CREATE:/tmp/uevents >/dev/null 2>&1 & echo $! > /tmp/socat.pid; sleep 1; kill -0 $(cat /tmp/socat.pid)")?;
+fn uevents(lab: &Lab, number: usize, act: impl FnOnce() -> Result<()>) -> Result<String> {
+    lab.ok(number, "rm -f /tmp/uevents; socat -u SOCKET-RECV:16:3:15:x00000000000001000000 CREATE:/tmp/uevents >/dev/null 2>&1 & echo $! > /tmp/socat.pid")?;
+    // Protocol 15, its process, group 1.
+    let bound = "awk -v pid=$(cat /tmp/socat.pid) '$2 == 15 && $3 == pid && $4 ~ /1$/ { n++ } END { exit !n }' /proc/net/netlink";
+    node(lab, number).until("socat listens to uevents", bound)?;
     let done = act();
     let text = lab.ok(
-        node,
+        number,
         "kill $(cat /tmp/socat.pid); tr '\\0' '\\n' < /tmp/uevents",
     );
     done?;
@@ -459,15 +462,21 @@ fn link_events(lab: &Lab) -> Result<()> {
     let first = links(lab)?;
     ensure!(first.contains("link 0 up "), "{first}");
     ensure!(first.contains("neighbour 1 port 0 "), "{first}");
+    // The uevent is what the driver does last.
+    let told = |state: &str| {
+        let text = format!("EXTOLL_LINK=0 STATE={state}");
+        let script = format!("tr '\\0' ' ' </tmp/uevents | grep -qa '{text}'");
+        node(lab, 0).until(&text, &script)
+    };
     let heard = uevents(lab, 0, || {
-        lab.fault(&["link-down", "0", "0"])?;
-        lab.until("link 0 is down", PATIENCE, |l| {
-            Ok(links(l)?.contains("link 0 down "))
-        })?;
-        lab.fault(&["link-up", "0", "0"])?;
-        lab.until("link 0 is up", PATIENCE, |l| {
-            Ok(links(l)?.contains("link 0 up "))
-        })
+        for state in ["down", "up"] {
+            lab.fault(&[&format!("link-{state}"), "0", "0"])?;
+            lab.until(&format!("link 0 is {state}"), PATIENCE, |l| {
+                Ok(links(l)?.contains(&format!("link 0 {state} ")))
+            })?;
+            told(state)?;
+        }
+        Ok(())
     })?;
     for want in ["EXTOLL_LINK=0\nSTATE=down", "EXTOLL_LINK=0\nSTATE=up"] {
         ensure!(heard.contains(want), "no uevent {want:?} in\n{heard}");

@@ -103,16 +103,9 @@ pub fn finish(lab: &Lab, node: usize, running: Running) -> Result<()> {
     Ok(())
 }
 
-/// Neither VPIDs nor anything else of a user program is left.
+/// Neither VPIDs nor memory of a user program is left.
 pub fn nothing_left(lab: &Lab) -> Result<()> {
-    for node in 0..2 {
-        lab.until("all ports are closed", PATIENCE, |lab| {
-            let ports: Value = json(&lab.ok(node, "extollctl --json ports")?)?;
-            let ports = ports.as_array().context("ports")?;
-            Ok(ports.iter().all(|p| p["vpid"].as_u64() >= Some(251)))
-        })?;
-    }
-    Ok(())
+    (0..2).try_for_each(|number| node(lab, number).is_vacant())
 }
 
 /// The output of a program.
