@@ -144,6 +144,10 @@ impl Node {
             self.name(),
             last.unwrap_or_default().trim()
         );
+        let processors = crate::qemu::processors(&self.dir);
+        if !processors.is_empty() {
+            text += &format!("\n-- {processors}");
+        }
         if !qemu.is_empty() {
             text += &format!("\n-- QEMU says:\n{qemu}");
         }

@@ -234,6 +234,10 @@ fn kernel_parameters(node: &Node<'_>) -> String {
         // A busy machine stops an emulated processor for seconds; that is no defect of the guest.
         "watchdog_thresh=60".into(),
         "rcupdate.rcu_cpu_stall_timeout=120".into(),
+        // Before the kernel switches from jiffies to the TSC, its check of the TSC may wait for a processor that waits in stop_machine()
+        // for this one, with a time limit in jiffies that nobody counts then (watchdog_check_skew() of Linux 7.3): slow nodes with two
+        // processors hung so.
+        "tsc=nowatchdog".into(),
         // Without effect unless the emulator asks for it (docs/nic-model.md, write combining).
         "extoll.mark_fences=1".into(),
         format!("lab.node={}", node.index),
@@ -301,9 +305,52 @@ pub fn control(dir: &Path, command: &str, arguments: Value) -> Result<Value> {
     bail!("no answer to {command}")
 }
 
+/// Where the processors of a node are, in a line: their instruction pointers at three moments. The kernel's own addresses are those of
+/// its `System.map`, since nodes boot with `nokaslr`. Empty when QEMU does not tell.
+pub fn processors(dir: &Path) -> String {
+    let registers = || -> Result<Vec<String>> {
+        let command = json!({"command-line": "info registers -a"});
+        let answer = control(dir, "human-monitor-command", command)?;
+        Ok(instruction_pointers(answer.as_str().unwrap_or_default()))
+    };
+    let mut seen: Vec<Vec<String>> = Vec::new();
+    for _ in 0..3 {
+        match registers() {
+            Ok(now) if !now.is_empty() => seen.push(now),
+            _ => break,
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let count = seen.iter().map(Vec::len).min().unwrap_or(0);
+    let of = |cpu: usize| {
+        let places: Vec<_> = seen.iter().map(|now| now[cpu].as_str()).collect();
+        format!("processor {cpu} at {}", places.join(", "))
+    };
+    (0..count).map(of).collect::<Vec<_>>().join("; ")
+}
+
+fn instruction_pointers(registers: &str) -> Vec<String> {
+    let after = registers.split("RIP=").skip(1);
+    after
+        .filter_map(|text| text.split_whitespace().next())
+        .map(String::from)
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn instruction_pointers_are_found() {
+        let text = "\r\nCPU#0\r\nRAX=01 RBX=02\r\nRIP=ffffffff81000123 RFL=00000246 [---Z-P-]\r\n\r\nCPU#1\r\nRIP=0000000000401000 RFL=2\r\n";
+        assert_eq!(
+            instruction_pointers(text),
+            ["ffffffff81000123", "0000000000401000"]
+        );
+        assert!(instruction_pointers("nothing").is_empty());
+        assert_eq!(processors(Path::new("/nowhere")), "");
+    }
 
     #[test]
     fn the_command_line_has_one_root_port_per_nic() {
