@@ -18,7 +18,7 @@ pub struct DmaFault {
 /// were made; those that have none in common may pass each other (G28, docs/emulator.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stream {
-    /// RMA packets of one VPID and traffic class (HW §10.8).
+    /// RMA packets of one VPID and traffic class (HW §10.8): requests and puts of a VPID there, or responses to a VPID here.
     Rma {
         /// Node they come from.
         node: u16,
@@ -26,6 +26,8 @@ pub enum Stream {
         vpid: u8,
         /// Traffic class.
         tc: u8,
+        /// Whether they are responses.
+        response: bool,
     },
     /// SMFU packets of one node: PCIe order is kept end to end (HW §12).
     Smfu {

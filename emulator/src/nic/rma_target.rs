@@ -319,8 +319,12 @@ impl Nic {
                     self.rma_count(regs::PERF_RESPONDER_OUT_1, Half::Low, 1);
                 }
                 // The notification comes after the counter, and the counter after all earlier operations on it.
-                let (node, vpid) = (from, m.origin_vpid);
-                let stream = Stream::Rma { node, vpid, tc };
+                let stream = Stream::Rma {
+                    node: from,
+                    vpid: m.origin_vpid,
+                    tc,
+                    response: false,
+                };
                 self.tx.stream = Some(stream);
                 env.host.enter(stream);
                 env.host.enter(Stream::Everything);
