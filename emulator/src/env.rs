@@ -18,7 +18,7 @@ pub struct DmaFault {
 /// were made; those that have none in common may pass each other (G28, docs/emulator.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stream {
-    /// RMA packets of one VPID and traffic class (HW §10.8).
+    /// RMA packets of one VPID and traffic class (HW §10.8): requests and puts of a VPID there, or responses to a VPID here.
     Rma {
         /// Node they come from.
         node: u16,
@@ -26,6 +26,8 @@ pub enum Stream {
         vpid: u8,
         /// Traffic class.
         tc: u8,
+        /// Whether they are responses.
+        response: bool,
     },
     /// SMFU packets of one node: PCIe order is kept end to end (HW §12).
     Smfu {
@@ -37,7 +39,9 @@ pub enum Stream {
     /// Entries of the SNQ and its interrupts (HW §17): after everything that was put into receive queues, which is what they
     /// tell of.
     Snq,
-    /// After everything that was written before: answers of the ATU, which end the use of a page (HW §11.3).
+    /// Answers of the ATU, which end the use of a page (HW §11.3): among themselves, and after the last [`Host::fence`].
+    Answers,
+    /// After everything that was written before.
     Everything,
 }
 
@@ -63,6 +67,8 @@ pub trait Host {
     }
     /// Ends the last [`Host::enter`].
     fn leave(&mut self) {}
+    /// What is written in [`Stream::Answers`] from now on comes after everything that was written before.
+    fn fence(&mut self) {}
 }
 
 /// One of the four network ports of a NIC (HW §15.1).

@@ -219,6 +219,14 @@ pub enum RmaKind {
 }
 
 impl RmaMessage {
+    /// Answers a request that came from `origin_vpid`.
+    fn is_response(&self) -> bool {
+        matches!(
+            self.kind,
+            RmaKind::GetResponse { .. } | RmaKind::LockResponse { .. }
+        )
+    }
+
     /// The same without what is variable: a placeholder stands there.
     pub(super) fn bare(&self) -> Self {
         Self {
@@ -237,6 +245,7 @@ impl Packet {
                 node: self.src.0,
                 vpid: m.origin_vpid,
                 tc: self.tc,
+                response: m.is_response(),
             }),
             Body::Smfu(_) => Some(Stream::Smfu { node: self.src.0 }),
         }

@@ -66,7 +66,12 @@ impl Flow {
     fn stream(self) -> Option<Stream> {
         match self {
             Self::Requester { .. } => None,
-            Self::Responder { node, vpid, tc } => Some(Stream::Rma { node, vpid, tc }),
+            Self::Responder { node, vpid, tc } => Some(Stream::Rma {
+                node,
+                vpid,
+                tc,
+                response: false,
+            }),
         }
     }
 }

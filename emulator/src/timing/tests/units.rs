@@ -292,3 +292,26 @@ fn units_have_times_and_sizes_of_their_own() {
     let with_seed = |seed| build(&format!("[nic]\nseed = {seed}"), &[])[1].seed;
     assert_ne!(with_seed(5), with_seed(6));
 }
+
+/// HW §10.8: the order is that of a VPID's requests in a class. An answer to a VPID here has nothing to do with what the VPID of the same
+/// number there puts in the class that answers have.
+#[test]
+fn a_response_passes_a_put_of_the_same_number() {
+    let mut first = 0;
+    for seed in 0..32 {
+        let timing = "model = \"unkind\"\ndma-delay-ns = 2000000\nstretch-every = 0";
+        let mut rig = Rig::new(seed, timing);
+        rig.put(1, SOURCE, 7);
+        rig.put(1, SOURCE + 8, 8);
+        // NIC 1 puts in class 1, in which responses to class 0 travel.
+        let word = 3 | (2 << 2) | (VPID << 8) | (7 << 40);
+        rig.store(1, 0x410_0000 | (VPID << 12), &[word, SOURCE, TARGET]);
+        rig.until(|r| r.world.chip_counters(0).dma_writes == 1);
+        rig.rma(0, 0, 0, 8, [SOURCE + 8, TARGET + 8]);
+        rig.until(|r| r.see(0, TARGET) != 0 || r.see(0, TARGET + 8) != 0);
+        first += u32::from(rig.see(0, TARGET) == 0);
+        while rig.step() {}
+        assert_eq!((rig.see(0, TARGET), rig.see(0, TARGET + 8)), (7, 8));
+    }
+    assert!((4..=24).contains(&first), "{first} of 32");
+}
