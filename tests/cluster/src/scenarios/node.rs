@@ -226,17 +226,24 @@ impl Node<'_> {
         let out = self.lab.sh_for(self.number, &command, 2 * PINGING)?;
         let times = answers(&out.stdout, count);
         if let Some(wrong) = times.iter().position(|n| *n != 1) {
+            let (n, answer, count) = (self.number, wrong + 1, times[wrong]);
+            let lost: String = (0..2)
+                .map(|n| format!("\nnode{n}: {}", node(self.lab, n).losses()))
+                .collect();
             bail!(
-                "node{}# {command}: answer {} came {} times: {}{}",
-                self.number,
-                wrong + 1,
-                times[wrong],
+                "node{n}# {command}: answer {answer} came {count} times{lost}\n{}{}",
                 out.stdout,
                 out.stderr
             );
         }
         ensure!(!out.stdout.contains("DUP!"), "duplicates: {}", out.stdout);
         Ok(())
+    }
+
+    /// What exn counted as lost so far, for messages.
+    fn losses(self) -> String {
+        let script = "awk '$2 > 0' ORS=', ' /sys/kernel/debug/exn-*/reasons";
+        self.ok(script).unwrap_or_else(|e| format!("{e:#}"))
     }
 
     /// Sends one single ping to the peer, which has to be answered.

@@ -216,7 +216,7 @@ pub fn iperf3_tcp(lab: &Lab) -> Result<()> {
             let (lost, refused) = (after.lost - before.lost, after.refused - before.refused);
             let sent = after.sent - before.sent;
             ensure!(
-                lost <= refused && refused <= sent / 10,
+                lost <= refused && refused <= sent / 3,
                 "iperf3 {options}: node{n} lost {lost} frames, refused {refused}, sent {sent}"
             );
         }
