@@ -23,8 +23,8 @@ pub struct Counters {
     pub reserved_bits: u64,
     /// Descriptors that reached the requester, or were overwritten before they did, without a fence behind them.
     pub wc_unfenced: u64,
-    /// Registers that were set to what the reference does not allow: queue segments against their page, units of the RMA, classes of
-    /// the SMFU.
+    /// Registers that were set to what the reference does not allow: interrupt packet of the SNQ, queue segments against their page,
+    /// units of the RMA, classes of the SMFU.
     pub bad_setup: u64,
     /// Accesses to addresses without a register, or against its access rights (G32).
     pub bad_accesses: u64,

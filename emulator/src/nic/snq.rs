@@ -1,5 +1,6 @@
 //! System notification queue: trigger events, micro-programs, ring in host memory, interrupt (HW §6, G4…G6).
 
+use super::dma::MSI_RANGE;
 use super::late::Late;
 use super::{LossyRing, Nic, NicConfig, SnqRestart};
 use crate::env::{Accessor, Env, Stream};
@@ -13,6 +14,8 @@ pub use wire::snq::TriggerEvent as Te;
 /// Longest program that is executed; a longer one has a loop in it.
 const MAX_STEPS: u32 = 512;
 const NS_PER_TICK: u64 = 1;
+/// Command of an interrupt packet: posted write of doublewords (HW §6.2).
+const POSTED_DWORD: u64 = 0x2D;
 
 /// Program that runs, or waits for room in the ring.
 struct Running {
@@ -207,13 +210,32 @@ impl Nic {
                 self.snq.armed = IrqWatermark(value).enable();
                 self.snq_interrupt(env);
             }
-            regs::EXECUTE => self.snq.set_execute(Execute(value).enable(), &self.cfg),
+            regs::EXECUTE => {
+                let on = Execute(value).enable();
+                if on && !self.snq.execute {
+                    self.snq_check_setup(env);
+                }
+                self.snq.set_execute(on, &self.cfg);
+            }
             _ => match Snq::program_index(offset) {
                 Some(i) => self.snq.program.get_or_insert_with(|| Box::new([0; 256]))[i] = value,
                 None => return false,
             },
         }
         true
+    }
+
+    /// A queue that starts needs an interrupt packet that the bridge takes for one, a posted write of a doubleword to its addresses,
+    /// and ways to the host (HW §3.1 step 7, §6.2).
+    fn snq_check_setup(&mut self, env: &mut Env<'_>) {
+        let [packet, ways] = [regs::IRQ_0, regs::HTAX].map(|reg| self.storage.at(reg.0));
+        let address = (packet >> 26) << 2;
+        if packet & 0x3F != POSTED_DWORD || !MSI_RANGE.contains(&address) || ways != regs::HTAX_INIT
+        {
+            self.bad_setup(env, || {
+                format!("SNQ starts with interrupt packet {packet:#x}, HTAX set-up {ways:#x}")
+            });
+        }
     }
 
     fn snq_interrupt(&mut self, env: &mut Env<'_>) {

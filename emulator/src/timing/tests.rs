@@ -112,6 +112,9 @@ impl Rig {
             self.world.poke(nic, 0x10800 + 8 * te, read);
         }
         self.world.poke(nic, 0x10000, (1 << 23) | (1 << 25));
+        self.world.poke(nic, 0x10048, 0xFD23_0000_0040_002D);
+        self.world.poke(nic, 0x10050, 0x0300_0100_0000);
+        self.world.poke(nic, 0x10070, 0x20_1201);
         self.world.poke(nic, 0x10068, 1);
         self.world.poke(nic, 0x10040, 0x1_0001);
     }

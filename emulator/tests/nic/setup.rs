@@ -1,12 +1,12 @@
-//! What software has to set up, and what the model makes of it when it is wrong: segments of queues, units and packet sizes of the RMA,
-//! classes of the SMFU.
+//! What software has to set up, and what the model makes of it when it is wrong: interrupt packet of the SNQ, segments of queues, units
+//! and packet sizes of the RMA, classes of the SMFU.
 
 use super::rig::*;
 use super::rma::Pair;
 use extoll_emulator::nic::NicConfig;
 use wire::bq::{SegmentWord, WritePointers};
 use wire::ids::{RegOffset, Unit, Vpid};
-use wire::regs::{rma as regs, smfu, BqRegs};
+use wire::regs::{rma as regs, smfu, snq, BqRegs};
 use wire::velo::SlotSize;
 
 const BQ: BqRegs = BqRegs(Unit::Velo);
@@ -144,4 +144,32 @@ fn classes_of_the_smfu_have_to_differ() {
     assert_eq!(found(&r, 0), 2);
     r.write(0, smfu::TRAFFIC_CLASS, smfu::TRAFFIC_CLASS_INIT);
     assert_eq!(found(&r, 0), 2);
+}
+
+/// HW §3.1 step 7, §6.2: the SNQ starts after its interrupt packet and its ways to the host were set.
+#[test]
+fn interrupt_packet_and_ways_of_the_snq_are_checked() {
+    let mut r = rig();
+    let start = |r: &mut Rig, at: RegOffset, value: u64| {
+        let before = found(r, 0);
+        r.write(0, snq::EXECUTE, 0);
+        let good = r.read(0, at);
+        r.write(0, at, value);
+        assert_eq!(found(r, 0), before, "nothing needs it yet");
+        r.write(0, snq::EXECUTE, 1);
+        r.write(0, snq::EXECUTE, 1);
+        r.write(0, at, good);
+        found(r, 0) - before
+    };
+    for bad in [0, 0x6D_0040_002D, snq::IRQ_0_INIT ^ 1] {
+        assert_eq!(start(&mut r, snq::IRQ_0, bad), 1, "{bad:#x}");
+    }
+    for bad in [0, snq::HTAX_INIT ^ 3] {
+        assert_eq!(start(&mut r, snq::HTAX, bad), 1, "{bad:#x}");
+    }
+    // Any address of those that become interrupts.
+    let other = snq::IRQ_0_INIT | (0xFF_FFFC << 24);
+    for good in [snq::IRQ_0_INIT, other] {
+        assert_eq!(start(&mut r, snq::IRQ_0, good), 0, "{good:#x}");
+    }
 }
