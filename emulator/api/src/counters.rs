@@ -26,6 +26,9 @@ pub struct Counters {
     /// Registers that were set to what the reference does not allow: interrupt packet of the SNQ, queue segments against their page,
     /// units of the RMA, classes of the SMFU.
     pub bad_setup: u64,
+    /// Slots of queues of the kernel that were given back without being cleared, so that what was in them is written over, and read
+    /// pointers outside their queue (HW §7, §9.5).
+    pub bad_slots: u64,
     /// Accesses to addresses without a register, or against its access rights (G32).
     pub bad_accesses: u64,
     /// MSI messages sent.

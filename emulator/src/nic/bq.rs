@@ -9,12 +9,15 @@ use crate::env::{Env, Stream};
 use crate::lane::Receipt;
 use std::collections::VecDeque;
 use wire::bq::{General, Rp, SegmentWord, SlotCode, WritePointers};
-use wire::ids::{RegOffset, Unit};
+use wire::ids::{RegOffset, Unit, Vpid};
 use wire::regs::{rma_bq, velo_bq};
 
 const QUEUES: usize = 256;
 /// `enable` of the time-out registers (HW §9.3, §10.7).
 const TIMEOUT_ENABLE: u64 = 1 << 32;
+
+/// First VPID that the kernel has (HW §4.2).
+const KERNEL: u8 = Vpid::USER_END.get() as u8;
 
 /// What a queue stores.
 pub(super) enum Item {
@@ -260,6 +263,12 @@ impl Nic {
                 q.lrp = rp.lrp();
                 q.rp = value;
                 q.full = false;
+                let outside = q.valid() && u64::from(q.lrp) >= q.slots();
+                if outside && vpid >= KERNEL {
+                    self.bad_slot(env, || {
+                        format!("{unit} queue of VPID {vpid}: read pointer {value:#x}")
+                    });
+                }
                 let room = self.queues[unit as usize].room(vpid, 1, self.cfg.full_rule);
                 if matches!(room, Room::Yes) {
                     self.queue(unit, vpid).timed_out = false;
@@ -337,6 +346,7 @@ impl Nic {
             self.queue_bad(unit, vpid, env, || why);
             return None;
         }
+        self.check_slots(unit, vpid, at, env);
         let ring = match unit {
             Unit::Velo => LossyRing::Velo,
             Unit::Rma => LossyRing::Rma,
@@ -393,6 +403,28 @@ impl Nic {
             .map_err(drop)?;
         self.dma_write(at.wrapping_add(8), &words[1].to_le_bytes(), env)
             .map_err(drop)
+    }
+
+    /// Software clears the status word of a slot before it gives it back (HW §7, §9.5). What processes do with their own queues is
+    /// their affair.
+    fn check_slots(&mut self, unit: Unit, vpid: u8, at: &[u64], env: &mut Env<'_>) {
+        if vpid < KERNEL || !self.bus_master {
+            return;
+        }
+        let status = u64::from(self.slot_code(unit).bytes()) - 8;
+        for slot in at {
+            let mut raw = [0; 8];
+            if env.host.peek(slot.wrapping_add(status), &mut raw) && raw != [0; 8] {
+                self.bad_slot(env, || {
+                    format!("{unit} queue of VPID {vpid}: slot at {slot:#x} was not cleared")
+                });
+            }
+        }
+    }
+
+    fn bad_slot(&mut self, env: &mut Env<'_>, text: impl FnOnce() -> String) {
+        self.counters.bad_slots = self.counters.bad_slots.wrapping_add(1);
+        self.diagnose(env, text);
     }
 
     /// Counts a queue error and raises the event for it.

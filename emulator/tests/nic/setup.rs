@@ -1,5 +1,5 @@
-//! What software has to set up, and what the model makes of it when it is wrong: interrupt packet of the SNQ, segments of queues, units
-//! and packet sizes of the RMA, classes of the SMFU.
+//! What software has to set up, and what the model makes of it when it is wrong: interrupt packet of the SNQ, segments and slots of
+//! queues, units and packet sizes of the RMA, classes of the SMFU.
 
 use super::rig::*;
 use super::rma::Pair;
@@ -171,5 +171,51 @@ fn interrupt_packet_and_ways_of_the_snq_are_checked() {
     let other = snq::IRQ_0_INIT | (0xFF_FFFC << 24);
     for good in [snq::IRQ_0_INIT, other] {
         assert_eq!(start(&mut r, snq::IRQ_0, good), 0, "{good:#x}");
+    }
+}
+
+/// HW §7, §9.5: a slot is cleared before it is given back. Processes are not watched, and nobody reads where nothing can be written.
+#[test]
+fn slots_that_are_given_back_uncleared_are_found() {
+    for (vpid, watched) in [(254, 1), (9, 0)] {
+        let mut r = rig();
+        let mut q = r.open_velo(1, vpid, SlotSize::B128, 1, 4);
+        let rp = BQ.rp(Vpid::from(vpid));
+        let slots = |r: &Rig| r.nodes[1].nic.counters().bad_slots;
+        let send = |r: &mut Rig, n: u64| {
+            r.velo_send(
+                0,
+                7,
+                (8 << 48) | (u64::from(vpid) << 16) | 1,
+                &n.to_le_bytes(),
+            );
+        };
+        for n in 0..9 {
+            send(&mut r, n);
+            assert!(r.velo_take(&mut q).is_some());
+            r.commit(&q, false);
+        }
+        assert_eq!(slots(&r), 0);
+        // Slot 1 is given back as it is; slots 2, 3 and 0 come before it is in use again.
+        send(&mut r, 9);
+        r.write(1, rp, 2);
+        for n in [3, 0, 1] {
+            send(&mut r, n);
+            assert_eq!(slots(&r), 0);
+            r.nodes[1]
+                .ram
+                .set_qw(q.bases[0] + 128 * ((n + 3) % 4) + 120, 0);
+            r.write(1, rp, n);
+        }
+        send(&mut r, 1);
+        assert_eq!(slots(&r), watched);
+        // The queue has slots 0 to 3.
+        r.write(1, rp, 3);
+        assert_eq!(slots(&r), watched);
+        r.write(1, rp, 4);
+        assert_eq!(slots(&r), 2 * watched);
+        r.write(1, BQ.c_base_size_valid(Vpid::from(vpid)), 0);
+        r.write(1, rp, 4);
+        assert_eq!(slots(&r), 2 * watched);
     }
 }
