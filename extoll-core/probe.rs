@@ -163,7 +163,7 @@ impl<'a> BoundNic<'a> {
         Ok(region)
     }
 
-    /// Steps 3 to 26.
+    /// Steps 3 to 27.
     fn start(&self, dev: &'a pci::Device<Bound>, vectors: u32) -> Result<(), Failure> {
         let nic = &self.nic;
         {
@@ -188,6 +188,10 @@ impl<'a> BoundNic<'a> {
         let (mps, mrrs) = payload_sizes(dev);
         rma::init(nic, mps, mrrs)?;
         smfu::init(nic)?;
+        // Step 27. A NIC without it is of use all the same, and the first request tries again.
+        if let Err(e) = rra::open(nic) {
+            dev_warn!(dev, "remote registers are not available yet: {:?}\n", e);
+        }
         nic.schedule_status();
         nic.schedule_events();
         nic.schedule_watch();

@@ -2,8 +2,8 @@
 
 //! Remote register file access: one quadword register of any node (HW §13).
 //!
-//! Requests of one NIC are made one after the other. Over RMA they use VPID 252, opened at the first request. An access
-//! to the own node never leaves the host, whatever the method.
+//! Requests of one NIC are made one after the other. Over RMA they use VPID 252, which is open while the NIC is bound: a NIC may
+//! refuse requests of others to a VPID that is not (G19). An access to the own node never leaves the host, whatever the method.
 //!
 //! What a write's success means: by RMA that the NIC sent the request, by SMFU that the store was posted; neither that
 //! the register was written. Later accesses to the same node by the same method come after it. Registers whose reading
@@ -515,6 +515,15 @@ fn with_port<T>(
         state.port = Some(Port::open(nic).map_err(RraError::Open)?);
     }
     f(state.port.as_mut().ok_or(RraError::Down)?)
+}
+
+/// Opens the port (HW §3.7), which the first request does otherwise. May sleep.
+///
+/// # Errors
+///
+/// `Open`, `Down`.
+pub(crate) fn open(nic: &Arc<Nic>) -> Result<(), RraError> {
+    with_port(nic, |_| Ok(()))
 }
 
 /// Points interval 0 at `node` and runs `f`, which says whether it leaves a store under way.

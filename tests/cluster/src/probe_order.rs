@@ -113,7 +113,7 @@ pub fn check(accesses: &[Access]) -> Result<usize> {
 }
 
 /// Accesses of the reference, and those that the driver adds.
-pub const REFERENCE: usize = 8712;
+pub const REFERENCE: usize = 8721;
 pub const ADDED: usize = STOPPED.len() + 1 + 258 + 64;
 
 /// Addition, before the reference begins: whatever runs is stopped (SNQ, n0 to n3, queue engines, ATU, SMFU), then a read.
@@ -158,7 +158,8 @@ fn probe(t: &mut Walk) -> Result<()> {
     flush(t)?;
     rma(t)?;
     targets(t)?;
-    window(t, smfu)
+    window(t, smfu)?;
+    registers(t)
 }
 
 /// HW §3.1 steps 3 to 5; returns the address of BAR 2.
@@ -309,6 +310,24 @@ fn window(t: &mut Walk, smfu: u64) -> Result<()> {
     t.w(0xA090, smfu + WINDOW)
 }
 
+/// Step 27: VPID 252 opens by the sequence of HW §10.9, with a queue of two segments (HW §7).
+fn registers(t: &mut Walk) -> Result<()> {
+    const VPID: u32 = 252;
+    let (narrow, page) = (8 * VPID, 0x1000 * VPID);
+    t.w(0x160_0800 + narrow, 0xF523)?;
+    t.rmw(0x140_0000 + page, |x| x & WCBUF_KEPT)?;
+    t.w(0xE0_0800 + narrow, 0x7FFF)?;
+    let dcq = t.any(0xE0_1000 + narrow)?;
+    ensure!(dcq & 0xFFFF == 1, "descriptor page {dcq:#x}");
+    t.w(0xE0_2800 + narrow, 0)?;
+    t.w(0xF0_0000 + page, 1 << 32)?;
+    for register in [0xE0_1800, 0xE0_2000] {
+        let segment = t.any(register + narrow)?;
+        ensure!(segment >> 58 == 1, "segment {segment:#x}");
+    }
+    Ok(())
+}
+
 /// Checks that nobody moves the write pointer of a VELO mailbox while messages are let in; returns how many mailboxes were opened.
 pub fn mailboxes(accesses: &[Access]) -> Result<usize> {
     const ENABLE: u64 = 1 << 17;
@@ -366,6 +385,8 @@ mod tests {
                 (true, 0x10020) => 1,
                 (true, 0x160_0080) => 0x84_0200,
                 (true, 0x160_0088) => 0x1000,
+                (true, 0xE0_17E0) => 1,
+                (true, 0xE0_1FE0 | 0xE0_27E0) => 1 << 58,
                 _ => 0,
             }
         }
