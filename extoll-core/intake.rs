@@ -9,6 +9,11 @@
 //! Looks happen while the owner polls an empty queue, which costs a register read every [`HOLE_MS`] at most. For an owner
 //! that waits for interrupts there is [`Lookout`]: once, some time after the queue was re-armed, it compares the pointers and has the
 //! owner poll if they differ. So nothing runs while nothing arrives.
+//!
+//! An interrupt may be wanted while the store that arms it is on its way, and a NIC may forget it then (G7), before what it tells of
+//! can be seen. A look at the queue right after the store does not find that, a look behind the answer to a register read does; but such a read
+//! costs more than all the rest. So it is made only once the lookout has found something that nobody was told of, for the next
+//! [`CAREFUL`] times.
 
 use crate::{
     bq::Queue,
@@ -38,6 +43,10 @@ use wire::{
 
 /// Pause between two looks at a slot that stays empty.
 pub(crate) const HOLE_MS: u32 = 100;
+/// How often arming is made sure of after something came without its interrupt.
+const CAREFUL: u32 = 10_000;
+/// When the lookout looks for what is known to be on its way.
+const SOON_MS: u32 = 1;
 /// Read pointer updates happen at least every this many slots (or quarter of the queue).
 const COMMIT_SLOTS: u32 = 256;
 
@@ -135,7 +144,11 @@ impl Reader {
     /// Tells the NIC about freed slots and unmasks the interrupt.
     pub(crate) fn rearm(&mut self, queue: &Queue, stats: &PortStats) {
         self.commit(queue, stats, true);
-        self.lookout.expect(self.next);
+        // The register first: what it tells of may be in the queue by then.
+        let comes = self.lookout.take_care()
+            && self.lookout.ahead(queue, self.next) != 0
+            && queue.status(self.next) == 0;
+        self.lookout.expect(self.next, comes);
     }
 
     fn commit(&mut self, queue: &Queue, stats: &PortStats, rearm: bool) {
@@ -161,8 +174,11 @@ struct Lookout {
     nic: Arc<Nic>,
     unit: Unit,
     vpid: Vpid,
-    /// Slot that the owner waits for.
+    /// Slot that the owner waits for, and since when, in jiffies.
     next: Atomic<u32>,
+    since: Atomic<u64>,
+    /// How often arming is still made sure of.
+    careful: Atomic<u32>,
     #[pin]
     work: DelayedWork<Lookout>,
 }
@@ -179,6 +195,10 @@ impl WorkItem for Lookout {
             .pointer()
             .is_some_and(|lwp| lwp != this.next.load(Relaxed))
         {
+            let waited = jiffies64().saturating_sub(this.since.load(Relaxed));
+            if waited >= msecs_to_jiffies(HOLE_MS / 2) as u64 {
+                this.careful.store(CAREFUL, Relaxed);
+            }
             // Its poll finds out whether there is a hole, an interrupt got lost, or all is well. With bottom halves off, so
             // that what it schedules runs when they are on again.
             let _bh = BhDisabled::new();
@@ -195,6 +215,8 @@ impl Lookout {
                 unit,
                 vpid,
                 next: Atomic::new(0),
+                since: Atomic::new(0),
+                careful: Atomic::new(0),
                 work <- new_delayed_work!("extoll_lookout"),
             }),
             GFP_KERNEL,
@@ -219,9 +241,23 @@ impl Lookout {
         }
     }
 
-    /// Has a look some time from now, unless one is due anyway.
-    fn expect(self: &Arc<Self>, next: u32) {
+    /// Whether arming is to be made sure of this time.
+    fn take_care(&self) -> bool {
+        let left = self.careful.load(Relaxed);
+        if left != 0 {
+            self.careful.store(left - 1, Relaxed);
+        }
+        left != 0
+    }
+
+    /// Has a look some time from now, unless one is due anyway; soon if something comes for certain.
+    fn expect(self: &Arc<Self>, next: u32, comes: bool) {
         self.next.store(next, Relaxed);
-        let _ = work::queue().enqueue_delayed(self.clone(), msecs_to_jiffies(HOLE_MS));
+        self.since.store(jiffies64(), Relaxed);
+        if comes {
+            let _ = work::cancel_delayed(self);
+        }
+        let ms = if comes { SOON_MS } else { HOLE_MS };
+        let _ = work::queue().enqueue_delayed(self.clone(), msecs_to_jiffies(ms));
     }
 }

@@ -8,6 +8,7 @@
 //! waits is woken to look again, since what came meanwhile did not interrupt.
 
 use crate::{
+    hw::Hw,
     nic::Nic,
     stats::{add, PortStats, Reason},
     vpid::Client,
@@ -27,7 +28,7 @@ use kernel::{
 use kernel_ext::{chardev::Mapping, net::jiffies64, work};
 use wire::{
     bq::Rp,
-    ids::{Unit, Vpid},
+    ids::{RegOffset, Unit, Vpid},
     regs::BqRegs,
 };
 
@@ -84,6 +85,12 @@ impl WorkItem for Waiter {
         drop(gate);
         this.changed.notify_all();
     }
+}
+
+/// Waits until a store to `reg` that arms has arrived. What came before that may have no interrupt (G7), and is in the queue now: the
+/// answer to the read comes behind it.
+fn settle(hw: &Hw, reg: RegOffset) {
+    hw.rf.read(reg);
 }
 
 /// The client of the VPID.
@@ -178,7 +185,11 @@ impl Waiter {
         gate.arm |= gate.shut && rp.irq_retrigger();
         let rp = rp.with_irq_retrigger(rp.irq_retrigger() && !gate.shut);
         let hw = self.nic.alive_access().ok_or(ENODEV)?;
-        hw.rf.write(BqRegs(self.unit).rp(self.vpid), rp.raw());
+        let reg = BqRegs(self.unit).rp(self.vpid);
+        hw.rf.write(reg, rp.raw());
+        if rp.irq_retrigger() {
+            settle(&hw, reg);
+        }
         Ok(())
     }
 
@@ -207,6 +218,7 @@ impl Waiter {
         if let Some(hw) = self.nic.alive_access() {
             let reg = BqRegs(self.unit).rp(self.vpid);
             hw.rf.update(reg, |v| Rp(v).with_irq_retrigger(true).raw());
+            settle(&hw, reg);
         }
     }
 
