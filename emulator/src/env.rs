@@ -39,7 +39,9 @@ pub enum Stream {
     /// Entries of the SNQ and its interrupts (HW §17): after everything that was put into receive queues, which is what they
     /// tell of.
     Snq,
-    /// After everything that was written before: answers of the ATU, which end the use of a page (HW §11.3).
+    /// Answers of the ATU, which end the use of a page (HW §11.3): among themselves, and after the last [`Host::fence`].
+    Answers,
+    /// After everything that was written before.
     Everything,
 }
 
@@ -65,6 +67,8 @@ pub trait Host {
     }
     /// Ends the last [`Host::enter`].
     fn leave(&mut self) {}
+    /// What is written in [`Stream::Answers`] from now on comes after everything that was written before.
+    fn fence(&mut self) {}
 }
 
 /// One of the four network ports of a NIC (HW §15.1).

@@ -9,8 +9,9 @@ use crate::network::topology::Topology;
 use crate::network::XBAR_PORTS;
 use crate::world::World;
 use std::collections::{BTreeMap, BTreeSet};
+use wire::ids::Vpid;
 use wire::regs::xbar::inp;
-use wire::regs::{info, lp, np};
+use wire::regs::{info, lp, np, rma};
 
 /// Network state "running" (HW §4.3).
 pub const RUNNING: u64 = 1;
@@ -95,7 +96,8 @@ impl World {
         }
     }
 
-    /// Programs one NIC: identity, tables, neighbour exchange, network state; without a host also its network ports.
+    /// Programs one NIC: identity, tables, neighbour exchange, network state; without a host also its network ports
+    /// and the VPID for requests for registers.
     /// Nothing happens if it is off.
     pub fn set_up(&mut self, nic: usize) {
         if !self.is_on(nic) {
@@ -109,6 +111,11 @@ impl World {
             for port in [np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
                 self.poke(nic, np::general(port).get(), np::GENERAL_INIT);
             }
+            // Those that take other requests may be the only ones that take requests for registers (G19).
+            let smallest = rma::Config::for_pcie(128, 128);
+            self.poke(nic, rma::CONFIG.get(), smallest.raw());
+            let port = rma::vpid_table(Vpid::RRA);
+            self.poke(nic, port.get(), rma::VPID_ENABLED);
         }
         self.poke(nic, info::NW_STATE.get(), self.setup.states[nic]);
         self.settle();

@@ -215,3 +215,17 @@ fn the_end_of_faults_restores_what_was_configured() {
     }
     assert_eq!(w.network().links(), links);
 }
+
+/// G19: registers of an accelerator node can be reached, whichever VPIDs take such requests.
+#[test]
+fn an_accelerator_takes_requests_for_registers() {
+    let (mut w, _) = world("topology = \"pair\"\nnodes = 1\naccelerators = 1");
+    for back in [false, true] {
+        if back {
+            w.reset(1, ResetKind::PowerOn);
+        }
+        assert_eq!(w.peek(1, 0x160_0800 + 8 * 252), 0xF523);
+        assert_eq!(w.peek(0, 0x160_0800 + 8 * 252), 0, "for the driver to open");
+        assert_eq!(w.chip_counters(1).bad_setup, 0);
+    }
+}

@@ -63,6 +63,39 @@ pub enum AtuTlb {
     Off,
 }
 
+/// What the answer to the ATU's notification command waits for (G17).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AtuNotify {
+    /// Everything that the NIC has written before, as the answer to a fence does.
+    #[default]
+    BehindAll,
+    /// Earlier answers, and what was written before the last fence.
+    OwnWay,
+}
+
+/// Which VPIDs take requests for registers (G19).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RraVpid {
+    /// All, whether they are enabled or not, with any protection descriptor.
+    #[default]
+    Any,
+    /// Those that take other requests.
+    Open,
+}
+
+/// What becomes of an interrupt that a VPID wants while it is masked (G7).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IrqMissed {
+    /// It comes when software arms the VPID again.
+    #[default]
+    Remember,
+    /// It does not come.
+    Forget,
+}
+
 /// Where SMFU accesses go that match no interval while `addr_mask` is 0 (HW §12, G18).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -238,6 +271,12 @@ pub struct NicConfig {
     pub atu_tlb: AtuTlb,
     /// Entries of that cache; the least recently used one makes room.
     pub atu_tlb_entries: NonZeroU32,
+    /// What the answer to an ATU notification waits for.
+    pub atu_notify: AtuNotify,
+    /// Which VPIDs take requests for registers.
+    pub rra_vpid: RraVpid,
+    /// Interrupts of VPIDs that are masked.
+    pub irq_missed: IrqMissed,
     /// Scope of a function-level reset.
     pub flr_scope: FlrScope,
     /// Messages, commands and requests that wait for the network in one lane before the requester reports `retry`; twice as many
@@ -299,6 +338,9 @@ impl Default for NicConfig {
             unaligned_qw: UnalignedQw::default(),
             atu_tlb: AtuTlb::default(),
             atu_tlb_entries: DEFAULT_TLB_ENTRIES,
+            atu_notify: AtuNotify::default(),
+            rra_vpid: RraVpid::default(),
+            irq_missed: IrqMissed::default(),
             flr_scope: FlrScope::default(),
             tx_queue_limit: 4096,
             smfu_timeout_ns: 100_000_000,

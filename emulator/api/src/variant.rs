@@ -36,6 +36,7 @@ pub const SWITCHES: &[Switch] = &[
     switch("pci.msi-vectors", "G3", &["1", "4", "32"]),
     switch("nic.snq-stale-words", "G5", &["false", "true"]),
     switch("nic.snq-restart", "G6", &["reset-pointer", "keep-pointer"]),
+    switch("nic.irq-missed", "G7", &["remember", "forget"]),
     switch("nic.full-rule", "G10", &["keep-one-free", "flag-on-equal"]),
     switch("nic.hold-scope", "G10", &["vpid", "unit"]),
     switch(
@@ -51,13 +52,16 @@ pub const SWITCHES: &[Switch] = &[
     switch("nic.tx-queue-limit", "G11", &["4096", "64"]),
     switch("nic.unaligned-qw", "G12", &["as-bytes", "error"]),
     switch("nic.atu-tlb", "G17", &["on", "whole-pages", "off"]),
+    switch("nic.atu-notify", "G17", &["behind-all", "own-way"]),
     switch("nic.smfu-zero-mask", "G18", &["refuse", "node-zero"]),
+    switch("nic.rra-vpid", "G19", &["any", "open"]),
     switch("nic.backdoor-info-read", "G20", &["pop", "peek"]),
     switch("network.illegal-routing", "G21", &["inport", "outport"]),
     switch("setup.multicast-to-sender", "G21", &["false", "true"]),
     switch("setup.delay-ms", "G22", &["0", "400", "50"]),
     switch("nic.tsc-hz", "G25", &["100000000", "156250000"]),
     switch(TIMING, "G28", &["ideal", "unkind"]),
+    switch("timing.push", "G35", &["all", "bridge"]),
     switch("network.link.bytes-per-second", "G35", &["0", "1000000000"]),
     switch("network.link.latency-ns", "G35", &["0", "100000"]),
 ];
@@ -312,6 +316,10 @@ mod tests {
             ("nic.wc-depth", "16"),
             (TIMING, "unkind"),
         ]));
+        // Nor is anything to be pushed, or to be passed by an answer.
+        for late in [("timing.push", "bridge"), ("nic.atu-notify", "own-way")] {
+            assert!(has(&[late, (TIMING, "unkind")]), "{late:?}");
+        }
     }
 
     #[test]

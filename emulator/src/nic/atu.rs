@@ -4,7 +4,7 @@ use super::dma::nth;
 use super::late::Late;
 use super::rma_regs::{perf, Half};
 use super::tlb::Tlb;
-use super::{Nic, NicConfig};
+use super::{AtuNotify, Nic, NicConfig};
 use crate::env::{Env, Stream};
 use crate::seed::Purpose;
 use std::collections::VecDeque;
@@ -250,8 +250,19 @@ impl Nic {
                 self.rma_count(perf(unit).atu[2], Half::High, 1);
             }
         }
-        if let Command::Fence(to) | Command::Notify(to) = command {
-            self.atu_answer(to.0, env);
+        match (command, self.cfg.atu_notify) {
+            (Command::Fence(to), _) => {
+                // It holds for what follows even if its own answer gets lost.
+                env.host.fence();
+                self.atu_answer(to.0, Stream::Everything, env);
+            }
+            (Command::Notify(to), AtuNotify::BehindAll) => {
+                self.atu_answer(to.0, Stream::Everything, env);
+            }
+            (Command::Notify(to), AtuNotify::OwnWay) => {
+                self.atu_answer(to.0, Stream::Answers, env);
+            }
+            _ => {}
         }
     }
 
@@ -261,14 +272,17 @@ impl Nic {
         count.cached = self.atu.tlb.len() as u64;
     }
 
-    fn atu_answer(&mut self, to: u64, env: &mut Env<'_>) {
+    /// Answers behind what is in `after`, and behind earlier answers.
+    fn atu_answer(&mut self, to: u64, after: Stream, env: &mut Env<'_>) {
         if nth(&mut self.atu.answers, self.cfg.faults.atu_lose_every) {
             self.counters.atu.lost_answers = self.counters.atu.lost_answers.wrapping_add(1);
             return;
         }
         // A failed write is counted and reported; there is nobody else to tell.
-        env.host.enter(Stream::Everything);
+        env.host.enter(Stream::Answers);
+        env.host.enter(after);
         let written = self.dma_write(to, &1u64.to_le_bytes(), env).is_ok();
+        env.host.leave();
         env.host.leave();
         if written {
             self.counters.atu.answers = self.counters.atu.answers.wrapping_add(1);

@@ -1,6 +1,6 @@
 //! Interrupt vectors per VPID (HW §6.5, G7).
 
-use super::{Nic, Te};
+use super::{IrqMissed, Nic, Te};
 use crate::env::Accessor;
 use wire::ids::{RegOffset, Unit};
 use wire::regs::{rma, velo};
@@ -69,11 +69,12 @@ impl Nic {
 
     /// A message or notification with interrupt request was stored.
     pub(super) fn request_interrupt(&mut self, unit: Unit, vpid: u8) {
+        let remember = self.cfg.irq_missed == IrqMissed::Remember;
         let v = self.vectors(unit);
         if v.armed.take(vpid) {
             v.pending.set(vpid);
             self.vector_event(unit);
-        } else {
+        } else if remember {
             v.missed.set(vpid);
         }
     }

@@ -4,7 +4,7 @@ use super::rma_engine::Transfer;
 use super::rma_mem::{FaultKind, Note, Space};
 use super::rma_regs::{Half, Reader, RmaError};
 use super::rma_requester::lock_word;
-use super::{Body, Nic, Part, RmaKind, RmaMessage};
+use super::{Body, Nic, Part, RmaKind, RmaMessage, RraVpid};
 use crate::env::{Dest, Env, NetPort, Packet, Stream};
 use wire::ids::NodeId;
 use wire::regs::rma as regs;
@@ -98,12 +98,13 @@ impl Nic {
         }
     }
 
-    /// Checks the target VPID. Register access is always allowed (G19), but not what comes along on the same page.
+    /// Checks the target VPID. Register access is free from it unless told otherwise (G19), but not what comes along on the same page.
     fn rma_admit(&mut self, from: u16, m: &RmaMessage, side: Side, env: &mut Env<'_>) -> bool {
         let table = self.rma_vpid(m.peer_vpid);
         let registers =
             m.mode.rra && !matches!(m.kind, RmaKind::Notify { .. } | RmaKind::LockRequest { .. });
-        if registers || (table.vpid_enable() && table.prot_desc() == m.protection) {
+        let free = registers && self.cfg.rra_vpid == RraVpid::Any;
+        if free || (table.vpid_enable() && table.prot_desc() == m.protection) {
             return true;
         }
         self.rma_refuse(from, m, side, table.vpid_enable(), env);

@@ -29,6 +29,8 @@ pub(crate) struct Posted {
     /// When the last write to a receive queue is due, and the last one of all.
     last_queue: u64,
     last: u64,
+    /// What [`Posted::last`] was at the last fence.
+    fenced: u64,
     /// By time and order of writing.
     writes: BTreeMap<(u64, u64), Write>,
     bytes: usize,
@@ -50,6 +52,7 @@ impl Posted {
             lanes: Lanes::default(),
             last_queue: 0,
             last: 0,
+            fenced: 0,
             writes: BTreeMap::new(),
             bytes: 0,
             made: 0,
@@ -62,6 +65,7 @@ impl Posted {
     fn after(&self) -> u64 {
         let of = |s: &Stream| match *s {
             Stream::Everything => self.last,
+            Stream::Answers => self.fenced,
             Stream::Snq => self.last_queue,
             _ => 0,
         };
@@ -162,7 +166,8 @@ impl Posted {
         self.writes.clear();
         self.interrupts.clear();
         self.lanes = Lanes::default();
-        (self.last, self.last_queue, self.bytes) = (0, 0, 0);
+        (self.last, self.last_queue, self.fenced) = (0, 0, 0);
+        self.bytes = 0;
     }
 
     pub(super) fn reseed(&mut self, seed: u64, nic: usize) {
@@ -231,6 +236,12 @@ impl Host for TimedHost<'_> {
     fn leave(&mut self) {
         if let Some((posted, _)) = &mut self.posted {
             posted.streams.pop();
+        }
+    }
+
+    fn fence(&mut self) {
+        if let Some((posted, _)) = &mut self.posted {
+            posted.fenced = posted.last;
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::rig::*;
 use super::rma::{desc, get, put, Pair, ALL, PLAIN};
+use extoll_emulator::nic::{NicConfig, RraVpid};
 use wire::ids::{RegOffset, Vpid};
 use wire::regs::{rma as regs, BqRegs};
 use wire::rma::{Descriptor, LockTarget, Modifiers, NotifySpec, Operation, PageOptions};
@@ -12,7 +13,7 @@ const RRA: PageOptions = PageOptions {
     ..PLAIN
 };
 const NONE: NotifySpec = NotifySpec::NONE;
-/// VPID that the vendor's stack uses; nothing has to be open there.
+/// VPID that the vendor's stack uses; nothing has to be open there, unless [`RraVpid::Open`].
 const VPID: u8 = 252;
 
 fn write(at: u64, value: u64) -> Operation {
@@ -281,4 +282,34 @@ fn other_commands_are_checked_as_ever() {
     let (a, b) = p.notes();
     assert_eq!((a.len(), b.len()), (3, 2));
     assert!(a.iter().chain(&b).all(|n| n.error == 0 && n.mode.rra));
+}
+
+/// G19: with [`RraVpid::Open`] the target VPID is checked as for everything else (HW §10.7).
+#[test]
+fn a_chip_may_want_the_vpid_to_be_open() {
+    let mut p = Pair::with_config(NicConfig {
+        rra_vpid: RraVpid::Open,
+        ..NicConfig::default()
+    });
+    let both = |p: &mut Pair, value| {
+        p.post(RRA, &desc(1, VPID, ALL, write(0x8058, value)));
+        p.rig.nodes[0].ram.set_qw(p.m0, 0);
+        p.post(RRA, &desc(1, VPID, ALL, get(8, 0x8058, p.m0)));
+        (
+            p.rig.read(1, RegOffset(0x8058)),
+            p.rig.nodes[0].ram.qw(p.m0),
+        )
+    };
+    let drops = |p: &Pair| {
+        let drops = &p.rig.nodes[1].nic.counters().drops;
+        (drops.vpid_disabled, drops.wrong_protection)
+    };
+    assert_eq!((both(&mut p, 7), drops(&p)), ((0, 0), (2, 0)));
+    assert_eq!(p.notes().0.len(), 2, "the requester alone");
+    let table = regs::vpid_table(Vpid::from(VPID));
+    let open = regs::VpidTable(regs::VPID_ENABLED);
+    p.rig.write(1, table, open.with_prot_desc(1).raw());
+    assert_eq!((both(&mut p, 8), drops(&p)), ((0, 0), (2, 2)));
+    p.rig.write(1, table, open.raw());
+    assert_eq!((both(&mut p, 9), drops(&p)), ((9, 9), (2, 2)));
 }

@@ -1,7 +1,7 @@
 //! VELO messages: formats, identity, protection, interrupts, assembly, retry.
 
 use super::rig::*;
-use extoll_emulator::nic::{Faults, NicConfig};
+use extoll_emulator::nic::{Faults, IrqMissed, NicConfig};
 use wire::ids::{NodeId, RegOffset, Vpid};
 use wire::regs::{velo as regs, wcbuf};
 use wire::snq::Entry;
@@ -243,6 +243,35 @@ fn interrupts_are_masked_until_retriggered() {
     rig.write(1, RegOffset(0xC0_1800 + 8 * 200), 0);
     rig.write(1, regs::int_retrig_vec(3), 1 << (200 - 192));
     assert_eq!(rig.snq_handle(1).len(), 0);
+}
+
+/// G7: a chip that forgets what was wanted while it was masked.
+#[test]
+fn a_masked_interrupt_may_be_forgotten() {
+    let mut rig = Rig::with_config(
+        2,
+        NicConfig {
+            irq_missed: IrqMissed::Forget,
+            ..NicConfig::default()
+        },
+    );
+    rig.probe_all(SlotSize::B128);
+    let q = rig.open_velo(1, 200, SlotSize::B128, 1, 64);
+    let irq = Descriptor {
+        irq: true,
+        ..to(1, 200, 8)
+    };
+    for arm in 0..3 {
+        for _ in 0..2 {
+            send(&mut rig, 0, 1, irq, &[1; 8]);
+        }
+        assert_eq!(vectors(&rig.snq_handle(1)), [200], "of the first alone");
+        match arm {
+            0 => rig.commit(&q, true),
+            _ => rig.write(1, regs::int_retrig_vec(3), 1 << (200 - 192)),
+        }
+        assert_eq!(rig.snq_handle(1).len(), 0);
+    }
 }
 
 #[test]

@@ -10,16 +10,21 @@ const SEEDS: u64 = 48;
 const ROUNDS: u64 = 8;
 
 /// How many of the runs had a wrong result.
-fn wrong_runs(run: impl Fn(&mut Rig) -> bool) -> u64 {
+fn wrong_runs(timing: &str, run: impl Fn(&mut Rig) -> bool) -> u64 {
     (0..SEEDS)
-        .map(|seed| u64::from(!run(&mut Rig::new(seed, UNKIND))))
+        .map(|seed| u64::from(!run(&mut Rig::new(seed, timing))))
         .sum()
 }
 
 /// The wrong driver fails, more than by a single chance; the right one does not.
 fn compare(name: &str, run: impl Fn(&mut Rig, bool) -> bool) {
-    let wrong = wrong_runs(|rig| run(rig, false));
-    let right = wrong_runs(|rig| run(rig, true));
+    compare_with(UNKIND, name, run);
+}
+
+/// As [`compare`], with other times or switches.
+fn compare_with(timing: &str, name: &str, run: impl Fn(&mut Rig, bool) -> bool) {
+    let wrong = wrong_runs(timing, |rig| run(rig, false));
+    let right = wrong_runs(timing, |rig| run(rig, true));
     assert!(wrong >= 4, "{name}: found out in {wrong} of {SEEDS} runs");
     assert_eq!(right, 0, "{name}: the right driver fails");
 }
@@ -152,6 +157,90 @@ fn a_page_that_is_used_again() {
         rig.put(1, TARGET, 77);
         while rig.step() {}
         rig.see(1, TARGET) == 77
+    });
+}
+
+/// "The notification after a flush comes after the data": of those that are on their way when the page is flushed only if a fence is
+/// between them (HW §11.3, G17).
+#[test]
+fn a_page_that_was_not_fenced() {
+    let timing = format!("{UNKIND}\ndma-delay-ns = 200000\n[nic]\natu-notify = \"own-way\"");
+    let lost = format!("{timing}\nfaults = {{ atu-lose-every = 2 }}");
+    let run = |rig: &mut Rig, fence: bool, one_before: bool| {
+        rig.translate();
+        let (page, answer) = (TARGET >> 12, 0x8000);
+        rig.put(0, SOURCE, 5);
+        for tc in 0..24 {
+            rig.rma_te(2, 0, 8, [SOURCE, TARGET + 8 * (tc % 2)]);
+        }
+        rig.until(|r| r.world.chip_counters(1).dma_writes > 0);
+        rig.put(1, 8 * page, 0);
+        if one_before {
+            rig.store(1, 0xC008, &[(4 << 60) | (answer + 16)]);
+        }
+        rig.store(1, 0xC008, &[(1 << 60) | page]);
+        if fence {
+            rig.store(1, 0xC008, &[(3 << 60) | (answer + 8)]);
+        }
+        rig.store(1, 0xC008, &[(4 << 60) | answer]);
+        rig.until(|r| r.see(1, answer) != 0);
+        for k in 0..2 {
+            rig.put(1, TARGET + 8 * k, 77);
+        }
+        while rig.step() {}
+        (0..2).all(|k| rig.see(1, TARGET + 8 * k) == 77)
+    };
+    compare_with(&timing, "no fence", |rig, right| run(rig, right, false));
+    // Also if the answer to the fence gets lost: it is the second one.
+    let wrong = wrong_runs(&lost, |rig| run(rig, true, true));
+    assert_eq!(wrong, 0, "the fence holds without its answer");
+}
+
+/// "What comes interrupts": not what came while interrupts were masked, if the chip forgets that (G7). So the queue is looked at once more,
+/// behind the answer to a register read, since what the chip has put there before may be on its way.
+#[test]
+fn a_sleep_without_another_look() {
+    let timing = format!("{UNKIND}\n[nic]\nirq-missed = \"forget\"");
+    compare_with(&timing, "sleep without a look", |rig, right| {
+        let (mut read, mut entries) = (0, 0);
+        rig.interrupts();
+        for k in 0..ROUNDS {
+            rig.velo(VPID, 0, true, k);
+            for _ in 0..k % 4 {
+                rig.step();
+            }
+        }
+        loop {
+            if rig.interrupts() == 0 {
+                // Interrupts come in steps.
+                if !rig.step() {
+                    break;
+                }
+            } else {
+                while rig.see(1, RING + 64 * entries + 56) >> 63 != 0 {
+                    entries += 1;
+                }
+                rig.store(1, 0x10038, &[(entries + 255) & 255]);
+                rig.store(1, 0x10040, &[0x1_0000 | (entries + 1)]);
+                loop {
+                    let before = read;
+                    while rig.message(1, read).is_some() {
+                        read += 1;
+                    }
+                    // Time passes between the look and the store that arms.
+                    rig.step();
+                    rig.store(1, 0xD0_0000 + 0x1000 * VPID, &[(1 << 32) | read]);
+                    if right {
+                        let mut raw = [0; 8];
+                        assert!(rig.world.load(1, 0, 0xC0_2800 + 8 * VPID, &mut raw));
+                    }
+                    if !right || (read == before && rig.message(1, read).is_none()) {
+                        break;
+                    }
+                }
+            }
+        }
+        read == ROUNDS
     });
 }
 
