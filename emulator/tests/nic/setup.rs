@@ -168,7 +168,7 @@ fn interrupt_packet_and_ways_of_the_snq_are_checked() {
         assert_eq!(start(&mut r, snq::HTAX, bad), 1, "{bad:#x}");
     }
     // Any address of those that become interrupts.
-    let other = snq::IRQ_0_INIT | 0xFF_FFFC << 24;
+    let other = snq::IRQ_0_INIT | (0xFF_FFFC << 24);
     for good in [snq::IRQ_0_INIT, other] {
         assert_eq!(start(&mut r, snq::IRQ_0, good), 0, "{good:#x}");
     }
