@@ -9,13 +9,12 @@
 
 mod receiver;
 mod sender;
+mod waiting;
 
 pub use crate::Shared;
-pub use receiver::{
-    Allowed, Announced, FetchEvent, FetchPort, FetchState, Fetched, Fetches, Pumped, Refusal,
-    Waiting,
-};
+pub use receiver::{Allowed, FetchEvent, FetchPort, FetchState, Fetched, Fetches};
 pub use sender::{Admitted, AnnouncePort, Ended, FlightEvent, FlightState, Sender, Unsent};
+pub use waiting::{Announced, Pumped, Refusal, Waiting};
 
 use crate::{slots::Slots, Memory, Time};
 use wire::ids::NodeId;
