@@ -548,6 +548,11 @@ impl Node {
         Ok((again, work > 0 && self.published > 0))
     }
 
+    /// Messages that the NIC has written and that were not read.
+    pub fn backlog_of_messages(&self, fabric: &mut Fabric) -> usize {
+        self.port.as_ref().map_or(0, |p| p.backlog(fabric))
+    }
+
     /// Whether there is something that no interrupt told of.
     pub fn overlooked(&mut self, fabric: &mut Fabric) -> bool {
         self.port.as_mut().is_some_and(|p| p.overlooked(fabric))

@@ -238,6 +238,11 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         }
     }
 
+    /// Whether `node` leaves fetches unanswered for longer than a while, or has answered nothing since it let one be lost.
+    pub fn is_slow(&self, node: NodeId) -> bool {
+        self.sources.get(node).is_slow()
+    }
+
     /// Takes the scratch buffer for a frame of `node`.
     ///
     /// # Errors
@@ -345,7 +350,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         self.late = self.late.saturating_sub(usize::from(f.late));
         self.sources.update(f.node, |s| match lost {
             true => s.lost = s.lost.saturating_sub(1),
-            false => s.open = s.open.saturating_sub(1),
+            false => {
+                s.open = s.open.saturating_sub(1);
+                s.late = s.late.saturating_sub(usize::from(f.late));
+            }
         });
         if f.scratch {
             self.return_scratch(f.buffer);
@@ -404,6 +412,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             if f.state != FetchState::Lost && !f.late {
                 f.late = true;
                 self.late += 1;
+                self.sources.update(f.node, |s| s.late += 1);
             }
             if age < limits.timeout {
                 continue;
@@ -420,6 +429,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
                 }
                 self.sources.update(f.node, |s| {
                     s.open = s.open.saturating_sub(1);
+                    s.late = s.late.saturating_sub(1);
                     s.lost += 1;
                     s.silent = true;
                 });
@@ -455,10 +465,16 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             scratch += usize::from(f.scratch);
             true
         });
+        let mut owed = 0;
+        self.sources.tallies.for_each_mut(|_, s| {
+            owed += s.late;
+            true
+        });
         match () {
             () if self.counts.refused() != 0 => Err("an impossible transition"),
             () if lost != self.lost => Err("wrong number of fetches lost"),
             () if late != self.late => Err("wrong number of late fetches"),
+            () if owed != late => Err("late fetches are held against the wrong source"),
             () if scratch != usize::from(self.scratch_for.is_some()) => {
                 Err("the scratch buffer is in use for nothing")
             }

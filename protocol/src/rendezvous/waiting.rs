@@ -73,6 +73,8 @@ struct Share {
     all: usize,
     /// Of these, only to free the sender's buffer.
     discards: usize,
+    /// When room is made: it is not waited for.
+    slow: bool,
 }
 
 /// Announcements that wait for a place, credit or memory, in the order of their arrival.
@@ -83,6 +85,8 @@ pub struct Waiting<M: Memory> {
     number: u64,
     /// What is known of the age of messages.
     horizon: Horizon,
+    /// All that was sent before this has been read, or there was room for it.
+    full: Option<Time>,
 }
 
 impl<M: Memory> Waiting<M> {
@@ -97,6 +101,7 @@ impl<M: Memory> Waiting<M> {
             shares: Slots::new(capacity)?,
             number: 0,
             horizon: Horizon::default(),
+            full: None,
         })
     }
 
@@ -182,7 +187,8 @@ impl<M: Memory> Waiting<M> {
     }
 
     /// Fetches what waits, as far as possible. What waits because of its own source, or for memory of its size, doesn't hold up the others,
-    /// and what waits because its source answers nothing is bounded.
+    /// and what waits because its source answers nothing is bounded. If nothing more fits then, further messages have to wait for what is
+    /// in flight, but not for sources that answer slowly, and for others not for long: room is made.
     pub fn pump<P: FetchPort>(
         &mut self,
         fetches: &impl Shared<Fetches<M, P::Buffer>>,
@@ -224,10 +230,53 @@ impl<M: Memory> Waiting<M> {
             self.queue.remove(number);
             self.count(&a, false);
         }
+        if self.queue.is_empty() {
+            self.full = None;
+        } else if self.queue.is_full() {
+            taken += self.make_room(fetches, clock.now(), limits, refused);
+        }
         Pumped {
             taken,
             left: self.queue.len(),
         }
+    }
+
+    /// Refuses the oldest announcements of sources that have more than an equal part waiting, for which they and one more source count:
+    /// of those that answer slowly, and of any when messages have been waiting for room for `limits.patience`. Returns how many.
+    fn make_room<B: Buffer>(
+        &mut self,
+        fetches: &impl Shared<Fetches<M, B>>,
+        now: Time,
+        limits: &Limits,
+        mut refused: impl FnMut(NodeId, u32, Refusal),
+    ) -> usize {
+        let since = self.full.map_or(now, |at| at.max(self.horizon.since()));
+        self.full = Some(since);
+        let overdue = now.since(since) >= limits.patience;
+        self.shares.for_each_mut(|node, share| {
+            // Keys are node IDs.
+            share.slow = overdue || fetches.with(|f| f.is_slow(NodeId(node as u16)));
+            true
+        });
+        let part = self.queue.len() / (self.shares.len() + 1);
+        let mut next = self.queue.oldest().map(|(key, _)| key);
+        let mut n = 0;
+        while let (Some(number), true) = (next, self.room() < part.max(1)) {
+            next = self.queue.younger(number);
+            let Some(&Entry { announced: a, .. }) = self.queue.get(number) else {
+                break;
+            };
+            let share = self.share(a.node);
+            if !share.slow || share.all <= part {
+                continue;
+            }
+            n += 1;
+            self.queue.remove(number);
+            self.count(&a, false);
+            fetches.with(|f| f.count_waiting(FetchEvent::Refuse));
+            refused(a.node, a.len, Refusal::Waiting(share.all));
+        }
+        n
     }
 
     /// Forgets everything; returns the number of announcements. The port is closed.

@@ -200,18 +200,23 @@ impl Rig {
         Ok(())
     }
 
-    /// `node` has left messages in its mailbox, for want of room. Who answers nothing is not waited for for long.
-    pub(super) fn check_shut(&mut self, node: usize, shut: bool) -> Result<()> {
+    /// `node` has read messages. Whatever others leave unanswered, none waits in its mailbox for long.
+    pub(super) fn check_unread(&mut self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         let well = self.ill[node] == 0 && now >= self.healed[node] + SETTLE;
-        if !shut || !(well || self.healthy[node]) {
-            self.shut[node] = None;
-            return Ok(());
+        let backlog = self.nodes[node].backlog_of_messages(&mut self.fabric);
+        let read = self.heard[0][node].saturating_sub(backlog as u64);
+        let unread = &mut self.unread[node];
+        while unread.front().is_some_and(|(count, _)| *count <= read) {
+            unread.pop_front();
         }
-        let since = *self.shut[node].get_or_insert(now);
+        if !(well || self.healthy[node]) {
+            unread.clear();
+        }
+        let since = unread.front().map_or(now, |(_, at)| *at);
         anyhow::ensure!(
-            now - since < LONGEST_SHUT,
-            "the mailbox of node {node} has been shut for {} ms",
+            now - since < LONGEST_UNREAD,
+            "a message of node {node} has been in the mailbox for {} ms",
             (now - since) / MS
         );
         Ok(())
@@ -261,8 +266,8 @@ impl Rig {
 /// For so long the queue of frames may be stopped.
 const LONGEST_STOP: u64 = 10 * LIMITS.stall;
 
-/// For so long a mailbox may be shut.
-const LONGEST_SHUT: u64 = 2 * LIMITS.patience;
+/// For so long a message may be in a mailbox.
+const LONGEST_UNREAD: u64 = LIMITS.patience + 2 * LIMITS.stall;
 
 /// For so long memory stays as it is that nobody has reported on. What a closed port leaves is kept from then on.
 fn kept(flushed: bool) -> u64 {
