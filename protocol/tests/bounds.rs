@@ -6,8 +6,8 @@ mod parts;
 use heap::Heap;
 use parts::*;
 use protocol::rendezvous::{
-    Admitted, Announced, Fetched, Fetches, FlightEvent, FlightState, Limits, Refusal, Sender,
-    Shared, Waiting,
+    Admitted, Announced, Ended, Fetched, Fetches, FlightEvent, FlightState, Limits, Refusal,
+    Sender, Shared, Waiting,
 };
 use protocol::{Refused, Time};
 use std::cell::RefCell;
@@ -152,7 +152,7 @@ fn few_in_flight_leave_a_dead_peer_fewer_still() {
 
 #[test]
 fn a_peer_that_stands_still_gets_few_until_it_fetches_again() {
-    let mut s = sender();
+    let mut s: Sender<Heap, At> = Sender::new(16, 64).unwrap();
     for i in 0..12 {
         let admitted = s.admit(NodeId(1), &LIMITS);
         if i < 8 {
@@ -354,4 +354,80 @@ fn room_is_made_at_the_expense_of_who_has_most() {
         // One more for what made room needless, but was not known to.
         assert!((1..=part + 2).contains(&all), "{sources}: {all}, {part}");
     }
+}
+
+/// Limits and tables of a sender as large as those of a driver, with a quarantine as long as twenty time-outs.
+fn large_sender() -> (Sender<Heap, At>, Limits) {
+    let limits = Limits {
+        flight: 256,
+        stalled_peer: 16,
+        keep: 2000,
+        ..LIMITS
+    };
+    (Sender::new(512, 512).unwrap(), limits)
+}
+
+fn admitted(s: &Sender<Heap, At>, node: u16, limits: &Limits) -> bool {
+    matches!(s.admit(NodeId(node), limits), Admitted::Yes { .. })
+}
+
+#[test]
+fn peers_that_say_that_they_dropped_everything_do_not_fill_the_quarantine() {
+    // One of them, then two.
+    for (peers, most) in [(1, 200), (2, 350)] {
+        let (mut s, limits) = large_sender();
+        let mut next = 1;
+        for now in 0..3000 {
+            s.age(&Time(now), &limits, NOW, |_| true, drop);
+            for _ in 0..8 {
+                let node = 1 + next as u16 % peers;
+                if !admitted(&s, node, &limits) {
+                    next += 1;
+                    continue;
+                }
+                announce(&mut s, now, node, 4096 * next);
+                assert!(dropped(&mut s, now, node, 4096 * next));
+                next += 1;
+            }
+            assert!(s.given_up() <= most, "{now}: {}", s.given_up());
+        }
+        // What others leave is given up in time.
+        announce(&mut s, 3000, 9, 4096 * next);
+        let (lost, _) = s.age(&Time(3100), &limits, NOW, |_| true, drop);
+        assert_eq!(lost.map(|(node, _)| node), Some(NodeId(9)));
+    }
+}
+
+#[test]
+fn a_peer_that_drops_some_frames_gets_the_others() {
+    let (mut s, limits) = large_sender();
+    let mut next = 1;
+    // For a while it has memory for nothing, later it lacks some now and then.
+    for now in 0..4000 {
+        s.age(&Time(now), &limits, NOW, |_| true, drop);
+        for i in 0..8 {
+            let short = now < 10 || now % 40 == 0 && i == 0;
+            assert!(admitted(&s, 1, &limits), "{now}");
+            announce(&mut s, now, 1, 4096 * next);
+            match short {
+                true => assert!(dropped(&mut s, now, 1, 4096 * next)),
+                false => {
+                    let c = done(Side::Sent, 4096 * next, 1, 0);
+                    assert!(matches!(s.notified(&c), Ended::Fetched(_)));
+                }
+            }
+            next += 1;
+        }
+    }
+}
+
+#[test]
+fn a_drop_message_of_a_peer_that_nothing_was_announced_to_is_for_nothing() {
+    let mut s = sender();
+    announce(&mut s, 0, 1, 4096);
+    announce(&mut s, 0, 2, 8192);
+    assert!(!dropped(&mut s, 0, 3, 4096));
+    assert!(!dropped(&mut s, 0, 2, 4096));
+    assert_eq!((s.active(), s.given_up()), (2, 0));
+    assert!(dropped(&mut s, 0, 2, 8192));
 }

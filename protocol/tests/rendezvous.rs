@@ -3,11 +3,12 @@
 mod heap;
 mod parts;
 
+use heap::Heap;
 use parts::*;
 use proptest::prelude::*;
 use protocol::rendezvous::{
-    Admitted, Announced, Ended, FetchEvent, FetchState, Fetched, FlightEvent, FlightState, Refusal,
-    Shared, Unsent,
+    shortest_keep_ms, Admitted, Announced, Ended, FetchEvent, FetchState, Fetched, FlightEvent,
+    FlightState, Refusal, Sender, Shared, Unsent,
 };
 use protocol::{Refused, Time};
 use std::collections::HashMap;
@@ -64,7 +65,7 @@ fn only_the_peer_ends_a_frame() {
 
 #[test]
 fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
-    let mut s = sender();
+    let mut s: Sender<Heap, At> = Sender::new(16, 32).unwrap();
     announce(&mut s, 0, 1, 4096);
     announce(&mut s, 0, 1, 8192);
     assert!(dropped(&mut s, 5, 1, 4096));
@@ -80,15 +81,17 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     for state in [FlightState::Announced, FlightState::Stalled] {
         assert_eq!(s.counts().made(state, FlightEvent::Dropped), 1);
     }
-    // Without room in the quarantine it is not forgotten either.
+    // What is more than its part of the quarantine is not forgotten either, and given up when it is overdue.
     for i in 1..=9 {
         announce(&mut s, 2000, 1, 4096 * i);
     }
     for i in 1..=9 {
         assert!(dropped(&mut s, 2000, 1, 4096 * i));
     }
-    assert_eq!((s.active(), s.given_up(), s.moving()), (1, 8, 0));
-    assert_eq!(age(&mut s, 3000).2.len(), 8);
+    assert_eq!((s.active(), s.given_up(), s.moving()), (3, 6, 0));
+    assert_eq!(age(&mut s, 2100).0, 3);
+    assert_eq!((s.active(), s.given_up()), (0, 9));
+    assert_eq!(age(&mut s, 3000).2.len(), 6);
 }
 
 #[test]
@@ -446,5 +449,13 @@ proptest! {
             prop_assert!(s.moving() <= LIMITS.flight);
             s.check().unwrap();
         }
+    }
+}
+
+#[test]
+fn memory_is_kept_for_longer_than_peers_fetch_from_it() {
+    for timeout in [200, 3_000, 600_000] {
+        // They fetch what is up to twice the time-out old. It is given up after one, and kept from then on.
+        assert!(timeout + shortest_keep_ms(timeout) >= 2 * timeout + 5_000);
     }
 }

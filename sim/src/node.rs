@@ -310,6 +310,7 @@ impl Node {
             }
             Some(Mutation::NoWaitingBound) => {
                 (fetch_limits.waiting, fetch_limits.slow_waiting) = (usize::MAX, usize::MAX);
+                (fetch_limits.stall, fetch_limits.patience) = (LIMITS.timeout, u64::MAX);
             }
             _ => {}
         }

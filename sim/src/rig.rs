@@ -4,7 +4,7 @@
 //! * Memory that was announced is not given back while the peer may still fetch it, nor memory that a GET may still write: before
 //!   the end was notified, or time-out and quarantine are over.
 //! * Frames between nodes that behave, and have no fault or had none for [`SETTLE`], arrive within [`BOUND`], whatever the others do; one
-//!   may be dropped only while an older one to the same peer is stalled.
+//!   may be dropped only while an older one to the same peer is stalled, or was given up and none was fetched since.
 //! * Tables keep their bounds; in the end nothing waits, and all memory is back.
 
 mod forge;
@@ -98,6 +98,8 @@ enum Event {
     Forge(usize, usize),
     /// A hostile node announces to another one what can be fetched.
     Crowd(usize, usize),
+    /// It says that it has dropped all that was announced to it.
+    Deny(usize, usize),
     /// The NIC of a hostile node holds all answers back, or no longer.
     Withhold(usize, bool),
 }
@@ -160,7 +162,8 @@ struct Frame {
 struct Announced {
     id: u64,
     at: u64,
-    fetched: bool,
+    /// When it was known to be fetched.
+    fetched: Option<u64>,
     /// The port was closed since.
     flushed: bool,
 }
@@ -611,6 +614,7 @@ impl Rig {
             }
             Event::Forge(n, to) => self.forge(n, to)?,
             Event::Crowd(n, to) => self.announce(n, to)?,
+            Event::Deny(n, to) => self.deny(n, to)?,
             Event::Withhold(n, hold) => {
                 self.say(|| format!("node {n} answers: {}", !hold));
                 self.fabric.world.set_frozen(n, hold);

@@ -54,6 +54,13 @@ pub struct Limits {
     pub slow_waiting: usize,
 }
 
+/// How long memory has to be kept at least that was announced and given up, in ms, beyond the time-out of `timeout` ms. Peers post GETs for
+/// what is up to twice their time-out old; what they have posted gets here within 5 s, or never.
+#[must_use]
+pub const fn shortest_keep_ms(timeout: u32) -> u32 {
+    timeout.saturating_add(5_000)
+}
+
 /// Transfers of one peer.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Tally {

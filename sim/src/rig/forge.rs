@@ -31,6 +31,15 @@ impl Rig {
             let (to, at) = (victim(self), self.rng.random_range(0..BUSY));
             self.flood(node, to, at);
         }
+        // It has no use for what it gets.
+        if self.rng.random_bool(0.3) {
+            for burst in bursts {
+                for _ in 0..20 {
+                    let (to, later) = (victim(self), self.rng.random_range(0..50 * MS));
+                    self.at(burst + later, Event::Deny(node, to));
+                }
+            }
+        }
         // It answers just in time, or just too late.
         if self.rng.random_bool(0.6) {
             let at = self.rng.random_range(0..BUSY / 2);
@@ -74,6 +83,19 @@ impl Rig {
     pub(super) fn announce(&mut self, node: usize, to: usize) -> Result<()> {
         let len = self.rng.random_range(14..=u64::from(MAX_FRAME));
         self.inject(to, &message(node, 1, &[FREE, len]))
+    }
+
+    /// `node` says that it has dropped all that `to` has announced to it.
+    pub(super) fn deny(&mut self, node: usize, to: usize) -> Result<()> {
+        let announced = self.announced.iter();
+        let addresses: Vec<u64> = announced
+            .filter(|((at, _), a)| *at == to && self.frames[a.id as usize].to == node)
+            .map(|((_, address), _)| *address)
+            .collect();
+        for address in addresses {
+            self.inject(to, &message(node, 2, &[address]))?;
+        }
+        Ok(())
     }
 
     fn inject(&mut self, to: usize, forged: &Forged) -> Result<()> {
@@ -138,7 +160,13 @@ impl Rig {
         };
         let forged = match self.rng.random_range(0..8) {
             0..=4 => message(source, 1, &[address, len]),
-            5 => message(source, 2, &[address]),
+            5 => {
+                if source != node {
+                    // Nor of what is sent to it: that seems to be dropped.
+                    self.disclaim(to, source);
+                }
+                message(source, 2, &[address])
+            }
             kind => {
                 // A notification of a transfer that names this node, with the key of somebody's frame.
                 let kind = if kind == 6 {
