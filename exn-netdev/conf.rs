@@ -65,6 +65,8 @@ pub(crate) fn mac_prefix() -> [u8; 4] {
         param::mac0.value(),
         param::mac1.value(),
         param::mac2.value(),
+/// Notifications that `down` handles before it looks at the time again.
+pub(crate) const DRAIN_BATCH: usize = 64;
         param::mac3.value(),
     ]
 }

@@ -131,7 +131,7 @@ impl Exn {
         let end = net::jiffies64() + ms(conf::DRAIN_MS);
         let rma = self.rma.context();
         while sh.nic.is_alive() && net::jiffies64() < end {
-            let n = rma.run(state, usize::MAX, |outcome| match outcome {
+            let n = rma.run(state, conf::DRAIN_BATCH, |outcome| match outcome {
                 Outcome::Sent(skb) => skb.consume(),
                 Outcome::Received(skb) => {
                     drop(skb);
