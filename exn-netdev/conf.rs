@@ -4,6 +4,7 @@
 
 use crate::module_parameters as param;
 use kernel::sync::atomic::{Atomic, Relaxed};
+use protocol::rendezvous;
 use wire::ids::NodeId;
 
 /// Most messages of one frame: what the port can have outstanding (HW §8).
@@ -107,7 +108,8 @@ pub(crate) fn timeout_ms() -> u32 {
 
 /// Time for which what was given up stays mapped, in ms.
 pub(crate) fn quarantine_ms() -> u32 {
-    param::rdv_quarantine_ms.value().clamp(1_000, 3_600_000)
+    let least = rendezvous::shortest_keep_ms(timeout_ms());
+    param::rdv_quarantine_ms.value().clamp(least, 3_600_000)
 }
 
 /// What can be changed at run time.
