@@ -4,6 +4,7 @@
 
 use crate::module_parameters as param;
 use kernel::sync::atomic::{Atomic, Relaxed};
+use protocol::rendezvous;
 use wire::ids::NodeId;
 
 /// Most messages of one frame: what the port can have outstanding (HW §8).
@@ -51,13 +52,21 @@ pub(crate) const IDLE_MS: u32 = 500;
 pub(crate) const PAUSE_MS: u32 = 1;
 /// How long a peer must be heard from without answering anything before our own ports are taken for stuck.
 pub(crate) const PROOF_MS: u32 = 1000;
-/// Ports are reopened at most this often.
+/// Pause between the first two times that ports are reopened, which doubles with each.
 pub(crate) const RESTART_MS: u32 = 30_000;
+/// It grows to this.
+pub(crate) const RESTART_MAX_MS: u32 = 3_600_000;
+/// Pause before ports are opened that could not be reopened, which doubles with each attempt.
+pub(crate) const RETRY_MS: u32 = 500;
+/// It grows to this.
+pub(crate) const RETRY_MAX_MS: u32 = 30_000;
 /// How long the transmit queue may stand still. Longer than the core tries to repair what a requester refuses (5 s), which ends by giving up
 /// packets and waking the queue.
 pub(crate) const WATCHDOG_MS: u32 = 8000;
 /// How long `down` waits for transfers in flight.
 pub(crate) const DRAIN_MS: u32 = 500;
+/// Notifications that `down` handles before it looks at the time again.
+pub(crate) const DRAIN_BATCH: usize = 64;
 
 /// The four bytes that all MAC addresses of the network begin with, from the module parameters.
 pub(crate) fn mac_prefix() -> [u8; 4] {
@@ -103,9 +112,11 @@ pub(crate) fn timeout_ms() -> u32 {
     param::rdv_timeout_ms.value().clamp(200, 600_000)
 }
 
-/// Time for which what was given up stays mapped, in ms.
+/// Time for which what was given up stays mapped, in ms: longer than peers take what was announced for fresh enough to be fetched, if
+/// they have the same time-out.
 pub(crate) fn quarantine_ms() -> u32 {
-    param::rdv_quarantine_ms.value().clamp(1_000, 3_600_000)
+    let least = rendezvous::shortest_keep_ms(timeout_ms());
+    param::rdv_quarantine_ms.value().clamp(least, 3_600_000)
 }
 
 /// What can be changed at run time.

@@ -131,7 +131,7 @@ impl Exn {
         let end = net::jiffies64() + ms(conf::DRAIN_MS);
         let rma = self.rma.context();
         while sh.nic.is_alive() && net::jiffies64() < end {
-            let n = rma.run(state, usize::MAX, |outcome| match outcome {
+            let n = rma.run(state, conf::DRAIN_BATCH, |outcome| match outcome {
                 Outcome::Sent(skb) => skb.consume(),
                 Outcome::Received(skb) => {
                     drop(skb);
@@ -189,7 +189,13 @@ impl Operations for Exn {
     fn open(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) -> Result {
         let exn = dev.data();
         let sh = &exn.shared;
-        let log = |what: &str, e: Error| dev_err!(sh.nic.device(), "exn: {what}: {e:?}\n");
+        // Of attempts that are repeated one line is enough.
+        let quiet = sh.is_reopening();
+        let log = |what: &str, e: Error| {
+            if !quiet {
+                dev_err!(sh.nic.device(), "exn: {what}: {e:?}\n");
+            }
+        };
         let (sender, mailbox) = velo::open(&sh.nic, Some(VPID), velo::DEFAULT_MAILBOX_BYTES)
             .inspect_err(|e| log("can't open VELO port 254", *e))?;
         let (requester, notifications) = rma::open(&sh.nic, Some(VPID), rma::DEFAULT_QUEUE_BYTES)
@@ -329,8 +335,9 @@ impl Operations for Exn {
         let status = sh.nic.status();
         rtnl.set_mac(&sh.prefix.mac(status.node));
         if sh.take_restart() {
-            if let Err(e) = rtnl.restart() {
-                dev_err!(sh.nic.device(), "exn: reopening the ports failed: {e:?}\n");
+            match rtnl.restart() {
+                Ok(()) => sh.reopened(),
+                Err(e) => sh.reopen_later(e),
             }
         }
         // May have been switched before the interface was up.

@@ -153,6 +153,8 @@ reasons! {
     39 RxOld RxMissed c"rx_rdv_stale" "announcement refused: too old";
     /// The source has too many announcements waiting.
     40 RxWaiting RxMissed c"rx_waiting_bound" "announcement refused: too many of its source wait";
+    /// The ports could not be reopened, which is tried again.
+    41 RestartFailed Event c"port_restart_failed" "the ports can't be opened again, trying again later";
 }
 
 impl Reason {
@@ -165,6 +167,7 @@ impl Reason {
                 | Reason::Late
                 | Reason::TxFlushed
                 | Reason::RxFlushed
+                | Reason::RestartFailed
         )
     }
 }

@@ -22,7 +22,11 @@ use kernel_ext::{
     net::{self, NetDev},
     ratelimit::RateLimit,
 };
-use protocol::{poll::Timer, Time};
+use protocol::{
+    poll::Timer,
+    restart::{Pauses, Restarts},
+    Time,
+};
 use wire::{ext_eth::MacPrefix, ids::NodeId};
 
 /// State of one interface, shared by transmit, both poll functions and the control paths.
@@ -56,8 +60,9 @@ pub(crate) struct Shared {
     notified: Atomic<u64>,
     /// 1 if the ports are to be reopened.
     restart: Atomic<i32>,
-    /// Last time that was decided, in jiffies.
-    restarted: Atomic<u64>,
+    /// How often that was, and failed.
+    #[pin]
+    restarts: SpinLockIrq<Restarts>,
     /// 1 while the RMA port is open but its VPID not enabled.
     gated: Atomic<i32>,
     /// What the timer of the VELO side is set to. It is set with this lock held, so that nobody sets it to a later time than another one
@@ -88,7 +93,7 @@ impl Shared {
                 heard: Atomic::new(0),
                 notified: Atomic::new(0),
                 restart: Atomic::new(0),
-                restarted: Atomic::new(0),
+                restarts <- new_spinlock_irq!(Restarts::new(), "exn_restarts"),
                 gated: Atomic::new(0),
                 timer <- new_spinlock_irq!(Timer::new(), "exn_timer"),
             }),
@@ -193,9 +198,8 @@ impl Shared {
             self.heard.store(now.max(1), Relaxed);
         } else if since(now, first) >= ms(conf::PROOF_MS) {
             self.suspect.store(0, Relaxed);
-            let last = self.restarted.load(Relaxed);
-            if last == 0 || since(now, last) >= ms(conf::RESTART_MS) {
-                self.restarted.store(now.max(1), Relaxed);
+            let begins = self.restarts.lock().begin(Time(now), &pauses());
+            if begins {
                 self.restart.store(1, Relaxed);
                 self.reject(Reason::Restart, Some(node), 0);
                 self.ndev.schedule_work();
@@ -208,9 +212,40 @@ impl Shared {
         self.restart.xchg(0, Relaxed) != 0
     }
 
+    /// Whether the ports could not be reopened so far.
+    pub(crate) fn is_reopening(&self) -> bool {
+        self.restarts.lock().is_failing()
+    }
+
+    /// The ports were reopened, or are not wanted any more.
+    pub(crate) fn reopened(&self) {
+        self.restarts.lock().settled();
+    }
+
+    /// The ports could not be reopened: it is tried again after a while, unless the interface is set down and up before. The reason is
+    /// logged the first time. May not be called with a lock held.
+    pub(crate) fn reopen_later(&self, e: Error) {
+        let (again, pause) = {
+            let mut restarts = self.restarts.lock();
+            (restarts.is_failing(), restarts.failed(&pauses()))
+        };
+        if !again {
+            dev_err!(
+                self.nic.device(),
+                "exn: reopening the ports failed, trying again: {e:?}\n"
+            );
+        }
+        self.counters.reason(Reason::RestartFailed, 1);
+        self.restart.store(1, Relaxed);
+        self.ndev
+            .schedule_work_in(delay(0, Time(pause)).as_millis() as u32);
+    }
+
     /// A new period of the interface begins.
     pub(crate) fn reset(&self) {
         *self.timer.lock() = Timer::new();
+        self.restart.store(0, Relaxed);
+        self.reopened();
         self.suspect.store(0, Relaxed);
         self.notified.store(net::jiffies64(), Relaxed);
     }
@@ -223,6 +258,16 @@ impl Shared {
         if let Some(at) = timer.want(Time(now + ms(conf::TICK_MS))) {
             schedule_in(delay(now, at));
         }
+    }
+}
+
+/// Pauses of restarts, in jiffies.
+fn pauses() -> Pauses {
+    Pauses {
+        restart: ms(conf::RESTART_MS),
+        longest_restart: ms(conf::RESTART_MAX_MS),
+        retry: ms(conf::RETRY_MS),
+        longest_retry: ms(conf::RETRY_MAX_MS),
     }
 }
 

@@ -5,15 +5,24 @@
 #include <net/netdev_lock.h>
 #include "net_helpers.h"
 
-static void extoll_net_work(struct work_struct *work)
+static void extoll_net_run(struct extoll_net_priv *p)
 {
-	struct extoll_net_priv *p = container_of(work, struct extoll_net_priv, work);
 	struct net_device *dev = netdev_from_priv(p);
 
 	rtnl_lock();
 	if (dev->reg_state == NETREG_REGISTERED)
 		p->work_fn(dev);
 	rtnl_unlock();
+}
+
+static void extoll_net_work(struct work_struct *work)
+{
+	extoll_net_run(container_of(work, struct extoll_net_priv, work));
+}
+
+static void extoll_net_later(struct work_struct *work)
+{
+	extoll_net_run(container_of(to_delayed_work(work), struct extoll_net_priv, later));
 }
 
 struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct device *parent)
@@ -27,6 +36,7 @@ struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct 
 		return NULL;
 	p = netdev_priv(dev);
 	INIT_WORK(&p->work, extoll_net_work);
+	INIT_DELAYED_WORK(&p->later, extoll_net_later);
 	dev->min_mtu = cfg->min_mtu;
 	dev->max_mtu = cfg->max_mtu;
 	dev->mtu = cfg->mtu;
@@ -69,11 +79,19 @@ void extoll_net_schedule_work(struct net_device *dev)
 	schedule_work(&p->work);
 }
 
+void extoll_net_schedule_work_in(struct net_device *dev, u32 ms)
+{
+	struct extoll_net_priv *p = netdev_priv(dev);
+
+	schedule_delayed_work(&p->later, msecs_to_jiffies(ms));
+}
+
 void extoll_net_cancel_work(struct net_device *dev)
 {
 	struct extoll_net_priv *p = netdev_priv(dev);
 
 	cancel_work_sync(&p->work);
+	cancel_delayed_work_sync(&p->later);
 }
 
 bool extoll_net_running(const struct net_device *dev)

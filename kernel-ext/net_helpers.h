@@ -10,10 +10,11 @@
 #include <linux/skbuff.h>
 #include <linux/workqueue.h>
 
-/* What this project stores in netdev_priv(): a back pointer and the deferred work of the device. */
+/* What this project stores in netdev_priv(): a back pointer and the deferred work of the device, soon or after some time. */
 struct extoll_net_priv {
 	void *owner;		/* Rust object of the driver; set before registration, never changed after */
 	struct work_struct work;
+	struct delayed_work later;
 	void (*work_fn)(struct net_device *dev);
 };
 
@@ -46,6 +47,7 @@ void extoll_net_set_ops(struct net_device *dev, const struct net_device_ops *ops
 			const struct ethtool_ops *eops, void *owner, void (*work_fn)(struct net_device *dev));
 void *extoll_net_owner(const struct net_device *dev);
 void extoll_net_schedule_work(struct net_device *dev);
+void extoll_net_schedule_work_in(struct net_device *dev, u32 ms);
 void extoll_net_cancel_work(struct net_device *dev);
 bool extoll_net_running(const struct net_device *dev);
 u32 extoll_net_mtu(const struct net_device *dev);

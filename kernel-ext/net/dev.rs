@@ -189,6 +189,15 @@ impl NetDev {
         }
     }
 
+    /// As [`NetDev::schedule_work`], but after `ms` milliseconds, or at the time set before if that has not come yet. Any context.
+    pub fn schedule_work_in(&self, ms: u32) {
+        let live = self.live.lock();
+        if *live {
+            // SAFETY: As above: the delayed item is initialised and cancelled with the other one.
+            unsafe { bindings::extoll_net_schedule_work_in(self.as_raw(), ms) }
+        }
+    }
+
     /// Wakes the transmit queue if the driver stopped it. Any context.
     #[inline]
     pub fn wake_queue(&self) {
@@ -336,8 +345,9 @@ impl<T: Operations> Rtnl<'_, T> {
 
 impl<T: Operations> Rtnl<'_, T> {
     /// Takes the interface through [`Operations::stop`] and [`Operations::open`] if it is up, without changing what user space sees
-    /// but the carrier. If opening fails, the interface stays without carrier until it is set down and up again. May sleep. Only from
-    /// [`Operations::work`], not from `open` or `stop` themselves.
+    /// but the carrier. If opening fails, the interface stays without carrier until this is called again, which calls
+    /// [`Operations::stop`] once more, or it is set down and up again. May sleep. Only from [`Operations::work`], not from `open` or
+    /// `stop` themselves.
     pub fn restart(&self) -> Result {
         let dev = self.0;
         if !dev.is_running() {
@@ -404,7 +414,7 @@ impl<T: Operations + EthtoolOps> Registration<T> {
         // SAFETY: The device is completely set up and not registered.
         kernel::error::to_result(unsafe { bindings::register_netdev(raw) }).inspect_err(|_| {
             *ndev.live.lock() = false;
-            // SAFETY: The work item is initialised since allocation; it may wait for RTNL, which is not held here.
+            // SAFETY: The work items are initialised since allocation; they may wait for RTNL, which is not held here.
             unsafe { bindings::extoll_net_cancel_work(raw) }
         })?;
         // INVARIANT: Registered just now.

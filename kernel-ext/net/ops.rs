@@ -78,7 +78,8 @@ pub trait Operations: Sized + 'static {
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Runs after [`NetDev::schedule_work`](super::NetDev::schedule_work). RTNL; may sleep.
+    /// Runs after [`NetDev::schedule_work`](super::NetDev::schedule_work) and
+    /// [`NetDev::schedule_work_in`](super::NetDev::schedule_work_in). RTNL; may sleep.
     fn work(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) {
         let _ = (dev, rtnl);
     }

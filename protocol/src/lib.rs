@@ -16,6 +16,7 @@
 pub mod flow;
 pub mod poll;
 pub mod rendezvous;
+pub mod restart;
 pub mod slots;
 
 pub use slots::Slots;

@@ -1,134 +1,19 @@
 //! The machine alone: both sides, step by step and at random.
 
 mod heap;
+mod parts;
 
 use heap::Heap;
+use parts::*;
 use proptest::prelude::*;
 use protocol::rendezvous::{
-    Admitted, AnnouncePort, Announced, Buffer, Ended, FetchEvent, FetchPort, FetchState, Fetched,
-    Fetches, FlightEvent, FlightState, Limits, Refusal, Sender, Shared, Unsent, Waiting,
+    shortest_keep_ms, Admitted, Announced, Ended, FetchEvent, FetchState, Fetched, FlightEvent,
+    FlightState, Refusal, Sender, Shared, Unsent,
 };
 use protocol::{Refused, Time};
-use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
-use wire::ext_eth::{last_size, match_key, Announcement, Completion, Side};
+use std::collections::HashMap;
+use wire::ext_eth::{Announcement, Completion, Side};
 use wire::ids::NodeId;
-
-#[derive(Debug, PartialEq, Eq)]
-struct At(u64);
-
-impl Buffer for At {
-    fn address(&self) -> u64 {
-        self.0
-    }
-}
-
-const LIMITS: Limits = Limits {
-    stall: 10,
-    timeout: 100,
-    keep: 1000,
-    patience: 20,
-    flight: 16,
-    stalled_peer: 2,
-    fetches: 8,
-    source: 6,
-    lossy_source: 2,
-    waiting: 12,
-    slow_waiting: 4,
-};
-const LEN: u32 = 1000;
-/// The port is never behind.
-const NOW: Time = Time(u64::MAX);
-
-/// A port that does what it is told.
-#[derive(Default)]
-struct Port {
-    answer: Option<Refused>,
-    sent: Vec<u64>,
-    buffers: VecDeque<u64>,
-    /// Longer ones there are none.
-    largest: Option<u32>,
-    /// Lengths that buffers were asked for.
-    asked: Vec<u32>,
-}
-
-impl AnnouncePort for Port {
-    fn announce(&mut self, _: NodeId, a: &Announcement) -> Result<(), Refused> {
-        self.sent.push(a.address);
-        self.answer.map_or(Ok(()), Err)
-    }
-}
-
-impl FetchPort for Port {
-    type Buffer = At;
-
-    fn reserve(&mut self) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn buffer(&mut self, len: u32) -> Option<At> {
-        self.asked.push(len);
-        if len > self.largest.unwrap_or(u32::MAX) {
-            return None;
-        }
-        self.buffers.pop_front().map(At)
-    }
-
-    fn get(&mut self, _: NodeId, a: &Announcement, _: u32, _: u64) -> Result<(), Refused> {
-        self.sent.push(a.address);
-        self.answer.map_or(Ok(()), Err)
-    }
-}
-
-struct Locked(RefCell<Fetches<Heap, At>>);
-
-impl Shared<Fetches<Heap, At>> for Locked {
-    fn with<R>(&self, f: impl FnOnce(&mut Fetches<Heap, At>) -> R) -> R {
-        f(&mut self.0.borrow_mut())
-    }
-}
-
-fn sender() -> Sender<Heap, At> {
-    Sender::new(16, 8).unwrap()
-}
-
-fn receiver() -> (Waiting<Heap>, Locked) {
-    let fetches = Fetches::new(8, 24).unwrap();
-    (Waiting::new(16).unwrap(), Locked(RefCell::new(fetches)))
-}
-
-fn done(side: Side, address: u64, peer: u16, error: u8) -> Completion {
-    Completion {
-        side,
-        key: match_key(address, LEN),
-        last: last_size(LEN),
-        peer: NodeId(peer),
-        error,
-    }
-}
-
-fn announce(s: &mut Sender<Heap, At>, at: u64, node: u16, address: u64) {
-    let result = s.announce(
-        &Time(at),
-        &mut Port::default(),
-        NodeId(node),
-        At(address),
-        LEN,
-    );
-    assert_eq!(result, Ok(()));
-}
-
-fn age(s: &mut Sender<Heap, At>, at: u64) -> (u64, usize, Vec<u64>) {
-    let (mut stalled, mut freed) = (0, Vec::new());
-    let count = |_: &mut At| {
-        stalled += 1;
-        true
-    };
-    let (lost, all) = s.age(&Time(at), &LIMITS, NOW, count, |b| freed.push(b.0));
-    assert!(all);
-    s.check().unwrap();
-    (lost.map_or(0, |l| l.1), stalled, freed)
-}
 
 #[test]
 fn a_frame_that_is_fetched_late_keeps_its_memory_until_then() {
@@ -178,15 +63,9 @@ fn only_the_peer_ends_a_frame() {
     assert_eq!(s.given_up(), 1);
 }
 
-fn dropped(s: &mut Sender<Heap, At>, at: u64, node: u16, address: u64) -> bool {
-    let found = s.dropped(&Time(at), NodeId(node), address, |_| {});
-    s.check().unwrap();
-    found
-}
-
 #[test]
 fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
-    let mut s = sender();
+    let mut s: Sender<Heap, At> = Sender::new(16, 32).unwrap();
     announce(&mut s, 0, 1, 4096);
     announce(&mut s, 0, 1, 8192);
     assert!(dropped(&mut s, 5, 1, 4096));
@@ -202,15 +81,17 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     for state in [FlightState::Announced, FlightState::Stalled] {
         assert_eq!(s.counts().made(state, FlightEvent::Dropped), 1);
     }
-    // Without room in the quarantine it is not forgotten either.
+    // What is more than its part of the quarantine is not forgotten either, and given up when it is overdue.
     for i in 1..=9 {
         announce(&mut s, 2000, 1, 4096 * i);
     }
     for i in 1..=9 {
         assert!(dropped(&mut s, 2000, 1, 4096 * i));
     }
-    assert_eq!((s.active(), s.given_up(), s.moving()), (1, 8, 0));
-    assert_eq!(age(&mut s, 3000).2.len(), 8);
+    assert_eq!((s.active(), s.given_up(), s.moving()), (3, 6, 0));
+    assert_eq!(age(&mut s, 2100).0, 3);
+    assert_eq!((s.active(), s.given_up()), (0, 9));
+    assert_eq!(age(&mut s, 3000).2.len(), 6);
 }
 
 #[test]
@@ -260,62 +141,6 @@ fn another_get_of_the_same_peer_does_not_end_a_frame() {
 }
 
 #[test]
-fn a_peer_that_stands_still_gets_few_until_it_fetches_again() {
-    let mut s = sender();
-    for i in 0..12 {
-        let admitted = s.admit(NodeId(1), &LIMITS);
-        if i < 8 {
-            assert_eq!(admitted, Admitted::Yes { prompt: true }, "{i}");
-        }
-        announce(&mut s, 0, 1, 4096 * (i + 1));
-    }
-    // Never the last quarter.
-    assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::Later);
-    assert_eq!(s.admit(NodeId(2), &LIMITS), Admitted::Yes { prompt: true });
-    age(&mut s, 10);
-    assert_eq!(s.moving(), 0);
-    assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::No(12));
-    for i in 4..12 {
-        s.notified(&done(Side::Sent, 4096 * (i + 1), 1, 0));
-    }
-    age(&mut s, 100);
-    assert_eq!((s.active(), s.given_up()), (0, 4));
-    // What it let time out is not forgotten.
-    for i in 20..22 {
-        assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::Yes { prompt: false });
-        announce(&mut s, 100, 1, 4096 * i);
-    }
-    assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::No(2));
-    s.notified(&done(Side::Sent, 4096 * 20, 1, 0));
-    assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::Yes { prompt: true });
-}
-
-#[test]
-fn few_in_flight_leave_a_dead_peer_fewer_still() {
-    for flight in 4..=32 {
-        let mut s: Sender<Heap, At> = Sender::new(64, 64).unwrap();
-        let limits = Limits {
-            flight,
-            stalled_peer: 16,
-            ..LIMITS
-        };
-        // Each dead peer gets as much as it can, again and again.
-        for (now, peer) in (0..2000).step_by(11).zip((1..5).cycle()) {
-            s.age(&Time(now), &limits, NOW, |_| true, drop);
-            while let Admitted::Yes { .. } = s.admit(NodeId(peer), &limits) {
-                let address = 4096
-                    * (1 + s.counts().made(FlightState::Announced, FlightEvent::Stall)
-                        + s.moving() as u64);
-                announce(&mut s, now, peer, address);
-            }
-            s.age(&Time(now + 10), &limits, NOW, |_| true, drop);
-            let admitted = s.admit(NodeId(9), &limits);
-            assert_eq!(admitted, Admitted::Yes { prompt: true }, "{flight}, {now}");
-        }
-    }
-}
-
-#[test]
 fn what_can_not_be_sent_comes_back() {
     let mut s = sender();
     for refused in [Refused::Later, Refused::Never] {
@@ -332,54 +157,6 @@ fn what_can_not_be_sent_comes_back() {
     assert_eq!(twice, Err((At(4096), Unsent::Table)));
     assert_eq!(s.active(), 1);
     s.check().unwrap();
-}
-
-fn push(w: &mut Waiting<Heap>, at: u64, node: u16, address: u64, discard: bool) {
-    let a = Announcement {
-        address,
-        len: LEN.into(),
-    };
-    let announced = Announced {
-        node: NodeId(node),
-        announcement: a,
-        len: LEN,
-        discard,
-    };
-    w.horizon().emptied(Time(at));
-    assert_eq!(w.push(&Time(at), announced, &LIMITS), Ok(()));
-    w.check(&LIMITS).unwrap();
-}
-
-fn pump(w: &mut Waiting<Heap>, f: &Locked, at: u64, port: &mut Port) -> Vec<(u16, Refusal)> {
-    let mut refused = Vec::new();
-    w.pump(f, &Time(at), port, &LIMITS, |node, _, why| {
-        refused.push((node.0, why));
-    });
-    f.0.borrow_mut().check().unwrap();
-    w.check(&LIMITS).unwrap();
-    refused
-}
-
-/// Has `node` answer something, so that it is known.
-fn acquaint(f: &Locked, node: u16) {
-    let (mut w, mut port) = (Waiting::new(1).unwrap(), Port::default());
-    let address = (1 << 40) | (u64::from(node) << 32);
-    port.buffers.push_back(address);
-    push(&mut w, 0, node, 1, false);
-    pump(&mut w, f, 0, &mut port);
-    // One stays open: what nothing is owed by is forgotten.
-    port.buffers.push_back(address + 0x1_0000);
-    push(&mut w, 0, node, 1, false);
-    pump(&mut w, f, 0, &mut port);
-    let ended = f.with(|f| f.notified(&Time(0), &done(Side::Received, address, node, 0)));
-    assert!(matches!(ended, Fetched::Frame(..)), "{ended:?}");
-}
-
-fn plenty() -> Port {
-    Port {
-        buffers: (1..100).map(|i| i << 20).collect(),
-        ..Port::default()
-    }
 }
 
 #[test]
@@ -446,114 +223,6 @@ fn what_nothing_is_known_of_gets_few() {
     f.with(|f| f.notified(&Time(0), &done(Side::Received, 1 << 20, 1, 0)));
     pump(&mut w, &f, 0, &mut port);
     assert_eq!((port.sent.as_slice(), w.len()), (&[1, 2, 3, 4][..], 0));
-}
-
-#[test]
-fn silent_sources_do_not_take_all_places() {
-    // As large as those of a driver.
-    let limits = Limits {
-        fetches: 256,
-        source: 192,
-        lossy_source: 48,
-        waiting: 512,
-        slow_waiting: 64,
-        ..LIMITS
-    };
-    for (answers, nodes) in [(false, 40), (true, 15)] {
-        let f = Locked(RefCell::new(Fetches::new(256, 256).unwrap()));
-        let mut w: Waiting<Heap> = Waiting::new(1024).unwrap();
-        let mut port = Port {
-            buffers: (1..10_000).map(|i| i << 20).collect(),
-            ..Port::default()
-        };
-        let announced = |node, address| Announced {
-            node: NodeId(node),
-            announcement: Announcement {
-                address,
-                len: LEN.into(),
-            },
-            len: LEN,
-            discard: false,
-        };
-        let pump = |w: &mut Waiting<Heap>, port: &mut Port, at| {
-            w.pump(&f, &Time(at), port, &limits, |_, _, _| {});
-            f.0.borrow_mut().check().unwrap();
-            w.check(&limits).unwrap();
-        };
-        let end = |at, local, node| {
-            let ended = f.with(|f| f.notified(&Time(at), &done(Side::Received, local, node, 0)));
-            assert!(matches!(ended, Fetched::Frame(..)), "{ended:?}");
-        };
-        for (now, node) in (0..).step_by(40).zip(1..=nodes) {
-            w.horizon().emptied(Time(now));
-            let first = port.buffers[0];
-            for i in 0..w.room().min(500) {
-                assert_eq!(
-                    w.push(&Time(now), announced(node, i as u64), &limits),
-                    Ok(())
-                );
-            }
-            pump(&mut w, &mut port, now);
-            if answers {
-                end(now, first, node);
-                pump(&mut w, &mut port, now);
-            }
-            // Before long somebody else is served at once.
-            let now = now + 30;
-            f.0.borrow_mut().age(&Time(now), &limits, NOW, drop);
-            pump(&mut w, &mut port, now);
-            assert!(w.room() > 0, "{node}, {answers}");
-            let (local, before) = (port.buffers[0], port.sent.len());
-            assert_eq!(w.push(&Time(now), announced(99, 77), &limits), Ok(()));
-            pump(&mut w, &mut port, now);
-            assert_eq!(port.sent[before..], [77], "{node}, {answers}");
-            end(now, local, 99);
-        }
-        assert!(f.0.borrow().lost() > 200);
-    }
-}
-
-#[test]
-fn one_source_does_not_fill_the_table() {
-    let (mut w, f) = receiver();
-    let a = Announced {
-        node: NodeId(1),
-        announcement: Announcement { address: 1, len: 5 },
-        len: 5,
-        discard: true,
-    };
-    for _ in 0..LIMITS.slow_waiting {
-        assert_eq!(w.push(&Time(0), a, &LIMITS), Ok(()));
-    }
-    assert_eq!(w.push(&Time(0), a, &LIMITS), Err(Refusal::Waiting(4)));
-    let b = Announced {
-        discard: false,
-        len: LEN,
-        ..a
-    };
-    for _ in LIMITS.slow_waiting..LIMITS.waiting {
-        assert_eq!(w.push(&Time(0), b, &LIMITS), Ok(()));
-    }
-    assert_eq!(w.push(&Time(0), b, &LIMITS), Err(Refusal::Waiting(12)));
-    assert_eq!(w.room(), 4);
-    w.check(&LIMITS).unwrap();
-    assert_eq!(w.flush(&f), 12);
-    w.check(&LIMITS).unwrap();
-}
-
-#[test]
-fn what_waits_for_a_source_that_answers_nothing_is_bounded() {
-    let (mut w, f) = receiver();
-    let mut port = plenty();
-    for i in 1..=12 {
-        push(&mut w, 0, 1, i, false);
-    }
-    assert_eq!(pump(&mut w, &f, 0, &mut port), vec![]);
-    assert_eq!(w.len(), 10);
-    assert_eq!(pump(&mut w, &f, 19, &mut port), vec![]);
-    let refused = pump(&mut w, &f, 20, &mut port);
-    assert_eq!(refused.len(), 6);
-    assert_eq!(w.len(), LIMITS.slow_waiting);
 }
 
 #[test]
@@ -780,5 +449,13 @@ proptest! {
             prop_assert!(s.moving() <= LIMITS.flight);
             s.check().unwrap();
         }
+    }
+}
+
+#[test]
+fn memory_is_kept_for_longer_than_peers_fetch_from_it() {
+    for timeout in [200, 3_000, 600_000] {
+        // They fetch what is up to twice the time-out old. It is given up after one, and kept from then on.
+        assert!(timeout + shortest_keep_ms(timeout) >= 2 * timeout + 5_000);
     }
 }

@@ -310,6 +310,7 @@ impl Node {
             }
             Some(Mutation::NoWaitingBound) => {
                 (fetch_limits.waiting, fetch_limits.slow_waiting) = (usize::MAX, usize::MAX);
+                (fetch_limits.stall, fetch_limits.patience) = (LIMITS.timeout, u64::MAX);
             }
             _ => {}
         }
@@ -546,6 +547,11 @@ impl Node {
             false => Again::Soon,
         };
         Ok((again, work > 0 && self.published > 0))
+    }
+
+    /// Messages that the NIC has written and that were not read.
+    pub fn backlog_of_messages(&self, fabric: &mut Fabric) -> usize {
+        self.port.as_ref().map_or(0, |p| p.backlog(fabric))
     }
 
     /// Whether there is something that no interrupt told of.

@@ -4,7 +4,7 @@
 //! * Memory that was announced is not given back while the peer may still fetch it, nor memory that a GET may still write: before
 //!   the end was notified, or time-out and quarantine are over.
 //! * Frames between nodes that behave, and have no fault or had none for [`SETTLE`], arrive within [`BOUND`], whatever the others do; one
-//!   may be dropped only while an older one to the same peer is stalled.
+//!   may be dropped only while an older one to the same peer is stalled, or was given up and none was fetched since.
 //! * Tables keep their bounds; in the end nothing waits, and all memory is back.
 
 mod forge;
@@ -20,7 +20,7 @@ use protocol::rendezvous::Buffer;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -96,6 +96,10 @@ enum Event {
     Fault(usize),
     Heal(usize),
     Forge(usize, usize),
+    /// A hostile node announces to another one what can be fetched.
+    Crowd(usize, usize),
+    /// It says that it has dropped all that was announced to it.
+    Deny(usize, usize),
     /// The NIC of a hostile node holds all answers back, or no longer.
     Withhold(usize, bool),
 }
@@ -158,7 +162,8 @@ struct Frame {
 struct Announced {
     id: u64,
     at: u64,
-    fetched: bool,
+    /// When it was known to be fetched.
+    fetched: Option<u64>,
     /// The port was closed since.
     flushed: bool,
 }
@@ -196,8 +201,8 @@ pub struct Rig {
     poll_at: [Vec<u64>; 2],
     /// Its interrupt for messages is masked.
     masked: Vec<bool>,
-    /// Since when messages are left in its mailbox.
-    shut: Vec<Option<u64>>,
+    /// Messages that each node's NIC had delivered at times since, of which some were not read.
+    unread: Vec<VecDeque<(u64, u64)>>,
     /// When its timer is known to go off.
     timer_at: Vec<Option<u64>>,
     /// What each NIC had delivered when its node was woken last.
@@ -265,7 +270,7 @@ impl Rig {
             pace: Vec::new(),
             poll_at: [vec![0; count], vec![0; count]],
             masked: vec![false; count],
-            shut: vec![None; count],
+            unread: vec![VecDeque::new(); count],
             timer_at: vec![None; count],
             heard: [vec![0; count], vec![0; count]],
             faults: Vec::new(),
@@ -501,6 +506,9 @@ impl Rig {
                     continue;
                 }
                 self.heard[unit][n] = delivered;
+                if unit == 0 {
+                    self.unread[n].push_back((delivered, self.fabric.now()));
+                }
                 if unit == 1 || !self.masked[n] {
                     self.wake(n, unit, self.pace[n]);
                 }
@@ -549,7 +557,7 @@ impl Rig {
                 let stale = now.saturating_sub(self.rng.random_range(0..LATE));
                 let again = self.nodes[n].poll(&mut self.fabric, stale, budget)?;
                 self.masked[n] = again != Again::Interrupt;
-                self.check_shut(n, again == Again::Timer)?;
+                self.check_unread(n)?;
                 if again == Again::Soon {
                     self.wake(n, 0, self.pace[n]);
                 }
@@ -605,6 +613,8 @@ impl Rig {
                 }
             }
             Event::Forge(n, to) => self.forge(n, to)?,
+            Event::Crowd(n, to) => self.announce(n, to)?,
+            Event::Deny(n, to) => self.deny(n, to)?,
             Event::Withhold(n, hold) => {
                 self.say(|| format!("node {n} answers: {}", !hold));
                 self.fabric.world.set_frozen(n, hold);
@@ -748,7 +758,6 @@ impl Rig {
                 if !self.nodes[n].is_up() {
                     self.nodes[n].up(&mut self.fabric)?;
                     self.masked[n] = false;
-                    self.shut[n] = None;
                     self.timer_at[n] = None;
                     self.wake(n, 0, self.pace[n]);
                 }

@@ -51,7 +51,7 @@ pub enum Mutation {
     AnyPeer,
     /// No bound for peers that stand still.
     NoPeerBound,
-    /// A source may have any number of announcements waiting.
+    /// A source may have any number of announcements waiting, and for any time: none counts as slow before its fetches are lost.
     NoWaitingBound,
     /// Notifications are counted, but the machine does not hear of some.
     DeafToNotifications,

@@ -9,13 +9,12 @@
 
 mod receiver;
 mod sender;
+mod waiting;
 
 pub use crate::Shared;
-pub use receiver::{
-    Allowed, Announced, FetchEvent, FetchPort, FetchState, Fetched, Fetches, Pumped, Refusal,
-    Waiting,
-};
+pub use receiver::{Allowed, FetchEvent, FetchPort, FetchState, Fetched, Fetches};
 pub use sender::{Admitted, AnnouncePort, Ended, FlightEvent, FlightState, Sender, Unsent};
+pub use waiting::{Announced, Pumped, Refusal, Waiting};
 
 use crate::{slots::Slots, Memory, Time};
 use wire::ids::NodeId;
@@ -53,6 +52,13 @@ pub struct Limits {
     pub waiting: usize,
     /// Announcements that wait of a source that answers nothing, and that wait to be thrown away of any source.
     pub slow_waiting: usize,
+}
+
+/// How long memory has to be kept at least that was announced and given up, in ms, beyond the time-out of `timeout` ms. Peers post GETs for
+/// what is up to twice their time-out old; what they have posted gets here within 5 s, or never.
+#[must_use]
+pub const fn shortest_keep_ms(timeout: u32) -> u32 {
+    timeout.saturating_add(5_000)
 }
 
 /// Transfers of one peer.

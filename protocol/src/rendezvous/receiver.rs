@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The side that fetches: [`Waiting`] announcements belong to whoever takes messages, [`Fetches`] are shared with whoever takes
-//! notifications.
+//! The side that fetches: [`Fetches`] are shared with whoever takes notifications.
 
 use super::{Buffer, Limits, Peers};
-use crate::{flow::Counts, poll::Horizon, slots::Slots, Clock, Memory, Refused, Shared, Time};
+use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
 use wire::{
     ext_eth::{last_size, match_key, Announcement, Completion},
     ids::NodeId,
@@ -239,16 +238,91 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         }
     }
 
+    /// Whether `node` leaves fetches unanswered for longer than a while, or has answered nothing since it let one be lost.
+    pub fn is_slow(&self, node: NodeId) -> bool {
+        self.sources.get(node).is_slow()
+    }
+
     /// Takes the scratch buffer for a frame of `node`.
-    fn take_scratch(&mut self, node: NodeId, now: Time) -> Option<B> {
-        let scratch = self.scratch.take()?;
-        self.scratch_for = Some((node, now));
-        Some(scratch)
+    ///
+    /// # Errors
+    ///
+    /// There is none now. Or there is none for `node`, which was silent, or holds it without answering: it leaves this many unanswered or
+    /// in flight.
+    pub(super) fn take_scratch(
+        &mut self,
+        node: NodeId,
+        now: Time,
+        limits: &Limits,
+    ) -> Result<B, Option<usize>> {
+        let source = self.sources.get(node);
+        if source.silent {
+            return Err(Some(source.open + source.lost));
+        }
+        match self.scratch_for {
+            Some((holder, since)) if holder == node && now.since(since) >= limits.stall => {
+                Err(Some(source.open))
+            }
+            _ => {
+                let scratch = self.scratch.take().ok_or(None)?;
+                self.scratch_for = Some((node, now));
+                Ok(scratch)
+            }
+        }
     }
 
     fn return_scratch(&mut self, scratch: B) {
         self.scratch = Some(scratch);
         self.scratch_for = None;
+    }
+
+    /// Counts what happened to an announcement that waits.
+    pub(super) fn count_waiting(&mut self, event: FetchEvent) {
+        self.counts.step(&mut { FetchState::Waiting }, event);
+    }
+
+    /// A frame of `len` bytes is about to be fetched from `node`.
+    ///
+    /// # Errors
+    ///
+    /// There is no place: the buffer, if it is the caller's.
+    pub(super) fn begin(
+        &mut self,
+        node: NodeId,
+        len: u32,
+        buffer: B,
+        scratch: bool,
+        now: Time,
+    ) -> Result<(), Option<B>> {
+        let mut state = FetchState::Waiting;
+        let event = match scratch {
+            false => FetchEvent::Post,
+            true => FetchEvent::PostScratch,
+        };
+        self.counts.step(&mut state, event);
+        let key = match_key(buffer.address(), len);
+        let fetch = Fetch {
+            buffer,
+            scratch,
+            node,
+            last: last_size(len),
+            since: now,
+            state,
+            late: false,
+        };
+        self.insert(key, fetch).map_err(|fetch| {
+            self.counts.step(&mut state, FetchEvent::NotPosted);
+            if scratch {
+                self.return_scratch(fetch.buffer);
+                return None;
+            }
+            Some(fetch.buffer)
+        })
+    }
+
+    /// The port did not take the GET. Returns its buffer, if it is the caller's.
+    pub(super) fn not_posted(&mut self, key: u64) -> Option<B> {
+        self.end(key, FetchEvent::NotPosted)?.2
     }
 
     fn insert(&mut self, key: u64, fetch: Fetch<B>) -> Result<(), Fetch<B>> {
@@ -276,7 +350,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         self.late = self.late.saturating_sub(usize::from(f.late));
         self.sources.update(f.node, |s| match lost {
             true => s.lost = s.lost.saturating_sub(1),
-            false => s.open = s.open.saturating_sub(1),
+            false => {
+                s.open = s.open.saturating_sub(1);
+                s.late = s.late.saturating_sub(usize::from(f.late));
+            }
         });
         if f.scratch {
             self.return_scratch(f.buffer);
@@ -335,6 +412,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             if f.state != FetchState::Lost && !f.late {
                 f.late = true;
                 self.late += 1;
+                self.sources.update(f.node, |s| s.late += 1);
             }
             if age < limits.timeout {
                 continue;
@@ -351,6 +429,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
                 }
                 self.sources.update(f.node, |s| {
                     s.open = s.open.saturating_sub(1);
+                    s.late = s.late.saturating_sub(1);
                     s.lost += 1;
                     s.silent = true;
                 });
@@ -386,379 +465,21 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             scratch += usize::from(f.scratch);
             true
         });
+        let mut owed = 0;
+        self.sources.tallies.for_each_mut(|_, s| {
+            owed += s.late;
+            true
+        });
         match () {
             () if self.counts.refused() != 0 => Err("an impossible transition"),
             () if lost != self.lost => Err("wrong number of fetches lost"),
             () if late != self.late => Err("wrong number of late fetches"),
+            () if owed != late => Err("late fetches are held against the wrong source"),
             () if scratch != usize::from(self.scratch_for.is_some()) => {
                 Err("the scratch buffer is in use for nothing")
             }
             () if scratch + usize::from(self.scratch.is_some()) > 1 => Err("two scratch buffers"),
             () => Ok(()),
         }
-    }
-}
-
-/// An announcement.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Announced {
-    /// Who has announced it.
-    pub node: NodeId,
-    /// What was announced.
-    pub announcement: Announcement,
-    /// Bytes to be fetched.
-    pub len: u32,
-    /// Not a frame that can be delivered: only to free the sender's buffer.
-    pub discard: bool,
-}
-
-/// One that waits.
-#[derive(Clone, Copy)]
-struct Entry {
-    announced: Announced,
-    /// It was sent after this.
-    since: Time,
-    /// It was read then.
-    read: Time,
-}
-
-/// Why an announcement is not fetched.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
-    /// Its source leaves this many unanswered or in flight.
-    Source(usize),
-    /// Its source has too many waiting.
-    Waiting(usize),
-    /// It is so old that its sender may use the memory for something else.
-    Stale,
-    /// The port said so.
-    Port,
-}
-
-/// What a run did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Pumped {
-    /// Announcements done with: fetched, or refused.
-    pub taken: usize,
-    /// Announcements that wait.
-    pub left: usize,
-}
-
-/// Why an announcement is not fetched now.
-enum Next {
-    /// It is done with.
-    Taken,
-    /// It is refused.
-    Refuse(Refusal),
-    /// For a reason of its own: others may go past it. Whether its source has answered nothing for a while.
-    Pass(bool),
-    /// There is no memory for frames of this length.
-    Short(u32),
-    /// For a reason that holds for all.
-    Stop,
-}
-
-/// Announcements of one source that wait.
-#[derive(Clone, Copy, Default)]
-struct Share {
-    all: usize,
-    /// Of these, only to free the sender's buffer.
-    discards: usize,
-}
-
-/// Announcements that wait for a place, credit or memory, in the order of their arrival.
-pub struct Waiting<M: Memory> {
-    queue: Slots<M, Entry>,
-    shares: Slots<M, Share>,
-    /// Number of the next one.
-    number: u64,
-    /// What is known of the age of messages.
-    horizon: Horizon,
-}
-
-impl<M: Memory> Waiting<M> {
-    /// For `capacity` announcements.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory.
-    pub fn new(capacity: u16) -> Result<Self, M::Error> {
-        Ok(Self {
-            queue: Slots::new(capacity)?,
-            shares: Slots::new(capacity)?,
-            number: 0,
-            horizon: Horizon::default(),
-        })
-    }
-
-    /// Announcements that wait.
-    pub fn len(&self) -> usize {
-        self.queue.len()
-    }
-
-    /// Whether none waits.
-    pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
-    /// Further announcements that fit.
-    pub fn room(&self) -> usize {
-        self.queue.room()
-    }
-
-    /// What is known of the age of the messages that announcements come in.
-    pub fn horizon(&mut self) -> &mut Horizon {
-        &mut self.horizon
-    }
-
-    fn share(&self, node: NodeId) -> Share {
-        let share = self.shares.get(u64::from(node.0));
-        share.copied().unwrap_or_default()
-    }
-
-    /// Takes an announcement.
-    ///
-    /// # Errors
-    ///
-    /// Its source has too many waiting, or there is no room at all.
-    pub fn push(
-        &mut self,
-        clock: &impl Clock,
-        announced: Announced,
-        limits: &Limits,
-    ) -> Result<(), Refusal> {
-        let share = self.share(announced.node);
-        if share.all >= limits.waiting
-            || announced.discard && share.discards >= limits.slow_waiting
-            || self.queue.is_full()
-        {
-            return Err(Refusal::Waiting(share.all));
-        }
-        let read = clock.now();
-        let entry = Entry {
-            announced,
-            since: self.horizon.since().min(read),
-            read,
-        };
-        let number = self.number;
-        self.number = number.wrapping_add(1);
-        // There is room, and numbers don't come again before 2⁶⁴ announcements.
-        if self.queue.insert(number, entry).is_ok() {
-            self.count(&announced, true);
-        }
-        Ok(())
-    }
-
-    /// Counts what came or went of a source.
-    fn count(&mut self, a: &Announced, came: bool) {
-        let key = u64::from(a.node.0);
-        if self.shares.get(key).is_none() {
-            // There is room: no more sources than announcements.
-            let _ = self.shares.insert(key, Share::default());
-        }
-        let Some(share) = self.shares.get_mut(key) else {
-            return;
-        };
-        let discards = usize::from(a.discard);
-        if came {
-            share.all += 1;
-            share.discards += discards;
-        } else {
-            share.all = share.all.saturating_sub(1);
-            share.discards = share.discards.saturating_sub(discards);
-        }
-        if share.all == 0 {
-            self.shares.remove(key);
-        }
-    }
-
-    /// Fetches what waits, as far as possible. What waits because of its own source, or for memory of its size, doesn't hold up the others,
-    /// and what waits because its source answers nothing is bounded.
-    pub fn pump<P: FetchPort>(
-        &mut self,
-        fetches: &impl Shared<Fetches<M, P::Buffer>>,
-        clock: &impl Clock,
-        port: &mut P,
-        limits: &Limits,
-        mut refused: impl FnMut(NodeId, u32, Refusal),
-    ) -> Pumped {
-        let mut taken = 0;
-        let mut short = u32::MAX;
-        let mut next = self.queue.oldest().map(|(key, _)| key);
-        while let Some(number) = next {
-            next = self.queue.younger(number);
-            let Some(&entry) = self.queue.get(number) else {
-                break;
-            };
-            let a = entry.announced;
-            let mut outcome = fetch(&entry, fetches, clock, port, limits, short);
-            if let Next::Pass(true) = outcome {
-                let waiting = self.share(a.node).all;
-                if waiting > limits.slow_waiting {
-                    outcome = Next::Refuse(Refusal::Waiting(waiting));
-                }
-            }
-            match outcome {
-                Next::Taken => {}
-                Next::Refuse(why) => {
-                    fetches.with(|f| {
-                        f.counts
-                            .step(&mut { FetchState::Waiting }, FetchEvent::Refuse)
-                    });
-                    refused(a.node, a.len, why);
-                }
-                Next::Pass(_) => continue,
-                Next::Short(len) => {
-                    short = short.min(len);
-                    continue;
-                }
-                Next::Stop => break,
-            }
-            taken += 1;
-            self.queue.remove(number);
-            self.count(&a, false);
-        }
-        Pumped {
-            taken,
-            left: self.queue.len(),
-        }
-    }
-
-    /// Forgets everything; returns the number of announcements. The port is closed.
-    pub fn flush<B: Buffer>(&mut self, fetches: &impl Shared<Fetches<M, B>>) -> usize {
-        let mut n = 0;
-        while let Some((_, entry)) = self.queue.pop_oldest() {
-            self.count(&entry.announced, false);
-            n += 1;
-            fetches.with(|f| {
-                f.counts
-                    .step(&mut { FetchState::Waiting }, FetchEvent::Flush);
-            });
-        }
-        n
-    }
-
-    /// Checks what must always hold; for tests.
-    ///
-    /// # Errors
-    ///
-    /// What does not.
-    pub fn check(&mut self, limits: &Limits) -> Result<(), &'static str> {
-        let (mut all, mut excess) = (0, false);
-        self.shares.for_each_mut(|_, s| {
-            all += s.all;
-            excess |= s.all > limits.waiting || s.discards > limits.slow_waiting;
-            true
-        });
-        match () {
-            () if all != self.queue.len() => Err("wrong number of announcements that wait"),
-            () if excess => Err("too many announcements of one source wait"),
-            () => Ok(()),
-        }
-    }
-}
-
-/// Fetches one announced frame. There is no memory for frames of `short` bytes.
-fn fetch<M: Memory, P: FetchPort>(
-    entry: &Entry,
-    shared: &impl Shared<Fetches<M, P::Buffer>>,
-    clock: &impl Clock,
-    port: &mut P,
-    limits: &Limits,
-    short: u32,
-) -> Next {
-    let a = &entry.announced;
-    let mut state = FetchState::Waiting;
-    let now = clock.now();
-    let age = now.since(entry.since);
-    // Its sender keeps the memory for some time after it has given the frame up, for how long is not known here.
-    if age >= 2 * limits.timeout {
-        return Next::Refuse(Refusal::Stale);
-    }
-    match shared.with(|f| f.allowed(clock, a.node, limits)) {
-        Allowed::Yes => {}
-        Allowed::Later { slow } => return Next::Pass(slow),
-        Allowed::Full => return Next::Stop,
-        Allowed::No(open) => return Next::Refuse(Refusal::Source(open)),
-    }
-    match port.reserve() {
-        Ok(()) => {}
-        Err(Refused::Later) => return Next::Stop,
-        Err(Refused::Never) => return Next::Refuse(Refusal::Port),
-    }
-    // By now the sender has given it up.
-    let discard = a.discard || age >= limits.timeout;
-    let fresh = match discard || a.len >= short {
-        true => None,
-        false => port.buffer(a.len),
-    };
-    let (buffer, scratch) = match fresh {
-        Some(buffer) => (buffer, false),
-        None if !discard && now.since(entry.read) < limits.patience => return Next::Short(a.len),
-        None => match shared.with(|f| scratch_for(f, a.node, now, limits)) {
-            Ok(buffer) => (buffer, true),
-            Err(next) => return next,
-        },
-    };
-    let local = buffer.address();
-    let key = match_key(local, a.len);
-    let event = match scratch {
-        false => FetchEvent::Post,
-        true => FetchEvent::PostScratch,
-    };
-    // The notification may come at once, so the entry has to be there before the GET is posted.
-    let inserted = shared.with(|f| {
-        f.counts.step(&mut state, event);
-        let fetch = Fetch {
-            buffer,
-            scratch,
-            node: a.node,
-            last: last_size(a.len),
-            since: now,
-            state,
-            late: false,
-        };
-        f.insert(key, fetch).map_err(|fetch| {
-            f.counts.step(&mut state, FetchEvent::NotPosted);
-            if scratch {
-                f.return_scratch(fetch.buffer);
-                return None;
-            }
-            Some(fetch.buffer)
-        })
-    });
-    if inserted.is_err() {
-        return Next::Stop;
-    }
-    match port.get(a.node, &a.announcement, a.len, local) {
-        Ok(()) => Next::Taken,
-        Err(e) => {
-            let buffer = shared.with(|f| f.end(key, FetchEvent::NotPosted));
-            drop(buffer);
-            match e {
-                Refused::Later => Next::Stop,
-                Refused::Never => Next::Refuse(Refusal::Port),
-            }
-        }
-    }
-}
-
-/// The scratch buffer for a frame of `node`, or what becomes of the frame without. A source that was silent doesn't get it, and one that
-/// holds it without answering is not waited for.
-fn scratch_for<M: Memory, B: Buffer>(
-    fetches: &mut Fetches<M, B>,
-    node: NodeId,
-    now: Time,
-    limits: &Limits,
-) -> Result<B, Next> {
-    let source = fetches.sources.get(node);
-    if source.silent {
-        return Err(Next::Refuse(Refusal::Source(source.open + source.lost)));
-    }
-    match fetches.scratch_for {
-        Some((holder, since)) if holder == node && now.since(since) >= limits.stall => {
-            Err(Next::Refuse(Refusal::Source(source.open)))
-        }
-        _ => fetches.take_scratch(node, now).ok_or(Next::Pass(false)),
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! The side that announces.
 
-use super::{Buffer, Limits, Peers};
+use super::{Buffer, Limits, Peers, Tally};
 use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
 use wire::{
     ext_eth::{last_size, match_key, Announcement, Completion},
@@ -178,13 +178,19 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// What stands still doesn't count for what may be in flight, so it stops nobody else, but it takes places until its quarantine is
     /// over. So peers that fetch nothing get few, all of them together half of what may be in flight, and beyond a first one, which
     /// shows that they fetch again, nothing that the quarantine has no room for. A peer without a record does not get the last quarter of
-    /// what may be in flight, nor more places than it leaves to others.
+    /// what may be in flight, nor more places than it leaves to others. One that leaves things unanswered and has its part of the
+    /// quarantine gets fewer still.
     pub fn admit(&self, node: NodeId, limits: &Limits) -> Admitted {
         let peer = self.peers.get(node);
         let room = self.flights.room();
         if peer.is_slow() {
             let reserve = (room + self.flights.len()) / 8;
-            let bound = limits.stalled_peer.min(limits.flight / 8).max(1);
+            let few = limits.stalled_peer.min(limits.flight / 8);
+            let bound = match self.has_its_part(&peer) {
+                true => few / 4,
+                false => few,
+            }
+            .max(1);
             let further = peer.open < bound
                 && self.peers.slow() < limits.flight / 2
                 && self.given_up + self.peers.slow() < self.quarantine;
@@ -199,6 +205,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         Admitted::Yes {
             prompt: !peer.is_slow(),
         }
+    }
+
+    /// Whether a peer has so many frames in the quarantine that it gets no more but by time: a quarter of what is left.
+    fn has_its_part(&self, peer: &Tally) -> bool {
+        peer.lost >= self.quarantine.saturating_sub(self.given_up) / 4
     }
 
     /// Announces a frame of `len` bytes that was admitted.
@@ -289,8 +300,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     }
 
     /// `node` says that it dropped the frame at `address`: true if that is in flight. Its GET may be under way all the same, so the frame
-    /// is given up as one that was not fetched in time. While the quarantine is full it stays in flight, stalled (`stalled` hears of
-    /// it).
+    /// is given up as one that was not fetched in time. While the peer has its part of the quarantine it stays in flight, stalled
+    /// (`stalled` hears of it), until it is overdue: or a peer could fill the quarantine as fast as it gets frames.
     pub fn dropped(
         &mut self,
         clock: &impl Clock,
@@ -298,13 +309,21 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         address: u64,
         stalled: impl FnOnce(&mut B),
     ) -> bool {
-        let mut found = None;
+        let peer = self.peers.get(node);
+        let (mut found, mut left) = (None, peer.open);
+        if left == 0 {
+            return false;
+        }
         self.flights.for_each_mut(|key, f| {
-            if f.state.is_active() && f.node == node && f.buffer.address() == address {
-                found = Some(key);
+            if f.state.is_active() && f.node == node {
+                left -= 1;
+                if f.buffer.address() == address {
+                    found = Some(key);
+                }
             }
-            found.is_none()
+            found.is_none() && left > 0
         });
+        let give_up = !self.has_its_part(&peer);
         let Some(f) = found.and_then(|key| self.flights.get_mut(key)) else {
             return false;
         };
@@ -312,7 +331,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         if !was_stalled {
             stalled(&mut f.buffer);
         }
-        if self.given_up < self.quarantine {
+        if give_up {
             self.counts.step(&mut f.state, FlightEvent::Dropped);
             f.since = clock.now();
             self.given_up += 1;

@@ -1,7 +1,7 @@
 //! What a hostile node sends.
 
 use super::{Event, Rig, BUSY, MS};
-use crate::port::Port;
+use crate::port::{Port, FREE};
 use crate::setup::{LIMITS, MAX_FRAME};
 use anyhow::Result;
 use extoll_emulator::control::Forged;
@@ -31,6 +31,15 @@ impl Rig {
             let (to, at) = (victim(self), self.rng.random_range(0..BUSY));
             self.flood(node, to, at);
         }
+        // It has no use for what it gets.
+        if self.rng.random_bool(0.3) {
+            for burst in bursts {
+                for _ in 0..20 {
+                    let (to, later) = (victim(self), self.rng.random_range(0..50 * MS));
+                    self.at(burst + later, Event::Deny(node, to));
+                }
+            }
+        }
         // It answers just in time, or just too late.
         if self.rng.random_bool(0.6) {
             let at = self.rng.random_range(0..BUSY / 2);
@@ -42,17 +51,59 @@ impl Rig {
     pub(super) fn siege(&mut self, bursts: &[u64]) {
         let victim = self.rng.random_range(0..5);
         let at = self.rng.random_range(0..BUSY / 2);
+        let crowd = self.rng.random_bool(0.5);
+        // Not long enough for a peer that answers nothing, or too long for anybody.
+        let parts = if crowd { 5..=28 } else { 90..=115 };
         for i in 1..=3 {
             let node = (victim + i) % 5;
             self.hostility(node, bursts);
+            if crowd {
+                self.crowd(node, victim, at);
+            }
             for _ in 0..3 {
                 let at = at + self.rng.random_range(0..LIMITS.timeout);
                 self.flood(node, victim, at);
             }
             // First it answers some, to be taken for one that behaves.
             let later = self.rng.random_range(1..20 * MS);
-            self.withhold(node, at + later, 90..=115);
+            self.withhold(node, at + later, parts.clone());
         }
+    }
+
+    /// Far more announcements than are fetched meanwhile, for as long as it takes to shut others out.
+    fn crowd(&mut self, node: usize, to: usize, at: u64) {
+        let time = 2 * LIMITS.timeout;
+        for _ in 0..self.rng.random_range(300..900) {
+            let later = self.rng.random_range(0..time);
+            self.at(at + later, Event::Crowd(node, to));
+        }
+    }
+
+    /// `node` announces something that can be fetched.
+    pub(super) fn announce(&mut self, node: usize, to: usize) -> Result<()> {
+        let len = self.rng.random_range(14..=u64::from(MAX_FRAME));
+        self.inject(to, &message(node, 1, &[FREE, len]))
+    }
+
+    /// `node` says that it has dropped all that `to` has announced to it.
+    pub(super) fn deny(&mut self, node: usize, to: usize) -> Result<()> {
+        let announced = self.announced.iter();
+        let addresses: Vec<u64> = announced
+            .filter(|((at, _), a)| *at == to && self.frames[a.id as usize].to == node)
+            .map(|((_, address), _)| *address)
+            .collect();
+        for address in addresses {
+            self.inject(to, &message(node, 2, &[address]))?;
+        }
+        Ok(())
+    }
+
+    fn inject(&mut self, to: usize, forged: &Forged) -> Result<()> {
+        self.say(|| format!("node {to} gets {forged:?}"));
+        if self.fabric.world.is_on(to) {
+            self.fabric.world.forge(to, forged)?;
+        }
+        Ok(())
     }
 
     fn flood(&mut self, node: usize, to: usize, at: u64) {
@@ -107,23 +158,15 @@ impl Rig {
             1 => self.rng.random_range(14..=u64::from(MAX_FRAME)),
             _ => self.rng.random(),
         };
-        let velo = |mtt, payload: &[u64]| Forged::Velo {
-            src_node: source as u16,
-            src_vpid: 254,
-            protection: 0,
-            vpid: 254,
-            mtt,
-            tag: 0,
-            data: payload
-                .iter()
-                .flat_map(|w| w.to_le_bytes())
-                .map(|b| format!("{b:02x}"))
-                .collect::<Vec<_>>()
-                .concat(),
-        };
         let forged = match self.rng.random_range(0..8) {
-            0..=4 => velo(1, &[address, len]),
-            5 => velo(2, &[address]),
+            0..=4 => message(source, 1, &[address, len]),
+            5 => {
+                if source != node {
+                    // Nor of what is sent to it: that seems to be dropped.
+                    self.disclaim(to, source);
+                }
+                message(source, 2, &[address])
+            }
             kind => {
                 // A notification of a transfer that names this node, with the key of somebody's frame.
                 let kind = if kind == 6 {
@@ -155,10 +198,24 @@ impl Rig {
                 }
             }
         };
-        self.say(|| format!("node {to} gets {forged:?}"));
-        if self.fabric.world.is_on(to) {
-            self.fabric.world.forge(to, &forged)?;
-        }
-        Ok(())
+        self.inject(to, &forged)
+    }
+}
+
+/// A message of `source` with the words of `payload`.
+fn message(source: usize, mtt: u8, payload: &[u64]) -> Forged {
+    Forged::Velo {
+        src_node: source as u16,
+        src_vpid: 254,
+        protection: 0,
+        vpid: 254,
+        mtt,
+        tag: 0,
+        data: payload
+            .iter()
+            .flat_map(|w| w.to_le_bytes())
+            .map(|b| format!("{b:02x}"))
+            .collect::<Vec<_>>()
+            .concat(),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{pattern, word, Announced, Fate, Got, Rig, BOUND, LATE, MS, SETTLE};
 use crate::node::Report;
-use crate::setup::LIMITS;
+use crate::setup::{LIMITS, PERIODS};
 use anyhow::Result;
 
 impl Rig {
@@ -42,7 +42,7 @@ impl Rig {
                     let entry = Announced {
                         id,
                         at: now,
-                        fetched: false,
+                        fetched: None,
                         flushed: false,
                     };
                     if let Some(old) = self.announced.insert((node, address), entry) {
@@ -54,20 +54,16 @@ impl Rig {
                     frame.fate = Fate::Dropped;
                     let (from, to, demanded) = (frame.from, frame.to, frame.demanded);
                     // A healthy peer may be held up by others for a while, but then it owes something.
-                    let owes = self.announced.iter().any(|((at, _), a)| {
-                        *at == from
-                            && self.frames[a.id as usize].to == to
-                            && !a.fetched
-                            && a.at + LIMITS.stall <= now
-                    });
                     anyhow::ensure!(
-                        !demanded || (peer && owes),
+                        !demanded || (peer && self.owes(from, to)),
                         "frame {id} was dropped, though its peer is healthy and owes nothing"
                     );
                 }
                 Report::Ended { address, fetched } => {
                     if let Some(a) = self.announced.get_mut(&(node, address)) {
-                        a.fetched |= fetched;
+                        if fetched {
+                            a.fetched.get_or_insert(now);
+                        }
                         let frame = &self.frames[a.id as usize];
                         if fetched && frame.demanded {
                             anyhow::ensure!(
@@ -107,12 +103,27 @@ impl Rig {
         Ok(())
     }
 
+    /// Whether `to` has not fetched a frame of `from` for a while, which is waited for, or was given up and no other was fetched since.
+    fn owes(&self, from: usize, to: usize) -> bool {
+        let now = self.fabric.now();
+        let between = self.announced.iter().filter(|((node, _), a)| {
+            *node == from && self.frames[a.id as usize].to == to && !a.flushed
+        });
+        let last = between.clone().filter_map(|(_, a)| a.fetched).max();
+        between
+            .filter(|(_, a)| a.fetched.is_none() && a.at + LIMITS.stall <= now)
+            .any(|(_, a)| {
+                let given_up = a.at + LIMITS.timeout;
+                now < given_up + OVERDUE || last.is_none_or(|last| last < given_up + OVERDUE)
+            })
+    }
+
     /// Memory of an earlier announcement is used again.
     fn check_reuse(&self, old: &Announced) -> Result<()> {
         let now = self.fabric.now();
         let frame = &self.frames[old.id as usize];
         let told = frame.fate == Fate::Delivered
-            || old.fetched
+            || old.fetched.is_some()
             || self.hostile[frame.to]
             || self.forged[frame.to][frame.from];
         anyhow::ensure!(
@@ -200,18 +211,23 @@ impl Rig {
         Ok(())
     }
 
-    /// `node` has left messages in its mailbox, for want of room. Who answers nothing is not waited for for long.
-    pub(super) fn check_shut(&mut self, node: usize, shut: bool) -> Result<()> {
+    /// `node` has read messages. Whatever others leave unanswered, none waits in its mailbox for long.
+    pub(super) fn check_unread(&mut self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         let well = self.ill[node] == 0 && now >= self.healed[node] + SETTLE;
-        if !shut || !(well || self.healthy[node]) {
-            self.shut[node] = None;
-            return Ok(());
+        let backlog = self.nodes[node].backlog_of_messages(&mut self.fabric);
+        let read = self.heard[0][node].saturating_sub(backlog as u64);
+        let unread = &mut self.unread[node];
+        while unread.front().is_some_and(|(count, _)| *count <= read) {
+            unread.pop_front();
         }
-        let since = *self.shut[node].get_or_insert(now);
+        if !(well || self.healthy[node]) {
+            unread.clear();
+        }
+        let since = unread.front().map_or(now, |(_, at)| *at);
         anyhow::ensure!(
-            now - since < LONGEST_SHUT,
-            "the mailbox of node {node} has been shut for {} ms",
+            now - since < LONGEST_UNREAD,
+            "a message of node {node} has been in the mailbox for {} ms",
             (now - since) / MS
         );
         Ok(())
@@ -261,8 +277,11 @@ impl Rig {
 /// For so long the queue of frames may be stopped.
 const LONGEST_STOP: u64 = 10 * LIMITS.stall;
 
-/// For so long a mailbox may be shut.
-const LONGEST_SHUT: u64 = 2 * LIMITS.patience;
+/// After this a frame that is overdue is given up.
+const OVERDUE: u64 = 5 * PERIODS.busy + LATE;
+
+/// For so long a message may be in a mailbox.
+const LONGEST_UNREAD: u64 = LIMITS.patience + 2 * LIMITS.stall;
 
 /// For so long memory stays as it is that nobody has reported on. What a closed port leaves is kept from then on.
 fn kept(flushed: bool) -> u64 {

@@ -1,0 +1,185 @@
+//! A port and buffers for tests of the rendezvous, and what they often do.
+
+// No test file needs all of it.
+#![allow(dead_code)]
+
+use crate::heap::Heap;
+use protocol::rendezvous::{
+    AnnouncePort, Announced, Buffer, FetchPort, Fetched, Fetches, Limits, Refusal, Sender, Shared,
+    Waiting,
+};
+use protocol::{Refused, Time};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use wire::ext_eth::{last_size, match_key, Announcement, Completion, Side};
+use wire::ids::NodeId;
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct At(pub u64);
+
+impl Buffer for At {
+    fn address(&self) -> u64 {
+        self.0
+    }
+}
+
+pub const LIMITS: Limits = Limits {
+    stall: 10,
+    timeout: 100,
+    keep: 1000,
+    patience: 20,
+    flight: 16,
+    stalled_peer: 2,
+    fetches: 8,
+    source: 6,
+    lossy_source: 2,
+    waiting: 12,
+    slow_waiting: 4,
+};
+pub const LEN: u32 = 1000;
+/// The port is never behind.
+pub const NOW: Time = Time(u64::MAX);
+
+/// A port that does what it is told.
+#[derive(Default)]
+pub struct Port {
+    pub answer: Option<Refused>,
+    pub sent: Vec<u64>,
+    pub buffers: VecDeque<u64>,
+    /// Longer ones there are none.
+    pub largest: Option<u32>,
+    /// Lengths that buffers were asked for.
+    pub asked: Vec<u32>,
+}
+
+impl AnnouncePort for Port {
+    fn announce(&mut self, _: NodeId, a: &Announcement) -> Result<(), Refused> {
+        self.sent.push(a.address);
+        self.answer.map_or(Ok(()), Err)
+    }
+}
+
+impl FetchPort for Port {
+    type Buffer = At;
+
+    fn reserve(&mut self) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn buffer(&mut self, len: u32) -> Option<At> {
+        self.asked.push(len);
+        if len > self.largest.unwrap_or(u32::MAX) {
+            return None;
+        }
+        self.buffers.pop_front().map(At)
+    }
+
+    fn get(&mut self, _: NodeId, a: &Announcement, _: u32, _: u64) -> Result<(), Refused> {
+        self.sent.push(a.address);
+        self.answer.map_or(Ok(()), Err)
+    }
+}
+
+pub struct Locked(pub RefCell<Fetches<Heap, At>>);
+
+impl Shared<Fetches<Heap, At>> for Locked {
+    fn with<R>(&self, f: impl FnOnce(&mut Fetches<Heap, At>) -> R) -> R {
+        f(&mut self.0.borrow_mut())
+    }
+}
+
+pub fn sender() -> Sender<Heap, At> {
+    Sender::new(16, 8).unwrap()
+}
+
+pub fn receiver() -> (Waiting<Heap>, Locked) {
+    let fetches = Fetches::new(8, 24).unwrap();
+    (Waiting::new(16).unwrap(), Locked(RefCell::new(fetches)))
+}
+
+pub fn done(side: Side, address: u64, peer: u16, error: u8) -> Completion {
+    Completion {
+        side,
+        key: match_key(address, LEN),
+        last: last_size(LEN),
+        peer: NodeId(peer),
+        error,
+    }
+}
+
+pub fn announce(s: &mut Sender<Heap, At>, at: u64, node: u16, address: u64) {
+    let result = s.announce(
+        &Time(at),
+        &mut Port::default(),
+        NodeId(node),
+        At(address),
+        LEN,
+    );
+    assert_eq!(result, Ok(()));
+}
+
+pub fn age(s: &mut Sender<Heap, At>, at: u64) -> (u64, usize, Vec<u64>) {
+    let (mut stalled, mut freed) = (0, Vec::new());
+    let count = |_: &mut At| {
+        stalled += 1;
+        true
+    };
+    let (lost, all) = s.age(&Time(at), &LIMITS, NOW, count, |b| freed.push(b.0));
+    assert!(all);
+    s.check().unwrap();
+    (lost.map_or(0, |l| l.1), stalled, freed)
+}
+
+pub fn dropped(s: &mut Sender<Heap, At>, at: u64, node: u16, address: u64) -> bool {
+    let found = s.dropped(&Time(at), NodeId(node), address, |_| {});
+    s.check().unwrap();
+    found
+}
+
+pub fn push(w: &mut Waiting<Heap>, at: u64, node: u16, address: u64, discard: bool) {
+    let a = Announcement {
+        address,
+        len: LEN.into(),
+    };
+    let announced = Announced {
+        node: NodeId(node),
+        announcement: a,
+        len: LEN,
+        discard,
+    };
+    w.horizon().emptied(Time(at));
+    assert_eq!(w.push(&Time(at), announced, &LIMITS), Ok(()));
+    w.check(&LIMITS).unwrap();
+}
+
+pub fn pump(w: &mut Waiting<Heap>, f: &Locked, at: u64, port: &mut Port) -> Vec<(u16, Refusal)> {
+    let mut refused = Vec::new();
+    w.pump(f, &Time(at), port, &LIMITS, |node, _, why| {
+        refused.push((node.0, why));
+    });
+    f.0.borrow_mut().check().unwrap();
+    w.check(&LIMITS).unwrap();
+    refused
+}
+
+/// Has `node` answer something, so that it is known.
+pub fn acquaint(f: &Locked, node: u16) {
+    let (mut w, mut port) = (Waiting::new(1).unwrap(), Port::default());
+    let address = (1 << 40) | (u64::from(node) << 32);
+    port.buffers.push_back(address);
+    push(&mut w, 0, node, 1, false);
+    pump(&mut w, f, 0, &mut port);
+    // One stays open: what nothing is owed by is forgotten.
+    port.buffers.push_back(address + 0x1_0000);
+    push(&mut w, 0, node, 1, false);
+    pump(&mut w, f, 0, &mut port);
+    let ended = f.with(|f| f.notified(&Time(0), &done(Side::Received, address, node, 0)));
+    assert!(matches!(ended, Fetched::Frame(..)), "{ended:?}");
+}
+
+pub fn plenty() -> Port {
+    Port {
+        buffers: (1..100).map(|i| i << 20).collect(),
+        ..Port::default()
+    }
+}
