@@ -73,8 +73,25 @@ fn send(port: &Port, group: u16, vpid: u16) -> Result<()> {
         port.send(&to, &message(size), Wait::for_at_most(PATIENCE))?;
     }
     port.drain(Wait::for_at_most(PATIENCE))?;
-    // None of them comes back to whom sent it (G21).
-    let echo = port.recv(Wait::for_at_most(SILENCE));
-    ensure!(matches!(echo, Err(Error::Timeout)), "an echo: {echo:?}");
+    // None of them comes back to whom sent it, or all do (G21).
+    match port.recv(Wait::for_at_most(SILENCE)) {
+        Err(Error::Timeout) => {}
+        first => {
+            let mut next = first;
+            for size in SIZES {
+                let m = next?;
+                let own = m.source.node == port.node() && m.source.vpid == port.vpid();
+                ensure!(
+                    own && m.data() == message(size) && m.tag == size,
+                    "an echo of {size} bytes: {m:?}"
+                );
+                next = port.recv(Wait::for_at_most(SILENCE));
+            }
+            ensure!(
+                matches!(next, Err(Error::Timeout)),
+                "one too many: {next:?}"
+            );
+        }
+    }
     crate::say(&format!("ok {} {}", port.node(), port.vpid()))
 }

@@ -207,7 +207,7 @@ fn window(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Group 63 has all nodes; who sends gets no copy (HW §9.2, G21).
+/// Group 63 has all nodes; who sends gets no copy, or one of each (HW §9.2, G21).
 fn multicast(lab: &Lab) -> Result<()> {
     let nodes = lab.spec().nodes;
     let mut listeners = vec![];
