@@ -78,17 +78,13 @@ pub fn seed() -> Option<u64> {
     }
 }
 
-/// Makes the labs of this process draw from the run's seed, the model's variant too, unless `LAB_SEED` and `LAB_VARIANT` say otherwise.
-/// To be called before there are threads.
+/// Makes the labs of this process draw from the run's seed unless `LAB_SEED` says otherwise. To be called before there are threads.
 pub fn use_seed() {
-    let Some(seed) = seed() else { return };
-    for (name, value) in [
-        ("LAB_SEED", seed.to_string()),
-        ("LAB_VARIANT", "auto".into()),
-    ] {
-        if std::env::var_os(name).is_none_or(|v| v.is_empty()) {
-            std::env::set_var(name, value);
-        }
+    if let (Some(seed), true) = (
+        seed(),
+        std::env::var_os("LAB_SEED").is_none_or(|v| v.is_empty()),
+    ) {
+        std::env::set_var("LAB_SEED", seed.to_string());
     }
 }
 
