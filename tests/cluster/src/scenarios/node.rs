@@ -227,9 +227,8 @@ impl Node<'_> {
         let times = answers(&out.stdout, count);
         if let Some(wrong) = times.iter().position(|n| *n != 1) {
             let (n, answer, count) = (self.number, wrong + 1, times[wrong]);
-            let lost: String = (0..2)
-                .map(|n| format!("\nnode{n}: {}", node(self.lab, n).losses()))
-                .collect();
+            let lost = [0, 1].map(|n| format!("\nnode{n}: {}", node(self.lab, n).losses()));
+            let lost = lost.concat();
             bail!(
                 "node{n}# {command}: answer {answer} came {count} times{lost}\n{}{}",
                 out.stdout,
