@@ -305,8 +305,8 @@ pub fn control(dir: &Path, command: &str, arguments: Value) -> Result<Value> {
     bail!("no answer to {command}")
 }
 
-/// Where the processors of a node are, in a line: their instruction pointers at three moments. The kernel's own addresses are those of
-/// its `System.map`, since nodes boot with `nokaslr`. Empty when QEMU does not tell.
+/// Where the processors of a node are, in a line: their instruction pointers at three moments. The kernel's own addresses are those in
+/// `/proc/kallsyms` of any node with the same kernel, since nodes boot with `nokaslr`. Empty when QEMU does not tell.
 pub fn processors(dir: &Path) -> String {
     let registers = || -> Result<Vec<String>> {
         let command = json!({"command-line": "info registers -a"});
