@@ -102,8 +102,8 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut hasher = DefaultHasher::new();
     let base = hash_file(&kernel.dir.join("initrd.img"), &mut hasher)?;
-    let agent_path = paths.bin.join("lab-agent");
-    let agent = hash_file(&agent_path, &mut hasher)
+    let agent = paths.bin.join("lab-agent");
+    hash_file(&agent, &mut hasher)
         .context("the host programs are not built (scripts/host-build)")?;
     BRINGUP.hash(&mut hasher);
     boot_order().hash(&mut hasher);
@@ -126,7 +126,7 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
         name.hash(&mut hasher);
         hash_file(path, &mut hasher)?;
     }
-    let mut programs = Vec::new();
+    let mut programs = vec![(agent, "usr/sbin/lab-agent")];
     for (name, target) in USERLAND {
         let path = paths.bin.join(name);
         if path.exists() {
@@ -148,7 +148,7 @@ pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf
         return Ok(path);
     }
     let stage = cache.join(format!("stage-{}", std::process::id()));
-    let result = build(&stage, kernel, &base, &agent, &modules, &programs);
+    let result = build(&stage, kernel, &base, &modules, &programs);
     // Only a cache directory; left-overs do no harm.
     let _ = std::fs::remove_dir_all(&stage);
     crate::state::store(&path, &result?)?;
@@ -219,21 +219,17 @@ fn build(
     stage: &Path,
     kernel: &Kernel,
     base: &[u8],
-    agent: &[u8],
     modules: &BTreeMap<String, PathBuf>,
     programs: &[(PathBuf, &str)],
 ) -> Result<Vec<u8>> {
     let mut archive = Cpio::new(base);
-    archive.file("overlay/usr/sbin/lab-agent", 0o755, agent);
     archive.file("overlay/usr/lib/lab/bringup", 0o755, BRINGUP);
     archive.file(
         "overlay/usr/lib/lab/modules",
         0o644,
         boot_order().as_bytes(),
     );
-    if !programs.is_empty() {
-        std::fs::create_dir_all(stage)?;
-    }
+    std::fs::create_dir_all(stage)?;
     for (path, target) in programs {
         let stripped = stage.join("program");
         strip("--strip-unneeded", path, &stripped)?;
