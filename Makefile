@@ -48,10 +48,10 @@ lint: setup
 doc: modules
 	@$(ENTER) scripts/rustdoc
 
-check: setup
+check:
 	@scripts/check
 
-check-full: setup
+check-full:
 	@scripts/check --full
 
 check-debug:
