@@ -55,6 +55,7 @@ pub use extoll_emulator_api::nic::{
     WriteCombining, ZeroMask,
 };
 pub use regmap::{Access, RegMap, Register, RF_SIZE};
+pub use smfu::UNDER_WAY as SMFU_UNDER_WAY;
 pub use snq::Te;
 pub use wcbuf::Pressure;
 

@@ -46,6 +46,9 @@ struct HostRead {
     left: u32,
 }
 
+/// Stores that may come when the host has been told to wait: the rest of a message with many of them.
+pub const UNDER_WAY: usize = 256;
+
 /// Whether the host may store to the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stall {
@@ -271,8 +274,11 @@ impl Nic {
         };
         if !self.smfu_room(env) {
             self.smfu_failed();
+            let waiting = self.tx_len(Lane::SMFU);
             self.diagnose(env, || {
-                format!("SMFU store at {addr:#x}: the network takes nothing, dropped")
+                format!(
+                    "SMFU store at {addr:#x}: the network takes nothing, dropped behind {waiting}"
+                )
             });
             return;
         }
@@ -302,7 +308,7 @@ impl Nic {
         }
         // What the host had already sent when it was stopped still fits.
         let room = self.smfu.stall != Stall::Over
-            && self.tx_len(Lane::SMFU) < self.cfg.tx_queue_limit.saturating_mul(2);
+            && self.tx_len(Lane::SMFU) < self.cfg.tx_queue_limit.saturating_add(UNDER_WAY);
         if !room {
             let n = &mut self.counters.drops.smfu_congested;
             *n = n.wrapping_add(1);

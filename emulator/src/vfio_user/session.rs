@@ -223,6 +223,9 @@ fn region_write(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> 
     Ok(())
 }
 
+/// A device that can't take more stores says so between messages ([`Device::stalled`]).
+const _: () = assert!(MULTI_MAX <= crate::nic::SMFU_UNDER_WAY);
+
 fn region_write_multi(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
     let n = r.u64().ok_or(Errno::INVAL)?;
     if n > MULTI_MAX as u64 || r.rest().len() as u64 != n * 24 {

@@ -433,6 +433,30 @@ fn the_matching_store_has_an_end() {
     );
 }
 
+/// A message of the host may have 200 stores, and it can be stopped between messages only.
+#[test]
+fn a_message_of_many_stores_fits_whatever_the_limit() {
+    let mut rig = Rig::with_config(
+        2,
+        NicConfig {
+            tx_queue_limit: 8,
+            ..NicConfig::default()
+        },
+    );
+    rig.probe_all(SlotSize::B128);
+    window_to(&mut rig, 1, 1, TARGET);
+    rig.credit = 0;
+    let store = |rig: &mut Rig, i: u64| rig.store(0, 2, window(1) + 8 * i, &[i as u8 + 1; 8]);
+    (0..207).for_each(|i| store(&mut rig, i));
+    assert!(rig.nodes[0].nic.host_stalled());
+    rig.credit = u64::MAX;
+    rig.tick(0);
+    for i in 0..207u64 {
+        assert_eq!(rig.nodes[1].ram.get(TARGET + 8 * i, 8), [i as u8 + 1; 8]);
+    }
+    assert_eq!(rig.nodes[0].nic.counters().drops.smfu_congested, 0);
+}
+
 #[test]
 fn a_network_that_takes_nothing_stops_the_host_for_a_while() {
     let mut rig = Rig::with_config(
