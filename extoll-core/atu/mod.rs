@@ -118,8 +118,9 @@ impl Atu {
     /// One line per fact, for debugfs.
     pub(crate) fn show(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let this = &nic.atu;
-        let (tables, limit, regions, resting) = this.tables.lock().show();
+        let (tables, made, limit, regions, resting) = this.tables.lock().show();
         writeln!(f, "tables {tables}")?;
+        writeln!(f, "tables_made {made}")?;
         writeln!(f, "tables_max {limit}")?;
         writeln!(f, "regions {regions}")?;
         writeln!(f, "ranges_resting {resting}")?;

@@ -112,6 +112,8 @@ pub(crate) struct Tables {
     resting: RBTree<u64, (Range, u64)>,
     /// Ranges given back so far.
     returned: u64,
+    /// Tables made so far.
+    made: u64,
 }
 
 /// A range that was given out, with the tables for it.
@@ -148,6 +150,7 @@ impl Tables {
             regions: RBTree::new(),
             resting: RBTree::new(),
             returned: 0,
+            made: 0,
         }
     }
 
@@ -307,6 +310,7 @@ impl Tables {
             let used = 0;
             *place = Some(Slot { gat, used, stale });
         }
+        self.made += 1;
         Ok(())
     }
 
@@ -322,7 +326,8 @@ impl Tables {
     }
 
     /// Gives a range back, to rest in its bed if it was in use. Tables that are not needed any more are taken off the NIC and returned;
-    /// free them when the NIC has answered ([`Commands::settle`]), else [`Tables::park`] them. One is always kept.
+    /// free them when the NIC has answered ([`Commands::settle`]), else [`Tables::park`] them. Of those that are empty the one that became so
+    /// last is kept: the next region most likely gets its place there, since what was given back before rests.
     pub(super) fn free(&mut self, nic: &Nic, range: Range, bed: Option<Bed>) -> KVec<Arc<Gat>> {
         self.unuse(range);
         let mut idle = KVec::new();
@@ -338,12 +343,14 @@ impl Tables {
             }
             None => drop(space.free(range)),
         }
-        let mut present = self.slots.iter().filter(|s| s.is_some()).count();
-        for index in indices(range) {
-            let Some(place) = self.slots.get_mut(index as usize) else {
-                break;
-            };
-            if present <= 1 || place.as_ref().is_none_or(|s| s.used != 0) {
+        let is_empty = |place: &Option<Slot>| place.as_ref().is_some_and(|s| s.used == 0);
+        let slots = &self.slots;
+        let kept = indices(range).rfind(|i| slots.get(*i as usize).is_some_and(is_empty));
+        let Some(kept) = kept else {
+            return idle;
+        };
+        for (index, place) in self.slots.iter_mut().enumerate() {
+            if index as u64 == kept || !is_empty(place) {
                 continue;
             }
             // Without memory for the list the table simply stays.
@@ -354,12 +361,11 @@ impl Tables {
                 if let Some(hw) = nic.alive_access() {
                     hw.rf.write(atu::gat(index as u32), 0);
                 }
-                present -= 1;
+                // Translations of its pages are forgotten already; this comes behind a look at the table that is under way.
+                let first = index as u64 * SPAN;
+                Commands::flush(nic, Range { first, pages: 1 });
                 let _ = idle.push_within_capacity(slot.gat);
             }
-        }
-        if !idle.is_empty() {
-            Commands::flush(nic, range);
         }
         idle
     }
@@ -393,12 +399,13 @@ impl Tables {
         Some(cursor.current().1.clone())
     }
 
-    /// Tables in use, most possible, regions, ranges at rest.
-    pub(crate) fn show(&self) -> (usize, usize, usize, usize) {
+    /// Tables in use, made so far, most possible, regions, ranges at rest.
+    pub(crate) fn show(&self) -> (usize, u64, usize, usize, usize) {
         let tables = self.slots.iter().filter(|s| s.is_some()).count();
         let regions = self.regions.values().count();
         (
             tables,
+            self.made,
             self.slots.len(),
             regions,
             self.resting.values().count(),

@@ -18,6 +18,7 @@ pub fn all() -> Vec<Scenario> {
         on_pair("raw::atu_protection", protection),
         on_pair("raw::atu_revoke", revoke),
         on_pair("raw::atu_quarantine", quarantine),
+        on_pair("raw::atu_tables", tables),
         on_pair("security::memory_of_processes", user),
         on_pair("security::memory_limits", limits),
         on_pair("raw::locks", locks),
@@ -308,6 +309,26 @@ fn revoke_in_transfer(lab: &Lab) -> Result<()> {
     expect(&lab.raw(1, "revoke")?, "result", "ok")?;
     expect(&lab.raw(1, "offered seed=31")?, "mismatch", "none")?;
     lab.raw(1, "withdraw").map(drop)
+}
+
+/// Regions that come and go need a new table when they have used up the places of one, not each time from then on.
+fn tables(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let made = |lab| node(lab, 0).atu("tables_made");
+    // The places of 2.5 tables, all of which rest.
+    let before = (made(lab)?, node(lab, 0).atu("ranges_resting")?);
+    lab.raw(
+        0,
+        "register kind=pages bytes=33554432 count=80 timeout_ms=60000",
+    )?;
+    let after = (made(lab)?, node(lab, 0).atu("ranges_resting")?);
+    let (new, rested) = (after.0 - before.0, after.1.saturating_sub(before.1));
+    // On a slow machine places have rested before all of this is over.
+    ensure!(
+        new <= 3 && (new >= 1 || rested < 64),
+        "{new} tables were made for 2.5, {rested} ranges rest"
+    );
+    end(lab)
 }
 
 fn quarantined(lab: &Lab) -> Result<u64> {
