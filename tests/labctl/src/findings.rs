@@ -13,6 +13,7 @@ pub const FINDINGS: &[&str] = &[
     "odd_accesses",
     "bad_accesses",
     "bad_setup",
+    "bad_slots",
     "wc_unfenced",
     "wc_not_aligned",
     "wc_misplaced",

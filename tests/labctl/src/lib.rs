@@ -36,6 +36,8 @@ const LEAK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Time between two looks of [`Lab::until`].
 const LOOK: Duration = Duration::from_millis(300);
+/// It grows up to this with what a look takes.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1500);
 
 /// Lines of the journal that are kept, and characters of each.
 const JOURNAL: usize = 1000;
@@ -294,12 +296,14 @@ impl Lab {
         let deadline = Instant::now() + patience;
         let mut last = None;
         while Instant::now() < deadline {
+            let begin = Instant::now();
             match probe(self)? {
                 Ok(true) => return Ok(()),
                 Ok(false) => last = None,
                 Err(error) => last = Some(error),
             }
-            std::thread::sleep(LOOK);
+            // Looking costs the nodes something, too: half of the time at most, while that is short.
+            std::thread::sleep(begin.elapsed().clamp(LOOK, LONGEST_PAUSE));
         }
         match last {
             Some(error) => Err(error.context(format!("still not so after {patience:?}: {what}"))),

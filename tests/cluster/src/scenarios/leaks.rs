@@ -2,7 +2,7 @@
 
 use super::node::{value, Node};
 use crate::cluster::finds_leaks;
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
 
 /// Makes the kernel give back what it only keeps at hand, before memory in use is measured: page cache, objects that are free but in a
@@ -15,8 +15,9 @@ const LAZY: &[&str] = &["vmap_area"];
 /// Parts after which nothing may be left that looks like a leak. What commands leave in lists comes and goes: what grew by chance in some
 /// parts shrinks in others, while a leak grows on.
 const PARTS: usize = 6;
-/// Objects of a slab by which it may grow however little is done.
-const OBJECTS: u64 = 8;
+/// Objects of a slab by which it may grow however little is done; as many as fill two of its slabs, which processors keep as if they were in
+/// use, but not more than the latter.
+const OBJECTS: (u64, u64) = (8, 40);
 /// Of three in four cycles: the rest may be hidden by what shrank meanwhile.
 const ENOUGH: (u64, u64) = (3, 4);
 /// KiB of a page, one of which in each cycle is a leak.
@@ -28,8 +29,8 @@ const ONCE: (u64, u64) = (1000, 4096);
 /// What is in use on a node.
 #[derive(Debug, Clone)]
 pub struct Usage {
-    /// Objects by slab, without those that the kernel frees when it wants memory.
-    slabs: BTreeMap<String, u64>,
+    /// Objects by cache, without those that the kernel frees when it wants memory; how many one slab has.
+    slabs: BTreeMap<String, (u64, u64)>,
     /// KiB in pages that no statistics of the kernel account for: those that drivers took.
     pages: u64,
     /// Open ports, each of which holds a VPID.
@@ -43,7 +44,7 @@ impl Usage {
     pub fn of(node: Node<'_>) -> Result<Self> {
         let text = node.ok(&format!(
             "{SETTLE}; grep -l 1 /sys/kernel/slab/*/reclaim_account | awk -F/ '{{print \"reclaimed\", $5}}'; \
-             awk 'NR > 2 {{print \"slab\", $1, $2}}' /proc/slabinfo; cat /proc/meminfo; grep nr_foll_pin /proc/vmstat; \
+             awk 'NR > 2 {{print \"slab\", $1, $2, $5}}' /proc/slabinfo; cat /proc/meminfo; grep nr_foll_pin /proc/vmstat; \
              awk '$1 == \"count:\" {{n += $2}} END {{print \"ProcessorsFree:\", n * {PAGE_KIB}}}' /proc/zoneinfo; \
              echo ports $(cat /sys/kernel/debug/extoll-*/ports 2>/dev/null | grep -c ' vpid ')"
         ))?;
@@ -53,8 +54,11 @@ impl Usage {
     fn parse(text: &str) -> Result<Self> {
         let mut slabs = BTreeMap::new();
         for line in text.lines().filter_map(|l| l.strip_prefix("slab ")) {
-            let (name, count) = line.split_once(' ').context("no count")?;
-            slabs.insert(name.to_owned(), count.parse()?);
+            let words: Vec<&str> = line.split(' ').collect();
+            let [name, count, in_slab] = words[..] else {
+                bail!("not a cache: {line}")
+            };
+            slabs.insert(name.to_owned(), (count.parse()?, in_slab.parse()?));
         }
         ensure!(!slabs.is_empty(), "no slabs");
         for name in text.lines().filter_map(|l| l.strip_prefix("reclaimed ")) {
@@ -89,8 +93,11 @@ impl Usage {
 
     /// Objects by which a slab grew until `after`.
     fn grown(&self, after: &Self, slab: &str) -> u64 {
-        let count = |usage: &Self| usage.slabs.get(slab).copied().unwrap_or(0);
-        count(after).saturating_sub(count(self))
+        after.objects(slab).saturating_sub(self.objects(slab))
+    }
+
+    fn objects(&self, slab: &str) -> u64 {
+        self.slabs.get(slab).map_or(0, |(count, _)| *count)
     }
 
     fn ports_are_closed(&self, after: &Self) -> Result<()> {
@@ -171,11 +178,15 @@ fn growth(seen: &[Usage], cycles: u64) -> Vec<String> {
         rest >= (all * ENOUGH.0).div_ceil(ENOUGH.1).max(least) as i64
     };
     let mut found = vec![];
-    let slabs = seen.last().map(|u| u.slabs.keys());
-    for slab in slabs.into_iter().flatten() {
-        let steps = steps(&|u| u.slabs.get(slab).copied().unwrap_or(0));
+    let slabs = seen.last().map(|u| &u.slabs);
+    for (slab, (_, in_slab)) in slabs.into_iter().flatten() {
+        let steps = steps(&|u| u.objects(slab));
         // A few parts may be too short for the least number to mean anything.
-        if leaks(&steps, 1, if steps.len() < PARTS { 1 } else { OBJECTS }) {
+        let least = match steps.len() {
+            PARTS.. => (2 * in_slab).clamp(OBJECTS.0, OBJECTS.1),
+            _ => 1,
+        };
+        if leaks(&steps, 1, least) {
             found.push(format!("{slab} {steps:?}"));
         }
     }
@@ -192,14 +203,14 @@ mod tests {
 
     #[test]
     fn usage_is_read() -> Result<()> {
-        let text = "reclaimed dentry\nslab dentry 5\nslab kmalloc-64 7\nMemTotal: 1000 kB\nMemFree: 90 kB\nProcessorsFree: 10\nBuffers: 1 kB\n\
+        let text = "reclaimed dentry\nslab dentry 5 21\nslab kmalloc-64 7 64\nMemTotal: 1000 kB\nMemFree: 90 kB\nProcessorsFree: 10\nBuffers: 1 kB\n\
             Cached: 2 kB\nSwapCached: 0 kB\nAnonPages: 3 kB\nSlab: 4 kB\nPageTables: 5 kB\nKernelStack: 6 kB\nPercpu: 7 kB\n\
             nr_foll_pin_acquired 9\nnr_foll_pin_released 9\nports 2\n";
         let usage = Usage::parse(text)?;
         assert_eq!(usage.slabs.len(), 1);
         assert_eq!(
             (usage.slabs["kmalloc-64"], usage.pages, usage.pinned),
-            (7, 872, 0)
+            ((7, 64), 872, 0)
         );
         assert!(Usage::parse("MemTotal: 1 kB").is_err());
         Ok(())
@@ -208,7 +219,7 @@ mod tests {
     /// What looks like a leak in parts of 8 cycles, from the numbers of objects and KiB.
     fn leaks(seen: &[(u64, u64)]) -> usize {
         let usage = |(objects, pages): &(u64, u64)| Usage {
-            slabs: BTreeMap::from([("kmalloc-64".into(), *objects)]),
+            slabs: BTreeMap::from([("kmalloc-64".into(), (*objects, 64))]),
             pages: *pages,
             ports: 2,
             pinned: 0,
@@ -229,7 +240,7 @@ mod tests {
         }
         assert_eq!(leaks(&parts(3, 12)), 0);
         // Hidden for once by what shrank meanwhile.
-        let mut seen = parts(8, 32);
+        let mut seen = parts(10, 32);
         seen[3] = (seen[3].0 - 8, seen[3].1 - 30);
         assert_eq!(leaks(&seen), 2);
     }
@@ -243,5 +254,8 @@ mod tests {
         // Looks like one until the third part.
         assert!(leaks(&[(10, 500), (60, 500), (110, 500)]) > 0);
         assert_eq!(leaks(&[(10, 500), (60, 500), (110, 500), (70, 500)]), 0);
+        // As processors keep the objects of a slab and give them back.
+        let kept = [0, 16, 33, 27, 43, 23, 35];
+        assert_eq!(leaks(&kept.map(|n| (100 + n, 500))), 0);
     }
 }
