@@ -2,7 +2,7 @@
 //! what else runs on it.
 //!
 //! Every workload is a fixed number of operations. Each pass does it twice, with a few and with many; the difference is what the
-//! operations in between cost, without starting programs, connecting and closing.
+//! operations in between cost, without starting programs, connecting and closing, and without what nodes do anyway in that time.
 
 use crate::measure::{Device, Pairs, DEVICES, RAW_SIZE, RAW_TIMEOUT_MS};
 use crate::parse::{self, number};
@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// After a run: processes end, timers of the last packets expire.
 const SETTLE: Duration = Duration::from_millis(100);
 /// How long to look at nodes that have nothing to do.
-const QUIET: Duration = Duration::from_secs(3);
+const QUIET: Duration = Duration::from_secs(5);
 
 /// What an operation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -107,7 +107,7 @@ impl Work {
                 unit: Unit::Kib,
                 worker: Worker::Stream(device),
                 few: 8 << 10,
-                many: 40 << 10,
+                many: 104 << 10,
             });
         }
         for device in DEVICES {
@@ -118,7 +118,7 @@ impl Work {
                 unit: Unit::RoundTrip,
                 worker: Worker::Request(device),
                 few: 100,
-                many: 1100,
+                many: 4100,
             });
         }
         let trips = |subject, title, worker| Self {
@@ -128,7 +128,7 @@ impl Work {
             unit: Unit::RoundTrip,
             worker,
             few: 100,
-            many: 1100,
+            many: 4100,
         };
         let transfers = |subject, name, title, worker| Self {
             subject,
@@ -137,7 +137,7 @@ impl Work {
             unit: Unit::Kib,
             worker,
             few: 16,
-            many: 272,
+            many: 4112,
         };
         all.push(trips(
             "velo",
@@ -179,7 +179,7 @@ impl Work {
                 unit: Unit::Registration,
                 worker: unit(What::Page, 4096),
                 few: 10,
-                many: 60,
+                many: 410,
             });
         }
         all
@@ -256,7 +256,7 @@ pub struct Pass {
     pub few: [[u64; 2]; 2],
     /// Of the many.
     pub many: [[u64; 2]; 2],
-    /// Seconds that the latter took.
+    /// Seconds that the latter took longer.
     pub seconds: f64,
 }
 
@@ -277,6 +277,8 @@ pub struct Row {
     pub unit: Unit,
     /// How many of these lie between the few and the many operations.
     pub units: u64,
+    /// What the nodes execute in a second with nothing to do; it does not count.
+    pub quiet: [[f64; 2]; 2],
     /// What was read.
     pub passes: Vec<Pass>,
 }
@@ -284,14 +286,15 @@ pub struct Row {
 impl Row {
     /// Instructions per unit in the nodes and halves (0: kernel, 1: user) that are chosen; of the passes.
     fn of(&self, chosen: impl Fn(usize, usize) -> bool) -> Vec<f64> {
-        let sum = |run: &[[u64; 2]; 2]| -> f64 {
-            let cells = (0..2).flat_map(|node| (0..2).map(move |half| (node, half)));
-            cells
-                .filter(|(node, half)| chosen(*node, *half))
-                .map(|(node, half)| run[node][half] as f64)
-                .sum()
+        let cells = (0..2).flat_map(|node| (0..2).map(move |half| (node, half)));
+        let cells: Vec<_> = cells.filter(|(node, half)| chosen(*node, *half)).collect();
+        let per = |pass: &Pass| -> f64 {
+            let added = cells.iter().map(|&(node, half)| {
+                let [few, many] = [pass.few, pass.many].map(|run| run[node][half] as f64);
+                many - few - self.quiet[node][half] * pass.seconds
+            });
+            added.sum::<f64>() / self.units as f64
         };
-        let per = |pass: &Pass| (sum(&pass.many) - sum(&pass.few)) / self.units as f64;
         self.passes.iter().map(per).collect()
     }
 
@@ -338,8 +341,8 @@ impl Row {
 /// All of it.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Figures {
-    /// Instructions per second of nodes 0 and 1 with nothing to do.
-    pub quiet: [f64; 2],
+    /// Instructions per second of nodes 0 and 1 with nothing to do, `[kernel, user]` of each.
+    pub quiet: [[f64; 2]; 2],
     /// The workloads.
     pub rows: Vec<Row>,
 }
@@ -349,11 +352,7 @@ pub struct Figures {
 /// # Errors
 /// When a program fails, or instructions are not counted.
 pub fn measure(lab: &Lab, peer: u64, passes: usize, progress: impl Fn(&str)) -> Result<Figures> {
-    let before = read(lab)?;
-    let start = Instant::now();
-    std::thread::sleep(QUIET);
-    let added = since(read(lab)?, before);
-    let quiet = added.map(|n| n.total() as f64 / start.elapsed().as_secs_f64());
+    let quiet = at_rest(lab)?;
     let mut place = Place {
         lab,
         peer,
@@ -365,7 +364,7 @@ pub fn measure(lab: &Lab, peer: u64, passes: usize, progress: impl Fn(&str)) -> 
             place.units = Some(Bench::start(lab, peer)?);
         }
         progress(&format!("instructions of {}, {}", work.subject, work.title));
-        let row = one(&place, &work, passes)
+        let row = one(&place, &work, passes, quiet)
             .with_context(|| format!("{}, {}", work.subject, work.title))?;
         rows.push(row);
     }
@@ -375,22 +374,33 @@ pub fn measure(lab: &Lab, peer: u64, passes: usize, progress: impl Fn(&str)) -> 
     Ok(Figures { quiet, rows })
 }
 
-fn one(place: &Place<'_>, work: &Work, passes: usize) -> Result<Row> {
+/// What the nodes execute in a second with nothing to do.
+fn at_rest(lab: &Lab) -> Result<[[f64; 2]; 2]> {
+    let before = read(lab)?;
+    let start = Instant::now();
+    std::thread::sleep(QUIET);
+    let added = plain(since(read(lab)?, before));
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(added.map(|node| node.map(|n| n as f64 / seconds)))
+}
+
+fn one(place: &Place<'_>, work: &Work, passes: usize, quiet: [[f64; 2]; 2]) -> Result<Row> {
     // What is done for the first time takes longer: pages of programs are read, neighbours are asked for.
     work.run(place, work.few)?;
     let mut all = Vec::new();
     for _ in 0..passes {
-        let first = read(place.lab)?;
-        work.run(place, work.few)?;
-        let second = read(place.lab)?;
-        let start = Instant::now();
-        work.run(place, work.many)?;
-        let seconds = start.elapsed().as_secs_f64();
-        let third = read(place.lab)?;
+        let timed = |count| -> Result<_> {
+            let (before, start) = (read(place.lab)?, Instant::now());
+            work.run(place, count)?;
+            let added = plain(since(read(place.lab)?, before));
+            Ok((added, start.elapsed().as_secs_f64()))
+        };
+        let (few, short) = timed(work.few)?;
+        let (many, long) = timed(work.many)?;
         all.push(Pass {
-            few: plain(since(second, first)),
-            many: plain(since(third, second)),
-            seconds,
+            few,
+            many,
+            seconds: long - short,
         });
     }
     Ok(Row {
@@ -399,6 +409,7 @@ fn one(place: &Place<'_>, work: &Work, passes: usize) -> Result<Row> {
         title: work.title,
         unit: work.unit,
         units: work.units(work.many) - work.units(work.few),
+        quiet,
         passes: all,
     })
 }
@@ -415,9 +426,9 @@ pub fn text(figures: &Figures) -> String {
         ],
         &rows,
     ));
-    let [a, b] = figures.quiet.map(short);
+    let [a, b] = figures.quiet.map(|node| short(node.iter().sum()));
     out.push_str(&format!(
-        "\nWith nothing to do the nodes execute {a} and {b} instructions per second.\n"
+        "\nWith nothing to do the nodes execute {a} and {b} instructions per second, which are not in the figures.\n"
     ));
     out
 }
@@ -429,8 +440,8 @@ mod tests {
     fn row() -> Row {
         let pass = |more: u64| Pass {
             few: [[100, 10], [50, 5]],
-            many: [[1100 + more, 110], [550, 25]],
-            seconds: 1.0,
+            many: [[1160 + more, 110], [590, 25]],
+            seconds: 2.0,
         };
         Row {
             subject: "exn",
@@ -438,6 +449,7 @@ mod tests {
             title: "TCP stream",
             unit: Unit::Kib,
             units: 10,
+            quiet: [[30.0, 0.0], [20.0, 0.0]],
             passes: [0, 40, 20].map(pass).into(),
         }
     }
@@ -483,9 +495,9 @@ mod tests {
             let work = all.iter().find(|w| (w.subject, w.name) == (subject, name));
             work.map(|w| w.units(w.many) - w.units(w.few)).unwrap()
         };
-        assert_eq!(units("rma", "get64k"), 16 << 10);
-        assert_eq!(units("exn", "tcp1"), 32 << 10);
-        assert_eq!(units("velo", "pingpong64"), 1000);
-        assert_eq!(units("user", "register2m"), 50);
+        assert_eq!(units("rma", "get64k"), 256 << 10);
+        assert_eq!(units("exn", "tcp1"), 96 << 10);
+        assert_eq!(units("velo", "pingpong64"), 4000);
+        assert_eq!(units("user", "register2m"), 400);
     }
 }

@@ -50,13 +50,14 @@ mod tests {
         results.ratios.push(ratio(Test::UdpRr, 1.23456));
         results.ratios.push(ratio(Test::Tcp4, f64::NAN));
         results.instructions = Some(Figures {
-            quiet: [0.0; 2],
+            quiet: [[0.0; 2]; 2],
             rows: vec![Row {
                 subject: "velo",
                 work: "pingpong64",
                 title: "",
                 unit: Unit::RoundTrip,
                 units: 3,
+                quiet: [[0.0; 2]; 2],
                 passes: vec![Pass {
                     few: [[0, 0]; 2],
                     many: [[100, 0], [200, 1]],
