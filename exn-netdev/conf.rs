@@ -52,6 +52,8 @@ pub(crate) const IDLE_MS: u32 = 500;
 pub(crate) const PAUSE_MS: u32 = 1;
 /// How long a peer must be heard from without answering anything before our own ports are taken for stuck.
 pub(crate) const PROOF_MS: u32 = 1000;
+/// For how long after the last transfer with it was given up that proves something.
+pub(crate) const FRESH_MS: u32 = 5000;
 /// Pause between the first two times that ports are reopened, which doubles with each.
 pub(crate) const RESTART_MS: u32 = 30_000;
 /// It grows to this.

@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) partials: Atomic<u32>,
     /// Node + 1 of a peer that left transfers unanswered while no notification came at all; 0 if none.
     suspect: Atomic<u32>,
+    /// When the last of these was given up, in jiffies.
+    given_up: Atomic<u64>,
     /// When it was first heard of after that (0: not yet), in jiffies.
     heard: Atomic<u64>,
     /// Last notification, in jiffies.
@@ -90,6 +92,7 @@ impl Shared {
                 waiting: Atomic::new(0),
                 partials: Atomic::new(0),
                 suspect: Atomic::new(0),
+                given_up: Atomic::new(0),
                 heard: Atomic::new(0),
                 notified: Atomic::new(0),
                 restart: Atomic::new(0),
@@ -177,9 +180,16 @@ impl Shared {
     /// lost write of the NIC leaves a hole in it): [`Shared::heard`] decides.
     pub(crate) fn unanswered(&self, node: NodeId, now: u64) {
         let silence = since(now, self.notified.load(Relaxed));
-        if self.suspect.load(Relaxed) == 0 && silence >= ms(conf::timeout_ms()) {
+        if silence < ms(conf::timeout_ms()) {
+            return;
+        }
+        let (suspect, this) = (self.suspect.load(Relaxed), u32::from(node.0) + 1);
+        if suspect == 0 {
             self.heard.store(0, Relaxed);
-            self.suspect.store(u32::from(node.0) + 1, Relaxed);
+            self.suspect.store(this, Relaxed);
+        }
+        if suspect == 0 || suspect == this {
+            self.given_up.store(now, Relaxed);
         }
     }
 
@@ -193,6 +203,11 @@ impl Shared {
 
     #[cold]
     fn judge(&self, node: NodeId, now: u64) {
+        if since(now, self.given_up.load(Relaxed)) >= ms(conf::FRESH_MS) {
+            // It was away since then, and nothing was asked of it that it could have answered.
+            self.suspect.store(0, Relaxed);
+            return;
+        }
         let first = self.heard.load(Relaxed);
         if first == 0 {
             self.heard.store(now.max(1), Relaxed);
