@@ -9,7 +9,7 @@ use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -315,19 +315,19 @@ fn revoke_in_transfer(lab: &Lab) -> Result<()> {
 fn tables(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let made = |lab| node(lab, 0).atu("tables_made");
-    // The places of 2.5 tables, all of which rest.
-    let before = (made(lab)?, node(lab, 0).atu("ranges_resting")?);
+    // The places of 2.5 tables, all of which rest for 10 s.
+    let (before, start) = (made(lab)?, Instant::now());
     lab.raw(
         0,
         "register kind=pages bytes=33554432 count=80 timeout_ms=60000",
     )?;
-    let after = (made(lab)?, node(lab, 0).atu("ranges_resting")?);
-    let (new, rested) = (after.0 - before.0, after.1.saturating_sub(before.1));
-    // On a slow machine places have rested before all of this is over.
-    ensure!(
-        new <= 3 && (new >= 1 || rested < 64),
-        "{new} tables were made for 2.5, {rested} ranges rest"
-    );
+    let (new, took) = (made(lab)? - before, start.elapsed());
+    // With places that have rested meanwhile there is more to choose from.
+    if took >= Duration::from_secs(9) {
+        println!("        {new} tables were made in {took:?}, too slow to say anything");
+    } else {
+        ensure!((1..=3).contains(&new), "{new} tables were made for 2.5");
+    }
     end(lab)
 }
 
