@@ -78,13 +78,16 @@ pub fn seed() -> Option<u64> {
     }
 }
 
-/// Makes the labs of this process draw from the run's seed unless `LAB_SEED` says otherwise. To be called before there are threads.
+/// Makes the labs of this process draw from the run's seed, unless `LAB_SEED` says otherwise, and what the reference leaves open as well,
+/// unless `LAB_VARIANT` does. To be called before there are threads.
 pub fn use_seed() {
-    if let (Some(seed), true) = (
-        seed(),
-        std::env::var_os("LAB_SEED").is_none_or(|v| v.is_empty()),
-    ) {
+    let is_unset = |name: &str| std::env::var_os(name).is_none_or(|v| v.is_empty());
+    let Some(seed) = seed() else { return };
+    if is_unset("LAB_SEED") {
         std::env::set_var("LAB_SEED", seed.to_string());
+    }
+    if is_unset("LAB_VARIANT") {
+        std::env::set_var("LAB_VARIANT", "auto");
     }
 }
 
