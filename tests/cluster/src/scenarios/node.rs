@@ -222,7 +222,13 @@ impl Node<'_> {
     pub fn pings_to(self, target: &str, count: usize, options: &str) -> Result<()> {
         let more = count + 2 + count / 10;
         let patience = as_slow(PINGING).as_secs();
-        let command = format!("ping -c {more} -w {patience} {options} {target}");
+        let command = match is_long(options) {
+            false => format!("ping -c {more} -w {patience} {options} {target}"),
+            true => format!(
+                "for i in $(seq {count}); do one=$(ping -c 1 -W {patience} {options} {target}); ok=$?; \
+                 echo \"$one\" | sed \"s/icmp_seq=1 /icmp_seq=$i /\"; [ $ok = 0 ] || break; done"
+            ),
+        };
         let out = self.lab.sh_for(self.number, &command, 2 * PINGING)?;
         let times = answers(&out.stdout, count);
         if let Some(wrong) = times.iter().position(|n| *n != 1) {
@@ -372,6 +378,13 @@ impl Node<'_> {
     }
 }
 
+/// Whether so long answers are asked for that they have to be waited for one by one: two fill the socket from which a kernel answers, until
+/// they are fetched, and the third is dropped there (`IcmpOutErrors`).
+fn is_long(options: &str) -> bool {
+    let size = options.split_whitespace().skip_while(|w| *w != "-s").nth(1);
+    size.and_then(|s| s.parse::<u32>().ok()) >= Some(40_000)
+}
+
 /// How often each of the answers 1 to `count` is in what ping printed.
 fn answers(text: &str, count: usize) -> Vec<u32> {
     let mut times = vec![0; count];
@@ -411,6 +424,13 @@ mod tests {
         assert!(port.counter("nothing").is_err());
         assert!(Port::parse("").is_err());
         Ok(())
+    }
+
+    #[test]
+    fn long_answers_are_known() {
+        assert!(!is_long("-i 0.02 -s 3000"));
+        assert!(!is_long("-i 0.02"));
+        assert!(is_long("-i 0.02 -s 65507 -M do"));
     }
 
     #[test]

@@ -405,6 +405,6 @@ fn memory_pressure(lab: &Lab) -> Result<()> {
     lab.until("nothing waits any more", PATIENCE, |l| {
         Ok(node(l, 1).ethtool("rx_rdv_waiting")? == 0)
     })?;
-    pings(lab, 20, "-i 0.05 -s 60000")?;
+    pings(lab, 20, "-s 60000")?;
     both_ways(lab, volume(8, 32), Duration::from_secs(200))
 }

@@ -380,6 +380,8 @@ impl Side {
         }
         // What nobody asked for would be there by now.
         take_all(&self.port, &mut take)?;
+        // The NIC may have refused the last commands, which nobody repeats once this side waits for something else than notifications.
+        self.port.drain(wait)?;
         for (n, case) in open
             .iter()
             .flat_map(|(n, cases)| cases.iter().map(move |c| (n, c)))
