@@ -4,6 +4,7 @@
 
 use crate::module_parameters as param;
 use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel_ext::param::Param;
 use protocol::rendezvous;
 use wire::ids::NodeId;
 
@@ -12,11 +13,11 @@ pub(crate) const MAX_FRAGMENTS: u32 = 255;
 /// Longest eager frame in bytes: 30,600.
 pub(crate) const MAX_EAGER: u32 = MAX_FRAGMENTS * 120;
 /// Largest MTU.
-pub(crate) const MAX_MTU: u32 = 65_536;
+pub(crate) const MAX_MTU: u32 = wire::ext_eth::MAX_MTU;
 /// Smallest MTU.
-pub(crate) const MIN_MTU: u32 = 68;
-/// Longest frame: header and largest MTU.
-pub(crate) const MAX_FRAME: u32 = MAX_MTU + 14;
+pub(crate) const MIN_MTU: u32 = wire::ext_eth::MIN_MTU;
+/// Longest frame.
+pub(crate) const MAX_FRAME: u32 = wire::ext_eth::MAX_FRAME;
 /// Most announced frames that may be in flight.
 pub(crate) const TX_FLIGHT_MAX: u32 = 512;
 /// Announced frames in flight by default.
@@ -109,16 +110,46 @@ pub(crate) fn log_interval_ms() -> u32 {
     param::log_interval_ms.value()
 }
 
-/// Time after which an announced frame, or a fetch, is given up, in ms.
-pub(crate) fn timeout_ms() -> u32 {
-    param::rdv_timeout_ms.value().clamp(200, 600_000)
+/// All parameters with what they may be.
+pub(crate) fn parameters() -> [Param; 11] {
+    let octet = |name, value: u8| Param::new(name, value, 0, 255);
+    let nodes = i64::from(NodeId::FIRST_RESERVED.0) - 1;
+    let least = rendezvous::shortest_keep_ms(timeout_ms());
+    [
+        Param::new(
+            "velo_threshold",
+            param::velo_threshold.value(),
+            0,
+            (MAX_EAGER + 1).into(),
+        ),
+        Param::new("default_nodeid", param::default_nodeid.value(), -1, nodes),
+        // Odd ones are addresses of groups.
+        octet("mac0", param::mac0.value()).even(),
+        octet("mac1", param::mac1.value()),
+        octet("mac2", param::mac2.value()),
+        octet("mac3", param::mac3.value()),
+        Param::new("skip_tx_csum", param::skip_tx_csum.value(), 0, 1),
+        Param::new("verify_rx_csum", param::verify_rx_csum.value(), 0, 2),
+        Param::new("log_interval_ms", log_interval_ms(), 0, 86_400_000),
+        Param::new("rdv_timeout_ms", timeout_ms(), 200, 600_000),
+        Param::new(
+            "rdv_quarantine_ms",
+            quarantine_ms(),
+            least.into(),
+            3_600_000,
+        ),
+    ]
 }
 
-/// Time for which what was given up stays mapped, in ms: longer than peers take what was announced for fresh enough to be fetched, if
-/// they have the same time-out.
+/// Time after which an announced frame, or a fetch, is given up, in ms.
+pub(crate) fn timeout_ms() -> u32 {
+    param::rdv_timeout_ms.value()
+}
+
+/// Time for which what was given up stays mapped, in ms: longer ([`parameters`]) than peers take what was announced for fresh enough to be
+/// fetched, if they have the same time-out.
 pub(crate) fn quarantine_ms() -> u32 {
-    let least = rendezvous::shortest_keep_ms(timeout_ms());
-    param::rdv_quarantine_ms.value().clamp(least, 3_600_000)
+    param::rdv_quarantine_ms.value()
 }
 
 /// What can be changed at run time.

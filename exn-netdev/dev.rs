@@ -308,7 +308,8 @@ impl Operations for Exn {
             .add_rx_length_errors(length)
             .add_rx_frame_errors(frame)
             .add_rx_missed(missed)
-            .add_rx_errors(length.wrapping_add(frame).wrapping_add(missed))
+            // Not what was missed: readers add that themselves.
+            .add_rx_errors(length.wrapping_add(frame))
             .add_tx_dropped(c.class(Class::TxDropped))
             .add_tx_aborted(aborted)
             .add_tx_errors(error.wrapping_add(aborted))

@@ -17,7 +17,8 @@ mod tx;
 
 use dev::Interface;
 use extoll_core::child;
-use kernel::{auxiliary, device::Core, prelude::*};
+use kernel::{auxiliary, device::Core, driver, fmt, prelude::*, sync::Arc, InPlaceModule};
+use kernel_ext::{debugfs::Dir, param};
 
 struct Driver;
 
@@ -42,8 +43,40 @@ impl auxiliary::Driver for Driver {
     }
 }
 
-kernel::module_auxiliary_driver! {
-    type: Driver,
+/// What the files of the module show.
+struct Parameters;
+
+#[pin_data]
+struct Exn {
+    #[pin]
+    _driver: driver::Registration<auxiliary::Adapter<Driver>>,
+    _files: Option<Dir<Parameters>>,
+}
+
+fn show_parameters(_: &Parameters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    param::show(&conf::parameters(), f)
+}
+
+fn files() -> Result<Dir<Parameters>> {
+    let data = Arc::new(Parameters, GFP_KERNEL)?;
+    Dir::new::<LocalModule>(c"exn", &data, &[(c"parameters", show_parameters)])
+}
+
+impl InPlaceModule for Exn {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
+        try_pin_init!(Self {
+            _: { checked? },
+            _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _files: files()
+                .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
+                .ok(),
+        })
+    }
+}
+
+module! {
+    type: Exn,
     name: "exn",
     authors: ["Extoll for Linux"],
     description: "Ethernet over Extoll",

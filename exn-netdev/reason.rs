@@ -76,7 +76,7 @@ reasons! {
     /// Shorter than an Ethernet header.
     1 TxShort TxError c"tx_short" "frame shorter than an Ethernet header";
     /// Longer than MTU 65,536 allows.
-    2 TxLong TxError c"tx_long" "frame longer than 65,550 bytes";
+    2 TxLong TxError c"tx_long" "frame longer than 65,554 bytes";
     /// No node for the destination address.
     3 TxNoRoute TxDropped c"tx_no_route" "destination MAC address belongs to no node and default_nodeid is not set";
     /// Multicast longer than 255 fragments.
@@ -111,8 +111,8 @@ reasons! {
     18 RxFragmentLength RxLength c"rx_bad_fragment_length" "fragment that is not the last has not 120 bytes";
     /// Tag sequence broken.
     19 RxSequence RxFrame c"rx_bad_sequence" "fragment sequence broken, partial frame discarded";
-    /// More than 65,550 bytes reassembled.
-    20 RxTooLong RxLength c"rx_too_long" "reassembled frame longer than 65,550 bytes";
+    /// More than 65,554 bytes reassembled.
+    20 RxTooLong RxLength c"rx_too_long" "reassembled frame longer than 65,554 bytes";
     /// Shorter than a header.
     21 RxShort RxLength c"rx_short" "frame shorter than an Ethernet header";
     /// The end of a frame never came.
@@ -224,6 +224,8 @@ counters! {
     RxFragments c"rx_eager_fragments";
     /// Multicast frames received.
     RxMulticast c"rx_multicast_frames";
+    /// Eager frames for everybody that were received.
+    RxBroadcast c"rx_broadcast_frames";
     /// Announcements received.
     RxAnnounced c"rx_rdv_announced";
     /// Announced frames received.

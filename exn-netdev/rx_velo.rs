@@ -301,8 +301,10 @@ impl VeloRx {
             return sh.reject(Reason::RxOwnMulticast, Some(node), u64::from(skb.len()));
         }
         sh.count(Counter::RxEager);
-        if ext_eth::destination(skb.data()).is_some_and(ext_eth::is_group_mac) {
-            sh.count(Counter::RxMulticast);
+        match ext_eth::destination(skb.data()) {
+            Some(ext_eth::BROADCAST) => sh.count(Counter::RxBroadcast),
+            Some(mac) if ext_eth::is_group_mac(mac) => sh.count(Counter::RxMulticast),
+            _ => {}
         }
         if let Err(skb) = cx.receive(skb, checksum) {
             sh.reject(Reason::RxShort, Some(node), u64::from(skb.len()));

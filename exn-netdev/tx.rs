@@ -261,7 +261,7 @@ impl Tx {
             Ok(map) => map,
             Err((skb, _)) => return (Sent::Dropped(Reason::TxMap, u64::from(len)), Some(skb)),
         };
-        map.skb_mut().tx_timestamp();
+        map.tx_timestamp();
         // What goes to a peer that stands still is not charged: it would stop the queue for all others.
         let bql = queue.filter(|_| prompt).map(|q| q.bql_sent(len));
         let buffer = TxBuffer { map, bql };
@@ -452,7 +452,7 @@ impl Shared {
         if len < ext_eth::HEADER_LEN {
             return Err((Reason::TxShort, u64::from(len)));
         }
-        if len > ext_eth::MAX_FRAME {
+        if len > conf::MAX_FRAME {
             return Err((Reason::TxLong, u64::from(len)));
         }
         if skb.checksum_unfinished() && !conf::skip_tx_checksum() {

@@ -9,10 +9,18 @@ use extoll_core::{
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
     quarantine::Memory,
     refusal::{self, Refusals},
+    smfu,
     user::Settings,
 };
-use kernel::{device::Core, driver, pci, prelude::*, InPlaceModule};
-use kernel_ext::{chardev::Classes, debugfs::Dir, pci::device_id, work};
+use kernel::{device::Core, driver, fmt, pci, prelude::*, InPlaceModule};
+use kernel_ext::{
+    chardev::Classes,
+    debugfs::Dir,
+    param::{self, Param},
+    pci::device_id,
+    work,
+};
+use wire::{ids::Vpid, regs::atu::GATS};
 
 struct ExtollDriver;
 
@@ -80,14 +88,68 @@ struct Extoll {
     _work: work::Owner,
 }
 
+/// Those with a range. Any value of the others makes sense.
+fn parameters() -> [Param; 10] {
+    use module_parameters as m;
+    let any = u32::MAX.into();
+    [
+        Param::switch("velo_slots_64", m::velo_slots_64.value()),
+        Param::new("atu_gats", m::atu_gats.value(), 0, GATS.into()),
+        Param::new(
+            "smfu_target_kib",
+            m::smfu_target_kib.value(),
+            0,
+            smfu::MOST_KIB.into(),
+        ),
+        Param::new("quarantine_kib", m::quarantine_kib.value(), 0, any),
+        Param::switch("compat_unsafe", m::compat_unsafe.value()),
+        Param::new(
+            "vpids_per_user",
+            m::vpids_per_user.value(),
+            0,
+            Vpid::COUNT.into(),
+        ),
+        Param::new("user_interrupts", m::user_interrupts.value(), 0, any),
+        Param::new(
+            "log_interval_ms",
+            m::log_interval_ms.value(),
+            0,
+            LOG_INTERVAL_MAX_MS,
+        ),
+        Param::switch("mark_fences", m::mark_fences.value()),
+        Param::new("first_user", m::first_user.value(), 0, any),
+    ]
+}
+
+/// A day.
+const LOG_INTERVAL_MAX_MS: i64 = 86_400_000;
+
+fn show_parameters(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    use module_parameters as m;
+    param::show(&parameters(), f)?;
+    for (n, word) in [
+        m::snq_irq_0.value(),
+        m::snq_irq_1.value(),
+        m::snq_irq_2.value(),
+    ]
+    .iter()
+    .enumerate()
+    {
+        writeln!(f, "snq_irq_{n} {word:#x}")?;
+    }
+    Ok(())
+}
+
 impl InPlaceModule for Extoll {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        let checked = param::check(&parameters(), |p| pr_err!("{}\n", p));
         try_pin_init!(Self {
+            _: { checked? },
             _work: work::Owner::new()?,
             _classes: Classes::register()?,
             _memory: Memory::new()?,
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
-            _files: refusal::files::<LocalModule>()
+            _files: refusal::files::<LocalModule>(&[(c"parameters", show_parameters)])
                 .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
                 .ok(),
         })

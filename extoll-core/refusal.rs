@@ -14,7 +14,7 @@ use kernel::{
     },
     ModuleMetadata,
 };
-use kernel_ext::debugfs::Dir;
+use kernel_ext::debugfs::{Dir, Show};
 
 reasons! {
     /// Why a device was refused. The numbers are stable (docs/driver.md).
@@ -64,17 +64,19 @@ impl From<Error> for Failure {
 /// What the debugfs file shows: the counters of the module.
 pub struct Refusals;
 
-/// Makes the debugfs directory `extoll` of module `M`; removed by drop. May sleep.
+/// Makes the debugfs directory `extoll` of module `M`, also with its own `files`; removed by drop. May sleep.
 ///
 /// # Errors
 ///
 /// Those of [`Dir::new`].
-pub fn files<M: ModuleMetadata + 'static>() -> Result<Dir<Refusals>> {
-    Dir::new::<M>(
-        c"extoll",
-        &Arc::new(Refusals, GFP_KERNEL)?,
-        &[(c"refusals", show)],
-    )
+pub fn files<M: ModuleMetadata + 'static>(
+    files: &[(&CStr, Show<Refusals>)],
+) -> Result<Dir<Refusals>> {
+    let data = Arc::new(Refusals, GFP_KERNEL)?;
+    let mut all = KVec::new();
+    all.push((c"refusals", show as Show<Refusals>), GFP_KERNEL)?;
+    all.extend_from_slice(files, GFP_KERNEL)?;
+    Dir::new::<M>(c"extoll", &data, &all)
 }
 
 fn show(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,6 +11,7 @@ pub mod debugfs;
 pub mod global;
 pub mod mem;
 pub mod net;
+pub mod param;
 pub mod pci;
 pub mod ratelimit;
 pub mod sched;

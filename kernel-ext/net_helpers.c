@@ -267,7 +267,8 @@ void extoll_napi_enable_all(struct net_device *dev)
 	struct napi_struct *napi;
 
 	netdev_lock(dev);
-	list_for_each_entry(napi, &dev->napi_list, dev_list) {
+	/* Each gets the next ID when it is enabled, and the core wants its list by descending IDs (netdev_nl_napi_dump_one()). */
+	list_for_each_entry_reverse(napi, &dev->napi_list, dev_list) {
 		struct extoll_napi *n = container_of(napi, struct extoll_napi, napi);
 
 		if (n->enabled || n->claimed)
@@ -321,7 +322,15 @@ void extoll_napi_unclaim(struct extoll_napi *n)
 
 bool extoll_napi_schedule(struct extoll_napi *n)
 {
-	return napi_schedule(&n->napi);
+	bool scheduled;
+
+	if (!in_task() || irqs_disabled())
+		return napi_schedule(&n->napi);
+	/* A process has to run the softirq by itself: until the next interrupt nobody else would. */
+	local_bh_disable();
+	scheduled = napi_schedule(&n->napi);
+	local_bh_enable();
+	return scheduled;
 }
 
 /* Whether napi_complete_done() after this much work will have the instance polled by a timer. Only while it is polled. */

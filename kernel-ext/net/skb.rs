@@ -318,10 +318,10 @@ impl TxMapping {
         Owner(self.skb.0)
     }
 
-    /// The frame, to be looked at or stamped.
+    /// As [`SkBuff::tx_timestamp`]. The frame itself is out of reach: whoever exchanged it would free memory that the device reads.
     #[inline]
-    pub fn skb_mut(&mut self) -> &mut SkBuff {
-        &mut self.skb
+    pub fn tx_timestamp(&mut self) {
+        self.skb.tx_timestamp();
     }
 }
 

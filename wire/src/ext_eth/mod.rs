@@ -35,8 +35,10 @@ pub const HEADER_LEN: u32 = 14;
 pub const MIN_MTU: u32 = 68;
 /// Largest and default MTU.
 pub const MAX_MTU: u32 = 65_536;
-/// Longest frame.
-pub const MAX_FRAME: u32 = MAX_MTU + HEADER_LEN;
+/// What a VLAN tag adds to a frame, beyond the MTU.
+pub const VLAN_TAG: u32 = 4;
+/// Longest frame: header, tag, and a payload of the largest MTU.
+pub const MAX_FRAME: u32 = MAX_MTU + HEADER_LEN + VLAN_TAG;
 /// Longest eager frame that a vendor peer's buffer takes (EXT §3.2).
 pub const MAX_EAGER: u32 = 65_536;
 /// Longest eager frame that fits one burst of 255 messages, the vendor sender's safe limit (EXT §3.2).
@@ -93,6 +95,9 @@ impl MacPrefix {
 pub const fn is_group_mac(mac: [u8; 6]) -> bool {
     mac[0] & 1 != 0
 }
+
+/// MAC address of everybody.
+pub const BROADCAST: [u8; 6] = [0xFF; 6];
 
 /// Destination address of a frame; `None` if it is shorter than an address.
 pub fn destination(frame: &[u8]) -> Option<[u8; 6]> {

@@ -154,7 +154,7 @@ fn group_frames(lab: &Lab) -> Result<()> {
     let count = || -> Result<[u64; 2]> {
         Ok([
             from.ethtool("tx_multicast_long")?,
-            to.ethtool("rx_multicast_frames")?,
+            to.ethtool("rx_broadcast_frames")?,
         ])
     };
     let before = count()?;

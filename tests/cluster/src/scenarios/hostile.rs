@@ -46,7 +46,7 @@ const SEQUENCE: Reason = Reason(
 const TOO_LONG: Reason = Reason(
     20,
     "rx_too_long",
-    "reassembled frame longer than 65,550 bytes",
+    "reassembled frame longer than 65,554 bytes",
 );
 const SHORT: Reason = Reason(21, "rx_short", "frame shorter than an Ethernet header");
 const STALE: Reason = Reason(
@@ -284,7 +284,9 @@ impl Target<'_> {
 /// Afterwards nothing may be left of what it received.
 fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Result<()> {
     node(lab, 1).reload_exn(&format!(
-        "rdv_timeout_ms={TIMEOUT_MS} rdv_quarantine_ms=1000 log_interval_ms={INTERVAL_MS}"
+        "rdv_timeout_ms={TIMEOUT_MS} rdv_quarantine_ms={} log_interval_ms={INTERVAL_MS}",
+        // The least that this time-out allows.
+        TIMEOUT_MS + 5000
     ))?;
     let before = Usage::of(node(lab, 1))?;
     let target = Target {

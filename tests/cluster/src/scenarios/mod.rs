@@ -29,6 +29,7 @@ mod raw;
 mod recovery;
 mod refused;
 mod removal;
+mod stack;
 mod torus;
 mod traffic;
 mod uapi;
@@ -108,6 +109,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(hostile::all());
     all.extend(checksums::all());
     all.extend(exn_options::all());
+    all.extend(stack::all());
     all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());

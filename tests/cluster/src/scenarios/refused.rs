@@ -1,4 +1,5 @@
-//! NICs that the driver has to refuse: counted, one log line that says why, nothing left behind, and afterwards a good one works.
+//! NICs and parameters that the driver has to refuse: counted, one log line that says why, nothing left behind, and afterwards a good one
+//! works.
 
 use super::leaks;
 use super::node::{node, Options, DEV};
@@ -15,6 +16,7 @@ pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("hostile::dma_mask", dma_mask),
         Scenario::new("hostile::pci_identity", BARE, pci_identity),
+        Scenario::new("hostile::parameters", BARE, parameters),
     ]
 }
 
@@ -213,4 +215,66 @@ fn pci_identity(lab: &Lab) -> Result<()> {
         node(lab, 0).is_so("ping -q -c 1 -W 1 10.2.0.2")
     })?;
     node(lab, 0).pings_to("10.2.0.2", 3, "-i 0.1")
+}
+
+/// Parameters out of range: the module does not load and says why; those in force can be read.
+fn parameters(lab: &Lab) -> Result<()> {
+    let node = node(lab, 0);
+    for (module, parameter, range) in [
+        ("extoll", "atu_gats=1025", "0 to 1024"),
+        ("extoll", "smfu_target_kib=4000000000", "0 to 1048576"),
+        ("extoll", "vpids_per_user=257", "0 to 256"),
+        ("extoll", "log_interval_ms=86400001", "0 to 86400000"),
+        ("exn", "velo_threshold=30602", "0 to 30601"),
+        ("exn", "default_nodeid=70000", "-1 to 65533"),
+        ("exn", "mac0=255", "0 to 255, even"),
+        ("exn", "skip_tx_csum=2", "0 to 1"),
+        ("exn", "verify_rx_csum=9", "0 to 2"),
+        ("exn", "rdv_timeout_ms=199", "200 to 600000"),
+        ("exn", "rdv_quarantine_ms=7999", "8000 to 3600000"),
+        ("exn", "rdv_timeout_ms=58000", "63000 to 3600000"),
+    ] {
+        let mark = lab.log_mark(0)?;
+        let refused = lab.sh_for(0, &format!("modprobe {module} {parameter}"), PATIENCE)?;
+        ensure!(
+            refused.status != 0 && refused.stderr.contains("Invalid argument"),
+            "{module} {parameter}: {refused:?}"
+        );
+        let log = lab.log_since(&mark)?;
+        let line = format!("is out of range: {range}");
+        ensure!(
+            log.lines().filter(|l| l.contains(&line)).count() == 1,
+            "{module} {parameter}: {log}"
+        );
+        node.ok(&format!("! grep -q '^{module} ' /proc/modules && if [ -e /sys/module/extoll ]; then rmmod extoll; fi"))?;
+    }
+    node.ok("modprobe extoll atu_gats=3 velo_slots_64=1 && modprobe exn rdv_timeout_ms=400 default_nodeid=7")?;
+    let shown = |module: &str| node.ok(&format!("cat /sys/kernel/debug/{module}/parameters"));
+    for (module, lines) in [
+        (
+            "extoll",
+            [
+                "atu_gats 3",
+                "velo_slots_64 1",
+                "snq_irq_0 0xfd2300000040002d",
+            ],
+        ),
+        (
+            "exn",
+            [
+                "rdv_timeout_ms 400",
+                "default_nodeid 7",
+                "rdv_quarantine_ms 60000",
+            ],
+        ),
+    ] {
+        let text = shown(module)?;
+        for line in lines {
+            ensure!(
+                text.lines().any(|l| l == line),
+                "no line '{line}' in: {text}"
+            );
+        }
+    }
+    node.unload()
 }
