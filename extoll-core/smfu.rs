@@ -38,8 +38,13 @@ use wire::{
 
 pub use crate::mmio::Word;
 
+/// Most memory that can be exported, in KiB: 1 GiB.
+pub const MOST_KIB: u32 = 1 << 20;
 /// Smallest exported memory worth having, in KiB.
 const MIN_TARGET_KIB: u32 = 64;
+/// Where accesses of other nodes go while no memory is exported: 90 TiB, where no machine has memory or devices. The unit has no switch
+/// for them alone, and base 0 would be the beginning of all physical memory.
+const NOWHERE: BusAddr = BusAddr(0x5A00_0000_0000);
 
 /// State of a NIC's unit.
 #[pin_data]
@@ -194,7 +199,9 @@ fn clear_interval(hw: &Hw, number: u32) {
 
 /// Allocates the exported memory and sets the unit up (HW §3.6).
 pub(crate) fn init(nic: &Arc<Nic>) -> Result {
-    let target = allocate(nic)?;
+    let target = allocate(nic)?
+        .map(|memory| Arc::new(memory, GFP_KERNEL))
+        .transpose()?;
     let hw = nic.access().ok_or(ENODEV)?;
     let window = hw.windows.smfu.0;
     // What an earlier owner left would lead peers to memory that is somebody else's by now.
@@ -204,7 +211,7 @@ pub(crate) fn init(nic: &Arc<Nic>) -> Result {
     hw.rf.write(smfu::O_START_ADDR, window);
     hw.rf.write(
         smfu::T_START_ADDR_DEFAULT,
-        target.as_ref().map_or(0, |t| t.address().0),
+        target.as_ref().map_or(NOWHERE, |t| t.address()).0,
     );
     hw.rf.write(smfu::ADDR_MASK, 0);
     hw.rf.write(smfu::TRAFFIC_CLASS, TRAFFIC_CLASS_INIT);
@@ -225,7 +232,7 @@ pub(crate) fn init(nic: &Arc<Nic>) -> Result {
     };
     write_interval(&hw, window, 0, NodeId(0), span);
     drop(hw);
-    nic.smfu.state.lock().exported = target.map(|t| Arc::new(t, GFP_KERNEL)).transpose()?;
+    nic.smfu.state.lock().exported = target;
     Ok(())
 }
 
@@ -257,7 +264,7 @@ pub(crate) fn stop(nic: &Nic) {
         hw.rf.write(smfu::vpid_t_start_addr(i), 0);
     }
     hw.rf.write(np::general(np::SMFU), 0);
-    hw.rf.write(smfu::T_START_ADDR_DEFAULT, 0);
+    hw.rf.write(smfu::T_START_ADDR_DEFAULT, NOWHERE.0);
 }
 
 /// Why remote memory was not accessed.

@@ -17,7 +17,7 @@ use kernel::{
     prelude::*,
     rbtree::RBTreeNodeReservation,
     sync::{
-        atomic::{Full, Relaxed},
+        atomic::{AtomicFlag, Full, Relaxed},
         Arc, SpinLock,
     },
     time::{delay::fsleep, Delta},
@@ -168,6 +168,8 @@ pub(crate) struct Mapping {
     pub(super) access: Access,
     /// First address in the address space of user memory.
     start: usize,
+    /// Whether [`State::phase`] is [`Phase::Live`], for those that can't take the lock.
+    live: AtomicFlag,
     #[pin]
     state: SpinLock<State>,
     #[pin]
@@ -256,6 +258,7 @@ impl Mapping {
                 nlps: written.unwrap_or_default(),
                 access,
                 start,
+                live: AtomicFlag::new(true),
                 state <- new_spinlock!(
                     State {
                         phase: Phase::Live,
@@ -297,7 +300,12 @@ impl Mapping {
             all.add(own, Relaxed);
         }
         let node = node.into_node(range.first, mapping.clone());
-        nic.atu.tables.lock().insert(node);
+        if !nic.atu.tables.lock().insert(node) {
+            // Unbinding has looked at all others, but waits until this one is gone, too.
+            mapping.revoke();
+            mapping.finish();
+            return Err(ENODEV);
+        }
         Ok(mapping)
     }
 
@@ -309,8 +317,9 @@ impl Mapping {
         Nla(self.range.first * PAGE as u64)
     }
 
+    /// Whether it was not revoked so far. Any context.
     pub(super) fn is_live(&self) -> bool {
-        self.state.lock().phase == Phase::Live
+        self.live.load(Relaxed)
     }
 
     /// Has the work item run, unless there is nothing left to do.
@@ -330,6 +339,7 @@ impl Mapping {
                 return false;
             }
             state.phase = Phase::Zeroing;
+            self.live.store(false, Relaxed);
             state.suspect = None;
             state.place.take()
         };
@@ -494,6 +504,8 @@ impl Mapping {
             memory.release(&self.nic);
         }
         let atu = &self.nic.atu;
+        // Before somebody else gets the range, under whose number it was entered.
+        let this = atu.tables.lock().remove(self.range.first);
         free(&self.nic, self.range, bed);
         atu.pages.fetch_sub(self.range.pages, Relaxed);
         for (all, own) in atu.nlps.iter().zip(self.nlps) {
@@ -502,7 +514,6 @@ impl Mapping {
         if quarantined {
             atu.quarantined.fetch_sub(1, Relaxed);
         }
-        let this = atu.tables.lock().remove(self.range.first);
         drop(this);
         // Last: unbinding waits for it.
         drop(claim);

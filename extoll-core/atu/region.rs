@@ -94,7 +94,7 @@ impl Region {
     }
 
     /// False once the memory was unmapped (munmap, mremap, madvise, exit) or the device is gone: commands with its NLAs
-    /// fail. Process or softirq-free context.
+    /// fail. Any context.
     pub fn is_alive(&self) -> bool {
         self.mapping.is_live() && self.nic().is_alive()
     }

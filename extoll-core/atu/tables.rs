@@ -383,9 +383,10 @@ impl Tables {
         }
     }
 
-    /// Enters a region.
-    pub(crate) fn insert(&mut self, node: RBTreeNode<u64, Arc<Mapping>>) {
+    /// Enters a region; false if there are no places any more.
+    pub(crate) fn insert(&mut self, node: RBTreeNode<u64, Arc<Mapping>>) -> bool {
         self.regions.insert(node);
+        self.is_open()
     }
 
     /// Takes a region out.

@@ -34,6 +34,8 @@ use wire::{
 
 /// Notifications taken in one go.
 const BUDGET: usize = 64;
+/// So many times in a row; then others get their turn: a peer may notify faster than that is handled.
+const ROUNDS: usize = 16;
 /// How long late notifications are absorbed, in milliseconds. No packet stays in the network as long.
 const ABSORB_MS: i64 = 10_000;
 /// Most transfers of an engine, absorbing ones included.
@@ -194,26 +196,17 @@ impl WorkItem<1> for Shared {
 
 struct Kick(Arc<Shared>);
 
-impl Kick {
-    fn kick(&self) {
-        if !self.0.closing.load(Relaxed) {
-            // Queued already is fine.
-            let _ = work::queue().enqueue::<_, 0>(self.0.clone());
-        }
-    }
-}
-
 impl Client for Kick {
     fn interrupt(&self) {
-        self.kick();
+        self.0.kick();
     }
 
     fn writable(&self) {
-        self.kick();
+        self.0.kick();
     }
 
     fn down(&self) {
-        self.kick();
+        self.0.kick();
     }
 }
 
@@ -222,9 +215,9 @@ fn left_ms(until: Instant<Monotonic>) -> i64 {
 }
 
 impl Inner {
-    /// Notifications, posting, deadlines; until the queue is empty and armed.
-    fn run(&mut self, requester: &Requester) {
-        loop {
+    /// Notifications, posting, deadlines; until the queue is empty and armed. False if it is not so far after some rounds.
+    fn run(&mut self, requester: &Requester) -> bool {
+        for _ in 0..ROUNDS {
             let Self {
                 notifications,
                 jobs,
@@ -237,10 +230,11 @@ impl Inner {
                 self.post(requester);
             }
             if taken < BUDGET && !self.notifications.rearm() {
-                return;
+                return true;
             }
             cond_resched();
         }
+        false
     }
 
     fn take(jobs: &mut KVec<Job>, n: &Notification) {
@@ -377,8 +371,22 @@ impl Shared {
             inner.end(RmaError::Down);
             return;
         }
-        inner.run(&self.requester);
+        self.advance(inner);
+    }
+
+    /// Has everything done that can be done now, or soon.
+    fn advance(self: &Arc<Self>, inner: &mut Inner) {
+        if !inner.run(&self.requester) {
+            self.kick();
+        }
         self.schedule(inner);
+    }
+
+    fn kick(self: &Arc<Self>) {
+        if !self.closing.load(Relaxed) {
+            // Queued already is fine.
+            let _ = work::queue().enqueue::<_, 0>(self.clone());
+        }
     }
 
     fn schedule(self: &Arc<Self>, inner: &Inner) {
@@ -571,8 +579,7 @@ impl Engine {
             .jobs
             .push(job, GFP_KERNEL)
             .map_err(|_| RmaError::NoMemory)?;
-        inner.run(&self.0.requester);
-        self.0.schedule(inner);
+        self.0.advance(inner);
         Ok(Handle(outcome))
     }
 }

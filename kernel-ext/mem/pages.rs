@@ -5,11 +5,11 @@
 use super::PAGE;
 use crate::{bindings, security::LockedPages};
 use kernel::{
-    alloc::allocator::VmallocPageIter,
     mm::{Mm, MmWithUser},
     page::{AsPageIter, Page},
     prelude::*,
     sync::aref::ARef,
+    transmute::{AsBytes, FromBytes},
 };
 
 /// What a process has at the addresses where pages of it were pinned.
@@ -156,14 +156,15 @@ impl PageList {
         Ok(list)
     }
 
-    /// Takes a kernel buffer, e.g. a `VVec<u8>`; its last page counts as a whole. May sleep.
+    /// Takes a kernel buffer; its last page counts as a whole. The device and [`PageList::write`] may give its elements any values, hence
+    /// the bounds. May sleep.
     ///
     /// # Errors
     ///
     /// `EINVAL` for an empty buffer, `ENOMEM`.
-    pub fn from_buffer<B>(buffer: B) -> Result<Self>
+    pub fn from_buffer<T>(buffer: VVec<T>) -> Result<Self>
     where
-        for<'a> B: AsPageIter<Iter<'a> = VmallocPageIter<'a>> + Send + Sync + 'static,
+        T: AsBytes + FromBytes + Send + Sync + 'static,
     {
         let mut buffer = KBox::new(buffer, GFP_KERNEL)?;
         let mut pages = KVVec::new();

@@ -35,6 +35,15 @@ const TORN: &[&str] = &[
 /// Memory that is taken back while others use it.
 const REVOKED: &[&str] = &["drops_translation", "atu_stale_hits"];
 
+/// An address on the bus at which there is nothing.
+const NOTHING_THERE: &[&str] = &[
+    "drops_translation",
+    "atu_stale_hits",
+    "drops_dma",
+    "dma_faults",
+    "host_dma_outside_memory",
+];
+
 /// Beginnings of names, and what is found then; the longest one that fits counts. Without an entry: nothing.
 const FOUND: &[(&str, &[&str])] = &[
     ("accelerator::", REFUSED),
@@ -68,17 +77,7 @@ const FOUND: &[(&str, &[&str])] = &[
     ("libraries::", REFUSED),
     ("raw::", REFUSED),
     ("raw::atu_", REVOKED),
-    // An address on the bus at which there is nothing.
-    (
-        "raw::atu_protection",
-        &[
-            "drops_translation",
-            "atu_stale_hits",
-            "drops_dma",
-            "dma_faults",
-            "host_dma_outside_memory",
-        ],
-    ),
+    ("raw::atu_protection", NOTHING_THERE),
     ("raw::bad_commands", OF_INPUT),
     ("security::", OF_INPUT),
     ("security::all_vpids", &[]),
@@ -91,6 +90,7 @@ const FOUND: &[(&str, &[&str])] = &[
     ("units::event_mask", &[]),
     ("units::link_events", &[]),
     ("units::rra_everywhere", &[]),
+    ("units::smfu_no_export", NOTHING_THERE),
     ("units::sysfs_names", &[]),
     ("units::two_nics", &[]),
     ("units::two_nics_programs", REFUSED),
@@ -111,6 +111,7 @@ const HEALTHY: &[&str] = &[
     "traffic::ping_",
     "traffic::sha256_both_ways",
     "traffic::ssh",
+    "stack::",
     "traffic::two_processors",
     "ideal::ping_sizes",
     "ideal::iperf3_tcp",

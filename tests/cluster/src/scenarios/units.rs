@@ -1,7 +1,7 @@
 //! Functional units of the base driver: remote registers, windows, register files, events.
 
 use super::fabric::TORUS;
-use super::node::node;
+use super::node::{extoll, node};
 use super::userland::{json, server};
 use super::PAIR;
 use crate::cluster::{Lab, Spec, PATIENCE};
@@ -33,6 +33,7 @@ pub fn all() -> Vec<Scenario> {
         s("units::smfu_memory", PAIR, smfu_memory),
         s("units::smfu_order", PAIR, smfu_order),
         s("units::smfu_timeout", PAIR, smfu_timeout),
+        s("units::smfu_no_export", PAIR, smfu_no_export),
         s("units::link_events", PAIR, link_events),
         s("units::event_mask", PAIR, event_mask),
         s("units::two_nics", TWO_NICS, two_nics),
@@ -433,6 +434,26 @@ fn smfu_timeout(lab: &Lab) -> Result<()> {
     let control = lab.ok(0, &format!("{RF} && cat extoll_rf_smfu_rf_timeout_control"))?;
     ensure!(control.contains("timeout_ERR [32:32] : 0;"), "{control}");
     Ok(())
+}
+
+/// A node that exports no memory gives none away: not its physical memory from the beginning on either.
+fn smfu_no_export(lab: &Lab) -> Result<()> {
+    node(lab, 1).reload(extoll("smfu_target_kib=0"))?;
+    bench(lab)?;
+    // Where the kernel's code is.
+    for offset in [0, 0x100_0000, 0x100_1000] {
+        let command = format!("smfu op=read node=1 bytes=0x2000000 offset={offset}");
+        match value(lab, 0, &command) {
+            Ok(got) => ensure!(got == u64::MAX, "{offset:#x} of node 1: {got:#x}"),
+            Err(e) => ensure!(format!("{e:#}").contains("TimedOut"), "{command}: {e:#}"),
+        }
+    }
+    node(lab, 1).reload(extoll(""))?;
+    bench(lab)?;
+    lab.until("node 1 exports memory again", PATIENCE, |l| {
+        l.raw(0, "smfu op=write node=1 offset=512 value=5")?;
+        Ok(value(l, 0, "smfu op=read node=1 offset=512")? == 5)
+    })
 }
 
 /// Collects uevents while `act` runs; one variable per line.
