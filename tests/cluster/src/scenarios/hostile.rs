@@ -317,7 +317,7 @@ fn messages(lab: &Lab) -> Result<()> {
         (&LENGTH, 9, velo(9, 254, 1, 0, &[0; 15])),
         (&LENGTH, 9, velo(9, 254, 1, 0, &[0; 17])),
         (&SIZE, 9, announcement(9, 0x1000, u64::MAX)),
-        (&SIZE, 9, announcement(9, 0x1000, 65_551)),
+        (&SIZE, 9, announcement(9, 0x1000, 65_555)),
         (&SHORT, 9, announcement(9, 0x1000, 0)),
         (&FRAGMENT, 9, velo(9, 254, 0, 3, &[0; 16])),
         // From another node: what node 9 sends after the broken fragment counts as the rest of that frame.
