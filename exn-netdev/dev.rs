@@ -12,6 +12,7 @@ use crate::{
     shared::{ms, Shared},
 };
 use extoll_core::{
+    links::Link,
     nic::{Nic, Status, StatusClient, Subscription},
     quarantine::{Batch, Held},
     rma, velo,
@@ -86,11 +87,14 @@ impl Client for RmaClient {
 struct StatusWatch(Arc<Shared>);
 
 impl StatusClient for StatusWatch {
-    fn changed(&self, status: Status) {
-        let ndev = &self.0.ndev;
-        ndev.set_carrier(status.is_up() && self.0.is_usable());
+    fn changed(&self, _: Status) {
+        self.0.update_carrier();
         // The MAC address changes under RTNL.
-        ndev.schedule_work();
+        self.0.ndev.schedule_work();
+    }
+
+    fn link(&self, _: u8, _: Link) {
+        self.0.update_carrier();
     }
 }
 
@@ -237,13 +241,12 @@ impl Operations for Exn {
         // The first poll, which follows, arms the interrupts.
         sender.attach(velo_client);
         requester.attach(rma_client);
-        let status = sh.nic.status();
-        rtnl.set_mac(&sh.prefix.mac(status.node));
+        rtnl.set_mac(&sh.prefix.mac(sh.nic.node()));
         // The client may have been attached too late to hear of it.
         if requester.is_enabled() {
             sh.set_gated(false);
         }
-        dev.set_carrier(status.is_up() && !sh.is_gated());
+        sh.update_carrier();
         Ok(())
     }
 
@@ -333,8 +336,7 @@ impl Operations for Exn {
 
     fn work(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) {
         let sh = &dev.data().shared;
-        let status = sh.nic.status();
-        rtnl.set_mac(&sh.prefix.mac(status.node));
+        rtnl.set_mac(&sh.prefix.mac(sh.nic.node()));
         if sh.take_restart() {
             match rtnl.restart() {
                 Ok(()) => sh.reopened(),
@@ -342,7 +344,7 @@ impl Operations for Exn {
             }
         }
         // May have been switched before the interface was up.
-        dev.set_carrier(status.is_up() && sh.is_usable());
+        sh.update_carrier();
     }
 }
 

@@ -156,6 +156,13 @@ impl Shared {
         !self.is_gated() && self.tx.lock().is_open()
     }
 
+    /// Switches the carrier: on while other nodes can be reached and the interface has ports. Any context, no lock of this module
+    /// held.
+    pub(crate) fn update_carrier(&self) {
+        self.ndev
+            .carrier_by(|| self.nic.is_connected() && self.is_usable());
+    }
+
     /// Whether the RMA port waits for its VPID to be enabled: nothing can be fetched here or from here.
     #[inline]
     pub(crate) fn is_gated(&self) -> bool {

@@ -66,6 +66,11 @@ impl Links {
         *self.state.lock()
     }
 
+    /// Whether one of them carries packets, as last seen. Any context.
+    pub(crate) fn any_up(&self) -> bool {
+        self.state.lock().iter().any(|link| link.up)
+    }
+
     /// For debugfs.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, link) in self.get().iter().enumerate() {
@@ -131,6 +136,13 @@ pub(crate) fn refresh(nic: &Arc<Nic>, tell: bool) {
             changed(nic, n, new.up);
         }
         nic.publish_link(n as u8, new);
+    }
+}
+
+/// Looks again as long as no link is up: should an event get lost, those above would wait for the first one for ever. Process context.
+pub(crate) fn watch(nic: &Arc<Nic>) {
+    if !nic.links.any_up() {
+        refresh(nic, true);
     }
 }
 

@@ -30,12 +30,12 @@ use kernel::{
     sync::{
         aref::ARef,
         atomic::{Atomic, AtomicFlag, Relaxed},
-        Arc, Mutex,
+        rcu, Arc, Mutex,
     },
     time::{delay::fsleep, Delta},
     workqueue::{DelayedWork, Work, WorkItem},
 };
-use kernel_ext::{pci::stop_dma, ratelimit::RateLimit, trace, uevent, work};
+use kernel_ext::{pci::stop_dma, ratelimit::RateLimit, reset::ResetClient, trace, uevent, work};
 use wire::{
     ids::{NodeId, RegOffset, Unit, Vpid},
     regs::info,
@@ -116,6 +116,17 @@ struct Subscribers {
     list: KVec<(u64, Arc<dyn StatusClient>)>,
     next: u64,
     last: Option<Status>,
+}
+
+impl ResetClient for Nic {
+    fn lost(this: &Arc<Self>) {
+        if this.alive.xchg(false, kernel::sync::atomic::Full) {
+            this.error(Reason::Reset, 0);
+        }
+        // Whoever has seen it alive is done with it.
+        rcu::synchronize_rcu();
+        this.publish_status();
+    }
 }
 
 /// How long a write to memory may take that a unit has begun.
@@ -280,6 +291,7 @@ impl WorkItem<4> for Nic {
 
     fn run(this: Arc<Nic>) {
         crate::snq::watch(&this);
+        crate::links::watch(&this);
         if this.is_alive() {
             this.schedule_watch();
         }
@@ -417,6 +429,11 @@ impl Nic {
     /// The links as last seen. No register access; any context.
     pub fn links(&self) -> [Link; LINKS] {
         self.links.get()
+    }
+
+    /// Whether other nodes can be reached at all: the network runs and a link is up, as last seen. No register access; any context.
+    pub fn is_connected(&self) -> bool {
+        self.status().is_up() && self.links.any_up()
     }
 
     /// Subscribes to changes of the status and of links; read [`Nic::status`] and [`Nic::links`] afterwards. May sleep.

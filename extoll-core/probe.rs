@@ -25,7 +25,10 @@ use kernel::{
     sync::{Arc, Mutex},
     ModuleMetadata,
 };
-use kernel_ext::pci::{msi_count, payload_sizes, unique_id, Enabled, Msi, MsiVectors, Region};
+use kernel_ext::{
+    pci::{msi_count, payload_sizes, unique_id, Enabled, Msi, MsiVectors, Region},
+    reset::ResetWatch,
+};
 use wire::{
     htax::{Windows, BAR0_MIN},
     ids::{BusAddr, Unit},
@@ -44,6 +47,7 @@ const MAX_VECTORS: u32 = 32;
 /// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
 #[derive(Default)]
 struct Live<'a> {
+    resets: Option<Pin<KBox<ResetWatch<Nic>>>>,
     user: Option<Devices>,
     children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
     files: Option<Files>,
@@ -119,6 +123,9 @@ impl<'a> BoundNic<'a> {
             refuse(dev, why, fmt!("{e:?}"));
             e
         })?;
+        let resets = KBox::pin_init(ResetWatch::new(dev, this.nic.clone()), GFP_KERNEL)
+            .inspect_err(no_setup)?;
+        this.live.lock().resets = Some(resets);
         let files = debugfs::files::<M>(&this.nic)
             .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
             .ok();
@@ -202,6 +209,8 @@ impl<'a> BoundNic<'a> {
     /// sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
+        let resets = self.live.lock().resets.take();
+        drop(resets);
         let user = self.live.lock().user.take();
         drop(user);
         let children = {

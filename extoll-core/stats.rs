@@ -109,6 +109,8 @@ reasons! {
     Postponed = 36, "port opened, its RMA VPID disabled for a while";
     /// Memory that late answers may reach found no place in a batch; it is never freed.
     Leaked = 37, "memory of unanswered commands leaked";
+    /// Somebody has the device reset; it is unbound and bound again.
+    Reset = 38, "device reset";
 }
 
 /// Counters of one NIC. Any context.

@@ -6,3 +6,4 @@
 #include "helpers.h"
 #include "mem_helpers.h"
 #include "net_helpers.h"
+#include "reset.h"

@@ -14,6 +14,7 @@ pub mod net;
 pub mod param;
 pub mod pci;
 pub mod ratelimit;
+pub mod reset;
 pub mod sched;
 pub mod security;
 pub mod sysfs;

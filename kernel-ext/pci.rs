@@ -16,7 +16,7 @@ use kernel::{
 };
 
 /// The C object behind a PCI device.
-fn raw<Ctx: DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::pci_dev {
+pub(crate) fn raw<Ctx: DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::pci_dev {
     // `pci::Device` is a transparent wrapper of `Opaque<pci_dev>`, so the addresses agree.
     core::ptr::from_ref(dev).cast_mut().cast()
 }

@@ -16,6 +16,8 @@ use kernel::{
 
 /// The queue of [`Owner`], null without one.
 static QUEUE: Atomic<*mut kernel::bindings::workqueue_struct> = Atomic::new(ptr::null_mut());
+/// As [`QUEUE`].
+static RESETS: Atomic<*mut kernel::bindings::workqueue_struct> = Atomic::new(ptr::null_mut());
 
 /// The queue of all items of the drivers: unbound, and with a thread of its own for when memory is short. Without an
 /// [`Owner`] the system's unbound queue. Any context.
@@ -33,13 +35,25 @@ pub fn queue() -> &'static Queue {
     }
 }
 
-/// Keeps the queue. Its module makes it before anybody can enqueue, and drops it when nobody can any more (delayed items
+/// The queue of items that have a device unbound and bound again: unbinding waits for those of the other one. Without an [`Owner`] the
+/// system's unbound queue.
+pub(crate) fn reset_queue() -> *mut kernel::bindings::workqueue_struct {
+    let own = RESETS.load(Acquire);
+    if own.is_null() {
+        // SAFETY: the system's queue is created at boot and never freed.
+        unsafe { bindings::system_dfl_wq }
+    } else {
+        own
+    }
+}
+
+/// Keeps the queues. Its module makes it before anybody can enqueue, and drops it when nobody can any more (delayed items
 /// have been cancelled, modules above are gone): the drop waits until the last item has returned, so that no code is
 /// unloaded that still runs.
 pub struct Owner(());
 
 impl Owner {
-    /// Makes the queue. May sleep.
+    /// Makes the queues. May sleep.
     ///
     /// # Errors
     ///
@@ -48,22 +62,34 @@ impl Owner {
         if !QUEUE.load(Relaxed).is_null() {
             return Err(EBUSY);
         }
-        let flags = bindings::wq_flags_WQ_UNBOUND | bindings::wq_flags_WQ_MEM_RECLAIM;
-        // SAFETY: the name is a string without conversions, so that no more arguments are wanted.
-        let queue = unsafe { bindings::alloc_workqueue_noprof(c"extoll".as_char_ptr(), flags, 0) };
-        if queue.is_null() {
+        let make = |name: &CStr, flags| {
+            // SAFETY: the name is a string without conversions, so that no more arguments are wanted.
+            unsafe { bindings::alloc_workqueue_noprof(name.as_char_ptr(), flags, 0) }
+        };
+        let unbound = bindings::wq_flags_WQ_UNBOUND;
+        let queue = make(c"extoll", unbound | bindings::wq_flags_WQ_MEM_RECLAIM);
+        let resets = make(c"extoll_reset", unbound);
+        QUEUE.store(queue, Release);
+        RESETS.store(resets, Release);
+        let made = Self(());
+        if queue.is_null() || resets.is_null() {
             return Err(ENOMEM);
         }
-        QUEUE.store(queue, Release);
-        Ok(Self(()))
+        Ok(made)
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and not used any more but by items that run.
-        unsafe { bindings::destroy_workqueue(QUEUE.load(Relaxed)) };
-        QUEUE.store(ptr::null_mut(), Release);
+        // Items of the first may enqueue some in the second.
+        for queue in [&RESETS, &QUEUE] {
+            let own = queue.load(Relaxed);
+            if !own.is_null() {
+                // SAFETY: made by `new`, and not used any more but by items that run.
+                unsafe { bindings::destroy_workqueue(own) };
+            }
+            queue.store(ptr::null_mut(), Release);
+        }
     }
 }
 

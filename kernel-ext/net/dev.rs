@@ -157,6 +157,12 @@ impl NetDev {
 
     /// Switches the carrier. Does nothing unless the device is registered. Any context.
     pub fn set_carrier(&self, on: bool) {
+        self.carrier_by(|| on);
+    }
+
+    /// As [`NetDev::set_carrier`] by what `on` says. Of several at a time the one that asked last wins: `on` runs with interrupts off and
+    /// a lock held, which switching the carrier and scheduling work take, too.
+    pub fn carrier_by(&self, on: impl FnOnce() -> bool) {
         let live = self.live.lock();
         if !*live {
             return;
@@ -164,7 +170,7 @@ impl NetDev {
         // SAFETY: Unregistration can't begin while the lock is held, so a link-watch event that this queues is flushed by it. On
         // a device that is just being registered only the state bit changes.
         unsafe {
-            if on {
+            if on() {
                 bindings::netif_carrier_on(self.as_raw())
             } else {
                 bindings::netif_carrier_off(self.as_raw())

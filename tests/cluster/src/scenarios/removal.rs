@@ -1,4 +1,4 @@
-//! A NIC that is torn out of its running node.
+//! A NIC that is torn out of its running node, or reset under its driver.
 
 use super::leaks;
 use super::node::{node, volume, Options};
@@ -11,7 +11,10 @@ use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    vec![on_pair("churn::surprise_removal", surprise_removal)]
+    vec![
+        on_pair("churn::surprise_removal", surprise_removal),
+        on_pair("churn::function_reset", function_reset),
+    ]
 }
 
 /// The node that loses its NIC.
@@ -153,4 +156,54 @@ fn once(lab: &Lab) -> Result<()> {
         lab.ok(node, "rmmod extoll_bench")?;
     }
     Ok(())
+}
+
+/// How often the function is reset.
+const RESETS: u32 = 2;
+
+/// An administrator has the NIC reset while it is used: who uses it gets an error, the driver begins anew, and everything works again.
+fn function_reset(lab: &Lab) -> Result<()> {
+    uapi::install(lab)?;
+    let victim = node(lab, VICTIM);
+    // What is left of transfers keeps the interface of the next driver's life from opening its ports: as short as may be.
+    victim.reload_exn("rdv_quarantine_ms=8000")?;
+    let result = (0..volume(RESETS, 5 * RESETS))
+        .try_for_each(|n| reset_once(lab).with_context(|| format!("time {n}")));
+    victim.reload_exn("")?;
+    node(lab, 0).back()?;
+    result
+}
+
+fn reset_once(lab: &Lab) -> Result<()> {
+    let victim = node(lab, VICTIM);
+    let dev = victim.pci()?;
+    lab.ok(VICTIM, "rm -f /tmp/ready")?;
+    let sleeper = lab.spawn(VICTIM, &uapi::line("asleep /tmp/ready"))?;
+    victim.until_file("/tmp/ready")?;
+    let before = victim.net("rx_packets")?;
+    let floods = (0..2)
+        .map(|n| lab.spawn(n, &format!("ping -q -f -s 3000 -w 300 node{}", 1 - n)))
+        .collect::<Result<Vec<_>>>()?;
+    lab.until("frames come", PATIENCE, |_| {
+        Ok(victim.net("rx_packets")? > before + 200)
+    })?;
+    let mark = lab.log_mark(VICTIM)?;
+    let place = format!("/sys/bus/pci/devices/{dev}");
+    victim.ok(&format!(
+        "grep -qw flr {place}/reset_method && echo flr >{place}/reset_method && ls -di /sys/class/net/exn0/ >/tmp/old && echo 1 >{place}/reset"
+    ))?;
+    let out = sleeper.wait(SOON)?;
+    ensure!(out.status == 0, "the process that slept: {out:?}");
+    victim.until(
+        "the driver has begun anew",
+        "[ -e /sys/class/net/exn0 ] && [ \"$(ls -di /sys/class/net/exn0/)\" != \"$(cat /tmp/old)\" ]",
+    )?;
+    for flood in floods {
+        flood.stop();
+    }
+    let log = lab.log_since(&mark)?;
+    ensure!(log.contains("reason 38: device reset"), "{log}");
+    victim.back()?;
+    victim.pings(20, "-i 0.02 -s 3000")?;
+    node(lab, 0).pings(20, "-i 0.02 -s 9000")
 }

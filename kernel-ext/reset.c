@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* See reset.rs. */
+#include <linux/cleanup.h>
+#include <linux/device.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/slab.h>
+#include <linux/workqueue.h>
+#include "reset.h"
+
+static LIST_HEAD(watches);
+static DEFINE_MUTEX(watches_lock);
+
+struct extoll_reprobe {
+	struct work_struct work;
+	struct pci_dev *pdev;
+};
+
+static void extoll_reprobe(struct work_struct *work)
+{
+	struct extoll_reprobe *r = container_of(work, struct extoll_reprobe, work);
+	int err = device_reprobe(&r->pdev->dev);
+
+	if (err < 0)
+		pci_err(r->pdev, "no driver after the reset: %d\n", err);
+	pci_dev_put(r->pdev);
+	kfree(r);
+}
+
+static struct extoll_reset_watch *find(const struct pci_dev *pdev)
+{
+	struct extoll_reset_watch *w;
+
+	list_for_each_entry(w, &watches, node)
+		if (w->pdev == pdev)
+			return w;
+	return NULL;
+}
+
+static void extoll_reset_prepare(struct pci_dev *pdev)
+{
+	struct extoll_reset_watch *w;
+
+	guard(mutex)(&watches_lock);
+	w = find(pdev);
+	if (w)
+		w->lost(w->client);
+}
+
+/* The device's lock is held, so it gets its driver anew by a work item. */
+static void extoll_reset_done(struct pci_dev *pdev)
+{
+	struct extoll_reset_watch *w;
+	struct extoll_reprobe *r;
+
+	guard(mutex)(&watches_lock);
+	w = find(pdev);
+	if (!w)
+		return;
+	r = kzalloc_obj(*r);
+	if (!r) {
+		pci_err(pdev, "no memory to have the driver bound anew: unbind and bind it\n");
+		return;
+	}
+	INIT_WORK(&r->work, extoll_reprobe);
+	r->pdev = pci_dev_get(pdev);
+	queue_work(w->wq, &r->work);
+}
+
+static const struct pci_error_handlers handlers = {
+	.reset_prepare = extoll_reset_prepare,
+	.reset_done = extoll_reset_done,
+};
+
+void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, struct workqueue_struct *wq,
+			    void (*lost)(const void *client), const void *client)
+{
+	w->pdev = pdev;
+	w->wq = wq;
+	w->lost = lost;
+	w->client = client;
+	/* The kernel crate's drivers have none. The same for all devices of the driver, so it does not matter who comes first. */
+	WRITE_ONCE(to_pci_driver(pdev->dev.driver)->err_handler, &handlers);
+	guard(mutex)(&watches_lock);
+	list_add(&w->node, &watches);
+}
+
+void extoll_reset_watch_remove(struct extoll_reset_watch *w)
+{
+	guard(mutex)(&watches_lock);
+	list_del(&w->node);
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Resets of a PCI function that somebody else commands: an administrator by sysfs (`reset`), or user space that had the device before.
+//! Such a device has forgotten all that its driver has set, so the driver begins anew.
+
+use crate::{bindings, pci::raw, work};
+use core::mem::ManuallyDrop;
+use kernel::{device::Bound, pci, prelude::*, sync::Arc, types::Opaque};
+
+/// Who hears of resets.
+pub trait ResetClient: Send + Sync {
+    /// The device is about to be reset: from when this returns on it must not be touched any more. It will be unbound and bound again
+    /// soon. Process context, with the device's lock held; may sleep, and must not drop the [`ResetWatch`].
+    fn lost(this: &Arc<Self>);
+}
+
+/// Has a client hear of resets of a bound device, until it is dropped; the drop may sleep.
+///
+/// # Invariants
+///
+/// `raw` is in the list of `reset.c` and refers to the client, which `client` keeps.
+#[pin_data(PinnedDrop)]
+pub struct ResetWatch<T: ResetClient> {
+    #[pin]
+    raw: Opaque<bindings::extoll_reset_watch>,
+    client: Arc<T>,
+}
+
+// SAFETY: the C object is used under the lock of its list; any thread may drop the client.
+unsafe impl<T: ResetClient> Send for ResetWatch<T> {}
+// SAFETY: `&ResetWatch` allows nothing.
+unsafe impl<T: ResetClient> Sync for ResetWatch<T> {}
+
+impl<T: ResetClient> ResetWatch<T> {
+    /// Begins. While the device is probed, and to be dropped before it is unbound. May sleep.
+    pub fn new<'a>(dev: &'a pci::Device<Bound>, client: Arc<T>) -> impl PinInit<Self> + 'a
+    where
+        T: 'a,
+    {
+        let dev = raw(dev);
+        let ptr = Arc::as_ptr(&client);
+        pin_init!(Self {
+            raw <- Opaque::ffi_init(move |w| {
+                // SAFETY: `w` is valid for writes and pinned; the device is bound to a driver of the kernel crate, whose `pci_driver`
+                // is not constant; the client is kept until the watch is removed.
+                unsafe {
+                    bindings::extoll_reset_watch_add(
+                        w,
+                        dev,
+                        // CAST: an opaque type to both sets of bindings.
+                        work::reset_queue().cast(),
+                        Some(Self::lost),
+                        ptr.cast(),
+                    )
+                }
+            }),
+            client,
+        })
+    }
+
+    /// # Safety
+    ///
+    /// To be called by `reset.c` only, while the watch is in its list.
+    unsafe extern "C" fn lost(client: *const c_void) {
+        // SAFETY: by the requirement and the type invariant it came from `Arc::as_ptr` of a client that is kept meanwhile; its reference is not dropped here.
+        let client = ManuallyDrop::new(unsafe { Arc::from_raw(client.cast::<T>()) });
+        T::lost(&client);
+    }
+}
+
+#[pinned_drop]
+impl<T: ResetClient> PinnedDrop for ResetWatch<T> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: it is in the list by the type invariant.
+        unsafe { bindings::extoll_reset_watch_remove(self.raw.get()) }
+    }
+}
