@@ -59,6 +59,7 @@ impl pci::Driver for ExtollDriver {
                 compat_unsafe: module_parameters::compat_unsafe.value(),
                 vpids_per_user: module_parameters::vpids_per_user.value(),
                 interrupts: module_parameters::user_interrupts.value(),
+                interrupts_per_user: module_parameters::interrupts_per_user.value(),
                 first_user: module_parameters::first_user.value(),
             },
         };
@@ -89,7 +90,7 @@ struct Extoll {
 }
 
 /// Those with a range. Any value of the others makes sense.
-fn parameters() -> [Param; 10] {
+fn parameters() -> [Param; 11] {
     use module_parameters as m;
     let any = u32::MAX.into();
     [
@@ -110,6 +111,12 @@ fn parameters() -> [Param; 10] {
             Vpid::COUNT.into(),
         ),
         Param::new("user_interrupts", m::user_interrupts.value(), 0, any),
+        Param::new(
+            "interrupts_per_user",
+            m::interrupts_per_user.value(),
+            0,
+            any,
+        ),
         Param::new(
             "log_interval_ms",
             m::log_interval_ms.value(),
@@ -202,6 +209,10 @@ module! {
         user_interrupts: u32 {
             default: 20_000,
             description: "Interrupts per second that a port of a process may have, 0 for any number",
+        },
+        interrupts_per_user: u32 {
+            default: 100_000,
+            description: "Interrupts per second that all ports of a user on a NIC may have, 0 for any number",
         },
         log_interval_ms: u32 {
             default: 10_000,

@@ -53,7 +53,7 @@ struct Shared {
     nic: Arc<Nic>,
     index: u32,
     /// VPIDs of users, by unit.
-    quotas: [Arc<Quota>; 2],
+    quota: Arc<Quota>,
     #[pin]
     files: Mutex<Files>,
 }
@@ -180,7 +180,7 @@ impl Devices {
         let index = Index::take()?;
         let number = index.0;
         let limit = nic.params.user.vpids_per_user;
-        let quotas = [Quota::new(limit)?, Quota::new(limit)?];
+        let quota = Quota::new(limit)?;
         let files = Files {
             list: KVec::new(),
             next: 0,
@@ -190,7 +190,7 @@ impl Devices {
             pin_init!(Shared {
                 nic: nic.clone(),
                 index: number,
-                quotas,
+                quota,
                 files <- new_mutex!(files, "extoll_files"),
             }),
             GFP_KERNEL,

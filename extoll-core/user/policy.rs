@@ -3,9 +3,10 @@
 //! What a process may do with the NIC (docs/security.md). Rights are determined once, when a file is opened, and belong
 //! to the open file.
 
+use super::throttle::Budget;
 use kernel::{prelude::*, static_lock_class, sync::Arc, sync::Mutex};
 use kernel_ext::security::{capable, current_euid, Capability};
-use wire::rma::PageOptions;
+use wire::{ids::Unit, rma::PageOptions};
 
 /// Requester pages per VPID (HW §10.1).
 pub(super) const PAGES: u8 = 32;
@@ -19,6 +20,8 @@ pub struct Settings {
     pub vpids_per_user: u32,
     /// Interrupts per second that a port of a process may have, 0 = any number.
     pub interrupts: u32,
+    /// The same for all ports of an unprivileged user on a NIC.
+    pub interrupts_per_user: u32,
     /// Lowest number of the users who may open files without privilege; [`USERS`] of them.
     pub first_user: u32,
 }
@@ -103,12 +106,19 @@ impl Rights {
 /// The lock checker compares names by address, and constructors are inlined, literals included.
 static LOCK_NAME: &CStr = c"extoll_quota";
 
-/// Number of VPIDs that users hold.
+/// What users hold.
 #[pin_data]
 pub(super) struct Quota {
     limit: u32,
     #[pin]
-    held: Mutex<KVec<(u32, u32)>>,
+    users: Mutex<KVec<User>>,
+}
+
+struct User {
+    uid: u32,
+    /// VPIDs of each unit.
+    held: [u32; 2],
+    budget: Arc<Budget>,
 }
 
 impl Quota {
@@ -116,28 +126,62 @@ impl Quota {
         Arc::pin_init(
             pin_init!(Self {
                 limit,
-                held <- Mutex::new(KVec::new(), LOCK_NAME, static_lock_class!()),
+                users <- Mutex::new(KVec::new(), LOCK_NAME, static_lock_class!()),
             }),
             GFP_KERNEL,
         )
     }
 
     /// Takes one for a user; unlocked files are not counted. `EDQUOT` beyond the limit.
-    pub(super) fn take(self: &Arc<Self>, rights: Rights) -> Result<Option<Share>> {
+    pub(super) fn take(self: &Arc<Self>, unit: Unit, rights: Rights) -> Result<Option<Share>> {
         if rights.unlocked() {
             return Ok(None);
         }
-        let uid = rights.uid;
-        let mut held = self.held.lock();
-        match held.iter_mut().find(|(user, _)| *user == uid) {
-            Some((_, n)) if *n >= self.limit => return Err(EDQUOT),
-            Some((_, n)) => *n += 1,
-            None if self.limit == 0 => return Err(EDQUOT),
-            None => held.push((uid, 1), GFP_KERNEL)?,
+        if self.limit == 0 {
+            return Err(EDQUOT);
         }
-        drop(held);
+        let uid = rights.uid;
+        let mut users = self.users.lock();
+        let mut present = users.iter_mut().find(|user| user.uid == uid);
+        let budget = match present.as_mut() {
+            None => {
+                let budget = Arc::new(Budget::new(), GFP_KERNEL)?;
+                let mut user = User {
+                    uid,
+                    held: [0; 2],
+                    budget: budget.clone(),
+                };
+                *user.held_of(unit) = 1;
+                users.push(user, GFP_KERNEL)?;
+                budget
+            }
+            Some(user) => {
+                let held = user.held_of(unit);
+                if *held >= self.limit {
+                    return Err(EDQUOT);
+                }
+                *held += 1;
+                user.budget.clone()
+            }
+        };
+        drop(users);
         let quota = self.clone();
-        Ok(Some(Share { quota, uid }))
+        Ok(Some(Share {
+            quota,
+            uid,
+            unit,
+            budget,
+        }))
+    }
+}
+
+impl User {
+    fn held_of(&mut self, unit: Unit) -> &mut u32 {
+        let [velo, rma] = &mut self.held;
+        match unit {
+            Unit::Velo => velo,
+            Unit::Rma => rma,
+        }
     }
 }
 
@@ -145,23 +189,29 @@ impl Quota {
 pub(super) struct Share {
     quota: Arc<Quota>,
     uid: u32,
+    unit: Unit,
+    budget: Arc<Budget>,
+}
+
+impl Share {
+    /// Interrupts of all ports of the user.
+    pub(super) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut held = self.quota.held.lock();
-        let Some(i) = held.iter().position(|(user, _)| *user == self.uid) else {
+        let mut users = self.quota.users.lock();
+        let Some(i) = users.iter().position(|user| user.uid == self.uid) else {
             return;
         };
-        let left = held.get_mut(i).map_or(0, |(_, n)| {
-            *n -= 1;
-            *n
-        });
-        if left == 0 {
-            let last = held.len() - 1;
-            held.swap(i, last);
-            held.truncate(last);
-        }
+        let Some(user) = users.get_mut(i) else { return };
+        *user.held_of(self.unit) -= 1;
+        let left = user.held.iter().any(|n| *n != 0);
+        let gone = if left { None } else { users.remove(i).ok() };
+        drop(users);
+        drop(gone);
     }
 }
 
@@ -236,23 +286,31 @@ mod tests {
     fn quota_is_per_user_and_given_back() -> Result {
         let quota = Quota::new(2)?;
         let other = Rights { uid: 7, ..USER };
-        let first = quota.take(USER)?;
-        let second = quota.take(USER)?;
+        let take = |rights| quota.take(Unit::Rma, rights);
+        let first = take(USER)?;
+        let second = take(USER)?;
         assert!(first.is_some() && second.is_some());
-        assert_eq!(quota.take(USER).err(), Some(EDQUOT));
-        let foreign = quota.take(other)?;
+        assert_eq!(take(USER).err(), Some(EDQUOT));
+        // The other unit has its own number, and the user one budget.
+        let velo = quota.take(Unit::Velo, USER)?;
+        let budgets = [&first, &velo].map(|s| s.as_ref().map(|s| Arc::as_ptr(s.budget())));
+        assert!(budgets[0] == budgets[1]);
+        let foreign = take(other)?;
         // Unlocked files neither count nor are limited.
         let root = Rights {
             privileged: true,
             ..USER
         };
-        assert!(quota.take(root)?.is_none());
+        assert!(take(root)?.is_none());
         drop(first);
-        let third = quota.take(USER)?;
-        assert_eq!(quota.take(USER).err(), Some(EDQUOT));
+        let third = take(USER)?;
+        assert_eq!(take(USER).err(), Some(EDQUOT));
         drop((second, third, foreign));
-        assert!(quota.held.lock().is_empty());
-        assert_eq!(Quota::new(0)?.take(USER).err(), Some(EDQUOT));
+        assert_eq!(quota.users.lock().len(), 1);
+        drop(velo);
+        assert!(quota.users.lock().is_empty());
+        let none = Quota::new(0)?;
+        assert_eq!(none.take(Unit::Rma, USER).err(), Some(EDQUOT));
         Ok(())
     }
 }

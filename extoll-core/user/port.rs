@@ -104,6 +104,8 @@ const CLEAR_MS: u32 = 10;
 /// How long they are waited for where nobody waits.
 const CLEAR_AGAIN_MS: u32 = 50;
 
+/// Mappings of one open file at a time, of which each costs kernel memory; all that there is to map, page by page, twice.
+const MOST_MAPPINGS: usize = 128;
 /// Requester pages of a VPID.
 const MOST_PAGES: usize = 32;
 
@@ -154,7 +156,10 @@ impl Live {
     fn keep(&mut self, queue: bool, mapping: Arc<Mapping>) -> Result {
         if self.mappings.len() >= self.prune_at {
             self.mappings.retain(|(_, m)| m.is_used());
-            self.prune_at = (2 * self.mappings.len()).max(16);
+            self.prune_at = (2 * self.mappings.len()).clamp(16, MOST_MAPPINGS);
+        }
+        if self.mappings.len() >= MOST_MAPPINGS {
+            return Err(ENOMEM);
         }
         Ok(self.mappings.push((queue, mapping), GFP_KERNEL)?)
     }
@@ -239,7 +244,8 @@ impl Port {
     ) -> Result<impl PinInit<Self, Error>> {
         let nic = &shared.nic;
         rights.admit()?;
-        let share = shared.quotas[E::UNIT as usize].take(rights)?;
+        let share = shared.quota.take(E::UNIT, rights)?;
+        let budget = share.as_ref().map(|share| share.budget().clone());
         let opener = Opener {
             pid: current!().tgid(),
             uid: rights.uid,
@@ -255,7 +261,7 @@ impl Port {
             _share: share,
         };
         let claim = Arc::new(claim, GFP_KERNEL)?;
-        let waiter = Waiter::new(nic, E::UNIT, vpid, stats)?;
+        let waiter = Waiter::new(nic, E::UNIT, vpid, stats, budget)?;
         {
             let hw = nic.alive_access().ok_or(ENODEV)?;
             E::open(&hw, vpid, rights.protection());
@@ -510,7 +516,7 @@ impl Port {
             return Err(EINVAL);
         }
         self.with(|live| {
-            let mut parts = KVec::with_capacity(pages, GFP_KERNEL)?;
+            let mut parts = KVec::with_capacity(pages, GFP_KERNEL_ACCOUNT)?;
             f(&self.windows()?, live.vpid(), &mut parts)?;
             new.attach(&self.space, parts, |m| live.keep(false, m))
         })

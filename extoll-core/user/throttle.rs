@@ -3,7 +3,7 @@
 //! Who waits for a port's interrupt, and a limit of how often it may come.
 //!
 //! A process re-arms the interrupt of its VPID by a store to the page with its read pointer (HW §6.5), as fast as it likes, and nothing
-//! in the hardware takes that back. So when a port had more interrupts than its share of [`WINDOW_MS`], that page is withheld for
+//! in the hardware takes that back. So when a port, or all ports of a user, had more interrupts than their share of [`WINDOW_MS`], that page is withheld for
 //! [`PAUSE_MS`]: stores to it wait in the page fault, and ioctls that would arm do so at the end of the pause. Then everybody who
 //! waits is woken to look again, since what came meanwhile did not interrupt.
 
@@ -49,14 +49,49 @@ pub(super) struct Waiter {
     pub(super) changed: PollCondVarBox,
     /// An interrupt came since the process armed: it is masked.
     fired: AtomicFlag,
-    /// When the present window began, in jiffies, and interrupts since then.
-    window: Atomic<u64>,
-    count: Atomic<u32>,
+    /// Interrupts of this port, and of all of its user.
+    own: Budget,
+    all: Option<Arc<Budget>>,
+    /// A pause was asked for and is not over.
+    asked: AtomicFlag,
     /// Taken with the port's lock held, never the other way round.
     #[pin]
     gate: Mutex<Gate>,
     #[pin]
     work: DelayedWork<Waiter>,
+}
+
+/// Interrupts in windows of [`WINDOW_MS`].
+pub(super) struct Budget {
+    /// When the present window began, in jiffies, and interrupts since then.
+    window: Atomic<u64>,
+    count: Atomic<u32>,
+}
+
+impl Budget {
+    pub(super) fn new() -> Self {
+        Self {
+            window: Atomic::new(jiffies64()),
+            count: Atomic::new(0),
+        }
+    }
+
+    fn restart(&self, now: u64) {
+        self.window.store(now, Relaxed);
+        self.count.store(0, Relaxed);
+    }
+
+    /// Counts an interrupt; true when there are more now than `limit` per second allows (0: any number). Several at a time may be
+    /// counted in a window too many or too few. Any context.
+    fn is_exceeded(&self, limit: u32) -> bool {
+        let now = jiffies64();
+        // The window may have begun after `now`, at the end of a pause.
+        if now.saturating_sub(self.window.load(Relaxed)) >= msecs_to_jiffies(WINDOW_MS) as u64 {
+            self.restart(now);
+        }
+        let count = self.count.fetch_add(1, Relaxed);
+        limit != 0 && count >= (limit / (1000 / WINDOW_MS)).max(1)
+    }
 }
 
 struct Gate {
@@ -119,6 +154,7 @@ impl Waiter {
         unit: Unit,
         vpid: Vpid,
         stats: Arc<PortStats>,
+        all: Option<Arc<Budget>>,
     ) -> Result<Arc<Self>> {
         let changed = PollCondVarBox::new(c"extoll_port", static_lock_class!())?;
         let gate = Gate {
@@ -134,8 +170,9 @@ impl Waiter {
                 stats,
                 changed,
                 fired: AtomicFlag::new(false),
-                window: Atomic::new(jiffies64()),
-                count: Atomic::new(0),
+                own: Budget::new(),
+                all,
+                asked: AtomicFlag::new(false),
                 gate <- new_mutex!(gate, "extoll_gate"),
                 work <- new_delayed_work!("extoll_throttle"),
             }),
@@ -222,19 +259,15 @@ impl Waiter {
         }
     }
 
-    /// Counts an interrupt; true when it is one more than the port may have. Calls are serialised by the VPID table.
+    /// Counts an interrupt; true when it is one too many and there is no pause yet.
     fn is_too_much(&self) -> bool {
-        let now = jiffies64();
-        // The window may have begun after `now`, at the end of a pause.
-        if now.saturating_sub(self.window.load(Relaxed)) >= msecs_to_jiffies(WINDOW_MS) as u64 {
-            self.window.store(now, Relaxed);
-            self.count.store(0, Relaxed);
-        }
-        let before = self.count.fetch_add(1, Relaxed);
-        match self.nic.params.user.interrupts {
-            0 => false,
-            limit => before == (limit / (1000 / WINDOW_MS)).max(1),
-        }
+        let settings = &self.nic.params.user;
+        let own = self.own.is_exceeded(settings.interrupts);
+        let all = self
+            .all
+            .as_ref()
+            .is_some_and(|all| all.is_exceeded(settings.interrupts_per_user));
+        (own || all) && !self.asked.xchg(true, Relaxed)
     }
 
     fn shut(&self, gate: &mut Gate) {
@@ -251,8 +284,8 @@ impl Waiter {
 
     fn open(&self, gate: &mut Gate) {
         gate.shut = false;
-        self.count.store(0, Relaxed);
-        self.window.store(jiffies64(), Relaxed);
+        self.own.restart(jiffies64());
+        self.asked.store(false, Relaxed);
         if core::mem::take(&mut gate.arm) {
             self.retrigger();
         }

@@ -301,7 +301,7 @@ impl NewMapping<'_> {
                 users: Atomic::new(1),
                 content <- new_mutex!(Some(Content { parts, withheld: 0 }), "extoll_mapping"),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         keep(mapping.clone())?;
         let vma = self.vma.as_ptr();

@@ -178,6 +178,19 @@ def limits():
     ports.append(Device("rma2"))
     for p in ports:
         p.close()
+    r = Rma()
+    maps = []
+    try:
+        while len(maps) < 1000:
+            maps.append(map_fd(r.fd, 32 * PAGE, 0, mmap.PROT_WRITE))
+    except OSError as e:
+        check("the error", e.errno, errno.ENOMEM)
+    check("mappings of a port", len(maps) + len(r.maps), 128)
+    libc.munmap(maps.pop(), 32 * PAGE)
+    maps.append(map_fd(r.fd, 32 * PAGE, 0, mmap.PROT_WRITE))
+    for address in maps:
+        libc.munmap(address, 32 * PAGE)
+    r.close()
     # To the page, with pages that need not be contiguous: it is the limit, not a lack of memory.
     queue, size = 64 << 10, 16
     memlock((queue + size * PAGE) - 1)

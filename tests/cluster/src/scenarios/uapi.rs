@@ -45,6 +45,7 @@ pub fn all() -> Vec<Scenario> {
         on_pair("security::compat_unsafe", compat_unsafe),
         on_pair("security::heir", |lab| run(lab, "heir")),
         on_pair("security::interrupt_storm", storm),
+        on_pair("security::storm_of_ports", storm_of_ports),
     ]
 }
 
@@ -216,15 +217,25 @@ const STORM_LIMIT: u64 = 50;
 
 /// A process that interrupts itself without end is slowed down; nobody else is.
 fn storm(lab: &Lab) -> Result<()> {
+    storm_with(lab, &format!("user_interrupts={STORM_LIMIT}"), false)
+}
+
+/// Nor can many ports do it together.
+fn storm_of_ports(lab: &Lab) -> Result<()> {
+    let options = format!("user_interrupts=0 interrupts_per_user={STORM_LIMIT}");
+    storm_with(lab, &options, true)
+}
+
+fn storm_with(lab: &Lab, options: &str, together: bool) -> Result<()> {
     install(lab)?;
-    node(lab, 0).reload(extoll(&format!("user_interrupts={STORM_LIMIT}")))?;
-    let result = storm_limited(lab);
+    node(lab, 0).reload(extoll(options))?;
+    let result = storm_limited(lab, together);
     // Back before anything is judged: the others need the default.
     node(lab, 0).reload(Options::default())?;
     result
 }
 
-fn storm_limited(lab: &Lab) -> Result<()> {
+fn storm_limited(lab: &Lab, together: bool) -> Result<()> {
     lab.ok(0, "rm -f /tmp/ready /tmp/stop")?;
     let mark = lab.log_mark(0)?;
     let start = Instant::now();
@@ -256,10 +267,18 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     let seen = user()?;
     // A window's share, then a pause; one interrupt that was armed before, and one of a window's boundary.
     let most = (age(lab)? + 1.0) * (STORM_LIMIT as f64 + 20.0);
+    let mut storming = 0;
     for port in &seen {
         let interrupts = port.counter("interrupts")?;
         ensure!((interrupts as f64) < most, "more than {most}: {port:?}");
+        if port.counter("throttled")? > 0 {
+            storming += interrupts;
+        }
     }
+    ensure!(
+        !together || (storming as f64) < most,
+        "{storming} together, more than {most}: {seen:#?}"
+    );
     ensure!(throttled(0)? == 2, "others, too: {seen:#?}");
     let out = other.wait(LONG)?;
     ensure!(out.status == 0, "the other user: {out:?}");
