@@ -17,8 +17,11 @@ use wire::{
     htax::Windows,
     ids::Unit,
     regs::{
+        self,
         info::{Driver, DRIVER},
+        np,
         smfu::RRA_WINDOW,
+        BqRegs,
     },
 };
 
@@ -79,5 +82,21 @@ impl Hw {
     /// The device, bound for as long as `self` is reachable.
     pub(crate) fn device(&self) -> &device::Device<Bound> {
         self.device.get()
+    }
+
+    /// Has all units that access memory by themselves, or for others, do so no more: notification queue, network ports, queue
+    /// engines, address translation, window.
+    pub(crate) fn quiesce(&self) {
+        self.rf.write(regs::snq::EXECUTE, 0);
+        for port in [np::VELO, np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
+            self.rf.write(np::general(port), 0);
+        }
+        for unit in [Unit::Velo, Unit::Rma] {
+            self.rf.write(BqRegs(unit).general(), 0);
+        }
+        self.rf.write(regs::atu::CONTROL, 0);
+        self.rf.write(regs::smfu::STATUS_CONTROL, 0);
+        // They are written.
+        self.rf.read(regs::info::DRIVER);
     }
 }

@@ -125,6 +125,11 @@ impl ResetClient for Nic {
         }
         // Whoever has seen it alive is done with it.
         rcu::synchronize_rcu();
+        // It still does as it is told.
+        if let Some(hw) = this.access() {
+            hw.quiesce();
+        }
+        fsleep(BEGUN);
         this.publish_status();
     }
 }

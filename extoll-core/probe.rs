@@ -31,8 +31,8 @@ use kernel_ext::{
 };
 use wire::{
     htax::{Windows, BAR0_MIN},
-    ids::{BusAddr, Unit},
-    regs::{self, np, smfu::RRA_WINDOW, BqRegs},
+    ids::BusAddr,
+    regs::smfu::RRA_WINDOW,
 };
 
 /// Device IDs of Tourmalet revisions 1 and 2 (HW §1).
@@ -102,7 +102,7 @@ impl<'a> BoundNic<'a> {
         let hw = Hw::map(dev.as_ref(), &bar0, windows, params.mark_fences)
             .inspect_err(|e| refuse(dev, Refusal::Map, fmt!("{e:?}")))?;
         // Whoever had the device before may have left it running, with addresses of memory that is somebody else's by now.
-        quiesce(&hw);
+        hw.quiesce();
         pdev.set_master();
         let no_setup = |e: &Error| refuse(dev, Refusal::Setup, fmt!("{e:?}"));
         let nic = Snq::new(dev.as_ref())
@@ -229,7 +229,7 @@ impl<'a> BoundNic<'a> {
             self.nic.isolate();
             // So that it stays quiet if it recovers.
             if let Some(hw) = self.nic.access() {
-                quiesce(&hw);
+                hw.quiesce();
             }
         }
         let remains = rra::close(&self.nic);
@@ -246,22 +246,6 @@ impl<'a> BoundNic<'a> {
         self.nic.locks.free();
         self.nic.smfu.free_exported();
     }
-}
-
-/// Has all units that access memory by themselves, or for others, do so no more: notification queue, network ports, queue
-/// engines, address translation, window.
-fn quiesce(hw: &Hw) {
-    hw.rf.write(regs::snq::EXECUTE, 0);
-    for port in [np::VELO, np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
-        hw.rf.write(np::general(port), 0);
-    }
-    for unit in [Unit::Velo, Unit::Rma] {
-        hw.rf.write(BqRegs(unit).general(), 0);
-    }
-    hw.rf.write(regs::atu::CONTROL, 0);
-    hw.rf.write(regs::smfu::STATUS_CONTROL, 0);
-    // They are written.
-    hw.rf.read(regs::info::DRIVER);
 }
 
 /// Leaves no address of host memory in the hardware.

@@ -480,7 +480,11 @@ impl World {
     /// Resets a NIC as its host would. A dead one comes back to life.
     pub fn reset(&mut self, nic: usize, kind: ResetKind) {
         self.note(nic, format!("reset ({kind:?})"));
-        self.slots[nic].machine.config.reset();
+        let config = &mut self.slots[nic].machine.config;
+        match kind {
+            ResetKind::PowerOn => config.reset(),
+            ResetKind::FunctionLevel => config.function_reset(),
+        }
         match self.slots[nic].power {
             Power::Off => {}
             Power::Dead => self.switch_on(nic),

@@ -12,6 +12,8 @@ pub use extoll_emulator_api::pci::PciConfig;
 const PM: usize = 0x40;
 const MSI: usize = 0x50;
 const EXP: usize = 0x70;
+/// Base address registers 0 to 3, two of 64 bits.
+const BARS: u64 = 0x10;
 
 /// What a configuration write set off.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -42,6 +44,15 @@ impl ConfigSpace {
     pub fn reset(&mut self) {
         self.space.clear();
         self.fill();
+    }
+
+    /// As a function-level reset leaves it behind. The base addresses stay: QEMU keeps its own and shows these to the node, which therefore
+    /// finds nothing to restore and writes nothing; for a device of the host the kernel's VFIO driver would restore them.
+    pub fn function_reset(&mut self) {
+        let mut bars = [0; 16];
+        self.read(BARS, &mut bars);
+        self.reset();
+        self.write(BARS, &bars);
     }
 
     /// Identity and shape.
@@ -223,6 +234,20 @@ mod tests {
         assert!(!c.write(PM as u64 + 4, &[3]).reset);
         assert!(!c.bus_master());
         assert!(c.write(PM as u64 + 4, &[0]).reset);
+    }
+
+    #[test]
+    fn base_addresses_survive_a_function_reset() {
+        let mut c = ConfigSpace::new(PciConfig::default());
+        c.write(0x10, &0x38_0000_0000u64.to_le_bytes());
+        c.write(0x18, &0x40_0000_0000u64.to_le_bytes());
+        c.write(4, &[6, 0]);
+        c.function_reset();
+        assert!(!c.bus_master());
+        assert_eq!(c.bar(0), None, "decoding off");
+        c.write(4, &[2]);
+        assert_eq!(c.bar(0), Some(0x38_0000_0000));
+        assert_eq!(c.bar(2), Some(0x40_0000_0000));
     }
 
     #[test]

@@ -204,6 +204,10 @@ fn reset_once(lab: &Lab) -> Result<()> {
     let log = lab.log_since(&mark)?;
     ensure!(log.contains("reason 38: device reset"), "{log}");
     victim.back()?;
+    // The peer may still have frames announced that the NIC has forgotten: it sends few others until it gives these up.
+    lab.until("announced frames are fetched", PATIENCE, |_| {
+        victim.is_so("ping -q -c 5 -i 0.02 -W 1 -s 3000 node0 | grep -q ' 5 received'")
+    })?;
     victim.pings(20, "-i 0.02 -s 3000")?;
     node(lab, 0).pings(20, "-i 0.02 -s 9000")
 }
