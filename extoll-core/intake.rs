@@ -258,6 +258,6 @@ impl Lookout {
             let _ = work::cancel_delayed(self);
         }
         let ms = if comes { SOON_MS } else { HOLE_MS };
-        let _ = work::queue().enqueue_delayed(self.clone(), msecs_to_jiffies(ms));
+        let _ = work::enqueue_delayed(self.clone(), msecs_to_jiffies(ms));
     }
 }

@@ -603,12 +603,12 @@ impl Nic {
     /// Schedules the report of the status to the subscribers. Any context.
     pub(crate) fn schedule_status(self: &Arc<Self>) {
         // Already queued is fine: the work reads the latest state.
-        let _ = work::queue().enqueue::<_, 0>(self.clone());
+        let _ = work::enqueue::<_, 0>(self.clone());
     }
 
     /// Schedules a look at events and links. Any context.
     pub(crate) fn schedule_events(self: &Arc<Self>) {
-        let _ = work::queue().enqueue::<_, 3>(self.clone());
+        let _ = work::enqueue::<_, 3>(self.clone());
     }
 
     /// Tells subscribers about a link.
@@ -621,37 +621,37 @@ impl Nic {
     /// Starts the periodic check of the system notification queue. Any context.
     pub(crate) fn schedule_watch(self: &Arc<Self>) {
         let delay = kernel::time::msecs_to_jiffies(crate::snq::WATCH_MS);
-        let _ = work::queue().enqueue_delayed::<_, 4>(self.clone(), delay);
+        let _ = work::enqueue_delayed::<_, 4>(self.clone(), delay);
     }
 
     /// Schedules the re-enabling of storming events in `delay_ms`. Any context.
     pub(crate) fn schedule_unmask(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::queue().enqueue_delayed::<_, 5>(self.clone(), delay);
+        let _ = work::enqueue_delayed::<_, 5>(self.clone(), delay);
     }
 
     /// Schedules the draining of the outport in `delay_ms`. Any context.
     pub(crate) fn schedule_drain(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::queue().enqueue_delayed::<_, 1>(self.clone(), delay);
+        let _ = work::enqueue_delayed::<_, 1>(self.clone(), delay);
     }
 
     /// Schedules the recovery of the system notification queue in `delay_ms`. Any context.
     pub(crate) fn schedule_recovery(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::queue().enqueue_delayed::<_, 2>(self.clone(), delay);
+        let _ = work::enqueue_delayed::<_, 2>(self.clone(), delay);
     }
 
     /// Schedules a look at the quarantine in `delay_ms`. Any context.
     pub(crate) fn schedule_quarantine(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::queue().enqueue_delayed::<_, 6>(self.clone(), delay);
+        let _ = work::enqueue_delayed::<_, 6>(self.clone(), delay);
     }
 
     /// Schedules a look at the VPIDs that are withheld in `delay_ms`. Any context.
     pub(crate) fn schedule_residue(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::queue().enqueue_delayed::<_, 7>(self.clone(), delay);
+        let _ = work::enqueue_delayed::<_, 7>(self.clone(), delay);
     }
 
     /// Whether a bus address belongs to memory in [`quarantine`]: what came for it is a late answer. Any context.

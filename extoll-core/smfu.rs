@@ -341,8 +341,13 @@ enum What {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        // Stores that a processor still combines, or that are on their way, go to the present node and not to that of the next owner.
+        kernel_ext::barrier::wmb_everywhere();
         let mut state = self.nic.smfu.state.lock();
         let hw = self.nic.alive_access();
+        if let Some(hw) = &hw {
+            hw.rf.read(smfu::ADDR_MASK);
+        }
         match self.what {
             What::Interval(number) => {
                 if let Some(hw) = hw {

@@ -321,7 +321,7 @@ impl<const N: usize> Tx<N> {
                 0
             }
         };
-        let _ = work::queue().enqueue_delayed(self.clone(), delay);
+        let _ = work::enqueue_delayed(self.clone(), delay);
     }
 
     /// The work item: looks, wakes, repairs, until nothing is outstanding.
@@ -340,7 +340,7 @@ impl<const N: usize> Tx<N> {
                 }
                 Step::Busy { .. } => {
                     let delay = msecs_to_jiffies(WATCH_MS);
-                    let _ = work::queue().enqueue_delayed(self.clone(), delay);
+                    let _ = work::enqueue_delayed(self.clone(), delay);
                     return;
                 }
             }

@@ -8,31 +8,51 @@ use kernel::{
     container_of,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Relaxed, Release},
-        Arc,
+        atomic::{Acquire, Atomic, Full, Relaxed, Release},
+        rcu, Arc,
     },
-    workqueue::{HasDelayedWork, HasWork, Queue, Work, WorkItem},
+    time::Jiffies,
+    workqueue::{HasDelayedWork, HasWork, Queue, RawDelayedWorkItem, RawWorkItem, Work, WorkItem},
 };
 
-/// The queue of [`Owner`], null without one.
+/// The queue of [`Owner`], null without one; read under RCU.
 static QUEUE: Atomic<*mut kernel::bindings::workqueue_struct> = Atomic::new(ptr::null_mut());
 /// As [`QUEUE`].
 static RESETS: Atomic<*mut kernel::bindings::workqueue_struct> = Atomic::new(ptr::null_mut());
 
-/// The queue of all items of the drivers: unbound, and with a thread of its own for when memory is short. Without an
-/// [`Owner`] the system's unbound queue. Any context.
 #[inline(never)]
-pub fn queue() -> &'static Queue {
+fn current() -> *mut kernel::bindings::workqueue_struct {
     let own = QUEUE.load(Acquire);
-    // SAFETY: the system's queue is created at boot and never freed. The own one exists until its owner is dropped, which
-    // is when nobody is left to call this.
-    unsafe {
-        Queue::from_raw(if own.is_null() {
-            bindings::system_dfl_wq
-        } else {
-            own
-        })
+    if own.is_null() {
+        // SAFETY: set at boot and never changed.
+        unsafe { bindings::system_dfl_wq }
+    } else {
+        own
     }
+}
+
+fn with_queue<R>(f: impl FnOnce(&Queue) -> R) -> R {
+    let _alive = rcu::read_lock();
+    // SAFETY: the system's queue is never freed. The own one is freed only a grace period after nobody finds it any more, and this is a
+    // reader of RCU.
+    f(unsafe { Queue::from_raw(current()) })
+}
+
+/// Puts an item into the queue of all items of the drivers: unbound, and with a thread of its own for when memory is short. Without an
+/// [`Owner`] it is the system's unbound queue. Gives back an item that is in a queue already. Any context.
+pub fn enqueue<W, const ID: u64>(item: W) -> W::EnqueueOutput
+where
+    W: RawWorkItem<ID> + Send + 'static,
+{
+    with_queue(|queue| queue.enqueue(item))
+}
+
+/// As [`enqueue`], after a delay in jiffies.
+pub fn enqueue_delayed<W, const ID: u64>(item: W, delay: Jiffies) -> W::EnqueueOutput
+where
+    W: RawDelayedWorkItem<ID> + Send + 'static,
+{
+    with_queue(|queue| queue.enqueue_delayed(item, delay))
 }
 
 /// The queue of items that have a device unbound and bound again: unbinding waits for those of the other one. Without an [`Owner`] the
@@ -83,12 +103,12 @@ impl Drop for Owner {
     fn drop(&mut self) {
         // Items of the first may enqueue some in the second.
         for queue in [&RESETS, &QUEUE] {
-            let own = queue.load(Relaxed);
+            let own = queue.xchg(ptr::null_mut(), Full);
             if !own.is_null() {
-                // SAFETY: made by `new`, and not used any more but by items that run.
+                rcu::synchronize_rcu();
+                // SAFETY: made by `new`, and nobody finds it any more; it is freed when the last item has returned.
                 unsafe { bindings::destroy_workqueue(own) };
             }
-            queue.store(ptr::null_mut(), Release);
         }
     }
 }
@@ -205,7 +225,7 @@ mod tests {
             }),
             GFP_KERNEL,
         )?;
-        assert!(queue().enqueue(late.clone()).is_ok());
+        assert!(enqueue(late.clone()).is_ok());
         drop(Settled);
         assert!(late.done.load(Acquire));
         Ok(())

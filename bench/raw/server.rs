@@ -118,7 +118,7 @@ impl Kick {
     fn kick(&self) {
         if !self.0.closing.load(Relaxed) {
             // Queued already is fine.
-            let _ = work::queue().enqueue(self.0.clone());
+            let _ = work::enqueue(self.0.clone());
         }
     }
 }

@@ -327,7 +327,7 @@ impl Mapping {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
         let state = self.state.lock();
         if state.phase != Phase::Gone {
-            let _ = work::queue().enqueue_delayed(self.clone(), delay);
+            let _ = work::enqueue_delayed(self.clone(), delay);
         }
     }
 

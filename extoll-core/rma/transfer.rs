@@ -385,7 +385,7 @@ impl Shared {
     fn kick(self: &Arc<Self>) {
         if !self.closing.load(Relaxed) {
             // Queued already is fine.
-            let _ = work::queue().enqueue::<_, 0>(self.clone());
+            let _ = work::enqueue::<_, 0>(self.clone());
         }
     }
 
@@ -394,7 +394,7 @@ impl Shared {
             // An earlier look does no harm.
             let _ = work::cancel_delayed::<_, 1>(self);
             let delay = msecs_to_jiffies(ms);
-            let _ = work::queue().enqueue_delayed::<_, 1>(self.clone(), delay);
+            let _ = work::enqueue_delayed::<_, 1>(self.clone(), delay);
         }
     }
 }

@@ -115,7 +115,7 @@ impl WorkItem for Waiter {
             this.open(&mut gate);
         } else {
             this.shut(&mut gate);
-            let _ = work::queue().enqueue_delayed(this.clone(), msecs_to_jiffies(PAUSE_MS));
+            let _ = work::enqueue_delayed(this.clone(), msecs_to_jiffies(PAUSE_MS));
         }
         drop(gate);
         this.changed.notify_all();
@@ -136,7 +136,7 @@ impl Client for Listener {
         self.0.fired.store(true, Relaxed);
         self.0.changed.notify_all();
         if self.0.is_too_much() {
-            let _ = work::queue().enqueue_delayed(self.0.clone(), 0);
+            let _ = work::enqueue_delayed(self.0.clone(), 0);
         }
     }
 

@@ -4,7 +4,14 @@
 
 use crate::bindings;
 use core::mem::MaybeUninit;
-use kernel::{container_of, error::to_result, mm::Mm, prelude::*, sync::Arc, types::Opaque};
+use kernel::{
+    container_of,
+    error::to_result,
+    mm::{Mm, MmWithUser},
+    prelude::*,
+    sync::Arc,
+    types::Opaque,
+};
 
 /// What is about to happen to pages of the range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,11 +88,11 @@ unsafe extern "C" fn invalidate(
 }
 
 impl Watch {
-    /// Watches `bytes` bytes from `start` of `mm`, which has to be the current process's. May sleep.
+    /// Watches `bytes` bytes from `start` of `mm`. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `EOVERFLOW` for a range that wraps around.
+    /// `EFAULT`: its process has ended. `ENOMEM`, `EOVERFLOW` for a range that wraps around.
     pub fn new(mm: &Mm, start: usize, bytes: usize, watcher: Arc<dyn Watcher>) -> Result<Self> {
         let inner = KBox::pin(
             Inner {
@@ -94,11 +101,16 @@ impl Watch {
             },
             GFP_KERNEL,
         )?;
-        // SAFETY: the notifier has a stable address; by contract `mm` is the caller's own, so it has users.
+        // If the process ends meanwhile, its address space is not taken down here.
+        let used = mm
+            .mmget_not_zero()
+            .map(MmWithUser::into_mmput_async)
+            .ok_or(EFAULT)?;
+        // SAFETY: the notifier has a stable address, and `mm` has users while `used` exists.
         to_result(unsafe {
             bindings::mmu_interval_notifier_insert(
                 inner.notifier.get(),
-                mm.as_raw(),
+                used.as_raw(),
                 start as c_ulong,
                 bytes as c_ulong,
                 &STATIC_OPS.0,

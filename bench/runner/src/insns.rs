@@ -179,7 +179,7 @@ impl Work {
                 unit: Unit::Registration,
                 worker: unit(What::Page, 4096),
                 few: 10,
-                many: 410,
+                many: 110,
             });
         }
         all
@@ -501,6 +501,6 @@ mod tests {
         assert_eq!(units("rma", "get64k"), 256 << 10);
         assert_eq!(units("exn", "tcp1"), 96 << 10);
         assert_eq!(units("velo", "pingpong64"), 4000);
-        assert_eq!(units("user", "register2m"), 400);
+        assert_eq!(units("user", "register2m"), 100);
     }
 }

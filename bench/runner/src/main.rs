@@ -96,7 +96,7 @@ fn run(args: &Args) -> Result<()> {
             raw_passes: 3,
             raw_bytes: 16 << 20,
             unit_passes: 5,
-            counted_passes: 5,
+            counted_passes: 9,
         }
     };
     let progress = Progress(Instant::now());
