@@ -276,6 +276,8 @@ impl Operations for Exn {
             sh.counters.reason(Reason::TxFlushed, 1);
         }
         drop(parked);
+        // Should a link have come up meanwhile.
+        sh.update_carrier();
         // All handles of the ports are gone now.
         exn.flush();
     }

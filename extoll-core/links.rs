@@ -9,7 +9,7 @@ use kernel::{
     str::CString,
     sync::{
         atomic::{Atomic, Relaxed},
-        new_spinlock_irq, Arc, SpinLockIrq,
+        new_mutex, new_spinlock_irq, Arc, Mutex, SpinLockIrq,
     },
 };
 use kernel_ext::uevent;
@@ -48,6 +48,9 @@ pub struct Link {
 pub(crate) struct Links {
     #[pin]
     state: SpinLockIrq<[Link; LINKS]>,
+    /// Taken to look at the registers: what was read first is noted first.
+    #[pin]
+    looking: Mutex<()>,
     ups: [Atomic<u64>; LINKS],
     downs: [Atomic<u64>; LINKS],
 }
@@ -56,6 +59,7 @@ impl Links {
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             state <- new_spinlock_irq!([Link::default(); LINKS], "extoll_links"),
+            looking <- new_mutex!((), "extoll_links_looking"),
             ups: [const { Atomic::new(0) }; LINKS],
             downs: [const { Atomic::new(0) }; LINKS],
         })
@@ -118,6 +122,7 @@ fn read(nic: &Arc<Nic>, n: u32) -> Option<Link> {
 
 /// Reads all links; what changed is told to subscribers and user space if `tell`. Process context.
 pub(crate) fn refresh(nic: &Arc<Nic>, tell: bool) {
+    let _looking = nic.links.looking.lock();
     for n in 0..LINKS {
         let Some(new) = read(nic, n as u32) else {
             return;

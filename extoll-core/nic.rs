@@ -464,11 +464,9 @@ impl Nic {
 
     /// As [`Nic::access`], but also refuses a device that was found missing.
     pub(crate) fn alive_access(&self) -> Option<Access<'_>> {
-        if self.is_alive() {
-            self.hw.try_access()
-        } else {
-            None
-        }
+        // In this order: who has declared it dead and then waited for readers of RCU knows that nobody touches it any more.
+        let hw = self.hw.try_access()?;
+        self.is_alive().then_some(hw)
     }
 
     pub(crate) fn table(&self, unit: Unit) -> &Table {

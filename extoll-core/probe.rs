@@ -123,7 +123,7 @@ impl<'a> BoundNic<'a> {
             refuse(dev, why, fmt!("{e:?}"));
             e
         })?;
-        let resets = KBox::pin_init(ResetWatch::new(dev, this.nic.clone()), GFP_KERNEL)
+        let resets = KBox::pin_init(ResetWatch::new(pdev, this.nic.clone()), GFP_KERNEL)
             .inspect_err(no_setup)?;
         this.live.lock().resets = Some(resets);
         let files = debugfs::files::<M>(&this.nic)

@@ -616,10 +616,11 @@ impl Mapping {
     ///
     /// `Outside`, `Down`.
     pub fn write<T: Word>(&self, offset: usize, value: T) -> Result<(), AccessError> {
+        let io = self.mapped.io.try_access().ok_or(AccessError::Down)?;
+        // Looked at by a reader of RCU, as `Nic::alive_access` does.
         if !self.held.nic.is_alive() {
             return Err(AccessError::Down);
         }
-        let io = self.mapped.io.try_access().ok_or(AccessError::Down)?;
         value.store(&io, offset).ok_or(AccessError::Outside)
     }
 

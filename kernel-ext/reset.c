@@ -14,13 +14,17 @@ static DEFINE_MUTEX(watches_lock);
 struct extoll_reprobe {
 	struct work_struct work;
 	struct pci_dev *pdev;
+	const struct device_driver *driver;
 };
 
 static void extoll_reprobe(struct work_struct *work)
 {
 	struct extoll_reprobe *r = container_of(work, struct extoll_reprobe, work);
-	int err = device_reprobe(&r->pdev->dev);
+	int err = 0;
 
+	/* Unless somebody has unbound it meanwhile, and perhaps has another use for it. */
+	if (READ_ONCE(r->pdev->dev.driver) == r->driver)
+		err = device_reprobe(&r->pdev->dev);
 	if (err < 0)
 		pci_err(r->pdev, "no driver after the reset: %d\n", err);
 	pci_dev_put(r->pdev);
@@ -64,6 +68,7 @@ static void extoll_reset_done(struct pci_dev *pdev)
 	}
 	INIT_WORK(&r->work, extoll_reprobe);
 	r->pdev = pci_dev_get(pdev);
+	r->driver = pdev->dev.driver;
 	queue_work(w->wq, &r->work);
 }
 
@@ -80,7 +85,8 @@ void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, 
 	w->lost = lost;
 	w->client = client;
 	/* The kernel crate's drivers have none. The same for all devices of the driver, so it does not matter who comes first. */
-	WRITE_ONCE(to_pci_driver(pdev->dev.driver)->err_handler, &handlers);
+	if (!to_pci_driver(pdev->dev.driver)->err_handler)
+		WRITE_ONCE(to_pci_driver(pdev->dev.driver)->err_handler, &handlers);
 	guard(mutex)(&watches_lock);
 	list_add(&w->node, &watches);
 }

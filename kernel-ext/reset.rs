@@ -5,7 +5,7 @@
 
 use crate::{bindings, pci::raw, work};
 use core::mem::ManuallyDrop;
-use kernel::{device::Bound, pci, prelude::*, sync::Arc, types::Opaque};
+use kernel::{device::Core, pci, prelude::*, sync::Arc, types::Opaque};
 
 /// Who hears of resets.
 pub trait ResetClient: Send + Sync {
@@ -33,7 +33,7 @@ unsafe impl<T: ResetClient> Sync for ResetWatch<T> {}
 
 impl<T: ResetClient> ResetWatch<T> {
     /// Begins. While the device is probed, and to be dropped before it is unbound. May sleep.
-    pub fn new<'a>(dev: &'a pci::Device<Bound>, client: Arc<T>) -> impl PinInit<Self> + 'a
+    pub fn new<'a>(dev: &'a pci::Device<Core<'_>>, client: Arc<T>) -> impl PinInit<Self> + 'a
     where
         T: 'a,
     {
@@ -41,8 +41,8 @@ impl<T: ResetClient> ResetWatch<T> {
         let ptr = Arc::as_ptr(&client);
         pin_init!(Self {
             raw <- Opaque::ffi_init(move |w| {
-                // SAFETY: `w` is valid for writes and pinned; the device is bound to a driver of the kernel crate, whose `pci_driver`
-                // is not constant; the client is kept until the watch is removed.
+                // SAFETY: `w` is valid for writes and pinned; the device is being probed by a driver of the kernel crate, whose
+                // `pci_driver` is not constant; the client is kept until the watch is removed.
                 unsafe {
                     bindings::extoll_reset_watch_add(
                         w,

@@ -8,7 +8,7 @@ use kernel::{
     container_of,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Full, Relaxed, Release},
+        atomic::{Acquire, Atomic, Relaxed, Release},
         rcu, Arc,
     },
     time::Jiffies,
@@ -103,8 +103,11 @@ impl Drop for Owner {
     fn drop(&mut self) {
         // Items of the first may enqueue some in the second.
         for queue in [&RESETS, &QUEUE] {
-            let own = queue.xchg(ptr::null_mut(), Full);
+            let own = queue.load(Relaxed);
             if !own.is_null() {
+                // SAFETY: made by `new`. Items may enqueue others meanwhile, which are waited for, too.
+                unsafe { bindings::drain_workqueue(own) };
+                queue.store(ptr::null_mut(), Release);
                 rcu::synchronize_rcu();
                 // SAFETY: made by `new`, and nobody finds it any more; it is freed when the last item has returned.
                 unsafe { bindings::destroy_workqueue(own) };

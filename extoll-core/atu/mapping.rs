@@ -476,7 +476,7 @@ impl Mapping {
     }
 
     /// Gives everything back, once. The NIC must not access the memory any more. May sleep.
-    fn release(&self) {
+    fn release(self: &Arc<Self>) {
         let (place, memory, claim, bed, quarantined) = {
             let mut state = self.state.lock();
             if state.phase != Phase::Revoked {
@@ -499,6 +499,8 @@ impl Mapping {
                 *quarantined,
             )
         };
+        // Nobody schedules it any more, and nobody but its timer would know of it once it has left the tree. One that runs finds nothing to do.
+        work::cancel_delayed(self);
         drop(place);
         if let Some(memory) = memory {
             memory.release(&self.nic);

@@ -5,8 +5,6 @@
 use super::mapping::{self, Claim, Eye, Mapping, Memory, Segments};
 use crate::{dma::DmaWords, nic::Nic};
 use kernel::{
-    alloc::allocator::VmallocPageIter,
-    page::AsPageIter,
     prelude::*,
     scatterlist::{Owned, SGTable},
     sync::Arc,
@@ -230,21 +228,18 @@ pub fn register_coherent(
 }
 
 /// Registers a scatterlist that is mapped for the NIC (in a direction that fits `access`) for `vpid`: its entries follow
-/// each other in NLA space. It is kept until the region is gone. May sleep.
+/// each other in NLA space. It is kept until the region is gone. Of bytes, as whatever the NIC writes has to make sense. May sleep.
 ///
 /// # Errors
 ///
 /// `EINVAL`: no access asked for, or an entry that is not made of whole pages. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as
 /// [`register_user`].
-pub fn register_table<P>(
+pub fn register_table(
     nic: &Arc<Nic>,
     vpid: Vpid,
-    table: Pin<KBox<SGTable<Owned<P>>>>,
+    table: Pin<KBox<SGTable<Owned<VVec<u8>>>>>,
     access: Access,
-) -> Result<Region>
-where
-    for<'a> P: AsPageIter<Iter<'a> = VmallocPageIter<'a>> + Send + Sync + 'static,
-{
+) -> Result<Region> {
     access.check()?;
     let table = KBox::new(Table(table), GFP_KERNEL)?;
     region(Claim::new(nic, vpid)?, access, Memory::Other(table))
@@ -255,9 +250,9 @@ fn region(claim: Claim, access: Access, memory: Memory) -> Result<Region> {
     Ok(Region { mapping })
 }
 
-struct Table<P>(Pin<KBox<SGTable<Owned<P>>>>);
+struct Table(Pin<KBox<SGTable<Owned<VVec<u8>>>>>);
 
-impl<P: Send + Sync> Segments for Table<P> {
+impl Segments for Table {
     fn each(&self, f: &mut dyn FnMut(u64, u64)) {
         for entry in self.0.iter() {
             f(entry.dma_address(), entry.dma_len());

@@ -65,7 +65,7 @@ impl Gat {
     /// An empty table. May sleep.
     fn new(nic: &Nic) -> Result<Self> {
         const WORDS: usize = GAT_BYTES as usize / 8;
-        let allocate = |words| nic.with_bound(|dev| DmaWords::new(dev, words))?;
+        let allocate = |words| nic.with_bound(|dev| DmaWords::accounted(dev, words))?;
         let mut memory = allocate(WORDS)?;
         // As a rule memory is aligned to its size, but what the kernel takes from its contiguous memory area (`cma=`) is so up
         // to 1 MiB only.

@@ -142,6 +142,8 @@ impl Quota {
         }
         let uid = rights.uid;
         let mut users = self.users.lock();
+        // Who has just given everything back keeps the budget that is used up.
+        users.retain(|user| user.holds() || !user.budget.is_idle());
         let mut present = users.iter_mut().find(|user| user.uid == uid);
         let budget = match present.as_mut() {
             None => {
@@ -176,6 +178,10 @@ impl Quota {
 }
 
 impl User {
+    fn holds(&self) -> bool {
+        self.held.iter().any(|n| *n != 0)
+    }
+
     fn held_of(&mut self, unit: Unit) -> &mut u32 {
         let [velo, rma] = &mut self.held;
         match unit {
@@ -203,15 +209,9 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         let mut users = self.quota.users.lock();
-        let Some(i) = users.iter().position(|user| user.uid == self.uid) else {
-            return;
-        };
-        let Some(user) = users.get_mut(i) else { return };
-        *user.held_of(self.unit) -= 1;
-        let left = user.held.iter().any(|n| *n != 0);
-        let gone = if left { None } else { users.remove(i).ok() };
-        drop(users);
-        drop(gone);
+        if let Some(user) = users.iter_mut().find(|user| user.uid == self.uid) {
+            *user.held_of(self.unit) -= 1;
+        }
     }
 }
 
@@ -306,9 +306,17 @@ mod tests {
         let third = take(USER)?;
         assert_eq!(take(USER).err(), Some(EDQUOT));
         drop((second, third, foreign));
-        assert_eq!(quota.users.lock().len(), 1);
+        let holding = || {
+            quota
+                .users
+                .lock()
+                .iter()
+                .filter(|user| user.holds())
+                .count()
+        };
+        assert_eq!(holding(), 1);
         drop(velo);
-        assert!(quota.users.lock().is_empty());
+        assert_eq!(holding(), 0);
         let none = Quota::new(0)?;
         assert_eq!(none.take(Unit::Rma, USER).err(), Some(EDQUOT));
         Ok(())

@@ -561,8 +561,9 @@ impl Port {
             live.queue = Some(queue);
             self.armed.store(0, Relaxed);
             let keep = |m: Arc<Mapping>| {
-                self.waiter.watch(m.clone());
-                live.keep(true, m)
+                live.keep(true, m.clone())?;
+                self.waiter.watch(m);
+                Ok(())
             };
             new.attach(&self.space, parts, keep)
                 .or_else(|e| self.remove_queue::<E>(live).and(Err(e)))

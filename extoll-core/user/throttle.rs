@@ -76,6 +76,12 @@ impl Budget {
         }
     }
 
+    /// Whether its window is over, and the pause that may follow.
+    pub(super) fn is_idle(&self) -> bool {
+        let since = jiffies64().saturating_sub(self.window.load(Relaxed));
+        since > msecs_to_jiffies(WINDOW_MS + PAUSE_MS) as u64
+    }
+
     fn restart(&self, now: u64) {
         self.window.store(now, Relaxed);
         self.count.store(0, Relaxed);
