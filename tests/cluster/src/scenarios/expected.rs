@@ -111,7 +111,6 @@ const HEALTHY: &[&str] = &[
     "traffic::ping_",
     "traffic::sha256_both_ways",
     "traffic::ssh",
-    "stack::",
     "traffic::two_processors",
     "ideal::ping_sizes",
     "ideal::iperf3_tcp",

@@ -181,8 +181,16 @@ fn dead_emulator(lab: &Lab) -> Result<()> {
     }
     let again = own.run("restart", &[])?;
     ensure!(again.code == Some(0), "{}", again.err);
-    let exec = own.run("exec", &["0", "--", "cat", "/sys/class/net/exn0/carrier"])?;
-    ensure!(exec.out.trim() == "1", "{}{}", exec.out, exec.err);
+    // It is alone, so it has no carrier.
+    let running =
+        "grep -qx 'network Running' /sys/kernel/debug/extoll-*/status && ip link show up dev exn0";
+    let exec = own.run("exec", &["0", "--", "sh", "-c", running])?;
+    ensure!(
+        exec.code == Some(0) && exec.out.contains("NO-CARRIER"),
+        "{}{}",
+        exec.out,
+        exec.err
+    );
     own.assert_clean_log()
 }
 

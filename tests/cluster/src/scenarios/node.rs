@@ -218,7 +218,8 @@ impl Node<'_> {
     /// Sends pings: answers 1 to `count` have to come, once each, and nothing twice.
     ///
     /// A few more are sent: with -w ping sends on while an answer is late and ends when it has as many as it was told, so answers that
-    /// overtake each other must not pass for loss.
+    /// overtake each other must not pass for loss. Long ones ([`is_long`]) are asked for one by one, by a ping each, which does not see
+    /// what comes twice.
     pub fn pings_to(self, target: &str, count: usize, options: &str) -> Result<()> {
         let more = count + 2 + count / 10;
         let patience = as_slow(PINGING).as_secs();

@@ -220,6 +220,8 @@ fn pci_identity(lab: &Lab) -> Result<()> {
 /// Parameters out of range: the module does not load and says why; those in force can be read.
 fn parameters(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
+    // Whoever had the cluster before may have left them loaded.
+    node.ok("for m in exn extoll; do if [ -e /sys/module/$m ]; then rmmod $m; fi; done")?;
     for (module, parameter, range) in [
         ("extoll", "atu_gats=1025", "0 to 1024"),
         ("extoll", "smfu_target_kib=4000000000", "0 to 1048576"),

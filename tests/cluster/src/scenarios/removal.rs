@@ -1,5 +1,6 @@
 //! A NIC that is torn out of its running node, or reset under its driver.
 
+use super::faults::sum;
 use super::leaks;
 use super::node::{node, volume, Options};
 use super::torus::{finish, prepare, survivors, work, Flow, Kind, DEADLINE, SLACK};
@@ -169,16 +170,16 @@ fn function_reset(lab: &Lab) -> Result<()> {
     victim.reload_exn("rdv_quarantine_ms=8000")?;
     let result = (0..volume(RESETS, 5 * RESETS))
         .try_for_each(|n| reset_once(lab).with_context(|| format!("time {n}")));
+    result?;
     victim.reload_exn("")?;
-    node(lab, 0).back()?;
-    result
+    node(lab, 0).back()
 }
 
 fn reset_once(lab: &Lab) -> Result<()> {
     let victim = node(lab, VICTIM);
     let dev = victim.pci()?;
     lab.ok(VICTIM, "rm -f /tmp/ready")?;
-    let sleeper = lab.spawn(VICTIM, &uapi::line("asleep /tmp/ready"))?;
+    let sleeper = lab.spawn(VICTIM, &uapi::line("asleep /tmp/ready returns"))?;
     victim.until_file("/tmp/ready")?;
     let before = victim.net("rx_packets")?;
     let floods = (0..2)
@@ -187,6 +188,7 @@ fn reset_once(lab: &Lab) -> Result<()> {
     lab.until("frames come", PATIENCE, |_| {
         Ok(victim.net("rx_packets")? > before + 200)
     })?;
+    let resets = sum(&lab.status()?, "host_function_resets");
     let mark = lab.log_mark(VICTIM)?;
     let place = format!("/sys/bus/pci/devices/{dev}");
     victim.ok(&format!(
@@ -201,6 +203,10 @@ fn reset_once(lab: &Lab) -> Result<()> {
     for flood in floods {
         flood.stop();
     }
+    ensure!(
+        sum(&lab.status()?, "host_function_resets") > resets,
+        "the NIC was not reset"
+    );
     let log = lab.log_since(&mark)?;
     ensure!(log.contains("reason 38: device reset"), "{log}");
     victim.back()?;
