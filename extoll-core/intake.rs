@@ -155,7 +155,13 @@ impl Reader {
         if let Some(hw) = self.lookout.nic.alive_access() {
             // The status words were zeroed before the NIC may reuse the slots.
             barrier::wmb();
-            queue.commit(&hw, self.next, rearm);
+            // A store of the pointer that the NIC has already may undo that it found the queue full meanwhile (G10), and all that is in
+            // it is overwritten then. So what only frees leaves one slot to the store that arms.
+            let lrp = match rearm {
+                true => self.next,
+                false => queue.next(self.next, queue.slots() - 1),
+            };
+            queue.commit(&hw, lrp, rearm);
             self.committed = self.next;
             add(&stats.commits, 1);
         }

@@ -126,7 +126,7 @@ fn clear_requester<E: Engine>(claim: &Claim, rights: Rights, patience_ms: u32) -
 pub(super) struct Live {
     claim: Arc<Claim>,
     layout: Layout,
-    queue: Option<Queue>,
+    queue: Option<Arc<Queue>>,
     /// The process had the requester mapped.
     requester: bool,
     /// Mappings, and whether they are of the queue.
@@ -146,7 +146,7 @@ impl Live {
 
     /// Slots of the queue, 0 without.
     pub(super) fn slots(&self) -> u32 {
-        self.queue.as_ref().map_or(0, Queue::slots)
+        self.queue.as_ref().map_or(0, |q| q.slots())
     }
 
     pub(super) fn layout(&mut self) -> &mut Layout {
@@ -450,6 +450,10 @@ impl Port {
                 return Err(EINVAL);
             }
             self.armed.store(slot, Relaxed);
+            // There is nothing to wait for, and a store of the pointer that the NIC has already may undo that the queue is full (G10).
+            if queue.status(slot) != 0 {
+                return Ok(1);
+            }
             // The process freed slots by stores that have to be seen first.
             barrier::wmb();
             let rp = Rp(0).with_lrp(slot).with_irq_retrigger(true);
@@ -548,6 +552,7 @@ impl Port {
             let queue = self
                 .nic()
                 .with_bound(|dev| Queue::new(dev, E::UNIT, vpid, slot, layout))??;
+            let queue = Arc::new(queue, GFP_KERNEL)?;
             let mut parts = KVec::new();
             let rp = Self::registers(&self.windows()?, BqRegs(E::UNIT).rp(vpid))?;
             parts.push(rp, GFP_KERNEL)?;
@@ -558,11 +563,11 @@ impl Port {
                 E::enable(&hw, vpid);
                 Ok(())
             })?;
-            live.queue = Some(queue);
+            live.queue = Some(queue.clone());
             self.armed.store(0, Relaxed);
             let keep = |m: Arc<Mapping>| {
                 live.keep(true, m.clone())?;
-                self.waiter.watch(m);
+                self.waiter.watch(m, queue.clone());
                 Ok(())
             };
             new.attach(&self.space, parts, keep)
@@ -572,6 +577,7 @@ impl Port {
 
     /// Also the error path of [`Port::map_queue`].
     fn remove_queue<E: Engine>(&self, live: &mut Live) -> Result {
+        self.waiter.forget();
         for (_, mapping) in live.mappings.iter().filter(|(queue, _)| *queue) {
             mapping.revoke();
         }

@@ -7,6 +7,7 @@
 //! [`PAUSE_MS`]: stores to it wait in the page fault, and ioctls that would arm do so at the end of the pause. Then everybody who
 //! waits is woken to look again, since what came meanwhile did not interrupt.
 
+use super::queue::Queue;
 use crate::{
     hw::Hw,
     nic::Nic,
@@ -104,8 +105,8 @@ struct Gate {
     shut: bool,
     /// Somebody wanted to arm meanwhile.
     arm: bool,
-    /// The queue of the port.
-    queue: Option<Arc<Mapping>>,
+    /// The queue of the port as the process has it mapped, and its memory.
+    queue: Option<(Arc<Mapping>, Arc<Queue>)>,
 }
 
 impl_has_delayed_work! {
@@ -204,12 +205,17 @@ impl Waiter {
     }
 
     /// A new mapping of the port's queue.
-    pub(super) fn watch(&self, queue: Arc<Mapping>) {
+    pub(super) fn watch(&self, mapping: Arc<Mapping>, queue: Arc<Queue>) {
         let mut gate = self.gate.lock();
         if gate.shut {
-            queue.withhold(RP_PAGES);
+            mapping.withhold(RP_PAGES);
         }
-        gate.queue = Some(queue);
+        gate.queue = Some((mapping, queue));
+    }
+
+    /// The queue is about to be destroyed.
+    pub(super) fn forget(&self) {
+        self.gate.lock().queue = None;
     }
 
     /// Has `f` make a queue; it is told whether it may arm the interrupt. During a pause that is done at its end.
@@ -246,22 +252,31 @@ impl Waiter {
         self.fired.store(false, Relaxed);
         if gate.shut {
             gate.arm = true;
-        } else if let Some(queue) = &gate.queue {
+        } else if let Some((mapping, queue)) = &gate.queue {
             // No register is known to arm and do nothing else (HW §6.5): this one is read and written, and what the process stored to it
             // between would be undone.
-            queue.withhold(RP_PAGES);
-            self.retrigger();
-            queue.give_back();
+            mapping.withhold(RP_PAGES);
+            self.retrigger(Some(queue));
+            mapping.give_back();
         }
         true
     }
 
-    /// Unmasks the interrupt, and leaves the read pointer where it is. Nobody else writes it meanwhile.
-    fn retrigger(&self) {
+    /// Unmasks the interrupt, and leaves the read pointer where it is. Nobody else writes it meanwhile. Does nothing while the queue holds
+    /// something: whoever waits finds that, and a store of the same pointer may undo that the queue is full (G10).
+    fn retrigger(&self, queue: Option<&Queue>) {
         if let Some(hw) = self.nic.alive_access() {
             let reg = BqRegs(self.unit).rp(self.vpid);
-            hw.rf.update(reg, |v| Rp(v).with_irq_retrigger(true).raw());
-            settle(&hw, reg);
+            let rp = Rp(hw.rf.read(reg));
+            // The slot at the pointer may have been read, as one is left to the store that arms.
+            let holds = |queue: &Queue| {
+                let next = rp.lrp().wrapping_add(1) % queue.slots().max(1);
+                queue.status(rp.lrp()) != 0 || queue.status(next) != 0
+            };
+            if !queue.is_some_and(holds) {
+                hw.rf.write(reg, rp.with_irq_retrigger(true).raw());
+                settle(&hw, reg);
+            }
         }
     }
 
@@ -278,8 +293,8 @@ impl Waiter {
 
     fn shut(&self, gate: &mut Gate) {
         gate.shut = true;
-        if let Some(queue) = &gate.queue {
-            queue.withhold(RP_PAGES);
+        if let Some((mapping, _)) = &gate.queue {
+            mapping.withhold(RP_PAGES);
         }
         add(&self.stats.throttled, 1);
         self.nic.error(
@@ -292,11 +307,13 @@ impl Waiter {
         gate.shut = false;
         self.own.restart(jiffies64());
         self.asked.store(false, Relaxed);
-        if core::mem::take(&mut gate.arm) {
-            self.retrigger();
+        let arm = core::mem::take(&mut gate.arm);
+        let queue = gate.queue.as_ref();
+        if arm {
+            self.retrigger(queue.map(|(_, queue)| &**queue));
         }
-        if let Some(queue) = &gate.queue {
-            queue.give_back();
+        if let Some((mapping, _)) = queue {
+            mapping.give_back();
         }
     }
 }

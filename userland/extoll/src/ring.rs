@@ -260,13 +260,12 @@ impl Ring {
             }
         }
         let armed = match backend.arm(self.rp) {
-            Ok(waiting) => {
+            // Nothing is stored when there is something already.
+            Ok(true) => Armed::Look,
+            Ok(false) => {
                 self.uncommitted = 0;
                 self.commits += 1;
-                match waiting {
-                    true => Armed::Look,
-                    false => Armed::Empty,
-                }
+                Armed::Empty
             }
             // A driver without this call takes the same by register.
             Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => {
@@ -285,8 +284,15 @@ impl Ring {
     }
 
     /// Tells the NIC what is free; `rearm` also asks for an interrupt with the next marked entry.
+    ///
+    /// A store of the pointer that the NIC has already may undo that it found the queue full meanwhile (G10), and all that is in it is
+    /// overwritten then. So what only frees leaves one slot to the store that arms, which moves the pointer that way.
     fn commit(&mut self, rearm: bool) {
-        let rp = Rp(0).with_lrp(self.rp).with_irq_retrigger(rearm);
+        let lrp = match rearm {
+            true => self.rp,
+            false => self.slot(self.slots - 1),
+        };
+        let rp = Rp(0).with_lrp(lrp).with_irq_retrigger(rearm);
         self.map.store(0, rp.raw());
         self.uncommitted = 0;
         self.commits += 1;
@@ -321,6 +327,23 @@ mod tests {
             r.commit(true);
             assert_eq!(r.map.load(0), 0x1_0000_0000 | u64::from(5000 % slots));
         }
+    }
+
+    /// Otherwise a NIC whose full queue is a flag that stores clear (G10) overwrites what it filled the queue with between the two.
+    #[test]
+    fn arming_moves_the_pointer_that_the_nic_has() {
+        let mut r = ring(256);
+        for i in 1..=1000u32 {
+            fill(&r, (i - 1) % 256, 1);
+            r.advance(1);
+            let before = Rp(r.map.load(0)).lrp();
+            if r.commits != 0 {
+                assert_ne!(before, i % 256, "after {i}");
+            }
+        }
+        assert_ne!(r.commits, 0);
+        r.commit(true);
+        assert_eq!(Rp(r.map.load(0)).lrp(), 1000 % 256);
     }
 
     #[test]

@@ -344,7 +344,7 @@ impl Node<'_> {
     pub fn disabled_ms(self, vpid: u8) -> Result<u64> {
         let text = self.debugfs("quarantine")?;
         ensure!(value(&text, "objects").is_some(), "no gauges: {text}");
-        Ok(value(&text, &format!("disabled_vpid_{vpid}")).unwrap_or(0))
+        Ok(value(&text, &format!("disabled_vpid_{vpid}")).map_or(0, |ms| ms.max(1)))
     }
 
     /// The open ports.
