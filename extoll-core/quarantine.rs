@@ -257,6 +257,19 @@ fn limit(nic: &Nic) -> u64 {
     u64::from(nic.params.quarantine_kib) << 10
 }
 
+/// VPIDs, as bits, that late answers to commands of an earlier binding may come for: processes don't get them. May sleep.
+pub(crate) fn owed(nic: &Nic) -> [u64; 4] {
+    let mut owed = [0; 4];
+    if let Some(past) = PAST.get() {
+        past.each(nic.id(), |vpid| {
+            if let Some(word) = owed.get_mut(vpid.index() / 64) {
+                *word |= 1 << (vpid.index() % 64);
+            }
+        });
+    }
+    owed
+}
+
 /// Milliseconds for which the VPID of a port that is opened has to stay disabled, at least; `None` to enable it now.
 pub(crate) fn wait_ms(nic: &Nic, vpid: Vpid) -> Option<i64> {
     let past = PAST.get().and_then(|past| past.left_ms(nic.id(), vpid));
@@ -397,6 +410,13 @@ impl Past {
         Some(left_ms(until)).filter(|ms| *ms > 0)
     }
 
+    /// Calls `f` with the VPIDs of a NIC whose time is not over.
+    fn each(&self, id: u32, mut f: impl FnMut(Vpid)) {
+        let list = self.list.lock();
+        let waits = list.iter().filter(|e| e.0 == id && left_ms(e.2) > 0);
+        waits.for_each(|e| f(e.1));
+    }
+
     fn longest_ms(&self) -> i64 {
         let list = self.list.lock();
         list.iter().map(|e| left_ms(e.2)).max().unwrap_or(0)
@@ -481,6 +501,12 @@ mod tests {
         past.note(7, vpid, after(50_000));
         assert!(past.left_ms(7, vpid).is_some_and(|ms| ms > 60_000));
         assert!(past.left_ms(8, vpid).is_none());
+        past.note(7, Vpid::RRA, after(0));
+        for (id, count) in [(7, 1), (8, 0)] {
+            let mut seen = 0;
+            past.each(id, |_| seen += 1);
+            assert_eq!(seen, count);
+        }
         for id in 100..100 + PAST_ENTRIES as u32 {
             past.note(id, vpid, after(20_000));
         }

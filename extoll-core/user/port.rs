@@ -16,7 +16,7 @@ use crate::{
     hw::Hw,
     mmio,
     nic::Nic,
-    residue,
+    quarantine, residue,
     stats::{Opener, PortStats},
     tx,
 };
@@ -251,7 +251,15 @@ impl Port {
             uid: rights.uid,
         };
         let stats = Arc::new(PortStats::of(Some(opener)), GFP_KERNEL)?;
-        let clean = |vpid| E::is_clean(nic, vpid);
+        let owed = match E::UNIT {
+            Unit::Rma => quarantine::owed(nic),
+            Unit::Velo => [0; 4],
+        };
+        let is_owed = |vpid: Vpid| {
+            let word = owed.get(vpid.index() / 64).copied().unwrap_or(0);
+            word >> (vpid.index() % 64) & 1 != 0
+        };
+        let clean = |vpid| E::is_clean(nic, vpid) && !is_owed(vpid);
         let vpid = nic.table(E::UNIT).allocate(None, stats.clone(), clean)?;
         let claim = Claim {
             nic: nic.clone(),

@@ -179,14 +179,16 @@ impl Mapping {
         self.users.load(Acquire) != 0
     }
 
-    /// Takes all pages away from all processes; later accesses give SIGBUS. May sleep. Not with a lock held that
-    /// [`Source::frame`] takes.
+    /// Takes all pages away from all processes; later accesses give SIGBUS. When it returns the mapping holds nothing, whoever took it
+    /// from it. May sleep. Not with a lock held that [`Source::frame`] or the destructor of a source takes.
     pub fn revoke(&self) {
         let mut content = self.content.lock();
         let old = content.take();
         if old.is_some() {
             self.space.unmap(self.first, self.pages);
         }
+        // While others wait: whoever finds nothing to revoke may believe that memory of the device is given back.
+        drop(old);
         drop(content);
     }
 
@@ -353,8 +355,9 @@ unsafe extern "C" fn vm_close(vma: *mut bindings::vm_area_struct) {
     if !last {
         mapping.users.fetch_sub(1, Relaxed);
     }
-    drop(content);
+    // As in `Mapping::revoke`.
     drop(old);
+    drop(content);
     if last {
         mapping.users.fetch_sub(1, Release);
     }
