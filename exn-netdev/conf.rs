@@ -41,6 +41,12 @@ pub(crate) const RX_PEER_BOUND: u16 = 192;
 pub(crate) const RX_WAITING: u16 = 1024;
 /// An announcement that got no memory for so long is fetched into the scratch buffer and discarded.
 pub(crate) const RX_PATIENCE_MS: u32 = 500;
+/// Announcements and frames whose order is known.
+pub(crate) const ORDER: u16 = 2048;
+/// Frames of one source that may wait for an earlier one that it has announced.
+pub(crate) const ORDER_PART: u16 = 128;
+/// How long they wait, in ms.
+pub(crate) const ORDER_MS: u32 = 100;
 /// Partial frames at once.
 pub(crate) const PARTIALS: u16 = 64;
 /// A partial frame whose next fragment doesn't come in this time is discarded.

@@ -6,9 +6,9 @@ use crate::{
     conf,
     debugfs::{self, Files},
     machine::RxBuffer,
+    poll::{Poll, State},
     reason::{Class, Counter, Reason},
-    rx_rma::{Outcome, RmaPoll, RmaState},
-    rx_velo::{VeloPoll, VeloState},
+    rx_rma::{Outcome, RmaState},
     shared::{ms, Shared},
 };
 use extoll_core::{
@@ -21,7 +21,7 @@ use extoll_core::{
 use kernel::{
     device::{self, Bound},
     prelude::*,
-    sync::Arc,
+    sync::{atomic::Relaxed, Arc},
     time::{delay::fsleep, Delta},
 };
 use kernel_ext::{
@@ -36,24 +36,24 @@ use wire::ext_eth::{MacPrefix, VPID};
 /// Driver data of the net device.
 pub(crate) struct Exn {
     pub(crate) shared: Arc<Shared>,
-    velo: Arc<Napi<VeloPoll>>,
-    rma: Arc<Napi<RmaPoll>>,
+    napi: Arc<Napi<Poll>>,
 }
 
 /// Hears of the VELO port.
 struct VeloClient {
     shared: Arc<Shared>,
-    velo: Arc<Napi<VeloPoll>>,
+    napi: Arc<Napi<Poll>>,
 }
 
 impl Client for VeloClient {
     fn interrupt(&self) {
-        self.velo.schedule();
+        self.shared.velo_fired.store(true, Relaxed);
+        self.napi.schedule();
     }
 
     fn writable(&self) {
-        // Its poll function sends what is parked.
-        self.velo.schedule();
+        // The poll function sends what is parked.
+        self.napi.schedule();
     }
 
     fn down(&self) {
@@ -64,13 +64,13 @@ impl Client for VeloClient {
 /// Hears of the RMA port.
 struct RmaClient {
     shared: Arc<Shared>,
-    velo: Arc<Napi<VeloPoll>>,
-    rma: Arc<Napi<RmaPoll>>,
+    napi: Arc<Napi<Poll>>,
 }
 
 impl Client for RmaClient {
     fn interrupt(&self) {
-        self.rma.schedule();
+        self.shared.rma_fired.store(true, Relaxed);
+        self.napi.schedule();
     }
 
     fn writable(&self) {
@@ -78,8 +78,8 @@ impl Client for RmaClient {
             // The VPID was enabled: switches the carrier on.
             self.shared.ndev.schedule_work();
         }
-        // The VELO side posts the fetches.
-        self.velo.schedule();
+        // The poll function posts the fetches.
+        self.napi.schedule();
     }
 }
 
@@ -101,31 +101,13 @@ impl StatusClient for StatusWatch {
 impl Exn {
     /// Data for `ndev`. May sleep.
     fn new(ndev: &Arc<NetDev>, shared: &Arc<Shared>) -> Result<Self> {
-        let velo = Arc::pin_init(
-            Napi::new(
-                ndev.clone(),
-                VeloPoll {
-                    shared: shared.clone(),
-                },
-                VeloState::new()?,
-            ),
-            GFP_KERNEL,
-        )?;
-        let rma = Arc::pin_init(
-            Napi::new(
-                ndev.clone(),
-                RmaPoll {
-                    shared: shared.clone(),
-                    velo: velo.clone(),
-                },
-                RmaState::default(),
-            ),
-            GFP_KERNEL,
-        )?;
+        let poll = Poll {
+            shared: shared.clone(),
+        };
+        let napi = Napi::new(ndev.clone(), poll, State::new()?);
         Ok(Self {
             shared: shared.clone(),
-            velo,
-            rma,
+            napi: Arc::pin_init(napi, GFP_KERNEL)?,
         })
     }
 
@@ -133,14 +115,14 @@ impl Exn {
     fn drain(&self, state: &mut RmaState) {
         let sh = &*self.shared;
         let end = net::jiffies64() + ms(conf::DRAIN_MS);
-        let rma = self.rma.context();
         while sh.nic.is_alive() && net::jiffies64() < end {
-            let n = rma.run(state, conf::DRAIN_BATCH, |outcome| match outcome {
+            let n = state.run(sh, conf::DRAIN_BATCH, |outcome| match outcome {
                 Outcome::Sent(skb) => skb.consume(),
-                Outcome::Received(skb) => {
+                Outcome::Received(skb, ..) => {
                     drop(skb);
                     sh.counters.reason(Reason::RxFlushed, 1);
                 }
+                Outcome::Ended(_) => {}
             });
             let sent = sh.tx.lock().is_idle();
             let fetched = sh.rx.lock().is_idle();
@@ -212,25 +194,23 @@ impl Operations for Exn {
         let velo_client = Arc::new(
             VeloClient {
                 shared: sh.clone(),
-                velo: exn.velo.clone(),
+                napi: exn.napi.clone(),
             },
             GFP_KERNEL,
         )?;
         let rma_client = Arc::new(
             RmaClient {
                 shared: sh.clone(),
-                velo: exn.velo.clone(),
-                rma: exn.rma.clone(),
+                napi: exn.napi.clone(),
             },
             GFP_KERNEL,
         )?;
-        // Nothing fails from here on but for a bug: the instances are disabled while the interface is down.
-        exn.velo.with_state(rtnl, |state| {
-            state.mailbox = Some(mailbox);
-            state.rx.start(requester.clone());
+        // Nothing fails from here on but for a bug: the instance is disabled while the interface is down.
+        exn.napi.with_state(rtnl, |state| {
+            state.velo.mailbox = Some(mailbox);
+            state.velo.rx.start(requester.clone());
+            state.rma.queue = Some(notifications);
         })?;
-        exn.rma
-            .with_state(rtnl, |state| state.queue = Some(notifications))?;
         sh.reset();
         let old = sh.rx.lock().set_scratch(Some(RxBuffer(scratch)));
         drop(old);
@@ -254,18 +234,16 @@ impl Operations for Exn {
         let exn = dev.data();
         let sh = &exn.shared;
         dev.set_carrier(false);
-        // The instances are disabled before, so both calls succeed.
-        let _ = exn.rma.with_state(rtnl, |state| {
-            exn.drain(state);
-            state.queue = None;
-        });
         let mut waiting = 0;
-        let _ = exn.velo.with_state(rtnl, |state| {
-            if let Some(requester) = state.rx.requester.take() {
+        // The instance is disabled before, so the call succeeds.
+        let _ = exn.napi.with_state(rtnl, |state| {
+            exn.drain(&mut state.rma);
+            state.rma.queue = None;
+            if let Some(requester) = state.velo.rx.requester.take() {
                 requester.detach();
             }
-            state.mailbox = None;
-            waiting = state.rx.flush(sh);
+            state.velo.mailbox = None;
+            waiting = state.velo.rx.flush(sh);
         });
         sh.counters.reason(Reason::RxFlushed, waiting as u64);
         let (sender, parked) = sh.tx.lock().stop();
@@ -285,7 +263,7 @@ impl Operations for Exn {
     fn start_xmit(dev: &Device<Self>, skb: SkBuff, queue: &TxQueue<'_>) -> Transmit {
         let exn = dev.data();
         if exn.shared.transmit(skb, queue) {
-            exn.shared.want_tick(|delay| exn.velo.schedule_in(delay));
+            exn.shared.want_tick(|delay| exn.napi.schedule_in(delay));
         }
         Transmit::Taken
     }
@@ -329,11 +307,10 @@ impl Operations for Exn {
         let exn = dev.data();
         let sh = &exn.shared;
         sh.reject(Reason::TxWatchdog, None, 0);
-        // What the NIC hasn't taken for so long is given up; the poll functions look at everything else that can hold the queue.
+        // What the NIC hasn't taken for so long is given up; the poll function looks at everything else that can hold the queue.
         sh.tx.lock().reset_port();
-        exn.velo.schedule();
-        exn.rma.schedule();
-        sh.want_tick(|delay| exn.velo.schedule_in(delay));
+        exn.napi.schedule();
+        sh.want_tick(|delay| exn.napi.schedule_in(delay));
     }
 
     fn work(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) {

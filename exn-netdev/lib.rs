@@ -9,6 +9,7 @@ mod debugfs;
 mod dev;
 mod ethtool;
 mod machine;
+mod poll;
 mod reason;
 mod rx_rma;
 mod rx_velo;

@@ -7,12 +7,14 @@ use crate::{
     shared::{ms, Shared},
 };
 use kernel::{prelude::*, sync::SpinLockIrq};
-use kernel_ext::net::{self, BqlToken, RxMapping, TxMapping};
+use kernel_ext::net::{self, BqlToken, Checksum, RxMapping, RxSkb, TxMapping};
 use protocol::{
+    order,
     poll::{Periods, Timer},
     rendezvous::{self, Buffer, Limits},
     Memory, Time,
 };
+use wire::ids::NodeId;
 
 /// Memory of the kernel. Getting it may sleep.
 pub(crate) struct Kernel;
@@ -70,6 +72,11 @@ pub(crate) type Sender = rendezvous::Sender<Kernel, TxBuffer>;
 pub(crate) type Fetches = rendezvous::Fetches<Kernel, RxBuffer>;
 /// Announcements that wait.
 pub(crate) type Waiting = rendezvous::Waiting<Kernel>;
+
+/// A received frame, how it is marked, and its source.
+pub(crate) type Frame = (RxSkb, Checksum, NodeId);
+/// Frames that wait for earlier ones of their source.
+pub(crate) type Order = order::Order<Kernel, Frame>;
 
 /// Fetches behind their lock.
 pub(crate) struct Locked<'a>(pub(crate) &'a SpinLockIrq<Fetches>);

@@ -232,11 +232,15 @@ counters! {
     RxRdv c"rx_rdv_frames";
     /// Announcements that had to wait (memory, credit, bound).
     RxDeferred c"rx_rdv_deferred";
+    /// Frames that waited for an earlier one of their source.
+    RxHeld c"rx_held_frames";
+    /// Announced frames that were not waited for (any longer): what came later went past them.
+    RxUnordered c"rx_unordered";
     /// Pauses of message processing because too many announcements wait.
     RxPaused c"rx_paused";
-    /// Runs of the VELO poll function.
+    /// Runs of the poll function.
     PollVelo c"poll_velo";
-    /// Runs of the RMA poll function.
+    /// Runs of it that found notifications.
     PollRma c"poll_rma";
 }
 

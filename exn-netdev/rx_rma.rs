@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The end of fetches, and the poll function of the RMA unit: notifications end announced frames (of ours) and fetches (by us).
+//! The end of fetches: notifications end announced frames (of ours) and fetches (by us).
 
 use crate::{
     conf,
     machine::{Clock, RxBuffer},
     reason::{Counter, Reason},
-    rx_velo::VeloPoll,
     shared::Shared,
 };
 use extoll_core::rma;
-use kernel::sync::{atomic::Relaxed, Arc};
-use kernel_ext::net::{self, BqlDone, Checksum, Napi, NapiPoll, PollCx, Polled, RxSkb, SkBuff};
-use protocol::{rendezvous::Fetched, Time};
-use wire::ext_eth::{self, Completion, Side};
-
-/// Most notifications handled in one run, transmit completions included.
-const BATCH: usize = 256;
+use kernel::sync::atomic::Relaxed;
+use kernel_ext::net::{self, BqlDone, Checksum, RxSkb, SkBuff};
+use protocol::{order::Ticket, rendezvous::Fetched, Time};
+use wire::{
+    ext_eth::{self, Completion, Side},
+    ids::NodeId,
+};
 
 impl Shared {
     /// Housekeeping of the fetches.
@@ -42,123 +41,90 @@ impl Shared {
         }
     }
 
-    /// Ends a fetch; `deliver` takes the frame.
-    fn rx_complete(&self, c: &Completion, deliver: impl FnOnce(RxSkb)) {
+    /// Ends a fetch; `each` takes the frame, or hears that there will be none.
+    fn rx_complete(&self, c: &Completion, each: impl FnOnce(Outcome)) {
         let ended = self.rx.lock().notified(&Clock, c);
-        let (buffer, reason, detail) = match ended {
-            Fetched::Frame(RxBuffer(buffer), node) => {
+        let (buffer, reason, detail, ticket) = match ended {
+            Fetched::Frame(RxBuffer(buffer), node, ticket) => {
                 let skb = buffer.complete();
-                if ext_eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
-                    return self.reject(Reason::RxOwnMulticast, Some(node), 0);
+                if !ext_eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
+                    self.count(Counter::RxRdv);
+                    return each(Outcome::Received(skb, node, ticket));
                 }
-                self.count(Counter::RxRdv);
-                return deliver(skb);
+                drop(skb);
+                (None, Reason::RxOwnMulticast, 0, ticket)
             }
-            Fetched::Discarded => (None, Reason::RxDiscarded, c.key),
-            Fetched::Failed(buffer, error) => (buffer, Reason::RxNotifyError, u64::from(error)),
-            Fetched::Late(buffer) => (buffer, Reason::Late, c.key),
+            Fetched::Discarded(ticket) => (None, Reason::RxDiscarded, c.key, ticket),
+            Fetched::Failed(buffer, error, ticket) => {
+                (buffer, Reason::RxNotifyError, error.into(), ticket)
+            }
+            // Nothing waits for it any more.
+            Fetched::Late(buffer) => (buffer, Reason::Late, c.key, None),
             Fetched::Unmatched => return self.unmatched(c.peer, c.key),
         };
         drop(buffer);
+        if let Some(ticket) = ticket {
+            each(Outcome::Ended(ticket));
+        }
         self.reject(reason, Some(c.peer), detail);
     }
-}
-
-/// Handles the notifications of the port.
-pub(crate) struct RmaPoll {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) velo: Arc<Napi<VeloPoll>>,
 }
 
 /// What only the poll function uses.
 #[derive(Default)]
 pub(crate) struct RmaState {
     pub(crate) queue: Option<rma::Notifications>,
+    /// Something was taken from the queue since it was armed.
+    pub(crate) used: bool,
 }
 
-impl RmaPoll {
-    /// Handles up to `budget` notifications. `consume` frees a frame that was sent, `deliver` takes one that was received and says
-    /// whether it counts.
+impl RmaState {
+    /// Handles up to `budget` notifications.
     pub(crate) fn run(
-        &self,
-        state: &mut RmaState,
+        &mut self,
+        sh: &Shared,
         budget: usize,
         mut each: impl FnMut(Outcome),
     ) -> usize {
-        let Some(queue) = state.queue.as_mut() else {
+        let Some(queue) = self.queue.as_mut() else {
             return 0;
         };
-        let sh = &*self.shared;
         let mut done = BqlDone::default();
         let n = queue.poll(budget, |notification| {
             match Completion::from_notification(notification) {
                 Ok(c) => match c.side {
                     Side::Sent => sh.tx_complete(&c, &mut done, |skb| each(Outcome::Sent(skb))),
-                    Side::Received => sh.rx_complete(&c, |skb| each(Outcome::Received(skb))),
+                    Side::Received => sh.rx_complete(&c, &mut each),
                 },
                 Err(reject) => sh.reject(Reason::BadNotify, Some(notification.node), reject.got),
             }
         });
         if n > 0 {
+            self.used = true;
             sh.notified(net::jiffies64());
             sh.ndev.bql_done(done);
             sh.tx_unblock();
         }
         n
     }
-}
 
-/// A frame that is done.
-pub(crate) enum Outcome {
-    /// It was sent.
-    Sent(SkBuff),
-    /// It was received.
-    Received(RxSkb),
-}
-
-impl NapiPoll for RmaPoll {
-    type State = RmaState;
-
-    fn poll(&self, state: &mut RmaState, cx: &mut PollCx<'_>) -> Polled {
-        let budget = cx.budget();
-        let sh = &*self.shared;
-        sh.count(Counter::PollRma);
-        let checksum = checksum(false);
-        let (mut received, mut handled) = (0, 0);
-        // Frames that were sent are not counted, but bounded.
-        while received < budget && handled < BATCH {
-            let chunk = (budget - received).min(BATCH - handled);
-            let n = self.run(state, chunk, |outcome| match outcome {
-                Outcome::Sent(skb) => cx.consume(skb),
-                Outcome::Received(skb) => {
-                    received += 1;
-                    if let Err(skb) = cx.receive(skb, checksum) {
-                        sh.reject(Reason::RxShort, None, u64::from(skb.len()));
-                    }
-                }
-            });
-            handled += n;
-            if n < chunk {
-                break;
-            }
-        }
-        if handled > 0 && sh.waiting.load(Relaxed) > 0 {
-            // Places and memory may be free again.
-            self.velo.schedule();
-        }
-        if received >= budget || handled >= BATCH {
-            return Polled::More;
-        }
-        // What was sent counts, too, so that its interrupts can be deferred as well.
-        let work = handled.min(budget - 1);
-        if cx.defers(work) {
-            return Polled::Deferred(work);
-        }
-        if state.queue.as_mut().is_some_and(|queue| queue.rearm()) {
-            return Polled::More;
-        }
-        Polled::Done(work)
+    /// Arms the interrupt if it has come since, or something was taken. True if there is more.
+    pub(crate) fn rearm(&mut self, sh: &Shared) -> bool {
+        let fired = sh.rma_fired.xchg(false, Relaxed);
+        let used = core::mem::take(&mut self.used);
+        let queue = self.queue.as_mut().filter(|_| fired || used);
+        queue.is_some_and(|queue| queue.rearm())
     }
+}
+
+/// What a notification says.
+pub(crate) enum Outcome {
+    /// A frame was sent.
+    Sent(SkBuff),
+    /// A frame of this node was received, whose place this is.
+    Received(RxSkb, NodeId, Option<Ticket>),
+    /// The frame of this place will not come.
+    Ended(Ticket),
 }
 
 /// How a received frame is marked, which came in several messages or not.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The poll function of the VELO unit: eager frames are put together, announced ones fetched. It also does the housekeeping of the interface.
+//! Messages: eager frames are put together, announced ones fetched, and all of a source delivered in the order in which it sent them. And
+//! the housekeeping of the interface.
 
 use crate::{
     conf,
-    machine::{Clock, Locked, RxBuffer, Slots, Timed, Waiting},
+    machine::{Clock, Frame, Locked, Order, RxBuffer, Slots, Waiting},
     reason::{Counter, Reason},
     rx_rma::checksum,
     shared::{delay, ms, since, Shared},
@@ -13,13 +14,11 @@ use extoll_core::{
     rma::{self, SendError},
     velo,
 };
-use kernel::{
-    prelude::*,
-    sync::{atomic::Relaxed, Arc},
-};
-use kernel_ext::net::{self, Checksum, NapiPoll, PollCx, Polled, RxSkb};
+use kernel::{prelude::*, sync::atomic::Relaxed};
+use kernel_ext::net::{self, PollCx, RxSkb};
 use protocol::{
-    poll::{self, Horizon, Settled, Work},
+    order::Ticket,
+    poll::{Horizon, Settled, Work},
     rendezvous::{Announced, FetchPort, Refusal},
     Clock as _, Refused, Time,
 };
@@ -78,6 +77,8 @@ impl FetchPort for Gets<'_> {
 pub(crate) struct VeloState {
     pub(crate) mailbox: Option<velo::Mailbox>,
     pub(crate) rx: VeloRx,
+    /// Something was taken from the mailbox since it was armed.
+    pub(crate) used: bool,
 }
 
 impl VeloState {
@@ -90,8 +91,19 @@ impl VeloState {
                 settled: Settled::default(),
                 partials: Slots::new(conf::PARTIALS)?,
                 waiting: Waiting::new(conf::RX_WAITING)?,
+                order: Order::new(conf::ORDER, conf::ORDER_PART)?,
+                given_up: 0,
             },
+            used: false,
         })
+    }
+
+    /// Arms the interrupt if it has come since, or something was taken. True if there is more.
+    pub(crate) fn rearm(&mut self, sh: &Shared) -> bool {
+        let fired = sh.velo_fired.xchg(false, Relaxed);
+        let used = core::mem::take(&mut self.used);
+        let mailbox = self.mailbox.as_mut().filter(|_| fired || used);
+        mailbox.is_some_and(|mailbox| mailbox.rearm())
     }
 }
 
@@ -102,6 +114,9 @@ pub(crate) struct VeloRx {
     settled: Settled,
     partials: Slots<Partial>,
     waiting: Waiting,
+    order: Order,
+    /// Announcements whose order was given up, as counted so far.
+    given_up: u64,
 }
 
 fn reason_of(reject: &Reject) -> Reason {
@@ -118,6 +133,13 @@ fn reason_of(reject: &Reject) -> Reason {
         W::OwnGroupFrame => Reason::RxOwnMulticast,
         W::NotificationType | W::NotificationError => Reason::BadNotify,
         W::LastTag | W::DroppedLength | W::UnexpectedMtt => Reason::RxType,
+    }
+}
+
+/// Hands a frame to the stack.
+fn deliver(sh: &Shared, (skb, checksum, node): Frame, cx: &mut PollCx<'_>) {
+    if let Err(skb) = cx.receive(skb, checksum) {
+        sh.reject(Reason::RxShort, Some(node), u64::from(skb.len()));
     }
 }
 
@@ -138,11 +160,15 @@ impl VeloRx {
         self.waiting.horizon().emptied(Clock.now());
     }
 
-    /// Forgets everything received so far; returns the number of announcements that were waiting. The ports are closed.
+    /// Forgets everything received so far; returns the number of announcements and frames that were waiting. The ports are closed.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         while self.partials.pop_oldest().is_some() {}
         self.settled = Settled::default();
-        let n = self.waiting.flush(&Locked(&sh.rx));
+        let mut n = self.waiting.flush(&Locked(&sh.rx));
+        self.order.flush(|frame| {
+            drop(frame);
+            n += 1;
+        });
         self.gauges(sh);
         n
     }
@@ -182,7 +208,7 @@ impl VeloRx {
             Ok(Message::Eager { tag, last, data }) => {
                 self.eager(sh, node, tag, last, data, now, cx)
             }
-            Ok(Message::Announcement(a)) => self.announced(sh, node, a),
+            Ok(Message::Announcement(a)) => self.announced(sh, node, a, now),
             Ok(Message::Dropped { address }) => sh.tx_dropped(node, address),
             Err(reject) => sh.reject(reason_of(&reject), Some(node), reject.got),
         }
@@ -267,7 +293,7 @@ impl VeloRx {
             let _ = self.partials.insert(key, p);
         }
         if let Some(skb) = complete {
-            self.deliver(sh, node, skb, checksum(several), cx);
+            self.eager_frame(sh, (skb, checksum(several), node), now, cx);
         }
     }
 
@@ -289,14 +315,9 @@ impl VeloRx {
         true
     }
 
-    fn deliver(
-        &mut self,
-        sh: &Shared,
-        node: NodeId,
-        skb: RxSkb,
-        checksum: Checksum,
-        cx: &mut PollCx<'_>,
-    ) {
+    fn eager_frame(&mut self, sh: &Shared, frame: Frame, now: u64, cx: &mut PollCx<'_>) {
+        let (skb, _, node) = &frame;
+        let node = *node;
         if ext_eth::is_own_group_frame(skb.data(), node, sh.nic.node()) {
             return sh.reject(Reason::RxOwnMulticast, Some(node), u64::from(skb.len()));
         }
@@ -306,12 +327,48 @@ impl VeloRx {
             Some(mac) if ext_eth::is_group_mac(mac) => sh.count(Counter::RxMulticast),
             _ => {}
         }
-        if let Err(skb) = cx.receive(skb, checksum) {
-            sh.reject(Reason::RxShort, Some(node), u64::from(skb.len()));
+        match self.order.complete(Time(now), node, frame) {
+            Ok(()) => sh.count(Counter::RxHeld),
+            Err(frame) => deliver(sh, frame, cx),
         }
     }
 
-    fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement) {
+    /// An announced frame was fetched.
+    pub(crate) fn fetched(
+        &mut self,
+        sh: &Shared,
+        ticket: Option<Ticket>,
+        frame: Frame,
+        cx: &mut PollCx<'_>,
+    ) {
+        let late = match ticket {
+            Some(ticket) => self.order.arrived(ticket, frame).err(),
+            None => Some(frame),
+        };
+        if let Some(frame) = late {
+            deliver(sh, frame, cx);
+        }
+    }
+
+    /// The frame that was to have this place will not come.
+    pub(crate) fn ended(&mut self, ticket: Ticket) {
+        self.order.ended(ticket);
+    }
+
+    /// Delivers the frames whose turn it is.
+    pub(crate) fn deliver(&mut self, sh: &Shared, cx: &mut PollCx<'_>) {
+        while let Some(frame) = self.order.pop() {
+            deliver(sh, frame, cx);
+        }
+        let given_up = self.order.given_up();
+        if given_up != self.given_up {
+            let more = given_up.wrapping_sub(self.given_up);
+            self.given_up = given_up;
+            sh.counters.add(Counter::RxUnordered, more);
+        }
+    }
+
+    fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement, now: u64) {
         sh.count(Counter::RxAnnounced);
         if sh.is_gated() {
             // Waiting would hold back the network.
@@ -333,8 +390,15 @@ impl VeloRx {
             announcement,
             len,
             discard,
+            ticket: match discard {
+                true => None,
+                false => self.order.announced(Time(now), node),
+            },
         };
         if let Err(why) = self.waiting.push(&Clock, announced, &sh.limits()) {
+            if let Some(ticket) = announced.ticket {
+                self.order.ended(ticket);
+            }
             return refuse(sh, node, len, why);
         }
         if self.waiting.len() == 1 {
@@ -352,12 +416,18 @@ impl VeloRx {
         }
         let mut gets = Gets { sh, requester };
         let limits = sh.limits();
+        let order = &mut self.order;
         let pumped = self.waiting.pump(
             &Locked(&sh.rx),
             &Clock,
             &mut gets,
             &limits,
-            |node, len, why| refuse(sh, node, len, why),
+            |refused, why| {
+                if let Some(ticket) = refused.ticket {
+                    order.ended(ticket);
+                }
+                refuse(sh, refused.node, refused.len, why);
+            },
         );
         if pumped.taken == 0 && pumped.left > 0 {
             sh.count(Counter::RxDeferred);
@@ -368,12 +438,14 @@ impl VeloRx {
     fn is_busy(&self, sh: &Shared) -> bool {
         !self.waiting.is_empty()
             || !self.partials.is_empty()
+            || !self.order.is_empty()
             || !sh.rx.lock().is_empty()
             || sh.tx.lock().needs_tick()
     }
 
-    /// Discards partial frames that don't go on.
+    /// Discards partial frames that don't go on, and lets go past what is not fetched in time.
     fn age(&mut self, sh: &Shared, now: u64) {
+        self.order.expire(Time(now), ms(conf::ORDER_MS));
         let limit = ms(conf::PARTIAL_MS);
         // A source that goes on is moved to the young end with every fragment.
         while self
@@ -392,13 +464,13 @@ impl VeloRx {
 }
 
 /// One run of the poll function.
-struct Run<'a, 'b> {
-    sh: &'a Shared,
-    mailbox: Option<&'a mut velo::Mailbox>,
-    rx: &'a mut VeloRx,
-    cx: &'a mut PollCx<'b>,
+pub(crate) struct Run<'a, 'b> {
+    pub(crate) sh: &'a Shared,
+    pub(crate) mailbox: Option<&'a mut velo::Mailbox>,
+    pub(crate) rx: &'a mut VeloRx,
+    pub(crate) cx: &'a mut PollCx<'b>,
     /// When it began, in jiffies.
-    now: u64,
+    pub(crate) now: u64,
 }
 
 impl Work for Run<'_, '_> {
@@ -457,49 +529,5 @@ impl Work for Run<'_, '_> {
 
     fn set_timer(&mut self, at: Time) {
         self.cx.again_in(delay(net::jiffies64(), at));
-    }
-}
-
-/// Handles the messages of the port.
-pub(crate) struct VeloPoll {
-    pub(crate) shared: Arc<Shared>,
-}
-
-impl NapiPoll for VeloPoll {
-    type State = VeloState;
-
-    fn poll(&self, state: &mut VeloState, cx: &mut PollCx<'_>) -> Polled {
-        let budget = cx.budget();
-        let sh = &*self.shared;
-        sh.tx_unblock();
-        sh.count(Counter::PollVelo);
-        let VeloState { mailbox, rx } = state;
-        let mut run = Run {
-            sh,
-            mailbox: mailbox.as_mut(),
-            rx,
-            cx: &mut *cx,
-            now: net::jiffies64(),
-        };
-        let ran = poll::run(&mut run, &Timed(&sh.timer), &Clock, budget, &sh.periods());
-        if ran.paused {
-            // The mailbox fills and holds the network back; the interrupt stays masked until there is room.
-            sh.count(Counter::RxPaused);
-            return Polled::Done(ran.messages.min(budget - 1));
-        }
-        if ran.messages >= budget {
-            return Polled::More;
-        }
-        if cx.defers(ran.messages) {
-            return Polled::Deferred(ran.messages);
-        }
-        if mailbox.as_mut().is_some_and(|mailbox| mailbox.rearm()) {
-            return Polled::More;
-        }
-        Polled::Done(ran.messages)
-    }
-
-    fn netpoll(&self) {
-        self.shared.tx_unblock();
     }
 }

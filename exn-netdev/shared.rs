@@ -13,7 +13,7 @@ use kernel::{
     new_spinlock_irq,
     prelude::*,
     sync::{
-        atomic::{Atomic, Relaxed},
+        atomic::{Atomic, AtomicFlag, Relaxed},
         Arc, SpinLockIrq,
     },
     time::{msecs_to_jiffies, Delta},
@@ -29,7 +29,7 @@ use protocol::{
 };
 use wire::{ext_eth::MacPrefix, ids::NodeId};
 
-/// State of one interface, shared by transmit, both poll functions and the control paths.
+/// State of one interface, shared by transmit, the poll function and the control paths.
 ///
 /// Locks: `tx` and `rx` are never held together, and nothing is logged under them. They disable interrupts, so that netconsole may
 /// transmit from any context.
@@ -48,7 +48,10 @@ pub(crate) struct Shared {
     /// Room for what is left when the ports are closed.
     #[pin]
     pub(crate) batch: SpinLockIrq<Option<Batch>>,
-    /// Announcements that wait: gauge, and hint for the RMA side to wake the VELO side.
+    /// The VELO port has interrupted, and has not been armed since; the same of the RMA port.
+    pub(crate) velo_fired: AtomicFlag,
+    pub(crate) rma_fired: AtomicFlag,
+    /// Announcements that wait: gauge.
     pub(crate) waiting: Atomic<u32>,
     /// Partial frames: gauge.
     pub(crate) partials: Atomic<u32>,
@@ -67,7 +70,7 @@ pub(crate) struct Shared {
     restarts: SpinLockIrq<Restarts>,
     /// 1 while the RMA port is open but its VPID not enabled.
     gated: Atomic<i32>,
-    /// What the timer of the VELO side is set to. It is set with this lock held, so that nobody sets it to a later time than another one
+    /// What the timer of the poll function is set to. It is set with this lock held, so that nobody sets it to a later time than another one
     /// has just asked for.
     #[pin]
     pub(crate) timer: SpinLockIrq<Timer>,
@@ -89,6 +92,8 @@ impl Shared {
                 tx <- new_spinlock_irq!(tx, "exn_tx"),
                 rx <- new_spinlock_irq!(rx, "exn_rx"),
                 batch <- new_spinlock_irq!(None, "exn_batch"),
+                velo_fired: AtomicFlag::new(true),
+                rma_fired: AtomicFlag::new(true),
                 waiting: Atomic::new(0),
                 partials: Atomic::new(0),
                 suspect: Atomic::new(0),
@@ -266,13 +271,16 @@ impl Shared {
     /// A new period of the interface begins.
     pub(crate) fn reset(&self) {
         *self.timer.lock() = Timer::new();
+        // The first run of the poll function arms both.
+        self.velo_fired.store(true, Relaxed);
+        self.rma_fired.store(true, Relaxed);
         self.restart.store(0, Relaxed);
         self.reopened();
         self.suspect.store(0, Relaxed);
         self.notified.store(net::jiffies64(), Relaxed);
     }
 
-    /// Makes sure that housekeeping runs soon; `schedule_in` has the VELO side polled after a delay.
+    /// Makes sure that housekeeping runs soon; `schedule_in` has the interface polled after a delay.
     #[inline]
     pub(crate) fn want_tick(&self, schedule_in: impl FnOnce(Delta)) {
         let now = net::jiffies64();

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod flow;
+pub mod order;
 pub mod poll;
 pub mod rendezvous;
 pub mod restart;

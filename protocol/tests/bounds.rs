@@ -43,9 +43,10 @@ fn silent_sources_do_not_take_all_places() {
             },
             len: LEN,
             discard: false,
+            ticket: None,
         };
         let pump = |w: &mut Waiting<Heap>, port: &mut Port, at| {
-            w.pump(&f, &Time(at), port, &limits, |_, _, _| {});
+            w.pump(&f, &Time(at), port, &limits, |_, _| {});
             f.0.borrow_mut().check().unwrap();
             w.check(&limits).unwrap();
         };
@@ -90,6 +91,7 @@ fn one_source_does_not_fill_the_table() {
         announcement: Announcement { address: 1, len: 5 },
         len: 5,
         discard: true,
+        ticket: None,
     };
     for _ in 0..LIMITS.slow_waiting {
         assert_eq!(w.push(&Time(0), a, &LIMITS), Ok(()));
@@ -97,6 +99,7 @@ fn one_source_does_not_fill_the_table() {
     assert_eq!(w.push(&Time(0), a, &LIMITS), Err(Refusal::Waiting(4)));
     let b = Announced {
         discard: false,
+        ticket: None,
         len: LEN,
         ..a
     };
@@ -225,7 +228,7 @@ impl Crowd {
             &Time(now),
             &mut self.port,
             &self.limits,
-            |node, _, _| refused.push(node.0),
+            |a, _| refused.push(a.node.0),
         );
         let sent = match self.port.answer {
             None => &self.port.sent[before..],
@@ -271,6 +274,7 @@ impl Crowd {
                     },
                     len: LEN,
                     discard: false,
+                    ticket: None,
                 };
                 if self.waiting.push(&Time(now), a, &self.limits).is_err() {
                     self.refused.push(node);

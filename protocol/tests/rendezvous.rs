@@ -275,7 +275,7 @@ fn what_waited_too_long_is_not_delivered() {
     // Its sender has given it up, and may use the memory for something else before long.
     assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
     let ended = f.with(|f| f.notified(&Time(100), &done(Side::Received, 1 << 30, 1, 0)));
-    assert!(matches!(ended, Fetched::Discarded), "{ended:?}");
+    assert!(matches!(ended, Fetched::Discarded(None)), "{ended:?}");
     assert_eq!(port.buffers.len(), 1);
     // It may have done so: what it sends now is nobody's business.
     push(&mut w, 1000, 1, 2, false);
@@ -294,6 +294,7 @@ fn the_age_of_what_lay_in_the_mailbox_counts() {
         },
         len: LEN,
         discard: false,
+        ticket: None,
     };
     // Read just now, but the mailbox was last seen empty long ago.
     w.horizon().emptied(Time(300));
@@ -325,6 +326,7 @@ fn no_memory_for_long_frames_does_not_hold_up_short_ones() {
             },
             len,
             discard: false,
+            ticket: None,
         };
         assert_eq!(w.push(&Time(0), announced, &LIMITS), Ok(()));
     }

@@ -582,6 +582,7 @@ impl Node {
             announcement: a,
             len,
             discard,
+            ticket: None,
         };
         if self.mutation == Some(Mutation::NoAge) {
             self.waiting.horizon().emptied(now);
@@ -613,7 +614,7 @@ impl Node {
             &now,
             &mut fetcher,
             &self.fetch_limits,
-            |from, _, _| refused.push(Report::Refused { from: from.0 }),
+            |a, _| refused.push(Report::Refused { from: a.node.0 }),
         );
         self.reports.append(&mut refused);
     }
@@ -657,14 +658,14 @@ impl Node {
             self.reports.push(Report::Got { local: *local });
         }
         match ended {
-            Fetched::Frame(block, from) => {
+            Fetched::Frame(block, from, _) => {
                 let address = protocol::rendezvous::Buffer::address(&block);
                 let len = self.lengths.iter().find(|(at, _)| *at == address);
                 let mut data = vec![0; len.map_or(0, |(_, len)| *len as usize)];
                 block.load(&mut data)?;
                 self.reports.push(Report::Delivered { from: from.0, data });
             }
-            Fetched::Discarded => self.reports.push(Report::Refused { from: c.peer.0 }),
+            Fetched::Discarded(_) => self.reports.push(Report::Refused { from: c.peer.0 }),
             Fetched::Failed(..) | Fetched::Late(_) | Fetched::Unmatched => {}
         }
         Ok(())

@@ -2,7 +2,7 @@
 //! The side that fetches: [`Fetches`] are shared with whoever takes notifications.
 
 use super::{Buffer, Limits, Peers};
-use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
+use crate::{flow::Counts, order::Ticket, slots::Slots, Clock, Memory, Refused, Time};
 use wire::{
     ext_eth::{last_size, match_key, Announcement, Completion},
     ids::NodeId,
@@ -98,6 +98,7 @@ struct Fetch<B> {
     node: NodeId,
     /// Size that its notification has to show.
     last: u32,
+    ticket: Option<Ticket>,
     since: Time,
     state: FetchState,
     /// Not answered for a while: it doesn't count for what may be in flight.
@@ -120,15 +121,15 @@ pub enum Allowed {
     No(usize),
 }
 
-/// How a fetch ended. Buffers are to be freed by the caller, without its lock.
+/// How a fetch ended, with the place that its frame was to have. Buffers are to be freed by the caller, without its lock.
 #[derive(Debug)]
 pub enum Fetched<B> {
     /// The frame of this node.
-    Frame(B, NodeId),
+    Frame(B, NodeId, Option<Ticket>),
     /// The frame was only fetched to free the sender's buffer.
-    Discarded,
+    Discarded(Option<Ticket>),
     /// It failed with these error bits.
-    Failed(Option<B>, u8),
+    Failed(Option<B>, u8, Option<Ticket>),
     /// It had been given up before.
     Late(Option<B>),
     /// There is none, or it is none of this peer's.
@@ -293,6 +294,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         buffer: B,
         scratch: bool,
         now: Time,
+        ticket: Option<Ticket>,
     ) -> Result<(), Option<B>> {
         let mut state = FetchState::Waiting;
         let event = match scratch {
@@ -306,6 +308,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             scratch,
             node,
             last: last_size(len),
+            ticket,
             since: now,
             state,
             late: false,
@@ -365,9 +368,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     /// A completer notification.
     pub fn notified(&mut self, clock: &impl Clock, c: &Completion) -> Fetched<B> {
         let is_it = |f: &Fetch<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
-        if !self.fetches.get(c.key).is_some_and(is_it) {
+        let Some(fetch) = self.fetches.get(c.key).filter(|f| is_it(f)) else {
             return Fetched::Unmatched;
-        }
+        };
+        let ticket = fetch.ticket;
         let now = clock.now();
         self.sources.update(c.peer, |s| {
             s.silent = false;
@@ -380,10 +384,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         };
         match self.end(c.key, event) {
             None => Fetched::Unmatched,
-            Some((_, _, buffer)) if c.error != 0 => Fetched::Failed(buffer, c.error),
+            Some((_, _, buffer)) if c.error != 0 => Fetched::Failed(buffer, c.error, ticket),
             Some((FetchState::Lost, _, buffer)) => Fetched::Late(buffer),
-            Some((_, node, Some(buffer))) => Fetched::Frame(buffer, node),
-            Some((_, _, None)) => Fetched::Discarded,
+            Some((_, node, Some(buffer))) => Fetched::Frame(buffer, node, ticket),
+            Some((_, _, None)) => Fetched::Discarded(ticket),
         }
     }
 

@@ -2,7 +2,7 @@
 //! Announcements that wait to be fetched: they belong to whoever takes messages.
 
 use super::{Allowed, Buffer, FetchEvent, FetchPort, Fetches, Limits};
-use crate::{poll::Horizon, slots::Slots, Clock, Memory, Refused, Shared, Time};
+use crate::{order::Ticket, poll::Horizon, slots::Slots, Clock, Memory, Refused, Shared, Time};
 use wire::{
     ext_eth::{match_key, Announcement},
     ids::NodeId,
@@ -19,6 +19,8 @@ pub struct Announced {
     pub len: u32,
     /// Not a frame that can be delivered: only to free the sender's buffer.
     pub discard: bool,
+    /// The place that it is to have among frames of its source.
+    pub ticket: Option<Ticket>,
 }
 
 /// One that waits.
@@ -195,7 +197,7 @@ impl<M: Memory> Waiting<M> {
         clock: &impl Clock,
         port: &mut P,
         limits: &Limits,
-        mut refused: impl FnMut(NodeId, u32, Refusal),
+        mut refused: impl FnMut(&Announced, Refusal),
     ) -> Pumped {
         let mut taken = 0;
         let mut short = u32::MAX;
@@ -217,7 +219,7 @@ impl<M: Memory> Waiting<M> {
                 Next::Taken => {}
                 Next::Refuse(why) => {
                     fetches.with(|f| f.count_waiting(FetchEvent::Refuse));
-                    refused(a.node, a.len, why);
+                    refused(&a, why);
                 }
                 Next::Pass(_) => continue,
                 Next::Short(len) => {
@@ -248,7 +250,7 @@ impl<M: Memory> Waiting<M> {
         fetches: &impl Shared<Fetches<M, B>>,
         now: Time,
         limits: &Limits,
-        mut refused: impl FnMut(NodeId, u32, Refusal),
+        mut refused: impl FnMut(&Announced, Refusal),
     ) -> usize {
         let since = self.full.map_or(now, |at| at.max(self.horizon.since()));
         self.full = Some(since);
@@ -274,7 +276,7 @@ impl<M: Memory> Waiting<M> {
             self.queue.remove(number);
             self.count(&a, false);
             fetches.with(|f| f.count_waiting(FetchEvent::Refuse));
-            refused(a.node, a.len, Refusal::Waiting(share.all));
+            refused(&a, Refusal::Waiting(share.all));
         }
         n
     }
@@ -355,7 +357,7 @@ fn fetch<M: Memory, P: FetchPort>(
     let local = buffer.address();
     let key = match_key(local, a.len);
     // The notification may come at once, so the entry has to be there before the GET is posted.
-    let inserted = shared.with(|f| f.begin(a.node, a.len, buffer, scratch, now));
+    let inserted = shared.with(|f| f.begin(a.node, a.len, buffer, scratch, now, a.ticket));
     if inserted.is_err() {
         return Next::Stop;
     }

@@ -146,6 +146,7 @@ pub fn push(w: &mut Waiting<Heap>, at: u64, node: u16, address: u64, discard: bo
         announcement: a,
         len: LEN,
         discard,
+        ticket: None,
     };
     w.horizon().emptied(Time(at));
     assert_eq!(w.push(&Time(at), announced, &LIMITS), Ok(()));
@@ -154,8 +155,8 @@ pub fn push(w: &mut Waiting<Heap>, at: u64, node: u16, address: u64, discard: bo
 
 pub fn pump(w: &mut Waiting<Heap>, f: &Locked, at: u64, port: &mut Port) -> Vec<(u16, Refusal)> {
     let mut refused = Vec::new();
-    w.pump(f, &Time(at), port, &LIMITS, |node, _, why| {
-        refused.push((node.0, why));
+    w.pump(f, &Time(at), port, &LIMITS, |a, why| {
+        refused.push((a.node.0, why));
     });
     f.0.borrow_mut().check().unwrap();
     w.check(&LIMITS).unwrap();

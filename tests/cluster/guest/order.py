@@ -1,0 +1,59 @@
+"""Datagrams of two sizes by turns, one that goes in a message and one that is announced: do they arrive in order?
+
+order.py listen PORT FILE    writes "ready" to FILE, and then what came: number, out of order, greatest distance
+order.py send HOST PORT N    sends N datagrams, and then some that say that this was all
+"""
+import os
+import socket
+import struct
+import sys
+
+SIZES = 24, 1404
+END = 0xFFFFFFFF
+
+
+def tell(path, text):
+    with open(path + ".new", "w") as f:
+        f.write(text)
+    os.rename(path + ".new", path)
+
+
+def listen(port, path):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, 33, 16 << 20)  # SO_RCVBUFFORCE
+    s.settimeout(60)
+    s.bind(("0.0.0.0", port))
+    tell(path, "ready")
+    came = wrong = most = 0
+    last = -1
+    while True:
+        data = s.recv(2048)
+        number = struct.unpack("<I", data[:4])[0]
+        if number == END:
+            break
+        if len(data) != SIZES[number % 2]:
+            raise SystemExit(f"{number} has {len(data)} bytes")
+        came += 1
+        if number < last:
+            wrong += 1
+            most = max(most, last - number)
+        last = max(last, number)
+    tell(path, f"{came} {wrong} {most}")
+
+
+def send(host, port, count):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.connect((host, port))
+    for number in range(count):
+        s.send(struct.pack("<I", number).ljust(SIZES[number % 2], b"x"))
+    for _ in range(20):
+        try:
+            s.send(struct.pack("<I", END))
+        except ConnectionRefusedError:
+            pass  # It has heard the first ones.
+
+
+if sys.argv[1] == "listen":
+    listen(int(sys.argv[2]), sys.argv[3])
+else:
+    send(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
