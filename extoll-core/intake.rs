@@ -233,7 +233,7 @@ impl Lookout {
     fn pointer(&self) -> Option<u32> {
         let hw = self.nic.alive_access()?;
         let raw = hw.rf.read(BqRegs(self.unit).wp_lwp_dcq_rp(self.vpid));
-        (!Nic::is_gone(&self.nic, &hw, raw)).then(|| WritePointers(raw).lwp())
+        (!self.nic.is_gone(&hw, raw)).then(|| WritePointers(raw).lwp())
     }
 
     /// Slots by which the NIC's write pointer is ahead of `next`.

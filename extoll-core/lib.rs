@@ -10,6 +10,7 @@
 pub mod atu;
 mod bq;
 pub mod child;
+mod context;
 mod debugfs;
 pub mod dma;
 mod events;

@@ -7,9 +7,8 @@
 
 use crate::{
     atu::Atu,
-    dma::BoundDevice,
+    context::Lost,
     events::{Changes, Events},
-    hw::Hw,
     links::{Link, Links, LINKS},
     quarantine::{self, Quarantine},
     residue::{self, Spoiled},
@@ -17,32 +16,26 @@ use crate::{
     rra::Rra,
     smfu::Smfu,
     snq::Snq,
-    stats::{Reason, Stats},
+    stats::Reason,
     user,
     vpid::Table,
 };
+use core::ops::Deref;
 use kernel::{
-    device::{self, Bound},
     impl_has_delayed_work, impl_has_work, new_delayed_work, new_mutex, new_work,
     prelude::*,
-    revocable::{Revocable, RevocableGuard},
     str::CString,
-    sync::{
-        aref::ARef,
-        atomic::{Atomic, AtomicFlag, Relaxed},
-        rcu, Arc, Mutex,
-    },
-    time::{delay::fsleep, Delta},
+    sync::{Arc, Mutex},
     workqueue::{DelayedWork, Work, WorkItem},
 };
-use kernel_ext::{pci::stop_dma, ratelimit::RateLimit, reset::ResetClient, trace, uevent, work};
+use kernel_ext::{ratelimit::RateLimit, reset::ResetClient, uevent, work};
 use wire::{
-    ids::{NodeId, RegOffset, Unit, Vpid},
+    ids::{NodeId, Unit, Vpid},
     regs::info,
     snq::TriggerEvent,
 };
 
-pub use wire::regs::info::NetworkState;
+pub use crate::context::{Context, NetworkState, Status};
 
 /// Facts fixed at load time.
 #[derive(Clone, Copy)]
@@ -63,24 +56,6 @@ pub struct Params {
     pub mark_fences: bool,
     /// What processes may do.
     pub user: user::Settings,
-}
-
-/// What the network looks like from this NIC.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Status {
-    /// Node ID; meaningful while the network runs. May be 0 (G27).
-    pub node: NodeId,
-    /// Network state.
-    pub network: NetworkState,
-    /// False once the device is gone or its driver unbound.
-    pub alive: bool,
-}
-
-impl Status {
-    /// True when traffic is possible.
-    pub fn is_up(&self) -> bool {
-        self.alive && self.network == NetworkState::Running
-    }
 }
 
 /// Receives changes of [`Status`].
@@ -118,48 +93,35 @@ struct Subscribers {
     last: Option<Status>,
 }
 
+impl Deref for Nic {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.ctx
+    }
+}
+
+/// Has a loss of the device reported. Refers to the NIC until its shutdown.
+struct Report(Arc<Nic>);
+
+impl Lost for Report {
+    fn lost(&self) {
+        self.0.schedule_status();
+    }
+}
+
 impl ResetClient for Nic {
     fn lost(this: &Arc<Self>) {
-        if this.alive.xchg(false, kernel::sync::atomic::Full) {
-            this.error(Reason::Reset, 0);
-        }
-        // Whoever has seen it alive is done with it.
-        rcu::synchronize_rcu();
-        // It still does as it is told.
-        if let Some(hw) = this.access() {
-            hw.quiesce();
-        }
-        fsleep(BEGUN);
+        this.ctx.lose_by_reset();
         this.publish_status();
     }
 }
 
-/// How long a write to memory may take that a unit has begun.
-const BEGUN: Delta = Delta::from_millis(2);
-
-/// Access to the hardware; while it exists the mappings stay. Holds an RCU read lock: must not sleep.
-pub(crate) type Access<'a> = RevocableGuard<'a, Hw>;
-
 /// One NIC.
 #[pin_data]
 pub struct Nic {
-    dev: ARef<device::Device>,
-    id: u32,
+    ctx: Arc<Context>,
     pub(crate) params: Params,
-    #[pin]
-    hw: Revocable<Hw>,
-    /// `Some` while the device is bound; locked by users that sleep.
-    #[pin]
-    bound: Mutex<Option<BoundDevice>>,
-    /// Cleared once, when the device is found missing or unbound.
-    alive: AtomicFlag,
-    /// `Some` while the device is bound and can access memory. Taken last.
-    #[pin]
-    dma: Mutex<Option<BoundDevice>>,
-    node: Atomic<u32>,
-    network: Atomic<u64>,
-    stats: Stats,
-    limits: [RateLimit; Reason::ALL.len()],
     /// Of log lines about the status.
     status_limit: RateLimit,
     #[pin]
@@ -313,30 +275,18 @@ impl WorkItem<5> for Nic {
 
 impl Nic {
     pub(crate) fn new(
-        dev: &device::Device<Bound>,
-        id: u32,
+        ctx: Arc<Context>,
         params: Params,
-        hw: Hw,
+        smfu_bytes: u64,
         snq: impl PinInit<Snq, Error>,
     ) -> Result<Arc<Self>> {
-        let (bound, dma) = (BoundDevice::new(dev), BoundDevice::new(dev));
         let events = Events::new()?;
-        let smfu_bytes = hw.windows.smfu_size;
         let vpids = 2 * usize::from(Vpid::COUNT);
         let spoiled = KVec::with_capacity(vpids, GFP_KERNEL)?;
         Arc::pin_init(
             try_pin_init!(Self {
-                dev: dev.into(),
-                id,
+                ctx,
                 params,
-                hw <- Revocable::new(hw),
-                bound <- new_mutex!(Some(bound), "extoll_bound"),
-                alive: AtomicFlag::new(true),
-                dma <- new_mutex!(Some(dma), "extoll_dma"),
-                node: Atomic::new(0),
-                network: Atomic::new(0),
-                stats: Stats::new(),
-                limits: core::array::from_fn(|_| RateLimit::new(params.log_interval_ms)),
                 status_limit: RateLimit::new(params.log_interval_ms),
                 velo <- Table::new(),
                 rma <- Table::new(),
@@ -366,39 +316,11 @@ impl Nic {
         )
     }
 
-    /// Number that identifies the NIC on this host: PCI domain, bus, device, function
-    /// ([`kernel_ext::pci::unique_id`]).
-    pub fn id(&self) -> u32 {
-        self.id
-    }
-
-    /// The PCI device, for log lines.
-    pub fn device(&self) -> &device::Device {
-        &self.dev
-    }
-
-    /// Node ID as last read. No register access; any context.
-    pub fn node(&self) -> NodeId {
-        NodeId(self.node.load(Relaxed) as u16)
-    }
-
-    /// Node ID, network state and liveness as last read. No register access; any context.
-    pub fn status(&self) -> Status {
-        Status {
-            node: self.node(),
-            network: NetworkState::from_raw(self.network.load(Relaxed)),
-            alive: self.is_alive(),
-        }
-    }
-
-    /// False once the device is gone or unbound. Any context.
-    pub fn is_alive(&self) -> bool {
-        self.alive.load(Relaxed)
-    }
-
-    /// Counters.
-    pub fn stats(&self) -> &Stats {
-        &self.stats
+    /// From now on until the shutdown a loss of the device is reported. May sleep.
+    pub(crate) fn listen(self: &Arc<Self>) -> Result {
+        let report = Arc::new(Report(self.clone()), GFP_KERNEL)?;
+        self.set_listener(Some(report));
+        Ok(())
     }
 
     /// Bytes per VELO slot: 128 or 64.
@@ -408,27 +330,6 @@ impl Nic {
         } else {
             128
         }
-    }
-
-    /// Calls `f` with the device while it is certainly bound, e.g. to allocate DMA memory. May sleep, and so may `f`.
-    /// Unbinding waits for `f`.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` after unbinding has begun.
-    pub fn with_bound<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
-        let bound = self.bound.lock();
-        Ok(f(bound.as_ref().ok_or(ENODEV)?.get()))
-    }
-
-    /// As [`Nic::with_bound`] for any context, e.g. to map a buffer: `f` must not sleep.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` after unbinding has begun.
-    pub fn with_bound_atomic<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
-        let hw = self.access().ok_or(ENODEV)?;
-        Ok(f(hw.device()))
     }
 
     /// The links as last seen. No register access; any context.
@@ -457,18 +358,6 @@ impl Nic {
         })
     }
 
-    /// The registers, unless revoked. Hold briefly.
-    pub(crate) fn access(&self) -> Option<Access<'_>> {
-        self.hw.try_access()
-    }
-
-    /// As [`Nic::access`], but also refuses a device that was found missing.
-    pub(crate) fn alive_access(&self) -> Option<Access<'_>> {
-        // In this order: who has declared it dead and then waited for readers of RCU knows that nobody touches it any more.
-        let hw = self.hw.try_access()?;
-        self.is_alive().then_some(hw)
-    }
-
     pub(crate) fn table(&self, unit: Unit) -> &Table {
         match unit {
             Unit::Velo => &self.velo,
@@ -476,99 +365,13 @@ impl Nic {
         }
     }
 
-    /// Counts, traces and (rate-limited) logs an error. Any context.
-    pub(crate) fn error(&self, reason: Reason, detail: u64) {
-        self.stats.count(reason);
-        trace::error(self.id, reason as u32, detail);
-        let Some(limit) = self.limits.get(reason as usize) else {
-            return;
-        };
-        if let Some(missed) = limit.allow() {
-            let (n, text) = (reason as u32, reason.text());
-            dev_warn!(
-                self.dev,
-                "reason {n}: {text} ({detail:#x}), {missed} suppressed\n"
-            );
-        }
-    }
-
-    /// Counts and traces an error without a log line. Any context.
-    pub(crate) fn note(&self, reason: Reason, detail: u64) {
-        self.stats.count(reason);
-        trace::error(self.id, reason as u32, detail);
-    }
-
-    /// Tells whether a value that was read means that the device is gone, and declares it dead then. Any context.
-    pub(crate) fn is_gone(self: &Arc<Self>, hw: &Hw, value: u64) -> bool {
-        if value != u64::MAX {
-            return !self.is_alive();
-        }
-        // All ones could be data; the version register cannot be.
-        if hw.rf.read(info::DRIVER) != u64::MAX {
-            return false;
-        }
-        self.declare_dead();
-        true
-    }
-
-    /// The device does not answer: sends fail from now on, clients hear of it. Once.
-    pub(crate) fn declare_dead(self: &Arc<Self>) {
-        if self.alive.xchg(false, kernel::sync::atomic::Full) {
-            self.stats.count(Reason::DeviceGone);
-            trace::error(self.id, Reason::DeviceGone as u32, 0);
-            dev_err!(self.dev, "registers read as all ones, the device is gone\n");
-            self.schedule_status();
-        }
-    }
-
-    /// Cuts a dead NIC off from memory, since it can't be told to forget any: its registers may hang while it goes on to read and
-    /// write. When this returns, nothing of this host is in its reach. May sleep.
-    pub(crate) fn isolate(&self) {
-        if self.is_alive() {
-            return;
-        }
-        let mut dma = self.dma.lock();
-        if let Some(dev) = dma.take() {
-            // It is a PCI device.
-            let _ = stop_dma(dev.get());
-        }
-    }
-
-    /// Has `f` tell the NIC to forget memory, and makes sure by reading `reg` that it has: when this returns the memory can be freed.
-    /// `f` must not sleep and may not be called. May sleep.
-    pub(crate) fn withdraw(self: &Arc<Self>, reg: RegOffset, f: impl FnOnce(&Hw)) {
-        let told = self.alive_access().is_some_and(|hw| {
-            f(&hw);
-            !self.is_gone(&hw, hw.rf.read(reg))
-        });
-        if told {
-            // What the unit had begun to write before it heard of it takes another way than the answer (HW §5), which does not push it.
-            fsleep(BEGUN);
-        } else {
-            self.isolate();
-        }
-    }
-
-    /// Notes the network state; used by the probe, which reads it alone (HW §3).
-    pub(crate) fn set_network(&self, value: u64) {
-        self.network.store(value, Relaxed);
-    }
-
-    /// Notes the node ID; used by the probe.
-    pub(crate) fn set_node(&self, node: NodeId) {
-        self.node.store(u32::from(node.0), Relaxed);
-    }
-
     /// As [`Nic::error`] for an event that reports an error, with what it changed.
     pub(crate) fn event_error(&self, event: TriggerEvent, part: u8, changes: &Changes<'_>) {
         self.note(Reason::ErrorEvent, u64::from(event.number()));
-        let Some(limit) = self.limits.get(Reason::ErrorEvent as usize) else {
-            return;
-        };
-        if let Some(missed) = limit.allow() {
+        if let Some(missed) = self.log_allowance(Reason::ErrorEvent) {
             let name = event.name();
             dev_warn!(
-                self.dev,
+                self.device(),
                 "event {}, part {part}: {}, {missed} suppressed\n",
                 name,
                 changes
@@ -586,9 +389,9 @@ impl Nic {
         if self.is_gone(&hw, network) || self.is_gone(&hw, node) {
             return;
         }
-        self.network.store(network, Relaxed);
-        let node = u32::from(info::Node(node).id());
-        if self.node.xchg(node, kernel::sync::atomic::Full) != node {
+        self.set_network(network);
+        let node = NodeId(info::Node(node).id());
+        if self.set_node(node) != node {
             drop(hw);
             self.velo.for_each(|port| {
                 if let Some(hw) = self.alive_access() {
@@ -667,7 +470,7 @@ impl Nic {
         }
         let was_alive = subscribers.last.is_none_or(|s| s.alive);
         subscribers.last = Some(status);
-        self.stats.change();
+        self.stats().change();
         let Status {
             node,
             network,
@@ -676,7 +479,7 @@ impl Nic {
         let again = self.status_limit.allow();
         if let Some(missed) = again.or((was_alive && !alive).then_some(0)) {
             dev_info!(
-                self.dev,
+                self.device(),
                 "node {}, network {:?}, alive {}, {} suppressed\n",
                 node.0,
                 network,
@@ -701,7 +504,7 @@ impl Nic {
         let network = CString::try_from_fmt(fmt!("EXTOLL_NETWORK={:?}", status.network))?;
         let node = CString::try_from_fmt(fmt!("EXTOLL_NODE={}", status.node.0))?;
         let alive = CString::try_from_fmt(fmt!("EXTOLL_ALIVE={}", u8::from(status.alive)))?;
-        uevent::changed(&self.dev, &[&network, &node, &alive])
+        uevent::changed(self.device(), &[&network, &node, &alive])
     }
 
     /// Stops everything that runs by itself, then gives up the hardware. Called once at unbind, after children and
@@ -714,7 +517,7 @@ impl Nic {
             self.error(Reason::PortLeft, left as u64);
         }
         // No device is found missing any more.
-        self.alive.store(false, Relaxed);
+        self.ctx.retire();
         // Each after those that schedule it.
         work::cancel_delayed_sync::<Nic, 4>(self);
         work::cancel_delayed_sync::<Nic, 2>(self);
@@ -727,8 +530,7 @@ impl Nic {
         self.velo.down();
         self.rma.down();
         self.smfu.unmap_all();
-        *self.dma.lock() = None;
-        *self.bound.lock() = None;
-        self.hw.revoke();
+        self.ctx.set_listener(None);
+        self.ctx.give_up();
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     htax,
     hw::Hw,
     info,
-    nic::{Nic, Params},
+    nic::{Context, Nic, Params},
     refusal::{refuse, Failure, Refusal},
     rf::{self, Directory},
     rma, rra, smfu,
@@ -105,8 +105,11 @@ impl<'a> BoundNic<'a> {
         hw.quiesce();
         pdev.set_master();
         let no_setup = |e: &Error| refuse(dev, Refusal::Setup, fmt!("{e:?}"));
+        let smfu_bytes = hw.windows.smfu_size;
+        let ctx = Context::new(dev.as_ref(), unique_id(dev), params.log_interval_ms, hw)
+            .inspect_err(no_setup)?;
         let nic = Snq::new(dev.as_ref())
-            .and_then(|snq| Nic::new(dev.as_ref(), unique_id(dev), params, hw, snq))
+            .and_then(|snq| Nic::new(ctx, params, smfu_bytes, snq))
             .inspect_err(no_setup)?;
 
         let live = new_mutex!(Live::default(), "extoll_live");
@@ -173,6 +176,7 @@ impl<'a> BoundNic<'a> {
     /// Steps 3 to 27.
     fn start(&self, dev: &'a pci::Device<Bound>, vectors: u32) -> Result<(), Failure> {
         let nic = &self.nic;
+        nic.listen()?;
         {
             let hw = nic.access().ok_or(ENODEV)?;
             htax::init(&hw)?;

@@ -537,7 +537,7 @@ fn free(nic: &Nic, range: Range, bed: Option<Bed>) {
 fn notice_gone(nic: &Arc<Nic>) {
     if let Some(hw) = nic.alive_access() {
         let raw = hw.rf.read(atu::CONTROL);
-        Nic::is_gone(nic, &hw, raw);
+        nic.is_gone(&hw, raw);
     }
 }
 
