@@ -12,8 +12,9 @@ use crate::{
     shared::{ms, Shared},
 };
 use extoll_core::{
+    child::Handle,
     links::Link,
-    nic::{Nic, Status, StatusClient, Subscription},
+    nic::{Status, StatusClient, Subscription},
     quarantine::{Batch, Held},
     rma, velo,
     vpid::Client,
@@ -338,7 +339,7 @@ pub(crate) struct Interface {
 impl Interface {
     /// Makes and registers the interface of a NIC. May sleep, takes RTNL.
     pub(crate) fn new(
-        nic: Arc<Nic>,
+        nic: Handle,
         parent: &device::Device<Bound>,
         dma: &device::Device<Bound>,
     ) -> Result<Self> {
@@ -363,7 +364,7 @@ impl Interface {
             .inspect_err(|e| dev_warn!(shared.nic.device(), "exn: no debugfs files: {e:?}\n"))
             .ok();
         let watch = Arc::new(StatusWatch(shared.clone()), GFP_KERNEL)?;
-        let status = Nic::subscribe(&nic, watch)?;
+        let status = nic.subscribe(watch)?;
         // What changed before the subscription.
         shared.ndev.schedule_work();
         Ok(Self {

@@ -26,7 +26,7 @@ struct Driver;
 kernel::auxiliary_device_table!(
     AUX_TABLE,
     <Driver as auxiliary::Driver>::IdInfo,
-    [(auxiliary::DeviceId::new(child::MODULE, child::NAME), ())]
+    [(auxiliary::DeviceId::new(child::MODULE, child::EXN), ())]
 );
 
 impl auxiliary::Driver for Driver {

@@ -8,19 +8,22 @@
 #![deny(unsafe_code)]
 
 pub mod atu;
+pub mod backdoor;
 mod bq;
 pub mod child;
 mod context;
 mod debugfs;
 pub mod dma;
-mod events;
+pub mod events;
 mod htax;
 mod hw;
 mod info;
 mod intake;
 pub mod links;
 mod mmio;
+pub mod monitor;
 pub mod nic;
+mod params;
 pub mod probe;
 pub mod quarantine;
 pub mod refusal;
@@ -29,8 +32,9 @@ mod rf;
 pub mod rma;
 pub mod rra;
 pub mod smfu;
-mod snq;
+pub mod snq;
 pub mod stats;
+mod subscribers;
 mod tx;
 pub mod user;
 pub mod velo;

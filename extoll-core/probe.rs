@@ -9,11 +9,12 @@ use crate::{
     htax,
     hw::Hw,
     info,
+    monitor::Monitor,
     nic::{Context, Nic, Params},
     refusal::{refuse, Failure, Refusal},
     rf::{self, Directory},
-    rma, rra, smfu,
-    snq::{Interrupt, Snq},
+    rma,
+    snq::{self, Interrupt},
     user::Devices,
     velo, xbar,
 };
@@ -30,8 +31,8 @@ use kernel_ext::{
     reset::ResetWatch,
 };
 use wire::{
-    htax::{Windows, BAR0_MIN},
-    ids::BusAddr,
+    htax::{Bar, Sides, BAR0_MIN},
+    ids::{BusAddr, CpuAddr},
     regs::smfu::RRA_WINDOW,
 };
 
@@ -47,9 +48,9 @@ const MAX_VECTORS: u32 = 32;
 /// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
 #[derive(Default)]
 struct Live<'a> {
-    resets: Option<Pin<KBox<ResetWatch<Nic>>>>,
+    resets: Option<Pin<KBox<ResetWatch<Monitor>>>>,
     user: Option<Devices>,
-    children: [Option<auxiliary::Registration<'a, child::Data>>; 2],
+    children: [Option<auxiliary::Registration<'a, child::Data>>; child::NAMES.len()],
     files: Option<Files>,
     registers: Option<Directory>,
     irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
@@ -98,18 +99,23 @@ impl<'a> BoundNic<'a> {
         })?;
         let bar0 = Self::claim(dev, 0, BAR0_MIN)?;
         let bar2 = Self::claim(dev, 2, RRA_WINDOW + 1)?;
-        let windows = Windows::standard(BusAddr(bar0.start()), BusAddr(bar2.start()), bar2.size());
+        let sides = Sides::standard(Self::bar(&bar0), Self::bar(&bar2));
+        let windows = sides.ok_or(ENODEV).inspect_err(|_| {
+            let (low, high) = (bar0.bus(), bar2.bus());
+            refuse(dev, Refusal::BarAddress, fmt!("{low:#x}, {high:#x}"));
+        })?;
         let hw = Hw::map(dev.as_ref(), &bar0, windows, params.mark_fences)
             .inspect_err(|e| refuse(dev, Refusal::Map, fmt!("{e:?}")))?;
         // Whoever had the device before may have left it running, with addresses of memory that is somebody else's by now.
         hw.quiesce();
         pdev.set_master();
         let no_setup = |e: &Error| refuse(dev, Refusal::Setup, fmt!("{e:?}"));
-        let smfu_bytes = hw.windows.smfu_size;
+        let smfu_bytes = hw.windows.bus.smfu_size;
         let ctx = Context::new(dev.as_ref(), unique_id(dev), params.log_interval_ms, hw)
             .inspect_err(no_setup)?;
-        let nic = Snq::new(dev.as_ref())
-            .and_then(|snq| Nic::new(ctx, params, smfu_bytes, snq))
+        let nic = enabled
+            .with_low_memory(pdev, || snq::allocate(dev.as_ref()))
+            .and_then(|ring| Nic::new(ctx, ring?, params, smfu_bytes))
             .inspect_err(no_setup)?;
 
         let live = new_mutex!(Live::default(), "extoll_live");
@@ -126,14 +132,17 @@ impl<'a> BoundNic<'a> {
             refuse(dev, why, fmt!("{e:?}"));
             e
         })?;
-        let resets = KBox::pin_init(ResetWatch::new(pdev, this.nic.clone()), GFP_KERNEL)
-            .inspect_err(no_setup)?;
+        let resets = KBox::pin_init(
+            ResetWatch::new(pdev, this.nic.monitor().clone()),
+            GFP_KERNEL,
+        )
+        .inspect_err(no_setup)?;
         this.live.lock().resets = Some(resets);
         let files = debugfs::files::<M>(&this.nic)
             .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
             .ok();
         this.live.lock().files = files;
-        let registers = rf::directory(dev.as_ref(), &this.nic)
+        let registers = rf::directory(dev.as_ref(), this.nic.context())
             .inspect_err(|e| dev_warn!(dev, "no register files in sysfs: {:?}\n", e))
             .ok();
         this.live.lock().registers = registers;
@@ -142,7 +151,7 @@ impl<'a> BoundNic<'a> {
             .ok();
         this.live.lock().user = user;
         // Last, since children may be probed at once.
-        for (slot, name) in [child::NAME, child::RAW].into_iter().enumerate() {
+        for (slot, name) in child::NAMES.into_iter().enumerate() {
             let nic = this.nic.clone();
             let child =
                 auxiliary::Registration::new(dev.as_ref(), name, nic.id(), child::MODULE, nic)
@@ -152,6 +161,14 @@ impl<'a> BoundNic<'a> {
             }
         }
         Ok(this)
+    }
+
+    fn bar(region: &Region<'_>) -> Bar {
+        Bar {
+            cpu: CpuAddr(region.start()),
+            bus: BusAddr(region.bus()),
+            size: region.size(),
+        }
     }
 
     fn claim(dev: &'a pci::Device<Bound>, bar: u32, min: u64) -> Result<Region<'a>> {
@@ -176,21 +193,21 @@ impl<'a> BoundNic<'a> {
     /// Steps 3 to 27.
     fn start(&self, dev: &'a pci::Device<Bound>, vectors: u32) -> Result<(), Failure> {
         let nic = &self.nic;
-        nic.listen()?;
+        nic.monitor().listen()?;
         {
             let hw = nic.access().ok_or(ENODEV)?;
             htax::init(&hw)?;
             info::read_network_state(nic, &hw)?;
             xbar::init(&hw);
-            nic.snq.setup(&hw)?;
+            nic.snq().setup(&hw)?;
         }
         let irq = MsiVectors::new(dev, vectors.min(MAX_VECTORS))
-            .and_then(|v| v.request(c"extoll", Interrupt(nic.clone())))
+            .and_then(|v| v.request(c"extoll", Interrupt(nic.snq().clone())))
             .map_err(|e| Failure(Refusal::Interrupt, e))?;
         self.live.lock().irq = Some(irq);
         {
             let hw = nic.access().ok_or(ENODEV)?;
-            nic.snq.start(&hw, nic.params.snq_irq);
+            nic.snq().start(&hw);
             info::read_network_state(nic, &hw)?;
         }
         bq::init(nic)?;
@@ -198,14 +215,14 @@ impl<'a> BoundNic<'a> {
         Atu::init(nic)?;
         let (mps, mrrs) = payload_sizes(dev);
         rma::init(nic, mps, mrrs)?;
-        smfu::init(nic)?;
+        nic.smfu().init()?;
         // Step 27. A NIC without it is of use all the same, and the first request tries again.
-        if let Err(e) = rra::open(nic) {
+        if let Err(e) = nic.rra().open(nic) {
             dev_warn!(dev, "remote registers are not available yet: {:?}\n", e);
         }
-        nic.schedule_status();
-        nic.schedule_events();
-        nic.schedule_watch();
+        nic.monitor().schedule();
+        nic.snq().attend();
+        nic.link_state().start();
         Ok(())
     }
 
@@ -215,6 +232,7 @@ impl<'a> BoundNic<'a> {
         // Each is dropped without the lock.
         let resets = self.live.lock().resets.take();
         drop(resets);
+        self.nic.smfu().revoke_windows();
         let user = self.live.lock().user.take();
         drop(user);
         let children = {
@@ -225,6 +243,7 @@ impl<'a> BoundNic<'a> {
             core::mem::take(&mut live.children)
         };
         drop(children);
+        child::wait_for_handles(&self.nic);
         let files = self.live.lock().files.take();
         drop(files);
         let registers = self.live.lock().registers.take();
@@ -236,8 +255,8 @@ impl<'a> BoundNic<'a> {
                 hw.quiesce();
             }
         }
-        let remains = rra::close(&self.nic);
-        self.nic.snq.stop(&self.nic);
+        let remains = self.nic.rra().close();
+        self.nic.snq().stop();
         let irq = self.live.lock().irq.take();
         drop(irq);
         stop_units(&self.nic);
@@ -246,15 +265,15 @@ impl<'a> BoundNic<'a> {
         Atu::release(&self.nic);
         self.nic.shutdown();
         drop(remains);
-        self.nic.snq.free();
+        self.nic.snq().free();
         self.nic.locks.free();
-        self.nic.smfu.free_exported();
+        self.nic.smfu().free_exported();
     }
 }
 
 /// Leaves no address of host memory in the hardware.
 fn stop_units(nic: &Arc<Nic>) {
-    smfu::stop(nic);
+    nic.smfu().stop();
     rma::stop(nic);
     Atu::stop(nic);
     velo::stop(nic);

@@ -11,6 +11,7 @@
 mod attached;
 mod command;
 mod memory;
+mod notices;
 mod pingpong;
 mod protocol;
 mod regions;
@@ -20,6 +21,7 @@ mod server;
 mod stream;
 mod transfer;
 mod wait;
+mod window;
 
 use attached::{Attached, Registry};
 use kernel::{

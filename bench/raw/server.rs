@@ -7,8 +7,8 @@ use crate::{
     protocol::{Offer, ASK, DATA, DONE, PING, PING_POLL, REPLY},
 };
 use extoll_core::{
+    child::Handle,
     dma::DmaWords,
-    nic::Nic,
     rma::{self, NotificationType, Notifications, Requester},
     velo::{self, Header, Mailbox, Mtt, SendError, Sender, SourceId, Target, MAX_LEN},
     vpid::Client,
@@ -75,7 +75,7 @@ struct Reply {
 
 /// Ports before memory: closing a port makes the NIC refuse what still arrives for it.
 struct Inner {
-    nic: Arc<Nic>,
+    nic: Handle,
     sender: Sender,
     mailbox: Mailbox,
     requester: Requester,
@@ -135,7 +135,7 @@ impl Client for Kick {
 
 impl Server {
     /// Opens the ports and begins to serve. May sleep.
-    pub(crate) fn start(nic: &Arc<Nic>, vpid: Vpid) -> Result<Arc<Self>> {
+    pub(crate) fn start(nic: &Handle, vpid: Vpid) -> Result<Arc<Self>> {
         let source = memory::allocate(nic, SOURCE_BYTES)?;
         let sink = memory::allocate(nic, SINK_BYTES)?;
         memory::fill(&source, SOURCE_BYTES / 8, SEED, 0);

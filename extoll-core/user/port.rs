@@ -38,7 +38,7 @@ use kernel_ext::{
 };
 use wire::{
     bq::{Rp, SlotCode, WritePointers},
-    htax::{Windows, UNIT_WINDOW},
+    htax::{CpuWindows, UNIT_WINDOW},
     ids::{BusAddr, NodeId, RegOffset, Unit, Vpid},
     regs::{wcbuf, BqRegs},
 };
@@ -491,19 +491,19 @@ impl Port {
     }
 
     /// Page of the register file.
-    fn registers(windows: &Windows, reg: RegOffset) -> Result<Part> {
+    fn registers(windows: &CpuWindows, reg: RegOffset) -> Result<Part> {
         let size = RegOffset::WINDOW.into();
         let source = mmio::pages(windows.rf.0, size, reg.get().into(), 1, Cache::Uncached)?;
         Ok(Part::new(source, 0, 1))
     }
 
     /// Page with the state of the write-combining buffer.
-    pub(super) fn state<E: Engine>(windows: &Windows, vpid: Vpid) -> Result<Part> {
+    pub(super) fn state<E: Engine>(windows: &CpuWindows, vpid: Vpid) -> Result<Part> {
         Self::registers(windows, wcbuf::state(E::UNIT, vpid))
     }
 
     /// Requester page at `offset` of the unit's window.
-    pub(super) fn requester<E: Engine>(windows: &Windows, offset: u32) -> Result<Part> {
+    pub(super) fn requester<E: Engine>(windows: &CpuWindows, offset: u32) -> Result<Part> {
         let window = match E::UNIT {
             Unit::Velo => windows.velo,
             Unit::Rma => windows.rma,
@@ -513,8 +513,8 @@ impl Port {
         Ok(Part::new(source, 0, 1))
     }
 
-    fn windows(&self) -> Result<Windows> {
-        Ok(self.nic().alive_access().ok_or(ENODEV)?.windows)
+    fn windows(&self) -> Result<CpuWindows> {
+        Ok(self.nic().alive_access().ok_or(ENODEV)?.windows.cpu)
     }
 
     /// Maps what `f` collects, `pages` pages: `EINVAL` for another length.
@@ -522,7 +522,7 @@ impl Port {
         &self,
         new: NewMapping<'_>,
         pages: usize,
-        f: impl FnOnce(&Windows, Vpid, &mut KVec<Part>) -> Result,
+        f: impl FnOnce(&CpuWindows, Vpid, &mut KVec<Part>) -> Result,
     ) -> Result {
         if new.pages() != pages {
             return Err(EINVAL);
@@ -539,7 +539,7 @@ impl Port {
         &self,
         new: NewMapping<'_>,
         pages: usize,
-        f: impl FnOnce(&Windows, Vpid, &mut KVec<Part>) -> Result,
+        f: impl FnOnce(&CpuWindows, Vpid, &mut KVec<Part>) -> Result,
     ) -> Result {
         self.with(|live| {
             live.requester = true;
