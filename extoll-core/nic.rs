@@ -10,14 +10,14 @@ use crate::{
     context::Lost,
     events::{Changes, Events},
     links::{Link, Links, LINKS},
-    quarantine::{self, Quarantine},
-    residue::{self, Spoiled},
-    rma::Locks,
+    quarantine::Quarantine,
+    residue::Residue,
+    rma::Rma,
     rra::Rra,
     smfu::Smfu,
     snq::Snq,
     stats::Reason,
-    user,
+    velo::Velo,
     vpid::Table,
 };
 use core::ops::Deref;
@@ -30,7 +30,7 @@ use kernel::{
 };
 use kernel_ext::{ratelimit::RateLimit, reset::ResetClient, uevent, work};
 use wire::{
-    ids::{NodeId, Unit, Vpid},
+    ids::{NodeId, Unit},
     regs::info,
     snq::TriggerEvent,
 };
@@ -54,8 +54,6 @@ pub struct Params {
     pub snq_irq: [u64; 3],
     /// Mark fences for an emulator that asks for it.
     pub mark_fences: bool,
-    /// What processes may do.
-    pub user: user::Settings,
 }
 
 /// Receives changes of [`Status`].
@@ -124,19 +122,13 @@ pub struct Nic {
     pub(crate) params: Params,
     /// Of log lines about the status.
     status_limit: RateLimit,
-    #[pin]
-    pub(crate) velo: Table,
-    #[pin]
-    pub(crate) rma: Table,
-    #[pin]
-    pub(crate) locks: Locks,
-    #[pin]
-    pub(crate) quarantine: Quarantine,
-    /// VPIDs that are closed and kept from others.
-    #[pin]
-    pub(crate) spoiled: Mutex<KVec<Spoiled>>,
-    #[pin]
-    pub(crate) atu: Atu,
+    /// VPIDs of VELO and RMA.
+    tables: [Arc<Table>; 2],
+    residue: Arc<Residue>,
+    quarantine: Arc<Quarantine>,
+    velo: Arc<Velo>,
+    rma: Arc<Rma>,
+    pub(crate) atu: Arc<Atu>,
     #[pin]
     pub(crate) snq: Snq,
     #[pin]
@@ -160,10 +152,6 @@ pub struct Nic {
     watch: DelayedWork<Nic, 4>,
     #[pin]
     unmask: DelayedWork<Nic, 5>,
-    #[pin]
-    quarantine_work: DelayedWork<Nic, 6>,
-    #[pin]
-    residue_work: DelayedWork<Nic, 7>,
 }
 
 impl_has_work! {
@@ -190,14 +178,6 @@ impl_has_delayed_work! {
     impl HasDelayedWork<Nic, 2> for Nic { self.recovery }
 }
 
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 6> for Nic { self.quarantine_work }
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 7> for Nic { self.residue_work }
-}
-
 impl WorkItem<0> for Nic {
     type Pointer = Arc<Nic>;
 
@@ -222,26 +202,6 @@ impl WorkItem<2> for Nic {
 
     fn run(this: Arc<Nic>) {
         crate::snq::recover(&this);
-    }
-}
-
-impl WorkItem<6> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        if let Some(again) = quarantine::look(&this) {
-            this.schedule_quarantine(again);
-        }
-    }
-}
-
-impl WorkItem<7> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        if let Some(again) = residue::look(&this) {
-            this.schedule_residue(again);
-        }
     }
 }
 
@@ -281,19 +241,31 @@ impl Nic {
         snq: impl PinInit<Snq, Error>,
     ) -> Result<Arc<Self>> {
         let events = Events::new()?;
-        let vpids = 2 * usize::from(Vpid::COUNT);
-        let spoiled = KVec::with_capacity(vpids, GFP_KERNEL)?;
+        let tables = [Table::new(Unit::Velo)?, Table::new(Unit::Rma)?];
+        let [velo_table, rma_table] = tables.clone();
+        let atu = Arc::pin_init(Atu::new(), GFP_KERNEL)?;
+        let residue = Residue::new(ctx.clone())?;
+        let kib = params.quarantine_kib;
+        let quarantine = Quarantine::new(ctx.clone(), rma_table.clone(), kib)?;
+        let velo = Velo::new(ctx.clone(), velo_table, residue.clone(), params.slots_64)?;
+        let rma = Rma::new(
+            ctx.clone(),
+            rma_table,
+            residue.clone(),
+            quarantine.clone(),
+            atu.clone(),
+        )?;
         Arc::pin_init(
             try_pin_init!(Self {
                 ctx,
                 params,
                 status_limit: RateLimit::new(params.log_interval_ms),
-                velo <- Table::new(),
-                rma <- Table::new(),
-                locks <- Locks::new(),
-                quarantine <- Quarantine::new(),
-                spoiled <- new_mutex!(spoiled, "extoll_spoiled"),
-                atu <- Atu::new(),
+                tables,
+                residue,
+                quarantine,
+                velo,
+                rma,
+                atu,
                 snq <- snq,
                 rra <- Rra::new(),
                 smfu <- Smfu::new(smfu_bytes),
@@ -309,8 +281,6 @@ impl Nic {
                 recovery <- new_delayed_work!("extoll_recovery"),
                 watch <- new_delayed_work!("extoll_watch"),
                 unmask <- new_delayed_work!("extoll_unmask"),
-                quarantine_work <- new_delayed_work!("extoll_quarantine"),
-                residue_work <- new_delayed_work!("extoll_residue"),
             }),
             GFP_KERNEL,
         )
@@ -323,13 +293,29 @@ impl Nic {
         Ok(())
     }
 
-    /// Bytes per VELO slot: 128 or 64.
-    pub fn velo_slot_bytes(&self) -> usize {
-        if self.params.slots_64 {
-            64
-        } else {
-            128
-        }
+    /// What all units depend on.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.ctx
+    }
+
+    /// Small messages.
+    pub fn velo(&self) -> &Arc<Velo> {
+        &self.velo
+    }
+
+    /// Reading and writing memory of other nodes, notifications, locks.
+    pub fn rma(&self) -> &Arc<Rma> {
+        &self.rma
+    }
+
+    /// Memory that the NIC may still reach although its user is done with it.
+    pub fn quarantine(&self) -> &Arc<Quarantine> {
+        &self.quarantine
+    }
+
+    /// VPIDs that are kept from others.
+    pub(crate) fn residue(&self) -> &Arc<Residue> {
+        &self.residue
     }
 
     /// The links as last seen. No register access; any context.
@@ -358,10 +344,11 @@ impl Nic {
         })
     }
 
-    pub(crate) fn table(&self, unit: Unit) -> &Table {
+    pub(crate) fn table(&self, unit: Unit) -> &Arc<Table> {
+        let [velo, rma] = &self.tables;
         match unit {
-            Unit::Velo => &self.velo,
-            Unit::Rma => &self.rma,
+            Unit::Velo => velo,
+            Unit::Rma => rma,
         }
     }
 
@@ -393,7 +380,7 @@ impl Nic {
         let node = NodeId(info::Node(node).id());
         if self.set_node(node) != node {
             drop(hw);
-            self.velo.for_each(|port| {
+            self.table(Unit::Velo).for_each(|port| {
                 if let Some(hw) = self.alive_access() {
                     crate::velo::stamp(&hw, port.vpid);
                 }
@@ -443,23 +430,6 @@ impl Nic {
         let _ = work::enqueue_delayed::<_, 2>(self.clone(), delay);
     }
 
-    /// Schedules a look at the quarantine in `delay_ms`. Any context.
-    pub(crate) fn schedule_quarantine(self: &Arc<Self>, delay_ms: u32) {
-        let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::enqueue_delayed::<_, 6>(self.clone(), delay);
-    }
-
-    /// Schedules a look at the VPIDs that are withheld in `delay_ms`. Any context.
-    pub(crate) fn schedule_residue(self: &Arc<Self>, delay_ms: u32) {
-        let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::enqueue_delayed::<_, 7>(self.clone(), delay);
-    }
-
-    /// Whether a bus address belongs to memory in [`quarantine`]: what came for it is a late answer. Any context.
-    pub fn is_quarantined(&self, address: u64) -> bool {
-        self.quarantine.covers(address)
-    }
-
     fn publish_status(&self) {
         // Before anybody hears of it and frees what the NIC knows.
         self.isolate();
@@ -488,8 +458,7 @@ impl Nic {
             );
         }
         if was_alive && !alive {
-            self.velo.down();
-            self.rma.down();
+            self.tables.iter().for_each(|table| table.down());
         }
         for (_, client) in subscribers.list.iter() {
             client.changed(status);
@@ -510,9 +479,8 @@ impl Nic {
     /// Stops everything that runs by itself, then gives up the hardware. Called once at unbind, after children and
     /// interrupt handler are gone.
     pub(crate) fn shutdown(self: &Arc<Self>) {
-        work::cancel_delayed_sync::<Nic, 7>(self);
-        residue::end(self);
-        let left = self.velo.open() + self.rma.open();
+        self.residue.end();
+        let left: usize = self.tables.iter().map(|table| table.open()).sum();
         if left != 0 {
             self.error(Reason::PortLeft, left as u64);
         }
@@ -524,11 +492,9 @@ impl Nic {
         work::cancel_delayed_sync::<Nic, 5>(self);
         work::cancel_delayed_sync::<Nic, 1>(self);
         work::cancel_sync::<Nic, 3>(self);
-        work::cancel_delayed_sync::<Nic, 6>(self);
-        quarantine::end(self);
+        self.quarantine.end();
         work::cancel_sync::<Nic, 0>(self);
-        self.velo.down();
-        self.rma.down();
+        self.tables.iter().for_each(|table| table.down());
         self.smfu.unmap_all();
         self.ctx.set_listener(None);
         self.ctx.give_up();

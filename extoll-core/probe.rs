@@ -12,10 +12,10 @@ use crate::{
     nic::{Context, Nic, Params},
     refusal::{refuse, Failure, Refusal},
     rf::{self, Directory},
-    rma, rra, smfu,
+    rra, smfu,
     snq::{Interrupt, Snq},
-    user::Devices,
-    velo, xbar,
+    user::{Devices, Settings},
+    xbar,
 };
 use kernel::{
     auxiliary,
@@ -66,7 +66,7 @@ pub struct BoundNic<'a> {
 }
 
 impl<'a> BoundNic<'a> {
-    /// Sets a NIC up (HW §3). May sleep. Every refusal is counted, and logged with its reason. `M` is the
+    /// Sets a NIC up (HW §3); `settings`: what processes may do. May sleep. Every refusal is counted, and logged with its reason. `M` is the
     /// module that this crate is linked into; it stays loaded while a debugfs file is open.
     ///
     /// # Errors
@@ -76,6 +76,7 @@ impl<'a> BoundNic<'a> {
     pub fn probe<M: ModuleMetadata + 'static>(
         pdev: &'a pci::Device<Core<'_>>,
         params: Params,
+        settings: Settings,
     ) -> Result<Self> {
         let dev: &'a pci::Device<Bound> = pdev;
         // Step 1.
@@ -137,7 +138,7 @@ impl<'a> BoundNic<'a> {
             .inspect_err(|e| dev_warn!(dev, "no register files in sysfs: {:?}\n", e))
             .ok();
         this.live.lock().registers = registers;
-        let user = Devices::new::<M>(dev.as_ref(), &this.nic)
+        let user = Devices::new::<M>(dev.as_ref(), &this.nic, settings)
             .inspect_err(|e| dev_warn!(dev, "no device files: {:?}\n", e))
             .ok();
         this.live.lock().user = user;
@@ -193,11 +194,11 @@ impl<'a> BoundNic<'a> {
             nic.snq.start(&hw, nic.params.snq_irq);
             info::read_network_state(nic, &hw)?;
         }
-        bq::init(nic)?;
-        velo::init(nic)?;
+        bq::init(nic.context())?;
+        nic.velo().init()?;
         Atu::init(nic)?;
         let (mps, mrrs) = payload_sizes(dev);
-        rma::init(nic, mps, mrrs)?;
+        nic.rma().init(mps, mrrs)?;
         smfu::init(nic)?;
         // Step 27. A NIC without it is of use all the same, and the first request tries again.
         if let Err(e) = rra::open(nic) {
@@ -247,7 +248,7 @@ impl<'a> BoundNic<'a> {
         self.nic.shutdown();
         drop(remains);
         self.nic.snq.free();
-        self.nic.locks.free();
+        self.nic.rma().locks().free();
         self.nic.smfu.free_exported();
     }
 }
@@ -255,10 +256,10 @@ impl<'a> BoundNic<'a> {
 /// Leaves no address of host memory in the hardware.
 fn stop_units(nic: &Arc<Nic>) {
     smfu::stop(nic);
-    rma::stop(nic);
+    nic.rma().stop();
     Atu::stop(nic);
-    velo::stop(nic);
-    bq::stop(nic);
+    nic.velo().stop();
+    bq::stop(nic.context());
 }
 
 impl Drop for BoundNic<'_> {

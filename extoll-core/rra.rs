@@ -12,8 +12,7 @@
 use crate::{
     dma::DmaWords,
     nic::Nic,
-    quarantine,
-    rma::{self, Notifications, PageOptions, Requester, SendError},
+    rma::{Notifications, PageOptions, Requester, SendError},
     stats::Reason,
 };
 use kernel::{
@@ -112,6 +111,7 @@ struct State {
 }
 
 struct Port {
+    nic: Arc<Nic>,
     requester: Requester,
     notifications: Notifications,
     answers: Answers,
@@ -188,8 +188,9 @@ impl Port {
         for _ in 0..SLOTS {
             slots.push(Slot::FREE, GFP_KERNEL)?;
         }
-        let (requester, notifications) = rma::open(nic, Some(Vpid::RRA), QUEUE_BYTES)?;
+        let (requester, notifications) = nic.rma().open(Some(Vpid::RRA), QUEUE_BYTES)?;
         Ok(Self {
+            nic: nic.clone(),
             requester,
             notifications,
             answers: Answers {
@@ -221,16 +222,13 @@ impl Port {
             let last = until.passed();
             match self.requester.post(PAGE, &descriptor) {
                 Ok(()) => return Ok(()),
-                Err(SendError::Full | SendError::Retry)
-                    if self.requester.nic().rra.closing.load(Relaxed) =>
-                {
+                Err(SendError::Full | SendError::Retry) if self.nic.rra.closing.load(Relaxed) => {
                     return Err(RraError::Down)
                 }
                 Err(SendError::Full | SendError::Retry) if last => {
-                    let nic = self.requester.nic();
-                    return Err(match nic.quarantine.is_waiting(Vpid::RRA) {
-                        true => RraError::Busy,
-                        false => RraError::TimedOut,
+                    return Err(match self.requester.is_enabled() {
+                        true => RraError::TimedOut,
+                        false => RraError::Busy,
                     });
                 }
                 Err(SendError::Full | SendError::Retry) => pause.sleep(),
@@ -242,7 +240,7 @@ impl Port {
 
     /// Takes in what was answered, and returns the error bits of `request` if it was among them.
     fn settle(&mut self, request: Option<Request>) -> Option<u8> {
-        let nic = self.requester.nic().clone();
+        let nic = self.nic.clone();
         let mut found = None;
         let answers = &mut self.answers;
         // One queue at most: a peer that sends without end holds up neither deadlines nor closing.
@@ -261,7 +259,7 @@ impl Port {
     /// Waits for the end of `request`; others that end meanwhile are accounted for.
     fn wait(&mut self, request: Request, until: &Deadline) -> Result<(), RraError> {
         let mut pause = Pause::default();
-        let nic = self.requester.nic().clone();
+        let nic = self.nic.clone();
         loop {
             let last = until.passed();
             match self.settle(Some(request)) {
@@ -571,7 +569,7 @@ pub(crate) fn close(nic: &Nic) -> Remains {
         p.settle(None);
         let now = p.answers.now_s();
         if Reads(&mut p.answers.slots).is_expected(now) {
-            quarantine::outlives(nic, Vpid::RRA, EXPIRY_S * 1000);
+            nic.quarantine().outlives(Vpid::RRA, EXPIRY_S * 1000);
         }
         p.answers.memory
     }))

@@ -368,8 +368,8 @@ pub(crate) fn recover(nic: &Arc<Nic>) {
         acknowledge(&hw, state);
     }
     drop(hw);
-    nic.velo.interrupt_all();
-    nic.rma.interrupt_all();
+    nic.table(Unit::Velo).interrupt_all();
+    nic.table(Unit::Rma).interrupt_all();
     nic.schedule_status();
 }
 
