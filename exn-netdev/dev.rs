@@ -15,7 +15,7 @@ use extoll_core::{
     child::Handle,
     links::Link,
     nic::{Status, StatusClient, Subscription},
-    quarantine::{Batch, Held},
+    quarantine::Held,
     rma, velo,
     vpid::Client,
 };
@@ -183,15 +183,21 @@ impl Operations for Exn {
                 dev_err!(sh.nic.device(), "exn: {what}: {e:?}\n");
             }
         };
-        let (sender, mailbox) = velo::open(&sh.nic, Some(VPID), velo::DEFAULT_MAILBOX_BYTES)
+        let (sender, mailbox) = sh
+            .nic
+            .velo()
+            .open(Some(VPID), velo::DEFAULT_MAILBOX_BYTES)
             .inspect_err(|e| log("can't open VELO port 254", *e))?;
-        let (requester, notifications) = rma::open(&sh.nic, Some(VPID), rma::DEFAULT_QUEUE_BYTES)
+        let (requester, notifications) = sh
+            .nic
+            .rma()
+            .open(Some(VPID), rma::DEFAULT_QUEUE_BYTES)
             .inspect_err(|e| log("can't open RMA port 254", *e))?;
         let scratch = sh
             .ndev
             .map_rx(conf::MAX_FRAME)
             .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
-        let batch = Batch::new(&sh.nic, VPID, conf::LEFT_MAX)?;
+        let batch = sh.nic.quarantine().batch(VPID, conf::LEFT_MAX)?;
         let velo_client = Arc::new(
             VeloClient {
                 shared: sh.clone(),

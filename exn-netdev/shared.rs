@@ -149,7 +149,7 @@ impl Shared {
     /// Counts a notification that belongs to nothing in flight: late, if it is for what an earlier port left.
     #[cold]
     pub(crate) fn unmatched(&self, node: NodeId, key: u64) {
-        let reason = match self.nic.is_quarantined(key) {
+        let reason = match self.nic.quarantine().covers(key) {
             true => Reason::Late,
             false => Reason::Unmatched,
         };

@@ -6,7 +6,7 @@
 //! wrote to `rp`; a slot whose status word (last word) is not zero belongs to software, which reads it, zeroes the
 //! status word, advances, and tells the NIC from time to time. Only the owner of a [`Queue`]'s reading side advances.
 
-use crate::{dma::DmaWords, hw::Hw, nic::Nic};
+use crate::{context::Context, dma::DmaWords, hw::Hw};
 use kernel::{
     device::{self, Bound},
     prelude::*,
@@ -89,13 +89,13 @@ pub(crate) fn segments<T>(
 }
 
 /// `extoll_bq` part of the probe (HW §3.2).
-pub(crate) fn init(nic: &Nic) -> Result {
+pub(crate) fn init(ctx: &Context) -> Result {
     for unit in [Unit::Velo, Unit::Rma] {
         for vpid in Vpid::all() {
-            clear(&*nic.access().ok_or(ENODEV)?, unit, vpid);
+            clear(&*ctx.access().ok_or(ENODEV)?, unit, vpid);
         }
     }
-    let hw = nic.access().ok_or(ENODEV)?;
+    let hw = ctx.access().ok_or(ENODEV)?;
     for unit in [Unit::Velo, Unit::Rma] {
         hw.rf.update(BqRegs(unit).general(), |v| {
             General(v).with_enable(true).raw()
@@ -105,8 +105,8 @@ pub(crate) fn init(nic: &Nic) -> Result {
 }
 
 /// Stops both queue engines.
-pub(crate) fn stop(nic: &Nic) {
-    let Some(hw) = nic.alive_access() else { return };
+pub(crate) fn stop(ctx: &Context) {
+    let Some(hw) = ctx.alive_access() else { return };
     for unit in [Unit::Velo, Unit::Rma] {
         hw.rf.update(BqRegs(unit).general(), |v| {
             General(v).with_enable(false).raw()

@@ -2,7 +2,7 @@
 
 //! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md).
 
-use crate::{atu::Atu, nic::Nic, quarantine, rf, stats::Reason, vpid::Open};
+use crate::{atu::Atu, nic::Nic, rf, stats::Reason, vpid::Open};
 use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
 use kernel_ext::debugfs::Dir;
 use wire::{
@@ -25,7 +25,7 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"ports", show_ports),
             (c"atu", Atu::show),
             (c"events", show_events),
-            (c"quarantine", quarantine::show),
+            (c"quarantine", |nic, f| nic.quarantine().show(f)),
             (c"links", |nic, f| nic.link_state().show(f)),
         ],
     )?;
@@ -74,7 +74,7 @@ fn show_status(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "node {}", status.node.0)?;
     writeln!(f, "network {:?}", status.network)?;
     writeln!(f, "alive {}", status.alive)?;
-    writeln!(f, "velo_slot_bytes {}", nic.velo_slot_bytes())?;
+    writeln!(f, "velo_slot_bytes {}", nic.velo().slot_size().bytes())?;
     writeln!(f, "snq_read_pointer {rp}")?;
     writeln!(f, "snq_enabled {mask:#010x}")?;
     writeln!(f, "outport_drain {draining}")

@@ -17,8 +17,9 @@
 
 use crate::{
     bq::Queue,
-    nic::Nic,
+    context::Context,
     stats::{add, PortStats},
+    vpid::Table,
 };
 use kernel::{
     impl_has_delayed_work, new_delayed_work,
@@ -35,11 +36,7 @@ use kernel_ext::{
     net::{jiffies64, BhDisabled},
     work,
 };
-use wire::{
-    bq::WritePointers,
-    ids::{Unit, Vpid},
-    regs::BqRegs,
-};
+use wire::{bq::WritePointers, ids::Vpid, regs::BqRegs};
 
 /// Pause between two looks at a slot that stays empty.
 pub(crate) const HOLE_MS: u32 = 100;
@@ -71,13 +68,13 @@ pub(crate) struct Reader {
 
 impl Reader {
     /// At slot 0 of a new queue. May sleep.
-    pub(crate) fn new(nic: &Arc<Nic>, unit: Unit, vpid: Vpid) -> Result<Self> {
+    pub(crate) fn new(ctx: &Arc<Context>, table: &Arc<Table>, vpid: Vpid) -> Result<Self> {
         Ok(Self {
             next: 0,
             committed: 0,
             empty: None,
             overdue: 0,
-            lookout: Lookout::new(nic, unit, vpid)?,
+            lookout: Lookout::new(ctx, table, vpid)?,
         })
     }
 
@@ -152,7 +149,7 @@ impl Reader {
     }
 
     fn commit(&mut self, queue: &Queue, stats: &PortStats, rearm: bool) {
-        if let Some(hw) = self.lookout.nic.alive_access() {
+        if let Some(hw) = self.lookout.ctx.alive_access() {
             // The status words were zeroed before the NIC may reuse the slots.
             barrier::wmb();
             // A store of the pointer that the NIC has already may undo that it found the queue full meanwhile (G10), and all that is in
@@ -177,8 +174,8 @@ impl Drop for Reader {
 /// Looks after a queue whose owner waits for an interrupt.
 #[pin_data]
 struct Lookout {
-    nic: Arc<Nic>,
-    unit: Unit,
+    ctx: Arc<Context>,
+    table: Arc<Table>,
     vpid: Vpid,
     /// Slot that the owner waits for, and since when, in jiffies.
     next: Atomic<u32>,
@@ -208,17 +205,17 @@ impl WorkItem for Lookout {
             // Its poll finds out whether there is a hole, an interrupt got lost, or all is well. With bottom halves off, so
             // that what it schedules runs when they are on again.
             let _bh = BhDisabled::new();
-            this.nic.table(this.unit).interrupt(this.vpid);
+            this.table.interrupt(this.vpid);
         }
     }
 }
 
 impl Lookout {
-    fn new(nic: &Arc<Nic>, unit: Unit, vpid: Vpid) -> Result<Arc<Self>> {
+    fn new(ctx: &Arc<Context>, table: &Arc<Table>, vpid: Vpid) -> Result<Arc<Self>> {
         Arc::pin_init(
             try_pin_init!(Self {
-                nic: nic.clone(),
-                unit,
+                ctx: ctx.clone(),
+                table: table.clone(),
                 vpid,
                 next: Atomic::new(0),
                 since: Atomic::new(0),
@@ -231,9 +228,11 @@ impl Lookout {
 
     /// The NIC's write pointer.
     fn pointer(&self) -> Option<u32> {
-        let hw = self.nic.alive_access()?;
-        let raw = hw.rf.read(BqRegs(self.unit).wp_lwp_dcq_rp(self.vpid));
-        (!self.nic.is_gone(&hw, raw)).then(|| WritePointers(raw).lwp())
+        let hw = self.ctx.alive_access()?;
+        let raw = hw
+            .rf
+            .read(BqRegs(self.table.unit()).wp_lwp_dcq_rp(self.vpid));
+        (!self.ctx.is_gone(&hw, raw)).then(|| WritePointers(raw).lwp())
     }
 
     /// Slots by which the NIC's write pointer is ahead of `next`.

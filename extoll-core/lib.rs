@@ -19,6 +19,7 @@ mod htax;
 mod hw;
 mod info;
 mod intake;
+mod life;
 pub mod links;
 mod mmio;
 pub mod monitor;

@@ -57,21 +57,21 @@ impl pci::Driver for ExtollDriver {
             vendor_events: module_parameters::vendor_events.value(),
             message_interrupts: module_parameters::message_interrupts.value(),
             mark_fences: module_parameters::mark_fences.value(),
-            user: Settings {
-                compat_unsafe: module_parameters::compat_unsafe.value(),
-                vpids_per_user: module_parameters::vpids_per_user.value(),
-                interrupts: module_parameters::user_interrupts.value(),
-                interrupts_per_user: module_parameters::interrupts_per_user.value(),
-                first_user: module_parameters::first_user.value(),
-            },
         };
-        if params.user.compat_unsafe {
+        let settings = Settings {
+            compat_unsafe: module_parameters::compat_unsafe.value(),
+            vpids_per_user: module_parameters::vpids_per_user.value(),
+            interrupts: module_parameters::user_interrupts.value(),
+            interrupts_per_user: module_parameters::interrupts_per_user.value(),
+            first_user: module_parameters::first_user.value(),
+        };
+        if settings.compat_unsafe {
             dev_warn!(
                 pdev,
                 "compat_unsafe: every process can read and write all memory of all nodes\n"
             );
         }
-        BoundNic::probe::<LocalModule>(pdev, params)
+        BoundNic::probe::<LocalModule>(pdev, params, settings)
     }
 
     fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {

@@ -3,7 +3,8 @@
 //! One NIC: its units, put together.
 //!
 //! A [`Nic`] may outlive the binding of its device (somebody still holds a reference), but its register
-//! mappings do not: shutdown revokes them and waits for all users, later accesses fail with `Down`.
+//! mappings do not: the end of the binding revokes them and waits for all users, later accesses fail with
+//! `Down`. How it begins and ends is in [`crate::life`].
 
 use crate::{
     atu::Atu,
@@ -12,27 +13,21 @@ use crate::{
     events::{EventClient, Events},
     links::{Link, Links, LINKS},
     monitor::{Monitor, Units},
-    quarantine::{self, Quarantine},
-    residue::{self, Spoiled},
-    rma::Locks,
+    quarantine::Quarantine,
+    residue::Residue,
+    rma::Rma,
     rra::Rra,
     smfu::Smfu,
     snq::{EventSubscription, Handlers, MessageClient, MessageSubscription, Snq},
-    stats::Reason,
+    velo::Velo,
     vpid::Table,
 };
 use core::ops::Deref;
 use kernel::{
-    impl_has_delayed_work, new_delayed_work, new_mutex,
     prelude::*,
-    sync::{atomic::Atomic, Arc, Mutex},
-    workqueue::{DelayedWork, WorkItem},
+    sync::{atomic::Atomic, Arc},
 };
-use kernel_ext::work;
-use wire::{
-    ids::{Unit, Vpid},
-    snq::TriggerEvent,
-};
+use wire::{ids::Unit, snq::TriggerEvent};
 
 pub use crate::{
     context::{Context, NetworkState, Status},
@@ -49,16 +44,16 @@ impl Deref for Nic {
 }
 
 /// What a change of the status concerns.
-struct Tables {
+struct Concerned {
     ctx: Arc<Context>,
     smfu: Arc<Smfu>,
-    velo: Arc<Table>,
-    rma: Arc<Table>,
+    tables: [Arc<Table>; 2],
 }
 
-impl Units for Tables {
+impl Units for Concerned {
     fn node_changed(&self) {
-        self.velo.for_each(|port| {
+        let [velo, _] = &self.tables;
+        velo.for_each(|port| {
             if let Some(hw) = self.ctx.alive_access() {
                 crate::velo::stamp(&hw, port.vpid);
             }
@@ -67,68 +62,30 @@ impl Units for Tables {
 
     fn down(&self) {
         self.smfu.revoke_windows();
-        self.velo.down();
-        self.rma.down();
+        self.tables.iter().for_each(|table| table.down());
     }
 }
 
 /// One NIC.
-#[pin_data]
 pub struct Nic {
     ctx: Arc<Context>,
     pub(crate) params: Params,
     monitor: Arc<Monitor>,
     links: Arc<Links>,
-    smfu: Arc<Smfu>,
     events: Arc<Events>,
     snq: Arc<Snq>,
+    /// VPIDs of VELO and RMA.
+    tables: [Arc<Table>; 2],
+    residue: Arc<Residue>,
+    quarantine: Arc<Quarantine>,
+    velo: Arc<Velo>,
+    rma: Arc<Rma>,
+    pub(crate) atu: Arc<Atu>,
+    smfu: Arc<Smfu>,
     rra: Arc<Rra>,
     backdoors: Arc<Backdoors>,
     /// Handles of modules above.
     handles: Atomic<u64>,
-    pub(crate) velo: Arc<Table>,
-    pub(crate) rma: Arc<Table>,
-    #[pin]
-    pub(crate) locks: Locks,
-    #[pin]
-    pub(crate) quarantine: Quarantine,
-    /// VPIDs that are closed and kept from others.
-    #[pin]
-    pub(crate) spoiled: Mutex<KVec<Spoiled>>,
-    #[pin]
-    pub(crate) atu: Atu,
-    #[pin]
-    quarantine_work: DelayedWork<Nic, 6>,
-    #[pin]
-    residue_work: DelayedWork<Nic, 7>,
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 6> for Nic { self.quarantine_work }
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 7> for Nic { self.residue_work }
-}
-
-impl WorkItem<6> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        if let Some(again) = quarantine::look(&this) {
-            this.schedule_quarantine(again);
-        }
-    }
-}
-
-impl WorkItem<7> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        if let Some(again) = residue::look(&this) {
-            this.schedule_residue(again);
-        }
-    }
 }
 
 impl Nic {
@@ -139,17 +96,16 @@ impl Nic {
         params: Params,
         window_bytes: u64,
     ) -> Result<Arc<Self>> {
-        let velo = Arc::pin_init(Table::new(), GFP_KERNEL)?;
-        let rma = Arc::pin_init(Table::new(), GFP_KERNEL)?;
+        let tables = [Table::new(Unit::Velo)?, Table::new(Unit::Rma)?];
+        let [velo_table, rma_table] = tables.clone();
         let smfu = Smfu::new(ctx.clone(), window_bytes, params.smfu_target_kib)?;
-        let tables = Tables {
+        let concerned = Concerned {
             ctx: ctx.clone(),
             smfu: smfu.clone(),
-            velo: velo.clone(),
-            rma: rma.clone(),
+            tables: tables.clone(),
         };
-        let tables = Arc::new(tables, GFP_KERNEL)?;
-        let monitor = Monitor::new(ctx.clone(), tables, params.log_interval_ms)?;
+        let concerned = Arc::new(concerned, GFP_KERNEL)?;
+        let monitor = Monitor::new(ctx.clone(), concerned, params.log_interval_ms)?;
         let links = Links::new(ctx.clone(), monitor.clone())?;
         let vendor = params.vendor_events;
         let events = Events::new(ctx.clone(), links.clone(), smfu.clone(), vendor)?;
@@ -157,38 +113,58 @@ impl Nic {
             events: events.clone(),
             smfu: smfu.clone(),
             monitor: monitor.clone(),
-            velo: velo.clone(),
-            rma: rma.clone(),
+            tables: tables.clone(),
         };
         let most = params.message_interrupts;
         let snq = Snq::new(ctx.clone(), ring, handlers, params.snq_irq, most)?;
-        let rra = Rra::new(ctx.clone(), smfu.clone())?;
+        let atu = Arc::pin_init(Atu::new(), GFP_KERNEL)?;
+        let residue = Residue::new(ctx.clone())?;
+        let kib = params.quarantine_kib;
+        let quarantine = Quarantine::new(ctx.clone(), rma_table.clone(), kib)?;
+        let velo = Velo::new(ctx.clone(), velo_table, residue.clone(), params.slots_64)?;
+        let rma = Rma::new(
+            ctx.clone(),
+            rma_table,
+            residue.clone(),
+            quarantine.clone(),
+            atu.clone(),
+        )?;
+        let rra = Rra::new(ctx.clone(), smfu.clone(), rma.clone(), quarantine.clone())?;
         let backdoors = Backdoors::new(ctx.clone(), rra.clone())?;
-        let vpids = 2 * usize::from(Vpid::COUNT);
-        let spoiled = KVec::with_capacity(vpids, GFP_KERNEL)?;
-        Arc::pin_init(
-            try_pin_init!(Self {
-                ctx,
-                params,
-                monitor,
-                links,
-                smfu,
-                events,
-                snq,
-                rra,
-                backdoors,
-                handles: Atomic::new(0),
-                velo,
-                rma,
-                locks <- Locks::new(),
-                quarantine <- Quarantine::new(),
-                spoiled <- new_mutex!(spoiled, "extoll_spoiled"),
-                atu <- Atu::new(),
-                quarantine_work <- new_delayed_work!("extoll_quarantine"),
-                residue_work <- new_delayed_work!("extoll_residue"),
-            }),
-            GFP_KERNEL,
-        )
+        let nic = Self {
+            ctx,
+            params,
+            monitor,
+            links,
+            events,
+            snq,
+            tables,
+            residue,
+            quarantine,
+            velo,
+            rma,
+            atu,
+            smfu,
+            rra,
+            backdoors,
+            handles: Atomic::new(0),
+        };
+        Ok(Arc::new(nic, GFP_KERNEL)?)
+    }
+
+    /// Small messages.
+    pub fn velo(&self) -> &Arc<Velo> {
+        &self.velo
+    }
+
+    /// Reading and writing memory of other nodes, notifications, locks.
+    pub fn rma(&self) -> &Arc<Rma> {
+        &self.rma
+    }
+
+    /// Memory that the NIC may still reach although its user is done with it.
+    pub fn quarantine(&self) -> &Arc<Quarantine> {
+        &self.quarantine
     }
 
     /// Shared memory of other nodes, and what of this one is shared.
@@ -206,12 +182,14 @@ impl Nic {
         &self.backdoors
     }
 
-    pub(crate) fn handles(&self) -> &Atomic<u64> {
-        &self.handles
-    }
-
+    /// What all units depend on.
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.ctx
+    }
+
+    /// VPIDs that are kept from others.
+    pub(crate) fn residue(&self) -> &Arc<Residue> {
+        &self.residue
     }
 
     pub(crate) fn monitor(&self) -> &Arc<Monitor> {
@@ -230,13 +208,22 @@ impl Nic {
         &self.links
     }
 
-    /// Bytes per VELO slot: 128 or 64.
-    pub fn velo_slot_bytes(&self) -> usize {
-        if self.params.slots_64 {
-            64
-        } else {
-            128
+    /// VPIDs of VELO and RMA.
+    pub(crate) fn tables(&self) -> &[Arc<Table>; 2] {
+        &self.tables
+    }
+
+    pub(crate) fn table(&self, unit: Unit) -> &Arc<Table> {
+        let [velo, rma] = &self.tables;
+        match unit {
+            Unit::Velo => velo,
+            Unit::Rma => rma,
         }
+    }
+
+    /// Number of handles that modules above hold.
+    pub(crate) fn handles(&self) -> &Atomic<u64> {
+        &self.handles
     }
 
     /// The links as last seen. No register access; any context.
@@ -305,54 +292,5 @@ impl Nic {
         per_second: u32,
     ) -> Result<MessageSubscription> {
         self.snq.subscribe_messages(client, per_second)
-    }
-
-    pub(crate) fn table(&self, unit: Unit) -> &Table {
-        match unit {
-            Unit::Velo => &self.velo,
-            Unit::Rma => &self.rma,
-        }
-    }
-
-    /// Schedules a look at the quarantine in `delay_ms`. Any context.
-    pub(crate) fn schedule_quarantine(self: &Arc<Self>, delay_ms: u32) {
-        let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::enqueue_delayed::<_, 6>(self.clone(), delay);
-    }
-
-    /// Schedules a look at the VPIDs that are withheld in `delay_ms`. Any context.
-    pub(crate) fn schedule_residue(self: &Arc<Self>, delay_ms: u32) {
-        let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::enqueue_delayed::<_, 7>(self.clone(), delay);
-    }
-
-    /// Whether a bus address belongs to memory in [`quarantine`]: what came for it is a late answer. Any
-    /// context.
-    pub fn is_quarantined(&self, address: u64) -> bool {
-        self.quarantine.covers(address)
-    }
-
-    /// Stops everything that runs by itself, then gives up the hardware. Called once at unbind, after
-    /// children and interrupt handler are gone.
-    pub(crate) fn shutdown(self: &Arc<Self>) {
-        work::cancel_delayed_sync::<Nic, 7>(self);
-        residue::end(self);
-        let left = self.velo.open() + self.rma.open();
-        if left != 0 {
-            self.error(Reason::PortLeft, left as u64);
-        }
-        // No device is found missing any more.
-        self.ctx.retire();
-        // Each after those that schedule it.
-        self.snq.end();
-        self.events.end();
-        self.links.end();
-        work::cancel_delayed_sync::<Nic, 6>(self);
-        quarantine::end(self);
-        self.monitor.end();
-        self.velo.down();
-        self.rma.down();
-        self.smfu.unmap_all();
-        self.ctx.give_up();
     }
 }

@@ -2,8 +2,6 @@
 
 //! What is fixed when the module is loaded.
 
-use crate::user;
-
 /// Facts fixed at load time.
 #[derive(Clone, Copy)]
 pub struct Params {
@@ -25,6 +23,4 @@ pub struct Params {
     pub message_interrupts: u32,
     /// Mark fences for an emulator that asks for it.
     pub mark_fences: bool,
-    /// What processes may do.
-    pub user: user::Settings,
 }

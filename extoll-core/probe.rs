@@ -3,20 +3,16 @@
 //! Binding of a NIC: probe in the order of HW §3, and its reverse.
 
 use crate::{
-    atu::Atu,
-    bq, child,
+    child,
     debugfs::{self, Files},
-    htax,
     hw::Hw,
-    info,
+    life::{self, Irq},
     monitor::Monitor,
     nic::{Context, Nic, Params},
     refusal::{refuse, Failure, Refusal},
     rf::{self, Directory},
-    rma,
-    snq::{self, Interrupt},
-    user::Devices,
-    velo, xbar,
+    snq,
+    user::{Devices, Settings},
 };
 use kernel::{
     auxiliary,
@@ -27,7 +23,7 @@ use kernel::{
     ModuleMetadata,
 };
 use kernel_ext::{
-    pci::{msi_count, payload_sizes, unique_id, Enabled, Msi, MsiVectors, Region},
+    pci::{msi_count, unique_id, Enabled, Region},
     reset::ResetWatch,
 };
 use wire::{
@@ -42,8 +38,6 @@ pub const DEVICE_IDS: [u16; 2] = [0x0010, 0x0011];
 pub const VENDOR_ID: u16 = 0x1CAD;
 /// The PCI revision that has to be refused (HW §1).
 const BAD_REVISION: u8 = 0x42;
-/// MSI vectors that are allocated at most; only vector 0 is used (HW §1).
-const MAX_VECTORS: u32 = 32;
 
 /// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
 #[derive(Default)]
@@ -53,7 +47,7 @@ struct Live<'a> {
     children: [Option<auxiliary::Registration<'a, child::Data>>; child::NAMES.len()],
     files: Option<Files>,
     registers: Option<Directory>,
-    irq: Option<Pin<KBox<Msi<'a, Interrupt>>>>,
+    irq: Option<Irq<'a>>,
     stopped: bool,
 }
 
@@ -67,8 +61,9 @@ pub struct BoundNic<'a> {
 }
 
 impl<'a> BoundNic<'a> {
-    /// Sets a NIC up (HW §3). May sleep. Every refusal is counted, and logged with its reason. `M` is the
-    /// module that this crate is linked into; it stays loaded while a debugfs file is open.
+    /// Sets a NIC up (HW §3); `settings`: what processes may do. May sleep. Every refusal is counted, and
+    /// logged with its reason. `M` is the module that this crate is linked into; it stays loaded while a
+    /// debugfs file is open.
     ///
     /// # Errors
     ///
@@ -77,6 +72,7 @@ impl<'a> BoundNic<'a> {
     pub fn probe<M: ModuleMetadata + 'static>(
         pdev: &'a pci::Device<Core<'_>>,
         params: Params,
+        settings: Settings,
     ) -> Result<Self> {
         let dev: &'a pci::Device<Bound> = pdev;
         // Step 1.
@@ -128,7 +124,8 @@ impl<'a> BoundNic<'a> {
             enabled,
         };
         // From here on an error gives the hardware up again by the drop of `this`.
-        this.start(dev, vectors).map_err(|Failure(why, e)| {
+        let irq = |irq| this.live.lock().irq = Some(irq);
+        life::begin(&this.nic, dev, vectors, irq).map_err(|Failure(why, e)| {
             refuse(dev, why, fmt!("{e:?}"));
             e
         })?;
@@ -146,7 +143,7 @@ impl<'a> BoundNic<'a> {
             .inspect_err(|e| dev_warn!(dev, "no register files in sysfs: {:?}\n", e))
             .ok();
         this.live.lock().registers = registers;
-        let user = Devices::new::<M>(dev.as_ref(), &this.nic)
+        let user = Devices::new::<M>(dev.as_ref(), &this.nic, settings)
             .inspect_err(|e| dev_warn!(dev, "no device files: {:?}\n", e))
             .ok();
         this.live.lock().user = user;
@@ -190,42 +187,6 @@ impl<'a> BoundNic<'a> {
         Ok(region)
     }
 
-    /// Steps 3 to 27.
-    fn start(&self, dev: &'a pci::Device<Bound>, vectors: u32) -> Result<(), Failure> {
-        let nic = &self.nic;
-        nic.monitor().listen()?;
-        {
-            let hw = nic.access().ok_or(ENODEV)?;
-            htax::init(&hw)?;
-            info::read_network_state(nic, &hw)?;
-            xbar::init(&hw);
-            nic.snq().setup(&hw)?;
-        }
-        let irq = MsiVectors::new(dev, vectors.min(MAX_VECTORS))
-            .and_then(|v| v.request(c"extoll", Interrupt(nic.snq().clone())))
-            .map_err(|e| Failure(Refusal::Interrupt, e))?;
-        self.live.lock().irq = Some(irq);
-        {
-            let hw = nic.access().ok_or(ENODEV)?;
-            nic.snq().start(&hw);
-            info::read_network_state(nic, &hw)?;
-        }
-        bq::init(nic)?;
-        velo::init(nic)?;
-        Atu::init(nic)?;
-        let (mps, mrrs) = payload_sizes(dev);
-        rma::init(nic, mps, mrrs)?;
-        nic.smfu().init()?;
-        // Step 27. A NIC without it is of use all the same, and the first request tries again.
-        if let Err(e) = nic.rra().open(nic) {
-            dev_warn!(dev, "remote registers are not available yet: {:?}\n", e);
-        }
-        nic.monitor().schedule();
-        nic.snq().attend();
-        nic.link_state().start();
-        Ok(())
-    }
-
     /// Unbinds: children first, then interrupts, then the units, then the mappings. Further calls do nothing. May
     /// sleep.
     pub fn stop(&self) {
@@ -248,36 +209,9 @@ impl<'a> BoundNic<'a> {
         drop(files);
         let registers = self.live.lock().registers.take();
         drop(registers);
-        if !self.nic.is_alive() {
-            self.nic.isolate();
-            // So that it stays quiet if it recovers.
-            if let Some(hw) = self.nic.access() {
-                hw.quiesce();
-            }
-        }
-        let remains = self.nic.rra().close();
-        self.nic.snq().stop();
-        let irq = self.live.lock().irq.take();
-        drop(irq);
-        stop_units(&self.nic);
-        // What the hardware did not confirm to have forgotten is out of its reach now.
-        self.enabled.stop_dma();
-        Atu::release(&self.nic);
-        self.nic.shutdown();
-        drop(remains);
-        self.nic.snq().free();
-        self.nic.locks.free();
-        self.nic.smfu().free_exported();
+        let irq = || drop(self.live.lock().irq.take());
+        life::end(&self.nic, &self.enabled, irq);
     }
-}
-
-/// Leaves no address of host memory in the hardware.
-fn stop_units(nic: &Arc<Nic>) {
-    nic.smfu().stop();
-    rma::stop(nic);
-    Atu::stop(nic);
-    velo::stop(nic);
-    bq::stop(nic);
 }
 
 impl Drop for BoundNic<'_> {

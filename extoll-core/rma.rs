@@ -2,27 +2,29 @@
 
 //! RMA: put, get, locks, notifications (HW §10).
 //!
-//! [`open`] gives the two halves of a port: a [`Requester`], which may be shared and cloned, and its queue of
+//! [`Rma::open`] gives the two halves of a port: a [`Requester`], which may be shared and cloned, and its queue of
 //! [`Notifications`], which has one owner. The port is closed when all of them are dropped; dropping may sleep.
 //! [`transfer::Engine`] takes both and offers transfers of any length with one completion and a deadline each.
 //!
 //! Commands name memory by [`Address`]: bus addresses on both sides, which nobody checks (it must stay mapped for the
 //! device until the notification says that they are done; without one, closing the port is not enough, see
-//! [`quarantine`]), or a local [`Region`] and an NLA of the peer, which the ATUs
+//! [`crate::quarantine`]), or a local [`Region`] and an NLA of the peer, which the ATUs
 //! check.
 
+pub(crate) mod backlog;
 pub mod transfer;
 
 use crate::{
-    atu::Region,
+    atu::{Atu, Region},
     bq::{self, Queue},
+    context::Context,
     dma::DmaWords,
     intake::Reader,
-    nic::Nic,
-    quarantine, residue,
+    quarantine::Quarantine,
+    residue::{self, Leftover, Residue, CLOSE_MS},
     stats::{add, PortStats, Reason},
     tx::{self, Tx},
-    vpid::Client,
+    vpid::{Client, Table},
 };
 use kernel::{
     new_mutex,
@@ -83,7 +85,7 @@ impl Peer {
 /// Memory on both sides of a command. The NIC translates both or none (HW §10.1), so they come together.
 #[derive(Clone, Copy)]
 pub enum Address<'a> {
-    /// Bus addresses. Memory of a command that is not done goes to [`quarantine`] instead of being freed.
+    /// Bus addresses. Memory of a command that is not done goes to [`crate::quarantine`] instead of being freed.
     Bus {
         /// Here.
         local: BusAddr,
@@ -145,10 +147,48 @@ impl Address<'_> {
     }
 }
 
+/// The unit of a NIC.
+pub struct Rma {
+    ctx: Arc<Context>,
+    table: Arc<Table>,
+    residue: Arc<Residue>,
+    quarantine: Arc<Quarantine>,
+    atu: Arc<Atu>,
+    locks: Pin<KBox<Locks>>,
+}
+
+/// The VPID of a port that is closed, given back by drop.
+struct Closed {
+    unit: Arc<Rma>,
+    vpid: Vpid,
+}
+
+impl Closed {
+    /// Where a process may be the next owner of the VPID, waits until its commands have executed; false on
+    /// time-out. May sleep.
+    fn is_executed(&self) -> bool {
+        self.vpid >= Vpid::USER_END
+            || backlog::is_done(&self.unit.ctx, self.vpid, 0, CLOSE_MS.into())
+    }
+}
+
+impl Leftover for Closed {
+    fn is_gone(&self) -> bool {
+        residue::settle(&self.unit.ctx, Unit::Rma, self.vpid) && self.is_executed()
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        self.unit.table.release(self.vpid);
+    }
+}
+
 /// Hardware side of an open port.
 struct Port {
-    nic: Arc<Nic>,
+    unit: Arc<Rma>,
     vpid: Vpid,
+    closed: Arc<Closed>,
     tx: Arc<Tx<PACKET_WORDS>>,
     queue: Queue,
     stats: Arc<PortStats>,
@@ -156,21 +196,23 @@ struct Port {
 
 impl Port {
     fn new(
-        nic: &Arc<Nic>,
+        unit: &Arc<Rma>,
         vpid: Vpid,
+        closed: Arc<Closed>,
         queue_bytes: u32,
         stats: Arc<PortStats>,
     ) -> Result<Arc<Self>> {
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;
-        let tx = Tx::new(nic, Unit::Rma, vpid, stats.clone())?;
-        let queue =
-            nic.with_bound(|dev| Queue::new(dev, Unit::Rma, vpid, SlotCode::B16, queue_bytes))??;
-        nic.rma.set_tx(vpid, tx.clone());
-        // Nothing fails any more: the drop of the port releases the VPID.
+        let Rma { ctx, table, .. } = &**unit;
+        let tx = Tx::new(ctx, table, vpid, stats.clone())?;
+        let slot = SlotCode::B16;
+        let queue = ctx.with_bound(|dev| Queue::new(dev, Unit::Rma, vpid, slot, queue_bytes))??;
+        table.set_tx(vpid, tx.clone());
         Ok(place
             .write(Self {
-                nic: nic.clone(),
+                unit: unit.clone(),
                 vpid,
+                closed,
                 tx,
                 queue,
                 stats,
@@ -180,19 +222,22 @@ impl Port {
 
     /// Opening sequence of HW §10.9.
     fn install(&self) -> Result {
-        let wait = quarantine::wait_ms(&self.nic, self.vpid);
+        let Rma {
+            ctx, quarantine, ..
+        } = &*self.unit;
+        let wait = quarantine.wait_ms(self.vpid);
         let entry = match wait {
             None => rma::VPID_ENABLED,
             Some(_) => rma::VPID_DISABLED,
         };
         {
-            let hw = self.nic.alive_access().ok_or(ENODEV)?;
+            let hw = ctx.alive_access().ok_or(ENODEV)?;
             hw.rf.write(rma::vpid_table(self.vpid), entry);
             tx::reset_state(&hw, Unit::Rma, self.vpid);
             self.queue.install(&hw)?;
         }
         if let Some(ms) = wait {
-            quarantine::postpone(&self.nic, self.vpid, ms);
+            quarantine.postpone(self.vpid, ms);
         }
         Ok(())
     }
@@ -201,14 +246,17 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         let settled = self.tx.close();
-        quarantine::forget(&self.nic, self.vpid);
-        self.nic.withdraw(rma::vpid_table(self.vpid), |hw| {
+        self.unit.quarantine.forget(self.vpid);
+        self.unit.ctx.withdraw(rma::vpid_table(self.vpid), |hw| {
             hw.rf.write(rma::vpid_table(self.vpid), rma::VPID_DISABLED);
             bq::clear(hw, Unit::Rma, self.vpid);
         });
-        self.nic.locks.clear(self.vpid);
-        let used = self.tx.is_used();
-        residue::release(&self.nic, Unit::Rma, self.vpid, used, settled);
+        self.unit.locks.clear(self.vpid);
+        if self.tx.is_used() && !(settled && self.closed.is_executed()) {
+            self.unit.table.set_client(self.vpid, None);
+            let left = self.closed.clone();
+            self.unit.residue.keep(Unit::Rma, self.vpid, left);
+        }
     }
 }
 
@@ -222,27 +270,61 @@ pub struct Notifications {
     reader: Reader,
 }
 
-/// Opens a port with the given VPID, or the user VPID that has been free for longest, and a queue of `queue_bytes`, a power of two of
-/// 512 KiB…64 MiB ([`DEFAULT_QUEUE_BYTES`], 16 bytes per notification). Interrupts are armed, but nobody hears them
-/// before [`Requester::attach`]. The VPID may stay disabled for a while ([`Requester::is_enabled`]). May sleep.
-///
-/// # Errors
-///
-/// `EBUSY` if the VPID is taken, or something of its last owner is left, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
-/// gone.
-pub fn open(
-    nic: &Arc<Nic>,
-    vpid: Option<Vpid>,
-    queue_bytes: u32,
-) -> Result<(Requester, Notifications)> {
-    let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-    let clean = |v| nic.atu.is_clean(v);
-    let vpid = nic.rma.allocate(vpid, stats.clone(), clean)?;
-    // From success on the port's drop releases the VPID.
-    let port = Port::new(nic, vpid, queue_bytes, stats).inspect_err(|_| nic.rma.release(vpid))?;
-    let reader = Reader::new(nic, Unit::Rma, vpid)?;
-    port.install()?;
-    Ok((Requester(port.clone()), Notifications { port, reader }))
+impl Rma {
+    /// The unit with the VPIDs of `table`. May sleep.
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        table: Arc<Table>,
+        residue: Arc<Residue>,
+        quarantine: Arc<Quarantine>,
+        atu: Arc<Atu>,
+    ) -> Result<Arc<Self>> {
+        let this = Self {
+            ctx,
+            table,
+            residue,
+            quarantine,
+            atu,
+            locks: KBox::pin_init(Locks::new(), GFP_KERNEL)?,
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+
+    /// The locks of the own VPIDs.
+    pub(crate) fn locks(&self) -> &Locks {
+        &self.locks
+    }
+
+    /// Opens a port with the given VPID, or the user VPID that has been free for longest, and a queue of
+    /// `queue_bytes`, a power of two of 512 KiB…64 MiB ([`DEFAULT_QUEUE_BYTES`], 16 bytes per notification).
+    /// Interrupts are armed, but nobody hears them before [`Requester::attach`]. The VPID may stay disabled
+    /// for a while ([`Requester::is_enabled`]). May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the VPID is taken, or something of its last owner is left, `ENOSPC` if none is free,
+    /// `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is gone.
+    pub fn open(
+        self: &Arc<Self>,
+        vpid: Option<Vpid>,
+        queue_bytes: u32,
+    ) -> Result<(Requester, Notifications)> {
+        let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
+        let place = UniqueArc::new_uninit(GFP_KERNEL)?;
+        let clean = |v| self.atu.is_clean(v);
+        let vpid = self.table.allocate(vpid, stats.clone(), clean)?;
+        // From success on its drop releases the VPID.
+        let closed = place
+            .write(Closed {
+                unit: self.clone(),
+                vpid,
+            })
+            .into();
+        let port = Port::new(self, vpid, closed, queue_bytes, stats)?;
+        let reader = Reader::new(&self.ctx, &self.table, vpid)?;
+        port.install()?;
+        Ok((Requester(port.clone()), Notifications { port, reader }))
+    }
 }
 
 impl Requester {
@@ -251,9 +333,9 @@ impl Requester {
         self.0.vpid
     }
 
-    /// The NIC.
-    pub fn nic(&self) -> &Arc<Nic> {
-        &self.0.nic
+    /// What is known of the NIC: identity, status, liveness.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.0.unit.ctx
     }
 
     /// Counters.
@@ -264,18 +346,18 @@ impl Requester {
     /// False while the VPID stays disabled because of [`crate::quarantine`]: commands are refused with `Retry`, answers and
     /// commands of peers are not taken, and [`Client::writable`] follows. Any context.
     pub fn is_enabled(&self) -> bool {
-        !self.0.nic.quarantine.is_waiting(self.0.vpid)
+        !self.0.unit.quarantine.is_waiting(self.0.vpid)
     }
 
     /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any more when
     /// this returns. Call [`Notifications::rearm`] afterwards. Not from a client's method.
     pub fn attach(&self, client: Arc<dyn Client>) {
-        self.0.nic.rma.set_client(self.0.vpid, Some(client));
+        self.0.unit.table.set_client(self.0.vpid, Some(client));
     }
 
     /// Removes the client: when this returns, it is not called any more. Not from a client's method.
     pub fn detach(&self) {
-        self.0.nic.rma.set_client(self.0.vpid, None);
+        self.0.unit.table.set_client(self.0.vpid, None);
     }
 
     /// Commands that can be posted by the last known state. No register access, any context.
@@ -316,7 +398,7 @@ impl Requester {
         let page = RequesterAddr::page(self.0.vpid, page).encode();
         self.0.tx.post(page, &words)?;
         let [a, b, c] = words;
-        trace::rma_post(self.0.nic.id(), self.0.vpid.get() as u8, a, b, c);
+        trace::rma_post(self.context().id(), self.0.vpid.get() as u8, a, b, c);
         Ok(())
     }
 
@@ -461,7 +543,7 @@ impl Notifications {
                     break;
                 }
                 let lost = self.reader.run_of_empty(queue, overdue);
-                port.nic.error(
+                port.unit.ctx.error(
                     Reason::LostNotification,
                     u64::from(port.vpid.get()) | u64::from(lost) << 32,
                 );
@@ -471,7 +553,13 @@ impl Notifications {
             }
             barrier::dma_rmb();
             let word0 = queue.read(slot, 0);
-            trace::rma_complete(port.nic.id(), port.vpid.get() as u8, slot, word0, word1);
+            trace::rma_complete(
+                port.unit.ctx.id(),
+                port.vpid.get() as u8,
+                slot,
+                word0,
+                word1,
+            );
             self.reader.advance(queue, 1);
             done += 1;
             match Notification::decode([word0, word1]) {
@@ -479,13 +567,13 @@ impl Notifications {
                     add(&port.stats.received, 1);
                     if notification.error != 0 {
                         add(&port.stats.errors, 1);
-                        port.nic.error(Reason::NotificationError, word1);
+                        port.unit.ctx.error(Reason::NotificationError, word1);
                     }
                     f(&notification);
                 }
                 Ok(None) | Err(_) => {
                     add(&port.stats.errors, 1);
-                    port.nic.error(Reason::BadNotification, word1);
+                    port.unit.ctx.error(Reason::BadNotification, word1);
                 }
             }
         }
@@ -509,7 +597,7 @@ impl Notifications {
     }
 }
 
-/// The locks (HW §10.6), in host memory from [`init`] to [`Locks::free`].
+/// The locks (HW §10.6), in host memory from [`Rma::init`] to [`Locks::free`].
 #[pin_data]
 pub(crate) struct Locks {
     #[pin]
@@ -537,54 +625,59 @@ impl Locks {
     }
 }
 
-/// `rma2` part of the probe (HW §3.5). `mps` and `mrrs`: PCIe maximum payload and read request sizes in bytes.
-pub(crate) fn init(nic: &Arc<Nic>, mps: u32, mrrs: u32) -> Result {
-    let locks = nic.with_bound(|dev| DmaWords::new(dev, rma::LOCK_MEMORY as usize / 8))??;
-    let hw = nic.access().ok_or(ENODEV)?;
-    nic.set_node(info::Node(hw.rf.read(info::NODE)).node_id());
-    drop(hw);
-    for vpid in Vpid::all() {
-        let hw = nic.access().ok_or(ENODEV)?;
-        hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
-        tx::reset_state(&hw, Unit::Rma, vpid);
+impl Rma {
+    /// `rma2` part of the probe (HW §3.5). `mps` and `mrrs`: PCIe maximum payload and read request sizes in bytes.
+    pub(crate) fn init(&self, mps: u32, mrrs: u32) -> Result {
+        let ctx = &self.ctx;
+        let locks = ctx.with_bound(|dev| DmaWords::new(dev, rma::LOCK_MEMORY as usize / 8))??;
+        let hw = ctx.access().ok_or(ENODEV)?;
+        ctx.set_node(info::Node(hw.rf.read(info::NODE)).node_id());
+        drop(hw);
+        for vpid in Vpid::all() {
+            let hw = ctx.access().ok_or(ENODEV)?;
+            hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
+            tx::reset_state(&hw, Unit::Rma, vpid);
+        }
+        let hw = ctx.access().ok_or(ENODEV)?;
+        hw.rf
+            .write(rma::CONFIG, rma::Config::for_pcie(mps, mrrs).raw());
+        hw.rf.write(rma::LOCK_BASE, locks.address().0);
+        hw.rf.write(rma::LOCK_CFG, rma::LOCK_CFG_INIT);
+        for reg in [
+            rma::REQUESTER_ERROR_CTRL,
+            rma::RESPONDER_ERROR_CTRL,
+            rma::COMPLETER_ERROR_CTRL,
+        ] {
+            hw.rf.update(reg, |v| v & rma::ERROR_CTRL_INIT_MASK);
+        }
+        hw.rf.update(rma::BQ_TIMEOUT, |v| {
+            (v & !0xFFFF_FFFF) | (rma::BQ_TIMEOUT_INIT & 0xFFFF_FFFF)
+        });
+        hw.rf.update(rma::BQ_TIMEOUT, |v| {
+            v | (rma::BQ_TIMEOUT_INIT & !0xFFFF_FFFF)
+        });
+        hw.rf.update(wcbuf::rma::TIMEOUT, |v| {
+            (v & 0xFFFF_FFFF) | (wcbuf::TIMEOUT_INIT & !0xFFFF_FFFF)
+        });
+        hw.rf
+            .update(wcbuf::rma::TIMEOUT, |v| v | (wcbuf::TIMEOUT_INIT & 1));
+        hw.rf
+            .write(np::general(np::RMA_COMPLETER), np::GENERAL_INIT);
+        hw.rf
+            .write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
+        drop(hw);
+        *self.locks.memory.lock() = Some(locks);
+        Ok(())
     }
-    let hw = nic.access().ok_or(ENODEV)?;
-    hw.rf
-        .write(rma::CONFIG, rma::Config::for_pcie(mps, mrrs).raw());
-    hw.rf.write(rma::LOCK_BASE, locks.address().0);
-    hw.rf.write(rma::LOCK_CFG, rma::LOCK_CFG_INIT);
-    for reg in [
-        rma::REQUESTER_ERROR_CTRL,
-        rma::RESPONDER_ERROR_CTRL,
-        rma::COMPLETER_ERROR_CTRL,
-    ] {
-        hw.rf.update(reg, |v| v & rma::ERROR_CTRL_INIT_MASK);
-    }
-    hw.rf.update(rma::BQ_TIMEOUT, |v| {
-        (v & !0xFFFF_FFFF) | (rma::BQ_TIMEOUT_INIT & 0xFFFF_FFFF)
-    });
-    hw.rf.update(rma::BQ_TIMEOUT, |v| {
-        v | (rma::BQ_TIMEOUT_INIT & !0xFFFF_FFFF)
-    });
-    hw.rf.update(wcbuf::rma::TIMEOUT, |v| {
-        (v & 0xFFFF_FFFF) | (wcbuf::TIMEOUT_INIT & !0xFFFF_FFFF)
-    });
-    hw.rf
-        .update(wcbuf::rma::TIMEOUT, |v| v | (wcbuf::TIMEOUT_INIT & 1));
-    hw.rf
-        .write(np::general(np::RMA_COMPLETER), np::GENERAL_INIT);
-    hw.rf
-        .write(np::general(np::RMA_RESPONDER), np::GENERAL_INIT);
-    drop(hw);
-    *nic.locks.memory.lock() = Some(locks);
-    Ok(())
-}
 
-/// Disconnects the unit from the network and forgets the lock memory.
-pub(crate) fn stop(nic: &Nic) {
-    let Some(hw) = nic.alive_access() else { return };
-    hw.rf.write(np::general(np::RMA_COMPLETER), 0);
-    hw.rf.write(np::general(np::RMA_RESPONDER), 0);
-    hw.rf.write(rma::LOCK_CFG, 0);
-    hw.rf.write(rma::LOCK_BASE, 0);
+    /// Disconnects the unit from the network and forgets the lock memory.
+    pub(crate) fn stop(&self) {
+        let Some(hw) = self.ctx.alive_access() else {
+            return;
+        };
+        hw.rf.write(np::general(np::RMA_COMPLETER), 0);
+        hw.rf.write(np::general(np::RMA_RESPONDER), 0);
+        hw.rf.write(rma::LOCK_CFG, 0);
+        hw.rf.write(rma::LOCK_BASE, 0);
+    }
 }

@@ -26,7 +26,8 @@ mod port;
 use crate::{
     context::Context,
     dma::DmaWords,
-    nic::Nic,
+    quarantine::Quarantine,
+    rma::Rma,
     smfu::{AccessError, Smfu},
     stats::Reason,
 };
@@ -195,14 +196,6 @@ impl Request {
     }
 }
 
-/// The port, or why there is none.
-#[derive(Default)]
-struct Opening {
-    closed: bool,
-    /// What opens the port, until it is closed.
-    nic: Option<Arc<Nic>>,
-}
-
 /// Where interval 0 of the SMFU leads to, and whether stores to it may be under way.
 type Pointed = Option<(NodeId, bool)>;
 
@@ -211,10 +204,13 @@ type Pointed = Option<(NodeId, bool)>;
 pub struct Rra {
     ctx: Arc<Context>,
     smfu: Arc<Smfu>,
+    rma: Arc<Rma>,
+    quarantine: Arc<Quarantine>,
     /// The port is about to be closed: nobody waits any longer.
     closing: AtomicFlag,
+    /// Taken to open the port; it stays closed.
     #[pin]
-    opening: Mutex<Opening>,
+    closed: Mutex<bool>,
     #[pin]
     port: SpinLockIrq<Option<Port>>,
     #[pin]
@@ -280,13 +276,20 @@ impl Deadline {
 
 impl Rra {
     /// May sleep.
-    pub(crate) fn new(ctx: Arc<Context>, smfu: Arc<Smfu>) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        smfu: Arc<Smfu>,
+        rma: Arc<Rma>,
+        quarantine: Arc<Quarantine>,
+    ) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 ctx,
                 smfu,
+                rma,
+                quarantine,
                 closing: AtomicFlag::new(false),
-                opening <- new_mutex!(Opening::default(), "extoll_rra_opening"),
+                closed <- new_mutex!(false, "extoll_rra_closed"),
                 port <- new_spinlock_irq!(None, "extoll_rra"),
                 pointed <- new_spinlock_irq!(None, "extoll_rra_pointed"),
             }),
@@ -568,7 +571,7 @@ impl Rra {
             return Err(RraError::Down);
         }
         if sleeps && self.port.lock().is_none() {
-            self.open_port()?;
+            self.open()?;
         }
         match &mut *self.port.lock() {
             Some(port) => Ok(f(port)),
@@ -577,28 +580,22 @@ impl Rra {
         }
     }
 
-    fn open_port(&self) -> Result<(), RraError> {
-        let opening = self.opening.lock();
-        if opening.closed {
-            return Err(RraError::Down);
-        }
-        if self.port.lock().is_some() {
-            return Ok(());
-        }
-        let nic = opening.nic.as_ref().ok_or(RraError::Down)?;
-        let port = Port::open(nic).map_err(RraError::Open)?;
-        *self.port.lock() = Some(port);
-        Ok(())
-    }
-
     /// Opens the port (HW §3.7), which the first request does otherwise. May sleep.
     ///
     /// # Errors
     ///
     /// `Open`, `Down`.
-    pub(crate) fn open(&self, nic: &Arc<Nic>) -> Result<(), RraError> {
-        self.opening.lock().nic = Some(nic.clone());
-        self.open_port()
+    pub(crate) fn open(&self) -> Result<(), RraError> {
+        let closed = self.closed.lock();
+        if *closed {
+            return Err(RraError::Down);
+        }
+        if self.port.lock().is_some() {
+            return Ok(());
+        }
+        let port = Port::open(&self.ctx, &self.rma).map_err(RraError::Open)?;
+        *self.port.lock() = Some(port);
+        Ok(())
     }
 
     /// Points interval 0 at the node of `request`, and loads or stores.
@@ -639,14 +636,10 @@ impl Rra {
     /// Closes the port for good. May sleep.
     pub(crate) fn close(&self) -> Remains {
         self.closing.store(true, Relaxed);
-        let nic = {
-            let mut opening = self.opening.lock();
-            opening.closed = true;
-            opening.nic.take()
-        };
+        *self.closed.lock() = true;
         let port = self.port.lock().take();
         // The port is closed here, outside the locks.
-        Remains(port.zip(nic).map(|(port, nic)| port.close(&self.ctx, &nic)))
+        Remains(port.map(|port| port.close(&self.ctx, &self.quarantine)))
     }
 }
 

@@ -74,15 +74,16 @@ pub(crate) struct Handlers {
     pub(crate) events: Arc<Events>,
     pub(crate) smfu: Arc<Smfu>,
     pub(crate) monitor: Arc<Monitor>,
-    pub(crate) velo: Arc<Table>,
-    pub(crate) rma: Arc<Table>,
+    /// VPIDs of VELO and RMA.
+    pub(crate) tables: [Arc<Table>; 2],
 }
 
 impl Handlers {
     fn table(&self, unit: Unit) -> &Table {
+        let [velo, rma] = &self.tables;
         match unit {
-            Unit::Velo => &self.velo,
-            Unit::Rma => &self.rma,
+            Unit::Velo => velo,
+            Unit::Rma => rma,
         }
     }
 }

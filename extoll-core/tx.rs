@@ -7,10 +7,11 @@
 //! at the state some milliseconds after sending, and as long as something is outstanding.
 
 use crate::{
+    context::Context,
     hw::Hw,
-    nic::Nic,
     residue,
     stats::{add, PortStats, Reason},
+    vpid::{ShowTx, Table},
 };
 use kernel::{
     impl_has_delayed_work, new_delayed_work,
@@ -117,7 +118,8 @@ enum Kick {
 /// Sending side; `N` is the longest packet in words.
 #[pin_data]
 pub(crate) struct Tx<const N: usize> {
-    nic: Arc<Nic>,
+    ctx: Arc<Context>,
+    table: Arc<Table>,
     unit: Unit,
     vpid: Vpid,
     stats: Arc<PortStats>,
@@ -141,8 +143,8 @@ impl<const N: usize> WorkItem for Tx<N> {
 
 impl<const N: usize> Tx<N> {
     pub(crate) fn new(
-        nic: &Arc<Nic>,
-        unit: Unit,
+        ctx: &Arc<Context>,
+        table: &Arc<Table>,
         vpid: Vpid,
         stats: Arc<PortStats>,
     ) -> Result<Arc<Self>> {
@@ -159,8 +161,9 @@ impl<const N: usize> Tx<N> {
         }
         Arc::pin_init(
             try_pin_init!(Self {
-                nic: nic.clone(),
-                unit,
+                ctx: ctx.clone(),
+                table: table.clone(),
+                unit: table.unit(),
                 vpid,
                 stats,
                 inner <- new_spinlock_irq!(
@@ -236,7 +239,7 @@ impl<const N: usize> Tx<N> {
         kick: &mut Kick,
     ) -> Result<u8, SendError> {
         self.check_room(inner, 1, kick)?;
-        let hw = self.nic.alive_access().ok_or(SendError::Down)?;
+        let hw = self.ctx.alive_access().ok_or(SendError::Down)?;
         let index = inner.credits.take().ok_or(SendError::Full)?;
         if let Some(copy) = inner.copies.get_mut(usize::from(index)) {
             copy.page = page;
@@ -261,7 +264,7 @@ impl<const N: usize> Tx<N> {
         n: u8,
         kick: &mut Kick,
     ) -> Result<(), SendError> {
-        if !self.nic.is_alive() {
+        if !self.ctx.is_alive() {
             return Err(SendError::Down);
         }
         match inner.mode {
@@ -301,12 +304,12 @@ impl<const N: usize> Tx<N> {
 
     /// Reads the state register and takes it in.
     fn look(&self, inner: &mut Inner<N>) -> Result<Verdict, SendError> {
-        let hw = self.nic.alive_access().ok_or(SendError::Down)?;
+        let hw = self.ctx.alive_access().ok_or(SendError::Down)?;
         add(&self.stats.state_reads, 1);
         let state = State(hw.rf.read(wcbuf::state(self.unit, self.vpid)));
         let verdict = inner.credits.on_state(state);
         if verdict == Verdict::Gone {
-            self.nic.is_gone(&hw, u64::MAX);
+            self.ctx.is_gone(&hw, u64::MAX);
         }
         Ok(verdict)
     }
@@ -354,7 +357,7 @@ impl<const N: usize> Tx<N> {
             let mut guard = self.inner.lock();
             let inner = &mut *guard;
             let step = match inner.mode {
-                _ if !self.nic.is_alive() => Step::Idle,
+                _ if !self.ctx.is_alive() => Step::Idle,
                 Mode::Closed => Step::Idle,
                 Mode::Repair => Step::Repair,
                 Mode::Open => match self.look(inner) {
@@ -383,10 +386,10 @@ impl<const N: usize> Tx<N> {
             step
         };
         if stalled {
-            self.nic.error(Reason::Stalled, u64::from(self.vpid.get()));
+            self.ctx.error(Reason::Stalled, u64::from(self.vpid.get()));
         }
         if wake {
-            self.nic.table(self.unit).writable(self.vpid);
+            self.table.writable(self.vpid);
         }
         step
     }
@@ -395,7 +398,7 @@ impl<const N: usize> Tx<N> {
     fn repair(&self) {
         let began: Instant<Monotonic> = Instant::now();
         add(&self.stats.retries, 1);
-        self.nic.error(Reason::Retry, u64::from(self.vpid.get()));
+        self.ctx.error(Reason::Retry, u64::from(self.vpid.get()));
         let mut replay = Replay::new();
         let mut action = replay.start();
         loop {
@@ -403,7 +406,7 @@ impl<const N: usize> Tx<N> {
             {
                 let mut guard = self.inner.lock();
                 let inner = &mut *guard;
-                let hw = match self.nic.alive_access() {
+                let hw = match self.ctx.alive_access() {
                     Some(hw) if inner.mode == Mode::Repair => hw,
                     _ => return,
                 };
@@ -429,12 +432,12 @@ impl<const N: usize> Tx<N> {
                         break;
                     }
                     Action::Failed(Failure::Gone) => {
-                        self.nic.is_gone(&hw, u64::MAX);
+                        self.ctx.is_gone(&hw, u64::MAX);
                         return;
                     }
                     Action::Failed(failure) => {
                         if matches!(failure, Failure::Desync { .. }) {
-                            self.nic.note(Reason::BadCommit, u64::from(self.vpid.get()));
+                            self.ctx.note(Reason::BadCommit, u64::from(self.vpid.get()));
                         }
                         self.give_up(inner, &hw);
                         break;
@@ -454,7 +457,7 @@ impl<const N: usize> Tx<N> {
         add(&self.stats.replayed, u64::from(replay.resent()));
         let wake = core::mem::take(&mut self.inner.lock().wanted) != 0;
         if wake {
-            self.nic.table(self.unit).writable(self.vpid);
+            self.table.writable(self.vpid);
         }
     }
 
@@ -462,7 +465,7 @@ impl<const N: usize> Tx<N> {
     fn give_up(&self, inner: &mut Inner<N>, hw: &Hw) {
         let lost = inner.credits.outstanding();
         add(&self.stats.lost, u64::from(lost));
-        self.nic.error(
+        self.ctx.error(
             Reason::RepairFailed,
             u64::from(self.vpid.get()) | u64::from(lost) << 32,
         );
@@ -477,7 +480,7 @@ impl<const N: usize> Tx<N> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         if inner.mode == Mode::Open && inner.credits.outstanding() != 0 {
-            if let Some(hw) = self.nic.alive_access() {
+            if let Some(hw) = self.ctx.alive_access() {
                 self.give_up(inner, &hw);
             }
         }
@@ -487,23 +490,12 @@ impl<const N: usize> Tx<N> {
     pub(crate) fn close(self: &Arc<Self>) -> bool {
         self.inner.lock().mode = Mode::Closed;
         work::cancel_delayed_sync(self);
-        !self.is_used() || residue::settle(&self.nic, self.unit, self.vpid)
+        !self.is_used() || residue::settle(&self.ctx, self.unit, self.vpid)
     }
 
     /// Packets were sent.
     pub(crate) fn is_used(&self) -> bool {
         self.stats.posted.load(Relaxed) != 0
-    }
-
-    /// Mode, next packet number, last known committed count; for debugfs.
-    pub(crate) fn state(&self) -> (&'static str, u8, u8) {
-        let inner = self.inner.lock();
-        let mode = match inner.mode {
-            Mode::Open => "open",
-            Mode::Repair => "repair",
-            Mode::Closed => "closed",
-        };
-        (mode, inner.credits.pwp(), inner.credits.committed())
     }
 }
 
@@ -528,11 +520,11 @@ const SETTLE_MS: i64 = 10;
 
 /// Waits until nothing of the VPID is on the way any more: what is counted as committed later would be taken for a packet of the
 /// next owner. Gives up after a while, since a stuck buffer never ends. False then. May sleep.
-pub(crate) fn settle(nic: &Nic, unit: Unit, vpid: Vpid) -> bool {
+pub(crate) fn settle(ctx: &Context, unit: Unit, vpid: Vpid) -> bool {
     let began: Instant<Monotonic> = Instant::now();
     let mut last = None;
     loop {
-        let Some(hw) = nic.alive_access() else {
+        let Some(hw) = ctx.alive_access() else {
             return true;
         };
         let state = State(hw.rf.read(wcbuf::state(unit, vpid)));
@@ -549,14 +541,14 @@ pub(crate) fn settle(nic: &Nic, unit: Unit, vpid: Vpid) -> bool {
     }
 }
 
-/// What debugfs shows of a port.
-pub(crate) trait ShowTx: Send + Sync {
-    /// See [`Tx::state`].
-    fn show(&self) -> (&'static str, u8, u8);
-}
-
 impl<const N: usize> ShowTx for Tx<N> {
     fn show(&self) -> (&'static str, u8, u8) {
-        self.state()
+        let inner = self.inner.lock();
+        let mode = match inner.mode {
+            Mode::Open => "open",
+            Mode::Repair => "repair",
+            Mode::Closed => "closed",
+        };
+        (mode, inner.credits.pwp(), inner.credits.committed())
     }
 }

@@ -2,18 +2,18 @@
 
 //! VELO: small two-sided messages of 1…120 bytes (HW §9).
 //!
-//! [`open`] gives the two halves of a port: a [`Sender`], which may be shared and cloned, and the [`Mailbox`], which
+//! [`Velo::open`] gives the two halves of a port: a [`Sender`], which may be shared and cloned, and the [`Mailbox`], which
 //! has one owner. The port is closed when all of them are dropped; dropping may sleep.
 
 use crate::{
     bq::{self, Queue},
+    context::Context,
     hw::Hw,
     intake::Reader,
-    nic::Nic,
-    residue,
+    residue::{self, Leftover, Residue},
     stats::{add, PortStats, Reason},
     tx::{self, Tx},
-    vpid::Client,
+    vpid::{Client, Table},
 };
 use kernel::{
     prelude::*,
@@ -90,10 +90,37 @@ impl Message {
     }
 }
 
+/// The unit of a NIC.
+pub struct Velo {
+    ctx: Arc<Context>,
+    table: Arc<Table>,
+    residue: Arc<Residue>,
+    slot_size: SlotSize,
+}
+
+/// The VPID of a port that is closed, given back by drop.
+struct Closed {
+    unit: Arc<Velo>,
+    vpid: Vpid,
+}
+
+impl Leftover for Closed {
+    fn is_gone(&self) -> bool {
+        residue::settle(&self.unit.ctx, Unit::Velo, self.vpid)
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        self.unit.table.release(self.vpid);
+    }
+}
+
 /// Hardware side of an open port.
 struct Port {
-    nic: Arc<Nic>,
+    unit: Arc<Velo>,
     vpid: Vpid,
+    closed: Arc<Closed>,
     tx: Arc<Tx<PACKET_WORDS>>,
     queue: Queue,
     stats: Arc<PortStats>,
@@ -102,20 +129,25 @@ struct Port {
 impl Drop for Port {
     fn drop(&mut self) {
         let settled = self.tx.close();
-        self.nic.withdraw(velo::comp_prot_desc(self.vpid), |hw| {
-            // HW §9.7: mailbox disabled, descriptors 0, queue registers 0.
-            hw.rf.update(velo::comp_prot_desc(self.vpid), |v| {
-                CompProtDesc(v).with_vpid_enable(false).raw()
+        self.unit
+            .ctx
+            .withdraw(velo::comp_prot_desc(self.vpid), |hw| {
+                // HW §9.7: mailbox disabled, descriptors 0, queue registers 0.
+                hw.rf.update(velo::comp_prot_desc(self.vpid), |v| {
+                    CompProtDesc(v).with_vpid_enable(false).raw()
+                });
+                hw.rf.write(velo::comp_prot_desc(self.vpid), 0);
+                // What is on its way goes out under the identity that stands here then.
+                if settled {
+                    update_source(hw, self.vpid, |_| NodeVpidProtDesc(0));
+                }
+                bq::clear(hw, Unit::Velo, self.vpid);
             });
-            hw.rf.write(velo::comp_prot_desc(self.vpid), 0);
-            // What is on its way goes out under the identity that stands here then.
-            if settled {
-                update_source(hw, self.vpid, |_| NodeVpidProtDesc(0));
-            }
-            bq::clear(hw, Unit::Velo, self.vpid);
-        });
-        let used = self.tx.is_used();
-        residue::release(&self.nic, Unit::Velo, self.vpid, used, settled);
+        if self.tx.is_used() && !settled {
+            self.unit.table.set_client(self.vpid, None);
+            let left = self.closed.clone();
+            self.unit.residue.keep(Unit::Velo, self.vpid, left);
+        }
     }
 }
 
@@ -130,55 +162,88 @@ pub struct Mailbox {
     slot_size: SlotSize,
 }
 
-/// Opens a port with the given VPID, or the user VPID that has been free for longest, and a mailbox of `mailbox_bytes`, a power of two of
-/// 512 KiB…64 MiB ([`DEFAULT_MAILBOX_BYTES`]). Interrupts are armed, but nobody hears them before [`Sender::attach`].
-/// May sleep.
-///
-/// # Errors
-///
-/// `EBUSY` if the VPID is taken, or something of its last owner on its way, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
-/// gone.
-pub fn open(nic: &Arc<Nic>, vpid: Option<Vpid>, mailbox_bytes: u32) -> Result<(Sender, Mailbox)> {
-    let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-    let vpid = nic.velo.allocate(vpid, stats.clone(), |_| true)?;
-    // From success on the port's drop releases the VPID.
-    let port =
-        Port::new(nic, vpid, mailbox_bytes, stats).inspect_err(|_| nic.velo.release(vpid))?;
-    let mailbox = Mailbox {
-        port: port.clone(),
-        reader: Reader::new(nic, Unit::Velo, vpid)?,
-        slot_size: slot_size(nic),
-    };
-    port.install()?;
-    Ok((Sender(port), mailbox))
-}
+impl Velo {
+    /// The unit with the VPIDs of `table`; `slots_64`: mailboxes have slots of 64 instead of 128 bytes. May
+    /// sleep.
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        table: Arc<Table>,
+        residue: Arc<Residue>,
+        slots_64: bool,
+    ) -> Result<Arc<Self>> {
+        let slot_size = if slots_64 {
+            SlotSize::B64
+        } else {
+            SlotSize::B128
+        };
+        let this = Self {
+            ctx,
+            table,
+            residue,
+            slot_size,
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
+    }
 
-fn slot_size(nic: &Nic) -> SlotSize {
-    if nic.params.slots_64 {
-        SlotSize::B64
-    } else {
-        SlotSize::B128
+    /// Bytes per slot of a mailbox.
+    pub fn slot_size(&self) -> SlotSize {
+        self.slot_size
+    }
+
+    /// Opens a port with the given VPID, or the user VPID that has been free for longest, and a mailbox of
+    /// `mailbox_bytes`, a power of two of 512 KiB…64 MiB ([`DEFAULT_MAILBOX_BYTES`]). Interrupts are armed,
+    /// but nobody hears them before [`Sender::attach`]. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the VPID is taken, or something of its last owner on its way, `ENOSPC` if none is free,
+    /// `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is gone.
+    pub fn open(
+        self: &Arc<Self>,
+        vpid: Option<Vpid>,
+        mailbox_bytes: u32,
+    ) -> Result<(Sender, Mailbox)> {
+        let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
+        let place = UniqueArc::new_uninit(GFP_KERNEL)?;
+        let vpid = self.table.allocate(vpid, stats.clone(), |_| true)?;
+        // From success on its drop releases the VPID.
+        let closed = place
+            .write(Closed {
+                unit: self.clone(),
+                vpid,
+            })
+            .into();
+        let port = Port::new(self, vpid, closed, mailbox_bytes, stats)?;
+        let mailbox = Mailbox {
+            port: port.clone(),
+            reader: Reader::new(&self.ctx, &self.table, vpid)?,
+            slot_size: self.slot_size,
+        };
+        port.install()?;
+        Ok((Sender(port), mailbox))
     }
 }
 
 impl Port {
     fn new(
-        nic: &Arc<Nic>,
+        unit: &Arc<Velo>,
         vpid: Vpid,
+        closed: Arc<Closed>,
         mailbox_bytes: u32,
         stats: Arc<PortStats>,
     ) -> Result<Arc<Self>> {
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;
-        let tx = Tx::new(nic, Unit::Velo, vpid, stats.clone())?;
-        let slot = slot_size(nic).into();
+        let Velo { ctx, table, .. } = &**unit;
+        let tx = Tx::new(ctx, table, vpid, stats.clone())?;
+        let slot = unit.slot_size.into();
         let queue =
-            nic.with_bound(|dev| Queue::new(dev, Unit::Velo, vpid, slot, mailbox_bytes))??;
-        nic.velo.set_tx(vpid, tx.clone());
-        // Nothing fails any more: the drop of the port releases the VPID.
+            ctx.with_bound(|dev| Queue::new(dev, Unit::Velo, vpid, slot, mailbox_bytes))??;
+        table.set_tx(vpid, tx.clone());
         Ok(place
             .write(Self {
-                nic: nic.clone(),
+                unit: unit.clone(),
                 vpid,
+                closed,
                 tx,
                 queue,
                 stats,
@@ -188,7 +253,7 @@ impl Port {
 
     /// Opening sequence of HW §9.7.
     fn install(&self) -> Result {
-        let hw = self.nic.alive_access().ok_or(ENODEV)?;
+        let hw = self.unit.ctx.alive_access().ok_or(ENODEV)?;
         let vpid = self.vpid;
         stamp(&hw, vpid);
         hw.rf.update(velo::comp_prot_desc(vpid), |v| {
@@ -243,9 +308,9 @@ impl Sender {
         self.0.vpid
     }
 
-    /// The NIC.
-    pub fn nic(&self) -> &Arc<Nic> {
-        &self.0.nic
+    /// What is known of the NIC: identity, status, liveness.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.0.unit.ctx
     }
 
     /// Counters.
@@ -256,12 +321,12 @@ impl Sender {
     /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any more when
     /// this returns. Call [`Mailbox::rearm`] afterwards. Not from a client's method.
     pub fn attach(&self, client: Arc<dyn Client>) {
-        self.0.nic.velo.set_client(self.0.vpid, Some(client));
+        self.0.unit.table.set_client(self.0.vpid, Some(client));
     }
 
     /// Removes the client: when this returns, it is not called any more. Not from a client's method.
     pub fn detach(&self) {
-        self.0.nic.velo.set_client(self.0.vpid, None);
+        self.0.unit.table.set_client(self.0.vpid, None);
     }
 
     /// Messages that can be sent by the last known state. No register access, any context.
@@ -321,7 +386,12 @@ impl Sender {
         let used = 1 + payload.len().div_ceil(8);
         let page = RequesterAddr::page(self.0.vpid, TRAFFIC_CLASS).encode();
         let slot = self.0.tx.post(page, &words[..used])?;
-        trace::velo_post(self.0.nic.id(), self.0.vpid.get() as u8, slot, descriptor);
+        trace::velo_post(
+            self.context().id(),
+            self.0.vpid.get() as u8,
+            slot,
+            descriptor,
+        );
         Ok(())
     }
 
@@ -409,7 +479,7 @@ impl Mailbox {
         } else {
             self.slots_of(raw).min(overdue)
         };
-        port.nic.error(
+        port.unit.ctx.error(
             Reason::LostMessage,
             u64::from(port.vpid.get()) | u64::from(slots) << 32,
         );
@@ -424,11 +494,11 @@ impl Mailbox {
         };
         barrier::dma_rmb();
         let port = &self.port;
-        let nic = &port.nic;
+        let ctx = &port.unit.ctx;
         let first = self.reader.next();
-        trace::velo_complete(nic.id(), port.vpid.get() as u8, first, raw);
+        trace::velo_complete(ctx.id(), port.vpid.get() as u8, first, raw);
         let Ok(Some(status)) = Status::decode(raw) else {
-            nic.error(Reason::BadStatus, raw);
+            ctx.error(Reason::BadStatus, raw);
             add(&port.stats.errors, 1);
             self.reader.advance(&port.queue, 1);
             return Taken::Bad;
@@ -462,46 +532,50 @@ enum Taken {
     Nothing,
 }
 
-/// `velo2` part of the probe (HW §3.3).
-pub(crate) fn init(nic: &Nic) -> Result {
-    for vpid in Vpid::all() {
-        let hw = nic.access().ok_or(ENODEV)?;
-        let source = velo::node_vpid_prot_desc(vpid);
-        hw.rf
-            .update(source, |v| NodeVpidProtDesc(v).with_tx_prot_desc(0).raw());
-        let node = info::Node(hw.rf.read(info::NODE)).id();
-        hw.rf.update(source, |v| {
-            NodeVpidProtDesc(v)
-                .with_tx_nodeid(node)
-                .with_tx_vpid(vpid.get() as u8)
+impl Velo {
+    /// `velo2` part of the probe (HW §3.3).
+    pub(crate) fn init(&self) -> Result {
+        let ctx = &self.ctx;
+        for vpid in Vpid::all() {
+            let hw = ctx.access().ok_or(ENODEV)?;
+            let source = velo::node_vpid_prot_desc(vpid);
+            hw.rf
+                .update(source, |v| NodeVpidProtDesc(v).with_tx_prot_desc(0).raw());
+            let node = info::Node(hw.rf.read(info::NODE)).id();
+            hw.rf.update(source, |v| {
+                NodeVpidProtDesc(v)
+                    .with_tx_nodeid(node)
+                    .with_tx_vpid(vpid.get() as u8)
+                    .raw()
+            });
+            let accept = velo::comp_prot_desc(vpid);
+            hw.rf
+                .update(accept, |v| CompProtDesc(v).with_rx_prot_desc(0).raw());
+            hw.rf
+                .update(accept, |v| CompProtDesc(v).with_htax_reroute(false).raw());
+            hw.rf.update(accept, |v| v & 0x1_FFFF);
+            tx::reset_state(&hw, Unit::Velo, vpid);
+        }
+        let hw = ctx.access().ok_or(ENODEV)?;
+        hw.rf.write(velo::TIMEOUT, velo::TIMEOUT_INIT);
+        hw.rf.write(wcbuf::velo::TIMEOUT, wcbuf::TIMEOUT_INIT);
+        hw.rf.update(velo::COMPLETER, |v| {
+            Completer(v)
+                .with_target_htax_port(velo::TARGET_HTAX_PORT_INIT)
                 .raw()
         });
-        let accept = velo::comp_prot_desc(vpid);
-        hw.rf
-            .update(accept, |v| CompProtDesc(v).with_rx_prot_desc(0).raw());
-        hw.rf
-            .update(accept, |v| CompProtDesc(v).with_htax_reroute(false).raw());
-        hw.rf.update(accept, |v| v & 0x1_FFFF);
-        tx::reset_state(&hw, Unit::Velo, vpid);
+        let large = self.slot_size == SlotSize::B128;
+        hw.rf.update(velo::COMPLETER, |v| {
+            Completer(v).with_packets_128b(large).raw()
+        });
+        hw.rf.write(np::general(np::VELO), np::GENERAL_INIT_VELO);
+        Ok(())
     }
-    let hw = nic.access().ok_or(ENODEV)?;
-    hw.rf.write(velo::TIMEOUT, velo::TIMEOUT_INIT);
-    hw.rf.write(wcbuf::velo::TIMEOUT, wcbuf::TIMEOUT_INIT);
-    hw.rf.update(velo::COMPLETER, |v| {
-        Completer(v)
-            .with_target_htax_port(velo::TARGET_HTAX_PORT_INIT)
-            .raw()
-    });
-    hw.rf.update(velo::COMPLETER, |v| {
-        Completer(v).with_packets_128b(!nic.params.slots_64).raw()
-    });
-    hw.rf.write(np::general(np::VELO), np::GENERAL_INIT_VELO);
-    Ok(())
-}
 
-/// Disconnects the unit from the network.
-pub(crate) fn stop(nic: &Nic) {
-    if let Some(hw) = nic.alive_access() {
-        hw.rf.write(np::general(np::VELO), 0);
+    /// Disconnects the unit from the network.
+    pub(crate) fn stop(&self) {
+        if let Some(hw) = self.ctx.alive_access() {
+            hw.rf.write(np::general(np::VELO), 0);
+        }
     }
 }

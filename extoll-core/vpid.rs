@@ -2,10 +2,7 @@
 
 //! Virtual process IDs of one unit: allocation and the clients behind them.
 
-use crate::{
-    stats::{add, PortStats},
-    tx::ShowTx,
-};
+use crate::stats::{add, PortStats};
 use kernel::{
     prelude::*,
     static_lock_class,
@@ -14,7 +11,7 @@ use kernel::{
         Arc, SpinLockIrq,
     },
 };
-use wire::ids::Vpid;
+use wire::ids::{Unit, Vpid};
 
 /// What a port tells its user.
 ///
@@ -30,6 +27,12 @@ pub trait Client: Send + Sync {
 
     /// The device is gone or about to be unbound: sends will fail with `Down` for ever.
     fn down(&self) {}
+}
+
+/// What debugfs shows of a port's sending side.
+pub(crate) trait ShowTx: Send + Sync {
+    /// Mode, next packet number, last known committed count. Any context.
+    fn show(&self) -> (&'static str, u8, u8);
 }
 
 enum Slot {
@@ -48,6 +51,7 @@ static LOCK_NAME: &CStr = c"extoll_vpids";
 /// The VPIDs of one unit.
 #[pin_data]
 pub(crate) struct Table {
+    unit: Unit,
     #[pin]
     slots: SpinLockIrq<KVec<Slot>>,
     releases: Atomic<u64>,
@@ -61,17 +65,27 @@ pub(crate) enum Delivered {
 }
 
 impl Table {
-    pub(crate) fn new() -> impl PinInit<Self, Error> {
-        try_pin_init!(Self {
-            slots <- {
-                let mut slots = KVec::with_capacity(usize::from(Vpid::COUNT), GFP_KERNEL)?;
-                for _ in 0..Vpid::COUNT {
-                    slots.push(Slot::Free(0), GFP_KERNEL)?;
-                }
-                SpinLockIrq::new(slots, LOCK_NAME, static_lock_class!())
-            },
-            releases: Atomic::new(0),
-        })
+    /// All VPIDs are free. May sleep.
+    pub(crate) fn new(unit: Unit) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            try_pin_init!(Self {
+                unit,
+                slots <- {
+                    let mut slots = KVec::with_capacity(usize::from(Vpid::COUNT), GFP_KERNEL)?;
+                    for _ in 0..Vpid::COUNT {
+                        slots.push(Slot::Free(0), GFP_KERNEL)?;
+                    }
+                    SpinLockIrq::new(slots, LOCK_NAME, static_lock_class!())
+                },
+                releases: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The unit whose VPIDs these are.
+    pub(crate) fn unit(&self) -> Unit {
+        self.unit
     }
 
     /// Takes `want`, or the user VPID that has been free for longest, of those that are `clean`: late packets for an earlier owner then
@@ -278,7 +292,7 @@ mod tests {
 
     #[test]
     fn longest_free_vpid_that_is_clean() -> Result {
-        let table = KBox::pin_init(Table::new(), GFP_KERNEL)?;
+        let table = Table::new(Unit::Velo)?;
         let vpid = |n| Vpid::new(n).ok_or(EINVAL);
         assert_eq!(table.allocate(None, stats()?, any)?, vpid(0)?);
         assert_eq!(table.allocate(None, stats()?, |v| v.get() > 2)?, vpid(3)?);
@@ -308,7 +322,7 @@ mod tests {
 
     #[test]
     fn users_get_no_reserved_vpid() -> Result {
-        let table = KBox::pin_init(Table::new(), GFP_KERNEL)?;
+        let table = Table::new(Unit::Velo)?;
         let users = Vpid::all().take_while(|v| *v < Vpid::USER_END).count();
         for _ in 0..users {
             table.allocate(None, stats()?, any)?;
@@ -324,7 +338,7 @@ mod tests {
 
     #[test]
     fn clients_hear_until_they_are_removed() -> Result {
-        let table = KBox::pin_init(Table::new(), GFP_KERNEL)?;
+        let table = Table::new(Unit::Velo)?;
         let counts = stats()?;
         let v = table.allocate(None, counts.clone(), any)?;
         let heard = Arc::new(Heard::new(), GFP_KERNEL)?;

@@ -12,7 +12,7 @@ use crate::{
 };
 use extoll_core::{
     nic::Nic,
-    velo::{self, Header, Mtt, Target, MAX_LEN},
+    velo::{Header, Mtt, Target, MAX_LEN},
 };
 use kernel::{
     prelude::*,
@@ -36,7 +36,7 @@ pub(crate) fn run(
     count: usize,
     report: &mut Report<'_>,
 ) -> Result {
-    let (sender, mut mailbox) = velo::open(nic, None, QUEUE_BYTES)?;
+    let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
     let waiter = &run.waiter;
     sender.attach(waiter.ear(Unit::Velo)?);
     let tag = match peer.mode {

@@ -9,7 +9,6 @@ use extoll_core::{
     dma::DmaWords,
     nic::Nic,
     rma::{
-        self,
         transfer::{Destination, Engine, RmaError},
         Address, Fault, LockTarget,
     },
@@ -195,7 +194,7 @@ pub(crate) fn memory(
 impl Offer {
     /// Opens a port, makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them.
     fn new(nic: &Arc<Nic>, words: &Words, bytes: usize, seed: Option<u64>) -> Result<Self> {
-        let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+        let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
         let vpid = requester.vpid();
         let engine = Engine::new(requester, notifications)?;
         let (region, view) = memory(nic, vpid, words, bytes, seed)?;
@@ -379,7 +378,7 @@ pub(crate) fn lock(
     report: &mut Report<'_>,
 ) -> Result {
     let to = destination(words, report)?;
-    let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+    let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let engine = Engine::new(requester, notifications)?;
     let (mut successes, mut value, mut timeouts) = (0, 0, 0);
     for i in 0..words.count {

@@ -9,8 +9,8 @@ use crate::{
 use extoll_core::{
     child::Handle,
     dma::DmaWords,
-    rma::{self, NotificationType, Notifications, Requester},
-    velo::{self, Header, Mailbox, Mtt, SendError, Sender, SourceId, Target, MAX_LEN},
+    rma::{NotificationType, Notifications, Requester},
+    velo::{Header, Mailbox, Mtt, SendError, Sender, SourceId, Target, MAX_LEN},
     vpid::Client,
 };
 use kernel::{
@@ -139,8 +139,8 @@ impl Server {
         let source = memory::allocate(nic, SOURCE_BYTES)?;
         let sink = memory::allocate(nic, SINK_BYTES)?;
         memory::fill(&source, SOURCE_BYTES / 8, SEED, 0);
-        let (sender, mailbox) = velo::open(nic, Some(vpid), QUEUE_BYTES)?;
-        let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+        let (sender, mailbox) = nic.velo().open(Some(vpid), QUEUE_BYTES)?;
+        let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
         let inner = Inner {
             nic: nic.clone(),
             sender: sender.clone(),

@@ -7,9 +7,8 @@ use super::{Operation, Request, RraError};
 use crate::{
     context::Context,
     dma::DmaWords,
-    nic::Nic,
-    quarantine,
-    rma::{self, Notifications, PageOptions, Requester, SendError},
+    quarantine::Quarantine,
+    rma::{Notifications, PageOptions, Requester, Rma, SendError},
     stats::Reason,
 };
 use kernel::{
@@ -108,13 +107,13 @@ pub(super) struct Port {
 
 impl Port {
     /// Opens it. May sleep.
-    pub(super) fn open(nic: &Arc<Nic>) -> Result<Self> {
-        let memory = nic.with_bound(|dev| DmaWords::new(dev, SLOTS))??;
+    pub(super) fn open(ctx: &Context, rma: &Arc<Rma>) -> Result<Self> {
+        let memory = ctx.with_bound(|dev| DmaWords::new(dev, SLOTS))??;
         let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL)?;
         for _ in 0..SLOTS {
             slots.push(Slot::FREE, GFP_KERNEL)?;
         }
-        let (requester, notifications) = rma::open(nic, Some(Vpid::RRA), QUEUE_BYTES)?;
+        let (requester, notifications) = rma.open(Some(Vpid::RRA), QUEUE_BYTES)?;
         Ok(Self {
             requester,
             notifications,
@@ -233,7 +232,7 @@ impl Port {
     }
 
     /// Closes it; memory that late answers may still be written to. May sleep.
-    pub(super) fn close(mut self, ctx: &Context, nic: &Nic) -> DmaWords {
+    pub(super) fn close(mut self, ctx: &Context, quarantine: &Quarantine) -> DmaWords {
         // What came after its deadline is looked at by the next request only.
         for _ in 0..QUEUE_SLOTS / AT_ONCE {
             if self.settle(ctx) < AT_ONCE {
@@ -242,7 +241,7 @@ impl Port {
         }
         let now = self.answers.now_s();
         if Reads(&mut self.answers.slots).is_expected(now) {
-            quarantine::outlives(nic, Vpid::RRA, EXPIRY_S * 1000);
+            quarantine.outlives(Vpid::RRA, EXPIRY_S * 1000);
         }
         self.answers.memory
     }

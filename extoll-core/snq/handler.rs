@@ -179,8 +179,9 @@ impl Snq {
             Self::acknowledge(&hw, state);
         }
         drop(hw);
-        self.to.velo.interrupt_all();
-        self.to.rma.interrupt_all();
+        for table in &self.to.tables {
+            table.interrupt_all();
+        }
         self.to.monitor.schedule();
     }
 

@@ -16,7 +16,7 @@ use crate::{
     hw::Hw,
     mmio,
     nic::Nic,
-    quarantine, residue,
+    residue::{self, Leftover},
     stats::{Opener, PortStats},
     tx,
 };
@@ -83,16 +83,16 @@ impl Drop for Claim {
     }
 }
 
-/// VPID of a process's port that is closed, kept until [`Spoiled::is_done`].
-pub(crate) struct Spoiled {
+/// VPID of a process's port that is closed, kept until nothing of the process is left in the requester, or
+/// on its way.
+struct Closed {
     claim: Arc<Claim>,
     rights: Rights,
     clear: fn(&Claim, Rights) -> bool,
 }
 
-impl Spoiled {
-    /// Nothing of the process is left in the requester, or on its way. May sleep.
-    pub(crate) fn is_done(&self) -> bool {
+impl Leftover for Closed {
+    fn is_gone(&self) -> bool {
         (self.clear)(&self.claim, self.rights)
     }
 }
@@ -125,6 +125,8 @@ fn clear_requester<E: Engine>(claim: &Claim, rights: Rights, patience_ms: u32) -
 /// An open port.
 pub(super) struct Live {
     claim: Arc<Claim>,
+    /// Kept when the port is closed, if that is necessary.
+    closed: Arc<Closed>,
     layout: Layout,
     queue: Option<Arc<Queue>>,
     /// The process had the requester mapped.
@@ -217,7 +219,7 @@ const LAYOUT: Layout = Layout {
     segment: 64 << 10,
 };
 
-/// See [`Spoiled`].
+/// See [`Closed`].
 fn clear_again<E: Engine>(claim: &Claim, rights: Rights) -> bool {
     let done = clear_requester::<E>(claim, rights, CLEAR_AGAIN_MS)
         && E::is_done(&claim.nic, claim.vpid, rights, BACKLOG_MS);
@@ -252,7 +254,7 @@ impl Port {
         };
         let stats = Arc::new(PortStats::of(Some(opener)), GFP_KERNEL)?;
         let owed = match E::UNIT {
-            Unit::Rma => quarantine::owed(nic),
+            Unit::Rma => nic.quarantine().owed(),
             Unit::Velo => [0; 4],
         };
         let is_owed = |vpid: Vpid| {
@@ -269,7 +271,15 @@ impl Port {
             _share: share,
         };
         let claim = Arc::new(claim, GFP_KERNEL)?;
-        let waiter = Waiter::new(nic, E::UNIT, vpid, stats, budget)?;
+        let closed = Closed {
+            claim: claim.clone(),
+            rights,
+            clear: clear_again::<E>,
+        };
+        let closed = Arc::new(closed, GFP_KERNEL)?;
+        let ctx = nic.context();
+        let table = nic.table(E::UNIT);
+        let waiter = Waiter::new(ctx, table, vpid, shared.settings, stats, budget)?;
         {
             let hw = nic.alive_access().ok_or(ENODEV)?;
             E::open(&hw, vpid, rights.protection());
@@ -278,6 +288,7 @@ impl Port {
         waiter.listen()?;
         let live = Live {
             claim,
+            closed,
             layout: LAYOUT,
             queue: None,
             requester: false,
@@ -347,12 +358,7 @@ impl Port {
         if clear && done() {
             forget::<E>(&live.claim);
         } else {
-            let spoiled = Spoiled {
-                claim: live.claim.clone(),
-                rights: self.rights,
-                clear: clear_again::<E>,
-            };
-            residue::keep(nic, E::UNIT, vpid, residue::Spoiled::Process(spoiled));
+            nic.residue().keep(E::UNIT, vpid, live.closed.clone());
         }
         drop(live);
     }

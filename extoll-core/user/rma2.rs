@@ -3,7 +3,6 @@
 //! `/dev/extoll/rma2`: an RMA port per open file and the memory registered for it, with the vendor's ABI (docs/uapi.md).
 
 use super::{
-    backlog,
     policy::{Rights, PAGES},
     port::{Claim, Engine, Port},
     put, put_u64, OpenFile, Shared,
@@ -12,6 +11,7 @@ use crate::{
     atu::{self, Access, Region},
     hw::Hw,
     nic::Nic,
+    rma::backlog,
 };
 use kernel::{
     fs::File,
@@ -144,7 +144,7 @@ pub(super) struct Rma2 {
 impl Rma2 {
     /// `EAGAIN` unless the network runs, but for the owner of the node; see [`Port::open`].
     pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
-        let rights = Rights::current(&shared.nic.params.user);
+        let rights = Rights::current(&shared.settings);
         if !shared.nic.status().is_up() && rights.uid != opening.owner() {
             return Err(EAGAIN);
         }
@@ -234,7 +234,7 @@ impl OpenFile for Rma2 {
             }
             drop(tree);
             // The next owner starts with locks of zero, and learns nothing of this one's (HW §10.9).
-            self.port.nic().locks.clear(vpid);
+            self.port.nic().rma().locks().clear(vpid);
         });
     }
 }

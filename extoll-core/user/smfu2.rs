@@ -42,7 +42,7 @@ impl Smfu2 {
         if !shared.nic.status().is_up() {
             return Err(EAGAIN);
         }
-        let rights = Rights::current(&shared.nic.params.user);
+        let rights = Rights::current(&shared.settings);
         Arc::pin_init(
             pin_init!(Self {
                 id,

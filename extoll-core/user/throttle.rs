@@ -7,12 +7,12 @@
 //! [`PAUSE_MS`]: stores to it wait in the page fault, and ioctls that would arm do so at the end of the pause. Then everybody who
 //! waits is woken to look again, since what came meanwhile did not interrupt.
 
-use super::queue::Queue;
+use super::{policy::Settings, queue::Queue};
 use crate::{
+    context::Context,
     hw::Hw,
-    nic::Nic,
     stats::{add, PortStats, Reason},
-    vpid::Client,
+    vpid::{Client, Table},
 };
 use kernel::{
     impl_has_delayed_work, new_delayed_work, new_mutex,
@@ -29,7 +29,7 @@ use kernel::{
 use kernel_ext::{chardev::Mapping, net::jiffies64, work};
 use wire::{
     bq::Rp,
-    ids::{RegOffset, Unit, Vpid},
+    ids::{RegOffset, Vpid},
     regs::BqRegs,
 };
 
@@ -43,9 +43,10 @@ const RP_PAGES: usize = 1;
 /// What hears the interrupts of a process's port.
 #[pin_data]
 pub(super) struct Waiter {
-    nic: Arc<Nic>,
-    unit: Unit,
+    ctx: Arc<Context>,
+    table: Arc<Table>,
     vpid: Vpid,
+    settings: Settings,
     stats: Arc<PortStats>,
     pub(super) changed: PollCondVarBox,
     /// An interrupt came since the process armed: it is masked.
@@ -157,9 +158,10 @@ impl Client for Listener {
 impl Waiter {
     /// For a VPID that the caller owns; nothing is heard before [`Waiter::listen`]. May sleep.
     pub(super) fn new(
-        nic: &Arc<Nic>,
-        unit: Unit,
+        ctx: &Arc<Context>,
+        table: &Arc<Table>,
         vpid: Vpid,
+        settings: Settings,
         stats: Arc<PortStats>,
         all: Option<Arc<Budget>>,
     ) -> Result<Arc<Self>> {
@@ -171,9 +173,10 @@ impl Waiter {
         };
         Arc::pin_init(
             try_pin_init!(Self {
-                nic: nic.clone(),
-                unit,
+                ctx: ctx.clone(),
+                table: table.clone(),
                 vpid,
+                settings,
                 stats,
                 changed,
                 fired: AtomicFlag::new(false),
@@ -190,15 +193,13 @@ impl Waiter {
     /// Hears the interrupts of the VPID from now on.
     pub(super) fn listen(self: &Arc<Self>) -> Result {
         let listener = Arc::new(Listener(self.clone()), GFP_KERNEL)?;
-        self.nic
-            .table(self.unit)
-            .set_client(self.vpid, Some(listener));
+        self.table.set_client(self.vpid, Some(listener));
         Ok(())
     }
 
     /// Ends [`Waiter::listen`], for ever. May sleep.
     pub(super) fn stop(self: &Arc<Self>) {
-        self.nic.table(self.unit).set_client(self.vpid, None);
+        self.table.set_client(self.vpid, None);
         work::cancel_delayed_sync(self);
         self.gate.lock().queue = None;
         self.changed.notify_all();
@@ -233,8 +234,8 @@ impl Waiter {
         }
         gate.arm |= gate.shut && rp.irq_retrigger();
         let rp = rp.with_irq_retrigger(rp.irq_retrigger() && !gate.shut);
-        let hw = self.nic.alive_access().ok_or(ENODEV)?;
-        let reg = BqRegs(self.unit).rp(self.vpid);
+        let hw = self.ctx.alive_access().ok_or(ENODEV)?;
+        let reg = BqRegs(self.table.unit()).rp(self.vpid);
         hw.rf.write(reg, rp.raw());
         if rp.irq_retrigger() {
             settle(&hw, reg);
@@ -265,8 +266,8 @@ impl Waiter {
     /// Unmasks the interrupt, and leaves the read pointer where it is. Nobody else writes it meanwhile. Does nothing while the queue holds
     /// something: whoever waits finds that, and a store of the same pointer may undo that the queue is full (G10).
     fn retrigger(&self, queue: Option<&Queue>) {
-        if let Some(hw) = self.nic.alive_access() {
-            let reg = BqRegs(self.unit).rp(self.vpid);
+        if let Some(hw) = self.ctx.alive_access() {
+            let reg = BqRegs(self.table.unit()).rp(self.vpid);
             let rp = Rp(hw.rf.read(reg));
             // The slot at the pointer may have been read, as one is left to the store that arms.
             let holds = |queue: &Queue| {
@@ -282,7 +283,7 @@ impl Waiter {
 
     /// Counts an interrupt; true when it is one too many and there is no pause yet.
     fn is_too_much(&self) -> bool {
-        let settings = &self.nic.params.user;
+        let settings = &self.settings;
         let own = self.own.is_exceeded(settings.interrupts);
         let all = self
             .all
@@ -297,9 +298,9 @@ impl Waiter {
             mapping.withhold(RP_PAGES);
         }
         add(&self.stats.throttled, 1);
-        self.nic.error(
+        self.ctx.error(
             Reason::Throttled,
-            u64::from(self.vpid.get()) | (self.unit as u64) << 32,
+            u64::from(self.vpid.get()) | (self.table.unit() as u64) << 32,
         );
     }
 

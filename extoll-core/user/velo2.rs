@@ -22,7 +22,7 @@ use wire::{
         velo::{self, CompProtDesc, NodeVpidProtDesc},
         velo_bq,
     },
-    velo::{Descriptor, Mtt, RequesterAddr, SlotSize, Target, MAX_LEN},
+    velo::{Descriptor, Mtt, RequesterAddr, Target, MAX_LEN},
 };
 
 const MAGIC: u32 = b'k' as u32;
@@ -134,11 +134,8 @@ impl Velo2 {
         if !shared.nic.status().is_up() {
             return Err(EAGAIN);
         }
-        let rights = Rights::current(&shared.nic.params.user);
-        let slot = match shared.nic.velo_slot_bytes() {
-            64 => SlotCode::from(SlotSize::B64),
-            _ => SlotCode::from(SlotSize::B128),
-        };
+        let rights = Rights::current(&shared.settings);
+        let slot = SlotCode::from(shared.nic.velo().slot_size());
         let port = Port::open::<Velo>(shared, rights, opening.space(), slot)?;
         Arc::pin_init(try_pin_init!(Self { id, port <- port }), GFP_KERNEL)
     }
@@ -195,7 +192,7 @@ impl Handler for Velo2 {
             }),
             GET_PROCNUM => put_u64(arg, Vpid::COUNT.into()),
             GET_NODENUM => put_u64(arg, NODES),
-            GET_SLOT_SIZE => put_u64(arg, port.nic().velo_slot_bytes() as u64),
+            GET_SLOT_SIZE => put_u64(arg, port.nic().velo().slot_size().bytes().into()),
             // Those without effect and what nobody defined.
             _ => Ok(0),
         }

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands that the NIC has accepted from a process and not executed when the process is done, as the network does not take them. The NIC
+//! Commands that the NIC has accepted from a port and not executed when its owner is done, as the network does not take them. The NIC
 //! looks into the VPID table when it executes a command (HW §10.7): with the next owner's protection descriptor and translations, if there
 //! is one by then.
 //!
 //! So the VPID goes on only when they are executed. Commands of a VPID are executed in order within a traffic class (HW §10.8): one is posted
 //! behind them in each class, which asks for a notification with a number that nobody can know, to a queue that no process sees.
 
-use crate::{bq, dma::DmaWords, hw::Hw, nic::Nic, tx};
+use crate::{bq, context::Context, dma::DmaWords, hw::Hw, tx};
 use kernel::{
     prelude::*,
-    sync::Arc,
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kernel_ext::{barrier, security};
@@ -37,13 +36,13 @@ const SLOTS: u32 = BusAddr::PAGE_SIZE as u32 / SlotCode::B16.bytes();
 /// Waits up to `patience_ms` until all commands of an RMA VPID are executed, which is closed, cleared of its owner's translations, and
 /// without a queue. It is so again afterwards. Its commands go out with the protection descriptor that they had. True also for a NIC that
 /// is gone. May sleep.
-pub(crate) fn is_done(nic: &Arc<Nic>, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
-    if !nic.is_alive() {
+pub(crate) fn is_done(ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
+    if !ctx.is_alive() {
         return true;
     }
-    Queue::new(nic).is_ok_and(|queue| {
-        let done = queue.run(nic, vpid, protection, patience_ms);
-        nic.withdraw(BqRegs(Unit::Rma).ub(vpid), |hw| {
+    Queue::new(ctx).is_ok_and(|queue| {
+        let done = queue.run(ctx, vpid, protection, patience_ms);
+        ctx.withdraw(BqRegs(Unit::Rma).ub(vpid), |hw| {
             hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
             bq::clear(hw, Unit::Rma, vpid);
         });
@@ -89,8 +88,8 @@ struct Queue {
 }
 
 impl Queue {
-    fn new(nic: &Nic) -> Result<Self> {
-        nic.with_bound(|dev| {
+    fn new(ctx: &Context) -> Result<Self> {
+        ctx.with_bound(|dev| {
             let dcq = DmaWords::new(dev, WORDS)?;
             let memory = |words| {
                 let memory = DmaWords::new(dev, words)?;
@@ -122,10 +121,10 @@ impl Queue {
         bq::install(hw, Unit::Rma, vpid, SLOTS, 1, &self.dcq, false)
     }
 
-    fn run(&self, nic: &Nic, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
+    fn run(&self, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
         let number = security::random();
         {
-            let Some(hw) = nic.alive_access() else {
+            let Some(hw) = ctx.alive_access() else {
                 return true;
             };
             if self.start(&hw, vpid, protection).is_err() {
@@ -136,7 +135,7 @@ impl Queue {
         let (mut seen, mut next, mut pause, mut post) = (0u32, 0, 10, true);
         loop {
             {
-                let Some(hw) = nic.alive_access() else {
+                let Some(hw) = ctx.alive_access() else {
                     return true;
                 };
                 let reg = wcbuf::state(Unit::Rma, vpid);
@@ -145,7 +144,7 @@ impl Queue {
                     tx::reset_state(&hw, Unit::Rma, vpid);
                     post = true;
                 }
-                if core::mem::take(&mut post) && !Self::post(&hw, nic.node(), vpid, number, seen) {
+                if core::mem::take(&mut post) && !Self::post(&hw, ctx.node(), vpid, number, seen) {
                     return false;
                 }
             }
@@ -159,10 +158,10 @@ impl Queue {
                 next = (next + 1) % SLOTS;
             }
             if seen == (1 << CLASSES) - 1 {
-                return tx::settle(nic, Unit::Rma, vpid);
+                return tx::settle(ctx, Unit::Rma, vpid);
             }
             if next != before {
-                let Some(hw) = nic.alive_access() else {
+                let Some(hw) = ctx.alive_access() else {
                     return true;
                 };
                 barrier::wmb();
