@@ -35,7 +35,9 @@ use kernel::{
     time::{delay::fsleep, Delta},
     workqueue::{DelayedWork, Work, WorkItem},
 };
-use kernel_ext::{pci::stop_dma, ratelimit::RateLimit, reset::ResetClient, trace, uevent, work};
+use kernel_ext::{
+    mem, pci::stop_dma, ratelimit::RateLimit, reset::ResetClient, trace, uevent, work,
+};
 use wire::{
     ids::{NodeId, RegOffset, Unit, Vpid},
     regs::info,
@@ -319,7 +321,7 @@ impl Nic {
         hw: Hw,
         snq: impl PinInit<Snq, Error>,
     ) -> Result<Arc<Self>> {
-        let (bound, dma) = (BoundDevice::new(dev), BoundDevice::new(dev));
+        let (bound, dma) = (hw.device().share(), hw.device().share());
         let events = Events::new()?;
         let smfu_bytes = hw.windows.smfu_size;
         let vpids = 2 * usize::from(Vpid::COUNT);
@@ -410,13 +412,13 @@ impl Nic {
         }
     }
 
-    /// Calls `f` with the device while it is certainly bound, e.g. to allocate DMA memory. May sleep, and so may `f`.
-    /// Unbinding waits for `f`.
+    /// Calls `f` with the device while it is certainly bound, e.g. to allocate DMA memory or to undo a mapping. May sleep, and so may
+    /// `f`. Unbinding waits for `f`.
     ///
     /// # Errors
     ///
     /// `ENODEV` after unbinding has begun.
-    pub fn with_bound<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
+    pub fn with_bound<R>(&self, f: impl FnOnce(&mem::BoundDevice) -> R) -> Result<R> {
         let bound = self.bound.lock();
         Ok(f(bound.as_ref().ok_or(ENODEV)?.get()))
     }
@@ -426,9 +428,9 @@ impl Nic {
     /// # Errors
     ///
     /// `ENODEV` after unbinding has begun.
-    pub fn with_bound_atomic<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
+    pub fn with_bound_atomic<R>(&self, f: impl FnOnce(&mem::BoundDevice) -> R) -> Result<R> {
         let hw = self.access().ok_or(ENODEV)?;
-        Ok(f(hw.device()))
+        Ok(f(hw.device().get()))
     }
 
     /// The links as last seen. No register access; any context.

@@ -25,8 +25,11 @@ use kernel::{
     },
     time::{Delta, Instant, Monotonic},
 };
+#[cfg(doc)]
+use kernel_ext::mem::Streaming;
 use kernel_ext::{
     global::Global,
+    mem::BoundDevice,
     net::{RxMapping, TxMapping},
     work,
 };
@@ -45,6 +48,8 @@ const LOOK_MS: i64 = 60_000;
 const OVERHEAD: u64 = 4096;
 
 /// Memory mapped for the NIC. Its destructors are this module's code: it may outlive the module that made it.
+///
+/// What is merely dropped stays mapped for ever ([`Streaming`]).
 pub enum Held {
     /// A frame that the NIC may read.
     Tx(TxMapping),
@@ -61,6 +66,15 @@ impl Held {
             Self::Tx(m) => (m.addr(), m.len().into()),
             Self::Rx(m) => (m.addr(), m.len().into()),
             Self::Words(m) => (m.address().0, m.words() as u64 * 8),
+        }
+    }
+
+    /// Gives the memory up, which the NIC must not access any more. What is of an earlier binding stays as it is.
+    fn free(self, dev: &BoundDevice) {
+        match self {
+            Self::Tx(m) => drop(m.unmap(dev)),
+            Self::Rx(m) => drop(m.discard(dev)),
+            Self::Words(m) => drop(m),
         }
     }
 }
@@ -122,7 +136,7 @@ impl Batch {
         let left = nic.quarantine.list.lock().push(entry);
         // Only after the end: there is no DMA any more, until the next binding.
         remember(&nic, &left);
-        drop(left);
+        free(&nic, left);
         look_soon(&nic);
     }
 }
@@ -183,10 +197,16 @@ impl List {
     }
 }
 
-/// Frees a list without recursion. May sleep.
-fn free(mut list: Option<KBox<Entry>>) {
+/// Frees a list without recursion. Before the device is unbound; may sleep.
+fn free(nic: &Nic, mut list: Option<KBox<Entry>>) {
     while let Some(mut entry) = list {
         list = entry.next.take();
+        // One lock for all of an entry. Without a device its mappings stay.
+        let _ = nic.with_bound(|dev| {
+            for held in core::mem::replace(&mut entry.items, KVVec::new()) {
+                held.free(dev);
+            }
+        });
     }
 }
 
@@ -311,7 +331,7 @@ fn look_soon(nic: &Arc<Nic>) {
 pub(crate) fn look(nic: &Arc<Nic>) -> Option<u32> {
     let q = &nic.quarantine;
     let expired = q.list.lock().take(|e| left_ms(e.until) <= 0);
-    free(expired);
+    free(nic, expired);
     let mut again = q.list.lock().iter().map(|e| left_ms(e.until)).min();
     for vpid in Vpid::all().filter(|v| q.is_waiting(*v)) {
         match wait_ms(nic, vpid) {
@@ -349,7 +369,7 @@ pub(crate) fn end(nic: &Nic) {
         list.take(|_| true)
     };
     remember(nic, &all);
-    free(all);
+    free(nic, all);
 }
 
 /// Notes for the next binding what may still be answered. May sleep.
@@ -482,8 +502,7 @@ mod tests {
         assert_eq!(taken.map(|e| e.vpid.get()).sum::<u16>(), 1 + 3);
         assert_eq!(list.iter().map(|e| e.vpid.get()).sum::<u16>(), 2 + 4);
         assert_eq!(list.bytes, 20);
-        free(over);
-        free(list.take(|_| true));
+        drop((over, list.take(|_| true)));
         assert_eq!(list.bytes, 0);
         // After the end nothing is kept.
         list.ended = true;

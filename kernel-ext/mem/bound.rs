@@ -6,7 +6,6 @@ use crate::bindings;
 use core::ops::Deref;
 use kernel::{
     device::{Bound, Device},
-    prelude::*,
     sync::{
         aref::ARef,
         atomic::{Atomic, Relaxed},

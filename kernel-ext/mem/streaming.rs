@@ -184,7 +184,9 @@ impl<O> Kind for Range<O> {
     #[inline]
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> O {
         // SAFETY: by the requirements.
-        unsafe { bindings::extoll_dma_unmap(dev.as_raw(), self.addr, self.bytes, direction.into()) };
+        unsafe {
+            bindings::extoll_dma_unmap(dev.as_raw(), self.addr, self.bytes, direction.into())
+        };
         self.owner
     }
 }
@@ -198,7 +200,8 @@ impl<O: Contiguous> Streaming<Range<O>> {
     ///
     /// # Errors
     ///
-    /// With the owner: `EINVAL` for no bytes, or for a device that writes what is not writable; `ENOMEM`.
+    /// With the owner: `EINVAL` for no bytes, for no direction, and for a device that would write what is
+    /// not writable; `ENOMEM`.
     #[inline]
     pub fn map(
         dev: &BoundDevice,
@@ -206,8 +209,12 @@ impl<O: Contiguous> Streaming<Range<O>> {
         direction: DataDirection,
     ) -> Result<Self, (O, Error)> {
         let (start, bytes) = owner.range();
-        let reads = matches!(direction, DataDirection::ToDevice);
-        if bytes == 0 || !(O::WRITABLE || reads) {
+        let allowed = match direction {
+            DataDirection::ToDevice => true,
+            DataDirection::FromDevice | DataDirection::Bidirectional => O::WRITABLE,
+            DataDirection::None => false,
+        };
+        if bytes == 0 || !allowed {
             return Err((owner, EINVAL));
         }
         let mut addr = MaybeUninit::uninit();

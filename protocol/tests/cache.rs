@@ -330,7 +330,10 @@ impl Model {
         let value = *self.cache.get(&hold).unwrap();
         let known = self.known[value as usize];
         assert!(fits(&&value) && self.live.contains(&value));
-        assert_eq!((Some(known.range.last), self.cache.range(&hold)), (farthest, Some(known.range)));
+        assert_eq!(
+            (Some(known.range.last), self.cache.range(&hold)),
+            (farthest, Some(known.range))
+        );
         self.holds.push((hold, value));
         true
     }
@@ -368,8 +371,10 @@ impl Model {
                     // With all that rests gone it would not fit.
                     let idle = |space| {
                         let idle = self.resting(space);
-                        let bytes: u64 =
-                            idle.iter().map(|v| self.known[*v as usize].range.len()).sum();
+                        let bytes: u64 = idle
+                            .iter()
+                            .map(|v| self.known[*v as usize].range.len())
+                            .sum();
                         (bytes, idle.len())
                     };
                     let (own_idle, all_idle) = (idle(Some(range.space)), idle(None));

@@ -111,13 +111,17 @@ fn intervals_end_where_their_space_does() {
 #[test]
 fn its_height_does_not_depend_on_the_order() {
     const N: u16 = 4096;
-    let orders: [fn(u16) -> u16; 3] = [|n| n, |n| N - 1 - n, |n| {
-        if n % 2 == 0 {
-            n / 2
-        } else {
-            N - 1 - n / 2
-        }
-    }];
+    let orders: [fn(u16) -> u16; 3] = [
+        |n| n,
+        |n| N - 1 - n,
+        |n| {
+            if n % 2 == 0 {
+                n / 2
+            } else {
+                N - 1 - n / 2
+            }
+        },
+    ];
     for order in orders {
         let mut index: Intervals<Heap> = Intervals::new(N).unwrap();
         for n in 0..N {

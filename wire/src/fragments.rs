@@ -214,7 +214,11 @@ mod tests {
     #[test]
     fn pieces_that_meet_are_one_fragment() {
         // Unaligned ends, whole pages between.
-        let (layout, all) = lay(&[(100, PAGE - 100, false), (0, 2 * PAGE, false), (0, 7, false)]);
+        let (layout, all) = lay(&[
+            (100, PAGE - 100, false),
+            (0, 2 * PAGE, false),
+            (0, 7, false),
+        ]);
         assert_eq!(all, [fragment(0, 100, 3 * PAGE - 100 + 7)]);
         assert_eq!(layout.pages(), 4);
         assert_eq!((all[0].pages(), all[0].end()), (4, 3 * PAGE + 7));
@@ -223,13 +227,25 @@ mod tests {
     #[test]
     fn pieces_that_do_not_meet_are_several() {
         let (layout, all) = lay(&[(100, 200, false), (0, 10, false), (PAGE - 1, 2, false)]);
-        assert_eq!(all, [fragment(0, 100, 200), fragment(1, 0, 10), fragment(2, PAGE - 1, 2)]);
+        assert_eq!(
+            all,
+            [
+                fragment(0, 100, 200),
+                fragment(1, 0, 10),
+                fragment(2, PAGE - 1, 2)
+            ]
+        );
         assert_eq!(layout.pages(), 4);
     }
 
     #[test]
     fn a_piece_may_go_on_in_the_last_page() {
-        let (layout, all) = lay(&[(10, 20, false), (30, PAGE, true), (30, 5, true), (40, 1, true)]);
+        let (layout, all) = lay(&[
+            (10, 20, false),
+            (30, PAGE, true),
+            (30, 5, true),
+            (40, 1, true),
+        ]);
         // The page is listed again for what does not follow.
         assert_eq!(all, [fragment(0, 10, 20 + PAGE + 5), fragment(2, 40, 1)]);
         assert_eq!(layout.pages(), 3);
@@ -252,16 +268,20 @@ mod tests {
 
     #[test]
     fn slices_are_parts() {
-        let all = [fragment(0, 100, 50), fragment(3, 0, 2 * PAGE), fragment(6, 8, 8)];
+        let all = [
+            fragment(0, 100, 50),
+            fragment(3, 0, 2 * PAGE),
+            fragment(6, 8, 8),
+        ];
         let slice = |skip, len| slice(&all, skip, len).collect::<Vec<_>>();
         assert_eq!(slice(0, usize::MAX), all);
         assert_eq!(slice(0, 0), []);
         assert_eq!(slice(10, 20), [fragment(0, 110, 20)]);
         assert_eq!(slice(40, 20), [fragment(0, 140, 10), fragment(3, 0, 10)]);
-        assert_eq!(slice(50 + PAGE + 1, PAGE + 3), [
-            fragment(4, 1, PAGE - 1),
-            fragment(6, 8, 4)
-        ]);
+        assert_eq!(
+            slice(50 + PAGE + 1, PAGE + 3),
+            [fragment(4, 1, PAGE - 1), fragment(6, 8, 4)]
+        );
         assert_eq!(slice(50 + 2 * PAGE + 8, 1), []);
     }
 }
