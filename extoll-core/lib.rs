@@ -8,7 +8,6 @@
 #![deny(unsafe_code)]
 
 pub mod atu;
-mod bq;
 pub mod child;
 mod context;
 mod debugfs;
@@ -21,8 +20,10 @@ mod intake;
 pub mod links;
 mod mmio;
 pub mod nic;
+mod port;
 pub mod probe;
 pub mod quarantine;
+mod queue;
 pub mod refusal;
 mod residue;
 mod rf;
@@ -31,6 +32,7 @@ pub mod rra;
 pub mod smfu;
 mod snq;
 pub mod stats;
+mod time;
 mod tx;
 pub mod user;
 pub mod velo;

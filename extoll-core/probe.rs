@@ -4,12 +4,13 @@
 
 use crate::{
     atu::Atu,
-    bq, child,
+    child,
     debugfs::{self, Files},
     htax,
     hw::Hw,
     info,
     nic::{Context, Nic, Params},
+    queue,
     refusal::{refuse, Failure, Refusal},
     rf::{self, Directory},
     rra, smfu,
@@ -194,7 +195,7 @@ impl<'a> BoundNic<'a> {
             nic.snq.start(&hw, nic.params.snq_irq);
             info::read_network_state(nic, &hw)?;
         }
-        bq::init(nic.context())?;
+        queue::init(nic.context())?;
         nic.velo().init()?;
         Atu::init(nic)?;
         let (mps, mrrs) = payload_sizes(dev);
@@ -248,7 +249,7 @@ impl<'a> BoundNic<'a> {
         self.nic.shutdown();
         drop(remains);
         self.nic.snq.free();
-        self.nic.rma().locks().free();
+        self.nic.rma().free_locks();
         self.nic.smfu.free_exported();
     }
 }
@@ -259,7 +260,7 @@ fn stop_units(nic: &Arc<Nic>) {
     nic.rma().stop();
     Atu::stop(nic);
     nic.velo().stop();
-    bq::stop(nic.context());
+    queue::stop(nic.context());
 }
 
 impl Drop for BoundNic<'_> {
