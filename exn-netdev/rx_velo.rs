@@ -195,7 +195,7 @@ impl VeloRx {
         sh.partials.store(self.partials.len() as u32, Relaxed);
     }
 
-    fn message(&mut self, sh: &Shared, message: &velo::Message, now: u64, cx: &mut PollCx<'_>) {
+    fn message(&mut self, sh: &Shared, message: &velo::Message<'_>, now: u64, cx: &mut PollCx<'_>) {
         let status = &message.status;
         let node = status.source.node;
         let mut bytes = [0u8; velo::MAX_LEN as usize];

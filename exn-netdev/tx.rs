@@ -62,11 +62,10 @@ pub(crate) struct Tx {
 
 fn header(d: Descriptor) -> Header {
     Header {
-        target: d.target,
-        vpid: d.vpid,
         mtt: d.mtt,
         tag: d.tag,
         irq: d.irq,
+        ..Header::new(d.target, d.vpid)
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"status", show_status),
             (c"counters", show_counters),
             (c"ports", show_ports),
+            (c"vpids", show_vpids),
             (c"atu", Atu::show),
             (c"events", show_events),
             (c"quarantine", |nic, f| nic.quarantine().show(f)),
@@ -108,6 +109,20 @@ fn show_ports(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         nic.table(unit).for_each(|port| {
             if result.is_ok() {
                 result = show_port(f, unit, port);
+            }
+        });
+        result?;
+    }
+    Ok(())
+}
+
+/// VPIDs that are reserved, a line each.
+fn show_vpids(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for unit in [Unit::Velo, Unit::Rma] {
+        let mut result = Ok(());
+        nic.table(unit).for_each_reserved(|vpid| {
+            if result.is_ok() {
+                result = writeln!(f, "{unit:?} vpid {} reserved", vpid.get());
             }
         });
         result?;

@@ -9,7 +9,6 @@
 
 pub mod atu;
 pub mod backdoor;
-mod bq;
 pub mod child;
 mod context;
 mod debugfs;
@@ -25,8 +24,10 @@ mod mmio;
 pub mod monitor;
 pub mod nic;
 mod params;
+mod port;
 pub mod probe;
 pub mod quarantine;
+mod queue;
 pub mod refusal;
 mod residue;
 mod rf;
@@ -36,6 +37,7 @@ pub mod smfu;
 pub mod snq;
 pub mod stats;
 mod subscribers;
+mod time;
 mod tx;
 pub mod user;
 pub mod velo;

@@ -4,8 +4,9 @@
 
 use crate::{
     atu::Atu,
-    bq, htax, info,
+    htax, info,
     nic::Nic,
+    queue,
     refusal::{Failure, Refusal},
     snq::Interrupt,
     stats::Reason,
@@ -45,7 +46,7 @@ pub(crate) fn begin<'a>(
         nic.snq().start(&hw);
         info::read_network_state(nic, &hw)?;
     }
-    bq::init(nic.context())?;
+    queue::init(nic.context())?;
     nic.velo().init()?;
     Atu::init(nic)?;
     let (mps, mrrs) = payload_sizes(dev);
@@ -80,7 +81,7 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     shutdown(nic);
     drop(remains);
     nic.snq().free();
-    nic.rma().locks().free();
+    nic.rma().free_locks();
     nic.smfu().free_exported();
 }
 
@@ -90,7 +91,7 @@ fn stop_units(nic: &Arc<Nic>) {
     nic.rma().stop();
     Atu::stop(nic);
     nic.velo().stop();
-    bq::stop(nic.context());
+    queue::stop(nic.context());
 }
 
 /// Stops everything that runs by itself, then gives up the hardware.

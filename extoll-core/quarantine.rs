@@ -399,7 +399,7 @@ impl Quarantine {
             "RMA VPID {} is enabled now\n",
             vpid.get()
         );
-        self.table.writable(vpid);
+        self.table.enabled(vpid);
     }
 
     /// The NIC has lost bus mastering: frees everything, and notes for the next binding what may still be

@@ -25,16 +25,15 @@ use wire::{
 
 /// Pause between looks.
 const PAUSE: Delta = Delta::from_micros(20);
-/// How long the end of a kernel port waits for what is on its way.
-pub(crate) const CLOSE_MS: u32 = 100;
 /// When a VPID that is kept is looked at for the first time, and how often after that.
 const SOON_MS: u32 = 50;
 const AGAIN_MS: u32 = 500;
 /// VPIDs that can be kept at a time: all of both units.
 const MOST: usize = 2 * Vpid::COUNT as usize;
 
-/// Empties requester pages of a VPID that nobody else stores to: `words` is the command. `patience_ms`: how long what is on its way may
-/// take. False when the NIC does not say that nothing is, or that it accepted the commands. A NIC that is gone holds nothing. May sleep.
+/// Empties requester pages of a VPID that nobody else stores to: `words` is the command. `patience_ms`: how
+/// long what is on its way may take. False when the NIC does not say that nothing is, or that it accepted the
+/// commands. A NIC that is gone holds nothing. May sleep.
 pub(crate) fn clear(
     ctx: &Context,
     unit: Unit,
@@ -81,9 +80,9 @@ pub(crate) fn clear(
     }
 }
 
-/// Waits until nothing that a kernel port sent is in flight, its owner having stopped; false on time-out. May sleep.
-pub(crate) fn settle(ctx: &Context, unit: Unit, vpid: Vpid) -> bool {
-    clear(ctx, unit, vpid, &[], &[], CLOSE_MS)
+/// Waits until nothing of a VPID is in flight, of which nobody sends any more; false on time-out. May sleep.
+pub(crate) fn settle(ctx: &Context, unit: Unit, vpid: Vpid, patience_ms: u32) -> bool {
+    clear(ctx, unit, vpid, &[], &[], patience_ms)
 }
 
 /// A port that is closed and whose requester holds what its owner left, or commands of his that are not

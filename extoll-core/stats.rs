@@ -204,10 +204,6 @@ macro_rules! port_stats {
         }
 
         impl PortStats {
-            pub(crate) fn new() -> Self {
-                Self::of(None)
-            }
-
             pub(crate) fn of(opener: Option<Opener>) -> Self {
                 Self { opener, $($name: Atomic::new(0),)* }
             }

@@ -10,7 +10,7 @@ use extoll_core::{
     child::Handle,
     dma::DmaWords,
     rma::{NotificationType, Notifications, Requester},
-    velo::{Header, Mailbox, Mtt, SendError, Sender, SourceId, Target, MAX_LEN},
+    velo::{Header, Mailbox, SendError, Sender, SourceId, Target, MAX_LEN},
     vpid::Client,
 };
 use kernel::{
@@ -221,11 +221,9 @@ impl Inner {
     fn step(&mut self) -> Step {
         if let Some(reply) = &self.pending {
             let header = Header {
-                target: Target::Node(reply.to.node),
-                vpid: reply.to.vpid,
-                mtt: Mtt::default(),
                 tag: reply.tag,
                 irq: reply.irq,
+                ..Header::new(Target::Node(reply.to.node), reply.to.vpid)
             };
             let payload = reply.payload.get(..reply.len).unwrap_or(&[]);
             match self.sender.send(header, payload) {

@@ -18,7 +18,7 @@ use extoll_core::{
         self, Address, LockTarget, Notification, NotificationType, Notifications, NotifySpec,
         PageOptions, Requester, SendError, MAX_LEN as MAX_TRANSFER,
     },
-    velo::{Header, Mailbox, Mtt, Target, MAX_LEN},
+    velo::{Header, Mailbox, Target, MAX_LEN},
 };
 use kernel::{
     prelude::*,
@@ -54,11 +54,9 @@ pub(crate) fn rate(
     let message = payload.get(..size).ok_or(EINVAL)?;
     let send = |tag, irq| {
         let header = Header {
-            target: Target::Node(peer.node),
-            vpid: peer.vpid,
-            mtt: Mtt::default(),
             tag,
             irq,
+            ..Header::new(Target::Node(peer.node), peer.vpid)
         };
         waiter.send(|| sender.send(header, message))
     };

@@ -18,7 +18,7 @@ use extoll_core::{
         self, last_fragment_start, Address, Notification, NotificationType, Notifications,
         NotifySpec, PageOptions, Requester, SendError,
     },
-    velo::{Header, Mailbox, Mtt, Sender, Target},
+    velo::{Header, Mailbox, Sender, Target},
 };
 use kernel::{
     prelude::*,
@@ -92,11 +92,9 @@ struct Control<'a> {
 impl Control<'_> {
     fn header(&self, tag: u8) -> Header {
         Header {
-            target: Target::Node(self.peer.node),
-            vpid: self.peer.vpid,
-            mtt: Mtt::default(),
             tag,
             irq: true,
+            ..Header::new(Target::Node(self.peer.node), self.peer.vpid)
         }
     }
 

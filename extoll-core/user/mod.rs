@@ -8,7 +8,6 @@
 mod pmap;
 mod policy;
 mod port;
-mod queue;
 mod rf_access;
 mod rma2;
 mod smfu2;

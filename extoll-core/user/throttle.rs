@@ -7,11 +7,13 @@
 //! [`PAUSE_MS`]: stores to it wait in the page fault, and ioctls that would arm do so at the end of the pause. Then everybody who
 //! waits is woken to look again, since what came meanwhile did not interrupt.
 
-use super::{policy::Settings, queue::Queue};
+use super::{policy::Settings, port::UserQueue};
 use crate::{
     context::Context,
     hw::Hw,
+    port::PortBase,
     stats::{add, PortStats, Reason},
+    time::{now, ticks, AtomicTime},
     vpid::{Client, Table},
 };
 use kernel::{
@@ -26,7 +28,7 @@ use kernel::{
     time::msecs_to_jiffies,
     workqueue::{DelayedWork, WorkItem},
 };
-use kernel_ext::{chardev::Mapping, net::jiffies64, work};
+use kernel_ext::{chardev::Mapping, work};
 use wire::{
     bq::Rp,
     ids::{RegOffset, Vpid},
@@ -42,7 +44,7 @@ const RP_PAGES: usize = 1;
 
 /// What hears the interrupts of a process's port.
 #[pin_data]
-pub(super) struct Waiter {
+pub(super) struct UserWatch {
     ctx: Arc<Context>,
     table: Arc<Table>,
     vpid: Vpid,
@@ -60,42 +62,39 @@ pub(super) struct Waiter {
     #[pin]
     gate: Mutex<Gate>,
     #[pin]
-    work: DelayedWork<Waiter>,
+    work: DelayedWork<UserWatch>,
 }
 
 /// Interrupts in windows of [`WINDOW_MS`].
 pub(super) struct Budget {
-    /// When the present window began, in jiffies, and interrupts since then.
-    window: Atomic<u64>,
+    /// When the present window began, and interrupts since then.
+    window: AtomicTime,
     count: Atomic<u32>,
 }
 
 impl Budget {
     pub(super) fn new() -> Self {
         Self {
-            window: Atomic::new(jiffies64()),
+            window: AtomicTime::new(now()),
             count: Atomic::new(0),
         }
     }
 
     /// Whether its window is over, and the pause that may follow.
     pub(super) fn is_idle(&self) -> bool {
-        let since = jiffies64().saturating_sub(self.window.load(Relaxed));
-        since > msecs_to_jiffies(WINDOW_MS + PAUSE_MS) as u64
+        now().since(self.window.load()) > ticks(WINDOW_MS + PAUSE_MS)
     }
 
-    fn restart(&self, now: u64) {
-        self.window.store(now, Relaxed);
+    fn restart(&self) {
+        self.window.store(now());
         self.count.store(0, Relaxed);
     }
 
     /// Counts an interrupt; true when there are more now than `limit` per second allows (0: any number). Several at a time may be
     /// counted in a window too many or too few. Any context.
     fn is_exceeded(&self, limit: u32) -> bool {
-        let now = jiffies64();
-        // The window may have begun after `now`, at the end of a pause.
-        if now.saturating_sub(self.window.load(Relaxed)) >= msecs_to_jiffies(WINDOW_MS) as u64 {
-            self.restart(now);
+        if now().since(self.window.load()) >= ticks(WINDOW_MS) {
+            self.restart();
         }
         let count = self.count.fetch_add(1, Relaxed);
         limit != 0 && count >= (limit / (1000 / WINDOW_MS)).max(1)
@@ -107,14 +106,14 @@ struct Gate {
     /// Somebody wanted to arm meanwhile.
     arm: bool,
     /// The queue of the port as the process has it mapped, and its memory.
-    queue: Option<(Arc<Mapping>, Arc<Queue>)>,
+    queue: Option<(Arc<Mapping>, Arc<UserQueue>)>,
 }
 
 impl_has_delayed_work! {
-    impl HasDelayedWork<Waiter> for Waiter { self.work }
+    impl HasDelayedWork<UserWatch> for UserWatch { self.work }
 }
 
-impl WorkItem for Waiter {
+impl WorkItem for UserWatch {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -137,7 +136,7 @@ fn settle(hw: &Hw, reg: RegOffset) {
 }
 
 /// The client of the VPID.
-struct Listener(Arc<Waiter>);
+struct Listener(Arc<UserWatch>);
 
 impl Client for Listener {
     fn interrupt(&self) {
@@ -155,11 +154,10 @@ impl Client for Listener {
     }
 }
 
-impl Waiter {
-    /// For a VPID that the caller owns; nothing is heard before [`Waiter::listen`]. May sleep.
+impl UserWatch {
+    /// For a VPID that the caller owns; nothing is heard before [`UserWatch::listen`]. May sleep.
     pub(super) fn new(
-        ctx: &Arc<Context>,
-        table: &Arc<Table>,
+        base: &PortBase,
         vpid: Vpid,
         settings: Settings,
         stats: Arc<PortStats>,
@@ -173,8 +171,8 @@ impl Waiter {
         };
         Arc::pin_init(
             try_pin_init!(Self {
-                ctx: ctx.clone(),
-                table: table.clone(),
+                ctx: base.ctx.clone(),
+                table: base.table.clone(),
                 vpid,
                 settings,
                 stats,
@@ -197,7 +195,7 @@ impl Waiter {
         Ok(())
     }
 
-    /// Ends [`Waiter::listen`], for ever. May sleep.
+    /// Ends [`UserWatch::listen`], for ever. May sleep.
     pub(super) fn stop(self: &Arc<Self>) {
         self.table.set_client(self.vpid, None);
         work::cancel_delayed_sync(self);
@@ -206,7 +204,7 @@ impl Waiter {
     }
 
     /// A new mapping of the port's queue.
-    pub(super) fn watch(&self, mapping: Arc<Mapping>, queue: Arc<Queue>) {
+    pub(super) fn watch(&self, mapping: Arc<Mapping>, queue: Arc<UserQueue>) {
         let mut gate = self.gate.lock();
         if gate.shut {
             mapping.withhold(RP_PAGES);
@@ -265,12 +263,12 @@ impl Waiter {
 
     /// Unmasks the interrupt, and leaves the read pointer where it is. Nobody else writes it meanwhile. Does nothing while the queue holds
     /// something: whoever waits finds that, and a store of the same pointer may undo that the queue is full (G10).
-    fn retrigger(&self, queue: Option<&Queue>) {
+    fn retrigger(&self, queue: Option<&UserQueue>) {
         if let Some(hw) = self.ctx.alive_access() {
             let reg = BqRegs(self.table.unit()).rp(self.vpid);
             let rp = Rp(hw.rf.read(reg));
             // The slot at the pointer may have been read, as one is left to the store that arms.
-            let holds = |queue: &Queue| {
+            let holds = |queue: &UserQueue| {
                 let next = rp.lrp().wrapping_add(1) % queue.slots().max(1);
                 queue.status(rp.lrp()) != 0 || queue.status(next) != 0
             };
@@ -306,7 +304,7 @@ impl Waiter {
 
     fn open(&self, gate: &mut Gate) {
         gate.shut = false;
-        self.own.restart(jiffies64());
+        self.own.restart();
         self.asked.store(false, Relaxed);
         let arm = core::mem::take(&mut gate.arm);
         let queue = gate.queue.as_ref();
