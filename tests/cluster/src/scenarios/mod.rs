@@ -28,6 +28,7 @@ mod numa;
 mod raw;
 mod recovery;
 mod refused;
+mod remote;
 mod removal;
 mod stack;
 mod torus;
@@ -120,6 +121,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(userland::all());
     all.extend(libraries::all());
     all.extend(units::all());
+    all.extend(remote::all());
     all.extend(events::all());
     all.extend(matrix::all());
     all.extend(numa::all());
