@@ -164,8 +164,7 @@ impl Exn {
             batch.push(Held::Rx(buffer));
         }
         batch.hold(conf::quarantine_ms());
-        let scratch = sh.rx.lock().set_scratch(None);
-        drop(scratch);
+        sh.set_scratch(None);
     }
 }
 
@@ -193,10 +192,6 @@ impl Operations for Exn {
             .rma()
             .open(Some(VPID), rma::DEFAULT_QUEUE_BYTES)
             .inspect_err(|e| log("can't open RMA port 254", *e))?;
-        let scratch = sh
-            .ndev
-            .map_rx(conf::MAX_FRAME)
-            .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
         let batch = sh.nic.quarantine().batch(VPID, conf::LEFT_MAX)?;
         let velo_client = Arc::new(
             VeloClient {
@@ -212,6 +207,10 @@ impl Operations for Exn {
             },
             GFP_KERNEL,
         )?;
+        let scratch = sh
+            .scratch_buffer()
+            .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
+        sh.set_scratch(Some(scratch));
         // Nothing fails from here on but for a bug: the instance is disabled while the interface is down.
         exn.napi.with_state(rtnl, |state| {
             state.velo.mailbox = Some(mailbox);
@@ -219,8 +218,6 @@ impl Operations for Exn {
             state.rma.queue = Some(notifications);
         })?;
         sh.reset();
-        let old = sh.rx.lock().set_scratch(Some(RxBuffer(scratch)));
-        drop(old);
         let old = sh.batch.lock().replace(batch);
         drop(old);
         sh.set_gated(!requester.is_enabled());
@@ -344,11 +341,7 @@ pub(crate) struct Interface {
 
 impl Interface {
     /// Makes and registers the interface of a NIC. May sleep, takes RTNL.
-    pub(crate) fn new(
-        nic: Handle,
-        parent: &device::Device<Bound>,
-        dma: &device::Device<Bound>,
-    ) -> Result<Self> {
+    pub(crate) fn new(nic: Handle, parent: &device::Device<Bound>) -> Result<Self> {
         let settled = Settled;
         let config = Config {
             name: c"exn%d",
@@ -360,7 +353,7 @@ impl Interface {
             tx_csum: conf::skip_tx_checksum(),
             multicast: true,
         };
-        let ndev = NetDev::alloc(&config, parent, dma)?;
+        let ndev = NetDev::alloc(&config, parent)?;
         let shared = Shared::new(ndev.clone(), nic.clone())?;
         let mac = MacPrefix(conf::mac_prefix()).mac(nic.node());
         let data = Exn::new(&ndev, &shared)?;

@@ -40,7 +40,7 @@ impl auxiliary::Driver for Driver {
         _info: &'bound Self::IdInfo,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         let nic = child::nic(adev)?;
-        Interface::new(nic, adev.as_ref(), adev.parent())
+        Interface::new(nic, adev.as_ref())
     }
 }
 

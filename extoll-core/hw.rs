@@ -80,8 +80,8 @@ impl Hw {
     }
 
     /// The device, bound for as long as `self` is reachable.
-    pub(crate) fn device(&self) -> &device::Device<Bound> {
-        self.device.get()
+    pub(crate) fn device(&self) -> &BoundDevice {
+        &self.device
     }
 
     /// Has all units that access memory by themselves, or for others, do so no more: notification queue, network ports, queue

@@ -26,8 +26,11 @@ use kernel::{
     time::{msecs_to_jiffies, Delta, Instant, Monotonic},
     workqueue::{DelayedWork, WorkItem},
 };
+#[cfg(doc)]
+use kernel_ext::mem::Streaming;
 use kernel_ext::{
     global::Global,
+    mem::BoundDevice,
     net::{RxMapping, TxMapping},
     work,
 };
@@ -46,6 +49,8 @@ const LOOK_MS: i64 = 60_000;
 const OVERHEAD: u64 = 4096;
 
 /// Memory mapped for the NIC. Its destructors are this module's code: it may outlive the module that made it.
+///
+/// What is merely dropped stays mapped for ever ([`Streaming`]).
 pub enum Held {
     /// A frame that the NIC may read.
     Tx(TxMapping),
@@ -62,6 +67,15 @@ impl Held {
             Self::Tx(m) => (m.addr(), m.len().into()),
             Self::Rx(m) => (m.addr(), m.len().into()),
             Self::Words(m) => (m.address().0, m.words() as u64 * 8),
+        }
+    }
+
+    /// Gives the memory up, which the NIC must not access any more. What is of an earlier binding stays as it is.
+    fn free(self, dev: &BoundDevice) {
+        match self {
+            Self::Tx(m) => drop(m.unmap(dev)),
+            Self::Rx(m) => drop(m.discard(dev)),
+            Self::Words(m) => drop(m),
         }
     }
 }
@@ -107,7 +121,7 @@ impl Batch {
         let left = quarantine.list.lock().push(entry);
         // Only after the end: there is no DMA any more, until the next binding.
         quarantine.remember(&left);
-        drop(left);
+        free(&quarantine.ctx, left);
         quarantine.look_soon();
     }
 }
@@ -168,10 +182,16 @@ impl List {
     }
 }
 
-/// Frees a list without recursion. May sleep.
-fn free(mut list: Option<KBox<Entry>>) {
+/// Frees a list without recursion. Before the device is unbound; may sleep.
+fn free(ctx: &Context, mut list: Option<KBox<Entry>>) {
     while let Some(mut entry) = list {
         list = entry.next.take();
+        // One lock for all of an entry. Without a device its mappings stay.
+        let _ = ctx.with_bound(|dev| {
+            for held in core::mem::replace(&mut entry.items, KVVec::new()) {
+                held.free(dev);
+            }
+        });
     }
 }
 
@@ -349,7 +369,7 @@ impl Quarantine {
     /// Frees what was held long enough, and enables ports that waited. Returns in how many ms to look again.
     fn look(&self) -> Option<u32> {
         let expired = self.list.lock().take(|e| left_ms(e.until) <= 0);
-        free(expired);
+        free(&self.ctx, expired);
         let mut again = self.list.lock().iter().map(|e| left_ms(e.until)).min();
         for vpid in Vpid::all().filter(|v| self.is_waiting(*v)) {
             match self.wait_ms(vpid) {
@@ -392,7 +412,7 @@ impl Quarantine {
             list.take(|_| true)
         };
         self.remember(&all);
-        free(all);
+        free(&self.ctx, all);
     }
 
     /// Notes for the next binding what may still be answered. May sleep.
@@ -526,8 +546,7 @@ mod tests {
         assert_eq!(taken.map(|e| e.vpid.get()).sum::<u16>(), 1 + 3);
         assert_eq!(list.iter().map(|e| e.vpid.get()).sum::<u16>(), 2 + 4);
         assert_eq!(list.bytes, 20);
-        free(over);
-        free(list.take(|_| true));
+        drop((over, list.take(|_| true)));
         assert_eq!(list.bytes, 0);
         // After the end nothing is kept.
         list.ended = true;

@@ -117,7 +117,7 @@ impl Smfu {
                 if !region.contains(region.start().saturating_add(offset), bytes) {
                     return Err(EINVAL);
                 }
-                if self.ctx.with_bound(is_translated)? {
+                if self.ctx.with_bound(|dev| is_translated(dev))? {
                     return Err(EOPNOTSUPP);
                 }
                 (BusAddr(region.bus() + offset), bytes, Proof::Bar(region))

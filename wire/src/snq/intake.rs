@@ -94,10 +94,10 @@ impl Intake {
     /// No entry was there after the write pointer `wp` had been read, behind which all that hardware wrote
     /// before is visible.
     pub fn found_none(&mut self, wp: u16) -> Empty {
-        if self.ring.next() == wp % self.entries {
+        if self.ring.next() == wp.checked_rem(self.entries).unwrap_or(0) {
             return Empty::Nothing;
         }
-        self.missing = Some(wp % self.entries);
+        self.missing = Some(wp.checked_rem(self.entries).unwrap_or(0));
         Empty::Missing
     }
 
@@ -113,7 +113,7 @@ impl Intake {
 
     /// A look from time to time, with the write pointer as read.
     pub fn look(&mut self, wp: u16) -> Look {
-        if self.missing.is_some() || self.ring.next() == wp % self.entries {
+        if self.missing.is_some() || self.ring.next() == wp.checked_rem(self.entries).unwrap_or(0) {
             return Look::Idle;
         }
         if core::mem::replace(&mut self.waiting, true) {
