@@ -281,15 +281,20 @@ impl Context {
         NodeId(self.node.xchg(u32::from(node.0), Full) as u16)
     }
 
-    /// The device will be reset by somebody else: has it do nothing more, and lets nobody touch it. May sleep.
-    pub(crate) fn lose_by_reset(&self) {
+    /// The device will be reset by somebody else: has it do nothing more if it is `reachable`, and lets
+    /// nobody touch it. May sleep.
+    pub(crate) fn lose_by_reset(&self, reachable: bool) {
         if self.alive.xchg(false, Full) {
-            self.error(Reason::Reset, 0);
+            let reason = match reachable {
+                true => Reason::Reset,
+                false => Reason::Unreachable,
+            };
+            self.error(reason, 0);
         }
         // Whoever has seen it alive is done with it.
         rcu::synchronize_rcu();
         // It still does as it is told.
-        if let Some(hw) = self.access() {
+        if let Some(hw) = self.access().filter(|_| reachable) {
             hw.quiesce();
         }
         fsleep(WRITE_TIME);

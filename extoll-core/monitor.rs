@@ -129,8 +129,8 @@ impl Lost for Report {
 }
 
 impl ResetClient for Monitor {
-    fn lost(this: &Arc<Self>) {
-        this.ctx.lose_by_reset();
+    fn lost(this: &Arc<Self>, reachable: bool) {
+        this.ctx.lose_by_reset(reachable);
         this.publish();
     }
 }

@@ -119,6 +119,8 @@ reasons! {
     Backdoor = 41, "PCIe backdoor transaction failed";
     /// A module above kept its handle of the NIC when it was unbound.
     HandleLeft = 42, "handles of the NIC left after unbind";
+    /// The PCI core reports an error on the way to the device; it is reset, unbound and bound again.
+    Unreachable = 43, "device unreachable by a PCI error";
 }
 
 /// Counters of one NIC. Any context.

@@ -16,6 +16,9 @@ void extoll_wmb_everywhere(void);
 /* dma_rmb(): orders reads of memory that a device writes. */
 void extoll_dma_rmb(void);
 int extoll_pci_domain(struct pci_dev *pdev);
+/* The mask of coherent memory; setting is dma_set_coherent_mask(). */
+u64 extoll_coherent_mask(struct device *dev);
+int extoll_set_coherent_mask(struct device *dev, u64 mask);
 /* device_iommu_mapped(): whether an IOMMU is between a device and memory. */
 bool extoll_iommu_mapped(struct device *dev);
 /* Where a memory BAR is on the bus. */

@@ -21,6 +21,12 @@ pub(crate) fn raw<Ctx: DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::
     core::ptr::from_ref(dev).cast_mut().cast()
 }
 
+/// The C object behind a device.
+fn raw_device<Ctx: DeviceContext>(dev: &device::Device<Ctx>) -> *mut bindings::device {
+    // `Device` is a transparent wrapper of `Opaque<device>`, so the addresses agree.
+    core::ptr::from_ref(dev).cast_mut().cast()
+}
+
 /// Match by vendor and device ID, for vendors that `pci::Vendor` does not know.
 pub const fn device_id(vendor: u16, device: u16) -> pci::DeviceId {
     let id = bindings::pci_device_id {
@@ -71,22 +77,26 @@ impl Enabled<'_> {
         Ok(())
     }
 
-    /// Runs `f` while coherent memory for the device comes from below 4 GiB of its addresses, and sets
-    /// the masks as [`Enabled::set_dma_mask`] does afterwards. Probe context only. May sleep.
+    /// Runs `f` while coherent memory for the device comes from below 4 GiB of its addresses. Probe context
+    /// only, after [`Enabled::set_dma_mask`]. May sleep.
     ///
     /// # Errors
     ///
-    /// Those of `dma_set_coherent_mask`; `f` is not run then. What `f` returned is dropped if the wide
-    /// mask cannot be set again.
+    /// Those of `dma_set_coherent_mask`; `f` is not run then, or what it returned is dropped.
     pub fn with_low_memory<R>(
         &self,
         dev: &pci::Device<Core<'_>>,
         f: impl FnOnce() -> R,
     ) -> Result<R> {
-        // SAFETY: as in `set_dma_mask`: `f` is the only user of the mask.
-        unsafe { dev.dma_set_coherent_mask(DmaMask::new::<32>()) }?;
+        let raw = raw_device(dev.as_ref());
+        // SAFETY: the device is being probed, so it is valid, and nobody else changes its mask.
+        let mask = unsafe { bindings::extoll_coherent_mask(raw) };
+        let low = mask & u64::from(u32::MAX);
+        // SAFETY: as in `set_dma_mask`; `f` is the only user of the mask meanwhile.
+        to_result(unsafe { bindings::extoll_set_coherent_mask(raw, low) })?;
         let done = f();
-        self.set_dma_mask(dev)?;
+        // SAFETY: as above.
+        to_result(unsafe { bindings::extoll_set_coherent_mask(raw, mask) })?;
         Ok(done)
     }
 
@@ -124,10 +134,8 @@ pub fn stop_dma(dev: &device::Device<Bound>) -> Result {
 /// Whether an IOMMU is between a device and what it addresses, so that bus addresses of other devices
 /// mean nothing to it. Any context.
 pub fn is_translated(dev: &device::Device<Bound>) -> bool {
-    // `Device` is a transparent wrapper of `Opaque<device>`, so the addresses agree.
-    let raw = core::ptr::from_ref(dev).cast_mut().cast();
     // SAFETY: the device is valid while bound.
-    unsafe { bindings::extoll_iommu_mapped(raw) }
+    unsafe { bindings::extoll_iommu_mapped(raw_device(dev)) }
 }
 
 /// A claimed BAR, released by drop.

@@ -62,7 +62,10 @@ pub(crate) fn event(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Resul
     let event = TriggerEvent::from_number(w.event).ok_or(EINVAL)?;
     let heard = Heard::new()?;
     let client = Arc::new(Ear(heard.clone()), GFP_KERNEL)?;
-    let subscription = nic.subscribe_event(event, client)?;
+    let subscription = match nic.subscribe_event(event, client) {
+        Ok(subscription) => subscription,
+        Err(e) => return report.fail(e, fmt!("{e:?}")),
+    };
     fsleep(Delta::from_millis(w.ms as i64));
     drop(subscription);
     // From here on nobody is called.

@@ -35,6 +35,9 @@ fn spec(w: &Words) -> WindowSpec {
     if w.natural {
         spec = spec.natural();
     }
+    if !w.probe {
+        spec = spec.no_probe();
+    }
     spec
 }
 
@@ -74,7 +77,9 @@ pub(crate) fn memory(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Resu
     let done = match w.op {
         // The part is gone a moment after the store.
         Op::Reuse => mapping.write(at, w.value),
-        Op::Write => mapping.write(at, w.value).map(|()| mapping.flush()),
+        Op::Write => (0..w.repeat)
+            .try_for_each(|_| mapping.write(at, w.value))
+            .map(|()| mapping.flush()),
         Op::Lead => return lead(&mapping, w, report),
         _ => match mapping.read::<u64>(at) {
             Ok(value) => return report.number("value", value),

@@ -14,6 +14,7 @@ use kernel::{
         atomic::{AtomicFlag, Relaxed},
         Arc, Mutex, UniqueArc,
     },
+    time::{delay::fsleep, Delta},
 };
 use wire::{
     ids::{CpuAddr, NodeId},
@@ -21,6 +22,8 @@ use wire::{
     smfu::{MaskMode, Refused, Span, PAGE},
 };
 
+/// Time for stores that nothing pushes.
+const STORE_TIME: Delta = Delta::from_millis(5);
 /// Nodes whose slices of mask mode are in use at once.
 const SLICES: usize = 256;
 
@@ -168,6 +171,9 @@ impl Drop for Route {
             for (_, mapping, at) in &probes {
                 smfu.push_stores(mapping, *at);
             }
+            if probes.is_empty() {
+                fsleep(STORE_TIME);
+            }
         }
         for (_, mapping, _) in &probes {
             smfu.unmap_io(mapping);
@@ -212,7 +218,7 @@ pub struct WindowSpec {
     bytes: u64,
     interval: Option<u32>,
     natural: bool,
-    probe: u64,
+    probe: Option<u64>,
     client: Option<Arc<dyn WindowClient>>,
 }
 
@@ -224,7 +230,7 @@ impl WindowSpec {
             bytes,
             interval: None,
             natural: false,
-            probe: 0,
+            probe: Some(0),
             client: None,
         }
     }
@@ -244,7 +250,15 @@ impl WindowSpec {
     /// Before the window leads elsewhere the quadword at byte `offset` is loaded, 0 without this. Choose
     /// another one if the target is no memory, and reading its first quadword has an effect.
     pub fn probe(mut self, offset: u64) -> Self {
-        self.probe = offset;
+        self.probe = Some(offset);
+        self
+    }
+
+    /// Nothing is loaded before the window leads elsewhere, because the target must not be read, as of
+    /// [interrupts](Smfu::interrupt_target). Five milliseconds go by instead, which no source promises to
+    /// be enough for stores that are under way.
+    pub fn no_probe(mut self) -> Self {
+        self.probe = None;
         self
     }
 
@@ -273,7 +287,8 @@ impl Smfu {
     pub fn window(self: &Arc<Self>, spec: WindowSpec) -> Result<Window> {
         let power = spec.bytes.is_power_of_two();
         let align = if spec.natural { spec.bytes } else { PAGE };
-        if spec.node.is_reserved() || spec.probe >= spec.bytes || spec.natural && !power {
+        let inside = spec.probe.is_none_or(|at| at < spec.bytes);
+        if spec.node.is_reserved() || !inside || (spec.natural && !power) {
             return Err(EINVAL);
         }
         let mut state = self.state.lock();
@@ -283,7 +298,9 @@ impl Smfu {
         let route = Route::new(self, What::Interval(number))
             .inspect_err(|_| self.state.lock().layout.free(number))?;
         // From here on an error gives the interval back.
-        route.probe(span, spec.probe)?;
+        if let Some(at) = spec.probe {
+            route.probe(span, at)?;
+        }
         self.clients.add(number, &spec.client)?;
         let window = Window {
             route,

@@ -29,6 +29,7 @@ mod pieces;
 mod raw;
 mod recovery;
 mod refused;
+mod remote;
 mod removal;
 mod stack;
 mod torus;
@@ -122,6 +123,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(userland::all());
     all.extend(libraries::all());
     all.extend(units::all());
+    all.extend(remote::all());
     all.extend(events::all());
     all.extend(matrix::all());
     all.extend(numa::all());
