@@ -1,7 +1,7 @@
 //! `exec`, `cp`, `log`.
 
 use super::Exec;
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{anyhow, bail, ensure, Context, Result};
 use lab::copy::{copy, Place};
 use lab::ui::Paint;
 use lab::{Cluster, Command, Health, Input, Node, Paths, Status};
@@ -76,7 +76,19 @@ pub fn exec(paths: &Paths, args: Exec) -> Result<u8> {
     }
 }
 
-/// Adds the end of the console when the node is no longer there.
+/// Says what has become of the lab, when a node of it did not answer.
+fn of_lab(cluster: &Cluster, error: anyhow::Error) -> Result<anyhow::Error, anyhow::Error> {
+    if cluster.was_ended() {
+        return Ok(error.context(format!("lab '{}' was ended", cluster.spec().name)));
+    }
+    match cluster.health() {
+        Health::Dead if !cluster.record().ready => Ok(anyhow!("{}", cluster.unborn_report())),
+        Health::EmulatorDied | Health::Dead => Ok(error.context(cluster.emulator_report())),
+        Health::Up | Health::Starting => Err(error),
+    }
+}
+
+/// Adds what is known of a node that is no longer there: the end of its console when it went off just now.
 fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Error {
     // A QEMU that has just closed its sockets takes a moment to end.
     let went_off = format!("{error:#}").contains("went off");
@@ -87,17 +99,21 @@ fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Erro
     if super::is_broken_pipe(&error) {
         return error;
     }
-    if matches!(cluster.health(), Health::EmulatorDied | Health::Dead) {
-        return error.context(cluster.emulator_report());
-    }
+    let error = match of_lab(cluster, error) {
+        Ok(told) => return told,
+        Err(error) => error,
+    };
     if cluster.is_on(node.index()) {
         return error;
     }
-    let console = node.last_words();
-    error.context(format!(
-        "{} is off; the end of its console:\n{console}\n--",
-        node.name()
-    ))
+    let advice = cluster.switch_on(node.index());
+    if !went_off {
+        return anyhow!("{error:#}; {advice}");
+    }
+    anyhow!(
+        "{error:#}; {advice}\n-- end of its console:\n{}\n--",
+        node.last_words()
+    )
 }
 
 /// Runs the command in every node at once; each line is preceded by the node's name.
@@ -186,8 +202,10 @@ pub fn cp(paths: &Paths, name: &str, list: &[String]) -> Result<u8> {
         places.iter().any(|p| matches!(p, Place::Node(..))),
         "neither side is in a node; write node0:/path"
     );
-    copy(&cluster, sources, target, &host_path)?;
-    Ok(0)
+    match copy(&cluster, sources, target, &host_path) {
+        Ok(()) => Ok(0),
+        Err(e) => Err(of_lab(&cluster, e).unwrap_or_else(|e| e)),
+    }
 }
 
 /// Writes a piece of a log without the carriage returns of the serial line.
