@@ -542,7 +542,23 @@ impl Cluster {
     /// What to tell those who meet a node that is off.
     pub fn switch_on(&self, index: usize) -> String {
         let name = &self.dir.name;
-        format!("./lab fault --name {name} power-on {index} boots it again")
+        format!(
+            "./lab log --name {name} {index} has its last words, ./lab fault --name {name} power-on {index} boots it again"
+        )
+    }
+
+    /// A node that runs, as far as a quick look tells: QEMU removes its sockets when it ends by itself, and waiting for them is for those
+    /// who start it.
+    ///
+    /// # Errors
+    /// When the lab has no node with this number, or it is off.
+    pub fn running_node(&self, index: usize) -> Result<Node> {
+        let node = self.node(index)?;
+        let off = self.record.ready
+            && !crate::channel::port_socket(&node.dir, 0).exists()
+            && !self.is_on(index);
+        ensure!(!off, "{} is off; {}", node.name(), self.switch_on(index));
+        Ok(node)
     }
 
     /// Whether a node's QEMU runs.

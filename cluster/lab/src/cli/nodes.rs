@@ -46,10 +46,10 @@ pub fn exec(paths: &Paths, args: Exec) -> Result<u8> {
     if args.node == "all" {
         return exec_all(&cluster, &args);
     }
-    let node = cluster.node(lab::spec::parse_node(&args.node)?)?;
+    let node = running(&cluster, &args.node)?;
     let command = args.build()?;
     if args.tty {
-        return super::interactive::run(&node, command);
+        return super::interactive::run(&node, command).map_err(|e| explain(&cluster, &node, e));
     }
     let input = if args.no_stdin {
         Input::None
@@ -88,8 +88,16 @@ fn of_lab(cluster: &Cluster, error: anyhow::Error) -> Result<anyhow::Error, anyh
     }
 }
 
+/// The node that is meant, unless it is off.
+pub fn running(cluster: &Cluster, node: &str) -> Result<Node> {
+    let index = lab::spec::parse_node(node)?;
+    cluster
+        .running_node(index)
+        .map_err(|e| of_lab(cluster, e).unwrap_or_else(|e| e))
+}
+
 /// Adds what is known of a node that is no longer there: the end of its console when it went off just now.
-fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Error {
+pub fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Error {
     // A QEMU that has just closed its sockets takes a moment to end.
     let went_off = format!("{error:#}").contains("went off");
     let deadline = Instant::now() + Duration::from_secs(2);
@@ -139,6 +147,7 @@ fn exec_all(cluster: &Cluster, args: &Exec) -> Result<u8> {
                         }
                         Ok(())
                     };
+                    let node = cluster.running_node(node.index())?;
                     let status = args.build()?.run_with(&node, None, &mut |error, data| {
                         let rest = &mut rest[usize::from(error)];
                         rest.extend_from_slice(data);
