@@ -28,6 +28,7 @@ mod params;
 pub mod probe;
 pub mod quarantine;
 pub mod refusal;
+mod report;
 mod residue;
 mod rf;
 pub mod rma;
