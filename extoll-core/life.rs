@@ -21,8 +21,8 @@ const MAX_VECTORS: u32 = 32;
 /// The installed interrupt handler.
 pub(crate) type Irq<'a> = Pin<KBox<Msi<'a, Interrupt>>>;
 
-/// Steps 3 to 27. `irq` is where the interrupt handler goes; what was begun is ended by [`end`], also
-/// after an error. May sleep.
+/// Steps 3 to 27. `irq` is where the interrupt handler goes; what was begun is ended by [`end`],
+/// also after an error. May sleep.
 pub(crate) fn begin<'a>(
     nic: &Arc<Nic>,
     dev: &'a pci::Device<Bound>,
@@ -62,7 +62,8 @@ pub(crate) fn begin<'a>(
     Ok(())
 }
 
-/// Ends everything, when nobody above uses the NIC any more; `irq` drops the interrupt handler. May sleep.
+/// Ends everything, when nobody above uses the NIC any more; `irq` drops the interrupt handler. May
+/// sleep.
 pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     if !nic.is_alive() {
         nic.isolate();
