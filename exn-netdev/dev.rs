@@ -12,8 +12,9 @@ use crate::{
     shared::{ms, Shared},
 };
 use extoll_core::{
+    child::Handle,
     links::Link,
-    nic::{Nic, Status, StatusClient, Subscription},
+    nic::{Status, StatusClient, Subscription},
     quarantine::Held,
     rma, velo,
     vpid::Client,
@@ -163,8 +164,7 @@ impl Exn {
             batch.push(Held::Rx(buffer));
         }
         batch.hold(conf::quarantine_ms());
-        let scratch = sh.rx.lock().set_scratch(None);
-        drop(scratch);
+        sh.set_scratch(None);
     }
 }
 
@@ -192,10 +192,6 @@ impl Operations for Exn {
             .rma()
             .open(Some(VPID), rma::DEFAULT_QUEUE_BYTES)
             .inspect_err(|e| log("can't open RMA port 254", *e))?;
-        let scratch = sh
-            .ndev
-            .map_rx(conf::MAX_FRAME)
-            .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
         let batch = sh.nic.quarantine().batch(VPID, conf::LEFT_MAX)?;
         let velo_client = Arc::new(
             VeloClient {
@@ -211,6 +207,10 @@ impl Operations for Exn {
             },
             GFP_KERNEL,
         )?;
+        let scratch = sh
+            .scratch_buffer()
+            .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
+        sh.set_scratch(Some(scratch));
         // Nothing fails from here on but for a bug: the instance is disabled while the interface is down.
         exn.napi.with_state(rtnl, |state| {
             state.velo.mailbox = Some(mailbox);
@@ -218,8 +218,6 @@ impl Operations for Exn {
             state.rma.queue = Some(notifications);
         })?;
         sh.reset();
-        let old = sh.rx.lock().set_scratch(Some(RxBuffer(scratch)));
-        drop(old);
         let old = sh.batch.lock().replace(batch);
         drop(old);
         sh.set_gated(!requester.is_enabled());
@@ -244,17 +242,23 @@ impl Operations for Exn {
         // The instance is disabled before, so the call succeeds.
         let _ = exn.napi.with_state(rtnl, |state| {
             exn.drain(&mut state.rma);
-            state.rma.queue = None;
+            if let Some(queue) = state.rma.queue.take() {
+                queue.close();
+            }
             if let Some(requester) = state.velo.rx.requester.take() {
                 requester.detach();
+                requester.close();
             }
-            state.velo.mailbox = None;
+            if let Some(mailbox) = state.velo.mailbox.take() {
+                mailbox.close();
+            }
             waiting = state.velo.rx.flush(sh);
         });
         sh.counters.reason(Reason::RxFlushed, waiting as u64);
         let (sender, parked) = sh.tx.lock().stop();
         if let Some(sender) = sender {
             sender.detach();
+            sender.close();
         }
         if parked.is_some() {
             sh.counters.reason(Reason::TxFlushed, 1);
@@ -262,7 +266,7 @@ impl Operations for Exn {
         drop(parked);
         // Should a link have come up meanwhile.
         sh.update_carrier();
-        // All handles of the ports are gone now.
+        // The ports are closed now.
         exn.flush();
     }
 
@@ -343,11 +347,7 @@ pub(crate) struct Interface {
 
 impl Interface {
     /// Makes and registers the interface of a NIC. May sleep, takes RTNL.
-    pub(crate) fn new(
-        nic: Arc<Nic>,
-        parent: &device::Device<Bound>,
-        dma: &device::Device<Bound>,
-    ) -> Result<Self> {
+    pub(crate) fn new(nic: Handle, parent: &device::Device<Bound>) -> Result<Self> {
         let settled = Settled;
         let config = Config {
             name: c"exn%d",
@@ -359,7 +359,7 @@ impl Interface {
             tx_csum: conf::skip_tx_checksum(),
             multicast: true,
         };
-        let ndev = NetDev::alloc(&config, parent, dma)?;
+        let ndev = NetDev::alloc(&config, parent)?;
         let shared = Shared::new(ndev.clone(), nic.clone())?;
         let mac = MacPrefix(conf::mac_prefix()).mac(nic.node());
         let data = Exn::new(&ndev, &shared)?;
@@ -369,7 +369,7 @@ impl Interface {
             .inspect_err(|e| dev_warn!(shared.nic.device(), "exn: no debugfs files: {e:?}\n"))
             .ok();
         let watch = Arc::new(StatusWatch(shared.clone()), GFP_KERNEL)?;
-        let status = Nic::subscribe(&nic, watch)?;
+        let status = nic.subscribe(watch)?;
         // What changed before the subscription.
         shared.ndev.schedule_work();
         Ok(Self {

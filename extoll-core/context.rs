@@ -24,7 +24,7 @@ use kernel::{
     },
     time::{delay::fsleep, Delta},
 };
-use kernel_ext::{pci::stop_dma, ratelimit::RateLimit, trace};
+use kernel_ext::{mem, pci::stop_dma, ratelimit::RateLimit, trace};
 use wire::{
     ids::{NodeId, RegOffset},
     regs::info,
@@ -96,7 +96,7 @@ impl Context {
         log_interval_ms: u32,
         hw: Hw,
     ) -> Result<Arc<Self>> {
-        let (bound, dma) = (BoundDevice::new(dev), BoundDevice::new(dev));
+        let (bound, dma) = (hw.device().share(), hw.device().share());
         Arc::pin_init(
             try_pin_init!(Self {
                 dev: dev.into(),
@@ -156,7 +156,7 @@ impl Context {
     /// # Errors
     ///
     /// `ENODEV` after unbinding has begun.
-    pub fn with_bound<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
+    pub fn with_bound<R>(&self, f: impl FnOnce(&mem::BoundDevice) -> R) -> Result<R> {
         let bound = self.bound.lock();
         Ok(f(bound.as_ref().ok_or(ENODEV)?.get()))
     }
@@ -166,9 +166,9 @@ impl Context {
     /// # Errors
     ///
     /// `ENODEV` after unbinding has begun.
-    pub fn with_bound_atomic<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
+    pub fn with_bound_atomic<R>(&self, f: impl FnOnce(&mem::BoundDevice) -> R) -> Result<R> {
         let hw = self.access().ok_or(ENODEV)?;
-        Ok(f(hw.device()))
+        Ok(f(hw.device().get()))
     }
 
     /// The registers, unless revoked. Hold briefly.

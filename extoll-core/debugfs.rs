@@ -27,7 +27,7 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"atu", Atu::show),
             (c"events", show_events),
             (c"quarantine", |nic, f| nic.quarantine().show(f)),
-            (c"links", |nic, f| nic.links.show(f)),
+            (c"links", |nic, f| nic.link_state().show(f)),
         ],
     )?;
     dir.add_writable::<M>(c"event_mask", nic, show_mask, store_mask)?;
@@ -41,14 +41,14 @@ fn show_events(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = nic.stats().events(event.number());
         if n != 0 {
             writeln!(f, "event {} {n} ({})", event.number(), event.name())?;
-            nic.events.show(event, f)?;
+            nic.events().show(event, f)?;
         }
     }
     Ok(())
 }
 
 fn show_mask(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (_, mask, _) = nic.snq.show();
+    let (_, mask, _) = nic.snq().show();
     writeln!(f, "{mask:#010x}")
 }
 
@@ -65,13 +65,13 @@ fn store_mask(nic: &Nic, text: &str) -> Result {
     if !needed.iter().all(|e| mask.contains(*e)) {
         return Err(EINVAL);
     }
-    nic.snq.allow(nic, mask);
+    nic.snq().allow(mask);
     Ok(())
 }
 
 fn show_status(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let status = nic.status();
-    let (rp, mask, draining) = nic.snq.show();
+    let (rp, mask, draining) = nic.snq().show();
     writeln!(f, "node {}", status.node.0)?;
     writeln!(f, "network {:?}", status.network)?;
     writeln!(f, "alive {}", status.alive)?;

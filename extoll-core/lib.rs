@@ -8,18 +8,22 @@
 #![deny(unsafe_code)]
 
 pub mod atu;
+pub mod backdoor;
 pub mod child;
 mod context;
 mod debugfs;
 pub mod dma;
-mod events;
+pub mod events;
 mod htax;
 mod hw;
 mod info;
 mod intake;
+mod life;
 pub mod links;
 mod mmio;
+pub mod monitor;
 pub mod nic;
+mod params;
 mod port;
 pub mod probe;
 pub mod quarantine;
@@ -30,8 +34,9 @@ mod rf;
 pub mod rma;
 pub mod rra;
 pub mod smfu;
-mod snq;
+pub mod snq;
 pub mod stats;
+mod subscribers;
 mod time;
 mod tx;
 pub mod user;

@@ -54,6 +54,8 @@ impl pci::Driver for ExtollDriver {
                 module_parameters::snq_irq_1.value(),
                 module_parameters::snq_irq_2.value(),
             ],
+            vendor_events: module_parameters::vendor_events.value(),
+            message_interrupts: module_parameters::message_interrupts.value(),
             mark_fences: module_parameters::mark_fences.value(),
         };
         let settings = Settings {
@@ -91,7 +93,7 @@ struct Extoll {
 }
 
 /// Those with a range. Any value of the others makes sense.
-fn parameters() -> [Param; 12] {
+fn parameters() -> [Param; 14] {
     use module_parameters as m;
     let any = u32::MAX.into();
     [
@@ -130,6 +132,8 @@ fn parameters() -> [Param; 12] {
             0,
             LOG_INTERVAL_MAX_MS,
         ),
+        Param::switch("vendor_events", m::vendor_events.value()),
+        Param::new("message_interrupts", m::message_interrupts.value(), 0, any),
         Param::switch("mark_fences", m::mark_fences.value()),
         Param::new("first_user", m::first_user.value(), 0, any),
     ]
@@ -230,6 +234,14 @@ module! {
         log_interval_ms: u32 {
             default: 10_000,
             description: "Time in which at most 4 lines per reason are logged",
+        },
+        vendor_events: bool {
+            default: false,
+            description: "Enable only the events that the vendor's driver has; links are looked at once a second then",
+        },
+        message_interrupts: u32 {
+            default: 100_000,
+            description: "Interrupts per second by writes of other nodes above which their targets are closed, 0 for any number",
         },
         mark_fences: bool {
             default: false,

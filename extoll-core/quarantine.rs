@@ -34,7 +34,10 @@ use kernel::{
     time::msecs_to_jiffies,
     workqueue::{DelayedWork, WorkItem},
 };
+#[cfg(doc)]
+use kernel_ext::mem::Streaming;
 use kernel_ext::{
+    mem::BoundDevice,
     net::{RxMapping, TxMapping},
     work,
 };
@@ -50,6 +53,8 @@ const LOOK_MS: i64 = 60_000;
 const OVERHEAD: u64 = 4096;
 
 /// Memory mapped for the NIC. Its destructors are this module's code: it may outlive the module that made it.
+///
+/// What is merely dropped stays mapped for ever ([`Streaming`]).
 pub enum Held {
     /// A frame that the NIC may read.
     Tx(TxMapping),
@@ -66,6 +71,15 @@ impl Held {
             Self::Tx(m) => (m.addr(), m.len().into()),
             Self::Rx(m) => (m.addr(), m.len().into()),
             Self::Words(m) => (m.address().0, m.words() as u64 * 8),
+        }
+    }
+
+    /// Gives the memory up, which the NIC must not access any more. What is of an earlier binding stays as it is.
+    fn free(self, dev: &BoundDevice) {
+        match self {
+            Self::Tx(m) => drop(m.unmap(dev)),
+            Self::Rx(m) => drop(m.discard(dev)),
+            Self::Words(m) => drop(m),
         }
     }
 }
@@ -108,7 +122,7 @@ impl Batch {
             // There is no DMA any more, until the next binding.
             quarantine.remember(&left);
         }
-        free(left);
+        free(&quarantine.ctx, left);
         quarantine.look_soon();
     }
 }
@@ -320,7 +334,7 @@ impl Quarantine {
     /// Frees what was held long enough, and enables ports that waited. Returns in how many ms to look again.
     fn look(&self) -> Option<u32> {
         let expired = self.list.lock().take(|e| left_ms(e.until) <= 0);
-        free(expired);
+        free(&self.ctx, expired);
         let mut again = self.list.lock().first_ms(|_| true);
         for vpid in Vpid::all().filter(|v| self.is_waiting(*v)) {
             match self.wait_ms(vpid) {
@@ -363,7 +377,7 @@ impl Quarantine {
             list.take(|_| true)
         };
         self.remember(&all);
-        free(all);
+        free(&self.ctx, all);
     }
 
     /// Notes for the next binding what may still be answered. May sleep.

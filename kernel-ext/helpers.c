@@ -32,6 +32,16 @@ int extoll_pci_domain(struct pci_dev *pdev)
 	return pci_domain_nr(pdev->bus);
 }
 
+bool extoll_iommu_mapped(struct device *dev)
+{
+	return device_iommu_mapped(dev);
+}
+
+u64 extoll_pci_bus_address(struct pci_dev *pdev, int bar)
+{
+	return pci_bus_address(pdev, bar);
+}
+
 bool extoll_pci_bar_set(struct pci_dev *pdev, int bar)
 {
 	struct pci_bus_region region;

@@ -71,6 +71,25 @@ impl Enabled<'_> {
         Ok(())
     }
 
+    /// Runs `f` while coherent memory for the device comes from below 4 GiB of its addresses, and sets
+    /// the masks as [`Enabled::set_dma_mask`] does afterwards. Probe context only. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of `dma_set_coherent_mask`; `f` is not run then. What `f` returned is dropped if the wide
+    /// mask cannot be set again.
+    pub fn with_low_memory<R>(
+        &self,
+        dev: &pci::Device<Core<'_>>,
+        f: impl FnOnce() -> R,
+    ) -> Result<R> {
+        // SAFETY: as in `set_dma_mask`: `f` is the only user of the mask.
+        unsafe { dev.dma_set_coherent_mask(DmaMask::new::<32>()) }?;
+        let done = f();
+        self.set_dma_mask(dev)?;
+        Ok(done)
+    }
+
     /// Takes the device its access to memory. Process context.
     pub fn stop_dma(&self) {
         clear_master(self.0);
@@ -100,6 +119,15 @@ fn clear_master(dev: &pci::Device<Bound>) {
 pub fn stop_dma(dev: &device::Device<Bound>) -> Result {
     clear_master(<&pci::Device<Bound>>::try_from(dev)?);
     Ok(())
+}
+
+/// Whether an IOMMU is between a device and what it addresses, so that bus addresses of other devices
+/// mean nothing to it. Any context.
+pub fn is_translated(dev: &device::Device<Bound>) -> bool {
+    // `Device` is a transparent wrapper of `Opaque<device>`, so the addresses agree.
+    let raw = core::ptr::from_ref(dev).cast_mut().cast();
+    // SAFETY: the device is valid while bound.
+    unsafe { bindings::extoll_iommu_mapped(raw) }
 }
 
 /// A claimed BAR, released by drop.
@@ -144,6 +172,12 @@ impl<'a> Region<'a> {
     /// Physical address as the CPU sees it.
     pub fn start(&self) -> u64 {
         self.start
+    }
+
+    /// Address on the bus, where other devices and the device itself see it.
+    pub fn bus(&self) -> u64 {
+        // SAFETY: the device is valid while bound, and `bar` is one of its memory BARs.
+        unsafe { bindings::extoll_pci_bus_address(raw(self.dev), self.bar as c_int) }
     }
 
     /// Size in bytes.

@@ -4,7 +4,7 @@
 
 use crate::{
     attached::Registry,
-    pingpong,
+    handles, pieces, pingpong,
     protocol::DEFAULT_VPID,
     regions::{self, Kind},
     remote,
@@ -14,7 +14,11 @@ use crate::{
     wait::Mode,
 };
 use extoll_core::atu::Access;
-use kernel::{prelude::*, time::Delta};
+use kernel::{
+    iov::{IovIterDest, IovIterSource},
+    prelude::*,
+    time::Delta,
+};
 use wire::{
     ids::{NodeId, Vpid},
     velo::MAX_LEN,
@@ -33,7 +37,7 @@ pub(crate) struct Words {
     size: u64,
     pub(crate) count: u64,
     pub(crate) inflight: u64,
-    timeout_ms: u64,
+    pub(crate) timeout_ms: u64,
     mode: Mode,
     pub(crate) kind: Kind,
     pub(crate) access: Access,
@@ -53,6 +57,8 @@ pub(crate) struct Words {
     pub(crate) add: u64,
     /// `lock`: time-outs that do not end it.
     pub(crate) patience: u64,
+    /// `pieces`: memory with gaps is refused.
+    pub(crate) strict: u64,
 }
 
 impl Words {
@@ -80,6 +86,7 @@ impl Words {
             compare: i32::MAX as u64,
             add: 1,
             patience: 0,
+            strict: 0,
         };
         for word in words {
             let Some((key, value)) = word.split_once('=') else {
@@ -110,6 +117,7 @@ impl Words {
                 "number" => (1 << 24) - 1,
                 "compare" | "add" => i32::MAX as u64,
                 "patience" => 1000,
+                "strict" => 1,
                 _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
             };
             let number = match value.parse::<u64>() {
@@ -139,6 +147,7 @@ impl Words {
                 "compare" => all.compare = number,
                 "add" => all.add = number,
                 "patience" => all.patience = number,
+                "strict" => all.strict = number,
                 _ => all.timeout_ms = number,
             }
         }
@@ -172,23 +181,69 @@ pub(crate) struct Peer {
     pub(crate) mode: Mode,
 }
 
-/// Runs one command; its lines go to `result`, also when it fails. May sleep.
-pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Result {
+/// What a command does with the memory of the next read.
+pub(crate) struct Later(Words);
+
+impl Later {
+    /// Does it; the lines go to `result`. Returns the bytes that are in the memory then. May sleep.
+    pub(crate) fn read(
+        self,
+        registry: &Registry,
+        memory: &mut IovIterDest<'_>,
+        result: &mut KVec<u8>,
+    ) -> Result<usize> {
+        let mut report = Report(result);
+        let Self(words) = self;
+        let Some(attached) = registry.get(words.nic as usize) else {
+            return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
+        };
+        pieces::get(&attached, &words, memory, &mut report)
+    }
+}
+
+/// Runs one command; its lines go to `result`, also when it fails. `memory`: what was written behind it. May
+/// sleep.
+pub(crate) fn run(
+    registry: &Registry,
+    text: &[u8],
+    memory: &mut IovIterSource<'_>,
+    result: &mut KVec<u8>,
+) -> Result<Option<Later>> {
     let mut report = Report(result);
     let Ok(text) = core::str::from_utf8(text) else {
         return report.fail(EINVAL, fmt!("the command is not UTF-8"));
     };
     let mut words = text.split_ascii_whitespace();
     let verb = words.next().unwrap_or("");
+    if verb != "pieces" {
+        if !memory.is_empty() {
+            return report.fail(EINVAL, fmt!("only 'pieces' takes memory"));
+        }
+        return once(registry, text, &mut report).map(|()| None);
+    }
+    let words = Words::parse(words, &mut report)?;
+    let Some(attached) = registry.get(words.nic as usize) else {
+        return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
+    };
+    if words.get {
+        return Ok(Some(Later(words)));
+    }
+    pieces::put(&attached, &words, memory, &mut report).map(|()| None)
+}
+
+/// A command without memory.
+fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
+    let mut words = text.split_ascii_whitespace();
+    let verb = words.next().unwrap_or("");
     let index = words
         .clone()
         .find_map(|w| w.strip_prefix("nic=")?.parse().ok());
     if let Some(attached) = registry.get(index.unwrap_or(0)) {
-        if let Some(done) = remote::run(&attached, verb, words.clone(), &mut report) {
+        if let Some(done) = remote::run(&attached, verb, words.clone(), report) {
             return done;
         }
     }
-    let words = Words::parse(words, &mut report)?;
+    let words = Words::parse(words, report)?;
     let Some(attached) = registry.get(words.nic as usize) else {
         return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
     };
@@ -224,11 +279,11 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
             }
             Ok(())
         }
-        "offer" => regions::offer(&attached, &words, &mut report),
-        "offered" => regions::offered(&attached, &words, &mut report),
-        "revoke" => regions::revoke(&attached, &mut report),
-        "withdraw" => regions::withdraw(&attached, &mut report),
-        "copy" | "lock" | "register" => {
+        "offer" => regions::offer(&attached, &words, report),
+        "offered" => regions::offered(&attached, &words, report),
+        "revoke" => regions::revoke(&attached, report),
+        "withdraw" => regions::withdraw(&attached, report),
+        "copy" | "handles" | "lock" | "register" => {
             let timeout = Delta::from_millis(words.timeout_ms as i64);
             let run = match attached.begin(timeout) {
                 Ok(run) => run,
@@ -236,9 +291,11 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
             };
             let nic = run.nic()?;
             match verb {
-                "copy" => regions::copy(&nic, &words, timeout, &mut report),
-                "lock" => regions::lock(&nic, &words, timeout, &mut report),
-                _ => stream::register(&nic, &words, &mut report)
+                "copy" => regions::copy(&nic, &words, timeout, report),
+                "handles" => handles::run(&nic, &words, report)
+                    .or_else(|e| report.fail(e, fmt!("cannot hold regions: {e:?}"))),
+                "lock" => regions::lock(&nic, &words, timeout, report),
+                _ => stream::register(&nic, &words, report)
                     .or_else(|e| report.fail(e, fmt!("cannot register: {e:?}"))),
             }
         }
@@ -280,16 +337,11 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                 "pingpong" | "rate" if !(8..=u64::from(MAX_LEN)).contains(&size) => {
                     return report.fail(EINVAL, fmt!("size is 8 to {MAX_LEN}"));
                 }
-                "pingpong" => pingpong::run(
-                    &run,
-                    &nic,
-                    &peer,
-                    size as usize,
-                    count as usize,
-                    &mut report,
-                ),
-                "rate" => stream::rate(&run, &nic, &peer, size as usize, count, &mut report),
-                "stream" => stream::stream(&run, &nic, &peer, &words, &mut report),
+                "pingpong" => {
+                    pingpong::run(&run, &nic, &peer, size as usize, count as usize, report)
+                }
+                "rate" => stream::rate(&run, &nic, &peer, size as usize, count, report),
+                "stream" => stream::stream(&run, &nic, &peer, &words, report),
                 _ if size < 8 || size % 8 != 0 => {
                     return report.fail(EINVAL, fmt!("size is a multiple of 8"));
                 }
@@ -305,7 +357,7 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                         count,
                         inflight: inflight as usize,
                     };
-                    transfer::run(&mut run, &nic, &peer, &job, &mut report)
+                    transfer::run(&mut run, &nic, &peer, &job, report)
                 }
             };
             outcome.or_else(|e| report.fail(e, fmt!("the run ended early: {e:?}")))

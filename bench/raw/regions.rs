@@ -23,7 +23,7 @@ use kernel_ext::{
 use wire::ids::{BusAddr, Nla, NodeId, Vpid};
 
 /// Bytes of the notification queue.
-const QUEUE_BYTES: u32 = 512 << 10;
+pub(crate) const QUEUE_BYTES: u32 = 512 << 10;
 /// Most kernel memory of an offer or a copy.
 const MAX_OWN: usize = 64 << 20;
 /// Words between two occasions for others to run.
@@ -76,12 +76,11 @@ impl View {
                 return Ok(View::Words(Arc::new(memory, GFP_KERNEL)?));
             }
             Kind::Pages => {
-                let mut list = KVec::new();
+                let mut list = KVVec::new();
                 for _ in 0..bytes / PAGE {
                     list.push(Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?, GFP_KERNEL)?;
                 }
-                // The list holds references of its own.
-                PageList::share(list.iter())?
+                PageList::from_pages(list)?
             }
             Kind::Buffer => PageList::from_buffer(VVec::from_elem(0u8, bytes, GFP_KERNEL)?)?,
             Kind::Table | Kind::User => return Err(EINVAL),
@@ -114,7 +113,7 @@ impl View {
         }
     }
 
-    fn fill(&self, bytes: usize, seed: Option<u64>) {
+    pub(crate) fn fill(&self, bytes: usize, seed: Option<u64>) {
         for i in 0..bytes / 8 {
             self.write(i, seed.map_or(0, |seed| pattern(seed, i as u64)));
             if i % STRIDE == 0 {
@@ -310,7 +309,7 @@ pub(crate) fn withdraw(attached: &Attached, report: &mut Report<'_>) -> Result {
     Ok(())
 }
 
-fn destination(words: &Words, report: &mut Report<'_>) -> Result<Destination> {
+pub(crate) fn destination(words: &Words, report: &mut Report<'_>) -> Result<Destination> {
     let Some(node) = words.node else {
         return report.fail(EINVAL, fmt!("node= is missing"));
     };
@@ -323,7 +322,7 @@ fn destination(words: &Words, report: &mut Report<'_>) -> Result<Destination> {
     })
 }
 
-fn outcome(result: Result<(), RmaError>, report: &mut Report<'_>) -> Result {
+pub(crate) fn outcome(result: Result<(), RmaError>, report: &mut Report<'_>) -> Result {
     match result {
         Ok(()) => report.line(fmt!("result ok")),
         Err(RmaError::Fault(Fault { unit, cause })) => {

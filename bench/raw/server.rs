@@ -7,8 +7,8 @@ use crate::{
     protocol::{Offer, ASK, DATA, DONE, PING, PING_POLL, REPLY},
 };
 use extoll_core::{
+    child::Handle,
     dma::DmaWords,
-    nic::Nic,
     rma::{NotificationType, Notifications, Requester},
     velo::{Header, Mailbox, SendError, Sender, SourceId, Target, MAX_LEN},
     vpid::Client,
@@ -75,7 +75,7 @@ struct Reply {
 
 /// Ports before memory: closing a port makes the NIC refuse what still arrives for it.
 struct Inner {
-    nic: Arc<Nic>,
+    nic: Handle,
     sender: Sender,
     mailbox: Mailbox,
     requester: Requester,
@@ -135,7 +135,7 @@ impl Client for Kick {
 
 impl Server {
     /// Opens the ports and begins to serve. May sleep.
-    pub(crate) fn start(nic: &Arc<Nic>, vpid: Vpid) -> Result<Arc<Self>> {
+    pub(crate) fn start(nic: &Handle, vpid: Vpid) -> Result<Arc<Self>> {
         let source = memory::allocate(nic, SOURCE_BYTES)?;
         let sink = memory::allocate(nic, SINK_BYTES)?;
         memory::fill(&source, SOURCE_BYTES / 8, SEED, 0);
@@ -184,8 +184,14 @@ impl Server {
         }
         // Nobody starts it any more.
         work::cancel_sync(self);
-        let inner = self.inner.lock().take();
-        inner.as_ref().and_then(|i| i.lease)
+        let inner = self.inner.lock().take()?;
+        inner.sender.close();
+        inner.mailbox.close();
+        inner.requester.close();
+        inner.notifications.close();
+        // The memory that peers know is freed when nothing of them is let in any more.
+        drop((inner.source, inner.sink));
+        inner.lease
     }
 }
 

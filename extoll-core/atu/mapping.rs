@@ -25,7 +25,7 @@ use kernel::{
 };
 use kernel_ext::{
     barrier,
-    mem::{Change, DmaTable, Maps, PageList, Watch, Watcher, PAGE},
+    mem::{Change, Maps, PageList, StreamingPages, Watch, Watcher, PAGE},
     sched::cond_resched,
     work,
 };
@@ -48,7 +48,7 @@ pub(super) trait Segments: Send + Sync {
 
 /// Memory of a region.
 pub(super) enum Memory {
-    Pages(DmaTable),
+    Pages(StreamingPages),
     Coherent(Arc<DmaWords>),
     Other(KBox<dyn Segments>),
 }
@@ -82,9 +82,9 @@ impl Memory {
 
     /// Gives the memory up. The NIC must not access it any more. May sleep.
     fn release(self, nic: &Nic) {
-        if let Memory::Pages(mut table) = self {
+        if let Memory::Pages(table) = self {
             // Unbinding waits until all regions are gone, so there is a device.
-            let _ = nic.with_bound(|dev| table.unmap(dev));
+            let _ = nic.with_bound(|dev| drop(table.unmap(dev)));
         }
     }
 }
@@ -119,7 +119,7 @@ impl Claim {
     /// Maps a list of pages for the NIC. May sleep.
     pub(super) fn map(&self, pages: Arc<PageList>, access: Access) -> Result<Memory> {
         self.nic
-            .with_bound(|dev| DmaTable::map(dev, pages, access.write))?
+            .with_bound(|dev| StreamingPages::map(dev, pages, access.write))?
             .map(Memory::Pages)
     }
 }
@@ -392,14 +392,14 @@ impl Mapping {
                 };
                 match (&state.memory, &state.watch) {
                     (Some(Memory::Pages(table)), Some(watch)) => {
-                        (first, end, table.pages().cloned(), watch.clone())
+                        (first, end, table.pages().clone(), watch.clone())
                     }
                     _ => return,
                 }
             };
             // The news comes before the change.
             watch.settle();
-            match pages.map_or(Maps::Same, |pages| pages.mapped(first, end)) {
+            match pages.mapped(first, end) {
                 Maps::Same => {}
                 Maps::Other => {
                     self.revoke();

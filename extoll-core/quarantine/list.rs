@@ -3,6 +3,7 @@
 //! What is held, and until when.
 
 use super::Held;
+use crate::context::Context;
 use core::mem::size_of;
 use kernel::{
     prelude::*,
@@ -161,10 +162,16 @@ impl List {
     }
 }
 
-/// Frees a list without recursion. May sleep.
-pub(super) fn free(mut list: Option<KBox<Entry>>) {
+/// Frees a list without recursion. Before the device is unbound; may sleep.
+pub(super) fn free(ctx: &Context, mut list: Option<KBox<Entry>>) {
     while let Some(mut entry) = list {
         list = entry.next.take();
+        // One lock for all of an entry. Without a device its mappings stay.
+        let _ = ctx.with_bound(|dev| {
+            for held in core::mem::replace(&mut entry.items, KVVec::new()) {
+                held.free(dev);
+            }
+        });
     }
 }
 
@@ -199,8 +206,7 @@ mod tests {
         let ours = |e: &Entry| matches!(e.source, Source::Kernel(_));
         assert!(list.first_ms(ours).is_some_and(|ms| ms > 60_000));
         assert!(list.first_ms(|_| true).is_some_and(|ms| ms <= 50_000));
-        free(over);
-        free(list.take(|_| true));
+        drop((over, list.take(|_| true)));
         assert_eq!((list.kernel.bytes, list.process.bytes), (0, 0));
         // Of one source there is one entry without objects.
         for (ms, others) in [(1000, false), (2000, true)] {

@@ -13,7 +13,9 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod flow;
+pub mod intervals;
 pub mod order;
 pub mod poll;
 pub mod rendezvous;

@@ -15,6 +15,7 @@ mod bits;
 pub mod atu;
 pub mod bq;
 pub mod ext_eth;
+pub mod fragments;
 pub mod htax;
 pub mod ids;
 pub mod intake;

@@ -10,13 +10,13 @@ use kernel::{
 };
 use kernel_ext::chardev::{Cache, Mapping, NewMapping, Part};
 use wire::{
-    htax::{Windows, UNIT_WINDOW},
+    htax::{CpuWindows, UNIT_WINDOW},
     ids::{BusAddr, RegOffset, Unit, Vpid},
     regs::{wcbuf, BqRegs},
 };
 
 /// Page of the register file.
-fn registers(windows: &Windows, reg: RegOffset) -> Result<Part> {
+fn registers(windows: &CpuWindows, reg: RegOffset) -> Result<Part> {
     let size = RegOffset::WINDOW.into();
     let source = mmio::pages(windows.rf.0, size, reg.get().into(), 1, Cache::Uncached)?;
     Ok(Part::new(source, 0, 1))
@@ -24,12 +24,12 @@ fn registers(windows: &Windows, reg: RegOffset) -> Result<Part> {
 
 impl<U: PortUnit> UserPort<U> {
     /// Page with the state of the write-combining buffer.
-    pub(in crate::user) fn state(windows: &Windows, vpid: Vpid) -> Result<Part> {
+    pub(in crate::user) fn state(windows: &CpuWindows, vpid: Vpid) -> Result<Part> {
         registers(windows, wcbuf::state(U::UNIT, vpid))
     }
 
     /// Requester page `index`; `EINVAL` if there is no such page.
-    pub(in crate::user) fn requester(windows: &Windows, vpid: Vpid, index: u8) -> Result<Part> {
+    pub(in crate::user) fn requester(windows: &CpuWindows, vpid: Vpid, index: u8) -> Result<Part> {
         let window = match U::UNIT {
             Unit::Velo => windows.velo,
             Unit::Rma => windows.rma,
@@ -40,8 +40,8 @@ impl<U: PortUnit> UserPort<U> {
         Ok(Part::new(source, 0, 1))
     }
 
-    fn windows(&self) -> Result<Windows> {
-        Ok(self.nic().alive_access().ok_or(ENODEV)?.windows)
+    fn windows(&self) -> Result<CpuWindows> {
+        Ok(self.nic().alive_access().ok_or(ENODEV)?.windows.cpu)
     }
 
     /// Maps what `f` collects, `pages` pages: `EINVAL` for another length.
@@ -49,7 +49,7 @@ impl<U: PortUnit> UserPort<U> {
         &self,
         new: NewMapping<'_>,
         pages: usize,
-        f: impl FnOnce(&Windows, Vpid, &mut KVec<Part>) -> Result,
+        f: impl FnOnce(&CpuWindows, Vpid, &mut KVec<Part>) -> Result,
     ) -> Result {
         if new.pages() != pages {
             return Err(EINVAL);
@@ -66,7 +66,7 @@ impl<U: PortUnit> UserPort<U> {
         &self,
         new: NewMapping<'_>,
         pages: usize,
-        f: impl FnOnce(&Windows, Vpid, &mut KVec<Part>) -> Result,
+        f: impl FnOnce(&CpuWindows, Vpid, &mut KVec<Part>) -> Result,
     ) -> Result {
         self.with(|live| {
             live.requester = true;

@@ -140,12 +140,15 @@ fn flush(t: &mut Walk) -> Result<()> {
     Ok(())
 }
 
-/// Addition, before step 24: no target base is left.
-fn targets(t: &mut Walk) -> Result<()> {
-    for i in 0..64 {
-        t.w(0xA880 + 8 * i, 0)?;
+/// Addition, before step 24: no target base is left, nor is any 0, which may mean the beginning of memory.
+/// All are what the default will be, which is returned.
+fn targets(t: &mut Walk) -> Result<u64> {
+    let base = t.any(0xA880)?;
+    ensure!(base != 0, "target base 0");
+    for i in 1..64 {
+        t.w(0xA880 + 8 * i, base)?;
     }
-    Ok(())
+    Ok(base)
 }
 
 fn probe(t: &mut Walk) -> Result<()> {
@@ -157,8 +160,8 @@ fn probe(t: &mut Walk) -> Result<()> {
     atu(t)?;
     flush(t)?;
     rma(t)?;
-    targets(t)?;
-    window(t, smfu)?;
+    let base = targets(t)?;
+    window(t, smfu, base)?;
     registers(t)
 }
 
@@ -293,9 +296,9 @@ fn rma(t: &mut Walk) -> Result<()> {
 }
 
 /// Steps 24 to 26.
-fn window(t: &mut Walk, smfu: u64) -> Result<()> {
+fn window(t: &mut Walk, smfu: u64, exported: u64) -> Result<()> {
     t.w(0xA058, smfu)?;
-    t.any(0xA060)?;
+    t.w(0xA060, exported)?;
     t.w(0xA070, 0)?;
     t.w(0xA008, 0x223)?;
     t.w(0x9598, 0xFF)?;

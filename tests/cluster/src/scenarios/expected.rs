@@ -93,6 +93,8 @@ const FOUND: &[(&str, &[&str])] = &[
     ("raw::atu_", REVOKED),
     ("raw::atu_protection", NOTHING_THERE),
     ("raw::bad_commands", OF_INPUT),
+    ("raw::handles", &[]),
+    ("raw::memory_in_pieces", &[]),
     ("security::", OF_INPUT),
     ("security::all_vpids", &[]),
     ("security::limits", &[]),

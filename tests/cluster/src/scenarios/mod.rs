@@ -25,6 +25,7 @@ mod matrix;
 mod memory;
 mod node;
 mod numa;
+mod pieces;
 mod raw;
 mod recovery;
 mod refused;
@@ -113,6 +114,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());
+    all.extend(pieces::all());
     all.extend(fabric::all());
     all.extend(uapi::all());
     all.extend(late::all());
