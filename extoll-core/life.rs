@@ -13,7 +13,10 @@ use crate::{
     xbar,
 };
 use kernel::{device::Bound, pci, prelude::*, sync::Arc};
-use kernel_ext::pci::{payload_sizes, Enabled, Msi, MsiVectors};
+use kernel_ext::{
+    pci::{payload_sizes, Enabled, Msi, MsiVectors},
+    work::Settled,
+};
 
 /// MSI vectors that are allocated at most; only vector 0 is used (HW §1).
 const MAX_VECTORS: u32 = 32;
@@ -72,6 +75,8 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
             hw.quiesce();
         }
     }
+    // Ports whose last handle was dropped are closed.
+    drop(Settled);
     let remains = nic.rra().close();
     nic.snq().stop();
     irq();

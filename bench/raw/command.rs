@@ -4,7 +4,7 @@
 
 use crate::{
     attached::Registry,
-    handles, pieces, pingpong,
+    handles, pieces, pingpong, ports,
     protocol::DEFAULT_VPID,
     regions::{self, Kind},
     remote,
@@ -13,7 +13,7 @@ use crate::{
     transfer::{self, Direction},
     wait::Mode,
 };
-use extoll_core::atu::Access;
+use extoll_core::{atu::Access, velo::MOST_AT_ONCE};
 use kernel::{
     iov::{IovIterDest, IovIterSource},
     prelude::*,
@@ -55,6 +55,8 @@ pub(crate) struct Words {
     pub(crate) number: u64,
     pub(crate) compare: u64,
     pub(crate) add: u64,
+    /// `rate`: messages that are sent at once.
+    batch: u64,
     /// `lock`: time-outs that do not end it.
     pub(crate) patience: u64,
     /// `pieces`: memory with gaps is refused.
@@ -85,6 +87,7 @@ impl Words {
             number: 0,
             compare: i32::MAX as u64,
             add: 1,
+            batch: 1,
             patience: 0,
             strict: 0,
         };
@@ -117,6 +120,7 @@ impl Words {
                 "number" => (1 << 24) - 1,
                 "compare" | "add" => i32::MAX as u64,
                 "patience" => 1000,
+                "batch" => MOST_AT_ONCE as u64,
                 "strict" => 1,
                 _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
             };
@@ -147,6 +151,7 @@ impl Words {
                 "compare" => all.compare = number,
                 "add" => all.add = number,
                 "patience" => all.patience = number,
+                "batch" => all.batch = number,
                 "strict" => all.strict = number,
                 _ => all.timeout_ms = number,
             }
@@ -240,6 +245,9 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
         .find_map(|w| w.strip_prefix("nic=")?.parse().ok());
     if let Some(attached) = registry.get(index.unwrap_or(0)) {
         if let Some(done) = remote::run(&attached, verb, words.clone(), report) {
+            return done;
+        }
+        if let Some(done) = ports::run(&attached, verb, words.clone(), report) {
             return done;
         }
     }
@@ -340,7 +348,10 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
                 "pingpong" => {
                     pingpong::run(&run, &nic, &peer, size as usize, count as usize, report)
                 }
-                "rate" => stream::rate(&run, &nic, &peer, size as usize, count, report),
+                "rate" => {
+                    let shape = (size as usize, words.batch.max(1) as usize);
+                    stream::rate(&run, &nic, &peer, shape, count, report)
+                }
                 "stream" => stream::stream(&run, &nic, &peer, &words, report),
                 _ if size < 8 || size % 8 != 0 => {
                     return report.fail(EINVAL, fmt!("size is a multiple of 8"));

@@ -15,6 +15,7 @@ mod memory;
 mod notices;
 mod pieces;
 mod pingpong;
+mod ports;
 mod protocol;
 mod regions;
 mod remote;

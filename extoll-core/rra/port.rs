@@ -243,6 +243,8 @@ impl Port {
         if Reads(&mut self.answers.slots).is_expected(now) {
             quarantine.outlives(Vpid::RRA, EXPIRY_S * 1000);
         }
+        self.requester.close();
+        self.notifications.close();
         self.answers.memory
     }
 }

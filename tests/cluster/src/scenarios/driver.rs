@@ -83,6 +83,7 @@ fn probe(lab: &Lab) -> Result<()> {
     const PROCESS: &str = "import sys; sys.path.insert(0, '/tmp/guest')
 from device import *
 r, v = Rma(), Velo()
+r.ioctl(K(1, get=False), 64 << 10)
 r.queue_map(64 << 10)
 r.notify(r.node, r.vpid, 7)
 check('notification', r.wait_type(4)[0], 7)
