@@ -24,7 +24,7 @@ use kernel::{
     },
     time::{delay::fsleep, Delta},
 };
-use kernel_ext::{mem, pci::stop_dma, ratelimit::RateLimit, trace};
+use kernel_ext::{mem, pci::stop_dma};
 use wire::{
     ids::{NodeId, RegOffset},
     regs::info,
@@ -213,7 +213,10 @@ impl Context {
     fn declare_dead(&self) {
         if self.alive.xchg(false, Full) {
             self.note(Reason::DeviceGone, 0);
-            dev_err!(self.device(), "registers read as all ones, the device is gone\n");
+            dev_err!(
+                self.device(),
+                "registers read as all ones, the device is gone\n"
+            );
             if let Some(listener) = self.listener.lock().as_ref() {
                 listener.lost();
             }

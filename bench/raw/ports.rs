@@ -498,11 +498,11 @@ fn dropped(nic: &Nic, report: &mut Report<'_>) -> Result {
             Some(e) => Err(**e),
             None => {
                 let open = velo.is_ok() && rma.is_ok();
-                for (sender, mailbox) in velo {
+                if let Ok((sender, mailbox)) = velo {
                     sender.close();
                     mailbox.close();
                 }
-                for (requester, queue) in rma {
+                if let Ok((requester, queue)) = rma {
                     requester.close();
                     queue.close();
                 }
