@@ -216,7 +216,7 @@ impl Rra {
         match self.check(method, node, offset)? {
             Method::Rma => {
                 self.batch(core::slice::from_mut(&mut request), wait);
-                return request.result;
+                request.result
             }
             Method::Local => self.local(&request),
             Method::Smfu => {

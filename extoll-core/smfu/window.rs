@@ -95,6 +95,9 @@ enum What {
     Mask,
 }
 
+/// Where to load: start of a slice or interval, mapping of a page, byte in it.
+type Probe = (u64, Arc<IoMapping>, usize);
+
 /// What the hardware was set to, so that a part of the window leads somewhere; set back by the
 /// drop, when the last handle and mapping are gone. The drop may sleep.
 ///
@@ -106,8 +109,7 @@ pub(super) struct Route {
     what: What,
     /// Something was stored since the hardware was set.
     stored: AtomicFlag,
-    /// Where to load: start of a slice or interval, mapping of a page, byte in it.
-    probes: Pin<KBox<Mutex<KVec<(u64, Arc<IoMapping>, usize)>>>>,
+    probes: Pin<KBox<Mutex<KVec<Probe>>>>,
 }
 
 impl Route {

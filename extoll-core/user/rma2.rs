@@ -70,10 +70,13 @@ const REGION_SIZE: usize = 48;
 
 type Port = UserPort<Rma>;
 
+/// A region, and what keeps its VPID from others.
+type Registered = (Region, Arc<Lease<Rma>>);
+
 /// Registered memory by NLA.
 struct Regions {
     /// `None` once the port closes.
-    tree: Option<RBTree<u64, (Region, Arc<Lease<Rma>>)>>,
+    tree: Option<RBTree<u64, Registered>>,
 }
 
 /// An open file.

@@ -134,7 +134,6 @@ pub(super) fn pieces<I: UserIter>(iter: &mut I, most: usize) -> Result<KVVec<Pie
             break;
         }
         left -= len;
-        let start = start as usize;
         start.checked_add(len).ok_or(EINVAL)?;
         match list.last_mut() {
             Some(last) if last.0 + last.1 == start => last.1 += len,
