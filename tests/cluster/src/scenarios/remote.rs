@@ -213,11 +213,11 @@ fn event_clients(lab: &Lab) -> Result<()> {
         usual & !(1 << 13)
     ))?;
     let masked = mask()?;
-    ensure!(masked & 1 << 13 == 0, "{masked:#x}");
+    ensure!(masked & (1 << 13) == 0, "{masked:#x}");
     thread::scope(|scope| -> Result<()> {
         let listener = scope.spawn(|| lab.raw(1, "event event=13 ms=2500"));
         thread::sleep(Duration::from_millis(800));
-        ensure!(mask()? & 1 << 13 != 0, "event 13 is not enabled");
+        ensure!(mask()? & (1 << 13) != 0, "event 13 is not enabled");
         trigger(lab, 13)?;
         let got = listener.join().expect("no panic")?;
         ensure!(number_of(&got, "calls")? == 2, "{got:?}");
