@@ -44,6 +44,8 @@ pub(crate) struct Words {
     pub(crate) count: usize,
     pub(crate) rounds: u64,
     pub(crate) repeat: u64,
+    /// Between two that are repeated.
+    pub(crate) pause_us: i64,
     pub(crate) caching: Caching,
     pub(crate) event: u8,
     pub(crate) ms: u64,
@@ -96,6 +98,7 @@ impl Words {
             count: 64,
             rounds: 1,
             repeat: 1,
+            pause_us: 0,
             caching: Caching::Uncached,
             event: 0,
             ms: 1000,
@@ -145,6 +148,7 @@ impl Words {
                     "rounds" => self.rounds = n,
                     "probe" if n <= 1 => self.probe = n == 1,
                     "repeat" if n <= 1 << 20 => self.repeat = n,
+                    "pause_us" if n <= 100_000 => self.pause_us = n as i64,
                     "natural" if n <= 1 => self.natural = n == 1,
                     "event" if n < 32 => self.event = n as u8,
                     "ms" if n <= 60_000 => self.ms = n,
@@ -309,5 +313,6 @@ fn undo(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     drop(second);
     transaction.leave_request(&config.read())?;
     drop(transaction);
-    report.number("value", nic.rra().read(w.node, at)?)
+    let (method, us) = (Method::Rma, w.timeout_us);
+    report.number("value", nic.rra().read_by(method, us, w.node, at)?)
 }

@@ -78,7 +78,12 @@ pub(crate) fn memory(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Resu
         // The part is gone a moment after the store.
         Op::Reuse => mapping.write(at, w.value),
         Op::Write => (0..w.repeat)
-            .try_for_each(|_| mapping.write(at, w.value))
+            .try_for_each(|n| {
+                if n != 0 && w.pause_us != 0 {
+                    fsleep(Delta::from_micros(w.pause_us));
+                }
+                mapping.write(at, w.value)
+            })
             .map(|()| mapping.flush()),
         Op::Lead => return lead(&mapping, w, report),
         _ => match mapping.read::<u64>(at) {

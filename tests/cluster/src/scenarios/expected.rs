@@ -46,6 +46,18 @@ const TORN: &[&str] = &[
     "atu_stale_hits",
 ];
 
+/// A NIC that is reset in the middle of its work, with the peer sending on.
+const RESET: &[&str] = &[
+    "drops_bus_master_off",
+    "drops_incomplete_descriptor",
+    "drops_translation",
+    "drops_dma",
+    "dma_faults",
+    "host_dma_outside_memory",
+    "host_msi_lost",
+    "atu_stale_hits",
+];
+
 /// Memory that is taken back while others use it.
 const REVOKED: &[&str] = &["drops_translation", "atu_stale_hits"];
 
@@ -70,7 +82,7 @@ const FOUND: &[(&str, &[&str])] = &[
         &["drops_incomplete_descriptor", "wc_unfenced"],
     ),
     ("combining::missing_fence", &["wc_unfenced"]),
-    ("driver::pci_error", TORN),
+    ("driver::pci_error", RESET),
     ("fabric::torus_under_faults", TORN),
     ("faults::", REFUSED),
     ("faults::corrupted_links", &[]),

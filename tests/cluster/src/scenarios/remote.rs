@@ -298,14 +298,14 @@ fn message_storm(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let before = node(lab, 1).reason(STORM)?;
     thread::scope(|scope| -> Result<()> {
-        let listener = scope.spawn(|| lab.raw(1, "messages interval=7 ms=9000"));
+        let listener = scope.spawn(|| lab.raw(1, "messages interval=7 ms=15000"));
         thread::sleep(Duration::from_millis(1500));
-        // Faster than one command each: many stores of one window.
-        lab.raw(
-            0,
-            "smfu op=write node=1 interval=7 probe=0 bytes=0x10000 value=1 repeat=2000",
-        )?;
+        // Interrupts that come at once are one: with pauses, until there were enough in a tenth of a second.
         lab.until("the storm was noticed", PATIENCE, |l| {
+            l.raw(
+                0,
+                "smfu op=write node=1 interval=7 probe=0 bytes=0x10000 value=1 repeat=300 pause_us=500",
+            )?;
             Ok(node(l, 1).reason(STORM)? > before)
         })?;
         node(lab, 1).pings(20, "-i 0.02")?;
