@@ -193,7 +193,9 @@ fn window(lab: &Lab) -> Result<()> {
             install(lab, node)?;
         }
         let (running, _) = server(lab, to, &format!("{PROGRAM} window export"), "ready")?;
-        let said = lab.ok(from, &format!("{PROGRAM} window use {to}"))?;
+        let said = lab
+            .ok(from, &format!("{PROGRAM} window use {to}"))
+            .with_context(|| format!("the server: {:?}", lab.ok(to, "cat /tmp/server.log")))?;
         ensure!(said == "ok\n", "{said}");
         finish(lab, to, running)?;
     }
