@@ -24,7 +24,7 @@ use kernel::{
     },
     time::{delay::fsleep, Delta},
 };
-use kernel_ext::{mem, pci::stop_dma, ratelimit::RateLimit, trace};
+use kernel_ext::{mem, pci::stop_dma};
 use wire::{
     ids::{NodeId, RegOffset},
     regs::info,
