@@ -247,7 +247,8 @@ impl Sender {
     /// use extoll_core::velo::{Header, Outgoing, SendError, Sender};
     ///
     /// fn both(port: &Sender, a: Header, b: Header, news: &[u8]) -> Result<(), SendError> {
-    ///     port.send_batch(&[a, b].map(|header| Outgoing { header, payload: &[news] }))
+    ///     let payload = &[news];
+    ///     port.send_batch(&[a, b].map(|header| Outgoing { header, payload }))
     /// }
     /// ```
     ///
