@@ -37,8 +37,10 @@ mod tests {
         }
 
         fn device(&self) -> &Device<Bound> {
-            // SAFETY: it lives as long as `self`. Nobody unbinds it, so it is as good as bound.
-            unsafe { Device::from_raw(self.0.as_ptr()).as_bound() }
+            // SAFETY: it lives as long as `self`.
+            let device: &Device = unsafe { Device::from_raw(self.0.as_ptr()) };
+            // SAFETY: nobody unbinds it, so it is as good as bound.
+            unsafe { device.as_bound() }
         }
 
         /// A new binding.

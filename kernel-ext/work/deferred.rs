@@ -171,7 +171,7 @@ mod tests {
         // The old one is dropped by this, in process context.
         *value = Sleeper(other.clone());
         assert_eq!(count.load(Relaxed), 1);
-        assert_eq!(value.0.load(Relaxed), 5);
+        assert_eq!((*value).0.load(Relaxed), 5);
         let inner = value.into_inner();
         drop(Settled);
         assert_eq!(other.load(Relaxed), 5);
