@@ -194,13 +194,18 @@ impl Target<'_> {
 impl Drop for Target<'_> {
     fn drop(&mut self) {
         let (smfu, number) = (&self.smfu, self.number);
+        let base = smfu::vpid_t_start_addr(number);
+        let mut told = false;
         // What arrived before is in memory when this returns.
-        smfu.ctx.withdraw(smfu::vpid_t_start_addr(number), |hw| {
+        smfu.ctx.withdraw(base, |hw| {
             let mut opened = smfu.opened.lock();
             opened.targets.close(number);
             opened.write(hw, number);
+            told = true;
         });
-        // If the device is gone the above was not called.
-        smfu.opened.lock().targets.close(number);
+        if !told {
+            // The device is gone.
+            smfu.opened.lock().targets.close(number);
+        }
     }
 }

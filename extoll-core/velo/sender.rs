@@ -13,7 +13,7 @@ use kernel::{prelude::*, sync::Arc};
 use kernel_ext::trace;
 use wire::{
     ids::Vpid,
-    turns::TurnId,
+    room_queue::PartyId,
     velo::{Descriptor, RequesterAddr},
     words::gather,
 };
@@ -128,8 +128,8 @@ impl Sender {
     }
 
     #[inline]
-    fn party(&self) -> TurnId {
-        self.party.as_ref().map_or(TurnId::FIRST, |p| p.id())
+    fn party(&self) -> PartyId {
+        self.party.as_ref().map_or(PartyId::FIRST, |p| p.id())
     }
 
     /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any
@@ -247,7 +247,8 @@ impl Sender {
     /// use extoll_core::velo::{Header, Outgoing, SendError, Sender};
     ///
     /// fn both(port: &Sender, a: Header, b: Header, news: &[u8]) -> Result<(), SendError> {
-    ///     port.send_batch(&[a, b].map(|header| Outgoing { header, payload: &[news] }))
+    ///     let payload = &[news];
+    ///     port.send_batch(&[a, b].map(|header| Outgoing { header, payload }))
     /// }
     /// ```
     ///

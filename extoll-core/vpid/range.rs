@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(take(&velo, Want::This(vpid(4)?)).err(), Some(EBUSY));
         assert_eq!(take(&velo, Want::Reserved(vpid(4)?))?, vpid(4)?);
         assert_eq!(take(&velo, Want::Reserved(vpid(7)?)).err(), Some(EBUSY));
-        for n in (0..3).chain(7..251) {
+        for n in [0..3, 7..251].into_iter().flatten() {
             assert_eq!(take(&velo, Want::Any)?, vpid(n)?);
         }
         assert_eq!(take(&velo, Want::Any).err(), Some(ENOSPC));

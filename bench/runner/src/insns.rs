@@ -38,6 +38,8 @@ pub enum Unit {
     Kib,
     /// A message or packet there and one back.
     RoundTrip,
+    /// A message in one direction.
+    Message,
     /// Registration and revocation of 2 MiB.
     Registration,
 }
@@ -47,6 +49,7 @@ impl Unit {
         match self {
             Self::Kib => "KiB",
             Self::RoundTrip => "round trip",
+            Self::Message => "message",
             Self::Registration => "registration",
         }
     }
@@ -69,6 +72,8 @@ enum Worker {
     Request(Device),
     /// A command of `extoll_bench` with the unit driven as exn does it.
     Raw(&'static str, u64),
+    /// Messages of so many bytes, so many at a time.
+    Rate(u64, u64),
     /// The units with registered memory, by one of the APIs.
     Unit(What, u64, Api),
 }
@@ -144,6 +149,20 @@ impl Work {
             "VELO ping-pong, 64 bytes",
             Worker::Raw("pingpong", 64),
         ));
+        for (name, title, batch) in [
+            ("rate64", "VELO messages of 64 bytes", 1),
+            ("batch64", "VELO messages of 64 bytes, 16 at once", 16),
+        ] {
+            all.push(Self {
+                subject: "velo",
+                name,
+                title,
+                unit: Unit::Message,
+                worker: Worker::Rate(64, batch),
+                few: 1 << 10,
+                many: 33 << 10,
+            });
+        }
         all.push(transfers(
             "rma",
             "get64k",
@@ -210,6 +229,10 @@ impl Work {
                 // Verified are more: those that warm up, too.
                 let done = number(&raw("pingpong", size, "")?, "count")?;
                 ensure!(done == count as f64, "{done} of {count} round trips");
+            }
+            Worker::Rate(size, batch) => {
+                let done = number(&raw("rate", size, &format!(" batch={batch}"))?, "count")?;
+                ensure!(done == count as f64, "{done} of {count} messages");
             }
             Worker::Raw(verb, size) => {
                 let done = number(&raw(verb, size, " inflight=8")?, "count")?;
