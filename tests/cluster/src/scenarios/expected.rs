@@ -119,6 +119,8 @@ const FOUND: &[(&str, &[&str])] = &[
     ("units::", REFUSED),
     ("units::event_mask", &[]),
     ("units::link_events", &[]),
+    // Stores to targets that are closed meanwhile.
+    ("units::message_storm", NOTHING_THERE),
     ("units::rra_everywhere", &[]),
     ("units::smfu_interval_reuse", &[]),
     ("units::smfu_no_export", NOTHING_THERE),
