@@ -262,27 +262,21 @@ impl Nic {
         self.send(packet, None, env);
     }
 
-    /// A store to the window that arrived at the unit.
+    /// A store to the window that arrived at the unit; `admitted`: there was room for it before.
     pub(super) fn smfu_store_now(
         &mut self,
         addr: u64,
         remote_rf: bool,
         data: &[u8],
+        admitted: bool,
         env: &mut Env<'_>,
     ) {
         let target = match self.smfu_target(addr) {
             Ok(target) => target,
             Err(why) => return self.smfu_refuse("store", addr, &why, env),
         };
-        if !self.smfu_room(env) {
-            self.smfu_failed();
-            let waiting = self.tx_len(Lane::SMFU);
-            self.diagnose(env, || {
-                format!(
-                    "SMFU store at {addr:#x}: the network takes nothing, dropped behind {waiting}"
-                )
-            });
-            return;
+        if !admitted && !self.smfu_room(env) {
+            return self.smfu_congested(addr, env);
         }
         self.counters.smfu.stores = self.counters.smfu.stores.wrapping_add(1);
         self.smfu_count(regs::SENT_COUNT_P);
@@ -296,10 +290,28 @@ impl Nic {
         self.smfu_send(target.node, tc, data.len() as u32, message, env);
     }
 
+    /// There is no room for a store.
+    pub(super) fn smfu_congested(&mut self, addr: u64, env: &mut Env<'_>) {
+        self.smfu_failed();
+        let waiting = self.smfu_waiting();
+        self.diagnose(env, || {
+            format!("SMFU store at {addr:#x}: the network takes nothing, dropped behind {waiting}")
+        });
+    }
+
+    /// Accesses that wait for the network, or are on their way to the unit.
+    fn smfu_waiting(&self) -> usize {
+        self.tx_len(Lane::SMFU) + self.smfu.queue.len()
+    }
+
+    fn smfu_full(&self) -> bool {
+        self.smfu_waiting() >= self.cfg.tx_queue_limit
+    }
+
     /// Room for another store. While the network takes nothing, the host is first made to wait ([`Nic::host_stalled`]),
     /// then stores are dropped.
-    fn smfu_room(&mut self, env: &Env<'_>) -> bool {
-        if !self.tx_full(Lane::SMFU) {
+    pub(super) fn smfu_room(&mut self, env: &Env<'_>) -> bool {
+        if !self.smfu_full() {
             self.smfu.stall = Stall::No;
             return true;
         }
@@ -310,7 +322,7 @@ impl Nic {
         }
         // What the host had already sent when it was stopped still fits.
         let room = self.smfu.stall != Stall::Over
-            && self.tx_len(Lane::SMFU) < self.cfg.tx_queue_limit.saturating_add(UNDER_WAY);
+            && self.smfu_waiting() < self.cfg.tx_queue_limit.saturating_add(UNDER_WAY);
         if !room {
             let n = &mut self.counters.drops.smfu_congested;
             *n = n.wrapping_add(1);
@@ -321,7 +333,7 @@ impl Nic {
     /// True while the host must not store anything: the network takes none of what it stored to the SMFU window. Ends by
     /// itself after the SMFU's time-out ([`Nic::next_deadline`]).
     pub fn host_stalled(&self) -> bool {
-        matches!(self.smfu.stall, Stall::Until(_)) && self.tx_full(Lane::SMFU)
+        matches!(self.smfu.stall, Stall::Until(_)) && self.smfu_full()
     }
 
     /// True while the host waits for a load, or must not store.
@@ -500,7 +512,7 @@ impl Nic {
     pub(super) fn smfu_expire(&mut self, now_ns: u64, env: &mut Env<'_>) {
         self.run_smfu_queue(now_ns, env);
         if let Stall::Until(at) = self.smfu.stall {
-            if !self.tx_full(Lane::SMFU) {
+            if !self.smfu_full() {
                 self.smfu.stall = Stall::No;
             } else if at <= now_ns {
                 self.smfu.stall = Stall::Over;

@@ -26,6 +26,10 @@ enum Access {
 pub(super) struct Queue(VecDeque<(u64, Access)>);
 
 impl Queue {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn next_due(&self) -> Option<u64> {
         self.0.front().map(|(at, _)| *at)
     }
@@ -42,7 +46,11 @@ impl Nic {
     ) {
         let late = self.cfg.smfu_store_ns;
         if late == 0 && self.smfu.queue.0.is_empty() {
-            return self.smfu_store_now(addr, remote_rf, data, env);
+            return self.smfu_store_now(addr, remote_rf, data, false, env);
+        }
+        // What is on its way takes room, too: nothing is dropped of what the host could send.
+        if !self.smfu_room(env) {
+            return self.smfu_congested(addr, env);
         }
         let access = Access::Store {
             addr,
@@ -89,7 +97,7 @@ impl Nic {
                         data,
                     },
                 )) => {
-                    self.smfu_store_now(addr, remote_rf, &data, env);
+                    self.smfu_store_now(addr, remote_rf, &data, true, env);
                 }
                 Some((
                     _,

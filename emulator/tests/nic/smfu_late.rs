@@ -159,3 +159,33 @@ fn a_backdoor_sequence_works_with_either_fifo() {
         assert_eq!(read(&mut b, config(0, 4)), (Status::Success, 0x7E57_1CAD));
     }
 }
+
+/// A burst that arrives at once stops the host as soon as more is on its way than fits, and is
+/// complete in the end.
+#[test]
+fn a_burst_on_its_way_stops_the_host_and_is_complete() {
+    let mut rig = pair(NicConfig {
+        smfu_store_ns: LATE_NS,
+        tx_queue_limit: 8,
+        ..NicConfig::default()
+    });
+    let store = |rig: &mut Rig, i: u64| rig.store(0, 2, window(1) + 8 * i, &[i as u8 + 1; 8]);
+    for i in 0..8 {
+        assert!(!rig.nodes[0].nic.host_stalled());
+        store(&mut rig, i);
+    }
+    // What the host has sent by then still fits.
+    (8..207).for_each(|i| store(&mut rig, i));
+    assert!(rig.nodes[0].nic.host_stalled());
+    // The network takes nothing while they become due.
+    rig.credit = 0;
+    pass(&mut rig, LATE_NS);
+    assert!(rig.nodes[0].nic.host_stalled());
+    rig.credit = u64::MAX;
+    rig.tick(0);
+    assert!(!rig.nodes[0].nic.host_stalled());
+    for i in 0..207u64 {
+        assert_eq!(rig.nodes[1].ram.get(TARGET + 8 * i, 8), [i as u8 + 1; 8]);
+    }
+    assert_eq!(rig.nodes[0].nic.counters().drops.smfu_congested, 0);
+}

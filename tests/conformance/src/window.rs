@@ -36,9 +36,10 @@ pub fn run(verb: Verb) -> Result<()> {
     }
 }
 
+/// Those of different seeds have hardly a byte in common.
 fn pattern(seed: u32) -> Vec<u8> {
     (0..BYTES as u32)
-        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 11) as u8)
+        .map(|i| (i.wrapping_add(seed << 16).wrapping_mul(2_654_435_761) >> 11) as u8)
         .collect()
 }
 
