@@ -25,6 +25,7 @@ pub mod route;
 pub mod rra;
 pub mod smfu;
 pub mod snq;
+pub mod table_use;
 pub mod tlp;
 pub mod transfer;
 pub mod velo;
