@@ -19,6 +19,8 @@ pub mod poll;
 pub mod rendezvous;
 pub mod restart;
 pub mod slots;
+pub mod tickets;
+pub mod translation;
 
 pub use slots::Slots;
 
