@@ -9,6 +9,7 @@ struct device;
 struct mm_struct;
 struct mmu_interval_notifier;
 struct page;
+struct sg_table;
 
 /* Shown as VmPin; no limit applies. */
 void extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
@@ -27,5 +28,9 @@ void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq)
 void extoll_page_get(struct page *page);
 void extoll_page_put(struct page *page);
 void *extoll_page_address(struct page *page);
+/* Puts n pages, at least one, into a table with room for as many or more. */
+void extoll_sg_fill(struct sg_table *table, struct page **pages, unsigned int n);
+/* Makes a table that was filled with n pages one with room for as many as it was made for again. */
+void extoll_sg_clear(struct sg_table *table, unsigned int n, unsigned int room);
 
 #endif

@@ -6,7 +6,7 @@ mod dma;
 mod pages;
 mod watch;
 
-pub use dma::DmaTable;
+pub use dma::{DmaRoom, DmaTable, Unmapped};
 pub use pages::{Maps, PageList, MAX_PINNED};
 pub use watch::{Change, Watch, Watcher};
 
