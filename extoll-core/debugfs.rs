@@ -2,7 +2,7 @@
 
 //! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md).
 
-use crate::{atu::Atu, nic::Nic, quarantine, rf, stats::Reason, vpid::Open};
+use crate::{nic::Nic, quarantine, rf, stats::Reason, vpid::Open};
 use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
 use kernel_ext::debugfs::Dir;
 use wire::{
@@ -23,7 +23,7 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"status", show_status),
             (c"counters", show_counters),
             (c"ports", show_ports),
-            (c"atu", Atu::show),
+            (c"atu", |nic, f| nic.atu().show(f)),
             (c"events", show_events),
             (c"quarantine", quarantine::show),
             (c"links", |nic, f| nic.links.show(f)),

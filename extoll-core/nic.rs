@@ -6,7 +6,7 @@
 //! not: shutdown revokes them and waits for all users, later accesses fail with `Down`.
 
 use crate::{
-    atu::Atu,
+    atu::{self, Atu},
     context::Lost,
     events::{Changes, Events},
     links::{Link, Links, LINKS},
@@ -31,6 +31,7 @@ use kernel::{
 use kernel_ext::{ratelimit::RateLimit, reset::ResetClient, uevent, work};
 use wire::{
     ids::{NodeId, Unit, Vpid},
+    nla::size_code,
     regs::info,
     snq::TriggerEvent,
 };
@@ -44,6 +45,10 @@ pub struct Params {
     pub slots_64: bool,
     /// Global address tables of 2 MiB that the ATU may have at most, 0…1024.
     pub atu_gats: u32,
+    /// Largest hardware pages of the ATU in KiB, one of those of [`wire::nla::SIZE_CODES`].
+    pub atu_page_kib: u32,
+    /// Address tables that memory of one unprivileged user may lie in without filling them, 1…1024.
+    pub tables_per_user: u32,
     /// Memory exported by the SMFU in KiB.
     pub smfu_target_kib: u32,
     /// Memory in quarantine in KiB above which no RMA port is enabled.
@@ -135,8 +140,7 @@ pub struct Nic {
     /// VPIDs that are closed and kept from others.
     #[pin]
     pub(crate) spoiled: Mutex<KVec<Spoiled>>,
-    #[pin]
-    pub(crate) atu: Atu,
+    atu: Arc<Atu>,
     #[pin]
     pub(crate) snq: Snq,
     #[pin]
@@ -283,6 +287,12 @@ impl Nic {
         let events = Events::new()?;
         let vpids = 2 * usize::from(Vpid::COUNT);
         let spoiled = KVec::with_capacity(vpids, GFP_KERNEL)?;
+        let settings = atu::Settings {
+            gats: params.atu_gats,
+            largest: size_code(params.atu_page_kib.into()).ok_or(EINVAL)?,
+            spare_tables: params.tables_per_user,
+        };
+        let atu = Atu::new(ctx.clone(), settings)?;
         Arc::pin_init(
             try_pin_init!(Self {
                 ctx,
@@ -293,7 +303,7 @@ impl Nic {
                 locks <- Locks::new(),
                 quarantine <- Quarantine::new(),
                 spoiled <- new_mutex!(spoiled, "extoll_spoiled"),
-                atu <- Atu::new(),
+                atu,
                 snq <- snq,
                 rra <- Rra::new(),
                 smfu <- Smfu::new(smfu_bytes),
@@ -321,6 +331,11 @@ impl Nic {
         let report = Arc::new(Report(self.clone()), GFP_KERNEL)?;
         self.set_listener(Some(report));
         Ok(())
+    }
+
+    /// Address translation: registration of memory. Any context.
+    pub fn atu(&self) -> &Arc<Atu> {
+        &self.atu
     }
 
     /// Bytes per VELO slot: 128 or 64.

@@ -3,7 +3,6 @@
 //! Binding of a NIC: probe in the order of HW §3, and its reverse.
 
 use crate::{
-    atu::Atu,
     bq, child,
     debugfs::{self, Files},
     htax,
@@ -195,7 +194,7 @@ impl<'a> BoundNic<'a> {
         }
         bq::init(nic)?;
         velo::init(nic)?;
-        Atu::init(nic)?;
+        nic.atu().init()?;
         let (mps, mrrs) = payload_sizes(dev);
         rma::init(nic, mps, mrrs)?;
         smfu::init(nic)?;
@@ -243,7 +242,7 @@ impl<'a> BoundNic<'a> {
         stop_units(&self.nic);
         // What the hardware did not confirm to have forgotten is out of its reach now.
         self.enabled.stop_dma();
-        Atu::release(&self.nic);
+        self.nic.atu().release();
         self.nic.shutdown();
         drop(remains);
         self.nic.snq.free();
@@ -256,7 +255,7 @@ impl<'a> BoundNic<'a> {
 fn stop_units(nic: &Arc<Nic>) {
     smfu::stop(nic);
     rma::stop(nic);
-    Atu::stop(nic);
+    nic.atu().stop();
     velo::stop(nic);
     bq::stop(nic);
 }

@@ -236,7 +236,7 @@ pub fn open(
     queue_bytes: u32,
 ) -> Result<(Requester, Notifications)> {
     let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-    let clean = |v| nic.atu.is_clean(v);
+    let clean = |v| nic.atu().is_clean(v);
     let vpid = nic.rma.allocate(vpid, stats.clone(), clean)?;
     // From success on the port's drop releases the VPID.
     let port = Port::new(nic, vpid, queue_bytes, stats).inspect_err(|_| nic.rma.release(vpid))?;

@@ -13,6 +13,7 @@ use super::{
     Shared,
 };
 use crate::{
+    atu::TableAccount,
     hw::Hw,
     mmio,
     nic::Nic,
@@ -64,12 +65,17 @@ pub(crate) struct Claim {
     vpid: Vpid,
     /// [`Engine::reset`].
     reset: fn(&Hw, Vpid),
-    _share: Option<Share>,
+    share: Option<Share>,
 }
 
 impl Claim {
     pub(super) fn vpid(&self) -> Vpid {
         self.vpid
+    }
+
+    /// The account for address tables of an unprivileged user.
+    pub(super) fn tables(&self) -> Option<&Arc<TableAccount>> {
+        self.share.as_ref().map(Share::tables)
     }
 }
 
@@ -244,7 +250,7 @@ impl Port {
     ) -> Result<impl PinInit<Self, Error>> {
         let nic = &shared.nic;
         rights.admit()?;
-        let share = shared.quota.take(E::UNIT, rights)?;
+        let share = shared.quota.take(E::UNIT, rights, || nic.atu().account())?;
         let budget = share.as_ref().map(|share| share.budget().clone());
         let opener = Opener {
             pid: current!().tgid(),
@@ -266,7 +272,7 @@ impl Port {
             unit: E::UNIT,
             vpid,
             reset: E::reset,
-            _share: share,
+            share,
         };
         let claim = Arc::new(claim, GFP_KERNEL)?;
         let waiter = Waiter::new(nic, E::UNIT, vpid, stats, budget)?;

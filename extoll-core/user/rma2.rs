@@ -9,7 +9,7 @@ use super::{
     put, put_u64, OpenFile, Shared,
 };
 use crate::{
-    atu::{self, Access, Region},
+    atu::{Access, Region},
     hw::Hw,
     nic::Nic,
 };
@@ -18,7 +18,7 @@ use kernel::{
     ioctl::{_IOC_NR, _IOC_TYPE, _IOR, _IOW},
     new_mutex,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::{RBTree, RBTreeNodeReservation},
     sync::{poll::PollTable, Arc, Mutex},
     uaccess::{UserPtr, UserSlice},
 };
@@ -76,7 +76,7 @@ impl Engine for Rma {
     const UNIT: Unit = Unit::Rma;
 
     fn is_clean(nic: &Nic, vpid: Vpid) -> bool {
-        nic.atu.is_clean(vpid)
+        nic.atu().is_clean(vpid)
     }
 
     fn pages(vpid: Vpid, rights: Rights) -> impl Iterator<Item = u32> {
@@ -172,23 +172,32 @@ impl Rma2 {
         // Keeps the VPID from others while translations are made for it without a lock.
         let claim = self.port.with(|live| Ok(live.claim().clone()))?;
         let nic = self.port.nic();
-        let region = atu::register_user(nic, claim.vpid(), start, bytes, Access::READ_WRITE)?;
+        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
+        let (vpid, access) = (claim.vpid(), Access::READ_WRITE);
+        let account = claim.tables().cloned();
+        let region = nic
+            .atu()
+            .register_user_for(account, vpid, start, bytes, access)?;
         let nla = region.nla().0;
-        let node = RBTreeNode::new(nla, (region, claim), GFP_KERNEL)?;
+        let node = room.into_node(nla, (region, claim));
         {
             let mut regions = self.regions.lock();
             match regions.tree.as_mut() {
                 Some(tree) => drop(tree.insert(node)),
-                // Closed meanwhile.
+                // Closed meanwhile: it ends before the port's VPID can be somebody else's.
                 None => {
                     drop(regions);
-                    drop(node);
-                    return Err(ENODEV);
+                    let (_, (region, _claim)) = node.to_key_value();
+                    return region.revoke().and(Err(ENODEV));
                 }
             }
         }
         raw[REGION_NLA..REGION_NLA + 8].copy_from_slice(&nla.to_ne_bytes());
-        put(arg, &raw).inspect_err(|_| drop(self.take(nla, bytes)))
+        put(arg, &raw).inspect_err(|_| {
+            if let Some((region, _claim)) = self.take(nla, bytes) {
+                let _ = region.revoke();
+            }
+        })
     }
 
     /// The region with this NLA and size, which is not registered any more for this port.
@@ -230,7 +239,9 @@ impl OpenFile for Rma2 {
         self.port.close::<Rma>(|vpid| {
             let tree = self.regions.lock().tree.take();
             if let Some(tree) = &tree {
-                atu::end(self.port.nic(), || tree.values().map(|(region, _)| region));
+                let regions = || tree.values().map(|(region, _)| region);
+                // What is unanswered is kept from others.
+                let _ = self.port.nic().atu().revoke_all(regions);
             }
             drop(tree);
             // The next owner starts with locks of zero, and learns nothing of this one's (HW §10.9).
