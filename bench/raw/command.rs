@@ -4,6 +4,7 @@
 
 use crate::{
     attached::Registry,
+    many::{self, How},
     pingpong,
     protocol::DEFAULT_VPID,
     regions::{self, Kind},
@@ -15,6 +16,7 @@ use crate::{
 };
 use extoll_core::atu::Access;
 use kernel::{prelude::*, time::Delta};
+use kernel_ext::mem::PAGE;
 use wire::{
     ids::{NodeId, Vpid},
     velo::MAX_LEN,
@@ -30,7 +32,7 @@ pub(crate) struct Words {
     nic: u64,
     pub(crate) node: Option<u64>,
     pub(crate) vpid: u64,
-    size: u64,
+    pub(crate) size: u64,
     pub(crate) count: u64,
     pub(crate) inflight: u64,
     timeout_ms: u64,
@@ -40,8 +42,12 @@ pub(crate) struct Words {
     pub(crate) get: bool,
     /// Of registered memory.
     pub(crate) bytes: u64,
-    /// Of a transfer, if not all of the memory.
+    /// Of a transfer, if not all of the memory; with `first` of registered memory.
     pub(crate) len: Option<u64>,
+    /// Where registered memory begins in its first page.
+    pub(crate) first: Option<u64>,
+    /// How regions end.
+    pub(crate) how: How,
     pub(crate) start: u64,
     pub(crate) nla: u64,
     pub(crate) offset: u64,
@@ -71,6 +77,8 @@ impl Words {
             get: true,
             bytes: 0,
             len: None,
+            first: None,
+            how: How::All,
             start: 0,
             nla: 0,
             offset: 0,
@@ -105,6 +113,7 @@ impl Words {
                 "inflight" => transfer::MAX_INFLIGHT as u64,
                 "timeout_ms" => MAX_TIMEOUT_MS,
                 "bytes" | "len" => MAX_BYTES,
+                "first" => PAGE as u64 - 1,
                 "start" | "nla" | "offset" | "seed" => u64::MAX,
                 "tc" => 3,
                 "number" => (1 << 24) - 1,
@@ -130,6 +139,7 @@ impl Words {
                 "inflight" => all.inflight = number,
                 "bytes" => all.bytes = number,
                 "len" => all.len = Some(number),
+                "first" => all.first = Some(number),
                 "start" => all.start = number,
                 "nla" => all.nla = number,
                 "offset" => all.offset = number,
@@ -145,6 +155,13 @@ impl Words {
         Ok(all)
     }
 
+    /// Registered memory that is not all of its pages: where it begins, and its bytes.
+    pub(crate) fn range(&self) -> Option<(usize, usize)> {
+        let first = self.first? as usize;
+        let rest = (self.bytes as usize).saturating_sub(first);
+        Some((first, self.len.map_or(rest, |len| len as usize)))
+    }
+
     /// Takes a word whose value is a name.
     fn choose(&mut self, key: &str, value: &str) -> bool {
         match (key, value) {
@@ -155,6 +172,10 @@ impl Words {
             ("dir", "put") => self.get = false,
             ("kind", name) => match Kind::parse(name) {
                 Some(kind) => self.kind = kind,
+                None => return false,
+            },
+            ("how", name) => match How::parse(name) {
+                Some(how) => self.how = how,
                 None => return false,
             },
             _ => return false,
@@ -228,7 +249,7 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
         "offered" => regions::offered(&attached, &words, &mut report),
         "revoke" => regions::revoke(&attached, &mut report),
         "withdraw" => regions::withdraw(&attached, &mut report),
-        "copy" | "lock" | "register" => {
+        "copy" | "lock" | "register" | "end" | "reserve" | "buffers" => {
             let timeout = Delta::from_millis(words.timeout_ms as i64);
             let run = match attached.begin(timeout) {
                 Ok(run) => run,
@@ -238,6 +259,9 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
             match verb {
                 "copy" => regions::copy(&nic, &words, timeout, &mut report),
                 "lock" => regions::lock(&nic, &words, timeout, &mut report),
+                "end" => many::end(&nic, &words, &mut report),
+                "reserve" => many::reserve(&nic, &words, timeout, &mut report),
+                "buffers" => many::buffers(&nic, &words, timeout, &mut report),
                 _ => stream::register(&nic, &words, &mut report)
                     .or_else(|e| report.fail(e, fmt!("cannot register: {e:?}"))),
             }

@@ -10,6 +10,7 @@
 
 mod attached;
 mod command;
+mod many;
 mod memory;
 mod pingpong;
 mod protocol;

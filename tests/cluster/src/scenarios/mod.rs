@@ -28,6 +28,7 @@ mod numa;
 mod raw;
 mod recovery;
 mod refused;
+mod regions;
 mod removal;
 mod stack;
 mod torus;
@@ -113,6 +114,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());
+    all.extend(regions::all());
     all.extend(fabric::all());
     all.extend(uapi::all());
     all.extend(late::all());
