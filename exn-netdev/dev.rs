@@ -12,9 +12,10 @@ use crate::{
     shared::{ms, Shared},
 };
 use extoll_core::{
+    child::Handle,
     links::Link,
-    nic::{Nic, Status, StatusClient, Subscription},
-    quarantine::{Batch, Held},
+    nic::{Status, StatusClient, Subscription},
+    quarantine::Held,
     rma, velo,
     vpid::Client,
 };
@@ -163,8 +164,7 @@ impl Exn {
             batch.push(Held::Rx(buffer));
         }
         batch.hold(conf::quarantine_ms());
-        let scratch = sh.rx.lock().set_scratch(None);
-        drop(scratch);
+        sh.set_scratch(None);
     }
 }
 
@@ -182,15 +182,17 @@ impl Operations for Exn {
                 dev_err!(sh.nic.device(), "exn: {what}: {e:?}\n");
             }
         };
-        let (sender, mailbox) = velo::open(&sh.nic, Some(VPID), velo::DEFAULT_MAILBOX_BYTES)
+        let (sender, mailbox) = sh
+            .nic
+            .velo()
+            .open(Some(VPID), velo::DEFAULT_MAILBOX_BYTES)
             .inspect_err(|e| log("can't open VELO port 254", *e))?;
-        let (requester, notifications) = rma::open(&sh.nic, Some(VPID), rma::DEFAULT_QUEUE_BYTES)
+        let (requester, notifications) = sh
+            .nic
+            .rma()
+            .open(Some(VPID), rma::DEFAULT_QUEUE_BYTES)
             .inspect_err(|e| log("can't open RMA port 254", *e))?;
-        let scratch = sh
-            .ndev
-            .map_rx(conf::MAX_FRAME)
-            .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
-        let batch = Batch::new(&sh.nic, VPID, conf::LEFT_MAX)?;
+        let batch = sh.nic.quarantine().batch(VPID, conf::LEFT_MAX)?;
         let velo_client = Arc::new(
             VeloClient {
                 shared: sh.clone(),
@@ -205,6 +207,10 @@ impl Operations for Exn {
             },
             GFP_KERNEL,
         )?;
+        let scratch = sh
+            .scratch_buffer()
+            .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
+        sh.set_scratch(Some(scratch));
         // Nothing fails from here on but for a bug: the instance is disabled while the interface is down.
         exn.napi.with_state(rtnl, |state| {
             state.velo.mailbox = Some(mailbox);
@@ -212,8 +218,6 @@ impl Operations for Exn {
             state.rma.queue = Some(notifications);
         })?;
         sh.reset();
-        let old = sh.rx.lock().set_scratch(Some(RxBuffer(scratch)));
-        drop(old);
         let old = sh.batch.lock().replace(batch);
         drop(old);
         sh.set_gated(!requester.is_enabled());
@@ -337,11 +341,7 @@ pub(crate) struct Interface {
 
 impl Interface {
     /// Makes and registers the interface of a NIC. May sleep, takes RTNL.
-    pub(crate) fn new(
-        nic: Arc<Nic>,
-        parent: &device::Device<Bound>,
-        dma: &device::Device<Bound>,
-    ) -> Result<Self> {
+    pub(crate) fn new(nic: Handle, parent: &device::Device<Bound>) -> Result<Self> {
         let settled = Settled;
         let config = Config {
             name: c"exn%d",
@@ -353,7 +353,7 @@ impl Interface {
             tx_csum: conf::skip_tx_checksum(),
             multicast: true,
         };
-        let ndev = NetDev::alloc(&config, parent, dma)?;
+        let ndev = NetDev::alloc(&config, parent)?;
         let shared = Shared::new(ndev.clone(), nic.clone())?;
         let mac = MacPrefix(conf::mac_prefix()).mac(nic.node());
         let data = Exn::new(&ndev, &shared)?;
@@ -363,7 +363,7 @@ impl Interface {
             .inspect_err(|e| dev_warn!(shared.nic.device(), "exn: no debugfs files: {e:?}\n"))
             .ok();
         let watch = Arc::new(StatusWatch(shared.clone()), GFP_KERNEL)?;
-        let status = Nic::subscribe(&nic, watch)?;
+        let status = nic.subscribe(watch)?;
         // What changed before the subscription.
         shared.ndev.schedule_work();
         Ok(Self {

@@ -38,7 +38,7 @@ impl EthtoolOps for Exn {
 
     fn ringparam(dev: &Device<Self>) -> RingParam {
         let sh = &dev.data().shared;
-        let slots = velo::DEFAULT_MAILBOX_BYTES / sh.nic.velo_slot_bytes() as u32;
+        let slots = velo::DEFAULT_MAILBOX_BYTES / sh.nic.velo().slot_size().bytes();
         RingParam {
             rx: slots,
             rx_max: slots,

@@ -26,7 +26,7 @@ struct Driver;
 kernel::auxiliary_device_table!(
     AUX_TABLE,
     <Driver as auxiliary::Driver>::IdInfo,
-    [(auxiliary::DeviceId::new(child::MODULE, child::NAME), ())]
+    [(auxiliary::DeviceId::new(child::MODULE, child::EXN), ())]
 );
 
 impl auxiliary::Driver for Driver {
@@ -40,7 +40,7 @@ impl auxiliary::Driver for Driver {
         _info: &'bound Self::IdInfo,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         let nic = child::nic(adev)?;
-        Interface::new(nic, adev.as_ref(), adev.parent())
+        Interface::new(nic, adev.as_ref())
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     conf,
     shared::{ms, Shared},
 };
+use extoll_core::nic::Nic;
 use kernel::{prelude::*, sync::SpinLockIrq};
 use kernel_ext::net::{self, BqlToken, Checksum, RxMapping, RxSkb, TxMapping};
 use protocol::{
@@ -51,6 +52,14 @@ pub(crate) struct TxBuffer {
     pub(crate) bql: Option<BqlToken>,
 }
 
+impl TxBuffer {
+    /// Frees the frame, which peers fetch no more. Any context.
+    pub(crate) fn free(self, nic: &Nic) {
+        // Without a device it stays mapped.
+        let _ = nic.with_bound_atomic(|dev| drop(self.map.unmap(dev)));
+    }
+}
+
 impl Buffer for TxBuffer {
     fn address(&self) -> u64 {
         self.map.addr()
@@ -59,6 +68,14 @@ impl Buffer for TxBuffer {
 
 /// Memory that a frame arrives in.
 pub(crate) struct RxBuffer(pub(crate) RxMapping);
+
+impl RxBuffer {
+    /// Frees the memory, to which nothing comes any more. Any context.
+    pub(crate) fn free(self, nic: &Nic) {
+        // Without a device it stays mapped.
+        let _ = nic.with_bound_atomic(|dev| drop(self.0.discard(dev)));
+    }
+}
 
 impl Buffer for RxBuffer {
     fn address(&self) -> u64 {

@@ -9,8 +9,11 @@ use crate::{
     shared::Shared,
 };
 use extoll_core::rma;
-use kernel::sync::atomic::Relaxed;
-use kernel_ext::net::{self, BqlDone, Checksum, RxSkb, SkBuff};
+use kernel::{prelude::*, sync::atomic::Relaxed};
+use kernel_ext::{
+    mem::BoundDevice,
+    net::{self, BqlDone, Checksum, RxMapping, RxSkb, Unmapped},
+};
 use protocol::{order::Ticket, rendezvous::Fetched, Time};
 use wire::{
     ext_eth::{self, Completion, Side},
@@ -25,15 +28,13 @@ impl Shared {
         let limits = self.limits();
         let (lost, needs_scratch) = {
             let mut rx = self.rx.lock();
-            (rx.age(&Clock, &limits, settled, drop), rx.needs_scratch())
+            let free = |buffer: RxBuffer| buffer.free(&self.nic);
+            (rx.age(&Clock, &limits, settled, free), rx.needs_scratch())
         };
         // Without memory the next run tries again.
-        let fresh = needs_scratch
-            .then(|| self.ndev.map_rx(conf::MAX_FRAME).ok())
-            .flatten();
+        let fresh = needs_scratch.then(|| self.scratch_buffer().ok()).flatten();
         if let Some(scratch) = fresh {
-            let old = self.rx.lock().set_scratch(Some(RxBuffer(scratch)));
-            drop(old);
+            self.set_scratch(Some(scratch));
         }
         if let Some((node, n)) = lost {
             self.reject_many(Reason::RxTimeout, n, Some(node), n);
@@ -41,12 +42,29 @@ impl Shared {
         }
     }
 
+    /// Makes a scratch buffer.
+    pub(crate) fn scratch_buffer(&self) -> Result<RxBuffer> {
+        let map = |dev: &BoundDevice| RxMapping::new(dev, &self.ndev, conf::MAX_FRAME);
+        self.nic.with_bound_atomic(map)?.map(RxBuffer)
+    }
+
+    /// Replaces the scratch buffer, or takes it away.
+    pub(crate) fn set_scratch(&self, scratch: Option<RxBuffer>) {
+        let old = self.rx.lock().set_scratch(scratch);
+        if let Some(old) = old {
+            old.free(&self.nic);
+        }
+    }
+
     /// Ends a fetch; `each` takes the frame, or hears that there will be none.
-    fn rx_complete(&self, c: &Completion, each: impl FnOnce(Outcome)) {
+    fn rx_complete(&self, dev: &BoundDevice, c: &Completion, each: impl FnOnce(Outcome)) {
         let ended = self.rx.lock().notified(&Clock, c);
         let (buffer, reason, detail, ticket) = match ended {
             Fetched::Frame(RxBuffer(buffer), node, ticket) => {
-                let skb = buffer.complete();
+                // The buffers are of this binding: nothing is kept beyond it.
+                let Ok(skb) = buffer.complete(dev) else {
+                    return;
+                };
                 if !ext_eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
                     self.count(Counter::RxRdv);
                     return each(Outcome::Received(skb, node, ticket));
@@ -62,7 +80,9 @@ impl Shared {
             Fetched::Late(buffer) => (buffer, Reason::Late, c.key, None),
             Fetched::Unmatched => return self.unmatched(c.peer, c.key),
         };
-        drop(buffer);
+        if let Some(RxBuffer(buffer)) = buffer {
+            drop(buffer.discard(dev));
+        }
         if let Some(ticket) = ticket {
             each(Outcome::Ended(ticket));
         }
@@ -90,15 +110,24 @@ impl RmaState {
             return 0;
         };
         let mut done = BqlDone::default();
-        let n = queue.poll(budget, |notification| {
-            match Completion::from_notification(notification) {
-                Ok(c) => match c.side {
-                    Side::Sent => sh.tx_complete(&c, &mut done, |skb| each(Outcome::Sent(skb))),
-                    Side::Received => sh.rx_complete(&c, &mut each),
-                },
-                Err(reject) => sh.reject(Reason::BadNotify, Some(notification.node), reject.got),
-            }
+        let handled = sh.nic.with_bound_atomic(|dev| {
+            queue.poll(budget, |notification| {
+                match Completion::from_notification(notification) {
+                    Ok(c) => match c.side {
+                        Side::Sent => {
+                            let sent = |skb| each(Outcome::Sent(skb));
+                            sh.tx_complete(dev, &c, &mut done, sent);
+                        }
+                        Side::Received => sh.rx_complete(dev, &c, &mut each),
+                    },
+                    Err(reject) => {
+                        sh.reject(Reason::BadNotify, Some(notification.node), reject.got)
+                    }
+                }
+            })
         });
+        // The ports are closed before the device is unbound.
+        let n = handled.unwrap_or(0);
         if n > 0 {
             self.used = true;
             sh.notified(net::jiffies64());
@@ -120,7 +149,7 @@ impl RmaState {
 /// What a notification says.
 pub(crate) enum Outcome {
     /// A frame was sent.
-    Sent(SkBuff),
+    Sent(Unmapped),
     /// A frame of this node was received, whose place this is.
     Received(RxSkb, NodeId, Option<Ticket>),
     /// The frame of this place will not come.

@@ -15,7 +15,10 @@ use extoll_core::{
     velo,
 };
 use kernel::{prelude::*, sync::atomic::Relaxed};
-use kernel_ext::net::{self, PollCx, RxSkb};
+use kernel_ext::{
+    mem::BoundDevice,
+    net::{self, PollCx, RxMapping, RxSkb},
+};
 use protocol::{
     order::Ticket,
     poll::{Horizon, Settled, Work},
@@ -39,6 +42,7 @@ struct Partial {
 struct Gets<'a> {
     sh: &'a Shared,
     requester: &'a rma::Requester,
+    dev: &'a BoundDevice,
 }
 
 fn refused(e: SendError) -> Refused {
@@ -56,7 +60,12 @@ impl FetchPort for Gets<'_> {
     }
 
     fn buffer(&mut self, len: u32) -> Option<RxBuffer> {
-        self.sh.ndev.map_rx(len).ok().map(RxBuffer)
+        let map = RxMapping::new(self.dev, &self.sh.ndev, len);
+        map.ok().map(RxBuffer)
+    }
+
+    fn give_back(&mut self, RxBuffer(buffer): RxBuffer) {
+        drop(buffer.discard(self.dev));
     }
 
     fn get(
@@ -186,7 +195,7 @@ impl VeloRx {
         sh.partials.store(self.partials.len() as u32, Relaxed);
     }
 
-    fn message(&mut self, sh: &Shared, message: &velo::Message, now: u64, cx: &mut PollCx<'_>) {
+    fn message(&mut self, sh: &Shared, message: &velo::Message<'_>, now: u64, cx: &mut PollCx<'_>) {
         let status = &message.status;
         let node = status.source.node;
         let mut bytes = [0u8; velo::MAX_LEN as usize];
@@ -414,22 +423,24 @@ impl VeloRx {
         if self.waiting.is_empty() {
             return;
         }
-        let mut gets = Gets { sh, requester };
         let limits = sh.limits();
-        let order = &mut self.order;
-        let pumped = self.waiting.pump(
-            &Locked(&sh.rx),
-            &Clock,
-            &mut gets,
-            &limits,
-            |refused, why| {
-                if let Some(ticket) = refused.ticket {
-                    order.ended(ticket);
-                }
-                refuse(sh, refused.node, refused.len, why);
-            },
-        );
-        if pumped.taken == 0 && pumped.left > 0 {
+        let (order, waiting) = (&mut self.order, &mut self.waiting);
+        let pumped = sh.nic.with_bound_atomic(|dev| {
+            let mut gets = Gets { sh, requester, dev };
+            waiting.pump(
+                &Locked(&sh.rx),
+                &Clock,
+                &mut gets,
+                &limits,
+                |refused, why| {
+                    if let Some(ticket) = refused.ticket {
+                        order.ended(ticket);
+                    }
+                    refuse(sh, refused.node, refused.len, why);
+                },
+            )
+        });
+        if pumped.is_ok_and(|pumped| pumped.taken == 0 && pumped.left > 0) {
             sh.count(Counter::RxDeferred);
         }
     }

@@ -8,7 +8,7 @@ use crate::{
     reason::{Counter, Counters, Reason},
     tx::Tx,
 };
-use extoll_core::{nic::Nic, quarantine::Batch};
+use extoll_core::{child::Handle, quarantine::Batch};
 use kernel::{
     new_spinlock_irq,
     prelude::*,
@@ -36,7 +36,7 @@ use wire::{ext_eth::MacPrefix, ids::NodeId};
 #[pin_data]
 pub(crate) struct Shared {
     pub(crate) ndev: Arc<NetDev>,
-    pub(crate) nic: Arc<Nic>,
+    pub(crate) nic: Handle,
     pub(crate) prefix: MacPrefix,
     pub(crate) conf: Conf,
     pub(crate) counters: Counters,
@@ -78,7 +78,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// A new interface on `nic`. May sleep.
-    pub(crate) fn new(ndev: Arc<NetDev>, nic: Arc<Nic>) -> Result<Arc<Self>> {
+    pub(crate) fn new(ndev: Arc<NetDev>, nic: Handle) -> Result<Arc<Self>> {
         let tx = Tx::new()?;
         let rx = Fetches::new(conf::RX_FLIGHT, conf::RX_LOST)?;
         Arc::pin_init(
@@ -149,7 +149,7 @@ impl Shared {
     /// Counts a notification that belongs to nothing in flight: late, if it is for what an earlier port left.
     #[cold]
     pub(crate) fn unmatched(&self, node: NodeId, key: u64) {
-        let reason = match self.nic.is_quarantined(key) {
+        let reason = match self.nic.quarantine().covers(key) {
             true => Reason::Late,
             false => Reason::Unmatched,
         };

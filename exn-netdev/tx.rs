@@ -14,7 +14,10 @@ use crate::{
 };
 use extoll_core::velo::{self, Header, SendError};
 use kernel::prelude::*;
-use kernel_ext::net::{BqlDone, Owner, SkBuff, TxMapping, TxQueue};
+use kernel_ext::{
+    mem::BoundDevice,
+    net::{BqlDone, Owner, SkBuff, TxMapping, TxQueue, Unmapped},
+};
 use protocol::{
     flow::Counts,
     poll::Settled,
@@ -59,11 +62,10 @@ pub(crate) struct Tx {
 
 fn header(d: Descriptor) -> Header {
     Header {
-        target: d.target,
-        vpid: d.vpid,
         mtt: d.mtt,
         tag: d.tag,
         irq: d.irq,
+        ..Header::new(d.target, d.vpid)
     }
 }
 
@@ -257,11 +259,20 @@ impl Tx {
             Err(_) => return (Sent::Dropped(Reason::TxPort, 0), Some(frame.skb)),
         }
         let (len, target, path) = (frame.skb.len(), frame.target, frame.path);
-        let mut map = match sh.ndev.map_tx(frame.skb) {
-            Ok(map) => map,
-            Err((skb, _)) => return (Sent::Dropped(Reason::TxMap, u64::from(len)), Some(skb)),
+        let mut skb = Some(frame.skb);
+        let map = sh.nic.with_bound_atomic(|dev| {
+            let mut skb = skb.take()?;
+            skb.tx_timestamp();
+            Some(TxMapping::map(dev, skb))
+        });
+        let map = match map {
+            Ok(Some(Ok(map))) => map,
+            Ok(Some(Err((skb, _)))) => {
+                return (Sent::Dropped(Reason::TxMap, u64::from(len)), Some(skb))
+            }
+            // The device is unbound only after the port was closed.
+            Ok(None) | Err(_) => return (Sent::Dropped(Reason::TxPort, 0), skb),
         };
-        map.tx_timestamp();
         // What goes to a peer that stands still is not charged: it would stop the queue for all others.
         let bql = queue.filter(|_| prompt).map(|q| q.bql_sent(len));
         let buffer = TxBuffer { map, bql };
@@ -274,7 +285,9 @@ impl Tx {
                 (Sent::Done, None)
             }
             Err((buffer, why)) => {
-                let skb = Self::take_back(sh, buffer);
+                let Some(skb) = Self::take_back(sh, buffer) else {
+                    return (Sent::Dropped(Reason::TxMap, u64::from(len)), None);
+                };
                 match why {
                     Unsent::Refused(Refused::Later) => self.park(
                         Parked {
@@ -295,13 +308,15 @@ impl Tx {
     }
 
     /// Undoes the making of what was not announced.
-    fn take_back(sh: &Shared, buffer: TxBuffer) -> SkBuff {
+    fn take_back(sh: &Shared, buffer: TxBuffer) -> Option<SkBuff> {
         let mut done = BqlDone::default();
         if let Some(token) = buffer.bql {
             done.add(token);
         }
         sh.ndev.bql_done(done);
-        buffer.map.unmap()
+        let unmapped = sh.nic.with_bound_atomic(|dev| buffer.map.unmap(dev).ok());
+        // Its owner was not given up, as it never was in flight.
+        unmapped.ok()??.into_frame().ok()
     }
 
     /// Takes a frame from the stack.
@@ -365,7 +380,7 @@ impl Tx {
                 buffer.stalled(sh, done, owners);
                 !owners.is_full()
             },
-            drop,
+            |buffer| buffer.free(&sh.nic),
         )
     }
 }
@@ -397,7 +412,9 @@ impl TxBuffer {
         if let Some(token) = self.bql.take() {
             done.add(token);
         }
-        owners.push(self.map.owner());
+        if let Some(owner) = self.map.owner() {
+            owners.push(owner);
+        }
         sh.count(Counter::TxStalled);
     }
 }
@@ -489,12 +506,13 @@ impl Shared {
     /// Ends an announced frame by its notification; `consume` frees a frame that was sent.
     pub(crate) fn tx_complete(
         &self,
+        dev: &BoundDevice,
         c: &Completion,
         done: &mut BqlDone,
-        consume: impl FnOnce(SkBuff),
+        consume: impl FnOnce(Unmapped),
     ) {
         let ended = self.tx.lock().announced.notified(c);
-        self.tx_ended(ended, c.peer, c.key, done, consume);
+        self.tx_ended(dev, ended, c, done, consume);
     }
 
     /// The peer says that it dropped an announced frame.
@@ -518,12 +536,13 @@ impl Shared {
 
     fn tx_ended(
         &self,
+        dev: &BoundDevice,
         ended: Ended<TxBuffer>,
-        peer: NodeId,
-        value: u64,
+        c: &Completion,
         done: &mut BqlDone,
-        consume: impl FnOnce(SkBuff),
+        consume: impl FnOnce(Unmapped),
     ) {
+        let (peer, value) = (c.peer, c.key);
         let (buffer, failed) = match ended {
             Ended::Fetched(buffer) => (buffer, None),
             Ended::Failed(buffer, error) => {
@@ -535,13 +554,16 @@ impl Shared {
         if let Some(token) = buffer.bql {
             done.add(token);
         }
+        // The frames are of this binding: nothing is kept beyond it.
+        let Ok(skb) = buffer.map.unmap(dev) else {
+            return;
+        };
         match failed {
             Some((reason, detail)) => {
-                drop(buffer.map);
+                drop(skb);
                 self.reject(reason, Some(peer), detail);
             }
             None => {
-                let skb = buffer.map.unmap();
                 self.ndev.count_tx(1, u64::from(skb.len()));
                 self.count(Counter::TxRdvDone);
                 consume(skb);

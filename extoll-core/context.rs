@@ -24,7 +24,7 @@ use kernel::{
     },
     time::{delay::fsleep, Delta},
 };
-use kernel_ext::{pci::stop_dma, ratelimit::RateLimit, trace};
+use kernel_ext::{mem, pci::stop_dma, ratelimit::RateLimit, trace};
 use wire::{
     ids::{NodeId, RegOffset},
     regs::info,
@@ -96,7 +96,7 @@ impl Context {
         log_interval_ms: u32,
         hw: Hw,
     ) -> Result<Arc<Self>> {
-        let (bound, dma) = (BoundDevice::new(dev), BoundDevice::new(dev));
+        let (bound, dma) = (hw.device().share(), hw.device().share());
         Arc::pin_init(
             try_pin_init!(Self {
                 dev: dev.into(),
@@ -156,7 +156,7 @@ impl Context {
     /// # Errors
     ///
     /// `ENODEV` after unbinding has begun.
-    pub fn with_bound<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
+    pub fn with_bound<R>(&self, f: impl FnOnce(&mem::BoundDevice) -> R) -> Result<R> {
         let bound = self.bound.lock();
         Ok(f(bound.as_ref().ok_or(ENODEV)?.get()))
     }
@@ -166,9 +166,9 @@ impl Context {
     /// # Errors
     ///
     /// `ENODEV` after unbinding has begun.
-    pub fn with_bound_atomic<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Result<R> {
+    pub fn with_bound_atomic<R>(&self, f: impl FnOnce(&mem::BoundDevice) -> R) -> Result<R> {
         let hw = self.access().ok_or(ENODEV)?;
-        Ok(f(hw.device()))
+        Ok(f(hw.device().get()))
     }
 
     /// The registers, unless revoked. Hold briefly.
@@ -281,15 +281,20 @@ impl Context {
         NodeId(self.node.xchg(u32::from(node.0), Full) as u16)
     }
 
-    /// The device will be reset by somebody else: has it do nothing more, and lets nobody touch it. May sleep.
-    pub(crate) fn lose_by_reset(&self) {
+    /// The device will be reset by somebody else: has it do nothing more if it is `reachable`, and lets
+    /// nobody touch it. May sleep.
+    pub(crate) fn lose_by_reset(&self, reachable: bool) {
         if self.alive.xchg(false, Full) {
-            self.error(Reason::Reset, 0);
+            let reason = match reachable {
+                true => Reason::Reset,
+                false => Reason::Unreachable,
+            };
+            self.error(reason, 0);
         }
         // Whoever has seen it alive is done with it.
         rcu::synchronize_rcu();
         // It still does as it is told.
-        if let Some(hw) = self.access() {
+        if let Some(hw) = self.access().filter(|_| reachable) {
             hw.quiesce();
         }
         fsleep(WRITE_TIME);

@@ -2,7 +2,7 @@
 
 //! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md).
 
-use crate::{nic::Nic, quarantine, rf, stats::Reason, vpid::Open};
+use crate::{nic::Nic, rf, stats::Reason, vpid::Open};
 use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
 use kernel_ext::debugfs::Dir;
 use wire::{
@@ -23,10 +23,11 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"status", show_status),
             (c"counters", show_counters),
             (c"ports", show_ports),
+            (c"vpids", show_vpids),
             (c"atu", |nic, f| nic.atu().show(f)),
             (c"events", show_events),
-            (c"quarantine", quarantine::show),
-            (c"links", |nic, f| nic.links.show(f)),
+            (c"quarantine", |nic, f| nic.quarantine().show(f)),
+            (c"links", |nic, f| nic.link_state().show(f)),
         ],
     )?;
     dir.add_writable::<M>(c"event_mask", nic, show_mask, store_mask)?;
@@ -40,14 +41,14 @@ fn show_events(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = nic.stats().events(event.number());
         if n != 0 {
             writeln!(f, "event {} {n} ({})", event.number(), event.name())?;
-            nic.events.show(event, f)?;
+            nic.events().show(event, f)?;
         }
     }
     Ok(())
 }
 
 fn show_mask(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (_, mask, _) = nic.snq.show();
+    let (_, mask, _) = nic.snq().show();
     writeln!(f, "{mask:#010x}")
 }
 
@@ -64,17 +65,17 @@ fn store_mask(nic: &Nic, text: &str) -> Result {
     if !needed.iter().all(|e| mask.contains(*e)) {
         return Err(EINVAL);
     }
-    nic.snq.allow(nic, mask);
+    nic.snq().allow(mask);
     Ok(())
 }
 
 fn show_status(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let status = nic.status();
-    let (rp, mask, draining) = nic.snq.show();
+    let (rp, mask, draining) = nic.snq().show();
     writeln!(f, "node {}", status.node.0)?;
     writeln!(f, "network {:?}", status.network)?;
     writeln!(f, "alive {}", status.alive)?;
-    writeln!(f, "velo_slot_bytes {}", nic.velo_slot_bytes())?;
+    writeln!(f, "velo_slot_bytes {}", nic.velo().slot_size().bytes())?;
     writeln!(f, "snq_read_pointer {rp}")?;
     writeln!(f, "snq_enabled {mask:#010x}")?;
     writeln!(f, "outport_drain {draining}")
@@ -108,6 +109,20 @@ fn show_ports(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         nic.table(unit).for_each(|port| {
             if result.is_ok() {
                 result = show_port(f, unit, port);
+            }
+        });
+        result?;
+    }
+    Ok(())
+}
+
+/// VPIDs that are reserved, a line each.
+fn show_vpids(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for unit in [Unit::Velo, Unit::Rma] {
+        let mut result = Ok(());
+        nic.table(unit).for_each_reserved(|vpid| {
+            if result.is_ok() {
+                result = writeln!(f, "{unit:?} vpid {} reserved", vpid.get());
             }
         });
         result?;

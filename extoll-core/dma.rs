@@ -9,9 +9,11 @@ use kernel::{
     device::{self, Bound},
     dma::Coherent,
     prelude::*,
-    sync::aref::ARef,
 };
-use kernel_ext::chardev::{Frame, Source};
+use kernel_ext::{
+    chardev::{Frame, Source},
+    mem,
+};
 use wire::ids::BusAddr;
 
 /// Coherent memory as little-endian quadwords that device and CPU may change at any time.
@@ -108,20 +110,28 @@ unsafe impl Source for DmaWords {
     }
 }
 
-/// The device, known to be bound for as long as this object is reachable.
+/// The device, known to be bound for as long as this object is reachable: what mappings are made and undone
+/// with.
 ///
 /// # Invariants
 ///
 /// Dropped (by [`crate::nic::Nic`]'s shutdown, which waits for all users) before the device is unbound.
-pub(crate) struct BoundDevice(ARef<device::Device>);
+pub(crate) struct BoundDevice(mem::BoundDevice);
 
 impl BoundDevice {
+    /// Begins a binding.
     pub(crate) fn new(dev: &device::Device<Bound>) -> Self {
-        Self(dev.into())
+        // SAFETY: by the type invariant.
+        Self(unsafe { mem::BoundDevice::new(dev) })
     }
 
-    pub(crate) fn get(&self) -> &device::Device<Bound> {
-        // SAFETY: by the type invariant the device is still bound.
-        unsafe { self.0.as_bound() }
+    /// Another one for the same binding.
+    pub(crate) fn share(&self) -> Self {
+        // SAFETY: by the type invariant.
+        Self(unsafe { self.0.share() })
+    }
+
+    pub(crate) fn get(&self) -> &mem::BoundDevice {
+        &self.0
     }
 }

@@ -6,19 +6,26 @@
 //! which the field differs from the last report counts for it. For ECC events the program records no ECC register (HW §6.5), so all
 //! registers with ECC flags are read instead.
 
-use crate::{hw::Hw, links, nic::Nic, stats::Reason};
+mod registers;
+
+use crate::{
+    context::Context, hw::Hw, links::Links, smfu::Smfu, stats::Reason, subscribers::Subscribers,
+};
 use core::fmt;
 use kernel::{
+    impl_has_work, new_mutex, new_work,
     prelude::*,
     sync::{
-        atomic::{Atomic, AtomicFlag, Full, Relaxed},
-        Arc,
+        atomic::{AtomicFlag, Full, Relaxed},
+        Arc, Mutex,
     },
+    workqueue::{Work, WorkItem},
 };
+use kernel_ext::work;
+use registers::{Changes, Registers, Word};
 use wire::{
     ids::RegOffset,
-    regs::map::{Field, Place, Register},
-    snq::{TriggerEvent, TriggerMask, TABLE},
+    snq::{TriggerEvent, TriggerMask},
 };
 
 /// Events that report normal things: counted, but no errors.
@@ -34,7 +41,7 @@ const NORMAL: TriggerMask = TriggerMask(0)
     .with(TriggerEvent::NwState);
 
 /// The driver's events: the vendor's (HW §6.5), and links, inports and correctable ECC errors.
-pub(crate) const ENABLED: TriggerMask = TriggerMask::DEFAULT
+const ENABLED: TriggerMask = TriggerMask::DEFAULT
     .with(TriggerEvent::EccError)
     .with(TriggerEvent::XbarInport)
     .with(TriggerEvent::LinkPort)
@@ -42,323 +49,253 @@ pub(crate) const ENABLED: TriggerMask = TriggerMask::DEFAULT
 
 /// Words of an entry that has another part after it (HW §6.3).
 const FULL_PART: usize = 7;
-/// Changed fields that one log line shows.
-const SHOWN: usize = 6;
-
-/// A register that an event records, or one with ECC flags.
-struct Word {
-    event: TriggerEvent,
-    place: Place,
-    offset: RegOffset,
-    entry: u32,
-    last: Atomic<u64>,
-    /// Its fields in `causes`.
-    first: usize,
-    count: usize,
+/// What a trigger event reports.
+#[derive(Clone, Copy, Debug)]
+pub struct Report<'a> {
+    /// The event.
+    pub event: TriggerEvent,
+    /// Number of this part of the report, from 0: an entry holds seven words.
+    pub part: u8,
+    /// Registers that the notification program recorded.
+    pub registers: &'a [RegOffset],
+    /// Their values.
+    pub words: &'a [u64],
 }
 
-struct Cause {
-    field: Field,
-    count: Atomic<u64>,
+impl Report<'_> {
+    fn values(&self) -> impl Iterator<Item = (RegOffset, u64)> + '_ {
+        let words = self.words.iter().copied();
+        self.registers.iter().copied().zip(words)
+    }
+}
+
+/// Hears of trigger events.
+pub trait EventClient: Send + Sync {
+    /// A part of a report came. Hard interrupt, or process context with interrupts disabled, with the
+    /// notification queue and the list of clients locked: must not sleep, not take long, and neither
+    /// subscribe nor unsubscribe.
+    ///
+    /// Occurrences are merged, the more so while an event is masked because it storms, and reports may
+    /// get lost: read what you need anew, and look from time to time.
+    fn event(&self, report: &Report<'_>);
+}
+
+struct Subscriber {
+    event: TriggerEvent,
+    client: Arc<dyn EventClient>,
 }
 
 /// State of a NIC's event reports.
+#[pin_data]
 pub(crate) struct Events {
-    words: KVVec<Word>,
-    causes: KVVec<Cause>,
-    /// The first values were read: changes can be told.
-    begun: AtomicFlag,
+    ctx: Arc<Context>,
+    links: Arc<Links>,
+    smfu: Arc<Smfu>,
+    registers: Registers,
+    /// Taken to read the first values.
+    #[pin]
+    beginning: Mutex<()>,
     /// ECC flags are to be looked at.
     ecc: AtomicFlag,
+    /// Only the events of the vendor's driver are enabled.
+    vendor: bool,
+    #[pin]
+    subscribers: Subscribers<Subscriber>,
+    #[pin]
+    work: Work<Events>,
 }
 
-/// A field that changed.
-#[derive(Clone, Copy)]
-struct Change {
-    word: usize,
-    field: Field,
-    old: u64,
-    new: u64,
+impl_has_work! {
+    impl HasWork<Events> for Events { self.work }
 }
 
-/// What a report changed.
-pub(crate) struct Changes<'a> {
-    events: &'a Events,
-    list: [Option<Change>; SHOWN],
-    total: usize,
-}
+impl WorkItem for Events {
+    type Pointer = Arc<Events>;
 
-impl fmt::Display for Changes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, change) in self.list.iter().flatten().enumerate() {
-            let Change {
-                word,
-                field,
-                old,
-                new,
-            } = change;
-            f.write_str(if n == 0 { "" } else { ", " })?;
-            if let Some(word) = self.events.words.get(*word) {
-                write!(f, "{word}{}", Dotted(field.name))?;
-            }
-            write!(f, " {old:#x} -> {new:#x}")?;
-        }
-        match self.total.saturating_sub(SHOWN) {
-            0 if self.total == 0 => f.write_str("nothing changed"),
-            0 => Ok(()),
-            more => write!(f, ", {more} more"),
-        }
+    fn run(this: Arc<Events>) {
+        this.look();
     }
-}
-
-// For the kernel's printing macros.
-impl kernel::fmt::Display for Changes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A field name after a register's.
-struct Dotted(&'static str);
-
-impl fmt::Display for Dotted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return Ok(());
-        }
-        write!(f, ".{}", self.0)
-    }
-}
-
-impl fmt::Display for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(register) = Register::at(self.place) else {
-            return Ok(());
-        };
-        write!(f, "{register}")?;
-        if register.entries() > 1 {
-            write!(f, "[{}]", self.entry)?;
-        }
-        Ok(())
-    }
-}
-
-/// Whether a field is an ECC flag.
-fn is_ecc(field: &Field) -> bool {
-    let name = field.name;
-    let ends = |s: &str| {
-        name.get(name.len().wrapping_sub(s.len())..)
-            .is_some_and(|end| end.eq_ignore_ascii_case(s))
-    };
-    ends("sec") || ends("ded") || ends("sec_error") || ends("ded_error")
 }
 
 impl Events {
-    pub(crate) fn new() -> Result<Self> {
-        let mut this = Self {
-            words: KVVec::new(),
-            causes: KVVec::new(),
-            begun: AtomicFlag::new(false),
-            ecc: AtomicFlag::new(false),
-        };
-        for program in &TABLE {
-            let event = program.event;
-            if is_vector(event) || is_ecc_event(event) {
-                continue;
-            }
-            for offset in program.registers {
-                if let Some((register, entry)) = Register::find(*offset) {
-                    this.add(event, &register, entry, register.fields())?;
-                }
-            }
-        }
-        for register in Register::all().filter(Register::is_dumped) {
-            if register.entries() == 1 && register.fields().any(|f| is_ecc(&f)) {
-                let flags = register.fields().filter(is_ecc);
-                this.add(TriggerEvent::EccFatal, &register, 0, flags)?;
-            }
-        }
-        Ok(this)
+    /// `vendor`: only the events of the vendor's driver are enabled. May sleep.
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        links: Arc<Links>,
+        smfu: Arc<Smfu>,
+        vendor: bool,
+    ) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            try_pin_init!(Self {
+                ctx,
+                links,
+                smfu,
+                registers: Registers::new()?,
+                beginning <- new_mutex!((), "extoll_events_beginning"),
+                ecc: AtomicFlag::new(false),
+                vendor,
+                subscribers <- Subscribers::new(),
+                work <- new_work!("extoll_events"),
+            }),
+            GFP_KERNEL,
+        )
     }
 
-    fn add(
-        &mut self,
-        event: TriggerEvent,
-        register: &Register,
-        entry: u32,
-        fields: impl Iterator<Item = Field> + Clone,
-    ) -> Result {
-        let first = self.causes.len();
-        let none = fields.clone().next().is_none();
-        for field in fields.chain(none.then_some(Field::WHOLE)) {
-            let count = Atomic::new(0);
-            self.causes.push(Cause { field, count }, GFP_KERNEL)?;
+    /// Handles all that the dispatcher does not itself: decodes, counts, logs, and starts what has to be
+    /// done in process context. Hard interrupt, with the notification queue locked.
+    pub(crate) fn handle(self: &Arc<Self>, hw: &Hw, report: &Report<'_>) {
+        let changes = self.registers.compare(report.event, report.values());
+        match report.event {
+            TriggerEvent::SmfuTimeout => {
+                self.smfu.take_timeout(hw);
+                return;
+            }
+            TriggerEvent::EccError | TriggerEvent::EccFatal => {
+                self.ecc.store(true, Relaxed);
+                self.schedule();
+            }
+            TriggerEvent::LinkPort
+            | TriggerEvent::LinkMacStatus
+            | TriggerEvent::LinkMacLaneError
+            | TriggerEvent::LinkMacRetrainError => self.schedule(),
+            _ => {}
         }
-        let word = Word {
-            event,
-            place: register.place(),
-            offset: register.offset(entry),
-            entry,
-            last: Atomic::new(0),
-            first,
-            count: self.causes.len() - first,
-        };
-        Ok(self.words.push(word, GFP_KERNEL)?)
+        // Of a report in parts those without change say nothing.
+        let full = report.words.len() == FULL_PART;
+        let silent = changes.total == 0 && (report.part > 0 || full);
+        if NORMAL.contains(report.event) {
+            let number = report.event.number();
+            self.ctx.note(Reason::NormalEvent, number.into());
+        } else if !silent {
+            self.log(report.event, report.part, &changes);
+        }
     }
 
-    /// Counts the fields that a report changed.
-    fn compare<'a>(
+    /// As [`Events::handle`] for events whose words the dispatcher judged itself: only counts.
+    pub(crate) fn count(&self, report: &Report<'_>) {
+        self.registers.compare(report.event, report.values());
+    }
+
+    /// What a report of an error changed, logged. Any context.
+    pub(crate) fn error(&self, report: &Report<'_>) {
+        let changes = self.registers.compare(report.event, report.values());
+        self.log(report.event, report.part, &changes);
+    }
+
+    /// Calls the subscribers. Any context.
+    pub(crate) fn publish(&self, report: &Report<'_>) {
+        self.subscribers.for_each(|subscriber| {
+            if subscriber.event == report.event {
+                subscriber.client.event(report);
+            }
+        });
+    }
+
+    /// A subscriber more; its key. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// As [`Subscribers::add`].
+    pub(crate) fn add(&self, event: TriggerEvent, client: Arc<dyn EventClient>) -> Result<u64> {
+        self.subscribers.add(Subscriber { event, client })
+    }
+
+    /// The subscriber is not called any more when this returns. May sleep.
+    pub(crate) fn remove(&self, key: u64) {
+        self.subscribers.remove(key);
+    }
+
+    /// Events that have subscribers. Any context.
+    pub(crate) fn subscribed(&self) -> TriggerMask {
+        let mut all = TriggerMask(0);
+        self.subscribers.for_each(|s| all = all.with(s.event));
+        all
+    }
+
+    /// The events that the driver wants.
+    pub(crate) fn wanted(&self) -> TriggerMask {
+        match self.vendor {
+            true => TriggerMask::DEFAULT,
+            false => ENABLED,
+        }
+    }
+
+    /// Which events are enabled: links that none tells of are looked at from time to time. Any context.
+    pub(crate) fn allowed(&self, mask: TriggerMask) {
+        let told = [TriggerEvent::LinkPort, TriggerEvent::LinkMacStatus];
+        let told = told.iter().all(|event| mask.contains(*event));
+        self.links.poll(!told);
+    }
+
+    /// Schedules a look at the links, and at what events asked for. Any context.
+    pub(crate) fn look_at_links(self: &Arc<Self>) {
+        self.schedule();
+    }
+
+    /// As [`Context::error`] for an event that reports an error, with what it changed.
+    fn log(&self, event: TriggerEvent, part: u8, changes: &Changes<'_>) {
+        let ctx = &self.ctx;
+        ctx.note(Reason::ErrorEvent, u64::from(event.number()));
+        if let Some(missed) = ctx.log_allowance(Reason::ErrorEvent) {
+            let name = event.name();
+            dev_warn!(
+                ctx.device(),
+                "event {}, part {part}: {}, {missed} suppressed\n",
+                name,
+                changes
+            );
+        }
+    }
+
+    /// Schedules a look at what events asked for. Any context.
+    fn schedule(self: &Arc<Self>) {
+        let _ = work::enqueue(self.clone());
+    }
+
+    /// Registers' values as they are, but of those that are read for `wanted`.
+    fn read_all<'a>(
         &'a self,
-        event: TriggerEvent,
-        values: impl Iterator<Item = (RegOffset, u64)>,
-    ) -> Changes<'a> {
-        let mut changes = Changes {
-            events: self,
-            list: [None; SHOWN],
-            total: 0,
-        };
-        for (offset, value) in values {
-            let words = self.words.iter().enumerate();
-            let mut found = words.filter(|(_, w)| w.event == event && w.offset == offset);
-            let Some((n, word)) = found.next() else {
-                continue;
-            };
-            let last = word.last.xchg(value, Full);
-            if last == value || !self.begun.load(Relaxed) {
-                continue;
-            }
-            let causes = self.causes.get(word.first..word.first + word.count);
-            for cause in causes.unwrap_or_default() {
-                let (old, new) = (cause.field.of(last), cause.field.of(value));
-                if old == new {
-                    continue;
-                }
-                cause.count.fetch_add(1, Relaxed);
-                if let Some(place) = changes.list.get_mut(changes.total) {
-                    let (word, field) = (n, cause.field);
-                    *place = Some(Change {
-                        word,
-                        field,
-                        old,
-                        new,
-                    });
-                }
-                changes.total += 1;
-            }
+        wanted: impl Fn(&Word) -> bool + 'a,
+    ) -> impl Iterator<Item = (RegOffset, u64)> + 'a {
+        let words = self.registers.words.iter().filter(move |w| wanted(w));
+        words.filter_map(|w| {
+            let value = self.ctx.alive_access()?.rf.read(w.offset);
+            (value != u64::MAX).then_some((w.offset, value))
+        })
+    }
+
+    /// Notes how things are, once: from then on changes can be told. Process context.
+    pub(crate) fn begin(&self) {
+        let _beginning = self.beginning.lock();
+        if self.registers.begun.load(Relaxed) {
+            return;
         }
-        changes
+        for event in TriggerEvent::ALL {
+            let values = self.read_all(move |w| w.event == event);
+            self.registers.compare(event, values);
+        }
+        self.links.refresh(false);
+        self.registers.begun.store(true, Relaxed);
+    }
+
+    /// Looks at what events asked for. Process context.
+    fn look(&self) {
+        self.begin();
+        if self.ecc.xchg(false, Full) {
+            let flags = self.read_all(|w| w.event == TriggerEvent::EccFatal);
+            let changes = self.registers.compare(TriggerEvent::EccFatal, flags);
+            self.log(TriggerEvent::EccFatal, 0, &changes);
+        }
+        self.links.refresh(true);
     }
 
     /// Writes the sub-causes of an event that occurred.
     pub(crate) fn show(&self, event: TriggerEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for word in self.words.iter().filter(|w| w.event == event) {
-            let causes = self.causes.get(word.first..word.first + word.count);
-            for cause in causes.unwrap_or_default() {
-                let count = cause.count.load(Relaxed);
-                if count != 0 {
-                    writeln!(f, "  {word}{} {count}", Dotted(cause.field.name))?;
-                }
-            }
-        }
-        Ok(())
+        self.registers.show(event, f)
     }
-}
 
-/// Events whose words are interrupt vectors of VPIDs.
-fn is_vector(event: TriggerEvent) -> bool {
-    matches!(
-        event,
-        TriggerEvent::VeloNotification | TriggerEvent::RmaNotification
-    )
-}
-
-fn is_ecc_event(event: TriggerEvent) -> bool {
-    matches!(event, TriggerEvent::EccError | TriggerEvent::EccFatal)
-}
-
-/// Handles all that the dispatcher does not itself: decodes, counts, logs, and starts what has to be done in process context. Hard
-/// interrupt, with the notification queue locked.
-pub(crate) fn handle(
-    nic: &Arc<Nic>,
-    hw: &Hw,
-    event: TriggerEvent,
-    part: u8,
-    registers: &[RegOffset],
-    words: &[u64],
-) {
-    let values = registers.iter().copied().zip(words.iter().copied());
-    let changes = nic.events.compare(event, values);
-    match event {
-        TriggerEvent::SmfuTimeout => {
-            nic.smfu.take_timeout(nic, hw);
-            return;
-        }
-        TriggerEvent::EccError | TriggerEvent::EccFatal => {
-            nic.events.ecc.store(true, Relaxed);
-            nic.schedule_events();
-        }
-        TriggerEvent::LinkPort
-        | TriggerEvent::LinkMacStatus
-        | TriggerEvent::LinkMacLaneError
-        | TriggerEvent::LinkMacRetrainError => nic.schedule_events(),
-        _ => {}
+    /// The device is retired and no event is handled: nothing runs by itself any more. May sleep.
+    pub(crate) fn end(self: &Arc<Self>) {
+        work::cancel_sync::<Self, 0>(self);
     }
-    // Of a report in parts those without change say nothing.
-    let silent = changes.total == 0 && (part > 0 || words.len() == FULL_PART);
-    if NORMAL.contains(event) {
-        nic.note(Reason::NormalEvent, event.number().into());
-    } else if !silent {
-        nic.event_error(event, part, &changes);
-    }
-}
-
-/// As [`handle`] for events whose words the dispatcher judged itself: only counts.
-pub(crate) fn count(nic: &Nic, event: TriggerEvent, registers: &[RegOffset], words: &[u64]) {
-    let values = registers.iter().copied().zip(words.iter().copied());
-    nic.events.compare(event, values);
-}
-
-/// What a report of an error changed, logged.
-pub(crate) fn error(
-    nic: &Nic,
-    event: TriggerEvent,
-    part: u8,
-    registers: &[RegOffset],
-    words: &[u64],
-) {
-    let values = registers.iter().copied().zip(words.iter().copied());
-    let changes = nic.events.compare(event, values);
-    nic.event_error(event, part, &changes);
-}
-
-/// Registers' values as they are, but of those that are read for `skip`.
-fn read_all<'a>(
-    nic: &'a Nic,
-    wanted: impl Fn(&Word) -> bool + 'a,
-) -> impl Iterator<Item = (RegOffset, u64)> + 'a {
-    let words = nic.events.words.iter().filter(move |w| wanted(w));
-    words.filter_map(|w| {
-        let value = nic.alive_access()?.rf.read(w.offset);
-        (value != u64::MAX).then_some((w.offset, value))
-    })
-}
-
-/// Process context: the first time notes how things are and enables the driver's events, later looks at what events asked for.
-pub(crate) fn work(nic: &Arc<Nic>) {
-    let events = &nic.events;
-    if !events.begun.load(Relaxed) {
-        for event in TriggerEvent::ALL {
-            let values = read_all(nic, move |w| w.event == event);
-            events.compare(event, values);
-        }
-        links::refresh(nic, false);
-        events.begun.store(true, Relaxed);
-        nic.snq.allow(nic, ENABLED);
-    }
-    if events.ecc.xchg(false, Full) {
-        let flags = read_all(nic, |w| w.event == TriggerEvent::EccFatal);
-        let changes = events.compare(TriggerEvent::EccFatal, flags);
-        nic.event_error(TriggerEvent::EccFatal, 0, &changes);
-    }
-    links::refresh(nic, true);
 }

@@ -8,7 +8,7 @@ use wire::regs::htax;
 
 /// Writes the six intervals and enables the bridge.
 pub(crate) fn init(hw: &Hw) -> Result {
-    for (i, interval) in hw.windows.intervals().ok_or(EINVAL)? {
+    for (i, interval) in hw.windows.bus.intervals().ok_or(EINVAL)? {
         hw.rf.write(htax::intvl_upper(i), interval.upper.raw());
         hw.rf.write(htax::intvl_lower(i), interval.lower.raw());
         hw.rf.write(htax::intvl_control(i), interval.control.raw());

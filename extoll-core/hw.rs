@@ -14,7 +14,7 @@ use kernel::{
 };
 use kernel_ext::pci::Region;
 use wire::{
-    htax::Windows,
+    htax::Sides,
     ids::Unit,
     regs::{
         self,
@@ -37,8 +37,8 @@ pub(crate) struct Hw {
     pub(crate) remote_rf: Remote,
     /// Taken to change the registers with the identity of VELO senders, which several parties do.
     pub(crate) velo_sources: Pin<KBox<SpinLock<()>>>,
-    /// Physical addresses of the windows.
-    pub(crate) windows: Windows,
+    /// Addresses of the windows, for the processor and on the bus.
+    pub(crate) windows: Sides,
     device: BoundDevice,
 }
 
@@ -48,12 +48,12 @@ impl Hw {
     pub(crate) fn map(
         dev: &device::Device<Bound>,
         bar0: &Region<'_>,
-        windows: Windows,
+        windows: Sides,
         mark_fences: bool,
     ) -> Result<Self> {
-        let rf = RegisterFile::map(bar0, windows.rf.0)?;
-        let mut velo = Window::map(bar0, windows.velo.0)?;
-        let mut rma = Window::map(bar0, windows.rma.0)?;
+        let rf = RegisterFile::map(bar0, windows.cpu.rf.0)?;
+        let mut velo = Window::map(bar0, windows.cpu.velo.0)?;
+        let mut rma = Window::map(bar0, windows.cpu.rma.0)?;
         let marks = mark_fences && Driver(rf.read(DRIVER)).wants_marks();
         if marks {
             velo.mark_fences();
@@ -64,7 +64,7 @@ impl Hw {
             velo,
             rma,
             marks,
-            remote_rf: Remote::map(windows.smfu.0, RRA_WINDOW as usize, false)?,
+            remote_rf: Remote::map(windows.cpu.smfu.0, RRA_WINDOW as usize, false)?,
             velo_sources: KBox::pin_init(new_spinlock!((), "extoll_velo_sources"), GFP_KERNEL)?,
             windows,
             device: BoundDevice::new(dev),
@@ -80,8 +80,8 @@ impl Hw {
     }
 
     /// The device, bound for as long as `self` is reachable.
-    pub(crate) fn device(&self) -> &device::Device<Bound> {
-        self.device.get()
+    pub(crate) fn device(&self) -> &BoundDevice {
+        &self.device
     }
 
     /// Has all units that access memory by themselves, or for others, do so no more: notification queue, network ports, queue

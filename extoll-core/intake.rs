@@ -1,265 +1,234 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Reading side of a buffer queue: where it is, what the NIC knows of that, and what to do about lost writes.
-//!
-//! DMA writes are posted. One that gets lost leaves a *hole*: a slot whose status word stays 0 although the NIC's write
-//! pointer passed it, behind which everything would wait for ever. A slot that is empty and passed at two looks, at least
-//! [`HOLE_MS`] apart, is skipped.
-//!
-//! Looks happen while the owner polls an empty queue, which costs a register read every [`HOLE_MS`] at most. For an owner
-//! that waits for interrupts there is [`Lookout`]: once, some time after the queue was re-armed, it compares the pointers and has the
-//! owner poll if they differ. So nothing runs while nothing arrives.
-//!
-//! An interrupt may be wanted while the store that arms it is on its way, and a NIC may forget it then (G7), before what it tells of
-//! can be seen. A look at the queue right after the store does not find that, a look behind the answer to a register read does; but such a read
-//! costs more than all the rest. So it is made only once the lookout has found something that nobody was told of, for the next
-//! [`CAREFUL`] times.
+//! Reading side of a buffer queue: [`wire::intake`] decides, here are the slots, the registers, and the work
+//! item that looks after a queue whose owner waits for an interrupt.
 
 use crate::{
-    bq::Queue,
-    nic::Nic,
+    context::Context,
+    queue::{self, Queue},
     stats::{add, PortStats},
+    time::{now, ticks, AtomicTime},
+    vpid::Table,
 };
+use core::ops::ControlFlow;
 use kernel::{
     impl_has_delayed_work, new_delayed_work,
     prelude::*,
     sync::{
-        atomic::{Atomic, Relaxed},
+        atomic::{Atomic, AtomicFlag, Full, Relaxed},
         Arc,
     },
     time::msecs_to_jiffies,
     workqueue::{DelayedWork, WorkItem},
 };
-use kernel_ext::{
-    barrier,
-    net::{jiffies64, BhDisabled},
-    work,
-};
+use kernel_ext::{barrier, net::BhDisabled, work};
 use wire::{
-    bq::WritePointers,
-    ids::{Unit, Vpid},
-    regs::BqRegs,
+    ids::Vpid,
+    intake::{Care, Intake},
 };
 
 /// Pause between two looks at a slot that stays empty.
 pub(crate) const HOLE_MS: u32 = 100;
-/// How often arming is made sure of after something came without its interrupt.
-const CAREFUL: u32 = 10_000;
-/// When the lookout looks for what is known to be on its way.
+/// When the monitor looks for what is known to be on its way.
 const SOON_MS: u32 = 1;
-/// Read pointer updates happen at least every this many slots (or quarter of the queue).
-const COMMIT_SLOTS: u32 = 256;
 
-/// The next slot was found empty.
-struct Empty {
-    /// When that was noticed, or the last look, in jiffies.
-    since: u64,
-    /// Slots by which the NIC's write pointer was ahead at the last look.
-    ahead: u32,
+/// How a poll ends before its budget is used up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// What was looked at last is taken.
+    Taken,
+    /// It stays where it is, and is the first one of the next poll.
+    Left,
 }
 
-/// Reading side of one queue. Drop sleeps.
+/// What the closure of a poll says about going on: nothing, or when to stop.
+pub trait PollFlow {
+    /// To go on, or how to stop.
+    fn flow(self) -> ControlFlow<Stop>;
+}
+
+impl PollFlow for () {
+    fn flow(self) -> ControlFlow<Stop> {
+        ControlFlow::Continue(())
+    }
+}
+
+impl PollFlow for ControlFlow<Stop> {
+    fn flow(self) -> ControlFlow<Stop> {
+        self
+    }
+}
+
+/// Reading side of one queue. Its drop ends the looks at the queue, but for one that runs.
 pub(crate) struct Reader {
-    next: u32,
-    /// Read pointer as the NIC knows it.
-    committed: u32,
-    empty: Option<Empty>,
-    /// Slots from `next` on that had to be there by now.
-    overdue: u32,
-    lookout: Arc<Lookout>,
+    intake: Intake,
+    care: Care,
+    monitor: Arc<QueueMonitor>,
 }
 
 impl Reader {
-    /// At slot 0 of a new queue. May sleep.
-    pub(crate) fn new(nic: &Arc<Nic>, unit: Unit, vpid: Vpid) -> Result<Self> {
-        Ok(Self {
-            next: 0,
-            committed: 0,
-            empty: None,
-            overdue: 0,
-            lookout: Lookout::new(nic, unit, vpid)?,
-        })
+    /// At slot 0 of a new queue, which `monitor` looks after. Any context.
+    pub(crate) fn new(queue: &Queue, monitor: &Arc<QueueMonitor>) -> Self {
+        Self {
+            intake: Intake::new(queue.slots(), ticks(HOLE_MS)),
+            care: Care::NONE,
+            monitor: monitor.clone(),
+        }
     }
 
     /// Next slot to read.
+    #[inline]
     pub(crate) fn next(&self) -> u32 {
-        self.next
+        self.intake.next()
     }
 
-    /// Frees `slots` slots.
+    /// Frees the next `slots` slots.
+    #[inline]
     pub(crate) fn advance(&mut self, queue: &Queue, slots: u32) {
-        for _ in 0..slots {
-            queue.free(self.next);
-            self.next = queue.next(self.next, 1);
+        for k in 0..slots {
+            queue.free(queue.next(self.intake.next(), k));
         }
-        self.overdue = self.overdue.saturating_sub(slots);
-        self.empty = None;
+        self.intake.advance(slots);
     }
 
-    /// To be called when the next slot, or a later one of the same message, is empty: number of slots from the next one on
-    /// whose content had to be there by now, 0 if there is no hole.
+    /// To be called when the next slot, or a later one of the same message, is empty: number of slots from the
+    /// next one on whose content had to be there by now, 0 if there is no hole.
     pub(crate) fn overdue(&mut self, queue: &Queue) -> u32 {
-        if self.overdue != 0 {
-            return self.overdue;
-        }
-        let now = jiffies64();
-        let Some(empty) = &mut self.empty else {
-            self.empty = Some(Empty {
-                since: now,
-                ahead: 0,
-            });
-            return 0;
-        };
-        if now.saturating_sub(empty.since) < msecs_to_jiffies(HOLE_MS) as u64 {
-            return 0;
-        }
-        let before = core::mem::replace(&mut empty.ahead, self.lookout.ahead(queue, self.next));
-        empty.since = now;
-        if empty.ahead != 0 {
-            self.overdue = before;
-        }
-        self.overdue
+        let monitor = &self.monitor;
+        self.intake
+            .overdue(now(), |intake| monitor.ahead(queue, intake))
     }
 
     /// Number of empty slots from the next one on, at most `limit`.
     pub(crate) fn run_of_empty(&self, queue: &Queue, limit: u32) -> u32 {
         (0..limit)
-            .take_while(|i| queue.status(queue.next(self.next, *i)) == 0)
+            .take_while(|i| queue.status(queue.next(self.next(), *i)) == 0)
             .count() as u32
     }
 
     /// Slots that the NIC has written, from the next one on. Reads a register.
     pub(crate) fn backlog(&self, queue: &Queue) -> u32 {
-        self.lookout.ahead(queue, self.next)
+        self.monitor.ahead(queue, &self.intake)
     }
 
     /// Tells the NIC about freed slots if there are many.
+    #[inline]
     pub(crate) fn commit_if_due(&mut self, queue: &Queue, stats: &PortStats) {
-        let behind = self.next.wrapping_sub(self.committed) & (queue.slots() - 1);
-        if behind >= COMMIT_SLOTS.min(queue.slots() / 4) {
-            self.commit(queue, stats, false);
+        if self.intake.is_commit_due() {
+            let lrp = self.intake.free();
+            self.monitor.commit(queue, lrp, false, stats);
         }
     }
 
     /// Tells the NIC about freed slots and unmasks the interrupt.
     pub(crate) fn rearm(&mut self, queue: &Queue, stats: &PortStats) {
-        self.commit(queue, stats, true);
-        // The register first: what it tells of may be in the queue by then.
-        let comes = self.lookout.take_care()
-            && self.lookout.ahead(queue, self.next) != 0
-            && queue.status(self.next) == 0;
-        self.lookout.expect(self.next, comes);
-    }
-
-    fn commit(&mut self, queue: &Queue, stats: &PortStats, rearm: bool) {
-        if let Some(hw) = self.lookout.nic.alive_access() {
-            // The status words were zeroed before the NIC may reuse the slots.
-            barrier::wmb();
-            // A store of the pointer that the NIC has already may undo that it found the queue full meanwhile (G10), and all that is in
-            // it is overwritten then. So what only frees leaves one slot to the store that arms.
-            let lrp = match rearm {
-                true => self.next,
-                false => queue.next(self.next, queue.slots() - 1),
-            };
-            queue.commit(&hw, lrp, rearm);
-            self.committed = self.next;
-            add(&stats.commits, 1);
-        }
+        let comes = match self.intake.arm(|slot| queue.status(slot) != 0) {
+            None => true,
+            Some(lrp) => {
+                self.monitor.commit(queue, lrp, true, stats);
+                if self.monitor.found.xchg(false, Full) {
+                    self.care.found();
+                }
+                // The register first: what it tells of may be in the queue by then.
+                self.care.take()
+                    && self.monitor.ahead(queue, &self.intake) != 0
+                    && queue.status(lrp) == 0
+            }
+        };
+        self.monitor.expect(self.next(), comes);
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        work::cancel_delayed_sync(&self.lookout);
+        // What it would call is told nothing that matters to somebody who does not read.
+        let _ = work::cancel_delayed(&self.monitor);
     }
 }
 
-/// Looks after a queue whose owner waits for an interrupt.
+/// Looks after a queue whose owner waits for an interrupt: once, some time after the queue was armed, it
+/// compares the pointers, and has the owner poll if they differ.
 #[pin_data]
-struct Lookout {
-    nic: Arc<Nic>,
-    unit: Unit,
+pub(crate) struct QueueMonitor {
+    ctx: Arc<Context>,
+    table: Arc<Table>,
     vpid: Vpid,
-    /// Slot that the owner waits for, and since when, in jiffies.
+    /// Slot that the owner waits for, and since when.
     next: Atomic<u32>,
-    since: Atomic<u64>,
-    /// How often arming is still made sure of.
-    careful: Atomic<u32>,
+    since: AtomicTime,
+    /// Something was found without an interrupt.
+    found: AtomicFlag,
     #[pin]
-    work: DelayedWork<Lookout>,
+    work: DelayedWork<QueueMonitor>,
 }
 
 impl_has_delayed_work! {
-    impl HasDelayedWork<Lookout> for Lookout { self.work }
+    impl HasDelayedWork<QueueMonitor> for QueueMonitor { self.work }
 }
 
-impl WorkItem for Lookout {
+impl WorkItem for QueueMonitor {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        if this
-            .pointer()
-            .is_some_and(|lwp| lwp != this.next.load(Relaxed))
-        {
-            let waited = jiffies64().saturating_sub(this.since.load(Relaxed));
-            if waited >= msecs_to_jiffies(HOLE_MS / 2) as u64 {
-                this.careful.store(CAREFUL, Relaxed);
+        let waits_for = this.next.load(Relaxed);
+        if this.pointer().is_some_and(|lwp| lwp != waits_for) {
+            if now().since(this.since.load()) >= ticks(HOLE_MS / 2) {
+                this.found.store(true, Relaxed);
             }
-            // Its poll finds out whether there is a hole, an interrupt got lost, or all is well. With bottom halves off, so
-            // that what it schedules runs when they are on again.
+            // Its poll finds out whether there is a hole, an interrupt got lost, or all is well. With bottom
+            // halves off, so that what it schedules runs when they are on again.
             let _bh = BhDisabled::new();
-            this.nic.table(this.unit).interrupt(this.vpid);
+            this.table.interrupt(this.vpid);
         }
     }
 }
 
-impl Lookout {
-    fn new(nic: &Arc<Nic>, unit: Unit, vpid: Vpid) -> Result<Arc<Self>> {
+impl QueueMonitor {
+    /// For the queue of a VPID. May sleep.
+    pub(crate) fn new(ctx: &Arc<Context>, table: &Arc<Table>, vpid: Vpid) -> Result<Arc<Self>> {
         Arc::pin_init(
             try_pin_init!(Self {
-                nic: nic.clone(),
-                unit,
+                ctx: ctx.clone(),
+                table: table.clone(),
                 vpid,
                 next: Atomic::new(0),
-                since: Atomic::new(0),
-                careful: Atomic::new(0),
-                work <- new_delayed_work!("extoll_lookout"),
+                since: AtomicTime::new(now()),
+                found: AtomicFlag::new(false),
+                work <- new_delayed_work!("extoll_queue_monitor"),
             }),
             GFP_KERNEL,
         )
     }
 
+    /// Ends all looks; nobody asks for one any more. May sleep.
+    pub(crate) fn stop(self: &Arc<Self>) {
+        work::cancel_delayed_sync(self);
+    }
+
     /// The NIC's write pointer.
     fn pointer(&self) -> Option<u32> {
-        let hw = self.nic.alive_access()?;
-        let raw = hw.rf.read(BqRegs(self.unit).wp_lwp_dcq_rp(self.vpid));
-        (!self.nic.is_gone(&hw, raw)).then(|| WritePointers(raw).lwp())
+        queue::write_pointer(&self.ctx, self.table.unit(), self.vpid)
     }
 
-    /// Slots by which the NIC's write pointer is ahead of `next`.
-    fn ahead(&self, queue: &Queue, next: u32) -> u32 {
-        match self.pointer() {
-            Some(lwp) if lwp >= queue.slots() => 0,
-            // Equal pointers may also mean that the queue is full (G10): then the slot behind is in use.
-            Some(lwp) if lwp == next && queue.status(queue.next(next, 1)) != 0 => queue.slots(),
-            Some(lwp) => lwp.wrapping_sub(next) & (queue.slots() - 1),
-            None => 0,
-        }
+    /// Slots by which the NIC's write pointer is ahead.
+    fn ahead(&self, queue: &Queue, intake: &Intake) -> u32 {
+        self.pointer()
+            .map_or(0, |lwp| intake.ahead(lwp, |slot| queue.status(slot) != 0))
     }
 
-    /// Whether arming is to be made sure of this time.
-    fn take_care(&self) -> bool {
-        let left = self.careful.load(Relaxed);
-        if left != 0 {
-            self.careful.store(left - 1, Relaxed);
+    fn commit(&self, queue: &Queue, lrp: u32, arm: bool, stats: &PortStats) {
+        if let Some(hw) = self.ctx.alive_access() {
+            // The status words were zeroed before the NIC may reuse the slots.
+            barrier::wmb();
+            queue.commit(&hw, lrp, arm);
+            add(&stats.commits, 1);
         }
-        left != 0
     }
 
     /// Has a look some time from now, unless one is due anyway; soon if something comes for certain.
     fn expect(self: &Arc<Self>, next: u32, comes: bool) {
         self.next.store(next, Relaxed);
-        self.since.store(jiffies64(), Relaxed);
+        self.since.store(now());
         if comes {
             let _ = work::cancel_delayed(self);
         }

@@ -2,50 +2,30 @@
 
 //! State of the seven links and their neighbours (HW §15.4), as last seen. Trigger events 17 to 20 make it be read again.
 
-use crate::{nic::Nic, stats::Reason};
+use crate::{context::Context, monitor::Monitor, stats::Reason};
 use kernel::{
-    fmt,
+    fmt, impl_has_delayed_work, new_delayed_work,
     prelude::*,
     str::CString,
     sync::{
-        atomic::{Atomic, Relaxed},
+        atomic::{Atomic, AtomicFlag, Relaxed},
         new_mutex, new_spinlock_irq, Arc, Mutex, SpinLockIrq,
     },
+    workqueue::{DelayedWork, WorkItem},
 };
-use kernel_ext::uevent;
-use wire::{
-    ids::NodeId,
-    regs::lp::{self, Ids, LpIn, Status},
-};
+use kernel_ext::{uevent, work};
+use wire::regs::lp::{self, Ids, LpIn, Status};
 
-/// Number of links.
-pub const LINKS: usize = lp::PORTS as usize;
+pub use crate::monitor::{Link, Neighbour, LINKS};
 
-/// Who is at the other end of a link.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Neighbour {
-    /// GUID of the NIC.
-    pub guid: u32,
-    /// Its node ID.
-    pub node: NodeId,
-    /// Its link.
-    pub port: u8,
-}
-
-/// A link.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Link {
-    /// Software lets it train.
-    pub enabled: bool,
-    /// It carries packets.
-    pub up: bool,
-    /// The neighbour, once it has told.
-    pub neighbour: Option<Neighbour>,
-}
+/// Pause between looks that no event asked for.
+const WATCH_MS: u32 = 1000;
 
 /// State of a NIC's links.
 #[pin_data]
 pub(crate) struct Links {
+    ctx: Arc<Context>,
+    monitor: Arc<Monitor>,
     #[pin]
     state: SpinLockIrq<[Link; LINKS]>,
     /// Taken to look at the registers: what was read first is noted first.
@@ -53,16 +33,63 @@ pub(crate) struct Links {
     looking: Mutex<()>,
     ups: [Atomic<u64>; LINKS],
     downs: [Atomic<u64>; LINKS],
+    /// No event tells of changes.
+    polled: AtomicFlag,
+    #[pin]
+    watch: DelayedWork<Links>,
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Links> for Links { self.watch }
+}
+
+impl WorkItem for Links {
+    type Pointer = Arc<Links>;
+
+    fn run(this: Arc<Links>) {
+        // Should an event get lost, those above would wait for the first link for ever.
+        if this.polled.load(Relaxed) || !this.any_up() {
+            this.refresh(true);
+        }
+        if this.ctx.is_alive() {
+            this.start();
+        }
+    }
 }
 
 impl Links {
-    pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            state <- new_spinlock_irq!([Link::default(); LINKS], "extoll_links"),
-            looking <- new_mutex!((), "extoll_links_looking"),
-            ups: [const { Atomic::new(0) }; LINKS],
-            downs: [const { Atomic::new(0) }; LINKS],
-        })
+    /// May sleep.
+    pub(crate) fn new(ctx: Arc<Context>, monitor: Arc<Monitor>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                ctx,
+                monitor,
+                state <- new_spinlock_irq!([Link::default(); LINKS], "extoll_links"),
+                looking <- new_mutex!((), "extoll_links_looking"),
+                ups: [const { Atomic::new(0) }; LINKS],
+                downs: [const { Atomic::new(0) }; LINKS],
+                polled: AtomicFlag::new(true),
+                watch <- new_delayed_work!("extoll_links_watch"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Whether no event tells of changes, so that links have to be looked at from time to time. Any
+    /// context.
+    pub(crate) fn poll(&self, polled: bool) {
+        self.polled.store(polled, Relaxed);
+    }
+
+    /// Looks from time to time as long as no link is up, or no event tells. Any context.
+    pub(crate) fn start(self: &Arc<Self>) {
+        let delay = kernel::time::msecs_to_jiffies(WATCH_MS);
+        let _ = work::enqueue_delayed(self.clone(), delay);
+    }
+
+    /// The device is retired: nothing is looked at by itself any more. May sleep.
+    pub(crate) fn end(self: &Arc<Self>) {
+        work::cancel_delayed_sync::<Self, 0>(self);
     }
 
     /// The links as last seen. No register access; any context.
@@ -97,74 +124,64 @@ impl Links {
         }
         Ok(())
     }
-}
 
-fn read(nic: &Arc<Nic>, n: u32) -> Option<Link> {
-    let hw = nic.alive_access()?;
-    let status = hw.rf.read(lp::status(n));
-    if status == u64::MAX {
-        nic.is_gone(&hw, status);
-        return None;
+    fn read(&self, n: u32) -> Option<Link> {
+        let hw = self.ctx.alive_access()?;
+        let status = hw.rf.read(lp::status(n));
+        if status == u64::MAX {
+            self.ctx.is_gone(&hw, status);
+            return None;
+        }
+        let status = Status(status);
+        let ids = Ids(hw.rf.read(lp::ids(n)));
+        let told = LpIn(hw.rf.read(lp::lp_in(n))).node_id_received();
+        Some(Link {
+            enabled: status.enable(),
+            up: status.ready(),
+            neighbour: told.then_some(Neighbour {
+                guid: ids.remote_guid(),
+                node: ids.remote_node(),
+                port: ids.remote_lp_id(),
+            }),
+        })
     }
-    let status = Status(status);
-    let ids = Ids(hw.rf.read(lp::ids(n)));
-    let told = LpIn(hw.rf.read(lp::lp_in(n))).node_id_received();
-    Some(Link {
-        enabled: status.enable(),
-        up: status.ready(),
-        neighbour: told.then_some(Neighbour {
-            guid: ids.remote_guid(),
-            node: ids.remote_node(),
-            port: ids.remote_lp_id(),
-        }),
-    })
-}
 
-/// Reads all links; what changed is told to subscribers and user space if `tell`. Process context.
-pub(crate) fn refresh(nic: &Arc<Nic>, tell: bool) {
-    let _looking = nic.links.looking.lock();
-    for n in 0..LINKS {
-        let Some(new) = read(nic, n as u32) else {
-            return;
-        };
-        let old = {
-            let mut state = nic.links.state.lock();
-            match state.get_mut(n) {
-                Some(place) => core::mem::replace(place, new),
-                None => return,
+    /// Reads all links; what changed is told to subscribers and user space if `tell`. Process context.
+    pub(crate) fn refresh(&self, tell: bool) {
+        let _looking = self.looking.lock();
+        for n in 0..LINKS {
+            let Some(new) = self.read(n as u32) else {
+                return;
+            };
+            let old = {
+                let mut state = self.state.lock();
+                match state.get_mut(n) {
+                    Some(place) => core::mem::replace(place, new),
+                    None => return,
+                }
+            };
+            if !tell || old == new {
+                continue;
             }
-        };
-        if !tell || old == new {
-            continue;
+            if old.up != new.up {
+                self.changed(n, new.up);
+            }
+            self.monitor.publish_link(n as u8, new);
         }
-        if old.up != new.up {
-            changed(nic, n, new.up);
+    }
+
+    fn changed(&self, n: usize, up: bool) {
+        let counters = if up { &self.ups } else { &self.downs };
+        if let Some(counter) = counters.get(n) {
+            counter.fetch_add(1, Relaxed);
         }
-        nic.publish_link(n as u8, new);
-    }
-}
-
-/// Looks again as long as no link is up: should an event get lost, those above would wait for the first one for ever. Process context.
-pub(crate) fn watch(nic: &Arc<Nic>) {
-    if !nic.links.any_up() {
-        refresh(nic, true);
-    }
-}
-
-fn changed(nic: &Nic, n: usize, up: bool) {
-    let counters = if up { &nic.links.ups } else { &nic.links.downs };
-    if let Some(counter) = counters.get(n) {
-        counter.fetch_add(1, Relaxed);
-    }
-    if up {
-        nic.error(Reason::LinkUp, n as u64);
-    } else {
-        nic.error(Reason::LinkDown, n as u64);
-    }
-    let state = if up { c"STATE=up" } else { c"STATE=down" };
-    let sent = CString::try_from_fmt(fmt!("EXTOLL_LINK={n}"))
-        .and_then(|link| uevent::changed(nic.device(), &[&link, state]));
-    if sent.is_err() {
-        nic.error(Reason::LostUevent, n as u64);
+        let reason = if up { Reason::LinkUp } else { Reason::LinkDown };
+        self.ctx.error(reason, n as u64);
+        let state = if up { c"STATE=up" } else { c"STATE=down" };
+        let sent = CString::try_from_fmt(fmt!("EXTOLL_LINK={n}"))
+            .and_then(|link| uevent::changed(self.ctx.device(), &[&link, state]));
+        if sent.is_err() {
+            self.ctx.error(Reason::LostUevent, n as u64);
+        }
     }
 }

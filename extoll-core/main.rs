@@ -56,22 +56,24 @@ impl pci::Driver for ExtollDriver {
                 module_parameters::snq_irq_1.value(),
                 module_parameters::snq_irq_2.value(),
             ],
+            vendor_events: module_parameters::vendor_events.value(),
+            message_interrupts: module_parameters::message_interrupts.value(),
             mark_fences: module_parameters::mark_fences.value(),
-            user: Settings {
-                compat_unsafe: module_parameters::compat_unsafe.value(),
-                vpids_per_user: module_parameters::vpids_per_user.value(),
-                interrupts: module_parameters::user_interrupts.value(),
-                interrupts_per_user: module_parameters::interrupts_per_user.value(),
-                first_user: module_parameters::first_user.value(),
-            },
         };
-        if params.user.compat_unsafe {
+        let settings = Settings {
+            compat_unsafe: module_parameters::compat_unsafe.value(),
+            vpids_per_user: module_parameters::vpids_per_user.value(),
+            interrupts: module_parameters::user_interrupts.value(),
+            interrupts_per_user: module_parameters::interrupts_per_user.value(),
+            first_user: module_parameters::first_user.value(),
+        };
+        if settings.compat_unsafe {
             dev_warn!(
                 pdev,
                 "compat_unsafe: every process can read and write all memory of all nodes\n"
             );
         }
-        BoundNic::probe::<LocalModule>(pdev, params)
+        BoundNic::probe::<LocalModule>(pdev, params, settings)
     }
 
     fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
@@ -92,7 +94,7 @@ struct Extoll {
 }
 
 /// Those with a range. Any value of the others makes sense.
-fn parameters() -> [Param; 13] {
+fn parameters() -> [Param; 15] {
     use module_parameters as m;
     let any = u32::MAX.into();
     [
@@ -132,6 +134,8 @@ fn parameters() -> [Param; 13] {
             0,
             LOG_INTERVAL_MAX_MS,
         ),
+        Param::switch("vendor_events", m::vendor_events.value()),
+        Param::new("message_interrupts", m::message_interrupts.value(), 0, any),
         Param::switch("mark_fences", m::mark_fences.value()),
         Param::new("first_user", m::first_user.value(), 0, any),
     ]
@@ -236,6 +240,14 @@ module! {
         log_interval_ms: u32 {
             default: 10_000,
             description: "Time in which at most 4 lines per reason are logged",
+        },
+        vendor_events: bool {
+            default: false,
+            description: "Enable only the events that the vendor's driver has; links are looked at once a second then",
+        },
+        message_interrupts: u32 {
+            default: 100_000,
+            description: "Interrupts per second by writes of other nodes above which their targets are closed, 0 for any number",
         },
         mark_fences: bool {
             default: false,

@@ -29,7 +29,8 @@ unsafe impl Source for Pages {
     }
 }
 
-/// `pages` pages from `offset` in a window of `size` bytes at physical address `phys`.
+/// `pages` pages from `offset` in a window of `size` bytes at physical address `phys`, charged to the calling
+/// process. May sleep.
 ///
 /// # Errors
 ///
@@ -46,7 +47,7 @@ pub(crate) fn pages(
         return Err(EINVAL);
     }
     let phys = phys + offset;
-    Ok(Arc::new(Pages { phys, pages, cache }, GFP_KERNEL)?)
+    Ok(Arc::new(Pages { phys, pages, cache }, GFP_KERNEL_ACCOUNT)?)
 }
 
 /// A mapped physical range, unmapped by drop.
@@ -168,11 +169,21 @@ impl Window {
     /// Any context. Pages outside the window and packets longer than a page are ignored.
     #[inline]
     pub(crate) fn push(&self, offset: u32, words: &[u64]) {
+        // Write-combining stores are not ordered behind those to memory by the rules of processors, x86
+        // included, where `dma_wmb()` is no instruction.
+        kernel_ext::barrier::wmb();
+        self.store_from(offset, 0, words);
+    }
+
+    /// As [`Window::push`], right behind another one: what the packet refers to was stored before that.
+    #[inline]
+    pub(crate) fn push_next(&self, offset: u32, words: &[u64]) {
         self.store_from(offset, 0, words);
     }
 
     /// Stores one word of a packet, followed by a store fence. Context and limits as for [`Window::push`].
     pub(crate) fn store(&self, offset: u32, index: usize, word: u64) {
+        kernel_ext::barrier::wmb();
         self.store_from(offset, index, &[word]);
     }
 
@@ -195,9 +206,6 @@ impl Window {
             .as_ptr()
             .wrapping_add(offset)
             .cast::<u64>();
-        // Write-combining stores are not ordered behind those to memory by the rules of processors, x86 included, where `dma_wmb()` is no
-        // instruction.
-        kernel_ext::barrier::wmb();
         for (i, word) in (first..).zip(words) {
             // SAFETY: page and index are within the mapping by the checks above; aligned volatile 64-bit stores
             // are single instructions on all 64-bit targets.

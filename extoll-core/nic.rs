@@ -1,102 +1,43 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! One NIC: what its ports and the modules above hold on to.
+//! One NIC: its units, put together.
 //!
-//! A [`Nic`] may outlive the binding of its device (somebody still holds a reference), but its register mappings do
-//! not: shutdown revokes them and waits for all users, later accesses fail with `Down`.
+//! A [`Nic`] may outlive the binding of its device (somebody still holds a reference), but its register
+//! mappings do not: the end of the binding revokes them and waits for all users, later accesses fail with
+//! `Down`. How it begins and ends is in [`crate::life`].
 
 use crate::{
     atu::{self, Atu},
-    context::Lost,
-    events::{Changes, Events},
+    backdoor::Backdoors,
+    dma::DmaWords,
+    events::{EventClient, Events},
     links::{Link, Links, LINKS},
-    quarantine::{self, Quarantine},
-    residue::{self, Spoiled},
-    rma::Locks,
+    monitor::{Monitor, Units},
+    quarantine::Quarantine,
+    residue::Residue,
+    rma::Rma,
     rra::Rra,
     smfu::Smfu,
-    snq::Snq,
-    stats::Reason,
-    user,
-    vpid::Table,
+    snq::{EventSubscription, Handlers, MessageClient, MessageSubscription, Snq},
+    velo::Velo,
+    vpid::{Table, VpidRange},
 };
 use core::ops::Deref;
 use kernel::{
-    impl_has_delayed_work, impl_has_work, new_delayed_work, new_mutex, new_work,
     prelude::*,
-    str::CString,
-    sync::{Arc, Mutex},
-    workqueue::{DelayedWork, Work, WorkItem},
+    sync::{atomic::Atomic, Arc},
 };
-use kernel_ext::{ratelimit::RateLimit, reset::ResetClient, uevent, work};
 use wire::{
-    ids::{NodeId, Unit, Vpid},
+    ids::{Unit, Vpid},
     nla::size_code,
-    regs::info,
     snq::TriggerEvent,
 };
 
-pub use crate::context::{Context, NetworkState, Status};
-
-/// Facts fixed at load time.
-#[derive(Clone, Copy)]
-pub struct Params {
-    /// 64-byte instead of 128-byte VELO slots.
-    pub slots_64: bool,
-    /// Global address tables of 2 MiB that the ATU may have at most, 0…1024.
-    pub atu_gats: u32,
-    /// Largest hardware pages of the ATU in KiB, one of those of [`wire::nla::SIZE_CODES`].
-    pub atu_page_kib: u32,
-    /// Address tables that memory of one unprivileged user may lie in without filling them, 1…1024.
-    pub tables_per_user: u32,
-    /// Memory exported by the SMFU in KiB.
-    pub smfu_target_kib: u32,
-    /// Memory in quarantine in KiB above which no RMA port is enabled.
-    pub quarantine_kib: u32,
-    /// Time in which a reason gets few log lines, in milliseconds.
-    pub log_interval_ms: u32,
-    /// The three words of the SNQ interrupt packet (HW §6.2).
-    pub snq_irq: [u64; 3],
-    /// Mark fences for an emulator that asks for it.
-    pub mark_fences: bool,
-    /// What processes may do.
-    pub user: user::Settings,
-}
-
-/// Receives changes of [`Status`].
-pub trait StatusClient: Send + Sync {
-    /// Called in process context with the subscriber list locked: may sleep, must not subscribe or unsubscribe.
-    fn changed(&self, status: Status);
-
-    /// Link `number` (0…6) went up or down, or its neighbour said who it is. Context as [`StatusClient::changed`].
-    fn link(&self, _number: u8, _link: Link) {}
-}
-
-/// A subscription, ended by drop: when that returns, the client is not called any more. Drop sleeps and must not be
-/// called with a lock held that [`StatusClient::changed`] takes.
-pub struct Subscription {
-    nic: Arc<Nic>,
-    key: u64,
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        let mut subscribers = self.nic.subscribers.lock();
-        let old = subscribers
-            .list
-            .iter()
-            .position(|(key, _)| *key == self.key)
-            .and_then(|i| subscribers.list.remove(i).ok());
-        drop(subscribers);
-        drop(old);
-    }
-}
-
-struct Subscribers {
-    list: KVec<(u64, Arc<dyn StatusClient>)>,
-    next: u64,
-    last: Option<Status>,
-}
+pub use crate::{
+    context::{Context, NetworkState, Status},
+    monitor::{StatusClient, Subscription},
+    params::Params,
+};
 
 impl Deref for Nic {
     type Target = Context;
@@ -106,245 +47,223 @@ impl Deref for Nic {
     }
 }
 
-/// Has a loss of the device reported. Refers to the NIC until its shutdown.
-struct Report(Arc<Nic>);
-
-impl Lost for Report {
-    fn lost(&self) {
-        self.0.schedule_status();
-    }
+/// What a change of the status concerns.
+struct Concerned {
+    ctx: Arc<Context>,
+    smfu: Arc<Smfu>,
+    tables: [Arc<Table>; 2],
 }
 
-impl ResetClient for Nic {
-    fn lost(this: &Arc<Self>) {
-        this.ctx.lose_by_reset();
-        this.publish_status();
+impl Units for Concerned {
+    fn node_changed(&self) {
+        let [velo, _] = &self.tables;
+        velo.for_each(|port| {
+            if let Some(hw) = self.ctx.alive_access() {
+                crate::velo::stamp(&hw, port.vpid);
+            }
+        });
+    }
+
+    fn down(&self) {
+        self.smfu.revoke_windows();
+        self.tables.iter().for_each(|table| table.down());
     }
 }
 
 /// One NIC.
-#[pin_data]
 pub struct Nic {
     ctx: Arc<Context>,
     pub(crate) params: Params,
-    /// Of log lines about the status.
-    status_limit: RateLimit,
-    #[pin]
-    pub(crate) velo: Table,
-    #[pin]
-    pub(crate) rma: Table,
-    #[pin]
-    pub(crate) locks: Locks,
-    #[pin]
-    pub(crate) quarantine: Quarantine,
-    /// VPIDs that are closed and kept from others.
-    #[pin]
-    pub(crate) spoiled: Mutex<KVec<Spoiled>>,
+    monitor: Arc<Monitor>,
+    links: Arc<Links>,
+    events: Arc<Events>,
+    snq: Arc<Snq>,
+    /// VPIDs of VELO and RMA.
+    tables: [Arc<Table>; 2],
+    residue: Arc<Residue>,
+    quarantine: Arc<Quarantine>,
+    velo: Arc<Velo>,
+    rma: Arc<Rma>,
     atu: Arc<Atu>,
-    #[pin]
-    pub(crate) snq: Snq,
-    #[pin]
-    pub(crate) rra: Rra,
-    #[pin]
-    pub(crate) smfu: Smfu,
-    pub(crate) events: Events,
-    #[pin]
-    pub(crate) links: Links,
-    #[pin]
-    subscribers: Mutex<Subscribers>,
-    #[pin]
-    status_work: Work<Nic, 0>,
-    #[pin]
-    drain: DelayedWork<Nic, 1>,
-    #[pin]
-    events_work: Work<Nic, 3>,
-    #[pin]
-    recovery: DelayedWork<Nic, 2>,
-    #[pin]
-    watch: DelayedWork<Nic, 4>,
-    #[pin]
-    unmask: DelayedWork<Nic, 5>,
-    #[pin]
-    quarantine_work: DelayedWork<Nic, 6>,
-    #[pin]
-    residue_work: DelayedWork<Nic, 7>,
-}
-
-impl_has_work! {
-    impl HasWork<Nic, 0> for Nic { self.status_work }
-}
-
-impl_has_work! {
-    impl HasWork<Nic, 3> for Nic { self.events_work }
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 1> for Nic { self.drain }
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 4> for Nic { self.watch }
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 5> for Nic { self.unmask }
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 2> for Nic { self.recovery }
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 6> for Nic { self.quarantine_work }
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Nic, 7> for Nic { self.residue_work }
-}
-
-impl WorkItem<0> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        this.read_status();
-        this.publish_status();
-    }
-}
-
-impl WorkItem<1> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        if let Some(again) = crate::snq::drain(&this) {
-            this.schedule_drain(again);
-        }
-    }
-}
-
-impl WorkItem<2> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        crate::snq::recover(&this);
-    }
-}
-
-impl WorkItem<6> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        if let Some(again) = quarantine::look(&this) {
-            this.schedule_quarantine(again);
-        }
-    }
-}
-
-impl WorkItem<7> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        if let Some(again) = residue::look(&this) {
-            this.schedule_residue(again);
-        }
-    }
-}
-
-impl WorkItem<3> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        crate::events::work(&this);
-    }
-}
-
-impl WorkItem<4> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        crate::snq::watch(&this);
-        crate::links::watch(&this);
-        if this.is_alive() {
-            this.schedule_watch();
-        }
-    }
-}
-
-impl WorkItem<5> for Nic {
-    type Pointer = Arc<Nic>;
-
-    fn run(this: Arc<Nic>) {
-        crate::snq::unmask(&this);
-    }
+    smfu: Arc<Smfu>,
+    rra: Arc<Rra>,
+    backdoors: Arc<Backdoors>,
+    /// Handles of modules above.
+    handles: Atomic<u64>,
 }
 
 impl Nic {
+    /// `ring` is from [`crate::snq::allocate`]. May sleep.
     pub(crate) fn new(
         ctx: Arc<Context>,
+        ring: DmaWords,
         params: Params,
-        smfu_bytes: u64,
-        snq: impl PinInit<Snq, Error>,
+        window_bytes: u64,
     ) -> Result<Arc<Self>> {
-        let events = Events::new()?;
-        let vpids = 2 * usize::from(Vpid::COUNT);
-        let spoiled = KVec::with_capacity(vpids, GFP_KERNEL)?;
+        let tables = [Table::new(Unit::Velo)?, Table::new(Unit::Rma)?];
+        let [velo_table, rma_table] = tables.clone();
+        let smfu = Smfu::new(ctx.clone(), window_bytes, params.smfu_target_kib)?;
+        let concerned = Concerned {
+            ctx: ctx.clone(),
+            smfu: smfu.clone(),
+            tables: tables.clone(),
+        };
+        let concerned = Arc::new(concerned, GFP_KERNEL)?;
+        let monitor = Monitor::new(ctx.clone(), concerned, params.log_interval_ms)?;
+        let links = Links::new(ctx.clone(), monitor.clone())?;
+        let vendor = params.vendor_events;
+        let events = Events::new(ctx.clone(), links.clone(), smfu.clone(), vendor)?;
+        let handlers = Handlers {
+            events: events.clone(),
+            smfu: smfu.clone(),
+            monitor: monitor.clone(),
+            tables: tables.clone(),
+        };
+        let most = params.message_interrupts;
+        let snq = Snq::new(ctx.clone(), ring, handlers, params.snq_irq, most)?;
         let settings = atu::Settings {
             gats: params.atu_gats,
             largest: size_code(params.atu_page_kib.into()).ok_or(EINVAL)?,
             spare_tables: params.tables_per_user,
         };
         let atu = Atu::new(ctx.clone(), settings)?;
-        Arc::pin_init(
-            try_pin_init!(Self {
-                ctx,
-                params,
-                status_limit: RateLimit::new(params.log_interval_ms),
-                velo <- Table::new(),
-                rma <- Table::new(),
-                locks <- Locks::new(),
-                quarantine <- Quarantine::new(),
-                spoiled <- new_mutex!(spoiled, "extoll_spoiled"),
-                atu,
-                snq <- snq,
-                rra <- Rra::new(),
-                smfu <- Smfu::new(smfu_bytes),
-                events,
-                links <- Links::new(),
-                subscribers <- new_mutex!(
-                    Subscribers { list: KVec::new(), next: 0, last: None },
-                    "extoll_subscribers"
-                ),
-                status_work <- new_work!("extoll_status"),
-                drain <- new_delayed_work!("extoll_drain"),
-                events_work <- new_work!("extoll_events"),
-                recovery <- new_delayed_work!("extoll_recovery"),
-                watch <- new_delayed_work!("extoll_watch"),
-                unmask <- new_delayed_work!("extoll_unmask"),
-                quarantine_work <- new_delayed_work!("extoll_quarantine"),
-                residue_work <- new_delayed_work!("extoll_residue"),
-            }),
-            GFP_KERNEL,
-        )
+        let residue = Residue::new(ctx.clone())?;
+        let kib = params.quarantine_kib;
+        let quarantine = Quarantine::new(ctx.clone(), rma_table.clone(), kib)?;
+        let velo = Velo::new(ctx.clone(), velo_table, residue.clone(), params.slots_64)?;
+        let rma = Rma::new(
+            ctx.clone(),
+            rma_table,
+            residue.clone(),
+            quarantine.clone(),
+            atu.clone(),
+        )?;
+        let rra = Rra::new(ctx.clone(), smfu.clone(), rma.clone(), quarantine.clone())?;
+        let backdoors = Backdoors::new(ctx.clone(), rra.clone())?;
+        let nic = Self {
+            ctx,
+            params,
+            monitor,
+            links,
+            events,
+            snq,
+            tables,
+            residue,
+            quarantine,
+            velo,
+            rma,
+            atu,
+            smfu,
+            rra,
+            backdoors,
+            handles: Atomic::new(0),
+        };
+        Ok(Arc::new(nic, GFP_KERNEL)?)
     }
 
-    /// From now on until the shutdown a loss of the device is reported. May sleep.
-    pub(crate) fn listen(self: &Arc<Self>) -> Result {
-        let report = Arc::new(Report(self.clone()), GFP_KERNEL)?;
-        self.set_listener(Some(report));
-        Ok(())
+    /// Small messages.
+    pub fn velo(&self) -> &Arc<Velo> {
+        &self.velo
     }
 
-    /// Address translation: registration of memory. Any context.
+    /// Reading and writing memory of other nodes, notifications, locks.
+    pub fn rma(&self) -> &Arc<Rma> {
+        &self.rma
+    }
+
+    /// Address translation: registration of memory.
     pub fn atu(&self) -> &Arc<Atu> {
         &self.atu
     }
 
-    /// Bytes per VELO slot: 128 or 64.
-    pub fn velo_slot_bytes(&self) -> usize {
-        if self.params.slots_64 {
-            64
-        } else {
-            128
+    /// Memory that the NIC may still reach although its user is done with it.
+    pub fn quarantine(&self) -> &Arc<Quarantine> {
+        &self.quarantine
+    }
+
+    /// Shared memory of other nodes, and what of this one is shared.
+    pub fn smfu(&self) -> &Arc<Smfu> {
+        &self.smfu
+    }
+
+    /// Registers of any node.
+    pub fn rra(&self) -> &Arc<Rra> {
+        &self.rra
+    }
+
+    /// The PCIe backdoors of other nodes.
+    pub fn backdoors(&self) -> &Arc<Backdoors> {
+        &self.backdoors
+    }
+
+    /// What all units depend on.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.ctx
+    }
+
+    /// VPIDs that are kept from others.
+    pub(crate) fn residue(&self) -> &Arc<Residue> {
+        &self.residue
+    }
+
+    /// Reserves `count` consecutive VPIDs of both units from `first` on, or the lowest that are free in a row:
+    /// processes and other modules don't get them. Any context.
+    ///
+    /// ```
+    /// use extoll_core::{nic::Nic, rma, velo};
+    /// use kernel::prelude::*;
+    ///
+    /// /// A VELO and an RMA port with the same VPID, out of eight that nobody else gets.
+    /// fn ports(nic: &Nic) -> Result {
+    ///     let range = nic.reserve_vpids(None, 8)?;
+    ///     let velo = nic.velo().open_reserved(&range, 3, velo::DEFAULT_MAILBOX_BYTES)?;
+    ///     let rma = nic.rma().open_reserved(&range, 3, rma::DEFAULT_QUEUE_BYTES)?;
+    ///     assert_eq!(velo.0.vpid(), rma.0.vpid());
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: none, or not all of 0…250. `EBUSY`: one from `first` on is taken or reserved. `ENOSPC`: no such
+    /// row.
+    pub fn reserve_vpids(&self, first: Option<Vpid>, count: u16) -> Result<VpidRange> {
+        let [velo, rma] = &self.tables;
+        VpidRange::new([Some(velo), Some(rma)], first, count)
+    }
+
+    pub(crate) fn monitor(&self) -> &Arc<Monitor> {
+        &self.monitor
+    }
+
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    pub(crate) fn snq(&self) -> &Arc<Snq> {
+        &self.snq
+    }
+
+    pub(crate) fn link_state(&self) -> &Arc<Links> {
+        &self.links
+    }
+
+    /// VPIDs of VELO and RMA.
+    pub(crate) fn tables(&self) -> &[Arc<Table>; 2] {
+        &self.tables
+    }
+
+    pub(crate) fn table(&self, unit: Unit) -> &Arc<Table> {
+        let [velo, rma] = &self.tables;
+        match unit {
+            Unit::Velo => velo,
+            Unit::Rma => rma,
         }
+    }
+
+    /// Number of handles that modules above hold.
+    pub(crate) fn handles(&self) -> &Atomic<u64> {
+        &self.handles
     }
 
     /// The links as last seen. No register access; any context.
@@ -352,200 +271,66 @@ impl Nic {
         self.links.get()
     }
 
-    /// Whether other nodes can be reached at all: the network runs and a link is up, as last seen. No register access; any context.
+    /// Whether other nodes can be reached at all: the network runs and a link is up, as last seen. No
+    /// register access; any context.
     pub fn is_connected(&self) -> bool {
         self.status().is_up() && self.links.any_up()
     }
 
-    /// Subscribes to changes of the status and of links; read [`Nic::status`] and [`Nic::links`] afterwards. May sleep.
+    /// Subscribes to changes of the status and of links; read [`Context::status`] and [`Nic::links`]
+    /// afterwards. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub fn subscribe(nic: &Arc<Self>, client: Arc<dyn StatusClient>) -> Result<Subscription> {
-        let mut subscribers = nic.subscribers.lock();
-        let key = subscribers.next;
-        subscribers.list.push((key, client), GFP_KERNEL)?;
-        subscribers.next += 1;
-        Ok(Subscription {
-            nic: nic.clone(),
-            key,
-        })
+    pub fn subscribe(&self, client: Arc<dyn StatusClient>) -> Result<Subscription> {
+        self.monitor.subscribe(client)
     }
 
-    pub(crate) fn table(&self, unit: Unit) -> &Table {
-        match unit {
-            Unit::Velo => &self.velo,
-            Unit::Rma => &self.rma,
-        }
+    /// Has `client` hear of a trigger event, in addition to what the driver does itself, until the
+    /// subscription is dropped. An event that is not enabled otherwise is enabled meanwhile. May sleep.
+    ///
+    /// ```no_run
+    /// # use extoll_core::{events::{EventClient, Report}, nic::Nic, snq::EventSubscription};
+    /// # use kernel::{prelude::*, sync::Arc};
+    /// # use wire::snq::TriggerEvent;
+    /// struct Packets;
+    ///
+    /// impl EventClient for Packets {
+    ///     fn event(&self, report: &Report<'_>) {
+    ///         // Interrupts are disabled: note it, and have a work item look.
+    /// #       let _ = report;
+    ///     }
+    /// }
+    ///
+    /// fn listen(nic: &Nic) -> Result<EventSubscription> {
+    ///     let client = Arc::new(Packets, GFP_KERNEL)?;
+    ///     nic.subscribe_event(TriggerEvent::PcieBridgeRegfileInfo, client)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for events 23 and 25, which are the ports'; `EBUSY` for the 65th subscription; `ENOMEM`.
+    pub fn subscribe_event(
+        &self,
+        event: TriggerEvent,
+        client: Arc<dyn EventClient>,
+    ) -> Result<EventSubscription> {
+        self.snq.subscribe_event(event, client)
     }
 
-    /// As [`Nic::error`] for an event that reports an error, with what it changed.
-    pub(crate) fn event_error(&self, event: TriggerEvent, part: u8, changes: &Changes<'_>) {
-        self.note(Reason::ErrorEvent, u64::from(event.number()));
-        if let Some(missed) = self.log_allowance(Reason::ErrorEvent) {
-            let name = event.name();
-            dev_warn!(
-                self.device(),
-                "event {}, part {part}: {}, {missed} suppressed\n",
-                name,
-                changes
-            );
-        }
-    }
-
-    /// Reads node ID and network state; a new node ID is stamped on all open VELO ports.
-    fn read_status(self: &Arc<Self>) {
-        let Some(hw) = self.alive_access() else {
-            return;
-        };
-        let network = hw.rf.read(info::NW_STATE);
-        let node = hw.rf.read(info::NODE);
-        if self.is_gone(&hw, network) || self.is_gone(&hw, node) {
-            return;
-        }
-        self.set_network(network);
-        let node = NodeId(info::Node(node).id());
-        if self.set_node(node) != node {
-            drop(hw);
-            self.velo.for_each(|port| {
-                if let Some(hw) = self.alive_access() {
-                    crate::velo::stamp(&hw, port.vpid);
-                }
-            });
-        }
-    }
-
-    /// Schedules the report of the status to the subscribers. Any context.
-    pub(crate) fn schedule_status(self: &Arc<Self>) {
-        // Already queued is fine: the work reads the latest state.
-        let _ = work::enqueue::<_, 0>(self.clone());
-    }
-
-    /// Schedules a look at events and links. Any context.
-    pub(crate) fn schedule_events(self: &Arc<Self>) {
-        let _ = work::enqueue::<_, 3>(self.clone());
-    }
-
-    /// Tells subscribers about a link.
-    pub(crate) fn publish_link(&self, number: u8, link: Link) {
-        for (_, client) in self.subscribers.lock().list.iter() {
-            client.link(number, link);
-        }
-    }
-
-    /// Starts the periodic check of the system notification queue. Any context.
-    pub(crate) fn schedule_watch(self: &Arc<Self>) {
-        let delay = kernel::time::msecs_to_jiffies(crate::snq::WATCH_MS);
-        let _ = work::enqueue_delayed::<_, 4>(self.clone(), delay);
-    }
-
-    /// Schedules the re-enabling of storming events in `delay_ms`. Any context.
-    pub(crate) fn schedule_unmask(self: &Arc<Self>, delay_ms: u32) {
-        let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::enqueue_delayed::<_, 5>(self.clone(), delay);
-    }
-
-    /// Schedules the draining of the outport in `delay_ms`. Any context.
-    pub(crate) fn schedule_drain(self: &Arc<Self>, delay_ms: u32) {
-        let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::enqueue_delayed::<_, 1>(self.clone(), delay);
-    }
-
-    /// Schedules the recovery of the system notification queue in `delay_ms`. Any context.
-    pub(crate) fn schedule_recovery(self: &Arc<Self>, delay_ms: u32) {
-        let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::enqueue_delayed::<_, 2>(self.clone(), delay);
-    }
-
-    /// Schedules a look at the quarantine in `delay_ms`. Any context.
-    pub(crate) fn schedule_quarantine(self: &Arc<Self>, delay_ms: u32) {
-        let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::enqueue_delayed::<_, 6>(self.clone(), delay);
-    }
-
-    /// Schedules a look at the VPIDs that are withheld in `delay_ms`. Any context.
-    pub(crate) fn schedule_residue(self: &Arc<Self>, delay_ms: u32) {
-        let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        let _ = work::enqueue_delayed::<_, 7>(self.clone(), delay);
-    }
-
-    /// Whether a bus address belongs to memory in [`quarantine`]: what came for it is a late answer. Any context.
-    pub fn is_quarantined(&self, address: u64) -> bool {
-        self.quarantine.covers(address)
-    }
-
-    fn publish_status(&self) {
-        // Before anybody hears of it and frees what the NIC knows.
-        self.isolate();
-        let mut subscribers = self.subscribers.lock();
-        let status = self.status();
-        if subscribers.last == Some(status) {
-            return;
-        }
-        let was_alive = subscribers.last.is_none_or(|s| s.alive);
-        subscribers.last = Some(status);
-        self.stats().change();
-        let Status {
-            node,
-            network,
-            alive,
-        } = status;
-        let again = self.status_limit.allow();
-        if let Some(missed) = again.or((was_alive && !alive).then_some(0)) {
-            dev_info!(
-                self.device(),
-                "node {}, network {:?}, alive {}, {} suppressed\n",
-                node.0,
-                network,
-                alive,
-                missed
-            );
-        }
-        if was_alive && !alive {
-            self.velo.down();
-            self.rma.down();
-        }
-        for (_, client) in subscribers.list.iter() {
-            client.changed(status);
-        }
-        drop(subscribers);
-        if self.tell_user_space(status).is_err() {
-            self.error(Reason::LostUevent, u64::MAX);
-        }
-    }
-
-    fn tell_user_space(&self, status: Status) -> Result {
-        let network = CString::try_from_fmt(fmt!("EXTOLL_NETWORK={:?}", status.network))?;
-        let node = CString::try_from_fmt(fmt!("EXTOLL_NODE={}", status.node.0))?;
-        let alive = CString::try_from_fmt(fmt!("EXTOLL_ALIVE={}", u8::from(status.alive)))?;
-        uevent::changed(self.device(), &[&network, &node, &alive])
-    }
-
-    /// Stops everything that runs by itself, then gives up the hardware. Called once at unbind, after children and
-    /// interrupt handler are gone.
-    pub(crate) fn shutdown(self: &Arc<Self>) {
-        work::cancel_delayed_sync::<Nic, 7>(self);
-        residue::end(self);
-        let left = self.velo.open() + self.rma.open();
-        if left != 0 {
-            self.error(Reason::PortLeft, left as u64);
-        }
-        // No device is found missing any more.
-        self.ctx.retire();
-        // Each after those that schedule it.
-        work::cancel_delayed_sync::<Nic, 4>(self);
-        work::cancel_delayed_sync::<Nic, 2>(self);
-        work::cancel_delayed_sync::<Nic, 5>(self);
-        work::cancel_delayed_sync::<Nic, 1>(self);
-        work::cancel_sync::<Nic, 3>(self);
-        work::cancel_delayed_sync::<Nic, 6>(self);
-        quarantine::end(self);
-        work::cancel_sync::<Nic, 0>(self);
-        self.velo.down();
-        self.rma.down();
-        self.smfu.unmap_all();
-        self.ctx.set_listener(None);
-        self.ctx.give_up();
+    /// Has `client` hear of interrupts that other nodes cause ([`MessageClient`]), at most `per_second`
+    /// times a second (0: any number), until the subscription is dropped. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` for the 65th subscription; `ENOMEM`.
+    pub fn subscribe_messages(
+        &self,
+        client: Arc<dyn MessageClient>,
+        per_second: u32,
+    ) -> Result<MessageSubscription> {
+        self.snq.subscribe_messages(client, per_second)
     }
 }

@@ -14,19 +14,23 @@
 //! Memory is never freed early. Instead, while more is held than the limit of the NIC, the VPID of a port that is opened
 //! stays disabled and nothing can be posted: so no more than the limit and what is outstanding at open ports is held.
 
-use crate::{dma::DmaWords, nic::Nic, stats::Reason, tx};
+use crate::{context::Context, dma::DmaWords, stats::Reason, tx, vpid::Table};
 use core::mem::size_of;
 use kernel::{
-    fmt, new_mutex, new_spinlock_irq,
+    fmt, impl_has_delayed_work, new_delayed_work, new_mutex,
     prelude::*,
     sync::{
         atomic::{Acquire, Atomic, Full, Relaxed},
-        Arc, Mutex, SpinLockIrq,
+        new_spinlock_irq, Arc, Mutex, SpinLockIrq,
     },
-    time::{Delta, Instant, Monotonic},
+    time::{msecs_to_jiffies, Delta, Instant, Monotonic},
+    workqueue::{DelayedWork, WorkItem},
 };
+#[cfg(doc)]
+use kernel_ext::mem::Streaming;
 use kernel_ext::{
     global::Global,
+    mem::BoundDevice,
     net::{RxMapping, TxMapping},
     work,
 };
@@ -45,6 +49,8 @@ const LOOK_MS: i64 = 60_000;
 const OVERHEAD: u64 = 4096;
 
 /// Memory mapped for the NIC. Its destructors are this module's code: it may outlive the module that made it.
+///
+/// What is merely dropped stays mapped for ever ([`Streaming`]).
 pub enum Held {
     /// A frame that the NIC may read.
     Tx(TxMapping),
@@ -63,6 +69,15 @@ impl Held {
             Self::Words(m) => (m.address().0, m.words() as u64 * 8),
         }
     }
+
+    /// Gives the memory up, which the NIC must not access any more. What is of an earlier binding stays as it is.
+    fn free(self, dev: &BoundDevice) {
+        match self {
+            Self::Tx(m) => drop(m.unmap(dev)),
+            Self::Rx(m) => drop(m.discard(dev)),
+            Self::Words(m) => drop(m),
+        }
+    }
 }
 
 struct Entry {
@@ -75,30 +90,11 @@ struct Entry {
 
 /// Room for what a port may leave, made in time: handing memory over can't fail for lack of memory.
 pub struct Batch {
-    nic: Arc<Nic>,
+    quarantine: Arc<Quarantine>,
     entry: KBox<Entry>,
 }
 
 impl Batch {
-    /// Room for `capacity` objects of the RMA port `vpid`. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
-    pub fn new(nic: &Arc<Nic>, vpid: Vpid, capacity: usize) -> Result<Self> {
-        let entry = Entry {
-            vpid,
-            until: Instant::now(),
-            items: KVVec::with_capacity(capacity, GFP_KERNEL)?,
-            bytes: 0,
-            next: None,
-        };
-        Ok(Self {
-            nic: nic.clone(),
-            entry: KBox::new(entry, GFP_KERNEL)?,
-        })
-    }
-
     /// Adds an object. One for which there is no room is never freed, which is counted (reason 37).
     pub fn push(&mut self, held: Held) {
         let bytes = held.range().1 + OVERHEAD;
@@ -106,24 +102,27 @@ impl Batch {
             Ok(()) => self.entry.bytes += bytes,
             Err(refused) => {
                 core::mem::forget(refused);
-                self.nic.error(Reason::Leaked, bytes);
+                self.quarantine.ctx.error(Reason::Leaked, bytes);
             }
         }
     }
 
     /// Hands the objects over: they are freed after `keep_ms`, or when the NIC is unbound. May sleep.
     pub fn hold(self, keep_ms: u32) {
-        let Self { nic, mut entry } = self;
+        let Self {
+            quarantine,
+            mut entry,
+        } = self;
         if entry.items.is_empty() {
             return;
         }
         entry.bytes += (entry.items.capacity() * size_of::<Held>()) as u64;
         entry.until = after(keep_ms);
-        let left = nic.quarantine.list.lock().push(entry);
+        let left = quarantine.list.lock().push(entry);
         // Only after the end: there is no DMA any more, until the next binding.
-        remember(&nic, &left);
-        drop(left);
-        look_soon(&nic);
+        quarantine.remember(&left);
+        free(&quarantine.ctx, left);
+        quarantine.look_soon();
     }
 }
 
@@ -183,34 +182,89 @@ impl List {
     }
 }
 
-/// Frees a list without recursion. May sleep.
-fn free(mut list: Option<KBox<Entry>>) {
+/// Frees a list without recursion. Before the device is unbound; may sleep.
+fn free(ctx: &Context, mut list: Option<KBox<Entry>>) {
     while let Some(mut entry) = list {
         list = entry.next.take();
+        // One lock for all of an entry. Without a device its mappings stay.
+        let _ = ctx.with_bound(|dev| {
+            for held in core::mem::replace(&mut entry.items, KVVec::new()) {
+                held.free(dev);
+            }
+        });
     }
 }
 
 /// What a NIC holds.
 #[pin_data]
-pub(crate) struct Quarantine {
+pub struct Quarantine {
+    ctx: Arc<Context>,
+    /// The VPIDs whose ports wait.
+    table: Arc<Table>,
+    /// Bytes above which ports wait.
+    limit: u64,
     #[pin]
     list: SpinLockIrq<List>,
     /// Held while a port that waits is enabled or closed.
     #[pin]
-    doors: Mutex<()>,
+    enabling: Mutex<()>,
     /// VPIDs of open ports that are not enabled yet, as bits.
     waiting: [Atomic<u64>; 4],
+    #[pin]
+    work: DelayedWork<Quarantine>,
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Quarantine> for Quarantine { self.work }
+}
+
+impl WorkItem for Quarantine {
+    type Pointer = Arc<Quarantine>;
+
+    fn run(this: Arc<Quarantine>) {
+        if let Some(again) = this.look() {
+            this.schedule(again);
+        }
+    }
 }
 
 impl Quarantine {
-    pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            list <- new_spinlock_irq!(
-                List { head: None, bytes: 0, objects: 0, total: 0, ended: false },
-                "extoll_quarantine"
-            ),
-            doors <- new_mutex!((), "extoll_quarantine_doors"),
-            waiting: [const { Atomic::new(0) }; 4],
+    /// Nothing is held; `table` has the VPIDs of the RMA unit, `limit_kib` is the memory above which its
+    /// ports wait. May sleep.
+    pub(crate) fn new(ctx: Arc<Context>, table: Arc<Table>, limit_kib: u32) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                ctx,
+                table,
+                limit: u64::from(limit_kib) << 10,
+                list <- new_spinlock_irq!(
+                    List { head: None, bytes: 0, objects: 0, total: 0, ended: false },
+                    "extoll_quarantine"
+                ),
+                enabling <- new_mutex!((), "extoll_quarantine_enabling"),
+                waiting: [const { Atomic::new(0) }; 4],
+                work <- new_delayed_work!("extoll_quarantine"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Room for `capacity` objects of the RMA port `vpid`. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn batch(self: &Arc<Self>, vpid: Vpid, capacity: usize) -> Result<Batch> {
+        let entry = Entry {
+            vpid,
+            until: Instant::now(),
+            items: KVVec::with_capacity(capacity, GFP_KERNEL)?,
+            bytes: 0,
+            next: None,
+        };
+        Ok(Batch {
+            quarantine: self.clone(),
+            entry: KBox::new(entry, GFP_KERNEL)?,
         })
     }
 
@@ -240,8 +294,9 @@ impl Quarantine {
         }
     }
 
-    /// Whether the address belongs to something that is held. Any context.
-    pub(crate) fn covers(&self, address: u64) -> bool {
+    /// Whether a bus address belongs to something that is held: what came for it is a late answer. Any
+    /// context.
+    pub fn covers(&self, address: u64) -> bool {
         let list = self.list.lock();
         let found = list.iter().any(|entry| {
             entry.items.iter().any(|held| {
@@ -251,130 +306,139 @@ impl Quarantine {
         });
         found
     }
-}
 
-fn limit(nic: &Nic) -> u64 {
-    u64::from(nic.params.quarantine_kib) << 10
-}
-
-/// VPIDs, as bits, that late answers to commands of an earlier binding may come for: processes don't get them. May sleep.
-pub(crate) fn owed(nic: &Nic) -> [u64; 4] {
-    let mut owed = [0; 4];
-    if let Some(past) = PAST.get() {
-        past.each(nic.id(), |vpid| {
-            if let Some(word) = owed.get_mut(vpid.index() / 64) {
-                *word |= 1 << (vpid.index() % 64);
-            }
-        });
-    }
-    owed
-}
-
-/// Milliseconds for which the VPID of a port that is opened has to stay disabled, at least; `None` to enable it now.
-pub(crate) fn wait_ms(nic: &Nic, vpid: Vpid) -> Option<i64> {
-    let past = PAST.get().and_then(|past| past.left_ms(nic.id(), vpid));
-    let full = {
-        let list = nic.quarantine.list.lock();
-        let first = list.iter().map(|e| left_ms(e.until)).min();
-        first.filter(|_| list.bytes > limit(nic))
-    };
-    past.max(full).map(|ms| ms.max(1))
-}
-
-/// The port of `vpid` is open but for its VPID, which is enabled after `ms` or later. May sleep.
-pub(crate) fn postpone(nic: &Arc<Nic>, vpid: Vpid, ms: i64) {
-    nic.quarantine.set_waiting(vpid, true);
-    let ms = u64::try_from(ms).unwrap_or(0);
-    nic.error(Reason::Postponed, u64::from(vpid.get()) | ms << 32);
-    look_soon(nic);
-}
-
-/// The port is about to be closed, and is not enabled after this. May sleep.
-pub(crate) fn forget(nic: &Nic, vpid: Vpid) {
-    let _doors = nic.quarantine.doors.lock();
-    nic.quarantine.set_waiting(vpid, false);
-}
-
-/// Notes that late answers may come for `vpid` for another `ms` although the NIC is unbound. May sleep.
-pub(crate) fn outlives(nic: &Nic, vpid: Vpid, ms: u32) {
-    if let Some(past) = PAST.get() {
-        past.note(nic.id(), vpid, after(ms));
-    }
-}
-
-fn look_soon(nic: &Arc<Nic>) {
-    let _ = work::cancel_delayed::<Nic, 6>(nic);
-    nic.schedule_quarantine(1);
-}
-
-/// Frees what was held long enough, and enables ports that waited. Returns in how many ms to look again.
-pub(crate) fn look(nic: &Arc<Nic>) -> Option<u32> {
-    let q = &nic.quarantine;
-    let expired = q.list.lock().take(|e| left_ms(e.until) <= 0);
-    free(expired);
-    let mut again = q.list.lock().iter().map(|e| left_ms(e.until)).min();
-    for vpid in Vpid::all().filter(|v| q.is_waiting(*v)) {
-        match wait_ms(nic, vpid) {
-            Some(ms) => again = Some(again.map_or(ms, |a| a.min(ms))),
-            None => enable(nic, vpid),
+    /// VPIDs, as bits, that late answers to commands of an earlier binding may come for: processes don't
+    /// get them. May sleep.
+    pub(crate) fn owed(&self) -> [u64; 4] {
+        let mut owed = [0; 4];
+        if let Some(past) = PAST.get() {
+            past.each(self.ctx.id(), |vpid| {
+                if let Some(word) = owed.get_mut(vpid.index() / 64) {
+                    *word |= 1 << (vpid.index() % 64);
+                }
+            });
         }
+        owed
     }
-    again.map(|ms| ms.clamp(1, LOOK_MS) as u32 + 1)
-}
 
-fn enable(nic: &Arc<Nic>, vpid: Vpid) {
-    {
-        let _doors = nic.quarantine.doors.lock();
-        if !nic.quarantine.is_waiting(vpid) {
-            return;
-        }
-        let Some(hw) = nic.alive_access() else {
-            return;
+    /// Milliseconds for which the VPID of a port that is opened has to stay disabled, at least; `None` to
+    /// enable it now. May sleep.
+    pub(crate) fn wait_ms(&self, vpid: Vpid) -> Option<i64> {
+        let past = PAST
+            .get()
+            .and_then(|past| past.left_ms(self.ctx.id(), vpid));
+        let full = {
+            let list = self.list.lock();
+            let first = list.iter().map(|e| left_ms(e.until)).min();
+            first.filter(|_| list.bytes > self.limit)
         };
-        hw.rf.write(rma::vpid_table(vpid), rma::VPID_ENABLED);
-        tx::reset_state(&hw, Unit::Rma, vpid);
-        drop(hw);
-        nic.quarantine.set_waiting(vpid, false);
+        past.max(full).map(|ms| ms.max(1))
     }
-    dev_info!(nic.device(), "RMA VPID {} is enabled now\n", vpid.get());
-    nic.rma.writable(vpid);
-}
 
-/// The NIC has lost bus mastering: frees everything, and notes for the next binding what may still be answered. The work
-/// item doesn't run any more. May sleep.
-pub(crate) fn end(nic: &Nic) {
-    let all = {
-        let mut list = nic.quarantine.list.lock();
-        list.ended = true;
-        list.take(|_| true)
-    };
-    remember(nic, &all);
-    free(all);
-}
-
-/// Notes for the next binding what may still be answered. May sleep.
-fn remember(nic: &Nic, list: &Option<KBox<Entry>>) {
-    let Some(past) = PAST.get() else { return };
-    for entry in core::iter::successors(list.as_deref(), |e| e.next.as_deref()) {
-        past.note(nic.id(), entry.vpid, entry.until);
+    /// The port of `vpid` is open but for its VPID, which is enabled after `ms` or later. May sleep.
+    pub(crate) fn postpone(self: &Arc<Self>, vpid: Vpid, ms: i64) {
+        self.set_waiting(vpid, true);
+        let ms = u64::try_from(ms).unwrap_or(0);
+        self.ctx
+            .error(Reason::Postponed, u64::from(vpid.get()) | ms << 32);
+        self.look_soon();
     }
-}
 
-/// debugfs file.
-pub(crate) fn show(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (objects, bytes, total) = {
-        let list = nic.quarantine.list.lock();
-        (list.objects, list.bytes, list.total)
-    };
-    writeln!(f, "objects {objects}")?;
-    writeln!(f, "bytes {bytes}")?;
-    writeln!(f, "limit_bytes {}", limit(nic))?;
-    writeln!(f, "total_objects {total}")?;
-    for vpid in Vpid::all().filter(|v| nic.quarantine.is_waiting(*v)) {
-        let ms = wait_ms(nic, vpid).unwrap_or(0);
-        writeln!(f, "disabled_vpid_{} {ms}", vpid.get())?;
+    /// The port is about to be closed, and is not enabled after this. May sleep.
+    pub(crate) fn forget(&self, vpid: Vpid) {
+        let _enabling = self.enabling.lock();
+        self.set_waiting(vpid, false);
     }
-    Ok(())
+
+    /// Notes that late answers may come for `vpid` for another `ms` although the NIC is unbound. May sleep.
+    pub(crate) fn outlives(&self, vpid: Vpid, ms: u32) {
+        if let Some(past) = PAST.get() {
+            past.note(self.ctx.id(), vpid, after(ms));
+        }
+    }
+
+    fn schedule(self: &Arc<Self>, delay_ms: u32) {
+        let _ = work::enqueue_delayed(self.clone(), msecs_to_jiffies(delay_ms));
+    }
+
+    fn look_soon(self: &Arc<Self>) {
+        let _ = work::cancel_delayed(self);
+        self.schedule(1);
+    }
+
+    /// Frees what was held long enough, and enables ports that waited. Returns in how many ms to look again.
+    fn look(&self) -> Option<u32> {
+        let expired = self.list.lock().take(|e| left_ms(e.until) <= 0);
+        free(&self.ctx, expired);
+        let mut again = self.list.lock().iter().map(|e| left_ms(e.until)).min();
+        for vpid in Vpid::all().filter(|v| self.is_waiting(*v)) {
+            match self.wait_ms(vpid) {
+                Some(ms) => again = Some(again.map_or(ms, |a| a.min(ms))),
+                None => self.enable(vpid),
+            }
+        }
+        again.map(|ms| ms.clamp(1, LOOK_MS) as u32 + 1)
+    }
+
+    fn enable(&self, vpid: Vpid) {
+        {
+            let _enabling = self.enabling.lock();
+            if !self.is_waiting(vpid) {
+                return;
+            }
+            let Some(hw) = self.ctx.alive_access() else {
+                return;
+            };
+            hw.rf.write(rma::vpid_table(vpid), rma::VPID_ENABLED);
+            tx::reset_state(&hw, Unit::Rma, vpid);
+            drop(hw);
+            self.set_waiting(vpid, false);
+        }
+        dev_info!(
+            self.ctx.device(),
+            "RMA VPID {} is enabled now\n",
+            vpid.get()
+        );
+        self.table.enabled(vpid);
+    }
+
+    /// The NIC has lost bus mastering: frees everything, and notes for the next binding what may still be
+    /// answered. May sleep.
+    pub(crate) fn end(self: &Arc<Self>) {
+        work::cancel_delayed_sync(self);
+        let all = {
+            let mut list = self.list.lock();
+            list.ended = true;
+            list.take(|_| true)
+        };
+        self.remember(&all);
+        free(&self.ctx, all);
+    }
+
+    /// Notes for the next binding what may still be answered. May sleep.
+    fn remember(&self, list: &Option<KBox<Entry>>) {
+        let Some(past) = PAST.get() else { return };
+        for entry in core::iter::successors(list.as_deref(), |e| e.next.as_deref()) {
+            past.note(self.ctx.id(), entry.vpid, entry.until);
+        }
+    }
+
+    /// debugfs file.
+    pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (objects, bytes, total) = {
+            let list = self.list.lock();
+            (list.objects, list.bytes, list.total)
+        };
+        writeln!(f, "objects {objects}")?;
+        writeln!(f, "bytes {bytes}")?;
+        writeln!(f, "limit_bytes {}", self.limit)?;
+        writeln!(f, "total_objects {total}")?;
+        for vpid in Vpid::all().filter(|v| self.is_waiting(*v)) {
+            let ms = self.wait_ms(vpid).unwrap_or(0);
+            writeln!(f, "disabled_vpid_{} {ms}", vpid.get())?;
+        }
+        Ok(())
+    }
 }
 
 /// VPIDs of devices that were unbound while commands with bus addresses may have been unanswered.
@@ -482,8 +546,7 @@ mod tests {
         assert_eq!(taken.map(|e| e.vpid.get()).sum::<u16>(), 1 + 3);
         assert_eq!(list.iter().map(|e| e.vpid.get()).sum::<u16>(), 2 + 4);
         assert_eq!(list.bytes, 20);
-        free(over);
-        free(list.take(|_| true));
+        drop((over, list.take(|_| true)));
         assert_eq!(list.bytes, 0);
         // After the end nothing is kept.
         list.ended = true;

@@ -39,6 +39,8 @@ reasons! {
     Interrupt = 8, "no interrupt";
     /// No memory, or the hardware does not do what it is told.
     Setup = 9, "cannot be set up";
+    /// A BAR is where no register of the NIC can say it is (HW §5, §12).
+    BarAddress = 10, "address of a BAR does not fit the registers";
 }
 
 static COUNTS: [Atomic<u64>; Refusal::ALL.len()] = [const { Atomic::new(0) }; Refusal::ALL.len()];

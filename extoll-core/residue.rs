@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Words of a descriptor that a process stored without completing it (HW §8, G8): the next owner of the VPID would complete it by its
-//! own first stores, or send its first command with them; and descriptors of a process that are still on their way, which would be taken
-//! for the next owner's. [`wire::residue`] has what is done about them; here it is done.
+//! What a port leaves behind when it is closed, and VPIDs that are kept from others because of it.
+//!
+//! A process may have stored words of a descriptor without completing it (HW §8, G8): the next owner of
+//! the VPID would complete it by its own first stores, or send its first command with them. Descriptors
+//! may still be on their way, and would be taken for the next owner's. [`wire::residue`] has what is done
+//! about that; here it is done.
 
-use crate::{
-    nic::Nic,
-    stats::Reason,
-    user::{self, backlog},
-};
+use crate::{context::Context, stats::Reason};
 use kernel::{
-    sync::Arc,
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    impl_has_delayed_work, new_delayed_work, new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+    time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
+    workqueue::{DelayedWork, WorkItem},
 };
+use kernel_ext::work;
 use wire::{
     ids::{Unit, Vpid},
     regs::wcbuf,
@@ -22,16 +25,17 @@ use wire::{
 
 /// Pause between looks.
 const PAUSE: Delta = Delta::from_micros(20);
-/// How long the end of a kernel port waits for what is on its way.
-const CLOSE_MS: u32 = 100;
 /// When a VPID that is kept is looked at for the first time, and how often after that.
 const SOON_MS: u32 = 50;
 const AGAIN_MS: u32 = 500;
+/// VPIDs that can be kept at a time: all of both units.
+const MOST: usize = 2 * Vpid::COUNT as usize;
 
-/// Empties requester pages of a VPID that nobody else stores to: `words` is the command. `patience_ms`: how long what is on its way may
-/// take. False when the NIC does not say that nothing is, or that it accepted the commands. A NIC that is gone holds nothing. May sleep.
+/// Empties requester pages of a VPID that nobody else stores to: `words` is the command. `patience_ms`: how
+/// long what is on its way may take. False when the NIC does not say that nothing is, or that it accepted the
+/// commands. A NIC that is gone holds nothing. May sleep.
 pub(crate) fn clear(
-    nic: &Nic,
+    ctx: &Context,
     unit: Unit,
     vpid: Vpid,
     pages: &[u32],
@@ -43,7 +47,7 @@ pub(crate) fn clear(
     let now = || began.elapsed().as_micros_ceil().max(0) as u64;
     let mut machine = Eraser::new(pages.len() as u8, u64::from(patience_ms) * 1000, now());
     let mut action = machine.start();
-    if let (Some(hw), Some(page)) = (nic.alive_access(), pages.first()) {
+    if let (Some(hw), Some(page)) = (ctx.alive_access(), pages.first()) {
         hw.window(unit).fence(*page);
     }
     loop {
@@ -51,7 +55,7 @@ pub(crate) fn clear(
             fsleep(PAUSE);
         }
         let event = {
-            let Some(hw) = nic.alive_access() else {
+            let Some(hw) = ctx.alive_access() else {
                 return true;
             };
             match action {
@@ -76,86 +80,86 @@ pub(crate) fn clear(
     }
 }
 
-/// Waits until nothing that a kernel port sent is in flight, its owner having stopped; false on time-out. May sleep.
-pub(crate) fn settle(nic: &Nic, unit: Unit, vpid: Vpid) -> bool {
-    clear(nic, unit, vpid, &[], &[], CLOSE_MS)
+/// Waits until nothing of a VPID is in flight, of which nobody sends any more; false on time-out. May sleep.
+pub(crate) fn settle(ctx: &Context, unit: Unit, vpid: Vpid, patience_ms: u32) -> bool {
+    clear(ctx, unit, vpid, &[], &[], patience_ms)
 }
 
-/// Where a process may be the next owner of a kernel port's VPID, also waits until the port's commands have executed; false on
-/// time-out. May sleep.
-fn is_executed(nic: &Arc<Nic>, unit: Unit, vpid: Vpid) -> bool {
-    unit == Unit::Velo || vpid >= Vpid::USER_END || backlog::is_done(nic, vpid, 0, CLOSE_MS.into())
+/// A port that is closed and whose requester holds what its owner left, or commands of his that are not
+/// executed. Its drop gives the VPID back.
+pub(crate) trait Leftover: Send + Sync {
+    /// Nothing is left any more, so that others may have the VPID. May sleep, for about 100 ms.
+    fn is_gone(&self) -> bool;
 }
 
-/// VPID of a kernel port that is closed, given back by drop.
-pub(crate) struct Closed {
-    nic: Arc<Nic>,
-    unit: Unit,
-    vpid: Vpid,
+/// The closed ports of a NIC whose VPIDs are kept from others.
+#[pin_data]
+pub(crate) struct Residue {
+    ctx: Arc<Context>,
+    #[pin]
+    list: Mutex<KVec<Arc<dyn Leftover>>>,
+    #[pin]
+    work: DelayedWork<Residue>,
 }
 
-impl Drop for Closed {
-    fn drop(&mut self) {
-        self.nic.table(self.unit).release(self.vpid);
+impl_has_delayed_work! {
+    impl HasDelayedWork<Residue> for Residue { self.work }
+}
+
+impl WorkItem for Residue {
+    type Pointer = Arc<Residue>;
+
+    fn run(this: Arc<Residue>) {
+        if this.look() {
+            this.schedule(AGAIN_MS);
+        }
     }
 }
 
-/// A VPID that is kept from others: its requester holds what its last owner left, or commands of his that are not executed. Given back by
-/// drop.
-pub(crate) enum Spoiled {
-    Process(user::Spoiled),
-    Kernel(Closed),
-}
+impl Residue {
+    /// Nothing is kept. May sleep.
+    pub(crate) fn new(ctx: Arc<Context>) -> Result<Arc<Self>> {
+        let list = KVec::with_capacity(MOST, GFP_KERNEL)?;
+        Arc::pin_init(
+            pin_init!(Self {
+                ctx,
+                list <- new_mutex!(list, "extoll_residue"),
+                work <- new_delayed_work!("extoll_residue"),
+            }),
+            GFP_KERNEL,
+        )
+    }
 
-impl Spoiled {
-    /// That is over. May sleep.
-    fn is_done(&self) -> bool {
-        match self {
-            Self::Process(port) => port.is_done(),
-            Self::Kernel(Closed { nic, unit, vpid }) => {
-                settle(nic, *unit, *vpid) && is_executed(nic, *unit, *vpid)
+    fn schedule(self: &Arc<Self>, delay_ms: u32) {
+        let _ = work::enqueue_delayed(self.clone(), msecs_to_jiffies(delay_ms));
+    }
+
+    /// Keeps a VPID from others for as long as that is necessary. May sleep.
+    pub(crate) fn keep(self: &Arc<Self>, unit: Unit, vpid: Vpid, left: Arc<dyn Leftover>) {
+        self.ctx
+            .error(Reason::Residue, u64::from(vpid.get()) | (unit as u64) << 32);
+        // There is room for every VPID.
+        let _ = self.list.lock().push_within_capacity(left);
+        self.schedule(SOON_MS);
+    }
+
+    /// Gives back what is done by now. True if something is left. May sleep.
+    fn look(&self) -> bool {
+        let count = self.list.lock().len();
+        for _ in 0..count {
+            let next = self.list.lock().remove(0);
+            let Ok(left) = next else { break };
+            if !left.is_gone() {
+                let _ = self.list.lock().push_within_capacity(left);
             }
         }
+        !self.list.lock().is_empty()
     }
-}
 
-/// Gives back the VPID of a kernel port, which is closed and without a queue; `used`: something was sent, which has settled or not. What
-/// is not done by now keeps it from others until it is. May sleep.
-pub(crate) fn release(nic: &Arc<Nic>, unit: Unit, vpid: Vpid, used: bool, settled: bool) {
-    let nic = nic.clone();
-    let closed = Closed { nic, unit, vpid };
-    if !used || (settled && is_executed(&closed.nic, unit, vpid)) {
-        return;
+    /// The NIC is about to be given up, and no port is closed any more. May sleep.
+    pub(crate) fn end(self: &Arc<Self>) {
+        work::cancel_delayed_sync(self);
+        let all = core::mem::take(&mut *self.list.lock());
+        drop(all);
     }
-    let nic = closed.nic.clone();
-    nic.table(unit).set_client(vpid, None);
-    keep(&nic, unit, vpid, Spoiled::Kernel(closed));
-}
-
-/// Keeps a VPID from others for as long as that is necessary. May sleep.
-pub(crate) fn keep(nic: &Arc<Nic>, unit: Unit, vpid: Vpid, spoiled: Spoiled) {
-    nic.error(Reason::Residue, u64::from(vpid.get()) | (unit as u64) << 32);
-    // There is room for every VPID.
-    let _ = nic.spoiled.lock().push_within_capacity(spoiled);
-    nic.schedule_residue(SOON_MS);
-}
-
-/// Gives back what is done by now. Returns in how many ms to look again. May sleep.
-pub(crate) fn look(nic: &Nic) -> Option<u32> {
-    let count = nic.spoiled.lock().len();
-    for _ in 0..count {
-        let next = nic.spoiled.lock().remove(0);
-        let Ok(spoiled) = next else { break };
-        if !spoiled.is_done() {
-            let _ = nic.spoiled.lock().push_within_capacity(spoiled);
-        }
-    }
-    let rest = nic.spoiled.lock().len();
-    (rest != 0).then_some(AGAIN_MS)
-}
-
-/// The NIC is about to be given up. May sleep.
-pub(crate) fn end(nic: &Nic) {
-    let all = core::mem::take(&mut *nic.spoiled.lock());
-    drop(all);
 }

@@ -6,7 +6,11 @@
 //! addresses for DMA. A register whose reading changes something ([`wire::regs::map::DESTRUCTIVE`]) is read by nothing but
 //! the explicit command `read`, written to its file; reading the file gives what that command found.
 
-use crate::{nic::Nic, rra, stats::Reason};
+use crate::{
+    nic::{Context, Nic},
+    rra,
+    stats::Reason,
+};
 use core::fmt::{self, Write};
 use kernel::{
     device::{self, Bound},
@@ -37,7 +41,7 @@ pub(crate) type Directory = Group<RegisterFiles>;
 /// Behind the files.
 #[pin_data]
 pub(crate) struct RegisterFiles {
-    nic: Arc<Nic>,
+    ctx: Arc<Context>,
     /// Offsets and values of explicit reads.
     #[pin]
     found: Mutex<KVec<(RegOffset, u64)>>,
@@ -80,9 +84,9 @@ impl fmt::Display for Name {
 }
 
 /// Makes the directory. May sleep.
-pub(crate) fn directory(dev: &device::Device<Bound>, nic: &Arc<Nic>) -> Result<Directory> {
+pub(crate) fn directory(dev: &device::Device<Bound>, ctx: &Arc<Context>) -> Result<Directory> {
     let init = pin_init!(RegisterFiles {
-        nic: nic.clone(),
+        ctx: ctx.clone(),
         found <- new_mutex!(KVec::new(), "extoll_rf"),
     });
     let data = Arc::pin_init(init, GFP_KERNEL)?;
@@ -124,7 +128,7 @@ impl RegisterFiles {
     fn value(&self, register: &Register, entry: u32) -> Result<u64> {
         let offset = register.offset(entry);
         if !register.is_destructive() {
-            return Ok(rra::read_local(&self.nic, offset)?);
+            return Ok(rra::read_local(&self.ctx, offset)?);
         }
         let found = self.found.lock();
         let known = found.iter().find(|(o, _)| *o == offset);
@@ -134,7 +138,7 @@ impl RegisterFiles {
     /// The command `read`.
     fn read(&self, offset: RegOffset) -> Result {
         let mut found = self.found.lock();
-        let value = rra::read_local(&self.nic, offset)?;
+        let value = rra::read_local(&self.ctx, offset)?;
         if let Some(known) = found.iter_mut().find(|(o, _)| *o == offset) {
             known.1 = value;
             return Ok(());
@@ -166,7 +170,7 @@ impl RegisterFiles {
             return Err(EPERM);
         }
         let value = number(what).ok_or(EINVAL)?;
-        Ok(rra::write_local(&self.nic, offset, value)?)
+        Ok(rra::write_local(&self.ctx, offset, value)?)
     }
 }
 
@@ -236,7 +240,7 @@ impl Files for RegisterFiles {
         }
         self.command(&register, id, text).inspect_err(|_| {
             let offset = register.offset(0).get();
-            self.nic.error(Reason::RegisterCommand, offset.into());
+            self.ctx.error(Reason::RegisterCommand, offset.into());
         })
     }
 }

@@ -1,19 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Remote register file access: one quadword register of any node (HW §13).
+//! Remote register file access: quadword registers of any node (HW §13).
 //!
-//! Requests of one NIC are made one after the other. Over RMA they use VPID 252, which is open while the NIC is bound: a NIC may
-//! refuse requests of others to a VPID that is not (G19). An access to the own node never leaves the host, whatever the method.
+//! Over RMA requests use VPID 252, which is open while the NIC is bound: a NIC may refuse requests of
+//! others to a VPID that is not (G19). Any number of requests of any number of callers may be
+//! outstanding. By SMFU there is one at a time. An access to the own node never leaves the host, whatever
+//! the method.
 //!
-//! What a write's success means: by RMA that the NIC sent the request, by SMFU that the store was posted; neither that
-//! the register was written. Later accesses to the same node by the same method come after it. Registers whose reading
-//! has an effect (HW §14) show it remotely too: a read that timed out may still happen.
+//! What a write's success means: by RMA that the NIC sent the request, by SMFU that the store was posted;
+//! neither that the register was written. Later accesses to the same node by the same method come after
+//! it. Registers whose reading has an effect (HW §14) show it remotely too: a read that timed out may
+//! still happen.
+//!
+//! **With a spin lock held** use the functions with [`Wait::Spin`], or [`Rra::read_atomic`] and
+//! [`Rra::write_atomic`]. What that costs:
+//!
+//! | Method | Processor | Bound |
+//! |---|---|---|
+//! | RMA | waits for the answer (a round trip and two notifications, some microseconds), or the time-out | the time-out, and 20 µs for what is under way then |
+//! | SMFU, write | a store and, if interval 0 led elsewhere, three register writes and a load | as a read, then |
+//! | SMFU, read | stands still, with interrupts disabled, until the load is answered | the NIC's own time-out (`timeout_control`), whatever was asked for |
+
+mod port;
 
 use crate::{
+    context::Context,
     dma::DmaWords,
-    nic::Nic,
-    quarantine,
-    rma::{self, Notifications, PageOptions, Requester, SendError},
+    quarantine::Quarantine,
+    rma::Rma,
+    smfu::{AccessError, Smfu},
     stats::Reason,
 };
 use kernel::{
@@ -21,34 +36,28 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{AtomicFlag, Relaxed},
-        Arc, Mutex,
+        new_spinlock_irq, Arc, Mutex, SpinLockIrq,
     },
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{
+        delay::{fsleep, udelay},
+        Delta, Instant, Monotonic,
+    },
 };
+use port::{Port, Posted, Ticket};
 use wire::{
-    ids::{NodeId, RegOffset, Vpid},
+    ids::{NodeId, RegOffset},
     regs::info,
-    rma::{Command, Descriptor, Modifiers, Notification, NotificationType, NotifySpec, Operation},
-    rra::{Answer, Reads, Slot, Writes, EXPIRY_S},
 };
 
-/// Time-out in microseconds that the vendor's driver has, and that [`read`] and [`write()`] use (HW §13).
+/// Time-out in microseconds that the vendor's driver has, and that [`Rra::read`] and [`Rra::write`] use
+/// (HW §13).
 pub const DEFAULT_TIMEOUT_US: u32 = 1000;
 /// Longest time-out in microseconds.
 pub const MAX_TIMEOUT_US: u32 = 10_000_000;
-/// Reads that may be unanswered, overdue ones included.
-const SLOTS: usize = 4096;
-/// Bytes of the notification queue: the smallest there is.
-const QUEUE_BYTES: u32 = 512 * 1024;
-/// Notifications that it holds.
-const QUEUE_SLOTS: usize = QUEUE_BYTES as usize / 16;
-/// Where requests go: the register file, physical local addresses, traffic class 2 (HW §13).
-const PAGE: PageOptions = PageOptions {
-    traffic_class: 2,
-    rra: true,
-    irq: false,
-    translate: false,
-};
+/// Longest time-out in microseconds of a caller that must not sleep.
+pub const MAX_SPIN_US: u32 = 100_000;
+/// Requests of one caller that are outstanding at once.
+const AT_ONCE: usize = 16;
 
 /// How a register of another node is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +68,15 @@ pub enum Method {
     Smfu,
     /// Not at all: registers of this node only.
     Local,
+}
+
+/// How to wait for answers over RMA.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Asleep, so many microseconds at most, 1…[`MAX_TIMEOUT_US`]. Process context.
+    Sleep(u32),
+    /// Busy, so many microseconds at most, 1…[`MAX_SPIN_US`]. Any context but non-maskable interrupts.
+    Spin(u32),
 }
 
 /// Why an access failed. Each is counted; what the network or a node did wrong is logged too.
@@ -72,12 +90,12 @@ pub enum RraError {
     TimedOut,
     /// The NIC reported an error for the request; bits as in the notification (HW §10.4).
     Failed(u8),
-    /// Too many requests wait for answers that do not come; or such answers may still reach memory of an earlier binding of the
-    /// driver, so that the port stays closed to them for up to a minute.
+    /// Too many requests wait for answers that do not come; or such answers may still reach memory of an
+    /// earlier binding of the driver, so that the port stays closed to them for up to a minute.
     Busy,
     /// The device is gone or unbound.
     Down,
-    /// The port could not be opened.
+    /// The port could not be opened. `EAGAIN`: it is not open yet, and the caller must not sleep.
     Open(Error),
 }
 
@@ -94,350 +112,14 @@ impl From<RraError> for Error {
     }
 }
 
-/// State of a NIC's remote access.
-#[pin_data]
-pub(crate) struct Rra {
-    /// The port is about to be closed: nobody waits any longer.
-    closing: AtomicFlag,
-    #[pin]
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    closed: bool,
-    port: Option<Port>,
-    /// Node that interval 0 of the SMFU leads to, and whether stores to it may be under way.
-    smfu: Option<(NodeId, bool)>,
-}
-
-struct Port {
-    requester: Requester,
-    notifications: Notifications,
-    answers: Answers,
-}
-
-/// What notifications are compared with.
-struct Answers {
-    memory: DmaWords,
-    slots: KVec<Slot>,
-    next: usize,
-    writes: Writes,
-    epoch: Instant<Monotonic>,
-}
-
-/// A request that was answered.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Request {
-    Read(usize),
-    Write(u32),
-}
-
-impl Answers {
-    fn now_s(&self) -> u32 {
-        (self.epoch.elapsed().as_millis() / 1000) as u32
-    }
-
-    fn address(&self, slot: usize) -> u64 {
-        self.memory.address().0 + slot as u64 * 8
-    }
-
-    /// The request that a notification ends, with its error bits; `awaited` is waited for.
-    fn take(
-        &mut self,
-        nic: &Nic,
-        n: &Notification,
-        awaited: Option<Request>,
-    ) -> Option<(Request, u8)> {
-        let found = match (n.kind, n.command) {
-            (NotificationType::Completer, Command::ByteGetResponse) => {
-                let offset = n.word0.wrapping_sub(self.memory.address().0);
-                let index = (offset / 8) as usize;
-                match Reads(&mut self.slots).settle(index, n.node) {
-                    Answer::Awaited => Some(Request::Read(index)),
-                    Answer::Late => {
-                        nic.note(Reason::LateAnswer, offset);
-                        return None;
-                    }
-                    Answer::Unknown => None,
-                }
-            }
-            (NotificationType::Requester, Command::ImmediatePut) => {
-                let awaited = match awaited {
-                    Some(Request::Write(id)) => Some(id),
-                    _ => None,
-                };
-                let settled = self.writes.settle(n.node, n.word0, awaited);
-                settled.map(Request::Write)
-            }
-            // The origin's own view of a failed get (G17).
-            (NotificationType::Requester, Command::ByteGet) if n.error != 0 => None,
-            _ => None,
-        };
-        if found.is_none() {
-            nic.error(Reason::UnexpectedAnswer, n.word0);
-        }
-        found.map(|request| (request, n.error))
-    }
-}
-
-impl Port {
-    fn open(nic: &Arc<Nic>) -> Result<Self> {
-        let memory = nic.with_bound(|dev| DmaWords::new(dev, SLOTS))??;
-        let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL)?;
-        for _ in 0..SLOTS {
-            slots.push(Slot::FREE, GFP_KERNEL)?;
-        }
-        let (requester, notifications) = rma::open(nic, Some(Vpid::RRA), QUEUE_BYTES)?;
-        Ok(Self {
-            requester,
-            notifications,
-            answers: Answers {
-                memory,
-                slots,
-                next: 0,
-                writes: Writes::default(),
-                epoch: Instant::now(),
-            },
-        })
-    }
-
-    fn post(
-        &self,
-        node: NodeId,
-        spec: NotifySpec,
-        op: Operation,
-        until: &Deadline,
-    ) -> Result<(), RraError> {
-        let descriptor = Descriptor {
-            node,
-            vpid: Vpid::RRA,
-            notify: spec,
-            modifiers: Modifiers::NONE,
-            op,
-        };
-        let mut pause = Pause::default();
-        loop {
-            let last = until.passed();
-            match self.requester.post(PAGE, &descriptor) {
-                Ok(()) => return Ok(()),
-                Err(SendError::Full | SendError::Retry)
-                    if self.requester.nic().rra.closing.load(Relaxed) =>
-                {
-                    return Err(RraError::Down)
-                }
-                Err(SendError::Full | SendError::Retry) if last => {
-                    let nic = self.requester.nic();
-                    return Err(match nic.quarantine.is_waiting(Vpid::RRA) {
-                        true => RraError::Busy,
-                        false => RraError::TimedOut,
-                    });
-                }
-                Err(SendError::Full | SendError::Retry) => pause.sleep(),
-                Err(SendError::Down) => return Err(RraError::Down),
-                Err(SendError::Invalid) => return Err(RraError::BadOffset),
-            }
+impl From<AccessError> for RraError {
+    fn from(e: AccessError) -> RraError {
+        match e {
+            AccessError::Outside => RraError::BadOffset,
+            AccessError::TimedOut => RraError::TimedOut,
+            AccessError::Down => RraError::Down,
         }
     }
-
-    /// Takes in what was answered, and returns the error bits of `request` if it was among them.
-    fn settle(&mut self, request: Option<Request>) -> Option<u8> {
-        let nic = self.requester.nic().clone();
-        let mut found = None;
-        let answers = &mut self.answers;
-        // One queue at most: a peer that sends without end holds up neither deadlines nor closing.
-        self.notifications.poll(QUEUE_SLOTS, |n| {
-            if let Some((ended, error)) = answers.take(&nic, n, request) {
-                if Some(ended) == request {
-                    found = Some(error);
-                } else {
-                    nic.note(Reason::LateAnswer, n.word0);
-                }
-            }
-        });
-        found
-    }
-
-    /// Waits for the end of `request`; others that end meanwhile are accounted for.
-    fn wait(&mut self, request: Request, until: &Deadline) -> Result<(), RraError> {
-        let mut pause = Pause::default();
-        let nic = self.requester.nic().clone();
-        loop {
-            let last = until.passed();
-            match self.settle(Some(request)) {
-                Some(0) => return Ok(()),
-                Some(error) => return Err(RraError::Failed(error)),
-                None if !nic.is_alive() || nic.rra.closing.load(Relaxed) => {
-                    return Err(RraError::Down)
-                }
-                None if last => return Err(RraError::TimedOut),
-                None => pause.sleep(),
-            }
-        }
-    }
-
-    fn read(&mut self, node: NodeId, offset: RegOffset, until: &Deadline) -> Result<u64, RraError> {
-        let now = self.answers.now_s();
-        let from = self.answers.next;
-        let slot = Reads(&mut self.answers.slots)
-            .claim(from, node, now)
-            .ok_or(RraError::Busy)?;
-        self.answers.next = (slot + 1) % SLOTS;
-        let spec = NotifySpec {
-            completer: true,
-            ..NotifySpec::NONE
-        };
-        let op = Operation::Get {
-            qw: false,
-            len: 8,
-            remote: offset.get().into(),
-            local: self.answers.address(slot),
-        };
-        self.post(node, spec, op, until)
-            .inspect_err(|_| Reads(&mut self.answers.slots).cancel(slot))?;
-        self.wait(Request::Read(slot), until).inspect_err(|e| {
-            if !matches!(e, RraError::Failed(_)) {
-                let now = self.answers.now_s();
-                Reads(&mut self.answers.slots).give_up(slot, now);
-            }
-        })?;
-        Ok(self.answers.memory.read(slot))
-    }
-
-    fn write(
-        &mut self,
-        node: NodeId,
-        offset: RegOffset,
-        value: u64,
-        until: &Deadline,
-    ) -> Result<(), RraError> {
-        let now = self.answers.now_s();
-        let id = self
-            .answers
-            .writes
-            .push(node, value, now)
-            .ok_or(RraError::Busy)?;
-        let spec = NotifySpec {
-            requester: true,
-            ..NotifySpec::NONE
-        };
-        let op = Operation::ImmediatePut {
-            len: 8,
-            remote: offset.get().into(),
-            value,
-        };
-        self.post(node, spec, op, until)
-            .inspect_err(|_| self.answers.writes.cancel(id))?;
-        self.wait(Request::Write(id), until)
-    }
-}
-
-/// When a request is given up.
-struct Deadline {
-    start: Instant<Monotonic>,
-    limit: Delta,
-}
-
-impl Deadline {
-    fn new(timeout_us: u32) -> Self {
-        Self {
-            start: Instant::now(),
-            limit: Delta::from_micros(timeout_us.clamp(1, MAX_TIMEOUT_US).into()),
-        }
-    }
-
-    fn passed(&self) -> bool {
-        self.start.elapsed().as_nanos() >= self.limit.as_nanos()
-    }
-}
-
-/// Growing pauses between looks: short answers cost little time, long waits little processor.
-struct Pause(i64);
-
-impl Default for Pause {
-    fn default() -> Self {
-        Self(2)
-    }
-}
-
-impl Pause {
-    fn sleep(&mut self) {
-        fsleep(Delta::from_micros(self.0));
-        self.0 = (self.0 * 2).min(200);
-    }
-}
-
-impl Rra {
-    pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            closing: AtomicFlag::new(false),
-            state <- new_mutex!(State::default(), "extoll_rra"),
-        })
-    }
-}
-
-/// Reads a register by RMA, with the default time-out. May sleep.
-///
-/// # Errors
-///
-/// See [`RraError`].
-pub fn read(nic: &Arc<Nic>, node: NodeId, offset: RegOffset) -> Result<u64, RraError> {
-    read_by(nic, Method::Rma, DEFAULT_TIMEOUT_US, node, offset)
-}
-
-/// Writes a register by RMA, with the default time-out; see the module's text about what success means. May sleep.
-///
-/// # Errors
-///
-/// See [`RraError`].
-pub fn write(nic: &Arc<Nic>, node: NodeId, offset: RegOffset, value: u64) -> Result<(), RraError> {
-    write_by(nic, Method::Rma, DEFAULT_TIMEOUT_US, node, offset, value)
-}
-
-/// Reads a register by `method`. `timeout_us` of 1…10,000,000 is for RMA; by SMFU the NIC's own time-out counts, and the
-/// processor waits. May sleep.
-///
-/// # Errors
-///
-/// See [`RraError`].
-pub fn read_by(
-    nic: &Arc<Nic>,
-    method: Method,
-    timeout_us: u32,
-    node: NodeId,
-    offset: RegOffset,
-) -> Result<u64, RraError> {
-    let done = match check(nic, method, node, offset)? {
-        Method::Local => return read_local(nic, offset),
-        Method::Rma => with_port(nic, |port| {
-            port.read(node, offset, &Deadline::new(timeout_us))
-        }),
-        Method::Smfu => through_window(nic, node, |nic| nic.smfu.rra_load(nic, offset)),
-    };
-    report(nic, node, offset, done)
-}
-
-/// Writes a register by `method`; as [`read_by`]. May sleep.
-///
-/// # Errors
-///
-/// See [`RraError`].
-pub fn write_by(
-    nic: &Arc<Nic>,
-    method: Method,
-    timeout_us: u32,
-    node: NodeId,
-    offset: RegOffset,
-    value: u64,
-) -> Result<(), RraError> {
-    let done = match check(nic, method, node, offset)? {
-        Method::Local => return write_local(nic, offset, value),
-        Method::Rma => with_port(nic, |port| {
-            port.write(node, offset, value, &Deadline::new(timeout_us))
-        }),
-        Method::Smfu => through_window(nic, node, |nic| nic.smfu.rra_store(nic, offset, value)),
-    };
-    report(nic, node, offset, done)
 }
 
 /// Reads a register of this NIC. Any context.
@@ -445,13 +127,13 @@ pub fn write_by(
 /// # Errors
 ///
 /// `BadOffset`, `Down`.
-pub fn read_local(nic: &Arc<Nic>, offset: RegOffset) -> Result<u64, RraError> {
+pub(crate) fn read_local(ctx: &Context, offset: RegOffset) -> Result<u64, RraError> {
     if !offset.is_valid() {
         return Err(RraError::BadOffset);
     }
-    let hw = nic.alive_access().ok_or(RraError::Down)?;
+    let hw = ctx.alive_access().ok_or(RraError::Down)?;
     let value = hw.rf.read(offset);
-    if nic.is_gone(&hw, value) {
+    if ctx.is_gone(&hw, value) {
         return Err(RraError::Down);
     }
     Ok(value)
@@ -462,117 +144,514 @@ pub fn read_local(nic: &Arc<Nic>, offset: RegOffset) -> Result<u64, RraError> {
 /// # Errors
 ///
 /// `BadOffset`, `Down`.
-pub fn write_local(nic: &Arc<Nic>, offset: RegOffset, value: u64) -> Result<(), RraError> {
+pub(crate) fn write_local(ctx: &Context, offset: RegOffset, value: u64) -> Result<(), RraError> {
     if !offset.is_valid() {
         return Err(RraError::BadOffset);
     }
-    let hw = nic.alive_access().ok_or(RraError::Down)?;
+    let hw = ctx.alive_access().ok_or(RraError::Down)?;
     hw.rf.write(offset, value);
     Ok(())
 }
 
-/// The method to use for a node.
-fn check(nic: &Nic, method: Method, node: NodeId, offset: RegOffset) -> Result<Method, RraError> {
-    if !offset.is_valid() {
-        return Err(RraError::BadOffset);
-    }
-    if node.is_reserved() {
-        return Err(RraError::BadNode);
-    }
-    match method {
-        _ if node == nic.node() => Ok(Method::Local),
-        Method::Local => Err(RraError::BadNode),
-        remote => Ok(remote),
-    }
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// Reads the register.
+    Read,
+    /// Writes this value to it.
+    Write(u64),
 }
 
-/// Counts and logs what went wrong outside this host.
-fn report<T>(
-    nic: &Nic,
-    node: NodeId,
-    offset: RegOffset,
-    done: Result<T, RraError>,
-) -> Result<T, RraError> {
-    let detail = u64::from(node.0) << 32 | u64::from(offset.get());
-    match done {
-        Err(RraError::TimedOut) => nic.error(Reason::RraTimeout, detail),
-        Err(RraError::Failed(_)) => nic.error(Reason::RraFailed, detail),
-        Err(RraError::Busy) => nic.note(Reason::RraBusy, detail),
-        _ => {}
-    }
-    done
+/// A request of a batch ([`Rra::batch`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// Whose register.
+    pub node: NodeId,
+    /// Which one.
+    pub offset: RegOffset,
+    /// What is done with it.
+    pub operation: Operation,
+    /// How it ended: the value read or written. Nobody looks at what it is before.
+    pub result: Result<u64, RraError>,
 }
 
-fn with_port<T>(
-    nic: &Arc<Nic>,
-    f: impl FnOnce(&mut Port) -> Result<T, RraError>,
-) -> Result<T, RraError> {
-    let mut state = nic.rra.state.lock();
-    if state.closed || !nic.is_alive() {
-        return Err(RraError::Down);
-    }
-    if state.port.is_none() {
-        state.port = Some(Port::open(nic).map_err(RraError::Open)?);
-    }
-    f(state.port.as_mut().ok_or(RraError::Down)?)
-}
-
-/// Opens the port (HW §3.7), which the first request does otherwise. May sleep.
-///
-/// # Errors
-///
-/// `Open`, `Down`.
-pub(crate) fn open(nic: &Arc<Nic>) -> Result<(), RraError> {
-    with_port(nic, |_| Ok(()))
-}
-
-/// Points interval 0 at `node` and runs `f`, which says whether it leaves a store under way.
-fn through_window<T>(
-    nic: &Arc<Nic>,
-    node: NodeId,
-    f: impl FnOnce(&Arc<Nic>) -> Result<(T, bool), RraError>,
-) -> Result<T, RraError> {
-    let mut state = nic.rra.state.lock();
-    if state.closed || !nic.is_alive() {
-        return Err(RraError::Down);
-    }
-    match state.smfu {
-        Some((current, _)) if current == node => {}
-        old => {
-            if let Some((_, true)) = old {
-                // The way of stores to the window and that of register writes differ on the chip: a load that follows
-                // the stores makes sure that they are through before they could go to the other node.
-                let _ = nic.smfu.rra_load(nic, info::DRIVER);
-            }
-            nic.smfu.point_rra(nic, node).ok_or(RraError::Down)?;
-            state.smfu = Some((node, false));
+impl Request {
+    const fn new(node: NodeId, offset: RegOffset, operation: Operation) -> Self {
+        Self {
+            node,
+            offset,
+            operation,
+            result: Err(RraError::TimedOut),
         }
     }
-    let (value, posted) = f(nic)?;
-    state.smfu = Some((node, posted));
-    Ok(value)
+
+    /// A read.
+    pub const fn read(node: NodeId, offset: RegOffset) -> Self {
+        Self::new(node, offset, Operation::Read)
+    }
+
+    /// A write.
+    pub const fn write(node: NodeId, offset: RegOffset, value: u64) -> Self {
+        Self::new(node, offset, Operation::Write(value))
+    }
+}
+
+/// Where interval 0 of the SMFU leads to, and whether stores to it may be under way.
+type Pointed = Option<(NodeId, bool)>;
+
+/// Registers of any node.
+#[pin_data]
+pub struct Rra {
+    ctx: Arc<Context>,
+    smfu: Arc<Smfu>,
+    rma: Arc<Rma>,
+    quarantine: Arc<Quarantine>,
+    /// The port is about to be closed: nobody waits any longer.
+    closing: AtomicFlag,
+    /// Taken to open the port; it stays closed.
+    #[pin]
+    closed: Mutex<bool>,
+    #[pin]
+    port: SpinLockIrq<Option<Port>>,
+    #[pin]
+    pointed: SpinLockIrq<Pointed>,
+}
+
+/// When requests are given up.
+pub(crate) struct Deadline {
+    start: Instant<Monotonic>,
+    limit: Delta,
+    /// The next pause in microseconds of a caller that sleeps: short answers cost little time, long waits
+    /// little processor.
+    pause: Option<i64>,
+}
+
+impl Deadline {
+    pub(crate) fn new(wait: Wait) -> Self {
+        let (us, pause) = match wait {
+            Wait::Sleep(us) => (us.clamp(1, MAX_TIMEOUT_US), Some(2)),
+            Wait::Spin(us) => (us.clamp(1, MAX_SPIN_US), None),
+        };
+        Self {
+            start: Instant::now(),
+            limit: Delta::from_micros(us.into()),
+            pause,
+        }
+    }
+
+    pub(crate) fn passed(&self) -> bool {
+        self.start.elapsed().as_nanos() >= self.limit.as_nanos()
+    }
+
+    /// What is left of the time.
+    pub(crate) fn left(&self) -> Option<Wait> {
+        let us = (self.limit.as_nanos() - self.start.elapsed().as_nanos()) / 1000;
+        let us = u32::try_from(us).ok().filter(|us| *us != 0)?;
+        Some(match self.pause {
+            Some(_) => Wait::Sleep(us),
+            None => Wait::Spin(us),
+        })
+    }
+
+    /// At least so many microseconds are left from now on.
+    pub(crate) fn extend(&mut self, us: u32) {
+        let enough = |(Wait::Sleep(left) | Wait::Spin(left))| left >= us;
+        if !self.left().is_some_and(enough) {
+            self.start = Instant::now();
+            self.limit = Delta::from_micros(us.into());
+        }
+    }
+
+    /// Lets time go by, asleep if that is allowed.
+    pub(crate) fn pause(&mut self) {
+        match &mut self.pause {
+            Some(us) => {
+                fsleep(Delta::from_micros(*us));
+                *us = (*us * 2).min(200);
+            }
+            None => udelay(Delta::from_micros(1)),
+        }
+    }
+}
+
+impl Rra {
+    /// May sleep.
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        smfu: Arc<Smfu>,
+        rma: Arc<Rma>,
+        quarantine: Arc<Quarantine>,
+    ) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                ctx,
+                smfu,
+                rma,
+                quarantine,
+                closing: AtomicFlag::new(false),
+                closed <- new_mutex!(false, "extoll_rra_closed"),
+                port <- new_spinlock_irq!(None, "extoll_rra"),
+                pointed <- new_spinlock_irq!(None, "extoll_rra_pointed"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Reads a register by RMA, with the default time-out. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// See [`RraError`].
+    pub fn read(&self, node: NodeId, offset: RegOffset) -> Result<u64, RraError> {
+        self.read_by(Method::Rma, DEFAULT_TIMEOUT_US, node, offset)
+    }
+
+    /// Writes a register by RMA, with the default time-out; see the module's text about what success
+    /// means. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// See [`RraError`].
+    pub fn write(&self, node: NodeId, offset: RegOffset, value: u64) -> Result<(), RraError> {
+        self.write_by(Method::Rma, DEFAULT_TIMEOUT_US, node, offset, value)
+    }
+
+    /// Reads a register by `method`. `timeout_us` of 1…10,000,000 is for RMA; by SMFU the NIC's own
+    /// time-out counts, and the processor stands still. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// See [`RraError`].
+    pub fn read_by(
+        &self,
+        method: Method,
+        timeout_us: u32,
+        node: NodeId,
+        offset: RegOffset,
+    ) -> Result<u64, RraError> {
+        let request = Request::read(node, offset);
+        self.one(method, Wait::Sleep(timeout_us), request)
+    }
+
+    /// Writes a register by `method`; as [`Rra::read_by`]. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// See [`RraError`].
+    pub fn write_by(
+        &self,
+        method: Method,
+        timeout_us: u32,
+        node: NodeId,
+        offset: RegOffset,
+        value: u64,
+    ) -> Result<(), RraError> {
+        let request = Request::write(node, offset, value);
+        self.one(method, Wait::Sleep(timeout_us), request).map(drop)
+    }
+
+    /// As [`Rra::read_by`] in any context but non-maskable interrupts: waits busily, `timeout_us` of
+    /// 1…100,000. What it costs is in the module's text.
+    ///
+    /// # Errors
+    ///
+    /// See [`RraError`].
+    pub fn read_atomic(
+        &self,
+        method: Method,
+        timeout_us: u32,
+        node: NodeId,
+        offset: RegOffset,
+    ) -> Result<u64, RraError> {
+        self.one(method, Wait::Spin(timeout_us), Request::read(node, offset))
+    }
+
+    /// As [`Rra::write_by`]; context and cost as of [`Rra::read_atomic`].
+    ///
+    /// # Errors
+    ///
+    /// See [`RraError`].
+    pub fn write_atomic(
+        &self,
+        method: Method,
+        timeout_us: u32,
+        node: NodeId,
+        offset: RegOffset,
+        value: u64,
+    ) -> Result<(), RraError> {
+        let request = Request::write(node, offset, value);
+        self.one(method, Wait::Spin(timeout_us), request).map(drop)
+    }
+
+    fn one(&self, method: Method, wait: Wait, mut request: Request) -> Result<u64, RraError> {
+        let Request { node, offset, .. } = request;
+        match self.check(method, node, offset)? {
+            Method::Rma => {
+                self.batch(core::slice::from_mut(&mut request), wait);
+                return request.result;
+            }
+            Method::Local => self.local(&request),
+            Method::Smfu => {
+                let done = self.through_window(&request);
+                self.report(node, offset, &done);
+                done
+            }
+        }
+    }
+
+    /// Makes requests to any nodes by RMA, many of them outstanding at once, and waits once for all; their
+    /// results are in them afterwards. Those to the same node are executed in order, whether or not one
+    /// before failed. One of the own node is made before the others. Context and time-out, which is
+    /// for all together: [`Wait`].
+    ///
+    /// ```no_run
+    /// # use extoll_core::{nic::Nic, rra::{Request, Wait}};
+    /// # use wire::{ids::NodeId, regs::info};
+    /// # fn example(nic: &Nic) {
+    /// // The network states of two nodes, in the time of one.
+    /// let mut requests = [1, 2].map(|n| Request::read(NodeId(n), info::NW_STATE));
+    /// nic.rra().batch(&mut requests, Wait::Sleep(1000));
+    /// for request in &requests {
+    ///     if let Ok(state) = request.result {
+    ///         // …
+    /// #       let _ = state;
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn batch(&self, requests: &mut [Request], wait: Wait) {
+        let mut until = Deadline::new(wait);
+        for some in requests.chunks_mut(AT_ONCE) {
+            self.some(some, &mut until);
+        }
+    }
+
+    /// At most [`AT_ONCE`] requests.
+    fn some(&self, requests: &mut [Request], until: &mut Deadline) {
+        let mut steps = [Step::Next(RraError::TimedOut); AT_ONCE];
+        for (request, step) in requests.iter_mut().zip(&mut steps) {
+            request.result = match self.check(Method::Rma, request.node, request.offset) {
+                Err(e) => Err(e),
+                Ok(Method::Local) => self.local(request),
+                Ok(_) => continue,
+            };
+            *step = Step::Over;
+        }
+        let sleeps = until.pause.is_some();
+        let mut last = false;
+        loop {
+            let look = |port: &mut Port| self.look(port, requests, &mut steps, last);
+            let left = match self.with_port(sleeps, look) {
+                Ok(left) => left,
+                Err(e) => {
+                    let all = requests.iter_mut().zip(&steps);
+                    for (request, _) in all.filter(|(_, step)| **step != Step::Over) {
+                        request.result = Err(e);
+                    }
+                    0
+                }
+            };
+            if left == 0 {
+                return;
+            }
+            until.pause();
+            last = until.passed();
+        }
+    }
+
+    /// Posts what was not yet, and takes what came; gives the rest up if it is the `last` look. Returns
+    /// how many are left.
+    fn look(
+        &self,
+        port: &mut Port,
+        requests: &mut [Request],
+        steps: &mut [Step],
+        last: bool,
+    ) -> usize {
+        port.settle(&self.ctx);
+        let down = !self.ctx.is_alive() || self.closing.load(Relaxed);
+        let (mut stuck, mut left) = (false, 0);
+        for (request, step) in requests.iter_mut().zip(steps) {
+            let done = match *step {
+                Step::Over => continue,
+                Step::Posted(ticket) => port.fetch(ticket),
+                // In order: not before one that could not be posted.
+                Step::Next(_) if stuck || last || down => None,
+                Step::Next(_) => match port.post(request) {
+                    Posted::Yes(ticket) => {
+                        *step = Step::Posted(ticket);
+                        None
+                    }
+                    Posted::Later(why) => {
+                        *step = Step::Next(why);
+                        stuck = true;
+                        None
+                    }
+                    Posted::Never(e) => Some(Err(e)),
+                },
+            };
+            let done = match (done, *step) {
+                (Some(done), _) => done,
+                (None, Step::Posted(ticket)) if last || down => {
+                    port.give_up(ticket);
+                    Err(if down {
+                        RraError::Down
+                    } else {
+                        RraError::TimedOut
+                    })
+                }
+                (None, Step::Next(_)) if down => Err(RraError::Down),
+                (None, Step::Next(why)) if last => Err(why),
+                (None, _) => {
+                    left += 1;
+                    continue;
+                }
+            };
+            self.report(request.node, request.offset, &done);
+            request.result = done;
+            *step = Step::Over;
+        }
+        left
+    }
+
+    /// Reads a register of this NIC. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `BadOffset`, `Down`.
+    pub fn read_local(&self, offset: RegOffset) -> Result<u64, RraError> {
+        read_local(&self.ctx, offset)
+    }
+
+    /// Writes a register of this NIC. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `BadOffset`, `Down`.
+    pub fn write_local(&self, offset: RegOffset, value: u64) -> Result<(), RraError> {
+        write_local(&self.ctx, offset, value)
+    }
+
+    fn local(&self, request: &Request) -> Result<u64, RraError> {
+        match request.operation {
+            Operation::Read => self.read_local(request.offset),
+            Operation::Write(value) => self.write_local(request.offset, value).map(|()| value),
+        }
+    }
+
+    /// The method to use for a node.
+    fn check(&self, method: Method, node: NodeId, offset: RegOffset) -> Result<Method, RraError> {
+        if !offset.is_valid() {
+            return Err(RraError::BadOffset);
+        }
+        if node.is_reserved() {
+            return Err(RraError::BadNode);
+        }
+        match method {
+            _ if node == self.ctx.node() => Ok(Method::Local),
+            Method::Local => Err(RraError::BadNode),
+            remote => Ok(remote),
+        }
+    }
+
+    /// Counts and logs what went wrong outside this host.
+    fn report(&self, node: NodeId, offset: RegOffset, done: &Result<u64, RraError>) {
+        let detail = u64::from(node.0) << 32 | u64::from(offset.get());
+        match done {
+            Err(RraError::TimedOut) => self.ctx.error(Reason::RraTimeout, detail),
+            Err(RraError::Failed(_)) => self.ctx.error(Reason::RraFailed, detail),
+            Err(RraError::Busy) => self.ctx.note(Reason::RraBusy, detail),
+            _ => {}
+        }
+    }
+
+    /// Runs `f` with the port, which is opened if the caller may sleep.
+    fn with_port<T>(&self, sleeps: bool, f: impl FnOnce(&mut Port) -> T) -> Result<T, RraError> {
+        if self.closing.load(Relaxed) || !self.ctx.is_alive() {
+            return Err(RraError::Down);
+        }
+        if sleeps && self.port.lock().is_none() {
+            self.open()?;
+        }
+        match &mut *self.port.lock() {
+            Some(port) => Ok(f(port)),
+            None if sleeps => Err(RraError::Down),
+            None => Err(RraError::Open(EAGAIN)),
+        }
+    }
+
+    /// Opens the port (HW §3.7), which the first request does otherwise. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `Open`, `Down`.
+    pub(crate) fn open(&self) -> Result<(), RraError> {
+        let closed = self.closed.lock();
+        if *closed {
+            return Err(RraError::Down);
+        }
+        if self.port.lock().is_some() {
+            return Ok(());
+        }
+        let port = Port::open(&self.ctx, &self.rma).map_err(RraError::Open)?;
+        *self.port.lock() = Some(port);
+        Ok(())
+    }
+
+    /// Points interval 0 at the node of `request`, and loads or stores.
+    fn through_window(&self, request: &Request) -> Result<u64, RraError> {
+        let node = request.node;
+        let mut pointed = self.pointed.lock();
+        if self.closing.load(Relaxed) || !self.ctx.is_alive() {
+            return Err(RraError::Down);
+        }
+        match *pointed {
+            Some((current, _)) if current == node => {}
+            old => {
+                if let Some((_, true)) = old {
+                    // The way of stores to the window and that of register writes differ on the chip: a
+                    // load that follows the stores makes sure that they are through before they could go
+                    // to the other node.
+                    let _ = self.smfu.rra_load(info::DRIVER);
+                }
+                self.smfu.point_rra(node).ok_or(RraError::Down)?;
+                *pointed = Some((node, false));
+            }
+        }
+        match request.operation {
+            Operation::Read => {
+                let value = self.smfu.rra_load(request.offset)?;
+                // It came behind the stores.
+                *pointed = Some((node, false));
+                Ok(value)
+            }
+            Operation::Write(value) => {
+                self.smfu.rra_store(request.offset, value)?;
+                *pointed = Some((node, true));
+                Ok(value)
+            }
+        }
+    }
+
+    /// Closes the port for good. May sleep.
+    pub(crate) fn close(&self) -> Remains {
+        self.closing.store(true, Relaxed);
+        *self.closed.lock() = true;
+        let port = self.port.lock().take();
+        // The port is closed here, outside the locks.
+        Remains(port.map(|port| port.close(&self.ctx, &self.quarantine)))
+    }
+}
+
+/// How far a request of a batch is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Not posted yet, and why not.
+    Next(RraError),
+    Posted(Ticket),
+    Over,
 }
 
 /// Memory that late answers may still be written to; to be kept until RMA is stopped.
 #[allow(dead_code)] // Held, never read.
 pub(crate) struct Remains(Option<DmaWords>);
-
-/// Closes the port for good. May sleep.
-pub(crate) fn close(nic: &Nic) -> Remains {
-    let port = {
-        nic.rra.closing.store(true, Relaxed);
-        let mut state = nic.rra.state.lock();
-        state.closed = true;
-        state.port.take()
-    };
-    // The port is closed here, outside the lock.
-    Remains(port.map(|mut p| {
-        // What came after its deadline is looked at by the next request only.
-        p.settle(None);
-        let now = p.answers.now_s();
-        if Reads(&mut p.answers.slots).is_expected(now) {
-            quarantine::outlives(nic, Vpid::RRA, EXPIRY_S * 1000);
-        }
-        p.answers.memory
-    }))
-}

@@ -2,150 +2,158 @@
 
 //! System notification queue: interrupts and events (HW §6).
 //!
-//! Events make the NIC write entries into a ring in host memory and send an MSI. The handler takes entries while their
-//! flip bit is as expected, tells the NIC how far it came and re-arms; only the handler advances.
+//! Events make the NIC write entries into a ring in host memory and send an MSI. The handler takes
+//! entries while their flip bit is as expected, tells the NIC how far it came and re-arms; only the
+//! handler advances. What is taken, skipped, masked and drained is decided by [`wire::snq`]
+//! ([`Intake`], [`Enabled`]); this file has the registers, the memory and the time.
+
+mod handler;
+mod messages;
+mod work;
 
 use crate::{
-    dma::DmaWords, events, hw::Hw, intake::HOLE_MS, nic::Nic, stats::Reason, vpid::Delivered, xbar,
+    context::Context,
+    dma::DmaWords,
+    events::{EventClient, Events},
+    hw::Hw,
+    monitor::Monitor,
+    smfu::Smfu,
+    vpid::Table,
 };
 use kernel::{
     device::{self, Bound},
+    new_delayed_work, new_work,
     prelude::*,
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
     time::{Instant, Monotonic},
+    workqueue::{DelayedWork, Work},
 };
-use kernel_ext::{barrier, net::BhDisabled, pci::IrqHandler, trace};
+use messages::Messages;
 use wire::{
-    ids::{RegOffset, Unit, Vpid},
-    regs::{
-        rma::{self, ErrorCounters},
-        snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
-        velo::{self, Counter1},
-    },
-    snq::{Entry, Ring, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
+    ids::Unit,
+    regs::snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
+    snq::{Enabled, ErrorReports, Intake, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
 };
+use work::{BEGIN, DRAIN, MESSAGES, RECOVER, UNMASK, WATCH};
+
+pub(crate) use handler::Interrupt;
+pub use messages::{MessageClient, MessageSubscription};
 
 /// Words per ring entry.
 const ENTRY_WORDS: usize = 8;
-/// Entries that one interrupt may handle; the rest raises the next one at once.
-const BUDGET: u32 = 256;
-/// Occurrences of one event per second that are taken for a storm.
-const STORM: u32 = 2000;
-/// How long a storming event stays masked.
-const MASKED_MS: u32 = 1000;
-/// Pause between looks for entries that no interrupt tells of. One may get lost, and it is armed again by its handler only.
-pub(crate) const WATCH_MS: u32 = 1000;
-/// Rounds in a row without credits in use that end the drain (HW §15.3).
-const DRAIN_ROUNDS: u32 = 255;
-/// Pause between drain attempts.
-const DRAIN_PAUSE_MS: u32 = 10;
-/// Attempts before the drain is given up for a while.
-const DRAIN_ATTEMPTS: u32 = 100;
-/// Pause after a drain that was given up.
-const DRAIN_RETRY_MS: u32 = 10_000;
+/// What decides about entries that were taken.
+struct Judge {
+    enabled: Enabled,
+    errors: ErrorReports,
+}
 
 struct State {
     /// The entries; `None` once the driver is unbound.
     memory: Option<DmaWords>,
-    ring: Ring,
+    intake: Intake,
     running: bool,
-    /// Events that the driver wants.
-    allowed: TriggerMask,
-    /// Events masked because of a storm.
-    storming: TriggerMask,
-    counts: [u32; 32],
-    window: Instant<Monotonic>,
-    /// Attempts made by a running drain.
-    drain: Option<u32>,
-    /// The next entry is not there although the write pointer passed it; where the pointer was when that was noticed.
-    missing: Option<u16>,
-    /// Entries were seen waiting since the interrupt was armed.
-    waiting: bool,
-    /// Error counters as last reported.
-    errors: Errors,
+    judge: Judge,
 }
 
-impl State {
-    /// The entry to be handled next, valid or not.
-    fn next_entry(&self) -> Option<Entry> {
-        let memory = self.memory.as_ref()?;
-        let first = usize::from(self.ring.next()) * ENTRY_WORDS;
-        let mut words = [0; ENTRY_WORDS];
-        // The header decides whether the entry is there: read it before the rest.
-        words[ENTRY_WORDS - 1] = memory.read(first + ENTRY_WORDS - 1);
-        barrier::dma_rmb();
-        for (i, word) in words.iter_mut().take(ENTRY_WORDS - 1).enumerate() {
-            *word = memory.read(first + i);
-        }
-        Some(Entry::from_words(words))
+/// Memory for a ring. To be allocated below 4 GiB until boards have shown that higher addresses work:
+/// no source has the vendor's driver use them for this queue. May sleep.
+///
+/// # Errors
+///
+/// `ENOMEM`; `ERANGE` if it is not aligned as the hardware wants it.
+pub(crate) fn allocate(dev: &device::Device<Bound>) -> Result<DmaWords> {
+    let memory = DmaWords::new(dev, usize::from(ENTRIES) * ENTRY_WORDS)?;
+    if memory.address().0 % QUEUE_ALIGN != 0 {
+        return Err(ERANGE);
     }
+    Ok(memory)
+}
 
-    /// Makes a lost entry one that was handled.
-    fn fill_next(&self) {
-        if let Some(memory) = &self.memory {
-            let first = usize::from(self.ring.next()) * ENTRY_WORDS;
-            memory.write(first + ENTRY_WORDS - 1, self.ring.filler().raw());
-        }
-    }
+/// What the queue's entries are for.
+pub(crate) struct Handlers {
+    pub(crate) events: Arc<Events>,
+    pub(crate) smfu: Arc<Smfu>,
+    pub(crate) monitor: Arc<Monitor>,
+    /// VPIDs of VELO and RMA.
+    pub(crate) tables: [Arc<Table>; 2],
+}
 
-    fn mask(&self) -> TriggerMask {
-        let mask = if self.drain.is_some() {
-            self.allowed.without(TriggerEvent::XbarOutport)
-        } else {
-            self.allowed
-        };
-        TriggerMask(mask.raw() & !self.storming.raw())
-    }
-
-    /// Counts an occurrence; true if the event has to be masked.
-    fn storm(&mut self, event: TriggerEvent) -> bool {
-        if matches!(
-            event,
-            TriggerEvent::VeloNotification | TriggerEvent::RmaNotification
-        ) {
-            return false; // Masked per VPID by hardware.
+impl Handlers {
+    fn table(&self, unit: Unit) -> &Table {
+        let [velo, rma] = &self.tables;
+        match unit {
+            Unit::Velo => velo,
+            Unit::Rma => rma,
         }
-        if self.window.elapsed().as_millis() >= 1000 {
-            self.window = Instant::now();
-            self.counts = [0; 32];
-        }
-        let Some(count) = self.counts.get_mut(usize::from(event.number())) else {
-            return false;
-        };
-        *count += 1;
-        *count > STORM
     }
 }
 
-/// The ring and its state.
+/// The notification queue of a NIC.
 #[pin_data]
 pub(crate) struct Snq {
+    ctx: Arc<Context>,
+    to: Handlers,
+    /// The three words of the interrupt packet (HW §6.2).
+    irq: [u64; 3],
+    /// Times are counted from here.
+    epoch: Instant<Monotonic>,
     #[pin]
     state: SpinLockIrq<State>,
+    #[pin]
+    messages: Messages,
+    #[pin]
+    drain: DelayedWork<Snq, DRAIN>,
+    #[pin]
+    recovery: DelayedWork<Snq, RECOVER>,
+    #[pin]
+    watch: DelayedWork<Snq, WATCH>,
+    #[pin]
+    unmask: DelayedWork<Snq, UNMASK>,
+    #[pin]
+    begin: Work<Snq, BEGIN>,
+    #[pin]
+    messages_work: DelayedWork<Snq, MESSAGES>,
 }
 
 impl Snq {
-    pub(crate) fn new(dev: &device::Device<Bound>) -> Result<impl PinInit<Self, Error>> {
-        let memory = DmaWords::new(dev, usize::from(ENTRIES) * ENTRY_WORDS)?;
-        if memory.address().0 % QUEUE_ALIGN != 0 {
-            return Err(ERANGE);
-        }
+    /// `memory` is from [`allocate`]; `irq` is the interrupt packet. May sleep.
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        memory: DmaWords,
+        to: Handlers,
+        irq: [u64; 3],
+        messages_per_second: u32,
+    ) -> Result<Arc<Self>> {
         let state = State {
             memory: Some(memory),
-            ring: Ring::new(ENTRIES, 0).ok_or(EINVAL)?,
+            intake: Intake::new(ENTRIES, 0).ok_or(EINVAL)?,
             running: false,
-            allowed: TriggerMask::DEFAULT,
-            storming: TriggerMask(0),
-            counts: [0; 32],
-            window: Instant::now(),
-            drain: None,
-            missing: None,
-            waiting: false,
-            errors: Errors::default(),
+            judge: Judge {
+                enabled: Enabled::new(TriggerMask::DEFAULT),
+                errors: ErrorReports::new(),
+            },
         };
-        Ok(try_pin_init!(Self {
-            state <- new_spinlock_irq!(state, "extoll_snq"),
-        }))
+        Arc::pin_init(
+            pin_init!(Self {
+                ctx,
+                to,
+                irq,
+                epoch: Instant::now(),
+                state <- new_spinlock_irq!(state, "extoll_snq"),
+                messages <- Messages::new(messages_per_second),
+                drain <- new_delayed_work!("extoll_drain"),
+                recovery <- new_delayed_work!("extoll_recovery"),
+                watch <- new_delayed_work!("extoll_watch"),
+                unmask <- new_delayed_work!("extoll_unmask"),
+                begin <- new_work!("extoll_begin"),
+                messages_work <- new_delayed_work!("extoll_messages"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.epoch.elapsed().as_millis().max(0) as u64
     }
 
     /// HW §3.1 step 6: ring, pointers, program, enabled events.
@@ -154,12 +162,13 @@ impl Snq {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let memory = state.memory.as_ref().ok_or(ENODEV)?;
-        hw.rf
-            .write(snq::QUEUE_MSLT, QueueIndex(0).with_index(ENTRIES - 1).raw());
+        let last = QueueIndex(0).with_index(ENTRIES - 1);
+        hw.rf.write(snq::QUEUE_MSLT, last.raw());
         let address = QueueBalt(0).with_address_div_1024(memory.address().0 / QUEUE_ALIGN);
         hw.rf.write(snq::QUEUE_BALT, address.raw());
         let wp = QueueIndex(hw.rf.read(snq::QUEUE_WPLT)).index();
-        let ring = Ring::new(ENTRIES, wp).ok_or(EINVAL)?;
+        let intake = Intake::new(ENTRIES, wp).ok_or(EINVAL)?;
+        let ring = intake.ring();
         for i in 0..ENTRIES {
             let first = usize::from(i) * ENTRY_WORDS;
             for word in first..first + ENTRY_WORDS - 1 {
@@ -167,20 +176,21 @@ impl Snq {
             }
             memory.write(first + ENTRY_WORDS - 1, ring.blank(i).raw());
         }
-        hw.rf
-            .write(snq::QUEUE_RPLT, QueueIndex(0).with_index(ring.rplt()).raw());
+        let consumed = QueueIndex(0).with_index(ring.rplt());
+        hw.rf.write(snq::QUEUE_RPLT, consumed.raw());
         hw.rf.write(snq::IRQ_WATERMARK, ring.watermark().raw());
         for (pc, word) in (0..PROGRAM_WORDS as u32).zip(TOURMALET.words()) {
             hw.rf.write(snq::program_ram(pc), *word);
         }
-        state.ring = ring;
-        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
+        state.intake = intake;
+        hw.rf
+            .write(snq::TRIGGER_ENABLE, state.judge.enabled.mask().raw());
         Ok(())
     }
 
     /// HW §3.1 step 7: interrupt packet and start. The interrupt handler must be installed.
-    pub(crate) fn start(&self, hw: &Hw, irq: [u64; 3]) {
-        let [irq_0, irq_1, irq_2] = irq;
+    pub(crate) fn start(&self, hw: &Hw) {
+        let [irq_0, irq_1, irq_2] = self.irq;
         self.state.lock().running = true;
         hw.rf.write(snq::IRQ_0, irq_0);
         hw.rf.write(snq::IRQ_1, irq_1);
@@ -191,9 +201,9 @@ impl Snq {
     }
 
     /// No event is reported any more. The memory stays in use until a register was read afterwards.
-    pub(crate) fn stop(&self, nic: &Nic) {
+    pub(crate) fn stop(&self) {
         self.state.lock().running = false;
-        if let Some(hw) = nic.alive_access() {
+        if let Some(hw) = self.ctx.alive_access() {
             hw.rf.write(snq::TRIGGER_ENABLE, 0);
             hw.rf.write(snq::EXECUTE, 0);
             hw.rf.read(snq::QUEUE_WPLT);
@@ -206,335 +216,76 @@ impl Snq {
         drop(memory);
     }
 
-    /// Sets which events are enabled; storms and the drain mask some of them for a while. Any context.
-    pub(crate) fn allow(&self, nic: &Nic, mask: TriggerMask) {
-        let Some(hw) = nic.alive_access() else { return };
+    /// Changes which events are enabled, and writes that if `change` says so.
+    fn write_mask(&self, change: impl FnOnce(&mut Enabled) -> bool) {
+        let hw = self.ctx.alive_access();
         let mut state = self.state.lock();
-        state.allowed = mask;
-        if state.running {
-            hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
+        let enabled = &mut state.judge.enabled;
+        if !change(enabled) {
+            return;
         }
+        let mask = enabled.mask();
+        if let Some(hw) = hw.filter(|_| state.running) {
+            hw.rf.write(snq::TRIGGER_ENABLE, mask.raw());
+        }
+    }
+
+    /// Sets which events are enabled besides those with subscribers; storms and the drain mask some of
+    /// them for a while. Any context.
+    pub(crate) fn allow(&self, mask: TriggerMask) {
+        self.to.events.allowed(mask);
+        self.write_mask(|enabled| {
+            enabled.allow(mask);
+            true
+        });
+    }
+
+    /// See [`crate::nic::Nic::subscribe_event`].
+    pub(crate) fn subscribe_event(
+        self: &Arc<Self>,
+        event: TriggerEvent,
+        client: Arc<dyn EventClient>,
+    ) -> Result<EventSubscription> {
+        if matches!(
+            event,
+            TriggerEvent::VeloNotification | TriggerEvent::RmaNotification
+        ) {
+            return Err(EINVAL);
+        }
+        let key = self.to.events.add(event, client)?;
+        self.enable_subscribed();
+        let snq = self.clone();
+        Ok(EventSubscription { snq, key })
+    }
+
+    /// Enables the events that have subscribers, and no longer those that had some.
+    fn enable_subscribed(&self) {
+        self.write_mask(|enabled| {
+            // With the state locked: of two changes the later one counts.
+            enabled.subscribe(self.to.events.subscribed());
+            true
+        });
     }
 
     /// Last consumed entry, events enabled, whether a drain runs; for debugfs.
     pub(crate) fn show(&self) -> (u16, u64, bool) {
         let state = self.state.lock();
-        (state.ring.rplt(), state.mask().raw(), state.drain.is_some())
+        let enabled = &state.judge.enabled;
+        let rplt = state.intake.ring().rplt();
+        (rplt, enabled.mask().raw(), enabled.is_draining())
     }
 }
 
-/// Handler of MSI vector 0.
-pub(crate) struct Interrupt(pub(crate) Arc<Nic>);
-
-impl IrqHandler for Interrupt {
-    fn handle(&self) {
-        let nic = &self.0;
-        let Some(hw) = nic.alive_access() else { return };
-        nic.stats().interrupt();
-        let mut guard = nic.snq.state.lock();
-        let state = &mut *guard;
-        if !state.running {
-            return;
-        }
-        let mut handled = take_entries(nic, &hw, state);
-        if handled == 0 {
-            // Nobody's interrupt? Ask whether somebody is still there at all. The answer comes behind all that the NIC
-            // wrote before, so an entry that was late is there now.
-            let wp = hw.rf.read(snq::QUEUE_WPLT);
-            if nic.is_gone(&hw, wp) {
-                return;
-            }
-            handled = take_entries(nic, &hw, state);
-            let written = QueueIndex(wp).index();
-            if handled == 0 && written != state.ring.next() {
-                // Lost. Not re-armed, or it would interrupt again at once.
-                state.missing = Some(written);
-                nic.schedule_recovery(HOLE_MS);
-                return;
-            }
-        }
-        match handled {
-            0 => nic.note(Reason::SpuriousInterrupt, u64::from(state.ring.next())),
-            BUDGET => nic.note(Reason::InterruptBudget, 0),
-            _ => {}
-        }
-        acknowledge(&hw, state);
-        trace::interrupt(nic.id(), handled, state.ring.rplt());
-    }
+/// A subscription to a trigger event, ended by drop: when that returns, the client is not called any
+/// more. Process context; may sleep.
+pub struct EventSubscription {
+    snq: Arc<Snq>,
+    key: u64,
 }
 
-/// Handles the entries that are there, at most [`BUDGET`]; returns their number.
-fn take_entries(nic: &Arc<Nic>, hw: &Hw, state: &mut State) -> u32 {
-    let mut handled = 0;
-    while handled < BUDGET {
-        let Some(entry) = state.next_entry().filter(|e| state.ring.is_valid(e.header)) else {
-            break;
-        };
-        dispatch(nic, hw, state, &entry);
-        state.ring.consume();
-        handled += 1;
-    }
-    if handled != 0 {
-        state.missing = None;
-    }
-    handled
-}
-
-/// Tells the NIC how far the handler came, and arms the interrupt.
-fn acknowledge(hw: &Hw, state: &mut State) {
-    state.waiting = false;
-    hw.rf.write(
-        snq::QUEUE_RPLT,
-        QueueIndex(0).with_index(state.ring.rplt()).raw(),
-    );
-    hw.rf
-        .write(snq::IRQ_WATERMARK, state.ring.watermark().raw());
-}
-
-/// Takes entries that have been waiting since the last look: their interrupt got lost, and there will be none before it is armed.
-pub(crate) fn watch(nic: &Arc<Nic>) {
-    // What clients schedule runs when bottom halves are on again.
-    let _bh = BhDisabled::new();
-    let Some(hw) = nic.alive_access() else { return };
-    let mut guard = nic.snq.state.lock();
-    let state = &mut *guard;
-    if !state.running || state.missing.is_some() {
-        return;
-    }
-    let wp = hw.rf.read(snq::QUEUE_WPLT);
-    if nic.is_gone(&hw, wp) {
-        return;
-    }
-    let written = QueueIndex(wp).index();
-    if written == state.ring.next() {
-        return;
-    }
-    if !core::mem::replace(&mut state.waiting, true) {
-        return;
-    }
-    nic.error(Reason::LostInterrupt, u64::from(state.ring.next()));
-    if take_entries(nic, &hw, state) == 0 {
-        state.missing = Some(written);
-        nic.schedule_recovery(HOLE_MS);
-        return;
-    }
-    acknowledge(&hw, state);
-}
-
-fn begin_drain(nic: &Arc<Nic>, hw: &Hw, state: &mut State) {
-    if state.drain.is_none() {
-        state.drain = Some(0);
-        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
-        nic.schedule_drain(0);
-    }
-}
-
-/// Skips entries that got lost on their way, then does what they may have asked for: all clients poll, the status is read
-/// and the outport drained. The counters that error events report are cumulative, the next one tells.
-pub(crate) fn recover(nic: &Arc<Nic>) {
-    // What clients schedule runs when bottom halves are on again.
-    let _bh = BhDisabled::new();
-    let Some(hw) = nic.alive_access() else { return };
-    {
-        let mut guard = nic.snq.state.lock();
-        let state = &mut *guard;
-        let Some(written) = state.missing.take().filter(|_| state.running) else {
-            return; // It came after all.
-        };
-        let first = state.ring.next();
-        let mut lost = 0u32;
-        for _ in 0..ENTRIES {
-            if state.ring.next() == written {
-                break;
-            }
-            match state.next_entry() {
-                Some(entry) if state.ring.is_valid(entry.header) => {
-                    dispatch(nic, &hw, state, &entry);
-                }
-                _ => {
-                    state.fill_next();
-                    lost += 1;
-                }
-            }
-            state.ring.consume();
-        }
-        if lost != 0 {
-            nic.error(
-                Reason::LostSystemNotification,
-                u64::from(first) | u64::from(lost) << 32,
-            );
-            begin_drain(nic, &hw, state);
-        }
-        acknowledge(&hw, state);
-    }
-    drop(hw);
-    nic.velo.interrupt_all();
-    nic.rma.interrupt_all();
-    nic.schedule_status();
-}
-
-fn dispatch(nic: &Arc<Nic>, hw: &Hw, state: &mut State, entry: &Entry) {
-    let Some(emission) = TOURMALET.emission(entry.header.pc()) else {
-        nic.error(Reason::UnknownNotification, u64::from(entry.header.pc()));
-        return;
-    };
-    let event = emission.event;
-    let number = event.number();
-    let words = entry.words(emission.registers.len());
-    let word = words.iter().copied().find(|w| *w != 0).unwrap_or(0);
-    trace::event(nic.id(), number.into(), emission.part.into(), word);
-    nic.stats().event(number);
-    if state.storm(event) && !state.storming.contains(event) {
-        nic.error(Reason::EventStorm, number.into());
-        state.storming = state.storming.with(event);
-        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
-        nic.schedule_unmask(MASKED_MS);
-    }
-    let registers = emission.registers;
-    match event {
-        TriggerEvent::VeloNotification => deliver(nic, Unit::Velo, words),
-        TriggerEvent::RmaNotification => deliver(nic, Unit::Rma, words),
-        TriggerEvent::NwState | TriggerEvent::BarrierGlobalInterrupt => {
-            events::count(nic, event, registers, words);
-            nic.schedule_status();
-        }
-        TriggerEvent::XbarOutport => {
-            events::count(nic, event, registers, words);
-            begin_drain(nic, hw, state);
-        }
-        TriggerEvent::VeloError | TriggerEvent::RmaError => {
-            match state.errors.take(registers, words) {
-                Change::Error => events::error(nic, event, emission.part, registers, words),
-                change => {
-                    events::count(nic, event, registers, words);
-                    if change == Change::ClosedPort {
-                        nic.note(Reason::ClosedPort, number.into());
-                    }
-                }
-            }
-        }
-        _ => events::handle(nic, hw, event, emission.part, registers, words),
-    }
-}
-
-/// What the error counters in a report of VELO or RMA tell.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Change {
-    Nothing,
-    /// Only messages for VPIDs that are not open: a peer that started before, or outlived, its partner here.
-    ClosedPort,
-    Error,
-}
-
-/// Error counters of VELO and RMA with their last reported values and the bits that count messages for closed VPIDs.
-struct Errors([(RegOffset, u64, u64); 10]);
-
-impl Default for Errors {
-    fn default() -> Self {
-        const NONE: u64 = 0;
-        Self([
-            (velo::COUNTER_1, Counter1(0).with_disabled_mbox(!0).raw(), 0),
-            (rma::REQUESTER_ERROR_CNT_0, NONE, 0),
-            (rma::REQUESTER_ERROR_CNT_1, NONE, 0),
-            (rma::RESPONDER_ERROR_CNT_0, VPID_3, 0),
-            (rma::RESPONDER_ERROR_CNT_1, NONE, 0),
-            (rma::RESPONDER_ERROR_CNT_2, NONE, 0),
-            (rma::COMPLETER_ERROR_CNT_0, NONE, 0),
-            (rma::COMPLETER_ERROR_CNT_1, NONE, 0),
-            (rma::COMPLETER_ERROR_CNT_2, VPID_0, 0),
-            (rma::COMPLETER_ERROR_CNT_3, NONE, 0),
-        ])
-    }
-}
-
-/// Fourth counter of an RMA counter register: responder's `vpid`.
-const VPID_3: u64 = ErrorCounters(0).with_count_3(!0).with_ovflw_3(true).raw();
-/// First counter: completer's `vpid`.
-const VPID_0: u64 = ErrorCounters(0).with_count_0(!0).with_ovflw_0(true).raw();
-
-impl Errors {
-    /// Compares a report with the last one and remembers it.
-    fn take(&mut self, registers: &[RegOffset], words: &[u64]) -> Change {
-        let mut worst = Change::Nothing;
-        for (reg, word) in registers.iter().zip(words) {
-            let Some((_, closed, last)) = self.0.iter_mut().find(|(r, _, _)| r == reg) else {
-                continue; // No error counter.
-            };
-            let changed = *word ^ *last;
-            *last = *word;
-            worst = worst.max(match changed {
-                0 => Change::Nothing,
-                c if c & !*closed == 0 => Change::ClosedPort,
-                _ => Change::Error,
-            });
-        }
-        worst
-    }
-}
-
-/// Calls the clients of all VPIDs in a vector of four words: bit j of word i is VPID 64·i + j.
-fn deliver(nic: &Arc<Nic>, unit: Unit, vector: &[u64]) {
-    for (i, word) in (0u16..4).zip(vector) {
-        let mut rest = *word;
-        while rest != 0 {
-            let bit = rest.trailing_zeros() as u16;
-            rest &= rest - 1;
-            let Some(vpid) = Vpid::new(64 * i + bit) else {
-                continue;
-            };
-            if nic.table(unit).interrupt(vpid) == Delivered::NoClient {
-                nic.note(
-                    Reason::UnclaimedInterrupt,
-                    u64::from(vpid.get()) | (unit as u64) << 32,
-                );
-            }
-        }
-    }
-}
-
-/// Unmasks events after a storm.
-pub(crate) fn unmask(nic: &Arc<Nic>) {
-    let Some(hw) = nic.alive_access() else { return };
-    let mut state = nic.snq.state.lock();
-    if state.running && state.storming.raw() != 0 {
-        state.storming = TriggerMask(0);
-        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
-    }
-}
-
-/// Runs the drain. Returns the pause in milliseconds until it wants to run again.
-pub(crate) fn drain(nic: &Arc<Nic>) -> Option<u32> {
-    let attempts = {
-        let state = nic.snq.state.lock();
-        state.drain.filter(|_| state.running)?
-    };
-    let mut clean = 0;
-    for _ in 0..DRAIN_ROUNDS {
-        let hw = nic.alive_access()?;
-        match xbar::drain_round(&hw) {
-            Some(true) => clean += 1,
-            Some(false) => {}
-            None => {
-                nic.is_gone(&hw, u64::MAX);
-            }
-        }
-    }
-    let hw = nic.alive_access()?;
-    let mut state = nic.snq.state.lock();
-    if !state.running {
-        return None;
-    }
-    if clean == DRAIN_ROUNDS {
-        state.drain = None;
-        hw.rf.write(snq::TRIGGER_ENABLE, state.mask().raw());
-        None
-    } else if attempts + 1 < DRAIN_ATTEMPTS {
-        state.drain = Some(attempts + 1);
-        Some(DRAIN_PAUSE_MS)
-    } else {
-        state.drain = Some(0);
-        drop(state);
-        nic.error(Reason::DrainIncomplete, 0);
-        Some(DRAIN_RETRY_MS)
+impl Drop for EventSubscription {
+    fn drop(&mut self) {
+        self.snq.to.events.remove(self.key);
+        self.snq.enable_subscribed();
     }
 }

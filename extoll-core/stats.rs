@@ -111,6 +111,16 @@ reasons! {
     Leaked = 37, "memory of unanswered commands leaked";
     /// Somebody has the device reset; it is unbound and bound again.
     Reset = 38, "device reset";
+    /// Interrupt that the notification queue does not explain, while somebody waits for such.
+    MessageInterrupt = 39, "interrupt by another node";
+    /// Other nodes caused too many interrupts; interrupt targets are closed for a second.
+    MessageStorm = 40, "storm of interrupts by other nodes";
+    /// A transaction with the PCIe backdoor of another node failed.
+    Backdoor = 41, "PCIe backdoor transaction failed";
+    /// A module above kept its handle of the NIC when it was unbound.
+    HandleLeft = 42, "handles of the NIC left after unbind";
+    /// The PCI core reports an error on the way to the device; it is reset, unbound and bound again.
+    Unreachable = 43, "device unreachable by a PCI error";
 }
 
 /// Counters of one NIC. Any context.
@@ -196,10 +206,6 @@ macro_rules! port_stats {
         }
 
         impl PortStats {
-            pub(crate) fn new() -> Self {
-                Self::of(None)
-            }
-
             pub(crate) fn of(opener: Option<Opener>) -> Self {
                 Self { opener, $($name: Atomic::new(0),)* }
             }

@@ -1,16 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Sending side of a port: credit, copies for replay, and repair of the requester's write-combining buffer (HW §8).
+//! Sending side of a port: credit, copies for replay, and repair of the requester's write-combining buffer
+//! (HW §8). [`wire::sending`] decides; here are the registers, the lock, and the work item that looks.
 //!
-//! The hot path reads no register: 255 packets may be outstanding, and the committed count is read only when by the
-//! last known count none is left. Since a dropped packet would go unnoticed when nothing follows it, a work item looks
-//! at the state some milliseconds after sending, and as long as something is outstanding.
+//! The hot path reads no register: 255 packets may be outstanding, and the committed count is read only when
+//! by the last known count none is left. Since a dropped packet would go unnoticed when nothing follows it,
+//! the work item looks at the state some milliseconds after sending, and as long as something is outstanding.
+//!
+//! Several parties may share a port; [`wire::turns`] tells whose turn it is.
+
+mod parties;
+
+pub(crate) use parties::Party;
+pub use parties::RoomClient;
 
 use crate::{
+    context::Context,
     hw::Hw,
-    nic::Nic,
-    residue,
     stats::{add, PortStats, Reason},
+    time::{now, ticks},
+    vpid::{SendSide, Table},
 };
 use kernel::{
     impl_has_delayed_work, new_delayed_work,
@@ -20,11 +29,13 @@ use kernel::{
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::work;
+use parties::Parties;
 use wire::{
     ids::{Unit, Vpid},
     regs::wcbuf,
-    residue::QUIET_US,
-    wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict, COPIES},
+    sending::{Admission, Kick, Limits, Mode, Next, Refusal, Sending},
+    turns::{Turn, TurnId},
+    wcbuf::{Action, Event, Failure, Replay, State, COPIES},
 };
 
 /// Why a packet was not sent.
@@ -50,79 +61,65 @@ impl From<SendError> for Error {
     }
 }
 
-/// How long a repair may take before its packets are given up: longer than full queues at the other end may hold the fabric up (the
-/// programmed time-outs, HW §9.3, §10.7).
+/// How long a repair may take before its packets are given up: longer than full queues at the other end may
+/// hold the fabric up (the programmed time-outs, HW §9.3, §10.7).
 const REPAIR_DEADLINE_MS: i64 = 5000;
 /// How long the committed count may stand still before that is reported.
-const STALL_MS: i64 = 1000;
+const STALL_MS: u32 = 1000;
+/// How long room that somebody was told of is kept for him.
+const GRANT_MS: u32 = 20;
 /// Pause between looks at the state while something is outstanding.
 const WATCH_MS: u32 = 4;
-/// Looks in quick succession while somebody waits for room.
+/// Looks in quick succession while somebody waits for room, and the pause between them.
 const QUICK_LOOKS: u32 = 20;
+const QUICK_PAUSE: Delta = Delta::from_micros(50);
+/// Pause between looks of a repair.
+const REPAIR_PAUSE: Delta = Delta::from_micros(20);
+/// Parties that are told of room in one go.
+const WAKES: usize = 16;
+/// Packets of a batch: for so long interrupts are off.
+pub(crate) const MOST_AT_ONCE: u8 = 32;
 
+/// A packet as it is stored to the requester, and its copy for a replay.
 #[derive(Clone, Copy)]
-struct Copy<const N: usize> {
-    words: [u64; N],
-    page: u32,
-    len: u8,
+pub(crate) struct Packet<const N: usize> {
+    /// The words, of which the first `len` count.
+    pub(crate) words: [u64; N],
+    /// Requester page, as an offset in the window of the unit.
+    pub(crate) page: u32,
+    /// Number of words.
+    pub(crate) len: u8,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Open,
-    /// The work item owns the credits; nothing else may be sent.
-    Repair,
-    Closed,
-}
+impl<const N: usize> Packet<N> {
+    const EMPTY: Self = Self {
+        words: [0; N],
+        page: 0,
+        len: 0,
+    };
 
-struct Inner<const N: usize> {
-    mode: Mode,
-    credits: Credits,
-    copies: KVVec<Copy<N>>,
-    /// Room that somebody waits for, 0 = nobody.
-    wanted: u8,
-    /// The work item is queued or running and will look again.
-    watching: bool,
-    /// Committed count at the last progress, and when that was.
-    progress: (u8, Instant<Monotonic>),
-    /// The present stall was reported.
-    reported: bool,
-}
-
-impl<const N: usize> Inner<N> {
-    /// True once per stall: packets are outstanding and none was committed for a while.
-    fn stalled(&mut self) -> bool {
-        let committed = self.credits.committed();
-        if self.credits.outstanding() == 0 || committed != self.progress.0 {
-            self.progress = (committed, Instant::now());
-            self.reported = false;
-            return false;
-        }
-        if self.reported || self.progress.1.elapsed().as_millis() < STALL_MS {
-            return false;
-        }
-        self.reported = true;
-        true
+    fn words(&self) -> &[u64] {
+        self.words.get(..usize::from(self.len)).unwrap_or(&[])
     }
 }
 
-/// What the caller has to do after releasing the lock.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kick {
-    Nothing,
-    Soon,
-    Now,
+struct Inner<const N: usize> {
+    machine: Sending<KVVec<Turn>>,
+    copies: KVVec<Packet<N>>,
 }
 
 /// Sending side; `N` is the longest packet in words.
 #[pin_data]
 pub(crate) struct Tx<const N: usize> {
-    nic: Arc<Nic>,
+    ctx: Arc<Context>,
+    table: Arc<Table>,
     unit: Unit,
     vpid: Vpid,
     stats: Arc<PortStats>,
     #[pin]
     inner: SpinLockIrq<Inner<N>>,
+    #[pin]
+    parties: Parties,
     #[pin]
     watch: DelayedWork<Tx<N>>,
 }
@@ -140,175 +137,151 @@ impl<const N: usize> WorkItem for Tx<N> {
 }
 
 impl<const N: usize> Tx<N> {
+    /// The sending side of a VPID whose state is fresh. May sleep.
     pub(crate) fn new(
-        nic: &Arc<Nic>,
-        unit: Unit,
+        ctx: &Arc<Context>,
+        table: &Arc<Table>,
         vpid: Vpid,
         stats: Arc<PortStats>,
     ) -> Result<Arc<Self>> {
-        let mut copies = KVVec::with_capacity(COPIES, GFP_KERNEL)?;
-        for _ in 0..COPIES {
-            copies.push(
-                Copy {
-                    words: [0; N],
-                    page: 0,
-                    len: 0,
-                },
-                GFP_KERNEL,
-            )?;
-        }
+        let copies = KVVec::from_elem(Packet::EMPTY, COPIES, GFP_KERNEL)?;
+        let limits = Limits {
+            stall: ticks(STALL_MS),
+            grant: ticks(GRANT_MS),
+        };
+        let machine = Sending::new(KVVec::from_elem(Turn::FREE, 1, GFP_KERNEL)?, limits);
         Arc::pin_init(
             try_pin_init!(Self {
-                nic: nic.clone(),
-                unit,
+                ctx: ctx.clone(),
+                table: table.clone(),
+                unit: table.unit(),
                 vpid,
                 stats,
-                inner <- new_spinlock_irq!(
-                    Inner {
-                        mode: Mode::Open,
-                        credits: Credits::new(),
-                        copies,
-                        wanted: 0,
-                        watching: false,
-                        progress: (0, Instant::now()),
-                        reported: false,
-                    },
-                    "extoll_tx"
-                ),
+                inner <- new_spinlock_irq!(Inner { machine, copies }, "extoll_tx"),
+                parties <- Parties::new(),
                 watch <- new_delayed_work!("extoll_tx_watch"),
             }),
             GFP_KERNEL,
         )
     }
 
-    /// Packets that fit by the last known state. No register access.
-    pub(crate) fn room(&self) -> usize {
-        let inner = self.inner.lock();
-        if inner.mode == Mode::Open {
-            usize::from(inner.credits.room())
-        } else {
-            0
-        }
+    /// Packets that a party can send by the last known state. No register access. Any context.
+    pub(crate) fn room(&self, party: TurnId) -> usize {
+        self.inner.lock().machine.room(party) as usize
     }
 
-    /// Packets posted since the port was opened, and those that the NIC will not be given again, by the last known state: it has
-    /// them, or they were given up.
+    /// Packets posted since the port was opened, and those that the NIC will not be given again, by the last
+    /// known state: it has them, or they were given up. Any context.
     pub(crate) fn progress(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         let posted = self.stats.posted.load(Relaxed);
-        (
-            posted,
-            posted.saturating_sub(u64::from(inner.credits.outstanding())),
-        )
+        let outstanding = inner.machine.credits().outstanding();
+        (posted, posted.saturating_sub(u64::from(outstanding)))
     }
 
-    /// Makes sure that `n` packets fit, or arranges for `writable` when they do.
-    pub(crate) fn reserve(self: &Arc<Self>, n: usize) -> Result<(), SendError> {
+    /// Makes sure that `n` packets fit, or arranges for the party to be told when they do. Any context.
+    pub(crate) fn reserve(self: &Arc<Self>, party: TurnId, n: usize) -> Result<(), SendError> {
         let n = u8::try_from(n).map_err(|_| SendError::Invalid)?;
         let mut kick = Kick::Nothing;
         let result = {
             let mut inner = self.inner.lock();
-            self.check_room(&mut inner, n, &mut kick)
+            self.admit(&mut inner, party, n, &mut kick)
         };
         self.kick(kick);
         result
     }
 
-    /// Sends one packet from the page at window offset `page`; returns its number.
-    pub(crate) fn post(self: &Arc<Self>, page: u32, words: &[u64]) -> Result<u8, SendError> {
-        if words.len() > N {
-            return Err(SendError::Invalid);
-        }
+    /// Sends `count` packets, which `fill` makes one after the other, or none; returns the number of the first.
+    /// Any context.
+    #[inline]
+    pub(crate) fn post(
+        self: &Arc<Self>,
+        party: TurnId,
+        count: u8,
+        fill: impl FnMut(u8, &mut Packet<N>),
+    ) -> Result<u8, SendError> {
         let mut kick = Kick::Nothing;
         let result = {
             let mut inner = self.inner.lock();
-            self.post_locked(&mut inner, page, words, &mut kick)
+            self.post_locked(&mut inner, party, count, fill, &mut kick)
         };
         self.kick(kick);
         result
     }
 
+    #[inline]
     fn post_locked(
-        self: &Arc<Self>,
+        &self,
         inner: &mut Inner<N>,
-        page: u32,
-        words: &[u64],
+        party: TurnId,
+        count: u8,
+        mut fill: impl FnMut(u8, &mut Packet<N>),
         kick: &mut Kick,
     ) -> Result<u8, SendError> {
-        self.check_room(inner, 1, kick)?;
-        let hw = self.nic.alive_access().ok_or(SendError::Down)?;
-        let index = inner.credits.take().ok_or(SendError::Full)?;
-        if let Some(copy) = inner.copies.get_mut(usize::from(index)) {
-            copy.page = page;
-            copy.len = words.len() as u8;
-            for (to, from) in copy.words.iter_mut().zip(words) {
-                *to = *from;
+        self.admit(inner, party, count, kick)?;
+        let hw = self.ctx.alive_access().ok_or(SendError::Down)?;
+        let window = hw.window(self.unit);
+        let first = inner.machine.credits().pwp();
+        for k in 0..count {
+            let number = inner.machine.take(party).ok_or(SendError::Full)?;
+            if let Some(packet) = inner.copies.get_mut(usize::from(number)) {
+                fill(k, packet);
+                // Each has a fence of its own behind it (HW §9.1, §10.2); the one before the first is enough
+                // for what all of them refer to.
+                if k == 0 {
+                    window.push(packet.page, packet.words());
+                } else {
+                    window.push_next(packet.page, packet.words());
+                }
             }
         }
-        hw.window(self.unit).push(page, words);
-        add(&self.stats.posted, 1);
-        if !inner.watching {
-            inner.watching = true;
-            inner.progress = (inner.credits.committed(), Instant::now());
-            *kick = Kick::Soon;
-        }
-        Ok(index)
+        add(&self.stats.posted, count.into());
+        *kick = inner.machine.sent(now);
+        Ok(first)
     }
 
-    fn check_room(
-        self: &Arc<Self>,
+    #[inline]
+    fn admit(
+        &self,
         inner: &mut Inner<N>,
+        party: TurnId,
         n: u8,
         kick: &mut Kick,
     ) -> Result<(), SendError> {
-        if !self.nic.is_alive() {
+        if !self.ctx.is_alive() {
             return Err(SendError::Down);
         }
-        match inner.mode {
-            Mode::Open => {}
-            Mode::Repair => {
-                inner.wanted = inner.wanted.max(n);
-                add(&self.stats.busy, 1);
-                return Err(SendError::Retry);
+        let admission = match inner.machine.admit(party, n, now) {
+            Admission::Granted => return Ok(()),
+            // Credit by the last known count is used up: look at the register.
+            Admission::Look => {
+                let state = self.read_state().ok_or(SendError::Down)?;
+                let (admission, soon) = inner.machine.admit_by(party, n, state, now());
+                *kick = soon;
+                admission
             }
-            Mode::Closed => return Err(SendError::Down),
-        }
-        if inner.credits.room() >= n {
-            return Ok(());
-        }
-        // Credit by the last known count is used up: look at the register.
-        let error = match self.look(inner)? {
-            Verdict::Ok { .. } | Verdict::Full if inner.credits.room() >= n => return Ok(()),
-            Verdict::Ok { .. } | Verdict::Full => {
-                add(&self.stats.full, 1);
-                SendError::Full
-            }
-            Verdict::Retry { .. } | Verdict::Desync { .. } => {
-                inner.mode = Mode::Repair;
-                add(&self.stats.busy, 1);
-                SendError::Retry
-            }
-            Verdict::Gone => return Err(SendError::Down),
+            refused => refused,
         };
-        inner.wanted = inner.wanted.max(n);
-        if !inner.watching {
-            inner.watching = true;
-            inner.progress = (inner.credits.committed(), Instant::now());
+        match admission {
+            Admission::Granted => Ok(()),
+            Admission::Refused(Refusal::Retry) => {
+                add(&self.stats.busy, 1);
+                Err(SendError::Retry)
+            }
+            Admission::Refused(Refusal::Full) | Admission::Look => {
+                add(&self.stats.full, 1);
+                Err(SendError::Full)
+            }
+            Admission::Refused(Refusal::Down) => Err(SendError::Down),
         }
-        *kick = Kick::Now;
-        Err(error)
     }
 
-    /// Reads the state register and takes it in.
-    fn look(&self, inner: &mut Inner<N>) -> Result<Verdict, SendError> {
-        let hw = self.nic.alive_access().ok_or(SendError::Down)?;
+    /// Reads the state register; `None` if the device is gone.
+    fn read_state(&self) -> Option<State> {
+        let hw = self.ctx.alive_access()?;
         add(&self.stats.state_reads, 1);
-        let state = State(hw.rf.read(wcbuf::state(self.unit, self.vpid)));
-        let verdict = inner.credits.on_state(state);
-        if verdict == Verdict::Gone {
-            self.nic.is_gone(&hw, u64::MAX);
-        }
-        Ok(verdict)
+        let raw = hw.rf.read(wcbuf::state(self.unit, self.vpid));
+        (!self.ctx.is_gone(&hw, raw)).then_some(State(raw))
     }
 
     fn kick(self: &Arc<Self>, kick: Kick) {
@@ -324,21 +297,21 @@ impl<const N: usize> Tx<N> {
         let _ = work::enqueue_delayed(self.clone(), delay);
     }
 
-    /// The work item: looks, wakes, repairs, until nothing is outstanding.
+    /// The work item: looks, wakes, repairs, until nothing is outstanding and nobody waits.
     fn watch(self: &Arc<Self>) {
         let mut looks = 0;
         loop {
-            match self.watch_step() {
-                Step::Idle => return,
-                Step::Repair => {
+            match self.look() {
+                Next::Idle => return,
+                Next::Repair => {
                     self.repair();
                     looks = 0;
                 }
-                Step::Busy { waiting } if waiting && looks < QUICK_LOOKS => {
+                Next::Again { waiting: true } if looks < QUICK_LOOKS => {
                     looks += 1;
-                    fsleep(Delta::from_micros(50));
+                    fsleep(QUICK_PAUSE);
                 }
-                Step::Busy { .. } => {
+                Next::Again { .. } => {
                     let delay = msecs_to_jiffies(WATCH_MS);
                     let _ = work::enqueue_delayed(self.clone(), delay);
                     return;
@@ -347,55 +320,57 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    fn watch_step(&self) -> Step {
-        let mut wake = false;
-        let mut stalled = false;
-        let step = {
-            let mut guard = self.inner.lock();
-            let inner = &mut *guard;
-            let step = match inner.mode {
-                _ if !self.nic.is_alive() => Step::Idle,
-                Mode::Closed => Step::Idle,
-                Mode::Repair => Step::Repair,
-                Mode::Open => match self.look(inner) {
-                    Ok(Verdict::Ok { .. } | Verdict::Full) => {
-                        if inner.wanted != 0 && inner.credits.room() >= inner.wanted {
-                            inner.wanted = 0;
-                            wake = true;
-                        }
-                        stalled = inner.stalled();
-                        if inner.credits.outstanding() == 0 {
-                            Step::Idle
-                        } else {
-                            Step::Busy {
-                                waiting: inner.wanted != 0,
-                            }
-                        }
-                    }
-                    Ok(Verdict::Retry { .. } | Verdict::Desync { .. }) => {
-                        inner.mode = Mode::Repair;
-                        Step::Repair
-                    }
-                    Ok(Verdict::Gone) | Err(_) => Step::Idle,
-                },
-            };
-            inner.watching = step != Step::Idle;
-            step
+    fn look(&self) -> Next {
+        let watched = {
+            let mut inner = self.inner.lock();
+            if let Err(next) = inner.machine.watch(self.ctx.is_alive()) {
+                return next;
+            }
+            // All ones for a device that is gone.
+            let state = self.read_state().unwrap_or(State(u64::MAX));
+            inner.machine.watched(state, now())
         };
-        if stalled {
-            self.nic.error(Reason::Stalled, u64::from(self.vpid.get()));
+        if watched.stalled {
+            self.ctx.error(Reason::Stalled, u64::from(self.vpid.get()));
         }
-        if wake {
-            self.nic.table(self.unit).writable(self.vpid);
+        self.wake();
+        watched.next
+    }
+
+    /// Tells those who wait of room, if there is some. Process context.
+    fn wake(&self) {
+        loop {
+            let mut told = [TurnId::FIRST; WAKES];
+            let mut count = 0;
+            {
+                let mut inner = self.inner.lock();
+                let now = now();
+                for place in &mut told {
+                    let Some(party) = inner.machine.wake(now) else {
+                        break;
+                    };
+                    *place = party;
+                    count += 1;
+                }
+            }
+            for party in told.iter().take(count) {
+                if *party == TurnId::FIRST {
+                    self.table.writable(self.vpid);
+                } else {
+                    self.parties.writable(*party);
+                }
+            }
+            if count < WAKES {
+                return;
+            }
         }
-        step
     }
 
     /// Drives the repair of HW §8 until it is done, its deadline has passed, or the port is closed.
     fn repair(&self) {
         let began: Instant<Monotonic> = Instant::now();
         add(&self.stats.retries, 1);
-        self.nic.error(Reason::Retry, u64::from(self.vpid.get()));
+        self.ctx.error(Reason::Retry, u64::from(self.vpid.get()));
         let mut replay = Replay::new();
         let mut action = replay.start();
         loop {
@@ -403,8 +378,8 @@ impl<const N: usize> Tx<N> {
             {
                 let mut guard = self.inner.lock();
                 let inner = &mut *guard;
-                let hw = match self.nic.alive_access() {
-                    Some(hw) if inner.mode == Mode::Repair => hw,
+                let hw = match self.ctx.alive_access() {
+                    Some(hw) if inner.machine.mode() == Mode::Repair => hw,
                     _ => return,
                 };
                 let reg = wcbuf::state(self.unit, self.vpid);
@@ -417,30 +392,29 @@ impl<const N: usize> Tx<N> {
                         hw.rf.write(reg, state.raw());
                         Event::Written
                     }
-                    Action::Send(index) => {
-                        if let Some(copy) = inner.copies.get(usize::from(index)) {
-                            let words = copy.words.get(..usize::from(copy.len)).unwrap_or(&[]);
-                            hw.window(self.unit).push(copy.page, words);
+                    Action::Send(number) => {
+                        if let Some(packet) = inner.copies.get(usize::from(number)) {
+                            hw.window(self.unit).push(packet.page, packet.words());
                         }
                         Event::Sent
                     }
                     Action::Done => {
-                        inner.mode = Mode::Open;
+                        inner.machine.repaired();
                         break;
                     }
                     Action::Failed(Failure::Gone) => {
-                        self.nic.is_gone(&hw, u64::MAX);
+                        self.ctx.is_gone(&hw, u64::MAX);
                         return;
                     }
                     Action::Failed(failure) => {
                         if matches!(failure, Failure::Desync { .. }) {
-                            self.nic.note(Reason::BadCommit, u64::from(self.vpid.get()));
+                            self.ctx.note(Reason::BadCommit, u64::from(self.vpid.get()));
                         }
                         self.give_up(inner, &hw);
                         break;
                     }
                 };
-                action = replay.step(&mut inner.credits, event);
+                action = replay.step(inner.machine.credits_mut(), event);
                 // The rounds are bounded too: the NIC may drop what is sent again.
                 if began.elapsed().as_millis() >= REPAIR_DEADLINE_MS {
                     self.give_up(inner, &hw);
@@ -448,73 +422,47 @@ impl<const N: usize> Tx<N> {
                 }
             }
             if waits && matches!(action, Action::ReadState) {
-                fsleep(Delta::from_micros(20));
+                fsleep(REPAIR_PAUSE);
             }
         }
         add(&self.stats.replayed, u64::from(replay.resent()));
-        let wake = core::mem::take(&mut self.inner.lock().wanted) != 0;
-        if wake {
-            self.nic.table(self.unit).writable(self.vpid);
-        }
+        self.wake();
     }
 
     /// Forgets all outstanding packets and starts afresh.
     fn give_up(&self, inner: &mut Inner<N>, hw: &Hw) {
-        let lost = inner.credits.outstanding();
+        reset_state(hw, self.unit, self.vpid);
+        let lost = inner.machine.give_up();
         add(&self.stats.lost, u64::from(lost));
-        self.nic.error(
+        self.ctx.error(
             Reason::RepairFailed,
             u64::from(self.vpid.get()) | u64::from(lost) << 32,
         );
-        reset_state(hw, self.unit, self.vpid);
-        inner.credits = Credits::new();
-        inner.mode = Mode::Open;
     }
 
-    /// Gives up everything outstanding, e.g. after a transmit time-out. Does nothing while a repair runs, which has a
-    /// deadline of its own.
+    /// Gives up everything outstanding, e.g. after a transmit time-out. Does nothing while a repair runs,
+    /// which has a deadline of its own. Any context.
     pub(crate) fn reset(&self) {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
-        if inner.mode == Mode::Open && inner.credits.outstanding() != 0 {
-            if let Some(hw) = self.nic.alive_access() {
+        let outstanding = inner.machine.credits().outstanding();
+        if inner.machine.mode() == Mode::Open && outstanding != 0 {
+            if let Some(hw) = self.ctx.alive_access() {
                 self.give_up(inner, &hw);
             }
         }
     }
 
-    /// Refuses further packets, waits for the work item and for what the NIC has not finished. False if that takes too long. May sleep.
-    pub(crate) fn close(self: &Arc<Self>) -> bool {
-        self.inner.lock().mode = Mode::Closed;
+    /// Refuses further packets, and waits for the work item. May sleep.
+    pub(crate) fn close(self: &Arc<Self>) {
+        self.inner.lock().machine.close();
         work::cancel_delayed_sync(self);
-        !self.is_used() || residue::settle(&self.nic, self.unit, self.vpid)
     }
 
-    /// Packets were sent.
+    /// Packets were sent. Any context.
     pub(crate) fn is_used(&self) -> bool {
         self.stats.posted.load(Relaxed) != 0
     }
-
-    /// Mode, next packet number, last known committed count; for debugfs.
-    pub(crate) fn state(&self) -> (&'static str, u8, u8) {
-        let inner = self.inner.lock();
-        let mode = match inner.mode {
-            Mode::Open => "open",
-            Mode::Repair => "repair",
-            Mode::Closed => "closed",
-        };
-        (mode, inner.credits.pwp(), inner.credits.committed())
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// Nothing outstanding, or no use in looking.
-    Idle,
-    Busy {
-        waiting: bool,
-    },
-    Repair,
 }
 
 /// Clears the state of a VPID as opening does (HW §3.3), and what an earlier user or a stuck buffer left in it.
@@ -523,40 +471,22 @@ pub(crate) fn reset_state(hw: &Hw, unit: Unit, vpid: Vpid) {
         .update(wcbuf::state(unit, vpid), |v| State(v).fresh().raw());
 }
 
-/// How long the NIC may take to finish with what it accepted, when a VPID changes hands.
-const SETTLE_MS: i64 = 10;
-
-/// Waits until nothing of the VPID is on the way any more: what is counted as committed later would be taken for a packet of the
-/// next owner. Gives up after a while, since a stuck buffer never ends. False then. May sleep.
-pub(crate) fn settle(nic: &Nic, unit: Unit, vpid: Vpid) -> bool {
-    let began: Instant<Monotonic> = Instant::now();
-    let mut last = None;
-    loop {
-        let Some(hw) = nic.alive_access() else {
-            return true;
-        };
-        let state = State(hw.rf.read(wcbuf::state(unit, vpid)));
-        drop(hw);
-        // The first look may have overtaken a descriptor that was stored before.
-        if state.is_idle() && last == Some(state) {
-            return true;
-        }
-        last = Some(state);
-        if began.elapsed().as_millis() >= SETTLE_MS {
-            return false;
-        }
-        fsleep(Delta::from_micros(QUIET_US as i64));
-    }
-}
-
-/// What debugfs shows of a port.
-pub(crate) trait ShowTx: Send + Sync {
-    /// See [`Tx::state`].
-    fn show(&self) -> (&'static str, u8, u8);
-}
-
-impl<const N: usize> ShowTx for Tx<N> {
+impl<const N: usize> SendSide for Tx<N> {
     fn show(&self) -> (&'static str, u8, u8) {
-        self.state()
+        let inner = self.inner.lock();
+        let credits = inner.machine.credits();
+        (
+            inner.machine.mode().name(),
+            credits.pwp(),
+            credits.committed(),
+        )
+    }
+
+    fn enabled(&self) {
+        self.parties.all(|client| client.writable());
+    }
+
+    fn down(&self) {
+        self.parties.all(|client| client.down());
     }
 }

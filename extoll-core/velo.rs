@@ -2,222 +2,134 @@
 
 //! VELO: small two-sided messages of 1…120 bytes (HW §9).
 //!
-//! [`open`] gives the two halves of a port: a [`Sender`], which may be shared and cloned, and the [`Mailbox`], which
-//! has one owner. The port is closed when all of them are dropped; dropping may sleep.
+//! [`Velo::open`] gives the two halves of a port: a [`Sender`], which may be shared and cloned, and the
+//! [`Mailbox`], which has one owner. The port is closed when all of them are dropped.
+//!
+//! ```
+//! use extoll_core::{
+//!     nic::Nic,
+//!     velo::{Header, Target, DEFAULT_MAILBOX_BYTES},
+//! };
+//! use kernel::prelude::*;
+//! use wire::ids::{NodeId, Vpid};
+//!
+//! /// Sends a message to a port of another node and counts those that are here.
+//! fn greet(nic: &Nic, node: NodeId, vpid: Vpid) -> Result<usize> {
+//!     let (sender, mut mailbox) = nic.velo().open(None, DEFAULT_MAILBOX_BYTES)?;
+//!     sender.send(Header::new(Target::Node(node), vpid), b"hello")?;
+//!     Ok(mailbox.poll(64, |message| pr_info!("{} bytes\n", message.len())))
+//! }
+//! ```
+
+mod mailbox;
+mod sender;
+
+pub use crate::{
+    intake::{PollFlow, Stop},
+    tx::{RoomClient, SendError},
+};
+pub use mailbox::{Mailbox, Message};
+pub use sender::{Header, Outgoing, Sender, DEFAULT_CLASS, MOST_AT_ONCE};
+pub use wire::velo::{Mtt, SlotSize, SourceId, Status, Target, MAX_LEN};
 
 use crate::{
-    bq::{self, Queue},
+    context::Context,
     hw::Hw,
-    intake::Reader,
-    nic::Nic,
-    residue,
-    stats::{add, PortStats, Reason},
-    tx::{self, Tx},
-    vpid::Client,
+    port::{KernelPort, PortBase, PortUnit},
+    queue::Layout,
+    residue::Residue,
+    tx,
+    vpid::{Table, VpidRange, Want},
 };
-use kernel::{
-    prelude::*,
-    sync::{Arc, UniqueArc},
-};
-use kernel_ext::{barrier, trace};
+use kernel::{prelude::*, sync::Arc};
 use wire::{
-    bq::WritePointers,
-    ids::{Unit, Vpid},
+    ids::{NodeId, Unit, Vpid},
     regs::{
         info, np,
         velo::{self, CompProtDesc, Completer, NodeVpidProtDesc},
-        velo_bq, wcbuf,
+        wcbuf,
     },
     velo::{Descriptor, RequesterAddr},
 };
 
-pub use crate::tx::SendError;
-pub use wire::velo::{Mtt, SlotSize, SourceId, Status, Target, MAX_LEN};
-
-/// Traffic class of all messages, that of the vendor's kernel sends (HW §9.1).
-const TRAFFIC_CLASS: u8 = 2;
 /// Descriptor and payload.
 const PACKET_WORDS: usize = 16;
+/// Traffic classes of messages.
+const CLASSES: u8 = 4;
 /// Default mailbox size in bytes (HW §7).
 pub const DEFAULT_MAILBOX_BYTES: u32 = 4 << 20;
 
-/// A message to send, without its payload.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
-    /// Node or multicast group.
-    pub target: Target,
-    /// Receiving VPID.
-    pub vpid: Vpid,
-    /// Message type tag.
-    pub mtt: Mtt,
-    /// User tag.
-    pub tag: u8,
-    /// Interrupt the receiver.
-    pub irq: bool,
-}
+/// An open port.
+type Port = KernelPort<Velo, PACKET_WORDS>;
 
-/// A received message; the payload is a copy, its slot is free again.
-pub struct Message {
-    /// Sender, tags, length.
-    pub status: Status,
-    words: [u64; 15],
-}
-
-impl Message {
-    /// Number of payload bytes, 1…120.
-    pub fn len(&self) -> usize {
-        usize::from(self.status.len.min(MAX_LEN))
-    }
-
-    /// Never true; messages have at least one byte.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Copies the payload to the start of `to`, as much as fits; returns the number of bytes copied.
-    pub fn copy_to(&self, to: &mut [u8]) -> usize {
-        let n = self.len().min(to.len());
-        for (chunk, word) in to[..n].chunks_mut(8).zip(&self.words) {
-            let bytes = word.to_le_bytes();
-            chunk.copy_from_slice(&bytes[..chunk.len()]);
-        }
-        n
-    }
-
-    /// Payload quadword `index`; bytes beyond the length are unspecified, 0 beyond the message.
-    pub fn word(&self, index: usize) -> u64 {
-        self.words.get(index).copied().unwrap_or(0)
-    }
-}
-
-/// Hardware side of an open port.
-struct Port {
-    nic: Arc<Nic>,
-    vpid: Vpid,
-    tx: Arc<Tx<PACKET_WORDS>>,
-    queue: Queue,
-    stats: Arc<PortStats>,
-}
-
-impl Drop for Port {
-    fn drop(&mut self) {
-        let settled = self.tx.close();
-        self.nic.withdraw(velo::comp_prot_desc(self.vpid), |hw| {
-            // HW §9.7: mailbox disabled, descriptors 0, queue registers 0.
-            hw.rf.update(velo::comp_prot_desc(self.vpid), |v| {
-                CompProtDesc(v).with_vpid_enable(false).raw()
-            });
-            hw.rf.write(velo::comp_prot_desc(self.vpid), 0);
-            // What is on its way goes out under the identity that stands here then.
-            if settled {
-                update_source(hw, self.vpid, |_| NodeVpidProtDesc(0));
-            }
-            bq::clear(hw, Unit::Velo, self.vpid);
-        });
-        let used = self.tx.is_used();
-        residue::release(&self.nic, Unit::Velo, self.vpid, used, settled);
-    }
-}
-
-/// Sending half of a port.
-#[derive(Clone)]
-pub struct Sender(Arc<Port>);
-
-/// Receiving half of a port.
-pub struct Mailbox {
-    port: Arc<Port>,
-    reader: Reader,
+/// The unit of a NIC.
+pub struct Velo {
+    base: PortBase,
     slot_size: SlotSize,
 }
 
-/// Opens a port with the given VPID, or the user VPID that has been free for longest, and a mailbox of `mailbox_bytes`, a power of two of
-/// 512 KiB…64 MiB ([`DEFAULT_MAILBOX_BYTES`]). Interrupts are armed, but nobody hears them before [`Sender::attach`].
-/// May sleep.
-///
-/// # Errors
-///
-/// `EBUSY` if the VPID is taken, or something of its last owner on its way, `ENOSPC` if none is free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is
-/// gone.
-pub fn open(nic: &Arc<Nic>, vpid: Option<Vpid>, mailbox_bytes: u32) -> Result<(Sender, Mailbox)> {
-    let stats = Arc::new(PortStats::new(), GFP_KERNEL)?;
-    let vpid = nic.velo.allocate(vpid, stats.clone(), |_| true)?;
-    // From success on the port's drop releases the VPID.
-    let port =
-        Port::new(nic, vpid, mailbox_bytes, stats).inspect_err(|_| nic.velo.release(vpid))?;
-    let mailbox = Mailbox {
-        port: port.clone(),
-        reader: Reader::new(nic, Unit::Velo, vpid)?,
-        slot_size: slot_size(nic),
-    };
-    port.install()?;
-    Ok((Sender(port), mailbox))
-}
+impl PortUnit for Velo {
+    const UNIT: Unit = Unit::Velo;
 
-fn slot_size(nic: &Nic) -> SlotSize {
-    if nic.params.slots_64 {
-        SlotSize::B64
-    } else {
-        SlotSize::B128
-    }
-}
-
-impl Port {
-    fn new(
-        nic: &Arc<Nic>,
-        vpid: Vpid,
-        mailbox_bytes: u32,
-        stats: Arc<PortStats>,
-    ) -> Result<Arc<Self>> {
-        let place = UniqueArc::new_uninit(GFP_KERNEL)?;
-        let tx = Tx::new(nic, Unit::Velo, vpid, stats.clone())?;
-        let slot = slot_size(nic).into();
-        let queue =
-            nic.with_bound(|dev| Queue::new(dev, Unit::Velo, vpid, slot, mailbox_bytes))??;
-        nic.velo.set_tx(vpid, tx.clone());
-        // Nothing fails any more: the drop of the port releases the VPID.
-        Ok(place
-            .write(Self {
-                nic: nic.clone(),
-                vpid,
-                tx,
-                queue,
-                stats,
-            })
-            .into())
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
-    /// Opening sequence of HW §9.7.
-    fn install(&self) -> Result {
-        let hw = self.nic.alive_access().ok_or(ENODEV)?;
-        let vpid = self.vpid;
-        stamp(&hw, vpid);
+    /// First part of the opening sequence of HW §9.7.
+    fn prepare(hw: &Hw, vpid: Vpid, protection: u16) {
+        update_source(hw, vpid, |v| v.with_tx_prot_desc(protection));
+        stamp(hw, vpid);
+        let accept = CompProtDesc(0).with_rx_prot_desc(protection);
+        hw.rf.write(velo::comp_prot_desc(vpid), accept.raw());
+    }
+
+    /// The vendor's driver sets the pointers of the queue after this (HW §9.7): a message that came between would
+    /// lie in a slot that the NIC then takes for free.
+    fn enable(hw: &Hw, vpid: Vpid) {
         hw.rf.update(velo::comp_prot_desc(vpid), |v| {
-            CompProtDesc(v)
-                .with_rx_prot_desc(0)
-                .with_htax_reroute(false)
-                .raw()
+            CompProtDesc(v).with_vpid_enable(true).raw()
         });
-        self.queue.install(&hw)?;
-        tx::reset_state(&hw, Unit::Velo, vpid);
-        enable(&hw, vpid);
-        Ok(())
+    }
+
+    fn disable(hw: &Hw, vpid: Vpid) {
+        hw.rf.update(velo::comp_prot_desc(vpid), |v| {
+            CompProtDesc(v).with_vpid_enable(false).raw()
+        });
+    }
+
+    fn reset(hw: &Hw, vpid: Vpid) {
+        hw.rf.write(velo::comp_prot_desc(vpid), 0);
+    }
+
+    /// A message that is still on its way goes out under the identity that stands here then, and 0 is that of
+    /// the kernel.
+    fn forget(hw: &Hw, vpid: Vpid) {
+        update_source(hw, vpid, |_| NodeVpidProtDesc(0));
+    }
+
+    /// One per traffic class.
+    fn page(vpid: Vpid, index: u8) -> Option<u32> {
+        (index < CLASSES).then(|| RequesterAddr::page(vpid, index).encode())
+    }
+
+    /// The longest possible message to the port's own mailbox, which nobody reads any more.
+    fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
+        let descriptor = Descriptor {
+            target: Target::Node(node),
+            vpid,
+            mtt: Mtt::from_low_bits(0),
+            irq: false,
+            tag: 0,
+            len: MAX_LEN,
+        };
+        let mut words = [0; PACKET_WORDS];
+        words[0] = descriptor.encode().map_err(|_| EINVAL)?;
+        Ok(words)
     }
 }
 
-/// Lets messages in to a mailbox that was made. Its pointers are set before and not, as the vendor's driver does (HW §9.7), after: a
-/// message that came between would lie in a slot that the NIC then takes for free.
-pub(crate) fn enable(hw: &Hw, vpid: Vpid) {
-    hw.rf.write(velo_bq::rp(vpid), 0);
-    hw.rf.update(velo_bq::wp_lwp_dcq_rp(vpid), |v| {
-        WritePointers(v).with_lwp(0).raw()
-    });
-    hw.rf.update(velo::comp_prot_desc(vpid), |v| {
-        CompProtDesc(v).with_vpid_enable(true).raw()
-    });
-}
-
-/// Sets the identity that the NIC puts into outgoing messages: current node ID, VPID. The protection descriptor stays: it
-/// is 0 for closed ports and those of the kernel.
+/// Sets the identity that the NIC puts into outgoing messages: current node ID, VPID. The protection descriptor
+/// stays: it is 0 for closed ports and those of the kernel. Process context.
 pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
     let node = info::Node(hw.rf.read(info::NODE)).id();
     update_source(hw, vpid, |v| {
@@ -237,271 +149,126 @@ pub(crate) fn update_source(
     });
 }
 
-impl Sender {
-    /// Own VPID.
-    pub fn vpid(&self) -> Vpid {
-        self.0.vpid
+impl Velo {
+    /// The unit with the VPIDs of `table`; `slots_64`: mailboxes have slots of 64 instead of 128 bytes. May
+    /// sleep.
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        table: Arc<Table>,
+        residue: Arc<Residue>,
+        slots_64: bool,
+    ) -> Result<Arc<Self>> {
+        let slot_size = if slots_64 {
+            SlotSize::B64
+        } else {
+            SlotSize::B128
+        };
+        let base = PortBase {
+            ctx,
+            table,
+            residue,
+        };
+        Ok(Arc::new(Self { base, slot_size }, GFP_KERNEL)?)
     }
 
-    /// The NIC.
-    pub fn nic(&self) -> &Arc<Nic> {
-        &self.0.nic
+    /// Size of the slots of mailboxes. Any context.
+    pub fn slot_size(&self) -> SlotSize {
+        self.slot_size
     }
 
-    /// Counters.
-    pub fn stats(&self) -> &PortStats {
-        &self.0.stats
-    }
-
-    /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any more when
-    /// this returns. Call [`Mailbox::rearm`] afterwards. Not from a client's method.
-    pub fn attach(&self, client: Arc<dyn Client>) {
-        self.0.nic.velo.set_client(self.0.vpid, Some(client));
-    }
-
-    /// Removes the client: when this returns, it is not called any more. Not from a client's method.
-    pub fn detach(&self) {
-        self.0.nic.velo.set_client(self.0.vpid, None);
-    }
-
-    /// Messages that can be sent by the last known state. No register access, any context.
-    pub fn room(&self) -> usize {
-        self.0.tx.room()
-    }
-
-    /// Messages given to the port since it was opened, and those of them that it will not send again. No register access, any context.
-    pub fn progress(&self) -> (u64, u64) {
-        self.0.tx.progress()
-    }
-
-    /// Makes sure that the next `n` (at most 255) sends do not fail for lack of credit, provided nobody else sends.
-    /// Reads a register only if the last known credit does not suffice. Any context.
+    /// Opens a port with the given VPID, or the user VPID that has been free for longest, and a mailbox of
+    /// `mailbox_bytes`, a power of two of 512 KiB…64 MiB ([`DEFAULT_MAILBOX_BYTES`]). Interrupts are armed,
+    /// but nobody hears them before [`Sender::attach`]. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`Sender::send`]. After `Full` and `Retry`, [`Client::writable`] is called once there is room for `n`, perhaps
-    /// even before this returns.
-    pub fn reserve(&self, n: usize) -> Result<(), SendError> {
-        self.0.tx.reserve(n)
+    /// `EBUSY` if the VPID is taken or reserved, or something of its last owner on its way, `ENOSPC` if none is
+    /// free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is gone.
+    pub fn open(
+        self: &Arc<Self>,
+        vpid: Option<Vpid>,
+        mailbox_bytes: u32,
+    ) -> Result<(Sender, Mailbox)> {
+        self.open_as(vpid.into(), mailbox_bytes)
     }
 
-    /// Sends one message of 1…120 bytes. Any context; takes an interrupt-safe spin lock.
+    fn open_as(self: &Arc<Self>, want: Want, mailbox_bytes: u32) -> Result<(Sender, Mailbox)> {
+        let layout = Layout::of_kernel(self.slot_size.into(), mailbox_bytes)?;
+        let port = Arc::new(Port::open(self, want, layout)?, GFP_KERNEL)?;
+        let mailbox = Mailbox::new(port.clone(), self.slot_size);
+        Ok((Sender::new(port), mailbox))
+    }
+
+    /// Reserves `count` consecutive VPIDs from `first` on, or the lowest that are free in a row: processes and
+    /// other modules don't get them. [`Nic::reserve_vpids`](crate::nic::Nic::reserve_vpids) does so in both
+    /// units. Any context.
     ///
     /// # Errors
     ///
-    /// `Full`: no credit. `Retry`: lost messages are being sent again. In both cases nothing was sent and
-    /// [`Client::writable`] follows, perhaps even before this returns. `Down`: for ever. `Invalid`: length not in 1…120.
-    pub fn send(&self, header: Header, payload: &[u8]) -> Result<(), SendError> {
-        let Header {
-            target,
-            vpid,
-            mtt,
-            tag,
-            irq,
-        } = header;
-        let len = u16::try_from(payload.len()).map_err(|_| SendError::Invalid)?;
-        let descriptor = Descriptor {
-            target,
-            vpid,
-            mtt,
-            irq,
-            tag,
-            len,
+    /// `EINVAL`: none, or not all of 0…250. `EBUSY`: one from `first` on is taken or reserved. `ENOSPC`: no such
+    /// row.
+    pub fn reserve(&self, first: Option<Vpid>, count: u16) -> Result<VpidRange> {
+        VpidRange::new([Some(&self.base.table), None], first, count)
+    }
+
+    /// As [`Velo::open`], with a VPID of a range that is reserved: number `index` of it. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// As [`Velo::open`]; `EINVAL` for an index outside the range, or a range of another unit or NIC.
+    pub fn open_reserved(
+        self: &Arc<Self>,
+        range: &VpidRange,
+        index: u16,
+        mailbox_bytes: u32,
+    ) -> Result<(Sender, Mailbox)> {
+        let vpid = range.vpid(&self.base.table, index).ok_or(EINVAL)?;
+        self.open_as(Want::Reserved(vpid), mailbox_bytes)
+    }
+
+    /// `velo2` part of the probe (HW §3.3).
+    pub(crate) fn init(&self) -> Result {
+        let ctx = &self.base.ctx;
+        for vpid in Vpid::all() {
+            let hw = ctx.access().ok_or(ENODEV)?;
+            let source = velo::node_vpid_prot_desc(vpid);
+            hw.rf
+                .update(source, |v| NodeVpidProtDesc(v).with_tx_prot_desc(0).raw());
+            let node = info::Node(hw.rf.read(info::NODE)).id();
+            hw.rf.update(source, |v| {
+                NodeVpidProtDesc(v)
+                    .with_tx_nodeid(node)
+                    .with_tx_vpid(vpid.get() as u8)
+                    .raw()
+            });
+            let accept = velo::comp_prot_desc(vpid);
+            hw.rf
+                .update(accept, |v| CompProtDesc(v).with_rx_prot_desc(0).raw());
+            hw.rf
+                .update(accept, |v| CompProtDesc(v).with_htax_reroute(false).raw());
+            hw.rf.update(accept, |v| v & 0x1_FFFF);
+            tx::reset_state(&hw, Unit::Velo, vpid);
         }
-        .encode()
-        .map_err(|_| SendError::Invalid)?;
-        let mut words = [0u64; PACKET_WORDS];
-        words[0] = descriptor;
-        // The rest of the last word stays 0, so that nothing leaks (EXT-Eth rule).
-        for (word, chunk) in words[1..].iter_mut().zip(payload.chunks(8)) {
-            let mut bytes = [0u8; 8];
-            bytes[..chunk.len()].copy_from_slice(chunk);
-            *word = u64::from_le_bytes(bytes);
-        }
-        let used = 1 + payload.len().div_ceil(8);
-        let page = RequesterAddr::page(self.0.vpid, TRAFFIC_CLASS).encode();
-        let slot = self.0.tx.post(page, &words[..used])?;
-        trace::velo_post(self.0.nic.id(), self.0.vpid.get() as u8, slot, descriptor);
+        let hw = ctx.access().ok_or(ENODEV)?;
+        hw.rf.write(velo::TIMEOUT, velo::TIMEOUT_INIT);
+        hw.rf.write(wcbuf::velo::TIMEOUT, wcbuf::TIMEOUT_INIT);
+        hw.rf.update(velo::COMPLETER, |v| {
+            Completer(v)
+                .with_target_htax_port(velo::TARGET_HTAX_PORT_INIT)
+                .raw()
+        });
+        let large = self.slot_size == SlotSize::B128;
+        hw.rf.update(velo::COMPLETER, |v| {
+            Completer(v).with_packets_128b(large).raw()
+        });
+        hw.rf.write(np::general(np::VELO), np::GENERAL_INIT_VELO);
         Ok(())
     }
 
-    /// Gives up messages that the NIC did not take, e.g. after a transmit time-out. Any context.
-    pub fn reset(&self) {
-        self.0.tx.reset();
-    }
-}
-
-impl Mailbox {
-    /// Takes up to `budget` messages and calls `f` for each; returns their number. Fewer than `budget` means that the
-    /// mailbox was found empty. A message whose slots stay empty although the NIC wrote them is skipped. No register access
-    /// but an occasional read pointer update, and a look at the write pointer while nothing comes. Any context.
-    pub fn poll(&mut self, budget: usize, mut f: impl FnMut(&Message)) -> usize {
-        let mut done = 0;
-        while done < budget {
-            match self.take() {
-                Taken::Message(message) => {
-                    done += 1;
-                    f(&message);
-                }
-                // Counts as work, so that a stream of bad ones ends the pass.
-                Taken::Bad => done += 1,
-                Taken::Nothing => break,
-            }
+    /// Disconnects the unit from the network.
+    pub(crate) fn stop(&self) {
+        if let Some(hw) = self.base.ctx.alive_access() {
+            hw.rf.write(np::general(np::VELO), 0);
         }
-        let port = &self.port;
-        self.reader.commit_if_due(&port.queue, &port.stats);
-        done
-    }
-
-    /// Slots that the NIC has written and that were not read, which is at least the number of messages that wait. Reads a register.
-    pub fn backlog(&self) -> usize {
-        self.reader.backlog(&self.port.queue) as usize
-    }
-
-    /// True when a message waits. No register access.
-    pub fn pending(&self) -> bool {
-        self.ready().is_some()
-    }
-
-    /// Unmasks the interrupt of the port after the mailbox was found empty. True when a message is waiting all the same:
-    /// poll again, as its interrupt may or may not come (G7).
-    #[must_use]
-    pub fn rearm(&mut self) -> bool {
-        let port = &self.port;
-        self.reader.rearm(&port.queue, &port.stats);
-        self.pending()
-    }
-
-    /// Slots of the message whose status word is `raw`; 1 if that makes no sense.
-    fn slots_of(&self, raw: u64) -> u32 {
-        match Status::decode(raw) {
-            Ok(Some(status)) => self.slot_size.slots_for(status.len),
-            Ok(None) | Err(_) => 1,
-        }
-    }
-
-    /// Status word of the next message if all its slots are there.
-    fn ready(&self) -> Option<u64> {
-        let (queue, first) = (&self.port.queue, self.reader.next());
-        let raw = queue.status(first);
-        let slots = self.slots_of(raw);
-        let complete = raw != 0 && (1..slots).all(|i| queue.status(queue.next(first, i)) != 0);
-        complete.then_some(raw)
-    }
-
-    /// The next message is not there, or not all of it: skips what got lost on its way.
-    fn skip_lost(&mut self) -> Taken {
-        let port = &self.port;
-        let (queue, first) = (&port.queue, self.reader.next());
-        let overdue = self.reader.overdue(queue);
-        if overdue == 0 {
-            return Taken::Nothing;
-        }
-        let raw = queue.status(first);
-        let slots = if raw == 0 {
-            let empty = self.reader.run_of_empty(queue, overdue);
-            // What follows in 64-byte slots may be the rest of a long message: no slot tells which one it is. A message
-            // begins where the NIC's pointer was.
-            match self.slots_of(queue.status(queue.next(first, empty))) {
-                1 => empty,
-                _ => overdue,
-            }
-        } else {
-            self.slots_of(raw).min(overdue)
-        };
-        port.nic.error(
-            Reason::LostMessage,
-            u64::from(port.vpid.get()) | u64::from(slots) << 32,
-        );
-        add(&port.stats.skipped, slots.into());
-        self.reader.advance(queue, slots);
-        Taken::Bad
-    }
-
-    fn take(&mut self) -> Taken {
-        let Some(raw) = self.ready() else {
-            return self.skip_lost();
-        };
-        barrier::dma_rmb();
-        let port = &self.port;
-        let nic = &port.nic;
-        let first = self.reader.next();
-        trace::velo_complete(nic.id(), port.vpid.get() as u8, first, raw);
-        let Ok(Some(status)) = Status::decode(raw) else {
-            nic.error(Reason::BadStatus, raw);
-            add(&port.stats.errors, 1);
-            self.reader.advance(&port.queue, 1);
-            return Taken::Bad;
-        };
-        let mut words = [0u64; 15];
-        for piece in self.slot_size.pieces(status.len) {
-            let slot = port.queue.next(first, u32::from(piece.slot));
-            let from = u32::from(piece.slot_offset) / 8;
-            let to = usize::from(piece.message_offset) / 8;
-            for (i, word) in words[to..]
-                .iter_mut()
-                .take(usize::from(piece.len).div_ceil(8))
-                .enumerate()
-            {
-                *word = port.queue.read(slot, from + i as u32);
-            }
-        }
-        if status.err {
-            add(&port.stats.errors, 1);
-        }
-        add(&port.stats.received, 1);
-        self.reader
-            .advance(&port.queue, self.slot_size.slots_for(status.len));
-        Taken::Message(Message { status, words })
-    }
-}
-
-enum Taken {
-    Message(Message),
-    Bad,
-    Nothing,
-}
-
-/// `velo2` part of the probe (HW §3.3).
-pub(crate) fn init(nic: &Nic) -> Result {
-    for vpid in Vpid::all() {
-        let hw = nic.access().ok_or(ENODEV)?;
-        let source = velo::node_vpid_prot_desc(vpid);
-        hw.rf
-            .update(source, |v| NodeVpidProtDesc(v).with_tx_prot_desc(0).raw());
-        let node = info::Node(hw.rf.read(info::NODE)).id();
-        hw.rf.update(source, |v| {
-            NodeVpidProtDesc(v)
-                .with_tx_nodeid(node)
-                .with_tx_vpid(vpid.get() as u8)
-                .raw()
-        });
-        let accept = velo::comp_prot_desc(vpid);
-        hw.rf
-            .update(accept, |v| CompProtDesc(v).with_rx_prot_desc(0).raw());
-        hw.rf
-            .update(accept, |v| CompProtDesc(v).with_htax_reroute(false).raw());
-        hw.rf.update(accept, |v| v & 0x1_FFFF);
-        tx::reset_state(&hw, Unit::Velo, vpid);
-    }
-    let hw = nic.access().ok_or(ENODEV)?;
-    hw.rf.write(velo::TIMEOUT, velo::TIMEOUT_INIT);
-    hw.rf.write(wcbuf::velo::TIMEOUT, wcbuf::TIMEOUT_INIT);
-    hw.rf.update(velo::COMPLETER, |v| {
-        Completer(v)
-            .with_target_htax_port(velo::TARGET_HTAX_PORT_INIT)
-            .raw()
-    });
-    hw.rf.update(velo::COMPLETER, |v| {
-        Completer(v).with_packets_128b(!nic.params.slots_64).raw()
-    });
-    hw.rf.write(np::general(np::VELO), np::GENERAL_INIT_VELO);
-    Ok(())
-}
-
-/// Disconnects the unit from the network.
-pub(crate) fn stop(nic: &Nic) {
-    if let Some(hw) = nic.alive_access() {
-        hw.rf.write(np::general(np::VELO), 0);
     }
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Virtual process IDs of one unit: allocation and the clients behind them.
+//! Virtual process IDs of one unit: allocation, ranges that are reserved, and the clients behind them.
 
-use crate::{
-    stats::{add, PortStats},
-    tx::ShowTx,
-};
+mod range;
+
+pub use range::VpidRange;
+
+use crate::stats::{add, PortStats};
 use kernel::{
     prelude::*,
     static_lock_class,
@@ -14,7 +15,8 @@ use kernel::{
         Arc, SpinLockIrq,
     },
 };
-use wire::ids::Vpid;
+use kernel_ext::net::BhDisabled;
+use wire::ids::{Unit, Vpid};
 
 /// What a port tells its user.
 ///
@@ -32,12 +34,24 @@ pub trait Client: Send + Sync {
     fn down(&self) {}
 }
 
+/// Sending side of a port.
+pub(crate) trait SendSide: Send + Sync {
+    /// Mode, next packet number, last known committed count, for debugfs. Any context.
+    fn show(&self) -> (&'static str, u8, u8);
+
+    /// The port is enabled: those who share it hear of room. Process context.
+    fn enabled(&self);
+
+    /// The device is gone: those who share the port hear of it. Process context.
+    fn down(&self);
+}
+
 enum Slot {
     /// With the number of releases when it was given back.
     Free(u64),
     Taken {
         client: Option<Arc<dyn Client>>,
-        tx: Option<Arc<dyn ShowTx>>,
+        tx: Option<Arc<dyn SendSide>>,
         stats: Arc<PortStats>,
     },
 }
@@ -45,11 +59,50 @@ enum Slot {
 /// The lock checker compares names by address, and what makes tables is inlined where it is used, literals included.
 static LOCK_NAME: &CStr = c"extoll_vpids";
 
+/// Which VPID somebody wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Want {
+    /// The user VPID that has been free for longest and is not reserved: late packets for an earlier owner then
+    /// find nobody as long as possible.
+    Any,
+    /// This one, which is not reserved.
+    This(Vpid),
+    /// This one, which is reserved, for its owner.
+    Reserved(Vpid),
+}
+
+impl From<Option<Vpid>> for Want {
+    fn from(vpid: Option<Vpid>) -> Self {
+        vpid.map_or(Want::Any, Want::This)
+    }
+}
+
+struct Slots {
+    list: KVec<Slot>,
+    /// VPIDs that are reserved, as bits.
+    reserved: [u64; 4],
+}
+
+impl Slots {
+    fn is_reserved(&self, vpid: Vpid) -> bool {
+        let word = self.reserved.get(vpid.index() / 64).copied();
+        word.unwrap_or(0) >> (vpid.index() % 64) & 1 != 0
+    }
+
+    fn set_reserved(&mut self, vpid: Vpid, on: bool) {
+        if let Some(word) = self.reserved.get_mut(vpid.index() / 64) {
+            let bit = 1 << (vpid.index() % 64);
+            *word = if on { *word | bit } else { *word & !bit };
+        }
+    }
+}
+
 /// The VPIDs of one unit.
 #[pin_data]
 pub(crate) struct Table {
+    unit: Unit,
     #[pin]
-    slots: SpinLockIrq<KVec<Slot>>,
+    slots: SpinLockIrq<Slots>,
     releases: Atomic<u64>,
 }
 
@@ -61,43 +114,57 @@ pub(crate) enum Delivered {
 }
 
 impl Table {
-    pub(crate) fn new() -> impl PinInit<Self, Error> {
-        try_pin_init!(Self {
-            slots <- {
-                let mut slots = KVec::with_capacity(usize::from(Vpid::COUNT), GFP_KERNEL)?;
-                for _ in 0..Vpid::COUNT {
-                    slots.push(Slot::Free(0), GFP_KERNEL)?;
-                }
-                SpinLockIrq::new(slots, LOCK_NAME, static_lock_class!())
-            },
-            releases: Atomic::new(0),
-        })
+    /// All VPIDs are free. May sleep.
+    pub(crate) fn new(unit: Unit) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            try_pin_init!(Self {
+                unit,
+                slots <- {
+                    let mut slots = KVec::with_capacity(usize::from(Vpid::COUNT), GFP_KERNEL)?;
+                    for _ in 0..Vpid::COUNT {
+                        slots.push(Slot::Free(0), GFP_KERNEL)?;
+                    }
+                    let slots = Slots { list: slots, reserved: [0; 4] };
+                    SpinLockIrq::new(slots, LOCK_NAME, static_lock_class!())
+                },
+                releases: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )
     }
 
-    /// Takes `want`, or the user VPID that has been free for longest, of those that are `clean`: late packets for an earlier owner then
-    /// find nobody as long as possible. `EBUSY` if it is taken, `ENOSPC` if none is free.
+    /// The unit whose VPIDs these are.
+    pub(crate) fn unit(&self) -> Unit {
+        self.unit
+    }
+
+    /// Takes the wanted VPID, of those that are `clean`. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if it is taken, not clean, or somebody else's, `ENOSPC` if none is free.
     pub(crate) fn allocate(
         &self,
-        want: Option<Vpid>,
+        want: Want,
         stats: Arc<PortStats>,
         clean: impl Fn(Vpid) -> bool,
     ) -> Result<Vpid> {
         let mut slots = self.slots.lock();
-        let free_since = |slots: &KVec<Slot>, v: Vpid| match slots.get(v.index()) {
-            Some(Slot::Free(since)) if clean(v) => Some(*since),
+        let free_since = |v: Vpid, reserved: bool| match slots.list.get(v.index()) {
+            Some(Slot::Free(since)) if slots.is_reserved(v) == reserved && clean(v) => Some(*since),
             _ => None,
         };
         let vpid = match want {
-            Some(v) if free_since(&slots, v).is_some() => v,
-            Some(_) => return Err(EBUSY),
-            None => Vpid::all()
+            Want::This(v) => free_since(v, false).map(|_| v).ok_or(EBUSY)?,
+            Want::Reserved(v) => free_since(v, true).map(|_| v).ok_or(EBUSY)?,
+            Want::Any => Vpid::all()
                 .take_while(|v| *v < Vpid::USER_END)
-                .filter_map(|v| Some((free_since(&slots, v)?, v)))
+                .filter_map(|v| Some((free_since(v, false)?, v)))
                 .min()
                 .map(|(_, v)| v)
                 .ok_or(ENOSPC)?,
         };
-        if let Some(slot) = slots.get_mut(vpid.index()) {
+        if let Some(slot) = slots.list.get_mut(vpid.index()) {
             *slot = Slot::Taken {
                 client: None,
                 tx: None,
@@ -107,11 +174,43 @@ impl Table {
         Ok(vpid)
     }
 
+    /// Reserves VPIDs that are neither taken nor reserved; false if some are. Any context.
+    fn reserve(&self, range: core::ops::Range<u16>) -> bool {
+        let mut slots = self.slots.lock();
+        let vpids = || range.clone().filter_map(Vpid::new);
+        let free = |v: Vpid| {
+            matches!(slots.list.get(v.index()), Some(Slot::Free(_))) && !slots.is_reserved(v)
+        };
+        if !vpids().all(free) {
+            return false;
+        }
+        vpids().for_each(|v| slots.set_reserved(v, true));
+        true
+    }
+
+    /// Ends what [`Table::reserve`] began. Any context.
+    fn unreserve(&self, range: core::ops::Range<u16>) {
+        let mut slots = self.slots.lock();
+        for vpid in range.filter_map(Vpid::new) {
+            slots.set_reserved(vpid, false);
+        }
+    }
+
+    /// Calls `f` for every reserved VPID in ascending order, without the lock.
+    pub(crate) fn for_each_reserved(&self, mut f: impl FnMut(Vpid)) {
+        for vpid in Vpid::all() {
+            if self.slots.lock().is_reserved(vpid) {
+                f(vpid);
+            }
+        }
+    }
+
     /// Gives a VPID back; its client is not called any more when this returns.
     pub(crate) fn release(&self, vpid: Vpid) {
         let mut slots = self.slots.lock();
         let number = self.releases.fetch_add(1, Relaxed) + 1;
         let old = slots
+            .list
             .get_mut(vpid.index())
             .map(|slot| core::mem::replace(slot, Slot::Free(number)));
         // The client's destructor runs without the lock.
@@ -122,7 +221,7 @@ impl Table {
     /// Sets or removes the client; the old one is not called any more when this returns.
     pub(crate) fn set_client(&self, vpid: Vpid, new: Option<Arc<dyn Client>>) {
         let mut slots = self.slots.lock();
-        let old = match slots.get_mut(vpid.index()) {
+        let old = match slots.list.get_mut(vpid.index()) {
             Some(Slot::Taken { client, .. }) => core::mem::replace(client, new),
             _ => new,
         };
@@ -131,9 +230,9 @@ impl Table {
     }
 
     /// Notes the sending side, for debugfs.
-    pub(crate) fn set_tx(&self, vpid: Vpid, new: Arc<dyn ShowTx>) {
+    pub(crate) fn set_tx(&self, vpid: Vpid, new: Arc<dyn SendSide>) {
         let mut slots = self.slots.lock();
-        let old = match slots.get_mut(vpid.index()) {
+        let old = match slots.list.get_mut(vpid.index()) {
             Some(Slot::Taken { tx, .. }) => tx.replace(new),
             _ => Some(new),
         };
@@ -144,7 +243,7 @@ impl Table {
     /// Calls the client of an open port.
     pub(crate) fn interrupt(&self, vpid: Vpid) -> Delivered {
         let slots = self.slots.lock();
-        match slots.get(vpid.index()) {
+        match slots.list.get(vpid.index()) {
             Some(Slot::Taken {
                 client: Some(client),
                 stats,
@@ -161,7 +260,7 @@ impl Table {
     /// Calls the clients of all open ports.
     pub(crate) fn interrupt_all(&self) {
         let slots = self.slots.lock();
-        for slot in slots.iter() {
+        for slot in slots.list.iter() {
             if let Slot::Taken {
                 client: Some(client),
                 stats,
@@ -174,26 +273,52 @@ impl Table {
         }
     }
 
+    /// Tells the client of a port that it can be written. Process context.
     pub(crate) fn writable(&self, vpid: Vpid) {
+        // What it schedules runs when bottom halves are on again.
+        let _bh = BhDisabled::new();
         let slots = self.slots.lock();
         if let Some(Slot::Taken {
             client: Some(client),
             ..
-        }) = slots.get(vpid.index())
+        }) = slots.list.get(vpid.index())
         {
             client.writable();
         }
     }
 
+    /// The VPID of an open port is enabled after a while: tells all who use it. Process context.
+    pub(crate) fn enabled(&self, vpid: Vpid) {
+        self.writable(vpid);
+        if let Some(tx) = self.send_side(vpid) {
+            tx.enabled();
+        }
+    }
+
+    fn send_side(&self, vpid: Vpid) -> Option<Arc<dyn SendSide>> {
+        match self.slots.lock().list.get(vpid.index()) {
+            Some(Slot::Taken { tx, .. }) => tx.clone(),
+            _ => None,
+        }
+    }
+
+    /// The device is gone: tells all who use a port. Process context.
     pub(crate) fn down(&self) {
-        let slots = self.slots.lock();
-        for slot in slots.iter() {
-            if let Slot::Taken {
-                client: Some(client),
-                ..
-            } = slot
-            {
-                client.down();
+        {
+            let _bh = BhDisabled::new();
+            for slot in self.slots.lock().list.iter() {
+                if let Slot::Taken {
+                    client: Some(client),
+                    ..
+                } = slot
+                {
+                    client.down();
+                }
+            }
+        }
+        for vpid in Vpid::all() {
+            if let Some(tx) = self.send_side(vpid) {
+                tx.down();
             }
         }
     }
@@ -202,6 +327,7 @@ impl Table {
     pub(crate) fn open(&self) -> usize {
         self.slots
             .lock()
+            .list
             .iter()
             .filter(|s| matches!(s, Slot::Taken { .. }))
             .count()
@@ -210,7 +336,7 @@ impl Table {
     /// Calls `f` for every open VPID in ascending order, without the lock.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&Open)) {
         for vpid in Vpid::all() {
-            let found = match self.slots.lock().get(vpid.index()) {
+            let found = match self.slots.lock().list.get(vpid.index()) {
                 Some(Slot::Taken { client, tx, stats }) => Some(Open {
                     vpid,
                     attached: client.is_some(),
@@ -230,7 +356,7 @@ impl Table {
 pub(crate) struct Open {
     pub(crate) vpid: Vpid,
     pub(crate) attached: bool,
-    pub(crate) tx: Option<Arc<dyn ShowTx>>,
+    pub(crate) tx: Option<Arc<dyn SendSide>>,
     pub(crate) stats: Arc<PortStats>,
 }
 
@@ -273,60 +399,68 @@ mod tests {
     }
 
     fn stats() -> Result<Arc<PortStats>> {
-        Ok(Arc::new(PortStats::new(), GFP_KERNEL)?)
+        Ok(Arc::new(PortStats::of(None), GFP_KERNEL)?)
     }
 
     #[test]
     fn longest_free_vpid_that_is_clean() -> Result {
-        let table = KBox::pin_init(Table::new(), GFP_KERNEL)?;
+        let table = Table::new(Unit::Velo)?;
         let vpid = |n| Vpid::new(n).ok_or(EINVAL);
-        assert_eq!(table.allocate(None, stats()?, any)?, vpid(0)?);
-        assert_eq!(table.allocate(None, stats()?, |v| v.get() > 2)?, vpid(3)?);
-        assert_eq!(table.allocate(None, stats()?, any)?, vpid(1)?);
+        assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(0)?);
         assert_eq!(
-            table.allocate(Some(vpid(3)?), stats()?, any).err(),
+            table.allocate(Want::Any, stats()?, |v| v.get() > 2)?,
+            vpid(3)?
+        );
+        assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(1)?);
+        assert_eq!(
+            table.allocate(Want::This(vpid(3)?), stats()?, any).err(),
             Some(EBUSY)
         );
         assert_eq!(
-            table.allocate(Some(vpid(4)?), stats()?, |_| false).err(),
+            table
+                .allocate(Want::This(vpid(4)?), stats()?, |_| false)
+                .err(),
             Some(EBUSY)
         );
         table.release(vpid(3)?);
-        assert_eq!(table.allocate(Some(vpid(3)?), stats()?, any)?, vpid(3)?);
+        assert_eq!(
+            table.allocate(Want::This(vpid(3)?), stats()?, any)?,
+            vpid(3)?
+        );
         // Those that were never used first, then the one that was given back first.
         table.release(vpid(1)?);
         table.release(vpid(0)?);
         for n in (2..Vpid::USER_END.get()).filter(|n| *n != 3) {
-            assert_eq!(table.allocate(None, stats()?, any)?, vpid(n)?);
+            assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(n)?);
             table.release(vpid(n)?);
         }
-        assert_eq!(table.allocate(None, stats()?, any)?, vpid(1)?);
-        assert_eq!(table.allocate(None, stats()?, any)?, vpid(0)?);
+        assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(1)?);
+        assert_eq!(table.allocate(Want::Any, stats()?, any)?, vpid(0)?);
         assert_eq!(table.open(), 3);
         Ok(())
     }
 
     #[test]
     fn users_get_no_reserved_vpid() -> Result {
-        let table = KBox::pin_init(Table::new(), GFP_KERNEL)?;
+        let table = Table::new(Unit::Velo)?;
         let users = Vpid::all().take_while(|v| *v < Vpid::USER_END).count();
         for _ in 0..users {
-            table.allocate(None, stats()?, any)?;
+            table.allocate(Want::Any, stats()?, any)?;
         }
-        assert_eq!(table.allocate(None, stats()?, any).err(), Some(ENOSPC));
+        assert_eq!(table.allocate(Want::Any, stats()?, any).err(), Some(ENOSPC));
         assert_eq!(table.open(), users);
         // Reserved VPIDs are available on request.
         let last = Vpid::all().last();
         assert!(last >= Some(Vpid::USER_END));
-        assert_eq!(table.allocate(last, stats()?, any).ok(), last);
+        assert_eq!(table.allocate(last.into(), stats()?, any).ok(), last);
         Ok(())
     }
 
     #[test]
     fn clients_hear_until_they_are_removed() -> Result {
-        let table = KBox::pin_init(Table::new(), GFP_KERNEL)?;
+        let table = Table::new(Unit::Velo)?;
         let counts = stats()?;
-        let v = table.allocate(None, counts.clone(), any)?;
+        let v = table.allocate(Want::Any, counts.clone(), any)?;
         let heard = Arc::new(Heard::new(), GFP_KERNEL)?;
         let client = Arc::new(heard.clone(), GFP_KERNEL)?;
         assert!(table.interrupt(v) == Delivered::NoClient);

@@ -2,6 +2,7 @@
 #include <asm/barrier.h>
 #include <linux/capability.h>
 #include <linux/device.h>
+#include <linux/dma-mapping.h>
 #include <linux/pci.h>
 #include <linux/sched.h>
 #include <linux/smp.h>
@@ -30,6 +31,26 @@ void extoll_dma_rmb(void)
 int extoll_pci_domain(struct pci_dev *pdev)
 {
 	return pci_domain_nr(pdev->bus);
+}
+
+u64 extoll_coherent_mask(struct device *dev)
+{
+	return dev->coherent_dma_mask;
+}
+
+int extoll_set_coherent_mask(struct device *dev, u64 mask)
+{
+	return dma_set_coherent_mask(dev, mask);
+}
+
+bool extoll_iommu_mapped(struct device *dev)
+{
+	return device_iommu_mapped(dev);
+}
+
+u64 extoll_pci_bus_address(struct pci_dev *pdev, int bar)
+{
+	return pci_bus_address(pdev, bar);
 }
 
 bool extoll_pci_bar_set(struct pci_dev *pdev, int bar)

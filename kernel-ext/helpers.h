@@ -5,6 +5,7 @@
 
 #include <linux/types.h>
 
+struct device;
 struct device_attribute;
 struct pci_dev;
 
@@ -15,6 +16,13 @@ void extoll_wmb_everywhere(void);
 /* dma_rmb(): orders reads of memory that a device writes. */
 void extoll_dma_rmb(void);
 int extoll_pci_domain(struct pci_dev *pdev);
+/* The mask of coherent memory; setting is dma_set_coherent_mask(). */
+u64 extoll_coherent_mask(struct device *dev);
+int extoll_set_coherent_mask(struct device *dev, u64 mask);
+/* device_iommu_mapped(): whether an IOMMU is between a device and memory. */
+bool extoll_iommu_mapped(struct device *dev);
+/* Where a memory BAR is on the bus. */
+u64 extoll_pci_bus_address(struct pci_dev *pdev, int bar);
 /* Whether a memory BAR of the device holds what the kernel assigned. */
 bool extoll_pci_bar_set(struct pci_dev *pdev, int bar);
 void extoll_cond_resched(void);

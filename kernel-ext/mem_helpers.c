@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
+#include <linux/dma-mapping.h>
 #include <linux/hugetlb.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
@@ -6,6 +7,7 @@
 #include <linux/scatterlist.h>
 #include <linux/sched/signal.h>
 #include <linux/shmem_fs.h>
+#include <linux/uio.h>
 #include "mem_helpers.h"
 
 void extoll_pinned_add(struct mm_struct *mm, unsigned long pages)
@@ -18,11 +20,33 @@ void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages)
 	atomic64_sub(pages, &mm->pinned_vm);
 }
 
-long extoll_pin_user(unsigned long start, unsigned long pages, bool write, struct page **list)
+long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm, bool nofault,
+		     struct page **list)
 {
 	int n = min(pages, 4096UL);
 
-	return pin_user_pages_fast(start, n, FOLL_LONGTERM | (write ? FOLL_WRITE : 0), list);
+	return pin_user_pages_fast(start, n, (longterm ? FOLL_LONGTERM : 0) | (write ? FOLL_WRITE : 0) |
+				   (nofault ? FOLL_NOFAULT : 0), list);
+}
+
+long extoll_iter_piece(struct iov_iter *i, size_t most, unsigned long *start)
+{
+	size_t len = min3(most, i->count, (size_t)LONG_MAX);
+
+	if (!user_backed_iter(i))
+		return -EOPNOTSUPP;
+	if (!len)
+		return 0;
+	if (iter_is_ubuf(i)) {
+		*start = (unsigned long)i->ubuf + i->iov_offset;
+	} else {
+		/* Past empty segments. */
+		iov_iter_advance(i, 0);
+		*start = (unsigned long)iter_iov_addr(i);
+		len = min(len, iter_iov_len(i));
+	}
+	iov_iter_advance(i, len);
+	return len;
 }
 
 bool extoll_fatal_signal(void)
@@ -98,9 +122,11 @@ void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq)
 	mmu_interval_set_seq(sub, seq);
 }
 
-void extoll_page_get(struct page *page)
+bool extoll_page_try_get(struct page *page)
 {
-	get_page(page);
+	if (PageSlab(page) || page_count(page) < 1 || is_zone_device_page(page))
+		return false;
+	return try_get_page(page);
 }
 
 void extoll_page_put(struct page *page)
@@ -111,6 +137,26 @@ void extoll_page_put(struct page *page)
 void *extoll_page_address(struct page *page)
 {
 	return page_address(page);
+}
+
+struct page *extoll_page_of(const void *address)
+{
+	return virt_to_page(address);
+}
+
+int extoll_dma_map(struct device *dev, void *p, size_t len, enum dma_data_direction direction, u64 *addr)
+{
+	dma_addr_t a = dma_map_single(dev, p, len, direction);
+
+	if (dma_mapping_error(dev, a))
+		return -ENOMEM;
+	*addr = a;
+	return 0;
+}
+
+void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction)
+{
+	dma_unmap_single(dev, addr, len, direction);
 }
 
 void extoll_sg_fill(struct sg_table *table, struct page **pages, unsigned int n)

@@ -3,9 +3,11 @@
 #ifndef EXTOLL_KERNEL_EXT_MEM_HELPERS_H
 #define EXTOLL_KERNEL_EXT_MEM_HELPERS_H
 
+#include <linux/dma-direction.h>
 #include <linux/types.h>
 
 struct device;
+struct iov_iter;
 struct mm_struct;
 struct mmu_interval_notifier;
 struct page;
@@ -14,8 +16,11 @@ struct sg_table;
 /* Shown as VmPin; no limit applies. */
 void extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
 void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages);
-/* Pins pages of the current process for long: their number or an error. */
-long extoll_pin_user(unsigned long start, unsigned long pages, bool write, struct page **list);
+/* Pins pages of the current process, at most 4096: their number or an error. */
+long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm, bool nofault,
+		     struct page **list);
+/* The next piece of user memory of an iterator, and past it: its length, 0 at the end; -EOPNOTSUPP for other memory. */
+long extoll_iter_piece(struct iov_iter *i, size_t most, unsigned long *start);
 /* Whether the current task has been killed. */
 bool extoll_fatal_signal(void);
 /* What extoll_user_maps() finds; unclear: it will be clear some time later. */
@@ -25,9 +30,16 @@ bool extoll_fatal_signal(void);
 /* Whether the address space still maps these very pages; its users must not go away meanwhile. */
 int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages, struct page **list);
 void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq);
-void extoll_page_get(struct page *page);
+/* Takes a reference, if the page can have one and is memory of the kernel's own. */
+bool extoll_page_try_get(struct page *page);
 void extoll_page_put(struct page *page);
 void *extoll_page_address(struct page *page);
+struct page *extoll_page_of(const void *address);
+
+/* Streaming DMA of one range. */
+int extoll_dma_map(struct device *dev, void *p, size_t len, enum dma_data_direction direction, u64 *addr);
+void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
+
 /* Puts n pages, at least one, into a table with room for as many or more. */
 void extoll_sg_fill(struct sg_table *table, struct page **pages, unsigned int n);
 /* Makes a table that was filled with n pages one with room for as many as it was made for again. */

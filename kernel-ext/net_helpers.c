@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* C shims of the net abstractions. Contexts and rules are documented at the Rust callers. */
-#include <linux/dma-mapping.h>
+#include <linux/bvec.h>
 #include <linux/rtnetlink.h>
 #include <net/netdev_lock.h>
 #include "net_helpers.h"
@@ -417,6 +417,62 @@ void extoll_skb_orphan(struct sk_buff *skb)
 	skb->dev = NULL;
 }
 
+/* For a frame whose owner somebody else may be giving up: as extoll_skb_orphan(), but for that. */
+void extoll_skb_forget_dev(struct sk_buff *skb)
+{
+	skb->dev = NULL;
+}
+
+/* Head and fragments: their number, or an error. */
+int extoll_skb_pieces(const struct sk_buff *skb, struct bio_vec *list, unsigned int most)
+{
+	const struct skb_shared_info *info = skb_shinfo(skb);
+	unsigned int i, n = 0;
+
+	BUILD_BUG_ON(EXTOLL_SKB_PIECES < MAX_SKB_FRAGS + 1);
+	if (skb_has_frag_list(skb) || !skb_frags_readable(skb))
+		return -EOPNOTSUPP;
+	if (info->nr_frags >= most)
+		return -ENOSPC;
+	if (skb_headlen(skb))
+		bvec_set_virt(&list[n++], skb->data, skb_headlen(skb));
+	for (i = 0; i < info->nr_frags; i++) {
+		const skb_frag_t *frag = &info->frags[i];
+
+		if (!skb_frag_page(frag))
+			return -EOPNOTSUPP;
+		if (skb_frag_size(frag))
+			bvec_set_page(&list[n++], skb_frag_page(frag), skb_frag_size(frag), skb_frag_off(frag));
+	}
+	return n;
+}
+
+#if IS_ENABLED(CONFIG_KUNIT)
+struct sk_buff *extoll_skb_sample(size_t head, size_t data, size_t offset)
+{
+	struct sk_buff *skb;
+	unsigned int i;
+	int err;
+
+	skb = alloc_skb_with_frags(head, data, 0, &err, GFP_KERNEL | __GFP_ZERO);
+	if (!skb)
+		return NULL;
+	skb_put(skb, head);
+	if (data > offset) {
+		skb_frag_off_add(&skb_shinfo(skb)->frags[0], offset);
+		skb_frag_size_sub(&skb_shinfo(skb)->frags[0], offset);
+		skb->data_len = data - offset;
+		skb->len += data - offset;
+	}
+	for (i = 0; i < skb->len; i++) {
+		u8 byte = i;
+
+		skb_store_bits(skb, i, &byte, 1);
+	}
+	return skb;
+}
+#endif
+
 void extoll_skb_get(struct sk_buff *skb)
 {
 	skb_get(skb);
@@ -429,21 +485,6 @@ void extoll_skb_disown(struct sk_buff *skb)
 	/* It may be held for a minute: connection tracking can't end before it has its entry back. */
 	nf_reset_ct(skb);
 	consume_skb(skb);
-}
-
-int extoll_dma_map(struct device *dev, void *p, size_t len, bool to_device, u64 *addr)
-{
-	dma_addr_t a = dma_map_single(dev, p, len, to_device ? DMA_TO_DEVICE : DMA_FROM_DEVICE);
-
-	if (dma_mapping_error(dev, a))
-		return -ENOMEM;
-	*addr = a;
-	return 0;
-}
-
-void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, bool to_device)
-{
-	dma_unmap_single(dev, addr, len, to_device ? DMA_TO_DEVICE : DMA_FROM_DEVICE);
 }
 
 void extoll_bh_disable(void)

@@ -105,8 +105,12 @@ void extoll_skb_tx_timestamp(struct sk_buff *skb);
 void extoll_skb_orphan(struct sk_buff *skb);
 void extoll_skb_get(struct sk_buff *skb);
 void extoll_skb_disown(struct sk_buff *skb);
-int extoll_dma_map(struct device *dev, void *p, size_t len, bool to_device, u64 *addr);
-void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, bool to_device);
+void extoll_skb_forget_dev(struct sk_buff *skb);
+/* Room that extoll_skb_pieces() needs. */
+#define EXTOLL_SKB_PIECES 46
+int extoll_skb_pieces(const struct sk_buff *skb, struct bio_vec *list, unsigned int most);
+/* For tests: a frame whose data begin at offset of a page; byte i of it is i. */
+struct sk_buff *extoll_skb_sample(size_t head, size_t data, size_t offset);
 
 void extoll_bh_disable(void);
 void extoll_bh_enable(void);

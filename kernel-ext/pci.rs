@@ -21,6 +21,12 @@ pub(crate) fn raw<Ctx: DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::
     core::ptr::from_ref(dev).cast_mut().cast()
 }
 
+/// The C object behind a device.
+fn raw_device<Ctx: DeviceContext>(dev: &device::Device<Ctx>) -> *mut bindings::device {
+    // `Device` is a transparent wrapper of `Opaque<device>`, so the addresses agree.
+    core::ptr::from_ref(dev).cast_mut().cast()
+}
+
 /// Match by vendor and device ID, for vendors that `pci::Vendor` does not know.
 pub const fn device_id(vendor: u16, device: u16) -> pci::DeviceId {
     let id = bindings::pci_device_id {
@@ -71,6 +77,29 @@ impl Enabled<'_> {
         Ok(())
     }
 
+    /// Runs `f` while coherent memory for the device comes from below 4 GiB of its addresses. Probe context
+    /// only, after [`Enabled::set_dma_mask`]. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of `dma_set_coherent_mask`; `f` is not run then, or what it returned is dropped.
+    pub fn with_low_memory<R>(
+        &self,
+        dev: &pci::Device<Core<'_>>,
+        f: impl FnOnce() -> R,
+    ) -> Result<R> {
+        let raw = raw_device(dev.as_ref());
+        // SAFETY: the device is being probed, so it is valid, and nobody else changes its mask.
+        let mask = unsafe { bindings::extoll_coherent_mask(raw) };
+        let low = mask & u64::from(u32::MAX);
+        // SAFETY: as in `set_dma_mask`; `f` is the only user of the mask meanwhile.
+        to_result(unsafe { bindings::extoll_set_coherent_mask(raw, low) })?;
+        let done = f();
+        // SAFETY: as above.
+        to_result(unsafe { bindings::extoll_set_coherent_mask(raw, mask) })?;
+        Ok(done)
+    }
+
     /// Takes the device its access to memory. Process context.
     pub fn stop_dma(&self) {
         clear_master(self.0);
@@ -100,6 +129,13 @@ fn clear_master(dev: &pci::Device<Bound>) {
 pub fn stop_dma(dev: &device::Device<Bound>) -> Result {
     clear_master(<&pci::Device<Bound>>::try_from(dev)?);
     Ok(())
+}
+
+/// Whether an IOMMU is between a device and what it addresses, so that bus addresses of other devices
+/// mean nothing to it. Any context.
+pub fn is_translated(dev: &device::Device<Bound>) -> bool {
+    // SAFETY: the device is valid while bound.
+    unsafe { bindings::extoll_iommu_mapped(raw_device(dev)) }
 }
 
 /// A claimed BAR, released by drop.
@@ -144,6 +180,12 @@ impl<'a> Region<'a> {
     /// Physical address as the CPU sees it.
     pub fn start(&self) -> u64 {
         self.start
+    }
+
+    /// Address on the bus, where other devices and the device itself see it.
+    pub fn bus(&self) -> u64 {
+        // SAFETY: the device is valid while bound, and `bar` is one of its memory BARs.
+        unsafe { bindings::extoll_pci_bus_address(raw(self.dev), self.bar as c_int) }
     }
 
     /// Size in bytes.

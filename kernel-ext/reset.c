@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* See reset.rs. */
+/*
+ * See reset.rs. Resets that somebody commands (reset_prepare, reset_done), and errors on the way to the device that the PCI core
+ * mends by one (error_detected, slot_reset, resume): either way the device forgets everything, and gets its driver anew.
+ */
 #include <linux/cleanup.h>
 #include <linux/device.h>
 #include <linux/mutex.h>
@@ -48,7 +51,25 @@ static void extoll_reset_prepare(struct pci_dev *pdev)
 	guard(mutex)(&watches_lock);
 	w = find(pdev);
 	if (w)
-		w->lost(w->client);
+		w->lost(w->client, true);
+}
+
+static pci_ers_result_t extoll_error_detected(struct pci_dev *pdev, pci_channel_state_t state)
+{
+	struct extoll_reset_watch *w;
+
+	guard(mutex)(&watches_lock);
+	w = find(pdev);
+	if (w)
+		w->lost(w->client, state == pci_channel_io_normal);
+	return state == pci_channel_io_perm_failure ? PCI_ERS_RESULT_DISCONNECT : PCI_ERS_RESULT_NEED_RESET;
+}
+
+/* The device is reachable again, but its configuration space is as after power-on. */
+static pci_ers_result_t extoll_slot_reset(struct pci_dev *pdev)
+{
+	pci_restore_state(pdev);
+	return PCI_ERS_RESULT_RECOVERED;
 }
 
 /* The device's lock is held, so it gets its driver anew by a work item. */
@@ -73,13 +94,18 @@ static void extoll_reset_done(struct pci_dev *pdev)
 }
 
 static const struct pci_error_handlers handlers = {
+	.error_detected = extoll_error_detected,
+	.slot_reset = extoll_slot_reset,
+	.resume = extoll_reset_done,
 	.reset_prepare = extoll_reset_prepare,
 	.reset_done = extoll_reset_done,
 };
 
 void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, struct workqueue_struct *wq,
-			    void (*lost)(const void *client), const void *client)
+			    void (*lost)(const void *client, bool reachable), const void *client)
 {
+	/* For slot_reset. */
+	pci_save_state(pdev);
 	w->pdev = pdev;
 	w->wq = wq;
 	w->lost = lost;

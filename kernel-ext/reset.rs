@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Resets of a PCI function that somebody else commands: an administrator by sysfs (`reset`), or user space that had the device before.
-//! Such a device has forgotten all that its driver has set, so the driver begins anew.
+//! Resets of a PCI function that somebody else commands: an administrator by sysfs (`reset`), user space
+//! that had the device before, or the PCI core after an error on the way to it (AER, DPC). Such a device
+//! has forgotten all that its driver has set, so the driver begins anew.
 
 use crate::{bindings, pci::raw, work};
 use core::mem::ManuallyDrop;
@@ -9,9 +10,11 @@ use kernel::{device::Core, pci, prelude::*, sync::Arc, types::Opaque};
 
 /// Who hears of resets.
 pub trait ResetClient: Send + Sync {
-    /// The device is about to be reset: from when this returns on it must not be touched any more. It will be unbound and bound again
-    /// soon. Process context, with the device's lock held; may sleep, and must not drop the [`ResetWatch`].
-    fn lost(this: &Arc<Self>);
+    /// The device is about to be reset: from when this returns on it must not be touched any more. If it
+    /// is not `reachable`, because of an error, it must not be touched even now. It will be unbound and
+    /// bound again soon, unless it stays unreachable. Process context, with the device's lock held; may
+    /// sleep, and must not drop the [`ResetWatch`].
+    fn lost(this: &Arc<Self>, reachable: bool);
 }
 
 /// Has a client hear of resets of a bound device, until it is dropped; the drop may sleep.
@@ -61,10 +64,10 @@ impl<T: ResetClient> ResetWatch<T> {
     /// # Safety
     ///
     /// To be called by `reset.c` only, while the watch is in its list.
-    unsafe extern "C" fn lost(client: *const c_void) {
+    unsafe extern "C" fn lost(client: *const c_void, reachable: bool) {
         // SAFETY: by the requirement and the type invariant it came from `Arc::as_ptr` of a client that is kept meanwhile; its reference is not dropped here.
         let client = ManuallyDrop::new(unsafe { Arc::from_raw(client.cast::<T>()) });
-        T::lost(&client);
+        T::lost(&client, reachable);
     }
 }
 

@@ -2,8 +2,8 @@
 
 //! NICs that commands can use, and what runs on each.
 
-use crate::{regions::Offer, server::Server, transfer::Parked, wait::Waiter};
-use extoll_core::nic::Nic;
+use crate::{regions::Offer, server::Server, transfer::Parked, wait::Waiter, window};
+use extoll_core::child::Handle;
 use kernel::{
     new_mutex,
     prelude::*,
@@ -52,6 +52,9 @@ pub(crate) struct Attached {
     /// Registered memory for peers.
     #[pin]
     offer: Mutex<Option<Offer>>,
+    /// A window that stays.
+    #[pin]
+    window: Mutex<Option<window::Parked>>,
     /// Who has to be woken when the NIC goes.
     #[pin]
     waiting: Mutex<Waiting>,
@@ -59,13 +62,13 @@ pub(crate) struct Attached {
 
 /// What a run may use.
 pub(crate) struct Place {
-    pub(crate) nic: Arc<Nic>,
+    pub(crate) nic: Handle,
     /// What an aborted run left, and until when that has to stay.
     pub(crate) parked: Option<(Instant<Monotonic>, Parked)>,
 }
 
 struct Serving {
-    nic: Option<Arc<Nic>>,
+    nic: Option<Handle>,
     server: Option<Arc<Server>>,
     /// A peer may still write to the memory of the last server.
     quarantine: Option<Instant<Monotonic>>,
@@ -84,7 +87,7 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    pub(crate) fn nic(&self) -> Result<Arc<Nic>> {
+    pub(crate) fn nic(&self) -> Result<Handle> {
         Ok(self.place.as_ref().ok_or(ENODEV)?.nic.clone())
     }
 
@@ -105,7 +108,7 @@ fn before(at: Instant<Monotonic>) -> bool {
 }
 
 impl Attached {
-    pub(crate) fn new(nic: Arc<Nic>) -> Result<Arc<Self>> {
+    pub(crate) fn new(nic: Handle) -> Result<Arc<Self>> {
         let place = Place {
             nic: nic.clone(),
             parked: None,
@@ -124,6 +127,7 @@ impl Attached {
                 run <- new_mutex!(Some(place), "extoll_bench_run"),
                 server <- new_mutex!(serving, "extoll_bench_server"),
                 offer <- new_mutex!(None, "extoll_bench_offer"),
+                window <- new_mutex!(None, "extoll_bench_window"),
                 waiting <- new_mutex!(waiting, "extoll_bench_waiting"),
             }),
             GFP_KERNEL,
@@ -198,8 +202,13 @@ impl Attached {
         self.offer.lock()
     }
 
+    /// The place of a window that stays.
+    pub(crate) fn parked_window(&self) -> MutexGuard<'_, Option<window::Parked>> {
+        self.window.lock()
+    }
+
     /// The NIC, unless it goes.
-    pub(crate) fn nic(&self) -> Option<Arc<Nic>> {
+    pub(crate) fn nic(&self) -> Option<Handle> {
         self.server.lock().nic.clone()
     }
 
@@ -220,5 +229,6 @@ impl Attached {
         }
         drop(serving);
         drop(self.offer.lock().take());
+        drop(self.window.lock().take());
     }
 }

@@ -4,8 +4,9 @@
 
 use crate::{
     attached::Registry,
+    handles,
     many::{self, How},
-    pingpong,
+    pieces, pingpong,
     protocol::DEFAULT_VPID,
     regions::{self, Kind},
     remote,
@@ -15,7 +16,11 @@ use crate::{
     wait::Mode,
 };
 use extoll_core::atu::Access;
-use kernel::{prelude::*, time::Delta};
+use kernel::{
+    iov::{IovIterDest, IovIterSource},
+    prelude::*,
+    time::Delta,
+};
 use kernel_ext::mem::PAGE;
 use wire::{
     ids::{NodeId, Vpid},
@@ -35,7 +40,7 @@ pub(crate) struct Words {
     pub(crate) size: u64,
     pub(crate) count: u64,
     pub(crate) inflight: u64,
-    timeout_ms: u64,
+    pub(crate) timeout_ms: u64,
     mode: Mode,
     pub(crate) kind: Kind,
     pub(crate) access: Access,
@@ -59,6 +64,8 @@ pub(crate) struct Words {
     pub(crate) add: u64,
     /// `lock`: time-outs that do not end it.
     pub(crate) patience: u64,
+    /// `pieces`: memory with gaps is refused.
+    pub(crate) strict: u64,
 }
 
 impl Words {
@@ -88,6 +95,7 @@ impl Words {
             compare: i32::MAX as u64,
             add: 1,
             patience: 0,
+            strict: 0,
         };
         for word in words {
             let Some((key, value)) = word.split_once('=') else {
@@ -119,6 +127,7 @@ impl Words {
                 "number" => (1 << 24) - 1,
                 "compare" | "add" => i32::MAX as u64,
                 "patience" => 1000,
+                "strict" => 1,
                 _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
             };
             let number = match value.parse::<u64>() {
@@ -149,6 +158,7 @@ impl Words {
                 "compare" => all.compare = number,
                 "add" => all.add = number,
                 "patience" => all.patience = number,
+                "strict" => all.strict = number,
                 _ => all.timeout_ms = number,
             }
         }
@@ -193,23 +203,69 @@ pub(crate) struct Peer {
     pub(crate) mode: Mode,
 }
 
-/// Runs one command; its lines go to `result`, also when it fails. May sleep.
-pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Result {
+/// What a command does with the memory of the next read.
+pub(crate) struct Later(Words);
+
+impl Later {
+    /// Does it; the lines go to `result`. Returns the bytes that are in the memory then. May sleep.
+    pub(crate) fn read(
+        self,
+        registry: &Registry,
+        memory: &mut IovIterDest<'_>,
+        result: &mut KVec<u8>,
+    ) -> Result<usize> {
+        let mut report = Report(result);
+        let Self(words) = self;
+        let Some(attached) = registry.get(words.nic as usize) else {
+            return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
+        };
+        pieces::get(&attached, &words, memory, &mut report)
+    }
+}
+
+/// Runs one command; its lines go to `result`, also when it fails. `memory`: what was written behind it. May
+/// sleep.
+pub(crate) fn run(
+    registry: &Registry,
+    text: &[u8],
+    memory: &mut IovIterSource<'_>,
+    result: &mut KVec<u8>,
+) -> Result<Option<Later>> {
     let mut report = Report(result);
     let Ok(text) = core::str::from_utf8(text) else {
         return report.fail(EINVAL, fmt!("the command is not UTF-8"));
     };
     let mut words = text.split_ascii_whitespace();
     let verb = words.next().unwrap_or("");
+    if verb != "pieces" {
+        if !memory.is_empty() {
+            return report.fail(EINVAL, fmt!("only 'pieces' takes memory"));
+        }
+        return once(registry, text, &mut report).map(|()| None);
+    }
+    let words = Words::parse(words, &mut report)?;
+    let Some(attached) = registry.get(words.nic as usize) else {
+        return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
+    };
+    if words.get {
+        return Ok(Some(Later(words)));
+    }
+    pieces::put(&attached, &words, memory, &mut report).map(|()| None)
+}
+
+/// A command without memory.
+fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
+    let mut words = text.split_ascii_whitespace();
+    let verb = words.next().unwrap_or("");
     let index = words
         .clone()
         .find_map(|w| w.strip_prefix("nic=")?.parse().ok());
     if let Some(attached) = registry.get(index.unwrap_or(0)) {
-        if let Some(done) = remote::run(&attached, verb, words.clone(), &mut report) {
+        if let Some(done) = remote::run(&attached, verb, words.clone(), report) {
             return done;
         }
     }
-    let words = Words::parse(words, &mut report)?;
+    let words = Words::parse(words, report)?;
     let Some(attached) = registry.get(words.nic as usize) else {
         return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
     };
@@ -245,11 +301,11 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
             }
             Ok(())
         }
-        "offer" => regions::offer(&attached, &words, &mut report),
-        "offered" => regions::offered(&attached, &words, &mut report),
-        "revoke" => regions::revoke(&attached, &mut report),
-        "withdraw" => regions::withdraw(&attached, &mut report),
-        "copy" | "lock" | "register" | "end" | "reserve" | "buffers" => {
+        "offer" => regions::offer(&attached, &words, report),
+        "offered" => regions::offered(&attached, &words, report),
+        "revoke" => regions::revoke(&attached, report),
+        "withdraw" => regions::withdraw(&attached, report),
+        "copy" | "handles" | "lock" | "register" | "end" | "reserve" | "buffers" => {
             let timeout = Delta::from_millis(words.timeout_ms as i64);
             let run = match attached.begin(timeout) {
                 Ok(run) => run,
@@ -257,12 +313,14 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
             };
             let nic = run.nic()?;
             match verb {
-                "copy" => regions::copy(&nic, &words, timeout, &mut report),
-                "lock" => regions::lock(&nic, &words, timeout, &mut report),
-                "end" => many::end(&nic, &words, &mut report),
-                "reserve" => many::reserve(&nic, &words, timeout, &mut report),
-                "buffers" => many::buffers(&nic, &words, timeout, &mut report),
-                _ => stream::register(&nic, &words, &mut report)
+                "copy" => regions::copy(&nic, &words, timeout, report),
+                "handles" => handles::run(&nic, &words, report)
+                    .or_else(|e| report.fail(e, fmt!("cannot hold regions: {e:?}"))),
+                "lock" => regions::lock(&nic, &words, timeout, report),
+                "end" => many::end(&nic, &words, report),
+                "reserve" => many::reserve(&nic, &words, timeout, report),
+                "buffers" => many::buffers(&nic, &words, timeout, report),
+                _ => stream::register(&nic, &words, report)
                     .or_else(|e| report.fail(e, fmt!("cannot register: {e:?}"))),
             }
         }
@@ -304,16 +362,11 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                 "pingpong" | "rate" if !(8..=u64::from(MAX_LEN)).contains(&size) => {
                     return report.fail(EINVAL, fmt!("size is 8 to {MAX_LEN}"));
                 }
-                "pingpong" => pingpong::run(
-                    &run,
-                    &nic,
-                    &peer,
-                    size as usize,
-                    count as usize,
-                    &mut report,
-                ),
-                "rate" => stream::rate(&run, &nic, &peer, size as usize, count, &mut report),
-                "stream" => stream::stream(&run, &nic, &peer, &words, &mut report),
+                "pingpong" => {
+                    pingpong::run(&run, &nic, &peer, size as usize, count as usize, report)
+                }
+                "rate" => stream::rate(&run, &nic, &peer, size as usize, count, report),
+                "stream" => stream::stream(&run, &nic, &peer, &words, report),
                 _ if size < 8 || size % 8 != 0 => {
                     return report.fail(EINVAL, fmt!("size is a multiple of 8"));
                 }
@@ -329,7 +382,7 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
                         count,
                         inflight: inflight as usize,
                     };
-                    transfer::run(&mut run, &nic, &peer, &job, &mut report)
+                    transfer::run(&mut run, &nic, &peer, &job, report)
                 }
             };
             outcome.or_else(|e| report.fail(e, fmt!("the run ended early: {e:?}")))

@@ -10,8 +10,11 @@
 
 mod attached;
 mod command;
+mod handles;
 mod many;
 mod memory;
+mod notices;
+mod pieces;
 mod pingpong;
 mod protocol;
 mod regions;
@@ -21,8 +24,10 @@ mod server;
 mod stream;
 mod transfer;
 mod wait;
+mod window;
 
 use attached::{Attached, Registry};
+use command::Later;
 use kernel::{
     auxiliary,
     device::Core,
@@ -88,6 +93,8 @@ impl auxiliary::Driver for RawDriver {
 struct Output {
     text: KVec<u8>,
     position: i64,
+    /// What the next read does before there is a result.
+    next: Option<Later>,
 }
 
 /// One open file: the result of its last command.
@@ -107,7 +114,7 @@ impl MiscDevice for Control {
             try_pin_init!(Self {
                 registry: REGISTRY.get().ok_or(ENODEV)?,
                 output <- new_mutex!(
-                    Output { text: KVec::new(), position: 0 },
+                    Output { text: KVec::new(), position: 0, next: None },
                     "extoll_bench_output"
                 ),
             }),
@@ -118,22 +125,39 @@ impl MiscDevice for Control {
     fn read_iter(kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterDest<'_>) -> Result<usize> {
         let this = kiocb.file();
         let mut output = this.output.lock();
-        let Output { text, position } = &mut *output;
+        let Output {
+            text,
+            position,
+            next,
+        } = &mut *output;
+        if let Some(next) = next.take() {
+            return next.read(&this.registry, iov, text);
+        }
         iov.simple_read_from_buffer(position, text)
     }
 
     fn write_iter(kiocb: Kiocb<'_, Self::Ptr>, iov: &mut IovIterSource<'_>) -> Result<usize> {
-        if iov.len() > MAX_COMMAND {
-            return Err(E2BIG);
-        }
         let this = kiocb.file();
+        let len = iov.len();
         let mut command = KVec::new();
-        let len = iov.copy_from_iter_vec(&mut command, GFP_KERNEL)?;
+        let mut byte = [0];
+        // What is behind the line is memory for the command.
+        while !iov.is_empty() {
+            if iov.copy_from_iter(&mut byte) == 0 {
+                return Err(EFAULT);
+            }
+            match byte {
+                [b'\n'] => break,
+                _ if command.len() == MAX_COMMAND => return Err(E2BIG),
+                [byte] => command.push(byte, GFP_KERNEL)?,
+            }
+        }
         // A second command on the same file waits for the first, whose run has a deadline.
         let mut output = this.output.lock();
         output.text.clear();
         output.position = 0;
-        command::run(&this.registry, &command, &mut output.text)?;
+        output.next = None;
+        output.next = command::run(&this.registry, &command, iov, &mut output.text)?;
         Ok(len)
     }
 }

@@ -11,10 +11,9 @@ use crate::{
     report::Report,
 };
 use extoll_core::{
-    atu::{Access, Buffer, BufferPool, Region, Reserve, RevokeGroup},
+    atu::{Access, Buffer, BufferPool, Region, Reserve, RevokeGroup, WholePages},
     nic::Nic,
     rma::{
-        self,
         transfer::{Destination, Engine},
         Address,
     },
@@ -85,7 +84,7 @@ pub(crate) fn end(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
     if words.count == 0 || words.count > MOST {
         return report.fail(EINVAL, fmt!("count is 1 to {MOST}"));
     }
-    let (requester, _notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+    let (requester, _notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let memory = pages(nic, bytes)?;
     let mut regions = KVVec::with_capacity(words.count as usize, GFP_KERNEL)?;
     for _ in 0..words.count {
@@ -133,7 +132,7 @@ struct Loop {
 
 impl Loop {
     fn new(nic: &Arc<Nic>, timeout: Delta) -> Result<Self> {
-        let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+        let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
         let to = Destination {
             node: nic.node(),
             vpid: requester.vpid(),
@@ -200,6 +199,7 @@ pub(crate) fn reserve(
         .register_pages(vpid, sink.clone(), Access::READ_WRITE)?;
     let (long, atomic) = (pages(nic, bytes + PAGE)?, Atomic::new()?);
     let mut regions = KVVec::with_capacity(words.inflight as usize, GFP_KERNEL)?;
+    let whole = WholePages::EXPOSED;
     let (mut registered, mut refused) = (0, 0);
     for round in 0..words.count {
         if kernel::current!().signal_pending() {
@@ -207,7 +207,7 @@ pub(crate) fn reserve(
         }
         fill(&source, bytes, words.seed + round);
         loop {
-            match atomic.run(|| reserve.register(&source)) {
+            match atomic.run(|| reserve.register(&source, whole)) {
                 Ok(region) => regions.push(region, GFP_KERNEL)?,
                 Err(e) if e == EAGAIN => break,
                 Err(e) => return Err(e),
@@ -231,13 +231,13 @@ pub(crate) fn reserve(
         }
         group.wait()?;
         // What is too long takes nothing away.
-        let refusal = atomic.run(|| reserve.register(&long)).err();
+        let refusal = atomic.run(|| reserve.register(&long, whole)).err();
         if refusal != Some(EINVAL) {
             return report.fail(EBADMSG, fmt!("too many pages: {refusal:?}"));
         }
     }
     // One that outlives its reserve.
-    let last = atomic.run(|| reserve.register(&source))?;
+    let last = atomic.run(|| reserve.register(&source, whole))?;
     drop(reserve);
     port.get(last.nla(), &local, bytes)?;
     last.revoke()?;

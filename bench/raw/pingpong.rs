@@ -12,7 +12,7 @@ use crate::{
 };
 use extoll_core::{
     nic::Nic,
-    velo::{self, Header, Mtt, Target, MAX_LEN},
+    velo::{Header, Target, MAX_LEN},
 };
 use kernel::{
     prelude::*,
@@ -36,7 +36,7 @@ pub(crate) fn run(
     count: usize,
     report: &mut Report<'_>,
 ) -> Result {
-    let (sender, mut mailbox) = velo::open(nic, None, QUEUE_BYTES)?;
+    let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
     let waiter = &run.waiter;
     sender.attach(waiter.ear(Unit::Velo)?);
     let tag = match peer.mode {
@@ -44,11 +44,9 @@ pub(crate) fn run(
         Mode::Poll => PING_POLL,
     };
     let header = |tag, irq| Header {
-        target: Target::Node(peer.node),
-        vpid: peer.vpid,
-        mtt: Mtt::default(),
         tag,
         irq,
+        ..Header::new(Target::Node(peer.node), peer.vpid)
     };
     let mut samples = KVVec::with_capacity(count.min(MAX_SAMPLES), GFP_KERNEL)?;
     let mut armed = false;

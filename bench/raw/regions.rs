@@ -11,7 +11,6 @@ use extoll_core::{
     dma::DmaWords,
     nic::Nic,
     rma::{
-        self,
         transfer::{Destination, Engine, RmaError},
         Address, Fault, LockTarget,
     },
@@ -80,12 +79,11 @@ impl View {
                 return Ok(View::Words(Arc::new(memory, GFP_KERNEL)?));
             }
             Kind::Pages => {
-                let mut list = KVec::new();
+                let mut list = KVVec::new();
                 for _ in 0..bytes / PAGE {
                     list.push(Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?, GFP_KERNEL)?;
                 }
-                // The list holds references of its own.
-                PageList::share(list.iter())?
+                PageList::from_pages(list)?
             }
             Kind::Buffer => PageList::from_buffer(VVec::from_elem(0u8, bytes, GFP_KERNEL)?)?,
             Kind::Table | Kind::User => return Err(EINVAL),
@@ -135,7 +133,7 @@ impl View {
         }
     }
 
-    fn fill(&self, bytes: usize, seed: Option<u64>) {
+    pub(crate) fn fill(&self, bytes: usize, seed: Option<u64>) {
         for i in 0..bytes / 8 {
             self.write(i, seed.map_or(0, |seed| pattern(seed, i as u64)));
             if i % STRIDE == 0 {
@@ -237,7 +235,7 @@ impl Offer {
     /// Opens a port, makes `bytes` bytes of memory filled with the pattern (zeros without seed) and
     /// registers them.
     fn new(nic: &Arc<Nic>, words: &Words, bytes: usize, seed: Option<u64>) -> Result<Self> {
-        let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+        let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
         let vpid = requester.vpid();
         let engine = Engine::new(requester, notifications)?;
         let (region, view) = memory(nic, vpid, words, bytes, seed)?;
@@ -366,7 +364,7 @@ pub(crate) fn withdraw(attached: &Attached, report: &mut Report<'_>) -> Result {
     Ok(())
 }
 
-fn destination(words: &Words, report: &mut Report<'_>) -> Result<Destination> {
+pub(crate) fn destination(words: &Words, report: &mut Report<'_>) -> Result<Destination> {
     let Some(node) = words.node else {
         return report.fail(EINVAL, fmt!("node= is missing"));
     };
@@ -379,7 +377,7 @@ fn destination(words: &Words, report: &mut Report<'_>) -> Result<Destination> {
     })
 }
 
-fn outcome(result: Result<(), RmaError>, report: &mut Report<'_>) -> Result {
+pub(crate) fn outcome(result: Result<(), RmaError>, report: &mut Report<'_>) -> Result {
     match result {
         Ok(()) => report.line(fmt!("result ok")),
         Err(RmaError::Fault(Fault { unit, cause })) => {
@@ -434,7 +432,7 @@ pub(crate) fn lock(
     report: &mut Report<'_>,
 ) -> Result {
     let to = destination(words, report)?;
-    let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+    let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let engine = Engine::new(requester, notifications)?;
     let (mut successes, mut value, mut timeouts) = (0, 0, 0);
     for i in 0..words.count {

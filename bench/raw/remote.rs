@@ -1,40 +1,56 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands on remote registers (`rra`) and on memory of other nodes (`smfu`), for tests.
+//! Commands on registers (`rra`, `backdoor`), memory (`smfu`) and events of this and other nodes, for tests.
 
-use crate::{attached::Attached, report::Report};
+use crate::{attached::Attached, notices, report::Report, window};
 use extoll_core::{
-    dma::DmaWords,
+    backdoor::Bdf,
     nic::Nic,
-    rra::{self, Method},
-    smfu::{self, Caching, Mapping, Masked, Window},
+    rra::{self, Method, Request, Wait},
+    smfu::Caching,
 };
 use kernel::{
+    new_spinlock_irq,
     prelude::*,
     sync::Arc,
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{Delta, Instant, Monotonic},
 };
-use wire::ids::{NodeId, RegOffset};
+use wire::{
+    ids::{NodeId, RegOffset},
+    regs::pcie,
+    tlp::{backdoor::Config, CfgType},
+};
+
+/// The device behind a node in root-port mode.
+const DEVICE: Bdf = Bdf::new(1, 0, 0);
 
 /// Words of a command; numbers are decimal or hexadecimal with 0x.
-struct Words {
-    op: Op,
+pub(crate) struct Words {
+    pub(crate) op: Op,
     method: Method,
-    node: NodeId,
-    offset: u64,
-    value: u64,
+    pub(crate) node: NodeId,
+    pub(crate) offset: u64,
+    pub(crate) value: u64,
     timeout_us: u32,
-    bytes: u64,
-    interval: Option<u32>,
+    /// With a spin lock held.
+    atomic: bool,
+    pub(crate) bytes: u64,
+    pub(crate) interval: Option<u32>,
     /// Mask mode with so many slices instead of an interval.
-    slices: Option<u32>,
-    count: usize,
-    rounds: u64,
-    caching: Caching,
+    pub(crate) slices: Option<u32>,
+    pub(crate) natural: bool,
+    pub(crate) probe: bool,
+    pub(crate) count: usize,
+    pub(crate) rounds: u64,
+    pub(crate) repeat: u64,
+    pub(crate) caching: Caching,
+    pub(crate) event: u8,
+    pub(crate) ms: u64,
+    pub(crate) per_second: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Op {
+pub(crate) enum Op {
     Read,
     Write,
     /// Writes in rounds, each confirmed by the other side's `Follow`.
@@ -42,6 +58,16 @@ enum Op {
     Follow,
     /// The own exported memory.
     Local,
+    /// Many registers at once.
+    Batch,
+    /// A transaction with a backdoor that is not finished.
+    Undo,
+    /// Memory opened to others for a while.
+    Target,
+    /// A window that is used and dropped at once.
+    Reuse,
+    /// A window that stays until the NIC goes.
+    Park,
 }
 
 fn number(text: &str) -> Option<u64> {
@@ -60,12 +86,19 @@ impl Words {
             offset: 0,
             value: 0,
             timeout_us: rra::DEFAULT_TIMEOUT_US,
+            atomic: false,
             bytes: 4096,
             interval: None,
             slices: None,
+            natural: false,
+            probe: true,
             count: 64,
             rounds: 1,
+            repeat: 1,
             caching: Caching::Uncached,
+            event: 0,
+            ms: 1000,
+            per_second: 0,
         };
         for word in words {
             if !all.take(word) {
@@ -85,11 +118,17 @@ impl Words {
             ("op", "lead") => self.op = Op::Lead,
             ("op", "follow") => self.op = Op::Follow,
             ("op", "local") => self.op = Op::Local,
+            ("op", "batch") => self.op = Op::Batch,
+            ("op", "undo") => self.op = Op::Undo,
+            ("op", "target") => self.op = Op::Target,
+            ("op", "reuse") => self.op = Op::Reuse,
+            ("op", "park") => self.op = Op::Park,
             ("method", "rma") => self.method = Method::Rma,
             ("method", "smfu") => self.method = Method::Smfu,
             ("method", "local") => self.method = Method::Local,
             ("map", "uc") => self.caching = Caching::Uncached,
             ("map", "wc") => self.caching = Caching::WriteCombining,
+            ("wait", "atomic") => self.atomic = true,
             (_, text) => {
                 let Some(n) = number(text) else { return false };
                 match key {
@@ -103,6 +142,12 @@ impl Words {
                     "slices" => self.slices = Some(n as u32),
                     "count" if n <= 4096 => self.count = n as usize,
                     "rounds" => self.rounds = n,
+                    "probe" if n <= 1 => self.probe = n == 1,
+                    "repeat" if n <= 1 << 20 => self.repeat = n,
+                    "natural" if n <= 1 => self.natural = n == 1,
+                    "event" if n < 32 => self.event = n as u8,
+                    "ms" if n <= 60_000 => self.ms = n,
+                    "per_second" if n <= u32::MAX.into() => self.per_second = n as u32,
                     _ => return false,
                 }
             }
@@ -120,26 +165,65 @@ pub(crate) fn run<'a>(
 ) -> Option<Result> {
     let command = match verb {
         "rra" => registers,
-        "smfu" => memory,
+        "backdoor" => backdoor,
+        "smfu" => window::memory,
+        "event" => notices::event,
+        "messages" => notices::messages,
         _ => return None,
     };
     let run = || {
         let words = Words::parse(words, report)?;
+        if words.op == Op::Park {
+            return window::park(attached, &words, report);
+        }
         // Holds the NIC for the time of the command.
         let run = attached.begin(Delta::from_secs(60))?;
-        command(&run.nic()?, &words, report)
+        let nic = run.nic()?;
+        command(&nic, &words, report)
     };
     Some(run())
 }
 
+impl Words {
+    fn wait(&self) -> Wait {
+        match self.atomic {
+            true => Wait::Spin(self.timeout_us),
+            false => Wait::Sleep(self.timeout_us),
+        }
+    }
+
+    fn register(&self) -> RegOffset {
+        RegOffset(u32::try_from(self.offset).unwrap_or(u32::MAX))
+    }
+
+    /// Runs `f`, with a spin lock held and interrupts disabled if that is asked for.
+    fn context<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
+        if !self.atomic {
+            return Ok(f());
+        }
+        let lock = KBox::pin_init(new_spinlock_irq!((), "extoll_bench_atomic"), GFP_KERNEL)?;
+        let _held = lock.lock();
+        Ok(f())
+    }
+}
+
 fn registers(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
-    let offset = RegOffset(u32::try_from(w.offset).unwrap_or(u32::MAX));
+    if w.op == Op::Batch {
+        return batch(nic, w, report);
+    }
+    let (offset, rra) = (w.register(), nic.rra());
+    let (method, us) = (w.method, w.timeout_us);
     let start = Instant::<Monotonic>::now();
-    let done = if w.op == Op::Write {
-        rra::write_by(nic, w.method, w.timeout_us, w.node, offset, w.value).map(|()| w.value)
-    } else {
-        rra::read_by(nic, w.method, w.timeout_us, w.node, offset)
-    };
+    let done = w.context(|| match (w.op, w.atomic) {
+        (Op::Write, false) => rra
+            .write_by(method, us, w.node, offset, w.value)
+            .map(|()| w.value),
+        (Op::Write, true) => rra
+            .write_atomic(method, us, w.node, offset, w.value)
+            .map(|()| w.value),
+        (_, false) => rra.read_by(method, us, w.node, offset),
+        (_, true) => rra.read_atomic(method, us, w.node, offset),
+    })?;
     report.number("us", start.elapsed().as_micros_ceil() as u64)?;
     match done {
         Ok(value) => report.number("value", value),
@@ -147,127 +231,81 @@ fn registers(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     }
 }
 
-/// What keeps the mapped part of the window.
-enum Part {
-    Interval(#[allow(dead_code)] Window),
-    Slice(#[allow(dead_code)] Masked),
-}
-
-fn map(nic: &Arc<Nic>, w: &Words) -> Result<(Part, Mapping)> {
-    if let Some(slices) = w.slices {
-        let mask = Masked::new(nic, w.bytes, slices)?;
-        let mapping = mask.map(w.node, w.caching)?;
-        return Ok((Part::Slice(mask), mapping));
-    }
-    let window = Window::new(nic, w.node, w.bytes, w.interval)?;
-    let mapping = window.map(w.caching)?;
-    Ok((Part::Interval(window), mapping))
-}
-
-fn memory(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
-    match w.op {
-        Op::Local => {
-            let (address, bytes) = smfu::exported(nic).ok_or(ENODATA)?;
-            report.number("address", address.0)?;
-            report.number("bytes", bytes as u64)?;
-            let value = smfu::with_exported(nic, |m| m.read(w.offset as usize / 8));
-            return report.number("value", value.ok_or(ENODATA)?);
+/// Writes a series of values to `count` registers from `offset` on, and reads them back, both at once; of
+/// `node` and, with `value`, of that node by turns.
+fn batch(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
+    let other = NodeId(w.value as u16);
+    let node = |n: usize| {
+        if w.value != 0 && n % 2 == 1 {
+            other
+        } else {
+            w.node
         }
-        Op::Follow => return follow(nic, w, report),
-        _ => {}
+    };
+    let at = |n: usize| RegOffset(w.register().get() + 8 * n as u32);
+    let pattern = |n: usize| 0x1234_0000 + n as u64 * 3;
+    let mut requests = KVec::with_capacity(2 * w.count, GFP_KERNEL)?;
+    for n in 0..w.count {
+        let write = Request::write(node(n), at(n), pattern(n));
+        requests.push(write, GFP_KERNEL)?;
     }
-    let (_part, mapping) = match map(nic, w) {
-        Ok(both) => both,
-        Err(e) => return report.fail(e, fmt!("no window: {e:?}")),
-    };
-    let at = w.offset as usize;
-    let done = match w.op {
-        Op::Write => mapping.write(at, w.value).map(|()| mapping.flush()),
-        Op::Lead => return lead(&mapping, w, report),
-        _ => match mapping.read::<u64>(at) {
-            Ok(value) => return report.number("value", value),
-            Err(e) => Err(e),
-        },
-    };
+    for n in 0..w.count {
+        requests.push(Request::read(node(n), at(n)), GFP_KERNEL)?;
+    }
+    let start = Instant::<Monotonic>::now();
+    w.context(|| nic.rra().batch(&mut requests, w.wait()))?;
+    report.number("us", start.elapsed().as_micros_ceil() as u64)?;
+    let failed = requests.iter().filter(|r| r.result.is_err()).count();
+    let reads = requests.iter().skip(w.count).enumerate();
+    let wrong = reads.filter(|(n, r)| r.result.is_ok_and(|v| v != pattern(*n)));
+    report.number("wrong", wrong.count() as u64)?;
+    report.number("failed", failed as u64)
+}
+
+/// Configuration space of the device behind a node: `offset`, `bytes`.
+fn backdoor(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
+    if w.op == Op::Undo {
+        return undo(nic, w, report);
+    }
+    let (doors, wait) = (nic.backdoors(), w.wait());
+    let (register, bytes) = (w.offset as u16, w.bytes as u8);
+    if w.op == Op::Local {
+        // Not of the own node: completions go to the FIFO from now on.
+        return Ok(doors.enable(w.node, wait)?);
+    }
+    let start = Instant::<Monotonic>::now();
+    let (mut ones, mut done) = (0, Ok(0));
+    w.context(|| match w.op {
+        Op::Write => {
+            let value = w.value as u32;
+            let written = doors.config_write(w.node, DEVICE, register, bytes, value, wait);
+            done = written.map(|()| value);
+        }
+        _ => {
+            ones = doors.config_read(w.node, DEVICE, register, bytes, wait);
+            done = doors.try_config_read(w.node, DEVICE, register, bytes, wait);
+        }
+    })?;
+    report.number("us", start.elapsed().as_micros_ceil() as u64)?;
+    report.number("plain", ones.into())?;
     match done {
-        Ok(()) => Ok(()),
+        Ok(value) => report.number("value", value.into()),
         Err(e) => report.fail(e.into(), fmt!("{e:?}")),
     }
 }
 
-/// Layout of the exported memory for `lead` and `follow`: round number, confirmation, data.
-const ROUND: usize = 0;
-const CONFIRMED: usize = 1;
-const DATA: usize = 8;
-
-fn pattern(round: u64, i: usize) -> u64 {
-    round << 32 | (i as u64).wrapping_mul(0x9E37_79B9)
-}
-
-/// Tries `f` until it gives a value, for 20 s.
-fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let start = Instant::<Monotonic>::now();
-    while start.elapsed().as_millis() < 20_000 {
-        if let Some(value) = f()? {
-            return Ok(value);
-        }
-        fsleep(Delta::from_micros(50));
-    }
-    Err(ETIMEDOUT)
-}
-
-/// Stores data, then the round's number, and waits until the follower's confirmation can be loaded. The second half of the rounds
-/// begins with bytes instead of words.
-fn lead(mapping: &Mapping, w: &Words, report: &mut Report<'_>) -> Result {
-    mapping.write(ROUND * 8, 0u64)?;
-    mapping.write(CONFIRMED * 8, 0u64)?;
-    for round in 1..=w.rounds {
-        for i in 0..w.count {
-            let word = pattern(round, i);
-            let at = (DATA + i) * 8;
-            if round * 2 > w.rounds {
-                mapping.write_bytes(at, &word.to_le_bytes())?;
-            } else {
-                mapping.write(at, word as u32)?;
-                mapping.write(at + 4, (word >> 32) as u32)?;
-            }
-        }
-        mapping.write(ROUND * 8, round)?;
-        mapping.flush();
-        // A load sees all stores before it.
-        if w.count > 0
-            && mapping.read::<u64>((DATA + w.count - 1) * 8)? != pattern(round, w.count - 1)
-        {
-            return report.fail(EIO, fmt!("round {round}: the load overtook the stores"));
-        }
-        let confirmed = until(|| {
-            let value: u64 = mapping.read(CONFIRMED * 8)?;
-            Ok((value >= round).then_some(value))
-        });
-        if let Err(e) = confirmed {
-            return report.fail(e, fmt!("round {round} was not confirmed"));
-        }
-    }
-    report.number("rounds", w.rounds)
-}
-
-/// Waits for each round's number in the own exported memory; the data must all be there then.
-fn follow(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
-    let with =
-        |f: &mut dyn FnMut(&DmaWords) -> u64| smfu::with_exported(nic, |m| f(m)).ok_or(ENODEV);
-    let mut bad = 0;
-    for round in 1..=w.rounds {
-        let seen = until(|| Ok((with(&mut |m| m.read(ROUND))? == round).then_some(())));
-        if let Err(e) = seen {
-            return report.fail(e, fmt!("round {round} did not come"));
-        }
-        bad += with(&mut |m| {
-            let wrong = (0..w.count).filter(|i| m.read(DATA + i) != pattern(round, *i));
-            let bad = wrong.count() as u64;
-            m.write(CONFIRMED, round);
-            bad
-        })?;
-    }
-    report.number("rounds", w.rounds)?;
-    report.number("bad", bad)
+/// Sets a register in a transaction, sends a request whose completion nobody fetches, and leaves it.
+fn undo(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
+    let config = Config::new(DEVICE, CfgType::Type0, w.offset as u16 & !3, 4).ok_or(EINVAL)?;
+    let at = pcie::PCIE_TO_HTOC_INTERRUPT_0;
+    let mut transaction = nic.backdoors().begin(w.node, w.wait())?;
+    transaction.set(at, w.value)?;
+    report.number("set", transaction.read(at)?)?;
+    // It is had alone: a second one does not begin.
+    let second = nic.backdoors().begin(w.node, Wait::Sleep(100));
+    report.number("alone", u64::from(second.is_err()))?;
+    drop(second);
+    transaction.leave_request(&config.read())?;
+    drop(transaction);
+    report.number("value", nic.rra().read(w.node, at)?)
 }

@@ -7,10 +7,10 @@ use crate::{
     protocol::{Offer, ASK, DATA, DONE, PING, PING_POLL, REPLY},
 };
 use extoll_core::{
+    child::Handle,
     dma::DmaWords,
-    nic::Nic,
-    rma::{self, NotificationType, Notifications, Requester},
-    velo::{self, Header, Mailbox, Mtt, SendError, Sender, SourceId, Target, MAX_LEN},
+    rma::{NotificationType, Notifications, Requester},
+    velo::{Header, Mailbox, SendError, Sender, SourceId, Target, MAX_LEN},
     vpid::Client,
 };
 use kernel::{
@@ -75,7 +75,7 @@ struct Reply {
 
 /// Ports before memory: closing a port makes the NIC refuse what still arrives for it.
 struct Inner {
-    nic: Arc<Nic>,
+    nic: Handle,
     sender: Sender,
     mailbox: Mailbox,
     requester: Requester,
@@ -135,12 +135,12 @@ impl Client for Kick {
 
 impl Server {
     /// Opens the ports and begins to serve. May sleep.
-    pub(crate) fn start(nic: &Arc<Nic>, vpid: Vpid) -> Result<Arc<Self>> {
+    pub(crate) fn start(nic: &Handle, vpid: Vpid) -> Result<Arc<Self>> {
         let source = memory::allocate(nic, SOURCE_BYTES)?;
         let sink = memory::allocate(nic, SINK_BYTES)?;
         memory::fill(&source, SOURCE_BYTES / 8, SEED, 0);
-        let (sender, mailbox) = velo::open(nic, Some(vpid), QUEUE_BYTES)?;
-        let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+        let (sender, mailbox) = nic.velo().open(Some(vpid), QUEUE_BYTES)?;
+        let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
         let inner = Inner {
             nic: nic.clone(),
             sender: sender.clone(),
@@ -221,11 +221,9 @@ impl Inner {
     fn step(&mut self) -> Step {
         if let Some(reply) = &self.pending {
             let header = Header {
-                target: Target::Node(reply.to.node),
-                vpid: reply.to.vpid,
-                mtt: Mtt::default(),
                 tag: reply.tag,
                 irq: reply.irq,
+                ..Header::new(Target::Node(reply.to.node), reply.to.vpid)
             };
             let payload = reply.payload.get(..reply.len).unwrap_or(&[]);
             match self.sender.send(header, payload) {

@@ -18,7 +18,7 @@ use extoll_core::{
         self, Address, LockTarget, Notification, NotificationType, Notifications, NotifySpec,
         PageOptions, Requester, SendError, MAX_LEN as MAX_TRANSFER,
     },
-    velo::{self, Header, Mailbox, Mtt, Target, MAX_LEN},
+    velo::{Header, Mailbox, Target, MAX_LEN},
 };
 use kernel::{
     prelude::*,
@@ -43,7 +43,7 @@ pub(crate) fn rate(
     count: u64,
     report: &mut Report<'_>,
 ) -> Result {
-    let (sender, mut mailbox) = velo::open(nic, None, QUEUE_BYTES)?;
+    let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
     let waiter = &run.waiter;
     sender.attach(waiter.ear(Unit::Velo)?);
     let ping = match peer.mode {
@@ -54,11 +54,9 @@ pub(crate) fn rate(
     let message = payload.get(..size).ok_or(EINVAL)?;
     let send = |tag, irq| {
         let header = Header {
-            target: Target::Node(peer.node),
-            vpid: peer.vpid,
-            mtt: Mtt::default(),
             tag,
             irq,
+            ..Header::new(Target::Node(peer.node), peer.vpid)
         };
         waiter.send(|| sender.send(header, message))
     };
@@ -132,7 +130,7 @@ pub(crate) fn stream(
     }
     let seed = (!words.get).then_some(words.seed);
     // The memory goes before the port, so that nothing late reaches it.
-    let (requester, mut notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+    let (requester, mut notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let (region, view) = regions::memory(nic, requester.vpid(), words, bytes, seed)?;
     let Some(region) = &region else {
         return report.fail(EINVAL, fmt!("this kind of memory has no NLA"));
@@ -270,7 +268,7 @@ impl Flow<'_> {
 /// `register`: `count` times memory of `bytes` bytes is registered and revoked; nobody uses it in between.
 pub(crate) fn register(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Result {
     let bytes = regions::bytes(words, report)?;
-    let (requester, _notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+    let (requester, _notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let view = View::new(nic, words.kind, bytes)?;
     let (mut registered, mut revoked) = (0u64, 0u64);
     for _ in 0..words.count {

@@ -18,7 +18,7 @@ use extoll_core::{
         self, last_fragment_start, Address, Notification, NotificationType, Notifications,
         NotifySpec, PageOptions, Requester, SendError,
     },
-    velo::{self, Header, Mailbox, Mtt, Sender, Target},
+    velo::{Header, Mailbox, Sender, Target},
 };
 use kernel::{
     prelude::*,
@@ -92,11 +92,9 @@ struct Control<'a> {
 impl Control<'_> {
     fn header(&self, tag: u8) -> Header {
         Header {
-            target: Target::Node(self.peer.node),
-            vpid: self.peer.vpid,
-            mtt: Mtt::default(),
             tag,
             irq: true,
+            ..Header::new(Target::Node(self.peer.node), self.peer.vpid)
         }
     }
 
@@ -147,7 +145,7 @@ pub(crate) fn run(
         return report.fail(EINVAL, fmt!("at most {MAX_PUTS} PUTs in one run"));
     }
     let waiter = run.waiter.clone();
-    let (sender, mailbox) = velo::open(nic, None, QUEUE_BYTES)?;
+    let (sender, mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
     sender.attach(waiter.ear(Unit::Velo)?);
     let mut control = Control {
         peer,
@@ -198,7 +196,7 @@ pub(crate) fn run(
             GFP_KERNEL,
         )?;
     }
-    let (requester, notifications) = rma::open(nic, None, QUEUE_BYTES)?;
+    let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     requester.attach(waiter.ear(Unit::Rma)?);
     let mut ports = Ports {
         requester,

@@ -20,7 +20,7 @@ use kernel::{
     },
 };
 use kernel_ext::{
-    mem::{DmaRoom, DmaTable, PageList},
+    mem::{DmaRoom, PageList},
     sched::cond_resched,
 };
 use protocol::translation::{Life, Turn};
@@ -222,20 +222,15 @@ impl Translation {
             return Err(Refused::Unused(EINVAL, bound));
         };
         let ctx = &self.atu.ctx;
-        let write = self.access.write;
-        let mapped = ctx.with_bound_atomic(|dev| DmaTable::map_in(room, dev, pages.clone(), write));
-        let memory = match mapped {
-            Ok(Ok(table)) => Memory::Pages(table),
-            Ok(Err((e, room))) => {
-                keep(Some(place), Some(Spare { node, room }));
-                return Err(Refused::Unused(e, bound));
-            }
-            Err(e) => {
-                // The room is lost with the device.
-                keep(Some(place), None);
+        let spare = |room: Option<DmaRoom>, node| room.map(|room| Spare { node, room });
+        let memory = match Memory::map_in(ctx, room, pages, self.access) {
+            Ok(memory) => memory,
+            Err((room, e)) => {
+                keep(Some(place), spare(room, node));
                 return Err(Refused::Unused(e, bound));
             }
         };
+        let unmap = |memory: Memory| memory.unmap(ctx).map(|(_, room)| room);
         let largest = self.atu.settings.largest;
         let entered = memory
             .placement(largest)
@@ -245,8 +240,7 @@ impl Translation {
             Err(e) => {
                 // Nobody knows the NLAs.
                 place.zero();
-                let room = memory.unmap(ctx).room;
-                keep(Some(place), room.map(|room| Spare { node, room }));
+                keep(Some(place), spare(unmap(memory), node));
                 return Err(Refused::Unused(e, bound));
             }
         };
@@ -254,8 +248,7 @@ impl Translation {
         let Some(turn) = turn else {
             // Cannot be: whoever has it from the reserve is alone.
             place.zero();
-            let room = memory.unmap(ctx).room;
-            keep(Some(place), room.map(|room| Spare { node, room }));
+            keep(Some(place), spare(unmap(memory), node));
             return Err(Refused::Unused(EINVAL, bound));
         };
         let home = Home::Reserve(reserved.clone());

@@ -11,7 +11,7 @@ use kernel::{
 };
 use kernel_ext::{
     barrier,
-    mem::{DmaTable, PageList, Unmapped, PAGE},
+    mem::{DmaRoom, PageList, StreamingPages, StreamingRoom, PAGE},
 };
 use wire::{
     ids::{BusAddr, Vpid},
@@ -24,7 +24,9 @@ pub(super) type Scatterlist = Pin<KBox<SGTable<Owned<VVec<u8>>>>>;
 /// Memory of a region.
 pub(super) enum Memory {
     /// Pages, mapped by the unit.
-    Pages(DmaTable),
+    Pages(StreamingPages),
+    /// The same with a scatterlist that was made before.
+    Room(StreamingRoom),
     /// Coherent memory.
     Coherent(Arc<DmaWords>),
     /// Mapped by somebody else.
@@ -37,14 +39,37 @@ pub(super) type Nlps = [u64; SIZE_CODES.len()];
 impl Memory {
     /// Maps a list of pages for the NIC. May sleep.
     pub(super) fn map(ctx: &Context, pages: Arc<PageList>, access: Access) -> Result<Self> {
-        ctx.with_bound(|dev| DmaTable::map(dev, pages, access.write))?
+        ctx.with_bound(|dev| StreamingPages::map(dev, pages, access.write))?
             .map(Memory::Pages)
+    }
+
+    /// Maps a list of pages with `room`. Any context.
+    ///
+    /// # Errors
+    ///
+    /// With the room, unless it is lost with the device.
+    pub(super) fn map_in(
+        ctx: &Context,
+        room: DmaRoom,
+        pages: &Arc<PageList>,
+        access: Access,
+    ) -> Result<Self, (Option<DmaRoom>, Error)> {
+        let mapped =
+            ctx.with_bound_atomic(|dev| StreamingRoom::map(dev, room, pages, access.write));
+        match mapped {
+            Ok(Ok(map)) => Ok(Memory::Room(map)),
+            Ok(Err((room, e))) => Err((Some(room), e)),
+            Err(e) => Err((None, e)),
+        }
     }
 
     /// Calls `f` with bus address and bytes of each segment.
     fn segments(&self, mut f: impl FnMut(u64, u64)) {
         match self {
-            Memory::Pages(table) => table
+            Memory::Pages(map) => map
+                .segments()
+                .for_each(|(addr, pages)| f(addr, pages * PAGE as u64)),
+            Memory::Room(map) => map
                 .segments()
                 .for_each(|(addr, pages)| f(addr, pages * PAGE as u64)),
             Memory::Coherent(words) => f(words.address().0, words.words() as u64 * 8),
@@ -119,31 +144,31 @@ impl Memory {
         result.map(|()| nlps)
     }
 
-    /// The pages of memory that the unit has mapped.
+    /// The pages of user memory.
     pub(super) fn pages(&self) -> Option<&Arc<PageList>> {
         match self {
-            Memory::Pages(table) => table.pages(),
+            Memory::Pages(map) => Some(map.pages()),
             _ => None,
         }
     }
 
     /// Gives the memory up. The NIC must not access it any more. May sleep.
     pub(super) fn release(self, ctx: &Context) {
-        if let Memory::Pages(mut table) = self {
+        if let Memory::Pages(map) = self {
             // Unbinding waits until all regions are gone, so there is a device.
-            let unmapped = ctx.with_bound(|dev| table.unmap(dev));
-            drop(unmapped);
+            let _ = ctx.with_bound(|dev| drop(map.unmap(dev)));
         }
     }
 
-    /// As [`Memory::release`] for a short list of pages: neither sleeps nor waits for anybody who
-    /// needs memory. What is returned may have to be dropped where sleeping is allowed.
-    pub(super) fn unmap(self, ctx: &Context) -> Unmapped {
+    /// As [`Memory::release`] for one that was made with a room, which is given back: neither sleeps nor
+    /// waits for anybody who needs memory. The pages may have to be dropped where sleeping is allowed.
+    pub(super) fn unmap(self, ctx: &Context) -> Option<(Arc<PageList>, DmaRoom)> {
         match self {
-            Memory::Pages(mut table) => ctx
-                .with_bound_atomic(|dev| table.unmap(dev))
-                .unwrap_or_default(),
-            _ => Unmapped::default(),
+            Memory::Room(map) => ctx
+                .with_bound_atomic(|dev| map.unmap(dev).ok())
+                .ok()
+                .flatten(),
+            _ => None,
         }
     }
 }

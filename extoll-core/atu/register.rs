@@ -6,7 +6,7 @@ use super::{
     memory::{Memory, Scatterlist},
     registry::BoundHold,
     translation::Translation,
-    watch::UserWatch,
+    watch::MemoryWatch,
     Access, Atu, Region, TableAccount,
 };
 use crate::dma::DmaWords;
@@ -163,7 +163,7 @@ impl Atu {
         // From here on an error revokes by the drop of the region.
         let region = Region::new(translation.clone(), turn, span.first_offset, span.bytes);
         let (mm, _) = pages.user().ok_or(EFAULT)?;
-        let watcher = Arc::new(UserWatch(translation.clone()), GFP_KERNEL)?;
+        let watcher = Arc::new(MemoryWatch(translation.clone()), GFP_KERNEL)?;
         let watch = Arc::new(Watch::new(mm, start, bytes, watcher)?, GFP_KERNEL)?;
         if translation.watch(watch.clone()).is_some() {
             // Unbinding has ended it already.
@@ -185,25 +185,31 @@ impl Atu {
         }
     }
 
-    /// Registers pages (referenced ones or a kernel buffer, see [`PageList`]) for `vpid`; page i of
-    /// the list has NLA `nla` + 4096 i. They are kept until the region is gone. May sleep.
+    /// Registers whole pages of the kernel (see [`PageList`]) for `vpid`; page i of the list has NLA
+    /// `nla` + 4096 i. They are kept until the region is gone. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no access asked for. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`,
-    /// `ETIMEDOUT` as [`Atu::register_user`].
+    /// `EINVAL`: no access asked for, or a list that is not about whole pages, or shares them with
+    /// others: that is for [`Atu::register_range`]. `EACCES`: the NIC is to write what it may not.
+    /// `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as [`Atu::register_user`].
     pub fn register_pages(
         self: &Arc<Self>,
         vpid: Vpid,
         pages: Arc<PageList>,
         access: Access,
     ) -> Result<Region> {
-        let bytes = pages.bytes();
+        let bytes = pages.len() * PAGE;
+        if pages.offset() != 0 || pages.bytes() != bytes || pages.shares_pages() {
+            return Err(EINVAL);
+        }
         self.register_range(vpid, pages, 0, bytes, access, WholePages::EXPOSED)
     }
 
-    /// As [`Atu::register_pages`] for `bytes` bytes from byte `first_offset` of the first page on,
-    /// in pages that are exposed as a whole.
+    /// As [`Atu::register_pages`] for `bytes` bytes from byte `first_offset` of the first page on, in
+    /// pages that are exposed as a whole. Those of a list whose ends are not aligned, e.g. of one of
+    /// fragments, are [`PageList::offset`] and [`PageList::bytes`]. Memory of processes is not
+    /// watched: this is for one transfer, [`Atu::register_user_range`] for longer.
     ///
     /// ```
     /// use extoll_core::{atu::{Access, Region, WholePages}, nic::Nic};

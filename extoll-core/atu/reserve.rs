@@ -7,7 +7,7 @@ use super::{
     registry::{BoundHold, ReserveNode, VpidUse},
     tables::RestNode,
     translation::Translation,
-    Access, Atu, Region,
+    Access, Atu, Region, WholePages,
 };
 use kernel::{
     prelude::*,
@@ -36,7 +36,7 @@ const MOST_REGIONS: usize = 1 << 14;
 /// takes the reserve away.
 ///
 /// ```
-/// use extoll_core::{atu::{Access, Region, Reserve}, nic::Nic};
+/// use extoll_core::{atu::{Access, Region, Reserve, WholePages}, nic::Nic};
 /// use kernel::{prelude::*, sync::Arc};
 /// use kernel_ext::mem::PageList;
 /// use wire::ids::Vpid;
@@ -48,7 +48,7 @@ const MOST_REGIONS: usize = 1 << 14;
 ///
 /// /// In any context; `EAGAIN` while 64 are in use.
 /// fn begin(reserve: &Reserve, pages: &Arc<PageList>) -> Result<Region> {
-///     reserve.register(pages)
+///     reserve.register(pages, WholePages::EXPOSED)
 /// }
 /// ```
 pub struct Reserve(Arc<Reserved>);
@@ -196,14 +196,15 @@ impl Reserve {
     /// Most pages of a region of a reserve: 8 MiB, as much as a command can move.
     pub const MOST_PAGES: usize = (8 << 20) / PAGE;
 
-    /// Registers pages as [`Atu::register_pages`] does. Any context.
+    /// Registers the bytes that a list is about, in pages that are exposed as a whole, as
+    /// [`Atu::register_range`] does. Any context.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`, which is counted: all regions are in use, or have not ended yet. `EINVAL`: more
-    /// pages than the reserve has for one. `EIO`, `EOPNOTSUPP` as [`Atu::register_user`]. `ENOMEM`:
+    /// `EAGAIN`, which is counted: all regions are in use, or have not ended yet. `EINVAL`: more pages
+    /// than the reserve has for one. `EACCES`, `EIO`, `EOPNOTSUPP` as [`Atu::register_pages`]. `ENOMEM`:
     /// the IOMMU found none. `ENODEV`: the device is gone.
-    pub fn register(&self, pages: &Arc<PageList>) -> Result<Region> {
+    pub fn register(&self, pages: &Arc<PageList>, _: WholePages) -> Result<Region> {
         let this = &self.0;
         if pages.len() > this.pages {
             return Err(EINVAL);
@@ -216,7 +217,7 @@ impl Reserve {
             return Err(EAGAIN);
         };
         match translation.occupy_again(bound, this, pages) {
-            Ok(turn) => Ok(Region::new(translation, turn, 0, pages.bytes())),
+            Ok(turn) => Ok(Region::new(translation, turn, pages.offset(), pages.bytes())),
             Err(Refused::Unused(e, bound)) => {
                 this.put_back(translation);
                 drop(bound);

@@ -289,16 +289,17 @@ impl Translation {
         let mut reserved = None;
         match home {
             Some(Home::Reserve(home)) => {
-                let unmapped = memory.map(|memory| memory.unmap(ctx)).unwrap_or_default();
+                let unmapped = memory.and_then(|memory| memory.unmap(ctx));
+                let (pages, room) = unmapped.unzip();
                 let node = node(self.range.first).map(|node| node.into_reservation());
                 let mut state = self.state.lock();
-                state.spare = match (node, unmapped.room) {
+                state.spare = match (node, room) {
                     (Some(node), Some(room)) => Some(Spare { node, room }),
                     _ => None,
                 };
                 state.place = place;
                 drop(state);
-                drop(unmapped.pages);
+                drop(pages);
                 reserved = Some(home);
             }
             home => {

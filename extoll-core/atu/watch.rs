@@ -14,9 +14,9 @@ use protocol::translation::Pages;
 const LOOK_MS: u32 = 20;
 
 /// Tells a translation of changes of the address space.
-pub(super) struct UserWatch(pub(super) Arc<Translation>);
+pub(super) struct MemoryWatch(pub(super) Arc<Translation>);
 
-impl Watcher for UserWatch {
+impl Watcher for MemoryWatch {
     fn changing(&self, change: Change, start: usize, end: usize) {
         let this = &self.0;
         match change {

@@ -312,7 +312,7 @@ impl Inner {
                     return;
                 }
                 Err(e) => {
-                    requester.nic().isolate();
+                    requester.context().isolate();
                     if let Ok(job) = self.jobs.remove(i) {
                         job.outcome.end(Err(e));
                     }
@@ -365,9 +365,9 @@ impl Shared {
         let Some(inner) = Option::as_mut(&mut *inner) else {
             return;
         };
-        if !self.requester.nic().is_alive() {
+        if !self.requester.context().is_alive() {
             // Before the local memory of what is under way is given up.
-            self.requester.nic().isolate();
+            self.requester.context().isolate();
             inner.end(RmaError::Down);
             return;
         }
@@ -569,7 +569,7 @@ impl Engine {
         };
         let mut inner = self.0.inner.lock();
         let inner = Option::as_mut(&mut *inner).ok_or(RmaError::Down)?;
-        if !self.0.requester.nic().is_alive() {
+        if !self.0.requester.context().is_alive() {
             return Err(RmaError::Down);
         }
         if inner.jobs.len() >= MAX_JOBS {

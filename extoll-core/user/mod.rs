@@ -5,11 +5,9 @@
 //! An open file outlives the binding of its NIC: [`Devices::stop`] takes from it everything that reaches hardware or DMA
 //! memory, after which its operations fail with `ENODEV` and accesses to its mappings give SIGBUS.
 
-pub(crate) mod backlog;
 mod pmap;
 mod policy;
 mod port;
-mod queue;
 mod rf_access;
 mod rma2;
 mod smfu2;
@@ -17,7 +15,6 @@ mod throttle;
 mod velo2;
 
 pub use policy::Settings;
-pub(crate) use port::Spoiled;
 
 use crate::nic::Nic;
 use kernel::{
@@ -51,6 +48,7 @@ struct Files {
 #[pin_data]
 struct Shared {
     nic: Arc<Nic>,
+    settings: Settings,
     index: u32,
     /// VPIDs of users, by unit.
     quota: Arc<Quota>,
@@ -176,11 +174,11 @@ impl Devices {
     pub(crate) fn new<M: ModuleMetadata + 'static>(
         dev: &device::Device<Bound>,
         nic: &Arc<Nic>,
+        settings: Settings,
     ) -> Result<Self> {
         let index = Index::take()?;
         let number = index.0;
-        let limit = nic.params.user.vpids_per_user;
-        let quota = Quota::new(limit)?;
+        let quota = Quota::new(settings.vpids_per_user)?;
         let files = Files {
             list: KVec::new(),
             next: 0,
@@ -189,6 +187,7 @@ impl Devices {
         let shared = Arc::pin_init(
             pin_init!(Shared {
                 nic: nic.clone(),
+                settings,
                 index: number,
                 quota,
                 files <- new_mutex!(files, "extoll_files"),

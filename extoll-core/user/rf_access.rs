@@ -179,7 +179,8 @@ impl Handler for RfAccess {
             return Err(EFAULT);
         }
         let (method, timeout, node, offset) = self.target(|s| s.read)?;
-        let value = rra::read_by(&self.shared.nic, method, timeout, node, offset).map_err(errno)?;
+        let rra = self.shared.nic.rra();
+        let value = rra.read_by(method, timeout, node, offset).map_err(errno)?;
         to.write(&value)?;
         Ok(8)
     }
@@ -191,7 +192,9 @@ impl Handler for RfAccess {
         }
         let value: u64 = from.read()?;
         let (method, timeout, node, offset) = self.target(|s| s.write)?;
-        rra::write_by(&self.shared.nic, method, timeout, node, offset, value).map_err(errno)?;
+        let rra = self.shared.nic.rra();
+        rra.write_by(method, timeout, node, offset, value)
+            .map_err(errno)?;
         Ok(8)
     }
 
@@ -201,7 +204,7 @@ impl Handler for RfAccess {
             return Err(EINVAL);
         }
         let nic = &self.shared.nic;
-        let base = nic.alive_access().ok_or(ENODEV)?.windows.rf.0;
+        let base = nic.alive_access().ok_or(ENODEV)?.windows.cpu.rf.0;
         let source = mmio::pages(base, RegOffset::WINDOW.into(), 0, PAGES, Cache::Uncached)?;
         let mut parts = KVec::new();
         parts.push(Part::new(source, 0, PAGES), GFP_KERNEL)?;

@@ -3,15 +3,13 @@
 //! `/dev/extoll/rma2`: an RMA port per open file and the memory registered for it, with the vendor's ABI (docs/uapi.md).
 
 use super::{
-    backlog,
     policy::{Rights, PAGES},
-    port::{Claim, Engine, Port},
+    port::{Lease, UserPort},
     put, put_u64, OpenFile, Shared,
 };
 use crate::{
     atu::{Access, Region},
-    hw::Hw,
-    nic::Nic,
+    rma::{update_entry, Rma},
 };
 use kernel::{
     fs::File,
@@ -25,9 +23,8 @@ use kernel::{
 use kernel_ext::chardev::{Handler, NewMapping, Opening, Part};
 use wire::{
     bq::SlotCode,
-    ids::{BusAddr, NodeId, RegOffset, Unit, Vpid},
+    ids::{BusAddr, RegOffset, Vpid},
     regs::rma::{self, ErrorCtrl, VpidTable},
-    rma::{Descriptor, Modifiers, NotifySpec, Operation, PageOptions, RequesterAddr},
 };
 
 const MAGIC: u32 = b'k' as u32;
@@ -70,65 +67,12 @@ const REGION_NLA: usize = 24;
 const REGION_COUNT: usize = 32;
 const REGION_SIZE: usize = 48;
 
-struct Rma;
-
-impl Engine for Rma {
-    const UNIT: Unit = Unit::Rma;
-
-    fn is_clean(nic: &Nic, vpid: Vpid) -> bool {
-        nic.atu().is_clean(vpid)
-    }
-
-    fn pages(vpid: Vpid, rights: Rights) -> impl Iterator<Item = u32> {
-        let pages = (0..PAGES).filter(move |p| rights.may_use(*p));
-        pages.map(move |p| RequesterAddr::page(vpid, PageOptions::from_index(p)).encode())
-    }
-
-    /// A notification PUT that asks for no notification.
-    fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
-        let descriptor = Descriptor {
-            node,
-            vpid,
-            notify: NotifySpec::default(),
-            modifiers: Modifiers::default(),
-            op: Operation::NotificationPut { class: 0, value: 0 },
-        };
-        descriptor.encode().map_err(|_| EINVAL)
-    }
-
-    fn open(hw: &Hw, vpid: Vpid, protection: u16) {
-        let entry = VpidTable(rma::VPID_ENABLED).with_prot_desc(protection);
-        hw.rf.write(rma::vpid_table(vpid), entry.raw());
-    }
-
-    fn enable(hw: &Hw, vpid: Vpid) {
-        update(hw, vpid, |v| v.with_vpid_enable(true));
-    }
-
-    fn disable(hw: &Hw, vpid: Vpid) {
-        update(hw, vpid, |v| v.with_vpid_enable(false));
-    }
-
-    fn drain(_: &Hw, _: Vpid, _: u32) {}
-
-    fn reset(hw: &Hw, vpid: Vpid) {
-        hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
-    }
-
-    fn is_done(nic: &Arc<Nic>, vpid: Vpid, rights: Rights, patience_ms: i64) -> bool {
-        backlog::is_done(nic, vpid, rights.protection(), patience_ms)
-    }
-}
-
-fn update(hw: &Hw, vpid: Vpid, f: impl FnOnce(VpidTable) -> VpidTable) {
-    hw.rf
-        .update(rma::vpid_table(vpid), |v| f(VpidTable(v)).raw());
-}
+type Port = UserPort<Rma>;
 
 /// Registered memory by NLA.
 struct Regions {
     /// `None` once the port closes.
-    tree: Option<RBTree<u64, (Region, Arc<Claim>)>>,
+    tree: Option<RBTree<u64, (Region, Arc<Lease<Rma>>)>>,
 }
 
 /// An open file.
@@ -142,13 +86,15 @@ pub(super) struct Rma2 {
 }
 
 impl Rma2 {
-    /// `EAGAIN` unless the network runs, but for the owner of the node; see [`Port::open`].
+    /// `EAGAIN` unless the network runs, but for the owner of the node; see [`UserPort::open`].
     pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
-        let rights = Rights::current(&shared.nic.params.user);
+        let rights = Rights::current(&shared.settings);
         if !shared.nic.status().is_up() && rights.uid != opening.owner() {
             return Err(EAGAIN);
         }
-        let port = Port::open::<Rma>(shared, rights, opening.space(), SlotCode::B16)?;
+        let (unit, space) = (shared.nic.rma(), opening.space());
+        let pages = rights.page_mask();
+        let port = Port::open(shared, unit, rights, space, SlotCode::B16, pages)?;
         let tree = Some(RBTree::new());
         Arc::pin_init(
             try_pin_init!(Self {
@@ -170,16 +116,16 @@ impl Rma2 {
             return Err(EFAULT);
         }
         // Keeps the VPID from others while translations are made for it without a lock.
-        let claim = self.port.with(|live| Ok(live.claim().clone()))?;
+        let lease = self.port.with(|live| Ok(live.lease().clone()))?;
         let nic = self.port.nic();
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
-        let (vpid, access) = (claim.vpid(), Access::READ_WRITE);
-        let account = claim.tables().cloned();
+        let (vpid, access) = (lease.vpid(), Access::READ_WRITE);
+        let account = self.port.tables().cloned();
         let region = nic
             .atu()
             .register_user_for(account, vpid, start, bytes, access)?;
         let nla = region.nla().0;
-        let node = room.into_node(nla, (region, claim));
+        let node = room.into_node(nla, (region, lease));
         {
             let mut regions = self.regions.lock();
             match regions.tree.as_mut() {
@@ -187,21 +133,21 @@ impl Rma2 {
                 // Closed meanwhile: it ends before the port's VPID can be somebody else's.
                 None => {
                     drop(regions);
-                    let (_, (region, _claim)) = node.to_key_value();
+                    let (_, (region, _lease)) = node.to_key_value();
                     return region.revoke().and(Err(ENODEV));
                 }
             }
         }
         raw[REGION_NLA..REGION_NLA + 8].copy_from_slice(&nla.to_ne_bytes());
         put(arg, &raw).inspect_err(|_| {
-            if let Some((region, _claim)) = self.take(nla, bytes) {
+            if let Some((region, _lease)) = self.take(nla, bytes) {
                 let _ = region.revoke();
             }
         })
     }
 
     /// The region with this NLA and size, which is not registered any more for this port.
-    fn take(&self, nla: u64, bytes: usize) -> Option<(Region, Arc<Claim>)> {
+    fn take(&self, nla: u64, bytes: usize) -> Option<(Region, Arc<Lease<Rma>>)> {
         let mut regions = self.regions.lock();
         let tree = regions.tree.as_mut()?;
         if tree.get(&nla)?.0.bytes() != bytes {
@@ -213,7 +159,7 @@ impl Rma2 {
     fn unregister(&self, arg: usize) -> Result<isize> {
         let raw = region(arg)?;
         let (nla, bytes) = (field(&raw, REGION_NLA), field(&raw, REGION_SIZE));
-        let (region, _claim) = self.take(nla, bytes as usize).ok_or(EFAULT)?;
+        let (region, _lease) = self.take(nla, bytes as usize).ok_or(EFAULT)?;
         region.revoke().map(|()| 0)
     }
 }
@@ -236,7 +182,7 @@ fn field(raw: &[u8; REGION_BYTES], offset: usize) -> u64 {
 
 impl OpenFile for Rma2 {
     fn detach(&self) {
-        self.port.close::<Rma>(|vpid| {
+        self.port.close(|| {
             let tree = self.regions.lock().tree.take();
             if let Some(tree) = &tree {
                 let regions = || tree.values().map(|(region, _)| region);
@@ -244,8 +190,6 @@ impl OpenFile for Rma2 {
                 let _ = self.port.nic().atu().revoke_all(regions);
             }
             drop(tree);
-            // The next owner starts with locks of zero, and learns nothing of this one's (HW §10.9).
-            self.port.nic().locks.clear(vpid);
         });
     }
 }
@@ -260,7 +204,7 @@ const HISTORY: [RegOffset; 3] = [
 impl Rma2 {
     /// Settings of the VPID's entry in the VPID table, by word: they are open to unlocked files only.
     fn set_entry(&self, f: impl FnOnce(VpidTable) -> VpidTable) -> Result<isize> {
-        self.port.set(|hw, vpid| update(hw, vpid, f))
+        self.port.set(|hw, vpid| update_entry(hw, vpid, f))
     }
 
     fn get_entry(&self, arg: usize, f: impl FnOnce(VpidTable) -> u64) -> Result<isize> {
@@ -282,14 +226,14 @@ impl Handler for Rma2 {
         port.with(|_| Ok(()))?;
         let value = arg as u64;
         match command {
-            GET_NOTIQ_SIZE => put_u64(arg, port.with(|live| Ok(live.layout().bytes))?),
-            SET_NOTIQ_SIZE => port.set_layout(|l| &mut l.bytes, arg).map(|()| 0),
-            GET_NOTIQ_SEGMENT_SIZE => put_u64(arg, port.with(|live| Ok(live.layout().segment))?),
-            SET_NOTIQ_SEGMENT_SIZE => port.set_layout(|l| &mut l.segment, arg).map(|()| 0),
-            SET_NOTIQ_WP => port.set_lwp::<Rma>(arg),
+            GET_NOTIQ_SIZE => put_u64(arg, port.with(|live| Ok(live.sizes().bytes))?),
+            SET_NOTIQ_SIZE => port.set_size(|l| &mut l.bytes, arg),
+            GET_NOTIQ_SEGMENT_SIZE => put_u64(arg, port.with(|live| Ok(live.sizes().segment))?),
+            SET_NOTIQ_SEGMENT_SIZE => port.set_size(|l| &mut l.segment, arg),
+            SET_NOTIQ_WP => port.set_lwp(arg),
             SET_NOTIQ_RP => port.set_rp(arg),
-            GET_NOTIQ_WP => port.get(arg, Port::lwp::<Rma>),
-            GET_NOTIQ_RP => port.get(arg, Port::lrp::<Rma>),
+            GET_NOTIQ_WP => port.get(arg, Port::lwp),
+            GET_NOTIQ_RP => port.get(arg, Port::lrp),
             GET_NODEID => put_u64(arg, port.nic().node().0.into()),
             GET_VPID => put_u64(arg, port.with(|live| Ok(live.vpid().get().into()))?),
             REGISTER_REGION => self.register(arg),
@@ -345,9 +289,8 @@ impl Handler for Rma2 {
         match new.offset() {
             0 => port.map_requester(new, usize::from(PAGES), |windows, vpid, parts| {
                 for index in 0..PAGES {
-                    let page = RequesterAddr::page(vpid, PageOptions::from_index(index)).encode();
                     let part = if port.rights.may_use(index) {
-                        Port::requester::<Rma>(windows, page)?
+                        Port::requester(windows, vpid, index)?
                     } else {
                         Part::hole(1)
                     };
@@ -357,10 +300,10 @@ impl Handler for Rma2 {
             }),
             offset if STATE_OFFSETS.contains(&offset) => {
                 port.map(new, 1, |windows, vpid, parts| {
-                    Ok(parts.push(Port::state::<Rma>(windows, vpid)?, GFP_KERNEL)?)
+                    Ok(parts.push(Port::state(windows, vpid)?, GFP_KERNEL)?)
                 })
             }
-            _ => port.map_queue::<Rma>(new),
+            _ => port.map_queue(new),
         }
     }
 

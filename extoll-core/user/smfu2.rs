@@ -6,7 +6,7 @@
 //! register files included. So mapping is for unlocked files only.
 
 use super::{policy::Rights, put_u64, OpenFile, Shared};
-use crate::{mmio, smfu};
+use crate::mmio;
 use kernel::{
     ioctl::{_IOC_NR, _IOC_TYPE, _IOR},
     new_mutex,
@@ -42,7 +42,7 @@ impl Smfu2 {
         if !shared.nic.status().is_up() {
             return Err(EAGAIN);
         }
-        let rights = Rights::current(&shared.nic.params.user);
+        let rights = Rights::current(&shared.settings);
         Arc::pin_init(
             pin_init!(Self {
                 id,
@@ -76,7 +76,7 @@ impl Handler for Smfu2 {
             return Err(ENODEV);
         }
         match command {
-            GET_LOCAL_SIZE => put_u64(arg, smfu::exported(nic).map_or(0, |(_, n)| n as u64)),
+            GET_LOCAL_SIZE => put_u64(arg, nic.smfu().exported().map_or(0, |(_, n)| n as u64)),
             FLUSH_CACHES => {
                 self.rights.demand()?;
                 cache::flush_all();
@@ -97,15 +97,15 @@ impl Handler for Smfu2 {
         let list = (*mappings).as_mut().ok_or(ENODEV)?;
         let part = match new.offset() {
             0 => {
-                let (phys, size) = smfu::window(nic).ok_or(ENODEV)?;
+                let (phys, size) = nic.smfu().whole_window().ok_or(ENODEV)?;
                 if pages as u64 > size >> 12 {
                     return Err(EFAULT);
                 }
-                let source = mmio::pages(phys, size, 0, pages, Cache::Uncached)?;
+                let source = mmio::pages(phys.0, size, 0, pages, Cache::Uncached)?;
                 Part::new(source, 0, pages)
             }
             1 => {
-                let memory = smfu::exported_memory(nic).ok_or(EFAULT)?;
+                let memory = nic.smfu().exported_memory().ok_or(EFAULT)?;
                 if pages > memory.words() * 8 >> 12 {
                     return Err(EFAULT);
                 }

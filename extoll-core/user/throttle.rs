@@ -7,12 +7,14 @@
 //! [`PAUSE_MS`]: stores to it wait in the page fault, and ioctls that would arm do so at the end of the pause. Then everybody who
 //! waits is woken to look again, since what came meanwhile did not interrupt.
 
-use super::queue::Queue;
+use super::{policy::Settings, port::UserQueue};
 use crate::{
+    context::Context,
     hw::Hw,
-    nic::Nic,
+    port::PortBase,
     stats::{add, PortStats, Reason},
-    vpid::Client,
+    time::{now, ticks, AtomicTime},
+    vpid::{Client, Table},
 };
 use kernel::{
     impl_has_delayed_work, new_delayed_work, new_mutex,
@@ -26,10 +28,10 @@ use kernel::{
     time::msecs_to_jiffies,
     workqueue::{DelayedWork, WorkItem},
 };
-use kernel_ext::{chardev::Mapping, net::jiffies64, work};
+use kernel_ext::{chardev::Mapping, work};
 use wire::{
     bq::Rp,
-    ids::{RegOffset, Unit, Vpid},
+    ids::{RegOffset, Vpid},
     regs::BqRegs,
 };
 
@@ -42,10 +44,11 @@ const RP_PAGES: usize = 1;
 
 /// What hears the interrupts of a process's port.
 #[pin_data]
-pub(super) struct Waiter {
-    nic: Arc<Nic>,
-    unit: Unit,
+pub(super) struct UserWatch {
+    ctx: Arc<Context>,
+    table: Arc<Table>,
     vpid: Vpid,
+    settings: Settings,
     stats: Arc<PortStats>,
     pub(super) changed: PollCondVarBox,
     /// An interrupt came since the process armed: it is masked.
@@ -59,42 +62,39 @@ pub(super) struct Waiter {
     #[pin]
     gate: Mutex<Gate>,
     #[pin]
-    work: DelayedWork<Waiter>,
+    work: DelayedWork<UserWatch>,
 }
 
 /// Interrupts in windows of [`WINDOW_MS`].
 pub(super) struct Budget {
-    /// When the present window began, in jiffies, and interrupts since then.
-    window: Atomic<u64>,
+    /// When the present window began, and interrupts since then.
+    window: AtomicTime,
     count: Atomic<u32>,
 }
 
 impl Budget {
     pub(super) fn new() -> Self {
         Self {
-            window: Atomic::new(jiffies64()),
+            window: AtomicTime::new(now()),
             count: Atomic::new(0),
         }
     }
 
     /// Whether its window is over, and the pause that may follow.
     pub(super) fn is_idle(&self) -> bool {
-        let since = jiffies64().saturating_sub(self.window.load(Relaxed));
-        since > msecs_to_jiffies(WINDOW_MS + PAUSE_MS) as u64
+        now().since(self.window.load()) > ticks(WINDOW_MS + PAUSE_MS)
     }
 
-    fn restart(&self, now: u64) {
-        self.window.store(now, Relaxed);
+    fn restart(&self) {
+        self.window.store(now());
         self.count.store(0, Relaxed);
     }
 
     /// Counts an interrupt; true when there are more now than `limit` per second allows (0: any number). Several at a time may be
     /// counted in a window too many or too few. Any context.
     fn is_exceeded(&self, limit: u32) -> bool {
-        let now = jiffies64();
-        // The window may have begun after `now`, at the end of a pause.
-        if now.saturating_sub(self.window.load(Relaxed)) >= msecs_to_jiffies(WINDOW_MS) as u64 {
-            self.restart(now);
+        if now().since(self.window.load()) >= ticks(WINDOW_MS) {
+            self.restart();
         }
         let count = self.count.fetch_add(1, Relaxed);
         limit != 0 && count >= (limit / (1000 / WINDOW_MS)).max(1)
@@ -106,14 +106,14 @@ struct Gate {
     /// Somebody wanted to arm meanwhile.
     arm: bool,
     /// The queue of the port as the process has it mapped, and its memory.
-    queue: Option<(Arc<Mapping>, Arc<Queue>)>,
+    queue: Option<(Arc<Mapping>, Arc<UserQueue>)>,
 }
 
 impl_has_delayed_work! {
-    impl HasDelayedWork<Waiter> for Waiter { self.work }
+    impl HasDelayedWork<UserWatch> for UserWatch { self.work }
 }
 
-impl WorkItem for Waiter {
+impl WorkItem for UserWatch {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -136,7 +136,7 @@ fn settle(hw: &Hw, reg: RegOffset) {
 }
 
 /// The client of the VPID.
-struct Listener(Arc<Waiter>);
+struct Listener(Arc<UserWatch>);
 
 impl Client for Listener {
     fn interrupt(&self) {
@@ -154,12 +154,12 @@ impl Client for Listener {
     }
 }
 
-impl Waiter {
-    /// For a VPID that the caller owns; nothing is heard before [`Waiter::listen`]. May sleep.
+impl UserWatch {
+    /// For a VPID that the caller owns; nothing is heard before [`UserWatch::listen`]. May sleep.
     pub(super) fn new(
-        nic: &Arc<Nic>,
-        unit: Unit,
+        base: &PortBase,
         vpid: Vpid,
+        settings: Settings,
         stats: Arc<PortStats>,
         all: Option<Arc<Budget>>,
     ) -> Result<Arc<Self>> {
@@ -171,9 +171,10 @@ impl Waiter {
         };
         Arc::pin_init(
             try_pin_init!(Self {
-                nic: nic.clone(),
-                unit,
+                ctx: base.ctx.clone(),
+                table: base.table.clone(),
                 vpid,
+                settings,
                 stats,
                 changed,
                 fired: AtomicFlag::new(false),
@@ -190,22 +191,20 @@ impl Waiter {
     /// Hears the interrupts of the VPID from now on.
     pub(super) fn listen(self: &Arc<Self>) -> Result {
         let listener = Arc::new(Listener(self.clone()), GFP_KERNEL)?;
-        self.nic
-            .table(self.unit)
-            .set_client(self.vpid, Some(listener));
+        self.table.set_client(self.vpid, Some(listener));
         Ok(())
     }
 
-    /// Ends [`Waiter::listen`], for ever. May sleep.
+    /// Ends [`UserWatch::listen`], for ever. May sleep.
     pub(super) fn stop(self: &Arc<Self>) {
-        self.nic.table(self.unit).set_client(self.vpid, None);
+        self.table.set_client(self.vpid, None);
         work::cancel_delayed_sync(self);
         self.gate.lock().queue = None;
         self.changed.notify_all();
     }
 
     /// A new mapping of the port's queue.
-    pub(super) fn watch(&self, mapping: Arc<Mapping>, queue: Arc<Queue>) {
+    pub(super) fn watch(&self, mapping: Arc<Mapping>, queue: Arc<UserQueue>) {
         let mut gate = self.gate.lock();
         if gate.shut {
             mapping.withhold(RP_PAGES);
@@ -233,8 +232,8 @@ impl Waiter {
         }
         gate.arm |= gate.shut && rp.irq_retrigger();
         let rp = rp.with_irq_retrigger(rp.irq_retrigger() && !gate.shut);
-        let hw = self.nic.alive_access().ok_or(ENODEV)?;
-        let reg = BqRegs(self.unit).rp(self.vpid);
+        let hw = self.ctx.alive_access().ok_or(ENODEV)?;
+        let reg = BqRegs(self.table.unit()).rp(self.vpid);
         hw.rf.write(reg, rp.raw());
         if rp.irq_retrigger() {
             settle(&hw, reg);
@@ -264,12 +263,12 @@ impl Waiter {
 
     /// Unmasks the interrupt, and leaves the read pointer where it is. Nobody else writes it meanwhile. Does nothing while the queue holds
     /// something: whoever waits finds that, and a store of the same pointer may undo that the queue is full (G10).
-    fn retrigger(&self, queue: Option<&Queue>) {
-        if let Some(hw) = self.nic.alive_access() {
-            let reg = BqRegs(self.unit).rp(self.vpid);
+    fn retrigger(&self, queue: Option<&UserQueue>) {
+        if let Some(hw) = self.ctx.alive_access() {
+            let reg = BqRegs(self.table.unit()).rp(self.vpid);
             let rp = Rp(hw.rf.read(reg));
             // The slot at the pointer may have been read, as one is left to the store that arms.
-            let holds = |queue: &Queue| {
+            let holds = |queue: &UserQueue| {
                 let next = rp.lrp().wrapping_add(1) % queue.slots().max(1);
                 queue.status(rp.lrp()) != 0 || queue.status(next) != 0
             };
@@ -282,7 +281,7 @@ impl Waiter {
 
     /// Counts an interrupt; true when it is one too many and there is no pause yet.
     fn is_too_much(&self) -> bool {
-        let settings = &self.nic.params.user;
+        let settings = &self.settings;
         let own = self.own.is_exceeded(settings.interrupts);
         let all = self
             .all
@@ -297,15 +296,15 @@ impl Waiter {
             mapping.withhold(RP_PAGES);
         }
         add(&self.stats.throttled, 1);
-        self.nic.error(
+        self.ctx.error(
             Reason::Throttled,
-            u64::from(self.vpid.get()) | (self.unit as u64) << 32,
+            u64::from(self.vpid.get()) | (self.table.unit() as u64) << 32,
         );
     }
 
     fn open(&self, gate: &mut Gate) {
         gate.shut = false;
-        self.own.restart(jiffies64());
+        self.own.restart();
         self.asked.store(false, Relaxed);
         let arm = core::mem::take(&mut gate.arm);
         let queue = gate.queue.as_ref();

@@ -2,12 +2,11 @@
 
 //! `/dev/extoll/velo2`: a VELO port per open file, with the vendor's ABI (docs/uapi.md).
 
-use super::{
-    policy::Rights,
-    port::{Engine, Port},
-    put_u64, OpenFile, Shared,
+use super::{policy::Rights, port::UserPort, put_u64, OpenFile, Shared};
+use crate::{
+    hw::Hw,
+    velo::{self as unit, Velo},
 };
-use crate::{hw::Hw, velo as unit};
 use kernel::{
     fs::File,
     ioctl::{_IOC_NR, _IOC_TYPE, _IOR, _IOW},
@@ -16,13 +15,9 @@ use kernel::{
 };
 use kernel_ext::chardev::{Handler, NewMapping, Opening};
 use wire::{
-    bq::{Rp, SlotCode, WritePointers},
-    ids::{NodeId, Unit, Vpid},
-    regs::{
-        velo::{self, CompProtDesc, NodeVpidProtDesc},
-        velo_bq,
-    },
-    velo::{Descriptor, Mtt, RequesterAddr, SlotSize, Target, MAX_LEN},
+    bq::SlotCode,
+    ids::Vpid,
+    regs::velo::{self, CompProtDesc, NodeVpidProtDesc},
 };
 
 const MAGIC: u32 = b'k' as u32;
@@ -51,74 +46,8 @@ const GET_SLOT_SIZE: u32 = _IOR::<u32>(MAGIC, 21);
 const NODES: u64 = 1024;
 /// Traffic class of the mapped requester page.
 const TRAFFIC_CLASS: u8 = 0;
-/// Messages that may be stuck before a full mailbox when it is closed.
-const DRAIN_STEPS: u32 = 256;
 
-struct Velo;
-
-impl Engine for Velo {
-    const UNIT: Unit = Unit::Velo;
-
-    fn pages(vpid: Vpid, _: Rights) -> impl Iterator<Item = u32> {
-        core::iter::once(RequesterAddr::page(vpid, TRAFFIC_CLASS).encode())
-    }
-
-    /// The longest possible message to the port's own mailbox, which nobody reads any more.
-    fn nothing(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
-        let descriptor = Descriptor {
-            target: Target::Node(node),
-            vpid,
-            mtt: Mtt::from_low_bits(0),
-            irq: false,
-            tag: 0,
-            len: MAX_LEN,
-        };
-        let mut words = [0; 1 + MAX_LEN as usize / 8];
-        words[0] = descriptor.encode().map_err(|_| EINVAL)?;
-        Ok(words)
-    }
-
-    fn open(hw: &Hw, vpid: Vpid, protection: u16) {
-        unit::update_source(hw, vpid, |v| v.with_tx_prot_desc(protection));
-        unit::stamp(hw, vpid);
-        let accept = CompProtDesc(0).with_rx_prot_desc(protection);
-        hw.rf.write(velo::comp_prot_desc(vpid), accept.raw());
-    }
-
-    fn enable(hw: &Hw, vpid: Vpid) {
-        unit::enable(hw, vpid);
-    }
-
-    fn disable(hw: &Hw, vpid: Vpid) {
-        hw.rf.update(velo::comp_prot_desc(vpid), |v| {
-            CompProtDesc(v).with_vpid_enable(false).raw()
-        });
-    }
-
-    /// Lets messages in that wait for room, as the vendor's driver does (HW §9.7), until none comes any more.
-    fn drain(hw: &Hw, vpid: Vpid, slots: u32) {
-        let lwp = || WritePointers(hw.rf.read(velo_bq::wp_lwp_dcq_rp(vpid))).lwp();
-        let mut last = lwp();
-        for _ in 0..DRAIN_STEPS.min(slots) {
-            let next = last.checked_add(1).filter(|n| *n < slots).unwrap_or(0);
-            hw.rf.write(velo_bq::rp(vpid), Rp(0).with_lrp(next).raw());
-            let now = lwp();
-            if now == last {
-                break;
-            }
-            last = now;
-        }
-    }
-
-    fn reset(hw: &Hw, vpid: Vpid) {
-        hw.rf.write(velo::comp_prot_desc(vpid), 0);
-    }
-
-    /// A message that is still on its way goes out under the identity that stands here then, and 0 is that of the kernel.
-    fn forget(hw: &Hw, vpid: Vpid) {
-        unit::update_source(hw, vpid, |_| NodeVpidProtDesc(0));
-    }
-}
+type Port = UserPort<Velo>;
 
 /// An open file.
 #[pin_data]
@@ -129,24 +58,23 @@ pub(super) struct Velo2 {
 }
 
 impl Velo2 {
-    /// `EAGAIN` unless the network runs; see [`Port::open`].
+    /// `EAGAIN` unless the network runs; see [`UserPort::open`].
     pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
         if !shared.nic.status().is_up() {
             return Err(EAGAIN);
         }
-        let rights = Rights::current(&shared.nic.params.user);
-        let slot = match shared.nic.velo_slot_bytes() {
-            64 => SlotCode::from(SlotSize::B64),
-            _ => SlotCode::from(SlotSize::B128),
-        };
-        let port = Port::open::<Velo>(shared, rights, opening.space(), slot)?;
+        let rights = Rights::current(&shared.settings);
+        let unit = shared.nic.velo();
+        let slot = SlotCode::from(unit.slot_size());
+        let space = opening.space();
+        let port = Port::open(shared, unit, rights, space, slot, 1 << TRAFFIC_CLASS)?;
         Arc::pin_init(try_pin_init!(Self { id, port <- port }), GFP_KERNEL)
     }
 }
 
 impl OpenFile for Velo2 {
     fn detach(&self) {
-        self.port.close::<Velo>(|_| {});
+        self.port.close(|| {});
     }
 }
 
@@ -164,15 +92,15 @@ impl Handler for Velo2 {
         let source = |hw: &Hw, vpid| NodeVpidProtDesc(hw.rf.read(velo::node_vpid_prot_desc(vpid)));
         let accept = |hw: &Hw, vpid| CompProtDesc(hw.rf.read(velo::comp_prot_desc(vpid)));
         match command {
-            GET_RP => port.get(arg, Port::lrp::<Velo>),
+            GET_RP => port.get(arg, Port::lrp),
             SET_RP => port.set_rp(arg),
-            GET_WP => port.get(arg, Port::lwp::<Velo>),
-            SET_WP => port.set_lwp::<Velo>(arg),
+            GET_WP => port.get(arg, Port::lwp),
+            SET_WP => port.set_lwp(arg),
             GET_VPID => put_u64(arg, port.with(|live| Ok(live.vpid().get().into()))?),
-            GET_MBOX_SIZE => put_u64(arg, port.with(|live| Ok(live.layout().bytes))?),
-            SET_MBOX_SIZE => port.set_layout(|l| &mut l.bytes, arg).map(|()| 0),
-            GET_SEGMENT_SIZE => put_u64(arg, port.with(|live| Ok(live.layout().segment))?),
-            SET_SEGMENT_SIZE => port.set_layout(|l| &mut l.segment, arg).map(|()| 0),
+            GET_MBOX_SIZE => put_u64(arg, port.with(|live| Ok(live.sizes().bytes))?),
+            SET_MBOX_SIZE => port.set_size(|l| &mut l.bytes, arg),
+            GET_SEGMENT_SIZE => put_u64(arg, port.with(|live| Ok(live.sizes().segment))?),
+            SET_SEGMENT_SIZE => port.set_size(|l| &mut l.segment, arg),
             GET_NODEID => put_u64(arg, port.nic().node().0.into()),
             SET_TX_PROTDESC => port.set(|hw, vpid| {
                 unit::update_source(hw, vpid, |v| v.with_tx_prot_desc(value as u16));
@@ -195,7 +123,7 @@ impl Handler for Velo2 {
             }),
             GET_PROCNUM => put_u64(arg, Vpid::COUNT.into()),
             GET_NODENUM => put_u64(arg, NODES),
-            GET_SLOT_SIZE => put_u64(arg, port.nic().velo_slot_bytes() as u64),
+            GET_SLOT_SIZE => put_u64(arg, port.nic().velo().slot_size().bytes().into()),
             // Those without effect and what nobody defined.
             _ => Ok(0),
         }
@@ -203,12 +131,12 @@ impl Handler for Velo2 {
 
     fn mmap(&self, new: NewMapping<'_>) -> Result {
         if new.offset() != 0 {
-            return self.port.map_queue::<Velo>(new);
+            return self.port.map_queue(new);
         }
         self.port.map_requester(new, 2, |windows, vpid, parts| {
-            let page = RequesterAddr::page(vpid, TRAFFIC_CLASS).encode();
-            parts.push(Port::requester::<Velo>(windows, page)?, GFP_KERNEL)?;
-            Ok(parts.push(Port::state::<Velo>(windows, vpid)?, GFP_KERNEL)?)
+            let page = Port::requester(windows, vpid, TRAFFIC_CLASS)?;
+            parts.push(page, GFP_KERNEL)?;
+            Ok(parts.push(Port::state(windows, vpid)?, GFP_KERNEL)?)
         })
     }
 

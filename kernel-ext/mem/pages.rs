@@ -2,56 +2,63 @@
 
 //! Lists of pages that stay where they are while the list exists.
 
-use super::PAGE;
-use crate::{bindings, security::LockedPages};
+use super::{user::Pins, PAGE};
+use crate::{bindings, net::SkBuff};
+use core::mem::ManuallyDrop;
 use kernel::{
-    mm::{Mm, MmWithUser},
     page::{AsPageIter, Page},
     prelude::*,
-    sync::aref::ARef,
     transmute::{AsBytes, FromBytes},
 };
 
-/// What a process has at the addresses where pages of it were pinned.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Maps {
-    /// These pages.
-    Same,
-    /// Others or none, in one place at least.
-    Other,
-    /// Somebody works on the file that they belong to: another look, some milliseconds later, will tell.
-    Unclear,
-}
-
 /// What keeps the pages.
-enum Hold {
-    /// Long-term pins of user memory.
-    Pins {
-        mm: ARef<Mm>,
-        start: usize,
-        write: bool,
-        _charge: LockedPages,
-    },
-    /// A reference on each.
-    References,
-    /// Their owner.
+pub(super) enum Hold {
+    /// Nothing yet: the list is being made.
+    Nothing,
+    /// Pins of user memory.
+    Pins(Pins),
+    /// A reference on each; whether a device may write them.
+    References { write: bool },
+    /// They themselves.
+    Owned(#[allow(dead_code)] KVVec<Page>),
+    /// Their owner, whose memory may have any values.
     Owner(#[allow(dead_code)] KBox<dyn Send + Sync>),
+    /// A frame, which others may read as well.
+    Frame(ManuallyDrop<SkBuff>),
 }
 
-/// Pages of user memory that one list can have: 512 GiB.
-pub const MAX_PINNED: usize = 1 << 27;
-/// Pointers that are allocated at a time, at least.
-const CHUNK: usize = 4096;
-
-/// Pages in the order in which a device shall see them.
+/// Pages in the order in which a device shall see them, and which of their bytes it is about: those from
+/// [`PageList::offset`] on, [`PageList::bytes`] of them. The device reaches whole pages all the same.
+///
+/// # Examples
+///
+/// Whole pages of the kernel, which a device and the processor share:
+///
+/// ```
+/// # use kernel::{page::Page, prelude::*};
+/// # use kernel_ext::mem::PageList;
+/// fn shared(n: usize) -> Result<PageList> {
+///     let mut pages = KVVec::new();
+///     for _ in 0..n {
+///         pages.push(Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?, GFP_KERNEL)?;
+///     }
+///     let list = PageList::from_pages(pages)?;
+///     list.write(0, 0x1234);
+///     assert_eq!(list.read(0), 0x1234);
+///     Ok(list)
+/// }
+/// ```
 ///
 /// # Invariants
 ///
-/// Every pointer refers to a page with a permanent kernel address, which is not freed while `hold` exists. Pinned ones are
-/// counted in their address space.
+/// Every pointer refers to a page with a permanent kernel address, which is not freed while `hold` exists.
+/// Of `Pins` and `References` each page in the list has one. A device may read all pages, and write them if
+/// [`PageList::is_writable`]. `offset` is less than a page, and `offset + bytes` at most all pages.
 pub struct PageList {
-    pages: KVVec<*mut bindings::page>,
-    hold: Hold,
+    pub(super) pages: KVVec<*mut bindings::page>,
+    pub(super) hold: Hold,
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
 }
 
 // SAFETY: pages may be used and given back by any thread.
@@ -60,104 +67,39 @@ unsafe impl Send for PageList {}
 unsafe impl Sync for PageList {}
 
 impl PageList {
-    /// Pins `bytes` bytes from `start` of the current process, both multiples of the page size, for a device that only
-    /// reads them or also writes. They appear as pinned memory of the process, and are charged to its user
-    /// ([`LockedPages`]); the list is charged to its memory control group. Process context; sleeps.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`: not page aligned, nothing, or wraps around. `ENOSPC`: more than [`MAX_PINNED`] pages. `EFAULT`: not
-    /// mapped, not with that access, or kernel thread. `ENOMEM`: none, or `RLIMIT_MEMLOCK` exceeded without
-    /// `CAP_IPC_LOCK`. `EINTR`: fatal signal. `EOPNOTSUPP`: memory that cannot be pinned for long.
-    pub fn pin(start: usize, bytes: usize, write: bool) -> Result<Self> {
-        let end = start.checked_add(bytes).ok_or(EINVAL)?;
-        if bytes == 0 || (start | end) % PAGE != 0 {
-            return Err(EINVAL);
-        }
-        let count = bytes / PAGE;
-        if count > MAX_PINNED {
-            return Err(ENOSPC);
-        }
-        let mm: ARef<Mm> = {
-            let current = kernel::current!();
-            let mm: &Mm = current.mm().ok_or(EFAULT)?;
-            mm.into()
-        };
-        let _charge = LockedPages::charge(count)?;
-        // From here on the drop unpins what was pinned.
-        let mut list = Self {
+    /// An empty one, to be filled.
+    pub(super) fn empty(hold: Hold) -> Self {
+        Self {
             pages: KVVec::new(),
-            hold: Hold::Pins {
-                mm: mm.clone(),
-                start,
-                write,
-                _charge,
-            },
-        };
-        list.pin_all(&mm, start, count, write)?;
-        Ok(list)
-    }
-
-    fn pin_all(&mut self, mm: &Mm, start: usize, count: usize, write: bool) -> Result {
-        while self.pages.len() < count {
-            if fatal_signal() {
-                return Err(EINTR);
-            }
-            let done = self.pages.len();
-            if done == self.pages.capacity() {
-                // As many again, so that the list is never much longer than what is there to be pinned.
-                let more = done.max(CHUNK).min(count - done);
-                self.pages.reserve(more, GFP_KERNEL_ACCOUNT)?;
-            }
-            let spare = self.pages.spare_capacity_mut();
-            // SAFETY: there is room for as many pointers as `spare` has elements.
-            let n = unsafe {
-                bindings::extoll_pin_user(
-                    start + done * PAGE,
-                    spare.len().min(count - done),
-                    write,
-                    spare.as_mut_ptr().cast(),
-                )
-            };
-            if n <= 0 {
-                return Err(Error::from_errno(if n == 0 {
-                    EFAULT.to_errno()
-                } else {
-                    n as c_int
-                }));
-            }
-            // SAFETY: the call wrote `n` pointers there; `mm` is referenced.
-            unsafe {
-                self.pages.inc_len(n as usize);
-                bindings::extoll_pinned_add(mm.as_raw(), n as c_ulong);
-            }
+            hold,
+            offset: 0,
+            bytes: 0,
         }
-        Ok(())
     }
 
-    /// Takes a reference on each page. May sleep.
+    /// Takes pages, which belong to nobody else. May sleep.
     ///
     /// # Errors
     ///
     /// `EINVAL` for no pages, `ENOMEM`.
-    pub fn share<'a>(pages: impl Iterator<Item = &'a Page>) -> Result<Self> {
-        let mut list = Self {
-            pages: KVVec::new(),
-            hold: Hold::References,
-        };
-        for page in pages {
-            list.pages.push(page.as_ptr(), GFP_KERNEL)?;
-            // SAFETY: a `Page` is a valid page of its own, neither slab nor tail, so it has a reference count.
-            unsafe { bindings::extoll_page_get(page.as_ptr()) };
-        }
-        if list.pages.is_empty() {
+    pub fn from_pages(pages: KVVec<Page>) -> Result<Self> {
+        if pages.is_empty() {
             return Err(EINVAL);
         }
+        let mut list = Self::empty(Hold::Nothing);
+        for page in pages.iter() {
+            list.pages.push(page.as_ptr(), GFP_KERNEL)?;
+        }
+        list.bytes = pages.len() * PAGE;
+        // INVARIANT: they live in here. They are pages of their own, of which nobody but their owner has a
+        // reference to the content.
+        list.hold = Hold::Owned(pages);
         Ok(list)
     }
 
-    /// Takes a kernel buffer; its last page counts as a whole. The device and [`PageList::write`] may give its elements any values, hence
-    /// the bounds. May sleep.
+    /// Takes a kernel buffer; its last page counts as a whole. What lies behind its elements is zeroed, as
+    /// the device reaches that, too. The device and [`PageList::write`] may give its elements any values,
+    /// hence the bounds. May sleep.
     ///
     /// # Errors
     ///
@@ -166,18 +108,30 @@ impl PageList {
     where
         T: AsBytes + FromBytes + Send + Sync + 'static,
     {
+        let used = core::mem::size_of_val::<[T]>(&buffer);
         let mut buffer = KBox::new(buffer, GFP_KERNEL)?;
-        let mut pages = KVVec::new();
+        let mut list = Self::empty(Hold::Nothing);
         for page in buffer.page_iter() {
-            pages.push(page.as_ptr(), GFP_KERNEL)?;
+            list.pages.push(page.as_ptr(), GFP_KERNEL)?;
         }
-        if pages.is_empty() {
+        if list.pages.is_empty() {
             return Err(EINVAL);
         }
-        Ok(Self {
-            pages,
-            hold: Hold::Owner(buffer),
-        })
+        list.bytes = list.pages.len() * PAGE;
+        let mut at = used;
+        while at < list.bytes {
+            let rest = PAGE - at % PAGE;
+            if let Some(base) = list.address(at / PAGE) {
+                // SAFETY: the rest of a page of the vector's allocation, behind its elements, where nobody
+                // else has anything.
+                unsafe { core::ptr::write_bytes(base.add(at % PAGE), 0, rest) };
+            }
+            at += rest;
+        }
+        // INVARIANT: the buffer is moved in here, so nobody has a reference to its elements, which may have
+        // any values.
+        list.hold = Hold::Owner(buffer);
+        Ok(list)
     }
 
     /// Number of pages, at least 1.
@@ -185,66 +139,60 @@ impl PageList {
         self.pages.len()
     }
 
-    /// Length in bytes.
-    pub fn bytes(&self) -> usize {
-        self.pages.len() * PAGE
-    }
-
     /// Never.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
+    }
+
+    /// Where in the first page the bytes begin that it is about; less than a page.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// How many bytes it is about, from [`PageList::offset`] on; of several fragments
+    /// ([`super::FragmentList`]) with what lies between them.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a device may write the pages.
+    pub fn is_writable(&self) -> bool {
+        match &self.hold {
+            Hold::Pins(pins) => pins.write(),
+            Hold::References { write } => *write,
+            Hold::Owned(_) | Hold::Owner(_) => true,
+            Hold::Nothing | Hold::Frame(_) => false,
+        }
+    }
+
+    /// Whether the pages hold other things of the kernel besides the bytes that the list is about, as those
+    /// of frames and block requests do. Whoever can make the device read or write the pages, e.g. a peer
+    /// that knows their addresses, reaches these as well.
+    pub fn shares_pages(&self) -> bool {
+        match &self.hold {
+            Hold::References { .. } | Hold::Frame(_) => true,
+            Hold::Pins(_) | Hold::Owned(_) | Hold::Owner(_) | Hold::Nothing => false,
+        }
     }
 
     pub(super) fn raw(&self) -> &[*mut bindings::page] {
         &self.pages
     }
 
-    /// The address space that the pages were pinned in, and where.
-    pub fn user(&self) -> Option<(&Mm, usize)> {
-        match &self.hold {
-            Hold::Pins { mm, start, .. } => Some((mm, *start)),
-            _ => None,
-        }
-    }
-
-    /// For pinned pages: whether the process still has those of `first…end` (page numbers in the list) at their
-    /// addresses, be it that the next access enters them again. `Other` for a process that has ended. May sleep.
-    pub fn mapped(&self, first: usize, end: usize) -> Maps {
-        let Some((mm, start)) = self.user() else {
-            return Maps::Same;
-        };
-        let Some(pages) = self.pages.get(first..end) else {
-            return Maps::Other;
-        };
-        // If the process ends meanwhile, its address space is not taken down here.
-        let Some(mm) = mm.mmget_not_zero().map(MmWithUser::into_mmput_async) else {
-            return Maps::Other;
-        };
-        // SAFETY: `mm` has users while it is borrowed, and the list has as many elements.
-        let found = unsafe {
-            bindings::extoll_user_maps(
-                mm.as_raw(),
-                start + first * PAGE,
-                pages.len() as c_ulong,
-                pages.as_ptr().cast_mut(),
-            )
-        };
-        match found as u32 {
-            bindings::EXTOLL_MAPS_SAME => Maps::Same,
-            bindings::EXTOLL_MAPS_UNCLEAR => Maps::Unclear,
-            _ => Maps::Other,
-        }
+    /// Where the kernel sees a page.
+    fn address(&self, page: usize) -> Option<*mut u8> {
+        let page = *self.pages.get(page)?;
+        // SAFETY: a valid page; 64-bit kernels map all of them.
+        Some(unsafe { bindings::extoll_page_address(page) }.cast())
     }
 
     fn word(&self, index: usize) -> Option<*mut u64> {
-        let page = *self.pages.get(index / (PAGE / 8))?;
-        // SAFETY: a valid page; 64-bit kernels map all of them.
-        let base: *mut u64 = unsafe { bindings::extoll_page_address(page) }.cast();
+        let base: *mut u64 = self.address(index / (PAGE / 8))?.cast();
         // Within the page.
         Some(base.wrapping_add(index % (PAGE / 8)))
     }
 
-    /// Reads a little-endian quadword; 0 outside the list. Any context.
+    /// Reads a little-endian quadword of the pages; 0 outside the list. Any context.
     pub fn read(&self, index: usize) -> u64 {
         match self.word(index) {
             // SAFETY: within a page that stays; volatile, as the device may write it at any time.
@@ -253,39 +201,36 @@ impl PageList {
         }
     }
 
-    /// Writes a little-endian quadword; ignored outside the list. Any context.
+    /// Writes a little-endian quadword of the pages; ignored outside the list, and if they are not
+    /// writable. Any context.
     pub fn write(&self, index: usize, value: u64) {
+        if !self.is_writable() {
+            return;
+        }
         if let Some(p) = self.word(index) {
-            // SAFETY: within a page that stays; volatile, as the device may access it at any time.
+            // SAFETY: within a page that stays and may be written; volatile, as the device may access it at
+            // any time.
             unsafe { p.write_volatile(value.to_le()) }
         }
     }
 }
 
-fn fatal_signal() -> bool {
-    // SAFETY: `current` is valid.
-    unsafe { bindings::extoll_fatal_signal() }
-}
-
 impl Drop for PageList {
     fn drop(&mut self) {
-        let n = self.pages.len() as c_ulong;
-        match &self.hold {
-            Hold::Pins { mm, write, .. } => {
-                // SAFETY: these pages were pinned by this object, nobody accesses them any more, and they were counted
-                // in the address space, which is referenced.
-                unsafe {
-                    bindings::unpin_user_pages_dirty_lock(self.pages.as_mut_ptr(), n, *write);
-                    bindings::extoll_pinned_sub(mm.as_raw(), n);
-                }
-            }
-            Hold::References => {
+        match &mut self.hold {
+            // SAFETY: these pages were pinned for this list, and nobody accesses them any more.
+            Hold::Pins(pins) => unsafe { pins.unpin(&mut self.pages) },
+            Hold::References { .. } => {
                 for page in self.pages.iter() {
-                    // SAFETY: `share` took this reference.
+                    // SAFETY: by the invariants each has a reference of the list.
                     unsafe { bindings::extoll_page_put(*page) };
                 }
             }
-            Hold::Owner(_) => {}
+            Hold::Frame(skb) => {
+                // SAFETY: not used again.
+                unsafe { ManuallyDrop::take(skb) }.consume();
+            }
+            Hold::Nothing | Hold::Owned(_) | Hold::Owner(_) => {}
         }
     }
 }
@@ -293,6 +238,7 @@ impl Drop for PageList {
 #[kunit_tests(kernel_ext_pages)]
 mod tests {
     use super::*;
+    use crate::mem::Maps;
 
     const WORDS: usize = PAGE / 8;
 
@@ -302,7 +248,7 @@ mod tests {
         buffer.resize(2 * PAGE + 1, 0u8, GFP_KERNEL)?;
         let list = PageList::from_buffer(buffer)?;
         assert_eq!(list.len(), 3);
-        assert_eq!(list.bytes(), 3 * PAGE);
+        assert_eq!((list.offset(), list.bytes()), (0, 3 * PAGE));
         for index in [0, WORDS - 1, WORDS, 2 * WORDS] {
             list.write(index, index as u64 + 1);
         }
@@ -313,31 +259,37 @@ mod tests {
         list.write(3 * WORDS, 1);
         assert_eq!(list.read(3 * WORDS), 0);
         assert!(list.user().is_none());
+        assert!(list.is_writable() && !list.shares_pages());
         assert_eq!(list.mapped(0, 3), Maps::Same);
         assert_eq!(PageList::from_buffer(VVec::<u8>::new()).err(), Some(EINVAL));
         Ok(())
     }
 
     #[test]
-    fn shared_pages_stay_after_their_owner() -> Result {
-        let page = Page::alloc_page(GFP_KERNEL)?;
-        let list = PageList::share(core::iter::once(&page))?;
-        drop(page);
-        list.write(5, 0x1234);
-        assert_eq!(list.read(5), 0x1234);
-        assert_eq!(list.len(), 1);
-        assert_eq!(PageList::share(core::iter::empty()).err(), Some(EINVAL));
+    fn nothing_is_left_behind_a_buffer() -> Result {
+        let mut buffer = VVec::with_capacity(3 * PAGE, GFP_KERNEL)?;
+        buffer.resize(3 * PAGE, 0xffu8, GFP_KERNEL)?;
+        buffer.truncate(PAGE + 16);
+        let list = PageList::from_buffer(buffer)?;
+        assert_eq!(list.len(), 3);
+        for index in [0, WORDS, WORDS + 1] {
+            assert_eq!(list.read(index), u64::MAX);
+        }
+        for index in [WORDS + 2, 2 * WORDS - 1, 2 * WORDS, 3 * WORDS - 1] {
+            assert_eq!(list.read(index), 0);
+        }
         Ok(())
     }
 
     #[test]
-    fn a_kernel_thread_has_no_memory_to_pin() {
-        let pin = |start, bytes| PageList::pin(start, bytes, true).err();
-        assert_eq!(pin(PAGE, PAGE), Some(EFAULT));
-        assert_eq!(pin(PAGE + 1, PAGE), Some(EINVAL));
-        assert_eq!(pin(PAGE, PAGE - 1), Some(EINVAL));
-        assert_eq!(pin(PAGE, 0), Some(EINVAL));
-        assert_eq!(pin(PAGE, (MAX_PINNED + 1) * PAGE), Some(ENOSPC));
-        assert_eq!(pin(usize::MAX - PAGE + 1, 2 * PAGE), Some(EINVAL));
+    fn pages_live_in_their_list() -> Result {
+        let mut pages = KVVec::new();
+        pages.push(Page::alloc_page(GFP_KERNEL)?, GFP_KERNEL)?;
+        let list = PageList::from_pages(pages)?;
+        list.write(5, 0x1234);
+        assert_eq!(list.read(5), 0x1234);
+        assert_eq!((list.len(), list.bytes()), (1, PAGE));
+        assert_eq!(PageList::from_pages(KVVec::new()).err(), Some(EINVAL));
+        Ok(())
     }
 }

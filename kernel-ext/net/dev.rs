@@ -5,7 +5,6 @@
 use super::{
     ethtool::EthtoolOps,
     ops::{self, Operations, TxQueue},
-    skb::{RxMapping, SkBuff, TxMapping},
     stats::{BqlDone, BqlToken, PerCpuStats},
 };
 use crate::bindings;
@@ -52,7 +51,8 @@ pub struct Config {
 #[pin_data(PinnedDrop)]
 pub struct NetDev {
     ptr: NonNull<bindings::net_device>,
-    dma: ARef<device::Device>,
+    /// Which the C object points to, and refers to while it is registered only.
+    _parent: ARef<device::Device>,
     stats: PerCpuStats,
     claimed: Atomic<i32>,
     #[pin]
@@ -67,12 +67,8 @@ unsafe impl Send for NetDev {}
 unsafe impl Sync for NetDev {}
 
 impl NetDev {
-    /// Allocates a device that is not registered yet. `parent` is its parent in sysfs, `dma` the device that does DMA. May sleep.
-    pub fn alloc(
-        config: &Config,
-        parent: &device::Device<device::Bound>,
-        dma: &device::Device<device::Bound>,
-    ) -> Result<Arc<Self>> {
+    /// Allocates a device that is not registered yet. `parent` is its parent in sysfs. May sleep.
+    pub fn alloc(config: &Config, parent: &device::Device<device::Bound>) -> Result<Arc<Self>> {
         let c = bindings::extoll_net_config {
             name: config.name.as_char_ptr(),
             min_mtu: config.min_mtu,
@@ -85,15 +81,15 @@ impl NetDev {
         };
         let stats = PerCpuStats::new()?;
         // CAST: `Device` is a transparent wrapper of `struct device`.
-        let parent: *mut bindings::device = core::ptr::from_ref(parent).cast_mut().cast();
-        // SAFETY: `c` and the name in it live across the call; `parent` is a valid device, and the net core takes its own
-        // reference when it registers the child.
-        let ptr = NonNull::new(unsafe { bindings::extoll_net_alloc(&c, parent) }).ok_or(ENOMEM)?;
-        let dma: ARef<device::Device> = dma.into();
+        let raw: *mut bindings::device = core::ptr::from_ref(parent).cast_mut().cast();
+        // SAFETY: `c` and the name in it live across the call; `raw` is a valid device, which the result refers to as long as the C object
+        // exists.
+        let ptr = NonNull::new(unsafe { bindings::extoll_net_alloc(&c, raw) }).ok_or(ENOMEM)?;
+        let _parent: ARef<device::Device> = parent.into();
         Arc::pin_init(
             pin_init!(Self {
                 ptr,
-                dma,
+                _parent,
                 stats,
                 claimed: Atomic::new(0),
                 live <- new_spinlock_irq!(false, "extoll_net_live"),
@@ -110,12 +106,6 @@ impl NetDev {
     #[inline]
     pub(super) fn as_raw(&self) -> *mut bindings::net_device {
         self.ptr.as_ptr()
-    }
-
-    /// The device that does DMA.
-    #[inline]
-    pub(super) fn dma_device(&self) -> &ARef<device::Device> {
-        &self.dma
     }
 
     /// Interface name, for messages: before registration it holds the pattern. The name may change any time, so it is copied.
@@ -267,16 +257,6 @@ impl NetDev {
         drop(generation);
         // SAFETY: Taken above.
         unsafe { bindings::extoll_net_tx_unlock(self.as_raw()) };
-    }
-
-    /// Maps a linear frame for the device to read. Gives the frame back when that fails. Any context.
-    pub fn map_tx(&self, skb: SkBuff) -> Result<TxMapping, (SkBuff, Error)> {
-        TxMapping::new(self, skb)
-    }
-
-    /// Allocates a receive buffer of `len` bytes and maps it for the device to write. Softirq or process context, does not sleep.
-    pub fn map_rx(&self, len: u32) -> Result<RxMapping> {
-        RxMapping::new(self, len)
     }
 }
 

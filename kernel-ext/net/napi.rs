@@ -5,7 +5,7 @@
 use super::{
     dev::{NetDev, Rtnl},
     ops::Operations,
-    skb::{Checksum, RxSkb, SkBuff},
+    skb::{Checksum, RxSkb, Unmapped},
     ETH_HLEN,
 };
 use crate::bindings;
@@ -198,7 +198,7 @@ impl PollCx<'_> {
 
     /// Frees a frame that was sent, in bulk with others.
     #[inline]
-    pub fn consume(&mut self, skb: SkBuff) {
+    pub fn consume(&mut self, skb: Unmapped) {
         // SAFETY: The frame is owned; the budget is that of the running poll, as the function wants to know.
         unsafe { bindings::napi_consume_skb(skb.into_raw(), self.budget as c_int) }
     }

@@ -3,9 +3,14 @@
 //! Socket buffers, and their DMA mappings.
 
 use super::dev::NetDev;
-use crate::bindings;
+#[cfg(doc)]
+use crate::mem::Streaming;
+use crate::{
+    bindings,
+    mem::{BoundDevice, Contiguous, StreamingRange},
+};
 use core::{mem::ManuallyDrop, ptr::NonNull};
-use kernel::{device, prelude::*, sync::aref::ARef};
+use kernel::{dma::DataDirection, prelude::*};
 
 /// What is known about the layer-4 checksum of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,13 +38,13 @@ impl SkBuff {
     ///
     /// `skb` must be valid, and ownership passes to the result.
     #[inline]
-    pub(super) unsafe fn from_raw(skb: *mut bindings::sk_buff) -> Self {
+    pub(crate) unsafe fn from_raw(skb: *mut bindings::sk_buff) -> Self {
         // INVARIANT: By the requirements. SAFETY: A valid pointer is not null.
         Self(unsafe { NonNull::new_unchecked(skb) })
     }
 
     #[inline]
-    pub(super) fn as_raw(&self) -> *mut bindings::sk_buff {
+    pub(crate) fn as_raw(&self) -> *mut bindings::sk_buff {
         self.0.as_ptr()
     }
 
@@ -207,87 +212,51 @@ impl Drop for RxSkb {
     }
 }
 
-/// One buffer mapped for DMA.
-///
-/// # Invariants
-///
-/// `addr` is the mapping of `len` bytes made for `dev` in the given direction, and not yet undone.
-struct Mapping {
-    dev: ARef<device::Device>,
-    addr: u64,
-    len: usize,
-    to_device: bool,
-}
+// SAFETY: the bytes of a linear frame, in memory that it keeps; nobody writes them while a driver has the
+// frame on its way out.
+unsafe impl Contiguous for SkBuff {
+    const WRITABLE: bool = false;
 
-impl Mapping {
-    /// # Safety
-    ///
-    /// `p` must point to `len` bytes of linearly mapped kernel memory that stay allocated as long as the result lives.
-    unsafe fn new(
-        dev: &ARef<device::Device>,
-        p: *mut u8,
-        len: usize,
-        to_device: bool,
-    ) -> Result<Self> {
-        let mut addr = 0;
-        // CAST: `Device` is a transparent wrapper of `struct device`.
-        let raw: *mut bindings::device =
-            core::ptr::from_ref::<device::Device>(dev).cast_mut().cast();
-        // SAFETY: The device is valid, the memory by the requirements, `addr` is a live local.
-        kernel::error::to_result(unsafe {
-            bindings::extoll_dma_map(raw, p.cast(), len, to_device, &mut addr)
-        })?;
-        // INVARIANT: Mapped just now.
-        Ok(Self {
-            dev: dev.clone(),
-            addr,
-            len,
-            to_device,
-        })
+    #[inline]
+    fn range(&mut self) -> (NonNull<u8>, usize) {
+        let data = self.data();
+        (NonNull::from(data).cast(), data.len())
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        let raw: *mut bindings::device = core::ptr::from_ref::<device::Device>(&self.dev)
-            .cast_mut()
-            .cast();
-        // SAFETY: By the type invariant.
-        unsafe { bindings::extoll_dma_unmap(raw, self.addr, self.len, self.to_device) }
-    }
-}
-
-/// A frame whose bytes the device may read. Dropping it unmaps and frees: the caller knows that the device is done.
+/// A frame whose bytes the device may read. It is given back by [`TxMapping::unmap`]; dropped, it stays
+/// mapped for ever ([`Streaming`]).
 pub struct TxMapping {
-    // Dropped first.
-    mapping: Mapping,
-    skb: SkBuff,
+    map: StreamingRange<SkBuff>,
+    /// There is or was an [`Owner`].
+    lent: bool,
 }
 
 impl TxMapping {
-    pub(super) fn new(dev: &NetDev, skb: SkBuff) -> Result<Self, (SkBuff, Error)> {
-        if !skb.is_linear() || skb.is_empty() {
+    /// Maps a linear frame for the device to read. Any context.
+    ///
+    /// # Errors
+    ///
+    /// With the frame: `EINVAL` if it is not linear, or empty. `ENOMEM`.
+    #[inline]
+    pub fn map(dev: &BoundDevice, skb: SkBuff) -> Result<Self, (SkBuff, Error)> {
+        if !skb.is_linear() {
             return Err((skb, EINVAL));
         }
-        let data = skb.data();
-        // SAFETY: The linear part of a frame is linearly mapped memory; the frame is owned by the result and dropped after the mapping.
-        match unsafe { Mapping::new(dev.dma_device(), data.as_ptr().cast_mut(), data.len(), true) }
-        {
-            Ok(mapping) => Ok(Self { mapping, skb }),
-            Err(e) => Err((skb, e)),
-        }
+        let map = StreamingRange::map(dev, skb, DataDirection::ToDevice)?;
+        Ok(Self { map, lent: false })
     }
 
     /// Bus address of the first byte.
     #[inline]
     pub fn addr(&self) -> u64 {
-        self.mapping.addr
+        self.map.addr()
     }
 
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> u32 {
-        self.mapping.len as u32
+        self.map.bytes() as u32
     }
 
     /// Never true: empty frames can't be mapped.
@@ -296,37 +265,96 @@ impl TxMapping {
         false
     }
 
-    /// Unmaps, and gives the frame back.
+    /// Unmaps, and gives the frame back. The device must not access it any more. Any context.
+    ///
+    /// # Errors
+    ///
+    /// The mapping: it is of another device, or of another binding.
     #[inline]
-    pub fn unmap(self) -> SkBuff {
-        self.skb
+    pub fn unmap(self, dev: &BoundDevice) -> Result<Unmapped, Self> {
+        let Self { map, lent } = self;
+        match map.unmap(dev) {
+            Ok(skb) => Ok(Unmapped { skb, lent }),
+            Err(map) => Err(Self { map, lent }),
+        }
     }
 
-    /// Gives up what the frame holds besides its bytes: its sender no longer waits for it, and it may outlive the interface.
-    /// Not with interrupts disabled.
+    /// Gives up what the frame holds besides its bytes: its sender no longer waits for it, and it may outlive
+    /// the interface. Not with interrupts disabled.
     pub fn orphan(&mut self) {
-        // SAFETY: Valid by the invariant of the frame, which is owned.
-        unsafe { bindings::extoll_skb_orphan(self.skb.as_raw()) }
+        let skb = self.map.owner().as_raw();
+        // SAFETY: Valid by the invariant of the frame, which is owned. If there is an `Owner`, the rest is its business.
+        unsafe {
+            match self.lent {
+                false => bindings::extoll_skb_orphan(skb),
+                true => bindings::extoll_skb_forget_dev(skb),
+            }
+        }
     }
 
-    /// For the sender of the frame no longer to wait for it, while the device may still read it: see [`Owner`]. To be used once.
+    /// For the sender of the frame no longer to wait for it, while the device may still read it: see
+    /// [`Owner`]. Once; `None` after that. Any context.
     #[inline]
-    pub fn owner(&self) -> Owner {
+    pub fn owner(&mut self) -> Option<Owner> {
+        if core::mem::replace(&mut self.lent, true) {
+            return None;
+        }
+        let skb = self.map.owner();
         // SAFETY: Valid by the invariant of the frame; the reference belongs to the result.
-        unsafe { bindings::extoll_skb_get(self.skb.as_raw()) };
-        // INVARIANT: As said.
-        Owner(self.skb.0)
-    }
-
-    /// As [`SkBuff::tx_timestamp`]. The frame itself is out of reach: whoever exchanged it would free memory that the device reads.
-    #[inline]
-    pub fn tx_timestamp(&mut self) {
-        self.skb.tx_timestamp();
+        unsafe { bindings::extoll_skb_get(skb.as_raw()) };
+        // INVARIANT: The only one, as `lent` was not set. From now on nobody else gives up the frame's owner: not `orphan`, nor
+        // anything that can be done with an `Unmapped`.
+        Some(Owner(skb.0))
     }
 }
 
-/// The claim of its sender (a socket) on a frame that is on its way. When this is dropped the frame no longer counts for what the
-/// sender may have under way, and may be sent again. Not to be dropped with interrupts disabled.
+/// A frame that was mapped. Somebody may still hold its [`Owner`], so that all that can be done with it is to
+/// free it, unless [`Unmapped::into_frame`] finds that nobody does.
+pub struct Unmapped {
+    skb: SkBuff,
+    lent: bool,
+}
+
+impl Unmapped {
+    /// Length of the frame in bytes.
+    #[inline]
+    pub fn len(&self) -> u32 {
+        self.skb.len()
+    }
+
+    /// Never true.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.skb.is_empty()
+    }
+
+    /// Frees the frame after success. Any context.
+    #[inline]
+    pub fn consume(self) {
+        self.skb.consume();
+    }
+
+    /// The frame, to be sent again.
+    ///
+    /// # Errors
+    ///
+    /// There is or was an [`Owner`] of it.
+    pub fn into_frame(self) -> Result<SkBuff, Self> {
+        match self.lent {
+            false => Ok(self.skb),
+            true => Err(self),
+        }
+    }
+
+    #[inline]
+    pub(super) fn into_raw(self) -> *mut bindings::sk_buff {
+        self.skb.into_raw()
+    }
+}
+
+/// The claim of its sender (a socket) on a frame that is on its way. When this is dropped the frame no longer
+/// counts for what the sender may have under way, and may be sent again. Not to be dropped with interrupts
+/// disabled.
 ///
 /// # Invariants
 ///
@@ -344,42 +372,60 @@ impl Drop for Owner {
     }
 }
 
-/// A receive buffer that the device may write. Dropping it unmaps and frees: the caller knows that the device is done.
-pub struct RxMapping {
-    // Dropped first.
-    mapping: Mapping,
+/// The room of a receive buffer.
+///
+/// # Invariants
+///
+/// The frame holds nothing, and has room for `len` bytes.
+struct Room {
     skb: RxSkb,
+    len: u32,
 }
 
+// SAFETY: linearly mapped room of a frame that nobody else has, from `data` on as it holds nothing. Plain
+// bytes, which nobody reads before they count as the frame's.
+unsafe impl Contiguous for Room {
+    const WRITABLE: bool = true;
+
+    #[inline]
+    fn range(&mut self) -> (NonNull<u8>, usize) {
+        // SAFETY: valid by the invariant of the frame, which has a buffer.
+        let data = unsafe { NonNull::new_unchecked(self.skb.0.as_ref().data) };
+        (data.cast(), self.len as usize)
+    }
+}
+
+/// A receive buffer that the device may write. It is given back by [`RxMapping::complete`] or
+/// [`RxMapping::discard`]; dropped, it stays mapped for ever ([`Streaming`]).
+pub struct RxMapping(StreamingRange<Room>);
+
 impl RxMapping {
-    pub(super) fn new(dev: &NetDev, len: u32) -> Result<Self> {
-        if len == 0 {
-            return Err(EINVAL);
+    /// Allocates a receive buffer of `len` bytes and maps it for the device to write. Softirq or process
+    /// context, does not sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for no bytes, `ENOMEM`.
+    pub fn new(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
+        let skb = RxSkb::alloc(ndev, len).ok_or(ENOMEM)?;
+        // INVARIANT: a fresh frame, which was allocated with so much room.
+        let room = Room { skb, len };
+        match StreamingRange::map(dev, room, DataDirection::FromDevice) {
+            Ok(map) => Ok(Self(map)),
+            Err((_, e)) => Err(e),
         }
-        let skb = RxSkb::alloc(dev, len).ok_or(ENOMEM)?;
-        // SAFETY: A fresh frame has `len` bytes of linearly mapped room from `data` on (it holds nothing yet); it is owned by the result
-        // and dropped after the mapping.
-        let mapping = unsafe {
-            Mapping::new(
-                dev.dma_device(),
-                skb.0.as_ref().data.cast::<u8>(),
-                len as usize,
-                false,
-            )
-        }?;
-        Ok(Self { mapping, skb })
     }
 
     /// Bus address of the first byte.
     #[inline]
     pub fn addr(&self) -> u64 {
-        self.mapping.addr
+        self.0.addr()
     }
 
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> u32 {
-        self.mapping.len as u32
+        self.0.bytes() as u32
     }
 
     /// Never true: a buffer has at least one byte.
@@ -391,18 +437,29 @@ impl RxMapping {
     /// Forgets the interface, which the buffer may outlive.
     pub fn orphan(&mut self) {
         // SAFETY: Valid by the invariant of the frame, which is owned.
-        unsafe { bindings::extoll_skb_orphan(self.skb.0.as_ptr()) }
+        unsafe { bindings::extoll_skb_orphan(self.0.owner().skb.0.as_ptr()) }
     }
 
-    /// The device has written all of it: unmaps, and gives the frame with all bytes in it.
+    /// The device has written all of it: unmaps, and gives the frame with all bytes in it. Any context.
+    ///
+    /// # Errors
+    ///
+    /// The mapping: it is of another device, or of another binding.
     #[inline]
-    pub fn complete(self) -> RxSkb {
-        let Self { mapping, skb } = self;
-        let len = mapping.len as u32;
-        drop(mapping);
+    pub fn complete(self, dev: &BoundDevice) -> Result<RxSkb, Self> {
+        let Room { skb, len } = self.0.unmap(dev).map_err(Self)?;
         // SAFETY: The frame has room for `len` bytes, for which it was allocated, and holds nothing. Whatever the device has written,
         // they are plain bytes of allocated memory.
         unsafe { bindings::extoll_skb_put(skb.0.as_ptr(), len) };
-        skb
+        Ok(skb)
+    }
+
+    /// Unmaps, and frees the buffer; the device must not access it any more. Any context.
+    ///
+    /// # Errors
+    ///
+    /// The mapping: it is of another device, or of another binding.
+    pub fn discard(self, dev: &BoundDevice) -> Result<(), Self> {
+        self.0.unmap(dev).map(drop).map_err(Self)
     }
 }

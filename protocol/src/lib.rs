@@ -13,7 +13,9 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod flow;
+pub mod intervals;
 pub mod order;
 pub mod poll;
 pub mod rendezvous;
@@ -23,6 +25,7 @@ pub mod tickets;
 pub mod translation;
 
 pub use slots::Slots;
+pub use wire::time::Time;
 
 use core::ops::DerefMut;
 
@@ -39,20 +42,6 @@ pub trait Memory {
     ///
     /// There is no memory.
     fn array<T>(len: usize, make: impl FnMut(usize) -> T) -> Result<Self::Array<T>, Self::Error>;
-}
-
-/// A point in time, in ticks of the caller's choice.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Time(pub u64);
-
-impl Time {
-    /// Ticks from `then` to here; none if `then` is later: processors look at the clock one after the other, and take what it said to
-    /// the machine in another order.
-    #[inline]
-    #[must_use]
-    pub const fn since(self, then: Time) -> u64 {
-        self.0.saturating_sub(then.0)
-    }
 }
 
 /// Tells the time.

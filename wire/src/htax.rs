@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! HTAX intervals: which host addresses reach which on-chip unit (HW §5).
 
-use crate::ids::BusAddr;
+use crate::ids::{BusAddr, CpuAddr};
 use crate::regs::htax::{Bound, IntvlControl};
+use crate::regs::smfu::ADDRESS_END;
 
 /// Control words of the init sequence (HW §3.1).
 pub mod control {
@@ -126,7 +127,7 @@ impl Interval {
     }
 }
 
-/// Where the parts of BAR0 and BAR2 lie (HW §1.2).
+/// Where the parts of BAR0 and BAR2 lie on the bus (HW §1.2), as the NIC matches accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Windows {
     /// Register file.
@@ -139,6 +140,62 @@ pub struct Windows {
     pub smfu: BusAddr,
     /// Its size in bytes, more than 32 MiB.
     pub smfu_size: u64,
+}
+
+/// Where the same parts lie for the processor. Behind a host bridge that translates, these are other
+/// addresses than those of [`Windows`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CpuWindows {
+    /// Register file.
+    pub rf: CpuAddr,
+    /// VELO requester.
+    pub velo: CpuAddr,
+    /// RMA requester.
+    pub rma: CpuAddr,
+    /// SMFU window (BAR2).
+    pub smfu: CpuAddr,
+}
+
+/// A BAR as both sides see it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Bar {
+    /// First byte for the processor.
+    pub cpu: CpuAddr,
+    /// First byte on the bus.
+    pub bus: BusAddr,
+    /// Size in bytes.
+    pub size: u64,
+}
+
+/// Both sides of a NIC's windows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Sides {
+    /// What is mapped.
+    pub cpu: CpuWindows,
+    /// What registers hold.
+    pub bus: Windows,
+}
+
+impl Sides {
+    /// The standard layout of `bar0` and `bar2`; `None` if a BAR is too small, or its addresses do not
+    /// fit the registers that have to hold them: 52 bits for HTAX intervals, 48 bits for the window.
+    pub const fn standard(bar0: Bar, bar2: Bar) -> Option<Self> {
+        let bus = Windows::standard(bar0.bus, bar2.bus, bar2.size);
+        let end = bar2.bus.0.saturating_add(bar2.size);
+        if bar0.size < BAR0_MIN || bus.intervals().is_none() || end >= ADDRESS_END {
+            return None;
+        }
+        if bar0.cpu.0.checked_add(bar0.size).is_none() {
+            return None;
+        }
+        let cpu = CpuWindows {
+            rf: bar0.cpu,
+            velo: CpuAddr(bar0.cpu.0 + BAR0_VELO),
+            rma: CpuAddr(bar0.cpu.0 + BAR0_RMA),
+            smfu: bar2.cpu,
+        };
+        Some(Self { cpu, bus })
+    }
 }
 
 /// Size of the register file, VELO and RMA windows each.

@@ -113,6 +113,17 @@ impl fmt::Display for Nla {
     }
 }
 
+/// Address as the processor puts it out: what is mapped to reach a device. Behind a host bridge that
+/// translates, not the [`BusAddr`] of the same byte.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct CpuAddr(pub u64);
+
+impl fmt::Display for CpuAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
 /// Address as the NIC puts it on the bus: a DMA address, 52 bits (HW §2).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct BusAddr(pub u64);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Use of the SMFU window: intervals and mask mode (HW §12).
 
-use crate::ids::NodeId;
-use crate::regs::smfu::{INTERVALS, RRA_WINDOW};
+use crate::ids::{BusAddr, NodeId};
+use crate::regs::smfu::{ADDRESS_END, INTERVALS, RRA_WINDOW};
 
 /// Granularity of intervals in bytes.
 pub const PAGE: u64 = 4096;
@@ -58,14 +58,19 @@ impl Layout {
         }
     }
 
-    /// Takes interval `want` (1…62), or the lowest free one, and room for `bytes`, a multiple of [`PAGE`], at the lowest
-    /// address.
+    /// Takes interval `want` (1…62), or the lowest free one, and room for `bytes`, a multiple of
+    /// [`PAGE`], at the lowest address that is a multiple of `align`, a power of two.
     ///
     /// # Errors
     ///
     /// See [`Refused`].
-    pub fn reserve(&mut self, bytes: u64, want: Option<u32>) -> Result<(u32, Span), Refused> {
-        if bytes == 0 || bytes % PAGE != 0 {
+    pub fn reserve(
+        &mut self,
+        bytes: u64,
+        align: u64,
+        want: Option<u32>,
+    ) -> Result<(u32, Span), Refused> {
+        if bytes == 0 || bytes % PAGE != 0 || !align.is_power_of_two() {
             return Err(Refused::Invalid);
         }
         let number = match want {
@@ -76,20 +81,22 @@ impl Layout {
                 .find(|n| self.spans.get(*n as usize).is_some_and(|s| s.is_none()))
                 .ok_or(Refused::Full)?,
         };
-        let span = self.room(bytes).ok_or(Refused::Full)?;
+        let span = self.room(bytes, align).ok_or(Refused::Full)?;
         if let Some(place) = self.spans.get_mut(number as usize) {
             *place = Some(span);
         }
         Ok((number, span))
     }
 
-    /// The lowest free span: it begins at the start of the free part or where something else ends.
-    fn room(&self, bytes: u64) -> Option<Span> {
+    /// The lowest free span: it begins at the start of the free part or where something else ends, but
+    /// for what alignment skips.
+    fn room(&self, bytes: u64, align: u64) -> Option<Span> {
         let mask = self.mask.map(|m| m.span());
         let taken = || self.spans.iter().flatten().chain(mask.iter());
         let starts = core::iter::once(RRA_WINDOW).chain(taken().map(|s| s.end));
         starts
             .filter_map(|start| {
+                let start = start.checked_next_multiple_of(align)?;
                 let end = start.checked_add(bytes)?;
                 Some(Span { start, end })
             })
@@ -125,6 +132,152 @@ impl Layout {
     /// Ends mask mode.
     pub fn clear_mask(&mut self) {
         self.mask = None;
+    }
+}
+
+/// Why memory was not opened to other nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TargetRefused {
+    /// No number of an interval that software sets up, or nothing of whole pages.
+    Invalid,
+    /// The interval has a target.
+    Taken,
+    /// Above what the registers of the unit can hold (48 bits).
+    TooHigh,
+    /// Addresses that mean interrupts.
+    Interrupts,
+    /// Part of it is open by another interval already, or exported to all.
+    Overlaps,
+}
+
+/// What an interval leads to when packets of other nodes come with its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Opened {
+    /// Memory, or registers of a device: base and bytes.
+    Memory(u64, u64),
+    /// Interrupts of this node.
+    Interrupts,
+}
+
+/// What a node opens to others by intervals (HW §12).
+#[derive(Clone, Debug)]
+pub struct Targets {
+    list: [Option<Opened>; INTERVALS as usize],
+    /// What all intervals without a target of their own lead to: base and bytes.
+    exported: Option<(u64, u64)>,
+}
+
+impl Default for Targets {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Where accesses go that nothing is opened for: 90 TiB, where no machine has memory or devices. Base 0
+/// may be the beginning of all memory, or mean the default (G18).
+pub const NOWHERE: BusAddr = BusAddr(0x5A00_0000_0000);
+
+impl Targets {
+    /// Nothing is opened.
+    pub const fn new() -> Self {
+        Self {
+            list: [None; INTERVALS as usize],
+            exported: None,
+        }
+    }
+
+    /// `bytes` at `base` are what all intervals without a target lead to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Targets::open`], but for numbers; nothing changes then.
+    pub fn export(&mut self, base: BusAddr, bytes: u64) -> Result<(), TargetRefused> {
+        self.check(base, bytes)?;
+        self.exported = Some((base.0, bytes));
+        Ok(())
+    }
+
+    fn check(&self, base: BusAddr, bytes: u64) -> Result<(), TargetRefused> {
+        if base.0 == 0 || bytes == 0 || (base.0 | bytes) % PAGE != 0 {
+            return Err(TargetRefused::Invalid);
+        }
+        let end = base.0.checked_add(bytes).ok_or(TargetRefused::TooHigh)?;
+        if end >= ADDRESS_END {
+            return Err(TargetRefused::TooHigh);
+        }
+        if base.meets_interrupts(bytes) {
+            return Err(TargetRefused::Interrupts);
+        }
+        let opened = self.list.iter().flatten().filter_map(|o| match o {
+            Opened::Memory(base, bytes) => Some((*base, *bytes)),
+            Opened::Interrupts => None,
+        });
+        let mut all = opened.chain(self.exported);
+        if all.any(|(start, len)| start < end && base.0 < start + len) {
+            return Err(TargetRefused::Overlaps);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, number: u32, what: Opened) -> Result<(), TargetRefused> {
+        if !(1..USABLE).contains(&number) {
+            return Err(TargetRefused::Invalid);
+        }
+        match self.list.get_mut(number as usize) {
+            Some(place @ None) => {
+                *place = Some(what);
+                Ok(())
+            }
+            _ => Err(TargetRefused::Taken),
+        }
+    }
+
+    /// Opens `bytes` at `base` to what comes with interval `number` (1…62).
+    ///
+    /// # Errors
+    ///
+    /// See [`TargetRefused`].
+    pub fn open(&mut self, number: u32, base: BusAddr, bytes: u64) -> Result<(), TargetRefused> {
+        self.check(base, bytes)?;
+        self.take(number, Opened::Memory(base.0, bytes))
+    }
+
+    /// Has what comes with interval `number` (1…62) cause interrupts.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid`, `Taken`.
+    pub fn open_interrupts(&mut self, number: u32) -> Result<(), TargetRefused> {
+        self.take(number, Opened::Interrupts)
+    }
+
+    /// Ends what was opened for an interval.
+    pub fn close(&mut self, number: u32) {
+        if let Some(place) = self.list.get_mut(number as usize) {
+            *place = None;
+        }
+    }
+
+    /// The base to be set for an interval; with `hold`, interrupts lead nowhere.
+    pub fn base(&self, number: u32, hold: bool) -> BusAddr {
+        match self.list.get(number as usize) {
+            Some(Some(Opened::Memory(base, _))) => BusAddr(*base),
+            Some(Some(Opened::Interrupts)) if hold => NOWHERE,
+            Some(Some(Opened::Interrupts)) => BusAddr(BusAddr::INTERRUPTS.start),
+            // Not 0, which means the same to some readers of the sources and all of memory to others.
+            _ => self.default_base(),
+        }
+    }
+
+    /// The base for what comes without an interval, and with one that nothing was opened for.
+    pub fn default_base(&self) -> BusAddr {
+        self.exported.map_or(NOWHERE, |(base, _)| BusAddr(base))
+    }
+
+    /// Intervals that cause interrupts.
+    pub fn interrupts(&self) -> impl Iterator<Item = u32> + '_ {
+        let all = (0u32..).zip(&self.list);
+        all.filter_map(|(n, o)| matches!(o, Some(Opened::Interrupts)).then_some(n))
     }
 }
 

@@ -3,7 +3,7 @@
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
-use wire::ids::{BusAddr, Nla, NodeId, RegOffset, Unit, Vpid};
+use wire::ids::{BusAddr, CpuAddr, Nla, NodeId, RegOffset, Unit, Vpid};
 use wire::regs::{self, BqRegs};
 use wire::{atu, bq, htax, rma, route, snq, velo, wcbuf};
 
@@ -88,6 +88,58 @@ fn htax_init_sequence() {
         htax::Windows::standard(BusAddr(u64::MAX - 0xFFF), BusAddr(bar2), size).intervals(),
         None
     );
+}
+
+/// What is mapped are the processor's addresses, what registers hold are those of the bus.
+#[test]
+fn windows_have_two_sides() {
+    let bar = |cpu, bus, size| htax::Bar {
+        cpu: CpuAddr(cpu),
+        bus: BusAddr(bus),
+        size,
+    };
+    let (bar0, bar2) = (
+        bar(0x60_0000_0000, 0xE000_0000, 0x1000_0000),
+        bar(0x70_0000_0000, 0x10_0000_0000, 0x1000_0000),
+    );
+    let sides = htax::Sides::standard(bar0, bar2).unwrap();
+    let cpu = sides.cpu;
+    assert_eq!(
+        [cpu.rf, cpu.velo, cpu.rma, cpu.smfu].map(|a| a.0),
+        [
+            0x60_0000_0000,
+            0x60_0200_0000,
+            0x60_0400_0000,
+            0x70_0000_0000
+        ]
+    );
+    let bus = sides.bus;
+    let standard = htax::Windows::standard(bar0.bus, bar2.bus, bar2.size);
+    assert_eq!(bus, standard);
+    assert_eq!(bus.rf, BusAddr(0xE000_0000));
+    assert_eq!(bus.smfu, BusAddr(0x10_0000_0000));
+    // What the registers match is on the bus.
+    for (_, interval) in bus.intervals().unwrap() {
+        assert!(interval.lower.bound() << 12 < 0x11_0000_0000);
+    }
+    // BARs that are too small, or whose addresses no register holds.
+    let refused = |bar0, bar2| assert_eq!(htax::Sides::standard(bar0, bar2), None);
+    refused(bar(0x60_0000_0000, 0xE000_0000, 0x400_0000), bar2);
+    refused(bar0, bar(0x70_0000_0000, 0x10_0000_0000, 0x200_0000));
+    refused(
+        bar0,
+        bar(0x70_0000_0000, (1 << 48) - 0x1000_0000, 0x1000_0000),
+    );
+    refused(
+        bar(0x60_0000_0000, (1 << 52) - 0x400_0000, 0x1000_0000),
+        bar2,
+    );
+    refused(bar(u64::MAX - 0xFFF, 0xE000_0000, 0x1000_0000), bar2);
+    let high = bar(0x70_0000_0000, (1 << 48) - 0x2000_0000, 0x1000_0000);
+    assert!(htax::Sides::standard(bar0, high).is_some());
+    // The window's processor address does not matter to the NIC.
+    let far = bar(1 << 50, 0x10_0000_0000, 0x1000_0000);
+    assert_eq!(htax::Sides::standard(bar0, far).unwrap().bus, bus);
 }
 
 #[test]

@@ -366,3 +366,93 @@ proptest! {
         prop_assert_eq!(next, len);
     }
 }
+
+#[test]
+fn configuration_accesses_through_the_backdoor() {
+    use wire::regs::pcie;
+    use wire::tlp::backdoor::{self, Completion, Config, Fault, Info};
+    let device = Bdf::new(1, 0, 0);
+    let config = |register, bytes| Config::new(device, CfgType::Type0, register, bytes);
+    // One aligned dword holds them.
+    for (register, bytes) in [(0, 3), (1, 2), (2, 4), (4096, 1), (3, 0), (0, 8)] {
+        assert_eq!(config(register, bytes), None, "{register} {bytes}");
+    }
+    for (register, bytes, enables, value) in [
+        (0x10, 4, 0xF, 0x8765_4321),
+        (0x12, 2, 0xC, 0x8765),
+        (0x10, 2, 0x3, 0x4321),
+        (0x13, 1, 0x8, 0x87),
+        (0xFFF, 1, 0x8, 0x87),
+    ] {
+        let access = config(register, bytes).unwrap();
+        let Kind::CfgRead {
+            register: at,
+            enables: be,
+            ..
+        } = access.read().kind
+        else {
+            panic!()
+        };
+        assert_eq!((at, be), (register & !3, enables));
+        assert_eq!(access.value(0x8765_4321), value);
+        assert_eq!(
+            access.value(u32::MAX),
+            u32::MAX >> (32 - 8 * u32::from(bytes))
+        );
+        let (tlp, payload) = access.write(0xFFFF_FFFF);
+        let dword = u32::from_le_bytes(payload);
+        let wide = (0..4)
+            .map(|i| ((enables >> i) & 1) * 0xFF << (8 * i))
+            .sum::<u32>();
+        assert_eq!(dword, wide, "{register:#x}");
+        assert!(matches!(tlp.kind, Kind::CfgWrite { enables: be, .. } if be == enables as u8));
+    }
+    // Data, then control.
+    let (tlp, payload) = config(0x10, 4).unwrap().write(0xE000_0000);
+    let writes: Vec<_> = backdoor::send(&tlp, &payload).unwrap().collect();
+    assert_eq!(writes.len(), 4);
+    assert_eq!(
+        writes[2],
+        (pcie::htoc_to_pcie_backdoor_data(2), 0xE000_0000)
+    );
+    assert_eq!(
+        writes[3],
+        (pcie::HTOC_TO_PCIE_BACKDOOR_CONTROL, 1 << 40 | 1)
+    );
+    assert!(backdoor::send(&tlp, &[]).is_err());
+    for (value, want) in [
+        (0, Info::Empty),
+        (7, Info::Packet(3)),
+        (1, Info::Impossible(0)),
+        (3, Info::Impossible(1)),
+        (1 | 18 << 1, Info::Packet(18)),
+        (1 | 19 << 1, Info::Impossible(19)),
+    ] {
+        assert_eq!(backdoor::info(value), want, "{value:#x}");
+    }
+    // Completions of this requester only.
+    let answer = |status, requester, dwords| {
+        let kind = Kind::Completion {
+            completer: device,
+            status,
+            modified: false,
+            byte_count: 4,
+            requester,
+            tag: 0,
+            lower_addr: 0,
+            dwords,
+        };
+        let data = [1, 2, 3, 4];
+        let packed = words::pack(&kind.into(), &data[..usize::from(dwords) * 4]).unwrap();
+        backdoor::completion(packed.as_slice())
+    };
+    let (status, value) = (Status::Success, 0x0403_0201);
+    assert_eq!(answer(status, Bdf(0), 1), Ok(Completion { status, value }));
+    let (status, value) = (Status::Unsupported, u32::MAX);
+    assert_eq!(answer(status, Bdf(0), 0), Ok(Completion { status, value }));
+    assert_eq!(answer(Status::Success, Bdf(8), 1), Err(Fault::Other));
+    let request: Tlp = config(0, 4).unwrap().read();
+    let packed = words::pack(&request, &[]).unwrap();
+    assert_eq!(backdoor::completion(packed.as_slice()), Err(Fault::Other));
+    assert!(matches!(backdoor::completion(&[]), Err(Fault::Packet(_))));
+}

@@ -107,6 +107,17 @@ pub enum ZeroMask {
     NodeZero,
 }
 
+/// What a target base of 0 means (HW §12, G18).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ZeroBase {
+    /// The default base.
+    #[default]
+    Default,
+    /// Address 0.
+    Address,
+}
+
 /// What a read of the backdoor's `info` does (HW §14, G20).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -288,6 +299,11 @@ pub struct NicConfig {
     pub smfu_timeout_unit_ns: u64,
     /// SMFU accesses outside all intervals with mask 0.
     pub smfu_zero_mask: ZeroMask,
+    /// Target bases of 0.
+    pub smfu_zero_base: ZeroBase,
+    /// Time in ns that stores to the window need to the SMFU, where intervals are looked up. Loads wait behind them, register
+    /// accesses do not.
+    pub smfu_store_ns: u64,
     /// Time in ns after which a device behind a root port must have answered a read.
     pub completion_timeout_ns: u64,
     /// Reads of the backdoor's `info`.
@@ -346,6 +362,8 @@ impl Default for NicConfig {
             smfu_timeout_ns: 100_000_000,
             smfu_timeout_unit_ns: 1_000,
             smfu_zero_mask: ZeroMask::default(),
+            smfu_zero_base: ZeroBase::default(),
+            smfu_store_ns: 0,
             completion_timeout_ns: 50_000_000,
             backdoor_info_read: BackdoorInfoRead::default(),
             seed: 0,

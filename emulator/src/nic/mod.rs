@@ -31,6 +31,7 @@ mod rma_regs;
 mod rma_requester;
 mod rma_target;
 mod smfu;
+mod smfu_queue;
 mod smfu_target;
 mod snq;
 mod tlb;
@@ -52,7 +53,7 @@ pub use extoll_emulator_api::counters::{
 pub use extoll_emulator_api::nic::{
     AtuNotify, AtuTlb, BackdoorInfoRead, Faults, FlrScope, FullRule, HoldScope, IrqMissed,
     LoseWrite, LossyRing, NicConfig, QueueFull, QueueUnit, RraVpid, SnqRestart, UnalignedQw,
-    WriteCombining, ZeroMask,
+    WriteCombining, ZeroBase, ZeroMask,
 };
 pub use regmap::{Access, RegMap, Register, RF_SIZE};
 pub use smfu::UNDER_WAY as SMFU_UNDER_WAY;

@@ -4,6 +4,7 @@
 //! ones, like a load that leads nowhere.
 
 use super::bridge::DeviceRead;
+use super::smfu_queue::Queue;
 use super::{Body, Nic, SmfuMessage, SmfuSpace, Te, ZeroMask};
 use crate::env::{Dest, Env, NetPort, Packet};
 use crate::lane::Lane;
@@ -62,6 +63,7 @@ enum Stall {
 
 #[derive(Default)]
 pub(super) struct Smfu {
+    pub(super) queue: Queue,
     store: BTreeMap<u64, Outstanding>,
     last_tag: u64,
     host: Option<HostRead>,
@@ -86,7 +88,7 @@ impl Smfu {
             _ => None,
         };
         let store = self.store.values().map(|o| o.deadline_ns);
-        store.chain(stall).min()
+        store.chain(stall).chain(self.queue.next_due()).min()
     }
 }
 
@@ -260,8 +262,8 @@ impl Nic {
         self.send(packet, None, env);
     }
 
-    /// A store to the window, by the host or by the device behind the root port.
-    pub(super) fn smfu_store(
+    /// A store to the window that arrived at the unit.
+    pub(super) fn smfu_store_now(
         &mut self,
         addr: u64,
         remote_rf: bool,
@@ -382,7 +384,7 @@ impl Nic {
     }
 
     /// Sends a read request. Gives `sink` back if there is nothing to wait for.
-    pub(super) fn smfu_request(
+    pub(super) fn smfu_request_now(
         &mut self,
         addr: u64,
         remote_rf: bool,
@@ -474,13 +476,18 @@ impl Nic {
 
     fn smfu_finish(&mut self, o: Outstanding, data: Option<Vec<u8>>) {
         self.counters.smfu.outstanding = self.smfu.store.len() as u64;
-        match o.sink {
+        self.smfu_give(o.sink, o.len, data);
+    }
+
+    /// Gives a load of `len` bytes its data, or none.
+    pub(super) fn smfu_give(&mut self, sink: Sink, len: u32, data: Option<Vec<u8>>) {
+        match sink {
             Sink::Host(id, at) => {
                 let Some(host) = self.smfu.host.as_mut().filter(|h| h.id == id) else {
                     return;
                 };
                 host.left -= 1;
-                let len = o.len as usize;
+                let len = len as usize;
                 if let (Some(from), Some(to)) = (data, host.data.get_mut(at..at + len)) {
                     to.copy_from_slice(&from);
                 }
@@ -491,6 +498,7 @@ impl Nic {
 
     /// Ends what has waited too long.
     pub(super) fn smfu_expire(&mut self, now_ns: u64, env: &mut Env<'_>) {
+        self.run_smfu_queue(now_ns, env);
         if let Stall::Until(at) = self.smfu.stall {
             if !self.tx_full(Lane::SMFU) {
                 self.smfu.stall = Stall::No;

@@ -1,7 +1,7 @@
 //! SMFU, target side: requests of other nodes become accesses to memory, registers, interrupts, or the device behind the
 //! root port (HW §12, G18, G26).
 
-use super::{Nic, SmfuMessage, SmfuSpace, RF_SIZE};
+use super::{Nic, SmfuMessage, SmfuSpace, ZeroBase, RF_SIZE};
 use crate::env::{Accessor, Env};
 use crate::lane::Lane;
 use wire::regs::smfu as regs;
@@ -49,9 +49,10 @@ impl Nic {
 
     /// Local address of a global one (HW §12).
     fn smfu_local(&self, interval: Option<u8>, addr: u64) -> u64 {
+        let means_default = self.cfg.smfu_zero_base == ZeroBase::Default;
         let base = interval
             .map(|i| self.storage.at(regs::vpid_t_start_addr(i.into()).0))
-            .filter(|&base| base != 0)
+            .filter(|&base| base != 0 || !means_default)
             .unwrap_or_else(|| self.storage.at(regs::T_START_ADDR_DEFAULT.0));
         base.wrapping_add(addr) & ADDR_MASK
     }

@@ -17,6 +17,7 @@ mod root_port;
 mod rra;
 mod setup;
 mod smfu;
+mod smfu_late;
 mod snq;
 mod velo;
 mod velo_queues;

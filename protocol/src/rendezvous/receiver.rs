@@ -77,6 +77,10 @@ pub trait FetchPort {
     fn reserve(&mut self) -> Result<(), Refused>;
     /// A buffer for `len` bytes, `None` without memory.
     fn buffer(&mut self, len: u32) -> Option<Self::Buffer>;
+    /// Takes a buffer back that was not used.
+    fn give_back(&mut self, buffer: Self::Buffer) {
+        drop(buffer);
+    }
     /// Posts the GET of `len` bytes for an announcement, to the address `local`.
     ///
     /// # Errors

@@ -358,14 +358,18 @@ fn fetch<M: Memory, P: FetchPort>(
     let key = match_key(local, a.len);
     // The notification may come at once, so the entry has to be there before the GET is posted.
     let inserted = shared.with(|f| f.begin(a.node, a.len, buffer, scratch, now, a.ticket));
-    if inserted.is_err() {
+    if let Err(buffer) = inserted {
+        if let Some(buffer) = buffer {
+            port.give_back(buffer);
+        }
         return Next::Stop;
     }
     match port.get(a.node, &a.announcement, a.len, local) {
         Ok(()) => Next::Taken,
         Err(e) => {
-            let buffer = shared.with(|f| f.not_posted(key));
-            drop(buffer);
+            if let Some(buffer) = shared.with(|f| f.not_posted(key)) {
+                port.give_back(buffer);
+            }
             match e {
                 Refused::Later => Next::Stop,
                 Refused::Never => Next::Refuse(Refusal::Port),

@@ -114,7 +114,7 @@ pub fn check(accesses: &[Access]) -> Result<usize> {
 
 /// Accesses of the reference, and those that the driver adds.
 pub const REFERENCE: usize = 8721;
-pub const ADDED: usize = STOPPED.len() + 1 + 258 + 64;
+pub const ADDED: usize = STOPPED.len() + 1 + 258 + 64 + 2;
 
 /// Addition, before the reference begins: whatever runs is stopped (SNQ, n0 to n3, queue engines, ATU, SMFU), then a read.
 const STOPPED: [u32; 9] = [
@@ -140,12 +140,15 @@ fn flush(t: &mut Walk) -> Result<()> {
     Ok(())
 }
 
-/// Addition, before step 24: no target base is left.
-fn targets(t: &mut Walk) -> Result<()> {
-    for i in 0..64 {
-        t.w(0xA880 + 8 * i, 0)?;
+/// Addition, before step 24: no target base is left, nor is any 0, which may mean the beginning of memory.
+/// All are what the default will be, which is returned.
+fn targets(t: &mut Walk) -> Result<u64> {
+    let base = t.any(0xA880)?;
+    ensure!(base != 0, "target base 0");
+    for i in 1..64 {
+        t.w(0xA880 + 8 * i, base)?;
     }
-    Ok(())
+    Ok(base)
 }
 
 fn probe(t: &mut Walk) -> Result<()> {
@@ -157,8 +160,8 @@ fn probe(t: &mut Walk) -> Result<()> {
     atu(t)?;
     flush(t)?;
     rma(t)?;
-    targets(t)?;
-    window(t, smfu)?;
+    let base = targets(t)?;
+    window(t, smfu, base)?;
     registers(t)
 }
 
@@ -293,9 +296,9 @@ fn rma(t: &mut Walk) -> Result<()> {
 }
 
 /// Steps 24 to 26.
-fn window(t: &mut Walk, smfu: u64) -> Result<()> {
+fn window(t: &mut Walk, smfu: u64, exported: u64) -> Result<()> {
     t.w(0xA058, smfu)?;
-    t.any(0xA060)?;
+    t.w(0xA060, exported)?;
     t.w(0xA070, 0)?;
     t.w(0xA008, 0x223)?;
     t.w(0x9598, 0xFF)?;
@@ -310,11 +313,12 @@ fn window(t: &mut Walk, smfu: u64) -> Result<()> {
     t.w(0xA090, smfu + WINDOW)
 }
 
-/// Step 27: VPID 252 opens by the sequence of HW §10.9, with a queue of two segments (HW §7).
+/// Step 27: VPID 252 opens by the sequence of HW §10.9, with a queue of two segments (HW §7). In another order: it is enabled when it has
+/// its queue; until then its entry says that it is not, which is an addition, as is the read before it is enabled.
 fn registers(t: &mut Walk) -> Result<()> {
     const VPID: u32 = 252;
     let (narrow, page) = (8 * VPID, 0x1000 * VPID);
-    t.w(0x160_0800 + narrow, 0xF523)?;
+    t.w(0x160_0800 + narrow, 0xF522)?;
     t.rmw(0x140_0000 + page, |x| x & WCBUF_KEPT)?;
     t.w(0xE0_0800 + narrow, 0x7FFF)?;
     let dcq = t.any(0xE0_1000 + narrow)?;
@@ -325,29 +329,69 @@ fn registers(t: &mut Walk) -> Result<()> {
         let segment = t.any(register + narrow)?;
         ensure!(segment >> 58 == 1, "segment {segment:#x}");
     }
-    Ok(())
+    t.rmw(0x160_0800 + narrow, |x| x | 1)
 }
 
-/// Checks that nobody moves the write pointer of a VELO mailbox while messages are let in; returns how many mailboxes were opened.
-pub fn mailboxes(accesses: &[Access]) -> Result<usize> {
-    const ENABLE: u64 = 1 << 17;
-    let index = |offset: u32, first: u32| {
-        let vpid = offset.checked_sub(first)? / 8;
-        (vpid < 256).then_some(vpid as usize)
-    };
-    let (mut open, mut opened) = ([false; 256], 0);
-    for a in accesses.iter().filter(|a| a.write) {
-        if let Some(vpid) = index(a.offset, 0x120_1000) {
-            let enable = a.value & ENABLE != 0;
-            opened += usize::from(enable && !open[vpid]);
-            open[vpid] = enable;
+/// What is known of the VPIDs of a unit.
+struct Vpids {
+    /// Entries that say whether a VPID is enabled, and the bit for it.
+    entries: u32,
+    enable: u64,
+    /// Write pointers, and words of the current segment, whose valid bit says that there is a queue.
+    pointers: u32,
+    segments: u32,
+}
+
+const VELO: Vpids = Vpids {
+    entries: 0x120_1000,
+    enable: 1 << 17,
+    pointers: 0xC0_2800,
+    segments: 0xC0_1800,
+};
+const RMA: Vpids = Vpids {
+    entries: 0x160_0800,
+    enable: 1,
+    pointers: 0xE0_2800,
+    segments: 0xE0_1800,
+};
+const VALID: u64 = 1 << 58;
+
+impl Vpids {
+    /// How often a VPID was enabled, if each had its queue by then, and kept it and its write pointer as long as it was.
+    fn opened(&self, accesses: &[Access]) -> Result<usize> {
+        let index = |offset: u32, first: u32| {
+            let vpid = offset.checked_sub(first)? / 8;
+            (vpid < 256).then_some(vpid as usize)
+        };
+        let (mut open, mut queue, mut opened) = ([false; 256], [false; 256], 0);
+        for a in accesses.iter().filter(|a| a.write) {
+            if let Some(vpid) = index(a.offset, self.entries) {
+                let enable = a.value & self.enable != 0;
+                ensure!(
+                    !enable || queue[vpid],
+                    "VPID {vpid} is enabled without a queue"
+                );
+                opened += usize::from(enable && !open[vpid]);
+                open[vpid] = enable;
+            }
+            let pointer = index(a.offset, self.pointers);
+            let segment = index(a.offset, self.segments);
+            if let Some(vpid) = pointer.or(segment).filter(|v| open[*v]) {
+                bail!("the queue of VPID {vpid} is changed while it is enabled");
+            }
+            if let Some(vpid) = segment {
+                queue[vpid] = a.value & VALID != 0;
+            }
         }
-        let pointer = index(a.offset, 0xC0_2800).filter(|v| open[*v]);
-        if let Some(vpid) = pointer {
-            bail!("the write pointer of mailbox {vpid} is set while it is open");
-        }
+        Ok(opened)
     }
-    Ok(opened)
+}
+
+/// Checks that no VPID is enabled without a queue in place; returns how often one was, in VELO and in RMA.
+pub fn enabled(accesses: &[Access]) -> Result<[usize; 2]> {
+    let velo = VELO.opened(accesses).context("VELO")?;
+    let rma = RMA.opened(accesses).context("RMA")?;
+    Ok([velo, rma])
 }
 
 #[cfg(test)]
@@ -400,24 +444,36 @@ mod tests {
     }
 
     #[test]
-    fn a_mailbox_gets_its_pointers_before_it_is_opened() {
+    fn a_vpid_has_its_queue_before_it_is_enabled() {
         let write = |offset, value| Access {
             write: true,
             offset,
             value,
         };
-        let (enable, pointer) = (0x120_1000 + 8 * 7, 0xC0_2800 + 8 * 7);
-        let good = [
-            write(pointer, 2),
-            write(pointer, 0),
-            write(enable, 1 << 17),
-            write(0xD0_0000, 5),
-            write(pointer + 8, 0),
-            write(enable, 0),
-            write(pointer, 0),
-        ];
-        assert_eq!(mailboxes(&good).unwrap(), 1);
-        assert!(mailboxes(&[good[2], good[1]]).is_err());
+        for (unit, at) in [(VELO, 0), (RMA, 1)] {
+            let entry = |value| write(unit.entries + 8 * 7, value);
+            let pointer = |vpid: u32| write(unit.pointers + 8 * vpid, 0);
+            let segment = |value| write(unit.segments + 8 * 7, value);
+            let good = [
+                entry(0),
+                pointer(7),
+                segment(VALID),
+                entry(unit.enable),
+                pointer(8),
+                entry(0),
+                segment(0),
+                pointer(7),
+            ];
+            assert_eq!(enabled(&good).unwrap()[at], 1);
+            let bad = [
+                vec![entry(unit.enable), segment(VALID)],
+                vec![segment(VALID), entry(unit.enable), pointer(7)],
+                vec![segment(VALID), entry(unit.enable), segment(0)],
+            ];
+            for (i, bad) in bad.iter().enumerate() {
+                assert!(enabled(bad).is_err(), "sequence {i}");
+            }
+        }
     }
 
     #[test]

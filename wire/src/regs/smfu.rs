@@ -3,6 +3,8 @@
 
 use crate::ids::NodeId;
 
+/// Bus addresses in registers of this unit are below this one: they have bits \[47:0\].
+pub const ADDRESS_END: u64 = 1 << 48;
 /// Number of intervals.
 pub const INTERVALS: u32 = 64;
 /// Part of the window, from its start, that leads to the remote register file, in bytes.

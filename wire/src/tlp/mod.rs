@@ -8,6 +8,7 @@
 
 use core::fmt;
 
+pub mod backdoor;
 mod header;
 pub mod words;
 

@@ -25,7 +25,10 @@ const BYTES: u64 = 1 << 20;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    vec![Scenario::new("accelerator::borrowed", LENT, borrowed)]
+    vec![
+        Scenario::new("accelerator::borrowed", LENT, borrowed),
+        Scenario::new("accelerator::backdoor", LENT, backdoor),
+    ]
 }
 
 /// Runs words of `guest/access.py`; returns what was read.
@@ -142,4 +145,82 @@ fn borrowed(lab: &Lab) -> Result<()> {
     })?;
     access(lab, &[write(0, smfu::interval_control(INTERVAL), 0)])?;
     Ok(())
+}
+
+/// Reason of the base driver for transactions that failed (docs/driver.md).
+const BACKDOOR: u32 = 41;
+
+/// The driver's transactions with the lender's backdoor: configuration cycles, asleep and with a lock held, alone, undone, and all ones
+/// when nobody answers.
+fn backdoor(lab: &Lab) -> Result<()> {
+    lab.ok(0, "modprobe extoll_bench")?;
+    let way = format!("node={LENDER} timeout_us=1000000");
+    let call = |words: &str| lab.raw(0, &format!("backdoor {words} {way}"));
+    let value = |words: &str, key: &str| -> Result<u64> {
+        let answer = call(words)?;
+        let text = answer.get(key).with_context(|| format!("{answer:?}"))?;
+        Ok(text.parse()?)
+    };
+    let enable = || {
+        lab.until_it_works("the lender takes registers", PATIENCE, |_| {
+            call("op=local").map(|_| true)
+        })
+    };
+    enable()?;
+    for wait in ["", "wait=atomic"] {
+        // A lock is held for a tenth of a second at most.
+        for (place, want) in [
+            ("offset=0 bytes=4", VENDOR_DEVICE),
+            ("offset=2 bytes=2", VENDOR_DEVICE >> 16),
+            ("offset=1 bytes=1", VENDOR_DEVICE >> 8 & 0xFF),
+        ] {
+            for key in ["value", "plain"] {
+                let got = value(&format!("{place} {wait}"), key)?;
+                ensure!(got == want, "{place} {wait}: {key} {got:#x}");
+            }
+        }
+        for line in [0x5A, 0xA5] {
+            call(&format!("op=write offset=0x3C bytes=1 value={line} {wait}"))?;
+            let got = value(&format!("offset=0x3C bytes=1 {wait}"), "value")?;
+            ensure!(got == line, "{got:#x} instead of {line:#x}");
+        }
+    }
+    // What is not finished is undone, is had alone while it lasts, and its completion is nobody's later.
+    for n in 1..4 {
+        let got = call(&format!("op=undo offset=8 value={}", 0x1000 * n))?;
+        let of = |key: &str| got.get(key).map(String::as_str);
+        let set = (0x1000 * n).to_string();
+        ensure!(
+            of("set") == Some(&*set) && of("alone") == Some("1"),
+            "{got:?}"
+        );
+        ensure!(of("value") == Some("0"), "not undone: {got:?}");
+        let id = value("offset=0 bytes=4", "value")?;
+        ensure!(
+            id == VENDOR_DEVICE,
+            "{id:#x}: the completion of another request"
+        );
+    }
+    for words in [
+        "offset=0 bytes=3",
+        "offset=4096 bytes=4",
+        "offset=1 bytes=2",
+    ] {
+        ensure!(call(words).is_err(), "{words} was accepted");
+    }
+    let failed = |lab: &Lab| super::node::node(lab, 0).reason(BACKDOOR);
+    let before = failed(lab)?;
+    lab.fault(&["power-off", "acc0"])?;
+    let script = format!(
+        "exec 3<>/dev/extoll_bench; printf %s 'backdoor offset=0 bytes=4 node={LENDER} timeout_us=20000' >&3; cat <&3; true"
+    );
+    let text = lab.ok(0, &script)?;
+    ensure!(text.contains("plain 4294967295"), "{text}");
+    ensure!(text.contains("error"), "{text}");
+    ensure!(failed(lab)? >= before + 2, "not counted");
+    lab.fault(&["power-on", "acc0"])?;
+    enable()?;
+    lab.until_it_works("the device answers again", PATIENCE, |_| {
+        Ok(value("offset=0 bytes=4", "value")? == VENDOR_DEVICE)
+    })
 }

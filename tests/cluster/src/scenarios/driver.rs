@@ -1,7 +1,7 @@
 //! The base driver by itself.
 
 use super::node::{node, Options};
-use super::on_pair;
+use super::{on_pair, uapi};
 use crate::cluster::{modules, Lab, PATIENCE};
 use crate::{probe_order, Scenario};
 use anyhow::{ensure, Context, Result};
@@ -77,7 +77,14 @@ fn probe(lab: &Lab) -> Result<()> {
     ensure!(n == want, "the probe has {n} accesses instead of {want}");
     // The network driver opens its ports.
     let accesses = traced(&|| lab.ok(0, "ip link set exn0 up").map(drop))?;
-    let mailboxes = probe_order::mailboxes(&accesses)?;
-    ensure!(mailboxes > 0, "no mailbox was opened");
+    let enabled = probe_order::enabled(&accesses)?;
+    ensure!(enabled == [1, 1], "{enabled:?} VPIDs were enabled");
+    // A process opens some, too, makes its queues anew, and closes them.
+    uapi::install(lab)?;
+    for (unit, command) in ["velo_loop_back", "loop_back"].into_iter().enumerate() {
+        let accesses = traced(&|| lab.ok(0, &uapi::line(command)).map(drop))?;
+        let enabled = probe_order::enabled(&accesses)?;
+        ensure!(enabled[unit] > 0, "{enabled:?} VPIDs were enabled");
+    }
     node(lab, 0).back()
 }

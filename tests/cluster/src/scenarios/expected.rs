@@ -21,6 +21,20 @@ const REFUSED: &[&str] = &[
     "host_msi_lost",
 ];
 
+/// As [`REFUSED`] where processes are killed, perhaps between a store and its fence (docs/emulator.md, `nic.wc=lines`).
+const KILLED: &[&str] = &[
+    "atu_stale_hits",
+    "odd_accesses",
+    "bad_accesses",
+    "drops_incomplete_descriptor",
+    "drops_translation",
+    "drops_rma_bad_command",
+    "drops_wrong_protection",
+    "drops_dma",
+    "host_msi_lost",
+    "wc_unfenced",
+];
+
 /// A node, or a NIC, that goes in the middle of its work takes its memory along.
 const TORN: &[&str] = &[
     "drops_incomplete_descriptor",
@@ -79,6 +93,8 @@ const FOUND: &[(&str, &[&str])] = &[
     ("raw::atu_", REVOKED),
     ("raw::atu_protection", NOTHING_THERE),
     ("raw::bad_commands", OF_INPUT),
+    ("raw::handles", &[]),
+    ("raw::memory_in_pieces", &[]),
     ("security::", OF_INPUT),
     ("security::all_vpids", &[]),
     ("security::limits", &[]),
@@ -86,6 +102,7 @@ const FOUND: &[(&str, &[&str])] = &[
     ("security::memory_of_processes", REVOKED),
     ("security::one_table", &[]),
     ("uapi::", REFUSED),
+    ("uapi::kill", KILLED),
     ("units::", REFUSED),
     ("units::event_mask", &[]),
     ("units::link_events", &[]),
@@ -96,7 +113,7 @@ const FOUND: &[(&str, &[&str])] = &[
     ("units::two_nics_programs", REFUSED),
     ("userland::", REFUSED),
     ("userland::perf", &[]),
-    ("userland::perf_lost_clients", REFUSED),
+    ("userland::perf_lost_clients", KILLED),
     ("userland::ping", &["drops_wrong_protection"]),
     ("userland::rma_matrix", &["drops_rma_bad_command"]),
     ("userland::trace", &[]),

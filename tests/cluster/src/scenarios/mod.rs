@@ -25,10 +25,12 @@ mod matrix;
 mod memory;
 mod node;
 mod numa;
+mod pieces;
 mod raw;
 mod recovery;
 mod refused;
 mod regions;
+mod remote;
 mod removal;
 mod stack;
 mod torus;
@@ -115,6 +117,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(raw::all());
     all.extend(memory::all());
     all.extend(regions::all());
+    all.extend(pieces::all());
     all.extend(fabric::all());
     all.extend(uapi::all());
     all.extend(late::all());
@@ -122,6 +125,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(userland::all());
     all.extend(libraries::all());
     all.extend(units::all());
+    all.extend(remote::all());
     all.extend(events::all());
     all.extend(matrix::all());
     all.extend(numa::all());

@@ -173,7 +173,7 @@ fn dump(lab: &Lab) -> Result<()> {
 }
 
 /// A command of extoll_bench that has to fail; its error line.
-fn refused(lab: &Lab, node: usize, command: &str) -> Result<String> {
+pub(super) fn refused(lab: &Lab, node: usize, command: &str) -> Result<String> {
     let script =
         format!("exec 3<>/dev/extoll_bench || exit; printf %s '{command}' >&3 && exit 9; cat <&3");
     let text = lab.ok_for(node, &script, Duration::from_secs(60))?;
@@ -198,7 +198,7 @@ const SMFU_TIMEOUT: u32 = 28;
 const LINK_UP: u32 = 29;
 const LINK_DOWN: u32 = 30;
 
-fn bench(lab: &Lab) -> Result<()> {
+pub(super) fn bench(lab: &Lab) -> Result<()> {
     for node in 0..lab.spec().nodes {
         lab.ok(node, "modprobe extoll_bench")?;
         rra_ready(lab, node)?;

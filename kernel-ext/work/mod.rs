@@ -2,21 +2,29 @@
 
 //! Work queues: what `kernel::workqueue` lacks, above all cancelling, without which a module cannot unload.
 
+mod deferred;
+
+pub use deferred::Deferred;
+
 use crate::bindings;
 use core::ptr;
 use kernel::{
     container_of,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Relaxed, Release},
+        atomic::{Acquire, Atomic, AtomicFlag, Full, Relaxed, Release},
         rcu, Arc,
     },
-    time::Jiffies,
+    time::{delay::fsleep, Delta, Jiffies},
     workqueue::{HasDelayedWork, HasWork, Queue, RawDelayedWorkItem, RawWorkItem, Work, WorkItem},
 };
 
 /// The queue of [`Owner`], null without one; read under RCU.
 static QUEUE: Atomic<*mut kernel::bindings::workqueue_struct> = Atomic::new(ptr::null_mut());
+/// There is an [`Owner`].
+static OWNED: AtomicFlag = AtomicFlag::new(false);
+/// How many wait for the items of the queue ([`Settled`]): it exists until they don't.
+static WAITERS: Atomic<i32> = Atomic::new(0);
 /// As [`QUEUE`].
 static RESETS: Atomic<*mut kernel::bindings::workqueue_struct> = Atomic::new(ptr::null_mut());
 
@@ -79,7 +87,7 @@ impl Owner {
     ///
     /// `ENOMEM`, `EBUSY` for a second one.
     pub fn new() -> Result<Self> {
-        if !QUEUE.load(Relaxed).is_null() {
+        if OWNED.xchg(true, Full) {
             return Err(EBUSY);
         }
         let make = |name: &CStr, flags| {
@@ -109,10 +117,15 @@ impl Drop for Owner {
                 unsafe { bindings::drain_workqueue(own) };
                 queue.store(ptr::null_mut(), Release);
                 rcu::synchronize_rcu();
+                while WAITERS.load(Acquire) != 0 {
+                    // All items have returned, so it is not for long.
+                    fsleep(Delta::from_millis(1));
+                }
                 // SAFETY: made by `new`, and nobody finds it any more; it is freed when the last item has returned.
                 unsafe { bindings::destroy_workqueue(own) };
             }
         }
+        OWNED.store(false, Release);
     }
 }
 
@@ -122,10 +135,19 @@ pub struct Settled;
 
 impl Drop for Settled {
     fn drop(&mut self) {
-        let own = QUEUE.load(Acquire);
+        let own = {
+            let _alive = rcu::read_lock();
+            let own = QUEUE.load(Acquire);
+            if !own.is_null() {
+                // Within the grace period that its end waits for, so it is counted before the queue ends.
+                WAITERS.fetch_add(1, Relaxed);
+            }
+            own
+        };
         if !own.is_null() {
-            // SAFETY: the owner's module is needed by the caller's, so the queue exists.
+            // SAFETY: its owner has the queue exist while somebody is counted.
             unsafe { bindings::__flush_workqueue(own) };
+            WAITERS.fetch_sub(1, Release);
         }
     }
 }
@@ -191,11 +213,7 @@ where
 #[kunit_tests(kernel_ext_work)]
 mod tests {
     use super::*;
-    use kernel::{
-        impl_has_work, new_work,
-        sync::atomic::AtomicFlag,
-        time::{delay::fsleep, Delta},
-    };
+    use kernel::{impl_has_work, new_work};
 
     #[pin_data]
     struct Late {

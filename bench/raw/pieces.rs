@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Memory in pieces: what `pieces` registers is the memory that a process writes from (`dir=put`, behind the
+//! line of the command), or reads into (`dir=get`, with the next read), wherever its segments begin and end;
+//! or pages of the kernel.
+
+use crate::{
+    attached::Attached,
+    command::Words,
+    protocol::pattern,
+    regions::{destination, outcome, QUEUE_BYTES},
+    report::Report,
+};
+use extoll_core::{
+    atu::{Access, WholePages},
+    nic::Nic,
+    rma::{transfer::Engine, Address},
+};
+use kernel::{
+    iov::{IovIterDest, IovIterSource},
+    page::Page,
+    prelude::*,
+    sync::Arc,
+    time::Delta,
+};
+use kernel_ext::mem::{Fragment, FragmentList, PageList, Pin, UserIter, PAGE};
+use wire::ids::Nla;
+
+/// Most bytes of a transfer.
+const MOST: usize = 16 << 20;
+/// What is between the pieces of pages of the kernel.
+const BETWEEN: u8 = 0xee;
+
+/// Pins the memory of a process. `None` with `strict`: it is only shown.
+fn pin<I: UserIter>(
+    iter: &mut I,
+    words: &Words,
+    report: &mut Report<'_>,
+) -> Result<Option<FragmentList>> {
+    let result = match words.strict {
+        0 => FragmentList::pin_iter(iter, MOST, Pin::Transfer).map(Some),
+        _ => PageList::pin_iter(iter, MOST, Pin::Registration).and_then(|list| {
+            report.number("pages", list.len() as u64)?;
+            report.number("offset", list.offset() as u64)?;
+            report.number("bytes", list.bytes() as u64)?;
+            Ok(None)
+        }),
+    };
+    result.or_else(|e| report.fail(e, fmt!("cannot pin: {e:?}")))
+}
+
+/// Three pages with a piece of each, of 8192 bytes together, which are the pattern's.
+fn own(seed: u64) -> Result<FragmentList> {
+    let mut pieces = KVVec::new();
+    for (offset, len) in [(100, PAGE - 100), (0, PAGE), (7, 100)] {
+        let page = Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
+        pieces.push((page, offset, len), GFP_KERNEL)?;
+    }
+    let list = FragmentList::from_pages(pieces)?;
+    let byte = |at: usize| {
+        let mut before = 0;
+        for f in list.fragments() {
+            if (f.start()..f.end()).contains(&at) {
+                let i = before + at - f.start();
+                let word = pattern(seed, i as u64 / 8).to_le_bytes();
+                return word.get(i % 8).copied().unwrap_or(0);
+            }
+            before += f.len;
+        }
+        BETWEEN
+    };
+    for word in 0..list.pages().len() * PAGE / 8 {
+        let bytes = core::array::from_fn(|i| byte(word * 8 + i));
+        list.pages().write(word, u64::from_le_bytes(bytes));
+    }
+    Ok(list)
+}
+
+fn show(list: &FragmentList, report: &mut Report<'_>) -> Result {
+    let pages = list.pages();
+    report.number("pages", pages.len() as u64)?;
+    report.number("offset", pages.offset() as u64)?;
+    report.number("span", pages.bytes() as u64)?;
+    report.number("bytes", list.bytes() as u64)?;
+    report.number("fragments", list.fragments().len() as u64)?;
+    for (i, Fragment { page, offset, len }) in list.fragments().iter().enumerate().take(16) {
+        report.line(fmt!("fragment{i} {page} {offset} {len}"))?;
+    }
+    Ok(())
+}
+
+/// Moves all fragments, one after the other, between them and what follows `nla` of a peer.
+fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Report<'_>) -> Result {
+    if words.node.is_none() {
+        return Ok(());
+    }
+    let to = destination(words, report)?;
+    let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
+    let vpid = requester.vpid();
+    let engine = Engine::new(requester, notifications)?;
+    let access = match words.get {
+        true => Access::WRITE,
+        false => Access::READ,
+    };
+    // The peers are those of the test.
+    let (pages, whole) = (list.pages().clone(), WholePages::EXPOSED);
+    let (first, bytes) = (pages.offset(), pages.bytes());
+    let region = match nic
+        .atu()
+        .register_range(vpid, pages, first, bytes, access, whole)
+    {
+        Ok(region) => region,
+        Err(e) => return report.fail(e, fmt!("cannot register: {e:?}")),
+    };
+    let timeout = Delta::from_millis(words.timeout_ms as i64);
+    let mut done = 0;
+    for fragment in list.fragments() {
+        let address = Address::Region {
+            region: &region,
+            offset: fragment.start() - first,
+            remote: Nla(words.nla + words.offset + done),
+        };
+        let len = fragment.len as u64;
+        let handle = match words.get {
+            true => engine.get(to, address, len, timeout),
+            false => engine.put_confirmed(to, address, len, timeout),
+        };
+        let result = handle.and_then(|handle| handle.wait());
+        if let Err(e) = result {
+            outcome(Err(e), report)?;
+            return Err(e.into());
+        }
+        done += len;
+    }
+    outcome(Ok(()), report)?;
+    region.revoke()
+}
+
+/// `pieces dir=put`: sends what is behind the line of the command, or pages of the kernel if nothing is.
+pub(crate) fn put(
+    attached: &Attached,
+    words: &Words,
+    memory: &mut IovIterSource<'_>,
+    report: &mut Report<'_>,
+) -> Result {
+    let timeout = Delta::from_millis(words.timeout_ms as i64);
+    let run = match attached.begin(timeout) {
+        Ok(run) => run,
+        Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
+    };
+    let list = match memory.is_empty() {
+        true => Some(own(words.seed)?),
+        false => pin(memory, words, report)?,
+    };
+    let Some(list) = list else {
+        return Ok(());
+    };
+    show(&list, report)?;
+    transfer(&*run.nic()?, words, &list, report)
+}
+
+/// `pieces dir=get`: fetches into the memory of a read. Returns the bytes that are there then.
+pub(crate) fn get(
+    attached: &Attached,
+    words: &Words,
+    memory: &mut IovIterDest<'_>,
+    report: &mut Report<'_>,
+) -> Result<usize> {
+    let timeout = Delta::from_millis(words.timeout_ms as i64);
+    let run = match attached.begin(timeout) {
+        Ok(run) => run,
+        Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
+    };
+    let Some(list) = pin(memory, words, report)? else {
+        return Ok(0);
+    };
+    show(&list, report)?;
+    transfer(&*run.nic()?, words, &list, report)?;
+    Ok(list.bytes())
+}

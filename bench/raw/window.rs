@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Commands on memory of other nodes (`smfu`), for tests.
+
+use crate::{
+    attached::Attached,
+    remote::{Op, Words},
+    report::Report,
+};
+use extoll_core::{
+    dma::DmaWords,
+    nic::Nic,
+    smfu::{Masked, RemoteMemory, TargetMemory, Window, WindowClient, WindowSpec},
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{AtomicFlag, Relaxed},
+        Arc,
+    },
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+};
+
+/// What keeps the mapped part of the window.
+enum Part {
+    Interval(Window),
+    Slice(#[allow(dead_code)] Masked),
+}
+
+fn spec(w: &Words) -> WindowSpec {
+    let mut spec = WindowSpec::new(w.node, w.bytes);
+    if let Some(number) = w.interval {
+        spec = spec.interval(number);
+    }
+    if w.natural {
+        spec = spec.natural();
+    }
+    if !w.probe {
+        spec = spec.no_probe();
+    }
+    spec
+}
+
+fn map(nic: &Arc<Nic>, w: &Words) -> Result<(Part, RemoteMemory)> {
+    if let Some(slices) = w.slices {
+        let mask = nic.smfu().masked(w.bytes, slices)?;
+        let mapping = mask.map(w.node, w.caching)?;
+        return Ok((Part::Slice(mask), mapping));
+    }
+    let window = nic.smfu().window(spec(w))?;
+    let mapping = window.map(w.caching)?;
+    Ok((Part::Interval(window), mapping))
+}
+
+/// Runs `smfu`.
+pub(crate) fn memory(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
+    match w.op {
+        Op::Local => {
+            let (address, bytes) = nic.smfu().exported().ok_or(ENODATA)?;
+            report.number("address", address.0)?;
+            report.number("bytes", bytes as u64)?;
+            let value = nic.smfu().with_exported(|m| m.read(w.offset as usize / 8));
+            return report.number("value", value.ok_or(ENODATA)?);
+        }
+        Op::Follow => return follow(nic, w, report),
+        Op::Target => return target(nic, w, report),
+        _ => {}
+    }
+    let (part, mapping) = match map(nic, w) {
+        Ok(both) => both,
+        Err(e) => return report.fail(e, fmt!("no window: {e:?}")),
+    };
+    if let (Part::Interval(window), true) = (&part, w.natural) {
+        report.number("start", window.offset())?;
+    }
+    let at = w.offset as usize;
+    let done = match w.op {
+        // The part is gone a moment after the store.
+        Op::Reuse => mapping.write(at, w.value),
+        Op::Write => (0..w.repeat)
+            .try_for_each(|_| mapping.write(at, w.value))
+            .map(|()| mapping.flush()),
+        Op::Lead => return lead(&mapping, w, report),
+        _ => match mapping.read::<u64>(at) {
+            Ok(value) => return report.number("value", value),
+            Err(e) => Err(e),
+        },
+    };
+    match done {
+        Ok(()) => Ok(()),
+        Err(e) => report.fail(e.into(), fmt!("{e:?}")),
+    }
+}
+
+/// Layout of the exported memory for `lead` and `follow`: round number, confirmation, data.
+const ROUND: usize = 0;
+const CONFIRMED: usize = 1;
+const DATA: usize = 8;
+
+fn pattern(round: u64, i: usize) -> u64 {
+    round << 32 | (i as u64).wrapping_mul(0x9E37_79B9)
+}
+
+/// Tries `f` until it gives a value, for 20 s.
+fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let start = Instant::<Monotonic>::now();
+    while start.elapsed().as_millis() < 20_000 {
+        if let Some(value) = f()? {
+            return Ok(value);
+        }
+        fsleep(Delta::from_micros(50));
+    }
+    Err(ETIMEDOUT)
+}
+
+/// Stores data, then the round's number, and waits until the follower's confirmation can be loaded. The second half of the rounds
+/// begins with bytes instead of words.
+fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
+    mapping.write(ROUND * 8, 0u64)?;
+    mapping.write(CONFIRMED * 8, 0u64)?;
+    for round in 1..=w.rounds {
+        for i in 0..w.count {
+            let word = pattern(round, i);
+            let at = (DATA + i) * 8;
+            if round * 2 > w.rounds {
+                mapping.write_bytes(at, &word.to_le_bytes())?;
+            } else {
+                mapping.write(at, word as u32)?;
+                mapping.write(at + 4, (word >> 32) as u32)?;
+            }
+        }
+        mapping.write(ROUND * 8, round)?;
+        mapping.flush();
+        // A load sees all stores before it.
+        if w.count > 0
+            && mapping.read::<u64>((DATA + w.count - 1) * 8)? != pattern(round, w.count - 1)
+        {
+            return report.fail(EIO, fmt!("round {round}: the load overtook the stores"));
+        }
+        let confirmed = until(|| {
+            let value: u64 = mapping.read(CONFIRMED * 8)?;
+            Ok((value >= round).then_some(value))
+        });
+        if let Err(e) = confirmed {
+            return report.fail(e, fmt!("round {round} was not confirmed"));
+        }
+    }
+    report.number("rounds", w.rounds)
+}
+
+/// Waits for each round's number in the own exported memory; the data must all be there then.
+fn follow(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
+    let with =
+        |f: &mut dyn FnMut(&DmaWords) -> u64| nic.smfu().with_exported(|m| f(m)).ok_or(ENODEV);
+    let mut bad = 0;
+    for round in 1..=w.rounds {
+        let seen = until(|| Ok((with(&mut |m| m.read(ROUND))? == round).then_some(())));
+        if let Err(e) = seen {
+            return report.fail(e, fmt!("round {round} did not come"));
+        }
+        bad += with(&mut |m| {
+            let wrong = (0..w.count).filter(|i| m.read(DATA + i) != pattern(round, *i));
+            let bad = wrong.count() as u64;
+            m.write(CONFIRMED, round);
+            bad
+        })?;
+    }
+    report.number("rounds", w.rounds)?;
+    report.number("bad", bad)
+}
+
+/// Opens memory to the interval for a while; the word at `offset` afterwards. What it refuses is refused
+/// before: memory that is open already.
+fn target(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
+    let smfu = nic.smfu();
+    let number = w.interval.ok_or(EINVAL)?;
+    let words = w.bytes as usize / 8;
+    let memory = nic.with_bound(|dev| DmaWords::new(dev, words))??;
+    let memory = Arc::new(memory, GFP_KERNEL)?;
+    let target = smfu.target(number, TargetMemory::Memory(memory.clone()))?;
+    report.number("base", target.base().0)?;
+    report.number("open", target.bytes())?;
+    let again = smfu.target(number, TargetMemory::Memory(memory.clone()));
+    report.number("taken", u64::from(again.err() == Some(EBUSY)))?;
+    let twice = smfu.target(number + 1, TargetMemory::Memory(memory.clone()));
+    report.number("overlaps", u64::from(twice.err() == Some(EBUSY)))?;
+    let short = nic.with_bound(|dev| DmaWords::new(dev, 100))??;
+    let short = Arc::new(short, GFP_KERNEL)?;
+    let part = smfu.target(number + 1, TargetMemory::Memory(short));
+    report.number("part", u64::from(part.err() == Some(EINVAL)))?;
+    fsleep(Delta::from_millis(w.ms as i64));
+    report.number("value", memory.read(w.offset as usize / 8))?;
+    drop(target);
+    // Nothing comes any more.
+    memory.write(w.offset as usize / 8, 0);
+    fsleep(Delta::from_millis(w.ms as i64));
+    report.number("after", memory.read(w.offset as usize / 8))
+}
+
+/// A window that is given up when the NIC goes.
+pub(crate) struct Parked {
+    window: Option<Window>,
+    client: Arc<Revoked>,
+}
+
+/// Hears of the end of a parked window.
+pub(crate) struct Revoked(AtomicFlag);
+
+impl WindowClient for Revoked {
+    fn revoked(&self) {
+        self.0.store(true, Relaxed);
+        pr_info!("a window is revoked\n");
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        let told = self.client.0.load(Relaxed);
+        drop(self.window.take());
+        pr_info!("a parked window goes, revoked before: {told}\n");
+    }
+}
+
+/// Makes a window that stays until the NIC goes.
+pub(crate) fn park(attached: &Attached, w: &Words, report: &mut Report<'_>) -> Result {
+    let nic = attached.nic().ok_or(ENODEV)?;
+    let client = Arc::new(Revoked(AtomicFlag::new(false)), GFP_KERNEL)?;
+    let window = nic.smfu().window(spec(w).on_revoke(client.clone()))?;
+    report.number("start", window.offset())?;
+    report.number("physical", window.physical().ok_or(ENODEV)?.0)?;
+    *attached.parked_window() = Some(Parked {
+        window: Some(window),
+        client,
+    });
+    Ok(())
+}

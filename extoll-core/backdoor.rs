@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The PCIe backdoor of other nodes' NICs: packets to the device behind a NIC in root-port mode, above all
+//! configuration cycles, by its registers (HW §14, [`crate::rra`]).
+//!
+//! A backdoor is a sequence of registers without any protection: two users at once get each other's
+//! answers. A [`Transaction`] has it alone, among all users of this NIC. It has a deadline, and is either
+//! [finished](Transaction::finish) or undone by its drop: registers that it [set](Transaction::set) have
+//! their old values again, and what came for it after all is thrown away before the next transaction
+//! begins. A packet that was sent can't be taken back.
+//!
+//! Users of other NICs and hosts are not kept away: who lends a device lends it to one.
+
+use crate::{
+    context::Context,
+    rra::{Deadline, Request, Rra, RraError, Wait},
+    stats::Reason,
+};
+use kernel::{
+    prelude::*,
+    sync::{new_spinlock_irq, Arc, SpinLockIrq},
+    time::{Instant, Monotonic},
+};
+use wire::{
+    ids::{NodeId, RegOffset},
+    regs::pcie::{self, PcieToHtocCfg},
+    tlp::{
+        backdoor::{self, Completion, Config, Info},
+        words, CfgType, Status, Tlp,
+    },
+};
+
+pub use wire::tlp::Bdf;
+
+/// Backdoors that are in use, or have to be emptied, at once.
+const NODES: usize = 64;
+/// Registers that a transaction can set back.
+const UNDO: usize = 8;
+/// Time for undoing, in microseconds.
+const UNDO_US: u32 = 1000;
+/// Packets that may be left of transactions that were undone.
+const LEFT: usize = 4;
+/// How long a device may take to complete a request, in milliseconds: the longest that PCIe has by
+/// default. A late completion can't be told from that of the next request.
+const LATE_MS: i64 = 60;
+
+/// Why a transaction failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackdoorError {
+    /// Somebody else has this backdoor, or 64 others are in use, or the device may still answer a request
+    /// that was given up less than 60 ms ago; and that did not change in time.
+    Busy,
+    /// A register of the node could not be accessed.
+    Register(RraError),
+    /// No completion in time.
+    TimedOut,
+    /// What came is no completion of the request, or no packet at all.
+    Garbled,
+    /// The device refused the request: `Unsupported`, `Retry` or `Abort`.
+    Refused(Status),
+    /// The request can't be made: a register or size that does not exist, or too many to set back.
+    Invalid,
+}
+
+impl From<RraError> for BackdoorError {
+    fn from(e: RraError) -> Self {
+        match e {
+            RraError::TimedOut => BackdoorError::TimedOut,
+            other => BackdoorError::Register(other),
+        }
+    }
+}
+
+impl From<BackdoorError> for Error {
+    fn from(e: BackdoorError) -> Error {
+        match e {
+            BackdoorError::Busy => EBUSY,
+            BackdoorError::Register(e) => e.into(),
+            BackdoorError::TimedOut => ETIMEDOUT,
+            BackdoorError::Garbled | BackdoorError::Refused(_) => EIO,
+            BackdoorError::Invalid => EINVAL,
+        }
+    }
+}
+
+/// A backdoor that is not as nobody had used it.
+#[derive(Clone, Copy)]
+struct Used {
+    node: NodeId,
+    busy: bool,
+    /// Something may be left in its FIFO, or come, since then.
+    dirty: Option<Instant<Monotonic>>,
+}
+
+/// The backdoors of other nodes, as this NIC reaches them.
+#[pin_data]
+pub struct Backdoors {
+    ctx: Arc<Context>,
+    rra: Arc<Rra>,
+    #[pin]
+    used: SpinLockIrq<[Option<Used>; NODES]>,
+}
+
+impl Backdoors {
+    /// May sleep.
+    pub(crate) fn new(ctx: Arc<Context>, rra: Arc<Rra>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                ctx,
+                rra,
+                used <- new_spinlock_irq!([None; NODES], "extoll_backdoors"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Takes a place for `node`, if nobody has the backdoor; whether its FIFO has to be emptied.
+    fn take(&self, node: NodeId) -> Option<bool> {
+        let mut used = self.used.lock();
+        let known = used.iter().position(|u| u.is_some_and(|u| u.node == node));
+        let at = known.or_else(|| used.iter().position(Option::is_none))?;
+        let place = used.get_mut(at)?;
+        let dirty = match place {
+            Some(u) if u.busy => return None,
+            Some(u) => u.dirty,
+            None => None,
+        };
+        if dirty.is_some_and(|since| since.elapsed().as_millis() < LATE_MS) {
+            return None;
+        }
+        *place = Some(Used {
+            node,
+            busy: true,
+            dirty,
+        });
+        Some(dirty.is_some())
+    }
+
+    /// Gives the place back.
+    fn leave(&self, node: NodeId, dirty: bool) {
+        let mut used = self.used.lock();
+        let mut all = used.iter_mut();
+        if let Some(place) = all.find(|u| u.is_some_and(|u| u.node == node)) {
+            *place = dirty.then(|| Used {
+                node,
+                busy: false,
+                dirty: Some(Instant::now()),
+            });
+        }
+    }
+
+    /// Begins a transaction with the backdoor of `node`; all of it has to be over in the time of `wait`,
+    /// but for undoing, which has a millisecond more. Context: that of `wait`.
+    ///
+    /// # Errors
+    ///
+    /// `Busy`; those of emptying a FIFO that an earlier transaction left.
+    pub fn begin(&self, node: NodeId, wait: Wait) -> Result<Transaction<'_>, BackdoorError> {
+        let mut until = Deadline::new(wait);
+        let dirty = loop {
+            if let Some(dirty) = self.take(node) {
+                break dirty;
+            }
+            if until.passed() {
+                return Err(BackdoorError::Busy);
+            }
+            until.pause();
+        };
+        let mut transaction = Transaction {
+            all: self,
+            node,
+            until,
+            undo: [None; UNDO],
+            dirty,
+            finished: false,
+        };
+        if dirty {
+            transaction.empty()?;
+        }
+        Ok(transaction)
+    }
+
+    /// Has completions of the node's device go to the backdoor's FIFO, which they do not after a reset.
+    /// Context: that of `wait`.
+    ///
+    /// # Errors
+    ///
+    /// See [`BackdoorError`].
+    pub fn enable(&self, node: NodeId, wait: Wait) -> Result<(), BackdoorError> {
+        let mut transaction = self.begin(node, wait)?;
+        let at = pcie::PCIE_TO_HTOC_CFG;
+        let old = PcieToHtocCfg(transaction.read(at)?);
+        transaction.set(at, old.with_regfwd_srctag0(true).raw())?;
+        transaction.finish();
+        Ok(())
+    }
+
+    /// Reads 1, 2 or 4 bytes of configuration space of a function at `node`. Context: that of `wait`. It
+    /// takes some six round trips over the fabric, four of them at once, and the device's own time.
+    ///
+    /// # Errors
+    ///
+    /// See [`BackdoorError`]; counted.
+    pub fn try_config_read(
+        &self,
+        node: NodeId,
+        target: Bdf,
+        register: u16,
+        bytes: u8,
+        wait: Wait,
+    ) -> Result<u32, BackdoorError> {
+        self.counted(node, || {
+            let config = Self::config(target, register, bytes)?;
+            let completion = self.exchange(node, &config.read(), &[], wait)?;
+            Ok(config.value(completion.value))
+        })
+    }
+
+    /// As [`Backdoors::try_config_read`], and all ones on failure, as from a bus without a device.
+    pub fn config_read(
+        &self,
+        node: NodeId,
+        target: Bdf,
+        register: u16,
+        bytes: u8,
+        wait: Wait,
+    ) -> u32 {
+        let ones = u32::MAX >> (32 - u32::from(bytes.clamp(1, 4)) * 8);
+        self.try_config_read(node, target, register, bytes, wait)
+            .unwrap_or(ones)
+    }
+
+    /// Writes 1, 2 or 4 bytes of configuration space of a function at `node`, and waits until that is done.
+    /// Context and cost as of [`Backdoors::try_config_read`].
+    ///
+    /// # Errors
+    ///
+    /// See [`BackdoorError`]; counted. After `TimedOut` it may still happen.
+    pub fn config_write(
+        &self,
+        node: NodeId,
+        target: Bdf,
+        register: u16,
+        bytes: u8,
+        value: u32,
+        wait: Wait,
+    ) -> Result<(), BackdoorError> {
+        self.counted(node, || {
+            let (tlp, payload) = Self::config(target, register, bytes)?.write(value);
+            self.exchange(node, &tlp, &payload, wait).map(drop)
+        })
+    }
+
+    fn config(target: Bdf, register: u16, bytes: u8) -> Result<Config, BackdoorError> {
+        Config::new(target, CfgType::Type0, register, bytes).ok_or(BackdoorError::Invalid)
+    }
+
+    fn exchange(
+        &self,
+        node: NodeId,
+        tlp: &Tlp,
+        payload: &[u8],
+        wait: Wait,
+    ) -> Result<Completion, BackdoorError> {
+        let mut transaction = self.begin(node, wait)?;
+        let completion = transaction.exchange(tlp, payload)?;
+        transaction.finish();
+        match completion.status {
+            Status::Success => Ok(completion),
+            refused => Err(BackdoorError::Refused(refused)),
+        }
+    }
+
+    fn counted<T>(
+        &self,
+        node: NodeId,
+        f: impl FnOnce() -> Result<T, BackdoorError>,
+    ) -> Result<T, BackdoorError> {
+        let done = f();
+        match &done {
+            // A function that is not there: what enumeration asks for.
+            Ok(_) | Err(BackdoorError::Refused(Status::Unsupported) | BackdoorError::Invalid) => {}
+            Err(e) => {
+                let why: u64 = match e {
+                    BackdoorError::Busy => 1,
+                    BackdoorError::Register(_) => 2,
+                    BackdoorError::TimedOut => 3,
+                    BackdoorError::Garbled => 4,
+                    _ => 5,
+                };
+                self.ctx
+                    .error(Reason::Backdoor, u64::from(node.0) << 32 | why);
+            }
+        }
+        done
+    }
+}
+
+/// Exclusive use of a backdoor; undone by drop unless it was [finished](Transaction::finish). Every method
+/// runs in the context of the [`Wait`] that it was begun with, and so does the drop.
+pub struct Transaction<'a> {
+    all: &'a Backdoors,
+    node: NodeId,
+    until: Deadline,
+    /// Old values of registers that were set.
+    undo: [Option<(RegOffset, u64)>; UNDO],
+    /// Something may be left in the FIFO, or come for what was sent.
+    dirty: bool,
+    finished: bool,
+}
+
+impl Transaction<'_> {
+    fn batch(&self, requests: &mut [Request]) -> Result<(), BackdoorError> {
+        let left = self.until.left().ok_or(BackdoorError::TimedOut)?;
+        self.all.rra.batch(requests, left);
+        for request in requests.iter() {
+            request.result?;
+        }
+        Ok(())
+    }
+
+    /// Reads a register of the node.
+    ///
+    /// # Errors
+    ///
+    /// `Register`, `TimedOut`.
+    pub fn read(&mut self, offset: RegOffset) -> Result<u64, BackdoorError> {
+        let mut request = [Request::read(self.node, offset)];
+        self.batch(&mut request)?;
+        let [request] = request;
+        Ok(request.result?)
+    }
+
+    /// Writes a register of the node, for good: undoing does not concern it.
+    ///
+    /// # Errors
+    ///
+    /// `Register`, `TimedOut`.
+    pub fn write(&mut self, offset: RegOffset, value: u64) -> Result<(), BackdoorError> {
+        self.batch(&mut [Request::write(self.node, offset, value)])
+    }
+
+    /// Writes a register of the node that gets its old value back if the transaction is undone; at most
+    /// eight. Not for registers whose reading has an effect.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for the ninth, `Register`, `TimedOut`.
+    pub fn set(&mut self, offset: RegOffset, value: u64) -> Result<(), BackdoorError> {
+        let place = self.undo.iter().position(Option::is_none);
+        let place = place.ok_or(BackdoorError::Invalid)?;
+        let old = self.read(offset)?;
+        if let Some(place) = self.undo.get_mut(place) {
+            *place = Some((offset, old));
+        }
+        self.write(offset, value)
+    }
+
+    /// Sends a packet and does not wait for its completion: the FIFO is emptied before the next
+    /// transaction. For tests of that.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for what is no packet; `Register`, `TimedOut`.
+    #[doc(hidden)]
+    pub fn leave_request(&mut self, tlp: &Tlp) -> Result<(), BackdoorError> {
+        self.send(tlp, &[])
+    }
+
+    fn send(&mut self, tlp: &Tlp, payload: &[u8]) -> Result<(), BackdoorError> {
+        let sequence = backdoor::send(tlp, payload).map_err(|_| BackdoorError::Invalid)?;
+        let unused = Request::read(self.node, RegOffset(0));
+        let mut requests = [unused; backdoor::WRITES];
+        let mut count = 0;
+        for (request, (offset, value)) in requests.iter_mut().zip(sequence) {
+            *request = Request::write(self.node, offset, value);
+            count += 1;
+        }
+        self.dirty = true;
+        self.batch(requests.get_mut(..count).unwrap_or_default())
+    }
+
+    /// Sends a packet, with requester 0 and tag 0 ([`backdoor::REQUESTER`], [`backdoor::TAG`]), and gives
+    /// its completion, of one dword at most.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for what is no packet; `Register`, `TimedOut`, `Garbled`: finish nothing then.
+    pub fn exchange(&mut self, tlp: &Tlp, payload: &[u8]) -> Result<Completion, BackdoorError> {
+        self.send(tlp, payload)?;
+        let mut came = [0; words::MAX];
+        let n = self.fetch(&mut came)?;
+        let answer = backdoor::completion(came.get(..n).unwrap_or_default());
+        let answer = answer.map_err(|_| BackdoorError::Garbled)?;
+        self.dirty = false;
+        Ok(answer)
+    }
+
+    /// Waits for a packet, and takes it; its number of quadwords.
+    fn fetch(&mut self, to: &mut [u64; words::MAX]) -> Result<usize, BackdoorError> {
+        loop {
+            match backdoor::info(self.read(pcie::PCIE_TO_HTOC_BACKDOOR_INFO)?) {
+                Info::Empty => self.until.pause(),
+                Info::Impossible(_) => return Err(BackdoorError::Garbled),
+                Info::Packet(n) => {
+                    self.take_data(to.get_mut(..n).unwrap_or_default())?;
+                    return Ok(n);
+                }
+            }
+        }
+    }
+
+    /// Takes quadwords out of the FIFO.
+    fn take_data(&mut self, to: &mut [u64]) -> Result<(), BackdoorError> {
+        let next = Request::read(self.node, pcie::PCIE_TO_HTOC_BACKDOOR_DATA);
+        let mut requests = [next; words::MAX];
+        let requests = requests.get_mut(..to.len()).unwrap_or_default();
+        self.batch(requests)?;
+        for (to, request) in to.iter_mut().zip(requests) {
+            *to = request.result?;
+        }
+        Ok(())
+    }
+
+    /// Throws away what is in the FIFO: packets, and before them the rest of one whose reading was broken
+    /// off, which has no length any more.
+    fn empty(&mut self) -> Result<(), BackdoorError> {
+        let mut rest = [0; words::MAX];
+        for _ in 0..LEFT {
+            self.take_data(&mut rest)?;
+            let info = self.read(pcie::PCIE_TO_HTOC_BACKDOOR_INFO)?;
+            if backdoor::info(info) == Info::Empty {
+                self.dirty = false;
+                return Ok(());
+            }
+        }
+        Err(BackdoorError::Garbled)
+    }
+
+    /// Ends it: nothing is undone.
+    pub fn finish(mut self) {
+        self.finished = true;
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.until.extend(UNDO_US);
+            let undo = core::mem::take(&mut self.undo);
+            for (offset, value) in undo.into_iter().rev().flatten() {
+                // Nobody can be told but by the counter of failed accesses.
+                let _ = self.write(offset, value);
+            }
+        }
+        self.all.leave(self.node, self.dirty);
+    }
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The registers that events record: which of their fields moved since the last report.
+
+use core::fmt;
+use kernel::{
+    prelude::*,
+    sync::atomic::{Atomic, AtomicFlag, Full, Relaxed},
+};
+use wire::{
+    ids::RegOffset,
+    regs::map::{Field, Place, Register},
+    snq::{TriggerEvent, TABLE},
+};
+
+/// Changed fields that one log line shows.
+const SHOWN: usize = 6;
+
+/// A register that an event records, or one with ECC flags.
+pub(super) struct Word {
+    pub(super) event: TriggerEvent,
+    place: Place,
+    pub(super) offset: RegOffset,
+    entry: u32,
+    last: Atomic<u64>,
+    /// Its fields in `causes`.
+    first: usize,
+    count: usize,
+}
+
+struct Cause {
+    field: Field,
+    count: Atomic<u64>,
+}
+
+/// The registers that are compared, with the values last seen.
+pub(super) struct Registers {
+    pub(super) words: KVVec<Word>,
+    causes: KVVec<Cause>,
+    /// The first values were read: changes can be told.
+    pub(super) begun: AtomicFlag,
+}
+
+/// A field that changed.
+#[derive(Clone, Copy)]
+struct Change {
+    word: usize,
+    field: Field,
+    old: u64,
+    new: u64,
+}
+
+/// What a report changed.
+pub(super) struct Changes<'a> {
+    registers: &'a Registers,
+    list: [Option<Change>; SHOWN],
+    pub(super) total: usize,
+}
+
+impl fmt::Display for Changes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, change) in self.list.iter().flatten().enumerate() {
+            let Change {
+                word,
+                field,
+                old,
+                new,
+            } = change;
+            f.write_str(if n == 0 { "" } else { ", " })?;
+            if let Some(word) = self.registers.words.get(*word) {
+                write!(f, "{word}{}", Dotted(field.name))?;
+            }
+            write!(f, " {old:#x} -> {new:#x}")?;
+        }
+        match self.total.saturating_sub(SHOWN) {
+            0 if self.total == 0 => f.write_str("nothing changed"),
+            0 => Ok(()),
+            more => write!(f, ", {more} more"),
+        }
+    }
+}
+
+// For the kernel's printing macros.
+impl kernel::fmt::Display for Changes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A field name after a register's.
+struct Dotted(&'static str);
+
+impl fmt::Display for Dotted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        write!(f, ".{}", self.0)
+    }
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(register) = Register::at(self.place) else {
+            return Ok(());
+        };
+        write!(f, "{register}")?;
+        if register.entries() > 1 {
+            write!(f, "[{}]", self.entry)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a field is an ECC flag.
+fn is_ecc(field: &Field) -> bool {
+    let name = field.name;
+    let ends = |s: &str| {
+        name.get(name.len().wrapping_sub(s.len())..)
+            .is_some_and(|end| end.eq_ignore_ascii_case(s))
+    };
+    ends("sec") || ends("ded") || ends("sec_error") || ends("ded_error")
+}
+
+impl Registers {
+    pub(super) fn new() -> Result<Self> {
+        let mut this = Self {
+            words: KVVec::new(),
+            causes: KVVec::new(),
+            begun: AtomicFlag::new(false),
+        };
+        for program in &TABLE {
+            let event = program.event;
+            if is_vector(event) || is_ecc_event(event) {
+                continue;
+            }
+            for offset in program.registers {
+                if let Some((register, entry)) = Register::find(*offset) {
+                    this.add(event, &register, entry, register.fields())?;
+                }
+            }
+        }
+        for register in Register::all().filter(Register::is_dumped) {
+            if register.entries() == 1 && register.fields().any(|f| is_ecc(&f)) {
+                let flags = register.fields().filter(is_ecc);
+                this.add(TriggerEvent::EccFatal, &register, 0, flags)?;
+            }
+        }
+        Ok(this)
+    }
+
+    fn add(
+        &mut self,
+        event: TriggerEvent,
+        register: &Register,
+        entry: u32,
+        fields: impl Iterator<Item = Field> + Clone,
+    ) -> Result {
+        let first = self.causes.len();
+        let none = fields.clone().next().is_none();
+        for field in fields.chain(none.then_some(Field::WHOLE)) {
+            let count = Atomic::new(0);
+            self.causes.push(Cause { field, count }, GFP_KERNEL)?;
+        }
+        let word = Word {
+            event,
+            place: register.place(),
+            offset: register.offset(entry),
+            entry,
+            last: Atomic::new(0),
+            first,
+            count: self.causes.len() - first,
+        };
+        Ok(self.words.push(word, GFP_KERNEL)?)
+    }
+
+    /// Counts the fields that a report changed.
+    pub(super) fn compare<'a>(
+        &'a self,
+        event: TriggerEvent,
+        values: impl Iterator<Item = (RegOffset, u64)>,
+    ) -> Changes<'a> {
+        let mut changes = Changes {
+            registers: self,
+            list: [None; SHOWN],
+            total: 0,
+        };
+        for (offset, value) in values {
+            let words = self.words.iter().enumerate();
+            let mut found = words.filter(|(_, w)| w.event == event && w.offset == offset);
+            let Some((n, word)) = found.next() else {
+                continue;
+            };
+            let last = word.last.xchg(value, Full);
+            if last == value || !self.begun.load(Relaxed) {
+                continue;
+            }
+            let causes = self.causes.get(word.first..word.first + word.count);
+            for cause in causes.unwrap_or_default() {
+                let (old, new) = (cause.field.of(last), cause.field.of(value));
+                if old == new {
+                    continue;
+                }
+                cause.count.fetch_add(1, Relaxed);
+                if let Some(place) = changes.list.get_mut(changes.total) {
+                    let (word, field) = (n, cause.field);
+                    *place = Some(Change {
+                        word,
+                        field,
+                        old,
+                        new,
+                    });
+                }
+                changes.total += 1;
+            }
+        }
+        changes
+    }
+
+    /// Writes the sub-causes of an event that occurred.
+    pub(super) fn show(&self, event: TriggerEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for word in self.words.iter().filter(|w| w.event == event) {
+            let causes = self.causes.get(word.first..word.first + word.count);
+            for cause in causes.unwrap_or_default() {
+                let count = cause.count.load(Relaxed);
+                if count != 0 {
+                    writeln!(f, "  {word}{} {count}", Dotted(cause.field.name))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Events whose words are interrupt vectors of VPIDs.
+fn is_vector(event: TriggerEvent) -> bool {
+    matches!(
+        event,
+        TriggerEvent::VeloNotification | TriggerEvent::RmaNotification
+    )
+}
+
+fn is_ecc_event(event: TriggerEvent) -> bool {
+    matches!(event, TriggerEvent::EccError | TriggerEvent::EccFatal)
+}

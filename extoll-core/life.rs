@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! How a NIC begins and ends: the units in the order of HW §3, and in its reverse.
+
+use crate::{
+    htax, info,
+    nic::Nic,
+    queue,
+    refusal::{Failure, Refusal},
+    snq::Interrupt,
+    stats::Reason,
+    xbar,
+};
+use kernel::{device::Bound, pci, prelude::*, sync::Arc};
+use kernel_ext::pci::{payload_sizes, Enabled, Msi, MsiVectors};
+
+/// MSI vectors that are allocated at most; only vector 0 is used (HW §1).
+const MAX_VECTORS: u32 = 32;
+
+/// The installed interrupt handler.
+pub(crate) type Irq<'a> = Pin<KBox<Msi<'a, Interrupt>>>;
+
+/// Steps 3 to 27. `irq` is where the interrupt handler goes; what was begun is ended by [`end`], also
+/// after an error. May sleep.
+pub(crate) fn begin<'a>(
+    nic: &Arc<Nic>,
+    dev: &'a pci::Device<Bound>,
+    vectors: u32,
+    irq: impl FnOnce(Irq<'a>),
+) -> Result<(), Failure> {
+    nic.monitor().listen()?;
+    {
+        let hw = nic.access().ok_or(ENODEV)?;
+        htax::init(&hw)?;
+        info::read_network_state(nic, &hw)?;
+        xbar::init(&hw);
+        nic.snq().setup(&hw)?;
+    }
+    let handler = MsiVectors::new(dev, vectors.min(MAX_VECTORS))
+        .and_then(|v| v.request(c"extoll", Interrupt(nic.snq().clone())))
+        .map_err(|e| Failure(Refusal::Interrupt, e))?;
+    irq(handler);
+    {
+        let hw = nic.access().ok_or(ENODEV)?;
+        nic.snq().start(&hw);
+        info::read_network_state(nic, &hw)?;
+    }
+    queue::init(nic.context())?;
+    nic.velo().init()?;
+    nic.atu().init()?;
+    let (mps, mrrs) = payload_sizes(dev);
+    nic.rma().init(mps, mrrs)?;
+    nic.smfu().init()?;
+    // Step 27. A NIC without it is of use all the same, and the first request tries again.
+    if let Err(e) = nic.rra().open() {
+        dev_warn!(dev, "remote registers are not available yet: {:?}\n", e);
+    }
+    nic.monitor().schedule();
+    nic.snq().attend();
+    nic.link_state().start();
+    Ok(())
+}
+
+/// Ends everything, when nobody above uses the NIC any more; `irq` drops the interrupt handler. May sleep.
+pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
+    if !nic.is_alive() {
+        nic.isolate();
+        // So that it stays quiet if it recovers.
+        if let Some(hw) = nic.access() {
+            hw.quiesce();
+        }
+    }
+    let remains = nic.rra().close();
+    nic.snq().stop();
+    irq();
+    stop_units(nic);
+    // What the hardware did not confirm to have forgotten is out of its reach now.
+    enabled.stop_dma();
+    nic.atu().release();
+    shutdown(nic);
+    drop(remains);
+    nic.snq().free();
+    nic.rma().free_locks();
+    nic.smfu().free_exported();
+}
+
+/// Leaves no address of host memory in the hardware.
+fn stop_units(nic: &Arc<Nic>) {
+    nic.smfu().stop();
+    nic.rma().stop();
+    nic.atu().stop();
+    nic.velo().stop();
+    queue::stop(nic.context());
+}
+
+/// Stops everything that runs by itself, then gives up the hardware.
+fn shutdown(nic: &Nic) {
+    nic.residue().end();
+    let left: usize = nic.tables().iter().map(|table| table.open()).sum();
+    if left != 0 {
+        nic.error(Reason::PortLeft, left as u64);
+    }
+    // No device is found missing any more.
+    nic.retire();
+    // Each after those that schedule it.
+    nic.snq().end();
+    nic.events().end();
+    nic.link_state().end();
+    nic.quarantine().end();
+    nic.monitor().end();
+    nic.tables().iter().for_each(|table| table.down());
+    nic.smfu().unmap_all();
+    nic.give_up();
+}

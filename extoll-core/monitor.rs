@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Status of a NIC (node ID, network state, alive) and who hears of its changes, and of those of links.
+//!
+//! Trigger events, and a device that is found missing, schedule a look ([`Monitor::schedule`]). It
+//! runs in process context and tells everybody whose last news differ.
+
+use crate::{
+    context::{Context, Lost, Status},
+    stats::Reason,
+};
+use kernel::{
+    impl_has_work, new_mutex, new_work,
+    prelude::*,
+    str::CString,
+    sync::{Arc, Mutex},
+    workqueue::{Work, WorkItem},
+};
+use kernel_ext::{ratelimit::RateLimit, reset::ResetClient, uevent, work};
+use wire::{
+    ids::NodeId,
+    regs::{info, lp},
+};
+
+/// Number of links.
+pub const LINKS: usize = lp::PORTS as usize;
+
+/// Who is at the other end of a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Neighbour {
+    /// GUID of the NIC.
+    pub guid: u32,
+    /// Its node ID.
+    pub node: NodeId,
+    /// Its link.
+    pub port: u8,
+}
+
+/// A link.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Link {
+    /// Software lets it train.
+    pub enabled: bool,
+    /// It carries packets.
+    pub up: bool,
+    /// The neighbour, once it has told.
+    pub neighbour: Option<Neighbour>,
+}
+
+/// Receives changes of [`Status`] and of links.
+pub trait StatusClient: Send + Sync {
+    /// Called in process context with the subscriber list locked: may sleep, must not subscribe or
+    /// unsubscribe.
+    fn changed(&self, status: Status);
+
+    /// Link `number` (0…6) went up or down, or its neighbour said who it is. Context as
+    /// [`StatusClient::changed`].
+    fn link(&self, _number: u8, _link: Link) {}
+}
+
+/// The units of the same NIC, which hear of changes before any subscriber. Process context; may sleep.
+pub(crate) trait Units: Send + Sync {
+    /// The node ID is another one.
+    fn node_changed(&self);
+
+    /// The device is gone.
+    fn down(&self);
+}
+
+/// A subscription, ended by drop: when that returns, the client is not called any more. Drop sleeps
+/// and must not be called with a lock held that [`StatusClient::changed`] takes.
+pub struct Subscription {
+    monitor: Arc<Monitor>,
+    key: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut subscribers = self.monitor.subscribers.lock();
+        let old = subscribers
+            .list
+            .iter()
+            .position(|(key, _)| *key == self.key)
+            .and_then(|i| subscribers.list.remove(i).ok());
+        drop(subscribers);
+        drop(old);
+    }
+}
+
+struct Subscribers {
+    list: KVec<(u64, Arc<dyn StatusClient>)>,
+    next: u64,
+    last: Option<Status>,
+}
+
+/// See the module.
+#[pin_data]
+pub(crate) struct Monitor {
+    ctx: Arc<Context>,
+    units: Arc<dyn Units>,
+    /// Of log lines about the status.
+    limit: RateLimit,
+    #[pin]
+    subscribers: Mutex<Subscribers>,
+    #[pin]
+    work: Work<Monitor>,
+}
+
+impl_has_work! {
+    impl HasWork<Monitor> for Monitor { self.work }
+}
+
+impl WorkItem for Monitor {
+    type Pointer = Arc<Monitor>;
+
+    fn run(this: Arc<Monitor>) {
+        this.read();
+        this.publish();
+    }
+}
+
+/// Has a loss of the device reported. Refers to the monitor until [`Monitor::end`].
+struct Report(Arc<Monitor>);
+
+impl Lost for Report {
+    fn lost(&self) {
+        self.0.schedule();
+    }
+}
+
+impl ResetClient for Monitor {
+    fn lost(this: &Arc<Self>, reachable: bool) {
+        this.ctx.lose_by_reset(reachable);
+        this.publish();
+    }
+}
+
+impl Monitor {
+    /// `log_interval_ms`: time in which the status gets few log lines. May sleep.
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        units: Arc<dyn Units>,
+        log_interval_ms: u32,
+    ) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                ctx,
+                units,
+                limit: RateLimit::new(log_interval_ms),
+                subscribers <- new_mutex!(
+                    Subscribers { list: KVec::new(), next: 0, last: None },
+                    "extoll_subscribers"
+                ),
+                work <- new_work!("extoll_status"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// From now on until [`Monitor::end`] a loss of the device is reported. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn listen(self: &Arc<Self>) -> Result {
+        let report = Arc::new(Report(self.clone()), GFP_KERNEL)?;
+        self.ctx.set_listener(Some(report));
+        Ok(())
+    }
+
+    /// See [`crate::nic::Nic::subscribe`].
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        client: Arc<dyn StatusClient>,
+    ) -> Result<Subscription> {
+        let mut subscribers = self.subscribers.lock();
+        let key = subscribers.next;
+        subscribers.list.push((key, client), GFP_KERNEL)?;
+        subscribers.next += 1;
+        Ok(Subscription {
+            monitor: self.clone(),
+            key,
+        })
+    }
+
+    /// Schedules a look at the status and its report to the subscribers. Any context.
+    pub(crate) fn schedule(self: &Arc<Self>) {
+        // Already queued is fine: the work reads the latest state.
+        let _ = work::enqueue(self.clone());
+    }
+
+    /// Reads node ID and network state.
+    fn read(&self) {
+        let ctx = &self.ctx;
+        let Some(hw) = ctx.alive_access() else {
+            return;
+        };
+        let network = hw.rf.read(info::NW_STATE);
+        let node = hw.rf.read(info::NODE);
+        if ctx.is_gone(&hw, network) || ctx.is_gone(&hw, node) {
+            return;
+        }
+        ctx.set_network(network);
+        let node = NodeId(info::Node(node).id());
+        if ctx.set_node(node) != node {
+            drop(hw);
+            self.units.node_changed();
+        }
+    }
+
+    /// Tells subscribers about a link. Process context.
+    pub(crate) fn publish_link(&self, number: u8, link: Link) {
+        for (_, client) in self.subscribers.lock().list.iter() {
+            client.link(number, link);
+        }
+    }
+
+    fn publish(&self) {
+        let ctx = &self.ctx;
+        // Before anybody hears of it and frees what the NIC knows.
+        ctx.isolate();
+        let mut subscribers = self.subscribers.lock();
+        let status = ctx.status();
+        if subscribers.last == Some(status) {
+            return;
+        }
+        let was_alive = subscribers.last.is_none_or(|s| s.alive);
+        subscribers.last = Some(status);
+        ctx.stats().change();
+        let Status {
+            node,
+            network,
+            alive,
+        } = status;
+        let again = self.limit.allow();
+        if let Some(missed) = again.or((was_alive && !alive).then_some(0)) {
+            dev_info!(
+                ctx.device(),
+                "node {}, network {:?}, alive {}, {} suppressed\n",
+                node.0,
+                network,
+                alive,
+                missed
+            );
+        }
+        if was_alive && !alive {
+            self.units.down();
+        }
+        for (_, client) in subscribers.list.iter() {
+            client.changed(status);
+        }
+        drop(subscribers);
+        if self.tell_user_space(status).is_err() {
+            ctx.error(Reason::LostUevent, u64::MAX);
+        }
+    }
+
+    fn tell_user_space(&self, status: Status) -> Result {
+        let network = CString::try_from_fmt(fmt!("EXTOLL_NETWORK={:?}", status.network))?;
+        let node = CString::try_from_fmt(fmt!("EXTOLL_NODE={}", status.node.0))?;
+        let alive = CString::try_from_fmt(fmt!("EXTOLL_ALIVE={}", u8::from(status.alive)))?;
+        uevent::changed(self.ctx.device(), &[&network, &node, &alive])
+    }
+
+    /// Nothing is looked at or reported any more; nobody schedules concurrently. May sleep.
+    pub(crate) fn end(self: &Arc<Self>) {
+        self.ctx.set_listener(None);
+        work::cancel_sync::<Self, 0>(self);
+    }
+}

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Buffer queues: VELO mailboxes and RMA notification queues (HW §7), those of processes too.
+//!
+//! Ownership: the NIC writes slots from its write pointer up to one slot before the read pointer that
+//! software last wrote to `rp`; a slot whose status word (last word) is not zero belongs to software,
+//! which reads it, zeroes the status word, advances, and tells the NIC from time to time. Only the owner of
+//! a [`Queue`]'s reading side advances.
+
+use crate::{context::Context, dma::DmaWords, hw::Hw};
+use kernel::{
+    device::{self, Bound},
+    prelude::*,
+    sync::Arc,
+    time::{delay::fsleep, Delta},
+};
+use kernel_ext::barrier;
+use wire::{
+    bq::{
+        DcqBase, General, Rp, SegmentDesc, SegmentWord, SlotCode, Ub, WritePointers, MAX_SEGMENTS,
+        MAX_SEGMENT_SLOTS,
+    },
+    ids::{BusAddr, Unit, Vpid},
+    regs::BqRegs,
+};
+
+/// Memory per segment of a kernel port's queue.
+const SEGMENT_BYTES: u64 = 256 * 1024;
+/// Largest queue in bytes.
+pub(crate) const MAX_BYTES: u64 = 64 << 20;
+/// Slots that a message takes at most.
+const MESSAGE_SLOTS: u32 = 3;
+/// How often a queue is emptied for what waits for room in it, at most.
+const DRAIN_ROUNDS: u32 = 16;
+/// How long what waits for room may take to use it.
+const DRAIN_PAUSE: Delta = Delta::from_micros(20);
+
+/// Writes 0 to the six registers of a VPID, in the order of HW §3.2.
+pub(crate) fn clear(hw: &Hw, unit: Unit, vpid: Vpid) {
+    let regs = BqRegs(unit);
+    for reg in [
+        regs.ub(vpid),
+        regs.dcq_base_dcq_ub(vpid),
+        regs.c_base_size_valid(vpid),
+        regs.n_base_size_valid(vpid),
+        regs.wp_lwp_dcq_rp(vpid),
+        regs.rp(vpid),
+    ] {
+        hw.rf.write(reg, 0);
+    }
+}
+
+/// The NIC's write pointer: the slot of the VPID's queue that it writes next. Reads a register; `None` if the
+/// NIC is gone. Any context.
+pub(crate) fn write_pointer(ctx: &Context, unit: Unit, vpid: Vpid) -> Option<u32> {
+    let hw = ctx.alive_access()?;
+    let raw = hw.rf.read(BqRegs(unit).wp_lwp_dcq_rp(vpid));
+    (!ctx.is_gone(&hw, raw)).then(|| WritePointers(raw).lwp())
+}
+
+/// `extoll_bq` part of the probe (HW §3.2).
+pub(crate) fn init(ctx: &Context) -> Result {
+    for unit in [Unit::Velo, Unit::Rma] {
+        for vpid in Vpid::all() {
+            clear(&*ctx.access().ok_or(ENODEV)?, unit, vpid);
+        }
+    }
+    let hw = ctx.access().ok_or(ENODEV)?;
+    for unit in [Unit::Velo, Unit::Rma] {
+        hw.rf.update(BqRegs(unit).general(), |v| {
+            General(v).with_enable(true).raw()
+        });
+    }
+    Ok(())
+}
+
+/// Stops both queue engines.
+pub(crate) fn stop(ctx: &Context) {
+    let Some(hw) = ctx.alive_access() else { return };
+    for unit in [Unit::Velo, Unit::Rma] {
+        hw.rf.update(BqRegs(unit).general(), |v| {
+            General(v).with_enable(false).raw()
+        });
+    }
+}
+
+/// Sizes of a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Layout {
+    slot: SlotCode,
+    segments: u32,
+    /// Slots per segment.
+    per_segment: u32,
+}
+
+impl Layout {
+    /// A queue of `bytes` in segments of `segment` bytes.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no whole number of segments or pages, more than 512 segments, a segment of more than 65,536
+    /// slots, or more than 64 MiB.
+    pub(crate) fn new(slot: SlotCode, bytes: u64, segment: u64) -> Result<Self> {
+        let segment = segment.min(bytes);
+        let count = bytes.checked_div(segment).ok_or(EINVAL)?;
+        let slots = segment >> slot.bytes().trailing_zeros();
+        if bytes > MAX_BYTES
+            || bytes.checked_rem(segment) != Some(0)
+            || segment % BusAddr::PAGE_SIZE != 0
+            || count > u64::from(MAX_SEGMENTS)
+            || slots > u64::from(MAX_SEGMENT_SLOTS)
+        {
+            return Err(EINVAL);
+        }
+        Ok(Self {
+            slot,
+            segments: count as u32,
+            per_segment: slots as u32,
+        })
+    }
+
+    /// The queue of a kernel port.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` unless `bytes` is a power of two of 512 KiB…64 MiB: at least two segments (G10).
+    pub(crate) fn of_kernel(slot: SlotCode, bytes: u32) -> Result<Self> {
+        let bytes = u64::from(bytes);
+        if !bytes.is_power_of_two() || bytes < 2 * SEGMENT_BYTES {
+            return Err(EINVAL);
+        }
+        Self::new(slot, bytes, SEGMENT_BYTES)
+    }
+
+    fn slots(&self) -> u32 {
+        self.segments * self.per_segment
+    }
+
+    fn segment_words(&self) -> usize {
+        (self.per_segment * self.slot.bytes() / 8) as usize
+    }
+}
+
+/// Memory of a segment: its owner's alone, or shared with mappings of a process.
+pub(crate) trait SegmentMemory {
+    fn words(&self) -> &DmaWords;
+}
+
+impl SegmentMemory for DmaWords {
+    fn words(&self) -> &DmaWords {
+        self
+    }
+}
+
+impl SegmentMemory for Arc<DmaWords> {
+    fn words(&self) -> &DmaWords {
+        self
+    }
+}
+
+/// A slot of a queue.
+pub(crate) struct Slot<'a> {
+    memory: &'a DmaWords,
+    first: usize,
+    words: usize,
+}
+
+impl Slot<'_> {
+    /// Word `index`.
+    #[inline]
+    pub(crate) fn word(&self, index: usize) -> u64 {
+        self.memory.read(self.first + index)
+    }
+
+    /// Status word: the last one; 0 while the slot is the NIC's.
+    #[inline]
+    pub(crate) fn status(&self) -> u64 {
+        self.word(self.words - 1)
+    }
+
+    /// Gives the slot back: its status word becomes 0.
+    #[inline]
+    pub(crate) fn free(&self) {
+        self.memory.write(self.first + self.words - 1, 0);
+    }
+}
+
+/// Memory of one queue, with its place in the hardware.
+pub(crate) struct Queue<M = DmaWords> {
+    unit: Unit,
+    vpid: Vpid,
+    layout: Layout,
+    segments: KVec<M>,
+    dcq: DmaWords,
+    slots: u32,
+    /// Slots per segment as a power of two; `None` if it is none.
+    shift: Option<u32>,
+}
+
+impl Queue<DmaWords> {
+    /// Allocates zeroed memory. May sleep.
+    pub(crate) fn new(
+        dev: &device::Device<Bound>,
+        unit: Unit,
+        vpid: Vpid,
+        layout: Layout,
+    ) -> Result<Self> {
+        let dcq = DmaWords::new(dev, BusAddr::PAGE_SIZE as usize / 8)?;
+        Self::of(unit, vpid, layout, dcq, |words| DmaWords::new(dev, words))
+    }
+}
+
+impl Queue<Arc<DmaWords>> {
+    /// As [`Queue::new`], charged to the memory control group of the calling process; the segments can be
+    /// mapped.
+    pub(crate) fn accounted(
+        dev: &device::Device<Bound>,
+        unit: Unit,
+        vpid: Vpid,
+        layout: Layout,
+    ) -> Result<Self> {
+        let dcq = DmaWords::accounted(dev, BusAddr::PAGE_SIZE as usize / 8)?;
+        Self::of(unit, vpid, layout, dcq, |words| {
+            let memory = DmaWords::accounted(dev, words)?;
+            Ok(Arc::new(memory, GFP_KERNEL_ACCOUNT)?)
+        })
+    }
+}
+
+impl<M: SegmentMemory> Queue<M> {
+    fn of(
+        unit: Unit,
+        vpid: Vpid,
+        layout: Layout,
+        dcq: DmaWords,
+        allocate: impl Fn(usize) -> Result<M>,
+    ) -> Result<Self> {
+        let mut segments = KVec::with_capacity(layout.segments as usize, GFP_KERNEL)?;
+        for k in 0..layout.segments {
+            let memory = allocate(layout.segment_words())?;
+            let desc = SegmentDesc {
+                slot: layout.slot,
+                slots: layout.per_segment,
+                base: memory.words().address(),
+            };
+            dcq.write(k as usize, desc.encode().map_err(|_| ERANGE)?.raw());
+            segments.push(memory, GFP_KERNEL)?;
+        }
+        let count = layout.per_segment;
+        Ok(Self {
+            unit,
+            vpid,
+            layout,
+            segments,
+            dcq,
+            slots: layout.slots(),
+            shift: count.is_power_of_two().then(|| count.trailing_zeros()),
+        })
+    }
+
+    /// Number of slots.
+    #[inline]
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Memory of the segments, in order.
+    pub(crate) fn segments(&self) -> &[M] {
+        &self.segments
+    }
+
+    /// Sets the registers in the creation order of HW §7; `arm`: interrupts of the VPID are armed. With one
+    /// segment the next one is the same (HW §7 for VELO; G10). To be done while the VPID is disabled.
+    ///
+    /// # Errors
+    ///
+    /// `ERANGE`: no such number of segments, or no such address.
+    pub(crate) fn install(&self, hw: &Hw, arm: bool) -> Result {
+        let Self { unit, vpid, .. } = *self;
+        let segments = self.layout.segments;
+        let page = self.dcq.address();
+        let base = DcqBase { segments, page }.encode().map_err(|_| ERANGE)?;
+        let segment = |k: u32| {
+            let k = if k < segments { k } else { 0 };
+            SegmentWord(self.dcq.read(k as usize))
+                .with_valid(true)
+                .raw()
+        };
+        let regs = BqRegs(unit);
+        for (reg, value) in [
+            (
+                regs.ub(vpid),
+                Ub(0).with_slots_minus_1(self.slots - 1).raw(),
+            ),
+            (regs.dcq_base_dcq_ub(vpid), base.raw()),
+            (
+                regs.wp_lwp_dcq_rp(vpid),
+                WritePointers::initial(segments).raw(),
+            ),
+            (regs.rp(vpid), Rp(0).with_irq_retrigger(arm).raw()),
+            (regs.c_base_size_valid(vpid), segment(0)),
+            (regs.n_base_size_valid(vpid), segment(1)),
+        ] {
+            hw.rf.write(reg, value);
+        }
+        Ok(())
+    }
+
+    /// Slot `index`, which is below [`Queue::slots`]; others read as 0.
+    #[inline]
+    pub(crate) fn slot(&self, index: u32) -> Option<Slot<'_>> {
+        let (segment, within) = match self.shift {
+            Some(shift) => (index >> shift, index & ((1 << shift) - 1)),
+            None => {
+                let per = self.layout.per_segment;
+                (index.checked_div(per)?, index.checked_rem(per)?)
+            }
+        };
+        let words = self.layout.slot.bytes() as usize / 8;
+        Some(Slot {
+            memory: self.segments.get(segment as usize)?.words(),
+            first: within as usize * words,
+            words,
+        })
+    }
+
+    /// Status word of a slot: its last word; 0 outside.
+    #[inline]
+    pub(crate) fn status(&self, index: u32) -> u64 {
+        self.slot(index).map_or(0, |slot| slot.status())
+    }
+
+    /// Gives a slot back: its status word becomes 0.
+    #[inline]
+    pub(crate) fn free(&self, index: u32) {
+        if let Some(slot) = self.slot(index) {
+            slot.free();
+        }
+    }
+
+    /// The slot `by` after `index`; both are below [`Queue::slots`].
+    #[inline]
+    pub(crate) fn next(&self, index: u32, by: u32) -> u32 {
+        let next = index + by;
+        if next >= self.slots {
+            next - self.slots
+        } else {
+            next
+        }
+    }
+
+    /// Slots from `from` up to `to`; both are below [`Queue::slots`].
+    #[inline]
+    pub(crate) fn distance(&self, from: u32, to: u32) -> u32 {
+        if to >= from {
+            to - from
+        } else {
+            to + self.slots - from
+        }
+    }
+
+    /// Tells the NIC the next slot to be read: a logical index, not one within a segment (G10); `arm` unmasks
+    /// the interrupt of the VPID.
+    pub(crate) fn commit(&self, hw: &Hw, slot: u32, arm: bool) {
+        hw.rf.write(
+            BqRegs(self.unit).rp(self.vpid),
+            Rp(0).with_lrp(slot).with_irq_retrigger(arm).raw(),
+        );
+    }
+
+    /// Whether something may wait for room, with the write pointer `lwp`: a message takes up to three slots.
+    fn is_full(&self, hw: &Hw, lwp: u32) -> bool {
+        let lrp = Rp(hw.rf.read(BqRegs(self.unit).rp(self.vpid))).lrp();
+        if lwp >= self.slots || lrp >= self.slots {
+            return false;
+        }
+        // Equal pointers are an empty queue or a full one (G10).
+        match self.distance(lwp, lrp) {
+            0 => self.status(lwp) != 0,
+            free => free <= MESSAGE_SLOTS,
+        }
+    }
+
+    /// Lets in what waits for room in this queue, which nobody reads any more, so that it holds up nobody
+    /// else's: until nothing comes. What it brings is lost. A peer that sends faster than that ends it, too.
+    /// May sleep, for less than 2 ms.
+    ///
+    /// The vendor's driver does this for processes when it has disabled the VPID (HW §9.7). Whether a NIC
+    /// then still takes what waits is not known (G10), so it is to be done before, too.
+    pub(crate) fn drain(&self, ctx: &Context) {
+        let reg = BqRegs(self.unit).rp(self.vpid);
+        for _ in 0..DRAIN_ROUNDS {
+            let Some(lwp) = write_pointer(ctx, self.unit, self.vpid) else {
+                return;
+            };
+            if !ctx.alive_access().is_some_and(|hw| self.is_full(&hw, lwp)) {
+                return;
+            }
+            for slot in 0..self.slots {
+                self.free(slot);
+            }
+            barrier::wmb();
+            // An empty queue by both rules for a full one (G10). If nothing comes, what the vendor's driver
+            // writes, for a NIC that takes equal pointers for a full queue; then empty again.
+            for lrp in [lwp, self.next(lwp, 1), lwp] {
+                if let Some(hw) = ctx.alive_access() {
+                    hw.rf.write(reg, Rp(0).with_lrp(lrp).raw());
+                }
+                fsleep(DRAIN_PAUSE);
+                if write_pointer(ctx, self.unit, self.vpid) != Some(lwp) {
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The locks (HW §10.6).
+
+use crate::dma::DmaWords;
+use kernel::{new_mutex, prelude::*, sync::Mutex};
+use wire::ids::Vpid;
+
+/// The locks, in host memory from [`Locks::keep`] to [`Locks::free`].
+#[pin_data]
+pub(crate) struct Locks {
+    #[pin]
+    memory: Mutex<Option<DmaWords>>,
+}
+
+impl Locks {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self { memory <- new_mutex!(None, "extoll_locks") })
+    }
+
+    /// They are in this memory. May sleep.
+    pub(super) fn keep(&self, memory: DmaWords) {
+        *self.memory.lock() = Some(memory);
+    }
+
+    /// Zeroes the locks of a VPID that is closed. May sleep.
+    pub(crate) fn clear(&self, vpid: Vpid) {
+        if let Some(memory) = &*self.memory.lock() {
+            for i in (vpid.index()..memory.words() * 2).step_by(usize::from(Vpid::COUNT)) {
+                memory.write_half(i, 0);
+            }
+        }
+    }
+
+    /// Frees the memory, of which the NIC does not know any more. May sleep.
+    pub(crate) fn free(&self) {
+        let memory = self.memory.lock().take();
+        drop(memory);
+    }
+}

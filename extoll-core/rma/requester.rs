@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Requesting half of an RMA port.
+
+use super::{
+    address::{Address, Ends, Peer, Remote},
+    Port, PACKET_WORDS,
+};
+use crate::{
+    context::Context,
+    stats::PortStats,
+    tx::{self, Party, RoomClient, SendError},
+    vpid::Client,
+};
+use kernel::{prelude::*, sync::Arc};
+use kernel_ext::trace;
+use wire::{
+    ids::Vpid,
+    rma::{Descriptor, LockTarget, Operation, PageOptions, RequesterAddr},
+    turns::TurnId,
+};
+
+/// Commands of a batch at most: for so long interrupts are off.
+pub const MOST_AT_ONCE: usize = tx::MOST_AT_ONCE as usize;
+
+/// Requesting half of a port. Drop in any context.
+#[derive(Clone)]
+pub struct Requester {
+    port: Arc<Port>,
+    /// `None`: the port's own client is the party.
+    party: Option<Arc<Party<PACKET_WORDS>>>,
+}
+
+impl Requester {
+    pub(super) fn new(port: Arc<Port>) -> Self {
+        Self { port, party: None }
+    }
+
+    #[inline]
+    fn party(&self) -> TurnId {
+        self.party.as_ref().map_or(TurnId::FIRST, |p| p.id())
+    }
+
+    /// A requester for one of several parties that share the port, each with a client of its own that hears of
+    /// room; see [`velo::Sender::share`](crate::velo::Sender::share). May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if 65,536 parties share the port, `ENOMEM`.
+    pub fn share(&self, client: Arc<dyn RoomClient>) -> Result<Requester> {
+        let party = Party::new(&self.port.tx, client)?;
+        Ok(Requester {
+            port: self.port.clone(),
+            party: Some(Arc::new(party, GFP_KERNEL)?),
+        })
+    }
+
+    /// Own VPID.
+    pub fn vpid(&self) -> Vpid {
+        self.port.core().vpid()
+    }
+
+    /// What is known of the NIC: identity, status, liveness.
+    pub fn context(&self) -> &Arc<Context> {
+        self.port.core().ctx()
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &PortStats {
+        self.port.core().stats()
+    }
+
+    /// False while the VPID stays disabled because of [`crate::quarantine`]: commands are refused with `Retry`, answers and
+    /// commands of peers are not taken, and [`Client::writable`] follows. Any context.
+    pub fn is_enabled(&self) -> bool {
+        !self.port.core().unit().quarantine.is_waiting(self.vpid())
+    }
+
+    /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any more when
+    /// this returns. Call [`Notifications::rearm`] afterwards. Not from a client's method.
+    pub fn attach(&self, client: Arc<dyn Client>) {
+        self.port.core().set_client(Some(client));
+    }
+
+    /// Removes the client: when this returns, it is not called any more. Not from a client's method.
+    pub fn detach(&self) {
+        self.port.core().set_client(None);
+    }
+
+    /// Commands that can be posted by the last known state. No register access, any context.
+    pub fn room(&self) -> usize {
+        self.port.tx.room(self.party())
+    }
+
+    /// Commands given to the port since it was opened, and those of them that it will not post again. No register access, any context.
+    pub fn progress(&self) -> (u64, u64) {
+        self.port.tx.progress()
+    }
+
+    /// Makes sure that the next `n` (at most 255) commands do not fail for lack of credit, provided nobody else posts;
+    /// see [`velo::Sender::reserve`](crate::velo::Sender::reserve).
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn reserve(&self, n: usize) -> Result<(), SendError> {
+        if !self.is_enabled() {
+            return Err(SendError::Retry);
+        }
+        self.port.tx.reserve(self.party(), n)
+    }
+
+    /// Posts a command. Any context; takes an interrupt-safe spin lock.
+    ///
+    /// # Errors
+    ///
+    /// `Full`: no credit. `Retry`: lost commands are being sent again, or the VPID is not enabled yet. In both
+    /// cases nothing was posted and [`Client::writable`] follows, perhaps even before this returns. `Down`: for
+    /// ever. `Invalid`: a count, address or number that the command does not allow.
+    pub fn post(&self, page: PageOptions, descriptor: &Descriptor) -> Result<(), SendError> {
+        let words = descriptor.encode().map_err(|_| SendError::Invalid)?;
+        self.post_words(1, |_| (page, words))
+    }
+
+    /// Posts up to 32 commands ([`MOST_AT_ONCE`]) in this order, or none of them. Cheaper than one by one: the
+    /// lock is taken and memory is fenced once for all. Each command still has a store fence of its own behind
+    /// it, without which the NIC may miss it or see it twice (HW §10.2). Any context; interrupts are off
+    /// meanwhile.
+    ///
+    /// ```
+    /// use extoll_core::rma::{Descriptor, PageOptions, Requester, SendError};
+    ///
+    /// /// Two commands, of which the second does not go out without the first.
+    /// fn both(port: &Requester, first: Descriptor, second: Descriptor) -> Result<(), SendError> {
+    ///     let page = PageOptions::default();
+    ///     port.post_batch(&[(page, first), (page, second)])
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`]; `Invalid` also for more than 32 commands.
+    pub fn post_batch(&self, commands: &[(PageOptions, Descriptor)]) -> Result<(), SendError> {
+        let mut words = [[0; PACKET_WORDS]; MOST_AT_ONCE];
+        let places = words.get_mut(..commands.len());
+        for (place, (_, command)) in places.ok_or(SendError::Invalid)?.iter_mut().zip(commands) {
+            *place = command.encode().map_err(|_| SendError::Invalid)?;
+        }
+        self.post_words(commands.len() as u8, |k| {
+            let page = commands
+                .get(k)
+                .map_or(PageOptions::default(), |(page, _)| *page);
+            (page, words.get(k).copied().unwrap_or_default())
+        })
+    }
+
+    #[inline]
+    fn post_words(
+        &self,
+        count: u8,
+        command: impl Fn(usize) -> (PageOptions, [u64; PACKET_WORDS]),
+    ) -> Result<(), SendError> {
+        if !self.is_enabled() {
+            return Err(SendError::Retry);
+        }
+        let vpid = self.vpid();
+        self.port.tx.post(self.party(), count, |k, packet| {
+            let (page, words) = command(k.into());
+            packet.page = RequesterAddr::page(vpid, page).encode();
+            packet.words = words;
+            packet.len = PACKET_WORDS as u8;
+        })?;
+        for k in 0..count {
+            let (_, [a, b, c]) = command(k.into());
+            trace::rma_post(self.context().id(), vpid.get() as u8, a, b, c);
+        }
+        Ok(())
+    }
+
+    fn command(&self, peer: &Peer, translate: bool, op: Operation) -> Result<(), SendError> {
+        let page = PageOptions {
+            translate,
+            ..peer.page
+        };
+        self.post(
+            page,
+            &Descriptor {
+                node: peer.node,
+                vpid: peer.vpid,
+                notify: peer.notify,
+                modifiers: peer.modifiers,
+                op,
+            },
+        )
+    }
+
+    pub(super) fn get_ends(&self, peer: &Peer, ends: Ends, len: u32) -> Result<(), SendError> {
+        let op = Operation::Get {
+            qw: peer.quadwords,
+            len,
+            remote: ends.remote,
+            local: ends.local,
+        };
+        self.command(peer, ends.translate, op)
+    }
+
+    pub(super) fn put_ends(&self, peer: &Peer, ends: Ends, len: u32) -> Result<(), SendError> {
+        let op = Operation::Put {
+            qw: peer.quadwords,
+            len,
+            local: ends.local,
+            remote: ends.remote,
+        };
+        self.command(peer, ends.translate, op)
+    }
+
+    /// Reads `len` (1…8 MiB) bytes of the peer's memory into local memory. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`]; `Invalid` also for a local region that is dead, too short, read-only or another VPID's.
+    pub fn get(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
+        let ends = address
+            .ends(self.vpid(), true, len.into())
+            .ok_or(SendError::Invalid)?;
+        self.get_ends(&peer, ends, len)
+    }
+
+    /// Writes `len` (1…8 MiB) bytes of local memory to the peer's memory. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::get`], where the local region has to allow reading.
+    pub fn put(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
+        let ends = address
+            .ends(self.vpid(), false, len.into())
+            .ok_or(SendError::Invalid)?;
+        self.put_ends(&peer, ends, len)
+    }
+
+    /// Writes the low `len` (1…8) bytes of `value` to the peer's memory. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn put_immediate(
+        &self,
+        peer: Peer,
+        remote: Remote,
+        value: u64,
+        len: u8,
+    ) -> Result<(), SendError> {
+        let (translate, remote) = match remote {
+            Remote::Bus(addr) => (false, addr.0),
+            Remote::Nla(nla) => (true, nla.0),
+        };
+        self.command(
+            &peer,
+            translate,
+            Operation::ImmediatePut { len, remote, value },
+        )
+    }
+
+    /// Fetch-compare-and-add on lock `number` of the peer's VPID: if its value is at most `compare`, adds `add`. The
+    /// completer notification carries the outcome as [`LockResult`]. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn lock(
+        &self,
+        peer: Peer,
+        at: LockTarget,
+        number: u32,
+        compare: i32,
+        add: i32,
+    ) -> Result<(), SendError> {
+        self.command(
+            &peer,
+            false,
+            Operation::Lock {
+                at,
+                number,
+                compare,
+                add,
+            },
+        )
+    }
+
+    /// Only notifies the peer, with a class and a value. See [`Requester::post`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Requester::post`].
+    pub fn notify(&self, peer: Peer, class: u8, value: u64) -> Result<(), SendError> {
+        self.command(&peer, false, Operation::NotificationPut { class, value })
+    }
+
+    /// Gives up commands that the NIC did not take, e.g. after a transmit time-out. Any context.
+    pub fn reset(&self) {
+        self.port.tx.reset();
+    }
+}

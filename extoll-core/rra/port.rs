@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The RMA port of remote register access: posts requests and matches answers. Nothing here sleeps but
+//! opening and closing.
+
+use super::{Operation, Request, RraError};
+use crate::{
+    context::Context,
+    dma::DmaWords,
+    quarantine::Quarantine,
+    rma::{Notifications, PageOptions, Requester, Rma, SendError},
+    stats::Reason,
+};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{Instant, Monotonic},
+};
+use wire::{
+    ids::{NodeId, Vpid},
+    rma::{
+        Command, Descriptor, Modifiers, Notification, NotificationType, NotifySpec,
+        Operation as RmaOperation,
+    },
+    rra::{Answer, Reads, Slot, Writes, EXPIRY_S},
+};
+
+/// Reads that may be unanswered, overdue ones included.
+const SLOTS: usize = 4096;
+/// Bytes of the notification queue: the smallest there is.
+const QUEUE_BYTES: u32 = 512 * 1024;
+/// Notifications that it holds.
+const QUEUE_SLOTS: usize = QUEUE_BYTES as usize / 16;
+/// Notifications that one look takes: a peer that sends without end holds up neither deadlines nor
+/// closing, and the port's lock is not held for long.
+const AT_ONCE: usize = 256;
+/// Where requests go: the register file, physical local addresses, traffic class 2 (HW §13).
+const PAGE: PageOptions = PageOptions {
+    traffic_class: 2,
+    rra: true,
+    irq: false,
+    translate: false,
+};
+
+/// A request that was posted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ticket {
+    Read(usize),
+    Write(u32, u64),
+}
+
+/// Whether a request was posted.
+pub(super) enum Posted {
+    Yes(Ticket),
+    /// Not now; what to say if it stays so.
+    Later(RraError),
+    Never(RraError),
+}
+
+/// What notifications are compared with.
+struct Answers {
+    memory: DmaWords,
+    slots: KVec<Slot>,
+    next: usize,
+    writes: Writes,
+    epoch: Instant<Monotonic>,
+}
+
+impl Answers {
+    fn now_s(&self) -> u32 {
+        (self.epoch.elapsed().as_millis() / 1000) as u32
+    }
+
+    fn address(&self, slot: usize) -> u64 {
+        self.memory.address().0 + slot as u64 * 8
+    }
+
+    /// Takes a notification.
+    fn take(&mut self, ctx: &Context, n: &Notification) {
+        let answer = match (n.kind, n.command) {
+            (NotificationType::Completer, Command::ByteGetResponse) => {
+                let offset = n.word0.wrapping_sub(self.memory.address().0);
+                let index = (offset / 8) as usize;
+                Reads(&mut self.slots).settle(index, n.node, n.error)
+            }
+            (NotificationType::Requester, Command::ImmediatePut) => {
+                self.writes.settle(n.node, n.word0, n.error)
+            }
+            // The origin's own view of a failed get (G17): the completer's notification tells, too.
+            (NotificationType::Requester, Command::ByteGet) if n.error != 0 => Answer::Unknown,
+            _ => Answer::Unknown,
+        };
+        match answer {
+            Answer::Awaited => {}
+            Answer::Late => ctx.note(Reason::LateAnswer, n.word0),
+            Answer::Unknown => ctx.error(Reason::UnexpectedAnswer, n.word0),
+        }
+    }
+}
+
+/// An open port.
+pub(super) struct Port {
+    requester: Requester,
+    notifications: Notifications,
+    answers: Answers,
+}
+
+impl Port {
+    /// Opens it. May sleep.
+    pub(super) fn open(ctx: &Context, rma: &Arc<Rma>) -> Result<Self> {
+        let memory = ctx.with_bound(|dev| DmaWords::new(dev, SLOTS))??;
+        let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL)?;
+        for _ in 0..SLOTS {
+            slots.push(Slot::FREE, GFP_KERNEL)?;
+        }
+        let (requester, notifications) = rma.open(Some(Vpid::RRA), QUEUE_BYTES)?;
+        Ok(Self {
+            requester,
+            notifications,
+            answers: Answers {
+                memory,
+                slots,
+                next: 0,
+                writes: Writes::default(),
+                epoch: Instant::now(),
+            },
+        })
+    }
+
+    /// Posts a request.
+    pub(super) fn post(&mut self, request: &Request) -> Posted {
+        let (node, now) = (request.node, self.answers.now_s());
+        let remote = request.offset.get().into();
+        let (ticket, notify, op) = match request.operation {
+            Operation::Read => {
+                let from = self.answers.next;
+                let claimed = Reads(&mut self.answers.slots).claim(from, node, now);
+                let Some(slot) = claimed else {
+                    return Posted::Never(RraError::Busy);
+                };
+                self.answers.next = (slot + 1) % SLOTS;
+                let notify = NotifySpec {
+                    completer: true,
+                    ..NotifySpec::NONE
+                };
+                let op = RmaOperation::Get {
+                    qw: false,
+                    len: 8,
+                    remote,
+                    local: self.answers.address(slot),
+                };
+                (Ticket::Read(slot), notify, op)
+            }
+            Operation::Write(value) => {
+                let Some(id) = self.answers.writes.push(node, value, now) else {
+                    return Posted::Later(RraError::Busy);
+                };
+                let notify = NotifySpec {
+                    requester: true,
+                    ..NotifySpec::NONE
+                };
+                let op = RmaOperation::ImmediatePut {
+                    len: 8,
+                    remote,
+                    value,
+                };
+                (Ticket::Write(id, value), notify, op)
+            }
+        };
+        let posted = self.send(node, notify, op);
+        if !matches!(posted, Ok(())) {
+            match ticket {
+                Ticket::Read(slot) => Reads(&mut self.answers.slots).cancel(slot),
+                Ticket::Write(id, _) => self.answers.writes.cancel(id),
+            }
+        }
+        match posted {
+            Ok(()) => Posted::Yes(ticket),
+            Err(SendError::Full | SendError::Retry) => {
+                // Nothing is sent before late answers of an earlier binding are over.
+                Posted::Later(match self.requester.is_enabled() {
+                    true => RraError::TimedOut,
+                    false => RraError::Busy,
+                })
+            }
+            Err(SendError::Down) => Posted::Never(RraError::Down),
+            Err(SendError::Invalid) => Posted::Never(RraError::BadOffset),
+        }
+    }
+
+    fn send(&self, node: NodeId, notify: NotifySpec, op: RmaOperation) -> Result<(), SendError> {
+        let descriptor = Descriptor {
+            node,
+            vpid: Vpid::RRA,
+            notify,
+            modifiers: Modifiers::NONE,
+            op,
+        };
+        self.requester.post(PAGE, &descriptor)
+    }
+
+    /// Takes in what was answered; [`AT_ONCE`]: there may be more.
+    pub(super) fn settle(&mut self, ctx: &Context) -> usize {
+        let answers = &mut self.answers;
+        self.notifications.poll(AT_ONCE, |n| answers.take(ctx, n))
+    }
+
+    /// The answer to a request, once.
+    pub(super) fn fetch(&mut self, ticket: Ticket) -> Option<Result<u64, RraError>> {
+        let answers = &mut self.answers;
+        let (value, error) = match ticket {
+            Ticket::Read(slot) => {
+                // Before the slot is free for others.
+                let value = answers.memory.read(slot);
+                (value, Reads(&mut answers.slots).fetch(slot)?)
+            }
+            Ticket::Write(id, value) => (value, answers.writes.fetch(id)?),
+        };
+        Some(match error {
+            0 => Ok(value),
+            error => Err(RraError::Failed(error)),
+        })
+    }
+
+    /// Nobody waits for the answer to a request any more.
+    pub(super) fn give_up(&mut self, ticket: Ticket) {
+        let now = self.answers.now_s();
+        match ticket {
+            Ticket::Read(slot) => Reads(&mut self.answers.slots).give_up(slot, now),
+            Ticket::Write(id, _) => self.answers.writes.give_up(id, now),
+        }
+    }
+
+    /// Closes it; memory that late answers may still be written to. May sleep.
+    pub(super) fn close(mut self, ctx: &Context, quarantine: &Quarantine) -> DmaWords {
+        // What came after its deadline is looked at by the next request only.
+        for _ in 0..QUEUE_SLOTS / AT_ONCE {
+            if self.settle(ctx) < AT_ONCE {
+                break;
+            }
+        }
+        let now = self.answers.now_s();
+        if Reads(&mut self.answers.slots).is_expected(now) {
+            quarantine.outlives(Vpid::RRA, EXPIRY_S * 1000);
+        }
+        self.answers.memory
+    }
+}

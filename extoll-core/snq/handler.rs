@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Entries of the notification queue: the interrupt handler, the dispatcher, and recovery.
+
+use super::{
+    work::{DRAIN, RECOVER, UNMASK},
+    Judge, Snq, State, ENTRY_WORDS,
+};
+use crate::{dma::DmaWords, events::Report, hw::Hw, stats::Reason, vpid::Delivered, xbar};
+use kernel::sync::Arc;
+use kernel_ext::{barrier, net::BhDisabled, pci::IrqHandler, trace};
+use wire::{
+    ids::{Unit, Vpid},
+    regs::snq::{self, QueueIndex},
+    snq::{
+        DrainStep, Empty, Entry, Header, Look, Moved, TriggerEvent, DRAIN_ROUNDS, MASKED_MS,
+        TOURMALET,
+    },
+};
+
+/// Entries that one interrupt may handle; the rest raises the next one at once.
+const BUDGET: u32 = 256;
+/// How long an entry that the write pointer has passed may be under way, in milliseconds.
+const HOLE_MS: u32 = 100;
+
+/// An entry of the ring, valid or not, with its header.
+fn entry(memory: &Option<DmaWords>, index: u16) -> Option<(Header, Entry)> {
+    let memory = memory.as_ref()?;
+    let first = usize::from(index) * ENTRY_WORDS;
+    let mut words = [0; ENTRY_WORDS];
+    // The header decides whether the entry is there: read it before the rest.
+    words[ENTRY_WORDS - 1] = memory.read(first + ENTRY_WORDS - 1);
+    barrier::dma_rmb();
+    for (i, word) in words.iter_mut().take(ENTRY_WORDS - 1).enumerate() {
+        *word = memory.read(first + i);
+    }
+    let entry = Entry::from_words(words);
+    Some((entry.header, entry))
+}
+
+/// Handler of MSI vector 0.
+pub(crate) struct Interrupt(pub(crate) Arc<Snq>);
+
+impl IrqHandler for Interrupt {
+    fn handle(&self) {
+        self.0.interrupt();
+    }
+}
+
+impl Snq {
+    /// Handles the interrupt.
+    fn interrupt(self: &Arc<Self>) {
+        let ctx = &self.ctx;
+        let Some(hw) = ctx.alive_access() else { return };
+        ctx.stats().interrupt();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        if !state.running {
+            return;
+        }
+        let mut handled = self.take_entries(&hw, state);
+        if handled == 0 {
+            // Nobody's interrupt? Ask whether somebody is still there at all. The answer comes behind
+            // all that the NIC wrote before, so an entry that was late is there now.
+            let wp = hw.rf.read(snq::QUEUE_WPLT);
+            if ctx.is_gone(&hw, wp) {
+                return;
+            }
+            handled = self.take_entries(&hw, state);
+            let wp = QueueIndex(wp).index();
+            if handled == 0 && state.intake.found_none(wp) == Empty::Missing {
+                // Lost. Not re-armed, or it would interrupt again at once.
+                self.schedule::<RECOVER>(HOLE_MS);
+                return;
+            }
+        }
+        if handled == BUDGET {
+            ctx.note(Reason::InterruptBudget, 0);
+        }
+        Self::acknowledge(&hw, state);
+        let ring = *state.intake.ring();
+        trace::interrupt(ctx.id(), handled, ring.rplt());
+        drop(guard);
+        self.deliver_message(&hw, handled == 0, ring.next());
+    }
+
+    /// Handles the entries that are there, at most [`BUDGET`]; returns their number.
+    fn take_entries(self: &Arc<Self>, hw: &Hw, state: &mut State) -> u32 {
+        let (memory, judge) = (&state.memory, &mut state.judge);
+        state.intake.take(
+            BUDGET,
+            |index| entry(memory, index),
+            |entry| self.dispatch(hw, judge, &entry),
+        )
+    }
+
+    /// Tells the NIC how far the handler came, and arms the interrupt.
+    fn acknowledge(hw: &Hw, state: &mut State) {
+        state.intake.armed();
+        let ring = state.intake.ring();
+        let consumed = QueueIndex(0).with_index(ring.rplt());
+        hw.rf.write(snq::QUEUE_RPLT, consumed.raw());
+        hw.rf.write(snq::IRQ_WATERMARK, ring.watermark().raw());
+    }
+
+    /// Takes entries that have been waiting since the last look: their interrupt got lost, and there
+    /// will be none before it is armed.
+    pub(super) fn watch(self: &Arc<Self>) {
+        // What clients schedule runs when bottom halves are on again.
+        let _bh = BhDisabled::new();
+        let Some(hw) = self.ctx.alive_access() else {
+            return;
+        };
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        if !state.running || state.intake.is_missing() {
+            return;
+        }
+        let wp = hw.rf.read(snq::QUEUE_WPLT);
+        if self.ctx.is_gone(&hw, wp) {
+            return;
+        }
+        let wp = QueueIndex(wp).index();
+        if state.intake.look(wp) != Look::Overdue {
+            return;
+        }
+        let first = state.intake.ring().next();
+        self.ctx.error(Reason::LostInterrupt, u64::from(first));
+        if self.take_entries(&hw, state) == 0 && state.intake.found_none(wp) == Empty::Missing {
+            self.schedule::<RECOVER>(HOLE_MS);
+            return;
+        }
+        Self::acknowledge(&hw, state);
+    }
+
+    fn begin_drain(self: &Arc<Self>, hw: &Hw, judge: &mut Judge) {
+        if judge.enabled.begin_drain() {
+            hw.rf.write(snq::TRIGGER_ENABLE, judge.enabled.mask().raw());
+            self.schedule::<DRAIN>(0);
+        }
+    }
+
+    /// Skips entries that got lost on their way, then does what they may have asked for: all clients
+    /// poll, the status is read and the outport drained. The counters that error events report are
+    /// cumulative, the next one tells.
+    pub(super) fn recover(self: &Arc<Self>) {
+        // What clients schedule runs when bottom halves are on again.
+        let _bh = BhDisabled::new();
+        let Some(hw) = self.ctx.alive_access() else {
+            return;
+        };
+        {
+            let mut guard = self.state.lock();
+            let state = &mut *guard;
+            if !state.running {
+                return;
+            }
+            let (memory, judge) = (&state.memory, &mut state.judge);
+            let done = state.intake.recover(
+                |index| entry(memory, index),
+                |entry| self.dispatch(&hw, judge, &entry),
+                |index, header| {
+                    if let Some(memory) = memory {
+                        let first = usize::from(index) * ENTRY_WORDS;
+                        memory.write(first + ENTRY_WORDS - 1, header.raw());
+                    }
+                },
+            );
+            let Some(skipped) = done else {
+                return; // It came after all.
+            };
+            if skipped.lost != 0 {
+                self.ctx.error(
+                    Reason::LostSystemNotification,
+                    u64::from(skipped.first) | u64::from(skipped.lost) << 32,
+                );
+                self.begin_drain(&hw, &mut state.judge);
+            }
+            Self::acknowledge(&hw, state);
+        }
+        drop(hw);
+        for table in &self.to.tables {
+            table.interrupt_all();
+        }
+        self.to.monitor.schedule();
+    }
+
+    fn dispatch(self: &Arc<Self>, hw: &Hw, judge: &mut Judge, entry: &Entry) {
+        let (ctx, events) = (&self.ctx, &self.to.events);
+        let Some(emission) = TOURMALET.emission(entry.header.pc()) else {
+            let pc = u64::from(entry.header.pc());
+            ctx.error(Reason::UnknownNotification, pc);
+            return;
+        };
+        let event = emission.event;
+        let number = event.number();
+        let report = Report {
+            event,
+            part: emission.part,
+            registers: emission.registers,
+            words: entry.words(emission.registers.len()),
+        };
+        let word = report.words.iter().copied().find(|w| *w != 0).unwrap_or(0);
+        trace::event(ctx.id(), number.into(), emission.part.into(), word);
+        ctx.stats().event(number);
+        if judge.enabled.count(event, self.now_ms()) {
+            ctx.error(Reason::EventStorm, number.into());
+            hw.rf.write(snq::TRIGGER_ENABLE, judge.enabled.mask().raw());
+            self.schedule::<UNMASK>(MASKED_MS);
+        }
+        match event {
+            TriggerEvent::VeloNotification => return self.deliver(Unit::Velo, report.words),
+            TriggerEvent::RmaNotification => return self.deliver(Unit::Rma, report.words),
+            TriggerEvent::NwState | TriggerEvent::BarrierGlobalInterrupt => {
+                events.count(&report);
+                self.to.monitor.schedule();
+            }
+            TriggerEvent::XbarOutport => {
+                events.count(&report);
+                self.begin_drain(hw, judge);
+            }
+            TriggerEvent::VeloError | TriggerEvent::RmaError => {
+                match judge.errors.take(report.registers, report.words) {
+                    Moved::Error => events.error(&report),
+                    moved => {
+                        events.count(&report);
+                        if moved == Moved::ClosedPort {
+                            ctx.note(Reason::ClosedPort, number.into());
+                        }
+                    }
+                }
+            }
+            _ => events.handle(hw, &report),
+        }
+        events.publish(&report);
+    }
+
+    /// Calls the clients of all VPIDs in a vector of four words: bit j of word i is VPID 64·i + j.
+    fn deliver(&self, unit: Unit, vector: &[u64]) {
+        for (i, word) in (0u16..4).zip(vector) {
+            let mut rest = *word;
+            while rest != 0 {
+                let bit = rest.trailing_zeros() as u16;
+                rest &= rest - 1;
+                let Some(vpid) = Vpid::new(64 * i + bit) else {
+                    continue;
+                };
+                if self.to.table(unit).interrupt(vpid) == Delivered::NoClient {
+                    self.ctx.note(
+                        Reason::UnclaimedInterrupt,
+                        u64::from(vpid.get()) | (unit as u64) << 32,
+                    );
+                }
+            }
+        }
+    }
+
+    /// Runs the drain. Returns the pause in milliseconds until it wants to run again.
+    pub(super) fn drain(&self) -> Option<u32> {
+        {
+            let state = self.state.lock();
+            if !state.running || !state.judge.enabled.is_draining() {
+                return None;
+            }
+        }
+        let mut clean = 0;
+        for _ in 0..DRAIN_ROUNDS {
+            let hw = self.ctx.alive_access()?;
+            match xbar::drain_round(&hw) {
+                Some(true) => clean += 1,
+                Some(false) => {}
+                None => {
+                    self.ctx.is_gone(&hw, u64::MAX);
+                }
+            }
+        }
+        let hw = self.ctx.alive_access()?;
+        let mut state = self.state.lock();
+        if !state.running {
+            return None;
+        }
+        let enabled = &mut state.judge.enabled;
+        match enabled.drained(clean) {
+            DrainStep::Done => {
+                hw.rf.write(snq::TRIGGER_ENABLE, enabled.mask().raw());
+                None
+            }
+            DrainStep::Again(pause) => Some(pause),
+            DrainStep::GaveUp(pause) => {
+                drop(state);
+                self.ctx.error(Reason::DrainIncomplete, 0);
+                Some(pause)
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! A list of those who are called from interrupts; it grows and shrinks in process context.
+
+use kernel::{
+    new_mutex,
+    prelude::*,
+    static_lock_class,
+    sync::{Mutex, SpinLockIrq},
+};
+
+/// Most entries of a list.
+const MOST: usize = 64;
+
+/// The lock checker compares names by address, and what makes lists is inlined where it is used.
+static LOCK_NAME: &CStr = c"extoll_subscribers_list";
+
+/// Subscribers `T` with keys. Calls run with the list locked and interrupts disabled.
+#[pin_data]
+pub(crate) struct Subscribers<T> {
+    #[pin]
+    list: SpinLockIrq<KVec<(u64, T)>>,
+    /// Taken to change the list; the next key.
+    #[pin]
+    changes: Mutex<u64>,
+}
+
+impl<T> Subscribers<T> {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            list <- SpinLockIrq::new(KVec::new(), LOCK_NAME, static_lock_class!()),
+            changes <- new_mutex!(0, "extoll_subscribers_changes"),
+        })
+    }
+
+    /// Adds one; its key. Process context; may sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` for the 65th, `ENOMEM`.
+    pub(crate) fn add(&self, subscriber: T) -> Result<u64> {
+        let mut next = self.changes.lock();
+        // Only here the list grows, so that room for one more is enough.
+        let count = self.list.lock().len();
+        if count >= MOST {
+            return Err(EBUSY);
+        }
+        let mut other = KVec::with_capacity(count + 1, GFP_KERNEL)?;
+        let key = *next;
+        *next += 1;
+        let mut list = self.list.lock();
+        core::mem::swap(&mut other, &mut *list);
+        for old in other.drain_all() {
+            let _ = list.push_within_capacity(old);
+        }
+        let _ = list.push_within_capacity((key, subscriber));
+        drop(list);
+        Ok(key)
+    }
+
+    /// Removes one, which is not called any more when this returns. Process context; may sleep.
+    pub(crate) fn remove(&self, key: u64) {
+        let _changes = self.changes.lock();
+        let mut list = self.list.lock();
+        let at = list.iter().position(|(k, _)| *k == key);
+        let old = at.and_then(|i| list.remove(i).ok());
+        // Its destructor runs without the lock.
+        drop(list);
+        drop(old);
+    }
+
+    /// Calls `f` for each, with the list locked and interrupts disabled. Any context.
+    pub(crate) fn for_each(&self, mut f: impl FnMut(&mut T)) {
+        for (_, subscriber) in self.list.lock().iter_mut() {
+            f(subscriber);
+        }
+    }
+
+    /// Whether there are none. Any context.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.lock().is_empty()
+    }
+}
+
+#[kunit_tests(extoll_subscribers)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subscribers_come_and_go() -> Result {
+        let list = KBox::pin_init(Subscribers::<u32>::new(), GFP_KERNEL)?;
+        assert!(list.is_empty());
+        let mut keys = KVec::new();
+        for n in 0..MOST as u32 {
+            keys.push(list.add(n)?, GFP_KERNEL)?;
+        }
+        assert_eq!(list.add(0).err(), Some(EBUSY));
+        let sum = || {
+            let mut sum = 0;
+            list.for_each(|n| sum += *n);
+            sum
+        };
+        assert_eq!(sum(), 63 * 64 / 2);
+        list.remove(*keys.get(5).ok_or(EINVAL)?);
+        // Twice is once.
+        list.remove(*keys.get(5).ok_or(EINVAL)?);
+        assert_eq!(sum(), 63 * 64 / 2 - 5);
+        list.add(1000)?;
+        assert_eq!(sum(), 63 * 64 / 2 - 5 + 1000);
+        for key in &keys {
+            list.remove(*key);
+        }
+        assert_eq!(sum(), 1000);
+        Ok(())
+    }
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Sending half of a VELO port.
+
+use super::{Mtt, Port, Target, CLASSES, PACKET_WORDS};
+use crate::{
+    context::Context,
+    stats::PortStats,
+    tx::{self, Packet, Party, RoomClient, SendError},
+    vpid::Client,
+};
+use kernel::{prelude::*, sync::Arc};
+use kernel_ext::trace;
+use wire::{
+    ids::Vpid,
+    turns::TurnId,
+    velo::{Descriptor, RequesterAddr},
+    words::gather,
+};
+
+/// Traffic class of messages for which nothing else is said, that of the vendor's kernel sends (HW §9.1).
+pub const DEFAULT_CLASS: u8 = 2;
+/// Messages of a batch at most: for so long interrupts are off.
+pub const MOST_AT_ONCE: usize = tx::MOST_AT_ONCE as usize;
+
+/// A message to send, without its payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Node or multicast group.
+    pub target: Target,
+    /// Receiving VPID.
+    pub vpid: Vpid,
+    /// Message type tag.
+    pub mtt: Mtt,
+    /// User tag.
+    pub tag: u8,
+    /// Interrupt the receiver.
+    pub irq: bool,
+    /// Traffic class, 0…3 ([`DEFAULT_CLASS`]): messages of a port to the same node stay in order within a
+    /// class; between classes nothing is said (HW §9.1, §10.8).
+    pub class: u8,
+}
+
+impl Header {
+    /// A message with tags of 0, without interrupt, in the default class.
+    pub const fn new(target: Target, vpid: Vpid) -> Self {
+        Self {
+            target,
+            vpid,
+            mtt: Mtt::from_low_bits(0),
+            tag: 0,
+            irq: false,
+            class: DEFAULT_CLASS,
+        }
+    }
+
+    /// Descriptor for a payload of `len` bytes; `None` for what makes no message.
+    fn descriptor(&self, len: usize) -> Option<u64> {
+        let descriptor = Descriptor {
+            target: self.target,
+            vpid: self.vpid,
+            mtt: self.mtt,
+            irq: self.irq,
+            tag: self.tag,
+            len: u16::try_from(len).ok()?,
+        };
+        descriptor.encode().ok().filter(|_| self.class < CLASSES)
+    }
+}
+
+/// A message of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// Where it goes.
+    pub header: Header,
+    /// Its payload, in pieces.
+    pub payload: &'a [&'a [u8]],
+}
+
+impl Outgoing<'_> {
+    fn descriptor(&self) -> Option<u64> {
+        // More than a slice can hold is too long in any case.
+        let len = self
+            .payload
+            .iter()
+            .fold(0usize, |len, part| len.saturating_add(part.len()));
+        self.header.descriptor(len)
+    }
+
+    /// Makes the packet, which was found to be one. The rest of its last word is 0, so that nothing leaks
+    /// (EXT-Eth rule).
+    #[inline]
+    fn fill(&self, vpid: Vpid, descriptor: u64, packet: &mut Packet<PACKET_WORDS>) {
+        packet.page = RequesterAddr::page(vpid, self.header.class).encode();
+        if let Some((first, rest)) = packet.words.split_first_mut() {
+            *first = descriptor;
+            packet.len = 1 + gather(rest, self.payload.iter().copied()) as u8;
+        }
+    }
+}
+
+/// Sending half of a port. Drop in any context.
+#[derive(Clone)]
+pub struct Sender {
+    port: Arc<Port>,
+    /// `None`: the port's own client is the party.
+    party: Option<Arc<Party<PACKET_WORDS>>>,
+}
+
+impl Sender {
+    pub(super) fn new(port: Arc<Port>) -> Self {
+        Self { port, party: None }
+    }
+
+    /// Own VPID.
+    pub fn vpid(&self) -> Vpid {
+        self.port.core().vpid()
+    }
+
+    /// What is known of the NIC: identity, status, liveness.
+    pub fn context(&self) -> &Arc<Context> {
+        self.port.core().ctx()
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &PortStats {
+        self.port.core().stats()
+    }
+
+    #[inline]
+    fn party(&self) -> TurnId {
+        self.party.as_ref().map_or(TurnId::FIRST, |p| p.id())
+    }
+
+    /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any
+    /// more when this returns. Call [`Mailbox::rearm`](super::Mailbox::rearm) afterwards. Any context, but not
+    /// a client's method.
+    pub fn attach(&self, client: Arc<dyn Client>) {
+        self.port.core().set_client(Some(client));
+    }
+
+    /// Removes the client: when this returns, it is not called any more. Any context, but not a client's
+    /// method.
+    pub fn detach(&self) {
+        self.port.core().set_client(None);
+    }
+
+    /// A sender for one of several parties that share the port, each with a client of its own that hears of
+    /// room. Who was refused with `Full` or `Retry` waits in a queue; when there is room for the first one,
+    /// that much is kept for it, and it alone is told. A party that goes on sending while others wait queues up
+    /// behind them, and so does the port's own client. May sleep.
+    ///
+    /// ```
+    /// use extoll_core::velo::{Header, RoomClient, SendError, Sender};
+    /// use kernel::{prelude::*, sync::Arc};
+    ///
+    /// /// A connection: sends when it is told that there is room.
+    /// struct Connection;
+    ///
+    /// impl RoomClient for Connection {
+    ///     fn writable(&self) {
+    ///         // Schedule what sends.
+    ///     }
+    /// }
+    ///
+    /// fn connect(port: &Sender) -> Result<Sender> {
+    ///     port.share(Arc::new(Connection, GFP_KERNEL)?)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if 65,536 parties share the port, `ENOMEM`.
+    pub fn share(&self, client: Arc<dyn RoomClient>) -> Result<Sender> {
+        let party = Party::new(&self.port.tx, client)?;
+        Ok(Sender {
+            port: self.port.clone(),
+            party: Some(Arc::new(party, GFP_KERNEL)?),
+        })
+    }
+
+    /// Messages that can be sent by the last known state. No register access, any context.
+    pub fn room(&self) -> usize {
+        self.port.tx.room(self.party())
+    }
+
+    /// Messages given to the port since it was opened, and those of them that it will not send again. No
+    /// register access, any context.
+    pub fn progress(&self) -> (u64, u64) {
+        self.port.tx.progress()
+    }
+
+    /// Makes sure that the next `n` (at most 255) sends do not fail for lack of credit, provided nobody else
+    /// sends. Reads a register only if the last known credit does not suffice. Any context.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sender::send`]. After `Full` and `Retry`, [`Client::writable`] is called once there is room for
+    /// `n`, perhaps even before this returns.
+    pub fn reserve(&self, n: usize) -> Result<(), SendError> {
+        self.port.tx.reserve(self.party(), n)
+    }
+
+    /// Sends one message of 1…120 bytes. Any context; takes an interrupt-safe spin lock.
+    ///
+    /// # Errors
+    ///
+    /// `Full`: no credit. `Retry`: lost messages are being sent again. In both cases nothing was sent and
+    /// [`Client::writable`] follows, perhaps even before this returns. `Down`: for ever. `Invalid`: length not
+    /// in 1…120, or class not in 0…3.
+    #[inline]
+    pub fn send(&self, header: Header, payload: &[u8]) -> Result<(), SendError> {
+        self.send_gathered(header, &[payload])
+    }
+
+    /// As [`Sender::send`], with a payload in pieces, which go to the NIC without being put together before.
+    ///
+    /// ```
+    /// use extoll_core::velo::{Header, SendError, Sender};
+    ///
+    /// fn send(port: &Sender, to: Header, head: [u8; 8], body: &[u8]) -> Result<(), SendError> {
+    ///     port.send_gathered(to, &[&head, body])
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Sender::send`], of the whole length.
+    #[inline]
+    pub fn send_gathered(&self, header: Header, payload: &[&[u8]]) -> Result<(), SendError> {
+        let message = Outgoing { header, payload };
+        let descriptor = message.descriptor().ok_or(SendError::Invalid)?;
+        let vpid = self.vpid();
+        let number = self.port.tx.post(self.party(), 1, |_, packet| {
+            message.fill(vpid, descriptor, packet);
+        })?;
+        self.trace(number, descriptor);
+        Ok(())
+    }
+
+    /// Sends up to 32 messages ([`MOST_AT_ONCE`]) in this order, or none of them. Cheaper than one by one: the
+    /// lock is taken and memory is fenced once for all. Each message still has a store fence of its own behind
+    /// it, without which the NIC may miss it or see it twice (HW §9.1). Any context; interrupts are off
+    /// meanwhile.
+    ///
+    /// ```
+    /// use extoll_core::velo::{Header, Outgoing, SendError, Sender};
+    ///
+    /// fn both(port: &Sender, a: Header, b: Header, news: &[u8]) -> Result<(), SendError> {
+    ///     port.send_batch(&[a, b].map(|header| Outgoing { header, payload: &[news] }))
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Sender::send`]; `Invalid` also for more than 32 messages.
+    pub fn send_batch(&self, messages: &[Outgoing<'_>]) -> Result<(), SendError> {
+        let mut descriptors = [0; MOST_AT_ONCE];
+        let places = descriptors.get_mut(..messages.len());
+        for (place, message) in places.ok_or(SendError::Invalid)?.iter_mut().zip(messages) {
+            *place = message.descriptor().ok_or(SendError::Invalid)?;
+        }
+        let vpid = self.vpid();
+        let count = messages.len() as u8;
+        let first = self.port.tx.post(self.party(), count, |k, packet| {
+            let k = usize::from(k);
+            if let (Some(message), Some(descriptor)) = (messages.get(k), descriptors.get(k)) {
+                message.fill(vpid, *descriptor, packet);
+            }
+        })?;
+        for (k, descriptor) in (0..count).zip(descriptors) {
+            self.trace(first.wrapping_add(k), descriptor);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn trace(&self, number: u8, descriptor: u64) {
+        trace::velo_post(
+            self.context().id(),
+            self.vpid().get() as u8,
+            number,
+            descriptor,
+        );
+    }
+
+    /// Gives up messages that the NIC did not take, e.g. after a transmit time-out. Any context.
+    pub fn reset(&self) {
+        self.port.tx.reset();
+    }
+}

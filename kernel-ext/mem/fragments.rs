@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Memory with ends that are not aligned, and in pieces: user memory of an iterator, pieces of pages as
+//! block requests have them, frames.
+
+use super::{
+    pages::Hold,
+    user::{pieces, Pin, UserIter},
+    PageList, PAGE,
+};
+use crate::{bindings, net::SkBuff};
+use core::{
+    marker::PhantomData,
+    mem::{ManuallyDrop, MaybeUninit},
+};
+use kernel::{
+    page::Page,
+    prelude::*,
+    sync::{Arc, UniqueArc},
+};
+use wire::fragments::{slice, Fragment, Layout};
+
+/// Most pieces of a frame: its head, and what the stack allows besides.
+const FRAME_PIECES: usize = bindings::EXTOLL_SKB_PIECES as usize;
+
+/// Memory in pieces, as a list of pages and the fragments of it that are meant.
+///
+/// A device sees the list as one range, page i at 4096 · i, whatever the pieces are, so that all of it is
+/// registered once. Where a piece ends within a page and another one follows, the range has a gap. Without
+/// a gap [`FragmentList::contiguous`] gives the list, whose [`PageList::offset`] and [`PageList::bytes`] tell
+/// of the bytes; with gaps a command takes one [`Fragment`] at most, which begins at 4096 · `page` + `offset`.
+/// The constructors of [`PageList`] with the same names refuse gaps.
+///
+/// The device reaches whole pages: what is before, between and behind the fragments is the same process's
+/// ([`FragmentList::pin_iter`]), or anything ([`PageList::shares_pages`]).
+///
+/// # Examples
+///
+/// What a process writes is sent from where it is:
+///
+/// ```
+/// # use kernel::{iov::IovIterSource, prelude::*};
+/// # use kernel_ext::mem::{Fragment, FragmentList, PageList, Pin};
+/// # fn register(_: &PageList) -> Result<u64> { Ok(0) }
+/// # fn put(_: u64, _: usize) -> Result { Ok(()) }
+/// fn send(iov: &mut IovIterSource<'_>) -> Result<usize> {
+///     let memory = FragmentList::pin_iter(iov, 1 << 20, Pin::Transfer)?;
+///     let address = register(memory.pages())?;
+///     for Fragment { page, offset, len } in memory.fragments() {
+///         put(address + (page * 4096 + offset) as u64, *len)?;
+///     }
+///     Ok(memory.bytes())
+/// }
+/// ```
+pub struct FragmentList {
+    pages: Arc<PageList>,
+    fragments: KVVec<Fragment>,
+    bytes: usize,
+}
+
+/// Pieces of pages, as `struct bio_vec` has them: page, offset and length, which may go beyond the page into
+/// those that follow it in memory.
+///
+/// # Invariants
+///
+/// What [`BioVecs::from_raw`] requires.
+#[derive(Clone, Copy)]
+pub struct BioVecs<'a> {
+    raw: *const bindings::bio_vec,
+    len: usize,
+    write: bool,
+    _pages: PhantomData<&'a ()>,
+}
+
+impl BioVecs<'_> {
+    /// `len` pieces from `raw`, for a device that reads them, or also writes.
+    ///
+    /// # Safety
+    ///
+    /// For the lifetime the array is valid and does not change, and the pages exist, with permanent
+    /// addresses. A device may read all of each page, and write it if `write`, for as long as a list has a
+    /// reference to it.
+    pub unsafe fn from_raw(raw: *const kernel::bindings::bio_vec, len: usize, write: bool) -> Self {
+        // INVARIANT: by the requirements.
+        Self {
+            raw,
+            len,
+            write,
+            _pages: PhantomData,
+        }
+    }
+
+    fn get(&self) -> &[bindings::bio_vec] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: by the invariants.
+        unsafe { core::slice::from_raw_parts(self.raw, self.len) }
+    }
+}
+
+/// A list that is being made.
+struct Builder {
+    list: PageList,
+    fragments: KVVec<Fragment>,
+    layout: Layout,
+    /// Gaps are refused.
+    strict: bool,
+}
+
+impl Builder {
+    fn new(hold: Hold, strict: bool) -> Self {
+        Self {
+            list: PageList::empty(hold),
+            fragments: KVVec::new(),
+            layout: Layout::new(),
+            strict,
+        }
+    }
+
+    /// Adds bytes. Returns how many of their pages are in the list already, and how many are not.
+    fn lay(&mut self, offset: usize, len: usize, same: bool) -> Result<(usize, usize)> {
+        let added = self.layout.add(offset, len, same).ok_or(EINVAL)?;
+        if self.strict && !self.layout.is_contiguous() {
+            return Err(EINVAL);
+        }
+        match self.fragments.last_mut() {
+            Some(last) if !added.new => *last = added.fragment,
+            _ => self.fragments.push(added.fragment, GFP_KERNEL_ACCOUNT)?,
+        }
+        Ok((added.known, added.pages))
+    }
+
+    /// Adds pages: a piece of `len` bytes from `offset` of `page`, which may go on in the following ones. If
+    /// `get`, with a reference on each.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no bytes, a gap where none may be, or a page without a reference count. `ENOMEM`.
+    ///
+    /// # Safety
+    ///
+    /// The pages of the piece are valid, with permanent addresses, and stay for as long as the list has
+    /// them.
+    unsafe fn add(
+        &mut self,
+        page: *mut bindings::page,
+        offset: usize,
+        len: usize,
+        get: bool,
+    ) -> Result {
+        // The pages of a piece follow each other, in the kernel's list of pages, too.
+        let page = page.wrapping_add(offset / PAGE);
+        let same = self.list.pages.last() == Some(&page);
+        let (known, pages) = self.lay(offset % PAGE, len, same)?;
+        self.list.pages.reserve(pages, GFP_KERNEL_ACCOUNT)?;
+        for n in known..known + pages {
+            let page = page.wrapping_add(n);
+            // SAFETY: valid by the requirements.
+            if get && !unsafe { bindings::extoll_page_try_get(page) } {
+                return Err(EINVAL);
+            }
+            self.list
+                .pages
+                .push_within_capacity(page)
+                .map_err(|_| ENOMEM)?;
+        }
+        Ok(())
+    }
+
+    /// Room for the list.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: nothing is in it. `ENOMEM`.
+    fn place(&self) -> Result<UniqueArc<MaybeUninit<PageList>>> {
+        if self.fragments.is_empty() {
+            return Err(EINVAL);
+        }
+        Ok(UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?)
+    }
+
+    /// The list, kept by `hold` from now on.
+    fn finish(
+        mut self,
+        place: UniqueArc<MaybeUninit<PageList>>,
+        hold: Option<Hold>,
+    ) -> FragmentList {
+        if let (Some(first), Some(last)) = (self.fragments.first(), self.fragments.last()) {
+            self.list.offset = first.offset;
+            self.list.bytes = last.end() - first.offset;
+        }
+        if let Some(hold) = hold {
+            self.list.hold = hold;
+        }
+        FragmentList {
+            pages: place.write(self.list).into(),
+            bytes: self.layout.bytes(),
+            fragments: self.fragments,
+        }
+    }
+}
+
+fn pin<I: UserIter>(iter: &mut I, most: usize, pin: Pin, strict: bool) -> Result<FragmentList> {
+    let pieces = pieces(iter, most)?;
+    let mut builder = Builder::new(Hold::Nothing, strict);
+    // Before much is pinned for nothing.
+    for (start, len) in pieces.iter() {
+        builder.lay(start % PAGE, *len, false)?;
+    }
+    let place = builder.place()?;
+    // SAFETY: a valid iterator, which is borrowed.
+    let nofault = unsafe { (*iter.raw()).nofault };
+    builder.list = PageList::pin_pieces(&pieces, I::WRITE, pin, nofault)?;
+    let list = builder.finish(place, None);
+    // SAFETY: as above; it has so many bytes.
+    unsafe { bindings::iov_iter_advance(iter.raw(), list.bytes) };
+    Ok(list)
+}
+
+fn share(vecs: BioVecs<'_>, strict: bool) -> Result<FragmentList> {
+    let hold = Hold::References { write: vecs.write };
+    let mut builder = Builder::new(hold, strict);
+    for vec in vecs.get() {
+        let (offset, len) = (vec.bv_offset as usize, vec.bv_len as usize);
+        // SAFETY: by the invariants, and each page gets a reference.
+        unsafe { builder.add(vec.bv_page, offset, len, true) }?;
+    }
+    let place = builder.place()?;
+    Ok(builder.finish(place, None))
+}
+
+fn take(skb: SkBuff, strict: bool) -> Result<FragmentList, (SkBuff, Error)> {
+    let prepare = |skb: &SkBuff| {
+        let mut vecs = [bindings::bio_vec::default(); FRAME_PIECES];
+        // SAFETY: a valid frame, and there is room for so many.
+        let n = unsafe {
+            bindings::extoll_skb_pieces(skb.as_raw(), vecs.as_mut_ptr(), FRAME_PIECES as c_uint)
+        };
+        let n = usize::try_from(n).map_err(|_| Error::from_errno(n))?;
+        let mut builder = Builder::new(Hold::Nothing, strict);
+        for vec in vecs.get(..n).ok_or(EINVAL)? {
+            let (offset, len) = (vec.bv_offset as usize, vec.bv_len as usize);
+            // SAFETY: memory of the frame, which the list will own. Nobody changes it meanwhile.
+            unsafe { builder.add(vec.bv_page, offset, len, false) }?;
+        }
+        let place = builder.place()?;
+        Ok((builder, place))
+    };
+    match prepare(&skb) {
+        Ok((builder, place)) => {
+            Ok(builder.finish(place, Some(Hold::Frame(ManuallyDrop::new(skb)))))
+        }
+        Err(e) => Err((skb, e)),
+    }
+}
+
+impl FragmentList {
+    /// Pins the next `most` bytes of an iterator over memory of the current process, or all if there are
+    /// less, and advances it by as many. A device only reads them if the iterator is a source, and also
+    /// writes them if it is a destination. Pins are counted and charged as those of [`PageList::pin`].
+    /// Process context of whoever the iterator is from; sleeps.
+    ///
+    /// Memory that stays registered has to be watched for changes ([`super::Watch`]), each of
+    /// [`PageList::user_ranges`].
+    ///
+    /// # Errors
+    ///
+    /// The iterator stays where it is. `EINVAL`: no bytes. `EOPNOTSUPP`: memory of the kernel, or that
+    /// cannot be pinned for so long. `ENOSPC`, `EFAULT`, `ENOMEM`, `EINTR` as [`PageList::pin`].
+    pub fn pin_iter<I: UserIter>(iter: &mut I, most: usize, pin: Pin) -> Result<Self> {
+        self::pin(iter, most, pin, false)
+    }
+
+    /// Takes a reference on each page of pieces of pages, which others go on to use. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no pieces, an empty one, or a page that can't be referenced, as it is one of the kernel's
+    /// heap. `ENOMEM`.
+    pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Self> {
+        share(vecs, false)
+    }
+
+    /// Takes a frame, for a device that reads it. It is freed with the list, as one that was sent. May
+    /// sleep.
+    ///
+    /// # Errors
+    ///
+    /// With the frame: `EINVAL` for an empty one; `EOPNOTSUPP` for a list of frames, and for memory that the
+    /// kernel does not see; `ENOMEM`.
+    pub fn take_frame(skb: SkBuff) -> Result<Self, (SkBuff, Error)> {
+        take(skb, false)
+    }
+
+    /// Takes pages, which belong to nobody else: of each a piece, by offset and length within it. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no pages, an empty piece, or one beyond its page. `ENOMEM`.
+    pub fn from_pages(pieces: KVVec<(Page, usize, usize)>) -> Result<Self> {
+        let mut builder = Builder::new(Hold::Nothing, false);
+        let mut pages = KVVec::with_capacity(pieces.len(), GFP_KERNEL)?;
+        for (page, offset, len) in pieces {
+            if offset.checked_add(len).is_none_or(|end| end > PAGE) {
+                return Err(EINVAL);
+            }
+            // SAFETY: a page that the list will own.
+            unsafe { builder.add(page.as_ptr(), offset, len, false) }?;
+            pages.push(page, GFP_KERNEL)?;
+        }
+        let place = builder.place()?;
+        Ok(builder.finish(place, Some(Hold::Owned(pages))))
+    }
+
+    /// All pages, to be registered or mapped.
+    pub fn pages(&self) -> &Arc<PageList> {
+        &self.pages
+    }
+
+    /// The fragments in their order; one at least.
+    pub fn fragments(&self) -> &[Fragment] {
+        &self.fragments
+    }
+
+    /// Bytes of all fragments together.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The parts of fragments that make up `len` bytes after the first `skip`, as far as there are so many.
+    pub fn slice(&self, skip: usize, len: usize) -> impl Iterator<Item = Fragment> + '_ {
+        slice(&self.fragments, skip, len)
+    }
+
+    /// The list, if its bytes have no gaps.
+    ///
+    /// # Errors
+    ///
+    /// They have.
+    pub fn contiguous(self) -> Result<Arc<PageList>, Self> {
+        match self.fragments.len() {
+            1 => Ok(self.pages),
+            _ => Err(self),
+        }
+    }
+}
+
+impl PageList {
+    /// As [`FragmentList::pin_iter`], for memory without gaps: all segments of the iterator but the first
+    /// begin on a page, all but the last end on one.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there are gaps; nothing was pinned. Else as [`FragmentList::pin_iter`].
+    pub fn pin_iter<I: UserIter>(iter: &mut I, most: usize, pin: Pin) -> Result<Arc<Self>> {
+        Ok(self::pin(iter, most, pin, true)?.pages)
+    }
+
+    /// As [`FragmentList::share_bvecs`], for pieces without gaps.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there are gaps. Else as [`FragmentList::share_bvecs`].
+    pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Arc<Self>> {
+        Ok(share(vecs, true)?.pages)
+    }
+
+    /// As [`FragmentList::take_frame`], for frames without gaps; head and data of a frame hardly ever meet.
+    ///
+    /// # Errors
+    ///
+    /// With the frame: `EINVAL` if there are gaps. Else as [`FragmentList::take_frame`].
+    pub fn take_frame(skb: SkBuff) -> Result<Arc<Self>, (SkBuff, Error)> {
+        Ok(take(skb, true)?.pages)
+    }
+}
+
+#[kunit_tests(kernel_ext_fragments)]
+mod tests {
+    use super::*;
+    use kernel::iov::IovIterSource;
+
+    fn fragment(page: usize, offset: usize, len: usize) -> Fragment {
+        Fragment { page, offset, len }
+    }
+
+    fn page() -> Result<Page> {
+        Ok(Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?)
+    }
+
+    fn vec(page: &Page, offset: usize, len: usize) -> bindings::bio_vec {
+        bindings::bio_vec {
+            bv_page: page.as_ptr(),
+            bv_offset: offset as c_uint,
+            bv_len: len as c_uint,
+        }
+    }
+
+    fn both(
+        vecs: &[bindings::bio_vec],
+        write: bool,
+    ) -> (Result<FragmentList>, Result<Arc<PageList>>) {
+        // SAFETY: pages of the tests, which nobody else accesses.
+        let vecs = unsafe { BioVecs::from_raw(vecs.as_ptr(), vecs.len(), write) };
+        (FragmentList::share_bvecs(vecs), PageList::share_bvecs(vecs))
+    }
+
+    #[test]
+    fn pieces_of_pages_with_ends_that_are_not_aligned() -> Result {
+        let pages = [page()?, page()?, page()?];
+        let vecs = [
+            vec(&pages[0], 4000, 96),
+            vec(&pages[1], 0, PAGE),
+            vec(&pages[2], 0, 5),
+        ];
+        let (fragments, list) = both(&vecs, true);
+        let (fragments, list) = (fragments?, list?);
+        drop(pages);
+        assert_eq!((list.len(), list.offset()), (3, 4000));
+        assert_eq!(list.bytes(), 96 + PAGE + 5);
+        assert!(list.is_writable() && list.shares_pages());
+        assert!(fragments.fragments() == [fragment(0, 4000, 96 + PAGE + 5)]);
+        // They stay although their owner is gone.
+        list.write(512, 7);
+        assert_eq!(fragments.pages().read(512), 7);
+        assert!(fragments.contiguous().is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn gaps_are_refused_or_told() -> Result {
+        let pages = [page()?, page()?];
+        let vecs = [vec(&pages[0], 8, 16), vec(&pages[1], 100, 200)];
+        let (fragments, list) = both(&vecs, false);
+        assert_eq!(list.err(), Some(EINVAL));
+        let fragments = fragments?;
+        assert!(fragments.fragments() == [fragment(0, 8, 16), fragment(1, 100, 200)]);
+        assert_eq!(fragments.bytes(), 216);
+        let mut parts = fragments.slice(10, 50);
+        assert_eq!(parts.next(), Some(fragment(0, 18, 6)));
+        assert_eq!(parts.next(), Some(fragment(1, 100, 44)));
+        assert_eq!(parts.next(), None);
+        drop(parts);
+        // Not writable: nothing is written.
+        fragments.pages().write(0, 1);
+        assert_eq!(fragments.pages().read(0), 0);
+        assert!(fragments.contiguous().is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn bad_pieces_are_refused() -> Result {
+        let page = page()?;
+        let refused = |vecs: &[bindings::bio_vec]| both(vecs, false).0.err();
+        assert_eq!(refused(&[]), Some(EINVAL));
+        assert_eq!(refused(&[vec(&page, 0, 8), vec(&page, 0, 0)]), Some(EINVAL));
+        let heap = KBox::new(0u64, GFP_KERNEL)?;
+        let address: *const u64 = &*heap;
+        // SAFETY: an address of the heap.
+        let bv_page = unsafe { bindings::extoll_page_of(address.cast()) };
+        let vec = bindings::bio_vec {
+            bv_page,
+            bv_offset: 0,
+            bv_len: 8,
+        };
+        assert_eq!(refused(&[vec]), Some(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn pieces_in_the_same_page_are_one() -> Result {
+        let page = page()?;
+        let vecs = [vec(&page, 8, 16), vec(&page, 24, 100)];
+        let list = both(&vecs, false).1?;
+        assert_eq!((list.len(), list.offset(), list.bytes()), (1, 8, 116));
+        Ok(())
+    }
+
+    #[test]
+    fn pages_of_ones_own() -> Result {
+        let mut pieces = KVVec::new();
+        for (offset, len) in [(10, PAGE - 10), (0, 20), (30, 40)] {
+            pieces.push((page()?, offset, len), GFP_KERNEL)?;
+        }
+        let list = FragmentList::from_pages(pieces)?;
+        assert!(list.fragments() == [fragment(0, 10, PAGE + 10), fragment(2, 30, 40)]);
+        assert!(list.pages().is_writable() && !list.pages().shares_pages());
+        let mut pieces = KVVec::new();
+        pieces.push((page()?, 1, PAGE), GFP_KERNEL)?;
+        assert_eq!(FragmentList::from_pages(pieces).err(), Some(EINVAL));
+        assert_eq!(FragmentList::from_pages(KVVec::new()).err(), Some(EINVAL));
+        Ok(())
+    }
+
+    /// A frame with a head, and pages of data that begin at `offset` of the first.
+    fn frame(head: usize, data: usize, offset: usize) -> Result<SkBuff> {
+        // SAFETY: no preconditions.
+        let skb = unsafe { bindings::extoll_skb_sample(head, data, offset) };
+        if skb.is_null() {
+            return Err(ENOMEM);
+        }
+        // SAFETY: a new frame.
+        Ok(unsafe { SkBuff::from_raw(skb) })
+    }
+
+    #[test]
+    fn frames() -> Result {
+        let list = FragmentList::take_frame(frame(100, 2 * PAGE + 50, 16)?).map_err(|(_, e)| e)?;
+        let [head, data] = list.fragments() else {
+            return Err(EINVAL);
+        };
+        assert_eq!((head.len, data.len), (100, 2 * PAGE + 50 - 16));
+        assert_eq!(data.offset, 16);
+        assert_eq!(list.bytes(), 100 + 2 * PAGE + 50 - 16);
+        assert!(!list.pages().is_writable() && list.pages().shares_pages());
+        // What the helper has written: the number of each byte in the frame, in the last bits.
+        let word = list.pages().read(data.start() / 8);
+        assert_eq!(word.to_le_bytes()[0], 100);
+        match PageList::take_frame(frame(100, 50, 0)?) {
+            Ok(_) => return Err(EEXIST),
+            Err((skb, e)) => {
+                assert_eq!((skb.len(), e), (150, EINVAL));
+            }
+        }
+        let list = PageList::take_frame(frame(0, PAGE + 50, 7)?).map_err(|(_, e)| e)?;
+        assert_eq!((list.len(), list.offset(), list.bytes()), (2, 7, PAGE + 43));
+        match FragmentList::take_frame(frame(0, 0, 0)?) {
+            Ok(_) => return Err(EEXIST),
+            Err((_, e)) => assert_eq!(e, EINVAL),
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn memory_of_the_kernel_is_nobodys_to_pin() -> Result {
+        let mut iter = bindings::iov_iter::default();
+        let vec = bindings::kvec::default();
+        // SAFETY: an iterator without segments, over memory of the kernel.
+        unsafe { bindings::iov_iter_kvec(&mut iter, bindings::ITER_SOURCE, &vec, 0, 0) };
+        // SAFETY: made just now, as a source, and not used otherwise.
+        let source = unsafe { IovIterSource::from_raw(&mut iter) };
+        let result = FragmentList::pin_iter(source, 100, Pin::Transfer);
+        assert_eq!(result.err(), Some(EOPNOTSUPP));
+        Ok(())
+    }
+}

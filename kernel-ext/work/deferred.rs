@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Values whose destructor sleeps, dropped where nobody may sleep.
+
+use super::enqueue;
+use core::{
+    mem::ManuallyDrop,
+    ops::{Deref, DerefMut},
+    ptr,
+};
+use kernel::{impl_has_work, new_work, prelude::*, workqueue::Work, workqueue::WorkItem};
+
+/// A value with the memory that it takes to have it dropped by a work item.
+#[pin_data]
+struct Slot<T: Send + 'static> {
+    value: T,
+    #[pin]
+    work: Work<Slot<T>>,
+}
+
+impl_has_work! {
+    impl{T: Send + 'static} HasWork<Slot<T>> for Slot<T> { self.work }
+}
+
+impl<T: Send + 'static> WorkItem for Slot<T> {
+    type Pointer = Pin<KBox<Self>>;
+
+    fn run(this: Pin<KBox<Self>>) {
+        drop(this);
+    }
+}
+
+/// A value that may be dropped in any context although its own destructor sleeps, or takes locks that are
+/// held there: the drop of this hands it to a work item, in process context, which drops it soon. Neither
+/// that nor any other use allocates, since the work item is made together with the value.
+///
+/// For handles that their users put into structures of softirqs, RCU or sockets: a port, a region, an
+/// `Arc` of something that ends with the last of them.
+///
+/// The work item is on the queue of all items of the drivers ([`super::enqueue`]). So a module that drops
+/// such values keeps a [`super::Settled`], which it drops last: that waits for the destructors, which are
+/// code of the module. `extoll.ko` has the queue itself drained ([`super::Owner`]).
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::{prelude::*, sync::{Arc, SpinLockIrq}};
+/// # use kernel_ext::work::Deferred;
+/// # struct Region;
+/// # impl Drop for Region { fn drop(&mut self) { /* sleeps */ } }
+/// struct Socket {
+///     region: Deferred<Region>,
+/// }
+///
+/// /// In a softirq.
+/// fn closed(sockets: &SpinLockIrq<KVec<Arc<Socket>>>) {
+///     // The last reference, perhaps: the region ends some time later.
+///     drop(sockets.lock().pop());
+/// }
+///
+/// fn open(region: Region) -> Result<Arc<Socket>> {
+///     let region = Deferred::new(region, GFP_KERNEL)?;
+///     Ok(Arc::new(Socket { region }, GFP_KERNEL)?)
+/// }
+/// ```
+pub struct Deferred<T: Send + 'static>(ManuallyDrop<Pin<KBox<Slot<T>>>>);
+
+impl<T: Send + 'static> Deferred<T> {
+    /// Takes a value. Context as `flags` say.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`: the value is dropped here.
+    pub fn new(value: T, flags: kernel::alloc::Flags) -> Result<Self> {
+        let slot = pin_init!(Slot {
+            value,
+            work <- new_work!("extoll_deferred"),
+        });
+        Ok(Self(ManuallyDrop::new(KBox::pin_init(slot, flags)?)))
+    }
+
+    /// Gives the value back, to be dropped here and now, for instance. Any context.
+    pub fn into_inner(self) -> T {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: not used again, as `this` is not dropped.
+        let slot = unsafe { ManuallyDrop::take(&mut this.0) };
+        // SAFETY: the work item is not queued, which is all that needs the place.
+        let slot = KBox::into_raw(unsafe { Pin::into_inner_unchecked(slot) });
+        // SAFETY: a valid value, which is read once: what is left is memory.
+        unsafe {
+            let value = ptr::read(&(*slot).value);
+            drop(KBox::from_raw(slot.cast::<ManuallyDrop<Slot<T>>>()));
+            value
+        }
+    }
+}
+
+impl<T: Send + 'static> Deref for Deferred<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0.value
+    }
+}
+
+impl<T: Send + 'static> DerefMut for Deferred<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: only the work item is pinned, and that is not moved.
+        unsafe { &mut self.0.as_mut().get_unchecked_mut().value }
+    }
+}
+
+impl<T: Send + 'static> Drop for Deferred<T> {
+    fn drop(&mut self) {
+        // SAFETY: not used again.
+        let slot = unsafe { ManuallyDrop::take(&mut self.0) };
+        enqueue(slot);
+    }
+}
+
+#[kunit_tests(kernel_ext_deferred)]
+mod tests {
+    use super::*;
+    use crate::work::Settled;
+    use kernel::{
+        new_spinlock_irq,
+        sync::{
+            atomic::{Atomic, Relaxed},
+            Arc,
+        },
+        time::{delay::fsleep, Delta},
+    };
+
+    /// Sleeps when it is dropped.
+    struct Sleeper(Arc<Atomic<i32>>);
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            fsleep(Delta::from_millis(20));
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn sleeper() -> Result<(Deferred<Sleeper>, Arc<Atomic<i32>>)> {
+        let count = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+        let value = Deferred::new(Sleeper(count.clone()), GFP_KERNEL)?;
+        Ok((value, count))
+    }
+
+    #[test]
+    fn what_sleeps_is_dropped_with_interrupts_off() -> Result {
+        let (value, count) = sleeper()?;
+        let other = Arc::new(sleeper()?.0, GFP_KERNEL)?;
+        let lock = KBox::pin_init(new_spinlock_irq!((), "extoll_test"), GFP_KERNEL)?;
+        {
+            let _atomic = lock.lock();
+            drop(value);
+            drop(other);
+        }
+        drop(Settled);
+        assert_eq!(count.load(Relaxed), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn a_value_can_be_used_and_had_back() -> Result {
+        let (mut value, count) = sleeper()?;
+        let other = Arc::new(Atomic::new(5), GFP_KERNEL)?;
+        // The old one is dropped by this, in process context.
+        *value = Sleeper(other.clone());
+        assert_eq!(count.load(Relaxed), 1);
+        assert_eq!(value.0.load(Relaxed), 5);
+        let inner = value.into_inner();
+        drop(Settled);
+        assert_eq!(other.load(Relaxed), 5);
+        drop(inner);
+        assert_eq!(other.load(Relaxed), 6);
+        Ok(())
+    }
+}

@@ -1,0 +1,69 @@
+//! Memory with ends that are not aligned and in pieces, memory that is registered in advance, and handles that are dropped where nobody
+//! may sleep: what `extoll_bench` does with `kernel_ext::mem` and `kernel_ext::work`.
+
+use super::memory::{begin, end, expect, offer};
+use super::node::node;
+use super::{guest, on_pair};
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Result};
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        on_pair("raw::memory_in_pieces", pieces),
+        on_pair("raw::handles", handles),
+    ]
+}
+
+fn pieces(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    guest::install(lab, 0)?;
+    let bytes = 256 << 10;
+    let there = offer(lab, "pages", bytes, "rw", 1)?;
+    let said = lab.ok(
+        0,
+        &format!("{} '{}' {bytes}", guest::program("pieces"), there.words),
+    )?;
+    ensure!(said.trim_end() == "done", "{said}");
+    lab.raw(1, "withdraw")?;
+    // Pages of the kernel, whose pieces are the pattern together.
+    let there = offer(lab, "buffer", 8192, "rw", 2)?;
+    let r = lab.raw(0, &format!("pieces dir=put {} seed=9", there.words))?;
+    for (key, want) in [
+        ("result", "ok"),
+        ("pages", "3"),
+        ("fragments", "2"),
+        ("fragment0", "0 100 8092"),
+        ("fragment1", "2 7 100"),
+    ] {
+        expect(&r, key, want)?;
+    }
+    expect(&lab.raw(1, "offered seed=9")?, "mismatch", "none")?;
+    lab.raw(1, "withdraw")?;
+    end(lab)
+}
+
+fn handles(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let tables = node(lab, 0).atu("tables")?;
+    for n in [1, 40u64] {
+        let r = lab.raw(0, &format!("handles count={n}"))?;
+        for (key, want) in [
+            ("taken", n),
+            ("alive", 2 * n),
+            ("exhausted", 1),
+            ("left", n),
+            ("least", 0),
+        ] {
+            expect(&r, key, &want.to_string())?;
+        }
+        lab.until("regions have ended", PATIENCE, |lab| {
+            Ok(node(lab, 0).atu("regions")? == 0)
+        })?;
+    }
+    lab.until("tables are given back", PATIENCE, |lab| {
+        Ok(node(lab, 0).atu("tables")? <= tables.max(1))
+    })?;
+    end(lab)
+}

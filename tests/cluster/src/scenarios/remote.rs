@@ -1,0 +1,446 @@
+//! What remote PCI is made of: registers of other nodes at once and with locks held, windows and targets, events, interrupts by others.
+
+use super::node::{extoll, node, value};
+use super::units::{bench, refused};
+use super::PAIR;
+use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::Duration;
+
+/// Stores to the window need two milliseconds to the SMFU, and a target base of 0 is address 0.
+const UNKIND_WINDOW: Spec = Spec::pair().emulator(&[
+    "--nic-option=smfu-store-ns=2000000",
+    "--nic-option=smfu-zero-base=address",
+]);
+
+/// More memory than 32 bits address.
+const HIGH: Spec = Spec::new(1).memory(6144);
+
+/// Reasons of the base driver (docs/driver.md).
+const RRA_TIMEOUT: u32 = 23;
+const LINK_DOWN: u32 = 30;
+const MESSAGE: u32 = 39;
+const STORM: u32 = 40;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = Scenario::new;
+    vec![
+        s("units::rra_atomic", PAIR, rra_atomic),
+        s("units::rra_batch", PAIR, rra_batch),
+        s("units::smfu_target", PAIR, smfu_target),
+        s("units::smfu_revoked", PAIR, smfu_revoked),
+        s("units::event_clients", PAIR, event_clients),
+        s("units::message_interrupts", PAIR, message_interrupts),
+        s("units::message_storm", PAIR, message_storm),
+        s("units::vendor_events", PAIR, vendor_events),
+        s("units::smfu_interval_reuse", UNKIND_WINDOW, interval_reuse),
+        s("units::smfu_target_bases", UNKIND_WINDOW, target_bases),
+        s("units::notification_ring", HIGH, notification_ring),
+    ]
+}
+
+type Answer = BTreeMap<String, String>;
+
+fn number_of(answer: &Answer, key: &str) -> Result<u64> {
+    let text = answer.get(key).with_context(|| format!("{answer:?}"))?;
+    Ok(text.parse()?)
+}
+
+/// A register of another node with a spin lock held: read, written, and given up in time.
+fn rra_atomic(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    for method in ["rma", "smfu"] {
+        for n in 0..20 {
+            let way = format!("node=1 offset=0x8060 method={method} wait=atomic timeout_us=100000");
+            lab.raw(0, &format!("rra op=write value={n} {way}"))?;
+            let got = number_of(&lab.raw(0, &format!("rra {way}"))?, "value")?;
+            ensure!(got == n, "{method}: {got} instead of {n}");
+        }
+    }
+    let before = node(lab, 0).reason(RRA_TIMEOUT)?;
+    let error = refused(
+        lab,
+        0,
+        "rra node=77 offset=0x8008 wait=atomic timeout_us=3000",
+    )?;
+    ensure!(error.contains("TimedOut"), "{error}");
+    ensure!(
+        node(lab, 0).reason(RRA_TIMEOUT)? == before + 1,
+        "not counted"
+    );
+    // Longer than anybody may hold a processor: cut off.
+    let command = "rra node=77 offset=0x8008 wait=atomic timeout_us=10000000";
+    let script = format!("exec 3<>/dev/extoll_bench; printf %s '{command}' >&3; cat <&3; true");
+    let text = lab.ok_for(0, &script, Duration::from_secs(60))?;
+    let us = value(&text, "us").with_context(|| text.clone())?;
+    ensure!((100_000..5_000_000).contains(&us), "{us} µs");
+    lab.raw(0, "rra node=1 offset=0x8008 wait=atomic timeout_us=100000")
+        .map(drop)
+}
+
+/// Many registers at once, of two nodes, asleep and with a lock held; a node that does not answer costs its own requests only.
+fn rra_batch(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    // The table of MSI-X vectors, which is plain memory.
+    for wait in ["", " wait=atomic"] {
+        for count in [1, 2, 8] {
+            let command =
+                format!("rra op=batch node=1 offset=0x6000 count={count} timeout_us=100000{wait}");
+            let got = lab.raw(0, &command)?;
+            let (wrong, failed) = (number_of(&got, "wrong")?, number_of(&got, "failed")?);
+            ensure!((wrong, failed) == (0, 0), "{command}: {got:?}");
+        }
+        let command =
+            format!("rra op=batch node=1 value=77 offset=0x6000 count=8 timeout_us=50000{wait}");
+        let got = lab.raw(0, &command)?;
+        ensure!(number_of(&got, "wrong")? == 0, "{got:?}");
+        // Writes to a node that is not there are sent; its reads are not answered.
+        ensure!(number_of(&got, "failed")? == 4, "{got:?}");
+    }
+    Ok(())
+}
+
+/// What is opened to others, how it is refused, and that nothing comes after its end.
+fn smfu_target(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    thread::scope(|scope| -> Result<()> {
+        let opened = scope.spawn(|| {
+            lab.raw(
+                1,
+                "smfu op=target interval=9 bytes=0x4000 offset=0x128 ms=4000",
+            )
+        });
+        // Stores before, during and after the time that it is open.
+        for n in 1..=60 {
+            lab.raw(
+                0,
+                &format!("smfu op=write node=1 interval=9 bytes=0x4000 offset=0x128 value={n}"),
+            )?;
+            thread::sleep(Duration::from_millis(100));
+        }
+        let got = opened.join().expect("no panic")?;
+        for refusal in ["taken", "overlaps", "part"] {
+            ensure!(number_of(&got, refusal)? == 1, "{refusal}: {got:?}");
+        }
+        let arrived = number_of(&got, "value")?;
+        ensure!((1..=60).contains(&arrived), "{arrived} arrived");
+        ensure!(number_of(&got, "after")? == 0, "it was not closed: {got:?}");
+        Ok(())
+    })?;
+    // A window at a multiple of its size, behind one that is none.
+    let park = "smfu op=park node=1 bytes=4096";
+    lab.raw(0, park)?;
+    let got = lab.raw(0, "smfu op=read node=1 bytes=0x100000 natural=1")?;
+    let start = number_of(&got, "start")?;
+    ensure!(start % 0x10_0000 == 0, "a BAR of 1 MiB at {start:#x}");
+    let error = refused(lab, 0, "smfu op=read node=1 bytes=0x3000 natural=1")?;
+    ensure!(error.contains("EINVAL"), "{error}");
+    node(lab, 0).unbind()?;
+    node(lab, 0).bind()?;
+    node(lab, 0).address_back()
+}
+
+/// Who has mapped a window elsewhere hears of its end before the window goes.
+fn smfu_revoked(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    for how in ["unbound", "reset"] {
+        lab.raw(0, "smfu op=park node=1 bytes=0x100000 natural=1")?;
+        let mark = lab.log_mark(0)?;
+        if how == "unbound" {
+            node(lab, 0).unbind()?;
+            node(lab, 0).bind()?;
+        } else {
+            let place = format!("/sys/bus/pci/devices/{}", node(lab, 0).pci()?);
+            node(lab, 0).ok(&format!(
+                "echo flr >{place}/reset_method && echo 1 >{place}/reset"
+            ))?;
+        }
+        lab.until("the window has gone", PATIENCE, |lab| {
+            Ok(lab.log_since(&mark)?.contains("a parked window goes"))
+        })?;
+        let log = lab.log_since(&mark)?;
+        ensure!(
+            log.contains("a parked window goes, revoked before: true"),
+            "{how}: {log}"
+        );
+        node(lab, 0).back()?;
+        bench(lab)?;
+    }
+    Ok(())
+}
+
+/// Trigger events reach those who asked for them, with their words, as long as they ask; also those that nobody else wants.
+fn event_clients(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    let mask = || -> Result<u64> {
+        let text = node(lab, 1).debugfs("event_mask")?;
+        Ok(u64::from_str_radix(
+            text.trim().trim_start_matches("0x"),
+            16,
+        )?)
+    };
+    let usual = mask()?;
+    // GPIO, whose program records a register; the barrier, with three parts; one that is masked otherwise.
+    for (event, parts, words) in [(8, 1, 1), (15, 3, 2)] {
+        thread::scope(|scope| -> Result<()> {
+            let listener = scope.spawn(move || lab.raw(1, &format!("event event={event} ms=3000")));
+            thread::sleep(Duration::from_millis(800));
+            // One at a time: what happens before a program begins is one occurrence.
+            for _ in 0..3 {
+                trigger(lab, event)?;
+                thread::sleep(Duration::from_millis(150));
+            }
+            let got = listener.join().expect("no panic")?;
+            ensure!(number_of(&got, "calls")? == 3 * parts, "{event}: {got:?}");
+            ensure!(number_of(&got, "words")? == words, "{event}: {got:?}");
+            ensure!(
+                number_of(&got, "late")? == 0,
+                "called after its end: {got:?}"
+            );
+            Ok(())
+        })?;
+    }
+    node(lab, 1).ok(&format!(
+        "echo {:#x} >/sys/kernel/debug/extoll-0*/event_mask",
+        usual & !(1 << 13)
+    ))?;
+    let masked = mask()?;
+    ensure!(masked & 1 << 13 == 0, "{masked:#x}");
+    thread::scope(|scope| -> Result<()> {
+        let listener = scope.spawn(|| lab.raw(1, "event event=13 ms=2500"));
+        thread::sleep(Duration::from_millis(800));
+        ensure!(mask()? & 1 << 13 != 0, "event 13 is not enabled");
+        trigger(lab, 13)?;
+        let got = listener.join().expect("no panic")?;
+        ensure!(number_of(&got, "calls")? == 2, "{got:?}");
+        Ok(())
+    })?;
+    ensure!(mask()? == masked, "event 13 is still enabled");
+    for event in [23, 25] {
+        let error = refused(lab, 1, &format!("event event={event} ms=1"))?;
+        ensure!(error.contains("EINVAL"), "event {event}: {error}");
+    }
+    node(lab, 1)
+        .ok(&format!(
+            "echo {usual:#x} >/sys/kernel/debug/extoll-0*/event_mask"
+        ))
+        .map(drop)
+}
+
+/// Raises an event by its bit of `trigger_now`.
+fn trigger(lab: &Lab, event: u32) -> Result<()> {
+    let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
+    let value = 1u64 << event;
+    node(lab, 1)
+        .ok(&format!(
+            "echo {value:#x} >{files}/extoll_rf_snq_rf_trigger_now_raw"
+        ))
+        .map(drop)
+}
+
+/// Node 0 stores `count` times to an interval of node 1 that means interrupts.
+fn knock(lab: &Lab, count: u32) -> Result<()> {
+    for n in 0..count {
+        lab.raw(
+            0,
+            &format!("smfu op=write node=1 interval=7 probe=0 offset=0 value={n}"),
+        )?;
+    }
+    Ok(())
+}
+
+/// Stores of another node that mean interrupts reach who waits for them, no more often than wanted, and no more after the end.
+fn message_interrupts(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    let before = node(lab, 1).reason(MESSAGE)?;
+    for (limit, least, most) in [(0, 20, 4000), (10, 1, 60)] {
+        thread::scope(|scope| -> Result<()> {
+            let listener = scope.spawn(move || {
+                lab.raw(
+                    1,
+                    &format!("messages interval=7 ms=5000 per_second={limit}"),
+                )
+            });
+            thread::sleep(Duration::from_millis(1500));
+            knock(lab, 20)?;
+            let got = listener.join().expect("no panic")?;
+            // Those of the queue may be calls, too; only the others are sure.
+            let sure = number_of(&got, "sure")?;
+            ensure!((least..=most).contains(&sure), "limit {limit}: {got:?}");
+            Ok(())
+        })?;
+    }
+    ensure!(node(lab, 1).reason(MESSAGE)? >= before + 20, "not counted");
+    // Memory is exported there again, and nothing interrupts.
+    let (messages, interrupts) = (node(lab, 1).reason(MESSAGE)?, node(lab, 1).reason(1)?);
+    knock(lab, 5)?;
+    let got = number_of(&lab.raw(1, "smfu op=local offset=0")?, "value")?;
+    ensure!(got == 4, "{got} in the exported memory");
+    ensure!(node(lab, 1).reason(MESSAGE)? == messages, "still messages");
+    let spurious = node(lab, 1).reason(1)? - interrupts;
+    ensure!(spurious < 100, "{spurious} interrupts for nothing");
+    Ok(())
+}
+
+/// More interrupts by others than the NIC may have: their targets are closed for a while, the driver goes on, and later they work.
+fn message_storm(lab: &Lab) -> Result<()> {
+    node(lab, 1).reload(extoll("message_interrupts=100"))?;
+    bench(lab)?;
+    let before = node(lab, 1).reason(STORM)?;
+    thread::scope(|scope| -> Result<()> {
+        let listener = scope.spawn(|| lab.raw(1, "messages interval=7 ms=9000"));
+        thread::sleep(Duration::from_millis(1500));
+        // Faster than one command each: many stores of one window.
+        lab.raw(
+            0,
+            "smfu op=write node=1 interval=7 probe=0 bytes=0x10000 value=1 repeat=2000",
+        )?;
+        lab.until("the storm was noticed", PATIENCE, |l| {
+            Ok(node(l, 1).reason(STORM)? > before)
+        })?;
+        node(lab, 1).pings(20, "-i 0.02")?;
+        // Open again: who stores now is heard.
+        thread::sleep(Duration::from_millis(2500));
+        let heard = node(lab, 1).reason(MESSAGE)?;
+        knock(lab, 3)?;
+        lab.until("messages come again", PATIENCE, |l| {
+            Ok(node(l, 1).reason(MESSAGE)? >= heard + 3)
+        })?;
+        let got = listener.join().expect("no panic")?;
+        ensure!(number_of(&got, "sure")? >= 3, "{got:?}");
+        Ok(())
+    })?;
+    node(lab, 1).reload(extoll(""))?;
+    bench(lab)
+}
+
+/// With the vendor's events alone links have none: they are looked at instead.
+fn vendor_events(lab: &Lab) -> Result<()> {
+    node(lab, 0).reload(extoll("vendor_events=1"))?;
+    lab.until("the mask is the vendor's", PATIENCE, |lab| {
+        let mask = node(lab, 0).debugfs("event_mask")?;
+        Ok(mask.trim() == "0x1feddffd")
+    })?;
+    node(lab, 0).back()?;
+    let before = node(lab, 0).reason(LINK_DOWN)?;
+    lab.fault(&["link-down", "0", "0"])?;
+    lab.until("the link is found down", PATIENCE, |lab| {
+        Ok(node(lab, 0).reason(LINK_DOWN)? > before && !node(lab, 0).has_carrier()?)
+    })?;
+    lab.fault(&["link-up", "0", "0"])?;
+    lab.until("it is found up", PATIENCE, |lab| node(lab, 0).has_carrier())?;
+    node(lab, 0).reload(extoll(""))?;
+    node(lab, 0).back()
+}
+
+/// A window that is dropped right behind a store: it arrives all the same, and at nobody else.
+fn interval_reuse(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    for (n, place) in [
+        "interval=5",
+        "interval=5 map=wc",
+        "bytes=0x4000000 slices=4",
+    ]
+    .iter()
+    .cycle()
+    .take(12)
+    .enumerate()
+    {
+        let number = 1000 + n as u64;
+        lab.raw(
+            0,
+            &format!("smfu op=reuse node=1 offset=64 value={number} {place}"),
+        )?;
+        // The same interval leads elsewhere now: what was stored before must not follow.
+        lab.raw(
+            0,
+            &format!("smfu op=write node=0 offset=128 value=1 {place}"),
+        )
+        .or_else(|e| match place.contains("slices") {
+            // The slice of node 0 is the remote register files'.
+            true => Ok(Answer::new()),
+            false => Err(e),
+        })?;
+        let got = number_of(&lab.raw(1, "smfu op=local offset=64")?, "value")?;
+        ensure!(got == number, "{place}: {got} instead of {number}");
+        let got = number_of(&lab.raw(0, "smfu op=local offset=64")?, "value")?;
+        ensure!(got == 0, "{place}: {got} at node 0");
+    }
+    Ok(())
+}
+
+/// No base is left to mean whatever 0 means: all are that of the exported memory, or of nothing.
+fn target_bases(lab: &Lab) -> Result<()> {
+    bench(lab)?;
+    let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
+    let bases = |lab: &Lab| -> Result<(u64, Vec<u64>)> {
+        let text = node(lab, 1).ok(&format!(
+            "cat {files}/extoll_rf_smfu_rf_tStartAddr_default_raw {files}/extoll_rf_smfu_rf_vpid_tStartAddr_raw"
+        ))?;
+        let all = text.lines().map(|l| u64::from_str_radix(l.trim(), 16));
+        let mut all = all.collect::<Result<Vec<_>, _>>()?;
+        Ok((all.remove(0), all))
+    };
+    let exported = number_of(&lab.raw(1, "smfu op=local")?, "address")?;
+    let (default, all) = bases(lab)?;
+    ensure!(
+        default == exported && all.len() == 64,
+        "{default:#x}, {all:x?}"
+    );
+    ensure!(all.iter().all(|b| *b == exported), "{all:x?}");
+    // Through intervals and without, the exported memory is reached.
+    for place in ["interval=3", "interval=62", "bytes=0x4000000 slices=4"] {
+        lab.raw(
+            0,
+            &format!("smfu op=write node=1 offset=512 value=77 {place}"),
+        )?;
+        let got = number_of(
+            &lab.raw(0, &format!("smfu node=1 offset=512 {place}"))?,
+            "value",
+        )?;
+        ensure!(got == 77, "{place}: {got}");
+        lab.raw(
+            0,
+            &format!("smfu op=write node=1 offset=512 value=0 {place}"),
+        )?;
+    }
+    node(lab, 1).reload(extoll("smfu_target_kib=0"))?;
+    bench(lab)?;
+    let (default, all) = bases(lab)?;
+    ensure!(default == 0x5A00_0000_0000, "{default:#x} without memory");
+    ensure!(all.iter().all(|b| *b == default), "{all:x?}");
+    // The kernel's code is not exported, whatever base 0 means.
+    for offset in [0, 0x100_0000] {
+        let command = format!("smfu node=1 interval=4 bytes=0x2000000 offset={offset}");
+        match lab.raw(0, &command) {
+            Ok(got) => ensure!(number_of(&got, "value")? == u64::MAX, "{got:?}"),
+            Err(e) => ensure!(format!("{e:#}").contains("TimedOut"), "{e:#}"),
+        }
+    }
+    node(lab, 1).reload(extoll(""))?;
+    bench(lab)
+}
+
+/// The notification ring is below 4 GiB where memory is not.
+fn notification_ring(lab: &Lab) -> Result<()> {
+    let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
+    let high = node(lab, 0)
+        .ok("grep -c 'System RAM' /proc/iomem; awk '/MemTotal/ {print $2}' /proc/meminfo")?;
+    let kib: u64 = high.lines().last().unwrap_or("").trim().parse()?;
+    ensure!(kib > 4 << 20, "only {kib} KiB of memory");
+    let text = node(lab, 0).ok(&format!("cat {files}/extoll_rf_snq_rf_queue_balt_raw"))?;
+    let address = u64::from_str_radix(text.trim(), 16)? << 10;
+    ensure!(
+        address != 0 && address < 1 << 32,
+        "the ring is at {address:#x}"
+    );
+    // Others are where memory is: the mask was widened again.
+    let bits =
+        node(lab, 0).ok("cat /sys/bus/pci/drivers/extoll/0000:*/consistent_dma_mask_bits")?;
+    ensure!(bits.trim() == "52", "coherent memory has {bits} bits");
+    Ok(())
+}

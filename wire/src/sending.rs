@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The sending side of a port, as a state machine without I/O: who may send, when to look at the state of
+//! the write-combining buffer (HW §8), who is told of room, what is a stall.
+//!
+//! Whoever drives it has a lock around it, the copies for [`wcbuf::Replay`](crate::wcbuf::Replay), and a
+//! *watch*: something that runs some time after it was asked for, looks at the state register, and goes on as
+//! long as [`Watched`] says so. For a dropped packet would go unnoticed when nothing follows it, and those
+//! who wait for room have to hear of it.
+
+use crate::{
+    time::Time,
+    turns::{Turn, TurnId, Turns},
+    wcbuf::{Credits, State, Verdict},
+};
+use core::ops::DerefMut;
+
+/// State of the port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Packets may be sent.
+    Open,
+    /// The watch owns the credits and repairs; nothing else may be sent.
+    Repair,
+    /// No packet is sent any more.
+    Closed,
+}
+
+impl Mode {
+    /// Its name in lower case.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mode::Open => "open",
+            Mode::Repair => "repair",
+            Mode::Closed => "closed",
+        }
+    }
+}
+
+/// Why nothing is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// No room. The party is in the queue now, and hears of room.
+    Full,
+    /// What was lost is sent again. The party is in the queue, too.
+    Retry,
+    /// For ever.
+    Down,
+}
+
+/// Whether a party may send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// It may.
+    Granted,
+    /// By what is known there is no room: read the state register and ask by [`Sending::admit_by`].
+    Look,
+    /// It may not.
+    Refused(Refusal),
+}
+
+/// How soon the watch has to look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kick {
+    /// It looks anyway.
+    Nothing,
+    /// Some milliseconds from now.
+    Soon,
+    /// At once.
+    Now,
+}
+
+/// What the watch does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Nothing: it ends.
+    Idle,
+    /// It looks again, in quick succession if somebody waits for room.
+    Again {
+        /// Somebody waits.
+        waiting: bool,
+    },
+    /// It repairs.
+    Repair,
+}
+
+/// What the watch found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Watched {
+    /// What it does next.
+    pub next: Next,
+    /// Nothing was committed for a long time although packets are outstanding; once per stall.
+    pub stalled: bool,
+    /// The device is gone.
+    pub gone: bool,
+}
+
+/// Times in ticks.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How long the committed count may stand still before that is a stall.
+    pub stall: u64,
+    /// How long granted room waits to be used.
+    pub grant: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Sending<S> {
+    mode: Mode,
+    credits: Credits,
+    turns: Turns<S>,
+    limits: Limits,
+    /// The watch was asked for and will look.
+    watching: bool,
+    /// Committed count at the last progress, and when that was.
+    progress: (u8, Time),
+    /// The present stall was told.
+    told: bool,
+}
+
+impl<S: DerefMut<Target = [Turn]>> Sending<S> {
+    /// An open port, whose state register is fresh.
+    pub fn new(places: S, limits: Limits) -> Self {
+        Self {
+            mode: Mode::Open,
+            credits: Credits::new(),
+            turns: Turns::new(places),
+            limits,
+            watching: false,
+            progress: (0, Time(0)),
+            told: false,
+        }
+    }
+
+    /// State of the port.
+    #[inline]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Packet numbers.
+    #[inline]
+    pub fn credits(&self) -> &Credits {
+        &self.credits
+    }
+
+    /// Packet numbers, for the repair.
+    pub fn credits_mut(&mut self) -> &mut Credits {
+        &mut self.credits
+    }
+
+    /// The parties.
+    pub fn turns(&mut self) -> &mut Turns<S> {
+        &mut self.turns
+    }
+
+    /// Packets that the party can send by what is known.
+    pub fn room(&self, id: TurnId) -> u32 {
+        match self.mode {
+            Mode::Open => self.turns.share(id, self.credits.room().into()),
+            Mode::Repair | Mode::Closed => 0,
+        }
+    }
+
+    /// Whether the party may send `n` packets.
+    #[inline]
+    pub fn admit(&mut self, id: TurnId, n: u8, now: impl FnOnce() -> Time) -> Admission {
+        if self.mode == Mode::Open && self.room(id) >= u32::from(n) {
+            return Admission::Granted;
+        }
+        match self.mode {
+            Mode::Closed => return Admission::Refused(Refusal::Down),
+            Mode::Repair => {
+                self.turns.wait(id, n);
+                return Admission::Refused(Refusal::Retry);
+            }
+            Mode::Open => {}
+        }
+        self.turns.expire(now(), self.limits.grant);
+        if self.room(id) >= u32::from(n) {
+            Admission::Granted
+        } else if self.turns.is_behind(id) {
+            // The watch looks for those before it.
+            self.turns.wait(id, n);
+            Admission::Refused(Refusal::Full)
+        } else {
+            Admission::Look
+        }
+    }
+
+    /// As [`Sending::admit`], with a state that was read after the last packet was sent, and how soon the
+    /// watch has to look if it is refused.
+    pub fn admit_by(&mut self, id: TurnId, n: u8, state: State, now: Time) -> (Admission, Kick) {
+        let refusal = match self.credits.on_state(state) {
+            Verdict::Gone => return (Admission::Refused(Refusal::Down), Kick::Nothing),
+            Verdict::Ok { .. } | Verdict::Full if self.room(id) >= u32::from(n) => {
+                return (Admission::Granted, Kick::Nothing)
+            }
+            Verdict::Ok { .. } | Verdict::Full => Refusal::Full,
+            Verdict::Retry { .. } | Verdict::Desync { .. } => {
+                self.mode = Mode::Repair;
+                Refusal::Retry
+            }
+        };
+        self.turns.wait(id, n);
+        self.watch_from(now);
+        (Admission::Refused(refusal), Kick::Now)
+    }
+
+    /// Number of the next packet, to be sent now by a party that may.
+    #[inline]
+    pub fn take(&mut self, id: TurnId) -> Option<u8> {
+        let number = self.credits.take()?;
+        self.turns.used(id, 1);
+        Some(number)
+    }
+
+    /// Packets were sent: how soon the watch has to look.
+    #[inline]
+    pub fn sent(&mut self, now: impl FnOnce() -> Time) -> Kick {
+        if self.watching {
+            return Kick::Nothing;
+        }
+        self.watch_from(now());
+        Kick::Soon
+    }
+
+    fn watch_from(&mut self, now: Time) {
+        if !self.watching {
+            self.watching = true;
+            self.progress = (self.credits.committed(), now);
+        }
+    }
+
+    /// The watch begins: whether the state is to be read, for [`Sending::watched`]; else what to do.
+    pub fn watch(&mut self, alive: bool) -> Result<(), Next> {
+        let next = match self.mode {
+            _ if !alive => Next::Idle,
+            Mode::Closed => Next::Idle,
+            Mode::Repair => Next::Repair,
+            Mode::Open => return Ok(()),
+        };
+        self.watching = next != Next::Idle;
+        Err(next)
+    }
+
+    /// The watch has read the state.
+    pub fn watched(&mut self, state: State, now: Time) -> Watched {
+        let mut stalled = false;
+        let mut gone = false;
+        let next = match self.credits.on_state(state) {
+            Verdict::Ok { .. } | Verdict::Full => {
+                stalled = self.is_stall(now);
+                self.turns.expire(now, self.limits.grant);
+                let waiting = self.turns.is_wanted();
+                match self.credits.outstanding() {
+                    0 if !waiting => Next::Idle,
+                    _ => Next::Again { waiting },
+                }
+            }
+            Verdict::Retry { .. } | Verdict::Desync { .. } => {
+                self.mode = Mode::Repair;
+                Next::Repair
+            }
+            Verdict::Gone => {
+                gone = true;
+                Next::Idle
+            }
+        };
+        self.watching = next != Next::Idle;
+        Watched {
+            next,
+            stalled,
+            gone,
+        }
+    }
+
+    /// Somebody who waits and has room now, to be told; to be asked until there is nobody.
+    pub fn wake(&mut self, now: Time) -> Option<TurnId> {
+        match self.mode {
+            Mode::Open => self.turns.grant(self.credits.room().into(), now),
+            Mode::Repair | Mode::Closed => None,
+        }
+    }
+
+    /// True once per stall.
+    fn is_stall(&mut self, now: Time) -> bool {
+        let committed = self.credits.committed();
+        if self.credits.outstanding() == 0 || committed != self.progress.0 {
+            self.progress = (committed, now);
+            self.told = false;
+            return false;
+        }
+        let stalled = !self.told && now.since(self.progress.1) >= self.limits.stall;
+        self.told |= stalled;
+        stalled
+    }
+
+    /// The repair is done; the port is open, unless it was closed meanwhile.
+    pub fn repaired(&mut self) {
+        if self.mode == Mode::Repair {
+            self.mode = Mode::Open;
+        }
+    }
+
+    /// All outstanding packets are given up, and the state register is fresh; the port is open, unless it
+    /// was closed. Returns their number.
+    pub fn give_up(&mut self) -> u8 {
+        let lost = self.credits.outstanding();
+        self.credits = Credits::new();
+        self.repaired();
+        lost
+    }
+
+    /// Nothing is sent any more.
+    pub fn close(&mut self) {
+        self.mode = Mode::Closed;
+    }
+}

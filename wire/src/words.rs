@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Bytes in quadwords, little-endian: what the NIC reads and writes.
+
+/// Fewer than eight bytes.
+fn short(chunk: &[u8]) -> u64 {
+    let add = |word, byte: &u8| word << 8 | u64::from(*byte);
+    chunk.iter().rev().fold(0, add)
+}
+
+/// Puts the bytes of several slices one behind the other into `words`, as far as they fit, and zeros behind
+/// them in the last word that has some. Returns the number of words that have some.
+pub fn gather<'a>(words: &mut [u64], parts: impl IntoIterator<Item = &'a [u8]>) -> usize {
+    let mut places = words.iter_mut();
+    let mut count = 0;
+    // Bytes that do not fill a word yet, and how many bits they have.
+    let (mut rest, mut bits) = (0u64, 0u32);
+    for part in parts {
+        for chunk in part.chunks(8) {
+            let value = match chunk.first_chunk::<8>() {
+                Some(bytes) => u64::from_le_bytes(*bytes),
+                None => short(chunk),
+            };
+            rest |= value << bits;
+            bits += 8 * chunk.len() as u32;
+            if bits < 64 {
+                continue;
+            }
+            let Some(place) = places.next() else {
+                return count;
+            };
+            *place = rest;
+            count += 1;
+            bits -= 64;
+            // What of the chunk went into the word.
+            let used = 8 * chunk.len() as u32 - bits;
+            rest = value.checked_shr(used).unwrap_or(0);
+        }
+    }
+    if bits != 0 {
+        if let Some(place) = places.next() {
+            *place = rest;
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Copies the bytes from `from` on of the words that `word` gives into `to`.
+pub fn scatter(from: usize, to: &mut [u8], mut word: impl FnMut(usize) -> u64) {
+    let (mut index, skip) = (from / 8, from % 8);
+    let (head, tail) = to.split_at_mut(((8 - skip) % 8).min(to.len()));
+    if !head.is_empty() {
+        let bytes = word(index).to_le_bytes();
+        for (to, from) in head.iter_mut().zip(bytes.iter().skip(skip)) {
+            *to = *from;
+        }
+        index += 1;
+    }
+    for chunk in tail.chunks_mut(8) {
+        let bytes = word(index).to_le_bytes();
+        for (to, from) in chunk.iter_mut().zip(bytes) {
+            *to = from;
+        }
+        index += 1;
+    }
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The sending side of a port that several parties share, against a NIC that commits at its own pace.
+
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use wire::sending::{Admission, Kick, Limits, Mode, Next, Refusal, Sending};
+use wire::time::Time;
+use wire::turns::{Turn, TurnId, Turns};
+use wire::wcbuf::State;
+
+const LIMITS: Limits = Limits {
+    stall: 1000,
+    grant: 20,
+};
+
+fn sending(parties: usize) -> (Sending<Vec<Turn>>, Vec<TurnId>) {
+    let mut sending = Sending::new(vec![Turn::FREE; parties], LIMITS);
+    let mut ids = vec![TurnId::FIRST];
+    ids.extend((1..parties).map(|_| sending.turns().add().unwrap()));
+    assert!(sending.turns().add().is_none());
+    (sending, ids)
+}
+
+/// A NIC: packets that it has not committed.
+#[derive(Default)]
+struct Nic {
+    committed: u8,
+    outstanding: u32,
+}
+
+impl Nic {
+    fn commit(&mut self, n: u32) {
+        let n = n.min(self.outstanding);
+        self.outstanding -= n;
+        self.committed = self.committed.wrapping_add(n as u8);
+    }
+
+    fn state(&self) -> State {
+        State(0).with_committed_count(self.committed)
+    }
+}
+
+/// Tries to send `n` packets; true if they were sent. `watch`: the watch will look.
+fn send(
+    s: &mut Sending<Vec<Turn>>,
+    nic: &mut Nic,
+    id: TurnId,
+    n: u8,
+    now: Time,
+    watch: &mut bool,
+) -> bool {
+    let admission = match s.admit(id, n, || now) {
+        Admission::Look => {
+            let (admission, kick) = s.admit_by(id, n, nic.state(), now);
+            *watch |= kick == Kick::Now;
+            admission
+        }
+        other => other,
+    };
+    match admission {
+        Admission::Granted => {
+            for _ in 0..n {
+                s.take(id).expect("room was promised");
+                nic.outstanding += 1;
+            }
+            assert!(nic.outstanding <= 255, "more than the NIC can count");
+            *watch |= s.sent(|| now) != Kick::Nothing;
+            true
+        }
+        Admission::Refused(refusal) => {
+            assert_eq!(refusal, Refusal::Full);
+            false
+        }
+        Admission::Look => panic!("looks for ever"),
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Send(usize, u8),
+    Commit(u32),
+    Watch,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0usize..5, 1u8..40).prop_map(|(p, n)| Step::Send(p, n)),
+        1 => (0usize..5, 200u8..=255).prop_map(|(p, n)| Step::Send(p, n)),
+        2 => (0u32..80).prop_map(Step::Commit),
+        2 => Just(Step::Watch),
+    ]
+}
+
+proptest! {
+    /// Nobody who was refused is forgotten, whatever the others do, and the watch runs as long as it has to.
+    #[test]
+    fn all_who_wait_are_told(steps in prop::collection::vec(step(), 1..300)) {
+        let (mut s, ids) = sending(5);
+        let (mut nic, mut watch, mut now) = (Nic::default(), false, 0u64);
+        let mut waiting = [false; 5];
+        let run_watch = |s: &mut Sending<Vec<Turn>>, nic: &Nic, now: u64, waiting: &mut [bool; 5]| {
+            if s.watch(true).is_err() {
+                return false;
+            }
+            let watched = s.watched(nic.state(), Time(now));
+            while let Some(id) = s.wake(Time(now)) {
+                waiting[id.index()] = false;
+                assert!(s.room(id) > 0, "told of no room");
+            }
+            watched.next != Next::Idle
+        };
+        for step in steps {
+            now += 1;
+            match step {
+                Step::Send(p, n) => {
+                    if !send(&mut s, &mut nic, ids[p], n, Time(now), &mut watch) {
+                        waiting[p] = true;
+                    }
+                }
+                Step::Commit(n) => nic.commit(n),
+                Step::Watch if watch => watch = run_watch(&mut s, &nic, now, &mut waiting),
+                Step::Watch => {}
+            }
+            prop_assert!(watch || (nic.outstanding == 0 && !waiting.contains(&true)));
+        }
+        // The NIC commits all, and nobody sends any more: all hear of room, the watch ends.
+        nic.commit(255);
+        for _ in 0..20 {
+            now += LIMITS.grant;
+            watch = watch && run_watch(&mut s, &nic, now, &mut waiting);
+        }
+        prop_assert_eq!(waiting, [false; 5]);
+        prop_assert!(!watch);
+    }
+}
+
+/// Parties that always have something to send get their share, even if one asks all the time, which may have two
+/// turns where the others have one.
+#[test]
+fn none_starves_the_others() {
+    let (mut s, ids) = sending(4);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    let mut sent = [0u32; 4];
+    let mut ready = VecDeque::from([0usize, 1, 2, 3]);
+    for now in 0..20_000u64 {
+        let now = Time(now);
+        // Party 0 tries all the time, the others when they are told, as much as they can.
+        for p in std::iter::once(0).chain(ready.drain(..)) {
+            while send(&mut s, &mut nic, ids[p], 2, now, &mut watch) {
+                sent[p] += 2;
+            }
+        }
+        nic.commit(7);
+        if s.watch(true).is_ok() {
+            s.watched(nic.state(), now);
+            while let Some(id) = s.wake(now) {
+                ready.push_back(ids.iter().position(|i| *i == id).unwrap());
+            }
+        }
+    }
+    let (least, most) = (sent.iter().min().unwrap(), sent.iter().max().unwrap());
+    assert!(*least > 20_000 && most < &(2 * least), "{sent:?}");
+}
+
+/// One who is told and does not send holds the others up for a while only; who is told has his room.
+#[test]
+fn what_is_granted_is_kept_and_taken_back() {
+    let mut turns = Turns::new(vec![Turn::FREE; 3]);
+    let (a, b) = (turns.add().unwrap(), turns.add().unwrap());
+    turns.wait(a, 10);
+    turns.wait(b, 5);
+    // Not in the order of size.
+    assert_eq!(turns.grant(9, Time(0)), None);
+    assert_eq!(turns.grant(12, Time(0)), Some(a));
+    assert_eq!(turns.grant(12, Time(0)), None);
+    assert_eq!((turns.share(a, 12), turns.share(b, 12)), (10, 2));
+    assert_eq!(turns.share(TurnId::FIRST, 12), 0);
+    turns.used(a, 4);
+    assert_eq!((turns.share(a, 8), turns.share(TurnId::FIRST, 8)), (6, 0));
+    turns.expire(Time(19), 20);
+    assert_eq!(turns.share(a, 8), 6);
+    turns.expire(Time(20), 20);
+    assert_eq!(turns.share(a, 8), 0);
+    assert_eq!(turns.grant(8, Time(20)), Some(b));
+    turns.remove(b);
+    assert!(turns.is_idle());
+}
+
+/// Two threads of a party: the one that waits is told although the other has used its room.
+#[test]
+fn a_waiting_thread_is_told_although_another_sends() {
+    let mut turns = Turns::new(vec![Turn::FREE; 2]);
+    let other = turns.add().unwrap();
+    turns.wait(TurnId::FIRST, 3);
+    turns.wait(other, 1);
+    assert_eq!(turns.share(TurnId::FIRST, 4), 4);
+    turns.used(TurnId::FIRST, 3);
+    // Now it is behind the other one.
+    assert_eq!(turns.share(TurnId::FIRST, 4), 0);
+    assert_eq!(turns.grant(2, Time(0)), Some(other));
+    assert_eq!(turns.grant(2, Time(0)), Some(TurnId::FIRST));
+}
+
+/// Places are added while parties wait and have room.
+#[test]
+fn parties_survive_growing() {
+    let mut turns = Turns::new(vec![Turn::FREE; 2]);
+    let a = turns.add().unwrap();
+    turns.wait(a, 3);
+    turns.wait(TurnId::FIRST, 2);
+    assert_eq!(turns.grant(4, Time(1)), Some(a));
+    assert!(turns.add().is_none());
+    assert_eq!(turns.grow(vec![Turn::FREE; 2]).len(), 2);
+    assert_eq!(turns.capacity(), 2);
+    assert_eq!(turns.grow(vec![Turn::FREE; 8]).len(), 2);
+    let b = turns.add().unwrap();
+    assert_eq!(turns.share(a, 4), 3);
+    assert_eq!(turns.share(b, 4), 0);
+    turns.used(a, 3);
+    assert_eq!(turns.grant(4, Time(2)), Some(TurnId::FIRST));
+}
+
+#[test]
+fn stalls_are_told_once_and_repairs_open_again() {
+    let (mut s, ids) = sending(1);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    assert!(send(&mut s, &mut nic, ids[0], 9, Time(0), &mut watch));
+    let told: Vec<u64> = (0..5000)
+        .filter(|t| s.watched(nic.state(), Time(*t)).stalled)
+        .collect();
+    assert_eq!(told, [LIMITS.stall]);
+    nic.commit(1);
+    assert!(!s.watched(nic.state(), Time(5000)).stalled);
+    assert!(s.watched(nic.state(), Time(6000)).stalled);
+    // A drop: the watch repairs, nobody sends meanwhile.
+    let dropped = nic.state().with_retry(true).with_retry_count(8);
+    assert_eq!(s.watched(dropped, Time(6001)).next, Next::Repair);
+    assert_eq!(s.mode(), Mode::Repair);
+    let refused = Admission::Refused(Refusal::Retry);
+    assert_eq!(s.admit(ids[0], 1, || Time(6001)), refused);
+    assert_eq!(s.watch(true), Err(Next::Repair));
+    assert_eq!(s.give_up(), 8);
+    assert_eq!(s.wake(Time(6002)), Some(ids[0]));
+    assert_eq!(s.admit(ids[0], 255, || Time(6002)), Admission::Granted);
+    // Closed meanwhile, it stays so.
+    s.close();
+    s.repaired();
+    let refused = Admission::Refused(Refusal::Down);
+    assert_eq!(s.admit(ids[0], 1, || Time(6003)), refused);
+    assert_eq!(s.watch(true), Err(Next::Idle));
+}
+
+#[test]
+fn a_device_that_is_gone_wakes_nobody() {
+    let (mut s, ids) = sending(1);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    assert!(send(&mut s, &mut nic, ids[0], 255, Time(0), &mut watch));
+    assert_eq!(s.admit(ids[0], 1, || Time(1)), Admission::Look);
+    let (refused, kick) = s.admit_by(ids[0], 1, State(u64::MAX), Time(1));
+    assert_eq!(refused, Admission::Refused(Refusal::Down));
+    assert_eq!(kick, Kick::Nothing);
+    assert!(s.watched(State(u64::MAX), Time(2)).gone);
+    assert_eq!(s.watch(false), Err(Next::Idle));
+}
