@@ -242,17 +242,23 @@ impl Operations for Exn {
         // The instance is disabled before, so the call succeeds.
         let _ = exn.napi.with_state(rtnl, |state| {
             exn.drain(&mut state.rma);
-            state.rma.queue = None;
+            if let Some(queue) = state.rma.queue.take() {
+                queue.close();
+            }
             if let Some(requester) = state.velo.rx.requester.take() {
                 requester.detach();
+                requester.close();
             }
-            state.velo.mailbox = None;
+            if let Some(mailbox) = state.velo.mailbox.take() {
+                mailbox.close();
+            }
             waiting = state.velo.rx.flush(sh);
         });
         sh.counters.reason(Reason::RxFlushed, waiting as u64);
         let (sender, parked) = sh.tx.lock().stop();
         if let Some(sender) = sender {
             sender.detach();
+            sender.close();
         }
         if parked.is_some() {
             sh.counters.reason(Reason::TxFlushed, 1);
@@ -260,7 +266,7 @@ impl Operations for Exn {
         drop(parked);
         // Should a link have come up meanwhile.
         sh.update_carrier();
-        // All handles of the ports are gone now.
+        // The ports are closed now.
         exn.flush();
     }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The PCIe backdoor of other nodes' NICs: packets to the device behind a NIC in root-port mode, above all
-//! configuration cycles, by its registers (HW §14, [`crate::rra`]).
+//! The PCIe backdoor of other nodes' NICs: packets to the device behind a NIC in root-port mode,
+//! above all configuration cycles, by its registers (HW §14, [`crate::rra`]).
 //!
 //! A backdoor is a sequence of registers without any protection: two users at once get each other's
-//! answers. A [`Transaction`] has it alone, among all users of this NIC. It has a deadline, and is either
-//! [finished](Transaction::finish) or undone by its drop: registers that it [set](Transaction::set) have
-//! their old values again, and what came for it after all is thrown away before the next transaction
-//! begins. A packet that was sent can't be taken back.
+//! answers. A [`Transaction`] has it alone, among all users of this NIC. It has a deadline, and is
+//! either [finished](Transaction::finish) or undone by its drop: registers that it
+//! [set](Transaction::set) have their old values again, and what came for it after all is thrown
+//! away before the next transaction begins. A packet that was sent can't be taken back.
 //!
 //! Users of other NICs and hosts are not kept away: who lends a device lends it to one.
 
@@ -47,8 +47,8 @@ const LATE_MS: i64 = 60;
 /// Why a transaction failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackdoorError {
-    /// Somebody else has this backdoor, or 64 others are in use, or the device may still answer a request
-    /// that was given up less than 60 ms ago; and that did not change in time.
+    /// Somebody else has this backdoor, or 64 others are in use, or the device may still answer a
+    /// request that was given up less than 60 ms ago; and that did not change in time.
     Busy,
     /// A register of the node could not be accessed.
     Register(RraError),
@@ -149,8 +149,8 @@ impl Backdoors {
         }
     }
 
-    /// Begins a transaction with the backdoor of `node`; all of it has to be over in the time of `wait`,
-    /// but for undoing, which has a millisecond more. Context: that of `wait`.
+    /// Begins a transaction with the backdoor of `node`; all of it has to be over in the time of
+    /// `wait`, but for undoing, which has a millisecond more. Context: that of `wait`.
     ///
     /// # Errors
     ///
@@ -180,8 +180,8 @@ impl Backdoors {
         Ok(transaction)
     }
 
-    /// Has completions of the node's device go to the backdoor's FIFO, which they do not after a reset.
-    /// Context: that of `wait`.
+    /// Has completions of the node's device go to the backdoor's FIFO, which they do not after a
+    /// reset. Context: that of `wait`.
     ///
     /// # Errors
     ///
@@ -195,8 +195,9 @@ impl Backdoors {
         Ok(())
     }
 
-    /// Reads 1, 2 or 4 bytes of configuration space of a function at `node`. Context: that of `wait`. It
-    /// takes some six round trips over the fabric, four of them at once, and the device's own time.
+    /// Reads 1, 2 or 4 bytes of configuration space of a function at `node`. Context: that of
+    /// `wait`. It takes some six round trips over the fabric, four of them at once, and the
+    /// device's own time.
     ///
     /// # Errors
     ///
@@ -230,8 +231,8 @@ impl Backdoors {
             .unwrap_or(ones)
     }
 
-    /// Writes 1, 2 or 4 bytes of configuration space of a function at `node`, and waits until that is done.
-    /// Context and cost as of [`Backdoors::try_config_read`].
+    /// Writes 1, 2 or 4 bytes of configuration space of a function at `node`, and waits until that
+    /// is done. Context and cost as of [`Backdoors::try_config_read`].
     ///
     /// # Errors
     ///
@@ -296,8 +297,8 @@ impl Backdoors {
     }
 }
 
-/// Exclusive use of a backdoor; undone by drop unless it was [finished](Transaction::finish). Every method
-/// runs in the context of the [`Wait`] that it was begun with, and so does the drop.
+/// Exclusive use of a backdoor; undone by drop unless it was [finished](Transaction::finish). Every
+/// method runs in the context of the [`Wait`] that it was begun with, and so does the drop.
 pub struct Transaction<'a> {
     all: &'a Backdoors,
     node: NodeId,
@@ -340,8 +341,8 @@ impl Transaction<'_> {
         self.batch(&mut [Request::write(self.node, offset, value)])
     }
 
-    /// Writes a register of the node that gets its old value back if the transaction is undone; at most
-    /// eight. Not for registers whose reading has an effect.
+    /// Writes a register of the node that gets its old value back if the transaction is undone; at
+    /// most eight. Not for registers whose reading has an effect.
     ///
     /// # Errors
     ///
@@ -380,8 +381,8 @@ impl Transaction<'_> {
         self.batch(requests.get_mut(..count).unwrap_or_default())
     }
 
-    /// Sends a packet, with requester 0 and tag 0 ([`backdoor::REQUESTER`], [`backdoor::TAG`]), and gives
-    /// its completion, of one dword at most.
+    /// Sends a packet, with requester 0 and tag 0 ([`backdoor::REQUESTER`], [`backdoor::TAG`]), and
+    /// gives its completion, of one dword at most.
     ///
     /// # Errors
     ///
@@ -422,8 +423,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Throws away what is in the FIFO: packets, and before them the rest of one whose reading was broken
-    /// off, which has no length any more.
+    /// Throws away what is in the FIFO: packets, and before them the rest of one whose reading was
+    /// broken off, which has no length any more.
     fn empty(&mut self) -> Result<(), BackdoorError> {
         let mut rest = [0; words::MAX];
         for _ in 0..LEFT {

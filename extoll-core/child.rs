@@ -39,11 +39,11 @@ pub(crate) type Data = CovariantForLt!(Arc<Nic>);
 
 /// A module's handle of a NIC.
 ///
-/// It may be kept in as many objects as the module likes, which are not bound to the time of the binding.
-/// All of it, and everything opened on it, must be dropped when the module's `unbind` has returned, though:
-/// unbinding the NIC waits for that five seconds, and then reports how many are left (reason 42) and goes
-/// on. What is left is of no use then: registers are not reached any more, operations fail with `Down` or
-/// `ENODEV`.
+/// It may be kept in as many objects as the module likes, which are not bound to the time of the
+/// binding. All of it, and everything opened on it, must be dropped when the module's `unbind` has
+/// returned, though: unbinding the NIC waits for that five seconds, and then reports how many are
+/// left (reason 42) and goes on. What is left is of no use then: registers are not reached any
+/// more, operations fail with `Down` or `ENODEV`.
 ///
 /// Dropping it may free the NIC, and may sleep.
 pub struct Handle(Arc<Nic>);

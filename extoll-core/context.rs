@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What every unit of a NIC depends on: registers, the DMA device, whether the hardware may still be
-//! touched, and reporting.
+//! What every unit of a NIC depends on: registers, the DMA device, whether the hardware may still
+//! be touched, and reporting.
 //!
 //! A [`Context`] may outlive the binding of its device (somebody still holds a reference), but its
-//! register mappings do not: [`Context::give_up`] revokes them and waits for all users; later accesses
-//! get `None` or `ENODEV`.
+//! register mappings do not: [`Context::give_up`] revokes them and waits for all users; later
+//! accesses get `None` or `ENODEV`.
 
 use crate::{
     dma::BoundDevice,
     hw::Hw,
+    report::Report,
     stats::{Reason, Stats},
 };
 use kernel::{
@@ -18,13 +19,12 @@ use kernel::{
     prelude::*,
     revocable::{Revocable, RevocableGuard},
     sync::{
-        aref::ARef,
         atomic::{Atomic, AtomicFlag, Full, Relaxed},
         new_spinlock_irq, rcu, Arc, Mutex, SpinLockIrq,
     },
     time::{delay::fsleep, Delta},
 };
-use kernel_ext::{mem, pci::stop_dma, ratelimit::RateLimit, trace};
+use kernel_ext::{mem, pci::stop_dma};
 use wire::{
     ids::{NodeId, RegOffset},
     regs::info,
@@ -61,14 +61,14 @@ pub(crate) trait Lost: Send + Sync {
 /// take another way than the answer to a register read (HW §5), which does not push them.
 const WRITE_TIME: Delta = Delta::from_millis(2);
 
-/// Access to the hardware; while it exists the mappings stay. Holds an RCU read lock: must not sleep.
+/// Access to the hardware; while it exists the mappings stay. Holds an RCU read lock: must not
+/// sleep.
 pub(crate) type Access<'a> = RevocableGuard<'a, Hw>;
 
 /// See the module.
 #[pin_data]
 pub struct Context {
-    dev: ARef<device::Device>,
-    id: u32,
+    report: Report,
     #[pin]
     hw: Revocable<Hw>,
     /// `Some` while the device is bound; locked by users that sleep.
@@ -81,15 +81,13 @@ pub struct Context {
     dma: Mutex<Option<BoundDevice>>,
     node: Atomic<u32>,
     network: Atomic<u64>,
-    stats: Stats,
-    limits: [RateLimit; Reason::ALL.len()],
     #[pin]
     listener: SpinLockIrq<Option<Arc<dyn Lost>>>,
 }
 
 impl Context {
-    /// `id` identifies the NIC on this host, `log_interval_ms` is the time in which a reason gets few log
-    /// lines. May sleep.
+    /// `id` identifies the NIC on this host, `log_interval_ms` is the time in which a reason gets
+    /// few log lines. May sleep.
     pub(crate) fn new(
         dev: &device::Device<Bound>,
         id: u32,
@@ -99,16 +97,13 @@ impl Context {
         let (bound, dma) = (hw.device().share(), hw.device().share());
         Arc::pin_init(
             try_pin_init!(Self {
-                dev: dev.into(),
-                id,
+                report: Report::new(dev, id, log_interval_ms),
                 hw <- Revocable::new(hw),
                 bound <- new_mutex!(Some(bound), "extoll_bound"),
                 alive: AtomicFlag::new(true),
                 dma <- new_mutex!(Some(dma), "extoll_dma"),
                 node: Atomic::new(0),
                 network: Atomic::new(0),
-                stats: Stats::new(),
-                limits: core::array::from_fn(|_| RateLimit::new(log_interval_ms)),
                 listener <- new_spinlock_irq!(None, "extoll_lost"),
             }),
             GFP_KERNEL,
@@ -118,12 +113,12 @@ impl Context {
     /// Number that identifies the NIC on this host: PCI domain, bus, device, function
     /// ([`kernel_ext::pci::unique_id`]).
     pub fn id(&self) -> u32 {
-        self.id
+        self.report.id()
     }
 
     /// The PCI device, for log lines.
     pub fn device(&self) -> &device::Device {
-        &self.dev
+        self.report.device()
     }
 
     /// Node ID as last read. No register access; any context.
@@ -147,11 +142,11 @@ impl Context {
 
     /// Counters.
     pub fn stats(&self) -> &Stats {
-        &self.stats
+        self.report.stats()
     }
 
-    /// Calls `f` with the device while it is certainly bound, e.g. to allocate DMA memory. May sleep, and
-    /// so may `f`. Unbinding waits for `f`.
+    /// Calls `f` with the device while it is certainly bound, e.g. to allocate DMA memory. May
+    /// sleep, and so may `f`. Unbinding waits for `f`.
     ///
     /// # Errors
     ///
@@ -178,37 +173,30 @@ impl Context {
 
     /// As [`Context::access`], but also refuses a device that was found missing.
     pub(crate) fn alive_access(&self) -> Option<Access<'_>> {
-        // In this order: who has declared it dead and then waited for readers of RCU knows that nobody
-        // touches it any more.
+        // In this order: who has declared it dead and then waited for readers of RCU knows that
+        // nobody touches it any more.
         let hw = self.hw.try_access()?;
         self.is_alive().then_some(hw)
     }
 
     /// Counts, traces and (rate-limited) logs an error. Any context.
     pub(crate) fn error(&self, reason: Reason, detail: u64) {
-        self.note(reason, detail);
-        if let Some(missed) = self.log_allowance(reason) {
-            let (n, text) = (reason as u32, reason.text());
-            dev_warn!(
-                self.dev,
-                "reason {n}: {text} ({detail:#x}), {missed} suppressed\n"
-            );
-        }
+        self.report.error(reason, detail);
     }
 
     /// Counts and traces an error without a log line. Any context.
     pub(crate) fn note(&self, reason: Reason, detail: u64) {
-        self.stats.count(reason);
-        trace::error(self.id, reason as u32, detail);
+        self.report.note(reason, detail);
     }
 
-    /// Whether a line about `reason` may be logged now: how many were suppressed since the last one.
+    /// Whether a line about `reason` may be logged now: how many were suppressed since the last
+    /// one.
     pub(crate) fn log_allowance(&self, reason: Reason) -> Option<u32> {
-        self.limits.get(reason as usize)?.allow()
+        self.report.log_allowance(reason)
     }
 
-    /// Tells whether a value that was read means that the device is gone, and declares it dead then. Any
-    /// context.
+    /// Tells whether a value that was read means that the device is gone, and declares it dead
+    /// then. Any context.
     pub(crate) fn is_gone(&self, hw: &Hw, value: u64) -> bool {
         if value != u64::MAX {
             return !self.is_alive();
@@ -225,7 +213,10 @@ impl Context {
     fn declare_dead(&self) {
         if self.alive.xchg(false, Full) {
             self.note(Reason::DeviceGone, 0);
-            dev_err!(self.dev, "registers read as all ones, the device is gone\n");
+            dev_err!(
+                self.device(),
+                "registers read as all ones, the device is gone\n"
+            );
             if let Some(listener) = self.listener.lock().as_ref() {
                 listener.lost();
             }
@@ -244,8 +235,9 @@ impl Context {
         self.alive.store(false, Relaxed);
     }
 
-    /// Cuts a dead NIC off from memory, since it can't be told to forget any: its registers may hang while
-    /// it goes on to read and write. When this returns, nothing of this host is in its reach. May sleep.
+    /// Cuts a dead NIC off from memory, since it can't be told to forget any: its registers may
+    /// hang while it goes on to read and write. When this returns, nothing of this host is in its
+    /// reach. May sleep.
     pub(crate) fn isolate(&self) {
         if self.is_alive() {
             return;
@@ -257,8 +249,8 @@ impl Context {
         }
     }
 
-    /// Has `f` tell the NIC to forget memory, and makes sure by reading `reg` that it has: when this
-    /// returns the memory can be freed. `f` must not sleep and may not be called. May sleep.
+    /// Has `f` tell the NIC to forget memory, and makes sure by reading `reg` that it has: when
+    /// this returns the memory can be freed. `f` must not sleep and may not be called. May sleep.
     pub(crate) fn withdraw(&self, reg: RegOffset, f: impl FnOnce(&Hw)) {
         let told = self.alive_access().is_some_and(|hw| {
             f(&hw);
@@ -281,8 +273,8 @@ impl Context {
         NodeId(self.node.xchg(u32::from(node.0), Full) as u16)
     }
 
-    /// The device will be reset by somebody else: has it do nothing more if it is `reachable`, and lets
-    /// nobody touch it. May sleep.
+    /// The device will be reset by somebody else: has it do nothing more if it is `reachable`, and
+    /// lets nobody touch it. May sleep.
     pub(crate) fn lose_by_reset(&self, reachable: bool) {
         if self.alive.xchg(false, Full) {
             let reason = match reachable {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What trigger events report (HW §6.5): which field of which register moved, counted, and logged at a limited rate.
+//! What trigger events report (HW §6.5): which field of which register moved, counted, and logged
+//! at a limited rate.
 //!
-//! The notification program records registers with each event. Every field of every recorded register is a sub-cause: a report in
-//! which the field differs from the last report counts for it. For ECC events the program records no ECC register (HW §6.5), so all
-//! registers with ECC flags are read instead.
+//! The notification program records registers with each event. Every field of every recorded
+//! register is a sub-cause: a report in which the field differs from the last report counts for it.
+//! For ECC events the program records no ECC register (HW §6.5), so all registers with ECC flags
+//! are read instead.
 
 mod registers;
 
@@ -70,13 +72,32 @@ impl Report<'_> {
 }
 
 /// Hears of trigger events.
+///
+/// ```no_run
+/// # use extoll_core::{events::{EventClient, Report}, nic::Nic, snq::EventSubscription};
+/// # use kernel::{prelude::*, sync::Arc};
+/// # use wire::snq::TriggerEvent;
+/// struct Packets;
+///
+/// impl EventClient for Packets {
+///     fn event(&self, report: &Report<'_>) {
+///         // Interrupts are disabled: note it, and have a work item look.
+/// #       let _ = report;
+///     }
+/// }
+///
+/// fn listen(nic: &Nic) -> Result<EventSubscription> {
+///     let client = Arc::new(Packets, GFP_KERNEL)?;
+///     nic.subscribe_event(TriggerEvent::PcieBridgeRegfileInfo, client)
+/// }
+/// ```
 pub trait EventClient: Send + Sync {
-    /// A part of a report came. Hard interrupt, or process context with interrupts disabled, with the
-    /// notification queue and the list of clients locked: must not sleep, not take long, and neither
-    /// subscribe nor unsubscribe.
+    /// A part of a report came. Hard interrupt, or process context with interrupts disabled, with
+    /// the notification queue and the list of clients locked: must not sleep, not take long, and
+    /// neither subscribe nor unsubscribe.
     ///
-    /// Occurrences are merged, the more so while an event is masked because it storms, and reports may
-    /// get lost: read what you need anew, and look from time to time.
+    /// Occurrences are merged, the more so while an event is masked because it storms, and reports
+    /// may get lost: read what you need anew, and look from time to time.
     fn event(&self, report: &Report<'_>);
 }
 
@@ -141,8 +162,8 @@ impl Events {
         )
     }
 
-    /// Handles all that the dispatcher does not itself: decodes, counts, logs, and starts what has to be
-    /// done in process context. Hard interrupt, with the notification queue locked.
+    /// Handles all that the dispatcher does not itself: decodes, counts, logs, and starts what has
+    /// to be done in process context. Hard interrupt, with the notification queue locked.
     pub(crate) fn handle(self: &Arc<Self>, hw: &Hw, report: &Report<'_>) {
         let changes = self.registers.compare(report.event, report.values());
         match report.event {
@@ -220,7 +241,8 @@ impl Events {
         }
     }
 
-    /// Which events are enabled: links that none tells of are looked at from time to time. Any context.
+    /// Which events are enabled: links that none tells of are looked at from time to time. Any
+    /// context.
     pub(crate) fn allowed(&self, mask: TriggerMask) {
         let told = [TriggerEvent::LinkPort, TriggerEvent::LinkMacStatus];
         let told = told.iter().all(|event| mask.contains(*event));

@@ -43,8 +43,9 @@ pub(crate) struct Hw {
 }
 
 impl Hw {
-    /// Maps the windows, which lie in BAR 0 but for the remote register file (BAR 2): register file uncached, requesters write-combining (HW §3.1 step 2).
-    /// `mark_fences`: an emulator that asks for it gets marks. May sleep.
+    /// Maps the windows, which lie in BAR 0 but for the remote register file (BAR 2): register file
+    /// uncached, requesters write-combining (HW §3.1 step 2). `mark_fences`: an emulator that asks
+    /// for it gets marks. May sleep.
     pub(crate) fn map(
         dev: &device::Device<Bound>,
         bar0: &Region<'_>,
@@ -84,8 +85,8 @@ impl Hw {
         &self.device
     }
 
-    /// Has all units that access memory by themselves, or for others, do so no more: notification queue, network ports, queue
-    /// engines, address translation, window.
+    /// Has all units that access memory by themselves, or for others, do so no more: notification
+    /// queue, network ports, queue engines, address translation, window.
     pub(crate) fn quiesce(&self) {
         self.rf.write(regs::snq::EXECUTE, 0);
         for port in [np::VELO, np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {

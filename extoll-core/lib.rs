@@ -29,6 +29,7 @@ pub mod probe;
 pub mod quarantine;
 mod queue;
 pub mod refusal;
+mod report;
 mod residue;
 mod rf;
 pub mod rma;

@@ -12,7 +12,10 @@ use crate::{
     xbar,
 };
 use kernel::{device::Bound, pci, prelude::*, sync::Arc};
-use kernel_ext::pci::{payload_sizes, Enabled, Msi, MsiVectors};
+use kernel_ext::{
+    pci::{payload_sizes, Enabled, Msi, MsiVectors},
+    work::Settled,
+};
 
 /// MSI vectors that are allocated at most; only vector 0 is used (HW §1).
 const MAX_VECTORS: u32 = 32;
@@ -20,8 +23,8 @@ const MAX_VECTORS: u32 = 32;
 /// The installed interrupt handler.
 pub(crate) type Irq<'a> = Pin<KBox<Msi<'a, Interrupt>>>;
 
-/// Steps 3 to 27. `irq` is where the interrupt handler goes; what was begun is ended by [`end`], also
-/// after an error. May sleep.
+/// Steps 3 to 27. `irq` is where the interrupt handler goes; what was begun is ended by [`end`],
+/// also after an error. May sleep.
 pub(crate) fn begin<'a>(
     nic: &Arc<Nic>,
     dev: &'a pci::Device<Bound>,
@@ -61,7 +64,8 @@ pub(crate) fn begin<'a>(
     Ok(())
 }
 
-/// Ends everything, when nobody above uses the NIC any more; `irq` drops the interrupt handler. May sleep.
+/// Ends everything, when nobody above uses the NIC any more; `irq` drops the interrupt handler. May
+/// sleep.
 pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     if !nic.is_alive() {
         nic.isolate();
@@ -70,6 +74,8 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
             hw.quiesce();
         }
     }
+    // Ports whose last handle was dropped are closed.
+    drop(Settled);
     let remains = nic.rra().close();
     nic.snq().stop();
     irq();

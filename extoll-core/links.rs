@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! State of the seven links and their neighbours (HW §15.4), as last seen. Trigger events 17 to 20 make it be read again.
+//! State of the seven links and their neighbours (HW §15.4), as last seen. Trigger events 17 to 20
+//! make it be read again.
 
 use crate::{context::Context, monitor::Monitor, stats::Reason};
 use kernel::{
@@ -146,7 +147,8 @@ impl Links {
         })
     }
 
-    /// Reads all links; what changed is told to subscribers and user space if `tell`. Process context.
+    /// Reads all links; what changed is told to subscribers and user space if `tell`. Process
+    /// context.
     pub(crate) fn refresh(&self, tell: bool) {
         let _looking = self.looking.lock();
         for n in 0..LINKS {

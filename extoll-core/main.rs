@@ -65,6 +65,7 @@ impl pci::Driver for ExtollDriver {
             vpids_per_user: module_parameters::vpids_per_user.value(),
             interrupts: module_parameters::user_interrupts.value(),
             interrupts_per_user: module_parameters::interrupts_per_user.value(),
+            quarantine_ms: module_parameters::process_quarantine_ms.value(),
             first_user: module_parameters::first_user.value(),
         };
         if settings.compat_unsafe {
@@ -94,7 +95,7 @@ struct Extoll {
 }
 
 /// Those with a range. Any value of the others makes sense.
-fn parameters() -> [Param; 15] {
+fn parameters() -> [Param; 16] {
     use module_parameters as m;
     let any = u32::MAX.into();
     [
@@ -114,6 +115,12 @@ fn parameters() -> [Param; 15] {
             smfu::MOST_KIB.into(),
         ),
         Param::new("quarantine_kib", m::quarantine_kib.value(), 0, any),
+        Param::new(
+            "process_quarantine_ms",
+            m::process_quarantine_ms.value(),
+            1000,
+            QUARANTINE_MAX_MS,
+        ),
         Param::switch("compat_unsafe", m::compat_unsafe.value()),
         Param::new(
             "vpids_per_user",
@@ -143,6 +150,8 @@ fn parameters() -> [Param; 15] {
 
 /// Sizes of the ATU's hardware pages (HW §11.1).
 const PAGE_KIB: [i64; 5] = [4, 8, 64, 2048, 1 << 20];
+/// Ten minutes.
+const QUARANTINE_MAX_MS: i64 = 600_000;
 /// A day.
 const LOG_INTERVAL_MAX_MS: i64 = 86_400_000;
 
@@ -208,6 +217,10 @@ module! {
         quarantine_kib: u32 {
             default: 65536,
             description: "Memory in KiB that may wait for late answers before no further RMA port is enabled",
+        },
+        process_quarantine_ms: u32 {
+            default: 60_000,
+            description: "Time in ms for which memory stays that processes may have named by bus addresses, 1000 to 600000",
         },
         snq_irq_0: u64 {
             default: 0xFD23_0000_0040_002D,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Status of a NIC (node ID, network state, alive) and who hears of its changes, and of those of links.
+//! Status of a NIC (node ID, network state, alive) and who hears of its changes, and of those of
+//! links.
 //!
 //! Trigger events, and a device that is found missing, schedule a look ([`Monitor::schedule`]). It
 //! runs in process context and tells everybody whose last news differ.
@@ -58,7 +59,8 @@ pub trait StatusClient: Send + Sync {
     fn link(&self, _number: u8, _link: Link) {}
 }
 
-/// The units of the same NIC, which hear of changes before any subscriber. Process context; may sleep.
+/// The units of the same NIC, which hear of changes before any subscriber. Process context; may
+/// sleep.
 pub(crate) trait Units: Send + Sync {
     /// The node ID is another one.
     fn node_changed(&self);

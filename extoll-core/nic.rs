@@ -2,9 +2,9 @@
 
 //! One NIC: its units, put together.
 //!
-//! A [`Nic`] may outlive the binding of its device (somebody still holds a reference), but its register
-//! mappings do not: the end of the binding revokes them and waits for all users, later accesses fail with
-//! `Down`. How it begins and ends is in [`crate::life`].
+//! A [`Nic`] may outlive the binding of its device (somebody still holds a reference), but its
+//! register mappings do not: the end of the binding revokes them and waits for all users, later
+//! accesses fail with `Down`. How it begins and ends is in [`crate::life`].
 
 use crate::{
     atu::{self, Atu},
@@ -271,14 +271,14 @@ impl Nic {
         self.links.get()
     }
 
-    /// Whether other nodes can be reached at all: the network runs and a link is up, as last seen. No
-    /// register access; any context.
+    /// Whether other nodes can be reached at all: the network runs and a link is up, as last seen.
+    /// No register access; any context.
     pub fn is_connected(&self) -> bool {
         self.status().is_up() && self.links.any_up()
     }
 
-    /// Subscribes to changes of the status and of links; read [`Context::status`] and [`Nic::links`]
-    /// afterwards. May sleep.
+    /// Subscribes to changes of the status and of links; read [`Context::status`] and
+    /// [`Nic::links`] afterwards. May sleep.
     ///
     /// # Errors
     ///
@@ -288,30 +288,13 @@ impl Nic {
     }
 
     /// Has `client` hear of a trigger event, in addition to what the driver does itself, until the
-    /// subscription is dropped. An event that is not enabled otherwise is enabled meanwhile. May sleep.
-    ///
-    /// ```no_run
-    /// # use extoll_core::{events::{EventClient, Report}, nic::Nic, snq::EventSubscription};
-    /// # use kernel::{prelude::*, sync::Arc};
-    /// # use wire::snq::TriggerEvent;
-    /// struct Packets;
-    ///
-    /// impl EventClient for Packets {
-    ///     fn event(&self, report: &Report<'_>) {
-    ///         // Interrupts are disabled: note it, and have a work item look.
-    /// #       let _ = report;
-    ///     }
-    /// }
-    ///
-    /// fn listen(nic: &Nic) -> Result<EventSubscription> {
-    ///     let client = Arc::new(Packets, GFP_KERNEL)?;
-    ///     nic.subscribe_event(TriggerEvent::PcieBridgeRegfileInfo, client)
-    /// }
-    /// ```
+    /// subscription is dropped. An event that is not enabled otherwise is enabled meanwhile. May
+    /// sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for events 23 and 25, which are the ports'; `EBUSY` for the 65th subscription; `ENOMEM`.
+    /// `EINVAL` for events 23 and 25, which are the ports'; `EBUSY` for the 65th subscription;
+    /// `ENOMEM`.
     pub fn subscribe_event(
         &self,
         event: TriggerEvent,
@@ -320,8 +303,8 @@ impl Nic {
         self.snq.subscribe_event(event, client)
     }
 
-    /// Has `client` hear of interrupts that other nodes cause ([`MessageClient`]), at most `per_second`
-    /// times a second (0: any number), until the subscription is dropped. May sleep.
+    /// Has `client` hear of interrupts that other nodes cause ([`MessageClient`]), at most
+    /// `per_second` times a second (0: any number), until the subscription is dropped. May sleep.
     ///
     /// # Errors
     ///

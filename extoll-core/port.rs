@@ -18,10 +18,12 @@ use crate::{
     tx::{self, Tx},
     vpid::{Client, Table, Want},
 };
+use core::ops::Deref;
 use kernel::{
     prelude::*,
-    sync::{Arc, UniqueArc},
+    sync::{Arc, Completion, UniqueArc},
 };
+use kernel_ext::work::Deferred;
 use wire::{
     ids::{NodeId, Unit, Vpid},
     regs::BqRegs,
@@ -341,7 +343,17 @@ impl<U: PortUnit, G: Send + Sync + 'static> Drop for PortCore<U, G> {
     }
 }
 
-/// An open port of the kernel; `N` is the longest packet in words. Drop closes it, and sleeps.
+/// Tells when it is dropped.
+struct Closed(Arc<Completion>);
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        self.0.complete_all();
+    }
+}
+
+/// An open port of the kernel; `N` is the longest packet in words. Drop closes it, and sleeps; users have it
+/// by [`PortHandle`].
 pub(crate) struct KernelPort<U: PortUnit, const N: usize> {
     core: Arc<PortCore<U>>,
     /// Sending side.
@@ -349,6 +361,8 @@ pub(crate) struct KernelPort<U: PortUnit, const N: usize> {
     /// Receiving side, and what looks after it.
     pub(crate) queue: Queue,
     pub(crate) monitor: Arc<QueueMonitor>,
+    /// Dropped last: nothing is left of the port then.
+    closed: Closed,
 }
 
 impl<U: PortUnit, const N: usize> KernelPort<U, N> {
@@ -357,7 +371,8 @@ impl<U: PortUnit, const N: usize> KernelPort<U, N> {
     /// # Errors
     ///
     /// As [`PortCore::claim`].
-    pub(crate) fn open(unit: &Arc<U>, want: Want, layout: Layout) -> Result<Self> {
+    pub(crate) fn open(unit: &Arc<U>, want: Want, layout: Layout) -> Result<PortHandle<U, N>> {
+        let closed = Closed(Arc::pin_init(Completion::new(), GFP_KERNEL)?);
         let core = PortCore::claim(unit, want, Owner::Kernel, ())?;
         let vpid = core.vpid();
         let PortBase { ctx, table, .. } = unit.base();
@@ -370,9 +385,11 @@ impl<U: PortUnit, const N: usize> KernelPort<U, N> {
             tx,
             queue,
             monitor,
+            closed,
         };
         this.core.start(&this.queue, true)?;
-        Ok(this)
+        let port = Deferred::new(this, GFP_KERNEL)?;
+        Ok(PortHandle(Arc::new(port, GFP_KERNEL)?))
     }
 
     /// What it is of its unit.
@@ -390,5 +407,34 @@ impl<U: PortUnit, const N: usize> Drop for KernelPort<U, N> {
         let settled = !used || self.core.is_settled();
         self.core.stop(Some(&self.queue), || {});
         self.core.finish(used, settled);
+    }
+}
+
+/// A handle of an open port. When the last one is dropped, in any context, a work item closes the port soon.
+pub(crate) struct PortHandle<U: PortUnit, const N: usize>(Arc<Deferred<KernelPort<U, N>>>);
+
+impl<U: PortUnit, const N: usize> Clone for PortHandle<U, N> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<U: PortUnit, const N: usize> Deref for PortHandle<U, N> {
+    type Target = KernelPort<U, N>;
+
+    #[inline]
+    fn deref(&self) -> &KernelPort<U, N> {
+        &self.0
+    }
+}
+
+impl<U: PortUnit, const N: usize> PortHandle<U, N> {
+    /// Drops the handle; if it is the last one, waits until the port is closed. May sleep.
+    pub(crate) fn close(self) {
+        let closed = self.closed.0.clone();
+        if let Some(last) = Arc::into_unique_or_drop(self.0) {
+            drop(last);
+            closed.wait_for_completion();
+        }
     }
 }

@@ -61,14 +61,15 @@ pub struct BoundNic<'a> {
 }
 
 impl<'a> BoundNic<'a> {
-    /// Sets a NIC up (HW §3); `settings`: what processes may do. May sleep. Every refusal is counted, and
-    /// logged with its reason. `M` is the module that this crate is linked into; it stays loaded while a
-    /// debugfs file is open.
+    /// Sets a NIC up (HW §3); `settings`: what processes may do. May sleep. Every refusal is
+    /// counted, and logged with its reason. `M` is the module that this crate is linked into; it
+    /// stays loaded while a debugfs file is open.
     ///
     /// # Errors
     ///
-    /// `ENODEV` for a device that cannot be driven here (revision 0x42, no MSI, no DMA mask, BARs missing, too small or lost,
-    /// registers unreadable), `EBUSY` if a BAR is claimed by others, `ENOMEM`, and those of the PCI core.
+    /// `ENODEV` for a device that cannot be driven here (revision 0x42, no MSI, no DMA mask, BARs
+    /// missing, too small or lost, registers unreadable), `EBUSY` if a BAR is claimed by others,
+    /// `ENOMEM`, and those of the PCI core.
     pub fn probe<M: ModuleMetadata + 'static>(
         pdev: &'a pci::Device<Core<'_>>,
         params: Params,
@@ -102,7 +103,8 @@ impl<'a> BoundNic<'a> {
         })?;
         let hw = Hw::map(dev.as_ref(), &bar0, windows, params.mark_fences)
             .inspect_err(|e| refuse(dev, Refusal::Map, fmt!("{e:?}")))?;
-        // Whoever had the device before may have left it running, with addresses of memory that is somebody else's by now.
+        // Whoever had the device before may have left it running, with addresses of memory that is
+        // somebody else's by now.
         hw.quiesce();
         pdev.set_master();
         let no_setup = |e: &Error| refuse(dev, Refusal::Setup, fmt!("{e:?}"));
@@ -187,8 +189,8 @@ impl<'a> BoundNic<'a> {
         Ok(region)
     }
 
-    /// Unbinds: children first, then interrupts, then the units, then the mappings. Further calls do nothing. May
-    /// sleep.
+    /// Unbinds: children first, then interrupts, then the units, then the mappings. Further calls
+    /// do nothing. May sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
         let resets = self.live.lock().resets.take();

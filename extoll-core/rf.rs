@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The register file in sysfs: directory `extoll_rf/` of the PCI device, and in debugfs: `registers/`, one file per unit.
+//! The register file in sysfs: directory `extoll_rf/` of the PCI device, and in debugfs:
+//! `registers/`, one file per unit.
 //!
-//! Names and formats of the sysfs files are the vendor's (docs/driver.md). Access needs CAP_SYS_RAWIO, since registers hold
-//! addresses for DMA. A register whose reading changes something ([`wire::regs::map::DESTRUCTIVE`]) is read by nothing but
-//! the explicit command `read`, written to its file; reading the file gives what that command found.
+//! Names and formats of the sysfs files are the vendor's (docs/driver.md). Access needs
+//! CAP_SYS_RAWIO, since registers hold addresses for DMA. A register whose reading changes
+//! something ([`wire::regs::map::DESTRUCTIVE`]) is read by nothing but the explicit command `read`,
+//! written to its file; reading the file gives what that command found.
 
 use crate::{
     nic::{Context, Nic},
@@ -254,7 +256,8 @@ pub(crate) fn sections() -> Result<KVec<CString>> {
     Ok(names)
 }
 
-/// Writes the registers of section number `n` that a dump may read; of long arrays only what is not zero.
+/// Writes the registers of section number `n` that a dump may read; of long arrays only what is not
+/// zero.
 pub(crate) fn show_section(nic: &Nic, n: u32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let section = Register::sections().nth(n as usize);
     let wanted = |r: &Register| Some(r.section()) == section && r.is_dumped();

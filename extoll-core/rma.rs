@@ -3,7 +3,8 @@
 //! RMA: put, get, locks, notifications (HW §10).
 //!
 //! [`Rma::open`] gives the two halves of a port: a [`Requester`], which may be shared and cloned, and its queue
-//! of [`Notifications`], which has one owner. The port is closed when all of them are dropped.
+//! of [`Notifications`], which has one owner. The port is closed when all of them are dropped, which may be done
+//! in any context, and takes a moment then; who wants it to be closed calls `close` on all of them.
 //! [`transfer::Engine`] takes both and offers transfers of any length with one completion and a deadline each.
 //!
 //! Commands name memory by [`Address`]: bus addresses on both sides, which nobody checks (it must stay mapped
@@ -52,7 +53,7 @@ use crate::{
     context::Context,
     dma::DmaWords,
     hw::Hw,
-    port::{KernelPort, PortBase, PortUnit},
+    port::{KernelPort, PortBase, PortHandle, PortUnit},
     quarantine::Quarantine,
     queue::Layout,
     residue::Residue,
@@ -82,6 +83,8 @@ pub const DEFAULT_QUEUE_BYTES: u32 = 2 << 20;
 
 /// An open port.
 type Port = KernelPort<Rma, PACKET_WORDS>;
+/// A handle of it.
+type Handle = PortHandle<Rma, PACKET_WORDS>;
 
 /// The unit of a NIC.
 pub struct Rma {
@@ -222,7 +225,7 @@ impl Rma {
         queue_bytes: u32,
     ) -> Result<(Requester, Notifications)> {
         let layout = Layout::of_kernel(SlotCode::B16, queue_bytes)?;
-        let port = Arc::new(Port::open(self, want, layout)?, GFP_KERNEL)?;
+        let port = Port::open(self, want, layout)?;
         let notifications = Notifications::new(port.clone());
         Ok((Requester::new(port), notifications))
     }

@@ -2,34 +2,31 @@
 
 //! Remote register file access: quadword registers of any node (HW §13).
 //!
-//! Over RMA requests use VPID 252, which is open while the NIC is bound: a NIC may refuse requests of
-//! others to a VPID that is not (G19). Any number of requests of any number of callers may be
-//! outstanding. By SMFU there is one at a time. An access to the own node never leaves the host, whatever
-//! the method.
+//! Over RMA requests use VPID 252, which is open while the NIC is bound: a NIC may refuse requests
+//! of others to a VPID that is not (G19). Any number of requests of any number of callers may be
+//! outstanding. By SMFU there is one at a time. An access to the own node never leaves the host,
+//! whatever the method.
 //!
-//! What a write's success means: by RMA that the NIC sent the request, by SMFU that the store was posted;
-//! neither that the register was written. Later accesses to the same node by the same method come after
-//! it. Registers whose reading has an effect (HW §14) show it remotely too: a read that timed out may
-//! still happen.
+//! What a write's success means: by RMA that the NIC sent the request, by SMFU that the store was
+//! posted; neither that the register was written. Later accesses to the same node by the same
+//! method come after it. Registers whose reading has an effect (HW §14) show it remotely too: a
+//! read that timed out may still happen.
 //!
 //! **With a spin lock held** use the functions with [`Wait::Spin`], or [`Rra::read_atomic`] and
 //! [`Rra::write_atomic`]. What that costs:
 //!
-//! | Method | Processor | Bound |
-//! |---|---|---|
-//! | RMA | waits for the answer (a round trip and two notifications, some microseconds), or the time-out | the time-out, and 20 µs for what is under way then |
-//! | SMFU, write | a store and, if interval 0 led elsewhere, three register writes and a load | as a read, then |
-//! | SMFU, read | stands still, with interrupts disabled, until the load is answered | the NIC's own time-out (`timeout_control`), whatever was asked for |
+//! * RMA: the processor waits for the answer (a round trip and two notifications, some
+//!   microseconds) or the time-out, and 20 µs more for what is under way then.
+//! * SMFU, write: a store; and if interval 0 led to another node, three register writes and
+//!   perhaps a load before.
+//! * SMFU, read: the processor stands still, with interrupts disabled, until the load is answered
+//!   or the NIC's own time-out is over (`timeout_control`), whatever was asked for.
 
 mod port;
+mod request;
 
 use crate::{
-    context::Context,
-    dma::DmaWords,
-    quarantine::Quarantine,
-    rma::Rma,
-    smfu::{AccessError, Smfu},
-    stats::Reason,
+    context::Context, dma::DmaWords, quarantine::Quarantine, rma::Rma, smfu::Smfu, stats::Reason,
 };
 use kernel::{
     new_mutex,
@@ -38,10 +35,6 @@ use kernel::{
         atomic::{AtomicFlag, Relaxed},
         new_spinlock_irq, Arc, Mutex, SpinLockIrq,
     },
-    time::{
-        delay::{fsleep, udelay},
-        Delta, Instant, Monotonic,
-    },
 };
 use port::{Port, Posted, Ticket};
 use wire::{
@@ -49,78 +42,10 @@ use wire::{
     regs::info,
 };
 
-/// Time-out in microseconds that the vendor's driver has, and that [`Rra::read`] and [`Rra::write`] use
-/// (HW §13).
-pub const DEFAULT_TIMEOUT_US: u32 = 1000;
-/// Longest time-out in microseconds.
-pub const MAX_TIMEOUT_US: u32 = 10_000_000;
-/// Longest time-out in microseconds of a caller that must not sleep.
-pub const MAX_SPIN_US: u32 = 100_000;
-/// Requests of one caller that are outstanding at once.
-const AT_ONCE: usize = 16;
-
-/// How a register of another node is reached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Method {
-    /// Immediate put and get.
-    Rma,
-    /// Store and load in interval 0 of the SMFU window.
-    Smfu,
-    /// Not at all: registers of this node only.
-    Local,
-}
-
-/// How to wait for answers over RMA.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wait {
-    /// Asleep, so many microseconds at most, 1…[`MAX_TIMEOUT_US`]. Process context.
-    Sleep(u32),
-    /// Busy, so many microseconds at most, 1…[`MAX_SPIN_US`]. Any context but non-maskable interrupts.
-    Spin(u32),
-}
-
-/// Why an access failed. Each is counted; what the network or a node did wrong is logged too.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RraError {
-    /// Node IDs 0xFFFE and 0xFFFF are no nodes (HW §4.2), and [`Method::Local`] knows only the own one.
-    BadNode,
-    /// Not a multiple of 8, or outside the register file.
-    BadOffset,
-    /// No answer in time.
-    TimedOut,
-    /// The NIC reported an error for the request; bits as in the notification (HW §10.4).
-    Failed(u8),
-    /// Too many requests wait for answers that do not come; or such answers may still reach memory of an
-    /// earlier binding of the driver, so that the port stays closed to them for up to a minute.
-    Busy,
-    /// The device is gone or unbound.
-    Down,
-    /// The port could not be opened. `EAGAIN`: it is not open yet, and the caller must not sleep.
-    Open(Error),
-}
-
-impl From<RraError> for Error {
-    fn from(e: RraError) -> Error {
-        match e {
-            RraError::BadNode | RraError::BadOffset => EINVAL,
-            RraError::TimedOut => ETIMEDOUT,
-            RraError::Failed(_) => EIO,
-            RraError::Busy => EBUSY,
-            RraError::Down => ENODEV,
-            RraError::Open(e) => e,
-        }
-    }
-}
-
-impl From<AccessError> for RraError {
-    fn from(e: AccessError) -> RraError {
-        match e {
-            AccessError::Outside => RraError::BadOffset,
-            AccessError::TimedOut => RraError::TimedOut,
-            AccessError::Down => RraError::Down,
-        }
-    }
-}
+pub(crate) use request::Deadline;
+pub use request::{
+    Method, Operation, Request, RraError, Wait, DEFAULT_TIMEOUT_US, MAX_SPIN_US, MAX_TIMEOUT_US,
+};
 
 /// Reads a register of this NIC. Any context.
 ///
@@ -153,48 +78,8 @@ pub(crate) fn write_local(ctx: &Context, offset: RegOffset, value: u64) -> Resul
     Ok(())
 }
 
-/// What a request does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Operation {
-    /// Reads the register.
-    Read,
-    /// Writes this value to it.
-    Write(u64),
-}
-
-/// A request of a batch ([`Rra::batch`]).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Request {
-    /// Whose register.
-    pub node: NodeId,
-    /// Which one.
-    pub offset: RegOffset,
-    /// What is done with it.
-    pub operation: Operation,
-    /// How it ended: the value read or written. Nobody looks at what it is before.
-    pub result: Result<u64, RraError>,
-}
-
-impl Request {
-    const fn new(node: NodeId, offset: RegOffset, operation: Operation) -> Self {
-        Self {
-            node,
-            offset,
-            operation,
-            result: Err(RraError::TimedOut),
-        }
-    }
-
-    /// A read.
-    pub const fn read(node: NodeId, offset: RegOffset) -> Self {
-        Self::new(node, offset, Operation::Read)
-    }
-
-    /// A write.
-    pub const fn write(node: NodeId, offset: RegOffset, value: u64) -> Self {
-        Self::new(node, offset, Operation::Write(value))
-    }
-}
+/// Requests of one caller that are outstanding at once.
+const AT_ONCE: usize = 16;
 
 /// Where interval 0 of the SMFU leads to, and whether stores to it may be under way.
 type Pointed = Option<(NodeId, bool)>;
@@ -215,63 +100,6 @@ pub struct Rra {
     port: SpinLockIrq<Option<Port>>,
     #[pin]
     pointed: SpinLockIrq<Pointed>,
-}
-
-/// When requests are given up.
-pub(crate) struct Deadline {
-    start: Instant<Monotonic>,
-    limit: Delta,
-    /// The next pause in microseconds of a caller that sleeps: short answers cost little time, long waits
-    /// little processor.
-    pause: Option<i64>,
-}
-
-impl Deadline {
-    pub(crate) fn new(wait: Wait) -> Self {
-        let (us, pause) = match wait {
-            Wait::Sleep(us) => (us.clamp(1, MAX_TIMEOUT_US), Some(2)),
-            Wait::Spin(us) => (us.clamp(1, MAX_SPIN_US), None),
-        };
-        Self {
-            start: Instant::now(),
-            limit: Delta::from_micros(us.into()),
-            pause,
-        }
-    }
-
-    pub(crate) fn passed(&self) -> bool {
-        self.start.elapsed().as_nanos() >= self.limit.as_nanos()
-    }
-
-    /// What is left of the time.
-    pub(crate) fn left(&self) -> Option<Wait> {
-        let us = (self.limit.as_nanos() - self.start.elapsed().as_nanos()) / 1000;
-        let us = u32::try_from(us).ok().filter(|us| *us != 0)?;
-        Some(match self.pause {
-            Some(_) => Wait::Sleep(us),
-            None => Wait::Spin(us),
-        })
-    }
-
-    /// At least so many microseconds are left from now on.
-    pub(crate) fn extend(&mut self, us: u32) {
-        let enough = |(Wait::Sleep(left) | Wait::Spin(left))| left >= us;
-        if !self.left().is_some_and(enough) {
-            self.start = Instant::now();
-            self.limit = Delta::from_micros(us.into());
-        }
-    }
-
-    /// Lets time go by, asleep if that is allowed.
-    pub(crate) fn pause(&mut self) {
-        match &mut self.pause {
-            Some(us) => {
-                fsleep(Delta::from_micros(*us));
-                *us = (*us * 2).min(200);
-            }
-            None => udelay(Delta::from_micros(1)),
-        }
-    }
 }
 
 impl Rra {
@@ -306,8 +134,8 @@ impl Rra {
         self.read_by(Method::Rma, DEFAULT_TIMEOUT_US, node, offset)
     }
 
-    /// Writes a register by RMA, with the default time-out; see the module's text about what success
-    /// means. May sleep.
+    /// Writes a register by RMA, with the default time-out; see the module's text about what
+    /// success means. May sleep.
     ///
     /// # Errors
     ///
@@ -350,8 +178,8 @@ impl Rra {
         self.one(method, Wait::Sleep(timeout_us), request).map(drop)
     }
 
-    /// As [`Rra::read_by`] in any context but non-maskable interrupts: waits busily, `timeout_us` of
-    /// 1…100,000. What it costs is in the module's text.
+    /// As [`Rra::read_by`] in any context but non-maskable interrupts: waits busily, `timeout_us`
+    /// of 1…100,000. What it costs is in the module's text.
     ///
     /// # Errors
     ///
@@ -399,10 +227,10 @@ impl Rra {
         }
     }
 
-    /// Makes requests to any nodes by RMA, many of them outstanding at once, and waits once for all; their
-    /// results are in them afterwards. Those to the same node are executed in order, whether or not one
-    /// before failed. One of the own node is made before the others. Context and time-out, which is
-    /// for all together: [`Wait`].
+    /// Makes requests to any nodes by RMA, many of them outstanding at once, and waits once for
+    /// all; their results are in them afterwards. Those to the same node are executed in order,
+    /// whether or not one before failed. One of the own node is made before the others. Context and
+    /// time-out, which is for all together: [`Wait`].
     ///
     /// ```no_run
     /// # use extoll_core::{nic::Nic, rra::{Request, Wait}};
@@ -459,8 +287,8 @@ impl Rra {
         }
     }
 
-    /// Posts what was not yet, and takes what came; gives the rest up if it is the `last` look. Returns
-    /// how many are left.
+    /// Posts what was not yet, and takes what came; gives the rest up if it is the `last` look.
+    /// Returns how many are left.
     fn look(
         &self,
         port: &mut Port,
@@ -609,9 +437,9 @@ impl Rra {
             Some((current, _)) if current == node => {}
             old => {
                 if let Some((_, true)) = old {
-                    // The way of stores to the window and that of register writes differ on the chip: a
-                    // load that follows the stores makes sure that they are through before they could go
-                    // to the other node.
+                    // The way of stores to the window and that of register writes differ on the
+                    // chip: a load that follows the stores makes sure that they are through before
+                    // they could go to the other node.
                     let _ = self.smfu.rra_load(info::DRIVER);
                 }
                 self.smfu.point_rra(node).ok_or(RraError::Down)?;

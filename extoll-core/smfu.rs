@@ -3,18 +3,21 @@
 //! Shared memory functional unit: loads and stores that reach memory of other nodes (HW §12).
 //!
 //! BAR 2 is the window. Its first 32 MiB are interval 0 and lead to remote register files
-//! ([`crate::rra`]). In the rest a [`Window`] is an interval: an address range that leads to one node,
-//! where the access goes to what the node has opened for *the same interval number* ([`Target`]), else to
-//! its exported memory. [`Masked`] is the other mode: the node is part of the address.
+//! ([`crate::rra`]). In the rest a [`Window`] is an interval: an address range that leads to one
+//! node, where the access goes to what the node has opened for *the same interval number*
+//! ([`Target`]), else to its exported memory. [`Masked`] is the other mode: the node is part of the
+//! address.
 //!
-//! **Ordering.** The PCIe order holds from end to end for accesses of one processor to one node: stores
-//! arrive in the order in which they were made, and a load comes back after all earlier stores have
-//! arrived (HW §12). Nothing is ordered between nodes, nor between the window and RMA, VELO or the
-//! register file. A write-combining mapping delays stores until [`RemoteMemory::flush`] or a load.
+//! **Ordering.** The PCIe order holds from end to end for accesses of one processor to one node:
+//! stores arrive in the order in which they were made, and a load comes back after all earlier
+//! stores have arrived (HW §12). Nothing is ordered between nodes, nor between the window and RMA,
+//! VELO or the register file. A write-combining mapping delays stores until [`RemoteMemory::flush`]
+//! or a load.
 //!
-//! **Time-outs.** A load that is not answered gives all ones, sets `timeout_ERR` and raises trigger event
-//! 12. [`RemoteMemory::read`] tells such a load from data; for a store there is no answer, so that a lost
-//! store goes unnoticed by its maker.
+//! **Time-outs.** A load that is not answered gives all ones, sets `timeout_ERR` and raises trigger
+//! event
+//! 12. [`RemoteMemory::read`] tells such a load from data; for a store there is no answer, so that
+//!   a lost store goes unnoticed by its maker.
 
 mod memory;
 mod target;
@@ -125,7 +128,8 @@ impl Smfu {
         self.timeouts.load(Acquire)
     }
 
-    /// If the unit reports a time-out: counts it and clears the flag by writing 1 (HW §12). Any context.
+    /// If the unit reports a time-out: counts it and clears the flag by writing 1 (HW §12). Any
+    /// context.
     pub(crate) fn take_timeout(&self, hw: &Hw) -> bool {
         {
             // Writing 1 to a flag that somebody else has cleared would set it again.
@@ -185,8 +189,8 @@ impl Smfu {
         let hw = self.ctx.access().ok_or(ENODEV)?;
         let window = hw.windows.bus.smfu.0;
         {
-            // What an earlier owner left would lead peers to memory that is somebody else's by now. And
-            // base 0 may mean the default or the beginning of all memory (G18).
+            // What an earlier owner left would lead peers to memory that is somebody else's by now.
+            // And base 0 may mean the default or the beginning of all memory (G18).
             let mut opened = self.opened.lock();
             if let Some(memory) = &exported {
                 let bytes = memory.words() as u64 * 8;
@@ -262,8 +266,8 @@ impl Smfu {
         self.state.lock().exported.clone()
     }
 
-    /// The whole window: address for the processor and size in bytes. The first 32 MiB lead to remote
-    /// register files and must not be given to unprivileged users. Any context.
+    /// The whole window: address for the processor and size in bytes. The first 32 MiB lead to
+    /// remote register files and must not be given to unprivileged users. Any context.
     pub fn whole_window(&self) -> Option<(CpuAddr, u64)> {
         let hw = self.ctx.alive_access()?;
         Some((hw.windows.cpu.smfu, hw.windows.bus.smfu_size))

@@ -55,8 +55,8 @@ struct State {
     judge: Judge,
 }
 
-/// Memory for a ring. To be allocated below 4 GiB until boards have shown that higher addresses work:
-/// no source has the vendor's driver use them for this queue. May sleep.
+/// Memory for a ring. To be allocated below 4 GiB until boards have shown that higher addresses
+/// work: no source has the vendor's driver use them for this queue. May sleep.
 ///
 /// # Errors
 ///
@@ -210,7 +210,8 @@ impl Snq {
         }
     }
 
-    /// Frees the ring, which the NIC does not reach any more. The interrupt handler is gone. May sleep.
+    /// Frees the ring, which the NIC does not reach any more. The interrupt handler is gone. May
+    /// sleep.
     pub(crate) fn free(&self) {
         let memory = self.state.lock().memory.take();
         drop(memory);
@@ -230,8 +231,8 @@ impl Snq {
         }
     }
 
-    /// Sets which events are enabled besides those with subscribers; storms and the drain mask some of
-    /// them for a while. Any context.
+    /// Sets which events are enabled besides those with subscribers; storms and the drain mask some
+    /// of them for a while. Any context.
     pub(crate) fn allow(&self, mask: TriggerMask) {
         self.to.events.allowed(mask);
         self.write_mask(|enabled| {
@@ -276,8 +277,8 @@ impl Snq {
     }
 }
 
-/// A subscription to a trigger event, ended by drop: when that returns, the client is not called any
-/// more. Process context; may sleep.
+/// A subscription to a trigger event, ended by drop: when that returns, the client is not called
+/// any more. Process context; may sleep.
 pub struct EventSubscription {
     snq: Arc<Snq>,
     key: u64,

@@ -3,7 +3,8 @@
 //! VELO: small two-sided messages of 1…120 bytes (HW §9).
 //!
 //! [`Velo::open`] gives the two halves of a port: a [`Sender`], which may be shared and cloned, and the
-//! [`Mailbox`], which has one owner. The port is closed when all of them are dropped.
+//! [`Mailbox`], which has one owner. The port is closed when all of them are dropped, which may be done in any
+//! context, and takes a moment then; who wants it to be closed calls `close` on all of them.
 //!
 //! ```
 //! use extoll_core::{
@@ -35,7 +36,7 @@ pub use wire::velo::{Mtt, SlotSize, SourceId, Status, Target, MAX_LEN};
 use crate::{
     context::Context,
     hw::Hw,
-    port::{KernelPort, PortBase, PortUnit},
+    port::{KernelPort, PortBase, PortHandle, PortUnit},
     queue::Layout,
     residue::Residue,
     tx,
@@ -61,6 +62,8 @@ pub const DEFAULT_MAILBOX_BYTES: u32 = 4 << 20;
 
 /// An open port.
 type Port = KernelPort<Velo, PACKET_WORDS>;
+/// A handle of it.
+type Handle = PortHandle<Velo, PACKET_WORDS>;
 
 /// The unit of a NIC.
 pub struct Velo {
@@ -194,7 +197,7 @@ impl Velo {
 
     fn open_as(self: &Arc<Self>, want: Want, mailbox_bytes: u32) -> Result<(Sender, Mailbox)> {
         let layout = Layout::of_kernel(self.slot_size.into(), mailbox_bytes)?;
-        let port = Arc::new(Port::open(self, want, layout)?, GFP_KERNEL)?;
+        let port = Port::open(self, want, layout)?;
         let mailbox = Mailbox::new(port.clone(), self.slot_size);
         Ok((Sender::new(port), mailbox))
     }

@@ -9,6 +9,18 @@ warn() { printf '%swarning:%s %s\n' "$_y" "$_0" "$*" >&2; }
 die() { printf '%serror:%s %s\n' "$_r" "$_0" "$*" >&2; exit 1; }
 _mmss() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
+# The set-up was told to end: so do the step that runs and those beside it ($guest of scripts/setup).
+_ended() {
+	trap '' INT TERM HUP
+	# By SIGKILL: the first process of a PID namespace heeds nothing else from outside.
+	[ -z "${_step:-}" ] || kill -KILL -- "-$_step" 2>/dev/null || true
+	[ -z "${guest:-}" ] || kill -TERM "$guest" 2>/dev/null || true
+	wait 2>/dev/null
+	[ -z "$_tty" ] || printf '\r\e[K' >&2
+	say "interrupted: $_what. The next run begins this step anew."
+	exit "$1"
+}
+
 # step NAME KEY USUAL_SECONDS "what" FUNCTION [ARG…]
 # Runs FUNCTION unless it already succeeded with this KEY; output goes to a log whose tail is shown on failure.
 step() {
@@ -22,9 +34,14 @@ step() {
 	log=$BUILD/logs/$name.log
 	t0=$SECONDS
 	rm -f "$BUILD/stamps/$name"
-	# The child must not hold the lock: should a daemon survive it, the next set-up would wait for ever.
-	(set -euo pipefail; exec 9>&-; "$@") >"$log" 2>&1 </dev/null &
+	# A process group of its own, so that all of it can be ended: what runs in the background ignores Ctrl-C, and would go on unseen.
+	set -m
+	(set -euo pipefail; "$@") >"$log" 2>&1 </dev/null &
 	pid=$!
+	set +m
+	_step=$pid _what=$what
+	trap '_ended 130' INT
+	trap '_ended 143' TERM HUP
 	[ -n "$_tty" ] || say "  ..  $what (usually about $(_mmss "$usual"))"
 	while kill -0 "$pid" 2>/dev/null; do
 		now=$((SECONDS - t0))
@@ -37,6 +54,7 @@ step() {
 		sleep 0.5
 	done
 	wait "$pid" || rc=$?
+	_step=
 	[ -z "$_tty" ] || printf '\r\e[K' >&2
 	if [ "$rc" != 0 ]; then
 		tail -n 40 "$log" | sed 's/^/      | /' >&2

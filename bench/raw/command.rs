@@ -6,7 +6,7 @@ use crate::{
     attached::Registry,
     handles,
     many::{self, How},
-    pieces, pingpong,
+    pieces, pingpong, ports,
     protocol::DEFAULT_VPID,
     regions::{self, Kind},
     remote,
@@ -15,7 +15,7 @@ use crate::{
     transfer::{self, Direction},
     wait::Mode,
 };
-use extoll_core::atu::Access;
+use extoll_core::{atu::Access, velo::MOST_AT_ONCE};
 use kernel::{
     iov::{IovIterDest, IovIterSource},
     prelude::*,
@@ -62,6 +62,8 @@ pub(crate) struct Words {
     pub(crate) number: u64,
     pub(crate) compare: u64,
     pub(crate) add: u64,
+    /// `rate`: messages that are sent at once.
+    batch: u64,
     /// `lock`: time-outs that do not end it.
     pub(crate) patience: u64,
     /// `pieces`: memory with gaps is refused.
@@ -94,6 +96,7 @@ impl Words {
             number: 0,
             compare: i32::MAX as u64,
             add: 1,
+            batch: 1,
             patience: 0,
             strict: 0,
         };
@@ -127,6 +130,7 @@ impl Words {
                 "number" => (1 << 24) - 1,
                 "compare" | "add" => i32::MAX as u64,
                 "patience" => 1000,
+                "batch" => MOST_AT_ONCE as u64,
                 "strict" => 1,
                 _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
             };
@@ -158,6 +162,7 @@ impl Words {
                 "compare" => all.compare = number,
                 "add" => all.add = number,
                 "patience" => all.patience = number,
+                "batch" => all.batch = number,
                 "strict" => all.strict = number,
                 _ => all.timeout_ms = number,
             }
@@ -264,6 +269,9 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
         if let Some(done) = remote::run(&attached, verb, words.clone(), report) {
             return done;
         }
+        if let Some(done) = ports::run(&attached, verb, words.clone(), report) {
+            return done;
+        }
     }
     let words = Words::parse(words, report)?;
     let Some(attached) = registry.get(words.nic as usize) else {
@@ -365,7 +373,10 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
                 "pingpong" => {
                     pingpong::run(&run, &nic, &peer, size as usize, count as usize, report)
                 }
-                "rate" => stream::rate(&run, &nic, &peer, size as usize, count, report),
+                "rate" => {
+                    let shape = (size as usize, words.batch.max(1) as usize);
+                    stream::rate(&run, &nic, &peer, shape, count, report)
+                }
                 "stream" => stream::stream(&run, &nic, &peer, &words, report),
                 _ if size < 8 || size % 8 != 0 => {
                     return report.fail(EINVAL, fmt!("size is a multiple of 8"));

@@ -16,6 +16,7 @@ mod memory;
 mod notices;
 mod pieces;
 mod pingpong;
+mod ports;
 mod protocol;
 mod regions;
 mod remote;

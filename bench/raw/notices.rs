@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands that listen to trigger events (`event`) and to interrupts by other nodes (`messages`), for
-//! tests.
+//! Commands that listen to trigger events (`event`) and to interrupts by other nodes (`messages`),
+//! for tests.
 
 use crate::{remote::Words, report::Report};
 use extoll_core::{

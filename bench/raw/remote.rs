@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands on registers (`rra`, `backdoor`), memory (`smfu`) and events of this and other nodes, for tests.
+//! Commands on registers (`rra`, `backdoor`), memory (`smfu`) and events of this and other nodes,
+//! for tests.
 
 use crate::{attached::Attached, notices, report::Report, window};
 use extoll_core::{
@@ -231,8 +232,8 @@ fn registers(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     }
 }
 
-/// Writes a series of values to `count` registers from `offset` on, and reads them back, both at once; of
-/// `node` and, with `value`, of that node by turns.
+/// Writes a series of values to `count` registers from `offset` on, and reads them back, both at
+/// once; of `node` and, with `value`, of that node by turns.
 fn batch(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let other = NodeId(w.value as u16);
     let node = |n: usize| {
@@ -294,7 +295,8 @@ fn backdoor(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     }
 }
 
-/// Sets a register in a transaction, sends a request whose completion nobody fetches, and leaves it.
+/// Sets a register in a transaction, sends a request whose completion nobody fetches, and leaves
+/// it.
 fn undo(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let config = Config::new(DEVICE, CfgType::Type0, w.offset as u16 & !3, 4).ok_or(EINVAL)?;
     let at = pcie::PCIE_TO_HTOC_INTERRUPT_0;

@@ -184,8 +184,14 @@ impl Server {
         }
         // Nobody starts it any more.
         work::cancel_sync(self);
-        let inner = self.inner.lock().take();
-        inner.as_ref().and_then(|i| i.lease)
+        let inner = self.inner.lock().take()?;
+        inner.sender.close();
+        inner.mailbox.close();
+        inner.requester.close();
+        inner.notifications.close();
+        // The memory that peers know is freed when nothing of them is let in any more.
+        drop((inner.source, inner.sink));
+        inner.lease
     }
 }
 

@@ -78,7 +78,18 @@ struct Ports {
 }
 
 /// What an aborted run left; kept until nothing can arrive for it any more.
-pub(crate) struct Parked(#[allow(dead_code)] Ports);
+pub(crate) struct Parked(Option<Ports>);
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        if let Some(ports) = self.0.take() {
+            ports.requester.close();
+            ports.notifications.close();
+            // Nothing is let in to the memory any more.
+            drop(ports.slots);
+        }
+    }
+}
 
 /// Talks to the server.
 struct Control<'a> {
@@ -209,7 +220,7 @@ pub(crate) fn run(
     if ports.in_flight != 0 {
         let until = Instant::<Monotonic>::now() + Delta::from_millis(PARK_MS);
         if let Ok(place) = run.place() {
-            place.parked = Some((until, Parked(ports)));
+            place.parked = Some((until, Parked(Some(ports))));
         }
     }
     outcome?;

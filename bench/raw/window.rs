@@ -113,8 +113,8 @@ fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     Err(ETIMEDOUT)
 }
 
-/// Stores data, then the round's number, and waits until the follower's confirmation can be loaded. The second half of the rounds
-/// begins with bytes instead of words.
+/// Stores data, then the round's number, and waits until the follower's confirmation can be loaded.
+/// The second half of the rounds begins with bytes instead of words.
 fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
     mapping.write(ROUND * 8, 0u64)?;
     mapping.write(CONFIRMED * 8, 0u64)?;
@@ -169,8 +169,8 @@ fn follow(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     report.number("bad", bad)
 }
 
-/// Opens memory to the interval for a while; the word at `offset` afterwards. What it refuses is refused
-/// before: memory that is open already.
+/// Opens memory to the interval for a while; the word at `offset` afterwards. What it refuses is
+/// refused before: memory that is open already.
 fn target(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let smfu = nic.smfu();
     let number = w.interval.ok_or(EINVAL)?;

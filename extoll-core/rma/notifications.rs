@@ -2,23 +2,22 @@
 
 //! Notification queue of an RMA port.
 
-use super::{Notification, Port};
+use super::{Handle, Notification};
 use crate::{
     intake::{PollFlow, Reader, Stop},
     stats::{add, Reason},
 };
 use core::ops::ControlFlow;
-use kernel::sync::Arc;
 use kernel_ext::{barrier, trace};
 
 /// Notification queue of a port. Drop in any context.
 pub struct Notifications {
     reader: Reader,
-    port: Arc<Port>,
+    port: Handle,
 }
 
 impl Notifications {
-    pub(super) fn new(port: Arc<Port>) -> Self {
+    pub(super) fn new(port: Handle) -> Self {
         Self {
             reader: Reader::new(&port.queue, &port.monitor),
             port,
@@ -107,6 +106,13 @@ impl Notifications {
         self.reader
             .commit_if_due(&self.port.queue, self.port.core().stats());
         done
+    }
+
+    /// Drops it, as [`Requester::close`](super::Requester::close). May sleep, for some 100 ms.
+    pub fn close(self) {
+        let Self { port, reader } = self;
+        drop(reader);
+        port.close();
     }
 
     /// True when a notification waits. No register access. Any context.

@@ -4,7 +4,7 @@
 
 use super::{
     address::{Address, Ends, Peer, Remote},
-    Port, PACKET_WORDS,
+    Handle, PACKET_WORDS,
 };
 use crate::{
     context::Context,
@@ -26,13 +26,13 @@ pub const MOST_AT_ONCE: usize = tx::MOST_AT_ONCE as usize;
 /// Requesting half of a port. Drop in any context.
 #[derive(Clone)]
 pub struct Requester {
-    port: Arc<Port>,
+    port: Handle,
     /// `None`: the port's own client is the party.
     party: Option<Arc<Party<PACKET_WORDS>>>,
 }
 
 impl Requester {
-    pub(super) fn new(port: Arc<Port>) -> Self {
+    pub(super) fn new(port: Handle) -> Self {
         Self { port, party: None }
     }
 
@@ -294,6 +294,14 @@ impl Requester {
     /// As [`Requester::post`].
     pub fn notify(&self, peer: Peer, class: u8, value: u64) -> Result<(), SendError> {
         self.command(&peer, false, Operation::NotificationPut { class, value })
+    }
+
+    /// Drops it; if nothing else of the port is left, waits until that is closed: its VPID can be opened again,
+    /// unless commands are still on their way (reason 34). May sleep, for some 100 ms.
+    pub fn close(self) {
+        let Self { port, party } = self;
+        drop(party);
+        port.close();
     }
 
     /// Gives up commands that the NIC did not take, e.g. after a transmit time-out. Any context.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The RMA port of remote register access: posts requests and matches answers. Nothing here sleeps but
-//! opening and closing.
+//! The RMA port of remote register access: posts requests and matches answers. Nothing here sleeps
+//! but opening and closing.
 
 use super::{Operation, Request, RraError};
 use crate::{
@@ -243,6 +243,8 @@ impl Port {
         if Reads(&mut self.answers.slots).is_expected(now) {
             quarantine.outlives(Vpid::RRA, EXPIRY_S * 1000);
         }
+        self.requester.close();
+        self.notifications.close();
         self.answers.memory
     }
 }

@@ -45,8 +45,8 @@ pub(super) struct IoMapping {
 }
 
 impl Smfu {
-    /// Maps `bytes` of the window from `offset` while the device is bound, and notes that for the end of
-    /// the binding. May sleep.
+    /// Maps `bytes` of the window from `offset` while the device is bound, and notes that for the
+    /// end of the binding. May sleep.
     pub(super) fn map_io(&self, offset: u64, bytes: u64, combine: bool) -> Result<Arc<IoMapping>> {
         let start = self.window_start().ok_or(ENODEV)?;
         self.ctx.with_bound(|_| {
@@ -96,9 +96,9 @@ impl Smfu {
     }
 }
 
-/// Memory of another node as the kernel accesses it; unmapped by drop, and useless once the device is
-/// unbound. Accesses: any context, but a load holds the processor until it is answered or timed out. The
-/// drop may sleep.
+/// Memory of another node as the kernel accesses it; unmapped by drop, and useless once the device
+/// is unbound. Accesses: any context, but a load holds the processor until it is answered or timed
+/// out. The drop may sleep.
 pub struct RemoteMemory {
     route: Arc<Route>,
     mapping: Arc<IoMapping>,

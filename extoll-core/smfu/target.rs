@@ -2,8 +2,8 @@
 
 //! What other nodes reach here: exported memory, and targets of their intervals.
 //!
-//! The unit knows the base of a target and not its length: what a peer's interval is longer than the
-//! target leads to what is behind it, which only an IOMMU keeps peers from.
+//! The unit knows the base of a target and not its length: what a peer's interval is longer than
+//! the target leads to what is behind it, which only an IOMMU keeps peers from.
 
 use super::Smfu;
 use crate::{dma::DmaWords, hw::Hw};
@@ -81,8 +81,8 @@ enum Proof<'a> {
     Nothing,
 }
 
-/// What interval `number` of other nodes leads to here, instead of the exported memory; closed by drop,
-/// after which it is out of reach. The drop may sleep.
+/// What interval `number` of other nodes leads to here, instead of the exported memory; closed by
+/// drop, after which it is out of reach. The drop may sleep.
 pub struct Target<'a> {
     smfu: Arc<Smfu>,
     number: u32,
@@ -96,9 +96,9 @@ impl Smfu {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for the number or what is not whole pages; `EBUSY` if the number is taken, or part of the
-    /// memory is open already; `ERANGE` above 2^48; `EIO` for addresses that mean interrupts;
-    /// `EOPNOTSUPP` for a BAR if an IOMMU translates the NIC's addresses; `ENODEV`.
+    /// `EINVAL` for the number or what is not whole pages; `EBUSY` if the number is taken, or part
+    /// of the memory is open already; `ERANGE` above 2^48; `EIO` for addresses that mean
+    /// interrupts; `EOPNOTSUPP` for a BAR if an IOMMU translates the NIC's addresses; `ENODEV`.
     pub fn target<'a>(
         self: &Arc<Self>,
         number: u32,
@@ -126,9 +126,9 @@ impl Smfu {
         self.open(number, base, bytes, proof, |t| t.open(number, base, bytes))
     }
 
-    /// Has stores of all nodes that have an interval `number` (1…62) lead here cause interrupts, of which
-    /// [`crate::nic::Nic::subscribe_messages`] tells. If there are too many, all such targets are closed
-    /// for a second. May sleep.
+    /// Has stores of all nodes that have an interval `number` (1…62) lead here cause interrupts, of
+    /// which [`crate::nic::Nic::subscribe_messages`] tells. If there are too many, all such targets
+    /// are closed for a second. May sleep.
     ///
     /// # Errors
     ///

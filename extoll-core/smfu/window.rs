@@ -37,9 +37,9 @@ fn refused(e: Refused) -> Error {
 
 /// Who has to know that a window goes.
 pub trait WindowClient: Send + Sync {
-    /// The device is gone, or will be unbound: when this returns nobody may use the window's addresses any
-    /// more, so take them from whomever they were given to. Once; process context, may sleep. Must
-    /// neither make nor drop windows; what drops one waits for this.
+    /// The device is gone, or will be unbound: when this returns nobody may use the window's
+    /// addresses any more, so take them from whomever they were given to. Once; process context,
+    /// may sleep. Must neither make nor drop windows; what drops one waits for this.
     fn revoked(&self);
 }
 
@@ -95,12 +95,12 @@ enum What {
     Mask,
 }
 
-/// What the hardware was set to, so that a part of the window leads somewhere; set back by the drop, when
-/// the last handle and mapping are gone. The drop may sleep.
+/// What the hardware was set to, so that a part of the window leads somewhere; set back by the
+/// drop, when the last handle and mapping are gone. The drop may sleep.
 ///
-/// Stores to the window and register writes take different ways in the chip, so that a register read
-/// behind the stores does not push them: only a load through the same part does (HW §12). So the drop
-/// makes one before the part leads elsewhere. Whether it is answered does not matter.
+/// Stores to the window and register writes take different ways in the chip, so that a register
+/// read behind the stores does not push them: only a load through the same part does (HW §12). So
+/// the drop makes one before the part leads elsewhere. Whether it is answered does not matter.
 pub(super) struct Route {
     smfu: Arc<Smfu>,
     what: What,
@@ -235,7 +235,8 @@ impl WindowSpec {
         }
     }
 
-    /// Interval `number` (1…62), which selects the base at the target, instead of the lowest free one.
+    /// Interval `number` (1…62), which selects the base at the target, instead of the lowest free
+    /// one.
     pub fn interval(mut self, number: u32) -> Self {
         self.interval = Some(number);
         self
@@ -247,16 +248,16 @@ impl WindowSpec {
         self
     }
 
-    /// Before the window leads elsewhere the quadword at byte `offset` is loaded, 0 without this. Choose
-    /// another one if the target is no memory, and reading its first quadword has an effect.
+    /// Before the window leads elsewhere the quadword at byte `offset` is loaded, 0 without this.
+    /// Choose another one if the target is no memory, and reading its first quadword has an effect.
     pub fn probe(mut self, offset: u64) -> Self {
         self.probe = Some(offset);
         self
     }
 
-    /// Nothing is loaded before the window leads elsewhere, because the target must not be read, as of
-    /// [interrupts](Smfu::interrupt_target). Five milliseconds go by instead, which no source promises to
-    /// be enough for stores that are under way.
+    /// Nothing is loaded before the window leads elsewhere, because the target must not be read, as
+    /// of [interrupts](Smfu::interrupt_target). Five milliseconds go by instead, which no source
+    /// promises to be enough for stores that are under way.
     pub fn no_probe(mut self) -> Self {
         self.probe = None;
         self
@@ -282,8 +283,8 @@ impl Smfu {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for size, number or node; `EBUSY` if the number is taken; `ENOSPC` without room; `ENOMEM`;
-    /// `ENODEV`.
+    /// `EINVAL` for size, number or node; `EBUSY` if the number is taken; `ENOSPC` without room;
+    /// `ENOMEM`; `ENODEV`.
     pub fn window(self: &Arc<Self>, spec: WindowSpec) -> Result<Window> {
         let power = spec.bytes.is_power_of_two();
         let align = if spec.natural { spec.bytes } else { PAGE };
@@ -314,14 +315,14 @@ impl Smfu {
         Ok(window)
     }
 
-    /// Sets slices of `slice` bytes for nodes 0…`nodes` − 1, both powers of two. They lie at the start of
-    /// the window: slices that meet its first 32 MiB cannot be used. Intervals go on working beyond them.
-    /// May sleep.
+    /// Sets slices of `slice` bytes for nodes 0…`nodes` − 1, both powers of two. They lie at the
+    /// start of the window: slices that meet its first 32 MiB cannot be used. Intervals go on
+    /// working beyond them. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for sizes that do not fit the window, `EBUSY` if set already or an interval is in the way,
-    /// `ENOMEM`, `ENODEV`.
+    /// `EINVAL` for sizes that do not fit the window, `EBUSY` if set already or an interval is in
+    /// the way, `ENOMEM`, `ENODEV`.
     pub fn masked(self: &Arc<Self>, slice: u64, nodes: u32) -> Result<Masked> {
         let mode = self.state.lock().layout.set_mask(slice, nodes);
         let mode = mode.map_err(refused)?;
@@ -362,8 +363,8 @@ impl Window {
         self.span.start
     }
 
-    /// Address for the processor, to be mapped elsewhere, e.g. into user space; `None` when the device is
-    /// gone. Whoever maps it has to be gone before the window is dropped, and when its
+    /// Address for the processor, to be mapped elsewhere, e.g. into user space; `None` when the
+    /// device is gone. Whoever maps it has to be gone before the window is dropped, and when its
     /// [client](WindowClient) has returned.
     pub fn physical(&self) -> Option<CpuAddr> {
         self.route.note_store();

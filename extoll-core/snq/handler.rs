@@ -60,8 +60,8 @@ impl Snq {
         }
         let mut handled = self.take_entries(&hw, state);
         if handled == 0 {
-            // Nobody's interrupt? Ask whether somebody is still there at all. The answer comes behind
-            // all that the NIC wrote before, so an entry that was late is there now.
+            // Nobody's interrupt? Ask whether somebody is still there at all. The answer comes
+            // behind all that the NIC wrote before, so an entry that was late is there now.
             let wp = hw.rf.read(snq::QUEUE_WPLT);
             if ctx.is_gone(&hw, wp) {
                 return;
@@ -103,8 +103,8 @@ impl Snq {
         hw.rf.write(snq::IRQ_WATERMARK, ring.watermark().raw());
     }
 
-    /// Takes entries that have been waiting since the last look: their interrupt got lost, and there
-    /// will be none before it is armed.
+    /// Takes entries that have been waiting since the last look: their interrupt got lost, and
+    /// there will be none before it is armed.
     pub(super) fn watch(self: &Arc<Self>) {
         // What clients schedule runs when bottom halves are on again.
         let _bh = BhDisabled::new();
@@ -140,9 +140,9 @@ impl Snq {
         }
     }
 
-    /// Skips entries that got lost on their way, then does what they may have asked for: all clients
-    /// poll, the status is read and the outport drained. The counters that error events report are
-    /// cumulative, the next one tells.
+    /// Skips entries that got lost on their way, then does what they may have asked for: all
+    /// clients poll, the status is read and the outport drained. The counters that error events
+    /// report are cumulative, the next one tells.
     pub(super) fn recover(self: &Arc<Self>) {
         // What clients schedule runs when bottom halves are on again.
         let _bh = BhDisabled::new();

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Interrupts that other nodes cause: their writes to 0xFD_0000_0000…0xFD_FFFF_FFFF become MSI vector 0,
-//! which is the notification queue's, too (HW §6.2, G26).
+//! Interrupts that other nodes cause: their writes to 0xFD_0000_0000…0xFD_FFFF_FFFF become MSI
+//! vector 0, which is the notification queue's, too (HW §6.2, G26).
 //!
-//! Nothing says who wrote, or what: clients hear that there may be a message and look for themselves. An
-//! interrupt that finds no entry in the queue was such a write for sure; one that finds some may have
-//! been one, since interrupts of a vector are merged while one is pending.
+//! Nothing says who wrote, or what: clients hear that there may be a message and look for
+//! themselves. An interrupt that finds no entry in the queue was such a write for sure; one that
+//! finds some may have been one, since interrupts of a vector are merged while one is pending.
 //!
-//! Who causes too many is held back: each client is called at the rate it asked for, and for what came
-//! above that once at the end of a tenth of a second. If all together are more than the NIC may have in
-//! a second, the interrupt targets ([`Smfu::interrupt_target`]) are closed for a second.
+//! Who causes too many is held back: each client is called at the rate it asked for, and for what
+//! came above that once at the end of a tenth of a second. If all together are more than the NIC
+//! may have in a second, the interrupt targets ([`Smfu::interrupt_target`]) are closed for a
+//! second.
 //!
 //! [`Smfu::interrupt_target`]: crate::smfu::Smfu::interrupt_target
 
@@ -24,8 +25,8 @@ use wire::snq::{Admission, MessageLimit, MASKED_MS};
 /// Hears of interrupts that other nodes may have caused.
 pub trait MessageClient: Send + Sync {
     /// A message may have come; `sure`: the interrupt was nothing else. Hard interrupt, or process
-    /// context with interrupts disabled, with the list of clients locked: must not sleep, not take long,
-    /// and neither subscribe nor unsubscribe.
+    /// context with interrupts disabled, with the list of clients locked: must not sleep, not take
+    /// long, and neither subscribe nor unsubscribe.
     fn message(&self, sure: bool);
 }
 
@@ -90,7 +91,8 @@ impl Snq {
         Ok(MessageSubscription { snq, key })
     }
 
-    /// An interrupt came; `sure`: the queue had nothing to tell, its next entry is `next`. Hard interrupt.
+    /// An interrupt came; `sure`: the queue had nothing to tell, its next entry is `next`. Hard
+    /// interrupt.
     pub(super) fn deliver_message(self: &Arc<Self>, hw: &Hw, sure: bool, next: u16) {
         let (now, clients) = (self.now_ms(), &self.messages.clients);
         if sure {

@@ -13,8 +13,8 @@ use kernel::{
 use kernel_ext::work;
 use wire::snq::Enabled;
 
-/// Pause between looks for entries that no interrupt tells of, in milliseconds. One may get lost, and
-/// it is armed again by its handler only.
+/// Pause between looks for entries that no interrupt tells of, in milliseconds. One may get lost,
+/// and it is armed again by its handler only.
 const WATCH_MS: u32 = 1000;
 
 /// The drain of outport 10.
@@ -119,15 +119,16 @@ impl Snq {
         let _ = work::enqueue_delayed::<_, ID>(self.clone(), msecs_to_jiffies(delay_ms));
     }
 
-    /// What runs beside the interrupt handler: once the first look at the events' registers, after which
-    /// the driver's events are enabled, and from time to time one for lost interrupts. Any context.
+    /// What runs beside the interrupt handler: once the first look at the events' registers, after
+    /// which the driver's events are enabled, and from time to time one for lost interrupts. Any
+    /// context.
     pub(crate) fn attend(self: &Arc<Self>) {
         let _ = work::enqueue::<_, BEGIN>(self.clone());
         self.schedule::<WATCH>(WATCH_MS);
     }
 
-    /// The device is retired and the interrupt handler is gone: nothing runs by itself any more. May
-    /// sleep.
+    /// The device is retired and the interrupt handler is gone: nothing runs by itself any more.
+    /// May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         // Each after those that schedule it.
         work::cancel_sync::<Self, BEGIN>(self);

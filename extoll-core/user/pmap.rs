@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/pmap`: physically contiguous buffers whose addresses the process gets to know, for commands without
-//! translation (docs/uapi.md). For the superuser. Mapping memory at a given address, which the vendor's driver does too, is
-//! refused.
+//! `/dev/extoll/pmap`: physically contiguous buffers whose addresses the process gets to know, for commands
+//! without translation (docs/uapi.md). For the superuser. Mapping memory at a given address, which the vendor's
+//! driver does too, is refused.
+//!
+//! Nobody knows which commands name a buffer when it is freed: it goes to the quarantine of the NIC.
 
 use super::{put_u64, OpenFile, Shared};
-use crate::dma::DmaWords;
+use crate::{
+    dma::DmaWords,
+    quarantine::{Batch, Held},
+};
 use kernel::{
     ioctl::{_IOC_NR, _IOC_TYPE, _IOR, _IOW},
     new_mutex,
@@ -41,7 +46,8 @@ struct Buffer {
     key: u64,
     kind: u64,
     bytes: u64,
-    memory: Option<Arc<DmaWords>>,
+    /// With room for it in the quarantine.
+    memory: Option<(Arc<DmaWords>, Batch)>,
     mappings: KVec<Arc<Mapping>>,
 }
 
@@ -56,13 +62,16 @@ impl Buffer {
         }
     }
 
-    /// Takes the memory from the process.
-    fn revoke(&mut self) {
+    /// Takes the memory from the process; it is freed after `keep_ms`. May sleep.
+    fn revoke(&mut self, keep_ms: u32) {
         for mapping in &self.mappings {
             mapping.revoke();
         }
         self.mappings.clear();
-        self.memory = None;
+        if let Some((memory, mut batch)) = self.memory.take() {
+            batch.push(Held::Words(memory));
+            batch.hold(keep_ms);
+        }
     }
 }
 
@@ -102,8 +111,8 @@ impl Buffers {
     }
 
     /// Deletes the current buffer; another one, or a new empty one, becomes current.
-    fn free(&mut self) -> Result {
-        self.current()?.revoke();
+    fn free(&mut self, keep_ms: u32) -> Result {
+        self.current()?.revoke(keep_ms);
         if self.list.len() == 1 {
             let key = self.next;
             self.next += 1;
@@ -165,9 +174,10 @@ impl Pmap {
 
 impl OpenFile for Pmap {
     fn detach(&self) {
+        let keep_ms = self.shared.settings.quarantine_ms;
         let mut guard = self.buffers.lock();
         if let Some(buffers) = (*guard).as_mut() {
-            buffers.list.iter_mut().for_each(Buffer::revoke);
+            buffers.list.iter_mut().for_each(|b| b.revoke(keep_ms));
         }
         *guard = None;
     }
@@ -188,9 +198,12 @@ impl Handler for Pmap {
             GET_HADDR => self.get(arg, |_| u64::MAX),
             SET_SIZE => self.set(|b| b.bytes = value),
             GET_SIZE => self.get(arg, |b| b.bytes),
-            GET_PADDR => self.get(arg, |b| b.memory.as_ref().map_or(0, |m| m.address().0)),
+            GET_PADDR => self.get(arg, |b| b.memory.as_ref().map_or(0, |(m, _)| m.address().0)),
             CREATE => put_u64(arg, self.with(Buffers::create)?),
-            FREE => self.with(Buffers::free).map(|()| 0),
+            FREE => {
+                let keep_ms = self.shared.settings.quarantine_ms;
+                self.with(|buffers| buffers.free(keep_ms)).map(|()| 0)
+            }
             SET_CURRENT => self.with(|buffers| {
                 let at = buffers.list.iter().position(|b| b.key == value);
                 buffers.current = at.ok_or(EFAULT)?;
@@ -211,22 +224,29 @@ impl Handler for Pmap {
             if bytes > MAX_BYTES {
                 return Err(EINVAL);
             }
-            let memory = match &buffer.memory {
-                Some(memory) => memory.clone(),
+            let fresh = buffer.memory.is_none();
+            let (memory, batch) = match buffer.memory.take() {
+                Some(memory) => memory,
                 None => {
                     let words = bytes as usize / 8;
                     let nic = &self.shared.nic;
+                    nic.quarantine().admit_process()?;
+                    let batch = nic.quarantine().batch_of_process(None, 1)?;
                     let memory = nic.with_bound(|dev| DmaWords::accounted(dev, words))??;
-                    Arc::new(memory, GFP_KERNEL)?
+                    (Arc::new(memory, GFP_KERNEL_ACCOUNT)?, batch)
                 }
             };
+            buffer.memory = Some((memory.clone(), batch));
             let mut parts = KVec::new();
-            parts.push(Part::new(memory.clone(), 0, new.pages()), GFP_KERNEL)?;
+            parts.push(Part::new(memory, 0, new.pages()), GFP_KERNEL)?;
             buffer.mappings.retain(|m| m.is_used());
             let list = &mut buffer.mappings;
-            new.attach(&self.space, parts, |m| Ok(list.push(m, GFP_KERNEL)?))?;
-            buffer.memory = Some(memory);
-            Ok(())
+            let result = new.attach(&self.space, parts, |m| Ok(list.push(m, GFP_KERNEL)?));
+            if fresh && result.is_err() {
+                // Nobody has seen it.
+                buffer.memory = None;
+            }
+            result
         })
     }
 

@@ -23,6 +23,8 @@ pub struct Settings {
     pub interrupts: u32,
     /// The same for all ports of an unprivileged user on a NIC.
     pub interrupts_per_user: u32,
+    /// How long memory stays that processes may have named by bus addresses, in milliseconds.
+    pub quarantine_ms: u32,
     /// Lowest number of the users who may open files without privilege; [`USERS`] of them.
     pub first_user: u32,
 }

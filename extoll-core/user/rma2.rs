@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     atu::{Access, Region},
+    quarantine::Batch,
     rma::{update_entry, Rma},
 };
 use kernel::{
@@ -83,6 +84,10 @@ pub(super) struct Rma2 {
     port: Port,
     #[pin]
     regions: Mutex<Regions>,
+    /// For the knowledge that answers to commands with bus addresses may come when the port is closed, where
+    /// the file may post such.
+    #[pin]
+    answers: Mutex<Option<Batch>>,
 }
 
 impl Rma2 {
@@ -96,14 +101,27 @@ impl Rma2 {
         let pages = rights.page_mask();
         let port = Port::open(shared, unit, rights, space, SlotCode::B16, pages)?;
         let tree = Some(RBTree::new());
-        Arc::pin_init(
+        let this = Arc::pin_init(
             try_pin_init!(Self {
                 id,
                 port <- port,
                 regions <- new_mutex!(Regions { tree }, "extoll_regions"),
+                answers <- new_mutex!(None, "extoll_answers"),
             }),
             GFP_KERNEL,
-        )
+        )?;
+        this.expect_answers().inspect_err(|_| this.detach())?;
+        Ok(this)
+    }
+
+    fn expect_answers(&self) -> Result {
+        if self.port.rights.unlocked() {
+            let vpid = self.port.with(|live| Ok(live.vpid()))?;
+            let quarantine = self.port.nic().quarantine();
+            let batch = quarantine.batch_of_process(Some(vpid), 0)?;
+            *self.answers.lock() = Some(batch);
+        }
+        Ok(())
     }
 
     /// Registers what the structure at `arg` describes and tells its NLA there.
@@ -191,6 +209,11 @@ impl OpenFile for Rma2 {
             }
             drop(tree);
         });
+        // Held here, so that the next binding of the driver knows, too.
+        let answers = self.answers.lock().take();
+        if let Some(batch) = answers {
+            batch.hold(self.port.shared.settings.quarantine_ms);
+        }
     }
 }
 

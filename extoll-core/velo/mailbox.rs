@@ -2,14 +2,13 @@
 
 //! Receiving half of a VELO port.
 
-use super::{Port, SlotSize, Status, MAX_LEN};
+use super::{Handle, SlotSize, Status, MAX_LEN};
 use crate::{
     intake::{PollFlow, Reader, Stop},
     queue::Slot,
     stats::{add, Reason},
 };
 use core::ops::ControlFlow;
-use kernel::sync::Arc;
 use kernel_ext::{barrier, trace};
 use wire::words::scatter;
 
@@ -86,7 +85,7 @@ impl Message<'_> {
 /// Receiving half of a port. Drop in any context.
 pub struct Mailbox {
     reader: Reader,
-    port: Arc<Port>,
+    port: Handle,
     slot_size: SlotSize,
 }
 
@@ -99,7 +98,7 @@ enum Taken {
 }
 
 impl Mailbox {
-    pub(super) fn new(port: Arc<Port>, slot_size: SlotSize) -> Self {
+    pub(super) fn new(port: Handle, slot_size: SlotSize) -> Self {
         Self {
             reader: Reader::new(&port.queue, &port.monitor),
             port,
@@ -151,6 +150,13 @@ impl Mailbox {
         let port = &self.port;
         self.reader.commit_if_due(&port.queue, port.core().stats());
         done
+    }
+
+    /// Drops it, as [`Sender::close`](super::Sender::close). May sleep, for some 100 ms.
+    pub fn close(self) {
+        let Self { port, reader, .. } = self;
+        drop(reader);
+        port.close();
     }
 
     /// Slots that the NIC has written and that were not read, which is at least the number of messages that

@@ -2,7 +2,7 @@
 
 //! Sending half of a VELO port.
 
-use super::{Mtt, Port, Target, CLASSES, PACKET_WORDS};
+use super::{Handle, Mtt, Target, CLASSES, PACKET_WORDS};
 use crate::{
     context::Context,
     stats::PortStats,
@@ -102,13 +102,13 @@ impl Outgoing<'_> {
 /// Sending half of a port. Drop in any context.
 #[derive(Clone)]
 pub struct Sender {
-    port: Arc<Port>,
+    port: Handle,
     /// `None`: the port's own client is the party.
     party: Option<Arc<Party<PACKET_WORDS>>>,
 }
 
 impl Sender {
-    pub(super) fn new(port: Arc<Port>) -> Self {
+    pub(super) fn new(port: Handle) -> Self {
         Self { port, party: None }
     }
 
@@ -282,6 +282,14 @@ impl Sender {
             number,
             descriptor,
         );
+    }
+
+    /// Drops it; if nothing else of the port is left, waits until that is closed: its VPID can be opened again,
+    /// unless messages are still on their way (reason 34). May sleep, for some 100 ms.
+    pub fn close(self) {
+        let Self { port, party } = self;
+        drop(party);
+        port.close();
     }
 
     /// Gives up messages that the NIC did not take, e.g. after a transmit time-out. Any context.

@@ -181,6 +181,9 @@ impl<O> Kind for Range<O> {
         self.bytes
     }
 
+    /// # Safety
+    ///
+    /// As the trait's: the device no longer accesses the range, which it was mapped for in this direction.
     #[inline]
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> O {
         // SAFETY: by the requirements.
@@ -288,6 +291,9 @@ impl Kind for Pages {
         self.pages.len() * PAGE
     }
 
+    /// # Safety
+    ///
+    /// As the trait's: the device no longer accesses the pages, which it was mapped for in this direction.
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> Arc<PageList> {
         // SAFETY: by the requirements, and nobody else refers to the table, which is mapped by the
         // invariants.

@@ -91,8 +91,8 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// The interval for `size` bytes at `base`; `None` if not page aligned, empty, at page 0 (its lower
-    /// bound would be −1) or above 52 bits.
+    /// The interval for `size` bytes at `base`; `None` if not page aligned, empty, at page 0 (its
+    /// lower bound would be −1) or above 52 bits.
     pub const fn covering(base: BusAddr, size: u64, control: u64) -> Option<Self> {
         let Some(end) = base.0.checked_add(size) else {
             return None;
@@ -142,8 +142,8 @@ pub struct Windows {
     pub smfu_size: u64,
 }
 
-/// Where the same parts lie for the processor. Behind a host bridge that translates, these are other
-/// addresses than those of [`Windows`].
+/// Where the same parts lie for the processor. Behind a host bridge that translates, these are
+/// other addresses than those of [`Windows`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CpuWindows {
     /// Register file.
@@ -177,8 +177,9 @@ pub struct Sides {
 }
 
 impl Sides {
-    /// The standard layout of `bar0` and `bar2`; `None` if a BAR is too small, or its addresses do not
-    /// fit the registers that have to hold them: 52 bits for HTAX intervals, 48 bits for the window.
+    /// The standard layout of `bar0` and `bar2`; `None` if a BAR is too small, or its addresses do
+    /// not fit the registers that have to hold them: 52 bits for HTAX intervals, 48 bits for the
+    /// window.
     pub const fn standard(bar0: Bar, bar2: Bar) -> Option<Self> {
         let bus = Windows::standard(bar0.bus, bar2.bus, bar2.size);
         let end = bar2.bus.0.saturating_add(bar2.size);
@@ -219,7 +220,8 @@ impl Windows {
         }
     }
 
-    /// (index, interval) in the order of the init sequence: 0, 1, 2, 5, 3, 4; `None` if a window is misplaced.
+    /// (index, interval) in the order of the init sequence: 0, 1, 2, 5, 3, 4; `None` if a window is
+    /// misplaced.
     pub const fn intervals(&self) -> Option<[(u32, Interval); 6]> {
         let rra = crate::regs::smfu::RRA_WINDOW;
         let Some(rest_size) = self.smfu_size.checked_sub(rra) else {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Remote register access over RMA: which notification answers which request (HW §13).
 //!
-//! Any number of requests may be outstanding. A read is answered by a completer notification that names
-//! the quadword of local memory the value was written to, so every read gets a quadword of its own. One
-//! whose answer is overdue is not used again before the answer came or [`EXPIRY_S`] seconds went by: a
-//! late answer neither is taken for a later request's, nor overwrites a later value. A write is answered
-//! by a requester notification that names node and value only; those come in order (HW §10.8). One may
-//! get lost, though, so that of equal writes those that are waited for come before overdue ones: an
-//! answer to any of them says that the NIC sends that value to that node.
+//! Any number of requests may be outstanding. A read is answered by a completer notification that
+//! names the quadword of local memory the value was written to, so every read gets a quadword of
+//! its own. One whose answer is overdue is not used again before the answer came or [`EXPIRY_S`]
+//! seconds went by: a late answer neither is taken for a later request's, nor overwrites a later
+//! value. A write is answered by a requester notification that names node and value only; those
+//! come in order (HW §10.8). One may get lost, though, so that of equal writes those that are
+//! waited for come before overdue ones: an answer to any of them says that the NIC sends that value
+//! to that node.
 
 use crate::ids::NodeId;
 
@@ -57,8 +58,8 @@ impl Slot {
 pub struct Reads<'a>(pub &'a mut [Slot]);
 
 impl Reads<'_> {
-    /// Takes a slot for a request to `node`: the first free one at or after index `from`, cyclically, else
-    /// the one that is overdue for longest, provided that is [`EXPIRY_S`] or more.
+    /// Takes a slot for a request to `node`: the first free one at or after index `from`,
+    /// cyclically, else the one that is overdue for longest, provided that is [`EXPIRY_S`] or more.
     pub fn claim(&mut self, from: usize, node: NodeId, now_s: u32) -> Option<usize> {
         let len = self.0.len();
         let age = |s: &Slot| now_s.wrapping_sub(s.since_s);
@@ -229,9 +230,10 @@ impl Writes {
         Some(error)
     }
 
-    /// A requester notification arrived, with error bits: it belongs to the oldest write that fits and is
-    /// waited for, else to the oldest that fits. Overdue ones older than that, whose notifications cannot
-    /// come any more, are forgotten, but for those that the notification may have been for.
+    /// A requester notification arrived, with error bits: it belongs to the oldest write that fits
+    /// and is waited for, else to the oldest that fits. Overdue ones older than that, whose
+    /// notifications cannot come any more, are forgotten, but for those that the notification may
+    /// have been for.
     pub fn settle(&mut self, node: NodeId, value: u64, error: u8) -> Answer {
         let next = self.next;
         let age = |id: u32| next.wrapping_sub(id);

@@ -88,8 +88,8 @@ impl Layout {
         Ok((number, span))
     }
 
-    /// The lowest free span: it begins at the start of the free part or where something else ends, but
-    /// for what alignment skips.
+    /// The lowest free span: it begins at the start of the free part or where something else ends,
+    /// but for what alignment skips.
     fn room(&self, bytes: u64, align: u64) -> Option<Span> {
         let mask = self.mask.map(|m| m.span());
         let taken = || self.spans.iter().flatten().chain(mask.iter());
@@ -115,7 +115,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// `Invalid` for sizes that are no powers of two or do not fit; `Taken` if the mode is set, or an interval is in the way.
+    /// `Invalid` for sizes that are no powers of two or do not fit; `Taken` if the mode is set, or
+    /// an interval is in the way.
     pub fn set_mask(&mut self, slice: u64, nodes: u32) -> Result<MaskMode, Refused> {
         let mode = MaskMode::new(slice, nodes).ok_or(Refused::Invalid)?;
         let span = mode.span();
@@ -173,8 +174,8 @@ impl Default for Targets {
     }
 }
 
-/// Where accesses go that nothing is opened for: 90 TiB, where no machine has memory or devices. Base 0
-/// may be the beginning of all memory, or mean the default (G18).
+/// Where accesses go that nothing is opened for: 90 TiB, where no machine has memory or devices.
+/// Base 0 may be the beginning of all memory, or mean the default (G18).
 pub const NOWHERE: BusAddr = BusAddr(0x5A00_0000_0000);
 
 impl Targets {
@@ -264,7 +265,8 @@ impl Targets {
             Some(Some(Opened::Memory(base, _))) => BusAddr(*base),
             Some(Some(Opened::Interrupts)) if hold => NOWHERE,
             Some(Some(Opened::Interrupts)) => BusAddr(BusAddr::INTERRUPTS.start),
-            // Not 0, which means the same to some readers of the sources and all of memory to others.
+            // Not 0, which means the same to some readers of the sources and all of memory to
+            // others.
             _ => self.default_base(),
         }
     }
@@ -289,7 +291,8 @@ pub struct MaskMode {
 }
 
 impl MaskMode {
-    /// Slices of `slice` bytes, a power of two of at least 64, for nodes 0…`nodes` − 1, `nodes` a power of two of 2…65536.
+    /// Slices of `slice` bytes, a power of two of at least 64, for nodes 0…`nodes` − 1, `nodes` a
+    /// power of two of 2…65536.
     pub const fn new(slice: u64, nodes: u32) -> Option<Self> {
         let good = slice.is_power_of_two()
             && nodes.is_power_of_two()
@@ -322,7 +325,8 @@ impl MaskMode {
         }
     }
 
-    /// Slice of a node; `None` for a node that has none, or whose slice meets the remote register files' part.
+    /// Slice of a node; `None` for a node that has none, or whose slice meets the remote register
+    /// files' part.
     pub const fn slice(self, node: NodeId) -> Option<Span> {
         let start = node.0 as u64 * self.slice;
         if node.0 as u32 >= self.nodes || start < RRA_WINDOW {

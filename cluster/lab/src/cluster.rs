@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Console lines shown when a node fails.
 const TAIL: usize = 25;
+/// File in the directory of a lab that is being ended.
+const ENDING: &str = "ending";
 /// How long a quick question to the agent may take.
 const PING: Duration = Duration::from_secs(5);
 
@@ -344,6 +346,15 @@ impl Cluster {
         text
     }
 
+    /// What to tell of a lab that never was up.
+    pub fn unborn_report(&self) -> String {
+        format!(
+            "lab '{0}' did not come up, and nothing of it runs; ./lab up --name {0} starts it anew, logs of the attempt are in {1}",
+            self.dir.name,
+            self.dir.path.display()
+        )
+    }
+
     /// Fails when a process that these nodes need has ended.
     fn check_processes(&self, nodes: &[Node]) -> Result<()> {
         let running = self.processes();
@@ -368,8 +379,18 @@ impl Cluster {
         let dir = LabDir::new(paths, name)?;
         let _lock = dir.lock()?;
         let existed = dir.path.exists();
+        if existed {
+            // For commands whose nodes go off under them; without it they would only know less.
+            let _ = std::fs::write(dir.path.join(ENDING), "");
+        }
         dir.wipe()?;
         Ok(existed)
+    }
+
+    /// Whether somebody has ended it, or is about to, since it was found.
+    pub fn was_ended(&self) -> bool {
+        let same = |r: Record| r.token == self.record.token;
+        self.dir.path.join(ENDING).exists() || !self.dir.record().ok().flatten().is_some_and(same)
     }
 
     /// Its description.
@@ -515,6 +536,29 @@ impl Cluster {
             &qemu::command(&self.paths, &node),
             &dir.join("qemu.log"),
         )
+        .map(drop)
+    }
+
+    /// What to tell those who meet a node that is off.
+    pub fn switch_on(&self, index: usize) -> String {
+        let name = &self.dir.name;
+        format!(
+            "./lab log --name {name} {index} has its last words, ./lab fault --name {name} power-on {index} boots it again"
+        )
+    }
+
+    /// A node that runs, as far as a quick look tells: QEMU removes its sockets when it ends by itself, and waiting for them is for those
+    /// who start it.
+    ///
+    /// # Errors
+    /// When the lab has no node with this number, or it is off.
+    pub fn running_node(&self, index: usize) -> Result<Node> {
+        let node = self.node(index)?;
+        let off = self.record.ready
+            && !crate::channel::port_socket(&node.dir, 0).exists()
+            && !self.is_on(index);
+        ensure!(!off, "{} is off; {}", node.name(), self.switch_on(index));
+        Ok(node)
     }
 
     /// Whether a node's QEMU runs.
@@ -574,7 +618,12 @@ impl Cluster {
     pub fn reboot(&self, index: usize, hard: bool, progress: &mut dyn Progress) -> Result<()> {
         let node = self.node(index)?;
         let _lock = self.dir.lock()?;
-        ensure!(self.is_on(index), "{} is off", node.name());
+        ensure!(
+            self.is_on(index),
+            "{} is off; {}",
+            node.name(),
+            self.switch_on(index)
+        );
         let boot_id = |n: &Node| {
             Command::new(["cat", "/proc/sys/kernel/random/boot_id"])
                 .timeout(PING)

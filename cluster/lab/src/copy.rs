@@ -62,7 +62,7 @@ impl Side {
     fn new(cluster: &Cluster, place: &Place, host: &dyn Fn(&Path) -> PathBuf) -> Result<Self> {
         Ok(match place {
             Place::Host(p) => Side::Host(host(p)),
-            Place::Node(i, p) => Side::Node(cluster.node(*i)?, p.clone()),
+            Place::Node(i, p) => Side::Node(cluster.running_node(*i)?, p.clone()),
         })
     }
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long the emulator may take until it serves.
@@ -107,9 +108,8 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
             command[0].to_string_lossy()
         );
     }
-    proc::spawn(&record.token, "emu", &command, &log(dir))?;
+    let ended = proc::spawn(&record.token, "emu", &command, &log(dir))?;
     let start = Instant::now();
-    let mut seen = false;
     loop {
         // It answers only once all its sockets are there.
         if let Ok(status) = connect(dir).and_then(|mut c| c.status()) {
@@ -121,10 +121,9 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
             return Ok(());
         }
         proc::interrupted()?;
-        let alive = proc::find(&record.token).iter().any(|p| p.role == "emu");
-        seen |= alive;
-        if (seen && !alive) || start.elapsed() > START_PATIENCE {
-            let why = if alive { "does not serve" } else { "ended" };
+        let ended = ended.load(Ordering::Relaxed);
+        if ended || start.elapsed() > START_PATIENCE {
+            let why = if ended { "ended" } else { "does not serve" };
             let seconds = start.elapsed().as_secs_f64();
             return Err(anyhow!("{}", tail(&log(dir), 20)))
                 .with_context(|| format!("the emulator {why} after {seconds:.1} s"));

@@ -181,11 +181,17 @@ pub fn end(token: &str, hard: bool, which: impl Fn(&Process) -> bool) -> Result<
     }
 }
 
-/// Starts a process that outlives this one: own session, no terminal, output into `log`.
+/// Starts a process that outlives this one: own session, no terminal, output into `log`. The result becomes true when it ends while this
+/// one lives.
 ///
 /// # Errors
 /// When the log can't be written or the program not be started.
-pub fn spawn(token: &str, role: &str, command: &[std::ffi::OsString], log: &Path) -> Result<()> {
+pub fn spawn(
+    token: &str,
+    role: &str,
+    command: &[std::ffi::OsString],
+    log: &Path,
+) -> Result<Arc<AtomicBool>> {
     let out = File::options()
         .create(true)
         .append(true)
@@ -208,8 +214,13 @@ pub fn spawn(token: &str, role: &str, command: &[std::ffi::OsString], log: &Path
         .spawn()
         .with_context(|| format!("cannot start {}", program.to_string_lossy()))?;
     // Reaped here when it ends while this process still lives.
-    std::thread::spawn(move || child.wait());
-    Ok(())
+    let ended = Arc::new(AtomicBool::new(false));
+    let tell = Arc::clone(&ended);
+    std::thread::spawn(move || {
+        let _ = child.wait();
+        tell.store(true, Ordering::Relaxed);
+    });
+    Ok(ended)
 }
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();

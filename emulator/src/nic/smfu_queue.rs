@@ -1,5 +1,5 @@
-//! Accesses to the window on their way to the SMFU. MODEL: the sources tell neither how long that takes, nor what a register write
-//! that changes an interval passes (G35).
+//! Accesses to the window on their way to the SMFU. MODEL: the sources tell neither how long that
+//! takes, nor what a register write that changes an interval passes (G35).
 
 use super::smfu::Sink;
 use super::Nic;
@@ -53,7 +53,8 @@ impl Nic {
         self.smfu.queue.0.push_back((at, access));
     }
 
-    /// A load from the window, behind all stores before it. Gives `sink` back if there is nothing to wait for.
+    /// A load from the window, behind all stores before it. Gives `sink` back if there is nothing
+    /// to wait for.
     pub(super) fn smfu_request(
         &mut self,
         addr: u64,

@@ -1,4 +1,5 @@
-//! What drivers rely on and should not: stores to the window take their time, and 0 is an address (G18, G35).
+//! What drivers rely on and should not: stores to the window take their time, and 0 is an address
+//! (G18, G35).
 
 use super::borrow::*;
 use super::rig::*;
@@ -33,7 +34,8 @@ fn pass(rig: &mut Rig, ns: u64) {
     rig.tick(0);
 }
 
-/// A register write passes stores before it: what is still on its way meets the interval as it is then.
+/// A register write passes stores before it: what is still on its way meets the interval as it is
+/// then.
 #[test]
 fn register_writes_pass_stores_to_the_window() {
     let mut rig = late();
@@ -54,7 +56,8 @@ fn register_writes_pass_stores_to_the_window() {
     assert_eq!(rig.nodes[1].ram.get(TARGET, 8), [5; 8]);
 }
 
-/// A load through the same part waits for them, and fails like any other when the part leads nowhere by then.
+/// A load through the same part waits for them, and fails like any other when the part leads
+/// nowhere by then.
 #[test]
 fn loads_wait_behind_stores_to_the_window() {
     let mut rig = late();
@@ -108,7 +111,8 @@ fn fetch(b: &mut Borrow, config: Config) -> (Status, u32) {
     (completion.status, config.value(completion.value))
 }
 
-/// The sequence of a driver gives the same with either reading of the FIFO's registers, also after one that was broken off.
+/// The sequence of a driver gives the same with either reading of the FIFO's registers, also after
+/// one that was broken off.
 #[test]
 fn a_backdoor_sequence_works_with_either_fifo() {
     for how in [BackdoorInfoRead::Pop, BackdoorInfoRead::Peek] {
@@ -128,7 +132,7 @@ fn a_backdoor_sequence_works_with_either_fifo() {
             b.rig.remote_write(0, register, value);
         }
         assert_eq!(fetch(&mut b, config(0x3D, 1)).0, Status::Success);
-        let nobody = Config::new(Bdf::new(1, 9, 0), CfgType::Type0, 0, 4).unwrap();
+        let nobody = Config::new(Bdf::new(1, 0, 1), CfgType::Type0, 0, 4).unwrap();
         assert_eq!(read(&mut b, nobody), (Status::Unsupported, u32::MAX));
         assert_eq!(
             backdoor::info(b.rig.remote_read(0, p::PCIE_TO_HTOC_BACKDOOR_INFO)),

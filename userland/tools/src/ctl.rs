@@ -474,6 +474,12 @@ fn reg(
                     name,
                 ]);
             }
+            if lines.is_empty() {
+                bail!(
+                    "no register has all of this in its name: {}",
+                    words.join(" ")
+                );
+            }
             Ok((
                 json!(values),
                 rows(&["offset", "access", "elements", "name"], lines),

@@ -12,8 +12,8 @@ use crate::regs::{
 pub enum Moved {
     /// No error counter.
     Nothing,
-    /// Only messages for VPIDs that are not open: a peer that started before, or outlived, its partner
-    /// here.
+    /// Only messages for VPIDs that are not open: a peer that started before, or outlived, its
+    /// partner here.
     ClosedPort,
     /// Anything else.
     Error,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Taking entries out of the notification ring, and recovery when entries or interrupts get lost.
 //!
-//! Entries come by posted writes and are valid by their flip bit. An entry whose write got lost stays
-//! invalid while the hardware's write pointer moves on; all behind it would wait for ever. An interrupt
-//! that got lost would be the last one, as only its handler arms the next. [`Intake`] decides what is
-//! taken, skipped and made up for; whoever drives it reads memory and registers, and keeps the time.
+//! Entries come by posted writes and are valid by their flip bit. An entry whose write got lost
+//! stays invalid while the hardware's write pointer moves on; all behind it would wait for ever. An
+//! interrupt that got lost would be the last one, as only its handler arms the next. [`Intake`]
+//! decides what is taken, skipped and made up for; whoever drives it reads memory and registers,
+//! and keeps the time.
 
 use super::{Header, Ring};
 
@@ -68,8 +69,9 @@ impl Intake {
         &self.ring
     }
 
-    /// Takes the entries that are there, at most `budget`; returns their number. `read` gives what is
-    /// in a slot, with its header; `None` ends the intake. `handle` gets what is valid, in order.
+    /// Takes the entries that are there, at most `budget`; returns their number. `read` gives what
+    /// is in a slot, with its header; `None` ends the intake. `handle` gets what is valid, in
+    /// order.
     pub fn take<E>(
         &mut self,
         budget: u32,
@@ -91,8 +93,8 @@ impl Intake {
         taken
     }
 
-    /// No entry was there after the write pointer `wp` had been read, behind which all that hardware wrote
-    /// before is visible.
+    /// No entry was there after the write pointer `wp` had been read, behind which all that
+    /// hardware wrote before is visible.
     pub fn found_none(&mut self, wp: u16) -> Empty {
         if self.ring.next() == wp.checked_rem(self.entries).unwrap_or(0) {
             return Empty::Nothing;
@@ -123,8 +125,8 @@ impl Intake {
         }
     }
 
-    /// Skips what is still missing up to where the write pointer was, and handles the rest. `fill` makes
-    /// a lost entry one that was handled. `None`: the entry came after all, and was taken.
+    /// Skips what is still missing up to where the write pointer was, and handles the rest. `fill`
+    /// makes a lost entry one that was handled. `None`: the entry came after all, and was taken.
     pub fn recover<E>(
         &mut self,
         mut read: impl FnMut(u16) -> Option<(Header, E)>,

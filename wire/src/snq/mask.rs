@@ -85,8 +85,8 @@ impl Enabled {
         self.subscribed = subscribed;
     }
 
-    /// Counts an occurrence at `now_ms`, a time that does not run backwards. True: the event storms from
-    /// now on; write the mask, report it, and call [`Enabled::calm`] [`MASKED_MS`] later.
+    /// Counts an occurrence at `now_ms`, a time that does not run backwards. True: the event storms
+    /// from now on; write the mask, report it, and call [`Enabled::calm`] [`MASKED_MS`] later.
     pub fn count(&mut self, event: TriggerEvent, now_ms: u64) -> bool {
         if masks_itself(event) {
             return false;
@@ -146,8 +146,8 @@ impl Enabled {
 pub enum Admission {
     /// Tell.
     Call,
-    /// The first one above the limit: call [`MessageLimit::collect`] [`MessageLimit::WINDOW_MS`] later,
-    /// and tell then.
+    /// The first one above the limit: call [`MessageLimit::collect`] [`MessageLimit::WINDOW_MS`]
+    /// later, and tell then.
     Exceeded,
     /// Another one above the limit, told of with the first.
     Owed,

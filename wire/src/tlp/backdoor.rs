@@ -2,9 +2,9 @@
 //! A packet through the backdoor of a NIC in root-port mode, and its completion (HW §14, G20).
 //!
 //! The sender writes the packet to `htoc_to_pcie_backdoor_data`, then its length with `send` to the
-//! control register; the completion appears in the receive FIFO: `info` tells its length, and as many
-//! reads of `data` give it. Whether reading `info` takes anything out is unknown (G20), so it is read
-//! until it says that there is something, and not again before all of that was read.
+//! control register; the completion appears in the receive FIFO: `info` tells its length, and as
+//! many reads of `data` give it. Whether reading `info` takes anything out is unknown (G20), so it
+//! is read until it says that there is something, and not again before all of that was read.
 
 use super::{words, Bdf, CfgType, Error, Kind, Status, Tlp};
 use crate::ids::RegOffset;

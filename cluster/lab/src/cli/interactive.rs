@@ -1,6 +1,6 @@
 //! Commands on a terminal: `sh` and `exec -t`.
 
-use super::nodes::exit_code;
+use super::nodes::{exit_code, explain, running};
 use anyhow::{Context, Result};
 use lab::exec::{Control, Remote};
 use lab::{Cluster, Command, Input, Node, Paths, WinSize};
@@ -14,8 +14,9 @@ const DEFAULT_SIZE: WinSize = WinSize { rows: 24, cols: 80 };
 
 /// `lab sh`.
 pub fn shell(paths: &Paths, name: &str, node: &str) -> Result<u8> {
-    let node = Cluster::attach(paths, name)?.node(lab::spec::parse_node(node)?)?;
-    run(&node, Command::new(["/bin/bash", "-l"]))
+    let cluster = Cluster::attach(paths, name)?;
+    let node = running(&cluster, node)?;
+    run(&node, Command::new(["/bin/bash", "-l"])).map_err(|e| explain(&cluster, &node, e))
 }
 
 fn size() -> WinSize {

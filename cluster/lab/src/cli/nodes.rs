@@ -1,7 +1,7 @@
 //! `exec`, `cp`, `log`.
 
 use super::Exec;
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{anyhow, bail, ensure, Context, Result};
 use lab::copy::{copy, Place};
 use lab::ui::Paint;
 use lab::{Cluster, Command, Health, Input, Node, Paths, Status};
@@ -46,10 +46,10 @@ pub fn exec(paths: &Paths, args: Exec) -> Result<u8> {
     if args.node == "all" {
         return exec_all(&cluster, &args);
     }
-    let node = cluster.node(lab::spec::parse_node(&args.node)?)?;
+    let node = running(&cluster, &args.node)?;
     let command = args.build()?;
     if args.tty {
-        return super::interactive::run(&node, command);
+        return super::interactive::run(&node, command).map_err(|e| explain(&cluster, &node, e));
     }
     let input = if args.no_stdin {
         Input::None
@@ -76,8 +76,28 @@ pub fn exec(paths: &Paths, args: Exec) -> Result<u8> {
     }
 }
 
-/// Adds the end of the console when the node is no longer there.
-fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Error {
+/// Says what has become of the lab, when a node of it did not answer.
+fn of_lab(cluster: &Cluster, error: anyhow::Error) -> Result<anyhow::Error, anyhow::Error> {
+    if cluster.was_ended() {
+        return Ok(error.context(format!("lab '{}' was ended", cluster.spec().name)));
+    }
+    match cluster.health() {
+        Health::Dead if !cluster.record().ready => Ok(anyhow!("{}", cluster.unborn_report())),
+        Health::EmulatorDied | Health::Dead => Ok(error.context(cluster.emulator_report())),
+        Health::Up | Health::Starting => Err(error),
+    }
+}
+
+/// The node that is meant, unless it is off.
+pub fn running(cluster: &Cluster, node: &str) -> Result<Node> {
+    let index = lab::spec::parse_node(node)?;
+    cluster
+        .running_node(index)
+        .map_err(|e| of_lab(cluster, e).unwrap_or_else(|e| e))
+}
+
+/// Adds what is known of a node that is no longer there: the end of its console when it went off just now.
+pub fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Error {
     // A QEMU that has just closed its sockets takes a moment to end.
     let went_off = format!("{error:#}").contains("went off");
     let deadline = Instant::now() + Duration::from_secs(2);
@@ -87,17 +107,21 @@ fn explain(cluster: &Cluster, node: &Node, error: anyhow::Error) -> anyhow::Erro
     if super::is_broken_pipe(&error) {
         return error;
     }
-    if matches!(cluster.health(), Health::EmulatorDied | Health::Dead) {
-        return error.context(cluster.emulator_report());
-    }
+    let error = match of_lab(cluster, error) {
+        Ok(told) => return told,
+        Err(error) => error,
+    };
     if cluster.is_on(node.index()) {
         return error;
     }
-    let console = node.last_words();
-    error.context(format!(
-        "{} is off; the end of its console:\n{console}\n--",
-        node.name()
-    ))
+    let advice = cluster.switch_on(node.index());
+    if !went_off {
+        return anyhow!("{error:#}; {advice}");
+    }
+    anyhow!(
+        "{error:#}; {advice}\n-- end of its console:\n{}\n--",
+        node.last_words()
+    )
 }
 
 /// Runs the command in every node at once; each line is preceded by the node's name.
@@ -123,6 +147,7 @@ fn exec_all(cluster: &Cluster, args: &Exec) -> Result<u8> {
                         }
                         Ok(())
                     };
+                    let node = cluster.running_node(node.index())?;
                     let status = args.build()?.run_with(&node, None, &mut |error, data| {
                         let rest = &mut rest[usize::from(error)];
                         rest.extend_from_slice(data);
@@ -186,8 +211,10 @@ pub fn cp(paths: &Paths, name: &str, list: &[String]) -> Result<u8> {
         places.iter().any(|p| matches!(p, Place::Node(..))),
         "neither side is in a node; write node0:/path"
     );
-    copy(&cluster, sources, target, &host_path)?;
-    Ok(0)
+    match copy(&cluster, sources, target, &host_path) {
+        Ok(()) => Ok(0),
+        Err(e) => Err(of_lab(&cluster, e).unwrap_or_else(|e| e)),
+    }
 }
 
 /// Writes a piece of a log without the carriage returns of the serial line.

@@ -144,9 +144,11 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
     let cluster = Cluster::attach(paths, name)?;
     let states = cluster.states();
     let doc = document(&cluster, &states);
+    // For scripts that start a lab unless there is one.
+    let code = u8::from(cluster.health() != Health::Up);
     if as_json {
         say(&(serde_json::to_string_pretty(&doc)? + "\n"))?;
-        return Ok(0);
+        return Ok(code);
     }
     let paint = Paint::stdout();
     let spec = cluster.spec();
@@ -166,7 +168,12 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
     match cluster.health() {
         Health::Up => {}
         Health::EmulatorDied | Health::Dead if cluster.record().ready => {
-            say(&format!("{}\n", paint.red(&cluster.emulator_report())))?
+            let report = super::shown(&cluster.emulator_report());
+            say(&format!("{}\n", paint.red(&report)))?
+        }
+        Health::Dead => {
+            let report = super::shown(&cluster.unborn_report());
+            say(&format!("{}\n", paint.red(&report)))?
         }
         other => say(&format!("{}\n", paint.yellow(&other.to_string())))?,
     }
@@ -190,7 +197,7 @@ pub fn status(paths: &Paths, name: &str, as_json: bool) -> Result<u8> {
     }
     say(&table(&rows))?;
     print_fabric(&doc["fabric"], spec, paint)?;
-    Ok(0)
+    Ok(code)
 }
 
 /// Counters of a NIC worth a column: heading and name.

@@ -77,14 +77,24 @@ fn probe(lab: &Lab) -> Result<()> {
     ensure!(n == want, "the probe has {n} accesses instead of {want}");
     // The network driver opens its ports.
     let accesses = traced(&|| lab.ok(0, "ip link set exn0 up").map(drop))?;
-    let enabled = probe_order::enabled(&accesses)?;
+    let enabled = probe_order::enabled(&accesses, false)?;
     ensure!(enabled == [1, 1], "{enabled:?} VPIDs were enabled");
-    // A process opens some, too, makes its queues anew, and closes them.
+    // A process opens some, too, makes a queue anew, and closes them.
+    const PROCESS: &str = "import sys; sys.path.insert(0, '/tmp/guest')
+from device import *
+r, v = Rma(), Velo()
+r.ioctl(K(1, get=False), 64 << 10)
+r.queue_map(64 << 10)
+r.notify(r.node, r.vpid, 7)
+check('notification', r.wait_type(4)[0], 7)
+r.close()
+v.close()";
     uapi::install(lab)?;
-    for (unit, command) in ["velo_loop_back", "loop_back"].into_iter().enumerate() {
-        let accesses = traced(&|| lab.ok(0, &uapi::line(command)).map(drop))?;
-        let enabled = probe_order::enabled(&accesses)?;
-        ensure!(enabled[unit] > 0, "{enabled:?} VPIDs were enabled");
-    }
+    let accesses = traced(&|| {
+        lab.ok(0, &format!("exec python3 -c \"{PROCESS}\""))
+            .map(drop)
+    })?;
+    let enabled = probe_order::enabled(&accesses, true)?;
+    ensure!(enabled == [1, 2], "{enabled:?} VPIDs were enabled");
     node(lab, 0).back()
 }

@@ -1,4 +1,5 @@
-//! What remote PCI is made of: registers of other nodes at once and with locks held, windows and targets, events, interrupts by others.
+//! What remote PCI is made of: registers of other nodes at once and with locks held, windows and
+//! targets, events, interrupts by others.
 
 use super::node::{extoll, node, value};
 use super::units::{bench, refused};
@@ -82,7 +83,8 @@ fn rra_atomic(lab: &Lab) -> Result<()> {
         .map(drop)
 }
 
-/// Many registers at once, of two nodes, asleep and with a lock held; a node that does not answer costs its own requests only.
+/// Many registers at once, of two nodes, asleep and with a lock held; a node that does not answer
+/// costs its own requests only.
 fn rra_batch(lab: &Lab) -> Result<()> {
     bench(lab)?;
     // The table of MSI-X vectors, which is plain memory.
@@ -173,7 +175,8 @@ fn smfu_revoked(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Trigger events reach those who asked for them, with their words, as long as they ask; also those that nobody else wants.
+/// Trigger events reach those who asked for them, with their words, as long as they ask; also those
+/// that nobody else wants.
 fn event_clients(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let mask = || -> Result<u64> {
@@ -184,7 +187,8 @@ fn event_clients(lab: &Lab) -> Result<()> {
         )?)
     };
     let usual = mask()?;
-    // GPIO, whose program records a register; the barrier, with three parts; one that is masked otherwise.
+    // GPIO, whose program records a register; the barrier, with three parts; one that is masked
+    // otherwise.
     for (event, parts, words) in [(8, 1, 1), (15, 3, 2)] {
         thread::scope(|scope| -> Result<()> {
             let listener = scope.spawn(move || lab.raw(1, &format!("event event={event} ms=3000")));
@@ -253,7 +257,8 @@ fn knock(lab: &Lab, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Stores of another node that mean interrupts reach who waits for them, no more often than wanted, and no more after the end.
+/// Stores of another node that mean interrupts reach who waits for them, no more often than wanted,
+/// and no more after the end.
 fn message_interrupts(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let before = node(lab, 1).reason(MESSAGE)?;
@@ -286,7 +291,8 @@ fn message_interrupts(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// More interrupts by others than the NIC may have: their targets are closed for a while, the driver goes on, and later they work.
+/// More interrupts by others than the NIC may have: their targets are closed for a while, the
+/// driver goes on, and later they work.
 fn message_storm(lab: &Lab) -> Result<()> {
     node(lab, 1).reload(extoll("message_interrupts=100"))?;
     bench(lab)?;
@@ -379,7 +385,7 @@ fn target_bases(lab: &Lab) -> Result<()> {
     let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
     let bases = |lab: &Lab| -> Result<(u64, Vec<u64>)> {
         let text = node(lab, 1).ok(&format!(
-            "cat {files}/extoll_rf_smfu_rf_tStartAddr_default_raw {files}/extoll_rf_smfu_rf_vpid_tStartAddr_raw"
+            "cd {files} && cat extoll_rf_smfu_rf_{{tStartAddr_default,vpid_tStartAddr}}_raw"
         ))?;
         let all = text.lines().map(|l| u64::from_str_radix(l.trim(), 16));
         let mut all = all.collect::<Result<Vec<_>, _>>()?;

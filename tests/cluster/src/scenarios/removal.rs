@@ -15,6 +15,7 @@ pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("churn::surprise_removal", surprise_removal),
         on_pair("churn::function_reset", function_reset),
+        on_pair("driver::pci_error", pci_error),
     ]
 }
 
@@ -215,5 +216,44 @@ fn reset_once(lab: &Lab) -> Result<()> {
         victim.is_so("ping -q -c 5 -i 0.02 -W 1 -s 3000 node0 | grep -q ' 5 received'")
     })?;
     victim.pings(20, "-i 0.02 -s 3000")?;
+    node(lab, 0).pings(20, "-i 0.02 -s 9000")
+}
+
+/// The PCI core finds an error on the way to the NIC and resets it: as with other resets the driver begins anew. If the NIC stays out of
+/// reach its users are told, and it can be bound again later. The module `pci_error` plays the core.
+fn pci_error(lab: &Lab) -> Result<()> {
+    let victim = node(lab, VICTIM);
+    let dev = victim.pci()?;
+    let bus = dev.split(':').nth(1).context("no bus in the address")?;
+    for n in 0..2 {
+        let mark = lab.log_mark(VICTIM)?;
+        let resets = sum(&lab.status()?, "host_function_resets");
+        victim.ok(&format!(
+            "ls -di /sys/class/net/exn0/ >/tmp/old && modprobe pci_error bus=$((0x{bus})) && rmmod pci_error"
+        ))?;
+        victim.until(
+            "the driver has begun anew",
+            "[ -e /sys/class/net/exn0 ] && [ \"$(ls -di /sys/class/net/exn0/)\" != \"$(cat /tmp/old)\" ]",
+        )?;
+        let log = lab.log_since(&mark)?;
+        let line = "reason 43: device unreachable by a PCI error";
+        ensure!(log.contains(line), "{log}");
+        ensure!(
+            sum(&lab.status()?, "host_function_resets") > resets,
+            "the NIC was not reset"
+        );
+        victim.back().with_context(|| format!("time {n}"))?;
+        victim.pings(20, "-i 0.02 -s 3000")?;
+    }
+    victim.ok(&format!(
+        "modprobe pci_error bus=$((0x{bus})) permanent=1 && rmmod pci_error"
+    ))?;
+    let status = victim.debugfs("status")?;
+    ensure!(status.contains("alive false"), "{status}");
+    ensure!(!victim.has_carrier()?, "a carrier without a NIC");
+    victim.unbind()?;
+    victim.bind()?;
+    victim.address_back()?;
+    victim.back()?;
     node(lab, 0).pings(20, "-i 0.02 -s 9000")
 }

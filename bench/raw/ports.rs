@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What sockets need of ports, for tests: reserved VPIDs, messages in pieces and batches, traffic classes,
+//! polls that stop early, parties that share a port, handles that are dropped with interrupts off.
+
+use crate::{attached::Attached, report::Report};
+use core::ops::ControlFlow;
+use extoll_core::{
+    nic::Nic,
+    rma::{self, Descriptor, Modifiers, NotifySpec, Operation, PageOptions, Requester},
+    velo::{self, Header, Mailbox, Outgoing, RoomClient, SendError, Sender, Stop, Target},
+};
+use kernel::{
+    new_spinlock_irq,
+    prelude::*,
+    sync::{
+        atomic::{Atomic, AtomicFlag, Full, Relaxed},
+        Arc,
+    },
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+};
+use kernel_ext::sched::cond_resched;
+use wire::ids::Vpid;
+
+/// The smallest queues there are.
+const QUEUE_BYTES: u32 = 512 * 1024;
+/// How long what is sent to oneself may take.
+const PATIENCE_MS: i64 = 20_000;
+/// Slots of 128 bytes of a mailbox of [`QUEUE_BYTES`].
+const SLOTS: u64 = 4096;
+
+/// Words of a command.
+struct Words {
+    op: Op,
+    first: Option<u16>,
+    count: u16,
+    parties: usize,
+    messages: u64,
+    ms: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Op {
+    /// VPIDs are reserved for a while.
+    Reserve,
+    /// Messages in pieces, by all cuts; batches; classes; polls that stop.
+    Messages,
+    /// The same of RMA.
+    Commands,
+    /// Parties that share a port.
+    Share,
+    /// A mailbox is closed that is full.
+    Full,
+    /// The last handles are dropped with interrupts off.
+    Drop,
+}
+
+impl Words {
+    fn take(&mut self, word: &str) -> Option<()> {
+        let (key, text) = word.split_once('=')?;
+        match (key, text) {
+            ("op", "reserve") => self.op = Op::Reserve,
+            ("op", "messages") => self.op = Op::Messages,
+            ("op", "commands") => self.op = Op::Commands,
+            ("op", "share") => self.op = Op::Share,
+            ("op", "full") => self.op = Op::Full,
+            ("op", "drop") => self.op = Op::Drop,
+            ("nic", _) => {}
+            (key, text) => {
+                let n = text.parse::<u64>().ok()?;
+                match key {
+                    "first" => self.first = Some(u16::try_from(n).ok()?),
+                    "count" => self.count = u16::try_from(n).ok()?,
+                    "parties" if n <= 1000 => self.parties = n as usize,
+                    "messages" if n <= 1_000_000 => self.messages = n,
+                    "ms" if n <= 60_000 => self.ms = n as i64,
+                    _ => return None,
+                }
+            }
+        }
+        Some(())
+    }
+}
+
+/// Runs the command if it is one of these. May sleep.
+pub(crate) fn run<'a>(
+    attached: &Attached,
+    verb: &str,
+    mut words: impl Iterator<Item = &'a str>,
+    report: &mut Report<'_>,
+) -> Option<Result> {
+    if verb != "ports" {
+        return None;
+    }
+    let mut all = Words {
+        op: Op::Messages,
+        first: None,
+        count: 8,
+        parties: 8,
+        messages: 1000,
+        ms: 0,
+    };
+    if let Some(word) = words.find(|word| all.take(word).is_none()) {
+        return Some(report.fail(EINVAL, fmt!("'{word}' is not understood")));
+    }
+    let mut run = || {
+        let run = attached.begin(Delta::from_secs(60))?;
+        let nic = run.nic()?;
+        match all.op {
+            Op::Reserve => reserve(&nic, &all, report),
+            Op::Messages => messages(&nic, report),
+            Op::Commands => commands(&nic, report),
+            Op::Share => share(&nic, &all, report),
+            Op::Full => full(&nic, &all, report),
+            Op::Drop => dropped(&nic, report),
+        }
+    };
+    Some(run())
+}
+
+/// Repeats `f` until it gives something.
+fn until<R>(mut f: impl FnMut() -> Result<Option<R>>) -> Result<R> {
+    let begin: Instant<Monotonic> = Instant::now();
+    loop {
+        if let Some(found) = f()? {
+            return Ok(found);
+        }
+        if begin.elapsed().as_millis() > PATIENCE_MS {
+            return Err(ETIMEDOUT);
+        }
+        cond_resched();
+    }
+}
+
+/// Repeats what is refused for lack of room.
+fn sent(mut send: impl FnMut() -> Result<(), SendError>) -> Result {
+    until(|| match send() {
+        Ok(()) => Ok(Some(())),
+        Err(SendError::Full | SendError::Retry) => Ok(None),
+        Err(e) => Err(e.into()),
+    })
+}
+
+/// Reserves VPIDs and keeps them for `ms`; nobody else gets one meanwhile.
+fn reserve(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
+    let first = match words.first {
+        None => None,
+        Some(n) => Some(Vpid::new(n).ok_or(EINVAL)?),
+    };
+    let range = nic.reserve_vpids(first, words.count)?;
+    report.number("first", range.first().get().into())?;
+    report.number("count", range.count().into())?;
+    let taken = nic.velo().open(Some(range.first()), QUEUE_BYTES).err();
+    report.number("refused", u64::from(taken == Some(EBUSY)))?;
+    let last = range.count() - 1;
+    let (sender, _mailbox) = nic.velo().open_reserved(&range, last, QUEUE_BYTES)?;
+    let (requester, _notifications) = nic.rma().open_reserved(&range, last, QUEUE_BYTES)?;
+    let wanted = range.first().get() + last;
+    let both = [sender.vpid(), requester.vpid()].map(Vpid::get) == [wanted; 2];
+    report.number("opened", both.into())?;
+    let outside = nic.rma().open_reserved(&range, range.count(), QUEUE_BYTES);
+    report.number("outside", u64::from(outside.err() == Some(EINVAL)))?;
+    fsleep(Delta::from_millis(words.ms));
+    Ok(())
+}
+
+/// Byte `i` of message `n`.
+fn byte(n: usize, i: usize) -> u8 {
+    (n.wrapping_mul(31) ^ i.wrapping_mul(7)) as u8
+}
+
+fn messages(nic: &Nic, report: &mut Report<'_>) -> Result {
+    let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
+    let to = Header::new(Target::Node(nic.node()), sender.vpid());
+    report.number("pieces", pieces(&sender, &mut mailbox, to)?)?;
+    report.number("batches", batches(&sender, &mut mailbox, to)?)?;
+    report.number("classes", classes(&sender, &mut mailbox, to)?)?;
+    report.number("stops", stops(&sender, &mut mailbox, to)?)?;
+    // What makes no message.
+    let wrong = Header { class: 4, ..to };
+    let data = Outgoing {
+        header: to,
+        payload: &[b"x"],
+    };
+    let refused = [
+        sender.send(to, &[]),
+        sender.send_gathered(to, &[&[0; 100], &[0; 21]]),
+        sender.send(wrong, b"x"),
+        sender.send_batch(&[data; velo::MOST_AT_ONCE + 1]),
+    ];
+    let all = refused.iter().all(|r| *r == Err(SendError::Invalid));
+    report.number("refused", all.into())
+}
+
+/// Messages of all lengths, cut in three, are read into three buffers, cut elsewhere. Returns their number.
+fn pieces(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
+    let mut count = 0;
+    for len in 1..=usize::from(velo::MAX_LEN) {
+        let mut bytes = [0; velo::MAX_LEN as usize];
+        for (i, place) in bytes.iter_mut().enumerate() {
+            *place = byte(len, i);
+        }
+        let bytes = bytes.get(..len).ok_or(EINVAL)?;
+        let (a, rest) = bytes.split_at(len / 3);
+        let (b, c) = rest.split_at(rest.len() / 5);
+        sent(|| sender.send_gathered(to, &[a, b, &[], c]))?;
+        let mut got = [0; velo::MAX_LEN as usize];
+        let (first, second) = got.split_at_mut((len * 7 / 11).max(1));
+        let n = until(|| {
+            let mut n = None;
+            mailbox.poll(1, |m| {
+                n = Some(m.scatter(0, &mut [&mut *first, &mut *second]))
+            });
+            Ok(n)
+        })?;
+        if got.get(..n) != Some(bytes) {
+            return Err(EBADMSG);
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Batches of all sizes come in order. Returns their number.
+fn batches(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
+    let mut tags = [[0u8; 1]; velo::MOST_AT_ONCE];
+    for (n, tag) in tags.iter_mut().enumerate() {
+        *tag = [n as u8];
+    }
+    for size in 1..=velo::MOST_AT_ONCE {
+        let payloads: [[&[u8]; 1]; velo::MOST_AT_ONCE] = core::array::from_fn(|n| [&tags[n][..]]);
+        let batch: [Outgoing<'_>; velo::MOST_AT_ONCE] = core::array::from_fn(|n| Outgoing {
+            header: Header { tag: n as u8, ..to },
+            payload: &payloads[n],
+        });
+        let batch = batch.get(..size).ok_or(EINVAL)?;
+        sent(|| sender.send_batch(batch))?;
+        let mut next = 0;
+        until(|| {
+            let mut wrong = false;
+            mailbox.poll(64, |m| {
+                wrong |= usize::from(m.status.tag) != next || m.word(0) != next as u64;
+                next += 1;
+            });
+            if wrong {
+                return Err(EBADMSG);
+            }
+            Ok((next == size).then_some(()))
+        })?;
+    }
+    Ok(velo::MOST_AT_ONCE as u64)
+}
+
+/// Messages of four classes by turns come in order within a class. Returns their number.
+fn classes(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
+    const EACH: u64 = 200;
+    let mut next = [0u64; 4];
+    let mut got = 0;
+    let mut take = |mailbox: &mut Mailbox| {
+        let mut wrong = false;
+        got += mailbox.poll(64, |m| match next.get_mut(usize::from(m.status.tag)) {
+            Some(next) => {
+                wrong |= m.word(0) != *next;
+                *next += 1;
+            }
+            None => wrong = true,
+        }) as u64;
+        if wrong {
+            Err(EBADMSG)
+        } else {
+            Ok(got)
+        }
+    };
+    for n in 0..EACH {
+        for class in 0..4 {
+            let header = Header {
+                class,
+                tag: class,
+                ..to
+            };
+            sent(|| sender.send(header, &n.to_le_bytes()))?;
+        }
+        take(mailbox)?;
+    }
+    until(|| Ok((take(mailbox)? == 4 * EACH).then_some(4 * EACH)))
+}
+
+/// A poll ends where its closure says so, and what it leaves comes again. Returns the number of polls.
+fn stops(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
+    for tag in 0..3 {
+        sent(|| sender.send(Header { tag, ..to }, b"x"))?;
+    }
+    let mut seen = KVec::new();
+    let mut polls = 0;
+    for stop in [
+        Stop::Left,
+        Stop::Taken,
+        Stop::Left,
+        Stop::Taken,
+        Stop::Taken,
+    ] {
+        until(|| {
+            let mut looked = None;
+            let taken = mailbox.poll(64, |m| {
+                looked = Some(m.status.tag);
+                ControlFlow::Break(stop)
+            });
+            let Some(tag) = looked else { return Ok(None) };
+            if taken != usize::from(stop == Stop::Taken) {
+                return Err(EBADMSG);
+            }
+            seen.push(tag, GFP_KERNEL)?;
+            Ok(Some(()))
+        })?;
+        polls += 1;
+    }
+    if *seen != [0, 0, 1, 1, 2] {
+        return Err(EBADMSG);
+    }
+    Ok(polls)
+}
+
+/// A notification that comes back to the port.
+fn note(requester: &Requester, value: u64) -> Descriptor {
+    Descriptor {
+        node: requester.context().node(),
+        vpid: requester.vpid(),
+        notify: NotifySpec {
+            completer: true,
+            ..NotifySpec::NONE
+        },
+        modifiers: Modifiers::NONE,
+        op: Operation::NotificationPut { class: 0, value },
+    }
+}
+
+/// Batches of commands come in order, a poll of notifications stops.
+fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
+    let (requester, mut queue) = nic.rma().open(None, QUEUE_BYTES)?;
+    let page = PageOptions::default();
+    for size in 1..=rma::MOST_AT_ONCE {
+        let batch: [_; rma::MOST_AT_ONCE] =
+            core::array::from_fn(|n| (page, note(&requester, n as u64)));
+        let batch = batch.get(..size).ok_or(EINVAL)?;
+        sent(|| requester.post_batch(batch))?;
+        let mut next = 0;
+        until(|| {
+            let mut wrong = false;
+            queue.poll(64, |n| {
+                wrong |= n.word0 != next;
+                next += 1;
+            });
+            if wrong {
+                return Err(EBADMSG);
+            }
+            Ok((next == size as u64).then_some(()))
+        })?;
+    }
+    report.number("batches", rma::MOST_AT_ONCE as u64)?;
+    for value in 0..2 {
+        sent(|| requester.post(page, &note(&requester, value)))?;
+    }
+    for (stop, value) in [(Stop::Left, 0), (Stop::Taken, 0), (Stop::Taken, 1)] {
+        until(|| {
+            let mut looked = None;
+            let taken = queue.poll(64, |n| {
+                looked = Some(n.word0);
+                ControlFlow::Break(stop)
+            });
+            match looked {
+                None => Ok(None),
+                Some(v) if v == value && taken == usize::from(stop == Stop::Taken) => Ok(Some(())),
+                Some(_) => Err(EBADMSG),
+            }
+        })?;
+    }
+    report.number("stops", 3)?;
+    let many = [(page, note(&requester, 0)); rma::MOST_AT_ONCE + 1];
+    let refused = requester.post_batch(&many) == Err(SendError::Invalid);
+    report.number("refused", refused.into())
+}
+
+/// A party of a port.
+struct Party {
+    /// It may send.
+    ready: AtomicFlag,
+    told: Atomic<u64>,
+}
+
+impl RoomClient for Party {
+    fn writable(&self) {
+        self.told.add(1, Relaxed);
+        self.ready.store(true, Relaxed);
+    }
+}
+
+/// Parties send as much as they can, through one port to another, and try again when they are told. Reports how
+/// much the one with the least and the one with the most sent, how often they were told, and how often they had
+/// no room then.
+fn share(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
+    let (sender, first_box) = nic.velo().open(None, QUEUE_BYTES)?;
+    let (other, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
+    let to = Header::new(Target::Node(nic.node()), other.vpid());
+    let mut parties = KVec::new();
+    for _ in 0..words.parties {
+        let party = Party {
+            ready: AtomicFlag::new(true),
+            told: Atomic::new(0),
+        };
+        let party = Arc::new(party, GFP_KERNEL)?;
+        parties.push((sender.share(party.clone())?, party, 0u64), GFP_KERNEL)?;
+    }
+    let (mut useless, mut received) = (0, 0);
+    let begin: Instant<Monotonic> = Instant::now();
+    // By turns, so that all have the same chance; the first one tries all the time.
+    'all: loop {
+        for (i, (sender, party, done)) in parties.iter_mut().enumerate() {
+            let ready = party.ready.xchg(false, Full);
+            if !ready && i != 0 {
+                continue;
+            }
+            let mut tries = 0;
+            while sender.send(to, &done.to_le_bytes()).is_ok() {
+                *done += 1;
+                tries += 1;
+                if *done >= words.messages {
+                    break 'all;
+                }
+            }
+            useless += u64::from(ready && tries == 0);
+        }
+        received += mailbox.poll(4096, |_| {}) as u64;
+        if begin.elapsed().as_millis() > PATIENCE_MS {
+            return Err(ETIMEDOUT);
+        }
+        cond_resched();
+    }
+    let sent: u64 = parties.iter().map(|(_, _, n)| n).sum();
+    until(|| {
+        received += mailbox.poll(4096, |_| {}) as u64;
+        Ok((received == sent).then_some(()))
+    })?;
+    let least = parties.iter().map(|(_, _, n)| *n).min();
+    let most = parties.iter().map(|(_, _, n)| *n).max();
+    let told: u64 = parties.iter().map(|(_, p, _)| p.told.load(Relaxed)).sum();
+    report.number("sent", sent)?;
+    report.number("least", least.unwrap_or(0))?;
+    report.number("most", most.unwrap_or(0))?;
+    report.number("told", told)?;
+    report.number("useless", useless)?;
+    drop(parties);
+    sender.close();
+    first_box.close();
+    Ok(())
+}
+
+/// Fills a mailbox that nobody reads, and more, closes it, and sends a message to another one: how long that takes.
+fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
+    let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
+    let (full_sender, full_box) = nic.velo().open(None, QUEUE_BYTES)?;
+    let node = Target::Node(nic.node());
+    let to = Header::new(node, full_sender.vpid());
+    let many = SLOTS + words.messages.min(200);
+    for n in 0..many {
+        sent(|| sender.send(to, &n.to_le_bytes()))?;
+    }
+    // On their way, and before the full mailbox.
+    fsleep(Delta::from_millis(words.ms));
+    report.number("waiting", full_box.backlog() as u64)?;
+    let begin: Instant<Monotonic> = Instant::now();
+    full_sender.close();
+    full_box.close();
+    report.number("close_us", begin.elapsed().as_micros_ceil() as u64)?;
+    let begin: Instant<Monotonic> = Instant::now();
+    sent(|| sender.send(Header::new(node, sender.vpid()), b"through"))?;
+    until(|| Ok((mailbox.poll(1, |_| {}) != 0).then_some(())))?;
+    report.number("through_us", begin.elapsed().as_micros_ceil() as u64)
+}
+
+/// Drops ports with a spin lock held and interrupts off. Their VPIDs can be had again some time later.
+fn dropped(nic: &Nic, report: &mut Report<'_>) -> Result {
+    let lock = KBox::pin_init(new_spinlock_irq!((), "extoll_bench_drop"), GFP_KERNEL)?;
+    let (sender, mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
+    let (requester, queue) = nic.rma().open(None, QUEUE_BYTES)?;
+    let vpids = (sender.vpid(), requester.vpid());
+    sent(|| sender.send(Header::new(Target::Node(nic.node()), vpids.0), b"x"))?;
+    sent(|| requester.post(PageOptions::default(), &note(&requester, 1)))?;
+    {
+        let _held = lock.lock();
+        drop((sender, mailbox, requester, queue));
+    }
+    let begin: Instant<Monotonic> = Instant::now();
+    until(|| {
+        let velo = nic.velo().open(Some(vpids.0), QUEUE_BYTES);
+        let rma = nic.rma().open(Some(vpids.1), QUEUE_BYTES);
+        let busy = [velo.as_ref().err(), rma.as_ref().err()];
+        match busy.iter().flatten().find(|e| ***e != EBUSY) {
+            Some(e) => Err(**e),
+            None => {
+                let open = velo.is_ok() && rma.is_ok();
+                if let Ok((sender, mailbox)) = velo {
+                    sender.close();
+                    mailbox.close();
+                }
+                if let Ok((requester, queue)) = rma {
+                    requester.close();
+                    queue.close();
+                }
+                Ok(open.then_some(()))
+            }
+        }
+    })?;
+    report.number("free_us", begin.elapsed().as_micros_ceil() as u64)
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What is known of earlier bindings of devices: mappings don't survive the driver, but late answers do.
+
+use super::list::left_ms;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+    time::{Delta, Instant, Monotonic},
+};
+use kernel_ext::global::Global;
+use wire::ids::Vpid;
+
+/// What is known.
+static PAST: Global<Past> = Global::new();
+/// VPIDs that are noted at once; of more the ones that end first are forgotten.
+const ENTRIES: usize = 2 * Vpid::COUNT as usize;
+
+/// What is known, while the module is loaded.
+pub(super) fn get() -> Option<Arc<Past>> {
+    PAST.get()
+}
+
+/// VPIDs of devices that were unbound while commands with bus addresses may have been unanswered.
+#[pin_data]
+pub(super) struct Past {
+    #[pin]
+    list: Mutex<KVec<(u32, Vpid, Instant<Monotonic>)>>,
+}
+
+impl Past {
+    /// Late answers may come for a VPID of a NIC until then.
+    pub(super) fn note(&self, id: u32, vpid: Vpid, until: Instant<Monotonic>) {
+        let mut list = self.list.lock();
+        list.retain(|(_, _, until)| left_ms(*until) > 0);
+        if let Some(e) = list.iter_mut().find(|e| (e.0, e.1) == (id, vpid)) {
+            if until - e.2 > Delta::ZERO {
+                e.2 = until;
+            }
+            return;
+        }
+        if list.len() >= ENTRIES {
+            let first = list.iter().enumerate().min_by_key(|(_, e)| left_ms(e.2));
+            if let Some(i) = first.map(|(i, _)| i) {
+                let _ = list.remove(i);
+            }
+        }
+        // Has the capacity.
+        let _ = list.push_within_capacity((id, vpid, until));
+    }
+
+    /// For how many milliseconds they may, if they may.
+    pub(super) fn left_ms(&self, id: u32, vpid: Vpid) -> Option<i64> {
+        let list = self.list.lock();
+        let until = list.iter().find(|e| (e.0, e.1) == (id, vpid))?.2;
+        Some(left_ms(until)).filter(|ms| *ms > 0)
+    }
+
+    /// Calls `f` with the VPIDs of a NIC whose time is not over.
+    pub(super) fn each(&self, id: u32, mut f: impl FnMut(Vpid)) {
+        let list = self.list.lock();
+        let waits = list.iter().filter(|e| e.0 == id && left_ms(e.2) > 0);
+        waits.for_each(|e| f(e.1));
+    }
+
+    fn longest_ms(&self) -> i64 {
+        let list = self.list.lock();
+        list.iter().map(|e| left_ms(e.2)).max().unwrap_or(0)
+    }
+}
+
+/// What the module remembers of devices that were unbound; made before the first is bound and dropped after the last.
+pub struct Memory(());
+
+impl Memory {
+    /// Makes it. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn new() -> Result<Self> {
+        let list = KVec::with_capacity(ENTRIES, GFP_KERNEL)?;
+        let past = pin_init!(Past { list <- new_mutex!(list, "extoll_quarantine_past") });
+        PAST.set(Some(Arc::pin_init(past, GFP_KERNEL)?));
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let ms = PAST.get().map_or(0, |past| past.longest_ms());
+        if ms > 0 {
+            pr_warn!("late answers may come for {ms} ms: do not load the module again before\n");
+        }
+        PAST.set(None);
+    }
+}
+
+#[kunit_tests(extoll_quarantine_past)]
+mod tests {
+    use super::*;
+    use crate::quarantine::list::after;
+
+    #[test]
+    fn the_past_is_bounded_and_keeps_the_later_end() -> Result {
+        let list = KVec::with_capacity(ENTRIES, GFP_KERNEL)?;
+        let past = pin_init!(Past { list <- new_mutex!(list, "extoll_quarantine_test") });
+        let past = KBox::pin_init(past, GFP_KERNEL)?;
+        let vpid = Vpid::new(254).ok_or(EINVAL)?;
+        past.note(7, vpid, after(100_000));
+        past.note(7, vpid, after(50_000));
+        assert!(past.left_ms(7, vpid).is_some_and(|ms| ms > 60_000));
+        assert!(past.left_ms(8, vpid).is_none());
+        past.note(7, Vpid::RRA, after(0));
+        for (id, count) in [(7, 1), (8, 0)] {
+            let mut seen = 0;
+            past.each(id, |_| seen += 1);
+            assert_eq!(seen, count);
+        }
+        for id in 100..100 + ENTRIES as u32 {
+            past.note(id, vpid, after(20_000));
+        }
+        // The longest stays.
+        assert!(past.left_ms(7, vpid).is_some());
+        assert!(past.longest_ms() > 60_000);
+        assert_eq!(past.list.lock().len(), ENTRIES);
+        Ok(())
+    }
+}
