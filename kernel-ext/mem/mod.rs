@@ -6,7 +6,7 @@
 //! |---|---|
 //! | lists of pages | [`PageList`]: kernel buffers, pages, pinned user memory |
 //! | memory in pieces, with ends that are not aligned | [`FragmentList`]: user memory of an iterator, block requests, frames |
-//! | mappings for a device | [`Streaming`]: of one range or of a list of pages, made and undone with a [`BoundDevice`] |
+//! | mappings for a device | [`Streaming`]: of one range or of a list of pages, made and undone with a [`BoundDevice`]; [`DmaRoom`]: made without memory |
 //! | news of changes of user address spaces | [`Watch`] |
 //! | objects that were made before | [`Pool`] |
 
@@ -14,6 +14,7 @@ mod bound;
 mod fragments;
 mod pages;
 mod pool;
+mod room;
 mod streaming;
 mod user;
 mod watch;
@@ -22,6 +23,7 @@ pub use bound::BoundDevice;
 pub use fragments::{BioVecs, FragmentList};
 pub use pages::PageList;
 pub use pool::{Pool, Taken};
+pub use room::{DmaRoom, RoomPages, StreamingRoom};
 pub use streaming::{
     Bytes, Contiguous, Kind, Pages, Range, Streaming, StreamingPages, StreamingRange,
 };

@@ -29,6 +29,7 @@ mod pieces;
 mod raw;
 mod recovery;
 mod refused;
+mod regions;
 mod remote;
 mod removal;
 mod stack;
@@ -115,6 +116,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());
+    all.extend(regions::all());
     all.extend(pieces::all());
     all.extend(fabric::all());
     all.extend(uapi::all());
