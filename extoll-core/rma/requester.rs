@@ -77,7 +77,7 @@ impl Requester {
     }
 
     /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any more when
-    /// this returns. Call [`Notifications::rearm`] afterwards. Not from a client's method.
+    /// this returns. Call [`rearm`](super::Notifications::rearm) afterwards. Not from a client's method.
     pub fn attach(&self, client: Arc<dyn Client>) {
         self.port.core().set_client(Some(client));
     }
@@ -262,7 +262,7 @@ impl Requester {
     }
 
     /// Fetch-compare-and-add on lock `number` of the peer's VPID: if its value is at most `compare`, adds `add`. The
-    /// completer notification carries the outcome as [`LockResult`]. See [`Requester::post`].
+    /// completer notification carries the outcome as [`LockResult`](super::LockResult). See [`Requester::post`].
     ///
     /// # Errors
     ///

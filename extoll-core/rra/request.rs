@@ -12,7 +12,7 @@ use kernel::{
 };
 use wire::ids::{NodeId, RegOffset};
 
-/// Time-out in microseconds that the vendor's driver has, and that [`Rra::read`] and [`Rra::write`]
+/// Time-out in microseconds that the vendor's driver has, and that [`read`](super::Rra::read) and [`write`](super::Rra::write)
 /// use (HW §13).
 pub const DEFAULT_TIMEOUT_US: u32 = 1000;
 /// Longest time-out in microseconds.
@@ -94,7 +94,7 @@ pub enum Operation {
     Write(u64),
 }
 
-/// A request of a batch ([`Rra::batch`]).
+/// A request of a batch ([`batch`](super::Rra::batch)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
     /// Whose register.

@@ -3,7 +3,7 @@
 
 /// Fewer than eight bytes.
 fn short(chunk: &[u8]) -> u64 {
-    let add = |word, byte: &u8| word << 8 | u64::from(*byte);
+    let add = |word, byte: &u8| (word << 8) | u64::from(*byte);
     chunk.iter().rev().fold(0, add)
 }
 
