@@ -73,7 +73,6 @@ impl Units for Concerned {
 /// One NIC.
 pub struct Nic {
     ctx: Arc<Context>,
-    pub(crate) params: Params,
     monitor: Arc<Monitor>,
     links: Arc<Links>,
     events: Arc<Events>,
@@ -142,7 +141,6 @@ impl Nic {
         let backdoors = Backdoors::new(ctx.clone(), rra.clone())?;
         let nic = Self {
             ctx,
-            params,
             monitor,
             links,
             events,

@@ -217,7 +217,12 @@ impl Reserve {
             return Err(EAGAIN);
         };
         match translation.occupy_again(bound, this, pages) {
-            Ok(turn) => Ok(Region::new(translation, turn, pages.offset(), pages.bytes())),
+            Ok(turn) => Ok(Region::new(
+                translation,
+                turn,
+                pages.offset(),
+                pages.bytes(),
+            )),
             Err(Refused::Unused(e, bound)) => {
                 this.put_back(translation);
                 drop(bound);

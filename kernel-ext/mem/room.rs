@@ -105,6 +105,9 @@ impl Kind for RoomPages {
         self.pages.len() * PAGE
     }
 
+    /// # Safety
+    ///
+    /// As the trait's: the device no longer accesses the pages, which it was mapped for in this direction.
     unsafe fn unmap(mut self, dev: &BoundDevice, direction: DataDirection) -> Self::Owner {
         let (table, direction) = (self.room.table.get(), direction.into());
         // SAFETY: by the requirements and the invariants.
