@@ -119,7 +119,7 @@ impl Node {
 
 /// How far the `classes` reach, a bit for each.
 fn farthest(reach: &Reach, classes: u8) -> Option<u64> {
-    let wanted = |(class, _): &(usize, &Option<u64>)| classes & 1 << class != 0;
+    let wanted = |(class, _): &(usize, &Option<u64>)| classes & (1 << class) != 0;
     let found = reach.iter().enumerate().filter(wanted);
     found.filter_map(|(_, last)| *last).max()
 }

@@ -26,13 +26,13 @@ impl Access {
 
     /// The classes that will do, a bit each.
     pub(super) const fn classes(self) -> u8 {
-        1 << self.class() | 1 << Self::BOTH.class()
+        (1 << self.class()) | (1 << Self::BOTH.class())
     }
 
     /// Whether this is enough for who wants `other`.
     #[must_use]
     pub const fn includes(self, other: Self) -> bool {
-        other.classes() & 1 << self.class() != 0
+        other.classes() & (1 << self.class()) != 0
     }
 }
 

@@ -83,8 +83,9 @@ pub fn offer_with(
 ) -> Result<Offer> {
     let words = format!("kind={kind} bytes={bytes} access={access} seed={seed} {more}");
     let r = lab.raw(1, &format!("offer {words}"))?;
-    let bytes = r.get("bytes").and_then(|n| n.parse().ok());
-    parse(&r, 1, bytes.unwrap_or(0))
+    // Of bus addresses nothing is registered.
+    let reported = r.get("bytes").and_then(|n| n.parse().ok());
+    parse(&r, 1, reported.unwrap_or(bytes))
 }
 
 impl Offer {
@@ -163,6 +164,9 @@ fn kinds(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         node(lab, number).unload()?;
         node(lab, number).load(Options::default())?;
+    }
+    for number in [0, 1] {
+        node(lab, number).address_back()?;
     }
     node(lab, 1).back()?;
     node(lab, 0).back()?;
