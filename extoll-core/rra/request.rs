@@ -12,8 +12,8 @@ use kernel::{
 };
 use wire::ids::{NodeId, RegOffset};
 
-/// Time-out in microseconds that the vendor's driver has, and that [`read`](super::Rra::read) and [`write`](super::Rra::write)
-/// use (HW §13).
+/// Time-out in microseconds that the vendor's driver has, and that [`read`](super::Rra::read) and
+/// [`write`](super::Rra::write) use (HW §13).
 pub const DEFAULT_TIMEOUT_US: u32 = 1000;
 /// Longest time-out in microseconds.
 pub const MAX_TIMEOUT_US: u32 = 10_000_000;

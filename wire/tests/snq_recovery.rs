@@ -287,7 +287,7 @@ fn a_storm_is_masked_for_its_time() {
     let mut storms = 0;
     // 2,000 in a second are none.
     for i in 0..2000u64 {
-        storms += u32::from(enabled.count(event, 5 + i / 2));
+        storms += u32::from(enabled.count(event, 5 + i / 3));
     }
     assert_eq!(storms, 0);
     assert!(enabled.count(event, 900));
@@ -356,7 +356,7 @@ fn closed_ports_are_no_errors() {
     // Cumulative: the same again is no change.
     assert_eq!(take(&mut errors, 1, 0), Moved::Nothing);
     assert_eq!(take(&mut errors, 2, 1), Moved::Error);
-    assert_eq!(take(&mut errors, 2 | 1 << 60, 1), Moved::Error);
+    assert_eq!(take(&mut errors, 2 | (1 << 60), 1), Moved::Error);
     // Registers that are no counters say nothing.
     assert_eq!(errors.take(&[rma::CONFIG], &[5]), Moved::Nothing);
 }

@@ -172,7 +172,7 @@ fn backdoor(lab: &Lab) -> Result<()> {
         for (place, want) in [
             ("offset=0 bytes=4", VENDOR_DEVICE),
             ("offset=2 bytes=2", VENDOR_DEVICE >> 16),
-            ("offset=1 bytes=1", VENDOR_DEVICE >> 8 & 0xFF),
+            ("offset=1 bytes=1", (VENDOR_DEVICE >> 8) & 0xFF),
         ] {
             for key in ["value", "plain"] {
                 let got = value(&format!("{place} {wait}"), key)?;

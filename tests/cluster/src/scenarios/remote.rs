@@ -209,15 +209,15 @@ fn event_clients(lab: &Lab) -> Result<()> {
         })?;
     }
     node(lab, 1).ok(&format!(
-        "echo {:#x} >/sys/kernel/debug/extoll-0*/event_mask",
+        "echo {:#x} >$(echo /sys/kernel/debug/extoll-0*/event_mask)",
         usual & !(1 << 13)
     ))?;
     let masked = mask()?;
-    ensure!(masked & 1 << 13 == 0, "{masked:#x}");
+    ensure!(masked & (1 << 13) == 0, "{masked:#x}");
     thread::scope(|scope| -> Result<()> {
         let listener = scope.spawn(|| lab.raw(1, "event event=13 ms=2500"));
         thread::sleep(Duration::from_millis(800));
-        ensure!(mask()? & 1 << 13 != 0, "event 13 is not enabled");
+        ensure!(mask()? & (1 << 13) != 0, "event 13 is not enabled");
         trigger(lab, 13)?;
         let got = listener.join().expect("no panic")?;
         ensure!(number_of(&got, "calls")? == 2, "{got:?}");
@@ -230,7 +230,7 @@ fn event_clients(lab: &Lab) -> Result<()> {
     }
     node(lab, 1)
         .ok(&format!(
-            "echo {usual:#x} >/sys/kernel/debug/extoll-0*/event_mask"
+            "echo {usual:#x} >$(echo /sys/kernel/debug/extoll-0*/event_mask)"
         ))
         .map(drop)
 }
@@ -241,7 +241,7 @@ fn trigger(lab: &Lab, event: u32) -> Result<()> {
     let value = 1u64 << event;
     node(lab, 1)
         .ok(&format!(
-            "echo {value:#x} >{files}/extoll_rf_snq_rf_trigger_now_raw"
+            "echo {value:#x} >$(echo {files}/extoll_rf_snq_rf_trigger_now_raw)"
         ))
         .map(drop)
 }
@@ -385,7 +385,7 @@ fn target_bases(lab: &Lab) -> Result<()> {
     let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
     let bases = |lab: &Lab| -> Result<(u64, Vec<u64>)> {
         let text = node(lab, 1).ok(&format!(
-            "cd {files} && cat extoll_rf_smfu_rf_{{tStartAddr_default,vpid_tStartAddr}}_raw"
+            "cd {files} && cat extoll_rf_smfu_rf_tStartAddr_default_raw extoll_rf_smfu_rf_vpid_tStartAddr_raw"
         ))?;
         let all = text.lines().map(|l| u64::from_str_radix(l.trim(), 16));
         let mut all = all.collect::<Result<Vec<_>, _>>()?;
