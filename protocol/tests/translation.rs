@@ -404,6 +404,38 @@ fn lives_are_told_apart() {
     assert_eq!(life.next(second), Next::Look(Some(ticket)));
 }
 
+/// A worker ends the life that was left to it, and none that somebody has begun meanwhile.
+#[test]
+fn a_worker_ends_only_what_was_left_to_it() {
+    let mut life = Life::new();
+    let first = life.turn();
+    assert_eq!(life.left(), None);
+    // Before its end has begun, as that takes long.
+    life.leave(first);
+    assert_eq!(life.left(), Some((first, Next::Revoke)));
+    assert!(life.revoke(first));
+    assert_eq!(life.left(), Some((first, Next::Zeroing)));
+    life.zeroed(first, Flush(1));
+    let answer = Answer {
+        upto: Flush(1),
+        result: Ok(()),
+    };
+    assert_eq!(life.answered(first, answer), Effect::Forgotten);
+    assert!(life.release(first));
+    assert_eq!(life.left(), Some((first, Next::Releasing)));
+    life.released(first);
+    assert_eq!(life.left(), None);
+    // Over already.
+    life.leave(first);
+    let second = life.begin_again().unwrap();
+    assert_eq!(life.left(), None);
+    // Late.
+    life.leave(first);
+    assert_eq!(life.left(), None);
+    life.leave(second);
+    assert_eq!(life.left(), Some((second, Next::Revoke)));
+}
+
 #[test]
 fn suspects_are_gathered_while_it_lives() {
     let pages = |first, end| Pages { first, end };
