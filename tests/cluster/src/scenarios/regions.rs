@@ -200,7 +200,7 @@ fn small_pages(lab: &Lab) -> Result<()> {
 fn tables_of_users(lab: &Lab) -> Result<()> {
     node(lab, 0).reload(extoll("tables_per_user=2"))?;
     install(lab)?;
-    let result = sparse(lab, USER, 2).and_then(|()| sparse(lab, 0, 4));
+    let result = sparse(lab, USER, 2).and_then(|()| sparse(lab, 0, 3));
     node(lab, 0).reload(Options::default())?;
     result?;
     nothing_left(lab, 0)
