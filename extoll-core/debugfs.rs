@@ -2,7 +2,7 @@
 
 //! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md).
 
-use crate::{atu::Atu, nic::Nic, rf, stats::Reason, vpid::Open};
+use crate::{nic::Nic, rf, stats::Reason, vpid::Open};
 use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
 use kernel_ext::debugfs::Dir;
 use wire::{
@@ -24,7 +24,7 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"counters", show_counters),
             (c"ports", show_ports),
             (c"vpids", show_vpids),
-            (c"atu", Atu::show),
+            (c"atu", |nic, f| nic.atu().show(f)),
             (c"events", show_events),
             (c"quarantine", |nic, f| nic.quarantine().show(f)),
             (c"links", |nic, f| nic.link_state().show(f)),

@@ -3,7 +3,6 @@
 //! How a NIC begins and ends: the units in the order of HW §3, and in its reverse.
 
 use crate::{
-    atu::Atu,
     htax, info,
     nic::Nic,
     queue,
@@ -51,7 +50,7 @@ pub(crate) fn begin<'a>(
     }
     queue::init(nic.context())?;
     nic.velo().init()?;
-    Atu::init(nic)?;
+    nic.atu().init()?;
     let (mps, mrrs) = payload_sizes(dev);
     nic.rma().init(mps, mrrs)?;
     nic.smfu().init()?;
@@ -83,7 +82,7 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     stop_units(nic);
     // What the hardware did not confirm to have forgotten is out of its reach now.
     enabled.stop_dma();
-    Atu::release(nic);
+    nic.atu().release();
     shutdown(nic);
     drop(remains);
     nic.snq().free();
@@ -95,7 +94,7 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
 fn stop_units(nic: &Arc<Nic>) {
     nic.smfu().stop();
     nic.rma().stop();
-    Atu::stop(nic);
+    nic.atu().stop();
     nic.velo().stop();
     queue::stop(nic.context());
 }

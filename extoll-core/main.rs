@@ -46,6 +46,8 @@ impl pci::Driver for ExtollDriver {
         let params = Params {
             slots_64: module_parameters::velo_slots_64.value(),
             atu_gats: module_parameters::atu_gats.value(),
+            atu_page_kib: module_parameters::atu_page_kib.value(),
+            tables_per_user: module_parameters::tables_per_user.value(),
             smfu_target_kib: module_parameters::smfu_target_kib.value(),
             quarantine_kib: module_parameters::quarantine_kib.value(),
             log_interval_ms: module_parameters::log_interval_ms.value(),
@@ -93,12 +95,19 @@ struct Extoll {
 }
 
 /// Those with a range. Any value of the others makes sense.
-fn parameters() -> [Param; 14] {
+fn parameters() -> [Param; 16] {
     use module_parameters as m;
     let any = u32::MAX.into();
     [
         Param::switch("velo_slots_64", m::velo_slots_64.value()),
         Param::new("atu_gats", m::atu_gats.value(), 0, GATS.into()),
+        Param::one_of("atu_page_kib", m::atu_page_kib.value(), &PAGE_KIB),
+        Param::new(
+            "tables_per_user",
+            m::tables_per_user.value(),
+            1,
+            GATS.into(),
+        ),
         Param::new(
             "smfu_target_kib",
             m::smfu_target_kib.value(),
@@ -139,6 +148,8 @@ fn parameters() -> [Param; 14] {
     ]
 }
 
+/// Sizes of the ATU's hardware pages (HW §11.1).
+const PAGE_KIB: [i64; 5] = [4, 8, 64, 2048, 1 << 20];
 /// Ten minutes.
 const QUARANTINE_MAX_MS: i64 = 600_000;
 /// A day.
@@ -190,6 +201,14 @@ module! {
         atu_gats: u32 {
             default: 1024,
             description: "Most global address tables (2 MiB of memory each, made on demand), 0 to 1024",
+        },
+        atu_page_kib: u32 {
+            default: 4,
+            description: "Largest hardware pages that the ATU is given in KiB: 4, 8, 64, 2048 or 1048576",
+        },
+        tables_per_user: u32 {
+            default: 64,
+            description: "Address tables that memory of an unprivileged user may lie in without filling them",
         },
         smfu_target_kib: u32 {
             default: 4096,

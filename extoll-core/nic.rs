@@ -7,7 +7,7 @@
 //! accesses fail with `Down`. How it begins and ends is in [`crate::life`].
 
 use crate::{
-    atu::Atu,
+    atu::{self, Atu},
     backdoor::Backdoors,
     dma::DmaWords,
     events::{EventClient, Events},
@@ -29,6 +29,7 @@ use kernel::{
 };
 use wire::{
     ids::{Unit, Vpid},
+    nla::size_code,
     snq::TriggerEvent,
 };
 
@@ -72,7 +73,6 @@ impl Units for Concerned {
 /// One NIC.
 pub struct Nic {
     ctx: Arc<Context>,
-    pub(crate) params: Params,
     monitor: Arc<Monitor>,
     links: Arc<Links>,
     events: Arc<Events>,
@@ -83,7 +83,7 @@ pub struct Nic {
     quarantine: Arc<Quarantine>,
     velo: Arc<Velo>,
     rma: Arc<Rma>,
-    pub(crate) atu: Arc<Atu>,
+    atu: Arc<Atu>,
     smfu: Arc<Smfu>,
     rra: Arc<Rra>,
     backdoors: Arc<Backdoors>,
@@ -120,7 +120,12 @@ impl Nic {
         };
         let most = params.message_interrupts;
         let snq = Snq::new(ctx.clone(), ring, handlers, params.snq_irq, most)?;
-        let atu = Arc::pin_init(Atu::new(), GFP_KERNEL)?;
+        let settings = atu::Settings {
+            gats: params.atu_gats,
+            largest: size_code(params.atu_page_kib.into()).ok_or(EINVAL)?,
+            spare_tables: params.tables_per_user,
+        };
+        let atu = Atu::new(ctx.clone(), settings)?;
         let residue = Residue::new(ctx.clone())?;
         let kib = params.quarantine_kib;
         let quarantine = Quarantine::new(ctx.clone(), rma_table.clone(), kib)?;
@@ -136,7 +141,6 @@ impl Nic {
         let backdoors = Backdoors::new(ctx.clone(), rra.clone())?;
         let nic = Self {
             ctx,
-            params,
             monitor,
             links,
             events,
@@ -163,6 +167,11 @@ impl Nic {
     /// Reading and writing memory of other nodes, notifications, locks.
     pub fn rma(&self) -> &Arc<Rma> {
         &self.rma
+    }
+
+    /// Address translation: registration of memory.
+    pub fn atu(&self) -> &Arc<Atu> {
+        &self.atu
     }
 
     /// Memory that the NIC may still reach although its user is done with it.

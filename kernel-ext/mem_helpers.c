@@ -4,6 +4,7 @@
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/pagemap.h>
+#include <linux/scatterlist.h>
 #include <linux/sched/signal.h>
 #include <linux/shmem_fs.h>
 #include <linux/uio.h>
@@ -191,3 +192,31 @@ unsigned int extoll_device_references(struct device *dev)
 	return kref_read(&dev->kobj.kref);
 }
 #endif
+
+void extoll_sg_fill(struct sg_table *table, struct page **pages, unsigned int n)
+{
+	struct scatterlist *sg, *last = table->sgl;
+	unsigned int i;
+
+	for_each_sg(table->sgl, sg, n, i) {
+		sg_set_page(sg, pages[i], PAGE_SIZE, 0);
+		last = sg;
+	}
+	sg_mark_end(last);
+	table->orig_nents = n;
+	table->nents = n;
+}
+
+void extoll_sg_clear(struct sg_table *table, unsigned int n, unsigned int room)
+{
+	struct scatterlist *sg, *last = table->sgl;
+	unsigned int i;
+
+	for_each_sg(table->sgl, sg, n, i)
+		last = sg;
+	/* Whoever frees the table walks to its own end. */
+	if (n < room)
+		sg_unmark_end(last);
+	table->orig_nents = room;
+	table->nents = room;
+}

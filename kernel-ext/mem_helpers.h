@@ -11,6 +11,7 @@ struct iov_iter;
 struct mm_struct;
 struct mmu_interval_notifier;
 struct page;
+struct sg_table;
 
 /* Shown as VmPin; no limit applies. */
 void extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
@@ -48,5 +49,10 @@ void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, enum dma_data_di
 struct device *extoll_device_sample(void);
 void extoll_device_sample_end(struct device *dev);
 unsigned int extoll_device_references(struct device *dev);
+
+/* Puts n pages, at least one, into a table with room for as many or more. */
+void extoll_sg_fill(struct sg_table *table, struct page **pages, unsigned int n);
+/* Makes a table that was filled with n pages one with room for as many as it was made for again. */
+void extoll_sg_clear(struct sg_table *table, unsigned int n, unsigned int room);
 
 #endif

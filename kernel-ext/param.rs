@@ -14,6 +14,8 @@ pub struct Param {
     least: i64,
     most: i64,
     even: bool,
+    /// The only values there are, if not all in the range.
+    choice: Option<&'static [i64]>,
 }
 
 impl Param {
@@ -25,6 +27,21 @@ impl Param {
             least,
             most,
             even: false,
+            choice: None,
+        }
+    }
+
+    /// A parameter that may be one of `choice`, in ascending order.
+    pub fn one_of(name: &'static str, value: impl Into<i64>, choice: &'static [i64]) -> Self {
+        let (least, most) = (choice.first(), choice.last());
+        Self {
+            choice: Some(choice),
+            ..Self::new(
+                name,
+                value,
+                least.copied().unwrap_or(0),
+                most.copied().unwrap_or(0),
+            )
         }
     }
 
@@ -40,7 +57,9 @@ impl Param {
 
     /// Whether it is in its range.
     pub fn is_possible(&self) -> bool {
-        (self.least..=self.most).contains(&self.value) && !(self.even && self.value % 2 != 0)
+        (self.least..=self.most).contains(&self.value)
+            && !(self.even && self.value % 2 != 0)
+            && self.choice.is_none_or(|all| all.contains(&self.value))
     }
 }
 
@@ -53,7 +72,11 @@ impl fmt::Display for Param {
             least,
             most,
             even,
+            choice,
         } = self;
+        if let Some(choice) = choice {
+            return write!(f, "{name}={value} is out of range: one of {choice:?}");
+        }
         let even = if *even { ", even" } else { "" };
         write!(f, "{name}={value} is out of range: {least} to {most}{even}")
     }

@@ -4,7 +4,9 @@
 
 use crate::{
     attached::Registry,
-    handles, pieces, pingpong, ports,
+    handles,
+    many::{self, How},
+    pieces, pingpong, ports,
     protocol::DEFAULT_VPID,
     regions::{self, Kind},
     remote,
@@ -19,6 +21,7 @@ use kernel::{
     prelude::*,
     time::Delta,
 };
+use kernel_ext::mem::PAGE;
 use wire::{
     ids::{NodeId, Vpid},
     velo::MAX_LEN,
@@ -34,7 +37,7 @@ pub(crate) struct Words {
     nic: u64,
     pub(crate) node: Option<u64>,
     pub(crate) vpid: u64,
-    size: u64,
+    pub(crate) size: u64,
     pub(crate) count: u64,
     pub(crate) inflight: u64,
     pub(crate) timeout_ms: u64,
@@ -44,8 +47,12 @@ pub(crate) struct Words {
     pub(crate) get: bool,
     /// Of registered memory.
     pub(crate) bytes: u64,
-    /// Of a transfer, if not all of the memory.
+    /// Of a transfer, if not all of the memory; with `first` of registered memory.
     pub(crate) len: Option<u64>,
+    /// Where registered memory begins in its first page.
+    pub(crate) first: Option<u64>,
+    /// How regions end.
+    pub(crate) how: How,
     pub(crate) start: u64,
     pub(crate) nla: u64,
     pub(crate) offset: u64,
@@ -79,6 +86,8 @@ impl Words {
             get: true,
             bytes: 0,
             len: None,
+            first: None,
+            how: How::All,
             start: 0,
             nla: 0,
             offset: 0,
@@ -115,6 +124,7 @@ impl Words {
                 "inflight" => transfer::MAX_INFLIGHT as u64,
                 "timeout_ms" => MAX_TIMEOUT_MS,
                 "bytes" | "len" => MAX_BYTES,
+                "first" => PAGE as u64 - 1,
                 "start" | "nla" | "offset" | "seed" => u64::MAX,
                 "tc" => 3,
                 "number" => (1 << 24) - 1,
@@ -142,6 +152,7 @@ impl Words {
                 "inflight" => all.inflight = number,
                 "bytes" => all.bytes = number,
                 "len" => all.len = Some(number),
+                "first" => all.first = Some(number),
                 "start" => all.start = number,
                 "nla" => all.nla = number,
                 "offset" => all.offset = number,
@@ -159,6 +170,13 @@ impl Words {
         Ok(all)
     }
 
+    /// Registered memory that is not all of its pages: where it begins, and its bytes.
+    pub(crate) fn range(&self) -> Option<(usize, usize)> {
+        let first = self.first? as usize;
+        let rest = (self.bytes as usize).saturating_sub(first);
+        Some((first, self.len.map_or(rest, |len| len as usize)))
+    }
+
     /// Takes a word whose value is a name.
     fn choose(&mut self, key: &str, value: &str) -> bool {
         match (key, value) {
@@ -169,6 +187,10 @@ impl Words {
             ("dir", "put") => self.get = false,
             ("kind", name) => match Kind::parse(name) {
                 Some(kind) => self.kind = kind,
+                None => return false,
+            },
+            ("how", name) => match How::parse(name) {
+                Some(how) => self.how = how,
                 None => return false,
             },
             _ => return false,
@@ -291,7 +313,7 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
         "offered" => regions::offered(&attached, &words, report),
         "revoke" => regions::revoke(&attached, report),
         "withdraw" => regions::withdraw(&attached, report),
-        "copy" | "handles" | "lock" | "register" => {
+        "copy" | "handles" | "lock" | "register" | "end" | "reserve" | "buffers" => {
             let timeout = Delta::from_millis(words.timeout_ms as i64);
             let run = match attached.begin(timeout) {
                 Ok(run) => run,
@@ -303,6 +325,9 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
                 "handles" => handles::run(&nic, &words, report)
                     .or_else(|e| report.fail(e, fmt!("cannot hold regions: {e:?}"))),
                 "lock" => regions::lock(&nic, &words, timeout, report),
+                "end" => many::end(&nic, &words, report),
+                "reserve" => many::reserve(&nic, &words, timeout, report),
+                "buffers" => many::buffers(&nic, &words, timeout, report),
                 _ => stream::register(&nic, &words, report)
                     .or_else(|e| report.fail(e, fmt!("cannot register: {e:?}"))),
             }

@@ -11,6 +11,7 @@
 mod attached;
 mod command;
 mod handles;
+mod many;
 mod memory;
 mod notices;
 mod pieces;

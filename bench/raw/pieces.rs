@@ -12,7 +12,7 @@ use crate::{
     report::Report,
 };
 use extoll_core::{
-    atu::{self, Access},
+    atu::{Access, WholePages},
     nic::Nic,
     rma::{transfer::Engine, Address},
 };
@@ -102,7 +102,13 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
         true => Access::WRITE,
         false => Access::READ,
     };
-    let region = match atu::register_pages(nic, vpid, list.pages().clone(), access) {
+    // The peers are those of the test.
+    let (pages, whole) = (list.pages().clone(), WholePages::EXPOSED);
+    let (first, bytes) = (pages.offset(), pages.bytes());
+    let region = match nic
+        .atu()
+        .register_range(vpid, pages, first, bytes, access, whole)
+    {
         Ok(region) => region,
         Err(e) => return report.fail(e, fmt!("cannot register: {e:?}")),
     };
@@ -111,7 +117,7 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
     for fragment in list.fragments() {
         let address = Address::Region {
             region: &region,
-            offset: fragment.start(),
+            offset: fragment.start() - first,
             remote: Nla(words.nla + words.offset + done),
         };
         let len = fragment.len as u64;

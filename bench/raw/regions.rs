@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Registered memory, transfers of any length and locks: what the scenarios `raw::atu_*`, `raw::large` and `raw::locks`
-//! use. Nodes tell each other VPID and NLA by way of whoever gives the commands.
+//! Registered memory, transfers of any length and locks: what the scenarios `raw::atu_*`,
+//! `raw::large` and `raw::locks` use. Nodes tell each other VPID and NLA by way of whoever gives
+//! the commands.
 
 use crate::{attached::Attached, command::Words, protocol::pattern, report::Report};
+use core::ops::Range;
 use extoll_core::{
-    atu::{self, Access, Region},
+    atu::{Access, Region, WholePages},
     dma::DmaWords,
     nic::Nic,
     rma::{
@@ -68,7 +70,8 @@ pub(crate) enum View {
 }
 
 impl View {
-    /// Makes memory of `bytes` bytes; `EINVAL` for a kind that is registered in the making. May sleep.
+    /// Makes memory of `bytes` bytes; `EINVAL` for a kind that is registered in the making. May
+    /// sleep.
     pub(crate) fn new(nic: &Arc<Nic>, kind: Kind, bytes: usize) -> Result<Self> {
         let pages = match kind {
             Kind::Coherent | Kind::Bus => {
@@ -91,10 +94,27 @@ impl View {
     /// Registers all of the memory. May sleep.
     pub(crate) fn register(&self, nic: &Arc<Nic>, vpid: Vpid, access: Access) -> Result<Region> {
         match self {
-            View::Words(words) => atu::register_coherent(nic, vpid, words.clone(), access),
-            View::Pages(pages) => atu::register_pages(nic, vpid, pages.clone(), access),
+            View::Words(words) => nic.atu().register_coherent(vpid, words.clone(), access),
+            View::Pages(pages) => nic.atu().register_pages(vpid, pages.clone(), access),
             View::None => Err(EINVAL),
         }
+    }
+
+    /// Registers `bytes` bytes of it from byte `first` of the first page on. May sleep.
+    fn register_range(
+        &self,
+        nic: &Arc<Nic>,
+        vpid: Vpid,
+        (first, bytes): (usize, usize),
+        access: Access,
+    ) -> Result<Region> {
+        let View::Pages(pages) = self else {
+            return Err(EINVAL);
+        };
+        // The rest of the pages is ours.
+        let whole = WholePages::EXPOSED;
+        nic.atu()
+            .register_range(vpid, pages.clone(), first, bytes, access, whole)
     }
 
     fn read(&self, i: usize) -> u64 {
@@ -122,9 +142,9 @@ impl View {
         }
     }
 
-    /// First word that is not word `first` + i of the pattern.
-    fn mismatch(&self, bytes: usize, seed: Option<u64>, first: u64) -> Option<usize> {
-        (0..bytes / 8).find(|i| {
+    /// First of `words` that is not that word of the pattern, counted from word `first` of it.
+    fn mismatch(&self, mut words: Range<usize>, seed: Option<u64>, first: u64) -> Option<usize> {
+        words.find(|i| {
             if i % STRIDE == 0 {
                 cond_resched();
             }
@@ -138,7 +158,18 @@ pub(crate) struct Offer {
     region: Option<Region>,
     engine: Engine,
     view: View,
-    bytes: usize,
+    /// Words that are offered.
+    words: Range<usize>,
+}
+
+/// While the port is open, so that somebody else can have it at once.
+impl Drop for Offer {
+    fn drop(&mut self) {
+        if let Some(region) = self.region.take() {
+            // What is not answered stays reserved.
+            let _ = region.revoke();
+        }
+    }
 }
 
 fn scatterlist(
@@ -161,11 +192,11 @@ fn scatterlist(
     let table = nic.with_bound(|dev| {
         KBox::pin_init(SGTable::new(dev, buffer, direction, GFP_KERNEL), GFP_KERNEL)
     })??;
-    atu::register_table(nic, vpid, table, access)
+    nic.atu().register_table(vpid, table, access)
 }
 
-/// Makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them, unless their kind says
-/// not to. May sleep.
+/// Makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them,
+/// unless their kind says not to. May sleep.
 pub(crate) fn memory(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -176,12 +207,22 @@ pub(crate) fn memory(
     let access = words.access;
     let region = match words.kind {
         Kind::Table => scatterlist(nic, vpid, bytes, seed, access)?,
-        Kind::User => atu::register_user(nic, vpid, words.start as usize, bytes, access)?,
+        Kind::User => {
+            let (atu, start) = (nic.atu(), words.start as usize);
+            match words.range() {
+                None => atu.register_user(vpid, start, bytes, access)?,
+                Some((first, bytes)) => {
+                    let (start, whole) = (start + first, WholePages::EXPOSED);
+                    atu.register_user_range(vpid, start, bytes, access, whole)?
+                }
+            }
+        }
         kind => {
             let view = View::new(nic, kind, bytes)?;
-            let region = match kind {
-                Kind::Bus => None,
-                _ => Some(view.register(nic, vpid, access)?),
+            let region = match (kind, words.range()) {
+                (Kind::Bus, _) => None,
+                (_, None) => Some(view.register(nic, vpid, access)?),
+                (_, Some(range)) => Some(view.register_range(nic, vpid, range, access)?),
             };
             view.fill(bytes, seed);
             return Ok((region, view));
@@ -191,17 +232,19 @@ pub(crate) fn memory(
 }
 
 impl Offer {
-    /// Opens a port, makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them.
+    /// Opens a port, makes `bytes` bytes of memory filled with the pattern (zeros without seed) and
+    /// registers them.
     fn new(nic: &Arc<Nic>, words: &Words, bytes: usize, seed: Option<u64>) -> Result<Self> {
         let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
         let vpid = requester.vpid();
         let engine = Engine::new(requester, notifications)?;
         let (region, view) = memory(nic, vpid, words, bytes, seed)?;
+        let (first, len) = words.range().unwrap_or((0, bytes));
         Ok(Self {
             region,
             engine,
             view,
-            bytes,
+            words: first / 8..(first + len) / 8,
         })
     }
 
@@ -259,7 +302,8 @@ pub(crate) fn offer(attached: &Attached, words: &Words, report: &mut Report<'_>)
     Ok(())
 }
 
-/// `offered`: what became of the offer; compares its memory with the pattern of `seed`, or zeros for seed 0.
+/// `offered`: what became of the offer; compares its memory with the pattern of `seed`, or zeros
+/// for seed 0.
 pub(crate) fn offered(attached: &Attached, words: &Words, report: &mut Report<'_>) -> Result {
     let place = attached.offer();
     let Some(offer) = place.as_ref() else {
@@ -267,10 +311,11 @@ pub(crate) fn offered(attached: &Attached, words: &Words, report: &mut Report<'_
     };
     let alive = offer.region.as_ref().is_some_and(Region::is_alive);
     report.number("alive", u64::from(alive))?;
-    compare(&offer.view, offer.bytes, words.seed, 0, report)
+    compare_words(&offer.view, offer.words.clone(), words.seed, 0, report)
 }
 
-/// Reports the first of `bytes` / 8 words that differs from word `first` and following of the pattern (seed 0: from zeros).
+/// Reports the first of `bytes` / 8 words that differs from word `first` and following of the
+/// pattern (seed 0: from zeros).
 pub(crate) fn compare(
     view: &View,
     bytes: usize,
@@ -278,8 +323,18 @@ pub(crate) fn compare(
     first: u64,
     report: &mut Report<'_>,
 ) -> Result {
+    compare_words(view, 0..bytes / 8, seed, first, report)
+}
+
+fn compare_words(
+    view: &View,
+    words: Range<usize>,
+    seed: u64,
+    first: u64,
+    report: &mut Report<'_>,
+) -> Result {
     let seed = (seed != 0).then_some(seed);
-    match view.mismatch(bytes, seed, first) {
+    match view.mismatch(words, seed, first) {
         Some(word) => report.line(fmt!("mismatch {word}")),
         None => report.line(fmt!("mismatch none")),
     }
@@ -332,8 +387,8 @@ pub(crate) fn outcome(result: Result<(), RmaError>, report: &mut Report<'_>) -> 
     }
 }
 
-/// `copy`: one transfer between new local memory and NLA (or bus address) `nla` + `offset` of a peer, verified where that
-/// is possible from here.
+/// `copy`: one transfer between new local memory and NLA (or bus address) `nla` + `offset` of a
+/// peer, verified where that is possible from here.
 pub(crate) fn copy(
     nic: &Arc<Nic>,
     words: &Words,
@@ -343,7 +398,7 @@ pub(crate) fn copy(
     let to = destination(words, report)?;
     let bytes = bytes(words, report)?;
     let get = words.get;
-    let local = match Offer::new(nic, words, bytes, (!get).then_some(words.seed)) {
+    let mut local = match Offer::new(nic, words, bytes, (!get).then_some(words.seed)) {
         Ok(local) => local,
         Err(e) => return report.fail(e, fmt!("no local memory: {e:?}")),
     };
@@ -361,7 +416,7 @@ pub(crate) fn copy(
         let first = words.offset / 8;
         compare(&local.view, len as usize & !7, words.seed, first, report)?;
     }
-    if let Some(region) = local.region {
+    if let Some(region) = local.region.take() {
         if let Err(e) = region.revoke() {
             report.line(fmt!("revoked {e:?}"))?;
         }

@@ -2,18 +2,23 @@
 
 //! Flush, fence and notification commands (HW §11.3, G17).
 //!
-//! Notifications are numbered. Each is written to a word of its own, and the NIC executes commands in order, so one that
-//! has arrived answers for all commands before it, also for notifications that got lost or are late. That is why a word
-//! is used again only when its own notification or a later one was seen.
+//! Which notifications are asked for, which words they get, and which of them are answered is
+//! decided by [`Tickets`]; here are the words and the register.
 
-use crate::{dma::DmaWords, hw::Hw, nic::Nic};
+use crate::{context::Context, dma::DmaWords, hw::Hw};
 use kernel::{
-    new_spinlock,
     prelude::*,
-    sync::SpinLock,
+    sync::{
+        atomic::{Atomic, Full},
+        new_spinlock_irq, SpinLockIrq,
+    },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kernel_ext::barrier;
+use protocol::{
+    tickets::{Ask, Ticket, Tickets},
+    translation::{Answer, Flush},
+};
 use wire::{
     atu::{Command, GAT_ENTRIES, MAX_FLUSH},
     ids::{BusAddr, Vpid},
@@ -21,87 +26,81 @@ use wire::{
     regs::atu,
 };
 
-/// Words for notifications; half of them, as each comes with a fence that writes, too.
-const WORDS: usize = 512;
-const SLOTS: u64 = WORDS as u64 / 2;
+/// Words for notifications, each with one for the fence that comes with it, which writes, too.
+const SLOTS: u32 = 256;
+const WORDS: usize = 2 * SLOTS as usize;
 /// How long the NIC may take to answer, in milliseconds.
-pub(crate) const DEADLINE_MS: i64 = 1000;
+const DEADLINE_MS: i64 = 1000;
 /// First and longest pause between looks at a word, in microseconds.
 const PAUSE_US: (i64, i64) = (10, 2000);
 
-/// Number of a notification. When it or a later one was seen, all commands given before it was asked for are executed.
-#[derive(Clone, Copy)]
-pub(super) struct Ticket(u64);
-
 struct Inner {
     words: Option<DmaWords>,
-    /// Last number asked for, and last number that is known to be answered.
-    asked: u64,
-    seen: u64,
+    tickets: Tickets,
 }
 
 /// The command interface.
 #[pin_data]
-pub(crate) struct Commands {
+pub(super) struct Commands {
     #[pin]
-    inner: SpinLock<Inner>,
+    inner: SpinLockIrq<Inner>,
+    /// Flushes that were commanded.
+    flushes: Atomic<u64>,
 }
 
-fn slot(number: u64) -> usize {
-    (number % SLOTS) as usize
+fn post(hw: &Hw, command: Command) {
+    if let Ok(word) = command.encode() {
+        hw.rf.write(atu::CMD_INTERFACE, word.raw());
+    }
 }
 
 impl Inner {
     /// Looks for answers.
     fn look(&mut self) {
-        let Some(words) = &self.words else { return };
-        let newest = (self.seen + 1..=self.asked)
-            .rev()
-            .find(|n| words.read(slot(*n)) != 0);
-        if let Some(n) = newest {
-            self.seen = n;
+        if let Some(words) = &self.words {
+            self.tickets.look(|word| words.read(word) != 0);
         }
     }
 
     fn ask(&mut self, hw: &Hw) -> Option<Ticket> {
         self.look();
-        // A word is used again when a notification behind the last one for it was seen: that one may have been asked for twice (below), and
-        // the second answer must not pass for that to the next.
-        let full = self.asked - self.seen >= SLOTS - 1;
         let words = self.words.as_ref()?;
-        // All of them may be lost. The last one is asked for again, which answers for those before, but for nobody new: it may be late only.
-        let number = if full { self.asked } else { self.asked + 1 };
-        if !full {
-            words.write(slot(number), 0);
-            // The word is clear before the NIC may set it.
-            barrier::wmb();
-        }
+        let (ticket, word) = match self.tickets.ask() {
+            Ask::New(ticket, word) => {
+                words.write(word, 0);
+                // The word is clear before the NIC may set it.
+                barrier::wmb();
+                (Some(ticket), word)
+            }
+            Ask::Again(word) => (None, word),
+        };
         let address = |word: usize| BusAddr(words.address().0 + 8 * word as u64);
         // A build of the chip may lack the fence (HW §11.3): only the notification is waited for.
-        for command in [
-            Command::Fence(address(slot(number) + SLOTS as usize)),
-            Command::Notify(address(slot(number))),
-        ] {
-            hw.rf
-                .write(atu::CMD_INTERFACE, command.encode().ok()?.raw());
-        }
-        self.asked = number;
-        (!full).then_some(Ticket(number))
+        post(hw, Command::Fence(address(word + SLOTS as usize)));
+        post(hw, Command::Notify(address(word)));
+        ticket
+    }
+
+    fn is_answered(&self, ticket: Option<Ticket>) -> bool {
+        ticket.is_some_and(|ticket| self.tickets.is_answered(ticket))
     }
 }
 
 impl Commands {
     pub(super) fn new() -> impl PinInit<Self> {
+        let inner = Inner {
+            words: None,
+            tickets: Tickets::new(SLOTS),
+        };
         pin_init!(Self {
-            inner <- new_spinlock!(
-                Inner { words: None, asked: 0, seen: 0 },
-                "extoll_atu_commands"
-            ),
+            inner <- new_spinlock_irq!(inner, "extoll_atu_commands"),
+            flushes: Atomic::new(0),
         })
     }
 
-    pub(super) fn open(&self, nic: &Nic) -> Result {
-        let words = nic.with_bound(|dev| DmaWords::new(dev, WORDS))??;
+    /// May sleep.
+    pub(super) fn open(&self, ctx: &Context) -> Result {
+        let words = ctx.with_bound(|dev| DmaWords::new(dev, WORDS))??;
         let end = words.address().0 + 8 * WORDS as u64;
         // Commands hold 48 address bits.
         if end > 1 << 48 {
@@ -111,80 +110,83 @@ impl Commands {
         Ok(())
     }
 
+    /// May sleep.
     pub(super) fn close(&self) {
         let words = self.inner.lock().words.take();
         drop(words);
     }
 
     /// Makes the NIC forget the translations of pages whose entries were zeroed. Any context.
-    pub(super) fn flush(nic: &Nic, range: Range) {
-        let Some(hw) = nic.alive_access() else { return };
+    pub(super) fn flush(&self, ctx: &Context, range: Range) -> Flush {
         // The zeros are visible before the NIC may read the entries again.
         barrier::wmb();
-        let (mut page, end) = (range.first, range.end());
-        while page < end {
-            let entry = (page % u64::from(GAT_ENTRIES)) as u32;
-            let count = (end - page)
-                .min(u64::from(MAX_FLUSH))
-                .min(u64::from(GAT_ENTRIES - entry));
-            let command = Command::FlushPages {
-                gat: (page / u64::from(GAT_ENTRIES)) as u16,
-                entry,
-                count: count as u32,
-            };
-            if let Ok(word) = command.encode() {
-                hw.rf.write(atu::CMD_INTERFACE, word.raw());
+        if let Some(hw) = ctx.alive_access() {
+            let (mut page, end) = (range.first, range.end());
+            while page < end {
+                let entry = (page % u64::from(GAT_ENTRIES)) as u32;
+                let count = (end - page)
+                    .min(u64::from(MAX_FLUSH))
+                    .min(u64::from(GAT_ENTRIES - entry));
+                let flush = Command::FlushPages {
+                    gat: (page / u64::from(GAT_ENTRIES)) as u16,
+                    entry,
+                    count: count as u32,
+                };
+                post(&hw, flush);
+                page += count;
             }
-            page += count;
         }
+        // Who sees that it is counted asks behind it.
+        barrier::wmb();
+        Flush(self.flushes.fetch_add(1, Full) + 1)
     }
 
     /// Makes the NIC forget all translations. Any context.
     pub(super) fn flush_all(hw: &Hw) {
         for vpid in Vpid::all() {
-            if let Ok(word) = Command::FlushVpid(vpid).encode() {
-                hw.rf.write(atu::CMD_INTERFACE, word.raw());
-            }
+            post(hw, Command::FlushVpid(vpid));
         }
     }
 
-    /// Asks for a notification without waiting for it; `None` if too many are not answered. Any context.
-    pub(super) fn ask(&self, nic: &Nic) -> Option<Ticket> {
-        let hw = nic.alive_access()?;
+    /// Asks for a notification without waiting for it; `None` if too many are not answered, or the
+    /// NIC is gone. Any context.
+    pub(super) fn ask(&self, ctx: &Context) -> Option<Ticket> {
+        let hw = ctx.alive_access()?;
         self.inner.lock().ask(&hw)
     }
 
-    /// Whether a notification has come. True also for a NIC that is gone, and has lost its access to memory then. May sleep, but does not wait.
-    pub(super) fn is_answered(&self, nic: &Nic, Ticket(number): Ticket) -> bool {
-        if !nic.is_alive() {
-            nic.isolate();
+    /// Whether a notification has come; without a ticket none has. True also for a NIC that is
+    /// gone, and has lost its access to memory then. May sleep, but does not wait for the NIC.
+    pub(super) fn is_answered(&self, ctx: &Context, ticket: Option<Ticket>) -> bool {
+        if !ctx.is_alive() {
+            ctx.isolate();
             return true;
         }
-        let mut inner = self.inner.lock();
-        inner.look();
-        let answered = number <= inner.seen;
+        let answered = {
+            let mut inner = self.inner.lock();
+            inner.look();
+            inner.is_answered(ticket)
+        };
         barrier::dma_rmb();
         answered
     }
 
-    /// As [`Commands::wait`] without the number.
-    pub(super) fn settle(&self, nic: &Nic) -> bool {
-        self.wait(nic).is_ok()
+    /// Waits until the NIC has executed all commands given so far. Answered also by a NIC that is
+    /// gone, and has lost its access to memory then. May sleep, at most about [`DEADLINE_MS`].
+    pub(super) fn wait(&self, ctx: &Context) -> Answer {
+        // With full order, as it is added to.
+        let upto = Flush(self.flushes.fetch_add(0, Full));
+        let result = self.wait_for_one(ctx);
+        Answer { upto, result }
     }
 
-    /// Waits until the NIC has executed all commands given so far. True also for a NIC that is gone, and has lost its access to memory then.
-    /// May sleep, at most about [`DEADLINE_MS`].
-    ///
-    /// # Errors
-    ///
-    /// What to look for later, if it could be asked for.
-    pub(super) fn wait(&self, nic: &Nic) -> Result<(), Option<Ticket>> {
+    fn wait_for_one(&self, ctx: &Context) -> Result<(), Option<Ticket>> {
         let begin: Instant<Monotonic> = Instant::now();
         let (mut pause, longest) = PAUSE_US;
         let mut ticket = None;
         loop {
-            let Some(hw) = nic.alive_access() else {
-                nic.isolate();
+            let Some(hw) = ctx.alive_access() else {
+                ctx.isolate();
                 return Ok(());
             };
             let answered = {
@@ -197,7 +199,7 @@ impl Commands {
                     ticket = inner.ask(&hw);
                 }
                 inner.look();
-                ticket.is_some_and(|Ticket(n)| n <= inner.seen)
+                inner.is_answered(ticket)
             };
             drop(hw);
             if answered {
@@ -206,6 +208,7 @@ impl Commands {
                 return Ok(());
             }
             if begin.elapsed().as_millis() >= DEADLINE_MS {
+                notice_gone(ctx);
                 return Err(ticket);
             }
             fsleep(Delta::from_micros(pause));
@@ -213,9 +216,16 @@ impl Commands {
         }
     }
 
-    /// Notifications asked for and seen.
+    /// Notifications asked for and seen. Any context.
     pub(super) fn show(&self) -> (u64, u64) {
         let inner = self.inner.lock();
-        (inner.asked, inner.seen)
+        (inner.tickets.asked(), inner.tickets.answered())
+    }
+}
+
+/// The NIC did not answer: notices if it is gone.
+fn notice_gone(ctx: &Context) {
+    if let Some(hw) = ctx.alive_access() {
+        ctx.is_gone(&hw, hw.rf.read(atu::CONTROL));
     }
 }

@@ -2,71 +2,187 @@
 
 //! Address translation unit (HW §11): registration of memory, so that RMA commands reach it by NLA.
 //!
-//! A [`Region`] is made in this order: pin or reference pages, map them for DMA, take an NLA range (and tables for it),
-//! write the entries; and ended in the opposite one, with the NIC's word in between that it has forgotten the
-//! translations ([`commands`]). What it does not answer for stays reserved.
+//! A [`Region`] is made in this order: pin or reference pages, map them for DMA, take an NLA range
+//! (and tables for it), write the entries; and ended in the opposite one, with the NIC's word in
+//! between that it has forgotten the translations. What it does not answer for stays reserved. The
+//! order in which that may happen is [`protocol::translation`].
+//!
+//! ```
+//! use extoll_core::{atu::{Access, Region}, nic::Nic};
+//! use kernel::{prelude::*, sync::Arc};
+//! use kernel_ext::mem::PageList;
+//! use wire::ids::Vpid;
+//!
+//! /// A megabyte that peers of `vpid` may read and write.
+//! fn offer(nic: &Nic, vpid: Vpid) -> Result<Region> {
+//!     let pages = PageList::from_buffer(VVec::from_elem(0u8, 1 << 20, GFP_KERNEL)?)?;
+//!     let pages = Arc::new(pages, GFP_KERNEL)?;
+//!     nic.atu().register_pages(vpid, pages, Access::READ_WRITE)
+//! }
+//! ```
 
+mod account;
 mod commands;
-mod mapping;
+mod end;
+mod make;
+mod memory;
+mod pool;
 mod region;
+mod register;
+mod registry;
+mod reserve;
 mod tables;
+mod tests;
+mod translation;
+mod watch;
 
-pub(crate) use region::end;
-pub use region::{
-    register_coherent, register_pages, register_table, register_user, Access, Region,
-};
+pub(crate) use account::TableAccount;
+pub use end::{RevokeClient, RevokeGroup};
+pub use pool::{Buffer, BufferPool};
+pub use region::{Access, Region};
+pub use register::WholePages;
+pub use reserve::Reserve;
 
-use crate::{nic::Nic, stats::Reason};
+use crate::{context::Context, stats::Reason};
 use commands::Commands;
+use end::Ending;
 use kernel::{
-    fmt, new_mutex,
+    fmt, impl_has_delayed_work, impl_has_work, new_delayed_work, new_mutex, new_work,
     prelude::*,
     sync::{
         atomic::{Acquire, Atomic, Relaxed},
-        Arc, Mutex,
+        new_spinlock_irq, Arc, Mutex, SpinLockIrq,
     },
+    time::{delay::fsleep, Delta},
+    workqueue::{DelayedWork, Work, WorkItem},
 };
-use tables::Tables;
+use kernel_ext::work;
+use registry::Registry;
+use tables::{Gat, RestNode, Tables};
 use wire::{
     ids::Vpid,
-    nla::SIZE_CODES,
+    nla::{Range, SIZE_CODES},
     regs::atu::{self, Control, GATS},
 };
 
-/// The unit of one NIC.
-#[pin_data]
-pub(crate) struct Atu {
-    #[pin]
-    pub(crate) tables: Mutex<Tables>,
-    #[pin]
-    pub(crate) commands: Commands,
-    /// Regions, quarantined ones included, by VPID.
-    regions: [Atomic<u32>; Vpid::COUNT as usize],
-    /// Of these, in quarantine.
+/// Facts fixed at load time.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings {
+    /// Address tables that may exist, 0…1024.
+    pub(crate) gats: u32,
+    /// Largest size code of hardware pages, one of [`SIZE_CODES`].
+    pub(crate) largest: u8,
+    /// Tables that memory of a user may lie in without filling them.
+    pub(crate) spare_tables: u32,
+}
+
+/// What can be counted of translations at a time, or has happened so far. Any context.
+struct Gauges {
+    /// Translations and reserves, by VPID.
+    uses: [Atomic<u32>; Vpid::COUNT as usize],
+    /// What unbinding waits for: translations, and what is about to become one.
+    bound: Atomic<u32>,
+    /// Translations that are being ended, those in quarantine not included.
+    ending: Atomic<u32>,
     quarantined: Atomic<u32>,
-    /// Pages that regions have.
+    /// Pages that translations have.
     pages: Atomic<u64>,
     /// Hardware pages that they are made of, by size.
     nlps: [Atomic<u64>; SIZE_CODES.len()],
+    /// Registrations that a reserve had no room for.
+    reserve_exhausted: Atomic<u64>,
+    /// Buffers that a pool did not have.
+    pool_exhausted: Atomic<u64>,
+    /// Registrations that a user's bound on tables did not allow.
+    table_limit: Atomic<u64>,
+}
+
+/// The unit of one NIC. [`crate::nic::Nic::atu`] has it.
+#[pin_data]
+pub struct Atu {
+    ctx: Arc<Context>,
+    settings: Settings,
+    #[pin]
+    tables: Mutex<Tables>,
+    #[pin]
+    commands: Commands,
+    #[pin]
+    registry: SpinLockIrq<Registry>,
+    #[pin]
+    ending: SpinLockIrq<Ending>,
+    #[pin]
+    reaper: Work<Atu, 0>,
+    #[pin]
+    retry: DelayedWork<Atu, 1>,
+    gauges: Gauges,
+}
+
+impl_has_work! {
+    impl HasWork<Atu, 0> for Atu { self.reaper }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Atu, 1> for Atu { self.retry }
+}
+
+impl WorkItem<0> for Atu {
+    type Pointer = Arc<Atu>;
+
+    fn run(this: Arc<Atu>) {
+        this.reap();
+    }
+}
+
+impl WorkItem<1> for Atu {
+    type Pointer = Arc<Atu>;
+
+    fn run(this: Arc<Atu>) {
+        this.look_at_quarantine();
+    }
 }
 
 impl Atu {
-    pub(crate) fn new() -> impl PinInit<Self, Error> {
-        try_pin_init!(Self {
-            tables <- new_mutex!(Tables::closed(), "extoll_atu_tables"),
-            commands <- Commands::new(),
-            regions: [const { Atomic::new(0) }; Vpid::COUNT as usize],
+    /// Before the hardware is set up. May sleep.
+    pub(crate) fn new(ctx: Arc<Context>, settings: Settings) -> Result<Arc<Self>> {
+        let settings = Settings {
+            gats: settings.gats.min(GATS),
+            ..settings
+        };
+        let gauges = Gauges {
+            uses: [const { Atomic::new(0) }; Vpid::COUNT as usize],
+            bound: Atomic::new(0),
+            ending: Atomic::new(0),
             quarantined: Atomic::new(0),
             pages: Atomic::new(0),
             nlps: [const { Atomic::new(0) }; SIZE_CODES.len()],
-        })
+            reserve_exhausted: Atomic::new(0),
+            pool_exhausted: Atomic::new(0),
+            table_limit: Atomic::new(0),
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                ctx,
+                settings,
+                tables <- new_mutex!(Tables::closed(), "extoll_atu_tables"),
+                commands <- Commands::new(),
+                registry <- new_spinlock_irq!(Registry::closed(), "extoll_atu_registry"),
+                ending <- new_spinlock_irq!(Ending::new(), "extoll_atu_ending"),
+                reaper <- new_work!("extoll_atu_reaper"),
+                retry <- new_delayed_work!("extoll_atu_retry"),
+                gauges,
+            }),
+            GFP_KERNEL,
+        )
     }
 
-    /// Empties the base table, as tables come on demand, and switches the unit on (HW §3.4). May sleep.
-    pub(crate) fn init(nic: &Arc<Nic>) -> Result {
-        nic.atu.commands.open(nic)?;
-        nic.atu.tables.lock().open(nic.params.atu_gats.min(GATS))?;
-        let hw = nic.access().ok_or(ENODEV)?;
+    /// Empties the base table, as tables come on demand, and switches the unit on (HW §3.4). May
+    /// sleep.
+    pub(crate) fn init(&self) -> Result {
+        let ctx = &self.ctx;
+        self.commands.open(ctx)?;
+        self.tables.lock().open(self.settings.gats)?;
+        self.registry.lock().open();
+        let hw = ctx.access().ok_or(ENODEV)?;
         for i in 0..GATS {
             hw.rf.write(atu::gat(i), 0);
         }
@@ -75,16 +191,32 @@ impl Atu {
         // Translations that an earlier owner left.
         Commands::flush_all(&hw);
         drop(hw);
-        if !nic.atu.commands.settle(nic) {
-            nic.error(Reason::AtuTimeout, 0);
+        if self.commands.wait(ctx).result.is_err() {
+            ctx.error(Reason::AtuTimeout, 0);
         }
         Ok(())
     }
 
-    /// Ends all regions and switches translation off. No region can be made any more. May sleep.
-    pub(crate) fn stop(nic: &Arc<Nic>) {
-        mapping::end_all(nic);
-        let Some(hw) = nic.alive_access() else { return };
+    /// Ends all regions and switches translation off. No region can be made any more. May sleep,
+    /// about a second at most.
+    pub(crate) fn stop(self: &Arc<Self>) {
+        self.registry.lock().refuse();
+        self.tables.lock().refuse();
+        self.retire_reserves();
+        self.for_each(|translation| {
+            let turn = translation.turn();
+            translation.begin(turn);
+            translation.cancel();
+        });
+        work::cancel_sync::<Atu, 0>(self);
+        work::cancel_delayed_sync::<Atu, 1>(self);
+        let answer = self.commands.wait(&self.ctx);
+        self.for_each(|translation| {
+            translation.conclude(translation.turn(), Some(answer));
+        });
+        let Some(hw) = self.ctx.alive_access() else {
+            return;
+        };
         hw.rf.write(atu::CONTROL, 0);
         for i in 0..GATS {
             hw.rf.write(atu::gat(i), 0);
@@ -93,47 +225,78 @@ impl Atu {
         hw.rf.read(atu::CONTROL);
     }
 
-    /// Gives all memory back, that of quarantined regions too. To be called after the device lost its access to memory,
-    /// while it is still bound. May sleep.
-    pub(crate) fn release(nic: &Arc<Nic>) {
-        mapping::release_all(nic);
-        nic.atu.tables.lock().close();
-        nic.atu.commands.close();
+    /// Gives all memory back, that of quarantined regions too. To be called after the device lost
+    /// its access to memory, while it is still bound. May sleep.
+    pub(crate) fn release(self: &Arc<Self>) {
+        while self.gauges.bound.load(Acquire) != 0 {
+            self.for_each(|translation| translation.cut_off());
+            // Others may be about to give something up.
+            fsleep(Delta::from_micros(100));
+        }
+        work::cancel_sync::<Atu, 0>(self);
+        work::cancel_delayed_sync::<Atu, 1>(self);
+        self.forget_lists();
+        self.tables.lock().close();
+        self.commands.close();
     }
 
     /// Whether nothing of an earlier owner of the VPID is left. Any context.
     pub(crate) fn is_clean(&self, vpid: Vpid) -> bool {
-        self.count(vpid).is_none_or(|n| n.load(Acquire) == 0)
+        self.uses(vpid).is_none_or(|n| n.load(Acquire) == 0)
     }
 
-    /// Whether nothing is left of any owner.
-    fn is_idle(&self) -> bool {
-        self.regions.iter().all(|n| n.load(Acquire) == 0)
+    fn uses(&self, vpid: Vpid) -> Option<&Atomic<u32>> {
+        self.gauges.uses.get(vpid.index())
     }
 
-    fn count(&self, vpid: Vpid) -> Option<&Atomic<u32>> {
-        self.regions.get(vpid.index())
+    /// Gives a range back, and the tables that nobody needs any more. May sleep, about a second at
+    /// most.
+    fn free(&self, range: Range, rest: Option<RestNode>, account: Option<&TableAccount>) {
+        let ctx = &self.ctx;
+        let idle = {
+            let mut tables = self.tables.lock();
+            if let Some(account) = account {
+                account.remove(range);
+            }
+            tables.free(ctx, &self.commands, range, rest)
+        };
+        if !idle.is_empty() && self.commands.wait(ctx).result.is_err() {
+            self.tables.lock().park(idle);
+        } else {
+            drop::<KVec<Arc<Gat>>>(idle);
+        }
     }
 
-    /// One line per fact, for debugfs.
-    pub(crate) fn show(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let this = &nic.atu;
-        let (tables, made, limit, regions, resting) = this.tables.lock().show();
+    /// One line per fact, for debugfs. May sleep.
+    pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gauges = &self.gauges;
+        let (tables, made, limit, resting) = self.tables.lock().show();
         writeln!(f, "tables {tables}")?;
         writeln!(f, "tables_made {made}")?;
         writeln!(f, "tables_max {limit}")?;
+        writeln!(f, "page_limit_KiB {}", 4u32 << self.settings.largest)?;
+        let (regions, reserves) = self.registry.lock().show();
         writeln!(f, "regions {regions}")?;
+        writeln!(f, "reserves {reserves}")?;
         writeln!(f, "ranges_resting {resting}")?;
-        writeln!(f, "pages {}", this.pages.load(Relaxed))?;
-        for (code, n) in SIZE_CODES.into_iter().zip(&this.nlps).rev() {
+        writeln!(f, "pages {}", gauges.pages.load(Relaxed))?;
+        for (code, n) in SIZE_CODES.into_iter().zip(&gauges.nlps).rev() {
             writeln!(f, "nlps_{}KiB {}", 4u32 << code, n.load(Relaxed))?;
         }
-        writeln!(f, "quarantined {}", this.quarantined.load(Relaxed))?;
-        let (issued, answered) = this.commands.show();
+        writeln!(f, "ending {}", gauges.ending.load(Relaxed))?;
+        writeln!(f, "quarantined {}", gauges.quarantined.load(Relaxed))?;
+        let (issued, answered) = self.commands.show();
         writeln!(f, "notifications_asked {issued}")?;
         writeln!(f, "notifications_seen {answered}")?;
+        for (name, n) in [
+            ("reserve_exhausted", &gauges.reserve_exhausted),
+            ("pool_exhausted", &gauges.pool_exhausted),
+            ("table_limit", &gauges.table_limit),
+        ] {
+            writeln!(f, "{name} {}", n.load(Relaxed))?;
+        }
         for vpid in Vpid::all() {
-            let n = this.count(vpid).map_or(0, |n| n.load(Relaxed));
+            let n = self.uses(vpid).map_or(0, |n| n.load(Relaxed));
             if n != 0 {
                 writeln!(f, "vpid {} regions {n}", vpid.get())?;
             }

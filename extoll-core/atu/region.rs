@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Registered memory.
+//! Registered memory, as its owner has it.
 
-use super::mapping::{self, Claim, Eye, Mapping, Memory, Segments};
-use crate::{dma::DmaWords, nic::Nic};
-use kernel::{
-    prelude::*,
-    scatterlist::{Owned, SGTable},
-    sync::Arc,
-};
-use kernel_ext::mem::{Maps, PageList, Watch, PAGE};
-use wire::{
-    atu::GAT_ENTRIES,
-    ids::{Nla, Vpid},
-    regs::atu::GATS,
-};
+use super::{end::RevokeClient, translation::Translation, Atu};
+use crate::context::Context;
+use kernel::{prelude::*, sync::Arc};
+use kernel_ext::mem::PageList;
+use protocol::translation::Turn;
+use wire::ids::{Nla, Vpid};
 
 /// What the NIC may do with registered memory, be it for commands of its owner or of peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +35,7 @@ impl Access {
         write: true,
     };
 
-    fn check(self) -> Result {
+    pub(super) fn check(self) -> Result {
         if self.read || self.write {
             Ok(())
         } else {
@@ -53,209 +46,151 @@ impl Access {
 
 /// Memory that RMA commands reach by NLA, on behalf of one VPID.
 ///
-/// Byte i of the memory has NLA [`Region::nla`] + i. Drop revokes: translations are cleared, flushed, and the NIC's
-/// notification awaited; only then the memory is unmapped and given back. Drop may sleep, about a second at most. When the
-/// notification does not come in time, memory and NLAs stay reserved (quarantine) until it does, or until the NIC is
-/// unbound.
+/// Byte i of the memory has NLA [`Region::nla`] + i. It is a range of bytes in pages, of which the
+/// NIC, and with it every peer that may use the VPID, reaches all bytes ([`super::WholePages`]).
 ///
-/// While a region or such a remainder of one exists, its VPID is not given to anybody else. Keep the port open as long.
+/// Drop ends it, in any context: translations are cleared, and flushed; a work item awaits that the
+/// NIC says so, and only then the memory is unmapped and given back. Who wants to wait for that
+/// calls [`Region::revoke`], for many regions [`Atu::revoke_all`]; who wants to hear of it,
+/// [`Region::revoke_async`]. When the NIC does not say so within about a second, memory and NLAs
+/// stay reserved (quarantine) until it does, or until it is unbound.
+///
+/// While a region or such a remainder of one exists, its VPID is not given to anybody else, and
+/// can't be opened again. Keep the port open as long as there are regions.
 ///
 /// Unbinding the NIC ends all its regions: what is left of them can only be dropped.
 pub struct Region {
-    mapping: Arc<Mapping>,
+    translation: Arc<Translation>,
+    turn: Turn,
+    /// Of the first byte in the first page.
+    first_offset: usize,
+    bytes: usize,
+    /// Its end is left to the worker already.
+    left: bool,
 }
 
 impl Region {
-    /// NLA of the first byte, a multiple of 4096. Any context.
-    pub fn nla(&self) -> Nla {
-        self.mapping.nla()
+    /// Bytes `first_offset` to `first_offset` + `bytes` of the pages that are translated.
+    pub(super) fn new(
+        translation: Arc<Translation>,
+        turn: Turn,
+        first_offset: usize,
+        bytes: usize,
+    ) -> Self {
+        Self {
+            translation,
+            turn,
+            first_offset,
+            bytes,
+            left: false,
+        }
     }
 
-    /// Length in bytes, a multiple of 4096. Any context.
+    pub(super) fn translation(&self) -> (&Arc<Translation>, Turn) {
+        (&self.translation, self.turn)
+    }
+
+    /// NLA of the first byte. Any context.
+    pub fn nla(&self) -> Nla {
+        Nla(self.translation.nla().0 + self.first_offset as u64)
+    }
+
+    /// Length in bytes. Any context.
     pub fn bytes(&self) -> usize {
-        self.mapping.range.pages as usize * PAGE
+        self.bytes
+    }
+
+    /// Place of the first byte in its page, 0…4095. Any context.
+    pub fn first_offset(&self) -> usize {
+        self.first_offset
     }
 
     /// What the NIC may do. Any context.
     pub fn access(&self) -> Access {
-        self.mapping.access
+        self.translation.access
     }
 
     /// The VPID that commands have to name. Any context.
     pub fn vpid(&self) -> Vpid {
-        self.mapping.vpid
+        self.translation.vpid
     }
 
-    /// The NIC. Any context.
-    pub fn nic(&self) -> &Arc<Nic> {
-        self.mapping.nic()
+    /// The unit whose NLA it has. Any context.
+    pub fn atu(&self) -> &Arc<Atu> {
+        &self.translation.atu
     }
 
-    /// False once the memory was unmapped (munmap, mremap, madvise, exit) or the device is gone: commands with its NLAs
-    /// fail. Any context.
+    fn ctx(&self) -> &Context {
+        self.translation.ctx()
+    }
+
+    /// False once the memory was unmapped (munmap, mremap, madvise, exit) or the device is gone:
+    /// commands with its NLAs fail. Any context.
     pub fn is_alive(&self) -> bool {
-        self.mapping.is_live() && self.nic().is_alive()
+        self.translation.is_live(self.turn) && self.ctx().is_alive()
     }
 
-    /// NLA of byte `offset`, if `len` bytes from there lie in the region and it is alive.
+    /// NLA of byte `offset`, if `len` bytes from there lie in the region and it is alive. Any
+    /// context.
     pub fn slice(&self, offset: usize, len: usize) -> Option<Nla> {
         let inside = offset.checked_add(len)? <= self.bytes();
         (inside && self.is_alive()).then(|| Nla(self.nla().0 + offset as u64))
     }
 
-    /// Revokes as drop does, and tells how that ended. May sleep.
+    /// Ends it, waits for that, and tells how it went. May sleep, as a rule some microseconds,
+    /// about a second at most.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`: the NIC may still access the memory, which stays reserved until it says that it does not.
-    pub fn revoke(mut self) -> Result {
-        if self.end() {
+    /// `ETIMEDOUT`: the NIC may still access the memory, which stays reserved until it says that it
+    /// does not.
+    pub fn revoke(self) -> Result {
+        if self.translation.conclude(self.turn, None) {
             Ok(())
         } else {
             Err(ETIMEDOUT)
         }
     }
 
-    fn end(&mut self) -> bool {
-        self.mapping.unwatch();
-        self.mapping.revoke();
-        self.mapping.finish()
+    /// Ends it as drop does, and tells `client` when it has ended. Any context.
+    ///
+    /// ```
+    /// use extoll_core::atu::{Region, RevokeClient};
+    /// use kernel::{prelude::*, sync::{Arc, Completion}};
+    ///
+    /// #[pin_data]
+    /// struct Ended {
+    ///     #[pin]
+    ///     all: Completion,
+    /// }
+    ///
+    /// impl RevokeClient for Ended {
+    ///     fn revoked(&self, _result: Result) {
+    ///         self.all.complete_all();
+    ///     }
+    /// }
+    ///
+    /// /// In a softirq, say.
+    /// fn end(region: Region, ended: &Arc<Ended>) {
+    ///     region.revoke_async(ended.clone());
+    /// }
+    /// ```
+    pub fn revoke_async(mut self, client: Arc<dyn RevokeClient>) {
+        self.left = true;
+        self.translation.abandon(self.turn, Some(client));
+    }
+
+    /// Has a list of pages dropped where sleeping is allowed, some time after the region. Any
+    /// context.
+    pub(super) fn keep(&self, pages: Arc<PageList>) {
+        self.translation.keep(pages);
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// Ends regions, as their drop does one by one, but waits for the NIC once; drop them afterwards. May sleep, about a second at most.
-pub(crate) fn end<'a, I: Iterator<Item = &'a Region>>(nic: &Arc<Nic>, regions: impl Fn() -> I) {
-    for region in regions() {
-        region.mapping.unwatch();
-        region.mapping.revoke();
-        region.mapping.wait_zeroed();
-    }
-    mapping::finish_all(nic, regions().map(|r| &r.mapping));
-}
-
-/// Registers memory of the current process: `bytes` bytes from `start`, both multiples of 4096, for `vpid`, which
-/// the caller must have open. The pages are pinned and count against `RLIMIT_MEMLOCK` (unless `CAP_IPC_LOCK`). When the
-/// process unmaps any of it, moves it or ends, the region dies ([`Region::is_alive`]): for munmap, mremap and exit before
-/// these return, for other ways to lose the pages (madvise, truncation) some milliseconds later. Until then the NIC
-/// reaches the old pages, which are not reused before. A fork does not matter: the child gets copies of the pages. Memory
-/// that is shared (tmpfs, memfd, System V, huge pages) stays, whatever the kernel does to page tables meanwhile; a mapped
-/// file on a disk, which can be registered for reading only, may be taken for lost.
-///
-/// May sleep; process context of the owner.
-///
-/// # Errors
-///
-/// `EINVAL`: not page aligned, nothing, wraps around, no access asked for. `EFAULT`: not all of it is mapped, or not with
-/// the access asked for. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded. `ENOSPC`: no contiguous NLA range, the
-/// limit of address tables reached, or more than 512 GiB. `EOPNOTSUPP`: CPU and device do not see each other's writes by themselves. `EIO`: it cannot
-/// be mapped for the device, or only as a copy. `EAGAIN`: the memory was unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone.
-/// `ETIMEDOUT`: it does not answer.
-pub fn register_user(
-    nic: &Arc<Nic>,
-    vpid: Vpid,
-    start: usize,
-    bytes: usize,
-    access: Access,
-) -> Result<Region> {
-    access.check()?;
-    // Before much is pinned for nothing.
-    if bytes as u64 / PAGE as u64
-        > u64::from(nic.params.atu_gats.min(GATS)) * u64::from(GAT_ENTRIES)
-    {
-        return Err(ENOSPC);
-    }
-    let pages = Arc::new(PageList::pin(start, bytes, access.write)?, GFP_KERNEL)?;
-    let claim = Claim::new(nic, vpid)?;
-    let memory = claim.map(pages.clone(), access)?;
-    let mapping = Mapping::new(claim, access, start, memory)?;
-    // From here on an error revokes by the drop of the region.
-    let region = Region {
-        mapping: mapping.clone(),
-    };
-    let (mm, _) = pages.user().ok_or(EFAULT)?;
-    let eye = Arc::new(Eye(mapping.clone()), GFP_KERNEL)?;
-    let watch = Arc::new(Watch::new(mm, start, bytes, eye)?, GFP_KERNEL)?;
-    mapping.watch(watch.clone());
-    // What happened before the watch began, or is under way.
-    watch.settle();
-    match pages.mapped(0, pages.len()) {
-        Maps::Same => Ok(region),
-        Maps::Other => Err(EAGAIN),
-        Maps::Unclear => {
-            mapping.doubt(0, pages.len());
-            Ok(region)
-        }
-    }
-}
-
-/// Registers pages (referenced ones or a kernel buffer, see [`PageList`]) for `vpid`; page i of the list has NLA
-/// `nla` + 4096 i. They are kept until the region is gone. May sleep.
-///
-/// # Errors
-///
-/// `EINVAL`: no access asked for. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as [`register_user`].
-pub fn register_pages(
-    nic: &Arc<Nic>,
-    vpid: Vpid,
-    pages: Arc<PageList>,
-    access: Access,
-) -> Result<Region> {
-    access.check()?;
-    let claim = Claim::new(nic, vpid)?;
-    let memory = claim.map(pages, access)?;
-    region(claim, access, memory)
-}
-
-/// Registers coherent memory for `vpid`. It is kept until the region is gone. May sleep.
-///
-/// # Errors
-///
-/// `EINVAL`: no access asked for, or not a whole number of pages. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as [`register_user`].
-pub fn register_coherent(
-    nic: &Arc<Nic>,
-    vpid: Vpid,
-    words: Arc<DmaWords>,
-    access: Access,
-) -> Result<Region> {
-    access.check()?;
-    region(Claim::new(nic, vpid)?, access, Memory::Coherent(words))
-}
-
-/// Registers a scatterlist that is mapped for the NIC (in a direction that fits `access`) for `vpid`: its entries follow
-/// each other in NLA space. It is kept until the region is gone. Of bytes, as whatever the NIC writes has to make sense. May sleep.
-///
-/// # Errors
-///
-/// `EINVAL`: no access asked for, or an entry that is not made of whole pages. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as
-/// [`register_user`].
-pub fn register_table(
-    nic: &Arc<Nic>,
-    vpid: Vpid,
-    table: Pin<KBox<SGTable<Owned<VVec<u8>>>>>,
-    access: Access,
-) -> Result<Region> {
-    access.check()?;
-    let table = KBox::new(Table(table), GFP_KERNEL)?;
-    region(Claim::new(nic, vpid)?, access, Memory::Other(table))
-}
-
-fn region(claim: Claim, access: Access, memory: Memory) -> Result<Region> {
-    let mapping = Mapping::new(claim, access, 0, memory)?;
-    Ok(Region { mapping })
-}
-
-struct Table(Pin<KBox<SGTable<Owned<VVec<u8>>>>>);
-
-impl Segments for Table {
-    fn each(&self, f: &mut dyn FnMut(u64, u64)) {
-        for entry in self.0.iter() {
-            f(entry.dma_address(), entry.dma_len());
+        if !self.left {
+            self.translation.abandon(self.turn, None);
         }
     }
 }

@@ -2,33 +2,34 @@
 
 //! NLA space and global address tables, which come and go with the regions in them.
 
-use super::{commands::Ticket, mapping::Mapping, Commands};
-use crate::{dma::DmaWords, nic::Nic};
+use super::{commands::Commands, TableAccount};
+use crate::{context::Context, dma::DmaWords};
 use kernel::{
     prelude::*,
-    rbtree::{RBTree, RBTreeNode, RBTreeNodeReservation},
+    rbtree::{RBTree, RBTreeNodeReservation},
     sync::Arc,
     time::msecs_to_jiffies,
 };
 use kernel_ext::net::jiffies64;
+use protocol::tickets::Ticket;
 use wire::{
-    atu::{GatBase, GAT_BYTES, GAT_ENTRIES},
+    atu::{GatBase, GAT_BYTES},
     ids::BusAddr,
     nla::{Range, Space, SpaceError, Store},
     regs::atu,
+    table_use::{share, tables_of, SPAN},
 };
 
-/// Pages of one table.
-const SPAN: u64 = GAT_ENTRIES as u64;
-/// How long NLAs that were given back are not given out again, unless nothing else is free, in milliseconds: the answer to a GET may come
-/// late, and nothing tells the NIC that it is for somebody else.
+/// How long NLAs that were given back are not given out again, unless nothing else is free, in
+/// milliseconds: the answer to a GET may come late, and nothing tells the NIC that it is for
+/// somebody else.
 const REST_MS: u32 = 10_000;
 
-/// Room for a range at rest.
-pub(super) type Bed = RBTreeNodeReservation<u64, (Range, u64)>;
+/// Room for a range at rest: its number among those given back, and since when it rests.
+pub(super) type RestNode = RBTreeNodeReservation<u64, (Range, u64)>;
 
 /// Free ranges in kernel memory.
-pub(crate) struct Ranges(KVVec<Range>);
+pub(super) struct Ranges(KVVec<Range>);
 
 impl Store for Ranges {
     fn ranges(&self) -> &[Range] {
@@ -55,7 +56,7 @@ impl Store for Ranges {
 }
 
 /// A table in use.
-pub(crate) struct Gat {
+pub(super) struct Gat {
     memory: DmaWords,
     /// Word of `memory` that is the first entry.
     first: usize,
@@ -63,12 +64,12 @@ pub(crate) struct Gat {
 
 impl Gat {
     /// An empty table. May sleep.
-    fn new(nic: &Nic) -> Result<Self> {
+    fn new(ctx: &Context) -> Result<Self> {
         const WORDS: usize = GAT_BYTES as usize / 8;
-        let allocate = |words| nic.with_bound(|dev| DmaWords::accounted(dev, words))?;
+        let allocate = |words| ctx.with_bound(|dev| DmaWords::accounted(dev, words))?;
         let mut memory = allocate(WORDS)?;
-        // As a rule memory is aligned to its size, but what the kernel takes from its contiguous memory area (`cma=`) is so up
-        // to 1 MiB only.
+        // As a rule memory is aligned to its size, but what the kernel takes from its contiguous
+        // memory area (`cma=`) is so up to 1 MiB only.
         if memory.address().0 % GAT_BYTES != 0 {
             memory = allocate(2 * WORDS)?;
         }
@@ -82,7 +83,7 @@ impl Gat {
     }
 
     /// Writes the entry of page `page` of the space, which lies in this table.
-    pub(crate) fn write(&self, page: u64, entry: u64) {
+    fn write(&self, page: u64, entry: u64) {
         self.memory
             .write(self.first + (page % SPAN) as usize, entry);
     }
@@ -100,14 +101,13 @@ struct Slot {
 #[derive(Clone, Copy)]
 struct Stale(Option<Ticket>);
 
-/// NLA space, tables, regions.
-pub(crate) struct Tables {
+/// NLA space and tables.
+pub(super) struct Tables {
     space: Option<Space<Ranges>>,
     /// By index; `None` as long as nothing is there.
     slots: KVVec<Option<Slot>>,
     /// Tables that the NIC may still read, as it did not answer.
     parked: KVec<Arc<Gat>>,
-    regions: RBTree<u64, Arc<Mapping>>,
     /// Ranges in the order in which they were given back, with the time in jiffies.
     resting: RBTree<u64, (Range, u64)>,
     /// Ranges given back so far.
@@ -117,37 +117,49 @@ pub(crate) struct Tables {
 }
 
 /// A range that was given out, with the tables for it.
-pub(crate) struct Place {
-    pub(crate) range: Range,
-    pub(crate) gats: KVec<Arc<Gat>>,
+pub(super) struct Place {
+    pub(super) range: Range,
+    gats: KVec<Arc<Gat>>,
 }
 
 impl Place {
-    /// The table of page `page` of the range.
-    pub(crate) fn gat(&self, page: u64) -> Option<&Gat> {
+    /// Writes the entry of page `page` of the range; `None` outside of it. Any context.
+    pub(super) fn write(&self, page: u64, entry: u64) -> Option<()> {
         let index = (page / SPAN).checked_sub(self.range.first / SPAN)?;
-        self.gats.get(index as usize).map(|g| &**g)
+        self.gats.get(index as usize)?.write(page, entry);
+        Some(())
     }
-}
 
-/// Indices of the tables of a range.
-fn indices(range: Range) -> core::ops::RangeInclusive<u64> {
-    range.first / SPAN..=(range.end() - 1) / SPAN
-}
+    /// Zeroes all entries. Any context; takes long for many.
+    pub(super) fn zero(&self) {
+        for page in self.range.first..self.range.end() {
+            self.write(page, 0);
+        }
+    }
 
-/// Pages of a range in table `index`.
-fn share(range: Range, index: u64) -> u64 {
-    range.end().min((index + 1) * SPAN) - range.first.max(index * SPAN)
+    /// The part `range` of it. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, `EINVAL` for no part of it.
+    pub(super) fn part(&self, range: Range) -> Result<Place> {
+        let mut gats = KVec::new();
+        for index in tables_of(range) {
+            let index = index.checked_sub(self.range.first / SPAN).ok_or(EINVAL)?;
+            let gat = self.gats.get(index as usize).ok_or(EINVAL)?;
+            gats.push(gat.clone(), GFP_KERNEL)?;
+        }
+        Ok(Place { range, gats })
+    }
 }
 
 impl Tables {
     /// Before a NIC is set up, or after it was given up.
-    pub(crate) fn closed() -> Self {
+    pub(super) fn closed() -> Self {
         Self {
             space: None,
             slots: KVVec::new(),
             parked: KVec::new(),
-            regions: RBTree::new(),
             resting: RBTree::new(),
             returned: 0,
             made: 0,
@@ -155,7 +167,7 @@ impl Tables {
     }
 
     /// A space of `limit` tables. Page 0 is never given out, so that NLA 0 is an error.
-    pub(crate) fn open(&mut self, limit: u32) -> Result {
+    pub(super) fn open(&mut self, limit: u32) -> Result {
         let mut slots = KVVec::with_capacity(limit as usize, GFP_KERNEL)?;
         for _ in 0..limit {
             slots.push(None, GFP_KERNEL)?;
@@ -169,52 +181,42 @@ impl Tables {
         Ok(())
     }
 
-    /// Whether there are places.
-    pub(crate) fn is_open(&self) -> bool {
-        self.space.is_some()
-    }
-
     /// No places any more.
-    pub(crate) fn refuse(&mut self) {
+    pub(super) fn refuse(&mut self) {
         self.space = None;
     }
 
     /// Frees everything.
-    pub(crate) fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         *self = Self::closed();
     }
 
-    /// Takes a range, aligned if that is possible, and makes tables for it.
+    /// Takes a range, aligned if that is possible, and makes tables for it. With an account it is
+    /// charged there. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENODEV` when closed, `ENOSPC`, `ENOMEM`, `ETIMEDOUT` if the NIC does not take a new table.
-    pub(crate) fn allocate(
+    /// `ENODEV` when closed, `ENOSPC`, `ENOMEM`, `EDQUOT` if the account does not allow another
+    /// table, `ETIMEDOUT` if the NIC does not take a new table.
+    pub(super) fn allocate(
         &mut self,
-        nic: &Nic,
+        ctx: &Context,
+        commands: &Commands,
         pages: u64,
-        (align, phase): (u64, u64),
+        wish: (u64, u64),
+        account: Option<&TableAccount>,
     ) -> Result<Place> {
         // A range of any alignment touches at most one table more.
         let gats = KVec::with_capacity((pages / SPAN) as usize + 2, GFP_KERNEL)?;
-        self.wake_rested();
-        let first = match self.take(pages, align, phase)? {
-            Err(SpaceError::Full) if align > 1 => self.take(pages, 1, 0)?,
-            other => other,
-        }
-        .map_err(|e| match e {
-            SpaceError::Full => ENOSPC,
-            SpaceError::NoMemory => ENOMEM,
-            SpaceError::Invalid => EINVAL,
-        })?;
-        let range = Range { first, pages };
+        let range = self.find(pages, wish, account)?;
         let mut place = Place { range, gats };
-        for index in indices(range) {
-            let table = self.table(nic, index, share(range, index));
+        for index in tables_of(range) {
+            let table = self.table(ctx, commands, index, share(range, index));
             match table.and_then(|gat| Ok(place.gats.push(gat, GFP_KERNEL)?)) {
                 Ok(()) => {}
                 Err(e) => {
                     // Tables that were made for it stay until the next region in them goes.
+                    let first = range.first;
                     let done = Range {
                         first,
                         pages: (index * SPAN).saturating_sub(first),
@@ -227,7 +229,41 @@ impl Tables {
                 }
             }
         }
+        if let Some(account) = account {
+            account.add(range);
+        }
         Ok(place)
+    }
+
+    fn find(
+        &mut self,
+        pages: u64,
+        (align, phase): (u64, u64),
+        account: Option<&TableAccount>,
+    ) -> Result<Range> {
+        self.wake_rested();
+        let first = match self.take(pages, align, phase)? {
+            Err(SpaceError::Full) if align > 1 => self.take(pages, 1, 0)?,
+            other => other,
+        }
+        .map_err(|e| match e {
+            SpaceError::Full => ENOSPC,
+            SpaceError::NoMemory => ENOMEM,
+            SpaceError::Invalid => EINVAL,
+        })?;
+        let range = Range { first, pages };
+        let (Some(account), Some(space)) = (account, &mut self.space) else {
+            return Ok(range);
+        };
+        if account.may_add(range) {
+            return Ok(range);
+        }
+        space.free(range);
+        // Others may have filled the lower ones, which is not his fault: he may use up his own.
+        account
+            .find(|window| space.allocate_in(window, pages, 1, 0).ok())
+            .map(|first| Range { first, pages })
+            .ok_or(EDQUOT)
     }
 
     /// Takes pages of the space; if need be, those that have not rested long. `ENODEV` when closed.
@@ -263,20 +299,25 @@ impl Tables {
     }
 
     /// The table `index`, `pages` more pages of which are used.
-    fn table(&mut self, nic: &Nic, index: u64, pages: u64) -> Result<Arc<Gat>> {
+    fn table(
+        &mut self,
+        ctx: &Context,
+        commands: &Commands,
+        index: u64,
+        pages: u64,
+    ) -> Result<Arc<Gat>> {
         match self.slots.get_mut(index as usize) {
             None => return Err(ENOSPC),
-            Some(None) => self.make(nic, index)?,
+            Some(None) => self.make(ctx, commands, index)?,
             Some(Some(slot)) => {
                 // No waiting this time: others wait for the lock.
                 if let Some(Stale(ticket)) = slot.stale {
-                    let commands = &nic.atu.commands;
-                    let ticket = ticket.or_else(|| commands.ask(nic));
-                    let answered = ticket.is_some_and(|t| commands.is_answered(nic, t));
+                    let ticket = ticket.or_else(|| commands.ask(ctx));
+                    let answered = commands.is_answered(ctx, ticket);
                     slot.stale = (!answered).then_some(Stale(ticket));
                     if !answered {
                         // The answer to the first one may be lost; that to a later one will do.
-                        commands.ask(nic);
+                        commands.ask(ctx);
                     }
                 }
             }
@@ -290,22 +331,24 @@ impl Tables {
         }
     }
 
-    /// Puts a new table in its place. Until the NIC has forgotten what was there, it is stale. May sleep.
-    fn make(&mut self, nic: &Nic, index: u64) -> Result {
-        let gat = Gat::new(nic)?;
+    /// Puts a new table in its place. Until the NIC has forgotten what was there, it is stale. May
+    /// sleep.
+    fn make(&mut self, ctx: &Context, commands: &Commands, index: u64) -> Result {
+        let gat = Gat::new(ctx)?;
         let base = GatBase::new(gat.address()).ok_or(ENOMEM)?;
         let gat = Arc::new(gat, GFP_KERNEL)?;
         {
-            let hw = nic.alive_access().ok_or(ENODEV)?;
+            let hw = ctx.alive_access().ok_or(ENODEV)?;
             hw.rf.write(atu::gat(index as u32), base.raw());
         }
-        // The NIC may remember translations of an earlier driver's life, since only a flush makes it forget (G17).
+        // The NIC may remember translations of an earlier driver's life, since only a flush makes
+        // it forget (G17).
         let whole = Range {
             first: index * SPAN,
             pages: SPAN,
         };
-        Commands::flush(nic, whole);
-        let stale = nic.atu.commands.wait(nic).err().map(Stale);
+        commands.flush(ctx, whole);
+        let stale = commands.wait(ctx).result.err().map(Stale);
         if let Some(place) = self.slots.get_mut(index as usize) {
             let used = 0;
             *place = Some(Slot { gat, used, stale });
@@ -318,34 +361,42 @@ impl Tables {
         if range.pages == 0 {
             return;
         }
-        for index in indices(range) {
+        for index in tables_of(range) {
             if let Some(Some(slot)) = self.slots.get_mut(index as usize) {
                 slot.used -= share(range, index).min(slot.used);
             }
         }
     }
 
-    /// Gives a range back, to rest in its bed if it was in use. Tables that are not needed any more are taken off the NIC and returned;
-    /// free them when the NIC has answered ([`Commands::settle`]), else [`Tables::park`] them. Of those that are empty the one that became so
-    /// last is kept: the next region most likely gets its place there, since what was given back before rests.
-    pub(super) fn free(&mut self, nic: &Nic, range: Range, bed: Option<Bed>) -> KVec<Arc<Gat>> {
+    /// Gives a range back, to rest in its node if it was in use. Tables that are not needed any
+    /// more are taken off the NIC and returned; free them when the NIC has answered
+    /// ([`Commands::wait`]), else [`Tables::park`] them. Of those that are empty the one that
+    /// became so last is kept: the next region most likely gets its place there, since what was
+    /// given back before rests. May sleep.
+    pub(super) fn free(
+        &mut self,
+        ctx: &Context,
+        commands: &Commands,
+        range: Range,
+        rest: Option<RestNode>,
+    ) -> KVec<Arc<Gat>> {
         self.unuse(range);
         let mut idle = KVec::new();
         let Some(space) = &mut self.space else {
             // All tables go together, soon.
             return idle;
         };
-        match bed {
-            Some(bed) => {
+        match rest {
+            Some(rest) => {
                 self.returned += 1;
-                let node = bed.into_node(self.returned, (range, jiffies64()));
+                let node = rest.into_node(self.returned, (range, jiffies64()));
                 self.resting.insert(node);
             }
             None => drop(space.free(range)),
         }
         let is_empty = |place: &Option<Slot>| place.as_ref().is_some_and(|s| s.used == 0);
         let slots = &self.slots;
-        let kept = indices(range).rfind(|i| slots.get(*i as usize).is_some_and(is_empty));
+        let kept = tables_of(range).rfind(|i| slots.get(*i as usize).is_some_and(is_empty));
         let Some(kept) = kept else {
             return idle;
         };
@@ -358,12 +409,13 @@ impl Tables {
                 break;
             }
             if let Some(slot) = place.take() {
-                if let Some(hw) = nic.alive_access() {
+                if let Some(hw) = ctx.alive_access() {
                     hw.rf.write(atu::gat(index as u32), 0);
                 }
-                // Translations of its pages are forgotten already; this comes behind a look at the table that is under way.
+                // Translations of its pages are forgotten already; this comes behind a look at the
+                // table that is under way.
                 let first = index as u64 * SPAN;
-                Commands::flush(nic, Range { first, pages: 1 });
+                commands.flush(ctx, Range { first, pages: 1 });
                 let _ = idle.push_within_capacity(slot.gat);
             }
         }
@@ -371,7 +423,7 @@ impl Tables {
     }
 
     /// Keeps tables that the NIC may still read.
-    pub(crate) fn park(&mut self, gats: impl IntoIterator<Item = Arc<Gat>>) {
+    pub(super) fn park(&mut self, gats: impl IntoIterator<Item = Arc<Gat>>) {
         for gat in gats {
             if self.parked.reserve(1, GFP_KERNEL).is_err() {
                 // Better lost than read by the NIC after somebody else got it.
@@ -383,33 +435,10 @@ impl Tables {
         }
     }
 
-    /// Enters a region; false if there are no places any more.
-    pub(crate) fn insert(&mut self, node: RBTreeNode<u64, Arc<Mapping>>) -> bool {
-        self.regions.insert(node);
-        self.is_open()
-    }
-
-    /// Takes a region out.
-    pub(crate) fn remove(&mut self, page: u64) -> Option<Arc<Mapping>> {
-        self.regions.remove(&page)
-    }
-
-    /// Any region behind page `page`.
-    pub(crate) fn next(&self, page: u64) -> Option<Arc<Mapping>> {
-        let cursor = self.regions.cursor_lower_bound(&(page + 1))?;
-        Some(cursor.current().1.clone())
-    }
-
-    /// Tables in use, made so far, most possible, regions, ranges at rest.
-    pub(crate) fn show(&self) -> (usize, u64, usize, usize, usize) {
+    /// Tables in use, made so far, most possible, ranges at rest.
+    pub(super) fn show(&self) -> (usize, u64, usize, usize) {
         let tables = self.slots.iter().filter(|s| s.is_some()).count();
-        let regions = self.regions.values().count();
-        (
-            tables,
-            self.made,
-            self.slots.len(),
-            regions,
-            self.resting.values().count(),
-        )
+        let resting = self.resting.values().count();
+        (tables, self.made, self.slots.len(), resting)
     }
 }

@@ -4,6 +4,7 @@
 //! to the open file.
 
 use super::throttle::Budget;
+use crate::atu::TableAccount;
 use kernel::{prelude::*, static_lock_class, sync::Arc, sync::Mutex};
 use kernel_ext::security::{capable, current_euid, Capability};
 use wire::{ids::Unit, rma::PageOptions};
@@ -121,6 +122,7 @@ struct User {
     /// VPIDs of each unit.
     held: [u32; 2],
     budget: Arc<Budget>,
+    tables: Arc<TableAccount>,
 }
 
 impl Quota {
@@ -134,8 +136,14 @@ impl Quota {
         )
     }
 
-    /// Takes one for a user; unlocked files are not counted. `EDQUOT` beyond the limit.
-    pub(super) fn take(self: &Arc<Self>, unit: Unit, rights: Rights) -> Result<Option<Share>> {
+    /// Takes one for a user; unlocked files are not counted. `account` makes one for a user who has none.
+    /// `EDQUOT` beyond the limit.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        unit: Unit,
+        rights: Rights,
+        account: impl FnOnce() -> Result<Arc<TableAccount>>,
+    ) -> Result<Option<Share>> {
         if rights.unlocked() {
             return Ok(None);
         }
@@ -144,20 +152,22 @@ impl Quota {
         }
         let uid = rights.uid;
         let mut users = self.users.lock();
-        // Who has just given everything back keeps the budget that is used up.
-        users.retain(|user| user.holds() || !user.budget.is_idle());
+        // Who has just given everything back keeps the budget that is used up, and what is in quarantine.
+        users.retain(|user| user.holds() || !user.budget.is_idle() || !user.tables.is_idle());
         let mut present = users.iter_mut().find(|user| user.uid == uid);
-        let budget = match present.as_mut() {
+        let (budget, tables) = match present.as_mut() {
             None => {
                 let budget = Arc::new(Budget::new(), GFP_KERNEL)?;
+                let tables = account()?;
                 let mut user = User {
                     uid,
                     held: [0; 2],
                     budget: budget.clone(),
+                    tables: tables.clone(),
                 };
                 *user.held_of(unit) = 1;
                 users.push(user, GFP_KERNEL)?;
-                budget
+                (budget, tables)
             }
             Some(user) => {
                 let held = user.held_of(unit);
@@ -165,7 +175,7 @@ impl Quota {
                     return Err(EDQUOT);
                 }
                 *held += 1;
-                user.budget.clone()
+                (user.budget.clone(), user.tables.clone())
             }
         };
         drop(users);
@@ -175,6 +185,7 @@ impl Quota {
             uid,
             unit,
             budget,
+            tables,
         }))
     }
 }
@@ -199,9 +210,15 @@ pub(super) struct Share {
     uid: u32,
     unit: Unit,
     budget: Arc<Budget>,
+    tables: Arc<TableAccount>,
 }
 
 impl Share {
+    /// Address tables that memory of the user may lie in.
+    pub(super) fn tables(&self) -> &Arc<TableAccount> {
+        &self.tables
+    }
+
     /// Interrupts of all ports of the user.
     pub(super) fn budget(&self) -> &Arc<Budget> {
         &self.budget
@@ -288,13 +305,14 @@ mod tests {
     fn quota_is_per_user_and_given_back() -> Result {
         let quota = Quota::new(2)?;
         let other = Rights { uid: 7, ..USER };
-        let take = |rights| quota.take(Unit::Rma, rights);
+        let account = || TableAccount::new(4, 2);
+        let take = |rights| quota.take(Unit::Rma, rights, account);
         let first = take(USER)?;
         let second = take(USER)?;
         assert!(first.is_some() && second.is_some());
         assert_eq!(take(USER).err(), Some(EDQUOT));
         // The other unit has its own number, and the user one budget.
-        let velo = quota.take(Unit::Velo, USER)?;
+        let velo = quota.take(Unit::Velo, USER, account)?;
         let budgets = [&first, &velo].map(|s| s.as_ref().map(|s| Arc::as_ptr(s.budget())));
         assert!(budgets[0] == budgets[1]);
         let foreign = take(other)?;
@@ -320,7 +338,7 @@ mod tests {
         drop(velo);
         assert_eq!(holding(), 0);
         let none = Quota::new(0)?;
-        assert_eq!(none.take(Unit::Rma, USER).err(), Some(EDQUOT));
+        assert_eq!(none.take(Unit::Rma, USER, account).err(), Some(EDQUOT));
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use super::{
     put, put_u64, OpenFile, Shared,
 };
 use crate::{
-    atu::{self, Access, Region},
+    atu::{Access, Region},
     quarantine::Batch,
     rma::{update_entry, Rma},
 };
@@ -17,7 +17,7 @@ use kernel::{
     ioctl::{_IOC_NR, _IOC_TYPE, _IOR, _IOW},
     new_mutex,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::{RBTree, RBTreeNodeReservation},
     sync::{poll::PollTable, Arc, Mutex},
     uaccess::{UserPtr, UserSlice},
 };
@@ -139,23 +139,32 @@ impl Rma2 {
         // Keeps the VPID from others while translations are made for it without a lock.
         let lease = self.port.with(|live| Ok(live.lease().clone()))?;
         let nic = self.port.nic();
-        let region = atu::register_user(nic, lease.vpid(), start, bytes, Access::READ_WRITE)?;
+        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
+        let (vpid, access) = (lease.vpid(), Access::READ_WRITE);
+        let account = self.port.tables().cloned();
+        let region = nic
+            .atu()
+            .register_user_for(account, vpid, start, bytes, access)?;
         let nla = region.nla().0;
-        let node = RBTreeNode::new(nla, (region, lease), GFP_KERNEL)?;
+        let node = room.into_node(nla, (region, lease));
         {
             let mut regions = self.regions.lock();
             match regions.tree.as_mut() {
                 Some(tree) => drop(tree.insert(node)),
-                // Closed meanwhile.
+                // Closed meanwhile: it ends before the port's VPID can be somebody else's.
                 None => {
                     drop(regions);
-                    drop(node);
-                    return Err(ENODEV);
+                    let (_, (region, _lease)) = node.to_key_value();
+                    return region.revoke().and(Err(ENODEV));
                 }
             }
         }
         raw[REGION_NLA..REGION_NLA + 8].copy_from_slice(&nla.to_ne_bytes());
-        put(arg, &raw).inspect_err(|_| drop(self.take(nla, bytes)))
+        put(arg, &raw).inspect_err(|_| {
+            if let Some((region, _lease)) = self.take(nla, bytes) {
+                let _ = region.revoke();
+            }
+        })
     }
 
     /// The region with this NLA and size, which is not registered any more for this port.
@@ -197,7 +206,9 @@ impl OpenFile for Rma2 {
         self.port.close(|| {
             let tree = self.regions.lock().tree.take();
             if let Some(tree) = &tree {
-                atu::end(self.port.nic(), || tree.values().map(|(region, _)| region));
+                let regions = || tree.values().map(|(region, _)| region);
+                // What is unanswered is kept from others.
+                let _ = self.port.nic().atu().revoke_all(regions);
             }
             drop(tree);
         });

@@ -7,6 +7,7 @@
 //! | whole pages: kernel buffers, pages, pinned user memory | [`PageList`] |
 //! | memory in pieces, with ends that are not aligned | [`FragmentList`] |
 //! | mappings for a device, made and undone with a [`BoundDevice`] | [`Streaming`] |
+//! | mappings of lists of pages, made without memory | [`DmaRoom`] |
 //! | news of changes of user address spaces | [`Watch`] |
 //! | objects that are made in advance | [`Pool`] |
 
@@ -15,6 +16,7 @@ mod fragment_tests;
 mod fragments;
 mod pages;
 mod pool;
+mod room;
 mod streaming;
 mod streaming_tests;
 mod user;
@@ -24,6 +26,7 @@ pub use bound::BoundDevice;
 pub use fragments::{BioVecs, FragmentList};
 pub use pages::PageList;
 pub use pool::{Pool, Taken};
+pub use room::{DmaRoom, RoomPages, StreamingRoom};
 pub use streaming::{
     Bytes, Contiguous, Kind, Pages, Range, Streaming, StreamingPages, StreamingRange,
 };

@@ -13,7 +13,7 @@ use kernel::{
     types::Opaque,
 };
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
 }
 
@@ -70,9 +70,9 @@ pub trait Kind: sealed::Sealed {
 ///
 /// `kind` is mapped in `direction` for the device of the binding with this number.
 pub struct Streaming<K: Kind> {
-    kind: ManuallyDrop<K>,
-    binding: u64,
-    direction: DataDirection,
+    pub(super) kind: ManuallyDrop<K>,
+    pub(super) binding: u64,
+    pub(super) direction: DataDirection,
 }
 
 impl<K: Kind> Streaming<K> {
@@ -268,7 +268,7 @@ const GFP_BITS: bindings::gfp_t = kernel::bindings::GFP_KERNEL_ACCOUNT;
 
 /// CPU and device access the memory at the same time, through any number of mappings: neither
 /// copies nor cache maintenance would do.
-const ATTRIBUTES: c_ulong = kernel::bindings::DMA_ATTR_REQUIRE_COHERENT as c_ulong;
+pub(super) const ATTRIBUTES: c_ulong = kernel::bindings::DMA_ATTR_REQUIRE_COHERENT as c_ulong;
 
 /// A list of pages ([`StreamingPages`]).
 ///

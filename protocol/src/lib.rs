@@ -21,6 +21,8 @@ pub mod poll;
 pub mod rendezvous;
 pub mod restart;
 pub mod slots;
+pub mod tickets;
+pub mod translation;
 
 pub use slots::Slots;
 pub use wire::time::Time;

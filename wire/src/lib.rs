@@ -29,6 +29,7 @@ pub mod rra;
 pub mod sending;
 pub mod smfu;
 pub mod snq;
+pub mod table_use;
 pub mod time;
 pub mod tlp;
 pub mod transfer;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! NLA space: which pages are free, where a region goes, and which page sizes describe it (HW §11.1, G17).
+//! NLA space: which pages are free, where a region goes, and which page sizes describe it (HW
+//! §11.1, G17).
 //!
 //! Everything counts in pages of 4 KiB; page n of the space has NLA 4096 n.
 
@@ -11,6 +12,12 @@ use core::fmt;
 
 /// Page size codes that the hardware knows, largest first: 1 GiB, 2 MiB, 64 KiB, 8 KiB, 4 KiB.
 pub const SIZE_CODES: [u8; 5] = [18, 9, 4, 1, 0];
+
+/// The size code of a hardware page of `kib` KiB; `None` if there are no such pages.
+pub fn size_code(kib: u64) -> Option<u8> {
+    SIZE_CODES.into_iter().find(|code| 4u64 << code == kib)
+}
+
 /// Pages of the whole space: 1024 tables.
 pub const PAGES: u64 = 1024 * GAT_ENTRIES as u64;
 
@@ -65,7 +72,8 @@ impl fmt::Display for SpaceError {
     }
 }
 
-/// Free pages of a space, given out lowest first, so that few tables are in use. Freeing never needs memory.
+/// Free pages of a space, given out lowest first, so that few tables are in use. Freeing never
+/// needs memory.
 pub struct Space<S> {
     free: S,
     /// Ranges given out.
@@ -93,12 +101,28 @@ impl<S: Store> Space<S> {
         })
     }
 
-    /// Takes `pages` pages, the first of which is congruent to `phase` modulo `align`, a power of two.
+    /// Takes `pages` pages, the first of which is congruent to `phase` modulo `align`, a power of
+    /// two.
     ///
     /// # Errors
     ///
     /// See [`SpaceError`].
     pub fn allocate(&mut self, pages: u64, align: u64, phase: u64) -> Result<u64, SpaceError> {
+        self.allocate_in(self.bounds, pages, align, phase)
+    }
+
+    /// As [`Space::allocate`], but all of it lies in `window`.
+    ///
+    /// # Errors
+    ///
+    /// See [`SpaceError`].
+    pub fn allocate_in(
+        &mut self,
+        window: Range,
+        pages: u64,
+        align: u64,
+        phase: u64,
+    ) -> Result<u64, SpaceError> {
         if pages == 0 || !align.is_power_of_two() {
             return Err(SpaceError::Invalid);
         }
@@ -106,15 +130,21 @@ impl<S: Store> Space<S> {
         if !self.free.reserve(self.live + 2) {
             return Err(SpaceError::NoMemory);
         }
-        for i in 0..self.free.ranges().len() {
+        let list = self.free.ranges();
+        for i in list.partition_point(|r| r.end() <= window.first)..list.len() {
             let Some(range) = self.free.ranges().get(i).copied() else {
                 break;
             };
-            let skip = phase.wrapping_sub(range.first) & (align - 1);
-            if skip >= range.pages || range.pages - skip < pages {
+            if range.first >= window.end() {
+                break;
+            }
+            let lowest = range.first.max(window.first);
+            let highest = range.end().min(window.end());
+            let first = lowest + (phase.wrapping_sub(lowest) & (align - 1));
+            if first.checked_add(pages).is_none_or(|end| end > highest) {
                 continue;
             }
-            let first = range.first + skip;
+            let skip = first - range.first;
             let behind = Range {
                 first: first + pages,
                 pages: range.pages - skip - pages,
@@ -147,7 +177,8 @@ impl<S: Store> Space<S> {
         }
     }
 
-    /// Gives back a range as it was taken. False, and nothing happens, if some of it is free or outside the space.
+    /// Gives back a range as it was taken. False, and nothing happens, if some of it is free or
+    /// outside the space.
     pub fn free(&mut self, range: Range) -> bool {
         let inside = range.first >= self.bounds.first && range.end() <= self.bounds.end();
         if range.pages == 0 || !inside || self.live == 0 {
@@ -206,26 +237,55 @@ impl<S: Store> Space<S> {
     }
 }
 
-/// Where a region should start so that the largest page size can be used: alignment and phase for [`Space::allocate`].
-/// `runs` are its parts that are contiguous on the bus: address and pages.
-pub fn placement(runs: impl Iterator<Item = (BusAddr, u64)>) -> (u64, u64) {
-    let mut best = (1, 0);
-    let mut at = 0u64;
-    for (addr, pages) in runs {
+/// Where a region should start so that the largest page size can be used that is allowed and fits.
+/// Told the parts of the region that are contiguous on the bus, one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placement {
+    /// Largest size code allowed.
+    largest: u8,
+    /// Pages so far.
+    at: u64,
+    align: u64,
+    phase: u64,
+}
+
+impl Placement {
+    /// Without any part; `largest` is the largest size code that may be used.
+    pub const fn new(largest: u8) -> Self {
+        Self {
+            largest,
+            at: 0,
+            align: 1,
+            phase: 0,
+        }
+    }
+
+    /// The next part: `pages` pages at bus address `addr`.
+    pub fn add(&mut self, addr: BusAddr, pages: u64) {
         let page = addr.0 / BusAddr::PAGE_SIZE;
-        for code in SIZE_CODES {
+        for code in SIZE_CODES.into_iter().filter(|code| *code <= self.largest) {
             let size = 1u64 << code;
             let aligned = page.next_multiple_of(size);
             if aligned + size <= page + pages {
-                if size > best.0 {
-                    best = (size, page.wrapping_sub(at) & (size - 1));
+                if size > self.align {
+                    self.align = size;
+                    self.phase = page.wrapping_sub(self.at) & (size - 1);
                 }
                 break;
             }
         }
-        at += pages;
+        self.at += pages;
     }
-    best
+
+    /// Pages of all parts.
+    pub const fn pages(&self) -> u64 {
+        self.at
+    }
+
+    /// Alignment and phase for [`Space::allocate`].
+    pub const fn wish(&self) -> (u64, u64) {
+        (self.align, self.phase)
+    }
 }
 
 /// A page of one of the hardware's sizes.
@@ -249,16 +309,23 @@ impl Nlp {
     }
 }
 
-/// Cuts a run of `pages` pages at bus address `addr` that starts at page `first` of the space into the fewest hardware
-/// pages.
-pub fn cut(first: u64, addr: BusAddr, pages: u64) -> impl Iterator<Item = Nlp> + Clone {
+/// Cuts a run of `pages` pages at bus address `addr` that starts at page `first` of the space into
+/// the fewest hardware pages with size codes up to `largest`.
+pub fn cut(
+    first: u64,
+    addr: BusAddr,
+    pages: u64,
+    largest: u8,
+) -> impl Iterator<Item = Nlp> + Clone {
     let mut done = 0;
     core::iter::from_fn(move || {
         if done >= pages {
             return None;
         }
         let (page, at) = (addr.0 / BusAddr::PAGE_SIZE + done, first + done);
-        let fits = |code: u8| (page | at) & ((1 << code) - 1) == 0 && pages - done >= 1 << code;
+        let fits = |code: u8| {
+            code <= largest && (page | at) & ((1 << code) - 1) == 0 && pages - done >= 1 << code
+        };
         let code = SIZE_CODES.into_iter().find(|c| fits(*c)).unwrap_or(0);
         done += 1 << code;
         Some(Nlp {

@@ -15,6 +15,7 @@ use super::{
     Shared,
 };
 use crate::{
+    atu::TableAccount,
     dma::DmaWords,
     hw::Hw,
     nic::Nic,
@@ -164,6 +165,8 @@ pub(super) struct UserPort<U: PortUnit> {
     pub(super) rights: Rights,
     space: Arc<Space>,
     watch: Arc<UserWatch>,
+    /// Address tables that memory of an unprivileged user may lie in.
+    tables: Option<Arc<TableAccount>>,
     /// Slot that poll looks at.
     armed: Atomic<u32>,
     slot: SlotCode,
@@ -191,8 +194,10 @@ impl<U: PortUnit> UserPort<U> {
         pages: u32,
     ) -> Result<impl PinInit<Self, Error>> {
         rights.admit()?;
-        let share = shared.quota.take(U::UNIT, rights)?;
+        let account = || shared.nic.atu().account();
+        let share = shared.quota.take(U::UNIT, rights, account)?;
         let budget = share.as_ref().map(|share| share.budget().clone());
+        let tables = share.as_ref().map(|share| share.tables().clone());
         let opener = Opener {
             pid: current!().tgid(),
             uid: rights.uid,
@@ -221,11 +226,16 @@ impl<U: PortUnit> UserPort<U> {
             rights,
             space,
             watch,
+            tables,
             armed: Atomic::new(0),
             slot,
             closing <- new_mutex!((), "extoll_port_closing"),
             live <- new_mutex!(Some(live), "extoll_port"),
         }))
+    }
+
+    pub(super) fn tables(&self) -> Option<&Arc<TableAccount>> {
+        self.tables.as_ref()
     }
 
     pub(super) fn nic(&self) -> &Arc<Nic> {

@@ -3,7 +3,7 @@
 use super::faults::sum;
 use super::guest;
 use super::leaks::SETTLE;
-use super::node::node;
+use super::node::{extoll, node, Options};
 use super::on_pair;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
@@ -69,11 +69,45 @@ pub struct Offer {
 }
 
 pub fn offer(lab: &Lab, kind: &str, bytes: u64, access: &str, seed: u64) -> Result<Offer> {
-    let r = lab.raw(
-        1,
-        &format!("offer kind={kind} bytes={bytes} access={access} seed={seed}"),
-    )?;
-    parse(&r, 1, bytes)
+    offer_with(lab, kind, bytes, access, seed, "")
+}
+
+/// The same with more words for the command.
+pub fn offer_with(
+    lab: &Lab,
+    kind: &str,
+    bytes: u64,
+    access: &str,
+    seed: u64,
+    more: &str,
+) -> Result<Offer> {
+    let words = format!("kind={kind} bytes={bytes} access={access} seed={seed} {more}");
+    let r = lab.raw(1, &format!("offer {words}"))?;
+    // Of bus addresses nothing is registered.
+    let reported = r.get("bytes").and_then(|n| n.parse().ok());
+    parse(&r, 1, reported.unwrap_or(bytes))
+}
+
+impl Offer {
+    /// NLA of its first byte.
+    pub fn nla(&self) -> Result<u64> {
+        let nla = self.words.split("nla=").nth(1).context("no NLA")?;
+        Ok(nla.parse()?)
+    }
+
+    /// Bytes that it has by what the driver says.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Another NLA of the same port.
+    pub fn at(&self, nla: u64) -> Offer {
+        let port = self.words.split(" nla=").next().unwrap_or("");
+        Offer {
+            words: format!("{port} nla={nla}"),
+            bytes: self.bytes,
+        }
+    }
 }
 
 fn parse(r: &Lines, node: usize, bytes: u64) -> Result<Offer> {
@@ -104,7 +138,7 @@ fn read_all(lab: &Lab, from: &Offer, kind: &str, seed: u64) -> Result<()> {
 }
 
 /// A copy in direction `dir` of one page that has to end with `result`.
-fn try_page(lab: &Lab, dir: &str, to: &Offer, more: &str, result: &str) -> Result<()> {
+pub fn try_page(lab: &Lab, dir: &str, to: &Offer, more: &str, result: &str) -> Result<()> {
     let r = lab.raw(
         0,
         &format!("copy dir={dir} {} bytes=4096 seed=99 {more}", to.words),
@@ -112,9 +146,37 @@ fn try_page(lab: &Lab, dir: &str, to: &Offer, more: &str, result: &str) -> Resul
     expect(&r, "result", result)
 }
 
-const REFUSED: &str = "Responder Translation";
+pub const REFUSED: &str = "Responder Translation";
 
+/// Loads the driver on a node so that it uses all sizes of hardware pages.
+fn with_large_pages(lab: &Lab, number: usize) -> Result<()> {
+    let node = node(lab, number);
+    node.unload()?;
+    node.load(extoll("atu_page_kib=1048576"))
+}
+
+/// Every kind of memory with every other; where pages can be large, they are.
 fn kinds(lab: &Lab) -> Result<()> {
+    for number in 0..2 {
+        with_large_pages(lab, number)?;
+    }
+    let result = every_kind(lab);
+    for number in 0..2 {
+        node(lab, number).unload()?;
+        node(lab, number).load(Options::default())?;
+    }
+    for number in [0, 1] {
+        node(lab, number).address_back()?;
+    }
+    node(lab, 1).back()?;
+    node(lab, 0).back()?;
+    result
+}
+
+fn every_kind(lab: &Lab) -> Result<()> {
+    for number in 0..2 {
+        node(lab, number).runs()?;
+    }
     begin(lab)?;
     let mut seed = 10;
     for (kind, bytes) in [
@@ -177,7 +239,7 @@ fn kinds(lab: &Lab) -> Result<()> {
 }
 
 /// All that is registered on a node has to be made of this many hardware pages of these KiB.
-fn nlps(lab: &Lab, node: usize, want: &[(u32, u64)]) -> Result<()> {
+pub fn nlps(lab: &Lab, node: usize, want: &[(u32, u64)]) -> Result<()> {
     let atu = lab.ok(node, "cat /sys/kernel/debug/extoll-*/atu")?;
     for size in [4, 8, 64, 2048, 1 << 20] {
         let n = want.iter().find(|(s, _)| *s == size).map_or(0, |(_, n)| *n);
@@ -202,11 +264,7 @@ fn protection(lab: &Lab) -> Result<()> {
     // Behind the end, in a table that does not exist, NLA 0.
     try_page(lab, "get", &there, "offset=65536", REFUSED)?;
     try_page(lab, "get", &there, "offset=1000000000000", REFUSED)?;
-    let nowhere = Offer {
-        words: there.words.split(" nla=").next().unwrap_or("").to_owned() + " nla=0",
-        bytes: 0,
-    };
-    try_page(lab, "get", &nowhere, "", REFUSED)?;
+    try_page(lab, "get", &there.at(0), "", REFUSED)?;
     // Another open VPID of that node.
     lab.raw(1, "serve")?;
     let status = lab.raw(1, "status")?;
@@ -384,6 +442,8 @@ fn quarantine(lab: &Lab) -> Result<()> {
 /// A page of 1 GiB becomes one entry, which leads to all of it.
 fn gigantic(lab: &Lab) -> Result<()> {
     let starts: [u64; 4] = [0, (2 << 20) - 4096, (517 << 20) + 64, (1 << 30) - 65536];
+    with_large_pages(lab, 0)?;
+    node(lab, 0).runs()?;
     lab.ok(0, "modprobe extoll_bench && cd /sys/kernel/mm/hugepages/hugepages-1048576kB && echo 1 >nr_hugepages && grep -qx 1 nr_hugepages")?;
     let places = starts.map(|s| s.to_string()).join(" ");
     let (run, offer) = program(lab, 0, &format!("gigantic {places}"), 1 << 30)?;
@@ -450,6 +510,13 @@ fn alive(lab: &Lab) -> Result<bool> {
 }
 
 fn user(lab: &Lab) -> Result<()> {
+    with_large_pages(lab, 1)?;
+    let result = node(lab, 1).runs().and_then(|()| changed_memory(lab));
+    node(lab, 1).reload(Options::default())?;
+    result
+}
+
+fn changed_memory(lab: &Lab) -> Result<()> {
     begin(lab)?;
     // The kernel switches them off on machines as small as the nodes.
     lab.ok(

@@ -30,6 +30,7 @@ mod ports;
 mod raw;
 mod recovery;
 mod refused;
+mod regions;
 mod remote;
 mod removal;
 mod stack;
@@ -117,6 +118,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(raw::all());
     all.extend(ports::all());
     all.extend(memory::all());
+    all.extend(regions::all());
     all.extend(pieces::all());
     all.extend(fabric::all());
     all.extend(uapi::all());

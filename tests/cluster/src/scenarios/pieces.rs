@@ -59,8 +59,9 @@ fn handles(lab: &Lab) -> Result<()> {
         ] {
             expect(&r, key, &want.to_string())?;
         }
-        // The command waits for them.
-        ensure!(node(lab, 0).atu("regions")? == 0, "regions are left");
+        lab.until("regions have ended", PATIENCE, |lab| {
+            Ok(node(lab, 0).atu("regions")? == 0)
+        })?;
     }
     lab.until("tables are given back", PATIENCE, |lab| {
         Ok(node(lab, 0).atu("tables")? <= tables.max(1))

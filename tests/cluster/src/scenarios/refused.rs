@@ -224,6 +224,12 @@ fn parameters(lab: &Lab) -> Result<()> {
     node.ok("for m in exn extoll; do if [ -e /sys/module/$m ]; then rmmod $m; fi; done")?;
     for (module, parameter, range) in [
         ("extoll", "atu_gats=1025", "0 to 1024"),
+        (
+            "extoll",
+            "atu_page_kib=16",
+            "one of [4, 8, 64, 2048, 1048576]",
+        ),
+        ("extoll", "tables_per_user=0", "1 to 1024"),
         ("extoll", "smfu_target_kib=4000000000", "0 to 1048576"),
         ("extoll", "vpids_per_user=257", "0 to 256"),
         ("extoll", "log_interval_ms=86400001", "0 to 86400000"),

@@ -1,0 +1,250 @@
+//! Many regions, regions of bytes, what is made before it is needed, and bounds on what a user's
+//! memory makes the driver spend, by `extoll_bench` and `guest/late.py`.
+
+use super::memory::{begin, end, expect, nlps, offer_with, try_page, REFUSED};
+use super::node::{extoll, node, Options};
+use super::on_pair;
+use super::uapi::{install, nothing_left, USER};
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{bail, ensure, Result};
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        on_pair("raw::atu_bytes", bytes),
+        on_pair("raw::atu_many", many),
+        on_pair("raw::atu_many_silent", many_silent),
+        on_pair("raw::atu_reserve", reserve),
+        on_pair("raw::atu_buffers", buffers),
+        on_pair("raw::atu_pages_4k", small_pages),
+        on_pair("security::tables_of_users", tables_of_users),
+    ]
+}
+
+/// Memory that begins and ends in the middle of pages is reached by the NLA of its first byte; so
+/// is the rest of its pages, and nothing else.
+fn bytes(lab: &Lab) -> Result<()> {
+    const FIRST: u64 = 1000;
+    const LEN: u64 = 9000;
+    begin(lab)?;
+    for (seed, kind) in [(5, "pages"), (6, "buffer")] {
+        let range = format!("first={FIRST} len={LEN}");
+        let there = offer_with(lab, kind, 12288, "rw", seed, &range)?;
+        let nla = there.nla()?;
+        ensure!(
+            nla % 4096 == FIRST,
+            "NLA {nla} does not begin at byte {FIRST}"
+        );
+        ensure!(
+            there.bytes() == LEN,
+            "{} bytes instead of {LEN}",
+            there.bytes()
+        );
+        // From byte 1000 of the pages on, which is where the pattern is, too.
+        let page = there.at(nla - FIRST);
+        let get = |offset: u64, len: u64| {
+            let words = page.words.as_str();
+            let copy = format!("copy dir=get {words} bytes=12288 len={len} offset={offset}");
+            lab.raw(0, &format!("{copy} seed={seed}"))
+        };
+        for (offset, len) in [(FIRST, LEN), (FIRST + 4096, 504), (FIRST + LEN - 8, 8)] {
+            let r = get(offset, len)?;
+            expect(&r, "result", "ok")?;
+            expect(&r, "mismatch", "none")?;
+        }
+        // What was said to be exposed is, as the NIC knows pages only.
+        for (offset, len) in [(0, FIRST), (FIRST + LEN, 12288 - FIRST - LEN)] {
+            expect(&get(offset, len)?, "result", "ok")?;
+        }
+        try_page(lab, "get", &page, "offset=12288", REFUSED)?;
+        // Local memory that begins there, too.
+        let put = |len: u64| {
+            let local = format!("kind={kind} bytes=12288 first={FIRST} len={len}");
+            lab.raw(0, &format!("copy dir=put {local} {} seed=77", there.words))
+        };
+        expect(&put(LEN)?, "result", "ok")?;
+        expect(&lab.raw(1, "offered seed=77")?, "mismatch", "none")?;
+        lab.raw(1, "withdraw")?;
+    }
+    end(lab)
+}
+
+/// Questions to the NIC that `end` with `words` costs on node 0.
+fn questions(lab: &Lab, words: &str) -> Result<u64> {
+    let asked = || node(lab, 0).atu("notifications_asked");
+    let before = asked()?;
+    let r = lab.raw(0, &format!("end kind=pages bytes=8192 {words}"))?;
+    expect(&r, "result", "ok")?;
+    gone(lab)?;
+    Ok(asked()? - before)
+}
+
+/// Waits until no region is left on node 0.
+fn gone(lab: &Lab) -> Result<()> {
+    let node = node(lab, 0);
+    lab.until("all regions have ended", PATIENCE, |_| {
+        Ok(node.atu("regions")? + node.atu("ending")? + node.atu("pages")? == 0)
+    })
+}
+
+/// Regions end one by one, all at once, without waiting, and by being dropped where nobody may
+/// sleep; who ends many at once asks the NIC once.
+fn many(lab: &Lab) -> Result<()> {
+    const COUNT: u64 = 400;
+    begin(lab)?;
+    let each = questions(lab, &format!("count={COUNT} how=each"))?;
+    ensure!(each >= COUNT, "{each} questions for {COUNT} regions");
+    let all = questions(lab, &format!("count={COUNT} how=all"))?;
+    // One; and one for a table that comes or goes.
+    ensure!((1..=4).contains(&all), "{all} questions for all regions");
+    for how in ["group", "drop"] {
+        let some = questions(lab, &format!("count={COUNT} how={how}"))?;
+        // The worker takes what is there when it begins.
+        ensure!((1..each).contains(&some), "{how}: {some} questions");
+    }
+    end(lab)
+}
+
+/// When the NIC does not answer, nothing of what ends is given back before it does, however it
+/// ends.
+fn many_silent(lab: &Lab) -> Result<()> {
+    const COUNT: u64 = 50;
+    begin(lab)?;
+    let node = node(lab, 0);
+    // The table is there.
+    lab.raw(0, "end kind=pages bytes=4096 count=1")?;
+    for (how, result) in [("all", "ETIMEDOUT"), ("group", "ETIMEDOUT"), ("drop", "ok")] {
+        lab.fault(&["atu-lose", "0", "--every", "1"])?;
+        let ended = lab.raw(
+            0,
+            &format!("end kind=pages bytes=4096 count={COUNT} how={how}"),
+        );
+        let kept = lab.until("all are in quarantine", PATIENCE, |_| {
+            Ok(node.atu("quarantined")? == COUNT)
+        });
+        let pages = node.atu("pages");
+        lab.fault(&["atu-lose", "0", "--every", "0"])?;
+        expect(&ended?, "result", result)?;
+        kept?;
+        ensure!(pages? == COUNT, "{how}: not all pages are kept");
+        lab.until("nothing is in quarantine", PATIENCE, |_| {
+            Ok(node.atu("quarantined")? == 0)
+        })?;
+        gone(lab)?;
+    }
+    end(lab)
+}
+
+/// Regions out of a reserve are made and ended where nobody may sleep, as many as there are; one
+/// more is refused and counted.
+fn reserve(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let node = node(lab, 0);
+    let before = node.atu("reserve_exhausted")?;
+    for (inflight, bytes, count) in [(1, 4096, 5), (16, 65536, 20), (3, 8 << 20, 3)] {
+        let words = format!("inflight={inflight} bytes={bytes} count={count} seed=9");
+        let r = lab.raw(0, &format!("reserve {words} timeout_ms=60000"))?;
+        expect(&r, "registered", &(inflight * count).to_string())?;
+        expect(&r, "refused", &count.to_string())?;
+        gone(lab)?;
+        ensure!(node.atu("reserves")? == 0, "a reserve is left");
+    }
+    let exhausted = node.atu("reserve_exhausted")? - before;
+    ensure!(exhausted == 5 + 20 + 3, "{exhausted} were counted");
+    end(lab)
+}
+
+/// Buffers that are registered once are taken and given back where nobody may sleep, and go when
+/// the last one does.
+fn buffers(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let node = node(lab, 0);
+    let before = node.atu("pool_exhausted")?;
+    for (inflight, size, count) in [(1, 64, 3), (64, 512, 20), (7, 12296, 5)] {
+        let words = format!("inflight={inflight} size={size} count={count} seed=3");
+        let r = lab.raw(0, &format!("buffers {words}"))?;
+        expect(&r, "taken", &(inflight * count).to_string())?;
+        gone(lab)?;
+    }
+    // Whoever takes all finds none in the end.
+    let exhausted = node.atu("pool_exhausted")? - before;
+    ensure!(exhausted == 3 + 20 + 5, "{exhausted} were counted");
+    end(lab)
+}
+
+/// By default the NIC is given pages of 4 KiB only, as the vendor's driver does, also for memory
+/// that could have larger ones.
+fn small_pages(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    for node in 0..2 {
+        let limit = super::node::node(lab, node).atu("page_limit_KiB")?;
+        ensure!(limit == 4, "pages of up to {limit} KiB");
+    }
+    for (kind, bytes) in [
+        ("coherent", 4 << 20),
+        ("buffer", 1 << 20),
+        ("pages", 64 << 10),
+    ] {
+        let there = offer_with(lab, kind, bytes, "rw", 8, "")?;
+        nlps(lab, 1, &[(4, bytes / 4096)])?;
+        let copy = format!("copy dir=get {} bytes=65536 seed=8", there.words);
+        expect(&lab.raw(0, &copy)?, "mismatch", "none")?;
+        lab.raw(1, "withdraw")?;
+    }
+    end(lab)
+}
+
+/// Who registers much and keeps one page of each GiB comes to an end at his bound, where he can
+/// still use the tables that he has; others are not concerned, and neither are privileged users.
+fn tables_of_users(lab: &Lab) -> Result<()> {
+    node(lab, 0).reload(extoll("tables_per_user=2"))?;
+    install(lab)?;
+    let result = sparse(lab, USER, 2).and_then(|()| sparse(lab, 0, 3));
+    node(lab, 0).reload(Options::default())?;
+    result?;
+    nothing_left(lab, 0)
+}
+
+/// Until it was fast enough to show something.
+fn sparse(lab: &Lab, user: u32, tables: u64) -> Result<()> {
+    for _ in 0..3 {
+        if sparse_user(lab, user, tables)? {
+            return Ok(());
+        }
+    }
+    bail!("three times too slow to say anything about user {user}")
+}
+
+/// A user, or the superuser, who keeps as many tables as he can with a page each, has that many.
+/// False if that took longer than NLAs rest.
+fn sparse_user(lab: &Lab, user: u32, tables: u64) -> Result<bool> {
+    let node = node(lab, 0);
+    let limited = user != 0;
+    let before = node.atu("table_limit")?;
+    lab.ok(0, "rm -f /tmp/registered /tmp/go")?;
+    let as_user = |user: u32, command: &str| {
+        format!("ulimit -l unlimited && exec python3 /tmp/guest/late.py --user {user} {command}")
+    };
+    let most = if limited { tables + 2 } else { tables };
+    let process = lab.spawn(0, &as_user(user, &format!("sparse {most}")))?;
+    node.until_file("/tmp/registered")?;
+    let (made, refused) = (node.atu("tables")?, node.atu("table_limit")? - before);
+    let other = lab.ok(0, &as_user(USER - 1, "block"));
+    lab.ok(0, "touch /tmp/go")?;
+    let out = process.wait(PATIENCE)?;
+    other?;
+    ensure!(out.status == 0, "{out:?}");
+    if out.stdout.starts_with("-1 ") {
+        return Ok(false);
+    }
+    let want = format!("{tables} {}", u8::from(limited));
+    ensure!(
+        out.stdout.trim() == want,
+        "'{}' is not '{want}'",
+        out.stdout.trim()
+    );
+    ensure!(made >= tables, "{made} tables are in use");
+    ensure!((refused > 0) == limited, "{refused} were refused");
+    Ok(true)
+}
