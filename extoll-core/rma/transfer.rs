@@ -158,14 +158,15 @@ impl Locked {
 /// Where an owner is called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallIn {
-    /// In a work item of its own, in process context: it may sleep. Meanwhile no other owner of the
-    /// engine that wants to be called here is. It may wait for other transfers of the engine by their
-    /// [`Handle`], unless memory reclaim waits for it: the work queue has one thread for certain.
+    /// In a work item of its own, in process context: it may sleep. Meanwhile no other owner of
+    /// the engine that wants to be called here is. It may wait for other transfers of the engine
+    /// by their [`Handle`], unless memory reclaim waits for it: the work queue has one thread for
+    /// certain.
     Process,
-    /// Straight from where notifications are handled: in a work item as well, or in the context of a
-    /// caller of [`Submitter::poll`]. It must not sleep nor take long, and neither may the drop of the
-    /// completion object, if the engine's reference is the last one. A region may be in it; what sleeps
-    /// when it is dropped belongs into a [`Deferred`](kernel_ext::work::Deferred).
+    /// Straight from where notifications are handled: in a work item as well, or in the context of
+    /// a caller of [`Submitter::poll`]. It must not sleep nor take long, and neither may the drop
+    /// of the completion object, if the engine's reference is the last one. A region may be in it;
+    /// what sleeps when it is dropped belongs into a [`Deferred`](kernel_ext::work::Deferred).
     Poll,
 }
 

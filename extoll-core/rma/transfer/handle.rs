@@ -9,11 +9,18 @@ use kernel::{
     sync::{self, Arc, SpinLockIrq},
 };
 
+/// What was told so far.
+#[derive(Default)]
+struct Known {
+    outcome: Option<Result<Done, RmaError>>,
+    quiet: Option<Quiet>,
+}
+
 /// What somebody waits for.
 #[pin_data]
 pub(super) struct Outcome {
     #[pin]
-    known: SpinLockIrq<(Option<Result<Done, RmaError>>, Option<Quiet>)>,
+    known: SpinLockIrq<Known>,
     #[pin]
     ended: sync::Completion,
     #[pin]
@@ -24,7 +31,7 @@ impl Outcome {
     /// May sleep.
     pub(super) fn new() -> Result<Arc<Self>, RmaError> {
         let outcome = pin_init!(Self {
-            known <- new_spinlock_irq!((None, None), "extoll_rma_outcome"),
+            known <- new_spinlock_irq!(Known::default(), "extoll_rma_outcome"),
             ended <- sync::Completion::new(),
             quiet <- sync::Completion::new(),
         });
@@ -34,12 +41,12 @@ impl Outcome {
 
 impl Completion for Outcome {
     fn done(&self, outcome: Result<Done, RmaError>) {
-        self.known.lock().0 = Some(outcome);
+        self.known.lock().outcome = Some(outcome);
         self.ended.complete_all();
     }
 
     fn quiet(&self, how: Quiet) {
-        self.known.lock().1 = Some(how);
+        self.known.lock().quiet = Some(how);
         self.quiet.complete_all();
     }
 }
@@ -63,7 +70,7 @@ impl Handle {
 
     /// The outcome, unless it is still under way. Any context.
     pub fn poll(&self) -> Option<Result<(), RmaError>> {
-        let known = self.outcome.known.lock().0;
+        let known = self.outcome.known.lock().outcome;
         known.map(|r| r.map(|_| ()))
     }
 
@@ -83,7 +90,7 @@ impl Handle {
     /// See [`RmaError`].
     pub fn done(&self) -> Result<Done, RmaError> {
         self.outcome.ended.wait_for_completion();
-        let known = self.outcome.known.lock().0;
+        let known = self.outcome.known.lock().outcome;
         known.unwrap_or(Err(RmaError::Down))
     }
 
@@ -107,7 +114,7 @@ impl Handle {
 
     /// How it became quiet, if it is: see [the table](super). Any context.
     pub fn quiet(&self) -> Option<Quiet> {
-        self.outcome.known.lock().1
+        self.outcome.known.lock().quiet
     }
 
     /// Waits until it is quiet: with its outcome if all was answered, at most ten seconds after it
