@@ -173,9 +173,9 @@ impl Atu {
         result
     }
 
-    /// Has the worker end a translation that says that it is abandoned. Any context.
+    /// Has the worker end a translation whose end is left to it. Any context.
     pub(super) fn leave_to_worker(self: &Arc<Self>, translation: &Arc<Translation>) {
-        // In a list already: whoever takes it out of that looks whether it is abandoned.
+        // In a list already: whoever takes it out of that looks whether it is left to the worker.
         if let Ok(item) = ListArc::try_from_arc(translation.clone()) {
             self.ending.lock().revoked.push_back(item);
         }
@@ -185,7 +185,7 @@ impl Atu {
 
     /// Has the worker look after a translation in quarantine. Any context.
     pub(super) fn keep_in_quarantine(self: &Arc<Self>, translation: &Arc<Translation>) {
-        translation.leave();
+        // In a list already: whoever takes it out of that looks whether it is in quarantine.
         if let Ok(item) = ListArc::try_from_arc(translation.clone()) {
             self.ending.lock().quarantined.push_back(item);
             self.retry_later();
@@ -207,12 +207,10 @@ impl Atu {
         }
         // From here on others can put it into a list. Who came too early for that has left a mark.
         let translation = item.into_arc();
-        match translation.next(translation.turn()) {
-            Next::Look(_) => self.keep_in_quarantine(&translation),
-            Next::Revoke | Next::Zeroing | Next::Ask(_) if translation.is_abandoned() => {
-                self.leave_to_worker(&translation);
-            }
-            _ => {}
+        if is_kept(&translation) {
+            self.keep_in_quarantine(&translation);
+        } else if let Some((_, Next::Revoke | Next::Zeroing | Next::Ask(_))) = translation.left() {
+            self.leave_to_worker(&translation);
         }
     }
 
@@ -225,7 +223,10 @@ impl Atu {
         }
         let mut all = List::new();
         while let Some(item) = batch.pop_front() {
-            item.begin(item.turn());
+            // What was left may be over, and the entries be somebody else's.
+            if let Some((turn, _)) = item.left() {
+                item.begin(turn);
+            }
             all.push_back(item);
         }
         let answer = self.commands.wait(&self.ctx);

@@ -39,8 +39,8 @@ pub(super) struct Request {
 pub(super) enum Refused {
     /// It is as it was, and the device is still kept bound.
     Unused(Error, BoundHold),
-    /// Unbinding has begun: it ends, and goes back by itself.
-    Ending,
+    /// Entries were written, or unbinding has begun: it ends, and goes back by itself.
+    Ending(Error),
 }
 
 impl Translation {
@@ -74,16 +74,11 @@ impl Translation {
         };
         let range = place.range;
         let (vpid, access) = (request.vpid, request.access);
-        let entered = memory.enter(&place, vpid, access, largest, cond_resched);
-        let made = entered.and_then(|nlps| {
-            let this = Self::with_state(&atu, vpid, range, access, request.start, Life::new())?;
-            Ok((this, nlps))
-        });
-        let (this, nlps) = match made {
+        let made = Self::with_state(&atu, vpid, range, access, request.start, Life::new());
+        let this = match made {
             Ok(made) => made,
             Err(e) => {
-                // Nobody knows the NLAs, so nothing was cached.
-                place.zero();
+                // No entry was written.
                 drop(place);
                 atu.free(range, None, account);
                 memory.release(ctx);
@@ -95,11 +90,9 @@ impl Translation {
             account: request.account,
             _vpid: VpidUse::new(&atu, vpid),
         };
-        if this.occupy(this.turn(), home, bound, place, memory, nlps, node) {
-            Ok(this)
-        } else {
-            Err(ENODEV)
-        }
+        let entered = memory.enter(&place, vpid, access, largest, cond_resched);
+        this.occupy(this.turn(), home, bound, place, memory, entered, node)?;
+        Ok(this)
     }
 
     /// One of a reserve: not in use, at `place`. May sleep.
@@ -143,7 +136,6 @@ impl Translation {
             watch: None,
             client: None,
             leftover: None,
-            abandoned: false,
         };
         Arc::pin_init(
             pin_init!(Self {
@@ -162,8 +154,12 @@ impl Translation {
         )
     }
 
-    /// Live in `turn`, with entries that are written. False if unbinding has begun: then it ends,
-    /// and unbinding waits for that. Any context.
+    /// Live in `turn`, with the entries that were written. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if unbinding has begun, which waits for the end then; that of `entered` if not all
+    /// entries were written. Either way it ends like any other, since peers may guess its NLAs.
     #[allow(clippy::too_many_arguments)]
     fn occupy(
         self: &Arc<Self>,
@@ -172,10 +168,11 @@ impl Translation {
         bound: BoundHold,
         place: Place,
         memory: Memory,
-        nlps: Nlps,
+        entered: Result<Nlps>,
         node: TranslationNode,
-    ) -> bool {
+    ) -> Result {
         let gauges = &self.atu.gauges;
+        let nlps = entered.unwrap_or_default();
         gauges.pages.add(self.range.pages, Relaxed);
         for (all, own) in gauges.nlps.iter().zip(nlps) {
             all.add(own, Relaxed);
@@ -187,15 +184,18 @@ impl Translation {
             state.nlps = nlps;
             state.home = Some(home);
             state.bound = Some(bound);
-            state.abandoned = false;
             self.live.store(turn.get(), Relaxed);
         }
         let node = node.into_node(self.range.first, self.clone());
         let open = self.atu.registry.lock().enter(node);
-        if !open {
+        let result = match open {
+            true => entered.map(drop),
+            false => Err(ENODEV),
+        };
+        if result.is_err() {
             self.abandon(turn, None);
         }
-        open
+        result
     }
 
     /// Begins another life of one of a reserve, with other memory. Any context.
@@ -232,30 +232,19 @@ impl Translation {
         };
         let unmap = |memory: Memory| memory.unmap(ctx).map(|(_, room)| room);
         let largest = self.atu.settings.largest;
-        let entered = memory
-            .placement(largest)
-            .and_then(|_| memory.enter(&place, self.vpid, self.access, largest, || {}));
-        let nlps = match entered {
-            Ok(nlps) => nlps,
+        // There is another life: whoever has it from the reserve is alone.
+        let again = || self.state.lock().life.begin_again().ok_or(EINVAL);
+        let turn = match memory.placement(largest).and_then(|_| again()) {
+            Ok(turn) => turn,
             Err(e) => {
-                // Nobody knows the NLAs.
-                place.zero();
                 keep(Some(place), spare(unmap(memory), node));
                 return Err(Refused::Unused(e, bound));
             }
         };
-        let turn = self.state.lock().life.begin_again();
-        let Some(turn) = turn else {
-            // Cannot be: whoever has it from the reserve is alone.
-            place.zero();
-            keep(Some(place), spare(unmap(memory), node));
-            return Err(Refused::Unused(EINVAL, bound));
-        };
         let home = Home::Reserve(reserved.clone());
-        if self.occupy(turn, home, bound, place, memory, nlps, node) {
-            Ok(turn)
-        } else {
-            Err(Refused::Ending)
-        }
+        let entered = memory.enter(&place, self.vpid, self.access, largest, || {});
+        self.occupy(turn, home, bound, place, memory, entered, node)
+            .map_err(Refused::Ending)?;
+        Ok(turn)
     }
 }

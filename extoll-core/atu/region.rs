@@ -65,6 +65,8 @@ pub struct Region {
     /// Of the first byte in the first page.
     first_offset: usize,
     bytes: usize,
+    /// Its end is left to the worker already.
+    left: bool,
 }
 
 impl Region {
@@ -80,6 +82,7 @@ impl Region {
             turn,
             first_offset,
             bytes,
+            left: false,
         }
     }
 
@@ -172,7 +175,8 @@ impl Region {
     ///     region.revoke_async(ended.clone());
     /// }
     /// ```
-    pub fn revoke_async(self, client: Arc<dyn RevokeClient>) {
+    pub fn revoke_async(mut self, client: Arc<dyn RevokeClient>) {
+        self.left = true;
         self.translation.abandon(self.turn, Some(client));
     }
 
@@ -185,6 +189,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.translation.abandon(self.turn, None);
+        if !self.left {
+            self.translation.abandon(self.turn, None);
+        }
     }
 }

@@ -228,7 +228,7 @@ impl Reserve {
                 drop(bound);
                 Err(e)
             }
-            Err(Refused::Ending) => Err(ENODEV),
+            Err(Refused::Ending(e)) => Err(e),
         }
     }
 

@@ -75,8 +75,6 @@ pub(super) struct State {
     pub(super) client: Option<Arc<dyn RevokeClient>>,
     /// To be dropped where sleeping is allowed.
     pub(super) leftover: Option<Arc<PageList>>,
-    /// Its end is left to the worker.
-    pub(super) abandoned: bool,
 }
 
 /// See the module.
@@ -329,19 +327,16 @@ impl Translation {
 
     /// Revokes, and leaves the rest to the worker. Any context, but takes as long as it takes.
     pub(super) fn die(self: &Arc<Self>) {
-        if self.revoke(self.turn()) {
-            self.leave();
+        let turn = self.turn();
+        if self.revoke(turn) {
+            self.state.lock().life.leave(turn);
             self.atu.leave_to_worker(self);
         }
     }
 
-    /// Notes that the end is left to the worker. Any context.
-    pub(super) fn leave(&self) {
-        self.state.lock().abandoned = true;
-    }
-
     /// Leaves the end to the worker, and begins it here unless that takes long. `client` hears of
-    /// it, at once if it has ended or is in quarantine. Any context.
+    /// it, at once if it has ended or is in quarantine. Once for each life, as the first client would
+    /// hear of nothing otherwise. Any context.
     pub(super) fn abandon(self: &Arc<Self>, turn: Turn, client: Option<Arc<dyn RevokeClient>>) {
         let (known, now) = {
             let mut state = self.state.lock();
@@ -357,7 +352,7 @@ impl Translation {
                     None
                 }
             };
-            state.abandoned |= known != Some(Ok(()));
+            state.life.leave(turn);
             (known, now)
         };
         match known {
@@ -381,10 +376,9 @@ impl Translation {
         }
     }
 
-    /// Whether its end is still left to the worker. Any context.
-    pub(super) fn is_abandoned(&self) -> bool {
-        let state = self.state.lock();
-        state.abandoned && state.life.phase() != Phase::Gone
+    /// The life whose end is left to the worker, and what is to be done for it. Any context.
+    pub(super) fn left(&self) -> Option<(Turn, Next)> {
+        self.state.lock().life.left()
     }
 
     /// Tells the client of the end, if it is known. Any context.

@@ -10,6 +10,8 @@
 //!
 //! A translation that has ended may begin anew with the same entries ([`Life::begin_again`]). A
 //! [`Turn`] tells such lives apart, so that whoever comes late from an earlier one changes nothing.
+//! Who can't wait leaves the end to a worker ([`Life::leave`]), which asks which life was left to it
+//! ([`Life::left`]) when it comes: by then there may be another one, which is its owner's.
 
 use crate::{flow, tickets::Ticket};
 
@@ -150,6 +152,8 @@ pub struct Life {
     suspects: Option<Pages>,
     /// In quarantine: what the NIC has to answer.
     ticket: Option<Ticket>,
+    /// The end of this life is left to a worker.
+    left: bool,
 }
 
 impl Default for Life {
@@ -167,6 +171,7 @@ impl Life {
             flush: Flush(0),
             suspects: None,
             ticket: None,
+            left: false,
         }
     }
 
@@ -213,6 +218,17 @@ impl Life {
             Phase::Forgotten => Next::Release,
             Phase::Gone => Next::Done,
         }
+    }
+
+    /// Leaves the end of this life to a worker, begun or not.
+    pub fn leave(&mut self, turn: Turn) {
+        self.left |= self.next(turn) != Next::Done;
+    }
+
+    /// The present life and what is to be done for its end, if that was left to a worker.
+    pub fn left(&self) -> Option<(Turn, Next)> {
+        let (turn, next) = (self.turn(), self.next(self.turn()));
+        (self.left && next != Next::Done).then_some((turn, next))
     }
 
     /// Begins the end. True for one caller only, who then has the entries: he zeroes them, commands
@@ -284,6 +300,7 @@ impl Life {
         }
         self.turn += 1;
         self.ticket = None;
+        self.left = false;
         Some(Turn(self.turn))
     }
 

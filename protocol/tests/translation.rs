@@ -33,6 +33,10 @@ enum Kind {
     Notifier,
     /// Ends what others began, and comes back for what is in quarantine.
     Worker,
+    /// Leaves the end to a reaper, and begins it here, in a context that can't wait.
+    Dropper,
+    /// Ends what is left, whatever life that is, whenever it is told to look.
+    Reaper,
     /// Waits for the NIC on account of others, then ends this one, too.
     Batch,
     /// As the owner, then takes the NIC its access to memory, and gives everything back.
@@ -41,6 +45,8 @@ enum Kind {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum At {
+    Leave,
+    List,
     Next,
     Zero,
     Flush,
@@ -83,6 +89,10 @@ struct World {
     again: u8,
     /// Answers that may get lost.
     losses: u8,
+    /// The reaper is told to look.
+    listed: bool,
+    /// The life that was left last.
+    left: Option<Turn>,
     parties: Vec<Party>,
 }
 
@@ -103,6 +113,8 @@ impl World {
             given_back: 0,
             again: 0,
             losses,
+            listed: false,
+            left: None,
             parties: kinds
                 .iter()
                 .map(|kind| Party {
@@ -110,6 +122,8 @@ impl World {
                     turn,
                     at: match kind {
                         Kind::Batch => At::Ask,
+                        Kind::Dropper => At::Leave,
+                        Kind::Reaper => At::List,
                         _ => At::Next,
                     },
                     asked: 0,
@@ -155,8 +169,33 @@ impl World {
         };
         match party.at {
             At::End(_) => vec![],
+            At::Leave => go(&|w| {
+                if w.life.next(turn) == Next::Done {
+                    return At::End(Outcome::Over);
+                }
+                w.life.leave(turn);
+                w.left = Some(turn);
+                At::Next
+            }),
+            At::List if party.kind == Kind::Dropper => go(&|w| {
+                w.listed = true;
+                At::End(Outcome::Begun)
+            }),
+            At::List if self.listed => go(&|w| {
+                w.listed = false;
+                match w.life.left() {
+                    Some((left, _)) => {
+                        w.parties[n].turn = left;
+                        At::Next
+                    }
+                    None => At::List,
+                }
+            }),
+            At::List => vec![],
             At::Next => match life.next(turn) {
                 Next::Revoke => go(&|w| {
+                    let theirs = party.kind == Kind::Reaper && w.left != Some(turn);
+                    assert!(!theirs, "ends what was not left: {w:?}");
                     if w.life.revoke(turn) {
                         At::Zero
                     } else {
@@ -165,6 +204,7 @@ impl World {
                 }),
                 // It begins nothing that is begun.
                 _ if party.kind == Kind::Notifier => go(&|_| At::End(Outcome::Begun)),
+                _ if party.kind == Kind::Dropper => go(&|_| At::List),
                 Next::Zeroing | Next::Releasing => vec![],
                 Next::Ask(_) => go(&|_| At::Ask),
                 Next::Look(ticket) => match party.kind {
@@ -190,6 +230,7 @@ impl World {
                         At::Next
                     }
                 }),
+                Next::Done if party.kind == Kind::Reaper => go(&|_| At::List),
                 Next::Done => go(&|_| At::End(Outcome::Over)),
             },
             At::Zero => go(&|w| {
@@ -335,13 +376,16 @@ fn explore(first: World) -> (usize, HashSet<Phase>) {
 
 #[test]
 fn whoever_comes_first_memory_goes_once_and_not_too_early() {
-    use Kind::{Batch, Notifier, Owner, Unbind, Worker};
+    use Kind::{Batch, Dropper, Notifier, Owner, Reaper, Unbind, Worker};
     for (kinds, losses) in [
         (&[Owner][..], 1),
         (&[Owner, Owner], 1),
         (&[Owner, Worker], 2),
         (&[Notifier, Worker], 2),
         (&[Owner, Notifier, Worker], 1),
+        (&[Dropper, Reaper], 2),
+        (&[Dropper, Dropper, Reaper], 1),
+        (&[Owner, Dropper, Reaper], 1),
         (&[Batch, Owner], 1),
         (&[Batch, Notifier], 1),
         (&[Owner, Unbind], 1),
@@ -402,6 +446,38 @@ fn lives_are_told_apart() {
     assert_eq!(life.next(second), Next::Look(None));
     life.asked_again(second, Some(ticket));
     assert_eq!(life.next(second), Next::Look(Some(ticket)));
+}
+
+/// A worker ends the life that was left to it, and none that somebody has begun meanwhile.
+#[test]
+fn a_worker_ends_only_what_was_left_to_it() {
+    let mut life = Life::new();
+    let first = life.turn();
+    assert_eq!(life.left(), None);
+    // Before its end has begun, as that takes long.
+    life.leave(first);
+    assert_eq!(life.left(), Some((first, Next::Revoke)));
+    assert!(life.revoke(first));
+    assert_eq!(life.left(), Some((first, Next::Zeroing)));
+    life.zeroed(first, Flush(1));
+    let answer = Answer {
+        upto: Flush(1),
+        result: Ok(()),
+    };
+    assert_eq!(life.answered(first, answer), Effect::Forgotten);
+    assert!(life.release(first));
+    assert_eq!(life.left(), Some((first, Next::Releasing)));
+    life.released(first);
+    assert_eq!(life.left(), None);
+    // Over already.
+    life.leave(first);
+    let second = life.begin_again().unwrap();
+    assert_eq!(life.left(), None);
+    // Late.
+    life.leave(first);
+    assert_eq!(life.left(), None);
+    life.leave(second);
+    assert_eq!(life.left(), Some((second, Next::Revoke)));
 }
 
 #[test]
