@@ -60,7 +60,6 @@ use crate::{
     tx,
     vpid::{Table, VpidRange, Want},
 };
-use address::Ends;
 use kernel::{prelude::*, sync::Arc};
 use locks::Locks;
 use wire::{

@@ -4,7 +4,8 @@
 
 use crate::{
     attached::Registry,
-    handles,
+    calls::{self, By},
+    engines, handles, lists,
     many::{self, How},
     pieces, pingpong, ports,
     protocol::DEFAULT_VPID,
@@ -15,7 +16,7 @@ use crate::{
     transfer::{self, Direction},
     wait::Mode,
 };
-use extoll_core::{atu::Access, velo::MOST_AT_ONCE};
+use extoll_core::{atu::Access, rma::transfer::Tell, velo::MOST_AT_ONCE};
 use kernel::{
     iov::{IovIterDest, IovIterSource},
     prelude::*,
@@ -68,6 +69,15 @@ pub(crate) struct Words {
     pub(crate) patience: u64,
     /// `pieces`: memory with gaps is refused.
     pub(crate) strict: u64,
+    /// Of engines: fragments, what peers are told, by what transfers are ended, and when; the
+    /// listener of the offer, how slow it is, and whether its engine is used.
+    pub(crate) frags: u64,
+    pub(crate) tell: Tell,
+    pub(crate) by: By,
+    pub(crate) pause_ms: u64,
+    pub(crate) listen: bool,
+    pub(crate) slow_us: u64,
+    pub(crate) shared: bool,
 }
 
 impl Words {
@@ -99,6 +109,13 @@ impl Words {
             batch: 1,
             patience: 0,
             strict: 0,
+            frags: 16,
+            tell: Tell::Nothing,
+            by: By::Cancel,
+            pause_ms: 50,
+            listen: false,
+            slow_us: 0,
+            shared: false,
         };
         for word in words {
             let Some((key, value)) = word.split_once('=') else {
@@ -132,6 +149,8 @@ impl Words {
                 "patience" => 1000,
                 "batch" => MOST_AT_ONCE as u64,
                 "strict" => 1,
+                "frags" => lists::MAX_FRAGMENTS as u64,
+                "pause_ms" | "slow_us" => 10_000,
                 _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
             };
             let number = match value.parse::<u64>() {
@@ -164,6 +183,9 @@ impl Words {
                 "patience" => all.patience = number,
                 "batch" => all.batch = number,
                 "strict" => all.strict = number,
+                "frags" => all.frags = number,
+                "pause_ms" => all.pause_ms = number,
+                "slow_us" => all.slow_us = number,
                 _ => all.timeout_ms = number,
             }
         }
@@ -177,6 +199,10 @@ impl Words {
         Some((first, self.len.map_or(rest, |len| len as usize)))
     }
 
+    pub(crate) fn polls(&self) -> bool {
+        self.mode == Mode::Poll
+    }
+
     /// Takes a word whose value is a name.
     fn choose(&mut self, key: &str, value: &str) -> bool {
         match (key, value) {
@@ -185,6 +211,16 @@ impl Words {
             ("access", "rw") => self.access = Access::READ_WRITE,
             ("dir", "get") => self.get = true,
             ("dir", "put") => self.get = false,
+            ("listen", "1") => self.listen = true,
+            ("shared", "1") => self.shared = true,
+            ("tell", name) => match engines::tell(name) {
+                Some(tell) => self.tell = tell,
+                None => return false,
+            },
+            ("by", name) => match By::parse(name) {
+                Some(by) => self.by = by,
+                None => return false,
+            },
             ("kind", name) => match Kind::parse(name) {
                 Some(kind) => self.kind = kind,
                 None => return false,
@@ -313,7 +349,9 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
         "offered" => regions::offered(&attached, &words, report),
         "revoke" => regions::revoke(&attached, report),
         "withdraw" => regions::withdraw(&attached, report),
-        "copy" | "handles" | "lock" | "register" | "end" | "reserve" | "buffers" => {
+        "heard" => calls::heard(&attached, report),
+        "copy" | "handles" | "lock" | "register" | "end" | "reserve" | "buffers" | "lists"
+        | "calls" | "give_up" | "flood" => {
             let timeout = Delta::from_millis(words.timeout_ms as i64);
             let run = match attached.begin(timeout) {
                 Ok(run) => run,
@@ -328,6 +366,13 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
                 "end" => many::end(&nic, &words, report),
                 "reserve" => many::reserve(&nic, &words, timeout, report),
                 "buffers" => many::buffers(&nic, &words, timeout, report),
+                "lists" | "calls" | "give_up" | "flood" if words.node.is_none() => {
+                    report.fail(EINVAL, fmt!("node= is missing"))
+                }
+                "lists" => lists::lists(&attached, &run, &words, timeout, report),
+                "calls" => calls::calls(&run, &words, timeout, report),
+                "give_up" => calls::give_up(&run, &words, timeout, report),
+                "flood" => calls::flood(&run, &words, report),
                 _ => stream::register(&nic, &words, report)
                     .or_else(|e| report.fail(e, fmt!("cannot register: {e:?}"))),
             }

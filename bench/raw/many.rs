@@ -14,7 +14,7 @@ use extoll_core::{
     atu::{Access, Buffer, BufferPool, Region, Reserve, RevokeGroup, WholePages},
     nic::Nic,
     rma::{
-        transfer::{Destination, Engine},
+        transfer::{Destination, Engine, Tell},
         Address,
     },
 };
@@ -137,7 +137,7 @@ impl Loop {
             node: nic.node(),
             vpid: requester.vpid(),
             traffic_class: 0,
-            notify_peer: false,
+            tell: Tell::Nothing,
         };
         let engine = Engine::new(requester, notifications)?;
         Ok(Self {

@@ -13,7 +13,9 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod arena;
 pub mod cache;
+pub mod deadlines;
 pub mod flow;
 pub mod intervals;
 pub mod order;
@@ -22,6 +24,7 @@ pub mod rendezvous;
 pub mod restart;
 pub mod slots;
 pub mod tickets;
+pub mod transfer;
 pub mod translation;
 
 pub use slots::Slots;

@@ -6,6 +6,7 @@ mod churn;
 mod combining;
 mod commands;
 mod driver;
+mod engine;
 mod events;
 mod exn_options;
 pub mod expected;
@@ -119,6 +120,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(ports::all());
     all.extend(memory::all());
     all.extend(regions::all());
+    all.extend(engine::all());
     all.extend(pieces::all());
     all.extend(fabric::all());
     all.extend(uapi::all());

@@ -1,0 +1,458 @@
+//! Runs of `protocol::transfer` on nodes of the emulated fabric: fragment lists with random
+//! boundaries, under faults drawn from a seed.
+//!
+//! What must hold:
+//! * Each transfer has one outcome, by its deadline, and becomes quiet once, not before it.
+//! * What was done is done: a GET has brought the bytes of the peer, a confirmed PUT has taken them
+//!   there.
+//! * Memory is not touched after the transfer that used it became quiet: it is overwritten then,
+//!   looked at when it is used again, and at the end. What became quiet because the port was closed
+//!   rests for as long as late answers are waited for.
+//! * Between nodes that no fault hits every transfer succeeds in time, whatever the others do.
+//! * Tables keep their bounds; in the end nothing is left.
+
+mod fault;
+mod judge;
+mod node;
+mod traffic;
+
+use crate::fabric::{Fabric, MEMORY, MEMORY_BYTES};
+use crate::memory::{Block, BLOCK};
+use crate::port::FREE;
+use anyhow::Result;
+use extoll_emulator::network::LinkKnobs;
+use fault::Fault;
+use node::{Heard, Node};
+use protocol::transfer::{Capacity, Fragment, Limits, Move, Ticket};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+/// Tables of a node: small, so that all bounds are reached.
+const CAPACITY: Capacity = Capacity {
+    transfers: 48,
+    fragments: 200,
+    commands: 40,
+};
+/// As those of the engine, with smaller windows, and times in ns that faults outlast.
+const LIMITS: Limits = Limits {
+    window: 6,
+    window_bytes: 6_000,
+    command: 1_500,
+    peer: 16,
+    absorb: 3_000 * MS,
+};
+/// Blocks of memory of a node.
+const BLOCKS: usize = 128;
+/// Where a node keeps what others read, behind its blocks, and how much.
+const SOURCE: u64 = FREE + BLOCKS as u64 * BLOCK;
+const SOURCE_BYTES: u64 = 0x1_0000;
+/// Then come blocks that others write to, so many for each node.
+const SINKS: u64 = SOURCE + SOURCE_BYTES;
+const SINKS_EACH: u64 = 12;
+/// For so long a NIC may hold what is on its way: less than late answers are waited for.
+const LONGEST_HOLD: u64 = 1_500 * MS;
+/// Traffic and faults begin before this.
+const BUSY: u64 = 4_000 * MS;
+/// Everything has ended after this.
+const END: u64 = BUSY + 3 * LIMITS.absorb + 4_000 * MS;
+/// Time-outs of transfers; between nodes that no fault hits they are as long as all of a peer may
+/// take on a slow link.
+const TIMEOUTS: [std::ops::Range<u64>; 2] = [100 * MS..1_000 * MS, 1_500 * MS..2_500 * MS];
+/// By so much an outcome may be late: nodes poll no faster.
+const LATE: u64 = 30 * MS;
+/// What is in memory that nobody uses.
+const POISON: u8 = 0xdb;
+
+const _: () = assert!(SINKS + 4 * SINKS_EACH * BLOCK <= MEMORY + MEMORY_BYTES);
+
+/// An error in the glue, or a limit of the machine that is off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Late answers are not waited for.
+    NoAbsorb,
+    /// Memory is used again when the outcome is known.
+    ReuseAtOutcome,
+    /// Some notifications name another node.
+    OtherNode,
+    /// The machine does not hear of some notifications.
+    Deaf,
+    /// One peer may have all commands.
+    NoWindow,
+    /// Nobody looks at the deadlines.
+    NoTimer,
+    /// A lock operation that changes nothing is answered at once, before what it was to wait for.
+    HastyFence,
+}
+
+impl Mutation {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[
+        Self::NoAbsorb,
+        Self::ReuseAtOutcome,
+        Self::OtherNode,
+        Self::Deaf,
+        Self::NoWindow,
+        Self::NoTimer,
+        Self::HastyFence,
+    ];
+}
+
+/// What is wrong, and when.
+#[derive(Debug, Clone)]
+pub struct Violation {
+    /// Seed of the run.
+    pub seed: u64,
+    /// When, in ns.
+    pub at: u64,
+    /// What.
+    pub what: String,
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { seed, at, what } = self;
+        write!(f, "seed {seed}, {:.3} ms: {what}", *at as f64 / MS as f64)
+    }
+}
+
+/// What runs did.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Summary {
+    /// Transfers and lock operations.
+    pub taken: u64,
+    /// Of these, done.
+    pub done: u64,
+    /// That had to be done.
+    pub demanded: u64,
+    /// That became quiet after their outcome, as something late was answered.
+    pub settled_late: u64,
+    /// That became quiet without an answer.
+    pub unanswered: u64,
+    /// Fences asked, and late commands that they showed to be over.
+    pub fences: u64,
+    /// See `fences`.
+    pub passed: u64,
+    /// Not taken for want of a place.
+    pub refused: u64,
+    /// Faults.
+    pub faults: u64,
+}
+
+impl Summary {
+    /// The sum of both.
+    #[must_use]
+    pub fn and(self, o: Self) -> Self {
+        Self {
+            taken: self.taken + o.taken,
+            done: self.done + o.done,
+            demanded: self.demanded + o.demanded,
+            settled_late: self.settled_late + o.settled_late,
+            unanswered: self.unanswered + o.unanswered,
+            fences: self.fences + o.fences,
+            passed: self.passed + o.passed,
+            refused: self.refused + o.refused,
+            faults: self.faults + o.faults,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Poll(usize),
+    Submit(usize),
+    /// A GET that failed, into the same memory.
+    Retry(usize),
+    Cancel(usize),
+    Abort(usize),
+    Fault(usize),
+    Heal(usize),
+}
+
+/// A transfer.
+struct Transfer {
+    node: usize,
+    peer: usize,
+    ticket: Option<Ticket>,
+    what: Option<Move>,
+    local: Vec<Fragment>,
+    remote: Vec<Fragment>,
+    /// What is sent, or was to be brought.
+    data: Vec<u8>,
+    /// Its own memory, and the sinks of the peer.
+    blocks: Vec<Rc<Block>>,
+    sinks: Vec<u64>,
+    since: u64,
+    deadline: u64,
+    demanded: bool,
+    outcome: bool,
+    quiet: bool,
+}
+
+/// A run.
+pub struct Rig {
+    seed: u64,
+    rng: SmallRng,
+    fabric: Fabric,
+    nodes: Vec<Node>,
+    healthy: Vec<bool>,
+    pace: Vec<u64>,
+    /// With beginning and end.
+    faults: Vec<(Fault, u64, u64)>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    number: u64,
+    transfers: Vec<Transfer>,
+    /// Memory that rests until then.
+    resting: Vec<(u64, Vec<Rc<Block>>)>,
+    /// Sinks by peer and node: when they may be used again, and whether something may be written to
+    /// them until then.
+    sinks: Vec<Vec<Vec<(u64, bool)>>>,
+    mutation: Option<Mutation>,
+    summary: Summary,
+    trace: Option<Vec<String>>,
+}
+
+/// Where a node's sink number `i` is at each peer.
+fn sink(node: usize, i: u64) -> u64 {
+    SINKS + (node as u64 * SINKS_EACH + i) * BLOCK
+}
+
+fn source(node: usize) -> Vec<u8> {
+    let mut data = vec![0; SOURCE_BYTES as usize];
+    SmallRng::seed_from_u64(0x50 + node as u64).fill(&mut data[..]);
+    data
+}
+
+impl Rig {
+    /// A run of this seed, with an error in the glue if asked for.
+    ///
+    /// # Errors
+    ///
+    /// The emulator refuses something.
+    pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let count = rng.random_range(2..=4usize);
+        let fabric = Fabric::new(count, seed)?;
+        let nodes = (0..count)
+            .map(|i| Node::new(&fabric, i, BLOCKS, mutation))
+            .collect::<Result<Vec<_>>>()?;
+        let mut rig = Self {
+            seed,
+            rng,
+            fabric,
+            nodes,
+            healthy: vec![true; count],
+            pace: Vec::new(),
+            faults: Vec::new(),
+            events: BinaryHeap::new(),
+            number: 0,
+            transfers: Vec::new(),
+            resting: Vec::new(),
+            sinks: vec![vec![vec![(0, false); SINKS_EACH as usize]; count]; count],
+            mutation,
+            summary: Summary::default(),
+            trace: trace.then(Vec::new),
+        };
+        rig.set_up()?;
+        Ok(rig)
+    }
+
+    fn say(&mut self, what: impl FnOnce() -> String) {
+        let at = self.fabric.now();
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:12.3} us  {}", at as f64 / US as f64, what()));
+        }
+    }
+
+    /// What happened so far, if it was to be kept.
+    pub fn trace(&self) -> &[String] {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        self.number += 1;
+        self.events.push(Reverse((time, self.number, event)));
+    }
+
+    fn set_up(&mut self) -> Result<()> {
+        let count = self.nodes.len();
+        let slowest = [0, 10 * US, 50 * US, 5 * MS][self.rng.random_range(0..4)];
+        for cable in 0..self.fabric.cables() {
+            let damaged = if self.rng.random_bool(0.3) { 0.1 } else { 0.0 };
+            let knobs = LinkKnobs {
+                jitter_ns: 0,
+                latency_ns: self.rng.random_range(0..=slowest),
+                bytes_per_second: 0,
+                corrupt_rate: damaged,
+                loss_rate: damaged,
+            };
+            self.fabric.knobs(cable, knobs);
+        }
+        for node in 0..count {
+            let poison = vec![POISON; (MEMORY + MEMORY_BYTES - FREE) as usize];
+            self.fabric.fill(node, FREE, &poison)?;
+            self.fabric.fill(node, SOURCE, &source(node))?;
+            let pace = [20 * US, 200 * US, 2 * MS][self.rng.random_range(0..3)];
+            self.pace.push(pace);
+            self.nodes[node].up(&mut self.fabric)?;
+            self.at(0, Event::Poll(node));
+        }
+        for _ in 0..self.rng.random_range(1..=5) {
+            let node = self.rng.random_range(0..count);
+            let at = self.rng.random_range(0..BUSY);
+            let spread = [MS, 300 * MS][self.rng.random_range(0..2)];
+            for _ in 0..self.rng.random_range(1..=40) {
+                let later = self.rng.random_range(0..spread);
+                self.at(at + later, Event::Submit(node));
+            }
+            for _ in 0..self.rng.random_range(0..=4) {
+                let later = self.rng.random_range(0..400 * MS);
+                self.at(at + later, Event::Cancel(node));
+            }
+            if self.rng.random_bool(0.2) {
+                let later = self.rng.random_range(0..400 * MS);
+                self.at(at + later, Event::Abort(node));
+            }
+        }
+        for _ in 0..self.rng.random_range(0..=3) {
+            self.add_fault();
+        }
+        self.summary.faults = self.faults.len() as u64;
+        // Everybody with everybody, when all faults are over.
+        for node in 0..count {
+            for _ in 0..count {
+                let at = BUSY + LONGEST_HOLD + self.rng.random_range(0..MS);
+                self.at(at, Event::Submit(node));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs to the end.
+    ///
+    /// # Errors
+    ///
+    /// What did not hold.
+    pub fn run(&mut self) -> Result<Summary, Violation> {
+        match self.steps() {
+            Ok(()) => {
+                for node in &self.nodes {
+                    let c = node.counters();
+                    self.summary.fences += c.fences;
+                    self.summary.passed += c.passed;
+                }
+                Ok(self.summary)
+            }
+            Err(e) => Err(Violation {
+                seed: self.seed,
+                at: self.fabric.now(),
+                what: format!("{e:#}"),
+            }),
+        }
+    }
+
+    fn steps(&mut self) -> Result<()> {
+        while let Some(Reverse((at, _, event))) = self.events.pop() {
+            self.fabric.advance(at)?;
+            self.step(event)?;
+            for node in 0..self.nodes.len() {
+                self.collect(node)?;
+                self.nodes[node].check().map_err(anyhow::Error::msg)?;
+            }
+        }
+        self.check_end()
+    }
+
+    fn step(&mut self, event: Event) -> Result<()> {
+        let now = self.fabric.now();
+        match event {
+            Event::Poll(n) => {
+                self.nodes[n].poll(&mut self.fabric)?;
+                self.check_deadlines(n)?;
+                self.rest()?;
+                let longest = match self.nodes[n].is_idle() {
+                    true => LATE / 2,
+                    false => self.pace[n],
+                };
+                let next = now + self.rng.random_range(1..=longest);
+                if next < END {
+                    self.at(next, event);
+                }
+            }
+            Event::Submit(n) => self.submit(n, None)?,
+            Event::Retry(id) => self.submit(self.transfers[id].node, Some(id))?,
+            Event::Cancel(n) => {
+                let mine = self.transfers.iter().filter(|t| t.node == n && !t.quiet);
+                let tickets: Vec<Ticket> = mine.filter_map(|t| t.ticket).collect();
+                if !tickets.is_empty() {
+                    let ticket = tickets[self.rng.random_range(0..tickets.len())];
+                    let done = self.nodes[n].cancel(&self.fabric, ticket);
+                    self.say(|| format!("node {n} cancels one: {done}"));
+                    self.excuse(|t| t.ticket == Some(ticket) && t.node == n);
+                }
+            }
+            Event::Abort(n) => {
+                let peer = (n + 1) % self.nodes.len();
+                self.say(|| format!("node {n} gives node {peer} up"));
+                self.nodes[n].abort(&self.fabric, peer);
+                self.excuse(|t| t.node == n && t.peer == peer);
+            }
+            Event::Fault(i) => {
+                let (fault, _, end) = self.faults[i];
+                self.say(|| format!("{fault:?}"));
+                self.begin(fault);
+                self.at(end.max(now + 1), Event::Heal(i));
+            }
+            Event::Heal(i) => {
+                let (fault, ..) = self.faults[i];
+                self.say(|| format!("{fault:?} ends"));
+                self.end(fault)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is demanded of such transfers.
+    fn excuse(&mut self, which: impl Fn(&Transfer) -> bool) {
+        for t in self.transfers.iter_mut().filter(|t| which(t)) {
+            t.demanded = false;
+        }
+    }
+
+    /// What has rested for long enough is free.
+    fn rest(&mut self) -> Result<()> {
+        let now = self.fabric.now();
+        self.resting.retain(|(until, _)| *until > now);
+        for peer in 0..self.nodes.len() {
+            for node in 0..self.nodes.len() {
+                for i in 0..SINKS_EACH {
+                    let (until, dirty) = &mut self.sinks[peer][node][i as usize];
+                    if *dirty && *until <= now {
+                        *dirty = false;
+                        self.fabric
+                            .fill(peer, sink(node, i), &[POISON; BLOCK as usize])?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs one seed.
+///
+/// # Errors
+///
+/// What did not hold, or why the run could not be made.
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
+    let failed = |e: anyhow::Error| Violation {
+        seed,
+        at: 0,
+        what: format!("can't be set up: {e:#}"),
+    };
+    Rig::new(seed, mutation, false).map_err(failed)?.run()
+}
