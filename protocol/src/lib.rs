@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Protocol machines: what both ends of a protocol remember and decide, without I/O, locks, memory of its own, or a clock.
+//! Protocol machines: what both ends of a protocol remember and decide, without I/O, locks, memory
+//! of its own, or a clock.
 //!
-//! A machine is driven by whoever has those: a kernel module in production, the simulation (`sim/`) over the emulator's NIC
-//! models, or a unit test. It gets
+//! A machine is driven by whoever has those: a kernel module in production, the simulation (`sim/`)
+//! over the emulator's NIC models, or a unit test. It gets
 //! * memory for its tables from a [`Memory`], all of it when it is made,
 //! * the time from a [`Clock`],
 //! * a way to send from a transport trait of its own,
-//! * buffers as a type of the caller, of which it knows no more than it has to ([`rendezvous::Buffer`]).
+//! * buffers as a type of the caller, of which it knows no more than it has to
+//! ([`rendezvous::Buffer`]).
 //!
-//! The life of each object is a table of states and events ([`mod@flow`]), whose transitions are counted.
-//! docs/machines.md tells how to write one and its simulation.
+//! The life of each object is a table of states and events ([`mod@flow`]), whose transitions are
+//! counted. docs/machines.md tells how to write one and its simulation.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -19,6 +21,7 @@ pub mod poll;
 pub mod rendezvous;
 pub mod restart;
 pub mod slots;
+pub mod stuck;
 
 pub use slots::Slots;
 
@@ -44,12 +47,19 @@ pub trait Memory {
 pub struct Time(pub u64);
 
 impl Time {
-    /// Ticks from `then` to here; none if `then` is later: processors look at the clock one after the other, and take what it said to
-    /// the machine in another order.
+    /// Ticks from `then` to here; none if `then` is later: processors look at the clock one after
+    /// the other, and take what it said to the machine in another order.
     #[inline]
     #[must_use]
     pub const fn since(self, then: Time) -> u64 {
         self.0.saturating_sub(then.0)
+    }
+
+    /// The point so many ticks later; the last there is if that is beyond it.
+    #[inline]
+    #[must_use]
+    pub const fn after(self, ticks: u64) -> Time {
+        Time(self.0.saturating_add(ticks))
     }
 }
 

@@ -15,12 +15,16 @@ pub const LOST: u16 = 16;
 pub const WAITING: u16 = 48;
 /// Longest frame.
 pub const MAX_FRAME: u32 = 2000;
+/// Shorter frames go in a message, if they overtake nothing.
+pub const THRESHOLD: u32 = 120;
 
 const MS: u64 = 1_000_000;
 
 /// The limits of `exn.ko` with smaller tables, and times that faults outlast, in ns.
 pub const LIMITS: Limits = Limits {
     stall: 100 * MS,
+    lag: 25 * MS,
+    probation: 1_000 * MS,
     timeout: 1_000 * MS,
     keep: 4_000 * MS,
     patience: 300 * MS,
@@ -40,7 +44,8 @@ pub const PERIODS: Periods = Periods {
     pause: MS,
 };
 
-/// An error put into the glue or, by its limits, into the machine, to see that the simulation finds it.
+/// An error put into the glue or, by its limits, into the machine, to see that the simulation finds
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
     /// Memory that was given up is used again at once.
@@ -51,7 +56,8 @@ pub enum Mutation {
     AnyPeer,
     /// No bound for peers that stand still.
     NoPeerBound,
-    /// A source may have any number of announcements waiting, and for any time: none counts as slow before its fetches are lost.
+    /// A source may have any number of announcements waiting, and for any time: none counts as slow
+    /// before its fetches are lost.
     NoWaitingBound,
     /// Notifications are counted, but the machine does not hear of some.
     DeafToNotifications,
@@ -61,10 +67,15 @@ pub enum Mutation {
     NoAge,
     /// The timer is set once.
     NoTimer,
+    /// Frames take the way that suits their length, whatever is on its way.
+    PathByLength,
+    /// Peers that fetch late are peers as any other.
+    NoLag,
 }
 
 impl Mutation {
-    /// All of them.
+    /// Those that show in what a node may do to others; [`Mutation::NoLag`] shows in how much of
+    /// the traffic is left.
     pub const ALL: &'static [Self] = &[
         Self::NoQuarantine,
         Self::NoFetchQuarantine,
@@ -75,6 +86,7 @@ impl Mutation {
         Self::FetchTwice,
         Self::NoAge,
         Self::NoTimer,
+        Self::PathByLength,
     ];
 }
 
