@@ -180,10 +180,12 @@ impl Tx {
             return (Sent::Dropped(Reason::TxPort, 0), Some(frame.skb));
         };
         let announce = match (frame.path, frame.target) {
-            (Path::Eager, Target::Node(node)) => {
-                frame.sent == 0 && self.announced.is_moving(node, frame.flow)
+            (_, Target::Node(_)) if frame.sent > 0 => false,
+            (path, Target::Node(node)) => {
+                self.announced.sends(&Clock, node);
+                path == Path::Rendezvous || self.announced.is_moving(node, frame.flow)
             }
-            (path, _) => path == Path::Rendezvous,
+            (path, Target::Group(_)) => path == Path::Rendezvous,
         };
         let result = match announce {
             true => self.announce(sh, &port, frame, queue),
@@ -264,10 +266,6 @@ impl Tx {
         let prompt = match self.announced.admit(&Clock, node, &sh.limits()) {
             Admitted::Yes { prompt } => prompt,
             Admitted::Later => return self.park(frame, Counter::TxStopFull),
-            // It waits for nothing that may not be fetched soon.
-            Admitted::No(_) if frame.path == Path::Eager => {
-                return self.send_eager(sh, port, frame)
-            }
             Admitted::No(flight) => {
                 return (
                     Sent::Dropped(Reason::TxPeerBound, flight as u64),

@@ -133,6 +133,7 @@ fn a_peer_that_fetches_late_does_not_hold_the_queue() {
         // The stack has more for it than it takes, and one frame for the other by turns.
         let mut stopped = false;
         for _ in 0..100 {
+            s.sends(&Time(now), NodeId(1));
             match s.admit(&Time(now), NodeId(1), &limits) {
                 Admitted::Yes { .. } => {
                     announce(&mut s, now, 1, 4096 * next);
@@ -150,6 +151,7 @@ fn a_peer_that_fetches_late_does_not_hold_the_queue() {
             blocked += 1;
             continue;
         }
+        s.sends(&Time(now), NodeId(2));
         assert!(matches!(
             s.admit(&Time(now), NodeId(2), &limits),
             Admitted::Yes { prompt: true }
@@ -171,6 +173,7 @@ fn many_that_fetch_late_leave_half() {
     let mut next = 1;
     let mut announce_all = |s: &mut Sender<Heap, At>, now: u64| {
         for node in 1..=60 {
+            s.sends(&Time(now), NodeId(node));
             for _ in 0..100 {
                 let Admitted::Yes { .. } = s.admit(&Time(now), NodeId(node), &limits) else {
                     break;
@@ -186,6 +189,7 @@ fn many_that_fetch_late_leave_half() {
         let c = done(Side::Sent, u64::from(node) << 32, node, 0);
         s.notified(&Time(5), &limits, &c);
     }
+    s.sends(&Time(6), NodeId(99));
     announce_all(&mut s, 6);
     assert!(s.moving() <= 192, "{}", s.moving());
     assert_eq!(
@@ -211,17 +215,17 @@ fn small_rings_make_the_queue_wait_for_late_peers() {
         let now = round * 9;
         let mut n = 0;
         loop {
-            match s.admit(&Time(now), NodeId(1), &limits) {
+            match s.admit(&Time(now), NodeId(1), limits) {
                 Admitted::Yes { .. } => announce(&mut s, now, 1, 4096 * (n + 1)),
                 Admitted::Later => break,
                 Admitted::No(open) => panic!("refused with {open} open"),
             }
             n += 1;
         }
-        assert_eq!(n, 3);
+        assert_eq!(n, share);
         for i in 0..n {
             let c = done(Side::Sent, 4096 * (i + 1), 1, 0);
-            s.notified(&Time(now + 9), &limits, &c);
+            s.notified(&Time(now + 9), limits, &c);
         }
     }
 }

@@ -9,9 +9,7 @@ mod send;
 use crate::fabric::Fabric;
 use crate::memory::{Block, Pool};
 use crate::port::Port;
-use crate::setup::{
-    Full, Mutation, FETCHES, FLIGHT, LIMITS, LOST, PERIODS, QUARANTINE, WAITING,
-};
+use crate::setup::{Full, Mutation, Tables, LIMITS, PERIODS};
 use crate::Heap;
 use anyhow::Result;
 use glue::{Locked, Run, Timed};
@@ -131,6 +129,7 @@ pub struct Node {
     limits: Limits,
     /// Of the fetches.
     fetch_limits: Limits,
+    tables: Tables,
     mutation: Option<Mutation>,
     notifications: u64,
     full: Full,
@@ -154,11 +153,16 @@ impl Node {
     /// # Errors
     ///
     /// There is no handle to its memory.
-    pub fn new(fabric: &Fabric, nic: usize, mutation: Option<Mutation>) -> Result<Self> {
+    pub fn new(
+        fabric: &Fabric,
+        nic: usize,
+        tables: Tables,
+        mutation: Option<Mutation>,
+    ) -> Result<Self> {
         // All that may be held by one period, and by one before it, and frames of the stack.
-        let tables = usize::from(FLIGHT + QUARANTINE + FETCHES + LOST + 1);
-        let mut limits = LIMITS;
-        let mut fetch_limits = LIMITS;
+        let buffers = 3 * tables.buffers();
+        let mut limits = tables.limits();
+        let mut fetch_limits = limits;
         match mutation {
             Some(Mutation::NoQuarantine) => (limits.keep, fetch_limits.keep) = (0, 0),
             Some(Mutation::NoFetchQuarantine) => fetch_limits.keep = 0,
@@ -176,18 +180,19 @@ impl Node {
         Ok(Self {
             nic,
             port: None,
-            sender: sure(Sender::new(FLIGHT, QUARANTINE)),
-            waiting: sure(Waiting::new(WAITING)),
-            fetches: RefCell::new(sure(Fetches::new(FETCHES, LOST))),
+            sender: sure(Sender::new(tables.flight, tables.quarantine)),
+            waiting: sure(Waiting::new(tables.waiting)),
+            fetches: RefCell::new(sure(Fetches::new(tables.fetches, tables.lost))),
             lengths: Vec::new(),
             queue: VecDeque::new(),
             held: VecDeque::new(),
-            pool: Pool::new(fabric, nic, 3 * tables)?,
+            pool: Pool::new(fabric, nic, buffers)?,
             timer: Rc::default(),
             timer_at: None,
             published: 0,
             limits,
             fetch_limits,
+            tables,
             mutation,
             notifications: 0,
             full: Full::default(),
@@ -224,7 +229,7 @@ impl Node {
         let reports = std::mem::take(&mut self.reports);
         let full = self.full;
         let old = self.pool.clone();
-        *self = Self::new(fabric, self.nic, self.mutation)?;
+        *self = Self::new(fabric, self.nic, self.tables, self.mutation)?;
         // The same memory, in the same order.
         self.pool = old;
         (self.reports, self.full) = (reports, full);
@@ -397,10 +402,10 @@ impl Node {
     fn fullness(&self) -> Full {
         let fetches = self.fetches.borrow();
         Full {
-            flight: self.sender.moving() >= usize::from(FLIGHT),
-            quarantine: self.sender.given_up() >= usize::from(QUARANTINE),
-            fetches: fetches.len() - fetches.lost() >= usize::from(FETCHES),
-            lost: fetches.lost() >= usize::from(LOST),
+            flight: self.sender.moving() >= usize::from(self.tables.flight),
+            quarantine: self.sender.given_up() >= usize::from(self.tables.quarantine),
+            fetches: fetches.len() - fetches.lost() >= usize::from(self.tables.fetches),
+            lost: fetches.lost() >= usize::from(self.tables.lost),
             waiting: false,
         }
     }

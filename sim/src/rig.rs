@@ -20,7 +20,7 @@ mod traffic;
 
 use crate::fabric::Fabric;
 use crate::node::{Again, Node};
-use crate::setup::{Full, Mutation, LIMITS};
+use crate::setup::{Full, Mutation, Tables, LIMITS, SMALL};
 use anyhow::Result;
 use fault::Fault;
 pub use outcome::{Summary, Violation};
@@ -186,22 +186,22 @@ impl Rig {
             true => 5,
             false => rng.random_range(2..=5usize),
         };
-        let mut rig = Self::bare(seed, rng, count, mutation, trace)?;
+        let mut rig = Self::bare(seed, rng, (count, SMALL), mutation, trace)?;
         rig.set_up(siege)?;
         Ok(rig)
     }
 
-    /// So many nodes, of which none does anything.
+    /// So many nodes with such tables, of which none does anything.
     fn bare(
         seed: u64,
         rng: SmallRng,
-        count: usize,
+        (count, tables): (usize, Tables),
         mutation: Option<Mutation>,
         trace: bool,
     ) -> Result<Self> {
         let fabric = Fabric::new(count, seed)?;
         let nodes = (0..count)
-            .map(|i| Node::new(&fabric, i, mutation))
+            .map(|i| Node::new(&fabric, i, tables, mutation))
             .collect::<Result<Vec<_>>>()?;
         Ok(Self {
             seed,
@@ -467,7 +467,6 @@ impl Rig {
         }
         Ok(())
     }
-
 }
 
 /// Runs one seed.

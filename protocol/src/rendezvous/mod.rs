@@ -50,7 +50,8 @@ pub struct Limits {
     pub flight: usize,
     /// Announced frames in flight to a peer that has stalled ones, or has fetched none since some
     /// were given up; an eighth of `flight` if that is less. A lagging one may have as many, or a
-    /// quarter of `flight`; all lagging ones together twice that.
+    /// quarter of `flight`, and all lagging ones together twice that, while there are frames for
+    /// others.
     pub stalled_peer: usize,
     /// Fetches in flight, late ones not counted.
     pub fetches: usize,

@@ -183,6 +183,12 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         &self.counts
     }
 
+    /// There is a frame for `node`, to be announced or not.
+    #[inline]
+    pub fn sends(&mut self, clock: &impl Clock, node: NodeId) {
+        self.lagging.sends(node, clock.now());
+    }
+
     /// Whether frames of this flow to `node` were announced that are on their way: not fetched, but
     /// not stalled either. What goes in messages now overtakes them.
     pub fn is_moving(&self, node: NodeId, flow: u32) -> bool {
@@ -198,8 +204,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// last quarter of what may be in flight, nor more places than it leaves to others. One that
     /// leaves things unanswered and has its part of the quarantine gets fewer still.
     ///
-    /// For a peer that fetches late nobody waits who sends to others: it has a part of what may be
-    /// in flight, and beyond that nothing.
+    /// For a peer that fetches late nobody waits who sends to others ([`Sender::sends`]): it has a
+    /// part of what may be in flight, and beyond that nothing.
     pub fn admit(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Admitted {
         let peer = self.peers.get(node);
         let room = self.flights.room();
@@ -224,7 +230,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             let bound = limits.stalled_peer.max(limits.flight / 4);
             let open = |node| self.peers.get(node).open;
             let all = || self.lagging.sum(now, limits.probation, open);
-            if peer.open > 0 && (peer.open >= bound || all() >= 2 * bound) {
+            let others = || self.lagging.others_wait(node, now, limits.probation);
+            if peer.open > 0 && (peer.open >= bound || all() >= 2 * bound) && others() {
                 return Admitted::No(peer.open);
             }
         }
@@ -237,14 +244,12 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         }
     }
 
-    /// Whether a peer has so many frames in the quarantine that it gets no more but by time: a
-    /// quarter of what is left.
+    /// Whether a peer gets no more of the quarantine but by time: it has a quarter of what is left.
     fn has_its_part(&self, peer: &Tally) -> bool {
         peer.lost >= self.quarantine.saturating_sub(self.given_up) / 4
     }
 
-    /// Announces a frame of `len` bytes that was admitted. `flow` is any number that frames share
-    /// whose order matters.
+    /// Announces a frame of `len` bytes that was admitted. Order matters within a `flow`.
     ///
     /// # Errors
     ///
@@ -426,8 +431,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 continue;
             }
             if age < limits.lag {
-                // All others in flight are younger, and what was given up behind them is not older
-                // than they are.
+                // Others in flight are younger, and what was given up behind them is no older.
                 break;
             }
             if f.state == FlightState::Announced {

@@ -36,12 +36,13 @@ impl Node {
     /// their way.
     fn send(&mut self, fabric: &mut Fabric, frame: Outgoing) -> Fate {
         let to = Port::node_id(frame.to);
+        self.sender.sends(&Time(fabric.now()), to);
         let path = Path::choose(frame.len, Target::Node(to), THRESHOLD);
-        let follows = self.mutation != Some(Mutation::PathByLength)
-            && self.sender.is_moving(to, frame.flow);
+        let follows =
+            self.mutation != Some(Mutation::PathByLength) && self.sender.is_moving(to, frame.flow);
         match path {
             Path::Eager if !follows => self.send_message(fabric, frame),
-            _ => self.announce(fabric, frame, path),
+            _ => self.announce(fabric, frame),
         }
     }
 
@@ -68,13 +69,11 @@ impl Node {
         Fate::Done
     }
 
-    fn announce(&mut self, fabric: &mut Fabric, frame: Outgoing, path: Path) -> Fate {
+    fn announce(&mut self, fabric: &mut Fabric, frame: Outgoing) -> Fate {
         let to = Port::node_id(frame.to);
         let now = Time(fabric.now());
         match self.sender.admit(&now, to, &self.limits) {
             Admitted::Later => return Fate::Wait(frame),
-            // It waits for nothing that may not be fetched soon.
-            Admitted::No(_) if path == Path::Eager => return self.send_message(fabric, frame),
             Admitted::No(_) => {
                 let id = frame.id;
                 self.reports.push(Report::Dropped { id, peer: true });
@@ -94,10 +93,7 @@ impl Node {
         } = frame;
         let address = block.address();
         let mut port = Announcer { fabric, port };
-        match self
-            .sender
-            .announce(&now, &mut port, to, block, len, flow)
-        {
+        match self.sender.announce(&now, &mut port, to, block, len, flow) {
             Ok(()) => {
                 self.reports.push(Report::Announced { id, address });
                 let set = self.timer.borrow_mut().want(now.after(PERIODS.busy));

@@ -3,14 +3,14 @@
 
 use super::fault::Fault;
 use super::{Event, Rig, Violation, MS, US};
-use crate::setup::{Mutation, LIMITS};
+use crate::setup::{Mutation, LARGE, LIMITS};
 use anyhow::Result;
 use extoll_emulator::network::LinkKnobs;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 /// What node 0, or who speaks in its name or that of nobody, does to node 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Attack {
     /// It announces far more than there is room for, and is off: nothing can be fetched.
     AnnounceAndDie,
@@ -48,8 +48,8 @@ const TIME: [u64; 2] = [500 * MS, 3_500 * MS];
 const STOP: u64 = 4_000 * MS;
 /// Frames of a stream that are under way at a time.
 const WINDOW: usize = 4;
-/// The same of the stream to the node that fetches late: more than it gets.
-const WIDE: usize = 20;
+/// The same of each stream to the node that fetches late, all of them more than it gets.
+const WIDE: usize = 240;
 /// After this time a frame is sent that was dropped, or that there was no room for.
 const AGAIN: u64 = 2 * MS;
 
@@ -63,14 +63,9 @@ pub(super) struct Streams {
 
 impl Rig {
     /// A run with this attack. `calm`: the same run without it.
-    fn survival(
-        seed: u64,
-        attack: Attack,
-        calm: bool,
-        mutation: Option<Mutation>,
-    ) -> Result<Self> {
+    fn survival(seed: u64, attack: Attack, calm: bool, mutation: Option<Mutation>) -> Result<Self> {
         let rng = SmallRng::seed_from_u64(seed);
-        let mut rig = Self::bare(seed, rng, 3, mutation, false)?;
+        let mut rig = Self::bare(seed, rng, (3, LARGE), mutation, trace)?;
         let latency_ns = rig.rng.random_range(20 * US..200 * US);
         for cable in 0..rig.fabric.cables() {
             let knobs = LinkKnobs {
@@ -106,7 +101,7 @@ impl Rig {
 
     fn attack(&mut self, attack: Attack) {
         let [begin, end] = TIME;
-        let mut many = |rig: &mut Self, count: usize, event: &dyn Fn(usize) -> Event| {
+        let many = |rig: &mut Self, count: usize, event: &dyn Fn(usize) -> Event| {
             for i in 0..count {
                 let at = rig.rng.random_range(begin..end);
                 rig.at(at, event(i));
@@ -204,7 +199,7 @@ pub fn run(seed: u64, attack: Attack, mutation: Option<Mutation>) -> Result<Surv
             at: 0,
             what: format!("can't be set up: {e:#}"),
         };
-        let mut rig = Rig::survival(seed, attack, calm, mutation).map_err(failed)?;
+        let mut rig = Rig::survival(seed, attack, calm, mutation, false).map_err(failed)?;
         rig.run()?;
         Ok(rig.streams.map_or([0; 2], |s| s.arrived))
     };

@@ -9,6 +9,7 @@
  */
 #include <linux/delay.h>
 #include <linux/etherdevice.h>
+#include <linux/hex.h>
 #include <linux/module.h>
 #include <linux/netdevice.h>
 #include <linux/netpoll.h>

@@ -85,6 +85,7 @@ const FOUND: &[(&str, &[&str])] = &[
     ("security::memory_limits", &[]),
     ("security::memory_of_processes", REVOKED),
     ("security::one_table", &[]),
+    ("survival::", OF_INPUT),
     ("uapi::", REFUSED),
     ("units::", REFUSED),
     ("units::event_mask", &[]),

@@ -109,7 +109,7 @@ pub(super) fn velo(node: u16, vpid: u8, mtt: u8, tag: u8, data: &[u8]) -> String
     )
 }
 
-fn announcement(node: u16, address: u64, length: u64) -> String {
+pub(super) fn announcement(node: u16, address: u64, length: u64) -> String {
     let mut data = address.to_le_bytes().to_vec();
     data.extend(length.to_le_bytes());
     velo(node, 254, 1, 0, &data)
