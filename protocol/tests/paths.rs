@@ -203,18 +203,22 @@ fn many_that_fetch_late_leave_half() {
     ));
 }
 
-/// With few in flight nothing is dropped that need not be.
+/// Nothing is dropped that need not be: with few in flight, or for a peer that all frames are for.
 #[test]
-fn small_rings_make_the_queue_wait_for_late_peers() {
-    let (mut s, limits) = large();
-    let limits = Limits {
-        flight: 4,
-        ..limits
-    };
+fn the_queue_waits_for_late_peers() {
+    for (flight, other, share) in [(4, 2, 3), (256, 1, 192)] {
+        let (s, limits) = large();
+        waits(s, &Limits { flight, ..limits }, other, share);
+    }
+}
+
+fn waits(mut s: Sender<Heap, At>, limits: &Limits, other: u16, share: u64) {
     for round in 0..20 {
         let now = round * 9;
         let mut n = 0;
         loop {
+            s.sends(&Time(now), NodeId(other));
+            s.sends(&Time(now), NodeId(1));
             match s.admit(&Time(now), NodeId(1), limits) {
                 Admitted::Yes { .. } => announce(&mut s, now, 1, 4096 * (n + 1)),
                 Admitted::Later => break,

@@ -102,6 +102,8 @@ struct Frame {
     at: u64,
     /// When it was announced or sent.
     sent: u64,
+    /// When its sender heard that it was fetched.
+    fetched: Option<u64>,
     fate: Fate,
     /// It has to arrive.
     demanded: bool,

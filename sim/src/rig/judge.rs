@@ -74,7 +74,10 @@ impl Rig {
                         if fetched {
                             a.fetched.get_or_insert(now);
                         }
-                        let frame = &self.frames[a.id as usize];
+                        let frame = &mut self.frames[a.id as usize];
+                        if fetched {
+                            frame.fetched.get_or_insert(now);
+                        }
                         if fetched && frame.demanded {
                             anyhow::ensure!(
                                 frame.fate == Fate::Delivered || frame.at + BOUND > now,
@@ -213,7 +216,8 @@ impl Rig {
         self.arrived(from, node)
     }
 
-    /// No frame of a flow overtakes one that was announced before it and has not stalled.
+    /// No frame of a flow overtakes one that was announced before it, has not stalled, and was not
+    /// known to be fetched when it was sent.
     fn check_order(&self, id: u64) -> Result<()> {
         let frame = &self.frames[id as usize];
         let (from, to) = (frame.from, frame.to);
@@ -224,8 +228,9 @@ impl Rig {
             let other = &self.frames[*before as usize];
             let same = (other.from, other.to, other.flow) == (from, to, frame.flow);
             let stalls = other.sent + LIMITS.stall <= frame.sent;
+            let fetched = other.fetched.is_some_and(|at| at <= frame.sent);
             anyhow::ensure!(
-                !same || stalls || other.fate == Fate::Queued,
+                !same || stalls || fetched || other.fate == Fate::Queued,
                 "frame {id} has overtaken frame {before} of its flow"
             );
         }

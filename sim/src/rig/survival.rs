@@ -63,7 +63,17 @@ pub(super) struct Streams {
 
 impl Rig {
     /// A run with this attack. `calm`: the same run without it.
-    fn survival(seed: u64, attack: Attack, calm: bool, mutation: Option<Mutation>) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// The emulator refuses something.
+    pub fn survival(
+        seed: u64,
+        attack: Attack,
+        calm: bool,
+        mutation: Option<Mutation>,
+        trace: bool,
+    ) -> Result<Self> {
         let rng = SmallRng::seed_from_u64(seed);
         let mut rig = Self::bare(seed, rng, (3, LARGE), mutation, trace)?;
         let latency_ns = rig.rng.random_range(20 * US..200 * US);

@@ -58,6 +58,7 @@ impl Rig {
             len,
             at: self.fabric.now(),
             sent: 0,
+            fetched: None,
             fate: Fate::Queued,
             demanded,
         });

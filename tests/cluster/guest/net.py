@@ -4,7 +4,7 @@ net.py raw INTERFACE HEX        sends a frame as it is
 net.py busy PORT FILE SECONDS   gets a datagram, writes "ready" to FILE, and waits for another one so
                                 long, polling the interface all the time (SO_BUSY_POLL); has the
                                 next port, too, without ever reading from it
-net.py pace HOST PORT N         sends N datagrams, 25 in a second
+net.py pace HOST PORT N         sends N datagrams, 200 in a second
 net.py room HOST PORT SECONDS   sends datagrams, of which its socket holds few, for so long without
                                 ever waiting; prints how many it got rid of
 """
@@ -48,7 +48,7 @@ def pace(host, port, count):
     s.connect((host, port))
     for _ in range(count):
         s.send(b"x")
-        time.sleep(0.04)
+        time.sleep(0.005)
 
 
 def room(host, port, seconds):
