@@ -131,10 +131,11 @@ impl Rig {
             }
             Attack::Flood => many(self, 30_000, &|_| Event::Chatter(0, 1)),
             Attack::LateFetches => {
-                let period = LIMITS.stall;
+                // Awake for long enough to fetch all, before the first one is stalled.
+                let (period, awake) = (LIMITS.stall - 5 * MS, 10 * MS);
                 for at in (begin..end).step_by(period as usize) {
                     self.at(at, Event::Drowse(0, true));
-                    self.at(at + period - 2 * MS, Event::Drowse(0, false));
+                    self.at(at + period - awake, Event::Drowse(0, false));
                 }
             }
         }
