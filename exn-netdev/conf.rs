@@ -12,12 +12,16 @@ use wire::ids::NodeId;
 pub(crate) const MAX_FRAGMENTS: u32 = 255;
 /// Longest eager frame in bytes: 30,600.
 pub(crate) const MAX_EAGER: u32 = MAX_FRAGMENTS * 120;
+/// Largest threshold: all unicast frames are eager that can be.
+const THRESHOLD_MAX: u32 = MAX_EAGER + 1;
 /// Largest MTU.
 pub(crate) const MAX_MTU: u32 = wire::ext_eth::MAX_MTU;
 /// Smallest MTU.
 pub(crate) const MIN_MTU: u32 = wire::ext_eth::MIN_MTU;
 /// Longest frame.
 pub(crate) const MAX_FRAME: u32 = wire::ext_eth::MAX_FRAME;
+/// Fewest announced frames that may be allowed in flight.
+const TX_FLIGHT_MIN: u32 = 4;
 /// Most announced frames that may be in flight.
 pub(crate) const TX_FLIGHT_MAX: u32 = 512;
 /// Announced frames in flight by default.
@@ -151,7 +155,7 @@ pub(crate) fn parameters() -> [Param; 11] {
             "velo_threshold",
             param::velo_threshold.value(),
             0,
-            (MAX_EAGER + 1).into(),
+            THRESHOLD_MAX.into(),
         ),
         Param::new("default_nodeid", param::default_nodeid.value(), -1, nodes),
         // Odd ones are addresses of groups.
@@ -196,6 +200,7 @@ impl Conf {
             threshold: Atomic::new(120),
             flight: Atomic::new(TX_FLIGHT),
         };
+        // In range: the module does not load otherwise.
         c.set_threshold(param::velo_threshold.value());
         c
     }
@@ -206,10 +211,14 @@ impl Conf {
         self.threshold.load(Relaxed)
     }
 
-    /// Changes the threshold; the value is limited to what can be sent eagerly. 0 announces every
-    /// unicast frame.
-    pub(crate) fn set_threshold(&self, bytes: u32) {
-        self.threshold.store(bytes.min(MAX_EAGER + 1), Relaxed);
+    /// Changes the threshold; false if it is longer than what can be sent eagerly. 0 announces
+    /// every unicast frame.
+    pub(crate) fn set_threshold(&self, bytes: u32) -> bool {
+        let ok = bytes <= THRESHOLD_MAX;
+        if ok {
+            self.threshold.store(bytes, Relaxed);
+        }
+        ok
     }
 
     /// Announced frames that may be in flight.
@@ -220,7 +229,7 @@ impl Conf {
 
     /// Changes the number of announced frames in flight; false if it is out of range.
     pub(crate) fn set_flight(&self, frames: u32) -> bool {
-        let ok = (4..=TX_FLIGHT_MAX).contains(&frames);
+        let ok = (TX_FLIGHT_MIN..=TX_FLIGHT_MAX).contains(&frames);
         if ok {
             self.flight.store(frames, Relaxed);
         }

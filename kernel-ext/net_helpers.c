@@ -514,6 +514,12 @@ void extoll_skb_disown(struct sk_buff *skb)
 	consume_skb(skb);
 }
 
+/* ack may be NULL; the text is copied. */
+void extoll_ack(struct netlink_ext_ack *ack, const char *why)
+{
+	NL_SET_ERR_MSG_FMT(ack, "%s", why);
+}
+
 void extoll_bh_disable(void)
 {
 	local_bh_disable();

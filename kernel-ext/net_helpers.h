@@ -124,6 +124,7 @@ int extoll_skb_pieces(const struct sk_buff *skb, struct bio_vec *list, unsigned 
 /* For tests: a frame whose data begin at offset of a page; byte i of it is i. */
 struct sk_buff *extoll_skb_sample(size_t head, size_t data, size_t offset);
 
+void extoll_ack(struct netlink_ext_ack *ack, const char *why);
 void extoll_bh_disable(void);
 void extoll_bh_enable(void);
 bool extoll_net_ratelimit(void);

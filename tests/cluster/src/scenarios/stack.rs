@@ -124,7 +124,7 @@ for napi in ask(number, 0x301, 11, attribute(1, struct.pack('I', index))):
     print(struct.unpack('I', napi[2])[0])
 END"#;
 
-/// The kernel lists the interface's only NAPI instance.
+/// The kernel lists all NAPI instances of the interface: those that have threads when they are to.
 fn napi_instances(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     for round in 0..2 {
@@ -133,7 +133,17 @@ fn napi_instances(lab: &Lab) -> Result<()> {
             .lines()
             .map(|l| Ok(l.trim().parse()?))
             .collect::<Result<Vec<u32>>>()?;
-        ensure!(ids.len() == 1, "round {round}: {ids:?}");
+        node.ok("echo 1 >/sys/class/net/exn0/threaded")?;
+        let threads = node.ok("ps -eo comm | sed -n 's,^napi/exn0-,,p' | sort -rn")?;
+        node.ok("echo 0 >/sys/class/net/exn0/threaded")?;
+        let threads = threads
+            .lines()
+            .map(|l| Ok(l.trim().parse()?))
+            .collect::<Result<Vec<u32>>>()?;
+        ensure!(
+            !ids.is_empty() && ids == threads,
+            "round {round}: {ids:?} are listed, {threads:?} have threads"
+        );
         // It gets a new one.
         node.ok("ip link set exn0 down && ip link set exn0 up")?;
         node.address_back()?;
