@@ -12,12 +12,16 @@ use wire::ids::NodeId;
 pub(crate) const MAX_FRAGMENTS: u32 = 255;
 /// Longest eager frame in bytes: 30,600.
 pub(crate) const MAX_EAGER: u32 = MAX_FRAGMENTS * 120;
+/// Largest threshold: all unicast frames are eager that can be.
+const THRESHOLD_MAX: u32 = MAX_EAGER + 1;
 /// Largest MTU.
 pub(crate) const MAX_MTU: u32 = wire::ext_eth::MAX_MTU;
 /// Smallest MTU.
 pub(crate) const MIN_MTU: u32 = wire::ext_eth::MIN_MTU;
 /// Longest frame.
 pub(crate) const MAX_FRAME: u32 = wire::ext_eth::MAX_FRAME;
+/// Fewest announced frames that may be allowed in flight.
+const TX_FLIGHT_MIN: u32 = 4;
 /// Most announced frames that may be in flight.
 pub(crate) const TX_FLIGHT_MAX: u32 = 512;
 /// Announced frames in flight by default.
@@ -29,8 +33,20 @@ pub(crate) const LEFT_MAX: usize =
     TX_FLIGHT_MAX as usize + TX_QUARANTINE as usize + RX_FLIGHT as usize + RX_LOST as usize;
 /// Frames in flight that a peer may have which fetches nothing; an eighth of all if that is less.
 pub(crate) const STALLED_PEER_BOUND: u16 = 16;
-/// After this time an announced frame no longer counts for the byte queue limit, so that one slow peer can't stop all others.
+/// After this time an announced frame no longer counts for the byte queue limit, so that one slow
+/// peer can't stop all others.
 pub(crate) const STALL_MS: u32 = 100;
+/// A peer that lets an announced frame wait for so long lags: what goes to it doesn't count for the
+/// byte queue limit, and beyond its part is dropped, so that it can't stop the queue of all others.
+pub(crate) const LAG_MS: u32 = 25;
+/// For so long it does then.
+pub(crate) const PROBATION_MS: u32 = 1000;
+/// Messages that are sent with interrupts off.
+pub(crate) const BURST: usize = 16;
+/// Received frames that netpoll may find, but not deliver, and that wait for nothing else.
+pub(crate) const FOUND: usize = 64;
+/// Peers that are watched because they leave transfers unanswered.
+pub(crate) const SUSPECTS: u16 = 64;
 /// Fetches in flight.
 pub(crate) const RX_FLIGHT: u16 = 256;
 /// Fetches not answered in time whose buffers are kept.
@@ -53,11 +69,13 @@ pub(crate) const PARTIALS: u16 = 64;
 pub(crate) const PARTIAL_MS: u32 = 1000;
 /// Period of housekeeping while something is pending.
 pub(crate) const TICK_MS: u32 = 20;
-/// Period of housekeeping while nothing is; a quarter of the time-out of announcements if that is less.
+/// Period of housekeeping while nothing is; a quarter of the time-out of announcements if that is
+/// less.
 pub(crate) const IDLE_MS: u32 = 500;
 /// After this time messages are looked for again that there was no room for.
 pub(crate) const PAUSE_MS: u32 = 1;
-/// How long a peer must be heard from without answering anything before our own ports are taken for stuck.
+/// How long a peer must be heard from without answering anything before our own ports are taken for
+/// stuck.
 pub(crate) const PROOF_MS: u32 = 1000;
 /// For how long after the last transfer with it was given up that proves something.
 pub(crate) const FRESH_MS: u32 = 5000;
@@ -69,8 +87,8 @@ pub(crate) const RESTART_MAX_MS: u32 = 3_600_000;
 pub(crate) const RETRY_MS: u32 = 500;
 /// It grows to this.
 pub(crate) const RETRY_MAX_MS: u32 = 30_000;
-/// How long the transmit queue may stand still. Longer than the core tries to repair what a requester refuses (5 s), which ends by giving up
-/// packets and waking the queue.
+/// How long the transmit queue may stand still. Longer than the core tries to repair what a
+/// requester refuses (5 s), which ends by giving up packets and waking the queue.
 pub(crate) const WATCHDOG_MS: u32 = 8000;
 /// How long `down` waits for transfers in flight.
 pub(crate) const DRAIN_MS: u32 = 500;
@@ -99,15 +117,26 @@ pub(crate) fn skip_tx_checksum() -> bool {
     param::skip_tx_csum.value() != 0
 }
 
-/// Whether the stack verifies the checksum of a received frame, which came in several messages or not.
-///
-/// The links have CRC and retransmission, and peers may leave checksums unfinished. But a receiver can't always tell that a
-/// message of a frame got lost on its way into the mailbox: only the checksum of the frame does.
-pub(crate) fn verify_rx_checksum(several: bool) -> bool {
+/// What is done about checksums of received frames. The links have CRC and retransmission, and
+/// peers may leave checksums unfinished.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verify {
+    /// The stack verifies all but unfinished ones. Of frames that came in several messages it
+    /// verifies those, too: a receiver can't always tell that a message of a frame got lost on its
+    /// way into the mailbox, only the checksum of the frame does.
+    Finished,
+    /// The stack verifies all.
+    All,
+    /// Nobody verifies any.
+    None,
+}
+
+/// What `verify_rx_csum` says.
+pub(crate) fn verify_rx_checksum() -> Verify {
     match param::verify_rx_csum.value() {
-        0 => several,
-        1 => true,
-        _ => false,
+        0 => Verify::Finished,
+        1 => Verify::All,
+        _ => Verify::None,
     }
 }
 
@@ -126,7 +155,7 @@ pub(crate) fn parameters() -> [Param; 11] {
             "velo_threshold",
             param::velo_threshold.value(),
             0,
-            (MAX_EAGER + 1).into(),
+            THRESHOLD_MAX.into(),
         ),
         Param::new("default_nodeid", param::default_nodeid.value(), -1, nodes),
         // Odd ones are addresses of groups.
@@ -152,8 +181,8 @@ pub(crate) fn timeout_ms() -> u32 {
     param::rdv_timeout_ms.value()
 }
 
-/// Time for which what was given up stays mapped, in ms: longer ([`parameters`]) than peers take what was announced for fresh enough to be
-/// fetched, if they have the same time-out.
+/// Time for which what was given up stays mapped, in ms: longer ([`parameters`]) than peers take
+/// what was announced for fresh enough to be fetched, if they have the same time-out.
 pub(crate) fn quarantine_ms() -> u32 {
     param::rdv_quarantine_ms.value()
 }
@@ -171,6 +200,7 @@ impl Conf {
             threshold: Atomic::new(120),
             flight: Atomic::new(TX_FLIGHT),
         };
+        // In range: the module does not load otherwise.
         c.set_threshold(param::velo_threshold.value());
         c
     }
@@ -181,9 +211,14 @@ impl Conf {
         self.threshold.load(Relaxed)
     }
 
-    /// Changes the threshold; the value is limited to what can be sent eagerly. 0 announces every unicast frame.
-    pub(crate) fn set_threshold(&self, bytes: u32) {
-        self.threshold.store(bytes.min(MAX_EAGER + 1), Relaxed);
+    /// Changes the threshold; false if it is longer than what can be sent eagerly. 0 announces
+    /// every unicast frame.
+    pub(crate) fn set_threshold(&self, bytes: u32) -> bool {
+        let ok = bytes <= THRESHOLD_MAX;
+        if ok {
+            self.threshold.store(bytes, Relaxed);
+        }
+        ok
     }
 
     /// Announced frames that may be in flight.
@@ -194,7 +229,7 @@ impl Conf {
 
     /// Changes the number of announced frames in flight; false if it is out of range.
     pub(crate) fn set_flight(&self, frames: u32) -> bool {
-        let ok = (4..=TX_FLIGHT_MAX).contains(&frames);
+        let ok = (TX_FLIGHT_MIN..=TX_FLIGHT_MAX).contains(&frames);
         if ok {
             self.flight.store(frames, Relaxed);
         }

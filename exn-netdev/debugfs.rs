@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! debugfs directory of an interface, `exn-<PCI name>/`: `state`, `reasons`, `transitions` (docs/exn.md).
+//! debugfs directory of an interface, `exn-<PCI name>/`: `state`, `reasons`, `transitions`
+//! (docs/exn.md).
 
 use crate::{reason::Reason, shared::Shared};
 use kernel::{

@@ -5,11 +5,11 @@
 use crate::{
     conf,
     debugfs::{self, Files},
-    machine::RxBuffer,
+    machine::{ms, Clock, RxBuffer},
     poll::{Poll, State},
     reason::{Class, Counter, Reason},
     rx_rma::{Outcome, RmaState},
-    shared::{ms, Shared},
+    shared::Shared,
 };
 use extoll_core::{
     child::Handle,
@@ -27,11 +27,12 @@ use kernel::{
 };
 use kernel_ext::{
     net::{
-        self, Config, Device, Napi, NetDev, Operations, Registration, Rtnl, SkBuff, Stats64,
-        Transmit, TxQueue,
+        Config, Device, Napi, NetDev, Operations, Registration, Rtnl, SkBuff, Stats64, Transmit,
+        TxQueue,
     },
     work::Settled,
 };
+use protocol::Clock as _;
 use wire::ext_eth::{MacPrefix, VPID};
 
 /// Driver data of the net device.
@@ -112,11 +113,12 @@ impl Exn {
         })
     }
 
-    /// Gives transfers in flight some time to end: frames that peers are fetching, and fetches by us (thrown away).
+    /// Gives transfers in flight some time to end: frames that peers are fetching, and fetches by
+    /// us (thrown away).
     fn drain(&self, state: &mut RmaState) {
         let sh = &*self.shared;
-        let end = net::jiffies64() + ms(conf::DRAIN_MS);
-        while sh.nic.is_alive() && net::jiffies64() < end {
+        let end = Clock.now().after(ms(conf::DRAIN_MS));
+        while sh.nic.is_alive() && Clock.now() < end {
             let n = state.run(sh, conf::DRAIN_BATCH, |outcome| match outcome {
                 Outcome::Sent(skb) => skb.consume(),
                 Outcome::Received(skb, ..) => {
@@ -136,8 +138,9 @@ impl Exn {
         }
     }
 
-    /// Gives up all that is left. The ports are closed, but peers know the addresses of frames, and fetches may still be answered
-    /// when the next port is open: the memory goes to the quarantine of the NIC.
+    /// Gives up all that is left. The ports are closed, but peers know the addresses of frames, and
+    /// fetches may still be answered when the next port is open: the memory goes to the quarantine
+    /// of the NIC.
     fn flush(&self) {
         let sh = &*self.shared;
         let Some(mut batch) = sh.batch.lock().take() else {
@@ -211,7 +214,8 @@ impl Operations for Exn {
             .scratch_buffer()
             .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
         sh.set_scratch(Some(scratch));
-        // Nothing fails from here on but for a bug: the instance is disabled while the interface is down.
+        // Nothing fails from here on but for a bug: the instance is disabled while the interface is
+        // down.
         exn.napi.with_state(rtnl, |state| {
             state.velo.mailbox = Some(mailbox);
             state.velo.rx.start(requester.clone());
@@ -252,7 +256,7 @@ impl Operations for Exn {
             if let Some(mailbox) = state.velo.mailbox.take() {
                 mailbox.close();
             }
-            waiting = state.velo.rx.flush(sh);
+            waiting = state.flush(sh);
         });
         sh.counters.reason(Reason::RxFlushed, waiting as u64);
         let (sender, parked) = sh.tx.lock().stop();
@@ -310,14 +314,16 @@ impl Operations for Exn {
     }
 
     fn set_rx_mode(_dev: &Device<Self>) {
-        // Nothing to program: the fabric delivers every multicast frame to every node, and the stack sorts them.
+        // Nothing to program: the fabric delivers every multicast frame to every node, and the
+        // stack sorts them.
     }
 
     fn tx_timeout(dev: &Device<Self>) {
         let exn = dev.data();
         let sh = &exn.shared;
         sh.reject(Reason::TxWatchdog, None, 0);
-        // What the NIC hasn't taken for so long is given up; the poll function looks at everything else that can hold the queue.
+        // What the NIC hasn't taken for so long is given up; the poll function looks at everything
+        // else that can hold the queue.
         sh.tx.lock().reset_port();
         exn.napi.schedule();
         sh.want_tick(|delay| exn.napi.schedule_in(delay));
@@ -338,16 +344,16 @@ impl Operations for Exn {
 }
 
 /// One NIC's interface, from probe to unbind. Dropped in the order of the fields.
-pub(crate) struct Interface {
+pub(crate) struct Interface<'bound> {
     _files: Option<Files>,
     _status: Subscription,
-    _net: Registration<Exn>,
+    _net: Registration<'bound, Exn>,
     _settled: Settled,
 }
 
-impl Interface {
+impl<'bound> Interface<'bound> {
     /// Makes and registers the interface of a NIC. May sleep, takes RTNL.
-    pub(crate) fn new(nic: Handle, parent: &device::Device<Bound>) -> Result<Self> {
+    pub(crate) fn new(nic: Handle, parent: &'bound device::Device<Bound>) -> Result<Self> {
         let settled = Settled;
         let config = Config {
             name: c"exn%d",
@@ -357,13 +363,14 @@ impl Interface {
             tx_queue_len: 1000,
             watchdog_ms: conf::WATCHDOG_MS,
             tx_csum: conf::skip_tx_checksum(),
+            rx_csum: conf::verify_rx_checksum() != conf::Verify::All,
             multicast: true,
         };
         let ndev = NetDev::alloc(&config, parent)?;
         let shared = Shared::new(ndev.clone(), nic.clone())?;
         let mac = MacPrefix(conf::mac_prefix()).mac(nic.node());
         let data = Exn::new(&ndev, &shared)?;
-        let net = Registration::<Exn>::new(ndev, &mac, Ok::<_, Error>(data))?;
+        let net = Registration::<Exn>::new(ndev, parent, &mac, Ok::<_, Error>(data))?;
         // The interface works without them.
         let files = debugfs::files(&shared)
             .inspect_err(|e| dev_warn!(shared.nic.device(), "exn: no debugfs files: {e:?}\n"))

@@ -5,7 +5,7 @@
 use crate::{conf, dev::Exn, reason};
 use extoll_core::velo;
 use kernel::{prelude::*, sync::atomic::Relaxed};
-use kernel_ext::net::{Device, EthtoolOps, RingParam, Tunable};
+use kernel_ext::net::{Ack, Device, EthtoolOps, RingParam, Tunable};
 
 #[vtable]
 impl EthtoolOps for Exn {
@@ -47,10 +47,12 @@ impl EthtoolOps for Exn {
         }
     }
 
-    fn set_ringparam(dev: &Device<Self>, rx: u32, tx: u32) -> Result {
-        let sh = &dev.data().shared;
-        if rx != Self::ringparam(dev).rx || !sh.conf.set_flight(tx) {
-            return Err(EINVAL);
+    fn set_ringparam(dev: &Device<Self>, rx: u32, tx: u32, ack: &mut Ack<'_>) -> Result {
+        if rx != Self::ringparam(dev).rx {
+            return Err(ack.refuse(c"the mailbox can't be resized"));
+        }
+        if !dev.data().shared.conf.set_flight(tx) {
+            return Err(ack.refuse(c"4 to 512 announced frames may be in flight"));
         }
         Ok(())
     }
@@ -64,10 +66,10 @@ impl EthtoolOps for Exn {
 
     fn set_tunable(dev: &Device<Self>, which: Tunable, value: u32) -> Result {
         match which {
-            Tunable::TxCopybreak => {
-                dev.data().shared.conf.set_threshold(value);
-                Ok(())
-            }
+            Tunable::TxCopybreak => match dev.data().shared.conf.set_threshold(value) {
+                true => Ok(()),
+                false => Err(EINVAL),
+            },
             Tunable::RxCopybreak => Err(EOPNOTSUPP),
         }
     }

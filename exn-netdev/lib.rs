@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `exn.ko`: Ethernet over Extoll. One interface `exn%d` per NIC; wire format and rules: docs/exn.md.
+//! `exn.ko`: Ethernet over Extoll. One interface `exn%d` per NIC; wire format and rules:
+//! docs/exn.md.
 
 #![forbid(unsafe_code)]
 
@@ -11,9 +12,11 @@ mod ethtool;
 mod machine;
 mod poll;
 mod reason;
+mod rx_eager;
 mod rx_rma;
 mod rx_velo;
 mod shared;
+mod transmit;
 mod tx;
 
 use dev::Interface;
@@ -31,7 +34,7 @@ kernel::auxiliary_device_table!(
 
 impl auxiliary::Driver for Driver {
     type IdInfo = ();
-    type Data<'bound> = Interface;
+    type Data<'bound> = Interface<'bound>;
 
     const ID_TABLE: auxiliary::IdTable<Self::IdInfo> = &AUX_TABLE;
 
@@ -68,7 +71,10 @@ impl InPlaceModule for Exn {
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
         try_pin_init!(Self {
             _: { checked? },
-            _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _driver <- driver::Registration::new(
+                <LocalModule as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
             _files: files()
                 .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
                 .ok(),
@@ -85,7 +91,8 @@ module! {
     params: {
         velo_threshold: u32 {
             default: 120,
-            description: "Unicast frames shorter than this many bytes are sent as messages (later: ethtool --set-tunable tx-copybreak)",
+            description:
+                "Shorter unicast frames are messages (ethtool --set-tunable tx-copybreak)",
         },
         default_nodeid: i32 {
             default: -1,
@@ -113,7 +120,8 @@ module! {
         },
         verify_rx_csum: u8 {
             default: 0,
-            description: "Layer-4 checksums that the stack verifies: 0 of frames in several messages, 1 of all frames, 2 none",
+            description:
+                "Checksums that the stack verifies: 0 finished ones, 1 all, 2 none",
         },
         log_interval_ms: u32 {
             default: 10000,

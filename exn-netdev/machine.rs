@@ -2,17 +2,22 @@
 
 //! What the protocol machines need from this module: memory, time, buffers, limits.
 
-use crate::{
-    conf,
-    shared::{ms, Shared},
-};
+use crate::{conf, shared::Shared};
 use extoll_core::nic::Nic;
-use kernel::{prelude::*, sync::SpinLockIrq};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        SpinLockIrq,
+    },
+    time::{msecs_to_jiffies, Delta},
+};
 use kernel_ext::net::{self, BqlToken, Checksum, RxMapping, RxSkb, TxMapping};
 use protocol::{
     order,
     poll::{Periods, Timer},
     rendezvous::{self, Buffer, Limits},
+    stuck::{self, Proof},
     Memory, Time,
 };
 use wire::ids::NodeId;
@@ -44,6 +49,47 @@ impl protocol::Clock for Clock {
     fn now(&self) -> Time {
         Time(net::jiffies64())
     }
+}
+
+/// A point in time that any context may read and change.
+pub(crate) struct AtomicTime(Atomic<u64>);
+
+impl AtomicTime {
+    /// The beginning of time.
+    pub(crate) fn new() -> Self {
+        Self(Atomic::new(0))
+    }
+
+    /// The one that was stored last.
+    #[inline]
+    pub(crate) fn load(&self) -> Time {
+        Time(self.0.load(Relaxed))
+    }
+
+    /// Changes it.
+    #[inline]
+    pub(crate) fn store(&self, time: Time) {
+        self.0.store(time.0, Relaxed);
+    }
+}
+
+/// Milliseconds as ticks of [`Clock`].
+#[inline]
+pub(crate) fn ms(ms: u32) -> u64 {
+    msecs_to_jiffies(ms) as u64
+}
+
+/// Time from `now` to `at`; none if that has passed.
+#[inline]
+pub(crate) fn delay(now: Time, at: Time) -> Delta {
+    ticks(at.since(now))
+}
+
+/// How long so many ticks of [`Clock`] are.
+#[inline]
+pub(crate) fn ticks(ticks: u64) -> Delta {
+    let hz = ms(1000).max(1);
+    Delta::from_millis((ticks * 1000 / hz) as i64)
 }
 
 /// A frame that peers may fetch.
@@ -90,6 +136,9 @@ pub(crate) type Fetches = rendezvous::Fetches<Kernel, RxBuffer>;
 /// Announcements that wait.
 pub(crate) type Waiting = rendezvous::Waiting<Kernel>;
 
+/// Peers that are watched.
+pub(crate) type Suspects = stuck::Suspects<Kernel>;
+
 /// A received frame, how it is marked, and its source.
 pub(crate) type Frame = (RxSkb, Checksum, NodeId);
 /// Frames that wait for earlier ones of their source.
@@ -127,6 +176,8 @@ impl Shared {
     pub(crate) fn limits(&self) -> Limits {
         Limits {
             stall: ms(conf::STALL_MS),
+            lag: ms(conf::LAG_MS),
+            probation: ms(conf::PROBATION_MS),
             timeout: ms(conf::timeout_ms()),
             keep: ms(conf::quarantine_ms()),
             patience: ms(conf::RX_PATIENCE_MS),
@@ -137,6 +188,15 @@ impl Shared {
             lossy_source: usize::from(conf::RX_PEER_BOUND / 4),
             waiting: usize::from(conf::RX_WAITING / 2),
             slow_waiting: usize::from(conf::RX_WAITING / 16),
+        }
+    }
+
+    /// Times of the proof that the ports are stuck.
+    pub(crate) fn proof(&self) -> Proof {
+        Proof {
+            silence: ms(conf::timeout_ms()),
+            fresh: ms(conf::FRESH_MS),
+            heard: ms(conf::PROOF_MS),
         }
     }
 }

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The poll function of the interface, for both units: only one context delivers frames, so that those of a source stay in their order.
+//! The poll function of the interface, for both units: only one context delivers frames, so that
+//! those of a source stay in their order.
 
 use crate::{
-    machine::{Clock, Timed},
+    conf,
+    machine::{Clock, Frame, Timed},
     reason::Counter,
     rx_rma::{checksum, Outcome, RmaState},
-    rx_velo::{Run, VeloState},
+    rx_velo::{deliver, Run, VeloState},
     shared::Shared,
 };
 use kernel::{prelude::*, sync::Arc};
-use kernel_ext::net::{self, NapiPoll, PollCx, Polled};
+use kernel_ext::net::{NapiPoll, PollCx};
+use protocol::Clock as _;
 
 /// Most notifications handled in one run, transmit completions included.
 const BATCH: usize = 256;
@@ -19,6 +22,10 @@ const BATCH: usize = 256;
 pub(crate) struct State {
     pub(crate) velo: VeloState,
     pub(crate) rma: RmaState,
+    /// Frames that netpoll has found, and that wait for nothing but delivery.
+    found: KVVec<Frame>,
+    /// Messages are left in the mailbox: it fills and holds the network back.
+    paused: bool,
 }
 
 impl State {
@@ -27,7 +34,18 @@ impl State {
         Ok(Self {
             velo: VeloState::new()?,
             rma: RmaState::default(),
+            found: KVVec::with_capacity(conf::FOUND, GFP_KERNEL)?,
+            paused: false,
         })
+    }
+
+    /// Forgets what was received; returns the number of announcements and frames. The ports are
+    /// closed. May sleep.
+    pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
+        let found = self.found.len();
+        self.found.clear();
+        self.paused = false;
+        found + self.velo.rx.flush(sh)
     }
 }
 
@@ -49,8 +67,12 @@ impl Poll {
     /// Takes notifications of up to `budget` received frames.
     fn notifications(&self, state: &mut State, budget: usize, cx: &mut PollCx<'_>) -> Handled {
         let sh = &*self.shared;
-        let State { velo, rma } = state;
-        let checksum = checksum(false);
+        let State {
+            velo, rma, found, ..
+        } = state;
+        for frame in found.drain_all() {
+            deliver(sh, frame, cx);
+        }
         let (mut frames, mut all) = (0, 0);
         // Frames that were sent are not counted, but bounded.
         while frames < budget && all < BATCH {
@@ -59,7 +81,10 @@ impl Poll {
                 Outcome::Sent(skb) => cx.consume(skb),
                 Outcome::Received(skb, node, ticket) => {
                     frames += 1;
-                    velo.rx.fetched(sh, ticket, (skb, checksum, node), cx);
+                    let checksum = checksum(sh, &skb, false);
+                    if let Err(frame) = velo.rx.fetched(ticket, (skb, checksum, node)) {
+                        deliver(sh, frame, cx);
+                    }
                 }
                 Outcome::Ended(ticket) => velo.rx.ended(ticket),
             });
@@ -70,17 +95,39 @@ impl Poll {
         }
         if all > 0 {
             sh.count(Counter::PollRma);
-            velo.rx.deliver(sh, cx);
         }
+        velo.rx.deliver(sh, cx);
         let more = frames >= budget || all >= BATCH;
         Handled { frames, all, more }
+    }
+
+    /// Takes notifications in any context; received frames are delivered later. Returns whether
+    /// there were any.
+    fn completions(&self, state: &mut State) -> bool {
+        let sh = &*self.shared;
+        let State {
+            velo, rma, found, ..
+        } = state;
+        let room = conf::FOUND.saturating_sub(found.len()).min(BATCH);
+        let n = rma.run(sh, room, |outcome| match outcome {
+            Outcome::Sent(skb) => skb.consume(),
+            Outcome::Received(skb, node, ticket) => {
+                let checksum = checksum(sh, &skb, false);
+                if let Err(frame) = velo.rx.fetched(ticket, (skb, checksum, node)) {
+                    // There is room for as many as were asked for.
+                    let _ = found.push_within_capacity(frame);
+                }
+            }
+            Outcome::Ended(ticket) => velo.rx.ended(ticket),
+        });
+        n > 0
     }
 }
 
 impl NapiPoll for Poll {
     type State = State;
 
-    fn poll(&self, state: &mut State, cx: &mut PollCx<'_>) -> Polled {
+    fn poll(&self, state: &mut State, cx: &mut PollCx<'_>) -> usize {
         let budget = cx.budget();
         let sh = &*self.shared;
         sh.tx_unblock();
@@ -89,44 +136,41 @@ impl NapiPoll for Poll {
         let handled = self.notifications(state, budget.div_ceil(2), cx);
         let left = budget - handled.frames;
         if left == 0 {
-            return Polled::More;
+            return budget;
         }
-        let State { velo, rma } = state;
+        let velo = &mut state.velo;
         let mut run = Run {
             sh,
             mailbox: velo.mailbox.as_mut(),
             rx: &mut velo.rx,
             cx: &mut *cx,
-            now: net::jiffies64(),
+            now: Clock.now(),
         };
         let ran = protocol::poll::run(&mut run, &Timed(&sh.timer), &Clock, left, &sh.periods());
         velo.used |= ran.messages > 0;
         velo.rx.deliver(sh, cx);
+        state.paused = ran.paused;
         if handled.more || ran.messages >= left {
-            return Polled::More;
+            return budget;
+        }
+        if ran.paused {
+            sh.count(Counter::RxPaused);
         }
         // What was sent counts, too, so that its interrupts can be deferred as well.
-        let work = (ran.messages + handled.all).min(budget - 1);
-        if ran.paused {
-            // The mailbox fills and holds the network back; its interrupt stays masked until there is room.
-            sh.count(Counter::RxPaused);
-            return match rma.rearm(sh) {
-                true => Polled::More,
-                false => Polled::Done(work),
-            };
-        }
-        if cx.defers(work) {
-            return Polled::Deferred(work);
-        }
-        // Both, whatever the first one says.
-        let more = [rma.rearm(sh), velo.rearm(sh)];
-        match more.contains(&true) {
-            true => Polled::More,
-            false => Polled::Done(work),
-        }
+        (ran.messages + handled.all).min(budget - 1)
     }
 
-    fn netpoll(&self) {
+    fn arm(&self, state: &mut State) -> bool {
+        let sh = &*self.shared;
+        let more = state.rma.rearm(sh);
+        // The interrupt of a mailbox that is left to fill stays masked until there is room.
+        let pending = !state.paused && state.velo.rearm(sh);
+        more || pending
+    }
+
+    fn netpoll(&self, state: Option<&mut State>) -> bool {
+        let found = state.is_some_and(|state| self.completions(state));
         self.shared.tx_unblock();
+        found
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Why a frame or message was dropped or refused: numbered reasons and the other counters of the interface.
+//! Why a frame or message was dropped or refused: numbered reasons and the other counters of the
+//! interface.
 
 use kernel::{
     prelude::*,
@@ -76,9 +77,10 @@ reasons! {
     /// Shorter than an Ethernet header.
     1 TxShort TxError c"tx_short" "frame shorter than an Ethernet header";
     /// Longer than MTU 65,536 allows.
-    2 TxLong TxError c"tx_long" "frame longer than 65,554 bytes";
+    2 TxLong TxError c"tx_long" "frame longer than 65,558 bytes";
     /// No node for the destination address.
-    3 TxNoRoute TxDropped c"tx_no_route" "destination MAC address belongs to no node and default_nodeid is not set";
+    3 TxNoRoute TxDropped c"tx_no_route"
+        "destination MAC address belongs to no node and default_nodeid is not set";
     /// Multicast longer than 255 fragments.
     4 TxMulticastLong TxDropped c"tx_multicast_long" "multicast frame longer than 30,600 bytes";
     /// No memory to linearise the frame.
@@ -87,8 +89,9 @@ reasons! {
     6 TxChecksum TxError c"tx_checksum" "checksum could not be finished";
     /// DMA mapping failed.
     7 TxMap TxError c"tx_map_error" "DMA mapping failed";
-    /// The peer does not fetch, and has as many frames pending as allowed.
-    8 TxPeerBound TxDropped c"tx_peer_bound" "the peer fetches nothing and has the allowed number of frames pending";
+    /// The peer does not fetch, or late, and has as many frames pending as allowed.
+    8 TxPeerBound TxDropped c"tx_peer_bound"
+        "the peer fetches nothing, or late, and has the allowed number of frames pending";
     /// The port refused to send.
     9 TxPort TxError c"tx_port_error" "the port refused to send";
     /// Not fetched in time.
@@ -108,11 +111,12 @@ reasons! {
     /// The slot holds an impossible message.
     17 RxMessage RxFrame c"rx_bad_message" "mailbox slot with an impossible message";
     /// A fragment that is not 120 bytes long.
-    18 RxFragmentLength RxLength c"rx_bad_fragment_length" "fragment that is not the last has not 120 bytes";
+    18 RxFragmentLength RxLength c"rx_bad_fragment_length"
+        "fragment that is not the last has not 120 bytes";
     /// Tag sequence broken.
     19 RxSequence RxFrame c"rx_bad_sequence" "fragment sequence broken, partial frame discarded";
-    /// More than 65,554 bytes reassembled.
-    20 RxTooLong RxLength c"rx_too_long" "reassembled frame longer than 65,554 bytes";
+    /// More than 65,558 bytes reassembled.
+    20 RxTooLong RxLength c"rx_too_long" "reassembled frame longer than 65,558 bytes";
     /// Shorter than a header.
     21 RxShort RxLength c"rx_short" "frame shorter than an Ethernet header";
     /// The end of a frame never came.
@@ -128,9 +132,11 @@ reasons! {
     /// An announced frame of absurd size.
     27 RxAnnounceSize RxLength c"rx_bad_announce_size" "announced frame has an absurd size";
     /// Fetched only to be thrown away.
-    28 RxDiscarded RxDropped c"rx_rdv_discarded" "no memory for an announced frame, fetched and discarded";
+    28 RxDiscarded RxDropped c"rx_rdv_discarded"
+        "no memory for an announced frame, fetched and discarded";
     /// The source does not answer GETs.
-    29 RxPeerBound RxMissed c"rx_peer_bound" "announcement refused: the source leaves too many fetches unanswered";
+    29 RxPeerBound RxMissed c"rx_peer_bound"
+        "announcement refused: the source leaves too many fetches unanswered";
     /// A GET was not answered.
     30 RxTimeout RxMissed c"rx_rdv_timeout" "fetch of an announced frame was not answered in time";
     /// A completer notification with an error.
@@ -148,17 +154,20 @@ reasons! {
     /// Announcements lost when the interface went down.
     37 RxFlushed RxMissed c"rx_flushed" "interface went down before the frame was fetched";
     /// The ports were reopened.
-    38 Restart Event c"port_restart" "no notification comes although the peer is alive, reopening the ports";
+    38 Restart Event c"port_restart"
+        "no notification comes although the peer is alive, reopening the ports";
     /// Read so late that its sender may use the memory for something else.
     39 RxOld RxMissed c"rx_rdv_stale" "announcement refused: too old";
     /// The source has too many announcements waiting.
     40 RxWaiting RxMissed c"rx_waiting_bound" "announcement refused: too many of its source wait";
     /// The ports could not be reopened, which is tried again.
-    41 RestartFailed Event c"port_restart_failed" "the ports can't be opened again, trying again later";
+    41 RestartFailed Event c"port_restart_failed"
+        "the ports can't be opened again, trying again later";
 }
 
 impl Reason {
-    /// Whether it is worth a log line: not what is a consequence of something logged elsewhere, or harmless.
+    /// Whether it is worth a log line: not what is a consequence of something logged elsewhere, or
+    /// harmless.
     pub(crate) const fn is_logged(self) -> bool {
         !matches!(
             self,
@@ -210,6 +219,8 @@ counters! {
     TxLinearized c"tx_linearized";
     /// Checksums finished by the driver.
     TxChecksummed c"tx_checksummed";
+    /// Short frames that were announced, behind announced ones of their flow.
+    TxShortRdv c"tx_rdv_short";
     /// Queue stopped for want of credit.
     TxStopCredit c"tx_stop_credit";
     /// Queue stopped because the bound of frames in flight was reached.
@@ -226,6 +237,8 @@ counters! {
     RxMulticast c"rx_multicast_frames";
     /// Eager frames for everybody that were received.
     RxBroadcast c"rx_broadcast_frames";
+    /// Frames received whose checksum is to be finished.
+    RxUnfinished c"rx_csum_unfinished";
     /// Announcements received.
     RxAnnounced c"rx_rdv_announced";
     /// Announced frames received.

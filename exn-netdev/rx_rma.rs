@@ -12,11 +12,15 @@ use extoll_core::rma;
 use kernel::{prelude::*, sync::atomic::Relaxed};
 use kernel_ext::{
     mem::BoundDevice,
-    net::{self, BqlDone, Checksum, RxMapping, RxSkb, Unmapped},
+    net::{BqlDone, Checksum, RxMapping, RxSkb, Unmapped},
 };
-use protocol::{order::Ticket, rendezvous::Fetched, Time};
+use protocol::{order::Ticket, rendezvous::Fetched, Clock as _, Time};
 use wire::{
-    ext_eth::{self, Completion, Side},
+    ext_eth::{
+        self,
+        checksum::{unfinished, Unfinished},
+        Completion, Side,
+    },
     ids::NodeId,
 };
 
@@ -24,7 +28,7 @@ impl Shared {
     /// Housekeeping of the fetches.
     ///
     /// All GETs that were given to the port before `settled` are with the NIC.
-    pub(crate) fn rx_tick(&self, now: u64, settled: Time) {
+    pub(crate) fn rx_tick(&self, now: Time, settled: Time) {
         let limits = self.limits();
         let (lost, needs_scratch) = {
             let mut rx = self.rx.lock();
@@ -130,7 +134,7 @@ impl RmaState {
         let n = handled.unwrap_or(0);
         if n > 0 {
             self.used = true;
-            sh.notified(net::jiffies64());
+            sh.notified(Clock.now());
             sh.ndev.bql_done(done);
             sh.tx_unblock();
         }
@@ -157,10 +161,21 @@ pub(crate) enum Outcome {
 }
 
 /// How a received frame is marked, which came in several messages or not.
-pub(crate) fn checksum(several: bool) -> Checksum {
-    if conf::verify_rx_checksum(several) {
-        Checksum::Unknown
-    } else {
-        Checksum::Verified
+///
+/// One whose checksum is unfinished says nothing about itself, and all that is known is that the
+/// links and the tags of its messages found nothing wrong. All others are left to the stack, which
+/// adds them up once, most of them when it puts them together or copies them.
+pub(crate) fn checksum(sh: &Shared, frame: &RxSkb, several: bool) -> Checksum {
+    match conf::verify_rx_checksum() {
+        _ if !sh.ndev.takes_unfinished() => Checksum::Unknown,
+        conf::Verify::None => Checksum::Verified,
+        _ if several => Checksum::Unknown,
+        conf::Verify::All | conf::Verify::Finished => match unfinished(frame.data()) {
+            Some(Unfinished { start, offset }) => {
+                sh.count(Counter::RxUnfinished);
+                Checksum::Unfinished { start, offset }
+            }
+            None => Checksum::Unknown,
+        },
     }
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Messages: eager frames are put together, announced ones fetched, and all of a source delivered in the order in which it sent them. And
-//! the housekeeping of the interface.
+//! Messages: announced frames are fetched, and all of a source delivered in the order in which it
+//! sent them. And the housekeeping of the interface.
 
 use crate::{
     conf,
-    machine::{Clock, Frame, Locked, Order, RxBuffer, Slots, Waiting},
+    machine::{delay, ms, Clock, Frame, Locked, Order, RxBuffer, Waiting},
     reason::{Counter, Reason},
-    rx_rma::checksum,
-    shared::{delay, ms, since, Shared},
+    rx_eager::{Fragment, Partials},
+    shared::Shared,
 };
 use extoll_core::{
     rma::{self, SendError},
@@ -17,7 +17,7 @@ use extoll_core::{
 use kernel::{prelude::*, sync::atomic::Relaxed};
 use kernel_ext::{
     mem::BoundDevice,
-    net::{self, PollCx, RxMapping, RxSkb},
+    net::{PollCx, RxMapping},
 };
 use protocol::{
     order::Ticket,
@@ -26,17 +26,9 @@ use protocol::{
     Clock as _, Refused, Time,
 };
 use wire::{
-    ext_eth::{self, Announcement, Message, Progress, Reassembler, Reject},
+    ext_eth::{self, Announcement, Message, Reject},
     ids::NodeId,
 };
-
-/// A source whose frame is incomplete, or whose broken frame has not ended.
-struct Partial {
-    asm: Reassembler,
-    skb: Option<RxSkb>,
-    /// Last fragment, in jiffies.
-    touched: u64,
-}
 
 /// What the machine fetches with.
 struct Gets<'a> {
@@ -98,7 +90,7 @@ impl VeloState {
             rx: VeloRx {
                 requester: None,
                 settled: Settled::default(),
-                partials: Slots::new(conf::PARTIALS)?,
+                partials: Partials::new()?,
                 waiting: Waiting::new(conf::RX_WAITING)?,
                 order: Order::new(conf::ORDER, conf::ORDER_PART)?,
                 given_up: 0,
@@ -121,14 +113,15 @@ pub(crate) struct VeloRx {
     pub(crate) requester: Option<rma::Requester>,
     /// What the port has posted.
     settled: Settled,
-    partials: Slots<Partial>,
+    partials: Partials,
     waiting: Waiting,
     order: Order,
     /// Announcements whose order was given up, as counted so far.
     given_up: u64,
 }
 
-fn reason_of(reject: &Reject) -> Reason {
+/// The reason that is counted.
+pub(crate) fn reason_of(reject: &Reject) -> Reason {
     use ext_eth::Reason as W;
     match reject.reason {
         W::Empty | W::MessageLength => Reason::RxMessage,
@@ -146,7 +139,7 @@ fn reason_of(reject: &Reject) -> Reason {
 }
 
 /// Hands a frame to the stack.
-fn deliver(sh: &Shared, (skb, checksum, node): Frame, cx: &mut PollCx<'_>) {
+pub(crate) fn deliver(sh: &Shared, (skb, checksum, node): Frame, cx: &mut PollCx<'_>) {
     if let Err(skb) = cx.receive(skb, checksum) {
         sh.reject(Reason::RxShort, Some(node), u64::from(skb.len()));
     }
@@ -169,9 +162,10 @@ impl VeloRx {
         self.waiting.horizon().emptied(Clock.now());
     }
 
-    /// Forgets everything received so far; returns the number of announcements and frames that were waiting. The ports are closed.
+    /// Forgets everything received so far; returns the number of announcements and frames that were
+    /// waiting. The ports are closed.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
-        while self.partials.pop_oldest().is_some() {}
+        self.partials.flush();
         self.settled = Settled::default();
         let mut n = self.waiting.flush(&Locked(&sh.rx));
         self.order.flush(|frame| {
@@ -195,7 +189,13 @@ impl VeloRx {
         sh.partials.store(self.partials.len() as u32, Relaxed);
     }
 
-    fn message(&mut self, sh: &Shared, message: &velo::Message<'_>, now: u64, cx: &mut PollCx<'_>) {
+    fn message(
+        &mut self,
+        sh: &Shared,
+        message: &velo::Message<'_>,
+        now: Time,
+        cx: &mut PollCx<'_>,
+    ) {
         let status = &message.status;
         let node = status.source.node;
         let mut bytes = [0u8; velo::MAX_LEN as usize];
@@ -206,16 +206,18 @@ impl VeloRx {
         }
         sh.heard(node, now);
         if status.err {
-            // Semantics unknown (G9): such a message is not to be trusted, nor is what it would continue.
-            if let Some(p) = self.partials.get_mut(u64::from(node.0)) {
-                p.asm.abandon();
-                p.skb = None;
-            }
+            // Semantics unknown (G9): such a message is not to be trusted, nor is what it would
+            // continue.
+            self.partials.abandon(node);
             return sh.reject(Reason::RxMessage, Some(node), u64::from(status.len));
         }
         match Message::parse(status, payload) {
             Ok(Message::Eager { tag, last, data }) => {
-                self.eager(sh, node, tag, last, data, now, cx)
+                let fragment = Fragment { tag, last, data };
+                let complete = self.partials.push(sh, node, &fragment, now, cx);
+                if let Some((skb, checksum)) = complete {
+                    self.eager_frame(sh, (skb, checksum, node), now, cx);
+                }
             }
             Ok(Message::Announcement(a)) => self.announced(sh, node, a, now),
             Ok(Message::Dropped { address }) => sh.tx_dropped(node, address),
@@ -223,108 +225,7 @@ impl VeloRx {
         }
     }
 
-    #[expect(clippy::too_many_arguments)]
-    fn eager(
-        &mut self,
-        sh: &Shared,
-        node: NodeId,
-        tag: u8,
-        last: bool,
-        data: &[u8],
-        now: u64,
-        cx: &mut PollCx<'_>,
-    ) {
-        sh.count(Counter::RxFragments);
-        let key = u64::from(node.0);
-        let mut p = match self.partials.get_mut(key) {
-            Some(_) => self.partials.remove(key),
-            None => None,
-        }
-        .unwrap_or(Partial {
-            asm: Reassembler::new(conf::MAX_FRAME),
-            skb: None,
-            touched: now,
-        });
-        p.touched = now;
-        let mut several = false;
-        let complete = match p.asm.push(sh.prefix, node, tag, last, data) {
-            Progress::NeedMore { copy, discarded } => {
-                if let Some(reject) = discarded {
-                    sh.reject(reason_of(&reject), Some(node), reject.got);
-                }
-                if copy.offset == 0 {
-                    let room = ext_eth::first_buffer_len(tag).min(conf::MAX_FRAME);
-                    p.skb = RxSkb::alloc(&sh.ndev, room);
-                }
-                if !Self::append(sh, &mut p, data) {
-                    p.asm.abandon();
-                    p.skb = None;
-                    sh.reject(Reason::RxNoMemory, Some(node), u64::from(copy.offset));
-                }
-                None
-            }
-            Progress::Complete {
-                copy,
-                len,
-                discarded,
-            } => {
-                if let Some(reject) = discarded {
-                    sh.reject(reason_of(&reject), Some(node), reject.got);
-                }
-                several = copy.offset != 0;
-                if !several {
-                    p.skb = cx.alloc(len);
-                }
-                let fits = Self::append(sh, &mut p, data);
-                let skb = p.skb.take().filter(|_| fits);
-                if skb.is_none() {
-                    sh.reject(Reason::RxNoMemory, Some(node), u64::from(len));
-                }
-                skb
-            }
-            Progress::Reject(reject) => {
-                p.skb = None;
-                // The rest of a frame that was given up is counted once, with the break.
-                if reject.reason != ext_eth::Reason::Tail {
-                    sh.reject(reason_of(&reject), Some(node), reject.got);
-                }
-                None
-            }
-        };
-        // Between frames there is nothing to remember.
-        if p.asm != Reassembler::new(conf::MAX_FRAME) {
-            if self.partials.is_full() {
-                if let Some((old, _)) = self.partials.pop_oldest() {
-                    sh.reject(Reason::RxPartials, Some(NodeId(old as u16)), 0);
-                }
-            }
-            // Can't fail: there is a place, and the key was removed above.
-            let _ = self.partials.insert(key, p);
-        }
-        if let Some(skb) = complete {
-            self.eager_frame(sh, (skb, checksum(several), node), now, cx);
-        }
-    }
-
-    /// Appends to the frame, in a larger buffer if need be (more than 256 fragments share tags).
-    fn append(sh: &Shared, p: &mut Partial, data: &[u8]) -> bool {
-        let Some(skb) = p.skb.as_mut() else {
-            return false;
-        };
-        if skb.append(data).is_ok() {
-            return true;
-        }
-        let Some(mut larger) = RxSkb::alloc(&sh.ndev, conf::MAX_FRAME) else {
-            return false;
-        };
-        if larger.append(skb.data()).is_err() || larger.append(data).is_err() {
-            return false;
-        }
-        p.skb = Some(larger);
-        true
-    }
-
-    fn eager_frame(&mut self, sh: &Shared, frame: Frame, now: u64, cx: &mut PollCx<'_>) {
+    fn eager_frame(&mut self, sh: &Shared, frame: Frame, now: Time, cx: &mut PollCx<'_>) {
         let (skb, _, node) = &frame;
         let node = *node;
         if ext_eth::is_own_group_frame(skb.data(), node, sh.nic.node()) {
@@ -336,26 +237,21 @@ impl VeloRx {
             Some(mac) if ext_eth::is_group_mac(mac) => sh.count(Counter::RxMulticast),
             _ => {}
         }
-        match self.order.complete(Time(now), node, frame) {
+        match self.order.complete(now, node, frame) {
             Ok(()) => sh.count(Counter::RxHeld),
             Err(frame) => deliver(sh, frame, cx),
         }
     }
 
     /// An announced frame was fetched.
-    pub(crate) fn fetched(
-        &mut self,
-        sh: &Shared,
-        ticket: Option<Ticket>,
-        frame: Frame,
-        cx: &mut PollCx<'_>,
-    ) {
-        let late = match ticket {
-            Some(ticket) => self.order.arrived(ticket, frame).err(),
-            None => Some(frame),
-        };
-        if let Some(frame) = late {
-            deliver(sh, frame, cx);
+    ///
+    /// # Errors
+    ///
+    /// The frame: it waits for nothing.
+    pub(crate) fn fetched(&mut self, ticket: Option<Ticket>, frame: Frame) -> Result<(), Frame> {
+        match ticket {
+            Some(ticket) => self.order.arrived(ticket, frame),
+            None => Err(frame),
         }
     }
 
@@ -377,7 +273,7 @@ impl VeloRx {
         }
     }
 
-    fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement, now: u64) {
+    fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement, now: Time) {
         sh.count(Counter::RxAnnounced);
         if sh.is_gated() {
             // Waiting would hold back the network.
@@ -401,7 +297,7 @@ impl VeloRx {
             discard,
             ticket: match discard {
                 true => None,
-                false => self.order.announced(Time(now), node),
+                false => self.order.announced(now, node),
             },
         };
         if let Err(why) = self.waiting.push(&Clock, announced, &sh.limits()) {
@@ -455,22 +351,9 @@ impl VeloRx {
     }
 
     /// Discards partial frames that don't go on, and lets go past what is not fetched in time.
-    fn age(&mut self, sh: &Shared, now: u64) {
-        self.order.expire(Time(now), ms(conf::ORDER_MS));
-        let limit = ms(conf::PARTIAL_MS);
-        // A source that goes on is moved to the young end with every fragment.
-        while self
-            .partials
-            .oldest()
-            .is_some_and(|(_, p)| since(now, p.touched) >= limit)
-        {
-            let Some((node, p)) = self.partials.pop_oldest() else {
-                break;
-            };
-            if p.skb.is_some() {
-                sh.reject(Reason::RxStale, Some(NodeId(node as u16)), 0);
-            }
-        }
+    fn age(&mut self, sh: &Shared, now: Time) {
+        self.order.expire(now, ms(conf::ORDER_MS));
+        self.partials.age(sh, now);
     }
 }
 
@@ -480,8 +363,8 @@ pub(crate) struct Run<'a, 'b> {
     pub(crate) mailbox: Option<&'a mut velo::Mailbox>,
     pub(crate) rx: &'a mut VeloRx,
     pub(crate) cx: &'a mut PollCx<'b>,
-    /// When it began, in jiffies.
-    pub(crate) now: u64,
+    /// When it began.
+    pub(crate) now: Time,
 }
 
 impl Work for Run<'_, '_> {
@@ -539,6 +422,6 @@ impl Work for Run<'_, '_> {
     }
 
     fn set_timer(&mut self, at: Time) {
-        self.cx.again_in(delay(net::jiffies64(), at));
+        self.cx.again_in(delay(Clock.now(), at));
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::{
     conf::{self, Conf},
-    machine::Fetches,
+    machine::{delay, ms, ticks, AtomicTime, Clock, Fetches, Suspects},
     reason::{Counter, Counters, Reason},
     tx::Tx,
 };
@@ -16,23 +16,20 @@ use kernel::{
         atomic::{Atomic, AtomicFlag, Relaxed},
         Arc, SpinLockIrq,
     },
-    time::{msecs_to_jiffies, Delta},
+    time::Delta,
 };
-use kernel_ext::{
-    net::{self, NetDev},
-    ratelimit::RateLimit,
-};
+use kernel_ext::{net::NetDev, ratelimit::RateLimit};
 use protocol::{
     poll::Timer,
     restart::{Pauses, Restarts},
-    Time,
+    Clock as _, Time,
 };
 use wire::{ext_eth::MacPrefix, ids::NodeId};
 
 /// State of one interface, shared by transmit, the poll function and the control paths.
 ///
-/// Locks: `tx` and `rx` are never held together, and nothing is logged under them. They disable interrupts, so that netconsole may
-/// transmit from any context.
+/// Locks: `tx` and `rx` are never held together, and nothing is logged under them. They disable
+/// interrupts, so that netconsole may transmit from any context.
 #[pin_data]
 pub(crate) struct Shared {
     pub(crate) ndev: Arc<NetDev>,
@@ -55,14 +52,15 @@ pub(crate) struct Shared {
     pub(crate) waiting: Atomic<u32>,
     /// Partial frames: gauge.
     pub(crate) partials: Atomic<u32>,
-    /// Node + 1 of a peer that left transfers unanswered while no notification came at all; 0 if none.
-    suspect: Atomic<u32>,
-    /// When the last of these was given up, in jiffies.
-    given_up: Atomic<u64>,
-    /// When it was first heard of after that (0: not yet), in jiffies.
-    heard: Atomic<u64>,
-    /// Last notification, in jiffies.
-    notified: Atomic<u64>,
+    /// Announced frames on their way: gauge, for whoever has no frame of the queue before it.
+    pub(crate) moving: Atomic<u32>,
+    /// Peers that left transfers unanswered while no notification came at all.
+    #[pin]
+    suspects: SpinLockIrq<Suspects>,
+    /// How many: gauge.
+    watched: Atomic<u32>,
+    /// Last notification.
+    notified: AtomicTime,
     /// 1 if the ports are to be reopened.
     restart: Atomic<i32>,
     /// How often that was, and failed.
@@ -70,8 +68,8 @@ pub(crate) struct Shared {
     restarts: SpinLockIrq<Restarts>,
     /// 1 while the RMA port is open but its VPID not enabled.
     gated: Atomic<i32>,
-    /// What the timer of the poll function is set to. It is set with this lock held, so that nobody sets it to a later time than another one
-    /// has just asked for.
+    /// What the timer of the poll function is set to. It is set with this lock held, so that nobody
+    /// sets it to a later time than another one has just asked for.
     #[pin]
     pub(crate) timer: SpinLockIrq<Timer>,
 }
@@ -81,6 +79,7 @@ impl Shared {
     pub(crate) fn new(ndev: Arc<NetDev>, nic: Handle) -> Result<Arc<Self>> {
         let tx = Tx::new()?;
         let rx = Fetches::new(conf::RX_FLIGHT, conf::RX_LOST)?;
+        let suspects = Suspects::new(conf::SUSPECTS)?;
         Arc::pin_init(
             try_pin_init!(Self {
                 ndev,
@@ -96,10 +95,10 @@ impl Shared {
                 rma_fired: AtomicFlag::new(true),
                 waiting: Atomic::new(0),
                 partials: Atomic::new(0),
-                suspect: Atomic::new(0),
-                given_up: Atomic::new(0),
-                heard: Atomic::new(0),
-                notified: Atomic::new(0),
+                moving: Atomic::new(0),
+                suspects <- new_spinlock_irq!(suspects, "exn_suspects"),
+                watched: Atomic::new(0),
+                notified: AtomicTime::new(),
                 restart: Atomic::new(0),
                 restarts <- new_spinlock_irq!(Restarts::new(), "exn_restarts"),
                 gated: Atomic::new(0),
@@ -115,8 +114,8 @@ impl Shared {
         self.counters.inc(c);
     }
 
-    /// Counts a reason, and logs it (rate-limited) with the node concerned and a value that shows it. Any context, no lock of this
-    /// module held.
+    /// Counts a reason, and logs it (rate-limited) with the node concerned and a value that shows
+    /// it. Any context, no lock of this module held.
     #[cold]
     pub(crate) fn reject(&self, r: Reason, node: Option<NodeId>, detail: u64) {
         self.reject_many(r, 1, node, detail);
@@ -146,7 +145,8 @@ impl Shared {
         }
     }
 
-    /// Counts a notification that belongs to nothing in flight: late, if it is for what an earlier port left.
+    /// Counts a notification that belongs to nothing in flight: late, if it is for what an earlier
+    /// port left.
     #[cold]
     pub(crate) fn unmatched(&self, node: NodeId, key: u64) {
         let reason = match self.nic.quarantine().covers(key) {
@@ -161,14 +161,15 @@ impl Shared {
         !self.is_gated() && self.tx.lock().is_open()
     }
 
-    /// Switches the carrier: on while other nodes can be reached and the interface has ports. Any context, no lock of this module
-    /// held.
+    /// Switches the carrier: on while other nodes can be reached and the interface has ports. Any
+    /// context, no lock of this module held.
     pub(crate) fn update_carrier(&self) {
         self.ndev
             .carrier_by(|| self.nic.is_connected() && self.is_usable());
     }
 
-    /// Whether the RMA port waits for its VPID to be enabled: nothing can be fetched here or from here.
+    /// Whether the RMA port waits for its VPID to be enabled: nothing can be fetched here or from
+    /// here.
     #[inline]
     pub(crate) fn is_gated(&self) -> bool {
         self.gated.load(Relaxed) != 0
@@ -179,58 +180,54 @@ impl Shared {
         self.gated.xchg(i32::from(gated), Relaxed) != 0
     }
 
+    /// Calls `f` with the peers that are watched.
+    fn with_suspects<R>(&self, f: impl FnOnce(&mut Suspects) -> R) -> R {
+        let mut suspects = self.suspects.lock();
+        let result = f(&mut suspects);
+        self.watched.store(suspects.len() as u32, Relaxed);
+        result
+    }
+
     /// Notifications came: the queue works.
     #[inline]
-    pub(crate) fn notified(&self, now: u64) {
-        self.notified.store(now, Relaxed);
-        if self.suspect.load(Relaxed) != 0 {
-            self.suspect.store(0, Relaxed);
+    pub(crate) fn notified(&self, now: Time) {
+        self.notified.store(now);
+        if self.watched.load(Relaxed) != 0 {
+            self.with_suspects(Suspects::clear);
         }
     }
 
-    /// Transfers with `node` were given up. If no notification at all came meanwhile, either the peer is dead or our queue is stuck (a
-    /// lost write of the NIC leaves a hole in it): [`Shared::heard`] decides.
-    pub(crate) fn unanswered(&self, node: NodeId, now: u64) {
-        let silence = since(now, self.notified.load(Relaxed));
-        if silence < ms(conf::timeout_ms()) {
-            return;
-        }
-        let (suspect, this) = (self.suspect.load(Relaxed), u32::from(node.0) + 1);
-        if suspect == 0 {
-            self.heard.store(0, Relaxed);
-            self.suspect.store(this, Relaxed);
-        }
-        if suspect == 0 || suspect == this {
-            self.given_up.store(now, Relaxed);
-        }
+    /// Transfers with `node` were given up. If no notification at all came meanwhile, either the
+    /// peer is dead or our queue is stuck (a lost write of the NIC leaves a hole in it):
+    /// [`Shared::heard`] decides.
+    pub(crate) fn unanswered(&self, node: NodeId, now: Time) {
+        let (notified, proof) = (self.notified.load(), self.proof());
+        self.with_suspects(|s| s.unanswered(node, now, notified, &proof));
     }
 
-    /// A message of `node` came. A suspect that is alive for a second while still nothing is answered shows that our ports are stuck.
+    /// A message of `node` came. One that is alive for a second while still nothing is answered
+    /// shows that our ports are stuck.
     #[inline]
-    pub(crate) fn heard(&self, node: NodeId, now: u64) {
-        if self.suspect.load(Relaxed) == u32::from(node.0) + 1 {
+    pub(crate) fn heard(&self, node: NodeId, now: Time) {
+        if self.watched.load(Relaxed) != 0 {
             self.judge(node, now);
         }
     }
 
     #[cold]
-    fn judge(&self, node: NodeId, now: u64) {
-        if since(now, self.given_up.load(Relaxed)) >= ms(conf::FRESH_MS) {
-            // It was away since then, and nothing was asked of it that it could have answered.
-            self.suspect.store(0, Relaxed);
-            return;
-        }
-        let first = self.heard.load(Relaxed);
-        if first == 0 {
-            self.heard.store(now.max(1), Relaxed);
-        } else if since(now, first) >= ms(conf::PROOF_MS) {
-            self.suspect.store(0, Relaxed);
-            let begins = self.restarts.lock().begin(Time(now), &pauses());
-            if begins {
-                self.restart.store(1, Relaxed);
-                self.reject(Reason::Restart, Some(node), 0);
-                self.ndev.schedule_work();
+    fn judge(&self, node: NodeId, now: Time) {
+        let proof = self.proof();
+        let stuck = self.with_suspects(|s| {
+            let stuck = s.heard(node, now, &proof);
+            if stuck {
+                s.clear();
             }
+            stuck
+        });
+        if stuck && self.restarts.lock().begin(now, &pauses()) {
+            self.restart.store(1, Relaxed);
+            self.reject(Reason::Restart, Some(node), 0);
+            self.ndev.schedule_work();
         }
     }
 
@@ -249,8 +246,9 @@ impl Shared {
         self.restarts.lock().settled();
     }
 
-    /// The ports could not be reopened: it is tried again after a while, unless the interface is set down and up before. The reason is
-    /// logged the first time. May not be called with a lock held.
+    /// The ports could not be reopened: it is tried again after a while, unless the interface is
+    /// set down and up before. The reason is logged the first time. May not be called with a lock
+    /// held.
     pub(crate) fn reopen_later(&self, e: Error) {
         let (again, pause) = {
             let mut restarts = self.restarts.lock();
@@ -265,7 +263,7 @@ impl Shared {
         self.counters.reason(Reason::RestartFailed, 1);
         self.restart.store(1, Relaxed);
         self.ndev
-            .schedule_work_in(delay(0, Time(pause)).as_millis() as u32);
+            .schedule_work_in(ticks(pause).as_millis() as u32);
     }
 
     /// A new period of the interface begins.
@@ -276,22 +274,23 @@ impl Shared {
         self.rma_fired.store(true, Relaxed);
         self.restart.store(0, Relaxed);
         self.reopened();
-        self.suspect.store(0, Relaxed);
-        self.notified.store(net::jiffies64(), Relaxed);
+        self.with_suspects(Suspects::clear);
+        self.notified.store(Clock.now());
     }
 
-    /// Makes sure that housekeeping runs soon; `schedule_in` has the interface polled after a delay.
+    /// Makes sure that housekeeping runs soon; `schedule_in` has the interface polled after a
+    /// delay.
     #[inline]
     pub(crate) fn want_tick(&self, schedule_in: impl FnOnce(Delta)) {
-        let now = net::jiffies64();
+        let now = Clock.now();
         let mut timer = self.timer.lock();
-        if let Some(at) = timer.want(Time(now + ms(conf::TICK_MS))) {
+        if let Some(at) = timer.want(now.after(ms(conf::TICK_MS))) {
             schedule_in(delay(now, at));
         }
     }
 }
 
-/// Pauses of restarts, in jiffies.
+/// Pauses of restarts, in ticks.
 fn pauses() -> Pauses {
     Pauses {
         restart: ms(conf::RESTART_MS),
@@ -299,23 +298,4 @@ fn pauses() -> Pauses {
         retry: ms(conf::RETRY_MS),
         longest_retry: ms(conf::RETRY_MAX_MS),
     }
-}
-
-/// Time from `now`, in jiffies, to `at`.
-#[inline]
-pub(crate) fn delay(now: u64, at: Time) -> Delta {
-    let hz = ms(1000).max(1);
-    Delta::from_millis((at.0.saturating_sub(now) * 1000 / hz) as i64)
-}
-
-/// Jiffies from `then` to `now`; none if `then` is later: what another processor noted while this one was on its way with `now`.
-#[inline]
-pub(crate) fn since(now: u64, then: u64) -> u64 {
-    now.saturating_sub(then)
-}
-
-/// Milliseconds as jiffies.
-#[inline]
-pub(crate) fn ms(ms: u32) -> u64 {
-    msecs_to_jiffies(ms) as u64
 }

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Sending: eager frames as VELO messages, the others announced and kept until the peer has fetched them.
+//! The sending side: eager frames as VELO messages, the others announced and kept until the peer
+//! has fetched them.
 //!
-//! A frame that can't go out at once (no credit, too many in flight) is *parked*: the queue is stopped, and the frame goes first when there
-//! is room again. So the stack never gets a frame back, and a frame of several messages of which some were sent (the port began to
-//! repair itself in between) is finished before anything else is sent: messages of two frames never interleave.
+//! A frame that can't go out at once (no credit, too many in flight) is *parked*: the queue is
+//! stopped, and the frame goes first when there is room again. So the stack never gets a frame
+//! back, and a frame of several messages of which some were sent is finished before anything else
+//! is sent: messages of two frames never interleave. Of a long one a few messages are sent at a
+//! time, as interrupts are off meanwhile; it is parked in between.
+//!
+//! Receivers may deliver frames as they come. So a short frame is announced as well as long as
+//! announced ones of its flow are on their way, which it would overtake in a message.
 
 use crate::{
     conf,
@@ -13,11 +19,8 @@ use crate::{
     shared::Shared,
 };
 use extoll_core::velo::{self, Header, SendError};
-use kernel::prelude::*;
-use kernel_ext::{
-    mem::BoundDevice,
-    net::{BqlDone, Owner, SkBuff, TxMapping, TxQueue, Unmapped},
-};
+use kernel::{prelude::*, sync::atomic::Relaxed};
+use kernel_ext::net::{BqlDone, Owner, SkBuff, TxMapping, TxQueue};
 use protocol::{
     flow::Counts,
     poll::Settled,
@@ -31,19 +34,24 @@ use wire::{
 };
 
 /// A frame on its way to the port.
-struct Parked {
-    skb: SkBuff,
-    target: Target,
-    path: Path,
+pub(crate) struct Outgoing {
+    pub(crate) skb: SkBuff,
+    pub(crate) target: Target,
+    /// By its length.
+    pub(crate) path: Path,
+    /// A number that all frames of a flow share.
+    pub(crate) flow: u32,
     /// Messages of it that were sent.
-    sent: usize,
+    pub(crate) sent: usize,
 }
 
 /// What became of a frame.
-enum Sent {
-    /// Sent or announced.
+pub(crate) enum Sent {
+    /// Sent or announced. The frame is given back if nobody needs it any more.
     Done,
-    /// No room: it was parked.
+    /// Some of it. It is parked, and the rest can go at once: [`Tx::proceed`].
+    Part,
+    /// No room: it is parked, and the queue is stopped.
     Parked(Counter),
     /// Not sent.
     Dropped(Reason, u64),
@@ -55,7 +63,7 @@ pub(crate) struct Tx {
     /// What the port has sent.
     settled: Settled,
     announced: Sender,
-    parked: Option<Parked>,
+    parked: Option<Outgoing>,
     /// The queue was stopped by this module.
     stopped: bool,
 }
@@ -147,7 +155,8 @@ impl Tx {
         self.announced.active() == 0
     }
 
-    /// Takes one frame out at `down`, true if it was in flight, to be dropped without the lock; the port is closed.
+    /// Takes one frame out at `down`, true if it was in flight, to be dropped without the lock; the
+    /// port is closed.
     pub(crate) fn flush_one(&mut self) -> Option<(bool, TxMapping)> {
         let (active, buffer) = self.announced.flush_one()?;
         Some((active, buffer.map))
@@ -162,22 +171,30 @@ impl Tx {
     fn send(
         &mut self,
         sh: &Shared,
-        frame: Parked,
+        frame: Outgoing,
         queue: Option<&TxQueue<'_>>,
     ) -> (Sent, Option<SkBuff>) {
         // Moved out and back (under the lock), which is cheaper than a reference.
         let Some(port) = self.port.take() else {
             return (Sent::Dropped(Reason::TxPort, 0), Some(frame.skb));
         };
-        let result = match frame.path {
-            Path::Eager => self.send_eager(sh, &port, frame),
-            Path::Rendezvous => self.announce(sh, &port, frame, queue),
+        let announce = match (frame.path, frame.target) {
+            (_, Target::Node(_)) if frame.sent > 0 => false,
+            (path, Target::Node(node)) => {
+                self.announced.sends(&Clock, node);
+                path == Path::Rendezvous || self.announced.is_moving(node, frame.flow)
+            }
+            (path, Target::Group(_)) => path == Path::Rendezvous,
+        };
+        let result = match announce {
+            true => self.announce(sh, &port, frame, queue),
+            false => self.send_eager(sh, &port, frame),
         };
         self.port = Some(port);
         result
     }
 
-    fn park(&mut self, frame: Parked, why: Counter) -> (Sent, Option<SkBuff>) {
+    fn park(&mut self, frame: Outgoing, why: Counter) -> (Sent, Option<SkBuff>) {
         self.parked = Some(frame);
         (Sent::Parked(why), None)
     }
@@ -186,7 +203,7 @@ impl Tx {
         &mut self,
         sh: &Shared,
         port: &velo::Sender,
-        mut frame: Parked,
+        mut frame: Outgoing,
     ) -> (Sent, Option<SkBuff>) {
         let len = frame.skb.len();
         let Ok(pieces) = ext_eth::eager_pieces(len) else {
@@ -202,7 +219,7 @@ impl Tx {
             if frame.sent == 0 {
                 frame.skb.tx_timestamp();
             }
-            for piece in pieces.skip(frame.sent) {
+            for piece in pieces.skip(frame.sent).take(conf::BURST) {
                 result = port.send(
                     header(piece.descriptor(frame.target)),
                     piece.data(frame.skb.data()),
@@ -214,6 +231,10 @@ impl Tx {
             }
         }
         match result {
+            Ok(()) if frame.sent < total => {
+                self.parked = Some(frame);
+                (Sent::Part, None)
+            }
             Ok(()) => {
                 sh.ndev.count_tx(1, u64::from(len));
                 sh.counters.add(Counter::TxFragments, total as u64);
@@ -235,13 +256,13 @@ impl Tx {
         &mut self,
         sh: &Shared,
         port: &velo::Sender,
-        frame: Parked,
+        frame: Outgoing,
         queue: Option<&TxQueue<'_>>,
     ) -> (Sent, Option<SkBuff>) {
         let Target::Node(node) = frame.target else {
             return (Sent::Dropped(Reason::TxMulticastLong, 0), Some(frame.skb));
         };
-        let prompt = match self.announced.admit(node, &sh.limits()) {
+        let prompt = match self.announced.admit(&Clock, node, &sh.limits()) {
             Admitted::Yes { prompt } => prompt,
             Admitted::Later => return self.park(frame, Counter::TxStopFull),
             Admitted::No(flight) => {
@@ -258,8 +279,15 @@ impl Tx {
             }
             Err(_) => return (Sent::Dropped(Reason::TxPort, 0), Some(frame.skb)),
         }
-        let (len, target, path) = (frame.skb.len(), frame.target, frame.path);
-        let mut skb = Some(frame.skb);
+        let Outgoing {
+            skb,
+            target,
+            path,
+            flow,
+            ..
+        } = frame;
+        let len = skb.len();
+        let mut skb = Some(skb);
         let map = sh.nic.with_bound_atomic(|dev| {
             let mut skb = skb.take()?;
             skb.tx_timestamp();
@@ -273,15 +301,20 @@ impl Tx {
             // The device is unbound only after the port was closed.
             Ok(None) | Err(_) => return (Sent::Dropped(Reason::TxPort, 0), skb),
         };
-        // What goes to a peer that stands still is not charged: it would stop the queue for all others.
+        // What goes to a peer that stands still is not charged: it would stop the queue for all
+        // others.
         let bql = queue.filter(|_| prompt).map(|q| q.bql_sent(len));
         let buffer = TxBuffer { map, bql };
         match self
             .announced
-            .announce(&Clock, &mut Messages(port), node, buffer, len)
+            .announce(&Clock, &mut Messages(port), node, buffer, len, flow)
         {
             Ok(()) => {
+                self.publish(sh);
                 sh.count(Counter::TxRdv);
+                if path == Path::Eager {
+                    sh.count(Counter::TxShortRdv);
+                }
                 (Sent::Done, None)
             }
             Err((buffer, why)) => {
@@ -290,10 +323,11 @@ impl Tx {
                 };
                 match why {
                     Unsent::Refused(Refused::Later) => self.park(
-                        Parked {
+                        Outgoing {
                             skb,
                             target,
                             path,
+                            flow,
                             sent: 0,
                         },
                         Counter::TxStopCredit,
@@ -319,36 +353,62 @@ impl Tx {
         unmapped.ok()??.into_frame().ok()
     }
 
-    /// Takes a frame from the stack.
-    fn transmit(
+    /// Tells whoever prepares a frame whether its flow matters.
+    fn publish(&self, sh: &Shared) {
+        sh.moving.store(self.announced.moving() as u32, Relaxed);
+    }
+
+    /// Sends a frame, and stops the queue if it can't.
+    fn send_or_stop(
         &mut self,
         sh: &Shared,
-        frame: Parked,
-        queue: &TxQueue<'_>,
+        frame: Outgoing,
+        queue: Option<&TxQueue<'_>>,
     ) -> (Sent, Option<SkBuff>) {
-        let result = self.send(sh, frame, Some(queue));
-        let stop = match &result.0 {
-            Sent::Parked(why) => Some(*why),
-            _ if self.announced.moving() >= sh.conf.flight() as usize => Some(Counter::TxStopFull),
-            _ => None,
-        };
-        if let Some(why) = stop {
-            self.stopped = true;
-            sh.ndev.stop_queue();
-            sh.count(why);
+        let result = self.send(sh, frame, queue);
+        if let (Sent::Parked(why), false) = (&result.0, self.stopped) {
+            self.stop_queue(sh, *why);
         }
         result
     }
 
-    /// There may be room again: sends what is parked, then wakes the queue. Gives back a frame that is done, with its fate.
-    fn unblock(&mut self, sh: &Shared) -> Option<(Sent, Option<SkBuff>)> {
-        let mut result = None;
-        if let Some(frame) = self.parked.take() {
-            let sent = self.send(sh, frame, None);
-            if self.parked.is_some() {
-                return None;
-            }
-            result = Some(sent);
+    fn stop_queue(&mut self, sh: &Shared, why: Counter) {
+        self.stopped = true;
+        sh.ndev.stop_queue();
+        sh.count(why);
+    }
+
+    /// Takes a frame from the stack; with the lock of its queue held. After [`Sent::Part`] the rest
+    /// is to be sent with [`Tx::proceed`] before that is let go of.
+    pub(crate) fn transmit(
+        &mut self,
+        sh: &Shared,
+        frame: Outgoing,
+        queue: &TxQueue<'_>,
+    ) -> (Sent, Option<SkBuff>) {
+        let result = self.send_or_stop(sh, frame, Some(queue));
+        let full = self.announced.moving() >= sh.conf.flight() as usize;
+        if full && !self.stopped {
+            self.stop_queue(sh, Counter::TxStopFull);
+        }
+        result
+    }
+
+    /// Sends more of the frame that is parked. Somebody else may have done so: the poll function
+    /// does not wait for the queue's lock.
+    pub(crate) fn proceed(&mut self, sh: &Shared) -> (Sent, Option<SkBuff>) {
+        match self.parked.take() {
+            Some(frame) => self.send_or_stop(sh, frame, None),
+            None => (Sent::Done, None),
+        }
+    }
+
+    /// There may be room again: sends what is parked, then wakes the queue. Gives back a frame that
+    /// is done, with its fate.
+    pub(crate) fn unblock(&mut self, sh: &Shared) -> Option<(Sent, Option<SkBuff>)> {
+        let result = self.parked.is_some().then(|| self.proceed(sh));
+        if self.parked.is_some() {
+            return result;
         }
         let limit = sh.conf.flight() as usize;
         if self.stopped && self.port.is_some() && self.announced.moving() <= limit - limit / 4 {
@@ -359,20 +419,45 @@ impl Tx {
         result
     }
 
-    /// Marks what stands still, gives up what is overdue. Returns node and number of the frames given up, and whether all of it was done.
-    fn age(
+    /// A notification ends an announced frame.
+    pub(crate) fn notified(&mut self, sh: &Shared, c: &Completion) -> Ended<TxBuffer> {
+        let ended = self.announced.notified(&Clock, &sh.limits(), c);
+        self.publish(sh);
+        ended
+    }
+
+    /// `node` says that it dropped the frame at `address`: whether there is one.
+    pub(crate) fn dropped(
+        &mut self,
+        sh: &Shared,
+        node: NodeId,
+        address: u64,
+        done: &mut BqlDone,
+        owners: &mut Owners,
+    ) -> bool {
+        let found = self.announced.dropped(&Clock, node, address, |buffer| {
+            buffer.stalled(sh, done, owners);
+        });
+        self.publish(sh);
+        found
+    }
+
+    /// Marks what stands still, gives up what is overdue. Returns node and number of the frames
+    /// given up, and whether all of it was done.
+    pub(crate) fn age(
         &mut self,
         sh: &Shared,
         limits: &Limits,
         done: &mut BqlDone,
         owners: &mut Owners,
     ) -> (Option<(NodeId, u64)>, bool) {
-        // The time is asked for with the lock held: the other processor may just have announced something.
+        // The time is asked for with the lock held: the other processor may just have announced
+        // something.
         let settled = self.port.as_ref().map_or(Time::default(), |port| {
             let (posted, sent) = port.progress();
             self.settled.update(Clock.now(), posted, sent)
         });
-        self.announced.age(
+        let result = self.announced.age(
             &Clock,
             limits,
             settled,
@@ -381,13 +466,15 @@ impl Tx {
                 !owners.is_full()
             },
             |buffer| buffer.free(&sh.nic),
-        )
+        );
+        self.publish(sh);
+        result
     }
 }
 
 /// Owners of frames that stand still: to be dropped without a lock.
 #[derive(Default)]
-struct Owners {
+pub(crate) struct Owners {
     owners: [Option<Owner>; 32],
     used: usize,
 }
@@ -406,8 +493,9 @@ impl Owners {
 }
 
 impl TxBuffer {
-    /// The frame stops counting against shared limits and is detached from its socket: TCP sends nothing again that it believes to be
-    /// in a queue, and other senders would wait for room in their send buffer.
+    /// The frame stops counting against shared limits and is detached from its socket: TCP sends
+    /// nothing again that it believes to be in a queue, and other senders would wait for room in
+    /// their send buffer.
     fn stalled(&mut self, sh: &Shared, done: &mut BqlDone, owners: &mut Owners) {
         if let Some(token) = self.bql.take() {
             done.add(token);
@@ -416,177 +504,5 @@ impl TxBuffer {
             owners.push(owner);
         }
         sh.count(Counter::TxStalled);
-    }
-}
-
-impl Shared {
-    fn account(&self, sent: Sent, skb: Option<SkBuff>, node: Option<NodeId>) {
-        match (sent, skb) {
-            (Sent::Done, Some(skb)) => skb.consume(),
-            (Sent::Dropped(reason, detail), skb) => {
-                drop(skb);
-                self.reject(reason, node, detail);
-            }
-            (Sent::Done | Sent::Parked(_), _) => {}
-        }
-    }
-
-    /// Takes a frame from the stack: sends it, parks it, or drops it with a reason. Returns whether housekeeping is needed.
-    pub(crate) fn transmit(&self, mut skb: SkBuff, queue: &TxQueue<'_>) -> bool {
-        let (target, path) = match self.prepare(&mut skb) {
-            Ok(way) => way,
-            Err((reason, detail)) => {
-                drop(skb);
-                self.reject(reason, None, detail);
-                return false;
-            }
-        };
-        let node = match target {
-            Target::Node(node) => Some(node),
-            Target::Group(_) => None,
-        };
-        let frame = Parked {
-            skb,
-            target,
-            path,
-            sent: 0,
-        };
-        let ((sent, skb), tick) = {
-            let mut tx = self.tx.lock();
-            (tx.transmit(self, frame, queue), tx.needs_tick())
-        };
-        self.account(sent, skb, node);
-        tick
-    }
-
-    /// Checks a frame, makes it contiguous, finishes its checksum, and chooses its way.
-    fn prepare(&self, skb: &mut SkBuff) -> Result<(Target, Path), (Reason, u64)> {
-        let len = skb.len();
-        // Until the stack has noticed that the carrier is gone.
-        if !self.ndev.carrier_ok() {
-            return Err((Reason::TxNoCarrier, u64::from(len)));
-        }
-        if len < ext_eth::HEADER_LEN {
-            return Err((Reason::TxShort, u64::from(len)));
-        }
-        if len > conf::MAX_FRAME {
-            return Err((Reason::TxLong, u64::from(len)));
-        }
-        if skb.checksum_unfinished() && !conf::skip_tx_checksum() {
-            skb.finish_checksum()
-                .map_err(|_| (Reason::TxChecksum, u64::from(len)))?;
-            self.count(Counter::TxChecksummed);
-        }
-        if !skb.is_linear() {
-            skb.linearize()
-                .map_err(|_| (Reason::TxNoMemory, u64::from(len)))?;
-            self.count(Counter::TxLinearized);
-        }
-        let mac = ext_eth::destination(skb.data()).ok_or((Reason::TxShort, u64::from(len)))?;
-        let detail = mac.iter().fold(0, |n, b| n << 8 | u64::from(*b));
-        let target = self
-            .prefix
-            .target(mac, conf::default_node())
-            .ok_or((Reason::TxNoRoute, detail))?;
-        let path = Path::choose(len, target, self.conf.threshold());
-        if matches!(target, Target::Group(_)) && len > conf::MAX_EAGER {
-            return Err((Reason::TxMulticastLong, u64::from(len)));
-        }
-        Ok((target, path))
-    }
-
-    /// There may be room: sends what is parked and wakes the queue. Not with a lock of this module.
-    pub(crate) fn tx_unblock(&self) {
-        let result = self.tx.lock().unblock(self);
-        if let Some((sent, skb)) = result {
-            self.account(sent, skb, None);
-        }
-    }
-
-    /// Ends an announced frame by its notification; `consume` frees a frame that was sent.
-    pub(crate) fn tx_complete(
-        &self,
-        dev: &BoundDevice,
-        c: &Completion,
-        done: &mut BqlDone,
-        consume: impl FnOnce(Unmapped),
-    ) {
-        let ended = self.tx.lock().announced.notified(c);
-        self.tx_ended(dev, ended, c, done, consume);
-    }
-
-    /// The peer says that it dropped an announced frame.
-    pub(crate) fn tx_dropped(&self, node: NodeId, address: u64) {
-        let (mut done, mut owners) = (BqlDone::default(), Owners::default());
-        let found = self
-            .tx
-            .lock()
-            .announced
-            .dropped(&Clock, node, address, |buffer| {
-                buffer.stalled(self, &mut done, &mut owners);
-            });
-        drop(owners);
-        self.ndev.bql_done(done);
-        let reason = match found {
-            true => Reason::TxPeerDropped,
-            false => Reason::DropUnmatched,
-        };
-        self.reject(reason, Some(node), address);
-    }
-
-    fn tx_ended(
-        &self,
-        dev: &BoundDevice,
-        ended: Ended<TxBuffer>,
-        c: &Completion,
-        done: &mut BqlDone,
-        consume: impl FnOnce(Unmapped),
-    ) {
-        let (peer, value) = (c.peer, c.key);
-        let (buffer, failed) = match ended {
-            Ended::Fetched(buffer) => (buffer, None),
-            Ended::Failed(buffer, error) => {
-                (buffer, Some((Reason::TxNotifyError, u64::from(error))))
-            }
-            Ended::Late(buffer) => (buffer, Some((Reason::Late, value))),
-            Ended::Unmatched => return self.unmatched(peer, value),
-        };
-        if let Some(token) = buffer.bql {
-            done.add(token);
-        }
-        // The frames are of this binding: nothing is kept beyond it.
-        let Ok(skb) = buffer.map.unmap(dev) else {
-            return;
-        };
-        match failed {
-            Some((reason, detail)) => {
-                drop(skb);
-                self.reject(reason, Some(peer), detail);
-            }
-            None => {
-                self.ndev.count_tx(1, u64::from(skb.len()));
-                self.count(Counter::TxRdvDone);
-                consume(skb);
-            }
-        }
-    }
-
-    /// Housekeeping of the sending side.
-    pub(crate) fn tx_tick(&self, now: u64) {
-        let limits = self.limits();
-        loop {
-            let (mut done, mut owners) = (BqlDone::default(), Owners::default());
-            let (lost, all) = self.tx.lock().age(self, &limits, &mut done, &mut owners);
-            drop(owners);
-            self.ndev.bql_done(done);
-            if let Some((node, n)) = lost {
-                self.reject_many(Reason::TxTimeout, n, Some(node), n);
-                self.unanswered(node, now);
-            }
-            if all {
-                break;
-            }
-        }
-        self.tx_unblock();
     }
 }

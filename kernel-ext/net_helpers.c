@@ -43,10 +43,16 @@ struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct 
 	dev->tx_queue_len = cfg->tx_queue_len;
 	dev->watchdog_timeo = msecs_to_jiffies(cfg->watchdog_ms);
 	dev->features = NETIF_F_HIGHDMA;
+	/*
+	 * Unfinished checksums of just these frames are recognised by receivers: TCP and UDP behind a
+	 * plain IP header.
+	 */
 	if (cfg->tx_csum)
-		dev->features |= NETIF_F_HW_CSUM;
-	dev->hw_features = dev->features & NETIF_F_HW_CSUM;
+		dev->features |= NETIF_F_IP_CSUM | NETIF_F_IPV6_CSUM;
+	dev->hw_features = (dev->features & NETIF_F_CSUM_MASK) | NETIF_F_RXCSUM;
 	dev->vlan_features = dev->features;
+	if (cfg->rx_csum)
+		dev->features |= NETIF_F_RXCSUM;
 	if (!cfg->multicast)
 		dev->flags &= ~IFF_MULTICAST;
 	/* Frames are handed to hardware by address, and freed late: pktgen may not share them. */
@@ -112,6 +118,11 @@ void extoll_net_set_mtu(struct net_device *dev, u32 mtu)
 const char *extoll_net_name(const struct net_device *dev)
 {
 	return netdev_name(dev);
+}
+
+bool extoll_net_rx_csum(const struct net_device *dev)
+{
+	return READ_ONCE(dev->features) & NETIF_F_RXCSUM;
 }
 
 void extoll_net_set_mac(struct net_device *dev, const u8 *addr)
@@ -241,9 +252,15 @@ static enum hrtimer_restart extoll_napi_kick(struct hrtimer *t)
 	return HRTIMER_NORESTART;
 }
 
+static void extoll_napi_soon(struct irq_work *w)
+{
+	napi_schedule(&container_of(w, struct extoll_napi, soon)->napi);
+}
+
 void extoll_napi_add(struct net_device *dev, struct extoll_napi *n, int (*poll)(struct napi_struct *n, int budget))
 {
 	memset(n, 0, sizeof(*n));
+	init_irq_work(&n->soon, extoll_napi_soon);
 	hrtimer_setup(&n->kick, extoll_napi_kick, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
 	netif_napi_add(dev, &n->napi, poll);
 }
@@ -258,6 +275,7 @@ void extoll_napi_del(struct extoll_napi *n)
 	n->enabled = false;
 	netdev_unlock(dev);
 	hrtimer_cancel(&n->kick);
+	irq_work_sync(&n->soon);
 	netif_napi_del(&n->napi);
 }
 
@@ -267,8 +285,11 @@ void extoll_napi_enable_all(struct net_device *dev)
 	struct napi_struct *napi;
 
 	netdev_lock(dev);
-	/* Each gets the next ID when it is enabled, and the core wants its list by descending IDs (netdev_nl_napi_dump_one()). */
-	list_for_each_entry_reverse(napi, &dev->napi_list, dev_list) {
+	/*
+	 * There is one (Napi::new()). Of several each would get the next ID here, and the core wants its
+	 * list by descending IDs (netdev_nl_napi_dump_one()).
+	 */
+	list_for_each_entry(napi, &dev->napi_list, dev_list) {
 		struct extoll_napi *n = container_of(napi, struct extoll_napi, napi);
 
 		if (n->enabled || n->claimed)
@@ -320,25 +341,18 @@ void extoll_napi_unclaim(struct extoll_napi *n)
 	netdev_unlock(n->napi.dev);
 }
 
-bool extoll_napi_schedule(struct extoll_napi *n)
+/* A process that raises the softirq has to see that it runs: until the next interrupt nobody else would. */
+void extoll_napi_schedule(struct extoll_napi *n)
 {
-	bool scheduled;
-
-	if (!in_task() || irqs_disabled())
-		return napi_schedule(&n->napi);
-	/* A process has to run the softirq by itself: until the next interrupt nobody else would. */
-	local_bh_disable();
-	scheduled = napi_schedule(&n->napi);
-	local_bh_enable();
-	return scheduled;
-}
-
-/* Whether napi_complete_done() after this much work will have the instance polled by a timer. Only while it is polled. */
-bool extoll_napi_defers(const struct extoll_napi *n, int work)
-{
-	u32 left = work ? READ_ONCE(n->napi.defer_hard_irqs) : n->napi.defer_hard_irqs_count;
-
-	return left > 0 && READ_ONCE(n->napi.gro_flush_timeout) > 0;
+	if (!in_task()) {
+		napi_schedule(&n->napi);
+	} else if (irqs_disabled()) {
+		irq_work_queue(&n->soon);
+	} else {
+		local_bh_disable();
+		napi_schedule(&n->napi);
+		local_bh_enable();
+	}
 }
 
 void extoll_napi_schedule_in(struct extoll_napi *n, u64 ns)
@@ -352,9 +366,17 @@ bool extoll_napi_timer_runs(const struct extoll_napi *n)
 	return hrtimer_is_queued((struct hrtimer *)&n->kick);
 }
 
-void extoll_napi_receive(struct extoll_napi *n, struct sk_buff *skb, bool csum_ok)
+/*
+ * Nobody has verified a frame whose checksum is not there yet (CHECKSUM_PARTIAL): the stack takes it,
+ * and finishes it when the frame goes on to another interface.
+ */
+void extoll_napi_receive(struct extoll_napi *n, struct sk_buff *skb, enum extoll_csum csum,
+			 u16 start, u16 offset)
 {
-	skb->ip_summed = csum_ok ? CHECKSUM_UNNECESSARY : CHECKSUM_NONE;
+	skb->ip_summed = csum == EXTOLL_CSUM_VERIFIED ? CHECKSUM_UNNECESSARY : CHECKSUM_NONE;
+	/* Changes nothing if that would be outside of the frame. */
+	if (csum == EXTOLL_CSUM_UNFINISHED)
+		skb_partial_csum_set(skb, start, offset);
 	skb_record_rx_queue(skb, 0);
 	skb->protocol = eth_type_trans(skb, n->napi.dev);
 	napi_gro_receive(&n->napi, skb);
@@ -403,6 +425,11 @@ int extoll_skb_linearize(struct sk_buff *skb)
 bool extoll_skb_csum_partial(const struct sk_buff *skb)
 {
 	return skb->ip_summed == CHECKSUM_PARTIAL;
+}
+
+u32 extoll_skb_hash(struct sk_buff *skb)
+{
+	return skb_get_hash(skb);
 }
 
 void extoll_skb_tx_timestamp(struct sk_buff *skb)
@@ -485,6 +512,12 @@ void extoll_skb_disown(struct sk_buff *skb)
 	/* It may be held for a minute: connection tracking can't end before it has its entry back. */
 	nf_reset_ct(skb);
 	consume_skb(skb);
+}
+
+/* ack may be NULL; the text is copied. */
+void extoll_ack(struct netlink_ext_ack *ack, const char *why)
+{
+	NL_SET_ERR_MSG_FMT(ack, "%s", why);
 }
 
 void extoll_bh_disable(void)

@@ -6,6 +6,7 @@
 #include <linux/etherdevice.h>
 #include <linux/ethtool.h>
 #include <linux/hrtimer.h>
+#include <linux/irq_work.h>
 #include <linux/netdevice.h>
 #include <linux/skbuff.h>
 #include <linux/workqueue.h>
@@ -18,10 +19,18 @@ struct extoll_net_priv {
 	void (*work_fn)(struct net_device *dev);
 };
 
-/* A NAPI instance with a timer that schedules it. */
+/* What is known of the layer-4 checksum of a received frame. */
+enum extoll_csum {
+	EXTOLL_CSUM_UNKNOWN,
+	EXTOLL_CSUM_UNFINISHED,
+	EXTOLL_CSUM_VERIFIED,
+};
+
+/* A NAPI instance, and what schedules it later, or soon after interrupts are enabled. */
 struct extoll_napi {
 	struct napi_struct napi;
 	struct hrtimer kick;
+	struct irq_work soon;
 	bool enabled;		/* under netdev_lock(); set under RTNL only */
 	bool claimed;		/* under netdev_lock() */
 };
@@ -37,7 +46,8 @@ struct extoll_net_config {
 	u32 min_mtu, max_mtu, mtu;
 	u32 tx_queue_len;
 	u32 watchdog_ms;
-	bool tx_csum;		/* NETIF_F_HW_CSUM */
+	bool tx_csum;		/* NETIF_F_IP_CSUM, NETIF_F_IPV6_CSUM */
+	bool rx_csum;		/* NETIF_F_RXCSUM, which can be switched in any case */
 	bool multicast;		/* IFF_MULTICAST */
 };
 
@@ -53,6 +63,7 @@ bool extoll_net_running(const struct net_device *dev);
 u32 extoll_net_mtu(const struct net_device *dev);
 void extoll_net_set_mtu(struct net_device *dev, u32 mtu);
 const char *extoll_net_name(const struct net_device *dev);
+bool extoll_net_rx_csum(const struct net_device *dev);
 void extoll_net_set_mac(struct net_device *dev, const u8 *addr);
 void extoll_net_get_mac(const struct net_device *dev, u8 *addr);
 void extoll_net_notify_mac(struct net_device *dev);
@@ -85,11 +96,11 @@ void extoll_napi_enable_all(struct net_device *dev);
 void extoll_napi_disable_all(struct net_device *dev);
 bool extoll_napi_claim(struct extoll_napi *n);
 void extoll_napi_unclaim(struct extoll_napi *n);
-bool extoll_napi_schedule(struct extoll_napi *n);
-bool extoll_napi_defers(const struct extoll_napi *n, int work);
+void extoll_napi_schedule(struct extoll_napi *n);
 void extoll_napi_schedule_in(struct extoll_napi *n, u64 ns);
 bool extoll_napi_timer_runs(const struct extoll_napi *n);
-void extoll_napi_receive(struct extoll_napi *n, struct sk_buff *skb, bool csum_ok);
+void extoll_napi_receive(struct extoll_napi *n, struct sk_buff *skb, enum extoll_csum csum,
+			 u16 start, u16 offset);
 struct sk_buff *extoll_napi_alloc_skb(struct extoll_napi *n, u32 len);
 
 /* Socket buffers. */
@@ -101,6 +112,7 @@ u32 extoll_skb_tailroom(const struct sk_buff *skb);
 void *extoll_skb_put(struct sk_buff *skb, u32 len);
 int extoll_skb_linearize(struct sk_buff *skb);
 bool extoll_skb_csum_partial(const struct sk_buff *skb);
+u32 extoll_skb_hash(struct sk_buff *skb);
 void extoll_skb_tx_timestamp(struct sk_buff *skb);
 void extoll_skb_orphan(struct sk_buff *skb);
 void extoll_skb_get(struct sk_buff *skb);
@@ -112,6 +124,7 @@ int extoll_skb_pieces(const struct sk_buff *skb, struct bio_vec *list, unsigned 
 /* For tests: a frame whose data begin at offset of a page; byte i of it is i. */
 struct sk_buff *extoll_skb_sample(size_t head, size_t data, size_t offset);
 
+void extoll_ack(struct netlink_ext_ack *ack, const char *why);
 void extoll_bh_disable(void);
 void extoll_bh_enable(void);
 bool extoll_net_ratelimit(void);

@@ -8,13 +8,13 @@ use super::{
     stats::{BqlDone, BqlToken, PerCpuStats},
 };
 use crate::bindings;
-use core::{ops::Deref, ptr::NonNull};
+use core::{marker::PhantomData, ops::Deref, ptr::NonNull};
 use kernel::{
     device,
     prelude::*,
     sync::{
         aref::ARef,
-        atomic::{Atomic, Relaxed},
+        atomic::{Atomic, AtomicFlag, Relaxed},
         new_spinlock_irq, Arc, SpinLockIrq,
     },
 };
@@ -36,8 +36,10 @@ pub struct Config {
     pub tx_queue_len: u32,
     /// Time after which a stopped transmit queue is reported by [`Operations::tx_timeout`], in ms.
     pub watchdog_ms: u32,
-    /// Advertise that frames may be passed with an unfinished layer-4 checksum.
+    /// Advertise that frames of TCP and UDP may be passed with an unfinished checksum.
     pub tx_csum: bool,
+    /// Whether [`NetDev::takes_unfinished`] at first; the administrator may switch it.
+    pub rx_csum: bool,
     /// Set `IFF_MULTICAST`.
     pub multicast: bool,
 }
@@ -52,10 +54,13 @@ pub struct Config {
 #[pin_data(PinnedDrop)]
 pub struct NetDev {
     ptr: NonNull<bindings::net_device>,
-    /// Which the C object points to, and refers to while it is registered only.
-    _parent: ARef<device::Device>,
+    /// What the C object points to for as long as it exists, though it has a reference only while
+    /// it is registered. Dropped after it was freed.
+    parent: ARef<device::Device>,
     stats: PerCpuStats,
     claimed: Atomic<i32>,
+    /// It has a NAPI instance.
+    has_napi: AtomicFlag,
     #[pin]
     live: SpinLockIrq<bool>,
     #[pin]
@@ -79,21 +84,25 @@ impl NetDev {
             tx_queue_len: config.tx_queue_len,
             watchdog_ms: config.watchdog_ms,
             tx_csum: config.tx_csum,
+            rx_csum: config.rx_csum,
             multicast: config.multicast,
         };
         let stats = PerCpuStats::new()?;
+        let parent: ARef<device::Device> = parent.into();
         // CAST: `Device` is a transparent wrapper of `struct device`.
-        let raw: *mut bindings::device = core::ptr::from_ref(parent).cast_mut().cast();
-        // SAFETY: `c` and the name in it live across the call; `raw` is a valid device, which the
-        // result refers to as long as the C object exists.
+        let raw: *mut bindings::device = core::ptr::from_ref::<device::Device>(&parent)
+            .cast_mut()
+            .cast();
+        // SAFETY: `c` and the name in it live across the call; `raw` is a valid device, to which
+        // the result has a reference for as long as the C object exists.
         let ptr = NonNull::new(unsafe { bindings::extoll_net_alloc(&c, raw) }).ok_or(ENOMEM)?;
-        let _parent: ARef<device::Device> = parent.into();
         Arc::pin_init(
             pin_init!(Self {
                 ptr,
-                _parent,
+                parent,
                 stats,
                 claimed: Atomic::new(0),
+                has_napi: AtomicFlag::new(false),
                 live <- new_spinlock_irq!(false, "extoll_net_live"),
                 bql <- new_spinlock_irq!(0, "extoll_net_bql"),
             }),
@@ -108,6 +117,31 @@ impl NetDev {
     #[inline]
     pub(super) fn as_raw(&self) -> *mut bindings::net_device {
         self.ptr.as_ptr()
+    }
+
+    /// The device gets its NAPI instance.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`: it has one.
+    pub(super) fn claim_napi(&self) -> Result {
+        match self.has_napi.xchg(true, Relaxed) {
+            true => Err(EBUSY),
+            false => Ok(()),
+        }
+    }
+
+    /// The instance is gone.
+    pub(super) fn release_napi(&self) {
+        self.has_napi.store(false, Relaxed);
+    }
+
+    /// Whether the administrator wants received checksums that are unfinished to be taken
+    /// (`ethtool -K … rx on`). Any context.
+    #[inline]
+    pub fn takes_unfinished(&self) -> bool {
+        // SAFETY: The device is valid; the field is read as one word.
+        unsafe { bindings::extoll_net_rx_csum(self.as_raw()) }
     }
 
     /// Interface name, for messages: before registration it holds the pattern. The name may change
@@ -373,24 +407,35 @@ impl<T: Operations> Rtnl<'_, T> {
     }
 }
 
-/// A registered net device. Dropping it unregisters: after that no callback runs and none will.
+/// A registered net device, which ends before its parent is unbound. Dropping it unregisters: after
+/// that no callback runs and none will.
 ///
 /// # Invariants
 ///
 /// The device is registered and its operations were set to `T`'s with a pointer to the contents of
 /// `dev`.
-pub struct Registration<T: Operations> {
+pub struct Registration<'a, T: Operations> {
     dev: Arc<Device<T>>,
+    bound: PhantomData<&'a device::Device<device::Bound>>,
 }
 
-impl<T: Operations + EthtoolOps> Registration<T> {
-    /// Registers `ndev` with the driver data made by `data`. The interface may be opened before
-    /// this returns. May sleep, takes RTNL.
+impl<'a, T: Operations + EthtoolOps> Registration<'a, T> {
+    /// Registers `ndev`, whose parent is bound, with the driver data made by `data`. The interface
+    /// may be opened before this returns. May sleep, takes RTNL.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: the device has another parent; `EBUSY`: it was registered before; those of `data`
+    /// and of the net core.
     pub fn new(
         ndev: Arc<NetDev>,
+        parent: &'a device::Device<device::Bound>,
         mac: &[u8; 6],
         data: impl PinInit<T::Data, Error>,
     ) -> Result<Self> {
+        if !core::ptr::eq::<device::Device>(&*ndev.parent, &**parent) {
+            return Err(EINVAL);
+        }
         if ndev.claimed.xchg(1, Relaxed) != 0 {
             return Err(EBUSY);
         }
@@ -427,18 +472,21 @@ impl<T: Operations + EthtoolOps> Registration<T> {
             unsafe { bindings::extoll_net_cancel_work(raw) }
         })?;
         // INVARIANT: Registered just now.
-        Ok(Self { dev })
+        Ok(Self {
+            dev,
+            bound: PhantomData,
+        })
     }
 }
 
-impl<T: Operations> Deref for Registration<T> {
+impl<T: Operations> Deref for Registration<'_, T> {
     type Target = Device<T>;
     fn deref(&self) -> &Device<T> {
         &self.dev
     }
 }
 
-impl<T: Operations> Drop for Registration<T> {
+impl<T: Operations> Drop for Registration<'_, T> {
     fn drop(&mut self) {
         *self.dev.live.lock() = false;
         // SAFETY: By the type invariant. After the first call no callback of the tables runs; after

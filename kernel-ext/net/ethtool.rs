@@ -45,6 +45,22 @@ impl Tunable {
     }
 }
 
+/// Where a program that asks for something hears why it does not get it, besides the error.
+pub struct Ack<'a> {
+    /// None for the old `ioctl`.
+    raw: *mut bindings::netlink_ext_ack,
+    call: PhantomData<&'a mut bindings::netlink_ext_ack>,
+}
+
+impl Ack<'_> {
+    /// Gives the reason, of at most 79 characters; the result is `EINVAL`.
+    pub fn refuse(&mut self, why: &'static CStr) -> Error {
+        // SAFETY: `raw` is null or valid for this call, `why` is a string.
+        unsafe { bindings::extoll_ack(self.raw, why.as_char_ptr()) };
+        EINVAL
+    }
+}
+
 /// ethtool operations of a driver. All run in process context under RTNL or the device's lock; they may sleep.
 #[vtable]
 pub trait EthtoolOps: Operations {
@@ -69,9 +85,10 @@ pub trait EthtoolOps: Operations {
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Changes the ring sizes; they don't exceed the largest ones.
-    fn set_ringparam(dev: &Device<Self>, rx: u32, tx: u32) -> Result {
-        let _ = (dev, rx, tx);
+    /// Changes the ring sizes; they don't exceed the largest ones. `ack` takes the reason of a
+    /// refusal.
+    fn set_ringparam(dev: &Device<Self>, rx: u32, tx: u32, ack: &mut Ack<'_>) -> Result {
+        let _ = (dev, rx, tx, ack);
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
@@ -206,17 +223,21 @@ unsafe extern "C" fn get_ringparam<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// See [`get_drvinfo`]; `ring` is valid.
+/// See [`get_drvinfo`]; `ring` is valid, `ack` is null or valid.
 unsafe extern "C" fn set_ringparam<T: EthtoolOps>(
     dev: *mut CNetDevice,
     ring: *mut bindings::ethtool_ringparam,
     _kernel: *mut bindings::kernel_ethtool_ringparam,
-    _ack: *mut bindings::netlink_ext_ack,
+    ack: *mut bindings::netlink_ext_ack,
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the requirements.
         let (d, ring) = unsafe { (device::<T>(dev), &*ring) };
-        T::set_ringparam(d, ring.rx_pending, ring.tx_pending)?;
+        let mut ack = Ack {
+            raw: ack,
+            call: PhantomData,
+        };
+        T::set_ringparam(d, ring.rx_pending, ring.tx_pending, &mut ack)?;
         Ok(0)
     })
 }

@@ -18,8 +18,8 @@ mod skb;
 mod stats;
 
 pub use dev::{Config, Device, NetDev, Registration, Rtnl};
-pub use ethtool::{EthtoolOps, RingParam, Tunable};
-pub use napi::{Napi, NapiPoll, PollCx, Polled};
+pub use ethtool::{Ack, EthtoolOps, RingParam, Tunable};
+pub use napi::{Napi, NapiPoll, PollCx};
 pub use ops::{Operations, Transmit, TxQueue};
 pub use skb::{Checksum, Owner, RxMapping, RxSkb, SkBuff, TxMapping, Unmapped};
 pub use stats::{BqlDone, BqlToken, Stats64};

@@ -17,6 +17,16 @@ use kernel::{dma::DataDirection, prelude::*};
 pub enum Checksum {
     /// Nothing; the stack verifies it.
     Unknown,
+    /// Its sender has left it to be finished: the field, `offset` bytes behind `start`, has the sum
+    /// of the pseudo header only, and what follows from byte `start` of the frame on is to be
+    /// added. The stack takes the frame, and finishes the checksum should it go on to another
+    /// interface.
+    Unfinished {
+        /// Where the layer-4 header begins, from the Ethernet header on, in bytes.
+        start: u16,
+        /// Where the checksum is in that header, in bytes.
+        offset: u16,
+    },
     /// The stack need not verify it.
     Verified,
 }
@@ -106,6 +116,15 @@ impl SkBuff {
     pub fn finish_checksum(&mut self) -> Result {
         // SAFETY: Valid by the invariant.
         kernel::error::to_result(unsafe { bindings::skb_checksum_help(self.as_raw()) })
+    }
+
+    /// A number that all frames of a flow share (a connection, or what else the stack tells apart),
+    /// computed from the headers unless the stack knows it. Fragments of a datagram are a flow of
+    /// their own. Any context.
+    #[inline]
+    pub fn flow_hash(&mut self) -> u32 {
+        // SAFETY: Valid by the invariant; the frame is ours, so its fields may change.
+        unsafe { bindings::extoll_skb_hash(self.as_raw()) }
     }
 
     /// Takes the software transmit time stamp, if somebody wants one; to be called just before the

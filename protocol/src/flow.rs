@@ -28,7 +28,8 @@ pub trait Flow: Copy + 'static {
     fn next(self, event: Self::Event) -> Option<Self>;
 }
 
-/// Declares the states of an object, the events of its life, and which leads where. All other pairs can't happen.
+/// Declares the states of an object, the events of its life, and which leads where. All other pairs
+/// can't happen.
 #[macro_export]
 macro_rules! flow {
     (

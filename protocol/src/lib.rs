@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Protocol machines: what both ends of a protocol remember and decide, without I/O, locks, memory of its own, or a clock.
+//! Protocol machines: what both ends of a protocol remember and decide, without I/O, locks, memory
+//! of its own, or a clock.
 //!
-//! A machine is driven by whoever has those: a kernel module in production, the simulation (`sim/`) over the emulator's NIC
-//! models, or a unit test. It gets
+//! A machine is driven by whoever has those: a kernel module in production, the simulation (`sim/`)
+//! over the emulator's NIC models, or a unit test. It gets
 //! * memory for its tables from a [`Memory`], all of it when it is made,
 //! * the time from a [`Clock`],
 //! * a way to send from a transport trait of its own,
-//! * buffers as a type of the caller, of which it knows no more than it has to ([`rendezvous::Buffer`]).
+//! * buffers as a type of the caller, of which it knows no more than it has to
+//! ([`rendezvous::Buffer`]).
 //!
-//! The life of each object is a table of states and events ([`mod@flow`]), whose transitions are counted.
-//! docs/machines.md tells how to write one and its simulation.
+//! The life of each object is a table of states and events ([`mod@flow`]), whose transitions are
+//! counted. docs/machines.md tells how to write one and its simulation.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -23,6 +25,7 @@ pub mod poll;
 pub mod rendezvous;
 pub mod restart;
 pub mod slots;
+pub mod stuck;
 pub mod tickets;
 pub mod transfer;
 pub mod translation;

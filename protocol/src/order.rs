@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Frames of one source in the order in which it sent them, although some of them are announced and have to be fetched first, which
-//! later ones that come in messages would overtake.
+//! Frames of one source in the order in which it sent them, although some of them are announced and
+//! have to be fetched first, which later ones that come in messages would overtake.
 //!
-//! Whoever takes messages tells [`Order`] of announcements and shows it frames that are complete; whoever ends fetches tells how they
-//! ended. A frame waits for earlier announcements of its own source only, and for none of them longer than [`Order::expire`] is told: what
-//! is late has lost its place. A source that keeps more frames waiting than its part has its order given up for once.
+//! Whoever takes messages tells [`Order`] of announcements and shows it frames that are complete;
+//! whoever ends fetches tells how they ended. A frame waits for earlier announcements of its own
+//! source only, and for none of them longer than [`Order::expire`] is told: what is late has lost
+//! its place. A source that keeps more frames waiting than its part has its order given up for
+//! once.
 
 use crate::{slots::Slots, Memory, Time};
 use wire::ids::NodeId;
@@ -54,7 +56,8 @@ pub struct Order<M: Memory, F> {
 }
 
 impl<M: Memory, F> Order<M, F> {
-    /// For `capacity` announcements and frames that wait for them, of which a source may have `part` frames.
+    /// For `capacity` announcements and frames that wait for them, of which a source may have
+    /// `part` frames.
     ///
     /// # Errors
     ///
@@ -85,7 +88,8 @@ impl<M: Memory, F> Order<M, F> {
         !self.runnable.is_empty()
     }
 
-    /// Announcements whose order was given up so far: late ones, those of sources with too much behind them, and those without a place.
+    /// Announcements whose order was given up so far: late ones, those of sources with too much
+    /// behind them, and those without a place.
     pub fn given_up(&self) -> u64 {
         self.given_up
     }
@@ -134,7 +138,8 @@ impl<M: Memory, F> Order<M, F> {
         }
     }
 
-    /// An announcement has come. `None`: there is no place for it, and its frame is not to wait for anything.
+    /// An announcement has come. `None`: there is no place for it, and its frame is not to wait for
+    /// anything.
     pub fn announced(&mut self, now: Time, node: NodeId) -> Option<Ticket> {
         match self.append(now, node, State::Waiting) {
             Ok(number) => Some(Ticket(number)),
@@ -149,7 +154,8 @@ impl<M: Memory, F> Order<M, F> {
     ///
     /// # Errors
     ///
-    /// The frame: it waits for nothing. Or there is no room; then whatever it would have waited for has lost its order.
+    /// The frame: it waits for nothing. Or there is no room; then whatever it would have waited for
+    /// has lost its order.
     pub fn complete(&mut self, now: Time, node: NodeId, frame: F) -> Result<(), F> {
         let Some(source) = self.sources.get(u64::from(node.0)) else {
             return Err(frame);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Order of work in a poll function that takes messages, fetches what they announce, and looks after what is overdue, all by one timer.
+//! Order of work in a poll function that takes messages, fetches what they announce, and looks
+//! after what is overdue, all by one timer.
 //!
-//! The poll function runs when something came, and when the timer says so. There is one timer for everything, which each run sets to the
-//! next thing that is due, and never to a later time than it has.
+//! The poll function runs when something came, and when the timer says so. There is one timer for
+//! everything, which each run sets to the next thing that is due, and never to a later time than it
+//! has.
 
 use crate::{Clock, Shared, Time};
 
@@ -34,7 +36,8 @@ impl Timer {
         }
     }
 
-    /// Housekeeping is wanted at `at`, or earlier if it was. Returns what the timer has to be set to, if it has to be.
+    /// Housekeeping is wanted at `at`, or earlier if it was. Returns what the timer has to be set
+    /// to, if it has to be.
     #[must_use]
     pub fn want(&mut self, at: Time) -> Option<Time> {
         let due = self.due.map_or(at, |due| due.min(at));
@@ -42,7 +45,8 @@ impl Timer {
         self.wake(due)
     }
 
-    /// The poll function is to run at `at` at the latest. Returns what the timer has to be set to, if it has to be.
+    /// The poll function is to run at `at` at the latest. Returns what the timer has to be set to,
+    /// if it has to be.
     #[must_use]
     pub fn wake(&mut self, at: Time) -> Option<Time> {
         if self.set.is_some_and(|set| set <= at) {
@@ -52,8 +56,8 @@ impl Timer {
         Some(at)
     }
 
-    /// The poll function runs, and the timer does or has gone off, perhaps before this clock has moved: whether housekeeping is due,
-    /// which counts as done then.
+    /// The poll function runs, and the timer does or has gone off, perhaps before this clock has
+    /// moved: whether housekeeping is due, which counts as done then.
     #[must_use]
     pub fn take(&mut self, now: Time, running: bool) -> bool {
         // One that is overdue goes off at once, without harm.
@@ -66,8 +70,8 @@ impl Timer {
     }
 }
 
-/// What is known of the age of messages, or of anything else that is worked off in order: when those that are read next were sent at the
-/// earliest.
+/// What is known of the age of messages, or of anything else that is worked off in order: when
+/// those that are read next were sent at the earliest.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Horizon {
     /// All that was sent before this has been read.
@@ -103,8 +107,8 @@ impl Horizon {
         self.took(0);
     }
 
-    /// At this time, or later, `backlog` messages were unread by the writer's count. Finding none to read proves nothing: one whose write
-    /// got lost hides those behind it.
+    /// At this time, or later, `backlog` messages were unread by the writer's count. Finding none
+    /// to read proves nothing: one whose write got lost hides those behind it.
     pub fn count(&mut self, at: Time, backlog: usize) {
         self.counted = at;
         match self.mark {
@@ -135,8 +139,8 @@ pub struct Settled {
 }
 
 impl Settled {
-    /// At this time so many things were posted and carried out, all in all. Returns the time before which all that was posted has been
-    /// carried out.
+    /// At this time so many things were posted and carried out, all in all. Returns the time before
+    /// which all that was posted has been carried out.
     pub fn update(&mut self, now: Time, posted: u64, carried_out: u64) -> Time {
         let new = carried_out.saturating_sub(self.carried_out);
         self.carried_out = carried_out;
@@ -157,7 +161,8 @@ pub trait Work {
     fn messages(&mut self, most: usize) -> usize;
     /// Messages that there is room for, whatever they bring.
     fn room(&self) -> usize;
-    /// Messages that have come and were not read, by the pointers of whoever writes them; not too few. Asked rarely.
+    /// Messages that have come and were not read, by the pointers of whoever writes them; not too
+    /// few. Asked rarely.
     fn backlog(&mut self) -> usize;
     /// What is known of their age.
     fn horizon(&mut self) -> &mut Horizon;
@@ -236,8 +241,8 @@ pub fn run(
     };
     timer.with(|t| {
         let now = clock.now();
-        let wanted = t.want(Time(now.0.saturating_add(period)));
-        let pause = Time(now.0.saturating_add(periods.pause));
+        let wanted = t.want(now.after(period));
+        let pause = now.after(periods.pause);
         let paused = if ran.paused { t.wake(pause) } else { None };
         if let Some(at) = paused.or(wanted) {
             work.set_timer(at);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! How often a driver closes and opens its ports again because they look stuck, and when it tries again after opening failed.
+//! How often a driver closes and opens its ports again because they look stuck, and when it tries
+//! again after opening failed.
 //!
-//! Whether ports are stuck is seen by what peers do and leave undone, so a peer can make them look so. What each restart costs the others
-//! is bounded by pauses that double.
+//! Whether ports are stuck is seen by what peers do and leave undone, so a peer can make them look
+//! so. What each restart costs the others is bounded by pauses that double.
 
 use crate::Time;
 

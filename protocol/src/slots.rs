@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! A table of bounded size with O(1) lookup by a 64-bit key and iteration by age.
 //!
-//! Used for transfers in flight, keyed by the address that their notification will carry, and for peers, keyed by node ID. All memory
-//! is obtained when the table is made.
+//! Used for transfers in flight, keyed by the address that their notification will carry, and for
+//! peers, keyed by node ID. All memory is obtained when the table is made.
 
 use crate::Memory;
 
@@ -33,8 +33,8 @@ pub struct Slots<M: Memory, T> {
 }
 
 impl<M: Memory, T> Slots<M, T> {
-    /// A table for `capacity` entries; more than 32,768 or none are taken for the nearest number allowed. May sleep where getting memory
-    /// does.
+    /// A table for `capacity` entries; more than 32,768 or none are taken for the nearest number
+    /// allowed. May sleep where getting memory does.
     ///
     /// # Errors
     ///

@@ -140,14 +140,14 @@ fn few_in_flight_leave_a_dead_peer_fewer_still() {
         // Each dead peer gets as much as it can, again and again.
         for (now, peer) in (0..2000).step_by(11).zip((1..5).cycle()) {
             s.age(&Time(now), &limits, NOW, |_| true, drop);
-            while let Admitted::Yes { .. } = s.admit(NodeId(peer), &limits) {
+            while let Admitted::Yes { .. } = s.admit(&Time(0), NodeId(peer), &limits) {
                 let address = 4096
                     * (1 + s.counts().made(FlightState::Announced, FlightEvent::Stall)
                         + s.moving() as u64);
                 announce(&mut s, now, peer, address);
             }
             s.age(&Time(now + 10), &limits, NOW, |_| true, drop);
-            let admitted = s.admit(NodeId(9), &limits);
+            let admitted = s.admit(&Time(0), NodeId(9), &limits);
             assert_eq!(admitted, Admitted::Yes { prompt: true }, "{flight}, {now}");
         }
     }
@@ -157,31 +157,40 @@ fn few_in_flight_leave_a_dead_peer_fewer_still() {
 fn a_peer_that_stands_still_gets_few_until_it_fetches_again() {
     let mut s: Sender<Heap, At> = Sender::new(16, 64).unwrap();
     for i in 0..12 {
-        let admitted = s.admit(NodeId(1), &LIMITS);
+        let admitted = s.admit(&Time(0), NodeId(1), &LIMITS);
         if i < 8 {
             assert_eq!(admitted, Admitted::Yes { prompt: true }, "{i}");
         }
         announce(&mut s, 0, 1, 4096 * (i + 1));
     }
     // Never the last quarter.
-    assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::Later);
-    assert_eq!(s.admit(NodeId(2), &LIMITS), Admitted::Yes { prompt: true });
+    assert_eq!(s.admit(&Time(0), NodeId(1), &LIMITS), Admitted::Later);
+    assert_eq!(
+        s.admit(&Time(0), NodeId(2), &LIMITS),
+        Admitted::Yes { prompt: true }
+    );
     age(&mut s, 10);
     assert_eq!(s.moving(), 0);
-    assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::No(12));
+    assert_eq!(s.admit(&Time(0), NodeId(1), &LIMITS), Admitted::No(12));
     for i in 4..12 {
-        s.notified(&done(Side::Sent, 4096 * (i + 1), 1, 0));
+        s.notified(&Time(0), &LIMITS, &done(Side::Sent, 4096 * (i + 1), 1, 0));
     }
     age(&mut s, 100);
     assert_eq!((s.active(), s.given_up()), (0, 4));
     // What it let time out is not forgotten.
     for i in 20..22 {
-        assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::Yes { prompt: false });
+        assert_eq!(
+            s.admit(&Time(0), NodeId(1), &LIMITS),
+            Admitted::Yes { prompt: false }
+        );
         announce(&mut s, 100, 1, 4096 * i);
     }
-    assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::No(2));
-    s.notified(&done(Side::Sent, 4096 * 20, 1, 0));
-    assert_eq!(s.admit(NodeId(1), &LIMITS), Admitted::Yes { prompt: true });
+    assert_eq!(s.admit(&Time(0), NodeId(1), &LIMITS), Admitted::No(2));
+    s.notified(&Time(0), &LIMITS, &done(Side::Sent, 4096 * 20, 1, 0));
+    // It fetches again, but it has been late.
+    let at = |now| s.admit(&Time(now), NodeId(1), &LIMITS);
+    assert_eq!(at(0), Admitted::Yes { prompt: false });
+    assert_eq!(at(200), Admitted::Yes { prompt: true });
 }
 
 /// A node whose mailbox others fill.
@@ -372,7 +381,10 @@ fn large_sender() -> (Sender<Heap, At>, Limits) {
 }
 
 fn admitted(s: &Sender<Heap, At>, node: u16, limits: &Limits) -> bool {
-    matches!(s.admit(NodeId(node), limits), Admitted::Yes { .. })
+    matches!(
+        s.admit(&Time(0), NodeId(node), limits),
+        Admitted::Yes { .. }
+    )
 }
 
 #[test]
@@ -417,7 +429,10 @@ fn a_peer_that_drops_some_frames_gets_the_others() {
                 true => assert!(dropped(&mut s, now, 1, 4096 * next)),
                 false => {
                     let c = done(Side::Sent, 4096 * next, 1, 0);
-                    assert!(matches!(s.notified(&c), Ended::Fetched(_)));
+                    assert!(matches!(
+                        s.notified(&Time(0), &LIMITS, &c),
+                        Ended::Fetched(_)
+                    ));
                 }
             }
             next += 1;
@@ -434,4 +449,47 @@ fn a_drop_message_of_a_peer_that_nothing_was_announced_to_is_for_nothing() {
     assert!(!dropped(&mut s, 0, 2, 4096));
     assert_eq!((s.active(), s.given_up()), (2, 0));
     assert!(dropped(&mut s, 0, 2, 8192));
+}
+
+/// Sources that answer late, if not too late, leave places to others.
+#[test]
+fn no_two_sources_take_all_places() {
+    let limits = Limits {
+        fetches: 256,
+        source: 192,
+        lossy_source: 48,
+        waiting: 512,
+        ..LIMITS
+    };
+    let fetches = Fetches::new(256, 256).unwrap();
+    let f = Locked(RefCell::new(fetches));
+    for node in 1..=4 {
+        acquaint(&f, node);
+    }
+    let mut port = plenty();
+    port.buffers = (1..1000).map(|i| i << 20).collect();
+    let mut w: Waiting<Heap> = Waiting::new(2048).unwrap();
+    let mut taken = Vec::new();
+    for node in 1..=4 {
+        let before = f.0.borrow().len();
+        for i in 0..300 {
+            let announcement = Announcement {
+                address: i,
+                len: LEN.into(),
+            };
+            let announced = Announced {
+                node: NodeId(node),
+                announcement,
+                len: LEN,
+                discard: false,
+                ticket: None,
+            };
+            assert_eq!(w.push(&Time(0), announced, &limits), Ok(()));
+        }
+        w.pump(&f, &Time(0), &mut port, &limits, |_, _| ());
+        taken.push(f.0.borrow().len() - before);
+    }
+    // Each had one open before.
+    assert_eq!(taken[0], 189, "{taken:?}");
+    assert!(taken.iter().all(|n| *n > 0), "{taken:?}");
 }

@@ -24,7 +24,7 @@ fn a_frame_that_is_fetched_late_keeps_its_memory_until_then() {
     assert_eq!(age(&mut s, 100), (1, 0, vec![]));
     assert_eq!((s.active(), s.given_up()), (0, 1));
     assert_eq!(age(&mut s, 1099), (0, 0, vec![]));
-    let late = s.notified(&done(Side::Sent, 4096, 1, 0));
+    let late = s.notified(&Time(0), &LIMITS, &done(Side::Sent, 4096, 1, 0));
     assert!(matches!(late, Ended::Late(At(4096))), "{late:?}");
     assert!(s.is_empty());
     announce(&mut s, 2000, 1, 4096);
@@ -50,12 +50,15 @@ fn only_the_peer_ends_a_frame() {
     let mut s = sender();
     announce(&mut s, 0, 1, 4096);
     let other = done(Side::Sent, 4096, 2, 0);
-    assert!(matches!(s.notified(&other), Ended::Unmatched));
+    assert!(matches!(
+        s.notified(&Time(0), &LIMITS, &other),
+        Ended::Unmatched
+    ));
     assert!(!dropped(&mut s, 0, 2, 4096));
     age(&mut s, 100);
     assert_eq!(s.given_up(), 1);
     assert!(
-        matches!(s.notified(&other), Ended::Unmatched),
+        matches!(s.notified(&Time(0), &LIMITS, &other), Ended::Unmatched),
         "in quarantine"
     );
     // Nor does a drop message: its fetch may be under way.
@@ -75,7 +78,7 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     assert_eq!((s.active(), s.given_up(), s.moving()), (0, 2, 0));
     assert_eq!(age(&mut s, 1004).2, vec![] as Vec<u64>);
     assert_eq!(age(&mut s, 1009).2, vec![4096]);
-    let late = s.notified(&done(Side::Sent, 8192, 1, 0));
+    let late = s.notified(&Time(0), &LIMITS, &done(Side::Sent, 8192, 1, 0));
     assert!(matches!(late, Ended::Late(At(8192))), "{late:?}");
     assert!(s.is_empty());
     for state in [FlightState::Announced, FlightState::Stalled] {
@@ -123,7 +126,10 @@ fn another_get_of_the_same_peer_does_not_end_a_frame() {
         last: 0,
         ..done(Side::Sent, 4096, 1, 0)
     };
-    assert!(matches!(s.notified(&other), Ended::Unmatched));
+    assert!(matches!(
+        s.notified(&Time(0), &LIMITS, &other),
+        Ended::Unmatched
+    ));
     let (mut w, f) = receiver();
     push(&mut w, 0, 1, 1, false);
     let mut port = Port {
@@ -148,12 +154,12 @@ fn what_can_not_be_sent_comes_back() {
             answer: Some(refused),
             ..Port::default()
         };
-        let result = s.announce(&Time(0), &mut port, NodeId(1), At(4096), LEN);
+        let result = s.announce(&Time(0), &mut port, NodeId(1), At(4096), LEN, 0);
         assert_eq!(result, Err((At(4096), Unsent::Refused(refused))));
         assert!(s.is_empty());
     }
     announce(&mut s, 0, 1, 4096);
-    let twice = s.announce(&Time(0), &mut Port::default(), NodeId(2), At(4096), LEN);
+    let twice = s.announce(&Time(0), &mut Port::default(), NodeId(2), At(4096), LEN, 0);
     assert_eq!(twice, Err((At(4096), Unsent::Table)));
     assert_eq!(s.active(), 1);
     s.check().unwrap();
@@ -405,7 +411,7 @@ proptest! {
             match op {
                 Op::Announce(n, a) => {
                     let a = (a + 1) << 12;
-                    if out.contains_key(&a) || !matches!(s.admit(NodeId(n), &LIMITS), Admitted::Yes { .. }) {
+                    if out.contains_key(&a) || !matches!(s.admit(&Time(0), NodeId(n), &LIMITS), Admitted::Yes { .. }) {
                         continue;
                     }
                     announce(&mut s, now, n, a);
@@ -414,7 +420,7 @@ proptest! {
                 Op::Notify(n, a, e) => {
                     let a = (a + 1) << 12;
                     let right = out.get(&a).is_some_and(|o| o.0 == n);
-                    let b = match s.notified(&done(Side::Sent, a, n, e)) {
+                    let b = match s.notified(&Time(0), &LIMITS, &done(Side::Sent, a, n, e)) {
                         Ended::Fetched(b) | Ended::Failed(b, _) | Ended::Late(b) => Some(b.0),
                         Ended::Unmatched => None,
                     };

@@ -21,7 +21,7 @@ use wire::regs::htax;
 /// Bus address of a node's memory.
 pub const MEMORY: u64 = 0x10_0000;
 /// Bytes of a node's memory.
-pub const MEMORY_BYTES: u64 = 0x10_0000;
+pub const MEMORY_BYTES: u64 = 0x100_0000;
 /// Bus addresses of the NIC's BARs.
 const BARS: [u64; 2] = [0x1_0000_0000, 0x2_0000_0000];
 /// Moves of the world within one step of the simulation; more are an endless loop.

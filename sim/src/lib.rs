@@ -1,6 +1,8 @@
-//! Deterministic simulation: instances of a protocol machine on the nodes of an emulated fabric, under seeded time and faults.
+//! Deterministic simulation: instances of a protocol machine on the nodes of an emulated fabric,
+//! under seeded time and faults.
 //!
-//! * [`fabric`]: the emulator's world with a clock that the simulation moves, and memory of the nodes.
+//! * [`fabric`]: the emulator's world with a clock that the simulation moves, and memory of the
+//! nodes.
 //! * [`port`]: the smallest driver of one VPID: messages, GETs, notifications.
 //! * [`memory`]: buffers of a node, with a record of who may still access them.
 //! * [`node`]: exn's rendezvous on one node, as the kernel module drives it.
@@ -8,7 +10,8 @@
 //! * [`rig`]: what happens in a run, and what must hold.
 //! * [`transfers`]: RMA transfers, as the engine of `extoll.ko` drives them: nodes, runs, what must hold.
 //!
-//! Everything that is drawn comes from the seed, so a run can be repeated with its trace: `sim --seed N --trace`.
+//! Everything that is drawn comes from the seed, so a run can be repeated with its trace: `sim
+//! --seed N --trace`.
 #![forbid(unsafe_code)]
 
 pub mod fabric;

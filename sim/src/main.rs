@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 use clap::Parser;
+use sim::rig::survival::{self, Attack};
 use sim::rig::{run, Rig};
 use std::time::Instant;
 
@@ -18,12 +19,27 @@ struct Args {
     /// Print what happens; of one seed.
     #[arg(long)]
     trace: bool,
+    /// What a third node keeps of its rate during this attack.
+    #[arg(long)]
+    attack: Option<Attack>,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if let (Some(attack), false) = (args.attack, args.trace) {
+        for seed in args.seed..args.seed + args.seeds {
+            match survival::run(seed, attack, None) {
+                Ok(s) => println!("seed {seed}: {:.2} of the rate, {s:?}", s.part()),
+                Err(v) => println!("{v}"),
+            }
+        }
+        return Ok(());
+    }
     if args.trace {
-        let mut rig = Rig::new(args.seed, None, true)?;
+        let mut rig = match args.attack {
+            Some(attack) => Rig::survival(args.seed, attack, false, None, true)?,
+            None => Rig::new(args.seed, None, true)?,
+        };
         let result = rig.run();
         for line in rig.trace() {
             println!("{line}");

@@ -1,5 +1,5 @@
-//! Buffers of one node. A block that is given back is overwritten at once, and is the first to be used again: whoever still
-//! reads it gets something else.
+//! Buffers of one node. A block that is given back is overwritten at once, and is the first to be
+//! used again: whoever still reads it gets something else.
 
 use crate::fabric::{Fabric, MEMORY};
 use crate::port::FREE;

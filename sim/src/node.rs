@@ -1,25 +1,24 @@
-//! Rendezvous on one node, as `exn.ko` drives the machine: one queue of frames, of which the first may have to wait; a poll function for
-//! messages, which does the housekeeping as well, in the order of [`protocol::poll`]; one for notifications.
+//! Rendezvous on one node, as `exn.ko` drives the machine: one queue of frames, of which the first
+//! may have to wait; a poll function for messages, which does the housekeeping as well, in the
+//! order of [`protocol::poll`]; one for notifications.
+
+mod glue;
+mod receive;
+mod send;
 
 use crate::fabric::Fabric;
 use crate::memory::{Block, Pool};
 use crate::port::Port;
-use crate::setup::{
-    Full, Mutation, FETCHES, FLIGHT, LIMITS, LOST, MAX_FRAME, PERIODS, QUARANTINE, WAITING,
-};
+use crate::setup::{Full, Mutation, Tables, LIMITS, PERIODS};
 use crate::Heap;
 use anyhow::Result;
-use protocol::poll::{self, Horizon, Timer, Work};
-use protocol::rendezvous::{
-    Admitted, AnnouncePort, Announced, Ended, FetchPort, Fetched, Fetches, Limits, Sender, Shared,
-    Unsent, Waiting,
-};
-use protocol::{Refused, Time};
+use glue::{Locked, Run, Timed};
+use protocol::poll::{self, Timer};
+use protocol::rendezvous::{Fetches, Limits, Sender, Waiting};
+use protocol::Time;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use wire::ext_eth::{self, Announcement, Completion, Message, Side, GET_PAGE};
-use wire::ids::{NodeId, Unit};
 
 /// What the port refuses is gone, and everything else is with the NIC.
 const SETTLED: Time = Time(u64::MAX);
@@ -30,6 +29,8 @@ pub struct Outgoing {
     pub id: u64,
     /// To whom.
     pub to: usize,
+    /// Of which flow.
+    pub flow: u32,
     /// Its bytes.
     pub block: Block,
     /// Number of bytes.
@@ -39,6 +40,11 @@ pub struct Outgoing {
 /// What a node reports to the rig.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
+    /// Frame `id` went in a message.
+    Sent {
+        /// Frame.
+        id: u64,
+    },
     /// Frame `id` was announced with this address.
     Announced {
         /// Frame.
@@ -88,86 +94,6 @@ pub enum Report {
     },
 }
 
-struct Announcer<'a> {
-    fabric: &'a mut Fabric,
-    port: &'a mut Port,
-}
-
-impl AnnouncePort for Announcer<'_> {
-    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused> {
-        self.port.send(
-            self.fabric,
-            ext_eth::announcement_descriptor(to),
-            &announcement.encode(),
-        )
-    }
-}
-
-struct Fetcher<'a> {
-    fabric: &'a mut Fabric,
-    port: &'a mut Port,
-    pool: &'a Pool,
-    lengths: &'a mut Vec<(u64, u32)>,
-    reports: &'a mut Vec<Report>,
-    short_of_memory: bool,
-    twice: bool,
-}
-
-impl FetchPort for Fetcher<'_> {
-    type Buffer = Block;
-
-    fn reserve(&mut self) -> Result<(), Refused> {
-        self.port.reserve(self.fabric, Unit::Rma)
-    }
-
-    fn buffer(&mut self, _len: u32) -> Option<Block> {
-        match self.short_of_memory {
-            true => None,
-            false => self.pool.take(),
-        }
-    }
-
-    fn get(
-        &mut self,
-        from: NodeId,
-        announcement: &Announcement,
-        len: u32,
-        local: u64,
-    ) -> Result<(), Refused> {
-        let descriptor = ext_eth::get_descriptor(from, announcement, len, local);
-        self.port.command(self.fabric, GET_PAGE, &descriptor)?;
-        if self.twice {
-            let _ = self.port.command(self.fabric, GET_PAGE, &descriptor);
-        }
-        self.lengths.retain(|(at, _)| *at != local);
-        self.lengths.push((local, len));
-        self.reports.push(Report::Get {
-            from: from.0,
-            address: announcement.address,
-            local,
-        });
-        Ok(())
-    }
-}
-
-/// Fetches behind their lock.
-struct Locked<'a>(&'a RefCell<Fetches<Heap, Block>>);
-
-impl Shared<Fetches<Heap, Block>> for Locked<'_> {
-    fn with<R>(&self, f: impl FnOnce(&mut Fetches<Heap, Block>) -> R) -> R {
-        f(&mut self.0.borrow_mut())
-    }
-}
-
-/// The timer behind its lock.
-struct Timed(Rc<RefCell<Timer>>);
-
-impl Shared<Timer> for Timed {
-    fn with<R>(&self, f: impl FnOnce(&mut Timer) -> R) -> R {
-        f(&mut self.0.borrow_mut())
-    }
-}
-
 /// When a poll function runs again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Again {
@@ -177,76 +103,6 @@ pub enum Again {
     Interrupt,
     /// When the timer says so: the interrupt is masked.
     Timer,
-}
-
-/// One run of the poll function for messages.
-struct Run<'a> {
-    node: &'a mut Node,
-    port: Port,
-    fabric: &'a mut Fabric,
-    /// What the processor takes for the time.
-    now: u64,
-    failed: Option<anyhow::Error>,
-}
-
-impl Work for Run<'_> {
-    fn messages(&mut self, most: usize) -> usize {
-        let mut n = 0;
-        while n < most {
-            match self.port.message(self.fabric) {
-                Ok(Some(message)) => {
-                    n += 1;
-                    self.node.message(self.fabric, &message);
-                }
-                Ok(None) => break,
-                Err(e) => {
-                    self.failed = Some(e);
-                    break;
-                }
-            }
-        }
-        n
-    }
-
-    fn room(&self) -> usize {
-        self.node.waiting.room()
-    }
-
-    fn backlog(&mut self) -> usize {
-        self.port.backlog(self.fabric)
-    }
-
-    fn horizon(&mut self) -> &mut Horizon {
-        self.node.waiting.horizon()
-    }
-
-    fn waiting(&self) -> usize {
-        self.node.waiting.len()
-    }
-
-    fn pump(&mut self) {
-        self.node.pump(self.fabric, &mut self.port);
-    }
-
-    fn publish(&mut self) {
-        self.node.published = self.node.waiting.len();
-    }
-
-    fn housekeeping(&mut self) {
-        self.node.age(self.now);
-    }
-
-    fn is_busy(&self) -> bool {
-        !self.node.is_idle()
-    }
-
-    fn timer_runs(&self) -> bool {
-        self.node.timer_at.is_some()
-    }
-
-    fn set_timer(&mut self, at: Time) {
-        self.node.set_timer(at);
-    }
 }
 
 /// One node.
@@ -273,6 +129,7 @@ pub struct Node {
     limits: Limits,
     /// Of the fetches.
     fetch_limits: Limits,
+    tables: Tables,
     mutation: Option<Mutation>,
     notifications: u64,
     full: Full,
@@ -296,11 +153,16 @@ impl Node {
     /// # Errors
     ///
     /// There is no handle to its memory.
-    pub fn new(fabric: &Fabric, nic: usize, mutation: Option<Mutation>) -> Result<Self> {
+    pub fn new(
+        fabric: &Fabric,
+        nic: usize,
+        tables: Tables,
+        mutation: Option<Mutation>,
+    ) -> Result<Self> {
         // All that may be held by one period, and by one before it, and frames of the stack.
-        let tables = usize::from(FLIGHT + QUARANTINE + FETCHES + LOST + 1);
-        let mut limits = LIMITS;
-        let mut fetch_limits = LIMITS;
+        let buffers = 3 * tables.buffers();
+        let mut limits = tables.limits();
+        let mut fetch_limits = limits;
         match mutation {
             Some(Mutation::NoQuarantine) => (limits.keep, fetch_limits.keep) = (0, 0),
             Some(Mutation::NoFetchQuarantine) => fetch_limits.keep = 0,
@@ -308,6 +170,7 @@ impl Node {
                 limits.stalled_peer = usize::MAX;
                 limits.timeout = u64::MAX / 4;
             }
+            Some(Mutation::NoLag) => limits.lag = u64::MAX,
             Some(Mutation::NoWaitingBound) => {
                 (fetch_limits.waiting, fetch_limits.slow_waiting) = (usize::MAX, usize::MAX);
                 (fetch_limits.stall, fetch_limits.patience) = (LIMITS.timeout, u64::MAX);
@@ -317,18 +180,19 @@ impl Node {
         Ok(Self {
             nic,
             port: None,
-            sender: sure(Sender::new(FLIGHT, QUARANTINE)),
-            waiting: sure(Waiting::new(WAITING)),
-            fetches: RefCell::new(sure(Fetches::new(FETCHES, LOST))),
+            sender: sure(Sender::new(tables.flight, tables.quarantine)),
+            waiting: sure(Waiting::new(tables.waiting)),
+            fetches: RefCell::new(sure(Fetches::new(tables.fetches, tables.lost))),
             lengths: Vec::new(),
             queue: VecDeque::new(),
             held: VecDeque::new(),
-            pool: Pool::new(fabric, nic, 3 * tables)?,
+            pool: Pool::new(fabric, nic, buffers)?,
             timer: Rc::default(),
             timer_at: None,
             published: 0,
             limits,
             fetch_limits,
+            tables,
             mutation,
             notifications: 0,
             full: Full::default(),
@@ -365,7 +229,7 @@ impl Node {
         let reports = std::mem::take(&mut self.reports);
         let full = self.full;
         let old = self.pool.clone();
-        *self = Self::new(fabric, self.nic, self.mutation)?;
+        *self = Self::new(fabric, self.nic, self.tables, self.mutation)?;
         // The same memory, in the same order.
         self.pool = old;
         (self.reports, self.full) = (reports, full);
@@ -419,50 +283,6 @@ impl Node {
         self.queue.len()
     }
 
-    fn transmit(&mut self, fabric: &mut Fabric) {
-        let Some(port) = self.port.as_mut() else {
-            return;
-        };
-        while let Some(frame) = self.queue.pop_front() {
-            let to = Port::node_id(frame.to);
-            match self.sender.admit(to, &self.limits) {
-                Admitted::Later => {
-                    self.queue.push_front(frame);
-                    return;
-                }
-                Admitted::No(_) => {
-                    let id = frame.id;
-                    self.reports.push(Report::Dropped { id, peer: true });
-                    continue;
-                }
-                Admitted::Yes { .. } => {}
-            }
-            let Outgoing { id, len, block, .. } = frame;
-            let address = protocol::rendezvous::Buffer::address(&block);
-            let now = Time(fabric.now());
-            let mut port = Announcer {
-                fabric: &mut *fabric,
-                port: &mut *port,
-            };
-            match self.sender.announce(&now, &mut port, to, block, len) {
-                Ok(()) => {
-                    self.reports.push(Report::Announced { id, address });
-                    let at = Time(now.0 + PERIODS.busy);
-                    let set = self.timer.borrow_mut().want(at);
-                    if let Some(at) = set {
-                        self.timer_at = Some(at.0);
-                    }
-                }
-                Err((block, Unsent::Refused(Refused::Later))) => {
-                    let to = frame.to;
-                    self.queue.push_front(Outgoing { id, to, block, len });
-                    return;
-                }
-                Err(_) => self.reports.push(Report::Dropped { id, peer: false }),
-            }
-        }
-    }
-
     fn set_timer(&mut self, at: Time) {
         let done = self.mutation == Some(Mutation::NoTimer) && self.notifications > 8;
         self.timer_at = Some(if done { u64::MAX } else { at.0 });
@@ -493,6 +313,11 @@ impl Node {
             return Ok(Again::Interrupt);
         };
         port.look(fabric);
+        // As a receiver that delivers frames as they come: those that were announced first.
+        if let Err(e) = self.take_notifications(fabric, &mut port, usize::MAX) {
+            self.port = Some(port);
+            return Err(e);
+        }
         let timer = Rc::clone(&self.timer);
         let mut run = Run {
             node: self,
@@ -516,7 +341,8 @@ impl Node {
         })
     }
 
-    /// One run of the poll function for notifications. Returns when it runs again, and whether the other one is to run.
+    /// One run of the poll function for notifications. Returns when it runs again, and whether the
+    /// other one is to run.
     ///
     /// # Errors
     ///
@@ -529,18 +355,9 @@ impl Node {
         let Some(mut port) = self.port.take() else {
             return Ok((Again::Interrupt, false));
         };
-        let mut work = 0;
-        while work < budget {
-            let Some(notification) = port.notification(fabric)? else {
-                break;
-            };
-            work += 1;
-            self.notifications += 1;
-            if let Ok(completion) = Completion::from_notification(&notification) {
-                self.notified(fabric, completion)?;
-            }
-        }
+        let work = self.take_notifications(fabric, &mut port, budget);
         self.port = Some(port);
+        let work = work?;
         self.transmit(fabric);
         let again = match work < budget {
             true => Again::Interrupt,
@@ -557,118 +374,6 @@ impl Node {
     /// Whether there is something that no interrupt told of.
     pub fn overlooked(&mut self, fabric: &mut Fabric) -> bool {
         self.port.as_mut().is_some_and(|p| p.overlooked(fabric))
-    }
-
-    fn message(&mut self, fabric: &Fabric, message: &crate::port::Message) {
-        let from = message.status.source.node;
-        let now = Time(fabric.now());
-        match Message::parse(&message.status, &message.data) {
-            Ok(Message::Announcement(a)) => self.announced(now, from, a),
-            Ok(Message::Dropped { address }) => {
-                self.sender.dropped(&now, from, address, |_| {});
-            }
-            Ok(Message::Eager { .. }) | Err(_) => {}
-        }
-    }
-
-    fn announced(&mut self, now: Time, from: NodeId, a: Announcement) {
-        let (len, discard) = match a.frame_len(MAX_FRAME) {
-            Ok(len) => (len, false),
-            Err(_) if (1..=u64::from(MAX_FRAME)).contains(&a.len) => (a.len as u32, true),
-            Err(_) => return,
-        };
-        let announced = Announced {
-            node: from,
-            announcement: a,
-            len,
-            discard,
-            ticket: None,
-        };
-        if self.mutation == Some(Mutation::NoAge) {
-            self.waiting.horizon().emptied(now);
-        }
-        if self
-            .waiting
-            .push(&now, announced, &self.fetch_limits)
-            .is_err()
-        {
-            self.reports.push(Report::Refused { from: from.0 });
-        }
-        self.full.waiting |= self.waiting.room() == 0;
-    }
-
-    fn pump(&mut self, fabric: &mut Fabric, port: &mut Port) {
-        let now = Time(fabric.now());
-        let mut refused = Vec::new();
-        let mut fetcher = Fetcher {
-            fabric,
-            port,
-            pool: &self.pool,
-            lengths: &mut self.lengths,
-            reports: &mut self.reports,
-            short_of_memory: self.short_of_memory,
-            twice: self.mutation == Some(Mutation::FetchTwice),
-        };
-        self.waiting.pump(
-            &Locked(&self.fetches),
-            &now,
-            &mut fetcher,
-            &self.fetch_limits,
-            |a, _| refused.push(Report::Refused { from: a.node.0 }),
-        );
-        self.reports.append(&mut refused);
-    }
-
-    fn ended(&mut self, ended: Ended<Block>) {
-        let (block, fetched) = match ended {
-            Ended::Fetched(block) | Ended::Late(block) => (block, true),
-            Ended::Failed(block, _) => (block, false),
-            Ended::Unmatched => return,
-        };
-        self.reports.push(Report::Ended {
-            address: protocol::rendezvous::Buffer::address(&block),
-            fetched,
-        });
-    }
-
-    fn notified(&mut self, fabric: &Fabric, mut c: Completion) -> Result<()> {
-        if self.mutation == Some(Mutation::DeafToNotifications) && self.notifications % 3 == 0 {
-            return Ok(());
-        }
-        if c.side == Side::Sent {
-            let mut ended = self.sender.notified(&c);
-            if self.mutation == Some(Mutation::AnyPeer) {
-                for node in 0..8 {
-                    if matches!(ended, Ended::Unmatched) {
-                        c.peer = NodeId(node);
-                        ended = self.sender.notified(&c);
-                    }
-                }
-            }
-            self.ended(ended);
-            return Ok(());
-        }
-        let now = Time(fabric.now());
-        let ended = self.fetches.borrow_mut().notified(&now, &c);
-        let found = self
-            .lengths
-            .iter()
-            .find(|(at, len)| ext_eth::match_key(*at, *len) == c.key);
-        if let (false, Some((local, _))) = (matches!(ended, Fetched::Unmatched), found) {
-            self.reports.push(Report::Got { local: *local });
-        }
-        match ended {
-            Fetched::Frame(block, from, _) => {
-                let address = protocol::rendezvous::Buffer::address(&block);
-                let len = self.lengths.iter().find(|(at, _)| *at == address);
-                let mut data = vec![0; len.map_or(0, |(_, len)| *len as usize)];
-                block.load(&mut data)?;
-                self.reports.push(Report::Delivered { from: from.0, data });
-            }
-            Fetched::Discarded(_) => self.reports.push(Report::Refused { from: c.peer.0 }),
-            Fetched::Failed(..) | Fetched::Late(_) | Fetched::Unmatched => {}
-        }
-        Ok(())
     }
 
     /// Housekeeping; `now` may be a moment old.
@@ -697,10 +402,10 @@ impl Node {
     fn fullness(&self) -> Full {
         let fetches = self.fetches.borrow();
         Full {
-            flight: self.sender.moving() >= usize::from(FLIGHT),
-            quarantine: self.sender.given_up() >= usize::from(QUARANTINE),
-            fetches: fetches.len() - fetches.lost() >= usize::from(FETCHES),
-            lost: fetches.lost() >= usize::from(LOST),
+            flight: self.sender.moving() >= usize::from(self.tables.flight),
+            quarantine: self.sender.given_up() >= usize::from(self.tables.quarantine),
+            fetches: fetches.len() - fetches.lost() >= usize::from(self.tables.fetches),
+            lost: fetches.lost() >= usize::from(self.tables.lost),
             waiting: false,
         }
     }

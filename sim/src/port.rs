@@ -20,7 +20,8 @@ const QUEUES: u64 = MEMORY + 0x2000;
 const LOCKS: u64 = MEMORY + 0x1_4000;
 /// First bus address that queues and locks leave free.
 pub const FREE: u64 = MEMORY + 0x2_0000;
-/// A slot that stays empty behind the NIC's write pointer for so long is skipped: its write got lost.
+/// A slot that stays empty behind the NIC's write pointer for so long is skipped: its write got
+/// lost.
 const HOLE_NS: u64 = 100_000_000;
 
 /// A received message.
@@ -347,7 +348,8 @@ impl Port {
         self.mailbox.ahead(fabric, self.nic) as usize
     }
 
-    /// Whether the NIC has written something that was not read, or has room for a descriptor that it had none for.
+    /// Whether the NIC has written something that was not read, or has room for a descriptor that
+    /// it had none for.
     pub fn overlooked(&mut self, fabric: &mut Fabric) -> bool {
         let written = [&self.mailbox, &self.notifications]
             .map(|q| q.ahead(fabric, self.nic) > 0)

@@ -3,35 +3,84 @@
 use protocol::poll::Periods;
 use protocol::rendezvous::Limits;
 
-/// Sizes of the tables: small, so that all bounds are reached.
-pub const FLIGHT: u16 = 16;
-/// Frames given up whose memory is kept.
-pub const QUARANTINE: u16 = 16;
-/// Fetches in flight.
-pub const FETCHES: u16 = 16;
-/// Fetches lost whose memory is kept.
-pub const LOST: u16 = 16;
-/// Announcements that wait.
-pub const WAITING: u16 = 48;
+/// Sizes of the tables of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tables {
+    /// Announced frames in flight.
+    pub flight: u16,
+    /// Frames given up whose memory is kept.
+    pub quarantine: u16,
+    /// Fetches in flight.
+    pub fetches: u16,
+    /// Fetches lost whose memory is kept.
+    pub lost: u16,
+    /// Announcements that wait.
+    pub waiting: u16,
+}
+
+/// Small ones, so that all bounds are reached.
+pub const SMALL: Tables = Tables {
+    flight: 16,
+    quarantine: 16,
+    fetches: 16,
+    lost: 16,
+    waiting: 48,
+};
+
+/// As those of `exn.ko`.
+pub const LARGE: Tables = Tables {
+    flight: 256,
+    quarantine: 512,
+    fetches: 256,
+    lost: 256,
+    waiting: 1024,
+};
+
+const fn most(a: usize, b: usize) -> usize {
+    match a > b {
+        true => a,
+        false => b,
+    }
+}
+
+impl Tables {
+    /// Buffers that all of it may hold, with one for scratch.
+    #[must_use]
+    pub const fn buffers(&self) -> usize {
+        (self.flight + self.quarantine + self.fetches + self.lost + 1) as usize
+    }
+
+    /// The limits of `exn.ko` with tables of this size, and times that faults outlast, in ns.
+    #[must_use]
+    pub const fn limits(&self) -> Limits {
+        let source = (self.fetches - self.fetches / 4) as usize;
+        Limits {
+            stall: 100 * MS,
+            lag: 25 * MS,
+            probation: 1_000 * MS,
+            timeout: 1_000 * MS,
+            keep: 4_000 * MS,
+            patience: 300 * MS,
+            flight: self.flight as usize,
+            stalled_peer: most(self.flight as usize / 16, 2),
+            fetches: self.fetches as usize,
+            source,
+            lossy_source: most(source / 4, 4),
+            waiting: self.waiting as usize / 2,
+            slow_waiting: most(self.waiting as usize / 16, 6),
+        }
+    }
+}
+
 /// Longest frame.
 pub const MAX_FRAME: u32 = 2000;
+/// Shorter frames go in a message, if they overtake nothing.
+pub const THRESHOLD: u32 = 120;
 
 const MS: u64 = 1_000_000;
 
-/// The limits of `exn.ko` with smaller tables, and times that faults outlast, in ns.
-pub const LIMITS: Limits = Limits {
-    stall: 100 * MS,
-    timeout: 1_000 * MS,
-    keep: 4_000 * MS,
-    patience: 300 * MS,
-    flight: FLIGHT as usize,
-    stalled_peer: 2,
-    fetches: FETCHES as usize,
-    source: 12,
-    lossy_source: 4,
-    waiting: WAITING as usize / 2,
-    slow_waiting: WAITING as usize / 8,
-};
+/// The limits of a node with small tables. Times are the same with others.
+pub const LIMITS: Limits = SMALL.limits();
 
 /// As those of `exn.ko`.
 pub const PERIODS: Periods = Periods {
@@ -40,7 +89,8 @@ pub const PERIODS: Periods = Periods {
     pause: MS,
 };
 
-/// An error put into the glue or, by its limits, into the machine, to see that the simulation finds it.
+/// An error put into the glue or, by its limits, into the machine, to see that the simulation finds
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
     /// Memory that was given up is used again at once.
@@ -51,7 +101,8 @@ pub enum Mutation {
     AnyPeer,
     /// No bound for peers that stand still.
     NoPeerBound,
-    /// A source may have any number of announcements waiting, and for any time: none counts as slow before its fetches are lost.
+    /// A source may have any number of announcements waiting, and for any time: none counts as slow
+    /// before its fetches are lost.
     NoWaitingBound,
     /// Notifications are counted, but the machine does not hear of some.
     DeafToNotifications,
@@ -61,10 +112,15 @@ pub enum Mutation {
     NoAge,
     /// The timer is set once.
     NoTimer,
+    /// Frames take the way that suits their length, whatever is on its way.
+    PathByLength,
+    /// Peers that fetch late are peers as any other.
+    NoLag,
 }
 
 impl Mutation {
-    /// All of them.
+    /// Those that show in what a node may do to others; [`Mutation::NoLag`] shows in how much of
+    /// the traffic is left.
     pub const ALL: &'static [Self] = &[
         Self::NoQuarantine,
         Self::NoFetchQuarantine,
@@ -75,6 +131,7 @@ impl Mutation {
         Self::FetchTwice,
         Self::NoAge,
         Self::NoTimer,
+        Self::PathByLength,
     ];
 }
 

@@ -3,6 +3,7 @@
 //! `SIM_SEED=N` runs one seed and prints its trace, `SIM_SEEDS=N` as many seeds, `FULL=1` as many as `make check-full` wants.
 
 mod sim {
+    use ::sim::rig::survival::{self, Attack};
     use ::sim::rig::{run, Rig, Summary, Violation};
     use ::sim::setup::{Full, Mutation};
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -121,6 +122,34 @@ mod sim {
             .filter(|m| found(**m).is_none())
             .collect();
         assert!(missed.is_empty(), "{missed:?} were not found");
+    }
+
+    /// Seeds of each attack, in a usual run and in a full one.
+    const ATTACK_SEEDS: [u64; 2] = [6, 200];
+    /// What a third node keeps of its rate.
+    const PART: f64 = 0.8;
+
+    #[test]
+    fn a_third_node_keeps_its_rate() {
+        let full = std::env::var("FULL").is_ok_and(|v| v == "1");
+        let seeds = number("SIM_SEEDS").map_or(ATTACK_SEEDS[usize::from(full)], |n| n / 300 + 1);
+        let mut failed = Vec::new();
+        for attack in Attack::ALL {
+            for seed in 1..=seeds {
+                match survival::run(seed, *attack, None) {
+                    Ok(rates) if rates.part() >= PART && rates.calm[0] > 1_000 => {}
+                    other => failed.push(format!("{attack:?}: {other:?}")),
+                }
+            }
+        }
+        assert!(failed.is_empty(), "{failed:#?}");
+    }
+
+    /// Without bounds for peers that fetch late, they stop the queue for all.
+    #[test]
+    fn late_fetches_show() {
+        let rates = survival::run(1, Attack::LateFetches, Some(Mutation::NoLag)).unwrap();
+        assert!(rates.part() < PART / 2.0, "{rates:?}");
     }
 
     #[test]

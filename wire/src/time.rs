@@ -13,4 +13,11 @@ impl Time {
     pub const fn since(self, then: Time) -> u64 {
         self.0.saturating_sub(then.0)
     }
+
+    /// The point so many ticks later; the last there is if that is beyond it.
+    #[inline]
+    #[must_use]
+    pub const fn after(self, ticks: u64) -> Time {
+        Time(self.0.saturating_add(ticks))
+    }
 }

@@ -316,7 +316,7 @@ proptest! {
         let a = ext_eth::Announcement { address, len };
         prop_assert_eq!(ext_eth::Announcement::decode(&a.encode()), Ok(a));
         match a.frame_len(ext_eth::MAX_FRAME) {
-            Ok(n) => prop_assert!(u64::from(n) == len && (14..=65_554).contains(&n)),
+            Ok(n) => prop_assert!(u64::from(n) == len && (14..=65_558).contains(&n)),
             Err(e) => prop_assert_eq!(e.got, len),
         }
     }

@@ -39,7 +39,7 @@ fn addresses() {
 
 #[test]
 fn limits() {
-    assert_eq!((MAX_MTU, MIN_MTU, MAX_FRAME), (65_536, 68, 65_554));
+    assert_eq!((MAX_MTU, MIN_MTU, MAX_FRAME), (65_536, 68, 65_558));
     assert_eq!(
         (MAX_EAGER, MAX_EAGER_BURST, DEFAULT_THRESHOLD),
         (65_536, 30_600, 120)
@@ -208,10 +208,10 @@ fn announcements() {
     }
     let len = |len| Announcement { address: 0, len }.frame_len(MAX_FRAME);
     assert_eq!(len(14), Ok(14));
-    assert_eq!(len(65_554), Ok(65_554));
+    assert_eq!(len(65_558), Ok(65_558));
     assert_eq!(len(0).unwrap_err().reason, Reason::Runt);
     assert_eq!(len(13).unwrap_err().reason, Reason::Runt);
-    assert_eq!(len(65_555).unwrap_err().reason, Reason::AnnouncedSize);
+    assert_eq!(len(65_559).unwrap_err().reason, Reason::AnnouncedSize);
     assert_eq!(len(u64::MAX).unwrap_err().reason, Reason::AnnouncedSize);
     let huge = Announcement {
         address: 0,

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Rendezvous of EXT-Eth: a frame is announced, fetched by the receiver with one GET, and both sides learn of the end by a
-//! notification that names the address of the last fragment (EXT §4).
+//! Rendezvous of EXT-Eth: a frame is announced, fetched by the receiver with one GET, and both
+//! sides learn of the end by a notification that names the address of the last fragment (EXT §4).
 //!
-//! [`Sender`] keeps announced frames, [`Waiting`] and [`Fetches`] are the receiver. Rules that both follow:
-//! * Memory that a GET may still read or write is not given back: what was given up stays in a quarantine first.
+//! [`Sender`] keeps announced frames, [`Waiting`] and [`Fetches`] are the receiver. Rules that both
+//! follow:
+//! * Memory that a GET may still read or write is not given back: what was given up stays in a
+//! quarantine first.
 //! * Only the peer that a transfer is with can end it.
-//! * A peer that leaves things unanswered may occupy a part of the tables only, and what it holds up is not waited for.
+//! * A peer that leaves things unanswered may occupy a part of the tables only, and what it holds
+//! up is not waited for.
 
+mod flows;
+mod lagging;
 mod receiver;
 mod sender;
 mod waiting;
@@ -30,17 +35,23 @@ pub trait Buffer {
 pub struct Limits {
     /// After this time an announced frame counts as stalled, and a fetch as late.
     pub stall: u64,
+    /// A peer that let an announced frame wait for this time, less than `stall`, counts as lagging.
+    pub lag: u64,
+    /// It does for so long then.
+    pub probation: u64,
     /// After this time an announced frame is given up, and a fetch is lost.
     pub timeout: u64,
     /// For so long the memory of both stays untouched then.
     pub keep: u64,
-    /// An announcement that gets no memory for so long is fetched to be thrown away, and a source that answers nothing for so long
-    /// has less waiting.
+    /// An announcement that gets no memory for so long is fetched to be thrown away, and a source
+    /// that answers nothing for so long has less waiting.
     pub patience: u64,
     /// Announced frames in flight, stalled ones not counted.
     pub flight: usize,
-    /// Announced frames in flight to a peer that has stalled ones, or has fetched none since some were given up; an eighth of `flight` if
-    /// that is less.
+    /// Announced frames in flight to a peer that has stalled ones, or has fetched none since some
+    /// were given up; an eighth of `flight` if that is less. A lagging one may have as many, or a
+    /// quarter of `flight`, and all lagging ones together twice that, while there are frames for
+    /// others.
     pub stalled_peer: usize,
     /// Fetches in flight, late ones not counted.
     pub fetches: usize,
@@ -50,12 +61,14 @@ pub struct Limits {
     pub lossy_source: usize,
     /// Announcements that wait of one source.
     pub waiting: usize,
-    /// Announcements that wait of a source that answers nothing, and that wait to be thrown away of any source.
+    /// Announcements that wait of a source that answers nothing, and that wait to be thrown away of
+    /// any source.
     pub slow_waiting: usize,
 }
 
-/// How long memory has to be kept at least that was announced and given up, in ms, beyond the time-out of `timeout` ms. Peers post GETs for
-/// what is up to twice their time-out old; what they have posted gets here within 5 s, or never.
+/// How long memory has to be kept at least that was announced and given up, in ms, beyond the
+/// time-out of `timeout` ms. Peers post GETs for what is up to twice their time-out old; what they
+/// have posted gets here within 5 s, or never.
 #[must_use]
 pub const fn shortest_keep_ms(timeout: u32) -> u32 {
     timeout.saturating_add(5_000)

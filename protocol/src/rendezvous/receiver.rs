@@ -125,7 +125,8 @@ pub enum Allowed {
     No(usize),
 }
 
-/// How a fetch ended, with the place that its frame was to have. Buffers are to be freed by the caller, without its lock.
+/// How a fetch ended, with the place that its frame was to have. Buffers are to be freed by the
+/// caller, without its lock.
 #[derive(Debug)]
 pub enum Fetched<B> {
     /// The frame of this node.
@@ -210,9 +211,11 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
 
     /// Whether a frame of this source may be fetched.
     ///
-    /// Fetches that are not answered hold their places for `timeout` and `keep`. So an unknown source gets few places, and while some are
-    /// unanswered nobody gets more than a part of what is left. A silent source gets one at a time as long as there is no shortage:
-    /// enough to notice that it answers again.
+    /// Fetches that are not answered hold their places for `timeout` and `keep`. So an unknown
+    /// source gets few places, and while some are unanswered nobody gets more than a part of what
+    /// is left. A silent source gets one at a time as long as there is no shortage: enough to
+    /// notice that it answers again. Any other leaves a quarter of what there is to those that come
+    /// after it, so that no two that answer late, if not too late, hold all.
     pub fn allowed(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Allowed {
         let source = self.sources.get(node);
         let all = source.open + source.lost;
@@ -222,7 +225,11 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             s if s.silent => usize::from(places > (places + self.fetches.len()) / 8),
             s if s.lost > 0 && all >= most => 1,
             s if s.lost > 0 || !s.answered => limits.lossy_source.min(places / 8).max(1),
-            _ if self.lost + self.late == 0 => limits.source,
+            s if self.lost + self.late == 0 => {
+                let others = (self.fetches.len() - self.lost).saturating_sub(s.open);
+                let left = limits.fetches.saturating_sub(others);
+                limits.source.min(left - left / 4).max(1)
+            }
             _ => limits.source.min(places / 4).max(1),
         };
         if source.open >= bound {
@@ -243,7 +250,8 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         }
     }
 
-    /// Whether `node` leaves fetches unanswered for longer than a while, or has answered nothing since it let one be lost.
+    /// Whether `node` leaves fetches unanswered for longer than a while, or has answered nothing
+    /// since it let one be lost.
     pub fn is_slow(&self, node: NodeId) -> bool {
         self.sources.get(node).is_slow()
     }
@@ -252,8 +260,8 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     ///
     /// # Errors
     ///
-    /// There is none now. Or there is none for `node`, which was silent, or holds it without answering: it leaves this many unanswered or
-    /// in flight.
+    /// There is none now. Or there is none for `node`, which was silent, or holds it without
+    /// answering: it leaves this many unanswered or in flight.
     pub(super) fn take_scratch(
         &mut self,
         node: NodeId,
@@ -395,8 +403,9 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         }
     }
 
-    /// Marks what is overdue, and gives the memory back that was kept for long enough (`free`). Returns a source and the number of
-    /// fetches lost. What the port may still have to post keeps its memory: it has posted all that it got before `settled`.
+    /// Marks what is overdue, and gives the memory back that was kept for long enough (`free`).
+    /// Returns a source and the number of fetches lost. What the port may still have to post keeps
+    /// its memory: it has posted all that it got before `settled`.
     pub fn age(
         &mut self,
         clock: &impl Clock,
@@ -452,7 +461,8 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         lost
     }
 
-    /// Takes any fetch out, after the port was closed: true if it was still expected. The NIC may write to it all the same.
+    /// Takes any fetch out, after the port was closed: true if it was still expected. The NIC may
+    /// write to it all the same.
     pub fn flush_one(&mut self) -> Option<(bool, B)> {
         let (key, _) = self.fetches.oldest()?;
         let (state, _, buffer) = self.end(key, FetchEvent::Flush)?;

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! The side that announces.
 
-use super::{Buffer, Limits, Peers, Tally};
+use super::{
+    flows::{Flows, Place},
+    lagging::Lagging,
+    Buffer, Limits, Peers, Tally,
+};
 use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
 use wire::{
     ext_eth::{last_size, match_key, Announcement, Completion},
@@ -78,6 +82,7 @@ pub trait AnnouncePort {
 struct Flight<B> {
     buffer: B,
     node: NodeId,
+    flow: Place,
     /// Size that its notification has to show.
     last: u32,
     /// When it was announced, or given up.
@@ -90,12 +95,13 @@ struct Flight<B> {
 pub enum Admitted {
     /// Now.
     Yes {
-        /// The peer answers: what goes to one that stands still must not count for what limits the traffic with all.
+        /// The peer answers soon: what goes to one that stands still or lags must not count for
+        /// what limits the traffic with all.
         prompt: bool,
     },
     /// When others have ended.
     Later,
-    /// The peer fetches nothing and has this many pending.
+    /// The peer fetches nothing, or late, and has this many pending.
     No(usize),
 }
 
@@ -125,6 +131,8 @@ pub enum Ended<B> {
 pub struct Sender<M: Memory, B> {
     flights: Slots<M, Flight<B>>,
     peers: Peers<M>,
+    flows: Flows<M>,
+    lagging: Lagging<M>,
     given_up: usize,
     stalled: usize,
     quarantine: usize,
@@ -141,6 +149,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         Ok(Self {
             flights: Slots::new(flight.saturating_add(quarantine))?,
             peers: Peers::new(flight.saturating_add(quarantine))?,
+            flows: Flows::new()?,
+            lagging: Lagging::new()?,
             given_up: 0,
             stalled: 0,
             quarantine: usize::from(quarantine),
@@ -173,14 +183,30 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         &self.counts
     }
 
+    /// There is a frame for `node`, to be announced or not.
+    #[inline]
+    pub fn sends(&mut self, clock: &impl Clock, node: NodeId) {
+        self.lagging.sends(node, clock.now());
+    }
+
+    /// Whether frames of this flow to `node` were announced that are on their way: not fetched, but
+    /// not stalled either. What goes in messages now overtakes them.
+    pub fn is_moving(&self, node: NodeId, flow: u32) -> bool {
+        self.flows.is_moving(Place::new(node, flow))
+    }
+
     /// Whether a frame to `node` may be announced.
     ///
-    /// What stands still doesn't count for what may be in flight, so it stops nobody else, but it takes places until its quarantine is
-    /// over. So peers that fetch nothing get few, all of them together half of what may be in flight, and beyond a first one, which
-    /// shows that they fetch again, nothing that the quarantine has no room for. A peer without a record does not get the last quarter of
-    /// what may be in flight, nor more places than it leaves to others. One that leaves things unanswered and has its part of the
-    /// quarantine gets fewer still.
-    pub fn admit(&self, node: NodeId, limits: &Limits) -> Admitted {
+    /// What stands still doesn't count for what may be in flight, so it stops nobody else, but it
+    /// takes places until its quarantine is over. So peers that fetch nothing get few, all of them
+    /// together half of what may be in flight, and beyond a first one, which shows that they fetch
+    /// again, nothing that the quarantine has no room for. A peer without a record does not get the
+    /// last quarter of what may be in flight, nor more places than it leaves to others. One that
+    /// leaves things unanswered and has its part of the quarantine gets fewer still.
+    ///
+    /// For a peer that fetches late nobody waits who sends to others ([`Sender::sends`]): it has a
+    /// part of what may be in flight, and beyond that nothing.
+    pub fn admit(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Admitted {
         let peer = self.peers.get(node);
         let room = self.flights.room();
         if peer.is_slow() {
@@ -198,21 +224,32 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 return Admitted::No(peer.open);
             }
         }
+        let now = clock.now();
+        let lags = self.lagging.contains(node, now, limits.probation);
+        if lags && !peer.is_slow() {
+            let bound = limits.stalled_peer.max(limits.flight / 4);
+            let open = |node| self.peers.get(node).open;
+            let all = || self.lagging.sum(now, limits.probation, open);
+            let others = || self.lagging.others_wait(node, now, limits.probation);
+            if peer.open > 0 && (peer.open >= bound || all() >= 2 * bound) && others() {
+                return Admitted::No(peer.open);
+            }
+        }
         let share = (limits.flight - limits.flight / 4).min(room / 2);
         if self.moving() >= limits.flight || room == 0 || peer.open >= share.max(1) {
             return Admitted::Later;
         }
         Admitted::Yes {
-            prompt: !peer.is_slow(),
+            prompt: !peer.is_slow() && !lags,
         }
     }
 
-    /// Whether a peer has so many frames in the quarantine that it gets no more but by time: a quarter of what is left.
+    /// Whether a peer gets no more of the quarantine but by time: it has a quarter of what is left.
     fn has_its_part(&self, peer: &Tally) -> bool {
         peer.lost >= self.quarantine.saturating_sub(self.given_up) / 4
     }
 
-    /// Announces a frame of `len` bytes that was admitted.
+    /// Announces a frame of `len` bytes that was admitted. Order matters within a `flow`.
     ///
     /// # Errors
     ///
@@ -224,21 +261,26 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         node: NodeId,
         buffer: B,
         len: u32,
+        flow: u32,
     ) -> Result<(), (B, Unsent)> {
         let address = buffer.address();
         let key = match_key(address, len);
+        let flow = Place::new(node, flow);
         let flight = Flight {
             buffer,
             node,
+            flow,
             last: last_size(len),
             since: clock.now(),
             state: FlightState::Announced,
         };
-        // The notification may come at once, so the entry has to be there before the message is sent.
+        // The notification may come at once, so the entry has to be there before the message is
+        // sent.
         self.flights
             .insert(key, flight)
             .map_err(|f| (f.buffer, Unsent::Table))?;
         self.peers.update(node, |p| p.open += 1);
+        self.flows.began(flow);
         let announcement = Announcement {
             address,
             len: u64::from(len),
@@ -270,6 +312,9 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                     .saturating_sub(usize::from(state == FlightState::Stalled));
             }
         });
+        if state == FlightState::Announced {
+            self.flows.ended(flight.flow);
+        }
         self.given_up = self
             .given_up
             .saturating_sub(usize::from(state == FlightState::GivenUp));
@@ -280,11 +325,15 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     }
 
     /// A responder notification.
-    pub fn notified(&mut self, c: &Completion) -> Ended<B> {
+    pub fn notified(&mut self, clock: &impl Clock, limits: &Limits, c: &Completion) -> Ended<B> {
         // A GET of this peer that reads something else may end at the same address.
-        let is_it = |f: &Flight<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
-        if !self.flights.get(c.key).is_some_and(is_it) {
+        let is_it = |f: &&Flight<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
+        let Some(since) = self.flights.get(c.key).filter(is_it).map(|f| f.since) else {
             return Ended::Unmatched;
+        };
+        let now = clock.now();
+        if now.since(since) >= limits.lag {
+            self.lagging.note(c.peer, now);
         }
         let event = match c.error {
             0 => FlightEvent::Fetched,
@@ -299,9 +348,10 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         }
     }
 
-    /// `node` says that it dropped the frame at `address`: true if that is in flight. Its GET may be under way all the same, so the frame
-    /// is given up as one that was not fetched in time. While the peer has its part of the quarantine it stays in flight, stalled
-    /// (`stalled` hears of it), until it is overdue: or a peer could fill the quarantine as fast as it gets frames.
+    /// `node` says that it dropped the frame at `address`: true if that is in flight. Its GET may
+    /// be under way all the same, so the frame is given up as one that was not fetched in time.
+    /// While the peer has its part of the quarantine it stays in flight, stalled (`stalled` hears
+    /// of it), until it is overdue: or a peer could fill the quarantine as fast as it gets frames.
     pub fn dropped(
         &mut self,
         clock: &impl Clock,
@@ -330,6 +380,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let was_stalled = f.state == FlightState::Stalled;
         if !was_stalled {
             stalled(&mut f.buffer);
+            self.flows.ended(f.flow);
         }
         if give_up {
             self.counts.step(&mut f.state, FlightEvent::Dropped);
@@ -349,10 +400,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         true
     }
 
-    /// Marks what stands still (`stalled` hears of it, and says whether it can take another one), gives up what is overdue, and gives
-    /// the memory back that was kept for long enough (`free`). Returns a peer and the number of frames given up, and whether all of it
-    /// was done. While the quarantine is full, what is overdue stays in flight. What the port may still have to send keeps its memory:
-    /// it has sent all that it got before `settled`.
+    /// Marks what stands still (`stalled` hears of it, and says whether it can take another one),
+    /// gives up what is overdue, and gives the memory back that was kept for long enough (`free`).
+    /// Returns a peer and the number of frames given up, and whether all of it was done. While the
+    /// quarantine is full, what is overdue stays in flight. What the port may still have to send
+    /// keeps its memory: it has sent all that it got before `settled`.
     pub fn age(
         &mut self,
         clock: &impl Clock,
@@ -378,14 +430,21 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 }
                 continue;
             }
-            if age < limits.stall {
-                // All others in flight are younger, and what was given up behind them is not older than they are.
+            if age < limits.lag {
+                // Others in flight are younger, and what was given up behind them is no older.
                 break;
+            }
+            if f.state == FlightState::Announced {
+                self.lagging.note(f.node, now);
+            }
+            if age < limits.stall {
+                continue;
             }
             let mut more = true;
             if f.state == FlightState::Announced {
                 self.counts.step(&mut f.state, FlightEvent::Stall);
                 self.stalled += 1;
+                self.flows.ended(f.flow);
                 self.peers.update(f.node, |p| p.late += 1);
                 more = stalled(&mut f.buffer);
             }
@@ -409,7 +468,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         (lost, true)
     }
 
-    /// Takes any frame out, after the port was closed: true if it was in flight. Peers may fetch it all the same.
+    /// Takes any frame out, after the port was closed: true if it was in flight. Peers may fetch it
+    /// all the same.
     pub fn flush_one(&mut self) -> Option<(bool, B)> {
         let (key, _) = self.flights.oldest()?;
         let (state, f) = self.end(key, FlightEvent::Flush)?;
@@ -422,8 +482,9 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     ///
     /// What does not.
     pub fn check(&mut self) -> Result<(), &'static str> {
-        let (mut given_up, mut stalled) = (0, 0);
+        let (mut given_up, mut stalled, mut moving) = (0, 0, 0);
         self.flights.for_each_mut(|_, f| {
+            moving += usize::from(f.state == FlightState::Announced);
             given_up += usize::from(f.state == FlightState::GivenUp);
             stalled += usize::from(f.state == FlightState::Stalled);
             true
@@ -432,6 +493,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             () if self.counts.refused() != 0 => Err("an impossible transition"),
             () if given_up != self.given_up => Err("wrong number of frames given up"),
             () if stalled != self.stalled => Err("wrong number of frames stalled"),
+            () if moving != self.flows.sum() => Err("wrong number of frames by flow"),
             () if self.given_up > self.quarantine => Err("too many frames given up"),
             () => Ok(()),
         }

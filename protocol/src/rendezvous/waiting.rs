@@ -61,7 +61,8 @@ enum Next {
     Taken,
     /// It is refused.
     Refuse(Refusal),
-    /// For a reason of its own: others may go past it. Whether its source has answered nothing for a while.
+    /// For a reason of its own: others may go past it. Whether its source has answered nothing for
+    /// a while.
     Pass(bool),
     /// There is no memory for frames of this length.
     Short(u32),
@@ -188,9 +189,10 @@ impl<M: Memory> Waiting<M> {
         }
     }
 
-    /// Fetches what waits, as far as possible. What waits because of its own source, or for memory of its size, doesn't hold up the others,
-    /// and what waits because its source answers nothing is bounded. If nothing more fits then, further messages have to wait for what is
-    /// in flight, but not for sources that answer slowly, and for others not for long: room is made.
+    /// Fetches what waits, as far as possible. What waits because of its own source, or for memory
+    /// of its size, doesn't hold up the others, and what waits because its source answers nothing
+    /// is bounded. If nothing more fits then, further messages have to wait for what is in flight,
+    /// but not for sources that answer slowly, and for others not for long: room is made.
     pub fn pump<P: FetchPort>(
         &mut self,
         fetches: &impl Shared<Fetches<M, P::Buffer>>,
@@ -243,8 +245,9 @@ impl<M: Memory> Waiting<M> {
         }
     }
 
-    /// Refuses the oldest announcements of sources that have more than an equal part waiting, for which they and one more source count:
-    /// of those that answer slowly, and of any when messages have been waiting for room for `limits.patience`. Returns how many.
+    /// Refuses the oldest announcements of sources that have more than an equal part waiting, for
+    /// which they and one more source count: of those that answer slowly, and of any when messages
+    /// have been waiting for room for `limits.patience`. Returns how many.
     fn make_room<B: Buffer>(
         &mut self,
         fetches: &impl Shared<Fetches<M, B>>,
@@ -324,7 +327,8 @@ fn fetch<M: Memory, P: FetchPort>(
     let a = &entry.announced;
     let now = clock.now();
     let age = now.since(entry.since);
-    // Its sender keeps the memory for some time after it has given the frame up, for how long is not known here.
+    // Its sender keeps the memory for some time after it has given the frame up, for how long is
+    // not known here.
     if age >= 2 * limits.timeout {
         return Next::Refuse(Refusal::Stale);
     }

@@ -25,6 +25,8 @@ impl Buffer for At {
 
 pub const LIMITS: Limits = Limits {
     stall: 10,
+    lag: 4,
+    probation: 100,
     timeout: 100,
     keep: 1000,
     patience: 20,
@@ -114,6 +116,7 @@ pub fn announce(s: &mut Sender<Heap, At>, at: u64, node: u16, address: u64) {
         NodeId(node),
         At(address),
         LEN,
+        0,
     );
     assert_eq!(result, Ok(()));
 }

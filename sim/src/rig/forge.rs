@@ -70,7 +70,8 @@ impl Rig {
         }
     }
 
-    /// Far more announcements than are fetched meanwhile, for as long as it takes to shut others out.
+    /// Far more announcements than are fetched meanwhile, for as long as it takes to shut others
+    /// out.
     fn crowd(&mut self, node: usize, to: usize, at: u64) {
         let time = 2 * LIMITS.timeout;
         for _ in 0..self.rng.random_range(300..900) {
@@ -83,6 +84,23 @@ impl Rig {
     pub(super) fn announce(&mut self, node: usize, to: usize) -> Result<()> {
         let len = self.rng.random_range(14..=u64::from(MAX_FRAME));
         self.inject(to, &message(node, 1, &[FREE, len]))
+    }
+
+    /// A node that does not exist announces something.
+    pub(super) fn announce_as(&mut self, source: u16, to: usize) -> Result<()> {
+        let len = self.rng.random_range(14..=u64::from(MAX_FRAME));
+        self.inject(to, &message(source.into(), 1, &[FREE, len]))
+    }
+
+    /// `node` announces less than a header.
+    pub(super) fn runt(&mut self, node: usize, to: usize) -> Result<()> {
+        let len = self.rng.random_range(1..14);
+        self.inject(to, &message(node, 1, &[FREE, len]))
+    }
+
+    /// `node` sends a message that is no frame.
+    pub(super) fn chatter(&mut self, node: usize, to: usize) -> Result<()> {
+        self.inject(to, &message(node, 3, &[u64::MAX; 8]))
     }
 
     /// `node` says that it has dropped all that `to` has announced to it.
@@ -98,7 +116,7 @@ impl Rig {
         Ok(())
     }
 
-    fn inject(&mut self, to: usize, forged: &Forged) -> Result<()> {
+    pub(super) fn inject(&mut self, to: usize, forged: &Forged) -> Result<()> {
         self.say(|| format!("node {to} gets {forged:?}"));
         if self.fabric.world.is_on(to) {
             self.fabric.world.forge(to, forged)?;
@@ -115,7 +133,7 @@ impl Rig {
     }
 
     /// Answers come after so many hundredths of the time-out.
-    fn withhold(&mut self, node: usize, mut at: u64, parts: RangeInclusive<u64>) {
+    pub(super) fn withhold(&mut self, node: usize, mut at: u64, parts: RangeInclusive<u64>) {
         while at < BUSY {
             let part = self.rng.random_range(parts.clone());
             let time = LIMITS.timeout / 100 * part;
@@ -125,7 +143,8 @@ impl Rig {
         }
     }
 
-    /// Somebody speaks in the name of `source` to `to`: nothing is demanded of what it sends there, nor of what it is asked for.
+    /// Somebody speaks in the name of `source` to `to`: nothing is demanded of what it sends there,
+    /// nor of what it is asked for.
     fn disclaim(&mut self, source: usize, to: usize) {
         self.forged[source][to] = true;
         for frame in &mut self.frames {
@@ -168,7 +187,8 @@ impl Rig {
                 message(source, 2, &[address])
             }
             kind => {
-                // A notification of a transfer that names this node, with the key of somebody's frame.
+                // A notification of a transfer that names this node, with the key of somebody's
+                // frame.
                 let kind = if kind == 6 {
                     wire::rma::NotificationType::Responder
                 } else {
@@ -176,7 +196,8 @@ impl Rig {
                 };
                 let frame = self.announced.iter().find(|((_, a), _)| *a == address);
                 let len = frame.map_or(100, |(_, f)| self.frames[f.id as usize].len);
-                // A get can't be made to say so by another node, but the NIC of a peer may be broken.
+                // A get can't be made to say so by another node, but the NIC of a peer may be
+                // broken.
                 let (command, size) = match self.rng.random_bool(0.5) {
                     true => (wire::rma::Command::BytePut, 0),
                     false => (wire::rma::Command::ByteGet, wire::ext_eth::last_size(len)),

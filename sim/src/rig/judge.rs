@@ -1,6 +1,7 @@
 //! What must hold.
 
-use super::{pattern, word, Announced, Fate, Got, Rig, BOUND, LATE, MS, SETTLE};
+use super::traffic::{pattern, word};
+use super::{Announced, Fate, Got, Rig, BOUND, LATE, MS, SETTLE};
 use crate::node::Report;
 use crate::setup::{LIMITS, PERIODS};
 use anyhow::Result;
@@ -15,12 +16,13 @@ impl Rig {
         if self.healthy[from] && self.healthy[to] {
             return true;
         }
-        // Of what comes after a fault the first frame has to arrive, which shows the others that all is well.
+        // Of what comes after a fault the first frame has to arrive, which shows the others that
+        // all is well.
         let well =
             |n: usize| self.ill[n] == 0 && (self.healthy[n] || now >= self.healed[n] + SETTLE);
-        let alone = !self.frames.iter().any(|f| {
-            let open = matches!(f.fate, Fate::Queued | Fate::Announced);
-            (f.from, f.to) == (from, to) && open && now < f.at + LIMITS.timeout + BOUND
+        let alone = !self.open.iter().any(|id| {
+            let f = &self.frames[*id as usize];
+            (f.from, f.to) == (from, to) && now < f.at + LIMITS.timeout + BOUND
         });
         well(from) && well(to) && alone
     }
@@ -37,8 +39,13 @@ impl Rig {
                 other => format!("node {node}: {other:?}"),
             });
             match report {
+                Report::Sent { id } => {
+                    let frame = &mut self.frames[id as usize];
+                    (frame.fate, frame.sent) = (Fate::Sent, now);
+                }
                 Report::Announced { id, address } => {
-                    self.frames[id as usize].fate = Fate::Announced;
+                    let frame = &mut self.frames[id as usize];
+                    (frame.fate, frame.sent) = (Fate::Announced, now);
                     let entry = Announced {
                         id,
                         at: now,
@@ -50,21 +57,27 @@ impl Rig {
                     }
                 }
                 Report::Dropped { id, peer } => {
+                    self.open.remove(&id);
                     let frame = &mut self.frames[id as usize];
                     frame.fate = Fate::Dropped;
                     let (from, to, demanded) = (frame.from, frame.to, frame.demanded);
-                    // A healthy peer may be held up by others for a while, but then it owes something.
+                    // A healthy peer may be held up by others for a while, but then it owes
+                    // something.
                     anyhow::ensure!(
                         !demanded || (peer && self.owes(from, to)),
                         "frame {id} was dropped, though its peer is healthy and owes nothing"
                     );
+                    self.not_taken(from, to);
                 }
                 Report::Ended { address, fetched } => {
                     if let Some(a) = self.announced.get_mut(&(node, address)) {
                         if fetched {
                             a.fetched.get_or_insert(now);
                         }
-                        let frame = &self.frames[a.id as usize];
+                        let frame = &mut self.frames[a.id as usize];
+                        if fetched {
+                            frame.fetched.get_or_insert(now);
+                        }
                         if fetched && frame.demanded {
                             anyhow::ensure!(
                                 frame.fate == Fate::Delivered || frame.at + BOUND > now,
@@ -103,13 +116,21 @@ impl Rig {
         Ok(())
     }
 
-    /// Whether `to` has not fetched a frame of `from` for a while, which is waited for, or was given up and no other was fetched since.
+    /// Whether `to` has not fetched a frame of `from` for a while, which is waited for, or was
+    /// given up and no other was fetched since; or has let one wait lately.
     fn owes(&self, from: usize, to: usize) -> bool {
         let now = self.fabric.now();
         let between = self.announced.iter().filter(|((node, _), a)| {
             *node == from && self.frames[a.id as usize].to == to && !a.flushed
         });
         let last = between.clone().filter_map(|(_, a)| a.fetched).max();
+        let lags = |a: &Announced| {
+            let waited = a.fetched.unwrap_or(now).saturating_sub(a.at) >= LIMITS.lag;
+            waited && a.fetched.unwrap_or(now) + LIMITS.probation + OVERDUE > now
+        };
+        if between.clone().any(|(_, a)| lags(a)) {
+            return true;
+        }
         between
             .filter(|(_, a)| a.fetched.is_none() && a.at + LIMITS.stall <= now)
             .any(|(_, a)| {
@@ -148,7 +169,8 @@ impl Rig {
         Ok(())
     }
 
-    /// `node` fetches what `from` has at this address: what it has announced to it, and still keeps.
+    /// `node` fetches what `from` has at this address: what it has announced to it, and still
+    /// keeps.
     fn check_announced(&self, node: usize, from: usize, address: u64) -> Result<()> {
         let now = self.fabric.now();
         // Somebody may have told the sender in the name of this node that it was fetched.
@@ -172,7 +194,8 @@ impl Rig {
 
     fn delivered(&mut self, node: usize, from: usize, data: &[u8]) -> Result<()> {
         let now = self.fabric.now();
-        // For what a hostile node announces nothing holds; it may even repeat what others have announced to it.
+        // For what a hostile node announces nothing holds; it may even repeat what others have
+        // announced to it.
         if self.hostile.get(from) != Some(&false) || self.hostile[node] || self.forged[from][node] {
             return Ok(());
         }
@@ -184,10 +207,33 @@ impl Rig {
             return Ok(());
         }
         checked?;
+        self.check_order(id)?;
+        self.open.remove(&id);
         if let Some(frame) = self.frames.get_mut(id as usize) {
             frame.fate = Fate::Delivered;
         }
         self.summary.delivered += 1;
+        self.arrived(from, node)
+    }
+
+    /// No frame of a flow overtakes one that was announced before it, has not stalled, and was not
+    /// known to be fetched when it was sent.
+    fn check_order(&self, id: u64) -> Result<()> {
+        let frame = &self.frames[id as usize];
+        let (from, to) = (frame.from, frame.to);
+        if !(self.healthy[from] && self.healthy[to]) || self.forged[from][to] {
+            return Ok(());
+        }
+        for before in self.open.range(..id) {
+            let other = &self.frames[*before as usize];
+            let same = (other.from, other.to, other.flow) == (from, to, frame.flow);
+            let stalls = other.sent + LIMITS.stall <= frame.sent;
+            let fetched = other.fetched.is_some_and(|at| at <= frame.sent);
+            anyhow::ensure!(
+                !same || stalls || fetched || other.fate == Fate::Queued,
+                "frame {id} has overtaken frame {before} of its flow"
+            );
+        }
         Ok(())
     }
 
@@ -211,7 +257,8 @@ impl Rig {
         Ok(())
     }
 
-    /// `node` has read messages. Whatever others leave unanswered, none waits in its mailbox for long.
+    /// `node` has read messages. Whatever others leave unanswered, none waits in its mailbox for
+    /// long.
     pub(super) fn check_unread(&mut self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         let well = self.ill[node] == 0 && now >= self.healed[node] + SETTLE;
@@ -233,10 +280,12 @@ impl Rig {
         Ok(())
     }
 
-    /// Frames between healthy nodes arrive in time, and no frame of a healthy node waits for room for long, whoever it is for.
+    /// Frames between healthy nodes arrive in time, and no frame of a healthy node waits for room
+    /// for long, whoever it is for.
     pub(super) fn check_bound(&self) -> Result<()> {
         let now = self.fabric.now();
-        for (id, f) in self.frames.iter().enumerate() {
+        for id in &self.open {
+            let f = &self.frames[*id as usize];
             let stopped = f.fate == Fate::Queued && self.healthy[f.from];
             anyhow::ensure!(
                 !stopped || now < f.at + LONGEST_STOP,
@@ -283,7 +332,8 @@ const OVERDUE: u64 = 5 * PERIODS.busy + LATE;
 /// For so long a message may be in a mailbox.
 const LONGEST_UNREAD: u64 = LIMITS.patience + 2 * LIMITS.stall;
 
-/// For so long memory stays as it is that nobody has reported on. What a closed port leaves is kept from then on.
+/// For so long memory stays as it is that nobody has reported on. What a closed port leaves is kept
+/// from then on.
 fn kept(flushed: bool) -> u64 {
     match flushed {
         true => LIMITS.keep,

@@ -1,7 +1,10 @@
-"""Datagrams of two sizes by turns, one that goes in a message and one that is announced: do they arrive in order?
+"""Datagrams of two sizes by turns, one that suits a message and one that is announced: do they
+arrive in order?
 
-order.py listen PORT FILE    writes "ready" to FILE, and then what came: number, out of order, greatest distance
-order.py send HOST PORT N    sends N datagrams, and then some that say that this was all
+order.py listen PORT FILE          writes "ready" to FILE, and then what came: number, out of order,
+                                   greatest distance
+order.py send HOST PORT N FLOWS    sends N datagrams, of one flow (1) or of one
+                                   for each size (2), and then some that say that this was all
 """
 import os
 import socket
@@ -41,14 +44,16 @@ def listen(port, path):
     tell(path, f"{came} {wrong} {most}")
 
 
-def send(host, port, count):
-    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    s.connect((host, port))
+def send(host, port, count, flows):
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(flows)]
+    for s in sockets:
+        s.connect((host, port))
     for number in range(count):
+        s = sockets[number % flows]
         s.send(struct.pack("<I", number).ljust(SIZES[number % 2], b"x"))
     for _ in range(20):
         try:
-            s.send(struct.pack("<I", END))
+            sockets[0].send(struct.pack("<I", END))
         except ConnectionRefusedError:
             pass  # It has heard the first ones.
 
@@ -56,4 +61,4 @@ def send(host, port, count):
 if sys.argv[1] == "listen":
     listen(int(sys.argv[2]), sys.argv[3])
 else:
-    send(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    send(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

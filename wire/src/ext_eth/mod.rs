@@ -2,9 +2,11 @@
 //! Ethernet over Extoll: what network drivers exchange ("EXT §n" cites the protocol reference).
 //!
 //! A frame (without FCS) travels either *eager*, cut into VELO messages of at most 120 bytes, or by
-//! *rendezvous*: a 16-byte announcement, then one RMA get by the receiver. There is no header: all control
-//! information is in the VELO descriptor. Nothing here allocates or copies; [`Reassembler`] says where bytes go.
+//! *rendezvous*: a 16-byte announcement, then one RMA get by the receiver. There is no header: all
+//! control information is in the VELO descriptor. Nothing here allocates or copies; [`Reassembler`]
+//! says where bytes go.
 
+pub mod checksum;
 mod message;
 mod reassembly;
 mod reject;
@@ -37,11 +39,13 @@ pub const MIN_MTU: u32 = 68;
 pub const MAX_MTU: u32 = 65_536;
 /// What a VLAN tag adds to a frame, beyond the MTU.
 pub const VLAN_TAG: u32 = 4;
-/// Longest frame: header, tag, and a payload of the largest MTU.
-pub const MAX_FRAME: u32 = MAX_MTU + HEADER_LEN + VLAN_TAG;
+/// Longest frame: header, two tags (a VLAN on a VLAN has the MTU of what is below it), and a
+/// payload of the largest MTU.
+pub const MAX_FRAME: u32 = MAX_MTU + HEADER_LEN + 2 * VLAN_TAG;
 /// Longest eager frame that a vendor peer's buffer takes (EXT §3.2).
 pub const MAX_EAGER: u32 = 65_536;
-/// Longest eager frame that fits one burst of 255 messages, the vendor sender's safe limit (EXT §3.2).
+/// Longest eager frame that fits one burst of 255 messages, the vendor sender's safe limit (EXT
+/// §3.2).
 pub const MAX_EAGER_BURST: u32 = 255 * FRAGMENT as u32;
 /// Frames of this length or longer use rendezvous by default.
 pub const DEFAULT_THRESHOLD: u32 = 120;
@@ -78,8 +82,8 @@ impl MacPrefix {
         }
     }
 
-    /// Where a frame to `mac` goes (EXT §2.2): any group address to everybody, a local address to its node, a
-    /// foreign one to `default_node`. `None`: drop the frame.
+    /// Where a frame to `mac` goes (EXT §2.2): any group address to everybody, a local address to
+    /// its node, a foreign one to `default_node`. `None`: drop the frame.
     pub const fn target(self, mac: [u8; 6], default_node: Option<NodeId>) -> Option<Target> {
         if is_group_mac(mac) {
             return Some(Target::Group(GROUP));
@@ -129,18 +133,20 @@ impl Path {
     }
 }
 
-/// Key under which both sides of a rendezvous find their buffer: word 0 of the notification (EXT §4.3).
-/// `start` is the side's own buffer address, `len` the frame length.
+/// Key under which both sides of a rendezvous find their buffer: word 0 of the notification (EXT
+/// §4.3). `start` is the side's own buffer address, `len` the frame length.
 pub const fn match_key(start: u64, len: u32) -> u64 {
     crate::rma::last_fragment_start(start, len)
 }
 
-/// Size field of the notification that ends a transfer of `len` bytes: bytes of its last fragment − 1 (EXT §4.3).
+/// Size field of the notification that ends a transfer of `len` bytes: bytes of its last fragment −
+/// 1 (EXT §4.3).
 pub const fn last_size(len: u32) -> u32 {
     len.saturating_sub(1) % crate::rma::FRAGMENT
 }
 
-/// True for a frame that the own node sent to a group and that must be dropped on reception (EXT §2.3).
+/// True for a frame that the own node sent to a group and that must be dropped on reception (EXT
+/// §2.3).
 pub fn is_own_group_frame(frame: &[u8], source: NodeId, own: NodeId) -> bool {
     source.0 == own.0 && destination(frame).is_some_and(is_group_mac)
 }

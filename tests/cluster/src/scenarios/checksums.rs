@@ -1,14 +1,16 @@
 //! Frames with wrong checksums.
 
-use super::{hostile::velo, node::node, on_pair};
+use super::{guest, hostile::velo, node::node, on_pair};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
-use anyhow::Result;
+use anyhow::{ensure, Result};
+use std::fmt::Write;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("hostile::bad_checksums", bad_checksums),
+        on_pair("stack::forwarded_checksums", forwarded),
         on_pair("exn::checksum_options", options),
     ]
 }
@@ -28,30 +30,61 @@ fn internet_checksum(start: u32, data: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Frame from node 9 to a UDP port of node 1 that nobody listens on, its checksum right or wrong.
-fn udp_frame(payload: usize, right: bool) -> Vec<u8> {
+/// What is in the checksum of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sum {
+    Right,
+    Wrong,
+    /// The sum of the pseudo header only.
+    Unfinished,
+}
+
+/// Frame from node `from` to a UDP port of node `to` that nobody listens on.
+fn udp_frame(from: u8, to: u8, target: [u8; 4], payload: usize, sum: Sum) -> Vec<u8> {
     let mut udp = vec![0x30, 0x39, 0x7a, 0x69]; // Ports 12345 and 31337.
     udp.extend(((8 + payload) as u16).to_be_bytes());
     udp.extend([0, 0]);
     udp.extend((0..payload).map(|i| i as u8));
-    let addresses = [10, 2, 0, 10, 10, 2, 0, 2];
+    let addresses = [[10, 2, 0, 77], target].concat();
     let pseudo: u32 = addresses
         .chunks(2)
         .map(|c| u32::from(c[0]) * 256 + u32::from(c[1]))
         .sum();
-    let sum = internet_checksum(pseudo + 17 + udp.len() as u32, &udp);
-    let sum = if right { sum } else { sum ^ 0x5555 };
-    udp[6..8].copy_from_slice(&sum.to_be_bytes());
+    let start = pseudo + 17 + udp.len() as u32;
+    let finished = internet_checksum(start, &udp);
+    let field = match sum {
+        Sum::Right => finished,
+        Sum::Wrong => finished ^ 0x5555,
+        Sum::Unfinished => !internet_checksum(start, &[]),
+    };
+    udp[6..8].copy_from_slice(&field.to_be_bytes());
     let mut ip = vec![0x45, 0];
     ip.extend(((20 + udp.len()) as u16).to_be_bytes());
     ip.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
     ip.extend(addresses);
     let sum = internet_checksum(0, &ip);
     ip[10..12].copy_from_slice(&sum.to_be_bytes());
-    let mut frame = vec![0x2e, 0x87, 4, 7, 0, 1, 0x2e, 0x87, 4, 7, 0, 9, 8, 0];
+    let mut frame = vec![0x2e, 0x87, 4, 7, 0, to, 0x2e, 0x87, 4, 7, 0, from, 8, 0];
     frame.extend(ip);
     frame.extend(udp);
     frame
+}
+
+/// Such a frame from a node that is not there to node 1.
+fn to_node_1(payload: usize, sum: Sum) -> Vec<u8> {
+    udp_frame(9, 1, [10, 2, 0, 2], payload, sum)
+}
+
+/// Node 0 sends a frame as it is.
+fn send_raw(lab: &Lab, frame: &[u8]) -> Result<()> {
+    let mut hex = String::new();
+    for byte in frame {
+        // Writing to a string can't fail.
+        let _ = write!(hex, "{byte:02x}");
+    }
+    node(lab, 0)
+        .ok(&format!("{} raw exn0 {hex}", guest::program("net")))
+        .map(drop)
 }
 
 /// Delivers a frame to node 1 in as many messages as it needs.
@@ -66,7 +99,18 @@ fn send(lab: &Lab, frame: &[u8]) -> Result<()> {
 
 /// A frame that `send` has node 1 receive moves this counter of UDP there, once.
 fn moves(lab: &Lab, counter: &str, what: &str, send: impl FnOnce() -> Result<()>) -> Result<()> {
-    let count = || node(lab, 1).snmp("Udp", counter);
+    moves_at(lab, 1, counter, what, send)
+}
+
+/// As [`moves`], at any node.
+fn moves_at(
+    lab: &Lab,
+    number: usize,
+    counter: &str,
+    what: &str,
+    send: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let count = || node(lab, number).snmp("Udp", counter);
     let before = count()?;
     send()?;
     lab.until(&format!("{counter} counts {what}"), PATIENCE, |_| {
@@ -74,9 +118,11 @@ fn moves(lab: &Lab, counter: &str, what: &str, send: impl FnOnce() -> Result<()>
     })
 }
 
-/// What a receiver has verified is chosen by `verify_rx_csum`; what a sender leaves unfinished, by `skip_tx_csum`.
+/// What a receiver has verified is chosen by `verify_rx_csum`; what a sender leaves unfinished, by
+/// `skip_tx_csum`.
 ///
-/// Without `skip_tx_csum` the driver does not offer the stack to finish checksums, so the stack does it: only the receiver can tell.
+/// Without `skip_tx_csum` the driver does not offer the stack to finish checksums, so the stack does
+/// it: only the receiver can tell.
 fn options(lab: &Lab) -> Result<()> {
     let result = (|| -> Result<()> {
         for (option, payload, counter) in [
@@ -84,7 +130,7 @@ fn options(lab: &Lab) -> Result<()> {
             ("verify_rx_csum=2", 120, "NoPorts"),
         ] {
             node(lab, 1).reload_exn(option)?;
-            let frame = udp_frame(payload, false);
+            let frame = to_node_1(payload, Sum::Wrong);
             moves(lab, counter, option, || send(lab, &frame))?;
         }
         for (skip, verify, counter) in [
@@ -108,18 +154,70 @@ fn options(lab: &Lab) -> Result<()> {
     result
 }
 
-/// The stack verifies checksums of frames that came in several messages, of which one could be missing; others are trusted.
+/// The stack verifies what it gets, in one message, in several, or by a fetch. Only those are taken
+/// unseen that were left unfinished, as vendor peers do by default, and not in several messages, of
+/// which one could be missing.
 fn bad_checksums(lab: &Lab) -> Result<()> {
-    for (payload, right, counter) in [
-        (16, true, "NoPorts"),
-        (16, false, "NoPorts"),
-        (120, true, "NoPorts"),
-        (120, false, "InCsumErrors"),
+    guest::install(lab, 0)?;
+    let unfinished = || node(lab, 1).ethtool("rx_csum_unfinished");
+    for (sum, one, several) in [
+        (Sum::Right, "NoPorts", "NoPorts"),
+        (Sum::Wrong, "InCsumErrors", "InCsumErrors"),
+        (Sum::Unfinished, "NoPorts", "InCsumErrors"),
     ] {
-        let what = format!("a frame with {payload} bytes of data, checksum right: {right}");
-        moves(lab, counter, &what, || {
-            send(lab, &udp_frame(payload, right))
-        })?;
+        let before = unfinished()?;
+        let what = format!("{sum:?} in one message");
+        moves(lab, one, &what, || send(lab, &to_node_1(16, sum)))?;
+        let what = format!("{sum:?} in several messages");
+        moves(lab, several, &what, || send(lab, &to_node_1(120, sum)))?;
+        let what = format!("{sum:?} by a fetch");
+        let frame = udp_frame(0, 1, [10, 2, 0, 2], 1400, sum);
+        moves(lab, one, &what, || send_raw(lab, &frame))?;
+        let more = unfinished()? - before;
+        let expected = if sum == Sum::Unfinished { 2 } else { 0 };
+        ensure!(more == expected, "{sum:?}: {more} unfinished");
     }
-    Ok(())
+    let switch = |on: &str| node(lab, 1).ok(&format!("ethtool -K exn0 rx {on}"));
+    switch("off")?;
+    let result = moves(lab, "InCsumErrors", "none is taken unseen", || {
+        send(lab, &to_node_1(16, Sum::Unfinished))
+    });
+    switch("on")?;
+    result?;
+    moves(lab, "NoPorts", "they are again", || {
+        send(lab, &to_node_1(16, Sum::Unfinished))
+    })
+}
+
+/// What node 1 forwards leaves with a finished checksum: it comes back to node 0, which verifies all.
+fn forwarded(lab: &Lab) -> Result<()> {
+    const TARGET: [u8; 4] = [10, 99, 0, 1];
+    guest::install(lab, 0)?;
+    let nodes = [node(lab, 0), node(lab, 1)];
+    let forwarding = nodes[1].ok("cat /proc/sys/net/ipv4/ip_forward")?;
+    let result = (|| {
+        nodes[0].ok("ip addr add 10.99.0.1/32 dev lo && ethtool -K exn0 rx off")?;
+        nodes[1].ok(
+            "echo 1 >/proc/sys/net/ipv4/ip_forward && ip route add 10.99.0.1/32 via 10.2.0.1",
+        )?;
+        // In a message, and by a fetch.
+        for payload in [16, 1400] {
+            for (sum, counter) in [
+                (Sum::Right, "NoPorts"),
+                (Sum::Unfinished, "NoPorts"),
+                (Sum::Wrong, "InCsumErrors"),
+            ] {
+                let frame = udp_frame(0, 1, TARGET, payload, sum);
+                let what = format!("{sum:?} with {payload} bytes");
+                moves_at(lab, 0, counter, &what, || send_raw(lab, &frame))?;
+            }
+        }
+        Ok(())
+    })();
+    nodes[0].ok("ethtool -K exn0 rx on; ip addr del 10.99.0.1/32 dev lo")?;
+    let forwarding = forwarding.trim();
+    nodes[1].ok(&format!(
+        "ip route del 10.99.0.1/32; echo {forwarding} >/proc/sys/net/ipv4/ip_forward"
+    ))?;
+    result
 }

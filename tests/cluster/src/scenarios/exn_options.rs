@@ -37,11 +37,15 @@ fn both_with(lab: &Lab, options: &str) -> Result<()> {
     node(lab, 1).back()
 }
 
-/// `velo_threshold` says which frames are messages.
+/// `velo_threshold` says which frames are messages, and so does the tunable, up to what can be one.
 fn threshold(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     for (options, bytes, eager) in [("velo_threshold=2000", 2000, true), ("", 120, false)] {
         node.reload_exn(options)?;
+        let shown = node.ok("ethtool --get-tunable exn0 tx-copybreak")?;
+        ensure!(value(&shown, "tx-copybreak") == Some(bytes), "{shown}");
+        let above = node.is_so("ethtool --set-tunable exn0 tx-copybreak 30602")?;
+        ensure!(!above, "a threshold of 30602 was accepted");
         let shown = node.ok("ethtool --get-tunable exn0 tx-copybreak")?;
         ensure!(value(&shown, "tx-copybreak") == Some(bytes), "{shown}");
         let sent = || -> Result<[u64; 2]> {
@@ -111,10 +115,17 @@ fn prefix(lab: &Lab) -> Result<()> {
 fn ring_size(lab: &Lab) -> Result<()> {
     const DEFAULT: u64 = 256;
     let node = node(lab, 0);
-    for bad in ["tx 3", "tx 513", "rx 16"] {
+    let in_flight = "4 to 512 announced frames may be in flight";
+    for (bad, why) in [
+        ("tx 3", in_flight),
+        // This one the kernel finds by itself.
+        ("tx 513", "requested ring size exceeds maximum"),
+        ("rx 16", "the mailbox can't be resized"),
+    ] {
+        let out = lab.sh_for(0, &format!("ethtool -G exn0 {bad}"), PATIENCE)?;
         ensure!(
-            !node.is_so(&format!("ethtool -G exn0 {bad}"))?,
-            "{bad} was accepted"
+            out.status != 0 && out.stderr.contains(why),
+            "{bad}: {out:?}"
         );
     }
     let stops = |length: u64| -> Result<u64> {

@@ -114,6 +114,7 @@ const FOUND: &[(&str, &[&str])] = &[
     ("security::memory_limits", &[]),
     ("security::memory_of_processes", REVOKED),
     ("security::one_table", &[]),
+    ("survival::", OF_INPUT),
     ("uapi::", REFUSED),
     ("uapi::kill", KILLED),
     ("units::", REFUSED),

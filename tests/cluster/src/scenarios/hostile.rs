@@ -46,7 +46,7 @@ const SEQUENCE: Reason = Reason(
 const TOO_LONG: Reason = Reason(
     20,
     "rx_too_long",
-    "reassembled frame longer than 65,554 bytes",
+    "reassembled frame longer than 65,558 bytes",
 );
 const SHORT: Reason = Reason(21, "rx_short", "frame shorter than an Ethernet header");
 const STALE: Reason = Reason(
@@ -109,7 +109,7 @@ pub(super) fn velo(node: u16, vpid: u8, mtt: u8, tag: u8, data: &[u8]) -> String
     )
 }
 
-fn announcement(node: u16, address: u64, length: u64) -> String {
+pub(super) fn announcement(node: u16, address: u64, length: u64) -> String {
     let mut data = address.to_le_bytes().to_vec();
     data.extend(length.to_le_bytes());
     velo(node, 254, 1, 0, &data)
@@ -317,7 +317,7 @@ fn messages(lab: &Lab) -> Result<()> {
         (&LENGTH, 9, velo(9, 254, 1, 0, &[0; 15])),
         (&LENGTH, 9, velo(9, 254, 1, 0, &[0; 17])),
         (&SIZE, 9, announcement(9, 0x1000, u64::MAX)),
-        (&SIZE, 9, announcement(9, 0x1000, 65_555)),
+        (&SIZE, 9, announcement(9, 0x1000, 65_559)),
         (&SHORT, 9, announcement(9, 0x1000, 0)),
         (&FRAGMENT, 9, velo(9, 254, 0, 3, &[0; 16])),
         // From another node: what node 9 sends after the broken fragment counts as the rest of that frame.

@@ -35,6 +35,7 @@ mod regions;
 mod remote;
 mod removal;
 mod stack;
+mod survival;
 mod torus;
 mod traffic;
 mod uapi;
@@ -87,6 +88,10 @@ pub const GROUPS: &[Group] = &[
     group("units::rra_everywhere", Load::Exclusive, 900),
     group("combining::late_heir", Load::Wait, 600),
     group("fabric::torus", Load::Exclusive, 1200),
+    // Rates are compared.
+    group("survival::", Load::Exclusive, 600),
+    group("survival::frozen_peer", Load::Wait, 300),
+    group("survival::down_under_flood", Load::Wait, 300),
 ];
 
 /// Scenarios to run once more in another cluster, as (new name, name).
@@ -115,6 +120,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(checksums::all());
     all.extend(exn_options::all());
     all.extend(stack::all());
+    all.extend(survival::all());
     all.extend(refused::all());
     all.extend(raw::all());
     all.extend(ports::all());

@@ -3,9 +3,9 @@
 use super::guest;
 use super::node::node;
 use super::on_pair;
-use crate::cluster::{Lab, PATIENCE};
+use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
-use anyhow::{bail, ensure, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -14,47 +14,77 @@ pub fn all() -> Vec<Scenario> {
         on_pair("stack::napi_instances", napi_instances),
         on_pair("stack::counters", counters),
         on_pair("stack::order", order),
+        on_pair("stack::flow_order", flow_order),
+        Scenario::new("stack::busy_poll", ONE_PROCESSOR, busy_poll),
+        Scenario::new("stack::netpoll", ONE_PROCESSOR, netpoll),
+        on_pair("stack::netconsole", netconsole),
     ]
 }
 
-/// A tag does not count for the MTU: full frames pass with it.
+/// Nobody else polls.
+const ONE_PROCESSOR: Spec = Spec::pair().cpus(1);
+
+/// Tags do not count for the MTU: full frames pass with one, and with two.
 fn vlan_full_frames(lab: &Lab) -> Result<()> {
     let nodes = [node(lab, 0), node(lab, 1)];
     let result = (|| {
         for (n, node) in nodes.iter().enumerate() {
-            node.ok(&format!(
-                "ip link add link exn0 name exn0.7 type vlan id 7 && ip addr add 10.77.0.{}/24 dev exn0.7 && ip link set exn0.7 up",
-                n + 1
-            ))?;
+            for (below, id, network) in [("exn0", 7, 77), ("exn0.7", 9, 79)] {
+                let name = format!("{below}.{id}");
+                node.ok(&format!(
+                    "ip link add link {below} name {name} type vlan id {id} \
+                     && ip addr add 10.{network}.0.{}/24 dev {name} && ip link set {name} up",
+                    n + 1
+                ))?;
+            }
         }
-        let mtu = nodes[0].ok("cat /sys/class/net/exn0.7/mtu")?;
-        ensure!(mtu.trim() == "65536", "{mtu}");
-        // A header of 20 bytes and one of 8.
-        for bytes in [56, 1472, 65_507] {
-            let target = if bytes == 65_507 { "-M dont" } else { "-M do" };
-            nodes[0].pings_to("10.77.0.2", 5, &format!("-i 0.05 -s {bytes} {target}"))?;
-        }
-        let before = nodes[0].ethtool("tx_long")?;
-        nodes[0].ok("head -c 6000000 /dev/urandom >/tmp/sent")?;
-        nodes[1].ok("rm -f /tmp/got; timeout 60 socat -u TCP-LISTEN:7200 CREATE:/tmp/got >/dev/null 2>&1 </dev/null &")?;
-        nodes[1].until("socat listens", "ss -ltn | grep -q :7200")?;
-        nodes[0].ok("timeout 60 socat -u OPEN:/tmp/sent TCP:10.77.0.2:7200")?;
-        nodes[1].until("all of it is there", "[ $(stat -c %s /tmp/got) = 6000000 ]")?;
-        let sums = [
-            nodes[0].ok("sha256sum </tmp/sent")?,
-            nodes[1].ok("sha256sum </tmp/got")?,
-        ];
-        ensure!(sums[0] == sums[1], "{sums:?}");
-        ensure!(
-            nodes[0].ethtool("tx_long")? == before,
-            "frames were too long"
-        );
-        Ok(())
+        vlan_traffic(lab, "exn0.7", "10.77.0.2")?;
+        vlan_traffic(lab, "exn0.7.9", "10.79.0.2")
     })();
     for node in nodes {
         node.ok("ip link del exn0.7 2>/dev/null; rm -f /tmp/sent /tmp/got")?;
     }
     result
+}
+
+/// Full frames to node 1 through a VLAN.
+fn vlan_traffic(lab: &Lab, name: &str, target: &str) -> Result<()> {
+    let nodes = [node(lab, 0), node(lab, 1)];
+    let mtu = nodes[0].ok(&format!("cat /sys/class/net/{name}/mtu"))?;
+    ensure!(mtu.trim() == "65536", "{mtu}");
+    let before = nodes[0].ethtool("tx_long")?;
+    // A header of 20 bytes and one of 8.
+    for bytes in [56, 1472, 65_507] {
+        let fragments = if bytes == 65_507 { "-M dont" } else { "-M do" };
+        let options = format!("-i 0.05 -s {bytes} {fragments}");
+        nodes[0].pings_to(target, 5, &options)?;
+    }
+    // IPv6 has a payload of the whole MTU: frames of the greatest length there is.
+    let own = nodes[1].ok(&format!(
+        "ip -6 -o addr show dev {name} scope link | awk '{{sub(\"/.*\", \"\", $4); print $4}}'"
+    ))?;
+    let options = "-6 -i 0.05 -s 65488 -M do";
+    nodes[0].pings_to(&format!("{}%{name}", own.trim()), 5, options)?;
+    nodes[0].ok("head -c 6000000 /dev/urandom >/tmp/sent")?;
+    nodes[1].ok(
+        "rm -f /tmp/got; timeout 60 socat -u TCP-LISTEN:7200,reuseaddr CREATE:/tmp/got \
+         >/dev/null 2>&1 </dev/null &",
+    )?;
+    nodes[1].until("socat listens", "ss -ltn | grep -q :7200")?;
+    nodes[0].ok(&format!(
+        "timeout 60 socat -u OPEN:/tmp/sent TCP:{target}:7200"
+    ))?;
+    nodes[1].until("all of it is there", "[ $(stat -c %s /tmp/got) = 6000000 ]")?;
+    let sums = [
+        nodes[0].ok("sha256sum </tmp/sent")?,
+        nodes[1].ok("sha256sum </tmp/got")?,
+    ];
+    ensure!(sums[0] == sums[1], "{sums:?}");
+    ensure!(
+        nodes[0].ethtool("tx_long")? == before,
+        "frames were too long"
+    );
+    Ok(())
 }
 
 /// Asks the kernel for all NAPI instances of an interface by generic netlink, as `ynl --family netdev --dump napi-get` does, and prints their IDs.
@@ -94,7 +124,7 @@ for napi in ask(number, 0x301, 11, attribute(1, struct.pack('I', index))):
     print(struct.unpack('I', napi[2])[0])
 END"#;
 
-/// The kernel lists the interface's only NAPI instance.
+/// The kernel lists all NAPI instances of the interface: those that have threads when they are to.
 fn napi_instances(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     for round in 0..2 {
@@ -103,7 +133,17 @@ fn napi_instances(lab: &Lab) -> Result<()> {
             .lines()
             .map(|l| Ok(l.trim().parse()?))
             .collect::<Result<Vec<u32>>>()?;
-        ensure!(ids.len() == 1, "round {round}: {ids:?}");
+        node.ok("echo 1 >/sys/class/net/exn0/threaded")?;
+        let threads = node.ok("ps -eo comm | sed -n 's,^napi/exn0-,,p' | sort -rn")?;
+        node.ok("echo 0 >/sys/class/net/exn0/threaded")?;
+        let threads = threads
+            .lines()
+            .map(|l| Ok(l.trim().parse()?))
+            .collect::<Result<Vec<u32>>>()?;
+        ensure!(
+            !ids.is_empty() && ids == threads,
+            "round {round}: {ids:?} are listed, {threads:?} have threads"
+        );
         // It gets a new one.
         node.ok("ip link set exn0 down && ip link set exn0 up")?;
         node.address_back()?;
@@ -140,45 +180,201 @@ fn counters(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Datagrams that go in a message don't overtake those before them that are announced.
-fn order(lab: &Lab) -> Result<()> {
-    const COUNT: u64 = 2000;
-    const ROUNDS: usize = 4;
+/// Datagrams of two sizes by turns, sent by node 0.
+const DATAGRAMS: u64 = 2000;
+
+/// What became of them, and of what was counted meanwhile.
+#[derive(Debug)]
+struct Arrived {
+    number: u64,
+    out_of_order: u64,
+    /// Frames that node 1 had wait for earlier ones, and those that were not waited for.
+    held: u64,
+    unordered: u64,
+    /// Short ones that node 0 announced.
+    short: u64,
+    /// Those that it did not send, as node 1 fetched nothing for a while.
+    refused: u64,
+}
+
+impl Arrived {
+    /// Whether the machine did not stand still meanwhile.
+    fn is_whole(&self) -> bool {
+        self.unordered == 0 && self.refused == 0
+    }
+}
+
+fn by_turns(lab: &Lab, flows: u32) -> Result<Arrived> {
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    let counters = || -> Result<[u64; 4]> {
+        Ok([
+            to.ethtool("rx_held_frames")?,
+            to.ethtool("rx_unordered")?,
+            from.ethtool("tx_rdv_short")?,
+            from.ethtool("tx_peer_bound")?,
+        ])
+    };
+    let before = counters()?;
+    to.ok("rm -f /tmp/order")?;
+    let listener = lab.spawn(1, "exec python3 /tmp/guest/order.py listen 7300 /tmp/order")?;
+    to.until("the listener is ready", "grep -qx ready /tmp/order")?;
+    from.ok(&format!(
+        "python3 /tmp/guest/order.py send 10.2.0.2 7300 {DATAGRAMS} {flows}"
+    ))?;
+    let out = listener.wait(PATIENCE)?;
+    ensure!(out.status == 0, "{out:?}");
+    let text = to.ok("cat /tmp/order")?;
+    let numbers = text.split_whitespace().map(str::parse);
+    let numbers = numbers.collect::<Result<Vec<u64>, _>>()?;
+    ensure!(numbers.len() == 3, "{text:?}");
+    let after = counters()?;
+    let arrived = Arrived {
+        number: numbers[0],
+        out_of_order: numbers[1],
+        held: after[0] - before[0],
+        unordered: after[1] - before[1],
+        short: after[2] - before[2],
+        refused: after[3] - before[3],
+    };
+    let sent = DATAGRAMS - arrived.refused;
+    ensure!(arrived.number >= sent * 9 / 10, "{arrived:?}");
+    Ok(arrived)
+}
+
+/// Runs it until the receiver has waited for all that it had to: a fetch may take longer than it
+/// waits, on a machine that stands still.
+fn in_order(lab: &Lab, flows: u32) -> Result<Arrived> {
+    const ROUNDS: usize = 6;
     guest::install(lab, 0)?;
     guest::install(lab, 1)?;
-    let (from, to) = (node(lab, 0), node(lab, 1));
+    // The first frames would wait for the address, and some of them overtake others then.
+    node(lab, 0).pings(2, "-i 0.1")?;
     let mut seen = Vec::new();
     for _ in 0..ROUNDS {
-        let counters = || -> Result<[u64; 2]> {
-            Ok([to.ethtool("rx_held_frames")?, to.ethtool("rx_unordered")?])
-        };
-        let before = counters()?;
-        to.ok("rm -f /tmp/order")?;
-        let listener = lab.spawn(1, "exec python3 /tmp/guest/order.py listen 7300 /tmp/order")?;
-        to.until("the listener is ready", "grep -qx ready /tmp/order")?;
-        from.ok(&format!(
-            "python3 /tmp/guest/order.py send 10.2.0.2 7300 {COUNT}"
-        ))?;
-        let out = listener.wait(PATIENCE)?;
-        ensure!(out.status == 0, "{out:?}");
-        let text = to.ok("cat /tmp/order")?;
-        let numbers = text.split_whitespace().map(str::parse);
-        let numbers = numbers.collect::<Result<Vec<u64>, _>>()?;
-        let after = counters()?;
-        let [held, unordered] = [after[0] - before[0], after[1] - before[1]];
-        seen.push(format!(
-            "{text:?} (number, out of order, distance), held {held}, not waited for {unordered}"
-        ));
-        ensure!(
-            numbers.len() == 3 && numbers[0] >= COUNT * 9 / 10,
-            "{seen:#?}"
-        );
-        // A fetch that took longer than the driver waits, on a machine that stood still.
-        if unordered == 0 {
-            ensure!(numbers[1] == 0, "out of order: {seen:#?}");
-            ensure!(held > 0, "nothing had to wait: {seen:#?}");
-            return Ok(());
+        let arrived = by_turns(lab, flows)?;
+        if arrived.unordered == 0 {
+            ensure!(arrived.out_of_order == 0, "out of order: {arrived:?}");
         }
+        if arrived.is_whole() {
+            return Ok(arrived);
+        }
+        seen.push(arrived);
     }
     bail!("frames were not waited for each time: {seen:#?}")
+}
+
+/// Frames of a source that go in a message don't overtake those before them that are announced, of
+/// whatever flow: those of a sender that chooses the way by length alone arrive in order, too.
+fn order(lab: &Lab) -> Result<()> {
+    // The usual queueing discipline has flows take turns.
+    node(lab, 0).ok("tc qdisc replace dev exn0 root pfifo limit 4000")?;
+    let arrived = in_order(lab, 2);
+    node(lab, 0).ok("tc qdisc del dev exn0 root")?;
+    let arrived = arrived?;
+    ensure!(arrived.held > 0, "nothing had to wait: {arrived:?}");
+    Ok(())
+}
+
+/// Frames of a flow leave in such a way that a receiver which delivers them as they come has them in
+/// order: nothing, or hardly anything, has to wait there.
+fn flow_order(lab: &Lab) -> Result<()> {
+    let arrived = in_order(lab, 1)?;
+    ensure!(
+        arrived.short > DATAGRAMS / 20,
+        "nothing had to be announced: {arrived:?}"
+    );
+    ensure!(
+        arrived.held <= DATAGRAMS / 100,
+        "it was for the receiver to order them: {arrived:?}"
+    );
+    Ok(())
+}
+
+/// While a process polls the interface, it does not interrupt. What comes is not answered: sending
+/// has work done that the process would make way for.
+fn busy_poll(lab: &Lab) -> Result<()> {
+    const DATAGRAMS: u64 = 400;
+    for n in 0..2 {
+        guest::install(lab, n)?;
+    }
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    let program = guest::program("net");
+    let interrupts = || -> Result<u64> {
+        let before = to.interrupts()?;
+        from.ok(&format!("{program} pace 10.2.0.2 7401 {DATAGRAMS}"))?;
+        Ok(to.interrupts()? - before)
+    };
+    to.ok("rm -f /tmp/busy")?;
+    let listener = lab.spawn(1, &format!("exec {program} busy 7400 /tmp/busy 12"))?;
+    to.until("the socket is bound", "ss -lun | grep -q :7401")?;
+    let usual = interrupts()?;
+    ensure!(
+        usual >= DATAGRAMS / 4,
+        "{usual} interrupts for {DATAGRAMS} datagrams"
+    );
+    from.ok(&format!("{program} pace 10.2.0.2 7400 1"))?;
+    to.until("it polls", "grep -qx ready /tmp/busy")?;
+    let busy = interrupts();
+    listener.stop();
+    let busy = busy?;
+    ensure!(
+        busy <= usual / 2,
+        "{busy} interrupts for {DATAGRAMS} datagrams in a busy loop, {usual} without"
+    );
+    Ok(())
+}
+
+/// Netpoll sends more frames than may be in flight, with interrupts off all the time: it completes
+/// them by itself. What comes meanwhile is delivered afterwards.
+fn netpoll(lab: &Lab) -> Result<()> {
+    const FRAMES: u64 = 600;
+    let from = node(lab, 0);
+    // Frames that come meanwhile. Some are not sent, as node 0 fetches nothing for a while.
+    let load = lab.spawn(1, "ping -q -i 0.01 -s 1400 -c 200 -W 20 node0")?;
+    let loaded = from.ok(&format!("modprobe netpoll_burst frames={FRAMES}"));
+    let sent = from.ok("cat /sys/module/netpoll_burst/parameters/sent; rmmod netpoll_burst");
+    loaded?;
+    let sent: u64 = sent?.trim().parse().context("no number")?;
+    ensure!(sent == FRAMES, "{sent} of {FRAMES} frames were sent");
+    let out = load.wait(PATIENCE)?;
+    ensure!(!out.stdout.contains(" 0 received"), "{out:?}");
+    from.pings(20, "-i 0.02 -s 3000")
+}
+
+/// The console over the network: more lines at once than frames may be in flight.
+fn netconsole(lab: &Lab) -> Result<()> {
+    const LINES: usize = 600;
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    let before = from.ethtool("tx_watchdog")?;
+    to.ok("rm -f /tmp/lines; pkill socat; true")?;
+    let listener = lab.spawn(
+        1,
+        "exec socat -u -b 65536 UDP-RECV:6666,rcvbuf-late=8388608 CREATE:/tmp/lines",
+    )?;
+    to.until("socat listens", "ss -lun | grep -q :6666")?;
+    // The receiver's address has to be known: netpoll asks nobody.
+    let result = from
+        .ok("modprobe netconsole \
+             netconsole=6665@10.2.0.1/exn0,6666@10.2.0.2/2e:87:04:07:00:01")
+        .and_then(|_| {
+            from.ok(&format!(
+                "line=$(head -c 200 /dev/zero | tr '\\0' x); \
+                 for i in $(seq {LINES}); do echo \"<4>line $i $line\"; done >/tmp/lines; \
+                 while read -r line; do echo \"$line\" >/dev/kmsg; done </tmp/lines"
+            ))
+        });
+    let count = || -> Result<usize> {
+        let text = to.ok("grep -o 'line [0-9]* x' /tmp/lines | sort -u | wc -l")?;
+        text.trim().parse().context("no number")
+    };
+    let arrived = lab.until("all lines arrive", PATIENCE, |_| Ok(count()? == LINES));
+    from.ok("modprobe -r netconsole; rm -f /tmp/lines")?;
+    listener.stop();
+    result?;
+    arrived.with_context(|| format!("{:?} of {LINES}", count()))?;
+    ensure!(
+        from.ethtool("tx_watchdog")? == before,
+        "the queue stood still"
+    );
+    from.pings(20, "-i 0.02 -s 3000")
 }

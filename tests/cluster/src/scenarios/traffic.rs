@@ -6,6 +6,7 @@ use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
@@ -29,18 +30,29 @@ pub fn all() -> Vec<Scenario> {
 /// Sending, both poll functions and housekeeping really run at once.
 const TWO_PROCESSORS: Spec = Spec::pair().cpus(2);
 
-/// What must not happen to announced frames between two healthy nodes, however their processors meet.
-const NEVER: [&str; 7] = [
-    "tx_rdv_timeout",
-    "rx_rdv_timeout",
-    "notify_late",
-    "notify_unmatched",
-    "notify_bad",
-    "tx_notify_error",
-    "port_restart",
-];
+/// Reasons that count without anything being wrong: own group frames, which some fabrics give back.
+const HARMLESS: &[&str] = &["rx_own_multicast"];
+/// A machine that stands still for a moment may have this: a peer that fetches late gets no more.
+const STALLED: &str = "tx_peer_bound";
 
-/// Four streams in each direction, then in both, while both processors work: every announced frame is fetched, and its end is noticed.
+/// How often each reason of exn was counted on both nodes.
+fn reasons(lab: &Lab) -> Result<BTreeMap<String, u64>> {
+    let mut all = BTreeMap::new();
+    for n in 0..2 {
+        let text = lab.ok(n, "cat /sys/kernel/debug/exn-*/reasons")?;
+        for line in text.lines() {
+            let mut words = line.split_whitespace().skip(1);
+            let (count, name) = words.next().zip(words.next()).context(line.to_string())?;
+            *all.entry(name.trim_end_matches(':').to_owned())
+                .or_insert(0) += count.parse::<u64>()?;
+        }
+    }
+    ensure!(all.contains_key("notify_late"), "{all:?}");
+    Ok(all)
+}
+
+/// Four streams in each direction, then in both, while both processors work: every announced frame is
+/// fetched, its end is noticed, and no reason is counted.
 fn two_processors(lab: &Lab) -> Result<()> {
     let count = |lab: &Lab, name: &str| -> Result<u64> {
         Ok((0..2)
@@ -50,15 +62,22 @@ fn two_processors(lab: &Lab) -> Result<()> {
             .sum())
     };
     let announced = count(lab, "tx_rdv_frames")?;
-    let before = NEVER.map(|name| count(lab, name));
-    for options in ["-P 4", "-P 4 -R", "-P 4 --bidir"] {
+    let stalled = count(lab, "tx_rdv_stalled")?;
+    let before = reasons(lab)?;
+    let minute = format!("-P 4 --bidir -t {}", volume(15, 60));
+    for options in ["-P 4 -t 5", "-P 4 -R -t 5", &minute] {
         iperf3(lab, options)?;
     }
     let announced = count(lab, "tx_rdv_frames")? - announced;
     ensure!(announced > 500, "only {announced} frames were announced");
-    for (name, before) in NEVER.iter().zip(before) {
-        let n = count(lab, name)? - before?;
-        ensure!(n == 0, "{name} rose by {n} in {announced} announced frames");
+    let stalled = count(lab, "tx_rdv_stalled")? - stalled;
+    for (name, n) in reasons(lab)? {
+        let more = n - before.get(&name).copied().unwrap_or(0);
+        let excused = HARMLESS.contains(&name.as_str()) || name == STALLED && stalled > 0;
+        ensure!(
+            more == 0 || excused,
+            "{name} rose by {more} in {announced} announced frames, {stalled} of them stalled"
+        );
     }
     lab.until("the last frame is fetched", PATIENCE, |lab| {
         Ok(count(lab, "tx_rdv_in_flight")? + count(lab, "rx_rdv_in_flight")? == 0)
@@ -119,7 +138,7 @@ fn iperf3(lab: &Lab, options: &str) -> Result<Value> {
     let text = lab.ok_for(
         0,
         &format!("iperf3 -c node1 -p {port} -J {options}"),
-        Duration::from_secs(60),
+        Duration::from_secs(150),
     )?;
     serde_json::from_str(&text).with_context(|| format!("iperf3 {options}: {text}"))
 }

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! From the stack to the sending side, and the ends of announced frames.
+
+use crate::{
+    conf,
+    machine::TxBuffer,
+    reason::{Counter, Reason},
+    shared::Shared,
+    tx::{Outgoing, Owners, Sent},
+};
+use kernel::{prelude::*, sync::atomic::Relaxed};
+use kernel_ext::{
+    mem::BoundDevice,
+    net::{BqlDone, SkBuff, TxQueue, Unmapped},
+};
+use protocol::{rendezvous::Ended, Time};
+use wire::{
+    ext_eth::{self, Completion, Path},
+    ids::NodeId,
+    velo::Target,
+};
+
+impl Shared {
+    fn account(&self, sent: Sent, skb: Option<SkBuff>, node: Option<NodeId>) {
+        match (sent, skb) {
+            (Sent::Done, Some(skb)) => skb.consume(),
+            (Sent::Dropped(reason, detail), skb) => {
+                drop(skb);
+                self.reject(reason, node, detail);
+            }
+            (Sent::Done | Sent::Part | Sent::Parked(_), _) => {}
+        }
+    }
+
+    /// Takes a frame from the stack: sends it, parks it, or drops it with a reason. Returns whether
+    /// housekeeping is needed.
+    pub(crate) fn transmit(&self, mut skb: SkBuff, queue: &TxQueue<'_>) -> bool {
+        let (target, path, flow) = match self.prepare(&mut skb) {
+            Ok(way) => way,
+            Err((reason, detail)) => {
+                drop(skb);
+                self.reject(reason, None, detail);
+                return false;
+            }
+        };
+        let node = match target {
+            Target::Node(node) => Some(node),
+            Target::Group(_) => None,
+        };
+        let frame = Outgoing {
+            skb,
+            target,
+            path,
+            flow,
+            sent: 0,
+        };
+        let (mut result, mut tick) = {
+            let mut tx = self.tx.lock();
+            (tx.transmit(self, frame, queue), tx.needs_tick())
+        };
+        // Interrupts have their turn in between.
+        while let Sent::Part = result.0 {
+            let mut tx = self.tx.lock();
+            result = tx.proceed(self);
+            tick = tx.needs_tick();
+        }
+        self.account(result.0, result.1, node);
+        tick
+    }
+
+    /// Checks a frame, makes it contiguous, finishes its checksum, and chooses its way. The last
+    /// part of that is the number of its flow, if that matters.
+    fn prepare(&self, skb: &mut SkBuff) -> Result<(Target, Path, u32), (Reason, u64)> {
+        let len = skb.len();
+        // Until the stack has noticed that the carrier is gone.
+        if !self.ndev.carrier_ok() {
+            return Err((Reason::TxNoCarrier, u64::from(len)));
+        }
+        if len < ext_eth::HEADER_LEN {
+            return Err((Reason::TxShort, u64::from(len)));
+        }
+        if len > conf::MAX_FRAME {
+            return Err((Reason::TxLong, u64::from(len)));
+        }
+        if skb.checksum_unfinished() && !conf::skip_tx_checksum() {
+            skb.finish_checksum()
+                .map_err(|_| (Reason::TxChecksum, u64::from(len)))?;
+            self.count(Counter::TxChecksummed);
+        }
+        if !skb.is_linear() {
+            skb.linearize()
+                .map_err(|_| (Reason::TxNoMemory, u64::from(len)))?;
+            self.count(Counter::TxLinearized);
+        }
+        let mac = ext_eth::destination(skb.data()).ok_or((Reason::TxShort, u64::from(len)))?;
+        let detail = mac.iter().fold(0, |n, b| n << 8 | u64::from(*b));
+        let target = self
+            .prefix
+            .target(mac, conf::default_node())
+            .ok_or((Reason::TxNoRoute, detail))?;
+        let path = Path::choose(len, target, self.conf.threshold());
+        if matches!(target, Target::Group(_)) && len > conf::MAX_EAGER {
+            return Err((Reason::TxMulticastLong, u64::from(len)));
+        }
+        // While nothing is on its way short frames overtake nothing. Frames of a flow come one
+        // after the other, so those before this one are counted.
+        let matters = match path {
+            Path::Rendezvous => true,
+            Path::Eager => self.moving.load(Relaxed) != 0,
+        };
+        let flow = if matters { skb.flow_hash() } else { 0 };
+        Ok((target, path, flow))
+    }
+
+    /// There may be room: sends what is parked and wakes the queue. Not with a lock of this module.
+    pub(crate) fn tx_unblock(&self) {
+        loop {
+            let result = self.tx.lock().unblock(self);
+            match result {
+                Some((Sent::Part, _)) => continue,
+                Some((sent, skb)) => self.account(sent, skb, None),
+                None => {}
+            }
+            break;
+        }
+    }
+
+    /// Ends an announced frame by its notification; `consume` frees a frame that was sent.
+    pub(crate) fn tx_complete(
+        &self,
+        dev: &BoundDevice,
+        c: &Completion,
+        done: &mut BqlDone,
+        consume: impl FnOnce(Unmapped),
+    ) {
+        let ended = self.tx.lock().notified(self, c);
+        self.tx_ended(dev, ended, c, done, consume);
+    }
+
+    /// The peer says that it dropped an announced frame.
+    pub(crate) fn tx_dropped(&self, node: NodeId, address: u64) {
+        let (mut done, mut owners) = (BqlDone::default(), Owners::default());
+        let found = self
+            .tx
+            .lock()
+            .dropped(self, node, address, &mut done, &mut owners);
+        drop(owners);
+        self.ndev.bql_done(done);
+        let reason = match found {
+            true => Reason::TxPeerDropped,
+            false => Reason::DropUnmatched,
+        };
+        self.reject(reason, Some(node), address);
+    }
+
+    fn tx_ended(
+        &self,
+        dev: &BoundDevice,
+        ended: Ended<TxBuffer>,
+        c: &Completion,
+        done: &mut BqlDone,
+        consume: impl FnOnce(Unmapped),
+    ) {
+        let (peer, value) = (c.peer, c.key);
+        let (buffer, failed) = match ended {
+            Ended::Fetched(buffer) => (buffer, None),
+            Ended::Failed(buffer, error) => {
+                (buffer, Some((Reason::TxNotifyError, u64::from(error))))
+            }
+            Ended::Late(buffer) => (buffer, Some((Reason::Late, value))),
+            Ended::Unmatched => return self.unmatched(peer, value),
+        };
+        if let Some(token) = buffer.bql {
+            done.add(token);
+        }
+        // The frames are of this binding: nothing is kept beyond it.
+        let Ok(skb) = buffer.map.unmap(dev) else {
+            return;
+        };
+        match failed {
+            Some((reason, detail)) => {
+                drop(skb);
+                self.reject(reason, Some(peer), detail);
+            }
+            None => {
+                self.ndev.count_tx(1, u64::from(skb.len()));
+                self.count(Counter::TxRdvDone);
+                consume(skb);
+            }
+        }
+    }
+
+    /// Housekeeping of the sending side.
+    pub(crate) fn tx_tick(&self, now: Time) {
+        let limits = self.limits();
+        loop {
+            let (mut done, mut owners) = (BqlDone::default(), Owners::default());
+            let (lost, all) = self.tx.lock().age(self, &limits, &mut done, &mut owners);
+            drop(owners);
+            self.ndev.bql_done(done);
+            if let Some((node, n)) = lost {
+                self.reject_many(Reason::TxTimeout, n, Some(node), n);
+                self.unanswered(node, now);
+            }
+            if all {
+                break;
+            }
+        }
+        self.tx_unblock();
+    }
+}

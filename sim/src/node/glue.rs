@@ -1,0 +1,166 @@
+//! What the machines of a node work with, and its poll function for messages.
+
+use super::{Node, Report};
+use crate::fabric::Fabric;
+use crate::memory::{Block, Pool};
+use crate::port::Port;
+use crate::Heap;
+use protocol::poll::{Horizon, Timer, Work};
+use protocol::rendezvous::{AnnouncePort, FetchPort, Fetches, Shared};
+use protocol::{Refused, Time};
+use std::cell::RefCell;
+use std::rc::Rc;
+use wire::ext_eth::{self, Announcement, GET_PAGE};
+use wire::ids::{NodeId, Unit};
+
+/// Sends announcements.
+pub(super) struct Announcer<'a> {
+    pub(super) fabric: &'a mut Fabric,
+    pub(super) port: &'a mut Port,
+}
+
+impl AnnouncePort for Announcer<'_> {
+    fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused> {
+        self.port.send(
+            self.fabric,
+            ext_eth::announcement_descriptor(to),
+            &announcement.encode(),
+        )
+    }
+}
+
+/// Posts GETs into buffers of the node.
+pub(super) struct Fetcher<'a> {
+    pub(super) fabric: &'a mut Fabric,
+    pub(super) port: &'a mut Port,
+    pub(super) pool: &'a Pool,
+    pub(super) lengths: &'a mut Vec<(u64, u32)>,
+    pub(super) reports: &'a mut Vec<Report>,
+    pub(super) short_of_memory: bool,
+    pub(super) twice: bool,
+}
+
+impl FetchPort for Fetcher<'_> {
+    type Buffer = Block;
+
+    fn reserve(&mut self) -> Result<(), Refused> {
+        self.port.reserve(self.fabric, Unit::Rma)
+    }
+
+    fn buffer(&mut self, _len: u32) -> Option<Block> {
+        match self.short_of_memory {
+            true => None,
+            false => self.pool.take(),
+        }
+    }
+
+    fn get(
+        &mut self,
+        from: NodeId,
+        announcement: &Announcement,
+        len: u32,
+        local: u64,
+    ) -> Result<(), Refused> {
+        let descriptor = ext_eth::get_descriptor(from, announcement, len, local);
+        self.port.command(self.fabric, GET_PAGE, &descriptor)?;
+        if self.twice {
+            let _ = self.port.command(self.fabric, GET_PAGE, &descriptor);
+        }
+        self.lengths.retain(|(at, _)| *at != local);
+        self.lengths.push((local, len));
+        self.reports.push(Report::Get {
+            from: from.0,
+            address: announcement.address,
+            local,
+        });
+        Ok(())
+    }
+}
+
+/// Fetches behind their lock.
+pub(super) struct Locked<'a>(pub(super) &'a RefCell<Fetches<Heap, Block>>);
+
+impl Shared<Fetches<Heap, Block>> for Locked<'_> {
+    fn with<R>(&self, f: impl FnOnce(&mut Fetches<Heap, Block>) -> R) -> R {
+        f(&mut self.0.borrow_mut())
+    }
+}
+
+/// The timer behind its lock.
+pub(super) struct Timed(pub(super) Rc<RefCell<Timer>>);
+
+impl Shared<Timer> for Timed {
+    fn with<R>(&self, f: impl FnOnce(&mut Timer) -> R) -> R {
+        f(&mut self.0.borrow_mut())
+    }
+}
+
+/// One run of the poll function for messages.
+pub(super) struct Run<'a> {
+    pub(super) node: &'a mut Node,
+    pub(super) port: Port,
+    pub(super) fabric: &'a mut Fabric,
+    /// What the processor takes for the time.
+    pub(super) now: u64,
+    pub(super) failed: Option<anyhow::Error>,
+}
+
+impl Work for Run<'_> {
+    fn messages(&mut self, most: usize) -> usize {
+        let mut n = 0;
+        while n < most {
+            match self.port.message(self.fabric) {
+                Ok(Some(message)) => {
+                    n += 1;
+                    self.node.message(self.fabric, &message);
+                }
+                Ok(None) => break,
+                Err(e) => {
+                    self.failed = Some(e);
+                    break;
+                }
+            }
+        }
+        n
+    }
+
+    fn room(&self) -> usize {
+        self.node.waiting.room()
+    }
+
+    fn backlog(&mut self) -> usize {
+        self.port.backlog(self.fabric)
+    }
+
+    fn horizon(&mut self) -> &mut Horizon {
+        self.node.waiting.horizon()
+    }
+
+    fn waiting(&self) -> usize {
+        self.node.waiting.len()
+    }
+
+    fn pump(&mut self) {
+        self.node.pump(self.fabric, &mut self.port);
+    }
+
+    fn publish(&mut self) {
+        self.node.published = self.node.waiting.len();
+    }
+
+    fn housekeeping(&mut self) {
+        self.node.age(self.now);
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.node.is_idle()
+    }
+
+    fn timer_runs(&self) -> bool {
+        self.node.timer_at.is_some()
+    }
+
+    fn set_timer(&mut self, at: Time) {
+        self.node.set_timer(at);
+    }
+}

@@ -1,0 +1,81 @@
+//! Frames, and what is in them.
+
+use super::{Fate, Frame, Rig};
+use crate::node::Outgoing;
+use crate::setup::MAX_FRAME;
+use anyhow::Result;
+use protocol::rendezvous::Buffer;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+/// Bytes of a frame before its pattern: length, number.
+const HEAD: usize = 24;
+
+/// The bytes of a frame.
+pub(super) fn pattern(id: u64, len: usize) -> Vec<u8> {
+    let mut rng = SmallRng::seed_from_u64(id ^ 0x5eed);
+    let mut data = vec![0; len.max(HEAD)];
+    rng.fill(&mut data[..]);
+    // Not a group address: the frame is a unicast one.
+    data[0] &= !1;
+    data[8..16].copy_from_slice(&(len as u64).to_le_bytes());
+    data[16..24].copy_from_slice(&id.to_le_bytes());
+    data.truncate(len);
+    data
+}
+
+/// The word at a byte of it.
+pub(super) fn word(data: &[u8], at: usize) -> u64 {
+    data.get(at..at + 8)
+        .and_then(|b| b.try_into().ok())
+        .map_or(u64::MAX, u64::from_le_bytes)
+}
+
+impl Rig {
+    /// The stack of `from` has a frame for `to`. False if it has no room for it.
+    pub(super) fn submit(&mut self, from: usize, to: usize) -> Result<bool> {
+        let flow = self.rng.random_range(0..2);
+        let len = match self.rng.random_range(0..4) {
+            0 => self.rng.random_range(HEAD as u32..100),
+            1 => [496, 497, 992, 993][self.rng.random_range(0..4)],
+            _ => self.rng.random_range(100..=MAX_FRAME),
+        };
+        // A stack keeps no more frames for a stopped queue than this.
+        if !self.nodes[from].is_up() || self.nodes[from].backlog() >= 24 {
+            return Ok(false);
+        }
+        let Some(block) = self.nodes[from].pool.take() else {
+            return Ok(false);
+        };
+        let id = self.frames.len() as u64;
+        self.check_get(from, block.address())?;
+        block.fill(&pattern(id, len as usize))?;
+        let demanded = self.is_demanded(from, to);
+        self.frames.push(Frame {
+            from,
+            to,
+            flow,
+            len,
+            at: self.fabric.now(),
+            sent: 0,
+            fetched: None,
+            fate: Fate::Queued,
+            demanded,
+        });
+        self.summary.frames += 1;
+        self.summary.healthy += u64::from(demanded);
+        let pristine = self.healthy[from] && self.healthy[to];
+        self.summary.recovered += u64::from(demanded && !pristine);
+        self.say(|| format!("node {from}: frame {id}, {len} bytes to node {to}"));
+        self.open.insert(id);
+        let frame = Outgoing {
+            id,
+            to,
+            flow,
+            block,
+            len,
+        };
+        self.nodes[from].submit(&mut self.fabric, frame);
+        Ok(true)
+    }
+}
