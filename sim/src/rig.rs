@@ -166,6 +166,8 @@ pub struct Rig {
     open: BTreeSet<u64>,
     /// By node and address.
     announced: BTreeMap<(usize, u64), Announced>,
+    /// From a node to another: when an announced frame was fetched last that had waited for long.
+    lagged: BTreeMap<(usize, usize), u64>,
     /// Memory that GETs write to.
     gets: BTreeMap<(usize, u64), Got>,
     summary: Summary,
@@ -230,6 +232,7 @@ impl Rig {
             open: BTreeSet::new(),
             streams: None,
             announced: BTreeMap::new(),
+            lagged: BTreeMap::new(),
             gets: BTreeMap::new(),
             summary: Summary::default(),
             trace: trace.then(Vec::new),
