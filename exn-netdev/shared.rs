@@ -262,8 +262,7 @@ impl Shared {
         }
         self.counters.reason(Reason::RestartFailed, 1);
         self.restart.store(1, Relaxed);
-        self.ndev
-            .schedule_work_in(ticks(pause).as_millis() as u32);
+        self.ndev.schedule_work_in(ticks(pause).as_millis() as u32);
     }
 
     /// A new period of the interface begins.
