@@ -8,7 +8,7 @@
 //! * the time from a [`Clock`],
 //! * a way to send from a transport trait of its own,
 //! * buffers as a type of the caller, of which it knows no more than it has to
-//! ([`rendezvous::Buffer`]).
+//!   ([`rendezvous::Buffer`]).
 //!
 //! The life of each object is a table of states and events ([`mod@flow`]), whose transitions are
 //! counted. docs/machines.md tells how to write one and its simulation.

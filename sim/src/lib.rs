@@ -2,7 +2,7 @@
 //! under seeded time and faults.
 //!
 //! * [`fabric`]: the emulator's world with a clock that the simulation moves, and memory of the
-//! nodes.
+//!   nodes.
 //! * [`port`]: the smallest driver of one VPID: messages, GETs, notifications.
 //! * [`memory`]: buffers of a node, with a record of who may still access them.
 //! * [`node`]: exn's rendezvous on one node, as the kernel module drives it.

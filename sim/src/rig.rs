@@ -2,12 +2,12 @@
 //!
 //! * A frame is delivered at most once and unaltered.
 //! * Memory that was announced is not given back while the peer may still fetch it, nor memory that
-//! a GET may still write: before the end was notified, or time-out and quarantine are over.
+//!   a GET may still write: before the end was notified, or time-out and quarantine are over.
 //! * Frames between nodes that behave, and have no fault or had none for [`SETTLE`], arrive within
-//! [`BOUND`], whatever the others do; one may be dropped only while an older one to the same peer
-//! is stalled, or was given up and none was fetched since, or waited for long lately.
+//!   [`BOUND`], whatever the others do; one may be dropped only while an older one to the same peer
+//!   is stalled, or was given up and none was fetched since, or waited for long lately.
 //! * Frames of a flow arrive in order, although receivers deliver them as they come, unless an
-//! announced one stalls.
+//!   announced one stalls.
 //! * Tables keep their bounds; in the end nothing waits, and all memory is back.
 
 mod fault;
@@ -166,6 +166,8 @@ pub struct Rig {
     open: BTreeSet<u64>,
     /// By node and address.
     announced: BTreeMap<(usize, u64), Announced>,
+    /// From a node to another: when an announced frame was fetched last that had waited for long.
+    lagged: BTreeMap<(usize, usize), u64>,
     /// Memory that GETs write to.
     gets: BTreeMap<(usize, u64), Got>,
     summary: Summary,
@@ -230,6 +232,7 @@ impl Rig {
             open: BTreeSet::new(),
             streams: None,
             announced: BTreeMap::new(),
+            lagged: BTreeMap::new(),
             gets: BTreeMap::new(),
             summary: Summary::default(),
             trace: trace.then(Vec::new),

@@ -8,7 +8,7 @@ use wire::ext_eth::checksum::{unfinished, Unfinished};
 fn sum(bytes: &[u8]) -> u16 {
     let mut sum: u64 = 0;
     for pair in bytes.chunks(2) {
-        sum += u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0));
+        sum += (u64::from(pair[0]) << 8) | u64::from(*pair.get(1).unwrap_or(&0));
     }
     while sum > 0xFFFF {
         sum = (sum & 0xFFFF) + (sum >> 16);

@@ -16,7 +16,7 @@ impl Place {
     /// `flow` is any number that all frames of a flow share.
     pub(super) fn new(node: NodeId, flow: u32) -> Self {
         // Fibonacci hashing.
-        let mixed = (flow ^ u32::from(node.0) << 16).wrapping_mul(0x9E37_79B9);
+        let mixed = (flow ^ (u32::from(node.0) << 16)).wrapping_mul(0x9E37_79B9);
         Self((mixed >> 24) as u8)
     }
 }

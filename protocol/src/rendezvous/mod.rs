@@ -5,10 +5,10 @@
 //! [`Sender`] keeps announced frames, [`Waiting`] and [`Fetches`] are the receiver. Rules that both
 //! follow:
 //! * Memory that a GET may still read or write is not given back: what was given up stays in a
-//! quarantine first.
+//!   quarantine first.
 //! * Only the peer that a transfer is with can end it.
 //! * A peer that leaves things unanswered may occupy a part of the tables only, and what it holds
-//! up is not waited for.
+//!   up is not waited for.
 
 mod flows;
 mod lagging;

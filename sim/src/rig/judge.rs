@@ -71,10 +71,14 @@ impl Rig {
                 }
                 Report::Ended { address, fetched } => {
                     if let Some(a) = self.announced.get_mut(&(node, address)) {
+                        let frame = &mut self.frames[a.id as usize];
                         if fetched {
                             a.fetched.get_or_insert(now);
+                            if now - a.at >= LIMITS.lag {
+                                // Its memory may be used again at once.
+                                self.lagged.insert((node, frame.to), now);
+                            }
                         }
-                        let frame = &mut self.frames[a.id as usize];
                         if fetched {
                             frame.fetched.get_or_insert(now);
                         }
@@ -124,11 +128,12 @@ impl Rig {
             *node == from && self.frames[a.id as usize].to == to && !a.flushed
         });
         let last = between.clone().filter_map(|(_, a)| a.fetched).max();
-        let lags = |a: &Announced| {
-            let waited = a.fetched.unwrap_or(now).saturating_sub(a.at) >= LIMITS.lag;
-            waited && a.fetched.unwrap_or(now) + LIMITS.probation + OVERDUE > now
-        };
-        if between.clone().any(|(_, a)| lags(a)) {
+        let lagged = self.lagged.get(&(from, to));
+        if lagged.is_some_and(|at| at + LIMITS.probation + OVERDUE > now) {
+            return true;
+        }
+        let waits = |a: &Announced| a.fetched.is_none() && a.at + LIMITS.lag <= now;
+        if between.clone().any(|(_, a)| waits(a)) {
             return true;
         }
         between
@@ -199,8 +204,9 @@ impl Rig {
         if self.hostile.get(from) != Some(&false) || self.hostile[node] || self.forged[from][node] {
             return Ok(());
         }
-        // What was announced before a reboot is not there any more.
-        let excused = now < self.forgotten[from];
+        // What was announced before a reboot is not there any more, nor what the sender was told, in
+        // the name of this node, to be fetched.
+        let excused = now < self.forgotten[from] || self.forged[node][from];
         let id = word(data, 16);
         let checked = self.check_frame(node, from, id, data);
         if excused && checked.is_err() {
@@ -221,7 +227,10 @@ impl Rig {
     fn check_order(&self, id: u64) -> Result<()> {
         let frame = &self.frames[id as usize];
         let (from, to) = (frame.from, frame.to);
-        if !(self.healthy[from] && self.healthy[to]) || self.forged[from][to] {
+        // Nothing holds once somebody has told the sender, in the name of the receiver, that a frame
+        // has come to its end.
+        let forged = self.forged[from][to] || self.forged[to][from];
+        if !(self.healthy[from] && self.healthy[to]) || forged {
             return Ok(());
         }
         for before in self.open.range(..id) {

@@ -48,8 +48,9 @@ const TIME: [u64; 2] = [500 * MS, 3_500 * MS];
 const STOP: u64 = 4_000 * MS;
 /// Frames of a stream that are under way at a time.
 const WINDOW: usize = 4;
-/// The same of each stream to the node that fetches late, all of them more than it gets.
-const WIDE: usize = 240;
+/// The same of the stream to the node that fetches late: more than what it gets at a time and what
+/// it may have fetched, but not delivered, when it falls asleep.
+const WIDE: usize = 480;
 /// After this time a frame is sent that was dropped, or that there was no room for.
 const AGAIN: u64 = 2 * MS;
 

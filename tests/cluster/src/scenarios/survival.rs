@@ -303,16 +303,14 @@ fn frozen_peer(lab: &Lab) -> Result<()> {
         "exec socat -u TCP-LISTEN:7500,reuseaddr STDOUT | md5sum >/tmp/got",
     )?;
     to.until("socat listens", "ss -ltn | grep -q :7500")?;
-    // Each line is sent by itself, and all have one sum.
+    // Each line is sent by itself, by one process: a node may take a second to begin some.
     const LINES: u32 = 400;
-    let line = "head -c 4000 /dev/zero";
-    let sum = from.ok(&format!(
-        "for i in $(seq {LINES}); do {line}; done | md5sum"
-    ))?;
+    let sum = from.ok(&format!("head -c {} /dev/zero | md5sum", LINES * 4000))?;
     let source = lab.spawn(
         0,
         &format!(
-            "for i in $(seq {LINES}); do {line}; sleep 0.02; done | socat -u STDIN TCP:node1:7500"
+            "python3 -c 'import os, time\nfor i in range({LINES}): \
+             os.write(1, bytes(4000)); time.sleep(0.02)' | socat -u STDIN TCP:node1:7500"
         ),
     )?;
     from.until("data flow", "ss -tn | grep -q 'ESTAB.*:7500'")?;
