@@ -18,7 +18,8 @@ use protocol::translation::{Next, Why};
 /// Pause before the NIC is asked again about what is in quarantine, in milliseconds.
 const RETRY_MS: u32 = 2000;
 
-/// Hears that a region has ended ([`Region::revoke_async`]).
+/// Hears that a region has ended ([`Region::revoke_async`]). A module that has its own drops a
+/// [`kernel_ext::work::Settled`] last, as a worker may run the code of its client, and drop it.
 pub trait RevokeClient: Send + Sync {
     /// The memory was given back; or `ETIMEDOUT`: the NIC did not answer in time, and memory and
     /// NLAs stay reserved until it does. Called once, in any context, perhaps before the end was

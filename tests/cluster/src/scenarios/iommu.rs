@@ -13,6 +13,7 @@ const AGAIN: &[(&str, &str)] = &[
     ("iommu::iperf3_tcp", "traffic::iperf3_tcp"),
     ("iommu::atu_memory", "raw::atu_memory"),
     ("iommu::atu_revoke", "raw::atu_revoke"),
+    ("iommu::atu_reserve", "raw::atu_reserve"),
     ("iommu::memory_in_pieces", "raw::memory_in_pieces"),
     ("iommu::atu_user", "security::memory_of_processes"),
     ("iommu::user_loop_back", "uapi::loop_back"),
