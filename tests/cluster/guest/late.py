@@ -69,7 +69,7 @@ def sparse(most):
     """Registers a lot and gives it back, over and over, and keeps one page of each table that it comes to, until that is refused, or there
     are so many. Prints how many, and whether that was refused; -1 if it was too slow, as NLAs rest for 10 s only. Keeps them until it is
     told to go on; then it can register in the tables that it has."""
-    r, a, kept, refused = Rma(), memory(BLOCK), {}, 0
+    r, a, kept, refused, rounds = Rma(), memory(BLOCK), {}, 0, 0
     end = time.time() + 9
     while len(kept) < int(most) and not refused and time.time() < end:
         try:
@@ -89,7 +89,11 @@ def sparse(most):
             else:
                 kept[one >> 30] = one
         r.unregister(nla, BLOCK)
-    print(-1 if time.time() >= end else len(kept), refused, flush=True)
+        rounds += 1
+    if time.time() >= end:
+        print(-1, rounds, "rounds, tables", sorted(kept), flush=True)
+    else:
+        print(len(kept), refused, flush=True)
     open("/tmp/registered", "w").close()
     end = time.time() + 60
     while not os.path.exists("/tmp/go") and time.time() < end:

@@ -198,7 +198,6 @@ fn small_pages(lab: &Lab) -> Result<()> {
 /// Who registers much and keeps one page of each GiB comes to an end at his bound, where he can
 /// still use the tables that he has; others are not concerned, and neither are privileged users.
 fn tables_of_users(lab: &Lab) -> Result<()> {
-    node(lab, 0).reload(extoll("tables_per_user=2"))?;
     install(lab)?;
     let result = sparse(lab, USER, 2).and_then(|()| sparse(lab, 0, 3));
     node(lab, 0).reload(Options::default())?;
@@ -206,9 +205,11 @@ fn tables_of_users(lab: &Lab) -> Result<()> {
     nothing_left(lab, 0)
 }
 
-/// Until it was fast enough to show something.
+/// Until it was fast enough to show something. Each time in a space of NLAs without holes, where
+/// the pages that are kept would lie otherwise.
 fn sparse(lab: &Lab, user: u32, tables: u64) -> Result<()> {
     for _ in 0..3 {
+        node(lab, 0).reload(extoll("tables_per_user=2"))?;
         if sparse_user(lab, user, tables)? {
             return Ok(());
         }
@@ -236,6 +237,7 @@ fn sparse_user(lab: &Lab, user: u32, tables: u64) -> Result<bool> {
     other?;
     ensure!(out.status == 0, "{out:?}");
     if out.stdout.starts_with("-1 ") {
+        println!("        user {user}: {}", out.stdout.trim());
         return Ok(false);
     }
     let want = format!("{tables} {}", u8::from(limited));
