@@ -3,7 +3,7 @@
 mod heap;
 mod rma;
 
-use protocol::transfer::{Done, Failure, Fragment, Lock, Move, Queue, Quiet, Refusal, Tell, Terms};
+use protocol::transfer::{Failure, Lock, Move, Quiet, Refusal, Tell};
 use protocol::Time;
 use rma::table::*;
 use rma::*;

@@ -1,6 +1,6 @@
 //! What nodes submit.
 
-use super::{sink, source, Rig, Transfer, BLOCK, MS, SINKS_EACH, SOURCE, SOURCE_BYTES, TIMEOUTS};
+use super::{sink, source, Rig, Transfer, BLOCK, SINKS_EACH, SOURCE, SOURCE_BYTES, TIMEOUTS};
 use crate::port::Port;
 use anyhow::Result;
 use protocol::rendezvous::Buffer;
