@@ -102,6 +102,7 @@ impl StatusClient for StatusWatch {
 
 impl Exn {
     /// Data for `ndev`. May sleep.
+    #[inline(never)] // As Shared::new.
     fn new(ndev: &Arc<NetDev>, shared: &Arc<Shared>) -> Result<Self> {
         let poll = Poll {
             shared: shared.clone(),

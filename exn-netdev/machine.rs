@@ -144,8 +144,18 @@ pub(crate) type Frame = (RxSkb, Checksum, NodeId);
 /// Frames that wait for earlier ones of their source.
 pub(crate) type Order = order::Order<Kernel, Frame>;
 
+/// Makes what is too large for the stacks of those who make many such things.
+///
+/// # Errors
+///
+/// Those of `make`, `ENOMEM`.
+#[inline(never)]
+pub(crate) fn boxed<T>(make: impl FnOnce() -> Result<T>) -> Result<KBox<T>> {
+    Ok(KBox::new(make()?, GFP_KERNEL)?)
+}
+
 /// Fetches behind their lock.
-pub(crate) struct Locked<'a>(pub(crate) &'a SpinLockIrq<Fetches>);
+pub(crate) struct Locked<'a>(pub(crate) &'a SpinLockIrq<KBox<Fetches>>);
 
 impl protocol::Shared<Fetches> for Locked<'_> {
     fn with<R>(&self, f: impl FnOnce(&mut Fetches) -> R) -> R {

@@ -5,7 +5,7 @@
 
 use crate::{
     conf,
-    machine::{delay, ms, Clock, Frame, Locked, Order, RxBuffer, Waiting},
+    machine::{boxed, delay, ms, Clock, Frame, Locked, Order, RxBuffer, Waiting},
     reason::{Counter, Reason},
     rx_eager::{Fragment, Partials},
     shared::Shared,
@@ -91,7 +91,7 @@ impl VeloState {
                 requester: None,
                 settled: Settled::default(),
                 partials: Partials::new()?,
-                waiting: Waiting::new(conf::RX_WAITING)?,
+                waiting: boxed(|| Waiting::new(conf::RX_WAITING))?,
                 order: Order::new(conf::ORDER, conf::ORDER_PART)?,
                 given_up: 0,
             },
@@ -114,7 +114,7 @@ pub(crate) struct VeloRx {
     /// What the port has posted.
     settled: Settled,
     partials: Partials,
-    waiting: Waiting,
+    waiting: KBox<Waiting>,
     order: Order,
     /// Announcements whose order was given up, as counted so far.
     given_up: u64,

@@ -4,7 +4,7 @@
 
 use crate::{
     conf::{self, Conf},
-    machine::{delay, ms, ticks, AtomicTime, Clock, Fetches, Suspects},
+    machine::{boxed, delay, ms, ticks, AtomicTime, Clock, Fetches, Suspects},
     reason::{Counter, Counters, Reason},
     tx::Tx,
 };
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     #[pin]
     pub(crate) tx: SpinLockIrq<Tx>,
     #[pin]
-    pub(crate) rx: SpinLockIrq<Fetches>,
+    pub(crate) rx: SpinLockIrq<KBox<Fetches>>,
     /// Room for what is left when the ports are closed.
     #[pin]
     pub(crate) batch: SpinLockIrq<Option<Batch>>,
@@ -76,9 +76,10 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// A new interface on `nic`. May sleep.
+    #[inline(never)] // So that what registers the interface has the stack for itself.
     pub(crate) fn new(ndev: Arc<NetDev>, nic: Handle) -> Result<Arc<Self>> {
         let tx = Tx::new()?;
-        let rx = Fetches::new(conf::RX_FLIGHT, conf::RX_LOST)?;
+        let rx = boxed(|| Fetches::new(conf::RX_FLIGHT, conf::RX_LOST))?;
         let suspects = Suspects::new(conf::SUSPECTS)?;
         Arc::pin_init(
             try_pin_init!(Self {

@@ -14,7 +14,7 @@
 
 use crate::{
     conf,
-    machine::{Clock, Sender, TxBuffer},
+    machine::{boxed, Clock, Sender, TxBuffer},
     reason::{Counter, Reason},
     shared::Shared,
 };
@@ -62,7 +62,7 @@ pub(crate) struct Tx {
     port: Option<velo::Sender>,
     /// What the port has sent.
     settled: Settled,
-    announced: Sender,
+    announced: KBox<Sender>,
     parked: Option<Outgoing>,
     /// The queue was stopped by this module.
     stopped: bool,
@@ -100,7 +100,7 @@ impl Tx {
         Ok(Self {
             port: None,
             settled: Settled::default(),
-            announced: Sender::new(conf::TX_FLIGHT_MAX as u16, conf::TX_QUARANTINE)?,
+            announced: boxed(|| Sender::new(conf::TX_FLIGHT_MAX as u16, conf::TX_QUARANTINE))?,
             parked: None,
             stopped: false,
         })

@@ -140,6 +140,7 @@ impl WorkItem for Events {
 
 impl Events {
     /// `vendor`: only the events of the vendor's driver are enabled. May sleep.
+    #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(
         ctx: Arc<Context>,
         links: Arc<Links>,

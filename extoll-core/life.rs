@@ -66,6 +66,7 @@ pub(crate) fn begin<'a>(
 
 /// Ends everything, when nobody above uses the NIC any more; `irq` drops the interrupt handler. May
 /// sleep.
+#[inline(never)] // Its stack is not that of what is unbound before.
 pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     if !nic.is_alive() {
         nic.isolate();

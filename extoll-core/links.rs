@@ -60,6 +60,7 @@ impl WorkItem for Links {
 
 impl Links {
     /// May sleep.
+    #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(ctx: Arc<Context>, monitor: Arc<Monitor>) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {

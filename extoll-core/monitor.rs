@@ -139,6 +139,7 @@ impl ResetClient for Monitor {
 
 impl Monitor {
     /// `log_interval_ms`: time in which the status gets few log lines. May sleep.
+    #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(
         ctx: Arc<Context>,
         units: Arc<dyn Units>,

@@ -163,6 +163,7 @@ impl WorkItem for Quarantine {
 impl Quarantine {
     /// Nothing is held; `table` has the VPIDs of the RMA unit, `limit_kib` is the memory above which its
     /// ports wait. May sleep.
+    #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(ctx: Arc<Context>, table: Arc<Table>, limit_kib: u32) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {

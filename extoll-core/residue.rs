@@ -118,6 +118,7 @@ impl WorkItem for Residue {
 
 impl Residue {
     /// Nothing is kept. May sleep.
+    #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(ctx: Arc<Context>) -> Result<Arc<Self>> {
         let list = KVec::with_capacity(MOST, GFP_KERNEL)?;
         Arc::pin_init(

@@ -175,6 +175,7 @@ impl PortUnit for Rma {
 
 impl Rma {
     /// The unit with the VPIDs of `table`. May sleep.
+    #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(
         ctx: Arc<Context>,
         table: Arc<Table>,

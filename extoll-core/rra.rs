@@ -104,6 +104,7 @@ pub struct Rra {
 
 impl Rra {
     /// May sleep.
+    #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(
         ctx: Arc<Context>,
         smfu: Arc<Smfu>,

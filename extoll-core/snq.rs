@@ -117,6 +117,7 @@ pub(crate) struct Snq {
 
 impl Snq {
     /// `memory` is from [`allocate`]; `irq` is the interrupt packet. May sleep.
+    #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(
         ctx: Arc<Context>,
         memory: DmaWords,

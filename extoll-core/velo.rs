@@ -155,6 +155,7 @@ pub(crate) fn update_source(
 impl Velo {
     /// The unit with the VPIDs of `table`; `slots_64`: mailboxes have slots of 64 instead of 128 bytes. May
     /// sleep.
+    #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(
         ctx: Arc<Context>,
         table: Arc<Table>,

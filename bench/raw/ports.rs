@@ -145,6 +145,7 @@ fn sent(mut send: impl FnMut() -> Result<(), SendError>) -> Result {
 }
 
 /// Reserves VPIDs and keeps them for `ms`; nobody else gets one meanwhile.
+#[inline(never)]
 fn reserve(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     let first = match words.first {
         None => None,
@@ -172,6 +173,7 @@ fn byte(n: usize, i: usize) -> u8 {
     (n.wrapping_mul(31) ^ i.wrapping_mul(7)) as u8
 }
 
+#[inline(never)]
 fn messages(nic: &Nic, report: &mut Report<'_>) -> Result {
     let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
     let to = Header::new(Target::Node(nic.node()), sender.vpid());
@@ -338,6 +340,7 @@ fn note(requester: &Requester, value: u64) -> Descriptor {
 }
 
 /// Batches of commands come in order, a poll of notifications stops.
+#[inline(never)]
 fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
     let (requester, mut queue) = nic.rma().open(None, QUEUE_BYTES)?;
     let page = PageOptions::default();
@@ -400,6 +403,7 @@ impl RoomClient for Party {
 /// Parties send as much as they can, through one port to another, and try again when they are told. Reports how
 /// much the one with the least and the one with the most sent, how often they were told, and how often they had
 /// no room then.
+#[inline(never)]
 fn share(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     let (sender, first_box) = nic.velo().open(None, QUEUE_BYTES)?;
     let (other, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
@@ -463,6 +467,7 @@ fn share(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
 }
 
 /// Fills a mailbox that nobody reads, and more, closes it, and sends a message to another one: how long that takes.
+#[inline(never)]
 fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
     let (full_sender, full_box) = nic.velo().open(None, QUEUE_BYTES)?;
@@ -486,6 +491,7 @@ fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
 }
 
 /// Drops ports with a spin lock held and interrupts off. Their VPIDs can be had again some time later.
+#[inline(never)]
 fn dropped(nic: &Nic, report: &mut Report<'_>) -> Result {
     let lock = KBox::pin_init(new_spinlock_irq!((), "extoll_bench_drop"), GFP_KERNEL)?;
     let (sender, mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
