@@ -190,6 +190,10 @@ impl Rig {
                 // A notification of a transfer that names this node, with the key of somebody's
                 // frame.
                 let kind = if kind == 6 {
+                    if source != node {
+                        // What is sent to it seems to be fetched: its memory is used again.
+                        self.disclaim(to, source);
+                    }
                     wire::rma::NotificationType::Responder
                 } else {
                     wire::rma::NotificationType::Completer

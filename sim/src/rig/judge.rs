@@ -204,9 +204,8 @@ impl Rig {
         if self.hostile.get(from) != Some(&false) || self.hostile[node] || self.forged[from][node] {
             return Ok(());
         }
-        // What was announced before a reboot is not there any more, nor what the sender was told, in
-        // the name of this node, to be fetched.
-        let excused = now < self.forgotten[from] || self.forged[node][from];
+        // What was announced before a reboot is not there any more.
+        let excused = now < self.forgotten[from];
         let id = word(data, 16);
         let checked = self.check_frame(node, from, id, data);
         if excused && checked.is_err() {
@@ -227,10 +226,7 @@ impl Rig {
     fn check_order(&self, id: u64) -> Result<()> {
         let frame = &self.frames[id as usize];
         let (from, to) = (frame.from, frame.to);
-        // Nothing holds once somebody has told the sender, in the name of the receiver, that a frame
-        // has come to its end.
-        let forged = self.forged[from][to] || self.forged[to][from];
-        if !(self.healthy[from] && self.healthy[to]) || forged {
+        if !(self.healthy[from] && self.healthy[to]) || self.forged[from][to] {
             return Ok(());
         }
         for before in self.open.range(..id) {
