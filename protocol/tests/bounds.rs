@@ -493,3 +493,46 @@ fn no_two_sources_take_all_places() {
     assert_eq!(taken[0], 189, "{taken:?}");
     assert!(taken.iter().all(|n| *n > 0), "{taken:?}");
 }
+
+#[test]
+fn peers_that_die_one_after_the_other_stop_nobody() {
+    let (mut s, limits) = large_sender();
+    let mut next = 1;
+    // Each takes what it gets, and is never heard of. Nothing comes back meanwhile.
+    for (now, node) in (0..).step_by(11).zip(1..=160) {
+        s.age(
+            &Time(now),
+            &Limits {
+                timeout: 1 << 30,
+                ..limits
+            },
+            NOW,
+            |_| true,
+            drop,
+        );
+        while admitted(&s, node, &limits) {
+            announce(&mut s, now, node, 4096 * next);
+            next += 1;
+        }
+        s.age(
+            &Time(now + 10),
+            &Limits {
+                timeout: 1 << 30,
+                ..limits
+            },
+            NOW,
+            |_| true,
+            drop,
+        );
+        let other = s.admit(&Time(now + 10), NodeId(9000), &limits);
+        assert_ne!(
+            other,
+            Admitted::Later,
+            "the queue waits behind {node} dead peers"
+        );
+        if node <= 100 {
+            assert_eq!(other, Admitted::Yes { prompt: true }, "{node}");
+        }
+    }
+    assert_eq!(s.admit(&Time(0), NodeId(9000), &limits), Admitted::No(0));
+}

@@ -202,15 +202,17 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// together half of what may be in flight, and beyond a first one, which shows that they fetch
     /// again, nothing that the quarantine has no room for. A peer without a record does not get the
     /// last quarter of what may be in flight, nor more places than it leaves to others. One that
-    /// leaves things unanswered and has its part of the quarantine gets fewer still.
+    /// leaves things unanswered and has its part of the quarantine gets fewer still. Of the last
+    /// eighth of all places each peer gets one at a time. What finds no place is refused: a place
+    /// that is not given up soon comes back only when its quarantine is over.
     ///
     /// For a peer that fetches late nobody waits who sends to others ([`Sender::sends`]): it has a
     /// part of what may be in flight, and beyond that nothing.
     pub fn admit(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Admitted {
         let peer = self.peers.get(node);
         let room = self.flights.room();
+        let reserve = (room + self.flights.len()) / 8;
         if peer.is_slow() {
-            let reserve = (room + self.flights.len()) / 8;
             let few = limits.stalled_peer.min(limits.flight / 8);
             let bound = match self.has_its_part(&peer) {
                 true => few / 4,
@@ -235,8 +237,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 return Admitted::No(peer.open);
             }
         }
-        let share = (limits.flight - limits.flight / 4).min(room / 2);
-        if self.moving() >= limits.flight || room == 0 || peer.open >= share.max(1) {
+        if self.moving() >= limits.flight {
+            return Admitted::Later;
+        }
+        // Places come back only when a quarantine is over: nobody waits for them.
+        let free = room.saturating_sub(reserve);
+        if room == 0 || (free == 0 && peer.open > 0) {
+            return Admitted::No(peer.open);
+        }
+        let share = (limits.flight - limits.flight / 4).min(free / 2).max(1);
+        if peer.open >= share {
             return Admitted::Later;
         }
         Admitted::Yes {

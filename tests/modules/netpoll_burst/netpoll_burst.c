@@ -36,7 +36,7 @@ module_param(sent, uint, 0444);
 MODULE_PARM_DESC(sent, "frames that went out with interrupts off (read only)");
 
 /* How long the queue may be stopped, in microseconds. */
-#define PATIENCE 3000000
+#define PATIENCE 8000000
 
 static struct netpoll np = { .name = "netpoll_burst" };
 
