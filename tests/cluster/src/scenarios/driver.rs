@@ -95,7 +95,7 @@ v.close()";
             .map(drop)
     })?;
     let enabled = probe_order::enabled(&accesses, true)?;
-    // RMA's with each queue, and once more for the commands that show that those before are executed.
-    ensure!(enabled == [1, 3], "{enabled:?} VPIDs were enabled");
+    // RMA's with each queue, and once more for the commands that show that those before are executed; that may be later on a slow host.
+    ensure!(matches!(enabled, [1, 2 | 3]), "{enabled:?} VPIDs were enabled");
     node(lab, 0).back()
 }
