@@ -157,8 +157,10 @@ impl Drop for Engine {
         // Nobody starts them any more but themselves, and they look whether the engine is closing.
         work::cancel_sync::<Shared, 0>(shared);
         work::cancel_sync::<Shared, 2>(shared);
-        work::cancel_delayed_sync::<Shared, 1>(shared);
         shared.close(Quiet::Closed);
+        // Here, as it is started with the lock held: whoever takes that after `close` has knows that
+        // the engine is closing.
+        work::cancel_delayed_sync::<Shared, 1>(shared);
         loop {
             let direct = shared.call_owners(Queue::Direct, CALLS);
             if !shared.call_owners(Queue::Deferred, CALLS) && !direct {
