@@ -52,7 +52,7 @@ impl Default for Setup {
 ///
 /// Drop ends all transfers with `Down` and calls the completions that were not called yet, whatever
 /// context they asked for, closes the port, and may sleep. It waits for completions that are being
-/// called, so it must not happen in one.
+/// called, and for the listener, so it must not happen in one of them; none is called afterwards.
 pub struct Engine {
     requester: Requester,
     submitter: Submitter,
@@ -164,8 +164,8 @@ impl Drop for Engine {
         loop {
             let direct = shared.call_owners(Queue::Direct, CALLS);
             if !shared.call_owners(Queue::Deferred, CALLS) && !direct {
-                // Somebody who polls may be calling one.
-                if shared.with(|inner| inner.table.is_empty()) != Some(false) {
+                // Somebody who polls may be calling one, or the listener.
+                if shared.with(|inner| inner.is_idle()) != Some(false) {
                     break;
                 }
                 fsleep(Delta::from_millis(1));
