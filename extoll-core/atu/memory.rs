@@ -5,6 +5,7 @@
 use super::{tables::Place, Access};
 use crate::{context::Context, dma::DmaWords};
 use kernel::{
+    dma::DataDirection,
     prelude::*,
     scatterlist::{Owned, SGTable},
     sync::Arc,
@@ -18,8 +19,8 @@ use wire::{
     nla::{cut, Placement, SIZE_CODES},
 };
 
-/// A scatterlist that its maker has mapped for the NIC.
-pub(super) type Scatterlist = Pin<KBox<SGTable<Owned<VVec<u8>>>>>;
+/// A scatterlist that is mapped for the NIC.
+type Scatterlist = Pin<KBox<SGTable<Owned<VVec<u8>>>>>;
 
 /// Memory of a region.
 pub(super) enum Memory {
@@ -29,7 +30,7 @@ pub(super) enum Memory {
     Room(StreamingRoom),
     /// Coherent memory.
     Coherent(Arc<DmaWords>),
-    /// Mapped by somebody else.
+    /// A buffer, mapped as the kernel's bindings do it.
     Table(Scatterlist),
 }
 
@@ -41,6 +42,18 @@ impl Memory {
     pub(super) fn map(ctx: &Context, pages: Arc<PageList>, access: Access) -> Result<Self> {
         ctx.with_bound(|dev| StreamingPages::map(dev, pages, access.write))?
             .map(Memory::Pages)
+    }
+
+    /// Maps a buffer as a scatterlist. May sleep.
+    pub(super) fn table(ctx: &Context, buffer: VVec<u8>, access: Access) -> Result<Self> {
+        let direction = match access.write {
+            true => DataDirection::Bidirectional,
+            false => DataDirection::ToDevice,
+        };
+        let table = ctx.with_bound(|dev| {
+            KBox::pin_init(SGTable::new(dev, buffer, direction, GFP_KERNEL), GFP_KERNEL)
+        });
+        table?.map(Memory::Table)
     }
 
     /// Maps a list of pages with `room`. Any context.

@@ -55,7 +55,7 @@ impl Submitter {
             confirm,
         };
         self.take(&to, timeout, context, |inner, mut terms| {
-            if !lists.is_allowed(inner.requester.vpid(), direction) {
+            if !lists.is_allowed(&inner.requester, direction) {
                 return Err((RmaError::Invalid, completion));
             }
             terms.translate = lists.translate();
