@@ -40,8 +40,11 @@ pub(super) type Nlps = [u64; SIZE_CODES.len()];
 impl Memory {
     /// Maps a list of pages for the NIC. May sleep.
     pub(super) fn map(ctx: &Context, pages: Arc<PageList>, access: Access) -> Result<Self> {
-        ctx.with_bound(|dev| StreamingPages::map(dev, pages, access.write))?
-            .map(Memory::Pages)
+        // Dropped without the lock, if there is an error.
+        let kept = pages.clone();
+        let mapped = ctx.with_bound(|dev| StreamingPages::map(dev, pages, access.write));
+        drop(kept);
+        mapped?.map(Memory::Pages)
     }
 
     /// Maps a buffer as a scatterlist. May sleep.
@@ -169,7 +172,9 @@ impl Memory {
     pub(super) fn release(self, ctx: &Context) {
         if let Memory::Pages(map) = self {
             // Unbinding waits until all regions are gone, so there is a device.
-            let _ = ctx.with_bound(|dev| drop(map.unmap(dev)));
+            let pages = ctx.with_bound(|dev| map.unmap(dev));
+            // Without the lock, as unpinning takes long, and their owner may want the device.
+            drop(pages);
         }
     }
 
