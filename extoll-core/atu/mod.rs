@@ -210,7 +210,7 @@ impl Atu {
         });
         work::cancel_sync::<Atu, 0>(self);
         work::cancel_delayed_sync::<Atu, 1>(self);
-        let answer = self.commands.wait(&self.ctx);
+        let answer = self.commands.settle(&self.ctx);
         self.for_each(|translation| {
             translation.conclude(translation.turn(), Some(answer));
         });

@@ -152,7 +152,7 @@ impl Region {
         self.slice(offset, len).filter(|_| allowed && own)
     }
 
-    /// Ends it, waits for that, and tells how it went. May sleep, as a rule some microseconds,
+    /// Ends it, waits for that, and tells how it went. May sleep, as a rule some milliseconds,
     /// about a second at most.
     ///
     /// # Errors
