@@ -249,8 +249,8 @@ impl Atu {
         self.gauges.uses.get(vpid.index())
     }
 
-    /// Gives a range back, and the tables that nobody needs any more. May sleep, about a second at
-    /// most.
+    /// Gives a range back, and the tables that nobody needs any more: the device must be kept bound.
+    /// May sleep, about a second at most.
     fn free(&self, range: Range, rest: Option<RestNode>, account: Option<&TableAccount>) {
         let ctx = &self.ctx;
         let idle = {
