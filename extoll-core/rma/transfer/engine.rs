@@ -22,7 +22,9 @@ use protocol::transfer::{Limits, Queue, Transfers, Unclaimed};
 
 /// What an engine is made with.
 pub struct Setup {
-    /// Sizes of the tables: about 700 bytes per transfer, 24 per fragment, 80 per command.
+    /// Sizes of the tables: about 700 bytes per transfer, 24 per fragment, 80 per command. A node may
+    /// have half of the places for transfers, and of those for fragments, which a transfer needs for
+    /// both sides: one with more is never taken.
     pub capacity: Capacity,
     /// Gets the notifications that no transfer waits for; without one they are counted and dropped.
     pub listener: Option<(Arc<dyn Listener>, CallIn)>,
@@ -108,7 +110,7 @@ impl Engine {
             unclaimed_per_node,
         } = setup;
         let absorb = u64::try_from(ABSORB.as_nanos()).unwrap_or(u64::MAX);
-        let limits = Limits::new(capacity.transfers.div_ceil(2), absorb);
+        let limits = Limits::new(&capacity, absorb);
         let inner = Inner {
             requester: requester.clone(),
             notifications,

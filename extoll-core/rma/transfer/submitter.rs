@@ -35,7 +35,7 @@ impl Submitter {
     ///
     /// `Invalid`: not the same number of bytes on both sides, or none, an address range that wraps
     /// around, or local memory that may not be used so. `Busy`: no place for it, its fragments, or
-    /// one more of this peer; some is free when a transfer of the engine becomes quiet. `Down`.
+    /// one more of this node; some is free when a transfer of the engine becomes quiet. `Down`.
     pub fn submit(
         &self,
         request: &Request<'_>,
