@@ -58,7 +58,8 @@ pub(crate) trait Lost: Send + Sync {
 }
 
 /// Time for a write to memory to arrive that a unit had begun when it was told to stop: such writes
-/// take another way than the answer to a register read (HW §5), which does not push them.
+/// take another way than the answer to a register read (HW §5), which does not push them; nor does
+/// anything say that a notification of the ATU pushes those of other units (HW §11.3).
 const WRITE_TIME: Delta = Delta::from_millis(2);
 
 /// Access to the hardware; while it exists the mappings stay. Holds an RCU read lock: must not
@@ -257,10 +258,16 @@ impl Context {
             !self.is_gone(&hw, hw.rf.read(reg))
         });
         if told {
-            fsleep(WRITE_TIME);
+            self.let_writes_arrive();
         } else {
             self.isolate();
         }
+    }
+
+    /// Waits until what units of the NIC had begun to write is in memory, when they have said that
+    /// they write no more there. May sleep.
+    pub(crate) fn let_writes_arrive(&self) {
+        fsleep(WRITE_TIME);
     }
 
     /// Notes the network state as read.
@@ -289,7 +296,7 @@ impl Context {
         if let Some(hw) = self.access().filter(|_| reachable) {
             hw.quiesce();
         }
-        fsleep(WRITE_TIME);
+        self.let_writes_arrive();
     }
 
     /// Gives the device and its registers up, for ever: waits for their users. May sleep.

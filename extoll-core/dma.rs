@@ -9,6 +9,7 @@ use kernel::{
     device::{self, Bound},
     dma::Coherent,
     prelude::*,
+    sync::aref::ARef,
 };
 use kernel_ext::{
     chardev::{Frame, Source},
@@ -20,6 +21,7 @@ use wire::ids::BusAddr;
 pub struct DmaWords {
     memory: Coherent<[u64]>,
     words: usize,
+    dev: ARef<device::Device>,
 }
 
 impl DmaWords {
@@ -44,11 +46,20 @@ impl DmaWords {
 
     fn with_flags(dev: &device::Device<Bound>, words: usize, flags: Flags) -> Result<Self> {
         let memory = Coherent::zeroed_slice(dev, words, flags | __GFP_NOWARN)?;
-        let this = Self { memory, words };
+        let this = Self {
+            memory,
+            words,
+            dev: dev.into(),
+        };
         if this.address().meets_interrupts(words as u64 * 8) {
             return Err(EIO);
         }
         Ok(this)
+    }
+
+    /// Whether it was made for this device.
+    pub(crate) fn is_of(&self, dev: &device::Device) -> bool {
+        core::ptr::eq(&*self.dev, dev)
     }
 
     /// Address for the device.

@@ -310,7 +310,7 @@ pub(crate) fn calls(
     // Owners that wait for a lock operation need a place for that.
     let table = Table::new(run, words, words.inflight as usize + 1, report)?;
     let sums = Sums::new()?;
-    let (mut busy, mut polls) = (0, 0u64);
+    let (mut busy, mut polls, mut more) = (0, 0u64, false);
     let poll = words.polls();
     for i in 0..words.count {
         let context = match i % 2 {
@@ -328,7 +328,7 @@ pub(crate) fn calls(
             }
             if poll {
                 polls += 1;
-                table.engine.poll();
+                more = table.engine.poll();
                 cond_resched();
             } else {
                 fsleep(Delta::from_micros(200));
@@ -339,10 +339,13 @@ pub(crate) fn calls(
     let taken = sums.get(What::Taken);
     let all = wait(60_000, || {
         if poll {
-            table.engine.poll();
+            more = table.engine.poll();
         }
         sums.quiet() == taken
     })?;
+    if more {
+        table.engine.poll_later();
+    }
     let counters = table.engine.counters();
     for i in 0..words.count {
         let first = table.place(i) / 8;

@@ -204,7 +204,7 @@ pub(crate) fn lists(
     let setup = Setup {
         capacity: Capacity {
             transfers: 4,
-            fragments: 2 * MAX_FRAGMENTS,
+            fragments: 4 * MAX_FRAGMENTS,
             commands: 64,
         },
         ..Setup::default()

@@ -22,7 +22,7 @@ use kernel::{
     new_spinlock_irq,
     prelude::*,
     sync::{Arc, SpinLockIrq},
-    time::Delta,
+    time::{Delta, Instant, Monotonic},
 };
 use kernel_ext::mem::{PageList, PAGE};
 use wire::{ids::Nla, rma::MAX_LEN};
@@ -94,6 +94,7 @@ pub(crate) fn end(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
         regions.push(region, GFP_KERNEL)?;
     }
     let atomic = Atomic::new()?;
+    let begin: Instant<Monotonic> = Instant::now();
     let result = match words.how {
         How::Each => regions.into_iter().try_for_each(Region::revoke),
         How::All => {
@@ -117,6 +118,7 @@ pub(crate) fn end(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
             Ok(())
         }
     };
+    report.number("micros", begin.elapsed().as_micros_ceil().max(0) as u64)?;
     match result {
         Ok(()) => report.line(fmt!("result ok")),
         Err(e) => report.line(fmt!("result {e:?}")),

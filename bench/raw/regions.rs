@@ -21,9 +21,7 @@ use extoll_core::{
         Address, Fault, LockTarget,
     },
 };
-use kernel::{
-    dma::DataDirection, page::Page, prelude::*, scatterlist::SGTable, sync::Arc, time::Delta,
-};
+use kernel::{page::Page, prelude::*, sync::Arc, time::Delta};
 use kernel_ext::{
     mem::{PageList, PAGE},
     sched::cond_resched,
@@ -192,15 +190,7 @@ fn scatterlist(
         let word = seed.map_or(0, |seed| pattern(seed, i as u64));
         buffer.extend_from_slice(&word.to_le_bytes(), GFP_KERNEL)?;
     }
-    let direction = if access.write {
-        DataDirection::Bidirectional
-    } else {
-        DataDirection::ToDevice
-    };
-    let table = nic.with_bound(|dev| {
-        KBox::pin_init(SGTable::new(dev, buffer, direction, GFP_KERNEL), GFP_KERNEL)
-    })??;
-    nic.atu().register_table(vpid, table, access)
+    nic.atu().register_table(vpid, buffer, access)
 }
 
 /// Makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them,

@@ -86,6 +86,21 @@ impl Inner {
     }
 }
 
+/// Which notifications had come at some time; `None` for all, of a NIC that is gone, and has lost
+/// its access to memory.
+pub(super) struct Seen(Option<Tickets>);
+
+impl Seen {
+    /// Whether it answers a ticket; without one nothing was asked.
+    pub(super) fn answers(&self, ticket: Option<Ticket>) -> bool {
+        match (&self.0, ticket) {
+            (None, _) => true,
+            (Some(tickets), Some(ticket)) => tickets.is_answered(ticket),
+            (Some(_), None) => false,
+        }
+    }
+}
+
 impl Commands {
     pub(super) fn new() -> impl PinInit<Self> {
         let inner = Inner {
@@ -155,24 +170,35 @@ impl Commands {
         self.inner.lock().ask(&hw)
     }
 
-    /// Whether a notification has come; without a ticket none has. True also for a NIC that is
-    /// gone, and has lost its access to memory then. May sleep, but does not wait for the NIC.
-    pub(super) fn is_answered(&self, ctx: &Context, ticket: Option<Ticket>) -> bool {
+    /// Which notifications have come. May sleep, but does not wait for the NIC.
+    pub(super) fn seen(&self, ctx: &Context) -> Seen {
         if !ctx.is_alive() {
             ctx.isolate();
-            return true;
+            return Seen(None);
         }
-        let answered = {
+        let tickets = {
             let mut inner = self.inner.lock();
             inner.look();
-            inner.is_answered(ticket)
+            inner.tickets.clone()
         };
         barrier::dma_rmb();
-        answered
+        Seen(Some(tickets))
     }
 
-    /// Waits until the NIC has executed all commands given so far. Answered also by a NIC that is
-    /// gone, and has lost its access to memory then. May sleep, at most about [`DEADLINE_MS`].
+    /// Waits until the NIC has executed all commands given so far, and what it had begun to write
+    /// has arrived: what it has forgotten can be given back. Once for many that end, as this takes
+    /// some milliseconds. Otherwise as [`Commands::wait`].
+    pub(super) fn settle(&self, ctx: &Context) -> Answer {
+        let answer = self.wait(ctx);
+        if answer.result.is_ok() {
+            ctx.let_writes_arrive();
+        }
+        answer
+    }
+
+    /// Waits until the NIC has executed all commands given so far: it reads no tables any more that
+    /// it has forgotten. Answered also by a NIC that is gone, and has lost its access to memory
+    /// then. May sleep, at most about [`DEADLINE_MS`].
     pub(super) fn wait(&self, ctx: &Context) -> Answer {
         // With full order, as it is added to.
         let upto = Flush(self.flushes.fetch_add(0, Full));

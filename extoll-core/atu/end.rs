@@ -95,7 +95,7 @@ impl RevokeGroup {
         region.revoke_async(self.0.clone());
     }
 
-    /// Waits until all have ended. May sleep, as a rule some microseconds, about a second at most
+    /// Waits until all have ended. May sleep, as a rule some milliseconds, about a second at most
     /// if the NIC does not answer.
     ///
     /// # Errors
@@ -161,7 +161,7 @@ impl Atu {
             translation.begin(turn);
             waits |= matches!(translation.next(turn), Next::Ask(_));
         }
-        let answer = waits.then(|| self.commands.wait(&self.ctx));
+        let answer = waits.then(|| self.commands.settle(&self.ctx));
         let mut result = Ok(());
         for region in regions() {
             let (translation, turn) = region.translation();
@@ -230,7 +230,7 @@ impl Atu {
             }
             all.push_back(item);
         }
-        let answer = self.commands.wait(&self.ctx);
+        let answer = self.commands.settle(&self.ctx);
         while let Some(item) = all.pop_front() {
             let translation = item.as_arc();
             translation.answered(translation.turn(), answer);
@@ -243,12 +243,18 @@ impl Atu {
     pub(super) fn look_at_quarantine(self: &Arc<Self>) {
         let mut batch = List::new();
         batch.push_all_back(&mut self.ending.lock().quarantined);
+        if batch.is_empty() {
+            return;
+        }
         let mut asked = None;
+        // What comes from now on is for the next time, as its writes may not have arrived.
+        let seen = self.commands.seen(&self.ctx);
+        self.ctx.let_writes_arrive();
         while let Some(item) = batch.pop_front() {
             let translation = item.as_arc();
             let turn = translation.turn();
             if let Next::Look(ticket) = translation.next(turn) {
-                if self.commands.is_answered(&self.ctx, ticket) {
+                if seen.answers(ticket) {
                     translation.forgotten(turn, Why::Answered);
                 } else {
                     // The answer to the first one may be lost; that to a later one will do.

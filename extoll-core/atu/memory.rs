@@ -5,6 +5,7 @@
 use super::{tables::Place, Access};
 use crate::{context::Context, dma::DmaWords};
 use kernel::{
+    dma::DataDirection,
     prelude::*,
     scatterlist::{Owned, SGTable},
     sync::Arc,
@@ -18,8 +19,8 @@ use wire::{
     nla::{cut, Placement, SIZE_CODES},
 };
 
-/// A scatterlist that its maker has mapped for the NIC.
-pub(super) type Scatterlist = Pin<KBox<SGTable<Owned<VVec<u8>>>>>;
+/// A scatterlist that is mapped for the NIC.
+type Scatterlist = Pin<KBox<SGTable<Owned<VVec<u8>>>>>;
 
 /// Memory of a region.
 pub(super) enum Memory {
@@ -29,7 +30,7 @@ pub(super) enum Memory {
     Room(StreamingRoom),
     /// Coherent memory.
     Coherent(Arc<DmaWords>),
-    /// Mapped by somebody else.
+    /// A buffer, mapped as the kernel's bindings do it.
     Table(Scatterlist),
 }
 
@@ -39,8 +40,23 @@ pub(super) type Nlps = [u64; SIZE_CODES.len()];
 impl Memory {
     /// Maps a list of pages for the NIC. May sleep.
     pub(super) fn map(ctx: &Context, pages: Arc<PageList>, access: Access) -> Result<Self> {
-        ctx.with_bound(|dev| StreamingPages::map(dev, pages, access.write))?
-            .map(Memory::Pages)
+        // Dropped without the lock, if there is an error.
+        let kept = pages.clone();
+        let mapped = ctx.with_bound(|dev| StreamingPages::map(dev, pages, access.write));
+        drop(kept);
+        mapped?.map(Memory::Pages)
+    }
+
+    /// Maps a buffer as a scatterlist. May sleep.
+    pub(super) fn table(ctx: &Context, buffer: VVec<u8>, access: Access) -> Result<Self> {
+        let direction = match access.write {
+            true => DataDirection::Bidirectional,
+            false => DataDirection::ToDevice,
+        };
+        let table = ctx.with_bound(|dev| {
+            KBox::pin_init(SGTable::new(dev, buffer, direction, GFP_KERNEL), GFP_KERNEL)
+        });
+        table?.map(Memory::Table)
     }
 
     /// Maps a list of pages with `room`. Any context.
@@ -156,7 +172,9 @@ impl Memory {
     pub(super) fn release(self, ctx: &Context) {
         if let Memory::Pages(map) = self {
             // Unbinding waits until all regions are gone, so there is a device.
-            let _ = ctx.with_bound(|dev| drop(map.unmap(dev)));
+            let pages = ctx.with_bound(|dev| map.unmap(dev));
+            // Without the lock, as unpinning takes long, and their owner may want the device.
+            drop(pages);
         }
     }
 

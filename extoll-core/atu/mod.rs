@@ -210,7 +210,7 @@ impl Atu {
         });
         work::cancel_sync::<Atu, 0>(self);
         work::cancel_delayed_sync::<Atu, 1>(self);
-        let answer = self.commands.wait(&self.ctx);
+        let answer = self.commands.settle(&self.ctx);
         self.for_each(|translation| {
             translation.conclude(translation.turn(), Some(answer));
         });
@@ -249,8 +249,8 @@ impl Atu {
         self.gauges.uses.get(vpid.index())
     }
 
-    /// Gives a range back, and the tables that nobody needs any more. May sleep, about a second at
-    /// most.
+    /// Gives a range back, and the tables that nobody needs any more: the device must be kept bound.
+    /// May sleep, about a second at most.
     fn free(&self, range: Range, rest: Option<RestNode>, account: Option<&TableAccount>) {
         let ctx = &self.ctx;
         let idle = {

@@ -137,7 +137,22 @@ impl Region {
         (inside && self.is_alive()).then(|| Nla(self.nla().0 + offset as u64))
     }
 
-    /// Ends it, waits for that, and tells how it went. May sleep, as a rule some microseconds,
+    /// [`Region::slice`] for a command that a port of `vpid` gives to the NIC of `ctx`, and that
+    /// writes here, or reads. Numbers of another NIC mean other memory. Any context.
+    pub(crate) fn for_command(
+        &self,
+        ctx: &Context,
+        vpid: Vpid,
+        write: bool,
+        (offset, len): (usize, usize),
+    ) -> Option<Nla> {
+        let access = self.access();
+        let allowed = if write { access.write } else { access.read };
+        let own = core::ptr::eq(self.ctx(), ctx) && self.vpid() == vpid;
+        self.slice(offset, len).filter(|_| allowed && own)
+    }
+
+    /// Ends it, waits for that, and tells how it went. May sleep, as a rule some milliseconds,
     /// about a second at most.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! Registration of memory of all kinds.
 
 use super::{
-    memory::{Memory, Scatterlist},
+    memory::Memory,
     registry::BoundHold,
     translation::Translation,
     watch::MemoryWatch,
@@ -254,8 +254,9 @@ impl Atu {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no access asked for, or not a whole number of pages. `ENOMEM`, `ENOSPC`, `ENODEV`,
-    /// `ETIMEDOUT` as [`Atu::register_user`].
+    /// `EINVAL`: no access asked for, not a whole number of pages, or memory of another device, where
+    /// its bus addresses mean something else. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as
+    /// [`Atu::register_user`].
     pub fn register_coherent(
         self: &Arc<Self>,
         vpid: Vpid,
@@ -263,27 +264,31 @@ impl Atu {
         access: Access,
     ) -> Result<Region> {
         access.check()?;
+        if !words.is_of(self.ctx.device()) {
+            return Err(EINVAL);
+        }
         let bound = BoundHold::new(self)?;
         self.region(bound, vpid, access, Memory::Coherent(words), None)
     }
 
-    /// Registers a scatterlist that is mapped for the NIC (in a direction that fits `access`) for
-    /// `vpid`: its entries follow each other in NLA space. It is kept until the region is gone. Of
+    /// Registers a buffer as a scatterlist for `vpid`, which is mapped here, so that it is this
+    /// NIC's: its entries follow each other in NLA space. It is kept until the region is gone. Of
     /// bytes, as whatever the NIC writes has to make sense. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no access asked for, or an entry that is not made of whole pages. `ENOMEM`,
-    /// `ENOSPC`, `ENODEV`, `ETIMEDOUT` as [`Atu::register_user`].
+    /// `EINVAL`: no access asked for, or not a whole number of pages. `ENOMEM`, `ENOSPC`, `EIO`,
+    /// `ENODEV`, `ETIMEDOUT` as [`Atu::register_user`].
     pub fn register_table(
         self: &Arc<Self>,
         vpid: Vpid,
-        table: Scatterlist,
+        buffer: VVec<u8>,
         access: Access,
     ) -> Result<Region> {
         access.check()?;
         let bound = BoundHold::new(self)?;
-        self.region(bound, vpid, access, Memory::Table(table), None)
+        let memory = Memory::table(&self.ctx, buffer, access)?;
+        self.region(bound, vpid, access, memory, None)
     }
 
     fn region(

@@ -250,7 +250,12 @@ impl Reserve {
 
 impl Drop for Reserve {
     fn drop(&mut self) {
-        self.0.close();
+        // Once unbinding has begun it closes all reserves. One that was not entered is dropped by its
+        // maker, who keeps the device bound, and its NLAs go with the tables.
+        if let Ok(bound) = BoundHold::new(&self.0.atu) {
+            self.0.close();
+            drop(bound);
+        }
     }
 }
 
@@ -281,7 +286,8 @@ impl Reserved {
         }
     }
 
-    /// No further region is made of it; what is not in use is given back. May sleep.
+    /// No further region is made of it; what is not in use is given back. The device must be kept
+    /// bound. May sleep.
     pub(super) fn close(&self) {
         let ring = {
             let mut spares = self.spares.lock();
@@ -295,6 +301,7 @@ impl Reserved {
         self.free_range();
     }
 
+    /// As [`Reserved::close`].
     fn free_range(&self) {
         let rest = self.spares.lock().take_rest();
         if let Some(rest) = rest {

@@ -313,7 +313,7 @@ impl Tables {
                 // No waiting this time: others wait for the lock.
                 if let Some(Stale(ticket)) = slot.stale {
                     let ticket = ticket.or_else(|| commands.ask(ctx));
-                    let answered = commands.is_answered(ctx, ticket);
+                    let answered = commands.seen(ctx).answers(ticket);
                     slot.stale = (!answered).then_some(Stale(ticket));
                     if !answered {
                         // The answer to the first one may be lost; that to a later one will do.

@@ -203,7 +203,8 @@ impl Translation {
         }
     }
 
-    /// What the NIC answered, perhaps to a question that was asked for others. May sleep.
+    /// What the NIC answered, perhaps to a question that was asked for others, and
+    /// [`Commands::settle`](super::commands::Commands::settle) gave. May sleep.
     pub(super) fn answered(self: &Arc<Self>, turn: Turn, answer: Answer) -> Effect {
         let effect = self.step(|life| life.answered(turn, answer));
         if effect == Effect::Quarantined {
@@ -215,7 +216,8 @@ impl Translation {
         effect
     }
 
-    /// Ends it, with an answer of the NIC if that covers it, else with one of its own. False if
+    /// Ends it, with an answer of the NIC as for [`Translation::answered`] if that covers it, else
+    /// with one of its own. False if
     /// there was none in time, and it is in quarantine. May sleep, about a second at most.
     pub(super) fn conclude(self: &Arc<Self>, turn: Turn, mut answer: Option<Answer>) -> bool {
         loop {
@@ -227,14 +229,15 @@ impl Translation {
                 Next::Ask(_) => {
                     let answer = match answer.take() {
                         Some(answer) => answer,
-                        None => self.atu.commands.wait(self.ctx()),
+                        None => self.atu.commands.settle(self.ctx()),
                     };
                     self.answered(turn, answer);
                 }
                 Next::Look(ticket) => {
-                    if !self.atu.commands.is_answered(self.ctx(), ticket) {
+                    if !self.atu.commands.seen(self.ctx()).answers(ticket) {
                         return false;
                     }
+                    self.ctx().let_writes_arrive();
                     self.forgotten(turn, Why::Answered);
                 }
                 Next::Release => self.release(turn),
@@ -252,7 +255,7 @@ impl Translation {
         self.cancel();
     }
 
-    /// The NIC does not use it any more.
+    /// The NIC does not use it any more, and what it had begun to write has arrived.
     pub(super) fn forgotten(&self, turn: Turn, why: Why) {
         self.step(|life| life.forgotten(turn, why));
     }
@@ -326,6 +329,9 @@ impl Translation {
     }
 
     /// Revokes, and leaves the rest to the worker. Any context, but takes as long as it takes.
+    ///
+    /// For notifiers, which do not wait for the NIC: the pages stay pinned until it has answered, so
+    /// that what it still writes meets memory that nobody else has.
     pub(super) fn die(self: &Arc<Self>) {
         let turn = self.turn();
         if self.revoke(turn) {

@@ -2,6 +2,7 @@
 
 //! What RMA commands name: the peer, and memory on both sides.
 
+use super::Requester;
 use crate::atu::Region;
 use wire::{
     ids::{BusAddr, Nla, NodeId, Vpid},
@@ -51,7 +52,7 @@ pub enum Address<'a> {
     },
     /// Registered memory.
     Region {
-        /// Local region; has to be alive, of the port's VPID, and allow the access.
+        /// Local region; has to be alive, of the port's NIC and VPID, and allow the access.
         region: &'a Region,
         /// Byte offset in it.
         offset: usize,
@@ -78,8 +79,8 @@ pub(super) struct Ends {
 }
 
 impl Address<'_> {
-    /// Checks the local side for a port of `vpid` that reads (or, for a GET, writes) `len` bytes there.
-    pub(super) fn ends(&self, vpid: Vpid, write: bool, len: u64) -> Option<Ends> {
+    /// Checks the local side for a port that reads (or, for a GET, writes) `len` bytes there.
+    pub(super) fn ends(&self, port: &Requester, write: bool, len: u64) -> Option<Ends> {
         match *self {
             Address::Bus { local, remote } => Some(Ends {
                 translate: false,
@@ -91,10 +92,9 @@ impl Address<'_> {
                 offset,
                 remote,
             } => {
-                let access = region.access();
-                let allowed = if write { access.write } else { access.read };
-                let local = region.slice(offset, usize::try_from(len).ok()?)?;
-                (allowed && region.vpid() == vpid).then_some(Ends {
+                let bytes = (offset, usize::try_from(len).ok()?);
+                let local = region.for_command(port.context(), port.vpid(), write, bytes)?;
+                Some(Ends {
                     translate: true,
                     local: local.0,
                     remote: remote.0,

@@ -218,10 +218,10 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// As [`Requester::post`]; `Invalid` also for a local region that is dead, too short, read-only or another VPID's.
+    /// As [`Requester::post`]; `Invalid` also for a local region that is dead, too short, read-only or another NIC's or VPID's.
     pub fn get(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
         let ends = address
-            .ends(self.vpid(), true, len.into())
+            .ends(self, true, len.into())
             .ok_or(SendError::Invalid)?;
         self.get_ends(&peer, ends, len)
     }
@@ -233,7 +233,7 @@ impl Requester {
     /// As [`Requester::get`], where the local region has to allow reading.
     pub fn put(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
         let ends = address
-            .ends(self.vpid(), false, len.into())
+            .ends(self, false, len.into())
             .ok_or(SendError::Invalid)?;
         self.put_ends(&peer, ends, len)
     }

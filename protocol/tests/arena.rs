@@ -125,8 +125,9 @@ proptest! {
                     false => dropped += 1,
                 }
             } else if let Some(n) = u.pop() {
-                prop_assert!(u.pop().is_none() && !u.is_ready());
+                prop_assert!(u.pop().is_none() && !u.is_ready() && u.is_busy());
                 u.taken();
+                prop_assert!(!u.is_busy());
                 prop_assert_eq!(plain.pop_front(), Some((n.node.0, n.word0)));
             } else {
                 prop_assert!(plain.is_empty());

@@ -3,7 +3,9 @@
 mod heap;
 mod rma;
 
-use protocol::transfer::{Failure, Limits, Lock, Queue, Quiet, Terms, Ticket, Transfers};
+use protocol::transfer::{
+    Failure, Limits, Lock, Queue, Quiet, Refusal, Terms, Ticket, Transfers,
+};
 use protocol::Time;
 use rma::table::*;
 use rma::*;
@@ -236,6 +238,58 @@ fn a_dead_port_ends_all_that_is_posted() {
     }
     assert_eq!(quiet, 2);
     assert!(t.is_empty() && t.in_flight() == 0);
+}
+
+#[test]
+fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
+    let (mut t, mut nic) = (table(), nic());
+    let mut refused = 0;
+    // It has all that it can get, and answers nothing.
+    for i in 0..64u64 {
+        let terms = Terms {
+            vpid: vpid(1 + i as u16),
+            ..terms(1, 100)
+        };
+        let parts: Vec<_> = (0..i % 5 + 1).map(|n| ((i << 32) + n * 0x1000, 1)).collect();
+        let there = [(0, parts.len() as u64)];
+        match submit(&mut t, &terms, GET, &parts, &there) {
+            Ok(_) => {}
+            Err(why) => {
+                assert_eq!(why, Refusal::Peer);
+                refused += 1;
+            }
+        }
+        // Places are taken with fragments and without.
+        if i == 16 {
+            let lock = Lock {
+                at: LockTarget::Completer,
+                number: 1,
+                compare: 0,
+                add: 0,
+            };
+            let _ = t.submit_lock(&terms, lock, 0);
+        }
+    }
+    assert!(refused > 40, "{refused}");
+    // Another one still moves as much as one may have.
+    let parts: Vec<_> = (0..29).map(|n| (n * 0x1000, 1)).collect();
+    let few = &parts[..4];
+    for _ in 0..3 {
+        let id = submit(&mut t, &terms(2, 100), GET, few, &[(0, 4)]).unwrap();
+        let mut sent = post(&mut t, &mut nic, 0);
+        while !sent.is_empty() {
+            for s in sent.iter().filter(|s| s.descriptor.node == NodeId(2)) {
+                assert!(take(&mut t, s, 0));
+            }
+            sent = post(&mut t, &mut nic, 0);
+        }
+        ends(&mut t, id, bytes(4));
+    }
+    // All comes back.
+    t.close(Quiet::Closed, Time(0), usize::MAX);
+    while event(&mut t).is_some() {}
+    assert!(t.is_empty());
+    submit(&mut t, &terms(3, 100), GET, &parts, &[(0, 29)]).unwrap();
 }
 
 #[test]

@@ -43,7 +43,8 @@ const LIMITS: Limits = Limits {
     window: 6,
     window_bytes: 6_000,
     command: 1_500,
-    peer: 16,
+    node: 16,
+    node_fragments: 100,
     absorb: 3_000 * MS,
 };
 /// Blocks of memory of a node.

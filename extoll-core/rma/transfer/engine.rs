@@ -22,7 +22,9 @@ use protocol::transfer::{Limits, Queue, Transfers, Unclaimed};
 
 /// What an engine is made with.
 pub struct Setup {
-    /// Sizes of the tables: about 700 bytes per transfer, 24 per fragment, 80 per command.
+    /// Sizes of the tables: about 700 bytes per transfer, 24 per fragment, 80 per command. A node may
+    /// have half of the places for transfers, and of those for fragments, which a transfer needs for
+    /// both sides: one with more is never taken.
     pub capacity: Capacity,
     /// Gets the notifications that no transfer waits for; without one they are counted and dropped.
     pub listener: Option<(Arc<dyn Listener>, CallIn)>,
@@ -52,7 +54,7 @@ impl Default for Setup {
 ///
 /// Drop ends all transfers with `Down` and calls the completions that were not called yet, whatever
 /// context they asked for, closes the port, and may sleep. It waits for completions that are being
-/// called, so it must not happen in one.
+/// called, and for the listener, so it must not happen in one of them; none is called afterwards.
 pub struct Engine {
     requester: Requester,
     submitter: Submitter,
@@ -108,7 +110,7 @@ impl Engine {
             unclaimed_per_node,
         } = setup;
         let absorb = u64::try_from(ABSORB.as_nanos()).unwrap_or(u64::MAX);
-        let limits = Limits::new(capacity.transfers.div_ceil(2), absorb);
+        let limits = Limits::new(&capacity, absorb);
         let inner = Inner {
             requester: requester.clone(),
             notifications,
@@ -157,13 +159,15 @@ impl Drop for Engine {
         // Nobody starts them any more but themselves, and they look whether the engine is closing.
         work::cancel_sync::<Shared, 0>(shared);
         work::cancel_sync::<Shared, 2>(shared);
-        work::cancel_delayed_sync::<Shared, 1>(shared);
         shared.close(Quiet::Closed);
+        // Here, as it is started with the lock held: whoever takes that after `close` has knows that
+        // the engine is closing.
+        work::cancel_delayed_sync::<Shared, 1>(shared);
         loop {
             let direct = shared.call_owners(Queue::Direct, CALLS);
             if !shared.call_owners(Queue::Deferred, CALLS) && !direct {
-                // Somebody who polls may be calling one.
-                if shared.with(|inner| inner.table.is_empty()) != Some(false) {
+                // Somebody who polls may be calling one, or the listener.
+                if shared.with(|inner| inner.is_idle()) != Some(false) {
                     break;
                 }
                 fsleep(Delta::from_millis(1));

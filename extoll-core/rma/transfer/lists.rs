@@ -2,10 +2,13 @@
 
 //! Memory of a transfer: fragment lists.
 
-use super::{super::Address, Direction};
+use super::{
+    super::{Address, Requester},
+    Direction,
+};
 use crate::atu::Region;
 use protocol::transfer::Fragment;
-use wire::ids::{BusAddr, Nla, Vpid};
+use wire::ids::{BusAddr, Nla};
 
 /// Contiguous memory by its address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +40,7 @@ impl Span<Nla> {
 /// A part of a local region.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
-    /// The region; has to be alive, of the engine's VPID, and allow the access.
+    /// The region; has to be alive, of the engine's NIC and VPID, and allow the access.
     pub region: &'a Region,
     /// Byte offset in it.
     pub offset: usize,
@@ -55,13 +58,11 @@ impl<'a> Part<'a> {
         }
     }
 
-    fn is_allowed(&self, vpid: Vpid, direction: Direction) -> bool {
-        let access = self.region.access();
-        let allowed = match direction {
-            Direction::Get => access.write,
-            Direction::Put => access.read,
-        };
-        allowed && self.region.vpid() == vpid && self.region.slice(self.offset, self.len).is_some()
+    fn is_allowed(&self, by: &Requester, direction: Direction) -> bool {
+        let (write, bytes) = (direction == Direction::Get, (self.offset, self.len));
+        let region = &self.region;
+        let nla = region.for_command(by.context(), by.vpid(), write, bytes);
+        nla.is_some()
     }
 
     fn fragment(&self) -> Fragment {
@@ -140,11 +141,11 @@ impl<'a> Single<'a> {
 }
 
 impl Lists<'_> {
-    /// Whether the local memory may be used so by a port of `vpid`.
-    pub(super) fn is_allowed(&self, vpid: Vpid, direction: Direction) -> bool {
+    /// Whether the local memory may be used so by a port.
+    pub(super) fn is_allowed(&self, by: &Requester, direction: Direction) -> bool {
         match self {
             Self::Bus { .. } => true,
-            Self::Regions { local, .. } => local.iter().all(|p| p.is_allowed(vpid, direction)),
+            Self::Regions { local, .. } => local.iter().all(|p| p.is_allowed(by, direction)),
         }
     }
 

@@ -202,6 +202,11 @@ impl Inner {
         self.listener.as_ref().is_some_and(|(_, c)| *c == context)
     }
 
+    /// Nobody is called, or will be.
+    pub(super) fn is_idle(&self) -> bool {
+        self.table.is_empty() && !self.unclaimed.is_busy()
+    }
+
     /// The next notification for the listener, if it is called in this context.
     fn hear(&mut self, context: CallIn) -> Option<(Arc<dyn Listener>, Notification)> {
         let (listener, c) = self.listener.as_ref()?;
@@ -337,7 +342,11 @@ impl Shared {
 
     fn call_listener(&self, context: CallIn, most: usize) -> bool {
         for _ in 0..most {
-            let next = self.with(|inner| inner.hear(context));
+            // Whoever closes it takes the lock afterwards, and waits for those who are called.
+            let next = self.with(|inner| match self.closing.load(Relaxed) {
+                true => None,
+                false => inner.hear(context),
+            });
             let Some((listener, n)) = next.flatten() else {
                 return false;
             };

@@ -35,7 +35,7 @@ impl Submitter {
     ///
     /// `Invalid`: not the same number of bytes on both sides, or none, an address range that wraps
     /// around, or local memory that may not be used so. `Busy`: no place for it, its fragments, or
-    /// one more of this peer; some is free when a transfer of the engine becomes quiet. `Down`.
+    /// one more of this node; some is free when a transfer of the engine becomes quiet. `Down`.
     pub fn submit(
         &self,
         request: &Request<'_>,
@@ -55,7 +55,7 @@ impl Submitter {
             confirm,
         };
         self.take(&to, timeout, context, |inner, mut terms| {
-            if !lists.is_allowed(inner.requester.vpid(), direction) {
+            if !lists.is_allowed(&inner.requester, direction) {
                 return Err((RmaError::Invalid, completion));
             }
             terms.translate = lists.translate();
@@ -201,7 +201,9 @@ impl Submitter {
 
     /// Handles what has arrived, and calls owners (and the listener) that want to be called in
     /// [`CallIn::Poll`] on the caller's stack: for callers that have no time to wait for the
-    /// interrupt and the work item. True if there is more. Any context that those owners allow for.
+    /// interrupt and the work item. True if there is more: the interrupt is off then, so call again,
+    /// or say that nobody does ([`Submitter::poll_later`]). Any context that those owners allow for.
+    #[must_use = "if there is more, no interrupt tells of it"]
     pub fn poll(&self) -> bool {
         let found = self.0.step();
         if found == Found::Dead {
@@ -211,6 +213,23 @@ impl Submitter {
         let more = self.0.call(CallIn::Poll);
         self.0.look_after(CallIn::Process);
         more || found == Found::More
+    }
+
+    /// Has the work item handle what has arrived: for who has called [`Submitter::poll`] and does not
+    /// call it again although there is more. Any context.
+    ///
+    /// ```
+    /// use extoll_core::rma::transfer::Submitter;
+    ///
+    /// /// Looks a few times, and leaves the rest to the driver.
+    /// fn look(engine: &Submitter) {
+    ///     if (0..3).all(|_| engine.poll()) {
+    ///         engine.poll_later();
+    ///     }
+    /// }
+    /// ```
+    pub fn poll_later(&self) {
+        self.0.enqueue_poll();
     }
 
     /// What happened so far; docs/counters.md has the meaning of each. Any context.

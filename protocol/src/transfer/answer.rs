@@ -145,10 +145,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             job.fault.get_or_insert(fault);
             if job.state == State::Moving {
                 self.flow.step(&mut job.state, Step::Fault);
-                if let Kind::Move { local, remote, .. } = &mut job.kind {
-                    self.pool.free(local);
-                    self.pool.free(remote);
-                }
+                self.strip(flight.job);
                 self.move_to(flight.job, Some(Place::Waiting));
             }
         }

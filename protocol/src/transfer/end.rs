@@ -29,16 +29,14 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
 
     /// Ends a transfer that has not ended; what is in flight is late.
     pub(super) fn give_up(&mut self, at: At, why: Failure, now: Time) {
+        let state = self.jobs.get(at).map(|job| job.state);
+        if matches!(state, None | Some(State::Late | State::Over)) {
+            return;
+        }
+        self.strip(at);
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
-        if matches!(job.state, State::Late | State::Over) {
-            return;
-        }
-        if let Kind::Move { local, remote, .. } = &mut job.kind {
-            self.pool.free(local);
-            self.pool.free(remote);
-        }
         self.flow.step(&mut job.state, Step::GiveUp);
         // What is known to have failed did not just take too long.
         let why = job.fault.map_or(why, Failure::Fault);
@@ -189,10 +187,12 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             return;
         };
         peer.jobs = peer.jobs.saturating_sub(1);
-        if peer.jobs > 0 {
+        let (jobs, node, vpid) = (peer.jobs, peer.node, peer.vpid);
+        self.leave(node);
+        if jobs > 0 {
             return;
         }
-        let hash = super::tables::peer_hash(peer.node, peer.vpid);
+        let hash = super::tables::peer_hash(node, vpid);
         self.leave_turn(at);
         if let Some(bucket) = self.by_peer.of(hash) {
             self.peers.unlink::<CHAIN>(bucket, at);
@@ -322,8 +322,13 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             if peer.flights.len() > self.limits.window + 16 {
                 return Err("too many commands of one peer in flight");
             }
-            if peer.jobs > self.limits.peer.max(1) {
-                return Err("too many transfers of one peer");
+            let share = self.shares.get(peer.node.0.into());
+            let share = share.ok_or("no share of a node")?;
+            if share.jobs < peer.jobs || share.jobs > self.limits.node.max(1) {
+                return Err("wrong number of transfers of one node");
+            }
+            if share.fragments > self.limits.node_fragments {
+                return Err("too many fragments of one node");
             }
             if !peer.in_turn && peer.flights.is_empty() && !peer.lists[0].is_empty() {
                 return Err("a peer with something to post gets no turn");
@@ -332,7 +337,17 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 return Err("a transfer waits for nothing");
             }
         }
+        let (mut all, mut fragments) = (0, self.pool.room());
+        let mut node = self.shares.oldest().map(|(key, _)| key);
+        while let Some(key) = node {
+            let share = self.shares.get(key).ok_or("no share")?;
+            all += share.jobs;
+            fragments += share.fragments;
+            node = self.shares.younger(key);
+        }
         match () {
+            () if all != jobs => Err("wrong number of transfers of nodes"),
+            () if fragments != self.pool.len() => Err("wrong number of fragments of nodes"),
             () if jobs != self.jobs.len() => Err("wrong number of transfers"),
             () if flights != self.flights.len() => Err("wrong number of commands in flight"),
             () if self.flow.refused() != 0 => Err("an impossible step"),

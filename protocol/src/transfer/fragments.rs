@@ -83,6 +83,10 @@ impl<M: Memory> Pool<M> {
     }
 
     /// Fragments that still fit.
+    pub(super) fn len(&self) -> usize {
+        self.cells.len()
+    }
+
     pub(super) fn room(&self) -> usize {
         self.room
     }

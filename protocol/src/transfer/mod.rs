@@ -25,8 +25,8 @@
 //! transfer of the same peer uses.
 //!
 //! **Peers** (a node and a VPID) take turns, one command each. What a peer has in flight, in
-//! commands and bytes, and how many transfers it has altogether, is bounded, so one that stands
-//! still leaves room for the others.
+//! commands and bytes, is bounded, and so are the places for transfers and fragments that a node has
+//! altogether: one that stands still leaves room for the others.
 //!
 //! ```
 //! use protocol::transfer::*;
@@ -54,7 +54,7 @@
 //! }
 //!
 //! let capacity = Capacity { transfers: 8, fragments: 64, commands: 16 };
-//! let mut all: Transfers<Heap, &str> = Transfers::new(&capacity, &Limits::new(4, 1000)).unwrap();
+//! let mut all: Transfers<Heap, &str> = Transfers::new(&capacity, &Limits::new(&capacity, 1000)).unwrap();
 //! let terms = Terms {
 //!     node: NodeId(1),
 //!     vpid: Vpid::new(9).unwrap(),
@@ -163,21 +163,25 @@ pub struct Limits {
     pub window_bytes: u64,
     /// Bytes of a command, 1…8 MiB.
     pub command: u32,
-    /// Transfers of a peer, late ones included.
-    pub peer: usize,
+    /// Transfers of a node, whatever their VPIDs, late ones included.
+    pub node: usize,
+    /// Of [`Capacity::fragments`], those of a node.
+    pub node_fragments: usize,
     /// How long late notifications are waited for, in ticks: longer than anything is on its way.
     pub absorb: u64,
 }
 
 impl Limits {
     /// Windows for a NIC that takes 255 commands at a time, of which peers have 16 each and no more
-    /// than 32 MiB of data; so many transfers per peer; `absorb` in ticks.
-    pub const fn new(peer: usize, absorb: u64) -> Self {
+    /// than 32 MiB of data, and nodes half of the places for transfers and fragments; `absorb` in
+    /// ticks.
+    pub const fn new(capacity: &Capacity, absorb: u64) -> Self {
         Self {
             window: 16,
             window_bytes: 32 << 20,
             command: MAX_LEN,
-            peer,
+            node: capacity.transfers.div_ceil(2),
+            node_fragments: capacity.fragments.div_ceil(2),
             absorb,
         }
     }
@@ -302,7 +306,7 @@ pub enum Refusal {
     Transfers,
     /// No place for its fragments.
     Fragments,
-    /// Its peer has as many transfers as one may have.
+    /// Its node has, on all VPIDs, as many transfers or fragments as one may have.
     Peer,
 }
 

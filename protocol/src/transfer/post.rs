@@ -304,9 +304,11 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
 
     /// A transfer's command was posted.
     fn note(&mut self, at: At, role: Option<Role>) {
+        let room = self.pool.room();
         let Some(job) = self.jobs.get_mut(at) else {
             return;
         };
+        let peer = job.peer;
         if job.state == State::Queued {
             self.flow.step(&mut job.state, Step::Begin);
         }
@@ -336,6 +338,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                     self.pool.advance(local, len);
                     self.pool.advance(remote, len);
                     *left -= len;
+                    self.charge(peer, room);
                 }
             },
         }

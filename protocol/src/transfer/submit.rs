@@ -51,10 +51,14 @@ impl<M: Memory, T> Transfers<M, T> {
         if fragments > self.pool.room() {
             return self.refuse(Refusal::Fragments, token);
         }
+        if fragments > self.allowance(terms.node).1 {
+            return self.refuse(Refusal::Peer, token);
+        }
         let peer = match self.admit(terms) {
             Ok(peer) => peer,
             Err(why) => return self.refuse(why, token),
         };
+        let room = self.pool.room();
         let kind = Kind::Move {
             what,
             local: self.pool.store(local),
@@ -64,6 +68,7 @@ impl<M: Memory, T> Transfers<M, T> {
             told: false,
             confirmed: Confirmed::Unasked,
         };
+        self.charge(peer, room);
         self.insert(terms, peer, kind, token)
     }
 
@@ -98,12 +103,12 @@ impl<M: Memory, T> Transfers<M, T> {
         if self.jobs.room() == 0 {
             return Err(Refusal::Transfers);
         }
+        if !self.allowance(terms.node).0 {
+            return Err(Refusal::Peer);
+        }
+        self.join(terms.node).map_err(|()| Refusal::Transfers)?;
         if let Some(at) = self.find_peer(terms.node, terms.vpid) {
-            let jobs = self.peers.get(at).map_or(0, |p| p.jobs);
-            return match jobs < self.limits.peer {
-                true => Ok(at),
-                false => Err(Refusal::Peer),
-            };
+            return Ok(at);
         }
         let peer = Peer {
             node: terms.node,
@@ -119,8 +124,10 @@ impl<M: Memory, T> Transfers<M, T> {
             in_turn: false,
         };
         // There is room: no more peers than transfers.
-        let inserted = self.peers.insert(peer).map_err(|_| Refusal::Transfers);
-        let (at, _) = inserted?;
+        let Ok((at, _)) = self.peers.insert(peer) else {
+            self.leave(terms.node);
+            return Err(Refusal::Transfers);
+        };
         if let Some(bucket) = self.by_peer.of(peer_hash(terms.node, terms.vpid)) {
             self.peers.push::<CHAIN>(bucket, at);
         }

@@ -9,6 +9,7 @@ use crate::{
     arena::{Arena, At, Buckets, List, Name},
     deadlines::Deadlines,
     flow::Counts,
+    slots::Slots,
     Memory, Time,
 };
 use wire::{
@@ -124,6 +125,15 @@ pub(super) struct Peer {
     pub(super) in_turn: bool,
 }
 
+/// What a node has of what all share, whatever its VPIDs.
+#[derive(Default)]
+pub(super) struct Share {
+    /// Transfers, those that are over but not forgotten included.
+    pub(super) jobs: usize,
+    /// Fragments in the pool.
+    pub(super) fragments: usize,
+}
+
 impl Peer {
     pub(super) fn list(&mut self, place: Place) -> &mut List {
         let [ready, blocked, waiting, late] = &mut self.lists;
@@ -217,6 +227,8 @@ pub struct Transfers<M: Memory, T> {
     pub(super) limits: Limits,
     pub(super) jobs: Arena<M, Job<T>, 2>,
     pub(super) peers: Arena<M, Peer, 3>,
+    /// By node.
+    pub(super) shares: Slots<M, Share>,
     pub(super) flights: Arena<M, Flight, 2>,
     pub(super) by_peer: Buckets<M>,
     pub(super) by_key: Buckets<M>,
@@ -251,6 +263,7 @@ impl<M: Memory, T> Transfers<M, T> {
             limits,
             jobs: Arena::new(jobs)?,
             peers: Arena::new(jobs)?,
+            shares: Slots::new(u16::try_from(jobs).unwrap_or(u16::MAX))?,
             flights: Arena::new(flights)?,
             by_peer: Buckets::new(jobs)?,
             by_key: Buckets::new(flights)?,
@@ -301,6 +314,64 @@ impl<M: Memory, T> Transfers<M, T> {
             next = self.peers.after::<CHAIN>(at);
         }
         None
+    }
+
+    /// What a node may still take: whether a place for a transfer, and how many fragments.
+    pub(super) fn allowance(&self, node: NodeId) -> (bool, usize) {
+        let share = self.shares.get(node.0.into());
+        let (jobs, fragments) = share.map_or((0, 0), |s| (s.jobs, s.fragments));
+        (
+            jobs < self.limits.node.max(1),
+            self.limits.node_fragments.saturating_sub(fragments),
+        )
+    }
+
+    /// A transfer of a node has come.
+    ///
+    /// # Errors
+    ///
+    /// There are as many nodes as fit.
+    pub(super) fn join(&mut self, node: NodeId) -> Result<(), ()> {
+        let key = node.0.into();
+        if self.shares.get(key).is_none() {
+            self.shares.insert(key, Share::default()).map_err(|_| ())?;
+        }
+        if let Some(share) = self.shares.get_mut(key) {
+            share.jobs += 1;
+        }
+        Ok(())
+    }
+
+    /// One is forgotten, of which no fragment is left.
+    pub(super) fn leave(&mut self, node: NodeId) {
+        let key = node.0.into();
+        if let Some(share) = self.shares.get_mut(key) {
+            share.jobs = share.jobs.saturating_sub(1);
+            if share.jobs == 0 {
+                self.shares.remove(key);
+            }
+        }
+    }
+
+    /// There were `room` places for fragments before a transfer of this peer took or gave back some.
+    pub(super) fn charge(&mut self, peer: At, room: usize) {
+        let node = self.peers.get(peer).map(|p| p.node.0.into());
+        if let Some(share) = node.and_then(|key| self.shares.get_mut(key)) {
+            share.fragments = (share.fragments + room).saturating_sub(self.pool.room());
+        }
+    }
+
+    /// No more of a transfer is posted: gives its fragments back.
+    pub(super) fn strip(&mut self, at: At) {
+        let Some(job) = self.jobs.get_mut(at) else {
+            return;
+        };
+        let (peer, room) = (job.peer, self.pool.room());
+        if let Kind::Move { local, remote, .. } = &mut job.kind {
+            self.pool.free(local);
+            self.pool.free(remote);
+            self.charge(peer, room);
+        }
     }
 
     /// Puts a transfer on another list of its peer, or on none.

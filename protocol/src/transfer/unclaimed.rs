@@ -102,6 +102,11 @@ impl<M: Memory> Unclaimed<M> {
         self.busy = false;
     }
 
+    /// Whether somebody is at work with one.
+    pub fn is_busy(&self) -> bool {
+        self.busy
+    }
+
     /// Whether one can be taken out.
     pub fn is_ready(&self) -> bool {
         self.len != 0 && !self.busy

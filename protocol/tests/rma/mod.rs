@@ -17,7 +17,8 @@ pub const LIMITS: Limits = Limits {
     window: 4,
     window_bytes: 4096,
     command: 1024,
-    peer: 8,
+    node: 8,
+    node_fragments: 30,
     absorb: 1000,
 };
 

@@ -4,6 +4,7 @@
 use super::memory::{begin, end, expect, nlps, offer_with, try_page, REFUSED};
 use super::node::{extoll, node, Options};
 use super::on_pair;
+use super::raw::number;
 use super::uapi::{install, nothing_left, USER};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
@@ -70,14 +71,16 @@ fn bytes(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Questions to the NIC that `end` with `words` costs on node 0.
-fn questions(lab: &Lab, words: &str) -> Result<u64> {
+/// Questions to the NIC that `end` with `words` costs on node 0, and microseconds until it has
+/// returned.
+fn questions(lab: &Lab, words: &str) -> Result<(u64, u64)> {
     let asked = || node(lab, 0).atu("notifications_asked");
     let before = asked()?;
     let r = lab.raw(0, &format!("end kind=pages bytes=8192 {words}"))?;
     expect(&r, "result", "ok")?;
+    let micros = number(&r, "micros")?;
     gone(lab)?;
-    Ok(asked()? - before)
+    Ok((asked()? - before, micros))
 }
 
 /// Waits until no region is left on node 0.
@@ -89,17 +92,31 @@ fn gone(lab: &Lab) -> Result<()> {
 }
 
 /// Regions end one by one, all at once, without waiting, and by being dropped where nobody may
-/// sleep; who ends many at once asks the NIC once.
+/// sleep; who ends many at once asks the NIC once. Nothing is given back before what a unit had
+/// begun to write has had 2 ms to arrive; who ends many waits for that once.
 fn many(lab: &Lab) -> Result<()> {
     const COUNT: u64 = 400;
     begin(lab)?;
-    let each = questions(lab, &format!("count={COUNT} how=each"))?;
+    const PAUSE_US: u64 = 2000;
+    let (each, micros) = questions(lab, &format!("count={COUNT} how=each"))?;
+    ensure!(
+        micros >= COUNT * PAUSE_US,
+        "{COUNT} regions in {micros} µs, one by one"
+    );
     ensure!(each >= COUNT, "{each} questions for {COUNT} regions");
-    let all = questions(lab, &format!("count={COUNT} how=all"))?;
+    let (all, micros) = questions(lab, &format!("count={COUNT} how=all"))?;
+    ensure!(
+        micros >= PAUSE_US,
+        "{COUNT} regions in {micros} µs, all at once"
+    );
     // One; and one for a table that comes or goes.
     ensure!((1..=4).contains(&all), "{all} questions for all regions");
     for how in ["group", "drop"] {
-        let some = questions(lab, &format!("count={COUNT} how={how}"))?;
+        let (some, micros) = questions(lab, &format!("count={COUNT} how={how}"))?;
+        ensure!(
+            how == "drop" || micros >= PAUSE_US,
+            "{how}: {COUNT} regions in {micros} µs"
+        );
         // The worker takes what is there when it begins.
         ensure!((1..each).contains(&some), "{how}: {some} questions");
     }
