@@ -10,7 +10,7 @@
 //! Who causes too many is held back: each client is called at the rate it asked for, and for what
 //! came above that once at the end of a tenth of a second. If all together are more than the NIC
 //! may have in a second, the interrupt targets ([`Smfu::interrupt_target`]) are closed for a
-//! second.
+//! second; afterwards all clients are called, as what others wrote meanwhile led nowhere.
 //!
 //! [`Smfu::interrupt_target`]: crate::smfu::Smfu::interrupt_target
 
@@ -133,14 +133,18 @@ impl Snq {
         let now = self.now_ms();
         let mut storm = self.messages.storm.lock();
         let closed = storm.closed_until.is_some_and(|until| until > now);
-        if !closed && storm.closed_until.take().is_some() {
+        let reopened = !closed && storm.closed_until.take().is_some();
+        if reopened {
             storm.limit.collect();
             self.to.smfu.open_interrupts(&hw);
         }
         drop(storm);
+        // What came while targets were closed led nowhere: all look.
         self.messages.clients.for_each(|listener| {
             if listener.limit.collect() {
                 listener.client.message(true);
+            } else if reopened {
+                listener.client.message(false);
             }
         });
         if closed {
