@@ -96,6 +96,9 @@ v.close()";
     })?;
     let enabled = probe_order::enabled(&accesses, true)?;
     // RMA's with each queue, and once more for the commands that show that those before are executed; that may be later on a slow host.
-    ensure!(matches!(enabled, [1, 2 | 3]), "{enabled:?} VPIDs were enabled");
+    ensure!(
+        matches!(enabled, [1, 2 | 3]),
+        "{enabled:?} VPIDs were enabled"
+    );
     node(lab, 0).back()
 }
