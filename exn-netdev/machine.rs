@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What the protocol machines need from this module: memory, time, buffers, limits.
+//! What the protocol machines need from this module: memory, time, buffers.
 
-use crate::{conf, shared::Shared};
 use extoll_core::nic::Nic;
 use kernel::{
     prelude::*,
@@ -15,10 +14,9 @@ use kernel::{
 use kernel_ext::net::{self, BqlToken, Checksum, RxMapping, RxSkb, TxMapping};
 use protocol::{
     order,
-    poll::{Periods, Timer},
-    rendezvous::{self, Buffer, Limits},
-    stuck::{self, Proof},
-    Memory, Time,
+    poll::Timer,
+    rendezvous::{self, Buffer},
+    stuck, Memory, Time,
 };
 use wire::ids::NodeId;
 
@@ -82,12 +80,12 @@ pub(crate) fn ms(ms: u32) -> u64 {
 /// Time from `now` to `at`; none if that has passed.
 #[inline]
 pub(crate) fn delay(now: Time, at: Time) -> Delta {
-    ticks(at.since(now))
+    duration(at.since(now))
 }
 
 /// How long so many ticks of [`Clock`] are.
 #[inline]
-pub(crate) fn ticks(ticks: u64) -> Delta {
+pub(crate) fn duration(ticks: u64) -> Delta {
     let hz = ms(1000).max(1);
     Delta::from_millis((ticks * 1000 / hz) as i64)
 }
@@ -169,44 +167,5 @@ pub(crate) struct Timed<'a>(pub(crate) &'a SpinLockIrq<Timer>);
 impl protocol::Shared<Timer> for Timed<'_> {
     fn with<R>(&self, f: impl FnOnce(&mut Timer) -> R) -> R {
         f(&mut self.0.lock())
-    }
-}
-
-impl Shared {
-    /// Times of the poll function.
-    pub(crate) fn periods(&self) -> Periods {
-        Periods {
-            busy: ms(conf::TICK_MS),
-            idle: ms(conf::IDLE_MS.min(conf::timeout_ms() / 4)),
-            pause: ms(conf::PAUSE_MS),
-        }
-    }
-
-    /// Times and bounds of the rendezvous.
-    pub(crate) fn limits(&self) -> Limits {
-        Limits {
-            stall: ms(conf::STALL_MS),
-            lag: ms(conf::LAG_MS),
-            probation: ms(conf::PROBATION_MS),
-            timeout: ms(conf::timeout_ms()),
-            keep: ms(conf::quarantine_ms()),
-            patience: ms(conf::RX_PATIENCE_MS),
-            flight: self.conf.flight() as usize,
-            stalled_peer: usize::from(conf::STALLED_PEER_BOUND),
-            fetches: usize::from(conf::RX_FLIGHT),
-            source: usize::from(conf::RX_PEER_BOUND),
-            lossy_source: usize::from(conf::RX_PEER_BOUND / 4),
-            waiting: usize::from(conf::RX_WAITING / 2),
-            slow_waiting: usize::from(conf::RX_WAITING / 16),
-        }
-    }
-
-    /// Times of the proof that the ports are stuck.
-    pub(crate) fn proof(&self) -> Proof {
-        Proof {
-            silence: ms(conf::timeout_ms()),
-            fresh: ms(conf::FRESH_MS),
-            heard: ms(conf::PROOF_MS),
-        }
     }
 }

@@ -7,6 +7,7 @@ use kernel::{
     prelude::*,
     sync::atomic::{Atomic, Relaxed},
 };
+use wire::ext_eth::{self, Reject};
 
 /// Which of the standard statistics a reason adds to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -178,6 +179,24 @@ impl Reason {
                 | Reason::RxFlushed
                 | Reason::RestartFailed
         )
+    }
+}
+
+/// The reason that is counted for what the encoding of messages refuses.
+pub(crate) fn reason_of(reject: &Reject) -> Reason {
+    use ext_eth::Reason as W;
+    match reject.reason {
+        W::Empty | W::MessageLength => Reason::RxMessage,
+        W::SourceVpid => Reason::RxSource,
+        W::FragmentLength => Reason::RxFragmentLength,
+        W::TagBreak | W::Tail => Reason::RxSequence,
+        W::FrameTooLong => Reason::RxTooLong,
+        W::Runt => Reason::RxShort,
+        W::AnnouncementLength => Reason::RxAnnounceLength,
+        W::AnnouncedSize => Reason::RxAnnounceSize,
+        W::OwnGroupFrame => Reason::RxOwnMulticast,
+        W::NotificationType | W::NotificationError => Reason::BadNotify,
+        W::LastTag | W::DroppedLength | W::UnexpectedMtt => Reason::RxType,
     }
 }
 

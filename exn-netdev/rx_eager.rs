@@ -5,9 +5,8 @@
 use crate::{
     conf,
     machine::{ms, Slots},
-    reason::{Counter, Reason},
+    reason::{reason_of, Counter, Reason},
     rx_rma::checksum,
-    rx_velo::reason_of,
     shared::Shared,
 };
 use kernel::prelude::*;

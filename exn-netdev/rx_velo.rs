@@ -6,7 +6,7 @@
 use crate::{
     conf,
     machine::{boxed, delay, ms, Clock, Frame, Locked, Order, RxBuffer, Waiting},
-    reason::{Counter, Reason},
+    reason::{reason_of, Counter, Reason},
     rx_eager::{Fragment, Partials},
     shared::Shared,
 };
@@ -26,7 +26,7 @@ use protocol::{
     Clock as _, Refused, Time,
 };
 use wire::{
-    ext_eth::{self, Announcement, Message, Reject},
+    ext_eth::{self, Announcement, Message},
     ids::NodeId,
 };
 
@@ -118,24 +118,6 @@ pub(crate) struct VeloRx {
     order: Order,
     /// Announcements whose order was given up, as counted so far.
     given_up: u64,
-}
-
-/// The reason that is counted.
-pub(crate) fn reason_of(reject: &Reject) -> Reason {
-    use ext_eth::Reason as W;
-    match reject.reason {
-        W::Empty | W::MessageLength => Reason::RxMessage,
-        W::SourceVpid => Reason::RxSource,
-        W::FragmentLength => Reason::RxFragmentLength,
-        W::TagBreak | W::Tail => Reason::RxSequence,
-        W::FrameTooLong => Reason::RxTooLong,
-        W::Runt => Reason::RxShort,
-        W::AnnouncementLength => Reason::RxAnnounceLength,
-        W::AnnouncedSize => Reason::RxAnnounceSize,
-        W::OwnGroupFrame => Reason::RxOwnMulticast,
-        W::NotificationType | W::NotificationError => Reason::BadNotify,
-        W::LastTag | W::DroppedLength | W::UnexpectedMtt => Reason::RxType,
-    }
 }
 
 /// Hands a frame to the stack.

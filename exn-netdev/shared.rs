@@ -4,7 +4,7 @@
 
 use crate::{
     conf::{self, Conf},
-    machine::{boxed, delay, ms, ticks, AtomicTime, Clock, Fetches, Suspects},
+    machine::{boxed, delay, duration, ms, AtomicTime, Clock, Fetches, Suspects},
     reason::{Counter, Counters, Reason},
     tx::Tx,
 };
@@ -20,8 +20,10 @@ use kernel::{
 };
 use kernel_ext::{net::NetDev, ratelimit::RateLimit};
 use protocol::{
-    poll::Timer,
+    poll::{Periods, Timer},
+    rendezvous::Limits,
     restart::{Pauses, Restarts},
+    stuck::Proof,
     Clock as _, Time,
 };
 use wire::{ext_eth::MacPrefix, ids::NodeId};
@@ -66,7 +68,7 @@ pub(crate) struct Shared {
     /// How often that was, and failed.
     #[pin]
     restarts: SpinLockIrq<Restarts>,
-    /// 1 while the RMA port is open but its VPID not enabled.
+    /// 1 while the RMA port is postponed: open, but its VPID not enabled.
     gated: Atomic<i32>,
     /// What the timer of the poll function is set to. It is set with this lock held, so that nobody
     /// sets it to a later time than another one has just asked for.
@@ -263,7 +265,8 @@ impl Shared {
         }
         self.counters.reason(Reason::RestartFailed, 1);
         self.restart.store(1, Relaxed);
-        self.ndev.schedule_work_in(ticks(pause).as_millis() as u32);
+        self.ndev
+            .schedule_work_in(duration(pause).as_millis() as u32);
     }
 
     /// A new period of the interface begins.
@@ -286,6 +289,43 @@ impl Shared {
         let mut timer = self.timer.lock();
         if let Some(at) = timer.want(now.after(ms(conf::TICK_MS))) {
             schedule_in(delay(now, at));
+        }
+    }
+
+    /// Times of the poll function.
+    pub(crate) fn periods(&self) -> Periods {
+        Periods {
+            busy: ms(conf::TICK_MS),
+            idle: ms(conf::IDLE_MS.min(conf::timeout_ms() / 4)),
+            pause: ms(conf::PAUSE_MS),
+        }
+    }
+
+    /// Times and bounds of the rendezvous.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            stall: ms(conf::STALL_MS),
+            lag: ms(conf::LAG_MS),
+            probation: ms(conf::PROBATION_MS),
+            timeout: ms(conf::timeout_ms()),
+            keep: ms(conf::quarantine_ms()),
+            patience: ms(conf::RX_PATIENCE_MS),
+            flight: self.conf.flight() as usize,
+            stalled_peer: usize::from(conf::STALLED_PEER_BOUND),
+            fetches: usize::from(conf::RX_FLIGHT),
+            source: usize::from(conf::RX_PEER_BOUND),
+            lossy_source: usize::from(conf::RX_PEER_BOUND / 4),
+            waiting: usize::from(conf::RX_WAITING / 2),
+            slow_waiting: usize::from(conf::RX_WAITING / 16),
+        }
+    }
+
+    /// Times of the proof that the ports are stuck.
+    pub(crate) fn proof(&self) -> Proof {
+        Proof {
+            silence: ms(conf::timeout_ms()),
+            fresh: ms(conf::FRESH_MS),
+            heard: ms(conf::PROOF_MS),
         }
     }
 }

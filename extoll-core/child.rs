@@ -22,11 +22,11 @@ pub const MODULE: &CStr = c"extoll";
 pub const EXN: &CStr = c"exn";
 /// Raw access to ports, for measurements and tests (extoll_bench.ko).
 pub const RAW: &CStr = c"raw";
-/// Sockets (af_extl.ko).
+/// A module for sockets.
 pub const AF_EXTL: &CStr = c"af_extl";
-/// The Lustre network driver (kexlnd.ko).
+/// A Lustre network driver.
 pub const EXLND: &CStr = c"exlnd";
-/// PCI devices of other nodes (vpci.ko).
+/// A module for PCI devices of other nodes.
 pub const VPCI: &CStr = c"vpci";
 /// Names of all devices, in the order in which they are registered; second part of the match.
 pub const NAMES: [&CStr; 5] = [EXN, RAW, AF_EXTL, EXLND, VPCI];

@@ -30,17 +30,15 @@ use wire::{
     snq::{TriggerEvent, TriggerMask},
 };
 
-/// Events that report normal things: counted, but no errors.
+/// Events for [`Events::handle`] that report normal things: counted, but no errors.
 const NORMAL: TriggerMask = TriggerMask(0)
     .with(TriggerEvent::PcieCoreLinkStatus)
     .with(TriggerEvent::PcieBridgeRegfileInfo)
     .with(TriggerEvent::TimerInterrupt)
     .with(TriggerEvent::GpioIrq)
     .with(TriggerEvent::BarrierReleased)
-    .with(TriggerEvent::BarrierGlobalInterrupt)
     .with(TriggerEvent::LinkPort)
-    .with(TriggerEvent::LinkMacStatus)
-    .with(TriggerEvent::NwState);
+    .with(TriggerEvent::LinkMacStatus);
 
 /// The driver's events: the vendor's (HW §6.5), and links, inports and correctable ECC errors.
 const ENABLED: TriggerMask = TriggerMask::DEFAULT

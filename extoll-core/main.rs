@@ -7,7 +7,7 @@
 use extoll_core::{
     nic::Params,
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
-    quarantine::Memory,
+    quarantine::PastOwner,
     refusal::{self, Refusals},
     smfu,
     user::Settings,
@@ -44,7 +44,7 @@ impl pci::Driver for ExtollDriver {
         _info: Option<&'bound Self::IdInfo>,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         let params = Params {
-            slots_64: module_parameters::velo_slots_64.value(),
+            velo_slots_64: module_parameters::velo_slots_64.value(),
             atu_gats: module_parameters::atu_gats.value(),
             atu_page_kib: module_parameters::atu_page_kib.value(),
             tables_per_user: module_parameters::tables_per_user.value(),
@@ -63,9 +63,9 @@ impl pci::Driver for ExtollDriver {
         let settings = Settings {
             compat_unsafe: module_parameters::compat_unsafe.value(),
             vpids_per_user: module_parameters::vpids_per_user.value(),
-            interrupts: module_parameters::user_interrupts.value(),
+            user_interrupts: module_parameters::user_interrupts.value(),
             interrupts_per_user: module_parameters::interrupts_per_user.value(),
-            quarantine_ms: module_parameters::process_quarantine_ms.value(),
+            process_quarantine_ms: module_parameters::process_quarantine_ms.value(),
             first_user: module_parameters::first_user.value(),
         };
         if settings.compat_unsafe {
@@ -88,7 +88,7 @@ struct Extoll {
     _driver: driver::Registration<pci::Adapter<ExtollDriver>>,
     /// Dropped after the driver, whose nodes are in it.
     _classes: Classes,
-    _memory: Memory,
+    _past: PastOwner,
     _files: Option<Dir<Refusals>>,
     /// Dropped when nothing is left that enqueues.
     _work: work::Owner,
@@ -178,7 +178,7 @@ impl InPlaceModule for Extoll {
             _: { checked? },
             _work: work::Owner::new()?,
             _classes: Classes::register()?,
-            _memory: Memory::new()?,
+            _past: PastOwner::new()?,
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
             _files: refusal::files::<LocalModule>(&[(c"parameters", show_parameters)])
                 .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))

@@ -89,7 +89,7 @@ impl Drop for Subscription {
     }
 }
 
-struct Subscribers {
+struct StatusSubscribers {
     list: KVec<(u64, Arc<dyn StatusClient>)>,
     next: u64,
     last: Option<Status>,
@@ -103,7 +103,7 @@ pub(crate) struct Monitor {
     /// Of log lines about the status.
     limit: RateLimit,
     #[pin]
-    subscribers: Mutex<Subscribers>,
+    subscribers: Mutex<StatusSubscribers>,
     #[pin]
     work: Work<Monitor>,
 }
@@ -151,7 +151,7 @@ impl Monitor {
                 units,
                 limit: RateLimit::new(log_interval_ms),
                 subscribers <- new_mutex!(
-                    Subscribers { list: KVec::new(), next: 0, last: None },
+                    StatusSubscribers { list: KVec::new(), next: 0, last: None },
                     "extoll_subscribers"
                 ),
                 work <- new_work!("extoll_status"),

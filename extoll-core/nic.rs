@@ -129,7 +129,12 @@ impl Nic {
         let residue = Residue::new(ctx.clone())?;
         let kib = params.quarantine_kib;
         let quarantine = Quarantine::new(ctx.clone(), rma_table.clone(), kib)?;
-        let velo = Velo::new(ctx.clone(), velo_table, residue.clone(), params.slots_64)?;
+        let velo = Velo::new(
+            ctx.clone(),
+            velo_table,
+            residue.clone(),
+            params.velo_slots_64,
+        )?;
         let rma = Rma::new(
             ctx.clone(),
             rma_table,

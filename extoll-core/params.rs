@@ -6,7 +6,7 @@
 #[derive(Clone, Copy)]
 pub struct Params {
     /// 64-byte instead of 128-byte VELO slots.
-    pub slots_64: bool,
+    pub velo_slots_64: bool,
     /// Global address tables of 2 MiB that the ATU may have at most, 0…1024.
     pub atu_gats: u32,
     /// Largest hardware pages of the ATU in KiB, one of those of [`wire::nla::SIZE_CODES`].

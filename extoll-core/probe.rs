@@ -189,8 +189,8 @@ impl<'a> BoundNic<'a> {
         Ok(region)
     }
 
-    /// Unbinds: children first, then interrupts, then the units, then the mappings. Further calls
-    /// do nothing. May sleep.
+    /// Unbinds: windows and device files first, then children, files, interrupts, units, mappings.
+    /// Further calls do nothing. May sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
         let resets = self.live.lock().resets.take();

@@ -21,7 +21,7 @@
 mod list;
 mod past;
 
-pub use past::Memory;
+pub use past::PastOwner;
 
 use crate::{context::Context, dma::DmaWords, stats::Reason, tx, vpid::Table};
 use kernel::{
@@ -140,7 +140,7 @@ pub struct Quarantine {
     /// Held while a port that waits is enabled or closed.
     #[pin]
     enabling: Mutex<()>,
-    /// VPIDs of open ports that are not enabled yet, as bits.
+    /// VPIDs of open ports that are postponed: not enabled yet. As bits.
     waiting: [Atomic<u64>; 4],
     #[pin]
     work: DelayedWork<Quarantine>,
@@ -185,10 +185,11 @@ impl Quarantine {
     /// use extoll_core::{dma::DmaWords, nic::Nic, quarantine::Held, rma::Requester};
     /// use kernel::{prelude::*, sync::Arc};
     ///
-    /// /// Closes a port whose command, which names this memory, was not answered.
+    /// /// Closes a port by its last handle. Its command, which names this memory, was not
+    /// /// answered.
     /// fn give_up(nic: &Nic, port: Requester, memory: Arc<DmaWords>) -> Result {
     ///     let mut batch = nic.quarantine().batch(port.vpid(), 1)?;
-    ///     drop(port);
+    ///     port.close();
     ///     batch.push(Held::Words(memory));
     ///     batch.hold(60_000);
     ///     Ok(())
@@ -241,7 +242,7 @@ impl Quarantine {
         Some((word, 1 << (vpid.index() % 64)))
     }
 
-    /// Whether the open port is not enabled yet. Any context.
+    /// Whether the open port is postponed: not enabled yet. Any context.
     #[inline]
     pub(crate) fn is_waiting(&self, vpid: Vpid) -> bool {
         self.bit(vpid)

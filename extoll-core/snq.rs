@@ -55,8 +55,8 @@ struct State {
     judge: Judge,
 }
 
-/// Memory for a ring. To be allocated below 4 GiB until boards have shown that higher addresses
-/// work: no source has the vendor's driver use them for this queue. May sleep.
+/// Memory for a ring. To be allocated below 4 GiB: no source has higher addresses in use for this
+/// queue. May sleep.
 ///
 /// # Errors
 ///

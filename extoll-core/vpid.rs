@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn users_get_no_reserved_vpid() -> Result {
+    fn users_get_no_vpid_from_user_end_on() -> Result {
         let table = Table::new(Unit::Velo)?;
         let users = Vpid::all().take_while(|v| *v < Vpid::USER_END).count();
         for _ in 0..users {
@@ -449,7 +449,7 @@ mod tests {
         }
         assert_eq!(table.allocate(Want::Any, stats()?, any).err(), Some(ENOSPC));
         assert_eq!(table.open(), users);
-        // Reserved VPIDs are available on request.
+        // Those are had by number.
         let last = Vpid::all().last();
         assert!(last >= Some(Vpid::USER_END));
         assert_eq!(table.allocate(last.into(), stats()?, any).ok(), last);

@@ -71,9 +71,9 @@ impl Past {
 }
 
 /// What the module remembers of devices that were unbound; made before the first is bound and dropped after the last.
-pub struct Memory(());
+pub struct PastOwner(());
 
-impl Memory {
+impl PastOwner {
     /// Makes it. May sleep.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for PastOwner {
     fn drop(&mut self) {
         let ms = PAST.get().map_or(0, |past| past.longest_ms());
         if ms > 0 {

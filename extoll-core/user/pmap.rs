@@ -174,7 +174,7 @@ impl Pmap {
 
 impl OpenFile for Pmap {
     fn detach(&self) {
-        let keep_ms = self.shared.settings.quarantine_ms;
+        let keep_ms = self.shared.settings.process_quarantine_ms;
         let mut guard = self.buffers.lock();
         if let Some(buffers) = (*guard).as_mut() {
             buffers.list.iter_mut().for_each(|b| b.revoke(keep_ms));
@@ -201,7 +201,7 @@ impl Handler for Pmap {
             GET_PADDR => self.get(arg, |b| b.memory.as_ref().map_or(0, |(m, _)| m.address().0)),
             CREATE => put_u64(arg, self.with(Buffers::create)?),
             FREE => {
-                let keep_ms = self.shared.settings.quarantine_ms;
+                let keep_ms = self.shared.settings.process_quarantine_ms;
                 self.with(|buffers| buffers.free(keep_ms)).map(|()| 0)
             }
             SET_CURRENT => self.with(|buffers| {

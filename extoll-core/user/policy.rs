@@ -20,11 +20,11 @@ pub struct Settings {
     /// VPIDs per unit that one unprivileged user may hold on a NIC.
     pub vpids_per_user: u32,
     /// Interrupts per second that a port of a process may have, 0 = any number.
-    pub interrupts: u32,
+    pub user_interrupts: u32,
     /// The same for all ports of an unprivileged user on a NIC.
     pub interrupts_per_user: u32,
     /// How long memory stays that processes may have named by bus addresses, in milliseconds.
-    pub quarantine_ms: u32,
+    pub process_quarantine_ms: u32,
     /// Lowest number of the users who may open files without privilege; [`USERS`] of them.
     pub first_user: u32,
 }

@@ -215,7 +215,7 @@ impl OpenFile for Rma2 {
         // Held here, so that the next binding of the driver knows, too.
         let answers = self.answers.lock().take();
         if let Some(batch) = answers {
-            batch.hold(self.port.shared.settings.quarantine_ms);
+            batch.hold(self.port.shared.settings.process_quarantine_ms);
         }
     }
 }

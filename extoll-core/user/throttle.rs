@@ -282,7 +282,7 @@ impl UserWatch {
     /// Counts an interrupt; true when it is one too many and there is no pause yet.
     fn is_too_much(&self) -> bool {
         let settings = &self.settings;
-        let own = self.own.is_exceeded(settings.interrupts);
+        let own = self.own.is_exceeded(settings.user_interrupts);
         let all = self
             .all
             .as_ref()
