@@ -3,9 +3,7 @@
 mod heap;
 mod rma;
 
-use protocol::transfer::{
-    Failure, Limits, Lock, Queue, Quiet, Refusal, Terms, Ticket, Transfers,
-};
+use protocol::transfer::{Failure, Limits, Lock, Queue, Quiet, Refusal, Terms, Ticket, Transfers};
 use protocol::Time;
 use rma::table::*;
 use rma::*;
@@ -250,7 +248,9 @@ fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
             vpid: vpid(1 + i as u16),
             ..terms(1, 100)
         };
-        let parts: Vec<_> = (0..i % 5 + 1).map(|n| ((i << 32) + n * 0x1000, 1)).collect();
+        let parts: Vec<_> = (0..i % 5 + 1)
+            .map(|n| ((i << 32) + n * 0x1000, 1))
+            .collect();
         let there = [(0, parts.len() as u64)];
         match submit(&mut t, &terms, GET, &parts, &there) {
             Ok(_) => {}
