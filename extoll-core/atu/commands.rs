@@ -26,6 +26,9 @@ use wire::{
     regs::atu,
 };
 
+/// Flushes that are commanded without asking whether the NIC keeps up: as many as a table has, 1 GiB
+/// of memory.
+const FLUSHES: u32 = GAT_ENTRIES / MAX_FLUSH;
 /// Words for notifications, each with one for the fence that comes with it, which writes, too.
 const SLOTS: u32 = 256;
 const WORDS: usize = 2 * SLOTS as usize;
@@ -131,8 +134,27 @@ impl Commands {
         drop(words);
     }
 
-    /// Makes the NIC forget the translations of pages whose entries were zeroed. Any context.
+    /// Makes the NIC forget the translations of pages whose entries were zeroed. Any context; takes
+    /// as long as it takes for all pages.
     pub(super) fn flush(&self, ctx: &Context, range: Range) -> Flush {
+        self.command(ctx, range)
+    }
+
+    /// As [`Commands::flush`], but now and then waits until the NIC has executed what it was given,
+    /// so that others get through to it. May sleep, a second at most if it does not answer.
+    pub(super) fn flush_slowly(&self, ctx: &Context, range: Range) -> Flush {
+        let most = u64::from(FLUSHES) * u64::from(MAX_FLUSH);
+        let (mut first, mut answers) = (range.first, true);
+        while answers && range.end() - first > most {
+            self.command(ctx, Range { first, pages: most });
+            first += most;
+            answers = self.wait(ctx).result.is_ok();
+        }
+        let pages = range.end() - first;
+        self.command(ctx, Range { first, pages })
+    }
+
+    fn command(&self, ctx: &Context, range: Range) -> Flush {
         // The zeros are visible before the NIC may read the entries again.
         barrier::wmb();
         if let Some(hw) = ctx.alive_access() {

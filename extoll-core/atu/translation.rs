@@ -54,6 +54,13 @@ pub(super) enum Home {
     Reserve(Arc<Reserved>),
 }
 
+/// Whether whoever ends a translation may sleep.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sleep {
+    May,
+    Never,
+}
+
 /// What a translation needs for other memory.
 pub(super) struct Spare {
     pub(super) node: TranslationNode,
@@ -168,8 +175,8 @@ impl Translation {
     }
 
     /// Zeroes the entries and commands the flush, unless somebody else did or does: false then.
-    /// Neither sleeps nor allocates; takes as long as it takes for all pages.
-    fn revoke(&self, turn: Turn) -> bool {
+    /// Does not allocate; takes as long as it takes for all pages. Sleeps only if it `may`.
+    fn revoke(&self, turn: Turn, may: Sleep) -> bool {
         let first = self.step(|life| {
             let first = life.revoke(turn);
             if first {
@@ -184,7 +191,11 @@ impl Translation {
         if let Some(place) = &place {
             place.zero();
         }
-        let flush = self.atu.commands.flush(self.ctx(), self.range);
+        let (commands, ctx) = (&self.atu.commands, self.ctx());
+        let flush = match may {
+            Sleep::Never => commands.flush(ctx, self.range),
+            Sleep::May => commands.flush_slowly(ctx, self.range),
+        };
         self.state.lock().place = place;
         self.step(|life| life.zeroed(turn, flush));
         true
@@ -195,7 +206,7 @@ impl Translation {
         loop {
             match self.next(turn) {
                 Next::Revoke => {
-                    self.revoke(turn);
+                    self.revoke(turn, Sleep::May);
                 }
                 Next::Zeroing => fsleep(MOMENT),
                 _ => return,
@@ -223,7 +234,7 @@ impl Translation {
         loop {
             match self.next(turn) {
                 Next::Revoke => {
-                    self.revoke(turn);
+                    self.revoke(turn, Sleep::May);
                 }
                 Next::Zeroing | Next::Releasing => fsleep(MOMENT),
                 Next::Ask(_) => {
@@ -334,7 +345,7 @@ impl Translation {
     /// that what it still writes meets memory that nobody else has.
     pub(super) fn die(self: &Arc<Self>) {
         let turn = self.turn();
-        if self.revoke(turn) {
+        if self.revoke(turn, Sleep::Never) {
             self.state.lock().life.leave(turn);
             self.atu.leave_to_worker(self);
         }
@@ -364,7 +375,7 @@ impl Translation {
         match known {
             None => {
                 if self.range.pages <= Atu::AT_ONCE {
-                    self.revoke(turn);
+                    self.revoke(turn, Sleep::Never);
                 }
                 self.atu.leave_to_worker(self);
             }

@@ -2,7 +2,7 @@
 //! How transfers end, and what their owners are told.
 
 use super::{
-    tables::{Kind, Place, Ticket, Transfers, ALL, CHAIN, EVENTS, PLACE},
+    tables::{Place, Ticket, Transfers, ALL, CHAIN, EVENTS, PLACE},
     Done, Event, Failure, Queue, Quiet, State, Step,
 };
 use crate::{arena::At, Memory, Time};
