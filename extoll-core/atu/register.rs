@@ -3,11 +3,8 @@
 //! Registration of memory of all kinds.
 
 use super::{
-    memory::Memory,
-    registry::BoundHold,
-    translation::Translation,
-    watch::MemoryWatch,
-    Access, Atu, Region, TableAccount,
+    memory::Memory, registry::BoundHold, translation::Translation, watch::MemoryWatch, Access, Atu,
+    Region, TableAccount,
 };
 use crate::dma::DmaWords;
 use kernel::{prelude::*, sync::Arc};
