@@ -423,15 +423,16 @@ fn share(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
             last <- new_spinlock_irq!(Instant::now(), "extoll_bench_party"),
         });
         let party = Arc::pin_init(party, GFP_KERNEL)?;
-        parties.push((sender.share(party.clone())?, party, 0u64), GFP_KERNEL)?;
+        let shared = sender.share(party.clone())?;
+        parties.push((shared, party, 0u64, false), GFP_KERNEL)?;
     }
     let (mut useless, mut received) = (0, 0);
     let begin: Instant<Monotonic> = Instant::now();
     // By turns, so that all have the same chance; the first one tries all the time.
     'all: loop {
-        for (i, (sender, party, done)) in parties.iter_mut().enumerate() {
+        for (i, (sender, party, done, more)) in parties.iter_mut().enumerate() {
             let ready = party.ready.xchg(false, Full);
-            if !ready && i != 0 {
+            if !ready && !*more && i != 0 {
                 continue;
             }
             let mut tries = 0u64;
@@ -445,11 +446,9 @@ fn share(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
             }
             // What was granted long ago somebody else may have by now.
             let granted = ready && party.last.lock().elapsed().as_millis() < GRANTED_MS;
-            useless += u64::from(granted && tries == 0);
-            if tries == TURN {
-                // Nobody tells it of room that it did not wait for.
-                party.ready.store(true, Relaxed);
-            }
+            useless += u64::from(granted && tries == 0 && i != 0);
+            // Nobody tells it of room that it did not wait for.
+            *more = tries == TURN;
         }
         received += mailbox.poll(4096, |_| {}) as u64;
         if begin.elapsed().as_millis() > PATIENCE_MS {
@@ -457,14 +456,14 @@ fn share(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
         }
         cond_resched();
     }
-    let sent: u64 = parties.iter().map(|(_, _, n)| n).sum();
+    let sent: u64 = parties.iter().map(|(_, _, n, _)| n).sum();
     until(|| {
         received += mailbox.poll(4096, |_| {}) as u64;
         Ok((received == sent).then_some(()))
     })?;
-    let least = parties.iter().map(|(_, _, n)| *n).min();
-    let most = parties.iter().map(|(_, _, n)| *n).max();
-    let told: u64 = parties.iter().map(|(_, p, _)| p.told.load(Relaxed)).sum();
+    let least = parties.iter().map(|(_, _, n, _)| *n).min();
+    let most = parties.iter().map(|(_, _, n, _)| *n).max();
+    let told: u64 = parties.iter().map(|(_, p, _, _)| p.told.load(Relaxed)).sum();
     report.number("sent", sent)?;
     report.number("least", least.unwrap_or(0))?;
     report.number("most", most.unwrap_or(0))?;

@@ -5,7 +5,7 @@ use super::node::node;
 use super::on_pair;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{bail, ensure, Result};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -14,10 +14,7 @@ pub fn all() -> Vec<Scenario> {
         on_pair("stack::napi_instances", napi_instances),
         on_pair("stack::counters", counters),
         on_pair("stack::order", order),
-        on_pair("stack::flow_order", flow_order),
         Scenario::new("stack::busy_poll", ONE_PROCESSOR, busy_poll),
-        Scenario::new("stack::netpoll", ONE_PROCESSOR, netpoll),
-        on_pair("stack::netconsole", netconsole),
     ]
 }
 
@@ -191,8 +188,6 @@ struct Arrived {
     /// Frames that node 1 had wait for earlier ones, and those that were not waited for.
     held: u64,
     unordered: u64,
-    /// Short ones that node 0 announced.
-    short: u64,
     /// Those that it did not send, as node 1 fetched nothing for a while.
     refused: u64,
 }
@@ -206,11 +201,10 @@ impl Arrived {
 
 fn by_turns(lab: &Lab, flows: u32) -> Result<Arrived> {
     let (from, to) = (node(lab, 0), node(lab, 1));
-    let counters = || -> Result<[u64; 4]> {
+    let counters = || -> Result<[u64; 3]> {
         Ok([
             to.ethtool("rx_held_frames")?,
             to.ethtool("rx_unordered")?,
-            from.ethtool("tx_rdv_short")?,
             from.ethtool("tx_peer_bound")?,
         ])
     };
@@ -233,8 +227,7 @@ fn by_turns(lab: &Lab, flows: u32) -> Result<Arrived> {
         out_of_order: numbers[1],
         held: after[0] - before[0],
         unordered: after[1] - before[1],
-        short: after[2] - before[2],
-        refused: after[3] - before[3],
+        refused: after[2] - before[2],
     };
     let sent = DATAGRAMS - arrived.refused;
     ensure!(arrived.number >= sent * 9 / 10, "{arrived:?}");
@@ -273,21 +266,6 @@ fn order(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frames of a flow leave in such a way that a receiver which delivers them as they come has them in
-/// order: nothing, or hardly anything, has to wait there.
-fn flow_order(lab: &Lab) -> Result<()> {
-    let arrived = in_order(lab, 1)?;
-    ensure!(
-        arrived.short > DATAGRAMS / 20,
-        "nothing had to be announced: {arrived:?}"
-    );
-    ensure!(
-        arrived.held <= DATAGRAMS / 100,
-        "it was for the receiver to order them: {arrived:?}"
-    );
-    Ok(())
-}
-
 /// While a process polls the interface, it does not interrupt. What comes is not answered: sending
 /// has work done that the process would make way for.
 fn busy_poll(lab: &Lab) -> Result<()> {
@@ -320,59 +298,4 @@ fn busy_poll(lab: &Lab) -> Result<()> {
         "{busy} interrupts for {DATAGRAMS} datagrams in a busy loop, {usual} without"
     );
     Ok(())
-}
-
-/// Netpoll sends more frames than may be in flight, with interrupts off all the time: it completes
-/// them by itself. What comes meanwhile is delivered afterwards.
-fn netpoll(lab: &Lab) -> Result<()> {
-    const FRAMES: u64 = 600;
-    let from = node(lab, 0);
-    // Frames that come meanwhile. Some are not sent, as node 0 fetches nothing for a while.
-    let load = lab.spawn(1, "ping -q -i 0.01 -s 1400 -c 200 -W 20 node0")?;
-    let loaded = from.ok(&format!("modprobe netpoll_burst frames={FRAMES}"));
-    let sent = from.ok("cat /sys/module/netpoll_burst/parameters/sent; rmmod netpoll_burst");
-    loaded?;
-    let sent: u64 = sent?.trim().parse().context("no number")?;
-    ensure!(sent == FRAMES, "{sent} of {FRAMES} frames were sent");
-    let out = load.wait(PATIENCE)?;
-    ensure!(!out.stdout.contains(" 0 received"), "{out:?}");
-    from.pings(20, "-i 0.02 -s 3000")
-}
-
-/// The console over the network: more lines at once than frames may be in flight.
-fn netconsole(lab: &Lab) -> Result<()> {
-    const LINES: usize = 600;
-    let (from, to) = (node(lab, 0), node(lab, 1));
-    let before = from.ethtool("tx_watchdog")?;
-    to.ok("rm -f /tmp/lines; pkill socat; true")?;
-    let listener = lab.spawn(
-        1,
-        "exec socat -u -b 65536 UDP-RECV:6666,rcvbuf-late=8388608 CREATE:/tmp/lines",
-    )?;
-    to.until("socat listens", "ss -lun | grep -q :6666")?;
-    // The receiver's address has to be known: netpoll asks nobody.
-    let result = from
-        .ok("modprobe netconsole \
-             netconsole=6665@10.2.0.1/exn0,6666@10.2.0.2/2e:87:04:07:00:01")
-        .and_then(|_| {
-            from.ok(&format!(
-                "line=$(head -c 200 /dev/zero | tr '\\0' x); \
-                 for i in $(seq {LINES}); do echo \"<4>line $i $line\"; done >/tmp/lines; \
-                 while read -r line; do echo \"$line\" >/dev/kmsg; done </tmp/lines"
-            ))
-        });
-    let count = || -> Result<usize> {
-        let text = to.ok("grep -o 'line [0-9]* x' /tmp/lines | sort -u | wc -l")?;
-        text.trim().parse().context("no number")
-    };
-    let arrived = lab.until("all lines arrive", PATIENCE, |_| Ok(count()? == LINES));
-    from.ok("modprobe -r netconsole; rm -f /tmp/lines")?;
-    listener.stop();
-    result?;
-    arrived.with_context(|| format!("{:?} of {LINES}", count()))?;
-    ensure!(
-        from.ethtool("tx_watchdog")? == before,
-        "the queue stood still"
-    );
-    from.pings(20, "-i 0.02 -s 3000")
 }
