@@ -463,7 +463,10 @@ fn share(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     })?;
     let least = parties.iter().map(|(_, _, n, _)| *n).min();
     let most = parties.iter().map(|(_, _, n, _)| *n).max();
-    let told: u64 = parties.iter().map(|(_, p, _, _)| p.told.load(Relaxed)).sum();
+    let told: u64 = parties
+        .iter()
+        .map(|(_, p, _, _)| p.told.load(Relaxed))
+        .sum();
     report.number("sent", sent)?;
     report.number("least", least.unwrap_or(0))?;
     report.number("most", most.unwrap_or(0))?;
