@@ -4,7 +4,8 @@
 
 use crate::{
     attached::Registry,
-    handles, pieces, pingpong,
+    calls::{self, How},
+    engines, handles, lists, pieces, pingpong,
     protocol::DEFAULT_VPID,
     regions::{self, Kind},
     remote,
@@ -13,7 +14,7 @@ use crate::{
     transfer::{self, Direction},
     wait::Mode,
 };
-use extoll_core::atu::Access;
+use extoll_core::{atu::Access, rma::transfer::Tell};
 use kernel::{
     iov::{IovIterDest, IovIterSource},
     prelude::*,
@@ -59,6 +60,15 @@ pub(crate) struct Words {
     pub(crate) patience: u64,
     /// `pieces`: memory with gaps is refused.
     pub(crate) strict: u64,
+    /// Of engines: fragments, what peers are told, how transfers are ended, and when; the listener of the
+    /// offer, how slow it is, and whether its engine is used.
+    pub(crate) frags: u64,
+    pub(crate) tell: Tell,
+    pub(crate) how: How,
+    pub(crate) pause_ms: u64,
+    pub(crate) listen: bool,
+    pub(crate) slow_us: u64,
+    pub(crate) shared: bool,
 }
 
 impl Words {
@@ -87,6 +97,13 @@ impl Words {
             add: 1,
             patience: 0,
             strict: 0,
+            frags: 16,
+            tell: Tell::Nothing,
+            how: How::Cancel,
+            pause_ms: 50,
+            listen: false,
+            slow_us: 0,
+            shared: false,
         };
         for word in words {
             let Some((key, value)) = word.split_once('=') else {
@@ -118,6 +135,8 @@ impl Words {
                 "compare" | "add" => i32::MAX as u64,
                 "patience" => 1000,
                 "strict" => 1,
+                "frags" => lists::MAX_FRAGMENTS as u64,
+                "pause_ms" | "slow_us" => 10_000,
                 _ => return report.fail(EINVAL, fmt!("unknown word '{key}'")),
             };
             let number = match value.parse::<u64>() {
@@ -148,10 +167,17 @@ impl Words {
                 "add" => all.add = number,
                 "patience" => all.patience = number,
                 "strict" => all.strict = number,
+                "frags" => all.frags = number,
+                "pause_ms" => all.pause_ms = number,
+                "slow_us" => all.slow_us = number,
                 _ => all.timeout_ms = number,
             }
         }
         Ok(all)
+    }
+
+    pub(crate) fn polls(&self) -> bool {
+        self.mode == Mode::Poll
     }
 
     /// Takes a word whose value is a name.
@@ -162,6 +188,16 @@ impl Words {
             ("access", "rw") => self.access = Access::READ_WRITE,
             ("dir", "get") => self.get = true,
             ("dir", "put") => self.get = false,
+            ("listen", "1") => self.listen = true,
+            ("shared", "1") => self.shared = true,
+            ("tell", name) => match engines::tell(name) {
+                Some(tell) => self.tell = tell,
+                None => return false,
+            },
+            ("how", name) => match How::parse(name) {
+                Some(how) => self.how = how,
+                None => return false,
+            },
             ("kind", name) => match Kind::parse(name) {
                 Some(kind) => self.kind = kind,
                 None => return false,
@@ -283,7 +319,8 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
         "offered" => regions::offered(&attached, &words, report),
         "revoke" => regions::revoke(&attached, report),
         "withdraw" => regions::withdraw(&attached, report),
-        "copy" | "handles" | "lock" | "register" => {
+        "heard" => calls::heard(&attached, report),
+        "copy" | "handles" | "lock" | "register" | "lists" | "calls" | "give_up" | "flood" => {
             let timeout = Delta::from_millis(words.timeout_ms as i64);
             let run = match attached.begin(timeout) {
                 Ok(run) => run,
@@ -295,6 +332,13 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
                 "handles" => handles::run(&nic, &words, report)
                     .or_else(|e| report.fail(e, fmt!("cannot hold regions: {e:?}"))),
                 "lock" => regions::lock(&nic, &words, timeout, report),
+                "lists" | "calls" | "give_up" | "flood" if words.node.is_none() => {
+                    report.fail(EINVAL, fmt!("node= is missing"))
+                }
+                "lists" => lists::lists(&attached, &run, &words, timeout, report),
+                "calls" => calls::calls(&run, &words, timeout, report),
+                "give_up" => calls::give_up(&run, &words, timeout, report),
+                "flood" => calls::flood(&run, &words, report),
                 _ => stream::register(&nic, &words, report)
                     .or_else(|e| report.fail(e, fmt!("cannot register: {e:?}"))),
             }

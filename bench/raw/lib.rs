@@ -9,8 +9,11 @@
 #![forbid(unsafe_code)]
 
 mod attached;
+mod calls;
 mod command;
+mod engines;
 mod handles;
+mod lists;
 mod memory;
 mod notices;
 mod pieces;

@@ -3,13 +3,19 @@
 //! Registered memory, transfers of any length and locks: what the scenarios `raw::atu_*`, `raw::large` and `raw::locks`
 //! use. Nodes tell each other VPID and NLA by way of whoever gives the commands.
 
-use crate::{attached::Attached, command::Words, protocol::pattern, report::Report};
+use crate::{
+    attached::Attached,
+    command::Words,
+    engines::{self, Heard},
+    protocol::pattern,
+    report::Report,
+};
 use extoll_core::{
     atu::{self, Access, Region},
     dma::DmaWords,
     nic::Nic,
     rma::{
-        transfer::{Destination, Engine, RmaError},
+        transfer::{CallIn, Destination, Engine, RmaError, Setup, Submitter, Tell},
         Address, Fault, LockTarget,
     },
 };
@@ -97,7 +103,7 @@ impl View {
         }
     }
 
-    fn read(&self, i: usize) -> u64 {
+    pub(crate) fn read(&self, i: usize) -> u64 {
         match self {
             View::Words(words) => words.read(i),
             View::Pages(pages) => pages.read(i),
@@ -105,7 +111,7 @@ impl View {
         }
     }
 
-    fn write(&self, i: usize, value: u64) {
+    pub(crate) fn write(&self, i: usize, value: u64) {
         match self {
             View::Words(words) => words.write(i, value),
             View::Pages(pages) => pages.write(i, value),
@@ -139,6 +145,8 @@ pub(crate) struct Offer {
     engine: Engine,
     view: View,
     bytes: usize,
+    /// What peers told, if somebody listens.
+    pub(crate) heard: Option<Arc<Heard>>,
 }
 
 fn scatterlist(
@@ -193,16 +201,33 @@ pub(crate) fn memory(
 impl Offer {
     /// Opens a port, makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them.
     fn new(nic: &Arc<Nic>, words: &Words, bytes: usize, seed: Option<u64>) -> Result<Self> {
-        let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
-        let vpid = requester.vpid();
-        let engine = Engine::new(requester, notifications)?;
+        let mut setup = Setup::default();
+        let heard = match words.listen {
+            true => Some(Arc::new(Heard::new(nic, words.slow_us), GFP_KERNEL)?),
+            false => None,
+        };
+        if let Some(heard) = heard.clone() {
+            let context = match words.slow_us {
+                0 => CallIn::Poll,
+                _ => CallIn::Process,
+            };
+            setup.listener = Some((heard, context));
+        }
+        let engine = engines::open(nic, setup)?;
+        let vpid = engine.requester().vpid();
         let (region, view) = memory(nic, vpid, words, bytes, seed)?;
         Ok(Self {
             region,
             engine,
             view,
             bytes,
+            heard,
         })
+    }
+
+    /// Its engine, and that one's VPID.
+    pub(crate) fn engine(&self) -> (Submitter, Vpid) {
+        (self.engine.submitter(), self.engine.requester().vpid())
     }
 
     fn address(&self, remote: u64) -> Result<Address<'_>> {
@@ -318,7 +343,10 @@ pub(crate) fn destination(words: &Words, report: &mut Report<'_>) -> Result<Dest
         vpid: Vpid::new(words.vpid as u16).ok_or(EINVAL)?,
         traffic_class: words.tc as u8,
         // Its counter of errors shows what was refused.
-        notify_peer: true,
+        tell: match words.get {
+            true => Tell::Nothing,
+            false => Tell::Each,
+        },
     })
 }
 

@@ -13,7 +13,9 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod arena;
 pub mod cache;
+pub mod deadlines;
 pub mod flow;
 pub mod intervals;
 pub mod order;
@@ -21,6 +23,7 @@ pub mod poll;
 pub mod rendezvous;
 pub mod restart;
 pub mod slots;
+pub mod transfer;
 
 pub use slots::Slots;
 pub use wire::time::Time;

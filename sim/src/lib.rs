@@ -6,6 +6,7 @@
 //! * [`node`]: exn's rendezvous on one node, as the kernel module drives it.
 //! * [`setup`]: its limits, and errors that can be put into it.
 //! * [`rig`]: what happens in a run, and what must hold.
+//! * [`transfers`]: RMA transfers, as the engine of `extoll.ko` drives them: nodes, runs, what must hold.
 //!
 //! Everything that is drawn comes from the seed, so a run can be repeated with its trace: `sim --seed N --trace`.
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ pub mod node;
 pub mod port;
 pub mod rig;
 pub mod setup;
+pub mod transfers;
 
 /// Memory of tables on the host.
 pub struct Heap;

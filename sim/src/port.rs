@@ -16,7 +16,9 @@ use wire::wcbuf::{Credits, State, Verdict};
 const SLOTS: u32 = 512;
 /// Where the queues begin; buffers follow.
 const QUEUES: u64 = MEMORY + 0x2000;
-/// First bus address that queues leave free.
+/// The locks that peers operate on: 16 of each VPID.
+const LOCKS: u64 = MEMORY + 0x1_4000;
+/// First bus address that queues and locks leave free.
 pub const FREE: u64 = MEMORY + 0x2_0000;
 /// A slot that stays empty behind the NIC's write pointer for so long is skipped: its write got lost.
 const HOLE_NS: u64 = 100_000_000;
@@ -155,6 +157,8 @@ impl Port {
                 rma_regs::CONFIG.get(),
                 rma_regs::Config::for_pcie(128, 512).raw(),
             ),
+            (rma_regs::LOCK_BASE.get(), LOCKS),
+            (rma_regs::LOCK_CFG.get(), rma_regs::LOCK_CFG_INIT),
             (rma_regs::vpid_table(VPID).get(), rma_regs::VPID_ENABLED),
         ];
         for (register, value) in init {

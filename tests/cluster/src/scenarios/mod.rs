@@ -6,6 +6,7 @@ mod churn;
 mod combining;
 mod commands;
 mod driver;
+mod engine;
 mod events;
 mod exn_options;
 pub mod expected;
@@ -115,6 +116,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(refused::all());
     all.extend(raw::all());
     all.extend(memory::all());
+    all.extend(engine::all());
     all.extend(pieces::all());
     all.extend(fabric::all());
     all.extend(uapi::all());

@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Completions: who is called, how often, and in which order; and how transfers are ended early.
+
+use crate::{
+    attached::{Attached, Run},
+    command::Words,
+    engines::{self, Side},
+    protocol::pattern,
+    regions,
+    report::Report,
+};
+use extoll_core::rma::{
+    self,
+    transfer::{
+        Capacity, Completion, CallIn, Destination, Direction, Done, Engine, Lists, Part, Quiet,
+        Request, RmaError, Setup, Span, Submitter, Ticket,
+    },
+    LockTarget, NotifySpec, PageOptions,
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc,
+    },
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+};
+use kernel_ext::sched::cond_resched;
+use wire::ids::Nla;
+
+/// How an owner may end a transfer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Each by itself.
+    Cancel,
+    /// All with the peer.
+    Abort,
+    /// With the engine.
+    Drop,
+}
+
+impl How {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "cancel" => How::Cancel,
+            "abort" => How::Abort,
+            "drop" => How::Drop,
+            _ => return None,
+        })
+    }
+}
+
+/// What owners hear, and its name.
+#[derive(Clone, Copy)]
+enum What {
+    Taken,
+    Ok,
+    TimedOut,
+    Cancelled,
+    PeerLost,
+    Down,
+    Faults,
+    Settled,
+    Unanswered,
+    Closed,
+    /// Owners that were called twice, or in another order than they should be.
+    Wrong,
+    Nested,
+}
+
+const NAMES: [(What, &str); 12] = [
+    (What::Taken, "taken"),
+    (What::Ok, "ok"),
+    (What::TimedOut, "timed_out"),
+    (What::Cancelled, "cancelled"),
+    (What::PeerLost, "peer_lost"),
+    (What::Down, "down"),
+    (What::Faults, "faults"),
+    (What::Settled, "settled"),
+    (What::Unanswered, "unanswered"),
+    (What::Closed, "closed"),
+    (What::Wrong, "wrong"),
+    (What::Nested, "nested"),
+];
+
+/// What all owners of a run heard.
+struct Sums([Atomic<u64>; NAMES.len()]);
+
+impl Sums {
+    fn new() -> Result<Arc<Self>> {
+        let sums = Self([const { Atomic::new(0) }; NAMES.len()]);
+        Ok(Arc::new(sums, GFP_KERNEL)?)
+    }
+
+    fn count(&self, what: What) {
+        if let Some(n) = self.0.get(what as usize) {
+            n.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn get(&self, what: What) -> u64 {
+        self.0.get(what as usize).map_or(0, |n| n.load(Relaxed))
+    }
+
+    fn sum(&self, all: &[What]) -> u64 {
+        all.iter().map(|what| self.get(*what)).sum()
+    }
+
+    fn ended(&self) -> u64 {
+        use What::*;
+        self.sum(&[Ok, TimedOut, Cancelled, PeerLost, Down, Faults])
+    }
+
+    fn quiet(&self) -> u64 {
+        self.sum(&[What::Settled, What::Unanswered, What::Closed])
+    }
+
+    fn show(&self, report: &mut Report<'_>) -> Result {
+        for (what, name) in NAMES {
+            report.number(name, self.get(what))?;
+        }
+        Result::Ok(())
+    }
+}
+
+/// An owner of a transfer.
+struct Owner {
+    sums: Arc<Sums>,
+    /// 0, 1 when it heard of the outcome, 2 when the transfer was quiet.
+    state: Atomic<u32>,
+    /// It does something with the engine when it is called: a lock operation, for which it waits if
+    /// it may.
+    again: Option<(Submitter, Destination, CallIn)>,
+}
+
+impl Owner {
+    fn new(
+        sums: &Arc<Sums>,
+        again: Option<(Submitter, Destination, CallIn)>,
+    ) -> Result<Arc<Self>> {
+        let owner = Self {
+            sums: sums.clone(),
+            state: Atomic::new(0),
+            again,
+        };
+        Ok(Arc::new(owner, GFP_KERNEL)?)
+    }
+
+    fn nested(&self, engine: &Submitter, to: Destination, context: CallIn) {
+        let timeout = Delta::from_secs(20);
+        match context {
+            CallIn::Process => {
+                // It may sleep, and wait for another transfer of the same engine.
+                fsleep(Delta::from_micros(50));
+                let locked = engine.lock(to, LockTarget::Completer, 7, (i32::MAX, 1), timeout);
+                if locked.is_ok() {
+                    self.sums.count(What::Nested);
+                }
+            }
+            CallIn::Poll => {
+                // Without waiting; the memory is the caller's matter.
+                let nothing: Result<Arc<Nested>> =
+                    Arc::new(Nested(self.sums.clone()), GFP_ATOMIC).map_err(Into::into);
+                let Ok(nothing) = nothing else { return };
+                let (lock, operands) = ((LockTarget::Responder, 8), (i32::MAX, 1));
+                let how = (timeout, CallIn::Poll);
+                // It may be that there is no place.
+                let _ = engine.submit_lock(to, lock, operands, how, nothing);
+            }
+        }
+    }
+}
+
+impl Completion for Owner {
+    fn done(&self, outcome: Result<Done, RmaError>) {
+        if self.state.xchg(1, Relaxed) != 0 {
+            self.sums.count(What::Wrong);
+        }
+        if let Some((engine, to, context)) = &self.again {
+            self.nested(engine, *to, *context);
+        }
+        self.sums.count(match outcome {
+            Ok(_) => What::Ok,
+            Err(RmaError::TimedOut) => What::TimedOut,
+            Err(RmaError::Cancelled) => What::Cancelled,
+            Err(RmaError::PeerLost) => What::PeerLost,
+            Err(RmaError::Down) => What::Down,
+            Err(_) => What::Faults,
+        });
+    }
+
+    fn quiet(&self, how: Quiet) {
+        if self.state.xchg(2, Relaxed) != 1 {
+            self.sums.count(What::Wrong);
+        }
+        self.sums.count(match how {
+            Quiet::Settled => What::Settled,
+            Quiet::Unanswered => What::Unanswered,
+            Quiet::Closed => What::Closed,
+        });
+    }
+}
+
+/// Owner of a lock operation that another owner submitted.
+struct Nested(Arc<Sums>);
+
+impl Completion for Nested {
+    fn done(&self, outcome: Result<Done, RmaError>) {
+        if outcome.is_ok() {
+            self.0.count(What::Nested);
+        }
+    }
+}
+
+/// Waits until `ready`, or `ms` are over; true if it was ready.
+fn wait(ms: i64, mut ready: impl FnMut() -> bool) -> Result<bool> {
+    let start = Instant::<Monotonic>::now();
+    loop {
+        if ready() {
+            return Ok(true);
+        }
+        if start.elapsed().as_millis() > ms {
+            return Ok(false);
+        }
+        if kernel::current!().signal_pending() {
+            return Err(EINTR);
+        }
+        fsleep(Delta::from_millis(1));
+    }
+}
+
+/// Memory and engine of a run.
+struct Table {
+    engine: Engine,
+    side: Side,
+    to: Destination,
+    bytes: u64,
+    /// Of a transfer.
+    len: u64,
+}
+
+impl Table {
+    fn new(run: &Run<'_>, words: &Words, places: usize, report: &mut Report<'_>) -> Result<Self> {
+        let nic = run.nic()?;
+        let bytes = regions::bytes(words, report)?;
+        let len = words.len.unwrap_or(4096).clamp(8, bytes as u64) & !7;
+        let setup = Setup {
+            capacity: Capacity {
+                transfers: places,
+                fragments: 2 * places,
+                commands: 64,
+            },
+            ..Setup::default()
+        };
+        let engine = engines::open(&nic, setup)?;
+        let side = Side::new(&nic, engine.requester().vpid(), words, bytes, None)?;
+        if side.region.is_none() {
+            return report.fail(EINVAL, fmt!("this kind of memory has no NLA"));
+        }
+        Ok(Self {
+            engine,
+            side,
+            to: engines::destination(words)?,
+            bytes: bytes as u64,
+            len,
+        })
+    }
+
+    /// Where the memory of GET number `i` is.
+    fn place(&self, i: u64) -> u64 {
+        (i * self.len % (self.bytes - self.len + 8)) & !7
+    }
+
+    /// GET number `i`, of the same places here and there.
+    fn get(
+        &self,
+        words: &Words,
+        i: u64,
+        (timeout, context): (Delta, CallIn),
+        owner: Arc<Owner>,
+    ) -> Result<Ticket, RmaError> {
+        let region = self.side.region.as_ref().ok_or(RmaError::Invalid)?;
+        let at = self.place(i);
+        let request = Request {
+            to: self.to,
+            direction: Direction::Get,
+            lists: Lists::Regions {
+                local: &[Part::new(region, at as usize, self.len as usize)],
+                remote: &[Span {
+                    address: Nla(words.nla.wrapping_add(at)),
+                    len: self.len,
+                }],
+            },
+            confirm: false,
+            timeout,
+            context,
+        };
+        self.engine.submit(&request, owner)
+    }
+}
+
+/// `calls`: `count` GETs of `len` bytes with completions, in process context and where
+/// notifications are handled by turns, as many at a time as an engine with `inflight` places takes;
+/// every eighth owner uses the engine when it is called. `mode=poll` polls the engine.
+pub(crate) fn calls(
+    run: &Run<'_>,
+    words: &Words,
+    timeout: Delta,
+    report: &mut Report<'_>,
+) -> Result {
+    // Owners that wait for a lock operation need a place for that.
+    let table = Table::new(run, words, words.inflight as usize + 1, report)?;
+    let sums = Sums::new()?;
+    let (mut busy, mut polls) = (0, 0u64);
+    let poll = words.polls();
+    for i in 0..words.count {
+        let context = match i % 2 {
+            0 => CallIn::Process,
+            _ => CallIn::Poll,
+        };
+        loop {
+            run.waiter.check()?;
+            let again = (i % 8 < 2).then(|| (table.engine.submitter(), table.to, context));
+            let owner = Owner::new(&sums, again)?;
+            match table.get(words, i, (timeout, context), owner) {
+                Ok(_) => break,
+                Err(RmaError::Busy) => busy += 1,
+                Err(e) => return report.fail(e.into(), fmt!("GET {i} is refused: {e:?}")),
+            }
+            if poll {
+                polls += 1;
+                table.engine.poll();
+                cond_resched();
+            } else {
+                fsleep(Delta::from_micros(200));
+            }
+        }
+        sums.count(What::Taken);
+    }
+    let taken = sums.get(What::Taken);
+    let all = wait(60_000, || {
+        if poll {
+            table.engine.poll();
+        }
+        sums.quiet() == taken
+    })?;
+    let counters = table.engine.counters();
+    for i in 0..words.count {
+        let first = table.place(i) / 8;
+        let mut place = first..first + table.len / 8;
+        let view = &table.side.view;
+        if let Some(w) = place.find(|w| view.read(*w as usize) != pattern(words.seed, *w)) {
+            return report.fail(EBADMSG, fmt!("GET {i}: word {w} is wrong"));
+        }
+        cond_resched();
+    }
+    drop(table.engine);
+    sums.show(report)?;
+    report.number("all", u64::from(all))?;
+    report.number("busy", busy)?;
+    report.number("polls", polls)?;
+    report.number("refused_transfers", counters.refused_transfers)?;
+    report.number("refused_peer", counters.refused_peer)
+}
+
+/// `give_up`: `count` GETs of `len` bytes, which are ended as `how` says while they are under way
+/// (`pause_ms` after they were submitted); then the first is tried again until `timeout_ms` are
+/// over.
+pub(crate) fn give_up(
+    run: &Run<'_>,
+    words: &Words,
+    timeout: Delta,
+    report: &mut Report<'_>,
+) -> Result {
+    let table = Table::new(run, words, 2 * words.count as usize + 2, report)?;
+    let sums = Sums::new()?;
+    let mut tickets = KVec::new();
+    for i in 0..words.count {
+        let context = [CallIn::Process, CallIn::Poll][i as usize % 2];
+        let owner = Owner::new(&sums, None)?;
+        match table.get(words, i, (timeout, context), owner) {
+            Ok(ticket) => tickets.push(ticket, GFP_KERNEL)?,
+            Err(e) => return report.fail(e.into(), fmt!("GET {i} is refused: {e:?}")),
+        }
+    }
+    let taken = words.count;
+    fsleep(Delta::from_millis(words.pause_ms as i64));
+    let in_flight = table.engine.under_way().1;
+    report.number("in_flight", in_flight as u64)?;
+    let start = Instant::<Monotonic>::now();
+    let Table {
+        engine,
+        side,
+        to,
+        bytes,
+        len,
+    } = table;
+    match words.how {
+        How::Cancel => tickets.iter().for_each(|t| {
+            engine.cancel(*t);
+        }),
+        How::Abort => engine.abort(to.node),
+        How::Drop => {
+            drop(engine);
+            report.number("ended", sums.ended())?;
+            return sums.show(report);
+        }
+    }
+    let table = Table {
+        engine,
+        side,
+        to,
+        bytes,
+        len,
+    };
+    wait(20_000, || sums.ended() == taken)?;
+    report.number("end_ms", start.elapsed().as_millis() as u64)?;
+    report.number("ended", sums.ended())?;
+    // Into the same memory, before anything is known of what is late.
+    let retried = Sums::new()?;
+    let owner = Owner::new(&retried, None)?;
+    let again = table.get(words, 0, (timeout, CallIn::Process), owner);
+    wait(30_000, || sums.quiet() == taken)?;
+    report.number("quiet_ms", start.elapsed().as_millis() as u64)?;
+    wait(60_000, || retried.ended() == 1)?;
+    sums.show(report)?;
+    match (again, retried.get(What::Ok)) {
+        (Err(e), _) => report.line(fmt!("retry {e:?}"))?,
+        (Ok(_), 1) => {
+            report.line(fmt!("retry ok"))?;
+            regions::compare(&table.side.view, table.len as usize, words.seed, 0, report)?;
+        }
+        (Ok(_), _) => report.line(fmt!("retry failed"))?,
+    }
+    report.number("fences", table.engine.counters().fences)
+}
+
+/// `heard`: what peers told the engine of the offer.
+pub(crate) fn heard(attached: &Attached, report: &mut Report<'_>) -> Result {
+    let place = attached.offer();
+    let Some(offer) = place.as_ref() else {
+        return report.fail(ENOENT, fmt!("there is no offer"));
+    };
+    let (engine, _) = offer.engine();
+    report.number("unclaimed", engine.counters().unclaimed)?;
+    report.number("dropped", engine.unclaimed_dropped())?;
+    let Some(heard) = &offer.heard else {
+        return Ok(());
+    };
+    for (name, n) in ["puts", "gets", "values", "others"]
+        .iter()
+        .zip(&heard.counts)
+    {
+        report.number(name, n.load(Relaxed))?;
+    }
+    report.number("own", heard.own.load(Relaxed))?;
+    report.number("last", heard.last.load(Relaxed))
+}
+
+/// `flood`: `count` notification PUTs to a peer, as fast as they are taken.
+pub(crate) fn flood(run: &Run<'_>, words: &Words, report: &mut Report<'_>) -> Result {
+    let nic = run.nic()?;
+    let to = engines::destination(words)?;
+    let (requester, _notifications) = nic.rma().open(None, 512 << 10)?;
+    requester.attach(run.waiter.ear(wire::ids::Unit::Rma)?);
+    let peer = rma::Peer {
+        notify: NotifySpec::from_bits(4),
+        page: PageOptions {
+            irq: true,
+            ..PageOptions::default()
+        },
+        ..rma::Peer::new(to.node, to.vpid)
+    };
+    for i in 0..words.count {
+        run.waiter.check()?;
+        run.waiter.send(|| requester.notify(peer, 1, i))?;
+        if i % 64 == 0 {
+            cond_resched();
+        }
+    }
+    let sent = requester.progress().0;
+    requester.detach();
+    report.number("sent", sent)
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What tests of engines have in common, and the listener of an offer.
+
+use crate::{
+    command::Words,
+    regions::{self, View},
+};
+use extoll_core::{
+    atu::Region,
+    nic::Nic,
+    rma::{
+        transfer::{Destination, Engine, Listener, Setup, Tell},
+        Command, Notification, NotificationType,
+    },
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc,
+    },
+    time::{delay::fsleep, Delta},
+};
+use wire::ids::{NodeId, Vpid};
+
+/// Bytes of the notification queue.
+const QUEUE_BYTES: u32 = 512 << 10;
+
+/// An engine on a new port. May sleep.
+pub(crate) fn open(nic: &Arc<Nic>, setup: Setup) -> Result<Engine> {
+    let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
+    Engine::with(requester, notifications, setup)
+}
+
+/// What `node`, `vpid`, `tc` and `tell` say.
+pub(crate) fn destination(words: &Words) -> Result<Destination> {
+    Ok(Destination {
+        node: NodeId(words.node.ok_or(EINVAL)? as u16),
+        vpid: Vpid::new(words.vpid as u16).ok_or(EINVAL)?,
+        traffic_class: words.tc as u8,
+        tell: words.tell,
+    })
+}
+
+/// A vector of what an iterator gives.
+pub(crate) fn collect<T>(items: impl ExactSizeIterator<Item = T>) -> Result<KVVec<T>> {
+    let mut all = KVVec::with_capacity(items.len(), GFP_KERNEL)?;
+    for item in items {
+        all.push(item, GFP_KERNEL)?;
+    }
+    Ok(all)
+}
+
+/// Local memory.
+pub(crate) struct Side {
+    pub(crate) region: Option<Region>,
+    pub(crate) view: View,
+}
+
+impl Side {
+    /// Memory of the kind that the words name, which the CPU has to reach. May sleep.
+    pub(crate) fn new(
+        nic: &Arc<Nic>,
+        vpid: Vpid,
+        words: &Words,
+        bytes: usize,
+        seed: Option<u64>,
+    ) -> Result<Self> {
+        let (region, view) = regions::memory(nic, vpid, words, bytes, seed)?;
+        match view {
+            View::None => Err(EINVAL),
+            view => Ok(Self { region, view }),
+        }
+    }
+
+    /// Its bus address, if it is contiguous.
+    pub(crate) fn bus(&self) -> Option<u64> {
+        match &self.view {
+            View::Words(words) => Some(words.address().0),
+            _ => None,
+        }
+    }
+}
+
+/// Parses what a peer is told.
+pub(crate) fn tell(text: &str) -> Option<Tell> {
+    Some(match text {
+        "nothing" => Tell::Nothing,
+        "each" => Tell::Each,
+        "last" => Tell::Last,
+        "value" => Tell::Value {
+            class: 2,
+            value: 0xE7_0117,
+        },
+        _ => return None,
+    })
+}
+
+/// What an offer hears of peers.
+pub(crate) struct Heard {
+    node: NodeId,
+    /// Between two notifications, in µs.
+    slow: u64,
+    /// PUTs that arrived, GETs that were read, values, other things.
+    pub(crate) counts: [Atomic<u64>; 4],
+    /// Of these, from the own node.
+    pub(crate) own: Atomic<u64>,
+    pub(crate) last: Atomic<u64>,
+}
+
+impl Heard {
+    pub(crate) fn new(nic: &Nic, slow: u64) -> Self {
+        Self {
+            node: nic.node(),
+            slow,
+            counts: [const { Atomic::new(0) }; 4],
+            own: Atomic::new(0),
+            last: Atomic::new(0),
+        }
+    }
+}
+
+impl Listener for Heard {
+    fn notified(&self, n: &Notification) {
+        use NotificationType::{Completer, Responder};
+        let kind = match (n.kind, n.command) {
+            (Completer, Command::BytePut | Command::QwPut) => 0,
+            (Responder, Command::ByteGet | Command::QwGet) => 1,
+            (Completer, Command::NotificationPut) => 2,
+            _ => 3,
+        };
+        if kind == 2 {
+            self.last.store(n.word0, Relaxed);
+        }
+        if n.node == self.node {
+            self.own.fetch_add(1, Relaxed);
+        }
+        if let Some(count) = self.counts.get(kind) {
+            count.fetch_add(1, Relaxed);
+        }
+        if self.slow != 0 {
+            fsleep(Delta::from_micros(self.slow as i64));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Completions for those who wait, and for those who give a closure.
+
+use super::{Completion, Done, Quiet, RmaError, Submitter, Ticket};
+use kernel::{
+    new_spinlock_irq,
+    prelude::*,
+    sync::{self, Arc, SpinLockIrq},
+};
+
+/// What somebody waits for.
+#[pin_data]
+pub(super) struct Outcome {
+    #[pin]
+    known: SpinLockIrq<(Option<Result<Done, RmaError>>, Option<Quiet>)>,
+    #[pin]
+    ended: sync::Completion,
+    #[pin]
+    quiet: sync::Completion,
+}
+
+impl Outcome {
+    /// May sleep.
+    pub(super) fn new() -> Result<Arc<Self>, RmaError> {
+        let outcome = pin_init!(Self {
+            known <- new_spinlock_irq!((None, None), "extoll_rma_outcome"),
+            ended <- sync::Completion::new(),
+            quiet <- sync::Completion::new(),
+        });
+        Arc::pin_init(outcome, GFP_KERNEL).map_err(|_| RmaError::NoMemory)
+    }
+}
+
+impl Completion for Outcome {
+    fn done(&self, outcome: Result<Done, RmaError>) {
+        self.known.lock().0 = Some(outcome);
+        self.ended.complete_all();
+    }
+
+    fn quiet(&self, how: Quiet) {
+        self.known.lock().1 = Some(how);
+        self.quiet.complete_all();
+    }
+}
+
+/// A transfer under way. Dropping it neither stops the transfer nor waits for it.
+#[must_use]
+pub struct Handle {
+    outcome: Arc<Outcome>,
+    submitter: Submitter,
+    ticket: Ticket,
+}
+
+impl Handle {
+    pub(super) fn new(outcome: Arc<Outcome>, submitter: Submitter, ticket: Ticket) -> Self {
+        Self {
+            outcome,
+            submitter,
+            ticket,
+        }
+    }
+
+    /// The outcome, unless it is still under way. Any context.
+    pub fn poll(&self) -> Option<Result<(), RmaError>> {
+        let known = self.outcome.known.lock().0;
+        known.map(|r| r.map(|_| ()))
+    }
+
+    /// Waits for the end, which comes by the deadline (give or take a scheduling delay). May sleep.
+    ///
+    /// # Errors
+    ///
+    /// See [`RmaError`].
+    pub fn wait(&self) -> Result<(), RmaError> {
+        self.done().map(|_| ())
+    }
+
+    /// Waits for the end, and tells what was done. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// See [`RmaError`].
+    pub fn done(&self) -> Result<Done, RmaError> {
+        self.outcome.ended.wait_for_completion();
+        let known = self.outcome.known.lock().0;
+        known.unwrap_or(Err(RmaError::Down))
+    }
+
+    /// Ends it as `Cancelled`, unless it has ended. True if so. Any context.
+    ///
+    /// ```
+    /// use extoll_core::rma::transfer::{Handle, Quiet, RmaError};
+    /// use kernel::sync::{atomic::{AtomicFlag, Relaxed}};
+    ///
+    /// /// Gives up if told so; then the memory is free, or has to be protected.
+    /// fn end(transfer: &Handle, stop: &AtomicFlag) -> (Result<(), RmaError>, Quiet) {
+    ///     if stop.load(Relaxed) {
+    ///         transfer.cancel();
+    ///     }
+    ///     (transfer.wait(), transfer.wait_quiet())
+    /// }
+    /// ```
+    pub fn cancel(&self) -> bool {
+        self.submitter.cancel(self.ticket)
+    }
+
+    /// How it became quiet, if it is: see [the table](super). Any context.
+    pub fn quiet(&self) -> Option<Quiet> {
+        self.outcome.known.lock().1
+    }
+
+    /// Waits until it is quiet: with its outcome if all was answered, at most ten seconds after it
+    /// otherwise. May sleep.
+    pub fn wait_quiet(&self) -> Quiet {
+        self.outcome.quiet.wait_for_completion();
+        self.quiet().unwrap_or(Quiet::Closed)
+    }
+}
+
+/// A closure, and what is kept until the transfer is quiet.
+#[pin_data]
+struct Callback<K: Send + Sync, F: FnOnce(Result<Done, RmaError>) + Send> {
+    #[pin]
+    f: SpinLockIrq<Option<KBox<F>>>,
+    _keep: K,
+}
+
+impl<K: Send + Sync, F: FnOnce(Result<Done, RmaError>) + Send> Completion for Callback<K, F> {
+    fn done(&self, outcome: Result<Done, RmaError>) {
+        let f = self.f.lock().take();
+        if let Some(f) = f {
+            KBox::into_inner(f)(outcome);
+        }
+    }
+}
+
+/// A completion that calls `f` with the outcome, once, and drops `keep` when the transfer is quiet.
+/// May sleep, as it gets memory.
+///
+/// `keep` is for registered memory, whose drop revokes: whoever has to tell apart how a transfer
+/// became quiet writes a [`Completion`]. Ask for [`CallIn::Process`](super::CallIn::Process) if
+/// `f` or a drop sleeps, as that of a region does.
+///
+/// # Errors
+///
+/// `NoMemory`.
+pub fn callback<K, F>(keep: K, f: F) -> Result<Arc<dyn Completion>, RmaError>
+where
+    K: Send + Sync + 'static,
+    F: FnOnce(Result<Done, RmaError>) + Send + 'static,
+{
+    let f = KBox::new(f, GFP_KERNEL).map_err(|_| RmaError::NoMemory)?;
+    let callback = pin_init!(Callback {
+        f <- new_spinlock_irq!(Some(f), "extoll_rma_callback"),
+        _keep: keep,
+    });
+    let callback = Arc::pin_init(callback, GFP_KERNEL).map_err(|_| RmaError::NoMemory)?;
+    Ok(callback)
+}

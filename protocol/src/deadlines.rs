@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Which of many points in time comes first: a heap from which items can be taken out, in reserved
+//! memory.
+
+use crate::{Memory, Time};
+
+/// The item has none.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy)]
+struct Entry {
+    at: Time,
+    item: u32,
+}
+
+/// At most one point in time for each item, which is a number below the capacity.
+pub struct Deadlines<M: Memory> {
+    /// Each is not later than those at 2i + 1 and 2i + 2.
+    heap: M::Array<Entry>,
+    len: usize,
+    /// Where an item is in the heap.
+    places: M::Array<u32>,
+}
+
+impl<M: Memory> Deadlines<M> {
+    /// For items 0…`capacity` − 1. May sleep where getting memory does.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
+    pub fn new(capacity: usize) -> Result<Self, M::Error> {
+        let nothing = Entry {
+            at: Time(0),
+            item: NONE,
+        };
+        Ok(Self {
+            heap: M::array(capacity, |_| nothing)?,
+            len: 0,
+            places: M::array(capacity, |_| NONE)?,
+        })
+    }
+
+    /// The item whose time comes first, and when that is.
+    #[inline]
+    pub fn first(&self) -> Option<(Time, u32)> {
+        let entry = self.heap.first().filter(|_| self.len > 0)?;
+        Some((entry.at, entry.item))
+    }
+
+    fn place(&self, item: u32) -> Option<usize> {
+        let place = *self.places.get(item as usize)?;
+        (place != NONE).then_some(place as usize)
+    }
+
+    fn at(&self, place: usize) -> Time {
+        self.heap.get(place).map_or(Time(u64::MAX), |e| e.at)
+    }
+
+    /// Writes an entry to its place.
+    fn put(&mut self, place: usize, entry: Entry) {
+        if let Some(e) = self.heap.get_mut(place) {
+            *e = entry;
+        }
+        if let Some(p) = self.places.get_mut(entry.item as usize) {
+            *p = place as u32;
+        }
+    }
+
+    /// Moves an entry from `place` to where it belongs.
+    fn settle(&mut self, mut place: usize, entry: Entry) {
+        while place > 0 {
+            let above = (place - 1) / 2;
+            match self.heap.get(above).copied() {
+                Some(e) if e.at > entry.at => self.put(place, e),
+                _ => break,
+            }
+            place = above;
+        }
+        loop {
+            let (left, right) = (2 * place + 1, 2 * place + 2);
+            let below = if right < self.len && self.at(right) < self.at(left) {
+                right
+            } else {
+                left
+            };
+            match self.heap.get(below).copied() {
+                Some(e) if below < self.len && e.at < entry.at => self.put(place, e),
+                _ => break,
+            }
+            place = below;
+        }
+        self.put(place, entry);
+    }
+
+    /// Sets the time of an item, in place of the one that it had.
+    pub fn set(&mut self, item: u32, at: Time) {
+        if item as usize >= self.places.len() {
+            return;
+        }
+        let place = match self.place(item) {
+            Some(place) => place,
+            None => {
+                self.len += 1;
+                self.len - 1
+            }
+        };
+        self.settle(place, Entry { at, item });
+    }
+
+    /// The item has none any more.
+    pub fn clear(&mut self, item: u32) {
+        let Some(place) = self.place(item) else {
+            return;
+        };
+        self.len -= 1;
+        if let Some(p) = self.places.get_mut(item as usize) {
+            *p = NONE;
+        }
+        match self.heap.get(self.len).copied() {
+            Some(last) if place < self.len => self.settle(place, last),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Whose notification is it.
+
+use super::{
+    tables::{flight_hash, Action, Confirmed, Flight, Kind, Place, Role, FLIGHT, SAME},
+    Done, Quiet, State, Step, Transfers,
+};
+use crate::{arena::At, Memory};
+use wire::{
+    rma::{last_fragment_len, Command, LockResult, LockTarget, Notification, NotificationType},
+    transfer::Fault,
+};
+
+/// What kind of command a notification may belong to; the unit of a lock operation is not told.
+fn kind(n: &Notification) -> Option<Action> {
+    use NotificationType::{Completer, Requester};
+    match (n.kind, n.command) {
+        (
+            Completer,
+            Command::ByteGet | Command::QwGet | Command::ByteGetResponse | Command::QwGetResponse,
+        ) => Some(Action::Get),
+        (Requester, Command::BytePut | Command::QwPut) => Some(Action::Put),
+        (Completer, Command::Lock | Command::LockResponse) => {
+            Some(Action::Lock(LockTarget::Completer))
+        }
+        _ => None,
+    }
+}
+
+impl Flight {
+    fn is(&self, action: Action) -> bool {
+        match action {
+            Action::Lock(_) => self.is_lock(),
+            _ => self.action == action,
+        }
+    }
+}
+
+impl<M: Memory, T: Clone> Transfers<M, T> {
+    /// Takes a notification of the port. False, and counted, if it belongs to no command in flight:
+    /// then a peer caused it, or it is too late.
+    pub fn take(&mut self, n: &Notification) -> bool {
+        match self.find_flight(n) {
+            Some(at) => self.answered(at, n),
+            None => {
+                self.counters.unclaimed = self.counters.unclaimed.wrapping_add(1);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn find_flight(&mut self, n: &Notification) -> Option<At> {
+        let action = kind(n)?;
+        let peer = self.find_peer(n.node, n.vpid)?;
+        let key = match action {
+            Action::Lock(_) => LockResult(n.word0).number().into(),
+            _ => n.word0,
+        };
+        let failed = n.error != 0;
+        if !failed || matches!(action, Action::Lock(_)) {
+            let last = n.last_size();
+            let found = self.oldest_same(peer, action, key, |f| {
+                f.is_lock() || last_fragment_len(f.len) == last
+            });
+            // A lock that failed may name no number.
+            if found.is_some() || !failed {
+                return found;
+            }
+        }
+        // In the order of posting.
+        let mut next = self.peers.get(peer)?.flights.first();
+        while let Some(at) = next {
+            let f = self.flights.get(at)?;
+            let inside = || n.word0.checked_sub(f.start).map(|d| d < f.len.into());
+            if f.is(action) && (f.is_lock() || inside() == Some(true)) {
+                return Some(at);
+            }
+            next = self.flights.after::<FLIGHT>(at);
+        }
+        None
+    }
+
+    /// The command posted first of those with a key.
+    fn oldest_same(
+        &mut self,
+        peer: At,
+        action: Action,
+        key: u64,
+        also: impl Fn(&Flight) -> bool,
+    ) -> Option<At> {
+        let mut found: Option<(At, u64)> = None;
+        let mut next = self.by_key.first(flight_hash(peer, action, key));
+        while let Some(at) = next {
+            let f = self.flights.get(at)?;
+            let same = f.peer == peer && f.is(action) && f.key() == key && also(f);
+            if same && found.is_none_or(|(_, order)| f.order < order) {
+                found = Some((at, f.order));
+            }
+            next = self.flights.after::<SAME>(at);
+        }
+        found.map(|(at, _)| at)
+    }
+
+    fn answered(&mut self, at: At, n: &Notification) {
+        let Some(flight) = self.land(at) else {
+            return;
+        };
+        if flight.late {
+            self.counters.late += 1;
+        }
+        if let Action::Lock(unit) = flight.action {
+            self.pass(&flight, unit);
+        }
+        if flight.late {
+            self.settle_late(flight.job);
+        } else {
+            self.progress(&flight, n);
+        }
+        self.wake(flight.peer);
+    }
+
+    /// A command of a transfer that has not ended was answered.
+    fn progress(&mut self, flight: &Flight, n: &Notification) {
+        let Some(job) = self.jobs.get_mut(flight.job) else {
+            return;
+        };
+        let fault = match flight.role {
+            // An answer, whatever it says.
+            Role::Fence => {
+                job.fenced = false;
+                None
+            }
+            _ => Fault::of(n),
+        };
+        match (&mut job.kind, flight.role) {
+            (Kind::Move { moved, .. }, Role::Part) if fault.is_none() => {
+                *moved += u64::from(flight.len);
+            }
+            (Kind::Move { confirmed, .. }, Role::Confirm) => *confirmed = Confirmed::Yes,
+            (Kind::Lock { word, .. }, Role::Operation) => *word = n.word0,
+            _ => {}
+        }
+        if let Some(fault) = fault {
+            job.fault.get_or_insert(fault);
+            if job.state == State::Moving {
+                self.flow.step(&mut job.state, Step::Fault);
+                if let Kind::Move { local, remote, .. } = &mut job.kind {
+                    self.pool.free(local);
+                    self.pool.free(remote);
+                }
+                self.move_to(flight.job, Some(Place::Waiting));
+            }
+        }
+        let Some(job) = self.jobs.get(flight.job) else {
+            return;
+        };
+        if job.state == State::Failing {
+            if job.flights == 0 {
+                self.finish(flight.job);
+            }
+        } else if self.is_finished(flight.job) {
+            self.finish(flight.job);
+        } else if job.place == Some(Place::Waiting) && self.has_next(flight.job) {
+            self.move_to(flight.job, Some(Place::Ready));
+        }
+    }
+
+    /// A lock operation was answered by this unit: nothing comes any more for what it was asked
+    /// before in the same class. Late commands of that kind are over.
+    fn pass(&mut self, lock: &Flight, unit: LockTarget) {
+        let Some(peer) = self.peers.get(lock.peer).filter(|p| p.late > 0) else {
+            return;
+        };
+        let mut next = peer.flights.first();
+        while let Some(at) = next {
+            next = self.flights.after::<FLIGHT>(at);
+            let Some(f) = self.flights.get(at).copied() else {
+                return;
+            };
+            let reached = match f.action {
+                // The requester here reports it, which all commands pass.
+                Action::Put => true,
+                Action::Get => unit == LockTarget::Responder,
+                Action::Lock(at) => at == unit,
+            };
+            if f.late && reached && f.class == lock.class && f.order < lock.order {
+                self.counters.passed += 1;
+                self.land(at);
+                self.settle_late(f.job);
+            }
+        }
+    }
+
+    /// The transfer is over if nothing of it is in flight any more.
+    fn settle_late(&mut self, at: At) {
+        let Some(job) = self.jobs.get_mut(at) else {
+            return;
+        };
+        if job.state == State::Late && job.flights == 0 {
+            self.flow.step(&mut job.state, Step::Settle);
+            self.over(at, Quiet::Settled);
+        }
+    }
+
+    /// What a transfer did, when all is answered.
+    pub(super) fn done(&self, at: At) -> Done {
+        match self.jobs.get(at).map(|job| &job.kind) {
+            Some(Kind::Move { moved, .. }) => Done {
+                bytes: *moved,
+                word: 0,
+            },
+            Some(Kind::Lock { word, .. }) => Done {
+                bytes: 0,
+                word: *word,
+            },
+            None => Done::default(),
+        }
+    }
+}

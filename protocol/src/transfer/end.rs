@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! How transfers end, and what their owners are told.
+
+use super::{
+    tables::{Kind, Place, Ticket, Transfers, ALL, CHAIN, EVENTS, PLACE},
+    Done, Event, Failure, Queue, Quiet, State, Step,
+};
+use crate::{arena::At, Memory, Time};
+use wire::ids::NodeId;
+
+/// Lists of a peer with transfers that have not ended.
+const LIVE: [Place; 3] = [Place::Ready, Place::Blocked, Place::Waiting];
+
+impl<M: Memory, T: Clone> Transfers<M, T> {
+    /// All of it was answered, with success or not.
+    pub(super) fn finish(&mut self, at: At) {
+        let done = self.done(at);
+        let Some(job) = self.jobs.get_mut(at) else {
+            return;
+        };
+        let (step, outcome) = match job.fault {
+            Some(fault) => (Step::Settle, Err(Failure::Fault(fault))),
+            None => (Step::Finish, Ok(done)),
+        };
+        self.flow.step(&mut job.state, step);
+        self.tell(at, outcome);
+        self.over(at, Quiet::Settled);
+    }
+
+    /// Ends a transfer that has not ended; what is in flight is late.
+    pub(super) fn give_up(&mut self, at: At, why: Failure, now: Time) {
+        let Some(job) = self.jobs.get_mut(at) else {
+            return;
+        };
+        if matches!(job.state, State::Late | State::Over) {
+            return;
+        }
+        if let Kind::Move { local, remote, .. } = &mut job.kind {
+            self.pool.free(local);
+            self.pool.free(remote);
+        }
+        self.flow.step(&mut job.state, Step::GiveUp);
+        // What is known to have failed did not just take too long.
+        let why = job.fault.map_or(why, Failure::Fault);
+        let (peer, over, flights) = (job.peer, job.state == State::Over, job.flights);
+        self.tell(at, Err(why));
+        if over {
+            self.over(at, Quiet::Settled);
+        } else if flights == 0 {
+            if let Some(job) = self.jobs.get_mut(at) {
+                self.flow.step(&mut job.state, Step::Settle);
+            }
+            self.over(at, Quiet::Settled);
+        } else {
+            self.make_late(at, peer);
+            self.move_to(at, Some(Place::Late));
+            let until = Time(now.0.saturating_add(self.limits.absorb));
+            self.deadlines.set(at.index(), until);
+        }
+        self.wake(peer);
+    }
+
+    /// Nobody waits for the answers of a transfer that has ended.
+    fn forget(&mut self, at: At, quiet: Quiet) {
+        let Some(job) = self.jobs.get_mut(at) else {
+            return;
+        };
+        if !self.flow.step(&mut job.state, Step::Forget) {
+            return;
+        }
+        let peer = job.peer;
+        let mut next = self.peers.get(peer).and_then(|p| p.flights.first());
+        while let Some(flight) = next {
+            next = self.flights.after::<{ super::tables::FLIGHT }>(flight);
+            if self.flights.get(flight).is_some_and(|f| f.job == at) {
+                self.counters.forgotten += 1;
+                self.land(flight);
+            }
+        }
+        self.over(at, quiet);
+        self.wake(peer);
+    }
+
+    /// Notes the outcome of a transfer.
+    fn tell(&mut self, at: At, outcome: Result<Done, Failure>) {
+        let c = &mut self.counters;
+        let counter = match outcome {
+            Ok(_) => &mut c.done,
+            Err(Failure::Fault(_)) => &mut c.faults,
+            Err(Failure::TimedOut) => &mut c.timed_out,
+            Err(Failure::Cancelled) => &mut c.cancelled,
+            Err(Failure::PeerLost) => &mut c.peer_lost,
+            Err(Failure::Down) => &mut c.down,
+        };
+        *counter = counter.wrapping_add(1);
+        if let Some(job) = self.jobs.get_mut(at) {
+            job.outcome = Some(outcome);
+        }
+        self.list(at);
+    }
+
+    /// Nothing of a transfer is in flight, or waited for.
+    pub(super) fn over(&mut self, at: At, quiet: Quiet) {
+        self.deadlines.clear(at.index());
+        self.move_to(at, None);
+        if let Some(job) = self.jobs.get_mut(at) {
+            job.quiet = Some(quiet);
+        }
+        self.list(at);
+    }
+
+    /// There is something to tell the owner of a transfer.
+    fn list(&mut self, at: At) {
+        let Some(job) = self.jobs.get_mut(at) else {
+            return;
+        };
+        if job.listed || job.busy || job.outcome.is_none() && job.quiet.is_none() {
+            return;
+        }
+        job.listed = true;
+        let queue = job.queue;
+        let [direct, deferred] = &mut self.events;
+        let list = match queue {
+            Queue::Direct => direct,
+            Queue::Deferred => deferred,
+        };
+        self.jobs.push::<EVENTS>(list, at);
+    }
+
+    /// Whether there is something to tell.
+    pub fn has_events(&self, queue: Queue) -> bool {
+        let [direct, deferred] = &self.events;
+        !match queue {
+            Queue::Direct => direct,
+            Queue::Deferred => deferred,
+        }
+        .is_empty()
+    }
+
+    /// The next thing to tell an owner. Say when that is done ([`Transfers::told`]), unless it was
+    /// the last: the owner of a transfer is told one thing after the other.
+    pub fn next_event(&mut self, queue: Queue) -> Option<Event<T>> {
+        let [direct, deferred] = &mut self.events;
+        let list = match queue {
+            Queue::Direct => direct,
+            Queue::Deferred => deferred,
+        };
+        let at = self.jobs.pop::<EVENTS>(list)?;
+        let ticket = Ticket(self.jobs.name(at)?);
+        let job = self.jobs.get_mut(at)?;
+        job.listed = false;
+        let (outcome, quiet) = (job.outcome.take(), job.quiet.take());
+        if quiet.is_none() {
+            job.busy = true;
+            let token = job.token.clone();
+            return Some(Event {
+                ticket,
+                token,
+                outcome,
+                quiet,
+            });
+        }
+        let job = self.jobs.remove(at)?;
+        self.leave_peer(job.peer);
+        Some(Event {
+            ticket,
+            token: job.token,
+            outcome,
+            quiet,
+        })
+    }
+
+    /// An owner was told what [`Transfers::next_event`] gave. True if there is something else to
+    /// tell him now.
+    pub fn told(&mut self, ticket: Ticket) -> bool {
+        let Some(at) = self.jobs.find(ticket.0) else {
+            return false;
+        };
+        if let Some(job) = self.jobs.get_mut(at) {
+            job.busy = false;
+        }
+        self.list(at);
+        self.jobs.get(at).is_some_and(|job| job.listed)
+    }
+
+    /// A transfer of a peer is forgotten, and with the last one the peer.
+    fn leave_peer(&mut self, at: At) {
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
+        peer.jobs = peer.jobs.saturating_sub(1);
+        if peer.jobs > 0 {
+            return;
+        }
+        let hash = super::tables::peer_hash(peer.node, peer.vpid);
+        self.leave_turn(at);
+        if let Some(bucket) = self.by_peer.of(hash) {
+            self.peers.unlink::<CHAIN>(bucket, at);
+        }
+        self.peers.unlink::<ALL>(&mut self.all_peers, at);
+        self.peers.remove(at);
+    }
+
+    /// Ends what is overdue, at most `most` transfers. True if there is more: call again.
+    pub fn expire(&mut self, now: Time, most: usize) -> bool {
+        for _ in 0..most {
+            let due = self.deadlines.first().filter(|(at, _)| *at <= now);
+            let Some((_, item)) = due else {
+                return false;
+            };
+            let at = At::from_index(item);
+            match self.jobs.get(at).map(|job| job.state) {
+                Some(State::Late) => self.forget(at, Quiet::Unanswered),
+                Some(State::Over) | None => self.deadlines.clear(item),
+                Some(_) => self.give_up(at, Failure::TimedOut, now),
+            }
+        }
+        self.deadlines.first().is_some_and(|(at, _)| at <= now)
+    }
+
+    /// Ends a transfer as cancelled. False if it has ended already, with an outcome of its own.
+    /// What is in flight may still touch memory until the transfer is quiet.
+    pub fn cancel(&mut self, ticket: Ticket, now: Time) -> bool {
+        let Some(at) = self.jobs.find(ticket.0) else {
+            return false;
+        };
+        let state = self.jobs.get(at).map(|job| job.state);
+        if matches!(state, None | Some(State::Late | State::Over)) {
+            return false;
+        }
+        self.give_up(at, Failure::Cancelled, now);
+        true
+    }
+
+    /// Names the present for [`Transfers::abort`].
+    pub fn mark(&self) -> u64 {
+        self.serial
+    }
+
+    /// Ends transfers with a node, all VPIDs, that were taken up to `mark`, as their peer was given
+    /// up. At most about `most`; true if there are more: call again.
+    pub fn abort(&mut self, node: NodeId, mark: u64, now: Time, most: usize) -> bool {
+        let mut left = most;
+        let mut next = self.all_peers.first();
+        while let Some(peer) = next {
+            next = self.peers.after::<ALL>(peer);
+            if self.peers.get(peer).is_none_or(|p| p.node != node) {
+                continue;
+            }
+            while let Some(at) = self.live_until(peer, mark) {
+                if left == 0 {
+                    return true;
+                }
+                left -= 1;
+                self.give_up(at, Failure::PeerLost, now);
+            }
+        }
+        false
+    }
+
+    /// A transfer of a peer that was taken up to `mark` and has not ended.
+    fn live_until(&self, peer: At, mark: u64) -> Option<At> {
+        let peer = self.peers.get(peer)?;
+        for place in LIVE {
+            let mut next = peer.lists.get(place as usize).and_then(|l| l.first());
+            while let Some(at) = next {
+                if self.jobs.get(at)?.serial <= mark {
+                    return Some(at);
+                }
+                next = self.jobs.after::<PLACE>(at);
+            }
+        }
+        None
+    }
+
+    /// Ends all transfers as the port is down, and waits for no answers: what has commands in
+    /// flight is quiet for the reason given. At most about `most`; true if there are more: call
+    /// again.
+    pub fn close(&mut self, quiet: Quiet, now: Time, most: usize) -> bool {
+        let mut left = most;
+        let mut next = self.all_peers.first();
+        while let Some(peer) = next {
+            next = self.peers.after::<ALL>(peer);
+            loop {
+                let late = self.peers.get(peer).and_then(|p| p.lists[3].first());
+                let live = self.live_until(peer, u64::MAX);
+                if live.is_none() && late.is_none() {
+                    break;
+                }
+                if left == 0 {
+                    return true;
+                }
+                left -= 1;
+                if let Some(at) = live {
+                    self.give_up(at, Failure::Down, now);
+                } else if let Some(at) = late {
+                    self.forget(at, quiet);
+                }
+            }
+        }
+        false
+    }
+
+    /// Checks what must always hold; for tests.
+    ///
+    /// # Errors
+    ///
+    /// What does not.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let (mut jobs, mut flights) = (0, 0);
+        let mut next = self.all_peers.first();
+        while let Some(at) = next {
+            next = self.peers.after::<ALL>(at);
+            let peer = self.peers.get(at).ok_or("no peer")?;
+            jobs += peer.jobs;
+            flights += peer.flights.len();
+            let late = self.check_flights(at)?;
+            if late != peer.late as usize {
+                return Err("wrong number of late commands");
+            }
+            // Fences come on top, each with a lock number of its own.
+            if peer.flights.len() > self.limits.window + 16 {
+                return Err("too many commands of one peer in flight");
+            }
+            if peer.jobs > self.limits.peer.max(1) {
+                return Err("too many transfers of one peer");
+            }
+            if !peer.in_turn && peer.flights.is_empty() && !peer.lists[0].is_empty() {
+                return Err("a peer with something to post gets no turn");
+            }
+            if !peer.lists[1].is_empty() && peer.flights.is_empty() {
+                return Err("a transfer waits for nothing");
+            }
+        }
+        match () {
+            () if jobs != self.jobs.len() => Err("wrong number of transfers"),
+            () if flights != self.flights.len() => Err("wrong number of commands in flight"),
+            () if self.flow.refused() != 0 => Err("an impossible step"),
+            () => Ok(()),
+        }
+    }
+
+    /// Late commands of a peer.
+    fn check_flights(&self, peer: At) -> Result<usize, &'static str> {
+        let mut late = 0;
+        let mut order = 0;
+        let mut next = self.peers.get(peer).and_then(|p| p.flights.first());
+        while let Some(at) = next {
+            next = self.flights.after::<{ super::tables::FLIGHT }>(at);
+            let flight = self.flights.get(at).ok_or("no command")?;
+            let job = self.jobs.get(flight.job).ok_or("a command of nobody")?;
+            if flight.late != (job.state == State::Late) {
+                return Err("a command is late, its transfer not, or the other way round");
+            }
+            if flight.order <= order {
+                return Err("commands out of order");
+            }
+            order = flight.order;
+            late += usize::from(flight.late);
+        }
+        Ok(late)
+    }
+}

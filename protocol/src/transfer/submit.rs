@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! What is taken.
+
+use super::{
+    fragments::{measure, Fragment},
+    tables::{peer_hash, Confirmed, Job, Kind, Peer, Place, Ticket, Transfers, ALL, CHAIN},
+    Lock, Move, Refusal, State, Terms,
+};
+use crate::{
+    arena::{At, List},
+    Memory,
+};
+use wire::transfer::LockNumbers;
+
+impl<M: Memory, T> Transfers<M, T> {
+    fn refuse<R>(&mut self, why: Refusal, token: T) -> Result<R, (Refusal, T)> {
+        let counter = match why {
+            Refusal::Invalid => &mut self.counters.refused_invalid,
+            Refusal::Transfers => &mut self.counters.refused_transfers,
+            Refusal::Fragments => &mut self.counters.refused_fragments,
+            Refusal::Peer => &mut self.counters.refused_peer,
+        };
+        *counter = counter.wrapping_add(1);
+        Err((why, token))
+    }
+
+    /// Takes a transfer between fragment lists of the same length, which the two iterators give
+    /// twice. Nothing is posted before [`Transfers::post`].
+    ///
+    /// # Errors
+    ///
+    /// Why not, and the token.
+    pub fn submit(
+        &mut self,
+        terms: &Terms,
+        what: Move,
+        local: impl Iterator<Item = Fragment> + Clone,
+        remote: impl Iterator<Item = Fragment> + Clone,
+        token: T,
+    ) -> Result<Ticket, (Refusal, T)> {
+        let sizes = measure(local.clone()).zip(measure(remote.clone()));
+        let Some(((here, bytes), (there, others))) = sizes else {
+            return self.refuse(Refusal::Invalid, token);
+        };
+        if bytes != others {
+            return self.refuse(Refusal::Invalid, token);
+        }
+        let Some(fragments) = here.checked_add(there) else {
+            return self.refuse(Refusal::Invalid, token);
+        };
+        if fragments > self.pool.room() {
+            return self.refuse(Refusal::Fragments, token);
+        }
+        let peer = match self.admit(terms) {
+            Ok(peer) => peer,
+            Err(why) => return self.refuse(why, token),
+        };
+        let kind = Kind::Move {
+            what,
+            local: self.pool.store(local),
+            remote: self.pool.store(remote),
+            left: bytes,
+            moved: 0,
+            told: false,
+            confirmed: Confirmed::Unasked,
+        };
+        self.insert(terms, peer, kind, token)
+    }
+
+    /// Takes a lock operation.
+    ///
+    /// # Errors
+    ///
+    /// Why not, and the token.
+    pub fn submit_lock(
+        &mut self,
+        terms: &Terms,
+        lock: Lock,
+        token: T,
+    ) -> Result<Ticket, (Refusal, T)> {
+        if lock.number >= 1 << 24 {
+            return self.refuse(Refusal::Invalid, token);
+        }
+        let peer = match self.admit(terms) {
+            Ok(peer) => peer,
+            Err(why) => return self.refuse(why, token),
+        };
+        let kind = Kind::Lock {
+            lock,
+            posted: false,
+            word: 0,
+        };
+        self.insert(terms, peer, kind, token)
+    }
+
+    /// The peer, if there is a place for one more transfer of it.
+    fn admit(&mut self, terms: &Terms) -> Result<At, Refusal> {
+        if self.jobs.room() == 0 {
+            return Err(Refusal::Transfers);
+        }
+        if let Some(at) = self.find_peer(terms.node, terms.vpid) {
+            let jobs = self.peers.get(at).map_or(0, |p| p.jobs);
+            return match jobs < self.limits.peer {
+                true => Ok(at),
+                false => Err(Refusal::Peer),
+            };
+        }
+        let peer = Peer {
+            node: terms.node,
+            vpid: terms.vpid,
+            lists: [List::NEW; 4],
+            jobs: 0,
+            flights: List::NEW,
+            bytes: 0,
+            late: 0,
+            fences: 0,
+            used: 0,
+            numbers: LockNumbers::default(),
+            in_turn: false,
+        };
+        // There is room: no more peers than transfers.
+        let inserted = self.peers.insert(peer).map_err(|_| Refusal::Transfers);
+        let (at, _) = inserted?;
+        if let Some(bucket) = self.by_peer.of(peer_hash(terms.node, terms.vpid)) {
+            self.peers.push::<CHAIN>(bucket, at);
+        }
+        self.peers.push::<ALL>(&mut self.all_peers, at);
+        Ok(at)
+    }
+
+    fn insert(
+        &mut self,
+        terms: &Terms,
+        peer: At,
+        kind: Kind,
+        token: T,
+    ) -> Result<Ticket, (Refusal, T)> {
+        self.serial += 1;
+        let job = Job {
+            token,
+            queue: terms.queue,
+            peer,
+            class: terms.class & 3,
+            translate: terms.translate,
+            serial: self.serial,
+            state: State::Queued,
+            place: None,
+            kind,
+            fenced: false,
+            flights: 0,
+            fault: None,
+            outcome: None,
+            quiet: None,
+            listed: false,
+            busy: false,
+        };
+        let (at, name) = match self.jobs.insert(job) {
+            Ok(both) => both,
+            Err(job) => return self.refuse(Refusal::Transfers, job.token),
+        };
+        self.counters.submitted += 1;
+        if let Some(p) = self.peers.get_mut(peer) {
+            p.jobs += 1;
+        }
+        self.deadlines.set(at.index(), terms.deadline);
+        self.move_to(at, Some(Place::Ready));
+        self.take_turn(peer);
+        Ok(Ticket(name))
+    }
+}

@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The tables: transfers, their peers, commands in flight.
+
+use super::{
+    fragments::{Pool, Rest},
+    Capacity, Counters, Done, Failure, Limits, Lock, Move, Queue, Quiet, State,
+};
+use crate::{
+    arena::{Arena, At, Buckets, List, Name},
+    deadlines::Deadlines,
+    flow::Counts,
+    Memory, Time,
+};
+use wire::{
+    ids::{NodeId, Vpid},
+    rma::LockTarget,
+    transfer::{Direction, Fault, LockNumbers},
+};
+
+/// Most objects of a kind.
+const MAX: usize = 1 << 16;
+
+/// Names a transfer for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Ticket(pub(super) Name);
+
+/// Lists that a transfer is on: one of those of its peer, and that of events.
+pub(super) const PLACE: usize = 0;
+pub(super) const EVENTS: usize = 1;
+/// Lists that a peer is on: of those with something to post, of its bucket, of all.
+pub(super) const TURN: usize = 0;
+pub(super) const CHAIN: usize = 1;
+pub(super) const ALL: usize = 2;
+/// Lists that a command in flight is on: that of its peer, in the order of posting, and of its
+/// bucket.
+pub(super) const FLIGHT: usize = 0;
+pub(super) const SAME: usize = 1;
+
+/// Where a transfer is among those of its peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// It has something to post, as far as is known.
+    Ready = 0,
+    /// It has to wait for something else of the peer.
+    Blocked = 1,
+    /// It waits for answers.
+    Waiting = 2,
+    /// It has ended, and waits for late answers.
+    Late = 3,
+}
+
+/// What is moved, or done.
+pub(super) enum Kind {
+    Move {
+        what: Move,
+        local: Rest,
+        remote: Rest,
+        /// Bytes that no command was posted for.
+        left: u64,
+        /// Bytes of commands that were answered.
+        moved: u64,
+        /// The notification PUT was posted.
+        told: bool,
+        confirmed: Confirmed,
+    },
+    Lock {
+        lock: Lock,
+        posted: bool,
+        /// Word 0 of the answer.
+        word: u64,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Confirmed {
+    Unasked,
+    Asked,
+    Yes,
+}
+
+/// A transfer or lock operation.
+pub(super) struct Job<T> {
+    pub(super) token: T,
+    pub(super) queue: Queue,
+    pub(super) peer: At,
+    pub(super) class: u8,
+    pub(super) translate: bool,
+    pub(super) serial: u64,
+    pub(super) state: State,
+    pub(super) place: Option<Place>,
+    pub(super) kind: Kind,
+    /// A fence that it waits for is in flight.
+    pub(super) fenced: bool,
+    /// Commands in flight.
+    pub(super) flights: u32,
+    pub(super) fault: Option<Fault>,
+    /// What its owner was not told yet.
+    pub(super) outcome: Option<Result<Done, Failure>>,
+    pub(super) quiet: Option<Quiet>,
+    /// It is on the list of events.
+    pub(super) listed: bool,
+    /// Its owner is being told something.
+    pub(super) busy: bool,
+}
+
+/// A peer with transfers.
+pub(super) struct Peer {
+    pub(super) node: NodeId,
+    pub(super) vpid: Vpid,
+    /// Transfers that are not over, by [`Place`].
+    pub(super) lists: [List; 4],
+    /// Transfers, those that are over but not forgotten included.
+    pub(super) jobs: usize,
+    /// Commands in flight.
+    pub(super) flights: List,
+    /// Of these: bytes, late ones, fences that are not late.
+    pub(super) bytes: u64,
+    pub(super) late: u32,
+    pub(super) fences: u32,
+    /// Lock numbers below 16 in flight, as bits.
+    pub(super) used: u16,
+    pub(super) numbers: LockNumbers,
+    /// It is among those with something to post.
+    pub(super) in_turn: bool,
+}
+
+impl Peer {
+    pub(super) fn list(&mut self, place: Place) -> &mut List {
+        let [ready, blocked, waiting, late] = &mut self.lists;
+        match place {
+            Place::Ready => ready,
+            Place::Blocked => blocked,
+            Place::Waiting => waiting,
+            Place::Late => late,
+        }
+    }
+}
+
+/// What a command does, as its notification tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Action {
+    Get,
+    Put,
+    Lock(LockTarget),
+}
+
+/// What a command is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    /// Part of a transfer.
+    Part,
+    /// The operation that the owner wants.
+    Operation,
+    /// Shows that a PUT has arrived.
+    Confirm,
+    /// Shows that nothing old comes any more.
+    Fence,
+}
+
+/// A command in flight.
+#[derive(Clone, Copy)]
+pub(super) struct Flight {
+    pub(super) job: At,
+    pub(super) peer: At,
+    pub(super) action: Action,
+    pub(super) role: Role,
+    /// Local address, or lock number.
+    pub(super) start: u64,
+    pub(super) len: u32,
+    pub(super) class: u8,
+    /// In the order of posting.
+    pub(super) order: u64,
+    /// Its transfer has ended.
+    pub(super) late: bool,
+}
+
+impl Flight {
+    /// What its notification is found by: the address of the last fragment, or the lock number.
+    pub(super) fn key(&self) -> u64 {
+        match self.action {
+            Action::Lock(_) => self.start,
+            Action::Get | Action::Put => wire::rma::last_fragment_start(self.start, self.len),
+        }
+    }
+
+    pub(super) fn is_lock(&self) -> bool {
+        matches!(self.action, Action::Lock(_))
+    }
+
+    /// Bit of its lock number.
+    pub(super) fn number_bit(&self) -> u16 {
+        match self.action {
+            Action::Lock(_) if self.start < 16 => 1 << self.start,
+            _ => 0,
+        }
+    }
+}
+
+pub(super) fn peer_hash(node: NodeId, vpid: Vpid) -> u64 {
+    (u64::from(node.0) << 8) | u64::from(vpid.get())
+}
+
+pub(super) fn flight_hash(peer: At, action: Action, key: u64) -> u64 {
+    let code = match action {
+        Action::Get => 0,
+        Action::Put => 1,
+        Action::Lock(_) => 2,
+    };
+    // Odd, so that addresses that differ in high bits only don't meet.
+    key.wrapping_mul(0xD6E8_FEB8_6659_FD93)
+        .wrapping_add((u64::from(peer.index()) << 34) | (code << 32))
+}
+
+/// All transfers of a port, with a `T` of their owner each. See the module's documentation. No
+/// function sleeps or gets memory but [`Transfers::new`].
+pub struct Transfers<M: Memory, T> {
+    pub(super) limits: Limits,
+    pub(super) jobs: Arena<M, Job<T>, 2>,
+    pub(super) peers: Arena<M, Peer, 3>,
+    pub(super) flights: Arena<M, Flight, 2>,
+    pub(super) by_peer: Buckets<M>,
+    pub(super) by_key: Buckets<M>,
+    pub(super) pool: Pool<M>,
+    pub(super) deadlines: Deadlines<M>,
+    /// Peers with something to post, in turn.
+    pub(super) turns: List,
+    pub(super) all_peers: List,
+    pub(super) events: [List; 2],
+    /// Of the transfer taken last, and of the command posted last.
+    pub(super) serial: u64,
+    pub(super) order: u64,
+    pub(super) flow: Counts<State>,
+    pub(super) counters: Counters,
+}
+
+impl<M: Memory, T> Transfers<M, T> {
+    /// Makes the tables. May sleep where getting memory does.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
+    pub fn new(capacity: &Capacity, limits: &Limits) -> Result<Self, M::Error> {
+        let jobs = capacity.transfers.clamp(1, MAX);
+        let flights = capacity.commands.clamp(1, MAX);
+        let limits = Limits {
+            window: limits.window.max(1),
+            command: limits.command.clamp(1, wire::rma::MAX_LEN),
+            ..*limits
+        };
+        Ok(Self {
+            limits,
+            jobs: Arena::new(jobs)?,
+            peers: Arena::new(jobs)?,
+            flights: Arena::new(flights)?,
+            by_peer: Buckets::new(jobs)?,
+            by_key: Buckets::new(flights)?,
+            pool: Pool::new(capacity.fragments)?,
+            deadlines: Deadlines::new(jobs)?,
+            turns: List::NEW,
+            all_peers: List::NEW,
+            events: [List::NEW; 2],
+            serial: 0,
+            order: 0,
+            flow: Counts::default(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Transfers that are not forgotten: under way, late, or with something to tell their owner.
+    pub fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Commands in flight, late ones included.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How often each step of a transfer was made.
+    pub fn flow(&self) -> &Counts<State> {
+        &self.flow
+    }
+
+    pub(super) fn find_peer(&mut self, node: NodeId, vpid: Vpid) -> Option<At> {
+        let mut next = self.by_peer.first(peer_hash(node, vpid));
+        while let Some(at) = next {
+            let peer = self.peers.get(at)?;
+            if (peer.node, peer.vpid) == (node, vpid) {
+                return Some(at);
+            }
+            next = self.peers.after::<CHAIN>(at);
+        }
+        None
+    }
+
+    /// Puts a transfer on another list of its peer, or on none.
+    pub(super) fn move_to(&mut self, at: At, place: Option<Place>) {
+        let Some(job) = self.jobs.get_mut(at) else {
+            return;
+        };
+        let (peer, old) = (job.peer, core::mem::replace(&mut job.place, place));
+        let Some(peer) = self.peers.get_mut(peer) else {
+            return;
+        };
+        if let Some(old) = old {
+            self.jobs.unlink::<PLACE>(peer.list(old), at);
+        }
+        if let Some(new) = place {
+            self.jobs.push::<PLACE>(peer.list(new), at);
+        }
+    }
+
+    /// A peer that has something to post is among those that do so in turn.
+    pub(super) fn take_turn(&mut self, at: At) {
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
+        if !peer.in_turn && !peer.list(Place::Ready).is_empty() {
+            peer.in_turn = true;
+            self.peers.push::<TURN>(&mut self.turns, at);
+        }
+    }
+
+    pub(super) fn leave_turn(&mut self, at: At) {
+        if let Some(peer) = self.peers.get_mut(at) {
+            if core::mem::take(&mut peer.in_turn) {
+                self.peers.unlink::<TURN>(&mut self.turns, at);
+            }
+        }
+    }
+
+    /// Something that transfers of a peer may have waited for has happened.
+    pub(super) fn wake(&mut self, at: At) {
+        while let Some(job) = self
+            .peers
+            .get(at)
+            .and_then(|p| p.lists[Place::Blocked as usize].first())
+        {
+            self.move_to(job, Some(Place::Ready));
+        }
+        self.take_turn(at);
+    }
+
+    /// Enters a command that was posted.
+    pub(super) fn take_off(&mut self, flight: Flight) {
+        // There is room, which was seen to before it was posted.
+        let Ok((at, _)) = self.flights.insert(flight) else {
+            return;
+        };
+        if let Some(bucket) = self
+            .by_key
+            .of(flight_hash(flight.peer, flight.action, flight.key()))
+        {
+            self.flights.push::<SAME>(bucket, at);
+        }
+        if let Some(peer) = self.peers.get_mut(flight.peer) {
+            self.flights.push::<FLIGHT>(&mut peer.flights, at);
+            peer.bytes += u64::from(flight.len);
+            peer.used |= flight.number_bit();
+            peer.fences += u32::from(flight.role == Role::Fence);
+        }
+        if let Some(job) = self.jobs.get_mut(flight.job) {
+            job.flights += 1;
+        }
+    }
+
+    /// Takes a command out: it was answered, or is not waited for any more.
+    pub(super) fn land(&mut self, at: At) -> Option<Flight> {
+        let flight = *self.flights.get(at)?;
+        let hash = flight_hash(flight.peer, flight.action, flight.key());
+        if let Some(bucket) = self.by_key.of(hash) {
+            self.flights.unlink::<SAME>(bucket, at);
+        }
+        if let Some(peer) = self.peers.get_mut(flight.peer) {
+            self.flights.unlink::<FLIGHT>(&mut peer.flights, at);
+            peer.bytes = peer.bytes.saturating_sub(u64::from(flight.len));
+            peer.used &= !flight.number_bit();
+            if flight.late {
+                peer.late = peer.late.saturating_sub(1);
+            } else if flight.role == Role::Fence {
+                peer.fences = peer.fences.saturating_sub(1);
+            }
+        }
+        if let Some(job) = self.jobs.get_mut(flight.job) {
+            job.flights = job.flights.saturating_sub(1);
+        }
+        self.flights.remove(at)
+    }
+
+    /// The commands of a transfer in flight are late from now on.
+    pub(super) fn make_late(&mut self, job: At, peer: At) {
+        let Some(p) = self.peers.get_mut(peer) else {
+            return;
+        };
+        let mut next = p.flights.first();
+        while let Some(at) = next {
+            next = self.flights.after::<FLIGHT>(at);
+            let flight = self.flights.get_mut(at);
+            if let Some(flight) = flight.filter(|f| f.job == job && !f.late) {
+                flight.late = true;
+                p.late += 1;
+                if flight.role == Role::Fence {
+                    p.fences = p.fences.saturating_sub(1);
+                }
+            }
+        }
+    }
+
+    /// Bytes of a transfer that were moved for certain; for tests.
+    pub fn moved(&self, ticket: Ticket) -> Option<u64> {
+        match &self.jobs.get(self.jobs.find(ticket.0)?)?.kind {
+            Kind::Move { moved, .. } => Some(*moved),
+            Kind::Lock { .. } => None,
+        }
+    }
+
+    /// When the next call of [`Transfers::expire`] is due.
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.deadlines.first().map(|(at, _)| at)
+    }
+}
+
+impl Action {
+    pub(super) fn of(direction: Direction) -> Self {
+        match direction {
+            Direction::Get => Action::Get,
+            Direction::Put => Action::Put,
+        }
+    }
+}

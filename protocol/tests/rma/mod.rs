@@ -1,0 +1,160 @@
+//! A network for transfers: units that answer in order, class by class, and may lose things.
+
+#![allow(dead_code)]
+
+use protocol::transfer::{Limits, Port, Queue, Terms};
+use protocol::{Refused, Time};
+use std::collections::VecDeque;
+use wire::ids::{NodeId, Vpid};
+use wire::rma::{
+    last_fragment_len, last_fragment_start, Command, Descriptor, LockTarget, Mode, Notification,
+    NotificationType, Operation, PageOptions,
+};
+
+pub const LIMITS: Limits = Limits {
+    window: 4,
+    window_bytes: 4096,
+    command: 1024,
+    peer: 8,
+    absorb: 1000,
+};
+
+/// A command on its way.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    pub number: u64,
+    pub page: PageOptions,
+    pub descriptor: Descriptor,
+}
+
+/// A port that takes as many commands as there is room for.
+#[derive(Default)]
+pub struct Nic {
+    pub room: usize,
+    pub dead: bool,
+    pub posted: Vec<Sent>,
+    number: u64,
+}
+
+impl Port for Nic {
+    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused> {
+        descriptor.encode().expect("an illegal command");
+        if self.dead {
+            return Err(Refused::Never);
+        }
+        self.room = self.room.checked_sub(1).ok_or(Refused::Later)?;
+        self.number += 1;
+        self.posted.push(Sent {
+            number: self.number,
+            page,
+            descriptor: *descriptor,
+        });
+        Ok(())
+    }
+}
+
+/// A port with room.
+pub fn nic() -> Nic {
+    Nic {
+        room: usize::MAX,
+        ..Nic::default()
+    }
+}
+
+pub fn vpid(n: u16) -> Vpid {
+    Vpid::new(n).unwrap()
+}
+
+pub fn terms(node: u16, deadline: u64) -> Terms {
+    Terms {
+        node: NodeId(node),
+        vpid: vpid(7),
+        class: 0,
+        translate: false,
+        deadline: Time(deadline),
+        queue: Queue::Direct,
+    }
+}
+
+/// What a unit says of a command, with error bits.
+pub fn answer(sent: &Sent, error: u8) -> Option<Notification> {
+    let note = |kind, command, start: u64, len: u32| Notification {
+        word0: if error == 0 {
+            last_fragment_start(start, len)
+        } else {
+            // Any fragment.
+            start + u64::from(len - 1) / 496 / 2 * 496
+        },
+        size_field: last_fragment_len(len) - 1,
+        vpid: sent.descriptor.vpid,
+        node: sent.descriptor.node,
+        kind,
+        command,
+        mode: Mode {
+            translate: sent.page.translate,
+            ..Mode::default()
+        },
+        error,
+    };
+    use NotificationType::{Completer, Requester};
+    match sent.descriptor.op {
+        Operation::Get { local, len, .. } => {
+            Some(note(Completer, Command::ByteGetResponse, local, len))
+        }
+        Operation::Put { local, len, .. } => Some(note(Requester, Command::BytePut, local, len)),
+        Operation::Lock { number, .. } => {
+            let mut n = note(Completer, Command::LockResponse, 0, 1);
+            n.word0 = u64::from(number) | (1 << 24) | (77 << 32);
+            Some(n)
+        }
+        Operation::NotificationPut { .. } | Operation::ImmediatePut { .. } => None,
+    }
+}
+
+/// Units on the way of one peer's commands of one class, each with what it has not done.
+#[derive(Default)]
+pub struct Path {
+    pub requester: VecDeque<Sent>,
+    pub responder: VecDeque<Sent>,
+    pub completer: VecDeque<Sent>,
+}
+
+/// What a unit did.
+#[derive(Clone, Copy, Debug)]
+pub enum Act {
+    Idle,
+    /// Passed it on, or did something that nobody hears of.
+    On,
+    /// Did it: it touches memory no more.
+    Did(Sent),
+}
+
+impl Path {
+    pub fn pending(&self) -> impl Iterator<Item = &Sent> {
+        let later = self.responder.iter().chain(&self.completer);
+        self.requester.iter().chain(later)
+    }
+
+    /// Lets a unit work.
+    pub fn step(&mut self, unit: usize) -> Act {
+        match unit {
+            0 => {
+                let Some(sent) = self.requester.pop_front() else {
+                    return Act::Idle;
+                };
+                match sent.descriptor.op {
+                    Operation::Put { .. } => return Act::Did(sent),
+                    Operation::Get { .. } => self.responder.push_back(sent),
+                    Operation::Lock { at, .. } => match at {
+                        LockTarget::Responder => self.responder.push_back(sent),
+                        LockTarget::Completer => self.completer.push_back(sent),
+                    },
+                    _ => {}
+                }
+                Act::On
+            }
+            1 => self.responder.pop_front().map_or(Act::Idle, Act::Did),
+            _ => self.completer.pop_front().map_or(Act::Idle, Act::Did),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What must hold.
+
+use super::{
+    sink, source, Event, Heard, Mutation, Rig, Transfer, BLOCK, BLOCKS, LATE, LIMITS, MS, POISON,
+    SOURCE,
+};
+use crate::port::FREE;
+use anyhow::{ensure, Result};
+use protocol::transfer::{Failure, Quiet};
+use rand::Rng;
+use wire::rma::{Command, NotificationType};
+use wire::transfer::Direction;
+
+impl Rig {
+    /// Takes what owners on a node heard, and checks it.
+    pub(super) fn collect(&mut self, node: usize) -> Result<()> {
+        for heard in std::mem::take(&mut self.nodes[node].heard) {
+            self.say(|| format!("node {node}: {heard:?}"));
+            self.hear(node, heard)?;
+        }
+        for n in std::mem::take(&mut self.nodes[node].unclaimed) {
+            // Peers tell of PUTs, GETs and notification PUTs; what is late for a port that was
+            // closed comes as well.
+            let told = matches!(
+                (n.kind, n.command),
+                (
+                    NotificationType::Completer,
+                    Command::BytePut | Command::NotificationPut
+                ) | (NotificationType::Responder, Command::ByteGet)
+            );
+            ensure!(
+                told || !self.healthy[node] || !self.is_well(n.node.0.into()),
+                "node {node} takes {n:?} for nobody's"
+            );
+        }
+        Ok(())
+    }
+
+    fn is_well(&self, node: usize) -> bool {
+        self.healthy.get(node) == Some(&true)
+    }
+
+    fn hear(&mut self, node: usize, heard: Heard) -> Result<()> {
+        let now = self.fabric.now();
+        let id = heard.id as usize;
+        let mutation = self.mutation;
+        if let Some(outcome) = heard.outcome {
+            let t = &mut self.transfers[id];
+            ensure!(t.node == node && !t.outcome, "{id} has two outcomes");
+            ensure!(!t.quiet, "{id} ends after it became quiet");
+            t.outcome = true;
+            ensure!(
+                now <= t.deadline + LATE,
+                "{id} ends {} ms late",
+                (now - t.deadline) / MS
+            );
+            let (demanded, what) = (t.demanded, t.what);
+            match outcome {
+                Ok(done) => {
+                    self.summary.done += 1;
+                    let t = &self.transfers[id];
+                    ensure!(done.bytes == t.data.len() as u64, "{id} did not do all");
+                    match what {
+                        Some(w) if w.direction == Direction::Get => self.check_got(id)?,
+                        Some(w) if w.confirm => self.check_put(id)?,
+                        _ => {}
+                    }
+                }
+                Err(e) => {
+                    ensure!(!demanded, "{id} between healthy nodes ends with {e:?}");
+                    ensure!(
+                        !matches!(e, Failure::Fault(_)) || mutation.is_some(),
+                        "{id} ends with {e:?}"
+                    );
+                    let get = what.is_some_and(|w| w.direction == Direction::Get);
+                    if get && e != Failure::Down && self.rng.random_bool(0.7) {
+                        let later = self.rng.random_range(1..20 * MS);
+                        self.at(now + later, Event::Retry(id));
+                    }
+                }
+            }
+        }
+        if let Some(quiet) = heard.quiet {
+            let t = &mut self.transfers[id];
+            ensure!(t.outcome, "{id} is quiet without an outcome");
+            ensure!(!t.quiet, "{id} becomes quiet twice");
+            t.quiet = true;
+            match quiet {
+                Quiet::Settled if heard.outcome.is_none() => self.summary.settled_late += 1,
+                Quiet::Unanswered => self.summary.unanswered += 1,
+                _ => {}
+            }
+        }
+        let reuse = match mutation {
+            Some(Mutation::ReuseAtOutcome) => heard.outcome.is_some(),
+            _ => heard.quiet.is_some(),
+        };
+        if reuse {
+            let keep = match heard.quiet {
+                Some(Quiet::Closed) => LIMITS.absorb,
+                _ => 0,
+            };
+            self.release(id, keep)?;
+        }
+        Ok(())
+    }
+
+    /// The memory of a transfer is free, or rests for so long.
+    fn release(&mut self, id: usize, keep: u64) -> Result<()> {
+        let empty = Transfer {
+            blocks: Vec::new(),
+            sinks: Vec::new(),
+            local: Vec::new(),
+            remote: Vec::new(),
+            data: Vec::new(),
+            ..self.transfers[id]
+        };
+        let mut t = std::mem::replace(&mut self.transfers[id], empty);
+        // What was sent may arrive although nobody waits for it; only a lock behind it tells.
+        let certain = t.what.is_some_and(|w| w.confirm) && self.arrived(&t)?;
+        let rest = match certain || t.sinks.is_empty() {
+            true => keep,
+            false => LIMITS.absorb,
+        };
+        self.free(&mut t, rest)?;
+        Ok(())
+    }
+
+    /// Gives memory back: at once, or after so long.
+    pub(super) fn free(&mut self, t: &mut Transfer, rest: u64) -> Result<()> {
+        let now = self.fabric.now();
+        let blocks = std::mem::take(&mut t.blocks);
+        let closed = rest > 0 && t.sinks.is_empty();
+        if closed {
+            self.resting.push((now + rest, blocks));
+        } else {
+            drop(blocks);
+        }
+        for i in std::mem::take(&mut t.sinks) {
+            self.sinks[t.peer][t.node][i as usize] = (now + rest, rest > 0);
+            if rest == 0 {
+                let at = sink(t.node, i);
+                self.fabric.fill(t.peer, at, &[POISON; BLOCK as usize])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, node: usize, list: &[protocol::transfer::Fragment]) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        for f in list {
+            let mut part = vec![0; f.len as usize];
+            self.fabric.load(node, f.address, &mut part)?;
+            all.extend(part);
+        }
+        Ok(all)
+    }
+
+    fn check_got(&self, id: usize) -> Result<()> {
+        let t = &self.transfers[id];
+        let got = self.read(t.node, &t.local)?;
+        ensure!(got == t.data, "{id} did not bring what the peer has");
+        Ok(())
+    }
+
+    fn arrived(&self, t: &Transfer) -> Result<bool> {
+        Ok(self.read(t.peer, &t.remote)? == t.data)
+    }
+
+    fn check_put(&self, id: usize) -> Result<()> {
+        let t = &self.transfers[id];
+        ensure!(
+            self.arrived(t)? || !self.is_lossless(t),
+            "{id} did not take its data to the peer"
+        );
+        Ok(())
+    }
+
+    /// Nobody has written to memory that is free.
+    pub(super) fn check_poison(&self, node: usize, address: u64, len: u64) -> Result<()> {
+        let mut data = vec![0; len as usize];
+        self.fabric.load(node, address, &mut data)?;
+        ensure!(
+            data.iter().all(|b| *b == POISON),
+            "memory of node {node} at {address:#x} was written to while nobody used it"
+        );
+        Ok(())
+    }
+
+    /// No transfer of a node is overdue.
+    pub(super) fn check_deadlines(&self, node: usize) -> Result<()> {
+        let now = self.fabric.now();
+        let late = self.transfers.iter().enumerate().find(|(_, t)| {
+            t.node == node && !t.outcome && now > t.deadline + LATE && self.nodes[node].is_up()
+        });
+        if let Some((id, t)) = late {
+            anyhow::bail!("{id} is {} ms overdue", (now - t.deadline) / MS);
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_end(&mut self) -> Result<()> {
+        for (id, t) in self.transfers.iter().enumerate() {
+            ensure!(t.outcome && t.quiet, "{id} has not ended");
+        }
+        self.rest()?;
+        for (i, node) in self.nodes.iter().enumerate() {
+            ensure!(node.is_idle(), "node {i} has transfers at the end");
+            ensure!(node.pool.is_idle(), "node {i} lost memory");
+            self.check_poison(i, FREE, BLOCKS as u64 * BLOCK)?;
+            let mut data = source(i);
+            self.fabric.load(i, SOURCE, &mut data)?;
+            ensure!(data == source(i), "what node {i} offers was written to");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,287 @@
+//! A node whose transfers `protocol::transfer` has, driven as the engine of `extoll.ko` does it.
+
+use super::{Mutation, CAPACITY, LIMITS};
+use crate::fabric::Fabric;
+use crate::memory::{Block, Pool};
+use crate::port::Port;
+use crate::Heap;
+use anyhow::Result;
+use protocol::transfer::{
+    self, Done, Failure, Fragment, Limits, Lock, Move, Queue, Quiet, Refusal, Terms, Ticket,
+    Transfers,
+};
+use protocol::{Refused, Time};
+use wire::ext_eth::VPID;
+use wire::ids::NodeId;
+use wire::rma::{
+    Command, Descriptor, Mode, Notification, NotificationType, Operation, PageOptions,
+    RequesterAddr,
+};
+
+/// What an owner of a transfer hears.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heard {
+    /// The transfer.
+    pub id: u64,
+    /// Its outcome.
+    pub outcome: Option<Result<Done, Failure>>,
+    /// It is quiet.
+    pub quiet: Option<Quiet>,
+}
+
+/// Posts to the port of a node.
+struct Poster<'a> {
+    port: &'a mut Port,
+    fabric: &'a mut Fabric,
+    /// Lock operations that are answered without being posted.
+    hasty: Option<&'a mut Vec<Notification>>,
+}
+
+impl transfer::Port for Poster<'_> {
+    fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), Refused> {
+        if let (Operation::Lock { number, add: 0, .. }, Some(hasty)) =
+            (descriptor.op, &mut self.hasty)
+        {
+            hasty.push(Notification {
+                word0: u64::from(number),
+                size_field: 0,
+                vpid: descriptor.vpid,
+                node: descriptor.node,
+                kind: NotificationType::Completer,
+                command: Command::LockResponse,
+                mode: Mode::default(),
+                error: 0,
+            });
+            return Ok(());
+        }
+        let page = RequesterAddr::page(VPID, page);
+        self.port.command(self.fabric, page, descriptor)
+    }
+}
+
+/// A node.
+pub struct Node {
+    nic: usize,
+    port: Option<Port>,
+    table: Transfers<Heap, u64>,
+    /// Its memory.
+    pub pool: Pool,
+    mutation: Option<Mutation>,
+    taken: u64,
+    /// Notifications that no transfer was waiting for.
+    pub unclaimed: Vec<Notification>,
+    /// What owners heard.
+    pub heard: Vec<Heard>,
+}
+
+fn table(mutation: Option<Mutation>) -> Transfers<Heap, u64> {
+    let absorb = match mutation {
+        Some(Mutation::NoAbsorb) => 0,
+        _ => LIMITS.absorb,
+    };
+    let window = match mutation {
+        Some(Mutation::NoWindow) => CAPACITY.commands,
+        _ => LIMITS.window,
+    };
+    let limits = Limits {
+        absorb,
+        window,
+        ..LIMITS
+    };
+    match Transfers::new(&CAPACITY, &limits) {
+        Ok(table) => table,
+        Err(e) => match e {},
+    }
+}
+
+impl Node {
+    /// A node without a port.
+    ///
+    /// # Errors
+    ///
+    /// There is no handle to its memory.
+    pub fn new(
+        fabric: &Fabric,
+        nic: usize,
+        blocks: usize,
+        mutation: Option<Mutation>,
+    ) -> Result<Self> {
+        Ok(Self {
+            nic,
+            port: None,
+            table: table(mutation),
+            pool: Pool::new(fabric, nic, blocks)?,
+            mutation,
+            taken: 0,
+            unclaimed: Vec::new(),
+            heard: Vec::new(),
+        })
+    }
+
+    /// Opens the port.
+    ///
+    /// # Errors
+    ///
+    /// The NIC refuses an access.
+    pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
+        self.port = Some(Port::open(fabric, self.nic)?);
+        Ok(())
+    }
+
+    /// Closes the port, and the engine with it.
+    pub fn down(&mut self, fabric: &mut Fabric) {
+        let now = Time(fabric.now());
+        self.table.close(Quiet::Closed, now, usize::MAX);
+        self.tell();
+        if let Some(port) = self.port.take() {
+            port.close(fabric);
+        }
+        self.table = table(self.mutation);
+    }
+
+    /// Whether the port is open.
+    pub fn is_up(&self) -> bool {
+        self.port.is_some()
+    }
+
+    /// Whether there are no transfers.
+    pub fn is_idle(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Takes a transfer.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn submit(
+        &mut self,
+        fabric: &mut Fabric,
+        terms: &Terms,
+        what: Move,
+        lists: [&[Fragment]; 2],
+        id: u64,
+    ) -> Result<Ticket, Refusal> {
+        let [local, remote] = lists.map(|l| l.iter().copied());
+        let taken = self.table.submit(terms, what, local, remote, id);
+        self.post(fabric);
+        taken.map_err(|(why, _)| why)
+    }
+
+    /// Takes a lock operation.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn lock(
+        &mut self,
+        fabric: &mut Fabric,
+        terms: &Terms,
+        lock: Lock,
+        id: u64,
+    ) -> Result<Ticket, Refusal> {
+        let taken = self.table.submit_lock(terms, lock, id);
+        self.post(fabric);
+        taken.map_err(|(why, _)| why)
+    }
+
+    /// Cancels a transfer.
+    pub fn cancel(&mut self, fabric: &Fabric, ticket: Ticket) -> bool {
+        self.table.cancel(ticket, Time(fabric.now()))
+    }
+
+    /// Gives a peer up.
+    pub fn abort(&mut self, fabric: &Fabric, node: usize) {
+        let mark = self.table.mark();
+        let now = Time(fabric.now());
+        let node = Port::node_id(node);
+        while self.table.abort(node, mark, now, 3) {}
+    }
+
+    fn post(&mut self, fabric: &mut Fabric) {
+        let now = Time(fabric.now());
+        let mut answers = Vec::new();
+        if let Some(port) = &mut self.port {
+            let hasty = self.mutation == Some(Mutation::HastyFence);
+            let mut poster = Poster {
+                port,
+                fabric,
+                hasty: hasty.then_some(&mut answers),
+            };
+            while self.table.post(&mut poster, now, 8).more {}
+        }
+        for n in answers {
+            self.table.take(&n);
+        }
+    }
+
+    /// Takes notifications, ends what is overdue, posts, tells owners.
+    ///
+    /// # Errors
+    ///
+    /// Memory can't be read.
+    pub fn poll(&mut self, fabric: &mut Fabric) -> Result<()> {
+        let Some(port) = &mut self.port else {
+            return Ok(());
+        };
+        // A requester that dropped something, or has room again.
+        port.overlooked(fabric);
+        while let Some(mut n) = port.notification(fabric)? {
+            self.taken += 1;
+            match self.mutation {
+                Some(Mutation::Deaf) if self.taken % 23 == 0 => continue,
+                Some(Mutation::OtherNode) if self.taken % 11 == 0 => {
+                    n.node = NodeId((n.node.0 + 1) % 3);
+                }
+                _ => {}
+            }
+            if !self.table.take(&n) {
+                self.unclaimed.push(n);
+            }
+        }
+        let now = Time(fabric.now());
+        if self.mutation != Some(Mutation::NoTimer) {
+            while self.table.expire(now, 4) {}
+        }
+        self.post(fabric);
+        self.tell();
+        Ok(())
+    }
+
+    fn tell(&mut self) {
+        for queue in [Queue::Deferred, Queue::Direct] {
+            while let Some(e) = self.table.next_event(queue) {
+                self.heard.push(Heard {
+                    id: e.token,
+                    outcome: e.outcome,
+                    quiet: e.quiet,
+                });
+                if e.quiet.is_none() {
+                    self.table.told(e.ticket);
+                }
+            }
+        }
+    }
+
+    /// Checks what must always hold.
+    ///
+    /// # Errors
+    ///
+    /// What does not.
+    pub fn check(&self) -> Result<(), &'static str> {
+        if self.mutation == Some(Mutation::NoWindow) {
+            return Ok(());
+        }
+        self.table.check()
+    }
+
+    /// What happened.
+    pub fn counters(&self) -> transfer::Counters {
+        *self.table.counters()
+    }
+
+    /// A block of memory.
+    pub fn block(&self) -> Option<Block> {
+        self.pool.take()
+    }
+}

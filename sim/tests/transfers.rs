@@ -1,0 +1,114 @@
+//! Runs of RMA transfers: many seeds, and runs that have to fail. As for the other rig: `SIM_SEED`,
+//! `SIM_SEEDS`, `FULL`.
+
+mod sim {
+    use ::sim::transfers::{run, Mutation, Rig, Summary, Violation};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::Mutex;
+
+    /// Seeds of a usual run, and of a full one.
+    const SEEDS: [u64; 2] = [1_000, 30_000];
+    /// Seeds in which an error in the glue has to show.
+    const MUTANT_SEEDS: u64 = 200;
+
+    fn number(name: &str) -> Option<u64> {
+        let text = std::env::var(name).ok().filter(|t| !t.is_empty())?;
+        Some(
+            text.parse()
+                .unwrap_or_else(|_| panic!("{name}={text:?} is not a number")),
+        )
+    }
+
+    fn replay(v: &Violation) -> String {
+        let seed = v.seed;
+        format!(
+            "{v}\n    SIM_SEED={seed} cargo test --release -p sim --test transfers transfers -- --nocapture"
+        )
+    }
+
+    fn many(seeds: u64) -> (Vec<Violation>, Summary) {
+        let next = AtomicU64::new(1);
+        let results = Mutex::new((Vec::new(), Summary::default()));
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed > seeds {
+                        return;
+                    }
+                    let result = run(seed, None);
+                    let mut results = results.lock().unwrap();
+                    match result {
+                        Ok(s) => results.1 = results.1.and(s),
+                        Err(v) => results.0.push(v),
+                    }
+                });
+            }
+        });
+        results.into_inner().unwrap()
+    }
+
+    #[test]
+    fn transfers() {
+        if let Some(seed) = number("SIM_SEED") {
+            let mut rig = Rig::new(seed, None, true).unwrap();
+            let result = rig.run();
+            for line in rig.trace() {
+                println!("{line}");
+            }
+            result.unwrap_or_else(|v| panic!("{v}"));
+            return;
+        }
+        let full = std::env::var("FULL").is_ok_and(|v| v == "1");
+        let seeds = number("SIM_SEEDS").unwrap_or(SEEDS[usize::from(full)]);
+        let (mut failed, sum) = many(seeds);
+        failed.sort_by_key(|v| v.seed);
+        let lines: Vec<String> = failed.iter().take(10).map(replay).collect();
+        assert!(
+            failed.is_empty(),
+            "{} of {seeds} seeds failed:\n{}",
+            failed.len(),
+            lines.join("\n")
+        );
+        println!("{sum:?}");
+        // Otherwise the runs show nothing.
+        assert!(
+            sum.demanded > 5 * seeds && sum.faults > seeds / 2,
+            "{sum:?}"
+        );
+        assert!(
+            sum.settled_late > seeds / 4 && sum.unanswered > seeds / 10,
+            "{sum:?}"
+        );
+        assert!(
+            sum.passed > seeds / 50 && sum.refused > seeds / 10,
+            "{sum:?}"
+        );
+        assert!(sum.done > sum.taken / 2, "{sum:?}");
+    }
+
+    #[test]
+    fn transfers_of_a_seed_repeat_exactly() {
+        for seed in 1..6 {
+            let trace = |_| {
+                let mut rig = Rig::new(seed, None, true).unwrap();
+                let _ = rig.run();
+                rig.trace().to_vec()
+            };
+            let [a, b] = [0, 1].map(trace);
+            assert!(!a.is_empty());
+            assert_eq!(a, b, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn errors_with_transfers_are_found() {
+        let found = |m| (1..=MUTANT_SEEDS).find_map(|seed| run(seed, Some(m)).err());
+        let missed: Vec<_> = Mutation::ALL
+            .iter()
+            .filter(|m| found(**m).map(|v| println!("{m:?}: {v}")).is_none())
+            .collect();
+        assert!(missed.is_empty(), "{missed:?} were not found");
+    }
+}

@@ -1,0 +1,275 @@
+//! The transfer engine of `extoll.ko`, by `extoll_bench`: fragment lists, completions, what ends
+//! transfers early, and what peers notify of.
+
+use super::memory::{begin, end, expect, offer, Lines, Offer};
+use super::on_pair;
+use crate::cluster::{Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        on_pair("raw::engine_lists", lists),
+        on_pair("raw::engine_completions", completions),
+        on_pair("raw::engine_cancels", cancels),
+        on_pair("raw::engine_gives_peers_up", gives_up),
+        on_pair("raw::engine_unanswered", unanswered),
+        on_pair("raw::engine_listener", listener),
+    ]
+}
+
+fn number(r: &Lines, key: &str) -> Result<u64> {
+    let text = r.get(key).with_context(|| format!("no {key} in {r:?}"))?;
+    text.parse().with_context(|| format!("{key} is {text}"))
+}
+
+/// A result has these numbers.
+fn numbers(r: &Lines, want: &[(&str, u64)]) -> Result<()> {
+    for (key, want) in want {
+        ensure!(number(r, key)? == *want, "{key} is not {want}: {r:?}");
+    }
+    Ok(())
+}
+
+/// Lists with random boundaries, compared byte by byte with all that is around them.
+fn lists(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let run = |node, there: &Offer, words: &str| -> Result<()> {
+        let command = format!("lists {} {words} timeout_ms=60000", there.words);
+        let r = lab.raw(node, &command)?;
+        expect(&r, "result", "ok").with_context(|| command.clone())?;
+        let (commands, transfers) = (number(&r, "commands")?, number(&r, "transfers")?);
+        ensure!(
+            commands > transfers && number(&r, "bytes")? > 0,
+            "{command}: {r:?}"
+        );
+        Ok(())
+    };
+    let pages = offer(lab, "pages", 128 << 10, "rw", 21)?;
+    run(0, &pages, "bytes=131072 count=16 frags=8 seed=21")?;
+    lab.raw(1, "withdraw")?;
+    // As many fragments as a message of Lustre has pages, and more; both nodes, the own node, other
+    // classes.
+    let pages = offer(lab, "pages", 64 << 10, "rw", 22)?;
+    run(0, &pages, "bytes=65536 count=6 frags=512 seed=22 tc=1")?;
+    lab.raw(1, "withdraw")?;
+    let pages = offer(lab, "coherent", 64 << 10, "rw", 23)?;
+    run(
+        1,
+        &pages,
+        "bytes=65536 count=12 frags=64 kind=buffer seed=23 tc=2",
+    )?;
+    lab.raw(1, "withdraw")?;
+    let bus = offer(lab, "bus", 32 << 10, "rw", 24)?;
+    run(
+        0,
+        &bus,
+        "bytes=32768 count=12 frags=40 kind=bus seed=24 tc=3",
+    )?;
+    lab.raw(1, "withdraw")?;
+    // Single bytes.
+    let tiny = offer(lab, "pages", 4096, "rw", 25)?;
+    run(0, &tiny, "bytes=4096 count=3 frags=512 seed=25")?;
+    lab.raw(1, "withdraw")?;
+    end(lab)
+}
+
+/// Each owner is called once for the outcome and once when its transfer is quiet, in both contexts;
+/// engines whose places are taken say so.
+fn completions(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let there = offer(lab, "pages", 256 << 10, "rw", 31)?;
+    for words in [
+        "inflight=8 count=300 len=4096",
+        "inflight=64 count=300 len=800",
+        "inflight=16 count=200 len=4096 mode=poll",
+    ] {
+        let r = lab.raw(
+            0,
+            &format!(
+                "calls {} bytes=262144 {words} seed=31 timeout_ms=60000",
+                there.words
+            ),
+        )?;
+        let count = number(&r, "taken")?;
+        ensure!(count >= 200, "{r:?}");
+        let want = [("ok", count), ("settled", count), ("wrong", 0), ("all", 1)];
+        numbers(&r, &want)?;
+        // Those of process context wait for theirs, the others may have found no place.
+        ensure!(number(&r, "nested")? >= count / 8, "{r:?}");
+        let busy = number(&r, "busy")?;
+        ensure!(words.starts_with("inflight=64") || busy > 0, "{r:?}");
+        let refused = number(&r, "refused_transfers")? + number(&r, "refused_peer")?;
+        ensure!(refused >= busy, "{r:?}");
+    }
+    lab.raw(1, "withdraw")?;
+    end(lab)
+}
+
+/// Runs `give_up` on node 0 with the NIC of node 1 frozen for `frozen`.
+fn while_frozen(lab: &Lab, words: &str, frozen: Duration) -> Result<Lines> {
+    lab.fault(&["freeze", "1"])?;
+    let script = format!(
+        "exec 3<>/dev/extoll_bench || exit; printf %s 'give_up {words}' >&3; rc=$?; cat <&3; exit $rc"
+    );
+    let run = lab.spawn(0, &script);
+    std::thread::sleep(frozen);
+    lab.fault(&["thaw", "1"])?;
+    let out = run?.wait(PATIENCE)?;
+    ensure!(out.status == 0, "{words}: {out:?}");
+    Ok(crate::cluster::pairs(&out.stdout))
+}
+
+/// Transfers of each kind of end, and the next one with the same memory.
+fn ends_at_once(lab: &Lab, how: &str, outcome: &str) -> Result<()> {
+    let there = offer(lab, "pages", 256 << 10, "rw", 41)?;
+    let words = format!("{} bytes=262144 len=4096 count=24 seed=41", there.words);
+    let words = format!("{words} how={how} timeout_ms=60000");
+    let r = while_frozen(lab, &words, Duration::from_secs(4))?;
+    // All of them, though most were under way, before anything was answered.
+    numbers(&r, &[(outcome, 24), ("ended", 24), ("wrong", 0)])?;
+    ensure!(
+        number(&r, "in_flight")? > 8,
+        "not much was in flight: {r:?}"
+    );
+    ensure!(
+        number(&r, "end_ms")? < 2_500,
+        "the end took its time: {r:?}"
+    );
+    // What was posted was answered at last, and the same memory was not touched by the next one
+    // before.
+    numbers(&r, &[("settled", 24)])?;
+    expect(&r, "retry", "ok")?;
+    expect(&r, "mismatch", "none")?;
+    ensure!(
+        number(&r, "fences")? > 0,
+        "nobody asked whether all is over: {r:?}"
+    );
+    lab.raw(1, "withdraw").map(drop)
+}
+
+fn cancels(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    ends_at_once(lab, "cancel", "cancelled")?;
+    end(lab)
+}
+
+/// A peer that is given up: everything ends at once, and other peers are not concerned.
+fn gives_up(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    ends_at_once(lab, "abort", "peer_lost")?;
+    end(lab)
+}
+
+/// Nothing is answered for longer than anybody waits: memory is given back all the same, and what
+/// comes then is for nobody.
+fn unanswered(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let there = offer(lab, "pages", 64 << 10, "rw", 51)?;
+    let words = format!("{} bytes=65536 len=4096 count=8 seed=51", there.words);
+    let more = format!("{words} how=abort timeout_ms=60000");
+    let r = while_frozen(lab, &more, Duration::from_secs(25))?;
+    numbers(&r, &[("peer_lost", 8), ("unanswered", 8), ("wrong", 0)])?;
+    let quiet = number(&r, "quiet_ms")?;
+    ensure!(
+        quiet >= 9_000,
+        "late answers were waited for during {quiet} ms"
+    );
+    expect(&r, "retry", "ok")?;
+    // An engine that goes: all owners hear of it before that returns.
+    let more = format!("{words} how=drop timeout_ms=60000");
+    let r = while_frozen(lab, &more, Duration::from_secs(4))?;
+    numbers(
+        &r,
+        &[("ended", 8), ("down", 8), ("closed", 8), ("wrong", 0)],
+    )?;
+    // The nodes are well.
+    let r = lab.raw(0, &format!("copy {} bytes=65536 seed=51", there.words))?;
+    expect(&r, "result", "ok")?;
+    expect(&r, "mismatch", "none")?;
+    lab.raw(1, "withdraw")?;
+    end(lab)
+}
+
+/// What peers notify of reaches the listener; one that floods it loses its own notifications only,
+/// and transfers go on.
+fn listener(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let serve = |more: &str| -> Result<String> {
+        let r = lab.raw(1, &format!("offer bytes=65536 seed=61 listen=1 {more}"))?;
+        Ok(format!("node=1 vpid={} nla={}", r["vpid"], r["nla"]))
+    };
+    let mut there = serve("")?;
+    let count = 12;
+    for tell in ["last", "each", "value"] {
+        let before = lab.raw(1, "heard")?;
+        let words = format!("bytes=65536 count={count} frags=4 tell={tell} seed=61");
+        let r = lab.raw(0, &format!("lists {there} {words} timeout_ms=60000"))?;
+        expect(&r, "result", "ok")?;
+        let (commands, mut heard) = (number(&r, "commands")?, 0);
+        // The last ones may be on their way.
+        let grown = lab.until("the peer has heard of all", PATIENCE, |lab| {
+            let now = lab.raw(1, "heard")?;
+            let grown =
+                |key: &str| Ok::<_, anyhow::Error>(number(&now, key)? - number(&before, key)?);
+            heard = match tell {
+                "value" => grown("values")?,
+                _ => grown("puts")? + grown("gets")?,
+            };
+            Ok(heard >= count)
+        });
+        grown.with_context(|| format!("{tell}: {heard} of {count}"))?;
+        ensure!(
+            tell == "each" || heard == count,
+            "{tell}: {heard} of {count}"
+        );
+        ensure!(
+            tell != "each" || heard > count && heard < commands,
+            "{heard}, {commands}"
+        );
+        // Another offer has another content.
+        lab.raw(1, "withdraw")?;
+        there = serve("")?;
+    }
+    lab.raw(1, "withdraw")?;
+    let there = serve("slow_us=3000")?;
+    let own = lab.raw(0, "offer bytes=65536 seed=62")?;
+    let flood = lab.spawn(
+        0,
+        &format!(
+            "exec 3<>/dev/extoll_bench || exit; printf %s 'flood {there} count=20000 timeout_ms=60000' >&3; rc=$?; cat <&3; exit $rc"
+        ),
+    )?;
+    lab.until("node 1 hears of it", PATIENCE, |lab| {
+        Ok(number(&lab.raw(1, "heard")?, "values")? > 10)
+    })?;
+    // By the same engine, from its own port and to it.
+    let other = format!("node=0 vpid={} nla={}", own["vpid"], own["nla"]);
+    let words = "bytes=65536 frags=4 shared=1 timeout_ms=60000";
+    let r = lab.raw(1, &format!("lists {other} {words} count=6 seed=62"))?;
+    expect(&r, "result", "ok")?;
+    let r = lab.raw(
+        1,
+        &format!("lists {there} {words} count=8 seed=61 tell=value"),
+    )?;
+    expect(&r, "result", "ok")?;
+    let out = flood.wait(PATIENCE)?;
+    ensure!(out.status == 0, "flood: {out:?}");
+    let mut heard = Lines::new();
+    lab.until("the listener has heard all", PATIENCE, |lab| {
+        let before = number(&heard, "values").unwrap_or(0);
+        std::thread::sleep(Duration::from_millis(500));
+        heard = lab.raw(1, "heard")?;
+        Ok(number(&heard, "values")? == before)
+    })?;
+    numbers(&heard, &[("own", 8)])?;
+    let (values, dropped) = (number(&heard, "values")?, number(&heard, "dropped")?);
+    ensure!(dropped > 1_000, "{heard:?}");
+    ensure!(values + dropped == 20_000 + 8, "{heard:?}");
+    for node in 0..2 {
+        lab.raw(node, "withdraw")?;
+    }
+    end(lab)
+}
