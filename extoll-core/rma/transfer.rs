@@ -42,11 +42,14 @@
 mod engine;
 mod handle;
 mod lists;
+mod run;
+mod submitter;
 
 pub use self::{
-    engine::{Engine, Setup, Submitter},
+    engine::{Engine, Setup},
     handle::{callback, Handle},
     lists::{Lists, Part, Span},
+    submitter::Submitter,
 };
 pub use protocol::transfer::{Capacity, Counters, Done, Quiet, Tell, Ticket};
 pub use wire::transfer::Direction;

@@ -11,29 +11,24 @@
 //! * Between nodes that no fault hits every transfer succeeds in time, whatever the others do.
 //! * Tables keep their bounds; in the end nothing is left.
 
+mod fault;
 mod judge;
 mod node;
+mod traffic;
 
 use crate::fabric::{Fabric, MEMORY, MEMORY_BYTES};
 use crate::memory::{Block, BLOCK};
 use crate::port::FREE;
 use anyhow::Result;
 use extoll_emulator::network::LinkKnobs;
-use extoll_emulator::nic::{Faults, LoseWrite, LossyRing};
+use fault::Fault;
 use node::{Heard, Node};
-use protocol::rendezvous::Buffer;
-use protocol::transfer::{
-    Capacity, Fragment, Limits, Lock, Move, Queue, Refusal, Tell, Terms, Ticket,
-};
-use protocol::Time;
+use protocol::transfer::{Capacity, Fragment, Limits, Move, Ticket};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
-use wire::ext_eth::VPID;
-use wire::rma::LockTarget;
-use wire::transfer::Direction;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -178,18 +173,6 @@ enum Event {
     Heal(usize),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    /// The cable loses all it carries.
-    Cable(usize),
-    Freeze(usize),
-    PowerOff(usize),
-    /// The port is closed and opened again.
-    Restart(usize),
-    LoseNotifications(usize),
-    RetryEvery(usize),
-}
-
 /// A transfer.
 struct Transfer {
     node: usize,
@@ -242,16 +225,6 @@ fn source(node: usize) -> Vec<u8> {
     let mut data = vec![0; SOURCE_BYTES as usize];
     SmallRng::seed_from_u64(0x50 + node as u64).fill(&mut data[..]);
     data
-}
-
-/// What a node offers at these places.
-fn offered(node: usize, list: &[Fragment]) -> Vec<u8> {
-    let from = source(node);
-    let part = |f: &Fragment| {
-        let at = (f.address - SOURCE) as usize;
-        &from[at..at + f.len as usize]
-    };
-    list.iter().flat_map(part).copied().collect()
 }
 
 impl Rig {
@@ -357,59 +330,6 @@ impl Rig {
             }
         }
         Ok(())
-    }
-
-    fn add_fault(&mut self) {
-        let node = self.rng.random_range(0..self.nodes.len());
-        let cable = self.rng.random_range(0..self.fabric.cables());
-        let fault = match self.rng.random_range(0..6) {
-            0 => Fault::Cable(cable),
-            1 => Fault::Freeze(node),
-            2 => Fault::PowerOff(node),
-            3 => Fault::Restart(node),
-            4 => Fault::LoseNotifications(node),
-            _ => Fault::RetryEvery(node),
-        };
-        if self.faults.iter().any(|(other, ..)| *other == fault) {
-            return;
-        }
-        for victim in self.victims(fault) {
-            self.healthy[victim] = false;
-        }
-        let at = self.rng.random_range(0..BUSY);
-        let longest = [10 * MS, 300 * MS, LONGEST_HOLD][self.rng.random_range(0..3)];
-        let end = at + self.rng.random_range(MS..longest);
-        self.at(at, Event::Fault(self.faults.len()));
-        self.faults.push((fault, at, end.min(BUSY + LONGEST_HOLD)));
-    }
-
-    /// Whom a fault concerns: none of their transfers has to succeed.
-    fn victims(&self, fault: Fault) -> Vec<usize> {
-        match fault {
-            Fault::Cable(c) => {
-                let ends = self.fabric.world.network().cable_ends(c);
-                ends.iter().map(|end| end.nic).collect()
-            }
-            Fault::Freeze(n)
-            | Fault::PowerOff(n)
-            | Fault::Restart(n)
-            | Fault::LoseNotifications(n)
-            | Fault::RetryEvery(n) => vec![n],
-        }
-    }
-
-    /// Whether the network has lost nothing between the nodes of a transfer since that was
-    /// submitted: a lock operation shows that a peer has done what reached it.
-    fn is_lossless(&self, t: &Transfer) -> bool {
-        !self.faults.iter().any(|(fault, at, end)| {
-            let loses = matches!(
-                fault,
-                Fault::Cable(_) | Fault::PowerOff(_) | Fault::Restart(_)
-            );
-            let during = *at <= self.fabric.now() && *end >= t.since;
-            let victims = self.victims(*fault);
-            loses && during && (victims.contains(&t.node) || victims.contains(&t.peer))
-        })
     }
 
     /// Runs to the end.
@@ -522,298 +442,6 @@ impl Rig {
         Ok(())
     }
 
-    /// Cuts `bytes` bytes from `address` on into fragments that don't continue each other.
-    fn cut(&mut self, places: &[(u64, u64)]) -> Vec<Fragment> {
-        let mut all = Vec::new();
-        for &(address, len) in places {
-            let (mut at, end) = (address, address + len);
-            while at < end {
-                let len = self.rng.random_range(1..=700).min(end - at);
-                all.push(Fragment { address: at, len });
-                // Some bytes in between are left out.
-                at += len + self.rng.random_range(0..20);
-            }
-        }
-        all
-    }
-
-    fn submit(&mut self, n: usize, again: Option<usize>) -> Result<()> {
-        if !self.nodes[n].is_up() {
-            return Ok(());
-        }
-        let count = self.nodes.len();
-        let peer = match again {
-            Some(id) => self.transfers[id].peer,
-            None => (n + self.rng.random_range(0..count)) % count,
-        };
-        let id = self.transfers.len() as u64;
-        let now = self.fabric.now();
-        let demanded = self.healthy[n] && self.healthy[peer];
-        let wait = self
-            .rng
-            .random_range(TIMEOUTS[usize::from(demanded)].clone());
-        let terms = Terms {
-            node: crate::port::Port::node_id(peer),
-            vpid: VPID,
-            class: self.rng.random_range(0..4),
-            translate: false,
-            deadline: Time(now + wait),
-            queue: [Queue::Direct, Queue::Deferred][self.rng.random_range(0..2)],
-        };
-        let mut t = Transfer {
-            node: n,
-            peer,
-            ticket: None,
-            what: None,
-            local: Vec::new(),
-            remote: Vec::new(),
-            data: Vec::new(),
-            blocks: Vec::new(),
-            sinks: Vec::new(),
-            deadline: now + wait,
-            since: now,
-            demanded,
-            outcome: false,
-            quiet: false,
-        };
-        let taken = if again.is_none() && self.rng.random_bool(0.1) {
-            let lock = Lock {
-                at: [LockTarget::Completer, LockTarget::Responder][self.rng.random_range(0..2)],
-                number: self.rng.random_range(0..4),
-                compare: i32::MAX,
-                add: 1,
-            };
-            self.nodes[n].lock(&mut self.fabric, &terms, lock, id)
-        } else {
-            let prepared = match again {
-                Some(id) => self.repeat(&mut t, id),
-                None => self.prepare(&mut t)?,
-            };
-            if !prepared {
-                return Ok(());
-            }
-            let what = t.what.unwrap_or(Move {
-                direction: Direction::Get,
-                tell: Tell::Nothing,
-                confirm: false,
-            });
-            let lists = [&t.local[..], &t.remote[..]];
-            self.nodes[n].submit(&mut self.fabric, &terms, what, lists, id)
-        };
-        self.say(|| {
-            let bytes = t.data.len();
-            format!(
-                "node {n}: {id} of {bytes} bytes with node {peer}: {:?}, {taken:?}",
-                t.what
-            )
-        });
-        match taken {
-            Ok(ticket) => {
-                t.ticket = Some(ticket);
-                self.summary.taken += 1;
-                self.summary.demanded += u64::from(t.demanded);
-            }
-            Err(Refusal::Invalid) => anyhow::bail!("a transfer is taken for none"),
-            Err(_) => {
-                self.summary.refused += 1;
-                (t.outcome, t.quiet) = (true, true);
-                // Nobody has used the memory.
-                self.free(&mut t, 0)?;
-            }
-        }
-        self.transfers.push(t);
-        Ok(())
-    }
-
-    /// Gives a transfer the memory of an earlier GET, which may be late, and other bytes of the
-    /// peer; false if that is quiet.
-    fn repeat(&mut self, t: &mut Transfer, id: usize) -> bool {
-        let old = &self.transfers[id];
-        if old.quiet {
-            return false;
-        }
-        t.what = old.what;
-        t.local = old.local.clone();
-        t.blocks = old.blocks.clone();
-        t.remote = old.remote.clone();
-        let last = t.remote.iter().map(|f| f.address + f.len).max();
-        let room = SOURCE + SOURCE_BYTES - last.unwrap_or(SOURCE);
-        let by = self.rng.random_range(0..=room.min(500));
-        for f in &mut t.remote {
-            f.address += by;
-        }
-        t.data = offered(t.peer, &t.remote);
-        true
-    }
-
-    /// Gives a transfer memory on both sides; false if there is none.
-    fn prepare(&mut self, t: &mut Transfer) -> Result<bool> {
-        let get = self.rng.random_bool(0.5);
-        let mut places = Vec::new();
-        for _ in 0..self.rng.random_range(1..=3) {
-            let Some(block) = self.nodes[t.node].block() else {
-                return Ok(false);
-            };
-            self.check_poison(t.node, block.address(), BLOCK)?;
-            let skip = self.rng.random_range(0..500);
-            places.push((
-                block.address() + skip,
-                self.rng.random_range(1..BLOCK - skip),
-            ));
-            t.blocks.push(Rc::new(block));
-        }
-        t.local = self.cut(&places);
-        let bytes: u64 = t.local.iter().map(|f| f.len).sum();
-        let places = match get {
-            true => {
-                let len = bytes + 2_000;
-                let at = SOURCE + self.rng.random_range(0..SOURCE_BYTES - 8 * len / 5 - 4_000);
-                vec![(at, 8 * len / 5)]
-            }
-            false => match self.take_sinks(t, bytes)? {
-                Some(places) => places,
-                None => return Ok(false),
-            },
-        };
-        t.remote = self.cut(&places);
-        trim(&mut t.remote, &mut t.local);
-        let bytes: u64 = t.local.iter().map(|f| f.len).sum();
-        if get {
-            t.data = offered(t.peer, &t.remote);
-        } else {
-            t.data = vec![0; bytes as usize];
-            self.rng.fill(&mut t.data[..]);
-            let mut rest = &t.data[..];
-            for f in &t.local {
-                let (head, tail) = rest.split_at(f.len as usize);
-                self.fabric.fill(t.node, f.address, head)?;
-                rest = tail;
-            }
-        }
-        let tells = [
-            Tell::Nothing,
-            Tell::Each,
-            Tell::Last,
-            Tell::Value { class: 1, value: 5 },
-        ];
-        t.what = Some(Move {
-            direction: if get { Direction::Get } else { Direction::Put },
-            tell: tells[self.rng.random_range(0..4)],
-            confirm: !get && self.rng.random_bool(0.8),
-        });
-        Ok(true)
-    }
-
-    /// Sinks at the peer for so many bytes.
-    fn take_sinks(&mut self, t: &mut Transfer, bytes: u64) -> Result<Option<Vec<(u64, u64)>>> {
-        let now = self.fabric.now();
-        let wanted = bytes / BLOCK + 2;
-        let mut places = Vec::new();
-        for i in 0..SINKS_EACH {
-            if places.len() as u64 == wanted {
-                break;
-            }
-            let (free, dirty) = &mut self.sinks[t.peer][t.node][i as usize];
-            if *free <= now && !*dirty {
-                *free = u64::MAX;
-                t.sinks.push(i);
-                places.push((sink(t.node, i), BLOCK));
-            }
-        }
-        for (at, len) in &places {
-            self.check_poison(t.peer, *at, *len)?;
-        }
-        if (places.len() as u64) < wanted {
-            for i in std::mem::take(&mut t.sinks) {
-                self.sinks[t.peer][t.node][i as usize] = (now, false);
-            }
-            return Ok(None);
-        }
-        Ok(Some(places))
-    }
-
-    fn begin(&mut self, fault: Fault) {
-        match fault {
-            Fault::Cable(c) => self.fabric.link(c, false),
-            Fault::Freeze(n) => self.fabric.world.set_frozen(n, true),
-            Fault::PowerOff(n) => {
-                self.fabric.world.set_power(n, false);
-                self.nodes[n].down(&mut self.fabric);
-            }
-            Fault::Restart(n) => self.nodes[n].down(&mut self.fabric),
-            Fault::LoseNotifications(n) => {
-                let count = self.rng.random_range(1..6);
-                let lose_writes = vec![LoseWrite {
-                    ring: LossyRing::Rma,
-                    vpid: None,
-                    slot: None,
-                    count,
-                }];
-                self.set_faults(
-                    n,
-                    Faults {
-                        lose_writes,
-                        ..Faults::default()
-                    },
-                );
-            }
-            Fault::RetryEvery(n) => {
-                let wcbuf_retry_every = Some(self.rng.random_range(2..12));
-                self.set_faults(
-                    n,
-                    Faults {
-                        wcbuf_retry_every,
-                        ..Faults::default()
-                    },
-                );
-            }
-        }
-    }
-
-    /// A NIC that is off has no faults.
-    fn set_faults(&mut self, nic: usize, faults: Faults) {
-        if self.fabric.world.is_on(nic) {
-            let set = self.fabric.world.set_faults(nic, faults);
-            debug_assert!(set.is_ok());
-        }
-    }
-
-    fn end(&mut self, fault: Fault) -> Result<()> {
-        match fault {
-            Fault::Cable(c) => self.fabric.link(c, true),
-            Fault::Freeze(n) => self.fabric.world.set_frozen(n, false),
-            Fault::PowerOff(n) | Fault::Restart(n) => {
-                if !self.fabric.world.is_on(n) {
-                    self.fabric.world.set_power(n, true);
-                    let now = self.fabric.now();
-                    self.fabric.advance(now)?;
-                    self.fabric.boot(n)?;
-                    self.set_faults(n, Faults::default());
-                }
-                if !self.nodes[n].is_up() {
-                    self.nodes[n].up(&mut self.fabric)?;
-                }
-            }
-            Fault::LoseNotifications(n) | Fault::RetryEvery(n) => {
-                self.set_faults(n, Faults::default());
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Cuts the longer list to the length of the other one.
-fn trim(a: &mut Vec<Fragment>, b: &mut Vec<Fragment>) {
-    let sum = |l: &[Fragment]| l.iter().map(|f| f.len).sum::<u64>();
-    let bytes = sum(a).min(sum(b));
-    for list in [a, b] {
-        let mut left = bytes;
-        list.retain_mut(|f| {
-            f.len = f.len.min(left);
-            left -= f.len;
-            f.len > 0
-        });
-    }
 }
 
 /// Runs one seed.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod table;
+
 use protocol::transfer::{Limits, Port, Queue, Terms};
 use protocol::{Refused, Time};
 use std::collections::VecDeque;

@@ -1,0 +1,91 @@
+//! A small table of transfers, and what tests do with it.
+
+use super::*;
+use crate::heap::Heap;
+use protocol::transfer::{
+    Capacity, Done, Event, Failure, Fragment, Move, Quiet, Refusal, Tell, Ticket, Transfers,
+};
+use wire::transfer::Direction;
+
+pub type Table = Transfers<Heap, u32>;
+
+pub const CAPACITY: Capacity = Capacity {
+    transfers: 16,
+    fragments: 40,
+    commands: 24,
+};
+pub const GET: Move = Move {
+    direction: Direction::Get,
+    tell: Tell::Nothing,
+    confirm: false,
+};
+pub const PUT: Move = Move {
+    direction: Direction::Put,
+    ..GET
+};
+pub const CONFIRMED: Move = Move {
+    confirm: true,
+    ..PUT
+};
+
+pub fn table() -> Table {
+    Transfers::new(&CAPACITY, &LIMITS).unwrap()
+}
+
+pub fn list(parts: &[(u64, u64)]) -> Vec<Fragment> {
+    let fragment = |&(address, len)| Fragment { address, len };
+    parts.iter().map(fragment).collect()
+}
+
+pub fn submit(
+    t: &mut Table,
+    terms: &Terms,
+    what: Move,
+    local: &[(u64, u64)],
+    remote: &[(u64, u64)],
+) -> Result<Ticket, Refusal> {
+    let (l, r) = (list(local), list(remote));
+    let token = t.counters().submitted as u32;
+    let taken = t.submit(terms, what, l.iter().copied(), r.iter().copied(), token);
+    t.check().unwrap();
+    taken.map_err(|(why, _)| why)
+}
+
+pub fn get(t: &mut Table, node: u16, local: u64, len: u64) -> Ticket {
+    let remote = [(0x10_0000, len)];
+    submit(t, &terms(node, 100), GET, &[(local, len)], &remote).unwrap()
+}
+
+pub fn post(t: &mut Table, nic: &mut Nic, now: u64) -> Vec<Sent> {
+    t.post(nic, Time(now), 1000);
+    t.check().unwrap();
+    std::mem::take(&mut nic.posted)
+}
+
+pub fn take(t: &mut Table, sent: &Sent, error: u8) -> bool {
+    let taken = t.take(&answer(sent, error).unwrap());
+    t.check().unwrap();
+    taken
+}
+
+pub fn event(t: &mut Table) -> Option<Event<u32>> {
+    let event = t.next_event(Queue::Direct)?;
+    if event.quiet.is_none() {
+        t.told(event.ticket);
+    }
+    t.check().unwrap();
+    Some(event)
+}
+
+/// The next event is both.
+pub fn ends(t: &mut Table, ticket: Ticket, outcome: Result<Done, Failure>) {
+    let e = event(t).expect("no event");
+    assert_eq!(
+        (e.ticket, e.outcome, e.quiet),
+        (ticket, Some(outcome), Some(Quiet::Settled))
+    );
+}
+
+pub fn bytes(bytes: u64) -> Result<Done, Failure> {
+    Ok(Done { bytes, word: 0 })
+}
