@@ -7,7 +7,7 @@
 //! by the last known count none is left. Since a dropped packet would go unnoticed when nothing follows it,
 //! the work item looks at the state some milliseconds after sending, and as long as something is outstanding.
 //!
-//! Several parties may share a port; [`wire::turns`] tells whose turn it is.
+//! Several parties may share a port; [`wire::room_queue`] tells whose turn it is.
 
 mod parties;
 
@@ -33,8 +33,8 @@ use parties::Parties;
 use wire::{
     ids::{Unit, Vpid},
     regs::wcbuf,
+    room_queue::{PartyId, RoomPlace},
     sending::{Admission, Kick, Limits, Mode, Next, Refusal, Sending},
-    turns::{Turn, TurnId},
     wcbuf::{Action, Event, Failure, Replay, State, COPIES},
 };
 
@@ -104,7 +104,7 @@ impl<const N: usize> Packet<N> {
 }
 
 struct Inner<const N: usize> {
-    machine: Sending<KVVec<Turn>>,
+    machine: Sending<KVVec<RoomPlace>>,
     copies: KVVec<Packet<N>>,
 }
 
@@ -149,7 +149,7 @@ impl<const N: usize> Tx<N> {
             stall: ticks(STALL_MS),
             grant: ticks(GRANT_MS),
         };
-        let machine = Sending::new(KVVec::from_elem(Turn::FREE, 1, GFP_KERNEL)?, limits);
+        let machine = Sending::new(KVVec::from_elem(RoomPlace::FREE, 1, GFP_KERNEL)?, limits);
         Arc::pin_init(
             try_pin_init!(Self {
                 ctx: ctx.clone(),
@@ -166,7 +166,7 @@ impl<const N: usize> Tx<N> {
     }
 
     /// Packets that a party can send by the last known state. No register access. Any context.
-    pub(crate) fn room(&self, party: TurnId) -> usize {
+    pub(crate) fn room(&self, party: PartyId) -> usize {
         self.inner.lock().machine.room(party) as usize
     }
 
@@ -180,7 +180,7 @@ impl<const N: usize> Tx<N> {
     }
 
     /// Makes sure that `n` packets fit, or arranges for the party to be told when they do. Any context.
-    pub(crate) fn reserve(self: &Arc<Self>, party: TurnId, n: usize) -> Result<(), SendError> {
+    pub(crate) fn reserve(self: &Arc<Self>, party: PartyId, n: usize) -> Result<(), SendError> {
         let n = u8::try_from(n).map_err(|_| SendError::Invalid)?;
         let mut kick = Kick::Nothing;
         let result = {
@@ -196,7 +196,7 @@ impl<const N: usize> Tx<N> {
     #[inline]
     pub(crate) fn post(
         self: &Arc<Self>,
-        party: TurnId,
+        party: PartyId,
         count: u8,
         fill: impl FnMut(u8, &mut Packet<N>),
     ) -> Result<u8, SendError> {
@@ -213,7 +213,7 @@ impl<const N: usize> Tx<N> {
     fn post_locked(
         &self,
         inner: &mut Inner<N>,
-        party: TurnId,
+        party: PartyId,
         count: u8,
         mut fill: impl FnMut(u8, &mut Packet<N>),
         kick: &mut Kick,
@@ -244,7 +244,7 @@ impl<const N: usize> Tx<N> {
     fn admit(
         &self,
         inner: &mut Inner<N>,
-        party: TurnId,
+        party: PartyId,
         n: u8,
         kick: &mut Kick,
     ) -> Result<(), SendError> {
@@ -340,7 +340,7 @@ impl<const N: usize> Tx<N> {
     /// Tells those who wait of room, if there is some. Process context.
     fn wake(&self) {
         loop {
-            let mut told = [TurnId::FIRST; WAKES];
+            let mut told = [PartyId::FIRST; WAKES];
             let mut count = 0;
             {
                 let mut inner = self.inner.lock();
@@ -354,7 +354,7 @@ impl<const N: usize> Tx<N> {
                 }
             }
             for party in told.iter().take(count) {
-                if *party == TurnId::FIRST {
+                if *party == PartyId::FIRST {
                     self.table.writable(self.vpid);
                 } else {
                     self.parties.writable(*party);

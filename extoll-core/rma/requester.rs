@@ -17,7 +17,7 @@ use kernel_ext::trace;
 use wire::{
     ids::Vpid,
     rma::{Descriptor, LockTarget, Operation, PageOptions, RequesterAddr},
-    turns::TurnId,
+    room_queue::PartyId,
 };
 
 /// Commands of a batch at most: for so long interrupts are off.
@@ -37,8 +37,8 @@ impl Requester {
     }
 
     #[inline]
-    fn party(&self) -> TurnId {
-        self.party.as_ref().map_or(TurnId::FIRST, |p| p.id())
+    fn party(&self) -> PartyId {
+        self.party.as_ref().map_or(PartyId::FIRST, |p| p.id())
     }
 
     /// A requester for one of several parties that share the port, each with a client of its own that hears of

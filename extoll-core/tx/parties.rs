@@ -8,7 +8,7 @@ use kernel::{
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
 };
 use kernel_ext::net::BhDisabled;
-use wire::turns::{Turn, TurnId};
+use wire::room_queue::{PartyId, RoomPlace};
 
 /// Parties of a port at most.
 const MOST: usize = 1 << 16;
@@ -43,7 +43,7 @@ impl Parties {
     }
 
     /// Process context.
-    pub(super) fn writable(&self, party: TurnId) {
+    pub(super) fn writable(&self, party: PartyId) {
         // What it schedules runs when bottom halves are on again.
         let _bh = BhDisabled::new();
         let list = self.list.lock();
@@ -81,7 +81,7 @@ impl Parties {
         Ok(())
     }
 
-    fn set(&self, party: TurnId, client: Option<Arc<dyn RoomClient>>) {
+    fn set(&self, party: PartyId, client: Option<Arc<dyn RoomClient>>) {
         let mut list = self.list.lock();
         let old = match list.get_mut(party.index()) {
             Some(place) => core::mem::replace(place, client),
@@ -97,7 +97,7 @@ impl Parties {
 /// method of a client of the same port.
 pub(crate) struct Party<const N: usize> {
     tx: Arc<Tx<N>>,
-    id: TurnId,
+    id: PartyId,
 }
 
 impl<const N: usize> Party<N> {
@@ -110,17 +110,17 @@ impl<const N: usize> Party<N> {
         let id = loop {
             let capacity = {
                 let mut inner = tx.inner.lock();
-                let turns = inner.machine.turns();
-                if let Some(id) = turns.add() {
+                let parties = inner.machine.parties();
+                if let Some(id) = parties.add() {
                     break id;
                 }
-                turns.capacity()
+                parties.capacity()
             };
             if capacity >= MOST {
                 return Err(ENOSPC);
             }
-            let places = KVVec::from_elem(Turn::FREE, (2 * capacity).max(FIRST), GFP_KERNEL)?;
-            let old = tx.inner.lock().machine.turns().grow(places);
+            let places = KVVec::from_elem(RoomPlace::FREE, (2 * capacity).max(FIRST), GFP_KERNEL)?;
+            let old = tx.inner.lock().machine.parties().grow(places);
             drop(old);
         };
         // From here on its drop ends it.
@@ -131,7 +131,7 @@ impl<const N: usize> Party<N> {
     }
 
     #[inline]
-    pub(crate) fn id(&self) -> TurnId {
+    pub(crate) fn id(&self) -> PartyId {
         self.id
     }
 }
@@ -139,6 +139,6 @@ impl<const N: usize> Party<N> {
 impl<const N: usize> Drop for Party<N> {
     fn drop(&mut self) {
         self.tx.parties.set(self.id, None);
-        self.tx.inner.lock().machine.turns().remove(self.id);
+        self.tx.inner.lock().machine.parties().remove(self.id);
     }
 }

@@ -13,7 +13,7 @@ use kernel::{prelude::*, sync::Arc};
 use kernel_ext::trace;
 use wire::{
     ids::Vpid,
-    turns::TurnId,
+    room_queue::PartyId,
     velo::{Descriptor, RequesterAddr},
     words::gather,
 };
@@ -128,8 +128,8 @@ impl Sender {
     }
 
     #[inline]
-    fn party(&self) -> TurnId {
-        self.party.as_ref().map_or(TurnId::FIRST, |p| p.id())
+    fn party(&self) -> PartyId {
+        self.party.as_ref().map_or(PartyId::FIRST, |p| p.id())
     }
 
     /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any

@@ -8,8 +8,8 @@
 //! who wait for room have to hear of it.
 
 use crate::{
+    room_queue::{PartyId, RoomPlace, RoomQueue},
     time::Time,
-    turns::{Turn, TurnId, Turns},
     wcbuf::{Credits, State, Verdict},
 };
 use core::ops::DerefMut;
@@ -109,7 +109,7 @@ pub struct Limits {
 pub struct Sending<S> {
     mode: Mode,
     credits: Credits,
-    turns: Turns<S>,
+    parties: RoomQueue<S>,
     limits: Limits,
     /// The watch was asked for and will look.
     watching: bool,
@@ -119,13 +119,13 @@ pub struct Sending<S> {
     told: bool,
 }
 
-impl<S: DerefMut<Target = [Turn]>> Sending<S> {
+impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
     /// An open port, whose state register is fresh.
     pub fn new(places: S, limits: Limits) -> Self {
         Self {
             mode: Mode::Open,
             credits: Credits::new(),
-            turns: Turns::new(places),
+            parties: RoomQueue::new(places),
             limits,
             watching: false,
             progress: (0, Time(0)),
@@ -151,38 +151,38 @@ impl<S: DerefMut<Target = [Turn]>> Sending<S> {
     }
 
     /// The parties.
-    pub fn turns(&mut self) -> &mut Turns<S> {
-        &mut self.turns
+    pub fn parties(&mut self) -> &mut RoomQueue<S> {
+        &mut self.parties
     }
 
     /// Packets that the party can send by what is known.
-    pub fn room(&self, id: TurnId) -> u32 {
+    pub fn room(&self, id: PartyId) -> u32 {
         match self.mode {
-            Mode::Open => self.turns.share(id, self.credits.room().into()),
+            Mode::Open => self.parties.share(id, self.credits.room().into()),
             Mode::Repair | Mode::Closed => 0,
         }
     }
 
     /// Whether the party may send `n` packets.
     #[inline]
-    pub fn admit(&mut self, id: TurnId, n: u8, now: impl FnOnce() -> Time) -> Admission {
+    pub fn admit(&mut self, id: PartyId, n: u8, now: impl FnOnce() -> Time) -> Admission {
         if self.mode == Mode::Open && self.room(id) >= u32::from(n) {
             return Admission::Granted;
         }
         match self.mode {
             Mode::Closed => return Admission::Refused(Refusal::Down),
             Mode::Repair => {
-                self.turns.wait(id, n);
+                self.parties.wait(id, n);
                 return Admission::Refused(Refusal::Retry);
             }
             Mode::Open => {}
         }
-        self.turns.expire(now(), self.limits.grant);
+        self.parties.expire(now(), self.limits.grant);
         if self.room(id) >= u32::from(n) {
             Admission::Granted
-        } else if self.turns.is_behind(id) {
+        } else if self.parties.is_behind(id) {
             // The watch looks for those before it.
-            self.turns.wait(id, n);
+            self.parties.wait(id, n);
             Admission::Refused(Refusal::Full)
         } else {
             Admission::Look
@@ -191,7 +191,7 @@ impl<S: DerefMut<Target = [Turn]>> Sending<S> {
 
     /// As [`Sending::admit`], with a state that was read after the last packet was sent, and how soon the
     /// watch has to look if it is refused.
-    pub fn admit_by(&mut self, id: TurnId, n: u8, state: State, now: Time) -> (Admission, Kick) {
+    pub fn admit_by(&mut self, id: PartyId, n: u8, state: State, now: Time) -> (Admission, Kick) {
         let refusal = match self.credits.on_state(state) {
             Verdict::Gone => return (Admission::Refused(Refusal::Down), Kick::Nothing),
             Verdict::Ok { .. } | Verdict::Full if self.room(id) >= u32::from(n) => {
@@ -203,16 +203,16 @@ impl<S: DerefMut<Target = [Turn]>> Sending<S> {
                 Refusal::Retry
             }
         };
-        self.turns.wait(id, n);
+        self.parties.wait(id, n);
         self.watch_from(now);
         (Admission::Refused(refusal), Kick::Now)
     }
 
     /// Number of the next packet, to be sent now by a party that may.
     #[inline]
-    pub fn take(&mut self, id: TurnId) -> Option<u8> {
+    pub fn take(&mut self, id: PartyId) -> Option<u8> {
         let number = self.credits.take()?;
-        self.turns.used(id, 1);
+        self.parties.used(id, 1);
         Some(number)
     }
 
@@ -252,8 +252,8 @@ impl<S: DerefMut<Target = [Turn]>> Sending<S> {
         let next = match self.credits.on_state(state) {
             Verdict::Ok { .. } | Verdict::Full => {
                 stalled = self.is_stall(now);
-                self.turns.expire(now, self.limits.grant);
-                let waiting = self.turns.is_wanted();
+                self.parties.expire(now, self.limits.grant);
+                let waiting = self.parties.is_wanted();
                 match self.credits.outstanding() {
                     0 if !waiting => Next::Idle,
                     _ => Next::Again { waiting },
@@ -277,9 +277,9 @@ impl<S: DerefMut<Target = [Turn]>> Sending<S> {
     }
 
     /// Somebody who waits and has room now, to be told; to be asked until there is nobody.
-    pub fn wake(&mut self, now: Time) -> Option<TurnId> {
+    pub fn wake(&mut self, now: Time) -> Option<PartyId> {
         match self.mode {
-            Mode::Open => self.turns.grant(self.credits.room().into(), now),
+            Mode::Open => self.parties.grant(self.credits.room().into(), now),
             Mode::Repair | Mode::Closed => None,
         }
     }

@@ -3,9 +3,9 @@
 
 use proptest::prelude::*;
 use std::collections::VecDeque;
+use wire::room_queue::{PartyId, RoomPlace, RoomQueue};
 use wire::sending::{Admission, Kick, Limits, Mode, Next, Refusal, Sending};
 use wire::time::Time;
-use wire::turns::{Turn, TurnId, Turns};
 use wire::wcbuf::State;
 
 const LIMITS: Limits = Limits {
@@ -13,11 +13,11 @@ const LIMITS: Limits = Limits {
     grant: 20,
 };
 
-fn sending(parties: usize) -> (Sending<Vec<Turn>>, Vec<TurnId>) {
-    let mut sending = Sending::new(vec![Turn::FREE; parties], LIMITS);
-    let mut ids = vec![TurnId::FIRST];
-    ids.extend((1..parties).map(|_| sending.turns().add().unwrap()));
-    assert!(sending.turns().add().is_none());
+fn sending(parties: usize) -> (Sending<Vec<RoomPlace>>, Vec<PartyId>) {
+    let mut sending = Sending::new(vec![RoomPlace::FREE; parties], LIMITS);
+    let mut ids = vec![PartyId::FIRST];
+    ids.extend((1..parties).map(|_| sending.parties().add().unwrap()));
+    assert!(sending.parties().add().is_none());
     (sending, ids)
 }
 
@@ -42,9 +42,9 @@ impl Nic {
 
 /// Tries to send `n` packets; true if they were sent. `watch`: the watch will look.
 fn send(
-    s: &mut Sending<Vec<Turn>>,
+    s: &mut Sending<Vec<RoomPlace>>,
     nic: &mut Nic,
-    id: TurnId,
+    id: PartyId,
     n: u8,
     now: Time,
     watch: &mut bool,
@@ -98,7 +98,7 @@ proptest! {
         let (mut s, ids) = sending(5);
         let (mut nic, mut watch, mut now) = (Nic::default(), false, 0u64);
         let mut waiting = [false; 5];
-        let run_watch = |s: &mut Sending<Vec<Turn>>, nic: &Nic, now: u64, waiting: &mut [bool; 5]| {
+        let run_watch = |s: &mut Sending<Vec<RoomPlace>>, nic: &Nic, now: u64, waiting: &mut [bool; 5]| {
             if s.watch(true).is_err() {
                 return false;
             }
@@ -135,7 +135,7 @@ proptest! {
 }
 
 /// Parties that always have something to send get their share, even if one asks all the time, which may have two
-/// turns where the others have one.
+/// parties where the others have one.
 #[test]
 fn none_starves_the_others() {
     let (mut s, ids) = sending(4);
@@ -165,59 +165,62 @@ fn none_starves_the_others() {
 /// One who is told and does not send holds the others up for a while only; who is told has his room.
 #[test]
 fn what_is_granted_is_kept_and_taken_back() {
-    let mut turns = Turns::new(vec![Turn::FREE; 3]);
-    let (a, b) = (turns.add().unwrap(), turns.add().unwrap());
-    turns.wait(a, 10);
-    turns.wait(b, 5);
+    let mut parties = RoomQueue::new(vec![RoomPlace::FREE; 3]);
+    let (a, b) = (parties.add().unwrap(), parties.add().unwrap());
+    parties.wait(a, 10);
+    parties.wait(b, 5);
     // Not in the order of size.
-    assert_eq!(turns.grant(9, Time(0)), None);
-    assert_eq!(turns.grant(12, Time(0)), Some(a));
-    assert_eq!(turns.grant(12, Time(0)), None);
-    assert_eq!((turns.share(a, 12), turns.share(b, 12)), (10, 2));
-    assert_eq!(turns.share(TurnId::FIRST, 12), 0);
-    turns.used(a, 4);
-    assert_eq!((turns.share(a, 8), turns.share(TurnId::FIRST, 8)), (6, 0));
-    turns.expire(Time(19), 20);
-    assert_eq!(turns.share(a, 8), 6);
-    turns.expire(Time(20), 20);
-    assert_eq!(turns.share(a, 8), 0);
-    assert_eq!(turns.grant(8, Time(20)), Some(b));
-    turns.remove(b);
-    assert!(turns.is_idle());
+    assert_eq!(parties.grant(9, Time(0)), None);
+    assert_eq!(parties.grant(12, Time(0)), Some(a));
+    assert_eq!(parties.grant(12, Time(0)), None);
+    assert_eq!((parties.share(a, 12), parties.share(b, 12)), (10, 2));
+    assert_eq!(parties.share(PartyId::FIRST, 12), 0);
+    parties.used(a, 4);
+    assert_eq!(
+        (parties.share(a, 8), parties.share(PartyId::FIRST, 8)),
+        (6, 0)
+    );
+    parties.expire(Time(19), 20);
+    assert_eq!(parties.share(a, 8), 6);
+    parties.expire(Time(20), 20);
+    assert_eq!(parties.share(a, 8), 0);
+    assert_eq!(parties.grant(8, Time(20)), Some(b));
+    parties.remove(b);
+    assert!(parties.is_idle());
 }
 
 /// Two threads of a party: the one that waits is told although the other has used its room.
 #[test]
 fn a_waiting_thread_is_told_although_another_sends() {
-    let mut turns = Turns::new(vec![Turn::FREE; 2]);
-    let other = turns.add().unwrap();
-    turns.wait(TurnId::FIRST, 3);
-    turns.wait(other, 1);
-    assert_eq!(turns.share(TurnId::FIRST, 4), 4);
-    turns.used(TurnId::FIRST, 3);
+    let mut parties = RoomQueue::new(vec![RoomPlace::FREE; 2]);
+    let other = parties.add().unwrap();
+    parties.wait(PartyId::FIRST, 3);
+    parties.wait(other, 1);
+    assert_eq!(parties.share(PartyId::FIRST, 4), 4);
+    parties.used(PartyId::FIRST, 3);
     // Now it is behind the other one.
-    assert_eq!(turns.share(TurnId::FIRST, 4), 0);
-    assert_eq!(turns.grant(2, Time(0)), Some(other));
-    assert_eq!(turns.grant(2, Time(0)), Some(TurnId::FIRST));
+    assert_eq!(parties.share(PartyId::FIRST, 4), 0);
+    assert_eq!(parties.grant(2, Time(0)), Some(other));
+    assert_eq!(parties.grant(2, Time(0)), Some(PartyId::FIRST));
 }
 
 /// Places are added while parties wait and have room.
 #[test]
 fn parties_survive_growing() {
-    let mut turns = Turns::new(vec![Turn::FREE; 2]);
-    let a = turns.add().unwrap();
-    turns.wait(a, 3);
-    turns.wait(TurnId::FIRST, 2);
-    assert_eq!(turns.grant(4, Time(1)), Some(a));
-    assert!(turns.add().is_none());
-    assert_eq!(turns.grow(vec![Turn::FREE; 2]).len(), 2);
-    assert_eq!(turns.capacity(), 2);
-    assert_eq!(turns.grow(vec![Turn::FREE; 8]).len(), 2);
-    let b = turns.add().unwrap();
-    assert_eq!(turns.share(a, 4), 3);
-    assert_eq!(turns.share(b, 4), 0);
-    turns.used(a, 3);
-    assert_eq!(turns.grant(4, Time(2)), Some(TurnId::FIRST));
+    let mut parties = RoomQueue::new(vec![RoomPlace::FREE; 2]);
+    let a = parties.add().unwrap();
+    parties.wait(a, 3);
+    parties.wait(PartyId::FIRST, 2);
+    assert_eq!(parties.grant(4, Time(1)), Some(a));
+    assert!(parties.add().is_none());
+    assert_eq!(parties.grow(vec![RoomPlace::FREE; 2]).len(), 2);
+    assert_eq!(parties.capacity(), 2);
+    assert_eq!(parties.grow(vec![RoomPlace::FREE; 8]).len(), 2);
+    let b = parties.add().unwrap();
+    assert_eq!(parties.share(a, 4), 3);
+    assert_eq!(parties.share(b, 4), 0);
+    parties.used(a, 3);
+    assert_eq!(parties.grant(4, Time(2)), Some(PartyId::FIRST));
 }
 
 #[test]

@@ -27,6 +27,17 @@ pub enum HoldScope {
     Unit,
 }
 
+/// What becomes of messages on hold for a full queue when their VPID is disabled, or the queue is taken away (G10).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HoldClosed {
+    /// They are dropped, so that a closed queue blocks nobody.
+    #[default]
+    Drop,
+    /// They stay, whatever software writes to the queue's registers, until the time-out, or until the VPID gets its next queue.
+    Keep,
+}
+
 /// What starting the SNQ does to its write pointer (G6).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -252,6 +263,8 @@ pub struct NicConfig {
     pub full_rule: FullRule,
     /// What a full buffer queue blocks.
     pub hold_scope: HoldScope,
+    /// What becomes of messages on hold for a queue that is closed.
+    pub hold_closed: HoldClosed,
     /// Bytes of messages that a unit holds for full queues before it takes no more from the network.
     pub hold_buffer_bytes: u64,
     /// Bytes of messages that a unit holds for full queues before it drops (G10); reached only by what does not come from the
@@ -329,6 +342,7 @@ impl Default for NicConfig {
             timer_min_ns: 10_000,
             full_rule: FullRule::default(),
             hold_scope: HoldScope::default(),
+            hold_closed: HoldClosed::default(),
             hold_buffer_bytes: 16 << 10,
             hold_limit_bytes: 64 << 20,
             hold_timeout_unit_ns: 100_000_000,

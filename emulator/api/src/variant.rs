@@ -64,6 +64,7 @@ pub const SWITCHES: &[Switch] = &[
     switch("timing.push", "G35", &["all", "bridge"]),
     switch("network.link.bytes-per-second", "G35", &["0", "1000000000"]),
     switch("network.link.latency-ns", "G35", &["0", "100000"]),
+    switch("nic.hold-closed", "G10", &["drop", "keep"]),
 ];
 
 /// The switch that who starts a fabric sets otherwise, unless a variant names it: labs are unkind of themselves.

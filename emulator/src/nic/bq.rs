@@ -4,7 +4,7 @@ mod segments;
 
 use self::segments::Layout;
 use super::noti::Vectors;
-use super::{FullRule, HoldScope, LossyRing, Nic, Te, VeloMessage};
+use super::{FullRule, HoldClosed, HoldScope, LossyRing, Nic, Te, VeloMessage};
 use crate::env::{Env, Stream};
 use crate::lane::Receipt;
 use std::collections::VecDeque;
@@ -245,9 +245,12 @@ impl Nic {
                 q.current = value;
                 q.layout = None;
                 q.timed_out = false;
-                if !q.valid() {
-                    self.forget_interrupt(unit, vpid);
+                if q.valid() {
+                    // What was kept was not for this queue.
                     self.drop_held(unit, vpid, env);
+                } else {
+                    self.forget_interrupt(unit, vpid);
+                    self.close_held(unit, vpid, env);
                 }
             }
             Reg::Next => {
@@ -539,12 +542,29 @@ impl Nic {
         })
     }
 
+    /// Whether what is on hold for the queue of `vpid` is stuck there, as that is closed.
+    fn is_stuck(&self, unit: Unit, vpid: u8) -> bool {
+        let queue = &self.queues[unit as usize].queues[usize::from(vpid)];
+        self.cfg.hold_closed == HoldClosed::Keep && !(queue.valid() && self.accepts(unit, vpid))
+    }
+
+    /// The queue of `vpid` is closed: what is on hold for it goes, or stays.
+    pub(super) fn close_held(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
+        match self.cfg.hold_closed {
+            HoldClosed::Drop => self.drop_held(unit, vpid, env),
+            HoldClosed::Keep => {}
+        }
+    }
+
     /// Delivers what waits for the queue of `vpid`, as far as there is room.
     fn release(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         if self.queues[unit as usize].held == 0 {
             return;
         }
-        while let Some(held) = self.queue(unit, vpid).hold.pop_front() {
+        while !self.is_stuck(unit, vpid) {
+            let Some(held) = self.queue(unit, vpid).hold.pop_front() else {
+                break;
+            };
             let cost = held.item.cost();
             if let Some(held) = self.try_release(unit, vpid, held, env) {
                 self.queue(unit, vpid).hold.push_front(held);
@@ -554,6 +574,10 @@ impl Nic {
             self.hold_moved(unit, vpid, env);
         }
         while let Some((vpid, held)) = self.queues[unit as usize].hold.pop_front() {
+            if self.is_stuck(unit, vpid) {
+                self.queues[unit as usize].hold.push_front((vpid, held));
+                break;
+            }
             let cost = held.item.cost();
             if let Some(held) = self.try_release(unit, vpid, held, env) {
                 let all = &mut self.queues[unit as usize];

@@ -50,9 +50,9 @@ pub use extoll_emulator_api::counters::{
     AtuCounters, BridgeCounters, Counters, Drops, RmaCounters, SmfuCounters, VeloCounters,
 };
 pub use extoll_emulator_api::nic::{
-    AtuNotify, AtuTlb, BackdoorInfoRead, Faults, FlrScope, FullRule, HoldScope, IrqMissed,
-    LoseWrite, LossyRing, NicConfig, QueueFull, QueueUnit, RraVpid, SnqRestart, UnalignedQw,
-    WriteCombining, ZeroMask,
+    AtuNotify, AtuTlb, BackdoorInfoRead, Faults, FlrScope, FullRule, HoldClosed, HoldScope,
+    IrqMissed, LoseWrite, LossyRing, NicConfig, QueueFull, QueueUnit, RraVpid, SnqRestart,
+    UnalignedQw, WriteCombining, ZeroMask,
 };
 pub use regmap::{Access, RegMap, Register, RF_SIZE};
 pub use smfu::UNDER_WAY as SMFU_UNDER_WAY;

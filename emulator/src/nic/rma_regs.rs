@@ -254,6 +254,11 @@ impl Nic {
         }
     }
 
+    /// Whether the VPID is enabled.
+    pub(super) fn rma_accepts(&self, vpid: u8) -> bool {
+        VpidTable(self.rma.vpid_table[usize::from(vpid)]).vpid_enable()
+    }
+
     pub(super) fn rma_reg_read(&mut self, offset: RegOffset, by: Accessor) -> Option<u64> {
         match table_index(offset) {
             Some(i) => Some(self.rma.vpid_table[i]),
@@ -272,7 +277,7 @@ impl Nic {
             if VpidTable(value).vpid_enable() {
                 self.rma_check_setup(i, VpidTable(value), env);
             } else {
-                self.drop_held(Unit::Rma, i as u8, env);
+                self.close_held(Unit::Rma, i as u8, env);
                 self.rma_close(i as u8, env);
             }
             return true;

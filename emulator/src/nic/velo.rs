@@ -366,6 +366,14 @@ impl Nic {
         Ok(())
     }
 
+    /// Whether the VPID of the queue is enabled in its unit.
+    pub(super) fn accepts(&self, unit: Unit, vpid: u8) -> bool {
+        match unit {
+            Unit::Velo => CompProtDesc(self.velo.accept[usize::from(vpid)]).vpid_enable(),
+            Unit::Rma => self.rma_accepts(vpid),
+        }
+    }
+
     pub(super) fn velo_reg_read(&mut self, offset: RegOffset, by: Accessor) -> Option<u64> {
         if let Some(i) = source_index(offset) {
             return Some(self.velo.source[i]);
@@ -389,7 +397,7 @@ impl Nic {
         if let Some(i) = accept_index(offset) {
             self.velo.accept[i] = value;
             if !CompProtDesc(value).vpid_enable() {
-                self.drop_held(Unit::Velo, i as u8, env);
+                self.close_held(Unit::Velo, i as u8, env);
             }
             return true;
         }

@@ -3,7 +3,8 @@
 use super::rig::*;
 use super::velo::send;
 use extoll_emulator::nic::{
-    Faults, FullRule, HoldScope, LoseWrite, LossyRing, NicConfig, QueueFull, QueueUnit, ResetKind,
+    Faults, FullRule, HoldClosed, HoldScope, LoseWrite, LossyRing, NicConfig, QueueFull, QueueUnit,
+    ResetKind,
 };
 use wire::ids::{NodeId, RegOffset, Unit, Vpid};
 use wire::regs::{velo as regs, velo_bq, BqRegs};
@@ -158,6 +159,45 @@ fn closing_a_queue_frees_the_unit() {
             assert_eq!(rig.nodes[1].nic.counters().velo.holding, 0);
             assert_eq!(take_all(&mut rig, &mut b), [0]);
         }
+    }
+}
+
+/// A chip that keeps what waits for a queue although it is closed: others wait behind it until the time-out. Who lets it in before he
+/// disables the VPID holds up nobody.
+#[test]
+fn what_waits_for_a_closed_queue_may_stay() {
+    for drained in [false, true] {
+        let mut rig = rig(
+            NicConfig {
+                hold_scope: HoldScope::Unit,
+                hold_closed: HoldClosed::Keep,
+                ..NicConfig::default()
+            },
+            SlotSize::B128,
+        );
+        let vpid = Vpid::from(9);
+        rig.open_velo(1, 9, SlotSize::B128, 1, 4);
+        let mut b = rig.open_velo(1, 10, SlotSize::B128, 1, 4);
+        numbers(&mut rig, 9, 0..6);
+        numbers(&mut rig, 10, 0..1);
+        let empty = |rig: &mut Rig| {
+            let lwp = rig.read(1, velo_bq::wp_lwp_dcq_rp(vpid)) >> 32;
+            rig.write(1, velo_bq::rp(vpid), lwp);
+        };
+        if drained {
+            empty(&mut rig);
+        }
+        rig.write(1, regs::comp_prot_desc(vpid), 0);
+        empty(&mut rig);
+        rig.write(1, velo_bq::c_base_size_valid(vpid), 0);
+        let c = rig.nodes[1].nic.counters();
+        assert_eq!(c.velo.holding, if drained { 0 } else { 4 });
+        assert_eq!(c.drops.hold_closed, 0);
+        assert_eq!(take_all(&mut rig, &mut b).len(), usize::from(drained));
+        // The next owner gets nothing of that.
+        let mut heir = rig.open_velo(1, 9, SlotSize::B128, 1, 4);
+        assert!(take_all(&mut rig, &mut heir).is_empty());
+        assert_eq!(rig.nodes[1].nic.counters().velo.holding, 0);
     }
 }
 

@@ -62,6 +62,54 @@ def refused(n):
     r.close()
 
 
+def buffer(size):
+    """Memory with a bus address, and that address."""
+    p = Device("pmap")
+    p.ioctl(K(0, get=False), 0)
+    p.ioctl(K(4, get=False), size)
+    return p, p.map(size, 0), p.get(K(6))
+
+
+def serve_bus(path, size=1 << 20):
+    """Offers memory by its bus address, until killed."""
+    r = Rma()
+    p, at, bus = buffer(size)
+    fill(at, bytes([0xEE]) * size)
+    with open(path + ".new", "w") as f:
+        json.dump({"node": r.node, "rma": r.vpid, "bus": bus, "size": size}, f)
+    os.rename(path + ".new", path)
+    while True:
+        time.sleep(1)
+
+
+def ask(offer):
+    """Asks for what is at a bus address, does not wait for the answer, frees the memory for it, and ends. Prints the VPID."""
+    o = json.loads(offer)
+    r = Rma()
+    p, at, bus = buffer(2 << 20)
+    r.fetch(o["node"], o["rma"], o["bus"], bus, o["size"], page=0)
+    check("nothing came", r.take(), None)
+    p.ioctl(K(8))
+    dies_by("access to freed memory", signal.SIGBUS, load, at)
+    print(r.vpid)
+    r.close()
+    p.close()
+
+
+def inherit(vpid):
+    """Has a VPID, so that what is for it comes in, until it may go."""
+    r = Rma(vpid=int(vpid))
+    open("/tmp/inherited", "w").close()
+    end = time.time() + 120
+    while not os.path.exists("/tmp/go") and time.time() < end:
+        time.sleep(0.02)
+    seen = 0
+    while r.take():
+        seen += 1
+    print(seen)
+    r.close()
+
+
 def stranger(uid):
     """A user without a protection descriptor of his own opens nothing."""
     for name in ("rma2", "velo2"):
@@ -69,4 +117,4 @@ def stranger(uid):
 
 
 if __name__ == "__main__":
-    main(leave, free, heir, regions, refused, stranger)
+    main(leave, free, heir, regions, refused, serve_bus, ask, inherit, stranger)

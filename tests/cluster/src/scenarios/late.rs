@@ -21,7 +21,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-fn late(lab: &Lab, user: u32, command: &str) -> Result<String> {
+pub(super) fn late(lab: &Lab, user: u32, command: &str) -> Result<String> {
     let script = format!("exec python3 /tmp/guest/late.py --user {user} {command}");
     lab.ok_for(0, &script, Duration::from_secs(120))
 }

@@ -26,6 +26,7 @@ mod memory;
 mod node;
 mod numa;
 mod pieces;
+mod ports;
 mod raw;
 mod recovery;
 mod refused;
@@ -113,6 +114,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(stack::all());
     all.extend(refused::all());
     all.extend(raw::all());
+    all.extend(ports::all());
     all.extend(memory::all());
     all.extend(pieces::all());
     all.extend(fabric::all());

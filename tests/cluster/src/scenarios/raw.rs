@@ -36,7 +36,7 @@ fn unload(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn number(result: &BTreeMap<String, String>, key: &str) -> Result<u64> {
+pub(super) fn number(result: &BTreeMap<String, String>, key: &str) -> Result<u64> {
     let text = result
         .get(key)
         .with_context(|| format!("no {key} in {result:?}"))?;

@@ -15,11 +15,11 @@ const NONE: u32 = u32::MAX;
 
 /// A party.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct TurnId(u32);
+pub struct PartyId(u32);
 
-impl TurnId {
+impl PartyId {
     /// The party that is there from the beginning.
-    pub const FIRST: TurnId = TurnId(0);
+    pub const FIRST: PartyId = PartyId(0);
 
     /// Its place among all.
     #[must_use]
@@ -42,7 +42,7 @@ enum Stage {
 
 /// Place of a party.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn {
+pub struct RoomPlace {
     stage: Stage,
     /// Credits wanted, or granted and not used.
     credits: u8,
@@ -52,9 +52,9 @@ pub struct Turn {
     after: u32,
 }
 
-impl Turn {
+impl RoomPlace {
     /// Nobody's.
-    pub const FREE: Turn = Turn {
+    pub const FREE: RoomPlace = RoomPlace {
         stage: Stage::Free,
         credits: 0,
         since: Time(0),
@@ -76,7 +76,7 @@ const EMPTY: List = List {
 
 /// The parties of one pool of credits, in memory of the caller.
 #[derive(Debug)]
-pub struct Turns<S> {
+pub struct RoomQueue<S> {
     places: S,
     waiting: List,
     granted: List,
@@ -84,8 +84,8 @@ pub struct Turns<S> {
     reserved: u32,
 }
 
-impl<S: DerefMut<Target = [Turn]>> Turns<S> {
-    /// `places` are [`Turn::FREE`]. With [`TurnId::FIRST`], if there is a place.
+impl<S: DerefMut<Target = [RoomPlace]>> RoomQueue<S> {
+    /// `places` are [`RoomPlace::FREE`]. With [`PartyId::FIRST`], if there is a place.
     pub fn new(places: S) -> Self {
         let mut this = Self {
             places,
@@ -102,7 +102,7 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
         self.places.len()
     }
 
-    /// Moves to more memory, whose places are [`Turn::FREE`]; gives the old one back. If it is not larger
+    /// Moves to more memory, whose places are [`RoomPlace::FREE`]; gives the old one back. If it is not larger
     /// than the old one, `places` comes back.
     pub fn grow(&mut self, mut places: S) -> S {
         if places.len() <= self.places.len() {
@@ -114,19 +114,19 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
         core::mem::replace(&mut self.places, places)
     }
 
-    /// A new party; `None` if there is no place ([`Turns::grow`]).
-    pub fn add(&mut self) -> Option<TurnId> {
+    /// A new party; `None` if there is no place ([`RoomQueue::grow`]).
+    pub fn add(&mut self) -> Option<PartyId> {
         let free = self.places.iter().position(|p| p.stage == Stage::Free)?;
         let id = u32::try_from(free).ok().filter(|id| *id != NONE)?;
         self.places.get_mut(free)?.stage = Stage::Idle;
-        Some(TurnId(id))
+        Some(PartyId(id))
     }
 
     /// The party is gone, and so is what it waited for or was granted.
-    pub fn remove(&mut self, id: TurnId) {
+    pub fn remove(&mut self, id: PartyId) {
         self.withdraw(id);
         if let Some(place) = self.places.get_mut(id.index()) {
-            *place = Turn::FREE;
+            *place = RoomPlace::FREE;
         }
     }
 
@@ -142,14 +142,14 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
     }
 
     /// Whether somebody waits who comes before the party.
-    pub fn is_behind(&self, id: TurnId) -> bool {
+    pub fn is_behind(&self, id: PartyId) -> bool {
         self.is_wanted() && self.waiting.first != id.0
     }
 
     /// Credits of `room` that the party may use now: what was granted to it, or what is left when others
     /// have theirs, unless somebody waits.
     #[inline]
-    pub fn share(&self, id: TurnId, room: u32) -> u32 {
+    pub fn share(&self, id: PartyId, room: u32) -> u32 {
         if self.is_idle() {
             return room;
         }
@@ -162,7 +162,7 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
         }
     }
 
-    fn own(&self, id: TurnId) -> u32 {
+    fn own(&self, id: PartyId) -> u32 {
         match self.places.get(id.index()) {
             Some(place) if place.stage == Stage::Granted => place.credits.into(),
             _ => 0,
@@ -171,7 +171,7 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
 
     /// The party used `credits`.
     #[inline]
-    pub fn used(&mut self, id: TurnId, credits: u8) {
+    pub fn used(&mut self, id: PartyId, credits: u8) {
         if self.is_idle() {
             return;
         }
@@ -199,7 +199,7 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
 
     /// The party gets in the queue for `credits`, or waits for that much if it is in there; what it was
     /// granted is given back.
-    pub fn wait(&mut self, id: TurnId, credits: u8) {
+    pub fn wait(&mut self, id: PartyId, credits: u8) {
         let Some(place) = self.places.get_mut(id.index()) else {
             return;
         };
@@ -215,8 +215,8 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
 
     /// Grants the first one in the queue what it waits for, if `room` has it besides what is granted
     /// already: it is to be told.
-    pub fn grant(&mut self, room: u32, now: Time) -> Option<TurnId> {
-        let id = TurnId(self.waiting.first);
+    pub fn grant(&mut self, room: u32, now: Time) -> Option<PartyId> {
+        let id = PartyId(self.waiting.first);
         let credits = self.places.get(id.index())?.credits;
         if room.saturating_sub(self.reserved) < u32::from(credits) {
             return None;
@@ -236,16 +236,16 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
             if now.since(place.since) < limit {
                 return;
             }
-            self.withdraw(TurnId(self.granted.first));
+            self.withdraw(PartyId(self.granted.first));
         }
     }
 
     /// Takes a party out of its list, and back what was granted.
-    fn withdraw(&mut self, id: TurnId) {
+    fn withdraw(&mut self, id: PartyId) {
         let Some(place) = self.places.get_mut(id.index()) else {
             return;
         };
-        let Turn {
+        let RoomPlace {
             stage,
             credits,
             before,
@@ -257,9 +257,9 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
             Stage::Granted => &mut self.granted,
             Stage::Idle | Stage::Free => return,
         };
-        *place = Turn {
+        *place = RoomPlace {
             stage: Stage::Idle,
-            ..Turn::FREE
+            ..RoomPlace::FREE
         };
         if stage == Stage::Granted {
             self.reserved -= u32::from(credits);
@@ -283,7 +283,7 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
     }
 
     /// Puts a party that is in no list at the end of one.
-    fn append(&mut self, id: TurnId, stage: Stage, credits: u8) {
+    fn append(&mut self, id: PartyId, stage: Stage, credits: u8) {
         let list = match stage {
             Stage::Granted => &mut self.granted,
             _ => &mut self.waiting,
@@ -295,7 +295,7 @@ impl<S: DerefMut<Target = [Turn]>> Turns<S> {
             p.after = id.0;
         }
         if let Some(place) = self.places.get_mut(id.index()) {
-            *place = Turn {
+            *place = RoomPlace {
                 stage,
                 credits,
                 since: place.since,

@@ -1,0 +1,200 @@
+//! What sockets need of ports, by `extoll_bench`: VPIDs of their own, messages in pieces and batches, parties that share a port, handles
+//! that are dropped anywhere; and what becomes of a full queue that is closed, and of memory that a process has named by bus addresses.
+
+use super::late::late;
+use super::node::{extoll, node, Options};
+use super::uapi::install;
+use super::{on_pair, raw::number};
+use crate::cluster::{as_slow, Lab, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Result};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        on_pair("raw::vpids_reserved", reserved),
+        on_pair("raw::messages_in_pieces", pieces),
+        Scenario::new("raw::parties_share_a_port", SLOW_COMMITS, share),
+        on_pair("raw::handles_dropped_anywhere", dropped),
+        Scenario::new("raw::full_mailbox_closed", STUCK, |lab| full(lab, 0)),
+        Scenario::new("raw::full_mailbox_closed_flag", STUCK_BY_FLAG, |lab| {
+            full(lab, 1)
+        }),
+        on_pair("faults::late_answers_to_pmap", pmap),
+    ]
+}
+
+/// A NIC that counts what it took so late that senders run out of room.
+const SLOW_COMMITS: Spec = Spec::pair().emulator(&["--nic-option=wc-commit-ns=3000000"]);
+
+/// A NIC that is stuck behind what waits for a closed queue, longer than a scenario takes.
+const STUCK: Spec = Spec::pair().emulator(&[
+    "--nic-option=hold-scope=unit",
+    "--nic-option=hold-closed=keep",
+    "--nic-option=hold-timeout-unit-ns=4000000000",
+    "--nic-option=full-rule=keep-one-free",
+]);
+const STUCK_BY_FLAG: Spec = Spec::pair().emulator(&[
+    "--nic-option=hold-scope=unit",
+    "--nic-option=hold-closed=keep",
+    "--nic-option=hold-timeout-unit-ns=4000000000",
+    "--nic-option=full-rule=flag-on-equal",
+]);
+
+/// Runs a command of `extoll_bench` on node 0, which is unloaded afterwards.
+fn bench(lab: &Lab, command: &str) -> Result<BTreeMap<String, String>> {
+    lab.ok(0, "modprobe extoll_bench")?;
+    let result = lab.raw(0, &format!("ports {command}"));
+    lab.ok(0, "rmmod extoll_bench")?;
+    node(lab, 0).is_vacant()?;
+    result
+}
+
+fn all_are(result: &BTreeMap<String, String>, want: &[(&str, u64)]) -> Result<()> {
+    for (key, value) in want {
+        ensure!(number(result, key)? == *value, "{key}: {result:?}");
+    }
+    Ok(())
+}
+
+/// VPIDs that a module keeps for itself: others don't get them, processes neither, and debugfs shows them.
+fn reserved(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    lab.ok(0, "modprobe extoll_bench")?;
+    let command = "exec 3<>/dev/extoll_bench; printf %s 'ports op=reserve first=100 count=40 ms=15000' >&3 && cat <&3";
+    let running = lab.spawn(0, command)?;
+    lab.until("VPIDs are reserved", PATIENCE, |lab| {
+        let vpids = node(lab, 0).debugfs("vpids")?;
+        let of = |unit: &str| {
+            let lines = vpids.lines().filter(|l| l.starts_with(unit));
+            lines.filter(|l| l.ends_with(" reserved")).count()
+        };
+        Ok(of("Velo vpid 1") == 40 && of("Rma vpid 1") == 40)
+    })?;
+    let free = late(lab, 0, "free")?;
+    let has = |n: u32| free.split_whitespace().any(|v| v == n.to_string());
+    ensure!(has(99) && has(140), "{free}");
+    ensure!(!(100..140).any(has), "a reserved VPID is given out: {free}");
+    let out = running.wait(PATIENCE)?;
+    ensure!(out.status == 0, "{out:?}");
+    for line in [
+        "first 100",
+        "count 40",
+        "refused 1",
+        "opened 1",
+        "outside 1",
+    ] {
+        ensure!(out.stdout.lines().any(|l| l == line), "no {line}: {out:?}");
+    }
+    let vpids = node(lab, 0).debugfs("vpids")?;
+    ensure!(vpids.is_empty(), "{vpids}");
+    let free = late(lab, 0, "free")?;
+    ensure!(free.split_whitespace().any(|v| v == "120"), "{free}");
+    lab.ok(0, "rmmod extoll_bench").map(drop)
+}
+
+/// Messages go out in pieces and come in pieces; batches and classes keep their order; a poll ends where it is told to.
+fn pieces(lab: &Lab) -> Result<()> {
+    let result = bench(lab, "op=messages")?;
+    let want = [
+        ("pieces", 120),
+        ("batches", 32),
+        ("classes", 800),
+        ("stops", 5),
+        ("refused", 1),
+    ];
+    all_are(&result, &want)?;
+    let result = bench(lab, "op=commands")?;
+    all_are(&result, &[("batches", 32), ("stops", 3), ("refused", 1)])
+}
+
+/// Parties that share a port and always have something to send get their share, and hear of room only when it is theirs.
+fn share(lab: &Lab) -> Result<()> {
+    let result = bench(lab, "op=share parties=40 messages=1500")?;
+    let get = |key| number(&result, key);
+    ensure!(get("told")? > 100, "there was always room: {result:?}");
+    // The one that asks all the time has two turns at most.
+    ensure!(get("most")? <= 3 * get("least")?, "one starves: {result:?}");
+    ensure!(
+        get("useless")? * 20 <= get("told")?,
+        "told in vain: {result:?}"
+    );
+    println!("        {result:?}");
+    Ok(())
+}
+
+/// The last handles go with interrupts off.
+fn dropped(lab: &Lab) -> Result<()> {
+    for _ in 0..5 {
+        bench(lab, "op=drop")?;
+    }
+    Ok(())
+}
+
+/// A full mailbox is closed while more waits for it: others are not held up, although the NIC lets nothing in to a disabled VPID.
+fn full(lab: &Lab, more: u64) -> Result<()> {
+    let result = bench(lab, "op=full messages=100 ms=500")?;
+    ensure!(number(&result, "waiting")? >= 4095 + more, "{result:?}");
+    let through = Duration::from_micros(number(&result, "through_us")?);
+    ensure!(through < as_slow(Duration::from_secs(2)), "{result:?}");
+    node(lab, 0).pings(3, "-i 0.2")
+}
+
+/// A process with the right to bus addresses asks for data, its peer does not answer, and it frees the memory and ends: what comes late
+/// reaches nobody's memory.
+fn pmap(lab: &Lab) -> Result<()> {
+    let keep = as_slow(Duration::from_secs(40)).as_millis();
+    node(lab, 0).reload(extoll(&format!("process_quarantine_ms={keep}")))?;
+    node(lab, 1).back()?;
+    install(lab)?;
+    lab.ok(1, "rm -f /tmp/offer")?;
+    let server = lab.spawn(1, "exec python3 /tmp/guest/late.py serve_bus /tmp/offer")?;
+    let mut offer = String::new();
+    lab.until("the server offers", PATIENCE, |lab| {
+        offer = lab.sh_for(1, "cat /tmp/offer", PATIENCE)?.stdout;
+        Ok(!offer.is_empty())
+    })?;
+    let held = |lab: &Lab| node(lab, 0).held("process_objects");
+    ensure!(held(lab)? == 0, "something is in quarantine");
+    lab.fault(&["freeze", "1"])?;
+    let frozen = (|| {
+        lab.ok(0, "rm -f /tmp/filled /tmp/go /tmp/inherited")?;
+        let vpid = late(lab, 0, &format!("ask '{offer}'"))?;
+        ensure!(held(lab)? > 0, "nothing is in quarantine");
+        let bytes = node(lab, 0).held("process_bytes")?;
+        ensure!(bytes > 2 << 20, "{bytes} bytes are in quarantine");
+        // What comes for the VPID is let in, and whoever gets memory now keeps what he writes there.
+        let inherit = format!("exec python3 /tmp/guest/late.py inherit {}", vpid.trim());
+        let heir = lab.spawn(0, &inherit)?;
+        node(lab, 0).until_file("/tmp/inherited")?;
+        let fill = format!(
+            "sync; echo 3 >/proc/sys/vm/drop_caches; exec {}",
+            super::guest::program("fill")
+        );
+        let fill = lab.spawn(0, &fill)?;
+        node(lab, 0).until_file("/tmp/filled")?;
+        ensure!(held(lab)? > 0, "the quarantine ended too early");
+        Ok((heir, fill))
+    })();
+    lab.fault(&["clear"])?;
+    let (heir, fill) = frozen?;
+    std::thread::sleep(Duration::from_secs(2));
+    lab.ok(0, "touch /tmp/go")?;
+    let out = fill.wait(PATIENCE)?;
+    ensure!(
+        out.status == 0,
+        "late answers reached memory of others: {out:?}"
+    );
+    let told = heir.wait(PATIENCE)?;
+    ensure!(told.status == 0, "the heir: {told:?}");
+    ensure!(told.stdout.trim() != "0", "nothing came late: {told:?}");
+    drop(server);
+    lab.until("the quarantine is empty", 2 * PATIENCE, |lab| {
+        Ok(held(lab)? == 0)
+    })?;
+    node(lab, 0).reload(Options::default())?;
+    node(lab, 1).back()?;
+    node(lab, 0).back()
+}
