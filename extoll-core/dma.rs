@@ -23,7 +23,8 @@ pub struct DmaWords {
 }
 
 impl DmaWords {
-    /// Allocates zeroed memory, contiguous for the device and aligned to at least a page. May sleep.
+    /// Allocates zeroed memory, contiguous for the device and aligned to at least a page. May
+    /// sleep.
     ///
     /// # Errors
     ///
@@ -82,8 +83,8 @@ impl DmaWords {
         unsafe { base.add(index).write_volatile(value.to_le()) };
     }
 
-    /// Writes half a word, number `index` in units of four bytes, and leaves the other half alone; ignored outside the
-    /// memory. Any context.
+    /// Writes half a word, number `index` in units of four bytes, and leaves the other half alone;
+    /// ignored outside the memory. Any context.
     #[inline]
     pub fn write_half(&self, index: usize, value: u32) {
         if index / 2 >= self.words {
@@ -95,8 +96,8 @@ impl DmaWords {
     }
 }
 
-// SAFETY: whole pages of an allocation that lives as long as `self`. It holds quadwords that anybody may change at any
-// time.
+// SAFETY: whole pages of an allocation that lives as long as `self`. It holds quadwords that
+// anybody may change at any time.
 unsafe impl Source for DmaWords {
     fn frame(&self, index: usize) -> Option<Frame> {
         const WORDS: usize = BusAddr::PAGE_SIZE as usize / 8;
@@ -110,12 +111,13 @@ unsafe impl Source for DmaWords {
     }
 }
 
-/// The device, known to be bound for as long as this object is reachable: what mappings are made and undone
-/// with.
+/// The device, known to be bound for as long as this object is reachable: what mappings are made
+/// and undone with.
 ///
 /// # Invariants
 ///
-/// Dropped (by [`crate::nic::Nic`]'s shutdown, which waits for all users) before the device is unbound.
+/// Dropped (by [`crate::nic::Nic`]'s shutdown, which waits for all users) before the device is
+/// unbound.
 pub(crate) struct BoundDevice(mem::BoundDevice);
 
 impl BoundDevice {

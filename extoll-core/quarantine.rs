@@ -2,17 +2,20 @@
 
 //! Memory that the NIC may still reach although its user is done with it.
 //!
-//! A command with bus addresses is not bound to the port that posted it: nothing takes it back, its answer is written to
-//! the address that it carries, and all that the NIC compares is whether the VPID is enabled then (G15). So closing a
-//! port stops late answers only until its VPID is opened again, and memory that an unanswered command names, or that a
-//! peer was told of, must not be freed with the port.
+//! A command with bus addresses is not bound to the port that posted it: nothing takes it back, its
+//! answer is written to the address that it carries, and all that the NIC compares is whether the
+//! VPID is enabled then (G15). So closing a port stops late answers only until its VPID is opened
+//! again, and memory that an unanswered command names, or that a peer was told of, must not be
+//! freed with the port.
 //!
-//! Who closes such a port puts the memory into a [`Batch`] and has that held. It is freed when the time has passed, or when
-//! the NIC has lost bus mastering at unbind. What was held then is noted by [`Past`]: mappings don't survive the driver,
-//! so the next one keeps the VPIDs concerned disabled until the time has passed.
+//! Who closes such a port puts the memory into a [`Batch`] and has that held. It is freed when the
+//! time has passed, or when the NIC has lost bus mastering at unbind. What was held then is noted
+//! by [`Past`]: mappings don't survive the driver, so the next one keeps the VPIDs concerned
+//! disabled until the time has passed.
 //!
-//! Memory is never freed early. Instead, while more is held than the limit of the NIC, the VPID of a port that is opened
-//! stays disabled and nothing can be posted: so no more than the limit and what is outstanding at open ports is held.
+//! Memory is never freed early. Instead, while more is held than the limit of the NIC, the VPID of
+//! a port that is opened stays disabled and nothing can be posted: so no more than the limit and
+//! what is outstanding at open ports is held.
 
 use crate::{dma::DmaWords, nic::Nic, stats::Reason, tx};
 use core::mem::size_of;
@@ -47,7 +50,8 @@ const LOOK_MS: i64 = 60_000;
 /// What an object is charged for besides its bytes.
 const OVERHEAD: u64 = 4096;
 
-/// Memory mapped for the NIC. Its destructors are this module's code: it may outlive the module that made it.
+/// Memory mapped for the NIC. Its destructors are this module's code: it may outlive the module
+/// that made it.
 ///
 /// What is merely dropped stays mapped for ever ([`Streaming`]).
 pub enum Held {
@@ -69,7 +73,8 @@ impl Held {
         }
     }
 
-    /// Gives the memory up, which the NIC must not access any more. What is of an earlier binding stays as it is.
+    /// Gives the memory up, which the NIC must not access any more. What is of an earlier binding
+    /// stays as it is.
     fn free(self, dev: &BoundDevice) {
         match self {
             Self::Tx(m) => drop(m.unmap(dev)),
@@ -125,7 +130,8 @@ impl Batch {
         }
     }
 
-    /// Hands the objects over: they are freed after `keep_ms`, or when the NIC is unbound. May sleep.
+    /// Hands the objects over: they are freed after `keep_ms`, or when the NIC is unbound. May
+    /// sleep.
     pub fn hold(self, keep_ms: u32) {
         let Self { nic, mut entry } = self;
         if entry.items.is_empty() {
@@ -277,7 +283,8 @@ fn limit(nic: &Nic) -> u64 {
     u64::from(nic.params.quarantine_kib) << 10
 }
 
-/// VPIDs, as bits, that late answers to commands of an earlier binding may come for: processes don't get them. May sleep.
+/// VPIDs, as bits, that late answers to commands of an earlier binding may come for: processes
+/// don't get them. May sleep.
 pub(crate) fn owed(nic: &Nic) -> [u64; 4] {
     let mut owed = [0; 4];
     if let Some(past) = PAST.get() {
@@ -290,7 +297,8 @@ pub(crate) fn owed(nic: &Nic) -> [u64; 4] {
     owed
 }
 
-/// Milliseconds for which the VPID of a port that is opened has to stay disabled, at least; `None` to enable it now.
+/// Milliseconds for which the VPID of a port that is opened has to stay disabled, at least; `None`
+/// to enable it now.
 pub(crate) fn wait_ms(nic: &Nic, vpid: Vpid) -> Option<i64> {
     let past = PAST.get().and_then(|past| past.left_ms(nic.id(), vpid));
     let full = {
@@ -315,7 +323,8 @@ pub(crate) fn forget(nic: &Nic, vpid: Vpid) {
     nic.quarantine.set_waiting(vpid, false);
 }
 
-/// Notes that late answers may come for `vpid` for another `ms` although the NIC is unbound. May sleep.
+/// Notes that late answers may come for `vpid` for another `ms` although the NIC is unbound. May
+/// sleep.
 pub(crate) fn outlives(nic: &Nic, vpid: Vpid, ms: u32) {
     if let Some(past) = PAST.get() {
         past.note(nic.id(), vpid, after(ms));
@@ -327,7 +336,8 @@ fn look_soon(nic: &Arc<Nic>) {
     nic.schedule_quarantine(1);
 }
 
-/// Frees what was held long enough, and enables ports that waited. Returns in how many ms to look again.
+/// Frees what was held long enough, and enables ports that waited. Returns in how many ms to look
+/// again.
 pub(crate) fn look(nic: &Arc<Nic>) -> Option<u32> {
     let q = &nic.quarantine;
     let expired = q.list.lock().take(|e| left_ms(e.until) <= 0);
@@ -360,8 +370,8 @@ fn enable(nic: &Arc<Nic>, vpid: Vpid) {
     nic.rma.writable(vpid);
 }
 
-/// The NIC has lost bus mastering: frees everything, and notes for the next binding what may still be answered. The work
-/// item doesn't run any more. May sleep.
+/// The NIC has lost bus mastering: frees everything, and notes for the next binding what may still
+/// be answered. The work item doesn't run any more. May sleep.
 pub(crate) fn end(nic: &Nic) {
     let all = {
         let mut list = nic.quarantine.list.lock();
@@ -443,7 +453,8 @@ impl Past {
     }
 }
 
-/// What the module remembers of devices that were unbound; made before the first is bound and dropped after the last.
+/// What the module remembers of devices that were unbound; made before the first is bound and
+/// dropped after the last.
 pub struct Memory(());
 
 impl Memory {

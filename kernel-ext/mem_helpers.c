@@ -19,13 +19,18 @@ void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages)
 	atomic64_sub(pages, &mm->pinned_vm);
 }
 
-long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm, bool nofault,
-		     struct page **list)
+long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm,
+		     bool nofault, struct page **list)
 {
-	int n = min(pages, 4096UL);
+	unsigned int flags = 0;
 
-	return pin_user_pages_fast(start, n, (longterm ? FOLL_LONGTERM : 0) | (write ? FOLL_WRITE : 0) |
-				   (nofault ? FOLL_NOFAULT : 0), list);
+	if (write)
+		flags |= FOLL_WRITE;
+	if (longterm)
+		flags |= FOLL_LONGTERM;
+	if (nofault)
+		flags |= FOLL_NOFAULT;
+	return pin_user_pages_fast(start, min(pages, 4096UL), flags, list);
 }
 
 long extoll_iter_piece(struct iov_iter *i, size_t most, unsigned long *start)
@@ -57,14 +62,16 @@ static bool is_at(struct page *page, struct address_space *mapping, pgoff_t inde
 {
 	struct folio *folio = page_folio(page);
 
-	return READ_ONCE(folio->mapping) == mapping && page_pgoff(folio, page) == index && !PageHWPoison(page);
+	return READ_ONCE(folio->mapping) == mapping && page_pgoff(folio, page) == index &&
+	       !PageHWPoison(page);
 }
 
 /*
- * Whether an access to addr, where no page is entered, would find the page: reclaim, compaction and others take entries of
- * shared memory away although pinned pages stay in its file. Nothing is faulted in, as that may allocate a page in a hole
- * that was just punched, and wait for ever (userfaultfd). Whoever removes a page from the file tells before he does, but
- * holds the inode's lock until he has.
+ * Whether an access to addr, where no page is entered, would find the page: reclaim, compaction and
+ * others take entries of shared memory away although pinned pages stay in its file. Nothing is
+ * faulted in, as that may allocate a page in a hole that was just punched, and wait for ever
+ * (userfaultfd). Whoever removes a page from the file tells before he does, but holds the inode's
+ * lock until he has.
  */
 static int file_has(struct mm_struct *mm, unsigned long addr, struct page *page)
 {
@@ -86,7 +93,8 @@ static int file_has(struct mm_struct *mm, unsigned long addr, struct page *page)
 	return same ? EXTOLL_MAPS_SAME : EXTOLL_MAPS_OTHER;
 }
 
-int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages, struct page **list)
+int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages,
+		     struct page **list)
 {
 	struct page *found[32];
 	int result = EXTOLL_MAPS_SAME;
@@ -143,7 +151,8 @@ struct page *extoll_page_of(const void *address)
 	return virt_to_page(address);
 }
 
-int extoll_dma_map(struct device *dev, void *p, size_t len, enum dma_data_direction direction, u64 *addr)
+int extoll_dma_map(struct device *dev, void *p, size_t len, enum dma_data_direction direction,
+		   u64 *addr)
 {
 	dma_addr_t a = dma_map_single(dev, p, len, direction);
 
@@ -157,3 +166,28 @@ void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, enum dma_data_di
 {
 	dma_unmap_single(dev, addr, len, direction);
 }
+
+#if IS_ENABLED(CONFIG_KUNIT)
+struct device *extoll_device_sample(void)
+{
+	struct device *dev = root_device_register("extoll_sample");
+
+	if (IS_ERR(dev))
+		return NULL;
+	if (dma_coerce_mask_and_coherent(dev, DMA_BIT_MASK(64))) {
+		root_device_unregister(dev);
+		return NULL;
+	}
+	return dev;
+}
+
+void extoll_device_sample_end(struct device *dev)
+{
+	root_device_unregister(dev);
+}
+
+unsigned int extoll_device_references(struct device *dev)
+{
+	return kref_read(&dev->kobj.kref);
+}
+#endif

@@ -16,9 +16,12 @@ struct page;
 void extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
 void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages);
 /* Pins pages of the current process, at most 4096: their number or an error. */
-long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm, bool nofault,
-		     struct page **list);
-/* The next piece of user memory of an iterator, and past it: its length, 0 at the end; -EOPNOTSUPP for other memory. */
+long extoll_pin_user(unsigned long start, unsigned long pages, bool write, bool longterm,
+		     bool nofault, struct page **list);
+/*
+ * The next piece of user memory of an iterator, at most so long, which it is advanced past: its
+ * length, 0 at the end, -EOPNOTSUPP for other memory.
+ */
 long extoll_iter_piece(struct iov_iter *i, size_t most, unsigned long *start);
 /* Whether the current task has been killed. */
 bool extoll_fatal_signal(void);
@@ -27,7 +30,8 @@ bool extoll_fatal_signal(void);
 #define EXTOLL_MAPS_OTHER 1
 #define EXTOLL_MAPS_UNCLEAR 2
 /* Whether the address space still maps these very pages; its users must not go away meanwhile. */
-int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages, struct page **list);
+int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages,
+		     struct page **list);
 void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq);
 /* Takes a reference, if the page can have one and is memory of the kernel's own. */
 bool extoll_page_try_get(struct page *page);
@@ -36,7 +40,13 @@ void *extoll_page_address(struct page *page);
 struct page *extoll_page_of(const void *address);
 
 /* Streaming DMA of one range. */
-int extoll_dma_map(struct device *dev, void *p, size_t len, enum dma_data_direction direction, u64 *addr);
+int extoll_dma_map(struct device *dev, void *p, size_t len, enum dma_data_direction direction,
+		   u64 *addr);
 void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
+
+/* For tests: a device that does DMA, and how many references to it there are. */
+struct device *extoll_device_sample(void);
+void extoll_device_sample_end(struct device *dev);
+unsigned int extoll_device_references(struct device *dev);
 
 #endif

@@ -201,8 +201,8 @@ impl Later {
     }
 }
 
-/// Runs one command; its lines go to `result`, also when it fails. `memory`: what was written behind it. May
-/// sleep.
+/// Runs one command; its lines go to `result`, also when it fails. `memory`: what was written
+/// behind it. May sleep.
 pub(crate) fn run(
     registry: &Registry,
     text: &[u8],

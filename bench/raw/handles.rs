@@ -27,8 +27,9 @@ struct Buffer {
     view: View,
 }
 
-/// Registers `count` buffers for a pool and as many for handles; takes all of the pool, and gives them back
-/// and drops the handles under a spinlock, with interrupts off. When this returns all regions have ended.
+/// Registers `count` buffers for a pool and as many for handles; takes all of the pool, and gives
+/// them back and drops the handles under a spinlock, with interrupts off. When this returns all
+/// regions have ended.
 pub(crate) fn run(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Result {
     if words.count == 0 || words.count > MOST {
         return report.fail(EINVAL, fmt!("count is 1 to {MOST}"));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory in pieces: what `pieces` registers is the memory that a process writes from (`dir=put`, behind the
-//! line of the command), or reads into (`dir=get`, with the next read), wherever its segments begin and end;
-//! or pages of the kernel.
+//! Memory in pieces: what `pieces` registers is the memory that a process writes from (`dir=put`,
+//! behind the line of the command), or reads into (`dir=get`, with the next read), wherever its
+//! segments begin and end; or pages of the kernel.
 
 use crate::{
     attached::Attached,
@@ -130,7 +130,8 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
     region.revoke()
 }
 
-/// `pieces dir=put`: sends what is behind the line of the command, or pages of the kernel if nothing is.
+/// `pieces dir=put`: sends what is behind the line of the command, or pages of the kernel if
+/// nothing is.
 pub(crate) fn put(
     attached: &Attached,
     words: &Words,

@@ -15,17 +15,17 @@ use kernel::{
 /// Numbers of bindings; 0 is none.
 static BINDINGS: Atomic<u64> = Atomic::new(1);
 
-/// A device, known to be bound to its driver for as long as this can be reached, and the number of that
-/// binding.
+/// A device, known to be bound to its driver for as long as this can be reached, and the number of
+/// that binding.
 ///
-/// Streaming mappings ([`super::Streaming`]) are made and undone with it. They remember the number, not
-/// the device: so they need no reference to it, and what was mapped in one binding is never undone in a
-/// later one, when the IOMMU may know other addresses.
+/// Streaming mappings ([`super::Streaming`]) are made and undone with it. They remember the number,
+/// not the device: so they need no reference to it, and what was mapped in one binding is never
+/// undone in a later one, when the IOMMU may know other addresses.
 ///
 /// # Invariants
 ///
-/// Dropped before the device is unbound, or not reachable from then on. All that have the same number are
-/// of the same binding.
+/// Dropped before the device is unbound, or not reachable from then on. All that have the same
+/// number are of the same binding.
 pub struct BoundDevice {
     dev: ARef<Device>,
     binding: u64,
@@ -37,8 +37,8 @@ impl BoundDevice {
     ///
     /// # Safety
     ///
-    /// The result, and all that is made of it, must be dropped before the device is unbound, or not be
-    /// reachable from then on.
+    /// The result, and all that is made of it, must be dropped before the device is unbound, or not
+    /// be reachable from then on.
     pub unsafe fn new(dev: &Device<Bound>) -> Self {
         // INVARIANT: by the requirements; the number is new.
         Self {
@@ -54,7 +54,8 @@ impl BoundDevice {
     /// As [`BoundDevice::new`].
     #[must_use]
     pub unsafe fn share(&self) -> Self {
-        // INVARIANT: by the requirements; the device is bound while `self` is borrowed, in this binding.
+        // INVARIANT: by the requirements; the device is bound while `self` is borrowed, in this
+        // binding.
         Self {
             dev: self.dev.clone(),
             binding: self.binding,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory with ends that are not aligned, and in pieces: user memory of an iterator, pieces of pages as
-//! block requests have them, frames.
+//! Memory with ends that are not aligned, and in pieces: user memory of an iterator, pieces of
+//! pages as block requests have them, frames.
 
 use super::{
     pages::Hold,
@@ -25,14 +25,15 @@ const FRAME_PIECES: usize = bindings::EXTOLL_SKB_PIECES as usize;
 
 /// Memory in pieces, as a list of pages and the fragments of it that are meant.
 ///
-/// A device sees the list as one range, page i at 4096 · i, whatever the pieces are, so that all of it is
-/// registered once. Where a piece ends within a page and another one follows, the range has a gap. Without
-/// a gap [`FragmentList::contiguous`] gives the list, whose [`PageList::offset`] and [`PageList::bytes`] tell
-/// of the bytes; with gaps a command takes one [`Fragment`] at most, which begins at 4096 · `page` + `offset`.
-/// The constructors of [`PageList`] with the same names refuse gaps.
+/// A device sees the list as one range, page i at 4096 · i, whatever the pieces are, so that all of
+/// it is registered once. Where a piece ends within a page and another one follows, the range has a
+/// gap. Without a gap [`FragmentList::contiguous`] gives the list, whose [`PageList::offset`] and
+/// [`PageList::bytes`] tell of the bytes; with gaps a command takes one [`Fragment`] at most, which
+/// begins at 4096 · `page` + `offset`. The constructors of [`PageList`] with the same names refuse
+/// gaps.
 ///
-/// The device reaches whole pages: what is before, between and behind the fragments is the same process's
-/// ([`FragmentList::pin_iter`]), or anything ([`PageList::shares_pages`]).
+/// The device reaches whole pages: what is before, between and behind the fragments is the same
+/// process's ([`FragmentList::pin_iter`]), or anything ([`PageList::shares_pages`]).
 ///
 /// # Examples
 ///
@@ -58,8 +59,8 @@ pub struct FragmentList {
     bytes: usize,
 }
 
-/// Pieces of pages, as `struct bio_vec` has them: page, offset and length, which may go beyond the page into
-/// those that follow it in memory.
+/// Pieces of pages, as `struct bio_vec` has them: page, offset and length, which may go beyond the
+/// page into those that follow it in memory.
 ///
 /// # Invariants
 ///
@@ -78,8 +79,8 @@ impl BioVecs<'_> {
     /// # Safety
     ///
     /// For the lifetime the array is valid and does not change, and the pages exist, with permanent
-    /// addresses. A device may read all of each page, and write it if `write`, for as long as a list has a
-    /// reference to it.
+    /// addresses. A device may read all of each page, and write it if `write`, for as long as a
+    /// list has a reference to it.
     pub unsafe fn from_raw(raw: *const kernel::bindings::bio_vec, len: usize, write: bool) -> Self {
         // INVARIANT: by the requirements.
         Self {
@@ -131,8 +132,8 @@ impl Builder {
         Ok((added.known, added.pages))
     }
 
-    /// Adds pages: a piece of `len` bytes from `offset` of `page`, which may go on in the following ones. If
-    /// `get`, with a reference on each.
+    /// Adds pages: a piece of `len` bytes from `offset` of `page`, which may go on in the following
+    /// ones. If `get`, with a reference on each.
     ///
     /// # Errors
     ///
@@ -140,8 +141,8 @@ impl Builder {
     ///
     /// # Safety
     ///
-    /// The pages of the piece are valid, with permanent addresses, and stay for as long as the list has
-    /// them.
+    /// The pages of the piece are valid, with permanent addresses, and stay for as long as the list
+    /// has them.
     unsafe fn add(
         &mut self,
         page: *mut bindings::page,
@@ -256,18 +257,19 @@ fn take(skb: SkBuff, strict: bool) -> Result<FragmentList, (SkBuff, Error)> {
 }
 
 impl FragmentList {
-    /// Pins the next `most` bytes of an iterator over memory of the current process, or all if there are
-    /// less, and advances it by as many. A device only reads them if the iterator is a source, and also
-    /// writes them if it is a destination. Pins are counted and charged as those of [`PageList::pin`].
-    /// Process context of whoever the iterator is from; sleeps.
+    /// Pins the next `most` bytes of an iterator over memory of the current process, or all if
+    /// there are less, and advances it by as many. A device only reads them if the iterator is a
+    /// source, and also writes them if it is a destination. Pins are counted and charged as those
+    /// of [`PageList::pin`]. Process context of whoever the iterator is from; sleeps.
     ///
     /// Memory that stays registered has to be watched for changes ([`super::Watch`]), each of
     /// [`PageList::user_ranges`].
     ///
     /// # Errors
     ///
-    /// The iterator stays where it is. `EINVAL`: no bytes. `EOPNOTSUPP`: memory of the kernel, or that
-    /// cannot be pinned for so long. `ENOSPC`, `EFAULT`, `ENOMEM`, `EINTR` as [`PageList::pin`].
+    /// The iterator stays where it is. `EINVAL`: no bytes. `EOPNOTSUPP`: memory of the kernel, or
+    /// that cannot be pinned for so long. `ENOSPC`, `EFAULT`, `ENOMEM`, `EINTR` as
+    /// [`PageList::pin`].
     pub fn pin_iter<I: UserIter>(iter: &mut I, most: usize, pin: Pin) -> Result<Self> {
         self::pin(iter, most, pin, false)
     }
@@ -276,24 +278,25 @@ impl FragmentList {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no pieces, an empty one, or a page that can't be referenced, as it is one of the kernel's
-    /// heap. `ENOMEM`.
+    /// `EINVAL`: no pieces, an empty one, or a page that can't be referenced, as it is one of the
+    /// kernel's heap. `ENOMEM`.
     pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Self> {
         share(vecs, false)
     }
 
-    /// Takes a frame, for a device that reads it. It is freed with the list, as one that was sent. May
-    /// sleep.
+    /// Takes a frame, for a device that reads it. It is freed with the list, as one that was sent.
+    /// May sleep.
     ///
     /// # Errors
     ///
-    /// With the frame: `EINVAL` for an empty one; `EOPNOTSUPP` for a list of frames, and for memory that the
-    /// kernel does not see; `ENOMEM`.
+    /// With the frame: `EINVAL` for an empty one; `EOPNOTSUPP` for a list of frames, and for memory
+    /// that the kernel does not see; `ENOMEM`.
     pub fn take_frame(skb: SkBuff) -> Result<Self, (SkBuff, Error)> {
         take(skb, false)
     }
 
-    /// Takes pages, which belong to nobody else: of each a piece, by offset and length within it. May sleep.
+    /// Takes pages, which belong to nobody else: of each a piece, by offset and length within it.
+    /// May sleep.
     ///
     /// # Errors
     ///
@@ -328,7 +331,8 @@ impl FragmentList {
         self.bytes
     }
 
-    /// The parts of fragments that make up `len` bytes after the first `skip`, as far as there are so many.
+    /// The parts of fragments that make up `len` bytes after the first `skip`, as far as there are
+    /// so many.
     pub fn slice(&self, skip: usize, len: usize) -> impl Iterator<Item = Fragment> + '_ {
         slice(&self.fragments, skip, len)
     }
@@ -347,8 +351,8 @@ impl FragmentList {
 }
 
 impl PageList {
-    /// As [`FragmentList::pin_iter`], for memory without gaps: all segments of the iterator but the first
-    /// begin on a page, all but the last end on one.
+    /// As [`FragmentList::pin_iter`], for memory without gaps: all segments of the iterator but the
+    /// first begin on a page, all but the last end on one.
     ///
     /// # Errors
     ///
@@ -366,182 +370,13 @@ impl PageList {
         Ok(share(vecs, true)?.pages)
     }
 
-    /// As [`FragmentList::take_frame`], for frames without gaps; head and data of a frame hardly ever meet.
+    /// As [`FragmentList::take_frame`], for frames without gaps; head and data of a frame hardly
+    /// ever meet.
     ///
     /// # Errors
     ///
     /// With the frame: `EINVAL` if there are gaps. Else as [`FragmentList::take_frame`].
     pub fn take_frame(skb: SkBuff) -> Result<Arc<Self>, (SkBuff, Error)> {
         Ok(take(skb, true)?.pages)
-    }
-}
-
-#[kunit_tests(kernel_ext_fragments)]
-mod tests {
-    use super::*;
-    use kernel::iov::IovIterSource;
-
-    fn fragment(page: usize, offset: usize, len: usize) -> Fragment {
-        Fragment { page, offset, len }
-    }
-
-    fn page() -> Result<Page> {
-        Ok(Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?)
-    }
-
-    fn vec(page: &Page, offset: usize, len: usize) -> bindings::bio_vec {
-        bindings::bio_vec {
-            bv_page: page.as_ptr(),
-            bv_offset: offset as c_uint,
-            bv_len: len as c_uint,
-        }
-    }
-
-    fn both(
-        vecs: &[bindings::bio_vec],
-        write: bool,
-    ) -> (Result<FragmentList>, Result<Arc<PageList>>) {
-        // SAFETY: pages of the tests, which nobody else accesses.
-        let vecs = unsafe { BioVecs::from_raw(vecs.as_ptr(), vecs.len(), write) };
-        (FragmentList::share_bvecs(vecs), PageList::share_bvecs(vecs))
-    }
-
-    #[test]
-    fn pieces_of_pages_with_ends_that_are_not_aligned() -> Result {
-        let pages = [page()?, page()?, page()?];
-        let vecs = [
-            vec(&pages[0], 4000, 96),
-            vec(&pages[1], 0, PAGE),
-            vec(&pages[2], 0, 5),
-        ];
-        let (fragments, list) = both(&vecs, true);
-        let (fragments, list) = (fragments?, list?);
-        drop(pages);
-        assert_eq!((list.len(), list.offset()), (3, 4000));
-        assert_eq!(list.bytes(), 96 + PAGE + 5);
-        assert!(list.is_writable() && list.shares_pages());
-        assert!(fragments.fragments() == [fragment(0, 4000, 96 + PAGE + 5)]);
-        // They stay although their owner is gone.
-        list.write(512, 7);
-        assert_eq!(fragments.pages().read(512), 7);
-        assert!(fragments.contiguous().is_ok());
-        Ok(())
-    }
-
-    #[test]
-    fn gaps_are_refused_or_told() -> Result {
-        let pages = [page()?, page()?];
-        let vecs = [vec(&pages[0], 8, 16), vec(&pages[1], 100, 200)];
-        let (fragments, list) = both(&vecs, false);
-        assert_eq!(list.err(), Some(EINVAL));
-        let fragments = fragments?;
-        assert!(fragments.fragments() == [fragment(0, 8, 16), fragment(1, 100, 200)]);
-        assert_eq!(fragments.bytes(), 216);
-        let mut parts = fragments.slice(10, 50);
-        assert_eq!(parts.next(), Some(fragment(0, 18, 6)));
-        assert_eq!(parts.next(), Some(fragment(1, 100, 44)));
-        assert_eq!(parts.next(), None);
-        drop(parts);
-        // Not writable: nothing is written.
-        fragments.pages().write(0, 1);
-        assert_eq!(fragments.pages().read(0), 0);
-        assert!(fragments.contiguous().is_err());
-        Ok(())
-    }
-
-    #[test]
-    fn bad_pieces_are_refused() -> Result {
-        let page = page()?;
-        let refused = |vecs: &[bindings::bio_vec]| both(vecs, false).0.err();
-        assert_eq!(refused(&[]), Some(EINVAL));
-        assert_eq!(refused(&[vec(&page, 0, 8), vec(&page, 0, 0)]), Some(EINVAL));
-        let heap = KBox::new(0u64, GFP_KERNEL)?;
-        let address: *const u64 = &*heap;
-        // SAFETY: an address of the heap.
-        let bv_page = unsafe { bindings::extoll_page_of(address.cast()) };
-        let vec = bindings::bio_vec {
-            bv_page,
-            bv_offset: 0,
-            bv_len: 8,
-        };
-        assert_eq!(refused(&[vec]), Some(EINVAL));
-        Ok(())
-    }
-
-    #[test]
-    fn pieces_in_the_same_page_are_one() -> Result {
-        let page = page()?;
-        let vecs = [vec(&page, 8, 16), vec(&page, 24, 100)];
-        let list = both(&vecs, false).1?;
-        assert_eq!((list.len(), list.offset(), list.bytes()), (1, 8, 116));
-        Ok(())
-    }
-
-    #[test]
-    fn pages_of_ones_own() -> Result {
-        let mut pieces = KVVec::new();
-        for (offset, len) in [(10, PAGE - 10), (0, 20), (30, 40)] {
-            pieces.push((page()?, offset, len), GFP_KERNEL)?;
-        }
-        let list = FragmentList::from_pages(pieces)?;
-        assert!(list.fragments() == [fragment(0, 10, PAGE + 10), fragment(2, 30, 40)]);
-        assert!(list.pages().is_writable() && !list.pages().shares_pages());
-        let mut pieces = KVVec::new();
-        pieces.push((page()?, 1, PAGE), GFP_KERNEL)?;
-        assert_eq!(FragmentList::from_pages(pieces).err(), Some(EINVAL));
-        assert_eq!(FragmentList::from_pages(KVVec::new()).err(), Some(EINVAL));
-        Ok(())
-    }
-
-    /// A frame with a head, and pages of data that begin at `offset` of the first.
-    fn frame(head: usize, data: usize, offset: usize) -> Result<SkBuff> {
-        // SAFETY: no preconditions.
-        let skb = unsafe { bindings::extoll_skb_sample(head, data, offset) };
-        if skb.is_null() {
-            return Err(ENOMEM);
-        }
-        // SAFETY: a new frame.
-        Ok(unsafe { SkBuff::from_raw(skb) })
-    }
-
-    #[test]
-    fn frames() -> Result {
-        let list = FragmentList::take_frame(frame(100, 2 * PAGE + 50, 16)?).map_err(|(_, e)| e)?;
-        let [head, data] = list.fragments() else {
-            return Err(EINVAL);
-        };
-        assert_eq!((head.len, data.len), (100, 2 * PAGE + 50 - 16));
-        assert_eq!(data.offset, 16);
-        assert_eq!(list.bytes(), 100 + 2 * PAGE + 50 - 16);
-        assert!(!list.pages().is_writable() && list.pages().shares_pages());
-        // What the helper has written: the number of each byte in the frame, in the last bits.
-        let word = list.pages().read(data.start() / 8);
-        assert_eq!(word.to_le_bytes()[0], 100);
-        match PageList::take_frame(frame(100, 50, 0)?) {
-            Ok(_) => return Err(EEXIST),
-            Err((skb, e)) => {
-                assert_eq!((skb.len(), e), (150, EINVAL));
-            }
-        }
-        let list = PageList::take_frame(frame(0, PAGE + 50, 7)?).map_err(|(_, e)| e)?;
-        assert_eq!((list.len(), list.offset(), list.bytes()), (2, 7, PAGE + 43));
-        match FragmentList::take_frame(frame(0, 0, 0)?) {
-            Ok(_) => return Err(EEXIST),
-            Err((_, e)) => assert_eq!(e, EINVAL),
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn memory_of_the_kernel_is_nobodys_to_pin() -> Result {
-        let mut iter = bindings::iov_iter::default();
-        let vec = bindings::kvec::default();
-        // SAFETY: an iterator without segments, over memory of the kernel.
-        unsafe { bindings::iov_iter_kvec(&mut iter, bindings::ITER_SOURCE, &vec, 0, 0) };
-        // SAFETY: made just now, as a source, and not used otherwise.
-        let source = unsafe { IovIterSource::from_raw(&mut iter) };
-        let result = FragmentList::pin_iter(source, 100, Pin::Transfer);
-        assert_eq!(result.err(), Some(EOPNOTSUPP));
-        Ok(())
     }
 }

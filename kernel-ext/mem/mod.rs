@@ -2,19 +2,21 @@
 
 //! Memory that a device reaches, and memory for when there is none.
 //!
-//! | What | |
+//! | For | Type |
 //! |---|---|
-//! | lists of pages | [`PageList`]: kernel buffers, pages, pinned user memory |
-//! | memory in pieces, with ends that are not aligned | [`FragmentList`]: user memory of an iterator, block requests, frames |
-//! | mappings for a device | [`Streaming`]: of one range or of a list of pages, made and undone with a [`BoundDevice`] |
+//! | whole pages: kernel buffers, pages, pinned user memory | [`PageList`] |
+//! | memory in pieces, with ends that are not aligned | [`FragmentList`] |
+//! | mappings for a device, made and undone with a [`BoundDevice`] | [`Streaming`] |
 //! | news of changes of user address spaces | [`Watch`] |
-//! | objects that were made before | [`Pool`] |
+//! | objects that are made in advance | [`Pool`] |
 
 mod bound;
+mod fragment_tests;
 mod fragments;
 mod pages;
 mod pool;
 mod streaming;
+mod streaming_tests;
 mod user;
 mod watch;
 
@@ -29,6 +31,7 @@ pub use user::{Maps, Pin, UserIter, UserRange, MAX_PINNED};
 pub use watch::{Change, Watch, Watcher};
 pub use wire::fragments::Fragment;
 
-/// Bytes of a page. The NIC's pages have as many (HW §11.1), so kernels with larger ones are not supported.
+/// Bytes of a page. The NIC's pages have as many (HW §11.1), so kernels with larger ones are not
+/// supported.
 pub const PAGE: usize = kernel::page::PAGE_SIZE;
 const _: () = assert!(PAGE == 4096);

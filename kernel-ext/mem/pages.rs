@@ -27,8 +27,9 @@ pub(super) enum Hold {
     Frame(ManuallyDrop<SkBuff>),
 }
 
-/// Pages in the order in which a device shall see them, and which of their bytes it is about: those from
-/// [`PageList::offset`] on, [`PageList::bytes`] of them. The device reaches whole pages all the same.
+/// Pages in the order in which a device shall see them, and which of their bytes it is about: those
+/// from [`PageList::offset`] on, [`PageList::bytes`] of them. The device reaches whole pages all
+/// the same.
 ///
 /// # Examples
 ///
@@ -51,9 +52,10 @@ pub(super) enum Hold {
 ///
 /// # Invariants
 ///
-/// Every pointer refers to a page with a permanent kernel address, which is not freed while `hold` exists.
-/// Of `Pins` and `References` each page in the list has one. A device may read all pages, and write them if
-/// [`PageList::is_writable`]. `offset` is less than a page, and `offset + bytes` at most all pages.
+/// Every pointer refers to a page with a permanent kernel address, which is not freed while `hold`
+/// exists. Of `Pins` and `References` each page in the list has one. A device may read all pages,
+/// and write them if [`PageList::is_writable`]. `offset` is less than a page, and `offset + bytes`
+/// at most all pages.
 pub struct PageList {
     pub(super) pages: KVVec<*mut bindings::page>,
     pub(super) hold: Hold,
@@ -91,15 +93,15 @@ impl PageList {
             list.pages.push(page.as_ptr(), GFP_KERNEL)?;
         }
         list.bytes = pages.len() * PAGE;
-        // INVARIANT: they live in here. They are pages of their own, of which nobody but their owner has a
-        // reference to the content.
+        // INVARIANT: they live in here. They are pages of their own, of which nobody but their
+        // owner has a reference to the content.
         list.hold = Hold::Owned(pages);
         Ok(list)
     }
 
-    /// Takes a kernel buffer; its last page counts as a whole. What lies behind its elements is zeroed, as
-    /// the device reaches that, too. The device and [`PageList::write`] may give its elements any values,
-    /// hence the bounds. May sleep.
+    /// Takes a kernel buffer; its last page counts as a whole. What lies behind its elements is
+    /// zeroed, as the device reaches that, too. The device and [`PageList::write`] may give its
+    /// elements any values, hence the bounds. May sleep.
     ///
     /// # Errors
     ///
@@ -122,14 +124,14 @@ impl PageList {
         while at < list.bytes {
             let rest = PAGE - at % PAGE;
             if let Some(base) = list.address(at / PAGE) {
-                // SAFETY: the rest of a page of the vector's allocation, behind its elements, where nobody
-                // else has anything.
+                // SAFETY: the rest of a page of the vector's allocation, behind its elements, where
+                // nobody else has anything.
                 unsafe { core::ptr::write_bytes(base.add(at % PAGE), 0, rest) };
             }
             at += rest;
         }
-        // INVARIANT: the buffer is moved in here, so nobody has a reference to its elements, which may have
-        // any values.
+        // INVARIANT: the buffer is moved in here, so nobody has a reference to its elements, which
+        // may have any values.
         list.hold = Hold::Owner(buffer);
         Ok(list)
     }
@@ -165,9 +167,9 @@ impl PageList {
         }
     }
 
-    /// Whether the pages hold other things of the kernel besides the bytes that the list is about, as those
-    /// of frames and block requests do. Whoever can make the device read or write the pages, e.g. a peer
-    /// that knows their addresses, reaches these as well.
+    /// Whether the pages hold other things of the kernel besides the bytes that the list is about,
+    /// as those of frames and block requests do. Whoever can make the device read or write the
+    /// pages, e.g. a peer that knows their addresses, reaches these as well.
     pub fn shares_pages(&self) -> bool {
         match &self.hold {
             Hold::References { .. } | Hold::Frame(_) => true,
@@ -208,8 +210,8 @@ impl PageList {
             return;
         }
         if let Some(p) = self.word(index) {
-            // SAFETY: within a page that stays and may be written; volatile, as the device may access it at
-            // any time.
+            // SAFETY: within a page that stays and may be written; volatile, as the device may
+            // access it at any time.
             unsafe { p.write_volatile(value.to_le()) }
         }
     }

@@ -23,13 +23,13 @@ struct Stack<T> {
     least: usize,
 }
 
-/// A fixed number of objects that are made when the pool is. They are taken and given back in any context
-/// but that of a non-maskable interrupt, without an allocation: so that what has to be done to get memory
-/// back (writing it to another node, say) does not wait for memory. One that finds none is counted; it has
-/// to wait for one to come back, which is the caller's business.
+/// A fixed number of objects that are made when the pool is. They are taken and given back in any
+/// context but that of a non-maskable interrupt, without an allocation: so that what has to be done
+/// to get memory back (writing it to another node, say) does not wait for memory. One that finds
+/// none is counted; it has to wait for one to come back, which is the caller's business.
 ///
-/// Objects come as they were given back, and the one that was used last first. Their destructors, which may
-/// sleep, run in process context some time after the pool and all its objects are gone
+/// Objects come as they were given back, and the one that was used last first. Their destructors,
+/// which may sleep, run in process context some time after the pool and all its objects are gone
 /// ([`Deferred`]; see there for modules that end).
 ///
 /// # Examples

@@ -37,14 +37,15 @@ pub trait Kind: sealed::Sealed {
 
 /// Memory that is mapped for a device, together with its owner.
 ///
-/// It is undone by [`Streaming::unmap`], with the proof that the device is still bound as it was when the
-/// memory was mapped, and by whoever knows that the device does not access it any more. One that is merely
-/// dropped stays mapped, and its memory reserved, for ever: nothing else is safe, as neither of the two is
-/// known then. The kernel log tells of it, since it is a defect of the driver.
+/// It is undone by [`Streaming::unmap`], with the proof that the device is still bound as it was
+/// when the memory was mapped, and by whoever knows that the device does not access it any more.
+/// One that is merely dropped stays mapped, and its memory reserved, for ever: nothing else is
+/// safe, as neither of the two is known then. The kernel log tells of it, since it is a defect of
+/// the driver.
 ///
-/// Memory that a device may access longer than its user lives is handed over to a quarantine as it is
-/// (`extoll_core::quarantine`): a mapping refers neither to its device nor to code of the module that made
-/// it, unless the owner does.
+/// Memory that a device may access longer than its user lives is handed over to a quarantine as it
+/// is (`extoll_core::quarantine`): a mapping refers neither to its device nor to code of the module
+/// that made it, unless the owner does.
 ///
 /// # Examples
 ///
@@ -87,8 +88,8 @@ impl<K: Kind> Streaming<K> {
         self.direction
     }
 
-    /// Unmaps, and gives the owner back. The device must not access the memory any more. Any context, if
-    /// the mapping could be made there.
+    /// Unmaps, and gives the owner back. The device must not access the memory any more. Any
+    /// context, if the mapping could be made there.
     ///
     /// # Errors
     ///
@@ -120,9 +121,9 @@ impl<K: Kind> Drop for Streaming<K> {
 ///
 /// # Safety
 ///
-/// `range` gives as many bytes of linearly mapped kernel memory that stay allocated, and where they are,
-/// while the owner exists, wherever that is moved. A device may read them, and write what it likes if
-/// `WRITABLE`; so no reference to them exists but those that borrow the owner.
+/// `range` gives as many bytes of linearly mapped kernel memory that stay allocated, and where they
+/// are, while the owner exists, wherever that is moved. A device may read them, and write what it
+/// likes if `WRITABLE`; so no reference to them exists but those that borrow the owner.
 pub unsafe trait Contiguous {
     /// Whether a device may write it.
     const WRITABLE: bool;
@@ -153,8 +154,8 @@ impl Bytes {
     }
 }
 
-// SAFETY: memory of `kmalloc`, which is linearly mapped; the vector is neither accessed nor grown while it
-// is in here. Bytes may have any value.
+// SAFETY: memory of `kmalloc`, which is linearly mapped; the vector is neither accessed nor grown
+// while it is in here. Bytes may have any value.
 unsafe impl Contiguous for Bytes {
     const WRITABLE: bool = true;
 
@@ -181,6 +182,9 @@ impl<O> Kind for Range<O> {
         self.bytes
     }
 
+    /// # Safety
+    ///
+    /// As the trait says.
     #[inline]
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> O {
         // SAFETY: by the requirements.
@@ -191,8 +195,9 @@ impl<O> Kind for Range<O> {
     }
 }
 
-/// One contiguous range that is mapped for a device. Copies are made where the device does not reach the
-/// memory (swiotlb); so what the device writes is there when the range is unmapped, not before.
+/// One contiguous range that is mapped for a device. Copies are made where the device does not
+/// reach the memory (swiotlb); so what the device writes is there when the range is unmapped, not
+/// before.
 pub type StreamingRange<O> = Streaming<Range<O>>;
 
 impl<O: Contiguous> Streaming<Range<O>> {
@@ -200,8 +205,8 @@ impl<O: Contiguous> Streaming<Range<O>> {
     ///
     /// # Errors
     ///
-    /// With the owner: `EINVAL` for no bytes, for no direction, and for a device that would write what is
-    /// not writable; `ENOMEM`.
+    /// With the owner: `EINVAL` for no bytes, for no direction, and for a device that would write
+    /// what is not writable; `ENOMEM`.
     #[inline]
     pub fn map(
         dev: &BoundDevice,
@@ -256,12 +261,12 @@ impl<O> Streaming<Range<O>> {
     }
 }
 
-/// `GFP_KERNEL_ACCOUNT` as C knows it: tables are made on behalf of processes, and take 32 bytes for each
-/// page that is not contiguous with the one before.
+/// `GFP_KERNEL_ACCOUNT` as C knows it: tables are made on behalf of processes, and take 32 bytes
+/// for each page that is not contiguous with the one before.
 const GFP_BITS: bindings::gfp_t = kernel::bindings::GFP_KERNEL_ACCOUNT;
 
-/// CPU and device access the memory at the same time, through any number of mappings: neither copies nor
-/// cache maintenance would do.
+/// CPU and device access the memory at the same time, through any number of mappings: neither
+/// copies nor cache maintenance would do.
 const ATTRIBUTES: c_ulong = kernel::bindings::DMA_ATTR_REQUIRE_COHERENT as c_ulong;
 
 /// A list of pages ([`StreamingPages`]).
@@ -288,6 +293,9 @@ impl Kind for Pages {
         self.pages.len() * PAGE
     }
 
+    /// # Safety
+    ///
+    /// As the trait says.
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> Arc<PageList> {
         // SAFETY: by the requirements, and nobody else refers to the table, which is mapped by the
         // invariants.
@@ -300,21 +308,21 @@ impl Kind for Pages {
     }
 }
 
-/// A list of pages that is mapped for a device, contiguous pages as one segment; an IOMMU may make more of
-/// them contiguous. CPU and device see each other's writes at once.
+/// A list of pages that is mapped for a device, contiguous pages as one segment; an IOMMU may make
+/// more of them contiguous. CPU and device see each other's writes at once.
 ///
 /// Unmapping may sleep.
 pub type StreamingPages = Streaming<Pages>;
 
 impl Streaming<Pages> {
-    /// Maps all pages of the list, whatever bytes of them it is about, for a device that only reads them or
-    /// also writes. May sleep.
+    /// Maps all pages of the list, whatever bytes of them it is about, for a device that only reads
+    /// them or also writes. May sleep.
     ///
     /// # Errors
     ///
-    /// `EACCES`: the device is to write, and the pages were not obtained for that. `ENOMEM`; `EIO` if the
-    /// host cannot map them, or only as a copy; `EOPNOTSUPP` if CPU and device do not see each other's
-    /// writes by themselves.
+    /// `EACCES`: the device is to write, and the pages were not obtained for that. `ENOMEM`; `EIO`
+    /// if the host cannot map them, or only as a copy; `EOPNOTSUPP` if CPU and device do not see
+    /// each other's writes by themselves.
     pub fn map(dev: &BoundDevice, pages: Arc<PageList>, write: bool) -> Result<Self> {
         if write && !pages.is_writable() {
             return Err(EACCES);
@@ -324,8 +332,8 @@ impl Streaming<Pages> {
         // SAFETY: the device is bound.
         let segment = unsafe { bindings::dma_max_mapping_size(dev.as_raw()) };
         let segment = u32::try_from(segment).unwrap_or(u32::MAX) & !(PAGE as u32 - 1);
-        // SAFETY: the table is zeroed memory, the list has at least one element, each a valid page; it is
-        // not written.
+        // SAFETY: the table is zeroed memory, the list has at least one element, each a valid page;
+        // it is not written.
         to_result(unsafe {
             bindings::sg_alloc_table_from_pages_segment(
                 table.get(),

@@ -19,8 +19,8 @@ const CHUNK: usize = 4096;
 /// For how long user memory is pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pin {
-    /// As long as it is registered, so that pages may be moved before, and memory is refused that can't stay
-    /// (`FOLL_LONGTERM`).
+    /// As long as it is registered, so that pages may be moved before, and memory is refused that
+    /// can't stay (`FOLL_LONGTERM`).
     Registration,
     /// For one transfer, which has a deadline.
     Transfer,
@@ -33,7 +33,8 @@ pub enum Maps {
     Same,
     /// Others or none, in one place at least.
     Other,
-    /// Somebody works on the file that they belong to: another look, some milliseconds later, will tell.
+    /// Somebody works on the file that they belong to: another look, some milliseconds later, will
+    /// tell.
     Unclear,
 }
 
@@ -70,11 +71,12 @@ impl Pins {
     ///
     /// # Safety
     ///
-    /// The pages are those that were pinned for this object, nobody accesses them any more, and this is
-    /// called once.
+    /// The pages are those that were pinned for this object, nobody accesses them any more, and
+    /// this is called once.
     pub(super) unsafe fn unpin(&mut self, pages: &mut [*mut bindings::page]) {
         let n = pages.len() as c_ulong;
-        // SAFETY: by the requirements, and they were counted in the address space, which is referenced.
+        // SAFETY: by the requirements, and they were counted in the address space, which is
+        // referenced.
         unsafe {
             bindings::unpin_user_pages_dirty_lock(pages.as_mut_ptr(), n, self.write);
             bindings::extoll_pinned_sub(self.mm.as_raw(), n);
@@ -91,8 +93,8 @@ mod sealed {
     }
 }
 
-/// An iterator over user memory: [`IovIterSource`], which a device reads, or [`IovIterDest`], which it also
-/// writes.
+/// An iterator over user memory: [`IovIterSource`], which a device reads, or [`IovIterDest`], which
+/// it also writes.
 pub trait UserIter: sealed::Sealed {}
 
 impl sealed::Sealed for IovIterSource<'_> {
@@ -118,11 +120,11 @@ impl UserIter for IovIterDest<'_> {}
 /// A piece of user memory: address and length.
 pub(super) type Piece = (usize, usize);
 
-/// The pieces of the first `most` bytes of an iterator, which stays where it is. Those that follow each
-/// other are one. May sleep.
+/// The pieces of the first `most` bytes of an iterator, which stays where it is. Those that follow
+/// each other are one. May sleep.
 pub(super) fn pieces<I: UserIter>(iter: &mut I, most: usize) -> Result<KVVec<Piece>> {
-    // SAFETY: the iterator is borrowed, so that nobody changes it; a copy may be advanced on its own, and
-    // does not outlive it.
+    // SAFETY: the iterator is borrowed, so that nobody changes it; a copy may be advanced on its
+    // own, and does not outlive it.
     let mut copy = unsafe { iter.raw().read() };
     let (mut list, mut left) = (KVVec::<Piece>::new(), most);
     while left > 0 {
@@ -134,7 +136,6 @@ pub(super) fn pieces<I: UserIter>(iter: &mut I, most: usize) -> Result<KVVec<Pie
             break;
         }
         left -= len;
-        let start = start as usize;
         start.checked_add(len).ok_or(EINVAL)?;
         match list.last_mut() {
             Some(last) if last.0 + last.1 == start => last.1 += len,
@@ -145,17 +146,17 @@ pub(super) fn pieces<I: UserIter>(iter: &mut I, most: usize) -> Result<KVVec<Pie
 }
 
 impl PageList {
-    /// Pins `bytes` bytes from `start` of the current process, both multiples of the page size, for a
-    /// registration and a device that only reads them or also writes. They appear as pinned memory of the
-    /// process, and are charged to its user ([`LockedPages`]); the list is charged to its memory control
-    /// group. Process context; sleeps.
+    /// Pins `bytes` bytes from `start` of the current process, both multiples of the page size, for
+    /// a registration and a device that only reads them or also writes. They appear as pinned
+    /// memory of the process, and are charged to its user ([`LockedPages`]); the list is charged to
+    /// its memory control group. Process context; sleeps.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: not page aligned, nothing, or wraps around. `ENOSPC`: more than [`MAX_PINNED`] pages.
-    /// `EFAULT`: not mapped, not with that access, or kernel thread. `ENOMEM`: none, or `RLIMIT_MEMLOCK`
-    /// exceeded without `CAP_IPC_LOCK`. `EINTR`: fatal signal. `EOPNOTSUPP`: memory that cannot be pinned
-    /// for long.
+    /// `EINVAL`: not page aligned, nothing, or wraps around. `ENOSPC`: more than [`MAX_PINNED`]
+    /// pages. `EFAULT`: not mapped, not with that access, or kernel thread. `ENOMEM`: none, or
+    /// `RLIMIT_MEMLOCK` exceeded without `CAP_IPC_LOCK`. `EINTR`: fatal signal. `EOPNOTSUPP`:
+    /// memory that cannot be pinned for long.
     pub fn pin(start: usize, bytes: usize, write: bool) -> Result<Self> {
         let end = start.checked_add(bytes).ok_or(EINVAL)?;
         if bytes == 0 || (start | end) % PAGE != 0 {
@@ -164,8 +165,9 @@ impl PageList {
         Self::pin_pieces(&[(start, bytes)], write, Pin::Registration, false)
     }
 
-    /// Pins the pages of pieces of memory of the current process. The offset of the list is the first
-    /// piece's, and its bytes are all up to the end of the last one's. `nofault`: only pages that are there.
+    /// Pins the pages of pieces of memory of the current process. The offset of the list is the
+    /// first piece's, and its bytes are all up to the end of the last one's. `nofault`: only pages
+    /// that are there.
     pub(super) fn pin_pieces(
         pieces: &[Piece],
         write: bool,
@@ -235,7 +237,8 @@ impl PageList {
             }
             let done = self.pages.len();
             if done == self.pages.capacity() {
-                // As many again, so that the list is never much longer than what is there to be pinned.
+                // As many again, so that the list is never much longer than what is there to be
+                // pinned.
                 let more = done.max(CHUNK).min(count - done);
                 self.pages.reserve(more, GFP_KERNEL_ACCOUNT)?;
             }
@@ -266,8 +269,8 @@ impl PageList {
         Ok(())
     }
 
-    /// The address space that the pages were pinned in, and where; for pinned pages that were there in one
-    /// piece.
+    /// The address space that the pages were pinned in, and where; for pinned pages that were there
+    /// in one piece.
     pub fn user(&self) -> Option<(&Mm, usize)> {
         match (self.mm(), self.user_ranges()) {
             (Some(mm), [range]) => Some((mm, range.start)),
@@ -299,9 +302,9 @@ impl PageList {
         }
     }
 
-    /// For pinned pages: whether the process still has those of `first…end` (page numbers in the list) at
-    /// their addresses, be it that the next access enters them again. `Other` for a process that has ended.
-    /// May sleep.
+    /// For pinned pages: whether the process still has those of `first…end` (page numbers in the
+    /// list) at their addresses, be it that the next access enters them again. `Other` for a
+    /// process that has ended. May sleep.
     pub fn mapped(&self, first: usize, end: usize) -> Maps {
         let Some(mm) = self.mm() else {
             return Maps::Same;

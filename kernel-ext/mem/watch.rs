@@ -18,19 +18,21 @@ use kernel::{
 pub enum Change {
     /// They are unmapped or moved, or the process ends: nothing will be there.
     Gone,
-    /// Their page table entries change. Perhaps other pages will be there; often the same, e.g. when a huge page is split.
+    /// Their page table entries change. Perhaps other pages will be there; often the same, e.g.
+    /// when a huge page is split.
     Suspect,
 }
 
 /// Hears of changes.
 pub trait Watcher: Send + Sync {
-    /// Pages of the addresses `start…end` are about to change; [`Watch::settle`] waits until they have. Called with locks of the memory management held, perhaps
-    /// while memory is reclaimed: must neither sleep nor allocate, nor take a lock under which somebody does.
+    /// Pages of the addresses `start…end` are about to change; [`Watch::settle`] waits until they
+    /// have. Called with locks of the memory management held, perhaps while memory is reclaimed:
+    /// must neither sleep nor allocate, nor take a lock under which somebody does.
     fn changing(&self, change: Change, start: usize, end: usize);
 }
 
-/// Watches a range; ended by drop, after which [`Watcher::changing`] is not called any more. The drop sleeps; not from
-/// `changing`, nor with a lock that it takes.
+/// Watches a range; ended by drop, after which [`Watcher::changing`] is not called any more. The
+/// drop sleeps; not from `changing`, nor with a lock that it takes.
 ///
 /// # Invariants
 ///
@@ -68,7 +70,8 @@ unsafe extern "C" fn invalidate(
     range: *const bindings::mmu_notifier_range,
     seq: c_ulong,
 ) -> bool {
-    // SAFETY: only registered by `Watch::new`, within an `Inner` that lives until the notifier was removed.
+    // SAFETY: only registered by `Watch::new`, within an `Inner` that lives until the notifier was
+    // removed.
     let inner = unsafe { &*container_of!(Opaque::cast_from(sub), Inner, notifier) };
     // SAFETY: this is the callback that has to do so.
     unsafe { bindings::extoll_invalidate_seq(sub, seq) };
@@ -77,7 +80,8 @@ unsafe extern "C" fn invalidate(
     let change = match range.event {
         bindings::mmu_notifier_event_MMU_NOTIFY_UNMAP
         | bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE => Change::Gone,
-        // The same pages with other rights, which do not concern pins: fork copies pinned pages for the child.
+        // The same pages with other rights, which do not concern pins: fork copies pinned pages for
+        // the child.
         bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_VMA
         | bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_PAGE
         | bindings::mmu_notifier_event_MMU_NOTIFY_SOFT_DIRTY => return true,
@@ -119,11 +123,12 @@ impl Watch {
         Ok(Self(inner))
     }
 
-    /// Waits until no change of the range is under way: what the page tables say then is not older than any change that
-    /// [`Watcher::changing`] was told of before. Sleeps; not from `changing`, nor with a lock that it takes.
+    /// Waits until no change of the range is under way: what the page tables say then is not older
+    /// than any change that [`Watcher::changing`] was told of before. Sleeps; not from `changing`,
+    /// nor with a lock that it takes.
     pub fn settle(&self) {
-        // SAFETY: registered by the invariants. Whether something changes later is told by `changing`, so the number that
-        // this returns is not needed.
+        // SAFETY: registered by the invariants. Whether something changes later is told by
+        // `changing`, so the number that this returns is not needed.
         unsafe { bindings::mmu_interval_read_begin(self.0.notifier.get()) };
     }
 }

@@ -42,12 +42,13 @@ pub struct Config {
     pub multicast: bool,
 }
 
-/// A net device without its driver data: everything that is safe to do from any context that holds an `Arc` of it.
+/// A net device without its driver data: everything that is safe to do from any context that holds
+/// an `Arc` of it.
 ///
 /// # Invariants
 ///
-/// `ptr` comes from `extoll_net_alloc()` and is freed in `drop()` only. `live` is true from just before registration until
-/// just before unregistration.
+/// `ptr` comes from `extoll_net_alloc()` and is freed in `drop()` only. `live` is true from just
+/// before registration until just before unregistration.
 #[pin_data(PinnedDrop)]
 pub struct NetDev {
     ptr: NonNull<bindings::net_device>,
@@ -61,7 +62,8 @@ pub struct NetDev {
     bql: SpinLockIrq<u64>,
 }
 
-// SAFETY: All uses of the C object go through functions that may be called on any CPU; see each of them.
+// SAFETY: All uses of the C object go through functions that may be called on any CPU; see each of
+// them.
 unsafe impl Send for NetDev {}
 // SAFETY: As above; what needs serialisation takes one of the locks.
 unsafe impl Sync for NetDev {}
@@ -82,8 +84,8 @@ impl NetDev {
         let stats = PerCpuStats::new()?;
         // CAST: `Device` is a transparent wrapper of `struct device`.
         let raw: *mut bindings::device = core::ptr::from_ref(parent).cast_mut().cast();
-        // SAFETY: `c` and the name in it live across the call; `raw` is a valid device, which the result refers to as long as the C object
-        // exists.
+        // SAFETY: `c` and the name in it live across the call; `raw` is a valid device, which the
+        // result refers to as long as the C object exists.
         let ptr = NonNull::new(unsafe { bindings::extoll_net_alloc(&c, raw) }).ok_or(ENOMEM)?;
         let _parent: ARef<device::Device> = parent.into();
         Arc::pin_init(
@@ -108,13 +110,16 @@ impl NetDev {
         self.ptr.as_ptr()
     }
 
-    /// Interface name, for messages: before registration it holds the pattern. The name may change any time, so it is copied.
+    /// Interface name, for messages: before registration it holds the pattern. The name may change
+    /// any time, so it is copied.
     pub fn name(&self) -> [u8; 16] {
         let mut name = [0u8; 16];
-        // SAFETY: The device is valid, and its name is an array of 16 bytes of which the last is always 0.
+        // SAFETY: The device is valid, and its name is an array of 16 bytes of which the last is
+        // always 0.
         let p = unsafe { bindings::extoll_net_name(self.as_raw()) };
         for (i, b) in name.iter_mut().take(15).enumerate() {
-            // SAFETY: `i` < 15 and the loop ends at the terminator, so the byte is inside the string.
+            // SAFETY: `i` < 15 and the loop ends at the terminator, so the byte is inside the
+            // string.
             *b = unsafe { p.add(i).read_volatile() } as u8;
             if *b == 0 {
                 break;
@@ -123,7 +128,8 @@ impl NetDev {
         name
     }
 
-    /// Whether the interface is up (between `open` and `stop`). Any context; may change at once unless RTNL is held.
+    /// Whether the interface is up (between `open` and `stop`). Any context; may change at once
+    /// unless RTNL is held.
     #[inline]
     pub fn is_running(&self) -> bool {
         // SAFETY: The device is valid by the type invariant; this is an atomic bit test.
@@ -137,7 +143,8 @@ impl NetDev {
         unsafe { bindings::extoll_net_mtu(self.as_raw()) }
     }
 
-    /// Current MAC address. A reader that races with a change may see a mixture, as everywhere in the stack.
+    /// Current MAC address. A reader that races with a change may see a mixture, as everywhere in
+    /// the stack.
     pub fn mac(&self) -> [u8; 6] {
         let mut mac = [0; 6];
         // SAFETY: The device is valid, `mac` has 6 bytes.
@@ -150,15 +157,17 @@ impl NetDev {
         self.carrier_by(|| on);
     }
 
-    /// As [`NetDev::set_carrier`] by what `on` says. Of several at a time the one that asked last wins: `on` runs with interrupts off and
-    /// a lock held, which switching the carrier and scheduling work take, too.
+    /// As [`NetDev::set_carrier`] by what `on` says. Of several at a time the one that asked last
+    /// wins: `on` runs with interrupts off and a lock held, which switching the carrier and
+    /// scheduling work take, too.
     pub fn carrier_by(&self, on: impl FnOnce() -> bool) {
         let live = self.live.lock();
         if !*live {
             return;
         }
-        // SAFETY: Unregistration can't begin while the lock is held, so a link-watch event that this queues is flushed by it. On
-        // a device that is just being registered only the state bit changes.
+        // SAFETY: Unregistration can't begin while the lock is held, so a link-watch event that
+        // this queues is flushed by it. On a device that is just being registered only the state
+        // bit changes.
         unsafe {
             if on() {
                 bindings::netif_carrier_on(self.as_raw())
@@ -175,17 +184,20 @@ impl NetDev {
         unsafe { bindings::extoll_net_carrier_ok(self.as_raw()) }
     }
 
-    /// Runs [`Operations::work`] soon, in process context with RTNL held. Does nothing unless the device is registered. Any context.
+    /// Runs [`Operations::work`] soon, in process context with RTNL held. Does nothing unless the
+    /// device is registered. Any context.
     pub fn schedule_work(&self) {
         let live = self.live.lock();
         if *live {
-            // SAFETY: The work item is initialised since allocation, and its function since registration; unregistration
-            // clears `live` under the lock and then cancels the work, before anything the function uses is freed.
+            // SAFETY: The work item is initialised since allocation, and its function since
+            // registration; unregistration clears `live` under the lock and then cancels the work,
+            // before anything the function uses is freed.
             unsafe { bindings::extoll_net_schedule_work(self.as_raw()) }
         }
     }
 
-    /// As [`NetDev::schedule_work`], but after `ms` milliseconds, or at the time set before if that has not come yet. Any context.
+    /// As [`NetDev::schedule_work`], but after `ms` milliseconds, or at the time set before if that
+    /// has not come yet. Any context.
     pub fn schedule_work_in(&self, ms: u32) {
         let live = self.live.lock();
         if *live {
@@ -197,8 +209,8 @@ impl NetDev {
     /// Wakes the transmit queue if the driver stopped it. Any context.
     #[inline]
     pub fn wake_queue(&self) {
-        // SAFETY: The device and with it its queues are valid by the type invariant; outside `open`…`stop` the queue discipline is
-        // the no-op one, which may be scheduled.
+        // SAFETY: The device and with it its queues are valid by the type invariant; outside
+        // `open`…`stop` the queue discipline is the no-op one, which may be scheduled.
         unsafe { bindings::extoll_net_tx_wake(self.as_raw()) }
     }
 
@@ -209,7 +221,8 @@ impl NetDev {
         unsafe { bindings::extoll_net_tx_stop(self.as_raw()) }
     }
 
-    /// Whether the driver stopped the transmit queue, with a full barrier before the test. Any context.
+    /// Whether the driver stopped the transmit queue, with a full barrier before the test. Any
+    /// context.
     #[inline]
     pub fn queue_stopped(&self) -> bool {
         // SAFETY: The device is valid; this is an atomic bit test.
@@ -239,20 +252,22 @@ impl NetDev {
         }
         let generation = self.bql.lock();
         if *generation == done.generation {
-            // SAFETY: The device is valid, the lock serialises completions, and tokens exist only for bytes that were charged
-            // since the last reset and are consumed on the way here, so no more than that is completed.
+            // SAFETY: The device is valid, the lock serialises completions, and tokens exist only
+            // for bytes that were charged since the last reset and are consumed on the way here, so
+            // no more than that is completed.
             unsafe { bindings::extoll_net_bql_completed(self.as_raw(), done.packets, done.bytes) }
         }
     }
 
     /// Forgets all charges; tokens given out so far become void. Softirq or process context.
     pub(super) fn bql_reset(&self) {
-        // SAFETY: The device is valid. The lock serialises the reset with `bql_sent()`, it is released below.
+        // SAFETY: The device is valid. The lock serialises the reset with `bql_sent()`, it is
+        // released below.
         unsafe { bindings::extoll_net_tx_lock(self.as_raw()) };
         let mut generation = self.bql.lock();
         *generation = GENERATION.fetch_add(1, Relaxed);
-        // SAFETY: The device is valid; charging and completing are excluded by the two locks, and tokens of earlier generations
-        // are not accepted any more.
+        // SAFETY: The device is valid; charging and completing are excluded by the two locks, and
+        // tokens of earlier generations are not accepted any more.
         unsafe { bindings::extoll_net_bql_reset(self.as_raw()) };
         drop(generation);
         // SAFETY: Taken above.
@@ -263,7 +278,8 @@ impl NetDev {
 #[pinned_drop]
 impl PinnedDrop for NetDev {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariant. `Registration` holds an `Arc` while the device is registered, so it is not.
+        // SAFETY: By the type invariant. `Registration` holds an `Arc` while the device is
+        // registered, so it is not.
         unsafe { bindings::free_netdev(self.as_raw()) }
     }
 }
@@ -273,7 +289,8 @@ impl TxQueue<'_> {
     #[inline]
     pub fn bql_sent(&self, bytes: u32) -> BqlToken {
         let generation = *self.0.bql.lock();
-        // SAFETY: The device is valid; the lock of this very queue is held while `self` exists, which serialises calls.
+        // SAFETY: The device is valid; the lock of this very queue is held while `self` exists,
+        // which serialises calls.
         unsafe { bindings::extoll_net_bql_sent(self.0.as_raw(), bytes) };
         BqlToken { bytes, generation }
     }
@@ -301,7 +318,8 @@ impl<T: Operations> Device<T> {
         &self.ndev
     }
 
-    /// Sets the MAC address. Only in callbacks that hold RTNL: `open`, `stop`, `set_mac_address`, `work`.
+    /// Sets the MAC address. Only in callbacks that hold RTNL: `open`, `stop`, `set_mac_address`,
+    /// `work`.
     pub(super) fn set_mac_locked(&self, mac: &[u8; 6]) {
         // SAFETY: The device is valid, RTNL is held as required of the callers in this module.
         unsafe { bindings::extoll_net_set_mac(self.as_raw(), mac.as_ptr()) }
@@ -330,9 +348,10 @@ impl<T: Operations> Rtnl<'_, T> {
 }
 
 impl<T: Operations> Rtnl<'_, T> {
-    /// Takes the interface through [`Operations::stop`] and [`Operations::open`] if it is up, without changing what user space sees
-    /// but the carrier. If opening fails, the interface stays without carrier until this is called again, which calls
-    /// [`Operations::stop`] once more, or it is set down and up again. May sleep. Only from [`Operations::work`], not from `open` or
+    /// Takes the interface through [`Operations::stop`] and [`Operations::open`] if it is up,
+    /// without changing what user space sees but the carrier. If opening fails, the interface stays
+    /// without carrier until this is called again, which calls [`Operations::stop`] once more, or
+    /// it is set down and up again. May sleep. Only from [`Operations::work`], not from `open` or
     /// `stop` themselves.
     pub fn restart(&self) -> Result {
         let dev = self.0;
@@ -358,13 +377,15 @@ impl<T: Operations> Rtnl<'_, T> {
 ///
 /// # Invariants
 ///
-/// The device is registered and its operations were set to `T`'s with a pointer to the contents of `dev`.
+/// The device is registered and its operations were set to `T`'s with a pointer to the contents of
+/// `dev`.
 pub struct Registration<T: Operations> {
     dev: Arc<Device<T>>,
 }
 
 impl<T: Operations + EthtoolOps> Registration<T> {
-    /// Registers `ndev` with the driver data made by `data`. The interface may be opened before this returns. May sleep, takes RTNL.
+    /// Registers `ndev` with the driver data made by `data`. The interface may be opened before
+    /// this returns. May sleep, takes RTNL.
     pub fn new(
         ndev: Arc<NetDev>,
         mac: &[u8; 6],
@@ -383,8 +404,9 @@ impl<T: Operations + EthtoolOps> Registration<T> {
         )?;
         let raw = ndev.as_raw();
         let owner = core::ptr::from_ref::<Device<T>>(&dev).cast_mut().cast();
-        // SAFETY: The device is not registered, so nobody uses it concurrently (`claimed` excludes a second registration).
-        // The tables are static; `owner` stays valid until after unregistration since `Registration` holds `dev`.
+        // SAFETY: The device is not registered, so nobody uses it concurrently (`claimed` excludes
+        // a second registration). The tables are static; `owner` stays valid until after
+        // unregistration since `Registration` holds `dev`.
         unsafe {
             bindings::extoll_net_set_mac(raw, mac.as_ptr());
             bindings::extoll_net_set_ops(
@@ -400,7 +422,8 @@ impl<T: Operations + EthtoolOps> Registration<T> {
         // SAFETY: The device is completely set up and not registered.
         kernel::error::to_result(unsafe { bindings::register_netdev(raw) }).inspect_err(|_| {
             *ndev.live.lock() = false;
-            // SAFETY: The work items are initialised since allocation; they may wait for RTNL, which is not held here.
+            // SAFETY: The work items are initialised since allocation; they may wait for RTNL,
+            // which is not held here.
             unsafe { bindings::extoll_net_cancel_work(raw) }
         })?;
         // INVARIANT: Registered just now.
@@ -418,7 +441,8 @@ impl<T: Operations> Deref for Registration<T> {
 impl<T: Operations> Drop for Registration<T> {
     fn drop(&mut self) {
         *self.dev.live.lock() = false;
-        // SAFETY: By the type invariant. After the first call no callback of the tables runs; after the second the work doesn't.
+        // SAFETY: By the type invariant. After the first call no callback of the tables runs; after
+        // the second the work doesn't.
         unsafe {
             bindings::unregister_netdev(self.dev.as_raw());
             bindings::extoll_net_cancel_work(self.dev.as_raw());

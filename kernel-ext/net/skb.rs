@@ -21,7 +21,8 @@ pub enum Checksum {
     Verified,
 }
 
-/// An owned frame from the stack. Dropping it counts as a drop for drop monitors; use [`SkBuff::consume`] after success.
+/// An owned frame from the stack. Dropping it counts as a drop for drop monitors; use
+/// [`SkBuff::consume`] after success.
 ///
 /// # Invariants
 ///
@@ -73,11 +74,13 @@ impl SkBuff {
         unsafe { (*self.as_raw()).data_len == 0 }
     }
 
-    /// The bytes of the linear part: from the Ethernet header on, all of them if the frame is linear.
+    /// The bytes of the linear part: from the Ethernet header on, all of them if the frame is
+    /// linear.
     #[inline]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: Valid by the invariant; `data` points to `skb_headlen()` initialised bytes, which nobody changes while a driver
-        // holds the frame on its way out: who shares them (clones) has to copy before writing.
+        // SAFETY: Valid by the invariant; `data` points to `skb_headlen()` initialised bytes, which
+        // nobody changes while a driver holds the frame on its way out: who shares them (clones)
+        // has to copy before writing.
         unsafe {
             core::slice::from_raw_parts(
                 (*self.as_raw()).data.cast::<u8>(),
@@ -105,7 +108,8 @@ impl SkBuff {
         kernel::error::to_result(unsafe { bindings::skb_checksum_help(self.as_raw()) })
     }
 
-    /// Takes the software transmit time stamp, if somebody wants one; to be called just before the frame goes to the hardware.
+    /// Takes the software transmit time stamp, if somebody wants one; to be called just before the
+    /// frame goes to the hardware.
     #[inline]
     pub fn tx_timestamp(&mut self) {
         // SAFETY: Valid by the invariant.
@@ -154,8 +158,8 @@ impl RxSkb {
         ManuallyDrop::new(self).0.as_ptr()
     }
 
-    /// Allocates an empty buffer with room for `len` bytes. Softirq or process context; does not sleep, and does not warn when a large
-    /// one isn't to be had.
+    /// Allocates an empty buffer with room for `len` bytes. Softirq or process context; does not
+    /// sleep, and does not warn when a large one isn't to be had.
     pub fn alloc(dev: &NetDev, len: u32) -> Option<Self> {
         // SAFETY: The device is valid; the result is a fresh frame or null.
         unsafe { Self::from_raw(bindings::extoll_skb_alloc(dev.as_raw(), len)) }
@@ -184,7 +188,8 @@ impl RxSkb {
     /// The bytes in it.
     #[inline]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: Valid and linear by the invariant; all bytes were written by `append()` or by the device.
+        // SAFETY: Valid and linear by the invariant; all bytes were written by `append()` or by the
+        // device.
         unsafe {
             core::slice::from_raw_parts(self.0.as_ref().data.cast::<u8>(), self.len() as usize)
         }
@@ -196,7 +201,8 @@ impl RxSkb {
         if bytes.len() > self.room() as usize {
             return Err(ENOSPC);
         }
-        // SAFETY: The room was checked, so that this can't fail; the frame is unshared, and the room does not overlap `bytes`.
+        // SAFETY: The room was checked, so that this can't fail; the frame is unshared, and the
+        // room does not overlap `bytes`.
         unsafe {
             let to = bindings::extoll_skb_put(self.0.as_ptr(), bytes.len() as u32);
             core::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), bytes.len());
@@ -212,8 +218,8 @@ impl Drop for RxSkb {
     }
 }
 
-// SAFETY: the bytes of a linear frame, in memory that it keeps; nobody writes them while a driver has the
-// frame on its way out.
+// SAFETY: the bytes of a linear frame, in memory that it keeps; nobody writes them while a driver
+// has the frame on its way out.
 unsafe impl Contiguous for SkBuff {
     const WRITABLE: bool = false;
 
@@ -224,8 +230,8 @@ unsafe impl Contiguous for SkBuff {
     }
 }
 
-/// A frame whose bytes the device may read. It is given back by [`TxMapping::unmap`]; dropped, it stays
-/// mapped for ever ([`Streaming`]).
+/// A frame whose bytes the device may read. It is given back by [`TxMapping::unmap`]; dropped, it
+/// stays mapped for ever ([`Streaming`]).
 pub struct TxMapping {
     map: StreamingRange<SkBuff>,
     /// There is or was an [`Owner`].
@@ -279,11 +285,12 @@ impl TxMapping {
         }
     }
 
-    /// Gives up what the frame holds besides its bytes: its sender no longer waits for it, and it may outlive
-    /// the interface. Not with interrupts disabled.
+    /// Gives up what the frame holds besides its bytes: its sender no longer waits for it, and it
+    /// may outlive the interface. Not with interrupts disabled.
     pub fn orphan(&mut self) {
         let skb = self.map.owner().as_raw();
-        // SAFETY: Valid by the invariant of the frame, which is owned. If there is an `Owner`, the rest is its business.
+        // SAFETY: Valid by the invariant of the frame, which is owned. If there is an `Owner`, the
+        // rest is its business.
         unsafe {
             match self.lent {
                 false => bindings::extoll_skb_orphan(skb),
@@ -292,8 +299,8 @@ impl TxMapping {
         }
     }
 
-    /// For the sender of the frame no longer to wait for it, while the device may still read it: see
-    /// [`Owner`]. Once; `None` after that. Any context.
+    /// For the sender of the frame no longer to wait for it, while the device may still read it:
+    /// see [`Owner`]. Once; `None` after that. Any context.
     #[inline]
     pub fn owner(&mut self) -> Option<Owner> {
         if core::mem::replace(&mut self.lent, true) {
@@ -302,14 +309,14 @@ impl TxMapping {
         let skb = self.map.owner();
         // SAFETY: Valid by the invariant of the frame; the reference belongs to the result.
         unsafe { bindings::extoll_skb_get(skb.as_raw()) };
-        // INVARIANT: The only one, as `lent` was not set. From now on nobody else gives up the frame's owner: not `orphan`, nor
-        // anything that can be done with an `Unmapped`.
+        // INVARIANT: The only one, as `lent` was not set. From now on nobody else gives up the
+        // frame's owner: not `orphan`, nor anything that can be done with an `Unmapped`.
         Some(Owner(skb.0))
     }
 }
 
-/// A frame that was mapped. Somebody may still hold its [`Owner`], so that all that can be done with it is to
-/// free it, unless [`Unmapped::into_frame`] finds that nobody does.
+/// A frame that was mapped. Somebody may still hold its [`Owner`], so that all that can be done
+/// with it is to free it, unless [`Unmapped::into_frame`] finds that nobody does.
 pub struct Unmapped {
     skb: SkBuff,
     lent: bool,
@@ -352,13 +359,14 @@ impl Unmapped {
     }
 }
 
-/// The claim of its sender (a socket) on a frame that is on its way. When this is dropped the frame no longer
-/// counts for what the sender may have under way, and may be sent again. Not to be dropped with interrupts
-/// disabled.
+/// The claim of its sender (a socket) on a frame that is on its way. When this is dropped the frame
+/// no longer counts for what the sender may have under way, and may be sent again. Not to be
+/// dropped with interrupts disabled.
 ///
 /// # Invariants
 ///
-/// A reference to a valid frame, whose owner changes by nothing but this until the last reference is gone.
+/// A reference to a valid frame, whose owner changes by nothing but this until the last reference
+/// is gone.
 pub struct Owner(NonNull<bindings::sk_buff>);
 
 // SAFETY: A frame is not bound to a CPU or thread.
@@ -366,8 +374,9 @@ unsafe impl Send for Owner {}
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: Valid by the invariant, and the reference is given up. Others that hold the frame look at bytes and length, or give up
-        // their reference; whoever gives up the last one finds the frame without an owner, as reference counts are ordered.
+        // SAFETY: Valid by the invariant, and the reference is given up. Others that hold the frame
+        // look at bytes and length, or give up their reference; whoever gives up the last one finds
+        // the frame without an owner, as reference counts are ordered.
         unsafe { bindings::extoll_skb_disown(self.0.as_ptr()) }
     }
 }
@@ -382,8 +391,8 @@ struct Room {
     len: u32,
 }
 
-// SAFETY: linearly mapped room of a frame that nobody else has, from `data` on as it holds nothing. Plain
-// bytes, which nobody reads before they count as the frame's.
+// SAFETY: linearly mapped room of a frame that nobody else has, from `data` on as it holds nothing.
+// Plain bytes, which nobody reads before they count as the frame's.
 unsafe impl Contiguous for Room {
     const WRITABLE: bool = true;
 
@@ -400,8 +409,8 @@ unsafe impl Contiguous for Room {
 pub struct RxMapping(StreamingRange<Room>);
 
 impl RxMapping {
-    /// Allocates a receive buffer of `len` bytes and maps it for the device to write. Softirq or process
-    /// context, does not sleep.
+    /// Allocates a receive buffer of `len` bytes and maps it for the device to write. Softirq or
+    /// process context, does not sleep.
     ///
     /// # Errors
     ///
@@ -440,7 +449,8 @@ impl RxMapping {
         unsafe { bindings::extoll_skb_orphan(self.0.owner().skb.0.as_ptr()) }
     }
 
-    /// The device has written all of it: unmaps, and gives the frame with all bytes in it. Any context.
+    /// The device has written all of it: unmaps, and gives the frame with all bytes in it. Any
+    /// context.
     ///
     /// # Errors
     ///
@@ -448,8 +458,8 @@ impl RxMapping {
     #[inline]
     pub fn complete(self, dev: &BoundDevice) -> Result<RxSkb, Self> {
         let Room { skb, len } = self.0.unmap(dev).map_err(Self)?;
-        // SAFETY: The frame has room for `len` bytes, for which it was allocated, and holds nothing. Whatever the device has written,
-        // they are plain bytes of allocated memory.
+        // SAFETY: The frame has room for `len` bytes, for which it was allocated, and holds
+        // nothing. Whatever the device has written, they are plain bytes of allocated memory.
         unsafe { bindings::extoll_skb_put(skb.0.as_ptr(), len) };
         Ok(skb)
     }

@@ -30,16 +30,18 @@ impl<T: Send + 'static> WorkItem for Slot<T> {
     }
 }
 
-/// A value that may be dropped in any context although its own destructor sleeps, or takes locks that are
-/// held there: the drop of this hands it to a work item, in process context, which drops it soon. Neither
-/// that nor any other use allocates, since the work item is made together with the value.
+/// A value that may be dropped in any context although its own destructor sleeps, or takes locks
+/// that are held there: the drop of this hands it to a work item, in process context, which drops
+/// it soon. Neither that nor any other use allocates, since the work item is made together with the
+/// value.
 ///
-/// For handles that their users put into structures of softirqs, RCU or sockets: a port, a region, an
-/// `Arc` of something that ends with the last of them.
+/// For handles that their users put into structures of softirqs, RCU or sockets: a port, a region,
+/// an `Arc` of something that ends with the last of them.
 ///
-/// The work item is on the queue of all items of the drivers ([`super::enqueue`]). So a module that drops
-/// such values keeps a [`super::Settled`], which it drops last: that waits for the destructors, which are
-/// code of the module. `extoll.ko` has the queue itself drained ([`super::Owner`]).
+/// The work item is on the queue of all items of the drivers ([`super::enqueue`]). So a module that
+/// drops such values keeps a [`super::Settled`], which it drops last: that waits for the
+/// destructors, which are code of the module. `extoll.ko` has the queue itself drained
+/// ([`super::Owner`]).
 ///
 /// # Examples
 ///

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Work queues: what `kernel::workqueue` lacks, above all cancelling, without which a module cannot unload.
+//! Work queues: what `kernel::workqueue` lacks, above all cancelling, without which a module cannot
+//! unload.
 
 mod deferred;
 
@@ -41,13 +42,14 @@ fn current() -> *mut kernel::bindings::workqueue_struct {
 
 fn with_queue<R>(f: impl FnOnce(&Queue) -> R) -> R {
     let _alive = rcu::read_lock();
-    // SAFETY: the system's queue is never freed. The own one is freed only a grace period after nobody finds it any more, and this is a
-    // reader of RCU.
+    // SAFETY: the system's queue is never freed. The own one is freed only a grace period after
+    // nobody finds it any more, and this is a reader of RCU.
     f(unsafe { Queue::from_raw(current()) })
 }
 
-/// Puts an item into the queue of all items of the drivers: unbound, and with a thread of its own for when memory is short. Without an
-/// [`Owner`] it is the system's unbound queue. Gives back an item that is in a queue already. Any context.
+/// Puts an item into the queue of all items of the drivers: unbound, and with a thread of its own
+/// for when memory is short. Without an [`Owner`] it is the system's unbound queue. Gives back an
+/// item that is in a queue already. Any context.
 pub fn enqueue<W, const ID: u64>(item: W) -> W::EnqueueOutput
 where
     W: RawWorkItem<ID> + Send + 'static,
@@ -63,8 +65,8 @@ where
     with_queue(|queue| queue.enqueue_delayed(item, delay))
 }
 
-/// The queue of items that have a device unbound and bound again: unbinding waits for those of the other one. Without an [`Owner`] the
-/// system's unbound queue.
+/// The queue of items that have a device unbound and bound again: unbinding waits for those of the
+/// other one. Without an [`Owner`] the system's unbound queue.
 pub(crate) fn reset_queue() -> *mut kernel::bindings::workqueue_struct {
     let own = RESETS.load(Acquire);
     if own.is_null() {
@@ -75,9 +77,9 @@ pub(crate) fn reset_queue() -> *mut kernel::bindings::workqueue_struct {
     }
 }
 
-/// Keeps the queues. Its module makes it before anybody can enqueue, and drops it when nobody can any more (delayed items
-/// have been cancelled, modules above are gone): the drop waits until the last item has returned, so that no code is
-/// unloaded that still runs.
+/// Keeps the queues. Its module makes it before anybody can enqueue, and drops it when nobody can
+/// any more (delayed items have been cancelled, modules above are gone): the drop waits until the
+/// last item has returned, so that no code is unloaded that still runs.
 pub struct Owner(());
 
 impl Owner {
@@ -91,7 +93,8 @@ impl Owner {
             return Err(EBUSY);
         }
         let make = |name: &CStr, flags| {
-            // SAFETY: the name is a string without conversions, so that no more arguments are wanted.
+            // SAFETY: the name is a string without conversions, so that no more arguments are
+            // wanted.
             unsafe { bindings::alloc_workqueue_noprof(name.as_char_ptr(), flags, 0) }
         };
         let unbound = bindings::wq_flags_WQ_UNBOUND;
@@ -113,7 +116,8 @@ impl Drop for Owner {
         for queue in [&RESETS, &QUEUE] {
             let own = queue.load(Relaxed);
             if !own.is_null() {
-                // SAFETY: made by `new`. Items may enqueue others meanwhile, which are waited for, too.
+                // SAFETY: made by `new`. Items may enqueue others meanwhile, which are waited for,
+                // too.
                 unsafe { bindings::drain_workqueue(own) };
                 queue.store(ptr::null_mut(), Release);
                 rcu::synchronize_rcu();
@@ -121,7 +125,8 @@ impl Drop for Owner {
                     // All items have returned, so it is not for long.
                     fsleep(Delta::from_millis(1));
                 }
-                // SAFETY: made by `new`, and nobody finds it any more; it is freed when the last item has returned.
+                // SAFETY: made by `new`, and nobody finds it any more; it is freed when the last
+                // item has returned.
                 unsafe { bindings::destroy_workqueue(own) };
             }
         }
@@ -129,8 +134,9 @@ impl Drop for Owner {
     }
 }
 
-/// For a module above: its drop waits until all items that were enqueued before have returned. They may hold the last
-/// reference to something of the module, and run code of it when they drop that. The drop sleeps.
+/// For a module above: its drop waits until all items that were enqueued before have returned. They
+/// may hold the last reference to something of the module, and run code of it when they drop that.
+/// The drop sleeps.
 pub struct Settled;
 
 impl Drop for Settled {
@@ -139,7 +145,8 @@ impl Drop for Settled {
             let _alive = rcu::read_lock();
             let own = QUEUE.load(Acquire);
             if !own.is_null() {
-                // Within the grace period that its end waits for, so it is counted before the queue ends.
+                // Within the grace period that its end waits for, so it is counted before the queue
+                // ends.
                 WAITERS.fetch_add(1, Relaxed);
             }
             own
@@ -152,7 +159,8 @@ impl Drop for Settled {
     }
 }
 
-/// Cancels a work item and waits until it does not run. May sleep; no lock that the item takes may be held.
+/// Cancels a work item and waits until it does not run. May sleep; no lock that the item takes may
+/// be held.
 ///
 /// Others must not enqueue it concurrently if it has to stay idle afterwards.
 pub fn cancel_sync<T, const ID: u64>(item: &Arc<T>)
@@ -164,8 +172,8 @@ where
     let work = unsafe { Work::raw_get(T::raw_get_work(ptr.cast_mut())) };
     // SAFETY: `work` was initialised by `Work::new` and is alive.
     if unsafe { bindings::cancel_work_sync(work) } {
-        // SAFETY: it was pending, so the queue owned the reference that `enqueue` made by `Arc::into_raw`,
-        // and it will not call the item any more.
+        // SAFETY: it was pending, so the queue owned the reference that `enqueue` made by
+        // `Arc::into_raw`, and it will not call the item any more.
         drop(unsafe { Arc::from_raw(ptr) });
     }
 }
@@ -189,8 +197,8 @@ where
     }
 }
 
-/// As [`cancel_delayed_sync`] but neither waits for a running item nor sleeps; any context but hard interrupt
-/// handlers that interrupted the queue code. Returns whether the item was pending.
+/// As [`cancel_delayed_sync`] but neither waits for a running item nor sleeps; any context but hard
+/// interrupt handlers that interrupted the queue code. Returns whether the item was pending.
 pub fn cancel_delayed<T, const ID: u64>(item: &Arc<T>) -> bool
 where
     T: HasDelayedWork<T, ID> + WorkItem<ID, Pointer = Arc<T>>,

@@ -2,29 +2,30 @@
 //! A bounded cache of registrations: which memory is registered already, and what has to go for new
 //! memory to be registered.
 //!
-//! Registering memory (pinning, translation entries) costs far more than using it, and programs use the
-//! same buffers again and again. So what was registered stays so after its use, until it is invalidated
-//! (its space has lost it), or others need its place. The cache knows ranges, users and limits; the
-//! registrations are values of the caller, who revokes those that the cache gives back:
+//! Registering memory (pinning, translation entries) costs far more than using it, and programs use
+//! the same buffers again and again. So what was registered stays so after its use, until it is
+//! invalidated (its space has lost it), or others need its place. The cache knows ranges, users and
+//! limits; the registrations are values of the caller, who revokes those that the cache gives back:
 //!
 //! 1. [`Cache::find`]: somebody uses a registration that covers the range with the access wanted.
-//! 2. Else [`Cache::prepare`] makes room. It gives back one registration after the other, the ones that
-//!    have rested longest first, until there is a [`Pending`] place; nothing in use is ever given back.
-//!    The caller registers without the cache's lock, and tells the end by [`Cache::complete`] or
-//!    [`Cache::abandon`].
+//! 2. Else [`Cache::prepare`] makes room. It gives back one registration after the other, the ones
+//!    that have rested longest first, until there is a [`Pending`] place; nothing in use is ever
+//!    given back. The caller registers without the cache's lock, and tells the end by
+//!    [`Cache::complete`] or [`Cache::abandon`].
 //! 3. [`Cache::release`] ends a use. The registration rests, or is given back if it was invalidated
 //!    meanwhile.
-//! 4. [`Cache::invalidate`] gives back what rests in a range, and tells of what is in use there: nobody
-//!    finds that any more. A place that is pending loses its range, too: its registration may have been
-//!    made of what is gone, so it is refused when it is complete.
+//! 4. [`Cache::invalidate`] gives back what rests in a range, and tells of what is in use there:
+//!    nobody finds that any more. A place that is pending loses its range, too: its registration
+//!    may have been made of what is gone, so it is refused when it is complete.
 //!
-//! Ranges may overlap in any way: each registration is of its own. A search finds the one that reaches
-//! farthest, so the ones within it rest and go first. Limits: entries and bytes of all, and of each space
-//! (a process), which gives up what is its own when it has its share. Bytes and entries count until the
-//! caller has them back. What is given back has to be revoked; no two users may revoke the same.
+//! Ranges may overlap in any way: each registration is of its own. A search finds the one that
+//! reaches farthest, so the ones within it rest and go first. Limits: entries and bytes of all, and
+//! of each space (a process), which gives up what is its own when it has its share. Bytes and
+//! entries count until the caller has them back. What is given back has to be revoked; no two users
+//! may revoke the same.
 //!
-//! No call allocates, waits, or takes longer than logarithmic time, so all of them may be made under a
-//! spinlock, in a notifier of the memory management among other places.
+//! No call allocates, waits, or takes longer than logarithmic time, so all of them may be made
+//! under a spinlock, in a notifier of the memory management among other places.
 //!
 //! ```
 //! use protocol::cache::{Access, Cache, Limits, Prepared, Range};
@@ -232,8 +233,8 @@ impl<M: Memory, V> Cache<M, V> {
         value
     }
 
-    /// Begins to use a registration that covers `range` and has at least this access. `None`: there is
-    /// none; [`Cache::prepare`] makes a place for one.
+    /// Begins to use a registration that covers `range` and has at least this access. `None`: there
+    /// is none; [`Cache::prepare`] makes a place for one.
     pub fn find(&mut self, range: &Range, access: Access) -> Option<Hold> {
         let found = self.index.covering(range, access.classes());
         let usable = |at: &u16| self.entry(*at).is_some_and(|e| e.uses < u32::MAX);
@@ -375,8 +376,8 @@ impl<M: Memory, V> Cache<M, V> {
         }
     }
 
-    /// Ends a use. Returns the registration if this was the last use of one that was invalidated: it is to
-    /// be revoked.
+    /// Ends a use. Returns the registration if this was the last use of one that was invalidated:
+    /// it is to be revoked.
     #[must_use]
     pub fn release(&mut self, hold: Hold) -> Option<V> {
         self.held(&hold)?;
@@ -394,15 +395,15 @@ impl<M: Memory, V> Cache<M, V> {
         }
     }
 
-    /// The memory in `range` is not what it was, or not there any more ([`Range::all`]: the space ends).
-    /// To be called until it finds nothing.
+    /// The memory in `range` is not what it was, or not there any more ([`Range::all`]: the space
+    /// ends). To be called until it finds nothing.
     pub fn invalidate(&mut self, range: &Range) -> Option<Invalid<'_, V>> {
         let at = self.index.meeting(range)?;
         self.invalidate_entry(at)
     }
 
-    /// The registration in use is no good, for reasons that the cache does not know: nobody finds it any
-    /// more, and the last user gets it back.
+    /// The registration in use is no good, for reasons that the cache does not know: nobody finds
+    /// it any more, and the last user gets it back.
     pub fn invalidate_held(&mut self, hold: &Hold) {
         if self.held(hold).is_some_and(|e| e.state == EntryState::Busy) {
             let _ = self.invalidate_entry(hold.entry);
@@ -422,7 +423,8 @@ impl<M: Memory, V> Cache<M, V> {
         }
     }
 
-    /// Gives back what has rested longest, if anything rests: for when memory is short, or the cache ends.
+    /// Gives back what has rested longest, if anything rests: for when memory is short, or the
+    /// cache ends.
     #[must_use]
     pub fn shrink(&mut self) -> Option<V> {
         self.evict(self.idle.oldest)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! An index of intervals: which of them reaches over a range, and which ones meet it.
 //!
-//! Intervals are known by the caller's numbers and belong to spaces, which don't meet. They may overlap
-//! in any way, and several may be equal. Each is of some classes; a search names the classes that will
-//! do. All memory is obtained when the index is made, and every search takes a time that is logarithmic
-//! in the number of intervals, whatever their places are: the tree (AVL) is balanced, as places are
-//! chosen by processes that may be hostile.
+//! Intervals are known by the caller's numbers and belong to spaces, which don't meet. They may
+//! overlap in any way, and several may be equal. Each is of some classes; a search names the
+//! classes that will do. All memory is obtained when the index is made, and every search takes a
+//! time that is logarithmic in the number of intervals, whatever their places are: the tree (AVL)
+//! is balanced, as places are chosen by processes that may be hostile.
 
 use crate::Memory;
 
@@ -164,7 +164,8 @@ impl<M: Memory> Intervals<M> {
         self.node(at).map_or((NONE, NONE), |n| (n.left, n.right))
     }
 
-    /// Works out height and reach of a node by those below it. Returns how much higher its left side is.
+    /// Works out height and reach of a node by those below it. Returns how much higher its left
+    /// side is.
     fn update(&mut self, at: u16) -> i32 {
         let (left, right) = self.children(at);
         let (l, r) = (self.height(left), self.height(right));
@@ -241,8 +242,8 @@ impl<M: Memory> Intervals<M> {
         }
     }
 
-    /// Adds the interval with this number. False and no change if the number is not below the capacity,
-    /// or is in use, or there is no such class.
+    /// Adds the interval with this number. False and no change if the number is not below the
+    /// capacity, or is in use, or there is no such class.
     pub fn insert(&mut self, number: u16, interval: Interval, class: u8) -> bool {
         let unused = |n: &Node| usize::from(n.class) >= CLASSES;
         if usize::from(class) >= CLASSES || !self.node(number).is_some_and(unused) {
@@ -317,8 +318,8 @@ impl<M: Memory> Intervals<M> {
         (usize::from(node.class) < CLASSES).then_some(node.interval)
     }
 
-    /// Number of an interval of one of the `classes` (bit n: class n) that covers `range`. Of several it
-    /// is one that reaches farthest.
+    /// Number of an interval of one of the `classes` (bit n: class n) that covers `range`. Of
+    /// several it is one that reaches farthest.
     #[must_use]
     pub fn covering(&self, range: &Interval, classes: u8) -> Option<u16> {
         let low = (range.space, 0, 0);
@@ -378,7 +379,8 @@ impl<M: Memory> Intervals<M> {
         Some(at)
     }
 
-    /// Number of the first interval that meets `range`, in the order of their beginnings; of any class.
+    /// Number of the first interval that meets `range`, in the order of their beginnings; of any
+    /// class.
     #[must_use]
     pub fn meeting(&self, range: &Interval) -> Option<u16> {
         const ALL: u8 = (1 << CLASSES) - 1;

@@ -265,7 +265,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     };
     let op = prop_oneof![
         6 => (range(), 0usize..3, prop::bool::weighted(0.2), prop::bool::weighted(0.1))
-            .prop_map(|(range, a, later, fails)| Op::Use { range, access: ACCESSES[a], later, fails }),
+            .prop_map(|(range, a, later, fails)| {
+                let access = ACCESSES[a];
+                Op::Use { range, access, later, fails }
+            }),
         2 => any::<usize>().prop_map(Op::Complete),
         6 => any::<usize>().prop_map(Op::Release),
         2 => range().prop_map(Op::Invalidate),
@@ -483,7 +486,8 @@ impl Model {
 }
 
 proptest! {
-    /// It finds what there is, gives back what has rested longest and nothing in use, each once, and keeps its limits.
+    /// It finds what there is, gives back what has rested longest and nothing in use, each once,
+    /// and keeps its limits.
     #[test]
     fn it_does_what_the_model_does(ops in ops()) {
         let mut m = Model {

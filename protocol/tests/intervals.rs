@@ -107,7 +107,8 @@ fn intervals_end_where_their_space_does() {
     assert_eq!(Interval::all(0).len(), u64::MAX);
 }
 
-/// Places in ascending, descending and zigzag order, which are the worst ones of a tree that is not balanced.
+/// Places in ascending, descending and zigzag order, which are the worst ones of a tree that is not
+/// balanced.
 #[test]
 fn its_height_does_not_depend_on_the_order() {
     const N: u16 = 4096;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Lists of fragments: where in a list of pages the bytes of something are that is not contiguous.
 //!
-//! A device sees a list of pages as one range, page i at 4096 · i, whatever pages they are. Bytes that lie
-//! anywhere in memory so become fragments of that range: a fragment begins and ends where it likes and
-//! reaches over any number of pages; between two fragments there are bytes that belong to something else.
-//! If there are none, one command moves everything; else each fragment takes one of its own.
+//! A device sees a list of pages as one range, page i at 4096 · i, whatever pages they are. Bytes
+//! that lie anywhere in memory so become fragments of that range: a fragment begins and ends where
+//! it likes and reaches over any number of pages; between two fragments there are bytes that belong
+//! to something else. If there are none, one command moves everything; else each fragment takes one
+//! of its own.
 
 use crate::ids::BusAddr;
 
@@ -117,9 +118,9 @@ impl Layout {
         self.fragments <= 1
     }
 
-    /// Adds a piece of `len` bytes that begins `offset` bytes into its first page. `same`: that is the last
-    /// page of the list. `None`, without a change, for no bytes, for an offset that is not in the first
-    /// page, and beyond what addresses can tell.
+    /// Adds a piece of `len` bytes that begins `offset` bytes into its first page. `same`: that is
+    /// the last page of the list. `None`, without a change, for no bytes, for an offset that is not
+    /// in the first page, and beyond what addresses can tell.
     pub fn add(&mut self, offset: usize, len: usize, same: bool) -> Option<Added> {
         if len == 0 || offset >= PAGE {
             return None;
@@ -161,7 +162,8 @@ impl Layout {
     }
 }
 
-/// The parts of fragments that make up `len` bytes after the first `skip`, as far as there are so many.
+/// The parts of fragments that make up `len` bytes after the first `skip`, as far as there are so
+/// many.
 pub fn slice(
     fragments: &[Fragment],
     skip: usize,

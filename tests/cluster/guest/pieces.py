@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Memory in pieces that extoll_bench pins: `pieces.py WORDS BYTES`, the words name a peer's memory of so many bytes."""
+"""Memory in pieces that extoll_bench pins: `pieces.py WORDS BYTES`.
+
+The words name a peer's memory of so many bytes."""
 import ctypes, errno, mmap, os, random, resource, sys
 
 PAGE = 4096
@@ -69,7 +71,8 @@ def expected(pieces):
 
 def compare(shown, pieces):
     fragments, pages = expected(pieces)
-    got = [[int(x) for x in shown[f"fragment{i}"].split()] for i in range(min(16, len(fragments)))]
+    number = range(min(16, len(fragments)))
+    got = [[int(x) for x in shown[f"fragment{i}"].split()] for i in number]
     assert got == fragments[:16], (got, fragments)
     last = fragments[-1]
     want = {
@@ -100,7 +103,8 @@ def places(fd):
         shown = command(fd, "pieces dir=put", m.pieces(pieces))
         compare(shown, pieces)
         compare(fetch(fd, "pieces", m.pieces(pieces)), pieces)
-    strict = command(fd, "pieces dir=put strict=1", m.pieces([(PAGE + 10, PAGE - 10), (9 * PAGE, 7)]))
+    aligned = m.pieces([(PAGE + 10, PAGE - 10), (9 * PAGE, 7)])
+    strict = command(fd, "pieces dir=put strict=1", aligned)
     assert strict == {"pages": "2", "offset": "10", "bytes": str(PAGE - 3)}, strict
     for gap in [[(0, 10), (PAGE, 10)], [(0, PAGE), (2 * PAGE + 1, 10)]]:
         refused(errno.EINVAL, command, fd, "pieces dir=put strict=1", m.pieces(gap))
@@ -128,7 +132,8 @@ def limits(fd):
         m = Memory(16)
         for word in ["", "strict=1"]:
             command(fd, f"pieces dir=put {word}", m.pieces([(100, 7 * PAGE)]))
-            refused(errno.ENOMEM, command, fd, f"pieces dir=put {word}", m.pieces([(100, 8 * PAGE)]))
+            more = m.pieces([(100, 8 * PAGE)])
+            refused(errno.ENOMEM, command, fd, f"pieces dir=put {word}", more)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
 

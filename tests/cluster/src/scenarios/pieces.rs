@@ -1,5 +1,6 @@
-//! Memory with ends that are not aligned and in pieces, memory that is registered in advance, and handles that are dropped where nobody
-//! may sleep: what `extoll_bench` does with `kernel_ext::mem` and `kernel_ext::work`.
+//! Memory with ends that are not aligned and in pieces, memory that is registered in advance, and
+//! handles that are dropped where nobody may sleep: what `extoll_bench` does with `kernel_ext::mem`
+//! and `kernel_ext::work`.
 
 use super::memory::{begin, end, expect, offer};
 use super::node::node;
