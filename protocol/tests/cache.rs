@@ -95,7 +95,7 @@ fn one_that_may_be_read_and_written_will_do_for_either() {
         let also = c.find(&memory, access).unwrap();
         assert_eq!(c.get(&also), Some(&1));
         assert_eq!(c.release(also), None);
-        assert_eq!(Access::BOTH.includes(access), true);
+        assert!(Access::BOTH.includes(access));
         assert_eq!(access.includes(Access::BOTH), access == Access::BOTH);
     }
     assert_eq!(c.release(hold), None);

@@ -356,7 +356,7 @@ fn closed_ports_are_no_errors() {
     // Cumulative: the same again is no change.
     assert_eq!(take(&mut errors, 1, 0), Moved::Nothing);
     assert_eq!(take(&mut errors, 2, 1), Moved::Error);
-    assert_eq!(take(&mut errors, 2 | 1 << 60, 1), Moved::Error);
+    assert_eq!(take(&mut errors, 2 | (1 << 60), 1), Moved::Error);
     // Registers that are no counters say nothing.
     assert_eq!(errors.take(&[rma::CONFIG], &[5]), Moved::Nothing);
 }

@@ -402,10 +402,10 @@ fn configuration_accesses_through_the_backdoor() {
         let (tlp, payload) = access.write(0xFFFF_FFFF);
         let dword = u32::from_le_bytes(payload);
         let wide = (0..4)
-            .map(|i| ((enables >> i) & 1) * 0xFF << (8 * i))
+            .map(|i| (((u32::from(enables) >> i) & 1) * 0xFF) << (8 * i))
             .sum::<u32>();
         assert_eq!(dword, wide, "{register:#x}");
-        assert!(matches!(tlp.kind, Kind::CfgWrite { enables: be, .. } if be == enables as u8));
+        assert!(matches!(tlp.kind, Kind::CfgWrite { enables: be, .. } if be == enables));
     }
     // Data, then control.
     let (tlp, payload) = config(0x10, 4).unwrap().write(0xE000_0000);
@@ -417,7 +417,7 @@ fn configuration_accesses_through_the_backdoor() {
     );
     assert_eq!(
         writes[3],
-        (pcie::HTOC_TO_PCIE_BACKDOOR_CONTROL, 1 << 40 | 1)
+        (pcie::HTOC_TO_PCIE_BACKDOOR_CONTROL, (1 << 40) | 1)
     );
     assert!(backdoor::send(&tlp, &[]).is_err());
     for (value, want) in [
@@ -425,8 +425,8 @@ fn configuration_accesses_through_the_backdoor() {
         (7, Info::Packet(3)),
         (1, Info::Impossible(0)),
         (3, Info::Impossible(1)),
-        (1 | 18 << 1, Info::Packet(18)),
-        (1 | 19 << 1, Info::Impossible(19)),
+        (1 | (18 << 1), Info::Packet(18)),
+        (1 | (19 << 1), Info::Impossible(19)),
     ] {
         assert_eq!(backdoor::info(value), want, "{value:#x}");
     }
