@@ -287,7 +287,7 @@ fn a_storm_is_masked_for_its_time() {
     let mut storms = 0;
     // 2,000 in a second are none.
     for i in 0..2000u64 {
-        storms += u32::from(enabled.count(event, 5 + i / 2));
+        storms += u32::from(enabled.count(event, 5 + i / 3));
     }
     assert_eq!(storms, 0);
     assert!(enabled.count(event, 900));

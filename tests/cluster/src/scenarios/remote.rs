@@ -385,7 +385,7 @@ fn target_bases(lab: &Lab) -> Result<()> {
     let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
     let bases = |lab: &Lab| -> Result<(u64, Vec<u64>)> {
         let text = node(lab, 1).ok(&format!(
-            "cd {files} && cat extoll_rf_smfu_rf_{{tStartAddr_default,vpid_tStartAddr}}_raw"
+            "cd {files} && cat extoll_rf_smfu_rf_tStartAddr_default_raw extoll_rf_smfu_rf_vpid_tStartAddr_raw"
         ))?;
         let all = text.lines().map(|l| u64::from_str_radix(l.trim(), 16));
         let mut all = all.collect::<Result<Vec<_>, _>>()?;
