@@ -209,7 +209,7 @@ fn event_clients(lab: &Lab) -> Result<()> {
         })?;
     }
     node(lab, 1).ok(&format!(
-        "echo {:#x} >/sys/kernel/debug/extoll-0*/event_mask",
+        "echo {:#x} >$(echo /sys/kernel/debug/extoll-0*/event_mask)",
         usual & !(1 << 13)
     ))?;
     let masked = mask()?;
@@ -230,7 +230,7 @@ fn event_clients(lab: &Lab) -> Result<()> {
     }
     node(lab, 1)
         .ok(&format!(
-            "echo {usual:#x} >/sys/kernel/debug/extoll-0*/event_mask"
+            "echo {usual:#x} >$(echo /sys/kernel/debug/extoll-0*/event_mask)"
         ))
         .map(drop)
 }
@@ -241,7 +241,7 @@ fn trigger(lab: &Lab, event: u32) -> Result<()> {
     let value = 1u64 << event;
     node(lab, 1)
         .ok(&format!(
-            "echo {value:#x} >{files}/extoll_rf_snq_rf_trigger_now_raw"
+            "echo {value:#x} >$(echo {files}/extoll_rf_snq_rf_trigger_now_raw)"
         ))
         .map(drop)
 }
