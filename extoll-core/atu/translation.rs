@@ -331,9 +331,14 @@ impl Translation {
             all.fetch_sub(own, Relaxed);
         }
         self.step(|life| life.released(turn));
-        self.tell();
+        // Taken before the next turn can have its own, and called after: who hears of the end of a
+        // region of a reserve may register another one.
+        let told = self.take_client();
         if let Some(reserved) = reserved {
             reserved.give_back(self.clone());
+        }
+        if let Some((client, result)) = told {
+            client.revoked(result);
         }
         // Last: unbinding waits for it.
         drop(bound);
@@ -400,17 +405,20 @@ impl Translation {
 
     /// Tells the client of the end, if it is known. Any context.
     fn tell(&self) {
-        let (client, result) = {
-            let mut state = self.state.lock();
-            match state.life.phase() {
-                Phase::Gone => (state.client.take(), Ok(())),
-                Phase::Quarantined => (state.client.take(), Err(ETIMEDOUT)),
-                _ => return,
-            }
-        };
-        if let Some(client) = client {
+        if let Some((client, result)) = self.take_client() {
             client.revoked(result);
         }
+    }
+
+    /// The client, once, and what to tell it of the end, if that is known.
+    fn take_client(&self) -> Option<(Arc<dyn RevokeClient>, Result)> {
+        let mut state = self.state.lock();
+        let result = match state.life.phase() {
+            Phase::Gone => Ok(()),
+            Phase::Quarantined => Err(ETIMEDOUT),
+            _ => return None,
+        };
+        Some((state.client.take()?, result))
     }
 
     /// Has memory given back, if the NIC has forgotten it: here if that waits for nobody, else by
