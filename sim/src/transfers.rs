@@ -82,7 +82,7 @@ pub enum Mutation {
     OtherNode,
     /// The machine does not hear of some notifications.
     Deaf,
-    /// One peer may have all commands.
+    /// One peer may have all commands, and all fragments.
     NoWindow,
     /// Nobody looks at the deadlines.
     NoTimer,

@@ -83,9 +83,14 @@ fn table(mutation: Option<Mutation>) -> Transfers<Heap, u64> {
         Some(Mutation::NoWindow) => CAPACITY.commands,
         _ => LIMITS.window,
     };
+    let node_fragments = match mutation {
+        Some(Mutation::NoWindow) => CAPACITY.fragments,
+        _ => LIMITS.node_fragments,
+    };
     let limits = Limits {
         absorb,
         window,
+        node_fragments,
         ..LIMITS
     };
     match Transfers::new(&CAPACITY, &limits) {
