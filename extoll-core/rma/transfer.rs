@@ -230,9 +230,9 @@ pub trait Completion: Send + Sync {
 ///     fn notified(&self, n: &Notification) {
 ///         match (n.kind, n.command) {
 ///             (NotificationType::Completer, Command::NotificationPut) => {
-///                 pr_info!("node {} says {:#x}\n", n.node, n.word0)
+///                 pr_info!("node {} says {:#x}\n", n.node.0, n.word0)
 ///             }
-///             (NotificationType::Responder, _) => pr_info!("node {} has read\n", n.node),
+///             (NotificationType::Responder, _) => pr_info!("node {} has read\n", n.node.0),
 ///             _ => {}
 ///         }
 ///     }
