@@ -22,6 +22,7 @@ use process::Client;
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,14 @@ const JOURNAL_LINE: usize = 240;
 const WRONG_CLOCK: &str = "tsc: PIT calibration deviates from HPET";
 /// How often a cluster is booted again because of that.
 const MISMEASURED: usize = 2;
+/// Frequency of the clock that emulated processors share with the machine, in kHz, once it is known; 0: kernels measure it.
+static TSC_KHZ: AtomicU64 = AtomicU64::new(0);
+
+/// The frequency that the steadier clock gave, from a line with [`WRONG_CLOCK`]: the last number.
+fn true_khz(line: &str) -> Option<u64> {
+    let word = line.split_whitespace().next_back()?;
+    word.trim_end_matches('.').parse().ok()
+}
 
 /// A running cluster; dropped = taken down.
 pub struct Lab {
@@ -101,6 +110,12 @@ pub fn cpu_times(name: &str) -> BTreeMap<i32, Duration> {
         .collect()
 }
 
+fn raw_script(command: &str) -> String {
+    format!(
+        "exec 3<>/dev/extoll_bench || exit; printf %s '{command}' >&3; rc=$?; cat <&3; exit $rc"
+    )
+}
+
 impl Lab {
     /// Boots a cluster, with one processor per node unless the spec says otherwise; returns when every node is usable.
     pub fn up(name: &str, spec: &Spec) -> Result<Self> {
@@ -110,13 +125,16 @@ impl Lab {
     /// As [`Lab::up`] with so many processors per node.
     ///
     /// A kernel that stands still while it measures the frequency of its clock may take it for a thirtieth of what it is, and time goes as
-    /// much too fast for it: then the cluster is booted again.
+    /// much too fast for it: then the cluster is booted again, and from then on kernels are told the frequency.
     pub fn up_with(name: &str, spec: &Spec, cpus: u32) -> Result<Self> {
         for _ in 0..MISMEASURED {
             let lab = Self::up_once(name, spec, cpus)?;
-            match lab.wrong_clock() {
-                None => return Ok(lab),
-                Some((node, line)) => println!("        booted again: node{node}: {line}"),
+            let Some((node, line)) = lab.wrong_clock() else {
+                return Ok(lab);
+            };
+            println!("        booted again: node{node}: {line}");
+            if let Some(khz) = true_khz(&line) {
+                TSC_KHZ.store(khz, Relaxed);
             }
         }
         let lab = Self::up_once(name, spec, cpus)?;
@@ -137,7 +155,12 @@ impl Lab {
 
     fn up_once(name: &str, spec: &Spec, cpus: u32) -> Result<Self> {
         let paths = Paths::default();
-        let cluster = Cluster::up(&paths, spec.compose(name, cpus), &mut lab::ui::Silent)?;
+        let mut composed = spec.compose(name, cpus);
+        match TSC_KHZ.load(Relaxed) {
+            0 => {}
+            khz => composed.append.push(format!("tsc_early_khz={khz}")),
+        }
+        let cluster = Cluster::up(&paths, composed, &mut lab::ui::Silent)?;
         Ok(Self {
             paths,
             cluster,
@@ -286,10 +309,16 @@ impl Lab {
 
     /// Runs a command of `extoll_bench` (docs/bench.md) on a node that has the module loaded; returns its lines as pairs.
     pub fn raw(&self, node: usize, command: &str) -> Result<BTreeMap<String, String>> {
-        let script = format!(
-            "exec 3<>/dev/extoll_bench || exit; printf %s '{command}' >&3; rc=$?; cat <&3; exit $rc"
-        );
-        Ok(pairs(&self.ok_for(node, &script, RAW_PATIENCE)?))
+        Ok(pairs(&self.ok_for(
+            node,
+            &raw_script(command),
+            RAW_PATIENCE,
+        )?))
+    }
+
+    /// [`Lab::raw`] in the background.
+    pub fn spawn_raw(&self, node: usize, command: &str) -> Result<Running> {
+        self.spawn(node, &raw_script(command))
     }
 
     /// Polls `probe` until it is true; fails after `patience`, and at once when the probe fails.
