@@ -77,13 +77,21 @@ pub(crate) fn event(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Resul
     report.number("last", heard.last.load(Relaxed))
 }
 
-/// Lets others cause interrupts by an interval for a while, and counts them.
+/// Pause between looks for a signal, in milliseconds.
+const LOOK_MS: u64 = 20;
+
+/// Lets others cause interrupts by an interval for a while, or until a signal comes, and counts them.
 pub(crate) fn messages(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let heard = Heard::new()?;
     let client = Arc::new(Ear(heard.clone()), GFP_KERNEL)?;
     let subscription = nic.subscribe_messages(client, w.per_second)?;
     let target = nic.smfu().interrupt_target(w.interval.ok_or(EINVAL)?)?;
-    fsleep(Delta::from_millis(w.ms as i64));
+    for _ in 0..w.ms.div_ceil(LOOK_MS) {
+        if kernel::current!().signal_pending() {
+            break;
+        }
+        fsleep(Delta::from_millis(LOOK_MS as i64));
+    }
     drop(target);
     drop(subscription);
     report.number("calls", heard.calls.load(Relaxed))?;
