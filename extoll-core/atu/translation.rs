@@ -91,7 +91,7 @@ pub(super) struct Translation {
     pub(super) vpid: Vpid,
     pub(super) range: Range,
     pub(super) access: Access,
-    /// First address in the address space of user memory.
+    /// First address in the address space of user memory, 0 for other memory.
     pub(super) start: usize,
     /// The number of the life in which it is live, else 0, for those that can't take the lock.
     pub(super) live: Atomic<u64>,
@@ -475,8 +475,12 @@ impl Translation {
     /// Has the work item run. Any context.
     pub(super) fn schedule(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        // Already queued is fine.
-        let _ = work::enqueue_delayed(self.clone(), delay);
+        // Already queued is fine. User memory is looked at and let go with locks of its process,
+        // other memory without.
+        let _ = match self.start {
+            0 => work::enqueue_delayed(self.clone(), delay),
+            _ => work::enqueue_waiting(self.clone(), delay),
+        };
     }
 
     /// Stops the work item. May sleep.

@@ -20,18 +20,22 @@ use kernel::{
     workqueue::{HasDelayedWork, HasWork, Queue, RawDelayedWorkItem, RawWorkItem, Work, WorkItem},
 };
 
+type RawQueue = Atomic<*mut kernel::bindings::workqueue_struct>;
+
 /// The queue of [`Owner`], null without one; read under RCU.
-static QUEUE: Atomic<*mut kernel::bindings::workqueue_struct> = Atomic::new(ptr::null_mut());
+static QUEUE: RawQueue = Atomic::new(ptr::null_mut());
+/// As [`QUEUE`], for items that wait for locks of address spaces.
+static WAITING: RawQueue = Atomic::new(ptr::null_mut());
 /// There is an [`Owner`].
 static OWNED: AtomicFlag = AtomicFlag::new(false);
 /// How many wait for the items of the queue ([`Settled`]): it exists until they don't.
 static WAITERS: Atomic<i32> = Atomic::new(0);
 /// As [`QUEUE`].
-static RESETS: Atomic<*mut kernel::bindings::workqueue_struct> = Atomic::new(ptr::null_mut());
+static RESETS: RawQueue = Atomic::new(ptr::null_mut());
 
 #[inline(never)]
-fn current() -> *mut kernel::bindings::workqueue_struct {
-    let own = QUEUE.load(Acquire);
+fn current(queue: &RawQueue) -> *mut kernel::bindings::workqueue_struct {
+    let own = queue.load(Acquire);
     if own.is_null() {
         // SAFETY: set at boot and never changed.
         unsafe { bindings::system_dfl_wq }
@@ -40,11 +44,11 @@ fn current() -> *mut kernel::bindings::workqueue_struct {
     }
 }
 
-fn with_queue<R>(f: impl FnOnce(&Queue) -> R) -> R {
+fn with_queue<R>(queue: &RawQueue, f: impl FnOnce(&Queue) -> R) -> R {
     let _alive = rcu::read_lock();
-    // SAFETY: the system's queue is never freed. The own one is freed only a grace period after
+    // SAFETY: the system's queue is never freed. An own one is freed only a grace period after
     // nobody finds it any more, and this is a reader of RCU.
-    f(unsafe { Queue::from_raw(current()) })
+    f(unsafe { Queue::from_raw(current(queue)) })
 }
 
 /// Puts an item into the queue of all items of the drivers: unbound, and with a thread of its own
@@ -54,7 +58,7 @@ pub fn enqueue<W, const ID: u64>(item: W) -> W::EnqueueOutput
 where
     W: RawWorkItem<ID> + Send + 'static,
 {
-    with_queue(|queue| queue.enqueue(item))
+    with_queue(&QUEUE, |queue| queue.enqueue(item))
 }
 
 /// As [`enqueue`], after a delay in jiffies.
@@ -62,19 +66,23 @@ pub fn enqueue_delayed<W, const ID: u64>(item: W, delay: Jiffies) -> W::EnqueueO
 where
     W: RawDelayedWorkItem<ID> + Send + 'static,
 {
-    with_queue(|queue| queue.enqueue_delayed(item, delay))
+    with_queue(&QUEUE, |queue| queue.enqueue_delayed(item, delay))
+}
+
+/// As [`enqueue_delayed`] for an item that may wait for locks of a process's address space. Whoever
+/// holds them may wait for memory, and that for items of the other queue: such an item must not
+/// occupy the thread which that one has for when memory is short.
+pub fn enqueue_waiting<W, const ID: u64>(item: W, delay: Jiffies) -> W::EnqueueOutput
+where
+    W: RawDelayedWorkItem<ID> + Send + 'static,
+{
+    with_queue(&WAITING, |queue| queue.enqueue_delayed(item, delay))
 }
 
 /// The queue of items that have a device unbound and bound again: unbinding waits for those of the
 /// other one. Without an [`Owner`] the system's unbound queue.
 pub(crate) fn reset_queue() -> *mut kernel::bindings::workqueue_struct {
-    let own = RESETS.load(Acquire);
-    if own.is_null() {
-        // SAFETY: the system's queue is created at boot and never freed.
-        unsafe { bindings::system_dfl_wq }
-    } else {
-        own
-    }
+    current(&RESETS)
 }
 
 /// Keeps the queues. Its module makes it before anybody can enqueue, and drops it when nobody can
@@ -99,11 +107,13 @@ impl Owner {
         };
         let unbound = bindings::wq_flags_WQ_UNBOUND;
         let queue = make(c"extoll", unbound | bindings::wq_flags_WQ_MEM_RECLAIM);
+        let waiting = make(c"extoll_waiting", unbound);
         let resets = make(c"extoll_reset", unbound);
         QUEUE.store(queue, Release);
+        WAITING.store(waiting, Release);
         RESETS.store(resets, Release);
         let made = Self(());
-        if queue.is_null() || resets.is_null() {
+        if queue.is_null() || waiting.is_null() || resets.is_null() {
             return Err(ENOMEM);
         }
         Ok(made)
@@ -112,8 +122,10 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // Items of the first may enqueue some in the second.
-        for queue in [&RESETS, &QUEUE] {
+        // Items of the first may enqueue some in those after it, and items of the last some in the
+        // one before; those are over with this.
+        settle();
+        for queue in [&RESETS, &WAITING, &QUEUE] {
             let own = queue.load(Relaxed);
             if !own.is_null() {
                 // SAFETY: made by `new`. Items may enqueue others meanwhile, which are waited for,
@@ -141,21 +153,33 @@ pub struct Settled;
 
 impl Drop for Settled {
     fn drop(&mut self) {
-        let own = {
-            let _alive = rcu::read_lock();
-            let own = QUEUE.load(Acquire);
-            if !own.is_null() {
-                // Within the grace period that its end waits for, so it is counted before the queue
-                // ends.
-                WAITERS.fetch_add(1, Relaxed);
-            }
-            own
-        };
+        settle();
+    }
+}
+
+/// Waits until all items that were enqueued before have returned, and those that these enqueued in
+/// the other queue. Sleeps.
+fn settle() {
+    for queue in [&QUEUE, &WAITING, &QUEUE] {
+        flush(queue);
+    }
+}
+
+fn flush(queue: &RawQueue) {
+    let own = {
+        let _alive = rcu::read_lock();
+        let own = queue.load(Acquire);
         if !own.is_null() {
-            // SAFETY: its owner has the queue exist while somebody is counted.
-            unsafe { bindings::__flush_workqueue(own) };
-            WAITERS.fetch_sub(1, Release);
+            // Within the grace period that its end waits for, so it is counted before the queue
+            // ends.
+            WAITERS.fetch_add(1, Relaxed);
         }
+        own
+    };
+    if !own.is_null() {
+        // SAFETY: its owner has the queue exist while somebody is counted.
+        unsafe { bindings::__flush_workqueue(own) };
+        WAITERS.fetch_sub(1, Release);
     }
 }
 
