@@ -3,9 +3,10 @@
 //! what peers do.
 //!
 //! When transfers are given up while no notification comes at all, either their peer is dead or
-//! nothing gets through to here. A peer that is heard of for a while, and still answers nothing,
-//! shows that it is the latter. One that is dead is never heard of, and shows nothing: so several
-//! are watched, each by itself.
+//! nothing gets through to here. A peer that is heard of for a while, and still answers nothing of
+//! what it is asked for meanwhile, shows that it is the latter. One that is dead is never heard of,
+//! and shows nothing: so several are watched, each by itself. One that was away for a while and is
+//! not asked for anything since shows nothing either.
 
 use crate::{slots::Slots, Memory, Time};
 use wire::ids::NodeId;
@@ -13,7 +14,8 @@ use wire::ids::NodeId;
 /// Times in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proof {
-    /// For so long no notification has come when a transfer that is given up counts.
+    /// For so long no notification has come when a transfer that is given up counts. It is not
+    /// less than what a transfer gets until it is given up.
     pub silence: u64,
     /// For so long what was given up shows something.
     pub fresh: u64,
@@ -26,6 +28,8 @@ struct Suspect {
     given_up: Time,
     /// When it was first heard of after that.
     heard: Option<Time>,
+    /// A transfer was given up that began after that.
+    asked: bool,
 }
 
 /// Peers that leave transfers unanswered while no notification comes.
@@ -68,16 +72,22 @@ impl<M: Memory> Suspects<M> {
         }
         let key = u64::from(node.0);
         // Moved to the young end.
-        let heard = match self.peers.get(key) {
-            Some(_) => self.peers.remove(key).and_then(|s| s.heard),
+        let before = match self.peers.get(key) {
+            Some(_) => self.peers.remove(key),
             None => None,
         };
+        // What was seen long ago shows nothing.
+        let before = before.filter(|s| now.since(s.given_up) < proof.fresh);
+        let heard = before.as_ref().and_then(|s| s.heard);
+        let asked = before.is_some_and(|s| s.asked)
+            || heard.is_some_and(|first| now.since(first) >= proof.silence);
         if self.peers.is_full() {
             self.displace();
         }
         let suspect = Suspect {
             given_up: now,
             heard,
+            asked,
         };
         // There is a place, and the key was removed.
         let _ = self.peers.insert(key, suspect);
@@ -111,6 +121,6 @@ impl<M: Memory> Suspects<M> {
             return false;
         }
         let first = *suspect.heard.get_or_insert(now);
-        now.since(first) >= proof.heard
+        suspect.asked && now.since(first) >= proof.heard
     }
 }
