@@ -276,7 +276,7 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Reads the state register; `None` if the device is gone.
+    /// Reads the state register; `None` if the device is gone. All ones: it did not answer this once.
     fn read_state(&self) -> Option<State> {
         let hw = self.ctx.alive_access()?;
         add(&self.stats.state_reads, 1);
@@ -326,8 +326,9 @@ impl<const N: usize> Tx<N> {
             if let Err(next) = inner.machine.watch(self.ctx.is_alive()) {
                 return next;
             }
-            // All ones for a device that is gone.
-            let state = self.read_state().unwrap_or(State(u64::MAX));
+            let Some(state) = self.read_state() else {
+                return Next::Idle;
+            };
             inner.machine.watched(state, now())
         };
         if watched.stalled {
@@ -385,8 +386,10 @@ impl<const N: usize> Tx<N> {
                 let reg = wcbuf::state(self.unit, self.vpid);
                 let event = match action {
                     Action::ReadState => {
-                        add(&self.stats.state_reads, 1);
-                        Event::State(State(hw.rf.read(reg)))
+                        let Some(state) = self.read_state() else {
+                            return;
+                        };
+                        Event::State(state)
                     }
                     Action::WriteState(state) => {
                         hw.rf.write(reg, state.raw());
@@ -401,10 +404,6 @@ impl<const N: usize> Tx<N> {
                     Action::Done => {
                         inner.machine.repaired();
                         break;
-                    }
-                    Action::Failed(Failure::Gone) => {
-                        self.ctx.is_gone(&hw, u64::MAX);
-                        return;
                     }
                     Action::Failed(failure) => {
                         if matches!(failure, Failure::Desync { .. }) {
@@ -442,15 +441,21 @@ impl<const N: usize> Tx<N> {
 
     /// Gives up everything outstanding, e.g. after a transmit time-out. Does nothing while a repair runs,
     /// which has a deadline of its own. Any context.
-    pub(crate) fn reset(&self) {
-        let mut guard = self.inner.lock();
-        let inner = &mut *guard;
-        let outstanding = inner.machine.credits().outstanding();
-        if inner.machine.mode() == Mode::Open && outstanding != 0 {
-            if let Some(hw) = self.ctx.alive_access() {
-                self.give_up(inner, &hw);
+    pub(crate) fn reset(self: &Arc<Self>) {
+        {
+            let mut guard = self.inner.lock();
+            let inner = &mut *guard;
+            let outstanding = inner.machine.credits().outstanding();
+            if inner.machine.mode() != Mode::Open || outstanding == 0 {
+                return;
             }
+            let Some(hw) = self.ctx.alive_access() else {
+                return;
+            };
+            self.give_up(inner, &hw);
         }
+        // There is room for those who wait.
+        self.kick(Kick::Now);
     }
 
     /// Refuses further packets, and waits for the work item. May sleep.
