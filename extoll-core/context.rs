@@ -77,6 +77,8 @@ pub struct Context {
     bound: Mutex<Option<BoundDevice>>,
     /// Cleared once, when the device is found missing or unbound.
     alive: AtomicFlag,
+    /// Set once, when the PCI core says that accesses do not get there.
+    unreachable: AtomicFlag,
     /// `Some` while the device is bound and can access memory. Taken last.
     #[pin]
     dma: Mutex<Option<BoundDevice>>,
@@ -102,6 +104,7 @@ impl Context {
                 hw <- Revocable::new(hw),
                 bound <- new_mutex!(Some(bound), "extoll_bound"),
                 alive: AtomicFlag::new(true),
+                unreachable: AtomicFlag::new(false),
                 dma <- new_mutex!(Some(dma), "extoll_dma"),
                 node: Atomic::new(0),
                 network: Atomic::new(0),
@@ -281,8 +284,11 @@ impl Context {
     }
 
     /// The device will be reset by somebody else: has it do nothing more if it is `reachable`, and
-    /// lets nobody touch it. May sleep.
-    pub(crate) fn lose_by_reset(&self, reachable: bool) {
+    /// lets nobody touch it, nor processes by what `revoke` takes from them. May sleep.
+    pub(crate) fn lose_by_reset(&self, reachable: bool, revoke: impl FnOnce()) {
+        if !reachable {
+            self.unreachable.store(true, Relaxed);
+        }
         if self.alive.xchg(false, Full) {
             let reason = match reachable {
                 true => Reason::Reset,
@@ -292,11 +298,21 @@ impl Context {
         }
         // Whoever has seen it alive is done with it.
         rcu::synchronize_rcu();
+        revoke();
         // It still does as it is told.
-        if let Some(hw) = self.access().filter(|_| reachable) {
+        self.quiesce();
+        self.let_writes_arrive();
+    }
+
+    /// Has a device that nobody uses any more do nothing, unless it was unreachable once: an access
+    /// might take the host down, and what makes it reachable again is a reset.
+    pub(crate) fn quiesce(&self) {
+        if self.unreachable.load(Relaxed) {
+            return;
+        }
+        if let Some(hw) = self.access() {
             hw.quiesce();
         }
-        self.let_writes_arrive();
     }
 
     /// Gives the device and its registers up, for ever: waits for their users. May sleep.

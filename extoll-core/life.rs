@@ -71,9 +71,7 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     if !nic.is_alive() {
         nic.isolate();
         // So that it stays quiet if it recovers.
-        if let Some(hw) = nic.access() {
-            hw.quiesce();
-        }
+        nic.quiesce();
     }
     // Ports whose last handle was dropped are closed.
     drop(Settled);

@@ -17,7 +17,7 @@ use kernel::{
     sync::{Arc, Mutex},
     workqueue::{Work, WorkItem},
 };
-use kernel_ext::{ratelimit::RateLimit, reset::ResetClient, uevent, work};
+use kernel_ext::{ratelimit::RateLimit, uevent, work};
 use wire::{
     ids::NodeId,
     regs::{info, lp},
@@ -130,13 +130,6 @@ impl Lost for Report {
     }
 }
 
-impl ResetClient for Monitor {
-    fn lost(this: &Arc<Self>, reachable: bool) {
-        this.ctx.lose_by_reset(reachable);
-        this.publish();
-    }
-}
-
 impl Monitor {
     /// `log_interval_ms`: time in which the status gets few log lines. May sleep.
     #[inline(never)] // Its stack is not that of what comes after it.
@@ -218,7 +211,8 @@ impl Monitor {
         }
     }
 
-    fn publish(&self) {
+    /// Tells everybody of the status as last read, if it is another one. Process context; may sleep.
+    pub(crate) fn publish(&self) {
         let ctx = &self.ctx;
         // Before anybody hears of it and frees what the NIC knows.
         ctx.isolate();

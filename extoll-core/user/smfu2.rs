@@ -64,6 +64,12 @@ impl OpenFile for Smfu2 {
         }
         *mappings = None;
     }
+
+    fn revoke(&self) {
+        for mapping in self.mappings.lock().iter().flatten() {
+            mapping.revoke();
+        }
+    }
 }
 
 impl Handler for Smfu2 {
