@@ -174,6 +174,8 @@ impl Monitor {
         subscribers.list.push((key, client), GFP_KERNEL)?;
         subscribers.next += 1;
         Ok(Subscription {
+        // First: a client that is refused is dropped without the lock.
+        subscribers.list.reserve(1, GFP_KERNEL)?;
             monitor: self.clone(),
             key,
         })
