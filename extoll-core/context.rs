@@ -79,6 +79,8 @@ pub struct Context {
     alive: AtomicFlag,
     /// Set once, when the PCI core says that accesses do not get there.
     unreachable: AtomicFlag,
+    /// The device was found missing, which is not logged yet.
+    unlogged: AtomicFlag,
     /// `Some` while the device is bound and can access memory. Taken last.
     #[pin]
     dma: Mutex<Option<BoundDevice>>,
@@ -105,6 +107,7 @@ impl Context {
                 bound <- new_mutex!(Some(bound), "extoll_bound"),
                 alive: AtomicFlag::new(true),
                 unreachable: AtomicFlag::new(false),
+                unlogged: AtomicFlag::new(false),
                 dma <- new_mutex!(Some(dma), "extoll_dma"),
                 node: Atomic::new(0),
                 network: Atomic::new(0),
@@ -217,13 +220,27 @@ impl Context {
     fn declare_dead(&self) {
         if self.alive.xchg(false, Full) {
             self.note(Reason::DeviceGone, 0);
+            // Whoever found out may hold locks, which a slow console would have others wait for.
+            self.unlogged.store(true, Relaxed);
+            let listener = self.listener.lock();
+            match listener.as_ref() {
+                Some(listener) => listener.lost(),
+                // While the device is probed.
+                None => {
+                    drop(listener);
+                    self.log_loss();
+                }
+            }
+        }
+    }
+
+    /// Logs that the device is missing, if that was found and not logged yet. Process context.
+    pub(crate) fn log_loss(&self) {
+        if self.unlogged.xchg(false, Full) {
             dev_err!(
                 self.device(),
                 "registers read as all ones, the device is gone\n"
             );
-            if let Some(listener) = self.listener.lock().as_ref() {
-                listener.lost();
-            }
         }
     }
 

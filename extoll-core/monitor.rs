@@ -221,6 +221,7 @@ impl Monitor {
         let mut subscribers = self.subscribers.lock();
         let status = ctx.status();
         if subscribers.last == Some(status) {
+        ctx.log_loss();
             return;
         }
         let was_alive = subscribers.last.is_none_or(|s| s.alive);
@@ -267,3 +268,4 @@ impl Monitor {
         work::cancel_sync::<Self, 0>(self);
     }
 }
+        self.ctx.log_loss();

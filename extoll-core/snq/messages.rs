@@ -101,10 +101,16 @@ impl Snq {
                 false => Reason::MessageInterrupt,
             };
             self.ctx.note(reason, next.into());
-            let mut storm = self.messages.storm.lock();
-            if storm.limit.admit(now) == Admission::Exceeded {
-                storm.closed_until = Some(now + u64::from(MASKED_MS));
-                self.to.smfu.close_interrupts(hw);
+            let stormy = {
+                let mut storm = self.messages.storm.lock();
+                let stormy = storm.limit.admit(now) == Admission::Exceeded;
+                if stormy {
+                    storm.closed_until = Some(now + u64::from(MASKED_MS));
+                    self.to.smfu.close_interrupts(hw);
+                }
+                stormy
+            };
+            if stormy {
                 self.ctx.error(Reason::MessageStorm, next.into());
                 self.schedule::<MESSAGES>(MessageLimit::WINDOW_MS);
             }
