@@ -20,6 +20,7 @@ use kernel::{
     prelude::*,
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
 };
+use kernel_ext::net::BhDisabled;
 use wire::snq::{Admission, MessageLimit, MASKED_MS};
 
 /// Hears of interrupts that other nodes may have caused.
@@ -133,6 +134,8 @@ impl Snq {
 
     /// Tells clients of what was held back, and opens interrupt targets again.
     pub(super) fn deliver_late_messages(self: &Arc<Self>) {
+        // What clients schedule runs when bottom halves are on again.
+        let _bh = BhDisabled::new();
         let Some(hw) = self.ctx.alive_access() else {
             return;
         };
