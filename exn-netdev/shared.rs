@@ -18,7 +18,10 @@ use kernel::{
     },
     time::Delta,
 };
-use kernel_ext::{net::NetDev, ratelimit::RateLimit};
+use kernel_ext::{
+    net::NetDev,
+    ratelimit::{RateLimit, Suppressed},
+};
 use protocol::{
     poll::{Periods, Timer},
     rendezvous::Limits,
@@ -138,12 +141,14 @@ impl Shared {
         match node {
             Some(node) => dev_warn!(
                 self.nic.device(),
-                "exn reason {number}: {text} (node {}, {detail:#x}), {missed} suppressed\n",
-                node.0
+                "exn reason {number}: {text} (node {}, {detail:#x}){}\n",
+                node.0,
+                Suppressed(missed)
             ),
             None => dev_warn!(
                 self.nic.device(),
-                "exn reason {number}: {text} ({detail:#x}), {missed} suppressed\n"
+                "exn reason {number}: {text} ({detail:#x}){}\n",
+                Suppressed(missed)
             ),
         }
     }

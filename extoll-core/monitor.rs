@@ -17,7 +17,10 @@ use kernel::{
     sync::{Arc, Mutex},
     workqueue::{Work, WorkItem},
 };
-use kernel_ext::{ratelimit::RateLimit, uevent, work};
+use kernel_ext::{
+    ratelimit::{RateLimit, Suppressed},
+    uevent, work,
+};
 use wire::{
     ids::NodeId,
     regs::{info, lp},
@@ -171,11 +174,11 @@ impl Monitor {
     ) -> Result<Subscription> {
         let mut subscribers = self.subscribers.lock();
         let key = subscribers.next;
+        // First: a client that is refused is dropped without the lock.
+        subscribers.list.reserve(1, GFP_KERNEL)?;
         subscribers.list.push((key, client), GFP_KERNEL)?;
         subscribers.next += 1;
         Ok(Subscription {
-        // First: a client that is refused is dropped without the lock.
-        subscribers.list.reserve(1, GFP_KERNEL)?;
             monitor: self.clone(),
             key,
         })
@@ -218,10 +221,10 @@ impl Monitor {
         let ctx = &self.ctx;
         // Before anybody hears of it and frees what the NIC knows.
         ctx.isolate();
+        ctx.log_loss();
         let mut subscribers = self.subscribers.lock();
         let status = ctx.status();
         if subscribers.last == Some(status) {
-        ctx.log_loss();
             return;
         }
         let was_alive = subscribers.last.is_none_or(|s| s.alive);
@@ -236,11 +239,11 @@ impl Monitor {
         if let Some(missed) = again.or((was_alive && !alive).then_some(0)) {
             dev_info!(
                 ctx.device(),
-                "node {}, network {:?}, alive {}, {} suppressed\n",
+                "node {}, network {:?}, alive {}{}\n",
                 node.0,
                 network,
                 alive,
-                missed
+                Suppressed(missed)
             );
         }
         if was_alive && !alive {
@@ -266,6 +269,6 @@ impl Monitor {
     pub(crate) fn end(self: &Arc<Self>) {
         self.ctx.set_listener(None);
         work::cancel_sync::<Self, 0>(self);
+        self.ctx.log_loss();
     }
 }
-        self.ctx.log_loss();
