@@ -5,8 +5,8 @@
 use crate::{
     conf::{self, Conf},
     machine::{boxed, delay, duration, ms, AtomicTime, Clock, Fetches, Suspects},
+    outgoing::Tx,
     reason::{Counter, Counters, Reason},
-    tx::Tx,
 };
 use extoll_core::{child::Handle, quarantine::Batch};
 use kernel::{
