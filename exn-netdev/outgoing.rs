@@ -60,13 +60,10 @@ impl Tx {
         (self.port.take(), self.parked.take().map(|p| p.skb))
     }
 
-    /// Gives up messages that the NIC doesn't take, if a frame waits for that.
-    pub(crate) fn reset_port(&self) {
-        if let (Some(port), Some(_)) = (&self.port, &self.parked) {
-            if port.reserve(1).is_err() {
-                port.reset();
-            }
-        }
+    /// The port, if a frame waits for it that it doesn't take: to be reset without the lock, as that may log.
+    pub(crate) fn stuck_port(&self) -> Option<velo::Sender> {
+        let port = self.port.as_ref().filter(|_| self.parked.is_some())?;
+        port.reserve(1).is_err().then(|| port.clone())
     }
 
     /// Announced frames in flight and in quarantine.
