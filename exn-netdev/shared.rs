@@ -4,11 +4,11 @@
 
 use crate::{
     conf::{self, Conf},
-    machine::{boxed, delay, duration, ms, AtomicTime, Clock, Fetches, Suspects},
+    machine::{boxed, delay, duration, ms, Clock, Fetches, Suspects},
     outgoing::Tx,
     reason::{Counter, Counters, Reason},
 };
-use extoll_core::{child::Handle, quarantine::Batch};
+use extoll_core::{child::Handle, quarantine::Batch, time::AtomicTime};
 use kernel::{
     new_spinlock_irq,
     prelude::*,
@@ -104,7 +104,7 @@ impl Shared {
                 moving: Atomic::new(0),
                 suspects <- new_spinlock_irq!(suspects, "exn_suspects"),
                 watched: Atomic::new(0),
-                notified: AtomicTime::new(),
+                notified: AtomicTime::new(Time::default()),
                 restart: Atomic::new(0),
                 restarts <- new_spinlock_irq!(Restarts::new(), "exn_restarts"),
                 gated: Atomic::new(0),
