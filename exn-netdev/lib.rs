@@ -10,6 +10,7 @@ mod debugfs;
 mod dev;
 mod ethtool;
 mod machine;
+mod outgoing;
 mod poll;
 mod reason;
 mod rx_eager;

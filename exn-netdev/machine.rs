@@ -5,10 +5,7 @@
 use extoll_core::nic::Nic;
 use kernel::{
     prelude::*,
-    sync::{
-        atomic::{Atomic, Relaxed},
-        SpinLockIrq,
-    },
+    sync::SpinLockIrq,
     time::{msecs_to_jiffies, Delta},
 };
 use kernel_ext::net::{self, BqlToken, Checksum, RxMapping, RxSkb, TxMapping};
@@ -46,28 +43,6 @@ pub(crate) struct Clock;
 impl protocol::Clock for Clock {
     fn now(&self) -> Time {
         Time(net::jiffies64())
-    }
-}
-
-/// A point in time that any context may read and change.
-pub(crate) struct AtomicTime(Atomic<u64>);
-
-impl AtomicTime {
-    /// The beginning of time.
-    pub(crate) fn new() -> Self {
-        Self(Atomic::new(0))
-    }
-
-    /// The one that was stored last.
-    #[inline]
-    pub(crate) fn load(&self) -> Time {
-        Time(self.0.load(Relaxed))
-    }
-
-    /// Changes it.
-    #[inline]
-    pub(crate) fn store(&self, time: Time) {
-        self.0.store(time.0, Relaxed);
     }
 }
 

@@ -4,11 +4,11 @@
 
 use crate::{
     conf::{self, Conf},
-    machine::{boxed, delay, duration, ms, AtomicTime, Clock, Fetches, Suspects},
+    machine::{boxed, delay, duration, ms, Clock, Fetches, Suspects},
+    outgoing::Tx,
     reason::{Counter, Counters, Reason},
-    tx::Tx,
 };
-use extoll_core::{child::Handle, quarantine::Batch};
+use extoll_core::{child::Handle, quarantine::Batch, time::AtomicTime};
 use kernel::{
     new_spinlock_irq,
     prelude::*,
@@ -18,7 +18,10 @@ use kernel::{
     },
     time::Delta,
 };
-use kernel_ext::{net::NetDev, ratelimit::RateLimit};
+use kernel_ext::{
+    net::NetDev,
+    ratelimit::{RateLimit, Suppressed},
+};
 use protocol::{
     poll::{Periods, Timer},
     rendezvous::Limits,
@@ -101,7 +104,7 @@ impl Shared {
                 moving: Atomic::new(0),
                 suspects <- new_spinlock_irq!(suspects, "exn_suspects"),
                 watched: Atomic::new(0),
-                notified: AtomicTime::new(),
+                notified: AtomicTime::new(Time::default()),
                 restart: Atomic::new(0),
                 restarts <- new_spinlock_irq!(Restarts::new(), "exn_restarts"),
                 gated: Atomic::new(0),
@@ -138,12 +141,14 @@ impl Shared {
         match node {
             Some(node) => dev_warn!(
                 self.nic.device(),
-                "exn reason {number}: {text} (node {}, {detail:#x}), {missed} suppressed\n",
-                node.0
+                "exn reason {number}: {text} (node {}, {detail:#x}){}\n",
+                node.0,
+                Suppressed(missed)
             ),
             None => dev_warn!(
                 self.nic.device(),
-                "exn reason {number}: {text} ({detail:#x}), {missed} suppressed\n"
+                "exn reason {number}: {text} ({detail:#x}){}\n",
+                Suppressed(missed)
             ),
         }
     }

@@ -5,9 +5,10 @@
 use crate::{
     conf,
     machine::TxBuffer,
+    outgoing::Outgoing,
     reason::{Counter, Reason},
     shared::Shared,
-    tx::{Outgoing, Owners, Sent},
+    tx::{Owners, Sent},
 };
 use kernel::{prelude::*, sync::atomic::Relaxed};
 use kernel_ext::{

@@ -14,17 +14,16 @@
 
 use crate::{
     conf,
-    machine::{boxed, Clock, Sender, TxBuffer},
+    machine::{Clock, TxBuffer},
+    outgoing::{Outgoing, Tx},
     reason::{Counter, Reason},
     shared::Shared,
 };
 use extoll_core::velo::{self, Header, SendError};
-use kernel::{prelude::*, sync::atomic::Relaxed};
+use kernel::sync::atomic::Relaxed;
 use kernel_ext::net::{BqlDone, Owner, SkBuff, TxMapping, TxQueue};
 use protocol::{
-    flow::Counts,
-    poll::Settled,
-    rendezvous::{Admitted, AnnouncePort, Ended, FlightState, Limits, Unsent},
+    rendezvous::{Admitted, AnnouncePort, Ended, Limits, Unsent},
     Clock as _, Refused, Time,
 };
 use wire::{
@@ -32,18 +31,6 @@ use wire::{
     ids::NodeId,
     velo::{Descriptor, Target},
 };
-
-/// A frame on its way to the port.
-pub(crate) struct Outgoing {
-    pub(crate) skb: SkBuff,
-    pub(crate) target: Target,
-    /// By its length.
-    pub(crate) path: Path,
-    /// A number that all frames of a flow share.
-    pub(crate) flow: u32,
-    /// Messages of it that were sent.
-    pub(crate) sent: usize,
-}
 
 /// What became of a frame.
 pub(crate) enum Sent {
@@ -55,17 +42,6 @@ pub(crate) enum Sent {
     Parked(Counter),
     /// Not sent.
     Dropped(Reason, u64),
-}
-
-/// Sending side of an interface.
-pub(crate) struct Tx {
-    port: Option<velo::Sender>,
-    /// What the port has sent.
-    settled: Settled,
-    announced: KBox<Sender>,
-    parked: Option<Outgoing>,
-    /// The queue was stopped by this module.
-    stopped: bool,
 }
 
 fn header(d: Descriptor) -> Header {
@@ -95,78 +71,6 @@ impl AnnouncePort for Messages<'_> {
 }
 
 impl Tx {
-    /// An empty one. May sleep.
-    pub(crate) fn new() -> Result<Self> {
-        Ok(Self {
-            port: None,
-            settled: Settled::default(),
-            announced: boxed(|| Sender::new(conf::TX_FLIGHT_MAX as u16, conf::TX_QUARANTINE))?,
-            parked: None,
-            stopped: false,
-        })
-    }
-
-    /// Takes the port into use.
-    pub(crate) fn start(&mut self, port: velo::Sender) {
-        self.port = Some(port);
-        self.settled = Settled::default();
-        self.stopped = false;
-    }
-
-    /// Gives the port back, and the frame that waited for it: both to be dropped without the lock.
-    pub(crate) fn stop(&mut self) -> (Option<velo::Sender>, Option<SkBuff>) {
-        (self.port.take(), self.parked.take().map(|p| p.skb))
-    }
-
-    /// Gives up messages that the NIC doesn't take, if a frame waits for that.
-    pub(crate) fn reset_port(&self) {
-        if let (Some(port), Some(_)) = (&self.port, &self.parked) {
-            if port.reserve(1).is_err() {
-                port.reset();
-            }
-        }
-    }
-
-    /// Announced frames in flight and in quarantine.
-    pub(crate) fn gauges(&self) -> (u64, u64) {
-        (
-            self.announced.active() as u64,
-            self.announced.given_up() as u64,
-        )
-    }
-
-    /// Whether a frame is parked, and whether the queue is stopped.
-    pub(crate) fn blocked(&self) -> (bool, bool) {
-        (self.parked.is_some(), self.stopped)
-    }
-
-    /// Whether housekeeping has something to do.
-    pub(crate) fn needs_tick(&self) -> bool {
-        !self.announced.is_empty() || self.parked.is_some()
-    }
-
-    /// Whether the port is open.
-    pub(crate) fn is_open(&self) -> bool {
-        self.port.is_some()
-    }
-
-    /// Whether nothing is in flight.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.announced.active() == 0
-    }
-
-    /// Takes one frame out at `down`, true if it was in flight, to be dropped without the lock; the
-    /// port is closed.
-    pub(crate) fn flush_one(&mut self) -> Option<(bool, TxMapping)> {
-        let (active, buffer) = self.announced.flush_one()?;
-        Some((active, buffer.map))
-    }
-
-    /// What happened to announced frames.
-    pub(crate) fn counts(&self) -> &Counts<FlightState> {
-        self.announced.counts()
-    }
-
     /// Sends a frame of an open interface, or parks it. Gives a frame that is not sent back.
     fn send(
         &mut self,

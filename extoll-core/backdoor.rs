@@ -23,7 +23,9 @@ use kernel::{
 };
 use wire::{
     ids::{NodeId, RegOffset},
+    places::{Places, Taken},
     regs::pcie::{self, PcieToHtocCfg},
+    time::Time,
     tlp::{
         backdoor::{self, Completion, Config, Info},
         words, CfgType, Status, Tlp,
@@ -32,7 +34,7 @@ use wire::{
 
 pub use wire::tlp::Bdf;
 
-/// Backdoors that are in use, or have to be emptied, at once.
+/// Backdoors that are in use, or that are known to have to be emptied, at once.
 const NODES: usize = 64;
 /// Registers that a transaction can set back.
 const UNDO: usize = 8;
@@ -42,13 +44,13 @@ const UNDO_US: u32 = 1000;
 const LEFT: usize = 4;
 /// How long a device may take to complete a request, in milliseconds: the longest that PCIe has by
 /// default. A late completion can't be told from that of the next request.
-const LATE_MS: i64 = 60;
+const LATE_MS: u64 = 60;
 
 /// Why a transaction failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackdoorError {
-    /// Somebody else has this backdoor, or 64 others are in use, or the device may still answer a
-    /// request that was given up less than 60 ms ago; and that did not change in time.
+    /// Somebody else has this backdoor, or 64 others are in use or were given up with a request less
+    /// than 60 ms ago, or this one was: its device may still answer; and that did not change in time.
     Busy,
     /// A register of the node could not be accessed.
     Register(RraError),
@@ -83,22 +85,15 @@ impl From<BackdoorError> for Error {
     }
 }
 
-/// A backdoor that is not as nobody had used it.
-#[derive(Clone, Copy)]
-struct Used {
-    node: NodeId,
-    busy: bool,
-    /// Something may be left in its FIFO, or come, since then.
-    dirty: Option<Instant<Monotonic>>,
-}
-
 /// The backdoors of other nodes, as this NIC reaches them.
 #[pin_data]
 pub struct Backdoors {
     ctx: Arc<Context>,
     rra: Arc<Rra>,
+    /// Times are counted from here, in milliseconds.
+    epoch: Instant<Monotonic>,
     #[pin]
-    used: SpinLockIrq<[Option<Used>; NODES]>,
+    places: SpinLockIrq<Places<NODES>>,
 }
 
 impl Backdoors {
@@ -109,45 +104,16 @@ impl Backdoors {
             pin_init!(Self {
                 ctx,
                 rra,
-                used <- new_spinlock_irq!([None; NODES], "extoll_backdoors"),
+                epoch: Instant::now(),
+                // One more, as parts of a millisecond are not counted.
+                places <- new_spinlock_irq!(Places::new(LATE_MS + 1), "extoll_backdoors"),
             }),
             GFP_KERNEL,
         )
     }
 
-    /// Takes a place for `node`, if nobody has the backdoor; whether its FIFO has to be emptied.
-    fn take(&self, node: NodeId) -> Option<bool> {
-        let mut used = self.used.lock();
-        let known = used.iter().position(|u| u.is_some_and(|u| u.node == node));
-        let at = known.or_else(|| used.iter().position(Option::is_none))?;
-        let place = used.get_mut(at)?;
-        let dirty = match place {
-            Some(u) if u.busy => return None,
-            Some(u) => u.dirty,
-            None => None,
-        };
-        if dirty.is_some_and(|since| since.elapsed().as_millis() < LATE_MS) {
-            return None;
-        }
-        *place = Some(Used {
-            node,
-            busy: true,
-            dirty,
-        });
-        Some(dirty.is_some())
-    }
-
-    /// Gives the place back.
-    fn leave(&self, node: NodeId, dirty: bool) {
-        let mut used = self.used.lock();
-        let mut all = used.iter_mut();
-        if let Some(place) = all.find(|u| u.is_some_and(|u| u.node == node)) {
-            *place = dirty.then(|| Used {
-                node,
-                busy: false,
-                dirty: Some(Instant::now()),
-            });
-        }
+    fn now(&self) -> Time {
+        Time(self.epoch.elapsed().as_millis().max(0) as u64)
     }
 
     /// Begins a transaction with the backdoor of `node`; all of it has to be over in the time of
@@ -159,8 +125,10 @@ impl Backdoors {
     pub fn begin(&self, node: NodeId, wait: Wait) -> Result<Transaction<'_>, BackdoorError> {
         let mut until = Deadline::new(wait);
         let dirty = loop {
-            if let Some(dirty) = self.take(node) {
-                break dirty;
+            let now = self.now();
+            match self.places.lock().take(node, now) {
+                Taken::No => {}
+                taken => break taken == Taken::Dirty,
             }
             if until.passed() {
                 return Err(BackdoorError::Busy);
@@ -455,6 +423,7 @@ impl Drop for Transaction<'_> {
                 let _ = self.write(offset, value);
             }
         }
-        self.all.leave(self.node, self.dirty);
+        let now = self.all.now();
+        self.all.places.lock().leave(self.node, self.dirty, now);
     }
 }

@@ -77,6 +77,10 @@ pub struct Context {
     bound: Mutex<Option<BoundDevice>>,
     /// Cleared once, when the device is found missing or unbound.
     alive: AtomicFlag,
+    /// Set once, when the PCI core says that accesses do not get there.
+    unreachable: AtomicFlag,
+    /// The device was found missing, which is not logged yet.
+    unlogged: AtomicFlag,
     /// `Some` while the device is bound and can access memory. Taken last.
     #[pin]
     dma: Mutex<Option<BoundDevice>>,
@@ -102,6 +106,8 @@ impl Context {
                 hw <- Revocable::new(hw),
                 bound <- new_mutex!(Some(bound), "extoll_bound"),
                 alive: AtomicFlag::new(true),
+                unreachable: AtomicFlag::new(false),
+                unlogged: AtomicFlag::new(false),
                 dma <- new_mutex!(Some(dma), "extoll_dma"),
                 node: Atomic::new(0),
                 network: Atomic::new(0),
@@ -214,13 +220,27 @@ impl Context {
     fn declare_dead(&self) {
         if self.alive.xchg(false, Full) {
             self.note(Reason::DeviceGone, 0);
+            // Whoever found out may hold locks, which a slow console would have others wait for.
+            self.unlogged.store(true, Relaxed);
+            let listener = self.listener.lock();
+            match listener.as_ref() {
+                Some(listener) => listener.lost(),
+                // While the device is probed.
+                None => {
+                    drop(listener);
+                    self.log_loss();
+                }
+            }
+        }
+    }
+
+    /// Logs that the device is missing, if that was found and not logged yet. Process context.
+    pub(crate) fn log_loss(&self) {
+        if self.unlogged.xchg(false, Full) {
             dev_err!(
                 self.device(),
                 "registers read as all ones, the device is gone\n"
             );
-            if let Some(listener) = self.listener.lock().as_ref() {
-                listener.lost();
-            }
         }
     }
 
@@ -281,8 +301,11 @@ impl Context {
     }
 
     /// The device will be reset by somebody else: has it do nothing more if it is `reachable`, and
-    /// lets nobody touch it. May sleep.
-    pub(crate) fn lose_by_reset(&self, reachable: bool) {
+    /// lets nobody touch it, nor processes by what `revoke` takes from them. May sleep.
+    pub(crate) fn lose_by_reset(&self, reachable: bool, revoke: impl FnOnce()) {
+        if !reachable {
+            self.unreachable.store(true, Relaxed);
+        }
         if self.alive.xchg(false, Full) {
             let reason = match reachable {
                 true => Reason::Reset,
@@ -292,11 +315,21 @@ impl Context {
         }
         // Whoever has seen it alive is done with it.
         rcu::synchronize_rcu();
+        revoke();
         // It still does as it is told.
-        if let Some(hw) = self.access().filter(|_| reachable) {
+        self.quiesce();
+        self.let_writes_arrive();
+    }
+
+    /// Has a device that nobody uses any more do nothing, unless it was unreachable once: an access
+    /// might take the host down, and what makes it reachable again is a reset.
+    pub(crate) fn quiesce(&self) {
+        if self.unreachable.load(Relaxed) {
+            return;
+        }
+        if let Some(hw) = self.access() {
             hw.quiesce();
         }
-        self.let_writes_arrive();
     }
 
     /// Gives the device and its registers up, for ever: waits for their users. May sleep.

@@ -23,7 +23,7 @@ use kernel::{
     },
     workqueue::{Work, WorkItem},
 };
-use kernel_ext::work;
+use kernel_ext::{ratelimit::Suppressed, work};
 use registers::{Changes, Registers, Word};
 use wire::{
     ids::RegOffset,
@@ -261,9 +261,10 @@ impl Events {
             let name = event.name();
             dev_warn!(
                 ctx.device(),
-                "event {}, part {part}: {}, {missed} suppressed\n",
+                "event {}, part {part}: {}{}\n",
                 name,
-                changes
+                changes,
+                Suppressed(missed)
             );
         }
     }

@@ -38,7 +38,7 @@ pub mod smfu;
 pub mod snq;
 pub mod stats;
 mod subscribers;
-mod time;
+pub mod time;
 mod tx;
 pub mod user;
 pub mod velo;

@@ -71,13 +71,13 @@ pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     if !nic.is_alive() {
         nic.isolate();
         // So that it stays quiet if it recovers.
-        if let Some(hw) = nic.access() {
-            hw.quiesce();
-        }
+        nic.quiesce();
     }
     // Ports whose last handle was dropped are closed.
     drop(Settled);
     let remains = nic.rra().close();
+    // While the units run: a look has the NIC execute commands, and gives it a queue for that.
+    nic.residue().end();
     nic.snq().stop();
     irq();
     stop_units(nic);
@@ -102,7 +102,6 @@ fn stop_units(nic: &Arc<Nic>) {
 
 /// Stops everything that runs by itself, then gives up the hardware.
 fn shutdown(nic: &Nic) {
-    nic.residue().end();
     let left: usize = nic.tables().iter().map(|table| table.open()).sum();
     if left != 0 {
         nic.error(Reason::PortLeft, left as u64);

@@ -17,7 +17,10 @@ use kernel::{
     sync::{Arc, Mutex},
     workqueue::{Work, WorkItem},
 };
-use kernel_ext::{ratelimit::RateLimit, reset::ResetClient, uevent, work};
+use kernel_ext::{
+    ratelimit::{RateLimit, Suppressed},
+    uevent, work,
+};
 use wire::{
     ids::NodeId,
     regs::{info, lp},
@@ -130,13 +133,6 @@ impl Lost for Report {
     }
 }
 
-impl ResetClient for Monitor {
-    fn lost(this: &Arc<Self>, reachable: bool) {
-        this.ctx.lose_by_reset(reachable);
-        this.publish();
-    }
-}
-
 impl Monitor {
     /// `log_interval_ms`: time in which the status gets few log lines. May sleep.
     #[inline(never)] // Its stack is not that of what comes after it.
@@ -178,6 +174,8 @@ impl Monitor {
     ) -> Result<Subscription> {
         let mut subscribers = self.subscribers.lock();
         let key = subscribers.next;
+        // First: a client that is refused is dropped without the lock.
+        subscribers.list.reserve(1, GFP_KERNEL)?;
         subscribers.list.push((key, client), GFP_KERNEL)?;
         subscribers.next += 1;
         Ok(Subscription {
@@ -218,10 +216,12 @@ impl Monitor {
         }
     }
 
-    fn publish(&self) {
+    /// Tells everybody of the status as last read, if it is another one. Process context; may sleep.
+    pub(crate) fn publish(&self) {
         let ctx = &self.ctx;
         // Before anybody hears of it and frees what the NIC knows.
         ctx.isolate();
+        ctx.log_loss();
         let mut subscribers = self.subscribers.lock();
         let status = ctx.status();
         if subscribers.last == Some(status) {
@@ -239,11 +239,11 @@ impl Monitor {
         if let Some(missed) = again.or((was_alive && !alive).then_some(0)) {
             dev_info!(
                 ctx.device(),
-                "node {}, network {:?}, alive {}, {} suppressed\n",
+                "node {}, network {:?}, alive {}{}\n",
                 node.0,
                 network,
                 alive,
-                missed
+                Suppressed(missed)
             );
         }
         if was_alive && !alive {
@@ -269,5 +269,6 @@ impl Monitor {
     pub(crate) fn end(self: &Arc<Self>) {
         self.ctx.set_listener(None);
         work::cancel_sync::<Self, 0>(self);
+        self.ctx.log_loss();
     }
 }

@@ -7,12 +7,11 @@ use crate::{
     debugfs::{self, Files},
     hw::Hw,
     life::{self, Irq},
-    monitor::Monitor,
     nic::{Context, Nic, Params},
     refusal::{refuse, Failure, Refusal},
     rf::{self, Directory},
     snq,
-    user::{Devices, Settings},
+    user::{Devices, Pages, Settings},
 };
 use kernel::{
     auxiliary,
@@ -24,7 +23,7 @@ use kernel::{
 };
 use kernel_ext::{
     pci::{msi_count, unique_id, Enabled, Region},
-    reset::ResetWatch,
+    reset::{ResetClient, ResetWatch},
 };
 use wire::{
     htax::{Bar, Sides, BAR0_MIN},
@@ -39,10 +38,25 @@ pub const VENDOR_ID: u16 = 0x1CAD;
 /// The PCI revision that has to be refused (HW §1).
 const BAD_REVISION: u8 = 0x42;
 
+/// Hears of resets.
+struct Resets {
+    nic: Arc<Nic>,
+    /// What processes have mapped.
+    pages: Option<Pages>,
+}
+
+impl ResetClient for Resets {
+    fn lost(this: &Arc<Self>, reachable: bool) {
+        let revoke = || this.pages.iter().for_each(Pages::revoke);
+        this.nic.lose_by_reset(reachable, revoke);
+        this.nic.monitor().publish();
+    }
+}
+
 /// What runs by itself and what the units use, taken out one by one by [`BoundNic::stop`].
 #[derive(Default)]
 struct Live<'a> {
-    resets: Option<Pin<KBox<ResetWatch<Monitor>>>>,
+    resets: Option<Pin<KBox<ResetWatch<Resets>>>>,
     user: Option<Devices>,
     children: [Option<auxiliary::Registration<'a, child::Data>>; child::NAMES.len()],
     files: Option<Files>,
@@ -131,12 +145,6 @@ impl<'a> BoundNic<'a> {
             refuse(dev, why, fmt!("{e:?}"));
             e
         })?;
-        let resets = KBox::pin_init(
-            ResetWatch::new(pdev, this.nic.monitor().clone()),
-            GFP_KERNEL,
-        )
-        .inspect_err(no_setup)?;
-        this.live.lock().resets = Some(resets);
         let files = debugfs::files::<M>(&this.nic)
             .inspect_err(|e| dev_warn!(dev, "no debugfs files: {:?}\n", e))
             .ok();
@@ -148,7 +156,15 @@ impl<'a> BoundNic<'a> {
         let user = Devices::new::<M>(dev.as_ref(), &this.nic, settings)
             .inspect_err(|e| dev_warn!(dev, "no device files: {:?}\n", e))
             .ok();
+        let pages = user.as_ref().map(Devices::pages);
         this.live.lock().user = user;
+        // Nobody resets a device that is being probed.
+        let nic = this.nic.clone();
+        let resets = Arc::new(Resets { nic, pages }, GFP_KERNEL)
+            .map_err(Error::from)
+            .and_then(|client| KBox::pin_init(ResetWatch::new(pdev, client), GFP_KERNEL))
+            .inspect_err(no_setup)?;
+        this.live.lock().resets = Some(resets);
         // Last, since children may be probed at once.
         for (slot, name) in child::NAMES.into_iter().enumerate() {
             let nic = this.nic.clone();

@@ -116,14 +116,15 @@ impl Batch {
         entry.until = after(keep_ms);
         let (left, ended) = {
             let mut list = quarantine.list.lock();
-            (list.push(entry), list.ended)
+            let left = list.push(entry);
+            quarantine.look_soon(&list);
+            (left, list.ended)
         };
         if ended {
             // There is no DMA any more, until the next binding.
             quarantine.remember(&left);
         }
         free(&quarantine.ctx, left);
-        quarantine.look_soon();
     }
 }
 
@@ -308,7 +309,7 @@ impl Quarantine {
         let ms = u64::try_from(ms).unwrap_or(0);
         self.ctx
             .error(Reason::Postponed, u64::from(vpid.get()) | ms << 32);
-        self.look_soon();
+        self.look_soon(&self.list.lock());
     }
 
     /// The port is about to be closed, and is not enabled after this. May sleep.
@@ -328,9 +329,12 @@ impl Quarantine {
         let _ = work::enqueue_delayed(self.clone(), msecs_to_jiffies(delay_ms));
     }
 
-    fn look_soon(self: &Arc<Self>) {
-        let _ = work::cancel_delayed(self);
-        self.schedule(1);
+    /// Not after the end, which needs the list locked, too.
+    fn look_soon(self: &Arc<Self>, list: &List) {
+        if !list.ended {
+            let _ = work::cancel_delayed(self);
+            self.schedule(1);
+        }
     }
 
     /// Frees what was held long enough, and enables ports that waited. Returns in how many ms to look again.
@@ -372,12 +376,12 @@ impl Quarantine {
     /// The NIC has lost bus mastering: frees everything, and notes for the next binding what may still be
     /// answered. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
-        work::cancel_delayed_sync(self);
         let all = {
             let mut list = self.list.lock();
             list.ended = true;
             list.take(|_| true)
         };
+        work::cancel_delayed_sync(self);
         self.remember(&all);
         free(&self.ctx, all);
     }

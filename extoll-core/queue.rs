@@ -12,9 +12,9 @@ use kernel::{
     device::{self, Bound},
     prelude::*,
     sync::Arc,
-    time::{delay::fsleep, Delta},
+    time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-use kernel_ext::barrier;
+use kernel_ext::{barrier, sched};
 use wire::{
     bq::{
         DcqBase, General, Rp, SegmentDesc, SegmentWord, SlotCode, Ub, WritePointers, MAX_SEGMENTS,
@@ -34,6 +34,10 @@ const MESSAGE_SLOTS: u32 = 3;
 const DRAIN_ROUNDS: u32 = 16;
 /// How long what waits for room may take to use it.
 const DRAIN_PAUSE: Delta = Delta::from_micros(20);
+/// How long that may take, in milliseconds, but for the last time: a large queue is as many slots to be freed.
+const DRAIN_MS: i64 = 100;
+/// Slots that are freed before others may run.
+const FREED_AT_ONCE: u32 = 4096;
 
 /// Writes 0 to the six registers of a VPID, in the order of HW §3.2.
 pub(crate) fn clear(hw: &Hw, unit: Unit, vpid: Vpid) {
@@ -383,13 +387,17 @@ impl<M: SegmentMemory> Queue<M> {
 
     /// Lets in what waits for room in this queue, which nobody reads any more, so that it holds up nobody
     /// else's: until nothing comes. What it brings is lost. A peer that sends faster than that ends it, too.
-    /// May sleep, for less than 2 ms.
+    /// May sleep, for less than 2 ms besides what freeing all slots takes, which is done for 100 ms at most.
     ///
     /// The vendor's driver does this for processes when it has disabled the VPID (HW §9.7). Whether a NIC
     /// then still takes what waits is not known (G10), so it is to be done before, too.
     pub(crate) fn drain(&self, ctx: &Context) {
         let reg = BqRegs(self.unit).rp(self.vpid);
+        let began: Instant<Monotonic> = Instant::now();
         for _ in 0..DRAIN_ROUNDS {
+            if began.elapsed().as_millis() >= DRAIN_MS {
+                return;
+            }
             let Some(lwp) = write_pointer(ctx, self.unit, self.vpid) else {
                 return;
             };
@@ -398,6 +406,9 @@ impl<M: SegmentMemory> Queue<M> {
             }
             for slot in 0..self.slots {
                 self.free(slot);
+                if slot % FREED_AT_ONCE == 0 {
+                    sched::cond_resched();
+                }
             }
             barrier::wmb();
             // An empty queue by both rules for a full one (G10). If nothing comes, what the vendor's driver

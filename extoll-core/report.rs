@@ -9,7 +9,10 @@ use kernel::{
     prelude::*,
     sync::aref::ARef,
 };
-use kernel_ext::{ratelimit::RateLimit, trace};
+use kernel_ext::{
+    ratelimit::{RateLimit, Suppressed},
+    trace,
+};
 
 /// Where a NIC's errors go.
 pub(crate) struct Report {
@@ -53,7 +56,8 @@ impl Report {
             let (n, text) = (reason as u32, reason.text());
             dev_warn!(
                 self.dev,
-                "reason {n}: {text} ({detail:#x}), {missed} suppressed\n"
+                "reason {n}: {text} ({detail:#x}){}\n",
+                Suppressed(missed)
             );
         }
     }

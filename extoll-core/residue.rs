@@ -92,12 +92,30 @@ pub(crate) trait Leftover: Send + Sync {
     fn is_gone(&self) -> bool;
 }
 
+struct List {
+    ports: KVec<Arc<dyn Leftover>>,
+    /// The NIC is about to be given up.
+    ended: bool,
+}
+
+impl List {
+    /// Adds a port; it is given back if it is to be dropped, which is done without the lock.
+    fn keep(&mut self, left: Arc<dyn Leftover>) -> Option<Arc<dyn Leftover>> {
+        if self.ended {
+            return Some(left);
+        }
+        // There is room for every VPID.
+        let _ = self.ports.push_within_capacity(left);
+        None
+    }
+}
+
 /// The closed ports of a NIC whose VPIDs are kept from others.
 #[pin_data]
 pub(crate) struct Residue {
     ctx: Arc<Context>,
     #[pin]
-    list: Mutex<KVec<Arc<dyn Leftover>>>,
+    list: Mutex<List>,
     #[pin]
     work: DelayedWork<Residue>,
 }
@@ -120,7 +138,10 @@ impl Residue {
     /// Nothing is kept. May sleep.
     #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(ctx: Arc<Context>) -> Result<Arc<Self>> {
-        let list = KVec::with_capacity(MOST, GFP_KERNEL)?;
+        let list = List {
+            ports: KVec::with_capacity(MOST, GFP_KERNEL)?,
+            ended: false,
+        };
         Arc::pin_init(
             pin_init!(Self {
                 ctx,
@@ -139,28 +160,42 @@ impl Residue {
     pub(crate) fn keep(self: &Arc<Self>, unit: Unit, vpid: Vpid, left: Arc<dyn Leftover>) {
         self.ctx
             .error(Reason::Residue, u64::from(vpid.get()) | (unit as u64) << 32);
-        // There is room for every VPID.
-        let _ = self.list.lock().push_within_capacity(left);
-        self.schedule(SOON_MS);
+        let refused = {
+            let mut list = self.list.lock();
+            let refused = list.keep(left);
+            // With the list locked: not after the end.
+            if refused.is_none() {
+                self.schedule(SOON_MS);
+            }
+            refused
+        };
+        drop(refused);
     }
 
     /// Gives back what is done by now. True if something is left. May sleep.
     fn look(&self) -> bool {
-        let count = self.list.lock().len();
+        let count = self.list.lock().ports.len();
         for _ in 0..count {
-            let next = self.list.lock().remove(0);
+            // Nothing after the end.
+            let next = self.list.lock().ports.remove(0);
             let Ok(left) = next else { break };
             if !left.is_gone() {
-                let _ = self.list.lock().push_within_capacity(left);
+                let refused = self.list.lock().keep(left);
+                drop(refused);
             }
         }
-        !self.list.lock().is_empty()
+        !self.list.lock().ports.is_empty()
     }
 
-    /// The NIC is about to be given up, and no port is closed any more. May sleep.
+    /// The NIC is about to be given up: no port is looked at any more, and those that are closed later are
+    /// not kept. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
+        let all = {
+            let mut list = self.list.lock();
+            list.ended = true;
+            core::mem::take(&mut list.ports)
+        };
         work::cancel_delayed_sync(self);
-        let all = core::mem::take(&mut *self.list.lock());
         drop(all);
     }
 }

@@ -60,12 +60,13 @@ impl<T> Subscribers<T> {
 
     /// Removes one, which is not called any more when this returns. Process context; may sleep.
     pub(crate) fn remove(&self, key: u64) {
-        let _changes = self.changes.lock();
+        let changes = self.changes.lock();
         let mut list = self.list.lock();
         let at = list.iter().position(|(k, _)| *k == key);
         let old = at.and_then(|i| list.remove(i).ok());
-        // Its destructor runs without the lock.
+        // Its destructor, code of its owner, runs without the locks.
         drop(list);
+        drop(changes);
         drop(old);
     }
 
@@ -85,6 +86,27 @@ impl<T> Subscribers<T> {
 #[kunit_tests(extoll_subscribers)]
 mod tests {
     use super::*;
+    use kernel::sync::Arc;
+
+    /// Puts something else into its list when it is dropped.
+    struct Replaced(Arc<Subscribers<Option<Replaced>>>);
+
+    impl Drop for Replaced {
+        fn drop(&mut self) {
+            let _ = self.0.add(None);
+        }
+    }
+
+    #[test]
+    fn a_destructor_may_subscribe() -> Result {
+        let list = Arc::pin_init(Subscribers::new(), GFP_KERNEL)?;
+        let key = list.add(Some(Replaced(list.clone())))?;
+        list.remove(key);
+        let mut left = 0;
+        list.for_each(|subscriber| left += u32::from(subscriber.is_none()));
+        assert_eq!(left, 1);
+        Ok(())
+    }
 
     #[test]
     fn subscribers_come_and_go() -> Result {

@@ -22,21 +22,24 @@ pub(crate) fn ticks(ms: u32) -> u64 {
     msecs_to_jiffies(ms) as u64
 }
 
-/// A [`Time`] that several look at.
-pub(crate) struct AtomicTime(Atomic<u64>);
+/// A [`Time`] that any context may read and change.
+pub struct AtomicTime(Atomic<u64>);
 
 impl AtomicTime {
-    pub(crate) fn new(at: Time) -> Self {
+    /// Noted at first.
+    pub fn new(at: Time) -> Self {
         Self(Atomic::new(at.0))
     }
 
     /// The time noted last. Any context.
-    pub(crate) fn load(&self) -> Time {
+    #[inline]
+    pub fn load(&self) -> Time {
         Time(self.0.load(Relaxed))
     }
 
     /// Notes a time. Any context.
-    pub(crate) fn store(&self, at: Time) {
+    #[inline]
+    pub fn store(&self, at: Time) {
         self.0.store(at.0, Relaxed);
     }
 }

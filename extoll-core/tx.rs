@@ -276,7 +276,7 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Reads the state register; `None` if the device is gone.
+    /// Reads the state register; `None` if the device is gone. All ones: it did not answer this once.
     fn read_state(&self) -> Option<State> {
         let hw = self.ctx.alive_access()?;
         add(&self.stats.state_reads, 1);
@@ -326,8 +326,9 @@ impl<const N: usize> Tx<N> {
             if let Err(next) = inner.machine.watch(self.ctx.is_alive()) {
                 return next;
             }
-            // All ones for a device that is gone.
-            let state = self.read_state().unwrap_or(State(u64::MAX));
+            let Some(state) = self.read_state() else {
+                return Next::Idle;
+            };
             inner.machine.watched(state, now())
         };
         if watched.stalled {
@@ -373,7 +374,7 @@ impl<const N: usize> Tx<N> {
         self.ctx.error(Reason::Retry, u64::from(self.vpid.get()));
         let mut replay = Replay::new();
         let mut action = replay.start();
-        loop {
+        let lost = loop {
             let waits = matches!(action, Action::ReadState);
             {
                 let mut guard = self.inner.lock();
@@ -384,10 +385,10 @@ impl<const N: usize> Tx<N> {
                 };
                 let reg = wcbuf::state(self.unit, self.vpid);
                 let event = match action {
-                    Action::ReadState => {
-                        add(&self.stats.state_reads, 1);
-                        Event::State(State(hw.rf.read(reg)))
-                    }
+                    Action::ReadState => match self.read_state() {
+                        Some(state) => Event::State(state),
+                        None => return,
+                    },
                     Action::WriteState(state) => {
                         hw.rf.write(reg, state.raw());
                         Event::Written
@@ -400,40 +401,40 @@ impl<const N: usize> Tx<N> {
                     }
                     Action::Done => {
                         inner.machine.repaired();
-                        break;
-                    }
-                    Action::Failed(Failure::Gone) => {
-                        self.ctx.is_gone(&hw, u64::MAX);
-                        return;
+                        break None;
                     }
                     Action::Failed(failure) => {
                         if matches!(failure, Failure::Desync { .. }) {
                             self.ctx.note(Reason::BadCommit, u64::from(self.vpid.get()));
                         }
-                        self.give_up(inner, &hw);
-                        break;
+                        break Some(self.give_up(inner, &hw));
                     }
                 };
                 action = replay.step(inner.machine.credits_mut(), event);
                 // The rounds are bounded too: the NIC may drop what is sent again.
                 if began.elapsed().as_millis() >= REPAIR_DEADLINE_MS {
-                    self.give_up(inner, &hw);
-                    break;
+                    break Some(self.give_up(inner, &hw));
                 }
             }
             if waits && matches!(action, Action::ReadState) {
                 fsleep(REPAIR_PAUSE);
             }
-        }
+        };
+        lost.into_iter().for_each(|lost| self.report_loss(lost));
         add(&self.stats.replayed, u64::from(replay.resent()));
         self.wake();
     }
 
-    /// Forgets all outstanding packets and starts afresh.
-    fn give_up(&self, inner: &mut Inner<N>, hw: &Hw) {
+    /// Forgets all outstanding packets and starts afresh. Their number, for [`Tx::report_loss`].
+    fn give_up(&self, inner: &mut Inner<N>, hw: &Hw) -> u8 {
         reset_state(hw, self.unit, self.vpid);
         let lost = inner.machine.give_up();
         add(&self.stats.lost, u64::from(lost));
+        lost
+    }
+
+    /// Packets were given up. Without the lock, as it may log.
+    fn report_loss(&self, lost: u8) {
         self.ctx.error(
             Reason::RepairFailed,
             u64::from(self.vpid.get()) | u64::from(lost) << 32,
@@ -442,15 +443,22 @@ impl<const N: usize> Tx<N> {
 
     /// Gives up everything outstanding, e.g. after a transmit time-out. Does nothing while a repair runs,
     /// which has a deadline of its own. Any context.
-    pub(crate) fn reset(&self) {
-        let mut guard = self.inner.lock();
-        let inner = &mut *guard;
-        let outstanding = inner.machine.credits().outstanding();
-        if inner.machine.mode() == Mode::Open && outstanding != 0 {
-            if let Some(hw) = self.ctx.alive_access() {
-                self.give_up(inner, &hw);
+    pub(crate) fn reset(self: &Arc<Self>) {
+        let lost = {
+            let mut guard = self.inner.lock();
+            let inner = &mut *guard;
+            let outstanding = inner.machine.credits().outstanding();
+            if inner.machine.mode() != Mode::Open || outstanding == 0 {
+                return;
             }
-        }
+            let Some(hw) = self.ctx.alive_access() else {
+                return;
+            };
+            self.give_up(inner, &hw)
+        };
+        self.report_loss(lost);
+        // There is room for those who wait.
+        self.kick(Kick::Now);
     }
 
     /// Refuses further packets, and waits for the work item. May sleep.

@@ -4,6 +4,7 @@
 
 use core::num::{NonZeroU32, NonZeroU64};
 use kernel::{
+    fmt,
     prelude::*,
     sync::atomic::{Atomic, Relaxed},
     time::{Instant, Monotonic},
@@ -49,9 +50,30 @@ impl RateLimit {
     }
 }
 
+/// The end of a log line: how many before it were suppressed, if some were.
+pub struct Suppressed(pub u32);
+
+impl fmt::Display for Suppressed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            n => write!(f, ", {n} suppressed"),
+        }
+    }
+}
+
 #[kunit_tests(kernel_ext_ratelimit)]
 mod tests {
     use super::*;
+    use kernel::str::CString;
+
+    #[test]
+    fn only_what_was_suppressed_is_told() -> Result {
+        let line = |n| CString::try_from_fmt(fmt!("line{}", Suppressed(n)));
+        assert!(line(0)?.to_bytes() == b"line");
+        assert!(line(7)?.to_bytes() == b"line, 7 suppressed");
+        Ok(())
+    }
 
     #[test]
     fn a_burst_passes_and_the_rest_is_counted() {

@@ -65,10 +65,14 @@ static pci_ers_result_t extoll_error_detected(struct pci_dev *pdev, pci_channel_
 	return state == pci_channel_io_perm_failure ? PCI_ERS_RESULT_DISCONNECT : PCI_ERS_RESULT_NEED_RESET;
 }
 
-/* The device is reachable again, but its configuration space is as after power-on. */
+/*
+ * The device is reachable again, but its configuration space is as after power-on. What was saved has bus mastering; the driver gives
+ * that when it has set the device up anew.
+ */
 static pci_ers_result_t extoll_slot_reset(struct pci_dev *pdev)
 {
 	pci_restore_state(pdev);
+	pci_clear_master(pdev);
 	return PCI_ERS_RESULT_RECOVERED;
 }
 

@@ -49,12 +49,23 @@ pub(crate) fn is_done(ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
     }
     new_queue(ctx, vpid).is_ok_and(|queue| {
         let done = run(&queue, ctx, vpid, protection, patience_ms);
-        ctx.withdraw(BqRegs(Unit::Rma).ub(vpid), |hw| {
-            hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
-            queue::clear(hw, Unit::Rma, vpid);
-        });
+        remove(&queue, ctx, vpid);
         done
     })
+}
+
+/// Takes the queue from the VPID, which is disabled then, as is done with that of a port: what waits for room in it,
+/// which may be anybody's, would hold up the queues of others. May sleep.
+fn remove(queue: &Queue, ctx: &Context, vpid: Vpid) {
+    let reg = BqRegs(Unit::Rma).ub(vpid);
+    queue.drain(ctx);
+    if let Some(hw) = ctx.alive_access() {
+        hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
+        hw.rf.read(reg);
+    }
+    // What came in between.
+    queue.drain(ctx);
+    ctx.withdraw(reg, |hw| queue::clear(hw, Unit::Rma, vpid));
 }
 
 /// The commands: what the notification in class k says is `number` + k.

@@ -96,7 +96,7 @@ impl Smfu {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for the number or what is not whole pages; `EBUSY` if the number is taken, or part
+    /// `EINVAL` for the number, memory of another NIC, or what is not whole pages; `EBUSY` if the number is taken, or part
     /// of the memory is open already; `ERANGE` above 2^48; `EIO` for addresses that mean
     /// interrupts; `EOPNOTSUPP` for a BAR if an IOMMU translates the NIC's addresses; `ENODEV`.
     pub fn target<'a>(
@@ -106,6 +106,9 @@ impl Smfu {
     ) -> Result<Target<'a>> {
         let (base, bytes, proof) = match memory {
             TargetMemory::Memory(memory) => {
+                if !memory.is_of(self.ctx.device()) {
+                    return Err(EINVAL);
+                }
                 let bytes = memory.words() as u64 * 8;
                 (memory.address(), bytes, Proof::Memory(memory))
             }

@@ -76,7 +76,13 @@ impl Clients {
     }
 
     fn remove(&self, number: u32) {
-        self.told.lock().list.retain(|(n, _)| *n != number);
+        let old = {
+            let list = &mut self.told.lock().list;
+            let at = list.iter().position(|(n, _)| *n == number);
+            at.and_then(|i| list.remove(i).ok())
+        };
+        // Its destructor runs without the lock.
+        drop(old);
     }
 
     /// Tells all, once; no more windows are made.
@@ -86,7 +92,9 @@ impl Clients {
         for (_, client) in &told.list {
             client.revoked();
         }
-        told.list.clear();
+        let old = core::mem::take(&mut told.list);
+        drop(told);
+        drop(old);
     }
 }
 

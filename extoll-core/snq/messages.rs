@@ -20,6 +20,7 @@ use kernel::{
     prelude::*,
     sync::{new_spinlock_irq, Arc, SpinLockIrq},
 };
+use kernel_ext::net::BhDisabled;
 use wire::snq::{Admission, MessageLimit, MASKED_MS};
 
 /// Hears of interrupts that other nodes may have caused.
@@ -101,10 +102,16 @@ impl Snq {
                 false => Reason::MessageInterrupt,
             };
             self.ctx.note(reason, next.into());
-            let mut storm = self.messages.storm.lock();
-            if storm.limit.admit(now) == Admission::Exceeded {
-                storm.closed_until = Some(now + u64::from(MASKED_MS));
-                self.to.smfu.close_interrupts(hw);
+            let stormy = {
+                let mut storm = self.messages.storm.lock();
+                let stormy = storm.limit.admit(now) == Admission::Exceeded;
+                if stormy {
+                    storm.closed_until = Some(now + u64::from(MASKED_MS));
+                    self.to.smfu.close_interrupts(hw);
+                }
+                stormy
+            };
+            if stormy {
                 self.ctx.error(Reason::MessageStorm, next.into());
                 self.schedule::<MESSAGES>(MessageLimit::WINDOW_MS);
             }
@@ -127,6 +134,8 @@ impl Snq {
 
     /// Tells clients of what was held back, and opens interrupt targets again.
     pub(super) fn deliver_late_messages(self: &Arc<Self>) {
+        // What clients schedule runs when bottom halves are on again.
+        let _bh = BhDisabled::new();
         let Some(hw) = self.ctx.alive_access() else {
             return;
         };

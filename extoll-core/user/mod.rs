@@ -35,6 +35,10 @@ use policy::Quota;
 trait OpenFile: Handler {
     /// Gives up everything that reaches hardware or DMA memory; done when it returns, whoever began it. May sleep.
     fn detach(&self);
+
+    /// Takes all pages of the NIC from the processes that have them mapped, which get no new ones of a NIC that is not
+    /// alive; done when it returns. May sleep.
+    fn revoke(&self);
 }
 
 /// The open files of a NIC.
@@ -208,6 +212,11 @@ impl Devices {
         Ok(this)
     }
 
+    /// The pages of the NIC that processes have mapped.
+    pub(crate) fn pages(&self) -> Pages {
+        Pages(self.shared.clone())
+    }
+
     /// No file is opened any more, and those that are open lose the NIC. May sleep.
     fn stop(&mut self) {
         self.nodes.clear();
@@ -218,6 +227,18 @@ impl Devices {
         };
         for (_, file) in &files {
             file.detach();
+        }
+    }
+}
+
+/// See [`Devices::pages`]. To be dropped before the NIC is unbound.
+pub(crate) struct Pages(Arc<Shared>);
+
+impl Pages {
+    /// Takes them from the processes, for ever, since the NIC is not alive. May sleep.
+    pub(crate) fn revoke(&self) {
+        for (_, file) in self.0.files.lock().list.iter() {
+            file.revoke();
         }
     }
 }

@@ -181,6 +181,9 @@ impl OpenFile for Pmap {
         }
         *guard = None;
     }
+
+    /// It has none, but memory of the host.
+    fn revoke(&self) {}
 }
 
 impl Handler for Pmap {

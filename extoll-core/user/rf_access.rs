@@ -136,6 +136,12 @@ impl OpenFile for RfAccess {
         }
         *state = None;
     }
+
+    fn revoke(&self) {
+        for mapping in self.state.lock().iter().flat_map(|s| &s.mappings) {
+            mapping.revoke();
+        }
+    }
 }
 
 impl Handler for RfAccess {
@@ -204,11 +210,12 @@ impl Handler for RfAccess {
             return Err(EINVAL);
         }
         let nic = &self.shared.nic;
-        let base = nic.alive_access().ok_or(ENODEV)?.windows.cpu.rf.0;
-        let source = mmio::pages(base, RegOffset::WINDOW.into(), 0, PAGES, Cache::Uncached)?;
-        let mut parts = KVec::new();
-        parts.push(Part::new(source, 0, PAGES), GFP_KERNEL)?;
+        // With the list locked: what is taken must be in it before pages are revoked.
         self.with(|s| {
+            let base = nic.alive_access().ok_or(ENODEV)?.windows.cpu.rf.0;
+            let source = mmio::pages(base, RegOffset::WINDOW.into(), 0, PAGES, Cache::Uncached)?;
+            let mut parts = KVec::new();
+            parts.push(Part::new(source, 0, PAGES), GFP_KERNEL)?;
             s.mappings.retain(|m| m.is_used());
             let list = &mut s.mappings;
             new.attach(&self.space, parts, |m| Ok(list.push(m, GFP_KERNEL)?))

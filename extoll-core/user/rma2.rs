@@ -218,6 +218,10 @@ impl OpenFile for Rma2 {
             batch.hold(self.port.shared.settings.process_quarantine_ms);
         }
     }
+
+    fn revoke(&self) {
+        self.port.revoke();
+    }
 }
 
 /// Registers with the history mode of requester, responder and completer.

@@ -64,6 +64,12 @@ impl OpenFile for Smfu2 {
         }
         *mappings = None;
     }
+
+    fn revoke(&self) {
+        for mapping in self.mappings.lock().iter().flatten() {
+            mapping.revoke();
+        }
+    }
 }
 
 impl Handler for Smfu2 {
@@ -95,6 +101,9 @@ impl Handler for Smfu2 {
         // Held from here on: what is taken must be in the list before the files are detached.
         let mut mappings = self.mappings.lock();
         let list = (*mappings).as_mut().ok_or(ENODEV)?;
+        if !nic.is_alive() {
+            return Err(ENODEV);
+        }
         let part = match new.offset() {
             0 => {
                 let (phys, size) = nic.smfu().whole_window().ok_or(ENODEV)?;

@@ -76,6 +76,10 @@ impl OpenFile for Velo2 {
     fn detach(&self) {
         self.port.close(|| {});
     }
+
+    fn revoke(&self) {
+        self.port.revoke();
+    }
 }
 
 impl Handler for Velo2 {

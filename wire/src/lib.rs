@@ -20,6 +20,7 @@ pub mod htax;
 pub mod ids;
 pub mod intake;
 pub mod nla;
+pub mod places;
 pub mod regs;
 pub mod residue;
 pub mod rma;

@@ -91,8 +91,6 @@ pub struct Watched {
     pub next: Next,
     /// Nothing was committed for a long time although packets are outstanding; once per stall.
     pub stalled: bool,
-    /// The device is gone.
-    pub gone: bool,
 }
 
 /// Times in ticks.
@@ -190,22 +188,24 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
     }
 
     /// As [`Sending::admit`], with a state that was read after the last packet was sent, and how soon the
-    /// watch has to look if it is refused.
+    /// watch has to look if it is refused. All ones from a device that is not gone say nothing: the watch
+    /// looks again.
     pub fn admit_by(&mut self, id: PartyId, n: u8, state: State, now: Time) -> (Admission, Kick) {
-        let refusal = match self.credits.on_state(state) {
-            Verdict::Gone => return (Admission::Refused(Refusal::Down), Kick::Nothing),
+        let (refusal, kick) = match self.credits.on_state(state) {
+            // After a pause: a device that does not answer makes each read a long one.
+            Verdict::Unread => (Refusal::Full, Kick::Soon),
             Verdict::Ok { .. } | Verdict::Full if self.room(id) >= u32::from(n) => {
                 return (Admission::Granted, Kick::Nothing)
             }
-            Verdict::Ok { .. } | Verdict::Full => Refusal::Full,
+            Verdict::Ok { .. } | Verdict::Full => (Refusal::Full, Kick::Now),
             Verdict::Retry { .. } | Verdict::Desync { .. } => {
                 self.mode = Mode::Repair;
-                Refusal::Retry
+                (Refusal::Retry, Kick::Now)
             }
         };
         self.parties.wait(id, n);
         self.watch_from(now);
-        (Admission::Refused(refusal), Kick::Now)
+        (Admission::Refused(refusal), kick)
     }
 
     /// Number of the next packet, to be sent now by a party that may.
@@ -245,10 +245,9 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
         Err(next)
     }
 
-    /// The watch has read the state.
+    /// The watch has read the state, of a device that is not gone.
     pub fn watched(&mut self, state: State, now: Time) -> Watched {
         let mut stalled = false;
-        let mut gone = false;
         let next = match self.credits.on_state(state) {
             Verdict::Ok { .. } | Verdict::Full => {
                 stalled = self.is_stall(now);
@@ -263,17 +262,14 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
                 self.mode = Mode::Repair;
                 Next::Repair
             }
-            Verdict::Gone => {
-                gone = true;
-                Next::Idle
+            // Nobody else would look for what is outstanding, and for those who wait.
+            Verdict::Unread => {
+                stalled = self.is_stall(now);
+                Next::Again { waiting: false }
             }
         };
         self.watching = next != Next::Idle;
-        Watched {
-            next,
-            stalled,
-            gone,
-        }
+        Watched { next, stalled }
     }
 
     /// Somebody who waits and has room now, to be told; to be asked until there is nobody.

@@ -88,8 +88,8 @@ pub enum Verdict {
         /// Packets dropped when the state was read.
         dropped: u8,
     },
-    /// All ones: the device is gone.
-    Gone,
+    /// All ones: the device is gone, or did not answer this once. Says nothing about the packets.
+    Unread,
     /// The count went backwards or beyond what was sent; the VPID cannot be used any more.
     Desync {
         /// Count that the hardware shows.
@@ -107,7 +107,7 @@ impl fmt::Display for Verdict {
             Verdict::Ok { outstanding } => write!(f, "ok, {outstanding} outstanding"),
             Verdict::Full => f.write_str("full"),
             Verdict::Retry { dropped } => write!(f, "retry, {dropped} dropped"),
-            Verdict::Gone => f.write_str("device gone"),
+            Verdict::Unread => f.write_str("all ones"),
             Verdict::Desync {
                 committed,
                 known,
@@ -170,7 +170,7 @@ impl Credits {
     /// Takes in a state word that was read after the last packet was pushed.
     pub fn on_state(&mut self, state: State) -> Verdict {
         if state.is_all_ones() {
-            return Verdict::Gone;
+            return Verdict::Unread;
         }
         let committed = state.committed_count();
         if committed.wrapping_sub(self.committed) > self.outstanding() {
@@ -210,7 +210,7 @@ pub enum Event {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
     /// Read the state register, then report [`Event::State`]. The caller paces these reads and gives up
-    /// when its deadline passes.
+    /// when its deadline passes, or the device is gone: all ones are read again.
     ReadState,
     /// Write this value to the state register, then report [`Event::Written`].
     WriteState(State),
@@ -225,8 +225,6 @@ pub enum Action {
 /// Why a replay failed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Failure {
-    /// The state reads all ones.
-    Gone,
     /// The committed count makes no sense.
     Desync {
         /// Count that the hardware shows.
@@ -243,7 +241,6 @@ pub enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Gone => f.write_str("device gone"),
             Failure::Desync {
                 committed,
                 known,
@@ -367,7 +364,8 @@ impl Replay {
                 Step::WaitIdle | Step::WaitDropped | Step::WaitCleared | Step::WaitOk,
                 Event::State(state),
             ) => match credits.on_state(state) {
-                Verdict::Gone => self.step = Step::Failed(Failure::Gone),
+                // Whether the device is gone is for the caller to find out: its packets are as they were.
+                Verdict::Unread => {}
                 Verdict::Desync {
                     committed,
                     known,

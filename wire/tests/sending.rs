@@ -253,15 +253,38 @@ fn stalls_are_told_once_and_repairs_open_again() {
     assert_eq!(s.watch(true), Err(Next::Idle));
 }
 
+/// A NIC that does not answer once: nobody is told that the port is down for good, the watch goes on, and who
+/// waits is told when it answers again.
 #[test]
-fn a_device_that_is_gone_wakes_nobody() {
+fn a_read_of_all_ones_is_repeated() {
+    const ONES: State = State(u64::MAX);
     let (mut s, ids) = sending(1);
     let (mut nic, mut watch) = (Nic::default(), false);
     assert!(send(&mut s, &mut nic, ids[0], 255, Time(0), &mut watch));
     assert_eq!(s.admit(ids[0], 1, || Time(1)), Admission::Look);
-    let (refused, kick) = s.admit_by(ids[0], 1, State(u64::MAX), Time(1));
-    assert_eq!(refused, Admission::Refused(Refusal::Down));
-    assert_eq!(kick, Kick::Nothing);
-    assert!(s.watched(State(u64::MAX), Time(2)).gone);
+    let (refused, kick) = s.admit_by(ids[0], 1, ONES, Time(1));
+    assert_eq!(refused, Admission::Refused(Refusal::Full));
+    assert_eq!(kick, Kick::Soon);
+    // With a pause, however long it takes.
+    for now in 2..10 {
+        assert_eq!(s.watch(true), Ok(()));
+        let next = s.watched(ONES, Time(now)).next;
+        assert_eq!(next, Next::Again { waiting: false });
+        assert_eq!(s.wake(Time(now)), None);
+    }
+    nic.commit(3);
+    let next = s.watched(nic.state(), Time(10)).next;
+    assert_eq!(next, Next::Again { waiting: true });
+    assert_eq!(s.wake(Time(10)), Some(ids[0]));
+    assert_eq!(s.admit(ids[0], 1, || Time(10)), Admission::Granted);
+    // That it never answers is a stall.
+    assert!(s.watched(ONES, Time(10 + LIMITS.stall)).stalled);
+}
+
+#[test]
+fn the_watch_of_a_device_that_is_gone_ends() {
+    let (mut s, ids) = sending(1);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    assert!(send(&mut s, &mut nic, ids[0], 255, Time(0), &mut watch));
     assert_eq!(s.watch(false), Err(Next::Idle));
 }

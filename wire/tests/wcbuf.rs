@@ -160,7 +160,7 @@ fn nonsense_is_reported() {
         pwp: 1,
     };
     assert_eq!(c.on_state(State(2)), desync);
-    assert_eq!(c.on_state(State(u64::MAX)), Verdict::Gone);
+    assert_eq!(c.on_state(State(u64::MAX)), Verdict::Unread);
     assert_eq!(c.on_state(State(1)), Verdict::Ok { outstanding: 0 });
     assert_eq!(
         c.on_state(State(0)),
@@ -176,15 +176,6 @@ fn nonsense_is_reported() {
         Verdict::Ok { outstanding: 0 }
     );
 
-    let mut r = Replay::new();
-    assert_eq!(
-        r.step(&mut c, Event::State(State(u64::MAX))),
-        Action::Failed(Failure::Gone)
-    );
-    assert_eq!(
-        r.step(&mut c, Event::State(State(1))),
-        Action::Failed(Failure::Gone)
-    );
     let mut r = Replay::new();
     assert_eq!(
         r.step(&mut c, Event::Sent),
@@ -214,6 +205,30 @@ fn replay_without_need_ends() {
     assert_eq!(r.step(&mut c, Event::Written), Action::ReadState);
     assert_eq!(r.step(&mut c, Event::State(State(0))), Action::Done);
     assert_eq!((r.resent(), r.rounds()), (0, 1));
+}
+
+/// A repair that the device does not answer for a while goes on where it was, in whichever step.
+#[test]
+fn a_repair_outlives_reads_of_all_ones() {
+    let mut c = Credits::new();
+    assert_eq!(c.take(), Some(0));
+    let mut r = Replay::new();
+    let read = |r: &mut Replay, c: &mut Credits, state: State| {
+        for _ in 0..3 {
+            let action = r.step(c, Event::State(State(u64::MAX)));
+            assert_eq!(action, Action::ReadState);
+        }
+        r.step(c, Event::State(state))
+    };
+    let dropped = State(0).with_retry(true).with_retry_count(1);
+    let clear = Action::WriteState(State(0));
+    assert_eq!(read(&mut r, &mut c, dropped), clear);
+    assert_eq!(r.step(&mut c, Event::Written), Action::ReadState);
+    assert_eq!(read(&mut r, &mut c, State(0)), Action::Send(0));
+    assert_eq!(r.step(&mut c, Event::Sent), Action::ReadState);
+    assert_eq!(read(&mut r, &mut c, State(0)), Action::ReadState);
+    assert_eq!(read(&mut r, &mut c, State(1)), Action::Done);
+    assert_eq!(r.resent(), 1);
 }
 
 #[test]

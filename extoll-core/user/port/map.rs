@@ -92,16 +92,20 @@ impl<U: PortUnit> UserPort<U> {
                 let pages = segment.words() / (BusAddr::PAGE_SIZE as usize / 8);
                 parts.push(Part::new(segment.clone(), 0, pages), GFP_KERNEL)?;
             }
-            self.watch
-                .arming(|arm| live.lease.start(&queue.queue, arm))?;
             live.queue = Some(queue.clone());
-            self.armed.store(0, Relaxed);
-            let keep = |m: Arc<Mapping>| {
-                live.keep(true, m.clone())?;
-                self.watch.watch(m, queue.clone());
-                Ok(())
-            };
-            new.attach(&self.space, parts, keep)
+            let start = |arm| live.lease.start(&queue.queue, arm);
+            self.watch
+                .arming(start)
+                .and_then(|()| {
+                    self.armed.store(0, Relaxed);
+                    let keep = |m: Arc<Mapping>| {
+                        live.keep(true, m.clone())?;
+                        self.watch.watch(m, queue.clone());
+                        Ok(())
+                    };
+                    new.attach(&self.space, parts, keep)
+                })
+                // The NIC may have been told of it, whatever failed.
                 .or_else(|e| self.remove_queue(live).and(Err(e)))
         })
     }

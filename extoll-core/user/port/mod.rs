@@ -280,6 +280,15 @@ impl<U: PortUnit> UserPort<U> {
         drop(live);
     }
 
+    /// Takes all mappings from all processes, as the NIC is lost; the port stays open until it is closed. May sleep.
+    pub(super) fn revoke(&self) {
+        // One that closes has its mappings already, and takes them itself.
+        let _closing = self.closing.lock();
+        for (_, mapping) in self.live.lock().iter().flat_map(|live| &live.mappings) {
+            mapping.revoke();
+        }
+    }
+
     /// Sets size of queue or segment: any whole number of pages, checked when the queue is made.
     pub(super) fn set_size(
         &self,

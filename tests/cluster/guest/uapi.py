@@ -248,8 +248,8 @@ def killed(count, seed):
     check("the end was in time", longest < END)
 
 
-def unbound(ready, go):
-    """Open files and mappings while the NIC goes: errors and SIGBUS, and a close that works."""
+def everything():
+    """A file of each kind with all that it maps: the files, addresses in the NIC that can be read, one of the window, and one of memory."""
     r, v, s = Rma(), Velo(), Device("smfu2")
     p, f = Device("pmap"), Device("extoll_rf_access")
     p.ioctl(K(0, get=False), 0)
@@ -258,16 +258,41 @@ def unbound(ready, go):
     store(buffer, 1)
     registers = f.map(32 << 20, 0)
     window = s.map(PAGE, 0)
+    fine = [r.rp_page, r.queue, r.pages + 16 * PAGE, r.state, v.box, v.box + PAGE, v.page + PAGE, registers + 0x8000]
+    for address in fine + [buffer]:
+        load(address)
+    return (r, v, s, p, f), fine, window, buffer
+
+
+def await_file(path):
+    end = time.time() + 240
+    while not os.path.exists(path) and time.time() < end:
+        time.sleep(0.02)
+
+
+def unreachable(ready, go):
+    """Mappings while accesses to the NIC do not get there any more, though it is bound: its pages are gone, memory is not."""
+    devices, fine, window, buffer = everything()
+    open(ready, "w").close()
+    await_file(go)
+    for address in fine + [window]:
+        dies_by("access to an unreachable NIC", signal.SIGBUS, load, address)
+    check("memory", load(buffer), 1)
+    r, f = devices[0], devices[4]
+    fails("mmap", errno.ENODEV, r.map, PAGE, 0x20000)
+    fails("mmap", errno.ENODEV, f.map, 32 << 20, 0)
+    for d in devices:
+        d.close()
+
+
+def unbound(ready, go):
+    """Open files and mappings while the NIC goes: errors and SIGBUS, and a close that works."""
+    (r, v, s, p, f), fine, window, buffer = everything()
     a = memory(16)
     nla = r.register(a, 16)
-    fine = [r.rp_page, r.queue, r.pages + 16 * PAGE, r.state, v.box, v.box + PAGE, v.page + PAGE, buffer, registers + 0x8000]
-    for address in fine:
-        load(address)
     open(ready, "w").close()
-    end = time.time() + 240
-    while not os.path.exists(go) and time.time() < end:
-        time.sleep(0.02)
-    for address in fine + [window]:
+    await_file(go)
+    for address in fine + [window, buffer]:
         dies_by("access after unbind", signal.SIGBUS, load, address)
     for d in (r, v, s, p, f):
         fails("ioctl", errno.ENODEV, d.get, ior(ord("n" if d is f else "k"), 1 if d is p else 0, 8 if d in (s, f) else 4))
@@ -572,6 +597,7 @@ if __name__ == "__main__":
         late_heir,
         storm,
         unbound,
+        unreachable,
         asleep,
         compat,
         misroute,

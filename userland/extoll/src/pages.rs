@@ -8,7 +8,7 @@ use crate::{Counters, Wait};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
-use wire::wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict, COPIES, MARK};
+use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict, COPIES, MARK};
 
 /// Longest repair: longer than full queues at the other end may hold the fabric up (the programmed time-outs, HW §9.3, §10.7). The
 /// kernel driver gives up after the same time.
@@ -230,7 +230,7 @@ impl<const N: usize> Sender<N> {
             match self.credits.on_state(state) {
                 Verdict::Ok { .. } | Verdict::Full => return Ok(()),
                 Verdict::Retry { .. } => {}
-                Verdict::Gone => return Err(self.link.lost()),
+                Verdict::Unread => return Err(self.link.lost()),
                 Verdict::Desync { .. } => return Err(self.give_up(SENSELESS)),
             }
             self.counters.replays += 1;
@@ -256,7 +256,11 @@ impl<const N: usize> Sender<N> {
                     if now.duration_since(began) >= PIECE {
                         break Ok(true);
                     }
-                    Event::State(self.load())
+                    let state = self.load();
+                    if state.is_all_ones() {
+                        break Err(self.link.lost());
+                    }
+                    Event::State(state)
                 }
                 Action::WriteState(value) => {
                     self.pages.state.store(self.pages.state_at, value.raw());
@@ -267,10 +271,7 @@ impl<const N: usize> Sender<N> {
                     Event::Sent
                 }
                 Action::Done => break Ok(false),
-                Action::Failed(Failure::Gone) => break Err(self.link.lost()),
-                Action::Failed(Failure::Desync { .. } | Failure::Protocol) => {
-                    break Err(self.give_up(SENSELESS))
-                }
+                Action::Failed(_) => break Err(self.give_up(SENSELESS)),
             };
             repair.action = repair.replay.step(&mut self.credits, event);
         };

@@ -196,11 +196,17 @@ impl Target<'_> {
                 said.starts_with(text),
                 "reason {number} has other words: {line}"
             );
-            let suppressed = said
-                .rsplit_once("), ")
-                .and_then(|(_, s)| s.trim().strip_suffix(" suppressed")?.parse::<u64>().ok());
+            // Behind the value in parentheses, if it is not 0.
+            let (_, end) = said.rsplit_once(')').context("a line without a value")?;
+            logged.suppressed += match end.trim() {
+                "" => 0,
+                some => some
+                    .strip_prefix(", ")
+                    .and_then(|s| s.strip_suffix(" suppressed")?.parse::<u64>().ok())
+                    .filter(|n| *n != 0)
+                    .with_context(|| format!("no count in: {line}"))?,
+            };
             logged.lines += 1;
-            logged.suppressed += suppressed.with_context(|| format!("no count in: {line}"))?;
             logged.last = line.to_string();
         }
         Ok(logged)

@@ -220,8 +220,9 @@ fn reset_once(lab: &Lab) -> Result<()> {
 }
 
 /// The PCI core finds an error on the way to the NIC and resets it: as with other resets the driver begins anew. If the NIC stays out of
-/// reach its users are told, and it can be bound again later. The module `pci_error` plays the core.
+/// reach its users are told, its pages are taken from processes, and it can be bound again later. The module `pci_error` plays the core.
 fn pci_error(lab: &Lab) -> Result<()> {
+    uapi::install(lab)?;
     let victim = node(lab, VICTIM);
     let dev = victim.pci()?;
     let bus = dev.split(':').nth(1).context("no bus in the address")?;
@@ -245,9 +246,14 @@ fn pci_error(lab: &Lab) -> Result<()> {
         victim.back().with_context(|| format!("time {n}"))?;
         victim.pings(20, "-i 0.02 -s 3000")?;
     }
+    lab.ok(VICTIM, "rm -f /tmp/ready /tmp/go")?;
+    let mapped = lab.spawn(VICTIM, &uapi::line("unreachable /tmp/ready /tmp/go"))?;
+    victim.until_file("/tmp/ready")?;
     victim.ok(&format!(
-        "modprobe pci_error bus=$((0x{bus})) permanent=1 && rmmod pci_error"
+        "modprobe pci_error bus=$((0x{bus})) permanent=1 && rmmod pci_error && touch /tmp/go"
     ))?;
+    let out = mapped.wait(SOON)?;
+    ensure!(out.status == 0, "the process with mappings: {out:?}");
     let status = victim.debugfs("status")?;
     ensure!(status.contains("alive false"), "{status}");
     ensure!(!victim.has_carrier()?, "a carrier without a NIC");
