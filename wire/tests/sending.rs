@@ -247,7 +247,8 @@ fn stalls_are_told_once_and_repairs_open_again() {
     assert_eq!(s.admit(ids[0], 255, || Time(6002)), Admission::Granted);
     // Closed meanwhile, it stays so.
     let again = State(0).with_retry(true).with_retry_count(1);
-    assert!(send(&mut s, &mut Nic::default(), ids[0], 1, Time(6002), &mut watch));
+    let mut fresh = Nic::default();
+    assert!(send(&mut s, &mut fresh, ids[0], 1, Time(6002), &mut watch));
     s.noticed(again);
     assert_eq!(s.mode(), Mode::Repair);
     s.close();
