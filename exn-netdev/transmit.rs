@@ -232,10 +232,7 @@ impl Shared {
     /// overdue. Returns whether all of that was done. Any context, no lock of this module held.
     pub(crate) fn tx_age(&self, now: Time, owners: &mut Owners<'_>) -> bool {
         let mut done = BqlDone::default();
-        let (lost, all) = self
-            .tx
-            .lock()
-            .age(self, &self.limits(), &mut done, owners);
+        let (lost, all) = self.tx.lock().age(self, &self.limits(), &mut done, owners);
         self.ndev.bql_done(done);
         if let Some((node, n)) = lost {
             self.reject_many(Reason::TxTimeout, n, Some(node), n);
