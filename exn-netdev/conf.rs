@@ -43,8 +43,9 @@ pub(crate) const LAG_MS: u32 = 25;
 pub(crate) const PROBATION_MS: u32 = 1000;
 /// Messages that are sent with interrupts off.
 pub(crate) const BURST: usize = 16;
-/// Received frames that netpoll may find, but not deliver, and that wait for nothing else.
-pub(crate) const FOUND: usize = 64;
+/// Received frames that netpoll may find, but not deliver, and that wait for nothing else: as many
+/// as there can be fetches, since what does not fit would stay in the queue before the frames sent.
+pub(crate) const FOUND: usize = RX_FLIGHT as usize + RX_LOST as usize;
 /// Peers that are watched because they leave transfers unanswered.
 pub(crate) const SUSPECTS: u16 = 64;
 /// Fetches in flight.

@@ -325,10 +325,7 @@ impl Operations for Exn {
         sh.reject(Reason::TxWatchdog, None, 0);
         // What the NIC hasn't taken for so long is given up; the poll function looks at everything
         // else that can hold the queue.
-        let stuck = sh.tx.lock().stuck_port();
-        if let Some(port) = stuck {
-            port.reset();
-        }
+        sh.tx_reset_port();
         exn.napi.schedule();
         sh.want_tick(|delay| exn.napi.schedule_in(delay));
     }

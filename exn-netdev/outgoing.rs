@@ -60,10 +60,9 @@ impl Tx {
         (self.port.take(), self.parked.take().map(|p| p.skb))
     }
 
-    /// The port, if a frame waits for it that it doesn't take: to be reset without the lock, as that may log.
-    pub(crate) fn stuck_port(&self) -> Option<velo::Sender> {
-        let port = self.port.as_ref().filter(|_| self.parked.is_some())?;
-        port.reserve(1).is_err().then(|| port.clone())
+    /// The port, to be used without the lock: it may log, and the line may have to go out here.
+    pub(crate) fn port(&self) -> Option<velo::Sender> {
+        self.port.clone()
     }
 
     /// Announced frames in flight and in quarantine.

@@ -5,18 +5,22 @@
 
 use crate::{
     conf,
-    machine::{Clock, Frame, Timed},
+    machine::{Clock, Frame, Kernel, Timed},
     reason::Counter,
     rx_rma::{checksum, Outcome, RmaState},
     rx_velo::{deliver, Run, VeloState},
     shared::Shared,
+    tx::Owners,
 };
 use kernel::{prelude::*, sync::Arc};
-use kernel_ext::net::{NapiPoll, PollCx};
-use protocol::Clock as _;
+use kernel_ext::net::{NapiPoll, Owner, PollCx};
+use protocol::{Clock as _, Memory as _, Time};
 
 /// Most notifications handled in one run, transmit completions included.
 const BATCH: usize = 256;
+
+/// Most times in a row that netpoll takes so many.
+const ROUNDS: usize = 4;
 
 /// What only the poll function uses.
 pub(crate) struct State {
@@ -24,6 +28,12 @@ pub(crate) struct State {
     pub(crate) rma: RmaState,
     /// Frames that netpoll has found, and that wait for nothing but delivery.
     found: KVVec<Frame>,
+    /// Owners of frames that netpoll has found to stand still: they can't be dropped there.
+    owners: KVVec<Option<Owner>>,
+    /// There are some.
+    owed: bool,
+    /// When netpoll did the housekeeping of the sending side last.
+    aged: Time,
     /// Messages are left in the mailbox: it fills and holds the network back.
     paused: bool,
 }
@@ -35,6 +45,9 @@ impl State {
             velo: VeloState::new()?,
             rma: RmaState::default(),
             found: KVVec::with_capacity(conf::FOUND, GFP_KERNEL)?,
+            owners: Kernel::array(conf::TX_FLIGHT_MAX as usize, |_| None)?,
+            owed: false,
+            aged: Time::default(),
             paused: false,
         })
     }
@@ -44,8 +57,16 @@ impl State {
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         let found = self.found.len();
         self.found.clear();
+        self.disown();
         self.paused = false;
         found + self.velo.rx.flush(sh)
+    }
+
+    /// Drops what netpoll has left. Not with interrupts disabled.
+    fn disown(&mut self) {
+        if core::mem::take(&mut self.owed) {
+            self.owners.iter_mut().for_each(|owner| *owner = None);
+        }
     }
 }
 
@@ -108,19 +129,38 @@ impl Poll {
         let State {
             velo, rma, found, ..
         } = state;
-        let room = conf::FOUND.saturating_sub(found.len()).min(BATCH);
-        let n = rma.run(sh, room, |outcome| match outcome {
-            Outcome::Sent(skb) => skb.consume(),
-            Outcome::Received(skb, node, ticket) => {
-                let checksum = checksum(sh, &skb, false);
-                if let Err(frame) = velo.rx.fetched(ticket, (skb, checksum, node)) {
-                    // There is room for as many as were asked for.
-                    let _ = found.push_within_capacity(frame);
+        let mut all = 0;
+        for _ in 0..ROUNDS {
+            // There is room for all fetches that can be in flight, and no new ones begin.
+            let chunk = conf::FOUND.saturating_sub(found.len()).min(BATCH);
+            let n = rma.run(sh, chunk, |outcome| match outcome {
+                Outcome::Sent(skb) => skb.consume(),
+                Outcome::Received(skb, node, ticket) => {
+                    let checksum = checksum(sh, &skb, false);
+                    if let Err(frame) = velo.rx.fetched(ticket, (skb, checksum, node)) {
+                        // There is room for as many as were asked for.
+                        let _ = found.push_within_capacity(frame);
+                    }
                 }
+                Outcome::Ended(ticket) => velo.rx.ended(ticket),
+            });
+            all += n;
+            if n < chunk {
+                break;
             }
-            Outcome::Ended(ticket) => velo.rx.ended(ticket),
-        });
-        n > 0
+        }
+        all > 0
+    }
+
+    /// Housekeeping of the sending side in any context, as often as the clock moves. It stands still
+    /// if the only processor has interrupts off.
+    fn age(&self, state: &mut State) {
+        let now = Clock.now();
+        if core::mem::replace(&mut state.aged, now) != now {
+            let mut owners = Owners::new(&mut state.owners);
+            self.shared.tx_age(now, &mut owners);
+            state.owed = true;
+        }
     }
 }
 
@@ -130,6 +170,7 @@ impl NapiPoll for Poll {
     fn poll(&self, state: &mut State, cx: &mut PollCx<'_>) -> usize {
         let budget = cx.budget();
         let sh = &*self.shared;
+        state.disown();
         sh.tx_unblock();
         sh.count(Counter::PollVelo);
         // Messages get their part, too.
@@ -169,7 +210,14 @@ impl NapiPoll for Poll {
     }
 
     fn netpoll(&self, state: Option<&mut State>) -> bool {
-        let found = state.is_some_and(|state| self.completions(state));
+        let found = state.is_some_and(|state| {
+            let found = self.completions(state);
+            self.age(state);
+            found
+        });
+        // All that can hold the queue has to be looked at here. Timers and work items may not get
+        // to run until the caller has sent what it has.
+        self.shared.tx_poll_port();
         self.shared.tx_unblock();
         found
     }

@@ -127,6 +127,29 @@ impl Shared {
         }
     }
 
+    /// Gives up messages that the NIC doesn't take, if a frame waits for that. Not with a lock of
+    /// this module.
+    pub(crate) fn tx_reset_port(&self) {
+        let (port, (parked, _)) = {
+            let tx = self.tx.lock();
+            (tx.port(), tx.blocked())
+        };
+        if let Some(port) = port.filter(|_| parked) {
+            if port.reserve(1).is_err() {
+                port.reset();
+            }
+        }
+    }
+
+    /// For netpoll: does what the port leaves to a work item, which may not get to run. Not with a
+    /// lock of this module.
+    pub(crate) fn tx_poll_port(&self) {
+        let port = self.tx.lock().port();
+        if let Some(port) = port {
+            port.poll();
+        }
+    }
+
     /// Ends an announced frame by its notification; `consume` frees a frame that was sent.
     pub(crate) fn tx_complete(
         &self,
@@ -141,12 +164,13 @@ impl Shared {
 
     /// The peer says that it dropped an announced frame.
     pub(crate) fn tx_dropped(&self, node: NodeId, address: u64) {
-        let (mut done, mut owners) = (BqlDone::default(), Owners::default());
+        let (mut done, mut owner) = (BqlDone::default(), [None]);
+        let mut owners = Owners::new(&mut owner);
         let found = self
             .tx
             .lock()
             .dropped(self, node, address, &mut done, &mut owners);
-        drop(owners);
+        drop(owner);
         self.ndev.bql_done(done);
         let reason = match found {
             true => Reason::TxPeerDropped,
@@ -192,22 +216,29 @@ impl Shared {
         }
     }
 
-    /// Housekeeping of the sending side.
+    /// Housekeeping of the sending side. Not with interrupts disabled.
     pub(crate) fn tx_tick(&self, now: Time) {
-        let limits = self.limits();
         loop {
-            let (mut done, mut owners) = (BqlDone::default(), Owners::default());
-            let (lost, all) = self.tx.lock().age(self, &limits, &mut done, &mut owners);
+            let mut owners = [const { None }; 32];
+            let all = self.tx_age(now, &mut Owners::new(&mut owners));
             drop(owners);
-            self.ndev.bql_done(done);
-            if let Some((node, n)) = lost {
-                self.reject_many(Reason::TxTimeout, n, Some(node), n);
-                self.unanswered(node, now);
-            }
             if all {
                 break;
             }
         }
         self.tx_unblock();
+    }
+
+    /// Marks what stands still, as far as there is room for its `owners`, and gives up what is
+    /// overdue. Returns whether all of that was done. Any context, no lock of this module held.
+    pub(crate) fn tx_age(&self, now: Time, owners: &mut Owners<'_>) -> bool {
+        let mut done = BqlDone::default();
+        let (lost, all) = self.tx.lock().age(self, &self.limits(), &mut done, owners);
+        self.ndev.bql_done(done);
+        if let Some((node, n)) = lost {
+            self.reject_many(Reason::TxTimeout, n, Some(node), n);
+            self.unanswered(node, now);
+        }
+        all
     }
 }

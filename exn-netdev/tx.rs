@@ -337,7 +337,7 @@ impl Tx {
         node: NodeId,
         address: u64,
         done: &mut BqlDone,
-        owners: &mut Owners,
+        owners: &mut Owners<'_>,
     ) -> bool {
         let found = self.announced.dropped(&Clock, node, address, |buffer| {
             buffer.stalled(sh, done, owners);
@@ -353,7 +353,7 @@ impl Tx {
         sh: &Shared,
         limits: &Limits,
         done: &mut BqlDone,
-        owners: &mut Owners,
+        owners: &mut Owners<'_>,
     ) -> (Option<(NodeId, u64)>, bool) {
         // The time is asked for with the lock held: the other processor may just have announced
         // something.
@@ -376,23 +376,29 @@ impl Tx {
     }
 }
 
-/// Owners of frames that stand still: to be dropped without a lock.
-#[derive(Default)]
-pub(crate) struct Owners {
-    owners: [Option<Owner>; 32],
+/// Owners of frames that stand still, as many as there are places. They are to be dropped without a
+/// lock, and with interrupts on.
+pub(crate) struct Owners<'a> {
+    places: &'a mut [Option<Owner>],
     used: usize,
 }
 
-impl Owners {
+impl<'a> Owners<'a> {
+    /// Behind those that are there already.
+    pub(crate) fn new(places: &'a mut [Option<Owner>]) -> Self {
+        let used = places.iter().take_while(|place| place.is_some()).count();
+        Self { places, used }
+    }
+
     fn push(&mut self, owner: Owner) {
-        if let Some(place) = self.owners.get_mut(self.used) {
+        if let Some(place) = self.places.get_mut(self.used) {
             *place = Some(owner);
             self.used += 1;
         }
     }
 
     fn is_full(&self) -> bool {
-        self.used == self.owners.len()
+        self.used == self.places.len()
     }
 }
 
@@ -400,7 +406,7 @@ impl TxBuffer {
     /// The frame stops counting against shared limits and is detached from its socket: TCP sends
     /// nothing again that it believes to be in a queue, and other senders would wait for room in
     /// their send buffer.
-    fn stalled(&mut self, sh: &Shared, done: &mut BqlDone, owners: &mut Owners) {
+    fn stalled(&mut self, sh: &Shared, done: &mut BqlDone, owners: &mut Owners<'_>) {
         if let Some(token) = self.bql.take() {
             done.add(token);
         }

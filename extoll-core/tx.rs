@@ -7,9 +7,13 @@
 //! by the last known count none is left. Since a dropped packet would go unnoticed when nothing follows it,
 //! the work item looks at the state some milliseconds after sending, and as long as something is outstanding.
 //!
-//! Several parties may share a port; [`wire::room_queue`] tells whose turn it is.
+//! Who keeps it from running, as he has interrupts off, looks and repairs by [`Tx::poll`].
+//!
+//! Several parties may share a port; [`wire::room_queue`] tells whose turn it is. Nothing is logged with the lock
+//! held: the line may have to leave through this very port (netconsole).
 
 mod parties;
+mod repair;
 
 pub(crate) use parties::Party;
 pub use parties::RoomClient;
@@ -34,8 +38,8 @@ use wire::{
     ids::{Unit, Vpid},
     regs::wcbuf,
     room_queue::{PartyId, RoomPlace},
-    sending::{Admission, Kick, Limits, Mode, Next, Refusal, Sending},
-    wcbuf::{Action, Event, Failure, Replay, State, COPIES},
+    sending::{Admission, Kick, Limits, Next, Refusal, Sending},
+    wcbuf::{State, COPIES},
 };
 
 /// Why a packet was not sent.
@@ -61,9 +65,6 @@ impl From<SendError> for Error {
     }
 }
 
-/// How long a repair may take before its packets are given up: longer than full queues at the other end may
-/// hold the fabric up (the programmed time-outs, HW §9.3, §10.7).
-const REPAIR_DEADLINE_MS: i64 = 5000;
 /// How long the committed count may stand still before that is reported.
 const STALL_MS: u32 = 1000;
 /// How long room that somebody was told of is kept for him.
@@ -73,8 +74,6 @@ const WATCH_MS: u32 = 4;
 /// Looks in quick succession while somebody waits for room, and the pause between them.
 const QUICK_LOOKS: u32 = 20;
 const QUICK_PAUSE: Delta = Delta::from_micros(50);
-/// Pause between looks of a repair.
-const REPAIR_PAUSE: Delta = Delta::from_micros(20);
 /// Parties that are told of room in one go.
 const WAKES: usize = 16;
 /// Packets of a batch: for so long interrupts are off.
@@ -106,6 +105,8 @@ impl<const N: usize> Packet<N> {
 struct Inner<const N: usize> {
     machine: Sending<KVVec<RoomPlace>>,
     copies: KVVec<Packet<N>>,
+    /// When the last repair began. Not by jiffies, which may stand still while interrupts are off.
+    repair: Option<Instant<Monotonic>>,
 }
 
 /// Sending side; `N` is the longest packet in words.
@@ -157,7 +158,7 @@ impl<const N: usize> Tx<N> {
                 unit: table.unit(),
                 vpid,
                 stats,
-                inner <- new_spinlock_irq!(Inner { machine, copies }, "extoll_tx"),
+                inner <- new_spinlock_irq!(Inner { machine, copies, repair: None }, "extoll_tx"),
                 parties <- Parties::new(),
                 watch <- new_delayed_work!("extoll_tx_watch"),
             }),
@@ -365,100 +366,6 @@ impl<const N: usize> Tx<N> {
                 return;
             }
         }
-    }
-
-    /// Drives the repair of HW §8 until it is done, its deadline has passed, or the port is closed.
-    fn repair(&self) {
-        let began: Instant<Monotonic> = Instant::now();
-        add(&self.stats.retries, 1);
-        self.ctx.error(Reason::Retry, u64::from(self.vpid.get()));
-        let mut replay = Replay::new();
-        let mut action = replay.start();
-        let lost = loop {
-            let waits = matches!(action, Action::ReadState);
-            {
-                let mut guard = self.inner.lock();
-                let inner = &mut *guard;
-                let hw = match self.ctx.alive_access() {
-                    Some(hw) if inner.machine.mode() == Mode::Repair => hw,
-                    _ => return,
-                };
-                let reg = wcbuf::state(self.unit, self.vpid);
-                let event = match action {
-                    Action::ReadState => match self.read_state() {
-                        Some(state) => Event::State(state),
-                        None => return,
-                    },
-                    Action::WriteState(state) => {
-                        hw.rf.write(reg, state.raw());
-                        Event::Written
-                    }
-                    Action::Send(number) => {
-                        if let Some(packet) = inner.copies.get(usize::from(number)) {
-                            hw.window(self.unit).push(packet.page, packet.words());
-                        }
-                        Event::Sent
-                    }
-                    Action::Done => {
-                        inner.machine.repaired();
-                        break None;
-                    }
-                    Action::Failed(failure) => {
-                        if matches!(failure, Failure::Desync { .. }) {
-                            self.ctx.note(Reason::BadCommit, u64::from(self.vpid.get()));
-                        }
-                        break Some(self.give_up(inner, &hw));
-                    }
-                };
-                action = replay.step(inner.machine.credits_mut(), event);
-                // The rounds are bounded too: the NIC may drop what is sent again.
-                if began.elapsed().as_millis() >= REPAIR_DEADLINE_MS {
-                    break Some(self.give_up(inner, &hw));
-                }
-            }
-            if waits && matches!(action, Action::ReadState) {
-                fsleep(REPAIR_PAUSE);
-            }
-        };
-        lost.into_iter().for_each(|lost| self.report_loss(lost));
-        add(&self.stats.replayed, u64::from(replay.resent()));
-        self.wake();
-    }
-
-    /// Forgets all outstanding packets and starts afresh. Their number, for [`Tx::report_loss`].
-    fn give_up(&self, inner: &mut Inner<N>, hw: &Hw) -> u8 {
-        reset_state(hw, self.unit, self.vpid);
-        let lost = inner.machine.give_up();
-        add(&self.stats.lost, u64::from(lost));
-        lost
-    }
-
-    /// Packets were given up. Without the lock, as it may log.
-    fn report_loss(&self, lost: u8) {
-        self.ctx.error(
-            Reason::RepairFailed,
-            u64::from(self.vpid.get()) | u64::from(lost) << 32,
-        );
-    }
-
-    /// Gives up everything outstanding, e.g. after a transmit time-out. Does nothing while a repair runs,
-    /// which has a deadline of its own. Any context.
-    pub(crate) fn reset(self: &Arc<Self>) {
-        let lost = {
-            let mut guard = self.inner.lock();
-            let inner = &mut *guard;
-            let outstanding = inner.machine.credits().outstanding();
-            if inner.machine.mode() != Mode::Open || outstanding == 0 {
-                return;
-            }
-            let Some(hw) = self.ctx.alive_access() else {
-                return;
-            };
-            self.give_up(inner, &hw)
-        };
-        self.report_loss(lost);
-        // There is room for those who wait.
-        self.kick(Kick::Now);
     }
 
     /// Refuses further packets, and waits for the work item. May sleep.

@@ -27,7 +27,7 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kernel_ext::sched::cond_resched;
-use wire::ids::Nla;
+use wire::{ids::Nla, wcbuf::MAX_OUTSTANDING};
 
 /// How an owner may end a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -480,6 +480,9 @@ pub(crate) fn flood(run: &Run<'_>, words: &Words, report: &mut Report<'_>) -> Re
             cond_resched();
         }
     }
+    // All credits are free when the NIC has taken all: closing gives up what it does not take soon.
+    run.waiter
+        .send(|| requester.reserve(MAX_OUTSTANDING.into()))?;
     let sent = requester.progress().0;
     requester.detach();
     report.number("sent", sent)

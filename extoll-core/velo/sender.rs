@@ -293,7 +293,15 @@ impl Sender {
         port.close();
     }
 
-    /// Gives up messages that the NIC did not take, e.g. after a transmit time-out. Any context.
+    /// For those who keep work items from running, as they have interrupts off on the only processor, and wait
+    /// for the port (netpoll): looks whether messages were dropped, and sends them again as far as that is
+    /// possible now. To be called again and again, some microseconds apart; whether there is room is to be
+    /// tried, as nobody is told meanwhile. Any context; it may log.
+    pub fn poll(&self) {
+        self.port.tx.poll();
+    }
+
+    /// Gives up messages that the NIC did not take, e.g. after a transmit time-out. Any context; it may log.
     pub fn reset(&self) {
         self.port.tx.reset();
     }

@@ -6,11 +6,14 @@
 //! *watch*: something that runs some time after it was asked for, looks at the state register, and goes on as
 //! long as [`Watched`] says so. For a dropped packet would go unnoticed when nothing follows it, and those
 //! who wait for room have to hear of it.
+//!
+//! A repair goes step by step, each with the lock held and by whoever comes first: the watch, or somebody who
+//! keeps the watch from running, as he has interrupts off, and looks by himself ([`Sending::noticed`]).
 
 use crate::{
     room_queue::{PartyId, RoomPlace, RoomQueue},
     time::Time,
-    wcbuf::{Credits, State, Verdict},
+    wcbuf::{Action, Credits, Event, Replay, State, Verdict},
 };
 use core::ops::DerefMut;
 
@@ -19,7 +22,7 @@ use core::ops::DerefMut;
 pub enum Mode {
     /// Packets may be sent.
     Open,
-    /// The watch owns the credits and repairs; nothing else may be sent.
+    /// What was dropped is being sent again; nothing else may be.
     Repair,
     /// No packet is sent any more.
     Closed,
@@ -93,6 +96,16 @@ pub struct Watched {
     pub stalled: bool,
 }
 
+/// A repair that has begun.
+#[derive(Debug)]
+struct Repair {
+    replay: Replay,
+    /// What is to be done next.
+    action: Action,
+    /// [`Sending::repair_began`] has said so.
+    told: bool,
+}
+
 /// Times in ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -115,6 +128,8 @@ pub struct Sending<S> {
     progress: (u8, Time),
     /// The present stall was told.
     told: bool,
+    /// In [`Mode::Repair`], and if the port was closed meanwhile.
+    repair: Option<Repair>,
 }
 
 impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
@@ -128,6 +143,7 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
             watching: false,
             progress: (0, Time(0)),
             told: false,
+            repair: None,
         }
     }
 
@@ -141,11 +157,6 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
     #[inline]
     pub fn credits(&self) -> &Credits {
         &self.credits
-    }
-
-    /// Packet numbers, for the repair.
-    pub fn credits_mut(&mut self) -> &mut Credits {
-        &mut self.credits
     }
 
     /// The parties.
@@ -199,7 +210,7 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
             }
             Verdict::Ok { .. } | Verdict::Full => (Refusal::Full, Kick::Now),
             Verdict::Retry { .. } | Verdict::Desync { .. } => {
-                self.mode = Mode::Repair;
+                self.begin_repair();
                 (Refusal::Retry, Kick::Now)
             }
         };
@@ -259,7 +270,7 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
                 }
             }
             Verdict::Retry { .. } | Verdict::Desync { .. } => {
-                self.mode = Mode::Repair;
+                self.begin_repair();
                 Next::Repair
             }
             // Nobody else would look for what is outstanding, and for those who wait.
@@ -293,8 +304,69 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
         stalled
     }
 
-    /// The repair is done; the port is open, unless it was closed meanwhile.
-    pub fn repaired(&mut self) {
+    /// Whether somebody who looks by himself has to read the state, for [`Sending::noticed`].
+    pub fn is_in_doubt(&self) -> bool {
+        self.mode == Mode::Open && self.credits.outstanding() != 0
+    }
+
+    /// Somebody other than the watch has read the state, and goes on with the repair if there has to be one
+    /// ([`Sending::repair`]). Those who wait are told by the watch all the same, which looks as before.
+    pub fn noticed(&mut self, state: State) {
+        if !self.is_in_doubt() {
+            return;
+        }
+        if let Verdict::Retry { .. } | Verdict::Desync { .. } = self.credits.on_state(state) {
+            self.begin_repair();
+        }
+    }
+
+    fn begin_repair(&mut self) {
+        let replay = Replay::new();
+        self.mode = Mode::Repair;
+        self.repair = Some(Repair {
+            action: replay.start(),
+            replay,
+            told: false,
+        });
+    }
+
+    /// What the repair does next, with the lock held, to be told to [`Sending::repair_did`]: reading the
+    /// state, writing it, or sending a packet again. After [`Action::Failed`] only [`Sending::give_up`] helps.
+    /// `None` if there is nothing to repair.
+    pub fn repair(&self) -> Option<Action> {
+        match self.mode {
+            Mode::Repair => self.repair.as_ref().map(|r| r.action),
+            Mode::Open | Mode::Closed => None,
+        }
+    }
+
+    /// True once per repair.
+    pub fn repair_began(&mut self) -> bool {
+        match &mut self.repair {
+            Some(repair) => !core::mem::replace(&mut repair.told, true),
+            None => false,
+        }
+    }
+
+    /// What the repair was to do is done. True if it waits for the NIC: the next step needs some time.
+    /// When all is committed the port is open again, unless it was closed.
+    pub fn repair_did(&mut self, event: Event) -> bool {
+        let Some(repair) = &mut self.repair else {
+            return false;
+        };
+        let waited = repair.action == Action::ReadState;
+        repair.action = repair.replay.step(&mut self.credits, event);
+        match repair.action {
+            Action::Done => {
+                self.repaired();
+                false
+            }
+            action => waited && action == Action::ReadState,
+        }
+    }
+
+    fn repaired(&mut self) {
+        self.repair = None;
         if self.mode == Mode::Repair {
             self.mode = Mode::Open;
         }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use wire::room_queue::{PartyId, RoomPlace, RoomQueue};
 use wire::sending::{Admission, Kick, Limits, Mode, Next, Refusal, Sending};
 use wire::time::Time;
-use wire::wcbuf::State;
+use wire::wcbuf::{Action, Event, State, COPIES};
 
 const LIMITS: Limits = Limits {
     stall: 1000,
@@ -246,8 +246,14 @@ fn stalls_are_told_once_and_repairs_open_again() {
     assert_eq!(s.wake(Time(6002)), Some(ids[0]));
     assert_eq!(s.admit(ids[0], 255, || Time(6002)), Admission::Granted);
     // Closed meanwhile, it stays so.
+    let again = State(0).with_retry(true).with_retry_count(1);
+    let mut fresh = Nic::default();
+    assert!(send(&mut s, &mut fresh, ids[0], 1, Time(6002), &mut watch));
+    s.noticed(again);
+    assert_eq!(s.mode(), Mode::Repair);
     s.close();
-    s.repaired();
+    assert_eq!(s.repair(), None);
+    s.give_up();
     let refused = Admission::Refused(Refusal::Down);
     assert_eq!(s.admit(ids[0], 1, || Time(6003)), refused);
     assert_eq!(s.watch(true), Err(Next::Idle));
@@ -287,4 +293,127 @@ fn the_watch_of_a_device_that_is_gone_ends() {
     let (mut nic, mut watch) = (Nic::default(), false);
     assert!(send(&mut s, &mut nic, ids[0], 255, Time(0), &mut watch));
     assert_eq!(s.watch(false), Err(Next::Idle));
+}
+
+/// A NIC that takes so many packets at a time and drops what follows.
+struct Shallow {
+    state: State,
+    depth: usize,
+    in_flight: VecDeque<u32>,
+    taken: Vec<u32>,
+}
+
+impl Shallow {
+    fn new(depth: usize) -> Self {
+        Self {
+            state: State(0),
+            depth,
+            in_flight: VecDeque::new(),
+            taken: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, packet: u32) {
+        if self.state.retry() || self.in_flight.len() == self.depth {
+            let dropped = self.state.retry_count() + 1;
+            self.state = self.state.with_retry(true).with_retry_count(dropped);
+        } else {
+            self.in_flight.push_back(packet);
+            self.state = self.state.with_assembly(!self.state.streamout());
+        }
+    }
+
+    /// Time passes.
+    fn commit(&mut self) {
+        if let Some(packet) = self.in_flight.pop_front() {
+            self.taken.push(packet);
+            let count = self.state.committed_count().wrapping_add(1);
+            self.state = self.state.with_committed_count(count);
+        }
+        if self.in_flight.is_empty() {
+            self.state = self.state.with_streamout(self.state.assembly());
+        }
+    }
+
+    /// One step of the repair, if there is one: whether a pause is due.
+    fn repair(&mut self, s: &mut Sending<Vec<RoomPlace>>, copies: &[u32; COPIES]) -> Option<bool> {
+        let event = match s.repair()? {
+            Action::ReadState => Event::State(self.state),
+            Action::WriteState(state) => {
+                assert!(self.in_flight.is_empty(), "written with packets in flight");
+                self.state = state;
+                Event::Written
+            }
+            Action::Send(number) => {
+                self.push(copies[usize::from(number)]);
+                Event::Sent
+            }
+            Action::Done | Action::Failed(_) => panic!("{:?}", s.repair()),
+        };
+        Some(s.repair_did(event))
+    }
+}
+
+/// What a sender does that has interrupts off: it sends when it may and looks by itself in between, but for
+/// the times that `watch` runs. Returns the packets as the NIC has taken them, and how often it repaired.
+fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (Vec<u32>, u32) {
+    let (mut s, ids) = sending(1);
+    let mut nic = Shallow::new(depth);
+    let mut copies = [0; COPIES];
+    let (mut sent, mut repairs) = (0, 0);
+    for round in 0u64.. {
+        assert!(round < 1_000_000, "{sent} sent, {:?}", s.mode());
+        // The clock stands still.
+        let now = Time(7);
+        let admission = match s.admit(ids[0], 1, || now) {
+            Admission::Look => s.admit_by(ids[0], 1, nic.state, now).0,
+            other => other,
+        };
+        if admission == Admission::Granted && sent < total {
+            let number = s.take(ids[0]).expect("room was promised");
+            copies[usize::from(number)] = sent;
+            nic.push(sent);
+            s.sent(|| now);
+            sent += 1;
+            continue;
+        }
+        if sent == total && s.mode() == Mode::Open && s.credits().outstanding() == 0 {
+            break;
+        }
+        nic.commit();
+        if watch(round) {
+            match s.watch(true) {
+                Ok(()) => {
+                    s.watched(nic.state, now);
+                    while s.wake(now).is_some() {}
+                }
+                Err(next) => {
+                    assert_eq!(next, Next::Repair);
+                    repairs += u32::from(s.repair_began());
+                    nic.repair(&mut s, &copies);
+                }
+            }
+        } else {
+            if s.is_in_doubt() {
+                s.noticed(nic.state);
+            }
+            repairs += u32::from(s.repair_began());
+            while nic.repair(&mut s, &copies) == Some(false) {}
+        }
+    }
+    (nic.taken, repairs)
+}
+
+/// Who keeps the watch from running gets all of its packets out by itself, once and in order, also when both
+/// of them repair by turns.
+#[test]
+fn packets_are_repaired_without_the_watch() {
+    for depth in [1, 16, 64, 300] {
+        for every in [0, 2, 3, 7] {
+            let watch = |round: u64| every != 0 && round % every == 0;
+            let (taken, repairs) = without_the_watch(1000, depth, watch);
+            assert!(taken.iter().copied().eq(0..1000), "{depth} {every}");
+            assert_eq!(repairs == 0, depth == 300, "{depth} {every}");
+        }
+    }
 }

@@ -246,6 +246,8 @@ fn kernel_parameters(node: &Node<'_>) -> String {
         // for this one, with a time limit in jiffies that nobody counts then (watchdog_check_skew() of Linux 7.3): slow nodes with two
         // processors hung so.
         "tsc=nowatchdog".into(),
+        // A timer that makes no interrupt within ten ticks is not broken, its machine is busy: the kernel panics for it.
+        "no_timer_check".into(),
         // Without effect unless the emulator asks for it (docs/nic-model.md, write combining).
         "extoll.mark_fences=1".into(),
         format!("lab.node={}", node.index),

@@ -4,12 +4,14 @@ arrive in order?
 order.py listen PORT FILE          writes "ready" to FILE, and then what came: number, out of order,
                                    greatest distance
 order.py send HOST PORT N FLOWS    sends N datagrams, of one flow (1) or of one
-                                   for each size (2), and then some that say that this was all
+                                   for each size (2), and then says that this was all until the
+                                   listener has heard it: any of them may be dropped
 """
 import os
 import socket
 import struct
 import sys
+import time
 
 SIZES = 24, 1404
 END = 0xFFFFFFFF
@@ -51,11 +53,13 @@ def send(host, port, count, flows):
     for number in range(count):
         s = sockets[number % flows]
         s.send(struct.pack("<I", number).ljust(SIZES[number % 2], b"x"))
-    for _ in range(20):
+    for _ in range(1200):
         try:
             sockets[0].send(struct.pack("<I", END))
         except ConnectionRefusedError:
-            pass  # It has heard the first ones.
+            return  # Nobody listens any more.
+        time.sleep(0.05)
+    raise SystemExit("the listener does not end")
 
 
 if sys.argv[1] == "listen":

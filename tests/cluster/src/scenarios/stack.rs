@@ -1,11 +1,11 @@
 //! The interface as the network stack of the kernel sees it.
 
 use super::guest;
-use super::node::node;
+use super::node::{node, Node};
 use super::on_pair;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
-use anyhow::{bail, ensure, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -14,7 +14,10 @@ pub fn all() -> Vec<Scenario> {
         on_pair("stack::napi_instances", napi_instances),
         on_pair("stack::counters", counters),
         on_pair("stack::order", order),
+        on_pair("stack::flow_order", flow_order),
         Scenario::new("stack::busy_poll", ONE_PROCESSOR, busy_poll),
+        Scenario::new("stack::netpoll", ONE_PROCESSOR, netpoll),
+        on_pair("stack::netconsole", netconsole),
     ]
 }
 
@@ -188,6 +191,8 @@ struct Arrived {
     /// Frames that node 1 had wait for earlier ones, and those that were not waited for.
     held: u64,
     unordered: u64,
+    /// Short ones that node 0 announced.
+    short: u64,
     /// Those that it did not send, as node 1 fetched nothing for a while.
     refused: u64,
 }
@@ -201,10 +206,11 @@ impl Arrived {
 
 fn by_turns(lab: &Lab, flows: u32) -> Result<Arrived> {
     let (from, to) = (node(lab, 0), node(lab, 1));
-    let counters = || -> Result<[u64; 3]> {
+    let counters = || -> Result<[u64; 4]> {
         Ok([
             to.ethtool("rx_held_frames")?,
             to.ethtool("rx_unordered")?,
+            from.ethtool("tx_rdv_short")?,
             from.ethtool("tx_peer_bound")?,
         ])
     };
@@ -227,7 +233,8 @@ fn by_turns(lab: &Lab, flows: u32) -> Result<Arrived> {
         out_of_order: numbers[1],
         held: after[0] - before[0],
         unordered: after[1] - before[1],
-        refused: after[2] - before[2],
+        short: after[2] - before[2],
+        refused: after[3] - before[3],
     };
     let sent = DATAGRAMS - arrived.refused;
     ensure!(arrived.number >= sent * 9 / 10, "{arrived:?}");
@@ -266,6 +273,21 @@ fn order(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Frames of a flow leave in such a way that a receiver which delivers them as they come has them in
+/// order: nothing, or hardly anything, has to wait there.
+fn flow_order(lab: &Lab) -> Result<()> {
+    let arrived = in_order(lab, 1)?;
+    ensure!(
+        arrived.short > DATAGRAMS / 20,
+        "nothing had to be announced: {arrived:?}"
+    );
+    ensure!(
+        arrived.held <= DATAGRAMS / 100,
+        "it was for the receiver to order them: {arrived:?}"
+    );
+    Ok(())
+}
+
 /// While a process polls the interface, it does not interrupt. What comes is not answered: sending
 /// has work done that the process would make way for.
 fn busy_poll(lab: &Lab) -> Result<()> {
@@ -296,6 +318,135 @@ fn busy_poll(lab: &Lab) -> Result<()> {
     ensure!(
         busy <= usual / 2,
         "{busy} interrupts for {DATAGRAMS} datagrams in a busy loop, {usual} without"
+    );
+    Ok(())
+}
+
+/// Calls `f` with 0 and 1: with the NIC of node 0 as it is, and with one that now and then drops what it is given,
+/// until it is told to go on (HW §8). The driver has to repair that.
+fn also_with_drops(lab: &Lab, f: impl Fn(u32) -> Result<()>) -> Result<()> {
+    let node = node(lab, 0);
+    f(0)?;
+    let before = node.port_counter("replayed")?;
+    lab.fault(&["retry", "0", "--every", "50"])?;
+    let result = f(1);
+    lab.fault(&["retry", "0", "--every", "0"])?;
+    result.context("with drops")?;
+    ensure!(
+        node.port_counter("replayed")? > before,
+        "nothing was dropped"
+    );
+    Ok(())
+}
+
+/// Frames that a node has counted as not sent, or as not received.
+fn losses(node: Node<'_>, counters: &[&str]) -> Result<u64> {
+    counters.iter().map(|name| node.net(name)).sum()
+}
+
+/// Whether nothing is missing of so many frames but what exn has counted as lost, which are few.
+fn are_all(frames: u64, (arrived, lost): (u64, u64)) -> bool {
+    arrived + lost >= frames && arrived >= frames * 9 / 10
+}
+
+/// Of a sender.
+const UNSENT: &[&str] = &["tx_dropped", "tx_errors"];
+
+/// Netpoll sends more frames than may be in flight, with interrupts off all the time on the only
+/// processor: whatever stops the queue, netpoll itself has to get it going again. What comes
+/// meanwhile is delivered afterwards.
+fn netpoll(lab: &Lab) -> Result<()> {
+    also_with_drops(lab, |_| burst(lab))
+}
+
+fn burst(lab: &Lab) -> Result<()> {
+    const FRAMES: u64 = 600;
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    // The stack has no use for the frames, and counts them as dropped.
+    let counts = || Ok::<_, anyhow::Error>((to.net("rx_dropped")?, losses(from, UNSENT)?));
+    let before = counts()?;
+    // Frames that come meanwhile. Some are not sent, as node 0 fetches nothing for a while.
+    let load = lab.spawn(1, "ping -q -i 0.01 -s 1400 -c 200 -W 20 node0")?;
+    let loaded = from.ok(&format!("modprobe netpoll_burst frames={FRAMES}"));
+    let sent = from.ok("cat /sys/module/netpoll_burst/parameters/sent; rmmod netpoll_burst");
+    loaded?;
+    let sent: u64 = sent?.trim().parse().context("no number")?;
+    ensure!(sent == FRAMES, "{sent} of {FRAMES} frames were sent");
+    let out = load.wait(PATIENCE)?;
+    ensure!(!out.stdout.contains(" 0 received"), "{out:?}");
+    // Time leaps when interrupts are on again: what has not arrived by then may count as overdue.
+    let mut seen = (0, 0);
+    let all = lab.until("all frames arrive", PATIENCE, |_| {
+        let now = counts()?;
+        seen = (now.0 - before.0, now.1 - before.1);
+        Ok(are_all(FRAMES, seen))
+    });
+    all.with_context(|| format!("arrived and lost: {seen:?} of {FRAMES}"))?;
+    from.pings(20, "-i 0.02 -s 3000")
+}
+
+/// The console over the network: more lines at once than frames may be in flight.
+fn netconsole(lab: &Lab) -> Result<()> {
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    let before = from.ethtool("tx_watchdog")?;
+    to.ok("rm -f /tmp/lines")?;
+    // No socket is to overflow, whatever its limits are: SO_RCVBUFFORCE.
+    let listener = lab.spawn(
+        1,
+        "exec socat -u -b 65536 UDP-RECV:6666,setsockopt-int=1:33:16777216 CREATE:/tmp/lines",
+    )?;
+    to.until(
+        "socat listens",
+        "ss -lunm 'sport = :6666' | grep -q rb33554432",
+    )?;
+    // The receiver's address has to be known: netpoll asks nobody.
+    let result = from
+        .ok("modprobe netconsole \
+             netconsole=6665@10.2.0.1/exn0,6666@10.2.0.2/2e:87:04:07:00:01")
+        .and_then(|_| also_with_drops(lab, |round| lines(lab, round)));
+    from.ok("modprobe -r netconsole; rm -f /tmp/lines")?;
+    listener.stop();
+    result?;
+    ensure!(
+        from.ethtool("tx_watchdog")? == before,
+        "the queue stood still"
+    );
+    from.pings(20, "-i 0.02 -s 3000")
+}
+
+fn lines(lab: &Lab, round: u32) -> Result<()> {
+    const LINES: u64 = 600;
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    // Before the lines comes what the kernel has logged so far, and its log is a ring: a thread sends what is in
+    // it. All lines of a round find room there.
+    lab.until("the log so far is sent", PATIENCE, |_| {
+        from.ok(&format!("echo '<4>so far {round}' >/dev/kmsg"))?;
+        to.is_so(&format!("grep -q 'so far {round}' /tmp/lines"))
+    })?;
+    let lost = || {
+        let received = ["rx_dropped", "rx_errors", "rx_missed_errors"];
+        Ok::<_, anyhow::Error>(losses(from, UNSENT)? + losses(to, &received)?)
+    };
+    let overflows = to.snmp("Udp", "RcvbufErrors")?;
+    let before = lost()?;
+    from.ok(&format!(
+        "line=$(head -c 100 /dev/zero | tr '\\0' x); \
+         for i in $(seq {LINES}); do echo \"<4>line {round}-$i $line\"; done >/tmp/lines; \
+         while read -r line; do echo \"$line\" >/dev/kmsg; done </tmp/lines"
+    ))?;
+    let mut seen = (0, 0);
+    let all = lab.until("all lines arrive", PATIENCE, |_| {
+        let text = to.ok(&format!(
+            "grep -o 'line {round}-[0-9]* x' /tmp/lines | sort -u | wc -l"
+        ))?;
+        let arrived = text.trim().parse::<u64>().context("no number")?;
+        seen = (arrived, lost()? - before);
+        Ok(are_all(LINES, seen))
+    });
+    all.with_context(|| format!("arrived and lost: {seen:?} of {LINES}"))?;
+    ensure!(
+        to.snmp("Udp", "RcvbufErrors")? == overflows,
+        "the socket overflowed"
     );
     Ok(())
 }
