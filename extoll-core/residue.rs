@@ -73,6 +73,8 @@ pub(crate) fn clear(
                     }
                     Event::Done
                 }
+                // All ones that it read once say nothing.
+                Action::End(Outcome::Gone) => return ctx.is_gone(&hw, u64::MAX),
                 Action::End(outcome) => return outcome != Outcome::Unclear,
             }
         };

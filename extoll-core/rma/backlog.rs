@@ -144,7 +144,8 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
             };
             let reg = wcbuf::state(Unit::Rma, vpid);
             // The NIC drops commands at times (HW §8), and goes on when it is told that this was seen.
-            if State(hw.rf.read(reg)).retry() {
+            let state = State(hw.rf.read(reg));
+            if state.retry() && !state.is_all_ones() {
                 tx::reset_state(&hw, Unit::Rma, vpid);
                 post_all = true;
             }

@@ -59,9 +59,12 @@ impl State {
 
     /// The value with which a port starts, whatever was left behind: as [`State::opened`], and out of the retry state with
     /// nothing in flight. Toggles that were read while a packet was in flight and written back would differ for ever, and
-    /// the next repair would wait for them in vain.
+    /// the next repair would wait for them in vain. All ones are no state, and what they would set is unknown: as after 0.
     #[must_use]
     pub const fn fresh(self) -> Self {
+        if self.is_all_ones() {
+            return Self(0);
+        }
         self.opened()
             .with_retry(false)
             .with_assembly(self.streamout())

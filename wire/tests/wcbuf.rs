@@ -207,6 +207,11 @@ fn replay_without_need_ends() {
     assert_eq!((r.resent(), r.rounds()), (0, 1));
 }
 
+#[test]
+fn a_read_of_all_ones_is_not_written_back() {
+    assert_eq!(State(u64::MAX).fresh(), State(0));
+}
+
 /// A repair that the device does not answer for a while goes on where it was, in whichever step.
 #[test]
 fn a_repair_outlives_reads_of_all_ones() {
@@ -289,6 +294,7 @@ proptest! {
         let fresh = State(left).fresh();
         prop_assert!(fresh.is_idle() && !fresh.retry());
         prop_assert_eq!((fresh.retry_count(), fresh.committed_count()), (0, 0));
+        prop_assume!(left != u64::MAX);
         let toggles = State(0).with_retry(true).with_assembly(true).raw();
         prop_assert_eq!(fresh.raw() & !toggles, State(left).opened().raw() & !toggles);
     }
