@@ -2,7 +2,7 @@
 
 use super::{By, Event, Record};
 use crate::nic::RegMap;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{BufRead, Write};
 use std::sync::OnceLock;
 
@@ -196,15 +196,30 @@ pub fn line(r: &Record) -> String {
 /// cut off (the emulator is still running, or was killed) is mentioned and ends the output.
 pub fn print(input: impl BufRead, out: &mut impl Write, filter: &Filter) -> anyhow::Result<()> {
     let mut lines = input.lines().enumerate().peekable();
+    let (mut shown, mut nics, mut kinds) = (false, BTreeSet::new(), BTreeSet::new());
     while let Some((n, l)) = lines.next() {
         match Record::parse(&l?) {
-            Ok(r) if filter.matches(&r) => writeln!(out, "{}", line(&r))?,
-            Ok(_) => {}
+            Ok(r) if filter.matches(&r) => {
+                shown = true;
+                writeln!(out, "{}", line(&r))?;
+            }
+            Ok(r) => {
+                nics.insert(r.nic.to_string());
+                kinds.insert(kind(&r.event).to_owned());
+            }
             Err(_) if n > 0 && lines.peek().is_none() => {
                 writeln!(out, "(the last record is incomplete)")?
             }
             Err(e) => anyhow::bail!("line {}: not a trace record: {e}", n + 1),
         }
+    }
+    if !shown && !nics.is_empty() {
+        let list = |set: BTreeSet<String>| Vec::from_iter(set).join(", ");
+        let (nics, kinds) = (list(nics), list(kinds));
+        writeln!(
+            out,
+            "(no record matches; there are those of the kinds {kinds}, NICs {nics})"
+        )?;
     }
     Ok(())
 }
@@ -244,6 +259,14 @@ mod tests {
             ..Filter::default()
         });
         assert!(some.contains("snq_rf_execute") && !some.contains("packet 9"));
+        let none = show(&Filter {
+            nics: vec![9],
+            ..Filter::default()
+        });
+        assert!(
+            none.contains("no record matches") && none.contains("hop, reg-write, NICs 0, 1"),
+            "{none}"
+        );
         assert!(print(
             format!("garbage\n{hop}\n").as_bytes(),
             &mut Vec::new(),
