@@ -326,7 +326,7 @@ impl Quarantine {
     }
 
     fn schedule(self: &Arc<Self>, delay_ms: u32) {
-        let _ = work::enqueue_delayed(self.clone(), msecs_to_jiffies(delay_ms));
+        let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(delay_ms));
     }
 
     /// Not after the end, which needs the list locked, too.

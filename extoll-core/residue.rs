@@ -155,7 +155,7 @@ impl Residue {
     }
 
     fn schedule(self: &Arc<Self>, delay_ms: u32) {
-        let _ = work::enqueue_delayed(self.clone(), msecs_to_jiffies(delay_ms));
+        let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(delay_ms));
     }
 
     /// Keeps a VPID from others for as long as that is necessary. May sleep.

@@ -122,7 +122,7 @@ impl WorkItem for UserWatch {
             this.open(&mut gate);
         } else {
             this.shut(&mut gate);
-            let _ = work::enqueue_delayed(this.clone(), msecs_to_jiffies(PAUSE_MS));
+            let _ = work::enqueue_waiting(this.clone(), msecs_to_jiffies(PAUSE_MS));
         }
         drop(gate);
         this.changed.notify_all();
@@ -143,7 +143,7 @@ impl Client for Listener {
         self.0.fired.store(true, Relaxed);
         self.0.changed.notify_all();
         if self.0.is_too_much() {
-            let _ = work::enqueue_delayed(self.0.clone(), 0);
+            let _ = work::enqueue_waiting(self.0.clone(), 0);
         }
     }
 

@@ -392,6 +392,9 @@ impl<T: Operations> Rtnl<'_, T> {
         if !dev.is_running() {
             return Ok(());
         }
+        // No watchdog from here on: disabling the queue waits for one that runs, which may use what
+        // `stop` closes.
+        dev.set_carrier(false);
         // SAFETY: The device is valid and RTNL is held; all its NAPI instances are `extoll_napi`s.
         unsafe {
             bindings::extoll_net_tx_disable(dev.as_raw());

@@ -24,7 +24,7 @@ type RawQueue = Atomic<*mut kernel::bindings::workqueue_struct>;
 
 /// The queue of [`Owner`], null without one; read under RCU.
 static QUEUE: RawQueue = Atomic::new(ptr::null_mut());
-/// As [`QUEUE`], for items that wait for locks of address spaces.
+/// As [`QUEUE`], for items that wait for memory.
 static WAITING: RawQueue = Atomic::new(ptr::null_mut());
 /// There is an [`Owner`].
 static OWNED: AtomicFlag = AtomicFlag::new(false);
@@ -69,9 +69,9 @@ where
     with_queue(&QUEUE, |queue| queue.enqueue_delayed(item, delay))
 }
 
-/// As [`enqueue_delayed`] for an item that may wait for locks of a process's address space. Whoever
-/// holds them may wait for memory, and that for items of the other queue: such an item must not
-/// occupy the thread which that one has for when memory is short.
+/// As [`enqueue_delayed`] for an item that may allocate, or wait for a lock whose holders may: those
+/// of an address space above all. The memory may have to wait for items of the other queue, so such
+/// an item must not occupy the thread which that one has for when memory is short.
 pub fn enqueue_waiting<W, const ID: u64>(item: W, delay: Jiffies) -> W::EnqueueOutput
 where
     W: RawDelayedWorkItem<ID> + Send + 'static,

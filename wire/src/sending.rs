@@ -124,8 +124,8 @@ pub struct Sending<S> {
     limits: Limits,
     /// The watch was asked for and will look.
     watching: bool,
-    /// Committed count at the last progress, and when that was.
-    progress: (u8, Time),
+    /// Committed count at the last progress, and when that was; nothing before the first look.
+    progress: Option<(u8, Time)>,
     /// The present stall was told.
     told: bool,
     /// In [`Mode::Repair`], and if the port was closed meanwhile.
@@ -141,7 +141,7 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
             parties: RoomQueue::new(places),
             limits,
             watching: false,
-            progress: (0, Time(0)),
+            progress: None,
             told: false,
             repair: None,
         }
@@ -240,7 +240,7 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
     fn watch_from(&mut self, now: Time) {
         if !self.watching {
             self.watching = true;
-            self.progress = (self.credits.committed(), now);
+            self.progress = Some((self.credits.committed(), now));
         }
     }
 
@@ -294,12 +294,17 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
     /// True once per stall.
     fn is_stall(&mut self, now: Time) -> bool {
         let committed = self.credits.committed();
-        if self.credits.outstanding() == 0 || committed != self.progress.0 {
-            self.progress = (committed, now);
-            self.told = false;
-            return false;
-        }
-        let stalled = !self.told && now.since(self.progress.1) >= self.limits.stall;
+        let since = match self.progress {
+            Some((before, since)) if before == committed && self.credits.outstanding() != 0 => {
+                since
+            }
+            _ => {
+                self.progress = Some((committed, now));
+                self.told = false;
+                return false;
+            }
+        };
+        let stalled = !self.told && now.since(since) >= self.limits.stall;
         self.told |= stalled;
         stalled
     }
@@ -377,6 +382,7 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
     pub fn give_up(&mut self) -> u8 {
         let lost = self.credits.outstanding();
         self.credits = Credits::new();
+        self.progress = None;
         self.repaired();
         lost
     }

@@ -223,6 +223,24 @@ fn parties_survive_growing() {
     assert_eq!(parties.grant(4, Time(2)), Some(PartyId::FIRST));
 }
 
+/// What was given up is not what stands still afterwards.
+#[test]
+fn a_port_that_starts_afresh_does_not_stall_at_once() {
+    let (mut s, ids) = sending(1);
+    let (mut nic, mut watch) = (Nic::default(), false);
+    assert!(send(&mut s, &mut nic, ids[0], 9, Time(0), &mut watch));
+    assert!(!s.watched(nic.state(), Time(0)).stalled);
+    assert_eq!(s.give_up(), 9);
+    nic = Nic::default();
+    let later = LIMITS.stall - 1;
+    assert!(send(&mut s, &mut nic, ids[0], 1, Time(later), &mut watch));
+    assert!(!s.watched(nic.state(), Time(later + 1)).stalled);
+    assert!(
+        s.watched(nic.state(), Time(later + 1 + LIMITS.stall))
+            .stalled
+    );
+}
+
 #[test]
 fn stalls_are_told_once_and_repairs_open_again() {
     let (mut s, ids) = sending(1);

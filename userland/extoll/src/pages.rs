@@ -79,6 +79,19 @@ pub(crate) struct Pages {
     pub marks: bool,
 }
 
+impl Pages {
+    fn read_state(&self) -> State {
+        State(self.state.load(self.state_at))
+    }
+}
+
+/// Pauses before the state is read again when it was all ones: a NIC that did not answer once is not gone.
+const UNREAD: [Duration; 3] = [
+    Duration::ZERO,
+    Duration::from_millis(1),
+    Duration::from_millis(20),
+];
+
 /// The sending half of a port.
 pub(crate) struct Sender<const N: usize> {
     pages: Pages,
@@ -197,9 +210,18 @@ impl<const N: usize> Sender<N> {
         }
     }
 
+    /// The state; all ones if the NIC is gone.
     fn load(&mut self) -> State {
+        for pause in UNREAD {
+            self.counters.state_reads += 1;
+            let state = self.pages.read_state();
+            if !state.is_all_ones() {
+                return state;
+            }
+            std::thread::sleep(pause);
+        }
         self.counters.state_reads += 1;
-        State(self.pages.state.load(self.pages.state_at))
+        self.pages.read_state()
     }
 
     /// Forgets all outstanding packets and starts afresh, as the kernel driver does.
@@ -454,6 +476,23 @@ mod tests {
 
     fn ms(ms: u64) -> Wait {
         Wait::for_at_most(Duration::from_millis(ms))
+    }
+
+    /// It did not answer for a moment.
+    #[test]
+    fn a_read_of_all_ones_is_repeated() {
+        let nic = nic();
+        nic.outbox.post(0, &[0; 3]).unwrap();
+        nic.state.store(0, u64::MAX);
+        let state = nic.state.clone();
+        let again = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            state.store(0, State(0).with_committed_count(1).raw());
+        });
+        nic.outbox.settle().unwrap();
+        again.join().unwrap();
+        assert!(!nic.outbox.is_unconfirmed());
+        assert!(nic.outbox.counters().state_reads > 1);
     }
 
     #[test]

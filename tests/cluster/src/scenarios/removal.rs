@@ -246,7 +246,8 @@ fn pci_error(lab: &Lab) -> Result<()> {
         victim.back().with_context(|| format!("time {n}"))?;
         victim.pings(20, "-i 0.02 -s 3000")?;
     }
-    lab.ok(VICTIM, "rm -f /tmp/ready /tmp/go")?;
+    // The directory is root's, the program is not.
+    lab.ok(VICTIM, "rm -f /tmp/ready /tmp/go; chmod 1777 /tmp")?;
     let mapped = lab.spawn(VICTIM, &uapi::line("unreachable /tmp/ready /tmp/go"))?;
     victim.until_file("/tmp/ready")?;
     victim.ok(&format!(
