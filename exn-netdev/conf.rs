@@ -75,11 +75,9 @@ pub(crate) const TICK_MS: u32 = 20;
 pub(crate) const IDLE_MS: u32 = 500;
 /// After this time messages are looked for again that there was no room for.
 pub(crate) const PAUSE_MS: u32 = 1;
-/// How long a peer must be heard from without answering anything before our own ports are taken for
-/// stuck.
-pub(crate) const PROOF_MS: u32 = 1000;
-/// For how long after the last transfer with it was given up that proves something.
-pub(crate) const FRESH_MS: u32 = 5000;
+/// A peer that is not heard of for longer, or for half of the time-out, is away, and does not show
+/// that our own ports are stuck.
+pub(crate) const GAP_MS: u32 = 1000;
 /// Pause between the first two times that ports are reopened, which doubles with each.
 pub(crate) const RESTART_MS: u32 = 30_000;
 /// It grows to this.

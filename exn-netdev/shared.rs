@@ -213,7 +213,7 @@ impl Shared {
         self.with_suspects(|s| s.unanswered(node, now, notified, &proof));
     }
 
-    /// A message of `node` came. One that is alive for a second while still nothing is answered
+    /// A message of `node` came. One that is alive while nothing of what it is asked for is answered
     /// shows that our ports are stuck.
     #[inline]
     pub(crate) fn heard(&self, node: NodeId, now: Time) {
@@ -329,8 +329,7 @@ impl Shared {
     pub(crate) fn proof(&self) -> Proof {
         Proof {
             silence: ms(conf::timeout_ms()),
-            fresh: ms(conf::FRESH_MS),
-            heard: ms(conf::PROOF_MS),
+            gap: ms(conf::GAP_MS.max(conf::timeout_ms() / 2)),
         }
     }
 }

@@ -3,10 +3,10 @@
 //! what peers do.
 //!
 //! When transfers are given up while no notification comes at all, either their peer is dead or
-//! nothing gets through to here. A peer that is heard of for a while, and still answers nothing of
-//! what it is asked for meanwhile, shows that it is the latter. One that is dead is never heard of,
-//! and shows nothing: so several are watched, each by itself. One that was away for a while and is
-//! not asked for anything since shows nothing either.
+//! nothing gets through to here. A peer that is heard of again and again from before such a transfer
+//! began until it is given up shows that it is the latter. One that is dead is never heard of, one
+//! that is away not for a while, and they show nothing: so several are watched, each by itself. Nor
+//! does one show anything that is not asked for anything.
 
 use crate::{slots::Slots, Memory, Time};
 use wire::ids::NodeId;
@@ -14,27 +14,40 @@ use wire::ids::NodeId;
 /// Times in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proof {
-    /// For so long no notification has come when a transfer that is given up counts. It is not
-    /// less than what a transfer gets until it is given up.
+    /// For so long no notification has come when a transfer that is given up counts: the time that a
+    /// transfer gets.
     pub silence: u64,
-    /// For so long what was given up shows something.
-    pub fresh: u64,
-    /// For so long a peer has to be heard of.
-    pub heard: u64,
+    /// A peer that is not heard of for longer is away.
+    pub gap: u64,
+}
+
+impl Proof {
+    /// Within this time after it is overdue a transfer is given up.
+    const fn slack(&self) -> u64 {
+        self.gap / 4
+    }
 }
 
 struct Suspect {
-    /// When a transfer with it was given up last.
-    given_up: Time,
-    /// When it was first heard of after that.
-    heard: Option<Time>,
-    /// A transfer was given up that began after that.
+    /// Since when it has been heard of without a gap, and when last.
+    heard: Option<(Time, Time)>,
+    /// A transfer was given up that began after that, and until when there was no gap.
     asked: bool,
+}
+
+impl Suspect {
+    /// Whether it was there for the whole time of a transfer that is given up at `now`.
+    fn was_there(&self, now: Time, proof: &Proof) -> bool {
+        self.heard.is_some_and(|(first, last)| {
+            now.since(last) <= proof.gap
+                && now.since(first) >= proof.silence.saturating_add(proof.slack())
+        })
+    }
 }
 
 /// Peers that leave transfers unanswered while no notification comes.
 pub struct Suspects<M: Memory> {
-    /// By node, the one with the oldest transfer first.
+    /// By node, the one whose transfer was given up longest ago first.
     peers: Slots<M, Suspect>,
 }
 
@@ -76,19 +89,14 @@ impl<M: Memory> Suspects<M> {
             Some(_) => self.peers.remove(key),
             None => None,
         };
-        // What was seen long ago shows nothing.
-        let before = before.filter(|s| now.since(s.given_up) < proof.fresh);
-        let heard = before.as_ref().and_then(|s| s.heard);
-        let asked = before.is_some_and(|s| s.asked)
-            || heard.is_some_and(|first| now.since(first) >= proof.silence);
+        let asked = before
+            .as_ref()
+            .is_some_and(|s| s.asked || s.was_there(now, proof));
+        let heard = before.and_then(|s| s.heard);
         if self.peers.is_full() {
             self.displace();
         }
-        let suspect = Suspect {
-            given_up: now,
-            heard,
-            asked,
-        };
+        let suspect = Suspect { heard, asked };
         // There is a place, and the key was removed.
         let _ = self.peers.insert(key, suspect);
     }
@@ -115,12 +123,11 @@ impl<M: Memory> Suspects<M> {
         let Some(suspect) = self.peers.get_mut(key) else {
             return false;
         };
-        if now.since(suspect.given_up) >= proof.fresh {
-            // It was away since, and nothing was asked of it that it could have answered.
-            self.peers.remove(key);
-            return false;
-        }
-        let first = *suspect.heard.get_or_insert(now);
-        suspect.asked && now.since(first) >= proof.heard
+        let first = match suspect.heard {
+            Some((first, last)) if now.since(last) <= proof.gap => first,
+            _ => now,
+        };
+        suspect.heard = Some((first, now));
+        suspect.asked
     }
 }
