@@ -97,6 +97,52 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     assert_eq!(age(&mut s, 3000).2.len(), 6);
 }
 
+/// A port that repairs what the NIC has dropped holds announcements back for a while. The peer has its time
+/// from then; what stays with the port is given up in the end.
+#[test]
+fn what_the_port_holds_back_is_not_held_against_the_peer() {
+    let mut s = sender();
+    announce(&mut s, 0, 1, 4096);
+    let mut stalled = 0;
+    for now in 1..=60 {
+        let settled = if now < 30 { 0 } else { now };
+        let count = |_: &mut At| {
+            stalled += 1;
+            true
+        };
+        s.age(&Time(now), &LIMITS, Time(settled), count, drop);
+        s.check().unwrap();
+        assert_eq!(stalled, u32::from(now >= 39), "{now}");
+        let prompt = Admitted::Yes { prompt: now < 33 };
+        let is = s.admit(&Time(now), NodeId(1), &LIMITS);
+        assert_eq!(is, prompt, "{now}");
+    }
+    let mut s = sender();
+    announce(&mut s, 0, 1, 4096);
+    for now in 0..=100 {
+        assert_eq!(s.given_up(), 0, "{now}");
+        s.age(&Time(now), &LIMITS, Time(0), |_| true, drop);
+        s.check().unwrap();
+    }
+    assert_eq!((s.active(), s.given_up()), (0, 1));
+}
+
+/// The same of a GET.
+#[test]
+fn what_the_port_holds_back_is_not_held_against_the_source() {
+    let (mut w, f) = receiver();
+    acquaint(&f, 1);
+    push(&mut w, 0, 1, 1, false);
+    pump(&mut w, &f, 0, &mut plenty());
+    for now in 1..=60 {
+        let settled = if now < 30 { 0 } else { now };
+        let mut f = f.0.borrow_mut();
+        f.age(&Time(now), &LIMITS, Time(settled), drop);
+        f.check().unwrap();
+        assert_eq!(f.is_slow(NodeId(1)), now >= 39, "{now}");
+    }
+}
+
 #[test]
 fn what_the_port_may_still_send_keeps_its_memory() {
     let mut s = sender();

@@ -104,6 +104,8 @@ struct Fetch<B> {
     last: u32,
     ticket: Option<Ticket>,
     since: Time,
+    /// When the port was last found to have held the GET back.
+    held: Time,
     state: FetchState,
     /// Not answered for a while: it doesn't count for what may be in flight.
     late: bool,
@@ -322,6 +324,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             last: last_size(len),
             ticket,
             since: now,
+            held: Time::default(),
             state,
             late: false,
         };
@@ -404,8 +407,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     }
 
     /// Marks what is overdue, and gives the memory back that was kept for long enough (`free`).
-    /// Returns a source and the number of fetches lost. What the port may still have to post keeps
-    /// its memory: it has posted all that it got before `settled`.
+    /// Returns a source and the number of fetches lost.
+    ///
+    /// The port has posted all that it got before `settled`. What it may still have to post keeps
+    /// its memory, and is not held against the source before it is lost.
     pub fn age(
         &mut self,
         clock: &impl Clock,
@@ -425,6 +430,14 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             if age < limits.stall {
                 // All others are younger.
                 break;
+            }
+            if f.state != FetchState::Lost && age < limits.timeout {
+                if f.since >= settled {
+                    f.held = now;
+                }
+                if now.since(f.since.max(f.held)) < limits.stall {
+                    continue;
+                }
             }
             if f.state != FetchState::Lost && !f.late {
                 f.late = true;

@@ -87,6 +87,8 @@ struct Flight<B> {
     last: u32,
     /// When it was announced, or given up.
     since: Time,
+    /// When the port was last found to have held the announcement back, for long.
+    held: Time,
     state: FlightState,
 }
 
@@ -282,6 +284,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             flow,
             last: last_size(len),
             since: clock.now(),
+            held: Time::default(),
             state: FlightState::Announced,
         };
         // The notification may come at once, so the entry has to be there before the message is
@@ -338,11 +341,12 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     pub fn notified(&mut self, clock: &impl Clock, limits: &Limits, c: &Completion) -> Ended<B> {
         // A GET of this peer that reads something else may end at the same address.
         let is_it = |f: &&Flight<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
-        let Some(since) = self.flights.get(c.key).filter(is_it).map(|f| f.since) else {
+        let flight = self.flights.get(c.key).filter(is_it);
+        let Some(from) = flight.map(|f| f.since.max(f.held)) else {
             return Ended::Unmatched;
         };
         let now = clock.now();
-        if now.since(since) >= limits.lag {
+        if now.since(from) >= limits.lag {
             self.lagging.note(c.peer, now);
         }
         let event = match c.error {
@@ -413,8 +417,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// Marks what stands still (`stalled` hears of it, and says whether it can take another one),
     /// gives up what is overdue, and gives the memory back that was kept for long enough (`free`).
     /// Returns a peer and the number of frames given up, and whether all of it was done. While the
-    /// quarantine is full, what is overdue stays in flight. What the port may still have to send
-    /// keeps its memory: it has sent all that it got before `settled`.
+    /// quarantine is full, what is overdue stays in flight.
+    ///
+    /// The port has sent all that it got before `settled`. What it may still have to send keeps its
+    /// memory, and is not held against the peer before it is overdue: an announcement that the port
+    /// has held back for half the time in which a frame counts as stalled has that time from then.
     pub fn age(
         &mut self,
         clock: &impl Clock,
@@ -444,10 +451,20 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 // Others in flight are younger, and what was given up behind them is no older.
                 break;
             }
-            if f.state == FlightState::Announced {
+            let mut waited = age;
+            if f.state == FlightState::Announced && age < limits.timeout {
+                if f.since >= settled && age >= limits.stall / 2 {
+                    f.held = now;
+                }
+                waited = now.since(f.since.max(f.held));
+            }
+            if waited < limits.lag {
+                continue;
+            }
+            if f.state == FlightState::Announced && (f.since < settled || age >= limits.timeout) {
                 self.lagging.note(f.node, now);
             }
-            if age < limits.stall {
+            if waited < limits.stall {
                 continue;
             }
             let mut more = true;

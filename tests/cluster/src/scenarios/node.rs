@@ -247,7 +247,7 @@ impl Node<'_> {
     }
 
     /// What exn counted as lost so far, for messages.
-    fn losses(self) -> String {
+    pub fn losses(self) -> String {
         let script = "awk '$2 > 0' ORS=', ' /sys/kernel/debug/exn-*/reasons";
         self.ok(script).unwrap_or_else(|e| format!("{e:#}"))
     }
