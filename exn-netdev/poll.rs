@@ -91,10 +91,11 @@ impl Poll {
         let State {
             velo, rma, found, ..
         } = state;
+        // All at once, as they came before the others; that is what this run does, then.
+        let (mut frames, mut all) = (found.len().min(budget), 0);
         for frame in found.drain_all() {
             deliver(sh, frame, cx);
         }
-        let (mut frames, mut all) = (0, 0);
         // Frames that were sent are not counted, but bounded.
         while frames < budget && all < BATCH {
             let chunk = (budget - frames).min(BATCH - all);
@@ -158,8 +159,11 @@ impl Poll {
         let now = Clock.now();
         if core::mem::replace(&mut state.aged, now) != now {
             let mut owners = Owners::new(&mut state.owners);
-            self.shared.tx_age(now, &mut owners);
-            state.owed = true;
+            // One that finds no place would be dropped at once.
+            if !owners.is_full() {
+                self.shared.tx_age(now, &mut owners);
+                state.owed = true;
+            }
         }
     }
 }

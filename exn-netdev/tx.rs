@@ -397,7 +397,8 @@ impl<'a> Owners<'a> {
         }
     }
 
-    fn is_full(&self) -> bool {
+    /// Whether there is no place for another one.
+    pub(crate) fn is_full(&self) -> bool {
         self.used == self.places.len()
     }
 }
