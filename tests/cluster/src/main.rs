@@ -60,8 +60,14 @@ struct Args {
 }
 
 /// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte, or which want pages of
-/// 1 GiB, for which it is not configured.
-const TOO_MUCH_FOR_DEBUG: &[&str] = &["sha256_both_ways", "traffic::ssh", "atu_gigantic"];
+/// 1 GiB or netpoll, for which it is not configured.
+const TOO_MUCH_FOR_DEBUG: &[&str] = &[
+    "sha256_both_ways",
+    "traffic::ssh",
+    "atu_gigantic",
+    "stack::netpoll",
+    "stack::netconsole",
+];
 /// Scenarios about what only the debug kernel has.
 const ONLY_DEBUG: &[&str] = &["driver::unit_tests"];
 /// Most nodes with the debug kernel: each takes 2.5 GiB of memory and a minute to boot.
