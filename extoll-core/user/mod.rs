@@ -237,8 +237,17 @@ pub(crate) struct Pages(Arc<Shared>);
 impl Pages {
     /// Takes them from the processes, for ever, since the NIC is not alive. May sleep.
     pub(crate) fn revoke(&self) {
-        for (_, file) in self.0.files.lock().list.iter() {
+        let mut first = 0;
+        loop {
+            let next = {
+                let files = self.0.files.lock();
+                let rest = files.list.iter().filter(|(id, _)| *id >= first);
+                rest.min_by_key(|(id, _)| *id).cloned()
+            };
+            // Without the lock: one that closes may take its time.
+            let Some((id, file)) = next else { return };
             file.revoke();
+            first = id + 1;
         }
     }
 }
