@@ -246,9 +246,12 @@ fn pci_error(lab: &Lab) -> Result<()> {
         victim.back().with_context(|| format!("time {n}"))?;
         victim.pings(20, "-i 0.02 -s 3000")?;
     }
-    // The directory is root's, the program is not.
-    lab.ok(VICTIM, "rm -f /tmp/ready /tmp/go; chmod 1777 /tmp")?;
-    let mapped = lab.spawn(VICTIM, &uapi::line("unreachable /tmp/ready /tmp/go"))?;
+    lab.ok(VICTIM, "rm -f /tmp/ready /tmp/go")?;
+    // The superuser's, who alone may open all of it.
+    let mapped = lab.spawn(
+        VICTIM,
+        "exec python3 /tmp/guest/uapi.py unreachable /tmp/ready /tmp/go",
+    )?;
     victim.until_file("/tmp/ready")?;
     victim.ok(&format!(
         "modprobe pci_error bus=$((0x{bus})) permanent=1 && rmmod pci_error && touch /tmp/go"
