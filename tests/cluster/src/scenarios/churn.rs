@@ -204,6 +204,11 @@ fn power_off(lab: &Lab) -> Result<()> {
     ensure!(load.is_running(), "the transfer has ended");
     let given_up = node(lab, 0).ethtool("tx_rdv_timeout")?;
     let lost = node(lab, 0).net("tx_dropped")? + node(lab, 0).net("tx_errors")?;
+    // Otherwise all may have been fetched by chance when the power goes.
+    lab.fault(&["freeze", "1"])?;
+    lab.until("frames are in flight", PATIENCE, |_| {
+        Ok(node(lab, 0).ethtool("tx_rdv_in_flight")? > 0)
+    })?;
     lab.fault(&["power-off", "1"])?;
     // The survivor stays usable: its frames are given up and counted, and nobody answers.
     let gone = lab.sh_for(0, "ping -q -c 3 -i 0.3 -W 1 node1", PATIENCE)?;
