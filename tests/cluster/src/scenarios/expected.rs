@@ -46,7 +46,8 @@ const TORN: &[&str] = &[
     "atu_stale_hits",
 ];
 
-/// A NIC that is reset in the middle of its work, with the peer sending on.
+/// A NIC that is reset in the middle of its work, with the peer sending on, and a process that reads all pages that it has mapped:
+/// requester pages, too, in which there is nothing to read.
 const RESET: &[&str] = &[
     "drops_bus_master_off",
     "drops_incomplete_descriptor",
@@ -56,6 +57,8 @@ const RESET: &[&str] = &[
     "host_dma_outside_memory",
     "host_msi_lost",
     "atu_stale_hits",
+    "bad_accesses",
+    "odd_accesses",
 ];
 
 /// Memory that is taken back while others use it.
