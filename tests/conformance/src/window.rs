@@ -136,5 +136,7 @@ fn import(unit: &Smfu) -> Result<()> {
     until(&window, at(STATE), CHECKED)?;
     window.store(at(STATE), 0)?;
     window.flush();
+    // The store has to be through before the interval leads nowhere.
+    answered(&window, at(STATE))?;
     crate::say("ok")
 }
