@@ -148,9 +148,10 @@ impl Links {
         })
     }
 
-    /// Reads all links; what changed is told to subscribers and user space if `tell`. Process
-    /// context.
-    pub(crate) fn refresh(&self, tell: bool) {
+    /// Reads all links, and tells subscribers what changed; it is counted, logged and told to user
+    /// space if it is an `event`, and not just the first look. Subscribers may be there before that,
+    /// with all links down for them. Process context.
+    pub(crate) fn refresh(&self, event: bool) {
         let _looking = self.looking.lock();
         for n in 0..LINKS {
             let Some(new) = self.read(n as u32) else {
@@ -163,10 +164,10 @@ impl Links {
                     None => return,
                 }
             };
-            if !tell || old == new {
+            if old == new {
                 continue;
             }
-            if old.up != new.up {
+            if event && old.up != new.up {
                 self.changed(n, new.up);
             }
             self.monitor.publish_link(n as u8, new);
