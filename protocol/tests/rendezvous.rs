@@ -264,6 +264,91 @@ fn a_source_that_answers_again_gets_more_than_one() {
 }
 
 #[test]
+fn losses_that_are_found_late_are_not_held_against_a_source_that_answers() {
+    let (mut w, f) = receiver();
+    let mut port = plenty();
+    acquaint(&f, 1);
+    // A link is away for a moment, twice, and then no more.
+    for (at, i) in [(0, 1), (40, 2)] {
+        push(&mut w, at, 1, i, false);
+        assert_eq!(pump(&mut w, &f, at, &mut port), vec![]);
+    }
+    for at in 60_u64..160 {
+        f.0.borrow_mut().age(&Time(at), &LIMITS, NOW, drop);
+        let i = at;
+        port.buffers = [i << 20].into();
+        push(&mut w, at, 1, i, false);
+        assert_eq!(pump(&mut w, &f, at, &mut port), vec![], "at {at}");
+        assert_eq!(port.sent.last(), Some(&i), "at {at}");
+        let ended = f.with(|f| f.notified(&Time(at), &done(Side::Received, i << 20, 1, 0)));
+        assert!(matches!(ended, Fetched::Frame(..)), "at {at}: {ended:?}");
+        f.0.borrow_mut().check().unwrap();
+    }
+    // These, and one that it owed before.
+    assert_eq!(f.0.borrow().lost(), 3);
+}
+
+#[test]
+fn a_silent_source_shows_that_it_is_back_though_it_owes_old_answers() {
+    let (mut w, f) = receiver();
+    let mut port = plenty();
+    acquaint(&f, 1);
+    for (at, i) in [(0, 1), (40, 2)] {
+        push(&mut w, at, 1, i, false);
+        assert_eq!(pump(&mut w, &f, at, &mut port), vec![]);
+    }
+    f.0.borrow_mut().age(&Time(100), &LIMITS, NOW, drop);
+    assert_eq!((f.0.borrow().lost(), f.0.borrow().len()), (2, 3));
+    port.sent.clear();
+    for i in 3..=5 {
+        push(&mut w, 100, 1, i, false);
+    }
+    // One, and the others wait for what becomes of it: not for long.
+    assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
+    assert_eq!((port.sent.as_slice(), w.len()), (&[3][..], 2));
+    assert_eq!(
+        pump(&mut w, &f, 110, &mut port),
+        vec![(1, Refusal::Source(4)); 2]
+    );
+    // The old one is lost, too: still no second one while the first is open.
+    f.0.borrow_mut().age(&Time(140), &LIMITS, NOW, drop);
+    push(&mut w, 140, 1, 6, false);
+    assert_eq!(
+        pump(&mut w, &f, 140, &mut port),
+        vec![(1, Refusal::Source(4))]
+    );
+    let ended = f.with(|f| f.notified(&Time(141), &done(Side::Received, 3 << 20, 1, 0)));
+    assert!(matches!(ended, Fetched::Frame(..)), "{ended:?}");
+    push(&mut w, 141, 1, 7, false);
+    assert_eq!(pump(&mut w, &f, 141, &mut port), vec![]);
+    assert_eq!(port.sent, [3, 7]);
+}
+
+#[test]
+fn what_a_source_owed_when_it_became_silent_is_not_held_against_it_afterwards() {
+    let (mut w, f) = receiver();
+    let mut port = plenty();
+    acquaint(&f, 1);
+    // More than a source may have in flight of which something was lost.
+    for i in 1..=4 {
+        push(&mut w, 40, 1, i, false);
+    }
+    assert_eq!(pump(&mut w, &f, 40, &mut port), vec![]);
+    assert_eq!((port.sent.len(), w.len()), (4, 0));
+    // It is back, and one from before is found lost.
+    for at in 100_u64..140 {
+        f.0.borrow_mut().age(&Time(at), &LIMITS, NOW, drop);
+        port.buffers = [at << 20].into();
+        push(&mut w, at, 1, at, false);
+        assert_eq!(pump(&mut w, &f, at, &mut port), vec![], "at {at}");
+        assert_eq!(port.sent.last(), Some(&at));
+        let ended = f.with(|f| f.notified(&Time(at), &done(Side::Received, at << 20, 1, 0)));
+        assert!(matches!(ended, Fetched::Frame(..)), "at {at}: {ended:?}");
+    }
+    assert_eq!(f.0.borrow().lost(), 1);
+}
+
+#[test]
 fn what_nothing_is_known_of_gets_few() {
     let (mut w, f) = receiver();
     let mut port = plenty();

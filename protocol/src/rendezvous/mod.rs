@@ -85,6 +85,11 @@ struct Tally {
     lost: usize,
     /// It has answered nothing since it last let something be lost.
     silent: bool,
+    /// Receiver: how often it became silent.
+    silences: u32,
+    /// Receiver: of those that are waited for, begun before it became silent. They say nothing of
+    /// how it is now.
+    old: usize,
     /// It has answered something.
     answered: bool,
     /// When it last answered something, or began to owe an answer.
@@ -95,6 +100,33 @@ impl Tally {
     /// Whether it leaves things unanswered.
     fn is_slow(&self) -> bool {
         self.late > 0 || self.silent
+    }
+
+    /// One that was begun after so many `silences` is not waited for any more.
+    fn ended(&mut self, silences: u32, late: bool) {
+        self.open = self.open.saturating_sub(1);
+        self.late = self.late.saturating_sub(usize::from(late));
+        if silences != self.silences {
+            self.old = self.old.saturating_sub(1);
+        }
+    }
+
+    /// It has answered something. Of what it owed when it became silent more may be lost.
+    fn answers(&mut self, now: Time) {
+        self.silent = false;
+        self.answered = true;
+        self.progress = now;
+    }
+
+    /// One that is not waited for any more was lost. The others may be lost as well, long since: of
+    /// a link that was away for a moment such losses are found one after the other.
+    fn lost(&mut self) {
+        self.lost += 1;
+        if !self.silent {
+            self.silent = true;
+            self.silences = self.silences.wrapping_add(1);
+            self.old = self.open;
+        }
     }
 }
 

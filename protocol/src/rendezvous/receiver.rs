@@ -104,6 +104,8 @@ struct Fetch<B> {
     last: u32,
     ticket: Option<Ticket>,
     since: Time,
+    /// How often its source had become silent by then.
+    silences: u32,
     /// When the port was last found to have held the GET back.
     held: Time,
     state: FetchState,
@@ -215,9 +217,11 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     ///
     /// Fetches that are not answered hold their places for `timeout` and `keep`. So an unknown
     /// source gets few places, and while some are unanswered nobody gets more than a part of what
-    /// is left. A silent source gets one at a time as long as there is no shortage: enough to
-    /// notice that it answers again. Any other leaves a quarter of what there is to those that come
-    /// after it, so that no two that answer late, if not too late, hold all.
+    /// is left. A silent source gets one at a time as long as there is no shortage: enough to notice
+    /// that it answers again. What it owed when it became silent doesn't count for what it may have
+    /// in flight, then and when it answers again. Any other leaves a quarter of
+    /// what there is to those that come after it, so that no two that answer late, if not too late,
+    /// hold all.
     pub fn allowed(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Allowed {
         let source = self.sources.get(node);
         let all = source.open + source.lost;
@@ -234,7 +238,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             }
             _ => limits.source.min(places / 4).max(1),
         };
-        if source.open >= bound {
+        if source.open.saturating_sub(source.old) >= bound {
             let quiet = match all {
                 0 => 0,
                 _ => clock.now().since(source.progress),
@@ -324,6 +328,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             last: last_size(len),
             ticket,
             since: now,
+            silences: self.sources.get(node).silences,
             held: Time::default(),
             state,
             late: false,
@@ -347,7 +352,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         let (node, since) = (fetch.node, fetch.since);
         self.fetches.insert(key, fetch)?;
         self.sources.update(node, |s| {
-            if s.open == 0 {
+            if s.open == s.old {
                 s.progress = since;
             }
             s.open += 1;
@@ -368,10 +373,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         self.late = self.late.saturating_sub(usize::from(f.late));
         self.sources.update(f.node, |s| match lost {
             true => s.lost = s.lost.saturating_sub(1),
-            false => {
-                s.open = s.open.saturating_sub(1);
-                s.late = s.late.saturating_sub(usize::from(f.late));
-            }
+            false => s.ended(f.silences, f.late),
         });
         if f.scratch {
             self.return_scratch(f.buffer);
@@ -388,11 +390,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         };
         let ticket = fetch.ticket;
         let now = clock.now();
-        self.sources.update(c.peer, |s| {
-            s.silent = false;
-            s.answered = true;
-            s.progress = now;
-        });
+        self.sources.update(c.peer, |s| s.answers(now));
         let event = match c.error {
             0 => FetchEvent::Arrived,
             _ => FetchEvent::Failed,
@@ -457,11 +455,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
                     f.scratch = false;
                     self.scratch_for = None;
                 }
+                let silences = f.silences;
                 self.sources.update(f.node, |s| {
-                    s.open = s.open.saturating_sub(1);
-                    s.late = s.late.saturating_sub(1);
-                    s.lost += 1;
-                    s.silent = true;
+                    s.ended(silences, true);
+                    s.lost();
                 });
                 lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));
             }
@@ -496,9 +493,10 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             scratch += usize::from(f.scratch);
             true
         });
-        let mut owed = 0;
+        let (mut owed, mut old) = (0, true);
         self.sources.tallies.for_each_mut(|_, s| {
             owed += s.late;
+            old &= s.old <= s.open;
             true
         });
         match () {
@@ -506,6 +504,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             () if lost != self.lost => Err("wrong number of fetches lost"),
             () if late != self.late => Err("wrong number of late fetches"),
             () if owed != late => Err("late fetches are held against the wrong source"),
+            () if !old => Err("a source owes more from before it was silent than it owes"),
             () if scratch != usize::from(self.scratch_for.is_some()) => {
                 Err("the scratch buffer is in use for nothing")
             }
