@@ -129,7 +129,7 @@ impl WorkItem for UserWatch {
     }
 }
 
-/// Waits until a store to `reg` that arms has arrived. What came before that may have no interrupt (G7), and is in the queue now: the
+/// Waits until a store to `reg` has arrived. What came before one that arms may have no interrupt (G7), and is in the queue now: the
 /// answer to the read comes behind it.
 fn settle(hw: &Hw, reg: RegOffset) {
     hw.rf.read(reg);
@@ -238,6 +238,13 @@ impl UserWatch {
         if rp.irq_retrigger() {
             settle(&hw, reg);
         }
+        Ok(())
+    }
+
+    /// When this returns what the NIC wrote into the queue before is there. `ENODEV`.
+    pub(super) fn settle(&self) -> Result {
+        let hw = self.ctx.alive_access().ok_or(ENODEV)?;
+        settle(&hw, BqRegs(self.table.unit()).rp(self.vpid));
         Ok(())
     }
 

@@ -389,9 +389,13 @@ impl<U: PortUnit> UserPort<U> {
             if slot >= queue.slots() {
                 return Err(EINVAL);
             }
-            self.armed.store(slot, Relaxed);
+            let again = self.armed.xchg(slot, Relaxed) == slot;
             // There is nothing to wait for, and a store of the pointer that the NIC has already may undo that the
-            // queue is full (G10).
+            // queue is full (G10). Whoever asks again may do so as the NIC stood still for a while, and has much to
+            // deliver now: all that it has written is there when it answers.
+            if again {
+                self.watch.settle()?;
+            }
             if queue.status(slot) != 0 {
                 return Ok(1);
             }
