@@ -8,7 +8,7 @@ use parts::*;
 use proptest::prelude::*;
 use protocol::rendezvous::{
     shortest_keep_ms, Admitted, Announced, Ended, FetchEvent, FetchState, Fetched, FlightEvent,
-    FlightState, Refusal, Sender, Shared, Unsent,
+    FlightState, Refusal, Sender, Shared, Unsent, Waiting,
 };
 use protocol::{Refused, Time};
 use std::collections::HashMap;
@@ -263,26 +263,35 @@ fn a_source_that_answers_again_gets_more_than_one() {
     assert_eq!((port.sent.as_slice(), w.len()), (&[3, 4, 5][..], 1));
 }
 
-#[test]
-fn losses_that_are_found_late_are_not_held_against_a_source_that_answers() {
+/// A link is away for a moment at 0 and at 40: source 1 owes what was fetched then, and one from before.
+fn after_two_losses() -> (Waiting<Heap>, Locked, Port) {
     let (mut w, f) = receiver();
     let mut port = plenty();
     acquaint(&f, 1);
-    // A link is away for a moment, twice, and then no more.
     for (at, i) in [(0, 1), (40, 2)] {
         push(&mut w, at, 1, i, false);
         assert_eq!(pump(&mut w, &f, at, &mut port), vec![]);
     }
+    (w, f, port)
+}
+
+/// What source 1 announces is fetched, and answered.
+fn fetch_at_once(w: &mut Waiting<Heap>, f: &Locked, at: u64, port: &mut Port) {
+    port.buffers = [at << 20].into();
+    push(w, at, 1, at, false);
+    assert_eq!(pump(w, f, at, port), vec![], "at {at}");
+    assert_eq!(port.sent.last(), Some(&at), "at {at}");
+    let ended = f.with(|f| f.notified(&Time(at), &done(Side::Received, at << 20, 1, 0)));
+    assert!(matches!(ended, Fetched::Frame(..)), "at {at}: {ended:?}");
+    f.0.borrow_mut().check().unwrap();
+}
+
+#[test]
+fn losses_that_are_found_late_are_not_held_against_a_source_that_answers() {
+    let (mut w, f, mut port) = after_two_losses();
     for at in 60_u64..160 {
         f.0.borrow_mut().age(&Time(at), &LIMITS, NOW, drop);
-        let i = at;
-        port.buffers = [i << 20].into();
-        push(&mut w, at, 1, i, false);
-        assert_eq!(pump(&mut w, &f, at, &mut port), vec![], "at {at}");
-        assert_eq!(port.sent.last(), Some(&i), "at {at}");
-        let ended = f.with(|f| f.notified(&Time(at), &done(Side::Received, i << 20, 1, 0)));
-        assert!(matches!(ended, Fetched::Frame(..)), "at {at}: {ended:?}");
-        f.0.borrow_mut().check().unwrap();
+        fetch_at_once(&mut w, &f, at, &mut port);
     }
     // These, and one that it owed before.
     assert_eq!(f.0.borrow().lost(), 3);
@@ -290,13 +299,7 @@ fn losses_that_are_found_late_are_not_held_against_a_source_that_answers() {
 
 #[test]
 fn a_silent_source_shows_that_it_is_back_though_it_owes_old_answers() {
-    let (mut w, f) = receiver();
-    let mut port = plenty();
-    acquaint(&f, 1);
-    for (at, i) in [(0, 1), (40, 2)] {
-        push(&mut w, at, 1, i, false);
-        assert_eq!(pump(&mut w, &f, at, &mut port), vec![]);
-    }
+    let (mut w, f, mut port) = after_two_losses();
     f.0.borrow_mut().age(&Time(100), &LIMITS, NOW, drop);
     assert_eq!((f.0.borrow().lost(), f.0.borrow().len()), (2, 3));
     port.sent.clear();
@@ -338,12 +341,7 @@ fn what_a_source_owed_when_it_became_silent_is_not_held_against_it_afterwards() 
     // It is back, and one from before is found lost.
     for at in 100_u64..140 {
         f.0.borrow_mut().age(&Time(at), &LIMITS, NOW, drop);
-        port.buffers = [at << 20].into();
-        push(&mut w, at, 1, at, false);
-        assert_eq!(pump(&mut w, &f, at, &mut port), vec![], "at {at}");
-        assert_eq!(port.sent.last(), Some(&at));
-        let ended = f.with(|f| f.notified(&Time(at), &done(Side::Received, at << 20, 1, 0)));
-        assert!(matches!(ended, Fetched::Frame(..)), "at {at}: {ended:?}");
+        fetch_at_once(&mut w, &f, at, &mut port);
     }
     assert_eq!(f.0.borrow().lost(), 1);
 }

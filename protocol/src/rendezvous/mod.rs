@@ -92,7 +92,7 @@ struct Tally {
     old: usize,
     /// It has answered something.
     answered: bool,
-    /// When it last answered something, or began to owe an answer.
+    /// When it last answered something, or began to owe an answer, other than old ones.
     progress: Time,
 }
 

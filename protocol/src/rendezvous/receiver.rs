@@ -219,9 +219,9 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     /// source gets few places, and while some are unanswered nobody gets more than a part of what
     /// is left. A silent source gets one at a time as long as there is no shortage: enough to notice
     /// that it answers again. What it owed when it became silent doesn't count for what it may have
-    /// in flight, then and when it answers again. Any other leaves a quarter of
-    /// what there is to those that come after it, so that no two that answer late, if not too late,
-    /// hold all.
+    /// in flight, then and when it answers again; in flight and lost together it never has more than
+    /// one beyond `source` and `lossy_source`, but by time. Any other leaves a quarter of what there is
+    /// to those that come after it, so that no two that answer late, if not too late, hold all.
     pub fn allowed(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Allowed {
         let source = self.sources.get(node);
         let all = source.open + source.lost;
