@@ -28,7 +28,7 @@ use kernel::{
     time::msecs_to_jiffies,
     workqueue::{DelayedWork, WorkItem},
 };
-use kernel_ext::{chardev::Mapping, work};
+use kernel_ext::{chardev::Mapping, net::BhDisabled, work};
 use wire::{
     bq::Rp,
     ids::{RegOffset, Vpid},
@@ -227,25 +227,48 @@ impl UserWatch {
     /// Writes the read pointer for the process; during a pause the interrupt stays masked until its end. `ENODEV`.
     pub(super) fn store_rp(&self, rp: Rp) -> Result {
         let mut gate = self.gate.lock();
+        let hw = self.ctx.alive_access().ok_or(ENODEV)?;
+        self.write_rp(&mut gate, &hw, rp);
+        Ok(())
+    }
+
+    fn write_rp(&self, gate: &mut Gate, hw: &Hw, rp: Rp) {
         if rp.irq_retrigger() {
             self.fired.store(false, Relaxed);
         }
         gate.arm |= gate.shut && rp.irq_retrigger();
         let rp = rp.with_irq_retrigger(rp.irq_retrigger() && !gate.shut);
-        let hw = self.ctx.alive_access().ok_or(ENODEV)?;
         let reg = BqRegs(self.table.unit()).rp(self.vpid);
         hw.rf.write(reg, rp.raw());
         if rp.irq_retrigger() {
-            settle(&hw, reg);
+            settle(hw, reg);
         }
-        Ok(())
     }
 
-    /// When this returns what the NIC wrote into the queue before is there. `ENODEV`.
-    pub(super) fn settle(&self) -> Result {
+    /// Arms the interrupt behind what was read up to `slot`, unless the queue `holds` something there: then there is nothing to
+    /// wait for, and a store of the pointer that the NIC has already may undo that the queue is full (G10). True if it holds
+    /// something. During a pause the interrupt stays masked until its end. `ENODEV`.
+    ///
+    /// Whoever asks for the same slot `again` may do so as the NIC stood still for a while, and has much to deliver now: all that
+    /// it has written is there when it answers. Nothing else runs on this processor between the look and the store, so that
+    /// what comes meanwhile is less than a queue takes.
+    pub(super) fn arm(&self, slot: u32, again: bool, holds: impl Fn() -> bool) -> Result<bool> {
+        let mut gate = self.gate.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
-        settle(&hw, BqRegs(self.table.unit()).rp(self.vpid));
-        Ok(())
+        let reg = BqRegs(self.table.unit()).rp(self.vpid);
+        let _bh = BhDisabled::new();
+        if again {
+            settle(&hw, reg);
+        }
+        if holds() {
+            return Ok(true);
+        }
+        self.write_rp(
+            &mut gate,
+            &hw,
+            Rp(0).with_lrp(slot).with_irq_retrigger(true),
+        );
+        Ok(false)
     }
 
     /// Arms again if the interrupt that was armed has come: it may have been for something that the process had taken before
@@ -273,6 +296,8 @@ impl UserWatch {
     fn retrigger(&self, queue: Option<&UserQueue>) {
         if let Some(hw) = self.ctx.alive_access() {
             let reg = BqRegs(self.table.unit()).rp(self.vpid);
+            // As for `arm`. What the NIC had written is there when it answers.
+            let _bh = BhDisabled::new();
             let rp = Rp(hw.rf.read(reg));
             // The slot at the pointer may have been read, as one is left to the store that arms.
             let holds = |queue: &UserQueue| {

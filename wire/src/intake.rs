@@ -154,11 +154,15 @@ impl Intake {
     }
 
     /// The read pointer to store with the arming of the interrupt. `None` if that must not be: the NIC has this
-    /// pointer already, and the queue is full behind a slot that stays empty (see [`Intake::free`]), which its
-    /// last slot tells. Then the owner is to look again a while later. `is_used` tells whether a slot has
-    /// something.
-    pub fn arm(&mut self, is_used: impl FnOnce(u32) -> bool) -> Option<u32> {
-        if self.stored == self.next && is_used(self.after(self.next, self.slots - 1)) {
+    /// pointer already, and so much is in the queue that it may become full before the store arrives (see
+    /// [`Intake::free`]). Then the owner is to look again: at once if the next slot has something, a while
+    /// later if there is a hole. `is_used` tells whether a slot has something.
+    ///
+    /// What the NIC writes between the look and the store may still be too much: half of the queue if there is a
+    /// hole, else all of it. So the owner stores what it gets at once, with nothing that may take long between.
+    pub fn arm(&mut self, is_used: impl Fn(u32) -> bool) -> Option<u32> {
+        let far = [0, self.slots / 2, self.slots - 1];
+        if self.stored == self.next && far.iter().any(|by| is_used(self.after(self.next, *by))) {
             return None;
         }
         self.committed = self.next;

@@ -171,6 +171,36 @@ fn a_full_queue_with_a_hole_is_not_armed() {
     assert!(intake.arm(|s| ring.slots[s as usize].is_some()).is_some());
 }
 
+/// What the NIC delivers between the look at the queue and the store that arms is kept, whatever was there already:
+/// up to half of the queue if there is a hole, else up to all but one slot.
+#[test]
+fn a_burst_before_the_store_is_not_overwritten() {
+    for size in [8usize, 64] {
+        for (waits, hole) in (0..size).flat_map(|n| [(n, false), (n, true)]) {
+            let mut ring = Ring::new(size, true);
+            let mut intake = Intake::new(size as u32, HOLE);
+            assert_eq!(intake.arm(|_| false), Some(0));
+            for n in 0..waits {
+                ring.write(n as u32, hole && n == 0);
+            }
+            let armed = intake.arm(|s| ring.slots[s as usize].is_some());
+            let mut n = waits as u32;
+            let burst = if hole { size / 2 } else { size };
+            for _ in 1..burst {
+                n += u32::from(ring.write(n, false));
+            }
+            if let Some(lrp) = armed {
+                ring.store_rp(lrp);
+            }
+            // It is full at some time, and nothing is overwritten (`Ring::write` would see that).
+            while n <= size as u32 && ring.write(n, false) {
+                n += 1;
+            }
+            assert_eq!(n, size as u32, "{waits} of {size}");
+        }
+    }
+}
+
 #[test]
 fn care_is_taken_more_often_each_time() {
     let mut care = Care::default();

@@ -390,20 +390,10 @@ impl<U: PortUnit> UserPort<U> {
                 return Err(EINVAL);
             }
             let again = self.armed.xchg(slot, Relaxed) == slot;
-            // There is nothing to wait for, and a store of the pointer that the NIC has already may undo that the
-            // queue is full (G10). Whoever asks again may do so as the NIC stood still for a while, and has much to
-            // deliver now: all that it has written is there when it answers.
-            if again {
-                self.watch.settle()?;
-            }
-            if queue.status(slot) != 0 {
-                return Ok(1);
-            }
+            let holds = || queue.status(slot) != 0;
             // The process freed slots by stores that have to be seen first.
             barrier::wmb();
-            let rp = Rp(0).with_lrp(slot).with_irq_retrigger(true);
-            self.watch.store_rp(rp)?;
-            Ok((queue.status(slot) != 0).into())
+            Ok((self.watch.arm(slot, again, holds)? || holds()).into())
         })
     }
 
