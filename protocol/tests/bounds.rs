@@ -536,3 +536,143 @@ fn peers_that_die_one_after_the_other_stop_nobody() {
     }
     assert_eq!(s.admit(&Time(0), NodeId(9000), &limits), Admitted::No(0));
 }
+
+/// Announces what is admitted at `now` to node 1, at most 300 frames; how many that were. The queue never waits for a peer that lets
+/// some stand still.
+fn announce_all(s: &mut Sender<Heap, At>, now: u64, limits: &Limits, next: &mut u64) -> usize {
+    (0..300)
+        .take_while(|_| match s.admit(&Time(now), NodeId(1), limits) {
+            Admitted::Yes { .. } => {
+                announce(s, now, 1, 4096 * *next);
+                *next += 1;
+                true
+            }
+            Admitted::Later => {
+                assert!(
+                    s.active() == s.moving(),
+                    "{now}: waits for one that stands still"
+                );
+                false
+            }
+            Admitted::No(_) => false,
+        })
+        .count()
+}
+
+fn grow_old(s: &mut Sender<Heap, At>, now: u64, limits: &Limits) {
+    s.age(&Time(now), limits, NOW, |_| true, drop);
+    s.check().unwrap();
+}
+
+fn fetch(s: &mut Sender<Heap, At>, now: u64, limits: &Limits, i: u64) {
+    let ended = s.notified(&Time(now), limits, &done(Side::Sent, 4096 * i, 1, 0));
+    assert!(matches!(ended, Ended::Fetched(_)), "{now}: {ended:?}");
+    s.check().unwrap();
+}
+
+#[test]
+fn a_peer_that_was_away_for_a_moment_shows_that_it_is_back() {
+    // With half of what may be in flight, what is in flight counts for all slow peers.
+    for (lost, again) in [(17, 15), (40, 15), (127, 1), (192, 1)] {
+        let (mut s, limits) = large_sender();
+        let mut next = 1;
+        for _ in 0..lost {
+            announce(&mut s, 0, 1, 4096 * next);
+            next += 1;
+        }
+        // They stand still, and are given up at 100. Meanwhile one at a time shows how it is, ever more rarely.
+        // One that it got before they did shows nothing.
+        grow_old(&mut s, 10, &limits);
+        fetch(&mut s, 10, &limits, 1);
+        let lost = lost - 1;
+        let mut tries = Vec::new();
+        for now in 10..50 {
+            grow_old(&mut s, now, &limits);
+            if announce_all(&mut s, now, &limits, &mut next) > 0 {
+                tries.push(now);
+            }
+            assert_eq!(s.active(), lost + tries.len(), "{now}");
+        }
+        assert_eq!(tries, [10, 30], "{lost}");
+        // The last is fetched, late, and what it gets then at once.
+        fetch(&mut s, 50, &limits, next - 1);
+        let least = lost + 1;
+        for now in 50..90 {
+            grow_old(&mut s, now, &limits);
+            let first = next;
+            let got = announce_all(&mut s, now, &limits, &mut next);
+            assert!(got >= again && s.active() <= lost + 16, "{now}: {got}");
+            // All but one, then that, too.
+            for i in first..next {
+                fetch(&mut s, now, &limits, i);
+            }
+            assert_eq!(s.active(), least, "{now}");
+        }
+        // It is away for good. What is announced to it now stands still, too.
+        let mut got = 0;
+        for now in 90..99 {
+            grow_old(&mut s, now, &limits);
+            got += announce_all(&mut s, now, &limits, &mut next);
+        }
+        assert!(s.active() <= lost + 17, "{}", s.active());
+        assert!(got > 0);
+    }
+}
+
+#[test]
+fn a_peer_that_fetches_some_of_what_stands_still_gets_no_more_for_that() {
+    let (mut s, limits) = large_sender();
+    let mut next = 1;
+    for _ in 0..20 {
+        announce(&mut s, 0, 1, 4096 * next);
+        next += 1;
+    }
+    // It fetches the last of those it has got, at once, again and again.
+    for now in 10..90 {
+        grow_old(&mut s, now, &limits);
+        announce_all(&mut s, now, &limits, &mut next);
+        assert!(s.active() <= 20 + 16, "{now}: {}", s.active());
+        let newest = next - 1;
+        let _ = s.notified(&Time(now), &limits, &done(Side::Sent, 4096 * newest, 1, 0));
+        s.check().unwrap();
+    }
+}
+
+#[test]
+fn a_dead_peer_gets_few_of_those_that_show_that_it_is_back() {
+    let (mut s, limits) = large_sender();
+    let mut next = 1;
+    for _ in 0..40 {
+        announce(&mut s, 0, 1, 4096 * next);
+        next += 1;
+    }
+    for now in 10..1000 {
+        grow_old(&mut s, now, &limits);
+        announce_all(&mut s, now, &limits, &mut next);
+        let most = if now < 100 { 40 + 4 } else { 16 + 4 };
+        assert!(s.active() <= most, "{now}: {}", s.active());
+    }
+}
+
+#[test]
+fn the_queue_does_not_wait_for_a_dead_peer_that_has_much_in_flight() {
+    // Others have left much in the quarantine, so that a peer may have less than this one has.
+    let (mut s, limits) = large_sender();
+    let mut next = 1;
+    for peer in 2..17 {
+        for _ in 0..16 {
+            announce(&mut s, 0, peer, 4096 * next);
+            next += 1;
+        }
+    }
+    grow_old(&mut s, 100, &limits);
+    for _ in 0..120 {
+        announce(&mut s, 100, 1, 4096 * next);
+        next += 1;
+    }
+    for now in 110..200 {
+        grow_old(&mut s, now, &limits);
+        announce_all(&mut s, now, &limits, &mut next);
+    }
+    assert!(s.given_up() >= 240);
+}

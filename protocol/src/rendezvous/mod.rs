@@ -49,7 +49,7 @@ pub struct Limits {
     /// Announced frames in flight, stalled ones not counted.
     pub flight: usize,
     /// Announced frames in flight to a peer that has stalled ones, or has fetched none since some
-    /// were given up; an eighth of `flight` if that is less. A lagging one may have as many, or a
+    /// were given up, and as many beside those from before that; an eighth of `flight` if that is less. A lagging one may have as many, or a
     /// quarter of `flight`, and all lagging ones together twice that, while there are frames for
     /// others.
     pub stalled_peer: usize,
@@ -85,14 +85,17 @@ struct Tally {
     lost: usize,
     /// It has answered nothing since it last let something be lost.
     silent: bool,
-    /// Receiver: how often it became silent.
-    silences: u32,
-    /// Receiver: of those that are waited for, begun before it became silent. They say nothing of
-    /// how it is now.
+    /// How often it became silent (receiver) or slow (sender).
+    turns: u32,
+    /// Of those that are waited for, begun before it last did. They say nothing of how it is now.
     old: usize,
+    /// Sender: it has fetched something that was announced after that, and nothing of that stands
+    /// still.
+    back: bool,
     /// It has answered something.
     answered: bool,
-    /// When it last answered something, or began to owe an answer, other than old ones.
+    /// When it last answered something (receiver), or began to owe an answer (sender: another one), other
+    /// than old ones.
     progress: Time,
 }
 
@@ -102,11 +105,33 @@ impl Tally {
         self.late > 0 || self.silent
     }
 
-    /// One that was begun after so many `silences` is not waited for any more.
-    fn ended(&mut self, silences: u32, late: bool) {
+    /// It has become silent, or slow.
+    fn turn(&mut self) {
+        self.turns = self.turns.wrapping_add(1);
+        self.old = self.open;
+        self.back = false;
+    }
+
+    /// One that was begun after so many `turns` stands still.
+    fn stalls(&mut self, turns: u32) {
+        if !self.is_slow() {
+            self.turn();
+        } else if turns == self.turns {
+            self.back = false;
+        }
+        self.late += 1;
+    }
+
+    /// Begun since it last became silent, or slow.
+    fn recent(&self) -> usize {
+        self.open.saturating_sub(self.old)
+    }
+
+    /// One that was begun after so many `turns` is not waited for any more.
+    fn ended(&mut self, turns: u32, late: bool) {
         self.open = self.open.saturating_sub(1);
         self.late = self.late.saturating_sub(usize::from(late));
-        if silences != self.silences {
+        if turns != self.turns {
             self.old = self.old.saturating_sub(1);
         }
     }
@@ -124,8 +149,7 @@ impl Tally {
         self.lost += 1;
         if !self.silent {
             self.silent = true;
-            self.silences = self.silences.wrapping_add(1);
-            self.old = self.open;
+            self.turn();
         }
     }
 }

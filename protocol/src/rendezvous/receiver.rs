@@ -105,7 +105,7 @@ struct Fetch<B> {
     ticket: Option<Ticket>,
     since: Time,
     /// How often its source had become silent by then.
-    silences: u32,
+    turns: u32,
     /// When the port was last found to have held the GET back.
     held: Time,
     state: FetchState,
@@ -238,7 +238,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             }
             _ => limits.source.min(places / 4).max(1),
         };
-        if source.open.saturating_sub(source.old) >= bound {
+        if source.recent() >= bound {
             let quiet = match all {
                 0 => 0,
                 _ => clock.now().since(source.progress),
@@ -328,7 +328,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             last: last_size(len),
             ticket,
             since: now,
-            silences: self.sources.get(node).silences,
+            turns: self.sources.get(node).turns,
             held: Time::default(),
             state,
             late: false,
@@ -373,7 +373,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         self.late = self.late.saturating_sub(usize::from(f.late));
         self.sources.update(f.node, |s| match lost {
             true => s.lost = s.lost.saturating_sub(1),
-            false => s.ended(f.silences, f.late),
+            false => s.ended(f.turns, f.late),
         });
         if f.scratch {
             self.return_scratch(f.buffer);
@@ -455,9 +455,9 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
                     f.scratch = false;
                     self.scratch_for = None;
                 }
-                let silences = f.silences;
+                let turns = f.turns;
                 self.sources.update(f.node, |s| {
-                    s.ended(silences, true);
+                    s.ended(turns, true);
                     s.lost();
                 });
                 lost = Some((f.node, lost.map_or(0, |(_, n)| n) + 1));

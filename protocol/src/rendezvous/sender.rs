@@ -87,6 +87,8 @@ struct Flight<B> {
     last: u32,
     /// When it was announced, or given up.
     since: Time,
+    /// How often its peer had become slow by then.
+    turns: u32,
     /// When the port was last found to have held the announcement back, for long.
     held: Time,
     state: FlightState,
@@ -202,7 +204,9 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// What stands still doesn't count for what may be in flight, so it stops nobody else, but it
     /// takes places until its quarantine is over. So peers that fetch nothing get few, all of them
     /// together half of what may be in flight, and beyond a first one, which shows that they fetch
-    /// again, nothing that the quarantine has no room for. A peer without a record does not get the
+    /// again, nothing that the quarantine has no room for. What stood still when a peer became slow
+    /// counts no longer once it has fetched what was announced since; one at a time is, at growing
+    /// intervals ([`Self::may_try`]). A peer without a record does not get the
     /// last quarter of what may be in flight, nor more places than it leaves to others. One that
     /// leaves things unanswered and has its part of the quarantine gets fewer still. Of the last
     /// eighth of all places each peer gets one at a time. What finds no place is refused: a place
@@ -212,6 +216,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// part of what may be in flight, and beyond that nothing.
     pub fn admit(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Admitted {
         let peer = self.peers.get(node);
+        let now = clock.now();
         let room = self.flights.room();
         let reserve = (room + self.flights.len()) / 8;
         if peer.is_slow() {
@@ -221,14 +226,14 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 false => few,
             }
             .max(1);
-            let further = peer.open < bound
-                && self.peers.slow() < limits.flight / 2
-                && self.given_up + self.peers.slow() < self.quarantine;
-            if room <= reserve || !(peer.open == 0 || further) {
+            let part = self.peers.slow() < limits.flight / 2
+                && (peer.open < bound || peer.back && peer.recent() < bound);
+            let further = part || self.may_try(&peer, now, limits);
+            let kept = self.given_up + self.peers.slow() < self.quarantine;
+            if room <= reserve || !(peer.open == 0 || further && kept) {
                 return Admitted::No(peer.open);
             }
         }
-        let now = clock.now();
         let lags = self.lagging.contains(node, now, limits.probation);
         if lags && !peer.is_slow() {
             let bound = limits.stalled_peer.max(limits.flight / 4);
@@ -248,12 +253,27 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             return Admitted::No(peer.open);
         }
         let share = (limits.flight - limits.flight / 4).min(free / 2).max(1);
-        if peer.open >= share {
+        if peer.is_slow() {
+            // What stands still may do so for long, and is bounded above.
+            if peer.recent() >= share {
+                return Admitted::No(peer.open);
+            }
+        } else if peer.open >= share {
             return Admitted::Later;
         }
         Admitted::Yes {
             prompt: !peer.is_slow() && !lags,
         }
+    }
+
+    /// Whether a slow peer gets a frame, beside those that it let stand still, to show whether it
+    /// fetches again: the next one when the last stands still for twice as long as that before it
+    /// did, or when it was fetched.
+    fn may_try(&self, peer: &Tally, now: Time, limits: &Limits) -> bool {
+        let pause = limits.stall << peer.recent().min(16);
+        !self.has_its_part(peer)
+            && peer.open == peer.late
+            && (peer.back || now.since(peer.progress) >= pause)
     }
 
     /// Whether a peer gets no more of the quarantine but by time: it has a quarter of what is left.
@@ -278,12 +298,14 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let address = buffer.address();
         let key = match_key(address, len);
         let flow = Place::new(node, flow);
+        let now = clock.now();
         let flight = Flight {
             buffer,
             node,
             flow,
             last: last_size(len),
-            since: clock.now(),
+            since: now,
+            turns: self.peers.get(node).turns,
             held: Time::default(),
             state: FlightState::Announced,
         };
@@ -292,7 +314,10 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         self.flights
             .insert(key, flight)
             .map_err(|f| (f.buffer, Unsent::Table))?;
-        self.peers.update(node, |p| p.open += 1);
+        self.peers.update(node, |p| {
+            p.open += 1;
+            p.progress = now;
+        });
         self.flows.began(flow);
         let announcement = Announcement {
             address,
@@ -318,12 +343,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let flight = self.flights.remove(key)?;
         self.peers.update(flight.node, |p| match state {
             FlightState::GivenUp => p.lost = p.lost.saturating_sub(1),
-            _ => {
-                p.open = p.open.saturating_sub(1);
-                p.late = p
-                    .late
-                    .saturating_sub(usize::from(state == FlightState::Stalled));
-            }
+            _ => p.ended(flight.turns, state == FlightState::Stalled),
         });
         if state == FlightState::Announced {
             self.flows.ended(flight.flow);
@@ -342,7 +362,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         // A GET of this peer that reads something else may end at the same address.
         let is_it = |f: &&Flight<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
         let flight = self.flights.get(c.key).filter(is_it);
-        let Some(from) = flight.map(|f| f.since.max(f.held)) else {
+        let Some((from, turns)) = flight.map(|f| (f.since.max(f.held), f.turns)) else {
             return Ended::Unmatched;
         };
         let now = clock.now();
@@ -353,7 +373,10 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             0 => FlightEvent::Fetched,
             _ => FlightEvent::Failed,
         };
-        self.peers.update(c.peer, |p| p.silent = false);
+        self.peers.update(c.peer, |p| {
+            p.silent = false;
+            p.back |= turns == p.turns;
+        });
         match self.end(c.key, event) {
             Some((FlightState::GivenUp, f)) => Ended::Late(f.buffer),
             Some((_, f)) if c.error != 0 => Ended::Failed(f.buffer, c.error),
@@ -401,15 +424,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             f.since = clock.now();
             self.given_up += 1;
             self.stalled -= usize::from(was_stalled);
+            let turns = f.turns;
             self.peers.update(node, |p| {
-                p.open = p.open.saturating_sub(1);
-                p.late = p.late.saturating_sub(usize::from(was_stalled));
+                p.ended(turns, was_stalled);
                 p.lost += 1;
             });
         } else if !was_stalled {
             self.counts.step(&mut f.state, FlightEvent::Stall);
             self.stalled += 1;
-            self.peers.update(node, |p| p.late += 1);
+            let turns = f.turns;
+            self.peers.update(node, |p| p.stalls(turns));
         }
         true
     }
@@ -472,7 +496,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 self.counts.step(&mut f.state, FlightEvent::Stall);
                 self.stalled += 1;
                 self.flows.ended(f.flow);
-                self.peers.update(f.node, |p| p.late += 1);
+                let turns = f.turns;
+                self.peers.update(f.node, |p| p.stalls(turns));
                 more = stalled(&mut f.buffer);
             }
             if age >= limits.timeout && self.given_up < self.quarantine {
@@ -480,9 +505,9 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 f.since = now;
                 self.given_up += 1;
                 self.stalled -= 1;
+                let turns = f.turns;
                 self.peers.update(f.node, |p| {
-                    p.open = p.open.saturating_sub(1);
-                    p.late = p.late.saturating_sub(1);
+                    p.ended(turns, true);
                     p.lost += 1;
                     p.silent = true;
                 });
@@ -516,7 +541,27 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             stalled += usize::from(f.state == FlightState::Stalled);
             true
         });
+        let (mut slow, mut right) = (0, true);
+        let flights = &mut self.flights;
+        self.peers.tallies.for_each_mut(|node, p| {
+            slow += if p.is_slow() { p.open } else { 0 };
+            let mut found = Tally { ..*p };
+            (found.open, found.late, found.lost, found.old) = (0, 0, 0, 0);
+            flights.for_each_mut(|_, f| {
+                if u64::from(f.node.0) == node {
+                    found.lost += usize::from(f.state == FlightState::GivenUp);
+                    found.late += usize::from(f.state == FlightState::Stalled);
+                    found.open += usize::from(f.state.is_active());
+                    found.old += usize::from(f.state.is_active() && f.turns != p.turns);
+                }
+                true
+            });
+            right &= found == *p;
+            true
+        });
         match () {
+            () if slow != self.peers.slow() => Err("wrong number of frames for slow peers"),
+            () if !right => Err("frames are counted for the wrong peer, or not as they are"),
             () if self.counts.refused() != 0 => Err("an impossible transition"),
             () if given_up != self.given_up => Err("wrong number of frames given up"),
             () if stalled != self.stalled => Err("wrong number of frames stalled"),
