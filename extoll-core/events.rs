@@ -296,7 +296,7 @@ impl Events {
             let values = self.read_all(move |w| w.event == event);
             self.registers.compare(event, values);
         }
-        self.links.refresh(false);
+        self.links.refresh();
         self.registers.begun.store(true, Relaxed);
     }
 
@@ -308,7 +308,7 @@ impl Events {
             let changes = self.registers.compare(TriggerEvent::EccFatal, flags);
             self.log(TriggerEvent::EccFatal, 0, &changes);
         }
-        self.links.refresh(true);
+        self.links.refresh();
     }
 
     /// Writes the sub-causes of an event that occurred.

@@ -34,6 +34,8 @@ pub(crate) struct Links {
     looking: Mutex<()>,
     ups: [Atomic<u64>; LINKS],
     downs: [Atomic<u64>; LINKS],
+    /// They were looked at.
+    looked: AtomicFlag,
     /// No event tells of changes.
     polled: AtomicFlag,
     #[pin]
@@ -50,7 +52,7 @@ impl WorkItem for Links {
     fn run(this: Arc<Links>) {
         // Should an event get lost, those above would wait for the first link for ever.
         if this.polled.load(Relaxed) || !this.any_up() {
-            this.refresh(true);
+            this.refresh();
         }
         if this.ctx.is_alive() {
             this.start();
@@ -70,6 +72,7 @@ impl Links {
                 looking <- new_mutex!((), "extoll_links_looking"),
                 ups: [const { Atomic::new(0) }; LINKS],
                 downs: [const { Atomic::new(0) }; LINKS],
+                looked: AtomicFlag::new(false),
                 polled: AtomicFlag::new(true),
                 watch <- new_delayed_work!("extoll_links_watch"),
             }),
@@ -148,11 +151,12 @@ impl Links {
         })
     }
 
-    /// Reads all links, and tells subscribers what changed; it is counted, logged and told to user
-    /// space if it is an `event`, and not just the first look. Subscribers may be there before that,
-    /// with all links down for them. Process context.
-    pub(crate) fn refresh(&self, event: bool) {
+    /// Reads all links, and tells subscribers what changed; but for the first look it is counted,
+    /// logged and told to user space, too. Subscribers may be there before that, with all links down
+    /// for them. Process context.
+    pub(crate) fn refresh(&self) {
         let _looking = self.looking.lock();
+        let first = !self.looked.load(Relaxed);
         for n in 0..LINKS {
             let Some(new) = self.read(n as u32) else {
                 return;
@@ -167,11 +171,12 @@ impl Links {
             if old == new {
                 continue;
             }
-            if event && old.up != new.up {
+            if !first && old.up != new.up {
                 self.changed(n, new.up);
             }
             self.monitor.publish_link(n as u8, new);
         }
+        self.looked.store(true, Relaxed);
     }
 
     fn changed(&self, n: usize, up: bool) {
