@@ -60,13 +60,11 @@ struct Args {
 }
 
 /// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte, or which want pages of
-/// 1 GiB or netpoll, for which it is not configured.
+/// 1 GiB, for which it is not configured.
 const TOO_MUCH_FOR_DEBUG: &[&str] = &[
     "sha256_both_ways",
     "traffic::ssh",
     "atu_gigantic",
-    "stack::netpoll",
-    "stack::netconsole",
 ];
 /// Scenarios about what only the debug kernel has.
 const ONLY_DEBUG: &[&str] = &["driver::unit_tests"];
