@@ -213,6 +213,7 @@ mod tests {
             tx_queue_len: 1,
             watchdog_ms: 1000,
             tx_csum: false,
+            rx_csum: true,
             multicast: false,
         };
         let ndev = NetDev::alloc(&config, sample.device())?;
