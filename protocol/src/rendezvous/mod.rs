@@ -49,9 +49,9 @@ pub struct Limits {
     /// Announced frames in flight, stalled ones not counted.
     pub flight: usize,
     /// Announced frames in flight to a peer that has stalled ones, or has fetched none since some
-    /// were given up, and as many beside those from before that; an eighth of `flight` if that is less. A lagging one may have as many, or a
-    /// quarter of `flight`, and all lagging ones together twice that, while there are frames for
-    /// others.
+    /// were given up, and as many beside those once it fetches again; an eighth of `flight` if that
+    /// is less. A lagging one may have as many, or a quarter of `flight`, and all lagging ones
+    /// together twice that, while there are frames for others.
     pub stalled_peer: usize,
     /// Fetches in flight, late ones not counted.
     pub fetches: usize,
@@ -85,17 +85,19 @@ struct Tally {
     lost: usize,
     /// It has answered nothing since it last let something be lost.
     silent: bool,
-    /// How often it became silent (receiver) or slow (sender).
+    /// How often it became silent (receiver), or slow and then fetched again (sender).
     turns: u32,
     /// Of those that are waited for, begun before it last did. They say nothing of how it is now.
     old: usize,
-    /// Sender: it has fetched something that was announced after that, and nothing of that stands
-    /// still.
+    /// Sender: it has fetched something that was announced after that, and nothing of that has
+    /// come to stand still since.
     back: bool,
+    /// Sender: it has fetched something that was announced after it became slow.
+    shown: bool,
     /// It has answered something.
     answered: bool,
-    /// When it last answered something (receiver), or began to owe an answer (sender: another one), other
-    /// than old ones.
+    /// When it last answered something (receiver), or began to owe an answer (sender: another one),
+    /// other than old ones.
     progress: Time,
 }
 
@@ -105,7 +107,7 @@ impl Tally {
         self.late > 0 || self.silent
     }
 
-    /// It has become silent, or slow.
+    /// What there is from now on says how it is now.
     fn turn(&mut self) {
         self.turns = self.turns.wrapping_add(1);
         self.old = self.open;
@@ -116,13 +118,28 @@ impl Tally {
     fn stalls(&mut self, turns: u32) {
         if !self.is_slow() {
             self.turn();
+            self.shown = false;
         } else if turns == self.turns {
             self.back = false;
         }
         self.late += 1;
     }
 
-    /// Begun since it last became silent, or slow.
+    /// One was fetched that was begun after so many `turns`; none if it was given up. The first that was begun when it was
+    /// slow already shows that it fetches again, and what stands still by then may be lost; this
+    /// once only, or it could have any number stand still.
+    fn fetches(&mut self, turns: Option<u32>) {
+        self.silent = false;
+        if turns == Some(self.turns) {
+            if self.late > 0 && !self.shown {
+                self.shown = true;
+                self.turn();
+            }
+            self.back = true;
+        }
+    }
+
+    /// Begun since the last turn.
     fn recent(&self) -> usize {
         self.open.saturating_sub(self.old)
     }

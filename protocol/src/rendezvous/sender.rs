@@ -87,7 +87,7 @@ struct Flight<B> {
     last: u32,
     /// When it was announced, or given up.
     since: Time,
-    /// How often its peer had become slow by then.
+    /// How often its peer had become slow, or fetched again, by then.
     turns: u32,
     /// When the port was last found to have held the announcement back, for long.
     held: Time,
@@ -204,13 +204,14 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// What stands still doesn't count for what may be in flight, so it stops nobody else, but it
     /// takes places until its quarantine is over. So peers that fetch nothing get few, all of them
     /// together half of what may be in flight, and beyond a first one, which shows that they fetch
-    /// again, nothing that the quarantine has no room for. What stood still when a peer became slow
-    /// counts no longer once it has fetched what was announced since; one at a time is, at growing
-    /// intervals ([`Self::may_try`]). A peer without a record does not get the
-    /// last quarter of what may be in flight, nor more places than it leaves to others. One that
-    /// leaves things unanswered and has its part of the quarantine gets fewer still. Of the last
-    /// eighth of all places each peer gets one at a time. What finds no place is refused: a place
-    /// that is not given up soon comes back only when its quarantine is over.
+    /// again, nothing that the quarantine has no room for. Beside the few one at a time is
+    /// announced, at growing intervals ([`Self::may_try`]); once it has fetched one that was
+    /// announced when it was slow, what stands still by then counts no longer. A peer without a
+    /// record does not get the last quarter of what may be in flight, nor more places than it
+    /// leaves to others. One that leaves things unanswered and has its part of the quarantine gets
+    /// fewer still. Of the last eighth of all places each peer gets one at a time. What finds no
+    /// place is refused: a place that is not given up soon comes back only when its quarantine is
+    /// over.
     ///
     /// For a peer that fetches late nobody waits who sends to others ([`Sender::sends`]): it has a
     /// part of what may be in flight, and beyond that nothing.
@@ -226,11 +227,15 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 false => few,
             }
             .max(1);
-            let part = self.peers.slow() < limits.flight / 2
-                && (peer.open < bound || peer.back && peer.recent() < bound);
+            let fits = peer.open < bound || peer.back && peer.recent() < bound;
+            let part = fits && self.peers.slow() < limits.flight / 2;
             let further = part || self.may_try(&peer, now, limits);
             let kept = self.given_up + self.peers.slow() < self.quarantine;
-            if room <= reserve || !(peer.open == 0 || further && kept) {
+            // What peers get that leave things unanswered keeps others from half of what there is
+            // at most, until it stands still.
+            let moving = self.peers.slow().saturating_sub(self.stalled);
+            let has_room = room > reserve && moving < (limits.flight / 2).max(1);
+            if !(has_room && (peer.open == 0 || further && kept)) {
                 return Admitted::No(peer.open);
             }
         }
@@ -267,10 +272,12 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     }
 
     /// Whether a slow peer gets a frame, beside those that it let stand still, to show whether it
-    /// fetches again: the next one when the last stands still for twice as long as that before it
-    /// did, or when it was fetched.
+    /// fetches again: when the last one does so for twice as long as that before it did, or a
+    /// quarter of the time-out; at once if the last one was fetched. A peer that has its part of the
+    /// quarantine gets none so.
     fn may_try(&self, peer: &Tally, now: Time, limits: &Limits) -> bool {
-        let pause = limits.stall << peer.recent().min(16);
+        let longest = limits.stall.max(limits.timeout / 4);
+        let pause = (limits.stall << peer.recent().min(16)).min(longest);
         !self.has_its_part(peer)
             && peer.open == peer.late
             && (peer.back || now.since(peer.progress) >= pause)
@@ -299,13 +306,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let key = match_key(address, len);
         let flow = Place::new(node, flow);
         let now = clock.now();
+        let Tally {
+            turns, progress, ..
+        } = self.peers.get(node);
         let flight = Flight {
             buffer,
             node,
             flow,
             last: last_size(len),
             since: now,
-            turns: self.peers.get(node).turns,
+            turns,
             held: Time::default(),
             state: FlightState::Announced,
         };
@@ -326,6 +336,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let Err(refused) = port.announce(node, &announcement) else {
             return Ok(());
         };
+        // It was shown nothing.
+        self.peers.update(node, |p| p.progress = progress);
         match self.end(key, FlightEvent::NotSent) {
             Some((_, f)) => Err((f.buffer, Unsent::Refused(refused))),
             // Can't be: it was inserted above.
@@ -362,9 +374,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         // A GET of this peer that reads something else may end at the same address.
         let is_it = |f: &&Flight<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
         let flight = self.flights.get(c.key).filter(is_it);
-        let Some((from, turns)) = flight.map(|f| (f.since.max(f.held), f.turns)) else {
+        let Some(f) = flight else {
             return Ended::Unmatched;
         };
+        let from = f.since.max(f.held);
+        let turns = f.state.is_active().then_some(f.turns);
         let now = clock.now();
         if now.since(from) >= limits.lag {
             self.lagging.note(c.peer, now);
@@ -373,10 +387,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             0 => FlightEvent::Fetched,
             _ => FlightEvent::Failed,
         };
-        self.peers.update(c.peer, |p| {
-            p.silent = false;
-            p.back |= turns == p.turns;
-        });
+        self.peers.update(c.peer, |p| p.fetches(turns));
         match self.end(c.key, event) {
             Some((FlightState::GivenUp, f)) => Ended::Late(f.buffer),
             Some((_, f)) if c.error != 0 => Ended::Failed(f.buffer, c.error),
@@ -543,6 +554,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         });
         let (mut slow, mut right) = (0, true);
         let flights = &mut self.flights;
+        let tallies = &self.peers.tallies;
+        flights.for_each_mut(|_, f| {
+            right &= tallies.get(u64::from(f.node.0)).is_some();
+            true
+        });
         self.peers.tallies.for_each_mut(|node, p| {
             slow += if p.is_slow() { p.open } else { 0 };
             let mut found = Tally { ..*p };
