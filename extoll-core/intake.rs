@@ -31,6 +31,8 @@ use wire::{
 pub(crate) const HOLE_MS: u32 = 100;
 /// When the monitor looks for what is known to be on its way.
 const SOON_MS: u32 = 1;
+/// No slot: the owner waits without an interrupt, so that it has to poll wherever the NIC is.
+const UNARMED: u32 = u32::MAX;
 
 /// How a poll ends before its budget is used up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,22 +122,23 @@ impl Reader {
         }
     }
 
-    /// Tells the NIC about freed slots and unmasks the interrupt.
+    /// Tells the NIC about freed slots and unmasks the interrupt. Not to be kept from running for
+    /// long between its look at the queue and the store: with interrupts or bottom halves off.
     pub(crate) fn rearm(&mut self, queue: &Queue, stats: &PortStats) {
-        let comes = match self.intake.arm(|slot| queue.status(slot) != 0) {
-            None => true,
+        match self.intake.arm(|slot| queue.status(slot) != 0) {
+            None => self.monitor.expect(UNARMED, true),
             Some(lrp) => {
                 self.monitor.commit(queue, lrp, true, stats);
                 if self.monitor.found.xchg(false, Full) {
                     self.care.found();
                 }
                 // The register first: what it tells of may be in the queue by then.
-                self.care.take()
+                let comes = self.care.take()
                     && self.monitor.ahead(queue, &self.intake) != 0
-                    && queue.status(lrp) == 0
+                    && queue.status(lrp) == 0;
+                self.monitor.expect(lrp, comes);
             }
-        };
-        self.monitor.expect(self.next(), comes);
+        }
     }
 }
 
@@ -153,7 +156,7 @@ pub(crate) struct QueueMonitor {
     ctx: Arc<Context>,
     table: Arc<Table>,
     vpid: Vpid,
-    /// Slot that the owner waits for, and since when.
+    /// Slot that the owner waits for, or [`UNARMED`], and since when.
     next: Atomic<u32>,
     since: AtomicTime,
     /// Something was found without an interrupt.
@@ -172,7 +175,8 @@ impl WorkItem for QueueMonitor {
     fn run(this: Arc<Self>) {
         let waits_for = this.next.load(Relaxed);
         if this.pointer().is_some_and(|lwp| lwp != waits_for) {
-            if now().since(this.since.load()) >= ticks(HOLE_MS / 2) {
+            let late = now().since(this.since.load()) >= ticks(HOLE_MS / 2);
+            if late && waits_for != UNARMED {
                 this.found.store(true, Relaxed);
             }
             // Its poll finds out whether there is a hole, an interrupt got lost, or all is well. With bottom

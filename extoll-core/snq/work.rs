@@ -99,6 +99,8 @@ impl WorkItem<BEGIN> for Snq {
     fn run(this: Arc<Snq>) {
         this.to.events.begin();
         this.allow(this.to.events.wanted());
+        // What happened to links since the first look.
+        this.to.events.look_at_links();
     }
 }
 

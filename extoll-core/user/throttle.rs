@@ -250,9 +250,12 @@ impl UserWatch {
     /// something. During a pause the interrupt stays masked until its end. `ENODEV`.
     ///
     /// Whoever asks for the same slot `again` may do so as the NIC stood still for a while, and has much to deliver now: all that
-    /// it has written is there when it answers. Nothing else runs on this processor between the look and the store, so that
+    /// it has written is there when it answers. No other task runs on this processor between the look and the store, so that
     /// what comes meanwhile is less than a queue takes.
     pub(super) fn arm(&self, slot: u32, again: bool, holds: impl Fn() -> bool) -> Result<bool> {
+        if holds() {
+            return Ok(true);
+        }
         let mut gate = self.gate.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
         let reg = BqRegs(self.table.unit()).rp(self.vpid);
