@@ -26,9 +26,10 @@ use crate::{
     vpid::{SendSide, Table},
 };
 use kernel::{
-    impl_has_delayed_work, new_delayed_work,
+    impl_has_delayed_work,
     prelude::*,
-    sync::{atomic::Relaxed, new_spinlock_irq, Arc, SpinLockIrq},
+    static_lock_class,
+    sync::{atomic::Relaxed, Arc, SpinLockIrq},
     time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
     workqueue::{DelayedWork, WorkItem},
 };
@@ -41,6 +42,11 @@ use wire::{
     sending::{Admission, Kick, Limits, Next, Refusal, Sending},
     wcbuf::{State, COPIES},
 };
+
+/// The lock checker compares names by address, and literals in generic code may be there more than once.
+static LOCK_NAME: &CStr = c"extoll_tx";
+static WATCH_NAME: &CStr = c"extoll_tx_watch";
+static TIMER_NAME: &CStr = c"extoll_tx_watch_timer";
 
 /// Why a packet was not sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -158,9 +164,9 @@ impl<const N: usize> Tx<N> {
                 unit: table.unit(),
                 vpid,
                 stats,
-                inner <- new_spinlock_irq!(Inner { machine, copies, repair: None }, "extoll_tx"),
+                inner <- SpinLockIrq::new(Inner { machine, copies, repair: None }, LOCK_NAME, static_lock_class!()),
                 parties <- Parties::new(),
-                watch <- new_delayed_work!("extoll_tx_watch"),
+                watch <- DelayedWork::new(WATCH_NAME, static_lock_class!(), TIMER_NAME, static_lock_class!()),
             }),
             GFP_KERNEL,
         )

@@ -11,12 +11,16 @@ use super::{
 use crate::bindings;
 use core::cell::UnsafeCell;
 use kernel::{
-    container_of, new_spinlock,
+    container_of,
     prelude::*,
+    static_lock_class,
     sync::{Arc, SpinLock},
     time::Delta,
     types::{Opaque, ScopeGuard},
 };
+
+/// The lock checker compares names by address, and literals in generic code may be there more than once.
+static LOCK_NAME: &CStr = c"extoll_napi_turn";
 
 /// The poll function of one NAPI instance and what it works on.
 pub trait NapiPoll: Send + Sync + 'static {
@@ -86,7 +90,7 @@ impl<P: NapiPoll> Napi<P> {
             _: { ndev.claim_napi()? },
             ctx,
             state: UnsafeCell::new(state),
-            turn <- new_spinlock!((), "extoll_napi_turn"),
+            turn <- SpinLock::new((), LOCK_NAME, static_lock_class!()),
             // Last, so that nothing can fail after the instance was added to the device. `dev` is
             // kept valid by `ndev` (above in the closure, then in the field).
             raw <- Opaque::ffi_init(move |p: *mut bindings::extoll_napi| {

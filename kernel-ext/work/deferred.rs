@@ -8,7 +8,15 @@ use core::{
     ops::{Deref, DerefMut},
     ptr,
 };
-use kernel::{impl_has_work, new_work, prelude::*, workqueue::Work, workqueue::WorkItem};
+use kernel::{
+    impl_has_work,
+    prelude::*,
+    static_lock_class,
+    workqueue::{Work, WorkItem},
+};
+
+/// The lock checker compares names by address, and literals in generic code may be there more than once.
+static LOCK_NAME: &CStr = c"extoll_deferred";
 
 /// A value with the memory that it takes to have it dropped by a work item.
 #[pin_data]
@@ -76,7 +84,7 @@ impl<T: Send + 'static> Deferred<T> {
     pub fn new(value: T, flags: kernel::alloc::Flags) -> Result<Self> {
         let slot = pin_init!(Slot {
             value,
-            work <- new_work!("extoll_deferred"),
+            work <- Work::new(LOCK_NAME, static_lock_class!()),
         });
         Ok(Self(ManuallyDrop::new(KBox::pin_init(slot, flags)?)))
     }

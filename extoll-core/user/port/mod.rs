@@ -27,8 +27,8 @@ use crate::{
 use kernel::{
     fs::File,
     ioctl::{_IOR, _IOW},
-    new_mutex,
     prelude::*,
+    static_lock_class,
     sync::{
         atomic::{Atomic, Relaxed},
         poll::PollTable,
@@ -46,6 +46,10 @@ use wire::{
     ids::{BusAddr, Vpid},
     regs::BqRegs,
 };
+
+/// The lock checker compares names by address, and literals in generic code may be there more than once.
+static CLOSING_NAME: &CStr = c"extoll_port_closing";
+static LIVE_NAME: &CStr = c"extoll_port";
 
 /// Version of what this driver adds to the vendor's ABI.
 const ABI_VERSION: u32 = 1;
@@ -229,8 +233,8 @@ impl<U: PortUnit> UserPort<U> {
             tables,
             armed: Atomic::new(0),
             slot,
-            closing <- new_mutex!((), "extoll_port_closing"),
-            live <- new_mutex!(Some(live), "extoll_port"),
+            closing <- Mutex::new((), CLOSING_NAME, static_lock_class!()),
+            live <- Mutex::new(Some(live), LIVE_NAME, static_lock_class!()),
         }))
     }
 
