@@ -187,3 +187,13 @@ pub fn plenty() -> Port {
         ..Port::default()
     }
 }
+
+pub fn large_sender() -> (Sender<Heap, At>, Limits) {
+    let limits = Limits {
+        flight: 256,
+        stalled_peer: 16,
+        keep: 2000,
+        ..LIMITS
+    };
+    (Sender::new(512, 512).unwrap(), limits)
+}
