@@ -59,12 +59,13 @@ struct Args {
     keep: PathBuf,
 }
 
-/// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte, or which want pages of
-/// 1 GiB, for which it is not configured.
+/// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte, which want pages of
+/// 1 GiB, for which it is not configured, or which measure memory, of which its checkers take a multiple.
 const TOO_MUCH_FOR_DEBUG: &[&str] = &[
     "sha256_both_ways",
     "traffic::ssh",
     "atu_gigantic",
+    "driver::load_cost",
 ];
 /// Scenarios about what only the debug kernel has.
 const ONLY_DEBUG: &[&str] = &["driver::unit_tests"];
