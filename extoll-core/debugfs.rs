@@ -66,6 +66,7 @@ fn store_mask(nic: &Nic, text: &str) -> Result {
         return Err(EINVAL);
     }
     nic.snq().allow(mask);
+    nic.events().look_at_links();
     Ok(())
 }
 

@@ -3,7 +3,6 @@
 //! A list of those who are called from interrupts; it grows and shrinks in process context.
 
 use kernel::{
-    new_mutex,
     prelude::*,
     static_lock_class,
     sync::{Mutex, SpinLockIrq},
@@ -14,6 +13,7 @@ const MOST: usize = 64;
 
 /// The lock checker compares names by address, and what makes lists is inlined where it is used.
 static LOCK_NAME: &CStr = c"extoll_subscribers_list";
+static CHANGES_NAME: &CStr = c"extoll_subscribers_changes";
 
 /// Subscribers `T` with keys. Calls run with the list locked and interrupts disabled.
 #[pin_data]
@@ -29,7 +29,7 @@ impl<T> Subscribers<T> {
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             list <- SpinLockIrq::new(KVec::new(), LOCK_NAME, static_lock_class!()),
-            changes <- new_mutex!(0, "extoll_subscribers_changes"),
+            changes <- Mutex::new(0, CHANGES_NAME, static_lock_class!()),
         })
     }
 

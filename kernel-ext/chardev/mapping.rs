@@ -8,8 +8,8 @@
 use crate::bindings;
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
-    new_mutex,
     prelude::*,
+    static_lock_class,
     sync::{
         atomic::{Acquire, Atomic, Relaxed, Release},
         Arc, Mutex,
@@ -17,6 +17,9 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 
+/// The lock checker compares names by address, and literals in generic code may be there more than
+/// once.
+static LOCK_NAME: &CStr = c"extoll_mapping";
 /// Pause of a process between attempts to access a page that is withheld.
 const WITHHELD_PAUSE: Delta = Delta::from_millis(1);
 /// Pages inserted by one fault, so that a queue of many pages does not cost as many faults.
@@ -301,7 +304,7 @@ impl NewMapping<'_> {
                 first,
                 pages,
                 users: Atomic::new(1),
-                content <- new_mutex!(Some(Content { parts, withheld: 0 }), "extoll_mapping"),
+                content <- Mutex::new(Some(Content { parts, withheld: 0 }), LOCK_NAME, static_lock_class!()),
             }),
             GFP_KERNEL_ACCOUNT,
         )?;

@@ -8,13 +8,17 @@ use core::{
     ops::{Deref, DerefMut},
 };
 use kernel::{
-    new_spinlock_irq,
     prelude::*,
+    static_lock_class,
     sync::{
         atomic::{Atomic, Relaxed},
         Arc, SpinLockIrq,
     },
 };
+
+/// The lock checker compares names by address, and literals in generic code may be there more than
+/// once.
+static LOCK_NAME: &CStr = c"extoll_pool";
 
 /// What is in a pool.
 struct Stack<T> {
@@ -89,7 +93,7 @@ impl<T: Send + 'static> Pool<T> {
         let stack = Deferred::new(stack, GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
-                stack <- new_spinlock_irq!(stack, "extoll_pool"),
+                stack <- SpinLockIrq::new(stack, LOCK_NAME, static_lock_class!()),
                 size,
                 exhausted: Atomic::new(0),
             }),

@@ -369,7 +369,6 @@ fn room_is_made_at_the_expense_of_who_has_most() {
     }
 }
 
-/// Limits and tables of a sender as large as those of a driver, with a quarantine as long as twenty time-outs.
 fn admitted(s: &Sender<Heap, At>, node: u16, limits: &Limits) -> bool {
     matches!(
         s.admit(&Time(0), NodeId(node), limits),

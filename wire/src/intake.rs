@@ -84,12 +84,18 @@ impl Intake {
         }
     }
 
+    /// Whether more than half of the queue has been written, by two slots, as one of them may have a hole.
+    fn is_filled(&self, is_used: impl Fn(u32) -> bool) -> bool {
+        let far = [self.slots / 2, self.slots - 1];
+        far.iter().any(|by| is_used(self.after(self.next, *by)))
+    }
+
     /// Slots by which the NIC's write pointer is ahead. `is_used` tells whether a slot has something: equal
-    /// pointers may also mean that the queue is full (G10), in which case the last one has.
-    pub fn ahead(&self, pointer: u32, is_used: impl FnOnce(u32) -> bool) -> u32 {
+    /// pointers may also mean that the queue is full (G10), in which case the far ones have.
+    pub fn ahead(&self, pointer: u32, is_used: impl Fn(u32) -> bool) -> u32 {
         if pointer >= self.slots {
             0
-        } else if pointer == self.next && is_used(self.after(self.next, self.slots - 1)) {
+        } else if pointer == self.next && self.is_filled(is_used) {
             self.slots
         } else {
             self.distance(self.next, pointer)
@@ -161,8 +167,7 @@ impl Intake {
     /// What the NIC writes between the look and the store may still be too much: half of the queue if there is a
     /// hole, else all of it. So the owner stores what it gets at once, with nothing that may take long between.
     pub fn arm(&mut self, is_used: impl Fn(u32) -> bool) -> Option<u32> {
-        let far = [0, self.slots / 2, self.slots - 1];
-        if self.stored == self.next && far.iter().any(|by| is_used(self.after(self.next, *by))) {
+        if self.stored == self.next && (is_used(self.next) || self.is_filled(is_used)) {
             return None;
         }
         self.committed = self.next;

@@ -6,8 +6,13 @@ use super::{Completion, Done, Quiet, RmaError, Submitter, Ticket};
 use kernel::{
     new_spinlock_irq,
     prelude::*,
+    static_lock_class,
     sync::{self, Arc, SpinLockIrq},
 };
+
+/// The lock checker compares names by address, and literals in generic code may be there more than
+/// once.
+static LOCK_NAME: &CStr = c"extoll_rma_callback";
 
 /// What was told so far.
 #[derive(Default)]
@@ -159,7 +164,7 @@ where
 {
     let f = KBox::new(f, GFP_KERNEL).map_err(|_| RmaError::NoMemory)?;
     let callback = pin_init!(Callback {
-        f <- new_spinlock_irq!(Some(f), "extoll_rma_callback"),
+        f <- SpinLockIrq::new(Some(f), LOCK_NAME, static_lock_class!()),
         _keep: keep,
     });
     let callback = Arc::pin_init(callback, GFP_KERNEL).map_err(|_| RmaError::NoMemory)?;

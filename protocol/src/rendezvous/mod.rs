@@ -92,7 +92,8 @@ struct Tally {
     /// Sender: it has fetched something that was announced after that, and nothing of that has
     /// come to stand still since.
     back: bool,
-    /// Sender: it has fetched something that was announced after it became slow.
+    /// Sender: it has fetched something that was announced after it became slow, and some of what
+    /// stood still then does so still.
     shown: bool,
     /// It has answered something.
     answered: bool,
@@ -150,6 +151,7 @@ impl Tally {
         self.late = self.late.saturating_sub(usize::from(late));
         if turns != self.turns {
             self.old = self.old.saturating_sub(1);
+            self.shown &= self.old > 0;
         }
     }
 

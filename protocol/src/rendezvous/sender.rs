@@ -228,8 +228,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             }
             .max(1);
             let fits = peer.open < bound || peer.back && peer.recent() < bound;
-            let part = fits && self.peers.slow() < limits.flight / 2;
-            let further = part || self.may_try(&peer, now, limits);
+            let part = fits && (peer.back || self.peers.slow() < limits.flight / 2);
+            let further = part || self.may_try(&peer, bound, now, limits);
             let kept = self.given_up + self.peers.slow() < self.quarantine;
             // What peers get that leave things unanswered keeps others from half of what there is
             // at most, until it stands still.
@@ -275,9 +275,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// fetches again: when the last one does so for twice as long as that before it did, or a
     /// quarter of the time-out; at once if the last one was fetched. A peer that has its part of the
     /// quarantine gets none so.
-    fn may_try(&self, peer: &Tally, now: Time, limits: &Limits) -> bool {
+    fn may_try(&self, peer: &Tally, few: usize, now: Time, limits: &Limits) -> bool {
         let longest = limits.stall.max(limits.timeout / 4);
-        let pause = (limits.stall << peer.recent().min(16)).min(longest);
+        // Of those that it may have anyway none shows more than the others.
+        let tries = peer.recent().min(peer.open.saturating_sub(few));
+        let pause = (limits.stall << tries.min(16)).min(longest);
         !self.has_its_part(peer)
             && peer.open == peer.late
             && (peer.back || now.since(peer.progress) >= pause)

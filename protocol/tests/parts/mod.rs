@@ -188,6 +188,8 @@ pub fn plenty() -> Port {
     }
 }
 
+/// Limits and tables of a sender as large as those of a driver, with a quarantine as long as twenty
+/// time-outs.
 pub fn large_sender() -> (Sender<Heap, At>, Limits) {
     let limits = Limits {
         flight: 256,
