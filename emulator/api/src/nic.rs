@@ -373,7 +373,7 @@ impl Default for NicConfig {
             irq_missed: IrqMissed::default(),
             flr_scope: FlrScope::default(),
             tx_queue_limit: 4096,
-            smfu_timeout_ns: 100_000_000,
+            smfu_timeout_ns: 500_000_000,
             smfu_timeout_unit_ns: 1_000,
             smfu_zero_mask: ZeroMask::default(),
             smfu_zero_base: ZeroBase::default(),

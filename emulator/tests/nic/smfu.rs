@@ -275,7 +275,7 @@ fn a_load_without_answer_ends_at_its_time() {
     let status = rig.with(0, |nic, env| nic.reg_peek(r::STATUS_CONTROL.0, env));
     assert!(!r::StatusControl(status).idle());
     let at = rig.nodes[0].nic.next_deadline().unwrap();
-    assert_eq!(at, rig.nodes[0].ram.now + 100_000_000, "default");
+    assert_eq!(at, rig.nodes[0].ram.now + 500_000_000, "default");
     rig.nodes[0].ram.now = at - 1;
     rig.tick(0);
     assert!(!rig.nodes[0].nic.finish_load(&mut data));
@@ -306,7 +306,7 @@ fn a_late_answer_is_no_answer() {
     rig.hold_wire = true;
     let mut data = [0; 8];
     assert!(!rig.load(0, 2, window(1), &mut data));
-    rig.nodes[0].ram.now += 100_000_000;
+    rig.nodes[0].ram.now += 500_000_000;
     rig.tick(0);
     assert!(rig.nodes[0].nic.finish_load(&mut data));
     assert_eq!(data, ONES);
@@ -425,7 +425,7 @@ fn the_matching_store_has_an_end() {
     assert_eq!(smfu(&rig, 0).outstanding, 512);
     // A new load forgets the old one, whose requests still end.
     assert!(rig.load(0, 0, 0x8008, &mut [0; 8]));
-    rig.nodes[0].ram.now += 100_000_000;
+    rig.nodes[0].ram.now += 500_000_000;
     rig.tick(0);
     assert_eq!(
         (smfu(&rig, 0).outstanding, smfu(&rig, 0).timeouts),
@@ -503,7 +503,7 @@ fn a_load_that_waits_for_the_network_is_sent_late() {
     rig.credit = 0;
     let mut data = [0; 8];
     assert!(!rig.load(0, 2, window(1), &mut data));
-    rig.nodes[0].ram.now += 100_000_000;
+    rig.nodes[0].ram.now += 500_000_000;
     rig.tick(0);
     assert!(rig.nodes[0].nic.finish_load(&mut data));
     assert_eq!(data, ONES);
