@@ -126,9 +126,9 @@ impl Tally {
         self.late += 1;
     }
 
-    /// One was fetched that was begun after so many `turns`; none if it was given up. The first that was begun when it was
-    /// slow already shows that it fetches again, and what stands still by then may be lost; this
-    /// once only, or it could have any number stand still.
+    /// One was fetched that was begun after so many `turns`; `None` for one that was given up. The
+    /// first that was begun when the peer was slow already shows that it fetches again, and what
+    /// stands still by then may be lost; this once only, or it could have any number stand still.
     fn fetches(&mut self, turns: Option<u32>) {
         self.silent = false;
         if turns == Some(self.turns) {
