@@ -186,6 +186,7 @@ impl<T: Send + 'static> Drop for Taken<T> {
 mod tests {
     use super::*;
     use crate::work::Settled;
+    use kernel::new_spinlock_irq;
     use kernel::time::{delay::fsleep, Delta};
 
     struct Object {
