@@ -48,8 +48,14 @@ impl Vpid {
     pub const COUNT: u16 = 256;
     /// Users get VPIDs below this one (HW §4.2).
     pub const USER_END: Vpid = Vpid(251);
-    /// Remote register file access.
+    /// Lustre networking; no user gets it (HW §4.2).
+    pub const LND: Vpid = Vpid(251);
+    /// Remote register file access; of RMA. VELO has a space of its own, where the same number is
+    /// [`Vpid::PCI`].
     pub const RRA: Vpid = Vpid(252);
+    /// Control messages about devices that are lent to other nodes (docs/ext-pci.md); of VELO. RMA
+    /// has a space of its own, where the same number is [`Vpid::RRA`].
+    pub const PCI: Vpid = Vpid(252);
     /// Reserved for direct sockets.
     pub const DS: Vpid = Vpid(253);
     /// Network driver.

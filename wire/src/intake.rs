@@ -6,6 +6,10 @@
 //! NIC's write pointer passed it, behind which everything would wait for ever. A slot that is empty and
 //! passed at two looks, a while apart, is skipped.
 //!
+//! One slot always stays unused: the read pointer is never stored as far as the slot that is read next. So equal
+//! pointers mean that the queue is full, and that the NIC's write pointer is at the slot that is read next means that
+//! it is empty, by both rules of G10 and whatever the memory shows: what the NIC has written may be on its way.
+//!
 //! Looks happen while the owner polls an empty queue, which costs a register read per while at most. For an
 //! owner that waits for interrupts somebody else looks once, some time after the queue was armed, and has
 //! the owner poll if the pointers differ. So nothing runs while nothing arrives.
@@ -14,6 +18,8 @@ use crate::time::Time;
 
 /// Read pointer updates happen at least every this many slots, or quarter of the queue.
 const COMMIT_SLOTS: u32 = 256;
+/// Fewer than this at a time would store the pointer of the last arming again.
+const LEAST_SLOTS: u32 = 2;
 
 /// The next slot was found empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +56,7 @@ impl Intake {
             hole,
             next: 0,
             committed: 0,
-            stored: 0,
+            stored: initial(slots),
             empty: None,
             overdue: 0,
         }
@@ -84,19 +90,11 @@ impl Intake {
         }
     }
 
-    /// Whether more than half of the queue has been written, by two slots, as one of them may have a hole.
-    fn is_filled(&self, is_used: impl Fn(u32) -> bool) -> bool {
-        let far = [self.slots / 2, self.slots - 1];
-        far.iter().any(|by| is_used(self.after(self.next, *by)))
-    }
-
-    /// Slots by which the NIC's write pointer is ahead. `is_used` tells whether a slot has something: equal
-    /// pointers may also mean that the queue is full (G10), in which case the far ones have.
-    pub fn ahead(&self, pointer: u32, is_used: impl Fn(u32) -> bool) -> u32 {
+    /// Slots by which the NIC's write pointer is ahead.
+    #[must_use]
+    pub const fn ahead(&self, pointer: u32) -> u32 {
         if pointer >= self.slots {
             0
-        } else if pointer == self.next && self.is_filled(is_used) {
-            self.slots
         } else {
             self.distance(self.next, pointer)
         }
@@ -140,7 +138,9 @@ impl Intake {
     #[must_use]
     pub const fn is_commit_due(&self) -> bool {
         let quarter = self.slots / 4;
-        let limit = if quarter < COMMIT_SLOTS {
+        let limit = if quarter < LEAST_SLOTS {
+            LEAST_SLOTS
+        } else if quarter < COMMIT_SLOTS {
             quarter
         } else {
             COMMIT_SLOTS
@@ -155,25 +155,43 @@ impl Intake {
     /// that arms.
     pub fn free(&mut self) -> u32 {
         self.committed = self.next;
-        self.stored = self.after(self.next, self.slots - 1);
+        self.stored = self.after(self.next, self.slots - 2);
         self.stored
     }
 
     /// The read pointer to store with the arming of the interrupt. `None` if that must not be: the NIC has this
-    /// pointer already, and so much is in the queue that it may become full before the store arrives (see
-    /// [`Intake::free`]). Then the owner is to look again: at once if the next slot has something, a while
-    /// later if there is a hole. `is_used` tells whether a slot has something.
+    /// pointer already, and so much is in the queue, or on its way there, that it may become full before the store
+    /// arrives (see [`Intake::free`]). Then the owner is to look again a while later. `pointer` reads the NIC's write
+    /// pointer, which is only asked for in the first case; `None`: there is no NIC.
     ///
-    /// What the NIC writes between the look and the store may still be too much: half of the queue if there is a
-    /// hole, else all of it. So the owner stores what it gets at once, with nothing that may take long between.
-    pub fn arm(&mut self, is_used: impl Fn(u32) -> bool) -> Option<u32> {
-        if self.stored == self.next && (is_used(self.next) || self.is_filled(is_used)) {
+    /// What the NIC writes between the read and the store may still be too much: half of the queue. So the owner
+    /// stores what it gets at once, with nothing that may take long between.
+    pub fn arm(&mut self, pointer: impl FnOnce() -> Option<u32>) -> Option<u32> {
+        let rp = self.after(self.next, self.slots - 1);
+        if self.stored == rp && !may_store_again(self.slots, rp, pointer()?) {
             return None;
         }
         self.committed = self.next;
-        self.stored = self.next;
-        Some(self.next)
+        self.stored = rp;
+        Some(rp)
     }
+}
+
+/// Read pointer of an empty queue of `slots` slots whose first slot is read next.
+#[must_use]
+pub const fn initial(slots: u32) -> u32 {
+    slots.saturating_sub(1)
+}
+
+/// Whether the read pointer `rp`, which the NIC has already, may be stored again while its write pointer is `wp`: half of the
+/// queue is free at least. Equal pointers mean that it is full.
+#[must_use]
+pub const fn may_store_again(slots: u32, rp: u32, wp: u32) -> bool {
+    if rp >= slots || wp >= slots {
+        return false;
+    }
+    let room = if rp >= wp { rp - wp } else { rp + slots - wp };
+    room != 0 && room >= slots / 2
 }
 
 /// How often it is made sure that a store that arms has arrived before the queue is looked at.

@@ -12,9 +12,13 @@
 #[macro_use]
 mod bits;
 
+pub mod accel;
 pub mod atu;
 pub mod bq;
+pub mod ex_lnd;
+pub mod ext_ds;
 pub mod ext_eth;
+pub mod ext_pci;
 pub mod fragments;
 pub mod htax;
 pub mod ids;
@@ -27,6 +31,7 @@ pub mod rma;
 pub mod room_queue;
 pub mod route;
 pub mod rra;
+pub mod runs;
 pub mod sending;
 pub mod smfu;
 pub mod snq;

@@ -111,6 +111,13 @@ impl Layout {
         }
     }
 
+    /// Intervals (1…62) that are free, as a set: bit *n* stands for number *n*.
+    pub fn free_numbers(&self) -> u64 {
+        let usable = (0u32..).zip(&self.spans).skip(1);
+        let free = usable.filter(|(_, span)| span.is_none());
+        free.fold(0, |set, (n, _)| set | (1 << n))
+    }
+
     /// Sets mask mode for `nodes` slices of `slice` bytes each.
     ///
     /// # Errors
@@ -158,6 +165,8 @@ enum Opened {
     Memory(u64, u64),
     /// Interrupts of this node.
     Interrupts,
+    /// Nothing any more; nobody else gets the number yet.
+    Closed,
 }
 
 /// What a node opens to others by intervals (HW §12).
@@ -211,7 +220,7 @@ impl Targets {
         }
         let opened = self.list.iter().flatten().filter_map(|o| match o {
             Opened::Memory(base, bytes) => Some((*base, *bytes)),
-            Opened::Interrupts => None,
+            Opened::Interrupts | Opened::Closed => None,
         });
         let mut all = opened.chain(self.exported);
         if all.any(|(start, len)| start < end && base.0 < start + len) {
@@ -252,6 +261,27 @@ impl Targets {
         self.take(number, Opened::Interrupts)
     }
 
+    /// Has what was opened for an interval lead nowhere; its number stays taken until
+    /// [`Targets::close`].
+    pub fn shut(&mut self, number: u32) {
+        if let Some(Some(place)) = self.list.get_mut(number as usize) {
+            *place = Opened::Closed;
+        }
+    }
+
+    /// Keeps a number that nothing is opened for from others, until [`Targets::close`]; whether it was
+    /// free. It leads nowhere.
+    pub fn hold(&mut self, number: u32) -> bool {
+        self.take(number, Opened::Closed).is_ok()
+    }
+
+    /// Numbers (1…62) for which nothing is opened, as a set: bit *n* stands for number *n*.
+    pub fn free_numbers(&self) -> u64 {
+        let usable = (0u32..USABLE).zip(&self.list).skip(1);
+        let free = usable.filter(|(_, place)| place.is_none());
+        free.fold(0, |set, (n, _)| set | (1 << n))
+    }
+
     /// Ends what was opened for an interval.
     pub fn close(&mut self, number: u32) {
         if let Some(place) = self.list.get_mut(number as usize) {
@@ -264,6 +294,7 @@ impl Targets {
         match self.list.get(number as usize) {
             Some(Some(Opened::Memory(base, _))) => BusAddr(*base),
             Some(Some(Opened::Interrupts)) if hold => NOWHERE,
+            Some(Some(Opened::Closed)) => NOWHERE,
             Some(Some(Opened::Interrupts)) => BusAddr(BusAddr::INTERRUPTS.start),
             // Not 0, which means the same to some readers of the sources and all of memory to
             // others.

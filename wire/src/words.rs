@@ -15,6 +15,18 @@ pub fn gather<'a>(words: &mut [u64], parts: impl IntoIterator<Item = &'a [u8]>) 
     // Bytes that do not fill a word yet, and how many bits they have.
     let (mut rest, mut bits) = (0u64, 0u32);
     for part in parts {
+        let mut part = part;
+        if bits == 0 {
+            // As many whole words as there are.
+            while let Some((bytes, behind)) = part.split_first_chunk::<8>() {
+                let Some(place) = places.next() else {
+                    return count;
+                };
+                *place = u64::from_le_bytes(*bytes);
+                count += 1;
+                part = behind;
+            }
+        }
         for chunk in part.chunks(8) {
             let value = match chunk.first_chunk::<8>() {
                 Some(bytes) => u64::from_le_bytes(*bytes),
@@ -58,8 +70,13 @@ pub fn scatter(from: usize, to: &mut [u8], mut word: impl FnMut(usize) -> u64) {
     }
     for chunk in tail.chunks_mut(8) {
         let bytes = word(index).to_le_bytes();
-        for (to, from) in chunk.iter_mut().zip(bytes) {
-            *to = from;
+        match chunk.first_chunk_mut::<8>() {
+            Some(whole) => *whole = bytes,
+            None => {
+                for (to, from) in chunk.iter_mut().zip(bytes) {
+                    *to = from;
+                }
+            }
         }
         index += 1;
     }

@@ -2,14 +2,17 @@
 //! The reading side of a queue against a NIC whose writes get lost, under both rules for a full queue.
 
 use proptest::prelude::*;
-use wire::intake::{Care, Intake};
+use std::collections::VecDeque;
+use wire::intake::{initial, may_store_again, Care, Intake};
 use wire::time::Time;
 
 const HOLE: u64 = 100;
 
-/// The NIC's side: slots, write pointer, what it knows of the read pointer.
+/// The NIC's side: slots, what is on its way to them, write pointer, what it knows of the read pointer.
 struct Ring {
     slots: Vec<Option<u32>>,
+    /// Slot and content, in the order of the writes.
+    flying: VecDeque<(u32, Option<u32>)>,
     lwp: u32,
     lrp: u32,
     full: bool,
@@ -20,8 +23,9 @@ impl Ring {
     fn new(size: usize, flag_rule: bool) -> Self {
         Self {
             slots: vec![None; size],
+            flying: VecDeque::new(),
             lwp: 0,
-            lrp: 0,
+            lrp: initial(size as u32),
             full: false,
             flag_rule,
         }
@@ -35,16 +39,23 @@ impl Ring {
         }
     }
 
-    /// Writes item `n`, or loses it. False if there is no room.
+    /// Lets the first `n` writes that are on their way arrive.
+    fn arrive(&mut self, n: usize) {
+        for (slot, item) in self.flying.drain(..n.min(self.flying.len())) {
+            let slot = &mut self.slots[slot as usize];
+            assert_eq!(*slot, None, "a slot that is in use is overwritten");
+            *slot = item;
+        }
+    }
+
+    /// Writes item `n`, which is on its way then, or loses it. False if there is no room.
     fn write(&mut self, n: u32, lose: bool) -> bool {
         if !self.has_room() {
             return false;
         }
-        let slot = &mut self.slots[self.lwp as usize];
-        assert_eq!(*slot, None, "a slot that is in use is overwritten");
-        if !lose {
-            *slot = Some(n);
-        }
+        assert_eq!(self.slots[self.lwp as usize], None, "in use");
+        assert!(self.flying.iter().all(|(slot, _)| *slot != self.lwp));
+        self.flying.push_back((self.lwp, (!lose).then_some(n)));
         self.lwp = (self.lwp + 1) % self.slots.len() as u32;
         self.full = self.lwp == self.lrp;
         true
@@ -65,9 +76,7 @@ fn poll(ring: &mut Ring, intake: &mut Intake, now: Time) -> Vec<u32> {
             got.push(item);
             intake.advance(1);
         } else {
-            let overdue = intake.overdue(now, |i| {
-                i.ahead(ring.lwp, |s| ring.slots[s as usize].is_some())
-            });
+            let overdue = intake.overdue(now, |i| i.ahead(ring.lwp));
             if overdue == 0 {
                 break;
             }
@@ -91,16 +100,16 @@ proptest! {
     fn all_but_the_lost_is_read(
         flag_rule: bool,
         size in prop::sample::select(vec![8usize, 12, 64, 1024]),
-        steps in prop::collection::vec((0u8..20, any::<bool>(), any::<bool>()), 1..200),
+        steps in prop::collection::vec((0u8..20, any::<bool>(), any::<bool>(), 0usize..30), 1..200),
     ) {
         let mut ring = Ring::new(size, flag_rule);
         let mut intake = Intake::new(size as u32, HOLE);
         let (mut n, mut now, mut got, mut want) = (0, 0, Vec::new(), Vec::new());
-        for (count, lose, arm) in steps {
+        for (count, lose, arm, seen) in steps {
+            // Nothing is on its way for longer than that.
+            ring.arrive(usize::MAX);
             for i in 0..count {
-                // A full queue is told by its last slot (see `Intake::arm`).
-                let last = intake.after(ring.lwp, 1) == intake.next();
-                let lost = lose && i % 3 == 0 && !last;
+                let lost = lose && i % 3 == 0;
                 if ring.write(n, lost) {
                     if !lost {
                         want.push(n);
@@ -108,15 +117,17 @@ proptest! {
                     n += 1;
                 }
             }
+            ring.arrive(seen);
             now += 30;
             got.extend(poll(&mut ring, &mut intake, Time(now)));
             if arm {
-                let armed = intake.arm(|slot| ring.slots[slot as usize].is_some());
+                let armed = intake.arm(|| Some(ring.lwp));
                 if let Some(lrp) = armed {
                     ring.store_rp(lrp);
                 }
             }
         }
+        ring.arrive(usize::MAX);
         // A hole is skipped at the second look after it was found: three of them, with one to begin.
         for _ in 0..size {
             now += HOLE;
@@ -139,55 +150,75 @@ proptest! {
 /// What only frees never stores the pointer that the NIC has already.
 #[test]
 fn no_pointer_is_stored_twice() {
-    for size in [8u32, 4096] {
+    for size in [4u32, 8, 4096] {
         let mut intake = Intake::new(size, HOLE);
-        let mut last = intake.arm(|_| false).unwrap();
+        let mut last = initial(size);
         for step in 0..10_000u32 {
             intake.advance(step % 3);
             if intake.is_commit_due() {
                 let lrp = intake.free();
                 assert_ne!(lrp, last);
                 last = lrp;
+                let mut copy = intake;
+                assert!(copy.arm(|| panic!("read")).is_some());
             } else if step % 7 == 0 {
-                last = intake.arm(|_| false).unwrap();
+                let empty = intake.next();
+                let rp = intake.arm(|| Some(empty)).unwrap();
+                assert!(rp != last || step % 3 == 0);
+                last = rp;
             }
         }
     }
 }
 
-/// A full queue whose first slot got lost, and perhaps the last, is not armed: a NIC that takes the store for room
-/// would overwrite it.
+/// A queue that is full is not armed again, be it behind a hole, or with all on its way: a NIC that takes the store for room would
+/// overwrite it.
 #[test]
-fn a_full_queue_with_a_hole_is_not_armed() {
-    for (last, got) in [(false, 7), (true, 6)] {
+fn a_full_queue_is_not_armed_again() {
+    for (lost, arrived) in [(true, 7), (true, 0), (false, 0)] {
         let mut ring = Ring::new(8, true);
         let mut intake = Intake::new(8, HOLE);
-        assert!((0..8).all(|n| ring.write(n, n == 0 || last && n == 7)));
+        assert!((0..7).all(|n| ring.write(n, lost && n == 0)));
+        assert!(!ring.write(7, false));
+        ring.arrive(arrived);
         assert_eq!(poll(&mut ring, &mut intake, Time(0)), []);
-        assert_eq!(intake.arm(|s| ring.slots[s as usize].is_some()), None);
-        assert!(!ring.write(8, false));
-        assert_eq!(poll(&mut ring, &mut intake, Time(HOLE)), []);
-        assert_eq!(poll(&mut ring, &mut intake, Time(2 * HOLE)).len(), got);
-        assert!(intake.arm(|s| ring.slots[s as usize].is_some()).is_some());
+        assert_eq!(intake.arm(|| Some(ring.lwp)), None);
+        assert!(!ring.write(7, false));
+        ring.arrive(7);
+        let got = [HOLE, 2 * HOLE].map(|t| poll(&mut ring, &mut intake, Time(t)).len());
+        assert_eq!(got.iter().sum::<usize>(), if lost { 6 } else { 7 });
+        assert!(intake.arm(|| Some(ring.lwp)).is_some());
     }
 }
 
-/// What the NIC delivers between the look at the queue and the store that arms is kept, whatever was there already:
-/// up to half of the queue if there is a hole, else up to all but one slot.
+/// A NIC that is gone is not armed again, and one that has room is not asked.
+#[test]
+fn the_pointer_is_read_only_to_arm_again() {
+    let mut intake = Intake::new(8, HOLE);
+    assert_eq!(intake.arm(|| None), None);
+    assert_eq!(intake.arm(|| Some(0)), Some(7));
+    intake.advance(1);
+    assert_eq!(intake.arm(|| panic!("read")), Some(0));
+    assert_eq!(intake.arm(|| Some(1)), Some(0));
+}
+
+/// What the NIC writes between the look at its pointer and the store that arms is kept, whatever was there already and whatever of
+/// it has arrived, up to half of the queue.
 #[test]
 fn a_burst_before_the_store_is_not_overwritten() {
     for size in [8usize, 64] {
-        for (waits, hole) in (0..size).flat_map(|n| [(n, false), (n, true)]) {
+        for (waits, seen) in (0..size - 1).flat_map(|n| [(n, 0), (n, n / 2), (n, n)]) {
             let mut ring = Ring::new(size, true);
             let mut intake = Intake::new(size as u32, HOLE);
-            assert_eq!(intake.arm(|_| false), Some(0));
             for n in 0..waits {
-                ring.write(n as u32, hole && n == 0);
+                assert!(ring.write(n as u32, n == 0));
             }
-            let armed = intake.arm(|s| ring.slots[s as usize].is_some());
+            ring.arrive(seen);
+            let armed = intake.arm(|| Some(ring.lwp));
+            // An idle queue is armed.
+            assert!(armed.is_some() || waits > 0);
             let mut n = waits as u32;
-            let burst = if hole { size / 2 } else { size };
-            for _ in 1..burst {
+            for _ in 1..size / 2 {
                 n += u32::from(ring.write(n, false));
             }
             if let Some(lrp) = armed {
@@ -197,8 +228,26 @@ fn a_burst_before_the_store_is_not_overwritten() {
             while n <= size as u32 && ring.write(n, false) {
                 n += 1;
             }
-            assert_eq!(n, size as u32, "{waits} of {size}");
+            assert_eq!(n, size as u32 - 1, "{waits} of {size}");
         }
+    }
+}
+
+/// By distance, over the end of the queue, too; nothing is known of a pointer outside.
+#[test]
+fn half_of_the_queue_has_to_be_free() {
+    for (rp, wp, may) in [
+        (7, 0, true),
+        (7, 3, true),
+        (7, 4, false),
+        (7, 7, false),
+        (2, 3, true),
+        (2, 6, true),
+        (2, 7, false),
+        (8, 0, false),
+        (0, 8, false),
+    ] {
+        assert_eq!(may_store_again(8, rp, wp), may, "{rp} {wp}");
     }
 }
 

@@ -344,3 +344,55 @@ fn targets_are_checked() {
     }
     targets.open(6, base(0x40_3000), PAGE).unwrap();
 }
+
+#[test]
+fn a_target_that_is_shut_keeps_its_number() {
+    let mut targets = Targets::new();
+    let all = (1u64 << USABLE) - 2;
+    assert_eq!(targets.free_numbers(), all);
+    targets.open(5, BusAddr(0x10_0000), PAGE).unwrap();
+    targets.open_interrupts(6).unwrap();
+    assert_eq!(targets.free_numbers(), all & !(1 << 5) & !(1 << 6));
+    targets.shut(5);
+    targets.shut(6);
+    targets.shut(7);
+    assert!(!targets.hold(5));
+    assert!(targets.hold(9));
+    assert_eq!(targets.base(9, false), NOWHERE);
+    assert!(targets.open(9, BusAddr(0x30_0000), PAGE).is_err());
+    targets.close(9);
+    for number in [5, 6] {
+        assert_eq!(targets.base(number, false), NOWHERE);
+        let again = targets.open(number, BusAddr(0x20_0000), PAGE);
+        assert_eq!(again, Err(TargetRefused::Taken));
+    }
+    assert_eq!(targets.interrupts().count(), 0);
+    assert_eq!(targets.free_numbers(), all & !(1 << 5) & !(1 << 6));
+    // What it led to can be opened by another one.
+    targets.open(8, BusAddr(0x10_0000), PAGE).unwrap();
+    targets.close(5);
+    targets.open(5, BusAddr(0x20_0000), PAGE).unwrap();
+}
+
+#[test]
+fn a_shut_target_is_not_what_is_exported() {
+    let mut targets = Targets::new();
+    targets.export(BusAddr(0x10_0000), PAGE).unwrap();
+    targets.open(5, BusAddr(0x20_0000), PAGE).unwrap();
+    targets.shut(5);
+    assert_eq!(targets.base(5, false), NOWHERE);
+    targets.close(5);
+    assert_eq!(targets.base(5, false), BusAddr(0x10_0000));
+}
+
+#[test]
+fn free_intervals_are_those_that_are_not_reserved() {
+    let mut layout = Layout::new(256 << 20);
+    let all = (1u64 << USABLE) - 2;
+    assert_eq!(layout.free_numbers(), all);
+    layout.reserve(PAGE, PAGE, Some(62)).unwrap();
+    layout.reserve(PAGE, PAGE, None).unwrap();
+    assert_eq!(layout.free_numbers(), all & !(1 << 62) & !2);
+    layout.free(62);
+    assert_eq!(layout.free_numbers(), all & !2);
+}

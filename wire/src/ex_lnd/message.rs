@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! All messages, and those that carry requests (docs/ex-lnd.md, Requests).
+
+use super::session::check_len;
+use super::{Form, Header, Hello, Key, Kind, Note, Notes, Place, Welcome};
+use crate::ids::{Nla, Vpid};
+use crate::velo::MAX_LEN;
+use core::fmt;
+
+/// Bytes of payload in a [`Kind::Fragment`] at most; in all but the last one.
+pub const FRAGMENT_DATA: u16 = MAX_LEN - 8;
+/// Fragments of a request at most.
+pub const FRAGMENTS: u8 = 63;
+/// Longest payload of an LNet message.
+pub const MAX_PAYLOAD: u32 = 1 << 20;
+bits! {
+    /// First quadword of all messages of a session.
+    pub struct HeadWord {
+        /// Key of the receiver.
+        key / with_key: u32 [31:0];
+        /// Number of the request in its place.
+        seq / with_seq: u16 [47:32];
+        /// Place.
+        slot / with_slot: u8 [55:48];
+        /// 0: the request itself; otherwise which fragment.
+        part / with_part: u8 [63:56];
+    }
+}
+
+bits! {
+    /// Second quadword of a request.
+    pub struct TermsWord {
+        /// Bytes of payload.
+        len / with_len: u32 [20:0];
+        /// The payload is to be fetched.
+        fetch / with_fetch: bool [22:22];
+        /// See [`Form`].
+        form / with_form: u8 [24:24];
+    }
+}
+
+bits! {
+    /// Third quadword of a request whose payload is to be fetched.
+    pub struct SourceWord {
+        /// Address.
+        nla / with_nla: u64 [39:0];
+        /// VPID.
+        vpid / with_vpid: u8 [47:40];
+    }
+}
+
+/// Where the payload of a request can be fetched.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Source {
+    /// Its first byte.
+    pub nla: Nla,
+    /// Whose memory that is.
+    pub vpid: Vpid,
+}
+
+/// How the payload comes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Payload {
+    /// In the request and fragments: so many bytes.
+    Here(u16),
+    /// It has to be fetched: so many bytes, at least one.
+    There(u32, Source),
+}
+
+impl Payload {
+    /// Bytes.
+    #[must_use]
+    pub const fn len(&self) -> u32 {
+        match *self {
+            Self::Here(len) => len as u32,
+            Self::There(len, _) => len,
+        }
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// An LNet message, or its beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Request {
+    /// Key of the receiver.
+    pub key: Key,
+    /// Which request.
+    pub place: Place,
+    /// Form of the header.
+    pub form: Form,
+    /// Header of the LNet message; what the form does not have is zero.
+    pub header: Header,
+    /// Payload.
+    pub payload: Payload,
+}
+
+/// More payload of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Fragment {
+    /// Key of the receiver.
+    pub key: Key,
+    /// Which request.
+    pub place: Place,
+    /// Which fragment, 1…[`FRAGMENTS`].
+    pub part: u8,
+    /// Bytes of payload in it, 1…[`FRAGMENT_DATA`].
+    pub len: u16,
+}
+
+/// A message. Payload of [`Message::Request`] and [`Message::Fragment`] follows the quadwords of
+/// [`Message::words`], up to the length of the message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// See [`Kind::Hello`].
+    Hello(Hello),
+    /// See [`Kind::Welcome`].
+    Welcome(Welcome),
+    /// See [`Kind::Stale`].
+    Stale(Key),
+    /// See [`Kind::Request`].
+    Request(Request),
+    /// See [`Kind::Fragment`].
+    Fragment(Fragment),
+    /// See [`Kind::Notes`].
+    Notes(Key, Notes),
+}
+
+/// Why a message is none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reject {
+    /// No kind has this user tag.
+    Tag,
+    /// Its length does not fit what it says.
+    Length,
+    /// A field has a value that it can't have.
+    Field,
+}
+
+/// [`Reject`] with what was wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Rejected {
+    /// Why.
+    pub why: Reject,
+    /// The tag, length or field.
+    pub value: u64,
+}
+
+impl Rejected {
+    pub(super) const fn new(why: Reject, value: u64) -> Self {
+        Self { why, value }
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.value;
+        match self.why {
+            Reject::Tag => write!(f, "no message has the tag {value:#x}"),
+            Reject::Length => write!(f, "length {value} does not fit"),
+            Reject::Field => write!(f, "a field can't be {value:#x}"),
+        }
+    }
+}
+
+/// Quadwords of a message before its payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Words {
+    words: [u64; 15],
+    count: u8,
+}
+
+impl Words {
+    pub(super) const fn new(some: [u64; 4], count: u8) -> Self {
+        let mut words = [0; 15];
+        let mut i = 0;
+        while i < 4 {
+            words[i] = some[i];
+            i += 1;
+        }
+        Self { words, count }
+    }
+
+    fn extend(&mut self, more: impl IntoIterator<Item = u64>) {
+        let mut rest = self.words.iter_mut().skip(self.count.into());
+        for (word, place) in more.into_iter().zip(&mut rest) {
+            *place = word;
+            self.count += 1;
+        }
+    }
+
+    /// The quadwords.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u64] {
+        self.words.get(..self.count.into()).unwrap_or_default()
+    }
+}
+
+const fn head(key: Key, place: Place, part: u8) -> u64 {
+    HeadWord(0)
+        .with_key(key.0)
+        .with_seq(place.seq)
+        .with_slot(place.slot)
+        .with_part(part)
+        .raw()
+}
+
+/// Fragments that follow a request with so many bytes of payload; `None` if they are too many.
+#[must_use]
+pub const fn fragments(form: Form, len: u32) -> Option<u8> {
+    let rest = len.saturating_sub(form.data() as u32);
+    let count = rest.div_ceil(FRAGMENT_DATA as u32);
+    match count <= FRAGMENTS as u32 {
+        true => Some(count as u8),
+        false => None,
+    }
+}
+
+/// Offset and length of the piece of the payload that is in a part of a request: 0 is the request
+/// itself, then come fragments.
+#[must_use]
+pub const fn pieces(form: Form, len: u16, part: u8) -> (u16, u16) {
+    let first = form.data();
+    let (at, most) = match part {
+        0 => (0, first),
+        n => (first + (n as u16 - 1) * FRAGMENT_DATA, FRAGMENT_DATA),
+    };
+    let left = len.saturating_sub(at);
+    (at, if left < most { left } else { most })
+}
+
+impl Request {
+    fn words(&self) -> Words {
+        let terms = TermsWord(0)
+            .with_len(self.payload.len())
+            .with_form(self.form.code());
+        let head = head(self.key, self.place, 0);
+        let mut words = match self.payload {
+            Payload::Here(_) => Words::new([head, terms.raw(), 0, 0], 2),
+            Payload::There(_, source) => {
+                let source = SourceWord(0)
+                    .with_nla(source.nla.0)
+                    .with_vpid(source.vpid.get() as u8);
+                Words::new([head, terms.with_fetch(true).raw(), source.raw(), 0], 3)
+            }
+        };
+        words.extend(self.header.into_iter().take(self.form.words()));
+        words
+    }
+
+    /// Bytes of payload in the message itself.
+    const fn data_len(&self) -> u16 {
+        match self.payload {
+            Payload::Here(len) => pieces(self.form, len, 0).1,
+            Payload::There(..) => 0,
+        }
+    }
+
+    const fn data_offset(&self) -> u16 {
+        let fixed = match self.payload {
+            Payload::Here(_) => 16,
+            Payload::There(..) => 24,
+        };
+        fixed + self.form.bytes()
+    }
+
+    fn parse(len: u16, word: impl Fn(usize) -> u64) -> Result<Self, Rejected> {
+        let head = HeadWord(word(0));
+        let terms = TermsWord(word(1));
+        let wrong = |value| Err(Rejected::new(Reject::Field, value));
+        if len < 16 {
+            return Err(Rejected::new(Reject::Length, len.into()));
+        }
+        if head.part() != 0 {
+            return wrong(head.part().into());
+        }
+        if terms.raw() & !TermsWord::KNOWN != 0 || terms.len() > MAX_PAYLOAD {
+            return wrong(terms.raw());
+        }
+        let form = match terms.form() {
+            0 => Form::Nid4,
+            _ => Form::Nid16,
+        };
+        let payload = match terms.fetch() {
+            false if fragments(form, terms.len()).is_none() => return wrong(terms.raw()),
+            false => Payload::Here(terms.len() as u16),
+            true => {
+                let source = SourceWord(word(2));
+                let end = source.nla().checked_add(terms.len().into());
+                let inside = end.is_some_and(|end| end <= 1 << 40);
+                if terms.len() == 0 || source.raw() & !SourceWord::KNOWN != 0 || !inside {
+                    return wrong(source.raw());
+                }
+                let source = Source {
+                    nla: Nla(source.nla()),
+                    vpid: Vpid::from(source.vpid()),
+                };
+                Payload::There(terms.len(), source)
+            }
+        };
+        let first = match payload {
+            Payload::Here(_) => 2,
+            Payload::There(..) => 3,
+        };
+        let mut header = [0; 12];
+        for (i, place) in header.iter_mut().take(form.words()).enumerate() {
+            *place = word(first + i);
+        }
+        let request = Self {
+            key: Key(head.key()),
+            place: Place {
+                slot: head.slot(),
+                seq: head.seq(),
+            },
+            form,
+            header,
+            payload,
+        };
+        match request.data_offset() + request.data_len() == len {
+            true => Ok(request),
+            false => Err(Rejected::new(Reject::Length, len.into())),
+        }
+    }
+}
+
+impl Fragment {
+    fn parse(len: u16, raw: u64) -> Result<Self, Rejected> {
+        let head = HeadWord(raw);
+        let Some(data) = len.checked_sub(8).filter(|n| *n >= 1) else {
+            return Err(Rejected::new(Reject::Length, len.into()));
+        };
+        if head.part() == 0 || head.part() > FRAGMENTS {
+            return Err(Rejected::new(Reject::Field, head.part().into()));
+        }
+        Ok(Self {
+            key: Key(head.key()),
+            place: Place {
+                slot: head.slot(),
+                seq: head.seq(),
+            },
+            part: head.part(),
+            len: data,
+        })
+    }
+}
+
+impl Message {
+    /// What it is.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Hello(_) => Kind::Hello,
+            Self::Welcome(_) => Kind::Welcome,
+            Self::Stale(_) => Kind::Stale,
+            Self::Request(_) => Kind::Request,
+            Self::Fragment(_) => Kind::Fragment,
+            Self::Notes(..) => Kind::Notes,
+        }
+    }
+
+    /// The quadwords before its payload.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        match self {
+            Self::Hello(hello) => hello.words(),
+            Self::Welcome(welcome) => welcome.words(),
+            Self::Stale(key) => Words::new([key.0.into(), 0, 0, 0], 1),
+            Self::Request(request) => request.words(),
+            Self::Fragment(f) => Words::new([head(f.key, f.place, f.part), 0, 0, 0], 1),
+            Self::Notes(key, notes) => {
+                let head = head(*key, Place::default(), 0);
+                let mut words = Words::new([head, 0, 0, 0], 1);
+                words.extend(notes.as_slice().iter().map(|n| n.word()));
+                words
+            }
+        }
+    }
+
+    /// Bytes of payload in it.
+    #[must_use]
+    pub const fn data_len(&self) -> u16 {
+        match self {
+            Self::Request(request) => request.data_len(),
+            Self::Fragment(fragment) => fragment.len,
+            _ => 0,
+        }
+    }
+
+    /// Where its payload begins, in bytes.
+    #[must_use]
+    pub const fn data_offset(&self) -> u16 {
+        match self {
+            Self::Hello(_) => 16,
+            Self::Welcome(_) => 32,
+            Self::Stale(_) | Self::Fragment(_) => 8,
+            Self::Request(request) => request.data_offset(),
+            Self::Notes(_, notes) => notes.len(),
+        }
+    }
+
+    /// Length of the whole message in bytes.
+    #[must_use]
+    pub const fn len(&self) -> u16 {
+        self.data_offset() + self.data_len()
+    }
+
+    /// False: every message has a first quadword.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Reads a message of `len` bytes with this user tag; `word` gives its quadwords.
+    ///
+    /// # Errors
+    ///
+    /// It is none.
+    pub fn parse(tag: u8, len: u16, word: impl Fn(usize) -> u64) -> Result<Self, Rejected> {
+        let Some(kind) = Kind::from_tag(tag) else {
+            return Err(Rejected::new(Reject::Tag, tag.into()));
+        };
+        let wrong = Rejected::new(Reject::Length, len.into());
+        if len > MAX_LEN {
+            return Err(wrong);
+        }
+        match kind {
+            Kind::Hello => {
+                check_len(len, 16, &word)?;
+                Ok(Self::Hello(Hello::parse(word)?))
+            }
+            Kind::Welcome => {
+                check_len(len, 32, &word)?;
+                Ok(Self::Welcome(Welcome::parse(word)?))
+            }
+            Kind::Stale => {
+                if len != 8 {
+                    return Err(wrong);
+                }
+                let raw = word(0);
+                let key = u32::try_from(raw).map_err(|_| Rejected::new(Reject::Field, raw))?;
+                Ok(Self::Stale(Key(key)))
+            }
+            Kind::Request => Ok(Self::Request(Request::parse(len, word)?)),
+            Kind::Fragment => Ok(Self::Fragment(Fragment::parse(len, word(0))?)),
+            Kind::Notes => {
+                if len % 8 != 0 || len == 0 {
+                    return Err(wrong);
+                }
+                let head = HeadWord(word(0));
+                if head.raw() >> 32 != 0 {
+                    return Err(Rejected::new(Reject::Field, head.raw()));
+                }
+                let mut notes = Notes::NONE;
+                for i in 1..usize::from(len / 8) {
+                    notes.push(Note::parse(word(i))?);
+                }
+                Ok(Self::Notes(Key(head.key()), notes))
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Messages that begin and end sessions (docs/ex-lnd.md, Sessions).
+
+use super::message::{Reject, Rejected, Words};
+
+/// Names one end of a session: whoever sends to it puts it into every message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Key(pub u32);
+
+/// A random number that a network interface draws when it starts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Incarnation(pub u64);
+
+/// Checks the length of a [`Hello`] or [`Welcome`]. Those of other versions may be longer, but what
+/// version 1 has is in them where that has it: otherwise nobody could say which version he speaks.
+pub(super) fn check_len(
+    len: u16,
+    least: u16,
+    word: &impl Fn(usize) -> u64,
+) -> Result<(), Rejected> {
+    let longer = len > least && len % 8 == 0;
+    let other = longer && FirstWord(word(0)).version() != super::VERSION;
+    match len == least || other {
+        true => Ok(()),
+        false => Err(Rejected::new(Reject::Length, len.into())),
+    }
+}
+
+bits! {
+    /// First quadword of [`Hello`] and [`Welcome`].
+    pub struct FirstWord {
+        /// Version.
+        version / with_version: u8 [7:0];
+        /// See [`Answer`].
+        answer / with_answer: u8 [15:8];
+        /// Places for requests of the other side, less one.
+        slots / with_slots: u8 [23:16];
+        /// Key of the sender.
+        key / with_key: u32 [63:32];
+    }
+}
+
+/// One end of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Hello {
+    /// Version of the protocol.
+    pub version: u8,
+    /// Requests of the other side that it takes at a time, 1…256.
+    pub slots: u16,
+    /// What the other side puts into its messages.
+    pub key: Key,
+    /// Which life of the sender.
+    pub incarnation: Incarnation,
+}
+
+/// What becomes of a [`Hello`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Answer {
+    /// There is a session.
+    Yes,
+    /// The answering side does not speak this version, but the one in the answer.
+    Version,
+    /// It has no place for one more peer.
+    Full,
+    /// It is about to end.
+    Closing,
+}
+
+impl Answer {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Yes, Self::Version, Self::Full, Self::Closing];
+
+    /// The number in a message.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// What a number says.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+}
+
+/// Answer to a [`Hello`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Welcome {
+    /// What.
+    pub answer: Answer,
+    /// The answering end.
+    pub own: Hello,
+    /// Key of the hello.
+    pub key: Key,
+    /// Incarnation of the hello.
+    pub incarnation: Incarnation,
+}
+
+impl Hello {
+    const fn first(self, answer: Answer) -> u64 {
+        FirstWord(0)
+            .with_version(self.version)
+            .with_answer(answer.code())
+            .with_slots(self.slots.wrapping_sub(1) as u8)
+            .with_key(self.key.0)
+            .raw()
+    }
+
+    pub(super) const fn words(self) -> Words {
+        Words::new([self.first(Answer::Yes), self.incarnation.0, 0, 0], 2)
+    }
+
+    fn read(first: FirstWord, second: u64) -> Result<Self, Rejected> {
+        let unknown = first.raw() & !FirstWord::KNOWN;
+        // Other versions may have more fields.
+        if first.version() == super::VERSION && unknown != 0 {
+            return Err(Rejected::new(Reject::Field, unknown));
+        }
+        Ok(Self {
+            version: first.version(),
+            slots: u16::from(first.slots()) + 1,
+            key: Key(first.key()),
+            incarnation: Incarnation(second),
+        })
+    }
+
+    pub(super) fn parse(word: impl Fn(usize) -> u64) -> Result<Self, Rejected> {
+        let first = FirstWord(word(0));
+        if first.version() == super::VERSION && first.answer() != 0 {
+            return Err(Rejected::new(Reject::Field, first.answer().into()));
+        }
+        Self::read(first, word(1))
+    }
+}
+
+impl Welcome {
+    pub(super) const fn words(self) -> Words {
+        let first = self.own.first(self.answer);
+        Words::new(
+            [
+                first,
+                self.own.incarnation.0,
+                self.incarnation.0,
+                self.key.0 as u64,
+            ],
+            4,
+        )
+    }
+
+    pub(super) fn parse(word: impl Fn(usize) -> u64) -> Result<Self, Rejected> {
+        let first = FirstWord(word(0));
+        let other = first.version() != super::VERSION;
+        let answer = match Answer::from_code(first.answer()) {
+            Some(answer) => answer,
+            None if other => Answer::Version,
+            None => return Err(Rejected::new(Reject::Field, first.answer().into())),
+        };
+        if !other && word(3) > u32::MAX.into() {
+            return Err(Rejected::new(Reject::Field, word(3)));
+        }
+        Ok(Self {
+            answer,
+            own: Hello::read(first, word(1))?,
+            key: Key(word(3) as u32),
+            incarnation: Incarnation(word(2)),
+        })
+    }
+}

@@ -1,0 +1,567 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Messages of a stream (docs/ext-ds.md, Messages of a stream).
+
+use super::{ConnId, Kind, Seq, NLA_SPACE};
+use crate::ids::Nla;
+use crate::velo::MAX_LEN;
+use core::fmt;
+
+/// Bytes of the stream in a [`Kind::Velo`] message at most.
+pub const MORE_DATA: u16 = MAX_LEN - 8;
+/// Bytes of the stream in a [`Kind::VeloLast`] message at most.
+pub const LAST_DATA: u16 = MAX_LEN - 16;
+/// Bytes that one [`Kind::RmaSource`] announces at most.
+pub const SOURCE_MAX: u32 = 4 << 20;
+
+bits! {
+    /// First quadword of every message of a stream.
+    pub struct HeadWord {
+        /// Place in the stream of the sender.
+        seq / with_seq: u32 [31:0];
+        /// Connection, as the receiver named it.
+        conn / with_conn: u32 [55:32];
+        /// Marks in the stream before this place, modulo 256: what does not go through the ring.
+        marks / with_marks: u8 [63:56];
+    }
+}
+
+bits! {
+    /// Second quadword of messages that tell what was received.
+    pub struct AckWord {
+        /// All before this place was received.
+        ack / with_ack: u32 [31:0];
+        /// The ring has room for all before this place.
+        edge / with_edge: u32 [63:32];
+    }
+}
+
+bits! {
+    /// Third quadword of [`Kind::RmaInfo`] and [`Kind::RmaSource`].
+    pub struct InfoWord {
+        /// Bytes.
+        len / with_len: u32 [31:0];
+        /// They are the last of what was sent together.
+        push / with_push: bool [32:32];
+    }
+}
+
+bits! {
+    /// Third quadword of [`Kind::RmaAvail`].
+    pub struct AvailWord {
+        /// An answer is wanted.
+        ask / with_ask: bool [0:0];
+        /// What comes behind `ack` was lost and is needed once more.
+        again / with_again: bool [1:1];
+        /// The connection, as the sender of this message named it.
+        own / with_own: u32 [55:32];
+    }
+}
+
+bits! {
+    /// Third quadword of [`Kind::RmaCut`] and [`Kind::RmaCutDone`].
+    pub struct CutWord {
+        /// Where the source ends that is withdrawn.
+        end / with_end: u32 [31:0];
+        /// Bytes before that place which are withdrawn, or are not fetched.
+        bytes / with_bytes: u32 [63:32];
+    }
+}
+
+bits! {
+    /// Third quadword of [`Kind::Shutdown`].
+    pub struct ShutdownWord {
+        /// See [`Ended`].
+        how / with_how: u8 [7:0];
+    }
+}
+
+/// Place of a message in a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Head {
+    /// Connection, as the receiver named it.
+    pub conn: ConnId,
+    /// Where the sender is in its stream: the place of the data, or of what comes next.
+    pub seq: Seq,
+    /// Marks before that place.
+    pub marks: u8,
+}
+
+/// What the sender of a message has received.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Ack {
+    /// All before this place was received.
+    pub ack: Seq,
+    /// Its ring has room for all before this place.
+    pub edge: Seq,
+}
+
+/// How a stream ends.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ended {
+    /// Nothing follows; the other direction goes on.
+    Finished,
+    /// The connection was aborted.
+    Reset,
+    /// There is no such connection.
+    Unknown,
+    /// The other end broke the rules of the protocol.
+    Violation,
+    /// The other end did not answer.
+    TimedOut,
+    /// The NIC does not work any more.
+    Down,
+}
+
+impl Ended {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Finished,
+        Self::Reset,
+        Self::Unknown,
+        Self::Violation,
+        Self::TimedOut,
+        Self::Down,
+    ];
+
+    /// The number in a message.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// What a number says.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+}
+
+/// A message of a stream. The data of [`Message::Velo`] and [`Message::VeloLast`] follows the
+/// quadwords of [`Message::words`], up to the length of the message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Message {
+    /// See [`Kind::Velo`].
+    Velo {
+        /// Place.
+        head: Head,
+        /// Bytes, 1…[`MORE_DATA`].
+        len: u16,
+    },
+    /// See [`Kind::VeloLast`].
+    VeloLast {
+        /// Place.
+        head: Head,
+        /// What was received.
+        ack: Ack,
+        /// Bytes, 1…[`LAST_DATA`].
+        len: u16,
+    },
+    /// See [`Kind::RmaInfo`].
+    RmaInfo {
+        /// Place.
+        head: Head,
+        /// What was received.
+        ack: Ack,
+        /// Bytes, at least one.
+        len: u32,
+        /// They are the last of what was sent together.
+        push: bool,
+    },
+    /// See [`Kind::RmaAvail`].
+    RmaAvail {
+        /// Place.
+        head: Head,
+        /// What was received.
+        ack: Ack,
+        /// An answer is wanted.
+        ask: bool,
+        /// What comes behind `ack` is needed once more.
+        again: bool,
+        /// The connection, as the sender of this message named it.
+        own: ConnId,
+    },
+    /// See [`Kind::Shutdown`].
+    Shutdown {
+        /// Place of the end.
+        head: Head,
+        /// What was received.
+        ack: Ack,
+        /// How.
+        how: Ended,
+    },
+    /// See [`Kind::RmaSource`].
+    RmaSource {
+        /// Place.
+        head: Head,
+        /// What was received.
+        ack: Ack,
+        /// Where the bytes are.
+        nla: Nla,
+        /// Bytes, 1…[`SOURCE_MAX`].
+        len: u32,
+        /// They are the last of what was sent together.
+        push: bool,
+    },
+    /// See [`Kind::RmaCut`].
+    RmaCut {
+        /// Place.
+        head: Head,
+        /// What was received.
+        ack: Ack,
+        /// Where the source ends.
+        end: Seq,
+        /// Bytes before that place, 1…[`SOURCE_MAX`].
+        len: u32,
+    },
+    /// See [`Kind::RmaCutDone`].
+    RmaCutDone {
+        /// Place.
+        head: Head,
+        /// What was received.
+        ack: Ack,
+        /// Where the source ended.
+        end: Seq,
+        /// Bytes before that place which are not fetched.
+        left: u32,
+    },
+}
+
+/// Why a message is none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reject {
+    /// No kind has this user tag.
+    Tag,
+    /// It belongs to another VPID.
+    Service,
+    /// Its length does not fit its kind.
+    Length,
+    /// A field has a value that it can't have.
+    Field,
+}
+
+/// [`Reject`] with what was wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Rejected {
+    /// Why.
+    pub why: Reject,
+    /// The tag, length or field.
+    pub value: u64,
+}
+
+impl Rejected {
+    pub(super) const fn new(why: Reject, value: u64) -> Self {
+        Self { why, value }
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.value;
+        match self.why {
+            Reject::Tag => write!(f, "no message has the tag {value:#x}"),
+            Reject::Service => write!(f, "a message with the tag {value:#x} does not come here"),
+            Reject::Length => write!(f, "length {value} does not fit"),
+            Reject::Field => write!(f, "a field can't be {value:#x}"),
+        }
+    }
+}
+
+/// Quadwords of a message before its data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Words {
+    words: [u64; 4],
+    count: u8,
+}
+
+impl Words {
+    const fn new([a, b, c]: [u64; 3], count: u8) -> Self {
+        let words = [a, b, c, 0];
+        Self { words, count }
+    }
+
+    /// The quadwords.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u64] {
+        self.words.get(..self.count.into()).unwrap_or_default()
+    }
+}
+
+impl Head {
+    const fn word(self) -> u64 {
+        HeadWord(0)
+            .with_seq(self.seq.0)
+            .with_conn(self.conn.raw())
+            .with_marks(self.marks)
+            .raw()
+    }
+
+    const fn from_word(raw: u64) -> Self {
+        let word = HeadWord(raw);
+        Self {
+            conn: ConnId::from_low_bits(word.conn()),
+            seq: Seq(word.seq()),
+            marks: word.marks(),
+        }
+    }
+}
+
+impl Ack {
+    const fn word(self) -> u64 {
+        AckWord(0).with_ack(self.ack.0).with_edge(self.edge.0).raw()
+    }
+
+    const fn from_word(raw: u64) -> Self {
+        let word = AckWord(raw);
+        Self {
+            ack: Seq(word.ack()),
+            edge: Seq(word.edge()),
+        }
+    }
+}
+
+/// Bytes of a source.
+fn source(len: u32) -> Result<(), Rejected> {
+    match len {
+        1..=SOURCE_MAX => Ok(()),
+        _ => Err(Rejected::new(Reject::Field, len.into())),
+    }
+}
+
+impl Message {
+    /// What it is.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Velo { .. } => Kind::Velo,
+            Self::VeloLast { .. } => Kind::VeloLast,
+            Self::RmaInfo { .. } => Kind::RmaInfo,
+            Self::RmaAvail { .. } => Kind::RmaAvail,
+            Self::Shutdown { .. } => Kind::Shutdown,
+            Self::RmaSource { .. } => Kind::RmaSource,
+            Self::RmaCut { .. } => Kind::RmaCut,
+            Self::RmaCutDone { .. } => Kind::RmaCutDone,
+        }
+    }
+
+    /// Its place.
+    #[must_use]
+    pub const fn head(&self) -> Head {
+        match self {
+            Self::Velo { head, .. }
+            | Self::VeloLast { head, .. }
+            | Self::RmaInfo { head, .. }
+            | Self::RmaAvail { head, .. }
+            | Self::Shutdown { head, .. }
+            | Self::RmaSource { head, .. }
+            | Self::RmaCut { head, .. }
+            | Self::RmaCutDone { head, .. } => *head,
+        }
+    }
+
+    /// The quadwords before its data.
+    #[must_use]
+    pub const fn words(&self) -> Words {
+        match *self {
+            Self::Velo { head, .. } => Words::new([head.word(), 0, 0], 1),
+            Self::VeloLast { head, ack, .. } => Words::new([head.word(), ack.word(), 0], 2),
+            Self::RmaInfo {
+                head,
+                ack,
+                len,
+                push,
+            } => {
+                let info = InfoWord(0).with_len(len).with_push(push).raw();
+                Words::new([head.word(), ack.word(), info], 3)
+            }
+            Self::RmaAvail {
+                head,
+                ack,
+                ask,
+                again,
+                own,
+            } => {
+                let avail = AvailWord(0)
+                    .with_ask(ask)
+                    .with_again(again)
+                    .with_own(own.raw())
+                    .raw();
+                Words::new([head.word(), ack.word(), avail], 3)
+            }
+            Self::Shutdown { head, ack, how } => {
+                let end = ShutdownWord(0).with_how(how.code()).raw();
+                Words::new([head.word(), ack.word(), end], 3)
+            }
+            Self::RmaSource {
+                head,
+                ack,
+                nla,
+                len,
+                push,
+            } => {
+                let info = InfoWord(0).with_len(len).with_push(push).raw();
+                Words {
+                    words: [head.word(), ack.word(), info, nla.0],
+                    count: 4,
+                }
+            }
+            Self::RmaCut {
+                head,
+                ack,
+                end,
+                len,
+            } => {
+                let cut = CutWord(0).with_end(end.0).with_bytes(len).raw();
+                Words::new([head.word(), ack.word(), cut], 3)
+            }
+            Self::RmaCutDone {
+                head,
+                ack,
+                end,
+                left,
+            } => {
+                let cut = CutWord(0).with_end(end.0).with_bytes(left).raw();
+                Words::new([head.word(), ack.word(), cut], 3)
+            }
+        }
+    }
+
+    /// Bytes of the stream in it.
+    #[must_use]
+    pub const fn data_len(&self) -> u16 {
+        match *self {
+            Self::Velo { len, .. } | Self::VeloLast { len, .. } => len,
+            _ => 0,
+        }
+    }
+
+    /// Where its data begins, in bytes.
+    #[must_use]
+    pub const fn data_offset(&self) -> u16 {
+        match self {
+            Self::Velo { .. } => 8,
+            Self::VeloLast { .. } => 16,
+            Self::RmaSource { .. } => 32,
+            _ => 24,
+        }
+    }
+
+    /// Length of the whole message in bytes.
+    #[must_use]
+    pub const fn len(&self) -> u16 {
+        self.data_offset() + self.data_len()
+    }
+
+    /// False: every message has a head.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Reads a message of `len` bytes with this user tag; `word` gives its quadwords.
+    ///
+    /// # Errors
+    ///
+    /// It is no message of a stream.
+    pub fn parse(tag: u8, len: u16, word: impl Fn(usize) -> u64) -> Result<Self, Rejected> {
+        let Some(kind) = Kind::from_tag(tag) else {
+            return Err(Rejected::new(Reject::Tag, tag.into()));
+        };
+        let wrong = Rejected::new(Reject::Length, len.into());
+        let data = |offset: u16, most: u16| match len.checked_sub(offset) {
+            Some(data) if data >= 1 && data <= most => Ok(data),
+            _ => Err(wrong),
+        };
+        let whole = || if len == 24 { Ok(()) } else { Err(wrong) };
+        match kind {
+            Kind::Velo => {
+                let len = data(8, MORE_DATA)?;
+                let head = Head::from_word(word(0));
+                Ok(Self::Velo { head, len })
+            }
+            Kind::VeloLast => {
+                let len = data(16, LAST_DATA)?;
+                let (head, ack) = (Head::from_word(word(0)), Ack::from_word(word(1)));
+                Ok(Self::VeloLast { head, ack, len })
+            }
+            Kind::RmaInfo => {
+                whole()?;
+                let info = InfoWord(word(2));
+                if info.len() == 0 || info.len() > i32::MAX as u32 {
+                    return Err(Rejected::new(Reject::Field, info.raw()));
+                }
+                Ok(Self::RmaInfo {
+                    head: Head::from_word(word(0)),
+                    ack: Ack::from_word(word(1)),
+                    len: info.len(),
+                    push: info.push(),
+                })
+            }
+            Kind::RmaAvail => {
+                whole()?;
+                let avail = AvailWord(word(2));
+                Ok(Self::RmaAvail {
+                    head: Head::from_word(word(0)),
+                    ack: Ack::from_word(word(1)),
+                    ask: avail.ask(),
+                    again: avail.again(),
+                    own: ConnId::from_low_bits(avail.own()),
+                })
+            }
+            Kind::Shutdown => {
+                whole()?;
+                let end = ShutdownWord(word(2));
+                let Some(how) = Ended::from_code(end.how()) else {
+                    return Err(Rejected::new(Reject::Field, end.raw()));
+                };
+                Ok(Self::Shutdown {
+                    head: Head::from_word(word(0)),
+                    ack: Ack::from_word(word(1)),
+                    how,
+                })
+            }
+            Kind::RmaSource => {
+                if len != 32 {
+                    return Err(wrong);
+                }
+                let (info, nla) = (InfoWord(word(2)), word(3));
+                source(info.len())?;
+                let room = NLA_SPACE.checked_sub(nla);
+                if room.is_none_or(|room| room < info.len().into()) {
+                    return Err(Rejected::new(Reject::Field, nla));
+                }
+                Ok(Self::RmaSource {
+                    head: Head::from_word(word(0)),
+                    ack: Ack::from_word(word(1)),
+                    nla: Nla(nla),
+                    len: info.len(),
+                    push: info.push(),
+                })
+            }
+            Kind::RmaCut => {
+                whole()?;
+                let cut = CutWord(word(2));
+                source(cut.bytes())?;
+                Ok(Self::RmaCut {
+                    head: Head::from_word(word(0)),
+                    ack: Ack::from_word(word(1)),
+                    end: Seq(cut.end()),
+                    len: cut.bytes(),
+                })
+            }
+            Kind::RmaCutDone => {
+                whole()?;
+                let cut = CutWord(word(2));
+                if cut.bytes() > SOURCE_MAX {
+                    return Err(Rejected::new(Reject::Field, cut.raw()));
+                }
+                Ok(Self::RmaCutDone {
+                    head: Head::from_word(word(0)),
+                    ack: Ack::from_word(word(1)),
+                    end: Seq(cut.end()),
+                    left: cut.bytes(),
+                })
+            }
+            _ => Err(Rejected::new(Reject::Service, tag.into())),
+        }
+    }
+}

@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! All messages (docs/ext-pci.md, Messages).
+
+use super::lease::RegisterWord;
+use super::{Borrow, Device, Grant, Incarnation, Kind, LeaseId, Reason, Register, Status, VERSION};
+use core::fmt;
+
+bits! {
+    /// First quadword of all messages.
+    pub struct HeadWord {
+        /// Version.
+        version / with_version: u8 [7:0];
+        /// Of some kinds a size, state, reason, status or direction.
+        code / with_code: u8 [15:8];
+        /// Number of the request; of some kinds 0.
+        number / with_number: u32 [63:32];
+    }
+}
+
+/// One of the two ends of a lease.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Role {
+    /// Who has the device.
+    Lender,
+    /// Who uses it.
+    Borrower,
+}
+
+/// What a message says.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Body {
+    /// See [`Kind::List`]: which device has this index?
+    List(u16),
+    /// See [`Kind::Device`].
+    Device(Device),
+    /// See [`Kind::Borrow`].
+    Borrow(Borrow),
+    /// See [`Kind::Grant`].
+    Grant(Grant),
+    /// See [`Kind::Refuse`]. The lease is that which was asked about, as far as it was named.
+    Refuse(Reason, LeaseId),
+    /// See [`Kind::Read`].
+    Read(LeaseId, Register),
+    /// See [`Kind::Write`]: the value has no bits beyond the register's size.
+    Write(LeaseId, Register, u32),
+    /// See [`Kind::Done`]: of a read the value.
+    Done(LeaseId, Status, u32),
+    /// See [`Kind::Reset`].
+    Reset(LeaseId),
+    /// See [`Kind::Return`].
+    Return(LeaseId),
+    /// See [`Kind::Returned`].
+    Returned(LeaseId),
+    /// See [`Kind::Revoke`]: the borrower has so many ms. 0: the device has been taken, and
+    /// nothing leads from the lender to the borrower any more.
+    Revoke(LeaseId, u32),
+    /// See [`Kind::Revoked`].
+    Revoked(LeaseId),
+    /// See [`Kind::Alive`].
+    Alive {
+        /// The lease.
+        lease: LeaseId,
+        /// Whom it is for.
+        to: Role,
+        /// The other end has asked; the number is that of its question.
+        answer: bool,
+    },
+}
+
+/// A message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Message {
+    /// Number of the request, repeated by the answer; 0 in messages that are about a lease and
+    /// nothing else.
+    pub number: u32,
+    /// Which life of the sender.
+    pub sender: Incarnation,
+    /// What it says.
+    pub body: Body,
+}
+
+/// Why a message is none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reject {
+    /// No kind has this user tag.
+    Tag,
+    /// Its length does not fit what it says.
+    Length,
+    /// A field has a value that it can't have.
+    Field,
+}
+
+/// [`Reject`] with what was wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Rejected {
+    /// Why.
+    pub why: Reject,
+    /// The tag, length or field.
+    pub value: u64,
+}
+
+impl Rejected {
+    pub(super) const fn new(why: Reject, value: u64) -> Self {
+        Self { why, value }
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.value;
+        match self.why {
+            Reject::Tag => write!(f, "no message has the tag {value:#x}"),
+            Reject::Length => write!(f, "length {value} does not fit"),
+            Reject::Field => write!(f, "a field can't be {value:#x}"),
+        }
+    }
+}
+
+/// Why a message can't be used.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ParseError {
+    /// It is of another version. Its number is where version 1 has it.
+    Version {
+        /// What it is.
+        kind: Kind,
+        /// The version.
+        version: u8,
+        /// Number of the request.
+        number: u32,
+    },
+    /// It is malformed.
+    Rejected(Rejected),
+}
+
+impl From<Rejected> for ParseError {
+    fn from(e: Rejected) -> Self {
+        Self::Rejected(e)
+    }
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version { version, .. } => write!(f, "version {version} of the protocol"),
+            Self::Rejected(rejected) => rejected.fmt(f),
+        }
+    }
+}
+
+/// Most quadwords.
+const MOST: usize = 8;
+
+/// Quadwords of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Words {
+    words: [u64; MOST],
+    count: u8,
+}
+
+impl Words {
+    fn new(head: HeadWord, sender: Incarnation, rest: &[u64]) -> Self {
+        let mut words = [0; MOST];
+        let all = [head.raw(), sender.0];
+        let all = all.iter().chain(rest);
+        let mut count = 0;
+        for (place, word) in words.iter_mut().zip(all) {
+            *place = *word;
+            count += 1;
+        }
+        Self { words, count }
+    }
+
+    /// The quadwords.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u64] {
+        self.words.get(..self.count.into()).unwrap_or_default()
+    }
+
+    /// Length of the message in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u16 {
+        8 * self.count as u16
+    }
+}
+
+/// Direction of a [`Kind::Alive`].
+const fn direction(to: Role, answer: bool) -> u8 {
+    matches!(to, Role::Borrower) as u8 | ((answer as u8) << 1)
+}
+
+impl Kind {
+    /// Quadwords of such a message.
+    const fn words(self) -> u16 {
+        match self {
+            Self::Grant => 8,
+            Self::Device | Self::Borrow => 7,
+            Self::Read | Self::Write | Self::Done | Self::Revoke => 4,
+            _ => 3,
+        }
+    }
+
+    /// Whether it has a code in its head.
+    const fn has_code(self) -> bool {
+        matches!(
+            self,
+            Self::Device | Self::Refuse | Self::Read | Self::Write | Self::Done | Self::Alive
+        )
+    }
+
+    /// Whether it is about a lease, and has no number.
+    const fn is_bare(self) -> bool {
+        matches!(
+            self,
+            Self::Return | Self::Returned | Self::Revoke | Self::Revoked
+        )
+    }
+}
+
+impl Message {
+    /// What it is.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self.body {
+            Body::List(_) => Kind::List,
+            Body::Device(_) => Kind::Device,
+            Body::Borrow(_) => Kind::Borrow,
+            Body::Grant(_) => Kind::Grant,
+            Body::Refuse(..) => Kind::Refuse,
+            Body::Read(..) => Kind::Read,
+            Body::Write(..) => Kind::Write,
+            Body::Done(..) => Kind::Done,
+            Body::Reset(_) => Kind::Reset,
+            Body::Return(_) => Kind::Return,
+            Body::Returned(_) => Kind::Returned,
+            Body::Revoke(..) => Kind::Revoke,
+            Body::Revoked(_) => Kind::Revoked,
+            Body::Alive { .. } => Kind::Alive,
+        }
+    }
+
+    /// Which role of the receiver it is for.
+    #[must_use]
+    pub const fn role(&self) -> Role {
+        match self.body {
+            Body::List(_)
+            | Body::Borrow(_)
+            | Body::Read(..)
+            | Body::Write(..)
+            | Body::Reset(_)
+            | Body::Return(_)
+            | Body::Revoked(_) => Role::Lender,
+            Body::Device(_)
+            | Body::Grant(_)
+            | Body::Refuse(..)
+            | Body::Done(..)
+            | Body::Returned(_)
+            | Body::Revoke(..) => Role::Borrower,
+            Body::Alive { to, .. } => to,
+        }
+    }
+
+    /// Its quadwords.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        let head = HeadWord(0).with_version(VERSION).with_number(self.number);
+        let (sender, coded) = (self.sender, |code| head.with_code(code));
+        match &self.body {
+            Body::List(index) => Words::new(head, sender, &[u64::from(*index)]),
+            Body::Device(device) => Words::new(coded(device.state.code()), sender, &device.words()),
+            Body::Borrow(borrow) => Words::new(head, sender, &borrow.words()),
+            Body::Grant(grant) => Words::new(head, sender, &grant.words()),
+            Body::Refuse(reason, lease) => Words::new(coded(reason.code()), sender, &[lease.0]),
+            Body::Read(lease, register) => {
+                let word = RegisterWord(0).with_offset(register.offset());
+                Words::new(coded(register.size()), sender, &[lease.0, word.raw()])
+            }
+            Body::Write(lease, register, value) => {
+                let word = RegisterWord(0)
+                    .with_offset(register.offset())
+                    .with_value(*value);
+                Words::new(coded(register.size()), sender, &[lease.0, word.raw()])
+            }
+            Body::Done(lease, status, value) => {
+                Words::new(coded(status.code()), sender, &[lease.0, (*value).into()])
+            }
+            Body::Revoke(lease, grace) => Words::new(head, sender, &[lease.0, (*grace).into()]),
+            Body::Reset(lease)
+            | Body::Return(lease)
+            | Body::Returned(lease)
+            | Body::Revoked(lease) => Words::new(head, sender, &[lease.0]),
+            Body::Alive { lease, to, answer } => {
+                Words::new(coded(direction(*to, *answer)), sender, &[lease.0])
+            }
+        }
+    }
+
+    /// Reads a message with this user tag and length; `word` gives its quadwords.
+    ///
+    /// # Errors
+    ///
+    /// Another version, or it is malformed.
+    pub fn parse(tag: u8, len: u16, word: impl Fn(usize) -> u64) -> Result<Self, ParseError> {
+        let kind = Kind::from_tag(tag).ok_or(Rejected::new(Reject::Tag, tag.into()))?;
+        let length = Rejected::new(Reject::Length, len.into());
+        if len < 16 || len % 8 != 0 {
+            return Err(length.into());
+        }
+        let head = HeadWord(word(0));
+        let (number, version) = (head.number(), head.version());
+        if version != VERSION {
+            return Err(ParseError::Version {
+                kind,
+                version,
+                number,
+            });
+        }
+        if len != 8 * kind.words() {
+            return Err(length.into());
+        }
+        let wrong_head = head.raw() & !HeadWord::KNOWN != 0
+            || (head.code() != 0 && !kind.has_code())
+            || (number != 0 && kind.is_bare());
+        if wrong_head {
+            return Err(Rejected::new(Reject::Field, head.raw()).into());
+        }
+        let sender = Incarnation(word(1));
+        let body = Self::parse_body(kind, head, word)?;
+        Ok(Self {
+            number,
+            sender,
+            body,
+        })
+    }
+
+    fn parse_body(
+        kind: Kind,
+        head: HeadWord,
+        word: impl Fn(usize) -> u64,
+    ) -> Result<Body, Rejected> {
+        let (code, number) = (head.code(), head.number());
+        let wrong = |value| Rejected::new(Reject::Field, value);
+        let lease = LeaseId(word(2));
+        // A lease that somebody has.
+        let known = || match (lease.nonce(), lease.key()) {
+            (0, _) | (_, 0) => Err(wrong(lease.0)),
+            _ => Ok(lease),
+        };
+        // A lease, or the request for one.
+        let named = || match lease.nonce() {
+            0 => Err(wrong(lease.0)),
+            _ => Ok(lease),
+        };
+        Ok(match kind {
+            Kind::List => {
+                let index = u16::try_from(word(2)).map_err(|_| wrong(word(2)))?;
+                Body::List(index)
+            }
+            Kind::Device => Body::Device(Device::parse(code, word)?),
+            Kind::Borrow => match number {
+                0 => return Err(wrong(head.raw())),
+                _ => Body::Borrow(Borrow::parse(word)?),
+            },
+            Kind::Grant => Body::Grant(Grant::parse(number, word)?),
+            Kind::Refuse => {
+                let reason = Reason::from_code(code).ok_or(wrong(code.into()))?;
+                Body::Refuse(reason, lease)
+            }
+            Kind::Read => {
+                let raw = word(3);
+                let register = Register::parse(raw, code)?;
+                if raw >> 16 != 0 {
+                    return Err(wrong(raw));
+                }
+                Body::Read(known()?, register)
+            }
+            Kind::Write => {
+                let raw = RegisterWord(word(3));
+                let register = Register::parse(raw.raw(), code)?;
+                let beyond = raw.value() & !register.ones() != 0;
+                if beyond || raw.raw() & !RegisterWord::KNOWN != 0 {
+                    return Err(wrong(raw.raw()));
+                }
+                Body::Write(known()?, register, raw.value())
+            }
+            Kind::Done => {
+                let status = Status::from_code(code).ok_or(wrong(code.into()))?;
+                let value = u32::try_from(word(3)).map_err(|_| wrong(word(3)))?;
+                Body::Done(known()?, status, value)
+            }
+            Kind::Reset => Body::Reset(known()?),
+            Kind::Return => Body::Return(named()?),
+            Kind::Returned => Body::Returned(named()?),
+            Kind::Revoke => {
+                let grace = u32::try_from(word(3)).map_err(|_| wrong(word(3)))?;
+                Body::Revoke(known()?, grace)
+            }
+            Kind::Revoked => Body::Revoked(known()?),
+            Kind::Alive => {
+                let to = match code {
+                    0 | 2 => Role::Lender,
+                    1 | 3 => Role::Borrower,
+                    _ => return Err(wrong(code.into())),
+                };
+                Body::Alive {
+                    lease: known()?,
+                    to,
+                    answer: code & 2 != 0,
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! What a lender says about a device (docs/ext-pci.md, Devices).
+
+use super::lease::NamedWord;
+use super::message::{Reject, Rejected};
+use crate::ids::NodeId;
+use crate::smfu::PAGE;
+
+/// BARs of a function at most.
+pub const BARS: usize = 6;
+
+/// A memory BAR. (BARs of I/O ports and expansion ROMs are not lent.)
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Bar {
+    /// Its size in bytes, as a power of two, 4…[`Bar::LOG2_MOST`].
+    pub log2: u8,
+    /// It takes the place of two.
+    pub wide: bool,
+    /// Reading has no side effects.
+    pub prefetchable: bool,
+}
+
+impl Bar {
+    /// Largest size, as a power of two.
+    pub const LOG2_MOST: u8 = 47;
+
+    /// Size in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        1 << (self.log2 & 63)
+    }
+
+    /// Size of the window that leads to it: of whole pages.
+    #[must_use]
+    pub const fn window(self) -> u64 {
+        let bytes = self.bytes();
+        if bytes < PAGE {
+            PAGE
+        } else {
+            bytes
+        }
+    }
+
+    const fn code(bar: Option<Self>) -> u8 {
+        match bar {
+            Some(bar) => {
+                (bar.log2 & 63) | ((bar.wide as u8) << 6) | ((bar.prefetchable as u8) << 7)
+            }
+            None => 0,
+        }
+    }
+
+    fn from_code(code: u8) -> Result<Option<Self>, Rejected> {
+        if code == 0 {
+            return Ok(None);
+        }
+        let bar = Self {
+            log2: code & 63,
+            wide: code & 64 != 0,
+            prefetchable: code & 128 != 0,
+        };
+        let most = if bar.wide { Self::LOG2_MOST } else { 31 };
+        if !(4..=most).contains(&bar.log2) {
+            return Err(Rejected::new(Reject::Field, code.into()));
+        }
+        Ok(Some(bar))
+    }
+}
+
+bits! {
+    /// Who made a device.
+    pub struct MakerWord {
+        /// Vendor.
+        vendor / with_vendor: u16 [15:0];
+        /// Device.
+        device / with_device: u16 [31:16];
+        /// Vendor of the subsystem.
+        subsystem_vendor / with_subsystem_vendor: u16 [47:32];
+        /// Subsystem.
+        subsystem / with_subsystem: u16 [63:48];
+    }
+}
+
+bits! {
+    /// What it is, and part of where it is.
+    pub struct ClassWord {
+        /// Class code.
+        class / with_class: u32 [23:0];
+        /// Revision.
+        revision / with_revision: u8 [31:24];
+        /// Bus.
+        bus / with_bus: u8 [39:32];
+        /// Device and function on it.
+        devfn / with_devfn: u8 [47:40];
+    }
+}
+
+bits! {
+    /// Rest of where it is, in the machine and in the list.
+    pub struct DomainWord {
+        /// Domain.
+        domain / with_domain: u32 [31:0];
+        /// Which one in the list.
+        index / with_index: u16 [47:32];
+        /// How many are in it.
+        count / with_count: u16 [63:48];
+    }
+}
+
+bits! {
+    /// BARs, one byte each, and who has the device.
+    pub struct BarsWord {
+        /// BARs.
+        bars / with_bars: u64 [47:0];
+        /// Node that has it; 0 unless it is lent.
+        node / with_node: u16 [63:48];
+    }
+}
+
+/// What a device is: its configuration registers of these names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Identity {
+    /// Vendor ID.
+    pub vendor: u16,
+    /// Device ID.
+    pub device: u16,
+    /// Subsystem vendor ID.
+    pub subsystem_vendor: u16,
+    /// Subsystem ID.
+    pub subsystem: u16,
+    /// Class code, 24 bits.
+    pub class: u32,
+    /// Revision ID.
+    pub revision: u8,
+}
+
+/// Where it is in its lender.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Location {
+    /// Domain.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device \[7:3\] and function \[2:0\].
+    pub devfn: u8,
+}
+
+/// Whether it can be borrowed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum DeviceState {
+    /// It can.
+    #[default]
+    Free,
+    /// This node has it.
+    Lent(NodeId),
+    /// It is between two leases.
+    Fencing,
+    /// It does not work.
+    Broken,
+}
+
+impl DeviceState {
+    pub(super) const fn code(self) -> u8 {
+        match self {
+            Self::Free => 0,
+            Self::Lent(_) => 1,
+            Self::Fencing => 2,
+            Self::Broken => 3,
+        }
+    }
+
+    const fn node(self) -> u16 {
+        match self {
+            Self::Lent(node) => node.0,
+            _ => 0,
+        }
+    }
+}
+
+/// See [`Kind::Device`](super::Kind::Device). The number of the message is that of the question.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Device {
+    /// Names it, as long as this life of the lender lasts.
+    pub handle: u32,
+    /// Counts its leases.
+    pub generation: u32,
+    /// What it is.
+    pub identity: Identity,
+    /// Where it is.
+    pub location: Location,
+    /// Which one in the lender's list, from 0 on, and how many are in it.
+    pub index: u16,
+    /// See `index`.
+    pub count: u16,
+    /// Its memory BARs, each at its own place; behind a wide one there is none.
+    pub bars: [Option<Bar>; BARS],
+    /// Whether it can be borrowed.
+    pub state: DeviceState,
+}
+
+impl Device {
+    /// Whether no BAR is where the second half of another one is, and there is at least one.
+    #[must_use]
+    pub fn has_valid_bars(&self) -> bool {
+        let behind = self.bars.iter().skip(1).chain([&None]);
+        let mut halves = self.bars.iter().zip(behind);
+        let last = self.bars.last().copied().flatten();
+        self.bars.iter().any(Option::is_some)
+            && last.is_none_or(|bar| !bar.wide)
+            && halves.all(|(bar, next)| !bar.is_some_and(|b| b.wide) || next.is_none())
+    }
+
+    pub(super) fn words(&self) -> [u64; 5] {
+        let named = NamedWord(0)
+            .with_handle(self.handle)
+            .with_generation(self.generation);
+        let maker = MakerWord(0)
+            .with_vendor(self.identity.vendor)
+            .with_device(self.identity.device)
+            .with_subsystem_vendor(self.identity.subsystem_vendor)
+            .with_subsystem(self.identity.subsystem);
+        let class = ClassWord(0)
+            .with_class(self.identity.class)
+            .with_revision(self.identity.revision)
+            .with_bus(self.location.bus)
+            .with_devfn(self.location.devfn);
+        let domain = DomainWord(0)
+            .with_domain(self.location.domain)
+            .with_index(self.index)
+            .with_count(self.count);
+        let codes = self.bars.iter().rev().map(|bar| Bar::code(*bar));
+        let bars = codes.fold(0, |bars, code| (bars << 8) | u64::from(code));
+        let bars = BarsWord(0).with_bars(bars).with_node(self.state.node());
+        [
+            named.raw(),
+            maker.raw(),
+            class.raw(),
+            domain.raw(),
+            bars.raw(),
+        ]
+    }
+
+    pub(super) fn parse(code: u8, word: impl Fn(usize) -> u64) -> Result<Self, Rejected> {
+        let (named, maker) = (NamedWord(word(2)), MakerWord(word(3)));
+        let (class, domain, last) = (ClassWord(word(4)), DomainWord(word(5)), BarsWord(word(6)));
+        let state = match code {
+            0 => DeviceState::Free,
+            1 => DeviceState::Lent(NodeId(last.node())),
+            2 => DeviceState::Fencing,
+            3 => DeviceState::Broken,
+            _ => return Err(Rejected::new(Reject::Field, code.into())),
+        };
+        if class.raw() & !ClassWord::KNOWN != 0 {
+            return Err(Rejected::new(Reject::Field, class.raw()));
+        }
+        if state.node() != last.node() || domain.index() >= domain.count() {
+            return Err(Rejected::new(Reject::Field, last.node().into()));
+        }
+        let mut bars = [None; BARS];
+        for (bar, code) in bars.iter_mut().zip(last.bars().to_le_bytes()) {
+            *bar = Bar::from_code(code)?;
+        }
+        let device = Self {
+            handle: named.handle(),
+            generation: named.generation(),
+            identity: Identity {
+                vendor: maker.vendor(),
+                device: maker.device(),
+                subsystem_vendor: maker.subsystem_vendor(),
+                subsystem: maker.subsystem(),
+                class: class.class(),
+                revision: class.revision(),
+            },
+            location: Location {
+                domain: domain.domain(),
+                bus: class.bus(),
+                devfn: class.devfn(),
+            },
+            index: domain.index(),
+            count: domain.count(),
+            bars,
+            state,
+        };
+        if !device.has_valid_bars() {
+            return Err(Rejected::new(Reject::Field, last.raw()));
+        }
+        Ok(device)
+    }
+}
