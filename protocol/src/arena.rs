@@ -34,6 +34,14 @@ pub struct Name {
     generation: u32,
 }
 
+impl Name {
+    /// As a number, which no other name has; the place is its lower half.
+    #[inline]
+    pub const fn number(self) -> u64 {
+        ((self.generation as u64) << 32) | self.at as u64
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Link {
     before: u32,
@@ -135,6 +143,12 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.used == 0
+    }
+
+    /// Objects that fit.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.cells.len()
     }
 
     /// Objects that still fit.

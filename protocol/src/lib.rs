@@ -18,9 +18,13 @@
 pub mod arena;
 pub mod cache;
 pub mod deadlines;
+pub mod ds;
 pub mod flow;
 pub mod intervals;
+pub mod lnd;
+pub mod marks;
 pub mod order;
+pub mod pci;
 pub mod poll;
 pub mod rendezvous;
 pub mod restart;

@@ -108,6 +108,7 @@ impl World {
         let terms = Terms {
             class: (r >> 8) as u8 % 2,
             deadline: Time(self.now + 20 + (r >> 10) % 200),
+            post_by: None,
             queue: [Queue::Direct, Queue::Deferred][(r >> 12) as usize % 2],
             ..terms((r % PEERS) as u16, 0)
         };

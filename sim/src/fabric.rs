@@ -11,9 +11,10 @@ use extoll_emulator::world::{Clock, World};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use std::cell::Cell;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::rc::Rc;
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{Bytes, FileOffset, VolatileMemory};
 use wire::htax::Windows;
 use wire::ids::BusAddr;
 use wire::regs::htax;
@@ -27,12 +28,36 @@ const BARS: [u64; 2] = [0x1_0000_0000, 0x2_0000_0000];
 /// Moves of the world within one step of the simulation; more are an endless loop.
 const MOVES: usize = 1_000_000;
 
+/// Memory of a node.
+#[derive(Clone)]
+pub struct Memory(Rc<MmapRegion>);
+
+impl Memory {
+    /// Bytes from an offset on.
+    ///
+    /// # Errors
+    ///
+    /// They are outside.
+    pub fn load(&self, at: u64, data: &mut [u8]) -> Result<()> {
+        Ok(self.0.as_volatile_slice().read_slice(data, at as usize)?)
+    }
+
+    /// Changes bytes from an offset on.
+    ///
+    /// # Errors
+    ///
+    /// They are outside.
+    pub fn fill(&self, at: u64, data: &[u8]) -> Result<()> {
+        Ok(self.0.as_volatile_slice().write_slice(data, at as usize)?)
+    }
+}
+
 /// World, clock, memory of the nodes.
 pub struct Fabric {
     /// The world.
     pub world: World,
     now: Rc<Cell<u64>>,
-    memory: Vec<File>,
+    memory: Vec<Memory>,
 }
 
 impl Fabric {
@@ -46,6 +71,19 @@ impl Fabric {
             2 => "pair".to_owned(),
             n => format!("full:{n}"),
         };
+        Self::of(nodes, topology, seed)
+    }
+
+    /// A fabric of `nodes` nodes in a row, each joined to the next one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fabric::new`].
+    pub fn row(nodes: usize, seed: u64) -> Result<Self> {
+        Self::of(nodes, format!("mesh:{nodes}"), seed)
+    }
+
+    fn of(nodes: usize, topology: String, seed: u64) -> Result<Self> {
         let overrides = Overrides {
             topology: Some(topology),
             seed: Some(seed),
@@ -70,7 +108,8 @@ impl Fabric {
                 writable: true,
             };
             fabric.device(nic).dma_map(map, Some(fd))?;
-            fabric.memory.push(file);
+            let region = MmapRegion::from_file(FileOffset::new(file, 0), MEMORY_BYTES as usize)?;
+            fabric.memory.push(Memory(Rc::new(region)));
             fabric.boot(nic)?;
         }
         Ok(fabric)
@@ -167,7 +206,7 @@ impl Fabric {
     /// The address is outside.
     pub fn load(&self, node: usize, address: u64, data: &mut [u8]) -> Result<()> {
         let at = address.checked_sub(MEMORY).context("below memory")?;
-        Ok(self.memory[node].read_exact_at(data, at)?)
+        self.memory[node].load(at, data)
     }
 
     /// A quadword of a node's memory.
@@ -182,12 +221,8 @@ impl Fabric {
     }
 
     /// A handle to a node's memory.
-    ///
-    /// # Errors
-    ///
-    /// There is none left.
-    pub fn memory(&self, node: usize) -> Result<File> {
-        Ok(self.memory[node].try_clone()?)
+    pub fn memory(&self, node: usize) -> Memory {
+        self.memory[node].clone()
     }
 
     /// Changes a node's memory.
@@ -197,8 +232,7 @@ impl Fabric {
     /// The address is outside.
     pub fn fill(&self, node: usize, address: u64, data: &[u8]) -> Result<()> {
         let at = address.checked_sub(MEMORY).context("below memory")?;
-        anyhow::ensure!(at + data.len() as u64 <= MEMORY_BYTES, "above memory");
-        Ok(self.memory[node].write_all_at(data, at)?)
+        self.memory[node].fill(at, data)
     }
 
     /// Number of cables.

@@ -1,13 +1,11 @@
 //! Buffers of one node. A block that is given back is overwritten at once, and is the first to be
 //! used again: whoever still reads it gets something else.
 
-use crate::fabric::{Fabric, MEMORY};
+use crate::fabric::{Fabric, Memory, MEMORY};
 use crate::port::FREE;
 use anyhow::Result;
 use protocol::rendezvous::Buffer;
 use std::cell::RefCell;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
 /// Bytes of a block: the longest frame of the simulation.
@@ -16,7 +14,7 @@ pub const BLOCK: u64 = 2048;
 const POISON: u8 = 0xdb;
 
 struct Inner {
-    file: File,
+    memory: Memory,
     /// The last one is used next.
     free: Vec<u64>,
     total: usize,
@@ -28,16 +26,12 @@ pub struct Pool(Rc<RefCell<Inner>>);
 
 impl Pool {
     /// `blocks` buffers in the memory of a node.
-    ///
-    /// # Errors
-    ///
-    /// There is no handle to its memory.
-    pub fn new(fabric: &Fabric, node: usize, blocks: usize) -> Result<Self> {
-        Ok(Self(Rc::new(RefCell::new(Inner {
-            file: fabric.memory(node)?,
+    pub fn new(fabric: &Fabric, node: usize, blocks: usize) -> Self {
+        Self(Rc::new(RefCell::new(Inner {
+            memory: fabric.memory(node),
             free: (0..blocks as u64).rev().map(|i| FREE + i * BLOCK).collect(),
             total: blocks,
-        }))))
+        })))
     }
 
     /// A block, if there is one.
@@ -76,7 +70,7 @@ impl Block {
     /// The memory can't be written.
     pub fn fill(&self, data: &[u8]) -> Result<()> {
         let at = self.address - MEMORY;
-        Ok(self.pool.0.borrow().file.write_all_at(data, at)?)
+        self.pool.0.borrow().memory.fill(at, data)
     }
 
     /// The first bytes.
@@ -86,7 +80,7 @@ impl Block {
     /// The memory can't be read.
     pub fn load(&self, data: &mut [u8]) -> Result<()> {
         let at = self.address - MEMORY;
-        Ok(self.pool.0.borrow().file.read_exact_at(data, at)?)
+        self.pool.0.borrow().memory.load(at, data)
     }
 }
 
@@ -104,7 +98,7 @@ impl Buffer for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // The file is as long as it was; a failure shows as an altered frame.
+        // The memory is as long as it was; a failure shows as an altered frame.
         let _ = self.fill(&[POISON; BLOCK as usize]);
         self.pool.0.borrow_mut().free.push(self.address);
     }

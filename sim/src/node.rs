@@ -2,6 +2,7 @@
 //! may have to wait; a poll function for messages, which does the housekeeping as well, in the
 //! order of [`protocol::poll`]; one for notifications.
 
+mod fetched;
 mod glue;
 mod receive;
 mod send;
@@ -12,6 +13,7 @@ use crate::port::Port;
 use crate::setup::{Full, Mutation, Tables, LIMITS, PERIODS};
 use crate::Heap;
 use anyhow::Result;
+use fetched::Target;
 use glue::{Locked, Run, Timed};
 use protocol::poll::{self, Timer};
 use protocol::rendezvous::{Fetches, Limits, Sender, Waiting};
@@ -113,8 +115,10 @@ pub struct Node {
     sender: Sender<Heap, Block>,
     waiting: Waiting<Heap>,
     fetches: RefCell<Fetches<Heap, Block>>,
-    /// Lengths of the frames that are being fetched, by their buffers.
-    lengths: Vec<(u64, u32)>,
+    /// Frames that are being fetched, by their buffers.
+    targets: Vec<Target>,
+    /// Of those that were fetched so many had a hole.
+    pub holes: u64,
     /// Frames that the stack has handed over or keeps for a stopped queue.
     queue: VecDeque<Outgoing>,
     /// Memory of what a closed port left, and until when it stays as it is.
@@ -183,10 +187,11 @@ impl Node {
             sender: sure(Sender::new(tables.flight, tables.quarantine)),
             waiting: sure(Waiting::new(tables.waiting)),
             fetches: RefCell::new(sure(Fetches::new(tables.fetches, tables.lost))),
-            lengths: Vec::new(),
+            targets: Vec::new(),
+            holes: 0,
             queue: VecDeque::new(),
             held: VecDeque::new(),
-            pool: Pool::new(fabric, nic, buffers)?,
+            pool: Pool::new(fabric, nic, buffers),
             timer: Rc::default(),
             timer_at: None,
             published: 0,
@@ -227,12 +232,12 @@ impl Node {
         self.held.clear();
         anyhow::ensure!(self.pool.is_idle(), "memory is in use by nobody");
         let reports = std::mem::take(&mut self.reports);
-        let full = self.full;
+        let (full, holes) = (self.full, self.holes);
         let old = self.pool.clone();
         *self = Self::new(fabric, self.nic, self.tables, self.mutation)?;
         // The same memory, in the same order.
         self.pool = old;
-        (self.reports, self.full) = (reports, full);
+        (self.reports, self.full, self.holes) = (reports, full, holes);
         Ok(())
     }
 

@@ -361,6 +361,11 @@ impl Port {
         written || refused
     }
 
+    /// The NIC that it is on.
+    pub fn nic(&self) -> usize {
+        self.nic
+    }
+
     /// Node ID of NIC `nic`.
     pub fn node_id(nic: usize) -> NodeId {
         NodeId(nic as u16)

@@ -268,6 +268,7 @@ impl Rig {
     pub fn run(&mut self) -> Result<Summary, Violation> {
         match self.steps() {
             Ok(()) => {
+                self.summary.holes = self.nodes.iter().map(|n| n.holes).sum();
                 let all = self.nodes.iter().map(Node::full);
                 self.summary.full = all.fold(Full::default(), Full::or);
                 Ok(self.summary)

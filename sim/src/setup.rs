@@ -114,6 +114,8 @@ pub enum Mutation {
     NoTimer,
     /// Frames take the way that suits their length, whatever is on its way.
     PathByLength,
+    /// Frames count as fetched whatever is missing in them.
+    NoMarks,
     /// Peers that fetch late are peers as any other.
     NoLag,
 }
@@ -132,6 +134,7 @@ impl Mutation {
         Self::NoAge,
         Self::NoTimer,
         Self::PathByLength,
+        Self::NoMarks,
     ];
 }
 

@@ -2,51 +2,19 @@
 //! `SIM_SEEDS`, `FULL`.
 
 mod sim {
+    use ::sim::seeds::{full, many, number};
     use ::sim::transfers::{run, Mutation, Rig, Summary, Violation};
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::sync::Mutex;
 
     /// Seeds of a usual run, and of a full one.
     const SEEDS: [u64; 2] = [1_000, 30_000];
     /// Seeds in which an error in the glue has to show.
     const MUTANT_SEEDS: u64 = 200;
 
-    fn number(name: &str) -> Option<u64> {
-        let text = std::env::var(name).ok().filter(|t| !t.is_empty())?;
-        Some(
-            text.parse()
-                .unwrap_or_else(|_| panic!("{name}={text:?} is not a number")),
-        )
-    }
-
     fn replay(v: &Violation) -> String {
         let seed = v.seed;
         format!(
             "{v}\n    SIM_SEED={seed} cargo test --release -p sim --test transfers transfers -- --nocapture"
         )
-    }
-
-    fn many(seeds: u64) -> (Vec<Violation>, Summary) {
-        let next = AtomicU64::new(1);
-        let results = Mutex::new((Vec::new(), Summary::default()));
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed > seeds {
-                        return;
-                    }
-                    let result = run(seed, None);
-                    let mut results = results.lock().unwrap();
-                    match result {
-                        Ok(s) => results.1 = results.1.and(s),
-                        Err(v) => results.0.push(v),
-                    }
-                });
-            }
-        });
-        results.into_inner().unwrap()
     }
 
     #[test]
@@ -60,9 +28,8 @@ mod sim {
             result.unwrap_or_else(|v| panic!("{v}"));
             return;
         }
-        let full = std::env::var("FULL").is_ok_and(|v| v == "1");
-        let seeds = number("SIM_SEEDS").unwrap_or(SEEDS[usize::from(full)]);
-        let (mut failed, sum) = many(seeds);
+        let seeds = number("SIM_SEEDS").unwrap_or(SEEDS[usize::from(full())]);
+        let (mut failed, sum) = many(seeds, |seed| run(seed, None), Summary::and);
         failed.sort_by_key(|v| v.seed);
         let lines: Vec<String> = failed.iter().take(10).map(replay).collect();
         assert!(

@@ -7,6 +7,9 @@
 //! * Memory that a GET may still read or write is not given back: what was given up stays in a
 //!   quarantine first.
 //! * Only the peer that a transfer is with can end it.
+//! * A frame that was fetched counts only if all of it has come, which whoever has the buffers looks
+//!   at ([`crate::marks`]): by then its sender has heard that it was fetched, and uses the memory for
+//!   something else, so that it can't be fetched again.
 //! * A peer that leaves things unanswered may occupy a part of the tables only, and what it holds
 //!   up is not waited for.
 

@@ -61,6 +61,7 @@
 //!     class: 0,
 //!     translate: true,
 //!     deadline: Time(50),
+//!     post_by: None,
 //!     queue: Queue::Direct,
 //! };
 //! let get = Move { direction: Direction::Get, tell: Tell::Nothing, confirm: false };
@@ -216,7 +217,8 @@ pub struct Move {
     /// What the peer hears of it.
     pub tell: Tell,
     /// Of a PUT: it is done when the peer's completer has answered a lock operation behind the
-    /// data, not when the data was sent.
+    /// data, not when the data was sent. Nothing of it comes later then; what the network has lost
+    /// nobody tells.
     pub confirm: bool,
 }
 
@@ -246,6 +248,9 @@ pub struct Terms {
     pub translate: bool,
     /// When it times out.
     pub deadline: Time,
+    /// It times out, too, if something of it was not posted by then, as the port had no room: memory
+    /// of the peer may be something else's later. Confirmation and fences don't count.
+    pub post_by: Option<Time>,
     /// Which of two queues its events go to.
     pub queue: Queue,
 }

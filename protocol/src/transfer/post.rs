@@ -121,6 +121,10 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             let Some(job) = ready else {
                 return Turn::Idle;
             };
+            if self.is_too_late(job, now) {
+                self.give_up(job, super::Failure::TimedOut, now);
+                return Turn::Used;
+            }
             match self.attempt(peer, job, port) {
                 Tried::Posted => {
                     if self.is_finished(job) {
@@ -213,6 +217,12 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 Kind::Lock { posted, .. } => *posted,
                 Kind::Move { .. } => matches!(self.next(job), Next::Nothing) && !job.fenced,
             }
+    }
+
+    /// True if nothing more of a transfer may be posted that has something to post.
+    fn is_too_late(&self, job: At, now: Time) -> bool {
+        let job = self.jobs.get(job);
+        job.is_some_and(|job| job.post_by.is_some_and(|at| at <= now))
     }
 
     /// Tries to post the next command of a transfer.
@@ -317,8 +327,11 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             self.counters.fences += 1;
             return;
         }
-        match &mut job.kind {
-            Kind::Lock { posted, .. } => *posted = true,
+        let all = match &mut job.kind {
+            Kind::Lock { posted, .. } => {
+                *posted = true;
+                true
+            }
             Kind::Move {
                 local,
                 remote,
@@ -327,8 +340,14 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 confirmed,
                 ..
             } => match role {
-                Some(Role::Confirm) => *confirmed = Confirmed::Asked,
-                None => *told = true,
+                Some(Role::Confirm) => {
+                    *confirmed = Confirmed::Asked;
+                    false
+                }
+                None => {
+                    *told = true;
+                    false
+                }
                 Some(_) => {
                     let next = self.pool.next(local).zip(self.pool.next(remote));
                     let Some((Fragment { len: a, .. }, Fragment { len: b, .. })) = next else {
@@ -338,9 +357,20 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                     self.pool.advance(local, len);
                     self.pool.advance(remote, len);
                     *left -= len;
+                    let all = *left == 0;
                     self.charge(peer, room);
+                    all
                 }
             },
+        };
+        if !all {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(at) else {
+            return;
+        };
+        if job.post_by.take().is_some() {
+            self.deadlines.set(at.index(), job.deadline);
         }
     }
 

@@ -146,6 +146,8 @@ impl<M: Memory, T> Transfers<M, T> {
         let job = Job {
             token,
             queue: terms.queue,
+            deadline: terms.deadline,
+            post_by: terms.post_by,
             peer,
             class: terms.class & 3,
             translate: terms.translate,
@@ -169,7 +171,10 @@ impl<M: Memory, T> Transfers<M, T> {
         if let Some(p) = self.peers.get_mut(peer) {
             p.jobs += 1;
         }
-        self.deadlines.set(at.index(), terms.deadline);
+        let first = terms
+            .post_by
+            .map_or(terms.deadline, |t| t.min(terms.deadline));
+        self.deadlines.set(at.index(), first);
         self.move_to(at, Some(Place::Ready));
         self.take_turn(peer);
         Ok(Ticket(name))

@@ -83,6 +83,9 @@ pub(super) enum Confirmed {
 pub(super) struct Job<T> {
     pub(super) token: T,
     pub(super) queue: Queue,
+    pub(super) deadline: Time,
+    /// Until then all of it has to be posted, if it is not yet.
+    pub(super) post_by: Option<Time>,
     pub(super) peer: At,
     pub(super) class: u8,
     pub(super) translate: bool,

@@ -75,6 +75,7 @@ pub fn terms(node: u16, deadline: u64) -> Terms {
         class: 0,
         translate: false,
         deadline: Time(deadline),
+        post_by: None,
         queue: Queue::Direct,
     }
 }

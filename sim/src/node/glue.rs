@@ -1,5 +1,6 @@
 //! What the machines of a node work with, and its poll function for messages.
 
+use super::fetched::Target;
 use super::{Node, Report};
 use crate::fabric::Fabric;
 use crate::memory::{Block, Pool};
@@ -34,7 +35,7 @@ pub(super) struct Fetcher<'a> {
     pub(super) fabric: &'a mut Fabric,
     pub(super) port: &'a mut Port,
     pub(super) pool: &'a Pool,
-    pub(super) lengths: &'a mut Vec<(u64, u32)>,
+    pub(super) targets: &'a mut Vec<Target>,
     pub(super) reports: &'a mut Vec<Report>,
     pub(super) short_of_memory: bool,
     pub(super) twice: bool,
@@ -62,12 +63,15 @@ impl FetchPort for Fetcher<'_> {
         local: u64,
     ) -> Result<(), Refused> {
         let descriptor = ext_eth::get_descriptor(from, announcement, len, local);
+        // Before the GET, which may be answered at once.
+        let target = Target::prepare(self.fabric, self.port.nic(), local, len)
+            .map_err(|_| Refused::Never)?;
         self.port.command(self.fabric, GET_PAGE, &descriptor)?;
         if self.twice {
             let _ = self.port.command(self.fabric, GET_PAGE, &descriptor);
         }
-        self.lengths.retain(|(at, _)| *at != local);
-        self.lengths.push((local, len));
+        self.targets.retain(|t| t.local != local);
+        self.targets.push(target);
         self.reports.push(Report::Get {
             from: from.0,
             address: announcement.address,

@@ -5,10 +5,10 @@ use super::{Node, Report};
 use crate::fabric::Fabric;
 use crate::port::{self, Port};
 use crate::setup::{Mutation, MAX_FRAME};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use protocol::rendezvous::{Announced, Buffer, Ended, Fetched};
 use protocol::Time;
-use wire::ext_eth::{self, Announcement, Completion, Message, Side};
+use wire::ext_eth::{Announcement, Completion, Message, Side};
 use wire::ids::NodeId;
 
 impl Node {
@@ -83,7 +83,7 @@ impl Node {
             fabric,
             port,
             pool: &self.pool,
-            lengths: &mut self.lengths,
+            targets: &mut self.targets,
             reports: &mut self.reports,
             short_of_memory: self.short_of_memory,
             twice: self.mutation == Some(Mutation::FetchTwice),
@@ -117,20 +117,23 @@ impl Node {
             return Ok(());
         }
         let ended = self.fetches.borrow_mut().notified(&now, &c);
-        let found = self
-            .lengths
-            .iter()
-            .find(|(at, len)| ext_eth::match_key(*at, *len) == c.key);
-        if let (false, Some((local, _))) = (matches!(ended, Fetched::Unmatched), found) {
-            self.reports.push(Report::Got { local: *local });
+        let found = self.targets.iter().find(|t| t.is(c.key)).copied();
+        if let (false, Some(t)) = (matches!(ended, Fetched::Unmatched), found) {
+            self.reports.push(Report::Got { local: t.local });
         }
         match ended {
             Fetched::Frame(block, from, _) => {
                 let address = block.address();
-                let len = self.lengths.iter().find(|(at, _)| *at == address);
-                let mut data = vec![0; len.map_or(0, |(_, len)| *len as usize)];
-                block.load(&mut data)?;
-                self.reports.push(Report::Delivered { from: from.0, data });
+                let target = self.targets.iter().find(|t| t.local == address);
+                let target = target.context("a frame that was not asked for")?;
+                let (data, lost) = target.load(fabric, self.nic)?;
+                self.holes += u64::from(lost);
+                self.reports.push(match lost {
+                    true if self.mutation != Some(Mutation::NoMarks) => {
+                        Report::Refused { from: from.0 }
+                    }
+                    _ => Report::Delivered { from: from.0, data },
+                });
             }
             Fetched::Discarded(_) => self.reports.push(Report::Refused { from: c.peer.0 }),
             Fetched::Failed(..) | Fetched::Late(_) | Fetched::Unmatched => {}

@@ -22,6 +22,8 @@ pub(super) enum Fault {
     LoseMessages(usize),
     LoseNotifications(usize),
     RetryEvery(usize),
+    /// Packets of what is fetched get lost, but not the last ones.
+    Holes(usize),
 }
 
 impl Fault {
@@ -38,7 +40,8 @@ impl Fault {
             | Self::NoMemory(n)
             | Self::LoseMessages(n)
             | Self::LoseNotifications(n)
-            | Self::RetryEvery(n) => vec![n],
+            | Self::RetryEvery(n)
+            | Self::Holes(n) => vec![n],
         }
     }
 }
@@ -110,6 +113,13 @@ impl Rig {
                 };
                 self.set_faults(n, faults);
             }
+            Fault::Holes(n) => {
+                let faults = Faults {
+                    lose_inner_every: Some(self.rng.random_range(1..8)),
+                    ..Faults::default()
+                };
+                self.set_faults(n, faults);
+            }
         }
         Ok(())
     }
@@ -163,7 +173,10 @@ impl Rig {
             }
             Fault::Slow(n) => self.pace[n] /= 1000,
             Fault::NoMemory(n) => self.nodes[n].short_of_memory = false,
-            Fault::LoseMessages(n) | Fault::LoseNotifications(n) | Fault::RetryEvery(n) => {
+            Fault::LoseMessages(n)
+            | Fault::LoseNotifications(n)
+            | Fault::RetryEvery(n)
+            | Fault::Holes(n) => {
                 self.set_faults(n, Faults::default());
             }
         }

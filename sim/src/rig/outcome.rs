@@ -37,6 +37,8 @@ pub struct Summary {
     pub steps: u64,
     /// Faults.
     pub faults: u64,
+    /// Fetched frames in which something was missing.
+    pub holes: u64,
     /// Tables that were full.
     pub full: Full,
 }

@@ -49,7 +49,7 @@ impl Rig {
         let ends = self.cable_ends();
         for _ in 0..self.rng.random_range(0..=3) {
             let node = self.rng.random_range(0..count);
-            let fault = match self.rng.random_range(0..11) {
+            let fault = match self.rng.random_range(0..12) {
                 0 => Fault::Cable(self.rng.random_range(0..ends.len())),
                 1 => Fault::Freeze(node),
                 2 => Fault::PowerOff(node),
@@ -60,6 +60,7 @@ impl Rig {
                 7 => Fault::LoseNotifications(node),
                 8 => Fault::Stuck(node),
                 9 => Fault::Reboot(node),
+                10 => Fault::Holes(node),
                 _ => Fault::RetryEvery(node),
             };
             if self.faults.iter().any(|(other, _)| *other == fault) {

@@ -115,7 +115,7 @@ impl Node {
             nic,
             port: None,
             table: table(mutation),
-            pool: Pool::new(fabric, nic, blocks)?,
+            pool: Pool::new(fabric, nic, blocks),
             mutation,
             taken: 0,
             unclaimed: Vec::new(),

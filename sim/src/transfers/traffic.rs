@@ -59,6 +59,7 @@ impl Rig {
             class: self.rng.random_range(0..4),
             translate: false,
             deadline: Time(now + wait),
+            post_by: None,
             queue: [Queue::Direct, Queue::Deferred][self.rng.random_range(0..2)],
         };
         let mut t = Transfer {

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! What a stream connection does by itself: time-outs, messages, GETs.
+
+use super::sending::Emission;
+use super::stream::{End, Port, Stream};
+use super::{Limits, Span};
+use crate::{Refused, Time};
+use wire::ext_ds::{Ended, Head, Message};
+
+impl Stream {
+    fn look_at_clock(&mut self, now: Time, limits: &Limits) {
+        let over = |since: Option<Time>, after| since.is_some_and(|t| now.since(t) >= after);
+        if over(self.corked, limits.cork) {
+            self.corked = None;
+        }
+        if self.held_until.is_some_and(|at| at <= now) {
+            self.release_sources(None);
+        }
+        if self.timing.is_dead(now, limits) {
+            self.fail(End::TimedOut, now);
+        }
+        if self.refused.is_none() && over(self.stuck, self.timing.get_patience(limits)) {
+            self.fail(End::FetchFailed, now);
+        }
+        // What is acknowledged piece by piece may take as long as it needs, unless it is lent.
+        let lent = self.lent_until(limits).is_some_and(|at| at <= now);
+        if over(self.patience(), limits.orphan) || lent {
+            self.fail(End::OrphanTimeout, now);
+            // As with TCP a peer that has all is not told.
+            if self.sending.end_acknowledged() {
+                self.farewell = None;
+            }
+        }
+    }
+
+    fn head(&self) -> Head {
+        Head {
+            conn: self.peer,
+            seq: self.sending.emitted(),
+            marks: 0,
+        }
+    }
+
+    fn avail(&self, ask: bool, again: bool) -> Message {
+        Message::RmaAvail {
+            head: self.head(),
+            ack: self.receiving.ack(),
+            ask,
+            again,
+            own: self.own,
+        }
+    }
+
+    /// Sends and posts what can be, at most `budget` messages and GETs; whether there is more to do
+    /// now. To be called after everything that changes something, when there is room in the port,
+    /// and at [`Stream::deadline`].
+    ///
+    /// # Errors
+    ///
+    /// The port takes nothing more: `Later` until it has room.
+    pub fn pump(
+        &mut self,
+        port: &mut impl Port,
+        limits: &Limits,
+        now: Time,
+        budget: usize,
+    ) -> Result<bool, Refused> {
+        match self.end {
+            None => self.look_at_clock(now, limits),
+            Some(_) => self.lingered |= now.since(self.ended) >= limits.linger,
+        }
+        if self.dead {
+            return Err(Refused::Never);
+        }
+        let result = self.work(port, limits, now, budget);
+        self.blocked = result == Err(Refused::Later);
+        if self.end.is_none() {
+            let needed = self.needs_answer();
+            self.timing.update(now, needed, limits);
+        }
+        if result == Err(Refused::Never) {
+            self.down(now);
+        }
+        result
+    }
+
+    fn work(
+        &mut self,
+        port: &mut impl Port,
+        limits: &Limits,
+        now: Time,
+        budget: usize,
+    ) -> Result<bool, Refused> {
+        for _ in 0..budget {
+            if !self.one(port, limits, now)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether there is nothing to say, to post or to wait for, so that [`Stream::pump`] need not be called
+    /// on account of what a message has brought, nor a time be noted: what was noted before is not too
+    /// late. It looks for all that [`Stream::one`] does. Most messages of a conversation leave a stream
+    /// so: they acknowledge what was said before, and the program's answer comes later.
+    #[must_use]
+    pub fn is_calm(&self, limits: &Limits, now: Time) -> bool {
+        let told = self.end.is_none() && self.farewell.is_none() && !self.asked && !self.gap;
+        let said = self.corked.is_none() && self.sending.next(limits, false).is_none();
+        // Of zero copy: an answer that is due, and who held sources back for a while.
+        let lent = self.cut.is_none() && self.late_cut.is_none() && self.held_until.is_none();
+        told && said
+            && lent
+            && !self.blocked
+            && self.orphan.is_none()
+            && self.stuck.is_none()
+            && !self.receiving.wants_fetch()
+            && !self.receiving.has_news()
+            && !self.needs_answer()
+            && !self.timing.is_waiting()
+            && !self.timing.is_due(now)
+    }
+
+    /// Does one thing; whether there was one.
+    fn one(&mut self, port: &mut impl Port, limits: &Limits, now: Time) -> Result<bool, Refused> {
+        if let Some(how) = self.farewell {
+            let (head, ack) = (self.head(), self.receiving.ack());
+            port.send(&Message::Shutdown { head, ack, how }, Span::default())?;
+            self.farewell = None;
+            return Ok(true);
+        }
+        if self.end.is_some() {
+            // The peer may not know that we know of its end.
+            let answer = self.asked || self.receiving.has_news();
+            if answer && self.end == Some(End::Finished) {
+                self.send_avail(port, false)?;
+                return Ok(true);
+            }
+            return Ok(false);
+        }
+        if self.fetch(port, limits, now) {
+            return Ok(true);
+        }
+        if let Some(what) = self.sending.next(limits, self.corked.is_some()) {
+            self.say(port, what)?;
+            return Ok(true);
+        }
+        self.control(port, limits, now)
+    }
+
+    /// Posts a GET; whether it did.
+    fn fetch(&mut self, port: &mut impl Port, limits: &Limits, now: Time) -> bool {
+        if !self.receiving.wants_fetch() {
+            // What the peer has withdrawn is not fetched.
+            self.retry = None;
+            return false;
+        }
+        if self.retry.is_some_and(|at| now < at) {
+            return false;
+        }
+        self.retry = None;
+        let alive = self.timing.alive();
+        let failed = |at| alive <= at;
+        if now.since(alive) > limits.fresh || self.failed_get.is_some_and(failed) {
+            if !self.timing.want_answer(now, limits) {
+                self.retry = Some(now.after((limits.ask / 4).max(1)));
+            }
+            return false;
+        }
+        let Some(get) = self.receiving.next_get(limits) else {
+            return false;
+        };
+        // A network that is slow today gets more time with each try.
+        let patience = limits.get.saturating_mul(1 << get.failed.min(16));
+        let post_by = alive.after(limits.fresh.saturating_mul(2));
+        // What is on its way for longer than anything is may read what is not the peer's any more.
+        let deadline = now.after(patience).min(post_by.after(limits.hold));
+        match port.get(&get, post_by, deadline) {
+            Ok(()) => {
+                if let Some(since) = self.refused.take() {
+                    self.stuck = self.stuck.map(|at| at.after(now.since(since)));
+                }
+            }
+            // The port tells when there is room ([`Stream::retry_gets`]), unless that was not why.
+            Err(Refused::Later) => {
+                self.refused = self.refused.or(Some(now));
+                self.retry = Some(now.after(limits.ask.max(1)));
+                return false;
+            }
+            Err(Refused::Never) => {
+                self.fail(End::FetchFailed, now);
+                return true;
+            }
+        }
+        self.receiving.posted(get.id, deadline);
+        self.moving += 1;
+        self.counters.gets += 1;
+        if get.source.is_some() && get.failed == 0 {
+            self.counters.source_received += u64::from(get.to.len);
+        }
+        self.counters.gets_again += u64::from(get.failed > 0);
+        true
+    }
+
+    fn say(&mut self, port: &mut impl Port, what: Emission) -> Result<(), Refused> {
+        let (head, ack) = (self.head(), self.receiving.ack());
+        let (message, data) = match what {
+            Emission::More { seq, len } => (
+                Message::Velo { head, len },
+                self.sending.span(seq, len.into()),
+            ),
+            Emission::Last { seq, len } => (
+                Message::VeloLast { head, ack, len },
+                self.sending.span(seq, len.into()),
+            ),
+            Emission::Announce { len, push, .. } => (
+                Message::RmaInfo {
+                    head,
+                    ack,
+                    len,
+                    push,
+                },
+                Span::default(),
+            ),
+            Emission::Source { len, nla, push, .. } => (
+                Message::RmaSource {
+                    head,
+                    ack,
+                    nla,
+                    len,
+                    push,
+                },
+                Span::default(),
+            ),
+            Emission::Cut { seq, len } => {
+                let end = seq.plus(len);
+                let message = Message::RmaCut {
+                    head,
+                    ack,
+                    end,
+                    len,
+                };
+                (message, Span::default())
+            }
+            Emission::Finish { .. } => {
+                let how = Ended::Finished;
+                (Message::Shutdown { head, ack, how }, Span::default())
+            }
+        };
+        port.send(&message, data)?;
+        self.sending.said(what);
+        match what {
+            Emission::More { .. } => {}
+            _ => self.receiving.tell(ack),
+        }
+        let c = &mut self.counters;
+        match what {
+            Emission::More { len, .. } | Emission::Last { len, .. } => {
+                c.velo_messages += 1;
+                c.velo_bytes += u64::from(len);
+            }
+            Emission::Announce { len, .. } => {
+                c.announcements += 1;
+                c.announced_bytes += u64::from(len);
+            }
+            Emission::Source { len, .. } => {
+                c.announcements += 1;
+                c.source_bytes += u64::from(len);
+            }
+            Emission::Cut { .. } => {
+                c.cuts += 1;
+                c.control += 1;
+            }
+            Emission::Finish { .. } => c.control += 1,
+        }
+        Ok(())
+    }
+
+    fn send_avail(&mut self, port: &mut impl Port, ask: bool) -> Result<(), Refused> {
+        let ack = self.receiving.ack();
+        port.send(&self.avail(ask, self.gap), Span::default())?;
+        self.receiving.tell(ack);
+        self.asked = false;
+        self.counters.control += 1;
+        Ok(())
+    }
+
+    /// What the peer is asked instead of what it has: how much it takes of a source that is
+    /// withdrawn.
+    fn question(&self, ask: bool) -> Option<Message> {
+        let source = self.sending.cutting().filter(|_| ask && !self.gap)?;
+        Some(Message::RmaCut {
+            head: self.head(),
+            ack: self.receiving.ack(),
+            end: source.end(),
+            len: source.end().since(source.from()),
+        })
+    }
+
+    fn control(
+        &mut self,
+        port: &mut impl Port,
+        limits: &Limits,
+        now: Time,
+    ) -> Result<bool, Refused> {
+        if let Some((end, left)) = self.cut {
+            let (head, ack) = (self.head(), self.receiving.ack());
+            let message = Message::RmaCutDone {
+                head,
+                ack,
+                end,
+                left,
+            };
+            port.send(&message, Span::default())?;
+            self.receiving.tell(ack);
+            self.cut = None;
+            self.counters.control += 1;
+            return Ok(true);
+        }
+        // Of one gap the peer is told once in a while: what came behind it is on its way already.
+        let place = self.receiving.next().0;
+        if self.gap && !self.asked {
+            let told = |(at, when): (u32, Time)| at == place && now.since(when) < limits.ask / 2;
+            if self.told_gap.is_some_and(told) {
+                self.gap = false;
+            }
+        }
+        let ask = self.timing.is_due(now);
+        if !(ask || self.asked || self.gap || self.receiving.has_news()) {
+            return Ok(false);
+        }
+        match self.question(ask) {
+            Some(message) => {
+                let ack = self.receiving.ack();
+                port.send(&message, Span::default())?;
+                self.receiving.tell(ack);
+                self.asked = false;
+                self.counters.control += 1;
+            }
+            None => self.send_avail(port, ask)?,
+        }
+        if core::mem::take(&mut self.gap) {
+            self.told_gap = Some((place, now));
+        }
+        if ask {
+            self.timing.ask(now, limits);
+            self.counters.asked += 1;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Which nodes are peers.
+
+use super::stray::Stray;
+use super::tables::{Lnd, Peer, Say};
+use super::PeerState;
+use crate::{
+    arena::{At, List},
+    Memory, Time,
+};
+use wire::{ex_lnd::Key, ids::NodeId};
+
+impl<M: Memory, T: Clone> Lnd<M, T> {
+    /// The peer that a node is.
+    pub(super) fn find(&self, node: NodeId) -> Option<At> {
+        self.by_node.get(node.0.into()).copied()
+    }
+
+    /// The same, made a peer if there is room.
+    pub(super) fn make(&mut self, node: NodeId, now: Time) -> Option<At> {
+        if let Some(at) = self.find(node) {
+            return Some(at);
+        }
+        if self.peers.room() == 0 {
+            self.evict();
+        }
+        let peer = Peer {
+            node,
+            state: PeerState::New,
+            own: Key(0),
+            theirs: Key(0),
+            incarnation: Default::default(),
+            slots: 0,
+            last_slot: 0,
+            used: 0,
+            pending: None,
+            queue: List::NEW,
+            parts: List::NEW,
+            later: List::NEW,
+            due: List::NEW,
+            heard: now,
+            asked: None,
+            next: None,
+            interval: 0,
+            say: Say::default(),
+            in_work: false,
+            users: 0,
+            receives: 0,
+            fetches: 0,
+            resting: 0,
+            news: None,
+        };
+        let (at, _) = self.peers.insert(peer).ok()?;
+        if self.by_node.insert(node.0.into(), at).is_err() {
+            self.peers.remove(at);
+            return None;
+        }
+        self.clear_slots(at);
+        Some(at)
+    }
+
+    /// Forgets a peer that nothing goes on with, if there is one: one that has no session, if
+    /// possible, otherwise the one that has said nothing for the longest time. It is told, so that
+    /// it greets before it has something to say.
+    fn evict(&mut self) {
+        let mut found: Option<(bool, Time, u64, At)> = None;
+        let mut next = self.by_node.oldest().map(|(key, at)| (key, *at));
+        while let Some((key, at)) = next {
+            let idle = self.peers.get(at).filter(|p| {
+                p.users == 0 && !p.in_work && p.news.is_none() && p.state != PeerState::Greeting
+            });
+            if let Some(p) = idle {
+                let up = p.state == PeerState::Up;
+                if found.is_none_or(|f| (up, p.heard) < (f.0, f.1)) {
+                    found = Some((up, p.heard, key, at));
+                }
+            }
+            let younger = self.by_node.younger(key);
+            next = younger.and_then(|key| Some((key, *self.by_node.get(key)?)));
+        }
+        let Some((up, _, key, at)) = found else {
+            return;
+        };
+        self.by_node.remove(key);
+        self.peer_times.clear(at.index());
+        let peer = self.peers.remove(at).filter(|_| up);
+        if let Some(peer) = peer {
+            self.stray(peer.node, Stray::Stale(peer.own));
+        }
+    }
+}

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Messages that come in.
+
+use super::tables::{In, Lnd, On, Receive, ReceiveNews, Ticket};
+use super::{GetFailure, PeerState, ReceiveState, ReceiveStep};
+use crate::{arena::At, Memory, Time};
+use wire::ex_lnd::{fragments, Fragment, Payload, Place, Request, Verdict, What};
+
+fn bit(part: u8) -> u64 {
+    1u64.checked_shl(part.into()).unwrap_or(0)
+}
+
+impl ReceiveState {
+    /// Memory that GETs write to may be registered for it.
+    pub(super) const fn is_fetching(self) -> bool {
+        matches!(self, Self::Due | Self::Fetching | Self::Closing)
+    }
+}
+
+impl<M: Memory, T: Clone> Lnd<M, T> {
+    /// A request of a peer, or the first part of it. Gives the message that its payload belongs to.
+    pub(super) fn take_request(&mut self, peer: At, request: &Request, now: Time) -> Option<At> {
+        let place = request.place;
+        let slot = self.in_slot(peer, place.slot)?;
+        if slot.seq == place.seq {
+            match slot.state {
+                In::Active(at) => return self.take_part(at, 0),
+                // The answer got lost, perhaps.
+                In::Answered(verdict) => self.note(peer, place.slot, What::Answer(verdict)),
+                In::Nothing => {}
+            }
+            self.counters.odd += 1;
+            return None;
+        }
+        if slot.seq.wrapping_add(1) != place.seq || matches!(slot.state, In::Active(_)) {
+            self.counters.odd += 1;
+            return None;
+        }
+        slot.seq = place.seq;
+        let node = self.peers.get(peer)?.node;
+        let receive = Receive {
+            peer,
+            node,
+            state: ReceiveState::Gathering,
+            on: None,
+            form: request.form,
+            header: request.header,
+            payload: request.payload,
+            slot: Some(place.slot),
+            parts: 0,
+            wanted: 0,
+            tries: 0,
+            failed: None,
+            not_before: now,
+            post_by: now,
+            until: now,
+            deadline: Time(u64::MAX),
+            parsed: false,
+            placed: false,
+            cancelled: false,
+            done: false,
+            held: false,
+            news: ReceiveNews::default(),
+            listed: false,
+        };
+        // What LNet keeps may be here for as long as it likes. Who has much here leaves as much room
+        // to others.
+        let most = (2 * usize::from(self.slots)).min(self.receives.room());
+        let here = self.peers.get(peer).map(|p| p.receives as usize);
+        let room = here.is_some_and(|here| here < most);
+        let inserted = match room {
+            true => self.receives.insert(receive).map_err(drop),
+            false => Err(()),
+        };
+        match inserted {
+            Ok((at, _)) => {
+                if let Some(slot) = self.in_slot(peer, place.slot) {
+                    slot.state = In::Active(at);
+                    slot.say = None;
+                }
+                if let Some(p) = self.peers.get_mut(peer) {
+                    p.users += 1;
+                    p.receives += 1;
+                }
+                // Not all of it may come.
+                let until = now.after(self.limits.receive);
+                if let Some(r) = self.receives.get_mut(at) {
+                    r.deadline = until;
+                }
+                self.receive_times.set(at.index(), until);
+                self.take_part(at, 0)
+            }
+            Err(()) => {
+                self.counters.busy += 1;
+                self.answer(peer, place.slot, Verdict::Busy);
+                None
+            }
+        }
+    }
+
+    /// A part came; the message, if its payload is wanted.
+    fn take_part(&mut self, at: At, part: u8) -> Option<At> {
+        let receive = self.receives.get_mut(at)?;
+        if receive.state != ReceiveState::Gathering || receive.parts & bit(part) != 0 {
+            self.counters.odd += 1;
+            return None;
+        }
+        receive.parts |= bit(part);
+        let count = match receive.payload {
+            Payload::Here(len) => fragments(receive.form, len.into()).unwrap_or(0),
+            Payload::There(..) => 0,
+        };
+        if receive.parts.count_ones() == u32::from(count) + 1 {
+            receive.news.offer = true;
+            self.receive_times.clear(at.index());
+            self.step_receive(at, ReceiveStep::Complete);
+            self.counters.offered += 1;
+            self.list_receive(at);
+        }
+        Some(at)
+    }
+
+    /// More payload of a request.
+    pub(super) fn take_fragment(&mut self, peer: At, fragment: &Fragment) -> Option<(At, u16)> {
+        let place = fragment.place;
+        let slot = self.in_slot(peer, place.slot)?;
+        let at = match slot.state {
+            In::Active(at) if slot.seq == place.seq => at,
+            _ => {
+                // Before the request itself, or after its answer.
+                self.counters.odd += 1;
+                return None;
+            }
+        };
+        let receive = self.receives.get(at)?;
+        let Payload::Here(len) = receive.payload else {
+            self.counters.nonsense += 1;
+            return None;
+        };
+        let (offset, n) = wire::ex_lnd::pieces(receive.form, len, fragment.part);
+        if n != fragment.len {
+            self.counters.nonsense += 1;
+            return None;
+        }
+        Some((self.take_part(at, fragment.part)?, offset))
+    }
+
+    /// Says what became of a request, once.
+    pub(super) fn answer(&mut self, peer: At, slot: u8, verdict: Verdict) {
+        if let Some(slot) = self.in_slot(peer, slot) {
+            slot.state = In::Answered(verdict);
+        }
+        self.note(peer, slot, What::Answer(verdict));
+    }
+
+    pub(super) fn answer_for(&mut self, at: At, verdict: Verdict) {
+        let Some(receive) = self.receives.get_mut(at) else {
+            return;
+        };
+        let peer = receive.peer;
+        if let Some(slot) = receive.slot.take() {
+            self.answer(peer, slot, verdict);
+        }
+    }
+
+    /// The peer asks what becomes of a request.
+    pub(super) fn take_ask(&mut self, peer: At, place: Place) {
+        let Some(slot) = self.in_slot(peer, place.slot).copied() else {
+            return;
+        };
+        let what = match slot.state {
+            In::Nothing | In::Answered(_) if slot.seq.wrapping_add(1) == place.seq => What::Missing,
+            In::Answered(verdict) if slot.seq == place.seq => What::Answer(verdict),
+            In::Active(at) if slot.seq == place.seq => match self.receives.get(at).map(|r| r.state)
+            {
+                Some(ReceiveState::Gathering) => What::Missing,
+                _ => What::Working,
+            },
+            _ => return,
+        };
+        self.note(peer, place.slot, what);
+    }
+
+    /// The peer does not want a request any more.
+    pub(super) fn take_cancel(&mut self, peer: At, place: Place, now: Time) {
+        let Some(slot) = self.in_slot(peer, place.slot) else {
+            return;
+        };
+        let (seq, state) = (slot.seq, slot.state);
+        let at = match state {
+            In::Active(at) if seq == place.seq => at,
+            In::Answered(verdict) if seq == place.seq => {
+                return self.note(peer, place.slot, What::Answer(verdict));
+            }
+            // It never came, and must not come any more.
+            In::Nothing | In::Answered(_) if seq.wrapping_add(1) == place.seq => {
+                slot.seq = place.seq;
+                return self.answer(peer, place.slot, Verdict::Cancelled);
+            }
+            _ => return,
+        };
+        let Some(receive) = self.receives.get_mut(at) else {
+            return;
+        };
+        let there = matches!(receive.payload, Payload::There(..));
+        match receive.state {
+            ReceiveState::Gathering => {
+                self.answer_for(at, Verdict::Cancelled);
+                self.forget_receive(at, ReceiveStep::Lapse);
+            }
+            ReceiveState::Offered if receive.news.offer => {
+                self.answer_for(at, Verdict::Cancelled);
+                self.withdraw(at);
+            }
+            ReceiveState::Offered if there && receive.parsed => {
+                self.step_receive(at, ReceiveStep::Lapse);
+                self.answer_for(at, Verdict::Failed);
+            }
+            ReceiveState::Offered if there => {
+                receive.cancelled = true;
+                self.note(peer, place.slot, What::Working);
+            }
+            ReceiveState::Due | ReceiveState::Fetching => self.fail_receive(at, now),
+            // LNet is about to have it.
+            _ => self.note(peer, place.slot, What::Working),
+        }
+    }
+
+    /// The rest of a request does not come; it may come again.
+    fn abandon(&mut self, at: At) {
+        let place = self
+            .receives
+            .get_mut(at)
+            .and_then(|r| Some((r.peer, r.slot.take()?)));
+        if let Some(slot) = place.and_then(|(peer, slot)| self.in_slot(peer, slot)) {
+            slot.seq = slot.seq.wrapping_sub(1);
+            slot.state = In::Nothing;
+            slot.say = None;
+        }
+        self.forget_receive(at, ReceiveStep::Lapse);
+    }
+
+    /// Has GETs posted that wait for a peer to be alive, if it is known to be; otherwise it is asked.
+    pub(super) fn fetch_due(&mut self, peer: At, now: Time) {
+        let Some(p) = self.peers.get(peer) else {
+            return;
+        };
+        let (heard, due, up) = (p.heard, p.due, p.state == PeerState::Up);
+        let mut room = self.fetches.saturating_sub(p.fetches);
+        let mut begun = 0;
+        if !up {
+            return;
+        }
+        let fresh = now.since(heard) < self.limits.fresh;
+        let mut ask = false;
+        let mut next = due.first();
+        while let Some(at) = next {
+            next = self.receives.after::<{ super::tables::PEER }>(at);
+            let Some(receive) = self.receives.get_mut(at) else {
+                break;
+            };
+            if now < receive.not_before || !receive.placed && room == 0 {
+                continue;
+            }
+            // What failed is not tried before the peer was alive after that.
+            if !fresh || receive.failed.is_some_and(|failed| heard <= failed) {
+                ask = true;
+                continue;
+            }
+            if !receive.placed {
+                (room, begun) = (room - 1, begun + 1);
+                receive.placed = true;
+            }
+            let post_by = heard.after(self.limits.fresh.saturating_mul(2));
+            let until = now.after(self.limits.get);
+            receive.post_by = post_by;
+            receive.until = until.min(post_by.after(self.limits.hold));
+            receive.news.fetch = true;
+            self.step_receive(at, ReceiveStep::Post);
+            self.move_receive(at, None);
+            self.list_receive(at);
+        }
+        let Some(p) = self.peers.get_mut(peer) else {
+            return;
+        };
+        p.fetches += begun;
+        if !ask {
+            // If it was asked, it has answered.
+            return self.set_next(peer, None);
+        }
+        if p.next.is_some() {
+            return;
+        }
+        p.say.ping = true;
+        self.set_next(peer, Some(now.after(self.limits.ask)));
+        self.want_work(peer);
+    }
+
+    /// What became of a GET: all of its bytes are there, or why not.
+    pub fn fetched(&mut self, ticket: Ticket, result: Result<(), GetFailure>, now: Time) {
+        let Some(at) = self.receive_at(ticket) else {
+            return;
+        };
+        let (tries, pause) = (self.limits.tries, self.limits.busy.max(1));
+        let Some(receive) = self.receives.get_mut(at) else {
+            return;
+        };
+        if receive.state != ReceiveState::Fetching || receive.news.fetch {
+            return;
+        }
+        // What took so long may be of a peer that has used its memory for something else.
+        if result.is_ok() && now <= receive.until {
+            receive.done = true;
+            self.counters.fetched += 1;
+            self.answer_for(at, Verdict::Done);
+            self.end_receive(at, ReceiveStep::Fetched);
+            return;
+        }
+        if result == Err(GetFailure::NotPosted) {
+            receive.not_before = now.after(pause);
+        } else {
+            receive.failed = Some(now);
+            receive.tries = receive.tries.saturating_add(1);
+        }
+        let peer = receive.peer;
+        let time = match receive.not_before > now {
+            true => receive.deadline.min(receive.not_before),
+            false => receive.deadline,
+        };
+        if receive.tries >= tries || receive.deadline <= now {
+            return self.fail_receive(at, now);
+        }
+        self.counters.gets_again += 1;
+        self.step_receive(at, ReceiveStep::Fail);
+        self.receive_times.set(at.index(), time);
+        self.move_receive(at, Some(On::Due));
+        self.fetch_due(peer, now);
+    }
+
+    /// Payload can't be had.
+    pub(super) fn fail_receive(&mut self, at: At, _now: Time) {
+        self.counters.not_fetched += 1;
+        self.answer_for(at, Verdict::Failed);
+        self.end_receive(at, ReceiveStep::GiveUp);
+    }
+
+    fn end_receive(&mut self, at: At, step: ReceiveStep) {
+        if !self.step_receive(at, step) {
+            return;
+        }
+        self.move_receive(at, None);
+        self.receive_times.clear(at.index());
+        if let Some(receive) = self.receives.get_mut(at) {
+            receive.news.fetch = false;
+            receive.news.revoke = true;
+        }
+        self.list_receive(at);
+    }
+
+    /// GETs don't write to the memory of a message any more, however late they come.
+    pub fn shut(&mut self, ticket: Ticket) {
+        let at = self.receive_at(ticket);
+        let at = at.filter(|at| self.receives.get(*at).is_some_and(|r| !r.news.revoke));
+        if let Some(at) = at {
+            if self.step_receive(at, ReceiveStep::Close) {
+                if let Some(receive) = self.receives.get_mut(at) {
+                    receive.news.received = true;
+                }
+                self.list_receive(at);
+            }
+        }
+    }
+
+    /// Nothing more is to be told of a message, which is over with this step.
+    pub(super) fn forget_receive(&mut self, at: At, step: ReceiveStep) {
+        if self.step_receive(at, step) {
+            if let Some(receive) = self.receives.get_mut(at) {
+                receive.news = ReceiveNews::default();
+            }
+            self.reap_receive(at);
+        }
+    }
+
+    /// Time has come for a message.
+    pub(super) fn expire_receive(&mut self, at: At, now: Time) {
+        let Some(receive) = self.receives.get(at) else {
+            return;
+        };
+        let (peer, deadline) = (receive.peer, receive.deadline);
+        if deadline <= now && receive.state == ReceiveState::Gathering {
+            return self.abandon(at);
+        }
+        if deadline <= now {
+            self.receive_times.clear(at.index());
+            return self.fail_receive(at, now);
+        }
+        self.receive_times.set(at.index(), deadline);
+        self.fetch_due(peer, now);
+    }
+}

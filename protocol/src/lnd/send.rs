@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Messages that go out.
+
+use super::tables::{Lnd, On, Send, SendNews, Ticket};
+use super::{Outcome, PeerState, SendState, SendStep, Why};
+use crate::{arena::At, Memory, Time};
+use wire::{
+    ex_lnd::{fragments, Form, Header, Place, Source, Verdict, What, MAX_PAYLOAD},
+    ids::NodeId,
+};
+
+/// A busy peer is waited for at most so many times as long as the first time.
+const BUSY_MOST: u64 = 16;
+
+/// An LNet message that is to go to a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Letter {
+    /// Form of its header.
+    pub form: Form,
+    /// Its header.
+    pub header: Header,
+    /// Bytes of payload.
+    pub len: u32,
+    /// Where the peer may fetch it; otherwise it goes in messages.
+    pub source: Option<Source>,
+}
+
+/// Why a message was not taken. Nothing of it is remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Refusal {
+    /// The payload is too long, or an empty one is to be fetched.
+    Invalid,
+    /// No place for one more message.
+    Full,
+    /// No place for one more peer.
+    Peers,
+    /// The peer does not answer, or has ended so many sessions that the addresses of what was in
+    /// them rest, and no more may.
+    Unreachable,
+    /// The interface ends.
+    Closing,
+}
+
+impl<M: Memory, T: Clone> Lnd<M, T> {
+    /// Takes a message, which has to be over at `deadline`: then its memory is revoked at the
+    /// latest. Nothing is sent before [`Lnd::pump`].
+    ///
+    /// # Errors
+    ///
+    /// Why not, and the token.
+    pub fn submit(
+        &mut self,
+        node: NodeId,
+        letter: &Letter,
+        deadline: Time,
+        token: T,
+        now: Time,
+    ) -> Result<Ticket, (Refusal, T)> {
+        let refuse = |lnd: &mut Self, why, token| {
+            lnd.counters.refused += 1;
+            Err((why, token))
+        };
+        let parts = match letter.source {
+            Some(_) if letter.len == 0 || letter.len > MAX_PAYLOAD => None,
+            Some(_) => Some(1),
+            None => fragments(letter.form, letter.len).map(|n| n + 1),
+        };
+        let Some(parts) = parts else {
+            return refuse(self, Refusal::Invalid, token);
+        };
+        if self.closing {
+            return refuse(self, Refusal::Closing, token);
+        }
+        if self.sends.room() == 0 {
+            return refuse(self, Refusal::Full, token);
+        }
+        let Some(peer) = self.make(node, now) else {
+            return refuse(self, Refusal::Peers, token);
+        };
+        // A peer that has asked for a session is alive.
+        let down = self.peers.get(peer).is_some_and(|p| {
+            p.state == PeerState::Down && p.next.is_some_and(|t| t > now) && p.pending.is_none()
+        });
+        if down || letter.source.is_some() && self.is_unsteady(peer) {
+            return refuse(self, Refusal::Unreachable, token);
+        }
+        let send = Send {
+            token,
+            peer,
+            state: SendState::Queued,
+            on: None,
+            form: letter.form,
+            header: letter.header,
+            len: letter.len,
+            source: letter.source,
+            deadline,
+            slot: None,
+            part: 0,
+            parts,
+            said: false,
+            next: Time(u64::MAX),
+            interval: 0,
+            busy: self.limits.busy.max(1),
+            alone: false,
+            asked: false,
+            outcome: None,
+            news: SendNews::default(),
+            listed: false,
+        };
+        let (at, name) = match self.sends.insert(send) {
+            Ok(both) => both,
+            Err(send) => return refuse(self, Refusal::Full, send.token),
+        };
+        self.counters.sends += 1;
+        if let Some(p) = self.peers.get_mut(peer) {
+            p.users += 1;
+        }
+        self.send_times.set(at.index(), deadline);
+        self.move_send(at, Some(On::Queue));
+        self.want(peer, now);
+        Ok(Ticket(at, name))
+    }
+
+    /// Gives places to messages of a peer that wait for one.
+    pub(super) fn start_sends(&mut self, peer: At) {
+        while let Some(at) = self.startable(peer) {
+            let Some(slot) = self.take_slot(peer, at) else {
+                return;
+            };
+            let interval = self.limits.ask;
+            if let Some(send) = self.sends.get_mut(at) {
+                send.slot = Some(slot);
+                send.part = 0;
+                send.interval = interval;
+            }
+            self.step_send(at, SendStep::Start);
+            self.move_send(at, Some(On::Parts));
+        }
+    }
+
+    fn startable(&self, peer: At) -> Option<At> {
+        let p = self.peers.get(peer)?;
+        let free = p.state == PeerState::Up && p.used < p.slots;
+        p.queue.first().filter(|_| free && !self.is_unsteady(peer))
+    }
+
+    /// So much rests of a peer, whose sessions end again and again, that it would take the places
+    /// of others if there was more.
+    fn is_unsteady(&self, peer: At) -> bool {
+        let most = 2 * u32::from(self.slots);
+        self.peers.get(peer).is_some_and(|p| p.resting >= most)
+    }
+
+    /// A free place, the one behind that which was taken last.
+    fn take_slot(&mut self, peer: At, at: At) -> Option<u8> {
+        let (slots, last) = self.peers.get(peer).map(|p| (p.slots, p.last_slot))?;
+        for i in 1..=slots {
+            let number = (last + i) % slots;
+            let Some(slot) = self.out_slot(peer, number as u8) else {
+                continue;
+            };
+            if slot.user.is_none() {
+                slot.user = Some(at);
+                slot.seq = slot.seq.wrapping_add(1);
+                slot.say = None;
+                let p = self.peers.get_mut(peer)?;
+                p.last_slot = number;
+                p.used += 1;
+                return Some(number as u8);
+            }
+        }
+        None
+    }
+
+    fn free_slot(&mut self, at: At) {
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        let (peer, Some(number)) = (send.peer, send.slot.take()) else {
+            return;
+        };
+        if let Some(slot) = self.out_slot(peer, number) {
+            slot.user = None;
+            slot.say = None;
+        }
+        if let Some(p) = self.peers.get_mut(peer) {
+            p.used = p.used.saturating_sub(1);
+        }
+        self.want_work(peer);
+    }
+
+    /// The place of a message in the session.
+    pub(super) fn place(&mut self, at: At) -> Option<Place> {
+        let send = self.sends.get(at)?;
+        let (peer, slot) = (send.peer, send.slot?);
+        let seq = self.out_slot(peer, slot)?.seq;
+        Some(Place { slot, seq })
+    }
+
+    /// A part of a message was sent.
+    pub(super) fn said_part(&mut self, at: At, now: Time) {
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        send.said = true;
+        send.part += 1;
+        let more = send.part < send.parts;
+        if more && !send.alone {
+            return;
+        }
+        send.next = now.after(send.interval);
+        send.asked |= more;
+        let time = send.next.min(send.deadline);
+        self.step_send(at, SendStep::Sent);
+        self.move_send(at, None);
+        self.send_times.set(at.index(), time);
+        if more {
+            // Whether there is a place for the others.
+            self.say_of(at, What::Ask);
+        }
+    }
+
+    /// The peer has said what became of a request.
+    pub(super) fn answered(&mut self, at: At, verdict: Verdict, now: Time) {
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        let outcome = match verdict {
+            Verdict::Done => Outcome::Delivered,
+            Verdict::Busy => Outcome::NotDelivered(Why::Busy),
+            Verdict::Refused => Outcome::NotDelivered(Why::Refused),
+            Verdict::Cancelled => Outcome::NotDelivered(Why::Cancelled),
+            Verdict::Failed => Outcome::Failed,
+        };
+        let state = send.state;
+        match state {
+            SendState::Sending | SendState::Waiting if verdict == Verdict::Busy => {
+                self.counters.peer_busy += 1;
+                self.later(at, now);
+            }
+            SendState::Sending | SendState::Waiting => {
+                self.free_slot(at);
+                self.end_send(at, SendStep::Answer, outcome);
+            }
+            SendState::Closing => {
+                // Its owner hears the truth after all, if that was not known.
+                if matches!(send.outcome, Some(Outcome::Unknown(_))) {
+                    send.outcome = Some(outcome);
+                }
+                self.free_slot(at);
+            }
+            SendState::Resting => {
+                self.free_slot(at);
+                self.release_send(at);
+            }
+            SendState::Queued | SendState::Over => {}
+        }
+    }
+
+    /// The peer had no place for it: again, after a while.
+    fn later(&mut self, at: At, now: Time) {
+        self.free_slot(at);
+        self.step_send(at, SendStep::Later);
+        self.move_send(at, Some(On::Later));
+        let most = self.limits.busy.saturating_mul(BUSY_MOST).max(1);
+        if let Some(send) = self.sends.get_mut(at) {
+            (send.said, send.alone, send.asked) = (false, true, false);
+            send.next = now.after(send.busy);
+            send.busy = send.busy.saturating_mul(2).min(most);
+            let time = send.next.min(send.deadline);
+            self.send_times.set(at.index(), time);
+        }
+    }
+
+    /// The peer has not got all of a request. It is sent again once for each time that the peer was
+    /// asked, whatever that says.
+    pub(super) fn missing(&mut self, at: At) {
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        if !core::mem::take(&mut send.asked) {
+            self.counters.odd += 1;
+            return;
+        }
+        match send.state {
+            SendState::Waiting => {
+                (send.part, send.alone) = (0, false);
+                let deadline = send.deadline;
+                self.counters.again += 1;
+                self.step_send(at, SendStep::Again);
+                self.send_times.set(at.index(), deadline);
+                self.move_send(at, Some(On::Parts));
+            }
+            // The cancellation got lost, or what is cancelled did.
+            SendState::Closing | SendState::Resting => self.say_of(at, What::Cancel),
+            _ => {}
+        }
+    }
+
+    fn say_of(&mut self, at: At, what: What) {
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        let (peer, Some(number)) = (send.peer, send.slot) else {
+            return;
+        };
+        if let Some(slot) = self.out_slot(peer, number) {
+            slot.say = Some(what);
+        }
+        self.want_notes(peer);
+    }
+
+    /// Ends a message without an answer.
+    pub(super) fn close_send(&mut self, at: At, outcome: Outcome, now: Time) {
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        if send.slot.is_some() && !send.said {
+            self.unused_slot(at);
+        }
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        if send.slot.is_some() {
+            send.interval = self.limits.ask;
+            send.next = now.after(send.interval);
+        }
+        self.end_send(at, SendStep::GiveUp, outcome);
+        self.say_of(at, What::Cancel);
+    }
+
+    /// The peer has never heard of the request in a place.
+    fn unused_slot(&mut self, at: At) {
+        let place = self.sends.get(at).and_then(|s| Some((s.peer, s.slot?)));
+        if let Some((peer, number)) = place {
+            if let Some(slot) = self.out_slot(peer, number) {
+                slot.seq = slot.seq.wrapping_sub(1);
+            }
+            self.free_slot(at);
+        }
+    }
+
+    fn end_send(&mut self, at: At, step: SendStep, outcome: Outcome) {
+        if !self.step_send(at, step) {
+            return;
+        }
+        self.move_send(at, None);
+        self.send_times.clear(at.index());
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        send.outcome = Some(outcome);
+        if send.source.is_some() {
+            send.news.revoke = true;
+            self.list_send(at);
+        } else {
+            self.closed(at);
+        }
+    }
+
+    /// The memory that was exposed for a message can't be reached any more, nor will its address
+    /// lead anywhere before [`Event::Released`](super::Event::Released).
+    pub fn revoked(&mut self, ticket: Ticket) {
+        let at = self.sends.find(ticket.1);
+        let at = at.filter(|at| self.sends.get(*at).is_some_and(|s| !s.news.revoke));
+        if let Some(at) = at {
+            self.closed(at);
+        }
+    }
+
+    fn closed(&mut self, at: At) {
+        let Some(send) = self.sends.get(at) else {
+            return;
+        };
+        // Without a place in a session, but told of: the session has ended.
+        let ended = send.slot.is_none() && matches!(send.outcome, Some(Outcome::Unknown(_)));
+        let exposed = send.source.is_some();
+        let rest = send.slot.is_some() || ended && exposed;
+        let step = match rest {
+            true => SendStep::Rest,
+            false => SendStep::Close,
+        };
+        if !self.step_send(at, step) {
+            return;
+        }
+        let c = &mut self.counters;
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        let count = match send.outcome {
+            Some(Outcome::Delivered) => &mut c.delivered,
+            Some(Outcome::NotDelivered(_)) => &mut c.not_delivered,
+            Some(Outcome::Failed) => &mut c.failed,
+            Some(Outcome::Unknown(_)) | None => &mut c.unknown,
+        };
+        *count += 1;
+        send.news.sent = true;
+        send.news.released = exposed && !rest;
+        let (peer, next) = (send.peer, send.next);
+        self.list_send(at);
+        if rest {
+            self.send_times.set(at.index(), next);
+            if let Some(p) = self.peers.get_mut(peer) {
+                p.resting += 1;
+            }
+        }
+    }
+
+    /// The peer does not know the address of a message any more.
+    pub(super) fn release_send(&mut self, at: At) {
+        if !self.step_send(at, SendStep::Release) {
+            return;
+        }
+        self.send_times.clear(at.index());
+        if let Some(peer) = self.sends.get(at).map(|s| s.peer) {
+            if let Some(p) = self.peers.get_mut(peer) {
+                p.resting = p.resting.saturating_sub(1);
+            }
+            self.want_work(peer);
+        }
+        if let Some(send) = self.sends.get_mut(at) {
+            send.news.released = send.source.is_some();
+            if send.news.released {
+                return self.list_send(at);
+            }
+        }
+        self.reap_send(at);
+    }
+
+    /// Time has come for something of a message.
+    pub(super) fn expire_send(&mut self, at: At, now: Time) {
+        self.send_times.clear(at.index());
+        let most = self.limits.ask_most;
+        let Some(send) = self.sends.get_mut(at) else {
+            return;
+        };
+        match send.state {
+            SendState::Queued | SendState::Sending | SendState::Waiting if send.deadline <= now => {
+                let outcome = match send.said {
+                    true => Outcome::Unknown(Why::TimedOut),
+                    false => Outcome::NotDelivered(Why::TimedOut),
+                };
+                self.close_send(at, outcome, now);
+            }
+            SendState::Queued => {
+                let (peer, deadline) = (send.peer, send.deadline);
+                self.send_times.set(at.index(), deadline);
+                if send.on == Some(On::Later) {
+                    self.move_send(at, Some(On::Queue));
+                    self.want(peer, now);
+                }
+            }
+            SendState::Sending => {
+                let deadline = send.deadline;
+                self.send_times.set(at.index(), deadline);
+            }
+            SendState::Waiting | SendState::Resting if send.slot.is_some() => {
+                send.interval = send.interval.saturating_mul(2).min(most).max(1);
+                send.next = now.after(send.interval);
+                send.asked = true;
+                let (what, time) = match send.state {
+                    SendState::Waiting => (What::Ask, send.next.min(send.deadline)),
+                    _ => (What::Cancel, send.next),
+                };
+                self.counters.asked += 1;
+                self.send_times.set(at.index(), time);
+                self.say_of(at, what);
+            }
+            SendState::Resting => self.release_send(at),
+            _ => {}
+        }
+    }
+
+    /// Ends messages that have not got a place in the session.
+    pub(super) fn close_queued(&mut self, peer: At, outcome: Outcome, now: Time) {
+        let first = |lnd: &Self| {
+            let p = lnd.peers.get(peer)?;
+            p.queue.first().or(p.later.first())
+        };
+        while let Some(send) = first(self) {
+            self.close_send(send, outcome, now);
+        }
+    }
+}

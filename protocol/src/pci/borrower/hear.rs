@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! What lenders say to a borrower.
+
+use super::types::{Doing, Entry, Handle, LeaseEvent, LeaseState, Why};
+use super::Borrower;
+use crate::{Memory, Time};
+use wire::ext_pci::{Body, Grant, Incarnation, LeaseId, Message, Reason, Role, Status};
+use wire::ids::NodeId;
+
+impl<M: Memory> Borrower<M> {
+    /// A message for a borrower has come. `from` is what the NIC says.
+    pub fn hear(&mut self, now: Time, from: NodeId, message: &Message) {
+        let (number, sender) = (message.number, message.sender);
+        match message.body {
+            Body::Device(device) => self.device(from, number, Ok((sender, device))),
+            Body::Grant(grant) => self.grant(now, from, sender, &grant),
+            Body::Refuse(reason, id) => self.refused(now, from, number, reason, id),
+            Body::Done(id, status, value) => self.done(from, number, id, status, value),
+            Body::Returned(id) => {
+                if !self.fences.confirm(now, from, id, &self.limits) {
+                    self.odd();
+                }
+            }
+            Body::Revoke(id, grace) => self.revoke(now, from, id, grace),
+            Body::Alive {
+                lease,
+                to: Role::Borrower,
+                answer,
+            } => self.alive(from, (number, answer), lease),
+            _ => self.odd(),
+        }
+        self.fences.kick(now, from, &self.limits);
+    }
+
+    /// A refusal of another version has come: of that only the number is known, which is that of the
+    /// request, and it says the version.
+    pub fn hear_other(&mut self, now: Time, from: NodeId, number: u32) {
+        if self.query.is_some_and(|q| q.number == number) {
+            return self.device(from, number, Err(Reason::Version));
+        }
+        self.refused(now, from, number, Reason::Version, LeaseId::new(number, 0));
+    }
+
+    fn odd(&mut self) {
+        self.counters.odd = self.counters.odd.wrapping_add(1);
+    }
+
+    /// The lease of a lender whose name begins so.
+    fn by_nonce(&mut self, from: NodeId, id: LeaseId) -> Option<&mut Entry> {
+        let entry = self.find(Handle(id.nonce()))?;
+        Some(entry).filter(|e| e.lender == from)
+    }
+
+    /// The lease of a lender that has this name.
+    fn by_name(&mut self, from: NodeId, id: LeaseId) -> Option<&mut Entry> {
+        self.by_nonce(from, id).filter(|e| e.id == id)
+    }
+
+    fn device(
+        &mut self,
+        from: NodeId,
+        number: u32,
+        answer: Result<(Incarnation, wire::ext_pci::Device), Reason>,
+    ) {
+        match &mut self.query {
+            Some(query) if query.number == number && query.node == from => {
+                query.answer = Some(answer);
+            }
+            _ => self.odd(),
+        }
+    }
+
+    fn grant(&mut self, now: Time, from: NodeId, sender: Incarnation, grant: &Grant) {
+        let id = grant.lease;
+        let own = self.incarnation == grant.borrower;
+        // A longer one may last when a later life of this end thinks that it is over.
+        let longest = self.limits.longest_ms;
+        // Nothing is open by a lease that is not known, or is over.
+        let stray = |s: &mut Self| {
+            s.odd();
+            if s.fences.knows(from, id) {
+                return;
+            }
+            s.say(from, Body::Return(id));
+        };
+        let Some(entry) = self.by_nonce(from, id) else {
+            return stray(self);
+        };
+        match entry.state {
+            // It has come before.
+            LeaseState::Opening | LeaseState::Up | LeaseState::Closing if entry.id == id => {
+                return self.odd();
+            }
+            LeaseState::Asking => {}
+            _ => return stray(self),
+        }
+        let terms = &entry.terms;
+        let numbers = &grant.numbers;
+        let fits = own
+            && grant.timeout_ms <= longest
+            && terms.lender == sender
+            && terms.generation == grant.generation
+            && numbers.bar_set() & !terms.windows == 0
+            && numbers.dma_set() & !terms.targets == 0;
+        let handle = entry.handle;
+        entry.id = id;
+        if !fits {
+            self.counters.wrong = self.counters.wrong.wrapping_add(1);
+            return self.finish(now, handle, Why::Wrong);
+        }
+        let grant = *grant;
+        let index = self.index(handle);
+        let entry = index.and_then(|i| self.leases.get_mut(i)?.as_mut());
+        if let Some(entry) = entry {
+            entry.grant = Some(grant);
+            entry.next = now;
+            entry.doing = Doing::Open(false);
+            self.flow.step(&mut entry.state, LeaseEvent::Granted);
+        }
+    }
+
+    fn refused(&mut self, now: Time, from: NodeId, number: u32, reason: Reason, id: LeaseId) {
+        if id == LeaseId::NONE {
+            return self.device(from, number, Err(reason));
+        }
+        if id.key() != 0 {
+            if reason != Reason::Lease {
+                return self.odd();
+            }
+            // Nothing leads from there to here by a lease that is not known there.
+            if self.fences.confirm(now, from, id, &self.limits) {
+                return;
+            }
+            if let Some(entry) = self.by_name(from, id) {
+                entry.confirmed = true;
+                let handle = entry.handle;
+                return self.finish(now, handle, Why::Unknown);
+            }
+            return self.odd();
+        }
+        match self.by_nonce(from, id) {
+            Some(entry) if entry.state == LeaseState::Asking => {
+                // It is asked again.
+                if reason != Reason::NotYet {
+                    let handle = entry.handle;
+                    self.finish(now, handle, Why::Refused(reason));
+                }
+            }
+            _ => self.odd(),
+        }
+    }
+
+    fn done(&mut self, from: NodeId, number: u32, id: LeaseId, status: Status, value: u32) {
+        let entry = self.by_name(from, id);
+        let access = entry.and_then(|e| e.access.as_mut());
+        match access {
+            Some(access) if access.number == number && access.over.is_none() => {
+                access.over = Some((status, value));
+            }
+            _ => self.odd(),
+        }
+    }
+
+    fn revoke(&mut self, now: Time, from: NodeId, id: LeaseId, grace: u32) {
+        let cut = grace == 0;
+        if let Some(entry) = self.by_nonce(from, id) {
+            let handle = entry.handle;
+            let known = entry.id == id;
+            match entry.state {
+                // The grant got lost, or comes later.
+                LeaseState::Asking => {
+                    entry.id = id;
+                    entry.confirmed = cut;
+                    self.finish(now, handle, Why::Revoked);
+                    if cut {
+                        self.say(from, Body::Revoked(id));
+                    }
+                    return;
+                }
+                LeaseState::Opening | LeaseState::Up | LeaseState::Closing if known => {
+                    entry.confirmed |= cut;
+                    if !cut && !entry.recalled {
+                        entry.recalled = true;
+                        entry.recall = Some(grace);
+                    }
+                    if cut {
+                        self.finish(now, handle, Why::Revoked);
+                    }
+                    return;
+                }
+                // Nothing of it is open.
+                _ => {}
+            }
+        }
+        if cut {
+            self.fences.confirm(now, from, id, &self.limits);
+        }
+        self.say(from, Body::Revoked(id));
+    }
+
+    fn alive(&mut self, from: NodeId, (number, answer): (u32, bool), id: LeaseId) {
+        let fenced = self.fences.knows(from, id);
+        match self.by_nonce(from, id) {
+            Some(entry) if entry.id == id => match entry.state {
+                LeaseState::Up if answer && entry.question.0 == number => {
+                    entry.sure = entry.sure.max(entry.question.1);
+                }
+                LeaseState::Up | LeaseState::Opening if !answer => {
+                    entry.say_alive = Some(number);
+                }
+                // It is said that it is over when it is.
+                _ => {}
+            },
+            // The grant may still come.
+            Some(entry) if entry.state == LeaseState::Asking => {}
+            _ if answer || fenced => {}
+            _ => {
+                self.odd();
+                self.say(from, Body::Return(id));
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! What a borrower has to do: when, and what next.
+
+use super::types::{Doing, Entry, LeaseState, Why, Work};
+use super::Borrower;
+use crate::pci::sooner;
+use crate::{Memory, Time};
+use wire::ext_pci::{Body, Message, Role};
+use wire::ids::NodeId;
+
+impl<M: Memory> Borrower<M> {
+    /// Looks at the clock. To be called at [`Borrower::next`] at the latest.
+    pub fn time(&mut self, now: Time) {
+        for i in 0..self.leases.len() {
+            let Some(entry) = self.leases.get(i).and_then(Option::as_ref) else {
+                continue;
+            };
+            let handle = entry.handle;
+            match entry.state {
+                LeaseState::Asking if entry.until <= now => {
+                    self.finish(now, handle, Why::NoAnswer);
+                }
+                LeaseState::Up | LeaseState::Opening if self.lost_at(entry) <= now => {
+                    self.finish(now, handle, Why::Lost);
+                }
+                _ => {}
+            }
+        }
+        self.free |= self.fences.release(now, &self.limits);
+    }
+
+    fn timeout(&self, entry: &Entry) -> u64 {
+        self.limits.ticks(entry.grant.map_or(0, |g| g.timeout_ms))
+    }
+
+    fn lost_at(&self, entry: &Entry) -> Time {
+        entry.sure.after(self.timeout(entry))
+    }
+
+    /// When [`Borrower::time`] is to be called next, or [`Borrower::step`].
+    pub fn next(&self) -> Option<Time> {
+        let leases = self.leases.iter().flatten().filter_map(|entry| {
+            let access = entry.access.filter(|a| a.over.is_none());
+            let access = access.map(|a| a.next.min(a.until));
+            match entry.state {
+                LeaseState::Asking => Some(entry.next.min(entry.until)),
+                LeaseState::Up => sooner(Some(self.lost_at(entry).min(entry.next)), access),
+                LeaseState::Opening if entry.why.is_none() => Some(self.lost_at(entry)),
+                _ => None,
+            }
+        });
+        let query = self.query.filter(|q| q.answer.is_none());
+        let query = query.map(|q| q.next.min(q.until));
+        sooner(sooner(leases.min(), query), self.fences.next(&self.limits))
+    }
+
+    /// What may sleep and is to be done next.
+    pub fn work(&mut self) -> Option<Work> {
+        if self.free != 0 {
+            return Some(Work::Release(core::mem::take(&mut self.free)));
+        }
+        for place in self.leases.iter_mut() {
+            let Some(entry) = place else {
+                continue;
+            };
+            let handle = entry.handle;
+            let why = entry.why.unwrap_or(Why::Lost);
+            match (entry.state, entry.doing, entry.grant) {
+                (_, Doing::Open(false), Some(grant)) => {
+                    entry.doing = Doing::Open(true);
+                    return Some(Work::Open(handle, grant));
+                }
+                (_, Doing::Close(false), _) => {
+                    entry.doing = Doing::Close(true);
+                    return Some(Work::Close(handle, why));
+                }
+                (LeaseState::Over, ..) => {
+                    *place = None;
+                    return Some(Work::Over(handle, why));
+                }
+                (LeaseState::Up, ..) => {
+                    if let Some(grace) = entry.recall.take() {
+                        return Some(Work::Recall(handle, grace));
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// The message that is to be sent next.
+    pub fn step(&mut self, now: Time) -> Option<(NodeId, Message)> {
+        if let Some(stray) = self.strays.take() {
+            return Some(stray);
+        }
+        for i in 0..self.leases.len() {
+            if let Some(step) = self.step_of(now, i) {
+                return Some(step);
+            }
+        }
+        if let Some(query) = self.query.as_mut() {
+            if query.answer.is_none() && query.next <= now && now < query.until {
+                query.next = now.after(self.limits.ask);
+                let (node, number, index) = (query.node, query.number, query.index);
+                return Some((node, self.message(number, Body::List(index))));
+            }
+        }
+        let (node, lease) = self.fences.due(now, &self.limits)?;
+        Some((node, self.message(0, Body::Return(lease))))
+    }
+
+    fn step_of(&mut self, now: Time, i: usize) -> Option<(NodeId, Message)> {
+        let (limits, sender) = (self.limits, self.incarnation);
+        let entry = self.leases.get_mut(i)?.as_mut()?;
+        let (id, to) = (entry.id, Role::Lender);
+        let (number, body) = match entry.state {
+            LeaseState::Asking if entry.next <= now && now < entry.until => {
+                let again = core::mem::replace(&mut entry.asked, true);
+                self.counters.again = self.counters.again.wrapping_add(again.into());
+                entry.next = now.after(entry.interval.max(1));
+                entry.interval = entry.interval.saturating_mul(2).min(limits.ask_most);
+                entry.sure = now;
+                (entry.handle.0, Body::Borrow(entry.terms))
+            }
+            LeaseState::Opening | LeaseState::Up if entry.say_alive.is_some() => {
+                let number = entry.say_alive.take().unwrap_or(0);
+                let answer = true;
+                (
+                    number,
+                    Body::Alive {
+                        lease: id,
+                        to,
+                        answer,
+                    },
+                )
+            }
+            // First, as whoever waits for an access asks for that again and again.
+            LeaseState::Up if entry.next <= now => {
+                let timeout = entry.grant.map_or(0, |g| g.timeout_ms);
+                entry.next = now.after((limits.ticks(timeout) / 5).max(1));
+                let number = entry.question.0.wrapping_add(1);
+                entry.question = (number, now);
+                let answer = false;
+                (
+                    number,
+                    Body::Alive {
+                        lease: id,
+                        to,
+                        answer,
+                    },
+                )
+            }
+            LeaseState::Up => {
+                let access = entry.access.as_mut().filter(|a| a.is_due(now))?;
+                access.next = now.after(limits.access_again);
+                // Is it the lender that does not answer, or the way there? Of questions there is one at
+                // a time.
+                let first = !core::mem::replace(&mut access.again, true);
+                if first && entry.sure >= entry.question.1 {
+                    entry.next = now;
+                }
+                self.counters.again = self.counters.again.wrapping_add(1);
+                (access.number, access.body(id))
+            }
+            _ => return None,
+        };
+        let message = Message {
+            number,
+            sender,
+            body,
+        };
+        Some((entry.lender, message))
+    }
+}

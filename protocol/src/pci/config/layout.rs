@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Capabilities of a function, and which of them a borrower sees.
+
+use super::{command, COMMAND, EXTENDED, HEADER, HEADER_END, POINTER};
+
+/// Capabilities of a function at most, of both chains.
+const MOST: usize = 64;
+/// The same of the first chain: they have at least four bytes each.
+const FIRST_MOST: usize = 48;
+/// Registers of functions without extended ones.
+const SHORT_END: u16 = EXTENDED;
+/// All registers.
+const LONG_END: u16 = 4096;
+
+/// A capability that a borrower sees.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Shown {
+    /// Power management. Its states may be changed if the function keeps its registers then.
+    Power,
+    /// MSI: with addresses of 64 bits, with masks.
+    Msi {
+        /// Addresses have 64 bits.
+        wide: bool,
+        /// Vectors can be masked.
+        masks: bool,
+    },
+    /// MSI-X. The table is in a BAR.
+    MsiX,
+    /// PCI Express.
+    Express,
+    /// Reset of functions that are not PCI Express.
+    Advanced,
+    /// Vendor's own, to be read.
+    Vendor,
+    /// Subsystem ID of bridges' form, to be read.
+    Subsystem,
+    /// Serial number, extended.
+    Serial,
+    /// Vendor's own, extended, to be read.
+    VendorExtended,
+}
+
+/// A capability.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Capability {
+    /// Its number in its chain's list.
+    pub id: u16,
+    /// Offset.
+    pub at: u16,
+    /// Bytes.
+    pub len: u16,
+    /// What the borrower sees; `None`: nothing.
+    pub shown: Option<Shown>,
+    /// Offset of the next one that the borrower sees; 0 if there is none.
+    pub next: u16,
+}
+
+impl Capability {
+    /// The first offset behind it.
+    #[must_use]
+    pub const fn end(&self) -> u16 {
+        self.at + self.len
+    }
+
+    /// Whether it is in the chain of extended ones.
+    #[must_use]
+    pub const fn is_extended(&self) -> bool {
+        self.at >= EXTENDED
+    }
+}
+
+/// Why a function can't be lent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LayoutError {
+    /// It does not answer.
+    Gone,
+    /// It is a bridge, or what else has no BARs of a function's form.
+    Header(u8),
+    /// A chain of capabilities leads nowhere or in a circle, at this offset.
+    Chain(u16),
+    /// It has too many.
+    TooMany,
+    /// Two overlap, at this offset.
+    Overlap(u16),
+    /// Its BARs are described by a capability (enhanced allocation).
+    Allocation,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// In ascending order of offsets.
+    list: [Capability; MOST],
+    count: u8,
+    first: u16,
+    first_extended: u16,
+    /// The function keeps its registers when it leaves D3hot.
+    keeps: bool,
+}
+
+/// Nothing.
+const NONE: Capability = Capability {
+    id: 0,
+    at: 0,
+    len: 0,
+    shown: None,
+    next: 0,
+};
+
+impl Layout {
+    /// A function without capabilities.
+    pub const EMPTY: Self = Self {
+        list: [NONE; MOST],
+        count: 0,
+        first: 0,
+        first_extended: 0,
+        keeps: false,
+    };
+
+    /// Reads the chains. `read` gives the four bytes at an offset that is a multiple of four; what it
+    /// gives when the function does not answer is all ones.
+    ///
+    /// # Errors
+    ///
+    /// The function can't be lent.
+    pub fn read(mut read: impl FnMut(u16) -> u32) -> Result<Self, LayoutError> {
+        let mut layout = Self::EMPTY;
+        if read(0) == u32::MAX {
+            return Err(LayoutError::Gone);
+        }
+        let header = (read(HEADER) >> 16) as u8;
+        if header & 0x7F != 0 {
+            return Err(LayoutError::Header(header));
+        }
+        let express = layout.read_first(&mut read)?;
+        // Others have no extended registers.
+        if express {
+            layout.read_extended(&mut read)?;
+        }
+        layout.sort();
+        layout.bound()?;
+        layout.link();
+        Ok(layout)
+    }
+
+    fn push(&mut self, capability: Capability) -> Result<(), LayoutError> {
+        let place = self.list.get_mut(usize::from(self.count));
+        *place.ok_or(LayoutError::TooMany)? = capability;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Whether it is PCI Express.
+    fn read_first(&mut self, read: &mut impl FnMut(u16) -> u32) -> Result<bool, LayoutError> {
+        if read(COMMAND) & command::CAPABILITIES == 0 {
+            return Ok(false);
+        }
+        let mut express = false;
+        let mut at = (read(POINTER) & 0xFC) as u16;
+        for _ in 0..=FIRST_MOST {
+            if at == 0 {
+                return Ok(express);
+            }
+            let word = read(at);
+            if at < HEADER_END || word == u32::MAX {
+                return Err(LayoutError::Chain(at));
+            }
+            let id = (word & 0xFF) as u16;
+            let control = word >> 16;
+            let (len, shown) = match id {
+                0x01 => {
+                    self.keeps = read(at + 4) & 8 != 0;
+                    (8, Some(Shown::Power))
+                }
+                0x05 => {
+                    let (wide, masks) = (control & 0x80 != 0, control & 0x100 != 0);
+                    let len = match (wide, masks) {
+                        (false, false) => 10,
+                        (true, false) => 14,
+                        (false, true) => 20,
+                        (true, true) => 24,
+                    };
+                    (len, Some(Shown::Msi { wide, masks }))
+                }
+                0x09 => (((control & 0xFF) as u16).max(4), Some(Shown::Vendor)),
+                0x0D => (8, Some(Shown::Subsystem)),
+                0x10 => {
+                    express = true;
+                    let len = if control & 0xF >= 2 { 60 } else { 20 };
+                    (len, Some(Shown::Express))
+                }
+                0x11 => (12, Some(Shown::MsiX)),
+                0x13 => (6, Some(Shown::Advanced)),
+                0x14 => return Err(LayoutError::Allocation),
+                // How long it is shows when the others are known.
+                _ => (0, None),
+            };
+            self.push(Capability {
+                id,
+                at,
+                len,
+                shown,
+                next: 0,
+            })?;
+            at = ((word >> 8) & 0xFC) as u16;
+        }
+        Err(LayoutError::Chain(at))
+    }
+
+    fn read_extended(&mut self, read: &mut impl FnMut(u16) -> u32) -> Result<(), LayoutError> {
+        let mut at = EXTENDED;
+        for _ in 0..MOST {
+            let word = read(at);
+            // There are none.
+            if word == 0 || word == u32::MAX {
+                return match at {
+                    EXTENDED => Ok(()),
+                    _ => Err(LayoutError::Chain(at)),
+                };
+            }
+            let id = (word & 0xFFFF) as u16;
+            let (len, shown) = match id {
+                0x03 => (12, Some(Shown::Serial)),
+                0x0B => {
+                    let len = (read(at + 4) >> 20) as u16;
+                    (len.max(8), Some(Shown::VendorExtended))
+                }
+                _ => (0, None),
+            };
+            self.push(Capability {
+                id,
+                at,
+                len,
+                shown,
+                next: 0,
+            })?;
+            at = ((word >> 20) & 0xFFC) as u16;
+            match at {
+                0 => return Ok(()),
+                EXTENDED..LONG_END => {}
+                _ => return Err(LayoutError::Chain(at)),
+            }
+        }
+        Err(LayoutError::TooMany)
+    }
+
+    fn sort(&mut self) {
+        let count = usize::from(self.count);
+        // By hand, as what the library has for this can panic.
+        for end in 1..count {
+            for i in (1..=end).rev() {
+                let Some([a, b]) = self.list.get_mut(i - 1..=i) else {
+                    return;
+                };
+                if a.at <= b.at {
+                    break;
+                }
+                core::mem::swap(a, b);
+            }
+        }
+    }
+
+    /// Hidden ones go on to the next one, as it is not known where they end.
+    fn bound(&mut self) -> Result<(), LayoutError> {
+        let mut behind = LONG_END;
+        let count = usize::from(self.count);
+        for c in self.list.iter_mut().take(count).rev() {
+            if !c.is_extended() {
+                behind = behind.min(SHORT_END);
+            }
+            match c.shown {
+                // The same offset twice: a circle.
+                _ if c.at >= behind => return Err(LayoutError::Chain(c.at)),
+                Some(_) if c.len > behind - c.at => return Err(LayoutError::Overlap(c.at)),
+                Some(_) => {}
+                None => c.len = behind - c.at,
+            }
+            behind = c.at;
+        }
+        Ok(())
+    }
+
+    /// Leads from each that is shown to the next one.
+    fn link(&mut self) {
+        let (mut next, mut next_extended) = (0, 0);
+        let count = usize::from(self.count);
+        for c in self.list.iter_mut().take(count).rev() {
+            let next = match c.is_extended() {
+                true => &mut next_extended,
+                false => &mut next,
+            };
+            c.next = *next;
+            if c.shown.is_some() {
+                *next = c.at;
+            }
+        }
+        self.first = next;
+        self.first_extended = next_extended;
+    }
+
+    /// All of them, in ascending order of offsets.
+    #[must_use]
+    pub fn capabilities(&self) -> &[Capability] {
+        self.list.get(..self.count.into()).unwrap_or_default()
+    }
+
+    /// The one that an offset is in.
+    #[must_use]
+    pub fn at(&self, offset: u16) -> Option<&Capability> {
+        let mut all = self.capabilities().iter();
+        all.find(|c| (c.at..c.end()).contains(&offset))
+    }
+
+    /// Offset of the first one that the borrower sees; 0 if there is none.
+    #[must_use]
+    pub const fn first(&self) -> u16 {
+        self.first
+    }
+
+    /// The same of extended ones.
+    #[must_use]
+    pub const fn first_extended(&self) -> u16 {
+        self.first_extended
+    }
+
+    /// Whether the function keeps its registers when it leaves D3hot.
+    #[must_use]
+    pub const fn keeps(&self) -> bool {
+        self.keeps
+    }
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Configuration registers of a lent function: what a borrower sees, and what it may write.
+//!
+//! * [`Layout`]: the capabilities of the function, read once by either end, and which of them a
+//!   borrower sees.
+//! * [`Space`]: the registers as the borrower's kernel sees them. BARs are its own.
+//! * [`Filter`]: what the lender makes of an access, whatever the borrower's end did.
+
+mod filter;
+mod layout;
+mod msix;
+mod space;
+
+pub use filter::{Filter, Verdict};
+pub use layout::{Capability, Layout, LayoutError, Shown};
+pub use msix::{Msix, Outside};
+pub use space::{Read, Space, Written};
+
+/// Offset of the command (16 bits) and status registers.
+pub(super) const COMMAND: u16 = 0x04;
+/// Offset of cache line size, latency timer, header type, self test.
+pub(super) const HEADER: u16 = 0x0C;
+/// Offset of the first BAR.
+pub(super) const BAR: u16 = 0x10;
+/// First offset behind the BARs.
+pub(super) const BARS_END: u16 = 0x28;
+/// Offset of the expansion ROM's BAR.
+pub(super) const ROM: u16 = 0x30;
+/// Offset of the pointer to the first capability.
+pub(super) const POINTER: u16 = 0x34;
+/// Offset of interrupt line and pin.
+pub(super) const INTERRUPT: u16 = 0x3C;
+/// First offset behind the header.
+pub(super) const HEADER_END: u16 = 0x40;
+/// Offset of the first extended capability.
+pub(super) const EXTENDED: u16 = 0x100;
+
+/// Bits of command and status.
+pub(super) mod command {
+    /// I/O ports are decoded.
+    pub(in super::super) const IO: u32 = 1 << 0;
+    /// Memory is decoded.
+    pub(in super::super) const MEMORY: u32 = 1 << 1;
+    /// The function may master the bus.
+    pub(in super::super) const MASTER: u32 = 1 << 2;
+    /// It answers parity errors.
+    pub(in super::super) const PARITY: u32 = 1 << 6;
+    /// It reports system errors.
+    pub(in super::super) const SERR: u32 = 1 << 8;
+    /// It uses no interrupt pin.
+    pub(in super::super) const NO_PIN: u32 = 1 << 10;
+    /// Status: there are capabilities.
+    pub(in super::super) const CAPABILITIES: u32 = 1 << 20;
+    /// Status: errors, cleared by writing ones.
+    pub(in super::super) const ERRORS: u32 = 0xF900_0000;
+}
+
+/// Bits `mask` of `value` in place of those of `old`.
+pub(super) const fn merge(old: u32, value: u32, mask: u32) -> u32 {
+    old & !mask | value & mask
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Where a lent function has the table of its MSI-X vectors.
+//!
+//! The borrower's kernel maps the table at the place that registers name, and stores addresses there that the lender has chosen. So the place
+//! is looked at once, and what registers say about it later is what they said then: a lender that lies would have the kernel store somewhere
+//! else.
+
+use super::Layout;
+use wire::ext_pci::{Bar, Register, BARS};
+
+const ID: u16 = 0x11;
+/// Of the capability: control, table, pending bits.
+const CONTROL: u16 = 2;
+const TABLE: u16 = 4;
+const PENDING: u16 = 8;
+const END: u16 = 12;
+/// Bits of the control register that are the number of vectors less 1.
+const SIZE: u32 = 0x7ff;
+/// Bytes of a vector in the table.
+const ENTRY: u64 = 16;
+
+/// See the module's documentation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Msix {
+    at: u16,
+    size: u32,
+    table: u32,
+    pending: u32,
+}
+
+/// A table that is not in the BARs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outside;
+
+impl Msix {
+    /// Reads the registers by `dword`, which gets offsets in configuration space that are multiples of 4. `None` without MSI-X.
+    ///
+    /// # Errors
+    ///
+    /// The table, or the pending bits, are not all in a BAR.
+    pub fn read(
+        layout: &Layout,
+        bars: &[Option<Bar>; BARS],
+        mut dword: impl FnMut(u16) -> u32,
+    ) -> Result<Option<Self>, Outside> {
+        let mut all = layout.capabilities().iter();
+        let Some(capability) = all.find(|c| c.id == ID && !c.is_extended() && c.shown.is_some())
+        else {
+            return Ok(None);
+        };
+        let at = capability.at;
+        let size = (dword(at) >> 16) & SIZE;
+        let this = Self {
+            at,
+            size,
+            table: dword(at + TABLE),
+            pending: dword(at + PENDING),
+        };
+        let vectors = u64::from(size) + 1;
+        let inside = |place: u32, bytes: u64| {
+            let bar = bars.get((place & 7) as usize).copied().flatten();
+            bar.is_some_and(|bar| u64::from(place & !7) + bytes <= bar.bytes())
+        };
+        if inside(this.table, vectors * ENTRY) && inside(this.pending, vectors.div_ceil(64) * 8) {
+            Ok(Some(this))
+        } else {
+            Err(Outside)
+        }
+    }
+
+    /// Vectors.
+    #[must_use]
+    pub const fn vectors(&self) -> u32 {
+        self.size + 1
+    }
+
+    /// What a register has, of which the function says `value`.
+    #[must_use]
+    pub fn seen(&self, register: Register, value: u32) -> u32 {
+        let mut bytes = value.to_le_bytes();
+        let fixed = |at: u16| {
+            let byte =
+                |word: u32, from: u16| word.to_le_bytes().get(usize::from(at - from)).copied();
+            match at {
+                CONTROL => Some((self.size as u8, 0xff)),
+                3 => Some(((self.size >> 8) as u8, (SIZE >> 8) as u8)),
+                TABLE..PENDING => byte(self.table, TABLE).map(|b| (b, 0xff)),
+                PENDING..END => byte(self.pending, PENDING).map(|b| (b, 0xff)),
+                _ => None,
+            }
+        };
+        for (place, i) in bytes.iter_mut().zip(0..u16::from(register.size())) {
+            let at = (register.offset() + i).checked_sub(self.at);
+            if let Some((byte, mask)) = at.and_then(fixed) {
+                *place = (*place & !mask) | (byte & mask);
+            }
+        }
+        u32::from_le_bytes(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSIX: Msix = Msix {
+        at: 0x40,
+        size: 0x105,
+        table: 0x2003,
+        pending: 0x3003,
+    };
+
+    fn seen(offset: u16, size: u8, value: u32) -> u32 {
+        MSIX.seen(Register::new(offset, size).unwrap(), value)
+    }
+
+    #[test]
+    fn what_was_seen_once_stays() {
+        assert_eq!(seen(0x44, 4, 0x3fff_fff8), 0x2003);
+        assert_eq!(seen(0x48, 4, 0), 0x3003);
+        assert_eq!(seen(0x45, 1, 0xff), 0x20);
+        assert_eq!(seen(0x4a, 2, 0xffff), 0);
+        // Enabling and masking are the function's own.
+        assert_eq!(seen(0x40, 4, 0xffff_0011), 0xf905_0011);
+        assert_eq!(seen(0x42, 2, 0xc7ff), 0xc105);
+        assert_eq!(seen(0x43, 1, 0x80), 0x81);
+        for offset in [0x3c, 0x4c] {
+            assert_eq!(seen(offset, 4, 0x1234_5678), 0x1234_5678);
+        }
+    }
+}

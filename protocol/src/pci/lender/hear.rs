@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! What borrowers say to a lender.
+
+use super::types::{Access, DeviceEvent, DeviceLife, Doing, Ended, Lease};
+use super::Lender;
+use crate::pci::config::Filter;
+use crate::{Memory, Time};
+use wire::ext_pci::{Body, Borrow, Incarnation, Kind, LeaseId, Message, Reason, Role, Status};
+use wire::ids::NodeId;
+
+impl<M: Memory> Lender<M> {
+    /// A message for a lender has come. `from` is what the NIC says.
+    pub fn hear(&mut self, now: Time, from: NodeId, message: &Message) {
+        let (number, sender) = (message.number, message.sender);
+        match message.body {
+            Body::List(index) => self.list(from, number, index),
+            Body::Borrow(borrow) => self.borrow(now, from, (number, sender), &borrow),
+            Body::Read(id, _) | Body::Write(id, ..) | Body::Reset(id) => {
+                self.access(now, from, id, message);
+            }
+            Body::Return(id) => self.returned(now, from, sender, id),
+            Body::Revoked(id) => self.revoked(now, from, id),
+            Body::Alive {
+                lease,
+                to: Role::Lender,
+                answer,
+            } => self.alive(now, from, (number, answer), lease),
+            _ => self.odd(),
+        }
+        // He is there; and may be another one than he was.
+        self.fences.kick(now, from, &self.limits);
+        self.suspect(now, from, sender);
+    }
+
+    /// A request of another version has come; what it is, its number.
+    pub fn hear_other(&mut self, from: NodeId, kind: Kind, number: u32) {
+        // A question names no lease.
+        let lease = match kind {
+            Kind::List => LeaseId::NONE,
+            Kind::Borrow => LeaseId::new(number, 0),
+            _ => return self.odd(),
+        };
+        self.refuse(from, number, Reason::Version, lease);
+    }
+
+    fn odd(&mut self) {
+        self.counters.odd = self.counters.odd.wrapping_add(1);
+    }
+
+    /// Leases of other lives of a node: whether they are still there. That somebody is new is not
+    /// believed: his message may be older than the lease.
+    fn suspect(&mut self, now: Time, from: NodeId, sender: Incarnation) {
+        for entry in self.devices.iter_mut().flatten() {
+            let lent = matches!(entry.life, DeviceLife::Lent | DeviceLife::Recalling);
+            let Some(lease) = entry.lease.as_mut().filter(|_| lent) else {
+                continue;
+            };
+            if lease.node == from && lease.incarnation != sender {
+                // Not more often than every `ask`.
+                lease.question = lease.question.min(now.after(self.limits.ask));
+            }
+        }
+    }
+
+    fn list(&mut self, from: NodeId, number: u32, index: u16) {
+        let all = self.devices.iter().flatten().filter(|d| !d.withdrawn);
+        let count = all.clone().count() as u16;
+        let described = all.clone().nth(index.into()).map(|d| d.described());
+        match described {
+            Some(device) => {
+                let device = wire::ext_pci::Device {
+                    index,
+                    count,
+                    ..device
+                };
+                self.say(from, number, Body::Device(device));
+            }
+            None => self.refuse(from, number, Reason::Unknown, LeaseId::NONE),
+        }
+    }
+
+    fn borrow(
+        &mut self,
+        now: Time,
+        from: NodeId,
+        (nonce, sender): (u32, Incarnation),
+        borrow: &Borrow,
+    ) {
+        match self.try_borrow(now, from, (nonce, sender), borrow) {
+            Ok(()) => {}
+            Err(why) => self.refuse(from, nonce, why, LeaseId::new(nonce, 0)),
+        }
+    }
+
+    fn try_borrow(
+        &mut self,
+        now: Time,
+        from: NodeId,
+        (nonce, sender): (u32, Incarnation),
+        borrow: &Borrow,
+    ) -> Result<(), Reason> {
+        if borrow.lender != self.incarnation {
+            return Err(Reason::Generation);
+        }
+        if now < self.begin {
+            return Err(Reason::NotYet);
+        }
+        let mut all = self.devices.iter().flatten();
+        let his = |l: &Lease| l.node == from;
+        let have = all
+            .clone()
+            .filter_map(|d| d.lease.as_ref())
+            .filter(|l| his(l));
+        let have = have.count();
+        // Also those whose lease is not there yet.
+        let used = all
+            .clone()
+            .filter_map(|d| d.lease.as_ref())
+            .fold(0, |set, l| {
+                set | l.opened.map_or(0, |o| o.numbers.bar_set())
+            });
+        let device = all.find(|d| d.offer.handle == borrow.handle && !d.withdrawn);
+        let device = device.ok_or(Reason::Unknown)?;
+        if let Some(lease) = &device.lease {
+            let same = his(lease) && lease.incarnation == sender && lease.id.nonce() == nonce;
+            let over = device.life == DeviceLife::Fencing || lease.doomed.is_some();
+            if !same || over {
+                return Err(Reason::Lent);
+            }
+            let granted = device.life != DeviceLife::Granting;
+            self.counters.again = self.counters.again.wrapping_add(1);
+            if let Some(lease) = self.entry(borrow.handle).and_then(|e| e.lease.as_mut()) {
+                lease.say.grant = granted;
+                lease.heard = now;
+            }
+            return Ok(());
+        }
+        match device.life {
+            DeviceLife::Free => {}
+            DeviceLife::Broken => return Err(Reason::Broken),
+            _ => return Err(Reason::Lent),
+        }
+        if device.offer.generation != borrow.generation {
+            return Err(Reason::Generation);
+        }
+        if have >= self.limits.per_node.into() {
+            return Err(Reason::TooMany);
+        }
+        if borrow.dma > self.limits.dma_most {
+            return Err(Reason::NoRoom);
+        }
+        let bars = borrow.windows & !used & !self.fences.numbers() & !self.free;
+        let links = borrow.targets;
+        let wanted = device.offer.bars.iter().flatten().count() as u32;
+        if bars.count_ones() < wanted || links.count_ones() < 2 {
+            return Err(Reason::NoInterval);
+        }
+        let lease = Lease {
+            id: LeaseId::new(nonce, self.draw.short()),
+            node: from,
+            incarnation: sender,
+            bars,
+            links,
+            dma: borrow.dma,
+            opened: None,
+            heard: now,
+            question: now,
+            grace: now,
+            again: now,
+            interval: self.limits.ask,
+            number: 0,
+            access: Access::None,
+            filter: Filter::new(None),
+            rested: now,
+            waits: false,
+            say: Default::default(),
+            doomed: None,
+            confirmed: false,
+            owed: None,
+            closed: false,
+        };
+        let index = self
+            .devices
+            .iter()
+            .position(|d| d.as_ref().is_some_and(|d| d.offer.handle == borrow.handle));
+        let entry = index.and_then(|i| self.devices.get_mut(i)?.as_mut());
+        if let Some(entry) = entry {
+            self.flow.step(&mut entry.life, DeviceEvent::Borrow);
+            entry.lease = Some(lease);
+            entry.doing = Doing::Open(false);
+        }
+        Ok(())
+    }
+
+    /// The device that a node has by a lease, unless that is over.
+    fn lent(&mut self, from: NodeId, id: LeaseId) -> Option<u32> {
+        let lent = |life| matches!(life, DeviceLife::Lent | DeviceLife::Recalling);
+        let mut all = self.devices.iter().flatten().filter(|d| lent(d.life));
+        let has = |l: &Lease| l.node == from && l.id == id;
+        let entry = all.find(|d| d.lease.as_ref().is_some_and(has))?;
+        Some(entry.offer.handle)
+    }
+
+    /// Whether a lease is over, and something still leads to the borrower.
+    fn is_closing(&self, from: NodeId, id: LeaseId) -> bool {
+        let mut leases = self
+            .devices
+            .iter()
+            .flatten()
+            .filter_map(|d| d.lease.as_ref());
+        leases.any(|l| l.node == from && l.id == id && !l.closed)
+    }
+
+    /// Somebody wants something of a lease that he does not have.
+    fn no_lease(&mut self, from: NodeId, number: u32, id: LeaseId) {
+        self.odd();
+        // Before its intervals are closed he is told nothing.
+        if !self.is_closing(from, id) {
+            self.refuse(from, number, Reason::Lease, id);
+        }
+    }
+
+    fn access(&mut self, now: Time, from: NodeId, id: LeaseId, message: &Message) {
+        let Some(handle) = self.lent(from, id) else {
+            return self.no_lease(from, message.number, id);
+        };
+        let Some(entry) = self.entry(handle) else {
+            return;
+        };
+        let layout = &entry.layout;
+        let Some(lease) = &mut entry.lease else {
+            return;
+        };
+        lease.heard = now;
+        // Numbers count upwards; what is behind the last one is never made any more.
+        let ahead = message.number.wrapping_sub(lease.number) as i32;
+        let again = ahead == 0 && !matches!(lease.access, Access::None);
+        // One that is not made yet is not given up for another one either: what comes next is judged by
+        // what has been written.
+        let busy = matches!(lease.access, Access::Made | Access::Wanted(..));
+        if again {
+            lease.say.done = matches!(lease.access, Access::Over(..));
+            self.counters.again = self.counters.again.wrapping_add(1);
+            return;
+        }
+        if ahead <= 0 || busy {
+            // Of the one that is being made the answer is not wanted any more: it is asked again.
+            return self.odd();
+        }
+        lease.number = message.number;
+        lease.say.done = false;
+        let resetting = entry.reset_wanted || entry.doing != Doing::Nothing;
+        let ones = match message.body {
+            Body::Read(_, register) => register.ones(),
+            _ => 0,
+        };
+        if resetting {
+            lease.access = Access::Over(Status::Resetting, ones);
+        } else if let Body::Reset(_) = message.body {
+            entry.reset_wanted = true;
+            lease.waits = now < lease.rested;
+            lease.access = Access::Over(Status::Done, 0);
+            self.counters.resets = self.counters.resets.wrapping_add(1);
+        } else {
+            lease.access = Self::judge(layout, lease, &message.body);
+        }
+        let entry = self.entry(handle);
+        let Some(lease) = entry.and_then(|e| e.lease.as_mut()) else {
+            return;
+        };
+        lease.say.done = matches!(lease.access, Access::Over(..));
+        if let Access::Over(Status::Denied, _) = lease.access {
+            self.counters.denied = self.counters.denied.wrapping_add(1);
+        }
+    }
+
+    fn alive(&mut self, now: Time, from: NodeId, (number, answer): (u32, bool), id: LeaseId) {
+        let Some(handle) = self.lent(from, id) else {
+            return self.no_lease(from, number, id);
+        };
+        let pause = self.limits.ticks(self.limits.timeout_ms) / 2;
+        if let Some(lease) = self.entry(handle).and_then(|e| e.lease.as_mut()) {
+            lease.heard = now;
+            lease.question = now.after(pause);
+            if !answer {
+                lease.say.alive = Some(number);
+            }
+        }
+    }
+
+    /// The borrower reaches nothing by a lease, and does not want it.
+    fn returned(&mut self, now: Time, from: NodeId, sender: Incarnation, id: LeaseId) {
+        let mut all = self.devices.iter_mut().flatten();
+        let his = |l: &Lease| match id.key() {
+            // He does not know whether there is one.
+            0 => l.id.nonce() == id.nonce() && l.incarnation == sender,
+            _ => l.id == id,
+        };
+        let has = |l: &Lease| l.node == from && !l.closed && his(l);
+        let entry = all.find(|d| d.lease.as_ref().is_some_and(has));
+        if let Some(entry) = entry {
+            let handle = entry.offer.handle;
+            if let Some(lease) = &mut entry.lease {
+                lease.confirmed = true;
+                // What he is told names what he knows.
+                lease.owed = Some(id);
+            }
+            return self.finish(now, handle, Ended::Returned);
+        }
+        self.fences.confirm(now, from, id, &self.limits);
+        self.say(from, 0, Body::Returned(id));
+    }
+
+    /// The borrower reaches nothing by a lease.
+    fn revoked(&mut self, now: Time, from: NodeId, id: LeaseId) {
+        if self.fences.confirm(now, from, id, &self.limits) {
+            return;
+        }
+        let mut all = self.devices.iter_mut().flatten();
+        let has = |l: &Lease| l.node == from && l.id == id && !l.closed;
+        let Some(entry) = all.find(|d| d.lease.as_ref().is_some_and(has)) else {
+            return self.odd();
+        };
+        let handle = entry.offer.handle;
+        if let Some(lease) = &mut entry.lease {
+            lease.confirmed = true;
+        }
+        self.finish(now, handle, Ended::Returned);
+    }
+}

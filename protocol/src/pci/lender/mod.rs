@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! The lender: its devices, and who has them (docs/ext-pci.md, The lender).
+
+mod hear;
+mod pump;
+mod types;
+
+pub use types::{
+    Config, Counters, DeviceEvent, DeviceLife, Open, OpenError, Opened, Step, Work, Write,
+};
+
+use super::config::{Filter, Layout, Verdict};
+use super::fences::Fences;
+use super::strays::Strays;
+use super::{Draw, Limits, Reach};
+use crate::flow::Counts;
+use crate::{Memory, Time};
+use types::{Access, Doing, Ended, Entry, Lease};
+use wire::ext_pci::{
+    Body, Device, DeviceState, Incarnation, LeaseId, Message, Reason, Status, LONGEST_LEASE_MS,
+};
+use wire::ids::NodeId;
+use wire::smfu::PAGE;
+
+/// Devices of a node, and their leases. See the documentation of [`super`].
+pub struct Lender<M: Memory> {
+    limits: Limits,
+    incarnation: Incarnation,
+    draw: Draw,
+    /// Before this no leases are given.
+    begin: Time,
+    devices: M::Array<Option<Entry>>,
+    fences: Fences<M>,
+    strays: Strays,
+    free: u64,
+    /// The device whose turn it is to be opened or reset.
+    turn: usize,
+    closing: bool,
+    flow: Counts<DeviceLife>,
+    counters: Counters,
+}
+
+impl<M: Memory> Lender<M> {
+    /// For so many devices. `random` is a number that no other life of the lender has had. May sleep
+    /// where getting memory does.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
+    pub fn new(now: Time, devices: u16, limits: &Limits, random: u64) -> Result<Self, M::Error> {
+        let mut draw = Draw(random);
+        let incarnation = Incarnation(draw.long());
+        let longest = limits.longest_ms.clamp(1, LONGEST_LEASE_MS);
+        let limits = Limits {
+            timeout_ms: limits.timeout_ms.clamp(1, longest),
+            ..*limits
+        };
+        Ok(Self {
+            limits,
+            incarnation,
+            draw,
+            begin: now.after(limits.quarantine),
+            devices: M::array(devices.clamp(1, 64).into(), |_| None)?,
+            fences: Fences::new()?,
+            strays: Strays::NEW,
+            free: 0,
+            turn: 0,
+            closing: false,
+            flow: Counts::default(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Offers a device: what it is, where it is, its BARs; the rest of `device` is ignored. Its handle, or
+    /// `None` if there is no room, or no memory BAR. It is to be in the state that it has after a
+    /// reset.
+    pub fn offer(&mut self, device: &Device, layout: &Layout) -> Option<u32> {
+        if !device.has_valid_bars() || self.closing {
+            return None;
+        }
+        let handle = self.draw.short();
+        let place = self.devices.iter_mut().find(|d| d.is_none())?;
+        let generation = 1;
+        *place = Some(Entry {
+            offer: Device {
+                handle,
+                generation,
+                ..*device
+            },
+            layout: *layout,
+            life: DeviceLife::Free,
+            lease: None,
+            doing: Doing::Nothing,
+            reset_wanted: false,
+            withdrawn: false,
+        });
+        Some(handle)
+    }
+
+    fn entry(&mut self, handle: u32) -> Option<&mut Entry> {
+        let mut all = self.devices.iter_mut().flatten();
+        all.find(|d| d.offer.handle == handle)
+    }
+
+    fn index(&self, handle: u32) -> Option<usize> {
+        let is = |d: &Option<Entry>| d.as_ref().is_some_and(|d| d.offer.handle == handle);
+        self.devices.iter().position(is)
+    }
+
+    /// The device is not offered any more: who has it loses it. [`Work::Gone`] follows.
+    pub fn withdraw(&mut self, now: Time, handle: u32) {
+        if let Some(entry) = self.entry(handle) {
+            entry.withdrawn = true;
+        }
+        self.finish(now, handle, Ended::Reclaimed);
+    }
+
+    /// Who has the device gives it back within so many ms, or loses it. 0: at once. False if nobody
+    /// has it.
+    pub fn reclaim(&mut self, now: Time, handle: u32, grace_ms: u32) -> bool {
+        let ticks = self.limits.ticks(grace_ms);
+        let ask = self.limits.ask;
+        let Some(i) = self.index(handle) else {
+            return false;
+        };
+        let Some(entry) = self.devices.get_mut(i).and_then(Option::as_mut) else {
+            return false;
+        };
+        let Some(lease) = &mut entry.lease else {
+            return false;
+        };
+        match entry.life {
+            DeviceLife::Lent | DeviceLife::Recalling if grace_ms > 0 => {
+                let end = now.after(ticks);
+                if entry.life == DeviceLife::Recalling {
+                    lease.grace = lease.grace.min(end);
+                } else {
+                    self.flow.step(&mut entry.life, DeviceEvent::Recall);
+                    lease.grace = end;
+                }
+                lease.say.revoke = true;
+                lease.interval = ask;
+                lease.again = now;
+            }
+            _ => self.finish(now, handle, Ended::Reclaimed),
+        }
+        true
+    }
+
+    /// All devices are withdrawn: the module is about to end. It can when there are none, and should
+    /// wait for some time until there are no fences.
+    pub fn close(&mut self, now: Time) {
+        self.closing = true;
+        for i in 0..self.devices.len() {
+            if let Some(handle) = self.handle_at(i) {
+                self.withdraw(now, handle);
+            }
+        }
+    }
+
+    fn handle_at(&self, i: usize) -> Option<u32> {
+        let entry = self.devices.get(i)?.as_ref()?;
+        Some(entry.offer.handle)
+    }
+
+    /// A node is down and has no windows any more. Only who knows that may say so: that nothing is
+    /// heard of it, or its link is gone, does not mean it.
+    pub fn node_down(&mut self, now: Time, node: NodeId) {
+        for i in 0..self.devices.len() {
+            let entry = self.devices.get_mut(i).and_then(Option::as_mut);
+            let lease = entry.and_then(|e| e.lease.as_mut());
+            if let Some(lease) = lease.filter(|lease| lease.node == node) {
+                lease.confirmed = true;
+                if let Some(handle) = self.handle_at(i) {
+                    self.finish(now, handle, Ended::Down);
+                }
+            }
+        }
+        self.fences.forget(now, node, &self.limits);
+    }
+
+    /// The administrator says that a device works again. It is reset before anybody gets it.
+    pub fn repair(&mut self, handle: u32) -> bool {
+        let Some(i) = self.index(handle) else {
+            return false;
+        };
+        match self.devices.get_mut(i).and_then(Option::as_mut) {
+            Some(entry) if entry.life == DeviceLife::Broken => {
+                self.flow.step(&mut entry.life, DeviceEvent::Repaired)
+            }
+            _ => false,
+        }
+    }
+
+    /// A lease is over, if there is one.
+    fn finish(&mut self, now: Time, handle: u32, why: Ended) {
+        let Some(i) = self.index(handle) else {
+            return;
+        };
+        let Some(entry) = self.devices.get_mut(i).and_then(Option::as_mut) else {
+            return;
+        };
+        let Some(lease) = &mut entry.lease else {
+            return;
+        };
+        match entry.life {
+            DeviceLife::Lent | DeviceLife::Recalling => {
+                self.flow.step(&mut entry.life, DeviceEvent::End);
+                entry.offer.generation = entry.offer.generation.wrapping_add(1);
+                entry.reset_wanted = false;
+                // What was not begun is not done any more.
+                if let Access::Wanted(..) = lease.access {
+                    lease.access = Access::None;
+                }
+                lease.say = Default::default();
+                lease.heard = now;
+                let c = &mut self.counters;
+                let count = match why {
+                    Ended::Returned => &mut c.returned,
+                    Ended::Expired => &mut c.expired,
+                    Ended::Reclaimed => &mut c.reclaimed,
+                    Ended::Down => &mut c.down,
+                    Ended::Broken => &mut c.broken,
+                };
+                *count = count.wrapping_add(1);
+            }
+            DeviceLife::Granting => lease.doomed = lease.doomed.or(Some(why)),
+            _ => {}
+        }
+    }
+
+    /// The intervals of a lease are open, or are not.
+    pub fn opened(&mut self, now: Time, handle: u32, result: Result<Opened, OpenError>) {
+        let Some(i) = self.index(handle) else {
+            return self.misuse();
+        };
+        let Some(entry) = self.devices.get_mut(i).and_then(Option::as_mut) else {
+            return;
+        };
+        let (Doing::Open(true), Some(lease)) = (entry.doing, &mut entry.lease) else {
+            return self.misuse();
+        };
+        entry.doing = Doing::Nothing;
+        match result {
+            Ok(opened) => {
+                lease.opened = Some(opened);
+                lease.heard = now;
+                lease.question = now.after(self.limits.ticks(self.limits.timeout_ms) / 2);
+                lease.say.grant = true;
+                let reach = Reach::new(opened.interrupts, PAGE);
+                lease.filter = Filter::new(reach);
+                self.flow.step(&mut entry.life, DeviceEvent::Opened);
+                self.counters.leases = self.counters.leases.wrapping_add(1);
+                if let Some(why) = lease.doomed {
+                    self.finish(now, handle, why);
+                }
+            }
+            Err(why) => {
+                let (event, reason) = match why {
+                    OpenError::Refuse(reason) => (DeviceEvent::Failed, reason),
+                    OpenError::Broken => (DeviceEvent::Spoilt, Reason::Broken),
+                };
+                self.flow.step(&mut entry.life, event);
+                let (node, id, owed) = (lease.node, lease.id, lease.owed);
+                entry.lease = None;
+                match owed {
+                    Some(id) => self.say(node, 0, Body::Returned(id)),
+                    None => {
+                        let nonce = id.nonce();
+                        self.refuse(node, nonce, reason, LeaseId::new(nonce, 0));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The intervals of a lease are closed.
+    pub fn closed(&mut self, now: Time, handle: u32) {
+        let limits = self.limits;
+        let entry = self.entry(handle);
+        let Some((doing @ Doing::Close(true), Some(lease))) =
+            entry.map(|e| (&mut e.doing, &mut e.lease))
+        else {
+            return self.misuse();
+        };
+        *doing = Doing::Reset(false);
+        lease.closed = true;
+        let numbers = lease.opened.map_or(0, |o| o.numbers.bar_set());
+        let (node, id, confirmed) = (lease.node, lease.id, lease.confirmed);
+        let owed = lease.owed.take();
+        self.fences
+            .add(now, (node, id), numbers, confirmed, &limits);
+        if let Some(id) = owed {
+            self.say(node, 0, Body::Returned(id));
+        }
+    }
+
+    /// The function has been reset, or could not be.
+    pub fn reset(&mut self, now: Time, handle: u32, done: bool) {
+        let Some(i) = self.index(handle) else {
+            return self.misuse();
+        };
+        let Some(entry) = self.devices.get_mut(i).and_then(Option::as_mut) else {
+            return;
+        };
+        if entry.doing != Doing::Reset(true) {
+            return self.misuse();
+        }
+        entry.doing = Doing::Nothing;
+        if entry.life == DeviceLife::Fencing && entry.lease.as_ref().is_some_and(|l| l.closed) {
+            let event = match done {
+                true => DeviceEvent::Cleared,
+                false => DeviceEvent::Spoilt,
+            };
+            self.flow.step(&mut entry.life, event);
+            entry.lease = None;
+            return;
+        }
+        if let Some(lease) = &mut entry.lease {
+            lease.filter.reset();
+            lease.rested = now.after(self.limits.reset_pause);
+        }
+        if !done {
+            self.finish(now, handle, Ended::Broken);
+        }
+    }
+
+    /// An access was made; of a read the value.
+    pub fn configured(&mut self, config: &Config, value: Result<u32, ()>) {
+        let Some(entry) = self.entry(config.handle) else {
+            return self.misuse();
+        };
+        let Some(lease) = entry.lease.as_mut().filter(|l| l.id == config.lease) else {
+            return self.misuse();
+        };
+        if !matches!(lease.access, Access::Made) || lease.number != config.number {
+            return self.misuse();
+        }
+        let ones = config.register.ones();
+        lease.access = match value {
+            Ok(value) => {
+                // Only what was written counts.
+                if config.write.is_some() {
+                    lease.filter.made(&entry.layout, config.register);
+                }
+                Access::Over(Status::Done, value & ones)
+            }
+            Err(()) => Access::Over(Status::Failed, ones),
+        };
+        lease.say.done = true;
+        self.counters.accesses = self.counters.accesses.wrapping_add(1);
+    }
+
+    fn misuse(&mut self) {
+        self.counters.misused = self.counters.misused.wrapping_add(1);
+    }
+
+    fn say(&mut self, node: NodeId, number: u32, body: Body) {
+        let message = self.message(number, body);
+        self.strays.put(node, message);
+    }
+
+    fn refuse(&mut self, node: NodeId, number: u32, reason: Reason, lease: LeaseId) {
+        self.counters.refused = self.counters.refused.wrapping_add(1);
+        self.say(node, number, Body::Refuse(reason, lease));
+    }
+
+    fn message(&self, number: u32, body: Body) -> Message {
+        Message {
+            number,
+            sender: self.incarnation,
+            body,
+        }
+    }
+
+    /// Denies an access, or has it made.
+    fn judge(layout: &Layout, lease: &mut Lease, body: &Body) -> Access {
+        let (register, verdict) = match body {
+            Body::Read(_, register) => (*register, lease.filter.read(layout, *register)),
+            Body::Write(_, register, value) => {
+                (*register, lease.filter.write(layout, *register, *value))
+            }
+            _ => return Access::None,
+        };
+        match verdict {
+            Verdict::Read => Access::Wanted(register, None),
+            Verdict::Write(write) => Access::Wanted(Filter::place(register), Some(write)),
+            Verdict::Denied => Access::Over(Status::Denied, register.ones()),
+        }
+    }
+
+    /// Life of a device.
+    pub fn life(&self, handle: u32) -> Option<DeviceLife> {
+        let entry = self.devices.iter().flatten();
+        Some(entry.into_iter().find(|d| d.offer.handle == handle)?.life)
+    }
+
+    /// All devices: what is said of them, and their leases.
+    pub fn devices(&self) -> impl Iterator<Item = (Device, Option<LeaseId>)> + '_ {
+        let all = self.devices.iter().flatten();
+        all.map(|e| (e.described(), e.lease.as_ref().map(|l| l.id)))
+    }
+
+    /// Numbers that may not be used, and why.
+    pub fn fences(&self) -> &Fences<M> {
+        &self.fences
+    }
+
+    /// Before this no leases are given.
+    pub fn begins(&self) -> Time {
+        self.begin
+    }
+
+    /// Names this life.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Answers that were dropped for others: whoever misses one asks again.
+    pub fn dropped(&self) -> u64 {
+        self.strays.dropped
+    }
+
+    /// How often each step in the life of a device was made.
+    pub fn flow(&self) -> &Counts<DeviceLife> {
+        &self.flow
+    }
+}
+
+impl Entry {
+    /// What is said of it.
+    fn described(&self) -> Device {
+        let node = self.lease.as_ref().map_or(NodeId(0), |l| l.node);
+        let state = match self.life {
+            DeviceLife::Free if self.withdrawn => DeviceState::Fencing,
+            DeviceLife::Free => DeviceState::Free,
+            DeviceLife::Granting | DeviceLife::Lent | DeviceLife::Recalling => {
+                DeviceState::Lent(node)
+            }
+            DeviceLife::Fencing => DeviceState::Fencing,
+            DeviceLife::Broken => DeviceState::Broken,
+        };
+        Device {
+            state,
+            ..self.offer
+        }
+    }
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! What a lender has to do: when, and what next.
+
+use super::types::{Access, Config, DeviceLife, Doing, Ended, Entry, Open, Step, Work};
+use super::Lender;
+use crate::pci::sooner;
+use crate::{Memory, Time};
+use wire::ext_pci::{Body, Grant, Message, Numbers, Role};
+
+impl<M: Memory> Lender<M> {
+    /// Looks at the clock. To be called at [`Lender::next`] at the latest.
+    pub fn time(&mut self, now: Time) {
+        let timeout = self.limits.ticks(self.limits.timeout_ms);
+        for i in 0..self.devices.len() {
+            let Some(entry) = self.devices.get_mut(i).and_then(Option::as_mut) else {
+                continue;
+            };
+            let handle = entry.offer.handle;
+            let Some(lease) = &mut entry.lease else {
+                continue;
+            };
+            lease.waits &= now < lease.rested;
+            let recalling = entry.life == DeviceLife::Recalling;
+            if !recalling && entry.life != DeviceLife::Lent {
+                continue;
+            }
+            if recalling && lease.grace <= now {
+                self.finish(now, handle, Ended::Reclaimed);
+            } else if now.since(lease.heard) >= timeout {
+                self.finish(now, handle, Ended::Expired);
+            } else {
+                if recalling && lease.again <= now {
+                    lease.say.revoke = true;
+                }
+                if lease.question <= now {
+                    lease.question = now.after(self.limits.ask);
+                    lease.say.question = true;
+                }
+            }
+        }
+        self.free |= self.fences.release(now, &self.limits);
+    }
+
+    /// When [`Lender::time`] is to be called next, or [`Lender::step`].
+    pub fn next(&self) -> Option<Time> {
+        let timeout = self.limits.ticks(self.limits.timeout_ms);
+        let lent = self.devices.iter().flatten().filter_map(|entry| {
+            let lease = entry.lease.as_ref()?;
+            let mut first = lease.heard.after(timeout).min(lease.question);
+            if lease.waits {
+                first = first.min(lease.rested);
+            }
+            match entry.life {
+                DeviceLife::Lent => Some(first),
+                DeviceLife::Recalling => Some(first.min(lease.grace).min(lease.again)),
+                _ => None,
+            }
+        });
+        sooner(lent.min(), self.fences.next(&self.limits))
+    }
+
+    /// What may sleep and is to be done next. What ends leases comes first, as others wait for that with
+    /// a deadline; the rest takes turns, so that no borrower keeps the lender from the other devices.
+    pub fn work(&mut self) -> Option<Work> {
+        if self.free != 0 {
+            return Some(Work::Release(core::mem::take(&mut self.free)));
+        }
+        if let Some(work) = self.devices.iter_mut().find_map(Self::ending) {
+            return Some(work);
+        }
+        let count = self.devices.len().max(1);
+        for i in (self.turn..count).chain(0..self.turn) {
+            let entry = self.devices.get_mut(i).and_then(Option::as_mut);
+            if let Some(work) = entry.and_then(Self::doing) {
+                self.turn = (i + 1) % count;
+                return Some(work);
+            }
+        }
+        None
+    }
+
+    /// What ends a lease, or a device.
+    fn ending(place: &mut Option<Entry>) -> Option<Work> {
+        let entry = place.as_mut()?;
+        let handle = entry.offer.handle;
+        let Some(lease) = &entry.lease else {
+            if entry.withdrawn {
+                *place = None;
+                return Some(Work::Gone(handle));
+            }
+            return None;
+        };
+        let idle = entry.doing == Doing::Nothing && !matches!(lease.access, Access::Made);
+        if !idle || entry.life != DeviceLife::Fencing {
+            return None;
+        }
+        entry.doing = Doing::Close(true);
+        let numbers = lease.opened.map_or(Numbers::default(), |o| o.numbers);
+        Some(Work::Close(handle, numbers))
+    }
+
+    /// What else is to be done with a device.
+    fn doing(entry: &mut Entry) -> Option<Work> {
+        let handle = entry.offer.handle;
+        let lease = entry.lease.as_ref()?;
+        let wanted = entry.reset_wanted && !lease.waits && !matches!(lease.access, Access::Made);
+        match entry.doing {
+            Doing::Open(false) => {
+                entry.doing = Doing::Open(true);
+                Some(Work::Open(Open {
+                    handle,
+                    borrower: lease.node,
+                    bars: lease.bars,
+                    links: lease.links,
+                    dma: lease.dma,
+                }))
+            }
+            Doing::Reset(false) => {
+                entry.doing = Doing::Reset(true);
+                Some(Work::Reset(handle))
+            }
+            Doing::Nothing if wanted => {
+                entry.reset_wanted = false;
+                entry.doing = Doing::Reset(true);
+                Some(Work::Reset(handle))
+            }
+            _ => None,
+        }
+    }
+
+    /// What is to be done next in any context.
+    pub fn step(&mut self, now: Time) -> Option<Step> {
+        if let Some((node, message)) = self.strays.take() {
+            return Some(Step::Send(node, message));
+        }
+        for i in 0..self.devices.len() {
+            if let Some(step) = self.step_of(now, i) {
+                return Some(step);
+            }
+        }
+        let (node, lease) = self.fences.due(now, &self.limits)?;
+        Some(Step::Send(node, self.message(0, Body::Revoke(lease, 0))))
+    }
+
+    fn step_of(&mut self, now: Time, i: usize) -> Option<Step> {
+        let (limits, sender) = (self.limits, self.incarnation);
+        let entry = self.devices.get_mut(i)?.as_mut()?;
+        let lease = entry.lease.as_mut()?;
+        if !matches!(entry.life, DeviceLife::Lent | DeviceLife::Recalling) {
+            return None;
+        }
+        let resetting = entry.doing != Doing::Nothing || entry.reset_wanted;
+        if let (Access::Wanted(register, write), false) = (lease.access, resetting) {
+            lease.access = Access::Made;
+            return Some(Step::Config(Config {
+                handle: entry.offer.handle,
+                lease: lease.id,
+                number: lease.number,
+                register,
+                write,
+            }));
+        }
+        let (say, id) = (&mut lease.say, lease.id);
+        let (number, body) = if core::mem::take(&mut say.grant) {
+            let opened = lease.opened?;
+            let grant = Grant {
+                lease: id,
+                generation: entry.offer.generation,
+                timeout_ms: limits.timeout_ms,
+                numbers: opened.numbers,
+                dma: opened.dma,
+                interrupts: opened.interrupts,
+                borrower: lease.incarnation,
+            };
+            (id.nonce(), Body::Grant(grant))
+        } else if let (Access::Over(status, value), true) =
+            (lease.access, core::mem::take(&mut say.done))
+        {
+            (lease.number, Body::Done(id, status, value))
+        } else if let Some(number) = say.alive.take() {
+            let (to, answer) = (Role::Borrower, true);
+            let lease = id;
+            (number, Body::Alive { lease, to, answer })
+        } else if core::mem::take(&mut say.question) {
+            let (to, answer) = (Role::Borrower, false);
+            let lease = id;
+            (0, Body::Alive { lease, to, answer })
+        } else if core::mem::take(&mut say.revoke) {
+            lease.again = now.after(lease.interval);
+            lease.interval = lease.interval.saturating_mul(2).min(limits.ask_most);
+            let left = lease.grace.since(now) / limits.ms.max(1);
+            // 0 would mean that it is over.
+            let left = u32::try_from(left).unwrap_or(u32::MAX).max(1);
+            (0, Body::Revoke(id, left))
+        } else {
+            return None;
+        };
+        let message = Message {
+            number,
+            sender,
+            body,
+        };
+        Some(Step::Send(lease.node, message))
+    }
+}

@@ -1,0 +1,319 @@
+//! Rules of EX-LND, one by one.
+
+mod lnd_net;
+
+use lnd_net::{fetch, fetching, lost, offer, pair, settle, LIMITS};
+use protocol::lnd::{Event, GetFailure, Outcome, PeerState, Taking, Why};
+use protocol::Time;
+use wire::ids::NodeId;
+
+#[test]
+fn short_payload_comes_with_the_request() {
+    for len in [0, 1, 8, 9, 32, 33, 144, 145, 4096, 7064] {
+        for token in [2, 3] {
+            let mut ends = pair();
+            assert!(ends[0].submit(2, token, len, false, 100, 0));
+            let events = settle(&mut ends, 0);
+            let ticket = offer(&events);
+            // Nothing is answered before LNet has it.
+            assert_eq!(ends[0].outcomes.get(&token), None);
+            let (name, taking, data) = ends[1].accept(ticket, 0);
+            assert_eq!((name, taking == Taking::Copy), (token, len > 0));
+            assert_eq!(data.as_ref(), Some(&ends[0].letters[&token]));
+            settle(&mut ends, 0);
+            assert_eq!(ends[0].outcomes[&token], Outcome::Delivered);
+            assert!(ends.iter().all(|e| e.lnd.is_over()));
+        }
+    }
+}
+
+#[test]
+fn long_payload_is_fetched_and_its_address_released_once() {
+    let (mut ends, ticket) = fetching();
+    assert_eq!(ends[0].outcomes.get(&7), None);
+    ends[1].lnd.fetched(ticket, Ok(()), Time(1));
+    let events = settle(&mut ends, 1);
+    assert!(events.contains(&(2, Event::Received(ticket, true))));
+    assert_eq!(ends[0].outcomes[&7], Outcome::Delivered);
+    assert!(ends[0].addresses.is_empty());
+    assert!(ends.iter().all(|e| e.lnd.is_over()));
+}
+
+#[test]
+fn what_lnet_does_not_want_is_answered() {
+    // Dropped: that is no error. Refused: the peer's LNet has not seen it.
+    for (taken, expected) in [
+        (true, Outcome::Delivered),
+        (false, Outcome::NotDelivered(Why::Refused)),
+    ] {
+        for there in [false, true] {
+            let mut ends = pair();
+            assert!(ends[0].submit(2, 7, 50, there, 1000, 0));
+            let ticket = offer(&settle(&mut ends, 0));
+            if taken {
+                assert_eq!(ends[1].lnd.receive(ticket, 0, Time(0)), Taking::Nothing);
+            }
+            ends[1].lnd.parsed(ticket, taken);
+            assert_eq!(settle(&mut ends, 0), []);
+            assert_eq!(ends[0].outcomes[&7], expected);
+            assert!(ends.iter().all(|e| e.lnd.is_over()));
+        }
+    }
+}
+
+#[test]
+fn a_get_that_failed_is_made_anew_when_the_peer_was_alive_since() {
+    let (mut ends, ticket) = fetching();
+    ends[1].lnd.fetched(ticket, lost(), Time(5));
+    // The peer has to say something first.
+    ends[1].collect();
+    assert!(ends[1].events.is_empty());
+    let events = settle(&mut ends, 6);
+    assert_eq!(fetch(&events), Some(ticket));
+    // As often as may be.
+    for i in 1..LIMITS.tries {
+        ends[1]
+            .lnd
+            .fetched(ticket, Err(GetFailure::Fault), Time(6 + u64::from(i)));
+        let events = settle(&mut ends, 7 + u64::from(i));
+        assert_eq!(fetch(&events).is_some(), i + 1 < LIMITS.tries);
+        if i + 1 == LIMITS.tries {
+            assert!(events.contains(&(2, Event::Received(ticket, false))));
+        }
+    }
+    assert_eq!(ends[0].outcomes[&7], Outcome::Failed);
+    assert!(ends.iter().all(|e| e.lnd.is_over()));
+}
+
+#[test]
+fn a_get_is_only_posted_for_a_peer_that_was_alive_a_short_time_ago() {
+    let mut ends = pair();
+    assert!(ends[0].submit(2, 7, 5000, true, 1000, 0));
+    let ticket = offer(&settle(&mut ends, 0));
+    // LNet takes its time.
+    let now = LIMITS.fresh;
+    ends[1].accept(ticket, now);
+    ends[1].collect();
+    assert!(ends[1].events.is_empty());
+    let events = settle(&mut ends, now);
+    match events[..] {
+        [(2, Event::Fetch { post_by, until, .. })] => {
+            assert_eq!(post_by, Time(now + 2 * LIMITS.fresh));
+            assert_eq!(until, Time(now + LIMITS.get));
+        }
+        _ => panic!("{events:?}"),
+    }
+    // One that comes too late counts as failed, whatever it brought.
+    ends[1]
+        .lnd
+        .fetched(ticket, Ok(()), Time(now + LIMITS.get + 1));
+    let events = settle(&mut ends, now + LIMITS.get + 2);
+    assert_eq!(fetch(&events), Some(ticket));
+}
+
+#[test]
+fn memory_is_revoked_at_the_deadline_and_the_address_rests() {
+    let (mut ends, ticket) = fetching();
+    while ends[0].lnd.expire(Time(1000), 10) {}
+    ends[0].simple();
+    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::TimedOut));
+    assert_eq!((ends[0].exposed.len(), ends[0].addresses.len()), (0, 1));
+    // The peer hears of it, and gives up.
+    let events = settle(&mut ends, 1000);
+    assert!(events.contains(&(2, Event::Received(ticket, false))));
+    assert!(ends[0].addresses.is_empty());
+    assert!(ends.iter().all(|e| e.lnd.is_over()));
+}
+
+#[test]
+fn the_address_rests_for_long_if_the_peer_is_gone() {
+    let (mut ends, _) = fetching();
+    let mut now = 0;
+    while !ends[0].outcomes.contains_key(&7) {
+        now += 1;
+        while ends[0].lnd.expire(Time(now), 10) {}
+        // Nobody is there.
+        ends[0].pump(100, now);
+        ends[0].simple();
+    }
+    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::PeerLost));
+    assert!((LIMITS.give_up..LIMITS.give_up + 20).contains(&now));
+    assert_eq!(ends[0].lnd.peer_state(NodeId(2)), Some(PeerState::Down));
+    let end = now + LIMITS.memory();
+    assert_eq!(ends[0].lnd.next_deadline().map(|t| t.0 <= end), Some(true));
+    while ends[0].lnd.expire(Time(end - 1), 10) {}
+    ends[0].simple();
+    assert_eq!(ends[0].addresses.len(), 1);
+    while ends[0].lnd.expire(Time(end), 10) {}
+    ends[0].simple();
+    assert!(ends[0].addresses.is_empty() && ends[0].lnd.is_over());
+}
+
+#[test]
+fn lost_requests_come_again_and_lnet_sees_them_once() {
+    // Each message of the exchange gets lost once, or comes twice.
+    for (lose, twice) in (0..12).flat_map(|i| [(i, 99), (99, i)]) {
+        let mut ends = pair();
+        assert!(ends[0].submit(2, 4, 300, false, 10_000, 0));
+        let (mut count, mut offers) = (0, 0);
+        for now in 0..400 {
+            for i in 0..2 {
+                while ends[i].lnd.expire(Time(now), 10) {}
+                for m in ends[i].pump(100, now) {
+                    let times = match count {
+                        n if n == lose => 0,
+                        n if n == twice => 2,
+                        _ => 1,
+                    };
+                    count += 1;
+                    for _ in 0..times {
+                        ends[1 - i].take(&m, now, now);
+                    }
+                }
+                for event in ends[i].simple() {
+                    if let Event::Offer(ticket, _) = event {
+                        offers += 1;
+                        let (.., data) = ends[i].accept(ticket, now);
+                        assert_eq!(data.as_ref(), Some(&ends[0].letters[&4]));
+                    }
+                }
+                ends[i].lnd.check().unwrap();
+            }
+        }
+        assert_eq!(offers, 1, "{lose} {twice}");
+        assert_eq!(ends[0].outcomes[&4], Outcome::Delivered);
+        assert!(ends.iter().all(|e| e.lnd.is_over()), "{lose} {twice}");
+    }
+}
+
+#[test]
+fn a_busy_peer_gets_it_later() {
+    let mut ends = pair();
+    // All places that the sender may have are taken by messages that LNet keeps.
+    let mut kept = Vec::new();
+    for i in 0..6 {
+        ends[0].submit(2, i, 5, false, 10_000, 0);
+    }
+    for now in 0..200 {
+        for event in settle(&mut ends, now) {
+            if let (2, Event::Offer(ticket, _)) = event {
+                ends[1].lnd.parsed(ticket, true);
+                kept.push(ticket);
+            }
+        }
+        for end in &mut ends {
+            while end.lnd.expire(Time(now), 10) {}
+        }
+    }
+    assert_eq!((kept.len(), ends[0].outcomes.len()), (6, 6));
+    assert!(ends[0].submit(2, 100, 5, false, 500, 200));
+    settle(&mut ends, 200);
+    assert_eq!(ends[0].lnd.counters().peer_busy, 1);
+    assert_eq!(ends[0].outcomes.get(&100), None);
+    // LNet wants one of them at last.
+    assert_eq!(ends[1].lnd.receive(kept[0], 5, Time(201)), Taking::Copy);
+    ends[1].lnd.copied(kept[0]);
+    let now = 200 + LIMITS.busy;
+    while ends[0].lnd.expire(Time(now), 10) {}
+    let ticket = offer(&settle(&mut ends, now));
+    ends[1].lnd.parsed(ticket, true);
+    settle(&mut ends, now);
+    assert_eq!(ends[0].outcomes[&100], Outcome::Delivered);
+}
+
+#[test]
+fn cancelled_before_lnet_saw_it_is_certain() {
+    let mut ends = pair();
+    // A session, and then a request of which a part gets lost.
+    assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
+    let ticket = offer(&settle(&mut ends, 0));
+    ends[1].accept(ticket, 0);
+    settle(&mut ends, 0);
+    assert!(ends[0].submit(2, 4, 300, false, 5, 1));
+    let said = ends[0].pump(100, 1);
+    ends[1].take(&said[0], 1, 1);
+    while ends[0].lnd.expire(Time(5), 10) {}
+    // Its owner is told before the peer answers.
+    ends[0].simple();
+    assert_eq!(ends[0].outcomes[&4], Outcome::Unknown(Why::TimedOut));
+    settle(&mut ends, 5);
+    assert!(ends.iter().all(|e| e.lnd.is_over()));
+    // What comes late is not taken any more.
+    for m in &said {
+        ends[1].take(m, 6, 6);
+    }
+    assert_eq!(settle(&mut ends, 6), []);
+    // With memory that takes a while to be revoked the owner hears more.
+    assert!(ends[0].submit(2, 6, 300, true, 20, 10));
+    let said = ends[0].pump(100, 10);
+    assert_eq!(said.len(), 1);
+    while ends[0].lnd.expire(Time(20), 10) {}
+    ends[0].collect();
+    let Some(Event::Revoke(ticket, 6)) = ends[0].events.pop_front() else {
+        panic!("not revoked");
+    };
+    for m in ends[0].pump(100, 20) {
+        ends[1].take(&m, 20, 20);
+    }
+    for m in ends[1].pump(100, 20) {
+        ends[0].take(&m, 20, 20);
+    }
+    ends[0].exposed.clear();
+    ends[0].lnd.revoked(ticket);
+    ends[0].simple();
+    assert_eq!(ends[0].outcomes[&6], Outcome::NotDelivered(Why::Cancelled));
+}
+
+#[test]
+fn a_cancelled_message_is_not_given_to_lnet_and_one_that_lnet_has_is_said_to_have_failed() {
+    // How far LNet is, what the peer is told then, and at last.
+    for (offered, taken, expected) in [
+        (false, true, Outcome::NotDelivered(Why::Cancelled)),
+        (true, false, Outcome::NotDelivered(Why::Refused)),
+        (true, true, Outcome::Failed),
+    ] {
+        let mut ends = pair();
+        assert!(ends[0].submit(2, 6, 10, false, 1000, 0));
+        let ticket = offer(&settle(&mut ends, 0));
+        ends[1].accept(ticket, 0);
+        settle(&mut ends, 0);
+        assert!(ends[0].submit(2, 7, 5000, true, 10, 1));
+        for m in ends[0].pump(10, 1) {
+            ends[1].take(&m, 1, 1);
+        }
+        if offered {
+            ends[1].collect();
+        }
+        // Its revocation takes a while.
+        while ends[0].lnd.expire(Time(10), 10) {}
+        ends[0].collect();
+        let Some(Event::Revoke(revoked, 7)) = ends[0].events.pop_front() else {
+            panic!("nothing is revoked");
+        };
+        let carry = |ends: &mut [lnd_net::End; 2]| {
+            for (from, to) in [(0, 1), (1, 0)] {
+                for m in ends[from].pump(10, 10) {
+                    ends[to].take(&m, 10, 10);
+                }
+            }
+        };
+        carry(&mut ends);
+        if offered {
+            let Some(Event::Offer(ticket, _)) = ends[1].events.pop_front() else {
+                panic!("nothing is offered");
+            };
+            ends[1].lnd.parsed(ticket, taken);
+            carry(&mut ends);
+            if taken {
+                assert_eq!(ends[1].lnd.receive(ticket, 5000, Time(10)), Taking::Gone);
+            }
+        }
+        ends[1].collect();
+        assert!(ends[1].events.is_empty());
+        ends[0].exposed.clear();
+        ends[0].lnd.revoked(revoked);
+        ends[0].simple();
+        assert_eq!(ends[0].outcomes[&7], expected);
+        assert!(ends.iter().all(|e| e.lnd.is_over()));
+    }
+}

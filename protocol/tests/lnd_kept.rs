@@ -1,0 +1,81 @@
+//! What LNet keeps of EX-LND: copies that are found by the name that their message had, and of which
+//! no peer has so many that nothing is left to others.
+
+mod lnd_net;
+
+use lnd_net::{offer, pair, settle, Heap};
+use protocol::lnd::{Kept, Taking};
+use protocol::Time;
+use wire::ids::NodeId;
+
+fn table(size: u16) -> Kept<Heap, u64> {
+    match Kept::new(size) {
+        Ok(kept) => kept,
+        Err(e) => match e {},
+    }
+}
+
+#[test]
+fn a_message_that_has_the_place_of_one_that_is_kept_is_another_one() {
+    let mut ends = pair();
+    let mut kept = table(8);
+    assert!(ends[0].submit(2, 1, 10, false, 10_000, 0));
+    let first = offer(&settle(&mut ends, 0));
+    let number = first.number();
+    assert_eq!(number as u32, first.index());
+    assert_eq!(kept.insert(number, NodeId(1), 1), Ok(()));
+    assert!(ends[1].lnd.kept(first));
+    // The next request is in the same place, and LNet says once more by its old name that it has no
+    // use for the first one.
+    assert!(ends[0].submit(2, 3, 10, false, 10_000, 0));
+    let second = offer(&settle(&mut ends, 0));
+    assert_eq!(second.index(), first.index());
+    assert_ne!(second.number(), number);
+    assert_eq!(kept.take(second.number()), None);
+    assert_eq!(kept.take(number), Some(1));
+    assert_eq!(kept.take(number), None);
+    assert!(kept.is_empty());
+    assert_eq!(ends[1].lnd.receive(second, 10, Time(0)), Taking::Copy);
+}
+
+#[test]
+fn peers_whose_messages_are_kept_leave_room_to_others() {
+    let mut kept = table(1024);
+    let mut number = 0;
+    let mut counts = Vec::new();
+    for node in 0..8 {
+        let mut count = 0;
+        while count < 1024 {
+            number += 1;
+            if kept.insert(number, NodeId(node), number).is_err() {
+                break;
+            }
+            count += 1;
+        }
+        counts.push(count);
+    }
+    // A quarter each, and then half of what is left.
+    assert_eq!(counts, [256, 256, 256, 128, 64, 32, 16, 8]);
+    assert_eq!(kept.len(), counts.iter().sum::<usize>());
+    // What is taken makes room for that peer; one that has more waits for others.
+    let last = number - 1;
+    assert_eq!(kept.take(last), Some(last));
+    assert_eq!(kept.insert(5000, NodeId(0), 5), Err(5));
+    assert_eq!(kept.insert(5000, NodeId(7), 5), Ok(()));
+    assert_eq!(kept.insert(5001, NodeId(7), 6), Err(6));
+    assert_eq!(kept.insert(5001, NodeId(8), 6), Ok(()));
+    // One has as many as there is room if there is little at all.
+    let mut few = table(16);
+    let taken = (0..20).filter(|i| few.insert(*i, NodeId(1), *i).is_ok());
+    assert_eq!(taken.count(), 8);
+    // All that there were are found.
+    for i in 0..20 {
+        assert_eq!(few.take(i).is_some(), i < 8);
+    }
+    assert!(few.is_empty());
+    // Who has none any more is not remembered.
+    for i in 0..100 {
+        assert_eq!(few.insert(i, NodeId(i as u16), i), Ok(()));
+        assert_eq!(few.take(i), Some(i));
+    }
+}

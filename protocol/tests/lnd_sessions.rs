@@ -1,0 +1,325 @@
+//! Rules of EX-LND about sessions and bounds, one by one.
+
+mod lnd_net;
+
+use lnd_net::{fetch, fetching, offer, pair, settle, End, LIMITS};
+use protocol::lnd::{Event, Outcome, PeerState, Refusal, Taking, Why};
+use protocol::Time;
+use wire::ex_lnd::{
+    Answer, Hello, Incarnation, Key, Message, Note, Notes, Place, Verdict, Welcome, What,
+};
+use wire::ids::NodeId;
+
+#[test]
+fn a_peer_that_does_not_answer_is_not_tried_for_a_while() {
+    let mut end = End::new(1, 5);
+    assert!(end.submit(2, 1, 10, false, 10_000, 0));
+    let (mut now, mut hellos) = (0, 0);
+    while !end.outcomes.contains_key(&1) {
+        now += 1;
+        while end.lnd.expire(Time(now), 10) {}
+        hellos += end.pump(100, now).len();
+        end.simple();
+    }
+    assert_eq!(now, LIMITS.give_up);
+    assert!((4..10).contains(&hellos), "{hellos}");
+    assert_eq!(end.outcomes[&1], Outcome::NotDelivered(Why::Unreachable));
+    // Refused at once; later it is tried again.
+    assert!(!end.submit(2, 2, 10, false, 10_000, now));
+    assert!(end.submit(2, 3, 10, false, 10_000, now + LIMITS.dead));
+    // One that asks for a session itself is alive.
+    let mut end = End::new(1, 5);
+    let mut peer = End::new(2, 6);
+    assert!(end.submit(2, 1, 10, false, 10_000, 0));
+    while end.lnd.expire(Time(LIMITS.give_up), 10) {}
+    end.simple();
+    assert!(peer.submit(1, 9, 10, false, 10_000, LIMITS.give_up));
+    for m in peer.pump(100, LIMITS.give_up) {
+        end.take(&m, LIMITS.give_up, LIMITS.give_up);
+    }
+    assert!(end.submit(2, 4, 10, false, 10_000, LIMITS.give_up + 1));
+}
+
+#[test]
+fn a_restarted_peer_is_noticed() {
+    let (mut ends, ticket) = fetching();
+    // The sender begins anew, with other keys; it sends at once.
+    ends[0] = End::new(1, 99);
+    assert!(ends[0].submit(2, 8, 10, false, 1000, 1));
+    let events = settle(&mut ends, 1);
+    assert!(events.contains(&(2, Event::Received(ticket, false))));
+    assert!(events.iter().any(|e| matches!(e, (2, Event::Offer(..)))));
+    // The receiver does: what it has not answered is lost for the sender.
+    let (mut ends, _) = fetching();
+    ends[1] = End::new(2, 99);
+    while ends[0].lnd.expire(Time(10), 10) {}
+    settle(&mut ends, 10);
+    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::PeerLost));
+    assert_eq!(ends[0].addresses.len(), 1);
+}
+
+#[test]
+fn both_may_greet_at_once() {
+    let mut ends = pair();
+    assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
+    assert!(ends[1].submit(1, 3, 10, false, 1000, 0));
+    let crossing: Vec<_> = (0..2).flat_map(|i| ends[i].pump(100, 0)).collect();
+    assert_eq!(crossing.len(), 2);
+    for m in crossing {
+        ends[usize::from(m.to) - 1].take(&m, 0, 0);
+    }
+    let events = settle(&mut ends, 0);
+    let offers = events.iter().filter(|e| matches!(e.1, Event::Offer(..)));
+    assert_eq!(offers.count(), 2);
+    for end in &ends {
+        assert_eq!(end.lnd.counters().sessions, 1);
+        assert_eq!(end.lnd.counters().lost, 0);
+    }
+}
+
+#[test]
+fn an_old_hello_changes_nothing() {
+    let mut ends = pair();
+    assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
+    let first = ends[0].pump(100, 0);
+    assert!(matches!(first[0].message, Message::Hello(_)));
+    // It arrives, and once more when node 1 is another one.
+    ends[1].take(&first[0], 0, 0);
+    ends[0] = End::new(1, 77);
+    assert!(ends[0].submit(2, 4, 5000, true, 1000, 1));
+    let ticket = offer(&settle(&mut ends, 1));
+    ends[1].take(&first[0], 2, 2);
+    assert_eq!(ends[1].accept(ticket, 2).1, Taking::Fetch);
+    let events = settle(&mut ends, 2);
+    assert_eq!(fetch(&events), Some(ticket));
+    ends[1].lnd.fetched(ticket, Ok(()), Time(3));
+    settle(&mut ends, 3);
+    assert_eq!(ends[0].outcomes[&4], Outcome::Delivered);
+}
+
+#[test]
+fn other_versions_are_told() {
+    let mut end = End::new(1, 5);
+    let hello = Hello {
+        version: 2,
+        slots: 1,
+        key: Key(5),
+        incarnation: Incarnation(6),
+    };
+    assert_eq!(
+        end.lnd
+            .take(NodeId(9), &Message::Hello(hello), Time(0), Time(0)),
+        None
+    );
+    let said = end.pump(10, 0);
+    match said[0].message {
+        Message::Welcome(w) => {
+            assert_eq!(
+                (w.answer, w.key, w.own.version),
+                (Answer::Version, Key(5), 1)
+            );
+        }
+        _ => panic!("{said:?}"),
+    }
+    // Who is told so gives up, whatever the reason; only an answer to its own greeting counts.
+    for answer in [Answer::Version, Answer::Full, Answer::Closing] {
+        let mut end = End::new(1, 5);
+        assert!(end.submit(2, 2, 10, false, 1000, 0));
+        let said = end.pump(10, 0);
+        let Message::Hello(hello) = said[0].message else {
+            panic!("{said:?}");
+        };
+        let welcome = |key: Key, incarnation| {
+            Message::Welcome(Welcome {
+                answer,
+                own: Hello {
+                    version: 2,
+                    slots: 1,
+                    key: Key(0),
+                    incarnation: Incarnation(3),
+                },
+                key,
+                incarnation,
+            })
+        };
+        let other = Incarnation(hello.incarnation.0 ^ 1);
+        for (node, message) in [
+            (3, welcome(hello.key, hello.incarnation)),
+            (2, welcome(Key(hello.key.0 ^ 1), hello.incarnation)),
+            (2, welcome(hello.key, other)),
+        ] {
+            end.lnd.take(NodeId(node), &message, Time(1), Time(1));
+            end.simple();
+            assert_eq!(end.lnd.peer_state(NodeId(2)), Some(PeerState::Greeting));
+            assert!(end.outcomes.is_empty());
+        }
+        let told = welcome(hello.key, hello.incarnation);
+        end.lnd.take(NodeId(2), &told, Time(1), Time(1));
+        end.simple();
+        assert_eq!(end.lnd.peer_state(NodeId(2)), Some(PeerState::Down));
+        assert_eq!(end.outcomes[&2], Outcome::NotDelivered(Why::Unwelcome));
+        assert!(!end.submit(2, 4, 10, false, 1000, LIMITS.dead));
+        assert!(end.submit(2, 6, 10, false, 2000, 1 + LIMITS.dead));
+        let said = end.pump(10, 1 + LIMITS.dead);
+        assert!(matches!(said[0].message, Message::Hello(_)));
+    }
+    // As a peer that ends says it.
+    let mut ends = pair();
+    assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
+    ends[1].lnd.close(Time(0));
+    settle(&mut ends, 0);
+    assert_eq!(ends[0].outcomes[&2], Outcome::NotDelivered(Why::Unwelcome));
+}
+
+/// Two ends, the first of which has said a request that waits for its answer; its place, and the
+/// keys that go with messages to the first end and to the second.
+fn waiting() -> ([End; 2], Place, Key, Key) {
+    let mut ends = pair();
+    // Both have said something: their keys are known.
+    assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
+    let ticket = offer(&settle(&mut ends, 0));
+    ends[1].accept(ticket, 0);
+    settle(&mut ends, 0);
+    assert!(ends[0].submit(2, 7, 5000, true, 1000, 0));
+    let said = ends[0].pump(10, 0);
+    let Message::Request(request) = said[0].message else {
+        panic!("{said:?}");
+    };
+    let own = ends[0].key.expect("a session");
+    (ends, request.place, own, request.key)
+}
+
+#[test]
+fn notes_of_others_change_nothing() {
+    let done = |key: Key, place: Place| {
+        let mut notes = Notes::NONE;
+        let what = What::Answer(Verdict::Done);
+        notes.push(Note { what, place });
+        Message::Notes(key, notes)
+    };
+    let (_, place, key, theirs) = waiting();
+    assert_ne!(key, theirs);
+    // One field at a time is not what it has to be: the node, the key, the slot, the number.
+    let slot = |slot| Place { slot, ..place };
+    let seq = |seq| Place { seq, ..place };
+    let cases = [
+        (3, done(key, place)),
+        (1, done(key, place)),
+        (2, done(Key(key.0 ^ 1), place)),
+        (2, done(theirs, place)),
+        (2, done(Key(0), place)),
+        (2, done(key, slot(place.slot ^ 1))),
+        (2, done(key, slot(255))),
+        (2, done(key, seq(place.seq.wrapping_add(1)))),
+        (2, done(key, seq(place.seq.wrapping_sub(1)))),
+        // The key that ends the session is that of the other end.
+        (2, Message::Stale(key)),
+        (3, Message::Stale(theirs)),
+    ];
+    for (node, message) in cases {
+        let (mut ends, ..) = waiting();
+        ends[0].lnd.take(NodeId(node), &message, Time(1), Time(1));
+        ends[0].simple();
+        assert!(!ends[0].outcomes.contains_key(&7), "{node} {message:?}");
+        assert_eq!(ends[0].lnd.peer_state(NodeId(2)), Some(PeerState::Up));
+    }
+    // All of them as they have to be.
+    let (mut ends, ..) = waiting();
+    ends[0]
+        .lnd
+        .take(NodeId(2), &done(key, place), Time(1), Time(1));
+    ends[0].simple();
+    assert_eq!(ends[0].outcomes[&7], Outcome::Delivered);
+    let (mut ends, ..) = waiting();
+    let stale = Message::Stale(theirs);
+    ends[0].lnd.take(NodeId(2), &stale, Time(1), Time(1));
+    ends[0].simple();
+    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::PeerLost));
+}
+
+#[test]
+fn what_is_taken_has_bounds() {
+    let mut end = End::new(1, 5);
+    assert!(!end.submit(2, 1, 7090, false, 100, 0));
+    assert!(!end.submit(2, 1, 0, true, 100, 0));
+    let taken = (0..20).filter(|i| end.submit(2, *i, 1, false, 100, 0));
+    assert_eq!(taken.count(), lnd_net::CAPACITY.sends);
+    let letter = protocol::lnd::Letter {
+        form: wire::ex_lnd::Form::Nid4,
+        header: [0; 12],
+        len: 0,
+        source: None,
+    };
+    let full = end.lnd.submit(NodeId(2), &letter, Time(1), 50, Time(0));
+    assert_eq!(full, Err((Refusal::Full, 50)));
+    // Peers: those that nothing goes on with make room.
+    let mut end = End::new(1, 5);
+    for node in 2..6 {
+        assert!(end.submit(node, u32::from(node), 1, false, 100, 0));
+    }
+    assert!(!end.submit(6, 6, 1, false, 100, 0));
+    while end.lnd.expire(Time(100), 10) {}
+    end.simple();
+    while end.lnd.expire(Time(LIMITS.give_up), 10) {}
+    end.pump(100, LIMITS.give_up);
+    end.simple();
+    assert!(end.submit(6, 6, 1, false, 1000, LIMITS.give_up));
+}
+
+#[test]
+fn the_end_of_an_interface_ends_everything() {
+    let (mut ends, ticket) = fetching();
+    assert!(ends[1].submit(1, 9, 10, false, 1000, 0));
+    ends[1].lnd.close(Time(1));
+    assert!(!ends[1].submit(1, 10, 10, false, 1000, 1));
+    let rest = ends[1].simple();
+    assert_eq!(rest, [Event::Received(ticket, false)]);
+    assert_eq!(ends[1].outcomes[&9], Outcome::NotDelivered(Why::Closing));
+    assert!(ends[1].lnd.is_over());
+    // The other one is told.
+    settle(&mut ends, 2);
+    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::PeerLost));
+    // If that gets lost it hears when it asks.
+    let (mut ends, _) = fetching();
+    ends[1].lnd.close(Time(1));
+    let said = ends[1].pump(10, 1);
+    assert!(matches!(said[..], [ref m] if matches!(m.message, Message::Stale(_))));
+    settle(&mut ends, 2);
+    assert!(ends[0].outcomes.is_empty());
+    while ends[0].lnd.expire(Time(10), 10) {}
+    settle(&mut ends, 10);
+    assert_eq!(ends[0].outcomes[&7], Outcome::Unknown(Why::PeerLost));
+}
+
+#[test]
+fn what_lnet_keeps_needs_no_port() {
+    // LNet of node 2 keeps two messages: one that came with its payload, one that has to be fetched.
+    let mut ends = pair();
+    assert!(ends[1].lnd.is_idle());
+    let mut kept = Vec::new();
+    for (token, there) in [(1, false), (3, true)] {
+        assert!(ends[0].submit(2, token, 300, there, 10_000, 0));
+        assert!(!ends[0].lnd.is_idle());
+        kept.push(offer(&settle(&mut ends, 0)));
+        ends[1].lnd.parsed(kept[kept.len() - 1], true);
+    }
+    ends[1].lnd.down_all(Time(1));
+    ends[1].pump_dead(1);
+    assert_eq!(ends[1].simple(), []);
+    assert!(ends[1].lnd.is_idle() && !ends[1].lnd.is_over());
+    // Both are what they were when LNet wants them, or no more.
+    assert_eq!(ends[1].lnd.receive(kept[0], 300, Time(2)), Taking::Copy);
+    ends[1].lnd.copied(kept[0]);
+    assert_eq!(ends[1].lnd.receive(kept[1], 300, Time(2)), Taking::Gone);
+    ends[1].lnd.check().unwrap();
+    assert!(ends[1].lnd.is_over());
+    // What is fetched does.
+    let (mut ends, ticket) = fetching();
+    ends[1].lnd.down_all(Time(1));
+    ends[1].collect();
+    assert!(!ends[1].lnd.is_idle());
+    ends[1].lnd.check().unwrap();
+    assert_eq!(ends[1].simple(), [Event::Received(ticket, false)]);
+    assert!(ends[1].lnd.is_idle());
+    ends[1].lnd.check().unwrap();
+}

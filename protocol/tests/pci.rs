@@ -1,0 +1,691 @@
+//! Lent PCIe devices: the rules of docs/ext-pci.md one by one, with two borrowers and a lender whose
+//! messages go by hand.
+
+mod pci_world;
+
+use pci_world::{borrower, device, layout, lender, register, World, LENDER, LIMITS, SOME};
+use proptest::prelude::*;
+use protocol::pci::lender::Work as LenderWork;
+use protocol::pci::{
+    borrower::Work, Ask, DeviceLife, LeaseState, Limits, OpenError, Poll, Reach, Refused, Why,
+    VECTORS,
+};
+use protocol::Time;
+use wire::ext_pci::Role;
+use wire::ext_pci::{Body, Borrow, DeviceState, Incarnation, LeaseId, Message, Reason, Status};
+use wire::ids::NodeId;
+
+#[test]
+fn a_device_is_lent_and_given_back() {
+    let mut w = World::new(1);
+    let handle = w.borrow(0);
+    w.settle();
+    let [LenderWork::Open(open)] = w.lender_work[..] else {
+        panic!("{:?}", w.lender_work);
+    };
+    assert_eq!((open.bars, open.links, open.dma), (SOME, SOME, 1 << 20));
+    assert_eq!((open.borrower, w.life()), (NodeId(1), DeviceLife::Granting));
+    w.all();
+    assert_eq!(w.life(), DeviceLife::Lent);
+    let described = w.lender.devices().next().expect("a device").0;
+    assert_eq!(described.state, DeviceState::Lent(NodeId(1)));
+    // They go on for as long as both want.
+    w.pass(20_000);
+    assert_eq!(w.life(), DeviceLife::Lent);
+    assert!(w.work.is_empty() && w.lender_work.is_empty());
+    let now = w.time();
+    w.borrowers[0].give_back(now, handle);
+    w.all();
+    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.borrowers[0].state(handle), None);
+    // Numbers are free when nothing can be on its way any more.
+    assert_eq!(w.lender.fences().numbers(), 0b10);
+    assert_eq!(w.borrowers[0].fences().numbers(), 0b110);
+    w.pass(20_049);
+    assert!(w.lender_work.is_empty() && w.work.is_empty());
+    w.pass(20_050);
+    assert_eq!(w.lender_work, [LenderWork::Release(0b10)]);
+    assert_eq!(w.work, [(0, Work::Release(0b110))]);
+    assert!(w.lender.fences().is_empty() && w.borrowers[0].fences().is_empty());
+    // The next lease is another one.
+    let described = w.lender.devices().next().expect("a device").0;
+    assert_eq!(
+        (described.generation, described.state),
+        (2, DeviceState::Free)
+    );
+}
+
+#[test]
+fn requests_that_come_again_are_answered_the_same() {
+    let mut w = World::new(1);
+    w.borrow(0);
+    w.settle();
+    let request = w.said[0].2;
+    // While it is being opened, and afterwards.
+    w.send(1, LENDER, request);
+    w.all();
+    w.send(1, LENDER, request);
+    w.all();
+    let mut grants: Vec<_> = w
+        .said
+        .iter()
+        .filter(|s| matches!(s.2.body, Body::Grant(_)))
+        .collect();
+    assert_eq!(grants.len(), 2);
+    grants.dedup();
+    assert_eq!(grants.len(), 1);
+    assert_eq!(w.lender.counters().leases, 1);
+}
+
+#[test]
+fn what_is_refused_is_refused_for_its_reason() {
+    let mut w = World::new(2);
+    let good = w.terms();
+    let reason = |w: &mut World, terms: Borrow| {
+        let now = w.time();
+        let handle = w.borrowers[1].borrow(now, LENDER, &terms, Time(100_000));
+        handle.expect("room");
+        w.all();
+        w.said.iter().rev().find_map(|s| match s.2.body {
+            Body::Refuse(reason, lease) if lease.key() == 0 => Some(reason),
+            _ => None,
+        })
+    };
+    let odd = [
+        (Borrow { handle: 1, ..good }, Reason::Unknown),
+        (
+            Borrow {
+                generation: 9,
+                ..good
+            },
+            Reason::Generation,
+        ),
+        (
+            Borrow {
+                lender: Incarnation(5),
+                ..good
+            },
+            Reason::Generation,
+        ),
+        (Borrow { windows: 0, ..good }, Reason::NoInterval),
+        (Borrow { targets: 2, ..good }, Reason::NoInterval),
+    ];
+    for (terms, wanted) in odd {
+        assert_eq!(reason(&mut w, terms), Some(wanted), "{terms:?}");
+    }
+    w.up(0);
+    assert_eq!(reason(&mut w, good), Some(Reason::Lent));
+    // A second and a third device.
+    for (wanted, place) in [(None, 1), (Some(Reason::TooMany), 2)] {
+        let handle = w.lender.offer(&device(), &layout()).expect("room");
+        let terms = Borrow {
+            handle,
+            ..w.terms()
+        };
+        let terms = Borrow {
+            generation: 1,
+            ..terms
+        };
+        w.said.clear();
+        let now = w.time();
+        w.borrowers[0].borrow(now, LENDER, &terms, Time(100_000));
+        w.all();
+        let refused = w.said.iter().find_map(|s| match s.2.body {
+            Body::Refuse(reason, _) => Some(reason),
+            _ => None,
+        });
+        assert_eq!(refused, wanted, "device {place}");
+    }
+    assert_eq!(w.borrowers[1].counters().refused, 6);
+}
+
+#[test]
+fn what_the_driver_refuses_is_told() {
+    for (error, wanted, life) in [
+        (
+            OpenError::Refuse(Reason::NotAllowed),
+            Reason::NotAllowed,
+            DeviceLife::Free,
+        ),
+        (OpenError::Broken, Reason::Broken, DeviceLife::Broken),
+    ] {
+        let mut w = World::new(1);
+        let handle = w.borrow(0);
+        w.settle();
+        w.lender_work.clear();
+        w.lender.opened(Time(0), w.device, Err(error));
+        w.settle();
+        assert_eq!(w.work, [(0, Work::Over(handle, Why::Refused(wanted)))]);
+        assert_eq!(w.life(), life);
+        assert_eq!(w.lender.repair(w.device), life == DeviceLife::Broken);
+        assert_eq!(w.life(), DeviceLife::Free);
+    }
+}
+
+/// What the fence is for: a borrower that is silent may still have its window.
+#[test]
+fn numbers_of_a_silent_borrower_are_not_given_to_others() {
+    let mut w = World::new(2);
+    let first = w.up(0);
+    w.deaf = Some(1);
+    w.pass(999);
+    assert_eq!(w.life(), DeviceLife::Lent);
+    // The borrower loses it no later than the lender does.
+    w.pass(1000);
+    assert_eq!(w.borrowers[0].state(first), Some(LeaseState::Closing));
+    w.pass(1200);
+    assert_eq!(w.life(), DeviceLife::Fencing);
+    w.all();
+    assert_eq!(w.life(), DeviceLife::Free);
+    // Long afterwards its number is still his, and the next lease gets another one.
+    w.pass(60_000);
+    w.all();
+    assert_eq!(w.lender.fences().numbers(), 0b10);
+    let open: Vec<_> = w.lender.fences().open().map(|f| (f.0, f.2)).collect();
+    assert_eq!(open, [(NodeId(1), 0b10)]);
+    w.borrow(1);
+    w.settle();
+    let [LenderWork::Open(open)] = w.lender_work[..] else {
+        panic!("{:?}", w.lender_work);
+    };
+    assert_eq!(open.bars, SOME & !0b10);
+    w.all();
+    // When it is there again it is asked, and says it.
+    w.deaf = None;
+    w.pass(61_000);
+    assert!(w.count(|b| matches!(b, Body::Revoke(_, 0))) > 3);
+    assert_eq!(w.lender.fences().numbers(), 0);
+    assert!(w.lender_work.contains(&LenderWork::Release(0b10)));
+}
+
+#[test]
+fn a_node_that_is_known_to_be_down_is_not_waited_for() {
+    let mut w = World::new(1);
+    w.up(0);
+    w.deaf = Some(1);
+    w.pass(1500);
+    w.all();
+    assert_eq!(w.lender.fences().numbers(), 0b10);
+    let now = w.time();
+    w.lender.node_down(now, NodeId(1));
+    w.pass(1550);
+    assert_eq!(w.lender_work, [LenderWork::Release(0b10)]);
+}
+
+/// What is said of one lease is not said of another one of the same node.
+#[test]
+fn each_lease_is_confirmed_by_its_own_name() {
+    let mut w = World::new(1);
+    let mut names = Vec::new();
+    for _ in 0..2 {
+        w.up(0);
+        names.push(
+            w.lender
+                .devices()
+                .next()
+                .and_then(|d| d.1)
+                .expect("a lease"),
+        );
+        let now = w.time();
+        w.lender.reclaim(now, w.device, 0);
+        w.deaf = Some(1);
+        w.all();
+        // He has closed nothing: he will be asked.
+        w.deaf = None;
+        w.borrowers[0] = borrower(&LIMITS, 900 + names.len() as u64);
+    }
+    let mut open: Vec<_> = w.lender.fences().open().map(|f| f.1).collect();
+    assert_eq!(open, names);
+    let message = Message {
+        number: 0,
+        sender: Incarnation(1),
+        body: Body::Revoked(names[1]),
+    };
+    w.lender.hear(w.time(), NodeId(1), &message);
+    open = w.lender.fences().open().map(|f| f.1).collect();
+    assert_eq!(open, names[..1]);
+}
+
+/// A request whose grant may still come is not denied, whatever the lender asks.
+#[test]
+fn a_question_that_comes_before_the_grant_is_not_answered() {
+    let mut w = World::new(1);
+    let handle = w.borrow(0);
+    w.settle();
+    let before = w.said.len();
+    let question = Message {
+        number: 0,
+        sender: w.lender.incarnation(),
+        body: Body::Alive {
+            lease: LeaseId::new(handle.number(), 5),
+            to: Role::Borrower,
+            answer: false,
+        },
+    };
+    w.borrowers[0].hear(Time(0), LENDER, &question);
+    w.settle();
+    assert_eq!(w.said.len(), before);
+    assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Asking));
+    // Taken back before it came: it is not taken any more when it comes.
+    let revoke = Message {
+        body: Body::Revoke(LeaseId::new(handle.number(), 5), 0),
+        ..question
+    };
+    w.borrowers[0].hear(Time(0), LENDER, &revoke);
+    w.settle();
+    assert_eq!(w.work, [(0, Work::Over(handle, Why::Revoked))]);
+    w.work.clear();
+    w.all();
+    assert_eq!(w.borrowers[0].counters().leases, 0);
+    assert_eq!(w.life(), DeviceLife::Free);
+}
+
+/// A message of another life may be older than the lease: the lender asks.
+#[test]
+fn another_life_of_a_borrower_is_asked_and_not_believed() {
+    let mut w = World::new(1);
+    let handle = w.up(0);
+    let old = Message {
+        number: 1,
+        sender: Incarnation(0xdead),
+        body: Body::List(0),
+    };
+    w.send(1, LENDER, old);
+    w.pass(150);
+    assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
+    assert_eq!(w.life(), DeviceLife::Lent);
+    // He was restarted.
+    w.borrowers[0] = borrower(&LIMITS, 555);
+    let now = w.time();
+    w.borrowers[0].list(now, LENDER, 0, Time(5000));
+    w.settle();
+    w.pass(300);
+    w.all();
+    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.lender.counters().returned, 1);
+}
+
+#[test]
+fn whoever_begins_waits_for_what_he_does_not_know() {
+    let limits = Limits {
+        quarantine: 2000,
+        ..LIMITS
+    };
+    let mut w = World::new(2);
+    w.lender = lender(&limits, 8);
+    w.device = w.lender.offer(&device(), &layout()).expect("room");
+    w.borrowers[1] = borrower(&limits, 9);
+    let first = w.borrow(0);
+    w.all();
+    assert_eq!(w.borrowers[0].state(first), Some(LeaseState::Asking));
+    assert!(w.count(|b| matches!(b, Body::Refuse(Reason::NotYet, _))) > 0);
+    let before = w.said.len();
+    let terms = w.terms();
+    let hasty = w.borrowers[1].borrow(Time(0), LENDER, &terms, Time(1900));
+    w.settle();
+    assert_eq!(w.said.len(), before, "a borrower asks before its time");
+    w.pass(2900);
+    w.all();
+    assert_eq!(w.borrowers[0].state(first), Some(LeaseState::Up));
+    assert_eq!(hasty.and_then(|h| w.borrowers[1].state(h)), None);
+    assert!(w.said.iter().all(|s| s.0 != 2));
+}
+
+#[test]
+fn a_lender_that_has_forgotten_says_so() {
+    let mut w = World::new(1);
+    let handle = w.up(0);
+    w.lender = lender(&LIMITS, 77);
+    w.pass(250);
+    assert_eq!(w.work, [(0, Work::Close(handle, Why::Unknown))]);
+}
+
+#[test]
+fn a_device_is_taken_back() {
+    // At once.
+    let mut w = World::new(1);
+    let handle = w.up(0);
+    assert!(w.lender.reclaim(Time(0), w.device, 0));
+    w.settle();
+    assert!(matches!(w.lender_work[..], [LenderWork::Close(..)]));
+    assert_eq!(
+        w.count(|b| matches!(b, Body::Revoke(..))),
+        0,
+        "before it is closed"
+    );
+    w.lender_work.clear();
+    w.lender.closed(Time(0), w.device);
+    w.settle();
+    assert_eq!(w.work, [(0, Work::Close(handle, Why::Revoked))]);
+    w.all();
+    assert_eq!(w.life(), DeviceLife::Free);
+    // In order.
+    let handle = w.up(0);
+    assert!(w.lender.reclaim(Time(0), w.device, 500));
+    w.settle();
+    assert_eq!(w.life(), DeviceLife::Recalling);
+    assert_eq!(w.work, [(0, Work::Recall(handle, 500))]);
+    w.all();
+    assert_eq!(w.life(), DeviceLife::Free);
+    assert_eq!(w.lender.counters().returned, 1);
+    // He does not want to.
+    w.up(0);
+    assert!(w.lender.reclaim(Time(0), w.device, 500));
+    w.settle();
+    w.work.clear();
+    w.pass(499);
+    assert_eq!(w.life(), DeviceLife::Recalling);
+    w.pass(500);
+    assert_eq!(w.life(), DeviceLife::Fencing);
+    assert!(!w.lender.reclaim(Time(500), 12345, 0));
+}
+
+#[test]
+fn a_device_that_is_withdrawn_goes_when_nobody_has_it() {
+    let mut w = World::new(1);
+    w.up(0);
+    w.lender.withdraw(Time(0), w.device);
+    w.settle();
+    assert!(matches!(w.lender_work[..], [LenderWork::Close(..)]));
+    w.lender_work.clear();
+    w.lender.closed(Time(0), w.device);
+    w.settle();
+    w.lender_work.clear();
+    w.lender.reset(Time(0), w.device, true);
+    w.settle();
+    assert_eq!(w.lender_work, [LenderWork::Gone(w.device)]);
+    assert_eq!(w.lender.life(w.device), None);
+}
+
+/// The borrower gives up before the grant comes.
+#[test]
+fn a_request_that_is_given_up_leaves_nothing() {
+    let mut w = World::new(1);
+    let handle = w.borrow(0);
+    w.settle();
+    let now = w.time();
+    w.borrowers[0].give_back(now, handle);
+    w.settle();
+    assert!(w.count(|b| matches!(b, Body::Return(l) if l.key() == 0)) > 0);
+    assert_eq!(w.work, [(0, Work::Over(handle, Why::GivenBack))]);
+    w.all();
+    assert_eq!(w.life(), DeviceLife::Free);
+    w.pass(200);
+    assert!(w.lender.fences().is_empty() && w.borrowers[0].fences().is_empty());
+    // Nobody answers at all.
+    w.deaf = Some(0);
+    let handle = w.borrow(0);
+    w.work.clear();
+    w.pass(3500);
+    assert_eq!(w.work, [(0, Work::Over(handle, Why::NoAnswer))]);
+    assert_eq!(w.borrowers[0].counters().no_answer, 1);
+    w.pass(10_000);
+    assert!(w.borrowers[0].fences().is_empty());
+}
+
+#[test]
+fn a_grant_of_what_was_not_asked_for_is_given_back() {
+    let mut w = World::new(1);
+    let handle = w.borrow(0);
+    w.settle();
+    let LenderWork::Open(open) = w.lender_work[0] else {
+        panic!("{:?}", w.lender_work);
+    };
+    let mut opened = w.opened(&open);
+    opened.numbers.dma = 20;
+    w.lender_work.clear();
+    w.lender.opened(Time(0), w.device, Ok(opened));
+    w.settle();
+    assert_eq!(w.work, [(0, Work::Over(handle, Why::Wrong))]);
+    assert_eq!(w.borrowers[0].counters().wrong, 1);
+    w.all();
+    assert_eq!(w.life(), DeviceLife::Free);
+}
+
+#[test]
+fn a_write_is_made_once_however_often_it_comes() {
+    let mut w = World::new(1);
+    let handle = w.up(0);
+    let ask = Ask::Write(register(0x50, 4), 0x1234);
+    let (number, to, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+    assert_eq!(
+        w.borrowers[0].access(Time(0), handle, ask).err(),
+        Some(Refused::Busy)
+    );
+    for _ in 0..3 {
+        w.send(1, to, message);
+        w.settle();
+    }
+    assert_eq!(w.configs.len(), 1);
+    let poll = w.borrowers[0].poll(Time(0), handle, number);
+    assert_eq!(poll, Poll::Pending(Time(20)));
+    w.all();
+    w.send(1, to, message);
+    w.all();
+    assert_eq!(w.made.len(), 1);
+    let poll = w.borrowers[0].poll(Time(0), handle, number);
+    assert_eq!(poll, Poll::Over(Status::Done, 0));
+    assert_eq!(w.borrowers[0].poll(Time(0), handle, number), Poll::Lost);
+    // One that is late, behind the next one.
+    let ask = Ask::Read(register(0x50, 2));
+    let (next, to, read) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+    w.send(1, to, read);
+    w.all();
+    w.send(1, to, message);
+    w.all();
+    assert_eq!(w.made.len(), 2);
+    let poll = w.borrowers[0].poll(Time(0), handle, next);
+    assert_eq!(poll, Poll::Over(Status::Done, 0x5a5a));
+}
+
+#[test]
+fn an_access_ends_in_time() {
+    let mut w = World::new(1);
+    let handle = w.up(0);
+    w.deaf = Some(0);
+    let ask = Ask::Read(register(0, 4));
+    let (number, _, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+    // It is asked for again.
+    w.pass(199);
+    assert_eq!(w.said.iter().filter(|s| s.2 == message).count(), 9);
+    let poll = w.borrowers[0].poll(Time(199), handle, number);
+    assert_eq!(poll, Poll::Pending(Time(200)));
+    let poll = w.borrowers[0].poll(Time(200), handle, number);
+    assert_eq!(poll, Poll::TimedOut);
+    assert_eq!(w.borrowers[0].counters().timed_out, 1);
+    // With the lease it is lost.
+    let (number, ..) = w.borrowers[0].access(Time(900), handle, ask).expect("up");
+    w.pass(1001);
+    assert_eq!(w.borrowers[0].poll(Time(1001), handle, number), Poll::Lost);
+    let refused = w.borrowers[0].access(Time(1001), handle, ask).err();
+    assert_eq!(refused, Some(Refused::Lost));
+}
+
+#[test]
+fn what_a_borrower_may_not_is_denied() {
+    let mut w = World::new(1);
+    let handle = w.up(0);
+    for (ask, ones) in [
+        (Ask::Write(register(0x10, 4), 0), 0),
+        (Ask::Write(register(0x44, 4), 0xfe00_1000), 0),
+        (Ask::Read(register(0x10, 4)), u32::MAX),
+    ] {
+        let (number, to, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+        w.send(1, to, message);
+        w.all();
+        let poll = w.borrowers[0].poll(Time(0), handle, number);
+        assert_eq!(poll, Poll::Over(Status::Denied, ones), "{ask:?}");
+    }
+    assert!(w.made.is_empty());
+    assert_eq!(w.lender.counters().denied, 3);
+    assert_eq!(w.borrowers[0].counters().denied, 3);
+}
+
+#[test]
+fn while_a_function_is_reset_its_registers_are_not_accessed() {
+    let mut w = World::new(1);
+    let handle = w.up(0);
+    let access = |w: &mut World, ask| {
+        let (number, to, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+        w.send(1, to, message);
+        w.settle();
+        let configs = std::mem::take(&mut w.configs);
+        for config in configs {
+            w.lender.configured(&config, Ok(1));
+        }
+        w.settle();
+        w.borrowers[0].poll(Time(0), handle, number)
+    };
+    assert_eq!(access(&mut w, Ask::Reset), Poll::Over(Status::Done, 0));
+    assert_eq!(w.lender_work, [LenderWork::Reset(w.device)]);
+    let read = Ask::Read(register(4, 2));
+    assert_eq!(access(&mut w, read), Poll::Over(Status::Resetting, 0xffff));
+    // The lease ends meanwhile: that waits for the reset, and another one follows.
+    w.lender_work.clear();
+    w.lender.reclaim(Time(0), w.device, 0);
+    w.settle();
+    assert!(w.lender_work.is_empty());
+    w.lender.reset(Time(0), w.device, true);
+    w.settle();
+    assert!(matches!(w.lender_work[..], [LenderWork::Close(..)]));
+    w.lender_work.clear();
+    w.lender.closed(Time(0), w.device);
+    w.settle();
+    assert_eq!(w.lender_work, [LenderWork::Reset(w.device)]);
+    w.lender.reset(Time(0), w.device, false);
+    assert_eq!(w.life(), DeviceLife::Broken);
+}
+
+/// An access that is being made is over before the intervals are taken away.
+#[test]
+fn a_lease_does_not_end_in_the_middle_of_an_access() {
+    let mut w = World::new(1);
+    let handle = w.up(0);
+    let ask = Ask::Write(register(4, 2), 6);
+    let (_, to, message) = w.borrowers[0].access(Time(0), handle, ask).expect("up");
+    w.send(1, to, message);
+    w.settle();
+    w.lender.reclaim(Time(0), w.device, 0);
+    w.settle();
+    assert!(w.lender_work.is_empty());
+    let config = w.configs[0];
+    assert_eq!(config.write.map(|w| w.over(0x143)), Some(0x407));
+    w.lender.configured(&config, Ok(0));
+    w.settle();
+    assert!(matches!(w.lender_work[..], [LenderWork::Close(..)]));
+}
+
+#[test]
+fn devices_are_listed() {
+    let mut w = World::new(1);
+    let number = w.borrowers[0].list(Time(0), LENDER, 0, Time(500));
+    assert_eq!(w.borrowers[0].listed(Time(0), number), None);
+    w.settle();
+    let answer = w.borrowers[0].listed(Time(0), number);
+    let Some(Ok((lender, device))) = answer else {
+        panic!("{answer:?}");
+    };
+    assert_eq!((lender, device.handle), (w.lender.incarnation(), w.device));
+    assert_eq!((device.index, device.count), (0, 1));
+    let number = w.borrowers[0].list(Time(0), LENDER, 1, Time(500));
+    w.settle();
+    let answer = w.borrowers[0].listed(Time(0), number);
+    assert_eq!(answer, Some(Err(Some(Reason::Unknown))));
+    w.deaf = Some(0);
+    let number = w.borrowers[0].list(Time(0), LENDER, 0, Time(500));
+    w.pass(499);
+    assert_eq!(w.borrowers[0].listed(Time(499), number), None);
+    assert_eq!(w.borrowers[0].listed(Time(500), number), Some(Err(None)));
+}
+
+/// Nobody is harmed by what a node says of leases of others.
+#[test]
+fn others_can_not_end_a_lease() {
+    let mut w = World::new(2);
+    let handle = w.up(0);
+    let lease = w
+        .lender
+        .devices()
+        .next()
+        .and_then(|d| d.1)
+        .expect("a lease");
+    for body in [
+        Body::Return(lease),
+        Body::Revoked(lease),
+        Body::Reset(lease),
+        Body::Write(lease, register(4, 2), 6),
+    ] {
+        let number = u32::from(!matches!(body, Body::Return(_) | Body::Revoked(_)));
+        let sender = Incarnation(1);
+        w.send(
+            2,
+            LENDER,
+            Message {
+                number,
+                sender,
+                body,
+            },
+        );
+        w.all();
+    }
+    for body in [Body::Revoke(lease, 0), Body::Refuse(Reason::Lease, lease)] {
+        let sender = Incarnation(1);
+        let message = Message {
+            number: 0,
+            sender,
+            body,
+        };
+        w.borrowers[0].hear(Time(0), NodeId(2), &message);
+        w.all();
+    }
+    assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
+    assert_eq!(w.life(), DeviceLife::Lent);
+    assert!(w.made.is_empty());
+}
+
+#[test]
+fn calls_that_do_not_fit_are_counted() {
+    let mut w = World::new(1);
+    w.lender.closed(Time(0), w.device);
+    w.lender.reset(Time(0), w.device, true);
+    w.lender.opened(Time(0), 1, Err(OpenError::Broken));
+    assert_eq!(w.lender.counters().misused, 3);
+    let handle = w.up(0);
+    w.borrowers[0].closed(Time(0), handle);
+    w.borrowers[0].opened(Time(0), handle, false);
+    assert_eq!(w.borrowers[0].counters().misused, 2);
+    assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Up));
+}
+
+#[test]
+fn vectors_have_an_address() {
+    let reach = Reach::new(0xfe00_0000, 4096).expect("a window");
+    assert_eq!(reach.message(5), Some((0xfe00_0000, 5)));
+    assert_eq!(reach.message(VECTORS), None);
+    assert_eq!(Reach::new(u64::MAX, 2), None);
+    assert_eq!(Reach::new(1, 0), None);
+}
+
+proptest! {
+    #[test]
+    fn addresses_and_offsets_are_each_others(
+        base in any::<u64>(),
+        bytes in 1_u64..1 << 40,
+        offset in any::<u64>(),
+        len in 0_u64..1 << 40,
+    ) {
+        let Some(reach) = Reach::new(base, bytes) else {
+            return Ok(());
+        };
+        for offset in [offset, offset % bytes, bytes] {
+            match reach.address(offset, len) {
+                Some(address) => {
+                    prop_assert!(offset + len <= bytes);
+                    prop_assert_eq!(reach.offset(address, len), Some(offset));
+                }
+                None => prop_assert!(offset.checked_add(len).is_none_or(|end| end > bytes)),
+            }
+        }
+        prop_assert_eq!(reach.offset(base.wrapping_sub(1), 0), None);
+    }
+}

@@ -1,0 +1,379 @@
+//! Who gets the lease word of a device behind a NIC without a host, and when its owner has lost it.
+
+use protocol::pci::accel::{Claim, Goal, Gone, Sight, Times, Unclaimed, Want, Watch};
+use protocol::Time;
+use std::collections::BTreeSet;
+use wire::accel::{LeaseWord, Mark, State, LEASE, MAGIC, NUMBERS};
+use wire::ids::NodeId;
+
+const TIMES: Times = Times {
+    window: 50,
+    settle: 170,
+    taken: 300,
+    late: 1000,
+};
+const TIMEOUT: u64 = 800;
+
+fn mark(state: State, node: u16, nonce: u32) -> Mark {
+    Mark {
+        state,
+        node: NodeId(node),
+        nonce,
+    }
+}
+
+#[test]
+fn the_word_has_its_form() {
+    assert_eq!((LEASE.get(), NUMBERS.get()), (0x8058, 0x8060));
+    let word = mark(State::Lent, 0x1234, 0x89AB_CDEF).raw();
+    assert_eq!(word, 0xACC3_1234_89AB_CDEF);
+    assert_eq!(
+        Mark::parse(word),
+        Some(mark(State::Lent, 0x1234, 0x89AB_CDEF))
+    );
+    // What registers have after a reset, and what a NIC that is gone gives.
+    for none in [
+        0,
+        u64::MAX,
+        0xACC0_0000_0000_0000,
+        0xACC5_0000_0000_0000,
+        0x1CC1_0000_0000_0000,
+    ] {
+        assert_eq!(Mark::parse(none), None, "{none:#x}");
+    }
+    assert_eq!(LeaseWord(word).magic(), MAGIC);
+}
+
+/// A node that wants the device, and keeps it for a while.
+struct Node {
+    me: u16,
+    claim: Option<Claim>,
+    watch: Option<Watch>,
+    /// When what it has sent arrives, and its answer; when it was sent.
+    on_way: Option<(u64, u64, u64, Want)>,
+    /// It does nothing before.
+    idle: u64,
+    until: u64,
+    draws: u32,
+}
+
+/// A claim gets its accesses made with delays: usually short, sometimes as long as they may be.
+struct World {
+    word: u64,
+    now: u64,
+    nodes: Vec<Node>,
+    rng: u64,
+    most: u64,
+    /// Who thinks that it has the device.
+    had: BTreeSet<u16>,
+    leases: u32,
+    rewritten: u32,
+    /// Leases that somebody who was late has ended.
+    lost: u32,
+    /// Nodes are held up between an answer and what they do then, at most for so long.
+    stall: u64,
+    times: Times,
+}
+
+impl World {
+    fn draw(&mut self, below: u64) -> u64 {
+        self.rng ^= self.rng << 13;
+        self.rng ^= self.rng >> 7;
+        self.rng ^= self.rng << 17;
+        self.rng % below.max(1)
+    }
+
+    fn delay(&mut self) -> u64 {
+        match self.draw(6) {
+            0 => 1 + self.draw(self.most),
+            _ => 1 + self.draw(8),
+        }
+    }
+
+    fn send(&mut self, n: usize, want: Want) {
+        let there = self.now + self.delay();
+        let back = there + self.delay();
+        self.nodes[n].on_way = Some((self.now, there, back, want));
+    }
+
+    /// One node's turn.
+    fn turn(&mut self, n: usize) {
+        let now = self.now;
+        if let Some((sent, there, back, want)) = self.nodes[n].on_way {
+            if there == now {
+                if let Want::Write(word) = want {
+                    self.word = word;
+                }
+            }
+            // A read tells what is there when it arrives; both are answered later.
+            if there == now && want == Want::Read {
+                let word = self.word;
+                self.nodes[n].on_way = Some((sent, u64::MAX, back, Want::Write(word)));
+            }
+            if back > now {
+                return;
+            }
+            self.nodes[n].on_way = None;
+            self.came(n, sent, there, want);
+        }
+        if self.nodes[n].idle > now {
+            return;
+        }
+        self.begin(n);
+    }
+
+    fn came(&mut self, n: usize, sent: u64, there: u64, want: Want) {
+        let (now, me) = (Time(self.now), self.nodes[n].me);
+        let read = there == u64::MAX;
+        let stall = match self.draw(8) {
+            0 if self.nodes[n].claim.is_some() => self.draw(self.stall),
+            _ => 0,
+        };
+        self.nodes[n].idle = self.now + stall;
+        let Want::Write(word) = want else {
+            return;
+        };
+        let node = &mut self.nodes[n];
+        match (&mut node.claim, &mut node.watch) {
+            (Some(claim), _) if read => claim.read(Time(sent), now, word),
+            (Some(claim), _) => claim.written(),
+            (None, Some(watch)) if read => {
+                match watch.looked(Time(sent), now, Some((word, true))) {
+                    Sight::Fine => node.idle = watch.next().0,
+                    Sight::Rewrite(word) => {
+                        self.rewritten += 1;
+                        self.send(n, Want::Write(word));
+                    }
+                    // Somebody who was late is about to have it, and waits until this is seen.
+                    Sight::Lost(Gone::Taken(State::Lent, _)) => {
+                        assert!(self.had.remove(&me));
+                        self.lost += 1;
+                        node.watch = None;
+                    }
+                    Sight::Lost(why) => panic!("{me} lost it: {why:?}"),
+                }
+            }
+            // Its word is written again, or was given back.
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self, n: usize) {
+        let (now, me) = (self.now, self.nodes[n].me);
+        if self.nodes[n].on_way.is_some() {
+            return;
+        }
+        let next = self.nodes[n].claim.as_ref().map(Claim::next);
+        match next {
+            Some(Want::Wait(until)) => {
+                self.nodes[n].idle = until.0;
+                if now >= until.0 {
+                    self.nodes[n].claim.as_mut().unwrap().waited(Time(now));
+                    self.begin(n);
+                }
+            }
+            Some(Want::Over(Ok(mark))) => {
+                assert_eq!((mark.state, mark.node), (State::Lent, NodeId(me)));
+                assert!(
+                    self.had.insert(me) && self.had.len() == 1,
+                    "two have it: {:?}",
+                    self.had
+                );
+                self.leases += 1;
+                let stays = 1 + self.draw(3000);
+                let node = &mut self.nodes[n];
+                node.claim = None;
+                node.watch = Some(Watch::new(mark, Time(now), TIMEOUT));
+                node.until = now + stays;
+            }
+            Some(Want::Over(Err(_))) => {
+                let pause = 1 + self.draw(60);
+                let node = &mut self.nodes[n];
+                node.claim = None;
+                node.idle = now + pause;
+            }
+            Some(want) => self.send(n, want),
+            None if self.nodes[n].watch.is_some() => {
+                let watch = self.nodes[n].watch.unwrap();
+                if now < self.nodes[n].until {
+                    return self.send(n, Want::Read);
+                }
+                // Given back: before the word says so.
+                assert!(self.had.remove(&me));
+                let free = watch.mark().with(State::Free).raw();
+                self.nodes[n].watch = None;
+                self.nodes[n].idle = now + 2 * self.most + 1;
+                self.send(n, Want::Write(free));
+            }
+            None => {
+                let node = &mut self.nodes[n];
+                node.draws += 1;
+                let nonce = (u32::from(me) << 16) | node.draws;
+                node.claim = Some(Claim::new(Goal::Borrow, NodeId(me), nonce, self.times));
+                self.begin(n);
+            }
+        }
+    }
+
+    fn run(seed: u64, nodes: u16, most: u64, stall: u64, times: Times) -> Self {
+        let free = mark(State::Free, 0, 0).raw();
+        let mut world = Self {
+            word: free,
+            now: 0,
+            nodes: (1..=nodes)
+                .map(|me| Node {
+                    me,
+                    claim: None,
+                    watch: None,
+                    on_way: None,
+                    idle: 0,
+                    until: 0,
+                    draws: 0,
+                })
+                .collect(),
+            rng: seed | 1,
+            most,
+            had: BTreeSet::new(),
+            leases: 0,
+            rewritten: 0,
+            lost: 0,
+            stall,
+            times,
+        };
+        while world.now < 60_000 {
+            world.now += 1;
+            (0..world.nodes.len()).for_each(|n| world.turn(n));
+        }
+        world
+    }
+}
+
+/// Nodes that want the same device never have it at once, whether they are slower than they should be or not, as long as no access is
+/// on its way for longer than claims are left alone.
+#[test]
+fn one_has_it_at_a_time() {
+    let (mut leases, mut rewritten, mut lost) = (0, 0, 0);
+    for seed in 1..120u64 {
+        let nodes = 2 + (seed % 4) as u16;
+        // Half of them in a world in which nodes stand still for longer than anything lasts.
+        let stall = [0, 2500][(seed % 2) as usize];
+        let seed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let world = World::run(seed, nodes, 110, stall, TIMES);
+        leases += world.leases;
+        rewritten += world.rewritten;
+        lost += world.lost;
+        assert!(world.leases > 3, "{} leases with seed {seed}", world.leases);
+    }
+    assert!(leases > 500, "{leases} leases");
+    assert!(
+        rewritten > 0 && lost > 0,
+        "nobody was late: {rewritten}, {lost}"
+    );
+}
+
+/// Without the waits two have it: the test above would see it.
+#[test]
+fn without_a_wait_two_have_it() {
+    let short = [
+        ("settle", Times { settle: 0, ..TIMES }),
+        ("late", Times { late: 0, ..TIMES }),
+    ];
+    for (name, times) in short {
+        let seen = (1..120u64).any(|seed| {
+            let seed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let run = || World::run(seed, 4, 110, 2500, times);
+            let failed = std::panic::catch_unwind(run).err();
+            failed.is_some_and(|e| {
+                let text = e.downcast_ref::<String>().map_or("", |s| s.as_str());
+                text.contains("two have it")
+            })
+        });
+        assert!(seen, "nothing shows that {name} is too short");
+    }
+}
+
+fn outcome(goal: Goal, word: u64) -> Result<State, Unclaimed> {
+    let mut word = word;
+    let mut claim = Claim::new(goal, NodeId(5), 77, TIMES);
+    for now in (0..).step_by(10) {
+        match claim.next() {
+            Want::Read => claim.read(Time(now), Time(now + 1), word),
+            Want::Write(value) => {
+                word = value;
+                claim.written();
+            }
+            Want::Wait(_) => claim.waited(Time(now)),
+            Want::Over(how) => {
+                return how.map(|mark| {
+                    assert_eq!(word, mark.raw());
+                    mark.state
+                })
+            }
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn goals_have_their_conditions() {
+    let of = |state| mark(state, 9, 1).raw();
+    use Unclaimed::{Free, Known, Taken, Unknown};
+    assert_eq!(outcome(Goal::Borrow, of(State::Free)), Ok(State::Lent));
+    assert_eq!(
+        outcome(Goal::Reclaim { free: false }, of(State::Free)),
+        Err(Free)
+    );
+    let down = Goal::Reclaim { free: true };
+    assert_eq!(outcome(down, of(State::Free)), Ok(State::Taken));
+    assert_eq!(outcome(down, of(State::Lent)), Ok(State::Taken));
+    assert_eq!(outcome(down, 0), Err(Unknown));
+    assert_eq!(outcome(Goal::Enrol, 0), Ok(State::Taken));
+    for state in [State::Claimed, State::Lent, State::Taken] {
+        assert_eq!(
+            outcome(Goal::Borrow, of(state)),
+            Err(Taken(state, NodeId(9)))
+        );
+        assert_eq!(
+            outcome(Goal::Reclaim { free: false }, of(state)),
+            Ok(State::Taken)
+        );
+        assert_eq!(outcome(Goal::Enrol, of(state)), Err(Known));
+    }
+    assert_eq!(outcome(Goal::Borrow, 0), Err(Unknown));
+    assert_eq!(
+        outcome(Goal::Reclaim { free: false }, u64::MAX),
+        Err(Unknown)
+    );
+}
+
+#[test]
+fn a_borrower_sees_that_it_has_lost_it() {
+    let own = mark(State::Lent, 5, 7);
+    let watch = || Watch::new(own, Time(0), TIMEOUT);
+    let sees = |word, open| watch().looked(Time(10), Time(12), Some((word, open)));
+    assert_eq!(sees(own.raw(), true), Sight::Fine);
+    assert_eq!(sees(own.raw(), false), Sight::Lost(Gone::Closed));
+    assert_eq!(sees(0, true), Sight::Lost(Gone::Reset));
+    let late = mark(State::Claimed, 6, 1).raw();
+    assert_eq!(sees(late, true), Sight::Rewrite(own.raw()));
+    for (state, open) in [
+        (State::Claimed, false),
+        (State::Lent, true),
+        (State::Taken, true),
+        (State::Free, true),
+    ] {
+        let seen = sees(mark(state, 6, 1).raw(), open);
+        assert_eq!(seen, Sight::Lost(Gone::Taken(state, NodeId(6))));
+    }
+    // The same node, in another life.
+    let other = mark(State::Lent, 5, 8).raw();
+    assert!(matches!(sees(other, true), Sight::Lost(_)));
+
+    let mut watch = watch();
+    let mut now = 0;
+    while watch.looked(Time(now), Time(now + 20), None) == Sight::Fine {
+        now = watch.next().0;
+        assert!(now < 2 * TIMEOUT);
+    }
+    assert!((TIMEOUT - 20..=TIMEOUT + 120).contains(&now), "{now}");
+}

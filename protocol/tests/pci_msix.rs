@@ -1,0 +1,54 @@
+//! MSI-X tables of lent functions that lie: docs/ext-pci.md, *Whom this trusts*.
+
+use protocol::pci::config::{Layout, Msix, Outside};
+use wire::ext_pci::{Bar, BARS};
+
+/// A function with MSI-X at 0x40, and its table and pending bits.
+fn dword(table: u32, pending: u32, size: u32) -> impl Fn(u16) -> u32 {
+    move |at| match at {
+        0x00 => 0x0010_1b36,
+        0x04 => 0x0010_0006,
+        0x08 => 0x0108_0202,
+        0x34 => 0x40,
+        0x40 => (size << 16) | 0x0011,
+        0x44 => table,
+        0x48 => pending,
+        _ => 0,
+    }
+}
+
+fn look(table: u32, pending: u32, size: u32) -> Result<Option<Msix>, Outside> {
+    let dword = dword(table, pending, size);
+    let layout = Layout::read(&dword).expect("a device");
+    let mut bars = [None; BARS];
+    bars[0] = Some(Bar {
+        log2: 14,
+        wide: true,
+        prefetchable: false,
+    });
+    Msix::read(&layout, &bars, dword)
+}
+
+#[test]
+fn a_table_in_its_bar_is_good() {
+    let found = look(0x2000, 0x3000, 64).expect("inside").expect("there");
+    assert_eq!(found.vectors(), 65);
+    // Up to the last byte.
+    assert!(look(0x3000, 0x2000, 255).is_ok());
+}
+
+#[test]
+fn a_table_beyond_its_bar_is_refused() {
+    for (table, pending, size) in [
+        (0x3000, 0x2000, 256),
+        (0x3fff_fff8, 0x2000, 0),
+        (0xffff_fff8, 0x2000, 2047),
+        (0x2000, 0x4000, 0),
+        // In BARs that are not there, or upper halves.
+        (0x2001, 0x3000, 0),
+        (0x2000, 0x3005, 0),
+        (0x2007, 0x3000, 0),
+    ] {
+        assert_eq!(look(table, pending, size), Err(Outside), "{table:#x}");
+    }
+}

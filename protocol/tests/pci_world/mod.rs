@@ -1,0 +1,272 @@
+//! A lender with one device, and borrowers, whose messages and work go by hand.
+
+#[path = "../heap/mod.rs"]
+mod heap;
+
+use heap::Heap;
+use protocol::pci::config::Layout;
+use protocol::pci::lender::{Open, Step, Work as LenderWork};
+use protocol::pci::{
+    borrower::Work, Borrower, Config, DeviceLife, Handle, LeaseState, Lender, Limits, Opened,
+};
+use protocol::Time;
+use wire::ext_pci::{Bar, Body, Borrow, Device, Message, Numbers, Register, Role};
+use wire::ids::NodeId;
+
+pub const LIMITS: Limits = Limits {
+    ms: 1,
+    timeout_ms: 1000,
+    longest_ms: 10_000,
+    ask: 100,
+    ask_most: 800,
+    hold: 50,
+    quarantine: 0,
+    access: 200,
+    access_again: 20,
+    give_up: 5000,
+    per_node: 2,
+    dma_most: 64 << 20,
+    reset_pause: 300,
+};
+pub const LENDER: NodeId = NodeId(0);
+/// Intervals 1…8.
+pub const SOME: u64 = 0x1fe;
+
+pub fn lender(limits: &Limits, random: u64) -> Lender<Heap> {
+    let Ok(lender) = Lender::new(Time(0), 4, limits, random);
+    lender
+}
+
+pub fn borrower(limits: &Limits, random: u64) -> Borrower<Heap> {
+    let Ok(borrower) = Borrower::new(Time(0), 4, limits, random);
+    borrower
+}
+
+pub fn device() -> Device {
+    let bar = Bar {
+        log2: 14,
+        wide: true,
+        prefetchable: false,
+    };
+    Device {
+        bars: [Some(bar), None, None, None, None, None],
+        ..Device::default()
+    }
+}
+
+/// Registers of a function with MSI at 0x40: 64-bit addresses, masks.
+pub fn registers(at: u16) -> u32 {
+    match at {
+        0x00 => 0x0010_1b36,
+        0x04 => 0x0010_0000,
+        0x34 => 0x40,
+        0x40 => 0x0180_0005,
+        _ => 0,
+    }
+}
+
+pub fn layout() -> Layout {
+    Layout::read(registers).expect("a layout")
+}
+
+/// A lender with one device, and borrowers at nodes 1, 2, …
+pub struct World {
+    pub now: u64,
+    pub lender: Lender<Heap>,
+    pub borrowers: Vec<Borrower<Heap>>,
+    pub device: u32,
+    /// Work that is to be done by hand, with the node.
+    pub lender_work: Vec<LenderWork>,
+    pub work: Vec<(usize, Work)>,
+    /// Accesses that the lender is to make, and those that it has made.
+    pub configs: Vec<Config>,
+    pub made: Vec<Config>,
+    /// Messages to this node get lost.
+    pub deaf: Option<u16>,
+    pub said: Vec<(u16, u16, Message)>,
+}
+
+impl World {
+    pub fn new(count: usize) -> Self {
+        let mut lender = lender(&LIMITS, 7);
+        let device = lender.offer(&device(), &layout()).expect("room");
+        Self {
+            now: 0,
+            lender,
+            borrowers: (0..count)
+                .map(|i| borrower(&LIMITS, 100 + i as u64))
+                .collect(),
+            device,
+            lender_work: Vec::new(),
+            work: Vec::new(),
+            configs: Vec::new(),
+            made: Vec::new(),
+            deaf: None,
+            said: Vec::new(),
+        }
+    }
+
+    pub fn time(&self) -> Time {
+        Time(self.now)
+    }
+
+    pub fn terms(&self) -> Borrow {
+        let (device, _) = self.lender.devices().next().expect("a device");
+        Borrow {
+            handle: device.handle,
+            generation: device.generation,
+            lender: self.lender.incarnation(),
+            windows: SOME,
+            targets: SOME,
+            dma: 1 << 20,
+        }
+    }
+
+    pub fn borrow(&mut self, i: usize) -> Handle {
+        let (now, terms) = (self.time(), self.terms());
+        let until = Time(self.now + 3000);
+        let handle = self.borrowers[i].borrow(now, LENDER, &terms, until);
+        handle.expect("room")
+    }
+
+    pub fn send(&mut self, from: u16, to: NodeId, message: Message) {
+        self.said.push((from, to.0, message));
+        if self.deaf == Some(to.0) || self.deaf == Some(from) {
+            return;
+        }
+        let words = message.words();
+        let read = Message::parse(message.kind().tag(), words.bytes(), |i| words.as_slice()[i]);
+        assert_eq!(read, Ok(message));
+        let now = self.time();
+        match (message.role(), to) {
+            (Role::Lender, LENDER) => self.lender.hear(now, NodeId(from), &message),
+            (Role::Borrower, NodeId(n)) if n > 0 => {
+                self.borrowers[usize::from(n) - 1].hear(now, NodeId(from), &message);
+            }
+            // It does not have this role.
+            _ => {}
+        }
+    }
+
+    /// Until nobody has anything to say or do but work.
+    pub fn settle(&mut self) {
+        for round in 0.. {
+            assert!(round < 1000, "never settles");
+            let now = self.time();
+            let mut idle = true;
+            if let Some(step) = self.lender.step(now) {
+                idle = false;
+                match step {
+                    Step::Send(to, message) => self.send(0, to, message),
+                    Step::Config(config) => self.configs.push(config),
+                }
+            }
+            while let Some(work) = self.lender.work() {
+                self.lender_work.push(work);
+            }
+            for i in 0..self.borrowers.len() {
+                if let Some((to, message)) = self.borrowers[i].step(now) {
+                    idle = false;
+                    self.send(i as u16 + 1, to, message);
+                }
+                while let Some(work) = self.borrowers[i].work() {
+                    self.work.push((i, work));
+                }
+            }
+            if idle {
+                return;
+            }
+        }
+    }
+
+    pub fn opened(&self, open: &Open) -> Opened {
+        let n = open.bars.trailing_zeros() as u8;
+        let dma = open.links.trailing_zeros() as u8;
+        let interrupts = (open.links & (open.links - 1)).trailing_zeros() as u8;
+        Opened {
+            numbers: Numbers {
+                bars: [n, 0, 0, 0, 0, 0],
+                dma,
+                interrupts,
+            },
+            dma: 0x10_0000,
+            interrupts: 0xfe00_0000,
+        }
+    }
+
+    /// Does all work, also what follows from it.
+    pub fn all(&mut self) {
+        for round in 0.. {
+            assert!(round < 1000, "never ends");
+            self.settle();
+            let now = self.time();
+            let lender_work = std::mem::take(&mut self.lender_work);
+            let work = std::mem::take(&mut self.work);
+            let configs = std::mem::take(&mut self.configs);
+            if lender_work.is_empty() && work.is_empty() && configs.is_empty() {
+                return;
+            }
+            for config in configs {
+                self.lender.configured(&config, Ok(0x5a5a_5a5a));
+                self.made.push(config);
+            }
+            for work in lender_work {
+                match work {
+                    LenderWork::Open(open) => {
+                        let opened = self.opened(&open);
+                        self.lender.opened(now, open.handle, Ok(opened));
+                    }
+                    LenderWork::Close(handle, _) => self.lender.closed(now, handle),
+                    LenderWork::Reset(handle) => self.lender.reset(now, handle, true),
+                    LenderWork::Release(_) | LenderWork::Gone(_) => {}
+                }
+            }
+            for (i, work) in work {
+                match work {
+                    Work::Open(handle, _) => self.borrowers[i].opened(now, handle, true),
+                    Work::Close(handle, _) => self.borrowers[i].closed(now, handle),
+                    Work::Recall(handle, _) => self.borrowers[i].give_back(now, handle),
+                    Work::Over(..) | Work::Release(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Goes on to a time, looking at the clock when that is wanted; no work is done.
+    pub fn pass(&mut self, until: u64) {
+        loop {
+            let mut next = until;
+            let wanted = self.borrowers.iter().filter_map(|b| b.next());
+            for at in wanted.chain(self.lender.next()) {
+                next = next.min(at.0.max(self.now + 1));
+            }
+            self.now = next;
+            let now = self.time();
+            self.lender.time(now);
+            self.borrowers.iter_mut().for_each(|b| b.time(now));
+            self.settle();
+            if next >= until {
+                return;
+            }
+        }
+    }
+
+    pub fn up(&mut self, i: usize) -> Handle {
+        let handle = self.borrow(i);
+        self.all();
+        assert_eq!(self.borrowers[i].state(handle), Some(LeaseState::Up));
+        handle
+    }
+
+    pub fn life(&self) -> DeviceLife {
+        self.lender.life(self.device).expect("a device")
+    }
+
+    pub fn count(&self, is: impl Fn(&Body) -> bool) -> usize {
+        self.said.iter().filter(|s| is(&s.2.body)).count()
+    }
+}
+
+pub fn register(offset: u16, size: u8) -> Register {
+    Register::new(offset, size).expect("a register")
+}

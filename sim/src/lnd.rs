@@ -1,0 +1,420 @@
+//! Network interfaces of Lustre (`protocol::lnd`) on the nodes of an emulated fabric, with memory
+//! behind their address translation units, under seeded latency, loss, reordered and repeated
+//! messages, power cuts, restarts, and a node that forges.
+//!
+//! LNet of each node sends letters to others and to itself, and does with those that come whatever
+//! LNet may: take all, a part or nothing, at once or much later, or refuse. What must hold:
+//! * The owner of each letter is told once what became of it, by its deadline and the time that a
+//!   revocation takes, and that is true: LNet of the peer has seen it once if it says so, and never if
+//!   it says so.
+//! * What LNet gets is what was sent, byte by byte; what it wants is fetched, or has failed, in time.
+//! * Between nodes that no fault hits each letter is delivered, whatever the others do.
+//! * Memory that was given back is neither read (what is read shows in other letters) nor written
+//!   (it is overwritten then, and looked at when it is used again).
+//! * Everything ends, and all memory and addresses come back.
+
+mod fault;
+mod forge;
+mod held;
+mod judge;
+mod memory;
+mod node;
+mod types;
+
+use crate::fabric::Fabric;
+use crate::port::Port;
+use anyhow::Result;
+use extoll_emulator::network::LinkKnobs;
+use fault::Fault;
+use node::{Node, Report, Wish};
+use protocol::lnd::{Capacity, Limits, Outcome};
+use protocol::transfer;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+pub use types::{Mutation, Plan, Summary, Violation};
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+/// Times in ns.
+const LIMITS: Limits = Limits {
+    ask: 50 * MS,
+    ask_most: 400 * MS,
+    give_up: 2_500 * MS,
+    dead: 1_000 * MS,
+    busy: 20 * MS,
+    fresh: 100 * MS,
+    hold: 500 * MS,
+    port: 300 * MS,
+    get: 200 * MS,
+    tries: 8,
+    receive: 4_000 * MS,
+};
+/// No network loses or holds what it carries for longer than this.
+const LONGEST: u64 = 400 * MS;
+/// So long a port may keep what it has taken.
+const KEPT: u64 = LIMITS.port - held::GIVEN_UP - 10 * MS;
+/// A node takes longer to restart than what it said before can have a GET posted and answered.
+const SHORTEST_RESTART: u64 = 2 * (LIMITS.fresh + LIMITS.hold);
+const TRANSFERS: transfer::Capacity = transfer::Capacity {
+    transfers: 64,
+    fragments: 256,
+    commands: 60,
+};
+const TRANSFER_LIMITS: transfer::Limits = transfer::Limits {
+    window: 12,
+    window_bytes: 60_000,
+    command: 8_000,
+    // Two nodes that are silent leave places to others.
+    node: 20,
+    node_fragments: 100,
+    absorb: 1_500 * MS,
+};
+/// Letters and faults begin before this.
+const BUSY: u64 = 3_000 * MS;
+/// Letters of before this are over then.
+const END: u64 = BUSY + 20_000 * MS;
+/// A node that does nothing polls at least so often.
+const IDLE: u64 = 15 * MS;
+/// One with something to do polls so often.
+const SLOWEST: u64 = 4 * MS;
+/// A letter between healthy nodes has so much time at least.
+const AMPLE: u64 = 4_000 * MS;
+
+const _: () = assert!(LIMITS.hold > LONGEST);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Poll(usize),
+    Send(usize),
+    Forge(usize),
+    Fault(usize),
+    Heal(usize),
+}
+
+/// An LNet message.
+#[derive(Debug)]
+struct Letter {
+    from: usize,
+    to: usize,
+    data: Vec<u8>,
+    there: bool,
+    deadline: u64,
+    demanded: bool,
+    outcome: Option<Outcome>,
+    released: bool,
+    /// What LNet of the peer wished, and has got.
+    wish: Option<Wish>,
+    got: Option<Option<Vec<u8>>>,
+    /// A node of the two was restarted before all of that was known.
+    excused: bool,
+}
+
+/// A run.
+pub struct Rig {
+    seed: u64,
+    rng: SmallRng,
+    fabric: Fabric,
+    nodes: Vec<Node>,
+    healthy: Vec<bool>,
+    /// What it says can't be relied on.
+    hostile: Option<usize>,
+    large: bool,
+    plan: Plan,
+    pace: Vec<u64>,
+    waits: Vec<u64>,
+    faults: Vec<(Fault, u64)>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    number: u64,
+    letters: Vec<Letter>,
+    summary: Summary,
+    trace: Option<Vec<String>>,
+}
+
+/// Payload of a letter.
+fn payload(id: u64, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    SmallRng::seed_from_u64(0x77 ^ id).fill(&mut data[..]);
+    data
+}
+
+impl Rig {
+    /// A run of this seed, with an error in the glue if asked for.
+    ///
+    /// # Errors
+    ///
+    /// The emulator refuses something.
+    pub fn new(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Self> {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let count = rng.random_range(2..=4usize);
+        let fabric = Fabric::new(count, seed)?;
+        let large = rng.random_bool(0.7);
+        // Ends need not be alike.
+        let alike = rng.random_bool(0.5);
+        let first = [1, 4, 8][rng.random_range(0..3)];
+        let capacities: Vec<Capacity> = (0..count)
+            .map(|_| Capacity {
+                peers: match large {
+                    true => 6,
+                    // Each node is one of its own peers.
+                    false => rng.random_range(1..=count as u16),
+                },
+                sends: 32,
+                receives: if large { 64 } else { 5 },
+                slots: match alike {
+                    true => first,
+                    false => [1, 4, 8][rng.random_range(0..3)],
+                },
+                fetches: TRANSFERS.transfers as u32 / 4,
+            })
+            .collect();
+        let plan = Plan {
+            revoke: [10 * US, 5 * MS, 50 * MS][rng.random_range(0..3)],
+            patience: [50 * MS, 3_000 * MS][rng.random_range(0..2)],
+            keeps: rng.random_bool(0.5),
+            give_up: LIMITS.give_up,
+            numbers: [0, u16::MAX - 3][rng.random_range(0..2)],
+            command: [8_000, 2_000, 600][rng.random_range(0..3)],
+        };
+        // Some lose patience earlier than a slow link repairs what it has damaged.
+        let rash: Vec<bool> = (0..count).map(|_| rng.random_bool(0.25)).collect();
+        let nodes = (0..count)
+            .map(|i| {
+                let give_up = if rash[i] { 120 * MS } else { LIMITS.give_up };
+                let plan = Plan { give_up, ..plan };
+                Node::new(&fabric, i, capacities[i], rng.random(), plan, mutation)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let hostile = rng.random_bool(0.25).then(|| rng.random_range(0..count));
+        let mut rig = Self {
+            seed,
+            rng,
+            fabric,
+            nodes,
+            healthy: rash.iter().map(|rash| !rash).collect(),
+            hostile,
+            large,
+            plan,
+            pace: Vec::new(),
+            waits: vec![IDLE; count],
+            faults: Vec::new(),
+            events: BinaryHeap::new(),
+            number: 0,
+            letters: Vec::new(),
+            summary: Summary::default(),
+            trace: trace.then(Vec::new),
+        };
+        rig.set_up()?;
+        Ok(rig)
+    }
+
+    fn say(&mut self, what: impl FnOnce() -> String) {
+        let at = self.fabric.now();
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:12.3} us  {}", at as f64 / US as f64, what()));
+        }
+    }
+
+    /// What happened so far, if it was to be kept.
+    pub fn trace(&self) -> &[String] {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        self.number += 1;
+        self.events.push(Reverse((time, self.number, event)));
+    }
+
+    fn set_up(&mut self) -> Result<()> {
+        let count = self.nodes.len();
+        let slowest = [0, 10 * US, 100 * US, 3 * MS][self.rng.random_range(0..4)];
+        for cable in 0..self.fabric.cables() {
+            let damaged = if self.rng.random_bool(0.3) { 0.1 } else { 0.0 };
+            let knobs = LinkKnobs {
+                jitter_ns: 0,
+                latency_ns: self.rng.random_range(0..=slowest),
+                bytes_per_second: 0,
+                corrupt_rate: damaged,
+                loss_rate: damaged,
+            };
+            self.fabric.knobs(cable, knobs);
+        }
+        for node in 0..count {
+            self.pace
+                .push([20 * US, 200 * US, 2 * MS][self.rng.random_range(0..3)]);
+            self.nodes[node].up(&mut self.fabric)?;
+            // Some ports send in another order, and now and then twice.
+            if self.rng.random_bool(0.3) {
+                let held = &mut self.nodes[node].held;
+                held.likely = 0.05;
+                held.longest = [50 * US, 20 * MS][self.rng.random_range(0..2)];
+                held.repeat_every = self.rng.random_bool(0.5).then_some(13);
+            }
+            self.at(0, Event::Poll(node));
+        }
+        for _ in 0..self.rng.random_range(1..=6) {
+            let node = self.rng.random_range(0..count);
+            let at = self.rng.random_range(0..BUSY);
+            let spread = [MS, 300 * MS][self.rng.random_range(0..2)];
+            for _ in 0..self.rng.random_range(1..=20) {
+                let later = self.rng.random_range(0..spread);
+                self.at(at + later, Event::Send(node));
+            }
+        }
+        // All of them at once, now and then.
+        for _ in 0..self.rng.random_range(0..=2) {
+            let at = self.rng.random_range(0..BUSY);
+            for node in 0..count {
+                for _ in 0..self.rng.random_range(1..=12) {
+                    let later = self.rng.random_range(0..6 * MS);
+                    self.at(at + later, Event::Send(node));
+                }
+            }
+        }
+        for _ in 0..self.rng.random_range(0..=6) {
+            self.add_fault();
+        }
+        if let Some(node) = self.hostile {
+            self.healthy[node] = false;
+            for _ in 0..self.rng.random_range(1..400) {
+                let at = self.rng.random_range(0..BUSY + 1_000 * MS);
+                self.at(at, Event::Forge(node));
+            }
+        }
+        self.summary.faults = self.faults.len() as u64;
+        // When all faults are over.
+        for node in 0..count {
+            self.at(BUSY + 2_500 * MS, Event::Send(node));
+        }
+        Ok(())
+    }
+
+    /// Runs to the end.
+    ///
+    /// # Errors
+    ///
+    /// What did not hold.
+    pub fn run(&mut self) -> Result<Summary, Violation> {
+        match self.steps() {
+            Ok(()) => Ok(self.summary),
+            Err(e) => Err(Violation {
+                seed: self.seed,
+                at: self.fabric.now(),
+                what: format!("{e:#}"),
+            }),
+        }
+    }
+
+    fn steps(&mut self) -> Result<()> {
+        while let Some(Reverse((at, _, event))) = self.events.pop() {
+            self.fabric.advance(at)?;
+            self.step(event)?;
+        }
+        self.check_end()
+    }
+
+    fn step(&mut self, event: Event) -> Result<()> {
+        let now = self.fabric.now();
+        match event {
+            Event::Poll(n) => {
+                let count = self.nodes.len() as u16;
+                self.nodes[n].poll(&mut self.fabric, count)?;
+                self.collect(n)?;
+                self.check_deadlines(n)?;
+                // A driver has interrupts; here messages wait for a while.
+                let busy = self.nodes[n].was_busy();
+                self.waits[n] = match self.nodes[n].is_idle() {
+                    true => IDLE,
+                    false if busy => self.pace[n],
+                    false => (2 * self.waits[n]).min(SLOWEST),
+                };
+                let longest = self.waits[n];
+                let next = now + self.rng.random_range(1..=longest);
+                if next < END {
+                    self.at(next, event);
+                }
+            }
+            Event::Send(n) => self.send(n)?,
+            Event::Forge(n) => self.forge(n),
+            Event::Fault(i) => {
+                let (fault, end) = self.faults[i];
+                self.say(|| format!("{fault:?}"));
+                self.begin(fault)?;
+                self.at(end.max(now + 1), Event::Heal(i));
+            }
+            Event::Heal(i) => {
+                let (fault, _) = self.faults[i];
+                self.say(|| format!("{fault:?} ends"));
+                self.end(fault)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// LNet of a node sends a letter, perhaps to itself.
+    fn send(&mut self, from: usize) -> Result<()> {
+        let now = self.fabric.now();
+        let count = self.nodes.len();
+        let to = self.rng.random_range(0..count);
+        let id = self.letters.len() as u64;
+        let there = self.rng.random_bool(0.6);
+        let most = self.rng.random_range(0..3);
+        let len = match there {
+            true => self.rng.random_range(1..=[600, 12_000, 12_000][most]),
+            false => self.rng.random_range(0..=[40, 300, 4096][most]),
+        };
+        let data = payload(id, len);
+        // Messages that LNet keeps take places, unless it copies them; then others may have to wait
+        // for too long.
+        let prompt = self.large && (self.plan.keeps || self.plan.patience < AMPLE / 20);
+        let demanded = prompt && self.healthy[from] && self.healthy[to];
+        let wait = match demanded {
+            true => self.rng.random_range(AMPLE..2 * AMPLE),
+            // Often before the peer has it.
+            false if self.rng.random_bool(0.2) => self.rng.random_range(MS..12 * MS),
+            false if self.rng.random_bool(0.3) => self.rng.random_range(MS..60 * MS),
+            false => self.rng.random_range(20 * MS..AMPLE),
+        };
+        let deadline = now + wait;
+        let node = Port::node_id(to);
+        let taken =
+            self.nodes[from].submit(&self.fabric, node, id, data.clone(), there, deadline)?;
+        self.say(|| {
+            format!("{id}: {from} to {to}, {len} bytes, there: {there}, {wait} ns, taken: {taken}")
+        });
+        self.summary.letters += 1;
+        self.summary.refused += u64::from(!taken);
+        self.letters.push(Letter {
+            from,
+            to,
+            data,
+            there,
+            deadline,
+            demanded: demanded && taken,
+            outcome: None,
+            released: false,
+            wish: None,
+            got: None,
+            // Nothing more is said of it.
+            excused: !taken,
+        });
+        self.summary.demanded += u64::from(demanded && taken);
+        Ok(())
+    }
+}
+
+/// Runs one seed.
+///
+/// # Errors
+///
+/// What did not hold, or why the run could not be made.
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Summary, Violation> {
+    let failed = |e: anyhow::Error| Violation {
+        seed,
+        at: 0,
+        what: format!("can't be set up: {e:#}"),
+    };
+    Rig::new(seed, mutation, false).map_err(failed)?.run()
+}

@@ -1,0 +1,112 @@
+//! Messages of a node that somebody has taken over. Its address is stamped into them.
+
+use super::{node, Rig};
+use crate::port::Port;
+use rand::Rng;
+use wire::ex_lnd::{
+    Answer, Form, Fragment, Hello, Incarnation, Key, Message, Note, Notes, Payload, Place, Request,
+    Source, Verdict, Welcome, What, VERSION,
+};
+use wire::ext_eth::VPID;
+use wire::ids::Nla;
+
+impl Rig {
+    pub(super) fn forge(&mut self, from: usize) {
+        let to = self.rng.random_range(0..self.nodes.len());
+        // Now and then very many of no session.
+        let flood = self.rng.random_bool(0.02);
+        for _ in 0..if flood { 60 } else { 1 } {
+            self.forge_one(from, to, flood);
+        }
+    }
+
+    fn forge_one(&mut self, from: usize, to: usize, stray: bool) {
+        let node = Port::node_id(to);
+        let key = self.nodes[from].keys.get(&node).copied();
+        let told = self.nodes[from].told.get(&node).copied();
+        let rng = &mut self.rng;
+        // Mostly one of the session, or one that would begin another.
+        let key = match (key, told) {
+            _ if stray || rng.random_bool(0.2) => Key(rng.random()),
+            (_, Some(told)) if rng.random_bool(0.4) => told,
+            (Some(key), _) => key,
+            _ => Key(rng.random()),
+        };
+        let place = Place {
+            slot: rng.random_range(0..9),
+            seq: self.plan.numbers.wrapping_add(rng.random_range(0..30)),
+        };
+        let hello = Hello {
+            version: if rng.random_bool(0.8) { VERSION } else { 7 },
+            slots: [1, 4, 256][rng.random_range(0..3)],
+            key: Key(rng.random()),
+            incarnation: Incarnation(rng.random()),
+        };
+        let message = match rng.random_range(0..12) {
+            // Empty ones begin sessions.
+            10 => Message::Notes(key, Notes::NONE),
+            0 | 11 => Message::Hello(hello),
+            1 => Message::Welcome(Welcome {
+                answer: Answer::ALL[rng.random_range(0..4)],
+                own: hello,
+                key,
+                incarnation: Incarnation(rng.random()),
+            }),
+            2 => Message::Stale(key),
+            3 | 4 => {
+                let there = Payload::There(
+                    rng.random_range(1..12_000),
+                    Source {
+                        nla: Nla(rng.random_range(0..0x20_0000)),
+                        vpid: VPID,
+                    },
+                );
+                let payload = match rng.random_bool(0.5) {
+                    true => there,
+                    false => Payload::Here(rng.random_range(0..600)),
+                };
+                let mut header = [0; 12];
+                header[0] = u64::MAX - rng.random_range(0..1000);
+                Message::Request(Request {
+                    key,
+                    place,
+                    form: Form::Nid4,
+                    header,
+                    payload,
+                })
+            }
+            5 => Message::Fragment(Fragment {
+                key,
+                place,
+                part: rng.random_range(1..6),
+                len: rng.random_range(1..=112),
+            }),
+            _ => {
+                let whats = [
+                    What::Ask,
+                    What::Cancel,
+                    What::Working,
+                    What::Missing,
+                    What::Answer(Verdict::ALL[rng.random_range(0..5)]),
+                ];
+                let mut notes = Notes::NONE;
+                for _ in 0..rng.random_range(0..6) {
+                    let what = whats[rng.random_range(0..5)];
+                    let seq = self.plan.numbers.wrapping_add(rng.random_range(0..30));
+                    let place = Place { seq, ..place };
+                    notes.push(Note { what, place });
+                }
+                Message::Notes(key, notes)
+            }
+        };
+        let mut bytes = node::bytes(&message);
+        bytes.resize(message.len().into(), 0x5a);
+        let tag = message.kind().tag();
+        if rng.random_bool(0.1) {
+            let at = rng.random_range(0..bytes.len());
+            bytes[at] ^= 1 << rng.random_range(0..8);
+        }
+        self.say(|| format!("node {from} forges {message:?}"));
+        self.nodes[from].forge(&mut self.fabric, node, tag, &bytes);
+    }
+}

@@ -1,0 +1,75 @@
+//! Messages that a node's port keeps for a while, and sends in another order than it got them.
+
+use crate::fabric::Fabric;
+use crate::port::Port;
+use protocol::Refused;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use wire::velo::Descriptor;
+
+/// So many may be kept.
+const MOST: usize = 300;
+/// What the NIC does not take for so long is not sent any more.
+pub const GIVEN_UP: u64 = 50_000_000;
+
+/// See the module's documentation.
+pub struct Held {
+    rng: SmallRng,
+    /// How likely a message is kept.
+    pub likely: f64,
+    /// For how long at most.
+    pub longest: u64,
+    /// Each message with this many before it goes twice.
+    pub repeat_every: Option<u64>,
+    sent: u64,
+    messages: Vec<(u64, Descriptor, Vec<u8>)>,
+}
+
+impl Held {
+    /// Keeps nothing.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            rng: SmallRng::seed_from_u64(seed),
+            likely: 0.0,
+            longest: 1,
+            repeat_every: None,
+            sent: 0,
+            messages: Vec::new(),
+        }
+    }
+
+    /// Takes a message, or has it sent at once.
+    pub fn send(
+        &mut self,
+        port: &mut Port,
+        fabric: &mut Fabric,
+        descriptor: Descriptor,
+        bytes: &[u8],
+    ) -> Result<(), Refused> {
+        self.sent += 1;
+        let twice = self.repeat_every.is_some_and(|n| self.sent % n == 0);
+        if self.messages.len() + 2 > MOST {
+            return Err(Refused::Later);
+        }
+        for i in 0..1 + u64::from(twice) {
+            if i == 1 || self.likely > 0.0 && self.rng.random_bool(self.likely) {
+                let due = fabric.now() + self.rng.random_range(0..self.longest);
+                self.messages.push((due, descriptor, bytes.to_vec()));
+            } else {
+                port.send(fabric, descriptor, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what was kept for long enough; what can't be sent for long is lost.
+    pub fn release(&mut self, port: &mut Port, fabric: &mut Fabric) {
+        let now = fabric.now();
+        self.messages.retain(|(due, descriptor, bytes)| {
+            if now > due + GIVEN_UP {
+                return false;
+            }
+            *due > now || port.send(fabric, *descriptor, bytes) == Err(Refused::Later)
+        });
+    }
+}

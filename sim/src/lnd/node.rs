@@ -1,0 +1,493 @@
+//! A node with a network interface of Lustre. What it does when its machine says so is in `events`,
+//! its LNet in `lnet`, its GETs are in `gets`, how it posts and sends is in `mouth`.
+
+mod events;
+mod gets;
+mod lnet;
+mod mouth;
+
+use super::held::Held;
+use super::memory::Memory;
+use super::{Mutation, Plan, LIMITS, TRANSFERS, TRANSFER_LIMITS};
+use crate::fabric::Fabric;
+use crate::port::Port;
+use crate::Heap;
+use anyhow::{ensure, Result};
+use mouth::{descriptor, Mouth, Poster};
+use protocol::lnd::{Capacity, Letter, Limits, Lnd, Outcome, Ticket};
+use protocol::poll::Horizon;
+use protocol::transfer::{self, Transfers};
+use protocol::Time;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::HashMap;
+use wire::ex_lnd::{Form, Key, Message, Source};
+use wire::ext_eth::VPID;
+use wire::ids::{Nla, NodeId};
+
+pub use mouth::bytes;
+
+/// What LNet does with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wish {
+    /// It takes it.
+    pub taken: bool,
+    /// Bytes that it wants.
+    pub wanted: u32,
+    /// When it says so.
+    pub at: u64,
+}
+
+/// What happened on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// The owner of a letter was told.
+    Sent(u64, Outcome),
+    /// Its address may be used again.
+    Released(u64),
+    /// LNet was given a message of a node, and what it made of it.
+    Offered(u64, NodeId, Wish),
+    /// LNet has payload, or has not: the name of the letter, which bytes.
+    Received(u64, NodeId, Option<Got>),
+}
+
+/// What LNet has of a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Got {
+    /// Bytes that it wanted.
+    pub wanted: u32,
+    /// Those that it has.
+    pub data: Vec<u8>,
+}
+
+/// A message that LNet has not said yet what it wants of.
+struct Waiting {
+    ticket: Ticket,
+    id: u64,
+    from: NodeId,
+    wish: Wish,
+    /// Its payload, if LNet keeps that itself.
+    kept: Option<Vec<u8>>,
+}
+
+/// A letter that goes out.
+struct Out {
+    data: Vec<u8>,
+    /// Block and address.
+    exposed: Option<(u64, u64)>,
+    done: bool,
+}
+
+/// Memory that GETs write to.
+#[derive(Clone, Copy)]
+struct Sink {
+    id: u64,
+    from: NodeId,
+    block: u64,
+    offset: u64,
+    len: u32,
+    address: u64,
+    mark: u64,
+    /// When LNet wanted it.
+    since: u64,
+    /// GETs that may be on their way.
+    moving: u32,
+    /// The block is not its own any more.
+    shut: bool,
+}
+
+/// A revocation that takes its time.
+#[derive(Clone, Copy)]
+enum Revoking {
+    Out(Ticket, u64),
+    Sink(Ticket, u64),
+}
+
+/// A node.
+pub struct Node {
+    nic: usize,
+    port: Option<Port>,
+    /// The machine.
+    pub lnd: Lnd<Heap, u64>,
+    capacity: Capacity,
+    seed: u64,
+    transfers: Transfers<Heap, u64>,
+    memory: Memory,
+    rng: SmallRng,
+    plan: Plan,
+    mutation: Option<Mutation>,
+    outs: HashMap<u64, Out>,
+    /// By number; messages whose payload is wanted know theirs.
+    sinks: HashMap<u64, Sink>,
+    by_ticket: HashMap<Ticket, u64>,
+    sink_count: u64,
+    /// Addresses that GETs may be on their way to, by number of their sink, and how many.
+    flying: HashMap<u64, (u64, u32)>,
+    buffers: Vec<Vec<u8>>,
+    wishes: Vec<Waiting>,
+    revoking: Vec<(u64, Revoking)>,
+    /// What its port keeps.
+    pub held: Held,
+    /// It has no place for GETs.
+    pub refuses_gets: bool,
+    /// With what its interface begins anew when it is over.
+    pub reopen: Option<u64>,
+    /// GETs that were done and had lost something.
+    pub holes: u64,
+    /// What is no message.
+    pub strays: u64,
+    busy: bool,
+    /// How old messages may be.
+    horizon: Horizon,
+    /// The key that it has last used for a node.
+    pub keys: HashMap<NodeId, Key>,
+    /// The key that a node has last told it.
+    pub told: HashMap<NodeId, Key>,
+    /// What happened.
+    pub reports: Vec<Report>,
+}
+
+fn table(plan: &Plan) -> Transfers<Heap, u64> {
+    let limits = transfer::Limits {
+        command: plan.command,
+        ..TRANSFER_LIMITS
+    };
+    match Transfers::new(&TRANSFERS, &limits) {
+        Ok(table) => table,
+        Err(e) => match e {},
+    }
+}
+
+fn machine(
+    capacity: &Capacity,
+    plan: Plan,
+    mutation: Option<Mutation>,
+    random: u64,
+) -> Lnd<Heap, u64> {
+    let mut lnd = match Lnd::new(capacity, &limits(plan, mutation), random) {
+        Ok(lnd) => lnd,
+        Err(e) => match e {},
+    };
+    lnd.count_from(plan.numbers);
+    lnd
+}
+
+fn limits(plan: Plan, mutation: Option<Mutation>) -> Limits {
+    let limits = Limits {
+        give_up: plan.give_up,
+        ..LIMITS
+    };
+    match mutation {
+        Some(Mutation::NeverAsk) => Limits {
+            ask: 1 << 40,
+            ask_most: 1 << 40,
+            ..limits
+        },
+        _ => limits,
+    }
+}
+
+impl Node {
+    /// A node without a port.
+    ///
+    /// # Errors
+    ///
+    /// Its memory can't be written.
+    pub fn new(
+        fabric: &Fabric,
+        nic: usize,
+        capacity: Capacity,
+        seed: u64,
+        plan: Plan,
+        mutation: Option<Mutation>,
+    ) -> Result<Self> {
+        Ok(Self {
+            nic,
+            port: None,
+            lnd: machine(&capacity, plan, mutation, seed),
+            capacity,
+            seed,
+            transfers: table(&plan),
+            memory: Memory::new(fabric, nic)?,
+            rng: SmallRng::seed_from_u64(seed),
+            plan,
+            mutation,
+            outs: HashMap::new(),
+            sinks: HashMap::new(),
+            by_ticket: HashMap::new(),
+            sink_count: 0,
+            flying: HashMap::new(),
+            buffers: vec![vec![0; 8192]; capacity.receives],
+            wishes: Vec::new(),
+            revoking: Vec::new(),
+            held: Held::new(seed ^ 1),
+            refuses_gets: false,
+            reopen: None,
+            holes: 0,
+            strays: 0,
+            busy: true,
+            horizon: Horizon::default(),
+            keys: HashMap::new(),
+            told: HashMap::new(),
+            reports: Vec::new(),
+        })
+    }
+
+    /// Opens the port.
+    ///
+    /// # Errors
+    ///
+    /// The NIC refuses an access.
+    pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
+        self.port = Some(Port::open(fabric, self.nic)?);
+        self.memory.up(fabric);
+        self.horizon.emptied(Time(fabric.now()));
+        Ok(())
+    }
+
+    /// The node is gone, with all it knew; its memory is used again at once when it is back.
+    ///
+    /// # Errors
+    ///
+    /// Its memory can't be written.
+    pub fn crash(&mut self, fabric: &mut Fabric, seed: u64) -> Result<()> {
+        if let Some(port) = self.port.take() {
+            port.close(fabric);
+        }
+        let seed = match self.mutation {
+            Some(Mutation::SameKeys) => self.seed,
+            _ => seed,
+        };
+        let new = Self::new(
+            fabric,
+            self.nic,
+            self.capacity,
+            seed,
+            self.plan,
+            self.mutation,
+        )?;
+        let old = std::mem::replace(self, new);
+        self.reports = old.reports;
+        (self.holes, self.strays) = (old.holes, old.strays);
+        Ok(())
+    }
+
+    /// Whether the port is open.
+    pub fn is_up(&self) -> bool {
+        self.port.is_some()
+    }
+
+    /// Its interface ends; node and port stay.
+    pub fn close(&mut self, fabric: &Fabric) {
+        self.lnd.close(Time(fabric.now()));
+    }
+
+    /// An interface that is over begins anew, if it is to.
+    fn reopen(&mut self) {
+        if let Some(seed) = self.reopen.filter(|_| self.lnd.is_over()) {
+            self.lnd = machine(&self.capacity, self.plan, self.mutation, seed);
+            self.seed = seed;
+            self.reopen = None;
+        }
+    }
+
+    /// Whether something came or went since this was last asked.
+    pub fn was_busy(&mut self) -> bool {
+        std::mem::take(&mut self.busy)
+    }
+
+    /// Whether nothing is going on.
+    pub fn is_idle(&self) -> bool {
+        self.lnd.is_over() && self.transfers.is_empty() && self.revoking.is_empty()
+    }
+
+    /// Takes a letter; false if there is no memory or no place.
+    ///
+    /// # Errors
+    ///
+    /// Memory was written to that nobody used.
+    pub fn submit(
+        &mut self,
+        fabric: &Fabric,
+        to: NodeId,
+        id: u64,
+        data: Vec<u8>,
+        there: bool,
+        deadline: u64,
+    ) -> Result<bool> {
+        if self.port.is_none() {
+            return Ok(false);
+        }
+        let (mut exposed, mut source) = (None, None);
+        if there {
+            let Some(block) = self.memory.block(fabric)? else {
+                return Ok(false);
+            };
+            let Some(address) = self.memory.expose(fabric, block, false)? else {
+                self.memory.give_back(fabric, block)?;
+                return Ok(false);
+            };
+            let room = super::memory::BLOCK - data.len() as u64;
+            let offset = self.rng.random_range(0..=room.min(4095));
+            fabric.fill(self.nic, block + offset, &data)?;
+            exposed = Some((block, address));
+            source = Some(Source {
+                nla: Nla(address + offset),
+                vpid: VPID,
+            });
+        }
+        let mut header = [0; 12];
+        header[0] = id;
+        header[8] = !id;
+        let letter = Letter {
+            form: [Form::Nid4, Form::Nid16][(id % 2) as usize],
+            header,
+            len: data.len() as u32,
+            source,
+        };
+        let now = Time(fabric.now());
+        self.outs.insert(
+            id,
+            Out {
+                data,
+                exposed,
+                done: false,
+            },
+        );
+        let taken = self
+            .lnd
+            .submit(to, &letter, Time(deadline), id, now)
+            .is_ok();
+        if !taken {
+            self.outs.remove(&id);
+            if let Some((block, address)) = exposed {
+                self.memory.give_back(fabric, block)?;
+                self.memory.release(address);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Sends any message, as whoever has taken the node over would.
+    pub fn forge(&mut self, fabric: &mut Fabric, to: NodeId, tag: u8, bytes: &[u8]) {
+        if let Some(port) = &mut self.port {
+            let _ = port.send(fabric, descriptor(to, tag, bytes.len()), bytes);
+        }
+    }
+
+    /// Does all there is to do.
+    ///
+    /// # Errors
+    ///
+    /// A rule does not hold, or memory can't be accessed.
+    pub fn poll(&mut self, fabric: &mut Fabric, others: u16) -> Result<()> {
+        let Some(port) = &mut self.port else {
+            return Ok(());
+        };
+        // What a requester has dropped it drops for ever, until somebody looks.
+        port.look(fabric);
+        self.held.release(port, fabric);
+        while let Some(m) = self.message(fabric)? {
+            self.busy = true;
+            let mut source = m.status.source.node;
+            if self.mutation == Some(Mutation::Unsourced) && self.rng.random_bool(0.3) {
+                source = NodeId((source.0 + 1) % others);
+            }
+            self.take(fabric, source, m.status.tag, &m.data);
+            self.horizon.took(1);
+        }
+        // What lies behind a slot whose write got lost is as old as that.
+        let backlog = self.port.as_ref().map_or(0, |port| port.backlog(fabric));
+        self.horizon.count(Time(fabric.now()), backlog);
+        for _ in 0..2 {
+            self.transfers(fabric)?;
+            self.revocations(fabric)?;
+            self.wishes(fabric)?;
+            let now = Time(fabric.now());
+            if self.mutation != Some(Mutation::NoTimer) {
+                while self.lnd.expire(now, 4) {}
+            }
+            self.pump(fabric);
+            self.events(fabric)?;
+        }
+        self.pump(fabric);
+        self.reopen();
+        self.lnd.check().map_err(anyhow::Error::msg)
+    }
+
+    fn message(&mut self, fabric: &mut Fabric) -> Result<Option<crate::port::Message>> {
+        match &mut self.port {
+            Some(port) => port.message(fabric),
+            None => Ok(None),
+        }
+    }
+
+    fn take(&mut self, fabric: &Fabric, source: NodeId, tag: u8, bytes: &[u8]) {
+        let word = |i: usize| {
+            let mut raw = [0; 8];
+            for (to, from) in raw.iter_mut().zip(bytes.iter().skip(8 * i)) {
+                *to = *from;
+            }
+            u64::from_le_bytes(raw)
+        };
+        let Ok(message) = Message::parse(tag, bytes.len() as u16, word) else {
+            self.strays += 1;
+            return;
+        };
+        let now = Time(fabric.now());
+        if let Message::Welcome(welcome) = message {
+            self.told.insert(source, welcome.own.key);
+        }
+        let sent = match self.mutation {
+            Some(Mutation::Stale) => now.after(1 << 40),
+            _ => self.horizon.since(),
+        };
+        if let Some(part) = self.lnd.take(source, &message, sent, now) {
+            let from = &bytes[usize::from(message.data_offset())..];
+            let buffer = &mut self.buffers[part.of.index() as usize];
+            buffer[usize::from(part.at)..][..usize::from(part.len)].copy_from_slice(from);
+        }
+    }
+
+    fn pump(&mut self, fabric: &mut Fabric) {
+        let Some(port) = &mut self.port else {
+            return;
+        };
+        let now = Time(fabric.now());
+        let mut mouth = Mouth {
+            port,
+            fabric,
+            held: &mut self.held,
+            outs: &self.outs,
+            keys: &mut self.keys,
+        };
+        while self.lnd.pump(&mut mouth, now, 8) {}
+    }
+
+    /// What its machine remembers, as text.
+    pub fn look(&self) -> String {
+        let (peers, sends, receives) = self.lnd.flows();
+        format!("{peers}{sends}{receives}{:?}", self.lnd.counters())
+    }
+
+    /// Checks that nothing is left, when everything is over.
+    ///
+    /// # Errors
+    ///
+    /// Something is, or memory was written to that nobody used.
+    pub fn check_end(&self, fabric: &Fabric) -> Result<()> {
+        let nic = self.nic;
+        ensure!(
+            self.lnd.is_over(),
+            "node {nic} has {} messages out and {} in at the end",
+            self.lnd.sends(),
+            self.lnd.receives()
+        );
+        ensure!(self.is_idle(), "node {nic} has transfers at the end");
+        ensure!(
+            self.outs.is_empty() && self.sinks.is_empty() && self.wishes.is_empty(),
+            "node {nic} has letters at the end"
+        );
+        self.memory.check_end(fabric)
+    }
+}

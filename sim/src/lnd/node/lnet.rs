@@ -1,0 +1,154 @@
+//! What LNet of a node does with messages: whatever LNet may do.
+
+use super::{Got, Node, Report, Sink, Waiting, Wish};
+use crate::fabric::Fabric;
+use crate::lnd::memory::BLOCK;
+use anyhow::{ensure, Result};
+use protocol::lnd::{Taking, Ticket};
+use protocol::Time;
+use rand::Rng;
+use wire::ids::NodeId;
+
+impl Node {
+    pub(super) fn offer(&mut self, fabric: &Fabric, ticket: Ticket, node: NodeId) -> Result<()> {
+        let Some((_, header, len, here)) = self.lnd.offered(ticket) else {
+            // The peer has gone again.
+            return Ok(());
+        };
+        let id = header[0];
+        let rng = &mut self.rng;
+        let wanted = match rng.random_range(0..20) {
+            0 | 1 => 0,
+            2 | 3 => rng.random_range(0..=len),
+            _ => len,
+        };
+        // It may keep more of what it copies.
+        let (often, longest) = match (self.plan.keeps, here) {
+            (true, true) => (6, self.plan.patience),
+            (true, false) => (1, self.plan.patience.min(50_000_000)),
+            (false, _) => (1, self.plan.patience),
+        };
+        let later = match rng.random_range(0..20) {
+            n if n < often => rng.random_range(0..longest),
+            16..=19 => rng.random_range(0..20_000_000),
+            _ => 0,
+        };
+        let wish = Wish {
+            taken: !rng.random_bool(0.04),
+            wanted,
+            at: fabric.now() + later,
+        };
+        self.reports.push(Report::Offered(id, node, wish));
+        if wish.taken {
+            let mut waiting = Waiting {
+                ticket,
+                id,
+                from: node,
+                wish,
+                kept: None,
+            };
+            if later > 0 && self.plan.keeps {
+                let buffer = &self.buffers[ticket.index() as usize];
+                let data = here.then(|| buffer[..len as usize].to_vec());
+                ensure!(self.lnd.kept(ticket) == here, "{id} can't be kept");
+                waiting.kept = data;
+            }
+            self.wishes.push(waiting);
+            // LNet may say what it wants before it has said that it takes it.
+            if later == 0 {
+                self.wishes(fabric)?;
+            }
+        }
+        self.lnd.parsed(ticket, wish.taken);
+        Ok(())
+    }
+
+    /// LNet says what it wants.
+    pub(super) fn wishes(&mut self, fabric: &Fabric) -> Result<()> {
+        let now = fabric.now();
+        while let Some(i) = self.wishes.iter().position(|w| w.wish.at <= now) {
+            let waiting = self.wishes.swap_remove(i);
+            let (id, from) = (waiting.id, waiting.from);
+            let got = match waiting.kept {
+                Some(mut data) => {
+                    let wanted = waiting.wish.wanted;
+                    data.truncate(wanted as usize);
+                    Some(Got { wanted, data })
+                }
+                None => match self.wish(fabric, &waiting)? {
+                    Some(got) => got,
+                    // It is told later.
+                    None => continue,
+                },
+            };
+            self.reports.push(Report::Received(id, from, got));
+        }
+        Ok(())
+    }
+
+    /// LNet says what it wants of a message that the machine has.
+    fn wish(&mut self, fabric: &Fabric, waiting: &Waiting) -> Result<Option<Option<Got>>> {
+        let (ticket, id) = (waiting.ticket, waiting.id);
+        let here = self.lnd.offered(ticket).map(|(.., here)| here);
+        let mut wanted = waiting.wish.wanted;
+        let mut sink = None;
+        if here == Some(false) && wanted > 0 {
+            sink = self.sink(fabric, id, waiting.from, wanted)?;
+            if sink.is_none() {
+                // LNet has no buffer.
+                wanted = 0;
+            }
+        }
+        let taking = self.lnd.receive(ticket, wanted, Time(fabric.now()));
+        match (taking, sink) {
+            (Taking::Fetch, Some(sink)) => {
+                self.sink_count += 1;
+                self.by_ticket.insert(ticket, self.sink_count);
+                self.sinks.insert(self.sink_count, sink);
+            }
+            (_, Some(sink)) => {
+                self.memory.release(sink.address);
+                self.memory.give_back(fabric, sink.block)?;
+            }
+            (_, None) => {}
+        }
+        let data = match taking {
+            Taking::Fetch => return Ok(None),
+            Taking::Copy => {
+                let buffer = &self.buffers[ticket.index() as usize];
+                let data = buffer[..wanted as usize].to_vec();
+                self.lnd.copied(ticket);
+                Some(data)
+            }
+            Taking::Nothing => Some(Vec::new()),
+            Taking::Gone => None,
+        };
+        Ok(Some(data.map(|data| Got { wanted, data })))
+    }
+
+    fn sink(&mut self, fabric: &Fabric, id: u64, from: NodeId, len: u32) -> Result<Option<Sink>> {
+        // A forged one may be of any length.
+        let Some(room) = BLOCK.checked_sub(len.into()) else {
+            return Ok(None);
+        };
+        let Some(block) = self.memory.block(fabric)? else {
+            return Ok(None);
+        };
+        let Some(address) = self.memory.expose(fabric, block, true)? else {
+            self.memory.give_back(fabric, block)?;
+            return Ok(None);
+        };
+        Ok(Some(Sink {
+            id,
+            from,
+            block,
+            offset: self.rng.random_range(0..=room.min(4095)),
+            len,
+            address,
+            mark: 0,
+            since: fabric.now(),
+            moving: 0,
+            shut: false,
+        }))
+    }
+}

@@ -1,0 +1,42 @@
+//! Memory that frames are fetched into, with marks that a GET has to overwrite.
+
+use crate::fabric::Fabric;
+use anyhow::Result;
+use protocol::marks::{hole, marks, Mark};
+use wire::ext_eth::match_key;
+
+/// Memory of a GET.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    pub(super) local: u64,
+    len: u32,
+    mark: Mark,
+}
+
+impl Target {
+    /// Writes the marks of a GET of `len` bytes that is made now.
+    pub(super) fn prepare(fabric: &Fabric, nic: usize, local: u64, len: u32) -> Result<Self> {
+        // No other GET of a run has the same.
+        let number = (fabric.now() << 32) ^ ((nic as u64) << 28) ^ local;
+        let mark = (number | 1)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .to_le_bytes();
+        for at in marks(len) {
+            fabric.fill(nic, local + u64::from(at), &mark)?;
+        }
+        Ok(Self { local, len, mark })
+    }
+
+    /// Whether this is what a notification names.
+    pub(super) fn is(&self, key: u64) -> bool {
+        match_key(self.local, self.len) == key
+    }
+
+    /// The frame, and whether it has a hole.
+    pub(super) fn load(&self, fabric: &Fabric, nic: usize) -> Result<(Vec<u8>, bool)> {
+        let mut data = vec![0; self.len as usize];
+        fabric.load(nic, self.local, &mut data)?;
+        let lost = hole(&data, self.mark).is_some();
+        Ok((data, lost))
+    }
+}

@@ -1,0 +1,122 @@
+//! A function that is lent: its configuration registers, and whether it masters the bus.
+
+use super::MS;
+use protocol::pci::config::Layout;
+use rand::rngs::SmallRng;
+use rand::Rng;
+use wire::ext_pci::{Bar, Device, LeaseId, Location, Register, BARS};
+
+/// Offset of MSI's capability, which has 64-bit addresses and masks.
+pub(super) const MSI: u16 = 0x40;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Function {
+    pub(super) home: usize,
+    pub(super) bars: [Option<Bar>; BARS],
+    /// Handle in the life of its lender.
+    pub(super) handle: Option<u32>,
+    /// It masters the bus, for this lease, by this window of its lender.
+    pub(super) master: Option<(LeaseId, u8)>,
+    /// Whose state it has.
+    pub(super) used_by: Option<LeaseId>,
+    /// Pause between two accesses.
+    pub(super) pause: u64,
+    pub(super) works: bool,
+    /// Somebody is about to keep it from mastering the bus.
+    pub(super) stopping: bool,
+    /// Where its borrower's window for interrupts is.
+    pub(super) interrupts: u64,
+    /// Of MSI: enabled, address, data, masks.
+    enabled: bool,
+    address: [u32; 2],
+    data: u32,
+    masks: u32,
+}
+
+impl Function {
+    pub(super) fn new(home: usize, rng: &mut SmallRng) -> Self {
+        let mut bars = [None; BARS];
+        for bar in bars.iter_mut().step_by(2).take(rng.random_range(1..=3)) {
+            *bar = Some(Bar {
+                log2: 14,
+                wide: true,
+                prefetchable: false,
+            });
+        }
+        Self {
+            home,
+            bars,
+            handle: None,
+            master: None,
+            used_by: None,
+            pause: rng.random_range(MS..20 * MS),
+            works: true,
+            stopping: false,
+            interrupts: 0,
+            enabled: false,
+            address: [0; 2],
+            data: 0,
+            masks: 0,
+        }
+    }
+
+    pub(super) fn device(&self) -> Device {
+        Device {
+            bars: self.bars,
+            location: Location::default(),
+            ..Device::default()
+        }
+    }
+
+    fn dword(&self, at: u16) -> u32 {
+        match at {
+            0x00 => 0x0010_1b36,
+            // The pin is disabled by the lender.
+            0x04 => 0x0010_0400 | (u32::from(self.master.is_some()) << 2),
+            0x34 => MSI.into(),
+            MSI => 0x0180_0005 | (u32::from(self.enabled) << 16),
+            0x44 => self.address[0],
+            0x48 => self.address[1],
+            0x4c => self.data,
+            0x50 => self.masks,
+            _ => 0,
+        }
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        Layout::read(|at| self.dword(at)).expect("a layout")
+    }
+
+    pub(super) fn read(&self, register: Register) -> u32 {
+        (self.dword(register.dword()) >> register.shift()) & register.ones()
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.master = None;
+        self.used_by = None;
+        self.enabled = false;
+        self.address = [0; 2];
+        self.data = 0;
+        self.masks = 0;
+    }
+
+    /// A register of MSI is written; whether it is one.
+    pub(super) fn set_msi(&mut self, offset: u16, value: u32) -> bool {
+        match offset {
+            0x42 => self.enabled = value & 1 != 0,
+            0x44 => self.address[0] = value,
+            0x48 => self.address[1] = value,
+            0x4c => self.data = value,
+            0x50 => self.masks = value,
+            _ => return false,
+        }
+        true
+    }
+
+    /// Where it stores to cause an interrupt.
+    pub(super) fn message(&self) -> Option<u64> {
+        let [low, high] = self.address.map(u64::from);
+        self.enabled.then_some(low | (high << 32))
+    }
+}

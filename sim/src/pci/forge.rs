@@ -1,0 +1,89 @@
+//! Messages of a node that has nothing to do with any lease. Its address is stamped into them.
+
+use super::Rig;
+use anyhow::Result;
+use rand::Rng;
+use wire::ext_pci::{
+    Body, Borrow, Device, Grant, Incarnation, LeaseId, Message, Numbers, Reason, Register, Role,
+    Status,
+};
+
+impl Rig {
+    pub(super) fn forge(&mut self) -> Result<()> {
+        let from = self.nodes.len();
+        let to = self.rng.random_range(0..self.nodes.len());
+        let heard = match self.heard.len() {
+            0 => LeaseId(self.rng.random()),
+            n => self.heard[self.rng.random_range(0..n)],
+        };
+        let life = self.nodes[to].life.as_ref();
+        let incarnation = life.map_or(Incarnation(1), |l| l.lender.incarnation());
+        let rng = &mut self.rng;
+        let lease = match rng.random_bool(0.8) {
+            true => heard,
+            false => LeaseId::new(heard.nonce(), 0),
+        };
+        let register = Register::new(4, 2).expect("a register");
+        let body = match rng.random_range(0..15) {
+            0 => Body::List(rng.random_range(0..5)),
+            1 => Body::Device(Device::default()),
+            // Of a device that there is not: one that there is it could have, and keep.
+            2 => Body::Borrow(Borrow {
+                handle: rng.random(),
+                generation: 1,
+                lender: incarnation,
+                windows: (u64::MAX >> 2) & !1,
+                targets: (u64::MAX >> 2) & !1,
+                dma: 4096,
+            }),
+            3 => Body::Grant(Grant {
+                lease: heard,
+                generation: 1,
+                timeout_ms: 1,
+                numbers: Numbers {
+                    bars: [1, 0, 2, 0, 3, 0],
+                    dma: 1,
+                    interrupts: 2,
+                },
+                dma: 4096,
+                interrupts: 4096,
+                borrower: Incarnation(rng.random()),
+            }),
+            4 => Body::Refuse(Reason::ALL[rng.random_range(0..11)], lease),
+            5 => Body::Read(heard, register),
+            6 => Body::Write(heard, register, 6),
+            7 => Body::Done(heard, Status::Done, 6),
+            8 => Body::Reset(heard),
+            9 => Body::Return(lease),
+            10 => Body::Returned(lease),
+            11 => Body::Revoke(heard, rng.random_range(0..2)),
+            12 => Body::Revoked(heard),
+            n => Body::Alive {
+                lease: heard,
+                to: if n == 13 {
+                    Role::Lender
+                } else {
+                    Role::Borrower
+                },
+                answer: rng.random_bool(0.5),
+            },
+        };
+        let bare = matches!(
+            body,
+            Body::Return(_) | Body::Returned(_) | Body::Revoke(..) | Body::Revoked(_)
+        );
+        let number = match body {
+            _ if bare => 0,
+            Body::Grant(_) | Body::Borrow(_) => heard.nonce(),
+            _ => rng.random_range(0..50),
+        };
+        let sender = Incarnation(rng.random());
+        let message = Message {
+            number,
+            sender,
+            body,
+        };
+        self.post(from, to, &message);
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! Faults of a run.
+
+use super::judge::SHORTEST_RESTART;
+use super::{Event, Rig, BUSY, COMMANDS_HELD, HELD, LIMITS, LONGEST, MS};
+use anyhow::Result;
+use extoll_emulator::nic::{Faults, LoseWrite, LossyRing};
+use rand::Rng;
+
+/// What was posted for a node before it went down is gone when it is back.
+const _: () =
+    assert!(SHORTEST_RESTART >= 2 * (LIMITS.fresh + LIMITS.hold) && LIMITS.hold > LONGEST);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The cable loses all it carries.
+    Cable(usize),
+    Freeze(usize),
+    PowerOff(usize),
+    /// The module is loaded anew.
+    Restart(usize),
+    LoseMessages(usize),
+    LoseNotifications(usize),
+    RetryEvery(usize),
+    Repeat(usize),
+    /// Messages of negotiations come a second time, late.
+    Echo(usize),
+    /// There is no place for GETs.
+    RefuseGets(usize),
+    /// There are few places for GETs.
+    FewPlaces(usize),
+    /// The ports keep what they get.
+    Hold(usize),
+    /// Packets of GETs get lost, but not the last ones: of most GETs.
+    Holes(usize),
+    /// The same, of few GETs.
+    FewHoles(usize),
+}
+
+impl Rig {
+    pub(super) fn add_fault(&mut self) {
+        let node = self.rng.random_range(0..self.nodes.len());
+        let cable = self.rng.random_range(0..self.fabric.cables());
+        let fault = match self.rng.random_range(0..16) {
+            0 => Fault::Cable(cable),
+            1 => Fault::Freeze(node),
+            2 => Fault::PowerOff(node),
+            3 => Fault::Restart(node),
+            4 => Fault::LoseMessages(node),
+            5 => Fault::LoseNotifications(node),
+            6 => Fault::RetryEvery(node),
+            7 => Fault::Repeat(node),
+            8 => Fault::Holes(node),
+            9 | 10 => Fault::FewHoles(node),
+            11 | 12 => Fault::Hold(node),
+            13 => Fault::Echo(node),
+            14 => Fault::FewPlaces(node),
+            _ => Fault::RefuseGets(node),
+        };
+        // Two of them at once would last for longer than each.
+        if !self.faults.is_empty() && self.faults.iter().any(|(other, _)| !other.mixes(fault)) {
+            return;
+        }
+        let at = self.rng.random_range(0..BUSY);
+        let span = match fault {
+            Fault::RefuseGets(_) | Fault::FewHoles(_) | Fault::FewPlaces(_) | Fault::Echo(_) => {
+                MS..3_000 * MS
+            }
+            Fault::Hold(_) if self.rng.random_bool(0.5) => HELD - 200 * MS..HELD,
+            Fault::PowerOff(_) | Fault::Restart(_) => SHORTEST_RESTART..2_000 * MS,
+            _ => MS..[10 * MS, 200 * MS, LONGEST][self.rng.random_range(0..3)],
+        };
+        let end = at + self.rng.random_range(span);
+        self.note(fault, at, end);
+        let (before, count) = match fault {
+            // What they say from then on is kept.
+            Fault::Hold(_) => (-40, 10),
+            Fault::FewPlaces(_) => (0, 8),
+            _ => return self.restart_again(fault, at, end),
+        };
+        for _ in 0..count {
+            let later = (before + self.rng.random_range(0..40)) * MS as i64;
+            self.at(at.saturating_add_signed(later), Event::Connect);
+        }
+    }
+
+    fn restart_again(&mut self, fault: Fault, at: u64, end: u64) {
+        // Another node may have something to fetch from it just when it is there again.
+        let (Fault::PowerOff(node) | Fault::Restart(node)) = fault else {
+            return;
+        };
+        if self.rng.random_bool(0.7) {
+            let other = Fault::RefuseGets((node + 1) % self.nodes.len());
+            let at = at.saturating_sub(self.rng.random_range(0..100 * MS));
+            let end = end + self.rng.random_range(0..40 * MS) - 10 * MS;
+            self.note(other, at, end);
+        }
+    }
+
+    fn note(&mut self, fault: Fault, at: u64, end: u64) {
+        self.at(at, Event::Fault(self.faults.len()));
+        self.faults.push((fault, end));
+    }
+
+    /// Whether a node is not restarted after `now`, and is not the hostile one.
+    pub(super) fn is_reliable(&self, node: usize, now: u64) -> bool {
+        let restarts = |(fault, end): &(Fault, u64)| {
+            let restart = matches!(fault, Fault::PowerOff(n) | Fault::Restart(n) if *n == node);
+            restart && *end > now
+        };
+        self.hostile != Some(node) && !self.faults.iter().any(restarts)
+    }
+
+    fn crash(&mut self, node: usize) -> Result<()> {
+        let generation = self.rng.random();
+        self.nodes[node].crash(&mut self.fabric, generation)?;
+        self.crash_tcp(node);
+        Ok(())
+    }
+
+    pub(super) fn begin(&mut self, fault: Fault) -> Result<()> {
+        match fault {
+            Fault::Cable(c) => self.fabric.link(c, false),
+            Fault::Freeze(n) => self.fabric.world.set_frozen(n, true),
+            Fault::PowerOff(n) => {
+                self.fabric.world.set_power(n, false);
+                self.crash(n)?;
+            }
+            Fault::Restart(n) => self.crash(n)?,
+            Fault::LoseMessages(n) => self.lose(n, LossyRing::Velo),
+            Fault::LoseNotifications(n) => self.lose(n, LossyRing::Rma),
+            Fault::RetryEvery(n) => {
+                let wcbuf_retry_every = Some(self.rng.random_range(3..20));
+                let faults = Faults {
+                    wcbuf_retry_every,
+                    ..Faults::default()
+                };
+                self.set_faults(n, faults);
+            }
+            Fault::Holes(n) | Fault::FewHoles(n) => {
+                let every = match fault {
+                    Fault::Holes(_) => 1..8,
+                    // More than a GET has, so that the next one fares better.
+                    _ => 12..24,
+                };
+                let faults = Faults {
+                    lose_inner_every: Some(self.rng.random_range(every)),
+                    ..Faults::default()
+                };
+                self.set_faults(n, faults);
+            }
+            Fault::RefuseGets(n) => self.nodes[n].refuses_gets = true,
+            Fault::FewPlaces(n) => {
+                self.nodes[n].places.few = Some([1, 1, 1, 2][self.rng.random_range(0..4)]);
+            }
+            Fault::Echo(n) => {
+                self.echoes = true;
+                self.nodes[n].setup.echo = Some(LONGEST);
+            }
+            Fault::Hold(n) => {
+                let until = self.fabric.now() + self.rng.random_range(MS..COMMANDS_HELD);
+                let held = &mut self.nodes[n].held;
+                (held.holds, held.commands_until) = (true, until);
+                self.leave_soon(n);
+            }
+            Fault::Repeat(n) => {
+                self.nodes[n].repeat_every = Some(self.rng.random_range(1..6));
+            }
+        }
+        Ok(())
+    }
+
+    /// Programs leave whose connections are young, most of them.
+    fn leave_soon(&mut self, node: usize) {
+        let now = self.fabric.now();
+        for pair in 0..self.pairs.len() {
+            for side in 0..2 {
+                let s = &self.pairs[pair].sides[side];
+                let young = s.begun && !s.left && now < s.since + 1_500 * MS;
+                if s.node != node || !young || !self.rng.random_bool(0.7) {
+                    continue;
+                }
+                let later = self.rng.random_range(0..200 * MS);
+                self.at(now + later, Event::Leave(pair, side));
+                self.summary.demanded -= u64::from(self.pairs[pair].demanded);
+                self.pairs[pair].demanded = false;
+                for side in 0..2 {
+                    self.ask_now_and_then(pair, side);
+                }
+            }
+        }
+    }
+
+    fn lose(&mut self, node: usize, ring: LossyRing) {
+        let count = self.rng.random_range(1..20);
+        let lose_writes = vec![LoseWrite {
+            ring,
+            vpid: None,
+            slot: None,
+            count,
+        }];
+        let faults = Faults {
+            lose_writes,
+            ..Faults::default()
+        };
+        self.set_faults(node, faults);
+    }
+
+    /// A NIC that is off has no faults.
+    fn set_faults(&mut self, nic: usize, faults: Faults) {
+        if self.fabric.world.is_on(nic) {
+            let set = self.fabric.world.set_faults(nic, faults);
+            debug_assert!(set.is_ok());
+        }
+    }
+
+    pub(super) fn end(&mut self, fault: Fault) -> Result<()> {
+        match fault {
+            Fault::Cable(c) => self.fabric.link(c, true),
+            Fault::Freeze(n) => self.fabric.world.set_frozen(n, false),
+            Fault::PowerOff(n) | Fault::Restart(n) => {
+                if !self.fabric.world.is_on(n) {
+                    self.fabric.world.set_power(n, true);
+                    let now = self.fabric.now();
+                    self.fabric.advance(now)?;
+                    self.fabric.boot(n)?;
+                    self.set_faults(n, Faults::default());
+                }
+                if !self.nodes[n].is_up() {
+                    self.nodes[n].up(&mut self.fabric)?;
+                }
+            }
+            Fault::Repeat(n) => self.nodes[n].repeat_every = None,
+            Fault::RefuseGets(n) => self.nodes[n].refuses_gets = false,
+            Fault::FewPlaces(n) => self.nodes[n].places.few = None,
+            Fault::Echo(n) => self.nodes[n].setup.echo = None,
+            Fault::Hold(n) => self.nodes[n].held.holds = false,
+            Fault::LoseMessages(n)
+            | Fault::LoseNotifications(n)
+            | Fault::RetryEvery(n)
+            | Fault::Holes(n)
+            | Fault::FewHoles(n) => {
+                self.set_faults(n, Faults::default());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Fault {
+    /// Whether both may happen in a run: not two that stop something for a while.
+    fn mixes(self, other: Self) -> bool {
+        let stops = |f: Self| {
+            !matches!(
+                f,
+                Self::LoseMessages(_)
+                    | Self::LoseNotifications(_)
+                    | Self::Repeat(_)
+                    | Self::RefuseGets(_)
+                    | Self::FewPlaces(_)
+                    | Self::Echo(_)
+                    | Self::FewHoles(_)
+            )
+        };
+        // A hole in the mailbox is skipped after a while, each: those of two faults take too long.
+        let holes = matches!(self, Self::LoseMessages(_)) && self == other;
+        !(holes || stops(self) && stops(other))
+    }
+}

@@ -1,0 +1,218 @@
+//! Memory of programs that the other end reads from, or that it is fetched to: past the rings.
+
+use super::node::Node;
+use super::{Mutation, LIMITS, RING_BYTES};
+use crate::fabric::Fabric;
+use anyhow::Result;
+use protocol::ds::{RingFree, SourceId};
+use protocol::Time;
+use wire::ids::Nla;
+
+/// What a program sends from its memory.
+pub struct Lent {
+    id: SourceId,
+    slot: u64,
+    len: u32,
+    withdrawn: bool,
+}
+
+/// What became of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sent {
+    /// The program waits.
+    Waits,
+    /// So many bytes are part of the stream.
+    Over(u64),
+}
+
+impl Node {
+    /// Sends bytes from memory of the program, which waits from then on: whether it can.
+    ///
+    /// # Errors
+    ///
+    /// Memory can't be accessed, or was written to by whoever does not have it.
+    pub fn lend(&mut self, fabric: &Fabric, pair: (usize, usize), data: &[u8]) -> Result<bool> {
+        let (nic, mutation) = (self.nic(), self.mutation());
+        let Some(conn) = self.find(pair.0, pair.1) else {
+            return Ok(false);
+        };
+        if conn.lent.is_some() || !conn.stream.can_send() {
+            return Ok(false);
+        }
+        if (conn.stream.sending().source_room() as usize) < data.len() {
+            return Ok(false);
+        }
+        let Some(slot) = self.ring(fabric)? else {
+            return Ok(false);
+        };
+        fabric.fill(nic, slot, data)?;
+        let len = data.len() as u32;
+        let conn = self.find(pair.0, pair.1);
+        let id = conn.and_then(|c| c.stream.commit_source(len, Nla(slot)));
+        let Some((conn, id)) = self.find(pair.0, pair.1).zip(id) else {
+            self.give_back(fabric, slot)?;
+            return Ok(false);
+        };
+        conn.lent = Some(Lent {
+            id,
+            slot,
+            len,
+            withdrawn: false,
+        });
+        if mutation == Some(Mutation::SourceChanged) {
+            fabric.fill(nic, slot, &vec![0x5a; data.len()])?;
+        }
+        Ok(true)
+    }
+
+    /// What became of what a program sends from its memory; with `withdraw` it does not want to wait.
+    ///
+    /// # Errors
+    ///
+    /// Memory can't be accessed.
+    pub fn sent(
+        &mut self,
+        fabric: &Fabric,
+        pair: (usize, usize),
+        withdraw: bool,
+    ) -> Result<Option<Sent>> {
+        let mutation = self.mutation();
+        let Some(conn) = self.find(pair.0, pair.1) else {
+            return Ok(None);
+        };
+        if let Some(n) = conn.sent.take() {
+            return Ok(Some(Sent::Over(n)));
+        }
+        let Some(lent) = &mut conn.lent else {
+            return Ok(None);
+        };
+        if withdraw && !lent.withdrawn {
+            lent.withdrawn = conn.stream.withdraw_source(lent.id, true);
+            if lent.withdrawn && mutation == Some(Mutation::SourceAtOnce) {
+                let (id, slot) = (lent.id, lent.slot);
+                let done = conn.stream.sending().source(id);
+                let done = done.map_or(0, |s| s.acknowledged);
+                conn.lent = None;
+                conn.stream.let_source_go(id);
+                self.give_back(fabric, slot)?;
+                return Ok(Some(Sent::Over(done.into())));
+            }
+        }
+        self.settle_lent(fabric, pair)?;
+        let conn = self.find(pair.0, pair.1);
+        Ok(Some(match conn.and_then(|c| c.sent.take()) {
+            Some(n) => Sent::Over(n),
+            None => Sent::Waits,
+        }))
+    }
+
+    /// Gives back what the other end has, or will never read.
+    ///
+    /// # Errors
+    ///
+    /// Memory can't be accessed.
+    pub(super) fn settle_lent(&mut self, fabric: &Fabric, pair: (usize, usize)) -> Result<()> {
+        let mutation = self.mutation();
+        let Some(conn) = self.find(pair.0, pair.1) else {
+            return Ok(());
+        };
+        let Some(lent) = &conn.lent else {
+            return Ok(());
+        };
+        let state = conn.stream.sending().source(lent.id);
+        let (slot, id) = (lent.slot, lent.id);
+        // One that nobody was told of is not there when it is withdrawn.
+        let over = state.is_none_or(|s| s.over);
+        let bytes = match state {
+            Some(_) if lent.withdrawn && mutation == Some(Mutation::WithdrawnCounts) => lent.len,
+            state => state.map_or(0, |s| s.acknowledged),
+        };
+        if over {
+            conn.stream.let_source_go(id);
+            (conn.lent, conn.sent) = (None, Some(bytes.into()));
+            return self.give_back(fabric, slot);
+        }
+        // The other end may not know that the connection is over.
+        let rest = match conn.stream.send_ring_free(&LIMITS) {
+            RingFree::At(at) => at.0,
+            RingFree::Now => fabric.now(),
+            RingFree::No | RingFree::Uncommitted => return Ok(()),
+        };
+        (conn.lent, conn.sent) = (None, Some(bytes.into()));
+        self.rest(rest, slot);
+        Ok(())
+    }
+
+    /// Lends memory for what comes next from the other end's memory; or has that fetched to the ring,
+    /// if there is none.
+    ///
+    /// # Errors
+    ///
+    /// Memory can't be accessed, or was written to by whoever does not have it.
+    pub fn offer(&mut self, fabric: &Fabric, pair: (usize, usize), len: u32) -> Result<()> {
+        let can = self
+            .find(pair.0, pair.1)
+            .is_some_and(|c| c.stream.receiving().can_sink() && c.stream.end().is_none());
+        if !can {
+            return Ok(());
+        }
+        let slot = self.ring(fabric)?;
+        let Some(conn) = self.find(pair.0, pair.1) else {
+            return Ok(());
+        };
+        let Some(slot) = slot else {
+            conn.stream.release_sources(None);
+            return Ok(());
+        };
+        match conn.stream.offer_sink(len.min(RING_BYTES as u32)) {
+            Some(_) => conn.sink = Some(slot),
+            None => self.give_back(fabric, slot)?,
+        }
+        Ok(())
+    }
+
+    /// Takes memory back that was lent: what is in it. It is used again when nothing more can come.
+    ///
+    /// # Errors
+    ///
+    /// Memory can't be accessed.
+    pub fn take_sink(&mut self, fabric: &Fabric, pair: (usize, usize)) -> Result<Vec<u8>> {
+        let (nic, mutation) = (self.nic(), self.mutation());
+        let Some(conn) = self.find(pair.0, pair.1) else {
+            return Ok(Vec::new());
+        };
+        let Some(slot) = conn.sink.take() else {
+            return Ok(Vec::new());
+        };
+        let mut data = vec![0; conn.stream.withdraw_sink() as usize];
+        conn.stream.release_sources(None);
+        fabric.load(nic, slot, &mut data)?;
+        match mutation {
+            Some(Mutation::SinkAtOnce) => self.give_back(fabric, slot)?,
+            _ => self.parting.push(slot),
+        }
+        self.part(fabric)?;
+        Ok(data)
+    }
+
+    /// Uses memory again that nothing is on its way to.
+    pub(super) fn part(&mut self, fabric: &Fabric) -> Result<()> {
+        for slot in std::mem::take(&mut self.parting) {
+            match self.flying.iter().any(|(_, to)| *to == slot) {
+                true => self.parting.push(slot),
+                false => self.give_back(fabric, slot)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A program that may take memory of the other end waits, or has gone for a while.
+    pub fn hold(&mut self, pair: (usize, usize), most: Option<u32>, until: u64) {
+        if let Some(conn) = self.find(pair.0, pair.1) {
+            match most {
+                Some(most) => conn.stream.hold_sources(most),
+                None => conn.stream.release_sources(Some(Time(until))),
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Memory that GETs have to overwrite.
+
+use crate::fabric::Fabric;
+use anyhow::Result;
+use protocol::ds::Span;
+use protocol::marks::{marks, Mark, MARK_BYTES};
+use protocol::Time;
+
+/// Memory of a GET, with marks that it has to overwrite.
+#[derive(Clone, Copy)]
+pub(super) struct Marked {
+    pub(super) ring: u64,
+    pub(super) bytes: u32,
+    pub(super) to: Span,
+    pub(super) secret: Mark,
+    /// Node and ring that it reads.
+    pub(super) from: (usize, u64),
+    /// It may be on its way until then.
+    pub(super) deadline: Time,
+}
+
+impl Marked {
+    fn places(self) -> impl Iterator<Item = Span> {
+        marks(self.to.len).map(move |offset| Span {
+            at: (self.to.at + offset) & (self.bytes - 1),
+            len: MARK_BYTES,
+        })
+    }
+
+    pub(super) fn write(self, fabric: &Fabric, nic: usize) -> Result<()> {
+        for place in self.places() {
+            let mut rest = &self.secret[..];
+            for (at, len) in place.parts(self.bytes) {
+                let (part, behind) = rest.split_at(len as usize);
+                fabric.fill(nic, self.ring + u64::from(at), part)?;
+                rest = behind;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether one is still there.
+    pub(super) fn is_left(self, fabric: &Fabric, nic: usize) -> Result<bool> {
+        for place in self.places() {
+            let mut all = Vec::new();
+            for (at, len) in place.parts(self.bytes) {
+                let mut part = vec![0; len as usize];
+                fabric.load(nic, self.ring + u64::from(at), &mut part)?;
+                all.extend(part);
+            }
+            if all == self.secret {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,691 @@
+//! A node with stream connections: messages, PUTs and rings, driven as a socket module does it.
+
+use super::held::Held;
+use super::lent::Lent;
+use super::marked::Marked;
+use super::places;
+use super::posting::{message_descriptor, Poster, Wire};
+use super::setup::Negotiation;
+use super::{Mutation, LIMITS, RINGS, RING_BYTES, TRANSFERS, TRANSFER_LIMITS};
+use crate::fabric::Fabric;
+use crate::port::{Port, FREE};
+use crate::Heap;
+use anyhow::{ensure, Result};
+use protocol::ds::{unknown, End, Geometry, Heard, RingFree, Span, Stream};
+use protocol::transfer::{self, Queue, Quiet, Transfers};
+use protocol::Time;
+use std::collections::HashMap;
+use wire::ext_ds::{ConnId, Kind, Message};
+use wire::ext_eth::VPID;
+use wire::velo::{self, Mtt, SourceId, Target};
+
+/// Bytes of a GET while there are few places: a ring takes more than a turn.
+const SMALL_CHUNK: u32 = 250;
+/// What is in memory that no connection owns.
+pub const POISON: u8 = 0xdb;
+
+/// One end of a connection.
+pub struct Conn {
+    /// The machine.
+    pub stream: Stream,
+    /// The pair of ends that it belongs to, and which of them it is.
+    pub pair: usize,
+    /// 0: the one that connected.
+    pub side: usize,
+    /// Node of the other end.
+    pub peer: usize,
+    /// Numbers its ends, over all nodes.
+    pub serial: u64,
+    send_ring: Option<u64>,
+    receive_ring: Option<u64>,
+    /// Where the other one sends from.
+    peer_ring: u64,
+    geometry: Geometry,
+    /// Somebody has it open.
+    pub open: bool,
+    /// What its program sends from its memory, and how much of the last was sent.
+    pub lent: Option<Lent>,
+    /// See `lent`.
+    pub sent: Option<u64>,
+    /// Memory of its program that is fetched to.
+    pub sink: Option<u64>,
+    pub(super) waits: places::Waits,
+}
+
+/// A ring that nobody may use before this time.
+type Resting = (u64, u64);
+
+/// A node.
+pub struct Node {
+    pub(super) nic: usize,
+    pub(super) port: Option<Port>,
+    transfers: Transfers<Heap, (u64, u16)>,
+    /// Its connections by place.
+    pub conns: Vec<Option<Conn>>,
+    generation: u32,
+    free: Vec<u64>,
+    resting: Vec<Resting>,
+    pub(super) mutation: Option<Mutation>,
+    hasty: Vec<(u64, u16)>,
+    /// GETs on their way.
+    marked: HashMap<(u64, u16), Marked>,
+    /// Of those that were done so many had lost something.
+    pub holes: u64,
+    /// Each message with this many before it goes twice.
+    pub repeat_every: Option<u64>,
+    /// It has no place for GETs.
+    pub refuses_gets: bool,
+    /// What its ports have not sent yet.
+    pub held: Held,
+    sent: u64,
+    busy: bool,
+    /// When the mailbox was last empty.
+    empty: Time,
+    /// Ends that were forgotten: pair, side, why it was over.
+    pub ended: Vec<(usize, usize, End)>,
+    /// Rings that others may use from now on, since somebody last looked.
+    reused: Vec<u64>,
+    /// Messages for no connection.
+    pub strays: u64,
+    serial: u64,
+    /// Memory of programs that GETs go to which are not over, and which of it was taken back.
+    pub(super) flying: Vec<((u64, u16), u64)>,
+    /// See `flying`.
+    pub(super) parting: Vec<u64>,
+    /// Who waits for a place for a GET.
+    pub(super) places: places::Places,
+    /// What is negotiated.
+    pub setup: Negotiation,
+}
+
+fn table() -> Transfers<Heap, (u64, u16)> {
+    match Transfers::new(&TRANSFERS, &TRANSFER_LIMITS) {
+        Ok(table) => table,
+        Err(e) => match e {},
+    }
+}
+
+impl Node {
+    /// A node without a port.
+    ///
+    /// # Errors
+    ///
+    /// Its memory can't be written.
+    pub fn new(
+        fabric: &Fabric,
+        nic: usize,
+        generation: u32,
+        mutation: Option<Mutation>,
+    ) -> Result<Self> {
+        let rings: Vec<u64> = (0..RINGS).map(|i| FREE + i * RING_BYTES).collect();
+        fabric.fill(nic, FREE, &vec![POISON; (RINGS * RING_BYTES) as usize])?;
+        Ok(Self {
+            nic,
+            port: None,
+            transfers: table(),
+            conns: Vec::new(),
+            generation,
+            free: rings,
+            resting: Vec::new(),
+            mutation,
+            hasty: Vec::new(),
+            marked: HashMap::new(),
+            holes: 0,
+            repeat_every: None,
+            refuses_gets: false,
+            held: Held::default(),
+            sent: 0,
+            busy: true,
+            empty: Time(fabric.now()),
+            ended: Vec::new(),
+            reused: Vec::new(),
+            strays: 0,
+            serial: 0,
+            flying: Vec::new(),
+            parting: Vec::new(),
+            places: places::Places::new(),
+            setup: Negotiation::new((u64::from(generation) << 20) | nic as u64),
+        })
+    }
+
+    /// Opens the port.
+    ///
+    /// # Errors
+    ///
+    /// The NIC refuses an access.
+    pub fn up(&mut self, fabric: &mut Fabric) -> Result<()> {
+        self.port = Some(Port::open(fabric, self.nic)?);
+        Ok(())
+    }
+
+    /// The node is gone, with all it knew; its memory is used again at once when it is back.
+    ///
+    /// # Errors
+    ///
+    /// Its memory can't be written.
+    pub fn crash(&mut self, fabric: &mut Fabric, generation: u32) -> Result<()> {
+        if let Some(port) = self.port.take() {
+            port.close(fabric);
+        }
+        let kept = (self.serial, self.strays, self.holes);
+        let Negotiation {
+            off,
+            version,
+            short,
+            ..
+        } = self.setup;
+        *self = Self::new(fabric, self.nic, generation, self.mutation)?;
+        (self.serial, self.strays, self.holes) = kept;
+        (self.setup.off, self.setup.version) = (off, version);
+        self.setup.short = short;
+        Ok(())
+    }
+
+    pub(super) fn mutation(&self) -> Option<Mutation> {
+        self.mutation
+    }
+
+    /// Its number.
+    pub fn nic(&self) -> usize {
+        self.nic
+    }
+
+    /// Whether the port is open.
+    pub fn is_up(&self) -> bool {
+        self.port.is_some()
+    }
+
+    /// Whether something came or went since this was last asked.
+    pub fn was_busy(&mut self) -> bool {
+        std::mem::take(&mut self.busy)
+    }
+
+    /// Whether nothing is going on.
+    pub fn is_idle(&self) -> bool {
+        self.transfers.is_empty()
+            && self.conns.iter().all(Option::is_none)
+            && !self.setup.is_waiting()
+    }
+
+    /// A ring that nobody has written to since it was given back.
+    pub(super) fn ring(&mut self, fabric: &Fabric) -> Result<Option<u64>> {
+        let now = fabric.now();
+        while let Some(i) = self.resting.iter().position(|(until, _)| *until <= now) {
+            let (_, ring) = self.resting.swap_remove(i);
+            self.give_back(fabric, ring)?;
+        }
+        let Some(ring) = self.free.pop() else {
+            return Ok(None);
+        };
+        let mut data = vec![0; RING_BYTES as usize];
+        fabric.load(self.nic, ring, &mut data)?;
+        ensure!(
+            data.iter().all(|b| *b == POISON),
+            "memory of node {} at {ring:#x} was written to while nobody used it",
+            self.nic
+        );
+        Ok(Some(ring))
+    }
+
+    /// Memory that nobody may use before then.
+    pub(super) fn rest(&mut self, until: u64, ring: u64) {
+        self.resting.push((until, ring));
+    }
+
+    pub(super) fn give_back(&mut self, fabric: &Fabric, ring: u64) -> Result<()> {
+        fabric.fill(self.nic, ring, &[POISON; RING_BYTES as usize])?;
+        // The last one is used next: whoever still writes to it is seen.
+        self.free.push(ring);
+        self.reused.push(ring);
+        Ok(())
+    }
+
+    /// Rings that were given back since this was last asked.
+    pub fn take_reused(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.reused)
+    }
+
+    /// Whether a GET of this node may still be on its way that writes to a ring, or, with `reads`, reads
+    /// from it.
+    pub fn uses(&self, (nic, ring): (usize, u64), now: u64, reads: bool) -> bool {
+        let mut gets = self.marked.values().filter(|m| m.deadline.0 > now);
+        gets.any(|m| reads && m.from == (nic, ring) || (self.nic, m.ring) == (nic, ring))
+    }
+
+    /// A place for a connection, with its rings: name, send ring, receive ring.
+    ///
+    /// # Errors
+    ///
+    /// Memory was written to that nobody used.
+    pub fn prepare(&mut self, fabric: &Fabric) -> Result<Option<(ConnId, u64, u64)>> {
+        if self.port.is_none() {
+            return Ok(None);
+        }
+        let Some(send) = self.ring(fabric)? else {
+            return Ok(None);
+        };
+        let Some(receive) = self.ring(fabric)? else {
+            self.free.push(send);
+            return Ok(None);
+        };
+        let all = self.conns.len();
+        let free = |i: &usize| self.conns[*i].is_none() && !self.setup.has(*i);
+        let index = (0..all).find(free).unwrap_or(all);
+        if index == all {
+            self.conns.push(None);
+        }
+        self.generation += 1;
+        Ok(Some((
+            ConnId::new(index as u32, self.generation),
+            send,
+            receive,
+        )))
+    }
+
+    /// Puts a connection in the place that was prepared.
+    #[allow(clippy::too_many_arguments)]
+    pub fn establish(
+        &mut self,
+        fabric: &Fabric,
+        (own, send, receive): (ConnId, u64, u64),
+        (peer, peer_id, peer_ring): (usize, ConnId, u64),
+        geometry: Geometry,
+        (pair, side): (usize, usize),
+    ) {
+        self.serial += 1;
+        let conn = Conn {
+            stream: Stream::new(own, peer_id, &geometry, Time(fabric.now())),
+            pair,
+            side,
+            peer,
+            serial: self.serial,
+            send_ring: Some(send),
+            receive_ring: Some(receive),
+            peer_ring,
+            geometry,
+            open: true,
+            lent: None,
+            sent: None,
+            sink: None,
+            waits: places::Waits::default(),
+        };
+        self.conns[own.index() as usize] = Some(conn);
+    }
+
+    /// The end of a pair on this node.
+    pub fn find(&mut self, pair: usize, side: usize) -> Option<&mut Conn> {
+        let mut all = self.conns.iter_mut().flatten();
+        all.find(|c| c.pair == pair && c.side == side)
+    }
+
+    /// What an end remembers, as text.
+    pub fn look(&self, pair: usize, side: usize) -> String {
+        let mut all = self.conns.iter().flatten();
+        let conn = all.find(|c| c.pair == pair && c.side == side);
+        conn.map_or_else(|| "gone".to_owned(), |c| format!("{:?}", c.stream))
+    }
+
+    /// Writes bytes to the stream, as many as there is room for; how many.
+    ///
+    /// # Errors
+    ///
+    /// The memory can't be written.
+    pub fn write(
+        &mut self,
+        fabric: &Fabric,
+        pair: (usize, usize),
+        data: &[u8],
+        more: bool,
+    ) -> Result<usize> {
+        let nic = self.nic;
+        let Some(conn) = self.find(pair.0, pair.1) else {
+            return Ok(0);
+        };
+        let (Some(ring), true) = (conn.send_ring, conn.stream.can_send()) else {
+            return Ok(0);
+        };
+        let room = conn.stream.sending().room();
+        let len = room.len.min(data.len() as u32);
+        let span = Span { at: room.at, len };
+        let mut rest = data;
+        for (at, len) in span.parts(conn.geometry.send_ring) {
+            let (part, behind) = rest.split_at(len as usize);
+            fabric.fill(nic, ring + u64::from(at), part)?;
+            rest = behind;
+        }
+        conn.stream.commit(len, more, Time(fabric.now()));
+        Ok(len as usize)
+    }
+
+    /// Reads at most `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The memory can't be read.
+    pub fn read(&mut self, fabric: &Fabric, pair: (usize, usize), len: usize) -> Result<Vec<u8>> {
+        let nic = self.nic;
+        let Some(conn) = self.find(pair.0, pair.1) else {
+            return Ok(Vec::new());
+        };
+        let Some(ring) = conn.receive_ring else {
+            return Ok(Vec::new());
+        };
+        let all = conn.stream.receiving().readable();
+        let span = Span {
+            len: all.len.min(len as u32),
+            ..all
+        };
+        let mut data = Vec::new();
+        for (at, len) in span.parts(conn.geometry.receive_ring) {
+            let mut part = vec![0; len as usize];
+            fabric.load(nic, ring + u64::from(at), &mut part)?;
+            data.extend(part);
+        }
+        conn.stream.consume(span.len);
+        Ok(data)
+    }
+
+    /// Sends any message, as whoever has taken the node over would.
+    pub fn forge(&mut self, fabric: &mut Fabric, to: usize, tag: u8, bytes: &[u8]) {
+        if let Some(port) = &mut self.port {
+            let descriptor = velo::Descriptor {
+                target: Target::Node(Port::node_id(to)),
+                vpid: VPID,
+                mtt: Mtt::from_low_bits(0),
+                irq: false,
+                tag,
+                len: bytes.len() as u16,
+            };
+            let _ = port.send(fabric, descriptor, bytes);
+        }
+    }
+
+    /// Does all there is to do.
+    ///
+    /// # Errors
+    ///
+    /// A rule does not hold, or memory can't be accessed.
+    pub fn poll(&mut self, fabric: &mut Fabric) -> Result<()> {
+        let Some(port) = &mut self.port else {
+            return Ok(());
+        };
+        // What a requester has dropped it drops for ever, until somebody looks.
+        port.look(fabric);
+        self.held.release(port, fabric);
+        while let Some(message) = self
+            .port
+            .as_mut()
+            .map(|p| p.message(fabric))
+            .transpose()?
+            .flatten()
+        {
+            self.busy = true;
+            self.take(
+                fabric,
+                message.status.source,
+                message.status.tag,
+                &message.data,
+            )?;
+        }
+        // What comes from now on comes after this.
+        self.empty = Time(fabric.now());
+        self.negotiate(fabric)?;
+        self.transfers(fabric)?;
+        self.pump(fabric)?;
+        self.give_places(fabric)?;
+        // What was submitted goes out.
+        self.transfers(fabric)?;
+        self.reap(fabric)
+    }
+
+    fn take(&mut self, fabric: &mut Fabric, source: SourceId, tag: u8, bytes: &[u8]) -> Result<()> {
+        let word = |i: usize| {
+            let mut raw = [0; 8];
+            for (to, from) in raw.iter_mut().zip(bytes.iter().skip(8 * i)) {
+                *to = *from;
+            }
+            u64::from_le_bytes(raw)
+        };
+        if let Some(kind) = Kind::from_tag(tag).filter(|kind| !kind.is_stream()) {
+            self.heard(fabric, source.node, kind, (bytes.len() as u16, word));
+            return Ok(());
+        }
+        let Ok(message) = Message::parse(tag, bytes.len() as u16, word) else {
+            self.strays += 1;
+            return Ok(());
+        };
+        let now = Time(fabric.now());
+        let nic = self.nic;
+        let id = message.head().conn;
+        self.stream_came(fabric, id, source.node);
+        let unsourced = self.mutation == Some(Mutation::Unsourced);
+        let place = self
+            .conns
+            .get_mut(id.index() as usize)
+            .and_then(Option::as_mut);
+        let conn = place.filter(|c| {
+            c.stream.own() == id && (unsourced || Port::node_id(c.peer) == source.node)
+        });
+        let Some(conn) = conn else {
+            self.strays += 1;
+            if let (Some(answer), Some(port)) = (unknown(&message), &mut self.port) {
+                let words = answer.words();
+                let bytes: Vec<u8> = words
+                    .as_slice()
+                    .iter()
+                    .flat_map(|w| w.to_le_bytes())
+                    .collect();
+                let descriptor = message_descriptor(source.node, &answer);
+                let _ = self.held.send(port, fabric, 0, (descriptor, &bytes));
+            }
+            return Ok(());
+        };
+        if let Heard::Data { skip, to } = conn.stream.receive(&message, self.empty, &LIMITS, now) {
+            let ring = conn.receive_ring.unwrap_or(0);
+            let mut data = &bytes[usize::from(message.data_offset() + skip)..];
+            for (at, len) in to.parts(conn.geometry.receive_ring) {
+                let (part, rest) = data.split_at(len as usize);
+                fabric.fill(nic, ring + u64::from(at), part)?;
+                data = rest;
+            }
+            ensure!(data.is_empty(), "data of a message is left over");
+        }
+        Ok(())
+    }
+
+    fn transfers(&mut self, fabric: &mut Fabric) -> Result<()> {
+        let Some(port) = &mut self.port else {
+            return Ok(());
+        };
+        while let Some(n) = port.notification(fabric)? {
+            self.busy = true;
+            self.transfers.take(&n);
+        }
+        let now = Time(fabric.now());
+        while self.transfers.expire(now, 4) {}
+        let held = &mut self.held;
+        let mut poster = Poster { port, held, fabric };
+        while self.transfers.post(&mut poster, now, 8).more {}
+        for token in std::mem::take(&mut self.hasty) {
+            self.ended(token, Some(Ok(())), None, now);
+        }
+        for queue in [Queue::Direct, Queue::Deferred] {
+            while let Some(e) = self.transfers.next_event(queue) {
+                if e.quiet.is_none() {
+                    self.transfers.told(e.ticket);
+                }
+                let mut outcome = e.outcome.map(|o| o.map(drop));
+                let marked = outcome.and_then(|_| self.marked.remove(&e.token));
+                let done = marked.filter(|_| outcome == Some(Ok(())));
+                if let Some(marked) = done {
+                    if marked.is_left(fabric, self.nic)? {
+                        self.holes += 1;
+                        if self.mutation != Some(Mutation::Unmarked) {
+                            outcome = Some(Err(transfer::Failure::TimedOut));
+                        }
+                    }
+                }
+                self.ended(e.token, outcome, e.quiet, now);
+            }
+        }
+        Ok(())
+    }
+
+    fn ended(
+        &mut self,
+        (serial, id): (u64, u16),
+        outcome: Option<Result<(), transfer::Failure>>,
+        quiet: Option<Quiet>,
+        now: Time,
+    ) {
+        if quiet.is_some() {
+            let mut flying = self.flying.iter();
+            if let Some(i) = flying.position(|(token, _)| *token == (serial, id)) {
+                self.flying.swap_remove(i);
+            }
+        }
+        let mut all = self.conns.iter_mut().flatten();
+        if let Some(conn) = all.find(|c| c.serial == serial) {
+            conn.stream.get_ended(id, outcome, quiet, &LIMITS, now);
+        }
+    }
+
+    fn pump(&mut self, fabric: &mut Fabric) -> Result<()> {
+        for i in 0..self.conns.len() {
+            self.pump_one(fabric, i)?;
+        }
+        Ok(())
+    }
+
+    /// Has a connection send what it can.
+    pub(super) fn pump_one(&mut self, fabric: &mut Fabric, i: usize) -> Result<()> {
+        let mut limits = super::limits(self.mutation);
+        if self.places.few.is_some() {
+            limits.chunk = SMALL_CHUNK;
+        }
+        let now = Time(fabric.now());
+        let port = self.port.as_mut();
+        if let (Some(port), Some(conn)) = (port, self.conns[i].as_mut()) {
+            let before = conn.stream.counters().gets;
+            conn.waits.refused = false;
+            let mut wire = Wire {
+                port,
+                fabric,
+                transfers: &mut self.transfers,
+                hasty: &mut self.hasty,
+                marked: &mut self.marked,
+                flying: &mut self.flying,
+                sink: conn.sink.unwrap_or(0),
+                mutation: self.mutation,
+                repeat_every: self.repeat_every,
+                refuses_gets: self.refuses_gets,
+                held: &mut self.held,
+                places: &mut self.places,
+                waits: &mut conn.waits,
+                index: i as u32,
+                sent: &mut self.sent,
+                serial: conn.serial,
+                peer: conn.peer,
+                send_ring: conn.send_ring.unwrap_or(0),
+                receive_ring: conn.receive_ring.unwrap_or(0),
+                peer_ring: conn.peer_ring,
+                geometry: conn.geometry,
+            };
+            // No room: the next poll tries again.
+            let _ = conn.stream.pump(&mut wire, &limits, now, 64);
+            conn.stream.check().map_err(anyhow::Error::msg)?;
+            let gets = conn.stream.counters().gets - before;
+            self.count_gets(i, gets)?;
+        }
+        Ok(())
+    }
+
+    /// Takes rings and connections away that are over.
+    fn reap(&mut self, fabric: &Fabric) -> Result<()> {
+        let now = Time(fabric.now());
+        self.part(fabric)?;
+        for i in 0..self.conns.len() {
+            let pair = self.conns[i].as_ref().map(|c| (c.pair, c.side));
+            if let Some(pair) = pair {
+                self.settle_lent(fabric, pair)?;
+            }
+            let Some(conn) = self.conns[i].as_mut() else {
+                continue;
+            };
+            let over = conn.stream.end().is_some();
+            if over && (!self.held.has(conn.serial) || self.mutation == Some(Mutation::HeldIsSent))
+            {
+                conn.stream.committed(now);
+            }
+            let hasty = self.mutation == Some(Mutation::ReceiveRingAtEnd);
+            let mut back = Vec::new();
+            // A program may still read what is there.
+            if over && !conn.open && (conn.stream.is_quiet() || hasty) {
+                back.extend(conn.receive_ring.take());
+            }
+            let free = match conn.stream.send_ring_free(&LIMITS) {
+                RingFree::No => None,
+                RingFree::Now => Some(0),
+                RingFree::Uncommitted => None,
+                RingFree::At(_) if self.mutation == Some(Mutation::SendRingAtEnd) => Some(0),
+                RingFree::At(at) => Some(at.0),
+            };
+            if let (Some(at), Some(ring)) = (free, conn.send_ring) {
+                conn.send_ring = None;
+                match at {
+                    0 => back.push(ring),
+                    at => self.resting.push((at, ring)),
+                }
+            }
+            let gone = !conn.open && conn.stream.is_over(now, &LIMITS);
+            let lent = conn.lent.is_some() || conn.sink.is_some();
+            if gone && !lent && conn.send_ring.is_none() && conn.receive_ring.is_none() {
+                let end = conn.stream.end();
+                self.ended
+                    .extend(end.map(|end| (conn.pair, conn.side, end)));
+                self.conns[i] = None;
+                self.places.forget(i);
+            }
+            for ring in back {
+                self.give_back(fabric, ring)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks memory that nobody uses, when everything is over.
+    ///
+    /// # Errors
+    ///
+    /// It was written to, or some is missing.
+    pub fn check_end(&mut self, fabric: &Fabric) -> Result<()> {
+        let nic = self.nic;
+        let left: Vec<String> = self
+            .conns
+            .iter()
+            .flatten()
+            .map(|c| format!("{}/{}: {:?}", c.pair, c.side, c.stream))
+            .collect();
+        ensure!(
+            left.is_empty(),
+            "node {nic} has connections at the end: {left:?}"
+        );
+        self.check_setups(fabric)?;
+        ensure!(self.is_idle(), "node {nic} has transfers at the end");
+        let mut rings = 0;
+        let resting = self
+            .resting
+            .iter()
+            .filter(|(until, _)| *until > fabric.now())
+            .count();
+        ensure!(resting == 0, "rings of node {nic} rest at the end");
+        let mut taken = Vec::new();
+        while let Some(ring) = self.ring(fabric)? {
+            rings += 1;
+            taken.push(ring);
+        }
+        ensure!(rings == RINGS, "node {nic} has lost rings");
+        self.free = taken;
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! Places for GETs, of which there may be few for each peer: connections that want one queue up, and
+//! nobody gets more than a turn before one that waits.
+
+use super::node::Node;
+use super::Mutation;
+use crate::fabric::Fabric;
+use crate::port::Port;
+use crate::Heap;
+use anyhow::{ensure, Result};
+use protocol::ds::{Line, Round};
+use protocol::Refused;
+use std::collections::HashMap;
+
+/// GETs that a connection posts when others wait for a place, too.
+const TURN: u8 = 8;
+/// No node has so many connections.
+const MOST: usize = 256;
+
+/// Of a connection.
+#[derive(Default)]
+pub struct Waits {
+    /// There was no place when it last wanted one.
+    pub refused: bool,
+    /// GETs that it may post although others wait.
+    turn: u8,
+}
+
+/// Of a node.
+pub struct Places {
+    line: Line<Heap>,
+    /// So many there are for each peer, if there are few.
+    pub few: Option<usize>,
+    /// GETs of connections, by their numbers, since one waits.
+    ahead: HashMap<(usize, u64), u64>,
+    /// How often one had to wait.
+    pub waited: u64,
+}
+
+impl Waits {
+    /// It has posted a GET.
+    pub fn posted(&mut self) {
+        self.turn = self.turn.saturating_sub(1);
+    }
+}
+
+impl Places {
+    pub fn new() -> Self {
+        let line = match Line::new(MOST) {
+            Ok(line) => line,
+            Err(e) => match e {},
+        };
+        Self {
+            line,
+            few: None,
+            ahead: HashMap::new(),
+            waited: 0,
+        }
+    }
+
+    /// A connection waits from now on.
+    pub fn wait(&mut self, index: u32, waits: &mut Waits) -> Refused {
+        *waits = Waits {
+            refused: true,
+            turn: 0,
+        };
+        self.waited += 1;
+        self.line.push(index);
+        Refused::Later
+    }
+
+    /// Whether a connection may post a GET to a peer that `on_way` go to. It waits otherwise.
+    ///
+    /// # Errors
+    ///
+    /// There is no place, or others wait for it.
+    pub fn may_post(
+        &mut self,
+        index: u32,
+        waits: &mut Waits,
+        on_way: usize,
+    ) -> Result<(), Refused> {
+        let after = self.line.others(index) > 0;
+        let full = self.few.is_some_and(|few| on_way >= few);
+        if full || after && waits.turn == 0 {
+            return Err(self.wait(index, waits));
+        }
+        Ok(())
+    }
+
+    /// A connection is gone.
+    pub fn forget(&mut self, index: usize) {
+        self.ahead.retain(|(waits, _), _| *waits != index);
+    }
+
+    fn remove(&mut self, at: usize) {
+        if let Some(index) = self.line.remove(at) {
+            self.forget(index as usize);
+        }
+    }
+}
+
+impl Node {
+    /// A connection has posted GETs: not more than a turn before one that waits for the same.
+    pub(super) fn count_gets(&mut self, i: usize, gets: u64) -> Result<()> {
+        let Some(conn) = self.conns[i].as_ref().filter(|_| gets > 0) else {
+            return Ok(());
+        };
+        let (serial, peer) = (conn.serial, conn.peer);
+        let mut at = 0;
+        while let Some(index) = self.places.line.get(at).map(|index| index as usize) {
+            at += 1;
+            let other = self.conns.get(index).and_then(Option::as_ref);
+            if index == i || other.is_none_or(|other| other.peer != peer) {
+                continue;
+            }
+            let ahead = self.places.ahead.entry((index, serial)).or_default();
+            *ahead += gets;
+            ensure!(
+                *ahead <= u64::from(TURN),
+                "connection {i} of node {} has posted {ahead} GETs while {index} waits for a place",
+                self.nic
+            );
+        }
+        Ok(())
+    }
+
+    /// Who waits for a place gets some.
+    pub(super) fn give_places(&mut self, fabric: &mut Fabric) -> Result<()> {
+        let mut round = Round::new(self.places.line.len());
+        while let Some(at) = round.next_place() {
+            let index = self.places.line.get(at).map(|index| index as usize);
+            let conn = index.and_then(|i| self.conns.get_mut(i)?.as_mut());
+            let (Some(i), Some(conn)) = (index, conn) else {
+                self.places.remove(at);
+                continue;
+            };
+            let node = Port::node_id(conn.peer);
+            if round.is_full(node) {
+                round.keep();
+                continue;
+            }
+            conn.waits.turn = TURN;
+            conn.stream.retry_gets();
+            let before = conn.stream.counters().gets;
+            self.pump_one(fabric, i)?;
+            let Some(conn) = &mut self.conns[i] else {
+                continue;
+            };
+            let none = conn.stream.counters().gets == before;
+            let stays = none || self.mutation == Some(Mutation::StaysFirst);
+            if conn.waits.refused && stays {
+                round.fill(node);
+                round.keep();
+            } else {
+                self.places.remove(at);
+                if conn.waits.refused {
+                    self.places.line.push(i as u32);
+                }
+            }
+        }
+        Ok(())
+    }
+}

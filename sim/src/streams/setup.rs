@@ -1,0 +1,772 @@
+//! Negotiation at a node: clients that ask, notes of those that have asked, connections that were
+//! taken, and what is decided, driven as a socket module does it (`af-extl/nic`).
+
+use super::node::Node;
+use super::{opening, Mutation, LIMITS};
+use crate::fabric::Fabric;
+use crate::port::Port;
+use crate::Heap;
+use anyhow::{ensure, Result};
+use protocol::ds::{
+    decline, Accepted, Client, ClientSays, Failures, Fallback, Geometry, Opening, Pending, Program,
+    Server, SilentNodes,
+};
+use protocol::Time;
+use wire::ext_ds::{
+    Answer, Answered, ConnId, Connect, Decline, Endpoint, Kind, Ring, Seq, SetupError, Tuple,
+};
+use wire::ext_eth::VPID;
+use wire::ids::{Nla, NodeId};
+use wire::velo::{self, Mtt, Target};
+
+/// Notes of a node, and of these, those of one other: all others together can't take its places.
+const NOTES: [u16; 2] = [12, 4];
+/// Rings are smaller than the protocol allows, by this power of two: they are to be full often.
+const SMALLER: u8 = 2;
+/// Port of programs that could bypass TCP, and of those that could not.
+pub const PORTS: [u16; 2] = [7600, 7601];
+/// Messages that a node remembers, to say them again when it should not.
+const REMEMBERED: usize = 64;
+
+/// TCP's connection as one end sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct View {
+    /// It is there, or was.
+    pub up: bool,
+    /// It was reset, or could not be made.
+    pub closed: bool,
+    /// Data that nobody has read.
+    pub unread: bool,
+    /// The other end has finished.
+    pub finished: bool,
+}
+
+/// What carries the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// It is not known yet.
+    Waiting,
+    /// Streams.
+    Direct,
+    /// TCP.
+    Tcp(Fallback),
+    /// Nobody knows what the peer does.
+    Lost,
+}
+
+enum Side {
+    Client(Client),
+    Server(Server),
+}
+
+/// An end that negotiates, or has.
+pub struct Setup {
+    name: ConnId,
+    pair: usize,
+    side: usize,
+    peer: usize,
+    what: Side,
+    rings: Option<(u64, u64)>,
+    geometry: Geometry,
+    /// It takes what is in programs' memory.
+    sources: bool,
+    far: Option<Endpoint>,
+    decision: Decision,
+    open: bool,
+    /// How it was closed before it was decided: with `true` it was aborted.
+    closed: Option<bool>,
+    syn: bool,
+    /// TCP's connection just now.
+    pub tcp: View,
+    tcp_came: bool,
+    since: Time,
+    /// Cookie and name of the client.
+    asked: Option<(u32, ConnId)>,
+    due: Option<Time>,
+}
+
+/// A message that a node has sent.
+type Sent = (usize, u8, Vec<u8>);
+
+/// The part of a node that negotiates.
+pub struct Negotiation {
+    /// Ends by the time they began.
+    pub setups: Vec<Setup>,
+    pending: Pending<Heap>,
+    silent: SilentNodes<Heap>,
+    slow: Failures<Heap, Program>,
+    /// It takes no connections but TCP's.
+    pub off: bool,
+    /// Version of the protocol that it speaks.
+    pub version: u8,
+    /// Its messages come a second time, up to so much later.
+    pub echo: Option<u64>,
+    late: Vec<(u64, Sent)>,
+    sent: Vec<Sent>,
+    /// What was decided since somebody looked: pair, side.
+    pub decided: Vec<(usize, usize, Decision)>,
+    /// Clients that were declined for want of a place or of rings.
+    pub short: u64,
+    draw: u64,
+}
+
+/// Who begins a connection, and what it is to have.
+pub struct Terms {
+    /// The pair of ends.
+    pub pair: usize,
+    /// The other node.
+    pub peer: usize,
+    /// TCP's name of it.
+    pub tuple: Tuple,
+    /// Number of the first byte.
+    pub isn: Seq,
+    /// Bytes of the send ring and the receive ring.
+    pub rings: [u32; 2],
+}
+
+impl Negotiation {
+    pub(super) fn new(secret: u64) -> Self {
+        let [all, each] = NOTES;
+        let pending = match Pending::new(all, each, secret) {
+            Ok(pending) => pending,
+            Err(e) => match e {},
+        };
+        let silent = match SilentNodes::new(4) {
+            Ok(silent) => silent,
+            Err(e) => match e {},
+        };
+        let slow = match Failures::new(4, secret) {
+            Ok(slow) => slow,
+            Err(e) => match e {},
+        };
+        Self {
+            setups: Vec::new(),
+            pending,
+            silent,
+            slow,
+            off: false,
+            version: wire::ext_ds::VERSION,
+            echo: None,
+            late: Vec::new(),
+            sent: Vec::new(),
+            decided: Vec::new(),
+            short: 0,
+            draw: secret | 1,
+        }
+    }
+
+    fn draw(&mut self, below: u64) -> u64 {
+        self.draw ^= self.draw << 13;
+        self.draw ^= self.draw >> 7;
+        self.draw ^= self.draw << 17;
+        (self.draw >> 8) % below
+    }
+
+    /// Whether a name is in use.
+    pub(super) fn has(&self, index: usize) -> bool {
+        let mut all = self.setups.iter();
+        all.any(|s| s.name.index() as usize == index)
+    }
+
+    /// Whether something is to be decided.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.late.is_empty() || self.setups.iter().any(|s| s.decision == Decision::Waiting)
+    }
+
+    pub(super) fn find(&mut self, pair: usize, side: usize) -> Option<&mut Setup> {
+        let mut all = self.setups.iter_mut();
+        all.find(|s| (s.pair, s.side) == (pair, side))
+    }
+
+    /// Names and cookies that are in use, for who wants to guess them.
+    pub(super) fn names(&self) -> Vec<(ConnId, ConnId, u32)> {
+        let name = |s: &Setup| {
+            let far = s.far.map_or(ConnId::default(), |far| far.id);
+            (s.name, far, s.asked.map_or(0, |(cookie, _)| cookie))
+        };
+        self.setups.iter().map(name).collect()
+    }
+
+    /// A message that was sent some time ago.
+    pub(super) fn old(&self, which: usize) -> Option<Sent> {
+        let n = self.sent.len();
+        (n > 0).then(|| self.sent[which % n].clone())
+    }
+}
+
+impl Setup {
+    fn endpoint(&self) -> Endpoint {
+        let g = &self.geometry;
+        Endpoint {
+            id: self.name,
+            velo: VPID,
+            rma: VPID,
+            isn: g.send_isn,
+            ring: Ring {
+                nla: Nla(self.rings.map_or(0, |(send, _)| send)),
+                log2: g.send_ring.trailing_zeros() as u8 + SMALLER,
+            },
+            receive_log2: g.receive_ring.trailing_zeros() as u8 + SMALLER,
+            sources: self.sources,
+        }
+    }
+
+    fn meet(&mut self, far: Endpoint) {
+        self.far = Some(far);
+        self.geometry.receive_isn = far.isn;
+        self.geometry.peer_send = far.ring.bytes() >> SMALLER;
+        self.geometry.peer_ring = 1 << (far.receive_log2 - SMALLER);
+        self.geometry.sources = self.sources && far.sources;
+    }
+
+    /// Whether TCP's connection may say what carries the data.
+    fn see_tcp(&mut self, mutation: Option<Mutation>, now: Time) -> bool {
+        if self.decision != Decision::Waiting || !self.open {
+            return false;
+        }
+        let fin = mutation == Some(Mutation::FinDecides) && self.tcp.finished;
+        let came = self.tcp.unread || fin;
+        self.tcp_came = match &mut self.what {
+            Side::Client(client) => {
+                if self.tcp.up && !self.tcp.closed {
+                    client.tcp_up(&opening(mutation), now);
+                }
+                came || self.syn && self.tcp.closed
+            }
+            Side::Server(_) => came || self.tcp.closed,
+        };
+        self.tcp_came
+    }
+
+    fn use_tcp(&mut self) {
+        match &mut self.what {
+            Side::Client(client) => {
+                client.give_up(Fallback::TcpData);
+            }
+            Side::Server(server) => {
+                server.tcp_came();
+            }
+        }
+    }
+
+    fn outcome(&self) -> Decision {
+        match &self.what {
+            Side::Client(client) => match client.state() {
+                Opening::Direct => Decision::Direct,
+                Opening::Tcp => Decision::Tcp(client.fallback().unwrap_or(Fallback::NotAccepted)),
+                _ => Decision::Waiting,
+            },
+            Side::Server(server) => match server.state() {
+                Accepted::Waiting => Decision::Waiting,
+                Accepted::Direct => Decision::Direct,
+                Accepted::Tcp(why) => Decision::Tcp(why),
+                Accepted::Dead => Decision::Lost,
+            },
+        }
+    }
+}
+
+/// The program that a connection is for.
+fn program(peer: usize, tuple: &Tuple) -> Program {
+    Program {
+        node: Port::node_id(peer),
+        address: tuple.server,
+        port: tuple.server_port,
+    }
+}
+
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+impl Node {
+    fn post(&mut self, fabric: &mut Fabric, (to, tag, bytes): &Sent) {
+        if let Some(port) = &mut self.port {
+            let descriptor = velo::Descriptor {
+                target: Target::Node(Port::node_id(*to)),
+                vpid: VPID,
+                mtt: Mtt::from_low_bits(0),
+                irq: false,
+                tag: *tag,
+                len: bytes.len() as u16,
+            };
+            // What finds no room is lost, and said again.
+            let _ = self.held.send(port, fabric, 0, (descriptor, bytes));
+        }
+    }
+
+    /// Says something of a negotiation.
+    fn say(&mut self, fabric: &mut Fabric, to: usize, kind: Kind, words: &[u64]) {
+        let mut bytes = bytes_of(words);
+        bytes[0] = self.setup.version;
+        let sent = (to, kind.tag(), bytes);
+        self.post(fabric, &sent);
+        if self.repeat_every.is_some() {
+            self.post(fabric, &sent);
+        }
+        if let Some(longest) = self.setup.echo {
+            let at = fabric.now() + self.setup.draw(longest);
+            self.setup.late.push((at, sent.clone()));
+        }
+        if self.setup.sent.len() == REMEMBERED {
+            self.setup.sent.remove(0);
+        }
+        self.setup.sent.push(sent);
+    }
+
+    fn answer(&mut self, fabric: &mut Fabric, to: usize, said: &Answered) {
+        let (words, n) = said.words();
+        self.say(fabric, to, said.kind(), &words[..n]);
+    }
+
+    fn begin(
+        &mut self,
+        fabric: &Fabric,
+        terms: &Terms,
+        side: usize,
+        what: impl FnOnce(Endpoint) -> Side,
+        asked: Option<(u32, ConnId)>,
+    ) -> Result<Option<Endpoint>> {
+        let Some((name, send, receive)) = self.prepare(fabric)? else {
+            return Ok(None);
+        };
+        let [send_ring, receive_ring] = terms.rings;
+        let now = Time(fabric.now());
+        let mut setup = Setup {
+            name,
+            pair: terms.pair,
+            side,
+            peer: terms.peer,
+            what: Side::Client(Client::new(Connect::default(), now)),
+            rings: Some((send, receive)),
+            geometry: Geometry {
+                send_isn: terms.isn,
+                receive_isn: Seq(0),
+                send_ring,
+                receive_ring,
+                peer_ring: receive_ring,
+                peer_send: send_ring,
+                sources: false,
+            },
+            sources: self.setup.draw(6) > 0,
+            far: None,
+            decision: Decision::Waiting,
+            open: true,
+            closed: None,
+            syn: false,
+            tcp: View::default(),
+            tcp_came: false,
+            since: now,
+            asked,
+            due: Some(now),
+        };
+        let own = setup.endpoint();
+        setup.what = what(own);
+        self.setup.setups.push(setup);
+        Ok(Some(own))
+    }
+
+    /// Asks a node whether it would take a connection.
+    ///
+    /// # Errors
+    ///
+    /// Memory was written to that nobody used.
+    pub fn ask(
+        &mut self,
+        fabric: &mut Fabric,
+        terms: &Terms,
+        cookie: u32,
+    ) -> Result<Option<Fallback>> {
+        let now = Time(fabric.now());
+        if self.setup.off {
+            return Ok(Some(Fallback::Off));
+        }
+        let silent = opening(self.mutation).silent;
+        let peer = Port::node_id(terms.peer);
+        if self.setup.silent.is_silent(peer, silent, now) {
+            return Ok(Some(Fallback::KnownSilent));
+        }
+        if self
+            .setup
+            .slow
+            .is_avoided(&program(terms.peer, &terms.tuple), now)
+        {
+            return Ok(Some(Fallback::KnownLate));
+        }
+        let client = |client| {
+            let tuple = terms.tuple;
+            let connect = Connect {
+                cookie,
+                client,
+                tuple,
+            };
+            Side::Client(Client::new(connect, now))
+        };
+        let made = self.begin(fabric, terms, 0, client, None)?;
+        let Some(own) = made else {
+            return Ok(Some(Fallback::NoPlace));
+        };
+        if let Some(setup) = self.setup.find(terms.pair, 0) {
+            setup.asked = Some((cookie, own.id));
+        }
+        Ok(None)
+    }
+
+    /// A program takes a connection of TCP: the cookie of the client that has asked, or why it
+    /// stays one of TCP.
+    ///
+    /// # Errors
+    ///
+    /// Memory was written to that nobody used.
+    pub fn accept(
+        &mut self,
+        fabric: &mut Fabric,
+        terms: &Terms,
+        tcp: View,
+    ) -> Result<Result<u32, (Fallback, Option<u32>)>> {
+        let now = Time(fabric.now());
+        let limits = opening(self.mutation);
+        let node = Port::node_id(terms.peer);
+        if self.setup.off {
+            return Ok(Err((Fallback::Off, None)));
+        }
+        let used = tcp.closed || tcp.finished || tcp.unread;
+        if used && self.mutation == Some(Mutation::NoteKept) {
+            return Ok(Err((Fallback::TcpData, None)));
+        }
+        let pending = &mut self.setup.pending;
+        let Some(asked) = pending.begin_take(node, &terms.tuple, &limits, now) else {
+            self.refuse_all(fabric, &terms.tuple);
+            return Ok(Err((Fallback::NotAsked, None)));
+        };
+        let Connect { cookie, client, .. } = asked.connect;
+        if used {
+            pending.taken(&asked);
+            return Ok(Err((Fallback::TcpData, Some(cookie))));
+        }
+        let server = |own| Side::Server(Server::new(&asked, own, &limits, now));
+        let made = self.begin(fabric, terms, 1, server, Some((cookie, client.id)))?;
+        self.setup.pending.taken(&asked);
+        if self.mutation == Some(Mutation::TakenTwice) {
+            let _ = self.setup.pending.ask(node, &asked.connect, &limits, now);
+        }
+        if made.is_none() {
+            self.setup.short += 1;
+            let no = decline(cookie, client.id, Decline::Resources);
+            self.answer(fabric, terms.peer, &no);
+            return Ok(Err((Fallback::NoPlace, Some(cookie))));
+        }
+        if let Some(setup) = self.setup.find(terms.pair, 1) {
+            setup.meet(client);
+            setup.tcp = tcp;
+        }
+        Ok(Ok(cookie))
+    }
+
+    /// Declines all clients that have asked for a connection that TCP carries.
+    fn refuse_all(&mut self, fabric: &mut Fabric, tuple: &Tuple) {
+        while let Some(asked) = self.setup.pending.take_any(tuple) {
+            let Connect { cookie, client, .. } = asked.connect;
+            let no = decline(cookie, client.id, Decline::Resources);
+            self.setup.short += 1;
+            self.answer(fabric, usize::from(asked.node.0), &no);
+        }
+    }
+
+    /// Whether there is a note for a connection.
+    pub fn has_note(&mut self, fabric: &Fabric, terms: &Terms) -> bool {
+        let (limits, now) = (opening(self.mutation), Time(fabric.now()));
+        let node = Port::node_id(terms.peer);
+        let note = self.setup.pending.take(node, &terms.tuple, &limits, now);
+        note.is_some()
+    }
+
+    /// Whether TCP's SYN may go.
+    pub fn may_connect(&mut self, pair: usize) -> bool {
+        match self.setup.find(pair, 0).map(|s| &s.what) {
+            Some(Side::Client(client)) => client.may_connect(),
+            _ => true,
+        }
+    }
+
+    /// The program does not wait for the answer any longer.
+    pub fn stop_asking(&mut self, pair: usize) {
+        if let Some(Side::Client(client)) = self.setup.find(pair, 0).map(|s| &mut s.what) {
+            client.give_up(Fallback::Silent);
+        }
+    }
+
+    /// TCP's SYN was sent.
+    pub fn syn_went(&mut self, pair: usize) {
+        if let Some(setup) = self.setup.find(pair, 0) {
+            setup.syn = true;
+        }
+    }
+
+    /// A program looks what carries its data.
+    pub fn look_at_tcp(&mut self, pair: usize, side: usize, tcp: View, now: Time) {
+        let mutation = self.mutation;
+        if let Some(setup) = self.setup.find(pair, side) {
+            setup.tcp = tcp;
+            setup.see_tcp(mutation, now);
+        }
+    }
+
+    /// A program closes its socket, or aborts.
+    pub fn close(&mut self, pair: usize, side: usize, abort: bool) {
+        if let Some(setup) = self.setup.find(pair, side) {
+            setup.open = false;
+            if setup.decision == Decision::Waiting {
+                setup.closed = Some(abort);
+                if let Side::Client(client) = &mut setup.what {
+                    client.give_up(Fallback::TcpOnly);
+                }
+            }
+        }
+    }
+
+    /// A message of the negotiation came.
+    pub(super) fn heard(
+        &mut self,
+        fabric: &mut Fabric,
+        source: NodeId,
+        kind: Kind,
+        (len, word): (u16, impl Fn(usize) -> u64),
+    ) {
+        let now = Time(fabric.now());
+        let limits = opening(self.mutation);
+        self.setup.silent.heard(source);
+        let from = usize::from(source.0);
+        // Its own version is the one that its code knows.
+        let other = u64::from(self.setup.version ^ wire::ext_ds::VERSION);
+        let word = |i| word(i) ^ if i == 0 { other } else { 0 };
+        match kind {
+            Kind::Connect | Kind::Cancel => match Connect::parse(len, word) {
+                Ok(connect) if kind == Kind::Cancel => self.setup.pending.cancel(source, &connect),
+                Ok(connect) => self.asked(fabric, from, &connect),
+                Err(SetupError::Version { cookie, from: to }) if kind == Kind::Connect => {
+                    let no = decline(cookie, to, Decline::Version);
+                    self.answer(fabric, from, &no);
+                }
+                Err(_) => self.strays += 1,
+            },
+            _ => {
+                let Ok(mut said) = Answered::parse(kind, len, word) else {
+                    self.strays += 1;
+                    return;
+                };
+                let any = self.mutation == Some(Mutation::AnyAnswer);
+                let mut all = self.setup.setups.iter_mut();
+                let setup = all.find(|s| s.name == said.to);
+                let Some(setup) = setup.filter(|s| any || Port::node_id(s.peer) == source) else {
+                    self.strays += 1;
+                    return;
+                };
+                // What is said of a connection counts when there is one.
+                setup.see_tcp(self.mutation, now);
+                match &mut setup.what {
+                    Side::Client(client) => {
+                        client.receive(&said, &limits, now);
+                    }
+                    Side::Server(server) => {
+                        if let (true, Some((cookie, from))) = (any, setup.asked) {
+                            (said.cookie, said.from) = (cookie, from);
+                        }
+                        server.receive(&said);
+                    }
+                }
+            }
+        }
+    }
+
+    fn asked(&mut self, fabric: &mut Fabric, node: usize, connect: &Connect) {
+        let asked = Some((connect.cookie, connect.client.id));
+        let taken = |s: &Setup| s.side == 1 && s.peer == node && s.asked == asked;
+        let again = self.mutation == Some(Mutation::TakenTwice);
+        if !again && self.setup.setups.iter().any(taken) {
+            return;
+        }
+        let now = Time(fabric.now());
+        let limits = opening(self.mutation);
+        let listens =
+            connect.tuple.server_port == PORTS[0] && connect.tuple.server == [self.nic() as u8; 16];
+        let noted = match listens {
+            _ if self.setup.off => Err(Decline::Off),
+            false => Err(Decline::NoListener),
+            true => {
+                let node = Port::node_id(node);
+                self.setup.pending.ask(node, connect, &limits, now)
+            }
+        };
+        let Connect { cookie, client, .. } = *connect;
+        let said = match noted {
+            // It is being taken, and will hear of that.
+            Ok(false) => return,
+            Ok(true) => Answered {
+                cookie,
+                to: client.id,
+                from: ConnId::default(),
+                answer: Answer::Offer,
+            },
+            Err(why) => {
+                self.setup.short += u64::from(why == Decline::Busy);
+                decline(cookie, client.id, why)
+            }
+        };
+        self.answer(fabric, node, &said);
+    }
+
+    /// A message of a stream came for a name: whoever has taken it knows that the client uses it.
+    pub(super) fn stream_came(&mut self, fabric: &Fabric, name: ConnId, source: NodeId) {
+        let mut all = self.setup.setups.iter_mut();
+        let found = all.position(|s| s.name == name && Port::node_id(s.peer) == source);
+        let Some(i) = found else {
+            return;
+        };
+        if let Side::Server(server) = &mut self.setup.setups[i].what {
+            server.stream_came();
+        }
+        self.decide(fabric, i);
+    }
+
+    /// Takes over what was decided.
+    fn decide(&mut self, fabric: &Fabric, i: usize) {
+        let now = Time(fabric.now());
+        let setup = &mut self.setup.setups[i];
+        let outcome = setup.outcome();
+        if setup.decision != Decision::Waiting || outcome == Decision::Waiting {
+            return;
+        }
+        setup.decision = outcome;
+        setup.since = now;
+        if let (Decision::Direct, Side::Client(client)) = (outcome, &setup.what) {
+            if let Some(far) = client.server() {
+                setup.meet(far);
+            }
+        }
+        let (pair, side, closed) = (setup.pair, setup.side, setup.closed);
+        if let Side::Client(client) = &setup.what {
+            let program = program(setup.peer, &client.connect().tuple);
+            let pause = opening(self.mutation).late;
+            match outcome {
+                Decision::Tcp(Fallback::Silent) => self.setup.silent.silent(program.node, now),
+                Decision::Tcp(Fallback::NotAccepted) => self.setup.slow.fail(program, pause, now),
+                Decision::Direct => self.setup.slow.succeed(&program),
+                _ => {}
+            }
+        }
+        self.setup.decided.push((pair, side, outcome));
+        let setup = &mut self.setup.setups[i];
+        if let (Decision::Direct, Some((send, receive)), Some(far)) =
+            (outcome, setup.rings, setup.far)
+        {
+            setup.rings = None;
+            let (name, peer, geometry) = (setup.name, setup.peer, setup.geometry);
+            let own = (name, send, receive);
+            let far = (peer, far.id, far.ring.nla.0);
+            self.establish(fabric, own, far, geometry, (pair, side));
+            if let (Some(abort), Some(conn)) = (closed, self.find(pair, side)) {
+                conn.open = false;
+                match abort {
+                    true => conn.stream.abort(now),
+                    false => conn.stream.close(now),
+                }
+            }
+        }
+    }
+
+    /// Does all there is to do for negotiations, after the messages were read.
+    pub(super) fn negotiate(&mut self, fabric: &mut Fabric) -> Result<()> {
+        let now = Time(fabric.now());
+        let limits = opening(self.mutation);
+        let late = std::mem::take(&mut self.setup.late);
+        let (due, later): (Vec<_>, Vec<_>) = late.into_iter().partition(|(at, _)| *at <= now.0);
+        self.setup.late = later;
+        for (_, sent) in due {
+            self.post(fabric, &sent);
+        }
+        for i in 0..self.setup.setups.len() {
+            let setup = &mut self.setup.setups[i];
+            if setup.decision == Decision::Waiting {
+                let due = setup.due.is_some_and(|at| at <= now);
+                if setup.tcp_came {
+                    if setup.see_tcp(self.mutation, now) {
+                        setup.use_tcp();
+                    }
+                } else if due {
+                    setup.see_tcp(self.mutation, now);
+                }
+            }
+            loop {
+                let setup = &mut self.setup.setups[i];
+                let peer = setup.peer;
+                let says = match &mut setup.what {
+                    Side::Client(client) => client.next(&limits, now),
+                    Side::Server(server) => server.next(&limits, now).map(ClientSays::Answer),
+                };
+                match says {
+                    Some(ClientSays::Connect(c)) => {
+                        self.say(fabric, peer, Kind::Connect, &c.words());
+                    }
+                    Some(ClientSays::Cancel(c)) => self.say(fabric, peer, Kind::Cancel, &c.words()),
+                    Some(ClientSays::Answer(answer)) => self.answer(fabric, peer, &answer),
+                    None => break,
+                }
+            }
+            self.decide(fabric, i);
+            let setup = &mut self.setup.setups[i];
+            setup.due = match &setup.what {
+                Side::Client(client) => client.deadline(),
+                Side::Server(server) => server.deadline(),
+            };
+        }
+        self.tidy(fabric)
+    }
+
+    /// Gives back what is not needed any more.
+    fn tidy(&mut self, fabric: &Fabric) -> Result<()> {
+        let now = fabric.now();
+        let limits = opening(self.mutation);
+        let mut back = Vec::new();
+        let conns = &self.conns;
+        let mutation = self.mutation;
+        self.setup.setups.retain_mut(|s| match s.decision {
+            Decision::Waiting => true,
+            Decision::Direct => {
+                let conn = conns.get(s.name.index() as usize);
+                conn.is_some_and(|c| c.as_ref().is_some_and(|c| c.stream.own() == s.name))
+            }
+            Decision::Tcp(_) | Decision::Lost => {
+                if mutation != Some(Mutation::RingsKept) {
+                    back.extend(s.rings.take());
+                }
+                // It answers those who have not heard that it uses TCP, as long as they may ask.
+                let long = limits.keep + limits.confirm + LIMITS.hold;
+                let answers = matches!(s.what, Side::Client(_)) && s.decision != Decision::Lost;
+                answers && mutation != Some(Mutation::NoAnswer) && now < s.since.0 + long
+            }
+        });
+        for (send, receive) in back {
+            self.give_back(fabric, send)?;
+            self.give_back(fabric, receive)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that nothing of a negotiation is left, when everything is over.
+    pub(super) fn check_setups(&mut self, fabric: &Fabric) -> Result<()> {
+        let nic = self.nic();
+        let now = Time(fabric.now());
+        self.setup.pending.expire(&opening(self.mutation), now);
+        ensure!(
+            self.setup.pending.is_empty(),
+            "node {nic} has notes at the end"
+        );
+        let left: Vec<_> = self.setup.setups.iter().map(|s| (s.pair, s.side)).collect();
+        ensure!(
+            left.is_empty(),
+            "node {nic} negotiates at the end: {left:?}"
+        );
+        Ok(())
+    }
+}

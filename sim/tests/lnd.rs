@@ -1,0 +1,90 @@
+//! Runs of Lustre networking: many seeds, and runs that have to fail. As for the other rig: `SIM_SEED`,
+//! `SIM_SEEDS`, `FULL`.
+
+mod sim {
+    use ::sim::lnd::{run, Mutation, Rig, Summary, Violation};
+    use ::sim::seeds::{full, many, number};
+
+    /// Seeds of a usual run, and of a full one.
+    const SEEDS: [u64; 2] = [1_000, 100_000];
+    /// Seeds in which an error in the glue has to show.
+    const MUTANT_SEEDS: u64 = 2_000;
+
+    fn replay(v: &Violation) -> String {
+        let seed = v.seed;
+        format!(
+            "{v}\n    SIM_SEED={seed} cargo test --release -p sim --test lnd letters -- --nocapture"
+        )
+    }
+
+    #[test]
+    fn letters() {
+        if let Some(seed) = number("SIM_SEED") {
+            let mut rig = Rig::new(seed, None, true).unwrap();
+            let result = rig.run();
+            for line in rig.trace() {
+                println!("{line}");
+            }
+            result.unwrap_or_else(|v| panic!("{v}"));
+            return;
+        }
+        let seeds = number("SIM_SEEDS").unwrap_or(SEEDS[usize::from(full())]);
+        let (mut failed, sum) = many(seeds, |seed| run(seed, None), Summary::and);
+        failed.sort_by_key(|v| v.seed);
+        let lines: Vec<String> = failed.iter().take(10).map(replay).collect();
+        assert!(
+            failed.is_empty(),
+            "{} of {seeds} seeds failed:\n{}",
+            failed.len(),
+            lines.join("\n")
+        );
+        println!("{sum:?}");
+        // Otherwise the runs show nothing.
+        assert!(sum.demanded > seeds && sum.faults > seeds / 2, "{sum:?}");
+        assert!(
+            sum.delivered > sum.letters / 2 && sum.fetched > 5 * seeds,
+            "{sum:?}"
+        );
+        assert!(
+            sum.not_delivered > seeds && sum.unknown > seeds / 2 && sum.failed > seeds / 4,
+            "{sum:?}"
+        );
+        assert!(
+            sum.gets_again > seeds && sum.holes > seeds / 8 && sum.again > seeds / 16,
+            "{sum:?}"
+        );
+        assert!(sum.busy > seeds / 2 && sum.odd > seeds, "{sum:?}");
+        assert!(sum.sessions > 3 * seeds, "{sum:?}");
+    }
+
+    #[test]
+    fn letters_of_a_seed_repeat_exactly() {
+        for seed in 1..6 {
+            let trace = |_| {
+                let mut rig = Rig::new(seed, None, true).unwrap();
+                let _ = rig.run();
+                rig.trace().to_vec()
+            };
+            let [a, b] = [0, 1].map(trace);
+            assert!(!a.is_empty());
+            assert_eq!(a, b, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn errors_with_letters_are_found() {
+        // An error that shows by something else than it has to is not the one that is looked for.
+        let found = |m: Mutation| {
+            let seeds = 1..=MUTANT_SEEDS;
+            let mut violations = seeds.filter_map(|seed| run(seed, Some(m)).err());
+            violations.find(|v| m.shows().iter().any(|text| v.what.contains(text)))
+        };
+        let wanted = std::env::var("MUTATION").unwrap_or_default();
+        let missed: Vec<_> = Mutation::ALL
+            .iter()
+            .filter(|m| format!("{m:?}").contains(&wanted))
+            .filter(|m| found(**m).map(|v| println!("{m:?}: {v}")).is_none())
+            .collect();
+        assert!(missed.is_empty(), "{missed:?} were not found");
+    }
+}

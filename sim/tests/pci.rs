@@ -1,0 +1,91 @@
+//! Runs of lent PCIe devices: many seeds, and runs that have to fail. As for the other rigs: `SIM_SEED`,
+//! `SIM_SEEDS`, `FULL`.
+
+mod sim {
+    use ::sim::pci::{run, Mutation, Rig, Summary, Violation};
+    use ::sim::seeds::{full, many, number};
+
+    /// Seeds of a usual run, and of a full one.
+    const SEEDS: [u64; 2] = [300, 100_000];
+    /// Seeds in which an error in the glue has to show.
+    const MUTANT_SEEDS: u64 = 12_000;
+
+    fn replay(v: &Violation) -> String {
+        let seed = v.seed;
+        format!(
+            "{v}\n    SIM_SEED={seed} cargo test --release -p sim --test pci leases -- --nocapture"
+        )
+    }
+
+    #[test]
+    fn leases() {
+        if let Some(seed) = number("SIM_SEED") {
+            let mut rig = Rig::new(seed, None, true).unwrap();
+            let result = rig.run();
+            for line in rig.trace() {
+                println!("{line}");
+            }
+            result.unwrap_or_else(|v| panic!("{v}"));
+            return;
+        }
+        let seeds = number("SIM_SEEDS").unwrap_or(SEEDS[usize::from(full())]);
+        let (mut failed, sum) = many(seeds, |seed| run(seed, None), Summary::and);
+        failed.sort_by_key(|v| v.seed);
+        let lines: Vec<String> = failed.iter().take(10).map(replay).collect();
+        assert!(
+            failed.is_empty(),
+            "{} of {seeds} seeds failed:\n{}",
+            failed.len(),
+            lines.join("\n")
+        );
+        println!("{sum:?}");
+        // Otherwise the runs show nothing.
+        assert!(sum.up > 2 * seeds && sum.faults > seeds, "{sum:?}");
+        assert!(sum.demanded > seeds / 2 && sum.fenced > 0, "{sum:?}");
+        assert!(
+            sum.lost > seeds / 8 && sum.expired > seeds / 16 && sum.reclaimed > seeds / 16,
+            "{sum:?}"
+        );
+        assert!(
+            sum.writes > 20 * seeds && sum.resets > seeds && sum.timed_out > seeds / 4,
+            "{sum:?}"
+        );
+        assert!(
+            sum.arrived > sum.packets / 2 && sum.packets > 100 * seeds,
+            "{sum:?}"
+        );
+        assert!(sum.again > 10 * seeds && sum.odd > seeds, "{sum:?}");
+        assert!(sum.lies > 10 * seeds && sum.enabled > seeds, "{sum:?}");
+    }
+
+    #[test]
+    fn leases_of_a_seed_repeat_exactly() {
+        for seed in 1..6 {
+            let trace = |_| {
+                let mut rig = Rig::new(seed, None, true).unwrap();
+                let _ = rig.run();
+                rig.trace().to_vec()
+            };
+            let [a, b] = [0, 1].map(trace);
+            assert!(!a.is_empty());
+            assert_eq!(a, b, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn errors_with_leases_are_found() {
+        // An error that shows by something else than it has to is not the one that is looked for.
+        let found = |m: Mutation| {
+            let seeds = 1..=MUTANT_SEEDS;
+            let mut violations = seeds.filter_map(|seed| run(seed, Some(m)).err());
+            violations.find(|v| m.shows().iter().any(|text| v.what.contains(text)))
+        };
+        let wanted = std::env::var("MUTATION").unwrap_or_default();
+        let missed: Vec<_> = Mutation::ALL
+            .iter()
+            .filter(|m| format!("{m:?}").contains(&wanted))
+            .filter(|m| found(**m).map(|v| println!("{m:?}: {v}")).is_none())
+            .collect();
+        assert!(missed.is_empty(), "{missed:?} were not found");
+    }
+}

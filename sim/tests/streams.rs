@@ -1,0 +1,103 @@
+//! Runs of stream connections: many seeds, and runs that have to fail. As for the other rigs:
+//! `SIM_SEED`, `SIM_SEEDS`, `FULL`.
+
+mod sim {
+    use ::sim::seeds::{full, many, number};
+    use ::sim::streams::{run, Mutation, Rig, Summary, Violation};
+    use protocol::ds::Fallback;
+
+    /// Seeds of a usual run, and of a full one.
+    const SEEDS: [u64; 2] = [1_000, 100_000];
+    /// Seeds in which an error in the glue has to show: most do in the first ten.
+    const MUTANT_SEEDS: u64 = 2_000;
+
+    fn replay(v: &Violation) -> String {
+        let seed = v.seed;
+        format!(
+            "{v}\n    SIM_SEED={seed} cargo test --release -p sim --test streams streams -- --nocapture"
+        )
+    }
+
+    #[test]
+    fn streams() {
+        if let Some(seed) = number("SIM_SEED") {
+            let mut rig = Rig::new(seed, None, true).unwrap();
+            let result = rig.run();
+            for line in rig.trace() {
+                println!("{line}");
+            }
+            result.unwrap_or_else(|v| panic!("{v}"));
+            return;
+        }
+        let seeds = number("SIM_SEEDS").unwrap_or(SEEDS[usize::from(full())]);
+        let (mut failed, sum) = many(seeds, |seed| run(seed, None), Summary::and);
+        failed.sort_by_key(|v| v.seed);
+        let lines: Vec<String> = failed.iter().take(10).map(replay).collect();
+        println!("{sum:?}");
+        assert!(
+            failed.is_empty(),
+            "{} of {seeds} seeds failed:\n{}",
+            failed.len(),
+            lines.join("\n")
+        );
+        // Otherwise the runs show nothing.
+        assert!(
+            sum.demanded > 3 * seeds && sum.faults > seeds / 2,
+            "{sum:?}"
+        );
+        assert!(
+            sum.gets > 10 * seeds && sum.gets_again > seeds / 20,
+            "{sum:?}"
+        );
+        assert!(sum.rewinds > seeds / 20 && sum.asked > seeds / 2, "{sum:?}");
+        assert!(sum.odd > seeds && sum.failed > seeds / 5, "{sum:?}");
+        assert!(sum.holes > seeds / 20, "{sum:?}");
+        assert!(sum.lent > 1_000 * seeds && sum.cuts > seeds / 5, "{sum:?}");
+        assert!(sum.sunk > 100 * seeds, "{sum:?}");
+        assert!(sum.waited > seeds, "{sum:?}");
+        // Most connections bypass TCP; some of all kinds don't.
+        assert!(sum.direct > 6 * seeds && sum.tcp > seeds / 2, "{sum:?}");
+        assert!(sum.reused > seeds / 50, "{sum:?}");
+        let seen = |why: Fallback| sum.reasons & (1 << why.code()) != 0;
+        let expected = [
+            Fallback::Off,
+            Fallback::NoListener,
+            Fallback::PeerOff,
+            Fallback::NotAccepted,
+            Fallback::TcpData,
+            Fallback::NotAsked,
+            Fallback::TcpOnly,
+        ];
+        let missed: Vec<_> = expected.into_iter().filter(|why| !seen(*why)).collect();
+        assert!(missed.is_empty(), "nobody used TCP for {missed:?}: {sum:?}");
+    }
+
+    #[test]
+    fn streams_of_a_seed_repeat_exactly() {
+        for seed in 1..6 {
+            let trace = |_| {
+                let mut rig = Rig::new(seed, None, true).unwrap();
+                let _ = rig.run();
+                rig.trace().to_vec()
+            };
+            let [a, b] = [0, 1].map(trace);
+            assert!(!a.is_empty());
+            assert_eq!(a, b, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn errors_with_streams_are_found() {
+        // One of them, by its name.
+        let name = std::env::var("SIM_MUTATION").ok().filter(|t| !t.is_empty());
+        let asked = |m: &&Mutation| name.as_ref().is_none_or(|n| format!("{m:?}") == *n);
+        assert!(Mutation::ALL.iter().any(|m| asked(&m)), "{name:?}");
+        let found = |m| (1..=MUTANT_SEEDS).find_map(|seed| run(seed, Some(m)).err());
+        let missed: Vec<_> = Mutation::ALL
+            .iter()
+            .filter(asked)
+            .filter(|m| found(**m).map(|v| println!("{m:?}: {v}")).is_none())
+            .collect();
+        assert!(missed.is_empty(), "{missed:?} were not found");
+    }
+}
