@@ -2,8 +2,16 @@
 /* Headers for bindgen: what the kernel crate's own bindings lack, and the C parts of this module. */
 #include <linux/pci.h>
 #include <linux/ratelimit.h>
+#include <net/sock.h>
+#include <linux/irqdomain.h>
 #include "chardev.h"
+#include "extl.h"
 #include "helpers.h"
+#include "lent.h"
+#include "lookup.h"
 #include "mem_helpers.h"
 #include "net_helpers.h"
+#include "pci_host.h"
 #include "reset.h"
+#include "route.h"
+#include "sock.h"

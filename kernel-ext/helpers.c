@@ -3,9 +3,12 @@
 #include <linux/capability.h>
 #include <linux/device.h>
 #include <linux/dma-mapping.h>
+#include <linux/interrupt.h>
+#include <linux/iommu.h>
 #include <linux/pci.h>
 #include <linux/sched.h>
 #include <linux/smp.h>
+#include <linux/spinlock.h>
 #include "helpers.h"
 
 void extoll_wmb(void)
@@ -45,7 +48,9 @@ int extoll_set_coherent_mask(struct device *dev, u64 mask)
 
 bool extoll_iommu_mapped(struct device *dev)
 {
-	return device_iommu_mapped(dev);
+	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
+
+	return domain && domain->type != IOMMU_DOMAIN_IDENTITY;
 }
 
 u64 extoll_pci_bus_address(struct pci_dev *pdev, int bar)
@@ -68,6 +73,31 @@ bool extoll_pci_bar_set(struct pci_dev *pdev, int bar)
 void extoll_cond_resched(void)
 {
 	cond_resched();
+}
+
+bool extoll_need_resched(void)
+{
+	return need_resched();
+}
+
+void extoll_spin_lock_bh(spinlock_t *lock)
+{
+	spin_lock_bh(lock);
+}
+
+bool extoll_spin_trylock_bh(spinlock_t *lock)
+{
+	return spin_trylock_bh(lock);
+}
+
+void extoll_spin_unlock_bh(spinlock_t *lock)
+{
+	spin_unlock_bh(lock);
+}
+
+void extoll_tasklet_schedule(struct tasklet_struct *tasklet)
+{
+	tasklet_schedule(tasklet);
 }
 
 void extoll_sysfs_attr_init(struct device_attribute *attr)

@@ -3,11 +3,13 @@
 #ifndef EXTOLL_KERNEL_EXT_HELPERS_H
 #define EXTOLL_KERNEL_EXT_HELPERS_H
 
+#include <linux/spinlock_types.h>
 #include <linux/types.h>
 
 struct device;
 struct device_attribute;
 struct pci_dev;
+struct tasklet_struct;
 
 /* wmb(): orders and flushes write-combining stores. */
 void extoll_wmb(void);
@@ -26,6 +28,12 @@ u64 extoll_pci_bus_address(struct pci_dev *pdev, int bar);
 /* Whether a memory BAR of the device holds what the kernel assigned. */
 bool extoll_pci_bar_set(struct pci_dev *pdev, int bar);
 void extoll_cond_resched(void);
+bool extoll_need_resched(void);
+/* spin_lock_bh() and its like. */
+void extoll_spin_lock_bh(spinlock_t *lock);
+bool extoll_spin_trylock_bh(spinlock_t *lock);
+void extoll_spin_unlock_bh(spinlock_t *lock);
+void extoll_tasklet_schedule(struct tasklet_struct *tasklet);
 /* Lock class of an attribute in allocated memory. */
 void extoll_sysfs_attr_init(struct device_attribute *attr);
 /* Whether the calling process may touch hardware: CAP_SYS_RAWIO. */

@@ -4,23 +4,31 @@
 //! (and in `extoll_core`'s `mmio` and `dma` modules).
 
 pub mod barrier;
+mod bh_lock;
 pub(crate) mod bindings;
 pub mod cache;
 pub mod chardev;
 pub mod debugfs;
 pub mod global;
+pub mod lent;
 pub mod mem;
 pub mod net;
 pub mod param;
 pub mod pci;
+pub mod pci_host;
 pub mod ratelimit;
 pub mod reset;
 pub mod sched;
 pub mod security;
 pub mod sysfs;
+pub mod tasklet;
+pub mod timer;
 pub mod trace;
 pub mod uevent;
+pub mod vectors;
 pub mod work;
+
+pub use bh_lock::{BhBackend, BhGuard, BhLock};
 
 #[allow(dead_code)]
 const __LOG_PREFIX: &[u8] = b"extoll\0";

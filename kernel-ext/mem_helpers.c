@@ -168,6 +168,16 @@ void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, enum dma_data_di
 	dma_unmap_single(dev, addr, len, direction);
 }
 
+void extoll_dma_to_cpu(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction)
+{
+	dma_sync_single_for_cpu(dev, addr, len, direction);
+}
+
+void extoll_dma_to_device(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction)
+{
+	dma_sync_single_for_device(dev, addr, len, direction);
+}
+
 #if IS_ENABLED(CONFIG_KUNIT)
 struct device *extoll_device_sample(void)
 {
@@ -192,6 +202,60 @@ unsigned int extoll_device_references(struct device *dev)
 	return kref_read(&dev->kobj.kref);
 }
 #endif
+
+int extoll_device_node(struct device *dev)
+{
+	return dev_to_node(dev);
+}
+
+bool extoll_iova_alloc(struct device *dev, struct extoll_iova *range, size_t size)
+{
+	struct dma_iova_state state;
+
+	if (!dma_iova_try_alloc(dev, &state, 0, size))
+		return false;
+	range->base = state.addr;
+	range->size = state.__size;
+	return true;
+}
+
+/* Only what is not whole pages changes the state. */
+static struct dma_iova_state iova_state(const struct extoll_iova *range)
+{
+	return (struct dma_iova_state) {
+		.addr = range->base,
+		.__size = range->size,
+	};
+}
+
+void extoll_iova_free(struct device *dev, const struct extoll_iova *range)
+{
+	struct dma_iova_state state = iova_state(range);
+
+	dma_iova_free(dev, &state);
+}
+
+int extoll_iova_link(struct device *dev, const struct extoll_iova *range, size_t offset, phys_addr_t phys, size_t size,
+		     enum dma_data_direction direction)
+{
+	struct dma_iova_state state = iova_state(range);
+	int error = dma_iova_link(dev, &state, phys, offset, size, direction, 0);
+
+	if (error)
+		return error;
+	error = dma_iova_sync(dev, &state, offset, size);
+	if (error)
+		dma_iova_unlink(dev, &state, offset, size, direction, 0);
+	return error;
+}
+
+void extoll_iova_unlink(struct device *dev, const struct extoll_iova *range, size_t offset, size_t size,
+			enum dma_data_direction direction)
+{
+	struct dma_iova_state state = iova_state(range);
+
+	dma_iova_unlink(dev, &state, offset, size, direction, 0);
+}
 
 void extoll_sg_fill(struct sg_table *table, struct page **pages, unsigned int n)
 {

@@ -44,6 +44,27 @@ struct page *extoll_page_of(const void *address);
 int extoll_dma_map(struct device *dev, void *p, size_t len, enum dma_data_direction direction,
 		   u64 *addr);
 void extoll_dma_unmap(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
+void extoll_dma_to_cpu(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
+void extoll_dma_to_device(struct device *dev, u64 addr, size_t len, enum dma_data_direction direction);
+
+/* NUMA node of a device, or -1. */
+int extoll_device_node(struct device *dev);
+
+/*
+ * Addresses of a device that lead nowhere until pages are linked to them; there are none without an IOMMU (false). Everything is whole pages.
+ * Link and unlink: any context; they do not touch the state.
+ */
+struct extoll_iova {
+	u64 base;
+	u64 size;
+};
+bool extoll_iova_alloc(struct device *dev, struct extoll_iova *range, size_t size);
+void extoll_iova_free(struct device *dev, const struct extoll_iova *range);
+int extoll_iova_link(struct device *dev, const struct extoll_iova *range, size_t offset, phys_addr_t phys, size_t size,
+		     enum dma_data_direction direction);
+/* Nothing reaches them any more when this returns. All of it is linked. */
+void extoll_iova_unlink(struct device *dev, const struct extoll_iova *range, size_t offset, size_t size,
+			enum dma_data_direction direction);
 
 /* For tests: a device that does DMA, and how many references to it there are. */
 struct device *extoll_device_sample(void);

@@ -11,6 +11,19 @@ pub fn cond_resched() {
     unsafe { bindings::extoll_cond_resched() }
 }
 
+/// Whether somebody else is to run here (`need_resched()`). Any context.
+#[inline]
+pub fn need_resched() -> bool {
+    // SAFETY: no preconditions: a flag of the current task.
+    unsafe { bindings::extoll_need_resched() }
+}
+
+/// Whether the calling process is killed: a fatal signal is pending. Process context.
+pub fn is_killed() -> bool {
+    // SAFETY: `current` is valid.
+    unsafe { bindings::extoll_fatal_signal() }
+}
+
 /// Whether the calling process may touch hardware (CAP_SYS_RAWIO). Process context.
 pub fn may_rawio() -> bool {
     // SAFETY: in process context, as any context that asks for capabilities.

@@ -68,6 +68,12 @@ impl BoundDevice {
         self.binding
     }
 
+    /// NUMA node that the device is at, -1 if that is unknown. Any context.
+    pub fn numa_node(&self) -> i32 {
+        // SAFETY: the device is bound, by the type invariant.
+        unsafe { bindings::extoll_device_node(self.as_raw()) }
+    }
+
     /// The C object.
     #[inline]
     pub(crate) fn as_raw(&self) -> *mut bindings::device {

@@ -7,13 +7,18 @@
 //! | whole pages: kernel buffers, pages, pinned user memory | [`PageList`] |
 //! | memory in pieces, with ends that are not aligned | [`FragmentList`] |
 //! | mappings for a device, made and undone with a [`BoundDevice`] | [`Streaming`] |
+//! | bytes that a driver and its device have by turns | [`Loan`] |
+//! | addresses behind an IOMMU, and pages by turns | [`IovaRange`] |
 //! | mappings of lists of pages, made without memory | [`DmaRoom`] |
 //! | news of changes of user address spaces | [`Watch`] |
 //! | objects that are made in advance | [`Pool`] |
 
 mod bound;
+mod copy;
 mod fragment_tests;
 mod fragments;
+mod iova;
+mod loan;
 mod pages;
 mod pool;
 mod room;
@@ -23,7 +28,10 @@ mod user;
 mod watch;
 
 pub use bound::BoundDevice;
+pub use copy::Comb;
 pub use fragments::{BioVecs, FragmentList};
+pub use iova::IovaRange;
+pub use loan::Loan;
 pub use pages::PageList;
 pub use pool::{Pool, Taken};
 pub use room::{DmaRoom, RoomPages, StreamingRoom};

@@ -182,7 +182,7 @@ impl PageList {
     }
 
     /// Where the kernel sees a page.
-    fn address(&self, page: usize) -> Option<*mut u8> {
+    pub(super) fn address(&self, page: usize) -> Option<*mut u8> {
         let page = *self.pages.get(page)?;
         // SAFETY: a valid page; 64-bit kernels map all of them.
         Some(unsafe { bindings::extoll_page_address(page) }.cast())

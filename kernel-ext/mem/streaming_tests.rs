@@ -224,6 +224,14 @@ mod tests {
         };
         assert_eq!(skb.len(), 500);
         drop(skb);
+        let places = [0, 92, 93, u32::MAX].into_iter();
+        let map = RxMapping::marked(&dev, &ndev, 100, places, *b"the mark")?;
+        let Ok(skb) = map.complete(&dev) else {
+            return Err(ENODEV);
+        };
+        assert!(skb.data().starts_with(b"the mark"));
+        assert!(skb.data().ends_with(b"the mark"));
+        drop(skb);
         assert_eq!(RxMapping::new(&dev, &ndev, 0).err(), Some(EINVAL));
         drop(ndev);
         assert_eq!(sample.references(), before);

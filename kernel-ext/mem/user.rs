@@ -232,7 +232,7 @@ impl PageList {
     ) -> Result {
         let end = range.page + range.pages;
         while self.pages.len() < end {
-            if fatal_signal() {
+            if crate::sched::is_killed() {
                 return Err(EINTR);
             }
             let done = self.pages.len();
@@ -340,11 +340,6 @@ impl PageList {
         }
         result
     }
-}
-
-fn fatal_signal() -> bool {
-    // SAFETY: `current` is valid.
-    unsafe { bindings::extoll_fatal_signal() }
 }
 
 #[kunit_tests(kernel_ext_user)]

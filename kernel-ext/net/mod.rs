@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Network devices: [`NetDev`] and [`Registration`], [`Operations`], [`Napi`], socket buffers, ethtool.
+//! Network devices: [`NetDev`] and [`Registration`], [`Operations`], [`Napi`], socket buffers, ethtool. Sockets are in
+//! [`socket`], what modules keep per network namespace in [`namespace`] and [`sysctl`].
 //!
-//! Life cycle, enforced by types and drop order:
+//! Life cycle of devices, enforced by types and drop order:
 //! 1. [`NetDev::alloc`] makes an unregistered device, shared by `Arc`;
 //! 2. [`Napi::new`] ties poll contexts to it;
 //! 3. [`Registration::new`] takes the driver's data and registers; its drop unregisters (waits for every callback), then the
@@ -12,10 +13,13 @@
 
 mod dev;
 mod ethtool;
+pub mod namespace;
 mod napi;
 mod ops;
 mod skb;
+pub mod socket;
 mod stats;
+pub mod sysctl;
 
 pub use dev::{Config, Device, NetDev, Registration, Rtnl};
 pub use ethtool::{Ack, EthtoolOps, RingParam, Tunable};

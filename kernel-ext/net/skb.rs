@@ -435,9 +435,33 @@ impl RxMapping {
     ///
     /// `EINVAL` for no bytes, `ENOMEM`.
     pub fn new(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
+        Self::marked(dev, ndev, len, core::iter::empty(), [0; 8])
+    }
+
+    /// As [`RxMapping::new`], with `mark` written at the offsets `places`, as far as they are in the
+    /// buffer: what the device does not overwrite is still there afterwards.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RxMapping::new`].
+    pub fn marked(
+        dev: &BoundDevice,
+        ndev: &NetDev,
+        len: u32,
+        places: impl Iterator<Item = u32>,
+        mark: [u8; 8],
+    ) -> Result<Self> {
         let skb = RxSkb::alloc(ndev, len).ok_or(ENOMEM)?;
         // INVARIANT: a fresh frame, which was allocated with so much room.
-        let room = Room { skb, len };
+        let mut room = Room { skb, len };
+        let (data, len) = room.range();
+        for at in places.map(|at| at as usize) {
+            if at.checked_add(mark.len()).is_some_and(|end| end <= len) {
+                // SAFETY: inside the room, of `len` bytes from `data` on, which nobody else has and
+                // no device knows of yet.
+                unsafe { data.add(at).cast::<[u8; 8]>().write_unaligned(mark) };
+            }
+        }
         match StreamingRange::map(dev, room, DataDirection::FromDevice) {
             Ok(map) => Ok(Self(map)),
             Err((_, e)) => Err(e),

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Pages of drivers that devices reach as they are, without a copy.
+//!
+//! Only whole pages are, so that a device finds nothing that was not mapped for it.
+
+use super::{pool::slots_at, PageMap};
+use crate::mem::PAGE;
+use kernel::{
+    dma::DataDirection,
+    prelude::*,
+    static_lock_class,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, SpinLockIrq,
+    },
+};
+use wire::runs::{words, Runs, Slot};
+
+/// The lock checker compares names by address.
+static LOCK_NAME: &CStr = c"extoll_direct";
+
+#[derive(Clone, Copy)]
+struct Mapped {
+    bytes: usize,
+    direction: DataDirection,
+}
+
+type Places = Runs<Mapped, KVVec<Slot<Mapped>>, KVVec<u64>>;
+
+/// See the module's documentation. All functions may be called in any context, unless they say otherwise.
+#[pin_data(PinnedDrop)]
+pub(super) struct Direct {
+    map: Arc<dyn PageMap>,
+    /// Where it begins for devices.
+    base: u64,
+    bytes: usize,
+    #[pin]
+    state: SpinLockIrq<Places>,
+    maps: Atomic<u64>,
+    full: Atomic<u64>,
+}
+
+impl Direct {
+    /// Nothing is mapped yet. `base`: the device's address of the first page. May sleep.
+    pub(super) fn new(map: Arc<dyn PageMap>, base: u64) -> Result<Pin<KBox<Self>>> {
+        let bytes = map.bytes();
+        let places = bytes / PAGE;
+        let list = KVVec::from_elem(Slot::FREE, places, GFP_KERNEL)?;
+        let bits = KVVec::from_elem(0u64, words(places), GFP_KERNEL)?;
+        let state = Runs::new(list, bits).ok_or(EINVAL)?;
+        KBox::pin_init(
+            pin_init!(Self {
+                map,
+                base,
+                bytes,
+                state <- SpinLockIrq::new(state, LOCK_NAME, static_lock_class!()),
+                maps: Atomic::new(0),
+                full: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The device's address behind the last byte.
+    pub(super) fn end(&self) -> u64 {
+        self.base + self.bytes as u64
+    }
+
+    /// Mappings that were made, those for which there was no room, and those that there are.
+    pub(super) fn stats(&self) -> (u64, u64, usize) {
+        let runs = self.state.lock().runs();
+        (self.maps.load(Relaxed), self.full.load(Relaxed), runs)
+    }
+
+    /// Maps memory of whole pages, which is RAM of the driver: the device's address, of which so many pages decide
+    /// whether the bits to be kept are those of `phys` (a power of two). `None` if it is no whole pages, or there is no room.
+    pub(super) fn map(
+        &self,
+        phys: u64,
+        bytes: usize,
+        modulus: usize,
+        direction: DataDirection,
+    ) -> Option<u64> {
+        if phys % PAGE as u64 != 0 || bytes % PAGE != 0 || bytes == 0 {
+            return None;
+        }
+        let remainder = (phys as usize / PAGE) & (modulus - 1);
+        let align = slots_at(self.base, PAGE, modulus, remainder);
+        let note = Mapped { bytes, direction };
+        let taken = self.state.lock().take(bytes / PAGE, align, note);
+        let Some(first) = taken else {
+            self.full.add(1, Relaxed);
+            return None;
+        };
+        let at = first * PAGE;
+        // SAFETY: the run is in the range, and nobody else's. The driver gave the memory to the DMA interface for the time of
+        // the mapping; the caller has made sure that it is RAM.
+        if unsafe { self.map.link(at, phys, bytes, direction) }.is_err() {
+            let mut places = self.state.lock();
+            places.close(first);
+            places.free(first);
+            drop(places);
+            self.full.add(1, Relaxed);
+            return None;
+        }
+        self.maps.add(1, Relaxed);
+        Some(self.base + at as u64)
+    }
+
+    /// Position of an address of a device, if it is here.
+    pub(super) fn position(&self, address: u64) -> Option<usize> {
+        let position = address.checked_sub(self.base)?;
+        (position < self.bytes as u64).then_some(position as usize)
+    }
+
+    /// Ends a mapping at a position; false if there is none such.
+    pub(super) fn unmap(&self, position: usize, bytes: usize) -> bool {
+        let run = {
+            let mut places = self.state.lock();
+            let run = places.find(position / PAGE);
+            let run = run.filter(|run| run.first * PAGE == position && run.note.bytes == bytes);
+            run.and_then(|run| places.close(run.first))
+        };
+        let Some(run) = run else {
+            return false;
+        };
+        // SAFETY: linked by `map`, at once, and only one closes the run.
+        unsafe { self.map.unlink(position, bytes, run.note.direction) };
+        self.state.lock().free(run.first);
+        true
+    }
+
+    /// Whether these bytes are of one mapping.
+    pub(super) fn has(&self, position: usize, bytes: usize) -> bool {
+        let run = self.state.lock().find(position / PAGE);
+        let end = position.checked_add(bytes);
+        run.zip(end)
+            .is_some_and(|(run, end)| end <= run.first * PAGE + run.note.bytes)
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Direct {
+    fn drop(self: Pin<&mut Self>) {
+        let mut places = self.state.lock();
+        // What drivers have left behind, whose devices are gone.
+        let mut at = 0;
+        while at < self.bytes / PAGE {
+            let Some(run) = places.find(at) else {
+                at += 1;
+                continue;
+            };
+            places.close(run.first);
+            // SAFETY: linked by `map`, at once, and nobody else closes runs any more.
+            unsafe {
+                self.map
+                    .unlink(run.first * PAGE, run.note.bytes, run.note.direction)
+            };
+            at = run.first + run.slots.max(1);
+        }
+    }
+}

@@ -1,0 +1,775 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* C parts of the socket abstractions. Contexts and rules are in sock.h and at the Rust callers. */
+#include <linux/cred.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/poll.h>
+#include <linux/proc_fs.h>
+#include <linux/sched/signal.h>
+#include <linux/seq_file.h>
+#include <linux/splice.h>
+#include <linux/tcp.h>
+#include <linux/uidgid.h>
+#include <linux/user_namespace.h>
+#include <net/inet_common.h>
+#include <net/ipv6.h>
+#include <net/protocol.h>
+#include <net/sock.h>
+#include <net/tcp.h>
+#include <net/transp_v6.h>
+#include "sock.h"
+
+/*
+ * A protocol number. The socket layer has no reference to a module between the lookup of a number and the allocation of the sock,
+ * so what it finds is in this module, which stays longer than its users.
+ */
+struct extoll_sock_alias {
+	/* TCP's, with another init, owned by this module: from the lookup to that init. */
+	struct proto found;
+	/* TCP's, owned by the user's module: from then to the first operation. A sock that fails in between gives its reference back. */
+	struct proto held;
+	struct inet_protosw sw;
+	bool active;
+};
+
+static struct extoll_sock_alias aliases[2];
+static DEFINE_MUTEX(aliases_lock);
+
+static struct proto *tcp_proto(bool v6)
+{
+#if IS_ENABLED(CONFIG_IPV6)
+	if (v6)
+		return &tcpv6_prot;
+#endif
+	return &tcp_prot;
+}
+
+static const struct proto_ops *tcp_ops(bool v6)
+{
+#if IS_ENABLED(CONFIG_IPV6)
+	if (v6)
+		return &inet6_stream_ops;
+#endif
+	return &inet_stream_ops;
+}
+
+/* The sock is one of TCP's in all respects but for sk_prot_creator: what the stack does for TCP depends on these fields. */
+static int init_tcp(struct sock *sk, bool v6)
+{
+	struct extoll_sock_alias *alias = &aliases[v6];
+	struct proto *tcp = tcp_proto(v6);
+	bool live = false;
+	int err;
+
+	sk->sk_prot = tcp;
+	sk->sk_protocol = IPPROTO_TCP;
+	err = tcp->init(sk);
+	if (err)
+		return err;
+	/*
+	 * Whoever unregisters waits for this. A socket() may have slept since it found the operations: they are to be those of now.
+	 */
+	rcu_read_lock();
+	if (READ_ONCE(alias->active) && sk->sk_socket && READ_ONCE(sk->sk_socket->ops) == READ_ONCE(alias->sw.ops))
+		live = try_module_get(alias->held.owner);
+	rcu_read_unlock();
+	if (live) {
+		sk->sk_prot_creator = &alias->held;
+		module_put(THIS_MODULE);
+		/* A socket of the kernel does not hold its namespace, on which the operations rely. */
+		return sk->sk_kern_sock ? -EPROTONOSUPPORT : 0;
+	}
+	if (sk->sk_kern_sock || !sk->sk_socket)
+		return -EPROTONOSUPPORT;
+	/*
+	 * The user's module goes, which takes it a while. Programs that know nothing of it, and have its sockets by a switch, get what
+	 * they have asked for.
+	 */
+	__module_get(tcp->owner);
+	sk->sk_prot_creator = tcp;
+	sk->sk_socket->ops = tcp_ops(v6);
+	module_put(THIS_MODULE);
+	return 0;
+}
+
+static int init_v4(struct sock *sk)
+{
+	return init_tcp(sk, false);
+}
+
+#if IS_ENABLED(CONFIG_IPV6)
+static int init_v6(struct sock *sk)
+{
+	return init_tcp(sk, true);
+}
+#endif
+
+static int (*init_of(bool v6))(struct sock *sk)
+{
+#if IS_ENABLED(CONFIG_IPV6)
+	if (v6)
+		return init_v6;
+#endif
+	return init_v4;
+}
+
+/*
+ * The sock must not keep the module loaded, since TCP keeps it, and makes others by it, long after it was closed; struct socket does.
+ * Operations begin with this: struct socket has its reference by then.
+ */
+static void settle(struct sock *sk, bool v6)
+{
+	struct proto *held = &aliases[v6].held, *tcp = tcp_proto(v6);
+
+	if (likely(READ_ONCE(sk->sk_prot_creator) != held))
+		return;
+	__module_get(tcp->owner);
+	if (cmpxchg(&sk->sk_prot_creator, held, tcp) == held)
+		module_put(held->owner);
+	else
+		module_put(tcp->owner);
+}
+
+static int enlist(struct extoll_sock_alias *alias, bool v6)
+{
+#if IS_ENABLED(CONFIG_IPV6)
+	if (v6)
+		return inet6_register_protosw(&alias->sw);
+#endif
+	alias->sw.list.next = NULL;
+	inet_register_protosw(&alias->sw);
+	/* It returns nothing: not on the list means that the number belongs to IPv4 itself. */
+	return alias->sw.list.next ? 0 : -EPERM;
+}
+
+struct extoll_sock_alias *extoll_sock_alias_register(bool v6, int protocol, struct module *owner,
+						     const struct proto_ops *ops)
+{
+	struct extoll_sock_alias *alias = &aliases[v6];
+	int err = -EBUSY;
+
+	if (v6 && !IS_ENABLED(CONFIG_IPV6))
+		return ERR_PTR(-EAFNOSUPPORT);
+	mutex_lock(&aliases_lock);
+	if (alias->held.owner)
+		goto out;
+	/* Once: whoever has found it before may still be on his way to its init. */
+	if (!alias->found.owner) {
+		alias->found = *tcp_proto(v6);
+		alias->found.init = init_of(v6);
+		alias->found.owner = THIS_MODULE;
+	}
+	alias->held = *tcp_proto(v6);
+	alias->held.owner = owner;
+	alias->sw.type = SOCK_STREAM;
+	alias->sw.protocol = protocol;
+	alias->sw.prot = &alias->found;
+	WRITE_ONCE(alias->sw.ops, ops);
+	alias->sw.flags = INET_PROTOSW_ICSK;
+	WRITE_ONCE(alias->active, true);
+	err = enlist(alias, v6);
+	if (err) {
+		alias->active = false;
+		alias->held.owner = NULL;
+	}
+out:
+	mutex_unlock(&aliases_lock);
+	return err ? ERR_PTR(err) : alias;
+}
+
+void extoll_sock_alias_unregister(struct extoll_sock_alias *alias)
+{
+	mutex_lock(&aliases_lock);
+	WRITE_ONCE(alias->active, false);
+	/* Both wait for a grace period after it. */
+#if IS_ENABLED(CONFIG_IPV6)
+	if (alias == &aliases[true])
+		inet6_unregister_protosw(&alias->sw);
+	else
+#endif
+		inet_unregister_protosw(&alias->sw);
+	/* Of a module that stays there may be sockets to settle: then nobody else gets the place. */
+	if (alias->held.owner->state != MODULE_STATE_LIVE)
+		alias->held.owner = NULL;
+	mutex_unlock(&aliases_lock);
+}
+
+int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern, const struct proto_ops *ops)
+{
+	struct socket *tcp;
+	struct sock *sk;
+	int err;
+
+	/* As in init_tcp(). */
+	if (kern)
+		return -EPROTONOSUPPORT;
+	if (sock->type != SOCK_STREAM)
+		return -ESOCKTNOSUPPORT;
+	/* As if by the process: limits, labels, namespaces and hooks that it has for TCP hold. */
+	err = __sock_create(net, v6 ? PF_INET6 : PF_INET, SOCK_STREAM, IPPROTO_TCP, &tcp, 0);
+	if (err)
+		return err;
+	/* Nobody else knows it; so it can change its socket without a lock. */
+	sk = tcp->sk;
+	tcp->sk = NULL;
+	sock->state = tcp->state;
+	if (test_bit(SOCK_SUPPORT_ZC, &tcp->flags))
+		set_bit(SOCK_SUPPORT_ZC, &sock->flags);
+	sock_graft(sk, sock);
+	sock->ops = ops;
+	sock_release(tcp);
+	return 0;
+}
+
+/*
+ * Sockets are part of an inode, whose i_private sockfs leaves alone. sk_user_data is not for this: others in the kernel who get the
+ * descriptor of a socket (sunrpc, kcm, sockmap) write there what is theirs.
+ */
+void *extoll_sock_data(struct socket *sock)
+{
+	return smp_load_acquire(&SOCK_INODE(sock)->i_private);
+}
+
+void *extoll_sock_set_data(struct socket *sock, void *data)
+{
+	return cmpxchg(&SOCK_INODE(sock)->i_private, NULL, data);
+}
+
+void *extoll_sock_take_data(struct socket *sock)
+{
+	return xchg(&SOCK_INODE(sock)->i_private, NULL);
+}
+
+/*
+ * By the operations, not the sock: a socket of IPv6 stays one when its sock changes family. One that another part of the kernel
+ * accepts (kernel_accept()) gets them afterwards.
+ */
+static const struct proto_ops *base(const struct socket *sock)
+{
+	const struct proto_ops *ops = READ_ONCE(sock->ops);
+	bool v6 = ops ? ops->family == PF_INET6 : sock->sk && sock->sk->sk_family == PF_INET6;
+
+	/* None: an accept that failed. */
+	if (sock->sk)
+		settle(sock->sk, v6);
+	return tcp_ops(v6);
+}
+
+static const struct proto_ops *base_sk(const struct sock *sk)
+{
+	return tcp_ops(sk->sk_family == PF_INET6);
+}
+
+int extoll_tcp_release(struct socket *sock)
+{
+	return base(sock)->release(sock);
+}
+
+int extoll_tcp_bind(struct socket *sock, struct sockaddr_unsized *addr, int len)
+{
+	return base(sock)->bind(sock, addr, len);
+}
+
+int extoll_tcp_connect(struct socket *sock, struct sockaddr_unsized *addr, int len, int flags)
+{
+	return base(sock)->connect(sock, addr, len, flags);
+}
+
+int extoll_tcp_socketpair(struct socket *a, struct socket *b)
+{
+	return base(a)->socketpair(a, b);
+}
+
+int extoll_tcp_accept(struct socket *sock, struct socket *child, struct proto_accept_arg *arg)
+{
+	return base(sock)->accept(sock, child, arg);
+}
+
+int extoll_tcp_getname(struct socket *sock, struct sockaddr *addr, int peer)
+{
+	return base(sock)->getname(sock, addr, peer);
+}
+
+__poll_t extoll_tcp_poll(struct file *file, struct socket *sock, struct poll_table_struct *wait)
+{
+	return base(sock)->poll(file, sock, wait);
+}
+
+int extoll_tcp_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg)
+{
+	return base(sock)->ioctl(sock, cmd, arg);
+}
+
+int extoll_tcp_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg)
+{
+#ifdef CONFIG_COMPAT
+	return base(sock)->compat_ioctl(sock, cmd, arg);
+#else
+	return -ENOIOCTLCMD;
+#endif
+}
+
+int extoll_tcp_gettstamp(struct socket *sock, void __user *to, bool timeval, bool time32)
+{
+	return base(sock)->gettstamp(sock, to, timeval, time32);
+}
+
+int extoll_tcp_listen(struct socket *sock, int backlog)
+{
+	return base(sock)->listen(sock, backlog);
+}
+
+int extoll_tcp_shutdown(struct socket *sock, int how)
+{
+	return base(sock)->shutdown(sock, how);
+}
+
+/*
+ * Two options replace sock->ops, after which the operations would not be called any more, not even for the release: upper layer
+ * protocols, refused as by a kernel that has none, and the change from IPv6 to IPv4.
+ */
+int extoll_tcp_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int len)
+{
+	if (level == SOL_TCP && name == TCP_ULP)
+		return -ENOENT;
+	if (level == SOL_IPV6 && name == IPV6_ADDRFORM)
+		return -ENOPROTOOPT;
+	return base(sock)->setsockopt(sock, level, name, value, len);
+}
+
+int extoll_tcp_getsockopt(struct socket *sock, int level, int name, char __user *value, int __user *len)
+{
+	return base(sock)->getsockopt(sock, level, name, value, len);
+}
+
+int extoll_tcp_sendmsg(struct socket *sock, struct msghdr *msg, size_t len)
+{
+	return base(sock)->sendmsg(sock, msg, len);
+}
+
+int extoll_tcp_recvmsg(struct socket *sock, struct msghdr *msg, size_t len, int flags)
+{
+	return base(sock)->recvmsg(sock, msg, len, flags);
+}
+
+int extoll_tcp_mmap(struct file *file, struct socket *sock, struct vm_area_struct *vma)
+{
+	return base(sock)->mmap(file, sock, vma);
+}
+
+ssize_t extoll_tcp_splice_read(struct socket *sock, loff_t *pos, struct pipe_inode_info *pipe, size_t len,
+			       unsigned int flags)
+{
+	return base(sock)->splice_read(sock, pos, pipe, len, flags);
+}
+
+void extoll_tcp_splice_eof(struct socket *sock)
+{
+	base(sock)->splice_eof(sock);
+}
+
+int extoll_tcp_set_peek_off(struct sock *sk, int value)
+{
+	return base_sk(sk)->set_peek_off(sk, value);
+}
+
+int extoll_tcp_peek_len(struct socket *sock)
+{
+	return base(sock)->peek_len(sock);
+}
+
+int extoll_tcp_read_sock(struct sock *sk, read_descriptor_t *desc, sk_read_actor_t actor)
+{
+	return base_sk(sk)->read_sock(sk, desc, actor);
+}
+
+int extoll_tcp_read_skb(struct sock *sk, skb_read_actor_t actor)
+{
+	return base_sk(sk)->read_skb(sk, actor);
+}
+
+int extoll_tcp_sendmsg_locked(struct sock *sk, struct msghdr *msg, size_t size)
+{
+	return base_sk(sk)->sendmsg_locked(sk, msg, size);
+}
+
+int extoll_tcp_set_rcvlowat(struct sock *sk, int value)
+{
+	int err = base_sk(sk)->set_rcvlowat(sk, value);
+
+	/* Data that others than TCP have may be enough now: who waits looks. */
+	extoll_sock_wake(sk, EXTOLL_WAKE_READABLE);
+	return err;
+}
+
+void extoll_tcp_set_rcvbuf(struct sock *sk, int value)
+{
+	base_sk(sk)->set_rcvbuf(sk, value);
+}
+
+struct net *extoll_sock_net(const struct socket *sock)
+{
+	return sock_net(sock->sk);
+}
+
+int extoll_sock_state(const struct sock *sk)
+{
+	return inet_sk_state_load(sk);
+}
+
+struct sock *extoll_sock_hold(struct socket *sock)
+{
+	sock_hold(sock->sk);
+	return sock->sk;
+}
+
+void extoll_sock_put(struct sock *sk)
+{
+	sock_put(sk);
+}
+
+/* As /proc/net/tcp does: each field is read once, and they may be of different moments. */
+void extoll_sock_ends(struct sock *sk, struct extoll_sock_ends *ends)
+{
+	const struct inet_sock *inet = inet_sk(sk);
+
+	memset(ends, 0, sizeof(*ends));
+	ends->state = inet_sk_state_load(sk);
+	ends->local_port = READ_ONCE(inet->inet_num);
+	ends->remote_port = ntohs(READ_ONCE(inet->inet_dport));
+	ends->uid = from_kuid_munged(current_user_ns(), sk_uid(sk));
+	ends->inode = sock_i_ino(sk);
+#if IS_ENABLED(CONFIG_IPV6)
+	if (sk->sk_family == AF_INET6) {
+		ends->v6 = true;
+		memcpy(ends->local, &sk->sk_v6_rcv_saddr, 16);
+		memcpy(ends->remote, &sk->sk_v6_daddr, 16);
+		return;
+	}
+#endif
+	memcpy(ends->local, &inet->inet_rcv_saddr, 4);
+	memcpy(ends->remote, &inet->inet_daddr, 4);
+}
+
+size_t extoll_msg_left(const struct msghdr *msg)
+{
+	return iov_iter_count(&msg->msg_iter);
+}
+
+int extoll_msg_check_control(struct sock *sk, struct msghdr *msg)
+{
+	struct sockcm_cookie ignored;
+
+	if (!msg->msg_controllen)
+		return 0;
+	sockcm_init(&ignored, sk);
+	return sock_cmsg_send(sk, msg, &ignored) ? -EINVAL : 0;
+}
+
+size_t extoll_msg_hide(struct msghdr *msg)
+{
+	size_t left = iov_iter_count(&msg->msg_iter);
+
+	iov_iter_truncate(&msg->msg_iter, 0);
+	return left;
+}
+
+void extoll_msg_show(struct msghdr *msg, size_t left)
+{
+	iov_iter_reexpand(&msg->msg_iter, left);
+}
+
+/* An io_uring that has a notification of its own (msg_ubuf) needs nothing: who takes no reference has copied. */
+struct ubuf_info *extoll_zerocopy_begin(struct sock *sk, struct msghdr *msg)
+{
+	struct ubuf_info *uarg;
+
+	if (!(msg->msg_flags & MSG_ZEROCOPY) || msg->msg_ubuf || !sock_flag(sk, SOCK_ZEROCOPY))
+		return NULL;
+	if (!iov_iter_count(&msg->msg_iter))
+		return NULL;
+	lock_sock(sk);
+	/* Of no bytes: what is lent is charged where it is pinned, and what is copied needs no charge. */
+	uarg = msg_zerocopy_realloc(sk, 0, NULL, false);
+	release_sock(sk);
+	if (!uarg)
+		return ERR_PTR(-ENOBUFS);
+	return uarg;
+}
+
+void extoll_zerocopy_end(struct ubuf_info *uarg, bool sent, bool copied)
+{
+	uarg_to_msgzc(uarg)->zerocopy = !copied;
+	if (sent)
+		net_zcopy_put(uarg);
+	else
+		net_zcopy_put_abort(uarg, true);
+}
+
+/* struct tcp_sock is beyond what is generated for Rust, and so is struct msghdr. */
+bool extoll_msg_wants_inq(const struct sock *sk, const struct msghdr *msg)
+{
+	return tcp_sk(sk)->recvmsg_inq || msg->msg_get_inq;
+}
+
+void extoll_msg_answer_inq(struct sock *sk, struct msghdr *msg, int left)
+{
+	bool asked = tcp_sk(sk)->recvmsg_inq;
+
+	if (asked || msg->msg_get_inq)
+		msg->msg_inq = left;
+	if (asked)
+		put_cmsg(msg, SOL_TCP, TCP_CM_INQ, sizeof(left), &left);
+}
+
+/* Here, so that the compiler knows nothing of the accesses that it could take for exclusive ones. */
+noinline void extoll_copy_bytes(void *to, const void *from, size_t len)
+{
+	memcpy(to, from, len);
+}
+
+ssize_t extoll_sock_splice_by_recvmsg(struct socket *sock, loff_t *pos, struct pipe_inode_info *pipe, size_t len,
+				      unsigned int flags)
+{
+	return sock->file ? copy_splice_read(sock->file, pos, pipe, len, flags) : -EINVAL;
+}
+
+/*
+ * What sock_def_readable() and its like do. They can't be called by the sock's pointers: another part of the kernel that was given
+ * the descriptor may have put functions there that need a softirq, and that look for data in TCP's queues.
+ */
+void extoll_sock_wake(struct sock *sk, unsigned int what)
+{
+	int how = SOCK_WAKE_WAITD, band = POLL_IN;
+	struct socket_wq *wq;
+	__poll_t events = 0;
+
+	switch (what) {
+	case EXTOLL_WAKE_READABLE:
+		events = EPOLLIN | EPOLLPRI | EPOLLRDNORM | EPOLLRDBAND;
+		break;
+	case EXTOLL_WAKE_WRITABLE:
+		events = EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND;
+		how = SOCK_WAKE_SPACE;
+		band = POLL_OUT;
+		break;
+	case EXTOLL_WAKE_ERROR:
+		events = EPOLLERR;
+		how = SOCK_WAKE_IO;
+		band = POLL_ERR;
+		break;
+	case EXTOLL_WAKE_CONNECTED:
+		how = SOCK_WAKE_IO;
+		band = POLL_OUT;
+		break;
+	case EXTOLL_WAKE_HUNG_UP:
+		band = POLL_HUP;
+		break;
+	}
+	rcu_read_lock();
+	/* Part of the socket, which is freed after a grace period; none after the release. */
+	wq = rcu_dereference(sk->sk_wq);
+	if (skwq_has_sleeper(wq)) {
+		if (events)
+			wake_up_interruptible_poll(&wq->wait, events);
+		else
+			wake_up_interruptible_all(&wq->wait);
+	}
+	if (what != EXTOLL_WAKE_WRITABLE || !(READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN))
+		sk_wake_async_rcu(sk, how, band);
+	rcu_read_unlock();
+}
+
+void extoll_sock_set_error(struct sock *sk, int error)
+{
+	cmpxchg(&sk->sk_err, 0, error);
+}
+
+int extoll_sock_error(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_err);
+}
+
+bool extoll_sock_has_error(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_err) || !skb_queue_empty_lockless(&sk->sk_error_queue);
+}
+
+int extoll_sock_take_error(struct sock *sk)
+{
+	return sock_error(sk);
+}
+
+unsigned int extoll_sock_ended(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_shutdown) & SHUTDOWN_MASK;
+}
+
+/* Whether TCP sends a FIN depends on its state alone: on the next shutdown() or the close. */
+void extoll_sock_mark_ended(struct sock *sk, unsigned int directions)
+{
+	lock_sock(sk);
+	WRITE_ONCE(sk->sk_shutdown, sk->sk_shutdown | (directions & SHUTDOWN_MASK));
+	release_sock(sk);
+}
+
+/* As lock_sock(), but doesn't wait for whoever has the lock. */
+static bool try_lock_sock(struct sock *sk)
+{
+	bool free;
+
+	spin_lock_bh(&sk->sk_lock.slock);
+	free = !sock_owned_by_user_nocheck(sk);
+	if (free)
+		sk->sk_lock.owned = 1;
+	spin_unlock_bh(&sk->sk_lock.slock);
+	if (free)
+		mutex_acquire(&sk->sk_lock.dep_map, 0, 1, _RET_IP_);
+	return free;
+}
+
+/* One without a connection, or whose socket was closed since, has nothing to end. */
+bool extoll_sock_try_shutdown(struct sock *sk, unsigned int directions)
+{
+	if (!try_lock_sock(sk))
+		return false;
+	if ((1 << sk->sk_state) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT | TCPF_SYN_RECV)) {
+		WRITE_ONCE(sk->sk_shutdown, sk->sk_shutdown | (directions & SHUTDOWN_MASK));
+		sk->sk_prot->shutdown(sk, directions & SHUTDOWN_MASK);
+		sk->sk_state_change(sk);
+	}
+	release_sock(sk);
+	return true;
+}
+
+int extoll_sock_rcvlowat(const struct sock *sk, bool all, int len)
+{
+	return sock_rcvlowat(sk, all, len);
+}
+
+long extoll_sock_linger(const struct sock *sk)
+{
+	return sock_flag(sk, SOCK_LINGER) ? READ_ONCE(sk->sk_lingertime) : -1;
+}
+
+void extoll_sock_lingered(struct sock *sk, long left)
+{
+	/* None at all would mean a reset. */
+	WRITE_ONCE(sk->sk_lingertime, max(left, 1L));
+}
+
+bool extoll_exiting(void)
+{
+	return current->flags & PF_EXITING;
+}
+
+int extoll_sock_peek_offset(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_peek_off);
+}
+
+void extoll_sock_peeked(struct sock *sk, int bytes, bool peek)
+{
+	if (peek)
+		sk_peek_offset_fwd(sk, bytes);
+	else
+		sk_peek_offset_bwd(sk, bytes);
+}
+
+bool extoll_sock_nonblocking(const struct socket *sock)
+{
+	return sock->file && (READ_ONCE(sock->file->f_flags) & O_NONBLOCK);
+}
+
+void extoll_sock_poll_wait(struct file *file, struct socket *sock, struct poll_table_struct *table)
+{
+	sock_poll_wait(file, sock, table);
+}
+
+void extoll_sock_no_space(struct sock *sk)
+{
+	sk_set_bit(SOCKWQ_ASYNC_NOSPACE, sk);
+	smp_mb();
+}
+
+/* A bit field, which only a locked sock changes. */
+bool extoll_sock_corked(const struct sock *sk)
+{
+	return data_race(tcp_sk(sk)->nonagle & TCP_NAGLE_CORK);
+}
+
+unsigned int extoll_sock_user_timeout(const struct sock *sk)
+{
+	return READ_ONCE(inet_csk(sk)->icsk_user_timeout);
+}
+
+size_t extoll_tcp_info(struct sock *sk, const struct extoll_tcp_past *past, void *to, size_t room)
+{
+	struct tcp_info info;
+	u32 mss;
+
+	tcp_get_info(sk, &info);
+	mss = max_t(u32, info.tcpi_snd_mss, 1);
+	info.tcpi_state = past->state;
+	info.tcpi_bytes_sent += past->sent;
+	info.tcpi_bytes_acked += past->acked;
+	info.tcpi_bytes_received += past->received;
+	info.tcpi_notsent_bytes += past->unsent;
+	info.tcpi_unacked += DIV_ROUND_UP(past->unacked, mss);
+	room = min(room, sizeof(info));
+	memcpy(to, &info, room);
+	return room;
+}
+
+bool extoll_accept_by_kernel(const struct proto_accept_arg *arg)
+{
+	return arg->kern;
+}
+
+int extoll_option_read(sockptr_t from, size_t offset, void *to, size_t len)
+{
+	return copy_from_sockptr_offset(to, from, offset, len) ? -EFAULT : 0;
+}
+
+/*
+ * Without the lock, as tcp_inq_hint(): the fields are read once each. A FIN takes a number, too. The state comes first: there are
+ * numbers when it says so.
+ */
+void extoll_sock_inq(const struct sock *sk, struct extoll_sock_inq *inq)
+{
+	const struct tcp_sock *tp = tcp_sk(sk);
+	bool connected = !((1 << inet_sk_state_load(sk)) & (TCPF_SYN_SENT | TCPF_SYN_RECV | TCPF_LISTEN));
+	u32 read = READ_ONCE(tp->copied_seq), received = READ_ONCE(tp->rcv_nxt);
+
+	inq->finished = sock_flag(sk, SOCK_DONE);
+	inq->unread = 0;
+	if (connected && after(received, read))
+		inq->unread = received - read - (inq->finished ? 1 : 0);
+}
+
+/* Between a number of a FIN and its flag there is either this lock or an owner. */
+bool extoll_sock_inq_settled(struct sock *sk, struct extoll_sock_inq *inq)
+{
+	bool settled;
+
+	spin_lock_bh(&sk->sk_lock.slock);
+	settled = !sock_owned_by_user(sk);
+	extoll_sock_inq(sk, inq);
+	spin_unlock_bh(&sk->sk_lock.slock);
+	return settled;
+}
+
+int extoll_net_proc_add(struct net *net, const char *name, int (*show)(struct seq_file *seq, void *v), void *data)
+{
+	return proc_create_net_single(name, 0444, net->proc_net, show, data) ? 0 : -ENOMEM;
+}
+
+void extoll_net_proc_remove(struct net *net, const char *name)
+{
+	remove_proc_entry(name, net->proc_net);
+}
+
+void *extoll_net_proc_data(struct seq_file *seq)
+{
+	return pde_data(file_inode(seq->file));
+}

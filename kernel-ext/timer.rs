@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Timers that run in softirqs.
+
+use crate::bindings;
+use core::ops::Deref;
+use kernel::{container_of, prelude::*, time::Delta, types::Opaque};
+
+/// What a timer does.
+pub trait Expire: Send + Sync + 'static {
+    /// The time has come. In a softirq, with interrupts enabled: does not sleep. May arm the timer
+    /// again. Must not drop the last reference to the timer itself, whose end waits for this.
+    fn expired(timer: &Timed<Self>)
+    where
+        Self: Sized;
+}
+
+/// A value with a timer, at one place: `Arc<Timed<T>>`, say. The drop cancels the timer, waits until
+/// it does not run, and then drops the value; in process context or a softirq, without a lock that
+/// [`Expire::expired`] takes.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::{prelude::*, sync::{atomic::{Atomic, Relaxed}, Arc}, time::Delta};
+/// # use kernel_ext::timer::{Expire, Timed};
+/// struct Beat(Atomic<i32>);
+///
+/// impl Expire for Beat {
+///     fn expired(timer: &Timed<Self>) {
+///         timer.0.fetch_add(1, Relaxed);
+///         timer.arm(Delta::from_millis(100));
+///     }
+/// }
+///
+/// fn begin() -> Result<Arc<Timed<Beat>>> {
+///     let beat = Ok::<_, Error>(Beat(Atomic::new(0)));
+///     let beat = Arc::pin_init(Timed::<Beat>::new(beat), GFP_KERNEL)?;
+///     beat.arm(Delta::from_millis(100));
+///     Ok(beat)
+/// }
+/// ```
+///
+/// # Invariants
+///
+/// `timer` was set up, with a function that calls `T::expired` with the value that it is in.
+#[pin_data(PinnedDrop)]
+pub struct Timed<T: Expire> {
+    #[pin]
+    timer: Opaque<bindings::hrtimer>,
+    #[pin]
+    value: T,
+}
+
+// SAFETY: a timer may be started, cancelled and dropped on any CPU.
+unsafe impl<T: Expire> Send for Timed<T> {}
+// SAFETY: as above; it has a lock of its own.
+unsafe impl<T: Expire> Sync for Timed<T> {}
+
+/// Time from now on, in a softirq.
+const MODE: bindings::hrtimer_mode = bindings::hrtimer_mode_HRTIMER_MODE_REL_SOFT;
+
+impl<T: Expire> Timed<T> {
+    /// A value with a timer that is not armed.
+    pub fn new<E>(value: impl PinInit<T, E>) -> impl PinInit<Self, E>
+    where
+        E: From<core::convert::Infallible>,
+    {
+        try_pin_init!(Self {
+            timer <- Opaque::ffi_init(|slot| {
+                // SAFETY: memory for a timer, which stays where it is; the function fits.
+                unsafe {
+                    let clock = bindings::CLOCK_MONOTONIC as bindings::clockid_t;
+                    bindings::hrtimer_setup(slot, Some(run::<T>), clock, MODE);
+                }
+            }),
+            value <- value,
+        }? E)
+    }
+
+    /// Has it run once so much time from now, and not at the time that was set before. Any context
+    /// but that of a non-maskable interrupt.
+    pub fn arm(&self, after: Delta) {
+        // SAFETY: set up by the invariants.
+        unsafe {
+            bindings::hrtimer_start_range_ns(self.timer.get(), after.as_nanos().max(0), 0, MODE)
+        }
+    }
+
+    /// Has it not run unless it is running; does not wait for that. Any context but that of a
+    /// non-maskable interrupt. Whether it was armed.
+    pub fn disarm(&self) -> bool {
+        // SAFETY: set up by the invariants.
+        unsafe { bindings::hrtimer_try_to_cancel(self.timer.get()) > 0 }
+    }
+
+    /// As [`Timed::disarm`], and waits until it does not run. It stays usable. Process context or a
+    /// softirq, without a lock that [`Expire::expired`] takes, and not in that.
+    pub fn disarm_sync(&self) -> bool {
+        // SAFETY: set up by the invariants.
+        unsafe { bindings::hrtimer_cancel(self.timer.get()) > 0 }
+    }
+}
+
+impl<T: Expire> Deref for Timed<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+/// # Safety
+///
+/// To be called by the timer of a [`Timed`] only.
+unsafe extern "C" fn run<T: Expire>(timer: *mut bindings::hrtimer) -> bindings::hrtimer_restart {
+    // SAFETY: by the requirements: the drop waits for this, before the value goes. `Opaque` is
+    // transparent.
+    let timed = unsafe { &*container_of!(Opaque::cast_from(timer), Timed<T>, timer) };
+    T::expired(timed);
+    bindings::hrtimer_restart::HRTIMER_NORESTART
+}
+
+#[pinned_drop]
+impl<T: Expire> PinnedDrop for Timed<T> {
+    fn drop(self: Pin<&mut Self>) {
+        // Nobody else can arm it now. If it does itself while it runs, this takes it off again.
+        self.disarm_sync();
+    }
+}
+
+#[kunit_tests(kernel_ext_timer)]
+mod tests {
+    use super::*;
+    use kernel::{
+        sync::{
+            atomic::{Atomic, Relaxed},
+            Arc,
+        },
+        time::delay::fsleep,
+    };
+
+    /// Counts how often it ran, and arms itself again while `again` is positive.
+    struct Count {
+        ran: Arc<Atomic<i32>>,
+        again: Atomic<i32>,
+    }
+
+    impl Expire for Count {
+        fn expired(timer: &Timed<Self>) {
+            timer.ran.fetch_add(1, Relaxed);
+            if timer.again.fetch_sub(1, Relaxed) > 0 {
+                timer.arm(Delta::from_millis(1));
+            }
+        }
+    }
+
+    fn count(again: i32) -> Result<(Arc<Timed<Count>>, Arc<Atomic<i32>>)> {
+        let ran = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+        let value = Count {
+            ran: ran.clone(),
+            again: Atomic::new(again),
+        };
+        let timed = Arc::pin_init(Timed::new(Ok::<_, Error>(value)), GFP_KERNEL)?;
+        Ok((timed, ran))
+    }
+
+    fn wait_for(ran: &Atomic<i32>, times: i32) {
+        for _ in 0..1000 {
+            if ran.load(Relaxed) >= times {
+                break;
+            }
+            fsleep(Delta::from_millis(2));
+        }
+        fsleep(Delta::from_millis(20));
+    }
+
+    #[test]
+    fn it_runs_once_or_as_often_as_it_is_armed() -> Result {
+        let (timed, ran) = count(0)?;
+        timed.arm(Delta::from_millis(1));
+        wait_for(&ran, 1);
+        assert_eq!(ran.load(Relaxed), 1);
+        assert!(!timed.disarm() && !timed.disarm_sync());
+        let (timed, ran) = count(4)?;
+        timed.arm(Delta::from_nanos(-5));
+        wait_for(&ran, 5);
+        assert_eq!(ran.load(Relaxed), 5);
+        drop(timed);
+        Ok(())
+    }
+
+    #[test]
+    fn the_last_time_counts() -> Result {
+        let (timed, ran) = count(0)?;
+        timed.arm(Delta::from_secs(3600));
+        timed.arm(Delta::from_millis(1));
+        wait_for(&ran, 1);
+        assert_eq!(ran.load(Relaxed), 1);
+        timed.arm(Delta::from_millis(1));
+        timed.arm(Delta::from_secs(3600));
+        fsleep(Delta::from_millis(30));
+        assert_eq!(ran.load(Relaxed), 1);
+        assert!(timed.disarm());
+        assert!(!timed.disarm());
+        Ok(())
+    }
+
+    #[test]
+    fn the_drop_ends_it() -> Result {
+        // Armed for later; and one that arms itself for ever.
+        let (late, never) = count(0)?;
+        late.arm(Delta::from_millis(10));
+        drop(late);
+        let (busy, ran) = count(i32::MAX)?;
+        busy.arm(Delta::from_nanos(0));
+        wait_for(&ran, 3);
+        drop(busy);
+        let times = ran.load(Relaxed);
+        fsleep(Delta::from_millis(30));
+        assert!(times >= 3);
+        assert_eq!((ran.load(Relaxed), never.load(Relaxed)), (times, 0));
+        Ok(())
+    }
+}

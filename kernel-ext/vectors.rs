@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Interrupts by message of a PCI device, MSI or MSI-X, with a handler that is told which of them it was.
+
+use crate::{bindings, pci::raw};
+use core::marker::PhantomPinned;
+use kernel::{
+    device::Bound,
+    error::to_result,
+    pci,
+    prelude::*,
+    sync::atomic::{Acquire, Atomic, Release},
+};
+
+/// What a hard interrupt handler does.
+pub trait VectorHandler: Send + Sync + 'static {
+    /// Called in hard interrupt context for every interrupt of a vector. Must not sleep.
+    fn handle(&self, vector: u32);
+}
+
+/// What the handler of one vector is called with.
+struct Cookie<T> {
+    handler: *const T,
+    vector: u32,
+    irq: c_uint,
+}
+
+/// All vectors of a device, requested. The drop waits for running handlers and frees the vectors; it may sleep.
+///
+/// # Invariants
+///
+/// The first `requested` of `cookies`, whose places in memory don't change, have been requested. Their handler is `handler`.
+#[pin_data(PinnedDrop)]
+pub struct Vectors<'a, T: VectorHandler> {
+    dev: &'a pci::Device<Bound>,
+    handler: T,
+    cookies: KVec<Cookie<T>>,
+    requested: Atomic<usize>,
+    #[pin]
+    _pin: PhantomPinned,
+}
+
+// SAFETY: the pointers lead to `handler`, which is shared only.
+unsafe impl<T: VectorHandler> Send for Vectors<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: VectorHandler> Sync for Vectors<'_, T> {}
+
+impl<'a, T: VectorHandler> Vectors<'a, T> {
+    /// Allocates and requests 1 to `most` vectors, of MSI-X or of plain MSI. May sleep; the handler may be called before this
+    /// returns.
+    ///
+    /// # Errors
+    ///
+    /// Those of `pci_alloc_irq_vectors` and `request_irq`.
+    pub fn new(
+        dev: &'a pci::Device<Bound>,
+        most: u32,
+        msix: bool,
+        name: &'static CStr,
+        handler: T,
+    ) -> Result<Pin<KBox<Self>>> {
+        let kind = match msix {
+            true => bindings::PCI_IRQ_MSIX,
+            false => bindings::PCI_IRQ_MSI,
+        };
+        let mut cookies = KVec::with_capacity(most as usize, GFP_KERNEL)?;
+        // SAFETY: the device is valid while bound.
+        let count = unsafe { bindings::pci_alloc_irq_vectors(raw(dev), 1, most, kind) };
+        to_result(count)?;
+        for vector in 0..count as u32 {
+            // SAFETY: the device has so many vectors.
+            let irq = unsafe { bindings::pci_irq_vector(raw(dev), vector) } as c_uint;
+            let handler = core::ptr::null();
+            let cookie = Cookie {
+                handler,
+                vector,
+                irq,
+            };
+            // There is room.
+            let _ = cookies.push_within_capacity(cookie);
+        }
+        // From here on the drop frees the vectors.
+        let this = Self {
+            dev,
+            handler,
+            cookies,
+            requested: Atomic::new(0),
+            _pin: PhantomPinned,
+        };
+        let mut this = KBox::into_pin(KBox::new(this, GFP_KERNEL)?);
+        let handler: *const T = &this.handler;
+        // SAFETY: nothing is moved.
+        let fields = unsafe { this.as_mut().get_unchecked_mut() };
+        for cookie in &mut fields.cookies {
+            cookie.handler = handler;
+        }
+        for cookie in &this.cookies {
+            let pointer = core::ptr::from_ref(cookie).cast_mut().cast();
+            // SAFETY: cookie and handler are pinned, and stay until the drop has freed the interrupt. If the object is leaked, they
+            // stay for ever, and so does the handler's memory, which is `'static`.
+            to_result(unsafe {
+                bindings::request_irq(
+                    cookie.irq,
+                    Some(Self::callback),
+                    0,
+                    name.as_char_ptr(),
+                    pointer,
+                )
+            })?;
+            // INVARIANT: one more.
+            this.requested.store(cookie.vector as usize + 1, Release);
+        }
+        Ok(this)
+    }
+
+    /// How many there are, at least 1.
+    pub fn count(&self) -> u32 {
+        self.cookies.len() as u32
+    }
+
+    /// The handler.
+    pub fn handler(&self) -> &T {
+        &self.handler
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the interrupt core with a cookie of a [`Vectors`].
+    unsafe extern "C" fn callback(_irq: c_int, cookie: *mut c_void) -> bindings::irqreturn_t {
+        // SAFETY: by the requirements; the drop of the object frees the interrupt first.
+        let (handler, vector) = unsafe {
+            let cookie = &*cookie.cast::<Cookie<T>>();
+            (&*cookie.handler, cookie.vector)
+        };
+        handler.handle(vector);
+        bindings::irqreturn::IRQ_HANDLED
+    }
+}
+
+#[pinned_drop]
+impl<T: VectorHandler> PinnedDrop for Vectors<'_, T> {
+    fn drop(self: Pin<&mut Self>) {
+        for cookie in self.cookies.iter().take(self.requested.load(Acquire)) {
+            let pointer = core::ptr::from_ref(cookie).cast_mut().cast();
+            // SAFETY: requested with this cookie by the invariant; waits for running handlers.
+            unsafe { bindings::free_irq(cookie.irq, pointer) };
+        }
+        // SAFETY: allocated by `new`, and none is requested any more.
+        unsafe { bindings::pci_free_irq_vectors(raw(self.dev)) };
+    }
+}
