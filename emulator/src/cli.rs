@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use extoll_emulator::accelerator::DeviceKind;
 use extoll_emulator::config::{nic_options, ConfigFile, Fabric, Overrides};
 use extoll_emulator::control::{Client, LinkSelect, Request};
 use extoll_emulator::network::routes::{Request as RouteRequest, Routes};
@@ -72,6 +73,9 @@ struct RunArgs {
     /// NICs without a host: the last ones of the topology, each root port of a built-in test device.
     #[arg(long)]
     accelerators: Option<usize>,
+    /// Kinds of these devices, in their order: plain, or what they do wrong (astray, storm, garbage, huge, gap).
+    #[arg(long, value_delimiter = ',')]
+    accelerator_kinds: Vec<DeviceKind>,
     /// Directory for the sockets nic<N>.sock and control.sock.
     #[arg(long)]
     dir: PathBuf,
@@ -457,6 +461,7 @@ fn run(args: RunArgs) -> Result<()> {
         nodes: args.nodes,
         nics_per_node: args.nics_per_node,
         accelerators: args.accelerators,
+        accelerator_kinds: args.accelerator_kinds.clone(),
         topology: args.topology,
         seed: args.seed,
         timing: args.timing,

@@ -1,6 +1,7 @@
 //! One NIC as the vfio-user protocol sees it.
 
 use crate::nic::ResetKind;
+use crate::peer::{Answered, Request};
 use crate::trace::Event;
 use crate::vfio_user::proto::{irq, region};
 use crate::vfio_user::{Answer, Device, DmaMapRequest, IrqRequest};
@@ -130,6 +131,22 @@ impl Device for NicDevice<'_> {
             IrqRequest::Eventfds { .. } | IrqRequest::Trigger { .. } => {}
         }
         Ok(())
+    }
+
+    fn negotiated(&mut self) {
+        self.world.host_takes_dma(self.nic);
+    }
+
+    fn next_request(&mut self) -> Option<Request> {
+        self.world.next_request(self.nic)
+    }
+
+    fn awaits_answers(&self) -> bool {
+        self.world.awaits_answers(self.nic)
+    }
+
+    fn answered(&mut self, answer: Answered) {
+        self.world.answered(self.nic, answer);
     }
 
     fn reset(&mut self) {

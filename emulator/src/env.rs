@@ -5,7 +5,7 @@
 
 use wire::ids::{NodeId, Unit, Vpid};
 
-/// A DMA access outside guest memory or while bus mastering is off.
+/// A DMA access to what is neither guest memory nor another device, or while bus mastering is off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaFault {
     /// Bus address of the access.
@@ -55,8 +55,19 @@ pub trait Host {
     /// What the processors of the host see at bus address `addr` now. No access of the chip: it counts nowhere and sets nothing in
     /// motion. `false`: nothing is there.
     fn peek(&mut self, addr: u64, buf: &mut [u8]) -> bool;
-    /// Writes host memory at bus address `addr`.
+    /// Writes host memory, or to another device, at bus address `addr`. That the latter fails is told later, see
+    /// [`crate::nic::Nic::store_failed`].
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault>;
+    /// Begins to read from another device of the host; the result comes later, with this number ([`crate::nic::Nic::loaded`]).
+    /// `None`: that is what [`Host::dma_read`] is for. Error: there is nobody to ask.
+    fn ask(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
+        let _ = (addr, len);
+        Ok(None)
+    }
+    /// Writes to other devices so far, and how many of them have ended.
+    fn device_writes(&self) -> (u64, u64) {
+        (0, 0)
+    }
     /// Sends MSI message `vector`. Lost if MSI is disabled in configuration space (G26).
     fn msi(&mut self, vector: u16);
     /// Monotonic time in nanoseconds.

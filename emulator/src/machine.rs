@@ -2,6 +2,7 @@
 
 use crate::env::{DmaFault, Host};
 use crate::pci::{ConfigSpace, PciConfig};
+use crate::peer::{Due, Lost, Peers};
 use crate::vfio_user::GuestMemory;
 pub use extoll_emulator_api::host::HostStats;
 use rustix::io::Errno;
@@ -45,6 +46,8 @@ pub struct Machine {
     pub config: ConfigSpace,
     /// Memory of the client.
     pub memory: GuestMemory,
+    /// Accesses to other devices of the host.
+    pub peers: Peers,
     msi: Vec<Option<OwnedFd>>,
     /// Time of the current event, ns since the start.
     pub now_ns: u64,
@@ -60,6 +63,7 @@ impl Machine {
             nic,
             config: ConfigSpace::new(pci),
             memory: GuestMemory::default(),
+            peers: Peers::default(),
             msi: Vec::new(),
             now_ns: 0,
             stats: HostStats::default(),
@@ -67,11 +71,69 @@ impl Machine {
         }
     }
 
-    /// Forgets the client.
-    pub fn disconnect(&mut self) {
+    /// Forgets the client. Gives the loads that it does not answer any more.
+    pub fn disconnect(&mut self) -> Vec<u64> {
+        let (lost, due) = self.peers.close();
+        let loads = self.lose(lost, due);
         self.memory.clear();
         self.msi.clear();
         self.config.reset();
+        loads
+    }
+
+    /// The client does not answer. Gives the loads that wait for it.
+    pub fn give_up(&mut self) -> Vec<u64> {
+        let (lost, due) = self.peers.give_up();
+        let n = lost.count();
+        let loads = self.lose(lost, due);
+        self.warn(format_args!(
+            "{n} accesses to other devices have no answer: no more are made until one comes"
+        ));
+        loads
+    }
+
+    fn lose(&mut self, lost: Lost, due: Vec<Due>) -> Vec<u64> {
+        self.stats.peer_unanswered += lost.count();
+        for due in due {
+            self.commit(due);
+        }
+        lost.loads
+    }
+
+    /// Does what has waited for stores to other devices.
+    pub fn run_due(&mut self) {
+        while let Some(due) = self.peers.due() {
+            self.commit(due);
+        }
+    }
+
+    /// Makes all that waits to be written to memory visible, also where stores to devices before it are not done: the host reads
+    /// something of this NIC, and what it reads must not wait for the host.
+    pub fn push(&mut self) {
+        for due in self.peers.push_out() {
+            self.commit(due);
+        }
+    }
+
+    fn commit(&mut self, due: Due) {
+        match due {
+            Due::Write(addr, data) => {
+                // It was there when the chip wrote.
+                if !self.memory.write(addr, &data) {
+                    self.refuse(addr, data.len(), "write");
+                }
+            }
+            Due::Interrupt(vector) => self.interrupt(vector),
+        }
+    }
+
+    fn interrupt(&mut self, vector: u16) {
+        // An MSI is a memory write, so it needs bus mastering as well.
+        if vector < self.config.msi_enabled() && self.config.bus_master() && self.signal(vector) {
+            self.stats.msi_sent += 1;
+        } else {
+            self.stats.msi_lost += 1;
+        }
     }
 
     /// Routes MSI vectors to eventfds.
@@ -111,9 +173,22 @@ impl Machine {
         }
     }
 
-    /// True if a write of these bytes would succeed now.
+    /// True if a write of these bytes would be taken now.
     pub fn takes(&self, addr: u64, len: usize) -> bool {
-        self.config.bus_master() && self.memory.writable(addr, len)
+        self.config.bus_master() && (self.memory.writable(addr, len) || self.peers.accepts(len))
+    }
+
+    /// Counts an access that the client refused.
+    pub fn refused(&mut self, addr: u64, len: usize, what: &str, error: u32) {
+        if self.config.bus_master() {
+            self.stats.dma_outside_memory += 1;
+            self.warn(format_args!(
+                "DMA {what} of {len} bytes at {addr:#x} refused: outside guest memory, and no device has it (error {error})"
+            ));
+        } else {
+            // It was on when the message was made.
+            self.stats.dma_no_bus_master += 1;
+        }
     }
 
     fn refuse(&mut self, addr: u64, len: usize, what: &str) -> DmaFault {
@@ -130,11 +205,28 @@ impl Machine {
         }
         DmaFault { addr, len }
     }
+
+    /// Refuses what the client can't be asked for.
+    fn refuse_peer(&mut self, addr: u64, len: usize, what: &str) -> DmaFault {
+        if !self.config.bus_master() || !self.peers.is_open() {
+            return self.refuse(addr, len, what);
+        }
+        if self.peers.is_mute() {
+            self.stats.peer_unanswered += 1;
+        } else {
+            self.stats.peer_refused += 1;
+            self.warn(format_args!(
+                "DMA {what} of {len} bytes at {addr:#x} refused: too long for a device, or too many wait"
+            ));
+        }
+        DmaFault { addr, len }
+    }
 }
 
 impl Host for Machine {
     fn dma_read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         if self.config.bus_master() && self.memory.read(addr, buf) {
+            self.peers.overlay(addr, buf);
             Ok(())
         } else {
             Err(self.refuse(addr, buf.len(), "read"))
@@ -142,11 +234,38 @@ impl Host for Machine {
     }
 
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault> {
-        if self.config.bus_master() && self.memory.write(addr, data) {
+        if !self.config.bus_master() {
+            return Err(self.refuse(addr, data.len(), "write"));
+        }
+        if self.memory.writable(addr, data.len()) {
+            if !self.peers.holds() {
+                self.memory.write(addr, data);
+            } else if let Some(due) = self
+                .peers
+                .behind(self.now_ns, Due::Write(addr, data.to_vec()))
+            {
+                self.commit(due);
+            }
+            Ok(())
+        } else if self.peers.store(self.now_ns, addr, data) {
             Ok(())
         } else {
-            Err(self.refuse(addr, data.len(), "write"))
+            Err(self.refuse_peer(addr, data.len(), "write"))
         }
+    }
+
+    fn ask(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
+        if !self.config.bus_master() || self.memory.readable(addr, len) {
+            return Ok(None);
+        }
+        match self.peers.load(self.now_ns, addr, len) {
+            None => Err(self.refuse_peer(addr, len, "read")),
+            number => Ok(number),
+        }
+    }
+
+    fn device_writes(&self) -> (u64, u64) {
+        self.peers.stores()
     }
 
     fn peek(&mut self, addr: u64, buf: &mut [u8]) -> bool {
@@ -154,11 +273,10 @@ impl Host for Machine {
     }
 
     fn msi(&mut self, vector: u16) {
-        // An MSI is a memory write, so it needs bus mastering as well.
-        if vector < self.config.msi_enabled() && self.config.bus_master() && self.signal(vector) {
-            self.stats.msi_sent += 1;
-        } else {
-            self.stats.msi_lost += 1;
+        if !self.peers.holds() {
+            self.interrupt(vector);
+        } else if let Some(due) = self.peers.behind(self.now_ns, Due::Interrupt(vector)) {
+            self.commit(due);
         }
     }
 

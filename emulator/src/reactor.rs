@@ -193,6 +193,7 @@ impl Reactor {
                 tracing::error!("panic in a timer");
             }
             self.wake_waiting();
+            self.wake_requests();
             self.unpause();
         }
         self.finish()
@@ -274,6 +275,16 @@ impl Reactor {
         self.ready.extend(over.into_iter().map(Token::Nic));
     }
 
+    /// Connections on which the client has to be asked something do it in the next turn. Those that can't send now are woken
+    /// when they can.
+    fn wake_requests(&mut self) {
+        for (&i, client) in &self.nics {
+            if client.watch != Watch::Write && self.world.has_request(i) {
+                self.ready.insert(Token::Nic(i));
+            }
+        }
+    }
+
     fn unpause(&mut self) {
         let now = self.world.now();
         let due: Vec<Token> = self
@@ -343,7 +354,7 @@ impl Reactor {
                 }
                 let want = match progress {
                     p if p.want_write => Watch::Write,
-                    p if p.waiting => Watch::Nothing,
+                    p if p.waiting && !p.listen => Watch::Nothing,
                     _ => Watch::Read,
                 };
                 if progress.waiting {

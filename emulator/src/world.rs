@@ -111,6 +111,7 @@ impl World {
         let slots = fabric.nics.iter().enumerate().map(|(i, spec)| {
             let mut nic = new_chip(spec, spec.nic.clone());
             nic.set_pressure(pressure.clone());
+            nic.set_smfu_in_flight(network.smfu_in_flight(i));
             nic.set_network_regs(Box::new(network.shared_regs(i)));
             Slot {
                 spec: spec.clone(),
@@ -193,6 +194,7 @@ impl World {
             .chain(self.network.next_deadline())
             .chain(self.setup.next_deadline())
             .chain(self.timing_deadline())
+            .chain(self.peer_deadline())
             .min()
     }
 
@@ -200,6 +202,7 @@ impl World {
     pub fn tick(&mut self) {
         let now = self.now();
         self.run_timing(now);
+        self.expire_peers(now);
         // Each NIC once: one whose deadline does not move must not hold up the rest.
         let due: Vec<usize> = self
             .timers
@@ -366,6 +369,7 @@ impl World {
             self.sync_identity(i);
             self.network.after_access(i, &mut self.tracer);
         }
+        self.refuse_circles(i);
     }
 
     /// The network learns what the node register says.
@@ -421,11 +425,13 @@ impl World {
         crate::nic::NetworkRegs::reset(&mut regs);
         let mut nic = new_chip(&self.slots[i].spec, cfg);
         nic.set_pressure(self.pressure.clone());
+        nic.set_smfu_in_flight(self.network.smfu_in_flight(i));
         nic.set_network_regs(Box::new(regs));
         let slot = &mut self.slots[i];
         slot.nic.withdraw_pressure();
         slot.nic = nic;
         slot.outbox.clear();
+        slot.machine.peers.reset();
         if let Some(t) = &mut slot.timing {
             t.clear();
         }
@@ -489,6 +495,7 @@ impl World {
             Power::Off => {}
             Power::Dead => self.switch_on(nic),
             Power::On => {
+                self.slots[nic].machine.peers.reset();
                 if let Some(t) = &mut self.slots[nic].timing {
                     t.clear();
                 }
@@ -524,7 +531,7 @@ impl World {
     /// The client is gone: its memory and interrupts with it, and the NIC is reset for the next one.
     pub fn disconnected(&mut self, nic: usize) {
         self.slots[nic].connected = false;
-        self.slots[nic].machine.disconnect();
+        self.host_gone(nic);
         self.note(nic, "client disconnected".into());
         self.reset(nic, ResetKind::PowerOn);
     }

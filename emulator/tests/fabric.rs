@@ -329,8 +329,15 @@ fn dma_stays_inside_guest_memory() {
         b.barrier();
         a.send(1, false, false, b"x");
     }
+    // Nothing else on the bus of b is there either, and b says so.
+    b.barrier();
+    b.barrier();
     let h = emu.counters().nics[1].host.clone();
     assert!(h.dma_outside_memory >= 2, "{h:?}");
+    assert_eq!(
+        emu.counters().nics[1].chip("dma_faults").unwrap(),
+        h.dma_outside_memory
+    );
     assert!(emu.log().contains("outside guest memory"), "{}", emu.log());
     // Bus mastering off: nothing is written, no interrupt is sent (G34).
     b.init();
@@ -358,6 +365,9 @@ fn memory_that_is_unmapped_is_out_of_reach_at_once() {
     b.vfio.ok(cmd::DMA_UNMAP, &unmap);
     a.send(1, false, false, b"x");
     assert_eq!(b.receive(), None);
+    // Asked, b has nothing there.
+    b.barrier();
+    b.barrier();
     assert!(emu.counters().nics[1].host.dma_outside_memory > 0);
 }
 

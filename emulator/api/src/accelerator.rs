@@ -2,10 +2,55 @@
 
 use serde::{Deserialize, Serialize};
 
+/// How the device behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// As it should.
+    #[default]
+    Plain,
+    /// Before each transfer it also writes to, and reads from, addresses that nobody gave it.
+    Astray,
+    /// Each interrupt is sent some thousand times.
+    Storm,
+    /// Its configuration registers have something else each time.
+    Garbage,
+    /// Its BAR has 2^45 bytes.
+    Huge,
+    /// The bits of its BAR that can be written have a gap.
+    Gap,
+}
+
+impl DeviceKind {
+    /// All of them, with their names.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("plain", Self::Plain),
+        ("astray", Self::Astray),
+        ("storm", Self::Storm),
+        ("garbage", Self::Garbage),
+        ("huge", Self::Huge),
+        ("gap", Self::Gap),
+    ];
+}
+
+impl std::str::FromStr for DeviceKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|(n, _)| *n == name);
+        found.map(|(_, kind)| *kind).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|(n, _)| *n).collect();
+            format!("'{name}' is no kind of device ({})", names.join(", "))
+        })
+    }
+}
+
 /// Options of the device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TestDeviceConfig {
+    /// How it behaves.
+    pub kind: DeviceKind,
     /// Vendor ID.
     pub vendor: u16,
     /// Device ID.
@@ -19,6 +64,7 @@ pub struct TestDeviceConfig {
 impl Default for TestDeviceConfig {
     fn default() -> Self {
         Self {
+            kind: DeviceKind::Plain,
             vendor: 0x1cad,
             device: 0x7e57,
             vectors: 4,

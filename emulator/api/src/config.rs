@@ -1,6 +1,6 @@
 //! Configuration of a fabric: file format, defaults, checks.
 
-use crate::accelerator::TestDeviceConfig;
+use crate::accelerator::{DeviceKind, TestDeviceConfig};
 use crate::network::NetConfig;
 use crate::nic::NicConfig;
 use crate::pci::PciConfig;
@@ -132,6 +132,8 @@ pub struct Overrides {
     pub nics_per_node: Option<usize>,
     /// NICs without a host.
     pub accelerators: Option<usize>,
+    /// Kinds of the devices behind the first ones of them.
+    pub accelerator_kinds: Vec<DeviceKind>,
     /// Shorthand of the topology.
     pub topology: Option<String>,
     /// Seed of all random draws.
@@ -221,6 +223,12 @@ impl Fabric {
         }
         let accelerators = cli.accelerators.or(file.accelerators).unwrap_or(0);
         let wanted = nodes.map(|n| n.saturating_mul(nics_per_node).saturating_add(accelerators));
+        if cli.accelerator_kinds.len() > accelerators {
+            bail!(
+                "{} kinds of devices for {accelerators} accelerators",
+                cli.accelerator_kinds.len()
+            );
+        }
         let topology = match (&cli.topology, &file.topology, &file.cabling) {
             (None, Some(_), Some(_)) => bail!("both topology and cabling are given"),
             (Some(t), _, _) | (None, Some(t), _) => Topology::parse(t)?,
@@ -278,8 +286,11 @@ impl Fabric {
             let chip = if nic.seed == 0 { seed } else { nic.seed };
             nic.seed = seed::derive(chip, i, Purpose::Chip);
             let accelerator = if i >= with_host {
-                let device: TestDeviceConfig =
+                let mut device: TestDeviceConfig =
                     overlay(&file.accelerator, &o.accelerator).with_context(place)?;
+                if let Some(kind) = cli.accelerator_kinds.get(i - with_host) {
+                    device.kind = *kind;
+                }
                 device
                     .validate()
                     .map_err(anyhow::Error::msg)
@@ -407,6 +418,30 @@ mod tests {
             .map(|n| n.accelerator.as_ref().map(|a| (a.device, a.vectors)))
             .collect();
         assert_eq!(devices, [None, None, Some((0x7e57, 8)), Some((7, 8))]);
+    }
+
+    #[test]
+    fn kinds_of_devices_are_chosen() {
+        let text =
+            "nodes = 1\naccelerators = 3\n[override-nic.2]\naccelerator = { kind = \"gap\" }";
+        let with = |list: &[&str]| {
+            let kinds: Result<_, String> = list.iter().map(|k| k.parse()).collect();
+            let cli = Overrides {
+                accelerator_kinds: kinds.map_err(anyhow::Error::msg)?,
+                ..Overrides::default()
+            };
+            let f = build(text, cli)?;
+            let kinds = f
+                .nics
+                .iter()
+                .filter_map(|n| Some(n.accelerator.as_ref()?.kind));
+            anyhow::Ok(kinds.collect::<Vec<_>>())
+        };
+        use DeviceKind::{Gap, Huge, Plain, Storm};
+        assert_eq!(with(&[]).unwrap(), [Plain, Gap, Plain]);
+        assert_eq!(with(&["storm", "huge"]).unwrap(), [Storm, Huge, Plain]);
+        assert!(with(&["plain"; 4]).is_err());
+        assert!(with(&["nonsense"]).is_err());
     }
 
     #[test]

@@ -203,6 +203,8 @@ pub struct Drops {
     pub dma: u64,
     /// Write into a queue or the notification ring that the bus lost by order.
     pub lost_write: u64,
+    /// Packet of a transfer, not its last one, that got lost on its way here by order.
+    pub lost_inner: u64,
     /// Access to the SMFU window that leads to no known node.
     pub smfu_no_interval: u64,
     /// SMFU access or request while the unit is off.

@@ -21,8 +21,18 @@ pub struct HostStats {
     pub msi_lost: u64,
     /// DMA accesses refused because bus mastering was off.
     pub dma_no_bus_master: u64,
-    /// DMA accesses refused because they were outside guest memory.
+    /// DMA accesses refused because they were outside guest memory and no other device of the host has the address.
     pub dma_outside_memory: u64,
+    /// Loads from other devices of the host that were answered.
+    pub peer_loads: u64,
+    /// Stores to other devices of the host that were done.
+    pub peer_stores: u64,
+    /// Accesses to other devices given up: the client went, or answered nothing for too long.
+    pub peer_unanswered: u64,
+    /// Accesses to other devices refused because too many waited, or because they were too long.
+    pub peer_refused: u64,
+    /// Loads from other devices that could never have been answered, since the hosts wait for each other.
+    pub peer_deadlocks: u64,
     /// Things that the client did wrong in the protocol.
     pub protocol_errors: u64,
     /// Panics contained.

@@ -199,6 +199,9 @@ pub struct Faults {
     pub deaf: bool,
     /// Every n-th DMA access of the NIC fails.
     pub dma_fault_every: Option<u32>,
+    /// Every n-th packet of a put or get response that is not the last one of its transfer gets lost on its way to this NIC,
+    /// counted from when this was set; 0 and 1: all of them. As with a link that was down for a moment (HW §10.3).
+    pub lose_inner_every: Option<u32>,
     /// Every n-th address translation fails, counted from when this was set.
     pub atu_fault_every: Option<u32>,
     /// ATU commands wait so many ns before anything comes of them; until then what they flush stays in use.

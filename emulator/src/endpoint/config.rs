@@ -1,7 +1,8 @@
 //! Configuration space of the built-in test device: one 64-bit BAR, PM, MSI, MSI-X, PCIe with function-level reset.
 
-use super::test_device::{TestDeviceConfig, BAR_SIZE, PBA_OFFSET, TABLE_OFFSET};
+use super::test_device::{DeviceKind, TestDeviceConfig, BAR_SIZE, PBA_OFFSET, TABLE_OFFSET};
 use crate::pci::Space;
+use std::cell::Cell;
 
 const PM: usize = 0x40;
 const MSI: usize = 0x50;
@@ -21,6 +22,8 @@ pub(super) struct Effects {
 pub(super) struct Config {
     shape: TestDeviceConfig,
     space: Space,
+    /// Of a device of kind [`DeviceKind::Garbage`].
+    noise: Cell<u32>,
 }
 
 impl Config {
@@ -28,6 +31,7 @@ impl Config {
         let mut c = Self {
             shape,
             space: Space::default(),
+            noise: Cell::new(1),
         };
         c.reset();
         c
@@ -44,7 +48,13 @@ impl Config {
         p.put(0x08, &[0x01, 0x00, 0x00, 0x12], &[]);
         p.put(0x0C, &[0, 0], &[0xFF]);
         // BAR0: 64 bit, not prefetchable.
-        p.put(0x10, &4u64.to_le_bytes(), &(!(BAR_SIZE - 1)).to_le_bytes());
+        let sizes = !(BAR_SIZE - 1);
+        let sizes = match s.kind {
+            DeviceKind::Huge => !((1 << 45) - 1),
+            DeviceKind::Gap => sizes & !(1 << 30),
+            _ => sizes,
+        };
+        p.put(0x10, &4u64.to_le_bytes(), &sizes.to_le_bytes());
         p.put(0x2C, &s.vendor.to_le_bytes(), &[]);
         p.put(0x2E, &s.device.to_le_bytes(), &[]);
         p.put(0x34, &[PM as u8], &[]);
@@ -90,6 +100,13 @@ impl Config {
     pub fn read(&self, register: u16) -> [u8; 4] {
         let mut data = [0; 4];
         self.space.read(register.into(), &mut data);
+        // The identity is right, so that somebody looks further.
+        if self.shape.kind == DeviceKind::Garbage && register != 0 {
+            let noise = self.noise.get();
+            let noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            self.noise.set(noise);
+            return noise.rotate_left(13).to_le_bytes();
+        }
         data
     }
 

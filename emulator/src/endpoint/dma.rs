@@ -6,6 +6,8 @@ use wire::tlp::{Bdf, Kind, Span};
 
 /// Read requests under way.
 const WINDOW: usize = 8;
+/// The engine's tags are below this one.
+pub(super) const FOREIGN_TAG: u8 = u8::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
@@ -152,7 +154,7 @@ impl Dma {
                     return self.end(false);
                 };
                 let tag = self.next_tag;
-                self.next_tag = self.next_tag.wrapping_add(1);
+                self.next_tag = (self.next_tag + 1) % FOREIGN_TAG;
                 self.reads.insert(tag, (at, Gather::new(span)));
                 let kind = Kind::MemRead {
                     requester: id,

@@ -9,7 +9,7 @@ mod dma;
 mod test_device;
 
 pub use test_device::{
-    regs, TestDevice, TestDeviceConfig, MEMORY_OFFSET, PBA_OFFSET, TABLE_OFFSET,
+    regs, DeviceKind, TestDevice, TestDeviceConfig, MEMORY_OFFSET, PBA_OFFSET, TABLE_OFFSET,
 };
 
 use std::collections::VecDeque;

@@ -2,12 +2,12 @@
 //!
 //! One function. BAR0 has 1 MiB: registers of four bytes from 0 (module [`regs`]), the MSI-X table and pending bits, and
 //! memory in the upper half. A DMA engine copies between that memory and bus addresses. None of this is modelled on a
-//! real product.
+//! real product. Kinds other than the plain one do what a broken or malicious device may do.
 
 use super::config::Config;
-use super::dma::{Dma, Transfer};
+use super::dma::{Dma, Transfer, FOREIGN_TAG};
 use super::{Endpoint, Link, PciePacket};
-pub use extoll_emulator_api::accelerator::TestDeviceConfig;
+pub use extoll_emulator_api::accelerator::{DeviceKind, TestDeviceConfig};
 use wire::tlp::{Bdf, CfgType, Kind, Span, Status};
 
 /// Size of BAR0 in bytes.
@@ -59,6 +59,23 @@ pub mod regs {
     /// [`INT_STATUS`]: a transfer failed.
     pub const INT_DMA_FAILED: u32 = 2;
 }
+
+/// Where a device of kind [`DeviceKind::Astray`] goes: the beginning of memory, interrupts of PCs and of NICs, and places around what it
+/// was told: before and behind it, and far above.
+fn astray(bus: u64) -> [u64; 7] {
+    [
+        0,
+        0xFEE0_0000,
+        0xFD_0000_0000,
+        bus.wrapping_sub(1 << 28) & !3,
+        bus.wrapping_add(1 << 28) & !3,
+        bus.wrapping_add(1 << 40) & !3,
+        u64::MAX & !0xFFF,
+    ]
+}
+
+/// Messages instead of one of a device of kind [`DeviceKind::Storm`].
+const STORM: u32 = 5000;
 
 const TABLE_ENTRY: usize = 16;
 const MASKED: u32 = 1;
@@ -144,12 +161,28 @@ impl TestDevice {
                     to_bus: value & regs::DMA_TO_BUS != 0,
                     refused: !inside || !self.config.bus_master(),
                 };
+                if self.cfg.kind == DeviceKind::Astray && self.config.bus_master() {
+                    self.stray(bus, link);
+                }
                 if self.dma.start(transfer, self.cfg.dma_timeout_ns) {
                     self.run_dma(link);
                 }
             }
             regs::SCRATCH | regs::INT_VECTOR | 0x20..0x30 => *self.reg(offset) = value,
             _ => {}
+        }
+    }
+
+    fn stray(&mut self, bus: u64, link: &mut Link<'_>) {
+        for at in astray(bus) {
+            PciePacket::writes(self.bdf, at, &[0xBA; 8]).for_each(|p| link.send(p));
+            if let Some(span) = Span::bytes(at, 8) {
+                link.send(PciePacket::bare(Kind::MemRead {
+                    requester: self.bdf,
+                    tag: FOREIGN_TAG,
+                    span,
+                }));
+            }
         }
     }
 
@@ -207,8 +240,14 @@ impl TestDevice {
             if let Some((addr, data)) = message {
                 let n = self.reg(regs::INT_COUNT);
                 *n = n.wrapping_add(1);
-                PciePacket::writes(self.bdf, addr & !3, &data.to_le_bytes())
-                    .for_each(|p| link.send(p));
+                let times = match self.cfg.kind {
+                    DeviceKind::Storm => STORM,
+                    _ => 1,
+                };
+                for _ in 0..times {
+                    PciePacket::writes(self.bdf, addr & !3, &data.to_le_bytes())
+                        .for_each(|p| link.send(p));
+                }
             }
         }
         self.config

@@ -91,6 +91,8 @@ struct Node {
     frozen: bool,
     xbar: Crossbar,
     in_flight: Rc<Cell<u64>>,
+    /// The same of the SMFU, which the limit for requesters does not count.
+    smfu_in_flight: Rc<Cell<u64>>,
     stats: NodeStats,
     /// Cable and side of each link port.
     ports: [Option<(usize, usize)>; LINKS as usize],
@@ -131,6 +133,7 @@ impl Network {
                 Crossbar::new(|| rng.random())
             },
             in_flight: Rc::default(),
+            smfu_in_flight: Rc::default(),
             stats: NodeStats::default(),
             ports: [None; LINKS as usize],
         };
@@ -179,6 +182,11 @@ impl Network {
         self.cfg.tx_credit_bytes.saturating_sub(used)
     }
 
+    /// Bytes of the SMFU of this NIC that are not stored yet.
+    pub fn smfu_in_flight(&self, nic: usize) -> Rc<Cell<u64>> {
+        Rc::clone(&self.nodes[nic].smfu_in_flight)
+    }
+
     /// Bytes that each lane of this NIC takes now. Nothing while it is frozen.
     pub fn tx_room(&self, nic: usize) -> [u64; LANES] {
         let mut room = [0; LANES];
@@ -207,7 +215,8 @@ impl Network {
     /// Statistics of a NIC's crossbar, bytes of its packets that are not stored yet, bytes that wait for its units.
     pub fn node_stats(&self, nic: usize) -> (&NodeStats, u64, u64) {
         let n = &self.nodes[nic];
-        (&n.stats, n.in_flight.get(), n.xbar.waiting_bytes())
+        let in_flight = n.in_flight.get() + n.smfu_in_flight.get();
+        (&n.stats, in_flight, n.xbar.waiting_bytes())
     }
 
     /// State of all cables.
@@ -280,7 +289,10 @@ impl Network {
         }
         let copies = matches!(pkt.dst, Dest::Group(_))
             .then(|| Rc::new(Cell::new(2 * self.nodes.len() as u32 + 16)));
-        let in_flight = Rc::clone(&self.nodes[nic].in_flight);
+        let in_flight = match Lane::of(&pkt) {
+            Lane::SMFU => Rc::clone(&self.nodes[nic].smfu_in_flight),
+            _ => Rc::clone(&self.nodes[nic].in_flight),
+        };
         let order = match &pkt.body {
             Body::Velo(m) => {
                 let to = match pkt.dst {

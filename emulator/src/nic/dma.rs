@@ -16,7 +16,7 @@ pub(super) fn nth(count: &mut u32, every: Option<u32>) -> bool {
 }
 
 impl Nic {
-    fn dma_allowed(
+    pub(super) fn dma_allowed(
         &mut self,
         write: bool,
         addr: u64,
@@ -37,7 +37,12 @@ impl Nic {
         Ok(())
     }
 
-    fn dma_failed(&mut self, write: bool, fault: DmaFault, env: &mut Env<'_>) -> DmaFault {
+    pub(super) fn dma_failed(
+        &mut self,
+        write: bool,
+        fault: DmaFault,
+        env: &mut Env<'_>,
+    ) -> DmaFault {
         self.counters.dma_faults = self.counters.dma_faults.wrapping_add(1);
         let what = if write { "write to" } else { "read of" };
         let why = if self.bus_master {

@@ -17,6 +17,7 @@ mod bq;
 mod bridge;
 
 mod dma;
+mod held;
 mod htax;
 mod info;
 mod late;
@@ -112,6 +113,7 @@ pub struct Nic {
     atu: atu::Atu,
     smfu: smfu::Smfu,
     bridge: bridge::Bridge,
+    held: held::Held,
     tx: tx::Tx,
     counters: Counters,
     dma_accesses: u32,
@@ -168,6 +170,7 @@ impl Nic {
             atu: atu::Atu::new(&cfg),
             smfu: smfu::Smfu::default(),
             bridge: bridge::Bridge::default(),
+            held: held::Held::default(),
             tx: tx::Tx::default(),
             counters: Counters::default(),
             dma_accesses: 0,
@@ -181,6 +184,11 @@ impl Nic {
     /// Installs the owner of the network registers. Without one they are plain storage.
     pub fn set_network_regs(&mut self, regs: Box<dyn NetworkRegs>) {
         self.net = Some(regs);
+    }
+
+    /// Shares what the packets of this NIC's SMFU take in the network and behind it, in bytes.
+    pub fn set_smfu_in_flight(&mut self, bytes: std::rc::Rc<std::cell::Cell<u64>>) {
+        self.smfu.in_flight = bytes;
     }
 
     /// Shares knowledge about waiting messages with the other NICs of the fabric, for [`Faults::wcbuf_retry_waiting`].
@@ -242,6 +250,9 @@ impl Nic {
         if self.cfg.faults.atu_fault_every != faults.atu_fault_every {
             self.atu.translations = 0;
         }
+        if self.cfg.faults.lose_inner_every != faults.lose_inner_every {
+            self.rma.inner = 0;
+        }
         if self.cfg.faults.atu_lose_every != faults.atu_lose_every {
             self.atu.answers = 0;
         }
@@ -302,7 +313,9 @@ impl Nic {
     /// not take now ([`Nic::takes`]) should wait outside.
     pub fn receive_for(&mut self, pkt: Packet, receipt: Option<Receipt>, env: &mut Env<'_>) {
         self.tx.receipt = receipt;
+        let (stores, _) = env.host.device_writes();
         self.deliver(pkt, env);
+        self.hold_credit(stores, env);
         self.tx.receipt = None;
         self.settle(env);
     }
@@ -411,6 +424,7 @@ impl Nic {
         self.atu = atu::Atu::new(&self.cfg);
         self.smfu.reset();
         self.bridge.reset();
+        self.held = held::Held::default();
         self.tx = tx::Tx::default();
         self.tx.pressure = pressure;
         self.storage
@@ -447,6 +461,9 @@ impl Nic {
     /// Runs what an access or packet has set off.
     #[inline]
     fn settle(&mut self, env: &mut Env<'_>) {
+        if self.holds_credit() {
+            self.stores_ended(env);
+        }
         if !self.tx.is_empty() {
             self.run_tx(env);
         }

@@ -52,6 +52,8 @@ pub(super) struct Rma {
     assembly: Vec<Option<Box<[Assembly; PAGES]>>>,
     pub(super) vpid_table: Box<[u64; 256]>,
     pub(super) engine: Engine,
+    /// Packets that came and were not the last of their transfer, for [`super::Faults::lose_inner_every`].
+    pub(super) inner: u32,
 }
 
 impl Rma {
@@ -60,6 +62,7 @@ impl Rma {
             assembly: vec![None; 256],
             vpid_table: Box::new([0; 256]),
             engine: Engine::new(cfg),
+            inner: 0,
         }
     }
 }

@@ -10,7 +10,7 @@
 
 use super::late::Late;
 use super::rma::RmaCommand;
-use super::rma_mem::{FaultKind, Note, Space};
+use super::rma_mem::{FaultKind, Note, Source, Space};
 use super::rma_regs::{Half, Reader, RmaError};
 use super::tx::HOLD_COST;
 use super::{Body, Nic, NicConfig, Part, RmaKind, RmaMessage};
@@ -31,6 +31,9 @@ const BEGIN: u32 = 4;
 const BETWEEN: u32 = 32;
 /// Failed transfers of which the completer still expects packets; beyond, the oldest is forgotten.
 const FAILED: usize = 256;
+
+/// A pause without a time.
+const ASKING: u64 = u64::MAX;
 
 /// What is done in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +103,8 @@ pub(super) struct Transfer {
     pub(super) len: u32,
     /// Bytes sent.
     pub(super) done: u32,
+    /// Of the next packet, while other devices are asked for it.
+    pub(super) source: Option<Source>,
     pub(super) number: u32,
     /// What all its packets say.
     pub(super) message: RmaMessage,
@@ -111,7 +116,7 @@ struct Queue {
     flow: Flow,
     now: Option<Transfer>,
     waiting: VecDeque<Task>,
-    /// It pauses until then; 0: it does not.
+    /// It pauses until then; 0: it does not; [`ASKING`]: until other devices have answered.
     until: u64,
 }
 
@@ -167,12 +172,12 @@ impl Engine {
     /// When the first pause ends.
     pub(super) fn next_due(&self) -> Option<u64> {
         let pauses = self.queues.iter().map(|q| q.until);
-        pauses.filter(|at| *at != 0).min()
+        pauses.filter(|at| *at != 0 && *at != ASKING).min()
     }
 
     /// Ends the pauses that are over.
     pub(super) fn wake(&mut self, now: u64) {
-        let due = |q: &&mut Queue| (1..=now).contains(&q.until);
+        let due = |q: &&mut Queue| q.until != ASKING && (1..=now).contains(&q.until);
         self.queues.iter_mut().filter(due).for_each(|q| q.until = 0);
     }
 
@@ -250,6 +255,8 @@ impl Engine {
             let requester = matches!(q.flow, Flow::Requester { vpid: v, .. } if v == vpid);
             if q.now.as_ref().is_some_and(|t| t.note.vpid == vpid) {
                 q.now = None;
+                // What it has asked for comes to nobody.
+                q.until = if q.until == ASKING { 0 } else { q.until };
             }
             q.waiting.retain(|task| match task {
                 Task::Command(_) => {
@@ -352,7 +359,12 @@ impl Nic {
         if left.is_none() {
             engine.len -= 1;
         }
+        let asking = left.as_ref().is_some_and(|t| t.source.is_some());
         q.now = left;
+        if asking {
+            q.until = ASKING;
+            return;
+        }
         if q.len() == 0 {
             engine.queues.swap_remove(i);
             return;
@@ -376,10 +388,22 @@ impl Nic {
         if let Some(stream) = stream {
             env.host.enter(stream);
         }
-        let read = self.rma_read(t.by, t.space, at, n, env);
+        let read = match t.source.take() {
+            Some(source) => Ok(source),
+            None => self.rma_read(t.by, t.space, at, n, env),
+        };
         if stream.is_some() {
             env.host.leave();
         }
+        let read = match read {
+            Ok(source) if !source.missing.is_empty() => {
+                t.source = Some(source);
+                return Some(t);
+            }
+            Ok(source) if source.failed => Err(FaultKind::Dma),
+            Ok(source) => Ok(source.data),
+            Err(fault) => Err(fault),
+        };
         let failed = read.as_ref().err().copied();
         let last = failed.is_some() || t.done + n == t.len;
         let part = Part {
@@ -412,6 +436,40 @@ impl Nic {
         }
         t.done += n;
         (!last).then_some(t)
+    }
+
+    /// Another device has answered a load for a transfer, or has not.
+    pub(super) fn rma_loaded(&mut self, number: u64, data: Option<Vec<u8>>) {
+        let mine = |t: &Transfer| {
+            let source = t.source.as_ref();
+            source.is_some_and(|s| s.missing.iter().any(|m| m.0 == number))
+        };
+        let mut queues = self.rma.engine.queues.iter_mut();
+        // Without one the VPID was closed.
+        let Some(q) = queues.find(|q| q.now.as_ref().is_some_and(mine)) else {
+            return;
+        };
+        let Some(t) = &mut q.now else { return };
+        let Some(source) = &mut t.source else { return };
+        let Some(i) = source.missing.iter().position(|m| m.0 == number) else {
+            return;
+        };
+        let (_, offset, len) = source.missing.swap_remove(i);
+        let to = source.data.get_mut(offset..offset + len);
+        match (data, to) {
+            (Some(from), Some(to)) if from.len() == len => to.copy_from_slice(&from),
+            _ => source.failed = true,
+        }
+        let (perf, failed) = (t.by.perf(), source.failed);
+        if source.missing.is_empty() {
+            q.until = 0;
+        }
+        if failed {
+            self.rma_count(perf.answers, Half::High, 1);
+        } else {
+            self.rma_count(perf.answers, Half::Low, 1);
+            self.rma_count_bytes(perf.bytes, len as u64);
+        }
     }
 
     fn send_part(&mut self, t: &Transfer, kind: RmaKind, bytes: u32, env: &mut Env<'_>) {

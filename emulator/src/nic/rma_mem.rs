@@ -34,6 +34,16 @@ pub(super) enum FaultKind {
     Dma,
 }
 
+/// What a packet is to carry, as far as it has been read.
+#[derive(Debug, Default)]
+pub(super) struct Source {
+    pub(super) data: Vec<u8>,
+    /// Loads from other devices that are under way: number, place in the data, bytes.
+    pub(super) missing: Vec<(u64, usize, usize)>,
+    /// One of them failed.
+    pub(super) failed: bool,
+}
+
 /// Everything in a notification that does not depend on the fragment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Note {
@@ -50,7 +60,7 @@ pub(super) struct Note {
 type Piece = (u64, u32);
 
 impl Nic {
-    /// Reads the source of a packet.
+    /// Reads the source of a packet, or begins to: see [`Source::missing`].
     pub(super) fn rma_read(
         &mut self,
         by: Reader,
@@ -58,22 +68,30 @@ impl Nic {
         addr: u64,
         len: u32,
         env: &mut Env<'_>,
-    ) -> Result<Vec<u8>, FaultKind> {
-        let mut data = vec![0; len as usize];
+    ) -> Result<Source, FaultKind> {
+        let mut source = Source {
+            data: vec![0; len as usize],
+            ..Source::default()
+        };
+        let data = &mut source.data;
         if space == Space::Registers {
             let range = Self::rra_range(addr, len.into()).ok_or(FaultKind::Illegal)?;
             for (at, to) in range.step_by(8).zip(data.chunks_exact_mut(8)) {
                 to.copy_from_slice(&self.rf_read(at, Accessor::Remote, env).to_le_bytes());
             }
-            return Ok(data);
+            return Ok(source);
         }
         let perf = by.perf();
-        let mut rest = &mut data[..];
+        let mut offset = 0;
         for (at, n) in self.rma_pieces(by.unit(), space, addr, len, false, env)? {
-            let (buf, later) = rest.split_at_mut(n as usize);
-            rest = later;
+            let place = (offset, n as usize);
+            offset += n as usize;
             self.rma_count(perf.requests, Half::Low, 1);
             self.rma_count_bytes(perf.bytes_asked, n.into());
+            if self.ask_for_rma(&mut source, place, at, env)? {
+                continue;
+            }
+            let buf = &mut source.data[place.0..offset];
             if self.dma_read(at, buf, env).is_err() {
                 self.rma_count(perf.answers, Half::High, 1);
                 return Err(FaultKind::Dma);
@@ -81,7 +99,7 @@ impl Nic {
             self.rma_count(perf.answers, Half::Low, 1);
             self.rma_count_bytes(perf.bytes, n.into());
         }
-        Ok(data)
+        Ok(source)
     }
 
     /// Completer: writes what a packet brings. Fails only by what the chip can know: DMA writes are posted.

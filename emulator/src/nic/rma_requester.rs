@@ -186,6 +186,7 @@ impl Nic {
                     to: remote,
                     len,
                     done: 0,
+                    source: None,
                     number: self.rma.engine.number(),
                     message: self.rma_message(command, d),
                     node: d.node.0,

@@ -1,5 +1,6 @@
 //! RMA responder and completer: what arrives from the network (HW §10.5).
 
+use super::dma::nth;
 use super::rma_engine::Transfer;
 use super::rma_mem::{FaultKind, Note, Space};
 use super::rma_regs::{Half, Reader, RmaError};
@@ -64,6 +65,9 @@ fn half(command: Command) -> Half {
 impl Nic {
     /// A request or response arrives.
     pub(super) fn rma_receive(&mut self, from: u16, tc: u8, m: RmaMessage, env: &mut Env<'_>) {
+        if self.rma_loses(&m) {
+            return;
+        }
         match m.kind {
             RmaKind::Put { .. } | RmaKind::Immediate { .. } | RmaKind::Notify { .. } => {
                 if self.rma_admit(from, &m, Side::Completer, env) {
@@ -96,6 +100,17 @@ impl Nic {
                 }
             }
         }
+    }
+
+    /// Whether an injected fault takes a packet away. It has been in the network, so its sender knows nothing of it.
+    fn rma_loses(&mut self, m: &RmaMessage) -> bool {
+        let (RmaKind::Put { part, .. } | RmaKind::GetResponse { part, .. }) = m.kind else {
+            return false;
+        };
+        let lost = !part.last && nth(&mut self.rma.inner, self.cfg.faults.lose_inner_every);
+        let drops = &mut self.counters.drops.lost_inner;
+        *drops = drops.wrapping_add(u64::from(lost));
+        lost
     }
 
     /// Checks the target VPID. Register access is free from it unless told otherwise (G19), but not what comes along on the same page.
@@ -290,6 +305,7 @@ impl Nic {
                     to: write_addr,
                     len,
                     done: 0,
+                    source: None,
                     number: self.rma.engine.number(),
                     message: RmaMessage {
                         command: match qw(m.command) {

@@ -8,8 +8,9 @@ use super::smfu_queue::Queue;
 use super::{Body, Nic, SmfuMessage, SmfuSpace, Te, ZeroMask};
 use crate::env::{Dest, Env, NetPort, Packet};
 use crate::lane::Lane;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use wire::ids::{NodeId, RegOffset};
 use wire::regs::smfu::{
     self as regs, IntervalControl, IntervalCounter, StatusControl, TimeoutControl, TrafficClass,
@@ -50,6 +51,11 @@ struct HostRead {
 /// Stores that may come when the host has been told to wait: the rest of a message with many of them.
 pub const UNDER_WAY: usize = 256;
 
+/// Bytes under way at which the host has to wait before it stores more: 64 for each packet and its data.
+const IN_FLIGHT: u64 = 1 << 20;
+/// The same at which stores are dropped.
+const MOST_IN_FLIGHT: u64 = 16 << 20;
+
 /// Whether the host may store to the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stall {
@@ -70,6 +76,8 @@ pub(super) struct Smfu {
     /// Number of the host's current load, and its requests so far.
     load: (u64, u32),
     stall: Stall,
+    /// Bytes of this unit's packets that the network has, or that their targets have not stored yet.
+    pub(super) in_flight: Rc<Cell<u64>>,
 }
 
 impl Smfu {
@@ -78,6 +86,7 @@ impl Smfu {
         *self = Self {
             last_tag: self.last_tag,
             load: (self.load.0, 0),
+            in_flight: std::mem::take(&mut self.in_flight),
             ..Self::default()
         };
     }
@@ -304,8 +313,10 @@ impl Nic {
         self.tx_len(Lane::SMFU) + self.smfu.queue.len()
     }
 
+    /// MODEL: a limit of what is on the way beside the buffers of the network, since devices of the target take stores much
+    /// slower than its memory.
     fn smfu_full(&self) -> bool {
-        self.smfu_waiting() >= self.cfg.tx_queue_limit
+        self.smfu_waiting() >= self.cfg.tx_queue_limit || self.smfu.in_flight.get() >= IN_FLIGHT
     }
 
     /// Room for another store. While the network takes nothing, the host is first made to wait ([`Nic::host_stalled`]),
@@ -320,9 +331,15 @@ impl Nic {
             let until = env.host.now_ns().saturating_add(self.smfu_timeout());
             self.smfu.stall = Stall::Until(until);
         }
-        // What the host had already sent when it was stopped still fits.
-        let room = self.smfu.stall != Stall::Over
-            && self.smfu_waiting() < self.cfg.tx_queue_limit.saturating_add(UNDER_WAY);
+        let waiting = self.smfu_waiting();
+        let room = if waiting >= self.cfg.tx_queue_limit {
+            // What the host had already sent when it was stopped still fits.
+            self.smfu.stall != Stall::Over
+                && waiting < self.cfg.tx_queue_limit.saturating_add(UNDER_WAY)
+        } else {
+            // Two hosts that stop each other, each with devices that the other one stores to, go on after a while.
+            self.smfu.in_flight.get() < MOST_IN_FLIGHT
+        };
         if !room {
             let n = &mut self.counters.drops.smfu_congested;
             *n = n.wrapping_add(1);
@@ -339,6 +356,15 @@ impl Nic {
     /// True while the host waits for a load, or must not store.
     pub fn host_waits(&self) -> bool {
         self.smfu.host.as_ref().is_some_and(|h| h.left > 0) || self.host_stalled()
+    }
+
+    /// True if the host waits for the answer with this tag, and for nothing else.
+    pub fn host_waits_for(&self, tag: u64) -> bool {
+        let current = self.smfu.host.as_ref().filter(|h| h.left > 0).map(|h| h.id);
+        self.smfu.store.get(&tag).is_some_and(|o| match o.sink {
+            Sink::Host(id, _) => current == Some(id),
+            Sink::Device(_) => false,
+        })
     }
 
     /// A load of the host begins.

@@ -112,6 +112,8 @@ impl Nic {
                 // Nothing to read: the writes before it are done.
                 match len {
                     0 => Some(()),
+                    // Answered when the other device has.
+                    _ if self.ask(to, at, len, env) => return,
                     _ => self.dma_read(at, &mut data, env).ok(),
                 }
             }

@@ -200,6 +200,8 @@ impl crate::world::World {
             slot.machine.now_ns = now;
             t.posted.push(now, &mut slot.machine, &mut t.stats);
         }
+        slot.machine.now_ns = now;
+        slot.machine.push();
     }
 
     /// Gives a packet of a NIC to the network, now or later.

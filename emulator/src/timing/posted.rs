@@ -15,6 +15,8 @@ const MOST_BYTES: usize = 4 << 20;
 struct Write {
     addr: u64,
     data: Vec<u8>,
+    /// It is not to memory.
+    to_device: bool,
 }
 
 /// What a NIC has sent to its host that is not there yet.
@@ -34,6 +36,8 @@ pub(crate) struct Posted {
     /// By time and order of writing.
     writes: BTreeMap<(u64, u64), Write>,
     bytes: usize,
+    /// Of the writes, those that are not to memory.
+    to_devices: u64,
     made: u64,
     /// By time: real ones and those for nothing.
     interrupts: BTreeMap<(u64, u64), (u16, bool)>,
@@ -55,6 +59,7 @@ impl Posted {
             fenced: 0,
             writes: BTreeMap::new(),
             bytes: 0,
+            to_devices: 0,
             made: 0,
             interrupts: BTreeMap::new(),
             streams: Vec::new(),
@@ -72,7 +77,14 @@ impl Posted {
         self.streams.iter().map(of).max().unwrap_or(0)
     }
 
-    fn write(&mut self, now: u64, addr: u64, data: &[u8], stats: &mut TimingStats) {
+    fn write(
+        &mut self,
+        now: u64,
+        addr: u64,
+        data: &[u8],
+        to_device: bool,
+        stats: &mut TimingStats,
+    ) {
         let after = self.after();
         let lanes = self.streams.iter().copied();
         let at = self
@@ -86,8 +98,13 @@ impl Posted {
         self.bytes += data.len();
         let last = self.writes.last_key_value();
         stats.writes_overtook += u64::from(last.is_some_and(|(last, _)| last.0 > at));
-        let data = data.to_vec();
-        self.writes.insert((at, self.made), Write { addr, data });
+        self.to_devices += u64::from(to_device);
+        let write = Write {
+            addr,
+            data: data.to_vec(),
+            to_device,
+        };
+        self.writes.insert((at, self.made), write);
     }
 
     fn interrupt(&mut self, now: u64, vector: u16, stats: &mut TimingStats) {
@@ -116,6 +133,7 @@ impl Posted {
             return;
         };
         self.bytes -= write.data.len();
+        self.to_devices -= u64::from(write.to_device);
         stats.writes_delayed += 1;
         // The range was there when the chip wrote. If it is gone by now that is counted and reported; the chip does not learn of it.
         let _ = machine.dma_write(write.addr, &write.data);
@@ -168,6 +186,7 @@ impl Posted {
         self.lanes = Lanes::default();
         (self.last, self.last_queue, self.fenced) = (0, 0, 0);
         self.bytes = 0;
+        self.to_devices = 0;
     }
 
     pub(super) fn reseed(&mut self, seed: u64, nic: usize) {
@@ -199,6 +218,19 @@ impl Host for TimedHost<'_> {
         self.machine.dma_read(addr, buf)
     }
 
+    fn ask(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
+        if let Some((posted, stats)) = &mut self.posted {
+            posted.push(self.machine.now_ns, self.machine, stats);
+        }
+        self.machine.ask(addr, len)
+    }
+
+    fn device_writes(&self) -> (u64, u64) {
+        let (made, done) = self.machine.device_writes();
+        let waiting = self.posted.as_ref().map_or(0, |(p, _)| p.to_devices);
+        (made + waiting, done)
+    }
+
     fn peek(&mut self, addr: u64, buf: &mut [u8]) -> bool {
         self.machine.peek(addr, buf)
     }
@@ -206,7 +238,8 @@ impl Host for TimedHost<'_> {
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> Result<(), DmaFault> {
         match &mut self.posted {
             Some((posted, stats)) if self.machine.takes(addr, data.len()) => {
-                posted.write(self.machine.now_ns, addr, data, stats);
+                let to_device = !self.machine.memory.writable(addr, data.len());
+                posted.write(self.machine.now_ns, addr, data, to_device, stats);
                 while posted.bytes > MOST_BYTES {
                     posted.commit(self.machine, stats);
                 }

@@ -1,7 +1,7 @@
 //! Framing: bytes and file descriptors of a stream socket to messages and back.
 
 use super::proto::{Header, HEADER_LEN, MAX_FDS, MAX_MESSAGE};
-use super::session::Session;
+use super::session::{Session, TAKEN};
 use super::Device;
 use rustix::cmsg_space;
 use rustix::io::Errno;
@@ -15,6 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 const READ_CHUNK: usize = 64 << 10;
+/// Bytes that are received ahead of what the device is ready for, when answers to DMA messages may be among them.
+const AHEAD: usize = 8 << 20;
 /// Unsent replies above which no further message is executed until the client reads.
 const TX_HIGH_WATER: usize = 4 << 20;
 
@@ -39,8 +41,10 @@ pub struct Progress {
     pub more: bool,
     /// Replies are waiting for room in the socket: watch it for writability.
     pub want_write: bool,
-    /// The device is not ready for the next message: call again when it may be, and do not watch the socket for more.
+    /// The device is not ready for the next message: call again when it may be, and do not watch the socket for more, …
     pub waiting: bool,
+    /// … unless answers of the client are expected.
+    pub listen: bool,
 }
 
 /// One client.
@@ -55,6 +59,10 @@ pub struct Connection {
     /// Received descriptors with the stream position of the last byte that came with them; it lies in their message.
     fds: VecDeque<(u64, Vec<OwnedFd>)>,
     tx: VecDeque<u8>,
+    /// Stream position up to which messages were searched for answers while the device was not ready.
+    searched: u64,
+    /// The client has closed its end, and what it has sent is not executed yet.
+    eof: bool,
     /// `recvmsg` calls and messages so far.
     stats: (u64, u64),
 }
@@ -71,6 +79,8 @@ impl Connection {
             pos: 0,
             fds: VecDeque::new(),
             tx: VecDeque::new(),
+            searched: 0,
+            eof: false,
             stats: (0, 0),
         })
     }
@@ -92,9 +102,19 @@ impl Connection {
         let mut closed = None;
         let mut stopped = false;
         let mut waiting = false;
+        let mut listen = false;
         loop {
             if !self.session.ready(dev, &mut out) {
                 waiting = true;
+                match self.hear(dev) {
+                    Ok(more) => listen = more,
+                    Err(e) => closed = Some(e),
+                }
+                // What was heard may be what the device waited for.
+                if closed.is_none() && self.session.ready(dev, &mut out) {
+                    (waiting, listen) = (false, false);
+                    continue;
+                }
                 break;
             }
             if self.tx.len() + out.len() > TX_HIGH_WATER {
@@ -114,6 +134,10 @@ impl Connection {
                     self.session.handle(header, body, fds, dev, &mut out);
                     self.consume(header.size as usize);
                 }
+                Ok(None) if self.eof => {
+                    closed = Some(Closed::Eof);
+                    break;
+                }
                 Ok(None) => match self.receive() {
                     Ok(true) => {}
                     Ok(false) => break,
@@ -128,6 +152,14 @@ impl Connection {
                 }
             }
         }
+        while self.tx.len() + out.len() <= TX_HIGH_WATER {
+            let Some(request) = dev.next_request() else {
+                break;
+            };
+            // From now on the client owes an answer.
+            listen |= waiting && !self.eof && self.room_ahead();
+            Session::request(request, &mut out);
+        }
         self.tx.extend(out);
         let want_write = self.flush()?;
         match closed {
@@ -136,13 +168,66 @@ impl Connection {
                 more: stopped && !want_write,
                 want_write,
                 waiting,
+                listen,
             }),
+        }
+    }
+
+    fn room_ahead(&self) -> bool {
+        self.rx.len() - self.head < AHEAD
+    }
+
+    /// Takes answers of the client while the device is not ready for its messages. `true`: more may come.
+    fn hear(&mut self, dev: &mut dyn Device) -> Result<bool, Closed> {
+        loop {
+            self.search(dev);
+            if self.eof || !dev.awaits_answers() || !self.room_ahead() {
+                return Ok(false);
+            }
+            match self.receive() {
+                Ok(true) => {}
+                Ok(false) => return Ok(true),
+                // What came before is executed first.
+                Err(Closed::Eof) => self.eof = true,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Takes answers out of what has come and can't be executed yet. One to a load is taken in its turn, since it comes after
+    /// what the device stored before.
+    fn search(&mut self, dev: &mut dyn Device) {
+        let mut passed = self.searched > self.pos;
+        let mut at = self.head + self.searched.saturating_sub(self.pos) as usize;
+        while let Ok(Some((h, _))) = self.message_at(at) {
+            let end = at + h.size as usize;
+            let is_reply = Session::is_reply(&h);
+            if is_reply && (!passed || Session::may_pass(&h)) {
+                self.session.reply(h, &self.rx[at + HEADER_LEN..end], dev);
+                self.rx[at + 2..at + 4].copy_from_slice(&TAKEN.to_le_bytes());
+            } else {
+                passed = true;
+            }
+            if passed {
+                at = end;
+                self.searched = self.pos + (at - self.head) as u64;
+            } else {
+                self.stats.1 += 1;
+                self.take_fds(self.pos + u64::from(h.size));
+                self.consume(h.size as usize);
+                at = self.head;
+            }
         }
     }
 
     /// The complete message at the head of the buffer and its end in stream positions.
     fn next_message(&self) -> Result<Option<(Header, u64)>, Closed> {
-        let bytes = &self.rx[self.head..];
+        self.message_at(self.head)
+    }
+
+    /// The complete message at this place in the buffer, and the end of it if it were the first.
+    fn message_at(&self, at: usize) -> Result<Option<(Header, u64)>, Closed> {
+        let bytes = self.rx.get(at..).unwrap_or_default();
         let Some(h) = Header::decode(bytes) else {
             return Ok(None);
         };

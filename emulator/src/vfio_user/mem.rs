@@ -213,6 +213,11 @@ impl GuestMemory {
         })
     }
 
+    /// True if [`GuestMemory::read`] can read all of this now.
+    pub fn readable(&self, addr: u64, len: usize) -> bool {
+        self.pieces(addr, len, false, |_, _, _, _| {})
+    }
+
     /// True if [`GuestMemory::write`] can write all of this now.
     pub fn writable(&self, addr: u64, len: usize) -> bool {
         self.pieces(addr, len, true, |_, _, _, _| {})

@@ -13,6 +13,7 @@ mod words;
 pub use conn::{Closed, Connection, Progress};
 pub use mem::GuestMemory;
 
+use crate::peer::{Answered, Request};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
@@ -79,6 +80,14 @@ pub trait Device {
     fn dma_unmap(&mut self, range: Option<(u64, u64)>) -> Result<u64, Errno>;
     /// Changes interrupt routing. `index` exists and the vectors are in range.
     fn set_irqs(&mut self, index: u32, request: IrqRequest) -> Result<(), Errno>;
+    /// The client understands what is sent to it from now on.
+    fn negotiated(&mut self);
+    /// The next DMA message for the client.
+    fn next_request(&mut self) -> Option<Request>;
+    /// True while the client owes answers to such messages.
+    fn awaits_answers(&self) -> bool;
+    /// The client answered one.
+    fn answered(&mut self, answer: Answered);
     /// Resets the device (system reset of the guest).
     fn reset(&mut self);
     /// Says what the client did wrong; the implementation limits the rate.

@@ -37,6 +37,10 @@ pub mod command {
     pub const REGION_READ: u16 = 9;
     /// Region write.
     pub const REGION_WRITE: u16 = 10;
+    /// Read of client memory, or of what else is on its bus, by the server.
+    pub const DMA_READ: u16 = 11;
+    /// Write of the same.
+    pub const DMA_WRITE: u16 = 12;
     /// Device reset.
     pub const DEVICE_RESET: u16 = 13;
     /// Several small region writes in one message.

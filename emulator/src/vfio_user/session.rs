@@ -5,6 +5,7 @@ use super::proto::{
     MULTI_MAX,
 };
 use super::{Answer, Device, DmaMapRequest, IrqRequest};
+use crate::peer::{Answered, Request};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
@@ -31,6 +32,10 @@ pub(super) struct Session {
 
 /// Offset of the data in the reply to a read.
 const READ_PREFIX: usize = 16;
+/// Offset of the data in a DMA message and in the answer to one.
+const DMA_PREFIX: usize = 16;
+/// Command number of answers that have been taken already.
+pub(super) const TAKEN: u16 = u16::MAX;
 
 type Reply = Result<(), Errno>;
 
@@ -61,13 +66,7 @@ impl Session {
     ) {
         match h.flags & flag::TYPE {
             0 => {}
-            flag::REPLY => {
-                dev.complain(format_args!(
-                    "reply to a message that was never sent (command {})",
-                    h.command
-                ));
-                return;
-            }
+            flag::REPLY => return self.reply(h, body, dev),
             other => {
                 dev.complain(format_args!("message of unknown type {other}"));
                 return self.finish(h, Err(Errno::INVAL), out.len(), out);
@@ -89,6 +88,61 @@ impl Session {
             ));
         }
         self.finish(h, result.map(drop), start, out);
+    }
+
+    /// A DMA message for the client.
+    pub(super) fn request(request: Request, out: &mut Vec<u8>) {
+        let data = request.data.as_deref();
+        let size = HEADER_LEN + DMA_PREFIX + data.map_or(0, <[u8]>::len);
+        Header {
+            id: request.id,
+            command: match data {
+                Some(_) => command::DMA_WRITE,
+                None => command::DMA_READ,
+            },
+            size: size as u32,
+            flags: 0,
+            error: 0,
+        }
+        .encode(out);
+        put64(out, &[request.addr, request.len as u64]);
+        out.extend_from_slice(data.unwrap_or_default());
+    }
+
+    /// True for an answer of the client.
+    pub(super) fn is_reply(h: &Header) -> bool {
+        h.flags & flag::TYPE == flag::REPLY
+    }
+
+    /// True for an answer that may be taken before what came earlier: that a store is done says nothing about anything else.
+    pub(super) fn may_pass(h: &Header) -> bool {
+        Self::is_reply(h) && h.command == command::DMA_WRITE
+    }
+
+    /// Takes an answer of the client.
+    pub(super) fn reply(&mut self, h: Header, body: &[u8], dev: &mut dyn Device) {
+        if h.command == TAKEN {
+            return;
+        }
+        if !matches!(h.command, command::DMA_READ | command::DMA_WRITE) {
+            return dev.complain(format_args!(
+                "reply to a message that was never sent (command {})",
+                h.command
+            ));
+        }
+        let mut r = Reader::new(body);
+        let about = r.u64().zip(r.u64());
+        let result = match (h.flags & flag::ERROR, about) {
+            (0, _) => Ok(r.rest().to_vec()),
+            _ => Err(h.error),
+        };
+        let store = h.command == command::DMA_WRITE;
+        dev.answered(Answered {
+            id: h.id,
+            store,
+            about,
+            result,
+        });
     }
 
     fn finish(&self, h: Header, result: Reply, start: usize, out: &mut Vec<u8>) {
@@ -129,7 +183,9 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> Result<Answer, Errno> {
         if cmd == command::VERSION {
-            return self.version(body, out).map(|()| Answer::Now);
+            self.version(body, out)?;
+            dev.negotiated();
+            return Ok(Answer::Now);
         }
         if !self.negotiated {
             return Err(Errno::PROTO);
@@ -174,9 +230,11 @@ impl Session {
         if !text.is_empty() && serde_json::from_slice::<serde_json::Value>(text).is_err() {
             return Err(Errno::INVAL);
         }
+        // No `write_multiple`: QEMU sends answers past stores that it collects for one message, so that a load from a device would
+        // come back before what that device has stored (`vfio_user_send_queued` looks at requests only).
         let caps = serde_json::json!({ "capabilities": {
             "max_msg_fds": MAX_FDS, "max_data_xfer_size": MAX_XFER, "max_dma_maps": MAX_DMA_MAPS, "pgsizes": 4096,
-            "write_multiple": true,
+            "write_multiple": false,
         }});
         out.extend_from_slice(&0u16.to_le_bytes());
         out.extend_from_slice(&minor.min(1).to_le_bytes());

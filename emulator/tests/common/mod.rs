@@ -6,6 +6,7 @@ use extoll_emulator::vfio_user::{DmaMapRequest, GuestMemory};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -118,9 +119,51 @@ pub mod cmd {
     pub use extoll_emulator::vfio_user::proto::command::*;
 }
 
-/// A vfio-user client that sends exactly what it is told to.
+/// Other devices on the bus of a client.
+#[derive(Default)]
+pub struct Bus {
+    /// Registers by their first address.
+    pub devices: BTreeMap<u64, Vec<u8>>,
+    /// Every access: address, and the data of a store or the length of a load.
+    pub log: Vec<(u64, Result<Vec<u8>, usize>)>,
+}
+
+/// No device is there.
+pub const ENODEV: u32 = 19;
+
+impl Bus {
+    fn at(&mut self, addr: u64, len: usize) -> Option<&mut [u8]> {
+        let (start, bytes) = self.devices.range_mut(..=addr).next_back()?;
+        let at = usize::try_from(addr - start).ok()?;
+        bytes.get_mut(at..at.checked_add(len)?)
+    }
+
+    /// The answer to a DMA message, as QEMU gives it.
+    pub fn answer(&mut self, m: &Reply) -> Vec<u8> {
+        let word = |i: usize| u64::from_le_bytes(m.body[i..i + 8].try_into().unwrap());
+        let (addr, len) = (word(0), word(8) as usize);
+        let store = m.command == cmd::DMA_WRITE;
+        let data = m.body[16..].to_vec();
+        assert_eq!(data.len(), if store { len } else { 0 });
+        self.log
+            .push((addr, if store { Ok(data.clone()) } else { Err(len) }));
+        let Some(bytes) = self.at(addr, len) else {
+            return answer(m.id, m.command, 1 | (1 << 5), ENODEV, &[]);
+        };
+        let mut body = m.body[..16].to_vec();
+        if store {
+            bytes.copy_from_slice(&data);
+        } else {
+            body.extend_from_slice(bytes);
+        }
+        answer(m.id, m.command, 1, 0, &body)
+    }
+}
+
+/// A vfio-user client that sends exactly what it is told to, and answers for the devices on its bus when it looks.
 pub struct Vfio {
     pub stream: UnixStream,
+    pub bus: Bus,
     id: u16,
 }
 
@@ -145,6 +188,13 @@ pub fn message(id: u16, command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
     m
 }
 
+/// An answer, or something like it.
+pub fn answer(id: u16, command: u16, flags: u32, error: u32, body: &[u8]) -> Vec<u8> {
+    let mut m = message(id, command, flags, body);
+    m[12..16].copy_from_slice(&error.to_le_bytes());
+    m
+}
+
 pub fn words(list: &[u32]) -> Vec<u8> {
     list.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
@@ -161,7 +211,16 @@ impl Vfio {
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         stream.set_write_timeout(Some(DEADLINE)).unwrap();
-        Self { stream, id: 0 }
+        Self::over(stream)
+    }
+
+    /// A client with this connection.
+    pub fn over(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            bus: Bus::default(),
+            id: 0,
+        }
     }
 
     pub fn send_bytes(&mut self, bytes: &[u8]) {
@@ -184,8 +243,27 @@ impl Vfio {
         assert_eq!(n, bytes.len());
     }
 
-    /// The next reply; `None` if the emulator closed the connection.
+    /// The next reply; `None` if the emulator closed the connection. DMA messages before it are answered.
     pub fn recv(&mut self) -> Option<Reply> {
+        loop {
+            let (m, flags) = self.recv_any()?;
+            if flags & 0xf == 1 {
+                return Some(m);
+            }
+            let answer = self.bus.answer(&m);
+            self.send_bytes(&answer);
+        }
+    }
+
+    /// The next DMA message, not answered.
+    pub fn recv_dma(&mut self) -> Reply {
+        let (m, flags) = self.recv_any().unwrap();
+        assert_eq!(flags & 0xf, 0, "a DMA message");
+        m
+    }
+
+    /// The next message, and its flags.
+    pub fn recv_any(&mut self) -> Option<(Reply, u32)> {
         let mut h = [0; 16];
         match self.stream.read_exact(&mut h) {
             Ok(()) => {}
@@ -203,18 +281,18 @@ impl Vfio {
         let mut body = vec![0; at(4) as usize - 16];
         self.stream.read_exact(&mut body).unwrap();
         let flags = at(8);
-        assert_eq!(flags & 0xf, 1, "a reply");
         assert_eq!(
             (flags >> 5) & 1 == 1,
             at(12) != 0,
             "the error flag goes with an error number"
         );
-        Some(Reply {
+        let m = Reply {
             id: at(0) as u16,
             command: (at(0) >> 16) as u16,
             error: at(12),
             body,
-        })
+        };
+        Some((m, flags))
     }
 
     pub fn call_fds(&mut self, command: u16, body: &[u8], fds: &[BorrowedFd<'_>]) -> Reply {

@@ -3,7 +3,9 @@
 
 mod atu;
 mod borrow;
+mod devices;
 mod hostile;
+mod kinds;
 mod probe;
 
 mod requester;

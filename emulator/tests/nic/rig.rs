@@ -29,8 +29,15 @@ pub fn window(k: u32) -> u64 {
     0x0200_0000 + u64::from(k) * WINDOW
 }
 
+/// Addresses of another device of the host begin here.
+pub const PEER: u64 = 0x7A_0000_0000;
+const PEER_BYTES: u64 = 1 << 20;
+
 /// Memory of a host.
 pub struct Ram {
+    /// What other devices were asked for: number, address, bytes.
+    pub asked: Vec<(u64, u64, usize)>,
+    last_asked: u64,
     pub bytes: Vec<u8>,
     pub msi: u32,
     pub now: u64,
@@ -79,6 +86,15 @@ impl Host for Ram {
         let range = self.range(addr, buf.len())?;
         buf.copy_from_slice(&self.bytes[range]);
         Ok(())
+    }
+
+    fn ask(&mut self, addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
+        if !(PEER..PEER + PEER_BYTES).contains(&addr) {
+            return Ok(None);
+        }
+        self.last_asked += 1;
+        self.asked.push((self.last_asked, addr, len));
+        Ok(Some(self.last_asked))
     }
 
     fn peek(&mut self, addr: u64, buf: &mut [u8]) -> bool {
@@ -172,6 +188,8 @@ impl Rig {
             nic.set_bar_address(2, BAR2);
             nic.set_bus_master(true);
             let ram = Ram {
+                asked: Vec::new(),
+                last_asked: 0,
                 bytes: vec![0; RAM],
                 msi: 0,
                 now: 1_000,

@@ -4,7 +4,7 @@
 use super::rig::*;
 use super::rma::{desc, get, put, Pair, ALL, PLAIN};
 use extoll_emulator::env::Packet;
-use extoll_emulator::nic::{Body, NicConfig, ResetKind, RmaKind};
+use extoll_emulator::nic::{Body, Faults, NicConfig, ResetKind, RmaKind};
 use std::collections::BTreeSet;
 use wire::ids::Vpid;
 use wire::regs::rma as regs;
@@ -361,4 +361,50 @@ fn resets_end_transfers() {
     let c = p.rig.nodes[1].nic.counters();
     assert_eq!(c.drops.vpid_disabled, TURN as u64 - 10);
     assert_eq!(c.rma.notifications, 0);
+}
+
+/// What a link loses that is down for a moment: the transfer ends as if nothing were missing, unless its last packet is.
+#[test]
+fn a_lost_packet_before_the_last_one_leaves_a_hole() {
+    let mut p = Pair::new();
+    let len = 3 * 496 + 16;
+    let data = pattern(1, len);
+    p.rig.nodes[0].ram.put(p.m0, &data);
+    let lose = |p: &mut Pair, node, every| {
+        let faults = Faults {
+            lose_inner_every: every,
+            ..Faults::default()
+        };
+        p.rig.with(node, |nic, env| nic.set_faults(faults, env));
+    };
+    let lost = |p: &Pair, node: usize| p.rig.nodes[node].nic.counters().drops.lost_inner;
+    // A put of four packets has three that are not the last: the third of them is missing.
+    lose(&mut p, 1, Some(3));
+    for k in 0..3 {
+        let to = p.m1 + k * 0x1000;
+        p.post(PLAIN, &desc(1, 6, ALL, put(len as u32, p.m0, to)));
+        let (a, b) = p.notes();
+        assert_eq!((a.len(), b.len()), (1, 1), "put {k}");
+        assert!(a.iter().chain(&b).all(|n| n.error == 0));
+        let mut want = data.clone();
+        want[2 * 496..3 * 496].fill(0);
+        assert_eq!(p.rig.nodes[1].ram.get(to, len), want, "put {k}");
+    }
+    assert_eq!(lost(&p, 1), 3);
+    // A get of everything but its last packet, and one that is a single packet.
+    lose(&mut p, 1, None);
+    p.rig.nodes[1].ram.put(p.m1, &data);
+    lose(&mut p, 0, Some(1));
+    let back = p.m0 + 0x4000;
+    for (len, missing) in [(len, 3 * 496), (496, 0)] {
+        p.rig.nodes[0].ram.put(back, &vec![0; len]);
+        p.post(PLAIN, &desc(1, 6, ALL, get(len as u32, p.m1, back)));
+        let (a, b) = p.notes();
+        assert_eq!((a.len(), b.len()), (2, 1));
+        assert!(a.iter().chain(&b).all(|n| n.error == 0));
+        let mut want = data[..len].to_vec();
+        want[..missing].fill(0);
+        assert_eq!(p.rig.nodes[0].ram.get(back, len), want);
+    }
+    assert_eq!((lost(&p, 0), lost(&p, 1)), (3, 3));
 }
