@@ -158,7 +158,13 @@ impl Exn {
             batch.push(Held::Tx(map));
         }
         loop {
-            let Some((expected, RxBuffer(mut buffer))) = sh.rx.lock().flush_one() else {
+            let Some((
+                expected,
+                RxBuffer {
+                    map: mut buffer, ..
+                },
+            )) = sh.rx.lock().flush_one()
+            else {
                 break;
             };
             if expected {

@@ -2,36 +2,26 @@
 
 //! What the protocol machines need from this module: memory, time, buffers.
 
+pub(crate) use extoll_core::machine::Kernel;
 use extoll_core::nic::Nic;
 use kernel::{
     prelude::*,
     sync::SpinLockIrq,
     time::{msecs_to_jiffies, Delta},
 };
-use kernel_ext::net::{self, BqlToken, Checksum, RxMapping, RxSkb, TxMapping};
+use kernel_ext::{
+    mem::BoundDevice,
+    net::{self, BqlToken, Checksum, NetDev, RxMapping, RxSkb, TxMapping},
+    security,
+};
 use protocol::{
+    marks::{hole, marks, Mark},
     order,
     poll::Timer,
     rendezvous::{self, Buffer},
-    stuck, Memory, Time,
+    stuck, Time,
 };
 use wire::ids::NodeId;
-
-/// Memory of the kernel. Getting it may sleep.
-pub(crate) struct Kernel;
-
-impl Memory for Kernel {
-    type Array<T> = KVVec<T>;
-    type Error = Error;
-
-    fn array<T>(len: usize, mut make: impl FnMut(usize) -> T) -> Result<KVVec<T>> {
-        let mut array = KVVec::with_capacity(len, GFP_KERNEL)?;
-        for i in 0..len {
-            array.push(make(i), GFP_KERNEL)?;
-        }
-        Ok(array)
-    }
-}
 
 /// A table.
 pub(crate) type Slots<T> = protocol::Slots<Kernel, T>;
@@ -86,19 +76,48 @@ impl Buffer for TxBuffer {
 }
 
 /// Memory that a frame arrives in.
-pub(crate) struct RxBuffer(pub(crate) RxMapping);
+pub(crate) struct RxBuffer {
+    pub(crate) map: RxMapping,
+    /// What its GET has to overwrite.
+    mark: Mark,
+}
 
 impl RxBuffer {
+    /// Memory for the GET of a frame of `len` bytes. Softirq or process context, does not sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RxMapping::new`].
+    pub(crate) fn new(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
+        let mark = security::random().to_le_bytes();
+        let map = RxMapping::marked(dev, ndev, len, marks(len), mark)?;
+        Ok(Self { map, mark })
+    }
+
+    /// Memory for GETs of which nobody looks at what they have brought. As [`RxBuffer::new`].
+    pub(crate) fn scratch(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
+        let map = RxMapping::new(dev, ndev, len)?;
+        Ok(Self { map, mark: [0; 8] })
+    }
+
+    /// The frame that a GET has brought, and where something of it is missing, if so. `None`: the
+    /// buffer is of another binding, and stays mapped.
+    pub(crate) fn complete(self, dev: &BoundDevice) -> Option<(RxSkb, Option<u32>)> {
+        let skb = self.map.complete(dev).ok()?;
+        let hole = hole(skb.data(), self.mark);
+        Some((skb, hole))
+    }
+
     /// Frees the memory, to which nothing comes any more. Any context.
     pub(crate) fn free(self, nic: &Nic) {
         // Without a device it stays mapped.
-        let _ = nic.with_bound_atomic(|dev| drop(self.0.discard(dev)));
+        let _ = nic.with_bound_atomic(|dev| drop(self.map.discard(dev)));
     }
 }
 
 impl Buffer for RxBuffer {
     fn address(&self) -> u64 {
-        self.0.addr()
+        self.map.addr()
     }
 }
 

@@ -164,6 +164,8 @@ reasons! {
     /// The ports could not be reopened, which is tried again.
     41 RestartFailed Event c"port_restart_failed"
         "the ports can't be opened again, trying again later";
+    /// Packets of a fetched frame were lost.
+    42 RxHole RxFrame c"rx_rdv_hole" "fetched frame with a hole: packets got lost on their way";
 }
 
 impl Reason {

@@ -12,7 +12,7 @@ use extoll_core::rma;
 use kernel::{prelude::*, sync::atomic::Relaxed};
 use kernel_ext::{
     mem::BoundDevice,
-    net::{BqlDone, Checksum, RxMapping, RxSkb, Unmapped},
+    net::{BqlDone, Checksum, RxSkb, Unmapped},
 };
 use protocol::{order::Ticket, rendezvous::Fetched, Clock as _, Time};
 use wire::{
@@ -48,8 +48,8 @@ impl Shared {
 
     /// Makes a scratch buffer.
     pub(crate) fn scratch_buffer(&self) -> Result<RxBuffer> {
-        let map = |dev: &BoundDevice| RxMapping::new(dev, &self.ndev, conf::MAX_FRAME);
-        self.nic.with_bound_atomic(map)?.map(RxBuffer)
+        let make = |dev: &BoundDevice| RxBuffer::scratch(dev, &self.ndev, conf::MAX_FRAME);
+        self.nic.with_bound_atomic(make)?
     }
 
     /// Replaces the scratch buffer, or takes it away.
@@ -64,17 +64,22 @@ impl Shared {
     fn rx_complete(&self, dev: &BoundDevice, c: &Completion, each: impl FnOnce(Outcome)) {
         let ended = self.rx.lock().notified(&Clock, c);
         let (buffer, reason, detail, ticket) = match ended {
-            Fetched::Frame(RxBuffer(buffer), node, ticket) => {
+            Fetched::Frame(buffer, node, ticket) => {
                 // The buffers are of this binding: nothing is kept beyond it.
-                let Ok(skb) = buffer.complete(dev) else {
+                let Some((skb, hole)) = buffer.complete(dev) else {
                     return;
                 };
-                if !ext_eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
+                if let Some(at) = hole {
+                    // Nobody may see what was in that memory before.
+                    drop(skb);
+                    (None, Reason::RxHole, at.into(), ticket)
+                } else if !ext_eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
                     self.count(Counter::RxRdv);
                     return each(Outcome::Received(skb, node, ticket));
+                } else {
+                    drop(skb);
+                    (None, Reason::RxOwnMulticast, 0, ticket)
                 }
-                drop(skb);
-                (None, Reason::RxOwnMulticast, 0, ticket)
             }
             Fetched::Discarded(ticket) => (None, Reason::RxDiscarded, c.key, ticket),
             Fetched::Failed(buffer, error, ticket) => {
@@ -84,8 +89,8 @@ impl Shared {
             Fetched::Late(buffer) => (buffer, Reason::Late, c.key, None),
             Fetched::Unmatched => return self.unmatched(c.peer, c.key),
         };
-        if let Some(RxBuffer(buffer)) = buffer {
-            drop(buffer.discard(dev));
+        if let Some(buffer) = buffer {
+            drop(buffer.map.discard(dev));
         }
         if let Some(ticket) = ticket {
             each(Outcome::Ended(ticket));

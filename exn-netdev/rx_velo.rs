@@ -15,10 +15,7 @@ use extoll_core::{
     velo,
 };
 use kernel::{prelude::*, sync::atomic::Relaxed};
-use kernel_ext::{
-    mem::BoundDevice,
-    net::{PollCx, RxMapping},
-};
+use kernel_ext::{mem::BoundDevice, net::PollCx};
 use protocol::{
     order::Ticket,
     poll::{Horizon, Settled, Work},
@@ -52,12 +49,11 @@ impl FetchPort for Gets<'_> {
     }
 
     fn buffer(&mut self, len: u32) -> Option<RxBuffer> {
-        let map = RxMapping::new(self.dev, &self.sh.ndev, len);
-        map.ok().map(RxBuffer)
+        RxBuffer::new(self.dev, &self.sh.ndev, len).ok()
     }
 
-    fn give_back(&mut self, RxBuffer(buffer): RxBuffer) {
-        drop(buffer.discard(self.dev));
+    fn give_back(&mut self, buffer: RxBuffer) {
+        drop(buffer.map.discard(self.dev));
     }
 
     fn get(

@@ -84,6 +84,22 @@ pub fn nic(device: &auxiliary::Device<Bound>) -> Result<Handle> {
     Ok(Handle::new(&*device.registration_data::<Data>()?))
 }
 
+/// Opens a port by `attempt`; its last owner may still have something on its way for a moment, so `EBUSY` is
+/// tried again for a second. Sleeps.
+///
+/// # Errors
+///
+/// Those of `attempt`.
+pub fn patiently<R>(mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
+    for _ in 0..20 {
+        match attempt() {
+            Err(e) if e == EBUSY => fsleep(Delta::from_millis(50)),
+            other => return other,
+        }
+    }
+    attempt()
+}
+
 /// Waits until the modules above, which are unbound, have dropped their handles. May sleep.
 pub(crate) fn wait_for_handles(nic: &Nic) {
     let start = Instant::<Monotonic>::now();

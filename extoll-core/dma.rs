@@ -4,16 +4,18 @@
 
 #![allow(unsafe_code)]
 
+use core::ptr::NonNull;
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     device::{self, Bound},
     dma::Coherent,
     prelude::*,
-    sync::aref::ARef,
+    sync::{aref::ARef, Arc},
 };
 use kernel_ext::{
     chardev::{Frame, Source},
     mem,
+    pci_host::{is_linear, PoolMemory},
 };
 use wire::ids::BusAddr;
 
@@ -119,6 +121,41 @@ unsafe impl Source for DmaWords {
         let base: *const u64 = self.memory.as_ptr().cast();
         // SAFETY: within the allocation by the check above, which is coherent memory.
         Some(unsafe { Frame::coherent(base.add(first).cast()) })
+    }
+}
+
+/// Coherent memory as that of a pool for devices of other nodes, which they reach by a target of the SMFU: contiguous for the
+/// NIC and for the processor.
+pub struct PoolWords(Arc<DmaWords>);
+
+impl PoolWords {
+    /// Takes memory of whole pages.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for what is not whole pages; `EOPNOTSUPP` if an IOMMU made it contiguous for the NIC only.
+    pub fn new(words: Arc<DmaWords>) -> Result<Self> {
+        if words.words() * 8 % BusAddr::PAGE_SIZE as usize != 0 {
+            return Err(EINVAL);
+        }
+        match is_linear(words.memory.as_ptr().cast()) {
+            true => Ok(Self(words)),
+            false => Err(EOPNOTSUPP),
+        }
+    }
+}
+
+// SAFETY: whole pages of the linear map, as `new` has made sure, which live as long as the object. All accesses to the words are
+// volatile, without references.
+unsafe impl PoolMemory for PoolWords {
+    fn start(&self) -> NonNull<u8> {
+        let start: *mut u8 = self.0.memory.as_mut_ptr().cast();
+        // SAFETY: the address of an allocation.
+        unsafe { NonNull::new_unchecked(start) }
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.words() * 8
     }
 }
 

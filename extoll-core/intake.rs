@@ -65,6 +65,8 @@ impl PollFlow for ControlFlow<Stop> {
 pub(crate) struct Reader {
     intake: Intake,
     care: Care,
+    /// Slot that the queue was armed at last, and interrupts until then.
+    armed: Option<(u32, u64)>,
     monitor: Arc<QueueMonitor>,
 }
 
@@ -74,6 +76,7 @@ impl Reader {
         Self {
             intake: Intake::new(queue.slots(), ticks(HOLE_MS)),
             care: Care::NONE,
+            armed: None,
             monitor: monitor.clone(),
         }
     }
@@ -95,10 +98,9 @@ impl Reader {
 
     /// To be called when the next slot, or a later one of the same message, is empty: number of slots from the
     /// next one on whose content had to be there by now, 0 if there is no hole.
-    pub(crate) fn overdue(&mut self, queue: &Queue) -> u32 {
+    pub(crate) fn overdue(&mut self) -> u32 {
         let monitor = &self.monitor;
-        self.intake
-            .overdue(now(), |intake| monitor.ahead(queue, intake))
+        self.intake.overdue(now(), |intake| monitor.ahead(intake))
     }
 
     /// Number of empty slots from the next one on, at most `limit`.
@@ -109,8 +111,8 @@ impl Reader {
     }
 
     /// Slots that the NIC has written, from the next one on. Reads a register.
-    pub(crate) fn backlog(&self, queue: &Queue) -> u32 {
-        self.monitor.ahead(queue, &self.intake)
+    pub(crate) fn backlog(&self) -> u32 {
+        self.monitor.ahead(&self.intake)
     }
 
     /// Tells the NIC about freed slots if there are many.
@@ -125,18 +127,27 @@ impl Reader {
     /// Tells the NIC about freed slots and unmasks the interrupt. Not to be kept from running for
     /// long between its look at the queue and the store: with interrupts or bottom halves off.
     pub(crate) fn rearm(&mut self, queue: &Queue, stats: &PortStats) {
-        match self.intake.arm(|slot| queue.status(slot) != 0) {
+        let next = self.intake.next();
+        // Before the store: what comes after it may be counted at once.
+        let armed = Some((next, stats.interrupts.load(Relaxed)));
+        if self.armed == armed {
+            // Nothing came since then. The other queue of an interface, say, has it polled.
+            self.monitor.expect(next, false);
+            return;
+        }
+        match self.intake.arm(|| self.monitor.pointer()) {
             None => self.monitor.expect(UNARMED, true),
             Some(lrp) => {
+                self.armed = armed;
                 self.monitor.commit(queue, lrp, true, stats);
                 if self.monitor.found.xchg(false, Full) {
                     self.care.found();
                 }
                 // The register first: what it tells of may be in the queue by then.
                 let comes = self.care.take()
-                    && self.monitor.ahead(queue, &self.intake) != 0
-                    && queue.status(lrp) == 0;
-                self.monitor.expect(lrp, comes);
+                    && self.monitor.ahead(&self.intake) != 0
+                    && queue.status(next) == 0;
+                self.monitor.expect(next, comes);
             }
         }
     }
@@ -215,9 +226,8 @@ impl QueueMonitor {
     }
 
     /// Slots by which the NIC's write pointer is ahead.
-    fn ahead(&self, queue: &Queue, intake: &Intake) -> u32 {
-        self.pointer()
-            .map_or(0, |lwp| intake.ahead(lwp, |slot| queue.status(slot) != 0))
+    fn ahead(&self, intake: &Intake) -> u32 {
+        self.pointer().map_or(0, |lwp| intake.ahead(lwp))
     }
 
     fn commit(&self, queue: &Queue, lrp: u32, arm: bool, stats: &PortStats) {

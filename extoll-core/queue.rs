@@ -21,6 +21,7 @@ use wire::{
         MAX_SEGMENT_SLOTS,
     },
     ids::{BusAddr, Unit, Vpid},
+    intake,
     regs::BqRegs,
 };
 
@@ -291,6 +292,9 @@ impl<M: SegmentMemory> Queue<M> {
                 .raw()
         };
         let regs = BqRegs(unit);
+        let first = Rp(0)
+            .with_lrp(intake::initial(self.slots))
+            .with_irq_retrigger(arm);
         for (reg, value) in [
             (
                 regs.ub(vpid),
@@ -301,7 +305,7 @@ impl<M: SegmentMemory> Queue<M> {
                 regs.wp_lwp_dcq_rp(vpid),
                 WritePointers::initial(segments).raw(),
             ),
-            (regs.rp(vpid), Rp(0).with_irq_retrigger(arm).raw()),
+            (regs.rp(vpid), first.raw()),
             (regs.c_base_size_valid(vpid), segment(0)),
             (regs.n_base_size_valid(vpid), segment(1)),
         ] {
@@ -363,8 +367,8 @@ impl<M: SegmentMemory> Queue<M> {
         }
     }
 
-    /// Tells the NIC the next slot to be read: a logical index, not one within a segment (G10); `arm` unmasks
-    /// the interrupt of the VPID.
+    /// Tells the NIC up to where slots are free: a logical index, not one within a segment (G10); as
+    /// [`wire::intake`] has it, but for queues that never become full. `arm` unmasks the interrupt of the VPID.
     pub(crate) fn commit(&self, hw: &Hw, slot: u32, arm: bool) {
         hw.rf.write(
             BqRegs(self.unit).rp(self.vpid),
@@ -378,9 +382,9 @@ impl<M: SegmentMemory> Queue<M> {
         if lwp >= self.slots || lrp >= self.slots {
             return false;
         }
-        // Equal pointers are an empty queue or a full one (G10).
+        // Equal pointers are a full queue, or an empty one of a process that leaves no slot unused (G10).
         match self.distance(lwp, lrp) {
-            0 => self.status(lwp) != 0,
+            0 => (0..self.slots).any(|slot| self.status(slot) != 0),
             free => free <= MESSAGE_SLOTS,
         }
     }

@@ -48,7 +48,7 @@ use wire::{
 
 pub use crate::mmio::Word;
 pub use memory::{AccessError, Caching, RemoteMemory};
-pub use target::{Target, TargetMemory};
+pub use target::{ShutTarget, Target, TargetMemory};
 pub use window::{Masked, Window, WindowClient, WindowSpec};
 
 /// Most memory that can be exported, in KiB: 1 GiB.
@@ -277,6 +277,12 @@ impl Smfu {
     /// Where the window begins for the processor.
     fn window_start(&self) -> Option<u64> {
         Some(self.whole_window()?.0 .0)
+    }
+
+    /// Where it begins for other devices of this host.
+    fn window_bus(&self) -> Option<u64> {
+        let hw = self.ctx.alive_access()?;
+        Some(hw.windows.bus.smfu.0)
     }
 
     /// Frees the exported memory; the unit was stopped.

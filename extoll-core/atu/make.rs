@@ -6,7 +6,7 @@ use super::{
     memory::{Memory, Nlps},
     registry::{BoundHold, TranslationNode, VpidUse},
     reserve::Reserved,
-    tables::{Place, RestNode},
+    tables::{Place, Rest, RestNode},
     translation::{Home, Spare, State, Translation},
     Access, Atu, TableAccount,
 };
@@ -33,6 +33,8 @@ pub(super) struct Request {
     /// First address of user memory.
     pub(super) start: usize,
     pub(super) account: Option<Arc<TableAccount>>,
+    /// How long its NLAs rest afterwards.
+    pub(super) rest: Rest,
 }
 
 /// Why a translation of a reserve was not used again.
@@ -56,13 +58,14 @@ impl Translation {
         let largest = atu.settings.largest;
         let prepared = memory.placement(largest).and_then(|placement| {
             let node = TranslationNode::new(GFP_KERNEL)?;
-            let rest = RestNode::new(GFP_KERNEL)?;
+            let at_rest = RestNode::new(GFP_KERNEL)?;
             let (pages, wish) = (placement.pages(), placement.wish());
+            let whose = (account, request.rest);
             let mut tables = atu.tables.lock();
-            let place = tables.allocate(ctx, &atu.commands, pages, wish, account)?;
-            Ok((node, rest, place))
+            let place = tables.allocate(ctx, &atu.commands, pages, wish, whose)?;
+            Ok((node, at_rest, place))
         });
-        let (node, rest, place) = match prepared {
+        let (node, at_rest, place) = match prepared {
             Ok(prepared) => prepared,
             Err(e) => {
                 if e == EDQUOT {
@@ -86,7 +89,8 @@ impl Translation {
             }
         };
         let home = Home::Space {
-            rest,
+            node: at_rest,
+            rest: request.rest,
             account: request.account,
             _vpid: VpidUse::new(&atu, vpid),
         };

@@ -58,7 +58,7 @@ use kernel::{
 };
 use kernel_ext::work;
 use registry::Registry;
-use tables::{Gat, RestNode, Tables};
+use tables::{Gat, Rest, RestNode, Tables};
 use wire::{
     ids::Vpid,
     nla::{Range, SIZE_CODES},
@@ -251,7 +251,7 @@ impl Atu {
 
     /// Gives a range back, and the tables that nobody needs any more: the device must be kept bound.
     /// May sleep, about a second at most.
-    fn free(&self, range: Range, rest: Option<RestNode>, account: Option<&TableAccount>) {
+    fn free(&self, range: Range, rest: Option<(RestNode, Rest)>, account: Option<&TableAccount>) {
         let ctx = &self.ctx;
         let idle = {
             let mut tables = self.tables.lock();

@@ -7,7 +7,7 @@ use kernel::{
     prelude::*,
     sync::{atomic::Relaxed, new_spinlock_irq, Arc, SpinLockIrq},
 };
-use kernel_ext::mem::{PageList, PAGE};
+use kernel_ext::mem::{Comb, PageList, PAGE};
 use wire::ids::{Nla, Vpid};
 
 /// Most memory of a pool in bytes.
@@ -199,6 +199,12 @@ impl Buffer {
         Nla(self.region().nla().0 + self.offset() as u64)
     }
 
+    /// The memory of the pool, in which this begins at [`Buffer::offset`]: for what copies bytes.
+    /// Other buffers are in it, too. Any context.
+    pub fn memory(&self) -> &PageList {
+        &self.buffers.backing.pages
+    }
+
     fn index(&self, index: usize) -> Option<usize> {
         (index < self.bytes() / 8).then(|| self.offset() / 8 + index)
     }
@@ -214,6 +220,51 @@ impl Buffer {
         if let Some(i) = self.index(index) {
             self.buffers.backing.pages.write(i, value);
         }
+    }
+
+    fn range(&self, at: usize, len: usize) -> Option<usize> {
+        let end = at.checked_add(len)?;
+        (end <= self.bytes()).then(|| self.offset() + at)
+    }
+
+    /// Copies the bytes from `at` on to `to`; nothing if they are not all in it. What the NIC writes
+    /// at the same time may be there or not, byte by byte. Any context.
+    pub fn load(&self, at: usize, to: &mut [u8]) {
+        if let Some(at) = self.range(at, to.len()) {
+            // All of it is in the list.
+            let _ = self.buffers.backing.pages.copy_to(at, to);
+        }
+    }
+
+    /// Copies `from` to the bytes from `at` on; nothing if they are not all in it. Any context.
+    pub fn store(&self, at: usize, from: &[u8]) {
+        if let Some(at) = self.range(at, from.len()) {
+            let _ = self.buffers.backing.pages.copy_from(at, from);
+        }
+    }
+}
+
+impl Buffer {
+    /// A comb of it as one of its pool, if its marks of eight bytes are all in it.
+    fn comb(&self, comb: Comb) -> Option<Comb> {
+        let last = comb.count.checked_sub(1)?;
+        let end = last.checked_mul(comb.step)?.checked_add(8)?;
+        let at = self.range(comb.at, end)?;
+        Some(Comb { at, ..comb })
+    }
+
+    /// Writes a mark to all places of a comb; to none if they are not all in it. Any context.
+    pub fn mark(&self, comb: Comb, mark: [u8; 8]) {
+        if let Some(comb) = self.comb(comb) {
+            let _ = self.buffers.backing.pages.mark(comb, mark);
+        }
+    }
+
+    /// Whether a mark is in one of the places of a comb; not if they are not all in it. Any context.
+    pub fn has_mark(&self, comb: Comb, mark: [u8; 8]) -> bool {
+        let pages = &self.buffers.backing.pages;
+        let comb = self.comb(comb);
+        comb.is_some_and(|comb| pages.has_mark(comb, mark) == Ok(true))
     }
 }
 

@@ -197,7 +197,7 @@ impl Region {
 
     /// Has a list of pages dropped where sleeping is allowed, some time after the region. Any
     /// context.
-    pub(super) fn keep(&self, pages: Arc<PageList>) {
+    pub fn keep(&self, pages: Arc<PageList>) {
         self.translation.keep(pages);
     }
 }

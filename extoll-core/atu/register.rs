@@ -3,8 +3,8 @@
 //! Registration of memory of all kinds.
 
 use super::{
-    memory::Memory, registry::BoundHold, translation::Translation, watch::MemoryWatch, Access, Atu,
-    Region, TableAccount,
+    memory::Memory, registry::BoundHold, tables::Rest, translation::Translation,
+    watch::MemoryWatch, Access, Atu, Region, TableAccount,
 };
 use crate::dma::DmaWords;
 use kernel::{prelude::*, sync::Arc};
@@ -154,6 +154,7 @@ impl Atu {
             access,
             start,
             account,
+            rest: Rest::Usual,
         };
         let translation = Translation::new(bound, request, memory)?;
         let turn = translation.turn();
@@ -238,13 +239,46 @@ impl Atu {
         _: WholePages,
     ) -> Result<Region> {
         let span = Span::new(first_offset, bytes)?;
-        if span.first_offset != first_offset || span.pages != pages.len() {
+        if span.first_offset != first_offset {
+            return Err(EINVAL);
+        }
+        self.list(vpid, pages, span, access, Rest::Usual)
+    }
+
+    /// As [`Atu::register_range`], for all pages of a list, whose NLAs **rest for the full time**, as
+    /// accesses may still come that nobody can stop: of peers that have not heard of the end, and of
+    /// own GETs that were given up. They would find other memory of the same VPID in their place. May
+    /// sleep.
+    ///
+    /// # Errors
+    ///
+    /// As [`Atu::register_range`]. `ENOSPC` also when half of all NLAs rest so.
+    pub fn register_lent(
+        self: &Arc<Self>,
+        vpid: Vpid,
+        pages: Arc<PageList>,
+        access: Access,
+        _: WholePages,
+    ) -> Result<Region> {
+        let span = Span::new(0, pages.len() * PAGE)?;
+        self.list(vpid, pages, span, access, Rest::Full)
+    }
+
+    fn list(
+        self: &Arc<Self>,
+        vpid: Vpid,
+        pages: Arc<PageList>,
+        span: Span,
+        access: Access,
+        rest: Rest,
+    ) -> Result<Region> {
+        if span.pages != pages.len() {
             return Err(EINVAL);
         }
         access.check()?;
         let bound = BoundHold::new(self)?;
         let memory = Memory::map(&self.ctx, pages, access)?;
-        self.region(bound, vpid, access, memory, Some(span))
+        self.region(bound, vpid, access, memory, (Some(span), rest))
     }
 
     /// Registers coherent memory for `vpid`. It is kept until the region is gone. May sleep.
@@ -265,7 +299,13 @@ impl Atu {
             return Err(EINVAL);
         }
         let bound = BoundHold::new(self)?;
-        self.region(bound, vpid, access, Memory::Coherent(words), None)
+        self.region(
+            bound,
+            vpid,
+            access,
+            Memory::Coherent(words),
+            (None, Rest::Usual),
+        )
     }
 
     /// Registers a buffer as a scatterlist for `vpid`, which is mapped here, so that it is this
@@ -285,7 +325,7 @@ impl Atu {
         access.check()?;
         let bound = BoundHold::new(self)?;
         let memory = Memory::table(&self.ctx, buffer, access)?;
-        self.region(bound, vpid, access, memory, None)
+        self.region(bound, vpid, access, memory, (None, Rest::Usual))
     }
 
     fn region(
@@ -294,13 +334,14 @@ impl Atu {
         vpid: Vpid,
         access: Access,
         memory: Memory,
-        span: Option<Span>,
+        (span, rest): (Option<Span>, Rest),
     ) -> Result<Region> {
         let request = Request {
             vpid,
             access,
             start: 0,
             account: None,
+            rest,
         };
         let translation = Translation::new(bound, request, memory)?;
         let turn = translation.turn();

@@ -5,7 +5,7 @@
 use super::{
     make::Refused,
     registry::{BoundHold, ReserveNode, VpidUse},
-    tables::RestNode,
+    tables::{Rest, RestNode},
     translation::Translation,
     Access, Atu, Region, WholePages,
 };
@@ -143,7 +143,7 @@ impl Atu {
         let wish = Placement::new(0).wish();
         let place = {
             let mut tables = self.tables.lock();
-            tables.allocate(&self.ctx, &self.commands, all, wish, None)?
+            tables.allocate(&self.ctx, &self.commands, all, wish, (None, Rest::Usual))?
         };
         let spares = Spares {
             ring,
@@ -242,6 +242,12 @@ impl Reserve {
         self.0.spares.lock().free
     }
 
+    /// Whether nothing reaches the memory of any of its regions any more: all have ended, be it that
+    /// the NIC was unbound. Any context.
+    pub fn is_unused(&self) -> bool {
+        self.0.spares.lock().used == 0
+    }
+
     /// Most pages of each. Any context.
     pub fn pages(&self) -> usize {
         self.0.pages
@@ -306,7 +312,7 @@ impl Reserved {
         let rest = self.spares.lock().take_rest();
         if let Some(rest) = rest {
             let node = self.atu.registry.lock().take_reserve(self.range.first);
-            self.atu.free(self.range, Some(rest), None);
+            self.atu.free(self.range, Some((rest, Rest::Usual)), None);
             drop(node);
         }
     }

@@ -25,8 +25,27 @@ use wire::{
 /// somebody else.
 const REST_MS: u32 = 10_000;
 
-/// Room for a range at rest: its number among those given back, and since when it rests.
-pub(super) type RestNode = RBTreeNodeReservation<u64, (Range, u64)>;
+/// A range at rest.
+#[derive(Clone, Copy)]
+pub(super) struct Resting {
+    range: Range,
+    /// In jiffies.
+    since: u64,
+    rest: Rest,
+}
+
+/// How long NLAs rest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// As long as there are others.
+    Usual,
+    /// The full time: those who may still use them can't be told. Of these there are at most so many
+    /// that the half of all NLAs is left to others.
+    Full,
+}
+
+/// Room for a range at rest, by its number among those given back.
+pub(super) type RestNode = RBTreeNodeReservation<u64, Resting>;
 
 /// Free ranges in kernel memory.
 pub(super) struct Ranges(KVVec<Range>);
@@ -108,8 +127,10 @@ pub(super) struct Tables {
     slots: KVVec<Option<Slot>>,
     /// Tables that the NIC may still read, as it did not answer.
     parked: KVec<Arc<Gat>>,
-    /// Ranges in the order in which they were given back, with the time in jiffies.
-    resting: RBTree<u64, (Range, u64)>,
+    /// Ranges in the order in which they were given back.
+    resting: RBTree<u64, Resting>,
+    /// Pages of those that rest the full time.
+    held: u64,
     /// Ranges given back so far.
     returned: u64,
     /// Tables made so far.
@@ -161,6 +182,7 @@ impl Tables {
             slots: KVVec::new(),
             parked: KVec::new(),
             resting: RBTree::new(),
+            held: 0,
             returned: 0,
             made: 0,
         }
@@ -192,7 +214,7 @@ impl Tables {
     }
 
     /// Takes a range, aligned if that is possible, and makes tables for it. With an account it is
-    /// charged there. May sleep.
+    /// charged there. It will rest as `rest` says. May sleep.
     ///
     /// # Errors
     ///
@@ -204,10 +226,15 @@ impl Tables {
         commands: &Commands,
         pages: u64,
         wish: (u64, u64),
-        account: Option<&TableAccount>,
+        (account, rest): (Option<&TableAccount>, Rest),
     ) -> Result<Place> {
         // A range of any alignment touches at most one table more.
         let gats = KVec::with_capacity((pages / SPAN) as usize + 2, GFP_KERNEL)?;
+        self.wake_rested();
+        let half = self.slots.len() as u64 * SPAN / 2;
+        if rest == Rest::Full && self.held + pages > half {
+            return Err(ENOSPC);
+        }
         let range = self.find(pages, wish, account)?;
         let mut place = Place { range, gats };
         for index in tables_of(range) {
@@ -241,7 +268,6 @@ impl Tables {
         (align, phase): (u64, u64),
         account: Option<&TableAccount>,
     ) -> Result<Range> {
-        self.wake_rested();
         let first = match self.take(pages, align, phase)? {
             Err(SpaceError::Full) if align > 1 => self.take(pages, 1, 0)?,
             other => other,
@@ -271,7 +297,7 @@ impl Tables {
         loop {
             let space = self.space.as_mut().ok_or(ENODEV)?;
             match space.allocate(pages, align, phase) {
-                Err(SpaceError::Full) if self.wake(u64::MAX) => {}
+                Err(SpaceError::Full) if self.wake(u64::MAX, Some(Rest::Usual)) => {}
                 other => return Ok(other),
             }
         }
@@ -281,20 +307,24 @@ impl Tables {
     fn wake_rested(&mut self) {
         let rest = msecs_to_jiffies(REST_MS) as u64;
         let until = jiffies64().saturating_sub(rest);
-        while self.wake(until) {}
+        while self.wake(until, None) {}
     }
 
-    /// Frees the range that has rested longest, if that is since `until` or before.
-    fn wake(&mut self, until: u64) -> bool {
-        let oldest = self.resting.cursor_front().and_then(|c| {
-            let (number, (range, since)) = c.current();
-            (*since <= until).then_some((*number, *range))
-        });
-        let (Some((number, range)), Some(space)) = (oldest, &mut self.space) else {
+    /// Frees the range that has rested longest, of those that rest so, if that is since `until` or
+    /// before.
+    fn wake(&mut self, until: u64, only: Option<Rest>) -> bool {
+        let mut all = self.resting.iter();
+        let oldest = all.find(|(_, r)| only.is_none_or(|rest| r.rest == rest));
+        let oldest = oldest.filter(|(_, r)| r.since <= until);
+        let oldest = oldest.map(|(number, resting)| (*number, *resting));
+        let (Some((number, resting)), Some(space)) = (oldest, &mut self.space) else {
             return false;
         };
         self.resting.remove(&number);
-        space.free(range);
+        if resting.rest == Rest::Full {
+            self.held = self.held.saturating_sub(resting.range.pages);
+        }
+        space.free(resting.range);
         true
     }
 
@@ -378,7 +408,7 @@ impl Tables {
         ctx: &Context,
         commands: &Commands,
         range: Range,
-        rest: Option<RestNode>,
+        rest: Option<(RestNode, Rest)>,
     ) -> KVec<Arc<Gat>> {
         self.unuse(range);
         let mut idle = KVec::new();
@@ -387,10 +417,14 @@ impl Tables {
             return idle;
         };
         match rest {
-            Some(rest) => {
+            Some((node, rest)) => {
                 self.returned += 1;
-                let node = rest.into_node(self.returned, (range, jiffies64()));
-                self.resting.insert(node);
+                if rest == Rest::Full {
+                    self.held += range.pages;
+                }
+                let since = jiffies64();
+                let resting = Resting { range, since, rest };
+                self.resting.insert(node.into_node(self.returned, resting));
             }
             None => drop(space.free(range)),
         }

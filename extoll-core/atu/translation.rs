@@ -11,7 +11,7 @@ use super::{
     memory::{Memory, Nlps},
     registry::{BoundHold, TranslationNode, VpidUse},
     reserve::Reserved,
-    tables::{Place, RestNode},
+    tables::{Place, Rest, RestNode},
     Access, Atu, TableAccount,
 };
 use crate::{context::Context, stats::Reason};
@@ -46,7 +46,8 @@ const MOMENT: Delta = Delta::from_micros(100);
 pub(super) enum Home {
     /// They go back to the space, to rest first.
     Space {
-        rest: RestNode,
+        node: RestNode,
+        rest: Rest,
         account: Option<Arc<TableAccount>>,
         _vpid: VpidUse,
     },
@@ -321,8 +322,14 @@ impl Translation {
                 }
                 // Before somebody else gets the range, under whose number it was entered.
                 drop(node(self.range.first));
-                if let Some(Home::Space { rest, account, .. }) = home {
-                    atu.free(self.range, Some(rest), account.as_deref());
+                if let Some(Home::Space {
+                    node,
+                    rest,
+                    account,
+                    ..
+                }) = home
+                {
+                    atu.free(self.range, Some((node, rest)), account.as_deref());
                 }
             }
         }

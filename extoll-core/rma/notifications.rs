@@ -61,7 +61,7 @@ impl Notifications {
             let Some(slot) = queue.slot(index) else { break };
             let word1 = slot.status();
             if word1 == 0 {
-                let overdue = self.reader.overdue(queue);
+                let overdue = self.reader.overdue();
                 if overdue == 0 {
                     break;
                 }

@@ -33,7 +33,8 @@
 //!
 //! **Contexts.** What happens is in work items of `extoll.ko`'s queue: one handles notifications
 //! (and posts), started by interrupts and by room to send, one deadlines, one calls those
-//! completions that may take their time ([`CallIn::Process`]), one after the other.
+//! completions that may take their time ([`CallIn::Process`]), one after the other. With
+//! [`Setup::soft`] the first has a counterpart in a softirq, which interrupts and room start.
 //!
 //! **Fairness.** Peers (a node and a VPID) take turns, one command each. A peer has at most 16
 //! commands and 32 MiB in flight, late ones included, and half of the places for transfers. What
@@ -163,10 +164,11 @@ pub enum CallIn {
     /// by their [`Handle`], unless memory reclaim waits for it: the work queue has one thread for
     /// certain.
     Process,
-    /// Straight from where notifications are handled: in a work item as well, or in the context of
-    /// a caller of [`Submitter::poll`]. It must not sleep nor take long, and neither may the drop
-    /// of the completion object, if the engine's reference is the last one. A region may be in it;
-    /// what sleeps when it is dropped belongs into a [`Deferred`](kernel_ext::work::Deferred).
+    /// Straight from where notifications are handled: in a work item as well, in a softirq with
+    /// [`Setup::soft`], or in the context of a caller of [`Submitter::poll`]. It must not sleep nor
+    /// take long, and neither may the drop of the completion object, if the engine's reference is
+    /// the last one. A region may be in it; what sleeps when it is dropped belongs into a
+    /// [`Deferred`](kernel_ext::work::Deferred).
     Poll,
 }
 

@@ -17,7 +17,7 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 use wire::{
-    ids::{CpuAddr, NodeId},
+    ids::{BusAddr, CpuAddr, NodeId},
     regs::smfu,
     smfu::{MaskMode, Refused, Span, PAGE},
 };
@@ -325,6 +325,11 @@ impl Smfu {
         Ok(window)
     }
 
+    /// Numbers (1…62) of intervals that are free, as a set: bit *n* stands for number *n*. May sleep.
+    pub fn free_windows(&self) -> u64 {
+        self.state.lock().layout.free_numbers()
+    }
+
     /// Sets slices of `slice` bytes for nodes 0…`nodes` − 1, both powers of two. They lie at the
     /// start of the window: slices that meet its first 32 MiB cannot be used. Intervals go on
     /// working beyond them. May sleep.
@@ -380,6 +385,24 @@ impl Window {
         self.route.note_store();
         let start = self.route.smfu().window_start()?;
         Some(CpuAddr(start + self.span.start))
+    }
+
+    /// Address for other devices of this host, which reach the node by themselves; `None` when the
+    /// device is gone. Whoever has it has to be gone before the window is dropped, and when its
+    /// [client](WindowClient) has returned.
+    pub fn bus(&self) -> Option<BusAddr> {
+        self.route.note_store();
+        let start = self.route.smfu().window_bus()?;
+        Some(BusAddr(start + self.span.start))
+    }
+
+    /// Has it lead to the node no more, though somebody may still access its addresses, which nobody
+    /// else gets before the drop. What an access does is not told by any source: it may lead to the
+    /// memory that node 0 exports (G18), or give all ones. Any context.
+    pub fn cut(&self) {
+        if let Some(hw) = self.route.smfu().ctx.alive_access() {
+            clear_interval(&hw, self.number);
+        }
     }
 
     /// Maps it for the kernel. May sleep.

@@ -25,20 +25,28 @@ use kernel::{
         poll::PollCondVarBox,
         Arc, Mutex,
     },
-    time::msecs_to_jiffies,
+    time::{msecs_to_jiffies, Jiffies},
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::{chardev::Mapping, net::BhDisabled, work};
 use wire::{
-    bq::Rp,
+    bq::{Rp, WritePointers},
     ids::{RegOffset, Vpid},
+    intake::may_store_again,
     regs::BqRegs,
+    time::Time,
 };
 
 /// Time over which interrupts are counted.
 const WINDOW_MS: u32 = 100;
 /// How long a port that had too many gets none.
 const PAUSE_MS: u32 = 100;
+/// When those who wait look again at a queue that could not be armed, as something is on its way to it.
+const SOON_MS: u32 = 1;
+/// After so many such looks in vain they are told to look for themselves: what comes is behind a hole.
+const STUCK: u32 = 100;
+/// No slot.
+const NONE: u32 = u32::MAX;
 /// Pages that are withheld: that of the read pointer is the first of a queue's mapping.
 const RP_PAGES: usize = 1;
 
@@ -58,6 +66,10 @@ pub(super) struct UserWatch {
     all: Option<Arc<Budget>>,
     /// A pause was asked for and is not over.
     asked: AtomicFlag,
+    /// Read pointer that [`UserWatch::arm`] stored last, or [`NONE`].
+    stored: Atomic<u32>,
+    /// How often in a row the interrupt could not be armed.
+    refused: Atomic<u32>,
     /// Taken with the port's lock held, never the other way round.
     #[pin]
     gate: Mutex<Gate>,
@@ -103,6 +115,8 @@ impl Budget {
 
 struct Gate {
     shut: bool,
+    /// Since when.
+    since: Time,
     /// Somebody wanted to arm meanwhile.
     arm: bool,
     /// The queue of the port as the process has it mapped, and its memory.
@@ -118,11 +132,18 @@ impl WorkItem for UserWatch {
 
     fn run(this: Arc<Self>) {
         let mut gate = this.gate.lock();
-        if gate.shut {
-            this.open(&mut gate);
-        } else {
+        if !gate.shut && this.asked.load(Relaxed) {
             this.shut(&mut gate);
-            let _ = work::enqueue_waiting(this.clone(), msecs_to_jiffies(PAUSE_MS));
+        }
+        if gate.shut {
+            // Others may have had this run before the time, to look again.
+            let rest = ticks(PAUSE_MS).saturating_sub(now().since(gate.since));
+            if rest == 0 {
+                this.open(&mut gate);
+            } else {
+                let _ = work::cancel_delayed(&this);
+                let _ = work::enqueue_waiting(this.clone(), rest as Jiffies);
+            }
         }
         drop(gate);
         this.changed.notify_all();
@@ -166,6 +187,7 @@ impl UserWatch {
         let changed = PollCondVarBox::new(c"extoll_port", static_lock_class!())?;
         let gate = Gate {
             shut: false,
+            since: now(),
             arm: false,
             queue: None,
         };
@@ -181,6 +203,8 @@ impl UserWatch {
                 own: Budget::new(),
                 all,
                 asked: AtomicFlag::new(false),
+                stored: Atomic::new(NONE),
+                refused: Atomic::new(0),
                 gate <- new_mutex!(gate, "extoll_gate"),
                 work <- new_delayed_work!("extoll_throttle"),
             }),
@@ -204,10 +228,15 @@ impl UserWatch {
     }
 
     /// A new mapping of the port's queue.
-    pub(super) fn watch(&self, mapping: Arc<Mapping>, queue: Arc<UserQueue>) {
+    pub(super) fn watch(self: &Arc<Self>, mapping: Arc<Mapping>, queue: Arc<UserQueue>) {
         let mut gate = self.gate.lock();
         if gate.shut {
             mapping.withhold(RP_PAGES);
+        }
+        self.stored.store(NONE, Relaxed);
+        // A pause ended before the queue was here.
+        if !gate.shut && core::mem::take(&mut gate.arm) {
+            self.retrigger(&queue);
         }
         gate.queue = Some((mapping, queue));
     }
@@ -245,38 +274,46 @@ impl UserWatch {
         }
     }
 
-    /// Arms the interrupt behind what was read up to `slot`, unless the queue `holds` something there: then there is nothing to
-    /// wait for, and a store of the pointer that the NIC has already may undo that the queue is full (G10). True if it holds
-    /// something. During a pause the interrupt stays masked until its end. `ENODEV`.
+    /// Arms the interrupt behind what was read up to `slot`, unless the queue holds something there: true then, as there is nothing
+    /// to wait for. During a pause the interrupt stays masked until its end. `ENODEV`.
     ///
-    /// Whoever asks for the same slot `again` may do so as the NIC stood still for a while, and has much to deliver now: all that
-    /// it has written is there when it answers. No other task runs on this processor between the look and the store, so that
-    /// what comes meanwhile is less than a queue takes.
-    pub(super) fn arm(&self, slot: u32, again: bool, holds: impl Fn() -> bool) -> Result<bool> {
+    /// A store of the pointer that the NIC has already may undo that the queue is full (G10): not if half of the queue has been written,
+    /// or may be on its way to memory. True then, too, and those who wait are woken a while later. No other task runs on this processor
+    /// between the look and the store, so that what comes meanwhile is less than half of a queue.
+    pub(super) fn arm(self: &Arc<Self>, slot: u32, queue: &UserQueue) -> Result<bool> {
+        let holds = || queue.status(slot) != 0;
         if holds() {
             return Ok(true);
         }
         let mut gate = self.gate.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
-        let reg = BqRegs(self.table.unit()).rp(self.vpid);
+        let old = Rp(hw.rf.read(BqRegs(self.table.unit()).rp(self.vpid))).lrp();
+        // Not back, if a program leaves no slot unused.
+        let rp = if old == slot {
+            slot
+        } else {
+            queue.before(slot)
+        };
+        let looks_empty = old == rp && self.looks_empty(queue, rp);
         let _bh = BhDisabled::new();
-        if again {
-            settle(&hw, reg);
+        if old == rp && !self.may_store(&hw, queue, rp, looks_empty) {
+            self.look_soon();
+            return Ok(true);
         }
         if holds() {
             return Ok(true);
         }
-        self.write_rp(
-            &mut gate,
-            &hw,
-            Rp(0).with_lrp(slot).with_irq_retrigger(true),
-        );
+        self.refused.store(0, Relaxed);
+        self.stored
+            .store(if rp == slot { NONE } else { rp }, Relaxed);
+        let rp = Rp(0).with_lrp(rp).with_irq_retrigger(true);
+        self.write_rp(&mut gate, &hw, rp);
         Ok(false)
     }
 
     /// Arms again if the interrupt that was armed has come: it may have been for something that the process had taken before
     /// (G7), and then nothing would announce what comes next. True if so: look at the queue again.
-    pub(super) fn renew(&self) -> bool {
+    pub(super) fn renew(self: &Arc<Self>) -> bool {
         if !self.fired.load(Relaxed) {
             return false;
         }
@@ -288,30 +325,60 @@ impl UserWatch {
             // No register is known to arm and do nothing else (HW §6.5): this one is read and written, and what the process stored to it
             // between would be undone.
             mapping.withhold(RP_PAGES);
-            self.retrigger(Some(queue));
+            self.retrigger(queue);
             mapping.give_back();
         }
         true
     }
 
-    /// Unmasks the interrupt, and leaves the read pointer where it is. Nobody else writes it meanwhile. Does nothing while the queue holds
-    /// something: whoever waits finds that, and a store of the same pointer may undo that the queue is full (G10).
-    fn retrigger(&self, queue: Option<&UserQueue>) {
-        if let Some(hw) = self.ctx.alive_access() {
-            let reg = BqRegs(self.table.unit()).rp(self.vpid);
-            // As for `arm`. What the NIC had written is there when it answers.
-            let _bh = BhDisabled::new();
-            let rp = Rp(hw.rf.read(reg));
-            // The slot at the pointer may have been read, as one is left to the store that arms.
-            let holds = |queue: &UserQueue| {
-                let next = rp.lrp().wrapping_add(1) % queue.slots().max(1);
-                queue.status(rp.lrp()) != 0 || queue.status(next) != 0
-            };
-            if !queue.is_some_and(holds) {
-                hw.rf.write(reg, rp.with_irq_retrigger(true).raw());
-                settle(&hw, reg);
-            }
+    /// Unmasks the interrupt, and leaves the read pointer where it is. Nobody else writes it meanwhile. As for [`UserWatch::arm`], not if
+    /// the queue may become full: the process finds what there is, when it is woken a while later at the latest.
+    ///
+    /// Nothing is said by single slots: the process may be reading while this runs.
+    fn retrigger(self: &Arc<Self>, queue: &UserQueue) {
+        let Some(hw) = self.ctx.alive_access() else {
+            return;
+        };
+        let reg = BqRegs(self.table.unit()).rp(self.vpid);
+        let rp = Rp(hw.rf.read(reg));
+        let looks_empty = self.looks_empty(queue, rp.lrp());
+        let _bh = BhDisabled::new();
+        if self.may_store(&hw, queue, rp.lrp(), looks_empty) {
+            self.refused.store(0, Relaxed);
+            hw.rf.write(reg, rp.with_irq_retrigger(true).raw());
+            settle(&hw, reg);
+        } else {
+            self.look_soon();
         }
+    }
+
+    /// Whether a queue whose pointers would be equal with `rp` is empty, as far as can be seen: that of a process that leaves no
+    /// slot unused. May take some milliseconds.
+    fn looks_empty(&self, queue: &UserQueue, rp: u32) -> bool {
+        rp != self.stored.load(Relaxed) && (0..queue.slots()).all(|slot| queue.status(slot) == 0)
+    }
+
+    /// Whether the pointer that the NIC has already may be stored.
+    fn may_store(&self, hw: &Hw, queue: &UserQueue, rp: u32, looks_empty: bool) -> bool {
+        let wp = self.write_pointer(hw);
+        may_store_again(queue.slots(), rp, wp) || looks_empty && wp == rp
+    }
+
+    /// Whether arming has been refused for so long that something is missing in the queue.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.refused.load(Relaxed) >= STUCK
+    }
+
+    /// Has those who wait look again, and arm, a while later.
+    fn look_soon(self: &Arc<Self>) {
+        self.fired.store(true, Relaxed);
+        self.refused.fetch_add(1, Relaxed);
+        let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(SOON_MS));
+    }
+
+    fn write_pointer(&self, hw: &Hw) -> u32 {
+        let reg = BqRegs(self.table.unit()).wp_lwp_dcq_rp(self.vpid);
+        WritePointers(hw.rf.read(reg)).lwp()
     }
 
     /// Counts an interrupt; true when it is one too many and there is no pause yet.
@@ -327,6 +394,7 @@ impl UserWatch {
 
     fn shut(&self, gate: &mut Gate) {
         gate.shut = true;
+        gate.since = now();
         if let Some((mapping, _)) = &gate.queue {
             mapping.withhold(RP_PAGES);
         }
@@ -337,16 +405,14 @@ impl UserWatch {
         );
     }
 
-    fn open(&self, gate: &mut Gate) {
+    fn open(self: &Arc<Self>, gate: &mut Gate) {
         gate.shut = false;
         self.own.restart();
         self.asked.store(false, Relaxed);
-        let arm = core::mem::take(&mut gate.arm);
-        let queue = gate.queue.as_ref();
-        if arm {
-            self.retrigger(queue.map(|(_, queue)| &**queue));
-        }
-        if let Some((mapping, _)) = queue {
+        if let Some((mapping, queue)) = &gate.queue {
+            if core::mem::take(&mut gate.arm) {
+                self.retrigger(queue);
+            }
             mapping.give_back();
         }
     }

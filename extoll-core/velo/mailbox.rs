@@ -69,6 +69,10 @@ impl Message<'_> {
         if 8 * index >= self.len() {
             return 0;
         }
+        // Most messages have one part.
+        if let (true, [Some((slot, first)), ..]) = (index < self.part_words, &self.parts) {
+            return slot.word(first + index);
+        }
         let mut rest = index;
         for part in &self.parts {
             if rest < self.part_words {
@@ -162,7 +166,7 @@ impl Mailbox {
     /// Slots that the NIC has written and that were not read, which is at least the number of messages that
     /// wait. Reads a register. Any context.
     pub fn backlog(&self) -> usize {
-        self.reader.backlog(&self.port.queue) as usize
+        self.reader.backlog() as usize
     }
 
     /// True when a message waits. No register access. Any context.
@@ -191,8 +195,11 @@ impl Mailbox {
     fn ready(&self) -> Option<u64> {
         let (queue, first) = (&self.port.queue, self.reader.next());
         let raw = queue.status(first);
+        if raw == 0 {
+            return None;
+        }
         let slots = self.slots_of(raw);
-        let complete = raw != 0 && (1..slots).all(|i| queue.status(queue.next(first, i)) != 0);
+        let complete = (1..slots).all(|i| queue.status(queue.next(first, i)) != 0);
         complete.then_some(raw)
     }
 
@@ -200,7 +207,7 @@ impl Mailbox {
     fn skip_lost(&mut self) -> Taken {
         let port = &self.port;
         let (queue, first) = (&port.queue, self.reader.next());
-        let overdue = self.reader.overdue(queue);
+        let overdue = self.reader.overdue();
         if overdue == 0 {
             return Taken::Nothing;
         }

@@ -134,13 +134,13 @@ impl Sender {
 
     /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any
     /// more when this returns. Call [`Mailbox::rearm`](super::Mailbox::rearm) afterwards. Any context, but not
-    /// a client's method.
+    /// a client's method; one in which an earlier client may be dropped.
     pub fn attach(&self, client: Arc<dyn Client>) {
         self.port.core().set_client(Some(client));
     }
 
     /// Removes the client: when this returns, it is not called any more. Any context, but not a client's
-    /// method.
+    /// method; one in which the client may be dropped.
     pub fn detach(&self) {
         self.port.core().set_client(None);
     }

@@ -3,10 +3,13 @@
 //! The engine: a port, its tables, its end.
 
 use super::{
-    run::{Inner, Kick, Shared, CALLS},
+    run::{Inner, Kick, Shared, SoftKick, CALLS},
     CallIn, Capacity, Listener, Quiet, Submitter, ABSORB,
 };
-use crate::rma::{Notifications, Requester};
+use crate::{
+    rma::{Notifications, Requester},
+    vpid::Client,
+};
 use core::ops::Deref;
 use kernel::{
     new_delayed_work, new_spinlock_irq, new_work,
@@ -32,6 +35,9 @@ pub struct Setup {
     pub unclaimed: u16,
     /// Of these, of one node.
     pub unclaimed_per_node: u16,
+    /// Notifications are handled in a softirq behind the interrupt, and not in a work item: owners that
+    /// want to be called in [`CallIn::Poll`] mostly are called there. It saves changes of task.
+    pub soft: bool,
 }
 
 impl Default for Setup {
@@ -46,6 +52,7 @@ impl Default for Setup {
             listener: None,
             unclaimed: 1024,
             unclaimed_per_node: 256,
+            soft: false,
         }
     }
 }
@@ -108,6 +115,7 @@ impl Engine {
             listener,
             unclaimed,
             unclaimed_per_node,
+            soft,
         } = setup;
         let absorb = u64::try_from(ABSORB.as_nanos()).unwrap_or(u64::MAX);
         let limits = Limits::new(&capacity, absorb);
@@ -130,7 +138,10 @@ impl Engine {
             }),
             GFP_KERNEL,
         )?;
-        let kick = Arc::new(Kick(shared.clone()), GFP_KERNEL)?;
+        let kick: Arc<dyn Client> = match soft {
+            true => Arc::new(SoftKick::new(&shared)?, GFP_KERNEL)?,
+            false => Arc::new(Kick(shared.clone()), GFP_KERNEL)?,
+        };
         requester.attach(kick);
         // What is there already, and arms.
         shared.enqueue_poll();

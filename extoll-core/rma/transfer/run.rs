@@ -4,6 +4,7 @@
 
 use super::{CallIn, Completion, Listener, Quiet, RmaError};
 use crate::{
+    machine::Kernel,
     rma::{Descriptor, Notification, Notifications, PageOptions, Requester, SendError},
     vpid::Client,
 };
@@ -17,10 +18,14 @@ use kernel::{
     time::{msecs_to_jiffies, Instant, Monotonic},
     workqueue::{DelayedWork, Work, WorkItem},
 };
-use kernel_ext::{sched::cond_resched, work};
+use kernel_ext::{
+    sched::cond_resched,
+    tasklet::{Soft, Tasklet},
+    work,
+};
 use protocol::{
     transfer::{Event, Port, Queue, Transfers, Unclaimed},
-    Memory, Refused, Time,
+    Refused, Time,
 };
 
 /// Notifications taken, and transfers ended, with the lock held once.
@@ -32,22 +37,6 @@ const POSTS: usize = 8;
 const ROUNDS: usize = 32;
 /// Owners told, and notifications handed on, in a row.
 pub(super) const CALLS: usize = 256;
-
-/// Memory of the kernel. Getting it may sleep.
-pub(super) struct Kernel;
-
-impl Memory for Kernel {
-    type Array<T> = KVVec<T>;
-    type Error = Error;
-
-    fn array<T>(len: usize, mut make: impl FnMut(usize) -> T) -> Result<KVVec<T>> {
-        let mut array = KVVec::with_capacity(len, GFP_KERNEL)?;
-        for i in 0..len {
-            array.push(make(i), GFP_KERNEL)?;
-        }
-        Ok(array)
-    }
-}
 
 /// What the lock protects.
 pub(super) struct Inner {
@@ -127,6 +116,48 @@ impl Client for Kick {
 
     fn down(&self) {
         self.0.enqueue_poll();
+    }
+}
+
+/// Handles notifications in a softirq.
+struct SoftPoll(Arc<Shared>);
+
+impl Soft for SoftPoll {
+    fn run(tasklet: &Tasklet<Self>) {
+        if tasklet.0.run_soft() && !tasklet.0.closing.load(Relaxed) {
+            tasklet.schedule();
+        }
+    }
+}
+
+/// As [`Kick`] with a softirq; its drop waits for that.
+pub(super) struct SoftKick {
+    shared: Arc<Shared>,
+    poll: Arc<Tasklet<SoftPoll>>,
+}
+
+impl SoftKick {
+    /// May sleep.
+    pub(super) fn new(shared: &Arc<Shared>) -> Result<Self> {
+        let poll = Tasklet::new(Ok::<_, Error>(SoftPoll(shared.clone())));
+        Ok(Self {
+            shared: shared.clone(),
+            poll: Arc::pin_init(poll, GFP_KERNEL)?,
+        })
+    }
+}
+
+impl Client for SoftKick {
+    fn interrupt(&self) {
+        self.poll.schedule();
+    }
+
+    fn writable(&self) {
+        self.poll.schedule();
+    }
+
+    fn down(&self) {
+        self.shared.enqueue_poll();
     }
 }
 
@@ -287,6 +318,20 @@ impl Shared {
         self.enqueue_poll();
     }
 
+    /// The same in a softirq: whether there is more. Both may run at a time; either arms the queue when
+    /// it is empty.
+    fn run_soft(self: &Arc<Self>) -> bool {
+        let found = self.step();
+        if found == Found::Dead {
+            // What is to be done then may sleep.
+            self.enqueue_poll();
+            return false;
+        }
+        let more = self.call_some(CallIn::Poll, BATCH);
+        self.look_after(CallIn::Process);
+        found == Found::More || more
+    }
+
     /// The NIC is gone.
     fn end(self: &Arc<Self>) {
         let Some(requester) = self.with(|inner| inner.requester.clone()) else {
@@ -321,8 +366,12 @@ impl Shared {
 
     /// Calls owners and the listener that want to be called in this context. True if there is more.
     pub(super) fn call(&self, context: CallIn) -> bool {
-        let owners = self.call_owners(context.queue(), CALLS);
-        let listener = self.call_listener(context, CALLS);
+        self.call_some(context, CALLS)
+    }
+
+    fn call_some(&self, context: CallIn, most: usize) -> bool {
+        let owners = self.call_owners(context.queue(), most);
+        let listener = self.call_listener(context, most);
         owners || listener
     }
 

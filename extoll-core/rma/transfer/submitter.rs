@@ -21,6 +21,11 @@ use protocol::{
 };
 use wire::ids::NodeId;
 
+/// A time in the clock of an engine.
+fn after(now: Time, delay: Delta) -> Time {
+    Time(now.0.saturating_add(delay.as_nanos().max(0) as u64))
+}
+
 /// A reference to an engine, to be given to whoever submits. It neither keeps the port open nor the
 /// engine: when that was dropped everything is refused with `Down`.
 #[derive(Clone)]
@@ -41,6 +46,21 @@ impl Submitter {
         request: &Request<'_>,
         completion: Arc<dyn Completion>,
     ) -> Result<Ticket, RmaError> {
+        self.submit_within(request, None, completion)
+    }
+
+    /// As [`Submitter::submit`] for a transfer whose commands may not be posted later than `within`
+    /// from now: what waits for room until then times out.
+    ///
+    /// # Errors
+    ///
+    /// As [`Submitter::submit`].
+    pub fn submit_within(
+        &self,
+        request: &Request<'_>,
+        within: Option<Delta>,
+        completion: Arc<dyn Completion>,
+    ) -> Result<Ticket, RmaError> {
         let Request {
             to,
             direction,
@@ -54,11 +74,14 @@ impl Submitter {
             tell: to.tell,
             confirm,
         };
+        // Not from when the lock was free.
+        let post_by = within.map(|within| after(self.0.now(), within));
         self.take(&to, timeout, context, |inner, mut terms| {
             if !lists.is_allowed(&inner.requester, direction) {
                 return Err((RmaError::Invalid, completion));
             }
             terms.translate = lists.translate();
+            terms.post_by = post_by;
             let (local, remote) = (lists.local(), lists.remote());
             let taken = inner.table.submit(&terms, what, local, remote, completion);
             taken.map_err(|(why, completion)| (why.into(), completion))
@@ -124,7 +147,8 @@ impl Submitter {
             vpid: to.vpid,
             class: to.traffic_class,
             translate: false,
-            deadline: Time(now.0.saturating_add(timeout.as_nanos().max(0) as u64)),
+            deadline: after(now, timeout),
+            post_by: None,
             queue: context.queue(),
         };
         let mut submit = Some(submit);

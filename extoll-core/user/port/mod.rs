@@ -44,6 +44,7 @@ use kernel_ext::{
 use wire::{
     bq::{Rp, SlotCode, WritePointers},
     ids::{BusAddr, Vpid},
+    intake::initial,
     regs::BqRegs,
 };
 
@@ -111,6 +112,11 @@ impl UserQueue {
 
     pub(super) fn slots(&self) -> u32 {
         self.queue.slots()
+    }
+
+    /// The slot before another one.
+    pub(super) fn before(&self, slot: u32) -> u32 {
+        slot.checked_sub(1).unwrap_or(initial(self.slots()))
     }
 
     /// Status word of a slot; 0 outside of the queue.
@@ -393,11 +399,11 @@ impl<U: PortUnit> UserPort<U> {
             if slot >= queue.slots() {
                 return Err(EINVAL);
             }
-            let again = self.armed.xchg(slot, Relaxed) == slot;
-            let holds = || queue.status(slot) != 0;
+            self.armed.store(slot, Relaxed);
             // The process freed slots by stores that have to be seen first.
             barrier::wmb();
-            Ok((self.watch.arm(slot, again, holds)? || holds()).into())
+            let holds = self.watch.arm(slot, queue)?;
+            Ok((holds || queue.status(slot) != 0).into())
         })
     }
 
@@ -411,7 +417,7 @@ impl<U: PortUnit> UserPort<U> {
             None => POLL_GONE,
             Some(Live { queue: Some(q), .. }) => {
                 let holds = || q.status(self.armed.load(Relaxed)) != 0;
-                if holds() || (self.watch.renew() && holds()) {
+                if holds() || (self.watch.renew() && (holds() || self.watch.is_stuck())) {
                     POLL_IN
                 } else {
                     0
