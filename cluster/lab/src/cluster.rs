@@ -519,6 +519,7 @@ impl Cluster {
         for i in 0..lab_proto::PORTS {
             let _ = std::fs::remove_file(crate::channel::port_socket(&dir, i));
         }
+        crate::devices::make_drives(&spec.devices, index, &dir)?;
         let nics: Vec<_> = (0..spec.nics)
             .map(|k| emu::nic_socket(&self.dir, index * spec.nics + k))
             .collect();

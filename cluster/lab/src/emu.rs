@@ -162,6 +162,8 @@ pub enum Fault {
     AtuDelay(Option<u64>),
     /// Every n-th fence or notification command of the ATU is never answered; `None` ends it.
     AtuLoseEvery(Option<u32>),
+    /// Every n-th packet of a transfer that is not its last one is lost on its way to the NIC; `None` ends it.
+    LoseInner(Option<u32>),
     /// The next writes into a ring are lost; count 0 ends it.
     LoseWrite(LoseWrite),
 }
@@ -190,6 +192,7 @@ impl Fault {
             Fault::AtuEvery(n) => faults.atu_fault_every = n,
             Fault::AtuDelay(ns) => faults.atu_delay_ns = ns,
             Fault::AtuLoseEvery(n) => faults.atu_lose_every = n,
+            Fault::LoseInner(n) => faults.lose_inner_every = n,
             Fault::LoseWrite(lose) => {
                 let same =
                     |l: &LoseWrite| LoseWrite { count: 0, ..*l } == LoseWrite { count: 0, ..lose };
@@ -336,6 +339,8 @@ mod tests {
         Fault::AtuEvery(Some(3)).apply(&mut f);
         Fault::AtuDelay(Some(5)).apply(&mut f);
         Fault::AtuLoseEvery(Some(2)).apply(&mut f);
+        Fault::LoseInner(Some(7)).apply(&mut f);
+        assert_eq!(f.lose_inner_every, Some(7));
         assert_eq!(
             (f.atu_fault_every, f.atu_delay_ns, f.atu_lose_every),
             (Some(3), Some(5), Some(2))

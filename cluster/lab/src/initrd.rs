@@ -19,9 +19,13 @@ const USERLAND: &[(&str, &str)] = &[
     ("extoll-ping", "usr/bin/extoll-ping"),
     ("extoll-perf", "usr/bin/extoll-perf"),
     ("extoll-trace", "usr/bin/extoll-trace"),
+    ("extl-run", "usr/bin/extl-run"),
+    ("extlctl", "usr/bin/extlctl"),
+    ("extlss", "usr/bin/extlss"),
     ("librma.so", "usr/lib/x86_64-linux-gnu/librma.so.2"),
     ("libvelo.so", "usr/lib/x86_64-linux-gnu/libvelo.so.1"),
     ("libsmfu.so", "usr/lib/x86_64-linux-gnu/libsmfu.so.1"),
+    ("libextl.so", "usr/lib/x86_64-linux-gnu/libextl.so.1"),
 ];
 
 /// Files of a kernel's directory below the guest images.

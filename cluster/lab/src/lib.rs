@@ -8,6 +8,7 @@
 pub mod channel;
 pub mod cluster;
 pub mod copy;
+pub mod devices;
 pub mod emu;
 pub mod exec;
 pub mod initrd;
@@ -21,6 +22,7 @@ pub mod state;
 pub mod ui;
 
 pub use cluster::{Cluster, Health, Node, NodeState};
+pub use devices::{Device, Model};
 pub use exec::{Command, Input, Output, Running};
 pub use extoll_emulator_api::timing::TimingModel;
 pub use insns::Instructions;

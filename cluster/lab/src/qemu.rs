@@ -1,6 +1,7 @@
 //! QEMU: its command line and its control socket.
 
 use crate::channel::port_socket;
+use crate::devices;
 use crate::initrd::{rootfs, Kernel};
 use crate::insns;
 use crate::spec::Spec;
@@ -132,7 +133,7 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     arg("chardev:console");
     arg("-qmp");
     arg(&format!("unix:{},server=on,wait=off", file("qmp.sock")));
-    if spec.iommu {
+    if spec.has_iommu(node.index) {
         // Before the devices that it translates for. Caching mode tells QEMU of every mapping, and it tells the emulator.
         arg("-device");
         arg("intel-iommu,caching-mode=on,intremap=off");
@@ -191,6 +192,9 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
         });
         arg(&device.to_string());
     }
+    devices::arguments(&spec.devices, node.index, dir)
+        .iter()
+        .for_each(|a| arg(a));
     if spec.bench_nics && node.index < 2 {
         for (kind, model) in [("vio", "virtio-net-pci"), ("e1k", "e1000e")] {
             let socket = dir.with_file_name(format!("{kind}.sock"));
@@ -257,7 +261,7 @@ fn kernel_parameters(node: &Node<'_>) -> String {
         format!("lab.sshd={}", u8::from(spec.sshd)),
         format!("lab.bench={}", u8::from(spec.bench_nics)),
     ];
-    if spec.iommu {
+    if spec.has_iommu(node.index) {
         words.extend(["intel_iommu=on", "iommu.passthrough=0", "iommu.strict=1"].map(Into::into));
     }
     words.extend(spec.append.iter().cloned());
@@ -408,6 +412,19 @@ mod tests {
         let position = |start: &str| all.iter().position(|a| a.starts_with(start));
         assert!(position("intel-iommu").is_some_and(|at| Some(at) < position("virtio-blk-pci")));
         assert!(all.iter().any(|a| a.contains("iommu.strict=1")));
+        let other = Spec {
+            iommu_nodes: vec![0],
+            ..spec.clone()
+        };
+        assert_eq!([0, 1].map(|n| other.has_iommu(n)), [true, false]);
+        let node = Node {
+            spec: &other,
+            ..node
+        };
+        let without = command(&paths, &node);
+        assert!(!without
+            .iter()
+            .any(|a| a.to_string_lossy().contains("iommu")));
         assert!(all.iter().any(|a| a
             == "stream,id=vio,server=off,reconnect-ms=200,addr.type=unix,addr.path=/x/vio.sock"));
         assert!(all.iter().any(|a| a.contains(",memory-backend=mem")));

@@ -1,5 +1,6 @@
 //! What a lab looks like.
 
+use crate::devices::{self, Device};
 use anyhow::{bail, ensure, Context, Result};
 use extoll_emulator_api::timing::TimingModel;
 use extoll_emulator_api::topology::Topology;
@@ -51,6 +52,9 @@ pub struct Spec {
     /// NICs without a node behind those of the nodes, each with the emulator's test device (docs/emulator.md).
     #[serde(default)]
     pub accelerators: usize,
+    /// Further PCI devices of single nodes.
+    #[serde(default)]
+    pub devices: Vec<Device>,
     /// Memory per node in MiB.
     pub memory_mib: u32,
     /// Processors per node.
@@ -69,6 +73,9 @@ pub struct Spec {
     /// An IOMMU per node, which the kernel uses without delayed invalidation.
     #[serde(default)]
     pub iommu: bool,
+    /// The nodes that have one; all if there are none here.
+    #[serde(default)]
+    pub iommu_nodes: Vec<usize>,
     /// Two NUMA nodes of half the processors and memory each; the NICs are at the second one.
     #[serde(default)]
     pub numa: bool,
@@ -99,6 +106,7 @@ impl Default for Spec {
             topology: None,
             nics: 1,
             accelerators: 0,
+            devices: Vec::new(),
             memory_mib: 512,
             cpus: 1,
             kernel: "stock".into(),
@@ -107,6 +115,7 @@ impl Default for Spec {
             bench_nics: false,
             count_instructions: false,
             iommu: false,
+            iommu_nodes: Vec::new(),
             numa: false,
             timing: None,
             seed: None,
@@ -163,6 +172,11 @@ fn any_seed() -> u64 {
 }
 
 impl Spec {
+    /// Whether a node has an IOMMU.
+    pub fn has_iommu(&self, node: usize) -> bool {
+        self.iommu && (self.iommu_nodes.is_empty() || self.iommu_nodes.contains(&node))
+    }
+
     /// Fills in what follows from the rest and checks everything.
     ///
     /// # Errors
@@ -197,6 +211,10 @@ impl Spec {
             "bad kernel name '{}'",
             self.kernel
         );
+        if let Some(node) = self.iommu_nodes.iter().find(|n| **n >= self.nodes) {
+            bail!("no node {node} can have an IOMMU: there are {}", self.nodes);
+        }
+        devices::check(&self.devices, self.nodes)?;
         if self.nics == 0 {
             ensure!(self.topology.is_none(), "a topology needs NICs");
             ensure!(

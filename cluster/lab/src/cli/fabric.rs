@@ -1,7 +1,7 @@
 //! `fault`, `trace`, `top`.
 
 use anyhow::{ensure, Context, Result};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use extoll_emulator_api::control::{Counters, LinkSelect, Request};
 use extoll_emulator_api::link::DownPolicy;
 use extoll_emulator_api::nic::{LoseWrite, LossyRing, QueueUnit};
@@ -11,6 +11,19 @@ use lab::ui::{table, Paint};
 use lab::{Cluster, Paths};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
+
+// What a fault happens to. No documentation comment: it would be taken for that of each command.
+#[derive(Args)]
+pub struct EveryNth {
+    /// Node
+    node: String,
+    /// To every n-th one, 0 ends it
+    #[arg(long)]
+    every: u32,
+    /// NIC of the node
+    #[arg(long, default_value_t = 0)]
+    nic: usize,
+}
 
 /// Kinds of trouble. Links are written `NODE PORT`, or as one word: `all`, `NIC:PORT`, `nicN`, `N-M` (NICs are counted over all nodes).
 #[derive(Subcommand)]
@@ -160,16 +173,7 @@ pub enum FaultVerb {
         nic: usize,
     },
     /// Let address translations fail
-    AtuFault {
-        /// Node
-        node: String,
-        /// Every n-th translation, 0 ends it
-        #[arg(long)]
-        every: u32,
-        /// NIC of the node
-        #[arg(long, default_value_t = 0)]
-        nic: usize,
-    },
+    AtuFault(EveryNth),
     /// Delay the ATU's commands: flushes take effect and are answered late
     AtuDelay {
         /// Node
@@ -182,16 +186,9 @@ pub enum FaultVerb {
         nic: usize,
     },
     /// Lose answers to the ATU's fence and notification commands
-    AtuLose {
-        /// Node
-        node: String,
-        /// Every n-th answer, 0 ends it
-        #[arg(long)]
-        every: u32,
-        /// NIC of the node
-        #[arg(long, default_value_t = 0)]
-        nic: usize,
-    },
+    AtuLose(EveryNth),
+    /// Lose packets of RMA transfers on their way to a NIC, but never the last one of a transfer
+    LoseInner(EveryNth),
     /// Let a NIC take nothing from the network and send nothing
     Freeze {
         /// Node
@@ -306,9 +303,10 @@ fn needs_node(cluster: &Cluster, verb: &FaultVerb) -> Result<()> {
         FaultVerb::Stuck { node, .. } => (node, "stuck"),
         FaultVerb::Deaf { node, .. } => (node, "deaf"),
         FaultVerb::DmaFault { node, .. } => (node, "dma-fault"),
-        FaultVerb::AtuFault { node, .. } => (node, "atu-fault"),
+        FaultVerb::AtuFault(EveryNth { node, .. }) => (node, "atu-fault"),
         FaultVerb::AtuDelay { node, .. } => (node, "atu-delay"),
-        FaultVerb::AtuLose { node, .. } => (node, "atu-lose"),
+        FaultVerb::AtuLose(EveryNth { node, .. }) => (node, "atu-lose"),
+        FaultVerb::LoseInner(EveryNth { node, .. }) => (node, "lose-inner"),
         FaultVerb::Event { node, .. } => (node, "event"),
         FaultVerb::Pci { node, .. } => (node, "pci"),
         _ => return Ok(()),
@@ -502,20 +500,22 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
             };
             inject(nic(&node, k)?, fault)
         }
-        FaultVerb::AtuFault {
-            node,
-            every,
-            nic: k,
-        } => inject(nic(&node, k)?, Fault::AtuEvery(some_unless_zero(every))),
+        FaultVerb::AtuFault(e) => inject(
+            nic(&e.node, e.nic)?,
+            Fault::AtuEvery(some_unless_zero(e.every)),
+        ),
         FaultVerb::AtuDelay { node, ms, nic: k } => {
             let ns = ms.checked_mul(1_000_000).context("that is too long")?;
             inject(nic(&node, k)?, Fault::AtuDelay((ns > 0).then_some(ns)))
         }
-        FaultVerb::AtuLose {
-            node,
-            every,
-            nic: k,
-        } => inject(nic(&node, k)?, Fault::AtuLoseEvery(some_unless_zero(every))),
+        FaultVerb::AtuLose(e) => inject(
+            nic(&e.node, e.nic)?,
+            Fault::AtuLoseEvery(some_unless_zero(e.every)),
+        ),
+        FaultVerb::LoseInner(e) => inject(
+            nic(&e.node, e.nic)?,
+            Fault::LoseInner(some_unless_zero(e.every)),
+        ),
         FaultVerb::Freeze { node, nic: k } => call(Request::Freeze {
             nic: nic(&node, k)?,
             on: true,

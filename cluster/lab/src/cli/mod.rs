@@ -152,6 +152,12 @@ struct Up {
     /// NICs without a node, each with a test device behind it (docs/emulator.md): acc0, acc1, …
     #[arg(long, value_name = "N", default_value_t = 0)]
     accelerators: usize,
+    /// Kinds of these devices, in their order, with commas: plain, or what they do wrong (docs/emulator.md)
+    #[arg(long, value_name = "KIND,…", requires = "accelerators")]
+    accelerator_kinds: Option<String>,
+    /// Further PCI device of a node, of QEMU's own models (repeatable): NODE:nvme,size=64M, NODE:e1000e, NODE:edu
+    #[arg(long, value_name = "NODE:MODEL")]
+    device: Vec<lab::Device>,
     /// Memory per node in MiB
     #[arg(long, value_name = "MB", default_value_t = 512)]
     memory: u32,
@@ -179,6 +185,9 @@ struct Up {
     /// Give every node an IOMMU that the kernel uses strictly: devices reach nothing but what drivers map
     #[arg(long)]
     iommu: bool,
+    /// Give only these nodes an IOMMU (0,2)
+    #[arg(long, value_delimiter = ',', requires = "iommu")]
+    iommu_nodes: Vec<usize>,
     /// Give every node two NUMA nodes, with the NICs at the second one (needs an even number of processors)
     #[arg(long)]
     numa: bool,
@@ -221,6 +230,9 @@ impl Up {
             }
         });
         let nics = if self.no_nic { 0 } else { self.nics };
+        let kinds = self.accelerator_kinds;
+        let kinds = kinds.map(|list| format!("--accelerator-kinds={list}"));
+        let emu_args = self.emu_arg.into_iter().chain(kinds).collect();
         // Its mistakes are told when the lab is settled.
         let size = topology
             .as_deref()
@@ -235,6 +247,7 @@ impl Up {
             topology,
             nics,
             accelerators: self.accelerators,
+            devices: self.device,
             memory_mib: self.memory,
             cpus: self.cpus,
             kernel: self.kernel,
@@ -246,13 +259,14 @@ impl Up {
             sshd: !self.no_sshd,
             bench_nics: self.bench_nics,
             iommu: self.iommu,
+            iommu_nodes: self.iommu_nodes,
             numa: self.numa,
             timing: self.timing,
             seed: self.seed,
             variant: self.variant,
             append: self.append,
             qemu_args: self.qemu_arg,
-            emu_args: self.emu_arg,
+            emu_args,
             boot_timeout_s: self.timeout,
             ..Spec::default()
         }
@@ -428,6 +442,7 @@ mod tests {
             &["fault", "atu-fault", "1", "--every", "3"],
             &["fault", "atu-delay", "node0", "--ms", "250"],
             &["fault", "atu-lose", "0", "--every", "1"],
+            &["fault", "lose-inner", "0", "--every", "3"],
             &["fault", "power-off", "node1"],
             &["trace", "print", "--kind", "hop"],
         ] {
