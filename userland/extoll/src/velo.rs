@@ -135,7 +135,9 @@ impl Port {
             .map(MAILBOX_AT, bytes.saturating_add(PAGE))
             .map_err(|e| Error::queue("mailbox", e))?;
         set(b, nr::SET_WP, 0, "write pointer")?;
-        set(b, nr::SET_RP, 0, "read pointer")?;
+        // One slot stays unused, see `Ring::commit`.
+        let last = (bytes / slot.bytes() as usize).saturating_sub(1);
+        set(b, nr::SET_RP, last as u64, "read pointer")?;
         let pages = Arc::new(
             backend
                 .map(0, 2 * PAGE)

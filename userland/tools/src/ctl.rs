@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! `extollctl`: NICs, links, ports, counters, registers.
 
+use crate::accel;
 use crate::choice::{directory, Choice};
 use crate::table::table;
 use anyhow::{bail, Context, Result};
@@ -51,6 +52,11 @@ enum Verb {
         /// Those that are 0 too.
         #[arg(short, long)]
         all: bool,
+    },
+    /// PCIe devices that nodes lend to each other; needs the module vpci, and root.
+    Accel {
+        #[command(subcommand)]
+        verb: accel::Verb,
     },
     /// Registers by name or offset.
     Reg {
@@ -116,6 +122,7 @@ fn output(args: &Args) -> Result<(Value, String)> {
         Verb::Links { node } => links(args, *node),
         Verb::Ports => ports(args),
         Verb::Counters { all } => counters(args, *all),
+        Verb::Accel { verb } => accel::run(verb),
         Verb::Reg {
             verb,
             node,

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The command line tools. A module is a program, its options and what it does (`ctl`, `perf`, `ping`, `stats`, `trace`), or what several of
+//! The command line tools. A module is a program, its options and what it does (`ctl`, `extl`, `extlctl`, `extlss`, `perf`, `ping`, `stats`, `trace`), or what several of
 //! them need.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod accel;
 pub mod choice;
 pub mod ctl;
+pub mod extl;
+pub mod extlctl;
+pub mod extlss;
 pub mod man;
 pub mod peer;
 pub mod perf;

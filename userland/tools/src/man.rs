@@ -11,6 +11,9 @@ pub const SECTION: &str = "8";
 pub fn programs() -> Vec<Command> {
     let mut all = [
         crate::ctl::Args::command(),
+        crate::extl::Args::command(),
+        crate::extlctl::Args::command(),
+        crate::extlss::Args::command(),
         crate::perf::Args::command(),
         crate::ping::Args::command(),
         crate::trace::Args::command(),

@@ -39,7 +39,7 @@ fn options(text: &str) -> BTreeSet<String> {
             let name = w.trim_start_matches('-');
             let dashes = w.len() - name.len();
             (dashes == 1 && name.len() == 1 || dashes == 2 && name.len() > 1)
-                && name.starts_with(char::is_alphabetic)
+                && (name.starts_with(char::is_alphabetic) || ["4", "6"].contains(&name))
         })
         .map(String::from)
         .collect()

@@ -507,7 +507,13 @@ fn map_queue(backend: &dyn Backend, link: &Arc<Link>) -> Result<Ring> {
         .map(QUEUE_AT, bytes.saturating_add(PAGE))
         .map_err(|e| Error::queue("notification queue", e))?;
     set(backend, nr::SET_NOTIQ_WP, 0, "write pointer")?;
-    set(backend, nr::SET_NOTIQ_RP, 0, "read pointer")?;
+    // One slot stays unused, see `Ring::commit`.
+    set(
+        backend,
+        nr::SET_NOTIQ_RP,
+        queue::last(bytes),
+        "read pointer",
+    )?;
     queue::ring(map, bytes, link)
 }
 

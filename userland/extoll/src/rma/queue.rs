@@ -40,9 +40,17 @@ fn words(ring: &Ring, slot: u32) -> [u64; 2] {
     [ring.word(slot, 0), word1]
 }
 
+/// Bytes of a slot.
+const SLOT: usize = 16;
+
 /// The ring in a mapping.
 pub(super) fn ring(map: Mapping, bytes: usize, link: &Arc<Link>) -> Result<Ring> {
-    Ring::new(map, 16, bytes, link.clone())
+    Ring::new(map, SLOT, bytes, link.clone())
+}
+
+/// The last slot of a ring of so many bytes.
+pub(super) fn last(bytes: usize) -> u64 {
+    (bytes / SLOT).saturating_sub(1) as u64
 }
 
 impl Queue {

@@ -1,0 +1,481 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Operations on sockets whose data go by streams, with the semantics of TCP's.
+
+mod poll;
+
+pub(crate) use poll::{ioctl, poll, poll_undecided};
+
+use crate::{
+    connection::{Connection, Mode},
+    nic::{copy, Conn, Rings},
+    zero::{self, Next, Reader},
+};
+use kernel::{
+    prelude::*,
+    sync::{atomic::Relaxed, Arc},
+};
+use kernel_ext::net::socket::{is_exiting, Incoming, Linger, Outgoing, State, Tcp, Waiting};
+use protocol::ds::{Span, Stream};
+
+/// Flags of sendmsg and recvmsg.
+pub(crate) const MSG_OOB: u32 = 0x1;
+pub(crate) const MSG_PEEK: u32 = 0x2;
+const MSG_TRUNC: u32 = 0x20;
+pub(crate) const MSG_DONTWAIT: u32 = 0x40;
+const MSG_WAITALL: u32 = 0x100;
+const MSG_MORE: u32 = 0x8000;
+pub(crate) const MSG_ZEROCOPY: u32 = 0x0400_0000;
+
+/// Most that is copied before the peer hears of it.
+const PIECE: u32 = 64 << 10;
+
+/// Why an operation that waits goes on.
+enum Found {
+    Some(Arc<Rings>, Span),
+    /// Something in the peer's memory, for a reader that takes it to its own.
+    Source,
+    /// The peer has finished, and everything was read.
+    End,
+    /// Nothing comes, or goes, any more.
+    Over,
+    /// The sock has an error, which does not end the connection.
+    Failed,
+}
+
+/// Waits until it is decided what carries the data, or the program wants no data any more, as long
+/// as `waiting` allows.
+///
+/// # Errors
+///
+/// `EAGAIN`, and those of a signal.
+pub(crate) fn decided(
+    data: &Connection,
+    waiting: &mut Waiting<'_>,
+    enough: fn(&Connection) -> bool,
+) -> Result<Mode> {
+    waiting.until(|| match data.mode() {
+        Mode::Waiting if !enough(data) => None,
+        mode => Some(mode),
+    })
+}
+
+/// Notes it if TCP's connection is over; whether it is not.
+pub(crate) fn tcp_lives(tcp: &Tcp, conn: &Arc<Conn>) -> bool {
+    let lives = tcp.state() != State::Close;
+    if !lives {
+        conn.tcp_is_over();
+    }
+    lives
+}
+
+/// What `find` finds; else whether the sock has an error, as an unreachable host can be one (with
+/// `IP_RECVERR`). That of a connection that is over comes with its end.
+fn find(tcp: &Tcp, conn: &Arc<Conn>, find: impl Fn() -> Option<Found>) -> Option<Found> {
+    let lives = tcp_lives(tcp, conn);
+    let found = find();
+    if found.is_none() && lives && conn.sock().error().is_some() {
+        // What came before it comes first.
+        return find().or(Some(Found::Failed));
+    }
+    found
+}
+
+/// Room in the send ring for `most` bytes, or as many as make a socket writable: so small sends are
+/// neither cut nor mixed with those of others.
+fn room(conn: &Conn, most: usize) -> Option<Found> {
+    conn.peek(|inner| {
+        let rings = inner.rings();
+        let (Some(stream), Some(rings)) = (inner.direct(), rings) else {
+            return Some(Found::Over);
+        };
+        if !stream.can_send() {
+            return Some(Found::Over);
+        }
+        let room = stream.sending().room();
+        let most = u32::try_from(most).unwrap_or(PIECE).min(PIECE);
+        if room.len < most && !stream.ready().writable {
+            return None;
+        }
+        let len = room.len.min(most);
+        Some(Found::Some(rings, Span { at: room.at, len }))
+    })
+}
+
+/// Sends, and waits as long as `waiting` still does.
+pub(crate) fn send(
+    tcp: &Tcp,
+    data: &Connection,
+    conn: &Arc<Conn>,
+    msg: &mut Outgoing<'_>,
+    waiting: Waiting<'_>,
+) -> Result<usize> {
+    let flags = msg.flags();
+    if flags & MSG_OOB != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    msg.check_control(tcp)?;
+    let mut done = 0;
+    let may = !waiting.is_over() || flags & MSG_ZEROCOPY != 0;
+    let lends = may.then(|| data.zero_copy());
+    let result = send_all(tcp, conn, msg, (waiting, lends), &mut done);
+    data.sent_direct(done);
+    if done > 0 {
+        if msg.remaining() > 0 && flags & MSG_MORE == 0 {
+            // Nothing follows soon.
+            push(tcp, conn);
+        }
+        return Ok(done);
+    }
+    match result {
+        Ok(()) => Ok(0),
+        Err(EPIPE) => {
+            // As with TCP, of which a reset after its end comes as this.
+            let finished = |s: &mut Stream| s.receiving().is_finished();
+            if conn.peek(|inner| inner.direct().is_some_and(finished))
+                && conn.sock().error() == Some(ECONNRESET)
+            {
+                let _ = tcp.take_error();
+            }
+            conn.forget_second_error();
+            let error = tcp.sending_failed(flags, EPIPE);
+            if error != EPIPE {
+                conn.error_heard();
+            }
+            Err(error)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Sends until everything is in the ring, or an error, which is of interest only if nothing was
+/// `done`: `EPIPE` stands for that of the sock, too.
+fn send_all(
+    tcp: &Tcp,
+    conn: &Arc<Conn>,
+    msg: &mut Outgoing<'_>,
+    (mut waiting, mut lends): (Waiting<'_>, Option<usize>),
+    done: &mut usize,
+) -> Result {
+    let flags = msg.flags();
+    let mut completion = None;
+    loop {
+        if msg.remaining() == 0 && *done > 0 {
+            return Ok(());
+        }
+        let next = zero::next(conn, msg, lends);
+        let left = match next {
+            Next::Copy(n) | Next::Lend(_, n) | Next::Full(n) => n,
+        };
+        let over = |found: &Found| matches!(found, Found::Over | Found::Failed);
+        tcp_lives(tcp, conn);
+        if conn.sock().error().is_some() || room(conn, left).as_ref().is_some_and(over) {
+            return Err(EPIPE);
+        }
+        if left == 0 {
+            return Ok(());
+        }
+        if let Next::Lend(start, bytes) = next {
+            let what = (start, bytes);
+            let writer = conn.writer.lock();
+            if *done == 0 && completion.is_none() {
+                completion = msg.zerocopy(tcp)?;
+            }
+            let lent = match &completion {
+                Some(completion) => zero::send_later(conn, msg, completion, what),
+                // It asked for a completion that it does not want.
+                None if waiting.is_over() => None,
+                None => {
+                    drop(writer);
+                    zero::send((tcp, conn), msg, &mut waiting, what)?
+                }
+            };
+            let Some(n) = lent else {
+                if *done == 0 {
+                    // While nobody else can get the next number.
+                    completion = None;
+                }
+                lends = None;
+                continue;
+            };
+            *done += n;
+            if let (Some(completion), true) = (&completion, n > 0) {
+                completion.sent(false);
+            }
+            // If the peer has nothing of it the connection is over, which is seen above.
+            if n < bytes && *done > 0 {
+                return Ok(());
+            }
+            continue;
+        }
+        if let Next::Full(_) = next {
+            if waiting.is_over() {
+                // `poll` knows of the room in the ring, not of what is lent.
+                lends = None;
+                continue;
+            }
+            let free = || (!zero::is_lent_out(conn)).then_some(Found::Source);
+            waiting.until(|| find(tcp, conn, free))?;
+            continue;
+        }
+        if room(conn, left).is_none() {
+            tcp.no_space();
+            waiting.until_news(|| find(tcp, conn, || room(conn, left)))?;
+        }
+        // One at a time: what is copied is behind what another one has committed.
+        let writer = conn.writer.lock();
+        let Some(Found::Some(rings, span)) = room(conn, left) else {
+            continue;
+        };
+        if *done == 0 && completion.is_none() {
+            completion = msg.zerocopy(tcp)?;
+        }
+        let (pages, base) = (rings.send.memory(), rings.send.offset());
+        let ring = (pages, base, rings.send.bytes() as u32);
+        let copied = copy(ring, span, |pages, at, len| msg.copy_in(pages, at, len));
+        let n = *copied.as_ref().unwrap_or(&0);
+        let more = flags & MSG_MORE != 0 || msg.remaining() > 0 || tcp.is_corked();
+        let taken = conn.with(|inner, now| match inner.direct() {
+            Some(stream) if n > 0 => stream.commit(n, more, now),
+            _ => false,
+        });
+        if !taken {
+            // First, as nobody else can have got the next one meanwhile.
+            drop(completion);
+            drop(writer);
+            return copied.and(Err(EPIPE));
+        }
+        if let Some(completion) = &completion {
+            completion.sent(true);
+        }
+        drop(writer);
+        *done += n as usize;
+        conn.sent.fetch_add(n.into(), Relaxed);
+        if n < span.len {
+            return Ok(());
+        }
+    }
+}
+
+/// What waits for more to be sent goes, unless there is a cork.
+pub(crate) fn push(tcp: &Tcp, conn: &Arc<Conn>) {
+    if !tcp.is_corked() {
+        conn.with(|inner, _| inner.direct().map(Stream::push));
+    }
+}
+
+/// What can be read behind `skip` bytes that were seen already; no more than `most`.
+fn found(conn: &Conn, deaf: bool, skip: u32, most: usize) -> Option<Found> {
+    conn.peek(|inner| {
+        let rings = inner.rings();
+        let (Some(stream), Some(rings)) = (inner.direct(), rings) else {
+            return Some(Found::Over);
+        };
+        let span = stream.receiving().readable_behind(skip);
+        if span.len > 0 {
+            let len = span.len.min(u32::try_from(most).unwrap_or(u32::MAX));
+            return Some(Found::Some(rings, Span { len, ..span }));
+        }
+        if stream.receiving().is_held() && stream.receiving().can_sink() && stream.end().is_none() {
+            return Some(Found::Source);
+        }
+        if stream.receiving().is_finished() {
+            return Some(Found::End);
+        }
+        (deaf || stream.end().is_some()).then_some(Found::Over)
+    })
+}
+
+/// Receives, and waits as long as `waiting` still does.
+pub(crate) fn receive(
+    tcp: &Tcp,
+    data: &Connection,
+    conn: &Arc<Conn>,
+    msg: &mut Incoming<'_>,
+    (len, flags): (usize, u32),
+    waiting: Waiting<'_>,
+) -> Result<usize> {
+    if flags & MSG_OOB != 0 {
+        return Err(EINVAL);
+    }
+    let mut done = 0;
+    let result = receive_all(tcp, data, conn, msg, (len, flags), waiting, &mut done);
+    if done == 0 {
+        result?;
+    } else if flags & MSG_PEEK == 0 {
+        data.received_direct(done);
+        conn.received.fetch_add(done as u64, Relaxed);
+    }
+    if msg.wants_inq(tcp) {
+        let left = conn.peek(|inner| {
+            let stream = inner.direct()?;
+            let left = stream.receiving().available() as usize;
+            // The end counts as a byte.
+            Some(left + usize::from(stream.receiving().is_finished()))
+        });
+        msg.answer_inq(tcp, left.unwrap_or(0));
+    }
+    Ok(done)
+}
+
+/// Receives as long as TCP would: how much is `done`, and if that is nothing, the result.
+fn receive_all(
+    tcp: &Tcp,
+    data: &Connection,
+    conn: &Arc<Conn>,
+    msg: &mut Incoming<'_>,
+    (len, flags): (usize, u32),
+    mut waiting: Waiting<'_>,
+    done: &mut usize,
+) -> Result {
+    let target = tcp.rcvlowat(flags & MSG_WAITALL != 0, len);
+    let peek = flags & MSG_PEEK != 0;
+    let from = match peek {
+        true => tcp.peek_offset().unwrap_or(0),
+        false => 0,
+    };
+    let may = !peek && flags & MSG_TRUNC == 0 && !waiting.is_over();
+    let mut sinks = Reader::new(conn, len, may.then(|| data.zero_copy()));
+    loop {
+        let skip = if peek { (from + *done) as u32 } else { 0 };
+        if let Some(sinks) = &sinks {
+            sinks.hold(msg, len - *done);
+        }
+        let reader = conn.reader.lock();
+        let what = match found(conn, data.is_deaf(), skip, len - *done) {
+            Some(Found::Some(rings, span)) => {
+                let n = take(conn, msg, &rings, span, flags)?;
+                tcp.peeked(n as usize, peek);
+                *done += n as usize;
+                // There may be more behind numbers without bytes, and behind the end of the ring.
+                if *done >= len || n < span.len {
+                    return Ok(());
+                }
+                continue;
+            }
+            other => other,
+        };
+        drop(reader);
+        let source = matches!(what, Some(Found::Source)) && sinks.is_some();
+        if *done >= target && !source {
+            return Ok(());
+        }
+        let what = match what {
+            Some(what) => what,
+            None => {
+                let deaf = || data.is_deaf();
+                let ready = || find(tcp, conn, || found(conn, deaf(), skip, len - *done));
+                let waits = !waiting.is_over();
+                let busily = if waits { tcp.busy_poll() } else { 0 };
+                match conn.poll_busily(busily, ready) {
+                    Some(what) => what,
+                    None => match waiting.until_news(ready) {
+                        // Who wants nothing has waited.
+                        Err(EAGAIN) if len == 0 && waits => return Ok(()),
+                        found => found?,
+                    },
+                }
+            }
+        };
+        match what {
+            Found::Some(..) => {}
+            Found::Source => {
+                let taken = match &mut sinks {
+                    Some(sinks) => sinks.take(tcp, msg, len - *done, &mut waiting)?,
+                    // It was held for another one, which does not come.
+                    None => {
+                        Reader::new(conn, 0, None);
+                        None
+                    }
+                };
+                // Nothing came of it if the connection is over, which is seen above: it is no end.
+                *done += taken.unwrap_or(0);
+                if *done >= len {
+                    return Ok(());
+                }
+            }
+            Found::End => return Ok(()),
+            // Something was received: the next call tells.
+            _ if *done > 0 => return Ok(()),
+            Found::Over => {
+                conn.forget_second_error();
+                return tcp.take_error().inspect_err(|_| conn.error_heard());
+            }
+            // Somebody else may have taken it.
+            Found::Failed => tcp.take_error()?,
+        }
+    }
+}
+
+/// Copies what is there to the message: how much.
+fn take(
+    conn: &Arc<Conn>,
+    msg: &mut Incoming<'_>,
+    rings: &Rings,
+    span: Span,
+    flags: u32,
+) -> Result<u32> {
+    let n = if flags & MSG_TRUNC != 0 {
+        span.len
+    } else {
+        let (pages, base) = (rings.receive.memory(), rings.receive.offset());
+        let ring = (pages, base, rings.receive.bytes() as u32);
+        copy(ring, span, |pages, at, len| msg.copy_out(pages, at, len))?
+    };
+    if flags & MSG_PEEK == 0 {
+        conn.consume(n);
+    }
+    Ok(n)
+}
+
+/// Ends one or both directions, by the numbers of `shutdown(2)`.
+///
+/// # Errors
+///
+/// `ENOTCONN`: it is over.
+pub(crate) fn shutdown(data: &Connection, conn: &Arc<Conn>, how: i32) -> Result {
+    if !(0..=2).contains(&how) {
+        return Err(EINVAL);
+    }
+    let over = conn.with(|inner, _| match inner.direct() {
+        Some(stream) if stream.end().is_none() => {
+            if how != 0 {
+                stream.shut();
+            }
+            false
+        }
+        _ => true,
+    });
+    if over {
+        return Err(ENOTCONN);
+    }
+    if how != 1 {
+        data.deafen();
+    }
+    conn.wake_all();
+    Ok(())
+}
+
+/// The last descriptor was closed. Waits as long as `SO_LINGER` says.
+pub(crate) fn release(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) {
+    let direct = conn.peek(|inner| inner.direct().is_some());
+    if direct && conn.sock().queued().unread > 0 {
+        data.got_tcp_data();
+    }
+    let linger = tcp.linger();
+    conn.close(linger == Linger::Abort);
+    if let (Linger::Wait(longest), false) = (linger, is_exiting()) {
+        let mut waiting = tcp.at_most(longest);
+        // Whatever it is, it goes on.
+        let _ = waiting.until(|| {
+            let waits = conn.peek(|inner| {
+                let stream = inner.direct()?;
+                let all = stream.sending().end_acknowledged() || stream.end().is_some();
+                (!all).then_some(())
+            });
+            waits.is_none().then_some(())
+        });
+        // TCP waits in its turn, and not for longer than the program has said.
+        tcp.lingered(waiting.left());
+    }
+}

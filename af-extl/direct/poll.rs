@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What is ready on sockets whose data go by streams.
+
+use super::tcp_lives;
+use crate::{connection::Connection, nic::Conn};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    uaccess::{UserPtr, UserSlice},
+};
+use kernel_ext::net::socket::Tcp;
+use protocol::ds::Stream;
+
+/// Bits of `poll(2)`.
+const IN: u32 = 0x001 | 0x040;
+const OUT: u32 = 0x004 | 0x100;
+const ERR: u32 = 0x008;
+const HUP: u32 = 0x010;
+const RDHUP: u32 = 0x2000;
+
+/// What is ready, by the bits of `poll(2)`.
+pub(crate) fn poll(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
+    let mask = mask(tcp, data, conn);
+    if mask & OUT == 0 {
+        tcp.no_space();
+        return self::mask(tcp, data, conn);
+    }
+    mask
+}
+
+/// The same while it is not decided what carries the data: what the program has ended itself.
+pub(crate) fn poll_undecided(data: &Connection) -> u32 {
+    let deaf = if data.is_deaf() { IN | RDHUP } else { 0 };
+    let mute = if data.is_mute() { OUT } else { 0 };
+    let both = if deaf != 0 && mute != 0 { HUP } else { 0 };
+    deaf | mute | both
+}
+
+fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
+    let low = tcp.rcvlowat(false, usize::MAX) as u32;
+    let sock = conn.sock();
+    conn.forget_second_error();
+    // First: an error that comes with the end is seen with it.
+    let (error, queued) = (sock.error(), sock.has_error());
+    let (mut mask, over) = conn.peek(|inner| {
+        let half = inner.rings().map_or(0, |r| r.receive.bytes() as u32 / 2);
+        let Some(stream) = inner.direct() else {
+            return (IN | OUT | HUP | RDHUP, true);
+        };
+        let ready = stream.ready();
+        let deaf = data.is_deaf();
+        let mut mask = 0;
+        if ready.peer_finished || deaf {
+            mask |= IN | RDHUP;
+        }
+        // More than that may never be there at once.
+        if stream.receiving().available() >= low.min(half) {
+            mask |= IN;
+        }
+        if ready.writable {
+            mask |= OUT;
+        }
+        if stream.end().is_some() || (ready.peer_finished || deaf) && !stream.can_send() {
+            mask |= HUP;
+        }
+        (mask, stream.end().is_some())
+    });
+    // The error of TCP's connection comes when this one is over as well.
+    let lives = tcp_lives(tcp, conn);
+    if queued && (over || lives || error.is_none()) {
+        mask |= ERR;
+    }
+    mask
+}
+
+/// `FIONREAD`, `SIOCOUTQ`, `SIOCOUTQNSD`; `None` for others.
+pub(crate) fn ioctl(conn: &Conn, command: u32, arg: usize) -> Option<Result<usize>> {
+    const FIONREAD: u32 = 0x541b;
+    const SIOCOUTQ: u32 = 0x5411;
+    const SIOCOUTQNSD: u32 = 0x894b;
+    let of: fn(&Stream) -> u32 = match command {
+        FIONREAD => |stream| stream.receiving().available(),
+        SIOCOUTQ => |stream| stream.sending().unacknowledged(),
+        SIOCOUTQNSD => |stream| stream.sending().unsent(),
+        _ => return None,
+    };
+    let n = conn.peek(|inner| inner.direct().map_or(0, |stream| of(stream)));
+    let mut to = UserSlice::new(UserPtr::from_addr(arg), 4).writer();
+    Some(to.write_slice(&(n as i32).to_ne_bytes()).map(|()| 0))
+}

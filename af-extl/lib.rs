@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! `af_extl.ko`: stream sockets with the semantics of TCP. docs/af-extl.md tells how they are used.
+
+#![forbid(unsafe_code)]
+
+mod conf;
+mod connection;
+mod direct;
+mod nic;
+mod open;
+mod ops;
+mod options;
+mod registry;
+mod show;
+mod space;
+mod state;
+mod zero;
+
+use extoll_core::child;
+use kernel::{auxiliary, device::Core, driver, fmt, prelude::*, sync::Arc, InPlaceModule};
+use kernel_ext::{
+    debugfs::Dir,
+    net::{
+        namespace,
+        socket::{Alias, Family, Version},
+    },
+    param, work,
+};
+use nic::Bound;
+use ops::Stream;
+use registry::{all, Registered};
+use space::Space;
+
+struct Driver;
+
+kernel::auxiliary_device_table!(
+    AUX_TABLE,
+    <Driver as auxiliary::Driver>::IdInfo,
+    [(auxiliary::DeviceId::new(child::MODULE, child::AF_EXTL), ())]
+);
+
+impl auxiliary::Driver for Driver {
+    type IdInfo = ();
+    type Data<'bound> = Bound;
+
+    const ID_TABLE: auxiliary::IdTable<Self::IdInfo> = &AUX_TABLE;
+
+    fn probe<'bound>(
+        adev: &'bound auxiliary::Device<Core<'_>>,
+        _info: &'bound Self::IdInfo,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        Bound::new(child::nic(adev)?)
+    }
+}
+
+/// In the order in which they end: sockets can't be made any more when the NICs go, and when the
+/// namespaces forget theirs.
+#[pin_data]
+struct AfExtl {
+    #[pin]
+    _family: Family<Stream, LocalModule>,
+    _v4: Option<Alias<Stream, LocalModule>>,
+    _v6: Option<Alias<Stream, LocalModule>>,
+    #[pin]
+    _driver: driver::Registration<auxiliary::Adapter<Driver>>,
+    _registered: Registered,
+    _settled: work::Settled,
+    #[pin]
+    _spaces: namespace::Registration<Space>,
+    _files: Option<Dir<Parameters>>,
+}
+
+/// What the files of the module show.
+struct Parameters;
+
+fn show_parameters(_: &Parameters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    param::show(&conf::parameters(), f)
+}
+
+fn show_nics(_: &Parameters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    all().map_or(Ok(()), |all| all.show(f))
+}
+
+fn show_connections(_: &Parameters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    all().map_or(Ok(()), |all| all.show_connections(f))
+}
+
+fn files() -> Result<Dir<Parameters>> {
+    let data = Arc::new(Parameters, GFP_KERNEL)?;
+    let files: [(_, kernel_ext::debugfs::Show<Parameters>); 3] = [
+        (c"parameters", show_parameters),
+        (c"nics", show_nics),
+        (c"connections", show_connections),
+    ];
+    Dir::new::<LocalModule>(c"af_extl", &data, &files)
+}
+
+/// The protocol number for a version of IP. Without it there is still the family.
+fn alias(version: Version) -> Option<Alias<Stream, LocalModule>> {
+    let number = conf::protocol();
+    Alias::new(version, number)
+        .inspect_err(|e| pr_warn!("protocol {} of IP{:?}: {:?}\n", number, version, e))
+        .ok()
+}
+
+impl InPlaceModule for AfExtl {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
+        // Fields are made in the order in which they stand here.
+        try_pin_init!(Self {
+            _: { checked? },
+            _spaces <- namespace::Registration::new(),
+            _settled: work::Settled,
+            _registered: Registered::new()?,
+            _driver <- driver::Registration::new(
+                <LocalModule as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
+            _family <- Family::new(conf::family()),
+            _v4: alias(Version::V4),
+            _v6: alias(Version::V6),
+            _files: files()
+                .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
+                .ok(),
+        })
+    }
+}
+
+module! {
+    type: AfExtl,
+    name: "af_extl",
+    authors: ["Extoll for Linux"],
+    description: "Stream sockets over Extoll",
+    license: "GPL v2",
+    alias: ["net-pf-18", "net-pf-2-proto-257-type-1", "net-pf-10-proto-257-type-1"],
+    params: {
+        family: u32 {
+            default: 18,
+            description: "Number of the socket family (AF_EXTL)",
+        },
+        protocol: u32 {
+            default: 257,
+            description: "Protocol number of AF_INET and AF_INET6 (IPPROTO_EXTL)",
+        },
+        data_path: bool {
+            default: true,
+            description: "Data may bypass TCP, until net.extl.data_path is changed",
+        },
+        connections: u32 {
+            default: 256,
+            description: "Connections of a NIC that bypass TCP",
+        },
+        user_connections: u32 {
+            default: 128,
+            description: "Of these, connections of one user without CAP_SYS_RESOURCE",
+        },
+        ring_kib: u32 {
+            default: 64,
+            description: "Size of the two rings of a connection in KiB, a power of two",
+        },
+        threshold: u32 {
+            default: 2048,
+            description: "Bytes that are fetched rather than sent by messages",
+        },
+        zero_copy_kib: u32 {
+            default: 1024,
+            description: "KiB from which on calls that wait are not copied, 0: all are",
+        },
+        ask_ms: u32 {
+            default: 10,
+            description: "Time between questions to a peer in ms",
+        },
+        asks: u32 {
+            default: 4,
+            description: "Questions after which a peer counts as silent",
+        },
+        accept_ms: u32 {
+            default: 200,
+            description: "Time that a client waits for the server's program in ms",
+        },
+        silent_ms: u32 {
+            default: 10000,
+            description: "Time for which a silent peer is not asked in ms",
+        },
+        late_ms: u32 {
+            default: 1000,
+            description: "Time for which a server that was too late is not asked in ms, doubled each time",
+        },
+        dead_ms: u32 {
+            default: 10000,
+            description: "Time after which a peer that does not answer is dead in ms",
+        },
+    },
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What a connection does by itself, with its lock held: negotiation, streams, their end.
+
+use super::{
+    super::{link::Wire, Nic},
+    Conn, Decision, Inner, Setup, Tcp, Todo,
+};
+use kernel::{prelude::*, sync::Arc};
+use protocol::{
+    ds::{Accepted, ClientSays, End, Fallback, Opening, RingFree, Stream},
+    Refused, Time,
+};
+use wire::{
+    ext_ds::{ConnId, Ended, Kind},
+    ids::NodeId,
+};
+
+/// Messages and GETs of a connection in a row.
+const BUDGET: usize = 64;
+
+/// Time between looks whether the port has committed what it was given. It has at once, unless it
+/// repairs something.
+const COMMITTING: u64 = 20_000_000;
+
+/// What programs are told of the end of a stream.
+fn error_of(end: End) -> Option<Error> {
+    Some(match end {
+        End::Finished => return None,
+        End::TimedOut | End::OrphanTimeout => ETIMEDOUT,
+        End::Down => ENETDOWN,
+        End::Aborted | End::Orphaned => ECONNABORTED,
+        End::Peer(Ended::Down) => ENETDOWN,
+        End::Peer(_) | End::Broken(_) | End::FetchFailed => ECONNRESET,
+    })
+}
+
+impl Inner {
+    fn negotiate(&mut self, nic: &Nic, peer: NodeId, now: Time) {
+        let limits = &nic.opening;
+        let Self { link, setup, .. } = self;
+        let Some(link) = link else {
+            return;
+        };
+        match setup {
+            Setup::Client(client) => {
+                while let Some(says) = client.next(limits, now) {
+                    // What finds no room is lost, and said again.
+                    match says {
+                        ClientSays::Connect(connect) => {
+                            if link.ask(peer, Kind::Connect, &connect).is_err() {
+                                client.not_sent();
+                            }
+                        }
+                        ClientSays::Cancel(connect) => {
+                            let _ = link.ask(peer, Kind::Cancel, &connect);
+                        }
+                        ClientSays::Answer(answer) => link.answer(peer, &answer),
+                    }
+                }
+            }
+            Setup::Server(server) => {
+                if let Some(answer) = server.next(limits, now) {
+                    link.answer(peer, &answer);
+                }
+            }
+        }
+    }
+
+    /// Takes over what the negotiation has decided.
+    pub(super) fn decide(&mut self, name: ConnId, now: Time) {
+        if self.decision != Decision::Waiting {
+            return;
+        }
+        self.decision = match &self.setup {
+            Setup::Client(client) => match client.state() {
+                Opening::Direct => Decision::Direct,
+                Opening::Tcp => Decision::Tcp(client.fallback().unwrap_or(Fallback::NotAccepted)),
+                _ => return,
+            },
+            Setup::Server(server) => match server.state() {
+                Accepted::Waiting => return,
+                Accepted::Direct => Decision::Direct,
+                Accepted::Tcp(why) => Decision::Tcp(why),
+                Accepted::Dead => Decision::Lost(ETIMEDOUT),
+            },
+        };
+        self.since = now;
+        if let (Setup::Client(client), Decision::Direct) = (&self.setup, self.decision) {
+            if let Some(far) = client.server() {
+                self.far = Some(far);
+                self.geometry.receive_isn = far.isn;
+                self.geometry.peer_ring = 1 << far.receive_log2;
+                self.geometry.peer_send = far.ring.bytes();
+                self.geometry.sources = far.sources;
+                *self.stream = Some(Stream::new(name, far.id, &self.geometry, now));
+            }
+        }
+        self.news = true;
+    }
+
+    fn pump(&mut self, conn: &Arc<Conn>, now: Time, todo: &mut Todo) {
+        let (Some(stream), Some(far)) = (&mut *self.stream, self.far) else {
+            return;
+        };
+        (self.blocked, self.more, self.refused) = (false, false, false);
+        let Some(link) = &self.link else {
+            return;
+        };
+        let blocked = &conn.nic.blocked;
+        let seen = blocked.seen();
+        let mut wire = Wire {
+            conn,
+            link,
+            rings: self.rings.as_ref(),
+            sink: self.sink.as_ref(),
+            far,
+            turn: &mut self.turn,
+            refused: &mut self.refused,
+        };
+        match stream.pump(&mut wire, &conn.nic.limits, now, BUDGET) {
+            Ok(more) => {
+                todo.again = more;
+                self.more = more;
+            }
+            Err(Refused::Later) => {
+                self.blocked = true;
+                // There may have been room in between, of which nobody tells any more.
+                todo.again = blocked.wait(conn.name.index(), seen);
+            }
+            Err(Refused::Never) => {}
+        }
+    }
+
+    /// It is over: whether the send ring can be used for something else; if not, when to look again.
+    fn send_ring(&mut self, nic: &Nic, now: Time) -> (bool, Option<Time>) {
+        let Some(stream) = &mut *self.stream else {
+            return (true, None);
+        };
+        let mut free = stream.send_ring_free(&nic.limits);
+        let Some(link) = &self.link else {
+            return (free != RingFree::No, None);
+        };
+        if free == RingFree::Uncommitted {
+            let (posted, committed) = link.sender.progress();
+            if committed < *self.posted.get_or_insert(posted) {
+                return (false, Some(now.after(COMMITTING)));
+            }
+            // Not a time from before the lock was taken: something may have been sent since.
+            stream.committed(nic.now());
+            free = stream.send_ring_free(&nic.limits);
+        }
+        match free {
+            RingFree::At(at) if at > now => (false, Some(at)),
+            RingFree::At(_) | RingFree::Now => (true, None),
+            RingFree::No | RingFree::Uncommitted => (false, None),
+        }
+    }
+
+    /// The same after a message, or what the program has read: mostly there is nothing to do but to wake
+    /// who waits.
+    pub(super) fn drive_some(&mut self, conn: &Arc<Conn>, now: Time) -> Todo {
+        let calm = |stream: &Stream| stream.is_calm(&conn.nic.limits, now);
+        let direct = self.decision == Decision::Direct && !self.news;
+        if !direct || !self.stream.as_ref().is_some_and(calm) {
+            return self.drive(conn, now);
+        }
+        let mut todo = Todo::default();
+        self.look(conn, &mut todo);
+        todo
+    }
+
+    /// Does all there is to do; to be called after everything that changes something.
+    pub(super) fn drive(&mut self, conn: &Arc<Conn>, now: Time) -> Todo {
+        let nic = &conn.nic;
+        let mut todo = Todo::default();
+        self.negotiate(nic, conn.peer, now);
+        self.decide(conn.name, now);
+        if core::mem::take(&mut self.news) {
+            todo.state = true;
+            match (&self.setup, self.decision) {
+                (_, Decision::Lost(error)) => self.fail(conn, error),
+                (Setup::Client(client), _) => {
+                    nic.asked(conn.peer, &client.connect().tuple, client.fallback());
+                }
+                _ => {}
+            }
+            self.catch_up(conn);
+        }
+        if self.decision == Decision::Direct {
+            self.pump(conn, now, &mut todo);
+            self.look(conn, &mut todo);
+        }
+        self.tidy(nic, now, &mut todo);
+        self.due = todo.at;
+        todo.at = self.schedule(conn);
+        todo
+    }
+
+    /// Notes when it has to be looked at, unless it is earlier: when that is.
+    pub(super) fn schedule(&mut self, conn: &Conn) -> Option<Time> {
+        let at = self.due?;
+        if self.scheduled.is_some_and(|scheduled| scheduled <= at) {
+            return None;
+        }
+        self.scheduled = Some(at);
+        conn.nic.due.lock().set(conn.name.index(), at);
+        Some(at)
+    }
+
+    /// It is over with an error. The sock may have another connection when this one is not open.
+    pub(super) fn fail(&mut self, conn: &Conn, error: Error) {
+        self.told = true;
+        if self.open {
+            conn.sock.fail(error);
+        }
+    }
+
+    /// What those who wait have to know.
+    fn look(&mut self, conn: &Conn, todo: &mut Todo) {
+        let Some(stream) = &*self.stream else {
+            return;
+        };
+        let ready = stream.ready();
+        let len = stream.receiving().available();
+        let receiving = stream.receiving();
+        // Who takes what comes to its memory, and who waits for what is lent.
+        let sinks = match receiving.sunk() {
+            Some((_, whole)) => whole,
+            None => receiving.is_held() && receiving.can_sink(),
+        };
+        let could_sink = core::mem::replace(&mut self.sinks, sinks);
+        let sinks = sinks && !could_sink;
+        let pushed = len > 0 && receiving.is_pushed();
+        let was_pushed = core::mem::replace(&mut self.pushed, pushed);
+        let more = len > core::mem::replace(&mut self.readable, len);
+        let knew = core::mem::replace(&mut self.finished, ready.peer_finished);
+        let could = core::mem::replace(&mut self.writable, ready.writable);
+        todo.finished = ready.peer_finished && !knew;
+        todo.readable = pushed && (more || !was_pushed) || todo.finished || sinks;
+        todo.writable = ready.writable && !could || stream.sending().is_any_over();
+        let lent_out = stream.sending().is_lent_out();
+        todo.writable |= core::mem::replace(&mut self.lent_out, lent_out) && !lent_out;
+        todo.settle = self.lendings.iter().any(|lending| lending.is_over(stream));
+        // Who lingers waits for the last acknowledgement.
+        todo.writable |= !self.open && stream.sending().end_acknowledged();
+        if let (Some(end), false) = (stream.end(), self.told) {
+            self.told = true;
+            todo.state = true;
+            if matches!(end, End::Broken(_)) {
+                conn.nic.count_violation();
+            }
+            let error = match error_of(end) {
+                // The sock has had it already.
+                _ if matches!(self.tcp, Tcp::Followed) => None,
+                Some(_) if end == End::Aborted && conn.nic.is_closing() => Some(ENETDOWN),
+                // As with TCP: what could be read was read, so it concerns who sends.
+                Some(ECONNRESET) if stream.receiving().is_finished() => Some(EPIPE),
+                other => other,
+            };
+            if let Some(error) = error {
+                self.fail(conn, error);
+            }
+        }
+    }
+
+    /// Gives back what is not needed any more, and says when to look again.
+    fn tidy(&mut self, nic: &Nic, now: Time, todo: &mut Todo) {
+        let setup = match &self.setup {
+            Setup::Client(client) => client.deadline(),
+            Setup::Server(server) => server.deadline(),
+        };
+        let (free, rests) = match self.decision {
+            Decision::Direct => self.send_ring(nic, now),
+            _ => (true, None),
+        };
+        match (self.decision, &*self.stream) {
+            (Decision::Waiting, _) => todo.at = setup,
+            (Decision::Direct, Some(stream)) => {
+                let over = stream.end().is_some();
+                if over && !self.open && free && stream.is_quiet() {
+                    // Whoever copies has a reference.
+                    self.rings = None;
+                }
+                let at = stream.deadline(&nic.limits);
+                let resting = rests.filter(|_| self.rings.is_some());
+                todo.at = [at, resting].into_iter().flatten().min();
+                let used = self.rings.is_some() || !self.lendings.is_empty();
+                todo.forget = !self.open && !used && stream.is_over(now, &nic.limits);
+            }
+            (Decision::Tcp(_), _) if self.shut.any() => {
+                self.rings = None;
+                todo.tell = true;
+            }
+            // A client answers those who have not heard that it uses TCP, as long as they may say ACCEPT.
+            (Decision::Tcp(_), _) if self.link.is_some() => {
+                self.rings = None;
+                if let Setup::Client(_) = &self.setup {
+                    let times = &nic.opening;
+                    let until = self
+                        .since
+                        .after(times.keep + times.confirm + nic.limits.hold);
+                    match until <= now {
+                        true => todo.forget = true,
+                        false => todo.at = Some(until),
+                    }
+                } else {
+                    todo.forget = true;
+                }
+            }
+            _ => {
+                self.rings = None;
+                todo.forget = true;
+            }
+        }
+    }
+}

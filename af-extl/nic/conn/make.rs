@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Making connections, of clients and of servers.
+
+use super::{
+    super::{link::Link, rings::Rings, share::Share, Nic},
+    Conn, Decision, Inner, Setup, Tcp,
+};
+use kernel::{
+    new_delayed_work, new_mutex,
+    prelude::*,
+    sync::{atomic::Atomic, Arc},
+};
+use kernel_ext::{
+    net::socket::{Ended, Endpoint},
+    new_bh_lock,
+};
+use protocol::{
+    ds::{Asked, Client, Geometry, Server, Stream},
+    Time,
+};
+use wire::{
+    ext_ds::{ConnId, Connect, Endpoint as Far, Seq},
+    ids::NodeId,
+};
+
+/// What a connection is made of besides its negotiation.
+pub(in crate::nic) struct Parts {
+    pub(in crate::nic) nic: Arc<Nic>,
+    pub(in crate::nic) peer: NodeId,
+    pub(in crate::nic) name: ConnId,
+    pub(in crate::nic) sock: Endpoint,
+    pub(in crate::nic) link: Arc<Link>,
+    pub(in crate::nic) rings: Rings,
+    pub(in crate::nic) place: Share,
+    pub(in crate::nic) isn: Seq,
+}
+
+/// What a connection is made of besides what its lock protects.
+struct Rest {
+    nic: Arc<Nic>,
+    peer: NodeId,
+    name: ConnId,
+    sock: Endpoint,
+    asked: Option<(u32, ConnId)>,
+    place: Share,
+}
+
+impl Rest {
+    // Copies of what the lock protects take much of the stack.
+    #[inline(never)]
+    fn make(self, inner: Inner) -> Result<Arc<Conn>> {
+        let Self {
+            nic,
+            peer,
+            name,
+            sock,
+            asked,
+            place: _place,
+        } = self;
+        Arc::pin_init(
+            pin_init!(Conn {
+                nic,
+                peer,
+                name,
+                sock,
+                asked,
+                _place,
+                inner <- new_bh_lock!(inner, "extl_conn"),
+                writer <- new_mutex!((), "extl_writer"),
+                reader <- new_mutex!((), "extl_reader"),
+                sent: Atomic::new(0),
+                received: Atomic::new(0),
+                lent: Atomic::new(0),
+                sunk: Atomic::new(0),
+                sinks: Atomic::new(0),
+                telling <- new_delayed_work!("extl_telling"),
+                settling <- new_delayed_work!("extl_settling"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+}
+
+/// Memory for streams.
+#[inline(never)]
+fn no_stream() -> Result<KBox<Option<Stream>>> {
+    Ok(KBox::new(None, GFP_KERNEL)?)
+}
+
+/// Gives a connection its streams, where they are: they are large, too.
+#[inline(never)]
+fn begin(conn: &Conn, name: ConnId, far: ConnId, geometry: &Geometry, now: Time) {
+    conn.peek(|inner| *inner.stream = Some(Stream::new(name, far, geometry, now)));
+}
+
+impl Parts {
+    /// This end as the peer has to know it.
+    pub(in crate::nic) fn endpoint(&self) -> Far {
+        self.link.endpoint(self.name, &self.rings, self.isn)
+    }
+
+    fn make(self, setup: Setup, asked: Option<&Asked>) -> Result<Arc<Conn>> {
+        let far = asked.map(|asked| asked.connect.client);
+        let now = self.nic.now();
+        let bytes = self.rings.send.bytes() as u32;
+        let far_ring = |of: fn(&Far) -> u32| far.as_ref().map_or(bytes, of);
+        let geometry = Geometry {
+            send_isn: self.isn,
+            receive_isn: far.map_or(Seq(0), |far| far.isn),
+            send_ring: bytes,
+            receive_ring: self.rings.receive.bytes() as u32,
+            peer_ring: far_ring(|far| 1 << far.receive_log2),
+            peer_send: far_ring(|far| far.ring.bytes()),
+            // Here they are taken.
+            sources: far.is_some_and(|far| far.sources),
+        };
+        let inner = Inner {
+            setup,
+            stream: no_stream()?,
+            decision: Decision::Waiting,
+            news: false,
+            link: Some(self.link),
+            rings: Some(Arc::new(self.rings, GFP_KERNEL)?),
+            sink: None,
+            sinks: false,
+            lendings: KVec::new(),
+            lent_out: false,
+            far,
+            geometry,
+            open: true,
+            syn: false,
+            tcp_came: false,
+            told: false,
+            heard: false,
+            tcp: Tcp::Fine,
+            shut: Ended::default(),
+            writable: true,
+            readable: 0,
+            pushed: false,
+            finished: false,
+            blocked: false,
+            more: false,
+            turn: 0,
+            refused: false,
+            posted: None,
+            since: now,
+            due: None,
+            scheduled: None,
+        };
+        let name = self.name;
+        let asked = asked.map(|asked| (asked.connect.cookie, asked.connect.client.id));
+        let conn = Rest {
+            nic: self.nic,
+            peer: self.peer,
+            name,
+            sock: self.sock,
+            asked,
+            place: self.place,
+        }
+        .make(inner)?;
+        if let Some(far) = far {
+            begin(&conn, name, far.id, &geometry, now);
+        }
+        Ok(conn)
+    }
+
+    /// A connection that a client makes.
+    pub(in crate::nic) fn client(self, connect: Connect) -> Result<Arc<Conn>> {
+        let client = Client::new(connect, self.nic.now());
+        self.make(Setup::Client(client), None)
+    }
+
+    /// A connection that was taken.
+    pub(in crate::nic) fn server(self, asked: &Asked) -> Result<Arc<Conn>> {
+        let (limits, now) = (&self.nic.opening, self.nic.now());
+        let server = Server::new(asked, self.endpoint(), limits, now);
+        self.make(Setup::Server(server), Some(asked))
+    }
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! A connection in the file that shows them.
+
+use super::Conn;
+use kernel::fmt;
+use protocol::Time;
+
+impl Conn {
+    /// Its line of the file that shows connections.
+    pub(in crate::nic) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let now = self.nic.now();
+        let inner = self.inner.lock();
+        let of = |at: Option<Time>| at.map(|at| at.since(now) / 1_000_000);
+        write!(
+            f,
+            "{:06x} node {} {:?} open {} blocked {} due {:?} ",
+            self.name.raw(),
+            self.peer.0,
+            inner.decision,
+            inner.open,
+            inner.blocked,
+            of(inner.due),
+        )?;
+        match &*inner.stream {
+            Some(stream) => writeln!(
+                f,
+                "{:?} {:?} unsent {} unacknowledged {} unread {} {:?}",
+                stream.state(),
+                stream.end(),
+                stream.sending().unsent(),
+                stream.sending().unacknowledged(),
+                stream.receiving().readable().len,
+                stream.counters(),
+            ),
+            None => writeln!(f, "-"),
+        }
+    }
+}

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The ports of a NIC as connections use them: messages and GETs.
+
+use super::{
+    conn::{Conn, MESSAGE},
+    lend::Sink,
+    rings::{load, store, Rings},
+};
+use extoll_core::{
+    rma::transfer::{
+        CallIn, Completion, Destination, Direction, Done, Lists, Part, Quiet, Request, RmaError,
+        Span as Fragment, Submitter, Tell,
+    },
+    velo::{Header, SendError, Sender, Target},
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{AtomicFlag, Relaxed},
+        Arc,
+    },
+    time::Delta,
+};
+use kernel_ext::{mem::Comb, security};
+use protocol::{
+    ds::{self, Get, Span},
+    marks::{marks, MARK_BYTES, MARK_DISTANCE},
+    transfer::Failure,
+    Refused, Time,
+};
+use wire::{
+    ext_ds::{
+        Answered, ConnId, Connect, Endpoint, Kind, Message, Ring, Seq, SERVICE, TRAFFIC_CLASS,
+    },
+    ids::{Nla, NodeId, Vpid},
+};
+
+/// The sending side of the ports. It is dropped before the NIC goes.
+pub(super) struct Link {
+    pub(super) sender: Sender,
+    pub(super) gets: Submitter,
+    /// VPID of the rings.
+    pub(super) rma: Vpid,
+}
+
+fn refused(e: SendError) -> Refused {
+    match e {
+        SendError::Full | SendError::Retry => Refused::Later,
+        SendError::Down | SendError::Invalid => Refused::Never,
+    }
+}
+
+fn send(port: &Sender, (node, vpid): (NodeId, Vpid), tag: u8, bytes: &[u8]) -> Result<(), Refused> {
+    let header = Header {
+        tag,
+        irq: true,
+        class: TRAFFIC_CLASS,
+        ..Header::new(Target::Node(node), vpid)
+    };
+    port.send(header, bytes).map_err(refused)
+}
+
+/// Little-endian bytes of quadwords, as many as there is room for whole ones.
+fn put_words(words: &[u64], to: &mut [u8]) {
+    for (to, word) in to.chunks_exact_mut(8).zip(words) {
+        if let Some(to) = to.first_chunk_mut() {
+            *to = word.to_le_bytes();
+        }
+    }
+}
+
+impl Link {
+    /// One end of a connection as its peer has to know it.
+    pub(super) fn endpoint(&self, name: ConnId, rings: &Rings, isn: Seq) -> Endpoint {
+        Endpoint {
+            id: name,
+            velo: self.sender.vpid(),
+            rma: self.rma,
+            isn,
+            ring: Ring {
+                nla: rings.send.nla(),
+                log2: rings.send.bytes().trailing_zeros() as u8,
+            },
+            receive_log2: rings.receive.bytes().trailing_zeros() as u8,
+            sources: true,
+        }
+    }
+
+    fn say(&self, to: NodeId, kind: Kind, words: &[u64]) -> Result<(), Refused> {
+        let mut bytes = [0; MESSAGE];
+        put_words(words, &mut bytes);
+        let bytes = bytes.get(..8 * words.len()).ok_or(Refused::Never)?;
+        send(&self.sender, (to, SERVICE), kind.tag(), bytes)
+    }
+
+    /// Sends a question of a client, or takes it back.
+    ///
+    /// # Errors
+    ///
+    /// The port has no room, or is closed.
+    pub(super) fn ask(&self, to: NodeId, kind: Kind, connect: &Connect) -> Result<(), Refused> {
+        self.say(to, kind, &connect.words())
+    }
+
+    /// Sends an answer.
+    pub(super) fn answer(&self, to: NodeId, said: &Answered) {
+        let (words, count) = said.words();
+        if let Some(words) = words.get(..count) {
+            // What finds no room is said again.
+            let _ = self.say(to, said.kind(), words);
+        }
+    }
+
+    /// Sends a message without data to any port.
+    pub(super) fn tell(&self, to: (NodeId, Vpid), message: &Message) {
+        let mut bytes = [0; MESSAGE];
+        put_words(message.words().as_slice(), &mut bytes);
+        if let Some(bytes) = bytes.get(..usize::from(message.len())) {
+            let _ = send(&self.sender, to, message.kind().tag(), bytes);
+        }
+    }
+}
+
+/// What a stream sends by.
+pub(super) struct Wire<'a> {
+    pub(super) conn: &'a Arc<Conn>,
+    pub(super) link: &'a Link,
+    /// Not any more when it is over, and only the end has to be told.
+    pub(super) rings: Option<&'a Arc<Rings>>,
+    /// Memory of a reader that is fetched to.
+    pub(super) sink: Option<&'a Arc<Sink>>,
+    pub(super) far: Endpoint,
+    /// GETs that may be posted although others wait for a place.
+    pub(super) turn: &'a mut u8,
+    /// There was no place for one.
+    pub(super) refused: &'a mut bool,
+}
+
+impl Wire<'_> {
+    /// The connection waits for a place for a GET.
+    fn wait(&mut self, seen: u64) -> Refused {
+        *self.refused = true;
+        *self.turn = 0;
+        let nic = &self.conn.nic;
+        if nic.places.wait(self.conn.name.index(), seen) {
+            // One was left in between, and nobody was told.
+            nic.place_again();
+        }
+        Refused::Later
+    }
+}
+
+impl ds::Port for Wire<'_> {
+    fn send(&mut self, message: &Message, data: Span) -> Result<(), Refused> {
+        let mut bytes = [0; MESSAGE];
+        put_words(message.words().as_slice(), &mut bytes);
+        let (from, len) = (message.data_offset().into(), usize::from(message.len()));
+        if data.len > 0 {
+            let to = bytes.get_mut(from..len).ok_or(Refused::Never)?;
+            load(&self.rings.ok_or(Refused::Never)?.send, data, to);
+        }
+        let bytes = bytes.get(..len).ok_or(Refused::Never)?;
+        let to = (self.conn.peer, self.far.velo);
+        send(&self.link.sender, to, message.kind().tag(), bytes)
+    }
+
+    fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), Refused> {
+        let rings = self.rings.ok_or(Refused::Later)?;
+        let conn = self.conn;
+        let nic = &conn.nic;
+        let seen = nic.places.seen();
+        // Not before those who wait.
+        if *self.turn == 0 && nic.places.others(conn.name.index()) > 0 {
+            let refused = self.wait(seen);
+            // They may wait for a place of another node, and nothing may be on its way that tells.
+            nic.place_again();
+            return Err(refused);
+        }
+        let ring = &rings.receive;
+        // Where it comes from: a source is one piece.
+        let (base, from, from_ring) = match get.source {
+            Some(nla) => (nla.0, Span { at: 0, ..get.from }, u32::MAX),
+            None => (self.far.ring.nla.0, get.from, self.far.ring.bytes()),
+        };
+        let from_parts = parts(from, from_ring).map(|(at, len)| Fragment {
+            address: Nla(base + at as u64),
+            len: len as u64,
+        });
+        // Where it goes: a reader's memory is one piece, too.
+        let sink = match get.sink {
+            Some(at) => Some((self.sink.ok_or(Refused::Later)?, at)),
+            None => None,
+        };
+        let (region, offset, to, to_ring) = match sink {
+            Some((sink, at)) => (sink.region(), 0, Span { at, ..get.to }, u32::MAX),
+            None => (ring.region(), ring.offset(), get.to, ring.bytes() as u32),
+        };
+        let to_parts = parts(to, to_ring).map(|(at, len)| Part::new(region, offset + at, len));
+        let marked = Marked {
+            rings: rings.clone(),
+            sink: sink.map(|(sink, _)| Flight::new(sink)),
+            to,
+            secret: security::random().to_le_bytes(),
+        };
+        let told = Arc::new(
+            Fetch {
+                conn: conn.clone(),
+                id: get.id,
+                marked,
+            },
+            GFP_ATOMIC,
+        );
+        let told = told.map_err(|_| Refused::Later)?;
+        let request = Request {
+            to: Destination {
+                node: self.conn.peer,
+                vpid: self.far.rma,
+                traffic_class: TRAFFIC_CLASS,
+                tell: Tell::Nothing,
+            },
+            direction: Direction::Get,
+            lists: Lists::Regions {
+                local: used(&to_parts, to, to_ring),
+                remote: used(&from_parts, from, from_ring),
+            },
+            confirm: false,
+            timeout: Delta::ZERO,
+            context: CallIn::Poll,
+        };
+        told.marked.write();
+        // The engine counts from when it is called, which may be long after the machine was.
+        let now = nic.now();
+        let request = Request {
+            timeout: delay(now, deadline),
+            ..request
+        };
+        let within = delay(now, post_by);
+        match self.link.gets.submit_within(&request, Some(within), told) {
+            Ok(_) => {
+                *self.turn = self.turn.saturating_sub(1);
+                Ok(())
+            }
+            Err(RmaError::Busy) => Err(self.wait(seen)),
+            // Who is told that the NIC is lost ends it with the proper error.
+            Err(RmaError::NoMemory | RmaError::Down) => Err(Refused::Later),
+            Err(_) => Err(Refused::Never),
+        }
+    }
+}
+
+fn delay(now: Time, at: Time) -> Delta {
+    Delta::from_nanos(at.since(now) as i64)
+}
+
+/// The two parts of a span, of which the second may be empty.
+fn parts(span: Span, ring: u32) -> [(usize, usize); 2] {
+    span.parts(ring)
+        .map(|(at, len)| (at as usize, len as usize))
+}
+
+/// Those that are not.
+fn used<T>(parts: &[T; 2], span: Span, ring: u32) -> &[T] {
+    let count = match span.parts(ring) {
+        [_, (_, 0)] => 1,
+        _ => 2,
+    };
+    parts.get(..count).unwrap_or(parts)
+}
+
+/// Memory of a GET, with marks that it has to overwrite.
+struct Marked {
+    rings: Arc<Rings>,
+    /// A reader's, instead of the ring.
+    sink: Option<Flight>,
+    to: Span,
+    secret: [u8; MARK_BYTES as usize],
+}
+
+impl Marked {
+    /// The places of marks: one behind the other, and those that the end of the ring divides; in a
+    /// reader's memory each by itself. Until one of both functions says that this is enough: whether
+    /// one did.
+    fn places(
+        &self,
+        mut row: impl FnMut(Comb) -> bool,
+        mut divided: impl FnMut(Span) -> bool,
+    ) -> bool {
+        if self.sink.is_some() {
+            // It has no end that divides one.
+            return marks(self.to.len).any(|offset| {
+                divided(Span {
+                    at: self.to.at + offset,
+                    len: MARK_BYTES,
+                })
+            });
+        }
+        let ring = self.rings.receive.bytes();
+        let step = MARK_DISTANCE as usize;
+        let (mut at, mut left) = (self.to.at as usize, marks(self.to.len).count());
+        while left > 0 {
+            at &= ring - 1;
+            let room = (ring - at).checked_sub(MARK_BYTES as usize);
+            let count = room.map_or(0, |room| room / step + 1).min(left);
+            if count > 0 && row(Comb { at, step, count }) {
+                return true;
+            }
+            at += count * step;
+            left -= count;
+            if left > 0 && at < ring {
+                let place = Span {
+                    at: at as u32,
+                    len: MARK_BYTES,
+                };
+                if divided(place) {
+                    return true;
+                }
+                at += step;
+                left -= 1;
+            }
+        }
+        false
+    }
+
+    fn write(&self) {
+        let ring = &self.rings.receive;
+        let row = |comb| {
+            ring.mark(comb, self.secret);
+            false
+        };
+        let divided = |place| {
+            match &self.sink {
+                Some(flight) => flight.store(place, &self.secret),
+                None => store(ring, place, &self.secret),
+            }
+            false
+        };
+        self.places(row, divided);
+    }
+
+    /// Whether one is still there.
+    fn is_left(&self) -> bool {
+        let ring = &self.rings.receive;
+        let divided = |place| {
+            let mut found = [0; MARK_BYTES as usize];
+            match &self.sink {
+                Some(flight) => flight.load(place, &mut found),
+                None => load(ring, place, &mut found),
+            }
+            found == self.secret
+        };
+        self.places(|comb| ring.has_mark(comb, self.secret), divided)
+    }
+}
+
+/// A reader's memory, as long as a GET may write to it.
+struct Flight {
+    sink: Arc<Sink>,
+    over: AtomicFlag,
+}
+
+impl Flight {
+    fn new(sink: &Arc<Sink>) -> Self {
+        sink.posted();
+        Self {
+            sink: sink.clone(),
+            over: AtomicFlag::new(false),
+        }
+    }
+
+    fn over(&self) {
+        if !self.over.xchg(true, Relaxed) {
+            self.sink.over();
+        }
+    }
+
+    /// It may be written to whatever becomes of the GET: who takes the memory back revokes it.
+    fn stays(&self) {
+        self.over.xchg(true, Relaxed);
+    }
+
+    // What is not within is never asked for.
+    fn store(&self, place: Span, from: &[u8]) {
+        let pages = self.sink.pages();
+        let _ = pages.map(|pages| pages.copy_from(place.at as usize, from));
+    }
+
+    fn load(&self, place: Span, to: &mut [u8]) {
+        let pages = self.sink.pages();
+        let _ = pages.map(|pages| pages.copy_to(place.at as usize, to));
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.over();
+    }
+}
+
+/// A GET on its way.
+struct Fetch {
+    conn: Arc<Conn>,
+    id: u16,
+    marked: Marked,
+}
+
+impl Completion for Fetch {
+    fn done(&self, outcome: Result<Done, RmaError>) {
+        let outcome = match outcome {
+            Ok(_) if self.marked.is_left() => {
+                self.conn.nic.count_hole();
+                Err(Failure::TimedOut)
+            }
+            Ok(_) => {
+                // All of it is there: nothing comes any more.
+                if let Some(flight) = &self.marked.sink {
+                    flight.over();
+                }
+                Ok(())
+            }
+            Err(RmaError::Fault(fault)) => Err(Failure::Fault(fault)),
+            Err(RmaError::Cancelled) => Err(Failure::Cancelled),
+            Err(RmaError::PeerLost) => Err(Failure::PeerLost),
+            Err(RmaError::Down) => Err(Failure::Down),
+            Err(_) => Err(Failure::TimedOut),
+        };
+        self.conn.get_ended(self.id, Some(outcome), None);
+    }
+
+    fn quiet(&self, how: Quiet) {
+        if let Some(flight) = &self.marked.sink {
+            match how {
+                Quiet::Settled => flight.over(),
+                // The engine has let go of it without an answer, which may still come.
+                Quiet::Unanswered | Quiet::Closed => flight.stays(),
+            }
+        }
+        self.conn.get_ended(self.id, None, Some(how));
+        self.conn.nic.place_left();
+    }
+}

@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The data path of a NIC: its ports, rings, connections and timer. It begins and ends with the
+//! binding of the NIC's device `extoll.af_extl`.
+//!
+//! Messages of streams, and the ends of GETs, are handled in softirqs, right behind the interrupts that
+//! tell of them; work items look after what is due, and take the messages of negotiations, for which
+//! they may sleep; sockets send what they can themselves. So all spin locks here keep softirqs off.
+//! They are taken in this order, with the mutex `reading` first: `ports`, that of a connection, then one of
+//! `table`, `link`, `timer`, `due`, those of the queues of waiters (never two of these), then those of the engine and the sender.
+
+mod begin;
+mod busy;
+mod conn;
+mod count;
+mod ear;
+mod lend;
+mod link;
+mod peers;
+mod rings;
+mod run;
+mod serve;
+mod share;
+mod table;
+mod waiters;
+
+pub(crate) use conn::{Conn, Decision, Inner};
+pub(crate) use lend::whole_pages;
+pub(crate) use rings::{copy, Rings};
+
+use crate::{all, conf};
+use count::Count;
+use ear::Ear;
+use extoll_core::{
+    child::{patiently, Handle},
+    machine::Kernel,
+    rma::{
+        self,
+        transfer::{Engine, Setup},
+    },
+    velo::{self, Mailbox},
+};
+use kernel::{
+    device, impl_has_delayed_work, impl_has_work, new_delayed_work, new_mutex, new_spinlock_irq,
+    new_work,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{Atomic, AtomicFlag, Relaxed},
+        Arc, Mutex, SpinLockIrq,
+    },
+    time::{msecs_to_jiffies, Instant, Monotonic},
+    workqueue::{DelayedWork, Work, WorkItem},
+};
+use kernel_ext::{new_bh_lock, security, work, BhLock};
+use link::Link;
+use protocol::{
+    deadlines::Deadlines,
+    ds::{Failures, Host, Limits, OpenLimits, Program, SilentNodes},
+    poll::Horizon,
+    Time,
+};
+use rings::{Rest, RingPool};
+use serve::Pending;
+use share::Users;
+use table::Table;
+use waiters::Waiters;
+use wire::{
+    ext_ds::{Tuple, SERVICE},
+    ids::NodeId,
+};
+
+/// The receiving side of the ports.
+struct Ports {
+    mailbox: Mailbox,
+    /// Notifications are handled in softirqs.
+    engine: Engine,
+    /// Somebody has a message of a negotiation in hand: those behind it wait for him.
+    busy: bool,
+    /// What is known of the age of messages.
+    horizon: Horizon,
+    counted: Time,
+}
+
+/// The data path of a NIC.
+#[pin_data]
+pub(crate) struct Nic {
+    id: u32,
+    device: ARef<device::Device>,
+    epoch: Instant<Monotonic>,
+    opening: OpenLimits,
+    limits: Limits,
+    /// Held by the work item that reads the mailbox.
+    #[pin]
+    reading: Mutex<()>,
+    #[pin]
+    ports: BhLock<Option<Ports>>,
+    #[pin]
+    link: BhLock<Option<Arc<Link>>>,
+    #[pin]
+    rings: Mutex<Option<(Handle, RingPool)>>,
+    #[pin]
+    table: BhLock<Table>,
+    #[pin]
+    waiting: BhLock<Pending>,
+    #[pin]
+    silent: BhLock<SilentNodes<Kernel>>,
+    /// Servers that took their connections too late.
+    #[pin]
+    late: BhLock<Failures<Kernel, Program>>,
+    /// Neighbours that were asked for in vain.
+    #[pin]
+    unresolved: BhLock<Failures<Kernel, Host>>,
+    /// Who has rings, and places.
+    users_of_rings: Arc<Users>,
+    users_of_places: Arc<Users>,
+    /// When places have to be looked at, or earlier.
+    #[pin]
+    due: BhLock<Deadlines<Kernel>>,
+    /// When the timer goes off.
+    #[pin]
+    timer: SpinLockIrq<Option<Time>>,
+    closing: AtomicFlag,
+    /// So many poll the mailbox and want no interrupts.
+    pollers: Atomic<u32>,
+    /// Connections that the ports had no room for a message of.
+    #[pin]
+    blocked: Waiters,
+    /// Those that there was no place for a GET for.
+    #[pin]
+    places: Waiters,
+    /// Those that have more to do than they may at a time.
+    #[pin]
+    again: Waiters,
+    /// The ports have room for messages again.
+    room: AtomicFlag,
+    /// There are places for GETs again, and somebody waits for them.
+    place: AtomicFlag,
+    /// The NIC is lost: all connections have to hear of it.
+    dead: AtomicFlag,
+    counts: [Atomic<u64>; Count::NAMES.len()],
+    #[pin]
+    poll: Work<Nic, 0>,
+    #[pin]
+    tick: DelayedWork<Nic, 1>,
+}
+
+impl_has_work! {
+    impl HasWork<Nic, 0> for Nic { self.poll }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Nic, 1> for Nic { self.tick }
+}
+
+impl WorkItem<0> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        this.run();
+    }
+}
+
+impl WorkItem<1> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        this.tick();
+    }
+}
+
+/// Servers that are remembered because they were late, and neighbours that did not answer.
+const PROGRAMS: u16 = 1024;
+const HOSTS: u16 = 256;
+
+/// Rings that nobody uses are given back after this time.
+const IDLE: u64 = 2_000_000_000;
+
+/// A NIC that is bound. Its drop ends the data path, and may sleep.
+pub(crate) struct Bound {
+    nic: Arc<Nic>,
+    _settled: work::Settled,
+}
+
+impl Bound {
+    /// Opens the ports. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of the ports, `ENOMEM`.
+    pub(crate) fn new(handle: Handle) -> Result<Self> {
+        let settled = work::Settled;
+        let nic = Nic::new(handle)?;
+        let bound = Self {
+            nic,
+            _settled: settled,
+        };
+        all().ok_or(ENODEV)?.add(&bound.nic)?;
+        Ok(bound)
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if let Some(all) = all() {
+            all.remove(&self.nic);
+        }
+        self.nic.close();
+    }
+}
+
+impl Nic {
+    fn new(handle: Handle) -> Result<Arc<Self>> {
+        // Negotiations and streams have one mailbox. VPIDs of other numbers are for processes.
+        let (sender, mailbox) = patiently(|| {
+            let bytes = velo::DEFAULT_MAILBOX_BYTES;
+            handle.velo().open(Some(SERVICE), bytes)
+        })?;
+        let (requester, notifications) =
+            patiently(|| handle.rma().open(Some(SERVICE), rma::DEFAULT_QUEUE_BYTES))?;
+        let rma = requester.vpid();
+        let engine = Engine::with(
+            requester,
+            notifications,
+            Setup {
+                soft: true,
+                ..Setup::default()
+            },
+        )?;
+        let link = Link {
+            sender: sender.clone(),
+            gets: engine.submitter(),
+            rma,
+        };
+        let most = conf::connections();
+        let rings = RingPool::new(rma, conf::ring_bytes(), most);
+        let ports = Ports {
+            mailbox,
+            engine,
+            busy: false,
+            horizon: Horizon::default(),
+            counted: Time::default(),
+        };
+        let (table, link) = (Table::new(4 * most)?, Arc::new(link, GFP_KERNEL)?);
+        let (pending, silent) = (serve::pending()?, SilentNodes::new(256)?);
+        let late = Failures::new(PROGRAMS, security::random())?;
+        let unresolved = Failures::new(HOSTS, security::random())?;
+        let user = conf::user_connections();
+        let users_of_rings = Users::new(most, user)?;
+        let users_of_places = Users::new(4 * most, 4 * user)?;
+        let due = Deadlines::new(4 * most)?;
+        let waiters = || Waiters::new(4 * most);
+        let (blocked, places, again) = (waiters()?, waiters()?, waiters()?);
+        let (id, device) = (handle.id(), handle.device().into());
+        let nic = Arc::pin_init(
+            pin_init!(Self {
+                id,
+                device,
+                epoch: Instant::now(),
+                opening: conf::opening(),
+                limits: conf::limits(),
+                reading <- new_mutex!((), "extl_reading"),
+                ports <- new_bh_lock!(Some(ports), "extl_ports"),
+                link <- new_bh_lock!(Some(link), "extl_link"),
+                rings <- new_mutex!(Some((handle, rings)), "extl_rings"),
+                table <- new_bh_lock!(table, "extl_table"),
+                waiting <- new_bh_lock!(pending, "extl_waiting"),
+                silent <- new_bh_lock!(silent, "extl_silent"),
+                late <- new_bh_lock!(late, "extl_late"),
+                unresolved <- new_bh_lock!(unresolved, "extl_unresolved"),
+                users_of_rings,
+                users_of_places,
+                due <- new_bh_lock!(due, "extl_due"),
+                timer <- new_spinlock_irq!(None, "extl_timer"),
+                closing: AtomicFlag::new(false),
+                pollers: Atomic::new(0),
+                blocked <- blocked,
+                places <- places,
+                again <- again,
+                room: AtomicFlag::new(false),
+                place: AtomicFlag::new(false),
+                dead: AtomicFlag::new(false),
+                counts: [const { Atomic::new(0) }; Count::NAMES.len()],
+                poll <- new_work!("extl_poll"),
+                tick <- new_delayed_work!("extl_tick"),
+            }),
+            GFP_KERNEL,
+        )?;
+        sender.attach(Arc::new(Ear::new(&nic)?, GFP_KERNEL)?);
+        // What came before, and arms.
+        nic.wake();
+        Ok(nic)
+    }
+
+    /// Its device.
+    pub(crate) fn device(&self) -> &device::Device {
+        &self.device
+    }
+
+    /// Whether it goes.
+    fn is_closing(&self) -> bool {
+        self.closing.load(Relaxed)
+    }
+
+    /// Nanoseconds.
+    pub(super) fn now(&self) -> Time {
+        Time(self.epoch.elapsed().as_nanos().max(0) as u64)
+    }
+
+    /// Has the work item run. Any context.
+    fn wake(self: &Arc<Self>) {
+        if !self.closing.load(Relaxed) {
+            // Queued already is fine.
+            let _ = work::enqueue::<_, 0>(self.clone());
+        }
+    }
+
+    /// Has the work item look at a connection, when it has read the mailbox. Process context or
+    /// softirq.
+    pub(super) fn look_again(self: &Arc<Self>, conn: &Conn) {
+        self.again.wait(conn.name.index(), 0);
+        self.wake();
+    }
+
+    /// Has the work item give places for GETs to those who wait for some. Process context or softirq.
+    pub(super) fn place_again(self: &Arc<Self>) {
+        self.place.store(true, Relaxed);
+        self.wake();
+    }
+
+    /// A GET has left its place.
+    pub(super) fn place_left(self: &Arc<Self>) {
+        self.places.tell();
+        if self.places.len() > 0 {
+            self.place_again();
+        }
+    }
+
+    /// Something is due then. Any context.
+    pub(super) fn want(self: &Arc<Self>, at: Time) {
+        let mut timer = self.timer.lock();
+        if self.closing.load(Relaxed) || timer.is_some_and(|set| set <= at) {
+            return;
+        }
+        *timer = Some(at);
+        let ms = at.since(self.now()).div_ceil(1_000_000).min(3_600_000);
+        let _ = work::cancel_delayed::<_, 1>(self);
+        let _ = work::enqueue_delayed::<_, 1>(self.clone(), msecs_to_jiffies(ms as u32));
+    }
+
+    /// Forgets that a client has asked, whose connection is taken as one of TCP: whether it had.
+    pub(crate) fn withdraw(&self, peer: NodeId, tuple: &Tuple) -> bool {
+        let now = self.now();
+        let mut waiting = self.waiting.lock();
+        waiting.take(peer, tuple, &self.opening, now).is_some()
+    }
+
+    /// Nothing is left of a connection.
+    pub(super) fn forget(self: &Arc<Self>, conn: &Arc<Conn>) {
+        let mut table = self.table.lock();
+        let found = table.get(conn.name).is_some_and(|c| Arc::ptr_eq(c, conn));
+        let last = found.then(|| table.free(conn.name));
+        let idle = table.used() == 0;
+        drop(table);
+        if idle {
+            self.want(self.now().after(IDLE));
+        }
+        // Without the lock.
+        drop(last);
+    }
+
+    /// There are no connections: gives the rings back, in a while. Whoever makes some may wait for
+    /// memory with the lock held, which this one must not wait for.
+    fn rest(self: &Arc<Self>) {
+        let now = self.now();
+        let rest = match self.rings.try_lock() {
+            Some(mut rings) => {
+                let pool = Option::as_mut(&mut *rings);
+                pool.map_or(Rest::Nothing, |(_, pool)| pool.rest(now, IDLE))
+            }
+            None => Rest::Until(now.after(IDLE)),
+        };
+        match rest {
+            Rest::Nothing => {}
+            Rest::Until(at) => self.want(at),
+            // Without the lock.
+            Rest::Over(portions) => drop(portions),
+        }
+    }
+
+    /// The connection at a place.
+    fn at(&self, index: usize) -> Option<Arc<Conn>> {
+        self.table.lock().at(index).cloned()
+    }
+
+    /// Ends everything. May sleep.
+    fn close(self: &Arc<Self>) {
+        let capacity = self.table.lock().capacity();
+        // As long as the ports are there, peers can be told.
+        self.closing.store(true, Relaxed);
+        for conn in (0..capacity).filter_map(|i| self.at(i)) {
+            conn.part();
+        }
+        let link = self.link.lock().take();
+        if let Some(link) = link {
+            link.sender.detach();
+        }
+        work::cancel_sync::<Nic, 0>(self);
+        {
+            // Whoever sets it looks whether it is closing with the lock held.
+            drop(self.timer.lock());
+        }
+        work::cancel_delayed_sync::<Nic, 1>(self);
+        for conn in (0..capacity).filter_map(|i| self.at(i)) {
+            conn.down();
+        }
+        let ports = self.ports.lock().take();
+        if let Some(Ports {
+            mailbox, engine, ..
+        }) = ports
+        {
+            // Tells those who wait for GETs.
+            drop(engine);
+            mailbox.close();
+        }
+        for index in 0..capacity {
+            let mut table = self.table.lock();
+            let name = table.at(index).map(|conn| conn.name);
+            let conn = name.and_then(|name| table.free(name));
+            drop(table);
+            drop(conn);
+        }
+        let rings = self.rings.lock().take();
+        if let Some((handle, rings)) = rings {
+            if rings.revoke(&handle).is_err() {
+                dev_warn!(
+                    handle.device(),
+                    "af_extl: rings are not given back in time\n"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Messages of the negotiation: clients that ask, and answers.
+
+use super::{conn::MESSAGE, Count, Kernel, Nic};
+use crate::{all, open::of_tcp};
+use extoll_core::velo;
+use kernel::{prelude::*, sync::Arc};
+use kernel_ext::{net::socket::Listener, security};
+use protocol::ds::{self, decline, Asked};
+use wire::{
+    ext_ds::{Answer, Answered, ConnId, Connect, Decline, Kind, SetupError, Tuple},
+    ids::NodeId,
+};
+
+/// Clients that wait for a program to take their connection.
+pub(super) type Pending = ds::Pending<Kernel>;
+
+/// Clients that may wait, and of these, those of one node.
+const WAITING: [u16; 2] = [1024, 256];
+
+/// A message of a negotiation, out of the mailbox.
+pub(super) struct Said {
+    kind: Kind,
+    source: velo::SourceId,
+    len: u16,
+    words: [u64; MESSAGE / 8],
+}
+
+impl Said {
+    pub(super) fn new(kind: Kind, m: &velo::Message<'_>) -> Self {
+        let mut words = [0; MESSAGE / 8];
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = m.word(i);
+        }
+        Self {
+            kind,
+            source: m.status.source,
+            len: m.len() as u16,
+            words,
+        }
+    }
+}
+
+/// A table without clients. May sleep.
+pub(super) fn pending() -> Result<Pending> {
+    let [all, node] = WAITING;
+    Pending::new(all, node, security::random())
+}
+
+/// Declines a client that was to be taken, for lack of something.
+pub(super) fn refuse(nic: &Nic, asked: &Asked) {
+    nic.waiting.lock().taken(asked);
+    let Connect { cookie, client, .. } = asked.connect;
+    nic.decline(asked.node, cookie, client.id, Decline::Resources);
+}
+
+impl Nic {
+    fn answer(&self, to: NodeId, said: &Answered) {
+        let link = self.link.lock().clone();
+        if let Some(link) = link {
+            link.answer(to, said);
+        }
+    }
+
+    fn decline(&self, node: NodeId, cookie: u32, to: ConnId, why: Decline) {
+        self.count(Count::Declined);
+        self.answer(node, &decline(cookie, to, why));
+    }
+
+    /// A message of the negotiation. May sleep.
+    pub(super) fn setup(self: &Arc<Self>, said: &Said) {
+        self.count(Count::Setup);
+        let Said {
+            kind, source, len, ..
+        } = *said;
+        self.silent.lock().heard(source.node);
+        let word = |i: usize| said.words.get(i).copied().unwrap_or(0);
+        match kind {
+            Kind::Connect | Kind::Cancel => match Connect::parse(len, word) {
+                Ok(connect) if kind == Kind::Cancel => {
+                    self.waiting.lock().cancel(source.node, &connect);
+                }
+                Ok(connect) => self.ask(source.node, &connect),
+                Err(SetupError::Version { cookie, from }) if kind == Kind::Connect => {
+                    self.decline(source.node, cookie, from, Decline::Version);
+                }
+                Err(_) => self.count(Count::Strays),
+            },
+            _ => match Answered::parse(kind, len, word) {
+                Ok(said) => {
+                    let conn = self.table.lock().get(said.to).cloned();
+                    match conn.filter(|conn| conn.peer == source.node) {
+                        Some(conn) => conn.answered(&said),
+                        None => self.count(Count::Strays),
+                    }
+                }
+                Err(_) => self.count(Count::Strays),
+            },
+        }
+    }
+
+    /// A client asks, or says that it waits.
+    fn ask(self: &Arc<Self>, node: NodeId, connect: &Connect) {
+        self.count(Count::Asked);
+        // It was taken meanwhile, and will hear of that. The note of one that is just being taken is
+        // there until it is in the table.
+        if self.is_taken(node, connect) {
+            return;
+        }
+        let (now, tuple) = (self.now(), &connect.tuple);
+        let noted = match self.listens(node, tuple) {
+            None => Err(Decline::NoListener),
+            Some(false) => Err(Decline::Off),
+            Some(true) => self.waiting.lock().ask(node, connect, &self.opening, now),
+        };
+        let Connect { cookie, client, .. } = *connect;
+        match noted {
+            // It is being taken, and will hear of that.
+            Ok(false) => {}
+            Ok(true) => self.answer(
+                node,
+                &Answered {
+                    cookie,
+                    to: client.id,
+                    from: ConnId::default(),
+                    answer: Answer::Offer,
+                },
+            ),
+            Err(why) => self.decline(node, cookie, client.id, why),
+        }
+    }
+
+    /// Whether a program would take a connection soon: the socket that TCP would give it to is one of
+    /// the module's, and does not wait for data, which would not come by TCP. Then whether their data
+    /// may bypass TCP.
+    fn listens(&self, node: NodeId, tuple: &Tuple) -> Option<bool> {
+        let found = Listener::find(self.device(), node.0, &of_tcp(tuple));
+        let listener = found.filter(|listener| !listener.deferred)?;
+        all()?.listener_may_bypass(listener.id)
+    }
+
+    /// Whether clients wait whose connections were not taken.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.waiting.lock().is_empty()
+    }
+
+    /// Declines all clients that have asked for a connection that TCP carries.
+    pub(crate) fn refuse_all(&self, tuple: &Tuple) {
+        loop {
+            let asked = self.waiting.lock().take_any(tuple);
+            match asked {
+                Some(asked) => refuse(self, &asked),
+                None => return,
+            }
+        }
+    }
+
+    fn is_taken(&self, node: NodeId, connect: &Connect) -> bool {
+        let table = self.table.lock();
+        table.is_taken((node, connect.cookie, connect.client.id))
+    }
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The operations: TCP's, or those of streams.
+
+use crate::{
+    conf,
+    connection::{Connection, Mode},
+    direct::{self, MSG_DONTWAIT, MSG_PEEK},
+    nic::{Conn, Decision},
+    open, options,
+    state::Event,
+};
+use kernel::{fs::File, prelude::*, sync::Arc, time::msecs_to_jiffies};
+use kernel_ext::net::socket::{
+    Addr, Child, Ended, GetOption, Incoming, Operations, Outgoing, PollTable, Port, SetOption,
+    Socket, Splice, State, Tcp,
+};
+use protocol::ds::Fallback;
+
+/// Level of the socket options of this family, as in extoll/af_extl.h.
+const SOL_EXTL: i32 = 0x4558;
+/// Option: `struct extl_info`, read only.
+const EXTL_INFO: i32 = 1;
+/// Flag of recvmsg: from the error queue.
+const MSG_ERRQUEUE: u32 = 0x2000;
+/// Flag of sendmsg: connect.
+const MSG_FASTOPEN: u32 = 0x2000_0000;
+/// Options of TCP that streams can't have: `TCP_DEFER_ACCEPT`, by which a client sends data before the
+/// server's program can take the connection; `TCP_MD5SIG`, `TCP_MD5SIG_EXT`, `TCP_AO_ADD_KEY`,
+/// `TCP_AO_INFO`, as who wants segments signed does not want data that are not; `TCP_REPAIR`,
+/// `TCP_FASTOPEN_CONNECT`.
+const TCP_ONLY: [(i32, i32); 7] = [(6, 9), (6, 14), (6, 19), (6, 30), (6, 32), (6, 38), (6, 40)];
+/// Flag of connect, as of files.
+const O_NONBLOCK: i32 = 0x800;
+
+/// The sockets of the module.
+pub(crate) struct Stream;
+
+/// A connection that the peer was asked for, and the port that it was told of.
+type Asked<'a> = (Arc<Conn>, Port<'a>);
+
+/// Runs what may begin a connection: by TCP's state before and after it.
+fn connecting<'a, A, R>(
+    sock: &'a Socket<'_, Stream>,
+    ask: impl FnOnce(&'a Tcp, &Connection) -> Option<A>,
+    run: impl FnOnce(&Tcp, Option<A>) -> Result<R>,
+) -> Result<R> {
+    let (tcp, data) = (sock.tcp(), &*sock.data());
+    let begins = tcp.state() == State::Close && data.begin();
+    let asked = match begins {
+        true => ask(tcp, data),
+        false => None,
+    };
+    let result = run(tcp, asked);
+    if begins {
+        data.began();
+    }
+    data.look(tcp);
+    result
+}
+
+/// Asks the peer, and waits for its answer for some milliseconds.
+fn ask<'a>(tcp: &'a Tcp, data: &Connection, addr: &Addr<'_>, nonblock: bool) -> Option<Asked<'a>> {
+    let asked = match data.wants_tcp() {
+        true => Err(Fallback::TcpOnly),
+        false => open::ask(tcp, addr, nonblock),
+    };
+    let (chance, port) = match asked {
+        Ok((conn, port)) => (Ok(conn), Some(port)),
+        Err(why) => (Err(why), None),
+    };
+    let conn = data.chance(chance)?;
+    let mut waiting = tcp.at_most(msecs_to_jiffies(conf::longest_question()));
+    // A signal ends the wait and TCP's, too, and says nothing of the peer, whose answer will mostly be
+    // in time.
+    let answered = waiting.until(|| conn.may_connect().then_some(()));
+    if answered == Err(EAGAIN) {
+        conn.give_up(Fallback::Silent);
+    }
+    Some((conn, port?))
+}
+
+/// TCP's connect, from the port that the peer was told of.
+fn connect_from(tcp: &Tcp, asked: Option<Asked<'_>>, connect: impl Fn(&Tcp) -> Result) -> Result {
+    let result = connect(tcp);
+    let Some((conn, port)) = asked else {
+        return result;
+    };
+    drop(port);
+    if result == Err(EADDRNOTAVAIL) && tcp.state() == State::Close {
+        // Somebody was faster. To TCP any port will do.
+        conn.give_up(Fallback::NoPlace);
+        return connect(tcp);
+    }
+    result
+}
+
+#[vtable]
+impl Operations for Stream {
+    type Data = Connection;
+
+    fn new(tcp: &Tcp) -> impl PinInit<Connection, Error> {
+        Connection::new(tcp)
+    }
+
+    fn release(sock: &Socket<'_, Self>) {
+        sock.data().hear_no_more();
+        if let Some(conn) = sock.data().take() {
+            direct::release(sock.tcp(), &sock.data(), &conn);
+        }
+    }
+
+    fn connect(sock: &Socket<'_, Self>, addr: &Addr<'_>, flags: i32) -> Result {
+        let result = connecting(
+            sock,
+            |tcp, data| ask(tcp, data, addr, flags & O_NONBLOCK != 0),
+            |tcp, asked| connect_from(tcp, asked, |tcp| tcp.connect(addr, flags)),
+        );
+        // TCP's connection may be there.
+        sock.data().mode();
+        result
+    }
+
+    fn accept(sock: &Socket<'_, Self>, child: &Child<'_, Self>) -> Result {
+        match child.accept()? {
+            Some(new) => {
+                // Other parts of the kernel read TCP's queues.
+                let chance = match child.is_for_kernel() {
+                    true => Err(open::leave(new.tcp())),
+                    false => open::take(new.tcp()),
+                };
+                new.data().chance(chance);
+            }
+            None => sock.data().accepted_without_data(),
+        }
+        Ok(())
+    }
+
+    fn listen(sock: &Socket<'_, Self>, backlog: i32) -> Result {
+        sock.tcp().listen(backlog)?;
+        sock.data().step(Event::Listen);
+        sock.data().hear();
+        Ok(())
+    }
+
+    fn shutdown(sock: &Socket<'_, Self>, how: i32) -> Result {
+        let (tcp, data) = (sock.tcp(), &*sock.data());
+        // These have no connection afterwards.
+        let ends = matches!(tcp.state(), State::Listen | State::SynSent);
+        if !(0..=2).contains(&how) {
+            return Err(EINVAL);
+        }
+        let ended = Ended {
+            receiving: how != 1,
+            sending: how != 0,
+        };
+        let connected = matches!(tcp.state(), State::Established | State::CloseWait);
+        if let (Mode::Waiting, true, Some(conn)) = (data.mode(), connected, data.conn()) {
+            match conn.shut_when_decided(ended) {
+                Decision::Waiting => {
+                    data.trace_shutdown(how, false);
+                    data.end(ended);
+                    conn.wake_all();
+                    return Ok(());
+                }
+                Decision::Direct | Decision::Lost(_) => {
+                    data.trace_shutdown(how, true);
+                    return direct::shutdown(data, &conn, how);
+                }
+                Decision::Tcp(_) => {}
+            }
+        }
+        if let Mode::Direct(conn) = data.mode() {
+            data.trace_shutdown(how, true);
+            return direct::shutdown(data, &conn, how);
+        }
+        data.trace_shutdown(how, false);
+        tcp.shutdown(how)?;
+        // Of a connection the data stay until they are read.
+        if ends {
+            data.look(tcp);
+        }
+        Ok(())
+    }
+
+    fn poll(sock: &Socket<'_, Self>, file: &File, table: PollTable<'_>) -> u32 {
+        let (tcp, data) = (sock.tcp(), &*sock.data());
+        match data.mode() {
+            Mode::Tcp => return tcp.poll(file, table),
+            _ => tcp.poll_wait(file, table),
+        }
+        // It may have been decided just before.
+        match data.mode() {
+            Mode::Tcp => tcp.poll_now(file),
+            Mode::Waiting => direct::poll_undecided(data),
+            Mode::Direct(conn) => direct::poll(tcp, data, &conn),
+        }
+    }
+
+    fn ioctl(sock: &Socket<'_, Self>, command: u32, arg: usize) -> Result<usize> {
+        if let Mode::Direct(conn) = sock.data().mode() {
+            if let Some(result) = direct::ioctl(&conn, command, arg) {
+                return result;
+            }
+        }
+        sock.tcp().ioctl(command, arg)
+    }
+
+    fn setsockopt(sock: &Socket<'_, Self>, option: &SetOption<'_>) -> Result {
+        let tcp = sock.tcp();
+        tcp.setsockopt(option)?;
+        if let Mode::Direct(conn) = sock.data().mode() {
+            options::was_set(tcp, &conn, option);
+        }
+        if TCP_ONLY.contains(&(option.level(), option.name())) {
+            sock.data().want_tcp();
+        }
+        Ok(())
+    }
+
+    fn getsockopt(sock: &Socket<'_, Self>, option: &mut GetOption<'_>) -> Result {
+        match (option.level(), option.name()) {
+            (SOL_EXTL, EXTL_INFO) => {
+                sock.data().mode();
+                option.answer(&sock.data().info())
+            }
+            (SOL_EXTL, _) => Err(ENOPROTOOPT),
+            (options::SOL_SOCKET, options::SO_ERROR) => {
+                if let Mode::Direct(conn) = sock.data().mode() {
+                    conn.forget_second_error();
+                    if conn.sock().error().is_some() {
+                        conn.error_heard();
+                    }
+                }
+                sock.tcp().getsockopt(option)
+            }
+            (options::SOL_TCP, options::TCP_INFO) => match sock.data().mode() {
+                Mode::Direct(conn) => options::info(sock.tcp(), &conn, option),
+                _ => sock.tcp().getsockopt(option),
+            },
+            _ => sock.tcp().getsockopt(option),
+        }
+    }
+
+    fn sendmsg(sock: &Socket<'_, Self>, msg: &mut Outgoing<'_>, len: usize) -> Result<usize> {
+        let (tcp, data) = (sock.tcp(), &*sock.data());
+        if msg.flags() & MSG_FASTOPEN != 0 {
+            if tcp.state() == State::Close && data.begin() {
+                data.chance(Err(Fallback::TcpOnly));
+                let result = tcp.sendmsg(msg, len);
+                data.began();
+                data.look(tcp);
+                return result.inspect(|n| data.sent(*n));
+            }
+            // TCP knows whether that is an error, or waits for its connection; the data may go
+            // past it.
+            let result = msg.without_data(|msg| tcp.sendmsg(msg, 0));
+            data.look(tcp);
+            result?;
+            msg.clear_flags(MSG_FASTOPEN);
+        }
+        let flags = msg.flags();
+        let (mut mode, mut waiting) = (data.mode(), tcp.sending(flags & MSG_DONTWAIT != 0));
+        if let Mode::Waiting = mode {
+            mode = direct::decided(data, &mut waiting, Connection::is_mute)?;
+        }
+        match mode {
+            Mode::Direct(conn) => direct::send(tcp, data, &conn, msg, waiting),
+            _ if data.is_mute() => Err(tcp.sending_failed(flags, EPIPE)),
+            _ => tcp.sendmsg(msg, len).inspect(|n| data.sent(*n)),
+        }
+    }
+
+    fn recvmsg(
+        sock: &Socket<'_, Self>,
+        msg: &mut Incoming<'_>,
+        len: usize,
+        flags: i32,
+    ) -> Result<usize> {
+        let (tcp, data, bits) = (sock.tcp(), &*sock.data(), flags as u32);
+        let mut mode = match bits & MSG_ERRQUEUE {
+            0 => data.mode(),
+            _ => Mode::Tcp,
+        };
+        let mut waiting = tcp.receiving(bits & MSG_DONTWAIT != 0);
+        if let Mode::Waiting = mode {
+            mode = direct::decided(data, &mut waiting, Connection::is_deaf)?;
+        }
+        match mode {
+            Mode::Direct(conn) => {
+                return direct::receive(tcp, data, &conn, msg, (len, bits), waiting);
+            }
+            // The program has said that it receives no more.
+            Mode::Waiting => return Ok(0),
+            Mode::Tcp => {}
+        }
+        let n = tcp.recvmsg(msg, len, flags)?;
+        if bits & (MSG_PEEK | MSG_ERRQUEUE) == 0 {
+            data.received(n);
+        }
+        Ok(n)
+    }
+
+    fn splice_eof(sock: &Socket<'_, Self>) {
+        match sock.data().mode() {
+            Mode::Direct(conn) => direct::push(sock.tcp(), &conn),
+            _ => sock.tcp().splice_eof(),
+        }
+    }
+
+    fn splice_read(sock: &Socket<'_, Self>, to: &mut Splice<'_>, len: usize) -> Result<usize> {
+        let (tcp, data) = (sock.tcp(), &*sock.data());
+        let mut mode = data.mode();
+        if let Mode::Waiting = mode {
+            let mut waiting = tcp.receiving(tcp.is_nonblocking());
+            mode = direct::decided(data, &mut waiting, Connection::is_deaf)?;
+        }
+        match mode {
+            Mode::Waiting => Ok(0),
+            // Counted there.
+            Mode::Direct(_) => to.by_recvmsg(tcp, len),
+            _ => {
+                let result = tcp.splice_read(to, len);
+                result.inspect(|n| data.received(*n))
+            }
+        }
+    }
+}

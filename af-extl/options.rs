@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Options of TCP on sockets whose data go by streams.
+
+use crate::{direct, nic::Conn};
+use kernel::{
+    prelude::*,
+    sync::{atomic::Relaxed, Arc},
+};
+use kernel_ext::net::socket::{GetOption, Past, SetOption, State, Tcp};
+use protocol::ds::{Stream, StreamState};
+
+/// Levels and numbers.
+pub(crate) const SOL_SOCKET: i32 = 1;
+pub(crate) const SO_ERROR: i32 = 4;
+pub(crate) const SOL_TCP: i32 = 6;
+const TCP_NODELAY: i32 = 1;
+const TCP_CORK: i32 = 3;
+pub(crate) const TCP_INFO: i32 = 11;
+const TCP_USER_TIMEOUT: i32 = 18;
+
+/// An option was set, which TCP's sock has now.
+pub(crate) fn was_set(tcp: &Tcp, conn: &Arc<Conn>, option: &SetOption<'_>) {
+    match (option.level(), option.name()) {
+        (SOL_TCP, TCP_CORK) => direct::push(tcp, conn),
+        // As with TCP that is stronger than a cork, for what waits.
+        (SOL_TCP, TCP_NODELAY) => {
+            let mut value = [0; 4];
+            if option.read(&mut value).is_ok() && value != [0; 4] {
+                conn.with(|inner, _| inner.direct().map(Stream::push));
+            }
+        }
+        (SOL_TCP, TCP_USER_TIMEOUT) => conn.heed_options(),
+        _ => {}
+    }
+}
+
+/// Answers `TCP_INFO`. May sleep.
+///
+/// # Errors
+///
+/// `EFAULT`, `EINVAL`.
+pub(crate) fn info(tcp: &Tcp, conn: &Conn, option: &mut GetOption<'_>) -> Result {
+    let (sent, read) = (conn.sent.load(Relaxed), conn.received.load(Relaxed));
+    let past = conn.peek(|inner| {
+        let stream = inner.direct()?;
+        let sending = stream.sending();
+        let (all, unsent) = (sending.unacknowledged(), sending.unsent());
+        Some(Past {
+            state: state(stream.state()),
+            sent: sent.saturating_sub(unsent.into()),
+            acknowledged: sent.saturating_sub(all.into()),
+            received: read + u64::from(stream.receiving().readable().len),
+            unsent,
+            unacknowledged: all.saturating_sub(unsent),
+        })
+    });
+    match past {
+        Some(past) => tcp.answer_info(option, &past),
+        None => tcp.getsockopt(option),
+    }
+}
+
+fn state(state: StreamState) -> State {
+    match state {
+        StreamState::Established => State::Established,
+        StreamState::FinWait1 => State::FinWait1,
+        StreamState::FinWait2 => State::FinWait2,
+        StreamState::CloseWait => State::CloseWait,
+        StreamState::Closing => State::Closing,
+        StreamState::LastAck => State::LastAck,
+        StreamState::Closed => State::Close,
+    }
+}

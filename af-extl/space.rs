@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What there is per network namespace: the list of sockets, counters, and the files that show
+//! both.
+
+use crate::{
+    conf,
+    connection::Shown,
+    state::{name, Event, Phase},
+};
+use kernel::{
+    fmt, new_mutex, new_spinlock,
+    prelude::*,
+    rbtree::{RBTree, RBTreeNodeReservation},
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, Mutex, SpinLock,
+    },
+};
+use kernel_ext::{
+    net::{
+        namespace::{PerNet, Place, Show},
+        sysctl::{Knob, Knobs},
+    },
+    sched::cond_resched,
+};
+use protocol::{ds::Fallback, flow::Counts};
+
+static PLACE: Place<Space> = Place::new();
+
+/// Sockets that are listed at a time.
+const BATCH: usize = 32;
+
+/// A network namespace.
+#[pin_data]
+pub(crate) struct Space {
+    #[pin]
+    sockets: Mutex<Sockets>,
+    #[pin]
+    transitions: SpinLock<Counts<Phase>>,
+    reasons: [Atomic<u64>; Fallback::ALL.len()],
+    /// Sockets whose data could not be made, and which are TCP's until they can.
+    unmade: Atomic<u64>,
+    knobs: Knobs,
+    /// Connections past TCP that have got data by TCP.
+    astray: Atomic<u64>,
+}
+
+/// Sockets by number.
+struct Sockets {
+    by_number: RBTree<u64, Arc<Shown>>,
+    count: u64,
+    next: u64,
+}
+
+impl PerNet for Space {
+    const FILES: &'static [(&'static CStr, Show<Self>)] =
+        &[(c"extl", show_sockets), (c"extl_stat", show_counters)];
+
+    const KNOBS: (&'static CStr, &'static [Knob]) = (
+        c"net/extl",
+        &[
+            Knob {
+                name: c"data_path",
+                least: 0,
+                most: 1,
+                initial: conf::data_path,
+            },
+            Knob {
+                name: c"zero_copy_kib",
+                least: 0,
+                most: conf::ZERO_COPY_MOST,
+                initial: conf::zero_copy_kib,
+            },
+        ],
+    );
+
+    fn place() -> &'static Place<Self> {
+        &PLACE
+    }
+
+    fn new(knobs: Knobs) -> Result<Arc<Self>> {
+        let sockets = Sockets {
+            by_number: RBTree::new(),
+            count: 0,
+            next: 0,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                sockets <- new_mutex!(sockets, "extl_sockets"),
+                transitions <- new_spinlock!(Counts::default(), "extl_transitions"),
+                reasons: [const { Atomic::new(0) }; Fallback::ALL.len()],
+                unmade: Atomic::new(0),
+                knobs,
+                astray: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )
+    }
+}
+
+impl Space {
+    /// Lists a socket, whose number it returns. May sleep.
+    pub(crate) fn add(&self, shown: Arc<Shown>) -> Result<u64> {
+        let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?;
+        let mut sockets = self.sockets.lock();
+        let number = sockets.next;
+        sockets.next += 1;
+        sockets.count += 1;
+        sockets
+            .by_number
+            .insert(reservation.into_node(number, shown));
+        Ok(number)
+    }
+
+    /// Takes a socket off the list. May sleep.
+    pub(crate) fn remove(&self, number: u64) {
+        let mut sockets = self.sockets.lock();
+        let node = sockets.by_number.remove_node(&number);
+        sockets.count -= u64::from(node.is_some());
+        drop(sockets);
+        drop(node);
+    }
+
+    /// Some sockets, from a number on, which becomes that of the next ones: the lock is for those who make
+    /// and close sockets.
+    fn batch(&self, next: &mut u64) -> [Option<Arc<Shown>>; BATCH] {
+        let mut batch = [const { None }; BATCH];
+        let mut sockets = self.sockets.lock();
+        let mut at = sockets.by_number.cursor_lower_bound_mut(next);
+        *next = u64::MAX;
+        for to in &mut batch {
+            let Some(cursor) = at else {
+                return batch;
+            };
+            *to = Some(cursor.current().1.clone());
+            at = cursor.move_next();
+        }
+        if let Some(cursor) = at {
+            *next = *cursor.current().0;
+        }
+        batch
+    }
+
+    /// Moves `phase` on and counts that; false and no change if `event` can't happen in it.
+    pub(crate) fn step(&self, phase: &mut Phase, event: Event) -> bool {
+        self.transitions.lock().step(phase, event)
+    }
+
+    /// Counts a connection that goes over TCP.
+    pub(crate) fn fell_back(&self, why: Fallback) {
+        let index = usize::from(why.code()).wrapping_sub(1);
+        if let Some(n) = self.reasons.get(index) {
+            n.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Whether data of connections that begin may bypass TCP.
+    pub(crate) fn data_path(&self) -> bool {
+        self.knobs.get(0) != 0
+    }
+
+    /// Bytes from which on calls that wait lend their memory; 0: none do.
+    pub(crate) fn zero_copy(&self) -> usize {
+        (self.knobs.get(1) as usize) << 10
+    }
+
+    /// Counts a connection past TCP whose peer has sent by TCP.
+    pub(crate) fn count_astray(&self) {
+        self.astray.fetch_add(1, Relaxed);
+    }
+
+    /// Counts an accepted socket without data.
+    pub(crate) fn count_unmade(&self) {
+        self.unmade.fetch_add(1, Relaxed);
+    }
+}
+
+fn show_sockets(space: &Space, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    writeln!(
+        f,
+        "local remote state mode reason sent received uid inode {}",
+        crate::show::COLUMNS
+    )?;
+    // Those that are made meanwhile are not waited for.
+    let (mut next, end) = (0, space.sockets.lock().next);
+    while next < end {
+        let batch = space.batch(&mut next);
+        for shown in batch.iter().flatten() {
+            shown.line(f)?;
+        }
+        cond_resched();
+    }
+    Ok(())
+}
+
+fn show_counters(space: &Space, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let sockets = space.sockets.lock().count;
+    writeln!(f, "sockets {sockets}")?;
+    for (why, n) in Fallback::ALL.into_iter().zip(&space.reasons) {
+        writeln!(f, "fallback-{} {}", name(why), n.load(Relaxed))?;
+    }
+    writeln!(f, "unmade {}", space.unmade.load(Relaxed))?;
+    writeln!(f, "tcp-data-astray {}", space.astray.load(Relaxed))?;
+    let transitions = space.transitions.lock().clone();
+    for (from, event, _, n) in transitions.iter() {
+        writeln!(f, "{from}+{event} {n}")?;
+    }
+    Ok(())
+}

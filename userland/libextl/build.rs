@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Names the shared library.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libextl.so.1");
+    println!("cargo:rerun-if-changed=build.rs");
+}

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! `extollctl accel`: PCIe devices that nodes lend to each other (vpci.ko).
+
+use crate::table::table;
+use anyhow::{bail, ensure, Context, Result};
+use clap::Subcommand;
+use rustix::io::Errno;
+use serde_json::{json, Map, Value};
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const FILE: &str = "/dev/extoll_pci";
+const DEVICES: &str = "/sys/bus/pci/devices";
+const DRIVER: &str = "vpci";
+/// How long the PCI core may take to bind a driver, or a borrower to give a device back.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is done with devices.
+#[derive(Subcommand, Debug)]
+pub enum Verb {
+    /// Devices that a node lends; without a node those that this one has borrowed, and lends itself.
+    List {
+        /// The node.
+        #[arg(short, long)]
+        node: Option<u16>,
+    },
+    /// Has a device of another node appear in this one's PCI tree; says its PCI domain.
+    Borrow {
+        /// The node.
+        #[arg(short, long)]
+        node: u16,
+        /// Which of its devices: index in its list, or PCI address there; not needed if it is an accelerator.
+        #[arg(default_value = "0")]
+        address: String,
+    },
+    /// Says of a node that it is an accelerator: its NIC has a device behind it, and no host. Once, and again after a loss of power.
+    Enrol {
+        /// The node.
+        #[arg(short, long)]
+        node: u16,
+    },
+    /// Gives a device back, whose driver lets go of it first.
+    Return {
+        /// Its PCI domain (0x10001).
+        #[arg(value_parser = crate::number)]
+        domain: u64,
+    },
+    /// Takes a device of this node from its driver, and offers it to others.
+    Lend {
+        /// Its PCI address (0000:02:00.0).
+        address: String,
+    },
+    /// Takes a device back from whoever has it: one of this node, which its own driver gets then, or that of an accelerator.
+    Reclaim {
+        /// Its PCI address (0000:02:00.0).
+        #[arg(required_unless_present = "node", conflicts_with = "node")]
+        address: Option<String>,
+        /// The accelerator's node.
+        #[arg(short, long)]
+        node: Option<u16>,
+        /// Whoever has the accelerator is known to be down, and its NIC without power, so that nobody reaches the device by it any more.
+        #[arg(long, requires = "node")]
+        down: bool,
+        /// Milliseconds that the borrower gets to let go of it in order; then it is cut off.
+        #[arg(long, default_value_t = 5000, conflicts_with = "node")]
+        grace_ms: u32,
+        /// Goes on being offered.
+        #[arg(long, conflicts_with = "node")]
+        keep: bool,
+    },
+    /// Has the device of an accelerator reach that of another one, past this node: drivers can map its BARs (dma_map_resource).
+    Join {
+        /// Its PCI domain (0x10001).
+        #[arg(value_parser = crate::number)]
+        domain: u64,
+        /// PCI domain of the device that it is to reach.
+        #[arg(value_parser = crate::number)]
+        with: u64,
+    },
+    /// The device of an accelerator reaches that of the other one no more.
+    Part {
+        /// Its PCI domain (0x10001).
+        #[arg(value_parser = crate::number)]
+        domain: u64,
+        /// PCI domain of the device that it reaches.
+        #[arg(value_parser = crate::number)]
+        with: u64,
+    },
+    /// Says that a node is switched off, and has nothing of this one any more. It must be true: what that node reaches is given to others.
+    Down {
+        /// The node.
+        #[arg(short, long)]
+        node: u16,
+    },
+    /// Offers a device again that was found broken; it is reset first.
+    Repair {
+        /// Its PCI address (0000:02:00.0).
+        address: String,
+    },
+}
+
+/// Says something to the module: its answer.
+fn ask(command: &str) -> Result<String> {
+    let mut file = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(FILE)
+        .map_err(|e| match e.kind() {
+            ErrorKind::NotFound => anyhow::anyhow!("no {FILE}: is the module vpci loaded?"),
+            _ => anyhow::Error::new(e).context(FILE),
+        })?;
+    file.write_all(command.as_bytes())
+        .map_err(|e| match Errno::from_io_error(&e) {
+            Some(Errno::TIMEDOUT) => anyhow::anyhow!("the node does not answer"),
+            Some(Errno::BUSY) => anyhow::anyhow!("somebody has the device"),
+            Some(Errno::AGAIN) => {
+                anyhow::anyhow!("one of the nodes does not lend yet: its module has just begun")
+            }
+            Some(Errno::NXIO) => anyhow::anyhow!("there is no such device"),
+            Some(Errno::NOENT) => anyhow::anyhow!("nobody has the device"),
+            Some(Errno::EXIST) => anyhow::anyhow!("it is an accelerator already"),
+            Some(Errno::ISCONN) => anyhow::anyhow!("it reaches that device already"),
+            Some(Errno::NOTCONN) => anyhow::anyhow!("it does not reach that device"),
+            Some(Errno::OPNOTSUPP) => anyhow::anyhow!("the node of the device has a host"),
+            Some(Errno::XDEV) => anyhow::anyhow!("that node has a host, whose driver uses its NIC"),
+            Some(Errno::NOSPC) => {
+                anyhow::anyhow!("there are no intervals, or no room, for the device's BARs")
+            }
+            Some(Errno::IO) => {
+                anyhow::anyhow!("the device does not work; the kernel's log says why")
+            }
+            Some(Errno::NODEV) => anyhow::anyhow!("this node has no NIC for that"),
+            _ => e.into(),
+        })?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// `name=value` words of a line.
+fn words(line: &str) -> Map<String, Value> {
+    let pairs = line.split_whitespace().filter_map(|w| w.split_once('='));
+    pairs.map(|(k, v)| (k.into(), v.into())).collect()
+}
+
+fn parse(text: &str) -> Vec<Map<String, Value>> {
+    text.lines().map(words).collect()
+}
+
+fn cell(row: &Map<String, Value>, name: &str) -> String {
+    let text = row.get(name).and_then(Value::as_str).unwrap_or_default();
+    if text.is_empty() { "-" } else { text }.to_owned()
+}
+
+fn show(heading: &[&str], rows: &[Map<String, Value>]) -> String {
+    let mut all = vec![heading.iter().map(|h| (*h).to_owned()).collect::<Vec<_>>()];
+    all.extend(
+        rows.iter()
+            .map(|r| heading.iter().map(|h| cell(r, h)).collect()),
+    );
+    table(&all)
+}
+
+fn list(node: Option<u16>) -> Result<(Value, String)> {
+    const OFFER: [&str; 6] = ["index", "at", "id", "class", "bars", "state"];
+    if let Some(node) = node {
+        let rows = parse(&ask(&format!("list node={node}"))?);
+        let text = show(&OFFER, &rows);
+        return Ok((json!({ "offered": rows }), text));
+    }
+    let (borrowed, lent) = (parse(&ask("leases")?), parse(&ask("lent")?));
+    let text = format!(
+        "borrowed\n{}lent\n{}",
+        show(
+            &["domain", "node", "at", "id", "class", "bars", "lease"],
+            &borrowed
+        ),
+        show(&OFFER[1..], &lent)
+    );
+    Ok((json!({ "borrowed": borrowed, "lent": lent }), text))
+}
+
+fn borrow(node: u16, device: &str) -> Result<(Value, String)> {
+    let index = match device.parse::<u16>() {
+        Ok(index) => index.to_string(),
+        Err(_) => {
+            let rows = parse(&ask(&format!("list node={node}"))?);
+            let found = rows.iter().find(|r| cell(r, "at") == device);
+            let found = found.with_context(|| format!("node {node} lends no {device}"))?;
+            cell(found, "index")
+        }
+    };
+    let said = ask(&format!("borrow node={node} index={index}"))?;
+    let domain = said.split_whitespace().nth(1).context("no answer")?;
+    Ok((json!({ "domain": domain }), said.clone()))
+}
+
+/// The directory of a device.
+fn directory(device: &str) -> Result<PathBuf> {
+    ensure!(!device.contains('/'), "{device} is no PCI address");
+    let dir = Path::new(DEVICES).join(device);
+    ensure!(dir.is_dir(), "there is no {device}");
+    Ok(dir)
+}
+
+fn driver(dir: &Path) -> Option<String> {
+    let link = fs::read_link(dir.join("driver")).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
+}
+
+/// Gives a device to another driver, or to the one that the kernel finds.
+fn rebind(device: &str, name: &str) -> Result<()> {
+    let dir = directory(device)?;
+    if driver(&dir).is_some() {
+        fs::write(dir.join("driver/unbind"), device).context("unbind")?;
+    }
+    // A line feed alone: none.
+    fs::write(dir.join("driver_override"), format!("{name}\n")).context("driver_override")?;
+    fs::write("/sys/bus/pci/drivers_probe", device).context("drivers_probe")?;
+    Ok(())
+}
+
+fn lend(device: &str) -> Result<(Value, String)> {
+    let dir = directory(device)?;
+    rebind(device, DRIVER)?;
+    let begun = Instant::now();
+    while driver(&dir).as_deref() != Some(DRIVER) {
+        if begun.elapsed() > Duration::from_secs(2) {
+            // Its own driver has it again.
+            rebind(device, "")?;
+            bail!("the driver {DRIVER} does not take {device}; the kernel's log says why");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok((json!({ "lent": device }), String::new()))
+}
+
+/// A device of this node that is kept for others.
+fn kept(device: &str) -> Result<Option<Map<String, Value>>> {
+    let rows = parse(&ask("lent")?);
+    Ok(rows.into_iter().find(|r| cell(r, "at") == device))
+}
+
+fn repair(device: &str) -> Result<(Value, String)> {
+    let found = kept(device)?.with_context(|| format!("{device} is not lent"))?;
+    let state = cell(&found, "state");
+    ensure!(state == "Broken", "{device} is not broken but {state}");
+    ask(&format!("repair handle={}", cell(&found, "handle")))?;
+    Ok((json!({ "repaired": device }), String::new()))
+}
+
+fn reclaim(device: &str, grace_ms: u32, keep: bool) -> Result<(Value, String)> {
+    let found = kept(device)?.with_context(|| format!("{device} is not lent"))?;
+    let handle = cell(&found, "handle");
+    if cell(&found, "state").starts_with("Lent") {
+        ask(&format!("reclaim handle={handle} grace_ms={grace_ms}"))?;
+    }
+    let begun = Instant::now();
+    loop {
+        let state = kept(device)?.map(|r| cell(&r, "state"));
+        match state.as_deref() {
+            Some("Free" | "Broken") | None => break,
+            Some(state) if begun.elapsed() > PATIENCE + Duration::from_millis(grace_ms.into()) => {
+                bail!("{device} does not come back: {state}")
+            }
+            Some(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+    if !keep {
+        rebind(device, "")?;
+    }
+    Ok((json!({ "reclaimed": device }), String::new()))
+}
+
+/// What a verb says, for programs and for people.
+pub fn run(verb: &Verb) -> Result<(Value, String)> {
+    match verb {
+        Verb::List { node } => list(*node),
+        Verb::Borrow { node, address } => borrow(*node, address),
+        Verb::Return { domain } => {
+            ask(&format!("return domain={domain:#x}"))?;
+            Ok((json!({ "returned": format!("{domain:#x}") }), String::new()))
+        }
+        Verb::Lend { address } => lend(address),
+        Verb::Enrol { node } => {
+            ask(&format!("enrol node={node}"))?;
+            Ok((json!({ "enrolled": node }), String::new()))
+        }
+        Verb::Reclaim {
+            node: Some(node),
+            down,
+            ..
+        } => {
+            ask(&format!("reclaim node={node} down={}", u8::from(*down)))?;
+            Ok((json!({ "reclaimed": node }), String::new()))
+        }
+        Verb::Reclaim {
+            address,
+            grace_ms,
+            keep,
+            ..
+        } => reclaim(address.as_deref().unwrap_or_default(), *grace_ms, *keep),
+        Verb::Down { node } => {
+            ask(&format!("down node={node}"))?;
+            Ok((json!({ "down": node }), String::new()))
+        }
+        Verb::Repair { address } => repair(address),
+        Verb::Join { domain, with } => {
+            ask(&format!("join domain={domain:#x} with={with:#x}"))?;
+            Ok((
+                json!({ "joined": [format!("{domain:#x}"), format!("{with:#x}")] }),
+                String::new(),
+            ))
+        }
+        Verb::Part { domain, with } => {
+            ask(&format!("part domain={domain:#x} with={with:#x}"))?;
+            Ok((
+                json!({ "parted": [format!("{domain:#x}"), format!("{with:#x}")] }),
+                String::new(),
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_taken_apart() {
+        let rows = parse("index=0 handle=0x5 at=0000:02:00.0 state=Lent(NodeId(3))\nindex=1 at=\n");
+        assert_eq!(cell(&rows[0], "at"), "0000:02:00.0");
+        assert_eq!(cell(&rows[0], "state"), "Lent(NodeId(3))");
+        assert_eq!(cell(&rows[1], "at"), "-");
+        assert_eq!(cell(&rows[1], "state"), "-");
+        let text = show(&["index", "state"], &rows);
+        assert_eq!(text, "index  state\n    0  Lent(NodeId(3))\n    1  -\n");
+    }
+
+    #[test]
+    fn only_addresses_name_devices() {
+        assert!(directory("../../net").is_err());
+        assert!(directory("ffff:ff:1f.7").is_err());
+    }
+}
