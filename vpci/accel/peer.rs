@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Accelerators whose devices reach each other, past this node (docs/vpci.md, *Between
+//! accelerators*). All of it is done by who has `accelerating`.
+
+use super::{planned, Accelerator};
+use crate::{
+    lease::{Lease, Way},
+    nic::Nic,
+};
+use kernel::{
+    prelude::*,
+    sync::{atomic::Relaxed, Arc},
+};
+use kernel_ext::pci_host::PeerBar;
+use protocol::pci::accel::{Peer, Slot};
+use wire::{accel::NUMBERS, ids::NodeId};
+
+/// A lease of a device behind a NIC without a host.
+struct End {
+    lease: Arc<Lease>,
+    accelerator: Arc<Accelerator>,
+}
+
+impl Accelerator {
+    /// What it reaches at a node. May sleep.
+    fn peer(&self, node: NodeId) -> Option<Peer> {
+        let peers = self.peers.lock();
+        peers.iter().flatten().find(|p| p.node() == node).copied()
+    }
+
+    /// Nodes of devices that it reaches. May sleep.
+    pub(crate) fn peers(&self) -> [Option<NodeId>; Slot::ALL.len()] {
+        self.peers.lock().map(|p| p.map(|p| p.node()))
+    }
+
+    /// Numbers with which its device comes to targets of other NICs. May sleep.
+    fn ways(&self) -> u64 {
+        let peers = self.peers.lock();
+        let numbers = peers.iter().flatten().map(Peer::numbers);
+        numbers.fold(self.plan.numbers().dma_set(), |all, set| all | set)
+    }
+
+    fn forget(&self, node: NodeId) {
+        for place in self.peers.lock().iter_mut() {
+            if place.is_some_and(|p| p.node() == node) {
+                *place = None;
+            }
+        }
+    }
+}
+
+impl Nic {
+    fn end(&self, domain: u32) -> Result<End> {
+        let leases = self.leases.lock();
+        let lease = leases.iter().find(|l| l.domain() == Some(domain));
+        let lease = lease.ok_or(ENXIO)?;
+        match &lease.way {
+            Way::Backdoor(accelerator) if lease.over().is_none() => Ok(End {
+                lease: lease.clone(),
+                accelerator: accelerator.clone(),
+            }),
+            _ => Err(EOPNOTSUPP),
+        }
+    }
+
+    /// Has the device in domain `of` reach the BARs of that in domain `to`, both of accelerators:
+    /// drivers map these then. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO`: no such domain. `EOPNOTSUPP`: the device is of a node with a host. `EINVAL`: both are
+    /// the same. `EISCONN`: it does. `ENOSPC`: no numbers or addresses are left, or it reaches as many
+    /// devices as it can. Others are of the registers.
+    pub(crate) fn join(&self, of: u32, to: u32) -> Result {
+        let _alone = self.accelerating.lock();
+        let (of, to) = (self.end(of)?, self.end(to)?);
+        let (here, there) = (&of.accelerator, &to.accelerator);
+        if Arc::ptr_eq(here, there) {
+            return Err(EINVAL);
+        }
+        if here.peer(there.remote.node).is_some() {
+            return Err(EISCONN);
+        }
+        let slot = {
+            let peers = here.peers.lock();
+            let taken = |slot: &Slot| peers.iter().flatten().any(|p| p.slot() == *slot);
+            Slot::ALL.into_iter().find(|s| !taken(s)).ok_or(ENOSPC)?
+        };
+        let used = there.remote.read(NUMBERS)?;
+        self.has(here)?;
+        self.has(there)?;
+        let free = !(here.ways() | used);
+        let home = |bar| there.plan.address(bar);
+        let peer = Peer::new(slot, there.remote.node, &there.found.bars, home, free);
+        let peer = peer.map_err(planned)?;
+        let pool = of.lease.pool().ok_or(ENODEV)?;
+        // From now on its number is somebody's.
+        there.remote.set(NUMBERS, used | peer.numbers())?;
+        if let Some(place) = here.peers.lock().iter_mut().find(|p| p.is_none()) {
+            *place = Some(peer);
+        }
+        let opened = there.remote.apply(peer.targets());
+        let opened = opened.and_then(|()| here.remote.apply(peer.ways()));
+        let opened = opened.and_then(|()| {
+            (0..there.found.bars.len()).try_for_each(|bar| match bar_of(&peer, &to.lease, bar) {
+                Some(bar) => pool.add_peer(bar),
+                None => Ok(()),
+            })
+        });
+        opened.inspect_err(|_| self.leave(&of, &to))
+    }
+
+    /// The device in domain `of` reaches that in domain `to` no more. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// As [`Nic::join`]; `ENOTCONN`: it does not.
+    pub(crate) fn part(&self, of: u32, to: u32) -> Result {
+        let _alone = self.accelerating.lock();
+        let (of, to) = (self.end(of)?, self.end(to)?);
+        if of.accelerator.peer(to.accelerator.remote.node).is_none() {
+            return Err(ENOTCONN);
+        }
+        self.leave(&of, &to);
+        Ok(())
+    }
+
+    /// A lease ends, or its device is lost: nothing leads to that any more, nor from it to others.
+    pub(super) fn leave_all(&self, lease: &Arc<Lease>, accelerator: &Arc<Accelerator>) {
+        let this = End {
+            lease: lease.clone(),
+            accelerator: accelerator.clone(),
+        };
+        for (lease, accelerator) in self.accelerators().unwrap_or_default() {
+            if !Arc::ptr_eq(&accelerator, &this.accelerator) {
+                let other = End { lease, accelerator };
+                self.leave(&this, &other);
+                self.leave(&other, &this);
+            }
+        }
+    }
+
+    /// Whether an accelerator still is this node's.
+    fn has(&self, accelerator: &Accelerator) -> Result {
+        if accelerator.lost.load(Relaxed) {
+            return Err(ENODEV);
+        }
+        let mark = accelerator.watch.lock().mark();
+        self.still(&accelerator.remote, mark)
+    }
+
+    /// Ends what leads from one device to another one, if something does. A NIC that is lost is not
+    /// written to; numbers that may still be used then are nobody's, until somebody says that all is down.
+    fn leave(&self, of: &End, to: &End) {
+        let (here, there) = (&of.accelerator, &to.accelerator);
+        let Some(peer) = here.peer(there.remote.node) else {
+            return;
+        };
+        if let Some(pool) = of.lease.pool() {
+            for bar in 0..there.found.bars.len() {
+                if let Some(bar) = bar_of(&peer, &to.lease, bar) {
+                    pool.drop_peer(&bar);
+                }
+            }
+        }
+        let closed = self
+            .has(here)
+            .and_then(|()| here.remote.apply(peer.no_ways()));
+        let shut = self
+            .has(there)
+            .and_then(|()| there.remote.apply(peer.no_targets()));
+        let free = || {
+            closed.and(shut)?;
+            let used = there.remote.read(NUMBERS)?;
+            there.remote.set(NUMBERS, used & !peer.numbers())
+        };
+        if free().is_err() {
+            pr_warn!(
+                "node {}: numbers {:#x} stay taken, as node {} may use them\n",
+                there.remote.node.0,
+                peer.numbers(),
+                here.remote.node.0
+            );
+        }
+        here.forget(there.remote.node);
+    }
+}
+
+/// A BAR as drivers of this node have it, and as a device does.
+fn bar_of(peer: &Peer, to: &Lease, bar: usize) -> Option<PeerBar> {
+    let part = peer.part(bar)?;
+    Some(PeerBar {
+        cpu: to.window(bar)?,
+        bytes: part.bytes,
+        bus: part.at,
+    })
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What is fixed when the module is loaded.
+
+use crate::module_parameters as params;
+use kernel::time::Delta;
+use kernel_ext::param::Param;
+use protocol::pci::{accel::Times, Limits};
+use wire::ext_pci::LONGEST_LEASE_MS;
+
+const MS: u64 = 1_000_000;
+/// Time that a driver may take to reset a function, and for what else ends a lease.
+const END_MS: u64 = 5_000;
+/// The largest parameters.
+const DMA_KIB_MOST: u32 = 65_536;
+const MAP_KIB_MOST: u32 = 1 << 20;
+
+/// All of them, to be checked and shown.
+pub(crate) fn parameters() -> [Param; 6] {
+    [
+        Param::new("timeout_ms", params::timeout_ms.value(), 100, 10_000),
+        Param::new("access_ms", params::access_ms.value(), 1, 1_000),
+        Param::new("dma_kib", params::dma_kib.value(), 64, DMA_KIB_MOST.into()),
+        Param::new("map_kib", params::map_kib.value(), 0, MAP_KIB_MOST.into()),
+        Param::new("leases", params::leases.value(), 1, 16),
+        Param::new("per_node", params::per_node.value(), 1, 16),
+    ]
+}
+
+/// How long numbers rest whose other end has not said that it is gone.
+pub(crate) fn quarantine() -> Delta {
+    Delta::from_nanos(limits().quarantine as i64)
+}
+
+/// Memory of a lease that its device reaches, in bytes: whole pages.
+pub(crate) fn dma_bytes() -> u64 {
+    u64::from(params::dma_kib.value()).next_multiple_of(4) << 10
+}
+
+/// Addresses of a lease for pages that are mapped as they are, in bytes: whole pages, or none.
+pub(crate) fn map_bytes() -> u64 {
+    u64::from(params::map_kib.value()).next_multiple_of(4) << 10
+}
+
+/// Time of an access to a configuration register of an accelerator at most, in microseconds.
+pub(crate) fn access_us() -> u64 {
+    u64::from(params::access_ms.value()) * 1000
+}
+
+/// How lease words of accelerators are claimed, in nanoseconds.
+pub(crate) fn claim_times() -> Times {
+    Times {
+        window: 200 * MS,
+        // From a question that is answered within `window` to what follows from it.
+        settle: 1_000 * MS,
+        // Owners look eight times within the longest time-out.
+        taken: 2_500 * MS,
+        // The longest time-out, the eighth of it between two looks, and some for the last one.
+        late: 13_000 * MS,
+    }
+}
+
+/// Devices that this node has lent, and as many that it has borrowed.
+pub(crate) fn leases() -> u16 {
+    params::leases.value() as u16
+}
+
+/// The machines' times, in nanoseconds.
+pub(crate) fn limits() -> Limits {
+    let timeout_ms = params::timeout_ms.value();
+    let access = u64::from(params::access_ms.value()) * MS;
+    let hold = 500 * MS;
+    let limits = Limits {
+        ms: MS,
+        timeout_ms,
+        // Others may have other parameters.
+        longest_ms: LONGEST_LEASE_MS,
+        ask: 100 * MS,
+        ask_most: 10_000 * MS,
+        hold,
+        quarantine: 0,
+        access,
+        access_again: access / 4,
+        give_up: 10_000 * MS,
+        per_node: params::per_node.value() as u8,
+        // What an honest borrower wants at most, whatever its parameters.
+        dma_most: u64::from(DMA_KIB_MOST + MAP_KIB_MOST) << 10,
+        reset_pause: 1_000 * MS,
+    };
+    limits.with_quarantine(END_MS * MS)
+}

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Devices of this node that are kept for others: the driver that keeps them, and what is opened
+//! for whoever has one.
+
+use crate::{conf, nic::Nic};
+use core::pin::Pin;
+use extoll_core::smfu::{ShutTarget, Smfu, Target, TargetMemory, Window, WindowSpec};
+use kernel::{
+    device::Core,
+    new_mutex, pci,
+    prelude::*,
+    sync::{Arc, Mutex},
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+};
+use kernel_ext::lent::{LentDevice, Width};
+use protocol::pci::{
+    config::Layout,
+    lender::{self, Work},
+    Config, OpenError, Opened,
+};
+use wire::{
+    ext_pci::{Bar, Device, DeviceState, Identity, Location, Numbers, Reason, Register},
+    smfu::PAGE,
+};
+
+/// How often somebody else may have a device's lock before it counts as broken, and the time
+/// between in milliseconds.
+const TRIES: u32 = 20;
+const PAUSE_MS: i64 = 100;
+/// How long a device that goes waits for the end of its lease, in milliseconds.
+const PATIENCE_MS: i64 = 3_000;
+
+const fn width(register: Register) -> Width {
+    match register.size() {
+        1 => Width::Byte,
+        2 => Width::Word,
+        _ => Width::Dword,
+    }
+}
+
+/// Accesses a register for whoever has the device. Any context.
+pub(crate) fn access(device: &LentDevice, config: &Config) -> Result<u32, ()> {
+    let (at, width) = (config.register.offset(), width(config.register));
+    let Some(write) = config.write else {
+        return if device.is_usable() {
+            Ok(device.read(at, width))
+        } else {
+            Err(())
+        };
+    };
+    let old = match write.keep {
+        0 => 0,
+        _ => device.read(at, width),
+    };
+    if !device.is_usable() {
+        return Err(());
+    }
+    device.write(at, width, write.over(old));
+    Ok(0)
+}
+
+/// A device that is kept for others.
+#[pin_data]
+pub(crate) struct Kept {
+    device: Arc<LentDevice>,
+    offer: Device,
+    layout: Layout,
+    /// The NIC that offers it, and its name there.
+    #[pin]
+    by: Mutex<Option<(Arc<Nic>, u32)>>,
+}
+
+impl Kept {
+    fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
+        let device = LentDevice::new(pdev, c"vpci")?;
+        let own = device.clone();
+        let made = Self::describe(&device).and_then(|(offer, layout)| {
+            let kept = pin_init!(Self {
+                device: own,
+                offer,
+                layout,
+                by <- new_mutex!(None, "vpci_by"),
+            });
+            Arc::pin_init(kept, GFP_KERNEL)
+        });
+        made.inspect_err(|_| {
+            let _ = device.withdraw(pdev);
+        })
+    }
+
+    fn describe(device: &Arc<LentDevice>) -> Result<(Device, Layout)> {
+        let layout = Layout::read(|at| device.read(at, Width::Dword)).map_err(|e| {
+            pr_err!("{:08x}: can't be lent: {:?}\n", device.place(), e);
+            ENOTSUPP
+        })?;
+        let dword = |at| device.read(at, Width::Dword);
+        let (ids, class, subsystem) = (dword(0), dword(8), dword(0x2c));
+        let place = device.place();
+        let mut bars = [None; wire::ext_pci::BARS];
+        for (to, bar) in bars.iter_mut().zip(device.bars()) {
+            *to = bar.map(|bar| Bar {
+                log2: bar.bytes.trailing_zeros() as u8,
+                wide: bar.wide,
+                prefetchable: bar.prefetchable,
+            });
+        }
+        let offer = Device {
+            identity: Identity {
+                vendor: ids as u16,
+                device: (ids >> 16) as u16,
+                subsystem_vendor: subsystem as u16,
+                subsystem: (subsystem >> 16) as u16,
+                class: class >> 8,
+                revision: class as u8,
+            },
+            location: Location {
+                domain: place >> 16,
+                bus: (place >> 8) as u8,
+                devfn: place as u8,
+            },
+            bars,
+            state: DeviceState::Free,
+            ..Device::default()
+        };
+        Ok((offer, layout))
+    }
+
+    /// A NIC offers it, unless one does. May sleep.
+    pub(crate) fn offer(&self, nic: &Arc<Nic>) {
+        let mut by = self.by.lock();
+        if by.is_some() || nic.is_closing() {
+            return;
+        }
+        let (offer, layout) = (&self.offer, &self.layout);
+        let name = nic.with_machines(|machines, _| machines.lender.offer(offer, layout));
+        let Some(name) = name else {
+            return pr_err!("{:08x}: no place to offer it\n", self.device.place());
+        };
+        match nic.offer(name, &self.device) {
+            Ok(()) => *by = Some((nic.clone(), name)),
+            Err(e) => {
+                pr_err!("{:08x}: not offered: {:?}\n", self.device.place(), e);
+                nic.with_machines(|machines, now| machines.lender.withdraw(now, name));
+                nic.wake();
+            }
+        }
+    }
+
+    /// A NIC goes, which ends its leases itself. May sleep.
+    pub(crate) fn forget(&self, nic: &Arc<Nic>) {
+        let mut by = self.by.lock();
+        if by.as_ref().is_some_and(|(n, _)| Arc::ptr_eq(n, nic)) {
+            *by = None;
+        }
+    }
+
+    /// It goes. May sleep.
+    fn end(&self, pdev: &pci::Device<Core<'_>>) {
+        self.device.leave();
+        let by = self.by.lock().take();
+        if let Some((nic, name)) = by {
+            nic.with_machines(|machines, now| machines.lender.withdraw(now, name));
+            nic.pump();
+            nic.wake();
+            let start: Instant<Monotonic> = Instant::now();
+            while nic.offered(name).is_some() && start.elapsed().as_millis() < PATIENCE_MS {
+                fsleep(Delta::from_millis(5));
+            }
+            if nic.offered(name).is_some() {
+                pr_err!("{:08x}: its lease does not end\n", self.device.place());
+                self.device.quiesce();
+                nic.lending.lock().end(name);
+                nic.forget(name);
+            }
+        }
+        if let Err(e) = self.device.withdraw(pdev) {
+            pr_warn!("{:08x}: not reset: {:?}\n", self.device.place(), e);
+        }
+    }
+}
+
+/// The driver of devices that are kept for others. No device has it by itself: an administrator
+/// writes "vpci" to its `driver_override`.
+pub(crate) struct Keeper;
+
+kernel::pci_device_table!(
+    PCI_TABLE,
+    <Keeper as pci::Driver>::IdInfo,
+    // No vendor has this number.
+    [(kernel_ext::pci::device_id(0xffff, 0xffff), ())]
+);
+
+/// A device that is bound.
+pub(crate) struct Keeping(Arc<Kept>);
+
+impl pci::Driver for Keeper {
+    type IdInfo = ();
+    type Data<'bound> = Keeping;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        _info: Option<&'bound Self::IdInfo>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        let kept = Kept::new(pdev)?;
+        if let Err(e) = crate::registry::add_kept(&kept) {
+            kept.end(pdev);
+            return Err(e);
+        }
+        Ok(Keeping(kept))
+    }
+
+    fn unbind<'bound>(pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        crate::registry::remove_kept(&this.0);
+        this.0.end(pdev);
+    }
+}
+
+/// What is open for a lease.
+struct Lent {
+    name: u32,
+    targets: KVec<Target>,
+    /// Towards the borrower: DMA memory, interrupts.
+    windows: KVec<Window>,
+}
+
+/// What is open for all that have devices of this node.
+#[derive(Default)]
+pub(crate) struct Lending {
+    lent: KVec<Lent>,
+    /// Numbers that nobody gets yet.
+    shut: KVec<ShutTarget>,
+}
+
+impl Lending {
+    /// Whether nothing is open.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lent.is_empty()
+    }
+
+    /// Closes what is open by a device. May sleep.
+    pub(crate) fn end(&mut self, name: u32) {
+        let at = self.lent.iter().position(|lent| lent.name == name);
+        let Some(lent) = at.and_then(|at| self.lent.remove(at).ok()) else {
+            return;
+        };
+        for target in lent.targets {
+            // There was room for it before it was opened.
+            let _ = self.shut.push_within_capacity(target.shut());
+        }
+    }
+}
+
+fn numbers(set: u64) -> impl Iterator<Item = u32> {
+    (1..63).filter(move |n| set & 1 << n != 0)
+}
+
+/// Tries numbers of a set until one is free.
+fn first<T>(set: &mut u64, open: impl Fn(u32) -> Result<T>) -> Result<(u8, T)> {
+    for number in numbers(*set) {
+        match open(number) {
+            Ok(t) => {
+                *set &= !(1 << number);
+                return Ok((number as u8, t));
+            }
+            Err(e) if e == EBUSY => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(EBUSY)
+}
+
+impl Nic {
+    /// What may sleep and is to be done for devices that are lent.
+    pub(crate) fn lend(self: &Arc<Self>) {
+        self.end_early();
+        loop {
+            let work = self.with_machines(|machines, _| machines.lender.work());
+            let Some(work) = work else {
+                break;
+            };
+            match work {
+                Work::Open(open) => {
+                    let result = self.open_lease(&open);
+                    if result.is_err() {
+                        self.lending.lock().end(open.handle);
+                    }
+                    self.with_machines(|machines, now| {
+                        machines.lender.opened(now, open.handle, result)
+                    });
+                }
+                Work::Close(name, _) => {
+                    if let Some(device) = self.offered(name) {
+                        if !device.quiesce() {
+                            // What it does meanwhile must not go where somebody else's device will.
+                            pr_warn!("{:08x}: does not come to rest\n", device.place());
+                            self.reset(name);
+                        }
+                    }
+                    self.lending.lock().end(name);
+                    self.with_machines(|machines, now| machines.lender.closed(now, name));
+                }
+                Work::Reset(name) => {
+                    let done = self.reset(name);
+                    self.with_machines(|machines, now| machines.lender.reset(now, name, done));
+                }
+                Work::Release(set) => {
+                    let mut lending = self.lending.lock();
+                    lending.shut.retain(|t| set & 1 << t.interval() == 0);
+                }
+                Work::Gone(name) => self.forget(name),
+            }
+            self.pump();
+        }
+    }
+
+    /// Resets a device; false if it can't be.
+    fn reset(&self, name: u32) -> bool {
+        let Some(device) = self.offered(name) else {
+            return false;
+        };
+        for _ in 0..TRIES {
+            match device.reset() {
+                Err(e) if e == EAGAIN => fsleep(Delta::from_millis(PAUSE_MS)),
+                // It is going.
+                Err(e) if e == ENODEV => return false,
+                Err(e) => {
+                    pr_err!("{:08x}: can't be reset: {:?}\n", device.place(), e);
+                    return false;
+                }
+                Ok(()) => return true,
+            }
+        }
+        pr_err!(
+            "{:08x}: can't be reset, as its lock is held\n",
+            device.place()
+        );
+        false
+    }
+
+    fn open_lease(&self, open: &lender::Open) -> Result<Opened, OpenError> {
+        if !self.reset(open.handle) {
+            return Err(OpenError::Broken);
+        }
+        let device = self.offered(open.handle).ok_or(OpenError::Broken)?;
+        self.open_intervals(&device, open).map_err(|e| {
+            pr_err!("{:08x}: not opened: {:?}\n", device.place(), e);
+            let reason = match e {
+                e if e == EBUSY => Reason::NoInterval,
+                e if e == ENOSPC => Reason::NoRoom,
+                _ => Reason::NotAllowed,
+            };
+            OpenError::Refuse(reason)
+        })
+    }
+
+    fn open_intervals(&self, device: &Arc<LentDevice>, open: &lender::Open) -> Result<Opened> {
+        let smfu: Arc<Smfu> = self.smfu()?;
+        let mut numbers = Numbers::default();
+        let mut lent = Lent {
+            name: open.handle,
+            targets: KVec::with_capacity(device.bars().len(), GFP_KERNEL)?,
+            windows: KVec::with_capacity(2, GFP_KERNEL)?,
+        };
+        let (mut bars, mut links) = (open.bars, open.links);
+        let all = device.bars().iter().zip(&mut numbers.bars).enumerate();
+        for (index, (_, number)) in all.filter(|(_, (bar, _))| bar.is_some()) {
+            let (n, target) = first(&mut bars, |n| {
+                let memory = TargetMemory::Bar {
+                    device: device.clone(),
+                    bar: index,
+                };
+                smfu.target(n, memory)
+            })?;
+            *number = n;
+            lent.targets
+                .push_within_capacity(target)
+                .map_err(|_| ENOMEM)?;
+        }
+        // The borrower's memory is closed when these end, so there is nothing to load from. What the
+        // device had stored is given time by the lease's own end.
+        let window = |number, bytes| {
+            let spec = WindowSpec::new(open.borrower, bytes);
+            smfu.window(spec.interval(number).no_probe())
+        };
+        let (n, dma) = first(&mut links, |n| window(n, open.dma))?;
+        numbers.dma = n;
+        let (n, interrupts) = first(&mut links, |n| window(n, PAGE))?;
+        numbers.interrupts = n;
+        let opened = Opened {
+            numbers,
+            dma: dma.bus().ok_or(ENODEV)?.0,
+            interrupts: interrupts.bus().ok_or(ENODEV)?.0,
+        };
+        for window in [dma, interrupts] {
+            lent.windows
+                .push_within_capacity(window)
+                .map_err(|_| ENOMEM)?;
+        }
+        let mut lending = self.lending.lock();
+        // So that what is shut later has a place for sure.
+        let open: usize = lending.lent.iter().map(|lent| lent.targets.len()).sum();
+        lending
+            .shut
+            .reserve(open + lent.targets.len(), GFP_KERNEL)?;
+        lending.lent.push(lent, GFP_KERNEL)?;
+        Ok(opened)
+    }
+
+    /// Closes all that is open, as the NIC goes. May sleep.
+    pub(crate) fn end_lending(&self) {
+        let mut lending = self.lending.lock();
+        while let Some(name) = lending.lent.first().map(|lent| lent.name) {
+            if let Some(device) = self.offered(name) {
+                device.quiesce();
+            }
+            lending.end(name);
+        }
+        for target in core::mem::take(&mut lending.shut) {
+            target.rest(conf::quarantine());
+        }
+        drop(lending);
+        self.forget_all();
+    }
+}

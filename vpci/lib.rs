@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! `vpci.ko`: PCIe devices of other nodes, driven here by their own drivers; and devices of this
+//! node, driven by others. docs/ext-pci.md tells what the nodes say to each other, docs/vpci.md how
+//! it is used.
+
+#![forbid(unsafe_code)]
+
+mod accel;
+mod access;
+mod bell;
+mod borrow;
+mod conf;
+mod control;
+mod counts;
+mod lease;
+mod lend;
+mod nic;
+mod port;
+mod registry;
+mod remote;
+
+use extoll_core::child;
+use kernel::{auxiliary, device::Core, driver, miscdevice::*, pci, prelude::*, InPlaceModule};
+use kernel_ext::{param, work};
+
+struct NicDriver;
+
+kernel::auxiliary_device_table!(
+    AUX_TABLE,
+    <NicDriver as auxiliary::Driver>::IdInfo,
+    [(auxiliary::DeviceId::new(child::MODULE, child::VPCI), ())]
+);
+
+impl auxiliary::Driver for NicDriver {
+    type IdInfo = ();
+    type Data<'bound> = nic::Bound;
+
+    const ID_TABLE: auxiliary::IdTable<Self::IdInfo> = &AUX_TABLE;
+
+    fn probe<'bound>(
+        adev: &'bound auxiliary::Device<Core<'_>>,
+        _info: &'bound Self::IdInfo,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        nic::Bound::new(child::nic(adev)?)
+    }
+}
+
+/// In the order in which they end.
+#[pin_data]
+struct Vpci {
+    #[pin]
+    _control: MiscDeviceRegistration<control::Control>,
+    #[pin]
+    _devices: driver::Registration<pci::Adapter<lend::Keeper>>,
+    #[pin]
+    _nics: driver::Registration<auxiliary::Adapter<NicDriver>>,
+    _registered: registry::Registered,
+    _settled: work::Settled,
+}
+
+impl InPlaceModule for Vpci {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
+        try_pin_init!(Self {
+            _: { checked? },
+            _settled: work::Settled,
+            _registered: registry::Registered::new()?,
+            _nics <- driver::Registration::new(
+                <LocalModule as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
+            _devices <- driver::Registration::new(
+                <LocalModule as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
+            _control <- MiscDeviceRegistration::register(MiscDeviceOptions {
+                name: c"extoll_pci",
+            }),
+        })
+    }
+}
+
+module! {
+    type: Vpci,
+    name: "vpci",
+    authors: ["Extoll for Linux"],
+    description: "PCIe devices of other nodes over Extoll",
+    license: "GPL v2",
+    params: {
+        timeout_ms: u32 {
+            default: 4000,
+            description: "Time without a word after which a lease is over, in ms",
+        },
+        access_ms: u32 {
+            default: 200,
+            description: "Time that an access to a configuration register takes at most, in ms",
+        },
+        dma_kib: u32 {
+            default: 4096,
+            description: "Memory that a borrowed device can reach, in KiB",
+        },
+        map_kib: u32 {
+            default: 32768,
+            description: "Addresses for pages that a borrowed device reaches as they are, behind an IOMMU, in KiB",
+        },
+        leases: u32 {
+            default: 8,
+            description: "Devices of a NIC that are lent, and as many that are borrowed",
+        },
+        per_node: u32 {
+            default: 8,
+            description: "Devices that a node gets at most",
+        },
+    },
+}

@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! A NIC: its port, both machines, and who drives them.
+//!
+//! The mailbox is read in a softirq, or by whoever waits for an answer with interrupts off. What may
+//! sleep is done by work items, one for what this node has lent, one for what it has borrowed:
+//! drivers of borrowed devices wait for other nodes, which may be waiting for this one. A third one
+//! does what must not wait for drivers and resets, a fourth one looks at accelerators, and a fifth one ends what the
+//! fourth one has found to be lost.
+
+use crate::{
+    accel::Owed,
+    bell::{Bell, Heard},
+    conf,
+    counts::Counts,
+    lease::Lease,
+    lend::Lending,
+    registry,
+};
+use extoll_core::{
+    child::{patiently, Handle},
+    machine::Kernel,
+    smfu::{ShutTarget, Smfu},
+    snq::MessageSubscription,
+    velo::{self, Mailbox, Sender},
+    vpid::Client,
+};
+use kernel::{
+    impl_has_delayed_work, new_delayed_work, new_mutex, new_spinlock_irq,
+    prelude::*,
+    sync::{
+        atomic::{AtomicFlag, Relaxed},
+        Arc, Mutex, SpinLockIrq,
+    },
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+    workqueue::{DelayedWork, WorkItem},
+};
+use kernel_ext::{
+    lent::LentDevice,
+    security,
+    tasklet::{Soft, Tasklet},
+    timer::{Expire, Timed},
+    work,
+};
+use protocol::{
+    pci::{lender, Borrower, Config, DeviceLife, Lender},
+    Time,
+};
+use wire::{
+    ext_pci::{Message, VPID},
+    ids::NodeId,
+};
+
+/// How long a NIC waits for the ends of leases when it goes, in milliseconds.
+const PATIENCE_MS: i64 = 3_000;
+
+/// What both ends remember.
+pub(crate) struct Machines {
+    pub(crate) lender: Lender<Kernel>,
+    pub(crate) borrower: Borrower<Kernel>,
+}
+
+/// What is to be done at once, in any context.
+pub(crate) enum Step {
+    Send(NodeId, Message),
+    Config(Config),
+}
+
+impl Machines {
+    #[inline(never)] // Its stack is not that of what comes after it.
+    fn new() -> Result<KBox<Self>> {
+        let (limits, most) = (conf::limits(), conf::leases());
+        let lender = Lender::new(Time(0), most, &limits, security::random())?;
+        let borrower = Borrower::new(Time(0), most, &limits, security::random())?;
+        Ok(KBox::new(Self { lender, borrower }, GFP_KERNEL)?)
+    }
+
+    pub(crate) fn step(&mut self, now: Time) -> Option<Step> {
+        match self.lender.step(now) {
+            Some(lender::Step::Send(node, message)) => return Some(Step::Send(node, message)),
+            Some(lender::Step::Config(config)) => return Some(Step::Config(config)),
+            None => {}
+        }
+        let (node, message) = self.borrower.step(now)?;
+        Some(Step::Send(node, message))
+    }
+
+    pub(crate) fn next(&self) -> Option<Time> {
+        match (self.lender.next(), self.borrower.next()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+/// What goes with the NIC, in the order in which it ends.
+struct Open {
+    _messages: MessageSubscription,
+    handle: Handle,
+}
+
+/// When the timer goes off, which is there as long as the port.
+#[derive(Default)]
+pub(crate) struct Alarm {
+    pub(crate) due: Option<Time>,
+    pub(crate) beat: Option<Arc<Timed<Beat>>>,
+}
+
+/// A NIC.
+#[pin_data]
+pub(crate) struct Nic {
+    epoch: Instant<Monotonic>,
+    #[pin]
+    pub(crate) machines: SpinLockIrq<KBox<Machines>>,
+    #[pin]
+    pub(crate) mailbox: SpinLockIrq<Option<Mailbox>>,
+    #[pin]
+    pub(crate) sender: SpinLockIrq<Option<Sender>>,
+    #[pin]
+    open: Mutex<Option<Open>>,
+    /// Devices that this NIC offers, by the names that the lender has for them.
+    #[pin]
+    pub(crate) offered: SpinLockIrq<KVec<(u32, Arc<LentDevice>)>>,
+    #[pin]
+    pub(crate) lending: Mutex<Lending>,
+    #[pin]
+    pub(crate) leases: Mutex<KVec<Arc<Lease>>>,
+    /// Held by who borrows, lists, enrols, reclaims or gives back a device behind a NIC without a
+    /// host.
+    #[pin]
+    pub(crate) accelerating: Mutex<()>,
+    #[pin]
+    pub(crate) owed: Mutex<KVec<Owed>>,
+    /// Numbers of targets of leases that are over, which nobody gets yet.
+    #[pin]
+    pub(crate) shut: Mutex<KVec<ShutTarget>>,
+    /// Of devices that are borrowed.
+    #[pin]
+    pub(crate) interrupts: SpinLockIrq<KVec<Heard>>,
+    /// Numbers of targets that an earlier life may have had open, until this one lends.
+    #[pin]
+    early: Mutex<KVec<ShutTarget>>,
+    /// Held by who asks which devices a node lends.
+    #[pin]
+    pub(crate) asking: Mutex<()>,
+    #[pin]
+    pub(crate) alarm: SpinLockIrq<Alarm>,
+    closing: AtomicFlag,
+    pub(crate) counts: Counts,
+    #[pin]
+    lent_work: DelayedWork<Nic, 0>,
+    #[pin]
+    borrowed_work: DelayedWork<Nic, 1>,
+    #[pin]
+    cut_work: DelayedWork<Nic, 2>,
+    #[pin]
+    watch_work: DelayedWork<Nic, 3>,
+    #[pin]
+    settle_work: DelayedWork<Nic, 4>,
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Nic, 0> for Nic { self.lent_work }
+    impl HasDelayedWork<Nic, 1> for Nic { self.borrowed_work }
+    impl HasDelayedWork<Nic, 2> for Nic { self.cut_work }
+    impl HasDelayedWork<Nic, 3> for Nic { self.watch_work }
+    impl HasDelayedWork<Nic, 4> for Nic { self.settle_work }
+}
+
+impl WorkItem<0> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        this.lend();
+    }
+}
+
+impl WorkItem<1> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        this.borrow();
+    }
+}
+
+impl WorkItem<2> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        this.ring_late();
+        this.cut();
+    }
+}
+
+impl WorkItem<3> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        this.watch();
+    }
+}
+
+impl WorkItem<4> for Nic {
+    type Pointer = Arc<Nic>;
+
+    fn run(this: Arc<Nic>) {
+        this.settle();
+    }
+}
+
+/// Reads messages behind interrupts.
+struct Reader(Arc<Nic>);
+
+impl Soft for Reader {
+    fn run(tasklet: &Tasklet<Self>) {
+        if tasklet.0.read() {
+            tasklet.schedule();
+        }
+        tasklet.0.pump();
+    }
+}
+
+/// Hears of the port.
+struct Ear(Arc<Tasklet<Reader>>);
+
+impl Client for Ear {
+    fn interrupt(&self) {
+        self.0.schedule();
+    }
+
+    fn writable(&self) {}
+
+    fn down(&self) {
+        self.0.schedule();
+    }
+}
+
+/// Something is due.
+pub(crate) struct Beat(Arc<Nic>);
+
+impl Expire for Beat {
+    fn expired(timer: &Timed<Self>) {
+        let nic = &timer.0;
+        nic.alarm.lock().due = None;
+        let now = nic.now();
+        {
+            let mut machines = nic.machines.lock();
+            machines.lender.time(now);
+            machines.borrower.time(now);
+        }
+        nic.pump();
+        nic.wake();
+    }
+}
+
+/// A NIC that is bound. Its drop ends all leases, and may sleep.
+pub(crate) struct Bound(Arc<Nic>);
+
+impl Bound {
+    /// Opens the port. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of the port, `ENOMEM`.
+    pub(crate) fn new(handle: Handle) -> Result<Self> {
+        // Its drop undoes what was begun.
+        let bound = Self(Nic::new(&handle)?);
+        bound.0.begin(handle)?;
+        registry::add_nic(&bound.0)?;
+        Ok(bound)
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        registry::remove_nic(&self.0);
+        self.0.close();
+        registry::offer_by_others(&self.0);
+    }
+}
+
+impl Nic {
+    #[inline(never)] // As above.
+    fn new(handle: &Handle) -> Result<Arc<Self>> {
+        let (sender, mailbox) = patiently(|| {
+            let bytes = velo::DEFAULT_MAILBOX_BYTES;
+            handle.velo().open(Some(VPID), bytes)
+        })?;
+        let machines = Machines::new()?;
+        let nic = Arc::pin_init(
+            pin_init!(Self {
+                epoch: Instant::now(),
+                machines <- new_spinlock_irq!(machines, "vpci_machines"),
+                mailbox <- new_spinlock_irq!(Some(mailbox), "vpci_mailbox"),
+                sender <- new_spinlock_irq!(Some(sender), "vpci_sender"),
+                open <- new_mutex!(None, "vpci_open"),
+                offered <- new_spinlock_irq!(KVec::new(), "vpci_offered"),
+                lending <- new_mutex!(Lending::default(), "vpci_lending"),
+                leases <- new_mutex!(KVec::new(), "vpci_leases"),
+                accelerating <- new_mutex!((), "vpci_accelerating"),
+                owed <- new_mutex!(KVec::new(), "vpci_owed"),
+                shut <- new_mutex!(KVec::new(), "vpci_shut"),
+                interrupts <- new_spinlock_irq!(KVec::new(), "vpci_interrupts"),
+                early <- new_mutex!(KVec::new(), "vpci_early"),
+                asking <- new_mutex!((), "vpci_asking"),
+                alarm <- new_spinlock_irq!(Alarm::default(), "vpci_alarm"),
+                closing: AtomicFlag::new(false),
+                counts: Counts::new(),
+                lent_work <- new_delayed_work!("vpci_lent"),
+                borrowed_work <- new_delayed_work!("vpci_borrowed"),
+                cut_work <- new_delayed_work!("vpci_cut"),
+                watch_work <- new_delayed_work!("vpci_watch"),
+                settle_work <- new_delayed_work!("vpci_settle"),
+            }),
+            GFP_KERNEL,
+        )?;
+        Ok(nic)
+    }
+
+    /// Begins to hear. May sleep.
+    #[inline(never)] // As above.
+    fn begin(self: &Arc<Self>, handle: Handle) -> Result {
+        let nic = self;
+        *nic.early.lock() = handle.smfu().hold_free_targets()?;
+        let beat = Timed::<Beat>::new(Ok::<_, Error>(Beat(nic.clone())));
+        let beat = Arc::pin_init(beat, GFP_KERNEL)?;
+        let bell = Arc::new(Bell(nic.clone()), GFP_KERNEL)?;
+        let reader = Tasklet::new(Ok::<_, Error>(Reader(nic.clone())));
+        let ear = Arc::new(Ear(Arc::pin_init(reader, GFP_KERNEL)?), GFP_KERNEL)?;
+        let open = Open {
+            _messages: handle.subscribe_messages(bell, 0)?,
+            handle,
+        };
+        *nic.open.lock() = Some(open);
+        nic.alarm.lock().beat = Some(beat);
+        nic.want(nic.begins());
+        let sender = nic.sender.lock().clone();
+        if let Some(sender) = sender {
+            sender.attach(ear);
+        }
+        // What came before, and arms.
+        nic.read();
+        nic.pump();
+        Ok(())
+    }
+
+    /// From when on this life lends and borrows.
+    fn begins(&self) -> Time {
+        let machines = self.machines.lock();
+        machines.lender.begins().max(machines.borrower.begins())
+    }
+
+    /// Others get the numbers that an earlier life may have had, if that is over: whether it is. May
+    /// sleep.
+    pub(crate) fn end_early(&self) -> bool {
+        let begins = self.begins();
+        if self.now() < begins {
+            self.want(begins);
+            return false;
+        }
+        let early = core::mem::take(&mut *self.early.lock());
+        drop(early);
+        true
+    }
+
+    /// Nanoseconds.
+    pub(crate) fn now(&self) -> Time {
+        Time(self.epoch.elapsed().as_nanos().max(0) as u64)
+    }
+
+    /// So many milliseconds from now on.
+    pub(crate) fn after(&self, ms: u64) -> Time {
+        Time(self.now().0.saturating_add(ms * 1_000_000))
+    }
+
+    /// Calls `f` with the machines; call [`Self::pump`] behind that. Any context; `f` must not sleep.
+    pub(crate) fn with_machines<R>(&self, f: impl FnOnce(&mut Machines, Time) -> R) -> R {
+        let mut machines = self.machines.lock();
+        let now = self.now();
+        f(&mut machines, now)
+    }
+
+    /// The unit of a NIC that is there. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV`.
+    pub(crate) fn smfu(&self) -> Result<Arc<Smfu>> {
+        let open = self.open.lock();
+        Ok(open.as_ref().ok_or(ENODEV)?.handle.smfu().clone())
+    }
+
+    /// A handle of the NIC, to be dropped soon. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV`.
+    pub(crate) fn handle(&self) -> Result<Handle> {
+        let open = self.open.lock();
+        Ok(open.as_ref().ok_or(ENODEV)?.handle.clone())
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Relaxed)
+    }
+
+    /// A device has this name from now on. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn offer(&self, name: u32, device: &Arc<LentDevice>) -> Result {
+        let mut list = KVec::with_capacity(usize::from(conf::leases()) + 1, GFP_KERNEL)?;
+        let old = {
+            let mut offered = self.offered.lock();
+            for entry in offered.iter() {
+                list.push_within_capacity(entry.clone())
+                    .map_err(|_| ENOMEM)?;
+            }
+            list.push_within_capacity((name, device.clone()))
+                .map_err(|_| ENOMEM)?;
+            core::mem::replace(&mut *offered, list)
+        };
+        drop(old);
+        Ok(())
+    }
+
+    /// The device with a name. Any context.
+    pub(crate) fn offered(&self, name: u32) -> Option<Arc<LentDevice>> {
+        let offered = self.offered.lock();
+        let found = offered.iter().find(|(n, _)| *n == name);
+        found.map(|(_, device)| device.clone())
+    }
+
+    /// No device has this name any more. May sleep.
+    pub(crate) fn forget(&self, name: u32) {
+        let old = {
+            let mut offered = self.offered.lock();
+            let at = offered.iter().position(|(n, _)| *n == name);
+            at.and_then(|at| offered.remove(at).ok())
+        };
+        drop(old);
+    }
+
+    /// No device has a name any more. May sleep.
+    pub(crate) fn forget_all(&self) {
+        let old = core::mem::take(&mut *self.offered.lock());
+        drop(old);
+    }
+
+    /// The end of all leases, then of the port. May sleep.
+    fn close(self: &Arc<Self>) {
+        self.closing.store(true, Relaxed);
+        self.end_accelerators();
+        self.with_machines(|machines, now| machines.lender.close(now));
+        for lease in self.leases.lock().iter() {
+            lease.give_up();
+        }
+        self.pump();
+        self.wake();
+        let start: Instant<Monotonic> = Instant::now();
+        while !self.is_idle() && start.elapsed().as_millis() < PATIENCE_MS {
+            fsleep(Delta::from_millis(5));
+        }
+        let sender = self.sender.lock().take();
+        let mailbox = self.mailbox.lock().take();
+        if let Some(sender) = &sender {
+            sender.detach();
+        }
+        if let Some(mailbox) = mailbox {
+            mailbox.close();
+        }
+        if let Some(sender) = sender {
+            sender.close();
+        }
+        let beat = self.alarm.lock().beat.take();
+        if let Some(beat) = beat {
+            beat.disarm_sync();
+        }
+        work::cancel_delayed_sync::<_, 0>(self);
+        work::cancel_delayed_sync::<_, 1>(self);
+        work::cancel_delayed_sync::<_, 2>(self);
+        work::cancel_delayed_sync::<_, 3>(self);
+        work::cancel_delayed_sync::<_, 4>(self);
+        self.settle_last();
+        for target in core::mem::take(&mut *self.early.lock()) {
+            target.rest(conf::quarantine());
+        }
+        // What is left without an answer of the others.
+        self.end_lending();
+        self.end_leases();
+        let open = self.open.lock().take();
+        drop(open);
+    }
+
+    /// Whether nothing is lent, nothing borrowed, and no other end may still reach anything by what was. May sleep.
+    fn is_idle(&self) -> bool {
+        let leases = self.leases.lock().is_empty();
+        let idle = leases && self.lending.lock().is_empty();
+        idle && self.with_machines(|machines, _| {
+            let (lender, borrower) = (&machines.lender, &machines.borrower);
+            let busy = |life| !matches!(life, DeviceLife::Free | DeviceLife::Broken);
+            let mut devices = lender.devices();
+            !devices.any(|(d, _)| lender.life(d.handle).is_some_and(busy))
+                && lender.fences().is_empty()
+                && borrower.leases().next().is_none()
+                && borrower.fences().is_empty()
+        })
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Messages of a NIC, and what follows at once.
+
+use crate::{
+    counts::Reject,
+    nic::{Alarm, Nic, Step},
+};
+use extoll_core::velo::{self, Header, Target};
+use kernel::{
+    sync::{atomic::Relaxed, Arc},
+    time::Delta,
+};
+use kernel_ext::work;
+use protocol::{pci::Config, Time};
+use wire::{
+    ext_pci::{Kind, Message, ParseError, Role, TRAFFIC_CLASS, VPID},
+    ids::NodeId,
+};
+
+/// Messages in a row.
+const BATCH: usize = 32;
+/// Steps in a row.
+const STEPS: usize = 256;
+
+impl Nic {
+    /// Reads messages; whether there may be more. Any context.
+    pub(crate) fn read(self: &Arc<Self>) -> bool {
+        let mut mailbox = self.mailbox.lock();
+        let Some(mailbox) = mailbox.as_mut().get_mut().as_mut() else {
+            return false;
+        };
+        let mut look = false;
+        let n = mailbox.poll(BATCH, |message| look |= self.hear(message));
+        if look {
+            self.wake();
+        }
+        n == BATCH || mailbox.rearm()
+    }
+
+    /// Reads messages while somebody waits for one, and does what follows, which nobody else may be able to meanwhile: it stays armed
+    /// or not, as it was. False if there is no port any more. Any context.
+    pub(crate) fn look(self: &Arc<Self>) -> bool {
+        let mut mailbox = self.mailbox.lock();
+        let mut look = false;
+        let Some(open) = mailbox.as_mut().get_mut().as_mut() else {
+            return false;
+        };
+        let some = open.poll(BATCH, |message| look |= self.hear(message)) > 0;
+        drop(mailbox);
+        if look {
+            self.wake();
+        }
+        if some {
+            self.pump();
+        }
+        true
+    }
+
+    /// Whether there may be something for the work items.
+    fn hear(&self, message: &velo::Message<'_>) -> bool {
+        self.counts.received.fetch_add(1, Relaxed);
+        let status = &message.status;
+        let (from, tag) = (status.source.node, status.tag);
+        // Programs have other VPIDs.
+        if status.source.vpid != VPID {
+            self.counts.reject(Reject::Source, status);
+            return false;
+        }
+        let parsed = Message::parse(tag, status.len, |i| message.word(i));
+        let mut machines = self.machines.lock();
+        let now = self.now();
+        match parsed {
+            Ok(message) => {
+                match message.role() {
+                    Role::Lender => machines.lender.hear(now, from, &message),
+                    Role::Borrower => machines.borrower.hear(now, from, &message),
+                }
+                !matches!(message.kind(), Kind::Read | Kind::Write | Kind::Done)
+            }
+            Err(ParseError::Version {
+                kind: kind @ (Kind::List | Kind::Borrow),
+                number,
+                ..
+            }) => {
+                machines.lender.hear_other(from, kind, number);
+                false
+            }
+            Err(ParseError::Version {
+                kind: Kind::Refuse,
+                number,
+                ..
+            }) => {
+                machines.borrower.hear_other(now, from, number);
+                true
+            }
+            Err(_) => {
+                drop(machines);
+                self.counts.reject(Reject::Form, status);
+                false
+            }
+        }
+    }
+
+    /// Sends a message, or not: it is said again. Any context.
+    pub(crate) fn send(&self, node: NodeId, message: &Message) {
+        let words = message.words();
+        let mut bytes = [0; 120];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words.as_slice()) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        let header = Header {
+            tag: message.kind().tag(),
+            irq: true,
+            class: TRAFFIC_CLASS,
+            ..Header::new(Target::Node(node), VPID)
+        };
+        let sender = self.sender.lock();
+        let payload = bytes.get(..words.bytes().into()).unwrap_or_default();
+        let sent = sender
+            .as_ref()
+            .is_some_and(|sender| sender.send(header, payload).is_ok());
+        let count = match sent {
+            true => &self.counts.sent,
+            false => &self.counts.not_sent,
+        };
+        count.fetch_add(1, Relaxed);
+    }
+
+    /// Does what is to be done: messages, accesses to registers, the timer. Any context.
+    pub(crate) fn pump(self: &Arc<Self>) {
+        for _ in 0..STEPS {
+            let step = {
+                let mut machines = self.machines.lock();
+                let now = self.now();
+                machines.step(now)
+            };
+            match step {
+                Some(Step::Send(node, message)) => self.send(node, &message),
+                Some(Step::Config(config)) => self.configure(&config),
+                None => break,
+            }
+        }
+        let next = self.machines.lock().next();
+        if let Some(next) = next {
+            self.want(next);
+        }
+    }
+
+    /// Has the work items look. Any context.
+    pub(crate) fn wake(self: &Arc<Self>) {
+        // Queued already is fine. Drivers allocate, and wait for what is not there for when memory is
+        // short; the module's end waits for this queue.
+        let _ = work::enqueue_waiting::<_, 0>(self.clone(), 0);
+        let _ = work::enqueue_waiting::<_, 1>(self.clone(), 0);
+        let _ = work::enqueue_waiting::<_, 2>(self.clone(), 0);
+        let _ = work::enqueue_waiting::<_, 3>(self.clone(), 0);
+        let _ = work::enqueue_waiting::<_, 4>(self.clone(), 0);
+    }
+
+    /// Something is due then.
+    pub(crate) fn want(&self, at: Time) {
+        let mut alarm = self.alarm.lock();
+        let Alarm { due, beat } = &mut *alarm;
+        if let Some(beat) = beat.as_ref().filter(|_| due.is_none_or(|due| at < due)) {
+            *due = Some(at);
+            let ns = at.0.saturating_sub(self.now().0);
+            beat.arm(Delta::from_nanos(ns.clamp(1_000_000, 1 << 40) as i64));
+        }
+    }
+
+    /// Accesses a register of a device that is lent.
+    fn configure(self: &Arc<Self>, config: &Config) {
+        let device = {
+            let offered = self.offered.lock();
+            let found = offered.iter().find(|(name, _)| *name == config.handle);
+            found.map(|(_, device)| device.clone())
+        };
+        let value = device
+            .ok_or(())
+            .and_then(|d| crate::lend::access(&d, config));
+        self.machines.lock().lender.configured(config, value);
+        // What waits for the end of it.
+        self.wake();
+    }
+}

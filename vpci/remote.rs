@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The NIC of an accelerator node: its registers, and configuration cycles of the device behind it.
+
+use crate::conf;
+use extoll_core::{
+    backdoor::{BackdoorError, Bdf},
+    child::Handle,
+    rra::{Request, RraError, Wait, MAX_SPIN_US},
+};
+use kernel::{
+    prelude::*,
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+};
+use protocol::pci::accel::{describe, Cycles, Found, FunctionError, ResetBy, Setting};
+use wire::{
+    ext_pci::Register,
+    ids::{NodeId, RegOffset},
+};
+
+/// Time of an access to registers of another node at most, in microseconds, and how often it is
+/// tried.
+const REGISTER_US: u32 = 200_000;
+const TRIES: u32 = 3;
+/// Requests at once.
+const BATCH: usize = 16;
+/// Time that a function may take after a reset, in milliseconds: first it is left alone (PCI
+/// Express), then it is asked whether it is there.
+pub(crate) const RESET_MS: i64 = 100;
+const READY_MS: i64 = 1_000;
+/// How long some hundred registers may take that tell what a device is, in milliseconds: one that is
+/// slow keeps others from their devices meanwhile, and its lease word goes unwatched.
+const DESCRIBE_MS: i64 = 5_000;
+/// How long transactions of a device that may send no more may be under way, in milliseconds.
+const PENDING_MS: i64 = 100;
+/// Bits of the command register that a function has that does nothing: no interrupt pin.
+const QUIET: u32 = 1 << 10;
+const COMMAND: u16 = 4;
+const STATUS_BEHIND_CONTROL: u16 = 2;
+const PENDING: u32 = 1 << 5;
+
+/// The device is function 0 of device 0 of the bus behind the root port, of which it is the only
+/// one (TH §4.5.2.2).
+pub(crate) const PLACE: (u8, u8) = (1, 0);
+
+fn target() -> Bdf {
+    Bdf::new(PLACE.0, PLACE.1 >> 3, PLACE.1 & 7)
+}
+
+/// See the module's documentation. All of it may sleep, but for [`Remote::cycle_now`].
+#[derive(Clone)]
+pub(crate) struct Remote {
+    handle: Handle,
+    pub(crate) node: NodeId,
+    /// Configuration cycles are not made later.
+    until: Option<Instant<Monotonic>>,
+}
+
+impl Remote {
+    pub(crate) fn new(handle: &Handle, node: NodeId) -> Self {
+        Self {
+            handle: handle.clone(),
+            node,
+            until: None,
+        }
+    }
+
+    /// Reads registers into `to`.
+    pub(crate) fn read_all<const N: usize>(&self, offsets: [RegOffset; N]) -> Result<[u64; N]> {
+        let mut left = TRIES;
+        loop {
+            left -= 1;
+            let mut requests = offsets.map(|offset| Request::read(self.node, offset));
+            self.handle
+                .rra()
+                .batch(&mut requests, Wait::Sleep(REGISTER_US));
+            let failed = requests.iter().find_map(|r| r.result.err());
+            match failed {
+                None => return Ok(requests.map(|r| r.result.unwrap_or_default())),
+                Some(e) if left == 0 => return Err(e.into()),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Reads a register.
+    pub(crate) fn read(&self, offset: RegOffset) -> Result<u64> {
+        self.read_all([offset]).map(|[value]| value)
+    }
+
+    /// Reads registers once, within so many microseconds.
+    pub(crate) fn look<const N: usize>(
+        &self,
+        offsets: [RegOffset; N],
+        us: u32,
+    ) -> Option<[u64; N]> {
+        let mut requests = offsets.map(|offset| Request::read(self.node, offset));
+        self.handle.rra().batch(&mut requests, Wait::Sleep(us));
+        let good = requests.iter().all(|r| r.result.is_ok());
+        good.then(|| requests.map(|r| r.result.unwrap_or_default()))
+    }
+
+    /// Writes a register, which may have arrived or not when this fails.
+    pub(crate) fn write(&self, offset: RegOffset, value: u64) -> Result {
+        let mut request = [Request::write(self.node, offset, value)];
+        self.handle
+            .rra()
+            .batch(&mut request, Wait::Sleep(REGISTER_US));
+        let [request] = request;
+        Ok(request.result.map(drop)?)
+    }
+
+    /// Writes a register, and looks whether it has it.
+    pub(crate) fn set(&self, offset: RegOffset, value: u64) -> Result {
+        self.write(offset, value)?;
+        match self.read(offset)? {
+            seen if seen == value => Ok(()),
+            _ => Err(EIO),
+        }
+    }
+
+    /// Writes registers in order, and looks whether they have what was written.
+    pub(crate) fn apply(&self, settings: impl Iterator<Item = Setting> + Clone) -> Result {
+        let rra = self.handle.rra();
+        let none = Request::read(self.node, RegOffset(0));
+        for write in [true, false] {
+            let mut rest = settings.clone();
+            loop {
+                let mut requests = [none; BATCH];
+                let before = rest.clone();
+                let mut n = 0;
+                for (request, s) in requests.iter_mut().zip(rest.by_ref().take(BATCH)) {
+                    *request = match write {
+                        true => Request::write(self.node, s.offset, s.value),
+                        false => Request::read(self.node, s.offset),
+                    };
+                    n += 1;
+                }
+                if n == 0 {
+                    break;
+                }
+                let requests = requests.get_mut(..n).unwrap_or_default();
+                rra.batch(requests, Wait::Sleep(REGISTER_US));
+                for (request, s) in requests.iter().zip(before) {
+                    let value = request.result?;
+                    if !write && !s.is_seen(value) {
+                        pr_warn!(
+                            "node {}: register {:#x} has {:#x} instead of {:#x}\n",
+                            self.node.0,
+                            s.offset.get(),
+                            value,
+                            s.value
+                        );
+                        return Err(EIO);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cycle(
+        &self,
+        register: Register,
+        write: Option<u32>,
+        wait: Wait,
+    ) -> Result<u32, BackdoorError> {
+        let (all, at, bytes) = (self.handle.backdoors(), register.offset(), register.size());
+        match write {
+            None => all.try_config_read(self.node, target(), at, bytes, wait),
+            Some(value) => all
+                .config_write(self.node, target(), at, bytes, value, wait)
+                .map(|()| 0),
+        }
+    }
+
+    fn patient(&self, register: Register, write: Option<u32>) -> Option<u32> {
+        for _ in 0..TRIES {
+            if self
+                .until
+                .is_some_and(|until| !until.elapsed().is_negative())
+            {
+                return None;
+            }
+            match self.cycle(register, write, Wait::Sleep(REGISTER_US)) {
+                Ok(value) => return Some(value),
+                Err(BackdoorError::Refused(_) | BackdoorError::Invalid) => return None,
+                Err(_) => {}
+            }
+        }
+        None
+    }
+
+    /// A cycle for the kernel, which may have interrupts disabled. Any context; it takes `access_ms`
+    /// at most.
+    pub(crate) fn cycle_now(&self, register: Register, write: Option<u32>) -> Option<u32> {
+        let begun: Instant<Monotonic> = Instant::now();
+        loop {
+            let passed = begun.elapsed().as_micros_ceil().max(0) as u64;
+            let left = u32::try_from(conf::access_us().checked_sub(passed)?).ok()?;
+            let wait = Wait::Spin(left.clamp(1, MAX_SPIN_US));
+            match self.cycle(register, write, wait) {
+                Ok(value) => return Some(value),
+                Err(BackdoorError::Refused(_) | BackdoorError::Invalid) => return None,
+                // The NIC of this node is gone.
+                Err(BackdoorError::Register(RraError::Down | RraError::Open(_))) => return None,
+                // Its device may have been slow, or busy.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// What the device is, with memory decoding and bus mastering off. Takes [`DESCRIBE_MS`] at most.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` and a line in the log.
+    pub(crate) fn describe(&self) -> Result<Found> {
+        let mut hurried = self.clone();
+        hurried.until = Some(Instant::now() + Delta::from_millis(DESCRIBE_MS));
+        describe(&mut hurried).map_err(|e| self.not_borrowed(&e))
+    }
+
+    fn not_borrowed(&self, e: &FunctionError) -> Error {
+        pr_warn!(
+            "node {}: not a device (reason {}): {:?}\n",
+            self.node.0,
+            e.code(),
+            e
+        );
+        EIO
+    }
+
+    /// The device masters the bus no more, and what it has sent is through.
+    pub(crate) fn quiet(&self, reset: Option<&ResetBy>) -> Option<()> {
+        self.patient(Register::new(COMMAND, 2)?, Some(QUIET))?;
+        // Of PCI Express functions; others just get the time.
+        let status = reset
+            .filter(|by| by.bit == 1 << 15)
+            .and_then(|by| Register::new(by.register.offset() + STATUS_BEHIND_CONTROL, 2));
+        let begun: Instant<Monotonic> = Instant::now();
+        while begun.elapsed().as_millis() < PENDING_MS {
+            match status.map(|s| self.patient(s, None)) {
+                Some(Some(status)) if status & PENDING == 0 => break,
+                Some(None) => return None,
+                _ => fsleep(Delta::from_millis(5)),
+            }
+        }
+        Some(())
+    }
+
+    /// Resets the device, and waits until it is there again.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`: it does not come back.
+    pub(crate) fn reset(&self, by: &ResetBy) -> Result {
+        let old = self.patient(by.register, None).ok_or(EIO)?;
+        self.patient(by.register, Some(old | by.bit)).ok_or(EIO)?;
+        fsleep(Delta::from_millis(RESET_MS));
+        let id = Register::new(0, 4).ok_or(EIO)?;
+        let begun: Instant<Monotonic> = Instant::now();
+        while begun.elapsed().as_millis() < READY_MS {
+            if self.patient(id, None).is_some_and(|id| id != u32::MAX) {
+                return Ok(());
+            }
+            fsleep(Delta::from_millis(10));
+        }
+        Err(EIO)
+    }
+
+    /// Writes registers of BARs.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`: the device does not take them.
+    pub(crate) fn set_bars(&self, bars: impl Iterator<Item = (usize, u32)>) -> Result {
+        for (i, value) in bars {
+            let register = Register::new(0x10 + 4 * i as u16, 4).ok_or(EIO)?;
+            self.patient(register, Some(value)).ok_or(EIO)?;
+            let seen = self.patient(register, None).ok_or(EIO)?;
+            if (seen ^ value) & !0xf != 0 {
+                return Err(EIO);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Cycles for Remote {
+    fn read(&mut self, register: Register) -> Option<u32> {
+        self.patient(register, None)
+    }
+
+    fn write(&mut self, register: Register, value: u32) -> Option<()> {
+        self.patient(register, Some(value)).map(drop)
+    }
+}
