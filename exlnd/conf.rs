@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What is fixed when the module is loaded.
+
+use crate::module_parameters as params;
+use core::ops::RangeInclusive;
+use kernel_ext::param::Param;
+use protocol::lnd::{Capacity, Limits};
+
+const MS: u64 = 1_000_000;
+const S: u64 = 1_000 * MS;
+
+/// Bytes of payload that can be sent in messages: those of a GET's answer that LNet counts as small
+/// are among them in any case.
+pub(crate) const IMMEDIATE: RangeInclusive<i64> = 1024..=7064;
+/// See [`places`].
+const MOST_PLACES: u32 = 4096;
+/// Time that is kept for the end of a message's memory.
+const REVOCATION: u64 = 2 * S;
+
+/// What LNet counts with if its user has said nothing.
+pub(crate) struct Tunables {
+    pub(crate) credits: i32,
+    pub(crate) peer_credits: i32,
+    pub(crate) router_credits: i32,
+    pub(crate) peer_timeout: i32,
+}
+
+/// All of them, to be checked and shown.
+pub(crate) fn parameters() -> [Param; 10] {
+    [
+        Param::new("lnd_type", params::lnd_type.value(), 0, 255),
+        Param::new("credits", params::credits.value(), 1, 16384),
+        Param::new("peer_credits", params::peer_credits.value(), 1, 256),
+        Param::new(
+            "peer_buffer_credits",
+            params::peer_buffer_credits.value(),
+            0,
+            65536,
+        ),
+        Param::new("peer_timeout", params::peer_timeout.value(), 0, 3600),
+        Param::new("timeout", params::timeout.value(), 10, 600),
+        Param::new(
+            "immediate",
+            params::immediate.value(),
+            *IMMEDIATE.start(),
+            *IMMEDIATE.end(),
+        ),
+        Param::new("places", params::places.value(), 16, MOST_PLACES.into()),
+        Param::new("receives", params::receives.value(), 16, 16384),
+        Param::new("peers", params::peers.value(), 1, 32768),
+    ]
+}
+
+/// Number of the network type, if one is given.
+pub(crate) fn kind() -> Option<u32> {
+    Some(params::lnd_type.value()).filter(|kind| *kind != 0)
+}
+
+/// See [`Tunables`].
+pub(crate) fn tunables() -> Tunables {
+    Tunables {
+        credits: params::credits.value() as i32,
+        peer_credits: params::peer_credits.value() as i32,
+        router_credits: params::peer_buffer_credits.value() as i32,
+        peer_timeout: params::peer_timeout.value() as i32,
+    }
+}
+
+/// Seconds in which each message is over.
+pub(crate) fn timeout() -> u32 {
+    params::timeout.value()
+}
+
+/// Longest payload that is sent in messages, unless an interface has another one.
+pub(crate) fn immediate() -> u32 {
+    params::immediate.value()
+}
+
+/// Messages of an interface that can have memory exposed, and as many that can fetch at a time, if
+/// LNet gives it so many at a time.
+pub(crate) fn places(at_a_time: u32) -> usize {
+    let most = at_a_time.min(MOST_PLACES);
+    params::places.value().max(most) as usize
+}
+
+/// Nanoseconds after which a message that goes out is given up.
+pub(crate) fn patience() -> u64 {
+    u64::from(timeout()) * S - REVOCATION
+}
+
+/// Sizes of the tables of an interface with so many places.
+pub(crate) fn capacity(places: usize) -> Capacity {
+    let sends = 2 * places + params::credits.value() as usize;
+    Capacity {
+        peers: params::peers.value() as u16,
+        sends: sends.min(65_535),
+        receives: params::receives.value() as usize,
+        slots: 16,
+        fetches: places as u32 / 4,
+    }
+}
+
+/// Times (docs/ex-lnd.md).
+pub(crate) fn limits() -> Limits {
+    Limits {
+        ask: 200 * MS,
+        ask_most: 2 * S,
+        give_up: 10 * S,
+        dead: 5 * S,
+        busy: 10 * MS,
+        fresh: 200 * MS,
+        hold: 500 * MS,
+        port: 5 * S,
+        get: 500 * MS,
+        tries: 8,
+        receive: patience().saturating_sub(2 * S),
+    }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! `kexlnd.ko`: Lustre networking. docs/ex-lnd.md tells what it says to its peers, docs/exlnd.md
+//! how it is used.
+
+#![deny(unsafe_code)]
+
+mod conf;
+mod entry;
+mod fault;
+mod lnet;
+mod ni;
+mod registry;
+mod ring;
+mod thread;
+
+use extoll_core::child;
+use kernel::{auxiliary, device::Core, driver, fmt, prelude::*, sync::Arc, InPlaceModule};
+use kernel_ext::{debugfs::Dir, param, work};
+use registry::{Bound, Registered};
+
+struct Driver;
+
+kernel::auxiliary_device_table!(
+    AUX_TABLE,
+    <Driver as auxiliary::Driver>::IdInfo,
+    [(auxiliary::DeviceId::new(child::MODULE, child::EXLND), ())]
+);
+
+impl auxiliary::Driver for Driver {
+    type IdInfo = ();
+    type Data<'bound> = Bound;
+
+    const ID_TABLE: auxiliary::IdTable<Self::IdInfo> = &AUX_TABLE;
+
+    fn probe<'bound>(
+        adev: &'bound auxiliary::Device<Core<'_>>,
+        _info: &'bound Self::IdInfo,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        Bound::new(child::nic(adev)?)
+    }
+}
+
+/// In the order in which they end.
+#[pin_data]
+struct Exlnd {
+    _lnd: lnet::Registration,
+    #[pin]
+    _driver: driver::Registration<auxiliary::Adapter<Driver>>,
+    _registered: Registered,
+    _settled: work::Settled,
+    _files: Option<Dir<Parameters>>,
+}
+
+/// What the files of the module show.
+struct Parameters;
+
+fn show_parameters(_: &Parameters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    param::show(&conf::parameters(), f)
+}
+
+fn show_interfaces(_: &Parameters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    registry::show(f)
+}
+
+fn show_fault(_: &Parameters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fault::show(f)
+}
+
+fn set_fault(_: &Parameters, text: &str) -> Result {
+    fault::set(text)
+}
+
+fn files() -> Result<Dir<Parameters>> {
+    let data = Arc::new(Parameters, GFP_KERNEL)?;
+    let files: [(_, kernel_ext::debugfs::Show<Parameters>); 2] = [
+        (c"parameters", show_parameters),
+        (c"interfaces", show_interfaces),
+    ];
+    let mut dir = Dir::new::<LocalModule>(c"kexlnd", &data, &files)?;
+    dir.add_writable::<LocalModule>(c"fault", &data, show_fault, set_fault)?;
+    Ok(dir)
+}
+
+fn register() -> Result<lnet::Registration> {
+    let kind = conf::kind();
+    lnet::Registration::new(kind).inspect_err(|e| match (*e, kind) {
+        (e, None) if e == EPROTONOSUPPORT => {
+            pr_err!("LNet knows no network type 'ex': see docs/exlnd.md, or give lnd_type\n")
+        }
+        (e, Some(kind)) if e == EPROTONOSUPPORT => {
+            pr_err!("LNet knows no network type {}\n", kind)
+        }
+        (e, _) if e == EBUSY => pr_err!("another driver has the network type\n"),
+        _ => pr_err!("LNet refuses: {:?}\n", e),
+    })
+}
+
+impl InPlaceModule for Exlnd {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
+        // Fields are made in the order in which they stand here.
+        try_pin_init!(Self {
+            _: { checked? },
+            _settled: work::Settled,
+            _registered: Registered::new()?,
+            _driver <- driver::Registration::new(
+                <LocalModule as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
+            _lnd: register()?,
+            _files: files()
+                .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
+                .ok(),
+        })
+    }
+}
+
+module! {
+    type: Exlnd,
+    name: "kexlnd",
+    authors: ["Extoll for Linux"],
+    description: "Lustre networking over Extoll",
+    license: "GPL v2",
+    params: {
+        lnd_type: u32 {
+            default: 0,
+            description: "Number of the network type, 0: that which LNet knows as ex",
+        },
+        credits: u32 {
+            default: 256,
+            description: "Messages of an interface at a time",
+        },
+        peer_credits: u32 {
+            default: 8,
+            description: "Of these, to one peer",
+        },
+        peer_buffer_credits: u32 {
+            default: 0,
+            description: "Messages of one peer that a router keeps, 0: what LNet has",
+        },
+        peer_timeout: u32 {
+            default: 180,
+            description: "Seconds after which LNet asks whether a router is alive",
+        },
+        timeout: u32 {
+            default: 50,
+            description: "Seconds in which each message has arrived or failed",
+        },
+        immediate: u32 {
+            default: 4096,
+            description: "Longest payload that is sent in messages rather than fetched",
+        },
+        places: u32 {
+            default: 256,
+            description: "Messages with longer payload at a time, in each direction",
+        },
+        receives: u32 {
+            default: 1024,
+            description: "Messages from peers at a time",
+        },
+        peers: u32 {
+            default: 1024,
+            description: "Peers of an interface",
+        },
+    },
+}

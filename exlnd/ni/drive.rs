@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The thread that reads messages and looks after time. It never calls LNet.
+
+use super::{
+    bind::Search, count::Count, memory::Side, tasks::Task, Core, Machine, Ni, Outs, Ports, BUFFER,
+};
+use crate::{
+    conf,
+    thread::{Current, Run},
+};
+use extoll_core::{
+    child::Handle,
+    velo::{self, Header, SendError, Sender, Target},
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{Acquire, Full, Relaxed},
+        Arc, Mutex,
+    },
+};
+use protocol::{
+    lnd::{GetFailure, Part, Port},
+    Refused, Time,
+};
+use wire::{
+    ex_lnd::{Message, TRAFFIC_CLASS, VPID},
+    ids::NodeId,
+};
+
+/// Messages that are read, and things that are done, before others get the lock.
+pub(super) const BATCH: usize = 64;
+/// Longest message.
+const LONGEST: usize = 120;
+/// While messages come the age of the next ones is looked at from time to time.
+const BUSY: u64 = 1_000_000_000;
+/// Revocations that are late are looked at so often.
+const LATE: u64 = 50_000_000;
+
+/// The thread.
+pub(super) struct Driver(pub(super) Arc<Ni>);
+
+impl Run for Driver {
+    fn run(&self, current: &Current) {
+        let mut search = Search::default();
+        loop {
+            let wait = self.0.turn();
+            let search = self.0.look_for_nic(&mut search);
+            let wait = [wait, search].into_iter().flatten().min();
+            if !self.0.signals.bell.wait(current, wait) {
+                return;
+            }
+        }
+    }
+}
+
+/// What the machine sends by.
+pub(super) struct Voice<'a> {
+    pub(super) sender: Option<&'a Sender>,
+    pub(super) outs: &'a Mutex<Outs>,
+}
+
+impl Port<u32> for Voice<'_> {
+    fn send(
+        &mut self,
+        to: NodeId,
+        message: &Message,
+        payload: Option<(&u32, u16)>,
+    ) -> Result<(), Refused> {
+        let sender = self.sender.ok_or(Refused::Never)?;
+        let mut bytes = [0; LONGEST];
+        let words = message.words();
+        for (to, word) in bytes.chunks_mut(8).zip(words.as_slice()) {
+            for (to, from) in to.iter_mut().zip(word.to_le_bytes()) {
+                *to = from;
+            }
+        }
+        let (from, len) = (message.data_offset().into(), message.len().into());
+        if let Some((token, at)) = payload {
+            let part = bytes.get_mut(from..len).ok_or(Refused::Never)?;
+            self.outs.lock().read(*token, at, part);
+        }
+        let header = Header {
+            tag: message.kind().tag(),
+            irq: true,
+            class: TRAFFIC_CLASS,
+            ..Header::new(Target::Node(to), VPID)
+        };
+        let bytes = bytes.get(..len).ok_or(Refused::Never)?;
+        sender.send(header, bytes).map_err(|e| match e {
+            SendError::Full | SendError::Retry => Refused::Later,
+            SendError::Down | SendError::Invalid => Refused::Never,
+        })
+    }
+}
+
+impl Ni {
+    /// Changes the machine, and does what follows.
+    pub(super) fn change(&self, f: impl FnOnce(&mut Machine, Time)) {
+        let mut core = self.core.lock();
+        let now = self.now();
+        if let Some(machine) = core.machine_mut() {
+            f(machine, now);
+        }
+        self.drive(&mut core, now);
+    }
+
+    /// Does what there is to do. Returns the jiffies until there is something again.
+    fn turn(&self) -> Option<u32> {
+        self.counters.count(Count::Turns);
+        let mut again = self.read();
+        self.look_at_network();
+        let mut core = self.core.lock();
+        let now = self.now();
+        if self.lost.xchg(false, Relaxed) {
+            if let Some(machine) = core.machine_mut() {
+                machine.down_all(now);
+            }
+            self.tell_fatal(true);
+        }
+        self.listen(&mut core, now);
+        if let Some(machine) = core.machine_mut() {
+            again |= machine.expire(now, BATCH);
+        }
+        self.drive(&mut core, now);
+        let next = core.machine().and_then(Machine::next_deadline);
+        let late = (core.late.len() > 0).then(|| now.after(LATE));
+        let busy = self.next_count(now);
+        let next = [next, late, busy].into_iter().flatten().min();
+        core.armed = next.unwrap_or(Time(u64::MAX));
+        drop(core);
+        if again {
+            return Some(0);
+        }
+        let ms = |at: Time| (at.since(now) / 1_000_000 + 1).min(60_000) as u32;
+        next.map(|at| kernel::time::msecs_to_jiffies(ms(at)) as u32)
+    }
+
+    /// Has LNet told whether the interface is of any use, if that has changed.
+    pub(super) fn tell_fatal(&self, fatal: bool) {
+        if self.fatal.xchg(fatal, Full) != fatal && !self.fatal_due.xchg(true, Full) {
+            self.post(None, Task::Fatal);
+        }
+    }
+
+    /// Tells LNet so. One thread does, so that the last it says is the last that was found.
+    pub(super) fn report_fatal(&self) {
+        self.fatal_due.xchg(false, Full);
+        self.raw.set_fatal(self.fatal.load(Acquire));
+    }
+
+    /// Looks whether other nodes can be reached at all, if that may have changed.
+    fn look_at_network(&self) {
+        if self.changed.xchg(false, Full) {
+            let ports = self.ports.lock();
+            // Peers know it by its node ID.
+            let works = |nic: &Handle| nic.is_connected() && nic.node() == self.node;
+            let connected = ports.as_ref().map(|ports| works(&ports.handle));
+            // When a NIC goes, that is said under this lock, and holds.
+            let core = self.core.lock();
+            if let (Some(connected), Some(_)) = (connected, &core.link) {
+                self.tell_fatal(!connected);
+            }
+        }
+    }
+
+    /// When the age of messages has to be looked at.
+    fn next_count(&self, now: Time) -> Option<Time> {
+        let busy = Time(self.busy.load(Relaxed));
+        (now.since(busy) < BUSY).then(|| now.after(conf::limits().fresh / 3))
+    }
+
+    /// Reads messages; whether there may be more.
+    fn read(&self) -> bool {
+        let mut guard = self.ports.lock();
+        let Some(ports) = Option::as_mut(&mut *guard) else {
+            return false;
+        };
+        let mut core = self.core.lock();
+        if core.link.is_none() || !self.reading.load(Relaxed) {
+            return false;
+        }
+        let began = self.now();
+        let since = ports.horizon.since();
+        let taken = ports
+            .mailbox
+            .poll(BATCH, |m| self.take(&mut core, m, since, began));
+        ports.horizon.took(taken);
+        if taken > 0 {
+            self.busy.store(began.0, Relaxed);
+        }
+        self.count_backlog(ports, began);
+        taken == BATCH || ports.mailbox.rearm()
+    }
+
+    /// Learns how old messages are, when that was not done for some time.
+    fn count_backlog(&self, ports: &mut Ports, began: Time) {
+        if began.since(ports.counted) >= conf::limits().fresh / 4 {
+            ports.counted = began;
+            ports.horizon.count(began, ports.mailbox.backlog());
+        }
+    }
+
+    fn take(&self, core: &mut Core, m: &velo::Message<'_>, since: Time, now: Time) {
+        let source = m.status.source;
+        let message = Message::parse(m.status.tag, m.len() as u16, |i| m.word(i)).ok();
+        let (Some(message), true) = (message, source.vpid == VPID) else {
+            return self.counters.count(Count::Strays);
+        };
+        let Some(machine) = core.machine_mut() else {
+            return;
+        };
+        let Some(Part { of, at, len }) = machine.take(source.node, &message, since, now) else {
+            return;
+        };
+        let mut bytes = [0; LONGEST];
+        if let Some(part) = bytes.get_mut(..len.into()) {
+            m.copy_from(message.data_offset().into(), part);
+            let place = of.index() as usize * BUFFER + usize::from(at);
+            // All of it is in the buffer of a message.
+            let _ = self.buffers.copy_from(place, part);
+        }
+    }
+
+    /// Hears what places were told.
+    fn listen(&self, core: &mut Core, now: Time) {
+        let Some(places) = core.places.clone() else {
+            // What places of before have to tell nobody needs.
+            while self.signals.next().is_some() {}
+            return;
+        };
+        while let Some(number) = self.signals.next() {
+            let Some(place) = places.get(number) else {
+                continue;
+            };
+            place.told.unlist();
+            if let Some(result) = place.told.take_got() {
+                if let (Some((ticket, result)), Some(machine)) =
+                    (self.check(number, result), core.machine_mut())
+                {
+                    if result == Err(GetFailure::NotPosted) {
+                        self.counters.count(Count::NotPosted);
+                    }
+                    machine.fetched(ticket, result, now);
+                }
+            }
+            if place.told.take_revoked() {
+                self.ended(core, places.side(number), number);
+            }
+            if place.told.take_late() {
+                self.counters.count(Count::Late);
+                // Each is late once, so there is room.
+                let _ = core.late.push(number);
+            }
+            if places.side(number) == Side::Sink {
+                self.reap_sink(&places, number);
+            }
+        }
+        for _ in 0..core.late.len() {
+            let Some(number) = core.late.pop() else {
+                break;
+            };
+            let ended = places.get(number).is_none_or(|p| p.has_ended());
+            // Those of a NIC that is gone end, too, when it was cut off from memory.
+            if ended {
+                self.ended(core, places.side(number), number);
+            } else {
+                let _ = core.late.push(number);
+            }
+        }
+    }
+
+    /// Nothing reaches the memory in a place any more.
+    fn ended(&self, core: &mut Core, side: Side, number: u32) {
+        let Some(machine) = core.machine_mut() else {
+            return;
+        };
+        let ticket = match side {
+            Side::Source => self.outs.lock().ticket_at(number),
+            Side::Sink => self.sinks.lock().ticket_at(number),
+        };
+        match (side, ticket) {
+            (Side::Source, Some(ticket)) => machine.revoked(ticket),
+            (Side::Sink, Some(ticket)) => machine.shut(ticket),
+            (_, None) => {}
+        }
+    }
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! What the machine wants to be done. Nothing of it waits, nor calls LNet: others do that.
+
+use super::{
+    drive::{Voice, BATCH},
+    tasks::{Kind, Task},
+    Core, Machine, Ni, Places,
+};
+use crate::lnet::address;
+use kernel::prelude::*;
+use protocol::{
+    lnd::{Event, GetFailure},
+    Time,
+};
+use wire::ids::NodeId;
+
+/// Reports of peers that wait for LNet, at most.
+pub(super) const REPORTS: usize = 64;
+
+impl Ni {
+    /// Has the machine send, and does what it says.
+    pub(super) fn drive(&self, core: &mut Core, now: Time) {
+        let mut again;
+        loop {
+            let Core { machine, link, .. } = core;
+            let Some(machine) = (**machine).as_mut() else {
+                return;
+            };
+            let sender = link.as_ref().map(|link| &link.sender);
+            let mut voice = Voice {
+                sender,
+                outs: &self.outs,
+            };
+            again = machine.pump(&mut voice, now, BATCH);
+            let mut any = false;
+            while let Some(event) = self.next_event(core) {
+                any = true;
+                self.event(core, event, now);
+            }
+            if !any {
+                break;
+            }
+        }
+        let next = core.machine().and_then(Machine::next_deadline);
+        if again || next.is_some_and(|next| next < core.armed) {
+            self.signals.bell.ring();
+        }
+    }
+
+    fn next_event(&self, core: &mut Core) -> Option<Event<u32>> {
+        core.machine_mut()?.next_event()
+    }
+
+    /// Leaves something to a thread that calls LNet: the one of a peer, or any.
+    pub(super) fn post(&self, node: Option<NodeId>, task: Task) {
+        let kind = match task {
+            Task::Offer(..) => Kind::Arrivals,
+            _ => Kind::Endings,
+        };
+        let cpt = node.map(|node| self.raw.cpt_of(address(node)));
+        let queue = self
+            .queues
+            .iter()
+            .find(|(own, _)| Some(*own) == cpt)
+            .or(self.queues.first())
+            .and_then(|(_, queues)| queues.get(kind as usize));
+        let Some(queue) = queue else {
+            return;
+        };
+        if matches!(task, Task::Peer(..)) && queue.len() >= REPORTS {
+            // LNet finds out by itself.
+            return;
+        }
+        if let Err(task) = queue.push(task) {
+            // Can't be: there is a place for each message. LNet may not be called here.
+            pr_err!("ex{}: a queue is full\n", self.number);
+            core::mem::forget(task);
+        }
+    }
+
+    fn event(&self, core: &mut Core, event: Event<u32>, now: Time) {
+        let Core {
+            machine,
+            link,
+            places,
+            ..
+        } = core;
+        let Some(machine) = (**machine).as_mut() else {
+            return;
+        };
+        let places: Option<&Places> = places.as_deref();
+        match event {
+            Event::Offer(ticket, node) => self.post(Some(node), Task::Offer(ticket, node)),
+            Event::Fetch {
+                ticket,
+                node,
+                source,
+                len,
+                post_by,
+                until,
+            } => {
+                let place = places.and_then(|places| self.make_place(places, ticket));
+                let posted = match (link, places, place) {
+                    (Some(link), Some(places), Some(place)) => self.get(
+                        (link, places),
+                        place,
+                        (node, source, len),
+                        (post_by, until, now),
+                    ),
+                    _ => Err(GetFailure::NotPosted),
+                };
+                if let Err(e) = posted {
+                    machine.fetched(ticket, Err(e), now);
+                }
+            }
+            Event::Shut(ticket) => {
+                let place = self.place_of(ticket);
+                let begun = match (places, place) {
+                    (Some(places), Some(place)) => self.revoke_sink(places, place),
+                    _ => false,
+                };
+                if !begun {
+                    // Nothing is registered.
+                    machine.shut(ticket);
+                }
+            }
+            Event::Received(ticket, done) => match self.got(ticket, done) {
+                Some(got) => self.post(Some(got.node()), Task::Got(got)),
+                None => machine.finished(ticket),
+            },
+            Event::Revoke(ticket, token) => {
+                if !places.is_some_and(|places| self.revoke_out(places, token)) {
+                    machine.revoked(ticket);
+                }
+            }
+            Event::Sent(_, token, outcome) => {
+                if let Some((node, end)) = self.out_ended(token, outcome) {
+                    self.post(Some(node), Task::Sent(token, end));
+                }
+            }
+            Event::Released(_, token) => self.released(places, token),
+            Event::Peer(node, alive) => self.post(Some(node), Task::Peer(node, alive)),
+        }
+    }
+}

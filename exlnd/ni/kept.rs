@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Messages that LNet keeps for later: copies of what came with them, so that they don't keep out
+//! what LNet waits for.
+
+use super::{
+    count::Count,
+    receive::{failed, In},
+    Ni, BUFFER,
+};
+use crate::lnet::{End, Wanted};
+use extoll_core::machine::Kernel;
+use kernel::prelude::*;
+use protocol::lnd;
+
+/// All of them.
+pub(super) type Kept = lnd::Kept<Kernel, KVVec<u8>>;
+
+impl Ni {
+    /// LNet keeps a message for later. What came with it is copied if it can be; otherwise it has
+    /// its place until LNet wants it. Without locks; sleeps.
+    pub(crate) fn keep(&self, number: u64) {
+        let kept = self.copy_kept(number).unwrap_or(false);
+        self.counters.count(match kept {
+            true => Count::Kept,
+            false => Count::KeptInPlace,
+        });
+    }
+
+    fn copy_kept(&self, number: u64) -> Option<bool> {
+        let (ticket, node) = self.offered(number)?;
+        let (_, _, len, here) = self.core.lock().machine()?.offered(ticket)?;
+        if !here {
+            return None;
+        }
+        let index = ticket.index();
+        let mut payload = KVVec::from_elem(0u8, len as usize, GFP_KERNEL).ok()?;
+        if len > 0 {
+            let at = index as usize * BUFFER;
+            self.buffers.copy_to(at, &mut payload).ok()?;
+        }
+        self.kept.lock().insert(number, node, payload).ok()?;
+        let mut core = self.core.lock();
+        let now = self.now();
+        let kept = core.machine_mut().is_some_and(|m| m.kept(ticket));
+        if kept {
+            // Before another message gets the place.
+            drop(self.set_in(index, In::Free));
+        }
+        self.drive(&mut core, now);
+        drop(core);
+        if !kept {
+            drop(self.kept.lock().take(number));
+        }
+        Some(kept)
+    }
+
+    /// LNet wants something of a message that it has kept, or nothing. Without locks.
+    pub(super) fn recv_kept(&self, number: u64, msg: Option<Wanted>) {
+        let copied = self.kept.lock().take(number);
+        let Some(mut msg) = msg else {
+            return;
+        };
+        let wanted = msg.len();
+        let payload = copied.as_ref().and_then(|copied| copied.get(..wanted));
+        let end = match payload {
+            None => failed(EIO),
+            Some(payload) => msg.write(payload).map_or_else(failed, |()| End::OK),
+        };
+        msg.finalize(end);
+    }
+}

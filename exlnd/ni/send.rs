@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Messages that go out.
+
+use super::{
+    count::Count,
+    memory::{Places, Side},
+    Ni,
+};
+use crate::{
+    conf,
+    fault::{self, Point},
+    lnet::{End, Health, Letter, Msg},
+    ring::Ring,
+};
+use extoll_core::atu::Region;
+use kernel::{prelude::*, sync::Arc};
+use kernel_ext::mem::PageList;
+use protocol::lnd::{self, Outcome, Refusal, Ticket, Why};
+use wire::{
+    ex_lnd::{Source, VPID},
+    ids::NodeId,
+};
+
+/// Bytes that are copied at a time.
+const CHUNK: usize = 512;
+
+/// Memory of a message that its peer may read.
+struct Exposed {
+    place: u32,
+    /// Until it is revoked.
+    region: Option<Region>,
+}
+
+/// A message that goes out.
+pub(super) struct Out {
+    /// Until LNet is told.
+    msg: Option<Msg>,
+    ticket: Option<Ticket>,
+    exposed: Option<Exposed>,
+    node: NodeId,
+}
+
+/// All of them, by the tokens that the machine knows them by.
+pub(super) struct Outs {
+    all: KVVec<Option<Out>>,
+    free: Ring<u32>,
+    /// By the number of a place: the message that has it.
+    users: KVVec<Option<u32>>,
+}
+
+impl Outs {
+    /// For so many, and those of `places` that can be exposed at a time. May sleep.
+    pub(super) fn new(size: usize, places: usize) -> Result<Self> {
+        let (mut all, mut free) = (KVVec::with_capacity(size, GFP_KERNEL)?, Ring::new(size)?);
+        let mut users = KVVec::with_capacity(places, GFP_KERNEL)?;
+        for i in 0..size {
+            all.push(None, GFP_KERNEL)?;
+            // There is room for all.
+            let _ = free.push(i as u32);
+        }
+        for _ in 0..places {
+            users.push(None, GFP_KERNEL)?;
+        }
+        Ok(Self { all, free, users })
+    }
+
+    fn insert(&mut self, out: Out) -> Result<u32, Out> {
+        let Some(token) = self.free.pop() else {
+            return Err(out);
+        };
+        let place = out.exposed.as_ref().map(|e| e.place as usize);
+        if let Some(user) = place.and_then(|place| self.users.get_mut(place)) {
+            *user = Some(token);
+        }
+        if let Some(slot) = self.all.get_mut(token as usize) {
+            *slot = Some(out);
+        }
+        Ok(token)
+    }
+
+    fn get(&mut self, token: u32) -> Option<&mut Out> {
+        self.all.get_mut(token as usize)?.as_mut()
+    }
+
+    fn remove(&mut self, token: u32) -> Option<Out> {
+        let out = self.all.get_mut(token as usize)?.take()?;
+        let place = out.exposed.as_ref().map(|e| e.place as usize);
+        if let Some(user) = place.and_then(|place| self.users.get_mut(place)) {
+            *user = None;
+        }
+        // It was taken from there, so there is room.
+        let _ = self.free.push(token);
+        Some(out)
+    }
+
+    /// The message whose memory is in a place.
+    pub(super) fn ticket_at(&mut self, place: u32) -> Option<Ticket> {
+        let token = (*self.users.get(place as usize)?)?;
+        self.get(token)?.ticket
+    }
+
+    /// All places are gone, and nothing is registered.
+    pub(super) fn forget_places(&mut self) {
+        for out in self.all.iter_mut().flatten() {
+            out.exposed = out.exposed.take().filter(|e| e.region.is_some());
+        }
+        for user in self.users.iter_mut() {
+            *user = None;
+        }
+    }
+
+    /// Whether memory of any is registered.
+    pub(super) fn is_exposed(&self) -> bool {
+        let exposed = |out: &Out| out.exposed.is_some() && out.msg.is_some();
+        self.all.iter().flatten().any(exposed)
+    }
+
+    /// Copies payload of a message.
+    pub(super) fn read(&mut self, token: u32, at: u16, to: &mut [u8]) {
+        if let Some(msg) = self.get(token).and_then(|out| out.msg.as_ref()) {
+            msg.read(at.into(), to);
+        }
+    }
+}
+
+/// What LNet is told.
+fn end_of(outcome: Outcome) -> End {
+    let errno = |e: Error| e.to_errno();
+    match outcome {
+        Outcome::Delivered => End::OK,
+        Outcome::NotDelivered(Why::Closing | Why::Down) => {
+            End(Health::LocalAborted, errno(ESHUTDOWN))
+        }
+        Outcome::NotDelivered(Why::Refused) => End(Health::RemoteError, errno(EPROTO)),
+        Outcome::NotDelivered(_) => End(Health::RemoteDropped, errno(EHOSTUNREACH)),
+        Outcome::Failed => End(Health::RemoteError, errno(EIO)),
+        Outcome::Unknown(Why::TimedOut) => End(Health::NetworkTimeout, errno(ETIMEDOUT)),
+        Outcome::Unknown(Why::Closing | Why::Down) => End(Health::LocalError, errno(EIO)),
+        Outcome::Unknown(_) => End(Health::RemoteTimeout, errno(ETIMEDOUT)),
+    }
+}
+
+fn refused(why: Refusal) -> (Health, Error) {
+    match why {
+        Refusal::Invalid => (Health::LocalError, EINVAL),
+        Refusal::Full | Refusal::Peers => (Health::LocalDropped, EAGAIN),
+        Refusal::Unreachable => (Health::RemoteDropped, EHOSTUNREACH),
+        Refusal::Closing => (Health::LocalAborted, ESHUTDOWN),
+    }
+}
+
+/// A list of its own with the payload of a message.
+fn copy(msg: &Msg, len: u32) -> Result<Arc<PageList>> {
+    let buffer = VVec::from_elem(0u8, len as usize, GFP_KERNEL)?;
+    let pages = PageList::from_buffer(buffer)?;
+    let mut at = 0;
+    while at < len {
+        let mut bytes = [0; CHUNK];
+        let n = (len - at).min(CHUNK as u32) as usize;
+        if let Some(part) = bytes.get_mut(..n) {
+            msg.read(at, part);
+            pages.copy_from(at as usize, part)?;
+        }
+        at += n as u32;
+    }
+    Ok(Arc::new(pages, GFP_KERNEL)?)
+}
+
+impl Ni {
+    /// Takes a message of LNet's, which hears of it by its end: at once if there is no place for it,
+    /// no NIC, or no such peer, as LNet does not send by another way what it gets back. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// It can't be sent in any way. With the message, and what its health status should be.
+    pub(crate) fn send(&self, msg: Msg) -> Result<(), (Msg, Health, Error)> {
+        self.try_send(msg).or_else(|(msg, health, e)| {
+            self.counters.count(Count::NotTaken);
+            if health == Health::LocalError {
+                return Err((msg, health, e));
+            }
+            msg.finalize(End(health, e.to_errno()));
+            Ok(())
+        })
+    }
+
+    fn try_send(&self, mut msg: Msg) -> Result<(), (Msg, Health, Error)> {
+        if msg.is_to_fail() {
+            self.counters.count(Count::Faults);
+            msg.finalize_as_is(EIO.to_errno());
+            return Ok(());
+        }
+        let letter = match msg.letter() {
+            Ok(letter) => letter,
+            Err(e) => return Err((msg, Health::LocalError, e)),
+        };
+        let node = letter.address.checked_sub(1).map(u16::try_from);
+        let Some(Ok(node)) = node else {
+            return Err((msg, Health::LocalError, EADDRNOTAVAIL));
+        };
+        let node = NodeId(node);
+        let places = {
+            let core = self.core.lock();
+            core.places.clone().filter(|_| core.link.is_some())
+        };
+        let Some(places) = places else {
+            return Err((msg, Health::LocalDropped, ENODEV));
+        };
+        let mut exposed = None;
+        if letter.len > self.immediate {
+            match self.expose(&places, &msg, &letter) {
+                Ok(e) => exposed = Some(e),
+                // It can be sent all the same.
+                Err(_) if conf::IMMEDIATE.contains(&letter.len.into()) => {}
+                Err(e) => return Err((msg, Health::LocalDropped, e)),
+            }
+        }
+        let source = exposed.as_ref().and_then(|e| e.region.as_ref());
+        let source = source.map(|region| Source {
+            nla: region.nla(),
+            vpid: VPID,
+        });
+        let letter = lnd::Letter {
+            form: letter.form,
+            header: letter.header,
+            len: letter.len,
+            source,
+        };
+        self.submit(&places, node, &letter, msg, exposed)
+    }
+
+    fn submit(
+        &self,
+        places: &Arc<Places>,
+        node: NodeId,
+        letter: &lnd::Letter,
+        msg: Msg,
+        exposed: Option<Exposed>,
+    ) -> Result<(), (Msg, Health, Error)> {
+        let out = Out {
+            msg: Some(msg),
+            ticket: None,
+            exposed,
+            node,
+        };
+        let mut core = self.core.lock();
+        let now = self.now();
+        // The NIC may be gone, or be another one than that of its memory.
+        let bound = core.link.is_some()
+            && core
+                .places
+                .as_ref()
+                .is_some_and(|own| Arc::ptr_eq(own, places));
+        let inserted = match !bound || fault::hit(Point::Submit) {
+            true => Err(out),
+            false => self.outs.lock().insert(out),
+        };
+        let (out, (health, e)) = match inserted {
+            Ok(token) => {
+                let deadline = now.after(conf::patience());
+                let taken = core.machine_mut().map(|machine| {
+                    let taken = machine.submit(node, letter, deadline, token, now);
+                    taken.map_err(|(why, _)| why)
+                });
+                let why = match taken {
+                    Some(Ok(ticket)) => {
+                        if let Some(out) = self.outs.lock().get(token) {
+                            out.ticket = Some(ticket);
+                        }
+                        self.counters.sent(letter.len);
+                        self.drive(&mut core, now);
+                        return Ok(());
+                    }
+                    Some(Err(why)) => why,
+                    None => Refusal::Closing,
+                };
+                (self.outs.lock().remove(token), refused(why))
+            }
+            Err(out) if bound => (Some(out), refused(Refusal::Full)),
+            Err(out) => (Some(out), (Health::LocalDropped, ENODEV)),
+        };
+        drop(core);
+        let Some(out) = out else {
+            // Can't be: it was inserted just now.
+            return Ok(());
+        };
+        if let Some(exposed) = out.exposed {
+            unexpose(places, exposed);
+        }
+        match out.msg {
+            Some(msg) => Err((msg, health, e)),
+            None => Ok(()),
+        }
+    }
+
+    /// Registers the payload of a message for its peer to read.
+    fn expose(&self, places: &Places, msg: &Msg, letter: &Letter<'_>) -> Result<Exposed> {
+        let taken = match fault::hit(Point::Source) {
+            true => None,
+            false => places.take(Side::Source),
+        };
+        let Some((number, place)) = taken else {
+            self.counters.count(Count::NoPlace);
+            return Err(EAGAIN);
+        };
+        // In one piece: the peer is told one address.
+        let pages = letter.pages().map(|list| list.contiguous());
+        let pages = match pages {
+            Ok(Ok(pages)) if !fault::hit(Point::SourceGaps) => Ok(pages),
+            _ => {
+                self.counters.count(Count::ExposedCopies);
+                copy(msg, letter.len)
+            }
+        };
+        match pages.and_then(|pages| place.register(&pages)) {
+            Ok(region) => {
+                self.counters.count(Count::Exposed);
+                Ok(Exposed {
+                    place: number,
+                    region: Some(region),
+                })
+            }
+            Err(e) => {
+                self.counters.count(Count::NotRegistered);
+                places.put(number);
+                Err(e)
+            }
+        }
+    }
+
+    /// Has the registration of a message end; whether there is one. With the lock of the machine.
+    pub(super) fn revoke_out(&self, places: &Places, token: u32) -> bool {
+        let mut outs = self.outs.lock();
+        let exposed = outs.get(token).and_then(|out| out.exposed.as_mut());
+        let registered = exposed.and_then(|e| Some((e.place, e.region.take()?)));
+        drop(outs);
+        match registered.map(|(number, region)| (places.get(number), region)) {
+            Some((Some(place), region)) => {
+                place.revoke(region);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// LNet has to be told of the end of a message: which thread does, and how.
+    pub(super) fn out_ended(&self, token: u32, outcome: Outcome) -> Option<(NodeId, End)> {
+        let node = self.outs.lock().get(token)?.node;
+        Some((node, end_of(outcome)))
+    }
+
+    /// The address of a message may lead to something else.
+    pub(super) fn released(&self, places: Option<&Places>, token: u32) {
+        let mut outs = self.outs.lock();
+        let Some(out) = outs.get(token) else {
+            return;
+        };
+        let told = out.msg.is_none();
+        if let (Some(exposed), Some(places)) = (&out.exposed, places) {
+            places.put(exposed.place);
+            if let Some(user) = outs.users_mut(token) {
+                *user = None;
+            }
+        }
+        if let Some(out) = outs.get(token) {
+            out.exposed = None;
+        }
+        if told {
+            outs.remove(token);
+        }
+    }
+
+    /// Tells LNet of the end of a message. Without locks.
+    pub(super) fn sent(&self, token: u32, end: End) {
+        let msg = {
+            let mut outs = self.outs.lock();
+            let Some(out) = outs.get(token) else {
+                return;
+            };
+            let msg = out.msg.take();
+            // Otherwise its address is known to the peer still.
+            if out.exposed.is_none() {
+                outs.remove(token);
+            }
+            msg
+        };
+        if let Some(msg) = msg {
+            msg.finalize(end);
+        }
+    }
+}
+
+impl Outs {
+    fn users_mut(&mut self, token: u32) -> Option<&mut Option<u32>> {
+        let place = self.get(token)?.exposed.as_ref()?.place;
+        self.users.get_mut(place as usize)
+    }
+}
+
+/// Ends a registration that nobody was told of.
+fn unexpose(places: &Places, exposed: Exposed) {
+    drop(exposed.region);
+    places.put(exposed.place);
+}

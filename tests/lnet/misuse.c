@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Test aid: a driver for the stand-in that gives messages back to their own node, and makes one mistake, so that tests know that the stand-in
+ * sees it. Messages with payload of up to MOST bytes.
+ */
+#include <linux/delay.h>
+#include <linux/lnet/lib-lnet.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/workqueue.h>
+
+#define MOST 65536
+
+enum {
+	NONE,
+	TWICE,			/* ends a message twice */
+	NO_BH,			/* ends one with bottom halves off */
+	LOCKED,			/* ends one with a spinlock */
+	HEALTH,			/* ends one with an error, and in good health */
+	REFUSED,		/* ends one that it refuses */
+	PARSE_NO_IRQ,		/* has a message parsed with interrupts off */
+	FUTURE,			/* tells of what will be */
+	WRITES,			/* writes to a message that has ended */
+	EXISTS,			/* says EEXIST */
+	NO_CREDITS,		/* has no credits */
+	NO_ADDRESS,		/* has no address */
+	KEEPS,			/* keeps a message for too long */
+	MORE,			/* writes more than is wanted */
+	OTHER,			/* writes something else */
+};
+
+static int mistake;
+module_param(mistake, int, 0444);
+static atomic_t made;
+
+struct letter {
+	struct work_struct work;
+	struct lnet_ni *ni;
+	struct lnet_msg *msg;
+	struct lnet_hdr hdr;
+	u32 len;
+	u8 bytes[];
+};
+
+static struct workqueue_struct *queue;
+static DEFINE_SPINLOCK(lock);
+static atomic_t letters;
+
+/* The first time. */
+static bool now(int which)
+{
+	return mistake == which && !atomic_xchg(&made, 1);
+}
+
+static void end(struct lnet_msg *msg)
+{
+	if (now(TWICE)) {
+		lnet_finalize(msg, 0);
+		lnet_finalize(msg, 0);
+	} else if (now(NO_BH)) {
+		local_bh_disable();
+		lnet_finalize(msg, 0);
+		local_bh_enable();
+		lnet_finalize(msg, 0);
+	} else if (now(LOCKED)) {
+		spin_lock(&lock);
+		lnet_finalize(msg, 0);
+		spin_unlock(&lock);
+		lnet_finalize(msg, 0);
+	} else if (now(HEALTH)) {
+		lnet_finalize(msg, -EIO);
+	} else if (now(WRITES)) {
+		lnet_finalize(msg, 0);
+		msg->msg_len = 7;
+	} else if (now(KEEPS)) {
+		msleep(8000);
+		lnet_finalize(msg, 0);
+	} else {
+		lnet_finalize(msg, 0);
+	}
+}
+
+static void deliver(struct work_struct *work)
+{
+	struct letter *letter = container_of(work, struct letter, work);
+	struct lnet_nid from = letter->ni->ni_nid;
+	struct lnet_msg *msg = letter->msg;
+
+	if (now(PARSE_NO_IRQ)) {
+		local_irq_disable();
+		lnet_parse(letter->ni, &letter->hdr, &from, letter, 0);
+		local_irq_enable();
+	}
+	if (now(FUTURE))
+		lnet_notify(letter->ni, &from, true, false, ktime_get_seconds() + 1000);
+	if (lnet_parse(letter->ni, &letter->hdr, &from, letter, 0)) {
+		kfree(letter);
+		atomic_dec(&letters);
+	}
+	end(msg);
+}
+
+static int misuse_send(struct lnet_ni *ni, void *private, struct lnet_msg *msg)
+{
+	bool has = msg->msg_type == LNET_MSG_PUT || msg->msg_type == LNET_MSG_REPLY;
+	u32 len = has ? msg->msg_len : 0;
+	struct letter *letter;
+	struct iov_iter from;
+
+	if (len > MOST)
+		return -EMSGSIZE;
+	if (now(REFUSED)) {
+		msg->msg_health_status = LNET_MSG_STATUS_LOCAL_ERROR;
+		lnet_finalize(msg, -EIO);
+		return -EIO;
+	}
+	letter = kmalloc(sizeof(*letter) + len, GFP_NOFS);
+	if (!letter)
+		return -ENOMEM;
+	INIT_WORK(&letter->work, deliver);
+	letter->ni = ni;
+	letter->msg = msg;
+	letter->hdr = msg->msg_hdr;
+	letter->len = len;
+	if (len) {
+		iov_iter_bvec(&from, ITER_SOURCE, msg->msg_kiov, msg->msg_niov, msg->msg_offset + len);
+		iov_iter_advance(&from, msg->msg_offset);
+		if (copy_from_iter(letter->bytes, len, &from) != len) {
+			kfree(letter);
+			return -EFAULT;
+		}
+	}
+	if (now(OTHER) && len > 20)
+		letter->bytes[len / 2] ^= 1;
+	atomic_inc(&letters);
+	queue_work(queue, &letter->work);
+	return 0;
+}
+
+static int misuse_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int delayed, struct iov_iter *to, unsigned int rlen)
+{
+	struct letter *letter = private;
+	size_t n = iov_iter_count(to);
+	const struct bio_vec *vec = n ? to->bvec : NULL;
+
+	if (n && copy_to_iter(letter->bytes, n, to) != n)
+		pr_err("lnet_misuse: no place for %zu bytes\n", n);
+	if (vec && vec->bv_offset + vec->bv_len < PAGE_SIZE && now(MORE))
+		((u8 *)page_address(vec->bv_page))[vec->bv_offset + vec->bv_len] = 0;
+	if (msg)
+		lnet_finalize(msg, 0);
+	kfree(letter);
+	atomic_dec(&letters);
+	return 0;
+}
+
+static int misuse_startup(struct lnet_ni *ni)
+{
+	struct lnet_ioctl_config_lnd_cmn_tunables *t = &ni->ni_net->net_tunables;
+
+	if (now(EXISTS))
+		return -EEXIST;
+	t->lct_max_tx_credits = t->lct_peer_tx_credits = now(NO_CREDITS) ? 0 : 8;
+	t->lct_peer_rtr_credits = t->lct_peer_timeout = 0;
+	if (!now(NO_ADDRESS))
+		ni->ni_nid.nid_addr[0] = cpu_to_be32(1);
+	__module_get(THIS_MODULE);
+	return 0;
+}
+
+static void misuse_shutdown(struct lnet_ni *ni)
+{
+	while (atomic_read(&letters))
+		msleep(20);
+	flush_workqueue(queue);
+	module_put(THIS_MODULE);
+}
+
+static int misuse_timeout(void)
+{
+	return 1;
+}
+
+static const struct lnet_lnd misuse = {
+	.lnd_type = EXLND,
+	.lnd_startup = misuse_startup,
+	.lnd_shutdown = misuse_shutdown,
+	.lnd_send = misuse_send,
+	.lnd_recv = misuse_recv,
+	.lnd_get_timeout = misuse_timeout,
+};
+
+static int __init misuse_init(void)
+{
+	queue = alloc_workqueue("lnet_misuse", WQ_UNBOUND, 4);
+	if (!queue)
+		return -ENOMEM;
+	lnet_register_lnd(&misuse);
+	return 0;
+}
+
+static void __exit misuse_exit(void)
+{
+	lnet_unregister_lnd(&misuse);
+	destroy_workqueue(queue);
+}
+
+module_init(misuse_init);
+module_exit(misuse_exit);
+
+MODULE_DESCRIPTION("Test aid: a driver of the LNet stand-in that makes a mistake");
+MODULE_LICENSE("GPL");
