@@ -5,7 +5,7 @@ T ?=
 export T
 ENTER := scripts/enter
 
-.PHONY: help setup build modules modules_install userland install_userland lint doc check check-full check-debug demo bench clean distclean
+.PHONY: help setup build modules modules_install exlnd userland install_userland lint doc check check-full check-debug demo bench clean distclean
 
 help:
 	@echo 'make demo             boot two nodes and watch them talk TCP/IP over Extoll'
@@ -15,8 +15,9 @@ help:
 	@echo 'make bench            EXN against virtio-net and e1000e: ratios, bus accesses and instructions per operation'
 	@echo 'make setup            build root, kernel tree, guest images (the other targets do this when needed)'
 	@echo 'make build            host programs: emulator, lab, tests'
-	@echo 'make modules          extoll.ko and exn.ko for the stock Debian kernel named in versions.lock'
+	@echo 'make modules          extoll.ko, exn.ko, af_extl.ko for the stock Debian kernel named in versions.lock'
 	@echo 'make modules_install  install them on this machine (INSTALL_MOD_PATH=dir for another root)'
+	@echo 'make exlnd            with LUSTRE_SRC=dir: kexlnd.ko, Lustre networking, against a configured and built Lustre tree'
 	@echo 'make userland         out/userland: tools, librma/libvelo/libsmfu, headers, manual pages'
 	@echo 'make install_userland install them (PREFIX=/usr/local, DESTDIR=)'
 	@echo 'make lint             rustfmt, clippy (host and kernel code), unsafe and documentation rules'
@@ -35,6 +36,10 @@ modules: setup
 
 modules_install: modules
 	@scripts/modules-install
+
+# Only this needs a Lustre tree.
+exlnd: modules
+	@scripts/exlnd "$(LUSTRE_SRC)"
 
 userland: build
 	@scripts/userland

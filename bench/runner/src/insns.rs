@@ -4,7 +4,8 @@
 //! Every workload is a fixed number of operations. Each pass does it twice, with a few and with many; the difference is what the
 //! operations in between cost, without starting programs, connecting and closing, and without what nodes do anyway in that time.
 
-use crate::measure::{Device, Pairs, DEVICES, RAW_SIZE, RAW_TIMEOUT_MS};
+use crate::drives::Drives;
+use crate::measure::{self, Device, Pairs, Test, EXTL, RAW_SIZE, RAW_TIMEOUT_MS};
 use crate::parse::{self, number};
 use crate::stats::{short, Spread};
 use crate::table::render;
@@ -42,6 +43,8 @@ pub enum Unit {
     Message,
     /// Registration and revocation of 2 MiB.
     Registration,
+    /// A read from a drive.
+    Read,
 }
 
 impl Unit {
@@ -51,6 +54,7 @@ impl Unit {
             Self::RoundTrip => "round trip",
             Self::Message => "message",
             Self::Registration => "registration",
+            Self::Read => "read",
         }
     }
 
@@ -68,8 +72,10 @@ impl Unit {
 enum Worker {
     /// A stream of `netperf` over a device, in KiB.
     Stream(Device),
-    /// Requests of `netperf` over a device.
-    Request(Device),
+    /// The same past TCP by calls of so many KiB, of whole pages, whose data are lent or copied.
+    Large(u64, bool),
+    /// Requests of `netperf` over a device, by TCP or UDP.
+    Request(Device, Test),
     /// A command of `extoll_bench` with the unit driven as exn does it.
     Raw(&'static str, u64),
     /// Messages of so many bytes, so many at a time.
@@ -92,6 +98,11 @@ struct Work {
 }
 
 impl Work {
+    /// Its name in the summary.
+    fn key(&self) -> String {
+        format!("{}.{}", self.subject, self.name)
+    }
+
     /// Units in a number of operations.
     fn units(&self, operations: u64) -> u64 {
         match (self.unit, self.worker) {
@@ -104,7 +115,7 @@ impl Work {
 
     fn all() -> Vec<Self> {
         let mut all = Vec::new();
-        for device in DEVICES {
+        for device in Test::Tcp1.devices() {
             all.push(Self {
                 subject: device.name,
                 name: "tcp1",
@@ -115,16 +126,33 @@ impl Work {
                 many: 104 << 10,
             });
         }
-        for device in DEVICES {
+        // The first size is that from which on it is done by itself.
+        for (name, title, size, lent) in [
+            ("large1m", "stream by calls of 1 MiB, lent", 1024, true),
+            ("large1m_copied", "the same, copied", 1024, false),
+            ("large128k", "stream by calls of 128 KiB, lent", 128, true),
+            ("large128k_copied", "the same, copied", 128, false),
+        ] {
             all.push(Self {
+                subject: EXTL.name,
+                name,
+                title,
+                unit: Unit::Kib,
+                worker: Worker::Large(size, lent),
+                few: 8 << 10,
+                many: 104 << 10,
+            });
+        }
+        for test in [Test::TcpRr, Test::UdpRr] {
+            all.extend(test.devices().map(|device| Self {
                 subject: device.name,
-                name: "udp_rr",
-                title: "UDP request/response, 64 bytes",
+                name: test.key(),
+                title: test.title(),
                 unit: Unit::RoundTrip,
-                worker: Worker::Request(device),
+                worker: Worker::Request(device, test),
                 few: 100,
                 many: 4100,
-            });
+            }));
         }
         let trips = |subject, title, worker| Self {
             subject,
@@ -211,10 +239,10 @@ impl Work {
         };
         let netperf = |device: Device, what: String, sizes: &str| -> Result<()> {
             let script = format!(
-                "netperf -H {}.2 {what} -P 0 -- {sizes} -k THROUGHPUT",
-                device.network
+                "netperf -H {}.2 -p {} {what} -P 0 -- {sizes} -k THROUGHPUT",
+                device.network, device.netserver
             );
-            parse::netperf(&lab.ok_for(0, &script, PATIENCE)?).map(drop)
+            parse::netperf(&measure::by(lab, device, 2, &script, PATIENCE)?).map(drop)
         };
         match self.worker {
             // A negative length is a number of bytes or transactions.
@@ -222,8 +250,30 @@ impl Work {
                 let bytes = count * 1024;
                 netperf(device, format!("-t TCP_STREAM -l -{bytes}"), "-m 128K")?;
             }
-            Worker::Request(device) => {
-                netperf(device, format!("-t UDP_RR -l -{count}"), "-r 64,64")?;
+            Worker::Large(size, lent) => {
+                let before = not_copied(lab)?;
+                let threshold = if lent { size } else { 0 };
+                for node in 0..2 {
+                    let knob = "net.extl.zero_copy_kib";
+                    lab.ok(node, &format!("sysctl -q {knob}={threshold}"))?;
+                }
+                let what = format!(
+                    "-t TCP_STREAM -l -{} -a 4096,4096 -A 4096,4096",
+                    count * 1024
+                );
+                netperf(EXTL, what, &format!("-m {size}K -M {size}K"))?;
+                let after = not_copied(lab)?;
+                let share = [0, 1].map(|i| (after[i] - before[i]) as f64 / (count * 1024) as f64);
+                // Some come before the reader does.
+                let right = |share: f64| if lent { share > 0.9 } else { share == 0.0 };
+                ensure!(
+                    share.iter().all(|share| right(*share)),
+                    "shares that were not copied: {share:?}"
+                );
+            }
+            Worker::Request(device, test) => {
+                let what = if test == Test::TcpRr { "TCP" } else { "UDP" };
+                netperf(device, format!("-t {what}_RR -l -{count}"), "-r 64,64")?;
             }
             Worker::Raw("pingpong", size) => {
                 // Verified are more: those that warm up, too.
@@ -258,6 +308,16 @@ struct Place<'a> {
     lab: &'a Lab,
     peer: u64,
     units: Option<Bench<'a>>,
+}
+
+/// Bytes that node 0 has sent from a program's memory, and node 1 has fetched to one's.
+fn not_copied(lab: &Lab) -> Result<[u64; 2]> {
+    let one = |node, name: &str| -> Result<u64> {
+        let script = format!("sed -n 's/^{name} //p' /sys/kernel/debug/af_extl/nics");
+        let said = lab.ok(node, &script)?;
+        said.split_whitespace().map(|n| Ok(n.parse::<u64>()?)).sum()
+    };
+    Ok([one(0, "lent")?, one(1, "sunk")?])
 }
 
 /// Of both nodes.
@@ -326,6 +386,11 @@ impl Row {
         Spread::of(&self.of(|_, _| true))
     }
 
+    /// Of one node.
+    pub fn of_node(&self, node: usize) -> Option<Spread> {
+        Spread::of(&self.of(|n, _| n == node))
+    }
+
     /// Keys and values for the summary.
     pub fn summary(&self) -> Vec<(String, f64)> {
         let key = format!("{}.{}.{}", self.subject, self.work, self.unit.key());
@@ -368,13 +433,25 @@ pub struct Figures {
     pub quiet: [[f64; 2]; 2],
     /// The workloads.
     pub rows: Vec<Row>,
+    /// A drive that is borrowed, in nodes of their own.
+    pub drives: Option<Drives>,
 }
 
-/// Measures everything and says with what it begins; nodes are prepared by [`crate::measure::prepare`]. Takes exn0 down.
+/// Measures what is `wanted`, by names as `extl.tcp_rr`, and says with what it begins; nodes are prepared by [`crate::measure::prepare`]. Takes exn0 down.
 ///
 /// # Errors
-/// When a program fails, or instructions are not counted.
-pub fn measure(lab: &Lab, peer: u64, passes: usize, progress: impl Fn(&str)) -> Result<Figures> {
+/// When a program fails, or instructions are not counted, or nothing is wanted.
+pub fn measure(
+    lab: &Lab,
+    peer: u64,
+    passes: usize,
+    wanted: impl Fn(&str) -> bool,
+    progress: impl Fn(&str),
+) -> Result<Figures> {
+    let all: Vec<Work> = Work::all()
+        .into_iter()
+        .filter(|work| wanted(&work.key()))
+        .collect();
     let quiet = at_rest(lab)?;
     let mut now = quiet;
     let mut place = Place {
@@ -383,7 +460,7 @@ pub fn measure(lab: &Lab, peer: u64, passes: usize, progress: impl Fn(&str)) -> 
         units: None,
     };
     let mut rows = Vec::new();
-    for work in Work::all() {
+    for work in all {
         if matches!(work.worker, Worker::Unit(..)) && place.units.is_none() {
             place.units = Some(Bench::start(lab, peer)?);
             // With exn0 down they do less.
@@ -397,11 +474,15 @@ pub fn measure(lab: &Lab, peer: u64, passes: usize, progress: impl Fn(&str)) -> 
     if let Some(units) = place.units {
         units.end()?;
     }
-    Ok(Figures { quiet, rows })
+    Ok(Figures {
+        quiet,
+        rows,
+        drives: None,
+    })
 }
 
 /// What the nodes execute in a second with nothing to do.
-fn at_rest(lab: &Lab) -> Result<[[f64; 2]; 2]> {
+pub fn at_rest(lab: &Lab) -> Result<[[f64; 2]; 2]> {
     let before = read(lab)?;
     let start = Instant::now();
     std::thread::sleep(QUIET);
@@ -410,25 +491,40 @@ fn at_rest(lab: &Lab) -> Result<[[f64; 2]; 2]> {
     Ok(added.map(|node| node.map(|n| n as f64 / seconds)))
 }
 
-fn one(place: &Place<'_>, work: &Work, passes: usize, quiet: [[f64; 2]; 2]) -> Result<Row> {
+/// Does a few operations and many, so often; before that a few that do not count.
+///
+/// # Errors
+/// Those of `run`, and when instructions are not counted.
+pub fn passes_of(
+    lab: &Lab,
+    passes: usize,
+    [few, many]: [u64; 2],
+    run: impl Fn(u64) -> Result<()>,
+) -> Result<Vec<Pass>> {
     // What is done for the first time takes longer: pages of programs are read, neighbours are asked for.
-    work.run(place, work.few)?;
+    run(few)?;
     let mut all = Vec::new();
     for _ in 0..passes {
         let timed = |count| -> Result<_> {
-            let (before, start) = (read(place.lab)?, Instant::now());
-            work.run(place, count)?;
-            let added = plain(since(read(place.lab)?, before));
+            let (before, start) = (read(lab)?, Instant::now());
+            run(count)?;
+            let added = plain(since(read(lab)?, before));
             Ok((added, start.elapsed().as_secs_f64()))
         };
-        let (few, short) = timed(work.few)?;
-        let (many, long) = timed(work.many)?;
+        let (few, short) = timed(few)?;
+        let (many, long) = timed(many)?;
         all.push(Pass {
             few,
             many,
             seconds: long - short,
         });
     }
+    Ok(all)
+}
+
+fn one(place: &Place<'_>, work: &Work, passes: usize, quiet: [[f64; 2]; 2]) -> Result<Row> {
+    let counts = [work.few, work.many];
+    let all = passes_of(place.lab, passes, counts, |count| work.run(place, count))?;
     Ok(Row {
         subject: work.subject,
         work: work.name,
@@ -442,7 +538,8 @@ fn one(place: &Place<'_>, work: &Work, passes: usize, quiet: [[f64; 2]; 2]) -> R
 
 /// The table.
 pub fn text(figures: &Figures) -> String {
-    let rows: Vec<Vec<String>> = figures.rows.iter().map(Row::cells).collect();
+    let drives = figures.drives.iter().flat_map(|d| &d.rows);
+    let rows: Vec<Vec<String>> = figures.rows.iter().chain(drives).map(Row::cells).collect();
     let mut out = String::from(
         "\nInstructions per operation in the guests, median of the passes (node 0 sends or asks, node 1 answers)\n\n",
     );
@@ -456,6 +553,9 @@ pub fn text(figures: &Figures) -> String {
     out.push_str(&format!(
         "\nWith nothing to do the nodes execute {a} and {b} instructions per second, which are not in the figures.\n"
     ));
+    if let Some(drives) = &figures.drives {
+        out.push_str(&drives.text());
+    }
     out
 }
 

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod counts;
+mod drives;
 mod insns;
 mod measure;
 mod parse;
@@ -19,7 +20,7 @@ use clap::Parser;
 use counts::{counted, Side, FRAMES};
 use extoll_emulator_api::control::Client;
 use labctl::{Lab, Spec};
-use measure::{Effort, Test, DEVICES};
+use measure::{Effort, Test};
 use report::{RawRow, Results};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -34,6 +35,9 @@ struct Args {
     /// Measure only this
     #[arg(long, value_name = "PART")]
     only: Option<Part>,
+    /// Count the instructions only of workloads whose names in the summary contain this, as extl.tcp_rr; several with commas
+    #[arg(long, value_name = "NAMES")]
+    work: Option<String>,
     /// Where the results go, as JSON; the summary goes next to it, as summary.json
     #[arg(long, default_value = "/out/bench/results.json", value_name = "FILE")]
     output: PathBuf,
@@ -164,7 +168,7 @@ fn compare(args: &Args, progress: &Progress, results: &mut Results) -> Result<()
             effort.repetitions
         ));
         for test in Test::ALL {
-            for device in DEVICES {
+            for device in test.devices() {
                 let sample = measure::once(&lab, device, test, repetition, &effort)
                     .with_context(|| format!("{} on {}", test.title(), device.name))?;
                 results.samples.push(sample);
@@ -195,8 +199,24 @@ fn count_instructions(
     let name = format!("{}-insns", args.lab);
     let (lab, peer) = boot(&name, &insns::SPEC, results)?;
     let passes = results.effort.counted_passes;
-    let figures = insns::measure(&lab, peer, passes, |what| progress.step(what))?;
+    let wanted = |key: &str| {
+        let names = args.work.as_deref().unwrap_or("");
+        names.split(',').any(|name| key.contains(name))
+    };
+    let mut figures = insns::measure(&lab, peer, passes, wanted, |what| progress.step(what))?;
     end(lab)?;
+    if wanted("drive") {
+        progress.step("booting two nodes with a drive each");
+        let lab = Lab::up(&name, &drives::SPEC)?;
+        figures.drives = Some(drives::measure(&lab, passes.min(5), |what| {
+            progress.step(what)
+        })?);
+        lab.assert_clean_log()?;
+    }
+    ensure!(
+        figures.drives.is_some() || !figures.rows.is_empty(),
+        "there is no such workload"
+    );
     Ok(figures)
 }
 

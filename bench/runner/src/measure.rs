@@ -1,7 +1,7 @@
 //! The measurements.
 
 use crate::parse::{iperf3, netperf, number};
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use labctl::Lab;
 use serde::Serialize;
 use serde_json::{json, Value};
@@ -16,6 +16,10 @@ pub struct Device {
     pub network: &'static str,
     /// Port of its iperf3 server on node 1.
     pub port: u16,
+    /// Port of its netperf server on node 1.
+    pub netserver: u16,
+    /// Programs are started by this.
+    pub by: &'static str,
 }
 
 /// The interfaces of `lab up --bench-nics`, and exn.
@@ -24,18 +28,33 @@ pub const DEVICES: [Device; 3] = [
         name: "exn",
         network: "10.2.0",
         port: 5201,
+        netserver: 12865,
+        by: "",
     },
     Device {
         name: "virtio",
         network: "10.3.0",
         port: 5203,
+        netserver: 12865,
+        by: "",
     },
     Device {
         name: "e1000e",
         network: "10.4.0",
         port: 5204,
+        netserver: 12865,
+        by: "",
     },
 ];
+
+/// Sockets of AF_EXTL over exn's network; the programs are the same. They have TCP's tests only.
+pub const EXTL: Device = Device {
+    name: "extl",
+    network: "10.2.0",
+    port: 5202,
+    netserver: 12866,
+    by: "extl-run ",
+};
 
 /// What is measured on every device; higher is better for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -45,19 +64,28 @@ pub enum Test {
     Tcp1,
     /// Four of them, the sum.
     Tcp4,
+    /// TCP request and response of 64 bytes each, transactions/s. Raw: as below.
+    TcpRr,
     /// UDP request and response of 64 bytes each, transactions/s. Raw: VELO ping-pong with interrupts.
     UdpRr,
 }
 
 impl Test {
     /// All of them.
-    pub const ALL: [Test; 3] = [Test::Tcp1, Test::Tcp4, Test::UdpRr];
+    pub const ALL: [Test; 4] = [Test::Tcp1, Test::Tcp4, Test::TcpRr, Test::UdpRr];
+
+    /// What it is measured on.
+    pub fn devices(self) -> impl Iterator<Item = Device> {
+        let extl = (self != Test::UdpRr).then_some(EXTL);
+        DEVICES.into_iter().chain(extl)
+    }
 
     /// For the table.
     pub fn title(self) -> &'static str {
         match self {
             Test::Tcp1 => "TCP stream",
             Test::Tcp4 => "TCP, 4 streams",
+            Test::TcpRr => "TCP request/response, 64 bytes",
             Test::UdpRr => "UDP request/response, 64 bytes",
         }
     }
@@ -67,6 +95,7 @@ impl Test {
         match self {
             Test::Tcp1 => "tcp1",
             Test::Tcp4 => "tcp4",
+            Test::TcpRr => "tcp_rr",
             Test::UdpRr => "udp_rr",
         }
     }
@@ -74,7 +103,7 @@ impl Test {
     fn unit(self) -> &'static str {
         match self {
             Test::Tcp1 | Test::Tcp4 => "bit/s",
-            Test::UdpRr => "transactions/s",
+            Test::TcpRr | Test::UdpRr => "transactions/s",
         }
     }
 }
@@ -127,11 +156,16 @@ pub const RAW_TIMEOUT_MS: u32 = 60_000;
 /// # Errors
 /// When something does not start.
 pub fn prepare(lab: &Lab) -> Result<()> {
-    // One server per device: the one that has just been used may still be busy with its last client.
-    for device in DEVICES {
-        lab.ok(1, &format!("iperf3 -s -D -p {} >/dev/null", device.port))?;
+    for node in 0..2 {
+        lab.ok(node, "modprobe af_extl ask_ms=20 asks=50 accept_ms=2000")?;
     }
-    lab.ok(1, "netserver >/dev/null")?;
+    // One server per device: the one that has just been used may still be busy with its last client.
+    for Device { port, by, .. } in DEVICES.into_iter().chain([EXTL]) {
+        lab.ok(1, &format!("{by}iperf3 -s -D -p {port} >/dev/null"))?;
+    }
+    for Device { netserver, by, .. } in [DEVICES[0], EXTL] {
+        lab.ok(1, &format!("{by}netserver -p {netserver} >/dev/null"))?;
+    }
     for node in 0..2 {
         lab.ok(node, "modprobe extoll_bench")?;
         lab.raw(node, "serve")?;
@@ -145,6 +179,47 @@ pub fn prepare(lab: &Lab) -> Result<()> {
         .with_context(|| format!("{} does not work", device.name))?;
     }
     Ok(())
+}
+
+/// Connections of node 0 whose data have bypassed TCP.
+fn direct(lab: &Lab) -> Result<u64> {
+    let count = "sed -n 's/^Waiting+UseStreams //p' /proc/net/extl_stat";
+    // Without a line there were none.
+    Ok(lab.ok(0, count)?.trim().parse().unwrap_or(0))
+}
+
+/// Runs a program of a device, which makes so many connections; those of AF_EXTL have to bypass TCP.
+///
+/// # Errors
+/// When the program fails, or TCP was used.
+pub fn by(
+    lab: &Lab,
+    device: Device,
+    connections: u64,
+    script: &str,
+    patience: Duration,
+) -> Result<String> {
+    let before = direct(lab)?;
+    let said = lab.ok_for(0, &format!("{}{script}", device.by), patience)?;
+    let direct = direct(lab)? - before;
+    let wanted = if device == EXTL { connections } else { 0 };
+    ensure!(
+        direct == wanted,
+        "{direct} of {connections} connections of {} bypassed TCP; {}",
+        device.name,
+        reasons(lab)
+    );
+    Ok(said)
+}
+
+/// Why connections of both nodes used TCP since the modules were loaded.
+fn reasons(lab: &Lab) -> String {
+    let of = |node| {
+        let lines = "grep '^fallback-' /proc/net/extl_stat | grep -v ' 0$' | tr '\\n' ' '";
+        let said = lab.ok(node, lines).unwrap_or_default();
+        format!("node {node}: {}", said.trim())
+    };
+    format!("{}, {}", of(0), of(1))
 }
 
 /// Measures one thing once.
@@ -164,23 +239,20 @@ pub fn once(
     let (value, details) = match test {
         Test::Tcp1 | Test::Tcp4 => {
             let streams = if test == Test::Tcp1 { 1 } else { 4 };
-            let out = lab.sh_for(
-                0,
-                &format!(
-                    "iperf3 -J -c {server} -p {} -t {seconds} -P {streams}",
-                    device.port
-                ),
-                patience,
-            )?;
-            let s = iperf3(&out.stdout)?;
+            let script = format!(
+                "iperf3 -J -c {server} -p {} -t {seconds} -P {streams}",
+                device.port
+            );
+            let s = iperf3(&by(lab, device, 1 + streams, &script, patience)?)?;
             (
                 s.bits_per_s,
                 json!({"retransmits": s.retransmits, "streams": streams}),
             )
         }
-        Test::UdpRr => {
-            let text = lab.ok_for(0, &format!("netperf -H {server} -t UDP_RR -l {seconds} -P 0 -- -r 64,64 -k THROUGHPUT,MEAN_LATENCY,P50_LATENCY,P99_LATENCY"), patience)?;
-            let all = netperf(&text)?;
+        Test::TcpRr | Test::UdpRr => {
+            let what = if test == Test::TcpRr { "TCP" } else { "UDP" };
+            let script = format!("netperf -H {server} -p {} -t {what}_RR -l {seconds} -P 0 -- -r 64,64 -k THROUGHPUT,MEAN_LATENCY,P50_LATENCY,P99_LATENCY", device.netserver);
+            let all = netperf(&by(lab, device, 2, &script, patience)?)?;
             (all["THROUGHPUT"], json!(all))
         }
     };
@@ -214,6 +286,7 @@ pub fn raw_once(lab: &Lab, peer: u64, repetition: usize, effort: &Effort) -> Res
     Ok(vec![
         sample(Test::Tcp1, bits, &get),
         sample(Test::Tcp4, bits, &get),
+        sample(Test::TcpRr, rate, &ping),
         sample(Test::UdpRr, rate, &ping),
     ])
 }

@@ -62,7 +62,7 @@ impl RawRow {
 pub struct Ratio {
     /// What was measured.
     pub test: Test,
-    /// Device in the numerator: exn.
+    /// In the numerator: exn or AF_EXTL.
     pub of: &'static str,
     /// Device in the denominator.
     pub to: &'static str,
@@ -131,20 +131,19 @@ impl Results {
 
     /// Computes the ratios.
     pub fn summarise(&mut self) {
-        let others = DEVICES
-            .iter()
-            .map(|d| d.name)
-            .filter(|n| *n != "exn")
-            .chain(["raw"]);
+        let names = DEVICES.iter().map(|d| d.name);
+        let of_exn = names.clone().filter(|n| *n != "exn").map(|to| ("exn", to));
+        let of_extl = names.map(|to| ("extl", to));
+        let raw = ["exn", "extl"].map(|of| (of, "raw"));
+        let pairs = of_exn.chain(of_extl).chain(raw);
         let mut all = Vec::new();
-        for to in others {
+        for (of, to) in pairs {
             for test in Test::ALL {
-                if let Some(ratio) =
-                    Spread::of(&ratios(&self.values("exn", test), &self.values(to, test)))
-                {
+                let values = [of, to].map(|device| self.values(device, test));
+                if let Some(ratio) = Spread::of(&ratios(&values[0], &values[1])) {
                     all.push(Ratio {
                         test,
-                        of: "exn",
+                        of,
                         to,
                         ratio,
                     });
@@ -185,10 +184,10 @@ impl Results {
     }
 
     fn compared(&self) -> String {
-        let cell = |test, to| {
+        let cell = |test, of, to| {
             self.ratios
                 .iter()
-                .find(|r| r.test == test && r.to == to)
+                .find(|r| (r.test, r.of, r.to) == (test, of, to))
                 .map_or("-".into(), |r| r.ratio.to_string())
         };
         let rows: Vec<Vec<String>> = Test::ALL
@@ -196,17 +195,29 @@ impl Results {
             .map(|t| {
                 vec![
                     t.title().to_string(),
-                    cell(*t, "virtio"),
-                    cell(*t, "e1000e"),
-                    cell(*t, "raw"),
+                    cell(*t, "exn", "virtio"),
+                    cell(*t, "exn", "e1000e"),
+                    cell(*t, "exn", "raw"),
+                    cell(*t, "extl", "exn"),
+                    cell(*t, "extl", "virtio"),
+                    cell(*t, "extl", "raw"),
                 ]
             })
             .collect();
         let mut out = format!(
-            "\nRatios, median (smallest–largest) of {} repetitions; above 1: exn is faster\n\n",
+            "\nRatios, median (smallest–largest) of {} repetitions; above 1: the first is faster; extl: TCP's programs with sockets of AF_EXTL\n\n",
             self.effort.repetitions
         );
-        out.push_str(&render(&["", "exn/virtio", "exn/e1000e", "exn/raw"], &rows));
+        let head = [
+            "",
+            "exn/virtio",
+            "exn/e1000e",
+            "exn/raw",
+            "extl/exn",
+            "extl/virtio",
+            "extl/raw",
+        ];
+        out.push_str(&render(&head, &rows));
         out.push_str("\nWhat it takes on the bus between host and NIC (node 0 sends or asks, node 1 answers)\n\n");
         out.push_str(&render(
             Side::HEAD,
@@ -350,7 +361,17 @@ pub mod tests {
         let line = text.lines().find(|l| l.starts_with("TCP stream")).unwrap();
         assert_eq!(
             line.split_whitespace().collect::<Vec<_>>(),
-            ["TCP", "stream", "2.00", "(0.50–3.00)", "-", "-"]
+            [
+                "TCP",
+                "stream",
+                "2.00",
+                "(0.50–3.00)",
+                "-",
+                "-",
+                "-",
+                "-",
+                "-"
+            ]
         );
         let raw: Vec<_> = text
             .lines()

@@ -19,7 +19,12 @@ pub fn of(results: &Results) -> BTreeMap<String, f64> {
         (key, r.ratio.median)
     });
     let rows = results.instructions.iter().flat_map(|i| &i.rows);
+    let drives = results
+        .instructions
+        .iter()
+        .filter_map(|i| i.drives.as_ref());
     ratios
+        .chain(drives.flat_map(|d| d.summary()))
         .chain(rows.flat_map(|row| row.summary()))
         .filter(|(_, value)| value.is_finite())
         .map(|(key, value)| (key, rounded(value)))
@@ -51,6 +56,7 @@ mod tests {
         results.ratios.push(ratio(Test::Tcp4, f64::NAN));
         results.instructions = Some(Figures {
             quiet: [[0.0; 2]; 2],
+            drives: None,
             rows: vec![Row {
                 subject: "velo",
                 work: "pingpong64",

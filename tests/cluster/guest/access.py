@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Executes words like `w1:0x5500=0x1`, `r1:0x5600` (registers by node), `W8=0x1`, `R0` (32 bits at an offset of the interval of the SMFU
-that begins at START and has SIZE bytes), and prints what it reads: `access.py START SIZE WORD…`."""
-import ctypes, fcntl, mmap, os, re, struct, sys
+"""Executes words like `w1:0x5500=0x1`, `r1:0x5600` (registers by node), `W8=0x1`, `R0` (32 bits), `D8=0x1`, `Q0` (64 bits at
+an offset of the interval of the SMFU that begins at START and has SIZE bytes), and prints what it reads: `access.py START SIZE WORD…`. `T`
+prints the microseconds since the last one, `P` pauses for two milliseconds."""
+import ctypes, fcntl, mmap, os, re, struct, sys, time
 
 from device import iow, map_fd
 
@@ -13,7 +14,16 @@ def main():
         fcntl.ioctl(f, iow(ord("n"), number, 8), struct.pack("=Q", value))
     s = os.open("/dev/extoll/smfu2", os.O_RDWR)
     window = None
+    then = time.monotonic()
     for word in sys.argv[3:]:
+        if word == "T":
+            now = time.monotonic()
+            print(int((now - then) * 1e6))
+            then = now
+            continue
+        if word == "P":
+            time.sleep(0.002)
+            continue
         kind, node, at, value = re.fullmatch(r"(\w)(?:(\d+):)?(\w+)(?:=(\w+))?", word).groups()
         at = int(at, 0)
         if kind in "rw":
@@ -26,8 +36,9 @@ def main():
         if window is None:
             start, size = int(sys.argv[1]), int(sys.argv[2])
             window = map_fd(s, start + size, 0, mmap.PROT_READ | mmap.PROT_WRITE)
-        place = ctypes.c_uint32.from_address(window + start + at)
-        if kind == "W":
+        width = ctypes.c_uint32 if kind in "RW" else ctypes.c_uint64
+        place = width.from_address(window + start + at)
+        if kind in "WD":
             place.value = int(value, 0)
         else:
             print(place.value)

@@ -46,6 +46,7 @@ pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
         };
     };
     look(before, "before the scenario began", &mut evidence);
+    evidence.extend(sweep(lab).err());
     let counted = scenario.healthy.then(|| Counted::of(lab));
     let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(lab)))
         .unwrap_or_else(|_| Err(anyhow!("the test panicked")));
@@ -65,6 +66,16 @@ pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
         },
     };
     Shown { result, findings }
+}
+
+/// Takes away what earlier scenarios in the same cluster left in the nodes' `/tmp`: a scenario must not find the other's files under the
+/// names of its own. What many share, and make once, stays.
+fn sweep(lab: &Lab) -> Result<()> {
+    let script = "find /tmp -mindepth 1 -maxdepth 1 ! -name guest ! -name block -exec rm -rf {} +";
+    for node in 0..lab.spec().nodes {
+        lab.ok_for(node, script, PATIENCE)?;
+    }
+    Ok(())
 }
 
 /// What is new of the emulator's findings, and whether all of it was expected.

@@ -12,6 +12,7 @@ mod probe_order;
 mod report;
 mod scenario;
 mod scenarios;
+mod turns;
 
 use labctl as cluster;
 pub use scenario::Scenario;
@@ -48,6 +49,9 @@ struct Args {
     /// Scenarios that run side by side; one with the debug kernel.
     #[arg(long)]
     lanes: Option<usize>,
+    /// Leave out the scenarios that take turns with others and whose turn it is not with this seed.
+    #[arg(long)]
+    turns: bool,
     /// Seconds after which the run is ended.
     #[arg(long)]
     budget: Option<u64>,
@@ -66,6 +70,10 @@ const TOO_MUCH_FOR_DEBUG: &[&str] = &[
     "traffic::ssh",
     "atu_gigantic",
     "driver::load_cost",
+    // No BPF, and no BTF, which it would take minutes to make.
+    "af_extl::switch_",
+    "af_extl::user_",
+    "af_extl::kselftest_",
 ];
 /// Scenarios about what only the debug kernel has.
 const ONLY_DEBUG: &[&str] = &["driver::unit_tests"];
@@ -124,15 +132,23 @@ fn sweep(prefix: &str) {
     }
 }
 
-/// The scenarios of this run, and how many are left out because they do not suit its kernel.
-fn chosen(args: &Args) -> (Vec<Scenario>, usize) {
+/// The scenarios of this run, how many are left out because they do not suit its kernel, and how many because it is not their turn.
+fn chosen(args: &Args) -> (Vec<Scenario>, usize, usize) {
     let unsuited = |s: &Scenario| match args.debug_kernel {
         true => {
             s.spec.nodes > MAX_DEBUG_NODES || TOO_MUCH_FOR_DEBUG.iter().any(|n| s.name.contains(n))
         }
         false => ONLY_DEBUG.contains(&s.name),
     };
-    let (left_out, chosen): (Vec<Scenario>, Vec<Scenario>) = scenarios::all()
+    let seed = cluster::seed().unwrap_or(0);
+    let (now, later) = match args.turns {
+        true => turns::split(scenarios::all(), seed),
+        false => (scenarios::all(), Vec::new()),
+    };
+    for s in &later {
+        println!("not with seed {seed}: vm::{}", s.name);
+    }
+    let (left_out, chosen): (Vec<Scenario>, Vec<Scenario>) = now
         .into_iter()
         .filter(|s| matches(s, &args.filter))
         .partition(unsuited);
@@ -144,7 +160,7 @@ fn chosen(args: &Args) -> (Vec<Scenario>, usize) {
         };
         println!("not on {kernel} debug kernel: vm::{}", s.name);
     }
-    (chosen, left_out.len())
+    (chosen, left_out.len(), later.len())
 }
 
 /// The number of each chosen scenario's specification, among those of all: a part of a run has the same clusters as the whole.
@@ -160,7 +176,7 @@ fn spec_numbers(all: &[Scenario], chosen: &[Scenario]) -> Vec<usize> {
 }
 
 fn run(args: &Args) -> Result<bool> {
-    let (chosen, left_out) = chosen(args);
+    let (chosen, left_out, later) = chosen(args);
     if args.list {
         for s in &chosen {
             println!("vm::{}", s.name);
@@ -201,6 +217,9 @@ fn run(args: &Args) -> Result<bool> {
     }
     if left_out > 0 {
         println!("left out: {left_out} scenarios");
+    }
+    if later > 0 {
+        println!("with other seeds: {later} scenarios");
     }
     Ok(run.report.summary(count, run.left()))
 }

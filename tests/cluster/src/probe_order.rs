@@ -324,7 +324,8 @@ fn registers(t: &mut Walk) -> Result<()> {
     let dcq = t.any(0xE0_1000 + narrow)?;
     ensure!(dcq & 0xFFFF == 1, "descriptor page {dcq:#x}");
     t.w(0xE0_2800 + narrow, 0)?;
-    t.w(0xF0_0000 + page, 1 << 32)?;
+    // The last slot, where the reference has 0: one stays unused (docs/driver.md, receiving).
+    t.w(0xF0_0000 + page, (1 << 32) | 0x7FFF)?;
     for register in [0xE0_1800, 0xE0_2000] {
         let segment = t.any(register + narrow)?;
         ensure!(segment >> 58 == 1, "segment {segment:#x}");

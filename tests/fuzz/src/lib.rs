@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Fuzz entry points: one per decoder of `wire`. Each takes any bytes, panics when the decoder breaks one of
+//! Fuzz entry points: one per decoder of `wire`, and one for what `protocol` makes of a
+//! device's registers. Each takes any bytes, panics when the decoder breaks one of
 //! its promises, and is driven by `cargo test -p wire-fuzz` (seeded, bounded) and by libFuzzer
 //! (`fuzz_targets/`, `cargo fuzz run --fuzz-dir tests/fuzz/fuzz_targets NAME`).
 #![forbid(unsafe_code)]
 
+mod ex_lnd;
+mod ext_ds;
 mod ext_eth;
+mod ext_pci;
 mod units;
 
+pub use ex_lnd::fuzz_ex_lnd_message;
+pub use ext_ds::fuzz_ext_ds_message;
 pub use ext_eth::{fuzz_ext_eth_message, fuzz_ext_eth_reassembly};
+pub use ext_pci::{fuzz_ext_pci_config, fuzz_ext_pci_message};
 pub use units::{
     fuzz_atu, fuzz_bq, fuzz_htax, fuzz_regs, fuzz_rma_descriptor, fuzz_rma_notification,
     fuzz_route, fuzz_snq_entry, fuzz_snq_program, fuzz_tlp, fuzz_velo_descriptor, fuzz_velo_status,
@@ -123,6 +130,16 @@ pub const TARGETS: &[Target] = &[
         seeds: units::tlp_seeds,
     },
     Target {
+        name: "ex_lnd_message",
+        run: fuzz_ex_lnd_message,
+        seeds: ex_lnd::message_seeds,
+    },
+    Target {
+        name: "ext_ds_message",
+        run: fuzz_ext_ds_message,
+        seeds: ext_ds::message_seeds,
+    },
+    Target {
         name: "ext_eth_message",
         run: fuzz_ext_eth_message,
         seeds: ext_eth::message_seeds,
@@ -131,5 +148,15 @@ pub const TARGETS: &[Target] = &[
         name: "ext_eth_reassembly",
         run: fuzz_ext_eth_reassembly,
         seeds: ext_eth::reassembly_seeds,
+    },
+    Target {
+        name: "ext_pci_message",
+        run: fuzz_ext_pci_message,
+        seeds: ext_pci::message_seeds,
+    },
+    Target {
+        name: "ext_pci_config",
+        run: fuzz_ext_pci_config,
+        seeds: ext_pci::config_seeds,
     },
 ];

@@ -35,6 +35,8 @@ pub const FINDINGS: &[&str] = &[
     "host_msi_lost",
     "host_dma_no_bus_master",
     "host_dma_outside_memory",
+    "host_peer_refused",
+    "host_peer_deadlocks",
     "host_protocol_errors",
     "host_panics",
 ];

@@ -8,7 +8,7 @@ mod process;
 mod settings;
 mod spec;
 
-pub use lab::{modules, Instructions};
+pub use lab::{modules, Device, Instructions, Model};
 pub use log::LogMark;
 pub use process::{Output, Running};
 pub use settings::{
@@ -110,6 +110,26 @@ pub fn cpu_times(name: &str) -> BTreeMap<i32, Duration> {
         .collect()
 }
 
+/// What a kernel died of, if it was a breakpoint that it had put into its own code itself, before its first program ran. It replaces code
+/// behind such breakpoints; QEMU's translation of another processor may still have one when the kernel has forgotten it.
+fn own_breakpoint(console: &str) -> Option<&str> {
+    if !console.contains("Kernel panic") || console.contains("Run /init as init process") {
+        return None;
+    }
+    let line = console.lines().find(|line| line.contains("Oops: int3:"))?;
+    Some(line.trim())
+}
+
+/// A node whose kernel died so in a cluster that did not come up.
+fn broken_boot(name: &str, spec: &Spec) -> Option<(usize, String)> {
+    (0..spec.nodes).find_map(|n| {
+        let console = directory(name).join(format!("node{n}/console.log"));
+        let console = std::fs::read(console).ok()?;
+        let line = own_breakpoint(&String::from_utf8_lossy(&console))?.to_owned();
+        Some((n, line))
+    })
+}
+
 fn raw_script(command: &str) -> String {
     format!(
         "exec 3<>/dev/extoll_bench || exit; printf %s '{command}' >&3; rc=$?; cat <&3; exit $rc"
@@ -125,10 +145,21 @@ impl Lab {
     /// As [`Lab::up`] with so many processors per node.
     ///
     /// A kernel that stands still while it measures the frequency of its clock may take it for a thirtieth of what it is, and time goes as
-    /// much too fast for it: then the cluster is booted again, and from then on kernels are told the frequency.
+    /// much too fast for it: then the cluster is booted again, and from then on kernels are told the frequency. So it is, once, if a
+    /// kernel was killed by its own breakpoint before its first program ran ([`own_breakpoint`]).
     pub fn up_with(name: &str, spec: &Spec, cpus: u32) -> Result<Self> {
-        for _ in 0..MISMEASURED {
-            let lab = Self::up_once(name, spec, cpus)?;
+        for n in 0..MISMEASURED {
+            let lab = match Self::up_once(name, spec, cpus) {
+                Ok(lab) => lab,
+                Err(e) => {
+                    let Some((node, line)) = broken_boot(name, spec).filter(|_| n == 0) else {
+                        return Err(e);
+                    };
+                    println!("        booted again: node{node}: {line}");
+                    remove(name);
+                    continue;
+                }
+            };
             let Some((node, line)) = lab.wrong_clock() else {
                 return Ok(lab);
             };
@@ -425,6 +456,19 @@ pub fn pairs(text: &str) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_that_died_of_its_own_breakpoint_is_told_from_others() {
+        let died = "[    2.8] Oops: int3: 0000 [#1] SMP NOPTI\n[    2.9] Kernel panic - not syncing: Fatal exception\n";
+        assert_eq!(
+            own_breakpoint(died),
+            Some("[    2.8] Oops: int3: 0000 [#1] SMP NOPTI")
+        );
+        let ran = format!("[    2.7] Run /init as init process\n{died}");
+        assert_eq!(own_breakpoint(&ran), None);
+        assert_eq!(own_breakpoint(&died.replace("int3", "0000")), None);
+        assert_eq!(own_breakpoint("Oops: int3: 0000\n"), None);
+    }
 
     #[test]
     fn lines_become_pairs() {

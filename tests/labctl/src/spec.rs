@@ -16,9 +16,11 @@ pub struct Spec {
     topology: Option<&'static str>,
     nics: usize,
     accelerators: usize,
+    devices: &'static [lab::Device],
     memory_mib: Option<u32>,
     cpus: Option<u32>,
     iommu: bool,
+    iommu_nodes: &'static [usize],
     numa: bool,
     bench_nics: bool,
     count_instructions: bool,
@@ -37,9 +39,11 @@ impl Spec {
             topology: None,
             nics: 1,
             accelerators: 0,
+            devices: &[],
             memory_mib: None,
             cpus: None,
             iommu: false,
+            iommu_nodes: &[],
             numa: false,
             bench_nics: false,
             count_instructions: false,
@@ -74,6 +78,12 @@ impl Spec {
         self
     }
 
+    /// Further PCI devices of single nodes.
+    pub const fn devices(mut self, devices: &'static [lab::Device]) -> Self {
+        self.devices = devices;
+        self
+    }
+
     /// Memory per node in MiB.
     pub const fn memory(mut self, mib: u32) -> Self {
         self.memory_mib = Some(mib);
@@ -89,6 +99,13 @@ impl Spec {
     /// An IOMMU per node that is used strictly.
     pub const fn iommu(mut self) -> Self {
         self.iommu = true;
+        self
+    }
+
+    /// An IOMMU that is used strictly in these nodes.
+    pub const fn iommu_in(mut self, nodes: &'static [usize]) -> Self {
+        self.iommu = true;
+        self.iommu_nodes = nodes;
         self
     }
 
@@ -163,10 +180,24 @@ impl Spec {
             self.accelerators > 0,
             format!("{} accelerators", self.accelerators),
         );
+        for d in self.devices {
+            let word = match d.model {
+                lab::Model::Nvme { mib } => format!("NVMe of {mib} MiB"),
+                lab::Model::E1000e => "e1000e".into(),
+                lab::Model::Edu => "edu".into(),
+            };
+            with(true, format!("{word} at node {}", d.node));
+        }
         if let Some(mib) = self.memory_mib {
             with(true, format!("{mib} MiB"));
         }
-        with(self.iommu, "IOMMU".into());
+        with(
+            self.iommu,
+            match self.iommu_nodes {
+                [] => "IOMMU".into(),
+                nodes => format!("IOMMU in {nodes:?}"),
+            },
+        );
         with(
             self.timing == lab::TimingModel::Ideal,
             "ideal timing".into(),
@@ -191,6 +222,7 @@ impl Spec {
             topology: self.topology.map(Into::into),
             nics: self.nics,
             accelerators: self.accelerators,
+            devices: self.devices.to_vec(),
             memory_mib: self.memory_mib.unwrap_or(usual.memory_mib),
             cpus,
             bring_up: self.bring_up,
@@ -198,6 +230,7 @@ impl Spec {
             bench_nics: self.bench_nics,
             count_instructions: self.count_instructions,
             iommu: self.iommu || settings::iommu_for_all(),
+            iommu_nodes: self.iommu_nodes.to_vec(),
             numa: self.numa,
             timing: Some(self.timing),
             append: words(self.append),
@@ -219,7 +252,12 @@ mod tests {
 
     #[test]
     fn a_spec_becomes_a_lab() {
+        const NVME: lab::Device = lab::Device {
+            node: 1,
+            model: lab::Model::Nvme { mib: 8 },
+        };
         const SPEC: Spec = Spec::new(2)
+            .devices(&[NVME])
             .topology("ring:4")
             .nics(2)
             .memory(384)
@@ -230,6 +268,7 @@ mod tests {
             (2, 2, 384, 2)
         );
         assert_eq!(lab.topology.as_deref(), Some("ring:4"));
+        assert_eq!(lab.devices, [NVME]);
         assert_eq!(
             (lab.append, lab.name),
             (vec!["cma=96M".to_owned()], "x".to_owned())
@@ -244,7 +283,7 @@ mod tests {
         );
         assert_eq!(
             SPEC.describe(),
-            "ring:4, 2 nodes, 2 NICs each, 384 MiB, cma=96M"
+            "ring:4, 2 nodes, 2 NICs each, NVMe of 8 MiB at node 1, 384 MiB, cma=96M"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Frames with wrong checksums.
+//! Frames with wrong checksums, and with holes.
 
 use super::{guest, hostile::velo, node::node, on_pair};
 use crate::cluster::{Lab, PATIENCE};
@@ -12,6 +12,7 @@ pub fn all() -> Vec<Scenario> {
         on_pair("hostile::bad_checksums", bad_checksums),
         on_pair("stack::forwarded_checksums", forwarded),
         on_pair("exn::checksum_options", options),
+        on_pair("exn::lost_packets", lost_packets),
     ]
 }
 
@@ -187,6 +188,36 @@ fn bad_checksums(lab: &Lab) -> Result<()> {
     moves(lab, "NoPorts", "they are again", || {
         send(lab, &to_node_1(16, Sum::Unfinished))
     })
+}
+
+/// A frame of which a packet got lost on its way reaches nobody, not even if nothing could tell but
+/// the driver, as its checksum is unfinished; the next one does.
+fn lost_packets(lab: &Lab) -> Result<()> {
+    guest::install(lab, 0)?;
+    let count = || -> Result<_> {
+        let node = node(lab, 1);
+        Ok((node.ethtool("rx_rdv_hole")?, node.snmp("Udp", "NoPorts")?))
+    };
+    for sum in [Sum::Unfinished, Sum::Right] {
+        let frame = udp_frame(0, 1, [10, 2, 0, 2], 1400, sum);
+        let (holes, taken) = count()?;
+        // Three packets, of which two are not the last: the first, with the headers, arrives.
+        lab.fault(&["lose-inner", "1", "--every", "2"])?;
+        let found = send_raw(lab, &frame).and_then(|()| {
+            let what = format!("{sum:?}: a frame with a hole ends");
+            lab.until(&what, PATIENCE, |_| Ok(count()? != (holes, taken)))
+        });
+        lab.fault(&["lose-inner", "1", "--every", "0"])?;
+        found?;
+        let after = count()?;
+        ensure!(
+            after == (holes + 1, taken),
+            "{sum:?}: holes and frames taken were {holes}, {taken}, are {after:?}"
+        );
+        let what = format!("{sum:?}, whole");
+        moves(lab, "NoPorts", &what, || send_raw(lab, &frame))?;
+    }
+    Ok(())
 }
 
 /// What node 1 forwards leaves with a finished checksum: it comes back to node 0, which verifies all.

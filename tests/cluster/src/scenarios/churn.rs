@@ -118,6 +118,8 @@ gone() {
         case $said in *"Input/output error"*) ;; *) fail "descriptor $fd $2: $said" ;; esac
     done
 }
+# It keeps extoll loaded, too.
+rmmod af_extl || fail "rmmod af_extl"
 base=/sys/kernel/debug/extoll-$dev eth=/sys/kernel/debug/exn-$dev
 for f in $base/status $base/counters $base/ports $base/atu $eth/state $eth/reasons; do [ -f $f ] || fail "$f is missing"; done
 b=$(count extoll) e=$(count exn)
@@ -148,7 +150,7 @@ grep -q '^node ' <&3 || fail "status has no node"
 exec 3<&-
 rmmod extoll || fail "rmmod extoll"
 [ ! -e /sys/module/extoll ] || fail "extoll is still there"
-modprobe exn || fail "modprobe"
+modprobe exn && modprobe af_extl || fail "modprobe"
 "#;
 
 /// Readers run all the time while the device comes and goes `$rounds` times.

@@ -73,9 +73,46 @@ const NOTHING_THERE: &[&str] = &[
     "host_dma_outside_memory",
 ];
 
+/// As [`NOTHING_THERE`], of a device, and a load that its host would have to answer while it waits for it.
+const BORROWED: &[&str] = &[
+    "drops_dma",
+    "dma_faults",
+    "host_dma_outside_memory",
+    "host_peer_deadlocks",
+];
+
+/// As [`BORROWED`], of a device whose registers are out of reach before its driver knows.
+const TAKEN: &[&str] = &[
+    "drops_dma",
+    "dma_faults",
+    "host_dma_outside_memory",
+    "host_peer_deadlocks",
+    "drops_smfu_no_interval",
+];
+
+/// As [`BORROWED`], where an end goes in the middle of its work: what the other one stores meanwhile comes to windows that are closed.
+const CUT_OFF: &[&str] = &[
+    "drops_dma",
+    "dma_faults",
+    "drops_smfu_no_interval",
+    "host_dma_outside_memory",
+    "host_msi_lost",
+    "host_peer_deadlocks",
+];
+
+/// What a driver stores to a device that is taken from it, and what that device, or a malicious one, sends.
+const ACCELERATOR: &[&str] = &[
+    "drops_smfu_disabled",
+    "drops_smfu_no_interval",
+    "drops_pcie_packet",
+    "host_msi_lost",
+];
+
 /// Beginnings of names, and what is found then; the longest one that fits counts. Without an entry: nothing.
 const FOUND: &[(&str, &[&str])] = &[
     ("accelerator::", REFUSED),
+    // A reader is killed while GETs to its memory are on their way.
+    ("af_extl::zero_killed", REVOKED),
     ("churn::", REFUSED),
     ("churn::interface_down_up", &[]),
     ("churn::power_off_in_mid_transfer", TORN),
@@ -86,6 +123,12 @@ const FOUND: &[(&str, &[&str])] = &[
     ),
     ("combining::missing_fence", &["wc_unfenced"]),
     ("driver::pci_error", RESET),
+    ("exlnd::net_del_under_load", REVOKED),
+    ("exlnd::nic_unbind_bind", REFUSED),
+    ("exlnd::peer_power_cycle", TORN),
+    ("exlnd::rmmod_under_load", REVOKED),
+    ("exlnd::silent_peer", REVOKED),
+    ("exlnd::unbind_in_net_add", REFUSED),
     ("fabric::torus_under_faults", TORN),
     ("faults::", REFUSED),
     ("faults::corrupted_links", &[]),
@@ -138,6 +181,33 @@ const FOUND: &[(&str, &[&str])] = &[
     ("userland::ping", &["drops_wrong_protection"]),
     ("userland::rma_matrix", &["drops_rma_bad_command"]),
     ("userland::trace", &[]),
+    ("vpci::accelerator_hostile", ACCELERATOR),
+    ("vpci::accelerator_lost", ACCELERATOR),
+    ("vpci::accelerator_peers", ACCELERATOR),
+    ("vpci::accelerator_reclaimed", ACCELERATOR),
+    (
+        "vpci::accelerator_strict",
+        &["dma_faults", "drops_dma", "host_dma_outside_memory"],
+    ),
+    (
+        "vpci::crossing_loads",
+        &["dma_faults", "host_peer_deadlocks"],
+    ),
+    ("vpci::device_registers", BORROWED),
+    // The last stores of a driver may come after the message that its device is given back (docs/vpci.md, Limits).
+    ("vpci::drive", BORROWED),
+    // A driver whose device is taken from it looks whether it is there, and a device that is cut off has something to store.
+    ("vpci::drive_taken_away", TAKEN),
+    ("vpci::commands", BORROWED),
+    ("vpci::borrower_dies", CUT_OFF),
+    ("vpci::borrower_stops", CUT_OFF),
+    ("vpci::cycles", BORROWED),
+    // It accesses what is not its memory.
+    ("vpci::edu", &["drops_smfu_no_interval"]),
+    ("vpci::lender_dies", CUT_OFF),
+    ("vpci::link_flap", CUT_OFF),
+    ("vpci::network_card", BORROWED),
+    ("vpci::several", BORROWED),
 ];
 
 /// Beginnings of names of scenarios in which nothing is broken, nor a receiver flooded, nor interrupts held back for longer than the driver

@@ -609,19 +609,31 @@ fn locks(lab: &Lab) -> Result<()> {
 fn lost_answers(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let there = offer(lab, "pages", 4096, "rw", 1)?;
-    for (round, lost) in [1, 3].into_iter().enumerate() {
+    let mut rounds = 0;
+    for lost in [1, 3] {
         let count = lost.to_string();
-        lab.fault(&["dma-fault", "0", "--ring", "rma", "--count", &count])?;
-        // Longer than a busy machine may stand still: that would be one more.
-        let command = "number=2 count=12 timeout_ms=5000 patience=12";
-        let r = lab.raw(0, &format!("lock {} {command}", there.words))?;
-        expect(&r, "result", "ok")?;
-        let timeouts: u32 = r.get("timeouts").context("no timeouts")?.parse()?;
-        ensure!((1..=lost).contains(&timeouts), "{lost} lost: {r:?}");
-        let done: u32 = r.get("value").context("no value")?.parse()?;
-        // What was lost is the answer, or that to the operation that asks whether one still comes.
-        let all = 12 * (round as u32 + 1);
-        ensure!(done > all - 4 && done <= all, "{lost} lost: {r:?}");
+        // What the driver sends to itself when the port of the round before is closed may be hit instead, on a busy machine: then no
+        // answer was lost, and all operations are done.
+        for tries in 0.. {
+            lab.fault(&["dma-fault", "0", "--ring", "rma", "--count", &count])?;
+            rounds += 1;
+            // Longer than a busy machine may stand still: that would be one more.
+            let command = "number=2 count=12 timeout_ms=5000 patience=12";
+            let r = lab.raw(0, &format!("lock {} {command}", there.words))?;
+            expect(&r, "result", "ok")?;
+            let timeouts: u32 = r.get("timeouts").context("no timeouts")?.parse()?;
+            let done: u32 = r.get("value").context("no value")?.parse()?;
+            let successes: u32 = r.get("successes").context("no successes")?.parse()?;
+            ensure!(timeouts + successes == 12, "{lost} lost: {r:?}");
+            // What was lost is the answer, or that to the operation that asks whether one still comes.
+            let all = 12 * rounds;
+            ensure!(done > all - 4 && done <= all, "{lost} lost: {r:?}");
+            if timeouts == 0 && tries < 2 {
+                continue;
+            }
+            ensure!((1..=lost).contains(&timeouts), "{lost} lost: {r:?}");
+            break;
+        }
     }
     lab.raw(1, "withdraw")?;
     end(lab)
@@ -689,7 +701,7 @@ fn load_cost(lab: &Lab) -> Result<()> {
     let before = measure()?;
     lab.ok(0, "modprobe extoll")?;
     let after = measure()?;
-    lab.ok(0, "modprobe exn")?;
+    lab.ok(0, "modprobe exn && modprobe af_extl")?;
     node(lab, 0).back()?;
     for (key, sign) in [
         ("MemFree:", -1),

@@ -1,6 +1,13 @@
 //! The scenarios, grouped by what they show.
 
 mod accelerator;
+mod af_extl;
+mod af_extl_connect;
+mod af_extl_direct;
+mod af_extl_kselftest;
+mod af_extl_tools;
+mod af_extl_users;
+mod af_extl_zero;
 mod checksums;
 mod churn;
 mod combining;
@@ -8,6 +15,9 @@ mod commands;
 mod driver;
 mod engine;
 mod events;
+mod exlnd;
+mod exlnd_faults;
+mod exlnd_nets;
 mod exn_options;
 pub mod expected;
 mod fabric;
@@ -22,6 +32,8 @@ mod late;
 mod late_answers;
 mod leaks;
 mod libraries;
+mod lnet;
+mod loops;
 mod matrix;
 mod memory;
 mod node;
@@ -41,6 +53,14 @@ mod traffic;
 mod uapi;
 mod units;
 mod userland;
+mod vpci;
+mod vpci_accel;
+mod vpci_borrow;
+mod vpci_devices;
+mod vpci_ends;
+mod vpci_host;
+mod vpci_hostile;
+mod vpci_lease;
 
 use crate::cluster::{Lab, Spec};
 use crate::scenario::{apply, Group, Load};
@@ -88,10 +108,70 @@ pub const GROUPS: &[Group] = &[
     group("units::rra_everywhere", Load::Exclusive, 900),
     group("combining::late_heir", Load::Wait, 600),
     group("fabric::torus", Load::Exclusive, 1200),
+    group("af_extl::", Load::Wait, 300),
+    group("af_extl::same_as_tcp", Load::Cpu, 600),
+    group("af_extl::options", Load::Cpu, 600),
+    group("af_extl::random_calls", Load::Cpu, 600),
+    // Most of their time they wait for deadlines.
+    group("exlnd::", Load::Wait, 600),
+    group("exlnd::routed", Load::Cpu, 600),
+    group("exlnd::sizes", Load::Cpu, 600),
+    group("exlnd::soak", Load::Cpu, 4500),
+    group("exlnd::two_nics", Load::Cpu, 600),
+    group("vpci::host_bridge", Load::Cpu, 600),
+    // A lease ends without a word.
+    group("vpci::accelerator", Load::Exclusive, 600),
+    // A device's read of eight bytes is a message, and a lease ends without a word.
+    group("vpci::", Load::Exclusive, 600),
+    group("vpci::device_registers", Load::Wait, 300),
+    group("vpci::crossing_loads", Load::Wait, 300),
+    group("vpci::cycles", Load::Exclusive, 3600),
     // Rates are compared.
     group("survival::", Load::Exclusive, 600),
     group("survival::frozen_peer", Load::Wait, 300),
     group("survival::down_under_flood", Load::Wait, 300),
+];
+
+/// Which scenarios a whole run takes turns with, as (beginning of the name, in one of how many seeds): docs/testing.md, *Turns*.
+pub const TURNS: &[(&str, u64)] = &[
+    ("accelerator::", 3),
+    ("af_extl::direct_", 3),
+    ("af_extl::direct_cases", 1),
+    ("af_extl::direct_echo", 1),
+    ("af_extl::kselftest_", 3),
+    ("af_extl::options", 3),
+    ("af_extl::switch_", 3),
+    ("af_extl::user_", 3),
+    ("af_extl::zero_", 3),
+    ("af_extl::zero_files", 1),
+    ("churn::", 3),
+    ("combining::", 3),
+    ("exlnd::", 3),
+    ("exlnd::ping", 1),
+    ("exlnd::sizes", 1),
+    ("exn::", 3),
+    ("fabric::", 3),
+    ("faults::", 3),
+    ("faults::link_flap", 1),
+    ("hostile::", 3),
+    ("hostile::messages", 1),
+    ("ideal::", 3),
+    ("iommu::", 3),
+    ("lab::", 3),
+    ("libraries::", 3),
+    ("numa::", 3),
+    ("raw::", 3),
+    ("raw::velo_and_rma", 1),
+    ("security::full_", 3),
+    ("stack::", 3),
+    ("survival::", 3),
+    ("units::", 3),
+    ("userland::", 3),
+    ("userland::c_calls", 1),
+    ("userland::ping", 1),
+    ("vpci::", 3),
+    ("vpci::drive", 1),
+    ("vpci::host_bridge", 1),
 ];
 
 /// Scenarios to run once more in another cluster, as (new name, name).
@@ -122,6 +202,8 @@ pub fn all() -> Vec<Scenario> {
     all.extend(stack::all());
     all.extend(survival::all());
     all.extend(refused::all());
+    all.extend(loops::all());
+    all.extend(vpci_host::all());
     all.extend(raw::all());
     all.extend(ports::all());
     all.extend(memory::all());
@@ -141,6 +223,23 @@ pub fn all() -> Vec<Scenario> {
     all.extend(numa::all());
     all.extend(combining::all());
     all.extend(accelerator::all());
+    all.extend(vpci::all());
+    all.extend(vpci_accel::all());
+    all.extend(vpci_borrow::all());
+    all.extend(vpci_devices::all());
+    all.extend(vpci_ends::all());
+    all.extend(vpci_hostile::all());
+    all.extend(af_extl::all());
+    all.extend(af_extl_connect::all());
+    all.extend(af_extl_direct::all());
+    all.extend(af_extl_kselftest::all());
+    all.extend(af_extl_tools::all());
+    all.extend(af_extl_users::all());
+    all.extend(lnet::all());
+    all.extend(exlnd::all());
+    all.extend(exlnd_faults::all());
+    all.extend(exlnd_nets::all());
+    all.extend(af_extl_zero::all());
     all.extend(lab_cli::all());
     let again = [iommu::all(&all), ideal::all(&all)].concat();
     all.extend(again);

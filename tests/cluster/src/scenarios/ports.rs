@@ -136,7 +136,8 @@ fn dropped(lab: &Lab) -> Result<()> {
 /// A full mailbox is closed while more waits for it: others are not held up, although the NIC lets nothing in to a disabled VPID.
 fn full(lab: &Lab, more: u64) -> Result<()> {
     let result = bench(lab, "op=full messages=100 ms=500")?;
-    ensure!(number(&result, "waiting")? >= 4095 + more, "{result:?}");
+    // One of 4096 slots stays unused.
+    ensure!(number(&result, "waiting")? >= 4094 + more, "{result:?}");
     let through = Duration::from_micros(number(&result, "through_us")?);
     ensure!(through < as_slow(Duration::from_secs(2)), "{result:?}");
     node(lab, 0).pings(3, "-i 0.2")

@@ -221,7 +221,7 @@ fn pci_identity(lab: &Lab) -> Result<()> {
 fn parameters(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     // Whoever had the cluster before may have left them loaded.
-    node.ok("for m in exn extoll; do if [ -e /sys/module/$m ]; then rmmod $m; fi; done")?;
+    node.ok("for m in af_extl exn extoll; do if [ -e /sys/module/$m ]; then rmmod $m; fi; done")?;
     for (module, parameter, range) in [
         ("extoll", "atu_gats=1025", "0 to 1024"),
         (
@@ -241,6 +241,8 @@ fn parameters(lab: &Lab) -> Result<()> {
         ("exn", "rdv_timeout_ms=199", "200 to 600000"),
         ("exn", "rdv_quarantine_ms=7999", "8000 to 3600000"),
         ("exn", "rdv_timeout_ms=58000", "63000 to 3600000"),
+        ("af_extl", "family=2", "one of [13, 14, 18, 19, 22, 25]"),
+        ("af_extl", "protocol=262", "257 to 261"),
     ] {
         let mark = lab.log_mark(0)?;
         let refused = lab.sh_for(0, &format!("modprobe {module} {parameter}"), PATIENCE)?;
@@ -256,30 +258,31 @@ fn parameters(lab: &Lab) -> Result<()> {
         );
         node.ok(&format!("! grep -q '^{module} ' /proc/modules && if [ -e /sys/module/extoll ]; then rmmod extoll; fi"))?;
     }
-    node.ok("modprobe extoll atu_gats=3 velo_slots_64=1 && modprobe exn rdv_timeout_ms=400 default_nodeid=7")?;
+    node.ok("modprobe extoll atu_gats=3 velo_slots_64=1 && modprobe exn rdv_timeout_ms=400 default_nodeid=7 && modprobe af_extl family=19 protocol=261")?;
     let shown = |module: &str| node.ok(&format!("cat /sys/kernel/debug/{module}/parameters"));
     for (module, lines) in [
         (
             "extoll",
-            [
+            &[
                 "atu_gats 3",
                 "velo_slots_64 1",
                 "snq_irq_0 0xfd2300000040002d",
-            ],
+            ][..],
         ),
         (
             "exn",
-            [
+            &[
                 "rdv_timeout_ms 400",
                 "default_nodeid 7",
                 "rdv_quarantine_ms 60000",
             ],
         ),
+        ("af_extl", &["family 19", "protocol 261"]),
     ] {
         let text = shown(module)?;
         for line in lines {
             ensure!(
-                text.lines().any(|l| l == line),
+                text.lines().any(|l| l == *line),
                 "no line '{line}' in: {text}"
             );
         }

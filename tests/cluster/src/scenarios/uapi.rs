@@ -22,6 +22,13 @@ const ROOMY: Spec = Spec::pair().emulator(&[
     "--nic-option=hold-timeout-unit-ns=4000000000",
     "--nic-option=faults={}",
 ]);
+/// The same, where "full" is a flag that a store of the read pointer clears.
+const FLAG: Spec = Spec::pair().emulator(&[
+    "--nic-option=hold-buffer-bytes=67108864",
+    "--nic-option=hold-timeout-unit-ns=4000000000",
+    "--nic-option=faults={}",
+    "--nic-option=full-rule=flag-on-equal",
+]);
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -41,6 +48,7 @@ pub fn all() -> Vec<Scenario> {
         on_pair("security::all_vpids", |lab| as_root(lab, "all_vpids")),
         on_pair("security::one_table", one_table),
         Scenario::new("security::full_queues", ROOMY, full_queues),
+        Scenario::new("security::full_queues_flag", FLAG, full_queues),
         on_pair("security::other_users", other_users),
         on_pair("security::compat_unsafe", compat_unsafe),
         on_pair("security::heir", |lab| run(lab, "heir")),

@@ -1,0 +1,203 @@
+//! A drive of node 1 that node 0 has borrowed (vpci.ko) against the same model plugged into node 0: instructions, interrupts and bytes that are
+//! copied per read. What is read from the drive it stores to memory; an emulated drive's own reads of memory are so slow over the fabric that
+//! little is written.
+
+use crate::insns::{at_rest, passes_of, Row, Unit};
+use anyhow::{ensure, Context, Result};
+use labctl::{Device, Lab, Model, Spec};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 64;
+
+/// As [`crate::insns::SPEC`], with a drive in each node. An IOMMU is in front of both drives of node 0.
+pub const SPEC: Spec = Spec::pair()
+    .no_sshd()
+    .ideal()
+    .cpus(1)
+    .count_instructions()
+    .append(&["idle=halt"])
+    .iommu_in(&[0])
+    .devices(&[
+        Device {
+            node: 0,
+            model: Model::Nvme { mib: MIB },
+        },
+        Device {
+            node: 1,
+            model: Model::Nvme { mib: MIB },
+        },
+    ]);
+
+/// How long a run may take.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// Time for the lender's module to begin to lend, and for a driver to find a drive.
+const BEGIN: Duration = Duration::from_secs(60);
+/// Reads in the two runs that are compared.
+const FEW: u64 = 16;
+const MANY: u64 = 272;
+
+/// What was read with what.
+const READS: [(&str, &str, &str); 2] = [
+    ("read4k", "reads of 4 KiB", "4k"),
+    ("read128k", "reads of 128 KiB", "128k"),
+];
+
+/// Figures of one kind of reads from one drive, per read.
+#[derive(Debug, Clone, Serialize)]
+pub struct Drive {
+    /// `local` or `borrowed`.
+    pub subject: &'static str,
+    /// Name of the workload.
+    pub work: &'static str,
+    /// Interrupts of the drive.
+    pub interrupts: f64,
+    /// Bytes that node 0 copied between the pool and its driver's memory.
+    pub copied: f64,
+}
+
+/// All of it.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Drives {
+    /// Instructions.
+    pub rows: Vec<Row>,
+    /// The rest.
+    pub counts: Vec<Drive>,
+}
+
+fn until(lab: &Lab, what: &str, node: usize, script: &str) -> Result<String> {
+    let begun = Instant::now();
+    loop {
+        let out = lab.sh_for(node, script, PATIENCE)?;
+        if out.status == 0 {
+            return Ok(out.stdout);
+        }
+        ensure!(begun.elapsed() < BEGIN, "{what}: {}", out.stderr);
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// Interrupts of a controller that node 0 has had, and bytes that it copied for borrowed devices.
+fn counted(lab: &Lab, controller: &str) -> Result<(u64, u64)> {
+    let script = format!(
+        "awk '/{controller}q/ {{n += $2}} END {{print n + 0}}' /proc/interrupts; \
+         exec 3<>/dev/extoll_pci; echo leases >&3; tr ' ' '\\n' <&3 | awk -F= '/^copied_/ {{n += $2}} END {{print n + 0}}'"
+    );
+    let said = lab.ok(0, &script)?;
+    let mut numbers = said.split_whitespace().map(str::parse::<u64>);
+    let mut next = || {
+        numbers
+            .next()
+            .context("too few numbers")?
+            .context("no number")
+    };
+    Ok((next()?, next()?))
+}
+
+fn read(lab: &Lab, controller: &str, size: &str, count: u64) -> Result<()> {
+    let script = format!(
+        "dd if=/dev/{controller}n1 of=/dev/null bs={size} count={count} iflag=direct 2>/dev/null"
+    );
+    lab.ok_for(0, &script, PATIENCE).map(drop)
+}
+
+/// Measures both drives, and says with what it begins.
+///
+/// # Errors
+/// When a program fails, or instructions are not counted.
+pub fn measure(lab: &Lab, passes: usize, progress: impl Fn(&str)) -> Result<Drives> {
+    for node in 0..2 {
+        lab.ok(node, "modprobe nvme; modprobe vpci timeout_ms=10000")?;
+    }
+    let lend = "extollctl accel lend $(lspci -Dn -d ::0108 | cut -d' ' -f1)";
+    lab.ok_for(1, lend, PATIENCE)?;
+    until(
+        lab,
+        "the drive of node 1 is lent",
+        0,
+        "extollctl accel borrow --node 1 0",
+    )?;
+    until(
+        lab,
+        "both drives are there",
+        0,
+        "[ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ]",
+    )?;
+    let quiet = at_rest(lab)?;
+    let mut all = Drives::default();
+    for (subject, controller) in [("local", "nvme0"), ("borrowed", "nvme1")] {
+        for (work, title, size) in READS {
+            progress(&format!("{title} from a drive, {subject}"));
+            let before = counted(lab, controller)?;
+            let passes = passes_of(lab, passes, [FEW, MANY], |count| {
+                read(lab, controller, size, count)
+            })?;
+            let after = counted(lab, controller)?;
+            let reads = (passes.len() as u64 * (FEW + MANY) + FEW) as f64;
+            all.counts.push(Drive {
+                subject,
+                work,
+                interrupts: (after.0 - before.0) as f64 / reads,
+                copied: (after.1 - before.1) as f64 / reads,
+            });
+            all.rows.push(Row {
+                subject: if subject == "local" {
+                    "drive_local"
+                } else {
+                    "drive_borrowed"
+                },
+                work,
+                title,
+                unit: Unit::Read,
+                units: MANY - FEW,
+                quiet,
+                passes,
+            });
+        }
+    }
+    // The module's end gives the drive back.
+    for node in 0..2 {
+        lab.ok_for(node, "rmmod vpci", PATIENCE)?;
+    }
+    Ok(all)
+}
+
+impl Drives {
+    /// Keys and values for the summary.
+    pub fn summary(&self) -> Vec<(String, f64)> {
+        let rows = self.rows.iter().flat_map(Row::summary);
+        let counts = self.counts.iter().flat_map(|d| {
+            let key = format!("drive_{}.{}", d.subject, d.work);
+            [
+                (format!("{key}.interrupts"), d.interrupts),
+                (format!("{key}.copied_bytes"), d.copied),
+            ]
+        });
+        let node = |subject: &str, work: &str| {
+            let mut rows = self.rows.iter();
+            let row = rows.find(|r| r.subject == subject && r.work == work)?;
+            Some(row.of_node(0)?.median)
+        };
+        let ratios = READS.iter().filter_map(|(work, ..)| {
+            let ratio = node("drive_borrowed", work)? / node("drive_local", work)?;
+            Some((format!("drive_borrowed.{work}.vs_local"), ratio))
+        });
+        rows.chain(counts).chain(ratios).collect()
+    }
+
+    /// What is not in the table of instructions.
+    pub fn text(&self) -> String {
+        let mut out = String::from("\nPer read from a drive in node 0\n\n");
+        for d in &self.counts {
+            out.push_str(&format!(
+                "  {}, {}: {:.2} interrupts, {:.0} bytes copied for the device\n",
+                d.subject, d.work, d.interrupts, d.copied
+            ));
+        }
+        let ratios = self.summary().into_iter();
+        for (key, value) in ratios.filter(|(key, _)| key.ends_with(".vs_local")) {
+            out.push_str(&format!("  {key}: {value:.2} times the instructions\n"));
+        }
+        out
+    }
+}

@@ -1,0 +1,354 @@
+"""Connections of AF_EXTL between nodes, whose data have to bypass TCP.
+
+extl_direct.py serve KIND PORT               serves clients of this program; prints "ready"
+extl_direct.py echo KIND HOST PORT SEED ...  for each following word, a number of bytes: sends so many both ways at
+                                             the same time, blocking and by epoll, and compares them at both ends
+extl_direct.py calls KIND HOST PORT          flags of calls, and all ways in which a connection ends
+extl_direct.py churn KIND HOST PORT SECONDS  makes connections, each with an exchange; prints how many went past TCP,
+                                             by TCP, and ended with an error
+extl_direct.py hold KIND HOST PORT WAY       has a connection until it is told an error, which it prints with the time: sends, or
+                                             with WAY timeout does that with TCP_USER_TIMEOUT, or with idle reads with SO_KEEPALIVE
+extl_direct.py busy KIND HOST PORT COUNT        as many exchanges with SO_BUSY_POLL and without: prints how often it slept
+"""
+import errno
+import fcntl
+import hashlib
+import random
+import resource
+import select
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+
+import extl
+
+DIRECT = 3
+SO_BUSY_POLL = 46
+HEAD = struct.Struct("=QIB")
+# What a client wants: exchanges, blocking and by epoll; what follows.
+HALF, RESET, UNREAD, SLOW, WAS_SAME, KEEP = 2, 3, 4, 5, 6, 9
+# Whether what came last, slowly, was what had to come.
+SAME = threading.Event()
+
+
+def tcp_bytes(s):
+    """Bytes of the TCP connection, as TCP counts them: acknowledged (a SYN is one), received. TCP_INFO has more."""
+    ends = f"sport = :{s.getsockname()[1]} and dport = :{s.getpeername()[1]}"
+    said = subprocess.run(["ss", "-tinH", ends], check=True, stdout=subprocess.PIPE, text=True).stdout
+    counts = dict(word.split(":", 1) for word in said.split() if word.startswith("bytes_"))
+    assert said, "no connection of TCP"
+    return [int(counts.get(name, 0)) for name in ("bytes_acked", "bytes_received")]
+
+
+def check(s, ended=0):
+    """TCP's connection carries nothing but, in the end, its own end."""
+    mode, reason, _, _ = extl.info(s)
+    assert (mode, reason) == (DIRECT, 0), ("mode and reason", mode, reason)
+    acked, received = tcp_bytes(s)
+    assert acked <= 1 and received <= ended, ("TCP carried", acked, received)
+
+
+def data_of(seed, count):
+    return random.Random(seed).randbytes(count)
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def blocking(s, out, count):
+    """Sends and receives at the same time; what came."""
+    got = []
+
+    def read():
+        try:
+            got.append(extl.exactly(s, count))
+        except OSError as e:
+            got.append(e)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        s.sendall(out)
+    finally:
+        reader.join()
+    if isinstance(got[0], OSError):
+        raise got[0]
+    return got[0]
+
+
+def by_epoll(s, out, count):
+    """The same without waiting in calls."""
+    s.setblocking(False)
+    got, sent, end = bytearray(), 0, time.monotonic() + 60
+    with select.epoll() as poll:
+        poll.register(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+        # Edges: everything that can be done is done after each.
+        while sent < len(out) or len(got) < count:
+            assert time.monotonic() < end, (sent, len(out), len(got), count)
+            for _, _ in poll.poll(1):
+                while sent < len(out):
+                    try:
+                        sent += s.send(out[sent:sent + 200_000])
+                    except BlockingIOError:
+                        break
+                while len(got) < count:
+                    try:
+                        piece = s.recv(min(count - len(got), 150_000))
+                    except BlockingIOError:
+                        break
+                    assert piece, ("the stream ended", len(got), count)
+                    got += piece
+    s.setblocking(True)
+    return bytes(got)
+
+
+def exchange(s, seed, count, way, mine, theirs, direct=True):
+    out = data_of(seed + mine, count)
+    got = (by_epoll if way else blocking)(s, out, count)
+    assert digest(got) == digest(data_of(seed + theirs, count)), (len(got), count)
+    if direct:
+        check(s)
+
+
+def end(s, seed, count, way):
+    """Ends a connection as the client wants it."""
+    if way == HALF:
+        got = extl.exactly(s, count)
+        assert s.recv(1) == b""
+        s.sendall(got)
+    elif way == RESET:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif way == UNREAD:
+        # Closed with what the client has sent.
+        s.recv(1, socket.MSG_PEEK)
+    elif way == SLOW:
+        time.sleep(1)
+        if extl.exactly(s, count) == data_of(seed, count) and s.recv(1) == b"":
+            SAME.set()
+    elif way == WAS_SAME:
+        s.sendall(b"yes" if SAME.wait(5) else b"no")
+
+
+def answer(s):
+    with s:
+        try:
+            while head := extl.exactly(s, HEAD.size):
+                seed, count, way = HEAD.unpack(head)
+                if way == KEEP:
+                    # Reads nothing.
+                    time.sleep(count)
+                    continue
+                if way > 1:
+                    return end(s, seed, count, way)
+                exchange(s, seed, count, way, 1, 0, direct=False)
+                # So that the client sees that all was right here.
+                s.sendall(b"!")
+        except OSError as e:
+            print(errno.errorcode.get(e.errno), flush=True)
+
+
+def serve(kind, port):
+    s = extl.listener(kind, port=port, host="::" if kind.endswith("6") else "0.0.0.0", backlog=128)
+    print("ready", flush=True)
+    while True:
+        threading.Thread(target=answer, args=(s.accept()[0],), daemon=True).start()
+
+
+def connect(kind, host, port):
+    s = extl.make(kind)
+    s.settimeout(None)
+    s.connect(extl.resolve(kind, host, port))
+    return s
+
+
+def echo(kind, host, port, seed, sizes):
+    for way in (0, 1):
+        s = connect(kind, host, port)
+        for count in sizes:
+            s.sendall(HEAD.pack(seed, count, way))
+            exchange(s, seed, count, way, 0, 1)
+            assert extl.exactly(s, 1) == b"!"
+            seed += 2
+        s.shutdown(socket.SHUT_WR)
+        assert s.recv(1) == b""
+        check(s, 1)
+        s.close()
+    print("same")
+
+
+def fails(number, call, *words):
+    try:
+        said = call(*words)
+    except OSError as e:
+        assert e.errno == number, e
+    else:
+        raise AssertionError(("no error", said))
+
+
+def some_calls(s):
+    """Flags and options, on a connection that echoes what is sent."""
+    def ready(count):
+        left = bytearray(4)
+        while True:
+            fcntl.ioctl(s, termios.FIONREAD, left)
+            if struct.unpack("i", left)[0] == count:
+                return
+            time.sleep(0.01)
+
+    s.sendall(HEAD.pack(5, 1000, 0))
+    out, back = data_of(5, 1000), data_of(6, 1000)
+    fails(errno.EOPNOTSUPP, s.send, b"x", socket.MSG_OOB)
+    assert s.send(out[:400], socket.MSG_MORE) == 400
+    s.sendall(out[400:])
+    ready(1001)
+    assert s.recv(10, socket.MSG_PEEK) == back[:10]
+    assert s.recv(2000, socket.MSG_PEEK | socket.MSG_DONTWAIT) == back + b"!"
+    assert s.recv(100) == back[:100]
+    # Thrown away.
+    assert len(s.recv(100, socket.MSG_TRUNC)) == 100
+    assert s.recv(801, socket.MSG_WAITALL) == back[200:] + b"!"
+    fails(errno.EAGAIN, s.recv, 1, socket.MSG_DONTWAIT)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 300_000))
+    began = time.monotonic()
+    fails(errno.EAGAIN, s.recv, 1)
+    assert 0.2 < time.monotonic() - began < 5
+    # One that has to wait for more than there is.
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 2000)
+    s.sendall(HEAD.pack(7, 100, 0) + data_of(7, 100))
+    ready(101)
+    with select.epoll() as poll:
+        poll.register(s, select.EPOLLIN)
+        assert not poll.poll(0.1)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        assert poll.poll(1)
+    assert s.recv(500) == data_of(8, 100) + b"!"
+    check(s)
+
+
+def calls(kind, host, port):
+    new = lambda: connect(kind, host, port)
+    with new() as s:
+        some_calls(s)
+    with new() as s:
+        data = data_of(1, 200_000)
+        s.sendall(HEAD.pack(1, len(data), HALF) + data)
+        check(s)
+        s.shutdown(socket.SHUT_WR)
+        fails(errno.EPIPE, s.send, b"x", socket.MSG_NOSIGNAL)
+        assert extl.exactly(s, len(data)) == data
+        assert s.recv(1) == b"" and s.recv(1) == b""
+        with select.epoll() as poll:
+            poll.register(s, select.EPOLLIN | select.EPOLLRDHUP)
+            [(_, what)] = poll.poll(1)
+            assert what & select.EPOLLHUP and what & select.EPOLLRDHUP and not what & select.EPOLLERR, what
+    for way in (RESET, UNREAD):
+        with new() as s:
+            s.sendall(HEAD.pack(1, 1, way) + b"unread")
+            with select.epoll() as poll:
+                poll.register(s, 0)
+                [(_, what)] = poll.poll(5)
+            assert what & select.EPOLLHUP and what & select.EPOLLERR, what
+            fails(errno.ECONNRESET, s.recv, 10)
+            assert s.recv(10) == b""
+            fails(errno.EPIPE, s.send, b"x", socket.MSG_NOSIGNAL)
+            assert extl.info(s)[0] == DIRECT
+    # Lingering.
+    s = new()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 8))
+    s.sendall(HEAD.pack(3, 120_000, SLOW) + data_of(3, 120_000))
+    began = time.monotonic()
+    s.close()
+    took = time.monotonic() - began
+    assert 0.3 < took < 7, took
+    # Of a peer that neither reads nor ends.
+    s = new()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
+    s.sendall(HEAD.pack(0, 3, KEEP) + data_of(3, 1000))
+    began = time.monotonic()
+    s.close()
+    took = time.monotonic() - began
+    assert took < 2, took
+    with new() as s:
+        s.sendall(HEAD.pack(0, 0, WAS_SAME))
+        assert extl.exactly(s, 3) == b"yes"
+    print("same")
+
+
+def churn(kind, host, port, seconds):
+    end, done, rng = time.monotonic() + seconds, [0, 0, 0], random.Random()
+    while time.monotonic() < end:
+        count, way = rng.choice([1, 100, 3000, 100_000]), rng.randrange(2)
+        try:
+            with connect(kind, host, port) as s:
+                s.sendall(HEAD.pack(9, count, way))
+                exchange(s, 9, count, way, 0, 1, direct=False)
+                assert extl.exactly(s, 1) == b"!"
+                done[extl.info(s)[0] != DIRECT] += 1
+        except OSError as e:
+            allowed = (errno.ECONNRESET, errno.ENETDOWN, errno.ETIMEDOUT, errno.EPIPE)
+            assert e.errno in allowed, e
+            done[2] += 1
+    print(*done)
+
+
+def hold(kind, host, port, way):
+    s = connect(kind, host, port)
+    s.sendall(HEAD.pack(0, 1, 0))
+    exchange(s, 0, 1, 0, 0, 1)
+    print("ready", flush=True)
+    s.sendall(HEAD.pack(0, 3600, KEEP))
+    if way == "timeout":
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000)
+    elif way == "idle":
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+            s.setsockopt(socket.IPPROTO_TCP, option, 2)
+    try:
+        if way == "idle":
+            assert s.recv(1)
+        while True:
+            s.sendall(bytes(1000))
+    except OSError as e:
+        print(errno.errorcode.get(e.errno), round(time.monotonic(), 1), flush=True)
+
+
+def busy(kind, host, port, count):
+    """Whoever polls for what comes does not sleep."""
+    slept = []
+    with connect(kind, host, port) as s:
+        for us in (0, 500_000):
+            s.setsockopt(socket.SOL_SOCKET, SO_BUSY_POLL, us)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+            for seed in range(count):
+                s.sendall(HEAD.pack(seed, 64, 0))
+                s.sendall(data_of(seed, 64))
+                assert extl.exactly(s, 65) == data_of(seed + 1, 64) + b"!"
+            slept.append(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
+        check(s)
+        # The time is a bound.
+        s.setsockopt(socket.SOL_SOCKET, SO_BUSY_POLL, 1000)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 300_000))
+        began = time.monotonic()
+        assert extl.attempt(s.recv, 1) == "EAGAIN" and time.monotonic() - began >= 0.3
+    print(*slept)
+
+
+if __name__ == "__main__":
+    command, kind, words = sys.argv[1], sys.argv[2], sys.argv[3:]
+    if command == "serve":
+        serve(kind, int(words[0]))
+    elif command == "echo":
+        echo(kind, words[0], int(words[1]), int(words[2]), [int(n) for n in words[3:]])
+    elif command == "busy":
+        busy(kind, words[0], int(words[1]), int(words[2]))
+    elif command == "churn":
+        churn(kind, words[0], int(words[1]), float(words[2]))
+    elif command == "calls":
+        calls(kind, words[0], int(words[1]))
+    else:
+        hold(kind, words[0], int(words[1]), words[2])

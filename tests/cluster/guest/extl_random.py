@@ -1,0 +1,201 @@
+"""extl_random.py FIRST COUNT: runs random sequences of socket calls with TCP and with AF_EXTL, and compares results, errors, events and data.
+
+A sequence depends on its number only. In each, sockets of one kind talk to each other on this machine. Both kinds go through it step by
+step at the same time, and before the next step their events have to be the same: that may take a while on a busy machine, and timers
+of TCP end for both. What TCP itself does differently from one time to another says nothing; there may be few such sequences.
+Prints how many were compared.
+"""
+import hashlib
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+from extl import attempt, home, listener, make
+
+STEPS = 50
+# Between two looks at the events, which have to be the same twice.
+LOOK = 0.002
+# Until events are the same, or a connection is there.
+PATIENCE = 3
+OPTIONS = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+    (socket.SOL_SOCKET, socket.SO_REUSEADDR),
+    (socket.SOL_SOCKET, socket.SO_RCVLOWAT),
+    (socket.SOL_SOCKET, socket.SO_OOBINLINE),
+    (socket.SOL_SOCKET, socket.SO_ERROR),
+    (socket.SOL_SOCKET, socket.SO_ACCEPTCONN),
+    (socket.SOL_SOCKET, 42),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+    (socket.IPPROTO_TCP, socket.TCP_CORK),
+    (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT),
+    (socket.IPPROTO_TCP, 23),
+]
+FLAGS = [0, 0, 0, socket.MSG_PEEK, socket.MSG_WAITALL, socket.MSG_TRUNC, socket.MSG_OOB, 0x2000]
+SENDING = [0, 0, 0, 0, socket.MSG_MORE, socket.MSG_OOB, 0x20000000, 0x4000000]
+MOST = 8
+
+
+class World:
+    """Sockets of a kind, and what was seen of them."""
+
+    def __init__(self, kind, seed):
+        self.kind, self.rng = kind, random.Random(seed)
+        self.sockets, self.ports = [], []
+
+    def name(self, address):
+        """An address, with ports by the order in which they were seen first."""
+        if not isinstance(address, tuple):
+            return address
+        port = address[1]
+        if port and port not in self.ports:
+            self.ports.append(port)
+        return address[0], self.ports.index(port) if port else None
+
+    def step(self):
+        rng = self.rng
+        # Everything is drawn whether it is used or not, so that what happened before has no say in what comes.
+        do, which, other = rng.randrange(22), rng.random(), rng.random()
+        number, flags, sending = rng.choice([0, 1, 2, 3, 100, 1000]), rng.choice(FLAGS), rng.choice(SENDING)
+        option, value, how, data = rng.choice(OPTIONS), rng.choice([0, 1, 5, 200]), rng.randrange(4), rng.randbytes(number)
+        if not self.sockets or (do == 0 and len(self.sockets) < MOST):
+            self.sockets.append(make(self.kind, socket.SOCK_NONBLOCK))
+            return "socket"
+        s = self.sockets[int(which * len(self.sockets))]
+        t = self.sockets[int(other * len(self.sockets))]
+        if do in (1, 2):
+            return "bind", attempt(s.bind, (home(self.kind), 0)), self.name(attempt(s.getsockname))
+        if do in (3, 4):
+            return "listen", attempt(s.listen, number % 4)
+        if do in (5, 6, 7):
+            # On one machine it is there at once, or in progress for a moment.
+            to = attempt(t.getsockname)
+            result = attempt(s.connect, to) if to[1] else "no address"
+            return "connect", "begun" if result in (None, "EINPROGRESS") else result
+        if do in (8, 9):
+            got = attempt(s.accept)
+            if isinstance(got, str):
+                return "accept", got
+            got[0].setblocking(False)
+            self.sockets.append(got[0])
+            return "accept", self.name(got[1])
+        if do in (10, 11, 12):
+            to = attempt(t.getsockname)
+            if sending == 0x20000000 and to[1]:
+                result = attempt(s.sendto, data, sending, to)
+            else:
+                result = attempt(s.send, data, sending | socket.MSG_NOSIGNAL)
+            return "send", "begun" if result == "EINPROGRESS" else result
+        if do in (13, 14, 15):
+            got = attempt(s.recv, number, flags)
+            if flags & socket.MSG_TRUNC and isinstance(got, bytes):
+                return "recv", len(got)
+            return "recv", got if isinstance(got, str) else (len(got), hashlib.md5(got).hexdigest())
+        if do == 16:
+            return "shutdown", attempt(s.shutdown, how)
+        if do == 17:
+            return "setsockopt", attempt(s.setsockopt, *option, value)
+        if do == 18:
+            return "getsockopt", attempt(s.getsockopt, *option, 64)
+        if do == 19:
+            return "names", self.name(attempt(s.getsockname)), self.name(attempt(s.getpeername))
+        if do == 20 and how:
+            if how == 1:
+                attempt(s.setsockopt, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.sockets.remove(s)
+            return "close", attempt(s.close)
+        return "dup", attempt(lambda: os.close(os.dup(s.fileno())))
+
+    def events(self):
+        poll = select.poll()
+        for s in self.sockets:
+            poll.register(s, 0x1F | select.POLLRDHUP)
+        seen = dict(poll.poll(0))
+        return [seen.get(s.fileno(), 0) for s in self.sockets]
+
+    def begin(self):
+        """Two connections and who accepted them, so that there is something to do."""
+        s = listener(self.kind)
+        s.setblocking(False)
+        self.sockets.append(s)
+        self.name(s.getsockname())
+        for _ in range(2):
+            a = make(self.kind, socket.SOCK_NONBLOCK)
+            attempt(a.connect, s.getsockname())
+            select.select([s], [], [], PATIENCE)
+            b, address = s.accept()
+            b.setblocking(False)
+            self.name(address)
+            self.sockets += [a, b]
+
+    def end(self):
+        """What is left to read of each; closes all."""
+        left = []
+        for s in self.sockets:
+            left.append(attempt(s.recv, 1 << 20))
+        for s in self.sockets:
+            s.close()
+        return left
+
+
+def settle(a, b):
+    """The events of both once they are the same and stay so, or those that differ."""
+    end, before = time.monotonic() + PATIENCE, None
+    while True:
+        now = a.events(), b.events()
+        if now == before and now[0] == now[1] or time.monotonic() > end:
+            return now
+        before = now
+        time.sleep(LOOK)
+
+
+def difference(kinds, seed):
+    """Where two kinds differ, None if they don't."""
+    a, b = (World(kind, seed) for kind in kinds)
+    try:
+        a.begin()
+        b.begin()
+        for n in range(STEPS):
+            done = a.step(), b.step()
+            if done[0] != done[1]:
+                return f"step {n}: {done[0]} and {done[1]}"
+            events = settle(a, b)
+            if events[0] != events[1]:
+                return f"events after step {n}, {done[0]}: {events[0]} and {events[1]}"
+    finally:
+        left = a.end(), b.end()
+    if left[0] != left[1]:
+        return "what is left differs"
+    return None
+
+
+def main():
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    first, count = int(sys.argv[1]), int(sys.argv[2])
+    compared = skipped = bad = 0
+    for seed in range(first, first + count):
+        kind, version = ("extl", "alias")[seed % 2], "46"[seed // 2 % 2]
+        ours = "tcp" + version, kind + version
+        first_one = difference(ours, seed)
+        if first_one is None:
+            compared += 1
+            continue
+        # TCP has the last word: how often does it differ from itself? A single one may be the machine's.
+        others = 1 + sum(difference(ours, seed) is not None for _ in range(3))
+        itself = sum(difference(("tcp" + version, "tcp" + version), seed) is not None for _ in range(4))
+        if others == 1 or others <= itself + 1:
+            skipped += 1
+            print(f"# sequence {seed}, {kind}{version}: {others} of 4, TCP and TCP {itself} of 4: {first_one}")
+            continue
+        bad += 1
+        print(f"sequence {seed}, {kind}{version}: TCP and this, {others} of 4 times: {first_one}")
+    print(f"{compared} same, {skipped} not the same each time, {bad} other")
+    sys.exit(bad > 0 or skipped > count // 4)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+//! How connections of AF_EXTL begin: who is asked, what the program waits for, which NIC carries them.
+//! The work inside the nodes is done by `guest/extl_connect.py`.
+
+use super::af_extl::{bypassing, PATIENT, REMOVED};
+use super::guest;
+use super::node::{node, volume};
+use super::on_pair;
+use crate::cluster::{Lab, Running, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// How long one exchange may take.
+const LONG: Duration = Duration::from_secs(200);
+/// Two NICs in each of two nodes: NIC k of node n is number 2n + k.
+const TWO_NICS: Spec = Spec::new(2).topology("ring:4").nics(2);
+/// A user without rights.
+const NOBODY: u32 = 65534;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    let s = Scenario::new;
+    vec![
+        on_pair("af_extl::connect_late", |lab| bypassing(lab, late)),
+        on_pair("af_extl::connect_others", |lab| bypassing(lab, others)),
+        on_pair("af_extl::connect_ports", |lab| bypassing(lab, ports)),
+        on_pair("af_extl::connect_neighbour", |lab| {
+            bypassing(lab, neighbour)
+        }),
+        on_pair("af_extl::connect_signal", |lab| bypassing(lab, signal)),
+        on_pair("af_extl::connect_user", |lab| bypassing(lab, user)),
+        on_pair("af_extl::connect_itself", |lab| bypassing(lab, itself)),
+        s("af_extl::connect_two_nics", TWO_NICS, |lab| {
+            bypassing(lab, two_nics)
+        }),
+    ]
+}
+
+/// The words that run `guest/extl_connect.py`.
+fn program(words: &str) -> String {
+    format!("{} {words}", guest::program("extl_connect"))
+}
+
+/// A server on a node; `before` stands before the program.
+fn serve(lab: &Lab, number: usize, before: &str, words: &str) -> Result<Running> {
+    guest::install(lab, number)?;
+    let mark = words.replace([' ', ':', '.', '='], "_");
+    let line = format!(
+        "exec {before} {} | tee /tmp/{mark}",
+        program(&format!("serve {words}"))
+    );
+    lab.ok(number, &format!("rm -f /tmp/{mark}"))?;
+    let server = lab.spawn(number, &line)?;
+    node(lab, number).until("it listens", &format!("grep -q ready /tmp/{mark}"))?;
+    Ok(server)
+}
+
+/// What a client on node 0 says.
+fn run(lab: &Lab, words: &str) -> Result<String> {
+    guest::install(lab, 0)?;
+    let said = lab.ok_for(0, &format!("{} 2>&1", program(words)), LONG)?;
+    Ok(said.trim().to_owned())
+}
+
+/// Loads the module of node 0 anew with these options alone.
+fn with_options(lab: &Lab, options: &str) -> Result<()> {
+    let options = format!("echo options af_extl {options} >/etc/modprobe.d/bypass.conf");
+    lab.ok(0, &format!("{options} && {REMOVED} && modprobe af_extl"))
+        .map(drop)
+}
+
+/// A server that takes its connections too late costs a client's time once, not for each connection, and
+/// is asked again later; of one that waits for data the server's side knows.
+fn late(lab: &Lab) -> Result<()> {
+    with_options(lab, "ask_ms=20 asks=50 accept_ms=500 late_ms=5000")?;
+    let server = serve(lab, 1, "", "alias4 0.0.0.0 7700 slow=2")?;
+    let said = run(lab, "ask alias4 10.2.0.2 7700 3")?;
+    ensure!(said == "2/13 2/18 2/18", "{said}");
+    lab.until("it is asked again", PATIENCE, |lab| {
+        Ok(run(lab, "ask alias4 10.2.0.2 7700 1")? == "3/0")
+    })?;
+    // Others are, meanwhile.
+    let other = serve(lab, 1, "", "alias4 0.0.0.0 7701 slow=1")?;
+    let said = run(lab, "ask alias4 10.2.0.2 7701 1")?;
+    ensure!(said == "2/13", "{said}");
+    let said = run(lab, "ask alias4 10.2.0.2 7700 1")?;
+    ensure!(said == "3/0", "{said}");
+    let deferred = serve(lab, 1, "", "alias4 0.0.0.0 7702 deferred")?;
+    let said = run(lab, "ask alias4 10.2.0.2 7702 2")?;
+    ensure!(said == "2/9 2/9", "{said}");
+    let signed = serve(lab, 1, "", "alias4 0.0.0.0 7703 signed")?;
+    let said = run(lab, "ask alias4 10.2.0.2 7703 1")?;
+    ensure!(said == "2/9", "a server that wants segments signed: {said}");
+    let said = run(lab, "signed alias4 10.2.0.2 7700")?;
+    ensure!(
+        said == "2/17",
+        "a client that wants segments signed: {said}"
+    );
+    [server, other, deferred, signed]
+        .into_iter()
+        .for_each(Running::stop);
+    with_options(lab, PATIENT)
+}
+
+/// A listener that TCP would not give the connection to does not count: one of another namespace, one
+/// with a less special address, others of a group that shares a port.
+fn others(lab: &Lab) -> Result<()> {
+    lab.ok(1, "ip netns add inner && ip -n inner link set lo up")?;
+    let checked = (|| {
+        let inner = serve(lab, 1, "ip netns exec inner", "alias4 0.0.0.0 7710")?;
+        let outer = serve(lab, 1, "", "tcp4 0.0.0.0 7710")?;
+        let said = run(lab, "ask alias4 10.2.0.2 7710 2")?;
+        ensure!(said == "2/9 2/9", "another namespace: {said}");
+        let special = serve(lab, 1, "", "tcp4 10.2.0.2 7711 shared")?;
+        let general = serve(lab, 1, "", "alias4 0.0.0.0 7711 shared")?;
+        let said = run(lab, "ask alias4 10.2.0.2 7711 2")?;
+        ensure!(said == "2/9 2/9", "another address: {said}");
+        let ours = serve(lab, 1, "", "alias4 0.0.0.0 7712 shared")?;
+        let plain = serve(lab, 1, "", "tcp4 0.0.0.0 7712 shared")?;
+        let said = run(lab, "ask alias4 10.2.0.2 7712 24")?;
+        let count = |what| said.split(' ').filter(|w| *w == what).count();
+        ensure!(
+            count("3/0") > 0 && count("2/9") > 0 && count("3/0") + count("2/9") == 24,
+            "a group: {said}"
+        );
+        [inner, outer, special, general, ours, plain]
+            .into_iter()
+            .for_each(Running::stop);
+        Ok(())
+    })();
+    lab.ok(1, "ip netns del inner")?;
+    checked
+}
+
+/// So many ports in a row that nobody has on node 0, not even by a connection that has ended: the first of them.
+fn free_ports(lab: &Lab, count: u16) -> Result<u16> {
+    let said = lab.ok(0, "ss -Htanp -B; ss -Htan")?;
+    let local = |line: &str| -> Option<u16> {
+        let mut words = line.split_whitespace();
+        words.nth(3)?.rsplit(':').next()?.parse().ok()
+    };
+    let used: BTreeSet<u16> = said.lines().filter_map(local).collect();
+    (40_000..60_000)
+        .step_by(2)
+        .find(|first| used.range(*first..*first + count).next().is_none())
+        .context("no free ports")
+}
+
+/// Connections to different peers share local ports, as those of TCP.
+fn ports(lab: &Lab) -> Result<()> {
+    let servers =
+        [7720, 7721, 7722].map(|port| serve(lab, 1, "", &format!("alias4 0.0.0.0 {port}")));
+    let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
+    let range = lab.ok(0, "cat /proc/sys/net/ipv4/ip_local_port_range")?;
+    let set = |range: &str| {
+        lab.ok(
+            0,
+            &format!("echo '{range}' >/proc/sys/net/ipv4/ip_local_port_range"),
+        )
+    };
+    let first = free_ports(lab, 6)?;
+    set(&format!("{first} {}", first + 5))?;
+    let said = run(
+        lab,
+        "many alias4 4 10.2.0.2:7720 10.2.0.2:7721 10.2.0.2:7722",
+    );
+    let there = lab.ok(0, "ss -tanp");
+    set(range.trim())?;
+    let said = said.with_context(|| format!("from {first}: {}", there.unwrap_or_default()))?;
+    let (count, rest) = said.split_once(" ports: ").context("no ports")?;
+    let modes: Vec<&str> = rest.split(' ').collect();
+    ensure!(
+        count.parse::<u32>()? <= 6 && modes.len() == 12 && modes.iter().all(|w| *w == "3/0"),
+        "{said}"
+    );
+    // Who sees one port does not know the next one.
+    let said = run(lab, "ports alias4 10.2.0.2 7720 20")?;
+    ensure!(said.parse::<u32>()? > 500, "{said}");
+    servers.into_iter().for_each(Running::stop);
+    Ok(())
+}
+
+/// A neighbour that does not answer holds up one connect, which does not wait for others long; one whose
+/// address has to be asked for is found.
+fn neighbour(lab: &Lab) -> Result<()> {
+    let said = run(lab, "dead alias4 10.2.0.77 7730 6")?;
+    let mut times = vec![];
+    for line in said.lines() {
+        let (time, why) = line.split_once(' ').context("a line")?;
+        ensure!(why == "2/19", "{said}");
+        times.push(time.parse::<u32>()?);
+    }
+    ensure!(times.len() == 6, "{said}");
+    // Each but the first would have waited as long; some may have, for a processor.
+    times[1..].sort_unstable();
+    ensure!(times[0] >= 20 && 4 * times[3] < 3 * times[0], "{said}");
+    let server = serve(lab, 1, "", "alias4 0.0.0.0 7731")?;
+    lab.ok(0, "ip neigh flush dev exn0")?;
+    let said = run(lab, "ask alias4 10.2.0.2 7731 1")?;
+    ensure!(said == "3/0", "{said}");
+    server.stop();
+    Ok(())
+}
+
+/// A signal while the peer is asked says nothing of the peer.
+fn signal(lab: &Lab) -> Result<()> {
+    let none = "echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf";
+    lab.ok(1, &format!("{REMOVED} && {none}"))?;
+    let checked = (|| {
+        with_options(lab, "ask_ms=500 asks=4 silent_ms=0")?;
+        let server = serve(lab, 1, "", "tcp4 0.0.0.0 7740")?;
+        let said = run(lab, "signal alias4 10.2.0.2 7740")?;
+        // It was silent in the end.
+        ensure!(said == "4/0 2/6", "{said}");
+        server.stop();
+        Ok(())
+    })();
+    lab.ok(1, "rm -f /etc/modprobe.d/extl.conf; modprobe af_extl")?;
+    checked?;
+    with_options(lab, "ask_ms=500 asks=4 accept_ms=2000")?;
+    let server = serve(lab, 1, "", "alias4 0.0.0.0 7741")?;
+    let said = run(lab, "ask alias4 10.2.0.2 7741 1")?;
+    ensure!(said == "3/0", "{said}");
+    server.stop();
+    with_options(lab, PATIENT)
+}
+
+/// A user has his share of the rings, and the others have theirs.
+fn user(lab: &Lab) -> Result<()> {
+    with_options(lab, &format!("{PATIENT} user_connections=2"))?;
+    let server = serve(lab, 1, "", "alias4 0.0.0.0 7750")?;
+    guest::install(lab, 0)?;
+    let [held, other] =
+        [NOBODY, NOBODY - 1].map(|user| format!("held alias4 10.2.0.2 7750 3 {user}"));
+    for _ in 0..volume(2, 10) {
+        let line = format!("sleep 1000 | {} 2>&1 | tee /tmp/held", program(&held));
+        lab.ok(0, "rm -f /tmp/held")?;
+        let holder = lab.spawn(0, &line)?;
+        node(lab, 0).until("it has connections", "grep -q . /tmp/held")?;
+        let said = lab.ok(0, "cat /tmp/held")?;
+        ensure!(said.trim() == "held 3/0 3/0 2/20", "{said}");
+        // Each has his own share, and root needs none.
+        let line = format!("</dev/null {} 2>&1", program(&other));
+        let said = lab.ok(0, &line)?;
+        ensure!(said.trim() == "held 3/0 3/0 2/20", "another user: {said}");
+        let said = run(lab, "ask alias4 10.2.0.2 7750 4")?;
+        ensure!(said == "3/0 3/0 3/0 3/0", "others: {said}");
+        lab.ok(0, "pkill -f '[e]xtl_connect.py held'; pkill -x sleep; true")?;
+        drop(holder);
+        lab.until("all rings are free", PATIENCE, |lab| {
+            let nics = lab.ok(0, "cat /sys/kernel/debug/af_extl/nics")?;
+            Ok(nics.lines().any(|l| l.starts_with("rings 0 of")))
+        })?;
+    }
+    server.stop();
+    with_options(lab, PATIENT)
+}
+
+/// A node's connections with its own address on the fabric bypass TCP, others with itself don't.
+fn itself(lab: &Lab) -> Result<()> {
+    let program = guest::program("extl_direct");
+    guest::install(lab, 0)?;
+    let server = lab.spawn(0, &format!("exec {program} serve alias4 7760"))?;
+    node(lab, 0).until("it listens", "ss -ltn | grep -q :7760")?;
+    let sizes = "1 112 2048 65537 1048576";
+    let line = format!("{program} echo alias4 10.2.0.1 7760 1 {sizes} 2>&1");
+    let said = lab.ok_for(0, &line, LONG)?;
+    ensure!(said == "same\n", "{said}");
+    server.stop();
+    let server = serve(lab, 0, "", "alias4 0.0.0.0 7761")?;
+    let said = run(lab, "ask alias4 127.0.0.1 7761 1")?;
+    ensure!(said == "2/2", "{said}");
+    server.stop();
+    Ok(())
+}
+
+/// Which NIC carries a connection is decided by the routes; both ends have to agree.
+fn two_nics(lab: &Lab) -> Result<()> {
+    for n in 0..2 {
+        // Both interfaces hear each question for an address, and only its own one is to answer. The address
+        // that the laboratory gave goes: questions would come from it, and a node whose NIC was bound anew
+        // has no way back to it.
+        let second = format!(
+            "cd /proc/sys/net/ipv4/conf/all && echo 1 >arp_ignore && echo 2 >arp_announce && \
+             ip -4 addr flush dev exn1 && ip addr replace 10.3.0.{}/24 broadcast + dev exn1 && ip link set exn1 up && \
+             echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter && for i in exn0 exn1; do \
+             echo 2 >/proc/sys/net/ipv4/conf/$i/rp_filter; done && ip neigh flush all",
+            n + 1
+        );
+        lab.ok(n, &second)?;
+    }
+    node(lab, 0).until("the second way is there", "ping -q -c 1 -W 1 10.3.0.2")?;
+    node(lab, 0).until("the first way is there", "ping -q -c 1 -W 1 10.2.0.2")?;
+    let server = serve(lab, 1, "", "alias4 0.0.0.0 7770")?;
+    let asked = |nic: usize| -> Result<u64> {
+        let text = lab.ok(1, "cat /sys/kernel/debug/af_extl/nics")?;
+        let all: Vec<u64> = text
+            .lines()
+            .filter_map(|l| l.strip_prefix("asked ")?.parse().ok())
+            .collect();
+        all.get(nic).copied().with_context(|| text.clone())
+    };
+    for (nic, host) in [(0, "10.2.0.2"), (1, "10.3.0.2")] {
+        let before = [asked(0)?, asked(1)?];
+        let said = run(lab, &format!("ask alias4 {host} 7770 3"))?;
+        ensure!(said == "3/0 3/0 3/0", "{host}: {said}");
+        let after = [asked(0)?, asked(1)?];
+        ensure!(
+            after[nic] >= before[nic] + 3 && after[1 - nic] == before[1 - nic],
+            "{host}: {before:?}, {after:?}"
+        );
+    }
+    // Answers go another way than the questions: TCP's, and the client need not wait for that.
+    lab.ok(1, "ip route replace 10.2.0.1/32 dev exn1")?;
+    let said = run(lab, "ask alias4 10.2.0.2 7770 2")?;
+    ensure!(said == "2/11 2/11", "{said}");
+    lab.ok(1, "ip route del 10.2.0.1/32 dev exn1")?;
+    let said = run(lab, "ask alias4 10.2.0.2 7770 1")?;
+    ensure!(said == "3/0", "{said}");
+    // What is on top of an interface is no NIC's.
+    for n in 0..2 {
+        let upper = format!(
+            "ip link add link exn1 name upper type macvlan mode passthru && \
+             ip addr add 10.4.0.{}/24 dev upper && ip link set upper up",
+            n + 1
+        );
+        lab.ok(n, &upper)?;
+    }
+    node(lab, 0).until("the upper way is there", "ping -q -c 1 -W 1 10.4.0.2")?;
+    let said = run(lab, "ask alias4 10.4.0.2 7770 1")?;
+    ensure!(said == "2/2", "{said}");
+    server.stop();
+    (0..2).try_for_each(|n| lab.ok(n, "ip link del upper").map(drop))
+}

@@ -1,0 +1,434 @@
+//! Connections of AF_EXTL between nodes whose data bypass TCP. The work inside the nodes is done by
+//! `guest/extl_direct.py`.
+
+use super::af_extl::{bypassing, PATIENT, REMOVED};
+use super::guest;
+use super::node::{node, value, volume};
+use super::on_pair;
+use crate::cluster::{seed, Lab, Running, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+
+/// How long one exchange may take.
+const LONG: Duration = Duration::from_secs(200);
+/// Numbers of bytes that go both ways.
+const SIZES: &str = "1 2 111 112 113 2047 2048 2049 65535 65536 65537 1048576";
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        on_pair("af_extl::direct_echo", |lab| bypassing(lab, direct_echo)),
+        on_pair("af_extl::direct_calls", |lab| bypassing(lab, direct_calls)),
+        on_pair("af_extl::direct_cases", |lab| bypassing(lab, direct_cases)),
+        on_pair("af_extl::direct_calls_same", |lab| {
+            bypassing(lab, direct_calls_same)
+        }),
+        on_pair("af_extl::direct_killed", |lab| {
+            bypassing(lab, direct_killed)
+        }),
+        on_pair("af_extl::direct_fallback", |lab| {
+            bypassing(lab, direct_fallback)
+        }),
+        on_pair("af_extl::direct_unbind", |lab| {
+            bypassing(lab, direct_unbind)
+        }),
+        on_pair("af_extl::direct_churn", |lab| bypassing(lab, direct_churn)),
+        on_pair("af_extl::direct_busy_poll", |lab| {
+            bypassing(lab, direct_busy_poll)
+        }),
+        on_pair("af_extl::direct_power_off", |lab| {
+            bypassing(lab, direct_power_off)
+        }),
+    ]
+}
+
+/// A counter of `/proc/net/extl_stat`.
+fn counter(lab: &Lab, number: usize, name: &str) -> Result<u64> {
+    let text = lab.ok(number, "cat /proc/net/extl_stat")?;
+    value(&text, name).with_context(|| format!("no {name} in {text}"))
+}
+
+/// What a node knows of its sockets and the data path, for messages.
+pub(super) fn story(lab: &Lab, number: usize) -> String {
+    let script = "cat /proc/net/extl /proc/net/extl_stat /sys/kernel/debug/af_extl/nics /sys/kernel/debug/af_extl/connections";
+    lab.ok(number, script).unwrap_or_default()
+}
+
+/// The address of node 1 on the fabric.
+fn host(lab: &Lab, version: u32) -> Result<String> {
+    if version == 4 {
+        return Ok("10.2.0.2".to_owned());
+    }
+    let script =
+        "ip -6 -o addr show dev exn0 scope link | awk '{sub(\"/.*\", \"\", $4); print $4}'";
+    Ok(lab.ok(1, script)?.trim().to_owned() + "%exn0")
+}
+
+/// Nothing is left of the sockets of a node.
+pub(super) fn none_left(lab: &Lab, number: usize) -> Result<()> {
+    lab.until("all sockets are gone", PATIENCE, |lab| {
+        Ok(counter(lab, number, "sockets")? == 0)
+    })
+}
+
+/// A server of `guest/extl_direct.py` on node 1.
+fn serve(lab: &Lab, kind: &str, port: u32) -> Result<Running> {
+    guest::install(lab, 1)?;
+    let program = guest::program("extl_direct");
+    let server = lab.spawn(1, &format!("exec {program} serve {kind} {port}"))?;
+    node(lab, 1).until("it listens", &format!("ss -ltn | grep -q :{port}"))?;
+    Ok(server)
+}
+
+fn run(lab: &Lab, words: &str) -> Result<String> {
+    guest::install(lab, 0)?;
+    let line = format!("{} {words} 2>&1", guest::program("extl_direct"));
+    let said = lab.sh_for(0, &line, LONG)?;
+    ensure!(
+        said.status == 0,
+        "{words}: {}\nnode0: {}\nnode1: {}",
+        said.stdout,
+        story(lab, 0),
+        story(lab, 1)
+    );
+    Ok(said.stdout)
+}
+
+/// Data of all sizes go both ways at the same time, blocking and by epoll, and TCP carries none of
+/// them.
+fn direct_echo(lab: &Lab) -> Result<()> {
+    let first = seed().unwrap_or(1) % 1_000_000;
+    for (n, kind) in (0..).zip(["extl4", "alias4", "extl6", "alias6"]) {
+        let port = 7600 + n;
+        let server = serve(lab, kind, port)?;
+        let to = host(lab, if kind.ends_with('4') { 4 } else { 6 })?;
+        for _ in 0..volume(1, 10) {
+            let said = run(lab, &format!("echo {kind} {to} {port} {first} {SIZES}"))?;
+            ensure!(said == "same\n", "{kind}: {said}");
+        }
+        server.stop();
+        none_left(lab, 1)?;
+        none_left(lab, 0)?;
+    }
+    for n in 0..2 {
+        ensure!(
+            counter(lab, n, "Waiting+UseStreams")? >= 8,
+            "{}",
+            story(lab, n)
+        );
+    }
+    Ok(())
+}
+
+/// Flags of calls, and the ways in which connections end.
+fn direct_calls(lab: &Lab) -> Result<()> {
+    for (port, kind) in [(7610, "extl4"), (7611, "alias6")] {
+        let server = serve(lab, kind, port)?;
+        let to = host(lab, if kind.ends_with('4') { 4 } else { 6 })?;
+        let said = run(lab, &format!("calls {kind} {to} {port}"))?;
+        ensure!(said == "same\n", "{kind}: {said}");
+        server.stop();
+    }
+    none_left(lab, 0)?;
+    none_left(lab, 1)
+}
+
+/// With `SO_BUSY_POLL` a program looks for what comes, and does not sleep.
+fn direct_busy_poll(lab: &Lab) -> Result<()> {
+    const COUNT: u64 = 100;
+    let polls = || -> Result<u64> {
+        let text = lab.ok(0, "cat /sys/kernel/debug/af_extl/nics")?;
+        value(&text, "busy-polls").with_context(|| text.clone())
+    };
+    let server = serve(lab, "alias4", 7680)?;
+    let before = polls()?;
+    let said = run(lab, &format!("busy alias4 10.2.0.2 7680 {COUNT}"))?;
+    let more = polls()? - before;
+    server.stop();
+    let slept = said.split_whitespace().map(str::parse::<u64>);
+    let slept: Vec<_> = slept.collect::<Result<_, _>>().context(said)?;
+    println!("        slept {slept:?}, {more} busy polls");
+    // Others, who want the processor now and then, end it.
+    ensure!(
+        slept.len() == 2 && slept[0] >= COUNT && 2 * slept[1] <= slept[0] && more >= COUNT,
+        "slept {slept:?}, {more} busy polls"
+    );
+    none_left(lab, 0)?;
+    none_left(lab, 1)
+}
+
+/// The same calls on connections of TCP and on direct ones give the same.
+fn direct_calls_same(lab: &Lab) -> Result<()> {
+    // The debug kernel has no interface for programs of 32 bits.
+    let expected = match lab.ok(0, "ls /proc/sys/abi; uname -r")? {
+        said if said.contains("vsyscall32") => "same",
+        said => {
+            ensure!(said.contains("debug"), "{said}");
+            "same without 32 bits"
+        }
+    };
+    played(
+        lab,
+        |program| format!("{program} play 10.2.0.2 7670"),
+        expected,
+    )
+}
+
+/// The cases of the kernel's vsock_test do.
+fn direct_cases(lab: &Lab) -> Result<()> {
+    let cases = guest::program("extl_cases");
+    played(lab, |_| format!("{cases} 10.2.0.2 7670"), "26 same")
+}
+
+/// A program on node 0 whose other end is `guest/extl_plays.py`.
+fn played(lab: &Lab, line: impl Fn(&str) -> String, expected: &str) -> Result<()> {
+    for n in 0..2 {
+        guest::install(lab, n)?;
+    }
+    let program = guest::program("extl_plays");
+    let server = lab.spawn(1, &format!("exec {program} serve 7670"))?;
+    node(lab, 1).until("it listens", "ss -ltn | grep -q :7672")?;
+    let said = lab.sh_for(0, &format!("{} 2>&1", line(&program)), LONG)?;
+    ensure!(
+        said.stdout.trim() == expected,
+        "{}{}",
+        said.stdout,
+        story(lab, 0)
+    );
+    server.stop();
+    none_left(lab, 0)?;
+    none_left(lab, 1)?;
+    places_are_free(lab)
+}
+
+/// A client on node 0 that sends what nobody reads, and tells which error ends that.
+struct Holder(Running);
+
+impl Holder {
+    fn new(lab: &Lab, port: u32) -> Result<Self> {
+        Self::with(lab, port, "send")
+    }
+
+    fn with(lab: &Lab, port: u32, way: &str) -> Result<Self> {
+        guest::install(lab, 0)?;
+        let program = guest::program("extl_direct");
+        // Before, as what an earlier one said would be found.
+        lab.ok(0, &format!("rm -f /tmp/held.{way}"))?;
+        let line =
+            format!("exec {program} hold alias4 10.2.0.2 {port} {way} 2>&1 | tee /tmp/held.{way}");
+        let running = lab.spawn(0, &line)?;
+        let ready = format!("grep -q ready /tmp/held.{way}");
+        let connected = node(lab, 0).until("it has a connection", &ready);
+        if connected.is_err() {
+            let said = lab.ok(0, &format!("cat /tmp/held.{way}"))?;
+            connected.context(said)?;
+        }
+        Ok(Self(running))
+    }
+
+    /// Which error it got.
+    fn error(self) -> Result<String> {
+        Ok(self.error_at()?.0)
+    }
+
+    /// That, and when, in seconds of its node.
+    fn error_at(self) -> Result<(String, f64)> {
+        let said = self.0.wait(LONG)?.stdout;
+        let last = said.lines().last().unwrap_or_default();
+        let (error, seconds) = last.split_once(' ').with_context(|| said.clone())?;
+        Ok((error.to_owned(), seconds.parse()?))
+    }
+}
+
+/// The process at one end is killed, and the other end hears of that.
+fn direct_killed(lab: &Lab) -> Result<()> {
+    for port in [7620, 7621] {
+        let server = serve(lab, "alias4", port)?;
+        let holder = Holder::new(lab, port)?;
+        if port == 7620 {
+            lab.ok(1, "pkill -9 -f '[e]xtl_direct.py serve'")?;
+            let error = holder.error()?;
+            ensure!(error == "ECONNRESET", "{error}");
+        } else {
+            lab.ok(0, "pkill -9 -f '[e]xtl_direct.py hold'")?;
+            none_left(lab, 0)?;
+        }
+        drop(server);
+        lab.ok(1, "pkill -9 -f '[e]xtl_direct.py serve'; true")?;
+        none_left(lab, 0)?;
+        none_left(lab, 1)?;
+    }
+    places_are_free(lab)
+}
+
+/// Nothing is left of connections.
+pub(super) fn places_are_free(lab: &Lab) -> Result<()> {
+    lab.until("places and rings are free", PATIENCE, |lab| {
+        for n in 0..2 {
+            let nics = lab.ok(n, "cat /sys/kernel/debug/af_extl/nics")?;
+            let free = |name: &str| nics.lines().any(|l| l.starts_with(&format!("{name} 0 of")));
+            if !free("places") || !free("rings") {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })
+}
+
+/// Each side without the data path: the connection is one of TCP, and says why.
+fn direct_fallback(lab: &Lab) -> Result<()> {
+    let echo = |server: &str, port: u32, expected: &[&str]| -> Result<()> {
+        guest::install(lab, 0)?;
+        guest::install(lab, 1)?;
+        let program = guest::program("extl");
+        let serving = lab.spawn(1, &format!("exec {program} serve {server} {port}"))?;
+        node(lab, 1).until("it listens", &format!("ss -ltn | grep -q :{port}"))?;
+        for expected in expected {
+            let words = format!("{program} echo alias4 10.2.0.2 {port} 100000");
+            let said = lab.ok_for(0, &words, LONG)?;
+            ensure!(said.trim() == *expected, "{server}: {said}, not {expected}");
+        }
+        serving.stop();
+        // There may be no module.
+        if server != "tcp4" {
+            none_left(lab, 1)?;
+        }
+        none_left(lab, 0)
+    };
+    echo("alias4", 7630, &["same 3 0"])?;
+    echo("tcp4", 7631, &["same 2 9"])?;
+    let load = |n: usize, on: u32| {
+        let options =
+            format!("echo options af_extl {PATIENT} data_path={on} >/etc/modprobe.d/bypass.conf");
+        lab.ok(n, &format!("{REMOVED}; {options} && modprobe af_extl"))
+    };
+    let checked = (|| {
+        load(1, 0)?;
+        echo("alias4", 7632, &["same 2 12"])?;
+        let none = "echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf";
+        lab.ok(1, &format!("{REMOVED} && {none}"))?;
+        // Nobody answers: asked once, and not again for some time.
+        echo("tcp4", 7633, &["same 2 6", "same 2 7"])?;
+        lab.ok(1, "rm /etc/modprobe.d/extl.conf")?;
+        load(1, 1)?;
+        load(0, 0)?;
+        echo("alias4", 7634, &["same 2 3"])
+    })();
+    lab.ok(1, "rm -f /etc/modprobe.d/extl.conf")?;
+    load(1, 1)?;
+    load(0, 1)?;
+    checked?;
+    echo("alias4", 7635, &["same 3 0"])
+}
+
+/// The data path of a NIC goes while connections use it, and comes back.
+fn direct_unbind(lab: &Lab) -> Result<()> {
+    const DEVICE: &str = "cd /sys/bus/auxiliary/drivers/af_extl.af_extl* && \
+        dev=$(ls -d extoll.af_extl.*) && echo $dev";
+    for port in [7640, 7641] {
+        let server = serve(lab, "alias4", port)?;
+        let holder = Holder::new(lab, port)?;
+        // First the end that has the client, then that of the server.
+        let n = (port - 7640) as usize;
+        let device = lab.ok(n, &format!("{DEVICE} && echo $dev >unbind"))?;
+        let error = holder.error()?;
+        let expected = ["ENETDOWN", "ECONNRESET"];
+        ensure!(error == expected[n], "{error}");
+        let directory = "/sys/bus/auxiliary/drivers/af_extl.af_extl*";
+        lab.ok(
+            n,
+            &format!("echo {} >$(echo {directory}/bind)", device.trim()),
+        )?;
+        // Silent nodes are asked again after some time.
+        lab.until("data bypass TCP again", LONG, |lab| {
+            let said = run(lab, &format!("echo alias4 10.2.0.2 {port} 1 5000"));
+            // Anything else is no matter of time.
+            match said {
+                Err(e) if e.to_string().contains("mode and reason") => Ok(false),
+                other => other.map(|_| true),
+            }
+        })?;
+        server.stop();
+        none_left(lab, 0)?;
+        none_left(lab, 1)?;
+    }
+    places_are_free(lab)?;
+    // The NIC with all that is on it, TCP's interface included.
+    let server = serve(lab, "alias4", 7642)?;
+    let holder = Holder::new(lab, 7642)?;
+    node(lab, 0).unbind()?;
+    let error = holder.error()?;
+    node(lab, 0).bind()?;
+    node(lab, 0).address_back()?;
+    node(lab, 0).back()?;
+    ensure!(error == "ENETDOWN", "{error}");
+    let said = run(lab, "echo alias4 10.2.0.2 7642 1 5000")?;
+    ensure!(said == "same\n", "{said}");
+    server.stop();
+    none_left(lab, 0)?;
+    none_left(lab, 1)
+}
+
+/// The data path of a node comes and goes while many connections are made: each carries its data, or
+/// ends with an error.
+fn direct_churn(lab: &Lab) -> Result<()> {
+    // A node that was silent is asked again soon.
+    lab.ok(0, &format!("{REMOVED} && modprobe af_extl silent_ms=100"))?;
+    churn(lab)?;
+    lab.ok(0, &format!("{REMOVED} && modprobe af_extl"))?;
+    places_are_free(lab)
+}
+
+fn churn(lab: &Lab) -> Result<()> {
+    let server = serve(lab, "alias4", 7660)?;
+    guest::install(lab, 0)?;
+    let seconds = volume(15, 120);
+    let program = guest::program("extl_direct");
+    let line = format!("{program} churn alias4 10.2.0.2 7660 {seconds} 2>&1");
+    let clients: Vec<_> = (0..2).map(|_| lab.spawn(0, &line)).collect::<Result<_>>()?;
+    let script = format!(
+        "cd /sys/bus/auxiliary/drivers/af_extl.af_extl* && dev=$(ls -d extoll.af_extl.*) && \
+         end=$(($(date +%s) + {seconds})); while [ $(date +%s) -lt $end ]; do \
+         sleep 1; echo $dev >unbind; sleep 0.3; echo $dev >bind; done"
+    );
+    lab.ok_for(1, &script, LONG)?;
+    for client in clients {
+        let said = client.wait(LONG)?.stdout;
+        let done: Vec<u32> = said.split_whitespace().flat_map(str::parse).collect();
+        ensure!(done.len() == 3 && done[0] > 5, "{said}{}", story(lab, 1));
+    }
+    server.stop();
+    none_left(lab, 0)?;
+    none_left(lab, 1)
+}
+
+/// A node loses its power: connections to it end in a bounded time.
+fn direct_power_off(lab: &Lab) -> Result<()> {
+    // The server does not survive its node.
+    drop(serve(lab, "alias4", 7650)?);
+    let program = guest::program("extl_direct");
+    lab.ok(
+        1,
+        &format!("{program} serve alias4 7651 >/dev/null 2>&1 </dev/null & true"),
+    )?;
+    node(lab, 1).until("it listens", "ss -ltn | grep -q :7651")?;
+    let holder = Holder::new(lab, 7651)?;
+    let impatient = Holder::with(lab, 7651, "timeout")?;
+    let idle = Holder::with(lab, 7651, "idle")?;
+    lab.fault(&["power-off", "1"])?;
+    let (error, later) = holder.error_at()?;
+    let (sooner, at) = impatient.error_at()?;
+    let asked = idle.error()?;
+    lab.fault(&["power-on", "1"])?;
+    node(lab, 0).back()?;
+    node(lab, 1).back()?;
+    ensure!(error == "ETIMEDOUT", "{error}");
+    // After two seconds, not ten.
+    ensure!(sooner == "ETIMEDOUT", "{sooner}");
+    ensure!(at + 3. < later, "{at} and {later}");
+    // What TCP says of its own connection, whose neighbour does not answer either.
+    let of_tcp = ["ETIMEDOUT", "EHOSTUNREACH"].contains(&asked.as_str());
+    ensure!(of_tcp, "{asked}");
+    none_left(lab, 0)
+}

@@ -1,0 +1,406 @@
+//! `kexlnd.ko`, the driver for Lustre's network layer (docs/exlnd.md), with a stand-in for that layer (tests/lnet): another kernel module
+//! with its names, which has messages go both ways, checks every byte, and looks at what the driver does.
+//!
+//! Each scenario ends by [`done`]: nothing is left of its messages, in the stand-in or in the base driver, and both modules go.
+
+use super::lnet::{
+    all_right, begin, counter, done, end, load, nid, number, of_driver, right, script, start, tell,
+    LONG,
+};
+use super::node::volume;
+use super::on_pair;
+use crate::cluster::{pairs, Lab, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+
+/// Payload that fits into messages, at most (docs/exlnd.md).
+const IN_MESSAGES: usize = 7064;
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        on_pair("exlnd::ping", ping),
+        on_pair("exlnd::sizes", sizes),
+        on_pair("exlnd::pieces", fragments),
+        on_pair("exlnd::partly_wanted", partly_wanted),
+        on_pair("exlnd::credits", credits),
+        on_pair("exlnd::kept_messages", kept),
+        on_pair("exlnd::odd_orders", odd_orders),
+        on_pair("exlnd::drops_and_refusals", drops),
+        on_pair("exlnd::tunables", tunables),
+        on_pair("exlnd::soak", soak),
+    ]
+}
+
+/// The same tests from both nodes at the same time, all right.
+fn both_ways(lab: &Lab, options: &str, patience: Duration) -> Result<()> {
+    let running = [
+        start(lab, 0, &nid(1), options)?,
+        start(lab, 1, &nid(0), options)?,
+    ];
+    for running in running {
+        all_right(&end(running, patience)?, options).with_context(|| options.to_owned())?;
+    }
+    Ok(())
+}
+
+/// A node asks another one, or itself, what it shows: small answers and those that are fetched, parts, and none.
+fn ping(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    for (from, to) in [(0, 1), (1, 0), (0, 0)] {
+        for options in [
+            "count=20",
+            "size=0",
+            "size=1",
+            "size=4096",
+            "size=4097 count=5",
+            "size=8192 from=5000",
+            "size=20000 count=5",
+        ] {
+            let said = pairs(&tell(lab, from, &format!("ping {} {options}", nid(to)))?);
+            ensure!(
+                number(&said, "status")? == 0 && number(&said, "wrong")? == 0,
+                "node{from} to {to}, {options}: {said:?}"
+            );
+        }
+    }
+    ensure!(counter(lab, 0, "sent_get")? > 50, "no GETs");
+    ensure!(of_driver(lab, 0, "holes")? == 0, "GETs with holes");
+    done(lab)
+}
+
+/// Bulk data of all sizes, from one byte to a mebibyte, that the client is sent and that it is asked for.
+fn sizes(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    let sizes = [
+        0,
+        1,
+        7,
+        8,
+        63,
+        64,
+        100,
+        1023,
+        4095,
+        4096,
+        4097,
+        IN_MESSAGES - 1,
+        IN_MESSAGES,
+        IN_MESSAGES + 1,
+        8192,
+        10_000,
+        65_535,
+        65_536,
+        262_145,
+        1_048_575,
+        1_048_576,
+    ];
+    for (i, size) in sizes.into_iter().enumerate() {
+        for kind in ["read", "write"] {
+            let (from, to) = (i % 2, 1 - i % 2);
+            right(
+                lab,
+                from,
+                &nid(to),
+                &format!("kind={kind} size={size} count=2 seed={i}"),
+            )?;
+        }
+    }
+    right(lab, 0, &nid(0), "kind=read size=300000 count=2")?;
+    right(lab, 0, &nid(0), "kind=write size=300000 count=2")?;
+    // Requests and answers may be long, too.
+    for options in [
+        "ask=4000",
+        "ask=16384",
+        "answer=5000",
+        "answer=200000",
+        "ask=7000 answer=7064",
+    ] {
+        right(lab, 1, &nid(0), &format!("kind=ping count=3 {options}"))?;
+    }
+    for kind in ["ping", "read", "write"] {
+        let count = volume(100, 2000);
+        let options =
+            format!("kind={kind} threads=8 random=1 min=0 max=1048576 seed=5 count={count}");
+        both_ways(lab, &options, LONG)?;
+    }
+    for n in 0..2 {
+        for name in ["lies", "not_parsed", "not_taken", "holes"] {
+            ensure!(of_driver(lab, n, name)? == 0, "node{n}: {name}");
+        }
+        ensure!(
+            counter(lab, n, "dropped")? == 0,
+            "node{n}: messages were dropped"
+        );
+        ensure!(
+            of_driver(lab, n, "exposed")? > 10 && of_driver(lab, n, "sinks")? > 10,
+            "node{n}"
+        );
+    }
+    done(lab)
+}
+
+/// Memory in many pieces, with gaps, that begins anywhere, of the heap: no byte around it is written.
+fn fragments(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    for kind in ["read", "write"] {
+        for shape in [
+            "size=1048576 frags=256 server_frags=256",
+            "size=900000 frags=256 server_offset=1",
+            "size=900000 offset=4095 server_frags=256",
+            "size=256 frags=256 server_frags=100",
+            "size=7000 frags=7 server_frags=5",
+            "size=7065 frags=200 server_frags=256",
+            "size=1048576 offset=1 server_offset=4095",
+            "size=1048576 offset=4095 server_offset=1",
+            "size=65536 offset=100 server_offset=100",
+            "size=3000 heap=1 offset=77",
+            "size=20000 heap=1 server_heap=1 server_offset=13",
+            "size=100000 heap=1 frags=0 server_frags=60",
+        ] {
+            right(lab, 0, &nid(1), &format!("kind={kind} count=2 {shape}"))?;
+        }
+    }
+    for (n, name) in [
+        (0, "sink_pieces"),
+        (0, "exposed_copies"),
+        (1, "sink_pieces"),
+        (1, "exposed_copies"),
+    ] {
+        ensure!(of_driver(lab, n, name)? > 0, "node{n}: no {name}");
+    }
+    done(lab)
+}
+
+/// Less is wanted than was sent, or nothing, or by nobody.
+fn partly_wanted(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    for size in [100, 5000, 100_000, 1_000_000] {
+        for want in [0, 1, 99, 4096, 70_001] {
+            let options = format!("kind=read count=2 size={size} want={want} ack=1");
+            right(lab, 0, &nid(1), &options)?;
+        }
+        right(
+            lab,
+            0,
+            &nid(1),
+            &format!("kind=read count=2 size={size} nomatch=1"),
+        )?;
+        right(
+            lab,
+            0,
+            &nid(1),
+            &format!("kind=write count=2 size={size} from=33"),
+        )?;
+        right(
+            lab,
+            0,
+            &nid(1),
+            &format!("kind=write count=2 size={size} from={size}"),
+        )?;
+    }
+    ensure!(counter(lab, 0, "dropped")? == 8, "dropped");
+    ensure!(
+        counter(lab, 0, "short")? > 0 && counter(lab, 0, "zero")? > 0,
+        "nothing was short"
+    );
+    // A GET that nobody answers: who has asked hears nothing, and the driver is done with it.
+    let said = pairs(&tell(
+        lab,
+        0,
+        &format!(
+            "test to={} kind=write size=5000 nomatch=1 timeout=1000",
+            nid(1)
+        ),
+    )?);
+    ensure!(
+        number(&said, "failed")? == 1 && number(&said, "error")? == -62,
+        "{said:?}"
+    );
+    done(lab)
+}
+
+/// More messages than there are credits, of a peer and of the interface: they wait, and none is lost.
+fn credits(lab: &Lab) -> Result<()> {
+    for n in 0..2 {
+        lab.ok(n, "modprobe lnet_stand cpts=1")?;
+        load(lab, n, "")?;
+        tell(lab, n, "net add ex ex0 credits=3 peer_credits=2")?;
+        tell(lab, n, "serve buffers=4")?;
+    }
+    for (kind, count) in [("ping", 200), ("read", 60), ("write", 60)] {
+        let options = format!("kind={kind} threads=16 size=100000 count={count}");
+        let itself = start(lab, 0, &nid(0), &options)?;
+        both_ways(lab, &options, LONG)?;
+        all_right(&end(itself, LONG)?, &options)?;
+    }
+    for n in 0..2 {
+        ensure!(
+            counter(lab, n, "peer_waits")? > 0,
+            "node{n}: nothing waited for a peer"
+        );
+        ensure!(
+            counter(lab, n, "nested_sends")? > 0,
+            "node{n}: nothing went out where another one ended"
+        );
+    }
+    ensure!(
+        counter(lab, 0, "ni_waits")? > 0,
+        "nothing waited for the interface"
+    );
+    done(lab)
+}
+
+/// LNet keeps messages until there is memory for them, and says later where they go; many of them, short and long ones.
+fn kept(lab: &Lab) -> Result<()> {
+    for n in 0..2 {
+        load(lab, n, "")?;
+        tell(lab, n, "net add ex ex0")?;
+        tell(lab, n, "serve buffers=1 slow=20")?;
+    }
+    for options in [
+        "kind=ping",
+        "kind=ping ask=16000",
+        "kind=read size=50000",
+        "kind=write size=3000 ask=5000",
+    ] {
+        both_ways(lab, &format!("{options} threads=8 count=60"), LONG)?;
+    }
+    for n in 0..2 {
+        ensure!(counter(lab, n, "kept")? > 20, "node{n}: nothing was kept");
+    }
+    done(lab)
+}
+
+/// Everything that LNet may do in another order, and from other threads: it is said late where messages go, calls take long,
+/// messages go out while others come in, and REPLYs before the GET is released; headers have the longer form.
+fn odd_orders(lab: &Lab) -> Result<()> {
+    for n in 0..2 {
+        lab.ok(n, "modprobe lnet_stand cpts=4")?;
+        load(lab, n, "")?;
+        tell(lab, n, "net add ex ex0 peer_credits=16")?;
+        tell(lab, n, "serve buffers=8")?;
+        tell(lab, n, "odd late=300 slow=200 send=100 first=500 big=300")?;
+    }
+    for kind in ["ping", "read", "write"] {
+        let count = volume(100, 2000);
+        let options = format!("kind={kind} threads=16 random=1 min=0 max=200000 count={count}");
+        both_ways(lab, &options, LONG)?;
+    }
+    for n in 0..2 {
+        tell(lab, n, "odd")?;
+        ensure!(
+            counter(lab, n, "late_recvs")? > 20 && counter(lab, n, "odd_sends")? > 20,
+            "node{n}"
+        );
+    }
+    done(lab)
+}
+
+/// LNet refuses messages, and drops some that it has kept: who has sent them is told, or waits in vain; no byte is wrong, and all memory
+/// comes back.
+fn drops(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    for n in 0..2 {
+        tell(lab, n, "odd drop=20 refuse=20 late=100")?;
+    }
+    for kind in ["ping", "read", "write"] {
+        let count = volume(60, 1000);
+        let options =
+            format!("kind={kind} threads=8 random=1 min=0 max=100000 count={count} timeout=1500");
+        let running = [
+            start(lab, 0, &nid(1), &options)?,
+            start(lab, 1, &nid(0), &options)?,
+        ];
+        for running in running {
+            let said = end(running, LONG)?;
+            let (did, failed) = (number(&said, "done")?, number(&said, "failed")?);
+            ensure!(did + failed == count && did > failed, "{options}: {said:?}");
+            ensure!(number(&said, "wrong")? == 0, "{options}: {said:?}");
+        }
+    }
+    for n in 0..2 {
+        tell(lab, n, "odd")?;
+        ensure!(
+            counter(lab, n, "odd_drops")? > 0 && counter(lab, n, "odd_refusals")? > 0,
+            "node{n}"
+        );
+        right(lab, n, &nid(1 - n), "kind=read size=100000 count=10")?;
+    }
+    done(lab)
+}
+
+/// What is given for a network is what it has; the rest is the module's.
+fn tunables(lab: &Lab) -> Result<()> {
+    load(
+        lab,
+        0,
+        "credits=100 peer_credits=7 timeout=20 immediate=2000",
+    )?;
+    let shows = |add: &str, want: &[&str]| -> Result<()> {
+        tell(lab, 0, add)?;
+        let said = tell(lab, 0, "nets")?;
+        tell(lab, 0, "net del ex")?;
+        let words: Vec<&str> = want.iter().copied().filter(|w| !said.contains(w)).collect();
+        ensure!(words.is_empty(), "{add}: no {words:?} in {said}");
+        Ok(())
+    };
+    shows(
+        "net add ex ex0",
+        &[
+            "credits 100",
+            "peer_credits 7",
+            "immediate=2000",
+            "timeout=20",
+        ],
+    )?;
+    shows(
+        "net add ex ex0 credits=50 lnd.immediate=1024",
+        &["credits 50", "peer_credits 7", "immediate=1024"],
+    )?;
+    shows(
+        "net add ex ex0 peer_credits=200 peer_timeout=11",
+        &["peer_credits 200", "timeout 11"],
+    )?;
+    for refused in [
+        "net add ex ex1",
+        "net add ex exn0",
+        "net add ex ex0 lnd.immediate=10",
+        "net add ex ex0 lnd.immediate=100000",
+        "net add ex ex0 lnd.timeout=30",
+    ] {
+        let out = lab.sh_for(0, &script(refused), PATIENCE)?;
+        ensure!(out.status != 0, "{refused}: {out:?}");
+    }
+    shows("net add ex ex0", &["credits 100"])?;
+    lab.ok(0, "rmmod kexlnd lnet_stand").map(drop)
+}
+
+/// Everything at the same time, for as long as there is time, over links that damage and lose packets in a full run.
+fn soak(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    let seconds = volume(10, 3600);
+    let faulty = volume(false, true);
+    if faulty {
+        lab.fault(&["corrupt", "--rate", "0.002"])?;
+        lab.fault(&["lose", "--rate", "0.002"])?;
+    }
+    let mut all = Vec::new();
+    for n in 0..2 {
+        for kind in ["ping", "read", "write"] {
+            let options = format!(
+                "kind={kind} threads=3 random=1 min=0 max=1048576 seconds={seconds} seed={n}"
+            );
+            all.push((start(lab, n, &nid(1 - n), &options)?, options));
+        }
+    }
+    for (running, options) in all {
+        let said = end(running, Duration::from_secs(seconds + 180))?;
+        all_right(&said, &options).with_context(|| options.clone())?;
+    }
+    if faulty {
+        lab.fault(&["clear"])?;
+    }
+    done(lab)
+}

@@ -1,0 +1,455 @@
+//! `kexlnd.ko` where things break: numbered points in the driver, peers and NICs that go, networks that end under load, bad links.
+
+use super::lnet::{
+    all_right, begin, counter, done, end, load, nid, nothing_left, number, of_driver, right,
+    script, start, tell, LONG,
+};
+use super::node::{node, volume};
+use super::on_pair;
+use crate::cluster::{as_slow, pairs, Lab, Running, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::time::{Duration, Instant};
+
+/// Messages of the driver are over after this, if it is loaded with [`SHORT`].
+const OVER: Duration = Duration::from_secs(40);
+/// Seconds in which each message has arrived or failed, as few as there may be.
+const SHORT: &str = "timeout=10";
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        on_pair("exlnd::fault_points", fault_points),
+        on_pair("exlnd::silent_peer", silent_peer),
+        on_pair("exlnd::peer_power_cycle", power_cycle),
+        on_pair("exlnd::nic_unbind_bind", unbind_bind),
+        on_pair("exlnd::net_del_under_load", net_del),
+        on_pair("exlnd::rmmod_under_load", rmmod),
+        on_pair("exlnd::unbind_in_net_add", unbind_in_net_add),
+        on_pair("exlnd::failed_start", failed_start),
+        on_pair("exlnd::bad_links", bad_links),
+        on_pair("exlnd::bad_nic", bad_nic),
+        on_pair("exlnd::packets_lost_in_gets", lost_in_gets),
+    ]
+}
+
+fn arm(lab: &Lab, n: usize, point: u32) -> Result<()> {
+    lab.ok(n, &format!("echo {point} >/sys/kernel/debug/kexlnd/fault"))
+        .map(drop)
+}
+
+/// Each numbered point of the driver is hit once, and what has to follow does (docs/exlnd.md).
+fn fault_points(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    // So that there is a session.
+    right(lab, 1, &nid(0), "kind=ping count=5")?;
+    // At node 0: point, who asks, what, the error that the asker hears, and what the driver counts.
+    let points: [(u32, usize, &str, i64, &str); 12] = [
+        (1, 1, "kind=read size=100000", -11, "no_place"),
+        (1, 1, "kind=read size=6000", 0, "no_place"),
+        (2, 1, "kind=read size=100000", 0, "exposed_copies"),
+        (2, 0, "kind=write size=50000", 0, "exposed_copies"),
+        (3, 0, "kind=ping", -11, "not_taken"),
+        (4, 0, "kind=read size=100000", 0, ""),
+        (5, 0, "kind=read size=100000", 0, "sink_copies"),
+        (6, 0, "kind=read size=100000", 0, "not_posted"),
+        (6, 1, "kind=write size=1000000", 0, "not_posted"),
+        (7, 0, "kind=read size=100000", 0, "holes"),
+        (8, 1, "kind=ping", -71, "not_parsed"),
+        (9, 0, "kind=read size=100000", 0, "late_revocations"),
+    ];
+    for (point, from, what, error, counted) in points {
+        let about = format!("point {point}, node{from}, {what}");
+        let before = match counted {
+            "" => 0,
+            name => of_driver(lab, 0, name)?,
+        };
+        arm(lab, 0, point)?;
+        let said = pairs(&tell(
+            lab,
+            from,
+            &format!("test to={} {what} timeout=5000", nid(1 - from)),
+        )?);
+        let failed = i64::from(error != 0);
+        ensure!(
+            number(&said, "error")? == error && number(&said, "failed")? == failed,
+            "{about}: {said:?}"
+        );
+        ensure!(number(&said, "wrong")? == 0, "{about}: {said:?}");
+        let armed = lab.ok(0, "cat /sys/kernel/debug/kexlnd/fault")?;
+        ensure!(armed.trim() == "0", "{about}: was not hit");
+        if !counted.is_empty() {
+            let counts = of_driver(lab, 0, counted)? - before;
+            ensure!(counts == 1, "{about}: {counts} {counted}");
+        }
+        right(lab, from, &nid(1 - from), "kind=read size=100000 count=2")?;
+        right(lab, from, &nid(1 - from), "kind=write size=100000 count=2")?;
+    }
+    done(lab)
+}
+
+/// A test that fails, all of it, with one of these errors.
+fn fails(running: Running, errors: &[i64]) -> Result<()> {
+    let said = end(running, LONG)?;
+    ensure!(
+        number(&said, "done")? == 0 && number(&said, "wrong")? == 0,
+        "{said:?}"
+    );
+    ensure!(errors.contains(&number(&said, "error")?), "{said:?}");
+    Ok(())
+}
+
+/// Waits until a node has no message any more.
+fn ends(lab: &Lab, n: usize) -> Result<()> {
+    lab.until("messages have ended", OVER, |lab| {
+        Ok(number(&pairs(&tell(lab, n, "memory")?), "messages")? == 0)
+    })
+}
+
+const FAILED: i64 = -5;
+const UNREACHABLE: i64 = -113;
+const TIMED_OUT: i64 = -110;
+const NO_EVENT: i64 = -62;
+
+/// What each state of a message ends with when its peer's NIC is still for a while: before there is a session, while the peer's LNet keeps a
+/// message, while payload is fetched here, or there. It is over within the driver's time, and goes on when the peer does.
+fn silent_peer(lab: &Lab) -> Result<()> {
+    begin(lab, SHORT)?;
+    let errors = [UNREACHABLE, TIMED_OUT, NO_EVENT];
+    // No session: certainly not delivered.
+    lab.fault(&["freeze", "1"])?;
+    let start_time = Instant::now();
+    let greeting = start(lab, 0, &nid(1), "kind=ping timeout=30000")?;
+    fails(greeting, &[UNREACHABLE])?;
+    ensure!(start_time.elapsed() < as_slow(OVER), "not over in time");
+    ends(lab, 0)?;
+    lab.fault(&["thaw", "1"])?;
+    works_again(lab)?;
+    // With one. The peer keeps long requests; it is asked small ones; payload goes both ways.
+    for options in [
+        "kind=ping",
+        "kind=ping ask=16000",
+        "kind=read size=1000000",
+        "kind=write size=1000000",
+    ] {
+        let options =
+            format!("{options} threads=4 count=100000 seconds=15 timeout=12000 patience=12000");
+        let before = counter(lab, 1, "received")?;
+        let running = start(lab, 0, &nid(1), &options)?;
+        lab.until("it is under way", PATIENCE, |lab| {
+            Ok(counter(lab, 1, "received")? > before + 8)
+        })?;
+        lab.fault(&["freeze", "1"])?;
+        std::thread::sleep(as_slow(Duration::from_secs(13)));
+        lab.fault(&["thaw", "1"])?;
+        let said = end(running, LONG)?;
+        ensure!(
+            number(&said, "failed")? > 0 && number(&said, "wrong")? == 0,
+            "{options}: {said:?}"
+        );
+        ensure!(
+            errors.contains(&number(&said, "error")?),
+            "{options}: {said:?}"
+        );
+        for n in 0..2 {
+            ends(lab, n)?;
+        }
+        works_again(lab)?;
+    }
+    done(lab)
+}
+
+/// Waits until the nodes hear each other, then nothing fails.
+fn works_again(lab: &Lab) -> Result<()> {
+    for n in 0..2 {
+        let ping = format!("ping {} timeout=2000", nid(1 - n));
+        lab.until("the peer answers", Duration::from_secs(90), |lab| {
+            Ok(number(&pairs(&tell(lab, n, &ping)?), "status")? == 0)
+        })?;
+    }
+    for kind in ["ping", "read", "write"] {
+        for n in 0..2 {
+            right(
+                lab,
+                n,
+                &nid(1 - n),
+                &format!("kind={kind} size=100000 count=5"),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// A node loses its power with messages in all states; those of the other one end, with all memory; it comes back, and they talk.
+fn power_cycle(lab: &Lab) -> Result<()> {
+    begin(lab, SHORT)?;
+    // Those that the peer keeps.
+    tell(lab, 1, "serve stop")?;
+    tell(lab, 1, "serve buffers=1 slow=2000")?;
+    let mut all = Vec::new();
+    for options in [
+        "kind=ping ask=16000",
+        "kind=read size=1000000",
+        "kind=write size=1000000",
+        "kind=ping",
+    ] {
+        let options = format!("{options} threads=3 seconds=15 timeout=12000 patience=12000");
+        all.push(start(lab, 0, &nid(1), &options)?);
+    }
+    let back = start(
+        lab,
+        1,
+        &nid(0),
+        "kind=write size=1000000 threads=4 seconds=600",
+    )?;
+    lab.until("all is under way", PATIENCE, |lab| {
+        Ok(counter(lab, 1, "kept")? > 5 && counter(lab, 0, "received")? > 20)
+    })?;
+    lab.fault(&["power-off", "1"])?;
+    drop(back);
+    for running in all {
+        let said = end(running, LONG)?;
+        ensure!(
+            number(&said, "failed")? > 0 && number(&said, "wrong")? == 0,
+            "{said:?}"
+        );
+    }
+    tell(lab, 0, "serve stop")?;
+    nothing_left(lab, 0)?;
+    tell(lab, 0, "serve")?;
+    lab.fault(&["power-on", "1"])?;
+    load(lab, 1, SHORT)?;
+    tell(lab, 1, "net add ex ex0")?;
+    tell(lab, 1, "serve")?;
+    works_again(lab)?;
+    done(lab)
+}
+
+/// Traffic from both nodes, of which some may fail; it flows when this returns.
+fn traffic(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
+    let mut all = Vec::new();
+    let before = counter(lab, 0, "received")?;
+    for n in 0..2 {
+        for kind in ["ping", "read", "write"] {
+            let options = format!(
+                "kind={kind} threads=3 random=1 min=0 max=500000 seconds={seconds} timeout=12000 patience=12000"
+            );
+            all.push((n, start(lab, n, &nid(1 - n), &options)?));
+        }
+    }
+    lab.until("traffic flows", PATIENCE, |lab| {
+        Ok(counter(lab, 0, "received")? > before + 100)
+    })?;
+    Ok(all)
+}
+
+/// Ends it: no byte was wrong, and some went through.
+fn calm(all: Vec<(usize, Running)>) -> Result<()> {
+    let mut went = 0;
+    for (n, running) in all {
+        let said = end(running, LONG)?;
+        ensure!(number(&said, "wrong")? == 0, "node{n}: {said:?}");
+        went += number(&said, "done")?;
+    }
+    ensure!(went > 0, "nothing went through");
+    Ok(())
+}
+
+/// The NIC is taken from its driver under load and given back, several times: each time the interface goes on.
+fn unbind_bind(lab: &Lab) -> Result<()> {
+    begin(lab, SHORT)?;
+    for round in 0..volume(2, 8) {
+        let all = traffic(lab, 8)?;
+        node(lab, 0).unbind()?;
+        let nets = tell(lab, 0, "nets")?;
+        ensure!(nets.contains("fatal 1"), "LNet was not told: {nets}");
+        node(lab, 0).bind()?;
+        calm(all).with_context(|| format!("round {round}"))?;
+        for n in 0..2 {
+            ends(lab, n)?;
+        }
+        works_again(lab).with_context(|| format!("round {round}"))?;
+        let nets = tell(lab, 0, "nets")?;
+        ensure!(nets.contains("fatal 0"), "LNet was not told: {nets}");
+    }
+    node(lab, 0).back()?;
+    done(lab)
+}
+
+/// The network of a node is taken away under load and given back, several times.
+fn net_del(lab: &Lab) -> Result<()> {
+    begin(lab, SHORT)?;
+    for round in 0..volume(2, 8) {
+        let all = traffic(lab, 8)?;
+        tell(lab, 0, "net del ex")?;
+        tell(lab, 0, "net add ex ex0")?;
+        calm(all).with_context(|| format!("round {round}"))?;
+        for n in 0..2 {
+            ends(lab, n)?;
+        }
+        works_again(lab).with_context(|| format!("round {round}"))?;
+    }
+    done(lab)
+}
+
+/// The driver goes while the peer sends on, and comes back.
+fn rmmod(lab: &Lab) -> Result<()> {
+    begin(lab, SHORT)?;
+    for round in 0..volume(2, 8) {
+        let all = traffic(lab, 8)?;
+        let in_use = lab.sh_for(0, "rmmod kexlnd", PATIENCE)?;
+        ensure!(in_use.status != 0, "rmmod with a network: {in_use:?}");
+        tell(lab, 0, "net del ex")?;
+        lab.ok(0, "rmmod kexlnd")?;
+        load(lab, 0, SHORT)?;
+        tell(lab, 0, "net add ex ex0")?;
+        calm(all).with_context(|| format!("round {round}"))?;
+        for n in 0..2 {
+            ends(lab, n)?;
+        }
+        works_again(lab).with_context(|| format!("round {round}"))?;
+    }
+    done(lab)
+}
+
+/// The NIC goes while a network is added, with a peer that sends all the time: the network is there or it is not, and nobody waits for ever.
+fn unbind_in_net_add(lab: &Lab) -> Result<()> {
+    begin(lab, SHORT)?;
+    tell(lab, 0, "net del ex")?;
+    let options = "kind=ping threads=4 seconds=60 timeout=3000";
+    let load = start(lab, 1, &nid(0), options)?;
+    for round in 0..volume(4, 20) {
+        let about = || format!("round {round}");
+        let adds = lab.spawn(0, &script("net add ex ex0"))?;
+        std::thread::sleep(Duration::from_millis(20 * round));
+        node(lab, 0).unbind()?;
+        let added = adds.wait(LONG).with_context(about)?;
+        node(lab, 0).bind()?;
+        if added.status == 0 {
+            works_again(lab).with_context(about)?;
+            tell(lab, 0, "net del ex")?;
+        }
+    }
+    tell(lab, 0, "net add ex ex0")?;
+    works_again(lab)?;
+    calm(vec![(1, load)])?;
+    node(lab, 0).back()?;
+    done(lab)
+}
+
+/// Links that damage and lose packets, and go down for a moment: no message is lost, and no byte wrong.
+fn bad_links(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    lab.fault(&["corrupt", "--rate", "0.02"])?;
+    lab.fault(&["lose", "--rate", "0.01"])?;
+    let mut all = Vec::new();
+    for n in 0..2 {
+        for kind in ["ping", "read", "write"] {
+            let count = volume(40, 1000);
+            let options =
+                format!("kind={kind} threads=4 random=1 min=0 max=300000 count={count} seed={n}");
+            all.push((start(lab, n, &nid(1 - n), &options)?, options));
+        }
+    }
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_secs(1));
+        lab.fault(&["link-down", "0", "0"])?;
+        std::thread::sleep(Duration::from_secs(1));
+        lab.fault(&["link-up", "0", "0"])?;
+    }
+    for (running, options) in all {
+        all_right(&end(running, LONG)?, &options).with_context(|| options.clone())?;
+    }
+    lab.fault(&["clear"])?;
+    done(lab)
+}
+
+/// An interface that can't begin, while a peer sends all the time: `net add` says so, nothing is left, and the next one begins.
+fn failed_start(lab: &Lab) -> Result<()> {
+    begin(lab, SHORT)?;
+    tell(lab, 0, "net del ex")?;
+    let options = "kind=ping threads=4 seconds=20 timeout=3000";
+    let load = start(lab, 1, &nid(0), options)?;
+    for _ in 0..volume(3, 20) {
+        arm(lab, 0, 10)?;
+        let out = lab.sh_for(0, &script("net add ex ex0"), PATIENCE)?;
+        ensure!(out.status != 0, "net add: {out:?}");
+    }
+    tell(lab, 0, "net add ex ex0")?;
+    works_again(lab)?;
+    calm(vec![(1, load)])?;
+    done(lab)
+}
+
+/// Faults of a NIC: what it has to write is lost, queues are full, requests are put off, the ends of registrations are not confirmed. All
+/// messages arrive.
+fn bad_nic(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    let faults: [(&[&str], &[&str]); 6] = [
+        (&["dma-fault", "1", "--ring", "velo"], &[]),
+        (&["dma-fault", "1", "--ring", "rma"], &[]),
+        (&["dma-fault", "1", "--ring", "snq"], &[]),
+        (
+            &["queue-full", "1", "--vpid", "251"],
+            &["queue-full", "1", "--vpid", "251", "--off"],
+        ),
+        (
+            &["retry", "1", "--every", "3"],
+            &["retry", "1", "--every", "0"],
+        ),
+        (
+            &["atu-lose", "0", "--every", "30"],
+            &["atu-lose", "0", "--every", "0"],
+        ),
+    ];
+    for (fault, off) in faults {
+        let mut all = Vec::new();
+        for n in 0..2 {
+            for kind in ["ping", "read", "write"] {
+                let options = format!("kind={kind} threads=2 random=1 min=0 max=200000 seconds=4");
+                all.push((start(lab, n, &nid(1 - n), &options)?, options));
+            }
+        }
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(700));
+            lab.fault(fault)?;
+        }
+        if !off.is_empty() {
+            lab.fault(off)?;
+        }
+        for (running, options) in all {
+            all_right(&end(running, LONG)?, &options)
+                .with_context(|| format!("{fault:?}, {options}"))?;
+        }
+    }
+    done(lab)
+}
+
+/// Packets in the middle of GETs are lost: what is missing is found, and fetched again; when something is missing each time, it fails.
+fn lost_in_gets(lab: &Lab) -> Result<()> {
+    begin(lab, "")?;
+    let lose = |every: &str| -> Result<()> {
+        for n in ["0", "1"] {
+            lab.fault(&["lose-inner", n, "--every", every])?;
+        }
+        Ok(())
+    };
+    // A GET of this size has some 600 packets.
+    lose("2003")?;
+    for kind in ["read", "write"] {
+        let count = volume(30, 300);
+        let options = format!("kind={kind} threads=4 size=300000 count={count}");
+        right(lab, 0, &nid(1), &options)?;
+    }
+    for n in 0..2 {
+        ensure!(of_driver(lab, n, "holes")? > 0, "node{n}: nothing was lost");
+    }
+    lose("100")?;
+    let read = start(lab, 0, &nid(1), "kind=read threads=4 size=300000 count=8")?;
+    let other = start(lab, 1, &nid(0), "kind=read threads=4 size=300000 count=8")?;
+    fails(read, &[FAILED])?;
+    fails(other, &[FAILED])?;
+    lose("0")?;
+    works_again(lab)?;
+    done(lab)
+}

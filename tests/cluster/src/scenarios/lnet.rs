@@ -1,0 +1,208 @@
+//! The stand-in for LNet, tests/lnet, as scenarios use it, and whether it sees the mistakes of a driver.
+
+use super::node::{node, value};
+use super::on_pair;
+use crate::cluster::{pairs, Lab, Running, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a command may take that has deadlines of its own.
+pub(super) const LONG: Duration = Duration::from_secs(240);
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![on_pair("exlnd::stand_in_sees_mistakes", mistakes)]
+}
+
+/// What a command of the stand-in said, by name.
+pub(super) type Said = BTreeMap<String, String>;
+
+/// The script that gives the stand-in a command; its exit status is not 0 if that failed.
+pub(super) fn script(command: &str) -> String {
+    format!("exec 3<>/dev/lnet_stand || exit; printf %s '{command}' >&3; rc=$?; cat <&3; exit $rc")
+}
+
+/// A command that has to succeed.
+pub(super) fn tell(lab: &Lab, n: usize, command: &str) -> Result<String> {
+    lab.ok_for(n, &script(command), LONG)
+}
+
+/// A number of those that a command said.
+pub(super) fn number(said: &Said, name: &str) -> Result<i64> {
+    let text = said.get(name);
+    let text = text.with_context(|| format!("no {name} in {said:?}"))?;
+    text.parse().with_context(|| format!("{name} {text}"))
+}
+
+/// A counter of the stand-in.
+pub(super) fn counter(lab: &Lab, n: usize, name: &str) -> Result<u64> {
+    let text = tell(lab, n, "counters")?;
+    value(&text, name).with_context(|| format!("no {name} in {text}"))
+}
+
+/// A counter of the driver's interfaces, their sum.
+pub(super) fn of_driver(lab: &Lab, n: usize, name: &str) -> Result<u64> {
+    let text = lab.ok(n, "cat /sys/kernel/debug/kexlnd/interfaces")?;
+    Ok(text.lines().filter_map(|l| value(l, name)).sum())
+}
+
+/// Loads both modules into a node.
+pub(super) fn load(lab: &Lab, n: usize, options: &str) -> Result<()> {
+    lab.ok(n, &format!("modprobe kexlnd {options}")).map(drop)
+}
+
+/// The LNet address of a node with one NIC.
+pub(super) fn nid(n: usize) -> String {
+    format!("{}@ex", n + 1)
+}
+
+/// All nodes with the network `ex` on their NIC, and a service.
+pub(super) fn begin(lab: &Lab, options: &str) -> Result<()> {
+    for n in 0..lab.spec().nodes {
+        load(lab, n, options)?;
+        let said = tell(lab, n, "net add ex ex0")?;
+        ensure!(said.trim() == format!("nid {}", nid(n)), "{said}");
+        tell(lab, n, "serve")?;
+    }
+    Ok(())
+}
+
+/// Nothing is left of what messages had: in the stand-in, and registered with the NIC.
+pub(super) fn nothing_left(lab: &Lab, n: usize) -> Result<()> {
+    lab.until("no message is left", PATIENCE, |lab| {
+        Ok(number(&pairs(&tell(lab, n, "memory")?), "messages")? == 0)
+    })?;
+    let memory = pairs(&tell(lab, n, "memory")?);
+    ensure!(number(&memory, "defects")? == 0, "node{n}: {memory:?}");
+    // That of what pings show.
+    ensure!(
+        number(&memory, "mds")? == 2 && number(&memory, "pages")? == 3,
+        "node{n}: memory is left: {memory:?}"
+    );
+    ensure!(number(&memory, "heap")? == 0, "node{n}: {memory:?}");
+    Ok(())
+}
+
+/// Ends services and networks and unloads both modules; nothing is left.
+pub(super) fn done(lab: &Lab) -> Result<()> {
+    let nets = vec![["ex"].as_slice(); lab.spec().nodes];
+    done_with(lab, &nets)
+}
+
+/// The same with the networks that each node has.
+pub(super) fn done_with(lab: &Lab, nets: &[&[&str]]) -> Result<()> {
+    for n in 0..nets.len() {
+        tell(lab, n, "serve stop")?;
+    }
+    for (n, nets) in nets.iter().enumerate() {
+        nothing_left(lab, n)?;
+        for net in *nets {
+            tell(lab, n, &format!("net del {net}"))?;
+        }
+        lab.ok(n, "rmmod kexlnd && rmmod lnet_stand")?;
+        lab.until("nothing is registered", PATIENCE, |lab| {
+            Ok(node(lab, n).atu("regions")? == 0)
+        })?;
+    }
+    Ok(())
+}
+
+/// A test of the stand-in that has to succeed, all of it.
+pub(super) fn right(lab: &Lab, from: usize, to: &str, options: &str) -> Result<Said> {
+    let said = pairs(&tell(lab, from, &format!("test to={to} {options}"))?);
+    all_right(&said, options).with_context(|| format!("node{from} to {to}, {options}"))?;
+    Ok(said)
+}
+
+/// What a test said: as many were done as it says, and no byte was wrong.
+pub(super) fn all_right(said: &Said, options: &str) -> Result<()> {
+    ensure!(
+        number(said, "failed")? == 0 && number(said, "wrong")? == 0,
+        "{said:?}"
+    );
+    let option = |name| options.split(' ').find_map(|o| o.strip_prefix(name));
+    if option("seconds=").is_none() {
+        let count = option("count=").unwrap_or("1");
+        ensure!(count.parse() == Ok(number(said, "done")?), "{said:?}");
+    } else {
+        ensure!(number(said, "done")? > 0, "{said:?}");
+    }
+    Ok(())
+}
+
+/// A test in the background.
+pub(super) fn start(lab: &Lab, from: usize, to: &str, options: &str) -> Result<Running> {
+    lab.spawn(from, &script(&format!("test to={to} {options}")))
+}
+
+/// What it said.
+pub(super) fn end(running: Running, patience: Duration) -> Result<Said> {
+    let out = running.wait(patience)?;
+    ensure!(out.status == 0, "{out:?}");
+    Ok(pairs(&out.stdout))
+}
+
+/// Mistakes that `tests/lnet/misuse.c` makes, by number, and what the stand-in says of them; it says nothing of no mistake.
+const MISTAKES: [(u32, &str); 15] = [
+    (0, ""),
+    (1, "that has ended"),
+    (2, "lnet_finalize in an interrupt"),
+    (3, "lnet_finalize where nobody may sleep"),
+    (4, "lnet_finalize with status -5 and health 0"),
+    (5, "refuses"),
+    (6, "lnet_parse in an interrupt"),
+    (7, "lnet_notify of what will be"),
+    (8, "a message was written to after its end"),
+    (9, "lnd_startup says EEXIST"),
+    (10, "an interface without credits"),
+    (11, "an interface without address"),
+    (12, "is sent for more than 6 s"),
+    (13, "are wrong"),
+    (14, "are wrong"),
+];
+
+/// A driver of a few lines makes one mistake, and the stand-in sees it; without one it sees nothing.
+fn mistakes(lab: &Lab) -> Result<()> {
+    for (number_of, says) in MISTAKES {
+        let about = format!("mistake {number_of}");
+        lab.ok(
+            0,
+            &format!("dmesg -C; modprobe lnet_misuse mistake={number_of}"),
+        )?;
+        let added = lab.sh_for(0, &script("net add ex ex0"), PATIENCE)?;
+        let starts = !(9..=11).contains(&number_of);
+        ensure!((added.status == 0) == starts, "{about}: {added:?}");
+        if starts {
+            tell(lab, 0, "serve")?;
+            for options in [
+                "kind=ping ask=200 answer=200",
+                "kind=read size=3000",
+                "kind=write size=3000",
+            ] {
+                let options = format!("test to=1@ex {options} timeout=9000");
+                let said = pairs(&tell(lab, 0, &options)?);
+                ensure!(
+                    number_of != 0 || number(&said, "done")? == 1,
+                    "{about}: {said:?}"
+                );
+            }
+            tell(lab, 0, "serve stop")?;
+        }
+        let memory = pairs(&tell(lab, 0, "memory")?);
+        let seen = number(&memory, "defects")?;
+        let log = lab.ok(0, "dmesg")?;
+        ensure!(log.contains(says), "{about}: does not say '{says}': {log}");
+        ensure!(
+            (seen > 0) == (1..=12).contains(&number_of),
+            "{about}: {seen} defects"
+        );
+        if starts {
+            tell(lab, 0, "net del ex")?;
+        }
+        lab.ok(0, "rmmod lnet_misuse && rmmod lnet_stand")?;
+    }
+    // It has said so by warnings, each of which begins with this, and has the calls behind it.
+    lab.assert_clean_log_but(&["lnet_stand", "Call Trace"])
+}

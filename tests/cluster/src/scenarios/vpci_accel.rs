@@ -1,0 +1,549 @@
+//! A device behind a NIC without a node, as nodes have it: by a driver that knows nothing of that (`tests/modules/accel_test`).
+
+use super::guest;
+use super::vpci_lease as lease;
+use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use std::thread;
+use std::time::Duration;
+use wire::regs::{htax, smfu};
+use wire::smfu::NOWHERE;
+
+/// Two nodes and an accelerator, which is node 2.
+const PAIR: Spec = Spec::new(2).accelerators(1);
+const ACC: usize = 2;
+/// A node, and accelerators whose devices are broken or malicious: nodes 1 to 5.
+const HOSTILE: Spec = Spec::new(1)
+    .accelerators(5)
+    .emulator(&["--accelerator-kinds=astray,storm,garbage,huge,gap"]);
+/// A node behind an IOMMU, and an accelerator: node 1.
+const STRICT: Spec = Spec::new(1).accelerators(1).iommu_in(&[0]);
+/// A node, and accelerators that reach each other: nodes 1 and 2.
+const PEERS: Spec = Spec::new(1).accelerators(2);
+const LONG: Duration = Duration::from_secs(120);
+/// Lab machines may be slow.
+const OPTIONS: &str = "timeout_ms=4000 access_ms=1000";
+const ID: &str = "1cad:7e57";
+const DRIVER: &str = "/sys/bus/pci/drivers/accel_test";
+/// Where the device is at its node.
+const PLACE: &str = "0000:01:00.0";
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        Scenario::new("vpci::accelerator", PAIR, accelerator),
+        Scenario::new("vpci::accelerator_lost", PAIR, accelerator_lost),
+        Scenario::new("vpci::accelerator_reclaimed", PAIR, accelerator_reclaimed),
+        Scenario::new("vpci::accelerator_hostile", HOSTILE, accelerator_hostile),
+        Scenario::new("vpci::accelerator_strict", STRICT, accelerator_strict),
+        Scenario::new("vpci::accelerator_peers", PEERS, accelerator_peers),
+    ]
+}
+
+fn ctl(lab: &Lab, node: usize, words: &str) -> Result<Value> {
+    let text = lab.ok_for(node, &format!("extollctl --json accel {words}"), LONG)?;
+    serde_json::from_str(&text).with_context(|| text.clone())
+}
+
+fn refused(lab: &Lab, node: usize, words: &str, why: &str) -> Result<()> {
+    let mut said = String::new();
+    // A module that has just begun says so first.
+    lab.until("the node borrows", LONG, |lab| {
+        let out = lab.sh_for(node, &format!("extollctl accel {words}"), LONG)?;
+        ensure!(out.status != 0, "'{words}' was done: {}", out.stdout);
+        said = out.stderr;
+        Ok(!said.contains("does not lend yet"))
+    })?;
+    ensure!(said.contains(why), "'{words}': {said}");
+    Ok(())
+}
+
+fn load(lab: &Lab, node: usize) -> Result<()> {
+    lab.ok(
+        node,
+        &format!("modprobe vpci {OPTIONS} && modprobe accel_test"),
+    )
+    .map(drop)
+}
+
+/// No module is left, and nobody has the device.
+fn end(lab: &Lab, nodes: &[usize]) -> Result<()> {
+    for &node in nodes {
+        lab.ok_for(node, "rmmod vpci && rmmod accel_test", LONG)?;
+    }
+    Ok(())
+}
+
+/// A node that has just loaded its module borrows only some time later.
+fn borrow(lab: &Lab, node: usize, acc: usize) -> Result<String> {
+    let mut domain = String::new();
+    lab.until("the node borrows", LONG, |lab| {
+        let words = format!("extollctl --json accel borrow --node {acc}");
+        let out = lab.sh_for(node, &words, LONG)?;
+        if out.status != 0 {
+            ensure!(out.stderr.contains("does not lend yet"), "{}", out.stderr);
+            return Ok(false);
+        }
+        let said: Value = serde_json::from_str(&out.stdout)?;
+        domain = said["domain"].as_str().context("no domain")?.to_owned();
+        Ok(true)
+    })?;
+    Ok(domain)
+}
+
+fn state(lab: &Lab, node: usize, acc: usize) -> Result<String> {
+    let said = ctl(lab, node, &format!("list --node {acc}"))?;
+    let state = said["offered"][0]["state"].as_str();
+    Ok(state.with_context(|| said.to_string())?.to_owned())
+}
+
+fn attribute(lab: &Lab, node: usize, name: &str) -> Result<String> {
+    lab.ok_for(node, &format!("cat {DRIVER}/*:*/{name}"), LONG)
+}
+
+/// Words `name=number` of what the driver says when all is well.
+fn number(text: &str, name: &str) -> Result<u64> {
+    let mut words = text.split_whitespace();
+    let found = words.find_map(|w| w.strip_prefix(name)?.strip_prefix('='));
+    found
+        .with_context(|| text.to_owned())?
+        .parse()
+        .context(name.to_owned())
+}
+
+/// Registers, memory both ways, interrupts.
+fn works(lab: &Lab, node: usize, vectors: u64) -> Result<()> {
+    let said = attribute(lab, node, "selftest")?;
+    ensure!(said.starts_with("ok "), "{said}");
+    ensure!(number(&said, "vectors")? == vectors, "{said}");
+    // Each vector tells of four transfers.
+    ensure!(number(&said, "interrupts")? >= 4 * vectors, "{said}");
+    Ok(())
+}
+
+/// Has the device work until it fails: how many transfers that were.
+fn pound(lab: &Lab, end: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
+    let user = lab.spawn(0, &format!("cat {DRIVER}/*:*/pound"))?;
+    lab.until("the device works", PATIENCE, |lab| {
+        let said = ctl(lab, 0, "list")?;
+        let interrupts = lease::counter(lab, 0, "interrupts")?;
+        ensure!(
+            said["borrowed"].as_array().is_some_and(|a| a.len() == 1),
+            "{said}"
+        );
+        thread::sleep(Duration::from_millis(200));
+        Ok(lease::counter(lab, 0, "interrupts")? > interrupts + 2)
+    })?;
+    end(lab)?;
+    let out = user.wait(LONG)?;
+    ensure!(number(&out.stdout, "rounds")? > 2, "{out:?}");
+    Ok(())
+}
+
+/// No number of a lease that is over is kept any more.
+fn settled(lab: &Lab, node: usize) -> Result<()> {
+    lab.until("nothing is owed", LONG, |lab| {
+        Ok(lease::counter(lab, node, "accelerator.owed")? == 0)
+    })
+}
+
+/// No way leads from the accelerator's device to anybody, nor from the network to the device.
+fn closed(lab: &Lab, node: usize) -> Result<()> {
+    guest::install(lab, node)?;
+    let program = guest::program("access");
+    let read = |offsets: &[u32]| -> Result<Vec<u64>> {
+        let words: Vec<String> = offsets.iter().map(|at| format!("r{ACC}:{at:#x}")).collect();
+        let said = lab.ok(node, &format!("{program} 0 4096 {}", words.join(" ")))?;
+        said.split_whitespace()
+            .map(|w| w.parse().context("a number"))
+            .collect()
+    };
+    let controls: Vec<u32> = (0..64).map(|k| smfu::interval_control(k).get()).collect();
+    let maps: Vec<u32> = (0..htax::INTERVALS)
+        .map(|i| htax::intvl_control(i).get())
+        .collect();
+    for list in [&controls, &maps] {
+        let seen = read(list)?;
+        ensure!(
+            seen.len() == list.len() && seen.iter().all(|v| *v == 0),
+            "open: {seen:x?}"
+        );
+    }
+    let targets: Vec<u32> = (0..64).map(|k| smfu::vpid_t_start_addr(k).get()).collect();
+    let seen = read(&targets)?;
+    ensure!(seen.iter().all(|v| *v == NOWHERE.0), "open: {seen:x?}");
+    Ok(())
+}
+
+/// Memory that its driver has unmapped is out of the device's reach.
+fn stale(lab: &Lab, node: usize) -> Result<()> {
+    let said = attribute(lab, node, "stale")?;
+    ensure!(said.trim() == "ok", "{said}");
+    Ok(())
+}
+
+fn gone(lab: &Lab, node: usize) -> Result<()> {
+    lab.until("the device is gone", PATIENCE, |lab| {
+        // It may go while that looks.
+        let out = lab.sh_for(node, &format!("lspci -Dn -d {ID}"), PATIENCE)?;
+        Ok(out.status == 0 && out.stdout.is_empty())
+    })
+}
+
+fn enrol(lab: &Lab, node: usize, acc: usize) -> Result<()> {
+    // Nobody reaches it before management software has set it up.
+    lab.until_it_works("the accelerator is there", PATIENCE, |lab| {
+        ctl(lab, node, &format!("enrol --node {acc}")).map(|_| true)
+    })
+}
+
+/// Both nodes have it after each other, with MSI-X and MSI, and never at once.
+fn accelerator(lab: &Lab) -> Result<()> {
+    (0..2).try_for_each(|node| load(lab, node))?;
+    refused(lab, 0, "enrol --node 1", "has a host")?;
+    refused(lab, 0, "enrol --node 0", "Invalid argument")?;
+    if lab
+        .sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?
+        .status
+        != 0
+    {
+        // Another scenario of this cluster has done so.
+        refused(
+            lab,
+            0,
+            &format!("enrol --node {ACC}"),
+            "an accelerator already",
+        )?;
+    }
+    refused(
+        lab,
+        1,
+        &format!("enrol --node {ACC}"),
+        "an accelerator already",
+    )?;
+    refused(lab, 1, &format!("reclaim --node {ACC}"), "nobody has")?;
+    let said = ctl(lab, 0, &format!("list --node {ACC}"))?;
+    let offered = &said["offered"][0];
+    let have = (
+        &offered["id"],
+        &offered["at"],
+        &offered["bars"],
+        &offered["state"],
+    );
+    ensure!(
+        have == (&ID.into(), &PLACE.into(), &"1048576".into(), &"Free".into()),
+        "{said}"
+    );
+    let domain = borrow(lab, 0, ACC)?;
+    works(lab, 0, 4)?;
+    stale(lab, 0)?;
+    let state_of = |node| state(lab, node, ACC);
+    ensure!(state_of(1)?.starts_with("Lent"), "{}", state_of(1)?);
+    refused(
+        lab,
+        1,
+        &format!("borrow --node {ACC} {PLACE}"),
+        "somebody has",
+    )?;
+    refused(lab, 0, &format!("borrow --node {ACC}"), "somebody has")?;
+    refused(lab, 0, &format!("borrow --node {ACC} 1"), "no such device")?;
+    refused(lab, 0, &format!("reclaim --node {ACC}"), "somebody has")?;
+    // Registers are lost in a reset, and what the borrower has set up is there again.
+    let reset = attribute(lab, 0, "function_reset")?;
+    ensure!(reset.trim() == "0 0x0", "{reset}");
+    works(lab, 0, 4)?;
+    ctl(lab, 0, &format!("return {domain}"))?;
+    gone(lab, 0)?;
+    ensure!(state_of(0)? == "Free", "{}", state_of(0)?);
+
+    lab.ok(1, "rmmod accel_test && modprobe accel_test plain_msi=1")?;
+    let domain = borrow(lab, 1, ACC)?;
+    works(lab, 1, 4)?;
+    ctl(lab, 1, &format!("return {domain}"))?;
+    gone(lab, 1)?;
+
+    // Both want it at once: one of them gets it.
+    for _ in 0..3 {
+        let ask = |node| {
+            let words = format!("extollctl --json accel borrow --node {ACC}");
+            lab.sh_for(node, &words, LONG)
+        };
+        let (here, there) = thread::scope(|scope| {
+            let here = scope.spawn(|| ask(0));
+            let there = ask(1);
+            (here.join().expect("no panic"), there)
+        });
+        let (here, there) = (here?, there?);
+        ensure!(
+            (here.status != 0) != (there.status != 0),
+            "not one of them: {} {}{} {}",
+            here.stdout,
+            there.stdout,
+            here.stderr,
+            there.stderr
+        );
+        for (node, out) in [(0, here), (1, there)] {
+            if out.status != 0 {
+                ensure!(out.stderr.contains("somebody has"), "{}", out.stderr);
+                continue;
+            }
+            works(lab, node, 4)?;
+            let said: Value = serde_json::from_str(&out.stdout)?;
+            let domain = said["domain"].as_str().context("no domain")?;
+            ctl(lab, node, &format!("return {domain}"))?;
+        }
+    }
+    // The module goes with the device in use: it is given back.
+    borrow(lab, 0, ACC)?;
+    end(lab, &[0])?;
+    ensure!(state_of(1)? == "Free", "{}", state_of(1)?);
+    end(lab, &[1])
+}
+
+/// The NIC of the accelerator loses its power, or its cables, while the device is in use: it is gone as if it had been pulled out.
+fn accelerator_lost(lab: &Lab) -> Result<()> {
+    load(lab, 0)?;
+    let known = lab.sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?;
+    ensure!(
+        known.status == 0 || known.stderr.contains("already"),
+        "{}",
+        known.stderr
+    );
+    borrow(lab, 0, ACC)?;
+    works(lab, 0, 4)?;
+    let lost = || lease::counter(lab, 0, "accelerator.lost");
+    let before = lost()?;
+    pound(lab, |lab| lab.fault(&["power-off", "acc0"]).map(drop))?;
+    gone(lab, 0)?;
+    ensure!(lost()? == before + 1);
+    // Its numbers are kept: nobody has said that nothing leads here.
+    ensure!(lease::counter(lab, 0, "accelerator.owed")? > 0);
+    lab.fault(&["power-on", "acc0"])?;
+    // It is not known to be one any more.
+    lab.until("the accelerator is there", PATIENCE, |lab| {
+        let out = lab.sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?;
+        Ok(out.status == 0)
+    })?;
+    ensure!(state(lab, 0, ACC)? == "Free");
+    borrow(lab, 0, ACC)?;
+    works(lab, 0, 4)?;
+    // Nobody answers for longer than the time-out, then it is back with the word of this node.
+    settled(lab, 0)?;
+    pound(lab, |lab| lab.fault(&["link-down", "nic2"]).map(drop))?;
+    gone(lab, 0)?;
+    ensure!(lost()? == before + 2);
+    ensure!(lease::counter(lab, 0, "accelerator.owed")? > 0);
+    lab.fault(&["link-up", "nic2"])?;
+    lab.until("the device is given back", LONG, |lab| {
+        let out = lab.sh_for(
+            0,
+            &format!("extollctl --json accel list --node {ACC}"),
+            LONG,
+        )?;
+        Ok(out.stdout.contains("\"Free\""))
+    })?;
+    settled(lab, 0)?;
+    let domain = borrow(lab, 0, ACC)?;
+    works(lab, 0, 4)?;
+    ctl(lab, 0, &format!("return {domain}"))?;
+    end(lab, &[0])
+}
+
+/// Who has the device dies, or does not give it back: another node takes it by a command, and nothing of the device reaches the first one any
+/// more.
+fn accelerator_reclaimed(lab: &Lab) -> Result<()> {
+    (0..2).try_for_each(|node| load(lab, node))?;
+    let known = lab.sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?;
+    ensure!(
+        known.status == 0 || known.stderr.contains("already"),
+        "{}",
+        known.stderr
+    );
+    // A living one.
+    borrow(lab, 0, ACC)?;
+    pound(lab, |lab| {
+        ctl(lab, 1, &format!("reclaim --node {ACC}")).map(drop)
+    })?;
+    closed(lab, 1)?;
+    gone(lab, 0)?;
+    // Numbers of both ends are anybody's again: nothing leads here, and its windows are closed.
+    settled(lab, 0)?;
+    let domain = borrow(lab, 1, ACC)?;
+    works(lab, 1, 4)?;
+    ctl(lab, 1, &format!("return {domain}"))?;
+    // One that dies.
+    borrow(lab, 0, ACC)?;
+    lab.fault(&["power-off", "node0"])?;
+    let state_of = |node| state(lab, node, ACC);
+    ensure!(state_of(1)? == "Lent(NodeId(0))", "{}", state_of(1)?);
+    refused(lab, 1, &format!("borrow --node {ACC}"), "somebody has")?;
+    ctl(lab, 1, &format!("reclaim --node {ACC} --down"))?;
+    closed(lab, 1)?;
+    let domain = borrow(lab, 1, ACC)?;
+    works(lab, 1, 4)?;
+    lab.fault(&["power-on", "node0"])?;
+    load(lab, 0)?;
+    ensure!(state_of(0)? == "Lent(NodeId(1))", "{}", state_of(0)?);
+    works(lab, 1, 4)?;
+    ctl(lab, 1, &format!("return {domain}"))?;
+    let domain = borrow(lab, 0, ACC)?;
+    works(lab, 0, 4)?;
+    ctl(lab, 0, &format!("return {domain}"))?;
+    end(lab, &[0, 1])
+}
+
+/// What devices do that are broken or malicious reaches nothing, and those that can't be are refused with a reason.
+fn accelerator_hostile(lab: &Lab) -> Result<()> {
+    load(lab, 0)?;
+    guest::install(lab, 0)?;
+    for acc in 1..=5 {
+        enrol(lab, 0, acc)?;
+    }
+    // Addresses that nobody gave it lead nowhere, and what it was told to do is done.
+    let domain = borrow(lab, 0, 1)?;
+    let before = lease::model(lab, 0, "host_dma_outside_memory")?;
+    works(lab, 0, 4)?;
+    let outside = lease::model(lab, 0, "host_dma_outside_memory")? - before;
+    ensure!(outside == 0, "{outside} accesses outside of memory");
+    let program = guest::program("access");
+    let at = htax::DISCARDED_COUNTER.get();
+    let said = lab.ok(0, &format!("{program} 0 4096 r1:{at:#x}"))?;
+    let discarded = htax::DiscardedCounter(said.trim().parse().context("a number")?);
+    // Seven addresses for each of sixteen transfers, but for those that the counter of 16 bits does not show.
+    let seen = (discarded.posted(), discarded.nonposted());
+    ensure!(seen.0 >= 112 && seen.1 >= 112, "{seen:?} were discarded");
+    ctl(lab, 0, &format!("return {domain}"))?;
+    // An interrupt comes some thousand times, of which the host makes one.
+    let domain = borrow(lab, 0, 2)?;
+    let sent = || lease::model(lab, 0, "interrupts");
+    let before = sent()?;
+    works(lab, 0, 4)?;
+    let more = sent()? - before;
+    ensure!(more > 10_000, "{more} interrupts are no storm");
+    ctl(lab, 0, &format!("return {domain}"))?;
+    // Reasons: capabilities that lead nowhere, a BAR that can't be. Nobody has them afterwards.
+    for (acc, reasons) in [(3, &["2", "6"][..]), (5, &["3"])] {
+        for _ in 0..2 {
+            refused(lab, 0, &format!("list --node {acc}"), "does not work")?;
+            refused(lab, 0, &format!("borrow --node {acc}"), "does not work")?;
+        }
+        let log = lab.ok(0, "dmesg")?;
+        let said = |r: &&str| log.contains(&format!("node {acc}: not a device (reason {r})"));
+        ensure!(reasons.iter().any(said), "no reason for node {acc}");
+    }
+    let odd = "exec 3<>/dev/extoll_pci; echo counters >&3; awk '$1 == \"accelerator.odd\" {print $2}' <&3";
+    let odd = lab.ok(0, odd)?;
+    ensure!(odd.trim() == "8", "{odd} devices were refused");
+    // No window is that large.
+    ensure!(state(lab, 0, 4)? == "Free");
+    refused(lab, 0, "borrow --node 4", "no room")?;
+    ensure!(state(lab, 0, 4)? == "Free");
+    end(lab, &[0])
+}
+
+/// With an IOMMU in front of the borrower's NIC pages are mapped as they are; a page that was unmapped is out of reach at once, and what the
+/// device wants of it is a fault of the IOMMU's.
+fn accelerator_strict(lab: &Lab) -> Result<()> {
+    load(lab, 0)?;
+    enrol(lab, 0, 1)?;
+    let domain = borrow(lab, 0, 1)?;
+    works(lab, 0, 4)?;
+    let faults = || -> Result<u64> { lease::model(lab, 0, "host_dma_outside_memory") };
+    let before = faults()?;
+    ensure!(before == 0, "{before} accesses of what nobody mapped");
+    let mark = lab.log_mark(0)?;
+    stale(lab, 0)?;
+    // The IOMMU says so itself.
+    let log = lab.log_since(&mark)?;
+    for access in ["[DMA Read", "[DMA Write"] {
+        ensure!(log.contains(access), "no fault of a {access}]: {log}");
+    }
+    lab.assert_clean_log_but(&["DMAR: [DMA", "handling fault status"])?;
+    let leases = ctl(lab, 0, "list")?;
+    let direct = &leases["borrowed"][0]["direct"];
+    let maps = direct.as_u64().or_else(|| direct.as_str()?.parse().ok());
+    ensure!(maps == Some(1), "mapped as they are: {leases}");
+    let more = faults()? - before;
+    ensure!(more >= 2, "{more} faults, of a read and of a write");
+    works(lab, 0, 4)?;
+    ctl(lab, 0, &format!("return {domain}"))?;
+    end(lab, &[0])
+}
+
+/// A device writes and reads the memory of another accelerator's device, if it may, and no processor is between them.
+fn accelerator_peers(lab: &Lab) -> Result<()> {
+    load(lab, 0)?;
+    for acc in [1, 2] {
+        enrol(lab, 0, acc)?;
+    }
+    let one = borrow(lab, 0, 1)?;
+    refused(lab, 0, &format!("join {one} {one}"), "Invalid argument")?;
+    refused(lab, 0, &format!("join {one} 0x7777"), "no such device")?;
+    let two = borrow(lab, 0, 2)?;
+    let across = |domain: &str| {
+        let domain = domain.trim_start_matches("0x");
+        lab.ok_for(0, &format!("cat {DRIVER}/{domain}:*/peer"), LONG)
+    };
+    // Whose memory a device stores to while both work, in packets: that of the node.
+    let through = || lease::model(lab, 0, "dma_bytes_written");
+    let mapped = |from: &str, yes: bool| -> Result<()> {
+        let want = if yes { "ok" } else { "failed: not mapped" };
+        let before = through()?;
+        let said = across(from)?;
+        ensure!(said.trim() == want, "{from}: {said}");
+        let more = through()? - before;
+        ensure!(more < 4096, "{more} bytes went through the node");
+        Ok(())
+    };
+    let both = [&one, &two];
+    let peers = || -> Result<[usize; 2]> {
+        let said = ctl(lab, 0, "list")?;
+        let of = |domain: &str| {
+            let all = said["borrowed"].as_array().into_iter().flatten();
+            all.filter(|l| l["domain"] == domain && l["reaches"].is_string())
+                .count()
+        };
+        Ok(both.map(|domain| of(domain)))
+    };
+    both.iter().try_for_each(|from| mapped(from, false))?;
+    ensure!(peers()? == [0, 0]);
+    ctl(lab, 0, &format!("join {one} {two}"))?;
+    refused(lab, 0, &format!("join {one} {two}"), "already")?;
+    ensure!(peers()? == [1, 0]);
+    mapped(&one, true)?;
+    mapped(&two, false)?;
+    ctl(lab, 0, &format!("join {two} {one}"))?;
+    both.iter().try_for_each(|from| mapped(from, true))?;
+    both.iter().try_for_each(|_| works(lab, 0, 4))?;
+    // Its registers are lost in a reset, but not what leads to and from it.
+    ctl(lab, 0, &format!("part {two} {one}"))?;
+    refused(lab, 0, &format!("part {two} {one}"), "does not reach")?;
+    mapped(&two, false)?;
+    mapped(&one, true)?;
+    // Who is given back is reached no more, and the next lease of it is as any.
+    ctl(lab, 0, &format!("return {two}"))?;
+    ensure!(state(lab, 0, 2)? == "Free");
+    let said = across(&one)?;
+    ensure!(said.trim() == "failed: no other device", "{said}");
+    let two = borrow(lab, 0, 2)?;
+    mapped(&one, false)?;
+    ctl(lab, 0, &format!("join {one} {two}"))?;
+    mapped(&one, true)?;
+    // One that is lost while the other one uses it.
+    lab.fault(&["power-off", "acc1"])?;
+    lab.until("the device is lost", LONG, |lab| {
+        let said = ctl(lab, 0, "list")?;
+        Ok(said["borrowed"].as_array().map_or(0, Vec::len) == 1)
+    })?;
+    let said = across(&one)?;
+    ensure!(said.trim() == "failed: no other device", "{said}");
+    lab.fault(&["power-on", "acc1"])?;
+    enrol(lab, 0, 2)?;
+    let two = borrow(lab, 0, 2)?;
+    ctl(lab, 0, &format!("join {two} {one}"))?;
+    mapped(&two, true)?;
+    // The module goes with everything as it is.
+    end(lab, &[0])
+}

@@ -1,0 +1,364 @@
+//! A drive that is plugged into node 1, as node 0 has it: by its own, unmodified driver.
+//!
+//! A device reads memory of another node eight bytes at a time, each of which is a message of the emulator's; so what is read by the
+//! drive is little, and the usual time without a word is not enough on a busy machine.
+
+use super::guest;
+use super::vpci_lease::{
+    self as lease, counter, counters, ctl, first, lend, load, more, no_fences, reclaim, Lease,
+    DRIVE_MIB, LENDER, LONG, PAIR,
+};
+use crate::cluster::{Device, Lab, Model, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Context, Result};
+
+/// The drive in the borrower, which has no other one.
+const DRIVE: &str = "/dev/nvme0n1";
+const OPTIONS: &str = "timeout_ms=10000";
+
+/// Behind an IOMMU the borrower's NIC reaches what it is led to. That of the lender reaches devices only without one.
+const IOMMU: Spec = Spec::pair().ideal().iommu_in(&[0]).devices(&[Device {
+    node: LENDER,
+    model: Model::Nvme { mib: DRIVE_MIB },
+}]);
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        Scenario::new("vpci::drive", PAIR.ideal(), drive),
+        Scenario::new("vpci::drive_taken_away", PAIR.ideal(), drive_taken_away),
+        // The first in its cluster: it begins without the module.
+        Scenario::new("vpci::commands", PAIR, commands),
+        Scenario::new("vpci::drive_iommu", IOMMU, drive_iommu),
+        Scenario::new("vpci::drive_unkind", PAIR, drive_unkind),
+    ]
+}
+
+/// Loads the modules, and has node 1 offer its drive.
+fn offer(lab: &Lab) -> Result<String> {
+    for node in 0..2 {
+        load(lab, node, OPTIONS)?;
+    }
+    let address = first(lab, LENDER, lease::DRIVE)?;
+    lend(lab, LENDER, &address)?;
+    Ok(address)
+}
+
+/// Borrows the drive: the PCI domain in which it is.
+fn borrow(lab: &Lab, address: &str) -> Result<String> {
+    let lease = Lease::new(lab, 0, LENDER, address, false)?;
+    let drive = lease.drive(lab)?;
+    ensure!(drive == DRIVE, "it is {drive}");
+    Ok(lease.domain)
+}
+
+fn gone(lab: &Lab) -> Result<()> {
+    lab.until("the drive is gone", PATIENCE, |lab| {
+        let left = lab.sh_for(0, "lspci -Dn -d ::0108; ls /dev | grep ^nvme0", PATIENCE)?;
+        Ok(left.stdout.is_empty())
+    })
+}
+
+fn state(lab: &Lab, address: &str) -> Result<String> {
+    lease::state(lab, LENDER, address)
+}
+
+/// Node 1 has its drive as before: its block device.
+fn end(lab: &Lab, address: &str) -> Result<String> {
+    reclaim(lab, LENDER, address)?;
+    for node in 0..2 {
+        no_fences(lab, node)?;
+    }
+    lease::drive(lab, LENDER, address)
+}
+
+/// A file system on it, data with checksums of their own, interrupts per queue; given back, borrowed again, still there.
+fn drive(lab: &Lab) -> Result<()> {
+    let address = offer(lab)?;
+    let counts = || -> Result<[u64; 2]> {
+        let of = |name| counter(lab, LENDER, name);
+        Ok([of("lender.leases")?, of("lender.returned")?])
+    };
+    let before = counts()?;
+    let offered = ctl(lab, 0, "list --node 1")?;
+    ensure!(offered["offered"][0]["at"] == address.as_str(), "{offered}");
+    let domain = borrow(lab, &address)?;
+    let bytes = lab.ok(0, &format!("blockdev --getsize64 {DRIVE}"))?;
+    ensure!(bytes.trim() == (DRIVE_MIB << 20).to_string(), "{bytes}");
+    ensure!(
+        state(lab, &address)?.starts_with("Lent"),
+        "{}",
+        state(lab, &address)?
+    );
+    let has = format!("[ -e /sys/bus/pci/devices/{address}/nvme ]");
+    let own = lab.sh_for(LENDER, &has, PATIENCE)?;
+    ensure!(own.status != 0, "node 1 has the drive, too");
+
+    let volume = if crate::cluster::full() {
+        "256m"
+    } else {
+        "192k"
+    };
+    lab.ok_for(
+        0,
+        &format!(
+            "fio --name=v --filename={DRIVE} --rw=randrw --bs=4k --size=1m --io_size={volume} --offset=32m --verify=crc32c \
+             --verify_fatal=1 --direct=1 --ioengine=libaio --iodepth=2 --output-format=terse >/tmp/fio"
+        ),
+        LONG,
+    )?;
+    lab.ok_for(
+        0,
+        &format!(
+            "mkfs.ext4 -q -O ^has_journal -E lazy_itable_init=1,nodiscard -N 64 {DRIVE} 8m && mount {DRIVE} /mnt && \
+             head -c 32768 /dev/urandom >/mnt/file && sha256sum /mnt/file >/tmp/sum && umount /mnt"
+        ),
+        LONG,
+    )?;
+    let fired = lab.ok(0, "awk '/nvme0q/ {n += $2} END {print n}' /proc/interrupts")?;
+    let fired: u64 = fired.trim().parse().with_context(|| fired.clone())?;
+    ensure!(fired >= 30, "{fired} interrupts of the drive");
+
+    ctl(lab, 0, &format!("return {domain}"))?;
+    gone(lab)?;
+    ensure!(state(lab, &address)? == "Free", "{}", state(lab, &address)?);
+    let again = borrow(lab, &address)?;
+    lab.ok_for(
+        0,
+        &format!("fsck.ext4 -fn {DRIVE} && mount -o ro {DRIVE} /mnt && sha256sum -c /tmp/sum && umount /mnt"),
+        LONG,
+    )?;
+    ctl(lab, 0, &format!("return {again}"))?;
+    gone(lab)?;
+    let after = counts()?;
+    ensure!(
+        after == [before[0] + 2, before[1] + 2],
+        "leases, and given back: {before:?}, {after:?}"
+    );
+    let own = end(lab, &address)?;
+    for node in 0..2 {
+        lab.ok(node, "rmmod vpci")?;
+    }
+    // What node 0 wrote is what node 1 reads.
+    lab.ok_for(
+        LENDER,
+        &format!(
+            "mount -o ro {own} /mnt && sha256sum /mnt/file | cut -c1-64 >/tmp/sum && umount /mnt"
+        ),
+        LONG,
+    )?;
+    let (here, there) = (
+        lab.ok(0, "cut -c1-64 /tmp/sum")?,
+        lab.ok(LENDER, "cat /tmp/sum")?,
+    );
+    ensure!(here == there, "{here} and {there}");
+    Ok(())
+}
+
+/// Node 1 wants it back while node 0 reads: in order, then by force; the driver is told, the reader gets an error, and the next lease is
+/// as good as the first one.
+fn drive_taken_away(lab: &Lab) -> Result<()> {
+    const ENDS: [&str; 3] = ["lender.returned", "lender.reclaimed", "lender.expired"];
+    const LOST: [&str; 2] = ["borrower.revoked", "borrower.lost"];
+    let address = offer(lab)?;
+    let (ends, lost) = (counters(lab, LENDER, &ENDS)?, counters(lab, 0, &LOST)?);
+    borrow(lab, &address)?;
+    let read = format!(
+        "while dd if={DRIVE} of=/dev/null bs=4k count=16 iflag=direct 2>/dev/null; do :; done"
+    );
+    let reader = lab.spawn(0, &read)?;
+    lab.until("node 0 reads", PATIENCE, |lab| {
+        Ok(counter(lab, 0, "interrupts")? > 50)
+    })?;
+    ctl(
+        lab,
+        LENDER,
+        &format!("reclaim {address} --grace-ms 8000 --keep"),
+    )?;
+    reader.wait(LONG)?;
+    gone(lab)?;
+    ensure!(state(lab, &address)? == "Free", "{}", state(lab, &address)?);
+    let in_order = more(lab, LENDER, &ENDS, &ends)?;
+    ensure!(in_order == [1, 0, 0], "not in order: {in_order:?}");
+    let forced = more(lab, 0, &LOST, &lost)?;
+    ensure!(forced == [0, 0], "taken by force: {forced:?}");
+    borrow(lab, &address)?;
+    let reader = lab.spawn(0, &read)?;
+    lab.until("node 0 reads", PATIENCE, |lab| {
+        Ok(lease_word(lab, "maps")? > 50)
+    })?;
+    // Its driver goes, as if it had been pulled out.
+    lab.ok_for(
+        LENDER,
+        &format!("echo {address} >/sys/bus/pci/drivers/vpci/unbind"),
+        LONG,
+    )?;
+    reader.wait(LONG)?;
+    gone(lab)?;
+    let forced = more(lab, 0, &LOST, &lost)?;
+    ensure!(forced == [1, 0], "not taken by force: {forced:?}");
+    // What the driver says when it is told so (error_detected).
+    lab.ok(0, "dmesg | grep 'nvme.*request disconnect'")?;
+    lab.ok(
+        LENDER,
+        &format!("echo {address} >/sys/bus/pci/drivers_probe"),
+    )?;
+    borrow(lab, &address)?;
+    lab.ok_for(
+        0,
+        &format!("dd if={DRIVE} of=/dev/null bs=4k count=4 iflag=direct"),
+        LONG,
+    )?;
+    // The module of the borrower goes with the drive in use.
+    lab.ok_for(0, "rmmod vpci", LONG)?;
+    gone(lab)?;
+    lab.ok(0, &format!("modprobe vpci {OPTIONS}"))?;
+    end(lab, &address).map(drop)
+}
+
+/// The same where everything is as late and out of order as it may: little is written, more is read.
+fn drive_unkind(lab: &Lab) -> Result<()> {
+    let address = offer(lab)?;
+    let domain = borrow(lab, &address)?;
+    lab.ok_for(
+        0,
+        &format!(
+            "head -c 4096 /dev/urandom >/tmp/block && dd if=/tmp/block of={DRIVE} bs=4k seek=3 oflag=direct 2>/dev/null && \
+             dd if={DRIVE} bs=4k skip=3 count=1 iflag=direct 2>/dev/null | cmp - /tmp/block && \
+             dd if={DRIVE} of=/dev/null bs=16k count=8 iflag=direct 2>/dev/null"
+        ),
+        LONG,
+    )?;
+    ctl(lab, 0, &format!("return {domain}"))?;
+    gone(lab)?;
+    end(lab, &address).map(drop)
+}
+
+/// A word of the only lease's line.
+fn lease_word(lab: &Lab, name: &str) -> Result<u64> {
+    let said = ctl(lab, 0, "list")?;
+    let word = &said["borrowed"][0][name];
+    let number = word.as_u64().or_else(|| word.as_str()?.parse().ok());
+    number.with_context(|| format!("{name}: {said}"))
+}
+
+/// With an IOMMU in front of the borrower's NIC pages are not copied: what is, is less than what is no whole pages.
+fn drive_iommu(lab: &Lab) -> Result<()> {
+    let outside = || lease::model(lab, 0, "host_dma_outside_memory");
+    let faults = outside()?;
+    let address = offer(lab)?;
+    let domain = borrow(lab, &address)?;
+    let words = ["direct", "copied_in", "copied_out", "refused"];
+    let before = words.map(|w| lease_word(lab, w));
+    lab.ok_for(
+        0,
+        &format!(
+            "head -c 65536 /dev/urandom >/tmp/block && dd if=/tmp/block of={DRIVE} bs=4k seek=300 oflag=direct 2>/dev/null && \
+             dd if={DRIVE} bs=16k skip=75 count=4 iflag=direct 2>/dev/null | cmp - /tmp/block && \
+             dd if={DRIVE} bs=4k skip=300 count=16 2>/dev/null | cmp - /tmp/block"
+        ),
+        LONG,
+    )?;
+    let after = words.map(|w| lease_word(lab, w));
+    let mut more = [0; 4];
+    for ((more, before), after) in more.iter_mut().zip(before).zip(after) {
+        *more = after? - before?;
+    }
+    let [direct, copied_in, copied_out, refused] = more;
+    println!("{direct} mapped as they are, {copied_in} and {copied_out} bytes copied");
+    ensure!(direct >= 16 + 4, "only {direct} mappings without a copy");
+    ensure!(
+        copied_in + copied_out == 0,
+        "{copied_in} and {copied_out} bytes of whole pages were copied"
+    );
+    ensure!(refused == 0, "{refused} were refused");
+    // Less than a page is copied, so that the rest of it is out of reach.
+    lab.ok_for(
+        0,
+        &format!("dd if={DRIVE} of=/dev/null bs=512 skip=2400 count=3 iflag=direct"),
+        LONG,
+    )?;
+    let copied = lease_word(lab, "copied_out")?;
+    ensure!(copied >= 3 * 512, "{copied} bytes were copied");
+    ctl(lab, 0, &format!("return {domain}"))?;
+    gone(lab)?;
+    // Without addresses for pages everything is copied, here as well.
+    no_fences(lab, 0)?;
+    lab.ok(
+        0,
+        &format!("rmmod vpci && modprobe vpci {OPTIONS} map_kib=0"),
+    )?;
+    let domain = borrow(lab, &address)?;
+    lab.ok_for(
+        0,
+        &format!(
+            "dd if={DRIVE} bs=16k skip=75 count=4 iflag=direct 2>/dev/null | cmp - /tmp/block"
+        ),
+        LONG,
+    )?;
+    let (direct, copied) = (lease_word(lab, "direct")?, lease_word(lab, "copied_out")?);
+    ensure!(
+        direct == 0 && copied >= 65536,
+        "{direct} mapped as they are, {copied} bytes copied"
+    );
+    ctl(lab, 0, &format!("return {domain}"))?;
+    gone(lab)?;
+    // What the lender's NIC finds is its own driver's late stores; this one had no access that its IOMMU did not know.
+    let faults = outside()? - faults;
+    ensure!(faults == 0, "{faults} accesses of what nobody had mapped");
+    end(lab, &address).map(drop)
+}
+
+/// What can't be done is refused with a reason.
+fn commands(lab: &Lab) -> Result<()> {
+    let refused = |node: usize, words: &str, why: &str| -> Result<()> {
+        let out = lab.sh_for(node, &format!("extollctl accel {words}"), LONG)?;
+        ensure!(out.status != 0, "'{words}' was done: {}", out.stdout);
+        ensure!(out.stderr.contains(why), "'{words}': {}", out.stderr);
+        Ok(())
+    };
+    lab.sh_for(0, "rmmod vpci", PATIENCE)?;
+    refused(0, "list", "is the module vpci loaded?")?;
+    let address = offer(lab)?;
+    refused(0, "list --node 1000", "does not answer")?;
+    refused(0, "borrow --node 1 7", "no such device")?;
+    refused(0, "borrow --node 1 0000:7f:00.0", "lends no")?;
+    refused(0, "return 0x10001", "no such device")?;
+    refused(LENDER, "lend 0000:7f:00.0", "there is no")?;
+    refused(LENDER, "reclaim 0000:7f:00.0", "is not lent")?;
+    // A bridge has nothing to lend.
+    let bridge = lab.ok(LENDER, "lspci -Dn -d ::0600 | cut -d' ' -f1")?;
+    let bridge = bridge.lines().next().context("no bridge")?.to_owned();
+    refused(LENDER, &format!("lend {bridge}"), "does not take")?;
+    let left = lab.ok(
+        LENDER,
+        &format!("cat /sys/bus/pci/devices/{bridge}/driver_override"),
+    )?;
+    ensure!(!left.contains("vpci"), "the bridge is still vpci's: {left}");
+    for words in [
+        "",
+        "nonsense",
+        "borrow",
+        "list node=x",
+        "borrow node=1 node",
+        "return domain=zz",
+    ] {
+        let out = lab.sh_for(0, &format!("echo '{words}' >/dev/extoll_pci"), PATIENCE)?;
+        ensure!(out.status != 0, "'{words}' was done");
+    }
+    guest::install(lab, 0)?;
+    let user = lab.sh_for(
+        0,
+        "setpriv --reuid 1000 --clear-groups sh -c 'echo leases >/dev/extoll_pci'",
+        PATIENCE,
+    )?;
+    ensure!(user.status != 0, "a user may");
+    let domain = borrow(lab, &address)?;
+    let again = format!("borrow --node 1 {address}");
+    refused(0, &again, "somebody has the device")?;
+    // One's own device needs no network.
+    refused(LENDER, &again, "Invalid argument")?;
+    refused(LENDER, &format!("repair {address}"), "is not broken")?;
+    ctl(lab, 0, &format!("return {domain}"))?;
+    end(lab, &address).map(drop)
+}

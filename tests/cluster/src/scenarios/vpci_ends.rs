@@ -1,0 +1,224 @@
+//! How leases end that nobody ends in order: cables, nodes that lose their power, and one that stands still while its NIC goes on.
+
+use super::node::node;
+use super::vpci_lease::{
+    counter, first, lend, load, no_fences, reclaim, state, Lease, DRIVE, LENDER, LONG, PAIR,
+};
+use crate::cluster::{directory, Device, Lab, Model, Running, Spec, PATIENCE};
+use crate::Scenario;
+use anyhow::{ensure, Result};
+use serde_json::json;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Who has it first, and who has it next.
+const OLD: usize = 0;
+const NEXT: usize = 2;
+const THREE: Spec = Spec::new(3).topology("full:3").devices(&[Device {
+    node: LENDER,
+    model: Model::Nvme { mib: 64 },
+}]);
+const OPTIONS: &str = "timeout_ms=6000";
+
+/// The scenarios of this file.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        Scenario::new("vpci::link_flap", PAIR, link_flap),
+        Scenario::new("vpci::lender_dies", THREE, lender_dies),
+        Scenario::new("vpci::borrower_dies", THREE, borrower_dies),
+        Scenario::new("vpci::borrower_stops", THREE, borrower_stops),
+    ]
+}
+
+/// Reads from a drive until that fails.
+fn reader(lab: &Lab, number: usize, drive: &str) -> Result<Running> {
+    let before = counter(lab, number, "interrupts")?;
+    let script = format!(
+        "while dd if={drive} of=/dev/null bs=4k count=16 iflag=direct 2>/dev/null; do :; done"
+    );
+    let reader = lab.spawn(number, &script)?;
+    lab.until("the node reads", PATIENCE, |lab| {
+        Ok(counter(lab, number, "interrupts")? > before + 20)
+    })?;
+    Ok(reader)
+}
+
+/// Writes a block that says who wrote it.
+fn mark(lab: &Lab, number: usize, drive: &str, word: &str) -> Result<()> {
+    lab.ok_for(
+        number,
+        &format!(
+            "yes {word} | head -c 4096 >/tmp/mark && dd if=/tmp/mark of={drive} bs=4k seek=5 oflag=direct 2>/dev/null"
+        ),
+        LONG,
+    )
+    .map(drop)
+}
+
+/// What [`mark`] wrote last.
+fn marked(lab: &Lab, number: usize, drive: &str) -> Result<String> {
+    let script =
+        format!("dd if={drive} bs=4k skip=5 count=1 iflag=direct 2>/dev/null | uniq | head -n 1");
+    Ok(lab.ok_for(number, &script, LONG)?.trim().to_owned())
+}
+
+/// A cable that is out for less than the time-out is not noticed; one that is out for longer takes the device away, which comes back with
+/// the cable.
+fn link_flap(lab: &Lab) -> Result<()> {
+    for number in 0..2 {
+        load(lab, number, "timeout_ms=10000")?;
+    }
+    let address = first(lab, LENDER, DRIVE)?;
+    lend(lab, LENDER, &address)?;
+    let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
+    let drive = lease.drive(lab)?;
+    mark(lab, OLD, &drive, "before")?;
+    let lost = counter(lab, OLD, "borrower.lost")?;
+    for _ in 0..2 {
+        lab.fault(&["link-down", "0", "0"])?;
+        sleep(Duration::from_secs(2));
+        lab.fault(&["link-up", "0", "0"])?;
+        let read = marked(lab, OLD, &drive)?;
+        ensure!(read == "before", "'{read}' after a short time");
+    }
+    mark(lab, OLD, &drive, "between")?;
+    ensure!(counter(lab, OLD, "borrower.lost")? == lost, "lost too soon");
+
+    let reading = reader(lab, OLD, &drive)?;
+    lab.fault(&["link-down", "0", "0"])?;
+    lease.gone(lab)?;
+    reading.wait(LONG)?;
+    ensure!(counter(lab, OLD, "borrower.lost")? == lost + 1, "not lost");
+    lab.until("the lender has it again", LONG, |lab| {
+        Ok(state(lab, LENDER, &address)? == "Free")
+    })?;
+    // The other one has confirmed nothing.
+    ensure!(counter(lab, LENDER, "fences")? > 0, "its number is free");
+    lab.fault(&["link-up", "0", "0"])?;
+    for number in 0..2 {
+        node(lab, number).back()?;
+        no_fences(lab, number)?;
+    }
+    let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
+    let read = marked(lab, OLD, &lease.drive(lab)?)?;
+    ensure!(read == "between", "'{read}' in the end");
+    lease.end(lab)?;
+    reclaim(lab, LENDER, &address)
+}
+
+/// Loads the modules where they are not, and has node 1 offer its drive.
+fn offer(lab: &Lab) -> Result<String> {
+    for number in 0..3 {
+        load(lab, number, OPTIONS)?;
+    }
+    let address = first(lab, LENDER, DRIVE)?;
+    lend(lab, LENDER, &address)?;
+    Ok(address)
+}
+
+/// The lender loses its power while the drive is in use: who has it loses it, and nothing hangs. When the lender is back so is the drive.
+fn lender_dies(lab: &Lab) -> Result<()> {
+    let address = offer(lab)?;
+    let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
+    let drive = lease.drive(lab)?;
+    mark(lab, OLD, &drive, "first")?;
+    let lost = counter(lab, OLD, "borrower.lost")?;
+    let reading = reader(lab, OLD, &drive)?;
+    lab.fault(&["power-off", &LENDER.to_string()])?;
+    lease.gone(lab)?;
+    reading.wait(LONG)?;
+    ensure!(counter(lab, OLD, "borrower.lost")? == lost + 1, "not lost");
+    ensure!(
+        counter(lab, OLD, "fences")? > 0,
+        "nobody has confirmed that"
+    );
+    lab.fault(&["power-on", &LENDER.to_string()])?;
+    node(lab, LENDER).back()?;
+    let address = offer(lab)?;
+    no_fences(lab, OLD)?;
+    let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
+    let read = marked(lab, OLD, &lease.drive(lab)?)?;
+    ensure!(read == "first", "'{read}' is on the drive");
+    lease.end(lab)?;
+    reclaim(lab, LENDER, &address)
+}
+
+/// The borrower loses its power while it uses the drive: a third node gets it, with other numbers, until the first one is heard again.
+fn borrower_dies(lab: &Lab) -> Result<()> {
+    let address = offer(lab)?;
+    let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
+    let drive = lease.drive(lab)?;
+    mark(lab, OLD, &drive, "first")?;
+    let expired = counter(lab, LENDER, "lender.expired")?;
+    let _reading = reader(lab, OLD, &drive)?;
+    lab.fault(&["power-off", &OLD.to_string()])?;
+    let lease = Lease::new(lab, NEXT, LENDER, &address, true)?;
+    ensure!(counter(lab, LENDER, "lender.expired")? == expired + 1);
+    ensure!(counter(lab, LENDER, "fences")? > 0, "its number is free");
+    let drive = lease.drive(lab)?;
+    let read = marked(lab, NEXT, &drive)?;
+    ensure!(read == "first", "'{read}' is on the drive");
+    mark(lab, NEXT, &drive, "second")?;
+    lab.fault(&["power-on", &OLD.to_string()])?;
+    node(lab, OLD).back()?;
+    load(lab, OLD, OPTIONS)?;
+    // A life that never had the device says so.
+    no_fences(lab, LENDER)?;
+    let read = marked(lab, NEXT, &drive)?;
+    ensure!(read == "second", "'{read}' is on the drive");
+    lease.end(lab)?;
+    reclaim(lab, LENDER, &address)
+}
+
+/// Has QEMU stop a node's processors, or go on: its NIC does not stop, nor does its clock go on.
+fn processors(lab: &Lab, number: usize, go: bool) -> Result<()> {
+    let dir = directory(lab.name()).join(format!("node{number}"));
+    let command = if go { "cont" } else { "stop" };
+    lab::qemu::control(&dir, command, json!({})).map(drop)
+}
+
+/// The borrower stands still with all its windows open, and knows of nothing: a third node gets the drive, and what the first one does when
+/// it goes on reaches neither the drive nor what has become of it.
+fn borrower_stops(lab: &Lab) -> Result<()> {
+    let address = offer(lab)?;
+    let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
+    let drive = lease.drive(lab)?;
+    mark(lab, OLD, &drive, "first")?;
+    let writer = lab.spawn(
+        OLD,
+        &format!(
+            "yes late | head -c 4096 >/tmp/late; while dd if=/tmp/late of={drive} bs=4k seek=9 conv=nocreat oflag=direct 2>/dev/null; do :; done"
+        ),
+    )?;
+    sleep(Duration::from_secs(2));
+    processors(lab, OLD, false)?;
+    let next = Lease::new(lab, NEXT, LENDER, &address, true)?;
+    let fences = counter(lab, LENDER, "fences")?;
+    ensure!(fences > 0, "its number is free");
+    let other = next.drive(lab)?;
+    mark(lab, NEXT, &other, "second")?;
+    // Where the first one writes.
+    lab.ok_for(
+        NEXT,
+        &format!("dd if=/tmp/mark of={other} bs=4k seek=9 oflag=direct 2>/dev/null"),
+        LONG,
+    )?;
+    processors(lab, OLD, true)?;
+    lease.gone(lab)?;
+    writer.wait(LONG)?;
+    no_fences(lab, LENDER)?;
+    no_fences(lab, OLD)?;
+    // All of what the third one wrote, and nothing else.
+    for at in [5, 9] {
+        let script = format!(
+            "dd if={other} bs=4k skip={at} count=1 iflag=direct 2>/dev/null | cmp - /tmp/mark"
+        );
+        lab.ok_for(NEXT, &script, LONG)?;
+    }
+    next.end(lab)?;
+    // It can have it again.
+    let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
+    ensure!(marked(lab, OLD, &lease.drive(lab)?)? == "second");
+    lease.end(lab)?;
+    reclaim(lab, LENDER, &address)
+}

@@ -1,0 +1,230 @@
+//! What scenarios with borrowed devices share: the clusters, and the steps of a lease.
+
+use crate::cluster::{Device, Lab, Model, Spec, PATIENCE};
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use std::time::Duration;
+
+/// The node that lends, unless a scenario says otherwise.
+pub const LENDER: usize = 1;
+/// Size of the first drive.
+pub const DRIVE_MIB: u64 = 64;
+/// How long may take what asks other nodes, or a driver.
+pub const LONG: Duration = Duration::from_secs(240);
+
+const fn at(node: usize, model: Model) -> Device {
+    Device { node, model }
+}
+
+/// Two nodes whose devices are lent; one cluster for all scenarios of a timing. In a run with IOMMUs they translate nothing: a NIC
+/// reaches no device otherwise.
+pub const PAIR: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
+    at(LENDER, Model::Nvme { mib: DRIVE_MIB }),
+    at(LENDER, Model::Nvme { mib: 32 }),
+    at(LENDER, Model::Edu),
+    at(LENDER, Model::E1000e),
+    at(0, Model::Edu),
+]);
+
+/// As `lspci -d` finds devices.
+pub const DRIVE: &str = "::0108";
+pub const EDU: &str = "1234:11e8";
+pub const CARD: &str = "8086:10d3";
+
+/// `extollctl accel`, which has to succeed.
+pub fn ctl(lab: &Lab, node: usize, words: &str) -> Result<Value> {
+    let text = lab.ok_for(node, &format!("extollctl --json accel {words}"), LONG)?;
+    serde_json::from_str(&text).with_context(|| text.clone())
+}
+
+/// Addresses of the node's own devices of a kind.
+pub fn own(lab: &Lab, node: usize, kind: &str) -> Result<Vec<String>> {
+    let listed = lab.ok(node, &format!("lspci -Dn -d {kind}"))?;
+    let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
+    Ok(listed
+        .lines()
+        .filter_map(first)
+        .filter(|address| address.starts_with("0000:"))
+        .collect())
+}
+
+/// The address of the first of them.
+pub fn first(lab: &Lab, node: usize, kind: &str) -> Result<String> {
+    let all = own(lab, node, kind)?;
+    all.first().cloned().context("no such device")
+}
+
+/// Loads the module of a node, unless it is there. A module that has just begun lends nothing for a while, so that
+/// scenarios leave it loaded for those that follow in their cluster.
+pub fn load(lab: &Lab, node: usize, options: &str) -> Result<()> {
+    lab.ok(
+        node,
+        &format!("modprobe -a nvme && modprobe vpci {options}"),
+    )
+    .map(drop)
+}
+
+/// Has the node offer a device.
+pub fn lend(lab: &Lab, node: usize, address: &str) -> Result<()> {
+    ctl(lab, node, &format!("lend {address}")).map(drop)
+}
+
+/// A device that is borrowed.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    /// Who uses it.
+    pub node: usize,
+    /// Number of its PCI domain there.
+    pub domain: String,
+}
+
+impl Lease {
+    /// Borrows a device of node `lender`; waits while that does not lend yet, or, if `patient`, somebody has it.
+    pub fn new(
+        lab: &Lab,
+        node: usize,
+        lender: usize,
+        address: &str,
+        patient: bool,
+    ) -> Result<Self> {
+        let mut domain = String::new();
+        let what = format!("node{node} borrows {address} of node{lender}");
+        lab.until(&what, LONG, |lab| {
+            let words = format!("extollctl --json accel borrow --node {lender} {address}");
+            let out = lab.sh_for(node, &words, LONG)?;
+            if out.status != 0 {
+                let wait = out.stderr.contains("does not lend yet")
+                    || patient && out.stderr.contains("somebody has the device");
+                ensure!(wait, "{}", out.stderr);
+                return Ok(false);
+            }
+            let said: Value = serde_json::from_str(&out.stdout)?;
+            domain = said["domain"].as_str().context("no domain")?.to_owned();
+            Ok(true)
+        })?;
+        Ok(Self { node, domain })
+    }
+
+    /// Its address in the borrower.
+    pub fn address(&self) -> String {
+        format!("{}:00:00.0", self.domain.trim_start_matches("0x"))
+    }
+
+    /// Its directory in the borrower.
+    pub fn directory(&self) -> String {
+        format!("/sys/bus/pci/devices/{}", self.address())
+    }
+
+    /// The drive, when its driver has found it.
+    ///
+    /// An emulated drive that reads memory of another node does so eight bytes at a time, and its node stands still meanwhile; so it gets
+    /// little at a time, or a busy machine makes the lease run out.
+    pub fn drive(&self, lab: &Lab) -> Result<String> {
+        let name = drive(lab, self.node, &self.address())?;
+        let queue = format!("/sys/block/{}/queue", name.trim_start_matches("/dev/"));
+        lab.ok(
+            self.node,
+            &format!("echo 4 >{queue}/max_sectors_kb && echo 4 >{queue}/nr_requests"),
+        )?;
+        Ok(name)
+    }
+
+    /// What the module says of it.
+    pub fn line(&self, lab: &Lab) -> Result<Value> {
+        let said = ctl(lab, self.node, "list")?;
+        let all = said["borrowed"].as_array().context("no list")?;
+        let found = all.iter().find(|l| l["domain"] == self.domain.as_str());
+        found.cloned().context("not borrowed")
+    }
+
+    /// Gives it back; it is not there any more.
+    pub fn end(self, lab: &Lab) -> Result<()> {
+        ctl(lab, self.node, &format!("return {}", self.domain))?;
+        let left = lab.sh_for(self.node, &format!("[ -e {} ]", self.directory()), PATIENCE)?;
+        ensure!(left.status != 0, "{} is left", self.address());
+        Ok(())
+    }
+
+    /// Waits until it is gone by itself.
+    pub fn gone(&self, lab: &Lab) -> Result<()> {
+        lab.until("the device is gone", LONG, |lab| {
+            let left = lab.sh_for(self.node, &format!("[ -e {} ]", self.directory()), PATIENCE)?;
+            Ok(left.status != 0)
+        })
+    }
+
+    /// Runs a script with `$dev`, its address, that has to succeed.
+    pub fn ok(&self, lab: &Lab, script: &str) -> Result<String> {
+        lab.ok_for(
+            self.node,
+            &format!("dev={}; {script}", self.address()),
+            LONG,
+        )
+    }
+}
+
+/// The block device of a drive, when its driver has found it.
+pub fn drive(lab: &Lab, node: usize, address: &str) -> Result<String> {
+    let mut name = String::new();
+    lab.until("the drive is there", PATIENCE, |lab| {
+        let look = format!(
+            "for d in /sys/bus/pci/devices/{address}/nvme/nvme*/nvme*n1; do [ -b /dev/${{d##*/}} ] && echo /dev/${{d##*/}}; done"
+        );
+        name = lab.sh_for(node, &look, PATIENCE)?.stdout.trim().to_owned();
+        Ok(!name.is_empty())
+    })?;
+    Ok(name)
+}
+
+/// The node has its device back, with its own driver if one is loaded.
+pub fn reclaim(lab: &Lab, node: usize, address: &str) -> Result<()> {
+    ctl(lab, node, &format!("reclaim {address}")).map(drop)
+}
+
+/// State of a device that the node offers.
+pub fn state(lab: &Lab, node: usize, address: &str) -> Result<String> {
+    let said = ctl(lab, node, "list")?;
+    let all = said["lent"].as_array().context("no list")?;
+    let found = all.iter().find(|l| l["at"] == address);
+    let state = found.and_then(|l| l["state"].as_str());
+    Ok(state.unwrap_or("none").to_owned())
+}
+
+/// A counter of the module.
+pub fn counter(lab: &Lab, node: usize, name: &str) -> Result<u64> {
+    let script = format!(
+        "exec 3<>/dev/extoll_pci; echo counters >&3; awk '$1 == \"{name}\" {{print $2}}' <&3"
+    );
+    let text = lab.ok(node, &script)?;
+    text.trim()
+        .parse()
+        .with_context(|| format!("{name}: {text}"))
+}
+
+/// A counter of the model's NIC.
+pub fn model(lab: &Lab, nic: usize, name: &str) -> Result<u64> {
+    let status = lab.status()?;
+    let value = &status["fabric"]["nics"][nic]["counters"][name];
+    value.as_u64().with_context(|| format!("no counter {name}"))
+}
+
+/// What a node's counters have become more by, since they were `before`.
+pub fn more(lab: &Lab, node: usize, names: &[&str], before: &[u64]) -> Result<Vec<u64>> {
+    let now = counters(lab, node, names)?;
+    Ok(now
+        .iter()
+        .zip(before)
+        .map(|(now, then)| now - then)
+        .collect())
+}
+
+/// Several counters of the module.
+pub fn counters(lab: &Lab, node: usize, names: &[&str]) -> Result<Vec<u64>> {
+    names.iter().map(|name| counter(lab, node, name)).collect()
+}
+
+/// Waits until no number of an interval waits for another node.
+pub fn no_fences(lab: &Lab, node: usize) -> Result<()> {
+    let what = format!("node{node} has no fences");
+    lab.until(&what, LONG, |lab| Ok(counter(lab, node, "fences")? == 0))
+}

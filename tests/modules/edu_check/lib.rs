@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Test aid: a driver for QEMU's `edu`, which looks whether registers, memory access and interrupts of the device are as they should
+//! be, wherever it is plugged in. A device of which something is not so it does not take: the log says what.
+
+#![forbid(unsafe_code)]
+
+use kernel::{
+    device::Core,
+    dma::DataDirection,
+    driver,
+    io::Io,
+    pci,
+    prelude::*,
+    sync::atomic::{Atomic, Relaxed},
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+    InPlaceModule,
+};
+use kernel_ext::{
+    mem::Loan,
+    pci::{device_id, Enabled},
+    vectors::{VectorHandler, Vectors},
+};
+
+/// IDs of the device.
+const VENDOR: u16 = 0x1234;
+const DEVICE: u16 = 0x11e8;
+
+/// Registers of BAR 0. Those below [`DMA_FROM`] have 32 bits.
+const ID: usize = 0x00;
+/// What is written is read inverted.
+const LIVENESS: usize = 0x04;
+const FACTORIAL: usize = 0x08;
+const STATUS: usize = 0x20;
+/// Causes of its interrupt; it is raised by writing to [`RAISE`], and cleared by [`CLEAR`].
+const CAUSES: usize = 0x24;
+const RAISE: usize = 0x60;
+const CLEAR: usize = 0x64;
+const DMA_FROM: usize = 0x80;
+const DMA_TO: usize = 0x88;
+const DMA_BYTES: usize = 0x90;
+const DMA_COMMAND: usize = 0x98;
+
+/// What [`ID`] has but for the version in \[31:16\].
+const ED: u32 = 0xed;
+/// [`STATUS`]: a factorial is being computed; its end raises an interrupt.
+const COMPUTING: u32 = 1;
+const TELLS: u32 = 0x80;
+/// Cause: an access to memory is over.
+const DMA_OVER: u32 = 0x100;
+/// [`DMA_COMMAND`]: begins; from the device to memory; raises an interrupt at the end.
+const BEGIN: u32 = 1;
+const TO_MEMORY: u32 = 2;
+const DMA_TELLS: u32 = 4;
+/// Where the device has its own memory, and how much of it is used here.
+const OWN: u64 = 0x4_0000;
+const BYTES: usize = 4000;
+
+/// How long an interrupt may take.
+const PATIENCE_MS: i64 = 10_000;
+const STEP: Delta = Delta::from_millis(1);
+/// What is under way should have come by then.
+const LATER: Delta = Delta::from_millis(500);
+/// How often a register is asked, each time for half a second at most.
+const TRIES: u32 = 10;
+
+/// Counts interrupts.
+struct Bell(Atomic<u32>);
+
+impl VectorHandler for Bell {
+    fn handle(&self, _vector: u32) {
+        self.0.add(1, Relaxed);
+    }
+}
+
+/// What is wrong if a condition does not hold.
+fn check(right: bool, what: &str) -> Result {
+    if right {
+        return Ok(());
+    }
+    pr_err!("edu: {}\n", what);
+    Err(EIO)
+}
+
+/// A device while it is looked at.
+struct Look<'a> {
+    bar: &'a pci::Bar<'a>,
+    vectors: &'a Vectors<'a, Bell>,
+}
+
+impl Look<'_> {
+    /// Reads a register that is never all ones: those come instead of an answer that is late, as the device's host may be busy.
+    fn read(&self, at: usize) -> Result<u32> {
+        for _ in 0..TRIES {
+            match self.bar.try_read32(at)? {
+                u32::MAX => fsleep(STEP),
+                value => return Ok(value),
+            }
+        }
+        pr_err!("edu: register {:x} does not answer\n", at);
+        Err(ETIMEDOUT)
+    }
+
+    fn write(&self, at: usize, value: u32) -> Result {
+        self.bar.try_write32(value, at)
+    }
+
+    fn registers(&self) -> Result {
+        check(self.read(ID)? & 0xffff == ED, "it is no edu")?;
+        for value in [1, 0x1234_5678, u32::MAX - 1] {
+            self.write(LIVENESS, value)?;
+            check(self.read(LIVENESS)? == !value, "it does not live")?;
+        }
+        Ok(())
+    }
+
+    fn rings(&self) -> u32 {
+        self.vectors.handler().0.load(Relaxed)
+    }
+
+    /// Waits for an interrupt after `before` were counted, whose cause is `cause`; clears it.
+    fn rung(&self, before: u32, cause: u32, what: &str) -> Result {
+        let start: Instant<Monotonic> = Instant::now();
+        // Those of other devices are counted as well.
+        while self.rings() == before || self.read(CAUSES)? & cause == 0 {
+            if start.elapsed().as_millis() > PATIENCE_MS {
+                pr_err!(
+                    "edu: no interrupt of {}: causes {:x}, {} interrupts\n",
+                    what,
+                    self.read(CAUSES)?,
+                    self.rings() - before
+                );
+                return Err(ETIMEDOUT);
+            }
+            fsleep(STEP);
+        }
+        self.write(CLEAR, cause)?;
+        check(self.read(CAUSES)? & cause == 0, "a cause stays")
+    }
+
+    fn interrupts(&self) -> Result {
+        self.write(CLEAR, u32::MAX >> 1)?;
+        for cause in [1, 0x55] {
+            let before = self.rings();
+            self.write(RAISE, cause)?;
+            self.rung(before, cause, "a register")?;
+        }
+        let before = self.rings();
+        self.write(STATUS, TELLS)?;
+        self.write(FACTORIAL, 10)?;
+        self.rung(before, COMPUTING, "a factorial")?;
+        check(self.read(FACTORIAL)? == 3_628_800, "it can't multiply")?;
+        self.write(STATUS, 0)
+    }
+
+    /// Has the device copy bytes between memory and its own.
+    fn copy(&self, address: u64, to_memory: bool) -> Result {
+        let (from, to, way) = match to_memory {
+            true => (OWN, address, TO_MEMORY),
+            false => (address, OWN, 0),
+        };
+        let before = self.rings();
+        self.bar.try_write64(from, DMA_FROM)?;
+        self.bar.try_write64(to, DMA_TO)?;
+        self.bar.try_write64(BYTES as u64, DMA_BYTES)?;
+        self.write(DMA_COMMAND, BEGIN | way | DMA_TELLS)?;
+        self.rung(before, DMA_OVER, "an access to memory")
+    }
+
+    /// Memory of this host goes to the device and back, to another place.
+    fn memory(&self, pdev: &pci::Device<kernel::device::Bound>) -> Result {
+        let (mut sent, mut got) = (KVec::new(), KVec::new());
+        for n in 0..BYTES as u32 {
+            let byte = (n.wrapping_mul(0x9e37_79b1) >> 13) as u8;
+            sent.push(byte, GFP_KERNEL)?;
+            got.push(!byte, GFP_KERNEL)?;
+        }
+        let mut want = KVec::with_capacity(BYTES, GFP_KERNEL)?;
+        want.extend_from_slice(&sent, GFP_KERNEL)?;
+        let out = Loan::new(pdev.as_ref(), sent, 0..BYTES, DataDirection::ToDevice)?;
+        let mut back = Loan::new(pdev.as_ref(), got, 0..BYTES, DataDirection::FromDevice)?;
+        self.copy(out.address(), false)?;
+        self.copy(back.address(), true)?;
+        let wrong = |loan: &mut Loan<'_>| {
+            loan.to_cpu();
+            let got = loan.bytes().unwrap_or_default();
+            let mut all = got.iter().zip(&want).enumerate();
+            let first = all
+                .find(|(_, (g, w))| g != w)
+                .map(|(at, (g, w))| (at, *g, *w));
+            let more = all.filter(|(_, (g, w))| g != w).count();
+            loan.to_device();
+            first.map(|(at, g, w)| (at, g, w, more))
+        };
+        let Some((at, got, want, more)) = wrong(&mut back) else {
+            return Ok(());
+        };
+        fsleep(LATER);
+        pr_err!(
+            "edu: byte {} comes back as {:x}, not {:x}, and {} more; later: {:?}\n",
+            at,
+            got,
+            want,
+            more,
+            wrong(&mut back)
+        );
+        Err(EIO)
+    }
+}
+
+struct Driver;
+
+kernel::pci_device_table!(
+    PCI_TABLE,
+    <Driver as pci::Driver>::IdInfo,
+    [(device_id(VENDOR, DEVICE), ())]
+);
+
+/// What the driver has of a device.
+struct Data<'a> {
+    _vectors: Pin<KBox<Vectors<'a, Bell>>>,
+    _enabled: Enabled<'a>,
+}
+
+impl pci::Driver for Driver {
+    type IdInfo = ();
+    type Data<'bound> = Data<'bound>;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        _info: Option<&'bound Self::IdInfo>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        let enabled = Enabled::new(pdev)?;
+        enabled.set_dma_mask(pdev)?;
+        pdev.set_master();
+        let bar = pdev.iomap_region(0, c"edu_check")?;
+        let bell = Bell(Atomic::new(0));
+        let vectors = Vectors::new(pdev, 1, false, c"edu_check", bell)?;
+        let look = Look {
+            bar: &bar,
+            vectors: &vectors,
+        };
+        look.registers()?;
+        look.interrupts()?;
+        look.memory(pdev)?;
+        pr_info!("edu: all is as it should be\n");
+        Ok(Data {
+            _vectors: vectors,
+            _enabled: enabled,
+        })
+    }
+}
+
+/// The module.
+#[pin_data]
+struct EduCheck {
+    #[pin]
+    _driver: driver::Registration<pci::Adapter<Driver>>,
+}
+
+impl InPlaceModule for EduCheck {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            _driver <- driver::Registration::new(
+                <LocalModule as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
+        })
+    }
+}
+
+module! {
+    type: EduCheck,
+    name: "edu_check",
+    authors: ["Extoll for Linux"],
+    description: "Test aid: a driver that looks at QEMU's edu",
+    license: "GPL v2",
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! Test aid: sockets (family 22) with a data path of their own, which is as simple as it can be: what is written comes back on the
+//! same socket some time later, by a ring, a timer and a softirq. `guest/loop.py` compares them with sockets of TCP. So
+//! `kernel_ext::net::socket` is tested without a NIC.
+
+#![forbid(unsafe_code)]
+
+mod ops;
+mod path;
+
+use extoll_core::child;
+use kernel::{
+    auxiliary,
+    device::{Core, Device},
+    driver,
+    prelude::*,
+    sync::{aref::ARef, Arc},
+    InPlaceModule,
+};
+use kernel_ext::{global::Global, net::socket::Family, work::Settled};
+use ops::Loop;
+
+/// Number of the family, which no kernel implements.
+const FAMILY: u32 = 22;
+
+/// The NIC that was bound last.
+static NIC: Global<ARef<Device>> = Global::new();
+
+struct Driver;
+
+kernel::auxiliary_device_table!(
+    AUX_TABLE,
+    <Driver as auxiliary::Driver>::IdInfo,
+    [(auxiliary::DeviceId::new(child::MODULE, child::VPCI), ())]
+);
+
+/// No NIC any more.
+struct Forget;
+
+impl Drop for Forget {
+    fn drop(&mut self) {
+        NIC.set(None);
+    }
+}
+
+impl auxiliary::Driver for Driver {
+    type IdInfo = ();
+    type Data<'bound> = Forget;
+
+    const ID_TABLE: auxiliary::IdTable<Self::IdInfo> = &AUX_TABLE;
+
+    fn probe<'bound>(
+        adev: &'bound auxiliary::Device<Core<'_>>,
+        _info: &'bound Self::IdInfo,
+    ) -> impl PinInit<Forget, Error> + 'bound {
+        let nic: &Device = adev.parent();
+        NIC.set(Some(Arc::new(nic.into(), GFP_KERNEL)?));
+        Ok(Forget)
+    }
+}
+
+/// In the order in which they end: no new sockets, no paths that outlived theirs.
+#[pin_data]
+struct Loops {
+    #[pin]
+    _family: Family<Loop, LocalModule>,
+    #[pin]
+    _driver: driver::Registration<auxiliary::Adapter<Driver>>,
+    _late: path::Late,
+    _settled: Settled,
+}
+
+impl InPlaceModule for Loops {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            _settled: Settled,
+            _late: path::Late,
+            _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
+            _family <- Family::new(FAMILY),
+        })
+    }
+}
+
+module! {
+    type: Loops,
+    name: "loop_family",
+    authors: ["Extoll for Linux"],
+    description: "Test aid: sockets whose data come back",
+    license: "GPL v2",
+    alias: ["net-pf-22"],
+}

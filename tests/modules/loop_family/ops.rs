@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+//! The operations of sockets whose data come back. Connections are TCP's.
+
+use crate::{
+    path::{self, Path, RING},
+    NIC,
+};
+use kernel::{
+    fs::File,
+    new_mutex,
+    prelude::*,
+    sync::{atomic::Relaxed, Arc, Mutex},
+};
+use kernel_ext::{
+    net::socket::{
+        is_exiting, Addr, Ended, GetOption, Incoming, Linger, Operations, Outgoing, PollTable,
+        Route, SetOption, Socket, Splice, Tcp, Wake,
+    },
+    timer::Timed,
+};
+
+const MSG_PEEK: i32 = 0x2;
+const MSG_TRUNC: i32 = 0x20;
+const MSG_DONTWAIT: u32 = 0x40;
+const MSG_WAITALL: i32 = 0x100;
+
+const POLLIN: u32 = 0x41;
+const POLLOUT: u32 = 0x104;
+const POLLERR: u32 = 0x8;
+const POLLHUP: u32 = 0x10;
+const POLLRDHUP: u32 = 0x2000;
+
+/// Level of the options below.
+const LEVEL: i32 = 0x4c50;
+/// Set: microseconds that bytes take.
+const DELAY: i32 = 1;
+/// Set: number of an error that the connection fails with after that.
+const FAIL: i32 = 2;
+/// Set: how long to wait for a neighbour in `connect`, in ms; what it finds is in `ROUTE`.
+const RESOLVE: i32 = 3;
+/// Read: the route of the last `connect`, or of the connection (`OWN_ROUTE`).
+const ROUTE: i32 = 4;
+const OWN_ROUTE: i32 = 5;
+/// Read: what TCP has received: bytes, whether a FIN came, whether `TCP_CORK` is set.
+const QUEUED: i32 = 6;
+/// Set: the path outlives the socket. Read: how often such paths woke.
+const OUTLIVE: i32 = 7;
+/// Set: directions are marked as ended (1 receiving, 2 sending). Read: which are.
+const ENDED: i32 = 8;
+
+/// The sockets of the module.
+pub(crate) struct Loop;
+
+#[pin_data]
+pub(crate) struct Data {
+    path: Arc<Timed<Path>>,
+    #[pin]
+    set: Mutex<Set>,
+}
+
+struct Set {
+    resolve_ms: u32,
+    outlive: bool,
+    found: Result<Found>,
+}
+
+/// What options say of a route: index, flags (of the NIC, up, plain, address known), address of the
+/// interface, of the neighbour, name.
+type Found = [u8; 40];
+
+fn describe(route: &Route, resolve_ms: u32) -> Found {
+    let of_nic = NIC.get().is_some_and(|nic| route.interface.is_of(&nic));
+    let neighbour = match (&route.neighbour, resolve_ms) {
+        (None, _) => Err(ENOENT),
+        (Some(n), 0) => n.address().and_then(|mac| mac.ok_or(EAGAIN)),
+        (Some(n), ms) => n.resolve(ms),
+    };
+    let flags = [
+        (of_nic, 1),
+        (route.interface.is_up(), 2),
+        (route.plain, 4),
+        (neighbour.is_ok(), 8),
+        (route.local.is_ipv6(), 16),
+    ];
+    let flags = flags
+        .iter()
+        .fold(0u32, |all, (is, bit)| all | if *is { *bit } else { 0 });
+    let error = neighbour.as_ref().err().map_or(0, |e| -e.to_errno()) as u32;
+    let mut found = [0; 40];
+    let fields: [&[u8]; 6] = [
+        &route.interface.index().to_ne_bytes(),
+        &flags.to_ne_bytes(),
+        &error.to_ne_bytes(),
+        &route.interface.mac().unwrap_or_default(),
+        &neighbour.unwrap_or_default(),
+        route.interface.name().as_bytes(),
+    ];
+    for (to, from) in found.iter_mut().zip(fields.iter().copied().flatten()) {
+        *to = *from;
+    }
+    found
+}
+
+/// Place in the ring, and how many bytes lie behind each other from there.
+fn place(number: u32, len: usize) -> (usize, usize) {
+    let at = number as usize % RING;
+    (at, len.min(RING - at))
+}
+
+/// Copies what fits into the ring.
+fn fill(path: &Timed<Path>, msg: &mut Outgoing<'_>) -> Result<usize> {
+    let s = path.state();
+    let (mut number, mut left) = (s.written, s.room().min(msg.remaining()));
+    let mut done = 0;
+    while left > 0 {
+        let (at, n) = place(number, left);
+        match msg.copy_in(&path.ring, at, n) {
+            Err(e) if done == 0 => return Err(e),
+            Err(_) => break,
+            Ok(copied) => {
+                done += copied;
+                number = number.wrapping_add(copied as u32);
+                left -= copied;
+                if copied < n {
+                    break;
+                }
+            }
+        }
+    }
+    path.change(|s| s.written = number);
+    path::stir(path);
+    Ok(done)
+}
+
+/// Copies bytes that were read, from so many behind the first on.
+fn drain(
+    path: &Timed<Path>,
+    msg: &mut Incoming<'_>,
+    skip: usize,
+    most: usize,
+    flags: i32,
+) -> Result<usize> {
+    let s = path.state();
+    let (mut number, mut left) = (
+        s.read.wrapping_add(skip as u32),
+        s.readable().saturating_sub(skip).min(most),
+    );
+    let mut done = 0;
+    while left > 0 {
+        let (at, n) = place(number, left);
+        let copied = match flags & MSG_TRUNC {
+            0 => msg.copy_out(&path.ring, at, n),
+            _ => Ok(msg.skip(n)),
+        };
+        match copied {
+            Err(e) if done == 0 => return Err(e),
+            Err(_) => break,
+            Ok(copied) => {
+                done += copied;
+                number = number.wrapping_add(copied as u32);
+                left -= copied;
+                if copied < n {
+                    break;
+                }
+            }
+        }
+    }
+    if flags & MSG_PEEK == 0 && done > 0 {
+        path.change(|s| s.read = number);
+        path.endpoint().wake(Wake::Writable);
+    }
+    Ok(done)
+}
+
+impl Data {
+    fn send(&self, tcp: &Tcp, msg: &mut Outgoing<'_>) -> Result<usize> {
+        msg.check_control(tcp)?;
+        let path = &self.path;
+        let mut time = tcp.sending(msg.flags() & MSG_DONTWAIT != 0);
+        let mut sent = 0;
+        loop {
+            let step = (|| {
+                time.until(|| {
+                    let look = || {
+                        let s = path.state();
+                        s.ended || s.room() > 0 || path.endpoint().has_error()
+                    };
+                    if !look() {
+                        tcp.no_space();
+                    }
+                    look().then_some(())
+                })?;
+                let _one = path.writer.lock();
+                if path.endpoint().has_error() || path.state().ended {
+                    return Err(tcp.sending_failed(msg.flags(), EPIPE));
+                }
+                fill(path, msg)
+            })();
+            match step {
+                Ok(n) => sent += n,
+                Err(_) if sent > 0 => return Ok(sent),
+                Err(e) => return Err(e),
+            }
+            if msg.remaining() == 0 {
+                return Ok(sent);
+            }
+        }
+    }
+
+    fn receive(&self, tcp: &Tcp, msg: &mut Incoming<'_>, flags: i32) -> Result<usize> {
+        let path = &self.path;
+        let len = msg.remaining();
+        let target = tcp.rcvlowat(flags & MSG_WAITALL != 0, len);
+        let peek = flags & MSG_PEEK != 0;
+        let begin = match peek {
+            true => tcp.peek_offset().unwrap_or(0),
+            false => 0,
+        };
+        let mut time = tcp.receiving(flags as u32 & MSG_DONTWAIT != 0);
+        let mut got = 0;
+        while got < len {
+            // What was peeked stays, so the next bytes are behind it.
+            let skip = begin + if peek { got } else { 0 };
+            let ready = time.until(|| {
+                let s = path.state();
+                let over = s.finished || tcp_ended(tcp) || path.endpoint().has_error();
+                (s.readable() > skip || over || (got >= target)).then_some(())
+            });
+            let _one = path.reader.lock();
+            let step = drain(path, msg, skip, len - got, flags);
+            match (ready, step) {
+                (_, Ok(n)) if n > 0 => got += n,
+                (_, Err(e)) | (Err(e), _) if got == 0 => return Err(e),
+                (Ok(()), Ok(_)) if got == 0 => {
+                    tcp.take_error()?;
+                    return Ok(0);
+                }
+                _ => break,
+            }
+            if got >= target {
+                break;
+            }
+        }
+        if tcp.peek_offset().is_some() {
+            tcp.peeked(got, peek);
+        }
+        msg.answer_inq(tcp, path.state().readable());
+        Ok(got)
+    }
+
+    fn find(&self, tcp: &Tcp, addr: &Addr<'_>) {
+        let ms = self.set.lock().resolve_ms;
+        let found = match addr.get() {
+            Some(to) => tcp.route_to(to).map(|route| describe(&route, ms)),
+            None => Err(EAFNOSUPPORT),
+        };
+        self.set.lock().found = found;
+    }
+}
+
+/// Whether the program has ended what it receives.
+fn tcp_ended(tcp: &Tcp) -> bool {
+    tcp.endpoint().is_ok_and(|e| e.ended().receiving)
+}
+
+#[vtable]
+impl Operations for Loop {
+    type Data = Data;
+
+    fn new(tcp: &Tcp) -> impl PinInit<Data, Error> {
+        let path = Path::new(tcp);
+        let set = Set {
+            resolve_ms: 0,
+            outlive: false,
+            found: Err(ENOENT),
+        };
+        try_pin_init!(Data {
+            path: path?,
+            set <- new_mutex!(set, "loop_set"),
+        })
+    }
+
+    fn release(sock: &Socket<'_, Self>) {
+        let (data, tcp) = (sock.data(), sock.tcp());
+        if let (Linger::Wait(time), false) = (tcp.linger(), is_exiting()) {
+            let settled = || (!data.path.state().unsettled()).then_some(());
+            // Whatever ends it.
+            let _ = tcp.at_most(time).until(settled);
+        }
+        if data.set.lock().outlive {
+            path::outlive(&data.path);
+        }
+    }
+
+    fn connect(sock: &Socket<'_, Self>, addr: &Addr<'_>, flags: i32) -> Result {
+        sock.data().find(sock.tcp(), addr);
+        sock.tcp().connect(addr, flags)
+    }
+
+    fn poll(sock: &Socket<'_, Self>, file: &File, table: PollTable<'_>) -> u32 {
+        let (tcp, path) = (sock.tcp(), &sock.data().path);
+        tcp.poll_wait(file, table);
+        let mut s = path.state();
+        if s.room() == 0 {
+            tcp.no_space();
+            s = path.state();
+        }
+        let received = s.finished || tcp_ended(tcp);
+        let enough = s.readable() >= tcp.rcvlowat(false, usize::MAX);
+        [
+            (received || enough, POLLIN),
+            (received, POLLRDHUP),
+            (received && s.ended, POLLHUP),
+            (s.ended || s.room() > 0, POLLOUT),
+            (path.endpoint().has_error(), POLLERR),
+            // Of TCP's only that: there need not be a connection.
+            (tcp.poll_now(file) & POLLERR != 0, POLLERR),
+        ]
+        .iter()
+        .fold(0, |all, (is, bits)| all | if *is { *bits } else { 0 })
+    }
+
+    fn shutdown(sock: &Socket<'_, Self>, how: i32) -> Result {
+        let path = &sock.data().path;
+        if how != 1 {
+            sock.tcp().mark_ended(Ended {
+                receiving: true,
+                sending: false,
+            });
+        }
+        if how != 0 {
+            path.change(|s| s.ended = true);
+            path::stir(path);
+        }
+        path.endpoint().wake(Wake::HungUp);
+        Ok(())
+    }
+
+    fn setsockopt(sock: &Socket<'_, Self>, option: &SetOption<'_>) -> Result {
+        if option.level() != LEVEL {
+            return sock.tcp().setsockopt(option);
+        }
+        let mut value = [0; 4];
+        option.read(&mut value)?;
+        let value = u32::from_ne_bytes(value);
+        let data = sock.data();
+        match option.name() {
+            DELAY => path::set_delay(&data.path, value),
+            FAIL => path::fail_later(&data.path, Error::from_errno(-(value as i32))),
+            RESOLVE => data.set.lock().resolve_ms = value,
+            OUTLIVE => data.set.lock().outlive = value != 0,
+            ENDED => sock.tcp().mark_ended(Ended {
+                receiving: value & 1 != 0,
+                sending: value & 2 != 0,
+            }),
+            _ => return Err(ENOPROTOOPT),
+        }
+        Ok(())
+    }
+
+    fn getsockopt(sock: &Socket<'_, Self>, option: &mut GetOption<'_>) -> Result {
+        if option.level() != LEVEL {
+            return sock.tcp().getsockopt(option);
+        }
+        let data = sock.data();
+        match option.name() {
+            ROUTE => {
+                let found = data.set.lock().found;
+                option.answer(&found?)
+            }
+            OWN_ROUTE => option.answer(&describe(&sock.tcp().route()?, 0)),
+            QUEUED => {
+                let queued = data.path.endpoint().queued();
+                let corked = u8::from(sock.tcp().is_corked());
+                let [a, b, c, d] = queued.unread.to_ne_bytes();
+                option.answer(&[a, b, c, d, u8::from(queued.finished), corked])
+            }
+            OUTLIVE => option.answer(&path::WOKEN_LATE.load(Relaxed).to_ne_bytes()),
+            ENDED => {
+                let ended = data.path.endpoint().ended();
+                option.answer(&[u8::from(ended.receiving), u8::from(ended.sending)])
+            }
+            _ => Err(ENOPROTOOPT),
+        }
+    }
+
+    fn sendmsg(sock: &Socket<'_, Self>, msg: &mut Outgoing<'_>, _len: usize) -> Result<usize> {
+        sock.data().send(sock.tcp(), msg)
+    }
+
+    fn recvmsg(
+        sock: &Socket<'_, Self>,
+        msg: &mut Incoming<'_>,
+        _len: usize,
+        flags: i32,
+    ) -> Result<usize> {
+        sock.data().receive(sock.tcp(), msg, flags)
+    }
+
+    fn splice_read(sock: &Socket<'_, Self>, to: &mut Splice<'_>, len: usize) -> Result<usize> {
+        to.by_recvmsg(sock.tcp(), len)
+    }
+}
