@@ -73,6 +73,22 @@ pub fn first_defect(log: &str, expected: &[&str]) -> Option<String> {
     Some(lines[at.saturating_sub(3)..(at + 30).min(lines.len())].join("\n"))
 }
 
+/// Signs that a processor did not run for some time, which happens to guests of a machine that stands still.
+const STALLS: &[&str] = &[
+    "soft lockup",
+    "rcu: INFO",
+    "rcu_preempt detected",
+    "self-detected stall",
+];
+
+/// Whether the defects in a log are stalls of processors and nothing else. Lines that contain a text of `expected` are none.
+pub fn is_stall(log: &str, expected: &[&str]) -> bool {
+    let is_defect = |l: &&str| is_defect(l) && !expected.iter().any(|e| l.contains(e));
+    let of_stall = |l: &str| STALLS.iter().any(|s| l.contains(s));
+    let mut defects = log.lines().filter(is_defect);
+    defects.next().is_some_and(of_stall) && defects.all(|l| of_stall(l) || l.contains("Call Trace"))
+}
+
 /// The last `n` lines of a text, each ended.
 pub fn last_lines(text: &str, n: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
@@ -110,6 +126,16 @@ mod tests {
         ] {
             assert!(!is_defect(good), "{good}");
         }
+    }
+
+    #[test]
+    fn stalls_are_told_from_other_defects() {
+        let stall = "watchdog: BUG: soft lockup - CPU#0 stuck for 26s!\nCall Trace:\n";
+        assert!(is_stall(stall, &[]));
+        assert!(!is_stall(&format!("{stall}WARNING: at x.c:1\n"), &[]));
+        assert!(is_stall(&format!("{stall}WARNING: at x.c:1\n"), &["x.c"]));
+        assert!(!is_stall("Call Trace:\n", &[]));
+        assert!(!is_stall("fine\n", &[]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a scenario leaves behind besides its own result: kernel logs, what the emulator found, what the drivers counted.
 
 use crate::cluster::findings::Growth;
-use crate::cluster::{Lab, PATIENCE};
+use crate::cluster::{Defect, Lab, WrongData, PATIENCE};
 use crate::scenario::Scenario;
 use anyhow::{anyhow, bail, ensure, Context, Error, Result};
 use std::collections::BTreeMap;
@@ -27,6 +27,8 @@ const USUAL_OF_EXN: &[&str] = &[
 pub struct Shown {
     /// Its result, with that of all looks.
     pub result: Result<()>,
+    /// Whether it failed by what no repetition excuses: a defect in a kernel log, a finding that was not announced, wrong data.
+    pub hard: bool,
     /// What the emulator found meanwhile, announced or not.
     pub findings: Growth,
 }
@@ -36,10 +38,12 @@ pub struct Shown {
 pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
     let mut findings = Growth::default();
     let mut evidence: Vec<Error> = Vec::new();
+    let mut hard = false;
     let mut look = |expected: &[&str], when: &str, evidence: &mut Vec<Error>| {
         match found(lab, expected) {
             Ok((more, verdict)) => {
                 findings.add(&more);
+                hard |= verdict.is_err();
                 evidence.extend(verdict.err().map(|e| e.context(when.to_owned())));
             }
             Err(e) => evidence.push(e),
@@ -57,6 +61,11 @@ pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
         let all_well = before.and_then(|before| before.no_errors_until(&Counted::of(lab)?));
         evidence.extend(all_well.err());
     }
+    let is_hard = |e: &Error| {
+        let defect = e.downcast_ref::<Defect>();
+        defect.is_some_and(|d| !d.is_stall) || e.is::<WrongData>()
+    };
+    hard |= evidence.iter().chain(result.as_ref().err()).any(is_hard);
     let more = |error: Error, e: Error| error.context(format!("{e:#}"));
     let result = match result {
         Err(error) => Err(evidence.into_iter().fold(error, more)),
@@ -65,7 +74,11 @@ pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
             None => Ok(()),
         },
     };
-    Shown { result, findings }
+    Shown {
+        result,
+        hard,
+        findings,
+    }
 }
 
 /// Takes away what earlier scenarios in the same cluster left in the nodes' `/tmp`: a scenario must not find the other's files under the

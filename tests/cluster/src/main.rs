@@ -1,29 +1,28 @@
 //! Runs scenarios in clusters of virtual machines and reports them one by one.
 //!
-//! Scenarios with the same cluster specification run one after the other in one cluster; two lanes work side by side (docs/testing.md). Each
-//! scenario ends with a look at the kernel logs and at what the emulator found; after a failure the cluster is thrown away and
-//! the next scenario gets a fresh one.
+//! Scenarios with the same cluster specification run one after the other in one cluster (docs/testing.md). Each scenario ends with a
+//! check of the kernel logs and of what the emulator found; after a failure the cluster is thrown away and the next scenario gets a
+//! fresh one. What failed is repeated at the end, each time alone in a fresh cluster.
 #![forbid(unsafe_code)]
 
 mod evidence;
-mod lane;
-mod plan;
 mod probe_order;
 mod report;
+mod run;
 mod scenario;
 mod scenarios;
-mod turns;
 
 use labctl as cluster;
 pub use scenario::Scenario;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use lane::Run;
-use report::Report;
+use report::{Key, Report};
+use run::{Repeat, Run};
 use rustix::fs::{flock, FlockOperation};
+use scenario::Kernels;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,16 +45,31 @@ struct Args {
     /// Give all nodes an IOMMU, not only those of the scenarios that are about it.
     #[arg(long)]
     iommu: bool,
-    /// Scenarios that run side by side; one with the debug kernel.
+    /// Run only the scenarios of the gate.
     #[arg(long)]
-    lanes: Option<usize>,
-    /// Leave out the scenarios that take turns with others and whose turn it is not with this seed.
+    gate: bool,
+    /// Run only the K-th of N parts of the specifications, as K/N with K from 1.
+    #[arg(long, value_parser = shard)]
+    shard: Option<(usize, usize)>,
+    /// How often a scenario that failed is repeated.
+    #[arg(long, default_value_t = 0)]
+    again: usize,
+    /// With more failures than this, nothing is repeated.
+    #[arg(long, default_value_t = 3)]
+    most_again: usize,
+    /// What is tested, for records: a commit, or nothing if the work tree differs from it.
+    #[arg(long, default_value = "")]
+    commit: String,
+    /// File to which the result of each attempt is appended, with what it depends on: across runs.
     #[arg(long)]
-    turns: bool,
+    history: Option<PathBuf>,
+    /// Leave out what has passed with the same commit, seed, variant, kernel and volume, by the history.
+    #[arg(long, requires = "history")]
+    resume: bool,
     /// Seconds after which the run is ended.
     #[arg(long)]
     budget: Option<u64>,
-    /// File to which the times of each scenario are appended.
+    /// File to which the result of each attempt is appended: of this run.
     #[arg(long)]
     times: Option<PathBuf>,
     /// Directory for the logs of failed scenarios.
@@ -63,24 +77,8 @@ struct Args {
     keep: PathBuf,
 }
 
-/// Scenarios whose volume is out of reach for the debug kernel, on which a second moves a megabyte, which want pages of
-/// 1 GiB, for which it is not configured, or which measure memory, of which its checkers take a multiple.
-const TOO_MUCH_FOR_DEBUG: &[&str] = &[
-    "sha256_both_ways",
-    "traffic::ssh",
-    "atu_gigantic",
-    "driver::load_cost",
-    // No BPF, and no BTF, which it would take minutes to make.
-    "af_extl::switch_",
-    "af_extl::user_",
-    "af_extl::kselftest_",
-];
-/// Scenarios about what only the debug kernel has.
-const ONLY_DEBUG: &[&str] = &["driver::unit_tests"];
 /// Most nodes with the debug kernel: each takes 2.5 GiB of memory and a minute to boot.
 const MAX_DEBUG_NODES: usize = 2;
-/// Lanes unless told otherwise.
-const LANES: usize = 2;
 /// Runs side by side in one work tree.
 const MOST_RUNS: usize = 20;
 /// Time between two looks for signals and at the clock.
@@ -132,39 +130,62 @@ fn sweep(prefix: &str) {
     }
 }
 
-/// The scenarios of this run, how many are left out because they do not suit its kernel, and how many because it is not their turn.
-fn chosen(args: &Args) -> (Vec<Scenario>, usize, usize) {
-    let unsuited = |s: &Scenario| match args.debug_kernel {
-        true => {
-            s.spec.nodes > MAX_DEBUG_NODES || TOO_MUCH_FOR_DEBUG.iter().any(|n| s.name.contains(n))
-        }
-        false => ONLY_DEBUG.contains(&s.name),
-    };
-    let seed = cluster::seed().unwrap_or(0);
-    let (now, later) = match args.turns {
-        true => turns::split(scenarios::all(), seed),
-        false => (scenarios::all(), Vec::new()),
-    };
-    for s in &later {
-        println!("not with seed {seed}: vm::{}", s.name);
-    }
-    let (left_out, chosen): (Vec<Scenario>, Vec<Scenario>) = now
-        .into_iter()
-        .filter(|s| matches(s, &args.filter))
-        .partition(unsuited);
-    for s in &left_out {
-        let kernel = if args.debug_kernel {
-            "the"
-        } else {
-            "another than the"
-        };
-        println!("not on {kernel} debug kernel: vm::{}", s.name);
-    }
-    (chosen, left_out.len(), later.len())
+/// Reads `K/N`.
+fn shard(text: &str) -> Result<(usize, usize)> {
+    let (k, n) = text.split_once('/').context("not K/N")?;
+    let (k, n) = (k.parse()?, n.parse()?);
+    anyhow::ensure!((1..=n).contains(&k), "not within 1 to {n}");
+    Ok((k, n))
 }
 
-/// The number of each chosen scenario's specification, among those of all: a part of a run has the same clusters as the whole.
-fn spec_numbers(all: &[Scenario], chosen: &[Scenario]) -> Vec<usize> {
+/// The scenarios of this run, and why others that match the filter are left out, one line each.
+fn chosen(args: &Args) -> Result<(Vec<Scenario>, Vec<String>)> {
+    let all = scenarios::all();
+    let numbers = spec_numbers(&all);
+    let passed = match &args.history {
+        Some(path) if args.resume && path.exists() => {
+            key(args).passed(&std::fs::read_to_string(path)?)
+        }
+        _ => Default::default(),
+    };
+    let mut left_out = Vec::new();
+    let mut chosen = Vec::new();
+    for (s, number) in all.into_iter().zip(numbers) {
+        let in_shard = args.shard.is_none_or(|(k, n)| number % n == k - 1);
+        if !in_shard || (args.gate && !s.gate) || !matches(&s, &args.filter) {
+            continue;
+        }
+        let too_large = args.debug_kernel && s.spec.nodes > MAX_DEBUG_NODES;
+        let why = match s.kernels {
+            Kernels::Stock if args.debug_kernel => "not on the debug kernel",
+            Kernels::All if too_large => "too large for the debug kernel",
+            Kernels::Debug if !args.debug_kernel => "only on the debug kernel",
+            _ if passed.contains(&format!("vm::{}", s.name)) => "passed already",
+            _ => {
+                chosen.push(s);
+                continue;
+            }
+        };
+        left_out.push(format!("{why}: vm::{}", s.name));
+    }
+    Ok((chosen, left_out))
+}
+
+/// What the results of this run depend on.
+fn key(args: &Args) -> Key {
+    let word = |name| std::env::var(name).unwrap_or_default();
+    Key {
+        commit: args.commit.clone(),
+        seed: word("SEED"),
+        variant: word("LAB_VARIANT"),
+        slow: word("LAB_SLOW"),
+        kernel: if args.debug_kernel { "debug" } else { "stock" },
+        full: cluster::full(),
+    }
+}
+
+/// The number of each scenario's specification, in the order of their first uses.
+fn spec_numbers(all: &[Scenario]) -> Vec<usize> {
     let mut specs: Vec<&cluster::Spec> = Vec::new();
     for s in all {
         if !specs.contains(&&s.spec) {
@@ -172,35 +193,41 @@ fn spec_numbers(all: &[Scenario], chosen: &[Scenario]) -> Vec<usize> {
         }
     }
     let number = |s: &Scenario| specs.iter().position(|spec| **spec == s.spec);
-    chosen.iter().filter_map(number).collect()
+    all.iter().filter_map(number).collect()
 }
 
 fn run(args: &Args) -> Result<bool> {
-    let (chosen, left_out, later) = chosen(args);
+    let (chosen, left_out) = chosen(args)?;
     if args.list {
         for s in &chosen {
             println!("vm::{}", s.name);
         }
         return Ok(true);
     }
+    for line in &left_out {
+        println!("{line}");
+    }
     let signals = signals()?;
     let (prefix, _claim) = claim(args.lab.as_deref())?;
     sweep(&prefix);
-    let lanes = args
-        .lanes
-        .unwrap_or(if args.debug_kernel { 1 } else { LANES });
-    let numbers = spec_numbers(&scenarios::all(), &chosen);
-    let report = Report::new(args.times.as_deref(), &args.keep)?;
-    let count = chosen.len();
-    let run = Arc::new(Run::new(chosen, numbers, lanes, &prefix, report));
-    let start = Instant::now();
-    let threads: Vec<_> = (0..lanes)
-        .map(|lane| {
-            let run = Arc::clone(&run);
-            std::thread::spawn(move || lane::work(&run, lane))
-        })
+    let files: Vec<&Path> = [&args.times, &args.history]
+        .into_iter()
+        .flatten()
+        .map(PathBuf::as_path)
         .collect();
-    while threads.iter().any(|t| !t.is_finished()) {
+    let report = Report::new(&files, key(args), &args.keep)?;
+    let repeat = Repeat {
+        times: args.again,
+        most: args.most_again,
+    };
+    let count = chosen.len();
+    let run = Arc::new(Run::new(chosen, &prefix, repeat, report));
+    let start = Instant::now();
+    let worker = {
+        let run = Arc::clone(&run);
+        std::thread::spawn(move || run.work())
+    };
+    while !worker.is_finished() {
         std::thread::sleep(TICK);
         if let Some(name) = signals.received() {
             run.stop(&format!("signal {name}"));
@@ -215,13 +242,10 @@ fn run(args: &Args) -> Result<bool> {
         println!("ended early: {why}");
         sweep(&prefix);
     }
-    if left_out > 0 {
-        println!("left out: {left_out} scenarios");
+    if !left_out.is_empty() {
+        println!("left out: {} scenarios", left_out.len());
     }
-    if later > 0 {
-        println!("with other seeds: {later} scenarios");
-    }
-    Ok(run.report.summary(count, run.left()))
+    Ok(run.report.summary(count))
 }
 
 /// Signals that end a run in order.
@@ -269,7 +293,6 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scenarios::expected;
 
     #[test]
     fn names_match_as_they_are_printed() {
@@ -298,26 +321,38 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_run_has_the_same_clusters() {
+    fn shards_are_the_whole() {
         let all = scenarios::all();
-        let numbers = spec_numbers(&all, &all);
-        assert_eq!((numbers[0], numbers.len()), (0, all.len()));
-        let last = spec_numbers(&all, &all[all.len() - 1..]);
-        assert_eq!(last, numbers[all.len() - 1..]);
-        assert!(last[0] > 0);
+        let names = |shard: &str| -> Vec<&str> {
+            let args = Args::parse_from(["x", "--shard", shard]);
+            chosen(&args).unwrap().0.iter().map(|s| s.name).collect()
+        };
+        let stock = all.iter().filter(|s| s.kernels != Kernels::Debug).count();
+        assert_eq!(names("1/1").len(), stock);
+        let parts = ["1/3", "2/3", "3/3"].map(names);
+        assert!(parts.iter().all(|p| !p.is_empty()));
+        assert_eq!(parts.concat().len(), stock);
+        for wrong in ["0/2", "3/2", "2", "a/b"] {
+            assert!(Args::try_parse_from(["x", "--shard", wrong]).is_err());
+        }
     }
 
     #[test]
-    fn names_are_unique_and_groups_are_used() {
+    fn names_are_unique() {
         let all = scenarios::all();
         let mut names: Vec<_> = all.iter().map(|s| s.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all.len());
-        let groups = scenarios::GROUPS.iter().map(|g| g.prefix);
-        for prefix in groups.chain(expected::prefixes()) {
-            let used = all.iter().any(|s| s.name.starts_with(prefix));
-            assert!(used, "no scenario begins with {prefix}");
-        }
+    }
+
+    /// A gate with more scenarios, or more clusters to boot, takes too long.
+    #[test]
+    fn the_gate_stays_small() {
+        let gate: Vec<_> = scenarios::all().into_iter().filter(|s| s.gate).collect();
+        assert!((30..=45).contains(&gate.len()), "{}", gate.len());
+        let clusters = spec_numbers(&gate).into_iter().max().unwrap_or(0) + 1;
+        assert!(clusters <= 8, "{clusters}");
+        assert!(gate.iter().all(|s| s.kernels != Kernels::Debug));
     }
 }

@@ -1,8 +1,10 @@
 //! What a run tells: a line per scenario, a record of its times, what is kept of a failure.
 
 use crate::cluster::{self, Lab};
-use serde_json::json;
-use std::collections::BTreeMap;
+use crate::scenario::Scenario;
+use anyhow::Context;
+use serde_json::{json, Value};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,8 +19,32 @@ pub enum Verdict {
     Passed,
     /// It failed, for this reason.
     Failed(String),
+    /// It failed for this reason and will be repeated.
+    Again(String),
+    /// It failed first, but not when it was repeated alone.
+    Flaky(String),
     /// The run was ended meanwhile.
     Cut,
+}
+
+impl Verdict {
+    /// The word in records.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Passed => "ok",
+            Self::Failed(_) => "failed",
+            Self::Again(_) => "again",
+            Self::Flaky(_) => "flaky",
+            Self::Cut => "cut",
+        }
+    }
+
+    fn why(&self) -> Option<&str> {
+        match self {
+            Self::Failed(why) | Self::Again(why) | Self::Flaky(why) => Some(why),
+            Self::Passed | Self::Cut => None,
+        }
+    }
 }
 
 /// What a scenario took.
@@ -34,30 +60,85 @@ pub struct Cost {
     pub boots: usize,
     /// What the emulator found, announced or not.
     pub findings: BTreeMap<&'static str, u64>,
+    /// Percentage of the time that the hypervisor below this machine took from it.
+    pub steal_pct: f64,
+    /// Load average of the last minute.
+    pub load1: f64,
+}
+
+/// What results of one run have in common; runs with equal keys test the same thing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Key {
+    /// The commit; empty if the work tree is not that of a commit.
+    pub commit: String,
+    /// `SEED`.
+    pub seed: String,
+    /// `LAB_VARIANT`.
+    pub variant: String,
+    /// `LAB_SLOW`, empty for the usual factor.
+    pub slow: String,
+    /// `stock` or `debug`.
+    pub kernel: &'static str,
+    /// Whether with full volumes.
+    pub full: bool,
+}
+
+impl Key {
+    fn of(&self) -> Value {
+        json!({
+            "commit": self.commit, "seed": self.seed, "variant": self.variant, "slow": self.slow,
+            "kernel": self.kernel, "full": self.full,
+        })
+    }
+
+    /// Names of the scenarios that have passed with this key, by the lines of a journal.
+    pub fn passed(&self, journal: &str) -> BTreeSet<String> {
+        let key = self.of();
+        let of_line = |line: &str| {
+            let record: Value = serde_json::from_str(line).ok()?;
+            let same = key
+                .as_object()?
+                .iter()
+                .all(|(k, v)| record.get(k) == Some(v));
+            let ok = record["result"] == "ok" && record["attempt"] == 1;
+            (same && ok).then(|| record["name"].as_str().map(str::to_owned))?
+        };
+        match self.commit.is_empty() {
+            true => BTreeSet::new(),
+            false => journal.lines().filter_map(of_line).collect(),
+        }
+    }
 }
 
 #[derive(Default)]
 struct Counts {
     passed: usize,
     failed: usize,
-    cut: usize,
+    /// Names; they count as passed, too.
+    flaky: Vec<String>,
     /// Failures that are no scenario's.
     afterwards: usize,
 }
 
 /// Where a run reports.
 pub struct Report {
-    times: Option<Mutex<std::fs::File>>,
+    files: Vec<Mutex<std::fs::File>>,
+    key: Key,
     keep: PathBuf,
     counts: Mutex<Counts>,
 }
 
 impl Report {
-    /// Appends times to a file (none: nowhere) and keeps failures below a directory.
-    pub fn new(times: Option<&Path>, keep: &Path) -> anyhow::Result<Self> {
-        let open = |p: &Path| std::fs::File::options().create(true).append(true).open(p);
+    /// Appends a record of each attempt to the files and keeps failures below a directory.
+    pub fn new(files: &[&Path], key: Key, keep: &Path) -> anyhow::Result<Self> {
+        let open = |p: &&Path| {
+            let file = std::fs::File::options().create(true).append(true).open(p);
+            file.with_context(|| p.display().to_string())
+                .map(Mutex::new)
+        };
         Ok(Self {
-            times: times.map(open).transpose()?.map(Mutex::new),
+            files: files.iter().map(open).collect::<anyhow::Result<_>>()?,
+            key,
             keep: keep.to_owned(),
             counts: Mutex::default(),
         })
@@ -70,9 +151,14 @@ impl Report {
 
     /// Keeps the lab's directory and the journal of a scenario that failed; returns the lines that tell where.
     pub fn preserve(&self, name: &str, lab_name: &str, lab: Option<&Lab>) -> String {
-        let place = self.place(name);
-        // What an earlier run left there would be taken for this one's.
-        let _ = std::fs::remove_dir_all(&place);
+        let mut place = self.place(name);
+        // A repetition must not replace what the first failure left.
+        for n in 2.. {
+            if !place.exists() {
+                break;
+            }
+            place = self.place(&format!("{name}.{n}"));
+        }
         if let Some(lab) = lab {
             // So that the recording is complete; there may be none.
             let _ = lab.run("trace", &["off"], cluster::PATIENCE);
@@ -94,45 +180,75 @@ impl Report {
         text
     }
 
-    /// Prints how a scenario ended, and counts it.
-    pub fn end(&self, name: &str, what: &str, verdict: &Verdict, cost: &Cost) {
-        let mut counts = self.counts();
+    /// Prints and records how an attempt at a scenario ended, and counts it unless it will be repeated.
+    pub fn end(&self, scenario: &Scenario, attempt: usize, verdict: &Verdict, cost: &Cost) {
+        let name = scenario.name;
         let took = format!("{:.0} s, cpu {:.0} s", cost.seconds, cost.cpu_seconds);
-        let result = match verdict {
-            Verdict::Passed => {
-                counts.passed += 1;
-                println!("ok      vm::{name} ({took})");
-                "ok"
-            }
-            Verdict::Failed(why) => {
-                counts.failed += 1;
-                println!("FAILED  vm::{name} ({took}): {why}");
-                "failed"
-            }
-            Verdict::Cut => {
-                counts.cut += 1;
-                println!("cut     vm::{name} ({took})");
-                "cut"
-            }
-        };
-        let line = json!({
+        match verdict {
+            Verdict::Passed => println!("ok      vm::{name} ({took})"),
+            Verdict::Cut => println!("cut     vm::{name} ({took})"),
+            Verdict::Again(why) => println!("again   vm::{name} ({took}): {why}"),
+            // Those of repetitions are told with the verdict.
+            Verdict::Failed(why) if attempt == 1 => println!("FAILED  vm::{name} ({took}): {why}"),
+            Verdict::Failed(_) | Verdict::Flaky(_) => {}
+        }
+        if attempt == 1 {
+            self.count(name, verdict);
+        }
+        let mut line = json!({
             "name": format!("vm::{name}"), "seconds": tenths(cost.seconds), "cpu_seconds": tenths(cost.cpu_seconds),
-            "boots": cost.boots, "boot_seconds": tenths(cost.boot_seconds), "result": result, "cluster": what,
-            "findings": cost.findings,
+            "boots": cost.boots, "boot_seconds": tenths(cost.boot_seconds), "result": verdict.word(), "attempt": attempt,
+            "cluster": scenario.spec.describe(), "findings": cost.findings, "steal_pct": tenths(cost.steal_pct),
+            "load1": tenths(cost.load1), "end": now(),
         });
-        if let Some(file) = &self.times {
+        if let Some(why) = verdict.why().and_then(|w| w.lines().next()) {
+            line["why"] = why.into();
+        }
+        self.record(line);
+    }
+
+    /// Prints, records and counts what repetitions say of a scenario.
+    pub fn verdict(&self, name: &str, verdict: &Verdict) {
+        let why = verdict.why().unwrap_or_default();
+        let word = match verdict {
+            Verdict::Flaky(_) => "FLAKY",
+            _ => "FAILED",
+        };
+        println!("{word:<7} vm::{name}: {why}");
+        self.count(name, verdict);
+        self.record(json!({ "name": format!("vm::{name}"), "result": verdict.word(), "attempt": 0, "end": now() }));
+    }
+
+    fn count(&self, name: &str, verdict: &Verdict) {
+        let mut counts = self.counts();
+        match verdict {
+            Verdict::Passed => counts.passed += 1,
+            Verdict::Failed(_) => counts.failed += 1,
+            Verdict::Flaky(_) => {
+                counts.passed += 1;
+                counts.flaky.push(name.to_owned());
+            }
+            Verdict::Again(_) | Verdict::Cut => {}
+        }
+    }
+
+    fn record(&self, mut line: Value) {
+        if let (Some(line), Value::Object(key)) = (line.as_object_mut(), self.key.of()) {
+            line.extend(key);
+        }
+        for file in &self.files {
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
             // In one piece: others append to the file, too.
             if let Err(e) = file.write_all(format!("{line}\n").as_bytes()) {
-                eprintln!("times are not recorded: {e}");
+                eprintln!("results are not recorded: {e}");
             }
         }
     }
 
     /// Counts and prints a failure that shows after the last scenario in a cluster.
-    pub fn afterwards(&self, name: &str, what: &str, why: String, cost: &Cost) {
+    pub fn afterwards(&self, name: &str, why: String) {
         self.counts().afterwards += 1;
-        self.end(name, what, &Verdict::Failed(why), cost);
+        self.verdict(name, &Verdict::Failed(why));
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -140,23 +256,27 @@ impl Report {
     }
 
     /// The last line; true if all is well: all of the chosen scenarios were run, each has a result, and all of these are good.
-    pub fn summary(&self, chosen: usize, not_run: usize) -> bool {
+    pub fn summary(&self, chosen: usize) -> bool {
         let counts = self.counts();
-        let missing = counts.cut + not_run;
         let ended = counts.passed + counts.failed - counts.afterwards;
-        let lost = chosen.abs_diff(ended + missing);
-        if lost > 0 {
-            println!("{chosen} scenarios were chosen, but {ended} ended and {missing} did not");
+        let missing = chosen.saturating_sub(ended);
+        if ended > chosen {
+            println!("{chosen} scenarios were chosen, but {ended} ended");
         }
-        let good = counts.failed == 0 && missing == 0 && lost == 0;
+        for name in &counts.flaky {
+            println!("flaky: vm::{name}");
+        }
+        let good = counts.failed == 0 && ended == chosen;
         let word = if good { "ok" } else { "FAILED" };
         let rest = match missing {
             0 => String::new(),
             n => format!("; {n} not run"),
         };
         println!(
-            "test result: {word}. {} passed; {} failed{rest}",
-            counts.passed, counts.failed
+            "test result: {word}. {} passed; {} failed; {} flaky{rest}",
+            counts.passed,
+            counts.failed,
+            counts.flaky.len()
         );
         good
     }
@@ -169,6 +289,12 @@ fn shown(path: &Path) -> String {
         .map_or(path.clone(), |p| format!("out/{p}"))
 }
 
+/// Seconds since 1970.
+fn now() -> u64 {
+    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    time.map_or(0, |t| t.as_secs())
+}
+
 fn tenths(seconds: f64) -> f64 {
     (seconds * 10.0).round() / 10.0
 }
@@ -176,26 +302,72 @@ fn tenths(seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::Spec;
+
+    const X: Scenario = Scenario::new("x", Spec::pair(), |_| Ok(()));
+
+    fn report() -> anyhow::Result<Report> {
+        Report::new(&[], Key::default(), Path::new("/nowhere"))
+    }
 
     #[test]
     fn a_run_is_good_only_if_every_scenario_has_a_result() -> anyhow::Result<()> {
-        let summary = |passed: usize, chosen, not_run, more: &[Verdict]| -> anyhow::Result<bool> {
-            let report = Report::new(None, Path::new("/nowhere"))?;
-            let end = |verdict: &Verdict| report.end("x", "", verdict, &Cost::default());
+        let summary = |passed: usize, chosen, more: &[Verdict]| -> anyhow::Result<bool> {
+            let report = report()?;
+            let end = |verdict: &Verdict| report.end(&X, 1, verdict, &Cost::default());
             (0..passed).for_each(|_| end(&Verdict::Passed));
             more.iter().for_each(end);
-            Ok(report.summary(chosen, not_run))
+            Ok(report.summary(chosen))
         };
-        assert!(summary(3, 3, 0, &[])?);
-        assert!(!summary(3, 4, 0, &[])?, "one got lost");
-        assert!(!summary(3, 2, 0, &[])?, "one ended twice");
-        assert!(!summary(3, 4, 1, &[])?);
-        assert!(!summary(3, 4, 0, &[Verdict::Cut])?);
-        assert!(!summary(3, 4, 0, &[Verdict::Failed("why".into())])?);
-        let report = Report::new(None, Path::new("/nowhere"))?;
-        report.end("x", "", &Verdict::Passed, &Cost::default());
-        report.afterwards("no_leaks", "", "why".into(), &Cost::default());
-        assert!(!report.summary(1, 0));
+        assert!(summary(3, 3, &[])?);
+        assert!(!summary(3, 4, &[])?, "one was not run");
+        assert!(!summary(3, 2, &[])?, "one ended twice");
+        assert!(!summary(3, 4, &[Verdict::Cut])?);
+        assert!(!summary(3, 4, &[Verdict::Failed("why".into())])?);
+        assert!(!summary(3, 4, &[Verdict::Again("why".into())])?);
+        let report = report()?;
+        report.end(&X, 1, &Verdict::Passed, &Cost::default());
+        report.afterwards("no_leaks", "why".into());
+        assert!(!report.summary(1));
+        Ok(())
+    }
+
+    #[test]
+    fn repetitions_decide() -> anyhow::Result<()> {
+        for (verdict, good) in [
+            (Verdict::Flaky("why".into()), true),
+            (Verdict::Failed("why".into()), false),
+        ] {
+            let report = report()?;
+            report.end(&X, 1, &Verdict::Again("why".into()), &Cost::default());
+            report.end(&X, 2, &Verdict::Passed, &Cost::default());
+            report.verdict("x", &verdict);
+            assert_eq!(report.summary(1), good);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn only_what_passed_with_the_same_key_has_passed() -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let file = dir.path().join("journal");
+        let key = Key {
+            commit: "abc".into(),
+            ..Key::default()
+        };
+        let report = Report::new(&[&file], key.clone(), Path::new("/nowhere"))?;
+        report.end(&X, 1, &Verdict::Passed, &Cost::default());
+        let other = Scenario { name: "y", ..X };
+        report.end(&other, 1, &Verdict::Cut, &Cost::default());
+        report.end(&other, 2, &Verdict::Passed, &Cost::default());
+        let journal = std::fs::read_to_string(&file)?;
+        assert_eq!(key.passed(&journal), BTreeSet::from(["vm::x".to_owned()]));
+        let full = Key {
+            full: true,
+            ..key.clone()
+        };
+        assert!(full.passed(&journal).is_empty());
+        assert!(Key::default().passed(&journal).is_empty(), "no commit");
         Ok(())
     }
 }

@@ -5,17 +5,17 @@ use anyhow::Result;
 use std::time::Duration;
 
 /// How long a scenario may take unless it says otherwise, without the boot of its cluster.
-pub const DEADLINE: Duration = Duration::from_secs(300);
+pub const DEADLINE: Duration = Duration::from_secs(600);
 
-/// What a scenario does with the machine, and so what may run beside it.
+/// Kernels on which a scenario makes sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Load {
-    /// Keeps the processors busy: not beside another one of these.
-    Cpu,
-    /// Waits for most of its time: beside anything but [`Load::Exclusive`].
-    Wait,
-    /// Needs the machine for itself, for memory or for exact times.
-    Exclusive,
+pub enum Kernels {
+    /// Debian's and the debug kernel.
+    All,
+    /// Only Debian's.
+    Stock,
+    /// Only the debug kernel.
+    Debug,
 }
 
 /// One test.
@@ -27,75 +27,76 @@ pub struct Scenario {
     pub spec: Spec,
     /// The test itself.
     pub run: fn(&Lab) -> Result<()>,
-    /// What may run beside it.
-    pub load: Load,
     /// How long it may take.
     pub deadline: Duration,
     /// Counters of the emulator's findings (`labctl::findings`) that it moves on purpose.
     pub expects: &'static [&'static str],
     /// Nothing is broken in it, so the drivers may count no errors.
     pub healthy: bool,
+    /// Part of the gate (`make check`).
+    pub gate: bool,
+    /// Where it runs.
+    pub kernels: Kernels,
 }
 
 impl Scenario {
-    /// A scenario that waits most of the time, ends within [`DEADLINE`] and makes the emulator find nothing. What its group
-    /// says otherwise (`scenarios::GROUPS`, `scenarios::expected`) comes on top when the list is put together.
+    /// A scenario for both kernels that ends within [`DEADLINE`], makes the emulator find nothing and is not part of the gate.
     pub const fn new(name: &'static str, spec: Spec, run: fn(&Lab) -> Result<()>) -> Self {
         Self {
             name,
             spec,
             run,
-            load: Load::Wait,
             deadline: DEADLINE,
             expects: &[],
             healthy: false,
+            gate: false,
+            kernels: Kernels::All,
         }
     }
-}
 
-/// Scenarios whose names begin with a text, and what they differ in.
-pub struct Group {
-    /// The text: `group::` or a whole name.
-    pub prefix: &'static str,
-    /// As [`Scenario::load`].
-    pub load: Load,
-    /// Seconds of [`Scenario::deadline`].
-    pub seconds: u64,
-}
-
-/// Applies the group whose text fits best.
-pub fn apply(groups: &[Group], scenario: &mut Scenario) {
-    let fits = groups
-        .iter()
-        .filter(|g| scenario.name.starts_with(g.prefix));
-    if let Some(group) = fits.max_by_key(|g| g.prefix.len()) {
-        scenario.load = group.load;
-        scenario.deadline = Duration::from_secs(group.seconds);
+    /// The same under another name in another cluster, outside of the gate.
+    pub fn again(&self, name: &'static str, spec: Spec) -> Self {
+        Self {
+            name,
+            spec,
+            gate: false,
+            ..self.clone()
+        }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// Part of the gate.
+    pub const fn gate(mut self) -> Self {
+        self.gate = true;
+        self
+    }
 
-    #[test]
-    fn the_longest_text_wins() {
-        let group = |prefix, load, seconds| Group {
-            prefix,
-            load,
-            seconds,
-        };
-        let groups = [
-            group("a::b", Load::Exclusive, 7),
-            group("a::", Load::Cpu, 5),
-        ];
-        let load = |name| {
-            let mut s = Scenario::new(name, Spec::pair(), |_| Ok(()));
-            apply(&groups, &mut s);
-            (s.load, s.deadline.as_secs())
-        };
-        assert_eq!(load("a::b"), (Load::Exclusive, 7));
-        assert_eq!(load("a::c"), (Load::Cpu, 5));
-        assert_eq!(load("c::a"), (Load::Wait, DEADLINE.as_secs()));
+    /// May take this many seconds instead of [`DEADLINE`].
+    pub const fn seconds(mut self, seconds: u64) -> Self {
+        self.deadline = Duration::from_secs(seconds);
+        self
+    }
+
+    /// The emulator's counters that the scenario may move (see [`crate::scenarios::expected`] for the usual sets).
+    pub const fn finds(mut self, counters: &'static [&'static str]) -> Self {
+        self.expects = counters;
+        self
+    }
+
+    /// Nothing is broken, no receiver is flooded and no interrupt is held back, so the drivers may count no errors.
+    pub const fn healthy(mut self) -> Self {
+        self.healthy = true;
+        self
+    }
+
+    /// Not on the debug kernel: the volume is out of reach there, or something is missing (pages of 1 GiB, BPF).
+    pub const fn stock_only(mut self) -> Self {
+        self.kernels = Kernels::Stock;
+        self
+    }
+
+    /// About something that only the debug kernel has.
+    pub const fn debug_only(mut self) -> Self {
+        self.kernels = Kernels::Debug;
+        self
     }
 }

@@ -9,10 +9,10 @@ mod settings;
 mod spec;
 
 pub use lab::{modules, Device, Instructions, Model};
-pub use log::LogMark;
+pub use log::{Defect, LogMark, WrongData};
 pub use process::{Output, Running};
 pub use settings::{
-    as_slow, finds_leaks, full, rounds, seed, turn, use_iommu, use_kernel, use_seed, Kernel,
+    as_slow, cpus, finds_leaks, full, rounds, seed, use_iommu, use_kernel, use_seed, Kernel,
 };
 pub use spec::Spec;
 
@@ -137,19 +137,14 @@ fn raw_script(command: &str) -> String {
 }
 
 impl Lab {
-    /// Boots a cluster, with one processor per node unless the spec says otherwise; returns when every node is usable.
-    pub fn up(name: &str, spec: &Spec) -> Result<Self> {
-        Self::up_with(name, spec, spec.fixed_cpus().unwrap_or(1))
-    }
-
-    /// As [`Lab::up`] with so many processors per node.
+    /// Boots a cluster; returns when every node is usable.
     ///
     /// A kernel that stands still while it measures the frequency of its clock may take it for a thirtieth of what it is, and time goes as
     /// much too fast for it: then the cluster is booted again, and from then on kernels are told the frequency. So it is, once, if a
     /// kernel was killed by its own breakpoint before its first program ran ([`own_breakpoint`]).
-    pub fn up_with(name: &str, spec: &Spec, cpus: u32) -> Result<Self> {
+    pub fn up(name: &str, spec: &Spec) -> Result<Self> {
         for n in 0..MISMEASURED {
-            let lab = match Self::up_once(name, spec, cpus) {
+            let lab = match Self::up_once(name, spec) {
                 Ok(lab) => lab,
                 Err(e) => {
                     let Some((node, line)) = broken_boot(name, spec).filter(|_| n == 0) else {
@@ -168,7 +163,7 @@ impl Lab {
                 TSC_KHZ.store(khz, Relaxed);
             }
         }
-        let lab = Self::up_once(name, spec, cpus)?;
+        let lab = Self::up_once(name, spec)?;
         if let Some((node, line)) = lab.wrong_clock() {
             bail!("the clock of node{node} is wrong: {line}");
         }
@@ -184,9 +179,9 @@ impl Lab {
         })
     }
 
-    fn up_once(name: &str, spec: &Spec, cpus: u32) -> Result<Self> {
+    fn up_once(name: &str, spec: &Spec) -> Result<Self> {
         let paths = Paths::default();
-        let mut composed = spec.compose(name, cpus);
+        let mut composed = spec.compose(name);
         match TSC_KHZ.load(Relaxed) {
             0 => {}
             khz => composed.append.push(format!("tsc_early_khz={khz}")),

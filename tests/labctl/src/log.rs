@@ -1,9 +1,45 @@
 //! Kernel logs, as the nodes' consoles have them on the host: complete, with boots that have ended.
 
 use crate::{Lab, PATIENCE};
-use anyhow::{bail, ensure, Result};
+use anyhow::{ensure, Error, Result};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
+
+/// A sign of a defect in a kernel log.
+#[derive(Debug)]
+pub struct Defect {
+    /// The line with its surroundings, and whose it is.
+    text: String,
+    /// Whether it only says that something took long, as anything may on a machine that stood still.
+    pub is_stall: bool,
+}
+
+impl std::fmt::Display for Defect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Defect {}
+
+/// Data that arrived, and are not what was sent.
+#[derive(Debug)]
+pub struct WrongData(String);
+
+impl WrongData {
+    /// An error that says what is wrong.
+    pub fn error(what: impl std::fmt::Display) -> Error {
+        Error::new(Self(format!("wrong data: {what}")))
+    }
+}
+
+impl std::fmt::Display for WrongData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongData {}
 
 /// A place in the kernel log of a node.
 pub struct LogMark {
@@ -66,7 +102,10 @@ impl Lab {
             let settled = self.log_settled(node);
             let log = self.node(node)?.log_since(*from);
             if let Some(defect) = lab::logscan::first_defect(&log, expected) {
-                bail!("kernel log of node{node} is not clean:\n{defect}");
+                return Err(Error::new(Defect {
+                    text: format!("kernel log of node{node} is not clean:\n{defect}"),
+                    is_stall: lab::logscan::is_stall(&log, expected),
+                }));
             }
             match settled {
                 Ok(end) => *from = end,

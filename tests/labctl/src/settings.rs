@@ -78,38 +78,20 @@ pub fn seed() -> Option<u64> {
     }
 }
 
-/// Makes the labs of this process draw from the run's seed, unless `LAB_SEED` says otherwise, and what the reference leaves open as well,
-/// unless `LAB_VARIANT` does. To be called before there are threads.
+/// Makes the labs of this process draw from the run's seed, unless `LAB_SEED` says otherwise. To be called before there are threads.
 pub fn use_seed() {
-    let is_unset = |name: &str| std::env::var_os(name).is_none_or(|v| v.is_empty());
-    let Some(seed) = seed() else { return };
-    if is_unset("LAB_SEED") {
+    let is_unset = std::env::var_os("LAB_SEED").is_none_or(|v| v.is_empty());
+    if let Some(seed) = seed().filter(|_| is_unset) {
         std::env::set_var("LAB_SEED", seed.to_string());
     }
-    if is_unset("LAB_VARIANT") {
-        std::env::set_var("LAB_VARIANT", "auto");
-    }
 }
 
-/// Processors per node, one or two by turns, for a spec that leaves them open. The seed says who begins. In the usual run
-/// all clusters of the `spec`-th specification have the same number; in the full one the `boot`-th cluster of them differs
-/// from the next.
-pub fn turn(spec: usize, boot: usize) -> u32 {
-    turn_of(seed().unwrap_or(0), spec, if full() { boot } else { 0 })
-}
-
-fn turn_of(seed: u64, spec: usize, boot: usize) -> u32 {
-    1 + u32::from((seed ^ spec as u64 ^ boot as u64) & 1 == 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_other_cluster_has_two_processors() {
-        assert_eq!([0, 1, 2].map(|spec| turn_of(6, spec, 0)), [1, 2, 1]);
-        assert_eq!([0, 1, 2].map(|spec| turn_of(7, spec, 0)), [2, 1, 2]);
-        assert_ne!(turn_of(7, 1, 0), turn_of(7, 1, 1));
+/// Processors per node for specifications that don't fix them: `LAB_CPUS`, usually one. Panics on what is no number.
+pub fn cpus() -> u32 {
+    match std::env::var("LAB_CPUS").ok().filter(|t| !t.is_empty()) {
+        None => 1,
+        Some(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("LAB_CPUS={text:?} is not a number")),
     }
 }

@@ -90,7 +90,7 @@ impl Spec {
         self
     }
 
-    /// Processors per node. Without this they change by turns ([`crate::turn`]).
+    /// Processors per node. Without this there is one, or as many as `LAB_CPUS` says in clusters of up to two nodes.
     pub const fn cpus(mut self, cpus: u32) -> Self {
         self.cpus = Some(cpus);
         self
@@ -158,9 +158,13 @@ impl Spec {
         self
     }
 
-    /// Processors that the spec asks for, if it does.
-    pub const fn fixed_cpus(&self) -> Option<u32> {
-        self.cpus
+    /// Processors of each node. More than this machine has in all would not come up, so larger clusters have one per node.
+    fn processors(&self) -> u32 {
+        match (self.cpus, self.nodes) {
+            (Some(cpus), _) => cpus,
+            (None, 0..=2) => settings::cpus(),
+            (None, _) => 1,
+        }
     }
 
     /// The spec in few words, for people.
@@ -204,6 +208,7 @@ impl Spec {
         );
         with(self.numa, "NUMA".into());
         with(self.bring_up == BringUp::None, "no modules".into());
+        with(true, format!("cpus {}", self.processors()));
         for word in self.append.iter().chain(self.emu_args) {
             with(true, (*word).to_owned());
         }
@@ -213,7 +218,7 @@ impl Spec {
 
     /// The lab that this stands for, with everything that belongs to the run and not to the scenario: kernel, IOMMUs for all.
     /// What the fabric draws follows from `LAB_SEED`, which `lab` reads ([`crate::use_seed`]).
-    pub(crate) fn compose(&self, name: &str, cpus: u32) -> lab::Spec {
+    pub(crate) fn compose(&self, name: &str) -> lab::Spec {
         let usual = lab::Spec::default();
         let words = |list: &[&str]| list.iter().map(|w| (*w).to_owned()).collect();
         let mut spec = lab::Spec {
@@ -224,7 +229,7 @@ impl Spec {
             accelerators: self.accelerators,
             devices: self.devices.to_vec(),
             memory_mib: self.memory_mib.unwrap_or(usual.memory_mib),
-            cpus,
+            cpus: self.processors(),
             bring_up: self.bring_up,
             sshd: self.sshd,
             bench_nics: self.bench_nics,
@@ -261,8 +266,9 @@ mod tests {
             .topology("ring:4")
             .nics(2)
             .memory(384)
+            .cpus(2)
             .append(&["cma=96M"]);
-        let lab = SPEC.compose("x", 2).settle().unwrap();
+        let lab = SPEC.compose("x").settle().unwrap();
         assert_eq!(
             (lab.nodes, lab.nics, lab.memory_mib, lab.cpus),
             (2, 2, 384, 2)
@@ -274,16 +280,16 @@ mod tests {
             (vec!["cma=96M".to_owned()], "x".to_owned())
         );
         assert_eq!(
-            Spec::pair().compose("x", 1).memory_mib,
+            Spec::pair().compose("x").memory_mib,
             lab::Spec::default().memory_mib
         );
         assert_eq!(
-            Spec::new(1).no_modules().compose("x", 1).bring_up,
+            Spec::new(1).no_modules().compose("x").bring_up,
             BringUp::None
         );
         assert_eq!(
             SPEC.describe(),
-            "ring:4, 2 nodes, 2 NICs each, NVMe of 8 MiB at node 1, 384 MiB, cma=96M"
+            "ring:4, 2 nodes, 2 NICs each, NVMe of 8 MiB at node 1, 384 MiB, cpus 2, cma=96M"
         );
     }
 }

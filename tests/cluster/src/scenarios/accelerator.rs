@@ -1,5 +1,6 @@
 //! A device behind a NIC without a node (docs/emulator.md, *Accelerator nodes*), reached from a node over the fabric.
 
+use super::expected::REFUSED;
 use super::guest;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
@@ -26,8 +27,8 @@ const BYTES: u64 = 1 << 20;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario::new("accelerator::borrowed", LENT, borrowed),
-        Scenario::new("accelerator::backdoor", LENT, backdoor),
+        Scenario::new("accelerator::borrowed", LENT, borrowed).finds(REFUSED),
+        Scenario::new("accelerator::backdoor", LENT, backdoor).finds(REFUSED),
     ]
 }
 

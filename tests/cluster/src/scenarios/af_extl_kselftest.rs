@@ -19,10 +19,12 @@ pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("af_extl::kselftest_mptcp_connect", |lab| {
             switched(lab, 8, mptcp_connect)
-        }),
+        })
+        .stock_only(),
         on_pair("af_extl::kselftest_msg_zerocopy", |lab| {
             switched(lab, 6, msg_zerocopy)
-        }),
+        })
+        .stock_only(),
         on_pair("af_extl::kselftest_tcp_inq", |lab| {
             // By an address of lo only, which is TCP's.
             lab.ok(0, "modprobe af_extl && extlctl enable")?;
@@ -34,7 +36,8 @@ pub fn all() -> Vec<Scenario> {
             });
             lab.ok(0, "extlctl disable")?;
             done
-        }),
+        })
+        .stock_only(),
     ]
 }
 

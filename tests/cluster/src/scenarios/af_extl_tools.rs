@@ -3,7 +3,7 @@
 
 use super::af_extl::{bypass, known, REMOVED};
 use super::guest;
-use super::node::{node, value, volume};
+use super::node::{node, same, value, volume};
 use super::on_pair;
 use crate::cluster::{Lab, Running, PATIENCE};
 use crate::Scenario;
@@ -19,13 +19,16 @@ const STATIC: [&str; 2] = ["/bin/busybox", "/tmp/busybox"];
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("af_extl::switch_static", |lab| clean(lab, switch_static)),
-        on_pair("af_extl::switch_names", |lab| clean(lab, switch_names)),
-        on_pair("af_extl::switch_cgroup", |lab| clean(lab, switch_cgroup)),
+        on_pair("af_extl::switch_static", |lab| clean(lab, switch_static))
+            .gate()
+            .stock_only(),
+        on_pair("af_extl::switch_names", |lab| clean(lab, switch_names)).stock_only(),
+        on_pair("af_extl::switch_cgroup", |lab| clean(lab, switch_cgroup)).stock_only(),
         on_pair("af_extl::switch_without_module", |lab| {
             clean(lab, switch_without_module)
-        }),
-        on_pair("af_extl::extlss", |lab| clean(lab, extlss)),
+        })
+        .stock_only(),
+        on_pair("af_extl::extlss", |lab| clean(lab, extlss)).gate(),
         on_pair("af_extl::data_path", |lab| clean(lab, data_path)),
         on_pair("af_extl::tracepoints", |lab| clean(lab, tracepoints)),
     ]
@@ -112,7 +115,7 @@ fn switch_static(lab: &Lab) -> Result<()> {
         let line =
             format!("{to} wget -q -O /tmp/got http://10.2.0.2:{port}/blob && sha256sum </tmp/got");
         let got = lab.ok_for(0, &line, LONG)?;
-        ensure!(got == sum, "{got} is not {sum}");
+        same(&sum, &got)?;
         server.stop();
         let mut new = [0; 2];
         for (n, before) in before.into_iter().enumerate() {

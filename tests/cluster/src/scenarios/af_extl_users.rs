@@ -16,18 +16,19 @@ const LONG: Duration = Duration::from_secs(300);
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("af_extl::user_nginx", |lab| switched(lab, 106, nginx)),
-        on_pair("af_extl::user_go", |lab| switched(lab, 12, go)),
-        on_pair("af_extl::user_python", |lab| switched(lab, 26, python)),
-        on_pair("af_extl::user_memcached", |lab| switched(lab, 1, memcached)),
-        on_pair("af_extl::user_netperf", |lab| switched(lab, 12, netperf)),
-        on_pair("af_extl::user_sockperf", |lab| switched(lab, 4, sockperf)),
-        on_pair("af_extl::user_rsync", |lab| switched(lab, 2, rsync)),
+        on_pair("af_extl::user_nginx", |lab| switched(lab, 106, nginx)).stock_only(),
+        on_pair("af_extl::user_go", |lab| switched(lab, 12, go)).stock_only(),
+        on_pair("af_extl::user_python", |lab| switched(lab, 26, python)).stock_only(),
+        on_pair("af_extl::user_memcached", |lab| switched(lab, 1, memcached)).stock_only(),
+        on_pair("af_extl::user_netperf", |lab| switched(lab, 12, netperf)).stock_only(),
+        on_pair("af_extl::user_sockperf", |lab| switched(lab, 4, sockperf)).stock_only(),
+        on_pair("af_extl::user_rsync", |lab| switched(lab, 2, rsync)).stock_only(),
         on_pair("af_extl::user_postgresql", |lab| {
             switched(lab, 7, postgresql)
-        }),
-        on_pair("af_extl::user_mpi", |lab| switched(lab, 10, mpi)),
-        on_pair("af_extl::user_java", |lab| switched(lab, 3, java)),
+        })
+        .stock_only(),
+        on_pair("af_extl::user_mpi", |lab| switched(lab, 10, mpi)).stock_only(),
+        on_pair("af_extl::user_java", |lab| switched(lab, 3, java)).stock_only(),
     ]
 }
 

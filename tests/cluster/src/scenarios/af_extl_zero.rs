@@ -3,6 +3,7 @@
 
 use super::af_extl::bypassing;
 use super::af_extl_direct::{none_left, places_are_free, story};
+use super::expected::REVOKED;
 use super::guest;
 use super::node::{node, value, volume};
 use super::on_pair;
@@ -24,12 +25,12 @@ pub fn all() -> Vec<Scenario> {
             bypassing(lab, zero_interrupted)
         }),
         on_pair("af_extl::zero_memory", |lab| bypassing(lab, zero_memory)),
-        on_pair("af_extl::zero_files", |lab| bypassing(lab, zero_files)),
+        on_pair("af_extl::zero_files", |lab| bypassing(lab, zero_files)).gate(),
         on_pair("af_extl::zero_later", |lab| bypassing(lab, zero_later)),
         on_pair("af_extl::zero_off", |lab| bypassing(lab, zero_off)),
         on_pair("af_extl::zero_polled", |lab| bypassing(lab, zero_polled)),
         on_pair("af_extl::zero_shared", |lab| bypassing(lab, zero_shared)),
-        on_pair("af_extl::zero_killed", |lab| bypassing(lab, zero_killed)),
+        on_pair("af_extl::zero_killed", |lab| bypassing(lab, zero_killed)).finds(REVOKED),
         on_pair("af_extl::zero_power_off", |lab| {
             bypassing(lab, zero_power_off)
         }),

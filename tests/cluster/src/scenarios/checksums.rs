@@ -1,5 +1,6 @@
 //! Frames with wrong checksums, and with holes.
 
+use super::expected::OF_INPUT;
 use super::{guest, hostile::velo, node::node, on_pair};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
@@ -9,7 +10,9 @@ use std::fmt::Write;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("hostile::bad_checksums", bad_checksums),
+        on_pair("hostile::bad_checksums", bad_checksums)
+            .gate()
+            .finds(OF_INPUT),
         on_pair("stack::forwarded_checksums", forwarded),
         on_pair("exn::checksum_options", options),
         on_pair("exn::lost_packets", lost_packets),

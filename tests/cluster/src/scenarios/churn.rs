@@ -1,5 +1,6 @@
 //! Modules, devices and nodes that go away and come back, under traffic.
 
+use super::expected::{REFUSED, TORN};
 use super::leaks;
 use super::node::{node, volume, Node, Options, DEV};
 use super::on_pair;
@@ -12,11 +13,13 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("churn::reload_under_traffic", reload),
-        on_pair("churn::unbind_bind", unbind),
-        on_pair("churn::debugfs_open_files", debugfs_open_files),
+        on_pair("churn::reload_under_traffic", reload).finds(REFUSED),
+        on_pair("churn::unbind_bind", unbind).finds(REFUSED),
+        on_pair("churn::debugfs_open_files", debugfs_open_files).finds(REFUSED),
         on_pair("churn::interface_down_up", down_up),
-        on_pair("churn::power_off_in_mid_transfer", power_off),
+        on_pair("churn::power_off_in_mid_transfer", power_off)
+            .gate()
+            .finds(TORN),
     ]
 }
 

@@ -29,10 +29,11 @@ const LONG: Duration = Duration::from_secs(240);
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario::new("combining::fenced", COMBINING, fenced),
-        Scenario::new("combining::missing_fence", COMBINING, missing_fence),
+        Scenario::new("combining::fenced", COMBINING, fenced).gate(),
+        Scenario::new("combining::missing_fence", COMBINING, missing_fence).finds(&["wc_unfenced"]),
         Scenario::new("combining::full_by_itself", COMBINING, full),
-        Scenario::new("combining::heir", COMBINING, heir),
+        Scenario::new("combining::heir", COMBINING, heir)
+            .finds(&["drops_incomplete_descriptor", "wc_unfenced"]),
         Scenario::new("combining::late_heir", LATE, late_heir),
     ]
 }

@@ -11,8 +11,8 @@ use std::path::Path;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("driver::probe_in_reference_order", probe),
-        on_pair("driver::unit_tests", unit_tests),
+        on_pair("driver::probe_in_reference_order", probe).gate(),
+        on_pair("driver::unit_tests", unit_tests).debug_only(),
     ]
 }
 

@@ -1,6 +1,7 @@
 //! The transfer engine of `extoll.ko`, by `extoll_bench`: fragment lists, completions, what ends
 //! transfers early, and what peers notify of.
 
+use super::expected::REFUSED;
 use super::memory::{begin, end, expect, offer, Lines, Offer};
 use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
@@ -11,12 +12,12 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("raw::engine_lists", lists),
-        on_pair("raw::engine_completions", completions),
-        on_pair("raw::engine_cancels", cancels),
-        on_pair("raw::engine_gives_peers_up", gives_up),
-        on_pair("raw::engine_unanswered", unanswered),
-        on_pair("raw::engine_listener", listener),
+        on_pair("raw::engine_lists", lists).gate().finds(REFUSED),
+        on_pair("raw::engine_completions", completions).finds(REFUSED),
+        on_pair("raw::engine_cancels", cancels).finds(REFUSED),
+        on_pair("raw::engine_gives_peers_up", gives_up).finds(REFUSED),
+        on_pair("raw::engine_unanswered", unanswered).finds(REFUSED),
+        on_pair("raw::engine_listener", listener).finds(REFUSED),
     ]
 }
 

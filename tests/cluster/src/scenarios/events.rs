@@ -1,5 +1,6 @@
 //! Trigger events of all kinds, while traffic goes on (HW §6.5, docs/driver.md *Events*).
 
+use super::expected::REFUSED;
 use super::node::{extoll, node, value, Node, Options};
 use super::{on_pair, uapi};
 use crate::cluster::{as_slow, Lab, LogMark, PATIENCE};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
-    vec![on_pair("units::error_events", error_events)]
+    vec![on_pair("units::error_events", error_events).finds(REFUSED)]
 }
 
 /// Reasons: an error, a time-out of the SMFU, something normal.

@@ -20,8 +20,8 @@ const IN_MESSAGES: usize = 7064;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("exlnd::ping", ping),
-        on_pair("exlnd::sizes", sizes),
+        on_pair("exlnd::ping", ping).gate(),
+        on_pair("exlnd::sizes", sizes).gate(),
         on_pair("exlnd::pieces", fragments),
         on_pair("exlnd::partly_wanted", partly_wanted),
         on_pair("exlnd::credits", credits),
@@ -29,7 +29,7 @@ pub fn all() -> Vec<Scenario> {
         on_pair("exlnd::odd_orders", odd_orders),
         on_pair("exlnd::drops_and_refusals", drops),
         on_pair("exlnd::tunables", tunables),
-        on_pair("exlnd::soak", soak),
+        on_pair("exlnd::soak", soak).seconds(4500),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! `kexlnd.ko` where things break: numbered points in the driver, peers and NICs that go, networks that end under load, bad links.
 
+use super::expected::{REFUSED, REVOKED, TORN};
 use super::lnet::{
     all_right, begin, counter, done, end, load, nid, nothing_left, number, of_driver, right,
     script, start, tell, LONG,
@@ -20,12 +21,12 @@ const SHORT: &str = "timeout=10";
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("exlnd::fault_points", fault_points),
-        on_pair("exlnd::silent_peer", silent_peer),
-        on_pair("exlnd::peer_power_cycle", power_cycle),
-        on_pair("exlnd::nic_unbind_bind", unbind_bind),
-        on_pair("exlnd::net_del_under_load", net_del),
-        on_pair("exlnd::rmmod_under_load", rmmod),
-        on_pair("exlnd::unbind_in_net_add", unbind_in_net_add),
+        on_pair("exlnd::silent_peer", silent_peer).finds(REVOKED),
+        on_pair("exlnd::peer_power_cycle", power_cycle).finds(TORN),
+        on_pair("exlnd::nic_unbind_bind", unbind_bind).finds(REFUSED),
+        on_pair("exlnd::net_del_under_load", net_del).finds(REVOKED),
+        on_pair("exlnd::rmmod_under_load", rmmod).finds(REVOKED),
+        on_pair("exlnd::unbind_in_net_add", unbind_in_net_add).finds(REFUSED),
         on_pair("exlnd::failed_start", failed_start),
         on_pair("exlnd::bad_links", bad_links),
         on_pair("exlnd::bad_nic", bad_nic),

@@ -10,7 +10,7 @@ use anyhow::{ensure, Context, Result};
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("exn::parameters", parameters),
+        on_pair("exn::parameters", parameters).gate(),
         on_pair("exn::ring_size", ring_size),
         on_pair("exn::group_frames", group_frames),
     ]

@@ -1,5 +1,6 @@
 //! More than two nodes: broadcast and multi-hop routes.
 
+use super::expected::TORN;
 use super::node::node;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
@@ -17,13 +18,15 @@ pub const TORUS: Spec = Spec::new(8).topology("torus:2x2x2").memory(384);
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario::new("fabric::broadcast_reaches_all", FOUR, broadcast),
-        Scenario::new("fabric::torus_all_pairs", TORUS, torus),
+        Scenario::new("fabric::broadcast_reaches_all", FOUR, broadcast).gate(),
+        Scenario::new("fabric::torus_all_pairs", TORUS, torus).seconds(1200),
         Scenario::new(
             "fabric::torus_under_faults",
             TORUS,
             super::torus::under_faults,
-        ),
+        )
+        .finds(TORN)
+        .seconds(1200),
     ]
 }
 

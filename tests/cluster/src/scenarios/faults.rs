@@ -13,9 +13,9 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("faults::corrupted_links", corruption),
+        on_pair("faults::corrupted_links", corruption).gate(),
         on_pair("faults::receive_queue_full", queue_full),
-        on_pair("faults::retry_and_replay", retry),
+        on_pair("faults::retry_and_replay", retry).gate(),
         on_pair("faults::link_flap", flap),
     ]
 }

@@ -2,6 +2,7 @@
 //!
 //! `FUZZ_SEED` and `FUZZ_SECONDS` say which and for how long.
 
+use super::expected::OF_INPUT;
 use super::leaks::Usage;
 use super::node::{node, volume};
 use super::torus::{finish, prepare, survivors, work, Flow, Kind};
@@ -22,8 +23,10 @@ pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("fuzz::unprivileged", |lab| {
             uapi::random_calls(lab, seed(), seconds())
-        }),
-        on_pair("fuzz::fabric", fabric),
+        })
+        .finds(OF_INPUT)
+        .seconds(900),
+        on_pair("fuzz::fabric", fabric).finds(OF_INPUT).seconds(900),
     ]
 }
 

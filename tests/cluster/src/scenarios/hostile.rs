@@ -1,6 +1,7 @@
 //! Messages and notifications that nobody should send. Each kind moves the counter of its reason and nothing else, is logged
 //! with it at a limited rate, and leaves nothing behind.
 
+use super::expected::OF_INPUT;
 use super::leaks::Usage;
 use super::node::{node, value};
 use super::on_pair;
@@ -14,9 +15,9 @@ use std::time::Instant;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("hostile::messages", messages),
-        on_pair("hostile::absent_node", absent_node),
-        on_pair("hostile::endless_fragments", endless_fragments),
+        on_pair("hostile::messages", messages).finds(OF_INPUT),
+        on_pair("hostile::absent_node", absent_node).finds(OF_INPUT),
+        on_pair("hostile::endless_fragments", endless_fragments).finds(OF_INPUT),
     ]
 }
 

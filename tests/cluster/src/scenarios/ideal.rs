@@ -8,9 +8,7 @@ const SPEC: Spec = Spec::pair().ideal();
 
 /// Scenarios to run again; their new names begin with `ideal::`.
 const AGAIN: &[(&str, &str)] = &[
-    ("ideal::ping_sizes", "traffic::ping_sizes"),
     ("ideal::iperf3_tcp", "traffic::iperf3_tcp"),
-    ("ideal::velo_and_rma", "raw::velo_and_rma"),
     ("ideal::user_between_nodes", "uapi::between_nodes"),
 ];
 

@@ -1,6 +1,7 @@
 //! What comes late for a port, a VPID or memory that has another owner by then. The work inside the nodes is done by
 //! `guest/late.py`.
 
+use super::expected::{OF_INPUT, REFUSED};
 use super::node::{extoll, node, Options};
 use super::on_pair;
 use super::uapi::{install, nothing_left, USER};
@@ -13,11 +14,11 @@ use std::time::{Duration, Instant};
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("security::commands_left_behind", commands),
-        on_pair("security::users_without_descriptor", users),
-        on_pair("raw::many_regions_silent_nic", many_regions),
-        on_pair("raw::no_table_silent_nic", no_table),
-        on_pair("raw::addresses_rest", addresses_rest),
+        on_pair("security::commands_left_behind", commands).finds(OF_INPUT),
+        on_pair("security::users_without_descriptor", users).finds(OF_INPUT),
+        on_pair("raw::many_regions_silent_nic", many_regions).finds(REFUSED),
+        on_pair("raw::no_table_silent_nic", no_table).finds(REFUSED),
+        on_pair("raw::addresses_rest", addresses_rest).finds(REFUSED),
     ]
 }
 
@@ -137,7 +138,7 @@ fn silent_end(lab: &Lab, regions: u64) -> Result<f64> {
 }
 
 /// Registrations at a NIC that takes no table: more than there are words for its answers (256).
-const REFUSED: usize = 300;
+const REGISTRATIONS: usize = 300;
 
 /// When the NIC does not take the first table, each registration fails, only the first one waits, and none costs memory.
 fn no_table(lab: &Lab) -> Result<()> {
@@ -145,7 +146,7 @@ fn no_table(lab: &Lab) -> Result<()> {
     node.reload(Options::default())?;
     install(lab)?;
     lab.fault(&["atu-lose", "0", "--every", "1"])?;
-    let result = late(lab, USER, &format!("refused {REFUSED}"));
+    let result = late(lab, USER, &format!("refused {REGISTRATIONS}"));
     let tables = node.atu("tables");
     lab.fault(&["atu-lose", "0", "--every", "0"])?;
     let told = result?;
@@ -153,11 +154,11 @@ fn no_table(lab: &Lab) -> Result<()> {
         .split_whitespace()
         .map(|s| s.parse().with_context(|| told.clone()))
         .collect::<Result<_>>()?;
-    ensure!(seconds.len() == REFUSED, "{} times", seconds.len());
+    ensure!(seconds.len() == REGISTRATIONS, "{} times", seconds.len());
     let waited = seconds.iter().filter(|s| **s >= 1.0).count();
     ensure!(
-        seconds[0] >= 1.0 && waited < REFUSED / 4,
-        "{waited} of {REFUSED} registrations waited: {told}"
+        seconds[0] >= 1.0 && waited < REGISTRATIONS / 4,
+        "{waited} of {REGISTRATIONS} registrations waited: {told}"
     );
     ensure!(tables? == 1, "not just one table");
     // The next one asks again, without waiting; the one behind it finds the answer.

@@ -1,5 +1,6 @@
 //! Answers that come when the port that asked is closed, open again, or another driver's.
 
+use super::expected::REFUSED;
 use super::guest;
 use super::node::{node, value, Options};
 use crate::cluster::{as_slow, Lab, Spec, PATIENCE};
@@ -10,10 +11,10 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        slow("faults::late_answers", late_answers),
-        slow("faults::late_answers_bounded", bounded),
-        slow("faults::late_answers_without_exn", without_exn),
-        slow("faults::late_answers_after_bind", after_bind),
+        slow("faults::late_answers", late_answers).finds(REFUSED),
+        slow("faults::late_answers_bounded", bounded).finds(REFUSED),
+        slow("faults::late_answers_without_exn", without_exn).finds(REFUSED),
+        slow("faults::late_answers_after_bind", after_bind).finds(REFUSED),
     ]
 }
 

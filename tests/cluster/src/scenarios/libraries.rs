@@ -1,6 +1,7 @@
 //! The libraries against the real driver: a NIC that goes under a sleeper, packets that the NIC drops, writes that the bus loses, the
 //! window. The work inside the nodes is done by `guest/libs.py` and the tools.
 
+use super::expected::REFUSED;
 use super::faults::sum;
 use super::node::node;
 use super::on_pair;
@@ -22,10 +23,12 @@ const INTERVAL: u32 = 61;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("libraries::unbound_while_asleep", unbound),
-        on_pair("libraries::replay", replay),
-        on_pair("libraries::lost_writes", lost_writes),
-        on_pair("libraries::smfu_in_c", smfu_in_c),
+        on_pair("libraries::unbound_while_asleep", unbound).finds(REFUSED),
+        on_pair("libraries::replay", replay).finds(REFUSED),
+        on_pair("libraries::lost_writes", lost_writes).finds(REFUSED),
+        on_pair("libraries::smfu_in_c", smfu_in_c)
+            .gate()
+            .finds(REFUSED),
     ]
 }
 

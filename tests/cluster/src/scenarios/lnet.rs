@@ -2,7 +2,7 @@
 
 use super::node::{node, value};
 use super::on_pair;
-use crate::cluster::{pairs, Lab, Running, PATIENCE};
+use crate::cluster::{pairs, Lab, Running, WrongData, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
@@ -118,10 +118,10 @@ pub(super) fn right(lab: &Lab, from: usize, to: &str, options: &str) -> Result<S
 
 /// What a test said: as many were done as it says, and no byte was wrong.
 pub(super) fn all_right(said: &Said, options: &str) -> Result<()> {
-    ensure!(
-        number(said, "failed")? == 0 && number(said, "wrong")? == 0,
-        "{said:?}"
-    );
+    if number(said, "wrong")? != 0 {
+        return Err(WrongData::error(format!("{said:?}")));
+    }
+    ensure!(number(said, "failed")? == 0, "{said:?}");
     let option = |name| options.split(' ').find_map(|o| o.strip_prefix(name));
     if option("seconds=").is_none() {
         let count = option("count=").unwrap_or("1");

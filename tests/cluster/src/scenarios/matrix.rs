@@ -2,6 +2,7 @@
 //!
 //! The cross product is thinned out; `MATRIX=full`, or `FULL=1`, tries all of it.
 
+use super::expected::REFUSED;
 use super::fabric::FOUR;
 use super::memory::{begin, end, expect, offer, Offer};
 use super::node::full;
@@ -24,10 +25,15 @@ const HUGE_PAGES: u32 = 16;
 pub fn all() -> Vec<Scenario> {
     let s = Scenario::new;
     vec![
-        s("raw::rma_matrix", PAIR, kernel),
-        s("userland::smfu_window", PAIR, window),
-        s("userland::velo_multicast", FOUR, multicast),
-        s("userland::rma_matrix", CONTIGUOUS, user),
+        s("raw::rma_matrix", PAIR, kernel)
+            .gate()
+            .finds(REFUSED)
+            .seconds(1200),
+        s("userland::smfu_window", PAIR, window).finds(REFUSED),
+        s("userland::velo_multicast", FOUR, multicast).finds(REFUSED),
+        s("userland::rma_matrix", CONTIGUOUS, user)
+            .finds(&["drops_rma_bad_command"])
+            .seconds(2400),
     ]
 }
 

@@ -1,11 +1,12 @@
 //! Registered memory, long transfers and locks, by `extoll_bench` without a network stack above.
 
+use super::expected::{NOTHING_THERE, REFUSED, REVOKED};
 use super::faults::sum;
 use super::guest;
 use super::leaks::SETTLE;
 use super::node::{extoll, node, Options};
 use super::on_pair;
-use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::cluster::{Lab, Spec, WrongData, PATIENCE};
 use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
@@ -14,18 +15,20 @@ use std::time::{Duration, Instant};
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("raw::atu_memory", kinds),
-        on_pair("raw::atu_protection", protection),
-        on_pair("raw::atu_revoke", revoke),
-        on_pair("raw::atu_quarantine", quarantine),
-        on_pair("raw::atu_tables", tables),
-        on_pair("security::memory_of_processes", user),
+        on_pair("raw::atu_memory", kinds).finds(REVOKED),
+        on_pair("raw::atu_protection", protection).finds(NOTHING_THERE),
+        on_pair("raw::atu_revoke", revoke).finds(REVOKED),
+        on_pair("raw::atu_quarantine", quarantine).finds(REVOKED),
+        on_pair("raw::atu_tables", tables).finds(REVOKED),
+        on_pair("security::memory_of_processes", user).finds(REVOKED),
         on_pair("security::memory_limits", limits),
-        on_pair("raw::locks", locks),
-        on_pair("raw::lost_answers", lost_answers),
-        on_pair("raw::large", large),
-        on_pair("driver::load_cost", load_cost),
-        Scenario::new("raw::atu_gigantic", ROOMY, gigantic),
+        on_pair("raw::locks", locks).finds(REFUSED),
+        on_pair("raw::lost_answers", lost_answers).finds(REFUSED),
+        on_pair("raw::large", large).finds(REFUSED),
+        on_pair("driver::load_cost", load_cost).stock_only(),
+        Scenario::new("raw::atu_gigantic", ROOMY, gigantic)
+            .finds(REVOKED)
+            .stock_only(),
     ]
 }
 
@@ -117,11 +120,11 @@ fn parse(r: &Lines, node: usize, bytes: u64) -> Result<Offer> {
 }
 
 pub fn expect(r: &Lines, key: &str, want: &str) -> Result<()> {
-    ensure!(
-        r.get(key).is_some_and(|v| v == want),
-        "{key} is not '{want}': {r:?}"
-    );
-    Ok(())
+    match r.get(key) {
+        Some(v) if v == want => Ok(()),
+        Some(_) if key == "mismatch" => Err(WrongData::error(format!("{r:?}"))),
+        _ => bail!("{key} is not '{want}': {r:?}"),
+    }
 }
 
 /// A GET of all of it into local memory of `kind` has to succeed with the right content.
@@ -146,7 +149,7 @@ pub fn try_page(lab: &Lab, dir: &str, to: &Offer, more: &str, result: &str) -> R
     expect(&r, "result", result)
 }
 
-pub const REFUSED: &str = "Responder Translation";
+pub const NO_TRANSLATION: &str = "Responder Translation";
 
 /// Loads the driver on a node so that it uses all sizes of hardware pages.
 fn with_large_pages(lab: &Lab, number: usize) -> Result<()> {
@@ -262,19 +265,19 @@ fn protection(lab: &Lab) -> Result<()> {
     let r = lab.raw(1, "offered seed=5")?;
     expect(&r, "mismatch", "none")?;
     // Behind the end, in a table that does not exist, NLA 0.
-    try_page(lab, "get", &there, "offset=65536", REFUSED)?;
-    try_page(lab, "get", &there, "offset=1000000000000", REFUSED)?;
-    try_page(lab, "get", &there.at(0), "", REFUSED)?;
+    try_page(lab, "get", &there, "offset=65536", NO_TRANSLATION)?;
+    try_page(lab, "get", &there, "offset=1000000000000", NO_TRANSLATION)?;
+    try_page(lab, "get", &there.at(0), "", NO_TRANSLATION)?;
     // Another open VPID of that node.
     lab.raw(1, "serve")?;
     let status = lab.raw(1, "status")?;
     let vpid = status.get("rma_vpid").context("no rma_vpid")?;
-    try_page(lab, "get", &there, &format!("vpid={vpid}"), REFUSED)?;
+    try_page(lab, "get", &there, &format!("vpid={vpid}"), NO_TRANSLATION)?;
     lab.raw(1, "stop")?;
     lab.raw(1, "withdraw")?;
     // Write-only memory cannot be read.
     let there = offer(lab, "pages", 4096, "w", 6)?;
-    try_page(lab, "get", &there, "", REFUSED)?;
+    try_page(lab, "get", &there, "", NO_TRANSLATION)?;
     try_page(lab, "put", &there, "", "ok")?;
     let r = lab.raw(1, "offered seed=99")?;
     expect(&r, "mismatch", "none")?;
@@ -310,7 +313,7 @@ fn revoke(lab: &Lab) -> Result<()> {
         let there = offer(lab, "coherent", 2 << 20, "rw", 20 + round)?;
         read_all(lab, &there, "buffer", 20 + round)?;
         expect(&lab.raw(1, "revoke")?, "result", "ok")?;
-        try_page(lab, "get", &there, "", REFUSED)?;
+        try_page(lab, "get", &there, "", NO_TRANSLATION)?;
         try_page(lab, "put", &there, "", "ok")?;
         let r = lab.raw(1, &format!("offered seed={}", 20 + round))?;
         expect(&r, "mismatch", "none")?;
@@ -354,7 +357,7 @@ fn revoke_in_transfer(lab: &Lab) -> Result<()> {
         expect(&revoked?, "result", "ok")?;
         let out = run.wait(PATIENCE)?;
         let r = crate::cluster::pairs(&out.stdout);
-        expect(&r, "result", REFUSED).with_context(|| format!("round {round}"))?;
+        expect(&r, "result", NO_TRANSLATION).with_context(|| format!("round {round}"))?;
         ensure!(
             served(lab)? - before < there.bytes,
             "all was served, revoked or not"
@@ -547,7 +550,7 @@ fn changed_memory(lab: &Lab) -> Result<()> {
                 lab.until("the region is dead", PATIENCE, |l| Ok(!alive(l)?))?;
             }
             ensure!(!alive(lab)?, "{what} left the region alive");
-            check(try_page(lab, "get", &there, "", REFUSED))?;
+            check(try_page(lab, "get", &there, "", NO_TRANSLATION))?;
             // The pages were given back without anybody withdrawing the region.
             lab.until("the pages are unpinned", PATIENCE, |l| {
                 Ok(node(l, 1).atu("pages")? == 0)

@@ -1,7 +1,7 @@
 //! A node of a cluster as scenarios use it: its modules, its NIC, its interface, its counters.
 
 pub use crate::cluster::full;
-use crate::cluster::{as_slow, modules, Lab, PATIENCE};
+use crate::cluster::{as_slow, modules, Lab, WrongData, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use std::time::Duration;
 
@@ -18,6 +18,16 @@ pub fn volume<T>(usual: T, all: T) -> T {
         all
     } else {
         usual
+    }
+}
+
+/// Fails, for good, unless what was received is what was sent: two hashes of it.
+pub fn same(sent: &str, received: &str) -> Result<()> {
+    match sent.trim() == received.trim() {
+        true => Ok(()),
+        false => Err(WrongData::error(format!(
+            "{sent} was sent, {received} arrived"
+        ))),
     }
 }
 

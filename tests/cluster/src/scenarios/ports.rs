@@ -1,6 +1,7 @@
 //! What sockets need of ports, by `extoll_bench`: VPIDs of their own, messages in pieces and batches, parties that share a port, handles
 //! that are dropped anywhere; and what becomes of a full queue that is closed, and of memory that a process has named by bus addresses.
 
+use super::expected::REFUSED;
 use super::late::late;
 use super::node::{extoll, node, Options};
 use super::uapi::install;
@@ -14,15 +15,16 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("raw::vpids_reserved", reserved),
-        on_pair("raw::messages_in_pieces", pieces),
-        Scenario::new("raw::parties_share_a_port", SLOW_COMMITS, share),
+        on_pair("raw::vpids_reserved", reserved).finds(REFUSED),
+        on_pair("raw::messages_in_pieces", pieces).finds(REFUSED),
+        Scenario::new("raw::parties_share_a_port", SLOW_COMMITS, share).finds(REFUSED),
         on_pair("raw::handles_dropped_anywhere", dropped),
-        Scenario::new("raw::full_mailbox_closed", STUCK, |lab| full(lab, 0)),
+        Scenario::new("raw::full_mailbox_closed", STUCK, |lab| full(lab, 0)).finds(REFUSED),
         Scenario::new("raw::full_mailbox_closed_flag", STUCK_BY_FLAG, |lab| {
             full(lab, 1)
-        }),
-        on_pair("faults::late_answers_to_pmap", pmap),
+        })
+        .finds(REFUSED),
+        on_pair("faults::late_answers_to_pmap", pmap).finds(REFUSED),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! VELO and RMA without a network stack above: `extoll_bench`, whose runs compare all data they move.
 
+use super::expected::{OF_INPUT, REFUSED};
 use super::node::node;
 use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
@@ -10,10 +11,12 @@ use std::collections::BTreeMap;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("raw::velo_and_rma", velo_and_rma),
-        on_pair("raw::streams_and_registration", streams),
-        on_pair("raw::bad_commands", bad_commands),
-        on_pair("raw::unbind_during_a_run", unbind),
+        on_pair("raw::velo_and_rma", velo_and_rma)
+            .gate()
+            .finds(REFUSED),
+        on_pair("raw::streams_and_registration", streams).finds(REFUSED),
+        on_pair("raw::bad_commands", bad_commands).finds(OF_INPUT),
+        on_pair("raw::unbind_during_a_run", unbind).finds(REFUSED),
     ]
 }
 

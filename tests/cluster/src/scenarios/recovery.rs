@@ -1,5 +1,6 @@
 //! Faults of the NIC itself: writes that get lost, packets that are never taken, memory that is short.
 
+use super::expected::REFUSED;
 use super::faults::sum;
 use super::node::{extoll, node, value, volume, Options};
 use super::on_pair;
@@ -12,13 +13,17 @@ use std::time::{Duration, Instant};
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("faults::lost_writes_under_traffic", lost_under_traffic),
-        on_pair("faults::lost_writes_when_idle", lost_when_idle),
-        on_pair("faults::lost_interrupt", lost_interrupt),
-        on_pair("faults::registers_hang", registers_hang),
-        on_pair("faults::transmit_watchdog", watchdog),
-        on_pair("faults::retry_without_end", retry_without_end),
-        on_pair("faults::held_up", held_up),
+        on_pair("faults::lost_writes_under_traffic", lost_under_traffic).finds(REFUSED),
+        on_pair("faults::lost_writes_when_idle", lost_when_idle).finds(REFUSED),
+        on_pair("faults::lost_interrupt", lost_interrupt).finds(REFUSED),
+        on_pair("faults::registers_hang", registers_hang).finds(&[
+            "drops_bus_master_off",
+            "dma_faults",
+            "drops_dma",
+        ]),
+        on_pair("faults::transmit_watchdog", watchdog).finds(REFUSED),
+        on_pair("faults::retry_without_end", retry_without_end).finds(REFUSED),
+        on_pair("faults::held_up", held_up).finds(REFUSED),
         on_pair("faults::slow_receiver", slow_receiver),
         on_pair("faults::slots_of_64_bytes", small_slots),
         on_pair("faults::memory_pressure", memory_pressure),

@@ -1,6 +1,7 @@
 //! NICs and parameters that the driver has to refuse: counted, one log line that says why, nothing left behind, and afterwards a good one
 //! works.
 
+use super::expected::OF_INPUT;
 use super::leaks;
 use super::node::{node, Options, DEV};
 use super::on_pair;
@@ -14,9 +15,9 @@ const BARE: Spec = Spec::pair().no_modules();
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("hostile::dma_mask", dma_mask),
-        Scenario::new("hostile::pci_identity", BARE, pci_identity),
-        Scenario::new("hostile::parameters", BARE, parameters),
+        on_pair("hostile::dma_mask", dma_mask).finds(OF_INPUT),
+        Scenario::new("hostile::pci_identity", BARE, pci_identity).finds(OF_INPUT),
+        Scenario::new("hostile::parameters", BARE, parameters).finds(OF_INPUT),
     ]
 }
 

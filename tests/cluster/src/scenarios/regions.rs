@@ -1,7 +1,8 @@
 //! Many regions, regions of bytes, what is made before it is needed, and bounds on what a user's
 //! memory makes the driver spend, by `extoll_bench` and `guest/late.py`.
 
-use super::memory::{begin, end, expect, nlps, offer_with, try_page, REFUSED};
+use super::expected::{OF_INPUT, REVOKED};
+use super::memory::{begin, end, expect, nlps, offer_with, try_page, NO_TRANSLATION};
 use super::node::{extoll, node, Options};
 use super::on_pair;
 use super::raw::number;
@@ -13,13 +14,13 @@ use anyhow::{bail, ensure, Result};
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("raw::atu_bytes", bytes),
-        on_pair("raw::atu_many", many),
-        on_pair("raw::atu_many_silent", many_silent),
-        on_pair("raw::atu_reserve", reserve),
-        on_pair("raw::atu_buffers", buffers),
-        on_pair("raw::atu_pages_4k", small_pages),
-        on_pair("security::tables_of_users", tables_of_users),
+        on_pair("raw::atu_bytes", bytes).finds(REVOKED),
+        on_pair("raw::atu_many", many).finds(REVOKED),
+        on_pair("raw::atu_many_silent", many_silent).finds(REVOKED),
+        on_pair("raw::atu_reserve", reserve).finds(REVOKED),
+        on_pair("raw::atu_buffers", buffers).finds(REVOKED),
+        on_pair("raw::atu_pages_4k", small_pages).finds(REVOKED),
+        on_pair("security::tables_of_users", tables_of_users).finds(OF_INPUT),
     ]
 }
 
@@ -58,7 +59,7 @@ fn bytes(lab: &Lab) -> Result<()> {
         for (offset, len) in [(0, FIRST), (FIRST + LEN, 12288 - FIRST - LEN)] {
             expect(&get(offset, len)?, "result", "ok")?;
         }
-        try_page(lab, "get", &page, "offset=12288", REFUSED)?;
+        try_page(lab, "get", &page, "offset=12288", NO_TRANSLATION)?;
         // Local memory that begins there, too.
         let put = |len: u64| {
             let local = format!("kind={kind} bytes=12288 first={FIRST} len={len}");

@@ -1,6 +1,7 @@
 //! What remote PCI is made of: registers of other nodes at once and with locks held, windows and
 //! targets, events, interrupts by others.
 
+use super::expected::{NOTHING_THERE, REFUSED};
 use super::node::{extoll, node, value};
 use super::units::{bench, refused};
 use super::PAIR;
@@ -30,17 +31,17 @@ const STORM: u32 = 40;
 pub fn all() -> Vec<Scenario> {
     let s = Scenario::new;
     vec![
-        s("units::rra_atomic", PAIR, rra_atomic),
-        s("units::rra_batch", PAIR, rra_batch),
-        s("units::smfu_target", PAIR, smfu_target),
-        s("units::smfu_revoked", PAIR, smfu_revoked),
-        s("units::event_clients", PAIR, event_clients),
-        s("units::message_interrupts", PAIR, message_interrupts),
-        s("units::message_storm", PAIR, message_storm),
-        s("units::vendor_events", PAIR, vendor_events),
+        s("units::rra_atomic", PAIR, rra_atomic).finds(REFUSED),
+        s("units::rra_batch", PAIR, rra_batch).finds(REFUSED),
+        s("units::smfu_target", PAIR, smfu_target).finds(REFUSED),
+        s("units::smfu_revoked", PAIR, smfu_revoked).finds(REFUSED),
+        s("units::event_clients", PAIR, event_clients).finds(REFUSED),
+        s("units::message_interrupts", PAIR, message_interrupts).finds(REFUSED),
+        s("units::message_storm", PAIR, message_storm).finds(NOTHING_THERE),
+        s("units::vendor_events", PAIR, vendor_events).finds(REFUSED),
         s("units::smfu_interval_reuse", UNKIND_WINDOW, interval_reuse),
-        s("units::smfu_target_bases", UNKIND_WINDOW, target_bases),
-        s("units::notification_ring", HIGH, notification_ring),
+        s("units::smfu_target_bases", UNKIND_WINDOW, target_bases).finds(NOTHING_THERE),
+        s("units::notification_ring", HIGH, notification_ring).finds(REFUSED),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! A NIC that is torn out of its running node, or reset under its driver.
 
+use super::expected::{REFUSED, RESET, TORN};
 use super::faults::sum;
 use super::leaks;
 use super::node::{node, volume, Options};
@@ -13,9 +14,9 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("churn::surprise_removal", surprise_removal),
-        on_pair("churn::function_reset", function_reset),
-        on_pair("driver::pci_error", pci_error),
+        on_pair("churn::surprise_removal", surprise_removal).finds(TORN),
+        on_pair("churn::function_reset", function_reset).finds(REFUSED),
+        on_pair("driver::pci_error", pci_error).finds(RESET),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! What is left of the traffic between two nodes while others attack one of them, or don't answer it.
 
+use super::expected::OF_INPUT;
 use super::hostile::{announcement, velo};
 use super::node::{node, volume, Node};
 use super::{guest, on_pair};
@@ -15,13 +16,13 @@ const THREE: Spec = Spec::new(3).topology("full:3").memory(384);
 pub fn all() -> Vec<Scenario> {
     let in_three = |name, run| Scenario::new(name, THREE, run);
     vec![
-        in_three("survival::announce_and_die", announce_and_die),
-        in_three("survival::dying_peers", dying_peers),
-        in_three("survival::runts", runts),
-        in_three("survival::floods", floods),
-        in_three("survival::late_fetches", late_fetches),
-        on_pair("survival::frozen_peer", frozen_peer),
-        on_pair("survival::down_under_flood", down_under_flood),
+        in_three("survival::announce_and_die", announce_and_die).finds(OF_INPUT),
+        in_three("survival::dying_peers", dying_peers).finds(OF_INPUT),
+        in_three("survival::runts", runts).finds(OF_INPUT),
+        in_three("survival::floods", floods).finds(OF_INPUT),
+        in_three("survival::late_fetches", late_fetches).finds(OF_INPUT),
+        on_pair("survival::frozen_peer", frozen_peer).finds(OF_INPUT),
+        on_pair("survival::down_under_flood", down_under_flood).finds(OF_INPUT),
     ]
 }
 

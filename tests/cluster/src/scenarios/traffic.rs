@@ -1,6 +1,6 @@
 //! Real programs over exn0 between two healthy nodes.
 
-use super::node::{node, volume, Node};
+use super::node::{node, same, volume, Node};
 use super::on_pair;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
@@ -13,17 +13,22 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("traffic::interface", interface),
-        on_pair("traffic::ping_1000", ping_1000),
-        on_pair("traffic::ping_sizes", ping_sizes),
-        on_pair("traffic::ping_ipv6_link_local", ping_ipv6),
-        on_pair("traffic::iperf3_tcp", iperf3_tcp),
+        on_pair("traffic::interface", interface).gate().healthy(),
+        on_pair("traffic::ping_1000", ping_1000).healthy(),
+        on_pair("traffic::ping_sizes", ping_sizes).gate().healthy(),
+        on_pair("traffic::ping_ipv6_link_local", ping_ipv6).healthy(),
+        on_pair("traffic::iperf3_tcp", iperf3_tcp).gate().healthy(),
         on_pair("traffic::iperf3_udp", iperf3_udp),
-        on_pair("traffic::dhcp", dhcp),
-        on_pair("traffic::ssh", ssh),
-        on_pair("traffic::sha256_both_ways", sha256_both_ways),
+        on_pair("traffic::dhcp", dhcp).gate().healthy(),
+        on_pair("traffic::ssh", ssh).gate().healthy().stock_only(),
+        on_pair("traffic::sha256_both_ways", sha256_both_ways)
+            .gate()
+            .healthy()
+            .stock_only(),
         on_pair("traffic::deferred_interrupts", deferred_interrupts),
-        Scenario::new("traffic::two_processors", TWO_PROCESSORS, two_processors),
+        Scenario::new("traffic::two_processors", TWO_PROCESSORS, two_processors)
+            .gate()
+            .healthy(),
     ]
 }
 
@@ -332,7 +337,8 @@ fn ssh(lab: &Lab) -> Result<()> {
         Duration::from_secs(180),
     )?;
     let sums: Vec<&str> = sums.lines().collect();
-    ensure!(sums.len() == 2 && sums[0] == sums[1], "{sums:?}");
+    ensure!(sums.len() == 2, "{sums:?}");
+    same(sums[0], sums[1])?;
     Ok(())
 }
 
@@ -384,10 +390,8 @@ pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
     for (n, receiver) in receivers.into_iter().enumerate() {
         let got = receiver.wait(patience)?;
         let (got, sent) = (got.stdout.trim(), &expected[1 - n]);
-        ensure!(
-            got == sent && got.len() > 60,
-            "node{n} received {got}, its peer sent {sent}"
-        );
+        ensure!(got.len() > 60, "node{n}: no hash: {got}");
+        same(sent, got)?;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The device files of processes: ABI, data, rights, death of process and NIC, random abuse. The work inside the nodes is done
 //! by `guest/uapi.py`.
 
+use super::expected::{KILLED, OF_INPUT, REFUSED};
 use super::guest;
 use super::leaks;
 use super::node::{extoll, node, volume, Options, Port};
@@ -33,27 +34,39 @@ const FLAG: Spec = Spec::pair().emulator(&[
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("uapi::abi", |lab| run(lab, "abi")),
-        on_pair("uapi::loop_back", |lab| run(lab, "loop_back")),
-        on_pair("uapi::velo_loop_back", |lab| run(lab, "velo_loop_back")),
-        on_pair("uapi::poll", |lab| run(lab, "events")),
-        on_pair("uapi::between_nodes", between),
-        on_pair("uapi::superuser", |lab| as_root(lab, "superuser")),
-        on_pair("uapi::open_close", open_close),
-        on_pair("uapi::threads_and_children", |lab| run(lab, "shared")),
-        on_pair("uapi::kill", kill),
-        on_pair("uapi::unbind_while_mapped", unbind),
-        on_pair("security::denied", |lab| run(lab, "denied")),
-        on_pair("security::limits", |lab| run(lab, "limits")),
+        on_pair("uapi::abi", |lab| run(lab, "abi"))
+            .gate()
+            .finds(REFUSED),
+        on_pair("uapi::loop_back", |lab| run(lab, "loop_back")).finds(REFUSED),
+        on_pair("uapi::velo_loop_back", |lab| run(lab, "velo_loop_back")).finds(REFUSED),
+        on_pair("uapi::poll", |lab| run(lab, "events"))
+            .gate()
+            .finds(REFUSED),
+        on_pair("uapi::between_nodes", between)
+            .gate()
+            .finds(REFUSED),
+        on_pair("uapi::superuser", |lab| as_root(lab, "superuser")).finds(REFUSED),
+        on_pair("uapi::open_close", open_close).finds(REFUSED),
+        on_pair("uapi::threads_and_children", |lab| run(lab, "shared")).finds(REFUSED),
+        on_pair("uapi::kill", kill).finds(KILLED),
+        on_pair("uapi::unbind_while_mapped", unbind)
+            .gate()
+            .finds(REFUSED),
+        on_pair("security::denied", |lab| run(lab, "denied"))
+            .gate()
+            .finds(OF_INPUT),
+        on_pair("security::limits", |lab| run(lab, "limits")).gate(),
         on_pair("security::all_vpids", |lab| as_root(lab, "all_vpids")),
         on_pair("security::one_table", one_table),
-        Scenario::new("security::full_queues", ROOMY, full_queues),
-        Scenario::new("security::full_queues_flag", FLAG, full_queues),
-        on_pair("security::other_users", other_users),
-        on_pair("security::compat_unsafe", compat_unsafe),
-        on_pair("security::heir", |lab| run(lab, "heir")),
-        on_pair("security::interrupt_storm", storm),
-        on_pair("security::storm_of_ports", storm_of_ports),
+        Scenario::new("security::full_queues", ROOMY, full_queues).finds(OF_INPUT),
+        Scenario::new("security::full_queues_flag", FLAG, full_queues).finds(OF_INPUT),
+        on_pair("security::other_users", other_users)
+            .gate()
+            .finds(OF_INPUT),
+        on_pair("security::compat_unsafe", compat_unsafe).finds(OF_INPUT),
+        on_pair("security::heir", |lab| run(lab, "heir")).finds(OF_INPUT),
+        on_pair("security::interrupt_storm", storm).finds(OF_INPUT),
+        on_pair("security::storm_of_ports", storm_of_ports).finds(OF_INPUT),
     ]
 }
 

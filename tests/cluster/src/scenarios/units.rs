@@ -1,5 +1,6 @@
 //! Functional units of the base driver: remote registers, windows, register files, events.
 
+use super::expected::{NOTHING_THERE, REFUSED};
 use super::fabric::TORUS;
 use super::node::{extoll, node};
 use super::userland::{json, server};
@@ -25,20 +26,20 @@ pub fn all() -> Vec<Scenario> {
     let s = Scenario::new;
     vec![
         s("units::sysfs_names", PAIR, names),
-        s("units::sysfs_read_write", PAIR, read_write),
-        s("units::sysfs_open_at_unbind", PAIR, open_at_unbind),
-        s("units::debugfs_dump", PAIR, dump),
-        s("units::rra_errors", PAIR, rra_errors),
-        s("units::rra_unbind", PAIR, rra_unbind),
-        s("units::smfu_memory", PAIR, smfu_memory),
-        s("units::smfu_order", PAIR, smfu_order),
-        s("units::smfu_timeout", PAIR, smfu_timeout),
-        s("units::smfu_no_export", PAIR, smfu_no_export),
-        s("units::link_events", PAIR, link_events),
+        s("units::sysfs_read_write", PAIR, read_write).finds(REFUSED),
+        s("units::sysfs_open_at_unbind", PAIR, open_at_unbind).finds(REFUSED),
+        s("units::debugfs_dump", PAIR, dump).finds(REFUSED),
+        s("units::rra_errors", PAIR, rra_errors).finds(REFUSED),
+        s("units::rra_unbind", PAIR, rra_unbind).finds(REFUSED),
+        s("units::smfu_memory", PAIR, smfu_memory).finds(REFUSED),
+        s("units::smfu_order", PAIR, smfu_order).finds(REFUSED),
+        s("units::smfu_timeout", PAIR, smfu_timeout).finds(REFUSED),
+        s("units::smfu_no_export", PAIR, smfu_no_export).finds(NOTHING_THERE),
+        s("units::link_events", PAIR, link_events).gate(),
         s("units::event_mask", PAIR, event_mask),
         s("units::two_nics", TWO_NICS, two_nics),
-        s("units::two_nics_programs", TWO_NICS, two_nics_programs),
-        s("units::rra_everywhere", TORUS, rra_everywhere),
+        s("units::two_nics_programs", TWO_NICS, two_nics_programs).finds(REFUSED),
+        s("units::rra_everywhere", TORUS, rra_everywhere).seconds(900),
     ]
 }
 

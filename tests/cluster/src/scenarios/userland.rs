@@ -1,5 +1,6 @@
 //! User programs: libraries, tools, examples, as root and as an ordinary user.
 
+use super::expected::{KILLED, REFUSED};
 use super::faults::sum;
 use super::node::node;
 use super::on_pair;
@@ -14,12 +15,16 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("userland::exchange_c_and_rust", exchange),
-        on_pair("userland::c_calls", c_calls),
-        on_pair("userland::ping", ping),
-        on_pair("userland::perf", perf),
-        on_pair("userland::perf_lost_clients", perf_lost_clients),
-        on_pair("userland::extollctl", extollctl),
+        on_pair("userland::exchange_c_and_rust", exchange).finds(REFUSED),
+        on_pair("userland::c_calls", c_calls).gate().finds(REFUSED),
+        on_pair("userland::ping", ping)
+            .gate()
+            .finds(&["drops_wrong_protection"]),
+        on_pair("userland::perf", perf).gate(),
+        on_pair("userland::perf_lost_clients", perf_lost_clients).finds(KILLED),
+        on_pair("userland::extollctl", extollctl)
+            .gate()
+            .finds(REFUSED),
         on_pair("userland::trace", trace),
     ]
 }

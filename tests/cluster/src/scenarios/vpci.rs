@@ -1,5 +1,6 @@
 //! A PCI device of one node, driven by another one over the fabric: what the emulator owes to that.
 
+use super::expected::BORROWED;
 use super::guest;
 use super::node::node;
 use crate::cluster::{Device, Lab, Model, Spec, PATIENCE};
@@ -27,8 +28,9 @@ const LENT: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario::new("vpci::device_registers", LENT, device_registers),
-        Scenario::new("vpci::crossing_loads", LENT, crossing_loads),
+        Scenario::new("vpci::device_registers", LENT, device_registers).finds(BORROWED),
+        Scenario::new("vpci::crossing_loads", LENT, crossing_loads)
+            .finds(&["dma_faults", "host_peer_deadlocks"]),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! A device behind a NIC without a node, as nodes have it: by a driver that knows nothing of that (`tests/modules/accel_test`).
 
+use super::expected::ACCELERATOR;
 use super::guest;
 use super::vpci_lease as lease;
 use crate::cluster::{Lab, Spec, PATIENCE};
@@ -33,12 +34,17 @@ const PLACE: &str = "0000:01:00.0";
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario::new("vpci::accelerator", PAIR, accelerator),
-        Scenario::new("vpci::accelerator_lost", PAIR, accelerator_lost),
-        Scenario::new("vpci::accelerator_reclaimed", PAIR, accelerator_reclaimed),
-        Scenario::new("vpci::accelerator_hostile", HOSTILE, accelerator_hostile),
-        Scenario::new("vpci::accelerator_strict", STRICT, accelerator_strict),
-        Scenario::new("vpci::accelerator_peers", PEERS, accelerator_peers),
+        Scenario::new("vpci::accelerator", PAIR, accelerator).gate(),
+        Scenario::new("vpci::accelerator_lost", PAIR, accelerator_lost).finds(ACCELERATOR),
+        Scenario::new("vpci::accelerator_reclaimed", PAIR, accelerator_reclaimed)
+            .finds(ACCELERATOR),
+        Scenario::new("vpci::accelerator_hostile", HOSTILE, accelerator_hostile).finds(ACCELERATOR),
+        Scenario::new("vpci::accelerator_strict", STRICT, accelerator_strict).finds(&[
+            "dma_faults",
+            "drops_dma",
+            "host_dma_outside_memory",
+        ]),
+        Scenario::new("vpci::accelerator_peers", PEERS, accelerator_peers).finds(ACCELERATOR),
     ]
 }
 

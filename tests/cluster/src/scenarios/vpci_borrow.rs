@@ -3,6 +3,7 @@
 //! A device reads memory of another node eight bytes at a time, each of which is a message of the emulator's; so what is read by the
 //! drive is little, and the usual time without a word is not enough on a busy machine.
 
+use super::expected::{BORROWED, TAKEN};
 use super::guest;
 use super::vpci_lease::{
     self as lease, counter, counters, ctl, first, lend, load, more, no_fences, reclaim, Lease,
@@ -25,12 +26,14 @@ const IOMMU: Spec = Spec::pair().ideal().iommu_in(&[0]).devices(&[Device {
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario::new("vpci::drive", PAIR.ideal(), drive),
-        Scenario::new("vpci::drive_taken_away", PAIR.ideal(), drive_taken_away),
+        Scenario::new("vpci::drive", PAIR.ideal(), drive)
+            .gate()
+            .finds(BORROWED),
+        Scenario::new("vpci::drive_taken_away", PAIR.ideal(), drive_taken_away).finds(TAKEN),
         // The first in its cluster: it begins without the module.
-        Scenario::new("vpci::commands", PAIR, commands),
-        Scenario::new("vpci::drive_iommu", IOMMU, drive_iommu),
-        Scenario::new("vpci::drive_unkind", PAIR, drive_unkind),
+        Scenario::new("vpci::commands", PAIR, commands).finds(BORROWED),
+        Scenario::new("vpci::drive_iommu", IOMMU, drive_iommu).finds(BORROWED),
+        Scenario::new("vpci::drive_unkind", PAIR, drive_unkind).finds(BORROWED),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! Devices of other kinds than drives, several at once, and leases again and again.
 
+use super::expected::BORROWED;
 use super::guest;
 use super::leaks::Usage;
 use super::node::{node, volume};
@@ -16,10 +17,12 @@ const OPTIONS: &str = "timeout_ms=10000";
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario::new("vpci::edu", PAIR, edu),
-        Scenario::new("vpci::network_card", PAIR.ideal(), network_card),
-        Scenario::new("vpci::several", PAIR.ideal(), several),
-        Scenario::new("vpci::cycles", PAIR.ideal(), cycles),
+        Scenario::new("vpci::edu", PAIR, edu).finds(&["drops_smfu_no_interval"]),
+        Scenario::new("vpci::network_card", PAIR.ideal(), network_card).finds(BORROWED),
+        Scenario::new("vpci::several", PAIR.ideal(), several).finds(BORROWED),
+        Scenario::new("vpci::cycles", PAIR.ideal(), cycles)
+            .finds(BORROWED)
+            .seconds(3600),
     ]
 }
 

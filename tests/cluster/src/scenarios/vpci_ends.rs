@@ -1,5 +1,6 @@
 //! How leases end that nobody ends in order: cables, nodes that lose their power, and one that stands still while its NIC goes on.
 
+use super::expected::CUT_OFF;
 use super::node::node;
 use super::vpci_lease::{
     counter, first, lend, load, no_fences, reclaim, state, Lease, DRIVE, LENDER, LONG, PAIR,
@@ -23,10 +24,10 @@ const OPTIONS: &str = "timeout_ms=6000";
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        Scenario::new("vpci::link_flap", PAIR, link_flap),
-        Scenario::new("vpci::lender_dies", THREE, lender_dies),
-        Scenario::new("vpci::borrower_dies", THREE, borrower_dies),
-        Scenario::new("vpci::borrower_stops", THREE, borrower_stops),
+        Scenario::new("vpci::link_flap", PAIR, link_flap).finds(CUT_OFF),
+        Scenario::new("vpci::lender_dies", THREE, lender_dies).finds(CUT_OFF),
+        Scenario::new("vpci::borrower_dies", THREE, borrower_dies).finds(CUT_OFF),
+        Scenario::new("vpci::borrower_stops", THREE, borrower_stops).finds(CUT_OFF),
     ]
 }
 
