@@ -9,8 +9,8 @@ ENTER := scripts/enter
 
 help:
 	@echo 'make demo             boot two nodes and watch them talk TCP/IP over Extoll'
-	@echo 'make check [T=pat]    all tests: host, emulator, virtual machines (T: only names that contain pat)'
-	@echo 'make check-full [T=]  the same with full volumes and all combinations'
+	@echo 'make check [T=pat]    the gate: lints, host tests, main scenarios (T: all tests whose names contain pat)'
+	@echo 'make check-full [T=]  all scenarios with full volumes; can be interrupted and resumed'
 	@echo 'make check-debug [T=] the scenarios on a self-built kernel with lock, memory and leak checkers (builds it first)'
 	@echo 'make bench            EXN against virtio-net and e1000e: ratios, bus accesses and instructions per operation'
 	@echo 'make setup            build root, kernel tree, guest images (the other targets do this when needed)'
