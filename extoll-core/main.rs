@@ -9,7 +9,7 @@ use extoll_core::{
     probe::{BoundNic, DEVICE_IDS, VENDOR_ID},
     quarantine::PastOwner,
     refusal::{self, Refusals},
-    smfu,
+    smfu, time,
     user::Settings,
 };
 use kernel::{device::Core, driver, fmt, pci, prelude::*, InPlaceModule};
@@ -95,7 +95,7 @@ struct Extoll {
 }
 
 /// Those with a range. Any value of the others makes sense.
-fn parameters() -> [Param; 16] {
+fn parameters() -> [Param; 17] {
     use module_parameters as m;
     let any = u32::MAX.into();
     [
@@ -144,6 +144,7 @@ fn parameters() -> [Param; 16] {
         Param::switch("vendor_events", m::vendor_events.value()),
         Param::new("message_interrupts", m::message_interrupts.value(), 0, any),
         Param::switch("mark_fences", m::mark_fences.value()),
+        Param::new("slow", m::slow.value(), 1, SLOW_MAX),
         Param::new("first_user", m::first_user.value(), 0, any),
     ]
 }
@@ -154,6 +155,7 @@ const PAGE_KIB: [i64; 5] = [4, 8, 64, 2048, 1 << 20];
 const QUARANTINE_MAX_MS: i64 = 600_000;
 /// A day.
 const LOG_INTERVAL_MAX_MS: i64 = 86_400_000;
+const SLOW_MAX: i64 = 100;
 
 fn show_parameters(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     use module_parameters as m;
@@ -175,7 +177,10 @@ impl InPlaceModule for Extoll {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         let checked = param::check(&parameters(), |p| pr_err!("{}\n", p));
         try_pin_init!(Self {
-            _: { checked? },
+            _: {
+                checked?;
+                time::set_slow(module_parameters::slow.value());
+            },
             _work: work::Owner::new()?,
             _classes: Classes::register()?,
             _past: PastOwner::new()?,
@@ -265,6 +270,10 @@ module! {
         mark_fences: bool {
             default: false,
             description: "Follow each store fence by a marking store, if the NIC is an emulator that asks for it",
+        },
+        slow: u32 {
+            default: 1,
+            description: "Factor of time-outs after which a peer or the NIC counts as stalled, for emulated or overcommitted guests, 1 to 100",
         },
         first_user: u32 {
             default: 0,

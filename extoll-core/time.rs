@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! The clock of the state machines in `wire`: jiffies, as points in time that can't be taken from each other
-//! the wrong way round.
+//! the wrong way round; and how long others may take in slow guests.
 
 use kernel::{
     sync::atomic::{Atomic, Relaxed},
@@ -20,6 +20,24 @@ pub(crate) fn now() -> Time {
 #[inline]
 pub(crate) fn ticks(ms: u32) -> u64 {
     msecs_to_jiffies(ms) as u64
+}
+
+/// Factor of [`patience`].
+static SLOW: Atomic<u32> = Atomic::new(1);
+
+/// Sets the factor of [`patience`] for all modules. The module entry calls this before any NIC is bound.
+pub fn set_slow(factor: u32) {
+    SLOW.store(factor, Relaxed);
+}
+
+/// Returns `ms` milliseconds, multiplied in slow guests by the module parameter `slow`.
+///
+/// For time-outs after which a peer or the NIC counts as stalled, because the host may suspend an emulated
+/// processor for longer than these take. Not for pauses between polls, and not for limits of busy waiting.
+/// Any context.
+#[inline]
+pub fn patience(ms: u32) -> u32 {
+    ms.saturating_mul(SLOW.load(Relaxed))
 }
 
 /// A [`Time`] that any context may read and change.
