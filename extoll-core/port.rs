@@ -15,6 +15,7 @@ use crate::{
     queue::{self, Layout, Queue, SegmentMemory},
     residue::{self, Leftover, Residue},
     stats::{Opener, PortStats},
+    time::patience,
     tx::{self, Tx},
     vpid::{Client, Table, Want},
 };
@@ -275,10 +276,10 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     /// Whether nothing is in the requester any more, or on its way, while nobody sends; waits for that. To be
     /// called while the VPID is enabled, as for a process commands to itself are sent. May sleep.
     pub(crate) fn is_settled(&self) -> bool {
-        self.is_clear(match self.owner {
+        self.is_clear(patience(match self.owner {
             Owner::Kernel => CLOSE_MS,
             Owner::Process { .. } => PROCESS_CLEAR_MS,
-        })
+        }))
     }
 
     fn is_clear(&self, patience_ms: u32) -> bool {
@@ -302,14 +303,14 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
 
     /// Whether what was sent is executed where that matters to the next owner; waits for that.
     fn is_executed(&self) -> bool {
-        let patience = match self.owner {
+        let ms = match self.owner {
             // Nobody but the kernel's ports get it.
             Owner::Kernel if self.vpid >= Vpid::USER_END => return true,
             Owner::Kernel => CLOSE_MS,
             Owner::Process { .. } => PROCESS_EXECUTE_MS,
         };
         let protection = self.owner.protection();
-        self.unit.is_executed(self.vpid, protection, patience)
+        self.unit.is_executed(self.vpid, protection, patience(ms))
     }
 
     fn forget(&self) {
@@ -321,11 +322,11 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
 
 impl<U: PortUnit, G: Send + Sync + 'static> Leftover for PortCore<U, G> {
     fn is_gone(&self) -> bool {
-        let patience = match self.owner {
+        let ms = match self.owner {
             Owner::Kernel => CLOSE_MS,
             Owner::Process { .. } => AGAIN_CLEAR_MS,
         };
-        let gone = self.is_clear(patience) && self.is_executed();
+        let gone = self.is_clear(ms) && self.is_executed();
         if gone {
             self.forget();
         }

@@ -7,7 +7,7 @@
 //! which reads it, zeroes the status word, advances, and tells the NIC from time to time. Only the owner of
 //! a [`Queue`]'s reading side advances.
 
-use crate::{context::Context, dma::DmaWords, hw::Hw};
+use crate::{context::Context, dma::DmaWords, hw::Hw, time::patience};
 use kernel::{
     device::{self, Bound},
     prelude::*,
@@ -36,7 +36,7 @@ const DRAIN_ROUNDS: u32 = 16;
 /// How long what waits for room may take to use it.
 const DRAIN_PAUSE: Delta = Delta::from_micros(20);
 /// How long that may take, in milliseconds, but for the last time: a large queue is as many slots to be freed.
-const DRAIN_MS: i64 = 100;
+const DRAIN_MS: u32 = 100;
 /// Slots that are freed before others may run.
 const FREED_AT_ONCE: u32 = 4096;
 
@@ -399,7 +399,7 @@ impl<M: SegmentMemory> Queue<M> {
         let reg = BqRegs(self.unit).rp(self.vpid);
         let began: Instant<Monotonic> = Instant::now();
         for _ in 0..DRAIN_ROUNDS {
-            if began.elapsed().as_millis() >= DRAIN_MS {
+            if began.elapsed().as_millis() >= patience(DRAIN_MS).into() {
                 return;
             }
             let Some(lwp) = write_pointer(ctx, self.unit, self.vpid) else {

@@ -22,7 +22,7 @@ use crate::{
     context::Context,
     hw::Hw,
     stats::{add, PortStats, Reason},
-    time::{now, ticks},
+    time::{now, patience, ticks},
     vpid::{SendSide, Table},
 };
 use kernel::{
@@ -154,7 +154,7 @@ impl<const N: usize> Tx<N> {
         let copies = KVVec::from_elem(Packet::EMPTY, COPIES, GFP_KERNEL)?;
         let limits = Limits {
             stall: ticks(STALL_MS),
-            grant: ticks(GRANT_MS),
+            grant: ticks(patience(GRANT_MS)),
         };
         let machine = Sending::new(KVVec::from_elem(RoomPlace::FREE, 1, GFP_KERNEL)?, limits);
         Arc::pin_init(

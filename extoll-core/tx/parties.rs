@@ -20,8 +20,8 @@ const FIRST: usize = 16;
 /// All methods are called with interrupts disabled and with the list of the port's parties locked: they must
 /// not sleep, not take long, and neither begin nor end a party of the port. They may send.
 pub trait RoomClient: Send + Sync {
-    /// There is room for what was refused with `Full` or `Retry`. It is kept for this party for 20 ms; then
-    /// the next one gets it. Process context.
+    /// There is room for what was refused with `Full` or `Retry`. It is kept for this party for 20 ms (longer
+    /// in slow guests); then the next one gets it. Process context.
     fn writable(&self);
 
     /// The device is gone or about to be unbound: sends will fail with `Down` for ever. Process context.
