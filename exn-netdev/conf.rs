@@ -3,6 +3,7 @@
 //! What can be configured: load-time facts from module parameters, the rest changeable at run time.
 
 use crate::module_parameters as param;
+use extoll_core::time::patience;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel_ext::param::Param;
 use protocol::rendezvous;
@@ -184,6 +185,12 @@ pub(crate) fn timeout_ms() -> u32 {
 /// what was announced for fresh enough to be fetched, if they have the same time-out.
 pub(crate) fn quarantine_ms() -> u32 {
     param::rdv_quarantine_ms.value()
+}
+
+/// Returns for how long peers may let frames wait, in ms: `ms`, multiplied in slow guests
+/// ([`patience`]). At most half of the time-out then, because what waits longer is given up.
+pub(crate) fn patient(ms: u32) -> u32 {
+    patience(ms).min(ms.max(timeout_ms() / 2))
 }
 
 /// What can be changed at run time.

@@ -330,7 +330,7 @@ impl VeloRx {
 
     /// Discards partial frames that don't go on, and lets go past what is not fetched in time.
     fn age(&mut self, sh: &Shared, now: Time) {
-        self.order.expire(now, ms(conf::ORDER_MS));
+        self.order.expire(now, ms(conf::patient(conf::ORDER_MS)));
         self.partials.age(sh, now);
     }
 }

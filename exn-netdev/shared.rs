@@ -309,12 +309,12 @@ impl Shared {
     /// Times and bounds of the rendezvous.
     pub(crate) fn limits(&self) -> Limits {
         Limits {
-            stall: ms(conf::STALL_MS),
-            lag: ms(conf::LAG_MS),
+            stall: ms(conf::patient(conf::STALL_MS)),
+            lag: ms(conf::patient(conf::LAG_MS)),
             probation: ms(conf::PROBATION_MS),
             timeout: ms(conf::timeout_ms()),
             keep: ms(conf::quarantine_ms()),
-            patience: ms(conf::RX_PATIENCE_MS),
+            patience: ms(conf::patient(conf::RX_PATIENCE_MS)),
             flight: self.conf.flight() as usize,
             stalled_peer: usize::from(conf::STALLED_PEER_BOUND),
             fetches: usize::from(conf::RX_FLIGHT),
