@@ -3,6 +3,7 @@
 //! What is fixed when the module is loaded.
 
 use crate::module_parameters;
+use extoll_core::time::patience;
 use kernel_ext::param::Param;
 use protocol::ds::{Limits, OpenLimits};
 
@@ -65,10 +66,10 @@ pub(crate) fn longest_question() -> u32 {
 /// How long the address of a neighbour is waited for, in ms, by a program that would wait for TCP, and by
 /// one that would not.
 pub(crate) fn neighbour_ms(nonblock: bool) -> u32 {
-    match nonblock {
+    patience(match nonblock {
         false => 100,
         true => 20,
-    }
+    })
 }
 
 /// Connections of a NIC with rings that one user has.
