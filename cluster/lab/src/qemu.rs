@@ -254,6 +254,7 @@ fn kernel_parameters(node: &Node<'_>) -> String {
         "no_timer_check".into(),
         // Without effect unless the emulator asks for it (docs/nic-model.md, write combining).
         "extoll.mark_fences=1".into(),
+        format!("extoll.slow={}", spec.slow()),
         format!("lab.node={}", node.index),
         format!("lab.nodes={}", spec.nodes),
         format!("lab.nics={}", spec.nics),

@@ -12,6 +12,8 @@ use std::str::FromStr;
 pub const MAX_NODES: usize = 128;
 /// Most NICs per node.
 pub const MAX_NICS: usize = 8;
+/// Factor of the drivers' time-outs by default. The host may suspend an emulated processor for longer than these take.
+const SLOW: u32 = 10;
 /// Longest lab name; socket paths must stay below 108 bytes.
 pub const MAX_NAME: usize = 32;
 
@@ -88,6 +90,9 @@ pub struct Spec {
     /// Choice among the model's switches in the emulator's notation; `LAB_VARIANT` or `default` when absent.
     #[serde(default)]
     pub variant: Option<String>,
+    /// Factor of the time-outs after which drivers take a peer or NIC for stalled (`extoll.slow`), 1–100; `LAB_SLOW` or 10 when absent.
+    #[serde(default)]
+    pub slow: Option<u32>,
     /// Words added to the kernel command line.
     pub append: Vec<String>,
     /// Arguments added to every QEMU.
@@ -120,6 +125,7 @@ impl Default for Spec {
             timing: None,
             seed: None,
             variant: None,
+            slow: None,
             append: Vec::new(),
             qemu_args: Vec::new(),
             emu_args: Vec::new(),
@@ -215,6 +221,14 @@ impl Spec {
             bail!("no node {node} can have an IOMMU: there are {}", self.nodes);
         }
         devices::check(&self.devices, self.nodes)?;
+        if self.slow.is_none() {
+            self.slow = variable("LAB_SLOW")?;
+        }
+        let slow = *self.slow.get_or_insert(SLOW);
+        ensure!(
+            (1..=100).contains(&slow),
+            "time-outs are multiplied by 1 to 100, not {slow}"
+        );
         if self.nics == 0 {
             ensure!(self.topology.is_none(), "a topology needs NICs");
             ensure!(
@@ -311,6 +325,11 @@ impl Spec {
             self.accelerators
         );
         Ok(Some(self.nodes * self.nics + k))
+    }
+
+    /// Factor of the drivers' time-outs.
+    pub fn slow(&self) -> u32 {
+        self.slow.unwrap_or(SLOW)
     }
 
     /// Seconds that the nodes get to come up.
@@ -423,6 +442,19 @@ mod tests {
         let again = drawn.clone().settle().unwrap();
         assert_eq!((drawn.seed.is_some(), &drawn), (true, &again));
         assert!(spec(None, Some("nic.colour=3")).settle().is_err());
+    }
+
+    #[test]
+    fn the_factor_has_bounds() {
+        let settled = |slow| {
+            Spec {
+                slow: Some(slow),
+                ..Spec::default()
+            }
+            .settle()
+        };
+        assert_eq!(settled(1).unwrap().slow(), 1);
+        assert!(settled(0).is_err() && settled(101).is_err());
     }
 
     #[test]

@@ -202,6 +202,9 @@ struct Up {
     /// default: LAB_VARIANT, else default)
     #[arg(long, value_name = "V")]
     variant: Option<String>,
+    /// Factor of the time-outs after which drivers take a peer or NIC for stalled, 1 to 100 (default: LAB_SLOW, else 10)
+    #[arg(long, value_name = "N")]
+    slow: Option<u32>,
     /// Word for the kernel command line (repeatable)
     #[arg(long, value_name = "WORD")]
     append: Vec<String>,
@@ -264,6 +267,7 @@ impl Up {
             timing: self.timing,
             seed: self.seed,
             variant: self.variant,
+            slow: self.slow,
             append: self.append,
             qemu_args: self.qemu_arg,
             emu_args,
