@@ -11,10 +11,9 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 /// client that closes, repairs that lost nothing, what is no error, ports of a peer that are not open yet, links that came up,
 /// programs that were slowed down, ports that open while memory is in quarantine.
 const USUAL: &[u32] = &[1, 3, 6, 10, 17, 18, 29, 33, 36];
-/// The same of exn (docs/exn.md): frames while the interface goes down or comes up, and for a peer that stands still on a busy machine.
+/// The same of exn (docs/exn.md): frames while the interface goes down or comes up.
 const USUAL_OF_EXN: &[&str] = &[
     "tx_no_carrier",
-    "tx_peer_bound",
     "tx_flushed",
     "rx_own_multicast",
     "rx_rdv_discarded",

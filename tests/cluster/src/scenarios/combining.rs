@@ -18,7 +18,7 @@ const COMBINING: Spec = Spec::pair().emulator(&[
     "--nic-option=wc-depth=3",
 ]);
 /// The same with a NIC that takes longer than the driver waits when a process ends, and room for all.
-const LATE: Spec = Spec::pair().emulator(&[
+const LATE: Spec = Spec::pair().append(&["extoll.slow=1"]).emulator(&[
     "--nic-option=wc=lines",
     "--nic-option=wc-commit-ns=40000000",
     "--nic-option=wc-depth=256",

@@ -231,6 +231,8 @@ fn parameters(lab: &Lab) -> Result<()> {
             "one of [4, 8, 64, 2048, 1048576]",
         ),
         ("extoll", "tables_per_user=0", "1 to 1024"),
+        ("extoll", "slow=0", "1 to 100"),
+        ("extoll", "slow=101", "1 to 100"),
         ("extoll", "smfu_target_kib=4000000000", "0 to 1048576"),
         ("extoll", "vpids_per_user=257", "0 to 256"),
         ("extoll", "log_interval_ms=86400001", "0 to 86400000"),
