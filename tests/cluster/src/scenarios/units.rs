@@ -30,7 +30,6 @@ pub fn all() -> Vec<Scenario> {
         s("units::sysfs_open_at_unbind", PAIR, open_at_unbind).finds(REFUSED),
         s("units::debugfs_dump", PAIR, dump).finds(REFUSED),
         s("units::rra_errors", PAIR, rra_errors).finds(REFUSED),
-        s("units::rra_unbind", PAIR, rra_unbind).finds(REFUSED),
         s("units::smfu_memory", PAIR, smfu_memory).finds(REFUSED),
         s("units::smfu_order", PAIR, smfu_order).finds(REFUSED),
         s("units::smfu_timeout", PAIR, smfu_timeout).finds(REFUSED),
@@ -193,7 +192,6 @@ fn value(lab: &Lab, node: usize, command: &str) -> Result<u64> {
 /// Reasons of the base driver (docs/driver.md).
 const RRA_VPID: u8 = 252;
 const RRA_TIMEOUT: u32 = 23;
-const RRA_BUSY: u32 = 25;
 const LATE_ANSWER: u32 = 26;
 const SMFU_TIMEOUT: u32 = 28;
 const LINK_UP: u32 = 29;
@@ -269,39 +267,6 @@ fn rra_errors(lab: &Lab) -> Result<()> {
         "late answers not recognised"
     );
     Ok(())
-}
-
-/// Reads that are unanswered when the NIC is unbound keep the port closed to late answers after it is bound again; reads that
-/// were answered meanwhile do not, although nobody has looked.
-fn rra_unbind(lab: &Lab) -> Result<()> {
-    bench(lab)?;
-    let unanswered = |lab: &Lab| {
-        lab.fault(&["freeze", "1"])?;
-        let error = refused(lab, 0, "rra node=1 offset=0x8008 timeout_us=5000")?;
-        ensure!(error.contains("TimedOut"), "{error}");
-        Ok(())
-    };
-    unanswered(lab)?;
-    node(lab, 0).unbind()?;
-    node(lab, 0).bind()?;
-    node(lab, 0).address_back()?;
-    lab.fault(&["thaw", "1"])?;
-    let error = refused(lab, 0, "rra node=1 offset=0x8008 timeout_us=20000")?;
-    ensure!(error.contains("Busy"), "{error}");
-    // The counters are those since the binding.
-    ensure!(node(lab, 0).reason(RRA_BUSY)? == 1, "not counted");
-    // Nothing else has to wait.
-    value(lab, 0, "rra node=0 offset=0x8008")?;
-    value(lab, 0, "rra node=1 offset=0x8008 method=smfu")?;
-    rra_ready(lab, 0)?;
-
-    // The new port owes nothing of scenarios before.
-    unanswered(lab)?;
-    lab.fault(&["thaw", "1"])?;
-    node(lab, 0).unbind()?;
-    node(lab, 0).bind()?;
-    node(lab, 0).address_back()?;
-    value(lab, 0, "rra node=1 offset=0x8008 timeout_us=5000000").map(drop)
 }
 
 fn rra_everywhere(lab: &Lab) -> Result<()> {
