@@ -7,14 +7,12 @@ use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Result};
 use serde_json::Value;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("faults::corrupted_links", corruption).gate(),
-        on_pair("faults::receive_queue_full", queue_full),
         on_pair("faults::retry_and_replay", retry).gate(),
         on_pair("faults::link_flap", flap),
     ]
@@ -50,42 +48,6 @@ fn corruption(lab: &Lab) -> Result<()> {
     result?;
     let after = sum(&lab.status()?, "retransmissions");
     ensure!(after > before, "no link retransmitted anything");
-    Ok(())
-}
-
-fn queue_full(lab: &Lab) -> Result<()> {
-    let before = lab.status()?;
-    // The mailbox of node 1 fills and empties while data flow both ways; senders wait in the fabric.
-    let stop = AtomicBool::new(false);
-    let result = std::thread::scope(|scope| {
-        let toggler = scope.spawn(|| -> Result<()> {
-            while !stop.load(Ordering::Relaxed) {
-                lab.fault(&["queue-full", "1", "--vpid", "254"])?;
-                std::thread::sleep(Duration::from_millis(50));
-                lab.fault(&["queue-full", "1", "--vpid", "254", "--off"])?;
-                lab.fault(&["queue-full", "0", "--rma", "--vpid", "254"])?;
-                std::thread::sleep(Duration::from_millis(50));
-                lab.fault(&["queue-full", "0", "--rma", "--vpid", "254", "--off"])?;
-                std::thread::sleep(Duration::from_millis(200));
-            }
-            Ok(())
-        });
-        let result = both_ways(lab, volume(16, 32), Duration::from_secs(300));
-        stop.store(true, Ordering::Relaxed);
-        let toggled = toggler
-            .join()
-            .unwrap_or_else(|_| Err(anyhow::anyhow!("the toggling thread panicked")));
-        result.and(toggled)
-    });
-    lab.fault(&["clear"])?;
-    result?;
-    let after = lab.status()?;
-    for held in ["velo_held", "rma_held"] {
-        ensure!(
-            sum(&after, held) > sum(&before, held),
-            "{held} did not move: nothing had to wait for a full queue"
-        );
-    }
     Ok(())
 }
 

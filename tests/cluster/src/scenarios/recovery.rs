@@ -24,7 +24,6 @@ pub fn all() -> Vec<Scenario> {
         on_pair("faults::transmit_watchdog", watchdog).finds(REFUSED),
         on_pair("faults::retry_without_end", retry_without_end).finds(REFUSED),
         on_pair("faults::held_up", held_up).finds(REFUSED),
-        on_pair("faults::slow_receiver", slow_receiver),
         on_pair("faults::slots_of_64_bytes", small_slots),
         on_pair("faults::memory_pressure", memory_pressure),
     ]
@@ -278,32 +277,6 @@ fn held_up(lab: &Lab) -> Result<()> {
         return Ok(());
     }
     bail!("the fault never ended in time")
-}
-
-/// The mailbox of node 1 takes few messages at a time, and the NIC of node 0 refuses to send while others wait for it.
-fn slow_receiver(lab: &Lab) -> Result<()> {
-    let before = lab.status()?;
-    lab.fault(&["queue-full", "1", "--vpid", "254", "--slots", "2"])?;
-    lab.fault(&["retry", "0", "--waiting", "1"])?;
-    let result = both_ways(lab, volume(8, 32), Duration::from_secs(300));
-    // Many messages at once: long frames without rendezvous. They wait long, for which the usual queueing discipline drops some.
-    lab.ok(
-        0,
-        "ethtool --set-tunable exn0 tx-copybreak 9000; tc qdisc replace dev exn0 root pfifo limit 1000",
-    )?;
-    let frames = pings(lab, 50, "-i 0.02 -s 8000");
-    lab.fault(&["clear"])?;
-    lab.ok(
-        0,
-        "ethtool --set-tunable exn0 tx-copybreak 120; tc qdisc del dev exn0 root",
-    )?;
-    result?;
-    frames?;
-    let after = lab.status()?;
-    for key in ["velo_held", "velo_retries"] {
-        ensure!(sum(&after, key) > sum(&before, key), "{key} did not move");
-    }
-    pings(lab, 20, "-i 0.02 -s 3000")
 }
 
 /// Reloads the modules of a node with VELO slots of this size.
