@@ -410,44 +410,6 @@ def heir():
         check("nothing came", witness.take(), None)
 
 
-# Messages and commands that a process sends before it dies.
-LAST = 40
-
-
-def hurry(mailbox, queue, place, turn):
-    """Dies right behind many descriptors, with words of others in all pages."""
-    r, v = Rma(), Velo()
-    store(place, r.vpid << 16 | v.vpid)
-    for n in range(LAST):
-        r.notify(r.node, queue, turn * LAST + n, page=PAGES[n % len(PAGES)])
-    for n in range(LAST):
-        v.send(v.node, mailbox, pattern(8, n))
-    for page in PAGES:
-        store(r.pages + page * PAGE + 8, 0xDEAD)
-        store(r.pages + page * PAGE + 16, 0)
-    for i in range(1, 16):
-        store(v.page + 8 * i, 0xDEAD)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def late_heir():
-    """A process dies while the NIC is busy with its descriptors: its messages arrive as its own, and the next owner has nothing of them."""
-    queue, mailbox = Rma(), Velo()
-    place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
-    seen = set()
-    for turn in range(4):
-        check("child", child(hurry, mailbox.vpid, queue.vpid, place, turn), -signal.SIGKILL)
-        source = mailbox.node, load(place) & 0xFFFF
-        for n in range(LAST):
-            check(f"turn {turn}, message {n}", mailbox.wait(), (*source, pattern(8, n)))
-        inherit(turn, place)
-        check("no more messages", mailbox.take(), None)
-        # Commands end with the port; pages have no order among themselves. What is left of an earlier turn may come now.
-        for value, _ in iter(queue.take, None):
-            check(f"turn {turn}, command {value}", value in range((turn + 1) * LAST) and value not in seen)
-            seen.add(value)
-
-
 def storm(path, stop):
     """Interrupts itself as often as it can, by both units, until the file stop is there; then waits for messages as everybody does."""
     r, v = Rma(), Velo()

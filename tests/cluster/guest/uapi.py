@@ -595,7 +595,6 @@ if __name__ == "__main__":
         churn,
         killed,
         heir,
-        late_heir,
         storm,
         unbound,
         unreachable,

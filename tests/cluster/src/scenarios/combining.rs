@@ -1,10 +1,9 @@
 //! A NIC whose host combines stores, which takes its time with descriptors and has room for few (HW §8): what the drivers and libraries
-//! may not take for granted. The work inside the nodes is done by `guest/combining.py` and `guest/uapi.py`.
+//! may not take for granted. The work inside the nodes is done by `guest/combining.py`.
 
 use super::faults::sum;
 use super::guest;
-use super::node::node;
-use super::uapi::{install, line, nothing_left};
+use super::uapi::{install, nothing_left};
 use super::userland::server;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
@@ -17,13 +16,7 @@ const COMBINING: Spec = Spec::pair().emulator(&[
     "--nic-option=wc-commit-ns=2000000",
     "--nic-option=wc-depth=3",
 ]);
-/// The same with a NIC that takes longer than the driver waits when a process ends, and room for all.
-const LATE: Spec = Spec::pair().append(&["extoll.slow=1"]).emulator(&[
-    "--nic-option=wc=lines",
-    "--nic-option=wc-commit-ns=40000000",
-    "--nic-option=wc-depth=256",
-    "--nic-option=faults={}",
-]);
+
 const LONG: Duration = Duration::from_secs(240);
 
 /// The scenarios of this file.
@@ -31,10 +24,6 @@ pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("combining::fenced", COMBINING, fenced).gate(),
         Scenario::new("combining::missing_fence", COMBINING, missing_fence).finds(&["wc_unfenced"]),
-        Scenario::new("combining::full_by_itself", COMBINING, full),
-        Scenario::new("combining::heir", COMBINING, heir)
-            .finds(&["drops_incomplete_descriptor", "wc_unfenced"]),
-        Scenario::new("combining::late_heir", LATE, late_heir),
     ]
 }
 
@@ -84,46 +73,4 @@ fn missing_fence(lab: &Lab) -> Result<()> {
         Ok(unfenced(lab)? - before >= 39)
     })?;
     nothing_left(lab, 0)
-}
-
-/// Bursts find no room by themselves: the drivers repeat what was dropped, and nothing is lost or comes twice.
-fn full(lab: &Lab) -> Result<()> {
-    let counters = |lab: &Lab| -> Result<(u64, u64, u64)> {
-        Ok((
-            sum(&lab.status()?, "velo_retries"),
-            node(lab, 0).port_counter("replayed")?,
-            node(lab, 0).port_counter("lost")?,
-        ))
-    };
-    let before = counters(lab)?;
-    lab.ok_for(0, "ping -q -l 20 -i 0.02 -c 400 node1", LONG)?;
-    lab.ok_for(0, "ping -q -f -s 8000 -c 400 node1", LONG)?;
-    // On a slow machine frames of one message come too far apart for a queue of three; the eleven of a longer frame do not.
-    node(lab, 0).ok("ethtool --set-tunable exn0 tx-copybreak 2000")?;
-    let long = lab.ok_for(0, "ping -q -i 0.02 -s 1200 -c 100 node1", LONG);
-    node(lab, 0).ok("ethtool --set-tunable exn0 tx-copybreak 120")?;
-    long?;
-    let after = counters(lab)?;
-    ensure!(after.0 > before.0, "no requester reported retry");
-    ensure!(after.1 > before.1, "the driver replayed nothing");
-    ensure!(after.2 == before.2, "packets were given up");
-    nothing_left(lab, 0)
-}
-
-/// A VPID changes hands while descriptors of its last owner are on their way.
-fn heir(lab: &Lab) -> Result<()> {
-    install(lab)?;
-    lab.ok_for(0, &line("heir"), LONG)?;
-    nothing_left(lab, 0)
-}
-
-/// A VPID changes hands although descriptors of its last owner take longer than the driver waits: not before they are through.
-fn late_heir(lab: &Lab) -> Result<()> {
-    let kept = || node(lab, 0).reason(34);
-    let before = kept()?;
-    install(lab)?;
-    lab.ok_for(0, &line("late_heir"), LONG)?;
-    nothing_left(lab, 0)?;
-    ensure!(kept()? > before, "the driver never had to wait");
-    Ok(())
 }
