@@ -16,7 +16,6 @@ use std::time::Instant;
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("hostile::messages", messages).finds(OF_INPUT),
-        on_pair("hostile::absent_node", absent_node).finds(OF_INPUT),
         on_pair("hostile::endless_fragments", endless_fragments).finds(OF_INPUT),
     ]
 }
@@ -69,16 +68,6 @@ const SIZE: Reason = Reason(
     27,
     "rx_bad_announce_size",
     "announced frame has an absurd size",
-);
-const UNANSWERED: Reason = Reason(
-    30,
-    "rx_rdv_timeout",
-    "fetch of an announced frame was not answered in time",
-);
-const SILENT: Reason = Reason(
-    29,
-    "rx_peer_bound",
-    "announcement refused: the source leaves too many fetches unanswered",
 );
 const BAD_NOTIFY: Reason = Reason(
     35,
@@ -362,26 +351,6 @@ fn messages(lab: &Lab) -> Result<()> {
             );
         }
         target.only(&reasons)
-    })
-}
-
-/// Frames announced by a node that is not there: nobody answers the fetch, which is given up.
-fn absent_node(lab: &Lab) -> Result<()> {
-    on_fresh_exn(lab, |target| {
-        let packet = announcement(11, 0x1000, 1500);
-        target.once(&UNANSWERED, std::slice::from_ref(&packet), 11, 1)?;
-        // Who is silent gets few fetches at a time; the others are refused.
-        target.forge(std::slice::from_ref(&packet), 40)?;
-        let all = || anyhow::Ok(target.count(&UNANSWERED)? + target.count(&SILENT)?);
-        target.lab.until(
-            "all are given up or refused",
-            PATIENCE,
-            |_| Ok(all()? == 41),
-        )?;
-        ensure!(target.count(&UNANSWERED)? > 1, "nothing was tried again");
-        target.few_lines(&UNANSWERED)?;
-        target.few_lines(&SILENT)?;
-        target.only(&[&UNANSWERED, &SILENT])
     })
 }
 
