@@ -5,8 +5,7 @@ use crate::cluster::{as_slow, directory, Lab};
 use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
-use std::io::Read;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// For what takes a moment.
@@ -23,19 +22,6 @@ struct Said {
     code: Option<i32>,
     out: String,
     err: String,
-}
-
-/// Starts the program for a lab.
-fn start(name: &str, verb: &str, args: &[&str]) -> Result<Child> {
-    let mut program = std::env::current_exe()?;
-    program.set_file_name("lab");
-    Ok(Command::new(program)
-        .args([verb, "--name", name])
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?)
 }
 
 impl Own {
@@ -56,12 +42,14 @@ impl Own {
         }
     }
 
-    fn start(&self, verb: &str, args: &[&str]) -> Result<Child> {
-        start(&self.name, verb, args)
-    }
-
     fn run(&self, verb: &str, args: &[&str]) -> Result<Said> {
-        let out = self.start(verb, args)?.wait_with_output()?;
+        let mut program = std::env::current_exe()?;
+        program.set_file_name("lab");
+        let out = Command::new(program)
+            .args([verb, "--name", &self.name])
+            .args(args)
+            .stdin(Stdio::null())
+            .output()?;
         Ok(Said {
             code: out.status.code(),
             out: String::from_utf8_lossy(&out.stdout).into_owned(),
@@ -98,14 +86,6 @@ fn until(what: &str, mut probe: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-fn kill(signal: &str, pid: u32) -> Result<()> {
-    let status = Command::new("kill")
-        .args([signal, &pid.to_string()])
-        .status()?;
-    ensure!(status.success(), "kill {signal} {pid} failed");
-    Ok(())
-}
-
 /// A program that does not start ends `up` with its own words.
 fn wrong_arguments(lab: &Lab) -> Result<()> {
     let own = Own::new(lab, "args");
@@ -126,36 +106,6 @@ fn wrong_arguments(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Ctrl-C while nodes boot takes everything with it.
-fn interrupted_boot(lab: &Lab) -> Result<()> {
-    let own = Own::new(lab, "int");
-    let up = own.start("up", &["--nodes", "1", "--topology", "single"])?;
-    until("QEMU runs", || {
-        // There may be no directory of it yet.
-        let running = own.processes().unwrap_or_default();
-        Ok(running.iter().any(|p| p.role == "node0"))
-    })?;
-    kill("-INT", up.id())?;
-    let out = up.wait_with_output()?;
-    let err = String::from_utf8_lossy(&out.stderr);
-    ensure!(out.status.code() == Some(130), "{:?}: {err}", out.status);
-    ensure!(err.contains("interrupted"), "{err}");
-    ensure!(own.processes()?.is_empty(), "processes are left");
-    Ok(())
-}
-
-/// Nobody reads what `status` prints.
-fn broken_pipe(lab: &Lab) -> Result<()> {
-    let mut status = start(lab.name(), "status", &[])?;
-    drop(status.stdout.take());
-    let mut err = String::new();
-    let mut from = status.stderr.take().context("no standard error")?;
-    from.read_to_string(&mut err)?;
-    let code = status.wait()?.code();
-    ensure!(code == Some(141) && err.is_empty(), "{code:?}: {err}");
-    Ok(())
-}
-
 /// A dead emulator is seen, told and repaired.
 fn dead_emulator(lab: &Lab) -> Result<()> {
     let own = Own::new(lab, "emu");
@@ -165,7 +115,10 @@ fn dead_emulator(lab: &Lab) -> Result<()> {
     ensure!(json["health"] == "up", "{json:#}");
     own.assert_clean_log().context("before the emulator dies")?;
     let pid = json["emulator"]["pid"].as_u64().context("no emulator")?;
-    kill("-KILL", u32::try_from(pid)?)?;
+    let killed = Command::new("kill")
+        .args(["-KILL", &pid.to_string()])
+        .status()?;
+    ensure!(killed.success(), "the emulator could not be killed");
     until("the emulator is gone", || {
         Ok(own.processes()?.iter().all(|p| p.role != "emu"))
     })?;
@@ -198,8 +151,6 @@ fn dead_emulator(lab: &Lab) -> Result<()> {
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("lab::wrong_arguments", wrong_arguments),
-        on_pair("lab::interrupted_boot", interrupted_boot),
-        on_pair("lab::broken_pipe", broken_pipe),
         on_pair("lab::dead_emulator", dead_emulator),
     ]
 }
