@@ -28,7 +28,6 @@ mod hostile;
 mod ideal;
 mod iommu;
 mod lab_cli;
-mod late;
 mod late_answers;
 mod leaks;
 mod libraries;
@@ -112,7 +111,6 @@ pub fn all() -> Vec<Scenario> {
     all.extend(pieces::all());
     all.extend(fabric::all());
     all.extend(uapi::all());
-    all.extend(late::all());
     all.extend(fuzz::all());
     all.extend(userland::all());
     all.extend(libraries::all());

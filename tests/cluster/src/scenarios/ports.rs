@@ -1,10 +1,9 @@
 //! What sockets need of ports, by `extoll_bench`: VPIDs of their own, messages in pieces and batches, parties that share a port, handles
-//! that are dropped anywhere; and what becomes of a full queue that is closed, and of memory that a process has named by bus addresses.
+//! that are dropped anywhere; and what becomes of a full queue that is closed.
 
 use super::expected::REFUSED;
-use super::late::late;
-use super::node::{extoll, node, Options};
-use super::uapi::install;
+use super::node::node;
+use super::uapi::{bounds, install};
 use super::{on_pair, raw::number};
 use crate::cluster::{as_slow, Lab, Spec, PATIENCE};
 use crate::Scenario;
@@ -20,7 +19,6 @@ pub fn all() -> Vec<Scenario> {
         Scenario::new("raw::parties_share_a_port", SLOW_COMMITS, share).finds(REFUSED),
         on_pair("raw::handles_dropped_anywhere", dropped),
         Scenario::new("raw::full_mailbox_closed", STUCK, full).finds(REFUSED),
-        on_pair("faults::late_answers_to_pmap", pmap).finds(REFUSED),
     ]
 }
 
@@ -65,7 +63,7 @@ fn reserved(lab: &Lab) -> Result<()> {
         };
         Ok(of("Velo vpid 1") == 40 && of("Rma vpid 1") == 40)
     })?;
-    let free = late(lab, 0, "free")?;
+    let free = bounds(lab, "free")?;
     let has = |n: u32| free.split_whitespace().any(|v| v == n.to_string());
     ensure!(has(99) && has(140), "{free}");
     ensure!(!(100..140).any(has), "a reserved VPID is given out: {free}");
@@ -82,7 +80,7 @@ fn reserved(lab: &Lab) -> Result<()> {
     }
     let vpids = node(lab, 0).debugfs("vpids")?;
     ensure!(vpids.is_empty(), "{vpids}");
-    let free = late(lab, 0, "free")?;
+    let free = bounds(lab, "free")?;
     ensure!(free.split_whitespace().any(|v| v == "120"), "{free}");
     lab.ok(0, "rmmod extoll_bench").map(drop)
 }
@@ -133,61 +131,4 @@ fn full(lab: &Lab) -> Result<()> {
     let through = Duration::from_micros(number(&result, "through_us")?);
     ensure!(through < as_slow(Duration::from_secs(2)), "{result:?}");
     node(lab, 0).pings(3, "-i 0.2")
-}
-
-/// A process with the right to bus addresses asks for data, its peer does not answer, and it frees the memory and ends: what comes late
-/// reaches nobody's memory.
-fn pmap(lab: &Lab) -> Result<()> {
-    let keep = as_slow(Duration::from_secs(40)).as_millis();
-    node(lab, 0).reload(extoll(&format!("process_quarantine_ms={keep}")))?;
-    node(lab, 1).back()?;
-    install(lab)?;
-    lab.ok(1, "rm -f /tmp/offer")?;
-    let server = lab.spawn(1, "exec python3 /tmp/guest/late.py serve_bus /tmp/offer")?;
-    let mut offer = String::new();
-    lab.until("the server offers", PATIENCE, |lab| {
-        offer = lab.sh_for(1, "cat /tmp/offer", PATIENCE)?.stdout;
-        Ok(!offer.is_empty())
-    })?;
-    let held = |lab: &Lab| node(lab, 0).held("process_objects");
-    ensure!(held(lab)? == 0, "something is in quarantine");
-    lab.fault(&["freeze", "1"])?;
-    let frozen = (|| {
-        lab.ok(0, "rm -f /tmp/filled /tmp/go /tmp/inherited")?;
-        let vpid = late(lab, 0, &format!("ask '{offer}'"))?;
-        ensure!(held(lab)? > 0, "nothing is in quarantine");
-        let bytes = node(lab, 0).held("process_bytes")?;
-        ensure!(bytes > 2 << 20, "{bytes} bytes are in quarantine");
-        // What comes for the VPID is let in, and whoever gets memory now keeps what he writes there.
-        let inherit = format!("exec python3 /tmp/guest/late.py inherit {}", vpid.trim());
-        let heir = lab.spawn(0, &inherit)?;
-        node(lab, 0).until_file("/tmp/inherited")?;
-        let fill = format!(
-            "sync; echo 3 >/proc/sys/vm/drop_caches; exec {}",
-            super::guest::program("fill")
-        );
-        let fill = lab.spawn(0, &fill)?;
-        node(lab, 0).until_file("/tmp/filled")?;
-        ensure!(held(lab)? > 0, "the quarantine ended too early");
-        Ok((heir, fill))
-    })();
-    lab.fault(&["clear"])?;
-    let (heir, fill) = frozen?;
-    std::thread::sleep(Duration::from_secs(2));
-    lab.ok(0, "touch /tmp/go")?;
-    let out = fill.wait(PATIENCE)?;
-    ensure!(
-        out.status == 0,
-        "late answers reached memory of others: {out:?}"
-    );
-    let told = heir.wait(PATIENCE)?;
-    ensure!(told.status == 0, "the heir: {told:?}");
-    ensure!(told.stdout.trim() != "0", "nothing came late: {told:?}");
-    drop(server);
-    lab.until("the quarantine is empty", 2 * PATIENCE, |lab| {
-        Ok(held(lab)? == 0)
-    })?;
-    node(lab, 0).reload(Options::default())?;
-    node(lab, 1).back()?;
-    node(lab, 0).back()
 }

@@ -1,7 +1,7 @@
 //! Many regions, regions of bytes, what is made before it is needed, and bounds on what a user's
-//! memory makes the driver spend, by `extoll_bench` and `guest/late.py`.
+//! memory makes the driver spend, by `extoll_bench` and `guest/bounds.py`.
 
-use super::expected::{OF_INPUT, REVOKED};
+use super::expected::{OF_INPUT, REFUSED, REVOKED};
 use super::memory::{begin, end, expect, nlps, offer_with, try_page, NO_TRANSLATION};
 use super::node::{extoll, node, Options};
 use super::on_pair;
@@ -9,17 +9,19 @@ use super::raw::number;
 use super::uapi::{install, nothing_left, USER};
 use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
-use anyhow::{bail, ensure, Result};
+use anyhow::{bail, ensure, Context, Result};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("raw::atu_bytes", bytes).finds(REVOKED),
         on_pair("raw::atu_many", many).finds(REVOKED),
-        on_pair("raw::atu_many_silent", many_silent).finds(REVOKED),
         on_pair("raw::atu_reserve", reserve).finds(REVOKED),
         on_pair("raw::atu_buffers", buffers).finds(REVOKED),
         on_pair("raw::atu_pages_4k", small_pages).finds(REVOKED),
+        on_pair("raw::addresses_rest", addresses_rest).finds(REFUSED),
         on_pair("security::tables_of_users", tables_of_users).finds(OF_INPUT),
     ]
 }
@@ -124,36 +126,6 @@ fn many(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// When the NIC does not answer, nothing of what ends is given back before it does, however it
-/// ends.
-fn many_silent(lab: &Lab) -> Result<()> {
-    const COUNT: u64 = 50;
-    begin(lab)?;
-    let node = node(lab, 0);
-    // The table is there.
-    lab.raw(0, "end kind=pages bytes=4096 count=1")?;
-    for (how, result) in [("all", "ETIMEDOUT"), ("group", "ETIMEDOUT"), ("drop", "ok")] {
-        lab.fault(&["atu-lose", "0", "--every", "1"])?;
-        let ended = lab.raw(
-            0,
-            &format!("end kind=pages bytes=4096 count={COUNT} how={how}"),
-        );
-        let kept = lab.until("all are in quarantine", PATIENCE, |_| {
-            Ok(node.atu("quarantined")? == COUNT)
-        });
-        let pages = node.atu("pages");
-        lab.fault(&["atu-lose", "0", "--every", "0"])?;
-        expect(&ended?, "result", result)?;
-        kept?;
-        ensure!(pages? == COUNT, "{how}: not all pages are kept");
-        lab.until("nothing is in quarantine", PATIENCE, |_| {
-            Ok(node.atu("quarantined")? == 0)
-        })?;
-        gone(lab)?;
-    }
-    end(lab)
-}
-
 /// Regions out of a reserve are made and ended where nobody may sleep, as many as there are; one
 /// more is refused and counted.
 fn reserve(lab: &Lab) -> Result<()> {
@@ -213,6 +185,40 @@ fn small_pages(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
+/// How long NLAs rest (docs/driver.md).
+const REST: Duration = Duration::from_secs(10);
+
+/// NLAs that were given back are not given out again at once.
+fn addresses_rest(lab: &Lab) -> Result<()> {
+    const TIMES: usize = 4;
+    lab.ok(1, "modprobe extoll_bench")?;
+    let used = || -> Result<String> {
+        let offer = lab.raw(1, "offer bytes=65536 seed=7")?;
+        lab.raw(1, "withdraw")?;
+        offer.get("nla").cloned().context("no nla")
+    };
+    // With the next region all earlier ones get up.
+    std::thread::sleep(REST + Duration::from_secs(1));
+    let start = Instant::now();
+    let mut seen = BTreeSet::from([used()?]);
+    let resting = node(lab, 1).atu("ranges_resting")?;
+    ensure!(resting > 0, "no range rests");
+    for _ in 0..TIMES {
+        seen.insert(used()?);
+    }
+    let (now, took) = (node(lab, 1).atu("ranges_resting")?, start.elapsed());
+    // Unless the first ones have got up meanwhile, which takes a slow kernel: all are different, and as many of each rest.
+    ensure!(
+        took >= REST || seen.len() == 1 + TIMES,
+        "given out again: {seen:?}"
+    );
+    ensure!(
+        took >= REST || now == (1 + TIMES as u64) * resting,
+        "{now} ranges rest, {resting} of them of the first region"
+    );
+    lab.ok(1, "rmmod extoll_bench").map(drop)
+}
+
 /// Who registers much and keeps one page of each GiB comes to an end at his bound, where he can
 /// still use the tables that he has; others are not concerned, and neither are privileged users.
 fn tables_of_users(lab: &Lab) -> Result<()> {
@@ -243,7 +249,7 @@ fn sparse_user(lab: &Lab, user: u32, tables: u64) -> Result<bool> {
     let before = node.atu("table_limit")?;
     lab.ok(0, "rm -f /tmp/registered /tmp/go")?;
     let as_user = |user: u32, command: &str| {
-        format!("ulimit -l unlimited && exec python3 /tmp/guest/late.py --user {user} {command}")
+        format!("ulimit -l unlimited && exec python3 /tmp/guest/bounds.py --user {user} {command}")
     };
     let most = if limited { tables + 2 } else { tables };
     let process = lab.spawn(0, &as_user(user, &format!("sparse {most}")))?;

@@ -1,5 +1,5 @@
 //! The device files of processes: ABI, data, rights, death of process and NIC, random abuse. The work inside the nodes is done
-//! by `guest/uapi.py`.
+//! by `guest/uapi.py` and `guest/bounds.py`.
 
 use super::expected::{KILLED, OF_INPUT, REFUSED};
 use super::guest;
@@ -49,6 +49,11 @@ pub fn all() -> Vec<Scenario> {
         on_pair("security::limits", |lab| run(lab, "limits")).gate(),
         on_pair("security::all_vpids", |lab| as_root(lab, "all_vpids")),
         on_pair("security::one_table", one_table),
+        on_pair(
+            "security::users_without_descriptor",
+            users_without_descriptor,
+        )
+        .finds(OF_INPUT),
         Scenario::new("security::full_queues", ROOMY, full_queues).finds(OF_INPUT),
         on_pair("security::other_users", other_users)
             .gate()
@@ -99,6 +104,27 @@ fn one_table(lab: &Lab) -> Result<()> {
     // Back before anything is judged: the others need the default.
     node(lab, 0).reload(Options::default())?;
     result
+}
+
+/// A command of `guest/bounds.py` on node 0, as root; what it prints.
+pub(super) fn bounds(lab: &Lab, command: &str) -> Result<String> {
+    let script = format!("exec python3 /tmp/guest/bounds.py --user 0 {command}");
+    lab.ok_for(0, &script, Duration::from_secs(120))
+}
+
+/// Users whose number is beyond the descriptors are refused, unless the range begins elsewhere.
+fn users_without_descriptor(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    for uid in [65_535, 65_536 + USER, 132_073] {
+        bounds(lab, &format!("stranger {uid}"))?;
+    }
+    node(lab, 0).reload(extoll("first_user=100000"))?;
+    install(lab)?;
+    let result = bounds(lab, &format!("stranger {USER}"))
+        .and_then(|_| lab.ok(0, "exec python3 /tmp/guest/uapi.py --user 132073 loop_back"));
+    node(lab, 0).reload(Options::default())?;
+    result?;
+    nothing_left(lab, 0)
 }
 
 /// The switch for old binaries; what it opens is closed without it (`denied`).

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""VPIDs that are free, and bounds of users: `bounds.py [--user UID] COMMAND [ARG…]`."""
+from device import *
+
+
+def free():
+    """Prints the VPIDs that can be had."""
+    found = []
+    while True:
+        try:
+            found.append(Device("rma2"))
+        except OSError as e:
+            check("error", errno.errorcode.get(e.errno), "ENOSPC")
+            break
+    print(*(d.info()["vpid"] for d in found))
+    for d in found:
+        d.close()
+
+
+BLOCK = 8192
+
+
+def sparse(most):
+    """Registers a lot and gives it back, over and over, and keeps one page of each table that it comes to, until that is refused, or there
+    are so many. Prints how many, and whether that was refused; -1 if it was too slow, as NLAs rest for 10 s only. Keeps them until it is
+    told to go on; then it can register in the tables that it has."""
+    r, a, kept, refused, rounds = Rma(), memory(BLOCK), {}, 0, 0
+    end = time.time() + 9
+    while len(kept) < int(most) and not refused and time.time() < end:
+        try:
+            nla = r.register(a, BLOCK)
+        except OSError as e:
+            check("error", errno.errorcode.get(e.errno), "EDQUOT")
+            refused = 1
+            break
+        try:
+            one = r.register(a, 1)
+        except OSError as e:
+            check("error", errno.errorcode.get(e.errno), "EDQUOT")
+            refused = 1
+        else:
+            if one >> 30 in kept:
+                r.unregister(one, 1)
+            else:
+                kept[one >> 30] = one
+        r.unregister(nla, BLOCK)
+        rounds += 1
+    if time.time() >= end:
+        print(-1, rounds, "rounds, tables", sorted(kept), flush=True)
+    else:
+        print(len(kept), refused, flush=True)
+    open("/tmp/registered", "w").close()
+    end = time.time() + 60
+    while not os.path.exists("/tmp/go") and time.time() < end:
+        time.sleep(0.05)
+    while True:
+        try:
+            nla = r.register(a, 8)
+            break
+        except OSError as e:
+            # Until those that were given back have rested.
+            check("error", errno.errorcode.get(e.errno), "EDQUOT")
+            check("time", time.time() < end, True)
+            time.sleep(0.5)
+    check("table", not refused or nla >> 30 in kept, True)
+    r.close()
+
+
+def block():
+    """Registers as much at a time."""
+    r = Rma()
+    r.register(memory(BLOCK), BLOCK)
+    r.close()
+
+
+def stranger(uid):
+    """A user without a protection descriptor of his own opens nothing."""
+    for name in ("rma2", "velo2"):
+        check(name, child(lambda: fails("open", errno.EPERM, Device, name), uid=int(uid)), 0)
+
+
+if __name__ == "__main__":
+    main(free, sparse, block, stranger)
