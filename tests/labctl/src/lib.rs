@@ -11,9 +11,7 @@ mod spec;
 pub use lab::{modules, Device, Instructions, Model};
 pub use log::{Defect, LogMark, WrongData};
 pub use process::{Output, Running};
-pub use settings::{
-    as_slow, cpus, finds_leaks, full, rounds, seed, use_iommu, use_kernel, use_seed, Kernel,
-};
+pub use settings::{as_slow, cpus, full, rounds, seed, use_iommu, use_kernel, use_seed, Kernel};
 pub use spec::Spec;
 
 use anyhow::{bail, Context, Result};
@@ -401,7 +399,7 @@ impl Lab {
     /// Fails if the leak checker of a debug kernel finds memory that nobody refers to. Other kernels have none. Takes the
     /// debug kernel about a minute, so not after every scenario.
     pub fn assert_no_leaks(&self) -> Result<()> {
-        if !finds_leaks() {
+        if !settings::finds_leaks() {
             return Ok(());
         }
         // What is in use may hide in a register during one scan; what is leaked shows in every one.

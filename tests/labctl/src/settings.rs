@@ -48,8 +48,8 @@ pub fn rounds(full: u32) -> u32 {
     }
 }
 
-/// Whether leaks are found by the kernel, so that nothing has to be repeated to see memory shrink.
-pub fn finds_leaks() -> bool {
+/// Whether the kernel finds memory that is lost.
+pub(crate) fn finds_leaks() -> bool {
     kernel() == Kernel::Debug
 }
 

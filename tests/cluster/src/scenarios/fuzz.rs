@@ -261,8 +261,7 @@ fn fabric(lab: &Lab) -> Result<()> {
         node(lab, number).pings(20, "-i 0.02 -s 3000")?;
     }
     remote_register(lab)?;
-    let held = node(lab, TARGET).held("bytes")? >> 10;
-    before.not_grown(&Usage::of(node(lab, TARGET))?, held)?;
+    before.is_back(node(lab, TARGET))?;
     for node in [PEER, TARGET] {
         lab.ok(node, "rmmod extoll_bench")?;
     }

@@ -380,6 +380,16 @@ impl Node<'_> {
         })
     }
 
+    /// Waits until no frame is in flight or incomplete, and exn's memory for late answers is freed, which may take a minute.
+    pub fn is_at_rest(self) -> Result<()> {
+        const GAUGES: &str = "objects|(tx_rdv_in_flight|tx_rdv_quarantined|rx_rdv_in_flight|rx_rdv_waiting|rx_partial_frames):";
+        let script = format!(
+            "! {{ cat /sys/kernel/debug/extoll-*/quarantine; ethtool -S exn0; }} 2>/dev/null | grep -E '^ *({GAUGES}) ' | grep -v ' 0$'"
+        );
+        let what = format!("node{} is at rest", self.number);
+        self.lab.until(&what, 2 * PATIENCE, |_| self.is_so(&script))
+    }
+
     /// Waits until the network state of the NIC is "running".
     pub fn runs(self) -> Result<()> {
         self.until(

@@ -45,7 +45,6 @@ fn surprise_removal(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
     let dev = node(lab, VICTIM).pci()?;
     lab.ok(VICTIM, &format!("echo {dev} >/tmp/nic"))?;
-    // With all kinds of users, which fills caches, too.
     once(lab).context("under all kinds of traffic")?;
     leaks::watch(node(lab, VICTIM), rounds(volume(2, 5)), |cycles| {
         (0..cycles).try_for_each(|n| under_flood(lab).with_context(|| format!("time {n}")))

@@ -320,8 +320,6 @@ fn storm_limited(lab: &Lab) -> Result<()> {
 
 fn open_close(lab: &Lab) -> Result<()> {
     install(lab)?;
-    // Once before measuring: the first rounds fill caches.
-    lab.ok_for(0, &line("churn 50"), LONG)?;
     leaks::watch(node(lab, 0), volume(150, 500), |times| {
         lab.ok_for(0, &line(&format!("churn {times}")), LONG)?;
         nothing_left(lab, 0)
