@@ -63,7 +63,7 @@ impl Nic {
 
     /// The next command, once it is there; those with a third word of 0 are not seen.
     fn next(&mut self) -> Descriptor {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + LATER;
         while !self.has_next() {
             assert!(Instant::now() < end, "no command came");
             std::thread::yield_now();
@@ -142,8 +142,11 @@ fn soon() -> Wait {
     Wait::for_at_most(Duration::from_millis(30))
 }
 
+/// Only a failure takes as long.
+const LATER: Duration = Duration::from_secs(120);
+
 fn later() -> Wait {
-    Wait::for_at_most(Duration::from_secs(20))
+    Wait::for_at_most(LATER)
 }
 
 #[test]
@@ -368,7 +371,7 @@ fn a_notification_that_another_thread_sorted_ends_the_sleep() {
     }
     first.join().unwrap().unwrap();
     second.join().unwrap().unwrap();
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(start.elapsed() < LATER / 2);
 }
 
 #[test]
@@ -600,7 +603,8 @@ fn a_transfer_in_pieces_keeps_its_deadline() {
     // There is room for the first piece only.
     let result = port.put_wait(&peer(), &region, 0, (8 << 20) + 1, Nla(0), soon());
     assert!(matches!(result, Err(Error::Timeout)), "{result:?}");
-    assert!(start.elapsed() < Duration::from_millis(900));
+    // Nor does it wait for the answer to the first piece, which may take 10 s.
+    assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(port.counters().posted, 255);
 }
 
@@ -616,10 +620,8 @@ fn a_waiting_drain_does_not_hold_up_a_receiver() {
     while port.counters().state_reads < 100 {
         std::thread::yield_now();
     }
-    let start = Instant::now();
     assert!(matches!(port.notification(soon()), Err(Error::Timeout)));
-    assert!(start.elapsed() < Duration::from_secs(5));
-    assert!(!drain.is_finished());
+    assert!(!drain.is_finished(), "it waited for the drain");
     Nic::new(&fake).descriptor(TE);
     drain.join().unwrap().unwrap();
 }
