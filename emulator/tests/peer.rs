@@ -180,6 +180,9 @@ fn no_answer_an_error_and_nonsense() {
     assert_eq!(chip(&emu, 0, "smfu.timeouts"), 1);
     let te = emu.counters().nics[0].chip.clone();
     assert_eq!(te["events"][Te::SmfuTimeout as usize], 1);
+    // 10 s from now on, because what follows answers in time, on a busy machine too.
+    g[0].w(r::TIMEOUT_CONTROL.0.into(), 10_000_000 | (1 << 32));
+    g[0].barrier();
     // Late.
     let late = g[1].vfio.bus.answer(&never);
     g[1].vfio.send_bytes(&late);

@@ -69,6 +69,12 @@ fn of(node: u64, at: u64) -> u64 {
     WINDOW + (node << 20) + at
 }
 
+/// A pair whose loads outlast a busy machine: the default time-out is half a second of real time.
+fn patient() -> Emu {
+    let config = "[nic]\nsmfu-timeout-ns = 5000000000";
+    Emu::with_config(&["--topology", "pair"], Some(config))
+}
+
 fn guests(emu: &Emu, n: u32) -> Vec<Guest> {
     let list = (0..n).map(|i| {
         let mut g = emu.guest(i as usize);
@@ -131,7 +137,7 @@ fn loads_and_stores_over_several_hops() {
 
 #[test]
 fn a_load_over_a_slow_link_takes_its_time_and_nobody_elses() {
-    let emu = Emu::start(&["--topology", "pair"]);
+    let emu = patient();
     let mut g = guests(&emu, 2);
     assert!(g[1].ram.write(EXPORT, &[1, 2, 3, 4, 5, 6, 7, 8]));
     emu.ctl(json!({"cmd": "knobs", "link": "all", "latency_ns": 30_000_000}));
@@ -155,7 +161,7 @@ fn a_load_over_a_slow_link_takes_its_time_and_nobody_elses() {
 
 #[test]
 fn two_nodes_load_from_each_other() {
-    let emu = Emu::start(&["--topology", "pair"]);
+    let emu = patient();
     let mut g = guests(&emu, 2);
     emu.ctl(json!({"cmd": "knobs", "link": "all", "latency_ns": 5_000_000}));
     for node in [0, 1] {

@@ -106,6 +106,26 @@ impl Emu {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+
+    /// Waits until only the request that asks wakes the event loop between two looks.
+    ///
+    /// An event loop that polls, or that has a timer running, never gets there.
+    pub fn wait_for_idle(&self) {
+        let mut control = self.control();
+        let mut wakeups = || control.status().unwrap().event_loop.wakeups;
+        let end = Instant::now() + DEADLINE;
+        let mut before = wakeups();
+        loop {
+            std::thread::sleep(Duration::from_millis(300));
+            let after = wakeups();
+            if after == before + 1 {
+                return;
+            }
+            let n = after - before;
+            assert!(Instant::now() < end, "never idle: {n} wake-ups per look");
+            before = after;
+        }
+    }
 }
 
 impl Drop for Emu {
