@@ -23,6 +23,34 @@ pub fn full() -> bool {
     std::env::var("FULL").is_ok_and(|v| v == "1")
 }
 
+/// Seeds of a usual run.
+const USUAL: u64 = 200;
+
+/// Number of seeds to run: `SIM_SEEDS`, else `all` of them if everything is to be run, else those of a usual run.
+///
+/// # Panics
+///
+/// `SIM_SEEDS` is not a number.
+#[must_use]
+pub fn count(all: u64) -> u64 {
+    number("SIM_SEEDS").unwrap_or(if full() { all } else { USUAL })
+}
+
+/// What the first of the seeds 1…`seeds` shows that shows the error `mutation`.
+///
+/// A seed of `rare` is tried before them, because few seeds show a rare error. One that no longer shows it costs time only. `FULL=1`
+/// goes without.
+pub fn first<M: PartialEq, V>(
+    mutation: M,
+    rare: &[(M, u64)],
+    seeds: u64,
+    shows: impl FnMut(u64) -> Option<V>,
+) -> Option<V> {
+    let rare = rare.iter().find(|(m, _)| *m == mutation && !full());
+    let hint = rare.map(|(_, seed)| *seed);
+    hint.into_iter().chain(1..=seeds).find_map(shows)
+}
+
 /// Runs the seeds 1…`seeds` on all processors; what failed, and the sum of what was done.
 ///
 /// # Panics
