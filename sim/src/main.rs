@@ -28,8 +28,10 @@ fn main() -> Result<()> {
     let args = Args::parse();
     if let (Some(attack), false) = (args.attack, args.trace) {
         for seed in args.seed..args.seed + args.seeds {
-            match survival::run(seed, attack, None) {
-                Ok(s) => println!("seed {seed}: {:.2} of the rate, {s:?}", s.part()),
+            match survival::run(seed, &[attack], None) {
+                Ok(all) => all
+                    .iter()
+                    .for_each(|s| println!("seed {seed}: {:.2} of the rate, {s:?}", s.part())),
                 Err(v) => println!("{v}"),
             }
         }

@@ -27,14 +27,16 @@ pub enum Attack {
 }
 
 impl Attack {
-    /// All of them.
-    pub const ALL: &'static [Self] = &[
-        Self::AnnounceAndDie,
-        Self::DyingPeers,
-        Self::Runts,
-        Self::Unfinished,
-        Self::Flood,
-        Self::LateFetches,
+    /// All of them, in groups with the same streams: what arrives without an attack is the same for a group.
+    pub const GROUPS: [&'static [Self]; 2] = [
+        &[
+            Self::AnnounceAndDie,
+            Self::DyingPeers,
+            Self::Runts,
+            Self::Unfinished,
+            Self::Flood,
+        ],
+        &[Self::LateFetches],
     ];
 }
 
@@ -199,13 +201,17 @@ impl Survival {
     }
 }
 
-/// Runs one seed with and without an attack.
+/// Runs one seed with each of these attacks, and without. They have to be of the same group.
 ///
 /// # Errors
 ///
 /// What did not hold in one of the runs.
-pub fn run(seed: u64, attack: Attack, mutation: Option<Mutation>) -> Result<Survival, Violation> {
-    let arrived = |calm| {
+pub fn run(
+    seed: u64,
+    attacks: &[Attack],
+    mutation: Option<Mutation>,
+) -> Result<Vec<Survival>, Violation> {
+    let arrived = |attack, calm| {
         let failed = |e: anyhow::Error| Violation {
             seed,
             at: 0,
@@ -215,8 +221,15 @@ pub fn run(seed: u64, attack: Attack, mutation: Option<Mutation>) -> Result<Surv
         rig.run()?;
         Ok(rig.streams.map_or([0; 2], |s| s.arrived))
     };
-    Ok(Survival {
-        attacked: arrived(false)?,
-        calm: arrived(true)?,
-    })
+    let Some(any) = attacks.first() else {
+        return Ok(Vec::new());
+    };
+    let calm = arrived(*any, true)?;
+    let all = attacks.iter().map(|attack| {
+        Ok(Survival {
+            attacked: arrived(*attack, false)?,
+            calm,
+        })
+    });
+    all.collect()
 }
