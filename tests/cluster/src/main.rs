@@ -179,6 +179,7 @@ fn key(args: &Args) -> Key {
         seed: word("SEED"),
         variant: word("LAB_VARIANT"),
         slow: word("LAB_SLOW"),
+        cpus: word("LAB_CPUS"),
         kernel: if args.debug_kernel { "debug" } else { "stock" },
         full: cluster::full(),
     }

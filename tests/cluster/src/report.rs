@@ -77,6 +77,8 @@ pub struct Key {
     pub variant: String,
     /// `LAB_SLOW`, empty for the usual factor.
     pub slow: String,
+    /// `LAB_CPUS`, empty for what the specifications say.
+    pub cpus: String,
     /// `stock` or `debug`.
     pub kernel: &'static str,
     /// Whether with full volumes.
@@ -86,9 +88,28 @@ pub struct Key {
 impl Key {
     fn of(&self) -> Value {
         json!({
-            "commit": self.commit, "seed": self.seed, "variant": self.variant, "slow": self.slow,
+            "commit": self.commit, "seed": self.seed, "variant": self.variant, "slow": self.slow, "cpus": self.cpus,
             "kernel": self.kernel, "full": self.full,
         })
+    }
+
+    /// The command that repeats a scenario.
+    fn command(&self, name: &str) -> String {
+        let target = match self.kernel {
+            "debug" => "check-debug",
+            _ => "check",
+        };
+        let full = if self.full { "1" } else { "" };
+        let variables = [
+            ("SEED", self.seed.as_str()),
+            ("LAB_VARIANT", &self.variant),
+            ("LAB_SLOW", &self.slow),
+            ("LAB_CPUS", &self.cpus),
+            ("FULL", full),
+        ];
+        let given = variables.iter().filter(|(_, value)| !value.is_empty());
+        let words: String = given.map(|(v, value)| format!(" {v}={value}")).collect();
+        format!("make {target} T=vm::{name}{words}")
     }
 
     /// Names of the scenarios that have passed with this key, by the lines of a journal.
@@ -215,6 +236,7 @@ impl Report {
             _ => "FAILED",
         };
         println!("{word:<7} vm::{name}: {why}");
+        println!("to repeat it: {}", self.key.command(name));
         self.count(name, verdict);
         self.record(json!({ "name": format!("vm::{name}"), "result": verdict.word(), "attempt": 0, "end": now() }));
     }
@@ -345,6 +367,16 @@ mod tests {
             assert_eq!(report.summary(1), good);
         }
         Ok(())
+    }
+
+    #[test]
+    fn commands_name_what_is_not_usual() {
+        let key = Key {
+            seed: "7".into(),
+            full: true,
+            ..Key::default()
+        };
+        assert_eq!(key.command("a::b"), "make check T=vm::a::b SEED=7 FULL=1");
     }
 
     #[test]
