@@ -209,6 +209,7 @@ fn ask(address: SocketAddr) -> Result<Listener> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{bind, socket, AddressFamily, SocketType};
 
     fn identity(protection: u16, user: u32) -> Identity {
         Identity { protection, user }
@@ -256,11 +257,11 @@ mod tests {
 
     #[test]
     fn a_node_without_listener_is_named() {
-        // A port that nobody listens on: it was free just now.
-        let port = {
-            let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-            free.local_addr().unwrap().port()
-        };
+        // A port that nobody listens on, and that no other test gets meanwhile: bound only.
+        let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&held, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let held = TcpListener::from(held);
+        let port = held.local_addr().unwrap().port();
         let target = Target::Host("127.0.0.1".into());
         let e = target.find(&Choice::default(), &identity(0, 0), port);
         let e = format!("{:#}", e.unwrap_err());
