@@ -7,7 +7,7 @@ mod sim {
     use protocol::ds::Fallback;
 
     /// Seeds of a full run.
-    const SEEDS: u64 = 100_000;
+    const SEEDS: u64 = 10_000;
     /// Seeds in which an error in the glue has to show: most do in the first ten.
     const MUTANT_SEEDS: u64 = 2_000;
     /// Seeds that show rare errors, to be tried first.
