@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `af_extl.ko`: stream sockets with the semantics of TCP. docs/af-extl.md tells how they are used.
+//! `af_extl.ko`: stream sockets with the semantics of TCP. docs/af_extl.md tells how they are used.
 
 #![forbid(unsafe_code)]
 
@@ -133,14 +133,14 @@ module! {
     authors: ["Extoll for Linux"],
     description: "Stream sockets over Extoll",
     license: "GPL v2",
-    alias: ["net-pf-18", "net-pf-2-proto-257-type-1", "net-pf-10-proto-257-type-1"],
+    alias: ["net-pf-19", "net-pf-2-proto-259-type-1", "net-pf-10-proto-259-type-1"],
     params: {
         family: u32 {
-            default: 18,
+            default: 19,
             description: "Number of the socket family (AF_EXTL)",
         },
         protocol: u32 {
-            default: 257,
+            default: 259,
             description: "Protocol number of AF_INET and AF_INET6 (IPPROTO_EXTL)",
         },
         data_path: bool {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only WITH Linux-syscall-note) OR MIT */
 /*
- * Stream sockets over Extoll (af_extl.ko), with the semantics of TCP: docs/af-extl.md.
+ * Stream sockets over Extoll (af_extl.ko), with the semantics of TCP: docs/af_extl.md.
  *
  *   socket(AF_INET,  SOCK_STREAM, IPPROTO_EXTL)
  *   socket(AF_INET6, SOCK_STREAM, IPPROTO_EXTL)
@@ -16,11 +16,11 @@
 
 /* Unless the module was loaded with other numbers (parameters family and protocol). */
 #ifndef AF_EXTL
-#define AF_EXTL 18
+#define AF_EXTL 19
 #define PF_EXTL AF_EXTL
 #endif
 #ifndef IPPROTO_EXTL
-#define IPPROTO_EXTL 257
+#define IPPROTO_EXTL 259
 #endif
 
 /* Protocols of AF_EXTL: the version of IP. */

@@ -22,8 +22,8 @@ import sys
 import threading
 import time
 
-AF_EXTL = int(os.environ.get("TEST_AF_EXTL", "18"))
-IPPROTO_EXTL = 257
+AF_EXTL = int(os.environ.get("TEST_AF_EXTL", "19"))
+IPPROTO_EXTL = 259
 SOL_EXTL, EXTL_INFO = 0x4558, 1
 IDLE, LISTENING, TCP, DIRECT = 0, 1, 2, 3
 KINDS = [n + v for n in ("tcp", "extl", "alias") for v in "46"]

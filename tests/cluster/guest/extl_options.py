@@ -26,7 +26,7 @@ OWN = {
     ("tcp", 26),  # TCP_CC_INFO
     ("tcp", 35),  # TCP_ZEROCOPY_RECEIVE
 }
-#: What these sockets refuse (docs/af-extl.md).
+#: What these sockets refuse (docs/af_extl.md).
 REFUSED = {("tcp", TCP_ULP), ("ipv6", IPV6_ADDRFORM)}
 
 

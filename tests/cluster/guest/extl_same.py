@@ -132,7 +132,7 @@ def see_addresses_that_are_wrong(kind):
         "none": b"",
         "unix": struct.pack("=H", socket.AF_UNIX) + bytes(26),
         "other": struct.pack("=HHI", socket.AF_INET if inet(kind) != socket.AF_INET else socket.AF_INET6, 0, 0) + bytes(20),
-        "own": struct.pack("=H", 18) + bytes(26),
+        "own": struct.pack("=H", 19) + bytes(26),
     }
     for name, address in words.items():
         for call in (LIBC.bind, LIBC.connect):

@@ -6,7 +6,7 @@ use libc::{
 };
 
 /// `IPPROTO_EXTL` of extoll/af_extl.h.
-const IPPROTO_EXTL: c_int = 257;
+const IPPROTO_EXTL: c_int = 259;
 
 /// What the environment asks of a process.
 #[derive(Debug, PartialEq)]
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn programs_are_chosen_by_name() {
-        let all = Choice::Protocol(257);
+        let all = Choice::Protocol(259);
         assert_eq!(choice("a", &[]), all);
         assert_eq!(choice("a", &[("EXTL_ONLY", "b,a")]), all);
         assert_eq!(choice("a", &[("EXTL_ONLY", "b,ab")]), Choice::Nothing);
@@ -84,13 +84,13 @@ mod tests {
 
     #[test]
     fn only_sockets_of_tcp_change() {
-        let all = Choice::Protocol(257);
+        let all = Choice::Protocol(259);
         let flags = SOCK_NONBLOCK | SOCK_CLOEXEC;
         for domain in [AF_INET, AF_INET6] {
             for kind in [SOCK_STREAM, SOCK_STREAM | flags] {
-                assert_eq!(all.protocol(domain, kind, 0), Some(257));
-                assert_eq!(all.protocol(domain, kind, IPPROTO_TCP), Some(257));
-                assert_eq!(all.protocol(domain, kind, IPPROTO_MPTCP), Some(257));
+                assert_eq!(all.protocol(domain, kind, 0), Some(259));
+                assert_eq!(all.protocol(domain, kind, IPPROTO_TCP), Some(259));
+                assert_eq!(all.protocol(domain, kind, IPPROTO_MPTCP), Some(259));
                 assert_eq!(all.protocol(domain, kind, libc::IPPROTO_SCTP), None);
                 assert_eq!(Choice::Nothing.protocol(domain, kind, 0), None);
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! libextl.so: preloaded, it makes the program's sockets of TCP sockets of AF_EXTL
-//! (docs/af-extl.md). It has one function, `socket()`; all others work on such a socket as they
+//! (docs/af_extl.md). It has one function, `socket()`; all others work on such a socket as they
 //! are. Where a socket can't be had that way, the program gets one of TCP.
 #![deny(missing_docs)]
 

@@ -173,7 +173,7 @@ impl Kernel {
 
 fn switch() -> Switch {
     Switch {
-        protocol: 257,
+        protocol: 259,
         lists: HEADS.map(Some),
         protocol_offset: 18,
         list_offset: 0,
@@ -188,14 +188,14 @@ fn switch() -> Switch {
 
 #[test]
 fn sockets_of_tcp_change_and_no_others() {
-    let mut kernel = Kernel::new([&[6, 262, 257], &[257, 6]]);
+    let mut kernel = Kernel::new([&[6, 262, 259], &[259, 6]]);
     let all = switch();
     for family in [2, 10] {
         for kind in [1, 1 | 0o4000, 1 | 0o2000000 | 0o4000] {
-            assert_eq!(kernel.socket(&all, family, kind, 0), 257);
-            assert_eq!(kernel.socket(&all, family, kind, 6), 257);
+            assert_eq!(kernel.socket(&all, family, kind, 0), 259);
+            assert_eq!(kernel.socket(&all, family, kind, 6), 259);
             assert_eq!(kernel.socket(&all, family, kind, 132), 132);
-            assert_eq!(kernel.socket(&all, family, kind, 262), 257);
+            assert_eq!(kernel.socket(&all, family, kind, 262), 259);
         }
         assert_eq!(kernel.socket(&all, family, 2, 0), 0);
         assert_eq!(kernel.socket(&all, family, 3, 6), 6);
@@ -211,9 +211,9 @@ fn without_the_module_nothing_changes() {
     assert_eq!(kernel.socket(&switch(), 10, 1, 6), 6);
     assert_eq!((kernel.count(SWITCHED), kernel.count(ABSENT)), (0, 2));
     // It is there for one of the two only.
-    let mut kernel = Kernel::new([&[6], &[6, 257]]);
+    let mut kernel = Kernel::new([&[6], &[6, 259]]);
     assert_eq!(kernel.socket(&switch(), 2, 1, 0), 0);
-    assert_eq!(kernel.socket(&switch(), 10, 1, 0), 257);
+    assert_eq!(kernel.socket(&switch(), 10, 1, 0), 259);
     let one = Switch {
         lists: [Some(HEADS[0]), None],
         ..switch()
@@ -239,9 +239,9 @@ fn a_list_that_has_no_end_or_cannot_be_read_ends() {
 
 #[test]
 fn a_module_on_its_way_out_is_left_alone() {
-    let mut kernel = Kernel::new([&[6, 257], &[257]]);
+    let mut kernel = Kernel::new([&[6, 259], &[259]]);
     // Live, coming, going, not formed yet.
-    for (state, protocol) in [(0, 257), (1, 0), (2, 0), (3, 0), (0, 257)] {
+    for (state, protocol) in [(0, 259), (1, 0), (2, 0), (3, 0), (0, 259)] {
         kernel.write(MODULE, 4, state);
         assert_eq!(kernel.socket(&switch(), 2, 1, 0), protocol);
         assert_eq!(kernel.socket(&switch(), 10, 1, 0), protocol);
@@ -254,7 +254,7 @@ fn a_module_on_its_way_out_is_left_alone() {
 
 #[test]
 fn the_list_may_be_anywhere_in_an_entry() {
-    let mut kernel = Kernel::new([&[257], &[257]]);
+    let mut kernel = Kernel::new([&[259], &[259]]);
     // As if the list began 8 bytes behind the beginning of the entry.
     let moved = Switch {
         protocol_offset: 26,
@@ -265,13 +265,13 @@ fn the_list_may_be_anywhere_in_an_entry() {
         },
         ..switch()
     };
-    assert_eq!(kernel.socket(&moved, 2, 1, 0), 257);
+    assert_eq!(kernel.socket(&moved, 2, 1, 0), 259);
 }
 
 #[test]
 fn programs_are_chosen_by_name() {
     let names = |list: &[&str]| list.iter().map(|n| n.to_string()).collect::<Vec<_>>();
-    let mut kernel = Kernel::new([&[257], &[257]]);
+    let mut kernel = Kernel::new([&[259], &[259]]);
     let mut says = |comm, only: &[&str], not: &[&str]| {
         kernel.comm = comm;
         let chosen = Switch {
@@ -279,7 +279,7 @@ fn programs_are_chosen_by_name() {
             not: names(not),
             ..switch()
         };
-        kernel.socket(&chosen, 2, 1, 0) == 257
+        kernel.socket(&chosen, 2, 1, 0) == 259
     };
     assert!(says("a", &["b", "a"], &[]));
     assert!(!says("a", &["b", "aa"], &[]));
@@ -300,27 +300,27 @@ fn programs_are_chosen_by_name() {
 
 #[test]
 fn a_control_group_is_asked_for() {
-    let mut kernel = Kernel::new([&[257], &[257]]);
+    let mut kernel = Kernel::new([&[259], &[259]]);
     let group = Switch {
         cgroup_map: Some(77),
         ..switch()
     };
     assert_eq!(kernel.socket(&group, 2, 1, 0), 0);
     kernel.under = true;
-    assert_eq!(kernel.socket(&group, 2, 1, 0), 257);
+    assert_eq!(kernel.socket(&group, 2, 1, 0), 259);
     assert_eq!((kernel.count(SWITCHED), kernel.count(ABSENT)), (1, 0));
 }
 
 #[test]
 fn as_many_names_as_are_allowed_fit() {
     let names: Vec<String> = (0..MOST_NAMES).map(|i| format!("program-{i}")).collect();
-    let mut kernel = Kernel::new([&[257], &[257]]);
+    let mut kernel = Kernel::new([&[259], &[259]]);
     kernel.comm = "program-63";
     let all = Switch {
         only: names.clone(),
         not: names[..MOST_NAMES - 1].to_vec(),
         ..switch()
     };
-    assert_eq!(kernel.socket(&all, 2, 1, 0), 257);
+    assert_eq!(kernel.socket(&all, 2, 1, 0), 259);
     assert!(all.program().unwrap().len() < 1000);
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// The function of the kernel that the program is attached to.
 const HOOK: &str = "update_socket_protocol";
 /// Number of the protocol, unless the module says otherwise (`IPPROTO_EXTL`).
-const PROTOCOL: u16 = 257;
+const PROTOCOL: u16 = 259;
 /// Index of SOCK_STREAM in the kernel's lists, which are two pointers each.
 const STREAM: u64 = 16;
 /// Bytes of what is noted of a switch.
@@ -398,7 +398,7 @@ mod tests {
             Report {
                 name: "the system".into(),
                 notes: Notes {
-                    protocol: 257,
+                    protocol: 259,
                     cgroup: cgroup.map(PathBuf::from),
                     only: vec![],
                     not: vec!["a".into(), "b".into()],
@@ -424,7 +424,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         let says = |what: &str| {
-            let error = format!("{:#}", look(root, 257).unwrap_err());
+            let error = format!("{:#}", look(root, 259).unwrap_err());
             assert!(error.contains(what), "{error}, not {what}");
         };
         says("tells nothing of its types");
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(parameter(dir.path(), "protocol"), None);
         let files = dir.path().join("sys/kernel/debug/af_extl");
         fs::create_dir_all(&files).unwrap();
-        fs::write(files.join("parameters"), "family 18\nprotocol 260\n").unwrap();
+        fs::write(files.join("parameters"), "family 19\nprotocol 260\n").unwrap();
         assert_eq!(parameter(dir.path(), "protocol"), Some(260));
     }
 
