@@ -105,7 +105,30 @@ fn interface(lab: &Lab) -> Result<()> {
     // Up and down again: addresses and neighbours come back and traffic flows.
     lab.ok(0, "ip link set exn0 down && ip link set exn0 up")?;
     node(lab, 0).back()?;
-    node(lab, 0).pings(3, "-i 0.1")
+    node(lab, 0).pings(3, "-i 0.1")?;
+    counters_agree(lab)
+}
+
+/// What one node has counted as sent, its peer counts as received, in frames and in bytes.
+fn counters_agree(lab: &Lab) -> Result<()> {
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    let counts = || -> Result<[u64; 4]> {
+        Ok([
+            from.net("tx_packets")?,
+            to.net("rx_packets")?,
+            from.net("tx_bytes")?,
+            to.net("rx_bytes")?,
+        ])
+    };
+    let before = counts()?;
+    from.pings(20, "-i 0.02 -s 1000")?;
+    // Headers of ICMP, IPv4 and Ethernet.
+    let least = 20 * (1000 + 8 + 20 + 14);
+    lab.until("both ends count the same", PATIENCE, |_| {
+        let now = counts()?;
+        let new: Vec<u64> = now.iter().zip(before).map(|(n, b)| n - b).collect();
+        Ok(new[0] == new[1] && new[2] == new[3] && new[2] >= least)
+    })
 }
 
 fn ping_1000(lab: &Lab) -> Result<()> {
