@@ -17,7 +17,8 @@ PATIENCE = 20
 
 def check(what, got, want=True):
     if got != want:
-        raise AssertionError(f"{what}: got {got!r}, want {want!r}")
+        kind = "wrong data: " if isinstance(want, bytes) else ""
+        raise AssertionError(f"{what}: {kind}got {got!r}, want {want!r}")
 
 
 def fails(what, want, f, *args):

@@ -45,7 +45,11 @@ pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
                 hard |= verdict.is_err();
                 evidence.extend(verdict.err().map(|e| e.context(when.to_owned())));
             }
-            Err(e) => evidence.push(e),
+            // It always answers, unless it has died.
+            Err(e) => {
+                hard = true;
+                evidence.push(e);
+            }
         };
     };
     look(before, "before the scenario began", &mut evidence);

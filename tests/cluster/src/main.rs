@@ -173,15 +173,14 @@ fn chosen(args: &Args) -> Result<(Vec<Scenario>, Vec<String>)> {
 
 /// What the results of this run depend on.
 fn key(args: &Args) -> Key {
-    let word = |name| std::env::var(name).unwrap_or_default();
+    let value = |name: &&'static str| {
+        let value = std::env::var(name).ok().filter(|v| !v.is_empty())?;
+        Some((*name, value))
+    };
     Key {
         commit: args.commit.clone(),
-        seed: word("SEED"),
-        variant: word("LAB_VARIANT"),
-        slow: word("LAB_SLOW"),
-        cpus: word("LAB_CPUS"),
         kernel: if args.debug_kernel { "debug" } else { "stock" },
-        full: cluster::full(),
+        variables: report::VARIABLES.iter().filter_map(value).collect(),
     }
 }
 
@@ -246,7 +245,8 @@ fn run(args: &Args) -> Result<bool> {
     if !left_out.is_empty() {
         println!("left out: {} scenarios", left_out.len());
     }
-    Ok(run.report.summary(count))
+    let is_good = run.report.summary(count);
+    Ok(is_good && run.stopped().is_none())
 }
 
 /// Signals that end a run in order.

@@ -71,26 +71,29 @@ pub struct Cost {
 pub struct Key {
     /// The commit; empty if the work tree is not that of a commit.
     pub commit: String,
-    /// `SEED`.
-    pub seed: String,
-    /// `LAB_VARIANT`.
-    pub variant: String,
-    /// `LAB_SLOW`, empty for the usual factor.
-    pub slow: String,
-    /// `LAB_CPUS`, empty for what the specifications say.
-    pub cpus: String,
     /// `stock` or `debug`.
     pub kernel: &'static str,
-    /// Whether with full volumes.
-    pub full: bool,
+    /// Variables that say how scenarios run, those that are set ([`VARIABLES`]).
+    pub variables: BTreeMap<&'static str, String>,
 }
+
+/// Variables on which the results of scenarios depend (docs/testing.md).
+pub const VARIABLES: &[&str] = &[
+    "SEED",
+    "LAB_VARIANT",
+    "LAB_SLOW",
+    "LAB_CPUS",
+    "LAB_NIC_OPTIONS",
+    "LAB_TIMING",
+    "FULL",
+    "MATRIX",
+    "FUZZ_SEED",
+    "FUZZ_SECONDS",
+];
 
 impl Key {
     fn of(&self) -> Value {
-        json!({
-            "commit": self.commit, "seed": self.seed, "variant": self.variant, "slow": self.slow, "cpus": self.cpus,
-            "kernel": self.kernel, "full": self.full,
-        })
+        json!({ "commit": self.commit, "kernel": self.kernel, "variables": self.variables })
     }
 
     /// The command that repeats a scenario.
@@ -99,35 +102,40 @@ impl Key {
             "debug" => "check-debug",
             _ => "check",
         };
-        let full = if self.full { "1" } else { "" };
-        let variables = [
-            ("SEED", self.seed.as_str()),
-            ("LAB_VARIANT", &self.variant),
-            ("LAB_SLOW", &self.slow),
-            ("LAB_CPUS", &self.cpus),
-            ("FULL", full),
-        ];
-        let given = variables.iter().filter(|(_, value)| !value.is_empty());
-        let words: String = given.map(|(v, value)| format!(" {v}={value}")).collect();
+        let words = self.variables.iter();
+        let words: String = words.map(|(v, value)| format!(" {v}={value}")).collect();
         format!("make {target} T=vm::{name}{words}")
     }
 
-    /// Names of the scenarios that have passed with this key, by the lines of a journal.
-    pub fn passed(&self, journal: &str) -> BTreeSet<String> {
-        let key = self.of();
-        let of_line = |line: &str| {
-            let record: Value = serde_json::from_str(line).ok()?;
-            let same = key
-                .as_object()?
-                .iter()
-                .all(|(k, v)| record.get(k) == Some(v));
-            let ok = record["result"] == "ok" && record["attempt"] == 1;
-            (same && ok).then(|| record["name"].as_str().map(str::to_owned))?
-        };
-        match self.commit.is_empty() {
-            true => BTreeSet::new(),
-            false => journal.lines().filter_map(of_line).collect(),
+    /// Names of the scenarios whose last result with this key is that they have passed, by the lines of a history.
+    pub fn passed(&self, history: &str) -> BTreeSet<String> {
+        let mut passed = BTreeSet::new();
+        if self.commit.is_empty() {
+            return passed;
         }
+        let key = self.of();
+        let Some(key) = key.as_object() else {
+            return passed;
+        };
+        for line in history.lines() {
+            let Ok(record) = serde_json::from_str::<Value>(line) else {
+                continue;
+            };
+            let is_same = key.iter().all(|(k, v)| record.get(k) == Some(v));
+            let Some(name) = record["name"].as_str().filter(|_| is_same) else {
+                continue;
+            };
+            match record["result"].as_str() {
+                Some("ok") if record["attempt"] == 1 => {
+                    passed.insert(name.to_owned());
+                }
+                Some("again" | "failed" | "flaky") => {
+                    passed.remove(name);
+                }
+                _ => {}
+            }
+        }
+        passed
     }
 }
 
@@ -210,7 +218,10 @@ impl Report {
             Verdict::Cut => println!("cut     vm::{name} ({took})"),
             Verdict::Again(why) => println!("again   vm::{name} ({took}): {why}"),
             // Those of repetitions are told with the verdict.
-            Verdict::Failed(why) if attempt == 1 => println!("FAILED  vm::{name} ({took}): {why}"),
+            Verdict::Failed(why) if attempt == 1 => {
+                println!("FAILED  vm::{name} ({took}): {why}");
+                println!("to repeat it: {}", self.key.command(name));
+            }
             Verdict::Failed(_) | Verdict::Flaky(_) => {}
         }
         if attempt == 1 {
@@ -230,15 +241,19 @@ impl Report {
 
     /// Prints, records and counts what repetitions say of a scenario.
     pub fn verdict(&self, name: &str, verdict: &Verdict) {
+        self.tell(name, verdict);
+        println!("to repeat it: {}", self.key.command(name));
+        self.record(json!({ "name": format!("vm::{name}"), "result": verdict.word(), "attempt": 0, "end": now() }));
+    }
+
+    fn tell(&self, name: &str, verdict: &Verdict) {
         let why = verdict.why().unwrap_or_default();
         let word = match verdict {
             Verdict::Flaky(_) => "FLAKY",
             _ => "FAILED",
         };
         println!("{word:<7} vm::{name}: {why}");
-        println!("to repeat it: {}", self.key.command(name));
         self.count(name, verdict);
-        self.record(json!({ "name": format!("vm::{name}"), "result": verdict.word(), "attempt": 0, "end": now() }));
     }
 
     fn count(&self, name: &str, verdict: &Verdict) {
@@ -267,10 +282,14 @@ impl Report {
         }
     }
 
-    /// Counts and prints a failure that shows after the last scenario in a cluster.
-    pub fn afterwards(&self, name: &str, why: String) {
+    /// Counts and prints a failure that shows after the last scenario in a cluster, which does not count as passed any more when a later
+    /// run resumes.
+    pub fn afterwards(&self, name: &str, last: &str, why: String) {
         self.counts().afterwards += 1;
-        self.verdict(name, &Verdict::Failed(why));
+        self.tell(name, &Verdict::Failed(why));
+        self.record(
+            json!({ "name": format!("vm::{last}"), "result": "failed", "attempt": 0, "end": now() }),
+        );
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -349,7 +368,7 @@ mod tests {
         assert!(!summary(3, 4, &[Verdict::Again("why".into())])?);
         let report = report()?;
         report.end(&X, 1, &Verdict::Passed, &Cost::default());
-        report.afterwards("no_leaks", "why".into());
+        report.afterwards("no_leaks", "x", "why".into());
         assert!(!report.summary(1));
         Ok(())
     }
@@ -370,13 +389,12 @@ mod tests {
     }
 
     #[test]
-    fn commands_name_what_is_not_usual() {
+    fn commands_name_what_is_set() {
         let key = Key {
-            seed: "7".into(),
-            full: true,
+            variables: BTreeMap::from([("SEED", "7".into())]),
             ..Key::default()
         };
-        assert_eq!(key.command("a::b"), "make check T=vm::a::b SEED=7 FULL=1");
+        assert_eq!(key.command("a::b"), "make check T=vm::a::b SEED=7");
     }
 
     #[test]
@@ -395,10 +413,13 @@ mod tests {
         let journal = std::fs::read_to_string(&file)?;
         assert_eq!(key.passed(&journal), BTreeSet::from(["vm::x".to_owned()]));
         let full = Key {
-            full: true,
+            variables: BTreeMap::from([("FULL", "1".into())]),
             ..key.clone()
         };
         assert!(full.passed(&journal).is_empty());
+        report.afterwards("nothing_afterwards", "x", "why".into());
+        let journal = std::fs::read_to_string(&file)?;
+        assert!(key.passed(&journal).is_empty(), "the last result counts");
         assert!(Key::default().passed(&journal).is_empty(), "no commit");
         Ok(())
     }

@@ -1,10 +1,10 @@
 //! A run: boots clusters one after the other, runs scenarios in them, ends what does not end by itself, and repeats what failed.
 
-use crate::cluster::{self, Lab};
+use crate::cluster::{self, Defect, Lab};
 use crate::evidence;
 use crate::report::{Cost, Report, Verdict};
 use crate::scenario::Scenario;
-use anyhow::{anyhow, Context, Error, Result};
+use anyhow::{anyhow, Context, Result};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -217,7 +217,7 @@ impl Run {
                 "after the last scenario in a cluster ({}): {error:#}\n{kept}",
                 lab.spec().describe()
             );
-            self.report.afterwards(name, why);
+            self.report.afterwards(name, held.last, why);
         }
     }
 
@@ -227,7 +227,7 @@ impl Run {
         scenario: &Scenario,
         cost: &mut Cost,
         used: &mut Meter,
-    ) -> Result<Lab, Option<Error>> {
+    ) -> Result<Lab, Option<Outcome>> {
         let start = Instant::now();
         let name = self.next_name();
         let (name_, spec) = (name.clone(), scenario.spec.clone());
@@ -254,9 +254,11 @@ impl Run {
                 Ok(lab)
             }
             Err(error) => {
+                let (defect, hard) = defect(&name);
                 let kept = self.report.preserve(scenario.name, &name, None);
                 remove(&name);
-                Err(Some(anyhow!("{error:#}\n{kept}")))
+                let why = format!("{error:#}{defect}\n{kept}");
+                Err(Some(Outcome::Failed { why, hard }))
             }
         }
     }
@@ -299,10 +301,7 @@ impl Run {
             None => match self.boot(scenario, &mut cost, &mut used) {
                 Ok(lab) => Arc::new(lab),
                 Err(error) => {
-                    let outcome = error.map_or(Outcome::Cut, |e| Outcome::Failed {
-                        why: e.to_string(),
-                        hard: false,
-                    });
+                    let outcome = error.unwrap_or(Outcome::Cut);
                     end(&outcome, &mut cost, &used);
                     return (outcome, None);
                 }
@@ -330,15 +329,23 @@ impl Run {
                 println!("{}", kept());
                 Outcome::Cut
             }
-            Err(Late::Deadline) => Outcome::Failed {
-                why: format!("not finished after {} s\n{}", deadline.as_secs(), kept()),
-                hard: false,
-            },
+            Err(Late::Deadline) => {
+                let (defect, hard) = defect(lab.name());
+                let seconds = deadline.as_secs();
+                Outcome::Failed {
+                    why: format!("not finished after {seconds} s{defect}\n{}", kept()),
+                    hard,
+                }
+            }
         };
         end(&outcome, &mut cost, &used);
         if matches!(outcome, Outcome::Passed) {
-            let expects = scenario.expects;
-            return (outcome, Some(Held { lab, expects }));
+            let held = Held {
+                lab,
+                expects: scenario.expects,
+                last: scenario.name,
+            };
+            return (outcome, Some(held));
         }
         // Not by dropping it: a scenario that does not end still has it.
         remove(lab.name());
@@ -374,6 +381,8 @@ struct Held {
     lab: Arc<Lab>,
     /// Findings that the last scenario announced, some of which may show after its end.
     expects: &'static [&'static str],
+    /// Name of that scenario.
+    last: &'static str,
 }
 
 /// Adds up the processor time of processes that come and go.
@@ -436,6 +445,14 @@ fn ticks(stat: &str) -> (u64, u64) {
         .filter_map(|w| w.parse().ok())
         .collect();
     (numbers.get(7).copied().unwrap_or(0), numbers.iter().sum())
+}
+
+/// What the kernels of a lab that does not answer reported, if they did, and whether that is more than a stall.
+fn defect(lab: &str) -> (String, bool) {
+    match Defect::of_lab(lab) {
+        Some(defect) => (format!("\n{defect}"), !defect.is_stall),
+        None => (String::new(), false),
+    }
 }
 
 /// Names among `all` of a lab and of those that its scenarios have beside it, which begin with its name.

@@ -14,6 +14,27 @@ pub struct Defect {
     pub is_stall: bool,
 }
 
+impl Defect {
+    /// The worst defect in the consoles of a lab that may not answer any more: one that is no stall, if there is one.
+    pub fn of_lab(name: &str) -> Option<Self> {
+        let dir = std::fs::read_dir(crate::directory(name)).ok()?;
+        let consoles = dir.flatten().map(|e| e.path().join("console.log"));
+        let defects = consoles.filter_map(|path| {
+            let log = std::fs::read(&path).ok()?;
+            let log = String::from_utf8_lossy(&log);
+            Some(Self {
+                text: format!(
+                    "{}:\n{}",
+                    path.display(),
+                    lab::logscan::first_defect(&log, &[])?
+                ),
+                is_stall: lab::logscan::is_stall(&log, &[]),
+            })
+        });
+        defects.min_by_key(|d| d.is_stall)
+    }
+}
+
 impl std::fmt::Display for Defect {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.text)
@@ -97,22 +118,26 @@ impl Lab {
     pub fn assert_clean_log_but(&self, expected: &[&str]) -> Result<()> {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let mut silent = Ok(());
+        let mut defects = Vec::new();
         for (node, from) in checked.iter_mut().enumerate() {
-            // A node that does not answer has told why, perhaps: look at its log in any case.
+            // A node that does not answer may have logged why, so its log is checked in any case.
             let settled = self.log_settled(node);
             let log = self.node(node)?.log_since(*from);
             if let Some(defect) = lab::logscan::first_defect(&log, expected) {
-                return Err(Error::new(Defect {
+                defects.push(Defect {
                     text: format!("kernel log of node{node} is not clean:\n{defect}"),
                     is_stall: lab::logscan::is_stall(&log, expected),
-                }));
+                });
             }
             match settled {
                 Ok(end) => *from = end,
                 Err(e) => silent = Err(e.context(format!("node{node} does not answer"))),
             }
         }
-        silent
+        match defects.into_iter().min_by_key(|d| d.is_stall) {
+            Some(defect) => Err(Error::new(defect)),
+            None => silent,
+        }
     }
 
     /// How often kernels of this lab's nodes have begun to boot.

@@ -1,6 +1,7 @@
 //! Commands: in nodes by the crate `lab`, and of its command line.
 
 use crate::settings::as_slow;
+use crate::WrongData;
 use anyhow::{bail, Context, Result};
 use lab::Paths;
 use std::collections::VecDeque;
@@ -28,16 +29,22 @@ pub struct Output {
     pub stderr: String,
 }
 
+/// What programs say of data that are not what they should be: ours, fio, sha256sum -c, ping.
+const WRONG_DATA: &[&str] = &["wrong data", "verify failed", ": FAILED\n"];
+
 impl Output {
     /// Its standard output if it succeeded.
     pub(crate) fn succeeded(self, node: usize, script: &str) -> Result<String> {
         if self.status != 0 {
-            bail!(
-                "node{node}# {script}: exit status {}\n{}{}",
-                self.status,
-                self.stdout,
-                self.stderr
-            );
+            let (status, out, err) = (self.status, &self.stdout, &self.stderr);
+            let what = format!("node{node}# {script}: exit status {status}\n{out}{err}");
+            if WRONG_DATA
+                .iter()
+                .any(|w| out.contains(w) || err.contains(w))
+            {
+                return Err(WrongData::error(what));
+            }
+            bail!(what);
         }
         Ok(self.stdout)
     }

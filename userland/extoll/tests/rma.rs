@@ -18,13 +18,8 @@ const QUEUE_AT: u64 = 0x21000;
 const TE: usize = 16;
 
 fn device() -> Arc<Fake> {
-    let values = [
-        (0x8004_6B00, 64 << 10),
-        (0x8004_6B03, 64 << 10),
-        (0x8004_6B08, 3),
-        (0x8004_6B09, 7),
-    ];
-    Fake::new((QUEUE_AT, 16), &values)
+    let values = [(0, 64 << 10), (3, 64 << 10), (8, 3), (9, 7)];
+    Fake::new((QUEUE_AT, 16), &values.map(|(n, v)| (0x8004_6B00 + n, v)))
 }
 
 /// The NIC's side: requester pages, state, queue.

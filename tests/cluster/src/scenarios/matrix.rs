@@ -8,7 +8,7 @@ use super::memory::{begin, end, expect, offer, Offer};
 use super::node::full;
 use super::userland::{built, finish, nothing_left, server};
 use super::PAIR;
-use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::cluster::{Lab, Spec, WrongData, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
@@ -186,9 +186,10 @@ fn copies(lab: &Lab, node: usize, commands: &[String]) -> Result<usize> {
         commands.len()
     );
     for r in &results {
-        let good =
-            r.contains("result ok") && (r.contains("dir=put") || r.contains("mismatch none"));
-        ensure!(good, "copy {r}");
+        ensure!(r.contains("result ok"), "copy {r}");
+        if !r.contains("dir=put") && !r.contains("mismatch none") {
+            return Err(WrongData::error(format!("copy {r}")));
+        }
     }
     Ok(results.len())
 }

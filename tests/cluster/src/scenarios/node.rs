@@ -241,6 +241,9 @@ impl Node<'_> {
             ),
         };
         let out = self.lab.sh_for(self.number, &command, 2 * PINGING)?;
+        if out.stdout.contains("wrong data byte") {
+            return Err(WrongData::error(format!("{command}: {}", out.stdout)));
+        }
         let times = answers(&out.stdout, count);
         if let Some(wrong) = times.iter().position(|n| *n != 1) {
             let (n, answer, count) = (self.number, wrong + 1, times[wrong]);

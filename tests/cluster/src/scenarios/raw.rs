@@ -3,7 +3,7 @@
 use super::expected::{OF_INPUT, REFUSED};
 use super::node::node;
 use super::on_pair;
-use crate::cluster::{Lab, PATIENCE};
+use crate::cluster::{Lab, WrongData, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
@@ -74,10 +74,11 @@ fn velo_and_rma(lab: &Lab) -> Result<()> {
         }
     }
     let status = lab.raw(1, "status")?;
-    ensure!(
-        number(&status, "bad")? == 0,
-        "the server saw bad messages: {status:?}"
-    );
+    if number(&status, "bad")? != 0 {
+        return Err(WrongData::error(format!(
+            "the server saw bad messages: {status:?}"
+        )));
+    }
     ensure!(
         number(&status, "puts")? == 6 * 24,
         "PUTs went missing: {status:?}"
