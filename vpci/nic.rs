@@ -358,8 +358,8 @@ impl Nic {
             self.want(begins);
             return false;
         }
-        let early = core::mem::take(&mut *self.early.lock());
-        drop(early);
+        // Dropped under the lock, so that a second caller does not find numbers that are still held.
+        *self.early.lock() = KVec::new();
         true
     }
 
