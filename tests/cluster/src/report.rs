@@ -102,9 +102,13 @@ impl Key {
             "debug" => "check-debug",
             _ => "check",
         };
-        let words = self.variables.iter();
-        let words: String = words.map(|(v, value)| format!(" {v}={value}")).collect();
-        format!("make {target} T=vm::{name}{words}")
+        let mut words = vec![format!("make {target} T=vm::{name}")];
+        words.extend(
+            self.variables
+                .iter()
+                .map(|(v, value)| format!("{v}={value}")),
+        );
+        words.join(" ")
     }
 
     /// Names of the scenarios whose last result with this key is that they have passed, by the lines of a history.
