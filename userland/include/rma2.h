@@ -50,6 +50,7 @@ typedef enum {
 	RMA2_ERR_MMAP            = -24,
 	RMA2_ERR_FD              = -25,	/* the device file cannot be opened, or the network is down */
 	RMA2_ERR_MAP             = -26,
+	RMA2_ERR_INTERRUPTED     = -27,	/* not in the public librma: a signal ended the wait, nothing else happened */
 	RMA2_ERR_DOUBLE_MAP      = 27,
 	RMA2_ERR_NO_TABLE        = 28,
 	RMA2_ERR_NOT_FREE        = 29,

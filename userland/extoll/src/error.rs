@@ -2,7 +2,7 @@
 //! What can go wrong.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use wire::rma::{DescriptorError, NotificationError};
 
 /// Result of this crate.
@@ -15,15 +15,30 @@ pub enum Error {
     /// The device node does not exist or has no driver behind it.
     #[error("no Extoll device: {0} (is extoll.ko loaded?)")]
     NoDevice(PathBuf),
+    /// The system does not let this user open the device node.
+    #[error("cannot open {path} as user {user}: {reason} ({})", who_may_open(.path))]
+    NotPermitted {
+        /// The node.
+        path: PathBuf,
+        /// Effective user of the process.
+        user: u32,
+        /// The system's answer, as in [`Error::Register`].
+        reason: io::Error,
+    },
     /// The NIC is not part of a network at the moment; opening may work later.
     #[error("{0}: the NIC's network is not up")]
     NetworkDown(PathBuf),
     /// All VPIDs are taken.
     #[error("{0}: all ports are in use")]
     PortsUsed(PathBuf),
+    /// The user has as many ports as the driver allows one user.
+    #[error(
+        "{0}: this user has as many ports as are allowed (parameter vpids_per_user of extoll.ko)"
+    )]
+    UserPortsUsed(PathBuf),
     /// Registering failed: beyond the limit of locked memory (`ulimit -l`) or of the translation tables, not mapped, or the NIC did not
     /// confirm it in time.
-    #[error("{bytes} bytes cannot be registered: {reason}{}", hint(.reason))]
+    #[error("{bytes} bytes cannot be registered: {reason}{}", why_not_registered(.reason))]
     Register {
         /// Bytes of the pages asked for.
         bytes: u64,
@@ -31,7 +46,7 @@ pub enum Error {
         reason: io::Error,
     },
     /// The driver makes no queue of this size: beyond the limit of locked memory (`ulimit -l`), or no memory.
-    #[error("no memory for the {what}: {reason}{}", hint(.reason))]
+    #[error("no memory for the {what}: {reason}{}", locked_memory(.reason))]
     Queue {
         /// Which one.
         what: &'static str,
@@ -39,7 +54,7 @@ pub enum Error {
         reason: io::Error,
     },
     /// A system call failed.
-    #[error("{what}: {reason}")]
+    #[error("{what}: {reason}{}", privilege(.reason))]
     Os {
         /// What was tried.
         what: String,
@@ -52,6 +67,23 @@ pub enum Error {
     /// The time given is over.
     #[error("timed out")]
     Timeout,
+    /// A signal handler ran while the call waited. Nothing else happened: call again to wait on.
+    #[error("interrupted by a signal")]
+    Interrupted,
+    /// Not a node: 65,534 and 65,535 are reserved.
+    #[error("node {0} is reserved")]
+    Node(u16),
+    /// Not a multicast group.
+    #[error("there is no multicast group {0}")]
+    Group(u16),
+    /// Sizes that a queue cannot have.
+    #[error("a queue of {bytes} bytes in segments of {segment}: whole pages and whole segments are needed")]
+    QueueSize {
+        /// Of the queue.
+        bytes: u64,
+        /// Of each contiguous piece.
+        segment: u64,
+    },
     /// The NIC was unbound or removed, or reads as all ones. Final: open another port when it is back.
     #[error("the NIC is gone")]
     Gone,
@@ -105,10 +137,46 @@ pub enum Error {
     Driver(String),
 }
 
-fn hint(source: &io::Error) -> &'static str {
+fn locked_memory(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::ENOMEM) => " (limit of locked memory: ulimit -l)",
         _ => "",
+    }
+}
+
+/// What the driver means by the error numbers of REGISTER_REGION (docs/uapi.md).
+fn why_not_registered(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EFAULT) => " (it is not mapped, or cannot be written)",
+        Some(libc::EDQUOT) => {
+            " (address tables of this user: parameter tables_per_user of extoll.ko)"
+        }
+        Some(libc::ENOSPC) => " (no network addresses are left)",
+        Some(libc::EAGAIN) => " (it was unmapped meanwhile)",
+        Some(libc::EOPNOTSUPP) => " (processor and NIC do not see each other's writes)",
+        Some(libc::EIO) => " (the machine cannot map it for the NIC)",
+        Some(libc::ETIMEDOUT) => " (the NIC did not confirm it)",
+        _ => locked_memory(source),
+    }
+}
+
+/// The driver refuses calls on an open file for this reason only.
+fn privilege(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EPERM) => {
+            " (for programs that open the device with CAP_SYS_RAWIO; kernel lockdown refuses some to all)"
+        }
+        _ => "",
+    }
+}
+
+/// What `EPERM` can mean when a device node is opened.
+fn who_may_open(path: &Path) -> &'static str {
+    match path.file_name().and_then(|name| name.to_str()) {
+        Some("velo2" | "rma2") => {
+            "unprivileged users need an ID among the 65,535 from parameter first_user of extoll.ko on, see docs/security.md; a container needs the device in its device rules"
+        }
+        _ => "kernel lockdown, or the device rules of a container",
     }
 }
 
@@ -169,14 +237,21 @@ impl Error {
             Error::NoDevice(_) | Error::Gone => libc::ENODEV,
             Error::NetworkDown(_) => libc::ENETDOWN,
             Error::PortsUsed(_) => libc::EBUSY,
-            Error::Register { reason, .. }
+            Error::UserPortsUsed(_) => libc::EDQUOT,
+            Error::NotPermitted { reason, .. }
+            | Error::Register { reason, .. }
             | Error::Queue { reason, .. }
             | Error::Os { reason, .. } => reason.raw_os_error().unwrap_or(libc::EIO),
             Error::Full => libc::EAGAIN,
             Error::Timeout => libc::ETIMEDOUT,
-            Error::Descriptor(_) | Error::Message(_) | Error::Range { .. } | Error::Window(_) => {
-                libc::EINVAL
-            }
+            Error::Interrupted => libc::EINTR,
+            Error::Descriptor(_)
+            | Error::Message(_)
+            | Error::Range { .. }
+            | Error::Window(_)
+            | Error::Node(_)
+            | Error::Group(_)
+            | Error::QueueSize { .. } => libc::EINVAL,
             Error::Forbidden(_) => libc::EPERM,
             Error::Lost { .. } | Error::Skipped(_) | Error::Transfer(_) | Error::NoQueue => {
                 libc::EIO
@@ -188,11 +263,15 @@ impl Error {
     /// A failed open of a device node.
     pub(crate) fn open(path: PathBuf, source: io::Error) -> Self {
         match source.raw_os_error() {
-            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::NoDevice(path),
+            Some(libc::ENOENT | libc::ENXIO) => Error::NoDevice(path),
             Some(libc::EAGAIN | libc::ENETDOWN) => Error::NetworkDown(path),
-            Some(libc::EBUSY | libc::ENOSPC | libc::EDQUOT | libc::EUSERS) => {
-                Error::PortsUsed(path)
-            }
+            Some(libc::EBUSY | libc::ENOSPC | libc::EUSERS) => Error::PortsUsed(path),
+            Some(libc::EDQUOT) => Error::UserPortsUsed(path),
+            Some(libc::EPERM) => Error::NotPermitted {
+                path,
+                user: rustix::process::geteuid().as_raw(),
+                reason: source,
+            },
             _ => Error::os(format!("cannot open {}", path.display()), source),
         }
     }
@@ -227,8 +306,49 @@ mod tests {
         let open = |code| Error::open("/dev/x".into(), io::Error::from_raw_os_error(code));
         assert!(matches!(open(libc::EAGAIN), Error::NetworkDown(_)));
         assert!(matches!(open(libc::ENOENT), Error::NoDevice(_)));
-        assert!(matches!(open(libc::EBUSY), Error::PortsUsed(_)));
+        assert!(matches!(open(libc::ENOSPC), Error::PortsUsed(_)));
         assert!(matches!(open(libc::EACCES), Error::Os { .. }));
+        // The file is there, so the driver is, too.
+        assert!(matches!(open(libc::ENODEV), Error::Gone));
+    }
+
+    #[test]
+    fn a_user_who_may_not_open_a_port_is_told_which_setting_decides() {
+        let open = |node: &str, code| {
+            let path = Path::new("/dev/extoll").join(node);
+            Error::open(path, io::Error::from_raw_os_error(code))
+        };
+        for node in ["velo2", "rma2"] {
+            let e = open(node, libc::EPERM);
+            assert_eq!(e.errno(), libc::EPERM);
+            let user = format!("as user {}", rustix::process::geteuid().as_raw());
+            for words in ["first_user", "device rules", &user] {
+                assert!(e.to_string().contains(words), "{e}");
+            }
+            let e = open(node, libc::EDQUOT);
+            assert_eq!(e.errno(), libc::EDQUOT);
+            assert!(e.to_string().contains("vpids_per_user"), "{e}");
+            let e = open(node, libc::ENOSPC).to_string();
+            assert!(!e.contains("user"), "{e}");
+        }
+        let e = open("pmap", libc::EPERM).to_string();
+        assert!(!e.contains("first_user") && e.contains("lockdown"), "{e}");
+    }
+
+    #[test]
+    fn a_refused_call_names_the_capability() {
+        let text =
+            |code| Error::os("cannot set it", io::Error::from_raw_os_error(code)).to_string();
+        assert!(text(libc::EPERM).contains("CAP_SYS_RAWIO"));
+        assert!(!text(libc::EINVAL).contains("CAP_SYS_RAWIO"));
+    }
+
+    #[test]
+    fn what_the_driver_means_by_its_answer_is_said() {
+        let text = |code| Error::register(4096, io::Error::from_raw_os_error(code)).to_string();
+        assert!(text(libc::EDQUOT).contains("tables_per_user"));
+        assert!(text(libc::ENOSPC).contains("network addresses"));
+        assert!(text(libc::EFAULT).contains("not mapped"));
     }
 
     #[test]

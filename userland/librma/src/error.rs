@@ -50,6 +50,7 @@ codes! {
     MMAP = -24, c"the device cannot be mapped";
     FD = -25, c"the device file cannot be opened, or the network is down";
     MAP = -26, c"no memory for a region";
+    INTERRUPTED = -27, c"interrupted by a signal";
     DOUBLE_MAP = 27, c"mapped twice";
     NO_TABLE = 28, c"not registered";
     NOT_FREE = 29, c"still in use";
@@ -64,15 +65,18 @@ pub fn of(error: &Error) -> Status {
         // From whatever call: the driver has lost its NIC.
         e if e.errno() == libc::ENODEV => NO_DEVICE,
         Error::NetworkDown(_) => FD,
-        Error::PortsUsed(_) => PORTS_USED,
+        Error::NotPermitted { .. } => FD,
+        Error::PortsUsed(_) | Error::UserPortsUsed(_) => PORTS_USED,
         Error::Queue { .. } => MLOCKLIMIT,
         Error::Register { reason, .. } => match reason.raw_os_error() {
-            Some(libc::ENOMEM | libc::EDQUOT | libc::EAGAIN) => MLOCKLIMIT,
+            Some(libc::ENOMEM) => MLOCKLIMIT,
             _ => NO_MEM,
         },
         Error::Full => NO_DESC_MEM,
-        Error::Descriptor(_) | Error::Message(_) | Error::Range { .. } => INV_VALUE,
-        Error::Forbidden(_) => WRONG_ARG,
+        Error::Interrupted => INTERRUPTED,
+        // Of an open port the driver refuses what is for privileged programs.
+        e if e.errno() == libc::EINVAL => INV_VALUE,
+        e if e.errno() == libc::EPERM => WRONG_ARG,
         Error::Driver(_) => INVALID_VERSION,
         Error::NoQueue => MMAP,
         Error::Timeout => POLL_EXCEEDED,
