@@ -7,7 +7,7 @@
  * Every function that returns RMA2_ERROR returns RMA2_SUCCESS (0) or one of the values below. Ports may be shared between
  * threads; each notification is handed out once and belongs to the thread that got it until it frees it. No function may be
  * called on a port, connection or region that was closed. rma2_close and rma2_disconnect close nothing when they return
- * RMA2_ERR_POLL_EXCEEDED: call them again.
+ * RMA2_ERR_POLL_EXCEEDED or RMA2_ERR_INTERRUPTED: call them again.
  */
 #ifndef EXTOLL_RMA2_H
 #define EXTOLL_RMA2_H

@@ -24,7 +24,7 @@ typedef struct velo_port velo_port_t;
 
 /* Where a message goes. */
 struct velo_to {
-	uint16_t node;
+	uint16_t node;		/* 0…65,533, of a group 0…63 */
 	uint16_t vpid;		/* 0…255 */
 	uint8_t tag;		/* for the receiver */
 	uint8_t mtt;		/* the same, 0…3 */
@@ -48,7 +48,10 @@ void velo_close(velo_port_t *port);
 uint16_t velo_node(const velo_port_t *port);
 uint16_t velo_vpid(const velo_port_t *port);
 
-/* timeout_ms: 0 = don't wait (-EAGAIN), -1 = wait for ever; -ETIMEDOUT when it is over. */
+/*
+ * timeout_ms: 0 = don't wait (-EAGAIN), -1 = wait for ever, -EINVAL below that; -ETIMEDOUT when it is over, -EINTR when a signal
+ * handler ran.
+ */
 int velo_send(velo_port_t *port, const struct velo_to *to, const void *data, size_t len, int timeout_ms);
 int velo_recv(velo_port_t *port, struct velo_message *message, int timeout_ms);
 /* Waits until the NIC accepted everything that was sent, and repeats what it dropped; a program that only sends has to, in the end. */

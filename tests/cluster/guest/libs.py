@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Uses the C libraries inside a node: `libs.py COMMAND [ARG…]`. Exit status 0 means that all was as it should be."""
-import ctypes, errno, fcntl, os, select, struct, sys, time
+import ctypes, errno, fcntl, os, select, signal, struct, sys, time
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
 
 from device import PATIENCE, check, main
@@ -111,6 +111,22 @@ def unbound(name, ready):
     check("the blocking call", port.sleep(), port.gone)
     for what, got in port.afterwards():
         check(what, got, port.gone)
+
+
+def signals(name):
+    """A signal ends a blocking call."""
+    port = {"libvelo": Velo, "librma": Rma}[name]()
+    interrupted = {"libvelo": -errno.EINTR, "librma": -27}[name]
+    seen = []
+    signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    # Long after the call sleeps, and soon.
+    for seconds in (2, 0.3, 0.02):
+        del seen[:]
+        # The first may come before the call.
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+        check("the blocking call", port.sleep(), interrupted)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        check("the handler ran", len(seen) > 0)
 
 
 def wait_readable(fd, milliseconds):
@@ -352,4 +368,4 @@ def smfu_errors():
 
 
 if __name__ == "__main__":
-    main(unbound, velo_loop, rma_loop, lost_velo, lost_rma, smfu_export, smfu_use, smfu_errors)
+    main(unbound, signals, velo_loop, rma_loop, lost_velo, lost_rma, smfu_export, smfu_use, smfu_errors)

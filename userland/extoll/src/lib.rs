@@ -25,7 +25,7 @@
 //!
 //! **Waiting.** Nothing waits without a [`Wait`]. Ports implement [`std::os::fd::AsFd`]: to sit in an event loop call `arm`, then try to
 //! receive once more, then wait until the descriptor is readable, at most as long as `arm` said, and begin again. Only messages that their
-//! sender marked for an interrupt wake a program at once. `arm` names a time while packets are not confirmed by the NIC: it drops some at times,
+//! sender marked for an interrupt wake a program at once. A signal handler that runs while a call waits ends it with [`Error::Interrupted`]. `arm` names a time while packets are not confirmed by the NIC: it drops some at times,
 //! and only the program's next call finds that out and repeats them.
 //!
 //! **A NIC that goes.** Unbinding revokes all mappings. Calls that sleep end with [`Error::Gone`], and from then on no call of the
@@ -34,8 +34,14 @@
 //! something in the queue or repairs. It ends the process with SIGBUS.
 #![deny(missing_docs)]
 
+#[cfg(test)]
+extern crate self as extoll;
+
 mod backend;
 mod error;
+#[cfg(test)]
+#[path = "../tests/fake/mod.rs"]
+mod fake;
 mod memory;
 mod nic;
 mod pages;
@@ -44,6 +50,8 @@ mod raw;
 mod registers;
 mod ring;
 pub mod rma;
+#[cfg(test)]
+mod signals;
 mod smfu;
 pub mod velo;
 mod wait;
@@ -78,7 +86,7 @@ pub struct Counters {
     pub skipped: u64,
     /// Writes of the read pointer, one device write each.
     pub commits: u64,
-    /// Sleeps of waiting calls, a millisecond each at most.
+    /// Sleeps of waiting calls.
     pub sleeps: u64,
     /// Sleeps that ended because the descriptor became readable.
     pub woken: u64,

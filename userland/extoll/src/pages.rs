@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::raw::{flush, publish, Mapping, PAGE};
-use crate::wait::Link;
+use crate::wait::{Link, Pauses};
 use crate::{Counters, Wait};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -157,6 +157,8 @@ impl<const N: usize> Sender<N> {
         copy.len = words.len() as u8;
         copy.page = page;
         self.push(index);
+        // If the NIC drops the packet, a thread that sleeps has to repair that.
+        self.link.wake();
         let number = self.counters.posted;
         self.counters.posted += 1;
         Ok(Posted {
@@ -359,23 +361,15 @@ impl<const N: usize> Outbox<N> {
 
     /// [`Outbox::post`] that waits for room. Packets of one thread stay in order; between threads there is none.
     pub fn post_wait(&self, fd: BorrowedFd<'_>, page: u8, words: &[u64], wait: Wait) -> Result<()> {
+        let mut pauses = Pauses::new(wait);
         loop {
             // In a statement of its own: the lock is not held in the branches.
             let result = self.post(page, words);
             match result {
-                Err(Error::Full) => self.pause(fd, wait)?,
+                Err(Error::Full) => pauses.pause(&self.link, fd)?,
                 other => return other,
             }
         }
-    }
-
-    /// Between two tries.
-    fn pause(&self, fd: BorrowedFd<'_>, wait: Wait) -> Result<()> {
-        if wait.is_over() {
-            return Err(Error::Timeout);
-        }
-        std::thread::yield_now();
-        self.link.look(fd)
     }
 
     /// Packets may not be accepted yet, by the last look.
@@ -400,10 +394,11 @@ impl<const N: usize> Outbox<N> {
     /// Waits until the NIC accepted everything.
     pub fn drain(&self, fd: BorrowedFd<'_>, wait: Wait) -> Result<()> {
         self.link.check()?;
+        let mut pauses = Pauses::new(wait);
         while self.is_unconfirmed() {
             self.settle()?;
             if self.is_unconfirmed() {
-                self.pause(fd, wait)?;
+                pauses.pause(&self.link, fd)?;
             }
         }
         Ok(())
@@ -412,8 +407,9 @@ impl<const N: usize> Outbox<N> {
     /// Before the mappings go: what was sent has a little time to be accepted. Nothing is touched of a NIC that is gone.
     pub fn close(&self, fd: BorrowedFd<'_>) {
         if self.is_unconfirmed() && self.link.look(fd).is_ok() {
-            // Closing goes on whatever comes of it; there is nobody left to tell.
-            let _ = self.drain(fd, Wait::for_at_most(LINGER));
+            let wait = Wait::for_at_most(LINGER);
+            // Closing goes on after a signal and after any other failure, which cannot be reported.
+            while matches!(self.drain(fd, wait), Err(Error::Interrupted)) {}
         }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Mapped memory and ioctls: all `unsafe` code of this crate.
+//! Mapped memory, ioctls, and waiting with signals held: all `unsafe` code of this crate.
 //!
 //! The NIC reads and writes this memory at any time, so no Rust reference to it is ever made; every access goes through a raw
 //! pointer after a bounds check.
@@ -8,8 +8,12 @@ use crate::error::{check_range, Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
+use std::mem::zeroed;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::null_mut;
 use std::sync::atomic::{fence, Ordering};
+use std::time::Duration;
 
 /// Bytes per page in all offsets and lengths of the device interface.
 pub const PAGE: usize = 4096;
@@ -202,6 +206,129 @@ pub unsafe fn register(
         .register(&mut arg)
         .map_err(|e| Error::register(arg.size(), e))?;
     Ok(arg)
+}
+
+/// Signals that the processor raises for an access of the thread itself. If they were held, they would end the process without
+/// its handler.
+const NEVER_HELD: [libc::c_int; 6] = [
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+    libc::SIGTRAP,
+];
+
+/// Keeps signals from this thread until it is dropped, except while [`HeldSignals::poll`] waits. So a signal that arrives between
+/// two of these waits ends the next one.
+pub(crate) struct HeldSignals {
+    before: libc::sigset_t,
+    // The mask is that of the thread.
+    _thread: PhantomData<*mut ()>,
+}
+
+impl HeldSignals {
+    /// Holds the signals of the calling thread.
+    pub fn new() -> Self {
+        // SAFETY: a set of signals consists of integers, for which all zeros are a value.
+        let (mut held, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { zeroed() };
+        // SAFETY: both sets live across the calls, and the signal numbers are valid.
+        unsafe {
+            libc::sigfillset(&mut held);
+            for signal in NEVER_HELD {
+                libc::sigdelset(&mut held, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &held, &mut before);
+        }
+        Self {
+            before,
+            _thread: PhantomData,
+        }
+    }
+
+    /// ppoll(2) with the signal mask that the thread had before: what each descriptor is ready for. `EINTR`: a handler ran.
+    pub fn poll<const N: usize>(
+        &self,
+        fds: [(BorrowedFd<'_>, libc::c_short); N],
+        time: Duration,
+    ) -> io::Result<[libc::c_short; N]> {
+        let mut list = fds.map(|(fd, events)| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events,
+            revents: 0,
+        });
+        let mut time = libc::timespec {
+            tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        let before: *const libc::sigset_t = &self.before;
+        // The system call itself: the C library's function is a point at which a thread may be cancelled, which Rust code cannot be.
+        // SAFETY: the list and the time live across the call, which writes no more than them. It reads the first eight bytes of the mask, of
+        // which glibc's has more.
+        let ready = unsafe {
+            libc::syscall(
+                libc::SYS_ppoll,
+                list.as_mut_ptr(),
+                N,
+                &mut time as *mut libc::timespec,
+                before,
+                8usize,
+            )
+        };
+        match ready {
+            0.. => Ok(list.map(|entry| entry.revents)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for HeldSignals {
+    fn drop(&mut self) {
+        // SAFETY: the set lives across the call, and nothing is stored.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, null_mut()) };
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod signals {
+    //! A signal with a handler, for tests of waits.
+
+    use std::cell::Cell;
+    use std::os::unix::thread::JoinHandleExt;
+    use std::thread::JoinHandle;
+
+    thread_local! {
+        static HANDLED: Cell<u32> = const { Cell::new(0) };
+    }
+
+    extern "C" fn handler(_: libc::c_int) {
+        HANDLED.set(HANDLED.get() + 1);
+    }
+
+    fn handle() {
+        let handler = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        // SAFETY: the handler only counts.
+        unsafe { libc::signal(libc::SIGUSR1, handler) };
+    }
+
+    /// Sends the signal to the calling thread.
+    pub fn raise() {
+        handle();
+        // SAFETY: this thread exists.
+        unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1) };
+    }
+
+    /// Sends the signal to another thread.
+    pub fn send<T>(thread: &JoinHandle<T>) {
+        handle();
+        // SAFETY: the thread was not joined, as there is a handle.
+        unsafe { libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) };
+    }
+
+    /// How often the handler ran in this thread.
+    pub fn handled() -> u32 {
+        HANDLED.get()
+    }
 }
 
 #[cfg(test)]

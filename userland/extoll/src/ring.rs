@@ -227,6 +227,10 @@ impl Ring {
         if self.link.is_gone() {
             return;
         }
+        // Other threads sleep until something comes to a slot that is free from now on.
+        if self.armed.take().is_some() {
+            self.link.wake();
+        }
         for _ in 0..n {
             self.map.store(self.offset(self.rp) + self.slot - 8, 0);
             self.rp = self.slot(1);

@@ -4,6 +4,7 @@
 use crate::backend::{get, smfu as nr, Backend, Device};
 use crate::error::{check_range, Error, Result};
 use crate::raw::{flush, Mapping, PAGE};
+use std::io;
 use std::sync::Arc;
 use wire::ids::NodeId;
 
@@ -44,10 +45,7 @@ impl Smfu {
     /// Maps the first `len` bytes of the window to other nodes' memory; perhaps write-combining: see [`Window::flush`].
     pub fn window(&self, len: usize) -> Result<Window> {
         self.map(0, len, "the window").map_err(|e| match e {
-            // The driver says so of a length beyond its end, which nobody else knows.
-            Error::Os { reason, .. } if reason.raw_os_error() == Some(libc::EFAULT) => {
-                Error::Window(len as u64)
-            }
+            Error::Os { reason, .. } if is_too_long(&reason, len) => Error::Window(len as u64),
             other => other,
         })
     }
@@ -66,6 +64,19 @@ impl Smfu {
                 _backend: self.backend.clone(),
             })
             .map_err(|e| Error::os(format!("cannot map {len} bytes of {what}"), e))
+    }
+}
+
+/// Bytes that no process has room for: half of an address space of 48 bits.
+const ADDRESS_SPACE: usize = 1 << 47;
+
+/// Whether a mapping was refused because of its length. Only the driver knows how long the window is.
+fn is_too_long(reason: &io::Error, len: usize) -> bool {
+    match reason.raw_os_error() {
+        Some(libc::EFAULT | libc::EOVERFLOW) => true,
+        // What the driver is not asked about.
+        Some(libc::ENOMEM) | None => len >= ADDRESS_SPACE,
+        _ => false,
     }
 }
 
@@ -127,5 +138,22 @@ impl Window {
     /// Sends what the processor still combines.
     pub fn flush(&self) {
         flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_that_is_too_long_is_no_other_failure() {
+        let refused = |code, len| is_too_long(&io::Error::from_raw_os_error(code), len);
+        assert!(refused(libc::EFAULT, 4096));
+        assert!(refused(libc::ENOMEM, usize::MAX / 2) && !refused(libc::ENOMEM, 4096));
+        assert!(!refused(libc::EPERM, usize::MAX));
+        // The length does not even reach the system.
+        let file = tempfile::tempfile().unwrap();
+        let e = Mapping::of(&file, 0, usize::MAX).unwrap_err();
+        assert!(is_too_long(&e, usize::MAX), "{e}");
     }
 }

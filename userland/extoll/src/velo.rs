@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 pub use wire::ids::{NodeId, Vpid};
+use wire::route::MCAST_GROUPS;
 use wire::velo::{Descriptor, SlotSize, Status};
 pub use wire::velo::{Mtt, SourceId, Target, MAX_LEN};
 
@@ -256,6 +257,7 @@ impl Port {
                 inbox.sleeps += 1;
                 inbox.ring.arm(&*self.backend, necessary)
             },
+            || self.poll_timeout(),
         )
     }
 
@@ -290,7 +292,17 @@ impl Drop for Port {
     }
 }
 
+/// Fails for what is neither a node nor a group.
+pub fn check_target(target: Target) -> Result<()> {
+    match target {
+        Target::Node(node) if node.is_reserved() => Err(Error::Node(node.0)),
+        Target::Group(group) if group >= MCAST_GROUPS => Err(Error::Group(group)),
+        _ => Ok(()),
+    }
+}
+
 fn pack(to: &To, data: &[u8]) -> Result<([u64; 16], usize)> {
+    check_target(to.target)?;
     let len = u16::try_from(data.len()).unwrap_or(u16::MAX);
     let descriptor = Descriptor {
         target: to.target,

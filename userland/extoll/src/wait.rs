@@ -2,20 +2,31 @@
 //! How long and in which manner to wait.
 
 use crate::error::{Error, Result};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::raw::HeldSignals;
+use rustix::event::{eventfd, EventfdFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest sleep in one go: what comes without an interrupt is seen after this time at the latest.
-const SLICE: Duration = Duration::from_millis(1);
-/// How long to look before the first sleep when the caller did not say.
+/// Longest sleep while no interrupt is promised, and the first one while one is.
+pub(crate) const SLICE: Duration = Duration::from_millis(1);
+/// Lost-interrupt guard: longest sleep while an interrupt is promised. A sleep takes as long as the call has waited already, up to this, because
+/// a sender may not have asked for an interrupt.
+pub(crate) const GUARD: Duration = Duration::from_secs(1);
+/// How long to poll before the first sleep when the caller did not say.
 const SPIN: Duration = Duration::from_micros(50);
-/// Pause between looks at a register while nothing comes: as long as the driver's own ports wait before they look for packets
+/// Pause between reads of a register while nothing comes: as long as the driver's own ports wait before they look for packets
 /// that the NIC dropped.
 pub(crate) const SETTLE: Duration = Duration::from_millis(4);
-/// First pause when the descriptor is ready because of something that nobody here waits for; it doubles up to [`SLICE`].
+/// First pause when the descriptor is ready because of something that this call does not wait for; it doubles up to [`SLICE`].
 const IN_VAIN: Duration = Duration::from_micros(25);
+
+thread_local! {
+    /// Wakes this thread from a long sleep. `None` without a free descriptor: no sleep is long then.
+    static BELL: Option<Arc<OwnedFd>> =
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().map(Arc::new);
+}
 
 /// What a port knows of its device file. Once the NIC is gone its mappings are not touched any more: they are revoked, and
 /// an access would end the process with SIGBUS.
@@ -23,6 +34,48 @@ const IN_VAIN: Duration = Duration::from_micros(25);
 pub(crate) struct Link {
     gone: AtomicBool,
     woken: AtomicU64,
+    /// Calls of [`Link::wake`].
+    changes: AtomicU64,
+    /// Threads in a long sleep, and what wakes them.
+    asleep: AtomicUsize,
+    bells: Mutex<Vec<Arc<OwnedFd>>>,
+}
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Woken {
+    Time,
+    /// The descriptor is readable.
+    Device,
+    /// Another thread of the port changed something.
+    Thread,
+}
+
+/// A thread in a long sleep.
+struct Sleeper<'a> {
+    link: &'a Link,
+    bell: Arc<OwnedFd>,
+}
+
+impl<'a> Sleeper<'a> {
+    fn new(link: &'a Link) -> Option<Self> {
+        let bell = BELL.try_with(Clone::clone).ok().flatten()?;
+        link.bells().push(bell.clone());
+        link.asleep.fetch_add(1, Ordering::SeqCst);
+        Some(Self { link, bell })
+    }
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        self.link.asleep.fetch_sub(1, Ordering::SeqCst);
+        let mut bells = self.link.bells();
+        if let Some(at) = bells.iter().position(|bell| Arc::ptr_eq(bell, &self.bell)) {
+            bells.swap_remove(at);
+        }
+        // Empty for the next sleep; nothing was in it if nobody wrote.
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+    }
 }
 
 impl Link {
@@ -45,34 +98,126 @@ impl Link {
         Error::Gone
     }
 
+    fn bells(&self) -> MutexGuard<'_, Vec<Arc<OwnedFd>>> {
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the threads that sleep on the port, because what they saw before they slept is not so any more: the slot that they wait
+    /// for, or whether packets are unconfirmed.
+    pub fn wake(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        for bell in self.bells().iter() {
+            // Full: it rings already.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+
     /// Asks the descriptor whether the NIC is gone.
     pub fn look(&self, fd: BorrowedFd<'_>) -> Result<()> {
         self.check()?;
-        self.sleep(fd, Duration::ZERO).map(drop)
+        match self.pause(&HeldSignals::new(), fd, Duration::ZERO) {
+            // Not a wait.
+            Err(Error::Interrupted) => Ok(()),
+            other => other,
+        }
     }
 
-    /// Waits until the descriptor is readable; false if it isn't in time.
-    fn sleep(&self, fd: BorrowedFd<'_>, time: Duration) -> Result<bool> {
-        let time = Timespec {
-            tv_sec: 0,
-            tv_nsec: time.min(SLICE).subsec_nanos().into(),
+    /// Sleeps whether or not the descriptor is readable. Fails when a signal comes or the NIC is gone.
+    fn pause(&self, held: &HeldSignals, fd: BorrowedFd<'_>, time: Duration) -> Result<()> {
+        self.poll(held, [(fd, 0)], time).map(drop)
+    }
+
+    /// Waits until the descriptor is readable, or, if the sleep is a long one, another thread calls [`Link::wake`]. `seen`: value of
+    /// `changes` when it was decided to sleep.
+    fn sleep(
+        &self,
+        held: &HeldSignals,
+        fd: BorrowedFd<'_>,
+        time: Duration,
+        seen: u64,
+    ) -> Result<Woken> {
+        let ready = |[device, bell]: [libc::c_short; 2]| match (device, bell) {
+            (0, 0) => Woken::Time,
+            (0, _) => Woken::Thread,
+            _ => Woken::Device,
         };
-        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-        let woken = match poll(&mut fds, Some(&time)) {
-            Ok(n) => n > 0,
-            Err(rustix::io::Errno::INTR) => return Ok(false),
-            Err(e) => return Err(Error::os("cannot wait for the device", e.into())),
+        let sleeper = match time > SETTLE {
+            true => Sleeper::new(self),
+            false => None,
         };
-        let dead = PollFlags::NVAL | PollFlags::ERR | PollFlags::HUP;
-        match fds[0].revents().intersects(dead) {
+        let Some(sleeper) = sleeper else {
+            let [device] = self.poll(held, [(fd, libc::POLLIN)], time.min(SETTLE))?;
+            return Ok(ready([device, 0]));
+        };
+        if self.changes.load(Ordering::SeqCst) != seen {
+            return Ok(Woken::Thread);
+        }
+        let fds = [(fd, libc::POLLIN), (sleeper.bell.as_fd(), libc::POLLIN)];
+        self.poll(held, fds, time).map(ready)
+    }
+
+    /// What the descriptors are ready for; the first one is the device's.
+    fn poll<const N: usize>(
+        &self,
+        held: &HeldSignals,
+        fds: [(BorrowedFd<'_>, libc::c_short); N],
+        time: Duration,
+    ) -> Result<[libc::c_short; N]> {
+        let ready = match held.poll(fds, time) {
+            Ok(ready) => ready,
+            Err(e) if e.raw_os_error() == Some(libc::EINTR) => return Err(Error::Interrupted),
+            Err(e) => return Err(Error::os("cannot wait for the device", e)),
+        };
+        let dead = libc::POLLNVAL | libc::POLLERR | libc::POLLHUP;
+        match ready.first().is_some_and(|device| device & dead != 0) {
             true => Err(self.lost()),
-            false => Ok(woken),
+            false => Ok(ready),
         }
     }
 
     /// Sleeps that ended because the descriptor became readable.
     pub fn woken(&self) -> u64 {
         self.woken.load(Ordering::Relaxed)
+    }
+}
+
+/// Pauses of a call that waits for what no interrupt announces: room for a packet, or the NIC's confirmation.
+pub(crate) struct Pauses {
+    wait: Wait,
+    began: Instant,
+    held: Option<HeldSignals>,
+}
+
+impl Pauses {
+    pub fn new(wait: Wait) -> Self {
+        Self {
+            wait,
+            began: Instant::now(),
+            held: None,
+        }
+    }
+
+    /// Yields at first, then sleeps as long as the call has waited already, a millisecond at most. Fails when the time is over, a signal
+    /// comes, or the NIC is gone.
+    pub fn pause(&mut self, link: &Link, fd: BorrowedFd<'_>) -> Result<()> {
+        link.check()?;
+        let left = self.wait.left();
+        if left == Some(Duration::ZERO) {
+            return Err(Error::Timeout);
+        }
+        let waited = self.began.elapsed();
+        let time = match self.wait.spin {
+            Some(spin) if waited > spin => waited.min(SLICE).min(left.unwrap_or(SLICE)),
+            _ => Duration::ZERO,
+        };
+        if time.is_zero() {
+            std::thread::yield_now();
+        }
+        let held = self.held.get_or_insert_with(HeldSignals::new);
+        link.pause(held, fd, time)
     }
 }
 
@@ -99,7 +244,9 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// At most this long from now; looks a little, then sleeps until an interrupt.
+    /// At most this long from now; polls a little, then sleeps until an interrupt.
+    ///
+    /// Whatever the manner: when a signal handler runs while a call waits, the call ends with [`Error::Interrupted`], as poll(2) does.
     pub fn for_at_most(time: Duration) -> Self {
         // A time beyond what the clock can count is for ever.
         Self {
@@ -148,10 +295,11 @@ impl Wait {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// Looks until `look` finds something. `idle` looks at registers, from time to time and once before the time is over. `arm` asks
-    /// for an interrupt before a sleep on `fd`; it is told whether that is certainly necessary.
+    /// Calls `look` until it finds something. `idle` reads registers, from time to time and once before the time is over. `arm` asks
+    /// for an interrupt before a sleep on `fd`; its argument says whether that is certainly necessary. `limit` is how long a sleep
+    /// may take before `idle` has to be called again, `None` for any time.
     ///
-    /// While the descriptor tells of whatever comes, memory is not touched between two sleeps: a NIC that is unbound meanwhile
+    /// While the descriptor announces whatever comes, memory is not touched between two sleeps: a NIC that is unbound meanwhile
     /// ends the wait with an error instead of SIGBUS.
     pub(crate) fn until<T>(
         &self,
@@ -160,6 +308,7 @@ impl Wait {
         mut look: impl FnMut() -> Result<Option<T>>,
         mut idle: impl FnMut() -> Result<()>,
         mut arm: impl FnMut(bool) -> Result<Armed>,
+        limit: impl Fn() -> Option<Duration>,
     ) -> Result<T> {
         let start = Instant::now();
         let mut settled = start;
@@ -172,19 +321,26 @@ impl Wait {
             due
         };
         link.check()?;
+        // Not at once: most calls find something at once, and these are system calls.
+        let mut held = None;
         for n in 0u32.. {
             let round = n % 64 == 63;
             let over = round && self.is_over();
             if let Some(found) = look()? {
                 return Ok(found);
             }
-            if over || round && due() {
+            let due = round && due();
+            if over || due {
                 idle()?;
             }
             if over {
                 return Err(Error::Timeout);
             }
             if round {
+                let held = held.get_or_insert_with(HeldSignals::new);
+                if due {
+                    link.pause(held, fd, Duration::ZERO)?;
+                }
                 std::thread::yield_now();
             }
             if (round || n == 0) && self.spin.is_some_and(|time| start.elapsed() >= time) {
@@ -192,10 +348,13 @@ impl Wait {
             }
             std::hint::spin_loop();
         }
-        let mut necessary = true;
+        let held = held.unwrap_or_else(HeldSignals::new);
+        let asleep = Instant::now();
+        let (mut necessary, mut changed) = (true, false);
         // How often in a row the descriptor was readable and yet there was nothing to be found.
         let mut in_vain = 0u32;
         loop {
+            let seen = link.changes.load(Ordering::SeqCst);
             let armed = arm(necessary)?;
             let left = self.left();
             let over = left == Some(Duration::ZERO);
@@ -205,18 +364,27 @@ impl Wait {
                     return Ok(found);
                 }
             }
-            if over || due() {
+            if due() || over || changed {
                 idle()?;
             }
             if over {
                 return Err(Error::Timeout);
             }
-            let time = left.map_or(SLICE, |left| left.min(SLICE));
+            let time = match armed {
+                Armed::Look => SLICE,
+                Armed::Empty => asleep.elapsed().clamp(SLICE, GUARD),
+            };
+            let time = [left, limit()]
+                .into_iter()
+                .flatten()
+                .fold(time, Duration::min);
             if in_vain > 1 {
                 let pause = IN_VAIN.saturating_mul(1 << in_vain.min(8));
-                std::thread::sleep(pause.min(time));
+                link.pause(&held, fd, pause.min(SLICE).min(time))?;
             }
-            necessary = link.sleep(fd, time)?;
+            let woken = link.sleep(&held, fd, time, seen)?;
+            changed = woken == Woken::Thread;
+            necessary = woken == Woken::Device;
             if !necessary {
                 in_vain = 0;
                 continue;
@@ -240,6 +408,7 @@ impl Wait {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::raw::signals;
     use std::cell::Cell;
     use std::io::Write;
     use std::os::fd::AsFd;
@@ -252,7 +421,7 @@ mod tests {
         idle: impl FnMut() -> Result<()>,
         arm: impl FnMut(bool) -> Result<Armed>,
     ) -> Result<T> {
-        wait.until(&Link::default(), fd.as_fd(), look, idle, arm)
+        wait.until(&Link::default(), fd.as_fd(), look, idle, arm, || None)
     }
 
     fn ms(ms: u64) -> Wait {
@@ -363,6 +532,7 @@ mod tests {
                 Ok(())
             },
             |_| Ok(Armed::Empty),
+            || None,
         );
         found.unwrap();
         assert_eq!((looks.get(), link.woken()), (2, 1));
@@ -386,6 +556,7 @@ mod tests {
             },
             || Ok(()),
             |_| Ok(Armed::Look),
+            || None,
         );
         assert!(matches!(result, Err(Error::Gone)));
         assert!(link.is_gone() && matches!(link.look(a.as_fd()), Err(Error::Gone)));
@@ -421,5 +592,112 @@ mod tests {
         // Two per millisecond, and those before the pauses are as long.
         let most = 2 * start.elapsed().as_millis() as u32 + 20;
         assert!(looks < most && asked <= 3, "{looks} looks, {asked} asked");
+    }
+
+    /// The signal comes while the call runs, not while it sleeps, and only once.
+    #[test]
+    fn a_signal_between_two_sleeps_is_not_missed() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let forever = Wait::forever;
+        for (wait, armed, in_arm, call) in [
+            (forever(), Armed::Empty, true, 1),
+            (forever(), Armed::Look, false, 100),
+            (forever().sleeping(), Armed::Empty, true, 3),
+            (forever().sleeping(), Armed::Look, false, 3),
+            (forever().spinning(Duration::MAX), Armed::Empty, false, 100),
+            (forever().polling(), Armed::Empty, false, 100),
+        ] {
+            let before = signals::handled();
+            let calls = Cell::new(0);
+            let count = |counted: bool| {
+                calls.set(calls.get() + u32::from(counted));
+                if counted && calls.get() == call {
+                    signals::raise();
+                    assert_eq!(signals::handled(), before, "it is held");
+                }
+            };
+            let look = || {
+                count(!in_arm);
+                Ok(None::<()>)
+            };
+            let arm = |_| {
+                count(in_arm);
+                Ok(armed)
+            };
+            let result = until(wait, &a, look, || Ok(()), arm);
+            assert!(matches!(result, Err(Error::Interrupted)), "{wait:?}");
+            assert_eq!(signals::handled(), before + 1);
+        }
+    }
+
+    #[test]
+    fn a_signal_ends_waiting_for_room() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let link = Link::default();
+        for wait in [Wait::forever(), Wait::forever().polling()] {
+            let before = signals::handled();
+            let mut pauses = Pauses::new(wait);
+            pauses.pause(&link, a.as_fd()).unwrap();
+            signals::raise();
+            assert_eq!(signals::handled(), before, "it is held");
+            let end = pauses.pause(&link, a.as_fd());
+            assert!(matches!(end, Err(Error::Interrupted)));
+            assert_eq!(signals::handled(), before + 1);
+        }
+    }
+
+    #[test]
+    fn a_promised_interrupt_is_waited_for_without_polling() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let sleeps = Cell::new(0);
+        let wait = ms(3000).sleeping();
+        let arm = |_| {
+            sleeps.set(sleeps.get() + 1);
+            Ok(Armed::Empty)
+        };
+        let result = until(wait, &a, || Ok(None::<()>), || Ok(()), arm);
+        assert!(matches!(result, Err(Error::Timeout)));
+        // 1, 1, 2, 4 … 512 ms, then one a second.
+        assert!((5..20).contains(&sleeps.get()), "{} sleeps", sleeps.get());
+    }
+
+    #[test]
+    fn another_thread_ends_a_long_sleep() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let (link, done) = (Link::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while link.asleep.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                done.store(true, Ordering::SeqCst);
+                link.wake();
+            });
+            let started = Cell::new(None);
+            let wait = Wait::forever().sleeping();
+            let found = wait.until(
+                &link,
+                a.as_fd(),
+                || Ok(done.load(Ordering::SeqCst).then_some(())),
+                || Ok(()),
+                |_| match done.load(Ordering::SeqCst) {
+                    true => Ok(Armed::Look),
+                    false => {
+                        started.set(Some(Instant::now()));
+                        Ok(Armed::Empty)
+                    }
+                },
+                || None,
+            );
+            found.unwrap();
+        });
+        assert_eq!(link.asleep.load(Ordering::SeqCst), 0);
+        assert!(link.bells().is_empty());
+        // What changed before the sleep began is not missed either.
+        let held = HeldSignals::new();
+        let seen = link.changes.load(Ordering::SeqCst);
+        link.wake();
+        let woken = link.sleep(&held, a.as_fd(), GUARD, seen);
+        assert_eq!(woken.unwrap(), Woken::Thread);
     }
 }

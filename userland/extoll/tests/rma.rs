@@ -564,16 +564,6 @@ fn regions_keep_their_port_and_a_refusal_leaks_instead_of_freeing() {
 }
 
 #[test]
-fn a_refused_registration_says_what_to_do() {
-    let fake = device();
-    let port = Port::with_backend(fake.clone()).unwrap();
-    fake.driver().refuse = Some(libc::ENOMEM);
-    let error = port.register(Buffer::new(5000).unwrap()).err().unwrap();
-    assert!(error.to_string().contains("8192 bytes"), "{error}");
-    assert!(error.to_string().contains("ulimit -l"), "{error}");
-}
-
-#[test]
 fn the_time_of_a_sleeper_ends() {
     let fake = device();
     fake.driver().no_arm = true;
@@ -779,19 +769,4 @@ fn modifiers_and_page_options_are_passed_on() {
             value: 99
         }
     );
-}
-
-#[test]
-fn pages_that_the_driver_withholds_are_not_touched() {
-    let fake = device();
-    fake.driver().pages = Some(0x00FF_0000);
-    let port = Port::with_backend(fake.clone()).unwrap();
-    let mut physical = peer();
-    physical.options.translate = false;
-    assert!(matches!(
-        port.notify(&physical, 0, 0),
-        Err(Error::Forbidden(_))
-    ));
-    port.notify(&peer(), 0, 0).unwrap();
-    assert_eq!(port.counters().posted, 1);
 }

@@ -127,6 +127,37 @@ fn a_message_is_one_packet() {
     assert_eq!(port.counters().posted, 1);
 }
 
+/// One thread takes the message that another one sleeps for; the next one is for the sleeper.
+#[test]
+fn a_sleeper_waits_for_the_slot_behind_what_others_took() {
+    let fake = device(128);
+    let port = Arc::new(Port::with_backend(fake.clone()).unwrap());
+    let mailbox = fake.view(2 * PAGE as u64, PAGE + MAILBOX);
+    let sleeper = {
+        let port = port.clone();
+        std::thread::spawn(move || port.recv(later().sleeping()))
+    };
+    // Sleeps of 1, 1, 2, 4 … ms: the next one takes longer than the test does otherwise.
+    assert!(eventually(|| port.counters().sleeps > 10));
+    let asked = |slot| fake.driver().armed.contains(&slot);
+    let next = deliver(&mailbox, SlotSize::B128, 0, FROM, 1, b"first");
+    assert_eq!(port.try_recv().unwrap().unwrap().data(), b"first");
+    assert!(eventually(|| asked(1)), "the sleeper waits for slot 0");
+    deliver(&mailbox, SlotSize::B128, next, FROM, 2, b"second");
+    fake.interrupt();
+    assert_eq!(sleeper.join().unwrap().unwrap().data(), b"second");
+}
+
+#[test]
+fn an_idle_receiver_hardly_ever_wakes_up() {
+    let fake = device(128);
+    let port = Port::with_backend(fake.clone()).unwrap();
+    assert!(matches!(port.recv(ms(3000)), Err(Error::Timeout)));
+    // 1, 1, 2, 4 … 512 ms, then one a second.
+    let sleeps = port.counters().sleeps;
+    assert!(sleeps < 20, "{sleeps} sleeps");
+}
+
 #[test]
 fn impossible_drivers_are_refused() {
     for (number, value) in [(0x8004_6B15, 32), (0x8008_6B04, 256), (0x8008_6B05, 0)] {

@@ -13,7 +13,7 @@ mod post;
 #[cfg(test)]
 mod tests;
 
-use extoll::rma::Port;
+use extoll::rma::{NodeId, Port};
 use extoll::wire::rma::PageOptions;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU8};
@@ -27,7 +27,7 @@ struct Endpoint {
 
 /// `RMA2_Handle`.
 struct Connection {
-    node: u16,
+    node: NodeId,
     vpid: u8,
     /// Requester page.
     options: AtomicU8,

@@ -89,7 +89,7 @@ pub unsafe extern "C" fn rma2_noti_probe(port: *const Endpoint, to: *mut *mut No
 /// # Safety
 /// `port` is null or a port that is open; `to` is null or valid for a write.
 #[no_mangle]
-unsafe extern "C" fn rma2_noti_get_block(port: *const Endpoint, to: *mut *mut Noti) -> Status {
+pub unsafe extern "C" fn rma2_noti_get_block(port: *const Endpoint, to: *mut *mut Noti) -> Status {
     // SAFETY: no more of `port` and `to` is used than the section above promises.
     unsafe { find(port, to, true, |_| true) }
 }

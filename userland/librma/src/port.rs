@@ -2,7 +2,7 @@
 //! Ports, connections, settings.
 
 use super::{borrow, error, give, status, Connection, Endpoint, Outcome, Status};
-use extoll::rma::Port;
+use extoll::rma::{NodeId, Port};
 use extoll::{poll_milliseconds, Device, Wait};
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
@@ -59,14 +59,19 @@ pub unsafe extern "C" fn rma2_close(port: *mut Endpoint) -> Status {
     }
     // SAFETY: not null, so a port of ours.
     let sent = send_rest(unsafe { &*port });
-    if sent != error::POLL_EXCEEDED {
+    if !may_be_repeated(sent) {
         // SAFETY: made by rma2_open and, by the header, not used any more.
         drop(unsafe { Box::from_raw(port) });
     }
     sent
 }
 
-/// Waits until the NIC accepted what was posted, if the mode says so. POLL_EXCEEDED: it did not in time, but still may.
+/// Whether a call that closes has to be repeated: what was posted is not accepted yet, but still may be.
+fn may_be_repeated(sent: Status) -> bool {
+    matches!(sent, error::POLL_EXCEEDED | error::INTERRUPTED)
+}
+
+/// Waits until the NIC accepted what was posted, if the mode says so.
 fn send_rest(endpoint: &Endpoint) -> Status {
     if endpoint.mode.load(Ordering::Relaxed) & REPLAY_CLOSE == 0 {
         return error::SUCCESS;
@@ -88,12 +93,15 @@ pub unsafe extern "C" fn rma2_connect(
     let connect = || -> Outcome<()> {
         // SAFETY: null or a port of ours.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
+        if NodeId(node).is_reserved() {
+            return Err(error::INV_VALUE);
+        }
         let options = u8::try_from(options)
             .ok()
             .filter(|o| *o < 32)
             .ok_or(error::INV_VALUE)?;
         let connection = Connection {
-            node,
+            node: NodeId(node),
             vpid: u8::try_from(vpid).map_err(|_| error::INV_VALUE)?,
             options: AtomicU8::new(options),
         };
@@ -123,7 +131,7 @@ pub unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Conne
         return error::INV_HANDLE;
     }
     let sent = send_rest(endpoint);
-    if sent != error::POLL_EXCEEDED {
+    if !may_be_repeated(sent) {
         // SAFETY: made by rma2_connect and, by the header, not used any more.
         drop(unsafe { Box::from_raw(handle) });
     }
@@ -135,7 +143,7 @@ pub unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Conne
 #[no_mangle]
 unsafe extern "C" fn rma2_handle_get_node(handle: *const Connection) -> u16 {
     // SAFETY: null or a connection of ours.
-    unsafe { borrow(handle, 0) }.map_or(u16::MAX, |h| h.node)
+    unsafe { borrow(handle, 0) }.map_or(u16::MAX, |h| h.node.0)
 }
 
 /// # Safety
@@ -252,9 +260,10 @@ unsafe extern "C" fn rma2_set_protectionid(port: *const Endpoint, id: u16) -> St
 /// `port` is null or a port that is open.
 #[no_mangle]
 unsafe extern "C" fn rma2_replay_buffer_drain(port: *const Endpoint) {
-    // There is no way to report a failure; the next command does.
+    let wait = Wait::for_at_most(DRAIN);
+    // There is no way to report a failure, for which the next command is, nor a signal.
     // SAFETY: no more of `port` is used than the section above promises.
-    let _ = unsafe { act(port, |p| p.drain(Wait::for_at_most(DRAIN))) };
+    while unsafe { act(port, |p| p.drain(wait)) } == error::INTERRUPTED {}
 }
 
 /// # Safety

@@ -3,7 +3,7 @@
 
 use super::{borrow, error, give, status, Connection, Desc, Endpoint, Outcome, Region, Status};
 use crate::port::REPLAY_POST;
-use extoll::rma::{Command, LockTarget, Modifiers, NodeId, NotifySpec, Operation, Vpid};
+use extoll::rma::{check_target, Command, LockTarget, Modifiers, NotifySpec, Operation, Vpid};
 use extoll::wire::rma::{Descriptor, DescriptorWord};
 use extoll::Wait;
 use std::ffi::c_int;
@@ -21,11 +21,13 @@ fn encode(h: &Connection, spec: c_int, modifier: c_int, op: Operation) -> Outcom
             .filter(|v| *v <= limit)
             .ok_or(error::INV_VALUE)
     };
+    let modifiers = Modifiers::from_bits(bits(modifier, 15)?);
+    check_target(h.node, modifiers).map_err(|e| error::of(&e))?;
     Descriptor {
-        node: NodeId(h.node),
+        node: h.node,
         vpid: Vpid::from(h.vpid),
         notify: NotifySpec::from_bits(bits(spec, 7)?),
-        modifiers: Modifiers::from_bits(bits(modifier, 15)?),
+        modifiers,
         op,
     }
     .encode()
@@ -427,7 +429,7 @@ mod tests {
 
     fn connection() -> Connection {
         Connection {
-            node: 0x1234,
+            node: extoll::rma::NodeId(0x1234),
             vpid: 0x56,
             options: AtomicU8::new(16),
         }
@@ -487,15 +489,26 @@ mod tests {
             assert_eq!(put(2, 8, 8, 0), error::INV_VALUE);
             assert_eq!(put(2, 8, 0, -1), error::INV_VALUE);
             assert_eq!(put(4, 8, 0, 0), error::WRONG_CMD);
-            assert_eq!(put(2, 8 << 20, 7, 15), error::SUCCESS);
+            assert_eq!(put(2, 8 << 20, 7, 14), error::SUCCESS);
+            // With 1 the node is a group, of which there are 64.
+            assert_eq!(put(2, 8 << 20, 7, 15), error::INV_VALUE);
+            let mut group = Connection {
+                node: extoll::rma::NodeId(63),
+                ..connection()
+            };
+            let mut noti = desc();
+            let multicast = rma2_desc_set_noti_put(&mut noti, &mut group, 0, 1, 0, 0);
+            assert_eq!(multicast, error::SUCCESS);
             assert_eq!(
                 rma2_desc_set_immediate_put(&mut d, &mut h, 0, 0, 9, 0, 0),
                 error::INV_VALUE
             );
-            assert_eq!(
-                rma2_desc_set_lock(&mut d, &mut h, 0, 0, 2, 0, 0, 0),
-                error::INV_VALUE
-            );
+            for (target, number) in [(2, 0), (0, 1 << 24)] {
+                assert_eq!(
+                    rma2_desc_set_lock(&mut d, &mut h, 0, 0, target, number, 0, 0),
+                    error::INV_VALUE
+                );
+            }
             assert_eq!(
                 rma2_desc_set_noti_put(null_mut(), &mut h, 0, 0, 0, 0),
                 error::INV_VALUE

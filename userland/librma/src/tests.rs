@@ -8,8 +8,9 @@ use super::{error, mem::*, noti::*, port::*, Connection, Endpoint, Noti, Region,
 use extoll::rma::Port;
 use fake::Fake;
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicI32;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 fn open() -> (Arc<Fake>, *mut Endpoint) {
     let values = [
@@ -54,6 +55,97 @@ fn ending_too_early_may_be_repeated() {
     }
     // The last user of the device is this test.
     assert_eq!(Arc::strong_count(&fake), 1);
+}
+
+#[test]
+fn nodes_that_are_reserved_are_refused() {
+    let (_fake, port) = open();
+    // SAFETY: as above.
+    unsafe {
+        let mut handle: *mut Connection = null_mut();
+        for (node, code) in [
+            (0xFFFE, error::INV_VALUE),
+            (0xFFFF, error::INV_VALUE),
+            (0xFFFD, error::SUCCESS),
+        ] {
+            assert_eq!(rma2_connect(port, node, 9, 16, &mut handle), code);
+        }
+        assert_eq!(rma2_disconnect(port, handle), error::SUCCESS);
+        assert_eq!(rma2_close(port), error::SUCCESS);
+    }
+}
+
+/// What a blocking call and a call that closes return.
+#[test]
+fn a_signal_ends_waiting() {
+    extern "C" fn handler(_: libc::c_int) {}
+    let handler = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    let (fake, port) = open();
+    // SAFETY: the handler does nothing.
+    unsafe { libc::signal(libc::SIGUSR2, handler) };
+    let options = extoll::rma::PageOptions::from_index(16);
+    // SAFETY: the port is not closed yet.
+    let endpoint = unsafe { &*port };
+    let during = |call: &dyn Fn() -> Status| {
+        // SAFETY: it names this thread.
+        let this = unsafe { libc::pthread_self() } as usize;
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(5));
+                    // SAFETY: the thread waits for the end of this one.
+                    unsafe { libc::pthread_kill(this as libc::pthread_t, libc::SIGUSR2) };
+                }
+            });
+            let code = call();
+            over.store(true, Ordering::Relaxed);
+            code
+        })
+    };
+    let mut found: *mut Noti = null_mut();
+    let to: *mut *mut Noti = &mut found;
+    // SAFETY: as above.
+    let block = || unsafe { rma2_noti_get_block(port, to) };
+    assert_eq!(during(&block), error::INTERRUPTED);
+    assert!(found.is_null());
+    endpoint.port.post_words(options, [3, 0, 0]).unwrap();
+    // SAFETY: as above; it closes nothing.
+    let close = || unsafe { rma2_close(port) };
+    assert_eq!(during(&close), error::INTERRUPTED);
+    accept(&fake, 1);
+    assert_eq!(close(), error::SUCCESS);
+}
+
+#[test]
+fn codes_keep_the_meaning_of_what_the_driver_said() {
+    let os = |code| std::io::Error::from_raw_os_error(code);
+    let register = |code| {
+        error::of(&extoll::Error::Register {
+            bytes: 4096,
+            reason: os(code),
+        })
+    };
+    assert_eq!(register(libc::ENOMEM), error::MLOCKLIMIT);
+    for code in [libc::EDQUOT, libc::EAGAIN, libc::ENOSPC, libc::EFAULT] {
+        assert_eq!(register(code), error::NO_MEM);
+    }
+    let call = |code| {
+        error::of(&extoll::Error::Os {
+            what: "x".into(),
+            reason: os(code),
+        })
+    };
+    assert_eq!(call(libc::EPERM), error::WRONG_ARG);
+    assert_eq!(call(libc::EINVAL), error::INV_VALUE);
+    let refused = extoll::Error::NotPermitted {
+        path: "/dev/extoll/rma2".into(),
+        user: 70_000,
+        reason: os(libc::EPERM),
+    };
+    assert_eq!(error::of(&refused), error::FD);
+    let used = extoll::Error::UserPortsUsed("/dev/extoll/rma2".into());
+    assert_eq!(error::of(&used), error::PORTS_USED);
 }
 
 #[test]

@@ -307,8 +307,8 @@ static void queue(void)
 	for (uint64_t i = 0; i < 3; i++)
 		echo(i);
 	/* No whole pages; no whole segments: an error, and the queue is as before. */
-	CHECK(rma2_set_queue_size(port, 5000), RMA2_ERR_ERROR);
-	CHECK(rma2_set_queue_size(port, 12 << 10), RMA2_ERR_ERROR);
+	CHECK(rma2_set_queue_size(port, 5000), RMA2_ERR_INV_VALUE);
+	CHECK(rma2_set_queue_size(port, 12 << 10), RMA2_ERR_INV_VALUE);
 	CHECK(rma2_get_queue_size(port), 128 << 10);
 	echo(2);
 }

@@ -5,7 +5,7 @@
 //! velo_open() made and not closed yet. Null is answered with -EINVAL.
 #![deny(missing_docs)]
 
-use extoll::velo::{Mtt, NodeId, Port, Target, To, Vpid, MAX_LEN};
+use extoll::velo::{check_target, Mtt, NodeId, Port, Target, To, Vpid, MAX_LEN};
 use extoll::{poll_milliseconds, Device, Error, Wait};
 use std::ffi::{c_char, c_int, c_void, CStr, OsStr};
 use std::os::fd::{AsFd, AsRawFd};
@@ -133,28 +133,34 @@ unsafe extern "C" fn velo_drain(port: *const Port, timeout_ms: c_int) -> c_int {
     let Some(port) = (unsafe { port.as_ref() }) else {
         return -libc::EINVAL;
     };
-    number(match port.drain(wait(timeout_ms)) {
+    let Some(wait) = wait(timeout_ms) else {
+        return -libc::EINVAL;
+    };
+    number(match port.drain(wait) {
         Err(Error::Timeout) if timeout_ms == 0 => Err(Error::Full),
         other => other,
     })
 }
 
-fn wait(timeout_ms: c_int) -> Wait {
+/// `None`: not a time-out.
+fn wait(timeout_ms: c_int) -> Option<Wait> {
     match u64::try_from(timeout_ms) {
-        Ok(ms) => Wait::for_at_most(Duration::from_millis(ms)),
-        Err(_) => Wait::forever(),
+        Ok(ms) => Some(Wait::for_at_most(Duration::from_millis(ms))),
+        Err(_) if timeout_ms == -1 => Some(Wait::forever()),
+        Err(_) => None,
     }
 }
 
 fn target(to: &CTo) -> Option<To> {
     let known = to.flags & !(MULTICAST | QUIET) == 0 && to.mtt < 4 && to.reserved == 0;
     let vpid = Vpid::new(to.vpid).filter(|_| known)?;
+    let target = match to.flags & MULTICAST {
+        0 => Target::Node(NodeId(to.node)),
+        _ => Target::Group(to.node),
+    };
+    check_target(target).ok()?;
     Some(To {
-        target: if to.flags & MULTICAST != 0 {
-            Target::Group(to.node)
-        } else {
-            Target::Node(NodeId(to.node))
-        },
+        target,
         vpid,
         tag: to.tag,
         mtt: Mtt::from_low_bits(to.mtt),
@@ -180,7 +186,7 @@ unsafe extern "C" fn velo_send(
     let (Some(port), Some(to)) = (port, to) else {
         return -libc::EINVAL;
     };
-    let Some(to) = target(to) else {
+    let (Some(to), Some(wait)) = (target(to), wait(timeout_ms)) else {
         return -libc::EINVAL;
     };
     if data.is_null() || len > MAX_LEN as usize {
@@ -190,7 +196,7 @@ unsafe extern "C" fn velo_send(
     let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len) };
     number(match timeout_ms {
         0 => port.try_send(&to, data),
-        _ => port.send(&to, data, wait(timeout_ms)),
+        _ => port.send(&to, data, wait),
     })
 }
 
@@ -202,16 +208,16 @@ unsafe extern "C" fn velo_recv(port: *const Port, to: *mut CMessage, timeout_ms:
     let Some(port) = (unsafe { port.as_ref() }) else {
         return -libc::EINVAL;
     };
-    if to.is_null() {
+    let Some(wait) = wait(timeout_ms).filter(|_| !to.is_null()) else {
         return -libc::EINVAL;
-    }
+    };
     let received = match timeout_ms {
         0 => port.try_recv().and_then(|m| match m {
             Some(m) => Ok(m),
             // A program that polls may have no other call that repeats what was dropped.
             None => port.settle().and(Err(Error::Full)),
         }),
-        _ => port.recv(wait(timeout_ms)),
+        _ => port.recv(wait),
     };
     number(received.map(|m| {
         let mut data = [0; MAX_LEN as usize];
@@ -252,6 +258,27 @@ mod tests {
         assert!(target(&CTo { mtt: 4, ..TO }).is_none());
         assert!(target(&CTo { vpid: 256, ..TO }).is_none());
         assert!(target(&CTo { reserved: 1, ..TO }).is_none());
+        for node in [0xFFFE, 0xFFFF] {
+            assert!(target(&CTo { node, ..TO }).is_none());
+        }
+        let of = |node| {
+            let flags = MULTICAST;
+            target(&CTo { node, flags, ..TO }).is_some()
+        };
+        assert!(of(63) && !of(64) && !of(0xFFFF));
+    }
+
+    #[test]
+    fn times_below_minus_one_are_refused() {
+        assert!(wait(-1).is_some_and(|wait| wait.left().is_none()));
+        assert!(wait(0).is_some_and(|wait| wait.is_over()));
+        assert!(wait(60_000).is_some_and(|wait| !wait.is_over()));
+        assert!(wait(-2).is_none() && wait(c_int::MIN).is_none());
+    }
+
+    #[test]
+    fn an_interrupted_call_returns_eintr() {
+        assert_eq!(number(Err(Error::Interrupted)), -libc::EINTR);
     }
 
     #[test]

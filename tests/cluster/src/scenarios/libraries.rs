@@ -24,6 +24,8 @@ const INTERVAL: u32 = 61;
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("libraries::unbound_while_asleep", unbound).finds(REFUSED),
+        on_pair("libraries::signals", signals).finds(REFUSED),
+        on_pair("libraries::idle", idle).finds(REFUSED),
         on_pair("libraries::replay", replay).finds(REFUSED),
         on_pair("libraries::lost_writes", lost_writes).finds(REFUSED),
         on_pair("libraries::smfu_in_c", smfu_in_c)
@@ -78,6 +80,44 @@ fn unbound(lab: &Lab) -> Result<()> {
         }
     }
     node(lab, 0).back()?;
+    nothing_left(lab)
+}
+
+/// A signal ends a blocking call, once, and the call can be repeated.
+fn signals(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    for unit in ["libvelo", "librma"] {
+        lab.ok_for(0, &line(&format!("signals {unit}")), LONG)?;
+    }
+    nothing_left(lab)
+}
+
+/// Receivers that wait for nothing hardly run, and answer all the same.
+fn idle(lab: &Lab) -> Result<()> {
+    const RECEIVERS: u64 = 32;
+    let start = format!(
+        "for i in $(seq {RECEIVERS}); do extoll-ping --listen --port $((20000+i)) >/tmp/idle$i 2>&1 </dev/null & done"
+    );
+    lab.ok(0, &start)?;
+    let listening = format!("[ $(cat /tmp/idle* | grep -c listening) = {RECEIVERS} ]");
+    let switches = || -> Result<u64> {
+        let count = "cat $(printf '/proc/%s/status ' $(pgrep -x extoll-ping)) | awk '/ctxt_switches/ { n += $2 } END { print n }'";
+        Ok(lab.ok(0, count)?.trim().parse()?)
+    };
+    let woken = node(lab, 0).until("they wait", &listening).and_then(|()| {
+        // Their sleeps become longer with the time that they have waited.
+        lab.ok(0, "sleep 4")?;
+        let before = switches()?;
+        lab.ok(0, "sleep 5")?;
+        let woken = switches()? - before;
+        let id = lab.ok(0, "awk '{ print $NF }' /tmp/idle1")?;
+        lab.ok(0, &format!("extoll-ping -c 1 -W 10 {}", id.trim()))?;
+        Ok(woken)
+    });
+    lab.ok(0, "pkill -x extoll-ping; rm -f /tmp/idle*")?;
+    let woken = woken?;
+    // One a second each, and some for what the system does to them.
+    ensure!(woken < 20 * RECEIVERS, "{woken} context switches in 5 s");
     nothing_left(lab)
 }
 

@@ -22,7 +22,7 @@ use crate::error::{check_range, Error, Result};
 use crate::pages::{Outbox, Pages};
 use crate::raw::PAGE;
 use crate::ring::{Ring, HOLE};
-use crate::wait::{Armed, Link, SETTLE};
+use crate::wait::{Armed, Link, Pauses, SETTLE};
 use crate::{Buffer, Counters, Wait};
 use jobs::Jobs;
 use queue::Queue;
@@ -31,6 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use wait::{get_of, put_of};
 use wire::rma::Descriptor;
+use wire::route::MCAST_GROUPS;
 
 /// Bytes of the notification queue that a port asks for: 16,384 notifications.
 pub const QUEUE: usize = 256 << 10;
@@ -39,6 +40,8 @@ const SEGMENT: usize = 64 << 10;
 const REQUESTER_PAGES: usize = 32;
 const STATE_AT: u64 = (REQUESTER_PAGES * PAGE) as u64;
 const QUEUE_AT: u64 = STATE_AT + PAGE as u64;
+/// Longest sleep while nothing is known of what is waited for: most commands are not posted with [`Peer::interrupting`].
+const UNPROMISED: Duration = Duration::from_millis(100);
 /// Packets of a port that may be outstanding (HW §8).
 const PACKETS: u64 = 255;
 
@@ -248,6 +251,7 @@ impl Port {
         modifiers: Modifiers,
         op: Operation,
     ) -> Result<[u64; 3]> {
+        check_target(peer.node, modifiers)?;
         Descriptor {
             node: peer.node,
             vpid: peer.vpid,
@@ -334,13 +338,10 @@ impl Port {
 
     /// Repeats what fails with [`Error::Full`] until there is room.
     pub fn retry<T>(&self, wait: Wait, mut post: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut pauses = Pauses::new(wait);
         loop {
             match post() {
-                Err(Error::Full) if wait.is_over() => return Err(Error::Timeout),
-                Err(Error::Full) => {
-                    std::thread::yield_now();
-                    self.0.link.look(self.0.backend.fd())?;
-                }
+                Err(Error::Full) => pauses.pause(&self.0.link, self.0.backend.fd())?,
                 other => return other,
             }
         }
@@ -372,14 +373,16 @@ impl Port {
     ) -> Result<T> {
         // Nobody else takes what is looked for: it is there, or comes as a notification.
         let waiting = |_: &Jobs| true;
-        self.look_until(wait, || look(&mut self.queue()), || Ok(()), waiting)
+        let sleep = UNPROMISED;
+        self.look_until(wait, sleep, || look(&mut self.queue()), || Ok(()), waiting)
     }
 
-    /// Waits until `look` finds something. `check` fails when that cannot happen any more; `waiting` says whether nothing but a
-    /// notification lets it find something.
+    /// Waits until `look` finds something. `sleep` is the longest sleep. `check` fails when that cannot happen any more; `waiting` says
+    /// whether nothing but a notification lets it find something.
     fn look_until<T>(
         &self,
         wait: Wait,
+        sleep: Duration,
         look: impl FnMut() -> Result<Option<T>>,
         check: impl Fn() -> Result<()>,
         waiting: impl Fn(&Jobs) -> bool,
@@ -403,6 +406,7 @@ impl Port {
                     false => Armed::Look,
                 })
             },
+            || Some(self.poll_timeout().map_or(sleep, |time| time.min(sleep))),
         )
     }
 
@@ -446,6 +450,10 @@ impl Port {
     /// without traffic: notifications in the old one are lost. After an error the port has a queue of the old size; if not even
     /// that can be made, everything that receives fails with [`Error::NoQueue`] until another call of this succeeds.
     pub fn resize_queue(&self, bytes: u64, segment: u64) -> Result<()> {
+        let page = PAGE as u64;
+        if bytes == 0 || segment == 0 || segment % page != 0 || bytes % segment != 0 {
+            return Err(Error::QueueSize { bytes, segment });
+        }
         let b = &*self.0.backend;
         let mut queue = self.queue();
         let old = (
@@ -470,6 +478,8 @@ impl Port {
             Err(e) => (sizes(old).and_then(|()| map()).ok(), Err(e)),
         };
         queue.replace(ring);
+        // Threads that sleep wait for a slot of the old queue.
+        self.0.link.wake();
         result
     }
 
@@ -498,6 +508,15 @@ impl Port {
 impl AsFd for Port {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.backend.fd()
+    }
+}
+
+/// Fails for what is no node, or with [`Modifiers::multicast`] no group.
+pub fn check_target(node: NodeId, modifiers: Modifiers) -> Result<()> {
+    match modifiers.multicast {
+        true if node.0 >= MCAST_GROUPS => Err(Error::Group(node.0)),
+        false if node.is_reserved() => Err(Error::Node(node.0)),
+        _ => Ok(()),
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::error::{check_range, Error, Result};
 use crate::pages::Posted;
+use crate::wait::{GUARD, SLICE};
 use crate::Wait;
 use std::cell::Cell;
 use wire::rma::DescriptorError;
@@ -160,8 +161,14 @@ impl Port {
             posted: Cell::new(None),
             skipped: Cell::new(0),
         };
+        // The commands are those of this call, so it is known whether their notifications interrupt.
+        let sleep = match peer.options.irq {
+            true => GUARD,
+            false => SLICE,
+        };
         let result = self.look_until(
             wait,
+            sleep,
             || self.step(peer, &work, &words, &ticket),
             || ticket.check(),
             // Others take notifications for this call, and it may wait for room or its turn.
