@@ -4,12 +4,13 @@
 use crate::accel;
 use crate::choice::{directory, Choice};
 use crate::table::table;
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, Result};
 use clap::{Parser, Subcommand};
 use extoll::wire::ids::{NodeId, RegOffset};
 use extoll::wire::regs::lp;
 use extoll::wire::regs::map::{Field, Register, PREFIX};
 use extoll::{AccessMethod, Nic, RegisterFile};
+use rustix::io::Errno;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
@@ -198,11 +199,9 @@ fn list(args: &Args) -> Result<(Value, String)> {
 
 fn debugfs(nic: &Nic, file: &str) -> Result<String> {
     let path = nic.debugfs.join(file);
-    fs::read_to_string(&path).with_context(|| {
-        format!(
-            "cannot read {} (root only; mount -t debugfs debugfs /sys/kernel/debug)",
-            path.display()
-        )
+    fs::read_to_string(&path).map_err(|e| {
+        let why = crate::why_unreadable(&e, "mount -t debugfs debugfs /sys/kernel/debug");
+        anyhow::Error::new(e).context(format!("cannot read {} ({why})", path.display()))
     })
 }
 
@@ -312,8 +311,14 @@ impl Registers {
         let device = args
             .choice
             .the_device(std::env::var_os("EXTOLL_DEV").is_some())?;
-        let file = RegisterFile::open(&device)
-            .context("registers are for root, through the driver's register device")?;
+        let file = RegisterFile::open(&device).map_err(|e| {
+            let forbidden = e.errno() == Errno::ACCESS.raw_os_error();
+            let e = anyhow::Error::new(e);
+            match forbidden {
+                true => e.context("registers are for root, through the driver's register device"),
+                false => e,
+            }
+        })?;
         match node {
             None => file.set_methods(AccessMethod::Local, AccessMethod::Local)?,
             Some(_) => file.set_methods(AccessMethod::Rma, AccessMethod::Rma)?,

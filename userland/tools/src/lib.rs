@@ -14,11 +14,13 @@ pub mod man;
 pub mod peer;
 pub mod perf;
 pub mod ping;
+pub mod rendezvous;
 pub mod stats;
 pub mod table;
 pub mod trace;
 
 use clap::Parser;
+use rustix::io::Errno;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -44,6 +46,16 @@ pub(crate) fn complain(name: &str, e: &anyhow::Error) {
 /// A line on the standard error, if anybody listens: `eprintln!` panics when nobody does.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Why a file of one of the kernel's file systems cannot be read, in words; `mount` makes the file system visible.
+pub(crate) fn why_unreadable(e: &std::io::Error, mount: &str) -> String {
+    match Errno::from_io_error(e) {
+        Some(Errno::NOENT) => format!("is it there? {mount}"),
+        Some(Errno::ACCESS) => "for root only".into(),
+        Some(Errno::PERM) => "kernel lockdown, or a missing capability".into(),
+        _ => "unexpected".into(),
+    }
 }
 
 fn is_closed_pipe(e: &anyhow::Error) -> bool {
@@ -82,6 +94,17 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unreadable_file_has_the_hint_for_its_reason_only() {
+        let why = |errno: Errno| why_unreadable(&errno.into(), "mount it");
+        assert!(why(Errno::NOENT).contains("mount it"));
+        for errno in [Errno::ACCESS, Errno::PERM, Errno::IO] {
+            assert!(!why(errno).contains("mount it"));
+            assert_eq!(why(errno).contains("root"), errno == Errno::ACCESS);
+            assert_eq!(why(errno).contains("lockdown"), errno == Errno::PERM);
+        }
+    }
 
     #[test]
     fn numbers_sizes_and_times() {

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Who is at the other side: whether its ports can be reached, and where a listener is, which it says over TCP.
+//! The other side: whether its ports can be reached, and the port of a listener, which it tells over TCP or UDP.
 
 use crate::choice::Choice;
+use crate::rendezvous::{self, tcp_listener};
 use anyhow::{anyhow, bail, Context, Result};
 use extoll::velo::{NodeId, Port, SourceId, Vpid};
-use extoll::wire::ext_eth::MacPrefix;
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, ToSocketAddrs};
-use std::path::Path;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::Duration;
 
@@ -41,11 +40,37 @@ impl Identity {
         if self.protection == other.protection {
             return Ok(());
         }
-        bail!(
-            "the other side runs as user {}, this one as user {}: ports of different users don't reach each other (docs/security.md); start both as the same user",
-            other.user,
-            self.user
-        );
+        let advice = match (
+            self.is_privileged(),
+            other.is_privileged(),
+            self.user == other.user,
+        ) {
+            (true, false, _) | (false, true, _) => {
+                "start both with CAP_SYS_RAWIO, or both without it and as the same user"
+            }
+            (_, _, false) => "start both as the same user",
+            (_, _, true) => "parameter first_user of extoll.ko has to be the same on all nodes",
+        };
+        bail!("the other side has {other}, this one has {self}: such ports don't reach each other (docs/security.md); {advice}");
+    }
+
+    /// Descriptor 0 is that of programs with CAP_SYS_RAWIO.
+    fn is_privileged(&self) -> bool {
+        self.protection == 0
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let has = match self.is_privileged() {
+            true => "with",
+            false => "without",
+        };
+        let Self { protection, user } = self;
+        write!(
+            f,
+            "protection descriptor {protection} (user {user} {has} CAP_SYS_RAWIO)"
+        )
     }
 }
 
@@ -68,12 +93,10 @@ impl Listener {
         })
     }
 
-    /// Tells everybody who asks at a TCP port, from now on.
-    pub fn announce(self, tcp_port: u16) -> Result<()> {
-        let listener = TcpListener::bind(("::", tcp_port))
-            .or_else(|_| TcpListener::bind(("0.0.0.0", tcp_port)))
-            .with_context(|| format!("cannot listen on TCP port {tcp_port}"))?;
-        self.serve(listener)
+    /// Answers clients that ask at a TCP port of this machine, or ask all nodes for this one, from now on.
+    pub fn announce(self, choice: &Choice, port: u16) -> Result<()> {
+        self.serve(tcp_listener(port)?)?;
+        rendezvous::answer_for(choice, self.node, port, serde_json::to_vec(&self)?)
     }
 
     fn serve(self, listener: TcpListener) -> Result<()> {
@@ -81,7 +104,7 @@ impl Listener {
         line.push(b'\n');
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // Who asks and does not take the answer harms himself only.
+                // A client that does not take the answer goes without it.
                 let _ = stream.set_write_timeout(Some(PATIENCE));
                 let _ = (&stream).write_all(&line);
             }
@@ -139,63 +162,39 @@ pub fn target(text: &str) -> Result<Target, String> {
 
 impl Target {
     /// The port, which its listener is asked for if need be.
-    pub fn find(&self, choice: &Choice, own: &Identity, tcp_port: u16) -> Result<SourceId> {
-        let (addresses, who) = match self {
+    pub fn find(&self, choice: &Choice, own: &Identity, port: u16) -> Result<SourceId> {
+        let (found, who) = match self {
             Target::Port(id) => return Ok(*id),
-            Target::Node(node) => (near(choice, *node)?, format!("node {}", node.0)),
-            Target::Host(host) => {
-                let found = (host.as_str(), tcp_port).to_socket_addrs();
-                let found = found.with_context(|| format!("no host {host}"))?;
-                (found.collect(), host.clone())
+            Target::Node(node) => {
+                let parse = |answer: &[u8]| {
+                    let listener: Listener = serde_json::from_slice(answer).ok()?;
+                    (listener.node == node.0).then_some(listener)
+                };
+                let found = rendezvous::find(choice, node.0, port, PATIENCE, parse);
+                (found, format!("node {node} at UDP port {port}"))
             }
+            Target::Host(host) => (ask_host(host, port), format!("{host} at TCP port {port}")),
         };
-        let mut last = anyhow!("no interface leads there");
-        for mut address in addresses {
-            address.set_port(tcp_port);
-            match ask(address) {
-                Ok(listener) => return listener.reached_by(own),
-                Err(e) => last = e,
-            }
-        }
-        Err(last).with_context(|| {
+        let listener = found.with_context(|| {
             format!(
-                "cannot ask {who} at TCP port {tcp_port} for its VPID (is extoll-ping --listen running there? NODE/VPID, which it prints, needs no TCP)"
+                "cannot ask {who} for its VPID (is extoll-ping --listen running there? NODE/VPID, which it prints, needs no IP)"
             )
-        })
+        })?;
+        listener.reached_by(own)
     }
 }
 
-/// Addresses of a node that follow from its number, by each interface of the NIC.
-fn near(choice: &Choice, node: NodeId) -> Result<Vec<SocketAddr>> {
-    let interfaces = choice.driven()?.into_iter().flat_map(|nic| nic.interfaces);
-    Ok(interfaces
-        .filter_map(|name| link_local(&choice.root, &name, node))
-        .collect())
-}
-
-/// The address that a node's interface gives itself, made from its MAC address (RFC 4291, appendix A): all of a fabric have the same
-/// prefix, and the node ID behind it.
-fn link_local(root: &Path, interface: &str, node: NodeId) -> Option<SocketAddr> {
-    let dir = root.join("sys/class/net").join(interface);
-    let scope = fs::read_to_string(dir.join("ifindex")).ok()?;
-    let own = fs::read_to_string(dir.join("address")).ok()?;
-    let mut prefix = [0; 4];
-    for (to, from) in prefix.iter_mut().zip(own.trim().split(':')) {
-        *to = u8::from_str_radix(from, 16).ok()?;
+fn ask_host(host: &str, port: u16) -> Result<Listener> {
+    let addresses = (host, port).to_socket_addrs();
+    let addresses = addresses.with_context(|| format!("no host {host}"))?;
+    let mut last = anyhow!("it has no address");
+    for address in addresses {
+        match ask(address) {
+            Ok(listener) => return Ok(listener),
+            Err(e) => last = e,
+        }
     }
-    let [a, b, c, d, e, f] = MacPrefix(prefix).mac(node).map(u16::from);
-    let (high, middle, low) = ((a << 8) | b, c << 8, d);
-    let address = Ipv6Addr::new(
-        0xFE80,
-        0,
-        0,
-        0,
-        high ^ 0x200,
-        middle | 0xFF,
-        0xFE00 | low,
-        (e << 8) | f,
-    );
-    Some(SocketAddrV6::new(address, 0, 0, scope.trim().parse().ok()?).into())
+    Err(last)
 }
 
 fn ask(address: SocketAddr) -> Result<Listener> {
@@ -250,7 +249,7 @@ mod tests {
         let refused = target.find(&choice, &identity(0, 0), address.port());
         let refused = format!("{:#}", refused.unwrap_err());
         assert!(
-            refused.contains("as user 1000, this one as user 0") && refused.contains("security.md"),
+            refused.contains("CAP_SYS_RAWIO") && refused.contains("security.md"),
             "{refused}"
         );
     }
@@ -270,14 +269,28 @@ mod tests {
     }
 
     #[test]
-    fn nodes_have_addresses_of_their_own() {
-        let root = tempfile::tempdir().unwrap();
-        let dir = root.path().join("sys/class/net/exn0");
-        fs::create_dir_all(&dir).unwrap();
-        fs::write(dir.join("ifindex"), "7\n").unwrap();
-        fs::write(dir.join("address"), "2e:87:04:07:00:00\n").unwrap();
-        let address = link_local(root.path(), "exn0", NodeId(0x102)).unwrap();
-        assert_eq!(address.to_string(), "[fe80::2c87:4ff:fe07:102%7]:0");
-        assert_eq!(link_local(root.path(), "exn1", NodeId(0)), None);
+    fn what_was_compared_is_what_is_said() {
+        let says = |own: Identity, other: Identity| {
+            let e = own.admit(&other).unwrap_err().to_string();
+            for side in [own, other] {
+                assert!(
+                    e.contains(&format!("descriptor {}", side.protection)),
+                    "{e}"
+                );
+                assert!(e.contains(&format!("(user {} ", side.user)), "{e}");
+            }
+            e
+        };
+        // Root of a container, whose ports are those of user 0 and not of the kernel.
+        let e = says(identity(0xFFFF, 0), identity(0, 0));
+        assert!(e.contains("start both with CAP_SYS_RAWIO"), "{e}");
+        let e = says(identity(1000, 1000), identity(1001, 1001));
+        assert!(
+            e.contains("as the same user") && !e.contains("start both with"),
+            "{e}"
+        );
+        let e = says(identity(1000, 101_000), identity(101, 101_000));
+        assert!(e.contains("first_user"), "{e}");
+        assert!(identity(0, 0).admit(&identity(0, 1000)).is_ok());
     }
 }

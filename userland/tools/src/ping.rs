@@ -21,8 +21,9 @@ const TCP_PORT: u16 = 18516;
 
 /// Sends VELO messages to a node and times the replies, over the fabric alone.
 ///
-/// Without --listen: to the extoll-ping --listen of another node, which is asked for its VPID over TCP unless the VPID is given. Exits
-/// with 0 when a reply came, 1 when none did.
+/// Without --listen: to the extoll-ping --listen of another node, which is asked for its VPID unless that is given: over TCP if the
+/// machine is named, by a multicast over the interfaces of the NIC if only the number of the node is known. Exits with 0 when a reply came,
+/// 1 when none did.
 #[derive(Parser, Debug)]
 #[command(name = "extoll-ping", version)]
 pub struct Args {
@@ -50,7 +51,7 @@ pub struct Args {
     /// Polls instead of sleeping until the interrupt.
     #[arg(short = 'P', long)]
     poll: bool,
-    /// TCP port at which a listener tells its VPID.
+    /// TCP and UDP port at which a listener tells its VPID.
     #[arg(short, long, default_value_t = TCP_PORT)]
     port: u16,
     #[command(flatten)]
@@ -83,16 +84,15 @@ fn listen(args: &Args, port: &Port) -> Result<ExitCode> {
     writeln!(out, "listening on {}", port.id())?;
     out.flush()?;
     // Several may listen on a node, but for TCP only one.
-    if let Err(e) = Listener::new(port)?.announce(args.port) {
+    if let Err(e) = Listener::new(port)?.announce(&args.choice, args.port) {
         let e = e.context(format!("clients have to be told {}", port.id()));
         crate::complain("extoll-ping", &e);
     }
     let mut answered = 0;
     while args.count != Some(answered) {
-        // A second at a time, so that a lost NIC is noticed.
-        let message = match port.recv(manner(args, Wait::for_at_most(Duration::from_secs(1)))) {
+        let message = match port.recv(manner(args, Wait::forever())) {
             Ok(message) => message,
-            Err(Error::Timeout) => continue,
+            Err(Error::Interrupted) => continue,
             Err(e) => return Err(e.into()),
         };
         if message.mtt.get() != REQUEST {
@@ -205,7 +205,7 @@ fn ping(args: &Args, port: &Port, target: SourceId) -> Result<ExitCode> {
     if received == 0 {
         // A packet that the receiving NIC does not let in is told to nobody.
         crate::say(&format!(
-            "extoll-ping: is extoll-ping --listen running at {target}, as the same user? Ports of different users don't reach each other (docs/security.md)"
+            "extoll-ping: is extoll-ping --listen running at {target}, as the same user and with or without CAP_SYS_RAWIO as this one? Others don't reach each other (docs/security.md)"
         ));
     }
     Ok(ExitCode::from(u8::from(received == 0)))

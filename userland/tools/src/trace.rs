@@ -322,11 +322,10 @@ struct Instance {
 impl Instance {
     fn new(tracefs: &Path) -> Result<Self> {
         let instances = tracefs.join("instances");
-        fs::metadata(&instances).with_context(|| {
-            format!(
-                "no tracefs at {} (mount -t tracefs tracefs {0}; root only)",
-                tracefs.display()
-            )
+        fs::metadata(&instances).map_err(|e| {
+            let tracefs = tracefs.display();
+            let why = crate::why_unreadable(&e, &format!("mount -t tracefs tracefs {tracefs}"));
+            anyhow::Error::new(e).context(format!("no tracefs at {tracefs} ({why})"))
         })?;
         let dir = instances.join(format!("extoll-trace-{}", std::process::id()));
         fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;

@@ -20,6 +20,8 @@ pub fn all() -> Vec<Scenario> {
         on_pair("userland::ping", ping)
             .gate()
             .finds(&["drops_wrong_protection"]),
+        on_pair("userland::found_by_number", found_by_number).finds(REFUSED),
+        on_pair("userland::refusals", refusals).finds(REFUSED),
         on_pair("userland::perf", perf).gate(),
         on_pair("userland::perf_lost_clients", perf_lost_clients).finds(KILLED),
         on_pair("userland::extollctl", extollctl)
@@ -215,8 +217,11 @@ fn ping(lab: &Lab) -> Result<()> {
         for (target, status) in [("node1", 2), (silent.as_str(), 1)] {
             let refused = lab.sh_for(0, &format!("{other}extoll-ping {target}"), PATIENCE)?;
             ensure!(refused.status == status, "{refused:?}");
-            let said = refused.stderr.contains("users don't reach each other");
-            ensure!(said, "{refused:?}");
+            let said = refused.stderr.contains("don't reach each other");
+            ensure!(
+                said && refused.stderr.contains("CAP_SYS_RAWIO"),
+                "{refused:?}"
+            );
         }
         let (node, vpid) = id.split_once('/').context("address")?;
         let said = lab.ok(0, &format!("{user}/tmp/velo_echo {node} {vpid}"))?;
@@ -235,6 +240,62 @@ fn ping(lab: &Lab) -> Result<()> {
         lab.ok(1, "pkill -x extoll-ping")?;
         running.wait(PATIENCE)?;
     }
+    nothing_left(lab)
+}
+
+/// A listener is found by the number of its node whatever the addresses of exn0 are.
+fn found_by_number(lab: &Lab) -> Result<()> {
+    let there = node(lab, 1);
+    there.ok("sysctl -qw net.ipv6.bindv6only=1")?;
+    let started = server(lab, 1, "extoll-ping --listen", "listening");
+    there.ok("sysctl -qw net.ipv6.bindv6only=0")?;
+    let (running, words) = started?;
+    let id = words.last().context("no address")?;
+    let answers = |target: &str| -> Result<()> {
+        let out = lab.ok(0, &format!("extoll-ping -c 1 -W 10 {target}"))?;
+        let found = out.starts_with(&format!("extoll-ping {id} from"));
+        ensure!(found && out.contains("1 received"), "{target}: {out}");
+        Ok(())
+    };
+    let again = "ip link set exn0 down; ip link set exn0 up";
+    let random = format!("sysctl -qw net.ipv6.conf.exn0.stable_secret=2001:db8::1; {again}");
+    let found = answers("10.2.0.2").and_then(|()| {
+        there.ok(&random)?;
+        node(lab, 0).until("it is found", "extoll-ping -q -c 1 -W 10 1")?;
+        answers("1")?;
+        for number in 0..2 {
+            node(lab, number).ok("sysctl -qw net.ipv6.conf.exn0.disable_ipv6=1")?;
+        }
+        answers("1")
+    });
+    for number in 0..2 {
+        node(lab, number).ok("sysctl -qw net.ipv6.conf.exn0.disable_ipv6=0")?;
+    }
+    there.ok(&format!(
+        "sysctl -qw net.ipv6.conf.exn0.addr_gen_mode=0; {again}"
+    ))?;
+    found?;
+    // Where there is no interface of the NIC that is what is said.
+    let elsewhere =
+        "ip netns add e; ip netns exec e extoll-ping -c 1 1; s=$?; ip netns del e; exit $s";
+    fails(lab.sh_for(0, elsewhere, PATIENCE)?, 2, "network namespace")?;
+    lab.ok(1, "pkill -x extoll-ping")?;
+    running.wait(PATIENCE)?;
+    nothing_left(lab)
+}
+
+/// Who is refused is told what was compared.
+fn refusals(lab: &Lab) -> Result<()> {
+    let (running, _) = server(lab, 1, "extoll-ping --listen", "listening")?;
+    let contained =
+        "setpriv --bounding-set=-sys_rawio --inh-caps=-sys_rawio extoll-ping -c 1 node1";
+    let contained = lab.sh_for(0, contained, PATIENCE)?;
+    let stranger = "setpriv --reuid=70000 --regid=70000 --clear-groups extoll-ping -c 1 node1";
+    let stranger = lab.sh_for(0, stranger, PATIENCE)?;
+    lab.ok(1, "pkill -x extoll-ping")?;
+    running.wait(PATIENCE)?;
+    fails(contained, 2, "(user 0 without CAP_SYS_RAWIO)")?;
+    fails(stranger, 2, "first_user")?;
     nothing_left(lab)
 }
 
@@ -355,10 +416,7 @@ fn perf(lab: &Lab) -> Result<()> {
         let refused = format!("{other}extoll-perf run put-lat node1 -n 1");
         let refused = lab.sh_for(0, &refused, PATIENCE)?;
         ensure!(
-            refused.status == 2
-                && refused
-                    .stderr
-                    .contains("different users don't reach each other"),
+            refused.status == 2 && refused.stderr.contains("such ports don't reach each other"),
             "{refused:?}"
         );
         let table = lab.ok(

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 use extl_bpf::switch::{Owner, Switch, ABSENT, COMM, MOST_NAMES, NOTES, SWITCHED};
 use extl_bpf::{btf::Btf, symbols, sys};
 use pins::{Pinned, Scope};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs::{self, File};
@@ -222,7 +223,7 @@ fn enable(root: &Path, wish: Enable) -> Result<()> {
             (Scope::cgroup(&path)?, Some(map), Some(path))
         }
     };
-    let state = sys::Array::new(NOTE_BYTES).context("cannot make a BPF map")?;
+    let state = sys::Array::new(NOTE_BYTES).map_err(|e| refused(e, "cannot make a BPF map"))?;
     switch.only = wish.only;
     switch.not = wish.not;
     switch.cgroup_map = map.as_ref().map(AsRawFd::as_raw_fd);
@@ -237,11 +238,23 @@ fn enable(root: &Path, wish: Enable) -> Result<()> {
     value.extend(serde_json::to_vec(&notes)?);
     ensure!(value.len() < NOTE_BYTES as usize, "names are too long");
     state.write(&value).context("cannot write to a BPF map")?;
-    let program = sys::load(&switch.program()?, hook).context("the kernel refuses the program")?;
+    let program = sys::load(&switch.program()?, hook)
+        .map_err(|e| refused(e, "the kernel refuses the program"))?;
     let pins = pins::directory(root)?;
     let link = sys::attach(program.as_fd())
-        .with_context(|| format!("cannot attach the program to {HOOK}()"))?;
+        .map_err(|e| refused(e, &format!("cannot attach the program to {HOOK}()")))?;
     pins::replace(&pins, &scope, link.as_fd(), state.as_fd())
+}
+
+/// A failed call of bpf(2).
+fn refused(e: std::io::Error, what: &str) -> anyhow::Error {
+    let why = match Errno::from_io_error(&e) {
+        Some(Errno::PERM) => {
+            " (CAP_BPF and CAP_PERFMON are needed; kernel lockdown refuses it to all)"
+        }
+        _ => "",
+    };
+    anyhow::Error::new(e).context(format!("{what}{why}"))
 }
 
 /// A control group: its path, and a map with it.
@@ -255,7 +268,7 @@ fn group(directory: &Path) -> Result<(PathBuf, std::os::fd::OwnedFd)> {
         "{} is no directory of cgroup2",
         path.display()
     );
-    let map = sys::cgroup(file.as_fd()).context("cannot make a BPF map")?;
+    let map = sys::cgroup(file.as_fd()).map_err(|e| refused(e, "cannot make a BPF map"))?;
     Ok((path, map))
 }
 

@@ -9,6 +9,7 @@ mod tcp;
 mod velo;
 
 use crate::choice::Choice;
+use crate::rendezvous::tcp_listener;
 use crate::stats::{interrupts, Summary};
 use anyhow::{anyhow, bail, Context, Result};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -16,7 +17,6 @@ use extoll::{Counters, Device, Error};
 use link::{Endpoint, Hello};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
-use std::net::TcpListener;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tcp::Link;
@@ -222,9 +222,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 fn serve(device: &Device, port: u16, once: bool) -> Result<()> {
-    let listener = TcpListener::bind(("::", port))
-        .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
-        .with_context(|| format!("cannot listen on TCP port {port}"))?;
+    let listener = tcp_listener(port)?;
     // Fails early when the NIC cannot be used.
     let endpoint = Endpoint::open(device)?;
     let mut out = std::io::stdout();
