@@ -18,6 +18,7 @@ use kernel_ext::{
     debugfs::Dir,
     param::{self, Param},
     pci::device_id,
+    security::{locked_down, Locked},
     work,
 };
 use wire::{ids::Vpid, regs::atu::GATS};
@@ -149,6 +150,29 @@ fn parameters() -> [Param; 17] {
     ]
 }
 
+/// Checks that the administrator may set the parameters that give access to memory: the interrupt
+/// packet is a write to any address, and `compat_unsafe` gives processes all memory.
+///
+/// # Errors
+///
+/// `EPERM`: one of them is set, and the kernel is locked down.
+fn admit() -> Result {
+    use module_parameters as m;
+    let packet = [
+        m::snq_irq_0.value(),
+        m::snq_irq_1.value(),
+        m::snq_irq_2.value(),
+    ];
+    if packet == SNQ_IRQ && !m::compat_unsafe.value() {
+        return Ok(());
+    }
+    locked_down(Locked::ModuleParameters).inspect_err(|_| {
+        pr_err!("kernel lockdown forbids compat_unsafe and snq_irq_0 to snq_irq_2\n")
+    })
+}
+
+/// Default of the interrupt packet (HW §6.2).
+const SNQ_IRQ: [u64; 3] = [0xFD23_0000_0040_002D, 0x0300_0100_0000, 0];
 /// Sizes of the ATU's hardware pages (HW §11.1).
 const PAGE_KIB: [i64; 5] = [4, 8, 64, 2048, 1 << 20];
 /// Ten minutes.
@@ -175,7 +199,7 @@ fn show_parameters(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 impl InPlaceModule for Extoll {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
-        let checked = param::check(&parameters(), |p| pr_err!("{}\n", p));
+        let checked = param::check(&parameters(), |p| pr_err!("{}\n", p)).and_then(|()| admit());
         try_pin_init!(Self {
             _: {
                 checked?;
@@ -228,15 +252,15 @@ module! {
             description: "Time in ms for which memory stays that processes may have named by bus addresses, 1000 to 600000",
         },
         snq_irq_0: u64 {
-            default: 0xFD23_0000_0040_002D,
+            default: crate::SNQ_IRQ[0],
             description: "First header word of the interrupt packet",
         },
         snq_irq_1: u64 {
-            default: 0x0300_0100_0000,
+            default: crate::SNQ_IRQ[1],
             description: "Second header word of the interrupt packet",
         },
         snq_irq_2: u64 {
-            default: 0,
+            default: crate::SNQ_IRQ[2],
             description: "Payload of the interrupt packet",
         },
         compat_unsafe: bool {

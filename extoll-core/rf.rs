@@ -4,7 +4,8 @@
 //! `registers/`, one file per unit.
 //!
 //! Names and formats of the sysfs files are the vendor's (docs/driver.md). Access needs
-//! CAP_SYS_RAWIO, since registers hold addresses for DMA. A register whose reading changes
+//! CAP_SYS_RAWIO, since registers hold addresses for DMA, and is refused under kernel lockdown. A
+//! register whose reading changes
 //! something ([`wire::regs::map::DESTRUCTIVE`]) is read by nothing but the explicit command `read`,
 //! written to its file; reading the file gives what that command found.
 
@@ -22,7 +23,7 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 use kernel_ext::{
-    sched,
+    security::{capable, locked_down, Capability, Locked},
     sysfs::{Entry, Files, Group, Text},
 };
 use wire::{
@@ -194,13 +195,23 @@ fn width(register: &Register) -> usize {
     register.fields().map(each).sum()
 }
 
+/// Checks that the calling process may access registers.
+///
+/// # Errors
+///
+/// `EPERM`: without `CAP_SYS_RAWIO`, or under kernel lockdown.
+fn admit() -> Result {
+    if !capable(Capability::SysRawio) {
+        return Err(EPERM);
+    }
+    locked_down(Locked::PciAccess)
+}
+
 impl Files for RegisterFiles {
     fn show(&self, id: u32, out: &mut Text<'_>) -> Result {
         let id = Id::decode(id);
         let register = Register::at(id.place).ok_or(EINVAL)?;
-        if !sched::may_rawio() {
-            return Err(EPERM);
-        }
+        admit()?;
         let range = Self::range(&register, id);
         // Room for "Entry    0: 0000000000000000;".
         let fit = range.len() * (32 + width(&register)) < PAGE;
@@ -237,9 +248,7 @@ impl Files for RegisterFiles {
     fn store(&self, id: u32, text: &str) -> Result {
         let id = Id::decode(id);
         let register = Register::at(id.place).ok_or(EINVAL)?;
-        if !sched::may_rawio() {
-            return Err(EPERM);
-        }
+        admit()?;
         self.command(&register, id, text).inspect_err(|_| {
             let offset = register.offset(0).get();
             self.ctx.error(Reason::RegisterCommand, offset.into());

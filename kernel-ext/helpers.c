@@ -104,8 +104,3 @@ void extoll_sysfs_attr_init(struct device_attribute *attr)
 {
 	sysfs_attr_init(&attr->attr);
 }
-
-bool extoll_may_rawio(void)
-{
-	return capable(CAP_SYS_RAWIO);
-}

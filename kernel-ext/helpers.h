@@ -36,8 +36,6 @@ void extoll_spin_unlock_bh(spinlock_t *lock);
 void extoll_tasklet_schedule(struct tasklet_struct *tasklet);
 /* Lock class of an attribute in allocated memory. */
 void extoll_sysfs_attr_init(struct device_attribute *attr);
-/* Whether the calling process may touch hardware: CAP_SYS_RAWIO. */
-bool extoll_may_rawio(void);
 
 /* Tracepoints (trace.c). */
 void extoll_trace_velo_post(u32 nic, u8 vpid, u8 slot, u64 descriptor);

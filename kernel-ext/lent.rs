@@ -5,6 +5,7 @@
 use crate::{
     bindings,
     pci::{is_translated, raw},
+    security::{locked_down, Locked},
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -77,11 +78,18 @@ impl LentDevice {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if somebody has claimed a BAR, or the rest of the page of a small one; `EINVAL` for a small
+    /// `EPERM` under kernel lockdown: another node drives the device, which can access all memory of
+    /// this host. `EBUSY` if somebody has claimed a BAR, or the rest of the page of a small one; `EINVAL` for a small
     /// one that does not begin with a page; `ENODEV` if it has none; `EOPNOTSUPP` behind a host bridge of
     /// software, whose addresses mean nothing to others, or an IOMMU; those of
     /// `pci_enable_device_mem`; `ENOMEM`.
     pub fn new(dev: &pci::Device<Core<'_>>, name: &'static CStr) -> Result<Arc<Self>> {
+        locked_down(Locked::PciAccess).inspect_err(|_| {
+            dev_err!(
+                dev.as_ref(),
+                "kernel lockdown forbids to lend it to another node\n"
+            );
+        })?;
         if is_translated(dev.as_ref()) {
             dev_err!(dev.as_ref(), "behind an IOMMU it does not reach the NIC\n");
             return Err(EOPNOTSUPP);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Scheduling, and what the calling process may do.
+//! Scheduling.
 
 use crate::bindings;
 
@@ -22,10 +22,4 @@ pub fn need_resched() -> bool {
 pub fn is_killed() -> bool {
     // SAFETY: `current` is valid.
     unsafe { bindings::extoll_fatal_signal() }
-}
-
-/// Whether the calling process may touch hardware (CAP_SYS_RAWIO). Process context.
-pub fn may_rawio() -> bool {
-    // SAFETY: in process context, as any context that asks for capabilities.
-    unsafe { bindings::extoll_may_rawio() }
 }

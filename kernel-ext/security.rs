@@ -22,6 +22,27 @@ pub fn capable(capability: Capability) -> bool {
     unsafe { bindings::capable(capability as c_int) }
 }
 
+/// What kernel lockdown can forbid everybody, root included.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Locked {
+    /// Direct access to a PCI device: registers, physical memory that the device reads and writes.
+    PciAccess = bindings::lockdown_reason_LOCKDOWN_PCI_ACCESS,
+    /// Module parameters that have the hardware access an address of the administrator's choice.
+    ModuleParameters = bindings::lockdown_reason_LOCKDOWN_MODULE_PARAMETERS,
+}
+
+/// Checks kernel lockdown for the calling process. The kernel logs each refusal, rate-limited.
+/// Process context.
+///
+/// # Errors
+///
+/// `EPERM`: the kernel is locked down, in mode `integrity` or `confidentiality`.
+pub fn locked_down(what: Locked) -> Result {
+    // SAFETY: no preconditions but the context.
+    kernel::error::to_result(unsafe { bindings::security_locked_down(what as u32) })
+}
+
 /// Effective user of the calling process, as the initial user namespace numbers it. Process context.
 pub fn current_euid() -> u32 {
     Kuid::current_euid().into_raw().val

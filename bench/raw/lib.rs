@@ -44,7 +44,11 @@ use kernel::{
     sync::{Arc, Mutex},
     InPlaceModule,
 };
-use kernel_ext::{global::Global, work::Settled};
+use kernel_ext::{
+    global::Global,
+    security::{locked_down, Locked},
+    work::Settled,
+};
 
 /// The NICs that commands can use.
 static REGISTRY: Global<Registry> = Global::new();
@@ -114,6 +118,8 @@ impl MiscDevice for Control {
     type Ptr = Pin<KBox<Self>>;
 
     fn open(_file: &File, _misc: &MiscDeviceRegistration<Self>) -> Result<Self::Ptr> {
+        // Commands name physical addresses.
+        locked_down(Locked::PciAccess)?;
         KBox::try_pin_init(
             try_pin_init!(Self {
                 registry: REGISTRY.get().ok_or(ENODEV)?,

@@ -28,7 +28,10 @@ use kernel::{
     uaccess::{UserPtr, UserSlice},
     ModuleMetadata,
 };
-use kernel_ext::chardev::{Handler, Node, Opener, Opening, NICS};
+use kernel_ext::{
+    chardev::{Handler, Node, Opener, Opening, NICS},
+    security::{locked_down, Locked},
+};
 use policy::Quota;
 
 /// An open file that loses its NIC.
@@ -120,6 +123,9 @@ struct NodeOpener {
 impl Opener for NodeOpener {
     fn open(&self, opening: &Opening) -> Result<Arc<dyn Handler>> {
         let shared = &self.shared;
+        if matches!(self.kind, Kind::Pmap | Kind::RfAccess) {
+            locked_down(Locked::PciAccess)?;
+        }
         match self.kind {
             Kind::Velo2 => shared.admit(|id| velo2::Velo2::open(shared, id, opening)),
             Kind::Rma2 => shared.admit(|id| rma2::Rma2::open(shared, id, opening)),

@@ -6,7 +6,7 @@
 use super::throttle::Budget;
 use crate::atu::TableAccount;
 use kernel::{prelude::*, static_lock_class, sync::Arc, sync::Mutex};
-use kernel_ext::security::{capable, current_euid, Capability};
+use kernel_ext::security::{capable, current_euid, locked_down, Capability, Locked};
 use wire::{ids::Unit, rma::PageOptions};
 
 /// Requester pages per VPID (HW §10.1).
@@ -35,9 +35,9 @@ const USERS: u32 = 65_535;
 /// Rights of an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rights {
-    /// Opened with `CAP_SYS_RAWIO`.
+    /// Opened with `CAP_SYS_RAWIO` while the kernel was not locked down.
     pub(super) privileged: bool,
-    /// The module was loaded with `compat_unsafe`.
+    /// The module was loaded with `compat_unsafe`, and the kernel was not locked down.
     pub(super) compat: bool,
     /// Effective user at open, in the initial user namespace.
     pub(super) uid: u32,
@@ -46,11 +46,16 @@ pub(super) struct Rights {
 }
 
 impl Rights {
-    /// Those of the calling process.
+    /// Returns the rights of the calling process. Kernel lockdown makes every process unprivileged,
+    /// because privileged files reach physical memory and registers. Lockdown is checked last: the
+    /// kernel logs each refusal, and a process without the capability asks for nothing that is
+    /// refused.
     pub(super) fn current(settings: &Settings) -> Self {
+        let (capable, compat) = (capable(Capability::SysRawio), settings.compat_unsafe);
+        let open = (capable || compat) && locked_down(Locked::PciAccess).is_ok();
         Self {
-            privileged: capable(Capability::SysRawio),
-            compat: settings.compat_unsafe,
+            privileged: capable && open,
+            compat: compat && open,
             uid: current_euid(),
             first_user: settings.first_user,
         }

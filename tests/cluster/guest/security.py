@@ -1,4 +1,5 @@
 """What processes must not do, and what they must not leave."""
+import glob
 from device import *
 
 
@@ -162,6 +163,34 @@ def denied():
     except OSError:
         pass
     for d in (r, v, s, other):
+        d.close()
+
+
+def locked():
+    """Kernel lockdown: root reaches no register and no physical memory, and has the rights of any other user."""
+    fails("pmap", errno.EPERM, Device, "pmap")
+    fails("rf_access", errno.EPERM, Device, "extoll_rf_access")
+    files = sorted(glob.glob("/sys/bus/pci/drivers/extoll/*/extoll_rf/*"))
+    check("there are register files", len(files) > 100)
+    for path in files[::37]:
+        for flag, access in ((os.O_RDONLY, lambda fd: os.read(fd, 8)), (os.O_WRONLY, lambda fd: os.write(fd, b"0"))):
+            if os.stat(path).st_mode & (0o400 if flag == os.O_RDONLY else 0o200):
+                fd = os.open(path, flag)
+                fails(path, errno.EPERM, access, fd)
+                os.close(fd)
+    for path in glob.glob("/sys/kernel/debug/extoll-*/event_mask"):
+        fails(path, errno.EPERM, os.open, path, os.O_WRONLY)
+    r, v, s = Rma(), Velo(), Device("smfu2")
+    check("pages", r.info()["pages"], 0x0F0F_0000)
+    check("protection", r.info()["protection"], 0xFFFF)
+    # Untranslated, with and without interrupts; registers of other nodes.
+    for page in (0, 8, 20):
+        dies_by(f"page {page}", signal.SIGBUS, store, r.pages + page * PAGE, 0)
+    fails("protection descriptor", errno.EPERM, r.ioctl, K(20, get=False), 0)
+    fails("identity", errno.EPERM, v.ioctl, K(17, 8, False), 5)
+    fails("SMFU window", errno.EPERM, s.map, PAGE, 0)
+    fails("exported memory", errno.EPERM, s.map, PAGE, PAGE)
+    for d in (r, v, s):
         d.close()
 
 

@@ -589,6 +589,7 @@ if __name__ == "__main__":
         relatives,
         friends,
         denied,
+        locked,
         limits,
         all_vpids,
         one_table,

@@ -58,6 +58,7 @@ pub fn all() -> Vec<Scenario> {
         on_pair("security::other_users", other_users)
             .gate()
             .finds(OF_INPUT),
+        on_pair("security::lockdown", lockdown).finds(OF_INPUT),
         on_pair("security::compat_unsafe", compat_unsafe).finds(OF_INPUT),
         on_pair("security::heir", |lab| run(lab, "heir")).finds(OF_INPUT),
         on_pair("security::interrupt_storm", storm).finds(OF_INPUT),
@@ -125,6 +126,23 @@ fn users_without_descriptor(lab: &Lab) -> Result<()> {
     node(lab, 0).reload(Options::default())?;
     result?;
     nothing_left(lab, 0)
+}
+
+/// Under kernel lockdown root reaches no register and no physical memory, whichever way it tries,
+/// while ports and the interface go on to work. Lockdown ends with the boot.
+fn lockdown(lab: &Lab) -> Result<()> {
+    install(lab)?;
+    node(lab, 0).ok(
+        "mountpoint -q /sys/kernel/security || mount -t securityfs none /sys/kernel/security; \
+         echo integrity >/sys/kernel/security/lockdown",
+    )?;
+    let result = as_root(lab, "locked").and_then(|()| as_root(lab, "loop_back"));
+    // The others need a node whose modules can be loaded.
+    lab.fault(&["power-off", "0"])?;
+    lab.fault(&["power-on", "0"])?;
+    node(lab, 0).back()?;
+    node(lab, 1).back()?;
+    result
 }
 
 /// The switch for old binaries; what it opens is closed without it (`denied`).
