@@ -15,11 +15,13 @@ pub(crate) const MAX_FRAGMENTS: u32 = 255;
 pub(crate) const MAX_EAGER: u32 = MAX_FRAGMENTS * 120;
 /// Largest threshold: all unicast frames are eager that can be.
 const THRESHOLD_MAX: u32 = MAX_EAGER + 1;
-/// Largest MTU.
-pub(crate) const MAX_MTU: u32 = wire::ext_eth::MAX_MTU;
+/// Largest and default MTU, that of IPoIB in connected mode. The stack knows no Ethernet MTU above
+/// 65,535 (bridges and veth refuse more), IPv4 no packet above that. With 65,520 a frame and its
+/// header fit into 64 KiB. Peers may send longer frames, up to [`MAX_FRAME`].
+pub(crate) const MAX_MTU: u32 = 65_520;
 /// Smallest MTU.
 pub(crate) const MIN_MTU: u32 = wire::ext_eth::MIN_MTU;
-/// Longest frame.
+/// Longest frame that the protocol allows: peers may have an MTU of 65,536.
 pub(crate) const MAX_FRAME: u32 = wire::ext_eth::MAX_FRAME;
 /// Fewest announced frames that may be allowed in flight.
 const TX_FLIGHT_MIN: u32 = 4;

@@ -77,7 +77,7 @@ reasons! {
     0 TxNoCarrier TxDropped c"tx_no_carrier" "no carrier";
     /// Shorter than an Ethernet header.
     1 TxShort TxError c"tx_short" "frame shorter than an Ethernet header";
-    /// Longer than MTU 65,536 allows.
+    /// Longer than the protocol allows.
     2 TxLong TxError c"tx_long" "frame longer than 65,558 bytes";
     /// No node for the destination address.
     3 TxNoRoute TxDropped c"tx_no_route"

@@ -35,7 +35,7 @@ pub const FRAGMENT: u16 = crate::velo::MAX_LEN;
 pub const HEADER_LEN: u32 = 14;
 /// Smallest MTU.
 pub const MIN_MTU: u32 = 68;
-/// Largest and default MTU.
+/// Largest MTU that a peer may have, and default of the vendor module (EXT §7).
 pub const MAX_MTU: u32 = 65_536;
 /// What a VLAN tag adds to a frame, beyond the MTU.
 pub const VLAN_TAG: u32 = 4;

@@ -11,6 +11,7 @@ use anyhow::{bail, ensure, Context, Result};
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("stack::vlan_full_frames", vlan_full_frames).gate(),
+        on_pair("stack::mtu_of_others", mtu_of_others),
         on_pair("stack::napi_instances", napi_instances),
         on_pair("stack::counters", counters),
         on_pair("stack::order", order),
@@ -51,19 +52,18 @@ fn vlan_full_frames(lab: &Lab) -> Result<()> {
 fn vlan_traffic(lab: &Lab, name: &str, target: &str) -> Result<()> {
     let nodes = [node(lab, 0), node(lab, 1)];
     let mtu = nodes[0].ok(&format!("cat /sys/class/net/{name}/mtu"))?;
-    ensure!(mtu.trim() == "65536", "{mtu}");
+    ensure!(mtu.trim() == "65520", "{mtu}");
     let before = nodes[0].ethtool("tx_long")?;
     // A header of 20 bytes and one of 8.
-    for bytes in [56, 1472, 65_507] {
-        let fragments = if bytes == 65_507 { "-M dont" } else { "-M do" };
-        let options = format!("-i 0.05 -s {bytes} {fragments}");
+    for bytes in [56, 1472, 65_492] {
+        let options = format!("-i 0.05 -s {bytes} -M do");
         nodes[0].pings_to(target, 5, &options)?;
     }
-    // IPv6 has a payload of the whole MTU: frames of the greatest length there is.
+    // A header of 40 bytes and one of 8.
     let own = nodes[1].ok(&format!(
         "ip -6 -o addr show dev {name} scope link | awk '{{sub(\"/.*\", \"\", $4); print $4}}'"
     ))?;
-    let options = "-6 -i 0.05 -s 65488 -M do";
+    let options = "-6 -i 0.05 -s 65472 -M do";
     nodes[0].pings_to(&format!("{}%{name}", own.trim()), 5, options)?;
     nodes[0].ok("head -c 6000000 /dev/urandom >/tmp/sent")?;
     nodes[1].ok(
@@ -85,6 +85,43 @@ fn vlan_traffic(lab: &Lab, name: &str, target: &str) -> Result<()> {
         "frames were too long"
     );
     Ok(())
+}
+
+/// What is built on the interface takes its MTU: a bridge whose port it is, a veth pair, VXLAN. Full
+/// packets pass, and the kernel logs no complaint.
+fn mtu_of_others(lab: &Lab) -> Result<()> {
+    let nodes = [node(lab, 0), node(lab, 1)];
+    let mark = lab.log_mark(0)?;
+    let result = (|| {
+        let mtu = |name: &str| nodes[0].ok(&format!("cat /sys/class/net/{name}/mtu"));
+        let own = mtu("exn0")?;
+        nodes[0].ok(&format!(
+            "ip link add v7 mtu {} type veth peer name w7",
+            own.trim()
+        ))?;
+        same(&own, &mtu("v7")?)?;
+        for (n, node) in nodes.iter().enumerate() {
+            node.ok(&format!(
+                "modprobe vxlan; ip link add x7 type vxlan id 7 dev exn0 remote 10.2.0.{} dstport 4789 \
+                 && ip addr add 10.87.0.{}/24 dev x7 && ip link set x7 up",
+                2 - n,
+                n + 1
+            ))?;
+        }
+        // Headers of 50 bytes around the inner frame, and of 28 in it.
+        ensure!(mtu("x7")?.trim() == "65470", "{}", mtu("x7")?);
+        nodes[0].pings_to("10.87.0.2", 5, "-i 0.05 -s 65442 -M do")?;
+        nodes[0]
+            .ok("modprobe bridge; ip link add br7 type bridge && ip link set exn0 master br7")?;
+        same(&own, &mtu("br7")?)
+    })();
+    for node in nodes {
+        node.ok("for i in br7 v7 x7; do ip link del $i 2>/dev/null; done; true")?;
+    }
+    result?;
+    let log = lab.log_since(&mark)?;
+    ensure!(!log.contains("mtu greater than"), "{log}");
+    nodes[0].pings(3, "-i 0.1")
 }
 
 /// Asks the kernel for all NAPI instances of an interface by generic netlink, as `ynl --family netdev --dump napi-get` does, and prints their IDs.

@@ -86,7 +86,7 @@ fn two_processors(lab: &Lab) -> Result<()> {
 
 fn interface(lab: &Lab) -> Result<()> {
     let link = lab.ok(0, "ip -d link show exn0")?;
-    ensure!(link.contains("mtu 65536"), "MTU is not 65536: {link}");
+    ensure!(link.contains("mtu 65520"), "MTU is not 65520: {link}");
     ensure!(
         link.contains("2e:87:04:07:00:00"),
         "MAC does not end in node ID 0: {link}"
@@ -95,10 +95,10 @@ fn interface(lab: &Lab) -> Result<()> {
     let info = lab.ok(0, "ethtool -i exn0")?;
     ensure!(info.contains("driver: exn"), "ethtool -i: {info}");
     lab.ok(0, "ethtool -k exn0 && ethtool -g exn0 && ethtool -S exn0")?;
-    for mtu in ["68", "1500", "9000", "65536"] {
+    for mtu in ["68", "1500", "9000", "65520"] {
         lab.ok(0, &format!("ip link set exn0 mtu {mtu}"))?;
     }
-    for mtu in ["67", "65537"] {
+    for mtu in ["67", "65521"] {
         let out = lab.sh_for(0, &format!("ip link set exn0 mtu {mtu}"), PATIENCE)?;
         ensure!(out.status != 0, "MTU {mtu} was accepted");
     }
@@ -138,9 +138,9 @@ fn ping_1000(lab: &Lab) -> Result<()> {
 
 /// Pings with packets of many lengths.
 pub fn ping_sizes(lab: &Lab) -> Result<()> {
-    // Around the eager limit, the fragment sizes of VELO (120) and RMA (496), the page, and the largest packet.
+    // Around the eager limit, the fragment sizes of VELO (120) and RMA (496), the page, the largest packet, and one of two fragments.
     for size in [
-        0, 56, 76, 77, 78, 79, 200, 453, 454, 455, 1472, 4054, 8192, 65000, 65507,
+        0, 56, 76, 77, 78, 79, 200, 453, 454, 455, 1472, 4054, 8192, 65000, 65492, 65507,
     ] {
         node(lab, 0).pings(3, &format!("-i 0.02 -s {size}"))?;
     }
