@@ -12,6 +12,7 @@ pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("stack::vlan_full_frames", vlan_full_frames).gate(),
         on_pair("stack::mtu_of_others", mtu_of_others),
+        on_pair("stack::rate_limits", rate_limits),
         on_pair("stack::napi_instances", napi_instances),
         on_pair("stack::counters", counters),
         on_pair("stack::order", order),
@@ -122,6 +123,36 @@ fn mtu_of_others(lab: &Lab) -> Result<()> {
     let log = lab.log_since(&mark)?;
     ensure!(!log.contains("mtu greater than"), "{log}");
     nodes[0].pings(3, "-i 0.1")
+}
+
+/// Limits of the rate, with the sizes that docs/exn.md names, let data through.
+fn rate_limits(lab: &Lab) -> Result<()> {
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    const POLICE: &str = "tc qdisc add dev exn0 handle ffff: ingress && tc filter add dev exn0 \
+         parent ffff: matchall action police rate 400mbit burst 1mb mtu 64kb drop";
+    for (n, limit) in [
+        (
+            0,
+            "tc qdisc replace dev exn0 root tbf rate 400mbit burst 64kb latency 50ms",
+        ),
+        (1, POLICE),
+    ] {
+        from.ok("head -c 3000000 /dev/urandom >/tmp/sent")?;
+        to.ok(
+            "rm -f /tmp/got; timeout 100 socat -u TCP-LISTEN:7210,reuseaddr CREATE:/tmp/got \
+             >/dev/null 2>&1 </dev/null &",
+        )?;
+        to.until("socat listens", "ss -ltn | grep -q :7210")?;
+        let result = node(lab, n).ok(limit).and_then(|_| {
+            from.ok("timeout 90 socat -u OPEN:/tmp/sent TCP:10.2.0.2:7210")?;
+            to.until("all of it is there", "[ $(stat -c %s /tmp/got) = 3000000 ]")
+        });
+        node(lab, n).ok("tc qdisc del dev exn0 root 2>/dev/null; tc qdisc del dev exn0 ingress 2>/dev/null; true")?;
+        result.with_context(|| limit.to_owned())?;
+    }
+    from.ok("rm -f /tmp/sent")?;
+    to.ok("rm -f /tmp/got")?;
+    Ok(())
 }
 
 /// Asks the kernel for all NAPI instances of an interface by generic netlink, as `ynl --family netdev --dump napi-get` does, and prints their IDs.
