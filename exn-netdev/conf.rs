@@ -2,11 +2,11 @@
 
 //! What can be configured: load-time facts from module parameters, the rest changeable at run time.
 
-use crate::module_parameters as param;
+use crate::{machine::ms, module_parameters as param};
 use extoll_core::time::patience;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel_ext::param::Param;
-use protocol::rendezvous;
+use protocol::{macs, rendezvous};
 use wire::ids::NodeId;
 
 /// Most messages of one frame: what the port can have outstanding (HW §8).
@@ -67,6 +67,12 @@ pub(crate) const ORDER: u16 = 2048;
 pub(crate) const ORDER_PART: u16 = 128;
 /// How long they wait, in ms.
 pub(crate) const ORDER_MS: u32 = 100;
+/// MAC addresses that are not those of nodes, but of containers and virtual machines on them.
+const FOREIGN_MACS: u16 = 1024;
+/// Of one node.
+const FOREIGN_MACS_OF_NODE: u16 = 256;
+/// Time for which a silent one is known, in ms: that of the kernel's bridges.
+const FOREIGN_AGE_MS: u32 = 300_000;
 /// Partial frames at once.
 pub(crate) const PARTIALS: u16 = 64;
 /// A partial frame whose next fragment doesn't come in this time is discarded.
@@ -193,6 +199,15 @@ pub(crate) fn quarantine_ms() -> u32 {
 /// ([`patience`]). At most half of the time-out then, because what waits longer is given up.
 pub(crate) fn patient(ms: u32) -> u32 {
     patience(ms).min(ms.max(timeout_ms() / 2))
+}
+
+/// Bounds of the table of foreign MAC addresses.
+pub(crate) fn foreign_macs() -> macs::Bounds {
+    macs::Bounds {
+        all: FOREIGN_MACS,
+        of_node: FOREIGN_MACS_OF_NODE,
+        age: ms(FOREIGN_AGE_MS),
+    }
 }
 
 /// What can be changed at run time.

@@ -37,6 +37,7 @@ fn show_state(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (active, quarantine, parked, stopped)
     };
     let fetches = sh.rx.lock().len();
+    let macs = sh.macs.lock().len();
     writeln!(f, "node {}", sh.nic.node().0)?;
     writeln!(f, "carrier {}", sh.ndev.carrier_ok())?;
     writeln!(f, "eager_threshold_bytes {}", sh.conf.threshold())?;
@@ -47,7 +48,8 @@ fn show_state(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "tx_queue_stopped {stopped}")?;
     writeln!(f, "rx_rdv_in_flight {fetches}")?;
     writeln!(f, "rx_rdv_waiting {}", sh.waiting.load(Relaxed))?;
-    writeln!(f, "rx_partial_frames {}", sh.partials.load(Relaxed))
+    writeln!(f, "rx_partial_frames {}", sh.partials.load(Relaxed))?;
+    writeln!(f, "foreign_macs {macs}")
 }
 
 fn show_reasons(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {

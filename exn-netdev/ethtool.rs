@@ -27,6 +27,7 @@ impl EthtoolOps for Exn {
             fetches,
             u64::from(sh.waiting.load(Relaxed)),
             u64::from(sh.partials.load(Relaxed)),
+            sh.macs.lock().len() as u64,
         ];
         for (to, from) in values
             .iter_mut()

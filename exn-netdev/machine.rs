@@ -128,6 +128,8 @@ pub(crate) type Fetches = rendezvous::Fetches<Kernel, RxBuffer>;
 /// Announcements that wait.
 pub(crate) type Waiting = rendezvous::Waiting<Kernel>;
 
+/// Nodes of foreign MAC addresses.
+pub(crate) type Macs = protocol::macs::Macs<Kernel>;
 /// Peers that are watched.
 pub(crate) type Suspects = stuck::Suspects<Kernel>;
 

@@ -166,6 +166,8 @@ reasons! {
         "the ports can't be opened again, trying again later";
     /// Packets of a fetched frame were lost.
     42 RxHole RxFrame c"rx_rdv_hole" "fetched frame with a hole: packets got lost on their way";
+    /// A node sends with more foreign addresses than it may have.
+    43 RxMacBound Event c"rx_mac_bound" "too many foreign MAC addresses of one node";
 }
 
 impl Reason {
@@ -282,12 +284,13 @@ const REASONS: usize = Reason::ALL.len();
 const COUNTERS: usize = Counter::ALL.len();
 
 /// Gauges that `ethtool -S` shows behind the counters.
-pub(crate) const GAUGES: [&CStr; 5] = [
+pub(crate) const GAUGES: [&CStr; 6] = [
     c"tx_rdv_in_flight",
     c"tx_rdv_quarantined",
     c"rx_rdv_in_flight",
     c"rx_rdv_waiting",
     c"rx_partial_frames",
+    c"foreign_macs",
 ];
 
 /// Names for `ethtool -S`: counters, reasons, gauges.

@@ -118,6 +118,7 @@ pub(crate) struct VeloRx {
 
 /// Hands a frame to the stack.
 pub(crate) fn deliver(sh: &Shared, (skb, checksum, node): Frame, cx: &mut PollCx<'_>) {
+    sh.learn(skb.data(), node);
     if let Err(skb) = cx.receive(skb, checksum) {
         sh.reject(Reason::RxShort, Some(node), u64::from(skb.len()));
     }

@@ -4,7 +4,7 @@
 
 use crate::{
     conf::{self, Conf},
-    machine::{boxed, delay, duration, ms, Clock, Fetches, Suspects},
+    machine::{boxed, delay, duration, ms, Clock, Fetches, Macs, Suspects},
     outgoing::Tx,
     reason::{Counter, Counters, Reason},
 };
@@ -23,17 +23,21 @@ use kernel_ext::{
     ratelimit::{RateLimit, Suppressed},
 };
 use protocol::{
+    macs::Heard,
     poll::{Periods, Timer},
     rendezvous::Limits,
     restart::{Pauses, Restarts},
     stuck::Proof,
     Clock as _, Time,
 };
-use wire::{ext_eth::MacPrefix, ids::NodeId};
+use wire::{
+    ext_eth::{self, MacPrefix},
+    ids::NodeId,
+};
 
 /// State of one interface, shared by transmit, the poll function and the control paths.
 ///
-/// Locks: `tx` and `rx` are never held together, and nothing is logged under them. They disable
+/// Locks: `tx`, `rx` and `macs` are never held together, and nothing is logged under them. They disable
 /// interrupts, so that netconsole may transmit from any context.
 #[pin_data]
 pub(crate) struct Shared {
@@ -47,6 +51,9 @@ pub(crate) struct Shared {
     pub(crate) tx: SpinLockIrq<Tx>,
     #[pin]
     pub(crate) rx: SpinLockIrq<KBox<Fetches>>,
+    /// Nodes of MAC addresses that are not those of nodes.
+    #[pin]
+    pub(crate) macs: SpinLockIrq<Macs>,
     /// Room for what is left when the ports are closed.
     #[pin]
     pub(crate) batch: SpinLockIrq<Option<Batch>>,
@@ -86,6 +93,7 @@ impl Shared {
         let tx = Tx::new()?;
         let rx = boxed(|| Fetches::new(conf::RX_FLIGHT, conf::RX_LOST))?;
         let suspects = Suspects::new(conf::SUSPECTS)?;
+        let macs = Macs::new(conf::foreign_macs())?;
         Arc::pin_init(
             try_pin_init!(Self {
                 ndev,
@@ -96,6 +104,7 @@ impl Shared {
                 limits: core::array::from_fn(|_| RateLimit::new(conf::log_interval_ms())),
                 tx <- new_spinlock_irq!(tx, "exn_tx"),
                 rx <- new_spinlock_irq!(rx, "exn_rx"),
+                macs <- new_spinlock_irq!(macs, "exn_macs"),
                 batch <- new_spinlock_irq!(None, "exn_batch"),
                 velo_fired: AtomicFlag::new(true),
                 rma_fired: AtomicFlag::new(true),
@@ -239,6 +248,34 @@ impl Shared {
         }
     }
 
+    /// Learns where the source address of a received frame lives, unless it is the node's own. No
+    /// lock of this module held.
+    #[inline]
+    pub(crate) fn learn(&self, frame: &[u8], node: NodeId) {
+        let Some(mac) = ext_eth::source(frame) else {
+            return;
+        };
+        if self.prefix.node(mac).is_none() {
+            self.learn_foreign(mac, node);
+        }
+    }
+
+    fn learn_foreign(&self, mac: [u8; 6], node: NodeId) {
+        if ext_eth::is_group_mac(mac) || mac == [0; 6] || node == self.nic.node() {
+            return;
+        }
+        let heard = self.macs.lock().heard(mac, node, Clock.now());
+        if heard == Heard::Refused {
+            self.reject(Reason::RxMacBound, Some(node), ext_eth::as_number(mac));
+        }
+    }
+
+    /// Node that frames to `mac`, which is not a node's own, go to.
+    pub(crate) fn node_of_foreign(&self, mac: [u8; 6]) -> Option<NodeId> {
+        let known = self.macs.lock().node(mac, Clock.now());
+        known.or_else(conf::default_node)
+    }
+
     /// Whether the ports are to be reopened; asked once.
     pub(crate) fn take_restart(&self) -> bool {
         self.restart.xchg(0, Relaxed) != 0
@@ -283,6 +320,7 @@ impl Shared {
         self.restart.store(0, Relaxed);
         self.reopened();
         self.with_suspects(Suspects::clear);
+        self.macs.lock().clear();
         self.notified.store(Clock.now());
     }
 

@@ -95,11 +95,11 @@ impl Shared {
             self.count(Counter::TxLinearized);
         }
         let mac = ext_eth::destination(skb.data()).ok_or((Reason::TxShort, u64::from(len)))?;
-        let detail = mac.iter().fold(0, |n, b| n << 8 | u64::from(*b));
         let target = self
             .prefix
-            .target(mac, conf::default_node())
-            .ok_or((Reason::TxNoRoute, detail))?;
+            .target(mac, None)
+            .or_else(|| self.node_of_foreign(mac).map(Target::Node))
+            .ok_or((Reason::TxNoRoute, ext_eth::as_number(mac)))?;
         let path = Path::choose(len, target, self.conf.threshold());
         if matches!(target, Target::Group(_)) && len > conf::MAX_EAGER {
             return Err((Reason::TxMulticastLong, u64::from(len)));

@@ -57,6 +57,8 @@ struct net_device *extoll_net_alloc(const struct extoll_net_config *cfg, struct 
 		dev->flags &= ~IFF_MULTICAST;
 	/* Frames are handed to hardware by address, and freed late: pktgen may not share them. */
 	dev->priv_flags &= ~IFF_TX_SKB_SHARING;
+	/* Frames for other addresses arrive if they are sent to this node, without promiscuous mode. */
+	dev->priv_flags |= IFF_UNICAST_FLT;
 	SET_NETDEV_DEV(dev, parent);
 	netif_carrier_off(dev);
 	return dev;

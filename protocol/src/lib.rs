@@ -22,6 +22,7 @@ pub mod ds;
 pub mod flow;
 pub mod intervals;
 pub mod lnd;
+pub mod macs;
 pub mod marks;
 pub mod order;
 pub mod pci;

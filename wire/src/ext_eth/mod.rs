@@ -113,6 +113,12 @@ pub fn source(frame: &[u8]) -> Option<[u8; 6]> {
     frame.get(6..)?.first_chunk().copied()
 }
 
+/// The address as a number, for log lines: its octets from the highest on.
+pub const fn as_number(mac: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+}
+
 /// How a frame travels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Path {

@@ -1,7 +1,7 @@
 //! The interface as the network stack of the kernel sees it.
 
 use super::guest;
-use super::node::{node, same};
+use super::node::{node, same, Node};
 use super::on_pair;
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
@@ -13,6 +13,8 @@ pub fn all() -> Vec<Scenario> {
         on_pair("stack::vlan_full_frames", vlan_full_frames).gate(),
         on_pair("stack::mtu_of_others", mtu_of_others),
         on_pair("stack::rate_limits", rate_limits),
+        on_pair("stack::containers", containers),
+        on_pair("stack::bridged", bridged),
         on_pair("stack::napi_instances", napi_instances),
         on_pair("stack::counters", counters),
         on_pair("stack::order", order),
@@ -123,6 +125,70 @@ fn mtu_of_others(lab: &Lab) -> Result<()> {
     let log = lab.log_since(&mark)?;
     ensure!(!log.contains("mtu greater than"), "{log}");
     nodes[0].pings(3, "-i 0.1")
+}
+
+/// Packets in messages, announced, and of the greatest length, from a namespace of `from`.
+fn foreign_traffic(from: Node<'_>, target: &str) -> Result<()> {
+    for options in [
+        "-i 0.1 -c 5",
+        "-i 0.1 -c 5 -s 8000",
+        "-i 0.1 -c 5 -s 65492 -M do",
+    ] {
+        let out = from.ok(&format!(
+            "ip netns exec c8 ping -q -W 20 {options} {target}"
+        ))?;
+        ensure!(out.contains(" 5 received"), "{options} {target}: {out}");
+    }
+    Ok(())
+}
+
+/// Containers with MAC addresses of their own (macvlan) reach nodes and each other, and are reached.
+fn containers(lab: &Lab) -> Result<()> {
+    let nodes = [node(lab, 0), node(lab, 1)];
+    let result = (|| {
+        for (n, node) in nodes.iter().enumerate() {
+            node.ok(&format!(
+                "ip netns add c8 && ip link add m8 link exn0 type macvlan mode bridge \
+                 && ip link set m8 netns c8 && ip -n c8 addr add 10.2.0.{}/24 dev m8 \
+                 && ip -n c8 link set m8 up",
+                109 + n
+            ))?;
+        }
+        foreign_traffic(nodes[0], "10.2.0.2")?;
+        foreign_traffic(nodes[0], "10.2.0.110")?;
+        nodes[1].pings_to("10.2.0.109", 5, "-i 0.1")?;
+        ensure!(nodes[1].ethtool("foreign_macs")? >= 1, "nothing is learned");
+        // One that moves to another node announces itself.
+        let mac = nodes[0].ok("ip -n c8 -br link show m8 | awk '{print $3}'")?;
+        nodes[0].ok("ip -n c8 link del m8")?;
+        nodes[1].ok(&format!(
+            "ip -n c8 link set m8 down && ip -n c8 link set m8 address {} && ip -n c8 link set m8 up \
+             && ip -n c8 addr add 10.2.0.109/24 dev m8",
+            mac.trim()
+        ))?;
+        nodes[1].ok("ip netns exec c8 arping -q -c 2 -U -I m8 10.2.0.109")?;
+        nodes[0].pings_to("10.2.0.109", 5, "-i 0.1")
+    })();
+    for node in nodes {
+        node.ok("ip netns del c8 2>/dev/null; true")?;
+    }
+    result
+}
+
+/// The interface as a port of a bridge: what is behind the bridge reaches other nodes, and is
+/// reached.
+fn bridged(lab: &Lab) -> Result<()> {
+    let (from, to) = (node(lab, 0), node(lab, 1));
+    let result = from
+        .ok("ip netns add c8 && ip link add br8 type bridge && ip link set exn0 master br8 \
+             && ip link add v8 mtu 65520 type veth peer name w8 mtu 65520 && ip link set v8 master br8 \
+             && ip link set w8 netns c8 && ip -n c8 addr add 10.2.0.109/24 dev w8 \
+             && ip -n c8 link set w8 up && ip link set v8 up && ip link set br8 up")
+        .and_then(|_| foreign_traffic(from, "10.2.0.2"))
+        .and_then(|()| to.pings_to("10.2.0.109", 5, "-i 0.1"));
+    from.ok("ip link del br8 2>/dev/null; ip link del v8 2>/dev/null; ip netns del c8 2>/dev/null; true")?;
+    result?;
+    from.pings(3, "-i 0.1")
 }
 
 /// Limits of the rate, with the sizes that docs/exn.md names, let data through.

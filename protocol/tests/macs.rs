@@ -1,0 +1,122 @@
+//! Which node a foreign MAC address lives on.
+
+mod heap;
+
+use heap::Heap;
+use protocol::macs::{Bounds, Heard, Mac, Macs};
+use protocol::Time;
+use std::collections::HashMap;
+use wire::ids::NodeId;
+
+const BOUNDS: Bounds = Bounds {
+    all: 16,
+    of_node: 4,
+    age: 1600,
+};
+
+fn macs() -> Macs<Heap> {
+    Macs::new(BOUNDS).unwrap()
+}
+
+fn mac(n: u16) -> Mac {
+    let [a, b] = n.to_be_bytes();
+    [0x52, 0x54, 0, 0, a, b]
+}
+
+#[test]
+fn an_address_is_where_it_was_heard_last() {
+    let mut m = macs();
+    assert_eq!(m.node(mac(1), Time(0)), None);
+    assert_eq!(m.heard(mac(1), NodeId(3), Time(0)), Heard::Learned);
+    assert_eq!(m.heard(mac(1), NodeId(3), Time(1)), Heard::Known);
+    assert_eq!(m.node(mac(1), Time(2)), Some(NodeId(3)));
+    assert_eq!(m.node(mac(2), Time(2)), None);
+    // A virtual machine that moves announces itself.
+    assert_eq!(m.heard(mac(1), NodeId(5), Time(3)), Heard::Learned);
+    assert_eq!(m.node(mac(1), Time(4)), Some(NodeId(5)));
+    assert_eq!((m.of_node(NodeId(3)), m.of_node(NodeId(5))), (0, 1));
+    m.clear();
+    assert!(m.is_empty());
+    assert_eq!(m.of_node(NodeId(5)), 0);
+}
+
+#[test]
+fn silent_addresses_are_forgotten_and_others_are_not() {
+    let mut m = macs();
+    m.heard(mac(1), NodeId(1), Time(0));
+    m.heard(mac(2), NodeId(1), Time(0));
+    for at in (100..=3200).step_by(100) {
+        assert_eq!(m.heard(mac(2), NodeId(1), Time(at)), Heard::Known, "{at}");
+    }
+    assert_eq!(m.node(mac(1), Time(3200)), None);
+    assert_eq!(m.node(mac(2), Time(3200)), Some(NodeId(1)));
+    // Not even looked up it takes no place.
+    assert_eq!(m.len(), 1);
+    // One that comes back is learned anew, be it the oldest itself.
+    assert_eq!(m.heard(mac(2), NodeId(1), Time(5000)), Heard::Learned);
+    assert_eq!((m.len(), m.of_node(NodeId(1))), (1, 1));
+}
+
+#[test]
+fn a_node_has_its_part_only() {
+    let mut m = macs();
+    m.heard(mac(100), NodeId(9), Time(0));
+    for n in 0..4 {
+        assert_eq!(m.heard(mac(n), NodeId(1), Time(1)), Heard::Learned);
+    }
+    for n in 4..1000 {
+        assert_eq!(m.heard(mac(n), NodeId(1), Time(2)), Heard::Refused);
+    }
+    // Nor does it get more by taking those of others.
+    assert_eq!(m.heard(mac(100), NodeId(1), Time(3)), Heard::Refused);
+    assert_eq!(m.node(mac(100), Time(4)), Some(NodeId(9)));
+    assert_eq!(m.heard(mac(0), NodeId(1), Time(5)), Heard::Known);
+    assert_eq!(m.len(), 5);
+    // What it no longer uses makes room.
+    assert_eq!(m.heard(mac(50), NodeId(1), Time(1700)), Heard::Learned);
+}
+
+#[test]
+fn a_full_table_forgets_the_oldest() {
+    let mut m = macs();
+    for n in 0..16 {
+        let node = NodeId(n / 4);
+        assert_eq!(m.heard(mac(n), node, Time(n.into())), Heard::Learned);
+    }
+    assert_eq!(m.heard(mac(16), NodeId(4), Time(20)), Heard::Learned);
+    assert_eq!(m.node(mac(0), Time(20)), None);
+    assert_eq!(m.of_node(NodeId(0)), 3);
+    assert_eq!(m.len(), 16);
+}
+
+/// Against a table without bounds: what is known is right, and counts agree.
+#[test]
+fn what_is_known_is_right() {
+    let mut m = macs();
+    let mut model: HashMap<Mac, (NodeId, u64)> = HashMap::new();
+    let (mut seed, mut now) = (1u64, 0);
+    let mut random = |n: u64| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1);
+        (seed >> 33) % n
+    };
+    for _ in 0..200_000 {
+        now += random(40);
+        let (address, node) = (mac(random(40) as u16), NodeId(random(6) as u16));
+        match m.heard(address, node, Time(now)) {
+            Heard::Refused => assert_eq!(m.of_node(node), BOUNDS.of_node),
+            Heard::Known | Heard::Learned => {
+                assert_eq!(m.node(address, Time(now)), Some(node));
+                model.insert(address, (node, now));
+            }
+        }
+        let asked = mac(random(40) as u16);
+        if let Some(found) = m.node(asked, Time(now)) {
+            let (node, heard) = model[&asked];
+            assert_eq!(found, node);
+            assert!(now - heard < BOUNDS.age);
+        }
+        let all: usize = (0..6).map(|n| usize::from(m.of_node(NodeId(n)))).sum();
+        assert_eq!(all, m.len());
+        assert!((0..6).all(|n| m.of_node(NodeId(n)) <= BOUNDS.of_node));
+    }
+}
