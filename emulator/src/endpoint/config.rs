@@ -1,6 +1,5 @@
-//! Configuration space of the built-in test device: one 64-bit BAR, PM, MSI, MSI-X, PCIe with function-level reset.
+//! Configuration space of the built-in devices: one 64-bit BAR, PM, MSI, MSI-X, PCIe with function-level reset.
 
-use super::test_device::{DeviceKind, TestDeviceConfig, BAR_SIZE, PBA_OFFSET, TABLE_OFFSET};
 use crate::pci::Space;
 use std::cell::Cell;
 
@@ -18,16 +17,36 @@ pub(super) struct Effects {
     pub interrupts: bool,
 }
 
+/// What differs between devices.
+#[derive(Debug, Clone)]
+pub(super) struct Shape {
+    /// Vendor ID, of the subsystem as well.
+    pub vendor: u16,
+    /// Device ID, of the subsystem as well.
+    pub device: u16,
+    /// Class, subclass and programming interface.
+    pub class: u32,
+    /// MSI and MSI-X vectors: a power of two, 32 at most.
+    pub vectors: u8,
+    /// Bits of BAR0 that software can write.
+    pub bar: u64,
+    /// MSI-X table in BAR0.
+    pub table: u32,
+    /// MSI-X pending bits in BAR0.
+    pub pending: u32,
+    /// Each read of a register but the first one gives something else.
+    pub garbage: bool,
+}
+
 /// The configuration space.
 pub(super) struct Config {
-    shape: TestDeviceConfig,
+    shape: Shape,
     space: Space,
-    /// Of a device of kind [`DeviceKind::Garbage`].
     noise: Cell<u32>,
 }
 
 impl Config {
-    pub fn new(shape: TestDeviceConfig) -> Self {
+    pub fn new(shape: Shape) -> Self {
         let mut c = Self {
             shape,
             space: Space::default(),
@@ -44,17 +63,11 @@ impl Config {
         p.put(0x02, &s.device.to_le_bytes(), &[]);
         // Command: memory space, bus master, parity, SERR, INTx disable. Status: capability list.
         p.put(0x04, &[0, 0, 0x10, 0], &[0x46, 0x05]);
-        // Class 0x120000: processing accelerator.
-        p.put(0x08, &[0x01, 0x00, 0x00, 0x12], &[]);
+        // Revision 1.
+        p.put32(0x08, s.class << 8 | 1, 0);
         p.put(0x0C, &[0, 0], &[0xFF]);
         // BAR0: 64 bit, not prefetchable.
-        let sizes = !(BAR_SIZE - 1);
-        let sizes = match s.kind {
-            DeviceKind::Huge => !((1 << 45) - 1),
-            DeviceKind::Gap => sizes & !(1 << 30),
-            _ => sizes,
-        };
-        p.put(0x10, &4u64.to_le_bytes(), &sizes.to_le_bytes());
+        p.put(0x10, &4u64.to_le_bytes(), &s.bar.to_le_bytes());
         p.put(0x2C, &s.vendor.to_le_bytes(), &[]);
         p.put(0x2E, &s.device.to_le_bytes(), &[]);
         p.put(0x34, &[PM as u8], &[]);
@@ -92,16 +105,16 @@ impl Config {
             &(u16::from(s.vectors) - 1).to_le_bytes(),
             &[0, 0xC0],
         );
-        p.put32(MSIX + 4, TABLE_OFFSET as u32, 0);
-        p.put32(MSIX + 8, PBA_OFFSET as u32, 0);
+        p.put32(MSIX + 4, s.table, 0);
+        p.put32(MSIX + 8, s.pending, 0);
     }
 
     /// One dword.
     pub fn read(&self, register: u16) -> [u8; 4] {
         let mut data = [0; 4];
         self.space.read(register.into(), &mut data);
-        // The identity is right, so that somebody looks further.
-        if self.shape.kind == DeviceKind::Garbage && register != 0 {
+        // The identity is right, so that software reads on.
+        if self.shape.garbage && register != 0 {
             let noise = self.noise.get();
             let noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             self.noise.set(noise);

@@ -6,6 +6,7 @@
 
 mod config;
 mod dma;
+mod function;
 mod test_device;
 
 pub use test_device::{

@@ -1,14 +1,15 @@
-//! The built-in device: enough of an accelerator to test a driver against.
+//! The test device: enough of an accelerator to test a driver against.
 //!
 //! One function. BAR0 has 1 MiB: registers of four bytes from 0 (module [`regs`]), the MSI-X table and pending bits, and
 //! memory in the upper half. A DMA engine copies between that memory and bus addresses. None of this is modelled on a
 //! real product. Kinds other than the plain one do what a broken or malicious device may do.
 
-use super::config::Config;
+use super::config::Shape;
 use super::dma::{Dma, Transfer, FOREIGN_TAG};
+use super::function::Function;
 use super::{Endpoint, Link, PciePacket};
 pub use extoll_emulator_api::accelerator::{DeviceKind, TestDeviceConfig};
-use wire::tlp::{Bdf, CfgType, Kind, Span, Status};
+use wire::tlp::{Kind, Span};
 
 /// Size of BAR0 in bytes.
 pub const BAR_SIZE: u64 = 1 << 20;
@@ -77,19 +78,11 @@ fn astray(bus: u64) -> [u64; 7] {
 /// Messages instead of one of a device of kind [`DeviceKind::Storm`].
 const STORM: u32 = 5000;
 
-const TABLE_ENTRY: usize = 16;
-const MASKED: u32 = 1;
-
 /// The device.
 pub struct TestDevice {
     cfg: TestDeviceConfig,
-    config: Config,
-    /// Number that the last configuration write gave it.
-    bdf: Bdf,
+    function: Function,
     regs: [u32; 16],
-    table: Vec<u8>,
-    /// Vectors that wait until they may interrupt.
-    pending: u32,
     memory: Vec<u8>,
     dma: Dma,
 }
@@ -97,30 +90,35 @@ pub struct TestDevice {
 impl TestDevice {
     /// The device after power-on.
     pub fn new(cfg: TestDeviceConfig) -> Self {
-        let vectors = usize::from(cfg.vectors);
-        let mut d = Self {
-            config: Config::new(cfg.clone()),
-            bdf: Bdf::default(),
+        let sizes = !(BAR_SIZE - 1);
+        let shape = Shape {
+            vendor: cfg.vendor,
+            device: cfg.device,
+            // Processing accelerator.
+            class: 0x12_0000,
+            vectors: cfg.vectors,
+            bar: match cfg.kind {
+                DeviceKind::Huge => !((1 << 45) - 1),
+                DeviceKind::Gap => sizes & !(1 << 30),
+                _ => sizes,
+            },
+            table: TABLE_OFFSET as u32,
+            pending: PBA_OFFSET as u32,
+            garbage: cfg.kind == DeviceKind::Garbage,
+        };
+        Self {
+            function: Function::new(shape),
             regs: [0; 16],
-            table: vec![0; vectors * TABLE_ENTRY],
-            pending: 0,
             memory: vec![0; (BAR_SIZE - MEMORY_OFFSET) as usize],
             dma: Dma::default(),
             cfg,
-        };
-        d.function_reset();
-        d
+        }
     }
 
-    /// Everything but the memory.
+    /// Everything but the memory, and what the function keeps.
     fn function_reset(&mut self) {
-        self.config.reset();
+        self.function.reset();
         self.regs = [0; 16];
-        self.table.fill(0);
-        for entry in self.table.chunks_exact_mut(TABLE_ENTRY) {
-            entry[12] = MASKED as u8;
-        }
-        self.pending = 0;
         self.dma = Dma::default();
     }
 
@@ -159,9 +157,9 @@ impl TestDevice {
                     at,
                     len,
                     to_bus: value & regs::DMA_TO_BUS != 0,
-                    refused: !inside || !self.config.bus_master(),
+                    refused: !inside || !self.function.config().bus_master(),
                 };
-                if self.cfg.kind == DeviceKind::Astray && self.config.bus_master() {
+                if self.cfg.kind == DeviceKind::Astray && self.function.config().bus_master() {
                     self.stray(bus, link);
                 }
                 if self.dma.start(transfer, self.cfg.dma_timeout_ns) {
@@ -174,11 +172,12 @@ impl TestDevice {
     }
 
     fn stray(&mut self, bus: u64, link: &mut Link<'_>) {
+        let id = self.function.bdf();
         for at in astray(bus) {
-            PciePacket::writes(self.bdf, at, &[0xBA; 8]).for_each(|p| link.send(p));
+            PciePacket::writes(id, at, &[0xBA; 8]).for_each(|p| link.send(p));
             if let Some(span) = Span::bytes(at, 8) {
                 link.send(PciePacket::bare(Kind::MemRead {
-                    requester: self.bdf,
+                    requester: id,
                     tag: FOREIGN_TAG,
                     span,
                 }));
@@ -187,9 +186,9 @@ impl TestDevice {
     }
 
     fn run_dma(&mut self, link: &mut Link<'_>) {
-        let (payload, read) = self.config.payload_and_read_request();
-        let id = self.bdf;
-        let ended = if self.config.bus_master() {
+        let (payload, read) = self.function.config().payload_and_read_request();
+        let id = self.function.bdf();
+        let ended = if self.function.config().bus_master() {
             self.dma.run(id, payload, read, &self.memory, link)
         } else {
             self.dma.fail()
@@ -209,83 +208,43 @@ impl TestDevice {
         *self.reg(regs::INT_STATUS) |= reasons;
         if reasons & *self.reg(regs::INT_ENABLE) != 0 {
             let vector = *self.reg(regs::INT_VECTOR) % u32::from(self.cfg.vectors);
-            self.pending |= 1 << vector;
+            self.function.raise(vector as u8);
             self.deliver(link);
         }
     }
 
-    /// Sends the messages of pending vectors that may interrupt now. With interrupts off they are lost.
     fn deliver(&mut self, link: &mut Link<'_>) {
-        let (msix, all_masked) = self.config.msix();
-        if !self.config.bus_master() {
-            return;
-        }
-        for vector in 0..self.cfg.vectors {
-            if self.pending & (1 << vector) == 0 {
-                continue;
-            }
-            let message = if msix {
-                let entry = &self.table[usize::from(vector) * TABLE_ENTRY..][..TABLE_ENTRY];
-                let word = |i: usize| entry[i..i + 4].try_into().map_or(0, u32::from_le_bytes);
-                if all_masked || word(12) & MASKED != 0 {
-                    continue;
-                }
-                Some((u64::from(word(0)) | (u64::from(word(4)) << 32), word(8)))
-            } else if self.config.msi_masked(vector) && self.config.msi(vector).is_some() {
-                continue;
-            } else {
-                self.config.msi(vector).map(|(a, d)| (a, u32::from(d)))
-            };
-            self.pending &= !(1 << vector);
-            if let Some((addr, data)) = message {
-                let n = self.reg(regs::INT_COUNT);
-                *n = n.wrapping_add(1);
-                let times = match self.cfg.kind {
-                    DeviceKind::Storm => STORM,
-                    _ => 1,
-                };
-                for _ in 0..times {
-                    PciePacket::writes(self.bdf, addr & !3, &data.to_le_bytes())
-                        .for_each(|p| link.send(p));
-                }
-            }
-        }
-        self.config
-            .set_msi_pending(if msix { 0 } else { self.pending });
+        let times = match self.cfg.kind {
+            DeviceKind::Storm => STORM,
+            _ => 1,
+        };
+        let sent = self.function.deliver(times, link);
+        let n = self.reg(regs::INT_COUNT);
+        *n = n.wrapping_add(sent);
     }
 
     /// One byte of BAR0 outside the registers.
     fn byte(&mut self, offset: u64) -> Option<&mut u8> {
         match offset {
             MEMORY_OFFSET..BAR_SIZE => self.memory.get_mut((offset - MEMORY_OFFSET) as usize),
-            TABLE_OFFSET..PBA_OFFSET => self.table.get_mut((offset - TABLE_OFFSET) as usize),
+            TABLE_OFFSET..PBA_OFFSET => self.function.table_byte(offset - TABLE_OFFSET),
             _ => None,
         }
     }
 
-    /// Offset in BAR0 of an access that lies in it as a whole.
-    fn decode(&self, span: Span) -> Option<u64> {
-        let offset = span.addr.checked_sub(self.config.bar()?)?;
-        (offset + u64::from(span.dwords) * 4 <= BAR_SIZE).then_some(offset)
-    }
-
-    fn mem_read(&mut self, span: Span) -> Option<Vec<u8>> {
-        let base = self.decode(span)?;
-        let mut data = Vec::with_capacity(usize::from(span.dwords) * 4);
-        for at in (base..base + u64::from(span.dwords) * 4).step_by(4) {
-            let word = match at {
-                0..TABLE_OFFSET => self.read_reg(at).to_le_bytes(),
-                PBA_OFFSET => self.pending.to_le_bytes(),
-                _ => std::array::from_fn(|i| self.byte(at + i as u64).map_or(0, |b| *b)),
-            };
-            data.extend(word);
-        }
-        let (skip, len) = span.extent();
-        Some(data[skip as usize..(skip + len) as usize].to_vec())
+    fn mem_read(&mut self, span: Span) -> Option<Vec<[u8; 4]>> {
+        let base = self.function.decode(span, BAR_SIZE)?;
+        let all = (base..base + u64::from(span.dwords) * 4).step_by(4);
+        let dword = |at| match at {
+            0..TABLE_OFFSET => self.read_reg(at).to_le_bytes(),
+            PBA_OFFSET => self.function.pending().to_le_bytes(),
+            _ => std::array::from_fn(|i| self.byte(at + i as u64).map_or(0, |b| *b)),
+        };
+        Some(all.map(dword).collect())
     }
 
     fn mem_write(&mut self, span: Span, data: &[u8], link: &mut Link<'_>) {
-        let Some(base) = self.decode(span) else {
+        let Some(base) = self.function.decode(span, BAR_SIZE) else {
             return;
         };
         for (i, word) in data.chunks_exact(4).enumerate() {
@@ -308,33 +267,6 @@ impl TestDevice {
             self.deliver(link);
         }
     }
-
-    fn config_answer(&self, to: (Bdf, u8), status: Status, data: Option<[u8; 4]>) -> PciePacket {
-        let kind = Kind::Completion {
-            completer: self.bdf,
-            status,
-            modified: false,
-            byte_count: 4,
-            requester: to.0,
-            tag: to.1,
-            lower_addr: 0,
-            dwords: data.is_some().into(),
-        };
-        PciePacket {
-            tlp: kind.into(),
-            data: data.map_or_else(Vec::new, Vec::from),
-        }
-    }
-
-    fn config_write(&mut self, register: u16, enables: u8, data: &[u8], link: &mut Link<'_>) {
-        let data = data.first_chunk().copied().unwrap_or_default();
-        let effects = self.config.write(register, enables, data);
-        if effects.reset {
-            self.function_reset();
-        } else if effects.interrupts {
-            self.deliver(link);
-        }
-    }
 }
 
 impl Endpoint for TestDevice {
@@ -346,48 +278,19 @@ impl Endpoint for TestDevice {
                 span,
             } => {
                 let data = self.mem_read(span);
-                let to = (requester, tag);
-                PciePacket::read_answers(self.bdf, to, span, data.as_deref())
-                    .into_iter()
-                    .for_each(|p| link.send(p));
+                self.function.answer((requester, tag), span, data, link);
             }
             Kind::MemWrite { span, .. } if !packet.tlp.poisoned => {
                 self.mem_write(span, &packet.data, link)
             }
             Kind::MemWrite { .. } => {}
-            Kind::CfgRead {
-                ty,
-                requester,
-                tag,
-                target,
-                register,
-                ..
-            } => {
-                let to = (requester, tag);
-                let here = ty == CfgType::Type0 && target.function() == 0;
-                let data = here.then(|| self.config.read(register));
-                let status = if here {
-                    Status::Success
-                } else {
-                    Status::Unsupported
-                };
-                link.send(self.config_answer(to, status, data));
-            }
-            Kind::CfgWrite {
-                ty,
-                requester,
-                tag,
-                target,
-                register,
-                enables,
-            } => {
-                let to = (requester, tag);
-                if ty != CfgType::Type0 || target.function() != 0 {
-                    return link.send(self.config_answer(to, Status::Unsupported, None));
+            Kind::CfgRead { .. } | Kind::CfgWrite { .. } => {
+                let effects = self.function.configure(&packet, link);
+                if effects.reset {
+                    self.function_reset();
+                } else if effects.interrupts {
+                    self.deliver(link);
                 }
-                self.bdf = target;
-                link.send(self.config_answer(to, Status::Success, None));
-                self.config_write(register, enables, &packet.data, link);
             }
             Kind::Completion { tag, .. } => {
                 let ended = self.dma.complete(tag, &packet, &mut self.memory);
@@ -413,7 +316,7 @@ impl Endpoint for TestDevice {
 
     fn reset(&mut self) {
         self.function_reset();
+        self.function.power_on();
         self.memory.fill(0);
-        self.bdf = Bdf::default();
     }
 }
