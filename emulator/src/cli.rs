@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use extoll_emulator::accelerator::DeviceKind;
+use extoll_emulator::accelerator::{DeviceChoice, DeviceKind};
 use extoll_emulator::config::{nic_options, ConfigFile, Fabric, Overrides};
 use extoll_emulator::control::{Client, LinkSelect, Request};
 use extoll_emulator::network::routes::{Request as RouteRequest, Routes};
@@ -70,11 +70,15 @@ struct RunArgs {
     /// NICs per host.
     #[arg(long)]
     nics_per_node: Option<usize>,
-    /// NICs without a host: the last ones of the topology, each root port of a built-in test device.
+    /// NICs without a host: the last ones of the topology, each root port of a built-in device (default: one for each --accelerator).
     #[arg(long)]
     accelerators: Option<usize>,
-    /// Kinds of these devices, in their order: plain, or what they do wrong (astray, storm, garbage, huge, gap).
-    #[arg(long, value_delimiter = ',')]
+    /// Device behind the next one of them: nvme (64 MiB) or nvme:SIZE, a drive; plain, a test device, or what that does wrong (astray,
+    /// storm, garbage, huge, gap). May be repeated.
+    #[arg(long, value_name = "KIND[:SIZE]")]
+    accelerator: Vec<DeviceChoice>,
+    /// The same as a list of kinds.
+    #[arg(long, value_delimiter = ',', conflicts_with = "accelerator")]
     accelerator_kinds: Vec<DeviceKind>,
     /// Directory for the sockets nic<N>.sock and control.sock.
     #[arg(long)]
@@ -457,11 +461,14 @@ fn run(args: RunArgs) -> Result<()> {
         .map(ConfigFile::read)
         .transpose()?
         .unwrap_or_default();
+    let kinds = args.accelerator_kinds.iter().copied();
+    let devices = args.accelerator.iter().copied();
+    let devices = devices.chain(kinds.map(DeviceChoice::from)).collect();
     let overrides = Overrides {
         nodes: args.nodes,
         nics_per_node: args.nics_per_node,
         accelerators: args.accelerators,
-        accelerator_kinds: args.accelerator_kinds.clone(),
+        devices,
         topology: args.topology,
         seed: args.seed,
         timing: args.timing,

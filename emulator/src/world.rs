@@ -8,7 +8,7 @@
 
 use crate::config::{Fabric, NicSpec};
 use crate::control::Arrival;
-use crate::endpoint::TestDevice;
+use crate::endpoint::{DeviceKind, Disk, Nvme, TestDevice};
 use crate::env::{Env, Packet};
 use crate::lane::LANES;
 use crate::machine::{HostStats, Machine};
@@ -58,6 +58,7 @@ impl Clock {
 pub(crate) struct Slot {
     pub(crate) spec: NicSpec,
     pub(crate) nic: Nic,
+    disk: Option<Disk>,
     pub(crate) machine: Machine,
     pub(crate) timing: Option<NicTiming>,
     outbox: VecDeque<Packet>,
@@ -67,11 +68,24 @@ pub(crate) struct Slot {
     panic_next: bool,
 }
 
+/// The disk behind a NIC, if there is one. It outlives chips.
+fn new_disk(spec: &NicSpec) -> Option<Disk> {
+    let drive = spec.accelerator.as_ref();
+    let drive = drive.filter(|device| device.kind == DeviceKind::Nvme);
+    drive.map(|device| Disk::new(device.size_mib))
+}
+
 /// A chip, with the device behind it if it is a root port.
-fn new_chip(spec: &NicSpec, cfg: NicConfig) -> Nic {
+fn new_chip(spec: &NicSpec, cfg: NicConfig, disk: Option<&Disk>) -> Nic {
+    // The chip's number tells drives apart, too.
+    let serial = cfg.guid.unwrap_or(0);
     let mut nic = Nic::new(cfg);
-    if let Some(device) = &spec.accelerator {
-        nic.attach(Box::new(TestDevice::new(device.clone())));
+    match (&spec.accelerator, disk) {
+        (Some(device), Some(disk)) => {
+            nic.attach(Box::new(Nvme::new(device, serial, disk.clone())));
+        }
+        (Some(device), None) => nic.attach(Box::new(TestDevice::new(device.clone()))),
+        (None, _) => {}
     }
     nic
 }
@@ -109,13 +123,15 @@ impl World {
         timing::stretch_links(&fabric.timing, seed, &mut network, &mut drawn_latency);
         let pressure = Pressure::default();
         let slots = fabric.nics.iter().enumerate().map(|(i, spec)| {
-            let mut nic = new_chip(spec, spec.nic.clone());
+            let disk = new_disk(spec);
+            let mut nic = new_chip(spec, spec.nic.clone(), disk.as_ref());
             nic.set_pressure(pressure.clone());
             nic.set_smfu_in_flight(network.smfu_in_flight(i));
             nic.set_network_regs(Box::new(network.shared_regs(i)));
             Slot {
                 spec: spec.clone(),
                 nic,
+                disk,
                 machine: Machine::new(i, spec.pci.clone()),
                 timing: NicTiming::new(&fabric.timing, seed, i),
                 outbox: VecDeque::new(),
@@ -423,7 +439,7 @@ impl World {
         };
         let mut regs = self.network.shared_regs(i);
         crate::nic::NetworkRegs::reset(&mut regs);
-        let mut nic = new_chip(&self.slots[i].spec, cfg);
+        let mut nic = new_chip(&self.slots[i].spec, cfg, self.slots[i].disk.as_ref());
         nic.set_pressure(self.pressure.clone());
         nic.set_smfu_in_flight(self.network.smfu_in_flight(i));
         nic.set_network_regs(Box::new(regs));

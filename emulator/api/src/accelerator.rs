@@ -1,8 +1,8 @@
-//! The built-in device behind a NIC without a host.
+//! The built-in devices behind NICs without a host.
 
 use serde::{Deserialize, Serialize};
 
-/// How the device behaves.
+/// What a device is. All kinds but [`Nvme`](Self::Nvme) are the test device, and say how it behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
@@ -19,17 +19,20 @@ pub enum DeviceKind {
     Huge,
     /// The bits of its BAR that can be written have a gap.
     Gap,
+    /// An NVMe drive.
+    Nvme,
 }
 
 impl DeviceKind {
     /// All of them, with their names.
-    pub const ALL: [(&'static str, Self); 6] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("plain", Self::Plain),
         ("astray", Self::Astray),
         ("storm", Self::Storm),
         ("garbage", Self::Garbage),
         ("huge", Self::Huge),
         ("gap", Self::Gap),
+        ("nvme", Self::Nvme),
     ];
 }
 
@@ -45,23 +48,82 @@ impl std::str::FromStr for DeviceKind {
     }
 }
 
-/// Options of the device.
+/// Largest drive in MiB: its blocks are memory of the emulator.
+pub const MOST_MIB: u64 = 4096;
+
+/// A size in MiB: `64M`, `2G` or `64`. `None`: the text is no such size.
+pub fn mib(text: &str) -> Option<u64> {
+    let (number, factor) = match text.strip_suffix('G') {
+        Some(number) => (number, 1024),
+        None => (text.strip_suffix('M').unwrap_or(text), 1),
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+/// A device as a command line names it: `KIND` or, for a drive, `nvme:SIZE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceChoice {
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Size of a drive in MiB; that of the configuration file if absent.
+    pub mib: Option<u64>,
+}
+
+impl From<DeviceKind> for DeviceChoice {
+    fn from(kind: DeviceKind) -> Self {
+        Self { kind, mib: None }
+    }
+}
+
+impl std::str::FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((kind, size)) = text.split_once(':') else {
+            return text.parse::<DeviceKind>().map(Self::from);
+        };
+        let kind = kind.parse()?;
+        if kind != DeviceKind::Nvme {
+            return Err(format!("'{text}': only nvme has a size"));
+        }
+        let mib = mib(size).filter(|n| (1..=MOST_MIB).contains(n));
+        if mib.is_none() {
+            return Err(format!("'{size}' is no size of 1M to {MOST_MIB}M"));
+        }
+        Ok(Self { kind, mib })
+    }
+}
+
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let found = DeviceKind::ALL.iter().find(|(_, kind)| *kind == self.kind);
+        f.write_str(found.map_or("", |(name, _)| name))?;
+        match self.mib {
+            Some(mib) => write!(f, ":{mib}M"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Options of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub struct TestDeviceConfig {
-    /// How it behaves.
+pub struct DeviceConfig {
+    /// What it is.
     pub kind: DeviceKind,
-    /// Vendor ID.
+    /// Vendor ID of a test device.
     pub vendor: u16,
-    /// Device ID.
+    /// Device ID of a test device.
     pub device: u16,
     /// MSI and MSI-X vectors: 1, 2, 4, 8, 16 or 32.
     pub vectors: u8,
-    /// Time in ns without progress after which a DMA transfer fails.
+    /// Time in ns without progress after which DMA fails.
     pub dma_timeout_ns: u64,
+    /// Size of a drive in MiB.
+    pub size_mib: u64,
 }
 
-impl Default for TestDeviceConfig {
+impl Default for DeviceConfig {
     fn default() -> Self {
         Self {
             kind: DeviceKind::Plain,
@@ -69,11 +131,12 @@ impl Default for TestDeviceConfig {
             device: 0x7e57,
             vectors: 4,
             dma_timeout_ns: 1_000_000_000,
+            size_mib: 64,
         }
     }
 }
 
-impl TestDeviceConfig {
+impl DeviceConfig {
     /// Checks the ranges; the message names the field.
     pub fn validate(&self) -> Result<(), String> {
         if !self.vectors.is_power_of_two() || self.vectors > 32 {
@@ -82,6 +145,51 @@ impl TestDeviceConfig {
                 self.vectors
             ));
         }
+        if !(1..=MOST_MIB).contains(&self.size_mib) {
+            return Err(format!(
+                "accelerator.size-mib = {}: must be 1 to {MOST_MIB}",
+                self.size_mib
+            ));
+        }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_written_as_kind_and_size() {
+        let parse = |text: &str| text.parse::<DeviceChoice>();
+        let nvme = |mib| DeviceChoice {
+            kind: DeviceKind::Nvme,
+            mib,
+        };
+        for (text, want) in [
+            ("plain", DeviceKind::Plain.into()),
+            ("gap", DeviceKind::Gap.into()),
+            ("nvme", nvme(None)),
+            ("nvme:64M", nvme(Some(64))),
+        ] {
+            assert_eq!(parse(text), Ok(want));
+            assert_eq!(want.to_string(), text);
+        }
+        assert_eq!(parse("nvme:2G"), Ok(nvme(Some(2048))));
+        assert_eq!(parse("nvme:8"), Ok(nvme(Some(8))));
+        for wrong in [
+            "",
+            "disk",
+            "nvme:",
+            "nvme:0",
+            "nvme:x",
+            "nvme:64K",
+            "nvme:5G",
+            "nvme:99999999999999999G",
+            "plain:64M",
+            "nvme:1M:2M",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Configuration of a fabric: file format, defaults, checks.
 
-use crate::accelerator::{DeviceKind, TestDeviceConfig};
+use crate::accelerator::{DeviceChoice, DeviceConfig};
 use crate::network::NetConfig;
 use crate::nic::NicConfig;
 use crate::pci::PciConfig;
@@ -82,7 +82,7 @@ pub struct ConfigFile {
     /// Configuration space of all NICs.
     pub pci: PciConfig,
     /// Device behind each NIC without a host.
-    pub accelerator: TestDeviceConfig,
+    pub accelerator: DeviceConfig,
     /// Deviations, by index of the NIC.
     pub override_nic: BTreeMap<String, NicOverride>,
 }
@@ -99,7 +99,7 @@ pub struct NicSpec {
     /// Powered at the start.
     pub powered: bool,
     /// The device behind it, if it has no host. Then it has no socket.
-    pub accelerator: Option<TestDeviceConfig>,
+    pub accelerator: Option<DeviceConfig>,
 }
 
 /// A checked configuration.
@@ -130,10 +130,10 @@ pub struct Overrides {
     pub nodes: Option<usize>,
     /// NICs per host.
     pub nics_per_node: Option<usize>,
-    /// NICs without a host.
+    /// NICs without a host; as many as there are devices if neither this nor the file says so.
     pub accelerators: Option<usize>,
-    /// Kinds of the devices behind the first ones of them.
-    pub accelerator_kinds: Vec<DeviceKind>,
+    /// Devices behind the first ones of them.
+    pub devices: Vec<DeviceChoice>,
     /// Shorthand of the topology.
     pub topology: Option<String>,
     /// Seed of all random draws.
@@ -221,12 +221,13 @@ impl Fabric {
         if nics_per_node == 0 || nodes == Some(0) {
             bail!("there must be at least one node with one NIC");
         }
-        let accelerators = cli.accelerators.or(file.accelerators).unwrap_or(0);
+        let accelerators = cli.accelerators.or(file.accelerators);
+        let accelerators = accelerators.unwrap_or(cli.devices.len());
         let wanted = nodes.map(|n| n.saturating_mul(nics_per_node).saturating_add(accelerators));
-        if cli.accelerator_kinds.len() > accelerators {
+        if cli.devices.len() > accelerators {
             bail!(
-                "{} kinds of devices for {accelerators} accelerators",
-                cli.accelerator_kinds.len()
+                "{} devices for {accelerators} accelerators",
+                cli.devices.len()
             );
         }
         let topology = match (&cli.topology, &file.topology, &file.cabling) {
@@ -286,10 +287,11 @@ impl Fabric {
             let chip = if nic.seed == 0 { seed } else { nic.seed };
             nic.seed = seed::derive(chip, i, Purpose::Chip);
             let accelerator = if i >= with_host {
-                let mut device: TestDeviceConfig =
+                let mut device: DeviceConfig =
                     overlay(&file.accelerator, &o.accelerator).with_context(place)?;
-                if let Some(kind) = cli.accelerator_kinds.get(i - with_host) {
-                    device.kind = *kind;
+                if let Some(choice) = cli.devices.get(i - with_host) {
+                    device.kind = choice.kind;
+                    device.size_mib = choice.mib.unwrap_or(device.size_mib);
                 }
                 device
                     .validate()
@@ -425,9 +427,9 @@ mod tests {
         let text =
             "nodes = 1\naccelerators = 3\n[override-nic.2]\naccelerator = { kind = \"gap\" }";
         let with = |list: &[&str]| {
-            let kinds: Result<_, String> = list.iter().map(|k| k.parse()).collect();
+            let devices: Result<_, String> = list.iter().map(|k| k.parse()).collect();
             let cli = Overrides {
-                accelerator_kinds: kinds.map_err(anyhow::Error::msg)?,
+                devices: devices.map_err(anyhow::Error::msg)?,
                 ..Overrides::default()
             };
             let f = build(text, cli)?;
@@ -437,11 +439,30 @@ mod tests {
                 .filter_map(|n| Some(n.accelerator.as_ref()?.kind));
             anyhow::Ok(kinds.collect::<Vec<_>>())
         };
-        use DeviceKind::{Gap, Huge, Plain, Storm};
+        use crate::accelerator::DeviceKind::{self, Gap, Huge, Nvme, Plain, Storm};
         assert_eq!(with(&[]).unwrap(), [Plain, Gap, Plain]);
         assert_eq!(with(&["storm", "huge"]).unwrap(), [Storm, Huge, Plain]);
         assert!(with(&["plain"; 4]).is_err());
         assert!(with(&["nonsense"]).is_err());
+        assert_eq!(with(&["nvme:8M"]).unwrap(), [Nvme, Gap, Plain]);
+        // Without a number there are as many as are named.
+        let named = |list: &[DeviceChoice]| {
+            let cli = Overrides {
+                nodes: Some(2),
+                devices: list.to_vec(),
+                ..Overrides::default()
+            };
+            let f = build("[accelerator]\nsize-mib = 16", cli).unwrap();
+            let of = |n: &NicSpec| n.accelerator.as_ref().map(|a| a.size_mib);
+            f.nics.iter().filter_map(of).collect::<Vec<_>>()
+        };
+        let nvme = DeviceChoice::from(DeviceKind::Nvme);
+        let small = DeviceChoice {
+            mib: Some(8),
+            ..nvme
+        };
+        assert_eq!(named(&[small, nvme]), [8, 16]);
+        assert!(named(&[]).is_empty());
     }
 
     #[test]

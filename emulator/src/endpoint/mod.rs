@@ -1,17 +1,18 @@
 //! PCIe devices behind a NIC in root-port mode ("accelerator nodes", HW §14).
 //!
 //! The NIC's PCIe bridge and the device exchange transaction layer packets and nothing else, so whatever can be made to
-//! speak them can be attached: the built-in [`TestDevice`], or a process that serves a device over a socket. Nothing
+//! speak them can be attached: the built-in [`TestDevice`] and [`Nvme`], or a process that serves a device over a socket. Nothing
 //! blocks: a device answers requests when it can, in any later call.
 
 mod config;
 mod dma;
 mod function;
+pub mod nvme;
 mod test_device;
 
-pub use test_device::{
-    regs, DeviceKind, TestDevice, TestDeviceConfig, MEMORY_OFFSET, PBA_OFFSET, TABLE_OFFSET,
-};
+pub use extoll_emulator_api::accelerator::{DeviceConfig, DeviceKind};
+pub use nvme::{Disk, Nvme};
+pub use test_device::{regs, TestDevice, MEMORY_OFFSET, PBA_OFFSET, TABLE_OFFSET};
 
 use std::collections::VecDeque;
 use wire::tlp::{pieces, Bdf, Kind, Piece, Span, Status, Tlp};

@@ -8,7 +8,7 @@ use super::config::Shape;
 use super::dma::{Dma, Transfer, FOREIGN_TAG};
 use super::function::Function;
 use super::{Endpoint, Link, PciePacket};
-pub use extoll_emulator_api::accelerator::{DeviceKind, TestDeviceConfig};
+use extoll_emulator_api::accelerator::{DeviceConfig, DeviceKind};
 use wire::tlp::{Kind, Span};
 
 /// Size of BAR0 in bytes.
@@ -80,7 +80,7 @@ const STORM: u32 = 5000;
 
 /// The device.
 pub struct TestDevice {
-    cfg: TestDeviceConfig,
+    cfg: DeviceConfig,
     function: Function,
     regs: [u32; 16],
     memory: Vec<u8>,
@@ -89,7 +89,7 @@ pub struct TestDevice {
 
 impl TestDevice {
     /// The device after power-on.
-    pub fn new(cfg: TestDeviceConfig) -> Self {
+    pub fn new(cfg: DeviceConfig) -> Self {
         let sizes = !(BAR_SIZE - 1);
         let shape = Shape {
             vendor: cfg.vendor,

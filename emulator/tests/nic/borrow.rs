@@ -1,7 +1,7 @@
 //! A node that borrows the device behind another one: what a driver for it does.
 
 use super::rig::*;
-use extoll_emulator::endpoint::{regs as dev, Endpoint, TestDevice, TestDeviceConfig};
+use extoll_emulator::endpoint::{regs as dev, DeviceConfig, Endpoint, TestDevice};
 use extoll_emulator::nic::NicConfig;
 use wire::ids::{NodeId, Vpid};
 use wire::regs::pcie::{self as p, BackdoorControl, BackdoorInfo, PcieToHtocCfg};
@@ -30,7 +30,7 @@ pub struct Borrow {
 
 impl Borrow {
     pub fn new() -> Self {
-        let device = TestDevice::new(TestDeviceConfig::default());
+        let device = TestDevice::new(DeviceConfig::default());
         Self::with(NicConfig::default(), Box::new(device))
     }
 

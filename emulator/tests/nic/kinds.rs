@@ -2,14 +2,14 @@
 
 use super::borrow::*;
 use super::rig::*;
-use extoll_emulator::endpoint::{regs as dev, DeviceKind, TestDevice, TestDeviceConfig};
+use extoll_emulator::endpoint::{regs as dev, DeviceConfig, DeviceKind, TestDevice};
 use extoll_emulator::nic::NicConfig;
 use wire::regs::htax::{DiscardedCounter, DISCARDED_COUNTER};
 
 fn borrow(kind: DeviceKind) -> Borrow {
-    let cfg = TestDeviceConfig {
+    let cfg = DeviceConfig {
         kind,
-        ..TestDeviceConfig::default()
+        ..DeviceConfig::default()
     };
     Borrow::with(NicConfig::default(), Box::new(TestDevice::new(cfg)))
 }

@@ -4,6 +4,7 @@
 mod atu;
 mod borrow;
 mod devices;
+mod drive;
 mod hostile;
 mod kinds;
 mod probe;

@@ -3,8 +3,8 @@
 use super::borrow::*;
 use super::rig::*;
 use extoll_emulator::endpoint::{
-    regs as dev, Endpoint, Link, PciePacket, TestDevice, TestDeviceConfig, MEMORY_OFFSET,
-    PBA_OFFSET, TABLE_OFFSET,
+    regs as dev, DeviceConfig, Endpoint, Link, PciePacket, TestDevice, MEMORY_OFFSET, PBA_OFFSET,
+    TABLE_OFFSET,
 };
 use extoll_emulator::nic::{BackdoorInfoRead, NicConfig, ResetKind};
 use wire::ids::NodeId;
@@ -95,7 +95,7 @@ fn the_fifo_is_read_destructively() {
             backdoor_info_read: how,
             ..NicConfig::default()
         };
-        let device = TestDevice::new(TestDeviceConfig::default());
+        let device = TestDevice::new(DeviceConfig::default());
         let mut b = Borrow::with(cfg, Box::new(device));
         let read: Tlp = Kind::CfgRead {
             ty: CfgType::Type0,

@@ -3,7 +3,7 @@
 
 use super::borrow::*;
 use super::rig::*;
-use extoll_emulator::endpoint::{TestDevice, TestDeviceConfig};
+use extoll_emulator::endpoint::{DeviceConfig, TestDevice};
 use extoll_emulator::nic::{BackdoorInfoRead, NicConfig, ZeroBase};
 use wire::regs::pcie as p;
 use wire::regs::smfu as r;
@@ -120,7 +120,7 @@ fn a_backdoor_sequence_works_with_either_fifo() {
             backdoor_info_read: how,
             ..NicConfig::default()
         };
-        let device = TestDevice::new(TestDeviceConfig::default());
+        let device = TestDevice::new(DeviceConfig::default());
         let mut b = Borrow::with(cfg, Box::new(device));
         let config =
             |register, bytes| Config::new(DEVICE, CfgType::Type0, register, bytes).unwrap();

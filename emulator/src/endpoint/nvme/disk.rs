@@ -1,0 +1,46 @@
+//! The blocks of a drive.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Bytes of a block, as a power of two.
+pub(super) const BLOCK_LOG2: u32 = 9;
+
+/// Memory that keeps its content when the drive is reset, or loses its power. Clones are the same disk.
+#[derive(Clone)]
+pub struct Disk(Rc<RefCell<Vec<u8>>>);
+
+impl Disk {
+    /// A disk full of zeros.
+    pub fn new(mib: u64) -> Self {
+        Self(Rc::new(RefCell::new(vec![0; (mib << 20) as usize])))
+    }
+
+    /// Number of blocks.
+    pub(super) fn blocks(&self) -> u64 {
+        self.0.borrow().len() as u64 >> BLOCK_LOG2
+    }
+
+    /// Bytes at an offset; what is not there is missing.
+    pub(super) fn read(&self, at: u64, len: u32) -> Vec<u8> {
+        let bytes = self.0.borrow();
+        let at = at as usize;
+        bytes
+            .get(at..at + len as usize)
+            .map_or_else(Vec::new, <[u8]>::to_vec)
+    }
+
+    pub(super) fn write(&self, at: u64, data: &[u8]) {
+        let at = at as usize;
+        if let Some(to) = self.0.borrow_mut().get_mut(at..at + data.len()) {
+            to.copy_from_slice(data);
+        }
+    }
+
+    pub(super) fn zero(&self, at: u64, len: u64) {
+        let at = at as usize;
+        if let Some(to) = self.0.borrow_mut().get_mut(at..at + len as usize) {
+            to.fill(0);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Data structures that describe the controller and its namespace, and log pages (NVM Express 1.4, 5.14 and 5.15).
+
+use super::disk::BLOCK_LOG2;
+use super::regs::VERSION;
+use super::MOST_DATA_LOG2;
+
+/// Bytes of each structure.
+pub(super) const BYTES: usize = 4096;
+/// Asynchronous event requests that may wait.
+pub(super) const EVENTS: usize = 4;
+/// Kelvin: now, as a warning, as critical.
+const TEMPERATURES: [u16; 3] = [300, 343, 373];
+/// IEEE's prefix for numbers that anyone may assign.
+const LOCAL: u8 = 0x02;
+
+struct Page(Vec<u8>);
+
+impl Page {
+    fn new(bytes: usize) -> Self {
+        Self(vec![0; bytes])
+    }
+
+    fn put(mut self, at: usize, data: &[u8]) -> Self {
+        self.0[at..at + data.len()].copy_from_slice(data);
+        self
+    }
+
+    /// ASCII, padded with blanks.
+    fn text(mut self, at: usize, len: usize, text: &str) -> Self {
+        self.0[at..at + len].fill(b' ');
+        let n = text.len().min(len);
+        self.put(at, &text.as_bytes()[..n])
+    }
+}
+
+/// The controller: `vendor` made it, and `serial` tells it from others.
+pub(super) fn controller(vendor: u16, serial: u32) -> Vec<u8> {
+    let [_, warning, critical] = TEMPERATURES;
+    let name = format!("nqn.2024-01.example.extoll:drive-{serial:08x}");
+    Page::new(BYTES)
+        .put(0, &vendor.to_le_bytes())
+        .put(2, &vendor.to_le_bytes())
+        .text(4, 20, &format!("{serial:08X}"))
+        .text(24, 40, "Extoll emulated drive")
+        .text(64, 8, env!("CARGO_PKG_VERSION"))
+        // Data of one command, in powers of two of pages.
+        .put(77, &[MOST_DATA_LOG2 - 12])
+        .put(78, &1u16.to_le_bytes())
+        .put(80, &VERSION.to_le_bytes())
+        // An I/O controller.
+        .put(111, &[1])
+        // Abort limit; event limit; one slot for firmware, read only; log pages have offsets.
+        .put(258, &[3, EVENTS as u8 - 1, 0x03, 0x04])
+        .put(266, &warning.to_le_bytes())
+        .put(268, &critical.to_le_bytes())
+        // Sizes of entries, as powers of two.
+        .put(512, &[0x66, 0x44])
+        // One namespace; write zeroes; a cache, of which all namespaces can be flushed at once.
+        .put(516, &1u32.to_le_bytes())
+        .put(520, &0x0008u16.to_le_bytes())
+        .put(525, &[0x07])
+        .put(768, name.as_bytes())
+        // Power state 0: 10 W.
+        .put(2048, &1000u16.to_le_bytes())
+        .0
+}
+
+/// The namespace's identifier, one for all time.
+fn eui64(serial: u32) -> [u8; 8] {
+    (u64::from(LOCAL) << 56 | u64::from(serial)).to_be_bytes()
+}
+
+/// The namespace.
+pub(super) fn namespace(blocks: u64, serial: u32) -> Vec<u8> {
+    let blocks = blocks.to_le_bytes();
+    Page::new(BYTES)
+        // Size, capacity, use.
+        .put(0, &blocks)
+        .put(8, &blocks)
+        .put(16, &blocks)
+        .put(120, &eui64(serial))
+        .put(128, &(BLOCK_LOG2 << 16).to_le_bytes())
+        .0
+}
+
+/// Numbers of namespaces above `above`.
+pub(super) fn list(above: u32) -> Vec<u8> {
+    let first = u32::from(above == 0);
+    Page::new(BYTES).put(0, &first.to_le_bytes()).0
+}
+
+/// Identifiers of the namespace.
+pub(super) fn descriptors(serial: u32) -> Vec<u8> {
+    Page::new(BYTES).put(0, &[1, 8]).put(4, &eui64(serial)).0
+}
+
+/// A log page; `commands` are reads and writes that were done. `None`: there is no such page.
+pub(super) fn log(page: u8, commands: [u64; 2]) -> Option<Vec<u8>> {
+    Some(match page {
+        // Errors: none.
+        1 => Page::new(64).0,
+        // Health: temperature; spare blocks in per cent, and their threshold.
+        2 => {
+            let [reads, writes] = commands.map(u64::to_le_bytes);
+            Page::new(512)
+                .put(1, &TEMPERATURES[0].to_le_bytes())
+                .put(3, &[100, 10])
+                .put(64, &reads)
+                .put(80, &writes)
+                .0
+        }
+        // Firmware: slot 1.
+        3 => {
+            Page::new(512)
+                .put(0, &[1])
+                .text(8, 8, env!("CARGO_PKG_VERSION"))
+                .0
+        }
+        _ => return None,
+    })
+}

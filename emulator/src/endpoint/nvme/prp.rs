@@ -1,0 +1,142 @@
+//! Physical region pages: where in the host's memory the data of a command is (NVM Express 1.4, 4.3).
+
+use super::command::Status;
+
+/// The only page size.
+pub(super) const PAGE: u64 = 4096;
+/// Bytes of an entry of a list.
+const ENTRY: u64 = 8;
+
+/// The pages of a command, as far as they are known.
+#[derive(Debug)]
+pub(super) struct Pages {
+    pieces: Vec<(u64, u32)>,
+    /// Bytes whose pages are not known yet; the first of them is at the beginning of a page.
+    left: u32,
+    /// Address of the list, or of its next part, that names them.
+    list: u64,
+}
+
+impl Pages {
+    /// The pages of `len` bytes.
+    pub fn new([first, second]: [u64; 2], len: u32) -> Result<Self, Status> {
+        if first % 4 != 0 {
+            return Err(Status::PRP_OFFSET);
+        }
+        let n = len.min((PAGE - first % PAGE) as u32);
+        let mut pages = Self {
+            pieces: vec![(first, n)],
+            left: len - n,
+            list: second,
+        };
+        if pages.left > PAGE as u32 {
+            if second % ENTRY != 0 {
+                return Err(Status::PRP_OFFSET);
+            }
+        } else if pages.left > 0 {
+            pages.page(second)?;
+        }
+        Ok(pages)
+    }
+
+    fn page(&mut self, at: u64) -> Result<(), Status> {
+        if at % PAGE != 0 {
+            return Err(Status::PRP_OFFSET);
+        }
+        let n = self.left.min(PAGE as u32);
+        self.pieces.push((at, n));
+        self.left -= n;
+        Ok(())
+    }
+
+    /// Pages that are not known, and entries up to the end of the page in which the list is.
+    fn missing(&self) -> (u64, u64) {
+        let pages = u64::from(self.left).div_ceil(PAGE);
+        (pages, (PAGE - self.list % PAGE) / ENTRY)
+    }
+
+    /// Part of the list that has to be read first: address and bytes.
+    pub fn wanted(&self) -> Option<(u64, u32)> {
+        let (pages, room) = self.missing();
+        (pages > 0).then_some((self.list, (pages.min(room) * ENTRY) as u32))
+    }
+
+    /// Takes the part of the list that was [`wanted`](Self::wanted). The last entry of a page leads to the next part if one is needed.
+    pub fn learn(&mut self, part: &[u8]) -> Result<(), Status> {
+        let (pages, room) = self.missing();
+        let entries = part.chunks_exact(ENTRY as usize);
+        let mut entries = entries.map(|e| e.try_into().map_or(0, u64::from_le_bytes));
+        let here = if pages > room { room - 1 } else { pages };
+        for _ in 0..here {
+            let at = entries.next().ok_or(Status::TRANSFER)?;
+            self.page(at)?;
+        }
+        if self.left > 0 {
+            self.list = entries.next().ok_or(Status::TRANSFER)?;
+            if self.list % PAGE != 0 {
+                return Err(Status::PRP_OFFSET);
+            }
+        }
+        Ok(())
+    }
+
+    /// Addresses and bytes, in order.
+    pub fn pieces(&self) -> &[(u64, u32)] {
+        &self.pieces
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(entries: &[u64]) -> Vec<u8> {
+        entries.iter().flat_map(|e| e.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn two_pages_need_no_list() {
+        let p = Pages::new([0x1200, 0x5000], 4096).unwrap();
+        assert_eq!(p.pieces(), [(0x1200, 0xE00), (0x5000, 0x200)]);
+        assert_eq!(p.wanted(), None);
+        let p = Pages::new([0x1200, 7], 512).unwrap();
+        assert_eq!((p.pieces(), p.wanted()), (&[(0x1200, 512)][..], None));
+        for prp in [[0x1002, 0x5000], [0x1200, 0x5004]] {
+            assert_eq!(Pages::new(prp, 4096).unwrap_err(), Status::PRP_OFFSET);
+        }
+    }
+
+    #[test]
+    fn a_list_goes_on_in_its_last_entry() {
+        // Two entries to the end of the page, for four pages.
+        let mut p = Pages::new([0x1000, 0x8FF0], 5 * 4096).unwrap();
+        assert_eq!(p.wanted(), Some((0x8FF0, 16)));
+        p.learn(&list(&[0x2000, 0x9000])).unwrap();
+        assert_eq!(p.wanted(), Some((0x9000, 24)));
+        p.learn(&list(&[0x3000, 0x4000, 0x5000])).unwrap();
+        assert_eq!(p.wanted(), None);
+        let at: Vec<u64> = p.pieces().iter().map(|p| p.0).collect();
+        assert_eq!(at, [0x1000, 0x2000, 0x3000, 0x4000, 0x5000]);
+        // Exactly as many as there is room for.
+        let mut p = Pages::new([0x1000, 0x8FF0], 3 * 4096).unwrap();
+        p.learn(&list(&[0x2000, 0x3000])).unwrap();
+        assert_eq!((p.wanted(), p.pieces().len()), (None, 3));
+    }
+
+    #[test]
+    fn lists_are_checked() {
+        assert!(Pages::new([0x1000, 0x8004], 3 * 4096).is_err());
+        let with = |entries: &[u64]| {
+            let mut p = Pages::new([0x1000, 0x8FF0], 5 * 4096).unwrap();
+            p.learn(&list(entries)).unwrap_err()
+        };
+        assert_eq!(with(&[0x2008, 0x9000]), Status::PRP_OFFSET);
+        assert_eq!(with(&[0x2000, 0x9008]), Status::PRP_OFFSET);
+        assert_eq!(with(&[0x2000]), Status::TRANSFER);
+        // A list whose next part is the last entry of a page again ends.
+        let mut p = Pages::new([0x1000, 0x8FF8], 3 * 4096).unwrap();
+        assert_eq!(p.wanted(), Some((0x8FF8, 8)));
+        p.learn(&list(&[0x9000])).unwrap();
+        assert_eq!(p.wanted(), Some((0x9000, 16)));
+    }
+}

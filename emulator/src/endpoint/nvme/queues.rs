@@ -1,0 +1,135 @@
+//! Submission and completion queues.
+
+use super::command::{Completion, COMMAND, COMPLETION};
+use super::posts::Posts;
+use std::collections::VecDeque;
+
+/// Entries of a queue at most.
+pub(super) const MOST: u32 = 256;
+/// Commands that one read fetches.
+const BATCH: u32 = 8;
+
+/// A submission queue.
+#[derive(Debug)]
+pub(super) struct Submission {
+    base: u64,
+    size: u32,
+    head: u32,
+    tail: u32,
+    /// Its completion queue.
+    pub to: u16,
+    /// Commands that are being fetched.
+    pub fetching: u32,
+}
+
+impl Submission {
+    pub fn new(base: u64, size: u32, to: u16) -> Self {
+        Self {
+            base,
+            size,
+            head: 0,
+            tail: 0,
+            to,
+            fetching: 0,
+        }
+    }
+
+    pub fn head(&self) -> u16 {
+        self.head as u16
+    }
+
+    /// The doorbell. Values that are no entry are ignored.
+    pub fn ring(&mut self, tail: u32) {
+        if tail < self.size {
+            self.tail = tail;
+        }
+    }
+
+    /// Begins to fetch commands, `most` at most: address and bytes.
+    pub fn fetch(&mut self, most: u32) -> Option<(u64, u32)> {
+        let end = if self.tail >= self.head {
+            self.tail
+        } else {
+            self.size
+        };
+        let n = (end - self.head).min(most).min(BATCH);
+        if self.fetching > 0 || n == 0 {
+            return None;
+        }
+        self.fetching = n;
+        let at = self.base.wrapping_add(u64::from(self.head * COMMAND));
+        Some((at, n * COMMAND))
+    }
+
+    /// The commands have been fetched.
+    pub fn fetched(&mut self) {
+        self.head = (self.head + self.fetching) % self.size;
+        self.fetching = 0;
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct Completions {
+    base: u64,
+    size: u32,
+    head: u32,
+    tail: u32,
+    phase: bool,
+    vector: Option<u8>,
+    waiting: VecDeque<Completion>,
+}
+
+impl Completions {
+    pub fn new(base: u64, size: u32, vector: Option<u8>) -> Self {
+        Self {
+            base,
+            size,
+            head: 0,
+            tail: 0,
+            phase: true,
+            vector,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Entries that the host has not taken.
+    fn used(&self) -> u32 {
+        (self.tail + self.size - self.head) % self.size
+    }
+
+    /// The doorbell. Values that are no entry, or one that is not written yet, are ignored.
+    pub fn ring(&mut self, head: u32) {
+        if head < self.size && (head + self.size - self.head) % self.size <= self.used() {
+            self.head = head;
+        }
+    }
+
+    /// True while completions wait for room.
+    pub fn is_full(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub fn push(&mut self, completion: Completion) {
+        self.waiting.push_back(completion);
+    }
+
+    /// Writes completions as long as there is room for them.
+    pub fn post(&mut self, posts: &mut Posts) {
+        while self.used() + 1 < self.size {
+            let Some(completion) = self.waiting.pop_front() else {
+                return;
+            };
+            let at = self.base.wrapping_add(u64::from(self.tail * COMPLETION));
+            posts.write(at, completion.bytes(self.phase).to_vec());
+            self.tail += 1;
+            if self.tail == self.size {
+                self.tail = 0;
+                self.phase = !self.phase;
+            }
+            if let Some(vector) = self.vector {
+                posts.interrupt(vector);
+            }
+        }
+    }
+}
