@@ -6,6 +6,7 @@
 
 use crate::spec::parse_node;
 use anyhow::{bail, ensure, Context, Result};
+use extoll_emulator_api::accelerator;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -48,12 +49,7 @@ pub struct Device {
 
 /// A size in MiB: `64M` or `2G`.
 fn mib(text: &str) -> Result<u64> {
-    let (number, factor) = match text.strip_suffix('G') {
-        Some(number) => (number, 1024),
-        None => (text.strip_suffix('M').unwrap_or(text), 1),
-    };
-    let n: u64 = number.parse().ok().context("write 64M or 2G")?;
-    let mib = n.saturating_mul(factor);
+    let mib = accelerator::mib(text).context("write 64M or 2G")?;
     ensure!(
         (1..=LARGEST_MIB).contains(&mib),
         "a drive has 1 MiB to {LARGEST_MIB} MiB"

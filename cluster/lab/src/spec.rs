@@ -51,7 +51,7 @@ pub struct Spec {
     pub topology: Option<String>,
     /// NICs per node, 0–[`MAX_NICS`]; 0 means nodes without NIC and no emulator.
     pub nics: usize,
-    /// NICs without a node behind those of the nodes, each with the emulator's test device (docs/emulator.md).
+    /// NICs without a node behind those of the nodes, each with a device of the emulator's (docs/emulator.md).
     #[serde(default)]
     pub accelerators: usize,
     /// Further PCI devices of single nodes.

@@ -72,7 +72,7 @@ impl Spec {
         self
     }
 
-    /// NICs without a node, each with the emulator's test device.
+    /// NICs without a node, each with the emulator's test device, or with what arguments of the emulator name.
     pub const fn accelerators(mut self, accelerators: usize) -> Self {
         self.accelerators = accelerators;
         self

@@ -7,6 +7,7 @@ mod verbs;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use extoll_emulator_api::accelerator::DeviceChoice;
 use extoll_emulator_api::timing::TimingModel;
 use extoll_emulator_api::topology::Topology;
 use lab::{BringUp, Paths, Spec};
@@ -149,7 +150,11 @@ struct Up {
     /// NICs per node
     #[arg(long, value_name = "K", default_value_t = 1)]
     nics: usize,
-    /// NICs without a node, each with a test device behind it (docs/emulator.md): acc0, acc1, …
+    /// NIC without a node with this device behind it (repeatable): nvme, nvme:64M, or a test device: plain, or what it does wrong
+    /// (docs/emulator.md); acc0, acc1, …
+    #[arg(long, value_name = "KIND[:SIZE]", conflicts_with_all = ["accelerators", "accelerator_kinds"])]
+    accelerator: Vec<DeviceChoice>,
+    /// So many of them with test devices
     #[arg(long, value_name = "N", default_value_t = 0)]
     accelerators: usize,
     /// Kinds of these devices, in their order, with commas: plain, or what they do wrong (docs/emulator.md)
@@ -174,7 +179,7 @@ struct Up {
     #[arg(long)]
     no_net: bool,
     /// Nodes without NIC, no emulator
-    #[arg(long, conflicts_with_all = ["topology", "nics", "accelerators"])]
+    #[arg(long, conflicts_with_all = ["topology", "nics", "accelerators", "accelerator"])]
     no_nic: bool,
     /// Don't start sshd
     #[arg(long)]
@@ -235,12 +240,16 @@ impl Up {
         let nics = if self.no_nic { 0 } else { self.nics };
         let kinds = self.accelerator_kinds;
         let kinds = kinds.map(|list| format!("--accelerator-kinds={list}"));
-        let emu_args = self.emu_arg.into_iter().chain(kinds).collect();
+        let devices = self.accelerator.iter();
+        let devices = devices.map(|device| format!("--accelerator={device}"));
+        let emu_args = self.emu_arg.into_iter();
+        let emu_args = emu_args.chain(kinds).chain(devices).collect();
+        let accelerators = self.accelerators.max(self.accelerator.len());
         // Its mistakes are told when the lab is settled.
         let size = topology
             .as_deref()
             .and_then(|t| lab::spec::topology_size(t).ok()?);
-        let of_nodes = size.and_then(|s| s.checked_sub(self.accelerators));
+        let of_nodes = size.and_then(|s| s.checked_sub(accelerators));
         let from_topology = of_nodes
             .filter(|s| nics > 0 && s % nics == 0)
             .map(|s| s / nics);
@@ -249,7 +258,7 @@ impl Up {
             nodes: self.nodes.or(from_topology).unwrap_or(2),
             topology,
             nics,
-            accelerators: self.accelerators,
+            accelerators,
             devices: self.device,
             memory_mib: self.memory,
             cpus: self.cpus,
@@ -421,6 +430,20 @@ mod tests {
         assert_eq!(up(&["up"]).nodes, 2);
         let borrowed = up(&["up", "--topology", "ring:4", "--accelerators", "1"]);
         assert_eq!((borrowed.nodes, borrowed.accelerators), (3, 1));
+        let named = [
+            "up",
+            "--accelerator",
+            "nvme:8M",
+            "--accelerator",
+            "plain",
+            "--emu-arg=-v",
+        ];
+        let named = up(&named);
+        assert_eq!((named.nodes, named.accelerators), (2, 2));
+        assert_eq!(
+            named.emu_args,
+            ["-v", "--accelerator=nvme:8M", "--accelerator=plain"]
+        );
         assert_eq!(
             up(&["up", "--nodes", "3"])
                 .settle()
@@ -433,6 +456,11 @@ mod tests {
         assert_eq!((bare.nics, bare.bring_up), (0, BringUp::None));
         assert_eq!(up(&["up", "--no-net"]).bring_up, BringUp::Modules);
         assert!(parse(&["up", "--no-nic", "--topology", "pair"]).is_err());
+        for wrong in ["floppy", "nvme:", "nvme:9999G", "plain:1M"] {
+            assert!(parse(&["up", "--accelerator", wrong]).is_err(), "{wrong}");
+        }
+        let both = ["up", "--accelerator", "nvme", "--accelerators", "2"];
+        assert!(parse(&both).is_err());
     }
 
     #[test]
