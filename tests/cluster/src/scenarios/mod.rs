@@ -54,6 +54,7 @@ mod units;
 mod userland;
 mod vpci;
 mod vpci_accel;
+mod vpci_accel_drive;
 mod vpci_borrow;
 mod vpci_devices;
 mod vpci_ends;
@@ -123,6 +124,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(accelerator::all());
     all.extend(vpci::all());
     all.extend(vpci_accel::all());
+    all.extend(vpci_accel_drive::all());
     all.extend(vpci_borrow::all());
     all.extend(vpci_devices::all());
     all.extend(vpci_ends::all());

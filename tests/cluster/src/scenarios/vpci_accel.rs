@@ -99,7 +99,8 @@ fn borrow(lab: &Lab, node: usize, acc: usize) -> Result<String> {
     Ok(domain)
 }
 
-fn state(lab: &Lab, node: usize, acc: usize) -> Result<String> {
+/// State of the device of an accelerator.
+pub(super) fn state(lab: &Lab, node: usize, acc: usize) -> Result<String> {
     let said = ctl(lab, node, &format!("list --node {acc}"))?;
     let state = said["offered"][0]["state"].as_str();
     Ok(state.with_context(|| said.to_string())?.to_owned())
@@ -198,7 +199,8 @@ fn gone(lab: &Lab, node: usize) -> Result<()> {
     })
 }
 
-fn enrol(lab: &Lab, node: usize, acc: usize) -> Result<()> {
+/// Has a NIC be known as an accelerator.
+pub(super) fn enrol(lab: &Lab, node: usize, acc: usize) -> Result<()> {
     // Nobody reaches it before management software has set it up.
     lab.until_it_works("the accelerator is there", PATIENCE, |lab| {
         ctl(lab, node, &format!("enrol --node {acc}")).map(|_| true)
