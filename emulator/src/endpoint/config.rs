@@ -64,7 +64,7 @@ impl Config {
         // Command: memory space, bus master, parity, SERR, INTx disable. Status: capability list.
         p.put(0x04, &[0, 0, 0x10, 0], &[0x46, 0x05]);
         // Revision 1.
-        p.put32(0x08, s.class << 8 | 1, 0);
+        p.put32(0x08, (s.class << 8) | 1, 0);
         p.put(0x0C, &[0, 0], &[0xFF]);
         // BAR0: 64 bit, not prefetchable.
         p.put(0x10, &4u64.to_le_bytes(), &s.bar.to_le_bytes());

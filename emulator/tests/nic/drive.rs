@@ -1,7 +1,6 @@
 //! A drive behind another NIC: a command, its data and its interrupt take the ways of the fabric. What else it does is in `tests/nvme`.
 
 use super::borrow::*;
-use super::rig::*;
 use extoll_emulator::endpoint::nvme::{command, regs};
 use extoll_emulator::endpoint::{DeviceConfig, Disk, Nvme};
 use extoll_emulator::nic::NicConfig;

@@ -367,7 +367,7 @@ impl Host {
             u32::from_le_bytes(raw.try_into().unwrap())
         };
         let last = dword(3);
-        if (last >> 16 & 1 == 1) != pair.phase {
+        if ((last >> 16) & 1 == 1) != pair.phase {
             return None;
         }
         pair.head += 1;

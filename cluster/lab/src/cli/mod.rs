@@ -42,7 +42,7 @@ struct Which {
 #[derive(Subcommand)]
 enum Verb {
     /// Boot a cluster and wait until every node is usable
-    Up(Up),
+    Up(Box<Up>),
     /// End a cluster and boot it again as it was described, for instance after its emulator has died
     Restart {
         #[command(flatten)]
@@ -356,7 +356,7 @@ pub fn shown(message: &str) -> String {
 pub fn run() -> Result<u8> {
     let paths = Paths::default();
     match Cli::parse().verb {
-        Verb::Up(up) => verbs::up(&paths, up),
+        Verb::Up(up) => verbs::up(&paths, *up),
         Verb::Restart { which } => verbs::restart(&paths, &which.name),
         Verb::Down { which, all } => verbs::down(&paths, &which.name, all),
         Verb::Exec(exec) => nodes::exec(&paths, exec),

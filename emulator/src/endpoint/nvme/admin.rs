@@ -48,7 +48,7 @@ impl Nvme {
         if number == 0 || taken || usize::from(number) >= self.submissions.len() {
             return Err(Status::QUEUE);
         }
-        if size < 2 || size > MOST || !self.has_entries(entry) {
+        if !(2..=MOST).contains(&size) || !self.has_entries(entry) {
             return Err(Status::QUEUE_SIZE);
         }
         if second & CONTIGUOUS == 0 {

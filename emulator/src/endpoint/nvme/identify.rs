@@ -67,7 +67,7 @@ pub(super) fn controller(vendor: u16, serial: u32) -> Vec<u8> {
 
 /// The namespace's identifier, one for all time.
 fn eui64(serial: u32) -> [u8; 8] {
-    (u64::from(LOCAL) << 56 | u64::from(serial)).to_be_bytes()
+    ((u64::from(LOCAL) << 56) | u64::from(serial)).to_be_bytes()
 }
 
 /// The namespace.
