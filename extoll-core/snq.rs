@@ -165,8 +165,7 @@ impl Snq {
         let memory = state.memory.as_ref().ok_or(ENODEV)?;
         let last = QueueIndex(0).with_index(ENTRIES - 1);
         hw.rf.write(snq::QUEUE_MSLT, last.raw());
-        let address = QueueBalt(0).with_address_div_1024(memory.address().0 / QUEUE_ALIGN);
-        hw.rf.write(snq::QUEUE_BALT, address.raw());
+        hw.rf.write(snq::QUEUE_BALT, Self::ring_base(memory).raw());
         let wp = QueueIndex(hw.rf.read(snq::QUEUE_WPLT)).index();
         let intake = Intake::new(ENTRIES, wp).ok_or(EINVAL)?;
         let ring = intake.ring();
@@ -187,6 +186,11 @@ impl Snq {
         hw.rf
             .write(snq::TRIGGER_ENABLE, state.judge.enabled.mask().raw());
         Ok(())
+    }
+
+    /// What the register holds that says where the ring is.
+    fn ring_base(memory: &DmaWords) -> QueueBalt {
+        QueueBalt(0).with_address_div_1024(memory.address().0 / QUEUE_ALIGN)
     }
 
     /// HW §3.1 step 7: interrupt packet and start. The interrupt handler must be installed.

@@ -109,7 +109,7 @@ reasons! {
     Postponed = 36, "port opened, its RMA VPID disabled for a while";
     /// Memory that late answers may reach found no place in a batch; it is never freed.
     Leaked = 37, "memory of unanswered commands leaked";
-    /// Somebody has the device reset; it is unbound and bound again.
+    /// The device is reset, or the system sleeps; the driver is unbound and bound again.
     Reset = 38, "device reset";
     /// Interrupt that the notification queue does not explain, while somebody waits for such.
     MessageInterrupt = 39, "interrupt by another node";
@@ -121,6 +121,8 @@ reasons! {
     HandleLeft = 42, "handles of the NIC left after unbind";
     /// The PCI core reports an error on the way to the device; it is reset, unbound and bound again.
     Unreachable = 43, "device unreachable by a PCI error";
+    /// A register does not hold what the driver has written; the driver is unbound and bound again.
+    Forgot = 44, "the NIC forgot its registers";
 }
 
 /// Counters of one NIC. Any context.

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * See reset.rs. Resets that somebody commands (reset_prepare, reset_done), and errors on the way to the device that the PCI core
- * mends by one (error_detected, slot_reset, resume): either way the device forgets everything, and gets its driver anew.
+ * See reset.rs. Handles resets by the administrator (reset_prepare, reset_done), PCI errors that the PCI core recovers by a reset
+ * (error_detected, slot_reset, resume), system sleep, and resets that only the driver detects. In each case the device loses its
+ * registers, and its driver is unbound and bound again.
  */
 #include <linux/cleanup.h>
+#include <linux/container_of.h>
 #include <linux/device.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
 #include <linux/slab.h>
+#include <linux/suspend.h>
 #include <linux/workqueue.h>
 #include "reset.h"
 
@@ -34,12 +37,27 @@ static void extoll_reprobe(struct work_struct *work)
 	kfree(r);
 }
 
-static struct extoll_reset_watch *find(const struct pci_dev *pdev)
+/* The caller may hold the device's lock, so the driver is bound anew by a work item. Called with watches_lock held. */
+static void bind_anew(struct extoll_reset_watch *w)
+{
+	struct extoll_reprobe *r = kzalloc_obj(*r);
+
+	if (!r) {
+		pci_err(w->pdev, "no memory to bind the driver anew: unbind and bind it\n");
+		return;
+	}
+	INIT_WORK(&r->work, extoll_reprobe);
+	r->pdev = pci_dev_get(w->pdev);
+	r->driver = w->pdev->dev.driver;
+	queue_work(w->wq, &r->work);
+}
+
+static struct extoll_reset_watch *find(const struct device *dev)
 {
 	struct extoll_reset_watch *w;
 
 	list_for_each_entry(w, &watches, node)
-		if (w->pdev == pdev)
+		if (&w->pdev->dev == dev)
 			return w;
 	return NULL;
 }
@@ -49,7 +67,7 @@ static void extoll_reset_prepare(struct pci_dev *pdev)
 	struct extoll_reset_watch *w;
 
 	guard(mutex)(&watches_lock);
-	w = find(pdev);
+	w = find(&pdev->dev);
 	if (w)
 		w->lost(w->client, true);
 }
@@ -59,7 +77,7 @@ static pci_ers_result_t extoll_error_detected(struct pci_dev *pdev, pci_channel_
 	struct extoll_reset_watch *w;
 
 	guard(mutex)(&watches_lock);
-	w = find(pdev);
+	w = find(&pdev->dev);
 	if (w)
 		w->lost(w->client, state == pci_channel_io_normal);
 	return state == pci_channel_io_perm_failure ? PCI_ERS_RESULT_DISCONNECT : PCI_ERS_RESULT_NEED_RESET;
@@ -76,25 +94,50 @@ static pci_ers_result_t extoll_slot_reset(struct pci_dev *pdev)
 	return PCI_ERS_RESULT_RECOVERED;
 }
 
-/* The device's lock is held, so it gets its driver anew by a work item. */
 static void extoll_reset_done(struct pci_dev *pdev)
 {
 	struct extoll_reset_watch *w;
-	struct extoll_reprobe *r;
 
 	guard(mutex)(&watches_lock);
-	w = find(pdev);
+	w = find(&pdev->dev);
+	if (w)
+		bind_anew(w);
+}
+
+void extoll_reset_forgotten(struct device *dev)
+{
+	struct extoll_reset_watch *w;
+
+	guard(mutex)(&watches_lock);
+	w = find(dev);
 	if (!w)
 		return;
-	r = kzalloc_obj(*r);
-	if (!r) {
-		pci_err(pdev, "no memory to have the driver bound anew: unbind and bind it\n");
-		return;
+	w->lost(w->client, true);
+	bind_anew(w);
+}
+
+/*
+ * Sleep takes the power, and with it all registers, from the device. Callbacks of the device itself (dev_pm_ops) would come too
+ * early for binding it anew: drivers are not bound before all devices have been resumed.
+ */
+static int extoll_sleep(struct notifier_block *nb, unsigned long event, void *unused)
+{
+	struct extoll_reset_watch *w = container_of(nb, struct extoll_reset_watch, sleep);
+
+	guard(mutex)(&watches_lock);
+	switch (event) {
+	case PM_SUSPEND_PREPARE:
+	case PM_HIBERNATION_PREPARE:
+	case PM_RESTORE_PREPARE:
+		w->lost(w->client, true);
+		break;
+	case PM_POST_SUSPEND:
+	case PM_POST_HIBERNATION:
+	case PM_POST_RESTORE:
+		bind_anew(w);
+		break;
 	}
-	INIT_WORK(&r->work, extoll_reprobe);
-	r->pdev = pci_dev_get(pdev);
-	r->driver = pdev->dev.driver;
-	queue_work(w->wq, &r->work);
+	return NOTIFY_DONE;
 }
 
 static const struct pci_error_handlers handlers = {
@@ -117,12 +160,17 @@ void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev, 
 	/* The kernel crate's drivers have none. The same for all devices of the driver, so it does not matter who comes first. */
 	if (!to_pci_driver(pdev->dev.driver)->err_handler)
 		WRITE_ONCE(to_pci_driver(pdev->dev.driver)->err_handler, &handlers);
-	guard(mutex)(&watches_lock);
-	list_add(&w->node, &watches);
+	scoped_guard(mutex, &watches_lock)
+		list_add(&w->node, &watches);
+	w->sleep = (struct notifier_block){ .notifier_call = extoll_sleep };
+	if (register_pm_notifier(&w->sleep))
+		pci_warn(pdev, "after sleep of the system the driver has to be unbound and bound\n");
 }
 
 void extoll_reset_watch_remove(struct extoll_reset_watch *w)
 {
+	/* First: a notification takes the lock. One that was not registered is not found, without harm. */
+	unregister_pm_notifier(&w->sleep);
 	guard(mutex)(&watches_lock);
 	list_del(&w->node);
 }

@@ -1,20 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Resets of a PCI function that somebody else commands: an administrator by sysfs (`reset`), user
-//! space that had the device before, or the PCI core after an error on the way to it (AER, DPC).
-//! Such a device has forgotten all that its driver has set, so the driver begins anew.
+//! Resets of a PCI function that its driver did not command: by an administrator through sysfs
+//! (`reset`), by user space that had the device before, by the PCI core after an error on the way to
+//! it (AER, DPC), by sleep of the system, or by something that only the lost registers tell of
+//! ([`forgotten`]). Such a device has forgotten all that its driver has set, so the driver begins
+//! anew.
 
-use crate::{bindings, pci::raw, work};
+use crate::{bindings, pci::raw, sysfs, work};
 use core::mem::ManuallyDrop;
-use kernel::{device::Core, pci, prelude::*, sync::Arc, types::Opaque};
+use kernel::{
+    device::{self, Core},
+    pci,
+    prelude::*,
+    sync::Arc,
+    types::Opaque,
+};
 
 /// Who hears of resets.
 pub trait ResetClient: Send + Sync {
-    /// The device is about to be reset: from when this returns on it must not be touched any more.
-    /// If it is not `reachable`, because of an error, it must not be touched even now. It will be
-    /// unbound and bound again soon, unless it stays unreachable. Process context, with the
-    /// device's lock held; may sleep, and must not drop the [`ResetWatch`].
+    /// The device is about to be reset, or was, or the system is about to sleep: from when this
+    /// returns on it must not be touched any more. If it is not `reachable`, because of an error, it
+    /// must not be touched even now. It will be unbound and bound again soon, unless it stays
+    /// unreachable. Process context; may sleep, and must not drop the [`ResetWatch`].
     fn lost(this: &Arc<Self>, reachable: bool);
+}
+
+/// Reports that the registers of a device are not what its driver has written: if it has a
+/// [`ResetWatch`], the client is called, then the driver is unbound and bound again. Process
+/// context; may sleep.
+pub fn forgotten(device: &device::Device) {
+    // SAFETY: the device is valid; it is only compared with those in the list.
+    unsafe { bindings::extoll_reset_forgotten(sysfs::raw(device)) }
 }
 
 /// Has a client hear of resets of a bound device, until it is dropped; the drop may sleep.

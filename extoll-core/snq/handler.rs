@@ -133,6 +133,26 @@ impl Snq {
         Self::acknowledge(&hw, state);
     }
 
+    /// Returns whether the NIC lost its registers without notice of the driver: the address of the
+    /// ring, which is never zero and which only [`Snq::setup`] writes. Such a NIC answers, but does
+    /// nothing any more.
+    pub(super) fn has_forgotten(&self) -> bool {
+        let Some(hw) = self.ctx.alive_access() else {
+            return false;
+        };
+        let guard = self.state.lock();
+        let Some(memory) = guard.memory.as_ref().filter(|_| guard.running) else {
+            return false;
+        };
+        let value = hw.rf.read(snq::QUEUE_BALT);
+        let lost = value != Self::ring_base(memory).raw() && !self.ctx.is_gone(&hw, value);
+        drop(guard);
+        if lost {
+            self.ctx.error(Reason::Forgot, value);
+        }
+        lost
+    }
+
     fn begin_drain(self: &Arc<Self>, hw: &Hw, judge: &mut Judge) {
         if judge.enabled.begin_drain() {
             hw.rf.write(snq::TRIGGER_ENABLE, judge.enabled.mask().raw());

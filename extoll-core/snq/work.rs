@@ -10,7 +10,7 @@ use kernel::{
     time::msecs_to_jiffies,
     workqueue::{RawDelayedWorkItem, WorkItem},
 };
-use kernel_ext::work;
+use kernel_ext::{reset, work};
 use wire::snq::Enabled;
 
 /// Pause between looks for entries that no interrupt tells of, in milliseconds. One may get lost,
@@ -77,6 +77,9 @@ impl WorkItem<WATCH> for Snq {
 
     fn run(this: Arc<Snq>) {
         this.watch();
+        if this.has_forgotten() {
+            reset::forgotten(this.ctx.device());
+        }
         if this.ctx.is_alive() {
             this.schedule::<WATCH>(WATCH_MS);
         }

@@ -3,7 +3,7 @@
 use super::expected::{REFUSED, RESET, TORN};
 use super::faults::sum;
 use super::leaks;
-use super::node::{node, volume, Options};
+use super::node::{node, volume, Node, Options};
 use super::torus::{finish, prepare, survivors, work, Flow, Kind, DEADLINE, SLACK};
 use super::{on_pair, uapi};
 use crate::cluster::{rounds, Lab, PATIENCE};
@@ -17,6 +17,8 @@ pub fn all() -> Vec<Scenario> {
         on_pair("churn::surprise_removal", surprise_removal).finds(TORN),
         on_pair("churn::function_reset", function_reset).finds(REFUSED),
         on_pair("driver::pci_error", pci_error).finds(RESET),
+        on_pair("driver::lost_registers", lost_registers).finds(RESET),
+        on_pair("driver::sleep", sleep).finds(RESET),
     ]
 }
 
@@ -229,12 +231,9 @@ fn pci_error(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         let mark = lab.log_mark(VICTIM)?;
         let resets = sum(&lab.status()?, "host_function_resets");
-        victim.ok(&format!(
-            "ls -di /sys/class/net/exn0/ >/tmp/old && modprobe pci_error bus=$((0x{bus})) && rmmod pci_error"
-        ))?;
-        victim.until(
-            "the driver has begun anew",
-            "[ -e /sys/class/net/exn0 ] && [ \"$(ls -di /sys/class/net/exn0/)\" != \"$(cat /tmp/old)\" ]",
+        run_until_rebound(
+            victim,
+            &format!("modprobe pci_error bus=$((0x{bus})) && rmmod pci_error"),
         )?;
         let log = lab.log_since(&mark)?;
         let line = "reason 43: device unreachable by a PCI error";
@@ -266,4 +265,47 @@ fn pci_error(lab: &Lab) -> Result<()> {
     victim.address_back()?;
     victim.back()?;
     node(lab, 0).pings(20, "-i 0.02 -s 9000")
+}
+
+/// Runs a command, and waits until the driver was bound again: its interface is another one.
+fn run_until_rebound(victim: Node<'_>, command: &str) -> Result<()> {
+    victim.ok(&format!(
+        "ls -di /sys/class/net/exn0/ >/tmp/old && {command}"
+    ))?;
+    victim.until(
+        "the driver was bound again",
+        "[ -e /sys/class/net/exn0 ] && [ \"$(ls -di /sys/class/net/exn0/)\" != \"$(cat /tmp/old)\" ]",
+    )
+}
+
+/// Runs a command on the victim. Its driver must be bound again for this reason without further help,
+/// and traffic must flow again.
+fn begins_anew(lab: &Lab, command: &str, reason: &str) -> Result<()> {
+    let victim = node(lab, VICTIM);
+    let mark = lab.log_mark(VICTIM)?;
+    run_until_rebound(victim, command)?;
+    let log = lab.log_since(&mark)?;
+    ensure!(log.contains(reason), "{log}");
+    victim.address_back()?;
+    victim.back()?;
+    victim.pings(20, "-i 0.02 -s 3000")?;
+    node(lab, 0).pings(20, "-i 0.02 -s 9000")
+}
+
+/// Registers are overwritten with their reset values, as by a reset without a callback to the driver.
+fn lost_registers(lab: &Lab) -> Result<()> {
+    let dev = node(lab, VICTIM).pci()?;
+    // The queue is stopped first: it must not write to address 0.
+    let command = format!(
+        "cd /sys/bus/pci/devices/{dev}/extoll_rf && echo 0 >extoll_rf_snq_rf_execute_raw && echo 0 >extoll_rf_snq_rf_queue_balt_raw"
+    );
+    begins_anew(lab, &command, "reason 44: the NIC forgot its registers")
+}
+
+/// Sleep of the system stops the NIC, and the driver begins anew when it wakes. The kernel's own test
+/// goes as far as freezing all programs: more would cost the lab its way into the node.
+fn sleep(lab: &Lab) -> Result<()> {
+    let command = "echo freezer >/sys/power/pm_test && echo freeze >/sys/power/state; \
+                   woken=$?; echo none >/sys/power/pm_test; [ $woken = 0 ]";
+    begins_anew(lab, command, "reason 38: device reset")
 }
