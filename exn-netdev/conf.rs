@@ -67,6 +67,9 @@ pub(crate) const ORDER: u16 = 2048;
 pub(crate) const ORDER_PART: u16 = 128;
 /// How long they wait, in ms.
 pub(crate) const ORDER_MS: u32 = 100;
+/// Maximum length of a frame that is flooded because its destination was not learned, in bytes. ARP
+/// probes, neighbour solicitations and TCP SYNs fit; their answers teach the address.
+pub(crate) const MAX_FLOODED: u32 = 256;
 /// MAC addresses that are not those of nodes, but of containers and virtual machines on them.
 const FOREIGN_MACS: u16 = 1024;
 /// Of one node.

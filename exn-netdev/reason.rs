@@ -234,6 +234,8 @@ counters! {
     TxFragments c"tx_eager_fragments";
     /// Multicast frames sent.
     TxMulticast c"tx_multicast_frames";
+    /// Unicast frames sent to all nodes.
+    TxFlooded c"tx_flooded_frames";
     /// Frames announced.
     TxRdv c"tx_rdv_frames";
     /// Announced frames that were fetched.

@@ -99,6 +99,7 @@ impl Shared {
             .prefix
             .target(mac, None)
             .or_else(|| self.node_of_foreign(mac).map(Target::Node))
+            .or_else(|| self.flood(len))
             .ok_or((Reason::TxNoRoute, ext_eth::as_number(mac)))?;
         let path = Path::choose(len, target, self.conf.threshold());
         if matches!(target, Target::Group(_)) && len > conf::MAX_EAGER {
@@ -112,6 +113,14 @@ impl Shared {
         };
         let flow = if matters { skb.flow_hash() } else { 0 };
         Ok((target, path, flow))
+    }
+
+    /// Floods a short frame whose destination was not learned.
+    fn flood(&self, len: u32) -> Option<Target> {
+        (len <= conf::MAX_FLOODED).then(|| {
+            self.count(Counter::TxFlooded);
+            Target::Group(ext_eth::GROUP)
+        })
     }
 
     /// There may be room: sends what is parked and wakes the queue. Not with a lock of this module.

@@ -71,31 +71,42 @@ fn threshold(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frames for a foreign MAC address go to the default node; without one they are dropped and counted.
+/// Frames for a foreign MAC address go to the default node; without one short ones go to all nodes, and
+/// long ones are dropped and counted.
 fn default_node(lab: &Lab) -> Result<()> {
     let (from, to) = (node(lab, 0), node(lab, 1));
-    for (options, routed) in [("default_nodeid=1", true), ("", false)] {
+    for (options, size, way) in [
+        ("default_nodeid=1", 500, 0),
+        ("", 500, 1),
+        ("default_nodeid=1", 56, 0),
+        ("", 56, 2),
+    ] {
         from.reload_exn(options)?;
-        let count = || -> Result<[u64; 2]> {
-            Ok([from.ethtool("tx_no_route")?, to.ethtool("rx_eager_frames")?])
+        let count = || -> Result<[u64; 3]> {
+            Ok([
+                to.ethtool("rx_eager_frames")? + to.ethtool("rx_rdv_frames")?,
+                from.ethtool("tx_no_route")?,
+                from.ethtool("tx_flooded_frames")?,
+            ])
         };
         from.ok("ip neigh replace 10.2.0.2 lladdr 02:00:00:00:00:42 nud permanent dev exn0")?;
         let before = count()?;
         // Its stack takes no frames for others.
         let out = lab.sh_for(
             0,
-            &format!("ping -q -c {PINGS} -i 0.02 -W 1 10.2.0.2"),
+            &format!("ping -q -c {PINGS} -i 0.02 -W 1 -s {size} 10.2.0.2"),
             PATIENCE,
         )?;
         let after = count()?;
         from.ok("ip neigh del 10.2.0.2 dev exn0")?;
         ensure!(out.status == 1, "{out:?}");
-        let [dropped, came] = [after[0] - before[0], after[1] - before[1]];
-        let right = match routed {
-            true => dropped == 0 && came >= PINGS,
-            false => dropped == PINGS && came < PINGS,
-        };
-        ensure!(right, "'{options}': {dropped} dropped, {came} came");
+        let more = [0, 1, 2].map(|n| after[n] - before[n]);
+        let [_, dropped, flooded] = more;
+        let right = more[way] >= PINGS && (way == 1 || dropped == 0) && (way == 2 || flooded == 0);
+        ensure!(
+            right,
+            "'{options}', {size} bytes: came, dropped, flooded {more:?}"
+        );
     }
     Ok(())
 }
