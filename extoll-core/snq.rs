@@ -34,7 +34,7 @@ use wire::{
     regs::snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
     snq::{Enabled, ErrorReports, Intake, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
 };
-use work::{BEGIN, DRAIN, MESSAGES, RECOVER, UNMASK, WATCH};
+use work::{BEGIN, DRAIN, FORGOTTEN, MESSAGES, RECOVER, UNMASK, WATCH};
 
 pub(crate) use handler::Interrupt;
 pub use messages::{MessageClient, MessageSubscription};
@@ -52,6 +52,8 @@ struct State {
     memory: Option<DmaWords>,
     intake: Intake,
     running: bool,
+    /// The register with the address of the ring was seen to hold it.
+    reads_back: bool,
     judge: Judge,
 }
 
@@ -110,6 +112,8 @@ pub(crate) struct Snq {
     #[pin]
     unmask: DelayedWork<Snq, UNMASK>,
     #[pin]
+    forgotten: DelayedWork<Snq, FORGOTTEN>,
+    #[pin]
     begin: Work<Snq, BEGIN>,
     #[pin]
     messages_work: DelayedWork<Snq, MESSAGES>,
@@ -129,6 +133,7 @@ impl Snq {
             memory: Some(memory),
             intake: Intake::new(ENTRIES, 0).ok_or(EINVAL)?,
             running: false,
+            reads_back: false,
             judge: Judge {
                 enabled: Enabled::new(TriggerMask::DEFAULT),
                 errors: ErrorReports::new(),
@@ -146,6 +151,7 @@ impl Snq {
                 recovery <- new_delayed_work!("extoll_recovery"),
                 watch <- new_delayed_work!("extoll_watch"),
                 unmask <- new_delayed_work!("extoll_unmask"),
+                forgotten <- new_delayed_work!("extoll_forgotten"),
                 begin <- new_work!("extoll_begin"),
                 messages_work <- new_delayed_work!("extoll_messages"),
             }),

@@ -134,18 +134,20 @@ impl Snq {
     }
 
     /// Returns whether the NIC lost its registers without notice of the driver: the address of the
-    /// ring, which is never zero and which only [`Snq::setup`] writes. Such a NIC answers, but does
-    /// nothing any more.
+    /// ring, which only [`Snq::setup`] writes, and which is zero after a reset. Such a NIC answers, but
+    /// does nothing any more. One that was never seen to hold the address says nothing.
     pub(super) fn has_forgotten(&self) -> bool {
         let Some(hw) = self.ctx.alive_access() else {
             return false;
         };
-        let guard = self.state.lock();
+        let mut guard = self.state.lock();
         let Some(memory) = guard.memory.as_ref().filter(|_| guard.running) else {
             return false;
         };
+        let written = Self::ring_base(memory).raw();
         let value = hw.rf.read(snq::QUEUE_BALT);
-        let lost = value != Self::ring_base(memory).raw() && !self.ctx.is_gone(&hw, value);
+        guard.reads_back |= value == written;
+        let lost = guard.reads_back && value != written && !self.ctx.is_gone(&hw, value);
         drop(guard);
         if lost {
             self.ctx.error(Reason::Forgot, value);

@@ -29,6 +29,8 @@ pub(super) const UNMASK: u64 = 3;
 pub(super) const BEGIN: u64 = 4;
 /// Interrupts by writes of other nodes that were held back.
 pub(super) const MESSAGES: u64 = 5;
+/// The NIC has lost its registers.
+pub(super) const FORGOTTEN: u64 = 6;
 
 impl_has_delayed_work! {
     impl HasDelayedWork<Snq, DRAIN> for Snq { self.drain }
@@ -52,6 +54,10 @@ impl_has_work! {
 
 impl_has_delayed_work! {
     impl HasDelayedWork<Snq, MESSAGES> for Snq { self.messages_work }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Snq, FORGOTTEN> for Snq { self.forgotten }
 }
 
 impl WorkItem<DRAIN> for Snq {
@@ -78,7 +84,7 @@ impl WorkItem<WATCH> for Snq {
     fn run(this: Arc<Snq>) {
         this.watch();
         if this.has_forgotten() {
-            reset::forgotten(this.ctx.device());
+            let _ = work::enqueue_waiting::<_, FORGOTTEN>(this.clone(), 0);
         }
         if this.ctx.is_alive() {
             this.schedule::<WATCH>(WATCH_MS);
@@ -115,6 +121,14 @@ impl WorkItem<MESSAGES> for Snq {
     }
 }
 
+impl WorkItem<FORGOTTEN> for Snq {
+    type Pointer = Arc<Snq>;
+
+    fn run(this: Arc<Snq>) {
+        reset::forgotten(this.ctx.device());
+    }
+}
+
 impl Snq {
     /// Schedules a work item in `delay_ms`. Any context.
     pub(super) fn schedule<const ID: u64>(self: &Arc<Self>, delay_ms: u32)
@@ -138,6 +152,7 @@ impl Snq {
         // Each after those that schedule it.
         work::cancel_sync::<Self, BEGIN>(self);
         work::cancel_delayed_sync::<Self, WATCH>(self);
+        work::cancel_delayed_sync::<Self, FORGOTTEN>(self);
         work::cancel_delayed_sync::<Self, RECOVER>(self);
         work::cancel_delayed_sync::<Self, UNMASK>(self);
         work::cancel_delayed_sync::<Self, DRAIN>(self);
