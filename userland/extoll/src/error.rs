@@ -67,7 +67,8 @@ pub enum Error {
     /// The time given is over.
     #[error("timed out")]
     Timeout,
-    /// A signal handler ran while the call waited. Nothing else happened: call again to wait on.
+    /// A signal handler ran while the call waited. What it had sent is on its way all the same: wait for
+    /// that, and do not send it once more.
     #[error("interrupted by a signal")]
     Interrupted,
     /// Not a node: 65,534 and 65,535 are reserved.
@@ -174,7 +175,7 @@ fn privilege(source: &io::Error) -> &'static str {
 fn who_may_open(path: &Path) -> &'static str {
     match path.file_name().and_then(|name| name.to_str()) {
         Some("velo2" | "rma2") => {
-            "unprivileged users need an ID among the 65,535 from parameter first_user of extoll.ko on, see docs/security.md; a container needs the device in its device rules"
+            "unprivileged users, and root under kernel lockdown, need an ID among the 65,535 from parameter first_user of extoll.ko on, see docs/security.md; a container needs the device in its device rules"
         }
         _ => "kernel lockdown, or the device rules of a container",
     }

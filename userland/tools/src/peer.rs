@@ -46,7 +46,7 @@ impl Identity {
             self.user == other.user,
         ) {
             (true, false, _) | (false, true, _) => {
-                "start both with CAP_SYS_RAWIO, or both without it and as the same user"
+                "start both with CAP_SYS_RAWIO, or both without it and as the same user; kernel lockdown takes it away"
             }
             (_, _, false) => "start both as the same user",
             (_, _, true) => "parameter first_user of extoll.ko has to be the same on all nodes",
