@@ -147,6 +147,11 @@ impl Connection {
         if tcp.state() != State::Close {
             return;
         }
+        // The streams are over, but the program still uses their connection: received data may be
+        // unread.
+        if matches!(self.mode(), Mode::Direct(_)) && !tcp.is_unconnected() {
+            return;
+        }
         let conn = {
             let mut now = self.shown.now.lock();
             self.shown.space.step(&mut now.phase, Event::Close);

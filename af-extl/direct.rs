@@ -138,8 +138,9 @@ pub(crate) fn send(
                 let _ = tcp.take_error();
             }
             conn.forget_second_error();
+            let told = conn.sock().error().is_some();
             let error = tcp.sending_failed(flags, EPIPE);
-            if error != EPIPE {
+            if told {
                 conn.error_heard();
             }
             Err(error)
@@ -442,6 +443,9 @@ pub(crate) fn shutdown(data: &Connection, conn: &Arc<Conn>, how: i32) -> Result 
             if how != 0 {
                 stream.shut();
             }
+            if how != 1 {
+                stream.deafen();
+            }
             false
         }
         _ => true,
@@ -454,6 +458,11 @@ pub(crate) fn shutdown(data: &Connection, conn: &Arc<Conn>, how: i32) -> Result 
     }
     conn.wake_all();
     Ok(())
+}
+
+/// Whether both directions have ended.
+pub(crate) fn is_over(conn: &Conn) -> bool {
+    conn.peek(|inner| inner.direct().is_none_or(|stream| stream.end().is_some()))
 }
 
 /// The last descriptor was closed. Waits as long as `SO_LINGER` says.

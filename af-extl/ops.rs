@@ -10,7 +10,7 @@ use crate::{
     open, options,
     state::Event,
 };
-use kernel::{fs::File, prelude::*, sync::Arc, time::msecs_to_jiffies};
+use kernel::{prelude::*, sync::Arc, time::msecs_to_jiffies};
 use kernel_ext::net::socket::{
     Addr, Child, Ended, GetOption, Incoming, Operations, Outgoing, PollTable, Port, SetOption,
     Socket, Splice, State, Tcp,
@@ -30,6 +30,8 @@ const MSG_FASTOPEN: u32 = 0x2000_0000;
 /// `TCP_AO_INFO`, as who wants segments signed does not want data that are not; `TCP_REPAIR`,
 /// `TCP_FASTOPEN_CONNECT`.
 const TCP_ONLY: [(i32, i32); 7] = [(6, 9), (6, 14), (6, 19), (6, 30), (6, 32), (6, 38), (6, 40)];
+/// Option of TCP for sockets without a connection only.
+const TCP_FASTOPEN: (i32, i32) = (6, 23);
 /// Flag of connect, as of files.
 const O_NONBLOCK: i32 = 0x800;
 
@@ -57,6 +59,17 @@ fn connecting<'a, A, R>(
     }
     data.look(tcp);
     result
+}
+
+/// Ends TCP's connection if the streams are over. To be called before operations whose result depends
+/// on TCP's state, because the program reuses its socket then.
+fn end_with_stream(sock: &Socket<'_, Stream>) {
+    if let Mode::Direct(conn) = sock.data().mode() {
+        if direct::is_over(&conn) {
+            conn.forget_second_error();
+            sock.tcp().end();
+        }
+    }
 }
 
 /// Asks the peer, and waits for its answer for some milliseconds.
@@ -110,7 +123,13 @@ impl Operations for Stream {
         }
     }
 
+    fn bind(sock: &Socket<'_, Self>, addr: &Addr<'_>) -> Result {
+        end_with_stream(sock);
+        sock.tcp().bind(addr)
+    }
+
     fn connect(sock: &Socket<'_, Self>, addr: &Addr<'_>, flags: i32) -> Result {
+        end_with_stream(sock);
         let result = connecting(
             sock,
             |tcp, data| ask(tcp, data, addr, flags & O_NONBLOCK != 0),
@@ -143,6 +162,13 @@ impl Operations for Stream {
         Ok(())
     }
 
+    fn peer_name(sock: &Socket<'_, Self>) -> Result {
+        match sock.data().mode() {
+            Mode::Direct(conn) if direct::is_over(&conn) => Err(ENOTCONN),
+            _ => Ok(()),
+        }
+    }
+
     fn shutdown(sock: &Socket<'_, Self>, how: i32) -> Result {
         let (tcp, data) = (sock.tcp(), &*sock.data());
         // These have no connection afterwards.
@@ -158,21 +184,28 @@ impl Operations for Stream {
         if let (Mode::Waiting, true, Some(conn)) = (data.mode(), connected, data.conn()) {
             match conn.shut_when_decided(ended) {
                 Decision::Waiting => {
+                    tcp.mark_connected();
                     data.trace_shutdown(how, false);
                     data.end(ended);
                     conn.wake_all();
                     return Ok(());
                 }
                 Decision::Direct | Decision::Lost(_) => {
+                    tcp.mark_connected();
                     data.trace_shutdown(how, true);
                     return direct::shutdown(data, &conn, how);
                 }
                 Decision::Tcp(_) => {}
             }
         }
-        if let Mode::Direct(conn) = data.mode() {
-            data.trace_shutdown(how, true);
-            return direct::shutdown(data, &conn, how);
+        end_with_stream(sock);
+        match data.mode() {
+            Mode::Direct(conn) if !direct::is_over(&conn) => {
+                data.trace_shutdown(how, true);
+                tcp.mark_connected();
+                return direct::shutdown(data, &conn, how);
+            }
+            _ => {}
         }
         data.trace_shutdown(how, false);
         tcp.shutdown(how)?;
@@ -183,15 +216,15 @@ impl Operations for Stream {
         Ok(())
     }
 
-    fn poll(sock: &Socket<'_, Self>, file: &File, table: PollTable<'_>) -> u32 {
+    fn poll(sock: &Socket<'_, Self>, table: PollTable<'_>) -> u32 {
         let (tcp, data) = (sock.tcp(), &*sock.data());
         match data.mode() {
-            Mode::Tcp => return tcp.poll(file, table),
-            _ => tcp.poll_wait(file, table),
+            Mode::Tcp => return tcp.poll(table),
+            _ => tcp.poll_wait(&table),
         }
         // It may have been decided just before.
         match data.mode() {
-            Mode::Tcp => tcp.poll_now(file),
+            Mode::Tcp => tcp.poll_now(&table),
             Mode::Waiting => direct::poll_undecided(data),
             Mode::Direct(conn) => direct::poll(tcp, data, &conn),
         }
@@ -207,6 +240,9 @@ impl Operations for Stream {
     }
 
     fn setsockopt(sock: &Socket<'_, Self>, option: &SetOption<'_>) -> Result {
+        if (option.level(), option.name()) == TCP_FASTOPEN {
+            end_with_stream(sock);
+        }
         let tcp = sock.tcp();
         tcp.setsockopt(option)?;
         if let Mode::Direct(conn) = sock.data().mode() {
@@ -254,6 +290,7 @@ impl Operations for Stream {
             }
             // TCP knows whether that is an error, or waits for its connection; the data may go
             // past it.
+            end_with_stream(sock);
             let result = msg.without_data(|msg| tcp.sendmsg(msg, 0));
             data.look(tcp);
             result?;

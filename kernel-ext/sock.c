@@ -642,6 +642,28 @@ bool extoll_sock_try_shutdown(struct sock *sk, unsigned int directions)
 	return true;
 }
 
+/* As inet_shutdown() does to one with a connection. */
+void extoll_sock_mark_connected(struct socket *sock)
+{
+	lock_sock(sock->sk);
+	if (sock->state == SS_CONNECTING)
+		sock->state = SS_CONNECTED;
+	release_sock(sock->sk);
+}
+
+bool extoll_sock_unconnected(const struct socket *sock)
+{
+	return READ_ONCE(sock->state) == SS_UNCONNECTED;
+}
+
+/* One that another thread has disconnected, and uses for something else, stays. */
+void extoll_tcp_end(struct sock *sk)
+{
+	if ((1 << inet_sk_state_load(sk)) & (TCPF_ESTABLISHED | TCPF_FIN_WAIT1 | TCPF_FIN_WAIT2 | TCPF_CLOSE_WAIT |
+					     TCPF_CLOSING | TCPF_LAST_ACK))
+		tcp_abort(sk, READ_ONCE(sk->sk_err));
+}
+
 int extoll_sock_rcvlowat(const struct sock *sk, bool all, int len)
 {
 	return sock_rcvlowat(sk, all, len);

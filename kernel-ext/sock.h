@@ -128,6 +128,12 @@ void extoll_sock_mark_ended(struct sock *sk, unsigned int directions);
  * may be copying from memory that never comes. Allocates, sleeps.
  */
 bool extoll_sock_try_shutdown(struct sock *sk, unsigned int directions);
+/* The program knows that its connection is there: connect() does not say so once more. Sleeps. */
+void extoll_sock_mark_connected(struct socket *sock);
+/* Whether connect() may begin a connection. */
+bool extoll_sock_unconnected(const struct socket *sock);
+/* As if a RST had come, but the pending error stays; the peer gets one. Sleeps. */
+void extoll_tcp_end(struct sock *sk);
 /* SO_RCVLOWAT, as a call for len bytes sees it. */
 int extoll_sock_rcvlowat(const struct sock *sk, bool all, int len);
 /* SO_LINGER: -1 for none, else jiffies. */

@@ -113,6 +113,8 @@ pub(crate) struct Inner {
     tcp_came: bool,
     /// Those who wait were told that the streams are over.
     told: bool,
+    /// The error of the streams that was set in the sock.
+    error: Option<Error>,
     /// The program has had that error.
     heard: bool,
     /// Whether TCP's own connection is over, while data go past it.

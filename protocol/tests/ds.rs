@@ -193,6 +193,33 @@ fn closing_with_unread_data_or_data_after_it_resets() {
 }
 
 #[test]
+fn data_for_a_program_that_has_ended_both_directions_reset() {
+    for (shut, deaf) in [(true, true), (true, false), (false, true)] {
+        let mut t = Two::new();
+        t.write(0, b"early");
+        t.settle();
+        if shut {
+            t.sides[1].stream.shut();
+        }
+        if deaf {
+            t.sides[1].stream.deafen();
+        }
+        t.pump(1);
+        t.settle();
+        assert_eq!(t.sides[1].stream.end(), None);
+        t.write(0, b"late");
+        t.settle();
+        let both = shut && deaf;
+        assert_eq!(t.sides[1].stream.end(), both.then_some(End::Unwanted));
+        let told = both.then_some(End::Peer(Ended::Reset));
+        assert_eq!(t.sides[0].stream.end(), told);
+        // What came before can be read, and nothing else.
+        let read = t.sides[1].stream.receiving().available();
+        assert_eq!(read, if both { 5 } else { 9 });
+    }
+}
+
+#[test]
 fn a_closed_connection_does_not_wait_for_ever() {
     let mut t = Two::new();
     t.sides[0].stream.close(Time(0));

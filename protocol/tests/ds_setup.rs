@@ -192,12 +192,24 @@ fn who_is_declined_uses_tcp_at_once_for_that_reason() {
             assert_eq!(client.state(), Opening::Tcp);
             // Nobody waits there.
             assert_eq!(client.next(&LIMITS, Time(1)), None);
+            assert!(client.is_alone());
             client.fallback().unwrap()
         })
         .collect();
     assert_eq!(reasons.len(), Decline::ALL.len());
     let codes: HashSet<u8> = Fallback::ALL.into_iter().map(Fallback::code).collect();
     assert_eq!(codes, (1..=20).collect());
+}
+
+#[test]
+fn a_question_before_the_declined_one_may_have_been_taken() {
+    let c = connect(7, 1000);
+    let mut client = Client::new(c, Time(0));
+    client.next(&LIMITS, Time(0));
+    client.next(&LIMITS, Time(LIMITS.ask));
+    let said = decline(c.cookie, c.client.id, Decline::Off);
+    assert!(client.receive(&said, &LIMITS, Time(LIMITS.ask)));
+    assert!(!client.is_alone());
 }
 
 #[test]

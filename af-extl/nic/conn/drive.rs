@@ -31,7 +31,7 @@ fn error_of(end: End) -> Option<Error> {
         End::Down => ENETDOWN,
         End::Aborted | End::Orphaned => ECONNABORTED,
         End::Peer(Ended::Down) => ENETDOWN,
-        End::Peer(_) | End::Broken(_) | End::FetchFailed => ECONNRESET,
+        End::Peer(_) | End::Broken(_) | End::FetchFailed | End::Unwanted => ECONNRESET,
     })
 }
 
@@ -212,6 +212,7 @@ impl Inner {
     pub(super) fn fail(&mut self, conn: &Conn, error: Error) {
         self.told = true;
         if self.open {
+            self.error = Some(error);
             conn.sock.fail(error);
         }
     }
@@ -246,6 +247,8 @@ impl Inner {
         todo.writable |= !self.open && stream.sending().end_acknowledged();
         if let (Some(end), false) = (stream.end(), self.told) {
             self.told = true;
+            // There is no error to report. A later one of TCP's connection is dropped.
+            self.heard |= end == End::Finished;
             todo.state = true;
             if matches!(end, End::Broken(_)) {
                 conn.nic.count_violation();
@@ -295,7 +298,11 @@ impl Inner {
             // A client answers those who have not heard that it uses TCP, as long as they may say ACCEPT.
             (Decision::Tcp(_), _) if self.link.is_some() => {
                 self.rings = None;
-                if let Setup::Client(_) = &self.setup {
+                if let Setup::Client(client) = &self.setup {
+                    if client.is_alone() {
+                        todo.forget = true;
+                        return;
+                    }
                     let times = &nic.opening;
                     let until = self
                         .since

@@ -132,6 +132,7 @@ impl Parts {
             syn: false,
             tcp_came: false,
             told: false,
+            error: None,
             heard: false,
             tcp: Tcp::Fine,
             shut: Ended::default(),

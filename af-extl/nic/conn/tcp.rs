@@ -6,7 +6,7 @@
 use super::{Conn, Decision, Inner, Tcp};
 use kernel::{prelude::*, sync::Arc, time::msecs_to_jiffies, workqueue::WorkItem};
 use kernel_ext::{net::socket::Ended, work};
-use protocol::ds::Stream;
+use protocol::ds::{Stream, StreamState};
 
 /// Whoever has the lock of a sock is asked again after this time, in ms.
 const AGAIN_MS: u32 = 10;
@@ -37,10 +37,13 @@ impl WorkItem<0> for Conn {
 impl Inner {
     /// It was decided what carries the data: what was asked for before.
     pub(super) fn catch_up(&mut self, conn: &Conn) {
-        let shut = self.shut.sending;
+        let shut = self.shut;
         if let Some(stream) = self.direct() {
-            if shut {
+            if shut.sending {
                 stream.shut();
+            }
+            if shut.receiving {
+                stream.deafen();
             }
             heed(stream, conn);
         }
@@ -87,12 +90,19 @@ impl Conn {
         })
     }
 
-    /// The pending error of the sock is about to be looked at. When a program has had that of the
-    /// streams, one that comes later is of TCP's own connection, which ends after them, and tells
-    /// nothing new. Process context.
+    /// Drops a pending error of TCP's own connection, which ends after the streams. To be called before
+    /// the sock's error is read, because the program must get the error of the streams, and only once.
+    /// Process context.
     pub(crate) fn forget_second_error(&self) {
-        if self.peek(|inner| inner.told && inner.heard) {
+        let (told, heard, own) = self.peek(|inner| (inner.told, inner.heard, inner.error));
+        if told && heard {
             let _ = self.sock.take_error();
+        } else if let (true, Some(own)) = (told, own) {
+            // TCP has replaced the error that the program has not read yet.
+            if self.sock.error().is_some_and(|error| error != own) {
+                let _ = self.sock.take_error();
+                self.sock.fail(own);
+            }
         }
     }
 
@@ -135,8 +145,13 @@ impl Conn {
                 }
                 // Whoever closes his socket leaves to the stream what it still has; TCP's part of
                 // it is gone earlier, and answers so when it is asked for (SO_KEEPALIVE).
-                if finished && matches!(error, None | Some(EPIPE)) {
-                    if self.sock.error() == Some(EPIPE) {
+                let closed = finished && matches!(error, None | Some(EPIPE));
+                // A peer that has received everything may reset TCP's connection, because its program
+                // reuses the socket. The stream asks for the last acknowledgement itself.
+                let ends = matches!(stream.state(), StreamState::Closing | StreamState::LastAck);
+                let last = ends && stream.sending().all_acknowledged();
+                if closed || last {
+                    if matches!(self.sock.error(), Some(EPIPE | ECONNRESET)) {
                         let _ = self.sock.take_error();
                     }
                     return;

@@ -7,7 +7,6 @@ use crate::bindings;
 use core::{cell::Cell, marker::PhantomData};
 use kernel::{
     error::{to_result, VTABLE_DEFAULT_ERROR},
-    fs::File,
     prelude::*,
 };
 
@@ -21,7 +20,7 @@ use kernel::{
 ///
 /// | Operation | Why |
 /// |---|---|
-/// | `getname`, `gettstamp` | the connection's addresses and times are TCP's |
+/// | `getname`, but for [`Operations::peer_name`]; `gettstamp` | the connection's addresses and times are TCP's |
 /// | `mmap` | belongs to `TCP_ZEROCOPY_RECEIVE` |
 /// | `set_rcvlowat`, `set_rcvbuf`, `set_peek_off` | called with the sock locked when the option of that name is set; the values are in the sock, where everybody reads them |
 /// | `read_sock`, `read_skb`, `sendmsg_locked`, `peek_len` | called for other parts of the kernel (sockmap, kcm, strparser), which work on TCP's queues |
@@ -57,9 +56,15 @@ pub trait Operations: Sized + 'static {
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
+    /// The program asks who its peer is: success if TCP may answer.
+    fn peer_name(sock: &Socket<'_, Self>) -> Result {
+        let _ = sock;
+        kernel::build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
     /// What is ready; see [`Tcp::poll`]. Doesn't sleep.
-    fn poll(sock: &Socket<'_, Self>, file: &File, table: PollTable<'_>) -> u32 {
-        let _ = (sock, file, table);
+    fn poll(sock: &Socket<'_, Self>, table: PollTable<'_>) -> u32 {
+        let _ = (sock, table);
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 

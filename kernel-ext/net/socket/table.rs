@@ -8,7 +8,7 @@ use super::{
 };
 use crate::bindings;
 use core::{marker::PhantomData, ptr::NonNull};
-use kernel::{error::from_result, fs::File, module::this_module, prelude::*, ModuleMetadata};
+use kernel::{error::from_result, module::this_module, prelude::*, ModuleMetadata};
 
 /// The socket of a call with its data.
 ///
@@ -118,11 +118,11 @@ unsafe extern "C" fn poll<T: Operations>(
     match unsafe { Socket::<T>::made(Tcp::from_raw(sock)) } {
         Some(socket) => {
             let table = PollTable {
+                file,
                 ptr: table,
                 call: PhantomData,
             };
-            // SAFETY: the file is valid, and no `fdget_pos` of it is used here.
-            T::poll(&socket, unsafe { File::from_raw_file(file) }, table)
+            T::poll(&socket, table)
         }
         // SAFETY: by the requirements.
         None => unsafe { bindings::extoll_tcp_poll(file, sock, table) },
@@ -139,6 +139,27 @@ unsafe extern "C" fn ioctl<T: Operations>(
 ) -> c_int {
     // SAFETY: by the requirements.
     from_result(|| T::ioctl(&unsafe { socket(sock) }?, command, arg).map(|n| n as c_int))
+}
+
+/// # Safety
+///
+/// See [`socket`]; the address is the caller's.
+unsafe extern "C" fn getname<T: Operations>(
+    sock: *mut bindings::socket,
+    addr: *mut bindings::sockaddr,
+    peer: c_int,
+) -> c_int {
+    // 2 asks for the peer of a connection that is being accepted, over or not.
+    if peer == 1 {
+        // SAFETY: by the requirements.
+        if let Some(socket) = unsafe { Socket::<T>::made(Tcp::from_raw(sock)) } {
+            if let Err(e) = T::peer_name(&socket) {
+                return e.to_errno();
+            }
+        }
+    }
+    // SAFETY: by the requirements.
+    unsafe { bindings::extoll_tcp_getname(sock, addr, peer) }
 }
 
 /// # Safety
@@ -298,7 +319,7 @@ impl<T: Operations, M: ModuleMetadata + 'static> Table<T, M> {
             connect: op!(T::HAS_CONNECT, connect::<T>, bindings::extoll_tcp_connect),
             socketpair: Some(bindings::extoll_tcp_socketpair),
             accept: op!(T::HAS_ACCEPT, accept::<T>, bindings::extoll_tcp_accept),
-            getname: Some(bindings::extoll_tcp_getname),
+            getname: op!(T::HAS_PEER_NAME, getname::<T>, bindings::extoll_tcp_getname),
             poll: op!(T::HAS_POLL, poll::<T>, bindings::extoll_tcp_poll),
             ioctl: op!(T::HAS_IOCTL, ioctl::<T>, bindings::extoll_tcp_ioctl),
             #[cfg(CONFIG_COMPAT)]

@@ -10,7 +10,6 @@ use core::{
 use kernel::{
     error::to_result,
     ffi,
-    fs::File,
     prelude::*,
     types::Opaque,
     uaccess::{UserPtr, UserSlice},
@@ -249,6 +248,27 @@ impl Tcp {
         State::from_raw(unsafe { bindings::extoll_sock_state(self.sk()) } as u32)
     }
 
+    /// Whether the next `connect` may begin a connection: there is none, or the program has heard of
+    /// its end. Any context.
+    pub fn is_unconnected(&self) -> bool {
+        // SAFETY: the socket is valid by the invariants.
+        unsafe { bindings::extoll_sock_unconnected(self.as_raw()) }
+    }
+
+    /// Of a connection that a `connect` without waiting has begun: the program knows that it is
+    /// there, as after a `shutdown` of TCP. Takes the sock's lock, may sleep.
+    pub fn mark_connected(&self) {
+        // SAFETY: the socket is valid by the invariants.
+        unsafe { bindings::extoll_sock_mark_connected(self.as_raw()) }
+    }
+
+    /// Ends the connection as a reset of the peer does, to which one is sent; the pending error stays
+    /// what it is. Takes the sock's lock, may sleep.
+    pub fn end(&self) {
+        // SAFETY: the sock is valid by the invariants.
+        unsafe { bindings::extoll_tcp_end(self.sk()) }
+    }
+
     /// Gives the socket a local address.
     #[inline]
     pub fn bind(&self, addr: &Addr<'_>) -> Result {
@@ -267,9 +287,9 @@ impl Tcp {
     /// What is ready, by the bits of `poll(2)`, after the caller was put on the wait queue. Doesn't
     /// sleep.
     #[inline]
-    pub fn poll(&self, file: &File, table: PollTable<'_>) -> u32 {
+    pub fn poll(&self, table: PollTable<'_>) -> u32 {
         // SAFETY: by the invariants; file and table are valid.
-        unsafe { bindings::extoll_tcp_poll(file.as_ptr(), self.as_raw(), table.ptr) }
+        unsafe { bindings::extoll_tcp_poll(table.file, self.as_raw(), table.ptr) }
     }
 
     /// Puts the caller of `poll` on the wait queue, for who says himself what is ready: to be
@@ -278,17 +298,18 @@ impl Tcp {
     ///
     /// [`Endpoint::wake`]: super::Endpoint::wake
     #[inline]
-    pub fn poll_wait(&self, file: &File, table: PollTable<'_>) {
-        // SAFETY: by the invariants; file and table are valid, and the queue is the file's.
-        unsafe { bindings::extoll_sock_poll_wait(file.as_ptr(), self.as_raw(), table.ptr) }
+    pub fn poll_wait(&self, table: &PollTable<'_>) {
+        // SAFETY: by the invariants; file and table are valid, and the queue is the file's, which only
+        // its own operation has.
+        unsafe { bindings::extoll_sock_poll_wait(table.file, self.as_raw(), table.ptr) }
     }
 
     /// What is ready for TCP, without putting anybody on the wait queue: to be combined with what a
     /// data path has, after [`Tcp::poll_wait`]. Doesn't sleep.
     #[inline]
-    pub fn poll_now(&self, file: &File) -> u32 {
+    pub fn poll_now(&self, table: &PollTable<'_>) -> u32 {
         // SAFETY: by the invariants; the file is valid, and no table is asked for.
-        unsafe { bindings::extoll_tcp_poll(file.as_ptr(), self.as_raw(), ptr::null_mut()) }
+        unsafe { bindings::extoll_tcp_poll(table.file, self.as_raw(), ptr::null_mut()) }
     }
 
     /// An ioctl.
@@ -420,8 +441,9 @@ impl Tcp {
     }
 }
 
-/// A caller's table of wait queues, valid or null.
+/// A caller's table of wait queues, valid or null, and the socket's file.
 pub struct PollTable<'a> {
+    pub(super) file: *mut bindings::file,
     pub(super) ptr: *mut bindings::poll_table_struct,
     pub(super) call: PhantomData<&'a ()>,
 }

@@ -95,6 +95,8 @@ pub struct Client {
     /// Who has to be told of the outcome: the server, or one that has taken it for another connection.
     tell: Option<ConnId>,
     cancel: bool,
+    /// Its only question was declined.
+    alone: bool,
 }
 
 impl Client {
@@ -112,6 +114,7 @@ impl Client {
             server: None,
             tell: None,
             cancel: false,
+            alone: false,
         }
     }
 
@@ -137,6 +140,12 @@ impl Client {
     #[must_use]
     pub fn fallback(&self) -> Option<Fallback> {
         self.why
+    }
+
+    /// Returns whether the only question was declined. No server can accept the connection then.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.alone
     }
 
     /// The server's end, when it has taken the connection.
@@ -200,6 +209,8 @@ impl Client {
                 let before = self.state;
                 if self.state != Opening::Tcp && self.step(Opened::GiveUp) {
                     self.why = Some(Fallback::declined(why));
+                    self.alone =
+                        before == Opening::Asking && self.asked - self.unsent.min(self.asked) <= 1;
                 }
                 before != self.state
             }

@@ -99,7 +99,7 @@ impl Stream {
         if !self.receiving.takes_sources() {
             self.counters.foreign += 1;
         } else if let Some((skip, len)) = self.fit(head, len) {
-            if !self.refuse_orphan(now) {
+            if !self.refuse(now) {
                 let nla = Nla(nla.0 + u64::from(skip));
                 self.receiving.source(nla, len, push)?;
             }

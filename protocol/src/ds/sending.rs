@@ -212,7 +212,8 @@ impl Sending {
     }
 
     /// All bytes were acknowledged, and nothing follows; the end itself perhaps not.
-    pub(super) fn all_acknowledged(&self) -> bool {
+    #[must_use]
+    pub fn all_acknowledged(&self) -> bool {
         self.finished && !self.una.before(self.end)
     }
 

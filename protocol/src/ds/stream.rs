@@ -73,6 +73,8 @@ pub enum End {
     Aborted,
     /// Data came after it was closed.
     Orphaned,
+    /// Data came after the program had ended both directions.
+    Unwanted,
     /// The peer did not finish after it was closed.
     OrphanTimeout,
     /// The NIC does not work any more.
@@ -179,6 +181,8 @@ pub struct Stream {
     pub(super) told_gap: Option<(u32, Time)>,
     /// Small data waits for company since then.
     pub(super) corked: Option<Time>,
+    /// The program receives no more.
+    pub(super) deaf: bool,
     /// Nobody has it open, since then.
     pub(super) orphan: Option<Time>,
     /// Of a source that was withdrawn the peer has to be told how much was taken: where it ended.
@@ -228,6 +232,7 @@ impl Stream {
             gap: false,
             told_gap: None,
             corked: None,
+            deaf: false,
             orphan: None,
             cut: None,
             late_cut: None,
@@ -389,6 +394,12 @@ impl Stream {
             self.corked = None;
             self.step(Step::Finish);
         }
+    }
+
+    /// Refuses new data; what was received can still be read. If the own direction has ended, too, new
+    /// data reset the connection, as with TCP, because the peer would otherwise wait for room for ever.
+    pub fn deafen(&mut self) {
+        self.deaf = true;
     }
 
     /// Nobody has it open any more. What was not read is lost, which the peer is told as TCP does:
@@ -565,18 +576,22 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether data is welcome.
-    pub(super) fn refuse_orphan(&mut self, now: Time) -> bool {
-        let orphan = self.orphan.is_some();
-        if orphan {
-            self.fail(End::Orphaned, now);
-        }
-        orphan
+    /// Ends the connection if new data cannot be read by any program; returns whether it did.
+    pub(super) fn refuse(&mut self, now: Time) -> bool {
+        let why = if self.orphan.is_some() {
+            End::Orphaned
+        } else if self.deaf && !self.can_send() {
+            End::Unwanted
+        } else {
+            return false;
+        };
+        self.fail(why, now);
+        true
     }
 
     fn data(&mut self, head: Head, len: u16, push: bool, now: Time) -> Result<Heard, Broken> {
         match self.fit(head, len.into()) {
-            Some((skip, len)) if !self.refuse_orphan(now) => {
+            Some((skip, len)) if !self.refuse(now) => {
                 let to = self.receiving.take(len, push)?;
                 self.counters.velo_received += u64::from(len);
                 let skip = skip as u16;
@@ -588,7 +603,7 @@ impl Stream {
 
     fn announced(&mut self, head: Head, len: u32, push: bool, now: Time) -> Result<Heard, Broken> {
         if let Some((_, len)) = self.fit(head, len) {
-            if !self.refuse_orphan(now) {
+            if !self.refuse(now) {
                 match self.receiving.announced(len, push)? {
                     true => self.counters.rma_received += u64::from(len),
                     // It is asked for again when it is missed.

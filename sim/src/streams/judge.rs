@@ -61,6 +61,8 @@ impl Rig {
                 (n, self.write_tcp(pair, side, n))
             }
             Decision::Direct => {
+                // Some want nothing any more, and peers that still send are told.
+                let deaf = !self.pairs[pair].demanded && pair % 4 == 0;
                 let node = &mut self.nodes[s.node];
                 let n = node.write(&self.fabric, (pair, side), &data, more)? as u64;
                 let done = s.written + n == s.plan;
@@ -69,6 +71,9 @@ impl Rig {
                 };
                 if done {
                     c.stream.shut();
+                }
+                if done && deaf {
+                    c.stream.deafen();
                 }
                 let state = &mut self.pairs[pair].sides[side];
                 state.written += n;

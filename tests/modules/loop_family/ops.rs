@@ -7,7 +7,6 @@ use crate::{
     NIC,
 };
 use kernel::{
-    fs::File,
     new_mutex,
     prelude::*,
     sync::{atomic::Relaxed, Arc, Mutex},
@@ -298,9 +297,9 @@ impl Operations for Loop {
         sock.tcp().connect(addr, flags)
     }
 
-    fn poll(sock: &Socket<'_, Self>, file: &File, table: PollTable<'_>) -> u32 {
+    fn poll(sock: &Socket<'_, Self>, table: PollTable<'_>) -> u32 {
         let (tcp, path) = (sock.tcp(), &sock.data().path);
-        tcp.poll_wait(file, table);
+        tcp.poll_wait(&table);
         let mut s = path.state();
         if s.room() == 0 {
             tcp.no_space();
@@ -315,7 +314,7 @@ impl Operations for Loop {
             (s.ended || s.room() > 0, POLLOUT),
             (path.endpoint().has_error(), POLLERR),
             // Of TCP's only that: there need not be a connection.
-            (tcp.poll_now(file) & POLLERR != 0, POLLERR),
+            (tcp.poll_now(&table) & POLLERR != 0, POLLERR),
         ]
         .iter()
         .fold(0, |all, (is, bits)| all | if *is { *bits } else { 0 })
