@@ -3,6 +3,8 @@
 extl_direct.py serve KIND PORT               serves clients of this program; prints "ready"
 extl_direct.py echo KIND HOST PORT SEED ...  for each following word, a number of bytes: sends so many both ways at
                                              the same time, blocking and by epoll, and compares them at both ends
+extl_direct.py threads KIND HOST PORT SEED COUNT ROUNDS  COUNT threads, each with a connection and so many exchanges of a
+                                             random number of bytes, up to 200 kB, compared at both ends
 extl_direct.py calls KIND HOST PORT          flags of calls, and all ways in which a connection ends
 extl_direct.py churn KIND HOST PORT SECONDS  makes connections, each with an exchange; prints how many went past TCP,
                                              by TCP, and ended with an error
@@ -35,21 +37,26 @@ HALF, RESET, UNREAD, SLOW, WAS_SAME, KEEP = 2, 3, 4, 5, 6, 9
 SAME = threading.Event()
 
 
-def tcp_bytes(s):
+def ports(s):
+    """The ports of a connection, which has to be there still."""
+    return s.getsockname()[1], s.getpeername()[1]
+
+
+def tcp_bytes(own, peer):
     """Bytes of the TCP connection, as TCP counts them: acknowledged (a SYN is one), received. TCP_INFO has more."""
-    ends = f"sport = :{s.getsockname()[1]} and dport = :{s.getpeername()[1]}"
+    ends = f"sport = :{own} and dport = :{peer}"
     said = subprocess.run(["ss", "-tinH", ends], check=True, stdout=subprocess.PIPE, text=True).stdout
     counts = dict(word.split(":", 1) for word in said.split() if word.startswith("bytes_"))
     assert said, "no connection of TCP"
     return [int(counts.get(name, 0)) for name in ("bytes_acked", "bytes_received")]
 
 
-def check(s, ended=0):
-    """TCP's connection carries nothing but, in the end, its own end."""
+def check(s, ended=None):
+    """TCP's connection carries nothing but its own end, if that of these ports has `ended`."""
     mode, reason, _, _ = extl.info(s)
     assert (mode, reason) == (DIRECT, 0), ("mode and reason", mode, reason)
-    acked, received = tcp_bytes(s)
-    assert acked <= 1 and received <= ended, ("TCP carried", acked, received)
+    acked, received = tcp_bytes(*(ended or ports(s)))
+    assert acked <= 1 and received <= (ended is not None), ("TCP carried", acked, received)
 
 
 def data_of(seed, count):
@@ -174,11 +181,36 @@ def echo(kind, host, port, seed, sizes):
             exchange(s, seed, count, way, 0, 1)
             assert extl.exactly(s, 1) == b"!"
             seed += 2
+        ended = ports(s)
         s.shutdown(socket.SHUT_WR)
         assert s.recv(1) == b""
-        check(s, 1)
+        check(s, ended)
         s.close()
     print("same")
+
+
+def threads(kind, host, port, seed, count, rounds):
+    failed = []
+
+    def run(n):
+        rng = random.Random(seed + n)
+        try:
+            with connect(kind, host, port) as s:
+                for _ in range(rounds):
+                    size, way, first = int(200_000 ** rng.random()), rng.randrange(2), rng.randrange(1 << 32)
+                    s.sendall(HEAD.pack(first, size, way))
+                    exchange(s, first, size, way, 0, 1, direct=False)
+                    assert extl.exactly(s, 1) == b"!", (first, size, way)
+                check(s)
+        except (OSError, AssertionError) as e:
+            failed.append((n, repr(e)))
+
+    running = [threading.Thread(target=run, args=(n,)) for n in range(count)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    print(*failed or ["same"])
 
 
 def fails(number, call, *words):
@@ -344,6 +376,8 @@ if __name__ == "__main__":
         serve(kind, int(words[0]))
     elif command == "echo":
         echo(kind, words[0], int(words[1]), int(words[2]), [int(n) for n in words[3:]])
+    elif command == "threads":
+        threads(kind, words[0], *map(int, words[1:]))
     elif command == "busy":
         busy(kind, words[0], int(words[1]), int(words[2]))
     elif command == "churn":

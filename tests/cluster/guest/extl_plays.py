@@ -167,6 +167,38 @@ def reset_before_end(far):
     return [*said, call(near, "send", b"x", socket.MSG_NOSIGNAL), ready(near)]
 
 
+def after_the_end(far):
+    """What can be done with a socket whose connection is over, however it ended."""
+    said = []
+    for way in ("both", "reset", "unwanted"):
+        near = pair(far)
+        if way == "both":
+            near.shutdown(socket.SHUT_WR)
+            assert far.call("read", 1) == b""
+            far.call("shutdown", socket.SHUT_WR)
+        elif way == "reset":
+            far.call("reset")
+        else:
+            # What it does not want any more is answered by a reset.
+            far.call("shutdown", socket.SHUT_RDWR)
+            ready(near, select.POLLRDHUP)
+            near.sendall(b"x")
+        ready(near, select.POLLHUP)
+        until(lambda: call(near, "getpeername") == "ENOTCONN", way)
+        said += [
+            call(near, "recv", 10),
+            call(near, "getsockopt", socket.SOL_SOCKET, socket.SO_ERROR),
+            call(near, "shutdown", socket.SHUT_WR),
+            call(near, "setsockopt", TCP, socket.TCP_FASTOPEN, 5),
+            call(near, "bind", ("", 0)),
+            call(near, "connect", far.to),
+            call(near, "send", b"x", MSG_FASTOPEN | socket.MSG_NOSIGNAL),
+            ready(near),
+        ]
+        near.close()
+    return said
+
+
 def hint(far):
     """TCP_INQ, the end included."""
     near = pair(far)
@@ -424,6 +456,7 @@ def together(far):
 PLAYS = [
     reset_after_end,
     reset_before_end,
+    after_the_end,
     hint,
     nothing,
     short_file,

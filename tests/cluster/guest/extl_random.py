@@ -1,10 +1,15 @@
-"""extl_random.py FIRST COUNT: runs random sequences of socket calls with TCP and with AF_EXTL, and compares results, errors, events and data.
+"""extl_random.py FIRST COUNT [ADDRESS4 ADDRESS6]: runs random sequences of socket calls with TCP and with AF_EXTL, and compares
+results, errors, events and data.
 
 A sequence depends on its number only. In each, sockets of one kind talk to each other on this machine. Both kinds go through it step by
-step at the same time, and before the next step their events have to be the same: that may take a while on a busy machine, and timers
-of TCP end for both. What TCP itself does differently from one time to another says nothing; there may be few such sequences.
-Prints how many were compared.
+step at the same time, and before the next step their events, unread bytes and whether they are connected have to be the same: that may
+take a while on a busy machine, and timers of TCP end for both. With addresses of exn the data of AF_EXTL go past TCP; without, TCP
+carries them, too.
+What TCP itself does differently from one time to another says nothing; there may be few such sequences.
+Prints how many were compared; with a COUNT of 1 each step, too.
 """
+import array
+import fcntl
 import hashlib
 import os
 import random
@@ -13,9 +18,10 @@ import signal
 import socket
 import struct
 import sys
+import termios
 import time
 
-from extl import attempt, home, listener, make
+from extl import attempt, home, info, make, resolve
 
 STEPS = 50
 # Between two looks at the events, which have to be the same twice.
@@ -38,6 +44,21 @@ OPTIONS = [
 FLAGS = [0, 0, 0, socket.MSG_PEEK, socket.MSG_WAITALL, socket.MSG_TRUNC, socket.MSG_OOB, 0x2000]
 SENDING = [0, 0, 0, 0, socket.MSG_MORE, socket.MSG_OOB, 0x20000000, 0x4000000]
 MOST = 8
+# The mode of a connection whose data go past TCP.
+DIRECT = 3
+# Of this machine, by version of IP.
+ADDRESSES = {v: home(v) for v in "46"}
+# Connections whose data went past TCP.
+direct = 0
+
+
+def past_tcp():
+    return ADDRESSES["4"] != home("4")
+
+
+def unread(s):
+    left = array.array("i", [0])
+    return attempt(fcntl.ioctl, s, termios.FIONREAD, left), left[0]
 
 
 class World:
@@ -46,6 +67,7 @@ class World:
     def __init__(self, kind, seed):
         self.kind, self.rng = kind, random.Random(seed)
         self.sockets, self.ports = [], []
+        self.home = resolve(kind, ADDRESSES[kind[-1]], 0)
 
     def name(self, address):
         """An address, with ports by the order in which they were seen first."""
@@ -68,7 +90,7 @@ class World:
         s = self.sockets[int(which * len(self.sockets))]
         t = self.sockets[int(other * len(self.sockets))]
         if do in (1, 2):
-            return "bind", attempt(s.bind, (home(self.kind), 0)), self.name(attempt(s.getsockname))
+            return "bind", attempt(s.bind, self.home), self.name(attempt(s.getsockname))
         if do in (3, 4):
             return "listen", attempt(s.listen, number % 4)
         if do in (5, 6, 7):
@@ -88,6 +110,9 @@ class World:
             if sending == 0x20000000 and to[1]:
                 result = attempt(s.sendto, data, sending, to)
             else:
+                if past_tcp():
+                    # Urgent data are one of the documented differences.
+                    sending &= ~socket.MSG_OOB
                 result = attempt(s.send, data, sending | socket.MSG_NOSIGNAL)
             return "send", "begun" if result == "EINPROGRESS" else result
         if do in (13, 14, 15):
@@ -115,12 +140,15 @@ class World:
         for s in self.sockets:
             poll.register(s, 0x1F | select.POLLRDHUP)
         seen = dict(poll.poll(0))
-        return [seen.get(s.fileno(), 0) for s in self.sockets]
+        connected = [not isinstance(attempt(s.getpeername), str) for s in self.sockets]
+        return [(seen.get(s.fileno(), 0), unread(s), c) for s, c in zip(self.sockets, connected)]
 
     def begin(self):
         """Two connections and who accepted them, so that there is something to do."""
-        s = listener(self.kind)
-        s.setblocking(False)
+        s = make(self.kind, socket.SOCK_NONBLOCK)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(self.home)
+        s.listen(16)
         self.sockets.append(s)
         self.name(s.getsockname())
         for _ in range(2):
@@ -134,8 +162,11 @@ class World:
 
     def end(self):
         """What is left to read of each; closes all."""
+        global direct
         left = []
         for s in self.sockets:
+            if not self.kind.startswith("tcp") and info(s)[0] == DIRECT:
+                direct += 1
             left.append(attempt(s.recv, 1 << 20))
         for s in self.sockets:
             s.close()
@@ -153,34 +184,40 @@ def settle(a, b):
         time.sleep(LOOK)
 
 
-def difference(kinds, seed):
+def difference(kinds, seed, tell=False):
     """Where two kinds differ, None if they don't."""
     a, b = (World(kind, seed) for kind in kinds)
     try:
         a.begin()
         b.begin()
+        settle(a, b)
         for n in range(STEPS):
             done = a.step(), b.step()
+            if tell:
+                print(f"{n}: {done}")
             if done[0] != done[1]:
                 return f"step {n}: {done[0]} and {done[1]}"
             events = settle(a, b)
+            if tell:
+                print(f"    {events}")
             if events[0] != events[1]:
                 return f"events after step {n}, {done[0]}: {events[0]} and {events[1]}"
     finally:
         left = a.end(), b.end()
     if left[0] != left[1]:
-        return "what is left differs"
+        return f"what is left: {left[0]} and {left[1]}"
     return None
 
 
 def main():
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     first, count = int(sys.argv[1]), int(sys.argv[2])
+    ADDRESSES.update(zip("46", sys.argv[3:]))
     compared = skipped = bad = 0
     for seed in range(first, first + count):
         kind, version = ("extl", "alias")[seed % 2], "46"[seed // 2 % 2]
         ours = "tcp" + version, kind + version
-        first_one = difference(ours, seed)
+        first_one = difference(ours, seed, count == 1)
         if first_one is None:
             compared += 1
             continue
@@ -193,7 +230,7 @@ def main():
             continue
         bad += 1
         print(f"sequence {seed}, {kind}{version}: TCP and this, {others} of 4 times: {first_one}")
-    print(f"{compared} same, {skipped} not the same each time, {bad} other")
+    print(f"{compared} same, {skipped} not the same each time, {bad} other; {direct} ends past TCP")
     sys.exit(bad > 0 or skipped > count // 4)
 
 

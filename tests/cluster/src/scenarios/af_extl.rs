@@ -1,6 +1,7 @@
 //! Sockets of AF_EXTL. The work inside the nodes is done by `guest/extl*.py`, which compare them
 //! with sockets of TCP, and by programs that know nothing of them.
 
+use super::af_extl_direct::host;
 use super::guest;
 use super::node::{node, same, value, volume};
 use super::on_pair;
@@ -74,7 +75,11 @@ pub fn all() -> Vec<Scenario> {
         on_pair("af_extl::echo", |lab| bypassing(lab, echo)).gate(),
         on_pair("af_extl::same_as_tcp", |lab| bypassing(lab, same_as_tcp)),
         on_pair("af_extl::options", |lab| bypassing(lab, options)),
-        on_pair("af_extl::random_calls", |lab| bypassing(lab, random_calls)),
+        on_pair("af_extl::random_calls", |lab| bypassing(lab, random_calls)).seconds(1800),
+        on_pair("af_extl::random_direct", |lab| {
+            bypassing(lab, random_direct)
+        })
+        .seconds(1800),
         on_pair("af_extl::storm", |lab| bypassing(lab, storm)),
         on_pair("af_extl::redis", |lab| bypassing(lab, redis)).gate(),
         on_pair("af_extl::iperf3", |lab| bypassing(lab, iperf3)),
@@ -131,14 +136,7 @@ fn echo(lab: &Lab) -> Result<()> {
     };
     let mut servers = vec![];
     for version in [4, 6] {
-        let host = match version {
-            4 => "10.2.0.2".to_owned(),
-            _ => lab
-                .ok(1, "ip -6 -o addr show dev exn0 scope link | awk '{sub(\"/.*\", \"\", $4); print $4}'")?
-                .trim()
-                .to_owned()
-                + "%exn0",
-        };
+        let host = host(lab, 1, version)?;
         for (n, name) in (0..).zip(NAMES) {
             let port = 7400 + 10 * version + n;
             servers.push(serve(name, version, port)?);
@@ -199,17 +197,39 @@ fn options(lab: &Lab) -> Result<()> {
     none_left(lab, 0)
 }
 
-/// So are random sequences of calls.
+/// So are random sequences of calls, whether TCP carries the data or not.
 fn random_calls(lab: &Lab) -> Result<()> {
-    let first = seed().unwrap_or(0) % 1_000_000;
-    let words = format!("{first} {}", volume(30, 250));
-    let said = run(lab, 0, "extl_random", &words, LONG)?;
+    random(lab, "")?;
+    none_left(lab, 0)
+}
+
+/// The same by addresses of `exn`, where the data go past TCP.
+fn random_direct(lab: &Lab) -> Result<()> {
+    let [four, six] = [host(lab, 0, 4)?, host(lab, 0, 6)?];
+    let direct = random(lab, &format!("{four} {six}"))?;
     ensure!(
-        said.contains(" same, ") && said.contains(" 0 other"),
+        direct > volume(20, 700),
+        "{direct} ends past TCP: most by TCP"
+    );
+    none_left(lab, 0)
+}
+
+/// Returns how many ends of connections had no data by TCP.
+fn random(lab: &Lab, addresses: &str) -> Result<u64> {
+    let first = seed().unwrap_or(0) % 1_000_000;
+    let words = format!("{first} {} {addresses}", volume(30, 1000));
+    let said = run(lab, 0, "extl_random", &words, 3 * LONG)?;
+    let last = said.lines().last().unwrap_or_default();
+    ensure!(
+        last.contains(" same, ") && last.contains(" 0 other"),
         "{said}"
     );
-    println!("        {}", said.lines().last().unwrap_or_default());
-    none_left(lab, 0)
+    println!("        {last}");
+    last.split_whitespace()
+        .rev()
+        .nth(3)
+        .and_then(|n| n.parse().ok())
+        .with_context(|| said.clone())
 }
 
 /// Processes and threads that use the same sockets at the same time.

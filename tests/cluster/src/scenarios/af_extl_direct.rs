@@ -19,6 +19,9 @@ const SIZES: &str = "1 2 111 112 113 2047 2048 2049 65535 65536 65537 1048576";
 pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("af_extl::direct_echo", |lab| bypassing(lab, direct_echo)).gate(),
+        on_pair("af_extl::direct_threads", |lab| {
+            bypassing(lab, direct_threads)
+        }),
         on_pair("af_extl::direct_calls", |lab| bypassing(lab, direct_calls)),
         on_pair("af_extl::direct_cases", |lab| bypassing(lab, direct_cases)).gate(),
         on_pair("af_extl::direct_calls_same", |lab| {
@@ -55,14 +58,14 @@ pub(super) fn story(lab: &Lab, number: usize) -> String {
     lab.ok(number, script).unwrap_or_default()
 }
 
-/// The address of node 1 on the fabric.
-fn host(lab: &Lab, version: u32) -> Result<String> {
+/// The address of a node on the fabric.
+pub(super) fn host(lab: &Lab, number: usize, version: u32) -> Result<String> {
     if version == 4 {
-        return Ok("10.2.0.2".to_owned());
+        return Ok(format!("10.2.0.{}", number + 1));
     }
     let script =
         "ip -6 -o addr show dev exn0 scope link | awk '{sub(\"/.*\", \"\", $4); print $4}'";
-    Ok(lab.ok(1, script)?.trim().to_owned() + "%exn0")
+    Ok(lab.ok(number, script)?.trim().to_owned() + "%exn0")
 }
 
 /// Nothing is left of the sockets of a node.
@@ -102,7 +105,7 @@ fn direct_echo(lab: &Lab) -> Result<()> {
     for (n, kind) in (0..).zip(["extl4", "alias4", "extl6", "alias6"]) {
         let port = 7600 + n;
         let server = serve(lab, kind, port)?;
-        let to = host(lab, if kind.ends_with('4') { 4 } else { 6 })?;
+        let to = host(lab, 1, if kind.ends_with('4') { 4 } else { 6 })?;
         for _ in 0..volume(1, 10) {
             let said = run(lab, &format!("echo {kind} {to} {port} {first} {SIZES}"))?;
             ensure!(said == "same\n", "{kind}: {said}");
@@ -121,11 +124,24 @@ fn direct_echo(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Many threads at the same time, with random sizes.
+fn direct_threads(lab: &Lab) -> Result<()> {
+    let first = seed().unwrap_or(1) % 1_000_000;
+    let (port, to) = (7604, host(lab, 1, 4)?);
+    let server = serve(lab, "alias4", port)?;
+    let words = format!("threads extl4 {to} {port} {first} 16 {}", volume(3, 40));
+    let said = run(lab, &words)?;
+    ensure!(said == "same\n", "{said}");
+    server.stop();
+    none_left(lab, 0)?;
+    none_left(lab, 1)
+}
+
 /// Flags of calls, and the ways in which connections end.
 fn direct_calls(lab: &Lab) -> Result<()> {
     for (port, kind) in [(7610, "extl4"), (7611, "alias6")] {
         let server = serve(lab, kind, port)?;
-        let to = host(lab, if kind.ends_with('4') { 4 } else { 6 })?;
+        let to = host(lab, 1, if kind.ends_with('4') { 4 } else { 6 })?;
         let said = run(lab, &format!("calls {kind} {to} {port}"))?;
         ensure!(said == "same\n", "{kind}: {said}");
         server.stop();

@@ -16,6 +16,8 @@ const LONG: Duration = Duration::from_secs(300);
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
+        on_pair("af_extl::user_redis", |lab| switched(lab, 62, redis)).stock_only(),
+        on_pair("af_extl::user_iperf3", |lab| switched(lab, 10, iperf3)).stock_only(),
         on_pair("af_extl::user_nginx", |lab| switched(lab, 106, nginx)).stock_only(),
         on_pair("af_extl::user_go", |lab| switched(lab, 12, go)).stock_only(),
         on_pair("af_extl::user_python", |lab| switched(lab, 26, python)).stock_only(),
@@ -32,8 +34,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Runs `f`, which has at least so many connections, past TCP, and in the full run once more to a node without the module. The nodes
-/// are left as they were.
+/// Runs `f`, which has at least so many connections, past TCP, and in the full run three times more by TCP: only the client's node
+/// switched, only the server's, and to a node without the module. The nodes are left as they were.
 pub(super) fn switched(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Result<()> {
     for n in 0..2 {
         guest::install(lab, n)?;
@@ -47,16 +49,21 @@ pub(super) fn switched(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Resu
         .and_then(|()| past(lab, least, f))
         .and_then(|()| rules_kept(lab));
     if done.is_ok() && full() {
+        done = lab
+            .ok(1, "extlctl disable")
+            .and_then(|_| by_tcp(lab, f, 0, "no-listener"))
+            .and_then(|()| lab.ok(0, "extlctl disable"))
+            .and_then(|_| lab.ok(1, "extlctl enable"))
+            .and_then(|_| by_tcp(lab, f, 1, "not-asked"));
+    }
+    if done.is_ok() && full() {
         let gone = format!(
             "extlctl disable && echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf && {REMOVED}"
         );
-        done = lab.ok(1, &gone).and_then(|_| {
-            let before = counter(lab, 0, "Waiting+FallBack")?;
-            f(lab).context("to a node without the module")?;
-            let new = counter(lab, 0, "Waiting+FallBack")? - before;
-            ensure!(new > 0, "no connection by TCP without the module");
-            Ok(())
-        });
+        done = lab
+            .ok(0, "extlctl enable")
+            .and_then(|_| lab.ok(1, &gone))
+            .and_then(|_| by_tcp(lab, f, 0, "known-silent"));
     }
     for n in 0..2 {
         let line = format!(
@@ -65,6 +72,21 @@ pub(super) fn switched(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Resu
         lab.ok(n, &line)?;
     }
     done
+}
+
+/// Runs `f`, whose connections TCP has to carry, and sockets of this node have to say so for this reason.
+fn by_tcp(lab: &Lab, f: fn(&Lab) -> Result<()>, number: usize, reason: &str) -> Result<()> {
+    let name = format!("fallback-{reason}");
+    let direct = counter(lab, 0, "Waiting+UseStreams")?;
+    let before = counter(lab, number, &name)?;
+    f(lab).with_context(|| format!("by TCP, {reason}"))?;
+    let new = counter(lab, number, &name)? - before;
+    ensure!(new > 0, "no connection of node {number} with {name}");
+    let new = counter(lab, 0, "Waiting+UseStreams")? - direct;
+    ensure!(new == 0, "{new} connections past TCP, not by it ({reason})");
+    lab.until("connections are gone", PATIENCE, |lab| {
+        Ok(counter(lab, number, "sockets")? == 0)
+    })
 }
 
 /// Runs `f`, whose connections between the nodes have to go past TCP.
@@ -132,6 +154,41 @@ fn compare(lab: &Lab, port: u32) -> Result<()> {
         ),
     )?;
     ensure!(here == there, "{here} is not {there}");
+    Ok(())
+}
+
+/// redis, and data that come back the same.
+fn redis(lab: &Lab) -> Result<()> {
+    let server = serve(
+        lab,
+        "exec redis-server --port 7820 --bind 0.0.0.0 --save '' --protected-mode no >/dev/null",
+        7820,
+    )?;
+    let said = ask(
+        lab,
+        "head -c 3000000 /dev/urandom >/tmp/value && redis-cli -h node1 -p 7820 -x set name </tmp/value && \
+         redis-cli -h node1 -p 7820 --raw get name | head -c 3000000 | cmp - /tmp/value; echo $?",
+    )?;
+    ensure!(said.lines().last() == Some("0"), "{said}");
+    let n = volume(500, 1000);
+    let said = ask(
+        lab,
+        &format!("redis-benchmark -h node1 -p 7820 -t set,get,lrange -n {n} -c 20 -d 1000 -q"),
+    )?;
+    ensure!(said.matches("requests per second").count() >= 3, "{said}");
+    server.stop();
+    Ok(())
+}
+
+/// iperf3, both ways and with several streams.
+fn iperf3(lab: &Lab) -> Result<()> {
+    for options in ["-n 8M", "-R -n 8M", "--bidir -t 2", "-P 4 -t 2 -Z"] {
+        // For one client: another one would be refused while it is still busy with the first.
+        let server = serve(lab, "exec iperf3 -s -1 -p 7821 >/dev/null", 7821)?;
+        let said = ask(lab, &format!("iperf3 -c node1 -p 7821 {options} --json"))?;
+        ensure!(!said.contains("\"error\""), "{options}: {said}");
+        server.stop();
+    }
     Ok(())
 }
 
