@@ -59,8 +59,8 @@ fn accelerator_drive(lab: &Lab) -> Result<()> {
     lab.ok_for(
         0,
         &format!(
-            "mkfs.ext4 -q {drive} && mount {drive} /mnt && head -c 4194304 /dev/urandom >/mnt/file && \
-             sha256sum /mnt/file >/tmp/sum && umount /mnt"
+            "printf 'label: gpt\\n,8MiB\\n,\\n' | sfdisk -q {drive} && mkfs.ext4 -q {drive}p2 && mount {drive}p2 /mnt && \
+             head -c 4194304 /dev/urandom >/mnt/file && sha256sum /mnt/file >/tmp/sum && umount /mnt"
         ),
         LONG,
     )?;
@@ -81,7 +81,7 @@ fn accelerator_drive(lab: &Lab) -> Result<()> {
     lab.ok_for(
         1,
         &format!(
-            "fsck.ext4 -fn {drive} && mount -o ro {drive} /mnt && sha256sum /mnt/file | cut -c1-64 >/tmp/sum && umount /mnt"
+            "fsck.ext4 -fn {drive}p2 && mount -o ro {drive}p2 /mnt && sha256sum /mnt/file | cut -c1-64 >/tmp/sum && umount /mnt"
         ),
         LONG,
     )?;
