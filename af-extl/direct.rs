@@ -18,6 +18,9 @@ use kernel::{
 use kernel_ext::net::socket::{is_exiting, Incoming, Linger, Outgoing, State, Tcp, Waiting};
 use protocol::ds::{Span, Stream};
 
+/// Of shutdown(2).
+const SHUT_WR: i32 = 1;
+
 /// Flags of sendmsg and recvmsg.
 pub(crate) const MSG_OOB: u32 = 0x1;
 pub(crate) const MSG_PEEK: u32 = 0x2;
@@ -472,6 +475,11 @@ pub(crate) fn release(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) {
         data.got_tcp_data();
     }
     let linger = tcp.linger();
+    if direct && linger != Linger::Abort {
+        // Before the stream's end: a peer that sees that one, and closes in its turn, would otherwise close first for TCP, and keep
+        // the port in TIME_WAIT.
+        let _ = tcp.shutdown(SHUT_WR);
+    }
     conn.close(linger == Linger::Abort);
     if let (Linger::Wait(longest), false) = (linger, is_exiting()) {
         let mut waiting = tcp.at_most(longest);

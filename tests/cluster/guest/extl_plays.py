@@ -64,6 +64,7 @@ def call(s, name, *words):
         "reset": lambda: (s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_0), s.close()),
         "wait": lambda seconds: time.sleep(seconds),
         "slowly": lambda count: slowly(s, count),
+        "at_end": lambda: at_end(s),
     }
     return extl.attempt(known.get(name) or getattr(s, name), *words)
 
@@ -77,6 +78,21 @@ def slowly(s, count):
         assert piece, len(data)
         data += piece
     return bytes(data)
+
+
+def at_end(s):
+    """Closes as soon as the peer has: whether the port is kept afterwards (TIME_WAIT)."""
+    ends = [f":{name[1]:04X}" for name in (s.getsockname(), s.getpeername())]
+    assert s.recv(1) == b""
+    s.close()
+
+    def state():
+        with open("/proc/net/tcp") as file:
+            lines = [line.split() for line in file]
+        return [words[3] for words in lines if [words[1][8:], words[2][8:]] == ends]
+
+    until(lambda: state() in ([], ["06"]), "the end")
+    return state() != []
 
 
 def served(control, listeners):
@@ -197,6 +213,19 @@ def after_the_end(far):
         ]
         near.close()
     return said
+
+
+def port_kept(far):
+    """Who closes first keeps its port, the other end does not (most of the time: TCP's end and the stream's may overtake each other)."""
+    kept = []
+    for _ in range(8):
+        near = pair(far)
+        other = threading.Thread(target=lambda: kept.append(far.call("at_end")))
+        other.start()
+        time.sleep(0.05)
+        near.close()
+        other.join()
+    return kept.count(True) < 3
 
 
 def hint(far):
@@ -457,6 +486,7 @@ PLAYS = [
     reset_after_end,
     reset_before_end,
     after_the_end,
+    port_kept,
     hint,
     nothing,
     short_file,
