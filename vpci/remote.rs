@@ -191,19 +191,28 @@ impl Remote {
         None
     }
 
-    /// A cycle for the kernel, which may have interrupts disabled. Any context; it takes `access_ms`
+    /// A cycle for the kernel, which may have interrupts disabled; `None`: nothing has answered. Any context; it takes `access_ms`
     /// at most.
-    pub(crate) fn cycle_now(&self, register: Register, write: Option<u32>) -> Option<u32> {
+    ///
+    /// # Errors
+    ///
+    /// `EIO`: it was refused, or this node's NIC is gone.
+    pub(crate) fn cycle_now(&self, register: Register, write: Option<u32>) -> Result<Option<u32>> {
         let begun: Instant<Monotonic> = Instant::now();
         loop {
             let passed = begun.elapsed().as_micros_ceil().max(0) as u64;
-            let left = u32::try_from(conf::access_us().checked_sub(passed)?).ok()?;
+            let left = conf::access_us().checked_sub(passed);
+            let Some(left) = left.and_then(|us| u32::try_from(us).ok()) else {
+                return Ok(None);
+            };
             let wait = Wait::Spin(left.clamp(1, MAX_SPIN_US));
             match self.cycle(register, write, wait) {
-                Ok(value) => return Some(value),
-                Err(BackdoorError::Refused(_) | BackdoorError::Invalid) => return None,
+                Ok(value) => return Ok(Some(value)),
+                Err(BackdoorError::Refused(_) | BackdoorError::Invalid) => return Err(EIO),
                 // The NIC of this node is gone.
-                Err(BackdoorError::Register(RraError::Down | RraError::Open(_))) => return None,
+                Err(BackdoorError::Register(RraError::Down | RraError::Open(_))) => {
+                    return Err(EIO);
+                }
                 // Its device may have been slow, or busy.
                 Err(_) => {}
             }

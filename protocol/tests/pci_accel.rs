@@ -3,11 +3,13 @@
 use proptest::prelude::*;
 use protocol::pci::accel::{
     close, describe, Access, Cycles, Found, Front, FunctionError, Peer, Plan, PlanError, Setting,
-    Slot, DMA_BASE, DMA_MOST,
+    Slot, Watch, DMA_BASE, DMA_MOST,
 };
+use protocol::pci::borrower::UNANSWERED_MOST;
 use protocol::pci::{Ask, Reach};
 use protocol::Time;
 use std::collections::BTreeMap;
+use wire::accel::{Mark, State};
 use wire::ext_pci::{Bar, Register};
 use wire::ids::NodeId;
 use wire::regs::{htax, pcie, smfu};
@@ -492,4 +494,35 @@ fn drivers_write_what_is_theirs() {
     assert_eq!(front.access(Time(106), id), Access::Read(register(0, 4)));
     // MSI can't be enabled by what was written before the reset.
     assert_eq!(front.access(Time(107), write(0x52, 2, 1)), Access::Denied);
+}
+
+#[test]
+fn a_function_that_answers_nothing_is_dead_if_its_nic_answers() {
+    let found = found(Function::new()).unwrap();
+    let mut front = Front::new(&found.layout, found.reset, None, 100);
+    for n in 0..UNANSWERED_MOST {
+        assert_eq!(front.silent_since(), None);
+        front.answered(Time(50 + u64::from(n)), false);
+    }
+    assert_eq!(front.silent_since(), Some(Time(50)));
+    front.answered(Time(90), true);
+    assert_eq!(front.silent_since(), None);
+    for n in 0..UNANSWERED_MOST {
+        front.answered(Time(100 + u64::from(n)), false);
+    }
+    assert_eq!(front.silent_since(), Some(Time(100)));
+
+    // A look that began before says nothing of now.
+    let mark = Mark {
+        state: State::Lent,
+        node: NodeId(1),
+        nonce: 7,
+    };
+    let mut watch = Watch::new(mark, Time(0), 1000);
+    let _ = watch.looked(Time(99), Time(101), Some((mark.raw(), true)));
+    assert!(!watch.has_heard(Time(100)));
+    let _ = watch.looked(Time(110), Time(111), None);
+    assert!(!watch.has_heard(Time(100)));
+    let _ = watch.looked(Time(120), Time(121), Some((mark.raw(), true)));
+    assert!(watch.has_heard(Time(100)));
 }

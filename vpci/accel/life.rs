@@ -136,7 +136,7 @@ impl Nic {
         let bars = accelerator.plan.numbers().bar_set();
         // What is another one's is not touched; one that is silent is tried later.
         let shut = match gone {
-            None => self.shut_accelerator(remote, mark, Some(found)),
+            None | Some(Gone::Stuck) => self.shut_accelerator(remote, mark, Some(found)),
             Some(_) => Err(ENODEV),
         };
         let targets = lease.targets();
@@ -217,7 +217,11 @@ impl Nic {
         // Who has begun to borrow one has put it into the list when this is had.
         drop(self.accelerating.lock());
         loop {
-            let all = self.accelerators().unwrap_or_default();
+            let Ok(all) = self.accelerators() else {
+                // No memory for the list.
+                fsleep(STEP);
+                continue;
+            };
             let Some((lease, _)) = all.first() else {
                 return;
             };

@@ -110,27 +110,27 @@ impl Accelerator {
                 return None;
             }
             let access = self.front.lock().access(nic.now(), ask);
-            let remote = &self.remote;
             match access {
-                Access::Read(register) => return remote.cycle_now(register, None),
+                Access::Read(register) => return self.cycle(nic, register, None),
                 Access::Write(register, write) => {
                     let old = match write.keep {
                         0 => 0,
-                        _ => remote.cycle_now(register, None)?,
+                        _ => self.cycle(nic, register, None)?,
                     };
-                    let done = remote.cycle_now(register, Some(write.over(old)))?;
+                    let done = self.cycle(nic, register, Some(write.over(old)))?;
                     self.front.lock().made(register);
                     return Some(done);
                 }
                 Access::Reset(by) => {
-                    let old = remote.cycle_now(by.register, None)?;
-                    let done = remote.cycle_now(by.register, Some(old | by.bit));
+                    let old = self.cycle(nic, by.register, None)?;
+                    let done = self.cycle(nic, by.register, Some(old | by.bit));
                     self.front.lock().reset(nic.now());
                     return done;
                 }
                 Access::Restore => {
                     for (i, value) in self.plan.bars() {
-                        remote.cycle_now(Register::new(0x10 + 4 * i as u16, 4)?, Some(value))?;
+                        let register = Register::new(0x10 + 4 * i as u16, 4)?;
+                        self.cycle(nic, register, Some(value))?;
                     }
                     self.front.lock().restored();
                 }
@@ -140,21 +140,40 @@ impl Accelerator {
         None
     }
 
+    /// Makes a configuration cycle, and has it looked soon whether the device is dead if it has answered none of many. Any context.
+    fn cycle(&self, nic: &Nic, register: Register, write: Option<u32>) -> Option<u32> {
+        let begun = nic.now();
+        let done = self.remote.cycle_now(register, write);
+        let silent = {
+            let mut front = self.front.lock();
+            front.answered(begun, done != Ok(None));
+            front.silent_since().is_some()
+        };
+        if silent {
+            nic.want(nic.now());
+        }
+        done.ok().flatten()
+    }
+
     /// Looks whether it still is this node's, if it is time to; when to look next. May sleep.
     fn look(&self, nic: &Nic) -> Result<Time, Gone> {
+        let silent = self.front.lock().silent_since();
         let due = self.watch.lock().next();
-        if nic.now() < due {
+        if nic.now() < due && silent.is_none() {
             return Ok(due);
         }
         let [one, two] = self.plan.signs();
         let sent = nic.now();
         let seen = self.remote.look([LEASE, one.offset, two.offset], LOOK_US);
         let answer = seen.map(|[word, a, b]| (word, one.is_seen(a) && two.is_seen(b)));
-        let (sight, next) = {
+        let (sight, next, stuck) = {
             let mut watch = self.watch.lock();
-            (watch.looked(sent, nic.now(), answer), watch.next())
+            let sight = watch.looked(sent, nic.now(), answer);
+            let stuck = silent.is_some_and(|since| watch.has_heard(since));
+            (sight, watch.next(), stuck)
         };
         match sight {
+            Sight::Fine if stuck => return Err(Gone::Stuck),
             Sight::Fine => {}
             Sight::Rewrite(word) => {
                 nic.counts.rewritten.add(1, Relaxed);
@@ -355,13 +374,16 @@ impl Nic {
     /// # Errors
     ///
     /// `ENXIO`: it is no accelerator's. `EBUSY`: somebody has the device. `EAGAIN`: this module has
-    /// just begun. `EIO`: the device, or its NIC, does not do what it should. Others say why not.
+    /// just begun. `EMFILE`: this node has borrowed `leases` devices. `EIO`: the device, or its NIC, does not do what it should. Others say why not.
     pub(crate) fn borrow_accelerator(self: &Arc<Self>, node: NodeId) -> Result<u32> {
         let lease = {
             let _alone = self.accelerating.lock();
             if !self.end_early() {
                 // Numbers of an earlier life may not be used yet.
                 return Err(EAGAIN);
+            }
+            if self.leases.lock().len() >= usize::from(conf::leases()) {
+                return Err(EMFILE);
             }
             let remote = self.remote(node)?;
             let mark = self.claim(&remote, Goal::Borrow)?;

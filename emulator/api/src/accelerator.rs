@@ -19,19 +19,22 @@ pub enum DeviceKind {
     Huge,
     /// The bits of its BAR that can be written have a gap.
     Gap,
+    /// It answers no configuration requests when it has made a transfer, until it is reset with its NIC.
+    Mute,
     /// An NVMe drive.
     Nvme,
 }
 
 impl DeviceKind {
     /// All of them, with their names.
-    pub const ALL: [(&'static str, Self); 7] = [
+    pub const ALL: [(&'static str, Self); 8] = [
         ("plain", Self::Plain),
         ("astray", Self::Astray),
         ("storm", Self::Storm),
         ("garbage", Self::Garbage),
         ("huge", Self::Huge),
         ("gap", Self::Gap),
+        ("mute", Self::Mute),
         ("nvme", Self::Nvme),
     ];
 }

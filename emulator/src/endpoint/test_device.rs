@@ -85,6 +85,8 @@ pub struct TestDevice {
     regs: [u32; 16],
     memory: Vec<u8>,
     dma: Dma,
+    /// Does not answer configuration requests ([`DeviceKind::Mute`]).
+    mute: bool,
 }
 
 impl TestDevice {
@@ -111,6 +113,7 @@ impl TestDevice {
             regs: [0; 16],
             memory: vec![0; (BAR_SIZE - MEMORY_OFFSET) as usize],
             dma: Dma::default(),
+            mute: false,
             cfg,
         }
     }
@@ -197,6 +200,7 @@ impl TestDevice {
     }
 
     fn dma_ended(&mut self, ended: Option<bool>, link: &mut Link<'_>) {
+        self.mute |= ended == Some(true) && self.cfg.kind == DeviceKind::Mute;
         match ended {
             Some(true) => self.interrupt(regs::INT_DMA_DONE, link),
             Some(false) => self.interrupt(regs::INT_DMA_FAILED, link),
@@ -284,6 +288,7 @@ impl Endpoint for TestDevice {
                 self.mem_write(span, &packet.data, link)
             }
             Kind::MemWrite { .. } => {}
+            Kind::CfgRead { .. } | Kind::CfgWrite { .. } if self.mute => {}
             Kind::CfgRead { .. } | Kind::CfgWrite { .. } => {
                 let effects = self.function.configure(&packet, link);
                 if effects.reset {
@@ -316,6 +321,7 @@ impl Endpoint for TestDevice {
 
     fn reset(&mut self) {
         self.function_reset();
+        self.mute = false;
         self.function.power_on();
         self.memory.fill(0);
     }

@@ -5,6 +5,7 @@ use super::rig::*;
 use extoll_emulator::endpoint::{regs as dev, DeviceConfig, DeviceKind, TestDevice};
 use extoll_emulator::nic::NicConfig;
 use wire::regs::htax::{DiscardedCounter, DISCARDED_COUNTER};
+use wire::tlp::{Bdf, CfgType, Kind};
 
 fn borrow(kind: DeviceKind) -> Borrow {
     let cfg = DeviceConfig {
@@ -53,6 +54,18 @@ fn garbage_is_never_the_same() {
     assert_eq!(b.cfg_read(0), 0x7E57_1CAD);
     let read: std::collections::BTreeSet<u32> = (0..20).map(|_| b.cfg_read(0x34)).collect();
     assert!(read.len() > 15, "{read:x?}");
+}
+
+#[test]
+fn one_that_is_mute_was_not_before_its_first_transfer() {
+    let mut b = borrow(DeviceKind::Mute);
+    b.open();
+    assert_eq!(b.cfg_read(0), 0x7E57_1CAD);
+    assert_eq!(b.dma(HOME, 0, 64, false), 2);
+    let id = Kind::config(false, CfgType::Type0, (Bdf(0), 0), DEVICE, 0, 0xF);
+    b.inject(id.into(), &[]);
+    assert!(b.fetch().is_none());
+    assert_eq!(b.dma(HOME, 0, 64, false), 2, "works all the same");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! The rules are those of a lender with a host ([`Filter`]): nobody moves BARs, and MSI leads to the
 //! borrower's interrupts. Here they keep a driver from what the borrower has set up itself.
 
+use crate::pci::borrower::UNANSWERED_MOST;
 use crate::pci::config::{Filter, Layout, Verdict};
 use crate::pci::{Ask, Reach, Write};
 use crate::Time;
@@ -42,6 +43,9 @@ pub struct Front {
     ready: Option<Time>,
     /// How long a reset takes, in ticks.
     pause: u64,
+    /// Accesses one after the other that nothing was answered to, and when the first of them began.
+    unanswered: u32,
+    since: Time,
 }
 
 impl Front {
@@ -54,6 +58,8 @@ impl Front {
             by,
             ready: None,
             pause,
+            unanswered: 0,
+            since: Time(0),
         }
     }
 
@@ -88,6 +94,29 @@ impl Front {
     pub fn reset(&mut self, now: Time) {
         self.filter.reset();
         self.ready = Some(now.after(self.pause));
+    }
+
+    /// Whether an access that began then was answered.
+    pub fn answered(&mut self, begun: Time, answered: bool) {
+        if answered {
+            self.unanswered = 0;
+            return;
+        }
+        if self.unanswered == 0 {
+            self.since = begun;
+        }
+        self.unanswered = self.unanswered.saturating_add(1);
+    }
+
+    /// Since when so many accesses were not answered that the function counts as dead if its NIC answers. (If that does not either, a cable
+    /// may be out, which the time-out of the lease is for.)
+    #[must_use]
+    pub const fn silent_since(&self) -> Option<Time> {
+        if self.unanswered >= UNANSWERED_MOST {
+            Some(self.since)
+        } else {
+            None
+        }
     }
 
     /// Its BARs are where they were.

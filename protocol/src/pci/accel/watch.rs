@@ -16,6 +16,8 @@ pub enum Gone {
     Taken(State, NodeId),
     /// The ways to it are closed, although the word is the borrower's.
     Closed,
+    /// Its NIC answers, and it does not ([`super::Front::silent_since`]).
+    Stuck,
 }
 
 /// What follows from a look.
@@ -62,6 +64,12 @@ impl Watch {
     #[must_use]
     pub const fn next(&self) -> Time {
         self.next
+    }
+
+    /// Whether its NIC has answered a question that was sent at this time or later.
+    #[must_use]
+    pub const fn has_heard(&self, since: Time) -> bool {
+        self.heard.0 >= since.0
     }
 
     /// A question was sent then; `answer`: the word, and whether the ways are open as they were made.
