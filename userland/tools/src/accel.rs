@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! `extollctl accel`: PCIe devices that nodes lend to each other (vpci.ko).
 
+use crate::choice::Choice;
 use crate::table::table;
 use anyhow::{bail, ensure, Context, Result};
 use clap::Subcommand;
 use rustix::io::Errno;
 use serde_json::{json, Map, Value};
+use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -60,7 +62,8 @@ pub enum Verb {
         /// The accelerator's node.
         #[arg(short, long)]
         node: Option<u16>,
-        /// Whoever has the accelerator is known to be down, and its NIC without power, so that nobody reaches the device by it any more.
+        /// All nodes that have had the accelerator, and accelerators that it was joined with, are known to be down, or to have no window to it
+        /// any more: the numbers of their intervals are given to others.
         #[arg(long, requires = "node")]
         down: bool,
         /// Milliseconds that the borrower gets to let go of it in order; then it is cut off.
@@ -101,6 +104,39 @@ pub enum Verb {
     },
 }
 
+/// Why the module does not do what it was told.
+#[derive(Debug)]
+struct Refused(Errno);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Errno::TIMEDOUT => "the node does not answer",
+            Errno::BUSY => "somebody has the device",
+            Errno::AGAIN => {
+                "one of the nodes does not lend yet: its module, or this node's, has begun less than some 16 s ago"
+            }
+            Errno::NXIO => "there is no such device",
+            Errno::NOENT => "nobody has the device",
+            Errno::EXIST => "it is an accelerator already",
+            Errno::ISCONN => "it reaches that device already",
+            Errno::NOTCONN => "it does not reach that device",
+            Errno::OPNOTSUPP => "the node of the device has a host",
+            Errno::XDEV => "that node has a host, whose driver uses its NIC",
+            Errno::NOSPC => "there are no intervals, or no room, for the device's BARs",
+            Errno::IO => "the device does not work; the kernel's log says why",
+            Errno::NODEV => "this node has no NIC for that",
+            Errno::MFILE => "no more devices: see the parameters leases and per_node of vpci",
+            Errno::STALE => "the device was offered anew meanwhile; list it again",
+            Errno::PROTO => "the node's vpci is of another version",
+            Errno::PERM => "the lender does not allow it",
+            other => return std::io::Error::from(other).fmt(f),
+        })
+    }
+}
+
+impl std::error::Error for Refused {}
+
 /// Says something to the module: its answer.
 fn ask(command: &str) -> Result<String> {
     let mut file = fs::OpenOptions::new()
@@ -113,36 +149,60 @@ fn ask(command: &str) -> Result<String> {
         })?;
     file.write_all(command.as_bytes())
         .map_err(|e| match Errno::from_io_error(&e) {
-            Some(Errno::TIMEDOUT) => anyhow::anyhow!("the node does not answer"),
-            Some(Errno::BUSY) => anyhow::anyhow!("somebody has the device"),
-            Some(Errno::AGAIN) => {
-                anyhow::anyhow!("one of the nodes does not lend yet: its module has just begun")
-            }
-            Some(Errno::NXIO) => anyhow::anyhow!("there is no such device"),
-            Some(Errno::NOENT) => anyhow::anyhow!("nobody has the device"),
-            Some(Errno::EXIST) => anyhow::anyhow!("it is an accelerator already"),
-            Some(Errno::ISCONN) => anyhow::anyhow!("it reaches that device already"),
-            Some(Errno::NOTCONN) => anyhow::anyhow!("it does not reach that device"),
-            Some(Errno::OPNOTSUPP) => anyhow::anyhow!("the node of the device has a host"),
-            Some(Errno::XDEV) => anyhow::anyhow!("that node has a host, whose driver uses its NIC"),
-            Some(Errno::NOSPC) => {
-                anyhow::anyhow!("there are no intervals, or no room, for the device's BARs")
-            }
-            Some(Errno::IO) => {
-                anyhow::anyhow!("the device does not work; the kernel's log says why")
-            }
-            Some(Errno::NODEV) => anyhow::anyhow!("this node has no NIC for that"),
-            _ => e.into(),
+            Some(errno) => Refused(errno).into(),
+            None => anyhow::Error::new(e),
         })?;
     let mut text = String::new();
     file.read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// `name=value` words of a line.
+/// The same, about a device of a node: says what else is known when the module refuses.
+fn ask_about(node: u16, index: &str, command: &str) -> Result<String> {
+    ask(command).map_err(|e| {
+        let hint = match e.downcast_ref() {
+            Some(Refused(Errno::BUSY)) => holder(node, index),
+            Some(Refused(Errno::TIMEDOUT)) => Some(format!(
+                "either its module vpci is not loaded, or it is an accelerator that has not been enrolled since it got power \
+                 (extollctl accel enrol --node {node})"
+            )),
+            _ => None,
+        };
+        match hint {
+            Some(hint) => anyhow::anyhow!("{e}: {hint}"),
+            None => e,
+        }
+    })
+}
+
+/// Which node has a device.
+fn holder(node: u16, index: &str) -> Option<String> {
+    let offered = parse(&ask(&format!("list node={node}")).ok()?);
+    let found = offered.iter().find(|r| cell(r, "index") == index)?;
+    let own = parse(&ask("leases").ok()?);
+    let is_own = |r: &Map<String, Value>| {
+        cell(r, "node") == node.to_string() && cell(r, "at") == cell(found, "at")
+    };
+    if own.iter().any(is_own) {
+        return Some("this node, which gives it back by 'extollctl accel return'".into());
+    }
+    let state = cell(found, "state");
+    let by: String = state.chars().filter(char::is_ascii_digit).collect();
+    (!by.is_empty()).then(|| format!("node {by}"))
+}
+
+/// `name=value` words of a line; values of the same name with commas.
 fn words(line: &str) -> Map<String, Value> {
-    let pairs = line.split_whitespace().filter_map(|w| w.split_once('='));
-    pairs.map(|(k, v)| (k.into(), v.into())).collect()
+    let mut all = Map::new();
+    for (name, value) in line.split_whitespace().filter_map(|w| w.split_once('=')) {
+        // What there is several of has one word for each.
+        let value = match all.get(name).and_then(Value::as_str) {
+            Some(before) => format!("{before},{value}"),
+            None => value.to_owned(),
+        };
+        all.insert(name.to_owned(), value.into());
+    }
+    all
 }
 
 fn parse(text: &str) -> Vec<Map<String, Value>> {
@@ -166,7 +226,7 @@ fn show(heading: &[&str], rows: &[Map<String, Value>]) -> String {
 fn list(node: Option<u16>) -> Result<(Value, String)> {
     const OFFER: [&str; 6] = ["index", "at", "id", "class", "bars", "state"];
     if let Some(node) = node {
-        let rows = parse(&ask(&format!("list node={node}"))?);
+        let rows = parse(&ask_about(node, "0", &format!("list node={node}"))?);
         let text = show(&OFFER, &rows);
         return Ok((json!({ "offered": rows }), text));
     }
@@ -174,7 +234,7 @@ fn list(node: Option<u16>) -> Result<(Value, String)> {
     let text = format!(
         "borrowed\n{}lent\n{}",
         show(
-            &["domain", "node", "at", "id", "class", "bars", "lease"],
+            &["domain", "node", "at", "id", "class", "bars", "lease", "reaches"],
             &borrowed
         ),
         show(&OFFER[1..], &lent)
@@ -186,13 +246,13 @@ fn borrow(node: u16, device: &str) -> Result<(Value, String)> {
     let index = match device.parse::<u16>() {
         Ok(index) => index.to_string(),
         Err(_) => {
-            let rows = parse(&ask(&format!("list node={node}"))?);
+            let rows = parse(&ask_about(node, "0", &format!("list node={node}"))?);
             let found = rows.iter().find(|r| cell(r, "at") == device);
             let found = found.with_context(|| format!("node {node} lends no {device}"))?;
             cell(found, "index")
         }
     };
-    let said = ask(&format!("borrow node={node} index={index}"))?;
+    let said = ask_about(node, &index, &format!("borrow node={node} index={index}"))?;
     let domain = said.split_whitespace().nth(1).context("no answer")?;
     Ok((json!({ "domain": domain }), said.clone()))
 }
@@ -224,6 +284,8 @@ fn rebind(device: &str, name: &str) -> Result<()> {
 
 fn lend(device: &str) -> Result<(Value, String)> {
     let dir = directory(device)?;
+    // Before its own driver lets go of it.
+    ask("lent")?;
     rebind(device, DRIVER)?;
     let begun = Instant::now();
     while driver(&dir).as_deref() != Some(DRIVER) {
@@ -275,7 +337,11 @@ fn reclaim(device: &str, grace_ms: u32, keep: bool) -> Result<(Value, String)> {
 }
 
 /// What a verb says, for programs and for people.
-pub fn run(verb: &Verb) -> Result<(Value, String)> {
+pub fn run(verb: &Verb, choice: &Choice) -> Result<(Value, String)> {
+    ensure!(
+        choice.nic.is_none() && choice.device.is_none(),
+        "'accel' is about the first NIC; -N and -d are not for it"
+    );
     match verb {
         Verb::List { node } => list(*node),
         Verb::Borrow { node, address } => borrow(*node, address),
@@ -293,7 +359,8 @@ pub fn run(verb: &Verb) -> Result<(Value, String)> {
             down,
             ..
         } => {
-            ask(&format!("reclaim node={node} down={}", u8::from(*down)))?;
+            let command = format!("reclaim node={node} down={}", u8::from(*down));
+            ask_about(*node, "0", &command)?;
             Ok((json!({ "reclaimed": node }), String::new()))
         }
         Verb::Reclaim {
@@ -337,6 +404,13 @@ mod tests {
         assert_eq!(cell(&rows[1], "state"), "-");
         let text = show(&["index", "state"], &rows);
         assert_eq!(text, "index  state\n    0  Lent(NodeId(3))\n    1  -\n");
+    }
+
+    #[test]
+    fn words_of_the_same_name_are_kept() {
+        let row = words("node=2 reaches=3 reaches=5 at=x");
+        assert_eq!(cell(&row, "reaches"), "3,5");
+        assert_eq!(cell(&row, "at"), "x");
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn output(args: &Args) -> Result<(Value, String)> {
         Verb::Links { node } => links(args, *node),
         Verb::Ports => ports(args),
         Verb::Counters { all } => counters(args, *all),
-        Verb::Accel { verb } => accel::run(verb),
+        Verb::Accel { verb } => accel::run(verb, &args.choice),
         Verb::Reg {
             verb,
             node,

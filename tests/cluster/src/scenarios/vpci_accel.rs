@@ -19,6 +19,10 @@ const ACC: usize = 2;
 const HOSTILE: Spec = Spec::new(1)
     .accelerators(5)
     .emulator(&["--accelerator-kinds=astray,storm,garbage,huge,gap"]);
+/// A node, and an accelerator whose device stops answering: node 1.
+const MUTE: Spec = Spec::new(1)
+    .accelerators(1)
+    .emulator(&["--accelerator-kinds=mute"]);
 /// A node behind an IOMMU, and an accelerator: node 1.
 const STRICT: Spec = Spec::new(1).accelerators(1).iommu_in(&[0]);
 /// A node, and accelerators that reach each other: nodes 1 and 2.
@@ -39,6 +43,7 @@ pub fn all() -> Vec<Scenario> {
         Scenario::new("vpci::accelerator_reclaimed", PAIR, accelerator_reclaimed)
             .finds(ACCELERATOR),
         Scenario::new("vpci::accelerator_hostile", HOSTILE, accelerator_hostile).finds(ACCELERATOR),
+        Scenario::new("vpci::accelerator_mute", MUTE, accelerator_mute).finds(ACCELERATOR),
         Scenario::new("vpci::accelerator_strict", STRICT, accelerator_strict).finds(&[
             "dma_faults",
             "drops_dma",
@@ -253,11 +258,12 @@ fn accelerator(lab: &Lab) -> Result<()> {
         lab,
         1,
         &format!("borrow --node {ACC} {PLACE}"),
-        "somebody has",
+        "somebody has the device: node 0",
     )?;
-    refused(lab, 0, &format!("borrow --node {ACC}"), "somebody has")?;
+    let own = "somebody has the device: this node";
+    refused(lab, 0, &format!("borrow --node {ACC}"), own)?;
     refused(lab, 0, &format!("borrow --node {ACC} 1"), "no such device")?;
-    refused(lab, 0, &format!("reclaim --node {ACC}"), "somebody has")?;
+    refused(lab, 0, &format!("reclaim --node {ACC}"), own)?;
     // Registers are lost in a reset, and what the borrower has set up is there again.
     let reset = attribute(lab, 0, "function_reset")?;
     ensure!(reset.trim() == "0 0x0", "{reset}");
@@ -448,6 +454,36 @@ fn accelerator_hostile(lab: &Lab) -> Result<()> {
     ensure!(state(lab, 0, 4)? == "Free");
     refused(lab, 0, "borrow --node 4", "no room")?;
     ensure!(state(lab, 0, 4)? == "Free");
+    end(lab, &[0])
+}
+
+/// A device whose NIC answers, and that answers no accesses to configuration registers: it is lost after eight of them, as each keeps
+/// others from registers of any device.
+fn accelerator_mute(lab: &Lab) -> Result<()> {
+    load(lab, 0)?;
+    refused(lab, 0, "list --node 1", "has not been enrolled")?;
+    enrol(lab, 0, 1)?;
+    let domain = borrow(lab, 0, 1)?;
+    let before = lease::counter(lab, 0, "accelerator.lost")?;
+    works(lab, 0, 4)?;
+    let mark = lab.log_mark(0)?;
+    lab.ok_for(
+        0,
+        &format!(
+            "cat /sys/bus/pci/devices/{}:*/config >/dev/null || true",
+            domain.trim_start_matches("0x")
+        ),
+        LONG,
+    )?;
+    gone(lab, 0)?;
+    ensure!(lease::counter(lab, 0, "accelerator.lost")? == before + 1);
+    lab.until("the lease is over", LONG, |lab| {
+        let log = lab.log_since(&mark)?;
+        Ok(log.contains("node 1: the device is lost: Stuck"))
+    })?;
+    // It is given back, as its NIC answers; the next borrower is told.
+    settled(lab, 0)?;
+    refused(lab, 0, "borrow --node 1", "does not work")?;
     end(lab, &[0])
 }
 
