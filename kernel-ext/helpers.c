@@ -7,6 +7,7 @@
 #include <linux/iommu.h>
 #include <linux/pci.h>
 #include <linux/sched.h>
+#include <linux/security.h>
 #include <linux/smp.h>
 #include <linux/spinlock.h>
 #include "helpers.h"
@@ -78,6 +79,11 @@ void extoll_cond_resched(void)
 bool extoll_need_resched(void)
 {
 	return need_resched();
+}
+
+int extoll_locked_down(u32 what)
+{
+	return security_locked_down(what);
 }
 
 void extoll_spin_lock_bh(spinlock_t *lock)

@@ -27,6 +27,8 @@ bool extoll_iommu_mapped(struct device *dev);
 u64 extoll_pci_bus_address(struct pci_dev *pdev, int bar);
 /* Whether a memory BAR of the device holds what the kernel assigned. */
 bool extoll_pci_bar_set(struct pci_dev *pdev, int bar);
+/* security_locked_down(), which is inline in a kernel without CONFIG_SECURITY. */
+int extoll_locked_down(u32 what);
 void extoll_cond_resched(void);
 bool extoll_need_resched(void);
 /* spin_lock_bh() and its like. */

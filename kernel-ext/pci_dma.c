@@ -212,20 +212,28 @@ bool extoll_pci_dma_taken(struct pci_dev *pdev)
 
 void *extoll_contiguous_alloc(size_t pages, int node)
 {
-	struct page *page;
-
-	/* Unlike other functions that take memory, this one does not bear nodes that there are not. */
+	/* Unlike other functions that take memory, these do not bear nodes that there are not. */
 	if (node < 0 || node >= MAX_NUMNODES || !node_online(node))
 		node = numa_mem_id();
-	page = alloc_contig_pages(pages, GFP_KERNEL | __GFP_NOWARN, node, NULL);
-	if (!page)
-		return NULL;
-	return memset(page_address(page), 0, pages << PAGE_SHIFT);
+#ifdef CONFIG_CONTIG_ALLOC
+	{
+		struct page *page = alloc_contig_pages(pages, GFP_KERNEL | __GFP_NOWARN, node, NULL);
+
+		return page ? memset(page_address(page), 0, pages << PAGE_SHIFT) : NULL;
+	}
+#else
+	/* No more than the page allocator has in one piece, 4 MiB, and near to whoever asks. */
+	return alloc_pages_exact(pages << PAGE_SHIFT, GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN);
+#endif
 }
 
 void extoll_contiguous_free(void *memory, size_t pages)
 {
+#ifdef CONFIG_CONTIG_ALLOC
 	free_contig_range(page_to_pfn(virt_to_page(memory)), pages);
+#else
+	free_pages_exact(memory, pages << PAGE_SHIFT);
+#endif
 }
 
 void *extoll_ram(phys_addr_t phys, size_t size)

@@ -40,7 +40,7 @@ pub enum Locked {
 /// `EPERM`: the kernel is locked down, in mode `integrity` or `confidentiality`.
 pub fn locked_down(what: Locked) -> Result {
     // SAFETY: no preconditions but the context.
-    kernel::error::to_result(unsafe { bindings::security_locked_down(what as u32) })
+    kernel::error::to_result(unsafe { bindings::extoll_locked_down(what as u32) })
 }
 
 /// Effective user of the calling process, as the initial user namespace numbers it. Process context.
