@@ -98,6 +98,8 @@ const TRANSFER_LIMITS: transfer::Limits = transfer::Limits {
 const BUSY: u64 = 3_000 * MS;
 /// Everything has ended after this.
 const END: u64 = BUSY + 20_000 * MS;
+/// Programs that write slowly hurry from then on, or some would not be done at the end.
+const HURRY: u64 = BUSY + 10_000 * MS;
 /// A node that does nothing polls at least so often.
 const IDLE: u64 = 15 * MS;
 /// One with connections polls so often.

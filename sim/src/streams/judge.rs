@@ -2,7 +2,7 @@
 
 use super::lent::Sent;
 use super::setup::Decision;
-use super::{byte, Rig, END, MS, RING_BYTES};
+use super::{byte, Rig, END, HURRY, MS, RING_BYTES};
 use crate::port::FREE;
 use anyhow::{ensure, Result};
 use protocol::ds::End;
@@ -84,6 +84,7 @@ impl Rig {
         self.poll(s.node)?;
         self.check_reused(s.node)?;
         let pace = match n {
+            _ if now > HURRY => 2 * MS,
             0 => s.write_pace.max(2 * MS),
             _ => s.write_pace,
         };
@@ -111,7 +112,10 @@ impl Rig {
         self.check_reused(node)?;
         self.poll(node)?;
         self.check_reused(node)?;
-        let pace = self.pairs[pair].sides[side].write_pace.max(MS);
+        let pace = match self.pairs[pair].sides[side].write_pace {
+            _ if now > HURRY => 2 * MS,
+            pace => pace.max(MS),
+        };
         let next = now + self.rng.random_range(1..=pace);
         if !gone && next < END {
             self.at(next, super::Event::Write(pair, side));
