@@ -222,7 +222,7 @@ void *extoll_contiguous_alloc(size_t pages, int node)
 		return page ? memset(page_address(page), 0, pages << PAGE_SHIFT) : NULL;
 	}
 #else
-	/* No more than the page allocator has in one piece, 4 MiB, and near to whoever asks. */
+	/* At most 4 MiB, the largest block of the page allocator; alloc_pages_exact_nid() is not exported. */
 	return alloc_pages_exact(pages << PAGE_SHIFT, GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN);
 #endif
 }
