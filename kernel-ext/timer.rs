@@ -198,9 +198,9 @@ mod tests {
         timed.arm(Delta::from_millis(1));
         wait_for(&ran, 1);
         assert_eq!(ran.load(Relaxed), 1);
-        timed.arm(Delta::from_millis(1));
+        timed.arm(Delta::from_secs(1));
         timed.arm(Delta::from_secs(3600));
-        fsleep(Delta::from_millis(30));
+        fsleep(Delta::from_millis(1200));
         assert_eq!(ran.load(Relaxed), 1);
         assert!(timed.disarm());
         assert!(!timed.disarm());
