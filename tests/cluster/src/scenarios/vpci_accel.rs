@@ -309,6 +309,13 @@ fn accelerator(lab: &Lab) -> Result<()> {
             ctl(lab, node, &format!("return {domain}"))?;
         }
     }
+    for node in 0..2 {
+        let lost = lease::counter(lab, node, "accelerator.lost")?;
+        ensure!(
+            lost == 0,
+            "what was given back counts as lost at node {node}: {lost}"
+        );
+    }
     // The module goes with the device in use: it is given back.
     borrow(lab, 0, ACC)?;
     end(lab, &[0])?;
