@@ -1,5 +1,5 @@
-//! A drive of node 1 that node 0 has borrowed (vpci.ko) against the same model plugged into node 0: instructions, interrupts and bytes that are
-//! copied per read. What is read from the drive it stores to memory; an emulated drive's own reads of memory are so slow over the fabric that
+//! A drive of node 1 that node 0 has borrowed (vpci.ko) against the same model plugged into node 0: instructions, interrupts, bytes that are
+//! copied, accesses to node 0's NIC and packets per read. What is read from the drive it stores to memory; an emulated drive's own reads of memory are so slow over the fabric that
 //! little is written.
 
 use crate::insns::{at_rest, passes_of, Row, Unit};
@@ -54,6 +54,10 @@ pub struct Drive {
     pub interrupts: f64,
     /// Bytes that node 0 copied between the pool and its driver's memory.
     pub copied: f64,
+    /// Loads and stores of node 0 at its NIC, the window to the drive included.
+    pub mmio: f64,
+    /// Packets of both NICs.
+    pub packets: f64,
 }
 
 /// All of it.
@@ -77,8 +81,8 @@ fn until(lab: &Lab, what: &str, node: usize, script: &str) -> Result<String> {
     }
 }
 
-/// Interrupts of a controller that node 0 has had, and bytes that it copied for borrowed devices.
-fn counted(lab: &Lab, controller: &str) -> Result<(u64, u64)> {
+/// Interrupts of a controller that node 0 has had, bytes that it copied for borrowed devices, its accesses to the NIC, and packets.
+fn counted(lab: &Lab, controller: &str) -> Result<[u64; 4]> {
     let script = format!(
         "awk '/{controller}q/ {{n += $2}} END {{print n + 0}}' /proc/interrupts; \
          exec 3<>/dev/extoll_pci; echo leases >&3; tr ' ' '\\n' <&3 | awk -F= '/^copied_/ {{n += $2}} END {{print n + 0}}'"
@@ -91,7 +95,15 @@ fn counted(lab: &Lab, controller: &str) -> Result<(u64, u64)> {
             .context("too few numbers")?
             .context("no number")
     };
-    Ok((next()?, next()?))
+    let (interrupts, copied) = (next()?, next()?);
+    let status = lab.status()?;
+    let of = |nic: usize, name: &str| {
+        let counter = status["fabric"]["nics"][nic]["counters"][name].as_u64();
+        counter.with_context(|| format!("the emulator has no counter {name}"))
+    };
+    let mmio = of(0, "mmio_writes")? + of(0, "mmio_reads")?;
+    let packets = of(0, "packets_sent")? + of(1, "packets_sent")?;
+    Ok([interrupts, copied, mmio, packets])
 }
 
 fn read(lab: &Lab, controller: &str, size: &str, count: u64) -> Result<()> {
@@ -134,11 +146,14 @@ pub fn measure(lab: &Lab, passes: usize, progress: impl Fn(&str)) -> Result<Driv
             })?;
             let after = counted(lab, controller)?;
             let reads = (passes.len() as u64 * (FEW + MANY) + FEW) as f64;
+            let per_read = |column: usize| (after[column] - before[column]) as f64 / reads;
             all.counts.push(Drive {
                 subject,
                 work,
-                interrupts: (after.0 - before.0) as f64 / reads,
-                copied: (after.1 - before.1) as f64 / reads,
+                interrupts: per_read(0),
+                copied: per_read(1),
+                mmio: per_read(2),
+                packets: per_read(3),
             });
             all.rows.push(Row {
                 subject: if subject == "local" {
@@ -171,6 +186,8 @@ impl Drives {
             [
                 (format!("{key}.interrupts"), d.interrupts),
                 (format!("{key}.copied_bytes"), d.copied),
+                (format!("{key}.mmio"), d.mmio),
+                (format!("{key}.packets"), d.packets),
             ]
         });
         let node = |subject: &str, work: &str| {
@@ -190,8 +207,8 @@ impl Drives {
         let mut out = String::from("\nPer read from a drive in node 0\n\n");
         for d in &self.counts {
             out.push_str(&format!(
-                "  {}, {}: {:.2} interrupts, {:.0} bytes copied for the device\n",
-                d.subject, d.work, d.interrupts, d.copied
+                "  {}, {}: {:.2} interrupts, {:.0} bytes copied for the device, {:.2} accesses to the NIC, {:.2} packets\n",
+                d.subject, d.work, d.interrupts, d.copied, d.mmio, d.packets
             ));
         }
         let ratios = self.summary().into_iter();
