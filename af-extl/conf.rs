@@ -2,7 +2,7 @@
 
 //! What is fixed when the module is loaded.
 
-use crate::module_parameters;
+use crate::{module_parameters, nic::Size};
 use extoll_core::time::patience;
 use kernel_ext::param::Param;
 use protocol::ds::{Limits, OpenLimits};
@@ -19,7 +19,7 @@ const RINGS: &[i64] = &[4, 8, 16, 32, 64, 128, 256, 512, 1024];
 /// A millisecond in ticks of the machines.
 const MS: u64 = 1_000_000;
 /// Bytes of a GET.
-const CHUNK: u32 = 64 << 10;
+const CHUNK: u32 = 128 << 10;
 
 /// Number of the family.
 pub(crate) fn family() -> u32 {
@@ -42,9 +42,17 @@ pub(crate) fn connections() -> usize {
     module_parameters::connections.value() as usize
 }
 
-/// Bytes of a ring.
-pub(crate) fn ring_bytes() -> usize {
-    (module_parameters::ring_kib.value() as usize) << 10
+/// Rings of the first connections of a NIC, and of the others.
+pub(crate) fn rings() -> [Size; 2] {
+    let large = (module_parameters::large_rings.value() as usize).min(connections());
+    let size = |kib: u32, most| Size {
+        bytes: (kib as usize) << 10,
+        most,
+    };
+    [
+        size(module_parameters::large_ring_kib.value(), large),
+        size(module_parameters::ring_kib.value(), connections() - large),
+    ]
 }
 
 /// Largest `zero_copy_kib`.
@@ -95,11 +103,11 @@ pub(crate) fn opening() -> OpenLimits {
 /// Times and sizes of streams.
 pub(crate) fn limits() -> Limits {
     let dead = u64::from(module_parameters::dead_ms.value()) * MS;
+    let shortest = rings().map(|size| size.bytes).into_iter().min();
+    let shortest = shortest.unwrap_or(0) as u32;
     Limits {
         // So that there is always room for what is announced.
-        threshold: module_parameters::threshold
-            .value()
-            .min(ring_bytes() as u32 / 4),
+        threshold: module_parameters::threshold.value().min(shortest / 4),
         chunk: CHUNK,
         tries: 8,
         get: 500 * MS,
@@ -115,7 +123,7 @@ pub(crate) fn limits() -> Limits {
 }
 
 /// All parameters with what they may be.
-pub(crate) fn parameters() -> [Param; 14] {
+pub(crate) fn parameters() -> [Param; 16] {
     use module_parameters as p;
     [
         Param::one_of("family", family(), FAMILIES),
@@ -129,6 +137,8 @@ pub(crate) fn parameters() -> [Param; 14] {
         Param::new("connections", p::connections.value(), 1, 4096),
         Param::new("user_connections", p::user_connections.value(), 1, 4096),
         Param::one_of("ring_kib", p::ring_kib.value(), RINGS),
+        Param::one_of("large_ring_kib", p::large_ring_kib.value(), RINGS),
+        Param::new("large_rings", p::large_rings.value(), 0, 4096),
         Param::new("threshold", p::threshold.value(), 256, 1 << 20),
         Param::new(
             "zero_copy_kib",

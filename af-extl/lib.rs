@@ -159,6 +159,14 @@ module! {
             default: 64,
             description: "Size of the two rings of a connection in KiB, a power of two",
         },
+        large_ring_kib: u32 {
+            default: 256,
+            description: "The same of the first connections of a NIC",
+        },
+        large_rings: u32 {
+            default: 64,
+            description: "Connections of a NIC with large rings",
+        },
         threshold: u32 {
             default: 2048,
             description: "Bytes that are fetched rather than sent by messages",

@@ -260,7 +260,7 @@ impl Conn {
             let Some(stream) = inner.direct() else {
                 return false;
             };
-            let news = stream.consume(len);
+            let news = stream.consume(len, &self.nic.limits);
             inner.readable = stream.receiving().available();
             news
         });

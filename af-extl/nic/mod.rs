@@ -26,7 +26,7 @@ mod waiters;
 
 pub(crate) use conn::{Conn, Decision, Inner};
 pub(crate) use lend::whole_pages;
-pub(crate) use rings::{copy, Rings};
+pub(crate) use rings::{copy, Rings, Size};
 
 use crate::{all, conf};
 use count::Count;
@@ -233,7 +233,7 @@ impl Nic {
             rma,
         };
         let most = conf::connections();
-        let rings = RingPool::new(rma, conf::ring_bytes(), most);
+        let rings = RingPool::new(rma, conf::rings());
         let ports = Ports {
             mailbox,
             engine,

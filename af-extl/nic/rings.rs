@@ -13,8 +13,8 @@ use kernel_ext::mem::PageList;
 use protocol::{ds::Span, Time};
 use wire::ids::Vpid;
 
-/// Connections whose rings are made together.
-const PORTION: usize = 16;
+/// Bytes of rings that are made together; those of one connection if they are more.
+const PORTION: usize = 2 << 20;
 
 /// The rings of a connection. Peers may read the first and not write to it; into the second only
 /// GETs of this node write.
@@ -38,13 +38,22 @@ pub(super) enum Rest {
     Over(Portions),
 }
 
+/// Rings of one size.
+pub(crate) struct Size {
+    /// Bytes of each of the two of a connection.
+    pub(crate) bytes: usize,
+    /// So many connections may have some.
+    pub(crate) most: usize,
+}
+
 /// All rings of a NIC, free ones and others.
 pub(super) struct RingPool {
     portions: Portions,
     vpid: Vpid,
-    bytes: usize,
-    /// So many connections may have some.
-    most: usize,
+    /// The first ones to be made, and the others.
+    sizes: [Size; 2],
+    /// Connections for which there are rings of either size.
+    made: [usize; 2],
     /// Since when nobody uses any.
     idle: Option<Time>,
 }
@@ -97,13 +106,13 @@ pub(crate) fn store(ring: &Buffer, span: Span, from: &[u8]) {
 }
 
 impl RingPool {
-    /// For `most` connections with rings of `bytes` each. The port must be open.
-    pub(super) fn new(vpid: Vpid, bytes: usize, most: usize) -> Self {
+    /// With none yet. The port must be open.
+    pub(super) fn new(vpid: Vpid, sizes: [Size; 2]) -> Self {
         Self {
             portions: KVec::new(),
             vpid,
-            bytes,
-            most,
+            sizes,
+            made: [0; 2],
             idle: None,
         }
     }
@@ -137,16 +146,26 @@ impl RingPool {
         if let Some(pair) = self.free() {
             return Ok(pair);
         }
-        let left = self.most.saturating_sub(self.portions.len() * PORTION);
-        if left == 0 {
-            return Err(ENOBUFS);
+        let mut why = ENOBUFS;
+        for (size, made) in self.sizes.iter().zip(&mut self.made) {
+            let count = (PORTION / (2 * size.bytes)).max(1);
+            let count = count.min(size.most.saturating_sub(*made));
+            if count == 0 {
+                continue;
+            }
+            let atu = nic.atu();
+            let pools = |access| atu.buffers(self.vpid, count, size.bytes, access);
+            let both = pools(Access::READ).and_then(|send| Ok((send, pools(Access::WRITE)?)));
+            // Where there is no memory for large ones there may be for others.
+            match both.and_then(|both| Ok(self.portions.push(both, GFP_KERNEL)?)) {
+                Ok(()) => {
+                    *made += count;
+                    return self.free().ok_or(ENOBUFS);
+                }
+                Err(e) => why = e,
+            }
         }
-        let atu = nic.atu();
-        let count = left.min(PORTION);
-        let send = atu.buffers(self.vpid, count, self.bytes, Access::READ)?;
-        let receive = atu.buffers(self.vpid, count, self.bytes, Access::WRITE)?;
-        self.portions.push((send, receive), GFP_KERNEL)?;
-        self.free().ok_or(ENOBUFS)
+        Err(why)
     }
 
     /// Nobody uses any: they are to be given back if that is so for `after`.
@@ -159,6 +178,7 @@ impl RingPool {
             return Rest::Until(since.after(after));
         }
         self.idle = None;
+        self.made = [0; 2];
         // What is in use by somebody who copies stays until he has done so.
         Rest::Over(core::mem::replace(&mut self.portions, KVec::new()))
     }

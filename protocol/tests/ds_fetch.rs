@@ -83,6 +83,39 @@ fn announcements_that_are_not_fetched_yet_become_one() {
 }
 
 #[test]
+fn little_waits_for_company_while_a_get_is_on_its_way() {
+    let mut t = Two::new();
+    let parts = |t: &Two| -> Vec<u32> {
+        let gets = t.sides[1].out.gets.iter();
+        gets.map(|g| g.0.from.len).collect()
+    };
+    // The first one is fetched at once, the next two with each other.
+    for _ in 0..2 {
+        t.write(0, &data(600));
+        t.carry(0, false);
+        assert_eq!(parts(&t), [600]);
+    }
+    t.write(0, &data(600));
+    t.carry(0, false);
+    assert_eq!(parts(&t), [600, 1_000, 200]);
+    // And the last one when nothing is on its way any more.
+    t.settle();
+    assert_eq!(t.read(1, 10_000), data(600).repeat(3));
+    t.write(0, &data(600));
+    t.write(0, &data(600));
+    t.carry(0, false);
+    t.carry(0, false);
+    assert_eq!(parts(&t), [600]);
+    t.fetch(1, Err(Failure::TimedOut));
+    t.settle();
+    for _ in 0..10 {
+        t.wait(LIMITS.ask);
+        t.settle();
+    }
+    assert_eq!(t.read(1, 10_000), data(600).repeat(2));
+}
+
+#[test]
 fn more_announcements_than_there_are_places_for_are_asked_for_again() {
     let mut t = Two::new();
     t.sides[1].out.get_room = 0;

@@ -114,7 +114,7 @@ impl Stream {
             && !self.blocked
             && self.orphan.is_none()
             && self.stuck.is_none()
-            && !self.receiving.wants_fetch()
+            && !self.receiving.wants_fetch(limits)
             && !self.receiving.has_news()
             && !self.needs_answer()
             && !self.timing.is_waiting()
@@ -150,7 +150,7 @@ impl Stream {
 
     /// Posts a GET; whether it did.
     fn fetch(&mut self, port: &mut impl Port, limits: &Limits, now: Time) -> bool {
-        if !self.receiving.wants_fetch() {
+        if !self.receiving.wants_fetch(limits) {
             // What the peer has withdrawn is not fetched.
             self.retry = None;
             return false;

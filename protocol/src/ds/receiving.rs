@@ -57,6 +57,8 @@ struct Fetch {
     sink: Option<u32>,
     /// A reader has taken the memory back that its GET goes to: what that brings is of no use.
     stray: bool,
+    /// What is before it had as many bytes as a GET may have.
+    is_rest: bool,
     state: FetchState,
     /// Until when its GET has to be done.
     until: Time,

@@ -380,11 +380,11 @@ impl Stream {
     /// `len` bytes of [`Receiving::readable`] were read. Whether the peer has to be told now, there is
     /// room for more of a source, or somebody can take one to memory of their own: if not,
     /// [`Stream::pump`] has nothing to do on that account, and nobody has to be woken.
-    pub fn consume(&mut self, len: u32) -> bool {
+    pub fn consume(&mut self, len: u32, limits: &Limits) -> bool {
         self.receiving.consume(len);
         let receiving = &self.receiving;
         let sinks = receiving.is_held() && receiving.can_sink();
-        receiving.has_news() || receiving.wants_fetch() || sinks
+        receiving.has_news() || receiving.wants_fetch(limits) || sinks
     }
 
     /// Ends the own direction, behind what is in the send ring.

@@ -132,7 +132,7 @@ impl Two {
         let data = parts.flat_map(|(at, len)| &s.ring[at as usize..(at + len) as usize]);
         let data = data.copied().collect();
         let gets = s.out.gets.len();
-        let news = s.stream.consume(span.len);
+        let news = s.stream.consume(span.len, &s.limits);
         self.pump(i);
         // Whoever has no news saves himself the call.
         let gets = gets == self.sides[i].out.gets.len();

@@ -381,7 +381,7 @@ impl Node {
             fabric.load(nic, ring + u64::from(at), &mut part)?;
             data.extend(part);
         }
-        conn.stream.consume(span.len);
+        conn.stream.consume(span.len, &LIMITS);
         Ok(data)
     }
 

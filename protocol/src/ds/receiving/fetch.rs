@@ -44,8 +44,8 @@ impl Receiving {
     }
 
     /// Whether something is to be fetched.
-    pub(in crate::ds) fn wants_fetch(&self) -> bool {
-        self.due().is_some()
+    pub(in crate::ds) fn wants_fetch(&self, limits: &Limits) -> bool {
+        self.due(limits).is_some()
     }
 
     /// Room in the ring from a place on that may be announced already: none if it is little for what
@@ -58,8 +58,14 @@ impl Receiving {
         }
     }
 
-    /// The first piece of which a GET can be posted, and how much of it.
-    fn due(&self) -> Option<(usize, u32)> {
+    /// The first piece of which a GET can be posted, and how much of it. While GETs are on their way,
+    /// what is new to the ring waits until it is a quarter of it: what follows may be fetched with it.
+    fn due(&self, limits: &Limits) -> Option<(usize, u32)> {
+        let moving = self.fetches().iter().any(|f| f.state == FetchState::Moving);
+        let waits = |f: &Fetch| {
+            let new = f.failed == 0 && !f.is_rest && f.sink.is_none() && f.source.is_none();
+            moving && new && f.len < self.quarter.min(limits.chunk)
+        };
         let all = self.fetches().iter().enumerate();
         let mut due = all.filter(|(_, f)| f.state == FetchState::Due);
         due.find_map(|(i, f)| {
@@ -70,14 +76,14 @@ impl Receiving {
             };
             let whole = room == f.len;
             let part = room >= self.quarter && self.count < FETCHES;
-            (whole || part).then_some((i, room))
+            ((whole || part) && !waits(f)).then_some((i, room))
         })
     }
 
     /// The GET that is to be posted next. What is longer than `limits.chunk` is divided, if there is
     /// a place for the rest.
     pub(in crate::ds) fn next_get(&mut self, limits: &Limits) -> Option<Get> {
-        let (at, room) = self.due()?;
+        let (at, room) = self.due(limits)?;
         let fetch = *self.fetches.get(at)?;
         let chunk = limits.chunk.min(room);
         if fetch.len > chunk && self.count < FETCHES {
@@ -85,6 +91,7 @@ impl Receiving {
             self.count += 1;
             let rest = self.fetches.get_mut(at + 1)?;
             rest.id = self.ids;
+            rest.is_rest = true;
             rest.from = fetch.from.plus(chunk);
             rest.len = fetch.len - chunk;
             rest.source = rest.source.map(|nla| Nla(nla.0 + u64::from(chunk)));
