@@ -6,15 +6,14 @@
 #![deny(unsafe_code)]
 
 mod conf;
-mod entry;
 mod fault;
-mod lnet;
+mod ffi;
 mod ni;
 mod registry;
 mod ring;
-mod thread;
 
 use extoll_core::child;
+use ffi::lnet;
 use kernel::{auxiliary, device::Core, driver, fmt, prelude::*, sync::Arc, InPlaceModule};
 use kernel_ext::{debugfs::Dir, param, work};
 use registry::{Bound, Registered};

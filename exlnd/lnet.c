@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * LNet as lnet.rs sees it. Here is what only C can do: the operation table, whose functions have types that
+ * LNet as ffi/lnet.rs sees it. Here is what only C can do: the operation table, whose functions have types that
  * change with LNet's version, fields of LNet's structures, which are packed, or have bit fields, or depend on
  * how LNet was configured, its inline functions, and those macros of the kernel that wait.
  *
- * Functions that begin with exlnd_rs_ are in entry.rs.
+ * Functions that begin with exlnd_rs_ are in ffi/entry.rs.
  */
 #include <linux/kthread.h>
 #include <linux/sched/mm.h>

@@ -13,7 +13,7 @@ struct iov_iter;
 struct lnet_msg;
 struct lnet_ni;
 
-/* An LNet message that goes out; the same as Letter of lnet.rs. */
+/* An LNet message that goes out; the same as Letter of ffi/lnet.rs. */
 struct exlnd_letter {
 	u64 header[12];
 	const struct bio_vec *vecs;
@@ -26,7 +26,7 @@ struct exlnd_letter {
 	u32 form;
 };
 
-/* Of entry.rs. */
+/* Of ffi/entry.rs. */
 int exlnd_rs_startup(struct lnet_ni *ni, const char *interface, u32 immediate, u32 credits, u32 peer_credits);
 void exlnd_rs_shutdown(void *data);
 int exlnd_rs_send(void *data, struct lnet_msg *msg);

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     conf,
-    thread::{Current, Run},
+    ffi::thread::{Current, Run},
 };
 use extoll_core::{
     child::Handle,

@@ -7,7 +7,7 @@ use super::{
     tasks::{Kind, Task},
     Core, Machine, Ni, Places,
 };
-use crate::lnet::address;
+use crate::ffi::lnet::address;
 use kernel::prelude::*;
 use protocol::{
     lnd::{Event, GetFailure},

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     fault::{self, Point},
-    lnet::Wanted,
+    ffi::lnet::Wanted,
 };
 use extoll_core::{
     atu::Region,

@@ -8,7 +8,7 @@ use super::{
     receive::{failed, In},
     Ni, BUFFER,
 };
-use crate::lnet::{End, Wanted};
+use crate::ffi::lnet::{End, Wanted};
 use extoll_core::machine::Kernel;
 use kernel::prelude::*;
 use protocol::lnd;

@@ -4,8 +4,8 @@
 
 use crate::{
     fault::{self, Point},
+    ffi::thread::Bell,
     ring::Ring,
-    thread::Bell,
 };
 use extoll_core::{
     atu::{Access, Region, Reserve, RevokeClient, WholePages},

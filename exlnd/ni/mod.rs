@@ -26,10 +26,12 @@ mod tasks;
 use crate::{
     conf,
     fault::{self, Point},
-    lnet::{address, NiRef},
+    ffi::{
+        lnet::{address, NiRef},
+        thread::{Run, Thread},
+    },
     registry,
     ring::Ring,
-    thread::{Run, Thread},
 };
 use count::Counters;
 use drive::Driver;

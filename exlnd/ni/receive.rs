@@ -5,7 +5,7 @@
 use super::{count::Count, Core, Ni, Places, BUFFER};
 use crate::{
     fault::{self, Point},
-    lnet::{address, End, Health, Wanted},
+    ffi::lnet::{address, End, Health, Wanted},
 };
 use kernel::{
     prelude::*,

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     conf,
     fault::{self, Point},
-    lnet::{End, Health, Letter, Msg},
+    ffi::lnet::{End, Health, Letter, Msg},
     ring::Ring,
 };
 use extoll_core::atu::Region;

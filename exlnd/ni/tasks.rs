@@ -4,9 +4,11 @@
 
 use super::{receive::Got, Ni};
 use crate::{
-    lnet::{address, End},
+    ffi::{
+        lnet::{address, End},
+        thread::{Bell, Current, Run},
+    },
     ring::Ring,
-    thread::{Bell, Current, Run},
 };
 use kernel::{
     new_spinlock,

@@ -2,8 +2,6 @@
 
 //! Threads, which run on the CPTs of LNet, and what they wait for.
 
-#![allow(unsafe_code)]
-
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{prelude::*, sync::Arc};
 

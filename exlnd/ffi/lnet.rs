@@ -2,11 +2,9 @@
 
 //! LNet, as far as a driver of its sees it: what lnet.c offers.
 //!
-//! All of the module's unsafe code is here, in thread.rs and in entry.rs. LNet and this module call
-//! each other in process context, where sleeping is allowed; no lock may be held while it is
-//! called, as it may call back ([`Msg::finalize`], [`NiRef::parse`], [`NiRef::notify`]).
-
-#![allow(unsafe_code)]
+//! LNet and this module call each other in process context, where sleeping is allowed; no lock may
+//! be held while LNet is called, as it may call back ([`Msg::finalize`], [`NiRef::parse`],
+//! [`NiRef::notify`]).
 
 use core::{
     marker::PhantomData,

@@ -2,11 +2,9 @@
 
 //! What lnet.c calls for LNet: in process context, but for those that only tell a number.
 
-#![allow(unsafe_code)]
-
+use super::lnet::{Msg, NiRef, Wanted};
 use crate::{
     conf,
-    lnet::{Msg, NiRef, Wanted},
     ni::{Asked, Ni},
 };
 use core::{mem::ManuallyDrop, ptr::NonNull};
