@@ -17,6 +17,11 @@ static struct list_head portals[PORTALS] = {
 static u64 next_cookie;
 static atomic_long_t pages_used, heap_used, mds_used;
 
+/* Unchecked memory that is not in use; with the lock. */
+static LIST_HEAD(again);
+static unsigned int nagain;
+#define AGAIN 256
+
 u64 stand_mix(u64 x)
 {
 	x += 0x9e3779b97f4a7c15ULL;
@@ -30,11 +35,41 @@ static u8 pattern(u64 seed, u32 at)
 	return stand_mix(seed + (at >> 3)) >> (8 * (at & 7));
 }
 
+static struct stand_mem *take_again(u32 size)
+{
+	struct stand_mem *mem, *found = NULL;
+
+	spin_lock(&stand_lock);
+	list_for_each_entry(mem, &again, again)
+		if (mem->len == size) {
+			list_del(&mem->again);
+			nagain--;
+			found = mem;
+			break;
+		}
+	spin_unlock(&stand_lock);
+	return found;
+}
+
+static bool keep(struct stand_mem *mem)
+{
+	bool kept;
+
+	spin_lock(&stand_lock);
+	kept = nagain < AGAIN;
+	if (kept) {
+		list_add(&mem->again, &again);
+		nagain++;
+	}
+	spin_unlock(&stand_lock);
+	return kept;
+}
+
 void stand_mem_free(struct stand_mem *mem)
 {
 	unsigned int i;
 
-	if (!mem)
+	if (!mem || (mem->unchecked && keep(mem)))
 		return;
 	for (i = 0; mem->pages && i < mem->npages; i++)
 		if (mem->pages[i]) {
@@ -88,10 +123,13 @@ static bool add_heap(struct stand_mem *mem, u32 offset)
 /* Memory in so many pieces, with gaps between them, all of it blank. NULL: no memory, or it can't have so many. */
 struct stand_mem *stand_mem_new(const struct stand_shape *shape, u64 seed)
 {
-	struct stand_mem *mem = kzalloc(sizeof(*mem), GFP_KERNEL);
+	struct stand_mem *mem = shape->unchecked ? take_again(shape->size) : NULL;
 	u32 max = shape->frags ? shape->frags : DIV_ROUND_UP(shape->size, PAGE_SIZE) + 1;
 	u32 left = shape->size, offset = shape->offset % PAGE_SIZE, i, n;
 
+	if (mem)
+		return mem;
+	mem = kzalloc(sizeof(*mem), GFP_KERNEL);
 	if (!mem)
 		return NULL;
 	mem->len = shape->size;
@@ -131,7 +169,9 @@ struct stand_mem *stand_mem_new(const struct stand_shape *shape, u64 seed)
 			offset = 0;
 		}
 	}
-	stand_mem_blank(mem);
+	mem->unchecked = shape->unchecked;
+	if (!mem->unchecked)
+		stand_mem_blank(mem);
 	return mem;
 fail:
 	stand_mem_free(mem);
@@ -151,6 +191,32 @@ void stand_mem_blank(struct stand_mem *mem)
 static u8 *piece(struct stand_mem *mem, unsigned int i)
 {
 	return page_address(mem->vecs[i].bv_page) + mem->vecs[i].bv_offset;
+}
+
+void stand_mem_blank_first(struct stand_mem *mem, u32 len)
+{
+	unsigned int i;
+	u32 n;
+
+	for (i = 0; i < mem->niov && len; i++, len -= n) {
+		n = min(len, mem->vecs[i].bv_len);
+		memset(piece(mem, i), BLANK, n);
+	}
+}
+
+void stand_mem_forget(void)
+{
+	struct stand_mem *mem, *next;
+	LIST_HEAD(old);
+
+	spin_lock(&stand_lock);
+	list_splice_init(&again, &old);
+	nagain = 0;
+	spin_unlock(&stand_lock);
+	list_for_each_entry_safe(mem, next, &old, again) {
+		mem->unchecked = false;
+		stand_mem_free(mem);
+	}
 }
 
 static void fill(u8 *to, u64 seed, u32 at, u32 len)
@@ -397,6 +463,7 @@ int stand_memory_left(struct seq_buf *out)
 
 void stand_memory_exit(void)
 {
+	stand_mem_forget();
 	if (stand_memory_left(NULL))
 		defect("memory is in use at the end");
 }

@@ -154,6 +154,8 @@ enum stand_event {
 
 /* Memory of messages. */
 struct stand_mem {
+	struct list_head again;	/* unchecked memory that is not in use */
+	bool unchecked;
 	unsigned int len;
 	unsigned int niov;
 	struct bio_vec *vecs;
@@ -168,11 +170,16 @@ struct stand_shape {
 	u32 frags;	/* 0: whole pages */
 	u32 offset;	/* of the first page */
 	bool heap;
+	bool unchecked;	/* whole pages of any content, which are used again after their end: for measurements */
 };
 
 struct stand_mem *stand_mem_new(const struct stand_shape *shape, u64 seed);
 void stand_mem_free(struct stand_mem *mem);
 void stand_mem_blank(struct stand_mem *mem);
+/* Blanks the first bytes; the caller knows that no others were written. */
+void stand_mem_blank_first(struct stand_mem *mem, u32 len);
+/* Ends unchecked memory that is not in use. */
+void stand_mem_forget(void);
 void stand_mem_part(struct stand_mem *mem, u64 seed, u32 len);
 void stand_mem_fill(struct stand_mem *mem, u64 seed);
 /* Bytes that are not as they should be: the first so many have the pattern, from a place of it on, the rest nobody has written. */

@@ -32,7 +32,7 @@ struct ask {
 	__le32 answer;		/* bytes */
 	__le32 from;		/* of a GET: bytes to leave out */
 	__le32 wait_ms;
-	__le32 pad;
+	__le32 unchecked;
 };
 
 /* Its answer; the same. */
@@ -51,9 +51,9 @@ static atomic64_t cookies;
 static struct lnet_libmd *buffers[1024];
 static int nbuffers;
 
-static struct stand_mem *plain(u32 size)
+static struct stand_mem *plain(u32 size, bool unchecked)
 {
-	struct stand_shape shape = { .size = size };
+	struct stand_shape shape = { .size = size, .unchecked = unchecked };
 
 	return stand_mem_new(&shape, 0);
 }
@@ -68,7 +68,8 @@ struct job {
 /* Bulk data of a request; what went wrong. */
 static int bulk(const struct ask *ask, const struct lnet_nid *client, unsigned long timeout, u64 *bad)
 {
-	struct stand_shape shape = { le32_to_cpu(ask->size), le32_to_cpu(ask->frags), le32_to_cpu(ask->offset), le32_to_cpu(ask->heap) };
+	struct stand_shape shape = { le32_to_cpu(ask->size), le32_to_cpu(ask->frags), le32_to_cpu(ask->offset), le32_to_cpu(ask->heap),
+				     le32_to_cpu(ask->unchecked) };
 	u64 seed = le64_to_cpu(ask->seed), match = le64_to_cpu(ask->match);
 	struct lnet_libmd *md;
 	int rc = 0;
@@ -81,7 +82,8 @@ static int bulk(const struct ask *ask, const struct lnet_nid *client, unsigned l
 	if (le32_to_cpu(ask->op) == OP_READ) {
 		bool ack = le32_to_cpu(ask->ack);
 
-		stand_mem_fill(md->mem, seed);
+		if (!shape.unchecked)
+			stand_mem_fill(md->mem, seed);
 		rc = stand_put(md, client, PORTAL_BULK, match, seed, ack);
 		if (!rc)
 			rc = stand_md_wait(md, EV_SEND, timeout) ? md->status[EV_SEND] : -ETIME;
@@ -93,7 +95,7 @@ static int bulk(const struct ask *ask, const struct lnet_nid *client, unsigned l
 			rc = stand_md_wait(md, EV_SEND, timeout) ? md->status[EV_SEND] : -ETIME;
 		if (!rc)
 			rc = stand_md_wait(md, EV_REPLY, timeout) ? md->status[EV_REPLY] : -ETIME;
-		if (!rc) {
+		if (!rc && !shape.unchecked) {
 			*bad = stand_mem_wrong(md->mem, seed, le32_to_cpu(ask->from), md->len[EV_REPLY]);
 			if (*bad)
 				pr_err("lnet_stand: %llu of %u bytes that were got are wrong\n", *bad, shape.size);
@@ -112,6 +114,7 @@ static void serve(struct work_struct *work)
 	struct answer answer = {};
 	struct ask ask;
 	u32 len = buffer->len[EV_PUT], want;
+	bool unchecked = false;
 	u64 bad = 0;
 	int rc = 0;
 
@@ -120,6 +123,8 @@ static void serve(struct work_struct *work)
 	stand_mem_read(buffer->mem, 0, &ask, sizeof(ask));
 	if (buffer->status[EV_PUT] || len < sizeof(ask) || le32_to_cpu(ask.op) >= OPS) {
 		rc = -EINVAL;
+	} else if (ask.unchecked) {
+		unchecked = true;
 	} else {
 		u64 seed = le64_to_cpu(ask.seed);
 
@@ -135,7 +140,10 @@ static void serve(struct work_struct *work)
 	wait_event_idle(buffer->wait, !READ_ONCE(buffer->refs));
 	memset(buffer->got, 0, sizeof(buffer->got));
 	buffer->threshold = 1;
-	stand_mem_blank(buffer->mem);
+	if (unchecked)
+		stand_mem_blank_first(buffer->mem, len);
+	else
+		stand_mem_blank(buffer->mem);
 	if (!READ_ONCE(stopping))
 		stand_md_attach(buffer, PORTAL_ASK, 0);
 
@@ -144,9 +152,10 @@ static void serve(struct work_struct *work)
 		if (!bad && le32_to_cpu(ask.op) != OP_PING)
 			rc = bulk(&ask, &client, timeout, &bad);
 		want = clamp_t(u32, le32_to_cpu(ask.answer), sizeof(answer), LNET_MTU);
-		md = stand_md_new(plain(want));
+		md = stand_md_new(plain(want, unchecked));
 		if (md) {
-			stand_mem_fill(md->mem, ~le64_to_cpu(ask.seed));
+			if (!unchecked)
+				stand_mem_fill(md->mem, ~le64_to_cpu(ask.seed));
 			answer.status = cpu_to_le32(-rc);
 			answer.wrong = cpu_to_le64(bad);
 			stand_mem_write(md->mem, 0, &answer, sizeof(answer));
@@ -181,7 +190,7 @@ int stand_serve(char *options)
 	if (n < 1 || n > ARRAY_SIZE(buffers))
 		return -EINVAL;
 	for (i = nbuffers; i < n; i++) {
-		buffers[i] = stand_md_new(plain(ASK_MOST));
+		buffers[i] = stand_md_new(plain(ASK_MOST, false));
 		if (!buffers[i])
 			return -ENOMEM;
 		buffers[i]->event = asked;
@@ -210,6 +219,7 @@ int stand_serve_stop(void)
 		stand_md_free(buffers[i]);
 	}
 	nbuffers = 0;
+	stand_mem_forget();
 	return 0;
 }
 
@@ -231,7 +241,7 @@ int stand_ping(const char *name, char *options, struct seq_buf *out)
 		return -EINVAL;
 	want = min(len, PING_BYTES - offset);
 	for (i = 0; i < count && !rc && !fatal_signal_pending(current); i++) {
-		md = stand_md_new(plain(len));
+		md = stand_md_new(plain(len, false));
 		if (!md)
 			return -ENOMEM;
 		rc = stand_get(md, &nid, PORTAL_PING, 0, offset);
@@ -296,6 +306,7 @@ static int one(struct test *test, u64 id)
 	struct answer answer;
 	struct ask ask = {};
 	u32 size = size_of(test, &random), has = size, moved = 0;
+	bool unchecked = test->client.unchecked;
 	int rc = -ENOMEM;
 
 	if (test->random) {
@@ -309,8 +320,8 @@ static int one(struct test *test, u64 id)
 		other.offset = random & 4 ? (random >> 16) % PAGE_SIZE : 0;
 		other.heap = !other.frags && !(random & 0x38);
 	}
-	question = stand_md_new(plain(clamp_t(u32, test->ask, sizeof(ask), ASK_MOST)));
-	reply = stand_md_new(plain(clamp_t(u32, test->answer, sizeof(answer), LNET_MTU)));
+	question = stand_md_new(plain(clamp_t(u32, test->ask, sizeof(ask), ASK_MOST), unchecked));
+	reply = stand_md_new(plain(clamp_t(u32, test->answer, sizeof(answer), LNET_MTU), unchecked));
 	if (!question || !reply)
 		goto out;
 	if (test->op != OP_PING && !test->nomatch) {
@@ -324,7 +335,8 @@ static int one(struct test *test, u64 id)
 		if (!data)
 			goto out;
 		if (test->op == OP_WRITE) {
-			stand_mem_fill(data->mem, seed);
+			if (!unchecked)
+				stand_mem_fill(data->mem, seed);
 			data->put = false;
 			data->get = true;
 		}
@@ -335,9 +347,10 @@ static int one(struct test *test, u64 id)
 		.op = cpu_to_le32(test->op), .ack = cpu_to_le32(test->ack), .seed = cpu_to_le64(seed), .match = cpu_to_le64(match),
 		.size = cpu_to_le32(size), .frags = cpu_to_le32(other.frags), .offset = cpu_to_le32(other.offset),
 		.heap = cpu_to_le32(other.heap), .answer = cpu_to_le32(reply->mem->len), .from = cpu_to_le32(test->from),
-		.wait_ms = cpu_to_le32(jiffies_to_msecs(test->timeout)),
+		.wait_ms = cpu_to_le32(jiffies_to_msecs(test->timeout)), .unchecked = cpu_to_le32(unchecked),
 	};
-	stand_mem_fill(question->mem, seed);
+	if (!unchecked)
+		stand_mem_fill(question->mem, seed);
 	stand_mem_write(question->mem, 0, &ask, sizeof(ask));
 	rc = stand_put(question, &test->to, PORTAL_ASK, 0, 0, false);
 	if (rc)
@@ -353,14 +366,16 @@ static int one(struct test *test, u64 id)
 	bad += le64_to_cpu(answer.wrong);
 	if (rc)
 		goto out;
-	stand_mem_part(reply->mem, ~seed, sizeof(answer));
-	bad += stand_mem_wrong(reply->mem, ~seed, 0, reply->mem->len);
+	if (!unchecked) {
+		stand_mem_part(reply->mem, ~seed, sizeof(answer));
+		bad += stand_mem_wrong(reply->mem, ~seed, 0, reply->mem->len);
+	}
 	if (data && test->op == OP_READ) {
 		rc = stand_md_wait(data, EV_PUT, test->timeout) ? data->status[EV_PUT] : -ETIMEDOUT;
 		if (!rc && data->len[EV_PUT] != has)
 			rc = -EMSGSIZE;
 		moved = has;
-		if (!rc)
+		if (!rc && !unchecked)
 			bad += stand_mem_wrong(data->mem, seed, 0, has);
 	} else if (data) {
 		rc = stand_md_wait(data, EV_GET, test->timeout) ? data->status[EV_GET] : -ETIMEDOUT;
@@ -437,6 +452,7 @@ static int parse_test(struct test *test, char *options)
 	test->server.offset = stand_number(options, "server_offset", 0);
 	test->server.heap = stand_number(options, "server_heap", 0);
 	test->random = stand_number(options, "random", 0);
+	test->client.unchecked = !stand_number(options, "check", 1);
 	test->ask = stand_number(options, "ask", sizeof(struct ask));
 	test->answer = stand_number(options, "answer", sizeof(struct answer));
 	test->from = stand_number(options, "from", 0);
@@ -450,6 +466,10 @@ static int parse_test(struct test *test, char *options)
 	/* The service may wait for each of two messages. */
 	test->patience = msecs_to_jiffies(stand_number(options, "patience", 3 * jiffies_to_msecs(test->timeout)));
 	if (test->max > LNET_MTU || test->min > test->max)
+		return -EINVAL;
+	/* Memory that is used again is of whole pages. */
+	if (test->client.unchecked && (test->random || test->client.frags || test->client.offset || test->client.heap ||
+				       test->server.frags || test->server.offset || test->server.heap))
 		return -EINVAL;
 	return 0;
 }
@@ -498,6 +518,8 @@ int stand_test(char *options, struct seq_buf *out)
 	seq_buf_printf(out, "done %ld\nfailed %ld\nbytes %ld\nwrong %ld\nerror %d\nus %lld\nmost_us %llu\n", atomic_long_read(&test->done),
 		       atomic_long_read(&test->failed), atomic_long_read(&test->bytes), atomic_long_read(&test->wrong), test->first_error,
 		       ktime_us_delta(ktime_get(), start), test->most_us);
+	if (test->client.unchecked)
+		stand_mem_forget();
 	kfree(test);
 	return rc;
 }
@@ -510,8 +532,8 @@ int stand_work_init(void)
 	get_random_bytes(&seed, sizeof(seed));
 	atomic64_set(&cookies, seed >> 8);
 	service = alloc_workqueue("lnet_stand_service", WQ_UNBOUND, 256);
-	ping_md = stand_md_new(plain(PING_BYTES));
-	odd_md = stand_md_new(plain(100));
+	ping_md = stand_md_new(plain(PING_BYTES, false));
+	odd_md = stand_md_new(plain(100, false));
 	if (!service || !ping_md || !odd_md) {
 		if (service)
 			destroy_workqueue(service);
