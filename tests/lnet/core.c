@@ -3,6 +3,7 @@
 #include <linux/ctype.h>
 #include <linux/debug_locks.h>
 #include <linux/delay.h>
+#include <linux/inet.h>
 #include <linux/lockdep.h>
 #include <linux/module.h>
 #include <linux/sched.h>
@@ -102,28 +103,40 @@ EXPORT_SYMBOL(lnet_ni_set_default_cpts);
 
 /* Names. */
 
+static const char *const kinds[NUM_LNDS] = { [SOCKLND] = "tcp", [EXLND] = "ex" };
+
 int libcfs_str2lnd(const char *name)
 {
-	return strcmp(name, "ex") ? -1 : EXLND;
+	int i;
+
+	for (i = 0; i < NUM_LNDS; i++)
+		if (kinds[i] && !strcmp(name, kinds[i]))
+			return i;
+	return -1;
 }
 EXPORT_SYMBOL(libcfs_str2lnd);
 
 int libcfs_isknown_lnd(__u32 type)
 {
-	return type == EXLND;
+	return type < NUM_LNDS && kinds[type];
 }
 EXPORT_SYMBOL(libcfs_isknown_lnd);
 
 char *libcfs_nidstr_r(const struct lnet_nid *nid, char *buf, size_t size)
 {
 	unsigned int num = be16_to_cpu(nid->nid_num);
+	int n;
 
-	if (nid->nid_type != EXLND || nid->nid_size)
-		snprintf(buf, size, "%u@<%u:%u>", be32_to_cpu(nid->nid_addr[0]), nid->nid_type, num);
-	else if (num)
-		snprintf(buf, size, "%u@ex%u", be32_to_cpu(nid->nid_addr[0]), num);
+	if (nid->nid_type == SOCKLND)
+		n = scnprintf(buf, size, "%pI4", &nid->nid_addr[0]);
 	else
-		snprintf(buf, size, "%u@ex", be32_to_cpu(nid->nid_addr[0]));
+		n = scnprintf(buf, size, "%u", be32_to_cpu(nid->nid_addr[0]));
+	if (!libcfs_isknown_lnd(nid->nid_type) || nid->nid_size)
+		scnprintf(buf + n, size - n, "@<%u:%u>", nid->nid_type, num);
+	else if (num)
+		scnprintf(buf + n, size - n, "@%s%u", kinds[nid->nid_type], num);
+	else
+		scnprintf(buf + n, size - n, "@%s", kinds[nid->nid_type]);
 	return buf;
 }
 EXPORT_SYMBOL(libcfs_nidstr_r);
@@ -133,27 +146,39 @@ const char *stand_nid(const struct lnet_nid *nid, char *buf)
 	return libcfs_nidstr_r(nid, buf, NIDBUF);
 }
 
-static int str2net(const char *text, u32 *net)
+int stand_str2net(const char *text, u32 *net)
 {
 	u16 num = 0;
+	size_t n;
+	u32 i;
 
-	if (strncmp(text, "ex", 2) || (text[2] && kstrtou16(text + 2, 10, &num)))
-		return -ENOENT;
-	*net = EXLND << 16 | num;
-	return 0;
+	for (i = 0; i < NUM_LNDS; i++) {
+		n = kinds[i] ? strlen(kinds[i]) : 0;
+		if (!n || strncmp(text, kinds[i], n) || (text[n] && kstrtou16(text + n, 10, &num)))
+			continue;
+		*net = i << 16 | num;
+		return 0;
+	}
+	return -ENOENT;
 }
 
 int stand_str2nid(const char *text, struct lnet_nid *nid)
 {
 	const char *at = strchr(text, '@');
-	char addr[12];
+	char addr[16];
+	__be32 quad;
 	u32 n, net;
 
-	if (!at || at - text >= sizeof(addr) || str2net(at + 1, &net))
+	if (!at || at - text >= sizeof(addr) || stand_str2net(at + 1, &net))
 		return -EINVAL;
 	strscpy(addr, text, at - text + 1);
-	if (kstrtou32(addr, 10, &n))
+	if (net >> 16 == SOCKLND) {
+		if (!in4_pton(addr, -1, (u8 *)&quad, -1, NULL))
+			return -EINVAL;
+		n = be32_to_cpu(quad);
+	} else if (kstrtou32(addr, 10, &n)) {
 		return -EINVAL;
+	}
 	stand_nid4_from((u64)net << 32 | n, nid);
 	return 0;
 }
@@ -461,14 +486,15 @@ shutdown:
 
 int stand_net_add(const char *name, const char *interface, char *options, struct seq_buf *out)
 {
-	const struct lnet_lnd *lnd = the_lnet.ln_lnds[EXLND];
+	const struct lnet_lnd *lnd;
 	struct lnet_ni *ni;
 	char buf[NIDBUF];
 	u32 id;
-	int rc = str2net(name, &id);
+	int rc = stand_str2net(name, &id);
 
 	if (rc)
 		return rc;
+	lnd = the_lnet.ln_lnds[id >> 16];
 	if (!lnd)
 		return -EINVAL;
 	ni = kzalloc(sizeof(*ni), GFP_KERNEL);
@@ -535,7 +561,7 @@ int stand_net_del(const char *name, const char *interface)
 {
 	struct lnet_ni *ni, *found;
 	u32 id;
-	int rc = str2net(name, &id), n = 0;
+	int rc = stand_str2net(name, &id), n = 0;
 
 	if (rc)
 		return rc;

@@ -364,17 +364,13 @@ static bool routing;
 int stand_route(const char *net, const char *gateway)
 {
 	struct route *route = kzalloc(sizeof(*route), GFP_KERNEL);
-	struct lnet_nid nid;
-	char buf[NIDBUF];
 
 	if (!route)
 		return -ENOMEM;
-	snprintf(buf, sizeof(buf), "1@%s", net);
-	if (stand_str2nid(buf, &nid) || stand_str2nid(gateway, &route->gateway)) {
+	if (stand_str2net(net, &route->net) || stand_str2nid(gateway, &route->gateway)) {
 		kfree(route);
 		return -EINVAL;
 	}
-	route->net = stand_net_of(&nid);
 	spin_lock(&stand_lock);
 	list_add_tail(&route->list, &routes);
 	spin_unlock(&stand_lock);

@@ -11,6 +11,9 @@
  * work.c    a service, and who asks it
  * control.c /dev/lnet_stand: commands, as text
  *
+ * sock.c    a driver that sends over TCP
+ * misuse.c  a driver that makes mistakes
+ *
  * Locks: api, then lnd, then the spinlock. Drivers are called without the spinlock, but for lnd_get_timeout, lnd_nl_get.
  */
 #ifndef STAND_H
@@ -91,6 +94,7 @@ struct stand_peer {
 int stand_cpt_of(const struct lnet_nid *nid);
 bool stand_same(const struct lnet_nid *a, const struct lnet_nid *b);
 u32 stand_net_of(const struct lnet_nid *nid);
+int stand_str2net(const char *text, u32 *net);
 int stand_str2nid(const char *text, struct lnet_nid *nid);
 const char *stand_nid(const struct lnet_nid *nid, char *buf);
 #define NIDBUF 40

@@ -4,8 +4,8 @@
 //! Each scenario ends by [`done`]: nothing is left of its messages, in the stand-in or in the base driver, and both modules go.
 
 use super::lnet::{
-    all_right, begin, counter, done, end, load, nid, number, of_driver, right, script, start, tell,
-    LONG,
+    all_right, begin, counter, done, done_by, end, load, nid, number, of_driver, right, script,
+    start, tell, LONG,
 };
 use super::node::volume;
 use super::on_pair;
@@ -22,6 +22,7 @@ pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("exlnd::ping", ping).gate(),
         on_pair("exlnd::sizes", sizes).gate(),
+        on_pair("exlnd::tcp_transport", tcp_transport).gate(),
         on_pair("exlnd::pieces", fragments),
         on_pair("exlnd::partly_wanted", partly_wanted),
         on_pair("exlnd::credits", credits),
@@ -35,9 +36,14 @@ pub fn all() -> Vec<Scenario> {
 
 /// The same tests from both nodes at the same time, all right.
 fn both_ways(lab: &Lab, options: &str, patience: Duration) -> Result<()> {
+    both_ways_at([nid(0), nid(1)], lab, options, patience)
+}
+
+/// The same with these addresses of nodes 0 and 1.
+fn both_ways_at(nids: [String; 2], lab: &Lab, options: &str, patience: Duration) -> Result<()> {
     let running = [
-        start(lab, 0, &nid(1), options)?,
-        start(lab, 1, &nid(0), options)?,
+        start(lab, 0, &nids[1], options)?,
+        start(lab, 1, &nids[0], options)?,
     ];
     for running in running {
         all_right(&end(running, patience)?, options).with_context(|| options.to_owned())?;
@@ -139,6 +145,71 @@ fn sizes(lab: &Lab) -> Result<()> {
         );
     }
     done(lab)
+}
+
+/// The stand-in's own driver over TCP, by which `make bench` compares: pings, and bulk data that is checked, both ways and within a node. LNet
+/// may say late where a message goes. A network that ends and begins again is reached again, and a node that does not exist is not.
+fn tcp_transport(lab: &Lab) -> Result<()> {
+    let nids = [0, 1].map(|n| format!("10.2.0.{}@tcp", n + 1));
+    let add = |n: usize| -> Result<()> {
+        let said = tell(lab, n, "net add tcp exn0")?;
+        ensure!(said.trim() == format!("nid {}", nids[n]), "{said}");
+        tell(lab, n, "serve").map(drop)
+    };
+    for n in 0..2 {
+        lab.ok(n, "modprobe lnet_sock")?;
+        let out = lab.sh_for(n, &script("net add tcp none0"), PATIENCE)?;
+        ensure!(out.status != 0, "a network on no device: {out:?}");
+        add(n)?;
+    }
+    for (from, to) in [(0, 1), (1, 0), (0, 0)] {
+        for options in ["count=20", "size=0", "size=8192 from=5000"] {
+            let said = pairs(&tell(lab, from, &format!("ping {} {options}", nids[to]))?);
+            ensure!(
+                number(&said, "status")? == 0 && number(&said, "wrong")? == 0,
+                "node{from} to {to}, {options}: {said:?}"
+            );
+        }
+        for kind in ["read", "write"] {
+            for size in ["size=1", "size=4096", "size=1048576 frags=256 ack=1"] {
+                right(lab, from, &nids[to], &format!("kind={kind} count=2 {size}"))?;
+            }
+        }
+    }
+    for odd in ["odd", "odd late=300 slow=100 big=300"] {
+        for n in 0..2 {
+            tell(lab, n, odd)?;
+        }
+        for kind in ["ping", "read", "write"] {
+            let count = volume(50, 1000);
+            let options =
+                format!("kind={kind} threads=8 random=1 min=0 max=1048576 count={count} seed=9");
+            both_ways_at(nids.clone(), lab, &options, LONG)?;
+        }
+    }
+    ensure!(counter(lab, 0, "late_recvs")? > 0, "nothing was late");
+    for n in 0..2 {
+        tell(lab, n, "odd")?;
+    }
+    // Less is wanted than was sent, or nothing: the next message is found behind the rest.
+    for options in ["want=5000 ack=1", "nomatch=1", "check=0"] {
+        let options = format!("kind=read size=100000 count=4 {options}");
+        right(lab, 0, &nids[1], &options)?;
+    }
+    tell(lab, 1, "serve stop")?;
+    tell(lab, 1, "net del tcp")?;
+    for to in [&nids[1], "10.2.0.77@tcp"] {
+        lab.until("the node is unreachable", LONG, |lab| {
+            let said = pairs(&tell(lab, 0, &format!("ping {to} timeout=20000"))?);
+            Ok(number(&said, "status")? == -113)
+        })?;
+    }
+    add(1)?;
+    for kind in ["read", "write"] {
+        let options = format!("kind={kind} threads=4 count=8 size=300000");
+        both_ways_at(nids.clone(), lab, &options, LONG)?;
+    }
+    done_by(lab, "lnet_sock", &[&["tcp"], &["tcp"]])
 }
 
 /// Memory in many pieces, with gaps, that begins anywhere, of the heap: no byte around it is written.

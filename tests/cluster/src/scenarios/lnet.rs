@@ -93,6 +93,11 @@ pub(super) fn done(lab: &Lab) -> Result<()> {
 
 /// The same with the networks that each node has.
 pub(super) fn done_with(lab: &Lab, nets: &[&[&str]]) -> Result<()> {
+    done_by(lab, "kexlnd", nets)
+}
+
+/// The same with another driver.
+pub(super) fn done_by(lab: &Lab, driver: &str, nets: &[&[&str]]) -> Result<()> {
     for n in 0..nets.len() {
         tell(lab, n, "serve stop")?;
     }
@@ -101,7 +106,7 @@ pub(super) fn done_with(lab: &Lab, nets: &[&[&str]]) -> Result<()> {
         for net in *nets {
             tell(lab, n, &format!("net del {net}"))?;
         }
-        lab.ok(n, "rmmod kexlnd && rmmod lnet_stand")?;
+        lab.ok(n, &format!("rmmod {driver} && rmmod lnet_stand"))?;
         lab.until("nothing is registered", PATIENCE, |lab| {
             Ok(node(lab, n).atu("regions")? == 0)
         })?;

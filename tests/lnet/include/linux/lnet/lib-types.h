@@ -14,7 +14,8 @@
 #include <linux/uio.h>
 #include <net/netlink.h>
 
-/* Numbers of network types: what there is place for, and the only one that has a name here. */
+/* Numbers of network types: what there is place for, and those that have a name here. */
+#define SOCKLND 2
 #define EXLND 20
 #define NUM_LNDS 21
 
