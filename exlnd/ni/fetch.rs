@@ -17,12 +17,12 @@ use extoll_core::{
 };
 use kernel::{alloc::flags::GFP_NOWAIT, page::Page, prelude::*, time::Delta};
 use kernel_ext::{
-    mem::{FragmentList, PAGE},
+    mem::{Comb, FragmentList, PAGE},
     security,
 };
 use protocol::{
     lnd::{GetFailure, Ticket},
-    marks::{marks, Mark, MARK_BYTES},
+    marks::{marks, Mark, MARK_BYTES, MARK_DISTANCE},
     Time,
 };
 use wire::{
@@ -92,9 +92,23 @@ impl Use {
         self.memory.bytes() as u32
     }
 
+    /// Where the marks of `len` bytes are, if the memory is one piece.
+    fn comb(&self, len: u32) -> Option<Comb> {
+        let mut all = pieces(&self.memory, 0, len as usize);
+        let (at, _) = all.next()?;
+        let step = MARK_DISTANCE as usize;
+        let count = marks(len).count();
+        all.next().is_none().then_some(Comb { at, step, count })
+    }
+
     /// Puts marks into the memory.
     fn write_marks(&mut self, len: u32) {
         self.mark = security::random().to_le_bytes();
+        if let Some(comb) = self.comb(len) {
+            // All of it is in the list, which may be written.
+            let _ = self.memory.pages().mark(comb, self.mark);
+            return;
+        }
         for at in marks(len) {
             let mut done = 0;
             for (place, n) in pieces(&self.memory, at as usize, MARK_BYTES as usize) {
@@ -109,6 +123,10 @@ impl Use {
 
     /// Whether one is left.
     fn has_hole(&self) -> bool {
+        if let Some(comb) = self.comb(self.len()) {
+            let found = self.memory.pages().has_mark(comb, self.mark);
+            return found.unwrap_or(true);
+        }
         marks(self.len()).any(|at| {
             let mut found = Mark::default();
             let mut done = 0;
