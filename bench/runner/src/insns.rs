@@ -5,6 +5,7 @@
 //! operations in between cost, without starting programs, connecting and closing, and without what nodes do anyway in that time.
 
 use crate::drives::Drives;
+use crate::exlnd::{self, Ask, Nets, Over, ASKS};
 use crate::measure::{self, Device, Pairs, Test, EXTL, RAW_SIZE, RAW_TIMEOUT_MS};
 use crate::parse::{self, number};
 use crate::stats::{short, Spread};
@@ -45,6 +46,8 @@ pub enum Unit {
     Registration,
     /// A read from a drive.
     Read,
+    /// A request of LNet's stand-in, with its answer and bulk data.
+    Rpc,
 }
 
 impl Unit {
@@ -55,6 +58,7 @@ impl Unit {
             Self::Message => "message",
             Self::Registration => "registration",
             Self::Read => "read",
+            Self::Rpc => "RPC",
         }
     }
 
@@ -82,6 +86,8 @@ enum Worker {
     Rate(u64, u64),
     /// The units with registered memory, by one of the APIs.
     Unit(What, u64, Api),
+    /// Requests of LNet's stand-in.
+    Rpc(Over, Ask),
 }
 
 /// A workload.
@@ -153,6 +159,19 @@ impl Work {
                 few: 100,
                 many: 4100,
             }));
+        }
+        for ask in ASKS {
+            if let Some([few, many]) = ask.counted {
+                all.extend([Over::Ex, Over::Tcp].map(|over| Self {
+                    subject: over.subject(),
+                    name: ask.name,
+                    title: ask.title,
+                    unit: Unit::Rpc,
+                    worker: Worker::Rpc(over, ask),
+                    few,
+                    many,
+                }));
+            }
         }
         let trips = |subject, title, worker| Self {
             subject,
@@ -298,6 +317,10 @@ impl Work {
                 };
                 units.run(case, api, count)?;
             }
+            Worker::Rpc(over, ask) => {
+                let nets = place.nets.as_ref().context("there are no networks")?;
+                nets.count(over, &ask, count)?;
+            }
         }
         Ok(())
     }
@@ -308,6 +331,7 @@ struct Place<'a> {
     lab: &'a Lab,
     peer: u64,
     units: Option<Bench<'a>>,
+    nets: Option<Nets<'a>>,
 }
 
 /// Bytes that node 0 has sent from a program's memory, and node 1 has fetched to one's.
@@ -458,9 +482,19 @@ pub fn measure(
         lab,
         peer,
         units: None,
+        nets: None,
     };
     let mut rows = Vec::new();
     for work in all {
+        let by_nets = matches!(work.worker, Worker::Rpc(..));
+        if by_nets && place.nets.is_none() {
+            place.nets = Some(Nets::start(lab)?);
+            now = at_rest(lab)?;
+        }
+        if let Some(nets) = place.nets.take_if(|_| !by_nets) {
+            nets.end()?;
+            now = quiet;
+        }
         if matches!(work.worker, Worker::Unit(..)) && place.units.is_none() {
             place.units = Some(Bench::start(lab, peer)?);
             // With exn0 down they do less.
@@ -470,6 +504,9 @@ pub fn measure(
         let row = one(&place, &work, passes, now)
             .with_context(|| format!("{}, {}", work.subject, work.title))?;
         rows.push(row);
+    }
+    if let Some(nets) = place.nets {
+        nets.end()?;
     }
     if let Some(units) = place.units {
         units.end()?;
@@ -553,6 +590,7 @@ pub fn text(figures: &Figures) -> String {
     out.push_str(&format!(
         "\nWith nothing to do the nodes execute {a} and {b} instructions per second, which are not in the figures.\n"
     ));
+    out.push_str(&exlnd::instructions_text(&figures.rows));
     if let Some(drives) = &figures.drives {
         out.push_str(&drives.text());
     }

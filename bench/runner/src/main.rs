@@ -6,6 +6,7 @@
 
 mod counts;
 mod drives;
+mod exlnd;
 mod insns;
 mod measure;
 mod parse;
@@ -56,6 +57,8 @@ enum Part {
     Ratios,
     /// Instructions per operation
     Instructions,
+    /// kexlnd.ko: ratios and instructions
+    Exlnd,
 }
 
 /// Delays of the fabric would be the same for all and say nothing: what is compared is what drivers do.
@@ -159,8 +162,30 @@ fn end(lab: Lab) -> Result<()> {
 
 fn compare(args: &Args, progress: &Progress, results: &mut Results) -> Result<()> {
     let effort = results.effort;
+    let all = args.only != Some(Part::Exlnd);
     progress.step("booting two nodes with exn0, vio0 and e1k0");
     let (lab, peer) = boot(&args.lab, &SPEC, results)?;
+    let dir = lab::state::LabDir::new(&lab::Paths::default(), &args.lab)?;
+    let mut emulator = Client::connect(&dir.path)?;
+    if all {
+        compare_devices(&lab, &mut emulator, peer, progress, results)?;
+    }
+    results.exlnd = exlnd::measure(&lab, peer, &effort, |what| progress.step(what))?;
+    if all {
+        progress.step("kernel API and user space");
+        results.units = units::measure(&lab, &mut emulator, peer, &effort)?;
+    }
+    end(lab)
+}
+
+fn compare_devices(
+    lab: &Lab,
+    emulator: &mut Client,
+    peer: u64,
+    progress: &Progress,
+    results: &mut Results,
+) -> Result<()> {
+    let effort = results.effort;
     for repetition in 0..effort.repetitions {
         progress.step(&format!(
             "repetition {} of {}: TCP and UDP on every device, raw units",
@@ -169,24 +194,20 @@ fn compare(args: &Args, progress: &Progress, results: &mut Results) -> Result<()
         ));
         for test in Test::ALL {
             for device in test.devices() {
-                let sample = measure::once(&lab, device, test, repetition, &effort)
+                let sample = measure::once(lab, device, test, repetition, &effort)
                     .with_context(|| format!("{} on {}", test.title(), device.name))?;
                 results.samples.push(sample);
             }
         }
         results
             .samples
-            .extend(measure::raw_once(&lab, peer, repetition, &effort)?);
+            .extend(measure::raw_once(lab, peer, repetition, &effort)?);
     }
     progress.step("bus accesses per frame and per raw operation");
-    let dir = lab::state::LabDir::new(&lab::Paths::default(), &args.lab)?;
-    let mut emulator = Client::connect(&dir.path)?;
-    results.counts = count_all(&lab, &mut emulator, peer, &effort)?;
+    results.counts = count_all(lab, emulator, peer, &effort)?;
     progress.step("raw units by size");
-    results.raw = raw_by_size(&lab, peer, &effort)?;
-    progress.step("kernel API and user space");
-    results.units = units::measure(&lab, &mut emulator, peer, &effort)?;
-    end(lab)
+    results.raw = raw_by_size(lab, peer, &effort)?;
+    Ok(())
 }
 
 /// In nodes of their own: counting makes them slower, and needs emulated processors.
@@ -200,7 +221,12 @@ fn count_instructions(
     let (lab, peer) = boot(&name, &insns::SPEC, results)?;
     let passes = results.effort.counted_passes;
     let wanted = |key: &str| {
-        let names = args.work.as_deref().unwrap_or("");
+        let part = if args.only == Some(Part::Exlnd) {
+            "exlnd"
+        } else {
+            ""
+        };
+        let names = args.work.as_deref().unwrap_or(part);
         names.split(',').any(|name| key.contains(name))
     };
     let mut figures = insns::measure(&lab, peer, passes, wanted, |what| progress.step(what))?;

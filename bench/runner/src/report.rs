@@ -1,6 +1,7 @@
 //! Results as JSON and as text.
 
 use crate::counts::Side;
+use crate::exlnd;
 use crate::insns;
 use crate::measure::{Effort, Pairs, Sample, Test, DEVICES};
 use crate::parse::number;
@@ -97,6 +98,10 @@ pub struct Results {
     pub units: Vec<units::Row>,
     /// Ratios between those.
     pub unit_ratios: Vec<units::Compared>,
+    /// RPCs by kexlnd.ko and TCP, and raw RMA.
+    pub exlnd: Vec<exlnd::Sample>,
+    /// Ratios between those.
+    pub exlnd_ratios: Vec<exlnd::Compared>,
     /// Instructions per operation.
     pub instructions: Option<insns::Figures>,
 }
@@ -117,6 +122,8 @@ impl Results {
             raw: Vec::new(),
             units: Vec::new(),
             unit_ratios: Vec::new(),
+            exlnd: Vec::new(),
+            exlnd_ratios: Vec::new(),
             instructions: None,
         }
     }
@@ -152,6 +159,7 @@ impl Results {
         }
         self.ratios = all;
         self.unit_ratios = units::compare(&self.units);
+        self.exlnd_ratios = exlnd::compare(&self.exlnd);
     }
 
     /// What was measured, where, and in which units.
@@ -175,6 +183,9 @@ impl Results {
         let mut out = self.conditions();
         if !self.ratios.is_empty() {
             out.push_str(&self.compared());
+        }
+        if !self.exlnd_ratios.is_empty() {
+            out.push_str(&exlnd::text(&self.exlnd_ratios));
         }
         if let Some(figures) = &self.instructions {
             out.push_str(&insns::text(figures));

@@ -1,5 +1,6 @@
 //! A flat map from name to number, for people and programs that compare runs.
 
+use crate::exlnd;
 use crate::report::Results;
 use std::collections::BTreeMap;
 
@@ -23,7 +24,11 @@ pub fn of(results: &Results) -> BTreeMap<String, f64> {
         .instructions
         .iter()
         .filter_map(|i| i.drives.as_ref());
+    let of_rows = results.instructions.iter();
+    let exlnd = of_rows.flat_map(|i| exlnd::instructions(&i.rows));
     ratios
+        .chain(exlnd::summary(&results.exlnd_ratios))
+        .chain(exlnd)
         .chain(drives.flat_map(|d| d.summary()))
         .chain(rows.flat_map(|row| row.summary()))
         .filter(|(_, value)| value.is_finite())
