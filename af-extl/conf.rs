@@ -42,7 +42,7 @@ pub(crate) fn connections() -> usize {
     module_parameters::connections.value() as usize
 }
 
-/// Rings of the first connections of a NIC, and of the others.
+/// Ring sizes, in the order in which they are used.
 pub(crate) fn rings() -> [Size; 2] {
     let large = (module_parameters::large_rings.value() as usize).min(connections());
     let size = |kib: u32, most| Size {
@@ -103,8 +103,8 @@ pub(crate) fn opening() -> OpenLimits {
 /// Times and sizes of streams.
 pub(crate) fn limits() -> Limits {
     let dead = u64::from(module_parameters::dead_ms.value()) * MS;
-    let shortest = rings().map(|size| size.bytes).into_iter().min();
-    let shortest = shortest.unwrap_or(0) as u32;
+    let sizes = rings().into_iter().filter(|size| size.most > 0);
+    let shortest = sizes.map(|size| size.bytes).min().unwrap_or(0) as u32;
     Limits {
         // So that there is always room for what is announced.
         threshold: module_parameters::threshold.value().min(shortest / 4),

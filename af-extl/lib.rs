@@ -157,15 +157,15 @@ module! {
         },
         ring_kib: u32 {
             default: 64,
-            description: "Size of the two rings of a connection in KiB, a power of two",
+            description: "Size of the rings of other connections in KiB, a power of two",
         },
         large_ring_kib: u32 {
             default: 256,
-            description: "The same of the first connections of a NIC",
+            description: "Size of the rings of large_rings connections in KiB, a power of two",
         },
         large_rings: u32 {
             default: 64,
-            description: "Connections of a NIC with large rings",
+            description: "Connections of a NIC that have rings of large_ring_kib",
         },
         threshold: u32 {
             default: 2048,

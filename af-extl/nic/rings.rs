@@ -13,7 +13,7 @@ use kernel_ext::mem::PageList;
 use protocol::{ds::Span, Time};
 use wire::ids::Vpid;
 
-/// Bytes of rings that are made together; those of one connection if they are more.
+/// Bytes of rings that are made together: of one connection at least.
 const PORTION: usize = 2 << 20;
 
 /// The rings of a connection. Peers may read the first and not write to it; into the second only
@@ -50,7 +50,7 @@ pub(crate) struct Size {
 pub(super) struct RingPool {
     portions: Portions,
     vpid: Vpid,
-    /// The first ones to be made, and the others.
+    /// In the order in which they are used.
     sizes: [Size; 2],
     /// Connections for which there are rings of either size.
     made: [usize; 2],
@@ -106,7 +106,7 @@ pub(crate) fn store(ring: &Buffer, span: Span, from: &[u8]) {
 }
 
 impl RingPool {
-    /// With none yet. The port must be open.
+    /// Without memory as yet. The port must be open.
     pub(super) fn new(vpid: Vpid, sizes: [Size; 2]) -> Self {
         Self {
             portions: KVec::new(),
@@ -148,7 +148,7 @@ impl RingPool {
         }
         let mut why = ENOBUFS;
         for (size, made) in self.sizes.iter().zip(&mut self.made) {
-            let count = (PORTION / (2 * size.bytes)).max(1);
+            let count = PORTION / (2 * size.bytes);
             let count = count.min(size.most.saturating_sub(*made));
             if count == 0 {
                 continue;
@@ -156,7 +156,7 @@ impl RingPool {
             let atu = nic.atu();
             let pools = |access| atu.buffers(self.vpid, count, size.bytes, access);
             let both = pools(Access::READ).and_then(|send| Ok((send, pools(Access::WRITE)?)));
-            // Where there is no memory for large ones there may be for others.
+            // Where there is no room for large ones there may be for others.
             match both.and_then(|both| Ok(self.portions.push(both, GFP_KERNEL)?)) {
                 Ok(()) => {
                     *made += count;

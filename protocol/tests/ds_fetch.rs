@@ -82,37 +82,66 @@ fn announcements_that_are_not_fetched_yet_become_one() {
     assert_eq!(t.read(1, 10_000), data(600).repeat(4));
 }
 
-#[test]
-fn little_waits_for_company_while_a_get_is_on_its_way() {
-    let mut t = Two::new();
-    let parts = |t: &Two| -> Vec<u32> {
-        let gets = t.sides[1].out.gets.iter();
-        gets.map(|g| g.0.from.len).collect()
-    };
-    // The first one is fetched at once, the next two with each other.
-    for _ in 0..2 {
+/// Pieces of 600 bytes are announced; GETs that are in flight.
+fn announce(t: &mut Two, pieces: usize) -> Vec<u32> {
+    for _ in 0..pieces {
         t.write(0, &data(600));
         t.carry(0, false);
-        assert_eq!(parts(&t), [600]);
     }
-    t.write(0, &data(600));
-    t.carry(0, false);
-    assert_eq!(parts(&t), [600, 1_000, 200]);
-    // And the last one when nothing is on its way any more.
+    in_flight(t)
+}
+
+fn in_flight(t: &Two) -> Vec<u32> {
+    let gets = t.sides[1].out.gets.iter();
+    gets.map(|g| g.0.from.len).collect()
+}
+
+#[test]
+fn a_short_piece_waits_while_two_gets_are_in_flight() {
+    let mut t = Two::new();
+    assert_eq!(announce(&mut t, 3), [600, 600]);
+    // What follows is merged with it.
+    assert_eq!(announce(&mut t, 1), [600, 600, 1_000, 200]);
+    t.settle();
+    assert_eq!(t.read(1, 10_000), data(600).repeat(4));
+    t.settle();
+    // It goes when a GET has ended, in whatever way.
+    assert_eq!(announce(&mut t, 3), [600, 600]);
+    t.fetch(1, Ok(()));
+    assert_eq!(in_flight(&t), [600, 600]);
     t.settle();
     assert_eq!(t.read(1, 10_000), data(600).repeat(3));
-    t.write(0, &data(600));
-    t.write(0, &data(600));
-    t.carry(0, false);
-    t.carry(0, false);
-    assert_eq!(parts(&t), [600]);
-    t.fetch(1, Err(Failure::TimedOut));
     t.settle();
+    assert_eq!(announce(&mut t, 3), [600, 600]);
+    t.fetch(1, Err(Failure::TimedOut));
     for _ in 0..10 {
         t.wait(LIMITS.ask);
         t.settle();
     }
-    assert_eq!(t.read(1, 10_000), data(600).repeat(2));
+    assert_eq!(t.read(1, 10_000), data(600).repeat(3));
+}
+
+#[test]
+fn a_short_piece_that_cannot_grow_does_not_wait() {
+    // Bytes of a message behind it.
+    let mut t = Two::new();
+    assert_eq!(announce(&mut t, 3), [600, 600]);
+    t.write(0, b"small");
+    t.carry(0, false);
+    assert_eq!(in_flight(&t), [600, 600, 600]);
+    // The end.
+    let mut t = Two::new();
+    assert_eq!(announce(&mut t, 3), [600, 600]);
+    t.sides[0].stream.shut();
+    t.pump(0);
+    t.carry(0, false);
+    assert_eq!(in_flight(&t), [600, 600, 600]);
+    // A source.
+    let mut t = Two::new();
+    assert_eq!(announce(&mut t, 3), [600, 600]);
+    t.lend(0, &data(900));
+    t.carry(0, false);
+    assert_eq!(in_flight(&t)[..3], [600, 600, 600]);
 }
 
 #[test]

@@ -14,13 +14,17 @@ impl Conn {
         let of = |at: Option<Time>| at.map(|at| at.since(now) / 1_000_000);
         write!(
             f,
-            "{:06x} node {} {:?} open {} blocked {} due {:?} ",
+            "{:06x} node {} {:?} open {} blocked {} due {:?} rings {} KiB ",
             self.name.raw(),
             self.peer.0,
             inner.decision,
             inner.open,
             inner.blocked,
             of(inner.due),
+            inner
+                .rings
+                .as_ref()
+                .map_or(0, |rings| rings.send.bytes() >> 10),
         )?;
         match &*inner.stream {
             Some(stream) => writeln!(

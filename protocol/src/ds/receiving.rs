@@ -57,7 +57,7 @@ struct Fetch {
     sink: Option<u32>,
     /// A reader has taken the memory back that its GET goes to: what that brings is of no use.
     stray: bool,
-    /// What is before it had as many bytes as a GET may have.
+    /// Remainder of a piece that was divided; it does not wait for more.
     is_rest: bool,
     state: FetchState,
     /// Until when its GET has to be done.

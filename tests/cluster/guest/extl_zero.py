@@ -349,7 +349,7 @@ def later(host, port, times):
         waiting.add(n)
         first = first or time.monotonic() - began
         if n == 0:
-            # Nobody reads yet, and the ring has 64 KiB.
+            # Nobody reads yet, and the ring is shorter.
             assert first < 0.8, first
             assert completions(s) is None
     s.shutdown(socket.SHUT_WR)

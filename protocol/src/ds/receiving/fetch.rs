@@ -58,13 +58,16 @@ impl Receiving {
         }
     }
 
-    /// The first piece of which a GET can be posted, and how much of it. While GETs are on their way,
-    /// what is new to the ring waits until it is a quarter of it: what follows may be fetched with it.
+    /// The first piece of which a GET can be posted, and how much of it. While two GETs are in flight,
+    /// the last piece waits until it is a quarter of the ring, because announcements that follow may be
+    /// merged with it.
     fn due(&self, limits: &Limits) -> Option<(usize, u32)> {
-        let moving = self.fetches().iter().any(|f| f.state == FetchState::Moving);
+        let moving = self.fetches().iter();
+        let moving = moving.filter(|f| f.state == FetchState::Moving).count();
         let waits = |f: &Fetch| {
-            let new = f.failed == 0 && !f.is_rest && f.sink.is_none() && f.source.is_none();
-            moving && new && f.len < self.quarter.min(limits.chunk)
+            let new = f.failed == 0 && !f.is_rest && f.source.is_none();
+            let grows = f.from.plus(f.len) == self.known && self.pending.is_none();
+            moving >= 2 && new && grows && f.len < self.quarter.min(limits.chunk)
         };
         let all = self.fetches().iter().enumerate();
         let mut due = all.filter(|(_, f)| f.state == FetchState::Due);
