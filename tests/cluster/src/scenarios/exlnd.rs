@@ -22,7 +22,7 @@ pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("exlnd::ping", ping).gate(),
         on_pair("exlnd::sizes", sizes).gate(),
-        on_pair("exlnd::tcp_transport", tcp_transport).gate(),
+        on_pair("exlnd::tcp_transport", tcp_transport),
         on_pair("exlnd::pieces", fragments),
         on_pair("exlnd::partly_wanted", partly_wanted),
         on_pair("exlnd::credits", credits),
