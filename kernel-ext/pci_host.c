@@ -9,6 +9,7 @@
 #include <linux/irqchip/irq-msi-lib.h>
 #include <linux/irqdomain.h>
 #include <linux/list.h>
+#include <linux/lockdep.h>
 #include <linux/module.h>
 #include <linux/msi.h>
 #include <linux/mutex.h>
@@ -25,6 +26,28 @@ void extoll_pci_host_init(struct extoll_pci_host *host, struct device *parent, i
 	host->calls = calls;
 	host->pool = pool;
 }
+
+#ifdef CONFIG_PREEMPT_RT
+void extoll_pci_functions_enter(void)
+{
+}
+
+void extoll_pci_functions_leave(void)
+{
+}
+#else
+static DEFINE_WAIT_OVERRIDE_MAP(functions_map, LD_WAIT_CONFIG);
+
+void extoll_pci_functions_enter(void)
+{
+	lock_map_acquire_try(&functions_map);
+}
+
+void extoll_pci_functions_leave(void)
+{
+	lock_map_release(&functions_map);
+}
+#endif
 
 void extoll_pci_pin(void)
 {

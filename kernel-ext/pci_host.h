@@ -87,6 +87,13 @@ void extoll_pci_lost(struct pci_bus *bus);
 int extoll_pci_window_insert(struct pci_dev *anchor, struct resource *window);
 void extoll_pci_window_remove(struct resource *window);
 
+/*
+ * Around calls of a driver's functions, which the kernel makes with raw spin locks held (pci_lock, those of interrupt descriptors): for lockdep, that
+ * spinlock_t may be taken there. With PREEMPT_RT it may not.
+ */
+void extoll_pci_functions_enter(void);
+void extoll_pci_functions_leave(void);
+
 /* A parent domain of PCI MSI and MSI-X with so many vectors, or NULL. Sleep. */
 struct irq_domain *extoll_msi_domain_new(unsigned int vectors, const struct irq_domain_ops *ops, void *data, int number);
 void extoll_msi_domain_free(struct irq_domain *domain);

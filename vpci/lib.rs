@@ -22,7 +22,7 @@ mod remote;
 
 use extoll_core::child;
 use kernel::{auxiliary, device::Core, driver, miscdevice::*, pci, prelude::*, InPlaceModule};
-use kernel_ext::{param, work};
+use kernel_ext::{param, pci_host, work};
 
 struct NicDriver;
 
@@ -59,11 +59,26 @@ struct Vpci {
     _settled: work::Settled,
 }
 
+/// Whether this kernel can have bridges.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP`: it can't; the log says why.
+fn supported() -> Result {
+    match pci_host::unsupported() {
+        Some(why) => {
+            pr_err!("not for this kernel: {}\n", why);
+            Err(EOPNOTSUPP)
+        }
+        None => Ok(()),
+    }
+}
+
 impl InPlaceModule for Vpci {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
         try_pin_init!(Self {
-            _: { checked? },
+            _: { checked.and_then(|()| supported())? },
             _settled: work::Settled,
             _registered: registry::Registered::new()?,
             _nics <- driver::Registration::new(

@@ -3,6 +3,7 @@
 //! What is behind a bridge, for as long as it is there.
 
 use super::Interrupts;
+use crate::bindings;
 use core::cell::UnsafeCell;
 use kernel::{
     prelude::*,
@@ -139,7 +140,13 @@ impl Behind {
         }
         // SAFETY: by the invariant nobody changes it before the grace period of the guard is over.
         let functions = unsafe { &*self.functions.get() };
-        f(&**functions.as_ref()?)
+        let functions = functions.as_ref()?;
+        // SAFETY: only notes something for the lock checker.
+        unsafe { bindings::extoll_pci_functions_enter() };
+        let result = f(&**functions);
+        // SAFETY: as above, and what was noted is.
+        unsafe { bindings::extoll_pci_functions_leave() };
+        result
     }
 
     pub(super) fn read(&self, devfn: u8, offset: u16, width: Width) -> Option<u32> {

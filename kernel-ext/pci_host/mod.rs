@@ -76,3 +76,16 @@ pub use memory::{is_linear, Contiguous, PageMap, PoolMemory};
 pub use peers::PeerBar;
 pub use pool::{Pool, PoolStats};
 pub use window::Window;
+
+/// Why the kernel that this is built for can't have such bridges. Any context.
+pub fn unsupported() -> Option<&'static str> {
+    if cfg!(CONFIG_PREEMPT_RT) {
+        // Configuration registers are read with raw spin locks held.
+        return Some("PREEMPT_RT");
+    }
+    if !cfg!(CONFIG_ARCH_HAS_DMA_OPS) {
+        // Drivers would give devices addresses of the node's memory.
+        return Some("devices have no DMA operations of their own (CONFIG_ARCH_HAS_DMA_OPS)");
+    }
+    None
+}
