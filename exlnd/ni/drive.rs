@@ -67,6 +67,7 @@ impl Port<u32> for Voice<'_> {
         to: NodeId,
         message: &Message,
         payload: Option<(&u32, u16)>,
+        quiet: bool,
     ) -> Result<(), Refused> {
         let sender = self.sender.ok_or(Refused::Never)?;
         let mut bytes = [0; LONGEST];
@@ -83,7 +84,7 @@ impl Port<u32> for Voice<'_> {
         }
         let header = Header {
             tag: message.kind().tag(),
-            irq: true,
+            irq: !quiet,
             class: TRAFFIC_CLASS,
             ..Header::new(Target::Node(to), VPID)
         };

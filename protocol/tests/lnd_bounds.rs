@@ -46,6 +46,40 @@ fn parts(said: &[Moving]) -> usize {
     said.iter().filter(part).count()
 }
 
+#[test]
+fn parts_of_a_request_interrupt_the_receiver_now_and_then_and_at_the_end() {
+    let mut ends = pair();
+    for (token, len) in [(0, 0), (1, 100), (2, 4096), (3, 7000)] {
+        assert!(ends[0].submit(2, token, len, false, 10_000, 0));
+        if token == 0 {
+            // A session begins.
+            let ticket = offer(&settle(&mut ends, 0));
+            ends[1].accept(ticket, 0);
+            settle(&mut ends, 0);
+            continue;
+        }
+        let said = ends[0].pump(100, 0);
+        assert_eq!(parts(&said), said.len());
+        let loud = |(_, m): &(usize, &Moving)| !m.quiet;
+        let loud: Vec<_> = (1..).zip(&said).filter(loud).map(|(i, _)| i).collect();
+        let mut want: Vec<_> = (1..said.len()).filter(|i| i % 16 == 0).collect();
+        want.push(said.len());
+        assert_eq!(loud, want, "{len} bytes");
+        for m in &said {
+            ends[1].take(m, 0, 0);
+        }
+        let ticket = offer(&settle(&mut ends, 0));
+        ends[1].accept(ticket, 0);
+        // All other messages do.
+        let notes = ends[1].pump(100, 0);
+        assert!(!notes.is_empty() && notes.iter().all(|m| !m.quiet));
+        for m in &notes {
+            ends[0].take(m, 0, 0);
+        }
+        settle(&mut ends, 0);
+    }
+}
+
 fn notes(key: Key, all: &[Note]) -> Message {
     let mut notes = Notes::NONE;
     for note in all {

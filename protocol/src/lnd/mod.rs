@@ -320,7 +320,8 @@ pub enum GetFailure {
 /// Sends messages.
 pub trait Port<T> {
     /// Sends a message to a node; its payload is that of the [`Letter`] with this token, from an
-    /// offset on.
+    /// offset on. A message that is `quiet` need not interrupt the receiver, because another part
+    /// of the same request follows.
     ///
     /// # Errors
     ///
@@ -331,6 +332,7 @@ pub trait Port<T> {
         to: NodeId,
         message: &Message,
         payload: Option<(&T, u16)>,
+        quiet: bool,
     ) -> Result<(), Refused>;
 }
 

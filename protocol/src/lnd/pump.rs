@@ -12,6 +12,10 @@ use wire::{
 /// Messages of a peer before it is another one's turn.
 const TURN: usize = 8;
 
+/// The last part of a request interrupts the receiver, and one in so many, because a mailbox must
+/// not fill with parts that no interrupt tells of when many senders stop within a request.
+const LOUD: u8 = 16;
+
 /// How a turn ended.
 enum Turn {
     /// There is nothing more to send.
@@ -101,7 +105,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         node: NodeId,
         message: &Message,
     ) -> Result<(), Refused> {
-        port.send(node, message, None)?;
+        port.send(node, message, None, false)?;
         self.counters.messages += 1;
         Ok(())
     }
@@ -246,6 +250,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(send) = self.sends.get(at) else {
             return Ok(());
         };
+        let last = send.part + 1 == send.parts || send.alone;
+        let quiet = !last && (send.part + 1) % LOUD != 0;
         let payload = match send.source {
             Some(source) => Payload::There(send.len, source),
             None => Payload::Here(send.len as u16),
@@ -270,7 +276,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             Payload::Here(_) if len > 0 => Some((&send.token, offset)),
             _ => None,
         };
-        port.send(node, &message, data)?;
+        port.send(node, &message, data, quiet)?;
         self.counters.messages += 1;
         self.said_part(at, now);
         Ok(())

@@ -82,7 +82,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 Stray::Stale(key) => Message::Stale(key),
                 Stray::Welcome(welcome) => Message::Welcome(welcome),
             };
-            port.send(node, &message, None)?;
+            port.send(node, &message, None, false)?;
             self.counters.messages += 1;
             self.strays.done(index);
         }

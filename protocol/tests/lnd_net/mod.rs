@@ -50,6 +50,8 @@ pub struct Moving {
     pub to: u16,
     pub message: Message,
     pub data: Vec<u8>,
+    /// Sent without an interrupt.
+    pub quiet: bool,
 }
 
 /// What a sender's machine says with.
@@ -67,6 +69,7 @@ impl Port<u32> for Out<'_> {
         to: NodeId,
         message: &Message,
         payload: Option<(&u32, u16)>,
+        quiet: bool,
     ) -> Result<(), Refused> {
         if self.dead {
             return Err(Refused::Never);
@@ -91,6 +94,7 @@ impl Port<u32> for Out<'_> {
             to: to.0,
             message: *message,
             data,
+            quiet,
         });
         Ok(())
     }

@@ -59,6 +59,7 @@ impl lnd::Port<u64> for Mouth<'_> {
         to: NodeId,
         message: &Message,
         payload: Option<(&u64, u16)>,
+        _quiet: bool,
     ) -> Result<(), Refused> {
         let mut bytes = bytes(message);
         if let Some((id, at)) = payload {
