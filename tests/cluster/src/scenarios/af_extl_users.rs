@@ -133,10 +133,11 @@ pub(super) fn counter(lab: &Lab, number: usize, name: &str) -> Result<u64> {
     value(&text, name).with_context(|| format!("no {name} in {text}"))
 }
 
-/// A server on node 1 that listens to a port soon.
+/// Starts a server on node 1; returns when it listens to a port. An earlier server that still ends must not be taken for it.
 fn serve(lab: &Lab, line: &str, port: u32) -> Result<Running> {
-    let server = lab.spawn(1, line)?;
     let listens = format!("ss -ltn | grep -q ':{port} '");
+    node(lab, 1).until("the port is free", &format!("! {listens}"))?;
+    let server = lab.spawn(1, line)?;
     node(lab, 1).until("it listens", &listens)?;
     Ok(server)
 }
