@@ -57,7 +57,7 @@ mod sim {
             sum.gets > 10 * seeds && sum.gets_again > seeds / 20,
             "{sum:?}"
         );
-        // There are few, as announcements are merged before the table of pieces is full.
+        // Rewinds answer gaps: a lost message, or one for which the receiver had no place.
         assert!(sum.rewinds > seeds / 40 && sum.asked > seeds / 2, "{sum:?}");
         assert!(sum.odd > seeds && sum.failed > seeds / 5, "{sum:?}");
         assert!(sum.holes > seeds / 20, "{sum:?}");
