@@ -338,7 +338,7 @@ static ssize_t pound_show(struct device *dev, struct device_attribute *attr, cha
 }
 static DEVICE_ATTR_RO(pound);
 
-/* A reset of the function, after which it is as before. */
+/* A reset of the function, after which it is as before. It needs the device's lock, which the driver's end has while it waits for this. */
 static ssize_t reset_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
 	struct accel *a = dev_get_drvdata(dev);
@@ -347,7 +347,7 @@ static ssize_t reset_show(struct device *dev, struct device_attribute *attr, cha
 
 	mutex_lock(&a->lock);
 	writel(0x5a5a5a5a, a->regs + SCRATCH);
-	err = pci_reset_function_locked(a->pdev);
+	err = pci_try_reset_function(a->pdev);
 	left = readl(a->regs + SCRATCH);
 	mutex_unlock(&a->lock);
 	return sysfs_emit(buf, "%d %#x\n", err, left);

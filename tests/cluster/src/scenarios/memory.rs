@@ -679,7 +679,7 @@ fn large(lab: &Lab) -> Result<()> {
 
 /// Makes the kernel give back what it only keeps at hand, before memory in use is measured: page cache, objects that are free but in a
 /// list of a processor, free pages in such lists. KASAN of a debug kernel keeps freed objects too, until their cache is shrunk.
-const SETTLE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; \
+pub(super) const SETTLE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; \
      for c in /sys/kernel/slab/*/shrink; do echo 1 >$c; done 2>/dev/null; echo 1 >/proc/sys/vm/compact_memory";
 
 /// Memory that `extoll.ko` costs, with one NIC and nothing above it: 7 MiB when this was written.

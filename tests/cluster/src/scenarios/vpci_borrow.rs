@@ -312,6 +312,33 @@ fn drive_iommu(lab: &Lab) -> Result<()> {
     end(lab, &address).map(drop)
 }
 
+/// All registers of the borrowed drive, as administrators' tools read and write them: those by which its driver knows it are the
+/// drive's own.
+fn registers(lab: &Lab, domain: &str, address: &str) -> Result<()> {
+    let here = format!("{}:00:00.0", domain.trim_start_matches("0x"));
+    let dump = |number: usize, at: &str| -> Result<Vec<String>> {
+        let shown = lab.ok(number, &format!("lspci -xxxx -s {at}"))?;
+        // An offset and 16 bytes.
+        let lines = shown.lines().filter(|l| l.split_whitespace().count() == 17);
+        Ok(lines.map(str::to_owned).collect())
+    };
+    let (borrowed, own) = (dump(0, &here)?, dump(LENDER, address)?);
+    ensure!(borrowed.len() == 256 && own.len() == 256, "{borrowed:?}");
+    // IDs, the capability of an NVM Express controller (0x80), and what may be behind 256 bytes.
+    ensure!(
+        borrowed[0][..15] == own[0][..15],
+        "{} {}",
+        borrowed[0],
+        own[0]
+    );
+    ensure!(borrowed[8].starts_with("80: 10 "), "{}", borrowed[8]);
+    ensure!(borrowed[16..] == own[16..], "{borrowed:?} {own:?}");
+    let set = format!("setpci -s {here} CACHE_LINE_SIZE");
+    let read = lab.ok(0, &format!("{set}=10 && {set}"))?;
+    ensure!(read.trim() == "10", "the size of a cache line is {read}");
+    Ok(())
+}
+
 /// What can't be done is refused with a reason.
 fn commands(lab: &Lab) -> Result<()> {
     let refused = |node: usize, words: &str, why: &str| -> Result<()> {
@@ -357,6 +384,7 @@ fn commands(lab: &Lab) -> Result<()> {
     )?;
     ensure!(user.status != 0, "a user may");
     let domain = borrow(lab, &address)?;
+    registers(lab, &domain, &address).context("lspci and setpci")?;
     let again = format!("borrow --node 1 {address}");
     refused(0, &again, "somebody has the device")?;
     // One's own device needs no network.
