@@ -81,8 +81,9 @@ static void exlnd_shutdown(struct lnet_ni *ni)
 
 	if (!data)
 		return;
-	ni->ni_data = NULL;
+	/* What came in before is still given to LNet meanwhile, which calls lnd_recv for it. */
 	exlnd_rs_shutdown(data);
+	ni->ni_data = NULL;
 	module_put(THIS_MODULE);
 }
 

@@ -52,19 +52,23 @@ unsafe extern "C" fn exlnd_rs_startup(
     let lnet = unsafe { NiRef::new(handle) };
     match Ni::start(lnet, name.to_bytes(), &asked) {
         Ok(ni) => {
+            let data = Arc::into_raw(ni.clone()).cast_mut();
             // SAFETY: by the requirement; it is given back by `exlnd_rs_shutdown`.
-            unsafe { exlnd_ni_data(raw, Arc::into_raw(ni).cast_mut().cast()) };
+            unsafe { exlnd_ni_data(raw, data.cast()) };
+            // LNet calls back with `data` for what comes in.
+            ni.begin_to_read();
             0
         }
         Err(e) => e.to_errno(),
     }
 }
 
-/// Ends an interface, which has no messages any more.
+/// Ends an interface, which has no messages any more. LNet may still be given some that came in
+/// before, and call back for them, until this returns.
 ///
 /// # Safety
 ///
-/// As [`ni`], and nobody else uses `data` any more.
+/// As [`ni`], and LNet does not use `data` after this.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_shutdown(data: *mut c_void) {
     // SAFETY: by the requirement.

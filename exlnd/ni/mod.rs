@@ -179,7 +179,8 @@ fn number_of(name: &[u8]) -> Option<u32> {
 }
 
 impl Ni {
-    /// Begins an interface, which is named after its NIC: `ex0`. Process context, sleeps.
+    /// Begins an interface, which is named after its NIC: `ex0`. It reads nothing before
+    /// [`Self::begin_to_read`]. Process context, sleeps.
     ///
     /// # Errors
     ///
@@ -207,11 +208,14 @@ impl Ni {
             ni.end();
             return Err(e);
         }
-        // Who gives LNet messages may have to wait until LNet has this one started. So that could
-        // not have been waited for.
-        ni.reading.store(true, Relaxed);
-        ni.signals.bell.ring();
         Ok(ni)
+    }
+
+    /// Begins to read what comes in, of which LNet is told. A message of an unknown peer waits
+    /// there until LNet has started this interface.
+    pub(crate) fn begin_to_read(&self) {
+        self.reading.store(true, Relaxed);
+        self.signals.bell.ring();
     }
 
     fn new(raw: NiRef, number: u32, asked: &Asked, handle: Handle) -> Result<Arc<Self>> {

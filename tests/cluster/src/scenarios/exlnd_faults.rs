@@ -229,6 +229,7 @@ fn power_cycle(lab: &Lab) -> Result<()> {
 /// Traffic from both nodes, of which some may fail; it flows when this returns.
 fn traffic(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
     let mut all = Vec::new();
+    let seconds = as_slow(Duration::from_secs(seconds)).as_secs();
     let before = counter(lab, 0, "received")?;
     for n in 0..2 {
         for kind in ["ping", "read", "write"] {
@@ -242,6 +243,13 @@ fn traffic(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
         Ok(counter(lab, 0, "received")? > before + 100)
     })?;
     Ok(all)
+}
+
+/// Pings from node 1, longer on a slow kernel.
+fn pings(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
+    let seconds = as_slow(Duration::from_secs(seconds)).as_secs();
+    let options = format!("kind=ping threads=4 seconds={seconds} timeout=3000");
+    Ok(vec![(1, start(lab, 1, &nid(0), &options)?)])
 }
 
 /// Ends it: no byte was wrong, and some went through.
@@ -277,12 +285,15 @@ fn unbind_bind(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// The network of a node is taken away under load and given back, several times.
+/// The network of a node is taken away under load and given back, several times. LNet is slow, so that it still gets messages while
+/// the interface ends.
 fn net_del(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     for round in 0..volume(2, 8) {
         let all = traffic(lab, 8)?;
+        tell(lab, 0, "odd slow=1000")?;
         tell(lab, 0, "net del ex")?;
+        tell(lab, 0, "odd")?;
         tell(lab, 0, "net add ex ex0")?;
         calm(all).with_context(|| format!("round {round}"))?;
         for n in 0..2 {
@@ -317,8 +328,7 @@ fn rmmod(lab: &Lab) -> Result<()> {
 fn unbind_in_net_add(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     tell(lab, 0, "net del ex")?;
-    let options = "kind=ping threads=4 seconds=60 timeout=3000";
-    let load = start(lab, 1, &nid(0), options)?;
+    let load = pings(lab, 60)?;
     for round in 0..volume(4, 20) {
         let about = || format!("round {round}");
         let adds = lab.spawn(0, &script("net add ex ex0"))?;
@@ -333,7 +343,7 @@ fn unbind_in_net_add(lab: &Lab) -> Result<()> {
     }
     tell(lab, 0, "net add ex ex0")?;
     works_again(lab)?;
-    calm(vec![(1, load)])?;
+    calm(load)?;
     node(lab, 0).back()?;
     done(lab)
 }
@@ -369,8 +379,7 @@ fn bad_links(lab: &Lab) -> Result<()> {
 fn failed_start(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     tell(lab, 0, "net del ex")?;
-    let options = "kind=ping threads=4 seconds=20 timeout=3000";
-    let load = start(lab, 1, &nid(0), options)?;
+    let load = pings(lab, 20)?;
     for _ in 0..volume(3, 20) {
         arm(lab, 0, 10)?;
         let out = lab.sh_for(0, &script("net add ex ex0"), PATIENCE)?;
@@ -378,7 +387,7 @@ fn failed_start(lab: &Lab) -> Result<()> {
     }
     tell(lab, 0, "net add ex ex0")?;
     works_again(lab)?;
-    calm(vec![(1, load)])?;
+    calm(load)?;
     done(lab)
 }
 
