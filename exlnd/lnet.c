@@ -106,10 +106,15 @@ static int exlnd_send(struct lnet_ni *ni, void *private, struct lnet_msg *msg)
 static int exlnd_receive(struct lnet_ni *ni, void *private, struct lnet_msg *msg, struct iov_iter *to)
 {
 	unsigned int nofs = memalloc_nofs_save();
-	int rc = exlnd_rs_recv(ni->ni_data, (unsigned long)private - 1, msg, msg ? to : NULL);
+	/* Memory of a GPU can't be registered: the message is dropped, and LNet ends it with this error. */
+	bool gpu = msg && lnet_md_is_gpu(msg->msg_md);
+	int rc;
 
+	if (gpu)
+		msg = NULL;
+	rc = exlnd_rs_recv(ni->ni_data, (unsigned long)private - 1, msg, msg ? to : NULL);
 	memalloc_nofs_restore(nofs);
-	return rc;
+	return gpu ? -EOPNOTSUPP : rc;
 }
 
 /*
@@ -367,11 +372,15 @@ int exlnd_msg_letter(struct lnet_msg *msg, struct exlnd_letter *letter)
 	return 0;
 }
 
-/* Bytes of what a message sends, of which it has so many from `at` on. */
+/* Bytes of what a message sends, from `at` on; zeros if it has less. */
 void exlnd_msg_read(struct lnet_msg *msg, u32 at, void *to, u32 len)
 {
 	struct iov_iter from;
 
+	if (at > msg->msg_len || len > msg->msg_len - at) {
+		memset(to, 0, len);
+		return;
+	}
 	iov_iter_bvec(&from, ITER_SOURCE, msg->msg_kiov, msg->msg_niov, msg->msg_offset + at + len);
 	iov_iter_advance(&from, msg->msg_offset + at);
 	if (copy_from_iter(to, len, &from) != len)

@@ -315,7 +315,7 @@ impl Msg {
         })
     }
 
-    /// Copies bytes of its payload, which it has so many of, from `at` on.
+    /// Copies bytes of its payload, from `at` on; zeros if it has less.
     pub(crate) fn read(&self, at: u32, to: &mut [u8]) {
         // SAFETY: a message that was not finalized; lnet.c copies within its payload.
         unsafe { exlnd_msg_read(self.0.as_ptr(), at, to.as_mut_ptr(), to.len() as u32) }
