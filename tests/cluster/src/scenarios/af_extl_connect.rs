@@ -64,7 +64,7 @@ fn run(lab: &Lab, words: &str) -> Result<String> {
 }
 
 /// Loads the module of node 0 anew with these options alone.
-fn with_options(lab: &Lab, options: &str) -> Result<()> {
+pub(super) fn with_options(lab: &Lab, options: &str) -> Result<()> {
     let options = format!("echo options af_extl {options} >/etc/modprobe.d/bypass.conf");
     lab.ok(0, &format!("{options} && {REMOVED} && modprobe af_extl"))
         .map(drop)

@@ -2,6 +2,7 @@
 //! `guest/extl_direct.py`.
 
 use super::af_extl::{bypassing, PATIENT, REMOVED};
+use super::af_extl_connect::with_options;
 use super::guest;
 use super::node::{node, value, volume};
 use super::on_pair;
@@ -126,6 +127,9 @@ fn direct_echo(lab: &Lab) -> Result<()> {
 
 /// Many threads at the same time, with random sizes.
 fn direct_threads(lab: &Lab) -> Result<()> {
+    // The server takes the last of them when it has found memory for all, beside those that send: that
+    // it takes long is no reason to use TCP.
+    with_options(lab, &PATIENT.replace("accept_ms=2000", "accept_ms=30000"))?;
     let first = seed().unwrap_or(1) % 1_000_000;
     let (port, to) = (7604, host(lab, 1, 4)?);
     let server = serve(lab, "alias4", port)?;
