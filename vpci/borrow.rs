@@ -18,7 +18,7 @@ use protocol::pci::{
     DeviceLife, LeaseState, Why,
 };
 use wire::{
-    ext_pci::{Borrow, Device, Incarnation, Reason},
+    ext_pci::{Borrow, Device, DeviceState, Incarnation, Reason},
     ids::NodeId,
 };
 
@@ -26,6 +26,9 @@ use wire::{
 const LIST_MS: u64 = 2_000;
 const BORROW_MS: u64 = 25_000;
 const STEP: Delta = Delta::from_millis(2);
+/// How long it may take to reset one that was given back, and the time between two looks at it.
+const RESET_MS: u64 = 10_000;
+const LOOK: Delta = Delta::from_millis(10);
 
 impl Nic {
     /// A device of a node, and how many it has; `None`: there is no such one. May sleep.
@@ -72,7 +75,15 @@ impl Nic {
             // Its own driver would do.
             return Err(EINVAL);
         }
-        let (incarnation, device) = self.describe(node, index)?.ok_or(ENXIO)?;
+        let reset = self.after(RESET_MS);
+        let (incarnation, device) = loop {
+            let found = self.describe(node, index)?.ok_or(ENXIO)?;
+            // One that was given back just now is being reset.
+            if found.1.state != DeviceState::Fencing || self.now() > reset {
+                break found;
+            }
+            fsleep(LOOK);
+        };
         let smfu = self.smfu()?;
         if !self.end_early() {
             // Numbers of an earlier life may not be offered yet.

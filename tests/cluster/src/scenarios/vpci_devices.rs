@@ -20,6 +20,7 @@ pub fn all() -> Vec<Scenario> {
         Scenario::new("vpci::edu", PAIR, edu).finds(&["drops_smfu_no_interval"]),
         Scenario::new("vpci::network_card", PAIR.ideal(), network_card).finds(BORROWED),
         Scenario::new("vpci::several", PAIR.ideal(), several).finds(BORROWED),
+        Scenario::new("vpci::borrowed_again", PAIR.ideal(), borrowed_again).finds(BORROWED),
         Scenario::new("vpci::cycles", PAIR.ideal(), cycles)
             .finds(BORROWED)
             .seconds(3600),
@@ -358,6 +359,22 @@ fn partitioned(lab: &Lab, name: &str) -> Result<()> {
         LONG,
     )
     .map(drop)
+}
+
+/// Who has given a device back may borrow it in the next moment.
+fn borrowed_again(lab: &Lab) -> Result<()> {
+    prepare(lab)?;
+    for kind in [EDU, DRIVE] {
+        let address = first(lab, LENDER, kind)?;
+        lend(lab, LENDER, &address)?;
+        let mut lease = Lease::new(lab, 0, LENDER, &address, false)?;
+        for _ in 0..volume(5, 50) {
+            lease.again(lab, LENDER, &address)?;
+        }
+        lease.end(lab)?;
+        reclaim(lab, LENDER, &address)?;
+    }
+    Ok(())
 }
 
 /// Borrowed and given back again and again, with and without a driver: neither node has more in use afterwards.

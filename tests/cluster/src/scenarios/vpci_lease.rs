@@ -145,6 +145,17 @@ impl Lease {
         Ok(())
     }
 
+    /// Gives it back and borrows it in the next moment, while its lender still resets it.
+    pub fn again(&mut self, lab: &Lab, lender: usize, address: &str) -> Result<()> {
+        let line = format!(
+            "extollctl accel return {} && extollctl --json accel borrow --node {lender} {address}",
+            self.domain
+        );
+        let said: Value = serde_json::from_str(&lab.ok_for(self.node, &line, LONG)?)?;
+        self.domain = said["domain"].as_str().context("no domain")?.to_owned();
+        Ok(())
+    }
+
     /// Waits until it is gone by itself.
     pub fn gone(&self, lab: &Lab) -> Result<()> {
         lab.until("the device is gone", LONG, |lab| {
