@@ -22,7 +22,7 @@ use kernel_ext::pci_host::{
 use protocol::pci::{
     borrower::{Handle, Why},
     config::{Layout, Msix, Read, Space, Written},
-    Ask, Reach,
+    Ask, Poll, Reach,
 };
 use wire::{
     ext_pci::{Device, Grant, Register, BARS},
@@ -33,6 +33,10 @@ use wire::{
 /// Bus addresses of BARs of 32 bits, as the kernel sees them: they need not be those of the
 /// processor.
 const LOW: u64 = 0x8000_0000;
+
+/// How often a register is read at most until it is answered for, when a device is described: less often
+/// than what makes a lender count as stuck.
+const TRIES: u32 = 4;
 
 /// What a device reaches here.
 #[derive(Clone)]
@@ -152,9 +156,20 @@ impl Lease {
     /// a time. Any context; the time of it is bounded.
     fn access(&self, ask: Ask) -> Option<u32> {
         match &self.way {
-            Way::Messages(handle) => self.nic.access(*handle, ask),
+            Way::Messages(handle) => self.nic.access(*handle, ask).ok(),
             Way::Backdoor(accelerator) => accelerator.access(&self.nic, ask),
         }
+    }
+
+    /// Reads a register of a device that is to be described; again, up to [`TRIES`] times in all, if its
+    /// lender does not answer in time. `None` as of `access`.
+    fn read(&self, register: Register) -> Option<u32> {
+        let ask = Ask::Read(register);
+        let Way::Messages(handle) = &self.way else {
+            return self.access(ask);
+        };
+        let mut tries = (0..TRIES).map(|_| self.nic.access(*handle, ask));
+        tries.find(|how| *how != Err(Poll::TimedOut))?.ok()
     }
 
     /// It is to be given back. Any context.
@@ -284,21 +299,18 @@ impl Lease {
 
     /// Has the kernel find the device, and its driver use it. Takes long.
     pub(crate) fn build(self: &Arc<Self>) -> Result {
-        let layout = Layout::read(|at| {
+        let dword = |at| {
             let register = Register::new(at, 4);
-            let value = register.and_then(|r| self.access(Ask::Read(r)));
+            let value = register.and_then(|register| self.read(register));
             value.unwrap_or(u32::MAX)
-        });
+        };
+        let layout = Layout::read(dword);
         let layout = layout.map_err(|e| {
             pr_err!("node {}: not a device: {:?}\n", self.lender.0, e);
             EIO
         })?;
-        let vectors = vectors(&layout, |register| self.access(Ask::Read(register)));
-        let msix = Msix::read(&layout, &self.device.bars, |at| {
-            let register = Register::new(at, 4);
-            let value = register.and_then(|r| self.access(Ask::Read(r)));
-            value.unwrap_or(u32::MAX)
-        });
+        let vectors = vectors(&layout, |register| self.read(register));
+        let msix = Msix::read(&layout, &self.device.bars, dword);
         let msix = msix.map_err(|_| {
             pr_err!(
                 "node {}: its MSI-X table is not in its BARs\n",
