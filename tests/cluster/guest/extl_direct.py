@@ -289,10 +289,13 @@ def calls(kind, host, port):
             assert s.recv(10) == b""
             fails(errno.EPIPE, s.send, b"x", socket.MSG_NOSIGNAL)
             assert extl.info(s)[0] == DIRECT
-    # Lingering.
+    # Lingering: with more than the peer's ring holds, less than both do, in calls that are copied.
     s = new()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 8))
-    s.sendall(HEAD.pack(3, 120_000, SLOW) + data_of(3, 120_000))
+    s.sendall(HEAD.pack(3, 400_000, SLOW))
+    data = data_of(3, 400_000)
+    for at in range(0, len(data), 100_000):
+        s.sendall(data[at:at + 100_000])
     began = time.monotonic()
     s.close()
     took = time.monotonic() - began
