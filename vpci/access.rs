@@ -10,8 +10,13 @@ use protocol::pci::{borrower::Handle, Ask, Poll};
 use wire::ext_pci::Status;
 
 impl Nic {
-    /// Makes an access: the value, 0 of a write; or why it was not made, or may not have been. One at a
-    /// time for each lease. Any context; it takes `access_ms` at most.
+    /// Makes an access, one at a time for each lease. Returns the value, 0 for a write. Any context; takes
+    /// `access_ms` at most.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut`: the lender has not answered in time, so a write may have been made. `Lost`: the lease is
+    /// over, or the port closed. `Over`: the lender has not made it.
     pub(crate) fn access(self: &Arc<Self>, lease: Handle, ask: Ask) -> Result<u32, Poll> {
         let asked = self.with_machines(|machines, now| machines.borrower.access(now, lease, ask));
         let (number, node, message) = asked.map_err(|_| Poll::Lost)?;

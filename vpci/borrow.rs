@@ -26,7 +26,7 @@ use wire::{
 const LIST_MS: u64 = 2_000;
 const BORROW_MS: u64 = 25_000;
 const STEP: Delta = Delta::from_millis(2);
-/// How long it may take to reset one that was given back, and the time between two looks at it.
+/// Maximum time that a lender may take to reset a returned device, and the interval between two polls.
 const RESET_MS: u64 = 10_000;
 const LOOK: Delta = Delta::from_millis(10);
 
@@ -78,7 +78,7 @@ impl Nic {
         let reset = self.after(RESET_MS);
         let (incarnation, device) = loop {
             let found = self.describe(node, index)?.ok_or(ENXIO)?;
-            // One that was given back just now is being reset.
+            // The lender still resets a device that was just returned.
             if found.1.state != DeviceState::Fencing || self.now() > reset {
                 break found;
             }

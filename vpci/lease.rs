@@ -34,8 +34,8 @@ use wire::{
 /// processor.
 const LOW: u64 = 0x8000_0000;
 
-/// How often a register is read at most until it is answered for, when a device is described: less often
-/// than what makes a lender count as stuck.
+/// Maximum number of attempts to read a register that describes the device. Less than `UNANSWERED_MOST`,
+/// because that many unanswered accesses end the lease.
 const TRIES: u32 = 4;
 
 /// What a device reaches here.
@@ -161,8 +161,9 @@ impl Lease {
         }
     }
 
-    /// Reads a register of a device that is to be described; again, up to [`TRIES`] times in all, if its
-    /// lender does not answer in time. `None` as of `access`.
+    /// Reads a register that describes the device. Makes up to [`TRIES`] attempts, because a lender that
+    /// stalls once must not make the device look broken. Not with interrupts disabled; takes [`TRIES`] times
+    /// `access_ms` at most. `None` as of [`Self::access`].
     fn read(&self, register: Register) -> Option<u32> {
         let ask = Ask::Read(register);
         let Way::Messages(handle) = &self.way else {

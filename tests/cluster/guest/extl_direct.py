@@ -289,7 +289,7 @@ def calls(kind, host, port):
             assert s.recv(10) == b""
             fails(errno.EPIPE, s.send, b"x", socket.MSG_NOSIGNAL)
             assert extl.info(s)[0] == DIRECT
-    # Lingering: with more than the peer's ring holds, less than both do, in calls that are copied.
+    # Lingering: more data than the receive ring holds but less than both rings, in calls below the zero-copy limit.
     s = new()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 8))
     s.sendall(HEAD.pack(3, 400_000, SLOW))

@@ -361,7 +361,7 @@ fn partitioned(lab: &Lab, name: &str) -> Result<()> {
     .map(drop)
 }
 
-/// Who has given a device back may borrow it in the next moment.
+/// Borrows a device immediately after its return, while the lender still resets it.
 fn borrowed_again(lab: &Lab) -> Result<()> {
     prepare(lab)?;
     for kind in [EDU, DRIVE] {

@@ -145,7 +145,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives it back and borrows it in the next moment, while its lender still resets it.
+    /// Returns it and borrows it again in one command, while the lender still resets it.
     pub fn again(&mut self, lab: &Lab, lender: usize, address: &str) -> Result<()> {
         let line = format!(
             "extollctl accel return {} && extollctl --json accel borrow --node {lender} {address}",
