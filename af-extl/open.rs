@@ -15,7 +15,7 @@ use kernel_ext::net::{
     socket::{self, bytes, canonical, Addr, Endpoint, Interface, Port, Route, State, Tcp},
 };
 use protocol::ds::Fallback;
-use wire::{ext_ds::Tuple, ids::NodeId};
+use wire::{ds::Tuple, ids::NodeId};
 
 /// A connection as the protocol has it, for those who ask TCP about it.
 pub(crate) fn of_tcp(tuple: &Tuple) -> socket::Tuple {

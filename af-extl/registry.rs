@@ -13,7 +13,7 @@ use kernel_ext::{
     global::Global,
     net::socket::{SockId, Tcp},
 };
-use wire::ext_ds::Tuple;
+use wire::ds::Tuple;
 
 static ALL: Global<All> = Global::new();
 

@@ -20,9 +20,9 @@ const THRESHOLD_MAX: u32 = MAX_EAGER + 1;
 /// header fit into 64 KiB. Peers may send longer frames, up to [`MAX_FRAME`].
 pub(crate) const MAX_MTU: u32 = 65_520;
 /// Smallest MTU.
-pub(crate) const MIN_MTU: u32 = wire::ext_eth::MIN_MTU;
+pub(crate) const MIN_MTU: u32 = wire::eth::MIN_MTU;
 /// Longest frame that the protocol allows: peers may have an MTU of 65,536.
-pub(crate) const MAX_FRAME: u32 = wire::ext_eth::MAX_FRAME;
+pub(crate) const MAX_FRAME: u32 = wire::eth::MAX_FRAME;
 /// Fewest announced frames that may be allowed in flight.
 const TX_FLIGHT_MIN: u32 = 4;
 /// Most announced frames that may be in flight.

@@ -33,7 +33,7 @@ use kernel_ext::{
     work::Settled,
 };
 use protocol::Clock as _;
-use wire::ext_eth::{MacPrefix, VPID};
+use wire::eth::{MacPrefix, VPID};
 
 /// Driver data of the net device.
 pub(crate) struct Exn {

@@ -11,7 +11,7 @@ use extoll_core::velo;
 use kernel::prelude::*;
 use kernel_ext::net::{SkBuff, TxMapping};
 use protocol::{flow::Counts, poll::Settled, rendezvous::FlightState};
-use wire::{ext_eth::Path, velo::Target};
+use wire::{eth::Path, velo::Target};
 
 /// A frame on its way to the port.
 pub(crate) struct Outgoing {

@@ -7,7 +7,7 @@ use kernel::{
     prelude::*,
     sync::atomic::{Atomic, Relaxed},
 };
-use wire::ext_eth::{self, Reject};
+use wire::eth::{self, Reject};
 
 /// Which of the standard statistics a reason adds to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -188,7 +188,7 @@ impl Reason {
 
 /// The reason that is counted for what the encoding of messages refuses.
 pub(crate) fn reason_of(reject: &Reject) -> Reason {
-    use ext_eth::Reason as W;
+    use eth::Reason as W;
     match reject.reason {
         W::Empty | W::MessageLength => Reason::RxMessage,
         W::SourceVpid => Reason::RxSource,

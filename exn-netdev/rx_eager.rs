@@ -13,7 +13,7 @@ use kernel::prelude::*;
 use kernel_ext::net::{Checksum, PollCx, RxSkb};
 use protocol::Time;
 use wire::{
-    ext_eth::{self, Progress, Reassembler},
+    eth::{self, Progress, Reassembler},
     ids::NodeId,
 };
 
@@ -61,7 +61,7 @@ impl Partial {
         cx: &mut PollCx<'_>,
     ) -> Option<(RxSkb, bool)> {
         let &Fragment { tag, last, data } = fragment;
-        let refuse = |reject: &ext_eth::Reject| {
+        let refuse = |reject: &eth::Reject| {
             sh.reject(reason_of(reject), Some(node), reject.got);
         };
         match self.asm.push(sh.prefix, node, tag, last, data) {
@@ -70,7 +70,7 @@ impl Partial {
                     refuse(&reject);
                 }
                 if copy.offset == 0 {
-                    let room = ext_eth::first_buffer_len(tag).min(conf::MAX_FRAME);
+                    let room = eth::first_buffer_len(tag).min(conf::MAX_FRAME);
                     self.skb = RxSkb::alloc(&sh.ndev, room);
                 }
                 if !self.append(sh, data) {
@@ -102,7 +102,7 @@ impl Partial {
             Progress::Reject(reject) => {
                 self.skb = None;
                 // The rest of a frame that was given up is counted once, with the break.
-                if reject.reason != ext_eth::Reason::Tail {
+                if reject.reason != eth::Reason::Tail {
                     refuse(&reject);
                 }
                 None

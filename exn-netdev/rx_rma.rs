@@ -16,7 +16,7 @@ use kernel_ext::{
 };
 use protocol::{order::Ticket, rendezvous::Fetched, Clock as _, Time};
 use wire::{
-    ext_eth::{
+    eth::{
         self,
         checksum::{unfinished, Unfinished},
         Completion, Side,
@@ -73,7 +73,7 @@ impl Shared {
                     // Nobody may see what was in that memory before.
                     drop(skb);
                     (None, Reason::RxHole, at.into(), ticket)
-                } else if !ext_eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
+                } else if !eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
                     self.count(Counter::RxRdv);
                     return each(Outcome::Received(skb, node, ticket));
                 } else {

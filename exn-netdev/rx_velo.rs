@@ -23,7 +23,7 @@ use protocol::{
     Clock as _, Refused, Time,
 };
 use wire::{
-    ext_eth::{self, Announcement, Message},
+    eth::{self, Announcement, Message},
     ids::NodeId,
 };
 
@@ -63,9 +63,9 @@ impl FetchPort for Gets<'_> {
         len: u32,
         local: u64,
     ) -> Result<(), Refused> {
-        let descriptor = ext_eth::get_descriptor(from, announcement, len, local);
+        let descriptor = eth::get_descriptor(from, announcement, len, local);
         self.requester
-            .post(ext_eth::GET_PAGE.options, &descriptor)
+            .post(eth::GET_PAGE.options, &descriptor)
             .map_err(refused)
     }
 }
@@ -207,13 +207,13 @@ impl VeloRx {
     fn eager_frame(&mut self, sh: &Shared, frame: Frame, now: Time, cx: &mut PollCx<'_>) {
         let (skb, _, node) = &frame;
         let node = *node;
-        if ext_eth::is_own_group_frame(skb.data(), node, sh.nic.node()) {
+        if eth::is_own_group_frame(skb.data(), node, sh.nic.node()) {
             return sh.reject(Reason::RxOwnMulticast, Some(node), u64::from(skb.len()));
         }
         sh.count(Counter::RxEager);
-        match ext_eth::destination(skb.data()) {
-            Some(ext_eth::BROADCAST) => sh.count(Counter::RxBroadcast),
-            Some(mac) if ext_eth::is_group_mac(mac) => sh.count(Counter::RxMulticast),
+        match eth::destination(skb.data()) {
+            Some(eth::BROADCAST) => sh.count(Counter::RxBroadcast),
+            Some(mac) if eth::is_group_mac(mac) => sh.count(Counter::RxMulticast),
             _ => {}
         }
         match self.order.complete(now, node, frame) {

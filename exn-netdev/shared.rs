@@ -31,7 +31,7 @@ use protocol::{
     Clock as _, Time,
 };
 use wire::{
-    ext_eth::{self, MacPrefix},
+    eth::{self, MacPrefix},
     ids::NodeId,
 };
 
@@ -252,7 +252,7 @@ impl Shared {
     /// lock of this module held.
     #[inline]
     pub(crate) fn learn(&self, frame: &[u8], node: NodeId) {
-        let Some(mac) = ext_eth::source(frame) else {
+        let Some(mac) = eth::source(frame) else {
             return;
         };
         if self.prefix.node(mac).is_none() {
@@ -261,12 +261,12 @@ impl Shared {
     }
 
     fn learn_foreign(&self, mac: [u8; 6], node: NodeId) {
-        if ext_eth::is_group_mac(mac) || mac == [0; 6] || node == self.nic.node() {
+        if eth::is_group_mac(mac) || mac == [0; 6] || node == self.nic.node() {
             return;
         }
         let heard = self.macs.lock().heard(mac, node, Clock.now());
         if heard == Heard::Refused {
-            self.reject(Reason::RxMacBound, Some(node), ext_eth::as_number(mac));
+            self.reject(Reason::RxMacBound, Some(node), eth::as_number(mac));
         }
     }
 

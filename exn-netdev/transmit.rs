@@ -17,7 +17,7 @@ use kernel_ext::{
 };
 use protocol::{rendezvous::Ended, Time};
 use wire::{
-    ext_eth::{self, Completion, Path},
+    eth::{self, Completion, Path},
     ids::NodeId,
     velo::Target,
 };
@@ -78,7 +78,7 @@ impl Shared {
         if !self.ndev.carrier_ok() {
             return Err((Reason::TxNoCarrier, u64::from(len)));
         }
-        if len < ext_eth::HEADER_LEN {
+        if len < eth::HEADER_LEN {
             return Err((Reason::TxShort, u64::from(len)));
         }
         if len > conf::MAX_FRAME {
@@ -94,13 +94,13 @@ impl Shared {
                 .map_err(|_| (Reason::TxNoMemory, u64::from(len)))?;
             self.count(Counter::TxLinearized);
         }
-        let mac = ext_eth::destination(skb.data()).ok_or((Reason::TxShort, u64::from(len)))?;
+        let mac = eth::destination(skb.data()).ok_or((Reason::TxShort, u64::from(len)))?;
         let target = self
             .prefix
             .target(mac, None)
             .or_else(|| self.node_of_foreign(mac).map(Target::Node))
             .or_else(|| self.flood(len))
-            .ok_or((Reason::TxNoRoute, ext_eth::as_number(mac)))?;
+            .ok_or((Reason::TxNoRoute, eth::as_number(mac)))?;
         let path = Path::choose(len, target, self.conf.threshold());
         if matches!(target, Target::Group(_)) && len > conf::MAX_EAGER {
             return Err((Reason::TxMulticastLong, u64::from(len)));
@@ -119,7 +119,7 @@ impl Shared {
     fn flood(&self, len: u32) -> Option<Target> {
         (len <= conf::MAX_FLOODED).then(|| {
             self.count(Counter::TxFlooded);
-            Target::Group(ext_eth::GROUP)
+            Target::Group(eth::GROUP)
         })
     }
 

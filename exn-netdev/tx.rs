@@ -27,7 +27,7 @@ use protocol::{
     Clock as _, Refused, Time,
 };
 use wire::{
-    ext_eth::{self, Announcement, Completion, Path},
+    eth::{self, Announcement, Completion, Path},
     ids::NodeId,
     velo::{Descriptor, Target},
 };
@@ -60,7 +60,7 @@ impl AnnouncePort for Messages<'_> {
     fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused> {
         self.0
             .send(
-                header(ext_eth::announcement_descriptor(to)),
+                header(eth::announcement_descriptor(to)),
                 &announcement.encode(),
             )
             .map_err(|e| match e {
@@ -110,7 +110,7 @@ impl Tx {
         mut frame: Outgoing,
     ) -> (Sent, Option<SkBuff>) {
         let len = frame.skb.len();
-        let Ok(pieces) = ext_eth::eager_pieces(len) else {
+        let Ok(pieces) = eth::eager_pieces(len) else {
             return (
                 Sent::Dropped(Reason::TxLong, u64::from(len)),
                 Some(frame.skb),

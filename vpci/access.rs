@@ -7,7 +7,7 @@ use crate::nic::Nic;
 use core::hint::spin_loop;
 use kernel::{prelude::*, sync::Arc};
 use protocol::pci::{borrower::Handle, Ask, Poll};
-use wire::ext_pci::Status;
+use wire::pci::Status;
 
 impl Nic {
     /// Makes an access, one at a time for each lease. Returns the value, 0 for a write. Any context; takes

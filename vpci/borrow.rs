@@ -18,8 +18,8 @@ use protocol::pci::{
     DeviceLife, LeaseState, Why,
 };
 use wire::{
-    ext_pci::{Borrow, Device, DeviceState, Incarnation, Reason},
     ids::NodeId,
+    pci::{Borrow, Device, DeviceState, Incarnation, Reason},
 };
 
 /// How long a lender may take to tell of a device, and to lend one, in milliseconds.

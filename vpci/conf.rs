@@ -6,7 +6,7 @@ use crate::module_parameters as params;
 use kernel::time::Delta;
 use kernel_ext::param::Param;
 use protocol::pci::{accel::Times, Limits};
-use wire::ext_pci::LONGEST_LEASE_MS;
+use wire::pci::LONGEST_LEASE_MS;
 
 const MS: u64 = 1_000_000;
 /// Time that a driver may take to reset a function, and for what else ends a lease.

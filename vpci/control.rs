@@ -32,7 +32,7 @@ use kernel::{
     sync::{atomic::Relaxed, Arc, Mutex},
 };
 use kernel_ext::security::{capable, Capability};
-use wire::{ext_pci::Device, ids::NodeId};
+use wire::{ids::NodeId, pci::Device};
 
 /// Longest command in bytes.
 const MOST: usize = 256;

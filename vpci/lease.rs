@@ -25,8 +25,8 @@ use protocol::pci::{
     Ask, Poll, Reach,
 };
 use wire::{
-    ext_pci::{Device, Grant, Register, BARS},
     ids::NodeId,
+    pci::{Device, Grant, Register, BARS},
     smfu::PAGE,
 };
 

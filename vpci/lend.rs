@@ -20,7 +20,7 @@ use protocol::pci::{
     Config, OpenError, Opened,
 };
 use wire::{
-    ext_pci::{Bar, Device, DeviceState, Identity, Location, Numbers, Reason, Register},
+    pci::{Bar, Device, DeviceState, Identity, Location, Numbers, Reason, Register},
     smfu::PAGE,
 };
 
@@ -97,7 +97,7 @@ impl Kept {
         let dword = |at| device.read(at, Width::Dword);
         let (ids, class, subsystem) = (dword(0), dword(8), dword(0x2c));
         let place = device.place();
-        let mut bars = [None; wire::ext_pci::BARS];
+        let mut bars = [None; wire::pci::BARS];
         for (to, bar) in bars.iter_mut().zip(device.bars()) {
             *to = bar.map(|bar| Bar {
                 log2: bar.bytes.trailing_zeros() as u8,

@@ -47,8 +47,8 @@ use protocol::{
     Time,
 };
 use wire::{
-    ext_pci::{Message, VPID},
     ids::NodeId,
+    pci::{Message, VPID},
 };
 
 /// How long a NIC waits for the ends of leases when it goes, in milliseconds.

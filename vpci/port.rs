@@ -14,8 +14,8 @@ use kernel::{
 use kernel_ext::work;
 use protocol::{pci::Config, Time};
 use wire::{
-    ext_pci::{Kind, Message, ParseError, Role, TRAFFIC_CLASS, VPID},
     ids::NodeId,
+    pci::{Kind, Message, ParseError, Role, TRAFFIC_CLASS, VPID},
 };
 
 /// Messages in a row.

@@ -14,8 +14,8 @@ use kernel::{
 };
 use protocol::pci::accel::{describe, Cycles, Found, FunctionError, ResetBy, Setting};
 use wire::{
-    ext_pci::Register,
     ids::{NodeId, RegOffset},
+    pci::Register,
 };
 
 /// Time of an access to registers of another node at most, in microseconds, and how often it is

@@ -13,7 +13,7 @@ use kernel::{
 use kernel_ext::{net::socket::Endpoint, security};
 use protocol::ds::Fallback;
 use wire::{
-    ext_ds::{ConnId, Connect, Seq, Tuple},
+    ds::{ConnId, Connect, Seq, Tuple},
     ids::NodeId,
 };
 

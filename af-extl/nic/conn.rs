@@ -40,7 +40,7 @@ use protocol::{
     Time,
 };
 use wire::{
-    ext_ds::{Answered, ConnId, Endpoint as Far, Message},
+    ds::{Answered, ConnId, Endpoint as Far, Message},
     ids::{NodeId, Vpid},
 };
 

@@ -30,9 +30,7 @@ use protocol::{
     Refused, Time,
 };
 use wire::{
-    ext_ds::{
-        Answered, ConnId, Connect, Endpoint, Kind, Message, Ring, Seq, SERVICE, TRAFFIC_CLASS,
-    },
+    ds::{Answered, ConnId, Connect, Endpoint, Kind, Message, Ring, Seq, SERVICE, TRAFFIC_CLASS},
     ids::{Nla, NodeId, Vpid},
 };
 

@@ -66,7 +66,7 @@ use share::Users;
 use table::Table;
 use waiters::Waiters;
 use wire::{
-    ext_ds::{Tuple, SERVICE},
+    ds::{Tuple, SERVICE},
     ids::NodeId,
 };
 

@@ -6,7 +6,7 @@ use super::Nic;
 use kernel::prelude::*;
 use kernel_ext::net::socket::{Mac, Neighbour};
 use protocol::ds::{Fallback, Host, Program};
-use wire::{ext_ds::Tuple, ids::NodeId};
+use wire::{ds::Tuple, ids::NodeId};
 
 /// What a connection of a client goes to.
 fn program(node: NodeId, tuple: &Tuple) -> Program {

@@ -16,7 +16,7 @@ use protocol::{
     ds::{unknown, Round},
     Time,
 };
-use wire::ext_ds::{Kind, Message, SERVICE};
+use wire::ds::{Kind, Message, SERVICE};
 
 /// Messages in a row.
 const BATCH: usize = 64;

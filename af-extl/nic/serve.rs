@@ -9,7 +9,7 @@ use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{net::socket::Listener, security};
 use protocol::ds::{self, decline, Asked};
 use wire::{
-    ext_ds::{Answer, Answered, ConnId, Connect, Decline, Kind, SetupError, Tuple},
+    ds::{Answer, Answered, ConnId, Connect, Decline, Kind, SetupError, Tuple},
     ids::NodeId,
 };
 

@@ -7,7 +7,7 @@ use extoll_core::machine::Kernel;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::security;
 use protocol::Slots;
-use wire::{ext_ds::ConnId, ids::NodeId};
+use wire::{ds::ConnId, ids::NodeId};
 
 /// A place. It is used again only after all others that are free.
 struct Place {

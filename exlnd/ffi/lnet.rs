@@ -13,7 +13,7 @@ use core::{
 };
 use kernel::{bindings, device, error::to_result, prelude::*};
 use kernel_ext::mem::{BioVecs, FragmentList};
-use wire::ex_lnd::{Form, Header};
+use wire::lnd::{Form, Header};
 
 /// As `struct exlnd_letter`.
 #[repr(C)]

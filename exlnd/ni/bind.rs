@@ -14,7 +14,7 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 use protocol::Time;
-use wire::ex_lnd::VPID;
+use wire::lnd::VPID;
 
 /// How long the end of what goes on is waited for when a NIC goes.
 const HASTE_MS: i64 = 2_500;

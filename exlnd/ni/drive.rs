@@ -25,8 +25,8 @@ use protocol::{
     Refused, Time,
 };
 use wire::{
-    ex_lnd::{Message, TRAFFIC_CLASS, VPID},
     ids::NodeId,
+    lnd::{Message, TRAFFIC_CLASS, VPID},
 };
 
 /// Messages that are read, and things that are done, before others get the lock.

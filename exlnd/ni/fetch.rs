@@ -26,8 +26,8 @@ use protocol::{
     Time,
 };
 use wire::{
-    ex_lnd::{Source, TRAFFIC_CLASS},
     ids::NodeId,
+    lnd::{Source, TRAFFIC_CLASS},
 };
 
 /// Memory in a place.

@@ -57,7 +57,7 @@ use protocol::{
 use receive::In;
 use send::Outs;
 use tasks::{Kind, Queue, Worker};
-use wire::{ex_lnd::VPID, ids::NodeId};
+use wire::{ids::NodeId, lnd::VPID};
 
 /// Bytes of a buffer for payload that comes in messages.
 const BUFFER: usize = 8192;

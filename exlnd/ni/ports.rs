@@ -23,7 +23,7 @@ use kernel::{
     },
 };
 use protocol::{poll::Horizon, Time};
-use wire::ex_lnd::VPID;
+use wire::lnd::VPID;
 
 /// What is needed to send and to fetch. It goes with the NIC.
 pub(super) struct Link {

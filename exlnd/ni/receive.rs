@@ -14,8 +14,8 @@ use kernel::{
 use kernel_ext::mem::{FragmentList, PageList};
 use protocol::lnd::{Taking, Ticket};
 use wire::{
-    ex_lnd::{Form, Header},
     ids::NodeId,
+    lnd::{Form, Header},
 };
 
 /// Bytes that are copied at a time.

@@ -18,8 +18,8 @@ use kernel::{prelude::*, sync::Arc};
 use kernel_ext::mem::PageList;
 use protocol::lnd::{self, Outcome, Refusal, Ticket, Why};
 use wire::{
-    ex_lnd::{Source, VPID},
     ids::NodeId,
+    lnd::{Source, VPID},
 };
 
 /// Bytes that are copied at a time.

@@ -8,7 +8,7 @@
 //! displace those of all others.
 
 use crate::{slots::Slots, Memory, Time};
-use wire::{ext_eth::as_number, ids::NodeId};
+use wire::{eth::as_number, ids::NodeId};
 
 /// A MAC address.
 pub type Mac = [u8; 6];

@@ -8,7 +8,7 @@ use heap::Heap;
 use parts::*;
 use protocol::rendezvous::{Admitted, Ended, Limits, Sender, Unsent};
 use protocol::{Refused, Time};
-use wire::ext_eth::Side;
+use wire::eth::Side;
 use wire::ids::NodeId;
 
 /// Announces what is admitted at `now` to node 1, at most 300 frames; how many that were. The queue never waits for a peer that lets

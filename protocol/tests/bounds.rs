@@ -12,7 +12,7 @@ use protocol::rendezvous::{
 use protocol::{Refused, Time};
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use wire::ext_eth::{Announcement, Side};
+use wire::eth::{Announcement, Side};
 use wire::ids::NodeId;
 
 /// As large as those of a driver.

@@ -5,7 +5,7 @@ mod two;
 use protocol::ds::*;
 use protocol::Time;
 use two::*;
-use wire::ext_ds::{Ack, ConnId, Ended, Head, Message, Seq};
+use wire::ds::{Ack, ConnId, Ended, Head, Message, Seq};
 
 #[test]
 fn a_small_piece_is_one_message() {

@@ -6,7 +6,7 @@ use protocol::ds::*;
 use protocol::transfer::{Failure, Quiet};
 use protocol::Time;
 use two::*;
-use wire::ext_ds::{Ack, ConnId, Ended, Head, Message};
+use wire::ds::{Ack, ConnId, Ended, Head, Message};
 use wire::transfer::{Fault, FaultCause, FaultUnit};
 
 #[test]

@@ -3,7 +3,7 @@
 
 use protocol::ds::{Failures, Host, OpenLimits, Pending, Program, Shares, Subject};
 use protocol::{Memory, Time};
-use wire::ext_ds::{ConnId, Connect, Endpoint, Tuple};
+use wire::ds::{ConnId, Connect, Endpoint, Tuple};
 use wire::ids::NodeId;
 
 struct Heap;

@@ -9,7 +9,7 @@ use protocol::ds::{
 use protocol::{Memory, Time};
 use rand_like::Walk;
 use std::collections::HashSet;
-use wire::ext_ds::{Answer, Answered, ConnId, Connect, Decline, Endpoint, Kind, Tuple};
+use wire::ds::{Answer, Answered, ConnId, Connect, Decline, Endpoint, Kind, Tuple};
 use wire::ids::NodeId;
 
 struct Heap;
@@ -218,7 +218,7 @@ fn who_is_declined_in_another_version_knows_why() {
     let mut client = Client::new(c, Time(0));
     client.next(&LIMITS, Time(0));
     let (mut words, n) = decline(c.cookie, c.client.id, Decline::Off).words();
-    words[0] = (words[0] & !0xff) | u64::from(wire::ext_ds::VERSION + 1);
+    words[0] = (words[0] & !0xff) | u64::from(wire::ds::VERSION + 1);
     let said = Answered::parse(Kind::Decline, 8 * n as u16, |i| words[i]).unwrap();
     assert!(client.receive(&said, &LIMITS, Time(1)));
     assert_eq!(client.fallback(), Some(Fallback::Version));

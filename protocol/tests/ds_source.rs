@@ -7,7 +7,7 @@ use protocol::transfer::{Failure, Quiet};
 use protocol::Time;
 use std::collections::HashMap;
 use two::*;
-use wire::ext_ds::{Ack, ConnId, Head, Message};
+use wire::ds::{Ack, ConnId, Head, Message};
 use wire::ids::Nla;
 
 /// What is in memory that was given back.

@@ -7,8 +7,8 @@ use lnd_net::{fetching, offer, pair, settle, End, Moving, CAPACITY, LIMITS};
 use protocol::lnd::{at_a_time, Capacity, Event, Outcome, PeerState, Ticket, Why};
 use protocol::Time;
 use std::collections::HashMap;
-use wire::ex_lnd::{Answer, Hello, Incarnation, Key, Message, Note, Notes, Verdict, What, VERSION};
 use wire::ids::NodeId;
+use wire::lnd::{Answer, Hello, Incarnation, Key, Message, Note, Notes, Verdict, What, VERSION};
 
 /// Messages that LNet of a node is given.
 fn offers(events: &[(u16, Event<u32>)], node: u16) -> Vec<Ticket> {

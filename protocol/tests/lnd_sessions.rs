@@ -5,10 +5,10 @@ mod lnd_net;
 use lnd_net::{fetch, fetching, offer, pair, settle, End, LIMITS};
 use protocol::lnd::{Event, Outcome, PeerState, Refusal, Taking, Why};
 use protocol::Time;
-use wire::ex_lnd::{
+use wire::ids::NodeId;
+use wire::lnd::{
     Answer, Hello, Incarnation, Key, Message, Note, Notes, Place, Verdict, Welcome, What,
 };
-use wire::ids::NodeId;
 
 #[test]
 fn a_peer_that_does_not_answer_is_not_tried_for_a_while() {
@@ -245,7 +245,7 @@ fn what_is_taken_has_bounds() {
     let taken = (0..20).filter(|i| end.submit(2, *i, 1, false, 100, 0));
     assert_eq!(taken.count(), lnd_net::CAPACITY.sends);
     let letter = protocol::lnd::Letter {
-        form: wire::ex_lnd::Form::Nid4,
+        form: wire::lnd::Form::Nid4,
         header: [0; 12],
         len: 0,
         source: None,

@@ -8,7 +8,7 @@ use parts::{age, announce, done, dropped, sender, At, Port, LEN, LIMITS, NOW};
 use proptest::prelude::*;
 use protocol::rendezvous::{Admitted, Ended, Limits, Sender, Unsent};
 use protocol::{Refused, Time};
-use wire::ext_eth::Side;
+use wire::eth::Side;
 use wire::ids::NodeId;
 
 /// Announces a frame of a flow.

@@ -11,9 +11,9 @@ use protocol::pci::{
     VECTORS,
 };
 use protocol::Time;
-use wire::ext_pci::Role;
-use wire::ext_pci::{Body, Borrow, DeviceState, Incarnation, LeaseId, Message, Reason, Status};
 use wire::ids::NodeId;
+use wire::pci::Role;
+use wire::pci::{Body, Borrow, DeviceState, Incarnation, LeaseId, Message, Reason, Status};
 
 #[test]
 fn a_device_is_lent_and_given_back() {

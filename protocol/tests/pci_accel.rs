@@ -10,8 +10,8 @@ use protocol::pci::{Ask, Reach};
 use protocol::Time;
 use std::collections::BTreeMap;
 use wire::accel::{Mark, State};
-use wire::ext_pci::{Bar, Register};
 use wire::ids::NodeId;
+use wire::pci::{Bar, Register};
 use wire::regs::{htax, pcie, smfu};
 use wire::smfu::NOWHERE;
 

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use protocol::pci::config::{Filter, Layout, LayoutError, Read, Shown, Space, Verdict, Written};
 use protocol::pci::Reach;
-use wire::ext_pci::{Bar, Register};
+use wire::pci::{Bar, Register};
 
 /// Registers, four bytes each.
 #[derive(Clone)]

@@ -1,7 +1,7 @@
 //! MSI-X tables of lent functions that lie: docs/ext-pci.md, *Whom this trusts*.
 
 use protocol::pci::config::{Layout, Msix, Outside};
-use wire::ext_pci::{Bar, BARS};
+use wire::pci::{Bar, BARS};
 
 /// A function with MSI-X at 0x40, and its table and pending bits.
 fn dword(table: u32, pending: u32, size: u32) -> impl Fn(u16) -> u32 {

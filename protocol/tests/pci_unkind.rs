@@ -9,10 +9,10 @@ use protocol::pci::{
     borrower, borrower::Work, Ask, DeviceLife, Handle, LeaseState, Limits, Poll, Refused, Why,
 };
 use protocol::Time;
-use wire::ext_pci::{
+use wire::ids::NodeId;
+use wire::pci::{
     Body, Borrow, Kind, LeaseId, Message, ParseError, Reason, Register, Status, LONGEST_LEASE_MS,
 };
-use wire::ids::NodeId;
 
 /// The lease of the first device.
 fn lease(w: &World) -> LeaseId {

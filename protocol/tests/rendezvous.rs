@@ -12,7 +12,7 @@ use protocol::rendezvous::{
 };
 use protocol::{Refused, Time};
 use std::collections::HashMap;
-use wire::ext_eth::{Announcement, Completion, Side};
+use wire::eth::{Announcement, Completion, Side};
 use wire::ids::NodeId;
 
 #[test]

@@ -154,7 +154,7 @@ pub struct Rig {
     mixed: bool,
     lies: u32,
     /// Names of leases that a forger may have heard of.
-    heard: Vec<wire::ext_pci::LeaseId>,
+    heard: Vec<wire::pci::LeaseId>,
     summary: Summary,
     trace: Option<Vec<String>>,
 }

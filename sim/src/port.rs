@@ -4,7 +4,7 @@ use crate::fabric::{Fabric, MEMORY};
 use anyhow::{Context, Result};
 use protocol::Refused;
 use wire::bq::{DcqBase, General, Rp, SegmentDesc, SlotCode, WritePointers};
-use wire::ext_eth::{self, VPID};
+use wire::eth::{self, VPID};
 use wire::htax::{BAR0_RMA, BAR0_VELO};
 use wire::ids::{BusAddr, NodeId, Unit};
 use wire::regs::{np, rma as rma_regs, velo as velo_regs, wcbuf, BqRegs};
@@ -269,7 +269,7 @@ impl Port {
             raw[..chunk.len()].copy_from_slice(chunk);
             words.push(u64::from_le_bytes(raw));
         }
-        let page = BAR0_VELO + u64::from(ext_eth::VELO_PAGE.encode());
+        let page = BAR0_VELO + u64::from(eth::VELO_PAGE.encode());
         self.post(fabric, Unit::Velo, page, &words)
     }
 

@@ -7,7 +7,7 @@ mod sim {
     use anyhow::Result;
     use extoll_emulator::network::LinkKnobs;
     use protocol::marks::{hole, marks, Mark};
-    use wire::ext_eth::{get_descriptor, Announcement, Completion, Side, GET_PAGE};
+    use wire::eth::{get_descriptor, Announcement, Completion, Side, GET_PAGE};
 
     const US: u64 = 1_000;
     /// A frame, of more packets than there is room for at each hop.

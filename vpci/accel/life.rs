@@ -21,7 +21,7 @@ use protocol::pci::{
 };
 use wire::{
     accel::{Mark, NUMBERS},
-    ext_pci::Grant,
+    pci::Grant,
 };
 
 /// How often somebody looks whether a driver has been bound.

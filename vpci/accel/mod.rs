@@ -41,8 +41,8 @@ use protocol::{
 };
 use wire::{
     accel::{Mark, State, LEASE, NUMBERS},
-    ext_pci::{Device, DeviceState, Location, Register},
     ids::NodeId,
+    pci::{Device, DeviceState, Location, Register},
     regs::info,
     smfu::PAGE,
 };

@@ -2,7 +2,7 @@
 //! Frames with finished and unfinished checksums.
 
 use proptest::prelude::*;
-use wire::ext_eth::checksum::{unfinished, Unfinished};
+use wire::eth::checksum::{unfinished, Unfinished};
 
 /// Ones' complement sum of `bytes`, as RFC 1071 has it.
 fn sum(bytes: &[u8]) -> u16 {

@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 use wire::ids::{BusAddr, Nla, NodeId, Vpid};
-use wire::{atu, bq, ext_eth, htax, regs, rma, route, velo};
+use wire::{atu, bq, eth, htax, regs, rma, route, velo};
 
 fn vpid() -> impl Strategy<Value = Vpid> {
     (0u16..256).prop_map(|v| Vpid::new(v).unwrap())
@@ -231,7 +231,7 @@ proptest! {
             error: 0,
         };
         prop_assert_eq!(n.total_size(start), Some(len));
-        prop_assert_eq!(ext_eth::match_key(start, len), n.word0);
+        prop_assert_eq!(eth::match_key(start, len), n.word0);
     }
 
     #[test]
@@ -313,9 +313,9 @@ proptest! {
 
     #[test]
     fn announcement_round_trip(address: u64, len: u64) {
-        let a = ext_eth::Announcement { address, len };
-        prop_assert_eq!(ext_eth::Announcement::decode(&a.encode()), Ok(a));
-        match a.frame_len(ext_eth::MAX_FRAME) {
+        let a = eth::Announcement { address, len };
+        prop_assert_eq!(eth::Announcement::decode(&a.encode()), Ok(a));
+        match a.frame_len(eth::MAX_FRAME) {
             Ok(n) => prop_assert!(u64::from(n) == len && (14..=65_558).contains(&n)),
             Err(e) => prop_assert_eq!(e.got, len),
         }
@@ -323,7 +323,7 @@ proptest! {
 
     #[test]
     fn mac_round_trip(node: u16, prefix: [u8; 4], mac: [u8; 6]) {
-        let p = ext_eth::MacPrefix(prefix);
+        let p = eth::MacPrefix(prefix);
         prop_assert_eq!(p.node(p.mac(NodeId(node))), Some(NodeId(node)));
         if let Some(node) = p.node(mac) {
             prop_assert_eq!(p.mac(node), mac);

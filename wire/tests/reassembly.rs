@@ -4,7 +4,7 @@
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
 use proptest::prelude::*;
-use wire::ext_eth::*;
+use wire::eth::*;
 use wire::ids::NodeId;
 
 const NODE: NodeId = NodeId(7);

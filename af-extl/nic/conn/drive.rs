@@ -12,7 +12,7 @@ use protocol::{
     Refused, Time,
 };
 use wire::{
-    ext_ds::{ConnId, Ended, Kind},
+    ds::{ConnId, Ended, Kind},
     ids::NodeId,
 };
 

@@ -20,7 +20,7 @@ use protocol::{
     Time,
 };
 use wire::{
-    ext_ds::{ConnId, Connect, Endpoint as Far, Seq},
+    ds::{ConnId, Connect, Endpoint as Far, Seq},
     ids::NodeId,
 };
 

@@ -10,7 +10,7 @@
 use super::Fallback;
 use crate::flow::Flow;
 use crate::Time;
-use wire::ext_ds::{Answer, Answered, ConnId, Connect, Endpoint};
+use wire::ds::{Answer, Answered, ConnId, Connect, Endpoint};
 
 crate::flow! {
     /// States of a connection of a client before it carries data.
@@ -71,9 +71,9 @@ pub struct OpenLimits {
 /// What a client has to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ClientSays {
-    /// [`Kind::Connect`](wire::ext_ds::Kind::Connect).
+    /// [`Kind::Connect`](wire::ds::Kind::Connect).
     Connect(Connect),
-    /// [`Kind::Cancel`](wire::ext_ds::Kind::Cancel).
+    /// [`Kind::Cancel`](wire::ds::Kind::Cancel).
     Cancel(Connect),
     /// [`Answer::Confirm`] or [`Answer::Fallback`].
     Answer(Answered),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Why a connection uses TCP.
 
-use wire::ext_ds::Decline;
+use wire::ds::Decline;
 
 /// Numbered reasons, which statistics, traces and `EXTL_INFO` show (docs/ext-ds.md, Fallback).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

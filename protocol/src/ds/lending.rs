@@ -5,7 +5,7 @@ use super::stream::{Heard, Stream};
 use super::{Broken, Limits, SourceId};
 use crate::Time;
 use wire::{
-    ext_ds::{Head, Seq},
+    ds::{Head, Seq},
     ids::Nla,
 };
 

@@ -51,7 +51,7 @@ pub use shares::Shares;
 pub use source::{SourceId, SourceState, SOURCES};
 pub use stream::{unknown, End, Heard, Port, Ready, RingFree, Step, Stream, StreamState};
 
-use wire::ext_ds::Seq;
+use wire::ds::Seq;
 
 /// Pieces of a stream that are announced and not there.
 pub const FETCHES: usize = 32;

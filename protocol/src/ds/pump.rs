@@ -5,7 +5,7 @@ use super::sending::Emission;
 use super::stream::{End, Port, Stream};
 use super::{Limits, Span};
 use crate::{Refused, Time};
-use wire::ext_ds::{Ended, Head, Message};
+use wire::ds::{Ended, Head, Message};
 
 impl Stream {
     fn look_at_clock(&mut self, now: Time, limits: &Limits) {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::Time;
 use wire::{
-    ext_ds::{Ack, Seq, SOURCE_MAX},
+    ds::{Ack, Seq, SOURCE_MAX},
     ids::Nla,
 };
 

@@ -6,7 +6,7 @@ use super::{
     Broken, Geometry, Limits, SourceId, SourceState, Span,
 };
 use wire::{
-    ext_ds::{Ack, Seq, LAST_DATA, MORE_DATA, SOURCE_MAX},
+    ds::{Ack, Seq, LAST_DATA, MORE_DATA, SOURCE_MAX},
     ids::Nla,
 };
 

@@ -5,7 +5,7 @@
 use super::client::OpenLimits;
 use super::Fallback;
 use crate::{Memory, Slots, Time};
-use wire::ext_ds::{Answer, Answered, ConnId, Connect, Decline, Endpoint, Tuple};
+use wire::ds::{Answer, Answered, ConnId, Connect, Decline, Endpoint, Tuple};
 use wire::ids::NodeId;
 
 /// A client that has asked.

@@ -4,7 +4,7 @@
 //! They have numbers as all bytes do. A byte's place in a ring is still that of its number, as
 //! nothing goes into the send ring unless all that is unacknowledged would fit there.
 
-use wire::{ext_ds::Seq, ids::Nla};
+use wire::{ds::Seq, ids::Nla};
 
 /// Sources of a sender that are not over.
 pub const SOURCES: usize = 4;

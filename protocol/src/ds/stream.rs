@@ -7,7 +7,7 @@ use super::{Broken, Counters, Geometry, Get, Limits, Receiving, Sending, Span};
 use crate::flow::Flow;
 use crate::transfer::{Failure, Quiet};
 use crate::{Refused, Time};
-use wire::ext_ds::{Ack, ConnId, Ended, Head, Message, Seq};
+use wire::ds::{Ack, ConnId, Ended, Head, Message, Seq};
 
 crate::flow! {
     /// States of a connection, with the names that TCP has for them.

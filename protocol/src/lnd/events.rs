@@ -5,8 +5,8 @@ use super::tables::{Lnd, ReceiveNews, SendNews, Ticket, EVENTS};
 use super::{Outcome, PeerState, ReceiveState, SendState};
 use crate::{arena::At, Memory, Time};
 use wire::{
-    ex_lnd::{Payload, Source},
     ids::NodeId,
+    lnd::{Payload, Source},
 };
 
 /// Something to be done, without the lock.

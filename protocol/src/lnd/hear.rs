@@ -4,8 +4,8 @@
 use super::tables::{Lnd, Ticket};
 use crate::{arena::At, Memory, Time};
 use wire::{
-    ex_lnd::{Message, Notes, What},
     ids::NodeId,
+    lnd::{Message, Notes, What},
 };
 
 /// Where the payload of a message goes: into the buffer of the message that comes in.
@@ -20,7 +20,7 @@ pub struct Part {
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Takes a message that a node has sent, from [`wire::ex_lnd::VPID`], after `sent` (see
+    /// Takes a message that a node has sent, from [`wire::lnd::VPID`], after `sent` (see
     /// [`poll::Horizon`](crate::poll::Horizon)). If it has payload that is wanted, that is to be
     /// copied before anything else is done here.
     pub fn take(&mut self, node: NodeId, message: &Message, sent: Time, now: Time) -> Option<Part> {

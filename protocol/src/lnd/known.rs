@@ -8,7 +8,7 @@ use crate::{
     arena::{At, List},
     Memory, Time,
 };
-use wire::{ex_lnd::Key, ids::NodeId};
+use wire::{ids::NodeId, lnd::Key};
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
     /// The peer that a node is.

@@ -4,7 +4,7 @@
 use super::tables::{Lnd, On, Ticket};
 use super::{ReceiveState, ReceiveStep};
 use crate::{arena::At, Memory, Time};
-use wire::ex_lnd::{Form, Header, Payload, Verdict};
+use wire::lnd::{Form, Header, Payload, Verdict};
 
 /// What is to be done for an LNet message whose payload is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

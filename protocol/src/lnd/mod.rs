@@ -35,7 +35,7 @@ pub use send::{Letter, Refusal};
 pub use tables::{Lnd, Ticket};
 
 use crate::Refused;
-use wire::{ex_lnd::Message, ids::NodeId};
+use wire::{ids::NodeId, lnd::Message};
 
 crate::flow! {
     /// A peer.

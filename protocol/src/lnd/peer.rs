@@ -6,8 +6,8 @@ use super::tables::{In, InSlot, Lnd, OutSlot, Pending, Say};
 use super::{Outcome, PeerState, PeerStep, ReceiveState, ReceiveStep, SendState, Why};
 use crate::{arena::At, Memory, Time};
 use wire::{
-    ex_lnd::{Answer, Hello, Key, Welcome, VERSION},
     ids::NodeId,
+    lnd::{Answer, Hello, Key, Welcome, VERSION},
 };
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
@@ -330,7 +330,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             return;
         };
         receive.slot = None;
-        let there = matches!(receive.payload, wire::ex_lnd::Payload::There(..));
+        let there = matches!(receive.payload, wire::lnd::Payload::There(..));
         match receive.state {
             ReceiveState::Gathering => self.forget_receive(at, ReceiveStep::Lapse),
             ReceiveState::Offered if there && receive.news.offer => self.withdraw(at),

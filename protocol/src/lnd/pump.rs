@@ -5,8 +5,8 @@ use super::tables::{In, Lnd, WORK};
 use super::{Outcome, PeerState, Port, Why};
 use crate::{arena::At, Memory, Refused, Time};
 use wire::{
-    ex_lnd::{pieces, Fragment, Key, Message, Note, Notes, Payload, Place, Request, What},
     ids::NodeId,
+    lnd::{pieces, Fragment, Key, Message, Note, Notes, Payload, Place, Request, What},
 };
 
 /// Messages of a peer before it is another one's turn.

@@ -4,7 +4,7 @@
 use super::tables::{In, Lnd, On, Receive, ReceiveNews, Ticket};
 use super::{GetFailure, PeerState, ReceiveState, ReceiveStep};
 use crate::{arena::At, Memory, Time};
-use wire::ex_lnd::{fragments, Fragment, Payload, Place, Request, Verdict, What};
+use wire::lnd::{fragments, Fragment, Payload, Place, Request, Verdict, What};
 
 fn bit(part: u8) -> u64 {
     1u64.checked_shl(part.into()).unwrap_or(0)
@@ -137,7 +137,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             self.counters.nonsense += 1;
             return None;
         };
-        let (offset, n) = wire::ex_lnd::pieces(receive.form, len, fragment.part);
+        let (offset, n) = wire::lnd::pieces(receive.form, len, fragment.part);
         if n != fragment.len {
             self.counters.nonsense += 1;
             return None;

@@ -5,8 +5,8 @@ use super::tables::{Lnd, On, Send, SendNews, Ticket};
 use super::{Outcome, PeerState, SendState, SendStep, Why};
 use crate::{arena::At, Memory, Time};
 use wire::{
-    ex_lnd::{fragments, Form, Header, Place, Source, Verdict, What, MAX_PAYLOAD},
     ids::NodeId,
+    lnd::{fragments, Form, Header, Place, Source, Verdict, What, MAX_PAYLOAD},
 };
 
 /// A busy peer is waited for at most so many times as long as the first time.

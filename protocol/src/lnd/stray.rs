@@ -5,8 +5,8 @@ use super::tables::Lnd;
 use super::Port;
 use crate::{Memory, Refused};
 use wire::{
-    ex_lnd::{Key, Message, Welcome},
     ids::NodeId,
+    lnd::{Key, Message, Welcome},
 };
 
 /// Nodes that something is to be said to, at a time.

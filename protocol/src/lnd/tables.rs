@@ -13,8 +13,8 @@ use crate::{
     Memory, Time,
 };
 use wire::{
-    ex_lnd::{Form, Header, Incarnation, Key, Payload, Place, Source, Verdict, Welcome, What},
     ids::NodeId,
+    lnd::{Form, Header, Incarnation, Key, Payload, Place, Source, Verdict, Welcome, What},
 };
 
 /// Lists of an object: one of its peer's, and that of what has something to tell.

@@ -7,8 +7,8 @@
 
 use super::{sooner, Limits};
 use crate::{Memory, Time};
-use wire::ext_pci::LeaseId;
 use wire::ids::NodeId;
+use wire::pci::LeaseId;
 
 /// Leases with numbers: each has one at least, and there are 62.
 const NUMBERED: usize = 62;

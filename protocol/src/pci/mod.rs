@@ -42,7 +42,7 @@ pub struct Limits {
     /// 1…[`Limits::longest_ms`].
     pub timeout_ms: u32,
     /// The longest `timeout_ms` of all nodes, whatever this one's is; no more than
-    /// [`LONGEST_LEASE_MS`](wire::ext_pci::LONGEST_LEASE_MS), and that unless it is known to be less. No
+    /// [`LONGEST_LEASE_MS`](wire::pci::LONGEST_LEASE_MS), and that unless it is known to be less. No
     /// machine agrees to a longer one, and [`Limits::with_quarantine`] relies on that.
     pub longest_ms: u32,
     /// What is asked is asked again after this time, doubled each time, up to `ask_most`.

@@ -2,8 +2,8 @@
 //! Answers that belong to no lease. A node has one at a time: the last one counts, and whoever
 //! misses the others asks again.
 
-use wire::ext_pci::Message;
 use wire::ids::NodeId;
+use wire::pci::Message;
 
 /// Nodes that can have one at the same time.
 const MOST: usize = 16;

@@ -4,7 +4,7 @@
 use super::{Buffer, Limits, Peers};
 use crate::{flow::Counts, order::Ticket, slots::Slots, Clock, Memory, Refused, Time};
 use wire::{
-    ext_eth::{last_size, match_key, Announcement, Completion},
+    eth::{last_size, match_key, Announcement, Completion},
     ids::NodeId,
 };
 

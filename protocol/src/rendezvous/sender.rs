@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
 use wire::{
-    ext_eth::{last_size, match_key, Announcement, Completion},
+    eth::{last_size, match_key, Announcement, Completion},
     ids::NodeId,
 };
 

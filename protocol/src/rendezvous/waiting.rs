@@ -4,7 +4,7 @@
 use super::{Allowed, Buffer, FetchEvent, FetchPort, Fetches, Limits};
 use crate::{order::Ticket, poll::Horizon, slots::Slots, Clock, Memory, Refused, Shared, Time};
 use wire::{
-    ext_eth::{match_key, Announcement},
+    eth::{match_key, Announcement},
     ids::NodeId,
 };
 

@@ -7,8 +7,8 @@ use protocol::lnd::{
 };
 use protocol::{Memory, Refused, Time};
 use std::collections::{HashMap, VecDeque};
-use wire::ex_lnd::{Form, Key, Message, Source, VPID};
 use wire::ids::{Nla, NodeId};
+use wire::lnd::{Form, Key, Message, Source, VPID};
 
 pub struct Heap;
 

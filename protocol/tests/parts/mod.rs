@@ -11,7 +11,7 @@ use protocol::rendezvous::{
 use protocol::{Refused, Time};
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use wire::ext_eth::{last_size, match_key, Announcement, Completion, Side};
+use wire::eth::{last_size, match_key, Announcement, Completion, Side};
 use wire::ids::NodeId;
 
 #[derive(Debug, PartialEq, Eq)]

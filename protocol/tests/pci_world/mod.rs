@@ -10,8 +10,8 @@ use protocol::pci::{
     borrower::Work, Borrower, Config, DeviceLife, Handle, LeaseState, Lender, Limits, Opened,
 };
 use protocol::Time;
-use wire::ext_pci::{Bar, Body, Borrow, Device, Message, Numbers, Register, Role};
 use wire::ids::NodeId;
+use wire::pci::{Bar, Body, Borrow, Device, Message, Numbers, Register, Role};
 
 pub const LIMITS: Limits = Limits {
     ms: 1,

@@ -6,7 +6,7 @@ use protocol::ds::{Geometry, Get, Heard, Limits, Port, SourceId, Span, Stream};
 use protocol::transfer::{Failure, Quiet};
 use protocol::{Refused, Time};
 use std::collections::VecDeque;
-use wire::ext_ds::{ConnId, Message, Seq};
+use wire::ds::{ConnId, Message, Seq};
 use wire::ids::Nla;
 
 pub const RING: u32 = 4096;

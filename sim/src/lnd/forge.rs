@@ -3,12 +3,12 @@
 use super::{node, Rig};
 use crate::port::Port;
 use rand::Rng;
-use wire::ex_lnd::{
+use wire::eth::VPID;
+use wire::ids::Nla;
+use wire::lnd::{
     Answer, Form, Fragment, Hello, Incarnation, Key, Message, Note, Notes, Payload, Place, Request,
     Source, Verdict, Welcome, What, VERSION,
 };
-use wire::ext_eth::VPID;
-use wire::ids::Nla;
 
 impl Rig {
     pub(super) fn forge(&mut self, from: usize) {

@@ -5,7 +5,7 @@ use crate::fabric::{Fabric, MEMORY, MEMORY_BYTES};
 use crate::port::FREE;
 use anyhow::{ensure, Context, Result};
 use wire::atu::{Command, GatBase, GatEntry, GAT_BYTES};
-use wire::ext_eth::VPID;
+use wire::eth::VPID;
 use wire::ids::BusAddr;
 use wire::regs::atu;
 

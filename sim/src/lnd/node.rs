@@ -21,9 +21,9 @@ use protocol::Time;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::HashMap;
-use wire::ex_lnd::{Form, Key, Message, Source};
-use wire::ext_eth::VPID;
+use wire::eth::VPID;
 use wire::ids::{Nla, NodeId};
+use wire::lnd::{Form, Key, Message, Source};
 
 pub use mouth::bytes;
 

@@ -3,7 +3,7 @@
 use crate::fabric::Fabric;
 use anyhow::Result;
 use protocol::marks::{hole, marks, Mark};
-use wire::ext_eth::match_key;
+use wire::eth::match_key;
 
 /// Memory of a GET.
 #[derive(Clone, Copy)]

@@ -11,7 +11,7 @@ use protocol::rendezvous::{AnnouncePort, FetchPort, Fetches, Shared};
 use protocol::{Refused, Time};
 use std::cell::RefCell;
 use std::rc::Rc;
-use wire::ext_eth::{self, Announcement, GET_PAGE};
+use wire::eth::{self, Announcement, GET_PAGE};
 use wire::ids::{NodeId, Unit};
 
 /// Sends announcements.
@@ -24,7 +24,7 @@ impl AnnouncePort for Announcer<'_> {
     fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), Refused> {
         self.port.send(
             self.fabric,
-            ext_eth::announcement_descriptor(to),
+            eth::announcement_descriptor(to),
             &announcement.encode(),
         )
     }
@@ -62,7 +62,7 @@ impl FetchPort for Fetcher<'_> {
         len: u32,
         local: u64,
     ) -> Result<(), Refused> {
-        let descriptor = ext_eth::get_descriptor(from, announcement, len, local);
+        let descriptor = eth::get_descriptor(from, announcement, len, local);
         // Before the GET, which may be answered at once.
         let target = Target::prepare(self.fabric, self.port.nic(), local, len)
             .map_err(|_| Refused::Never)?;

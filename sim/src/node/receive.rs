@@ -8,7 +8,7 @@ use crate::setup::{Mutation, MAX_FRAME};
 use anyhow::{Context, Result};
 use protocol::rendezvous::{Announced, Buffer, Ended, Fetched};
 use protocol::Time;
-use wire::ext_eth::{Announcement, Completion, Message, Side};
+use wire::eth::{Announcement, Completion, Message, Side};
 use wire::ids::NodeId;
 
 impl Node {

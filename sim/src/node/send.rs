@@ -8,7 +8,7 @@ use crate::port::Port;
 use crate::setup::{Mutation, PERIODS, THRESHOLD};
 use protocol::rendezvous::{Admitted, Buffer, Ended, Unsent};
 use protocol::{Refused, Time};
-use wire::ext_eth::{self, Path};
+use wire::eth::{self, Path};
 use wire::velo::Target;
 
 /// What became of a frame that was to be sent.
@@ -52,7 +52,7 @@ impl Node {
             return Fate::Wait(frame);
         };
         let mut data = vec![0; frame.len as usize];
-        let piece = ext_eth::eager_pieces(frame.len)
+        let piece = eth::eager_pieces(frame.len)
             .ok()
             .and_then(|mut pieces| pieces.next());
         let target = Target::Node(Port::node_id(frame.to));

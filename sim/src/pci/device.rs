@@ -4,7 +4,7 @@ use super::MS;
 use protocol::pci::config::Layout;
 use rand::rngs::SmallRng;
 use rand::Rng;
-use wire::ext_pci::{Bar, Device, LeaseId, Location, Register, BARS};
+use wire::pci::{Bar, Device, LeaseId, Location, Register, BARS};
 
 /// Offset of MSI's capability, which has 64-bit addresses and masks.
 pub(super) const MSI: u16 = 0x40;

@@ -8,8 +8,8 @@ use protocol::pci::lender::{Open, Step, Work as LenderWork};
 use protocol::pci::{borrower::Work, DeviceLife, Handle, OpenError, Opened, Why};
 use protocol::Time;
 use rand::Rng;
-use wire::ext_pci::{Body, Grant, LeaseId, Message, Numbers, Reason, Role};
 use wire::ids::NodeId;
+use wire::pci::{Body, Grant, LeaseId, Message, Numbers, Reason, Role};
 
 impl Rig {
     fn time(&self) -> Time {

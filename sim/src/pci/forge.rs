@@ -3,7 +3,7 @@
 use super::Rig;
 use anyhow::Result;
 use rand::Rng;
-use wire::ext_pci::{
+use wire::pci::{
     Body, Borrow, Device, Grant, Incarnation, LeaseId, Message, Numbers, Reason, Register, Role,
     Status,
 };

@@ -4,7 +4,7 @@ use super::{Event, Rig, LONGEST, MS, US};
 use rand::rngs::SmallRng;
 use rand::Rng;
 use std::collections::HashMap;
-use wire::ext_pci::{LeaseId, Message};
+use wire::pci::{LeaseId, Message};
 
 /// A message, as words.
 #[derive(Debug, Clone)]

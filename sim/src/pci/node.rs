@@ -7,7 +7,7 @@ use protocol::pci::{Borrower, Config, Handle, Lender, OpenError, Opened, Why};
 use protocol::Time;
 use rand::rngs::SmallRng;
 use rand::Rng;
-use wire::ext_pci::{Grant, LeaseId, Numbers};
+use wire::pci::{Grant, LeaseId, Numbers};
 
 /// Intervals.
 pub(super) const INTERVALS: usize = 64;

@@ -7,8 +7,8 @@ use anyhow::{ensure, Result};
 use protocol::pci::{Ask, Config, Handle, LeaseState, Poll, Refused, Why};
 use protocol::Time;
 use rand::Rng;
-use wire::ext_pci::{Body, Borrow, Incarnation, LeaseId, Message, Register};
 use wire::ids::NodeId;
+use wire::pci::{Body, Borrow, Incarnation, LeaseId, Message, Register};
 
 impl Rig {
     pub(super) fn request(&mut self, node: usize, handle: Handle) -> Option<&mut Request> {
@@ -421,7 +421,7 @@ impl Rig {
         }
         let link = super::node::Link {
             node,
-            lease: wire::ext_pci::LeaseId(self.now),
+            lease: wire::pci::LeaseId(self.now),
             since: self.now,
             function: None,
         };

@@ -204,12 +204,12 @@ impl Rig {
                 // broken.
                 let (command, size) = match self.rng.random_bool(0.5) {
                     true => (wire::rma::Command::BytePut, 0),
-                    false => (wire::rma::Command::ByteGet, wire::ext_eth::last_size(len)),
+                    false => (wire::rma::Command::ByteGet, wire::eth::last_size(len)),
                 };
                 let notification = wire::rma::Notification {
-                    word0: wire::ext_eth::match_key(address, len),
+                    word0: wire::eth::match_key(address, len),
                     size_field: size,
-                    vpid: wire::ext_eth::VPID,
+                    vpid: wire::eth::VPID,
                     node: Port::node_id(source),
                     kind,
                     command,

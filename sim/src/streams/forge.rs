@@ -2,8 +2,8 @@
 
 use super::Rig;
 use rand::Rng;
-use wire::ext_ds::{Answer, Answered, ConnId, Connect, Decline, Endpoint, Kind, Ring, Seq, Tuple};
-use wire::ext_eth::VPID;
+use wire::ds::{Answer, Answered, ConnId, Connect, Decline, Endpoint, Kind, Ring, Seq, Tuple};
+use wire::eth::VPID;
 use wire::ids::Nla;
 
 impl Rig {

@@ -8,7 +8,7 @@ use anyhow::{ensure, Result};
 use protocol::ds::End;
 use protocol::Time;
 use rand::Rng;
-use wire::ext_ds::{Ack, ConnId, Ended, Head, Message, Seq};
+use wire::ds::{Ack, ConnId, Ended, Head, Message, Seq};
 use wire::ids::Nla;
 
 impl Rig {

@@ -15,8 +15,8 @@ use protocol::ds::{unknown, End, Geometry, Heard, RingFree, Span, Stream};
 use protocol::transfer::{self, Queue, Quiet, Transfers};
 use protocol::Time;
 use std::collections::HashMap;
-use wire::ext_ds::{ConnId, Kind, Message};
-use wire::ext_eth::VPID;
+use wire::ds::{ConnId, Kind, Message};
+use wire::eth::VPID;
 use wire::velo::{self, Mtt, SourceId, Target};
 
 /// Bytes of a GET while there are few places: a ring takes more than a turn.

@@ -12,10 +12,10 @@ use protocol::ds::{
     Server, SilentNodes,
 };
 use protocol::Time;
-use wire::ext_ds::{
+use wire::ds::{
     Answer, Answered, ConnId, Connect, Decline, Endpoint, Kind, Ring, Seq, SetupError, Tuple,
 };
-use wire::ext_eth::VPID;
+use wire::eth::VPID;
 use wire::ids::{Nla, NodeId};
 use wire::velo::{self, Mtt, Target};
 
@@ -145,7 +145,7 @@ impl Negotiation {
             silent,
             slow,
             off: false,
-            version: wire::ext_ds::VERSION,
+            version: wire::ds::VERSION,
             echo: None,
             late: Vec::new(),
             sent: Vec::new(),
@@ -538,7 +538,7 @@ impl Node {
         self.setup.silent.heard(source);
         let from = usize::from(source.0);
         // Its own version is the one that its code knows.
-        let other = u64::from(self.setup.version ^ wire::ext_ds::VERSION);
+        let other = u64::from(self.setup.version ^ wire::ds::VERSION);
         let word = |i| word(i) ^ if i == 0 { other } else { 0 };
         match kind {
             Kind::Connect | Kind::Cancel => match Connect::parse(len, word) {

@@ -7,7 +7,7 @@ use anyhow::{ensure, Result};
 use protocol::ds::{End, Fallback};
 use protocol::Time;
 use rand::Rng;
-use wire::ext_ds::{Seq, Tuple};
+use wire::ds::{Seq, Tuple};
 
 /// Polls, and what waits in a mailbox.
 const SLACK: u64 = 150 * MS;
@@ -563,7 +563,7 @@ impl Rig {
         let data = (0..n).map(|i| byte(pair, 1 - side, read + i)).collect();
         let rest = end.got > read + n;
         let reset = end.closed && !rest;
-        let failed = reset.then_some(End::Peer(wire::ext_ds::Ended::Reset));
+        let failed = reset.then_some(End::Peer(wire::ds::Ended::Reset));
         (data, end.finished && !rest && !end.closed, failed)
     }
 }

@@ -11,7 +11,7 @@ use protocol::transfer::{
     Transfers,
 };
 use protocol::{Refused, Time};
-use wire::ext_eth::VPID;
+use wire::eth::VPID;
 use wire::ids::NodeId;
 use wire::rma::{
     Command, Descriptor, Mode, Notification, NotificationType, Operation, PageOptions,

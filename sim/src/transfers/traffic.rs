@@ -8,7 +8,7 @@ use protocol::transfer::{Fragment, Lock, Move, Queue, Refusal, Tell, Terms};
 use protocol::Time;
 use rand::Rng;
 use std::rc::Rc;
-use wire::ext_eth::VPID;
+use wire::eth::VPID;
 use wire::rma::LockTarget;
 use wire::transfer::Direction;
 

@@ -5,16 +5,16 @@
 //! (`fuzz_targets/`, `cargo fuzz run --fuzz-dir tests/fuzz/fuzz_targets NAME`).
 #![forbid(unsafe_code)]
 
-mod ex_lnd;
-mod ext_ds;
-mod ext_eth;
-mod ext_pci;
+mod ds;
+mod eth;
+mod lnd;
+mod pci;
 mod units;
 
-pub use ex_lnd::fuzz_ex_lnd_message;
-pub use ext_ds::fuzz_ext_ds_message;
-pub use ext_eth::{fuzz_ext_eth_message, fuzz_ext_eth_reassembly};
-pub use ext_pci::{fuzz_ext_pci_config, fuzz_ext_pci_message};
+pub use ds::fuzz_ds_message;
+pub use eth::{fuzz_eth_message, fuzz_eth_reassembly};
+pub use lnd::fuzz_lnd_message;
+pub use pci::{fuzz_pci_config, fuzz_pci_message};
 pub use units::{
     fuzz_atu, fuzz_bq, fuzz_htax, fuzz_regs, fuzz_rma_descriptor, fuzz_rma_notification,
     fuzz_route, fuzz_snq_entry, fuzz_snq_program, fuzz_tlp, fuzz_velo_descriptor, fuzz_velo_status,
@@ -130,33 +130,33 @@ pub const TARGETS: &[Target] = &[
         seeds: units::tlp_seeds,
     },
     Target {
-        name: "ex_lnd_message",
-        run: fuzz_ex_lnd_message,
-        seeds: ex_lnd::message_seeds,
+        name: "lnd_message",
+        run: fuzz_lnd_message,
+        seeds: lnd::message_seeds,
     },
     Target {
-        name: "ext_ds_message",
-        run: fuzz_ext_ds_message,
-        seeds: ext_ds::message_seeds,
+        name: "ds_message",
+        run: fuzz_ds_message,
+        seeds: ds::message_seeds,
     },
     Target {
-        name: "ext_eth_message",
-        run: fuzz_ext_eth_message,
-        seeds: ext_eth::message_seeds,
+        name: "eth_message",
+        run: fuzz_eth_message,
+        seeds: eth::message_seeds,
     },
     Target {
-        name: "ext_eth_reassembly",
-        run: fuzz_ext_eth_reassembly,
-        seeds: ext_eth::reassembly_seeds,
+        name: "eth_reassembly",
+        run: fuzz_eth_reassembly,
+        seeds: eth::reassembly_seeds,
     },
     Target {
-        name: "ext_pci_message",
-        run: fuzz_ext_pci_message,
-        seeds: ext_pci::message_seeds,
+        name: "pci_message",
+        run: fuzz_pci_message,
+        seeds: pci::message_seeds,
     },
     Target {
-        name: "ext_pci_config",
-        run: fuzz_ext_pci_config,
-        seeds: ext_pci::config_seeds,
+        name: "pci_config",
+        run: fuzz_pci_config,
+        seeds: pci::config_seeds,
     },
 ];

@@ -95,7 +95,7 @@ pub fn fuzz_rma_notification(data: &[u8]) {
                 assert!((1..=rma::MAX_LEN).contains(&total));
                 assert!(n.word0 - start < u64::from(total));
             }
-            if let Ok(c) = wire::ext_eth::Completion::from_notification(&n) {
+            if let Ok(c) = wire::eth::Completion::from_notification(&n) {
                 assert_eq!(c.key, n.word0);
             }
         }

@@ -3,7 +3,7 @@
 
 use super::{FetchState, Pending, Receiving};
 use crate::ds::Broken;
-use wire::{ext_ds::Seq, ids::Nla};
+use wire::{ds::Seq, ids::Nla};
 
 impl Receiving {
     /// Whether sources are taken.

@@ -9,7 +9,7 @@ use crate::pci::borrower::UNANSWERED_MOST;
 use crate::pci::config::{Filter, Layout, Verdict};
 use crate::pci::{Ask, Reach, Write};
 use crate::Time;
-use wire::ext_pci::Register;
+use wire::pci::Register;
 
 use super::ResetBy;
 

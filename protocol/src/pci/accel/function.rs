@@ -5,7 +5,7 @@
 //! impossible is refused with a reason, and what is only strange is hidden.
 
 use crate::pci::config::{Layout, LayoutError, Shown, BAR, COMMAND};
-use wire::ext_pci::{Bar, Identity, Register, BARS};
+use wire::pci::{Bar, Identity, Register, BARS};
 
 /// Configuration cycles of a function. `None`: they were not answered, or refused.
 pub trait Cycles {

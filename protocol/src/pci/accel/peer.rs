@@ -9,9 +9,9 @@
 //! leads to one of the two others can be closed alone.
 
 use super::plan::{mapped, way, PlanError, Setting};
-use wire::ext_pci::{Bar, BARS};
 use wire::htax::control;
 use wire::ids::NodeId;
+use wire::pci::{Bar, BARS};
 use wire::regs::{htax, smfu};
 use wire::smfu::NOWHERE;
 

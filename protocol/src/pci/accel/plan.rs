@@ -12,9 +12,9 @@
 //! §4.7.5). What the device asks of any other address leads nowhere: no interval of the on-chip
 //! network maps it.
 
-use wire::ext_pci::{Bar, Numbers, BARS};
 use wire::htax::{control, Interval};
 use wire::ids::{BusAddr, NodeId, RegOffset};
+use wire::pci::{Bar, Numbers, BARS};
 use wire::regs::pcie::PcieToHtocCfg;
 use wire::regs::smfu::{self, IntervalControl, StatusControl, INTERVALS, TRAFFIC_CLASS_INIT};
 use wire::regs::{htax, np, pcie, snq};

@@ -4,8 +4,8 @@
 use super::types::{Doing, Entry, Handle, LeaseEvent, LeaseState, Why};
 use super::Borrower;
 use crate::{Memory, Time};
-use wire::ext_pci::{Body, Grant, Incarnation, LeaseId, Message, Reason, Role, Status};
 use wire::ids::NodeId;
+use wire::pci::{Body, Grant, Incarnation, LeaseId, Message, Reason, Role, Status};
 
 impl<M: Memory> Borrower<M> {
     /// A message for a borrower has come. `from` is what the NIC says.
@@ -60,7 +60,7 @@ impl<M: Memory> Borrower<M> {
         &mut self,
         from: NodeId,
         number: u32,
-        answer: Result<(Incarnation, wire::ext_pci::Device), Reason>,
+        answer: Result<(Incarnation, wire::pci::Device), Reason>,
     ) {
         match &mut self.query {
             Some(query) if query.number == number && query.node == from => {

@@ -13,8 +13,8 @@ use super::{Draw, Limits};
 use crate::flow::Counts;
 use crate::{Memory, Time};
 use types::{Access, Doing, Entry, Query};
-use wire::ext_pci::{Body, Borrow, Device, Incarnation, LeaseId, Message, Reason, Status};
 use wire::ids::NodeId;
+use wire::pci::{Body, Borrow, Device, Incarnation, LeaseId, Message, Reason, Status};
 
 /// After so many accesses in a row that the lender has not answered in time, although it said meanwhile
 /// that the lease goes on, the lease is lost. A lender answers both by the same means: a network

@@ -5,8 +5,8 @@ use super::types::{Doing, Entry, LeaseState, Why, Work};
 use super::Borrower;
 use crate::pci::sooner;
 use crate::{Memory, Time};
-use wire::ext_pci::{Body, Message, Role};
 use wire::ids::NodeId;
+use wire::pci::{Body, Message, Role};
 
 impl<M: Memory> Borrower<M> {
     /// Looks at the clock. To be called at [`Borrower::next`] at the latest.

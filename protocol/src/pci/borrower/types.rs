@@ -2,8 +2,8 @@
 //! What a borrower has in its table, and what it wants to be done.
 
 use crate::Time;
-use wire::ext_pci::{Body, Borrow, Device, Grant, Incarnation, LeaseId, Reason, Register, Status};
 use wire::ids::NodeId;
+use wire::pci::{Body, Borrow, Device, Grant, Incarnation, LeaseId, Reason, Register, Status};
 
 crate::flow! {
     /// The life of a lease at the borrower.

@@ -8,7 +8,7 @@
 
 use super::super::{lender::Write, Reach};
 use super::{command, Layout, Shown, BAR, BARS_END, COMMAND, EXTENDED, HEADER, HEADER_END, ROM};
-use wire::ext_pci::Register;
+use wire::pci::Register;
 
 /// What is to be done with an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,7 +6,7 @@
 //! else.
 
 use super::Layout;
-use wire::ext_pci::{Bar, Register, BARS};
+use wire::pci::{Bar, Register, BARS};
 
 const ID: u16 = 0x11;
 /// Of the capability: control, table, pending bits.

@@ -5,7 +5,7 @@ use super::{
     command, merge, Layout, Shown, BAR, BARS_END, COMMAND, EXTENDED, HEADER, INTERRUPT, POINTER,
     ROM,
 };
-use wire::ext_pci::{Bar, Register, BARS};
+use wire::pci::{Bar, Register, BARS};
 
 /// How a register is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

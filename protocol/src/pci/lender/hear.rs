@@ -5,8 +5,8 @@ use super::types::{Access, DeviceEvent, DeviceLife, Doing, Ended, Lease};
 use super::Lender;
 use crate::pci::config::Filter;
 use crate::{Memory, Time};
-use wire::ext_pci::{Body, Borrow, Incarnation, Kind, LeaseId, Message, Reason, Role, Status};
 use wire::ids::NodeId;
+use wire::pci::{Body, Borrow, Incarnation, Kind, LeaseId, Message, Reason, Role, Status};
 
 impl<M: Memory> Lender<M> {
     /// A message for a lender has come. `from` is what the NIC says.
@@ -68,7 +68,7 @@ impl<M: Memory> Lender<M> {
         let described = all.clone().nth(index.into()).map(|d| d.described());
         match described {
             Some(device) => {
-                let device = wire::ext_pci::Device {
+                let device = wire::pci::Device {
                     index,
                     count,
                     ..device

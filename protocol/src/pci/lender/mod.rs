@@ -16,10 +16,10 @@ use super::{Draw, Limits, Reach};
 use crate::flow::Counts;
 use crate::{Memory, Time};
 use types::{Access, Doing, Ended, Entry, Lease};
-use wire::ext_pci::{
+use wire::ids::NodeId;
+use wire::pci::{
     Body, Device, DeviceState, Incarnation, LeaseId, Message, Reason, Status, LONGEST_LEASE_MS,
 };
-use wire::ids::NodeId;
 use wire::smfu::PAGE;
 
 /// Devices of a node, and their leases. See the documentation of [`super`].

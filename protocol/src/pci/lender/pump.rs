@@ -5,7 +5,7 @@ use super::types::{Access, Config, DeviceLife, Doing, Ended, Entry, Open, Step, 
 use super::Lender;
 use crate::pci::sooner;
 use crate::{Memory, Time};
-use wire::ext_pci::{Body, Grant, Message, Numbers, Role};
+use wire::pci::{Body, Grant, Message, Numbers, Role};
 
 impl<M: Memory> Lender<M> {
     /// Looks at the clock. To be called at [`Lender::next`] at the latest.

@@ -3,8 +3,8 @@
 
 use crate::pci::config::{Filter, Layout};
 use crate::Time;
-use wire::ext_pci::{Device, Incarnation, LeaseId, Message, Numbers, Reason, Register, Status};
 use wire::ids::NodeId;
+use wire::pci::{Device, Incarnation, LeaseId, Message, Numbers, Reason, Register, Status};
 
 crate::flow! {
     /// The life of a device that is offered.

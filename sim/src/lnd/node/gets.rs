@@ -9,8 +9,8 @@ use protocol::marks::{hole, marks, MARK_BYTES};
 use protocol::transfer::{Failure, Fragment, Move, Queue, Tell, Terms};
 use protocol::Time;
 use rand::Rng;
-use wire::ex_lnd::{Source, TRAFFIC_CLASS};
 use wire::ids::NodeId;
+use wire::lnd::{Source, TRAFFIC_CLASS};
 use wire::transfer::Direction;
 
 impl Node {

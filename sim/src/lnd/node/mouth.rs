@@ -6,9 +6,9 @@ use crate::lnd::held::Held;
 use crate::port::Port;
 use protocol::{lnd, transfer, Refused};
 use std::collections::HashMap;
-use wire::ex_lnd::{Key, Message};
-use wire::ext_eth::VPID;
+use wire::eth::VPID;
 use wire::ids::NodeId;
+use wire::lnd::{Key, Message};
 use wire::rma::{Descriptor, PageOptions, RequesterAddr};
 use wire::velo::{self, Mtt, Target};
 

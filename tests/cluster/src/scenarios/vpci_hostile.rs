@@ -9,7 +9,7 @@ use crate::cluster::{Lab, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::fmt::Write;
-use wire::ext_pci::{Body, Borrow, Incarnation, LeaseId, Message, Reason, Register, Role, Status};
+use wire::pci::{Body, Borrow, Incarnation, LeaseId, Message, Reason, Register, Role, Status};
 
 const OPTIONS: &str = "timeout_ms=10000";
 /// Where messages go, and come from.

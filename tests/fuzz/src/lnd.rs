@@ -2,7 +2,7 @@
 //! Lustre networking.
 
 use crate::{bytes, Input};
-use wire::ex_lnd::{fragments, pieces, Kind, Message, Payload, Rejected, VERSION};
+use wire::lnd::{fragments, pieces, Kind, Message, Payload, Rejected, VERSION};
 
 /// Tag, length, quadwords.
 fn read(data: &[u8]) -> (u8, u16, Vec<u64>, Result<Message, Rejected>) {
@@ -16,7 +16,7 @@ fn read(data: &[u8]) -> (u8, u16, Vec<u64>, Result<Message, Rejected>) {
 /// Tag, length, quadwords: parsing a message.
 ///
 /// What is read says the same words again, and its payload is where these end.
-pub fn fuzz_ex_lnd_message(data: &[u8]) {
+pub fn fuzz_lnd_message(data: &[u8]) {
     let (tag, len, words, message) = read(data);
     match message {
         Ok(message) => {
@@ -69,12 +69,12 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn seeds_of_ex_lnd_are_messages_of_all_kinds() {
+    fn seeds_of_lnd_are_messages_of_all_kinds() {
         let mut kinds = std::collections::HashSet::new();
         for seed in super::message_seeds() {
             let (.., message) = super::read(&seed);
             kinds.insert(message.expect("a seed is a message").kind());
         }
-        assert_eq!(kinds.len(), wire::ex_lnd::Kind::ALL.len());
+        assert_eq!(kinds.len(), wire::lnd::Kind::ALL.len());
     }
 }

@@ -2,7 +2,7 @@
 //! may come instead of them.
 
 use proptest::prelude::*;
-use wire::ext_ds::{
+use wire::ds::{
     Ack, Answer, Answered, ConnId, Connect, Decline, Ended, Endpoint, Head, Kind, Message, Reject,
     Ring, Seq, SetupError, Tuple, LAST_DATA, MORE_DATA, SOURCE_MAX, VERSION,
 };

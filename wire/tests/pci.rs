@@ -2,12 +2,12 @@
 //! may come instead of them.
 
 use proptest::prelude::*;
-use wire::ext_pci::{
+use wire::ids::NodeId;
+use wire::pci::{
     Bar, Body, Borrow, Device, DeviceState, Grant, Identity, Incarnation, Kind, LeaseId, Location,
     Message, Numbers, ParseError, Reason, Register, Reject, Role, Status, LONGEST_LEASE_MS,
     VERSION, VPID,
 };
-use wire::ids::NodeId;
 use wire::velo::MAX_LEN;
 
 const SENDER: Incarnation = Incarnation(0x0123_4567_89ab_cdef);

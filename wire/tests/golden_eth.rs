@@ -3,7 +3,7 @@
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
-use wire::ext_eth::{self, *};
+use wire::eth::{self, *};
 use wire::ids::{NodeId, Vpid};
 use wire::rma::{self, Command, Mode, Notification, NotificationType};
 use wire::velo::{Mtt, SourceId, Status, Target};
@@ -284,7 +284,7 @@ fn own_group_frames() {
     frame[0] = 0x2E;
     assert!(!is_own_group_frame(&frame, NodeId(4), NodeId(4)));
     assert!(!is_own_group_frame(&frame[..5], NodeId(4), NodeId(4)));
-    assert_eq!(ext_eth::source(&frame[..11]), None);
+    assert_eq!(eth::source(&frame[..11]), None);
 }
 
 #[test]

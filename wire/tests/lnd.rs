@@ -2,12 +2,12 @@
 //! that may come instead of them.
 
 use proptest::prelude::*;
-use wire::ex_lnd::{
+use wire::ids::{Nla, Vpid};
+use wire::lnd::{
     fragments, pieces, Answer, Form, Fragment, Hello, Incarnation, Key, Kind, Message, Note, Notes,
     Payload, Place, Reject, Request, Source, Verdict, Welcome, What, FRAGMENTS, FRAGMENT_DATA,
     MAX_PAYLOAD, VERSION, VPID,
 };
-use wire::ids::{Nla, Vpid};
 
 const PLACE: Place = Place {
     slot: 0xab,
@@ -47,7 +47,7 @@ fn notes(some: &[Note]) -> Message {
     Message::Notes(KEY, notes)
 }
 
-fn read(message: &Message) -> Result<Message, wire::ex_lnd::Rejected> {
+fn read(message: &Message) -> Result<Message, wire::lnd::Rejected> {
     let words = message.words();
     Message::parse(message.kind().tag(), message.len(), |i| {
         words.as_slice().get(i).copied().unwrap_or(0)

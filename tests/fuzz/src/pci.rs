@@ -4,7 +4,7 @@
 use crate::{bytes, Input};
 use protocol::pci::config::{Filter, Layout, Space, Verdict};
 use protocol::pci::Reach;
-use wire::ext_pci::{
+use wire::pci::{
     Bar, Body, Borrow, Device, Grant, Incarnation, LeaseId, Message, Numbers, ParseError, Reason,
     Register, Role, Status,
 };
@@ -21,7 +21,7 @@ fn read(data: &[u8]) -> (u8, u16, Vec<u64>, Result<Message, ParseError>) {
 /// Tag, length, quadwords: parsing a message.
 ///
 /// What is read says the same words again.
-pub fn fuzz_ext_pci_message(data: &[u8]) {
+pub fn fuzz_pci_message(data: &[u8]) {
     let (tag, len, words, message) = read(data);
     match message {
         Ok(message) => {
@@ -40,7 +40,7 @@ pub fn fuzz_ext_pci_message(data: &[u8]) {
 /// Registers of a function, accesses to them: what a borrower sees, and what a lender lets it do.
 ///
 /// Chains of capabilities end, whatever a device says; no BAR is ever written.
-pub fn fuzz_ext_pci_config(data: &[u8]) {
+pub fn fuzz_pci_config(data: &[u8]) {
     let mut input = Input(data);
     let first: Vec<u32> = (0..64).map(|_| input.u64() as u32).collect();
     let extended: Vec<u32> = (0..32).map(|_| input.u64() as u32).collect();
@@ -186,12 +186,12 @@ pub(crate) fn config_seeds() -> Vec<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn seeds_of_ext_pci_are_messages_of_all_kinds() {
+    fn seeds_of_pci_are_messages_of_all_kinds() {
         let mut kinds = std::collections::HashSet::new();
         for seed in super::message_seeds() {
             let (.., message) = super::read(&seed);
             kinds.insert(message.expect("a seed is a message").kind());
         }
-        assert_eq!(kinds.len(), wire::ext_pci::Kind::ALL.len());
+        assert_eq!(kinds.len(), wire::pci::Kind::ALL.len());
     }
 }

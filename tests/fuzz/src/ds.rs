@@ -2,7 +2,7 @@
 //! Direct sockets.
 
 use crate::{bytes, Input};
-use wire::ext_ds::{Ack, Answered, Connect, Head, Kind, Message, Rejected, Seq, SetupError};
+use wire::ds::{Ack, Answered, Connect, Head, Kind, Message, Rejected, Seq, SetupError};
 
 /// A message of a stream, or of the negotiation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +54,7 @@ fn read(data: &[u8]) -> (u8, u16, Result<Any, SetupError>) {
 /// Tag, length, quadwords: parsing a message of a stream or of the negotiation.
 ///
 /// What is read, said again, is read as the same.
-pub fn fuzz_ext_ds_message(data: &[u8]) {
+pub fn fuzz_ds_message(data: &[u8]) {
     let (tag, len, any) = read(data);
     match any {
         Ok(any) => {
@@ -87,8 +87,8 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
         seed.extend(bytes(words));
         seed
     };
-    let end = wire::ext_ds::Endpoint {
-        ring: wire::ext_ds::Ring {
+    let end = wire::ds::Endpoint {
+        ring: wire::ds::Ring {
             nla: wire::ids::Nla(0x10_0000),
             log2: 12,
         },
@@ -103,8 +103,8 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
     let answered = |answer| {
         let answered = Answered {
             cookie: 5,
-            to: wire::ext_ds::ConnId::new(3, 4),
-            from: wire::ext_ds::ConnId::new(5, 6),
+            to: wire::ds::ConnId::new(3, 4),
+            from: wire::ds::ConnId::new(5, 6),
             answer,
         };
         let (words, count) = answered.words();
@@ -119,7 +119,7 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
     };
     let (head, ack) = (0x0300_0005_0000_1000, 0x9000_0000_1234);
     let place = Head {
-        conn: wire::ext_ds::ConnId::new(3, 4),
+        conn: wire::ds::ConnId::new(3, 4),
         seq: Seq(0x1000),
         marks: 0,
     };
@@ -150,18 +150,18 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
         }),
         seed(Kind::Connect, Connect::LEN as u8, &connect.words()),
         seed(Kind::Cancel, Connect::LEN as u8, &connect.words()),
-        answered(wire::ext_ds::Answer::Offer),
-        answered(wire::ext_ds::Answer::Decline(wire::ext_ds::Decline::Busy)),
-        answered(wire::ext_ds::Answer::Accept(end)),
-        answered(wire::ext_ds::Answer::Confirm),
-        answered(wire::ext_ds::Answer::Fallback),
+        answered(wire::ds::Answer::Offer),
+        answered(wire::ds::Answer::Decline(wire::ds::Decline::Busy)),
+        answered(wire::ds::Answer::Accept(end)),
+        answered(wire::ds::Answer::Confirm),
+        answered(wire::ds::Answer::Fallback),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn seeds_of_ext_ds_are_messages_of_all_kinds() {
+    fn seeds_of_ds_are_messages_of_all_kinds() {
         let mut tags = std::collections::HashSet::new();
         for seed in super::message_seeds() {
             let (tag, _, message) = super::read(&seed);

@@ -2,12 +2,12 @@
 //! Ethernet protocol.
 
 use crate::{bytes, Input};
-use wire::ext_eth::*;
+use wire::eth::*;
 use wire::ids::NodeId;
 use wire::velo::{self, Target};
 
 /// Status word, then payload: parsing a message.
-pub fn fuzz_ext_eth_message(data: &[u8]) {
+pub fn fuzz_eth_message(data: &[u8]) {
     let mut input = Input(data);
     let Ok(Some(status)) = velo::Status::decode(input.u64()) else {
         return;
@@ -59,7 +59,7 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
 ///
 /// Checks against a byte-exact buffer: no holes, never beyond the limit, a reject leaves nothing behind, and a
 /// good frame gets through at the end.
-pub fn fuzz_ext_eth_reassembly(data: &[u8]) {
+pub fn fuzz_eth_reassembly(data: &[u8]) {
     let mut input = Input(data);
     let max = (input.u64() % 70_000) as u32;
     let node = NodeId(input.u8().into());
