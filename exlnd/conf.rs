@@ -101,7 +101,7 @@ pub(crate) fn capacity(places: usize) -> Capacity {
     }
 }
 
-/// Times (docs/ex-lnd.md).
+/// Times (docs/lnd-protocol.md).
 pub(crate) fn limits() -> Limits {
     Limits {
         ask: 200 * MS,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `kexlnd.ko`: Lustre networking. docs/ex-lnd.md tells what it says to its peers, docs/exlnd.md
+//! `kexlnd.ko`: Lustre networking. docs/lnd-protocol.md tells what it says to its peers, docs/exlnd.md
 //! how it is used.
 
 #![deny(unsafe_code)]

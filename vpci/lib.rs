@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! `vpci.ko`: PCIe devices of other nodes, driven here by their own drivers; and devices of this
-//! node, driven by others. docs/ext-pci.md tells what the nodes say to each other, docs/vpci.md how
+//! node, driven by others. docs/pci-protocol.md tells what the nodes say to each other, docs/vpci.md how
 //! it is used.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Lent PCIe devices: the rules of docs/ext-pci.md one by one, with two borrowers and a lender whose
+//! Lent PCIe devices: the rules of docs/pci-protocol.md one by one, with two borrowers and a lender whose
 //! messages go by hand.
 
 mod pci_world;

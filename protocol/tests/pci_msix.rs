@@ -1,4 +1,4 @@
-//! MSI-X tables of lent functions that lie: docs/ext-pci.md, *Whom this trusts*.
+//! MSI-X tables of lent functions that lie: docs/pci-protocol.md, *Whom this trusts*.
 
 use protocol::pci::config::{Layout, Msix, Outside};
 use wire::pci::{Bar, BARS};

@@ -53,7 +53,7 @@ impl Vpid {
     /// Remote register file access; of RMA. VELO has a space of its own, where the same number is
     /// [`Vpid::PCI`].
     pub const RRA: Vpid = Vpid(252);
-    /// Control messages about devices that are lent to other nodes (docs/ext-pci.md); of VELO. RMA
+    /// Control messages about devices that are lent to other nodes (docs/pci-protocol.md); of VELO. RMA
     /// has a space of its own, where the same number is [`Vpid::RRA`].
     pub const PCI: Vpid = Vpid(252);
     /// Reserved for direct sockets.

@@ -1,4 +1,4 @@
-//! Messages of direct sockets: the formats of docs/ext-ds.md, word by word, and anything else that
+//! Messages of direct sockets: the formats of docs/ds-protocol.md, word by word, and anything else that
 //! may come instead of them.
 
 use proptest::prelude::*;

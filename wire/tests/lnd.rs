@@ -1,4 +1,4 @@
-//! Messages of Lustre networking: the formats of docs/ex-lnd.md, word by word, and anything else
+//! Messages of Lustre networking: the formats of docs/lnd-protocol.md, word by word, and anything else
 //! that may come instead of them.
 
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Messages about lent devices: the formats of docs/ext-pci.md, word by word, and anything else that
+//! Messages about lent devices: the formats of docs/pci-protocol.md, word by word, and anything else that
 //! may come instead of them.
 
 use proptest::prelude::*;

@@ -3,7 +3,7 @@
 
 use wire::ds::Decline;
 
-/// Numbered reasons, which statistics, traces and `EXTL_INFO` show (docs/ext-ds.md, Fallback).
+/// Numbered reasons, which statistics, traces and `EXTL_INFO` show (docs/ds-protocol.md, Fallback).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Fallback {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Direct sockets (EXT-DS): the machine of one stream connection (docs/ext-ds.md).
+//! Direct sockets (EXT-DS): the machine of one stream connection (docs/ds-protocol.md).
 //!
 //! Each direction is a stream of bytes with consecutive numbers ([`Seq`]). The
 //! sender keeps what was not acknowledged in its send ring, the receiver what was not read in a ring

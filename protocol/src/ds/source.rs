@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Bytes that are not in the send ring: each end's part of them (docs/ext-ds.md, Sources).
+//! Bytes that are not in the send ring: each end's part of them (docs/ds-protocol.md, Sources).
 //!
 //! They have numbers as all bytes do. A byte's place in a ring is still that of its number, as
 //! nothing goes into the send ring unless all that is unacknowledged would fit there.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Lustre networking over Extoll (docs/ex-lnd.md): what a network interface remembers of its peers
+//! Lustre networking over Extoll (docs/lnd-protocol.md): what a network interface remembers of its peers
 //! and of the messages that go to them and come from them.
 //!
 //! An LNet message goes as a *request*, in one or several VELO messages, and is *answered* when the
@@ -230,7 +230,7 @@ pub const fn at_a_time(credits: u32, peer_credits: u32, cpts: u32) -> u32 {
     each.saturating_mul(cpts)
 }
 
-/// Times in ticks, and bounds. docs/ex-lnd.md tells how they depend on each other.
+/// Times in ticks, and bounds. docs/lnd-protocol.md tells how they depend on each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// After so long without an answer a peer is asked; then after twice that time, and so on up to

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sessions: how they begin and end (docs/ex-lnd.md, Sessions).
+//! Sessions: how they begin and end (docs/lnd-protocol.md, Sessions).
 
 use super::stray::Stray;
 use super::tables::{In, InSlot, Lnd, OutSlot, Pending, Say};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! PCIe devices lent to other nodes (EXT-PCI): what lender and borrower remember and decide
-//! (docs/ext-pci.md).
+//! (docs/pci-protocol.md).
 //!
 //! A lease gives the borrower windows to the device's memory BARs, and the device windows to memory
 //! and to an interrupt of the borrower: intervals of the shared memory unit (HW §12). At the target

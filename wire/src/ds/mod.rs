@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Direct Sockets over Extoll (EXT-DS): what the two ends of a stream exchange (docs/ext-ds.md).
+//! Direct Sockets over Extoll (EXT-DS): what the two ends of a stream exchange (docs/ds-protocol.md).
 //!
 //! Everything travels as VELO messages of at most 120 bytes, whose user tag is the [`Kind`], and as
 //! RMA GETs from the send ring of its writer. A message of a stream begins with a [`Head`]: which

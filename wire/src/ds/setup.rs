@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages that negotiate a connection (docs/ext-ds.md, Negotiation). All go to the service VPID.
+//! Messages that negotiate a connection (docs/ds-protocol.md, Negotiation). All go to the service VPID.
 
 use super::stream::{Reject, Rejected};
 use super::{ConnId, Kind, Seq, NLA_SPACE, VERSION};

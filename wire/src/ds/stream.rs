@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages of a stream (docs/ext-ds.md, Messages of a stream).
+//! Messages of a stream (docs/ds-protocol.md, Messages of a stream).
 
 use super::{ConnId, Kind, Seq, NLA_SPACE};
 use crate::ids::Nla;

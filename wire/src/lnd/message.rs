@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! All messages, and those that carry requests (docs/ex-lnd.md, Requests).
+//! All messages, and those that carry requests (docs/lnd-protocol.md, Requests).
 
 use super::session::check_len;
 use super::{Form, Header, Hello, Key, Kind, Note, Notes, Place, Welcome};

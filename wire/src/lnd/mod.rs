@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Lustre networking over Extoll (EX-LND): what two nodes exchange (docs/ex-lnd.md).
+//! Lustre networking over Extoll (EX-LND): what two nodes exchange (docs/lnd-protocol.md).
 //!
 //! Everything travels as VELO messages of at most 120 bytes, whose user tag is the [`Kind`], and as
 //! RMA GETs from memory that its owner has announced. Nobody writes to memory of another node.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Notes: what ends tell each other of requests (docs/ex-lnd.md, Notes).
+//! Notes: what ends tell each other of requests (docs/lnd-protocol.md, Notes).
 
 use super::message::{Reject, Rejected};
 use super::Place;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages that begin and end sessions (docs/ex-lnd.md, Sessions).
+//! Messages that begin and end sessions (docs/lnd-protocol.md, Sessions).
 
 use super::message::{Reject, Rejected, Words};
 

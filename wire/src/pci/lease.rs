@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Leases: their names, how they begin, registers (docs/ext-pci.md, Leases).
+//! Leases: their names, how they begin, registers (docs/pci-protocol.md, Leases).
 
 use super::message::{Reject, Rejected};
 use super::{BARS, LONGEST_LEASE_MS};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! All messages (docs/ext-pci.md, Messages).
+//! All messages (docs/pci-protocol.md, Messages).
 
 use super::lease::RegisterWord;
 use super::{Borrow, Device, Grant, Incarnation, Kind, LeaseId, Reason, Register, Status, VERSION};

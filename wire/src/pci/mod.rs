@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! PCIe devices lent to other nodes (EXT-PCI): what lender and borrower tell each other
-//! (docs/ext-pci.md).
+//! (docs/pci-protocol.md).
 //!
 //! Everything here travels as VELO messages of at most 64 bytes, whose user tag is the [`Kind`].
 //! Accesses to the device's memory, its DMA and its interrupts are no messages: they go through

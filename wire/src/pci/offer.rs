@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! What a lender says about a device (docs/ext-pci.md, Devices).
+//! What a lender says about a device (docs/pci-protocol.md, Devices).
 
 use super::lease::NamedWord;
 use super::message::{Reject, Rejected};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The borrower: its leases, and accesses to configuration registers (docs/ext-pci.md, The borrower).
+//! The borrower: its leases, and accesses to configuration registers (docs/pci-protocol.md, The borrower).
 
 mod hear;
 mod pump;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The lender: its devices, and who has them (docs/ext-pci.md, The lender).
+//! The lender: its devices, and who has them (docs/pci-protocol.md, The lender).
 
 mod hear;
 mod pump;
