@@ -24,7 +24,7 @@ use kernel_ext::{
     },
     sched::cond_resched,
 };
-use protocol::{ds::Fallback, flow::Counts};
+use protocol::{base::flow::Counts, ds::Fallback};
 
 static PLACE: Place<Space> = Place::new();
 

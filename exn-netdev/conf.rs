@@ -6,7 +6,7 @@ use crate::{machine::ms, module_parameters as param};
 use extoll_core::time::patience;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel_ext::param::Param;
-use protocol::{macs, rendezvous};
+use protocol::eth::{macs, rendezvous};
 use wire::ids::NodeId;
 
 /// Most messages of one frame: what the port can have outstanding (HW §8).

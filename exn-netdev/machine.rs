@@ -15,11 +15,14 @@ use kernel_ext::{
     security,
 };
 use protocol::{
-    marks::{hole, marks, Mark},
-    order,
-    poll::Timer,
-    rendezvous::{self, Buffer},
-    stuck, Time,
+    base::marks::{hole, marks, Mark},
+    eth::{
+        order,
+        poll::Timer,
+        rendezvous::{self, Buffer},
+        stuck,
+    },
+    Time,
 };
 use wire::ids::NodeId;
 
@@ -129,7 +132,7 @@ pub(crate) type Fetches = rendezvous::Fetches<Kernel, RxBuffer>;
 pub(crate) type Waiting = rendezvous::Waiting<Kernel>;
 
 /// Nodes of foreign MAC addresses.
-pub(crate) type Macs = protocol::macs::Macs<Kernel>;
+pub(crate) type Macs = protocol::eth::macs::Macs<Kernel>;
 /// Peers that are watched.
 pub(crate) type Suspects = stuck::Suspects<Kernel>;
 

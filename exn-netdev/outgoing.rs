@@ -10,7 +10,10 @@ use crate::{
 use extoll_core::velo;
 use kernel::prelude::*;
 use kernel_ext::net::{SkBuff, TxMapping};
-use protocol::{flow::Counts, poll::Settled, rendezvous::FlightState};
+use protocol::{
+    base::flow::Counts,
+    eth::{poll::Settled, rendezvous::FlightState},
+};
 use wire::{eth::Path, velo::Target};
 
 /// A frame on its way to the port.

@@ -191,7 +191,8 @@ impl NapiPoll for Poll {
             cx: &mut *cx,
             now: Clock.now(),
         };
-        let ran = protocol::poll::run(&mut run, &Timed(&sh.timer), &Clock, left, &sh.periods());
+        let ran =
+            protocol::eth::poll::run(&mut run, &Timed(&sh.timer), &Clock, left, &sh.periods());
         velo.used |= ran.messages > 0;
         velo.rx.deliver(sh, cx);
         state.paused = ran.paused;

@@ -14,7 +14,10 @@ use kernel_ext::{
     mem::BoundDevice,
     net::{BqlDone, Checksum, RxSkb, Unmapped},
 };
-use protocol::{order::Ticket, rendezvous::Fetched, Clock as _, Time};
+use protocol::{
+    eth::{order::Ticket, rendezvous::Fetched},
+    Clock as _, Time,
+};
 use wire::{
     eth::{
         self,

@@ -17,9 +17,12 @@ use extoll_core::{
 use kernel::{prelude::*, sync::atomic::Relaxed};
 use kernel_ext::{mem::BoundDevice, net::PollCx};
 use protocol::{
-    order::Ticket,
-    poll::{Horizon, Settled, Work},
-    rendezvous::{Announced, FetchPort, Refusal},
+    base::age::Horizon,
+    eth::{
+        order::Ticket,
+        poll::{Settled, Work},
+        rendezvous::{Announced, FetchPort, Refusal},
+    },
     Clock as _, Refused, Time,
 };
 use wire::{

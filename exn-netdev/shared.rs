@@ -23,11 +23,13 @@ use kernel_ext::{
     ratelimit::{RateLimit, Suppressed},
 };
 use protocol::{
-    macs::Heard,
-    poll::{Periods, Timer},
-    rendezvous::Limits,
-    restart::{Pauses, Restarts},
-    stuck::Proof,
+    eth::{
+        macs::Heard,
+        poll::{Periods, Timer},
+        rendezvous::Limits,
+        restart::{Pauses, Restarts},
+        stuck::Proof,
+    },
     Clock as _, Time,
 };
 use wire::{

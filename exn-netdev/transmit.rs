@@ -15,7 +15,7 @@ use kernel_ext::{
     mem::BoundDevice,
     net::{BqlDone, SkBuff, TxQueue, Unmapped},
 };
-use protocol::{rendezvous::Ended, Time};
+use protocol::{eth::rendezvous::Ended, Time};
 use wire::{
     eth::{self, Completion, Path},
     ids::NodeId,

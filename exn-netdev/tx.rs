@@ -23,7 +23,7 @@ use extoll_core::velo::{self, Header, SendError};
 use kernel::sync::atomic::Relaxed;
 use kernel_ext::net::{BqlDone, Owner, SkBuff, TxMapping, TxQueue};
 use protocol::{
-    rendezvous::{Admitted, AnnouncePort, Ended, Limits, Unsent},
+    eth::rendezvous::{Admitted, AnnouncePort, Ended, Limits, Unsent},
     Clock as _, Refused, Time,
 };
 use wire::{

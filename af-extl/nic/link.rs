@@ -24,8 +24,8 @@ use kernel::{
 };
 use kernel_ext::{mem::Comb, security};
 use protocol::{
+    base::marks::{marks, MARK_BYTES, MARK_DISTANCE},
     ds::{self, Get, Span},
-    marks::{marks, MARK_BYTES, MARK_DISTANCE},
     transfer::Failure,
     Refused, Time,
 };

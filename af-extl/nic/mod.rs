@@ -55,9 +55,8 @@ use kernel::{
 use kernel_ext::{new_bh_lock, security, work, BhLock};
 use link::Link;
 use protocol::{
-    deadlines::Deadlines,
+    base::{age::Horizon, deadlines::Deadlines},
     ds::{Failures, Host, Limits, OpenLimits, Program, SilentNodes},
-    poll::Horizon,
     Time,
 };
 use rings::{Rest, RingPool};

@@ -21,8 +21,8 @@ use kernel_ext::{
     security,
 };
 use protocol::{
+    base::marks::{marks, Mark, MARK_BYTES, MARK_DISTANCE},
     lnd::{GetFailure, Ticket},
-    marks::{marks, Mark, MARK_BYTES, MARK_DISTANCE},
     Time,
 };
 use wire::{

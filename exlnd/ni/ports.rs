@@ -22,7 +22,7 @@ use kernel::{
         Arc,
     },
 };
-use protocol::{poll::Horizon, Time};
+use protocol::{base::age::Horizon, Time};
 use wire::lnd::VPID;
 
 /// What is needed to send and to fetch. It goes with the NIC.

@@ -83,7 +83,7 @@ pub use entry::{EntryEvent, EntryState};
 pub use types::{Access, Hold, Invalid, Limits, Pending, Prepared, Refused};
 
 use crate::{
-    flow::Counts,
+    base::flow::Counts,
     intervals::{Interval, Intervals},
     Memory, Slots,
 };

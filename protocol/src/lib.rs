@@ -8,34 +8,25 @@
 //! * the time from a [`Clock`],
 //! * a way to send from a transport trait of its own,
 //! * buffers as a type of the caller, of which it knows no more than it has to
-//!   ([`rendezvous::Buffer`]).
+//!   ([`eth::rendezvous::Buffer`]).
 //!
-//! The life of each object is a table of states and events ([`mod@flow`]), whose transitions are
+//! The life of each object is a table of states and events ([`mod@base::flow`]), whose transitions are
 //! counted. docs/machines.md tells how to write one and its simulation.
 #![no_std]
 #![forbid(unsafe_code)]
 
-pub mod arena;
+pub mod base;
 pub mod cache;
-pub mod deadlines;
 pub mod ds;
-pub mod flow;
+pub mod eth;
 pub mod intervals;
 pub mod lnd;
-pub mod macs;
-pub mod marks;
-pub mod order;
 pub mod pci;
-pub mod poll;
-pub mod rendezvous;
-pub mod restart;
-pub mod slots;
-pub mod stuck;
 pub mod tickets;
 pub mod transfer;
 pub mod translation;
 
-pub use slots::Slots;
+pub use base::slots::Slots;
 pub use wire::time::Time;
 
 use core::ops::DerefMut;

@@ -13,9 +13,9 @@
 //! Who can't wait leaves the end to a worker ([`Life::leave`]), which asks which life was left to it
 //! ([`Life::left`]) when it comes: by then there may be another one, which is its owner's.
 
-use crate::{flow, tickets::Ticket};
+use crate::{base::flow, tickets::Ticket};
 
-flow! {
+crate::flow! {
     /// How far the end of a translation has come.
     states Phase {
         /// The NIC translates.

@@ -5,8 +5,8 @@ mod rma;
 
 use heap::Heap;
 use proptest::prelude::*;
-use protocol::arena::{Arena, At, Buckets, List};
-use protocol::deadlines::Deadlines;
+use protocol::base::arena::{Arena, At, Buckets, List};
+use protocol::base::deadlines::Deadlines;
 use protocol::transfer::Unclaimed;
 use protocol::Time;
 use std::collections::{BTreeMap, VecDeque};
@@ -17,7 +17,7 @@ proptest! {
         let mut arena: Arena<Heap, u64, 2> = Arena::new(20).unwrap();
         let mut lists = [List::NEW; 3];
         let mut plain: [VecDeque<At>; 3] = Default::default();
-        let mut all: BTreeMap<u32, (At, protocol::arena::Name)> = BTreeMap::new();
+        let mut all: BTreeMap<u32, (At, protocol::base::arena::Name)> = BTreeMap::new();
         let mut gone = Vec::new();
         for (n, (op, r)) in (0u64..).zip(ops) {
             let list = r % 3;

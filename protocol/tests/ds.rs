@@ -1,10 +1,10 @@
 //! A stream connection, rule by rule: messages, loss, ends, and peers that break the rules.
 
-mod two;
+mod ds_two;
 
+use ds_two::*;
 use protocol::ds::*;
 use protocol::Time;
-use two::*;
 use wire::ds::{Ack, ConnId, Ended, Head, Message, Seq};
 
 #[test]

@@ -1,11 +1,11 @@
 //! A stream connection, rule by rule: what is announced and fetched, rings, ports without room.
 
-mod two;
+mod ds_two;
 
+use ds_two::*;
 use protocol::ds::*;
 use protocol::transfer::{Failure, Quiet};
 use protocol::Time;
-use two::*;
 use wire::ds::{Ack, ConnId, Ended, Head, Message};
 use wire::transfer::{Fault, FaultCause, FaultUnit};
 

@@ -1,12 +1,12 @@
 //! Bytes of a stream that don't go through rings: sources of the sender, memory of the reader.
 
-mod two;
+mod ds_two;
 
+use ds_two::*;
 use protocol::ds::*;
 use protocol::transfer::{Failure, Quiet};
 use protocol::Time;
 use std::collections::HashMap;
-use two::*;
 use wire::ds::{Ack, ConnId, Head, Message};
 use wire::ids::Nla;
 

@@ -1,7 +1,7 @@
 //! Tables of states and events.
 
-use protocol::flow::Flow;
-use protocol::rendezvous::{FetchEvent, FetchState, FlightState};
+use protocol::base::flow::Flow;
+use protocol::eth::rendezvous::{FetchEvent, FetchState, FlightState};
 
 #[test]
 fn ended_is_the_end() {

@@ -1,6 +1,6 @@
 //! Marks: whatever packet is missing, one of them shows it.
 
-use protocol::marks::{hole, marks, MARK_BYTES};
+use protocol::base::marks::{hole, marks, MARK_BYTES};
 use wire::rma::FRAGMENT;
 
 const MARK: [u8; 8] = *b"\x80mark\xff\0\x01";

@@ -1,7 +1,7 @@
 //! The end of a translation, in every order in which its parties can come: owner, change of the
 //! address space, worker, unbinding, and a NIC that answers late or never.
 
-use protocol::flow::Flow;
+use protocol::base::flow::Flow;
 use protocol::tickets::{Ask, Ticket, Tickets};
 use protocol::translation::{Answer, Effect, Event, Flush, Life, Next, Pages, Phase, Turn, Why};
 use std::collections::{HashSet, VecDeque};

@@ -4,7 +4,7 @@
 use crate::fabric::{Fabric, Memory, MEMORY};
 use crate::port::FREE;
 use anyhow::Result;
-use protocol::rendezvous::Buffer;
+use protocol::eth::rendezvous::Buffer;
 use std::cell::RefCell;
 use std::rc::Rc;
 

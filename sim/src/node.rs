@@ -1,6 +1,6 @@
 //! Rendezvous on one node, as `exn.ko` drives the machine: one queue of frames, of which the first
 //! may have to wait; a poll function for messages, which does the housekeeping as well, in the
-//! order of [`protocol::poll`]; one for notifications.
+//! order of [`protocol::eth::poll`]; one for notifications.
 
 mod fetched;
 mod glue;
@@ -15,8 +15,8 @@ use crate::Heap;
 use anyhow::Result;
 use fetched::Target;
 use glue::{Locked, Run, Timed};
-use protocol::poll::{self, Timer};
-use protocol::rendezvous::{Fetches, Limits, Sender, Waiting};
+use protocol::eth::poll::{self, Timer};
+use protocol::eth::rendezvous::{Fetches, Limits, Sender, Waiting};
 use protocol::Time;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -257,7 +257,7 @@ impl Node {
         while let Some((active, block)) = self.sender.flush_one() {
             if active {
                 self.reports.push(Report::Ended {
-                    address: protocol::rendezvous::Buffer::address(&block),
+                    address: protocol::eth::rendezvous::Buffer::address(&block),
                     fetched: false,
                 });
             }

@@ -1,7 +1,7 @@
 //! Sizes of tables and times of a simulated node, and errors that can be put into it.
 
-use protocol::poll::Periods;
-use protocol::rendezvous::Limits;
+use protocol::eth::poll::Periods;
+use protocol::eth::rendezvous::Limits;
 
 /// Sizes of the tables of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ mod sim {
     use ::sim::port::{Port, FREE};
     use anyhow::Result;
     use extoll_emulator::network::LinkKnobs;
-    use protocol::marks::{hole, marks, Mark};
+    use protocol::base::marks::{hole, marks, Mark};
     use wire::eth::{get_descriptor, Announcement, Completion, Side, GET_PAGE};
 
     const US: u64 = 1_000;

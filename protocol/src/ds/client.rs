@@ -8,8 +8,7 @@
 //! who drives this has the program wait, or keeps the data until it is decided.
 
 use super::Fallback;
-use crate::flow::Flow;
-use crate::Time;
+use crate::{base::flow::Flow, Time};
 use wire::ds::{Answer, Answered, ConnId, Connect, Endpoint};
 
 crate::flow! {

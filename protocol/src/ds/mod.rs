@@ -9,7 +9,7 @@
 //! stream is that of the messages; nothing is assumed of the order between messages and GETs, nor
 //! between GETs, and no peer writes to memory here.
 //!
-//! Whoever drives the machine makes sure that a GET has brought all: see [`crate::marks`].
+//! Whoever drives the machine makes sure that a GET has brought all: see [`crate::base::marks`].
 //!
 //! (A PUT would need proof that it arrived: nobody is told of one that the network loses, and what
 //! is asked of the peer behind it is answered nevertheless.)

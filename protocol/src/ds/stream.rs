@@ -4,8 +4,10 @@
 use super::receiving::Fit;
 use super::timing::{KeepAlive, Timing};
 use super::{Broken, Counters, Geometry, Get, Limits, Receiving, Sending, Span};
-use crate::flow::Flow;
-use crate::transfer::{Failure, Quiet};
+use crate::{
+    base::flow::Flow,
+    transfer::{Failure, Quiet},
+};
 use crate::{Refused, Time};
 use wire::ds::{Ack, ConnId, Ended, Head, Message, Seq};
 
@@ -482,7 +484,7 @@ impl Stream {
     }
 
     /// Takes a message of the peer for this connection, which was sent after `sent` (see
-    /// [`poll::Horizon`](crate::poll::Horizon)).
+    /// [`age::Horizon`](crate::base::age::Horizon)).
     pub fn receive(&mut self, message: &Message, sent: Time, limits: &Limits, now: Time) -> Heard {
         let head = message.head();
         if !self.receiving.is_near(head.seq) {

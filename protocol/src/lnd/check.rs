@@ -3,7 +3,7 @@
 
 use super::tables::{In, Lnd, On};
 use super::{PeerState, ReceiveState, SendState};
-use crate::{arena::At, Memory};
+use crate::{base::arena::At, Memory};
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Requests of later sessions are counted from behind this number on, not from 1; the same for

@@ -3,7 +3,7 @@
 
 use super::tables::{Lnd, ReceiveNews, SendNews, Ticket, EVENTS};
 use super::{Outcome, PeerState, ReceiveState, SendState};
-use crate::{arena::At, Memory, Time};
+use crate::{base::arena::At, Memory, Time};
 use wire::{
     ids::NodeId,
     lnd::{Payload, Source},
@@ -16,7 +16,7 @@ pub enum Event<T> {
     /// tells what), and [`Lnd::parsed`] what it says.
     Offer(Ticket, NodeId),
     /// Payload has to be fetched by GETs, and [`Lnd::fetched`] told what becomes of that. Marks have
-    /// to be in the memory ([`marks`](crate::marks)).
+    /// to be in the memory ([`marks`](crate::base::marks)).
     Fetch {
         /// The message.
         ticket: Ticket,

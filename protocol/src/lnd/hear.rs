@@ -2,7 +2,7 @@
 //! Messages of peers.
 
 use super::tables::{Lnd, Ticket};
-use crate::{arena::At, Memory, Time};
+use crate::{base::arena::At, Memory, Time};
 use wire::{
     ids::NodeId,
     lnd::{Message, Notes, What},
@@ -21,7 +21,7 @@ pub struct Part {
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
     /// Takes a message that a node has sent, from [`wire::lnd::VPID`], after `sent` (see
-    /// [`poll::Horizon`](crate::poll::Horizon)). If it has payload that is wanted, that is to be
+    /// [`age::Horizon`](crate::base::age::Horizon)). If it has payload that is wanted, that is to be
     /// copied before anything else is done here.
     pub fn take(&mut self, node: NodeId, message: &Message, sent: Time, now: Time) -> Option<Part> {
         let (key, len) = match message {

@@ -2,7 +2,7 @@
 //! Copies of what came with messages that LNet keeps for later ([`Lnd::kept`](super::Lnd::kept)).
 
 use super::tables::Ticket;
-use crate::{slots::Slots, Memory};
+use crate::{base::slots::Slots, Memory};
 use wire::ids::NodeId;
 
 /// A peer may have so many kept in any case, if there is as much room left.

@@ -5,7 +5,7 @@ use super::stray::Stray;
 use super::tables::{Lnd, Peer, Say};
 use super::PeerState;
 use crate::{
-    arena::{At, List},
+    base::arena::{At, List},
     Memory, Time,
 };
 use wire::{ids::NodeId, lnd::Key};

@@ -3,7 +3,7 @@
 
 use super::tables::{Lnd, On, Ticket};
 use super::{ReceiveState, ReceiveStep};
-use crate::{arena::At, Memory, Time};
+use crate::{base::arena::At, Memory, Time};
 use wire::lnd::{Form, Header, Payload, Verdict};
 
 /// What is to be done for an LNet message whose payload is wanted.

@@ -4,7 +4,7 @@
 use super::stray::Stray;
 use super::tables::{In, InSlot, Lnd, OutSlot, Pending, Say};
 use super::{Outcome, PeerState, PeerStep, ReceiveState, ReceiveStep, SendState, Why};
-use crate::{arena::At, Memory, Time};
+use crate::{base::arena::At, Memory, Time};
 use wire::{
     ids::NodeId,
     lnd::{Answer, Hello, Key, Welcome, VERSION},

@@ -3,7 +3,7 @@
 
 use super::tables::{In, Lnd, WORK};
 use super::{Outcome, PeerState, Port, Why};
-use crate::{arena::At, Memory, Refused, Time};
+use crate::{base::arena::At, Memory, Refused, Time};
 use wire::{
     ids::NodeId,
     lnd::{pieces, Fragment, Key, Message, Note, Notes, Payload, Place, Request, What},

@@ -3,7 +3,7 @@
 
 use super::tables::{In, Lnd, On, Receive, ReceiveNews, Ticket};
 use super::{GetFailure, PeerState, ReceiveState, ReceiveStep};
-use crate::{arena::At, Memory, Time};
+use crate::{base::arena::At, Memory, Time};
 use wire::lnd::{fragments, Fragment, Payload, Place, Request, Verdict, What};
 
 fn bit(part: u8) -> u64 {

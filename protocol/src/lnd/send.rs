@@ -3,7 +3,7 @@
 
 use super::tables::{Lnd, On, Send, SendNews, Ticket};
 use super::{Outcome, PeerState, SendState, SendStep, Why};
-use crate::{arena::At, Memory, Time};
+use crate::{base::arena::At, Memory, Time};
 use wire::{
     ids::NodeId,
     lnd::{fragments, Form, Header, Place, Source, Verdict, What, MAX_PAYLOAD},

@@ -6,10 +6,12 @@ use super::{
     Capacity, Counters, Limits, Outcome, PeerState, ReceiveState, ReceiveStep, SendState, SendStep,
 };
 use crate::{
-    arena::{Arena, At, List, Name},
-    deadlines::Deadlines,
-    flow::Counts,
-    slots::Slots,
+    base::{
+        arena::{Arena, At, List, Name},
+        deadlines::Deadlines,
+        flow::Counts,
+        slots::Slots,
+    },
     Memory, Time,
 };
 use wire::{

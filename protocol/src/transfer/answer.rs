@@ -5,7 +5,7 @@ use super::{
     tables::{flight_hash, Action, Confirmed, Flight, Kind, Place, Role, FLIGHT, SAME},
     Done, Quiet, State, Step, Transfers,
 };
-use crate::{arena::At, Memory};
+use crate::{base::arena::At, Memory};
 use wire::{
     rma::{last_fragment_len, Command, LockResult, LockTarget, Notification, NotificationType},
     transfer::Fault,

@@ -5,7 +5,7 @@ use super::{
     tables::{Place, Ticket, Transfers, ALL, CHAIN, EVENTS, PLACE},
     Done, Event, Failure, Queue, Quiet, State, Step,
 };
-use crate::{arena::At, Memory, Time};
+use crate::{base::arena::At, Memory, Time};
 use wire::ids::NodeId;
 
 /// Lists of a peer with transfers that have not ended.

@@ -7,7 +7,7 @@ use super::{
     tables::{Action, Confirmed, Flight, Job, Kind, Place, Role, FLIGHT},
     Lock, Port, Posted, State, Step, Tell, Transfers,
 };
-use crate::{arena::At, Memory, Refused, Time};
+use crate::{base::arena::At, Memory, Refused, Time};
 use wire::{
     rma::{Descriptor, LockTarget, PageOptions},
     transfer::Direction,

@@ -7,7 +7,7 @@ use super::{
     Lock, Move, Refusal, State, Terms,
 };
 use crate::{
-    arena::{At, List},
+    base::arena::{At, List},
     Memory,
 };
 use wire::transfer::LockNumbers;

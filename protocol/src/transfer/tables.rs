@@ -6,10 +6,12 @@ use super::{
     Capacity, Counters, Done, Failure, Limits, Lock, Move, Queue, Quiet, State,
 };
 use crate::{
-    arena::{Arena, At, Buckets, List, Name},
-    deadlines::Deadlines,
-    flow::Counts,
-    slots::Slots,
+    base::{
+        arena::{Arena, At, Buckets, List, Name},
+        deadlines::Deadlines,
+        flow::Counts,
+        slots::Slots,
+    },
     Memory, Time,
 };
 use wire::{

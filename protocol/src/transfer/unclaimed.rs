@@ -2,7 +2,7 @@
 //! Notifications that no transfer waits for, on their way to whoever wants them: those that peers
 //! cause.
 
-use crate::{slots::Slots, Memory};
+use crate::{base::slots::Slots, Memory};
 use wire::{ids::NodeId, rma::Notification};
 
 /// A queue of bounded size, of which each node may fill a part: one that notifies faster than the

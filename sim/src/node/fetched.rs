@@ -2,7 +2,7 @@
 
 use crate::fabric::Fabric;
 use anyhow::Result;
-use protocol::marks::{hole, marks, Mark};
+use protocol::base::marks::{hole, marks, Mark};
 use wire::eth::match_key;
 
 /// Memory of a GET.

@@ -6,7 +6,7 @@ use crate::fabric::Fabric;
 use crate::port::{self, Port};
 use crate::setup::{Mutation, MAX_FRAME};
 use anyhow::{Context, Result};
-use protocol::rendezvous::{Announced, Buffer, Ended, Fetched};
+use protocol::eth::rendezvous::{Announced, Buffer, Ended, Fetched};
 use protocol::Time;
 use wire::eth::{Announcement, Completion, Message, Side};
 use wire::ids::NodeId;

@@ -6,7 +6,7 @@ use crate::fabric::Fabric;
 use crate::memory::Block;
 use crate::port::Port;
 use crate::setup::{Mutation, PERIODS, THRESHOLD};
-use protocol::rendezvous::{Admitted, Buffer, Ended, Unsent};
+use protocol::eth::rendezvous::{Admitted, Buffer, Ended, Unsent};
 use protocol::{Refused, Time};
 use wire::eth::{self, Path};
 use wire::velo::Target;

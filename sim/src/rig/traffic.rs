@@ -4,7 +4,7 @@ use super::{Fate, Frame, Rig};
 use crate::node::Outgoing;
 use crate::setup::MAX_FRAME;
 use anyhow::Result;
-use protocol::rendezvous::Buffer;
+use protocol::eth::rendezvous::Buffer;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 

@@ -2,8 +2,8 @@
 
 use crate::fabric::Fabric;
 use anyhow::Result;
+use protocol::base::marks::{marks, Mark, MARK_BYTES};
 use protocol::ds::Span;
-use protocol::marks::{marks, Mark, MARK_BYTES};
 use protocol::Time;
 
 /// Memory of a GET, with marks that it has to overwrite.

@@ -3,7 +3,7 @@
 use super::{sink, source, Rig, Transfer, BLOCK, SINKS_EACH, SOURCE, SOURCE_BYTES, TIMEOUTS};
 use crate::port::Port;
 use anyhow::Result;
-use protocol::rendezvous::Buffer;
+use protocol::eth::rendezvous::Buffer;
 use protocol::transfer::{Fragment, Lock, Move, Queue, Refusal, Tell, Terms};
 use protocol::Time;
 use rand::Rng;

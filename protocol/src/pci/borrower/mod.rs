@@ -10,8 +10,7 @@ pub use types::{Ask, Counters, Handle, LeaseEvent, LeaseState, Poll, Refused, Wh
 use super::fences::Fences;
 use super::strays::Strays;
 use super::{Draw, Limits};
-use crate::flow::Counts;
-use crate::{Memory, Time};
+use crate::{base::flow::Counts, Memory, Time};
 use types::{Access, Doing, Entry, Query};
 use wire::ids::NodeId;
 use wire::pci::{Body, Borrow, Device, Incarnation, LeaseId, Message, Reason, Status};

@@ -13,8 +13,7 @@ use super::config::{Filter, Layout, Verdict};
 use super::fences::Fences;
 use super::strays::Strays;
 use super::{Draw, Limits, Reach};
-use crate::flow::Counts;
-use crate::{Memory, Time};
+use crate::{base::flow::Counts, Memory, Time};
 use types::{Access, Doing, Ended, Entry, Lease};
 use wire::ids::NodeId;
 use wire::pci::{

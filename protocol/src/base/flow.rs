@@ -45,7 +45,7 @@ macro_rules! flow {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum $event { $($(#[$ed])* $e,)* }
 
-        impl $crate::flow::Flow for $state {
+        impl $crate::base::flow::Flow for $state {
             type Event = $event;
             const STATES: &'static [Self] = &[$($state::$s,)*];
             const EVENTS: &'static [$event] = &[$($event::$e,)*];
@@ -79,13 +79,13 @@ macro_rules! flow {
 
         impl core::fmt::Display for $state {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                f.write_str($crate::flow::Flow::name(*self))
+                f.write_str($crate::base::flow::Flow::name(*self))
             }
         }
 
         impl core::fmt::Display for $event {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                f.write_str(<$state as $crate::flow::Flow>::event_name(*self))
+                f.write_str(<$state as $crate::base::flow::Flow>::event_name(*self))
             }
         }
     };

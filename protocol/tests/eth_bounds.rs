@@ -1,11 +1,11 @@
 //! What each peer may take, and what is left to the others.
 
+mod eth_parts;
 mod heap;
-mod parts;
 
+use eth_parts::*;
 use heap::Heap;
-use parts::*;
-use protocol::rendezvous::{
+use protocol::eth::rendezvous::{
     Admitted, Announced, Ended, Fetched, Fetches, FlightEvent, FlightState, Limits, Refusal,
     Sender, Shared, Waiting,
 };

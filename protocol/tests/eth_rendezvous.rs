@@ -1,12 +1,12 @@
 //! The machine alone: both sides, step by step and at random.
 
+mod eth_parts;
 mod heap;
-mod parts;
 
+use eth_parts::*;
 use heap::Heap;
-use parts::*;
 use proptest::prelude::*;
-use protocol::rendezvous::{
+use protocol::eth::rendezvous::{
     shortest_keep_ms, Admitted, Announced, Ended, FetchEvent, FetchState, Fetched, FlightEvent,
     FlightState, Refusal, Sender, Shared, Unsent, Waiting,
 };

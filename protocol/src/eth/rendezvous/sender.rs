@@ -6,7 +6,10 @@ use super::{
     lagging::Lagging,
     Buffer, Limits, Peers, Tally,
 };
-use crate::{flow::Counts, slots::Slots, Clock, Memory, Refused, Time};
+use crate::{
+    base::{flow::Counts, slots::Slots},
+    Clock, Memory, Refused, Time,
+};
 use wire::{
     eth::{last_size, match_key, Announcement, Completion},
     ids::NodeId,

@@ -8,7 +8,7 @@
 //! that is away not for a while, and they show nothing: so several are watched, each by itself. Nor
 //! does one show anything that is not asked for anything.
 
-use crate::{slots::Slots, Memory, Time};
+use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
 /// Times in ticks.

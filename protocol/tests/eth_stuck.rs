@@ -3,7 +3,7 @@
 mod heap;
 
 use heap::Heap;
-use protocol::stuck::{Proof, Suspects};
+use protocol::eth::stuck::{Proof, Suspects};
 use protocol::Time;
 use wire::ids::NodeId;
 

@@ -1,6 +1,6 @@
 //! Pauses between restarts and between attempts.
 
-use protocol::restart::{Pauses, Restarts};
+use protocol::eth::restart::{Pauses, Restarts};
 use protocol::Time;
 
 const PAUSES: Pauses = Pauses {

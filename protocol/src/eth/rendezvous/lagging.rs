@@ -5,7 +5,7 @@
 //! occupied, and the queue of all others stopped, for nearly all of the time. If there are no others,
 //! it may: then it is well that whoever sends to it has to wait.
 
-use crate::{slots::Slots, Memory, Time};
+use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
 /// Peers that are remembered; of more the one that was late longest ago is forgotten.

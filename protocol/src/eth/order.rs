@@ -8,7 +8,7 @@
 //! its place. A source that keeps more frames waiting than its part has its order given up for
 //! once.
 
-use crate::{slots::Slots, Memory, Time};
+use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
 /// Place of an announced frame.

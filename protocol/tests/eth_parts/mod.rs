@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use crate::heap::Heap;
-use protocol::rendezvous::{
+use protocol::eth::rendezvous::{
     AnnouncePort, Announced, Buffer, FetchPort, Fetched, Fetches, Limits, Refusal, Sender, Shared,
     Waiting,
 };

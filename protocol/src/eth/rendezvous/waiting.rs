@@ -2,7 +2,11 @@
 //! Announcements that wait to be fetched: they belong to whoever takes messages.
 
 use super::{Allowed, Buffer, FetchEvent, FetchPort, Fetches, Limits};
-use crate::{order::Ticket, poll::Horizon, slots::Slots, Clock, Memory, Refused, Shared, Time};
+use crate::{
+    base::{age::Horizon, slots::Slots},
+    eth::order::Ticket,
+    Clock, Memory, Refused, Shared, Time,
+};
 use wire::{
     eth::{match_key, Announcement},
     ids::NodeId,

@@ -1,12 +1,12 @@
 //! Announced frames on their way by flow, and peers that fetch late.
 
+mod eth_parts;
 mod heap;
-mod parts;
 
+use eth_parts::{age, announce, done, dropped, sender, At, Port, LEN, LIMITS, NOW};
 use heap::Heap;
-use parts::{age, announce, done, dropped, sender, At, Port, LEN, LIMITS, NOW};
 use proptest::prelude::*;
-use protocol::rendezvous::{Admitted, Ended, Limits, Sender, Unsent};
+use protocol::eth::rendezvous::{Admitted, Ended, Limits, Sender, Unsent};
 use protocol::{Refused, Time};
 use wire::eth::Side;
 use wire::ids::NodeId;

@@ -2,7 +2,11 @@
 //! The side that fetches: [`Fetches`] are shared with whoever takes notifications.
 
 use super::{Buffer, Limits, Peers};
-use crate::{flow::Counts, order::Ticket, slots::Slots, Clock, Memory, Refused, Time};
+use crate::{
+    base::{flow::Counts, slots::Slots},
+    eth::order::Ticket,
+    Clock, Memory, Refused, Time,
+};
 use wire::{
     eth::{last_size, match_key, Announcement, Completion},
     ids::NodeId,

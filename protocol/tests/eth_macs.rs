@@ -3,7 +3,7 @@
 mod heap;
 
 use heap::Heap;
-use protocol::macs::{Bounds, Heard, Mac, Macs};
+use protocol::eth::macs::{Bounds, Heard, Mac, Macs};
 use protocol::Time;
 use std::collections::HashMap;
 use wire::ids::NodeId;

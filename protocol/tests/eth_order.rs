@@ -4,7 +4,7 @@ mod heap;
 
 use heap::Heap;
 use proptest::prelude::*;
-use protocol::order::{Order, Ticket};
+use protocol::eth::order::{Order, Ticket};
 use protocol::Time;
 use std::collections::{BTreeMap, HashMap};
 use wire::ids::NodeId;

@@ -1,7 +1,8 @@
 //! The order of work in a poll function, and its one timer, against a model of both.
 
 use proptest::prelude::*;
-use protocol::poll::{run, Horizon, Periods, Settled, Timer, Work};
+use protocol::base::age::Horizon;
+use protocol::eth::poll::{run, Periods, Settled, Timer, Work};
 use protocol::{Shared, Time};
 use std::cell::RefCell;
 

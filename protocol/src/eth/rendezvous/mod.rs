@@ -8,7 +8,7 @@
 //!   quarantine first.
 //! * Only the peer that a transfer is with can end it.
 //! * A frame that was fetched counts only if all of it has come, which whoever has the buffers looks
-//!   at ([`crate::marks`]): by then its sender has heard that it was fetched, and uses the memory for
+//!   at ([`crate::base::marks`]): by then its sender has heard that it was fetched, and uses the memory for
 //!   something else, so that it can't be fetched again.
 //! * A peer that leaves things unanswered may occupy a part of the tables only, and what it holds
 //!   up is not waited for.
@@ -24,7 +24,7 @@ pub use receiver::{Allowed, FetchEvent, FetchPort, FetchState, Fetched, Fetches}
 pub use sender::{Admitted, AnnouncePort, Ended, FlightEvent, FlightState, Sender, Unsent};
 pub use waiting::{Announced, Pumped, Refusal, Waiting};
 
-use crate::{slots::Slots, Memory, Time};
+use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
 /// Memory of a frame, mapped for the NIC for as long as this exists.

@@ -7,7 +7,7 @@
 //! while. Each node has a part of the table only, so that a node that makes up addresses cannot
 //! displace those of all others.
 
-use crate::{slots::Slots, Memory, Time};
+use crate::{base::slots::Slots, Memory, Time};
 use wire::{eth::as_number, ids::NodeId};
 
 /// A MAC address.

@@ -1,12 +1,12 @@
 //! Peers that are away for a moment, or longer: how they show the sender that they are back, and what
 //! they get until then.
 
+mod eth_parts;
 mod heap;
-mod parts;
 
+use eth_parts::*;
 use heap::Heap;
-use parts::*;
-use protocol::rendezvous::{Admitted, Ended, Limits, Sender, Unsent};
+use protocol::eth::rendezvous::{Admitted, Ended, Limits, Sender, Unsent};
 use protocol::{Refused, Time};
 use wire::eth::Side;
 use wire::ids::NodeId;

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR MIT
+//! Data structures and vocabulary that all state machines share.
+
+pub mod age;
+pub mod arena;
+pub mod deadlines;
+pub mod flow;
+pub mod marks;
+pub mod slots;
