@@ -6,28 +6,26 @@
 //! * [`port`]: the smallest driver of one VPID: messages, GETs, notifications.
 //! * [`lnd`]: network interfaces of Lustre: nodes, runs, what must hold.
 //! * [`memory`]: buffers of a node, with a record of who may still access them.
-//! * [`node`]: exn's rendezvous on one node, as the kernel module drives it.
-//! * [`setup`]: its limits, and errors that can be put into it.
+//! * [`eth::node`]: exn's rendezvous on one node, as the kernel module drives it.
+//! * [`eth::setup`]: its limits, and errors that can be put into it.
 //! * [`pci`]: PCIe devices lent to other nodes: nodes, runs, what must hold.
-//! * [`rig`]: what happens in a run, and what must hold.
+//! * [`eth`]: what happens in a run, and what must hold.
 //! * [`seeds`]: runs of many seeds.
-//! * [`streams`]: connections of direct sockets: nodes, runs, what must hold.
+//! * [`ds`]: connections of direct sockets: nodes, runs, what must hold.
 //! * [`transfers`]: RMA transfers, as the engine of `extoll.ko` drives them: nodes, runs, what must hold.
 //!
 //! Everything that is drawn comes from the seed, so a run can be repeated with its trace: `sim
 //! --seed N --trace`.
 #![forbid(unsafe_code)]
 
+pub mod ds;
+pub mod eth;
 pub mod fabric;
 pub mod lnd;
 pub mod memory;
-pub mod node;
 pub mod pci;
 pub mod port;
-pub mod rig;
 pub mod seeds;
-pub mod setup;
-pub mod streams;
 pub mod transfers;
 
 /// Memory of tables on the host.

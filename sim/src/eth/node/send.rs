@@ -2,10 +2,10 @@
 
 use super::glue::Announcer;
 use super::{Node, Outgoing, Report};
+use crate::eth::setup::{Mutation, PERIODS, THRESHOLD};
 use crate::fabric::Fabric;
 use crate::memory::Block;
 use crate::port::Port;
-use crate::setup::{Mutation, PERIODS, THRESHOLD};
 use protocol::eth::rendezvous::{Admitted, Buffer, Ended, Unsent};
 use protocol::{Refused, Time};
 use wire::eth::{self, Path};

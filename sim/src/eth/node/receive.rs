@@ -2,9 +2,9 @@
 
 use super::glue::{Fetcher, Locked};
 use super::{Node, Report};
+use crate::eth::setup::{Mutation, MAX_FRAME};
 use crate::fabric::Fabric;
 use crate::port::{self, Port};
-use crate::setup::{Mutation, MAX_FRAME};
 use anyhow::{Context, Result};
 use protocol::eth::rendezvous::{Announced, Buffer, Ended, Fetched};
 use protocol::Time;

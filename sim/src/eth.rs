@@ -13,14 +13,16 @@
 mod fault;
 mod forge;
 mod judge;
+pub mod node;
 mod outcome;
 mod plan;
+pub mod setup;
 pub mod survival;
 mod traffic;
 
+use crate::eth::node::{Again, Node};
+use crate::eth::setup::{Full, Mutation, Tables, LIMITS, SMALL};
 use crate::fabric::Fabric;
-use crate::node::{Again, Node};
-use crate::setup::{Full, Mutation, Tables, LIMITS, SMALL};
 use anyhow::Result;
 use fault::Fault;
 pub use outcome::{Summary, Violation};

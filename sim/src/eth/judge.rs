@@ -2,8 +2,8 @@
 
 use super::traffic::{pattern, word};
 use super::{Announced, Fate, Got, Rig, BOUND, LATE, MS, SETTLE};
-use crate::node::Report;
-use crate::setup::{LIMITS, PERIODS};
+use crate::eth::node::Report;
+use crate::eth::setup::{LIMITS, PERIODS};
 use anyhow::Result;
 
 impl Rig {

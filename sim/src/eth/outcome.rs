@@ -1,7 +1,7 @@
 //! How a run has ended.
 
 use super::MS;
-use crate::setup::Full;
+use crate::eth::setup::Full;
 
 /// What is wrong, and when.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use super::fault::Fault;
 use super::{Event, Rig, BUSY, CALM, LONGEST_FAULT, LONGEST_HOLD, MS, SETTLE, US};
-use crate::setup::LIMITS;
+use crate::eth::setup::LIMITS;
 use anyhow::Result;
 use extoll_emulator::network::LinkKnobs;
 use rand::Rng;

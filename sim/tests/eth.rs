@@ -3,10 +3,10 @@
 //! `SIM_SEED=N` runs one seed and prints its trace, `SIM_SEEDS=N` as many seeds, `FULL=1` as many as `make check-full` wants.
 
 mod sim {
-    use ::sim::rig::survival::{self, Attack, Survival};
-    use ::sim::rig::{run, Rig, Summary, Violation};
+    use ::sim::eth::setup::{Full, Mutation};
+    use ::sim::eth::survival::{self, Attack, Survival};
+    use ::sim::eth::{run, Rig, Summary, Violation};
     use ::sim::seeds::{count, full, many, number};
-    use ::sim::setup::{Full, Mutation};
 
     /// Seeds of a full run.
     const SEEDS: u64 = 100_000;

@@ -3,7 +3,7 @@
 
 use super::fault::Fault;
 use super::{Event, Rig, Violation, MS, US};
-use crate::setup::{Mutation, LARGE, LIMITS};
+use crate::eth::setup::{Mutation, LARGE, LIMITS};
 use anyhow::Result;
 use extoll_emulator::network::LinkKnobs;
 use rand::rngs::SmallRng;

@@ -1,8 +1,8 @@
 //! Frames, and what is in them.
 
 use super::{Fate, Frame, Rig};
-use crate::node::Outgoing;
-use crate::setup::MAX_FRAME;
+use crate::eth::node::Outgoing;
+use crate::eth::setup::MAX_FRAME;
 use anyhow::Result;
 use protocol::eth::rendezvous::Buffer;
 use rand::rngs::SmallRng;

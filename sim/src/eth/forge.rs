@@ -1,8 +1,8 @@
 //! What a hostile node sends.
 
 use super::{Event, Rig, BUSY, MS};
+use crate::eth::setup::{LIMITS, MAX_FRAME};
 use crate::port::{Port, FREE};
-use crate::setup::{LIMITS, MAX_FRAME};
 use anyhow::Result;
 use extoll_emulator::control::Forged;
 use rand::Rng;

@@ -7,10 +7,10 @@ mod glue;
 mod receive;
 mod send;
 
+use crate::eth::setup::{Full, Mutation, Tables, LIMITS, PERIODS};
 use crate::fabric::Fabric;
 use crate::memory::{Block, Pool};
 use crate::port::Port;
-use crate::setup::{Full, Mutation, Tables, LIMITS, PERIODS};
 use crate::Heap;
 use anyhow::Result;
 use fetched::Target;

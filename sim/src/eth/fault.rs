@@ -1,7 +1,7 @@
 //! Faults: what they do to whom.
 
 use super::{Fate, Rig};
-use crate::setup::LIMITS;
+use crate::eth::setup::LIMITS;
 use anyhow::Result;
 use extoll_emulator::nic::{Faults, LoseWrite, LossyRing};
 use rand::Rng;

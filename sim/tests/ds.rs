@@ -2,8 +2,8 @@
 //! `SIM_SEED`, `SIM_SEEDS`, `FULL`.
 
 mod sim {
+    use ::sim::ds::{run, Mutation, Rig, Summary, Violation};
     use ::sim::seeds::{count, first, many, number};
-    use ::sim::streams::{run, Mutation, Rig, Summary, Violation};
     use protocol::ds::Fallback;
 
     /// Seeds of a full run.
@@ -22,7 +22,7 @@ mod sim {
     fn replay(v: &Violation) -> String {
         let seed = v.seed;
         format!(
-            "{v}\n    SIM_SEED={seed} cargo test --release -p sim --test streams streams -- --nocapture"
+            "{v}\n    SIM_SEED={seed} cargo test --release -p sim --test ds streams -- --nocapture"
         )
     }
 
