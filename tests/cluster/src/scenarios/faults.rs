@@ -2,8 +2,8 @@
 
 use super::node::{node, volume};
 use super::on_pair;
-use super::traffic::both_ways;
 use crate::cluster::{Lab, PATIENCE};
+use crate::scenarios::eth::traffic::both_ways;
 use crate::Scenario;
 use anyhow::{ensure, Result};
 use serde_json::Value;

@@ -1,10 +1,10 @@
 //! Selftests of the kernel's source package, as they are, with all sockets of both nodes switched: what they check of TCP holds past
 //! TCP as well. They are compiled from the package that the modules are built from.
 
-use super::af_extl_users::{counter, switched};
-use super::node::{node, volume};
-use super::on_pair;
 use crate::cluster::Lab;
+use crate::scenarios::ds::users::{counter, switched};
+use crate::scenarios::node::{node, volume};
+use crate::scenarios::on_pair;
 use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 use std::path::{Path, PathBuf};

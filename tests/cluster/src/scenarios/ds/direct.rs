@@ -1,12 +1,14 @@
 //! Connections of AF_EXTL between nodes whose data bypass TCP. The work inside the nodes is done by
 //! `guest/extl_direct.py`.
 
-use super::af_extl::{bypassing, PATIENT, REMOVED};
-use super::af_extl_connect::with_options;
-use super::guest;
-use super::node::{node, value, volume};
-use super::on_pair;
 use crate::cluster::{seed, Lab, Running, PATIENCE};
+use crate::scenarios::ds::connect::with_options;
+use crate::scenarios::ds::sockets::{bypassing, PATIENT, REMOVED};
+use crate::scenarios::{
+    guest,
+    node::{node, value, volume},
+    on_pair,
+};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;

@@ -1,9 +1,8 @@
 //! A PCI device of one node, driven by another one over the fabric: what the emulator owes to that.
 
-use super::expected::BORROWED;
-use super::guest;
-use super::node::node;
 use crate::cluster::{Device, Lab, Model, Spec, PATIENCE};
+use crate::scenarios::expected::BORROWED;
+use crate::scenarios::{guest, node::node};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::thread;

@@ -3,13 +3,15 @@
 //! A device reads memory of another node eight bytes at a time, each of which is a message of the emulator's; so what is read by the
 //! drive is little, and the usual time without a word is not enough on a busy machine.
 
-use super::expected::{BORROWED, TAKEN};
-use super::guest;
-use super::vpci_lease::{
-    self as lease, counter, counters, ctl, first, lend, load, more, no_fences, reclaim, Lease,
-    DRIVE_MIB, LENDER, LONG, PAIR,
-};
 use crate::cluster::{Device, Lab, Model, Spec, PATIENCE};
+use crate::scenarios::expected::{BORROWED, TAKEN};
+use crate::scenarios::{
+    guest,
+    pci::lease::{
+        self as lease, counter, counters, ctl, first, lend, load, more, no_fences, reclaim, Lease,
+        DRIVE_MIB, LENDER, LONG, PAIR,
+    },
+};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 

@@ -1,9 +1,11 @@
 //! The interface as the network stack of the kernel sees it.
 
-use super::guest;
-use super::node::{node, same, Node};
-use super::on_pair;
 use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::scenarios::{
+    guest,
+    node::{node, same, Node},
+    on_pair,
+};
 use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 

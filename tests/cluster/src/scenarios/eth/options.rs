@@ -1,9 +1,9 @@
 //! Parameters and settings of exn (docs/exn.md): each does what it says, and is over when exn is loaded without it.
 
 use super::hostile::velo;
-use super::node::{node, value};
-use super::on_pair;
 use crate::cluster::{Lab, PATIENCE};
+use crate::scenarios::node::{node, value};
+use crate::scenarios::on_pair;
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 

@@ -1,11 +1,11 @@
 //! Messages that no honest node sends, and a device that its borrower has cause as many interrupts as it can.
 
-use super::guest;
-use super::node::{node, volume};
-use super::vpci_lease::{
-    counter, first, lend, load, reclaim, Lease, DRIVE, EDU, LENDER, LONG, PAIR,
-};
 use crate::cluster::{Lab, PATIENCE};
+use crate::scenarios::{
+    guest,
+    node::{node, volume},
+    pci::lease::{counter, first, lend, load, reclaim, Lease, DRIVE, EDU, LENDER, LONG, PAIR},
+};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::fmt::Write;

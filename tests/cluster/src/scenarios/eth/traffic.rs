@@ -1,8 +1,8 @@
 //! Real programs over exn0 between two healthy nodes.
 
-use super::node::{node, same, volume, Node};
-use super::on_pair;
 use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::scenarios::node::{node, same, volume, Node};
+use crate::scenarios::on_pair;
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;

@@ -1,8 +1,10 @@
 //! `kexlnd.ko` with several NICs and networks: two interfaces of one network, and nodes that route between two.
 
-use super::lnet::{all_right, counter, done_with, end, load, number, right, start, tell, LONG};
-use super::node::volume;
 use crate::cluster::{pairs, Lab, Spec};
+use crate::scenarios::lnd::stand_in::{
+    all_right, counter, done_with, end, load, number, right, start, tell, LONG,
+};
+use crate::scenarios::node::volume;
 use crate::Scenario;
 use anyhow::{ensure, Result};
 

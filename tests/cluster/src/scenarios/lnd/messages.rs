@@ -3,13 +3,13 @@
 //!
 //! Each scenario ends by [`done`]: nothing is left of its messages, in the stand-in or in the base driver, and both modules go.
 
-use super::lnet::{
+use crate::cluster::{pairs, Lab, PATIENCE};
+use crate::scenarios::lnd::stand_in::{
     all_right, begin, counter, done, done_by, end, load, nid, number, of_driver, right, script,
     start, tell, LONG,
 };
-use super::node::volume;
-use super::on_pair;
-use crate::cluster::{pairs, Lab, PATIENCE};
+use crate::scenarios::node::volume;
+use crate::scenarios::on_pair;
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;

@@ -1,8 +1,10 @@
 //! Frames with wrong checksums, and with holes.
 
-use super::expected::OF_INPUT;
-use super::{guest, hostile::velo, node::node, on_pair};
+use super::hostile::velo;
 use crate::cluster::{Lab, PATIENCE};
+use crate::scenarios::expected::OF_INPUT;
+use crate::scenarios::node::node;
+use crate::scenarios::{guest, on_pair};
 use crate::Scenario;
 use anyhow::{ensure, Result};
 use std::fmt::Write;

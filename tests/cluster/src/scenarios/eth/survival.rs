@@ -1,10 +1,10 @@
 //! A node whose peer does not answer, or that is flooded.
 
-use super::expected::OF_INPUT;
 use super::hostile::announcement;
-use super::node::node;
-use super::{guest, on_pair};
 use crate::cluster::{as_slow, Lab, PATIENCE};
+use crate::scenarios::expected::OF_INPUT;
+use crate::scenarios::node::node;
+use crate::scenarios::{guest, on_pair};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};

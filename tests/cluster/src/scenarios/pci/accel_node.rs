@@ -1,8 +1,8 @@
 //! A device behind a NIC without a node (docs/emulator.md, *Accelerator nodes*), reached from a node over the fabric.
 
-use super::expected::REFUSED;
-use super::guest;
 use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::scenarios::expected::REFUSED;
+use crate::scenarios::guest;
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use wire::ids::{NodeId, RegOffset};
@@ -219,7 +219,7 @@ fn backdoor(lab: &Lab) -> Result<()> {
     ] {
         ensure!(call(words).is_err(), "{words} was accepted");
     }
-    let failed = |lab: &Lab| super::node::node(lab, 0).reason(BACKDOOR);
+    let failed = |lab: &Lab| crate::scenarios::node::node(lab, 0).reason(BACKDOOR);
     let before = failed(lab)?;
     lab.fault(&["power-off", "acc0"])?;
     let script = format!(

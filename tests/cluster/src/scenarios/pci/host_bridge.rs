@@ -1,9 +1,9 @@
 //! PCI host bridges made by software, as `kernel_ext` lets modules make them, by the module `soft_pci`: a device whose driver looks
 //! whether everything is as with any other one. No NIC takes part, but in the last scenario.
 
-use super::memory::SETTLE;
-use super::node::node;
 use crate::cluster::{pairs, Lab, Spec, PATIENCE};
+use crate::scenarios::memory::SETTLE;
+use crate::scenarios::node::node;
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;

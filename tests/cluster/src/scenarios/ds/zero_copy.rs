@@ -1,13 +1,15 @@
 //! Large calls on connections of AF_EXTL, whose data are not copied. The work inside the nodes is done
 //! by `guest/extl_zero.py`.
 
-use super::af_extl::bypassing;
-use super::af_extl_direct::{none_left, places_are_free, story};
-use super::expected::REVOKED;
-use super::guest;
-use super::node::{node, value, volume};
-use super::on_pair;
 use crate::cluster::{seed, Lab, Running, PATIENCE};
+use crate::scenarios::ds::direct::{none_left, places_are_free, story};
+use crate::scenarios::ds::sockets::bypassing;
+use crate::scenarios::expected::REVOKED;
+use crate::scenarios::{
+    guest,
+    node::{node, value, volume},
+    on_pair,
+};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;

@@ -1,13 +1,13 @@
 //! `kexlnd.ko` where things break: numbered points in the driver, peers and NICs that go, networks that end under load, bad links.
 
-use super::expected::{REFUSED, REVOKED, TORN};
-use super::lnet::{
+use crate::cluster::{as_slow, pairs, Lab, Running, PATIENCE};
+use crate::scenarios::expected::{REFUSED, REVOKED, TORN};
+use crate::scenarios::lnd::stand_in::{
     all_right, begin, counter, done, end, load, nid, nothing_left, number, of_driver, right,
     script, start, tell, LONG,
 };
-use super::node::{node, volume};
-use super::on_pair;
-use crate::cluster::{as_slow, pairs, Lab, Running, PATIENCE};
+use crate::scenarios::node::{node, volume};
+use crate::scenarios::on_pair;
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};

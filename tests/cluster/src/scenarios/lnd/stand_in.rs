@@ -1,8 +1,8 @@
 //! The stand-in for LNet, tests/lnet, as scenarios use it, and whether it sees the mistakes of a driver.
 
-use super::node::{node, value};
-use super::on_pair;
 use crate::cluster::{pairs, Lab, Running, WrongData, PATIENCE};
+use crate::scenarios::node::{node, value};
+use crate::scenarios::on_pair;
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! A drive behind a NIC without a node, as nodes have it: by the kernel's own, unmodified driver.
 
-use super::vpci_accel::{enrol, state};
-use super::vpci_lease::{self as lease, ctl, load, Lease, LONG};
 use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::scenarios::pci::accel::{enrol, state};
+use crate::scenarios::pci::lease::{self as lease, ctl, load, Lease, LONG};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 

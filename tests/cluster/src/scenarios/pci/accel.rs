@@ -1,9 +1,8 @@
 //! A device behind a NIC without a node, as nodes have it: by a driver that knows nothing of that (`tests/modules/accel_test`).
 
-use super::expected::ACCELERATOR;
-use super::guest;
-use super::vpci_lease as lease;
 use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::scenarios::expected::ACCELERATOR;
+use crate::scenarios::{guest, pci::lease};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;

@@ -1,11 +1,11 @@
 //! How leases end that nobody ends in order: cables, nodes that lose their power, and one that stands still while its NIC goes on.
 
-use super::expected::CUT_OFF;
-use super::node::node;
-use super::vpci_lease::{
+use crate::cluster::{directory, Device, Lab, Model, Running, Spec, PATIENCE};
+use crate::scenarios::expected::CUT_OFF;
+use crate::scenarios::node::node;
+use crate::scenarios::pci::lease::{
     counter, first, lend, load, no_fences, reclaim, state, Lease, DRIVE, LENDER, LONG, PAIR,
 };
-use crate::cluster::{directory, Device, Lab, Model, Running, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Result};
 use serde_json::json;

@@ -1,14 +1,16 @@
 //! Devices of other kinds than drives, several at once, and leases again and again.
 
-use super::expected::BORROWED;
-use super::guest;
-use super::leaks::Usage;
-use super::node::{node, volume};
-use super::vpci_lease::{
-    counter, ctl, drive, first, lend, load, no_fences, own, reclaim, Lease, CARD, DRIVE, EDU,
-    LENDER, LONG, PAIR,
-};
 use crate::cluster::{rounds, Lab, PATIENCE};
+use crate::scenarios::expected::BORROWED;
+use crate::scenarios::{
+    guest,
+    leaks::Usage,
+    node::{node, volume},
+    pci::lease::{
+        counter, ctl, drive, first, lend, load, no_fences, own, reclaim, Lease, CARD, DRIVE, EDU,
+        LENDER, LONG, PAIR,
+    },
+};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 

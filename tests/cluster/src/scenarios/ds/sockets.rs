@@ -1,11 +1,13 @@
 //! Sockets of AF_EXTL. The work inside the nodes is done by `guest/extl*.py`, which compare them
 //! with sockets of TCP, and by programs that know nothing of them.
 
-use super::af_extl_direct::host;
-use super::guest;
-use super::node::{node, same, value, volume};
-use super::on_pair;
 use crate::cluster::{full, seed, Lab, PATIENCE};
+use crate::scenarios::ds::direct::host;
+use crate::scenarios::{
+    guest,
+    node::{node, same, value, volume},
+    on_pair,
+};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;

@@ -1,11 +1,13 @@
 //! Programs that nobody changed, with all sockets of both nodes switched (`extlctl enable`): what they do has to be right, and
 //! past TCP. Each does it once more to a node without the module, by TCP.
 
-use super::af_extl::{bypass, known, rules_kept, REMOVED};
-use super::guest;
-use super::node::{node, value, volume};
-use super::on_pair;
 use crate::cluster::{full, Lab, Running, PATIENCE};
+use crate::scenarios::ds::sockets::{bypass, known, rules_kept, REMOVED};
+use crate::scenarios::{
+    guest,
+    node::{node, value, volume},
+    on_pair,
+};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! Messages and notifications that nobody should send. Each kind moves the counter of its reason and nothing else, is logged
 //! with it at a limited rate, and leaves nothing behind.
 
-use super::expected::OF_INPUT;
-use super::leaks::Usage;
-use super::node::{node, value};
-use super::on_pair;
 use crate::cluster::{Lab, LogMark, PATIENCE};
+use crate::scenarios::expected::OF_INPUT;
+use crate::scenarios::leaks::Usage;
+use crate::scenarios::node::{node, value};
+use crate::scenarios::on_pair;
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;

@@ -1,11 +1,13 @@
 //! The switch for programs that know nothing of AF_EXTL, and what administrators see: extlctl, extlss, sysctls, tracepoints. The
 //! programs inside the nodes are `guest/extl_plain.py` and a statically linked one.
 
-use super::af_extl::{bypass, known, REMOVED};
-use super::guest;
-use super::node::{node, same, value, volume};
-use super::on_pair;
 use crate::cluster::{Lab, Running, PATIENCE};
+use crate::scenarios::ds::sockets::{bypass, known, REMOVED};
+use crate::scenarios::{
+    guest,
+    node::{node, same, value, volume},
+    on_pair,
+};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;

@@ -1,11 +1,13 @@
 //! How connections of AF_EXTL begin: who is asked, what the program waits for, which NIC carries them.
 //! The work inside the nodes is done by `guest/extl_connect.py`.
 
-use super::af_extl::{bypassing, PATIENT, REMOVED};
-use super::guest;
-use super::node::{node, volume};
-use super::on_pair;
 use crate::cluster::{Lab, Running, Spec, PATIENCE};
+use crate::scenarios::ds::sockets::{bypassing, PATIENT, REMOVED};
+use crate::scenarios::{
+    guest,
+    node::{node, volume},
+    on_pair,
+};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeSet;
