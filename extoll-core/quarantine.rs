@@ -370,7 +370,7 @@ impl Quarantine {
             "RMA VPID {} is enabled now\n",
             vpid.get()
         );
-        self.table.enabled(vpid);
+        self.table.writable(vpid);
     }
 
     /// The NIC has lost bus mastering: frees everything, and notes for the next binding what may still be

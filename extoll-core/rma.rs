@@ -37,7 +37,7 @@ pub mod transfer;
 
 pub use crate::{
     intake::{PollFlow, Stop},
-    tx::{RoomClient, SendError},
+    tx::SendError,
 };
 pub use address::{Address, Peer, Remote};
 pub use notifications::Notifications;

@@ -9,20 +9,15 @@
 //!
 //! Who keeps it from running, as he has interrupts off, looks and repairs by [`Tx::poll`].
 //!
-//! Several parties may share a port; [`wire::room_queue`] tells whose turn it is. Nothing is logged with the lock
-//! held: the line may have to leave through this very port (netconsole).
+//! Nothing is logged with the lock held: the line may have to leave through this very port (netconsole).
 
-mod parties;
 mod repair;
-
-pub(crate) use parties::Party;
-pub use parties::RoomClient;
 
 use crate::{
     context::Context,
     hw::Hw,
     stats::{add, PortStats, Reason},
-    time::{now, patience, ticks},
+    time::{now, ticks},
     vpid::{SendSide, Table},
 };
 use kernel::{
@@ -34,12 +29,10 @@ use kernel::{
     workqueue::{DelayedWork, WorkItem},
 };
 use kernel_ext::work;
-use parties::Parties;
 use wire::{
     ids::{Unit, Vpid},
     regs::wcbuf,
-    room_queue::{PartyId, RoomPlace},
-    sending::{Admission, Kick, Limits, Next, Refusal, Sending},
+    sending::{Admission, Kick, Next, Refusal, Sending},
     wcbuf::{State, COPIES},
 };
 
@@ -73,15 +66,11 @@ impl From<SendError> for Error {
 
 /// How long the committed count may stand still before that is reported.
 const STALL_MS: u32 = 1000;
-/// How long room that somebody was told of is kept for him.
-const GRANT_MS: u32 = 20;
 /// Pause between looks at the state while something is outstanding.
 const WATCH_MS: u32 = 4;
 /// Looks in quick succession while somebody waits for room, and the pause between them.
 const QUICK_LOOKS: u32 = 20;
 const QUICK_PAUSE: Delta = Delta::from_micros(50);
-/// Parties that are told of room in one go.
-const WAKES: usize = 16;
 /// Packets of a batch: for so long interrupts are off.
 pub(crate) const MOST_AT_ONCE: u8 = 32;
 
@@ -109,7 +98,7 @@ impl<const N: usize> Packet<N> {
 }
 
 struct Inner<const N: usize> {
-    machine: Sending<KVVec<RoomPlace>>,
+    machine: Sending,
     copies: KVVec<Packet<N>>,
     /// When the last repair began. Not by jiffies, which may stand still while interrupts are off.
     repair: Option<Instant<Monotonic>>,
@@ -125,8 +114,6 @@ pub(crate) struct Tx<const N: usize> {
     stats: Arc<PortStats>,
     #[pin]
     inner: SpinLockIrq<Inner<N>>,
-    #[pin]
-    parties: Parties,
     #[pin]
     watch: DelayedWork<Tx<N>>,
 }
@@ -152,11 +139,7 @@ impl<const N: usize> Tx<N> {
         stats: Arc<PortStats>,
     ) -> Result<Arc<Self>> {
         let copies = KVVec::from_elem(Packet::EMPTY, COPIES, GFP_KERNEL)?;
-        let limits = Limits {
-            stall: ticks(STALL_MS),
-            grant: ticks(patience(GRANT_MS)),
-        };
-        let machine = Sending::new(KVVec::from_elem(RoomPlace::FREE, 1, GFP_KERNEL)?, limits);
+        let machine = Sending::new(ticks(STALL_MS));
         Arc::pin_init(
             try_pin_init!(Self {
                 ctx: ctx.clone(),
@@ -165,16 +148,15 @@ impl<const N: usize> Tx<N> {
                 vpid,
                 stats,
                 inner <- SpinLockIrq::new(Inner { machine, copies, repair: None }, LOCK_NAME, static_lock_class!()),
-                parties <- Parties::new(),
                 watch <- DelayedWork::new(WATCH_NAME, static_lock_class!(), TIMER_NAME, static_lock_class!()),
             }),
             GFP_KERNEL,
         )
     }
 
-    /// Packets that a party can send by the last known state. No register access. Any context.
-    pub(crate) fn room(&self, party: PartyId) -> usize {
-        self.inner.lock().machine.room(party) as usize
+    /// Number of packets that can be sent by the last known state. No register access. Any context.
+    pub(crate) fn room(&self) -> usize {
+        self.inner.lock().machine.room().into()
     }
 
     /// Packets posted since the port was opened, and those that the NIC will not be given again, by the last
@@ -186,13 +168,13 @@ impl<const N: usize> Tx<N> {
         (posted, posted.saturating_sub(u64::from(outstanding)))
     }
 
-    /// Makes sure that `n` packets fit, or arranges for the party to be told when they do. Any context.
-    pub(crate) fn reserve(self: &Arc<Self>, party: PartyId, n: usize) -> Result<(), SendError> {
+    /// Makes sure that `n` packets fit, or has the port's client told when they do. Any context.
+    pub(crate) fn reserve(self: &Arc<Self>, n: usize) -> Result<(), SendError> {
         let n = u8::try_from(n).map_err(|_| SendError::Invalid)?;
         let mut kick = Kick::Nothing;
         let result = {
             let mut inner = self.inner.lock();
-            self.admit(&mut inner, party, n, &mut kick)
+            self.admit(&mut inner, n, &mut kick)
         };
         self.kick(kick);
         result
@@ -203,14 +185,13 @@ impl<const N: usize> Tx<N> {
     #[inline]
     pub(crate) fn post(
         self: &Arc<Self>,
-        party: PartyId,
         count: u8,
         fill: impl FnMut(u8, &mut Packet<N>),
     ) -> Result<u8, SendError> {
         let mut kick = Kick::Nothing;
         let result = {
             let mut inner = self.inner.lock();
-            self.post_locked(&mut inner, party, count, fill, &mut kick)
+            self.post_locked(&mut inner, count, fill, &mut kick)
         };
         self.kick(kick);
         result
@@ -220,17 +201,16 @@ impl<const N: usize> Tx<N> {
     fn post_locked(
         &self,
         inner: &mut Inner<N>,
-        party: PartyId,
         count: u8,
         mut fill: impl FnMut(u8, &mut Packet<N>),
         kick: &mut Kick,
     ) -> Result<u8, SendError> {
-        self.admit(inner, party, count, kick)?;
+        self.admit(inner, count, kick)?;
         let hw = self.ctx.alive_access().ok_or(SendError::Down)?;
         let window = hw.window(self.unit);
         let first = inner.machine.credits().pwp();
         for k in 0..count {
-            let number = inner.machine.take(party).ok_or(SendError::Full)?;
+            let number = inner.machine.take().ok_or(SendError::Full)?;
             if let Some(packet) = inner.copies.get_mut(usize::from(number)) {
                 fill(k, packet);
                 // Each has a fence of its own behind it (HW §9.1, §10.2); the one before the first is enough
@@ -248,22 +228,16 @@ impl<const N: usize> Tx<N> {
     }
 
     #[inline]
-    fn admit(
-        &self,
-        inner: &mut Inner<N>,
-        party: PartyId,
-        n: u8,
-        kick: &mut Kick,
-    ) -> Result<(), SendError> {
+    fn admit(&self, inner: &mut Inner<N>, n: u8, kick: &mut Kick) -> Result<(), SendError> {
         if !self.ctx.is_alive() {
             return Err(SendError::Down);
         }
-        let admission = match inner.machine.admit(party, n, now) {
+        let admission = match inner.machine.admit(n) {
             Admission::Granted => return Ok(()),
             // Credit by the last known count is used up: look at the register.
             Admission::Look => {
                 let state = self.read_state().ok_or(SendError::Down)?;
-                let (admission, soon) = inner.machine.admit_by(party, n, state, now());
+                let (admission, soon) = inner.machine.admit_by(n, state, now());
                 *kick = soon;
                 admission
             }
@@ -345,32 +319,11 @@ impl<const N: usize> Tx<N> {
         watched.next
     }
 
-    /// Tells those who wait of room, if there is some. Process context.
+    /// Tells the port's client of room if it waits for some. Process context.
     fn wake(&self) {
-        loop {
-            let mut told = [PartyId::FIRST; WAKES];
-            let mut count = 0;
-            {
-                let mut inner = self.inner.lock();
-                let now = now();
-                for place in &mut told {
-                    let Some(party) = inner.machine.wake(now) else {
-                        break;
-                    };
-                    *place = party;
-                    count += 1;
-                }
-            }
-            for party in told.iter().take(count) {
-                if *party == PartyId::FIRST {
-                    self.table.writable(self.vpid);
-                } else {
-                    self.parties.writable(*party);
-                }
-            }
-            if count < WAKES {
-                return;
-            }
+        let wake = self.inner.lock().machine.wake();
+        if wake {
+            self.table.writable(self.vpid);
         }
     }
 
@@ -401,13 +354,5 @@ impl<const N: usize> SendSide for Tx<N> {
             credits.pwp(),
             credits.committed(),
         )
-    }
-
-    fn enabled(&self) {
-        self.parties.all(|client| client.writable());
-    }
-
-    fn down(&self) {
-        self.parties.all(|client| client.down());
     }
 }

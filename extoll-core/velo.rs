@@ -27,7 +27,7 @@ mod sender;
 
 pub use crate::{
     intake::{PollFlow, Stop},
-    tx::{RoomClient, SendError},
+    tx::SendError,
 };
 pub use mailbox::{Mailbox, Message};
 pub use sender::{Header, Outgoing, Sender, DEFAULT_CLASS, MOST_AT_ONCE};

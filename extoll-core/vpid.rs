@@ -38,12 +38,6 @@ pub trait Client: Send + Sync {
 pub(crate) trait SendSide: Send + Sync {
     /// Mode, next packet number, last known committed count, for debugfs. Any context.
     fn show(&self) -> (&'static str, u8, u8);
-
-    /// The port is enabled: those who share it hear of room. Process context.
-    fn enabled(&self);
-
-    /// The device is gone: those who share the port hear of it. Process context.
-    fn down(&self);
 }
 
 enum Slot {
@@ -286,38 +280,16 @@ impl Table {
         }
     }
 
-    /// The VPID of an open port is enabled after a while: tells all who use it. Process context.
-    pub(crate) fn enabled(&self, vpid: Vpid) {
-        self.writable(vpid);
-        if let Some(tx) = self.send_side(vpid) {
-            tx.enabled();
-        }
-    }
-
-    fn send_side(&self, vpid: Vpid) -> Option<Arc<dyn SendSide>> {
-        match self.slots.lock().list.get(vpid.index()) {
-            Some(Slot::Taken { tx, .. }) => tx.clone(),
-            _ => None,
-        }
-    }
-
     /// The device is gone: tells all who use a port. Process context.
     pub(crate) fn down(&self) {
-        {
-            let _bh = BhDisabled::new();
-            for slot in self.slots.lock().list.iter() {
-                if let Slot::Taken {
-                    client: Some(client),
-                    ..
-                } = slot
-                {
-                    client.down();
-                }
-            }
-        }
-        for vpid in Vpid::all() {
-            if let Some(tx) = self.send_side(vpid) {
-                tx.down();
+        let _bh = BhDisabled::new();
+        for slot in self.slots.lock().list.iter() {
+            if let Slot::Taken {
+                client: Some(client),
+                ..
+            } = slot
+            {
+                client.down();
             }
         }
     }

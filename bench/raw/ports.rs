@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! What sockets need of ports, for tests: reserved VPIDs, messages in pieces and batches, traffic classes,
-//! polls that stop early, parties that share a port, handles that are dropped with interrupts off.
+//! polls that stop early, handles that are dropped with interrupts off.
 
 use crate::{attached::Attached, report::Report};
 use core::ops::ControlFlow;
 use extoll_core::{
     nic::Nic,
     rma::{self, Descriptor, Modifiers, NotifySpec, Operation, PageOptions, Requester},
-    velo::{self, Header, Mailbox, Outgoing, RoomClient, SendError, Sender, Stop, Target},
+    velo::{self, Header, Mailbox, Outgoing, SendError, Sender, Stop, Target},
 };
 use kernel::{
     new_spinlock_irq,
     prelude::*,
-    sync::{
-        atomic::{Atomic, AtomicFlag, Full, Relaxed},
-        Arc, SpinLockIrq,
-    },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kernel_ext::sched::cond_resched;
@@ -29,17 +25,11 @@ const PATIENCE_MS: i64 = 20_000;
 /// Slots of 128 bytes of a mailbox of [`QUEUE_BYTES`].
 const SLOTS: u64 = 4096;
 
-/// For so long, at least, room is kept for who was told of it.
-const GRANTED_MS: i64 = 15;
-/// Messages that a party sends in a row.
-const TURN: u64 = 4;
-
 /// Words of a command.
 struct Words {
     op: Op,
     first: Option<u16>,
     count: u16,
-    parties: usize,
     messages: u64,
     ms: i64,
 }
@@ -52,8 +42,6 @@ enum Op {
     Messages,
     /// The same of RMA.
     Commands,
-    /// Parties that share a port.
-    Share,
     /// A mailbox is closed that is full.
     Full,
     /// The last handles are dropped with interrupts off.
@@ -67,7 +55,6 @@ impl Words {
             ("op", "reserve") => self.op = Op::Reserve,
             ("op", "messages") => self.op = Op::Messages,
             ("op", "commands") => self.op = Op::Commands,
-            ("op", "share") => self.op = Op::Share,
             ("op", "full") => self.op = Op::Full,
             ("op", "drop") => self.op = Op::Drop,
             ("nic", _) => {}
@@ -76,7 +63,6 @@ impl Words {
                 match key {
                     "first" => self.first = Some(u16::try_from(n).ok()?),
                     "count" => self.count = u16::try_from(n).ok()?,
-                    "parties" if n <= 1000 => self.parties = n as usize,
                     "messages" if n <= 1_000_000 => self.messages = n,
                     "ms" if n <= 60_000 => self.ms = n as i64,
                     _ => return None,
@@ -101,7 +87,6 @@ pub(crate) fn run<'a>(
         op: Op::Messages,
         first: None,
         count: 8,
-        parties: 8,
         messages: 1000,
         ms: 0,
     };
@@ -115,7 +100,6 @@ pub(crate) fn run<'a>(
             Op::Reserve => reserve(&nic, &all, report),
             Op::Messages => messages(&nic, report),
             Op::Commands => commands(&nic, report),
-            Op::Share => share(&nic, &all, report),
             Op::Full => full(&nic, &all, report),
             Op::Drop => dropped(&nic, report),
         }
@@ -386,96 +370,6 @@ fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
     let many = [(page, note(&requester, 0)); rma::MOST_AT_ONCE + 1];
     let refused = requester.post_batch(&many) == Err(SendError::Invalid);
     report.number("refused", refused.into())
-}
-
-/// A party of a port.
-#[pin_data]
-struct Party {
-    /// It may send.
-    ready: AtomicFlag,
-    told: Atomic<u64>,
-    /// When it was told last.
-    #[pin]
-    last: SpinLockIrq<Instant<Monotonic>>,
-}
-
-impl RoomClient for Party {
-    fn writable(&self) {
-        self.told.add(1, Relaxed);
-        *self.last.lock() = Instant::now();
-        self.ready.store(true, Relaxed);
-    }
-}
-
-/// Parties send as much as they can, through one port to another, and try again when they are told. Reports how
-/// much the one with the least and the one with the most sent, how often they were told, and how often they had
-/// no room then.
-#[inline(never)]
-fn share(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
-    let (sender, first_box) = nic.velo().open(None, QUEUE_BYTES)?;
-    let (other, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
-    let to = Header::new(Target::Node(nic.node()), other.vpid());
-    let mut parties = KVec::new();
-    for _ in 0..words.parties {
-        let party = pin_init!(Party {
-            ready: AtomicFlag::new(true),
-            told: Atomic::new(0),
-            last <- new_spinlock_irq!(Instant::now(), "extoll_bench_party"),
-        });
-        let party = Arc::pin_init(party, GFP_KERNEL)?;
-        let shared = sender.share(party.clone())?;
-        parties.push((shared, party, 0u64, false), GFP_KERNEL)?;
-    }
-    let (mut useless, mut received) = (0, 0);
-    let begin: Instant<Monotonic> = Instant::now();
-    // By turns, so that all have the same chance; the first one tries all the time.
-    'all: loop {
-        for (i, (sender, party, done, more)) in parties.iter_mut().enumerate() {
-            let ready = party.ready.xchg(false, Full);
-            if !ready && !*more && i != 0 {
-                continue;
-            }
-            let mut tries = 0u64;
-            // Not for longer than what others were granted is kept for them.
-            while tries < TURN && sender.send(to, &done.to_le_bytes()).is_ok() {
-                *done += 1;
-                tries += 1;
-                if *done >= words.messages {
-                    break 'all;
-                }
-            }
-            // What was granted long ago somebody else may have by now.
-            let granted = ready && party.last.lock().elapsed().as_millis() < GRANTED_MS;
-            useless += u64::from(granted && tries == 0 && i != 0);
-            // Nobody tells it of room that it did not wait for.
-            *more = tries == TURN;
-        }
-        received += mailbox.poll(4096, |_| {}) as u64;
-        if begin.elapsed().as_millis() > PATIENCE_MS {
-            return Err(ETIMEDOUT);
-        }
-        cond_resched();
-    }
-    let sent: u64 = parties.iter().map(|(_, _, n, _)| n).sum();
-    until(|| {
-        received += mailbox.poll(4096, |_| {}) as u64;
-        Ok((received == sent).then_some(()))
-    })?;
-    let least = parties.iter().map(|(_, _, n, _)| *n).min();
-    let most = parties.iter().map(|(_, _, n, _)| *n).max();
-    let told: u64 = parties
-        .iter()
-        .map(|(_, p, _, _)| p.told.load(Relaxed))
-        .sum();
-    report.number("sent", sent)?;
-    report.number("least", least.unwrap_or(0))?;
-    report.number("most", most.unwrap_or(0))?;
-    report.number("told", told)?;
-    report.number("useless", useless)?;
-    drop(parties);
-    sender.close();
-    first_box.close();
-    Ok(())
 }
 
 /// Fills a mailbox that nobody reads, and more, closes it, and sends a message to another one: how long that takes.

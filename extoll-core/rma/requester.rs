@@ -9,7 +9,7 @@ use super::{
 use crate::{
     context::Context,
     stats::PortStats,
-    tx::{self, Party, RoomClient, SendError},
+    tx::{self, SendError},
     vpid::Client,
 };
 use kernel::{prelude::*, sync::Arc};
@@ -17,7 +17,6 @@ use kernel_ext::trace;
 use wire::{
     ids::Vpid,
     rma::{Descriptor, LockTarget, Operation, PageOptions, RequesterAddr},
-    room_queue::PartyId,
 };
 
 /// Commands of a batch at most: for so long interrupts are off.
@@ -27,32 +26,11 @@ pub const MOST_AT_ONCE: usize = tx::MOST_AT_ONCE as usize;
 #[derive(Clone)]
 pub struct Requester {
     port: Handle,
-    /// `None`: the port's own client is the party.
-    party: Option<Arc<Party<PACKET_WORDS>>>,
 }
 
 impl Requester {
     pub(super) fn new(port: Handle) -> Self {
-        Self { port, party: None }
-    }
-
-    #[inline]
-    fn party(&self) -> PartyId {
-        self.party.as_ref().map_or(PartyId::FIRST, |p| p.id())
-    }
-
-    /// A requester for one of several parties that share the port, each with a client of its own that hears of
-    /// room; see [`velo::Sender::share`](crate::velo::Sender::share). May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `ENOSPC` if 65,536 parties share the port, `ENOMEM`.
-    pub fn share(&self, client: Arc<dyn RoomClient>) -> Result<Requester> {
-        let party = Party::new(&self.port.tx, client)?;
-        Ok(Requester {
-            port: self.port.clone(),
-            party: Some(Arc::new(party, GFP_KERNEL)?),
-        })
+        Self { port }
     }
 
     /// Own VPID.
@@ -89,7 +67,7 @@ impl Requester {
 
     /// Commands that can be posted by the last known state. No register access, any context.
     pub fn room(&self) -> usize {
-        self.port.tx.room(self.party())
+        self.port.tx.room()
     }
 
     /// Commands given to the port since it was opened, and those of them that it will not post again. No register access, any context.
@@ -107,7 +85,7 @@ impl Requester {
         if !self.is_enabled() {
             return Err(SendError::Retry);
         }
-        self.port.tx.reserve(self.party(), n)
+        self.port.tx.reserve(n)
     }
 
     /// Posts a command. Any context; takes an interrupt-safe spin lock.
@@ -164,7 +142,7 @@ impl Requester {
             return Err(SendError::Retry);
         }
         let vpid = self.vpid();
-        self.port.tx.post(self.party(), count, |k, packet| {
+        self.port.tx.post(count, |k, packet| {
             let (page, words) = command(k.into());
             packet.page = RequesterAddr::page(vpid, page).encode();
             packet.words = words;
@@ -299,9 +277,7 @@ impl Requester {
     /// Drops it; if nothing else of the port is left, waits until that is closed: its VPID can be opened again,
     /// unless commands are still on their way (reason 34). May sleep, for some 100 ms.
     pub fn close(self) {
-        let Self { port, party } = self;
-        drop(party);
-        port.close();
+        self.port.close();
     }
 
     /// Gives up commands that the NIC did not take, e.g. after a transmit time-out. Any context.

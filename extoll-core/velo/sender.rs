@@ -6,14 +6,13 @@ use super::{Handle, Mtt, Target, CLASSES, PACKET_WORDS};
 use crate::{
     context::Context,
     stats::PortStats,
-    tx::{self, Packet, Party, RoomClient, SendError},
+    tx::{self, Packet, SendError},
     vpid::Client,
 };
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::trace;
 use wire::{
     ids::Vpid,
-    room_queue::PartyId,
     velo::{Descriptor, RequesterAddr},
     words::gather,
 };
@@ -103,13 +102,11 @@ impl Outgoing<'_> {
 #[derive(Clone)]
 pub struct Sender {
     port: Handle,
-    /// `None`: the port's own client is the party.
-    party: Option<Arc<Party<PACKET_WORDS>>>,
 }
 
 impl Sender {
     pub(super) fn new(port: Handle) -> Self {
-        Self { port, party: None }
+        Self { port }
     }
 
     /// Own VPID.
@@ -127,11 +124,6 @@ impl Sender {
         self.port.core().stats()
     }
 
-    #[inline]
-    fn party(&self) -> PartyId {
-        self.party.as_ref().map_or(PartyId::FIRST, |p| p.id())
-    }
-
     /// Sets who hears of interrupts and of room to send. Replaces an earlier client, which is not called any
     /// more when this returns. Call [`Mailbox::rearm`](super::Mailbox::rearm) afterwards. Any context, but not
     /// a client's method; one in which an earlier client may be dropped.
@@ -145,43 +137,9 @@ impl Sender {
         self.port.core().set_client(None);
     }
 
-    /// A sender for one of several parties that share the port, each with a client of its own that hears of
-    /// room. Who was refused with `Full` or `Retry` waits in a queue; when there is room for the first one,
-    /// that much is kept for it, and it alone is told. A party that goes on sending while others wait queues up
-    /// behind them, and so does the port's own client. May sleep.
-    ///
-    /// ```
-    /// use extoll_core::velo::{Header, RoomClient, SendError, Sender};
-    /// use kernel::{prelude::*, sync::Arc};
-    ///
-    /// /// A connection: sends when it is told that there is room.
-    /// struct Connection;
-    ///
-    /// impl RoomClient for Connection {
-    ///     fn writable(&self) {
-    ///         // Schedule what sends.
-    ///     }
-    /// }
-    ///
-    /// fn connect(port: &Sender) -> Result<Sender> {
-    ///     port.share(Arc::new(Connection, GFP_KERNEL)?)
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// `ENOSPC` if 65,536 parties share the port, `ENOMEM`.
-    pub fn share(&self, client: Arc<dyn RoomClient>) -> Result<Sender> {
-        let party = Party::new(&self.port.tx, client)?;
-        Ok(Sender {
-            port: self.port.clone(),
-            party: Some(Arc::new(party, GFP_KERNEL)?),
-        })
-    }
-
     /// Messages that can be sent by the last known state. No register access, any context.
     pub fn room(&self) -> usize {
-        self.port.tx.room(self.party())
+        self.port.tx.room()
     }
 
     /// Messages given to the port since it was opened, and those of them that it will not send again. No
@@ -198,7 +156,7 @@ impl Sender {
     /// As [`Sender::send`]. After `Full` and `Retry`, [`Client::writable`] is called once there is room for
     /// `n`, perhaps even before this returns.
     pub fn reserve(&self, n: usize) -> Result<(), SendError> {
-        self.port.tx.reserve(self.party(), n)
+        self.port.tx.reserve(n)
     }
 
     /// Sends one message of 1…120 bytes. Any context; takes an interrupt-safe spin lock.
@@ -231,7 +189,7 @@ impl Sender {
         let message = Outgoing { header, payload };
         let descriptor = message.descriptor().ok_or(SendError::Invalid)?;
         let vpid = self.vpid();
-        let number = self.port.tx.post(self.party(), 1, |_, packet| {
+        let number = self.port.tx.post(1, |_, packet| {
             message.fill(vpid, descriptor, packet);
         })?;
         self.trace(number, descriptor);
@@ -263,7 +221,7 @@ impl Sender {
         }
         let vpid = self.vpid();
         let count = messages.len() as u8;
-        let first = self.port.tx.post(self.party(), count, |k, packet| {
+        let first = self.port.tx.post(count, |k, packet| {
             let k = usize::from(k);
             if let (Some(message), Some(descriptor)) = (messages.get(k), descriptors.get(k)) {
                 message.fill(vpid, *descriptor, packet);
@@ -288,9 +246,7 @@ impl Sender {
     /// Drops it; if nothing else of the port is left, waits until that is closed: its VPID can be opened again,
     /// unless messages are still on their way (reason 34). May sleep, for some 100 ms.
     pub fn close(self) {
-        let Self { port, party } = self;
-        drop(party);
-        port.close();
+        self.port.close();
     }
 
     /// For those who keep work items from running, as they have interrupts off on the only processor, and wait

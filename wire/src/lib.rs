@@ -28,7 +28,6 @@ pub mod places;
 pub mod regs;
 pub mod residue;
 pub mod rma;
-pub mod room_queue;
 pub mod route;
 pub mod rra;
 pub mod runs;

@@ -11,11 +11,9 @@
 //! keeps the watch from running, as he has interrupts off, and looks by himself ([`Sending::noticed`]).
 
 use crate::{
-    room_queue::{PartyId, RoomPlace, RoomQueue},
     time::Time,
     wcbuf::{Action, Credits, Event, Replay, State, Verdict},
 };
-use core::ops::DerefMut;
 
 /// State of the port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,15 +41,15 @@ impl Mode {
 /// Why nothing is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// No room. The party is in the queue now, and hears of room.
+    /// No room. The watch reports when there is some.
     Full,
-    /// What was lost is sent again. The party is in the queue, too.
+    /// Lost packets are being sent again. The watch reports when there is room.
     Retry,
     /// For ever.
     Down,
 }
 
-/// Whether a party may send.
+/// Whether packets may be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
     /// It may.
@@ -106,22 +104,15 @@ struct Repair {
     told: bool,
 }
 
-/// Times in ticks.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// How long the committed count may stand still before that is a stall.
-    pub stall: u64,
-    /// How long granted room waits to be used.
-    pub grant: u64,
-}
-
 /// See the module.
 #[derive(Debug)]
-pub struct Sending<S> {
+pub struct Sending {
     mode: Mode,
     credits: Credits,
-    parties: RoomQueue<S>,
-    limits: Limits,
+    /// Number of credits that refused sends need; 0 if none was refused since the last wakeup.
+    wanted: u8,
+    /// Ticks without a commit after which outstanding packets are a stall.
+    stall: u64,
     /// The watch was asked for and will look.
     watching: bool,
     /// Committed count at the last progress, and when that was; nothing before the first look.
@@ -132,14 +123,16 @@ pub struct Sending<S> {
     repair: Option<Repair>,
 }
 
-impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
-    /// An open port, whose state register is fresh.
-    pub fn new(places: S, limits: Limits) -> Self {
+impl Sending {
+    /// An open port, whose state register is fresh. `stall`: ticks without a commit after which
+    /// outstanding packets are a stall.
+    #[must_use]
+    pub fn new(stall: u64) -> Self {
         Self {
             mode: Mode::Open,
             credits: Credits::new(),
-            parties: RoomQueue::new(places),
-            limits,
+            wanted: 0,
+            stall,
             watching: false,
             progress: None,
             told: false,
@@ -159,53 +152,40 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
         &self.credits
     }
 
-    /// The parties.
-    pub fn parties(&mut self) -> &mut RoomQueue<S> {
-        &mut self.parties
-    }
-
-    /// Packets that the party can send by what is known.
-    pub fn room(&self, id: PartyId) -> u32 {
+    /// Number of packets that can be sent by the last known state.
+    pub fn room(&self) -> u8 {
         match self.mode {
-            Mode::Open => self.parties.share(id, self.credits.room().into()),
+            Mode::Open => self.credits.room(),
             Mode::Repair | Mode::Closed => 0,
         }
     }
 
-    /// Whether the party may send `n` packets.
+    /// Whether `n` packets may be sent.
     #[inline]
-    pub fn admit(&mut self, id: PartyId, n: u8, now: impl FnOnce() -> Time) -> Admission {
-        if self.mode == Mode::Open && self.room(id) >= u32::from(n) {
-            return Admission::Granted;
-        }
+    pub fn admit(&mut self, n: u8) -> Admission {
         match self.mode {
-            Mode::Closed => return Admission::Refused(Refusal::Down),
+            Mode::Open if self.room() >= n => Admission::Granted,
+            Mode::Open => Admission::Look,
             Mode::Repair => {
-                self.parties.wait(id, n);
-                return Admission::Refused(Refusal::Retry);
+                self.want(n);
+                Admission::Refused(Refusal::Retry)
             }
-            Mode::Open => {}
+            Mode::Closed => Admission::Refused(Refusal::Down),
         }
-        self.parties.expire(now(), self.limits.grant);
-        if self.room(id) >= u32::from(n) {
-            Admission::Granted
-        } else if self.parties.is_behind(id) {
-            // The watch looks for those before it.
-            self.parties.wait(id, n);
-            Admission::Refused(Refusal::Full)
-        } else {
-            Admission::Look
-        }
+    }
+
+    fn want(&mut self, n: u8) {
+        self.wanted = self.wanted.max(n).max(1);
     }
 
     /// As [`Sending::admit`], with a state that was read after the last packet was sent, and how soon the
     /// watch has to look if it is refused. All ones from a device that is not gone say nothing: the watch
     /// looks again.
-    pub fn admit_by(&mut self, id: PartyId, n: u8, state: State, now: Time) -> (Admission, Kick) {
+    pub fn admit_by(&mut self, n: u8, state: State, now: Time) -> (Admission, Kick) {
         let (refusal, kick) = match self.credits.on_state(state) {
             // After a pause: a device that does not answer makes each read a long one.
             Verdict::Unread => (Refusal::Full, Kick::Soon),
-            Verdict::Ok { .. } | Verdict::Full if self.room(id) >= u32::from(n) => {
+            Verdict::Ok { .. } | Verdict::Full if self.room() >= n => {
                 return (Admission::Granted, Kick::Nothing)
             }
             Verdict::Ok { .. } | Verdict::Full => (Refusal::Full, Kick::Now),
@@ -214,16 +194,19 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
                 (Refusal::Retry, Kick::Now)
             }
         };
-        self.parties.wait(id, n);
+        self.want(n);
         self.watch_from(now);
         (Admission::Refused(refusal), kick)
     }
 
-    /// Number of the next packet, to be sent now by a party that may.
+    /// Number of the next packet, to be sent now; `None` without credit.
     #[inline]
-    pub fn take(&mut self, id: PartyId) -> Option<u8> {
+    pub fn take(&mut self) -> Option<u8> {
         let number = self.credits.take()?;
-        self.parties.used(id, 1);
+        if self.wanted > 1 {
+            // Not 0: another thread may wait for room too.
+            self.wanted -= 1;
+        }
         Some(number)
     }
 
@@ -262,8 +245,7 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
         let next = match self.credits.on_state(state) {
             Verdict::Ok { .. } | Verdict::Full => {
                 stalled = self.is_stall(now);
-                self.parties.expire(now, self.limits.grant);
-                let waiting = self.parties.is_wanted();
+                let waiting = self.wanted != 0;
                 match self.credits.outstanding() {
                     0 if !waiting => Next::Idle,
                     _ => Next::Again { waiting },
@@ -283,12 +265,14 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
         Watched { next, stalled }
     }
 
-    /// Somebody who waits and has room now, to be told; to be asked until there is nobody.
-    pub fn wake(&mut self, now: Time) -> Option<PartyId> {
-        match self.mode {
-            Mode::Open => self.parties.grant(self.credits.room().into(), now),
-            Mode::Repair | Mode::Closed => None,
+    /// Whether the port's client has to be told of room now. True once per refused send or several.
+    pub fn wake(&mut self) -> bool {
+        let wake =
+            self.mode == Mode::Open && self.wanted != 0 && self.credits.room() >= self.wanted;
+        if wake {
+            self.wanted = 0;
         }
+        wake
     }
 
     /// True once per stall.
@@ -304,7 +288,7 @@ impl<S: DerefMut<Target = [RoomPlace]>> Sending<S> {
                 return false;
             }
         };
-        let stalled = !self.told && now.since(since) >= self.limits.stall;
+        let stalled = !self.told && now.since(since) >= self.stall;
         self.told |= stalled;
         stalled
     }

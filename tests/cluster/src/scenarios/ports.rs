@@ -1,4 +1,4 @@
-//! What sockets need of ports, by `extoll_bench`: VPIDs of their own, messages in pieces and batches, parties that share a port, handles
+//! What sockets need of ports, by `extoll_bench`: VPIDs of their own, messages in pieces and batches, handles
 //! that are dropped anywhere; and what becomes of a full queue that is closed.
 
 use super::expected::REFUSED;
@@ -16,14 +16,10 @@ pub fn all() -> Vec<Scenario> {
     vec![
         on_pair("raw::vpids_reserved", reserved).finds(REFUSED),
         on_pair("raw::messages_in_pieces", pieces).finds(REFUSED),
-        Scenario::new("raw::parties_share_a_port", SLOW_COMMITS, share).finds(REFUSED),
         on_pair("raw::handles_dropped_anywhere", dropped),
         Scenario::new("raw::full_mailbox_closed", STUCK, full).finds(REFUSED),
     ]
 }
-
-/// A NIC that counts what it took so late that senders run out of room.
-const SLOW_COMMITS: Spec = Spec::pair().emulator(&["--nic-option=wc-commit-ns=20000000"]);
 
 /// A NIC that is stuck behind what waits for a closed queue, longer than a scenario takes.
 const STUCK: Spec = Spec::pair().emulator(&[
@@ -98,21 +94,6 @@ fn pieces(lab: &Lab) -> Result<()> {
     all_are(&result, &want)?;
     let result = bench(lab, "op=commands")?;
     all_are(&result, &[("batches", 32), ("stops", 3), ("refused", 1)])
-}
-
-/// Parties that share a port and always have something to send get their share, and hear of room only when it is theirs.
-fn share(lab: &Lab) -> Result<()> {
-    let result = bench(lab, "op=share parties=12 messages=600")?;
-    let get = |key| number(&result, key);
-    ensure!(get("told")? > 100, "there was always room: {result:?}");
-    // The one that asks all the time has two turns at most.
-    ensure!(get("most")? <= 3 * get("least")?, "one starves: {result:?}");
-    ensure!(
-        get("useless")? * 10 <= get("told")?,
-        "told in vain: {result:?}"
-    );
-    println!("        {result:?}");
-    Ok(())
 }
 
 /// The last handles go with interrupts off.
