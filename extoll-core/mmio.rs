@@ -175,12 +175,6 @@ impl Window {
         self.store_from(offset, 0, words);
     }
 
-    /// As [`Window::push`], right behind another one: what the packet refers to was stored before that.
-    #[inline]
-    pub(crate) fn push_next(&self, offset: u32, words: &[u64]) {
-        self.store_from(offset, 0, words);
-    }
-
     /// Stores one word of a packet, followed by a store fence. Context and limits as for [`Window::push`].
     pub(crate) fn store(&self, offset: u32, index: usize, word: u64) {
         kernel_ext::barrier::wmb();

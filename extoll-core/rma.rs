@@ -41,7 +41,7 @@ pub use crate::{
 };
 pub use address::{Address, Peer, Remote};
 pub use notifications::Notifications;
-pub use requester::{Requester, MOST_AT_ONCE};
+pub use requester::Requester;
 pub use wire::rma::{
     last_fragment_start, Command, Descriptor, LockResult, LockTarget, Modifiers, Notification,
     NotificationType, NotifySpec, Operation, PageOptions, MAX_IMMEDIATE, MAX_LEN,

@@ -71,8 +71,6 @@ const WATCH_MS: u32 = 4;
 /// Looks in quick succession while somebody waits for room, and the pause between them.
 const QUICK_LOOKS: u32 = 20;
 const QUICK_PAUSE: Delta = Delta::from_micros(50);
-/// Packets of a batch: for so long interrupts are off.
-pub(crate) const MOST_AT_ONCE: u8 = 32;
 
 /// A packet as it is stored to the requester, and its copy for a replay.
 #[derive(Clone, Copy)]
@@ -180,18 +178,16 @@ impl<const N: usize> Tx<N> {
         result
     }
 
-    /// Sends `count` packets, which `fill` makes one after the other, or none; returns the number of the first.
-    /// Any context.
+    /// Sends the packet that `fill` makes; returns its number. Any context.
     #[inline]
     pub(crate) fn post(
         self: &Arc<Self>,
-        count: u8,
-        fill: impl FnMut(u8, &mut Packet<N>),
+        fill: impl FnOnce(&mut Packet<N>),
     ) -> Result<u8, SendError> {
         let mut kick = Kick::Nothing;
         let result = {
             let mut inner = self.inner.lock();
-            self.post_locked(&mut inner, count, fill, &mut kick)
+            self.post_locked(&mut inner, fill, &mut kick)
         };
         self.kick(kick);
         result
@@ -201,30 +197,20 @@ impl<const N: usize> Tx<N> {
     fn post_locked(
         &self,
         inner: &mut Inner<N>,
-        count: u8,
-        mut fill: impl FnMut(u8, &mut Packet<N>),
+        fill: impl FnOnce(&mut Packet<N>),
         kick: &mut Kick,
     ) -> Result<u8, SendError> {
-        self.admit(inner, count, kick)?;
+        self.admit(inner, 1, kick)?;
         let hw = self.ctx.alive_access().ok_or(SendError::Down)?;
         let window = hw.window(self.unit);
-        let first = inner.machine.credits().pwp();
-        for k in 0..count {
-            let number = inner.machine.take().ok_or(SendError::Full)?;
-            if let Some(packet) = inner.copies.get_mut(usize::from(number)) {
-                fill(k, packet);
-                // Each has a fence of its own behind it (HW §9.1, §10.2); the one before the first is enough
-                // for what all of them refer to.
-                if k == 0 {
-                    window.push(packet.page, packet.words());
-                } else {
-                    window.push_next(packet.page, packet.words());
-                }
-            }
+        let number = inner.machine.take().ok_or(SendError::Full)?;
+        if let Some(packet) = inner.copies.get_mut(usize::from(number)) {
+            fill(packet);
+            window.push(packet.page, packet.words());
         }
-        add(&self.stats.posted, count.into());
+        add(&self.stats.posted, 1);
         *kick = inner.machine.sent(now);
-        Ok(first)
+        Ok(number)
     }
 
     #[inline]

@@ -30,7 +30,7 @@ pub use crate::{
     tx::SendError,
 };
 pub use mailbox::{Mailbox, Message};
-pub use sender::{Header, Outgoing, Sender, DEFAULT_CLASS, MOST_AT_ONCE};
+pub use sender::{Header, Sender, DEFAULT_CLASS};
 pub use wire::velo::{Mtt, SlotSize, SourceId, Status, Target, MAX_LEN};
 
 use crate::{

@@ -16,7 +16,7 @@ use crate::{
     transfer::{self, Direction},
     wait::Mode,
 };
-use extoll_core::{atu::Access, rma::transfer::Tell, velo::MOST_AT_ONCE};
+use extoll_core::{atu::Access, rma::transfer::Tell};
 use kernel::{
     iov::{IovIterDest, IovIterSource},
     prelude::*,
@@ -64,7 +64,6 @@ pub(crate) struct Words {
     pub(crate) compare: u64,
     pub(crate) add: u64,
     /// `rate`: messages that are sent at once.
-    batch: u64,
     /// `lock`: time-outs that do not end it.
     pub(crate) patience: u64,
     /// `pieces`: memory with gaps is refused.
@@ -106,7 +105,6 @@ impl Words {
             number: 0,
             compare: i32::MAX as u64,
             add: 1,
-            batch: 1,
             patience: 0,
             strict: 0,
             frags: 16,
@@ -147,7 +145,6 @@ impl Words {
                 "number" => (1 << 24) - 1,
                 "compare" | "add" => i32::MAX as u64,
                 "patience" => 1000,
-                "batch" => MOST_AT_ONCE as u64,
                 "strict" => 1,
                 "frags" => lists::MAX_FRAGMENTS as u64,
                 "pause_ms" | "slow_us" => 10_000,
@@ -181,7 +178,6 @@ impl Words {
                 "compare" => all.compare = number,
                 "add" => all.add = number,
                 "patience" => all.patience = number,
-                "batch" => all.batch = number,
                 "strict" => all.strict = number,
                 "frags" => all.frags = number,
                 "pause_ms" => all.pause_ms = number,
@@ -418,10 +414,7 @@ fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
                 "pingpong" => {
                     pingpong::run(&run, &nic, &peer, size as usize, count as usize, report)
                 }
-                "rate" => {
-                    let shape = (size as usize, words.batch.max(1) as usize);
-                    stream::rate(&run, &nic, &peer, shape, count, report)
-                }
+                "rate" => stream::rate(&run, &nic, &peer, size as usize, count, report),
                 "stream" => stream::stream(&run, &nic, &peer, &words, report),
                 _ if size < 8 || size % 8 != 0 => {
                     return report.fail(EINVAL, fmt!("size is a multiple of 8"));

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What sockets need of ports, for tests: reserved VPIDs, messages in pieces and batches, traffic classes,
+//! What sockets need of ports, for tests: reserved VPIDs, messages in pieces, traffic classes,
 //! polls that stop early, handles that are dropped with interrupts off.
 
 use crate::{attached::Attached, report::Report};
 use core::ops::ControlFlow;
 use extoll_core::{
     nic::Nic,
-    rma::{self, Descriptor, Modifiers, NotifySpec, Operation, PageOptions, Requester},
-    velo::{self, Header, Mailbox, Outgoing, SendError, Sender, Stop, Target},
+    rma::{Descriptor, Modifiers, NotifySpec, Operation, PageOptions, Requester},
+    velo::{self, Header, Mailbox, SendError, Sender, Stop, Target},
 };
 use kernel::{
     new_spinlock_irq,
@@ -38,9 +38,9 @@ struct Words {
 enum Op {
     /// VPIDs are reserved for a while.
     Reserve,
-    /// Messages in pieces, by all cuts; batches; classes; polls that stop.
+    /// Messages in pieces, by all cuts; classes; polls that stop.
     Messages,
-    /// The same of RMA.
+    /// Polls of RMA notifications that stop.
     Commands,
     /// A mailbox is closed that is full.
     Full,
@@ -164,20 +164,14 @@ fn messages(nic: &Nic, report: &mut Report<'_>) -> Result {
     let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
     let to = Header::new(Target::Node(nic.node()), sender.vpid());
     report.number("pieces", pieces(&sender, &mut mailbox, to)?)?;
-    report.number("batches", batches(&sender, &mut mailbox, to)?)?;
     report.number("classes", classes(&sender, &mut mailbox, to)?)?;
     report.number("stops", stops(&sender, &mut mailbox, to)?)?;
     // What makes no message.
     let wrong = Header { class: 4, ..to };
-    let data = Outgoing {
-        header: to,
-        payload: &[b"x"],
-    };
     let refused = [
         sender.send(to, &[]),
         sender.send_gathered(to, &[&[0; 100], &[0; 21]]),
         sender.send(wrong, b"x"),
-        sender.send_batch(&[data; velo::MOST_AT_ONCE + 1]),
     ];
     let all = refused.iter().all(|r| *r == Err(SendError::Invalid));
     report.number("refused", all.into())
@@ -210,36 +204,6 @@ fn pieces(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
         count += 1;
     }
     Ok(count)
-}
-
-/// Batches of all sizes come in order. Returns their number.
-fn batches(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
-    let mut tags = [[0u8; 1]; velo::MOST_AT_ONCE];
-    for (n, tag) in tags.iter_mut().enumerate() {
-        *tag = [n as u8];
-    }
-    for size in 1..=velo::MOST_AT_ONCE {
-        let payloads: [[&[u8]; 1]; velo::MOST_AT_ONCE] = core::array::from_fn(|n| [&tags[n][..]]);
-        let batch: [Outgoing<'_>; velo::MOST_AT_ONCE] = core::array::from_fn(|n| Outgoing {
-            header: Header { tag: n as u8, ..to },
-            payload: &payloads[n],
-        });
-        let batch = batch.get(..size).ok_or(EINVAL)?;
-        sent(|| sender.send_batch(batch))?;
-        let mut next = 0;
-        until(|| {
-            let mut wrong = false;
-            mailbox.poll(64, |m| {
-                wrong |= usize::from(m.status.tag) != next || m.word(0) != next as u64;
-                next += 1;
-            });
-            if wrong {
-                return Err(EBADMSG);
-            }
-            Ok((next == size).then_some(()))
-        })?;
-    }
-    Ok(velo::MOST_AT_ONCE as u64)
 }
 
 /// Messages of four classes by turns come in order within a class. Returns their number.
@@ -325,30 +289,11 @@ fn note(requester: &Requester, value: u64) -> Descriptor {
     }
 }
 
-/// Batches of commands come in order, a poll of notifications stops.
+/// A poll of notifications ends where its closure says so.
 #[inline(never)]
 fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
     let (requester, mut queue) = nic.rma().open(None, QUEUE_BYTES)?;
     let page = PageOptions::default();
-    for size in 1..=rma::MOST_AT_ONCE {
-        let batch: [_; rma::MOST_AT_ONCE] =
-            core::array::from_fn(|n| (page, note(&requester, n as u64)));
-        let batch = batch.get(..size).ok_or(EINVAL)?;
-        sent(|| requester.post_batch(batch))?;
-        let mut next = 0;
-        until(|| {
-            let mut wrong = false;
-            queue.poll(64, |n| {
-                wrong |= n.word0 != next;
-                next += 1;
-            });
-            if wrong {
-                return Err(EBADMSG);
-            }
-            Ok((next == size as u64).then_some(()))
-        })?;
-    }
-    report.number("batches", rma::MOST_AT_ONCE as u64)?;
     for value in 0..2 {
         sent(|| requester.post(page, &note(&requester, value)))?;
     }
@@ -366,10 +311,7 @@ fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
             }
         })?;
     }
-    report.number("stops", 3)?;
-    let many = [(page, note(&requester, 0)); rma::MOST_AT_ONCE + 1];
-    let refused = requester.post_batch(&many) == Err(SendError::Invalid);
-    report.number("refused", refused.into())
+    report.number("stops", 3)
 }
 
 /// Fills a mailbox that nobody reads, and more, closes it, and sends a message to another one: how long that takes.

@@ -18,7 +18,7 @@ use extoll_core::{
         self, Address, LockTarget, Notification, NotificationType, Notifications, NotifySpec,
         PageOptions, Requester, SendError, MAX_LEN as MAX_TRANSFER,
     },
-    velo::{Header, Mailbox, Outgoing, Target, MAX_LEN, MOST_AT_ONCE},
+    velo::{Header, Mailbox, Target, MAX_LEN},
 };
 use kernel::{
     prelude::*,
@@ -34,12 +34,12 @@ fn since(begin: Instant<Monotonic>) -> u64 {
     begin.elapsed().as_nanos().max(1) as u64
 }
 
-/// `rate`: `count` messages of `size` bytes in one direction, `batch` at a time. Ends when the server has taken the last one.
+/// `rate`: `count` messages of `size` bytes in one direction. Ends when the server has taken the last one.
 pub(crate) fn rate(
     run: &Run<'_>,
     nic: &Arc<Nic>,
     peer: &Peer,
-    (size, batch): (usize, usize),
+    size: usize,
     count: u64,
     report: &mut Report<'_>,
 ) -> Result {
@@ -64,22 +64,9 @@ pub(crate) fn rate(
     answer(waiter, peer, ping, &mut armed, &mut mailbox)?;
     let begin = Instant::now();
     let irq = peer.mode == Mode::Irq;
-    let parts = [message];
-    let data = Outgoing {
-        header: header(DATA, irq),
-        payload: &parts,
-    };
-    let full = [data; MOST_AT_ONCE];
-    let full = full.get(..batch).ok_or(EINVAL)?;
     let mut asked = 0;
     let mut i = 0;
     while i < count {
-        let rest = (count - i).min(PART - i % PART);
-        if batch > 1 && rest > batch as u64 {
-            i += batch as u64;
-            waiter.send(|| sender.send_batch(full))?;
-            continue;
-        }
         i += 1;
         let ask = i % PART == 0 || i == count;
         send(if ask { ping } else { DATA }, irq)?;
@@ -95,7 +82,6 @@ pub(crate) fn rate(
     sender.detach();
     report.line(fmt!("mode {}", peer.mode.name()))?;
     report.number("size", size as u64)?;
-    report.number("batch", batch as u64)?;
     report.number("count", count)?;
     report.number("elapsed_ns", elapsed)
 }

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     context::Context,
     stats::PortStats,
-    tx::{self, SendError},
+    tx::SendError,
     vpid::Client,
 };
 use kernel::{prelude::*, sync::Arc};
@@ -18,9 +18,6 @@ use wire::{
     ids::Vpid,
     rma::{Descriptor, LockTarget, Operation, PageOptions, RequesterAddr},
 };
-
-/// Commands of a batch at most: for so long interrupts are off.
-pub const MOST_AT_ONCE: usize = tx::MOST_AT_ONCE as usize;
 
 /// Requesting half of a port. Drop in any context.
 #[derive(Clone)]
@@ -97,61 +94,17 @@ impl Requester {
     /// ever. `Invalid`: a count, address or number that the command does not allow.
     pub fn post(&self, page: PageOptions, descriptor: &Descriptor) -> Result<(), SendError> {
         let words = descriptor.encode().map_err(|_| SendError::Invalid)?;
-        self.post_words(1, |_| (page, words))
-    }
-
-    /// Posts up to 32 commands ([`MOST_AT_ONCE`]) in this order, or none of them. Cheaper than one by one: the
-    /// lock is taken and memory is fenced once for all. Each command still has a store fence of its own behind
-    /// it, without which the NIC may miss it or see it twice (HW §10.2). Any context; interrupts are off
-    /// meanwhile.
-    ///
-    /// ```
-    /// use extoll_core::rma::{Descriptor, PageOptions, Requester, SendError};
-    ///
-    /// /// Two commands, of which the second does not go out without the first.
-    /// fn both(port: &Requester, first: Descriptor, second: Descriptor) -> Result<(), SendError> {
-    ///     let page = PageOptions::default();
-    ///     port.post_batch(&[(page, first), (page, second)])
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`Requester::post`]; `Invalid` also for more than 32 commands.
-    pub fn post_batch(&self, commands: &[(PageOptions, Descriptor)]) -> Result<(), SendError> {
-        let mut words = [[0; PACKET_WORDS]; MOST_AT_ONCE];
-        let places = words.get_mut(..commands.len());
-        for (place, (_, command)) in places.ok_or(SendError::Invalid)?.iter_mut().zip(commands) {
-            *place = command.encode().map_err(|_| SendError::Invalid)?;
-        }
-        self.post_words(commands.len() as u8, |k| {
-            let page = commands
-                .get(k)
-                .map_or(PageOptions::default(), |(page, _)| *page);
-            (page, words.get(k).copied().unwrap_or_default())
-        })
-    }
-
-    #[inline]
-    fn post_words(
-        &self,
-        count: u8,
-        command: impl Fn(usize) -> (PageOptions, [u64; PACKET_WORDS]),
-    ) -> Result<(), SendError> {
         if !self.is_enabled() {
             return Err(SendError::Retry);
         }
         let vpid = self.vpid();
-        self.port.tx.post(count, |k, packet| {
-            let (page, words) = command(k.into());
+        self.port.tx.post(|packet| {
             packet.page = RequesterAddr::page(vpid, page).encode();
             packet.words = words;
             packet.len = PACKET_WORDS as u8;
         })?;
-        for k in 0..count {
-            let (_, [a, b, c]) = command(k.into());
-            trace::rma_post(self.context().id(), vpid.get() as u8, a, b, c);
-        }
+        let [a, b, c] = words;
+        trace::rma_post(self.context().id(), vpid.get() as u8, a, b, c);
         Ok(())
     }
 

@@ -2,11 +2,11 @@
 
 //! Sending half of a VELO port.
 
-use super::{Handle, Mtt, Target, CLASSES, PACKET_WORDS};
+use super::{Handle, Mtt, Target, CLASSES};
 use crate::{
     context::Context,
     stats::PortStats,
-    tx::{self, Packet, SendError},
+    tx::SendError,
     vpid::Client,
 };
 use kernel::{prelude::*, sync::Arc};
@@ -19,8 +19,6 @@ use wire::{
 
 /// Traffic class of messages for which nothing else is said, that of the vendor's kernel sends (HW §9.1).
 pub const DEFAULT_CLASS: u8 = 2;
-/// Messages of a batch at most: for so long interrupts are off.
-pub const MOST_AT_ONCE: usize = tx::MOST_AT_ONCE as usize;
 
 /// A message to send, without its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,37 +62,6 @@ impl Header {
             len: u16::try_from(len).ok()?,
         };
         descriptor.encode().ok().filter(|_| self.class < CLASSES)
-    }
-}
-
-/// A message of a batch.
-#[derive(Clone, Copy, Debug)]
-pub struct Outgoing<'a> {
-    /// Where it goes.
-    pub header: Header,
-    /// Its payload, in pieces.
-    pub payload: &'a [&'a [u8]],
-}
-
-impl Outgoing<'_> {
-    fn descriptor(&self) -> Option<u64> {
-        // More than a slice can hold is too long in any case.
-        let len = self
-            .payload
-            .iter()
-            .fold(0usize, |len, part| len.saturating_add(part.len()));
-        self.header.descriptor(len)
-    }
-
-    /// Makes the packet, which was found to be one. The rest of its last word is 0, so that nothing leaks
-    /// (EXT-Eth rule).
-    #[inline]
-    fn fill(&self, vpid: Vpid, descriptor: u64, packet: &mut Packet<PACKET_WORDS>) {
-        packet.page = RequesterAddr::page(vpid, self.header.class).encode();
-        if let Some((first, rest)) = packet.words.split_first_mut() {
-            *first = descriptor;
-            packet.len = 1 + gather(rest, self.payload.iter().copied()) as u8;
-        }
     }
 }
 
@@ -186,50 +153,21 @@ impl Sender {
     /// As [`Sender::send`], of the whole length.
     #[inline]
     pub fn send_gathered(&self, header: Header, payload: &[&[u8]]) -> Result<(), SendError> {
-        let message = Outgoing { header, payload };
-        let descriptor = message.descriptor().ok_or(SendError::Invalid)?;
-        let vpid = self.vpid();
-        let number = self.port.tx.post(1, |_, packet| {
-            message.fill(vpid, descriptor, packet);
-        })?;
-        self.trace(number, descriptor);
-        Ok(())
-    }
-
-    /// Sends up to 32 messages ([`MOST_AT_ONCE`]) in this order, or none of them. Cheaper than one by one: the
-    /// lock is taken and memory is fenced once for all. Each message still has a store fence of its own behind
-    /// it, without which the NIC may miss it or see it twice (HW §9.1). Any context; interrupts are off
-    /// meanwhile.
-    ///
-    /// ```
-    /// use extoll_core::velo::{Header, Outgoing, SendError, Sender};
-    ///
-    /// fn both(port: &Sender, a: Header, b: Header, news: &[u8]) -> Result<(), SendError> {
-    ///     let payload = &[news];
-    ///     port.send_batch(&[a, b].map(|header| Outgoing { header, payload }))
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`Sender::send`]; `Invalid` also for more than 32 messages.
-    pub fn send_batch(&self, messages: &[Outgoing<'_>]) -> Result<(), SendError> {
-        let mut descriptors = [0; MOST_AT_ONCE];
-        let places = descriptors.get_mut(..messages.len());
-        for (place, message) in places.ok_or(SendError::Invalid)?.iter_mut().zip(messages) {
-            *place = message.descriptor().ok_or(SendError::Invalid)?;
-        }
-        let vpid = self.vpid();
-        let count = messages.len() as u8;
-        let first = self.port.tx.post(count, |k, packet| {
-            let k = usize::from(k);
-            if let (Some(message), Some(descriptor)) = (messages.get(k), descriptors.get(k)) {
-                message.fill(vpid, *descriptor, packet);
+        // More than a slice can hold is too long in any case.
+        let len = payload
+            .iter()
+            .fold(0usize, |len, part| len.saturating_add(part.len()));
+        let descriptor = header.descriptor(len).ok_or(SendError::Invalid)?;
+        let page = RequesterAddr::page(self.vpid(), header.class).encode();
+        let number = self.port.tx.post(|packet| {
+            packet.page = page;
+            // The rest of the last word is 0, so that nothing leaks (EXT-Eth rule).
+            if let Some((first, rest)) = packet.words.split_first_mut() {
+                *first = descriptor;
+                packet.len = 1 + gather(rest, payload.iter().copied()) as u8;
             }
         })?;
-        for (k, descriptor) in (0..count).zip(descriptors) {
-            self.trace(first.wrapping_add(k), descriptor);
-        }
+        self.trace(number, descriptor);
         Ok(())
     }
 

@@ -82,8 +82,8 @@ enum Worker {
     Request(Device, Test),
     /// A command of `extoll_bench` with the unit driven as exn does it.
     Raw(&'static str, u64),
-    /// Messages of so many bytes, so many at a time.
-    Rate(u64, u64),
+    /// Messages of so many bytes.
+    Rate(u64),
     /// The units with registered memory, by one of the APIs.
     Unit(What, u64, Api),
     /// Requests of LNet's stand-in.
@@ -196,20 +196,15 @@ impl Work {
             "VELO ping-pong, 64 bytes",
             Worker::Raw("pingpong", 64),
         ));
-        for (name, title, batch) in [
-            ("rate64", "VELO messages of 64 bytes", 1),
-            ("batch64", "VELO messages of 64 bytes, 16 at once", 16),
-        ] {
-            all.push(Self {
-                subject: "velo",
-                name,
-                title,
-                unit: Unit::Message,
-                worker: Worker::Rate(64, batch),
-                few: 1 << 10,
-                many: 33 << 10,
-            });
-        }
+        all.push(Self {
+            subject: "velo",
+            name: "rate64",
+            title: "VELO messages of 64 bytes",
+            unit: Unit::Message,
+            worker: Worker::Rate(64),
+            few: 1 << 10,
+            many: 33 << 10,
+        });
         all.push(transfers(
             "rma",
             "get64k",
@@ -299,8 +294,8 @@ impl Work {
                 let done = number(&raw("pingpong", size, "")?, "count")?;
                 ensure!(done == count as f64, "{done} of {count} round trips");
             }
-            Worker::Rate(size, batch) => {
-                let done = number(&raw("rate", size, &format!(" batch={batch}"))?, "count")?;
+            Worker::Rate(size) => {
+                let done = number(&raw("rate", size, "")?, "count")?;
                 ensure!(done == count as f64, "{done} of {count} messages");
             }
             Worker::Raw(verb, size) => {

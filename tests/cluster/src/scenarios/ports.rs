@@ -1,4 +1,4 @@
-//! What sockets need of ports, by `extoll_bench`: VPIDs of their own, messages in pieces and batches, handles
+//! What sockets need of ports, by `extoll_bench`: VPIDs of their own, messages in pieces, handles
 //! that are dropped anywhere; and what becomes of a full queue that is closed.
 
 use super::expected::REFUSED;
@@ -81,19 +81,18 @@ fn reserved(lab: &Lab) -> Result<()> {
     lab.ok(0, "rmmod extoll_bench").map(drop)
 }
 
-/// Messages go out in pieces and come in pieces; batches and classes keep their order; a poll ends where it is told to.
+/// Messages go out in pieces and come in pieces; classes keep their order; a poll ends where it is told to.
 fn pieces(lab: &Lab) -> Result<()> {
     let result = bench(lab, "op=messages")?;
     let want = [
         ("pieces", 120),
-        ("batches", 32),
         ("classes", 800),
         ("stops", 5),
         ("refused", 1),
     ];
     all_are(&result, &want)?;
     let result = bench(lab, "op=commands")?;
-    all_are(&result, &[("batches", 32), ("stops", 3), ("refused", 1)])
+    all_are(&result, &[("stops", 3)])
 }
 
 /// The last handles go with interrupts off.
