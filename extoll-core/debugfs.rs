@@ -23,7 +23,6 @@ pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files
             (c"status", show_status),
             (c"counters", show_counters),
             (c"ports", show_ports),
-            (c"vpids", show_vpids),
             (c"atu", |nic, f| nic.atu().show(f)),
             (c"events", show_events),
             (c"quarantine", |nic, f| nic.quarantine().show(f)),
@@ -110,20 +109,6 @@ fn show_ports(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         nic.table(unit).for_each(|port| {
             if result.is_ok() {
                 result = show_port(f, unit, port);
-            }
-        });
-        result?;
-    }
-    Ok(())
-}
-
-/// VPIDs that are reserved, a line each.
-fn show_vpids(nic: &Nic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    for unit in [Unit::Velo, Unit::Rma] {
-        let mut result = Ok(());
-        nic.table(unit).for_each_reserved(|vpid| {
-            if result.is_ok() {
-                result = writeln!(f, "{unit:?} vpid {} reserved", vpid.get());
             }
         });
         result?;

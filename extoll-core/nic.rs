@@ -20,7 +20,7 @@ use crate::{
     smfu::Smfu,
     snq::{EventSubscription, Handlers, MessageClient, MessageSubscription, Snq},
     velo::Velo,
-    vpid::{Table, VpidRange},
+    vpid::Table,
 };
 use core::ops::Deref;
 use kernel::{
@@ -28,7 +28,7 @@ use kernel::{
     sync::{atomic::Atomic, Arc},
 };
 use wire::{
-    ids::{Unit, Vpid},
+    ids::Unit,
     nla::size_code,
     snq::TriggerEvent,
 };
@@ -207,32 +207,6 @@ impl Nic {
     /// VPIDs that are kept from others.
     pub(crate) fn residue(&self) -> &Arc<Residue> {
         &self.residue
-    }
-
-    /// Reserves `count` consecutive VPIDs of both units from `first` on, or the lowest that are free in a row:
-    /// processes and other modules don't get them. Any context.
-    ///
-    /// ```
-    /// use extoll_core::{nic::Nic, rma, velo};
-    /// use kernel::prelude::*;
-    ///
-    /// /// A VELO and an RMA port with the same VPID, out of eight that nobody else gets.
-    /// fn ports(nic: &Nic) -> Result {
-    ///     let range = nic.reserve_vpids(None, 8)?;
-    ///     let velo = nic.velo().open_reserved(&range, 3, velo::DEFAULT_MAILBOX_BYTES)?;
-    ///     let rma = nic.rma().open_reserved(&range, 3, rma::DEFAULT_QUEUE_BYTES)?;
-    ///     assert_eq!(velo.0.vpid(), rma.0.vpid());
-    ///     Ok(())
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`: none, or not all of 0…250. `EBUSY`: one from `first` on is taken or reserved. `ENOSPC`: no such
-    /// row.
-    pub fn reserve_vpids(&self, first: Option<Vpid>, count: u16) -> Result<VpidRange> {
-        let [velo, rma] = &self.tables;
-        VpidRange::new([Some(velo), Some(rma)], first, count)
     }
 
     pub(crate) fn monitor(&self) -> &Arc<Monitor> {

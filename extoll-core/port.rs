@@ -150,7 +150,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if it is taken or reserved, or something of its last owner is left, `ENOSPC` if none is free,
+    /// `EBUSY` if it is taken, or something of its last owner is left, `ENOSPC` if none is free,
     /// `ENOMEM`, `ENODEV` if the device is gone.
     pub(crate) fn claim(unit: &Arc<U>, want: Want, owner: Owner, guard: G) -> Result<Arc<Self>> {
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;

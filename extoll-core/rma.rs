@@ -58,7 +58,7 @@ use crate::{
     queue::Layout,
     residue::Residue,
     tx,
-    vpid::{Table, VpidRange, Want},
+    vpid::Table,
 };
 use kernel::{prelude::*, sync::Arc};
 use locks::Locks;
@@ -209,49 +209,17 @@ impl Rma {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the VPID is taken or reserved, or something of its last owner is left, `ENOSPC` if none is
+    /// `EBUSY` if the VPID is taken, or something of its last owner is left, `ENOSPC` if none is
     /// free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is gone.
     pub fn open(
         self: &Arc<Self>,
         vpid: Option<Vpid>,
         queue_bytes: u32,
     ) -> Result<(Requester, Notifications)> {
-        self.open_as(vpid.into(), queue_bytes)
-    }
-
-    fn open_as(
-        self: &Arc<Self>,
-        want: Want,
-        queue_bytes: u32,
-    ) -> Result<(Requester, Notifications)> {
         let layout = Layout::of_kernel(SlotCode::B16, queue_bytes)?;
-        let port = Port::open(self, want, layout)?;
+        let port = Port::open(self, vpid.into(), layout)?;
         let notifications = Notifications::new(port.clone());
         Ok((Requester::new(port), notifications))
-    }
-
-    /// Reserves `count` consecutive VPIDs; see [`Velo::reserve`](crate::velo::Velo::reserve). Any context.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`, `EBUSY`, `ENOSPC` as there.
-    pub fn reserve(&self, first: Option<Vpid>, count: u16) -> Result<VpidRange> {
-        VpidRange::new([Some(&self.base.table), None], first, count)
-    }
-
-    /// As [`Rma::open`], with a VPID of a range that is reserved: number `index` of it. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// As [`Rma::open`]; `EINVAL` for an index outside the range, or a range of another unit or NIC.
-    pub fn open_reserved(
-        self: &Arc<Self>,
-        range: &VpidRange,
-        index: u16,
-        queue_bytes: u32,
-    ) -> Result<(Requester, Notifications)> {
-        let vpid = range.vpid(&self.base.table, index).ok_or(EINVAL)?;
-        self.open_as(Want::Reserved(vpid), queue_bytes)
     }
 
     /// `rma2` part of the probe (HW §3.5). `mps` and `mrrs`: PCIe maximum payload and read request sizes in bytes.

@@ -40,7 +40,7 @@ use crate::{
     queue::Layout,
     residue::Residue,
     tx,
-    vpid::{Table, VpidRange, Want},
+    vpid::Table,
 };
 use kernel::{prelude::*, sync::Arc};
 use wire::{
@@ -186,48 +186,17 @@ impl Velo {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the VPID is taken or reserved, or something of its last owner on its way, `ENOSPC` if none is
+    /// `EBUSY` if the VPID is taken, or something of its last owner on its way, `ENOSPC` if none is
     /// free, `EINVAL` for the size, `ENOMEM`, `ENODEV` if the device is gone.
     pub fn open(
         self: &Arc<Self>,
         vpid: Option<Vpid>,
         mailbox_bytes: u32,
     ) -> Result<(Sender, Mailbox)> {
-        self.open_as(vpid.into(), mailbox_bytes)
-    }
-
-    fn open_as(self: &Arc<Self>, want: Want, mailbox_bytes: u32) -> Result<(Sender, Mailbox)> {
         let layout = Layout::of_kernel(self.slot_size.into(), mailbox_bytes)?;
-        let port = Port::open(self, want, layout)?;
+        let port = Port::open(self, vpid.into(), layout)?;
         let mailbox = Mailbox::new(port.clone(), self.slot_size);
         Ok((Sender::new(port), mailbox))
-    }
-
-    /// Reserves `count` consecutive VPIDs from `first` on, or the lowest that are free in a row: processes and
-    /// other modules don't get them. [`Nic::reserve_vpids`](crate::nic::Nic::reserve_vpids) does so in both
-    /// units. Any context.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`: none, or not all of 0…250. `EBUSY`: one from `first` on is taken or reserved. `ENOSPC`: no such
-    /// row.
-    pub fn reserve(&self, first: Option<Vpid>, count: u16) -> Result<VpidRange> {
-        VpidRange::new([Some(&self.base.table), None], first, count)
-    }
-
-    /// As [`Velo::open`], with a VPID of a range that is reserved: number `index` of it. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// As [`Velo::open`]; `EINVAL` for an index outside the range, or a range of another unit or NIC.
-    pub fn open_reserved(
-        self: &Arc<Self>,
-        range: &VpidRange,
-        index: u16,
-        mailbox_bytes: u32,
-    ) -> Result<(Sender, Mailbox)> {
-        let vpid = range.vpid(&self.base.table, index).ok_or(EINVAL)?;
-        self.open_as(Want::Reserved(vpid), mailbox_bytes)
     }
 
     /// `velo2` part of the probe (HW §3.3).

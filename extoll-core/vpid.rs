@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Virtual process IDs of one unit: allocation, ranges that are reserved, and the clients behind them.
-
-mod range;
-
-pub use range::VpidRange;
+//! Virtual process IDs of one unit: allocation, and the clients behind them.
 
 use crate::stats::{add, PortStats};
 use kernel::{
@@ -56,13 +52,11 @@ static LOCK_NAME: &CStr = c"extoll_vpids";
 /// Which VPID somebody wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Want {
-    /// The user VPID that has been free for longest and is not reserved: late packets for an earlier owner then
+    /// The user VPID that has been free for longest: late packets for an earlier owner then
     /// find nobody as long as possible.
     Any,
-    /// This one, which is not reserved.
+    /// This one.
     This(Vpid),
-    /// This one, which is reserved, for its owner.
-    Reserved(Vpid),
 }
 
 impl From<Option<Vpid>> for Want {
@@ -71,32 +65,12 @@ impl From<Option<Vpid>> for Want {
     }
 }
 
-struct Slots {
-    list: KVec<Slot>,
-    /// VPIDs that are reserved, as bits.
-    reserved: [u64; 4],
-}
-
-impl Slots {
-    fn is_reserved(&self, vpid: Vpid) -> bool {
-        let word = self.reserved.get(vpid.index() / 64).copied();
-        word.unwrap_or(0) >> (vpid.index() % 64) & 1 != 0
-    }
-
-    fn set_reserved(&mut self, vpid: Vpid, on: bool) {
-        if let Some(word) = self.reserved.get_mut(vpid.index() / 64) {
-            let bit = 1 << (vpid.index() % 64);
-            *word = if on { *word | bit } else { *word & !bit };
-        }
-    }
-}
-
 /// The VPIDs of one unit.
 #[pin_data]
 pub(crate) struct Table {
     unit: Unit,
     #[pin]
-    slots: SpinLockIrq<Slots>,
+    slots: SpinLockIrq<KVec<Slot>>,
     releases: Atomic<u64>,
 }
 
@@ -118,7 +92,6 @@ impl Table {
                     for _ in 0..Vpid::COUNT {
                         slots.push(Slot::Free(0), GFP_KERNEL)?;
                     }
-                    let slots = Slots { list: slots, reserved: [0; 4] };
                     SpinLockIrq::new(slots, LOCK_NAME, static_lock_class!())
                 },
                 releases: Atomic::new(0),
@@ -144,21 +117,20 @@ impl Table {
         clean: impl Fn(Vpid) -> bool,
     ) -> Result<Vpid> {
         let mut slots = self.slots.lock();
-        let free_since = |v: Vpid, reserved: bool| match slots.list.get(v.index()) {
-            Some(Slot::Free(since)) if slots.is_reserved(v) == reserved && clean(v) => Some(*since),
+        let free_since = |v: Vpid| match slots.get(v.index()) {
+            Some(Slot::Free(since)) if clean(v) => Some(*since),
             _ => None,
         };
         let vpid = match want {
-            Want::This(v) => free_since(v, false).map(|_| v).ok_or(EBUSY)?,
-            Want::Reserved(v) => free_since(v, true).map(|_| v).ok_or(EBUSY)?,
+            Want::This(v) => free_since(v).map(|_| v).ok_or(EBUSY)?,
             Want::Any => Vpid::all()
                 .take_while(|v| *v < Vpid::USER_END)
-                .filter_map(|v| Some((free_since(v, false)?, v)))
+                .filter_map(|v| Some((free_since(v)?, v)))
                 .min()
                 .map(|(_, v)| v)
                 .ok_or(ENOSPC)?,
         };
-        if let Some(slot) = slots.list.get_mut(vpid.index()) {
+        if let Some(slot) = slots.get_mut(vpid.index()) {
             *slot = Slot::Taken {
                 client: None,
                 tx: None,
@@ -168,43 +140,11 @@ impl Table {
         Ok(vpid)
     }
 
-    /// Reserves VPIDs that are neither taken nor reserved; false if some are. Any context.
-    fn reserve(&self, range: core::ops::Range<u16>) -> bool {
-        let mut slots = self.slots.lock();
-        let vpids = || range.clone().filter_map(Vpid::new);
-        let free = |v: Vpid| {
-            matches!(slots.list.get(v.index()), Some(Slot::Free(_))) && !slots.is_reserved(v)
-        };
-        if !vpids().all(free) {
-            return false;
-        }
-        vpids().for_each(|v| slots.set_reserved(v, true));
-        true
-    }
-
-    /// Ends what [`Table::reserve`] began. Any context.
-    fn unreserve(&self, range: core::ops::Range<u16>) {
-        let mut slots = self.slots.lock();
-        for vpid in range.filter_map(Vpid::new) {
-            slots.set_reserved(vpid, false);
-        }
-    }
-
-    /// Calls `f` for every reserved VPID in ascending order, without the lock.
-    pub(crate) fn for_each_reserved(&self, mut f: impl FnMut(Vpid)) {
-        for vpid in Vpid::all() {
-            if self.slots.lock().is_reserved(vpid) {
-                f(vpid);
-            }
-        }
-    }
-
     /// Gives a VPID back; its client is not called any more when this returns.
     pub(crate) fn release(&self, vpid: Vpid) {
         let mut slots = self.slots.lock();
         let number = self.releases.fetch_add(1, Relaxed) + 1;
         let old = slots
-            .list
             .get_mut(vpid.index())
             .map(|slot| core::mem::replace(slot, Slot::Free(number)));
         // The client's destructor runs without the lock.
@@ -215,7 +155,7 @@ impl Table {
     /// Sets or removes the client; the old one is not called any more when this returns.
     pub(crate) fn set_client(&self, vpid: Vpid, new: Option<Arc<dyn Client>>) {
         let mut slots = self.slots.lock();
-        let old = match slots.list.get_mut(vpid.index()) {
+        let old = match slots.get_mut(vpid.index()) {
             Some(Slot::Taken { client, .. }) => core::mem::replace(client, new),
             _ => new,
         };
@@ -226,7 +166,7 @@ impl Table {
     /// Notes the sending side, for debugfs.
     pub(crate) fn set_tx(&self, vpid: Vpid, new: Arc<dyn SendSide>) {
         let mut slots = self.slots.lock();
-        let old = match slots.list.get_mut(vpid.index()) {
+        let old = match slots.get_mut(vpid.index()) {
             Some(Slot::Taken { tx, .. }) => tx.replace(new),
             _ => Some(new),
         };
@@ -237,7 +177,7 @@ impl Table {
     /// Calls the client of an open port.
     pub(crate) fn interrupt(&self, vpid: Vpid) -> Delivered {
         let slots = self.slots.lock();
-        match slots.list.get(vpid.index()) {
+        match slots.get(vpid.index()) {
             Some(Slot::Taken { client, stats, .. }) => {
                 // Whoever arms goes by this number, be there a client or not.
                 add(&stats.interrupts, 1);
@@ -256,7 +196,7 @@ impl Table {
     /// Calls the clients of all open ports.
     pub(crate) fn interrupt_all(&self) {
         let slots = self.slots.lock();
-        for slot in slots.list.iter() {
+        for slot in slots.iter() {
             if let Slot::Taken { client, stats, .. } = slot {
                 add(&stats.interrupts, 1);
                 if let Some(client) = client {
@@ -274,7 +214,7 @@ impl Table {
         if let Some(Slot::Taken {
             client: Some(client),
             ..
-        }) = slots.list.get(vpid.index())
+        }) = slots.get(vpid.index())
         {
             client.writable();
         }
@@ -283,7 +223,7 @@ impl Table {
     /// The device is gone: tells all who use a port. Process context.
     pub(crate) fn down(&self) {
         let _bh = BhDisabled::new();
-        for slot in self.slots.lock().list.iter() {
+        for slot in self.slots.lock().iter() {
             if let Slot::Taken {
                 client: Some(client),
                 ..
@@ -298,7 +238,6 @@ impl Table {
     pub(crate) fn open(&self) -> usize {
         self.slots
             .lock()
-            .list
             .iter()
             .filter(|s| matches!(s, Slot::Taken { .. }))
             .count()
@@ -307,7 +246,7 @@ impl Table {
     /// Calls `f` for every open VPID in ascending order, without the lock.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&Open)) {
         for vpid in Vpid::all() {
-            let found = match self.slots.lock().list.get(vpid.index()) {
+            let found = match self.slots.lock().get(vpid.index()) {
                 Some(Slot::Taken { client, tx, stats }) => Some(Open {
                     vpid,
                     attached: client.is_some(),

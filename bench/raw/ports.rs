@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What sockets need of ports, for tests: reserved VPIDs, messages in pieces, traffic classes,
+//! What sockets need of ports, for tests: messages in pieces, traffic classes,
 //! polls that stop early, handles that are dropped with interrupts off.
 
 use crate::{attached::Attached, report::Report};
@@ -28,16 +28,12 @@ const SLOTS: u64 = 4096;
 /// Words of a command.
 struct Words {
     op: Op,
-    first: Option<u16>,
-    count: u16,
     messages: u64,
     ms: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Op {
-    /// VPIDs are reserved for a while.
-    Reserve,
     /// Messages in pieces, by all cuts; classes; polls that stop.
     Messages,
     /// Polls of RMA notifications that stop.
@@ -52,7 +48,6 @@ impl Words {
     fn take(&mut self, word: &str) -> Option<()> {
         let (key, text) = word.split_once('=')?;
         match (key, text) {
-            ("op", "reserve") => self.op = Op::Reserve,
             ("op", "messages") => self.op = Op::Messages,
             ("op", "commands") => self.op = Op::Commands,
             ("op", "full") => self.op = Op::Full,
@@ -61,8 +56,6 @@ impl Words {
             (key, text) => {
                 let n = text.parse::<u64>().ok()?;
                 match key {
-                    "first" => self.first = Some(u16::try_from(n).ok()?),
-                    "count" => self.count = u16::try_from(n).ok()?,
                     "messages" if n <= 1_000_000 => self.messages = n,
                     "ms" if n <= 60_000 => self.ms = n as i64,
                     _ => return None,
@@ -85,8 +78,6 @@ pub(crate) fn run<'a>(
     }
     let mut all = Words {
         op: Op::Messages,
-        first: None,
-        count: 8,
         messages: 1000,
         ms: 0,
     };
@@ -97,7 +88,6 @@ pub(crate) fn run<'a>(
         let run = attached.begin(Delta::from_secs(60))?;
         let nic = run.nic()?;
         match all.op {
-            Op::Reserve => reserve(&nic, &all, report),
             Op::Messages => messages(&nic, report),
             Op::Commands => commands(&nic, report),
             Op::Full => full(&nic, &all, report),
@@ -128,30 +118,6 @@ fn sent(mut send: impl FnMut() -> Result<(), SendError>) -> Result {
         Err(SendError::Full | SendError::Retry) => Ok(None),
         Err(e) => Err(e.into()),
     })
-}
-
-/// Reserves VPIDs and keeps them for `ms`; nobody else gets one meanwhile.
-#[inline(never)]
-fn reserve(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
-    let first = match words.first {
-        None => None,
-        Some(n) => Some(Vpid::new(n).ok_or(EINVAL)?),
-    };
-    let range = nic.reserve_vpids(first, words.count)?;
-    report.number("first", range.first().get().into())?;
-    report.number("count", range.count().into())?;
-    let taken = nic.velo().open(Some(range.first()), QUEUE_BYTES).err();
-    report.number("refused", u64::from(taken == Some(EBUSY)))?;
-    let last = range.count() - 1;
-    let (sender, _mailbox) = nic.velo().open_reserved(&range, last, QUEUE_BYTES)?;
-    let (requester, _notifications) = nic.rma().open_reserved(&range, last, QUEUE_BYTES)?;
-    let wanted = range.first().get() + last;
-    let both = [sender.vpid(), requester.vpid()].map(Vpid::get) == [wanted; 2];
-    report.number("opened", both.into())?;
-    let outside = nic.rma().open_reserved(&range, range.count(), QUEUE_BYTES);
-    report.number("outside", u64::from(outside.err() == Some(EINVAL)))?;
-    fsleep(Delta::from_millis(words.ms));
-    Ok(())
 }
 
 /// Byte `i` of message `n`.

@@ -1,20 +1,6 @@
 #!/usr/bin/env python3
-"""VPIDs that are free, and bounds of users: `bounds.py [--user UID] COMMAND [ARG…]`."""
+"""Bounds of users: `bounds.py [--user UID] COMMAND [ARG…]`."""
 from device import *
-
-
-def free():
-    """Prints the VPIDs that can be had."""
-    found = []
-    while True:
-        try:
-            found.append(Device("rma2"))
-        except OSError as e:
-            check("error", errno.errorcode.get(e.errno), "ENOSPC")
-            break
-    print(*(d.info()["vpid"] for d in found))
-    for d in found:
-        d.close()
 
 
 BLOCK = 8192
@@ -80,4 +66,4 @@ def stranger(uid):
 
 
 if __name__ == "__main__":
-    main(free, sparse, block, stranger)
+    main(sparse, block, stranger)

@@ -1,9 +1,8 @@
-//! What sockets need of ports, by `extoll_bench`: VPIDs of their own, messages in pieces, handles
+//! What sockets need of ports, by `extoll_bench`: messages in pieces, handles
 //! that are dropped anywhere; and what becomes of a full queue that is closed.
 
 use super::expected::REFUSED;
 use super::node::node;
-use super::uapi::{bounds, install};
 use super::{on_pair, raw::number};
 use crate::cluster::{as_slow, Lab, Spec, PATIENCE};
 use crate::Scenario;
@@ -14,7 +13,6 @@ use std::time::Duration;
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
-        on_pair("raw::vpids_reserved", reserved).finds(REFUSED),
         on_pair("raw::messages_in_pieces", pieces).finds(REFUSED),
         on_pair("raw::handles_dropped_anywhere", dropped),
         Scenario::new("raw::full_mailbox_closed", STUCK, full).finds(REFUSED),
@@ -43,42 +41,6 @@ fn all_are(result: &BTreeMap<String, String>, want: &[(&str, u64)]) -> Result<()
         ensure!(number(result, key)? == *value, "{key}: {result:?}");
     }
     Ok(())
-}
-
-/// VPIDs that a module keeps for itself: others don't get them, processes neither, and debugfs shows them.
-fn reserved(lab: &Lab) -> Result<()> {
-    install(lab)?;
-    lab.ok(0, "modprobe extoll_bench")?;
-    let command = "exec 3<>/dev/extoll_bench; printf %s 'ports op=reserve first=100 count=40 ms=15000' >&3 && cat <&3";
-    let running = lab.spawn(0, command)?;
-    lab.until("VPIDs are reserved", PATIENCE, |lab| {
-        let vpids = node(lab, 0).debugfs("vpids")?;
-        let of = |unit: &str| {
-            let lines = vpids.lines().filter(|l| l.starts_with(unit));
-            lines.filter(|l| l.ends_with(" reserved")).count()
-        };
-        Ok(of("Velo vpid 1") == 40 && of("Rma vpid 1") == 40)
-    })?;
-    let free = bounds(lab, "free")?;
-    let has = |n: u32| free.split_whitespace().any(|v| v == n.to_string());
-    ensure!(has(99) && has(140), "{free}");
-    ensure!(!(100..140).any(has), "a reserved VPID is given out: {free}");
-    let out = running.wait(PATIENCE)?;
-    ensure!(out.status == 0, "{out:?}");
-    for line in [
-        "first 100",
-        "count 40",
-        "refused 1",
-        "opened 1",
-        "outside 1",
-    ] {
-        ensure!(out.stdout.lines().any(|l| l == line), "no {line}: {out:?}");
-    }
-    let vpids = node(lab, 0).debugfs("vpids")?;
-    ensure!(vpids.is_empty(), "{vpids}");
-    let free = bounds(lab, "free")?;
-    ensure!(free.split_whitespace().any(|v| v == "120"), "{free}");
-    lab.ok(0, "rmmod extoll_bench").map(drop)
 }
 
 /// Messages go out in pieces and come in pieces; classes keep their order; a poll ends where it is told to.
