@@ -68,17 +68,14 @@ impl Side {
         seed: Option<u64>,
     ) -> Result<Self> {
         let (region, view) = regions::memory(nic, vpid, words, bytes, seed)?;
-        match view {
-            View::None => Err(EINVAL),
-            view => Ok(Self { region, view }),
-        }
+        Ok(Self { region, view })
     }
 
     /// Its bus address, if it is contiguous.
     pub(crate) fn bus(&self) -> Option<u64> {
         match &self.view {
             View::Words(words) => Some(words.address().0),
-            _ => None,
+            View::Pages(_) => None,
         }
     }
 }

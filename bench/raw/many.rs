@@ -11,7 +11,7 @@ use crate::{
     report::Report,
 };
 use extoll_core::{
-    atu::{Access, Buffer, BufferPool, Region, Reserve, RevokeGroup, WholePages},
+    atu::{Access, Buffer, BufferPool, Region, Reserve, WholePages},
     nic::Nic,
     rma::{
         transfer::{Destination, Engine, Tell},
@@ -37,8 +37,6 @@ pub(crate) enum How {
     Each,
     /// All with one wait.
     All,
-    /// Without waiting, in a context that can't; then all are waited for.
-    Group,
     /// Dropped there.
     Drop,
 }
@@ -48,7 +46,6 @@ impl How {
         Some(match text {
             "each" => How::Each,
             "all" => How::All,
-            "group" => How::Group,
             "drop" => How::Drop,
             _ => return None,
         })
@@ -103,13 +100,6 @@ pub(crate) fn end(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
                 return report.fail(EBADMSG, fmt!("a region is alive"));
             }
             result
-        }
-        How::Group => {
-            let group = RevokeGroup::new()?;
-            for region in regions {
-                atomic.run(|| group.revoke(region));
-            }
-            group.wait()
         }
         How::Drop => {
             for region in regions {
@@ -227,11 +217,10 @@ pub(crate) fn reserve(
         if !is_pattern(&sink, bytes, words.seed + round) {
             return report.fail(EBADMSG, fmt!("round {round}: not what was registered"));
         }
-        let group = RevokeGroup::new()?;
+        nic.atu().revoke_all(|| regions.iter())?;
         while let Some(region) = regions.pop() {
-            atomic.run(|| group.revoke(region));
+            atomic.run(|| drop(region));
         }
-        group.wait()?;
         // What is too long takes nothing away.
         let refusal = atomic.run(|| reserve.register(&long, whole)).err();
         if refusal != Some(EINVAL) {

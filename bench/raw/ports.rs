@@ -16,7 +16,6 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kernel_ext::sched::cond_resched;
-use wire::ids::Vpid;
 
 /// The smallest queues there are.
 const QUEUE_BYTES: u32 = 512 * 1024;

@@ -38,28 +38,19 @@ const STRIDE: usize = 4096;
 /// What memory is made of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Contiguous, coherent.
-    Coherent,
     /// Single pages.
     Pages,
     /// A virtually contiguous kernel buffer.
     Buffer,
-    /// A mapped scatterlist, which the CPU does not reach any more.
-    Table,
-    /// Memory of the process that gives the command.
-    User,
-    /// Coherent and not registered.
+    /// Contiguous, coherent and not registered.
     Bus,
 }
 
 impl Kind {
     pub(crate) fn parse(text: &str) -> Option<Self> {
         Some(match text {
-            "coherent" => Kind::Coherent,
             "pages" => Kind::Pages,
             "buffer" => Kind::Buffer,
-            "table" => Kind::Table,
-            "user" => Kind::User,
             "bus" => Kind::Bus,
             _ => return None,
         })
@@ -70,15 +61,13 @@ impl Kind {
 pub(crate) enum View {
     Words(Arc<DmaWords>),
     Pages(Arc<PageList>),
-    None,
 }
 
 impl View {
-    /// Makes memory of `bytes` bytes; `EINVAL` for a kind that is registered in the making. May
-    /// sleep.
+    /// Makes memory of `bytes` bytes. May sleep.
     pub(crate) fn new(nic: &Arc<Nic>, kind: Kind, bytes: usize) -> Result<Self> {
         let pages = match kind {
-            Kind::Coherent | Kind::Bus => {
+            Kind::Bus => {
                 let memory = nic.with_bound(|dev| DmaWords::new(dev, bytes / 8))??;
                 return Ok(View::Words(Arc::new(memory, GFP_KERNEL)?));
             }
@@ -90,7 +79,6 @@ impl View {
                 PageList::from_pages(list)?
             }
             Kind::Buffer => PageList::from_buffer(VVec::from_elem(0u8, bytes, GFP_KERNEL)?)?,
-            Kind::Table | Kind::User => return Err(EINVAL),
         };
         Ok(View::Pages(Arc::new(pages, GFP_KERNEL)?))
     }
@@ -98,9 +86,8 @@ impl View {
     /// Registers all of the memory. May sleep.
     pub(crate) fn register(&self, nic: &Arc<Nic>, vpid: Vpid, access: Access) -> Result<Region> {
         match self {
-            View::Words(words) => nic.atu().register_coherent(vpid, words.clone(), access),
+            View::Words(_) => Err(EINVAL),
             View::Pages(pages) => nic.atu().register_pages(vpid, pages.clone(), access),
-            View::None => Err(EINVAL),
         }
     }
 
@@ -125,7 +112,6 @@ impl View {
         match self {
             View::Words(words) => words.read(i),
             View::Pages(pages) => pages.read(i),
-            View::None => 0,
         }
     }
 
@@ -133,7 +119,6 @@ impl View {
         match self {
             View::Words(words) => words.write(i, value),
             View::Pages(pages) => pages.write(i, value),
-            View::None => {}
         }
     }
 
@@ -178,21 +163,6 @@ impl Drop for Offer {
     }
 }
 
-fn scatterlist(
-    nic: &Arc<Nic>,
-    vpid: Vpid,
-    bytes: usize,
-    seed: Option<u64>,
-    access: Access,
-) -> Result<Region> {
-    let mut buffer = VVec::with_capacity(bytes, GFP_KERNEL)?;
-    for i in 0..bytes / 8 {
-        let word = seed.map_or(0, |seed| pattern(seed, i as u64));
-        buffer.extend_from_slice(&word.to_le_bytes(), GFP_KERNEL)?;
-    }
-    nic.atu().register_table(vpid, buffer, access)
-}
-
 /// Makes `bytes` bytes of memory filled with the pattern (zeros without seed) and registers them,
 /// unless their kind says not to. May sleep.
 pub(crate) fn memory(
@@ -203,30 +173,14 @@ pub(crate) fn memory(
     seed: Option<u64>,
 ) -> Result<(Option<Region>, View)> {
     let access = words.access;
-    let region = match words.kind {
-        Kind::Table => scatterlist(nic, vpid, bytes, seed, access)?,
-        Kind::User => {
-            let (atu, start) = (nic.atu(), words.start as usize);
-            match words.range() {
-                None => atu.register_user(vpid, start, bytes, access)?,
-                Some((first, bytes)) => {
-                    let (start, whole) = (start + first, WholePages::EXPOSED);
-                    atu.register_user_range(vpid, start, bytes, access, whole)?
-                }
-            }
-        }
-        kind => {
-            let view = View::new(nic, kind, bytes)?;
-            let region = match (kind, words.range()) {
-                (Kind::Bus, _) => None,
-                (_, None) => Some(view.register(nic, vpid, access)?),
-                (_, Some(range)) => Some(view.register_range(nic, vpid, range, access)?),
-            };
-            view.fill(bytes, seed);
-            return Ok((region, view));
-        }
+    let view = View::new(nic, words.kind, bytes)?;
+    let region = match (words.kind, words.range()) {
+        (Kind::Bus, _) => None,
+        (_, None) => Some(view.register(nic, vpid, access)?),
+        (_, Some(range)) => Some(view.register_range(nic, vpid, range, access)?),
     };
-    Ok((Some(region), View::None))
+    view.fill(bytes, seed);
+    Ok((region, view))
 }
 
 impl Offer {
@@ -285,8 +239,8 @@ pub(crate) fn bytes(words: &Words, report: &mut Report<'_>) -> Result<usize> {
     if bytes == 0 || bytes % PAGE != 0 {
         return report.fail(EINVAL, fmt!("bytes is a multiple of {PAGE}, not 0"));
     }
-    if bytes > MAX_OWN && words.kind != Kind::User {
-        return report.fail(EINVAL, fmt!("at most {MAX_OWN} bytes of kernel memory"));
+    if bytes > MAX_OWN {
+        return report.fail(EINVAL, fmt!("at most {MAX_OWN} bytes"));
     }
     Ok(bytes)
 }
@@ -430,7 +384,7 @@ pub(crate) fn copy(
     };
     let result = handle.and_then(|handle| handle.wait());
     outcome(result, report)?;
-    if get && result.is_ok() && !matches!(local.view, View::None) {
+    if get && result.is_ok() {
         let first = words.offset / 8;
         compare(&local.view, len as usize & !7, words.seed, first, report)?;
     }

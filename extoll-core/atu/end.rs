@@ -6,10 +6,7 @@ use super::{translation::Translation, Atu, Region};
 use kernel::{
     list::{List, ListArc},
     prelude::*,
-    sync::{
-        atomic::{Atomic, Full, Relaxed},
-        Arc, Completion,
-    },
+    sync::Arc,
     time::msecs_to_jiffies,
 };
 use kernel_ext::work;
@@ -25,91 +22,6 @@ pub trait RevokeClient: Send + Sync {
     /// NLAs stay reserved until it does. Called once, in any context, perhaps before the end was
     /// left to others: it must not sleep.
     fn revoked(&self, result: Result);
-}
-
-/// Ends regions without waiting for each, and waits for all of them.
-///
-/// ```
-/// use extoll_core::atu::{Region, RevokeGroup};
-/// use kernel::prelude::*;
-///
-/// /// Ends regions while something else is done.
-/// fn end(regions: KVec<Region>, meanwhile: impl FnOnce()) -> Result {
-///     let group = RevokeGroup::new()?;
-///     for region in regions {
-///         group.revoke(region);
-///     }
-///     meanwhile();
-///     group.wait()
-/// }
-/// ```
-pub struct RevokeGroup(Arc<Group>);
-
-#[pin_data]
-struct Group {
-    /// Regions that have not ended, and one for who waits.
-    left: Atomic<u32>,
-    late: Atomic<u32>,
-    #[pin]
-    all: Completion,
-}
-
-impl Group {
-    fn one_less(&self) {
-        if self.left.fetch_sub(1, Full) == 1 {
-            self.all.complete_all();
-        }
-    }
-}
-
-impl RevokeClient for Group {
-    fn revoked(&self, result: Result) {
-        if result.is_err() {
-            self.late.add(1, Relaxed);
-        }
-        self.one_less();
-    }
-}
-
-impl RevokeGroup {
-    /// Without a region. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
-    pub fn new() -> Result<Self> {
-        let group = Arc::pin_init(
-            pin_init!(Group {
-                left: Atomic::new(1),
-                late: Atomic::new(0),
-                all <- Completion::new(),
-            }),
-            GFP_KERNEL,
-        )?;
-        Ok(Self(group))
-    }
-
-    /// Begins the end of a region. Any context.
-    pub fn revoke(&self, region: Region) {
-        self.0.left.add(1, Relaxed);
-        region.revoke_async(self.0.clone());
-    }
-
-    /// Waits until all have ended. May sleep, as a rule some milliseconds, about a second at most
-    /// if the NIC does not answer.
-    ///
-    /// # Errors
-    ///
-    /// `ETIMEDOUT`: the NIC may still access the memory of some, which stays reserved until it says
-    /// that it does not.
-    pub fn wait(self) -> Result {
-        self.0.one_less();
-        self.0.all.wait_for_completion();
-        match self.0.late.load(Relaxed) {
-            0 => Ok(()),
-            _ => Err(ETIMEDOUT),
-        }
-    }
 }
 
 /// Translations whose end is left to the workers of the unit. Nothing is allocated when one is

@@ -3,13 +3,8 @@
 //! Memory of regions as the NIC sees it, and the entries that lead there.
 
 use super::{tables::Place, Access};
-use crate::{context::Context, dma::DmaWords};
-use kernel::{
-    dma::DataDirection,
-    prelude::*,
-    scatterlist::{Owned, SGTable},
-    sync::Arc,
-};
+use crate::context::Context;
+use kernel::{prelude::*, sync::Arc};
 use kernel_ext::{
     barrier,
     mem::{DmaRoom, PageList, StreamingPages, StreamingRoom, PAGE},
@@ -19,19 +14,12 @@ use wire::{
     nla::{cut, Placement, SIZE_CODES},
 };
 
-/// A scatterlist that is mapped for the NIC.
-type Scatterlist = Pin<KBox<SGTable<Owned<VVec<u8>>>>>;
-
 /// Memory of a region.
 pub(super) enum Memory {
     /// Pages, mapped by the unit.
     Pages(StreamingPages),
     /// The same with a scatterlist that was made before.
     Room(StreamingRoom),
-    /// Coherent memory.
-    Coherent(Arc<DmaWords>),
-    /// A buffer, mapped as the kernel's bindings do it.
-    Table(Scatterlist),
 }
 
 /// Number of hardware pages of each of [`SIZE_CODES`].
@@ -45,18 +33,6 @@ impl Memory {
         let mapped = ctx.with_bound(|dev| StreamingPages::map(dev, pages, access.write));
         drop(kept);
         mapped?.map(Memory::Pages)
-    }
-
-    /// Maps a buffer as a scatterlist. May sleep.
-    pub(super) fn table(ctx: &Context, buffer: VVec<u8>, access: Access) -> Result<Self> {
-        let direction = match access.write {
-            true => DataDirection::Bidirectional,
-            false => DataDirection::ToDevice,
-        };
-        let table = ctx.with_bound(|dev| {
-            KBox::pin_init(SGTable::new(dev, buffer, direction, GFP_KERNEL), GFP_KERNEL)
-        });
-        table?.map(Memory::Table)
     }
 
     /// Maps a list of pages with `room`. Any context.
@@ -88,8 +64,6 @@ impl Memory {
             Memory::Room(map) => map
                 .segments()
                 .for_each(|(addr, pages)| f(addr, pages * PAGE as u64)),
-            Memory::Coherent(words) => f(words.address().0, words.words() as u64 * 8),
-            Memory::Table(table) => table.iter().for_each(|e| f(e.dma_address(), e.dma_len())),
         }
     }
 
@@ -164,7 +138,7 @@ impl Memory {
     pub(super) fn pages(&self) -> Option<&Arc<PageList>> {
         match self {
             Memory::Pages(map) => Some(map.pages()),
-            _ => None,
+            Memory::Room(_) => None,
         }
     }
 
@@ -186,7 +160,7 @@ impl Memory {
                 .with_bound_atomic(|dev| map.unmap(dev).ok())
                 .ok()
                 .flatten(),
-            _ => None,
+            Memory::Pages(_) => None,
         }
     }
 }

@@ -37,7 +37,7 @@ mod translation;
 mod watch;
 
 pub(crate) use account::TableAccount;
-pub use end::{RevokeClient, RevokeGroup};
+pub use end::RevokeClient;
 pub use pool::{Buffer, BufferPool};
 pub use region::{Access, Region};
 pub use register::WholePages;

@@ -98,7 +98,7 @@ impl Atu {
     /// # Errors
     ///
     /// `EINVAL`: no buffer, more than 65,536 or 1 GiB in all, another size, or no access asked for.
-    /// `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as [`Atu::register_user`].
+    /// `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as [`Atu::register_pages`].
     pub fn buffers(
         self: &Arc<Self>,
         vpid: Vpid,

@@ -6,7 +6,6 @@ use super::{
     memory::Memory, registry::BoundHold, tables::Rest, translation::Translation,
     watch::MemoryWatch, Access, Atu, Region, TableAccount,
 };
-use crate::dma::DmaWords;
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::mem::{Maps, PageList, Watch, PAGE};
 use protocol::translation::Pages;
@@ -73,22 +72,7 @@ impl Atu {
     /// than 512 GiB. `EOPNOTSUPP`: CPU and device do not see each other's writes by themselves.
     /// `EIO`: it cannot be mapped for the device, or only as a copy. `EAGAIN`: the memory was
     /// unmapped meanwhile. `EINTR`: a fatal signal. `ENODEV`: the device is gone. `ETIMEDOUT`: it
-    /// does not answer.
-    pub fn register_user(
-        self: &Arc<Self>,
-        vpid: Vpid,
-        start: usize,
-        bytes: usize,
-        access: Access,
-    ) -> Result<Region> {
-        self.register_user_for(None, vpid, start, bytes, access)
-    }
-
-    /// As [`Atu::register_user`], within the bound of a user's tables.
-    ///
-    /// # Errors
-    ///
-    /// `EDQUOT` beyond that.
+    /// does not answer. `EDQUOT`: the user has the maximum number of tables.
     pub(crate) fn register_user_for(
         self: &Arc<Self>,
         account: Option<Arc<TableAccount>>,
@@ -101,34 +85,6 @@ impl Atu {
             return Err(EINVAL);
         }
         self.pin(account, vpid, Span::new(start, bytes)?, start, access)
-    }
-
-    /// As [`Atu::register_user`] for any bytes, of pages that are exposed as a whole.
-    ///
-    /// ```
-    /// use extoll_core::{atu::{Access, Region, WholePages}, nic::Nic};
-    /// use kernel::prelude::*;
-    /// use wire::ids::Vpid;
-    ///
-    /// /// For peers that act for the process anyway.
-    /// fn lend(nic: &Nic, vpid: Vpid, start: usize, bytes: usize) -> Result<Region> {
-    ///     let access = Access::READ;
-    ///     nic.atu().register_user_range(vpid, start, bytes, access, WholePages::EXPOSED)
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`Atu::register_user`] but for the alignment.
-    pub fn register_user_range(
-        self: &Arc<Self>,
-        vpid: Vpid,
-        start: usize,
-        bytes: usize,
-        access: Access,
-        _: WholePages,
-    ) -> Result<Region> {
-        self.pin(None, vpid, Span::new(start, bytes)?, start, access)
     }
 
     fn pin(
@@ -190,7 +146,8 @@ impl Atu {
     ///
     /// `EINVAL`: no access asked for, or a list that is not about whole pages, or shares them with
     /// others: that is for [`Atu::register_range`]. `EACCES`: the NIC is to write what it may not.
-    /// `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as [`Atu::register_user`].
+    /// `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as
+    /// `Atu::register_user_for`.
     pub fn register_pages(
         self: &Arc<Self>,
         vpid: Vpid,
@@ -207,7 +164,7 @@ impl Atu {
     /// As [`Atu::register_pages`] for `bytes` bytes from byte `first_offset` of the first page on, in
     /// pages that are exposed as a whole. Those of a list whose ends are not aligned, e.g. of one of
     /// fragments, are [`PageList::offset`] and [`PageList::bytes`]. Memory of processes is not
-    /// watched: this is for one transfer, [`Atu::register_user_range`] for longer.
+    /// watched: this is for one transfer.
     ///
     /// ```
     /// use extoll_core::{atu::{Access, Region, WholePages}, nic::Nic};
@@ -278,64 +235,6 @@ impl Atu {
         access.check()?;
         let bound = BoundHold::new(self)?;
         let memory = Memory::map(&self.ctx, pages, access)?;
-        self.region(bound, vpid, access, memory, (Some(span), rest))
-    }
-
-    /// Registers coherent memory for `vpid`. It is kept until the region is gone. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`: no access asked for, not a whole number of pages, or memory of another device, where
-    /// its bus addresses mean something else. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as
-    /// [`Atu::register_user`].
-    pub fn register_coherent(
-        self: &Arc<Self>,
-        vpid: Vpid,
-        words: Arc<DmaWords>,
-        access: Access,
-    ) -> Result<Region> {
-        access.check()?;
-        if !words.is_of(self.ctx.device()) {
-            return Err(EINVAL);
-        }
-        let bound = BoundHold::new(self)?;
-        self.region(
-            bound,
-            vpid,
-            access,
-            Memory::Coherent(words),
-            (None, Rest::Usual),
-        )
-    }
-
-    /// Registers a buffer as a scatterlist for `vpid`, which is mapped here, so that it is this
-    /// NIC's: its entries follow each other in NLA space. It is kept until the region is gone. Of
-    /// bytes, as whatever the NIC writes has to make sense. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`: no access asked for, or not a whole number of pages. `ENOMEM`, `ENOSPC`, `EIO`,
-    /// `ENODEV`, `ETIMEDOUT` as [`Atu::register_user`].
-    pub fn register_table(
-        self: &Arc<Self>,
-        vpid: Vpid,
-        buffer: VVec<u8>,
-        access: Access,
-    ) -> Result<Region> {
-        access.check()?;
-        let bound = BoundHold::new(self)?;
-        let memory = Memory::table(&self.ctx, buffer, access)?;
-        self.region(bound, vpid, access, memory, (None, Rest::Usual))
-    }
-
-    fn region(
-        self: &Arc<Self>,
-        bound: BoundHold,
-        vpid: Vpid,
-        access: Access,
-        memory: Memory,
-        (span, rest): (Option<Span>, Rest),
-    ) -> Result<Region> {
         let request = Request {
             vpid,
             access,
@@ -345,8 +244,11 @@ impl Atu {
         };
         let translation = Translation::new(bound, request, memory)?;
         let turn = translation.turn();
-        let pages = translation.range.pages as usize;
-        let (offset, bytes) = span.map_or((0, pages * PAGE), |s| (s.first_offset, s.bytes));
-        Ok(Region::new(translation, turn, offset, bytes))
+        Ok(Region::new(
+            translation,
+            turn,
+            span.first_offset,
+            span.bytes,
+        ))
     }
 }

@@ -120,7 +120,7 @@ impl Atu {
     /// # Errors
     ///
     /// `EINVAL`: no region, more than 16,384, no page, more than 8 MiB each, or no access asked
-    /// for. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as [`Atu::register_user`].
+    /// for. `ENOMEM`, `ENOSPC`, `ENODEV`, `ETIMEDOUT` as [`Atu::register_pages`].
     pub fn reserve(
         self: &Arc<Self>,
         vpid: Vpid,

@@ -5,7 +5,7 @@ use crate::measure::{Effort, RAW_TIMEOUT_MS};
 use crate::parse::number;
 use crate::stats::{ratios, short, Spread};
 use crate::table::render;
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use extoll_emulator_api::control::Client;
 use labctl::{Lab, Running, PATIENCE};
 use serde::Serialize;
@@ -37,11 +37,11 @@ pub enum What {
     Put,
     /// Registration of memory in pages of 4 KiB, and its end.
     Page,
-    /// The same of a huge page of 2 MiB.
+    /// The same of a huge page of 2 MiB, from user space only.
     HugePage,
 }
 
-/// One thing that is measured by both APIs.
+/// One thing that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Case {
     /// What.
@@ -63,8 +63,6 @@ pub enum Api {
 }
 
 impl Api {
-    const ALL: [Self; 2] = [Self::Kernel, Self::User];
-
     fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -113,6 +111,14 @@ impl Case {
             What::Put => format!("RMA PUT, {mode}"),
             What::Page => "registering pages".into(),
             What::HugePage => "registering huge pages".into(),
+        }
+    }
+
+    /// The APIs that it is measured by.
+    fn apis(self) -> &'static [Api] {
+        match self.what {
+            What::HugePage => &[Api::User],
+            _ => &[Api::Kernel, Api::User],
         }
     }
 
@@ -226,7 +232,7 @@ impl<'a> Bench<'a> {
             What::Get => transfer("get"),
             What::Put => transfer("put"),
             What::Page => format!("register kind=pages bytes={REGISTERED} count={count}"),
-            What::HugePage => format!("register kind=coherent bytes={REGISTERED} count={count}"),
+            What::HugePage => bail!("the kernel API has no huge pages"),
         };
         let r = self
             .lab
@@ -297,7 +303,7 @@ pub fn measure(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> 
         let mut places = rows.iter_mut().zip(&mut passes);
         let mut new = Vec::new();
         for case in Case::all(effort) {
-            for api in Api::ALL {
+            for &api in case.apis() {
                 // The first pass is what the rest is compared with.
                 let count = if pass == 0 { 1 } else { case.count(effort) };
                 let before = buses(emulator)?;
@@ -427,7 +433,7 @@ pub fn text(rows: &[Row]) -> String {
             .map_or("-".into(), |c| c.spread.to_string())
     };
     let mut lines = Vec::new();
-    for row in rows.iter().filter(|r| r.api == Api::Kernel) {
+    for row in rows.iter().filter(|r| r.case.apis().first() == Some(&r.api)) {
         let case = row.case;
         // Time per byte, relative to GETs by the same API and way of waiting.
         let throughput = |api| {

@@ -1,103 +1,110 @@
 #!/usr/bin/env python3
-"""Memory of a process that extoll_bench registers: `memory.py COMMAND [ARG…]`. Tells by files /tmp/mem-NAME how far it is, and waits
-for such files."""
-import ctypes, errno, os, resource, struct, sys, time
+"""Registered memory that its process changes, as root: `memory.py COMMAND [ARG…]`."""
+import glob
+from device import *
 
-PAGE, HUGE = 4096, 2 << 20
-libc = ctypes.CDLL(None, use_errno=True)
+HUGE = 2 << 20
 
 
 def call(name, *args):
     """A system call with addresses and numbers."""
     f = getattr(libc, name)
-    f.restype = ctypes.c_void_p
+    arguments, result = f.argtypes, f.restype
+    f.argtypes, f.restype = None, ctypes.c_void_p
     r = f(*[ctypes.c_void_p(a) for a in args])
+    f.argtypes, f.restype = arguments, result
     if r == 2**64 - 1:
         raise OSError(ctypes.get_errno(), name)
     return r
 
 
-def tell(name, text=""):
-    with open("/tmp/mem-new", "w") as f:
-        f.write(text)
-    os.rename("/tmp/mem-new", "/tmp/mem-" + name)
+def until(what, f):
+    end = time.time() + PATIENCE
+    while not f():
+        check(f"{what} in time", time.time() < end)
+        time.sleep(0.01)
 
 
-def wait(name):
-    for _ in range(1200):
-        if os.path.exists("/tmp/mem-" + name):
-            return
-        time.sleep(0.05)
-    sys.exit("nobody said " + name)
+def gauge(name):
+    """A line of the debugfs file of the address translation unit."""
+    for path in glob.glob("/sys/kernel/debug/extoll-*/atu"):
+        for line in open(path).read().splitlines():
+            if line.startswith(name + " "):
+                return int(line.split()[1])
+    raise AssertionError(f"no {name}")
 
 
-def pattern(seed, start, size):
-    """What extoll_bench compares with, from byte `start` of the region on."""
-    out = bytearray()
-    for i in range(start // 8, (start + size) // 8):
-        x = ((i ^ seed) * 0x9E37_79B9_7F4A_7C15) & (2**64 - 1)
-        out += (x ^ (x >> 29)).to_bytes(8, "little")
-    return bytes(out)
+class Reader:
+    """Reads registered memory through the NIC."""
+
+    def __init__(self, size):
+        self.rma, self.size, self.sink = Rma(), size, memory(size // PAGE)
+        self.to = self.rma.register(self.sink, size // PAGE)
+
+    def fetch(self, nla):
+        """True if the NIC has read all of it."""
+        ctypes.memset(self.sink, 0, self.size)
+        self.rma.fetch(self.rma.node, self.rma.vpid, nla, self.to, self.size)
+        return self.rma.wait()[1] >> 61 == 0
+
+    def reads(self, what, nla, data):
+        check(f"{what} is read", self.fetch(nla))
+        check(what, ctypes.string_at(self.sink, self.size), data)
 
 
-def offer(at, size):
-    """Registers memory; the file that keeps it so."""
-    fd = os.open("/dev/extoll_bench", os.O_RDWR)
-    os.write(fd, f"offer kind=user start={at} bytes={size}".encode())
-    tell("offer", os.read(fd, 4096).decode())
-    return fd
-
-
-def pinned():
-    """The line of the pages that the process has pinned."""
-    status = open("/proc/self/status").read()
-    return [line for line in status.splitlines() if line.startswith("VmPin")][0]
-
-
-def changed(what, size, seed):
-    """Offers memory, and does something to it when it is told to go on."""
-    size, seed = int(size), int(seed)
-    span = size + 3 * HUGE
-    raw = call("mmap", 0, span, 3, 0x22, 2**64 - 1, 0)
+def changed(what):
+    """Registers memory, changes it as `what` says, and checks what the NIC reads before and afterwards."""
+    huge, shared = what in ("huge", "protect"), what in ("pageout", "none", "punch", "shrink")
+    size = HUGE if huge else 64 << 10
+    raw = call("mmap", 0, size + 3 * HUGE, 3, 0x22, 2**64 - 1, 0)
     at = (raw + HUGE - 1) & ~(HUGE - 1)
-    shared = what in ("pageout", "none", "punch", "shrink")
-    if what in ("huge", "protect"):
+    if huge:
         call("madvise", at, 2 * HUGE, 14)
     if shared:
         file = os.memfd_create("memory")
         os.ftruncate(file, size)
-        at = call("mmap", 0, size, 3, 1, file, 0)
-
-    def fill(seed):
-        ctypes.memmove(at, pattern(seed, 0, size), size)
+        at = map_fd(file, size, 0)
+    old, new = pattern(size, 1), pattern(size, 2)
 
     def entered():
         with open("/proc/self/pagemap", "rb") as f:
             f.seek(at // PAGE * 8)
             return sum(n >> 63 for (n,) in struct.iter_unpack("=Q", f.read(size // PAGE * 8)))
 
-    fill(seed)
+    fill(at, old)
     if what == "huge":
         ctypes.memset(at + HUGE, 1, HUGE)
-    fd = offer(at, size)
-    wait("go")
+    reader = Reader(size)
+    own = gauge("pages")
+    if what == "exit":
+        # Memory of a child, registered by the same open file.
+        (there, told), (over, end) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(told, struct.pack("=Q", reader.rma.register(at, size // PAGE)))
+            os.read(over, 1)
+            os._exit(0)
+        nla = struct.unpack("=Q", os.read(there, 8))[0]
+    else:
+        nla = reader.rma.register(at, size // PAGE)
+    if huge:
+        check("huge pages", gauge("nlps_2048KiB"), 1)
+    reader.reads("memory", nla, old)
     if shared:
         # Takes the page table entries away, while the pages stay: they are pinned.
         if what == "none":
             call("mprotect", at, size, 0)
-        if entered() != size // PAGE:
-            sys.exit("not all pages are entered")
+        check("entered pages", entered(), size // PAGE)
         for _ in range(100):
-            # Not those that another processor is still about to put into a list.
+            # Pages on a list of another processor are not reclaimed yet.
             call("madvise", at, size, 21)
             if not entered():
                 break
             time.sleep(0.05)
-        else:
-            sys.exit(f"{entered()} pages are still entered")
+        check("entered pages", entered(), 0)
         time.sleep(0.3)
     if what == "pageout":
-        fill(seed + 1)
+        fill(at, new)
     elif what == "punch":
         call("madvise", at, PAGE, 9)
     elif what == "shrink":
@@ -115,71 +122,55 @@ def changed(what, size, seed):
     elif what == "huge":
         call("munmap", at + HUGE, PAGE)
     elif what == "fork":
-        if os.fork() == 0:
-            fill(seed + 1000)
-            tell("child")
-            wait("quit")
-            os._exit(0)
-        wait("child")
-        fill(seed + 1)
+        check("child", child(fill, at, bytes(size)), 0)
+        fill(at, new)
     elif what == "exit":
-        tell("done")
-        sys.exit(0)
-    tell("done", pinned())
-    wait("quit")
-    os.close(fd)
+        os.write(end, b"x")
+        os.waitpid(pid, 0)
+    if what in ("fork", "pageout"):
+        reader.reads("changed memory", nla, new)
+    elif what == "none" or huge:
+        reader.reads("memory that is still there", nla, old)
+    else:
+        if what in ("dontneed", "punch", "shrink"):
+            until("the region ends", lambda: not reader.fetch(nla))
+        check("lost memory is read", reader.fetch(nla), False)
+        # The pages are given back although nobody unregisters the memory.
+        until("the pages are unpinned", lambda: gauge("pages") == own)
+    reader.rma.close()
 
 
 def gigantic(*starts):
-    """Offers a page of 1 GiB with the pattern in some places."""
-    size = 1 << 30
+    """Registers a page of 1 GiB and reads parts of it."""
+    size, part = 1 << 30, 65536
     at = call("mmap", 0, size, 3, 0x40022 | 30 << 26, 2**64 - 1, 0)
+    reader = Reader(part)
+    nla = reader.rma.register(at, size // PAGE)
+    check("gigantic pages", gauge("nlps_1048576KiB"), 1)
     for start in map(int, starts):
-        data = pattern(7, start, 65536)
-        ctypes.memmove(at + start, data, len(data))
-    fd = offer(at, size)
-    wait("quit")
-    os.close(fd)
+        data = pattern(part, start)
+        fill(at + start, data)
+        reader.reads(f"part at {start}", nla + start, data)
+    reader.rma.unregister(nla, size // PAGE)
+    check("gigantic pages afterwards", gauge("nlps_1048576KiB"), 0)
+    reader.rma.close()
 
 
-def limits():
-    """Limits as an unprivileged process meets them, and addresses that cannot be."""
-    size = 1 << 20
-    at = call("mmap", 0, size, 3, 0x22, 2**64 - 1, 0)
-    read_only = call("mmap", 0, size, 1, 0x22, 2**64 - 1, 0)
-    fd = os.open("/dev/extoll_bench", os.O_RDWR)
-
-    def register(start, bytes, access="rw"):
-        try:
-            os.write(fd, f"offer kind=user start={start} bytes={bytes} access={access}".encode())
-        except OSError as e:
-            return errno.errorcode[e.errno]
-        os.write(fd, b"withdraw")
-        return "ok"
-
-    def want(what, got, expected):
-        if got != expected:
-            sys.exit(f"{what}: {got} instead of {expected}")
-
-    want("plain", register(at, size), "ok")
-    want("unaligned", register(at + 8, 4096), "EINVAL")
-    want("wraps around", register(2**64 - 4096, 8192), "EINVAL")
-    want("not mapped", register(4096, 4096), "EFAULT")
-    want("kernel", register(2**64 - (1 << 40), 4096), "EFAULT")
-    want("read-only for writing", register(read_only, size), "EFAULT")
-    want("read-only for reading", register(read_only, size, "r"), "ok")
-    call("munmap", at + size // 2, 4096)
-    want("with a hole", register(at, size), "EFAULT")
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
-    want("privileged", register(at, 131072), "ok")
-    os.setresuid(65534, 65534, 65534)
-    want("over the limit", register(at, 131072), "ENOMEM")
-    want("within the limit", register(at, 65536), "ok")
-    for _ in range(200):
-        want("again", register(at, 65536), "ok")
-    want("pinned at the end", pinned().split()[1], "0")
+def refused():
+    """Addresses that cannot be registered."""
+    pages = 256
+    size = pages * PAGE
+    at, read_only = memory(pages), map_fd(-1, size, 0, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    r = Rma()
+    r.unregister(r.register(at, pages), pages)
+    fails("unaligned", errno.EINVAL, r.register, at + 8, 1)
+    fails("not mapped", errno.EFAULT, r.register, 4096, 1)
+    fails("kernel", errno.EFAULT, r.register, 2**64 - (1 << 40), 1)
+    fails("read-only", errno.EFAULT, r.register, read_only, pages)
+    call("munmap", at + size // 2, PAGE)
+    fails("with a hole", errno.EFAULT, r.register, at, pages)
+    r.close()
 
 
 if __name__ == "__main__":
-    commands = {f.__name__: f for f in (changed, gigantic, limits)}
-    commands[sys.argv[1]](*sys.argv[2:])
+    main(changed, gigantic, refused)

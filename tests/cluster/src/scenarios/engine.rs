@@ -55,7 +55,7 @@ fn lists(lab: &Lab) -> Result<()> {
     let pages = offer(lab, "pages", 64 << 10, "rw", 22)?;
     run(0, &pages, "bytes=65536 count=6 frags=512 seed=22 tc=1")?;
     lab.raw(1, "withdraw")?;
-    let pages = offer(lab, "coherent", 64 << 10, "rw", 23)?;
+    let pages = offer(lab, "pages", 64 << 10, "rw", 23)?;
     run(
         1,
         &pages,

@@ -103,13 +103,7 @@ fn kernel(lab: &Lab) -> Result<()> {
     let mut total = 0;
     let mut seed = 200;
     for bytes in KERNEL_SIZES {
-        // Larger pieces of contiguous memory are not to be had.
-        let small = bytes <= 1 << 20;
-        let locals: &[&str] = if small {
-            &["coherent", "pages", "buffer"]
-        } else {
-            &["pages", "buffer"]
-        };
+        let locals = ["pages", "buffer"];
         seed += 10;
         let there = offer(lab, "pages", bytes, "rw", seed)?;
         let all = locals

@@ -20,7 +20,6 @@ pub fn all() -> Vec<Scenario> {
         on_pair("raw::atu_quarantine", quarantine).finds(REVOKED),
         on_pair("raw::atu_tables", tables).finds(REVOKED),
         on_pair("security::memory_of_processes", user).finds(REVOKED),
-        on_pair("security::memory_limits", limits),
         on_pair("raw::locks", locks).finds(REFUSED),
         on_pair("raw::lost_answers", lost_answers).finds(REFUSED),
         on_pair("raw::large", large).finds(REFUSED),
@@ -181,25 +180,10 @@ fn every_kind(lab: &Lab) -> Result<()> {
     }
     begin(lab)?;
     let mut seed = 10;
-    for (kind, bytes) in [
-        ("coherent", 3 << 20),
-        ("pages", 300 << 10),
-        ("buffer", 1 << 20),
-        ("table", 128 << 10),
-    ] {
+    for (kind, bytes) in [("pages", 300 << 10), ("buffer", 1 << 20)] {
         seed += 1;
-        let there = offer(
-            lab,
-            kind,
-            bytes,
-            if kind == "table" { "r" } else { "rw" },
-            seed,
-        )?;
-        if kind == "coherent" {
-            // Contiguous from an address that is a multiple of 4 MiB.
-            nlps(lab, 1, &[(2048, 1), (64, 16)])?;
-        }
-        for local in ["coherent", "pages", "buffer"] {
+        let there = offer(lab, kind, bytes, "rw", seed)?;
+        for local in ["pages", "buffer"] {
             read_all(lab, &there, local, seed)?;
         }
         // A part, unaligned to fragments and pages, on every traffic class.
@@ -214,20 +198,18 @@ fn every_kind(lab: &Lab) -> Result<()> {
             expect(&r, "result", "ok")?;
             expect(&r, "mismatch", "none")?;
         }
-        if kind != "table" {
-            for local in ["coherent", "pages", "buffer", "table"] {
-                seed += 1;
-                let r = lab.raw(
-                    0,
-                    &format!(
-                        "copy dir=put kind={local} {} bytes={bytes} seed={seed}",
-                        there.words
-                    ),
-                )?;
-                expect(&r, "result", "ok")?;
-                let r = lab.raw(1, &format!("offered seed={seed}"))?;
-                expect(&r, "mismatch", "none")?;
-            }
+        for local in ["pages", "buffer"] {
+            seed += 1;
+            let r = lab.raw(
+                0,
+                &format!(
+                    "copy dir=put kind={local} {} bytes={bytes} seed={seed}",
+                    there.words
+                ),
+            )?;
+            expect(&r, "result", "ok")?;
+            let r = lab.raw(1, &format!("offered seed={seed}"))?;
+            expect(&r, "mismatch", "none")?;
         }
         // Node 1 with itself.
         let r = lab.raw(
@@ -309,7 +291,7 @@ fn protection(lab: &Lab) -> Result<()> {
 fn revoke(lab: &Lab) -> Result<()> {
     begin(lab)?;
     for round in 0..3 {
-        let there = offer(lab, "coherent", 2 << 20, "rw", 20 + round)?;
+        let there = offer(lab, "buffer", 2 << 20, "rw", 20 + round)?;
         read_all(lab, &there, "buffer", 20 + round)?;
         expect(&lab.raw(1, "revoke")?, "result", "ok")?;
         try_page(lab, "get", &there, "", NO_TRANSLATION)?;
@@ -446,69 +428,16 @@ fn gigantic(lab: &Lab) -> Result<()> {
     let starts: [u64; 4] = [0, (2 << 20) - 4096, (517 << 20) + 64, (1 << 30) - 65536];
     with_large_pages(lab, 0)?;
     node(lab, 0).runs()?;
-    lab.ok(0, "modprobe extoll_bench && cd /sys/kernel/mm/hugepages/hugepages-1048576kB && echo 1 >nr_hugepages && grep -qx 1 nr_hugepages")?;
+    lab.ok(0, "cd /sys/kernel/mm/hugepages/hugepages-1048576kB && echo 1 >nr_hugepages && grep -qx 1 nr_hugepages")?;
     let places = starts.map(|s| s.to_string()).join(" ");
-    let (run, offer) = program(lab, 0, &format!("gigantic {places}"), 1 << 30)?;
-    for start in starts {
-        let r = lab.raw(
-            0,
-            &format!(
-                "copy dir=get {} bytes=65536 offset={start} seed=7",
-                offer.words
-            ),
-        )?;
-        expect(&r, "result", "ok")?;
-        expect(&r, "mismatch", "none")?;
-    }
-    nlps(lab, 0, &[(1 << 20, 1)])?;
-    lab.raw(0, "withdraw")?;
-    nlps(lab, 0, &[])?;
-    lab.ok(0, "touch /tmp/mem-quit")?;
-    let out = run.wait(PATIENCE)?;
-    ensure!(out.status == 0, "{out:?}");
-    lab.ok(0, "rmmod extoll_bench").map(drop)
+    program(lab, 0, &format!("gigantic {places}"))
 }
 
-/// Starts the program on node 1 and lets it offer `bytes`.
-fn own_memory(
-    lab: &Lab,
-    what: &str,
-    bytes: u64,
-    seed: u64,
-) -> Result<(crate::cluster::Running, Offer)> {
-    program(lab, 1, &format!("changed {what} {bytes} {seed}"), bytes)
-}
-
-/// Starts a program that offers `bytes` on a node.
-fn program(
-    lab: &Lab,
-    number: usize,
-    command: &str,
-    bytes: u64,
-) -> Result<(crate::cluster::Running, Offer)> {
-    // Before it starts: what the last one left must not be taken for its own.
-    lab.ok(number, "rm -f /tmp/mem-*")?;
+/// Runs a command of `guest/memory.py` on a node.
+fn program(lab: &Lab, number: usize, command: &str) -> Result<()> {
     guest::install(lab, number)?;
-    let run = lab.spawn(
-        number,
-        &format!("exec {} {command}", guest::program("memory")),
-    )?;
-    node(lab, number).until_file("/tmp/mem-offer")?;
-    let told = lab.ok(number, "cat /tmp/mem-offer")?;
-    let offer = parse(&crate::cluster::pairs(&told), number, bytes)?;
-    Ok((run, offer))
-}
-
-fn go(lab: &Lab) -> Result<()> {
-    lab.ok(1, "touch /tmp/mem-go")?;
-    node(lab, 1).until_file("/tmp/mem-done")
-}
-
-fn alive(lab: &Lab) -> Result<bool> {
-    Ok(lab
-        .raw(1, "offered")?
-        .get("alive")
-        .is_some_and(|v| v == "1"))
+    let line = format!("exec {} {command}", guest::program("memory"));
+    lab.ok_for(number, &line, PATIENCE).map(drop)
 }
 
 fn user(lab: &Lab) -> Result<()> {
@@ -518,56 +447,19 @@ fn user(lab: &Lab) -> Result<()> {
     result
 }
 
+/// The NIC reaches registered memory of a process as long as the process has that memory, and no longer.
 fn changed_memory(lab: &Lab) -> Result<()> {
-    begin(lab)?;
     // The kernel switches them off on machines as small as the nodes.
     lab.ok(
         1,
         "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled",
     )?;
     let all = "munmap mremap dontneed exit fork huge protect pageout none punch shrink";
-    for (seed, what) in all.split(' ').enumerate() {
-        let seed = 100 + seed as u64;
-        let check = |result: Result<()>| result.with_context(|| format!("memory of {what}"));
-        let huge = matches!(what, "huge" | "protect");
-        let bytes = if huge { 2 << 20 } else { 64 << 10 };
-        let (run, there) = own_memory(lab, what, bytes, seed)?;
-        if huge {
-            check(nlps(lab, 1, &[(2048, 1)]))?;
-        }
-        check(read_all(lab, &there, "pages", seed))?;
-        ensure!(alive(lab)?, "{what}: dead from the start");
-        go(lab)?;
-        if matches!(what, "fork" | "pageout" | "none") || huge {
-            // The process still has the same memory; what it writes is seen, what its child writes is not.
-            let writes = matches!(what, "fork" | "pageout");
-            let seed = seed + u64::from(writes);
-            check(read_all(lab, &there, "pages", seed))?;
-            ensure!(alive(lab)?, "{what} killed the region");
-        } else {
-            if matches!(what, "dontneed" | "exit" | "punch" | "shrink") {
-                lab.until("the region is dead", PATIENCE, |l| Ok(!alive(l)?))?;
-            }
-            ensure!(!alive(lab)?, "{what} left the region alive");
-            check(try_page(lab, "get", &there, "", NO_TRANSLATION))?;
-            // The pages were given back without anybody withdrawing the region.
-            lab.until("the pages are unpinned", PATIENCE, |l| {
-                Ok(node(l, 1).atu("pages")? == 0)
-            })?;
-        }
-        lab.ok(1, "touch /tmp/mem-quit")?;
-        let out = run.wait(PATIENCE)?;
-        ensure!(out.status == 0, "{what}: {out:?}");
-        lab.raw(1, "withdraw")?;
+    for what in all.split(' ') {
+        program(lab, 1, &format!("changed {what}")).with_context(|| format!("memory of {what}"))?;
     }
-    end(lab)
-}
-
-fn limits(lab: &Lab) -> Result<()> {
-    begin(lab)?;
-    guest::install(lab, 1)?;
-    lab.ok(1, &format!("exec {} limits", guest::program("memory")))?;
-    end(lab)
+    program(lab, 1, "refused")?;
+    node(lab, 1).is_vacant()
 }
 
 fn locks(lab: &Lab) -> Result<()> {

@@ -155,14 +155,14 @@ fn streams(lab: &Lab) -> Result<()> {
     lab.raw(1, "revoke")?;
     refused(lab, &command("bytes=4096 count=4"), "notification")?;
     lab.raw(1, "withdraw")?;
-    for kind in ["pages", "coherent", "buffer"] {
+    for kind in ["pages", "buffer"] {
         let r = lab.raw(0, &format!("register kind={kind} bytes=2097152 count=5"))?;
         ensure!(
             number(&r, "count")? == 5 && number(&r, "register_ns")? > 0,
             "{r:?}"
         );
     }
-    refused(lab, "register kind=table bytes=4096", "cannot register")?;
+    refused(lab, "register kind=bus bytes=4096", "cannot register")?;
     unload(lab)
 }
 
