@@ -39,7 +39,7 @@ pub use crate::{
     intake::{PollFlow, Stop},
     tx::SendError,
 };
-pub use address::{Address, Peer, Remote};
+pub use address::{Address, Peer};
 pub use notifications::Notifications;
 pub use requester::Requester;
 pub use wire::rma::{

@@ -343,8 +343,8 @@ pub(crate) fn calls(
         }
         sums.quiet() == taken
     })?;
-    if more {
-        table.engine.poll_later();
+    while more {
+        more = table.engine.poll();
     }
     let counters = table.engine.counters();
     for i in 0..words.count {
@@ -387,8 +387,6 @@ pub(crate) fn give_up(
     }
     let taken = words.count;
     fsleep(Delta::from_millis(words.pause_ms as i64));
-    let in_flight = table.engine.under_way().1;
-    report.number("in_flight", in_flight as u64)?;
     let start = Instant::<Monotonic>::now();
     let Table {
         engine,
@@ -445,7 +443,6 @@ pub(crate) fn heard(attached: &Attached, report: &mut Report<'_>) -> Result {
     };
     let (engine, _) = offer.engine();
     report.number("unclaimed", engine.counters().unclaimed)?;
-    report.number("dropped", engine.unclaimed_dropped())?;
     let Some(heard) = &offer.heard else {
         return Ok(());
     };

@@ -10,8 +10,11 @@ use extoll_core::{
     atu::Region,
     nic::Nic,
     rma::{
-        transfer::{Destination, Engine, Listener, Setup, Tell},
-        Command, Notification, NotificationType,
+        transfer::{
+            CallIn, Destination, Direction, Engine, Listener, Lists, Part, Request, RmaError,
+            Setup, Span, Submitter, Tell,
+        },
+        Address, Command, Notification, NotificationType,
     },
 };
 use kernel::{
@@ -50,6 +53,50 @@ pub(crate) fn collect<T>(items: impl ExactSizeIterator<Item = T>) -> Result<KVVe
         all.push(item, GFP_KERNEL)?;
     }
     Ok(all)
+}
+
+/// Writes `len` bytes to the peer's memory, and waits until the peer has them. May sleep.
+pub(crate) fn put(
+    engine: &Submitter,
+    to: Destination,
+    address: Address<'_>,
+    len: u64,
+    timeout: Delta,
+) -> Result<(), RmaError> {
+    let put = |lists| {
+        let request = Request {
+            to,
+            direction: Direction::Put,
+            lists,
+            confirm: true,
+            timeout,
+            context: CallIn::Poll,
+        };
+        engine.start(&request)?.wait()
+    };
+    match address {
+        Address::Region {
+            region,
+            offset,
+            remote,
+        } => put(Lists::Regions {
+            local: &[Part::new(region, offset, len as usize)],
+            remote: &[Span {
+                address: remote,
+                len,
+            }],
+        }),
+        Address::Bus { local, remote } => put(Lists::Bus {
+            local: &[Span {
+                address: local,
+                len,
+            }],
+            remote: &[Span {
+                address: remote,
+                len,
+            }],
+        }),
+    }
 }
 
 /// Local memory.

@@ -248,9 +248,8 @@ fn end(nic: &Nic, engine: Option<Engine>, side: Side, report: &mut Report<'_>) -
         }
         None => None,
     };
-    let quiet = engine.as_ref().is_none_or(|e| e.under_way() == (0, 0));
     drop(engine);
-    if let (Some(batch), regions::View::Words(words), false) = (&mut batch, &view, quiet) {
+    if let (Some(batch), regions::View::Words(words)) = (&mut batch, &view) {
         batch.push(Held::Words(words.clone()));
     }
     if let Some(batch) = batch {

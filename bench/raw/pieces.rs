@@ -7,6 +7,7 @@
 use crate::{
     attached::Attached,
     command::Words,
+    engines,
     protocol::pattern,
     regions::{destination, outcome, QUEUE_BYTES},
     report::Report,
@@ -121,11 +122,13 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
             remote: Nla(words.nla + words.offset + done),
         };
         let len = fragment.len as u64;
-        let handle = match words.get {
-            true => engine.get(to, address, len, timeout),
-            false => engine.put_confirmed(to, address, len, timeout),
+        let result = match words.get {
+            true => {
+                let handle = engine.get(to, address, len, timeout);
+                handle.and_then(|handle| handle.wait())
+            }
+            false => engines::put(&engine, to, address, len, timeout),
         };
-        let result = handle.and_then(|handle| handle.wait());
         if let Err(e) = result {
             outcome(Err(e), report)?;
             return Err(e.into());

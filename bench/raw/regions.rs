@@ -377,12 +377,12 @@ pub(crate) fn copy(
     let address = local.address(words.nla + words.offset)?;
     let engine = &local.engine;
     let len = words.len.unwrap_or(bytes as u64);
-    let handle = if get {
-        engine.get(to, address, len, timeout)
+    let result = if get {
+        let handle = engine.get(to, address, len, timeout);
+        handle.and_then(|handle| handle.wait())
     } else {
-        engine.put_confirmed(to, address, len, timeout)
+        engines::put(engine, to, address, len, timeout)
     };
-    let result = handle.and_then(|handle| handle.wait());
     outcome(result, report)?;
     if get && result.is_ok() {
         let first = words.offset / 8;

@@ -61,15 +61,6 @@ pub enum Address<'a> {
     },
 }
 
-/// Memory of the peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Remote {
-    /// Bus address.
-    Bus(BusAddr),
-    /// NLA in a region of the peer's VPID.
-    Nla(Nla),
-}
-
 /// Both sides as numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Ends {

@@ -3,15 +3,10 @@
 //! Requesting half of an RMA port.
 
 use super::{
-    address::{Address, Ends, Peer, Remote},
+    address::{Address, Ends, Peer},
     Handle, PACKET_WORDS,
 };
-use crate::{
-    context::Context,
-    stats::PortStats,
-    tx::SendError,
-    vpid::Client,
-};
+use crate::{context::Context, stats::PortStats, tx::SendError, vpid::Client};
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::trace;
 use wire::{
@@ -167,29 +162,6 @@ impl Requester {
             .ends(self, false, len.into())
             .ok_or(SendError::Invalid)?;
         self.put_ends(&peer, ends, len)
-    }
-
-    /// Writes the low `len` (1…8) bytes of `value` to the peer's memory. See [`Requester::post`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Requester::post`].
-    pub fn put_immediate(
-        &self,
-        peer: Peer,
-        remote: Remote,
-        value: u64,
-        len: u8,
-    ) -> Result<(), SendError> {
-        let (translate, remote) = match remote {
-            Remote::Bus(addr) => (false, addr.0),
-            Remote::Nla(nla) => (true, nla.0),
-        };
-        self.command(
-            &peer,
-            translate,
-            Operation::ImmediatePut { len, remote, value },
-        )
     }
 
     /// Fetch-compare-and-add on lock `number` of the peer's VPID: if its value is at most `compare`, adds `add`. The

@@ -7,7 +7,7 @@
 //! **Submitting.** [`Submitter::submit`] takes a [`Request`] and the owner's [`Completion`]. It
 //! neither sleeps nor gets memory, in any context: the engine's tables are made with it
 //! ([`Capacity`]), and what does not fit is refused as [`RmaError::Busy`], which is counted.
-//! [`Submitter::get`], [`put`](Submitter::put), [`put_confirmed`](Submitter::put_confirmed) and
+//! [`Submitter::get`], [`put`](Submitter::put) and
 //! [`lock`](Submitter::lock) are for those who wait: one fragment, and a [`Handle`].
 //!
 //! **The end.** The owner hears of each transfer that was taken, from [`Completion::done`], exactly
@@ -219,7 +219,7 @@ pub trait Completion: Send + Sync {
 ///
 /// They are kept in a queue of [`Setup::unclaimed`] entries, of which each node may fill
 /// [`Setup::unclaimed_per_node`]: who notifies faster than the listener takes loses its own
-/// notifications, which are counted ([`Submitter::unclaimed_dropped`]), and not those of others. A
+/// notifications, and not those of others. A
 /// protocol with credits loses none.
 ///
 /// ```

@@ -102,15 +102,15 @@ impl Handle {
     /// Ends it as `Cancelled`, unless it has ended. True if so. Any context.
     ///
     /// ```
-    /// use extoll_core::rma::transfer::{Handle, Quiet, RmaError};
+    /// use extoll_core::rma::transfer::{Handle, RmaError};
     /// use kernel::sync::{atomic::{AtomicFlag, Relaxed}};
     ///
-    /// /// Gives up if told so; then the memory is free, or has to be protected.
-    /// fn end(transfer: &Handle, stop: &AtomicFlag) -> (Result<(), RmaError>, Quiet) {
+    /// /// Gives up if told so.
+    /// fn end(transfer: &Handle, stop: &AtomicFlag) -> Result<(), RmaError> {
     ///     if stop.load(Relaxed) {
     ///         transfer.cancel();
     ///     }
-    ///     (transfer.wait(), transfer.wait_quiet())
+    ///     transfer.wait()
     /// }
     /// ```
     pub fn cancel(&self) -> bool {
@@ -120,13 +120,6 @@ impl Handle {
     /// How it became quiet, if it is: see [the table](super). Any context.
     pub fn quiet(&self) -> Option<Quiet> {
         self.outcome.known.lock().quiet
-    }
-
-    /// Waits until it is quiet: with its outcome if all was answered, at most ten seconds after it
-    /// otherwise. May sleep.
-    pub fn wait_quiet(&self) -> Quiet {
-        self.outcome.quiet.wait_for_completion();
-        self.quiet().unwrap_or(Quiet::Closed)
     }
 }
 

@@ -225,8 +225,8 @@ impl Submitter {
 
     /// Handles what has arrived, and calls owners (and the listener) that want to be called in
     /// [`CallIn::Poll`] on the caller's stack: for callers that have no time to wait for the
-    /// interrupt and the work item. True if there is more: the interrupt is off then, so call again,
-    /// or say that nobody does ([`Submitter::poll_later`]). Any context that those owners allow for.
+    /// interrupt and the work item. True if there is more: the interrupt is off then, so call again.
+    /// Any context that those owners allow for.
     #[must_use = "if there is more, no interrupt tells of it"]
     pub fn poll(&self) -> bool {
         let found = self.0.step();
@@ -239,23 +239,6 @@ impl Submitter {
         more || found == Found::More
     }
 
-    /// Has the work item handle what has arrived: for who has called [`Submitter::poll`] and does not
-    /// call it again although there is more. Any context.
-    ///
-    /// ```
-    /// use extoll_core::rma::transfer::Submitter;
-    ///
-    /// /// Looks a few times, and leaves the rest to the driver.
-    /// fn look(engine: &Submitter) {
-    ///     if (0..3).all(|_| engine.poll()) {
-    ///         engine.poll_later();
-    ///     }
-    /// }
-    /// ```
-    pub fn poll_later(&self) {
-        self.0.enqueue_poll();
-    }
-
     /// What happened so far; docs/counters.md has the meaning of each. Any context.
     ///
     /// ```
@@ -266,30 +249,12 @@ impl Submitter {
     /// fn show(engine: &Submitter, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     ///     let c = engine.counters();
     ///     let refused = c.refused_transfers + c.refused_fragments + c.refused_peer;
-    ///     let (transfers, commands) = engine.under_way();
-    ///     let dropped = engine.unclaimed_dropped();
-    ///     writeln!(f, "done {} refused {refused} dropped {dropped}", c.done)?;
-    ///     writeln!(f, "under way {transfers}, {commands} commands")
+    ///     writeln!(f, "done {} refused {refused}", c.done)
     /// }
     /// ```
     pub fn counters(&self) -> Counters {
         let counters = self.0.with(|inner| *inner.table.counters());
         counters.unwrap_or_default()
-    }
-
-    /// Notifications for the listener that did not fit. Any context.
-    pub fn unclaimed_dropped(&self) -> u64 {
-        let dropped = self.0.with(|inner| inner.unclaimed.dropped());
-        dropped.unwrap_or(0)
-    }
-
-    /// Transfers under way, late, or with something to tell their owner, and commands in flight.
-    /// Any context.
-    pub fn under_way(&self) -> (usize, usize) {
-        let numbers = self
-            .0
-            .with(|inner| (inner.table.len(), inner.table.in_flight()));
-        numbers.unwrap_or((0, 0))
     }
 
     /// Reads `len` bytes of the peer's memory; done when they are in local memory. May sleep, as it
@@ -315,7 +280,7 @@ impl Submitter {
     ///     let second = Delta::from_secs(1);
     ///     engine.get(at, page, 4096, second)?.wait()?;
     ///     f();
-    ///     engine.put_confirmed(at, page, 4096, second)?.wait()
+    ///     engine.put(at, page, 4096, second)?.wait()
     /// }
     /// ```
     ///
@@ -329,7 +294,7 @@ impl Submitter {
         len: u64,
         timeout: Delta,
     ) -> Result<Handle, RmaError> {
-        self.single(Direction::Get, to, address, len, timeout, false)
+        self.single(Direction::Get, to, address, len, timeout)
     }
 
     /// Writes `len` bytes to the peer's memory; done when local memory has been read and the data
@@ -345,23 +310,7 @@ impl Submitter {
         len: u64,
         timeout: Delta,
     ) -> Result<Handle, RmaError> {
-        self.single(Direction::Put, to, address, len, timeout, false)
-    }
-
-    /// As [`Submitter::put`], but done when the peer's completer has processed all of it, shown by
-    /// a lock operation behind the data that changes nothing. A dead peer is a `TimedOut`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Submitter::get`].
-    pub fn put_confirmed(
-        &self,
-        to: Destination,
-        address: Address<'_>,
-        len: u64,
-        timeout: Delta,
-    ) -> Result<Handle, RmaError> {
-        self.single(Direction::Put, to, address, len, timeout, true)
+        self.single(Direction::Put, to, address, len, timeout)
     }
 
     fn single(
@@ -371,14 +320,13 @@ impl Submitter {
         address: Address<'_>,
         len: u64,
         timeout: Delta,
-        confirm: bool,
     ) -> Result<Handle, RmaError> {
         let single = Single::new(address, len).ok_or(RmaError::Invalid)?;
         let request = Request {
             to,
             direction,
             lists: single.lists(),
-            confirm,
+            confirm: false,
             timeout,
             context: CallIn::Poll,
         };

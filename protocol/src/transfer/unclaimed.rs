@@ -14,7 +14,6 @@ pub struct Unclaimed<M: Memory> {
     /// Entries by node.
     shares: Slots<M, u32>,
     share: u32,
-    dropped: u64,
     busy: bool,
 }
 
@@ -33,7 +32,6 @@ impl<M: Memory> Unclaimed<M> {
             len: 0,
             shares: Slots::new(capacity)?,
             share: u32::from(share.max(1)),
-            dropped: 0,
             busy: false,
         })
     }
@@ -48,11 +46,6 @@ impl<M: Memory> Unclaimed<M> {
         self.len == 0
     }
 
-    /// Notifications that did not fit.
-    pub fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
     /// Index of a place, of which `i` is less than a whole round too far.
     fn wrap(&self, i: usize) -> usize {
         match i.checked_sub(self.ring.len()) {
@@ -61,14 +54,13 @@ impl<M: Memory> Unclaimed<M> {
         }
     }
 
-    /// Adds one; false, and counted, if its node or the queue has no room.
+    /// Adds one; false if its node or the queue has no room.
     pub fn push(&mut self, n: &Notification) -> bool {
         let key = u64::from(n.node.0);
         let mine = self.shares.get(key).copied().unwrap_or(0);
         let end = self.wrap(self.first + self.len);
         let free = self.len < self.ring.len() && mine < self.share;
         let Some(place) = self.ring.get_mut(end).filter(|_| free) else {
-            self.dropped = self.dropped.wrapping_add(1);
             return false;
         };
         *place = Some(*n);
