@@ -12,7 +12,7 @@ use wire::velo::Status;
 /// The log has four messages that are not taken in so many milliseconds.
 const INTERVAL_MS: u32 = 5_000;
 
-/// Why a message is not taken, by number (docs/vpci.md, Reasons).
+/// Why a message is not taken, by number (docs/vpci.md, /dev/extoll_pci).
 #[derive(Clone, Copy)]
 pub(crate) enum Reject {
     /// Its sender is not the module of a node.

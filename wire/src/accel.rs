@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Who has the device behind a NIC without a host: what borrowers keep in registers of that NIC
-//! (docs/vpci.md, *Accelerator nodes*).
+//! (docs/pci-protocol.md, *Accelerators*).
 //!
 //! No software runs at such a node. Its NIC has eight scratchpads, of which the hardware reference
 //! knows a meaning of the first four only (HW §4.3). Two of the others are used here. That is a

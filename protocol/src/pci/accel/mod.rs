@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! A device behind a NIC without a host, which its borrower sets up by registers of that NIC alone
-//! (HW §13, §14; docs/vpci.md, *Accelerator nodes*).
+//! (HW §13, §14; docs/pci-protocol.md, *Accelerators*).
 //!
 //! Nobody is there who could be asked. So a borrower does both ends' work, and what keeps borrowers
 //! apart is a word in a register of the accelerator's NIC ([`wire::accel`]):
