@@ -158,7 +158,7 @@ pub enum WriteCombining {
     /// Each store arrives at once and in order, as with programs that can't be made to mark their fences.
     #[default]
     Stores,
-    /// Lines of 64 bytes are held until a marked fence, see docs/nic-model.md.
+    /// Lines of 64 bytes are held until a marked fence, see docs/emulator.md.
     Lines,
 }
 

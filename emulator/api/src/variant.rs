@@ -1,4 +1,4 @@
-//! Variants: one choice for every decision about a gap of the reference (docs/references.md) that can be taken otherwise.
+//! Variants: one choice for every decision about a gap of the reference (docs/hardware.md) that can be taken otherwise.
 //!
 //! Where the reference is silent the model decides one way and can do it another way. A driver must work with both, so tests run
 //! under a choice drawn from a seed, or under each of a set of choices that has every value of every switch.

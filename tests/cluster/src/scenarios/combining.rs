@@ -10,7 +10,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// Two nodes, one cable; see docs/nic-model.md for the options.
+/// Two nodes, one cable; see docs/emulator.md for the options.
 const COMBINING: Spec = Spec::pair().emulator(&[
     "--nic-option=wc=lines",
     "--nic-option=wc-commit-ns=2000000",

@@ -13,7 +13,7 @@ pub fn all() -> Vec<Scenario> {
     vec![Scenario::new("faults::late_answers", PATIENT, late_answers).finds(REFUSED)]
 }
 
-/// Two nodes whose full queues hold messages for as long as a scenario wants them to (docs/nic-model.md, Full queues).
+/// Two nodes whose full queues hold messages for as long as a scenario wants them to (docs/emulator.md, Full queues).
 const PATIENT: Spec = Spec::pair().emulator(&["--nic-option=hold-timeout-unit-ns=4000000000"]);
 
 /// How long exn keeps memory in quarantine here: several times as long as everything that has to happen before it is freed.
