@@ -7,6 +7,7 @@ import collections
 import sys
 
 import circles
+import length
 import prose
 import tree as files
 
@@ -23,6 +24,7 @@ Check = collections.namedtuple("Check", "name find sample what")
 CHECKS = [
     Check("prose", prose.check, prose.check, "flagged sentences"),
     Check("circles", circles.check, circles.check, "modules in a circle of imports"),
+    Check("long-files", length.long_files, lambda tree: length.long_files(tree, 3), "files that are too long"),
 ]
 
 
