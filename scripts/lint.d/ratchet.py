@@ -10,6 +10,7 @@ import circles
 import length
 import prose
 import tree as files
+import unused
 
 BASELINE = "scripts/lint-baseline"
 SAMPLES = "scripts/lint.d/samples/"
@@ -25,6 +26,7 @@ CHECKS = [
     Check("prose", prose.check, prose.check, "flagged sentences"),
     Check("circles", circles.check, circles.check, "modules in a circle of imports"),
     Check("long-files", length.long_files, lambda tree: length.long_files(tree, 3), "files that are too long"),
+    Check("unused", unused.check, unused.check, "public functions without a caller"),
 ]
 
 
