@@ -10,6 +10,7 @@ import circles
 import length
 import prose
 import tree as files
+import typenames
 import unused
 
 BASELINE = "scripts/lint-baseline"
@@ -27,6 +28,7 @@ CHECKS = [
     Check("circles", circles.check, circles.check, "modules in a circle of imports"),
     Check("long-files", length.long_files, lambda tree: length.long_files(tree, 3), "files that are too long"),
     Check("unused", unused.check, unused.check, "public functions without a caller"),
+    Check("impls", typenames.spread, typenames.spread, "files with methods of one type"),
 ]
 
 
