@@ -29,6 +29,7 @@ CHECKS = [
     Check("long-files", length.long_files, lambda tree: length.long_files(tree, 3), "files that are too long"),
     Check("unused", unused.check, unused.check, "public functions without a caller"),
     Check("impls", typenames.spread, typenames.spread, "files with methods of one type"),
+    Check("type-names", typenames.names, typenames.names, "types of one name"),
 ]
 
 

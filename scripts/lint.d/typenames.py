@@ -1,12 +1,12 @@
-"""Types of kernel crates whose methods are in many files."""
+"""Types of kernel crates: names with several meanings, and types whose methods are in many files."""
 import collections
 import re
 
 import rust
 from tree import Finding
 
-# Maximum number of files with methods of one type.
-FILES = 3
+# Maximum number of types with one name, and of files with methods of one type.
+NAMES, FILES = 2, 3
 TYPE = re.compile(r"^[ \t]*(?:pub(?:\s*\([^)]*\))?\s+)?(?:unsafe\s+)?(struct|enum|union|trait|type)\s+(\w+)", re.M)
 TRAIT = re.compile(r"^[ \t]*(?:pub(?:\s*\([^)]*\))?\s+)?(?:unsafe\s+)?trait\s+\w+", re.M)
 
@@ -20,6 +20,15 @@ def definitions(tree):
         for m in TYPE.finditer(code):
             if not any(start < m.start(1) < end for start, end in inside):
                 yield crate, path, rust.line(code, m.start(1)), m.group(2)
+
+
+def names(tree):
+    """Returns the definitions of the names that more than `NAMES` types have."""
+    found = collections.defaultdict(list)
+    for _, path, line, name in definitions(tree):
+        found[name].append((path, line))
+    return [Finding(path, line, name, f"{name} is the name of {len(places)} types")
+            for name, places in found.items() if len(places) > NAMES for path, line in places]
 
 
 def spread(tree):
