@@ -30,6 +30,7 @@ CHECKS = [
     Check("unused", unused.check, unused.check, "public functions without a caller"),
     Check("impls", typenames.spread, typenames.spread, "files with methods of one type"),
     Check("type-names", typenames.names, typenames.names, "types of one name"),
+    Check("long-lines", length.long_lines, length.long_lines, "lines that are too long"),
 ]
 
 
