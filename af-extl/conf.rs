@@ -4,7 +4,7 @@
 
 use crate::{module_parameters, nic::Size};
 use extoll_core::time::patience;
-use kernel_ext::param::Param;
+use kernel_ext::param::{Param, Tunable};
 use protocol::ds::{Limits, OpenLimits};
 
 /// Families that have a name but no implementation in the kernels that this is built for.
@@ -21,7 +21,51 @@ const MS: u64 = 1_000_000;
 /// Bytes of a GET.
 const CHUNK: u32 = 128 << 10;
 
-/// Number of the family.
+/// 1 if data may bypass TCP in new network namespaces; later `net.extl.data_path` decides.
+static DATA_PATH: Tunable = Tunable::new("af_extl.data_path", 1);
+/// Size in KiB of the rings of connections beyond the first `large_rings`; a power of two.
+static RING_KIB: Tunable = Tunable::new("af_extl.ring_kib", 64);
+/// Size in KiB of the rings of the first `large_rings` connections; a power of two.
+static LARGE_RING_KIB: Tunable = Tunable::new("af_extl.large_ring_kib", 256);
+/// Maximum number of connections of a NIC that have rings of `large_ring_kib`.
+static LARGE_RINGS: Tunable = Tunable::new("af_extl.large_rings", 64);
+/// Size in bytes from which data are read by GET, not sent in messages.
+static THRESHOLD: Tunable = Tunable::new("af_extl.threshold", 2048);
+/// Initial `net.extl.zero_copy_kib` of a network namespace.
+static ZERO_COPY_KIB: Tunable = Tunable::new("af_extl.zero_copy_kib", 1024);
+/// Interval between requests of the negotiation in ms.
+static ASK_MS: Tunable = Tunable::new("af_extl.ask_ms", 10);
+/// Number of unanswered requests after which a peer counts as stalled.
+static ASKS: Tunable = Tunable::new("af_extl.asks", 4);
+/// Time in ms that a client waits until the server's program has accepted.
+static ACCEPT_MS: Tunable = Tunable::new("af_extl.accept_ms", 200);
+/// Time in ms for which a peer that did not answer is not asked again.
+static SILENT_MS: Tunable = Tunable::new("af_extl.silent_ms", 10000);
+/// Time in ms for which a server that accepted too late is not asked again; doubles each time.
+static LATE_MS: Tunable = Tunable::new("af_extl.late_ms", 1000);
+/// Time in ms after which a peer that does not answer counts as down.
+static DEAD_MS: Tunable = Tunable::new("af_extl.dead_ms", 10000);
+
+/// Reads the overrides of all tunables. May sleep.
+pub(crate) fn load_tunables() {
+    let all = [
+        &DATA_PATH,
+        &RING_KIB,
+        &LARGE_RING_KIB,
+        &LARGE_RINGS,
+        &THRESHOLD,
+        &ZERO_COPY_KIB,
+        &ASK_MS,
+        &ASKS,
+        &ACCEPT_MS,
+        &SILENT_MS,
+        &LATE_MS,
+        &DEAD_MS,
+    ];
+    all.into_iter().for_each(Tunable::load);
+}
+
+/// Returns the number of the family.
 pub(crate) fn family() -> u32 {
     module_parameters::family.value()
 }
@@ -34,7 +78,7 @@ pub(crate) fn protocol() -> u16 {
 
 /// Whether data may bypass TCP, until that is changed: for each namespace when it begins.
 pub(crate) fn data_path() -> u32 {
-    u32::from(module_parameters::data_path.value())
+    DATA_PATH.number()
 }
 
 /// Connections of a NIC that have rings.
@@ -44,14 +88,14 @@ pub(crate) fn connections() -> usize {
 
 /// Ring sizes, in the order in which they are used.
 pub(crate) fn rings() -> [Size; 2] {
-    let large = (module_parameters::large_rings.value() as usize).min(connections());
+    let large = (LARGE_RINGS.number() as usize).min(connections());
     let size = |kib: u32, most| Size {
         bytes: (kib as usize) << 10,
         most,
     };
     [
-        size(module_parameters::large_ring_kib.value(), large),
-        size(module_parameters::ring_kib.value(), connections() - large),
+        size(LARGE_RING_KIB.number(), large),
+        size(RING_KIB.number(), connections() - large),
     ]
 }
 
@@ -61,14 +105,14 @@ pub(crate) const ZERO_COPY_MOST: u32 = 1 << 20;
 /// From which size on in KiB data are not copied, until that is changed: for each namespace when it
 /// begins.
 pub(crate) fn zero_copy_kib() -> u32 {
-    module_parameters::zero_copy_kib.value()
+    ZERO_COPY_KIB.number()
 }
 
 /// How long a program that connects waits for an answer, in ms: somewhat longer than the questions
 /// take.
 pub(crate) fn longest_question() -> u32 {
-    let asks = module_parameters::asks.value() + 2;
-    module_parameters::ask_ms.value().saturating_mul(asks) + 20
+    let asks = ASKS.number() + 2;
+    ASK_MS.number().saturating_mul(asks) + 20
 }
 
 /// How long the address of a neighbour is waited for, in ms, by a program that would wait for TCP, and by
@@ -87,27 +131,27 @@ pub(crate) fn user_connections() -> usize {
 
 /// Times of the negotiation.
 pub(crate) fn opening() -> OpenLimits {
-    let ask = u64::from(module_parameters::ask_ms.value()) * MS;
+    let ask = u64::from(ASK_MS.number()) * MS;
     OpenLimits {
         ask,
-        asks: module_parameters::asks.value(),
-        accept: u64::from(module_parameters::accept_ms.value()) * MS,
+        asks: ASKS.number(),
+        accept: u64::from(ACCEPT_MS.number()) * MS,
         refresh: 250 * MS,
         keep: 1_000 * MS,
         confirm: 5_000 * MS,
-        silent: u64::from(module_parameters::silent_ms.value()) * MS,
-        late: u64::from(module_parameters::late_ms.value()) * MS,
+        silent: u64::from(SILENT_MS.number()) * MS,
+        late: u64::from(LATE_MS.number()) * MS,
     }
 }
 
 /// Times and sizes of streams.
 pub(crate) fn limits() -> Limits {
-    let dead = u64::from(module_parameters::dead_ms.value()) * MS;
+    let dead = u64::from(DEAD_MS.number()) * MS;
     let sizes = rings().into_iter().filter(|size| size.most > 0);
     let shortest = sizes.map(|size| size.bytes).min().unwrap_or(0) as u32;
     Limits {
         // So that there is always room for what is announced.
-        threshold: module_parameters::threshold.value().min(shortest / 4),
+        threshold: THRESHOLD.number().min(shortest / 4),
         chunk: CHUNK,
         tries: 8,
         get: 500 * MS,
@@ -133,24 +177,19 @@ pub(crate) fn parameters() -> [Param; 16] {
             FIRST_PROTOCOL,
             LAST_PROTOCOL,
         ),
-        Param::switch("data_path", data_path() != 0),
+        DATA_PATH.param(0, 1),
         Param::new("connections", p::connections.value(), 1, 4096),
         Param::new("user_connections", p::user_connections.value(), 1, 4096),
-        Param::one_of("ring_kib", p::ring_kib.value(), RINGS),
-        Param::one_of("large_ring_kib", p::large_ring_kib.value(), RINGS),
-        Param::new("large_rings", p::large_rings.value(), 0, 4096),
-        Param::new("threshold", p::threshold.value(), 256, 1 << 20),
-        Param::new(
-            "zero_copy_kib",
-            p::zero_copy_kib.value(),
-            0,
-            ZERO_COPY_MOST.into(),
-        ),
-        Param::new("ask_ms", p::ask_ms.value(), 1, 1000),
-        Param::new("asks", p::asks.value(), 1, 100),
-        Param::new("accept_ms", p::accept_ms.value(), 1, 60_000),
-        Param::new("silent_ms", p::silent_ms.value(), 0, 3_600_000),
-        Param::new("late_ms", p::late_ms.value(), 0, 3_600_000),
-        Param::new("dead_ms", p::dead_ms.value(), 1000, 3_600_000),
+        RING_KIB.one_of(RINGS),
+        LARGE_RING_KIB.one_of(RINGS),
+        LARGE_RINGS.param(0, 4096),
+        THRESHOLD.param(256, 1 << 20),
+        ZERO_COPY_KIB.param(0, ZERO_COPY_MOST.into()),
+        ASK_MS.param(1, 1000),
+        ASKS.param(1, 100),
+        ACCEPT_MS.param(1, 60_000),
+        SILENT_MS.param(0, 3_600_000),
+        LATE_MS.param(0, 3_600_000),
+        DEAD_MS.param(1000, 3_600_000),
     ]
 }

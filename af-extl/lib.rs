@@ -106,6 +106,7 @@ fn alias(version: Version) -> Option<Alias<Stream, LocalModule>> {
 
 impl InPlaceModule for AfExtl {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        conf::load_tunables();
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
         // Fields are made in the order in which they stand here.
         try_pin_init!(Self {
@@ -137,67 +138,19 @@ module! {
     params: {
         family: u32 {
             default: 19,
-            description: "Number of the socket family (AF_EXTL)",
+            description: "Number of the socket family AF_EXTL: 13, 14, 18, 19, 22 or 25",
         },
         protocol: u32 {
             default: 259,
-            description: "Protocol number of AF_INET and AF_INET6 (IPPROTO_EXTL)",
-        },
-        data_path: bool {
-            default: true,
-            description: "Data may bypass TCP, until net.extl.data_path is changed",
+            description: "Protocol number IPPROTO_EXTL of AF_INET and AF_INET6, 257 to 261",
         },
         connections: u32 {
             default: 256,
-            description: "Connections of a NIC that bypass TCP",
+            description: "Maximum number of connections per NIC that bypass TCP, 1 to 4096",
         },
         user_connections: u32 {
             default: 128,
-            description: "Of these, connections of one user without CAP_SYS_RESOURCE",
-        },
-        ring_kib: u32 {
-            default: 64,
-            description: "Size of the rings of other connections in KiB, a power of two",
-        },
-        large_ring_kib: u32 {
-            default: 256,
-            description: "Size of the rings of large_rings connections in KiB, a power of two",
-        },
-        large_rings: u32 {
-            default: 64,
-            description: "Connections of a NIC that have rings of large_ring_kib",
-        },
-        threshold: u32 {
-            default: 2048,
-            description: "Bytes that are fetched rather than sent by messages",
-        },
-        zero_copy_kib: u32 {
-            default: 1024,
-            description: "KiB from which on calls that wait are not copied, 0: all are",
-        },
-        ask_ms: u32 {
-            default: 10,
-            description: "Time between questions to a peer in ms",
-        },
-        asks: u32 {
-            default: 4,
-            description: "Questions after which a peer counts as silent",
-        },
-        accept_ms: u32 {
-            default: 200,
-            description: "Time that a client waits for the server's program in ms",
-        },
-        silent_ms: u32 {
-            default: 10000,
-            description: "Time for which a silent peer is not asked in ms",
-        },
-        late_ms: u32 {
-            default: 1000,
-            description: "Time for which a server that was too late is not asked in ms, doubled each time",
-        },
-        dead_ms: u32 {
-            default: 10000,
-            description: "Time after which a peer that does not answer is dead in ms",
+            description: "Maximum number of these connections per user without CAP_SYS_RESOURCE, 1 to 4096",
         },
     },
 }

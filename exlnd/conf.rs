@@ -4,7 +4,7 @@
 
 use crate::module_parameters as params;
 use core::ops::RangeInclusive;
-use kernel_ext::param::Param;
+use kernel_ext::param::{Param, Tunable};
 use protocol::lnd::{Capacity, Limits};
 
 const MS: u64 = 1_000_000;
@@ -26,7 +26,22 @@ pub(crate) struct Tunables {
     pub(crate) peer_timeout: i32,
 }
 
-/// All of them, to be checked and shown.
+/// Maximum payload in bytes that is sent in messages; longer payload is read by GET.
+static IMMEDIATE_BYTES: Tunable = Tunable::new("kexlnd.immediate", 4096);
+/// Maximum number of messages with longer payload at a time, in each direction.
+static PLACES: Tunable = Tunable::new("kexlnd.places", 256);
+/// Maximum number of messages of peers that are received at a time.
+static RECEIVES: Tunable = Tunable::new("kexlnd.receives", 1024);
+/// Maximum number of peers of an interface.
+static PEERS: Tunable = Tunable::new("kexlnd.peers", 1024);
+
+/// Reads the overrides of all tunables. May sleep.
+pub(crate) fn load_tunables() {
+    let all = [&IMMEDIATE_BYTES, &PLACES, &RECEIVES, &PEERS];
+    all.into_iter().for_each(Tunable::load);
+}
+
+/// Returns all parameters and tunables with their ranges.
 pub(crate) fn parameters() -> [Param; 10] {
     [
         Param::new("lnd_type", params::lnd_type.value(), 0, 255),
@@ -40,15 +55,10 @@ pub(crate) fn parameters() -> [Param; 10] {
         ),
         Param::new("peer_timeout", params::peer_timeout.value(), 0, 3600),
         Param::new("timeout", params::timeout.value(), 10, 600),
-        Param::new(
-            "immediate",
-            params::immediate.value(),
-            *IMMEDIATE.start(),
-            *IMMEDIATE.end(),
-        ),
-        Param::new("places", params::places.value(), 16, MOST_PLACES.into()),
-        Param::new("receives", params::receives.value(), 16, 16384),
-        Param::new("peers", params::peers.value(), 1, 32768),
+        IMMEDIATE_BYTES.param(*IMMEDIATE.start(), *IMMEDIATE.end()),
+        PLACES.param(16, MOST_PLACES.into()),
+        RECEIVES.param(16, 16384),
+        PEERS.param(1, 32768),
     ]
 }
 
@@ -74,14 +84,14 @@ pub(crate) fn timeout() -> u32 {
 
 /// Longest payload that is sent in messages, unless an interface has another one.
 pub(crate) fn immediate() -> u32 {
-    params::immediate.value()
+    IMMEDIATE_BYTES.number()
 }
 
 /// Messages of an interface that can have memory exposed, and as many that can fetch at a time, if
 /// LNet gives it so many at a time.
 pub(crate) fn places(at_a_time: u32) -> usize {
     let most = at_a_time.min(MOST_PLACES);
-    params::places.value().max(most) as usize
+    PLACES.number().max(most) as usize
 }
 
 /// Nanoseconds after which a message that goes out is given up.
@@ -93,9 +103,9 @@ pub(crate) fn patience() -> u64 {
 pub(crate) fn capacity(places: usize) -> Capacity {
     let sends = 2 * places + params::credits.value() as usize;
     Capacity {
-        peers: params::peers.value() as u16,
+        peers: PEERS.number() as u16,
         sends: sends.min(65_535),
-        receives: params::receives.value() as usize,
+        receives: RECEIVES.number() as usize,
         slots: 16,
         fetches: places as u32 / 4,
     }

@@ -97,6 +97,7 @@ fn register() -> Result<lnet::Registration> {
 
 impl InPlaceModule for Exlnd {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        conf::load_tunables();
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
         // Fields are made in the order in which they stand here.
         try_pin_init!(Self {
@@ -124,43 +125,27 @@ module! {
     params: {
         lnd_type: u32 {
             default: 0,
-            description: "Number of the network type, 0: that which LNet knows as ex",
+            description: "LNet network type number; 0 for the one that LNet knows as ex",
         },
         credits: u32 {
             default: 256,
-            description: "Messages of an interface at a time",
+            description: "Maximum number of concurrent messages per interface",
         },
         peer_credits: u32 {
             default: 8,
-            description: "Of these, to one peer",
+            description: "Maximum number of concurrent messages per peer",
         },
         peer_buffer_credits: u32 {
             default: 0,
-            description: "Messages of one peer that a router keeps, 0: what LNet has",
+            description: "Maximum number of messages of one peer that a router buffers; 0 for LNet's default",
         },
         peer_timeout: u32 {
             default: 180,
-            description: "Seconds after which LNet asks whether a router is alive",
+            description: "Interval in seconds after which LNet pings a router",
         },
         timeout: u32 {
             default: 50,
-            description: "Seconds in which each message has arrived or failed",
-        },
-        immediate: u32 {
-            default: 4096,
-            description: "Longest payload that is sent in messages rather than fetched",
-        },
-        places: u32 {
-            default: 256,
-            description: "Messages with longer payload at a time, in each direction",
-        },
-        receives: u32 {
-            default: 1024,
-            description: "Messages from peers at a time",
-        },
-        peers: u32 {
-            default: 1024,
-            description: "Peers of an interface",
+            description: "Time in seconds after which a message that is not delivered fails",
         },
     },
 }

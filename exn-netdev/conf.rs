@@ -5,7 +5,7 @@
 use crate::{machine::ms, module_parameters as param};
 use extoll_core::time::patience;
 use kernel::sync::atomic::{Atomic, Relaxed};
-use kernel_ext::param::Param;
+use kernel_ext::param::{Param, Tunable};
 use protocol::eth::{macs, rendezvous};
 use wire::ids::NodeId;
 
@@ -106,14 +106,32 @@ pub(crate) const DRAIN_MS: u32 = 500;
 /// Notifications that `down` handles before it looks at the time again.
 pub(crate) const DRAIN_BATCH: usize = 64;
 
-/// The four bytes that all MAC addresses of the network begin with, from the module parameters.
+/// Returns the four bytes that all MAC addresses of the network begin with.
 pub(crate) fn mac_prefix() -> [u8; 4] {
-    [
-        param::mac0.value(),
-        param::mac1.value(),
-        param::mac2.value(),
-        param::mac3.value(),
-    ]
+    param::mac.value().to_be_bytes()
+}
+
+/// 1 leaves layer-4 checksums of sent frames unfinished; all peers must accept such frames.
+static SKIP_TX_CSUM: Tunable = Tunable::new("exn.skip_tx_csum", 0);
+/// Checksums that the stack verifies: 0 finished ones, 1 all, 2 none.
+static VERIFY_RX_CSUM: Tunable = Tunable::new("exn.verify_rx_csum", 0);
+/// Interval in ms in which at most four lines per reason are logged.
+static LOG_INTERVAL_MS: Tunable = Tunable::new("exn.log_interval_ms", 10_000);
+/// Time in ms after which an announced frame or a GET is given up.
+static RDV_TIMEOUT_MS: Tunable = Tunable::new("exn.rdv_timeout_ms", 3_000);
+/// Time in ms for which memory of a transfer that was given up is kept.
+static RDV_QUARANTINE_MS: Tunable = Tunable::new("exn.rdv_quarantine_ms", 60_000);
+
+/// Reads the overrides of all tunables. May sleep.
+pub(crate) fn load_tunables() {
+    let all = [
+        &SKIP_TX_CSUM,
+        &VERIFY_RX_CSUM,
+        &LOG_INTERVAL_MS,
+        &RDV_TIMEOUT_MS,
+        &RDV_QUARANTINE_MS,
+    ];
+    all.into_iter().for_each(Tunable::load);
 }
 
 /// Where unicast frames for foreign MAC addresses go.
@@ -125,7 +143,7 @@ pub(crate) fn default_node() -> Option<NodeId> {
 
 /// Whether frames are sent with unfinished checksums, by agreement with all peers.
 pub(crate) fn skip_tx_checksum() -> bool {
-    param::skip_tx_csum.value() != 0
+    SKIP_TX_CSUM.value() != 0
 }
 
 /// What is done about checksums of received frames. The links have CRC and retransmission, and
@@ -144,7 +162,7 @@ pub(crate) enum Verify {
 
 /// What `verify_rx_csum` says.
 pub(crate) fn verify_rx_checksum() -> Verify {
-    match param::verify_rx_csum.value() {
+    match VERIFY_RX_CSUM.value() {
         0 => Verify::Finished,
         1 => Verify::All,
         _ => Verify::None,
@@ -153,12 +171,14 @@ pub(crate) fn verify_rx_checksum() -> Verify {
 
 /// Time in which a reason gets few log lines, in ms.
 pub(crate) fn log_interval_ms() -> u32 {
-    param::log_interval_ms.value()
+    LOG_INTERVAL_MS.number()
 }
 
-/// All parameters with what they may be.
-pub(crate) fn parameters() -> [Param; 11] {
-    let octet = |name, value: u8| Param::new(name, value, 0, 255);
+/// Bit of `mac` that makes an address one of a multicast group.
+const GROUP_BIT: i64 = 1 << 24;
+
+/// Returns all parameters and tunables with their ranges.
+pub(crate) fn parameters() -> [Param; 8] {
     let nodes = i64::from(NodeId::FIRST_RESERVED.0) - 1;
     let least = rendezvous::shortest_keep_ms(timeout_ms());
     [
@@ -169,33 +189,24 @@ pub(crate) fn parameters() -> [Param; 11] {
             THRESHOLD_MAX.into(),
         ),
         Param::new("default_nodeid", param::default_nodeid.value(), -1, nodes),
-        // Odd ones are addresses of groups.
-        octet("mac0", param::mac0.value()).even(),
-        octet("mac1", param::mac1.value()),
-        octet("mac2", param::mac2.value()),
-        octet("mac3", param::mac3.value()),
-        Param::new("skip_tx_csum", param::skip_tx_csum.value(), 0, 1),
-        Param::new("verify_rx_csum", param::verify_rx_csum.value(), 0, 2),
-        Param::new("log_interval_ms", log_interval_ms(), 0, 86_400_000),
-        Param::new("rdv_timeout_ms", timeout_ms(), 200, 600_000),
-        Param::new(
-            "rdv_quarantine_ms",
-            quarantine_ms(),
-            least.into(),
-            3_600_000,
-        ),
+        Param::new("mac", param::mac.value(), 0, u32::MAX.into()).with_clear(GROUP_BIT),
+        SKIP_TX_CSUM.param(0, 1),
+        VERIFY_RX_CSUM.param(0, 2),
+        LOG_INTERVAL_MS.param(0, 86_400_000),
+        RDV_TIMEOUT_MS.param(200, 600_000),
+        RDV_QUARANTINE_MS.param(least.into(), 3_600_000),
     ]
 }
 
 /// Time after which an announced frame, or a fetch, is given up, in ms.
 pub(crate) fn timeout_ms() -> u32 {
-    param::rdv_timeout_ms.value()
+    RDV_TIMEOUT_MS.number()
 }
 
 /// Time for which what was given up stays mapped, in ms: longer ([`parameters`]) than peers take
 /// what was announced for fresh enough to be fetched, if they have the same time-out.
 pub(crate) fn quarantine_ms() -> u32 {
-    param::rdv_quarantine_ms.value()
+    RDV_QUARANTINE_MS.number()
 }
 
 /// Returns for how long peers may let frames wait, in ms: `ms`, multiplied in slow guests

@@ -69,6 +69,7 @@ fn files() -> Result<Dir<Parameters>> {
 
 impl InPlaceModule for Exn {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        conf::load_tunables();
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
         try_pin_init!(Self {
             _: { checked? },
@@ -92,49 +93,15 @@ module! {
     params: {
         velo_threshold: u32 {
             default: 120,
-            description:
-                "Shorter unicast frames are messages (ethtool --set-tunable tx-copybreak)",
+            description: "Size in bytes from which unicast frames are announced, not sent as messages (ethtool --set-tunable tx-copybreak)",
         },
         default_nodeid: i32 {
             default: -1,
-            description: "Node for unicast frames to foreign MAC addresses, -1: drop them",
+            description: "Node ID that receives unicast frames for unknown MAC addresses; -1 drops them",
         },
-        mac0: u8 {
-            default: 0x2E,
-            description: "First octet of all MAC addresses of the network",
-        },
-        mac1: u8 {
-            default: 0x87,
-            description: "Second octet",
-        },
-        mac2: u8 {
-            default: 0x04,
-            description: "Third octet",
-        },
-        mac3: u8 {
-            default: 0x07,
-            description: "Fourth octet",
-        },
-        skip_tx_csum: u8 {
-            default: 0,
-            description: "1: leave layer-4 checksums unfinished; all peers must accept that",
-        },
-        verify_rx_csum: u8 {
-            default: 0,
-            description:
-                "Checksums that the stack verifies: 0 finished ones, 1 all, 2 none",
-        },
-        log_interval_ms: u32 {
-            default: 10000,
-            description: "Time in which at most 4 lines per reason are logged",
-        },
-        rdv_timeout_ms: u32 {
-            default: 3000,
-            description: "Time after which an announced frame or a fetch is given up",
-        },
-        rdv_quarantine_ms: u32 {
-            default: 60000,
-            description: "Time for which the memory of what was given up stays untouched",
+        mac: u32 {
+            default: 0x2E87_0407,
+            description: "First four octets of all MAC addresses of the network, for example 0x2e870407",
         },
     },
 }

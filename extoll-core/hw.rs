@@ -44,18 +44,17 @@ pub(crate) struct Hw {
 
 impl Hw {
     /// Maps the windows, which lie in BAR 0 but for the remote register file (BAR 2): register file
-    /// uncached, requesters write-combining (HW §3.1 step 2). `mark_fences`: an emulator that asks
-    /// for it gets marks. May sleep.
+    /// uncached, requesters write-combining (HW §3.1 step 2). An emulator
+    /// that asks for marked fences gets them. May sleep.
     pub(crate) fn map(
         dev: &device::Device<Bound>,
         bar0: &Region<'_>,
         windows: Sides,
-        mark_fences: bool,
     ) -> Result<Self> {
         let rf = RegisterFile::map(bar0, windows.cpu.rf.0)?;
         let mut velo = Window::map(bar0, windows.cpu.velo.0)?;
         let mut rma = Window::map(bar0, windows.cpu.rma.0)?;
-        let marks = mark_fences && Driver(rf.read(DRIVER)).wants_marks();
+        let marks = Driver(rf.read(DRIVER)).wants_marks();
         if marks {
             velo.mark_fences();
             rma.mark_fences();

@@ -16,7 +16,7 @@ use kernel::{device::Core, driver, fmt, pci, prelude::*, InPlaceModule};
 use kernel_ext::{
     chardev::Classes,
     debugfs::Dir,
-    param::{self, Param},
+    param::{self, Overrides, Param, Tunable},
     pci::device_id,
     security::{locked_down, Locked},
     work,
@@ -44,30 +44,25 @@ impl pci::Driver for ExtollDriver {
         pdev: &'bound pci::Device<Core<'_>>,
         _info: Option<&'bound Self::IdInfo>,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        param::check(&parameters(), |p| dev_err!(pdev, "{}\n", p))?;
         let params = Params {
-            velo_slots_64: module_parameters::velo_slots_64.value(),
-            atu_gats: module_parameters::atu_gats.value(),
-            atu_page_kib: module_parameters::atu_page_kib.value(),
+            velo_slots_64: VELO_SLOTS_64.value() != 0,
+            atu_gats: ATU_GATS.number(),
+            atu_page_kib: ATU_PAGE_KIB.number(),
             tables_per_user: module_parameters::tables_per_user.value(),
-            smfu_target_kib: module_parameters::smfu_target_kib.value(),
+            smfu_target_kib: SMFU_TARGET_KIB.number(),
             quarantine_kib: module_parameters::quarantine_kib.value(),
-            log_interval_ms: module_parameters::log_interval_ms.value(),
-            snq_irq: [
-                module_parameters::snq_irq_0.value(),
-                module_parameters::snq_irq_1.value(),
-                module_parameters::snq_irq_2.value(),
-            ],
-            vendor_events: module_parameters::vendor_events.value(),
-            message_interrupts: module_parameters::message_interrupts.value(),
-            mark_fences: module_parameters::mark_fences.value(),
+            log_interval_ms: LOG_INTERVAL_MS.number(),
+            vendor_events: VENDOR_EVENTS.value() != 0,
+            message_interrupts: MESSAGE_INTERRUPTS.number(),
         };
         let settings = Settings {
             compat_unsafe: module_parameters::compat_unsafe.value(),
             vpids_per_user: module_parameters::vpids_per_user.value(),
-            user_interrupts: module_parameters::user_interrupts.value(),
+            user_interrupts: USER_INTERRUPTS.number(),
             interrupts_per_user: module_parameters::interrupts_per_user.value(),
-            process_quarantine_ms: module_parameters::process_quarantine_ms.value(),
-            first_user: module_parameters::first_user.value(),
+            process_quarantine_ms: PROCESS_QUARANTINE_MS.number(),
+            first_user: FIRST_USER.number(),
         };
         if settings.compat_unsafe {
             dev_warn!(
@@ -90,38 +85,68 @@ struct Extoll {
     /// Dropped after the driver, whose nodes are in it.
     _classes: Classes,
     _past: PastOwner,
+    _overrides: Overrides,
     _files: Option<Dir<Refusals>>,
     /// Dropped when nothing is left that enqueues.
     _work: work::Owner,
 }
 
-/// Those with a range. Any value of the others makes sense.
-fn parameters() -> [Param; 17] {
+/// Size of VELO mailbox slots: 1 for 64 bytes, 0 for 128.
+static VELO_SLOTS_64: Tunable = Tunable::new("extoll.velo_slots_64", 0);
+/// Maximum number of global address tables, which are allocated on demand (2 MiB each).
+static ATU_GATS: Tunable = Tunable::new("extoll.atu_gats", GATS as i64);
+/// Largest hardware page that the ATU is programmed with, in KiB (HW §11.1).
+static ATU_PAGE_KIB: Tunable = Tunable::new("extoll.atu_page_kib", 4);
+/// Memory that the SMFU exports to other nodes, in KiB; 0 exports none.
+static SMFU_TARGET_KIB: Tunable = Tunable::new("extoll.smfu_target_kib", 4096);
+/// Time in ms for which memory is kept that a process may have named by bus address.
+static PROCESS_QUARANTINE_MS: Tunable = Tunable::new("extoll.process_quarantine_ms", 60_000);
+/// Maximum number of interrupts per second of a process's port; 0 for no limit.
+static USER_INTERRUPTS: Tunable = Tunable::new("extoll.user_interrupts", 20_000);
+/// Interval in ms in which at most four lines per reason are logged.
+static LOG_INTERVAL_MS: Tunable = Tunable::new("extoll.log_interval_ms", 10_000);
+/// 1 enables only the events that the vendor's driver enables; links are polled once a second then.
+static VENDOR_EVENTS: Tunable = Tunable::new("extoll.vendor_events", 0);
+/// Maximum number of interrupts per second that writes of other nodes cause before their targets
+/// are closed; 0 for no limit.
+static MESSAGE_INTERRUPTS: Tunable = Tunable::new("extoll.message_interrupts", 100_000);
+/// First of the 65,535 user IDs that may use the NIC without privilege.
+static FIRST_USER: Tunable = Tunable::new("extoll.first_user", 0);
+
+/// Reads the overrides of all tunables of this module. May sleep.
+fn load_tunables() {
+    let all = [
+        &VELO_SLOTS_64,
+        &ATU_GATS,
+        &ATU_PAGE_KIB,
+        &SMFU_TARGET_KIB,
+        &PROCESS_QUARANTINE_MS,
+        &USER_INTERRUPTS,
+        &LOG_INTERVAL_MS,
+        &VENDOR_EVENTS,
+        &MESSAGE_INTERRUPTS,
+        &FIRST_USER,
+    ];
+    all.into_iter().for_each(Tunable::load);
+}
+
+/// Returns all parameters and tunables that have a range.
+fn parameters() -> [Param; 16] {
     use module_parameters as m;
     let any = u32::MAX.into();
     [
-        Param::switch("velo_slots_64", m::velo_slots_64.value()),
-        Param::new("atu_gats", m::atu_gats.value(), 0, GATS.into()),
-        Param::one_of("atu_page_kib", m::atu_page_kib.value(), &PAGE_KIB),
+        VELO_SLOTS_64.param(0, 1),
+        ATU_GATS.param(0, GATS.into()),
+        ATU_PAGE_KIB.one_of(&PAGE_KIB),
         Param::new(
             "tables_per_user",
             m::tables_per_user.value(),
             1,
             GATS.into(),
         ),
-        Param::new(
-            "smfu_target_kib",
-            m::smfu_target_kib.value(),
-            0,
-            smfu::MOST_KIB.into(),
-        ),
+        SMFU_TARGET_KIB.param(0, smfu::MOST_KIB.into()),
         Param::new("quarantine_kib", m::quarantine_kib.value(), 0, any),
-        Param::new(
-            "process_quarantine_ms",
-            m::process_quarantine_ms.value(),
-            1000,
-            QUARANTINE_MAX_MS,
-        ),
+        PROCESS_QUARANTINE_MS.param(1000, QUARANTINE_MAX_MS),
         Param::switch("compat_unsafe", m::compat_unsafe.value()),
         Param::new(
             "vpids_per_user",
@@ -129,51 +154,35 @@ fn parameters() -> [Param; 17] {
             0,
             Vpid::COUNT.into(),
         ),
-        Param::new("user_interrupts", m::user_interrupts.value(), 0, any),
+        USER_INTERRUPTS.param(0, any),
         Param::new(
             "interrupts_per_user",
             m::interrupts_per_user.value(),
             0,
             any,
         ),
-        Param::new(
-            "log_interval_ms",
-            m::log_interval_ms.value(),
-            0,
-            LOG_INTERVAL_MAX_MS,
-        ),
-        Param::switch("vendor_events", m::vendor_events.value()),
-        Param::new("message_interrupts", m::message_interrupts.value(), 0, any),
-        Param::switch("mark_fences", m::mark_fences.value()),
+        LOG_INTERVAL_MS.param(0, LOG_INTERVAL_MAX_MS),
+        VENDOR_EVENTS.param(0, 1),
+        MESSAGE_INTERRUPTS.param(0, any),
         Param::new("slow", m::slow.value(), 1, SLOW_MAX),
-        Param::new("first_user", m::first_user.value(), 0, any),
+        FIRST_USER.param(0, any),
     ]
 }
 
-/// Checks that the administrator may set the parameters that give access to memory: the interrupt
-/// packet is a write to any address, and `compat_unsafe` gives processes all memory.
+/// Checks that the administrator may set `compat_unsafe`, which gives processes all memory.
 ///
 /// # Errors
 ///
-/// `EPERM`: one of them is set, and the kernel is locked down.
+/// `EPERM`: `compat_unsafe` is set, and the kernel is locked down.
 fn admit() -> Result {
-    use module_parameters as m;
-    let packet = [
-        m::snq_irq_0.value(),
-        m::snq_irq_1.value(),
-        m::snq_irq_2.value(),
-    ];
-    if packet == SNQ_IRQ && !m::compat_unsafe.value() {
+    if !module_parameters::compat_unsafe.value() {
         return Ok(());
     }
-    locked_down(Locked::ModuleParameters).inspect_err(|_| {
-        pr_err!("kernel lockdown forbids compat_unsafe and snq_irq_0 to snq_irq_2\n")
-    })
+    locked_down(Locked::ModuleParameters)
+        .inspect_err(|_| pr_err!("kernel lockdown forbids compat_unsafe\n"))
 }
 
-/// Default of the interrupt packet (HW §6.2).
-const SNQ_IRQ: [u64; 3] = [0xFD23_0000_0040_002D, 0x0300_0100_0000, 0];
-/// Sizes of the ATU's hardware pages (HW §11.1).
+/// Sizes of the ATU's hardware pages in KiB (HW §11.1).
 const PAGE_KIB: [i64; 5] = [4, 8, 64, 2048, 1 << 20];
 /// Ten minutes.
 const QUARANTINE_MAX_MS: i64 = 600_000;
@@ -182,19 +191,24 @@ const LOG_INTERVAL_MAX_MS: i64 = 86_400_000;
 const SLOW_MAX: i64 = 100;
 
 fn show_parameters(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    use module_parameters as m;
-    param::show(&parameters(), f)?;
-    for (n, word) in [
-        m::snq_irq_0.value(),
-        m::snq_irq_1.value(),
-        m::snq_irq_2.value(),
-    ]
-    .iter()
-    .enumerate()
-    {
-        writeln!(f, "snq_irq_{n} {word:#x}")?;
-    }
-    Ok(())
+    param::show(&parameters(), f)
+}
+
+fn show_tunables(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    Overrides::show(f)
+}
+
+/// Puts overrides on the list and takes those of this module. NICs that are bound later use them.
+fn set_tunables(_: &Refusals, text: &str) -> Result {
+    Overrides::set(text)?;
+    load_tunables();
+    param::check(&parameters(), |p| pr_err!("{}\n", p))
+}
+
+fn files() -> Result<Dir<Refusals>> {
+    let (mut dir, data) = refusal::files::<LocalModule>(&[(c"parameters", show_parameters)])?;
+    dir.add_writable::<LocalModule>(c"tunables", &data, show_tunables, set_tunables)?;
+    Ok(dir)
 }
 
 impl InPlaceModule for Extoll {
@@ -208,8 +222,9 @@ impl InPlaceModule for Extoll {
             _work: work::Owner::new()?,
             _classes: Classes::register()?,
             _past: PastOwner::new()?,
+            _overrides: Overrides::new()?,
             _driver <- driver::Registration::new(<LocalModule as kernel::ModuleMetadata>::NAME, module),
-            _files: refusal::files::<LocalModule>(&[(c"parameters", show_parameters)])
+            _files: files()
                 .inspect_err(|e| pr_warn!("no debugfs files: {:?}\n", e))
                 .ok(),
         })
@@ -223,85 +238,29 @@ module! {
     description: "Base driver for the Extoll Tourmalet NIC",
     license: "GPL v2",
     params: {
-        velo_slots_64: bool {
-            default: false,
-            description: "Use 64-byte instead of 128-byte VELO mailbox slots",
-        },
-        atu_gats: u32 {
-            default: 1024,
-            description: "Most global address tables (2 MiB of memory each, made on demand), 0 to 1024",
-        },
-        atu_page_kib: u32 {
-            default: 4,
-            description: "Largest hardware pages that the ATU is given in KiB: 4, 8, 64, 2048 or 1048576",
-        },
         tables_per_user: u32 {
             default: 64,
-            description: "Address tables that memory of an unprivileged user may lie in without filling them",
-        },
-        smfu_target_kib: u32 {
-            default: 4096,
-            description: "Memory exported by the SMFU in KiB, 0 for none",
+            description: "Maximum number of partially filled address tables per unprivileged user, 1 to 1024",
         },
         quarantine_kib: u32 {
             default: 65536,
-            description: "Memory in KiB that may wait for late answers before no further RMA port is enabled",
-        },
-        process_quarantine_ms: u32 {
-            default: 60_000,
-            description: "Time in ms for which memory stays that processes may have named by bus addresses, 1000 to 600000",
-        },
-        snq_irq_0: u64 {
-            default: crate::SNQ_IRQ[0],
-            description: "First header word of the interrupt packet",
-        },
-        snq_irq_1: u64 {
-            default: crate::SNQ_IRQ[1],
-            description: "Second header word of the interrupt packet",
-        },
-        snq_irq_2: u64 {
-            default: crate::SNQ_IRQ[2],
-            description: "Payload of the interrupt packet",
+            description: "Maximum memory in KiB that is kept for late answers; above it no RMA port is enabled",
         },
         compat_unsafe: bool {
             default: false,
-            description: "Give every process physical memory and all registers, as the vendor's driver does",
+            description: "Give every process access to physical memory and all registers, like the vendor's driver",
         },
         vpids_per_user: u32 {
             default: 125,
-            description: "VPIDs per unit that one unprivileged user may hold on a NIC",
-        },
-        user_interrupts: u32 {
-            default: 20_000,
-            description: "Interrupts per second that a port of a process may have, 0 for any number",
+            description: "Maximum number of VPIDs per unit and NIC for one unprivileged user",
         },
         interrupts_per_user: u32 {
             default: 100_000,
-            description: "Interrupts per second that all ports of a user on a NIC may have, 0 for any number",
-        },
-        log_interval_ms: u32 {
-            default: 10_000,
-            description: "Time in which at most 4 lines per reason are logged",
-        },
-        vendor_events: bool {
-            default: false,
-            description: "Enable only the events that the vendor's driver has; links are looked at once a second then",
-        },
-        message_interrupts: u32 {
-            default: 100_000,
-            description: "Interrupts per second by writes of other nodes above which their targets are closed, 0 for any number",
-        },
-        mark_fences: bool {
-            default: false,
-            description: "Follow each store fence by a marking store, if the NIC is an emulator that asks for it",
+            description: "Maximum number of interrupts per second for all ports of a user on a NIC, 0 for no limit",
         },
         slow: u32 {
             default: 1,
-            description: "Factor of time-outs after which a peer or the NIC counts as stalled, for emulated or overcommitted guests, 1 to 100",
-        },
-        first_user: u32 {
-            default: 0,
-            description: "Users from this number on, 65535 of them, may use the NIC without privilege",
+            description: "Factor of the time-outs after which a peer or the NIC counts as stalled, 1 to 100; for emulated or overcommitted guests",
         },
     },
 }

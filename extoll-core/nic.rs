@@ -118,8 +118,7 @@ impl Nic {
             monitor: monitor.clone(),
             tables: tables.clone(),
         };
-        let most = params.message_interrupts;
-        let snq = Snq::new(ctx.clone(), ring, handlers, params.snq_irq, most)?;
+        let snq = Snq::new(ctx.clone(), ring, handlers, params.message_interrupts)?;
         let settings = atu::Settings {
             gats: params.atu_gats,
             largest: size_code(params.atu_page_kib.into()).ok_or(EINVAL)?,

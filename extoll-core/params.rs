@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! What is fixed when the module is loaded.
+//! Settings of a NIC that are fixed when it is bound.
 
-/// Facts fixed at load time.
+/// Settings of a NIC, from module parameters and tunables.
 #[derive(Clone, Copy)]
 pub struct Params {
     /// 64-byte instead of 128-byte VELO slots.
@@ -19,12 +19,8 @@ pub struct Params {
     pub quarantine_kib: u32,
     /// Time in which a reason gets few log lines, in milliseconds.
     pub log_interval_ms: u32,
-    /// The three words of the SNQ interrupt packet (HW §6.2).
-    pub snq_irq: [u64; 3],
-    /// Only the events that the vendor's driver has are enabled.
+    /// Enables only the events that the vendor's driver enables.
     pub vendor_events: bool,
-    /// Interrupts by other nodes in a second above which there is a storm, 0: any number.
+    /// Maximum number of interrupts per second that writes of other nodes cause; 0 for no limit.
     pub message_interrupts: u32,
-    /// Mark fences for an emulator that asks for it.
-    pub mark_fences: bool,
 }

@@ -115,7 +115,7 @@ impl<'a> BoundNic<'a> {
             let (low, high) = (bar0.bus(), bar2.bus());
             refuse(dev, Refusal::BarAddress, fmt!("{low:#x}, {high:#x}"));
         })?;
-        let hw = Hw::map(dev.as_ref(), &bar0, windows, params.mark_fences)
+        let hw = Hw::map(dev.as_ref(), &bar0, windows)
             .inspect_err(|e| refuse(dev, Refusal::Map, fmt!("{e:?}")))?;
         // Whoever had the device before may have left it running, with addresses of memory that is
         // somebody else's by now.

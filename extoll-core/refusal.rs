@@ -73,12 +73,12 @@ pub struct Refusals;
 /// Those of [`Dir::new`].
 pub fn files<M: ModuleMetadata + 'static>(
     files: &[(&CStr, Show<Refusals>)],
-) -> Result<Dir<Refusals>> {
+) -> Result<(Dir<Refusals>, Arc<Refusals>)> {
     let data = Arc::new(Refusals, GFP_KERNEL)?;
     let mut all = KVec::new();
     all.push((c"refusals", show as Show<Refusals>), GFP_KERNEL)?;
     all.extend_from_slice(files, GFP_KERNEL)?;
-    Dir::new::<M>(c"extoll", &data, &all)
+    Ok((Dir::new::<M>(c"extoll", &data, &all)?, data))
 }
 
 fn show(_: &Refusals, f: &mut fmt::Formatter<'_>) -> fmt::Result {

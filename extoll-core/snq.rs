@@ -90,13 +90,14 @@ impl Handlers {
     }
 }
 
+/// Interrupt packet of the queue: two header words and the payload (HW §6.2).
+const INTERRUPT_PACKET: [u64; 3] = [0xFD23_0000_0040_002D, 0x0300_0100_0000, 0];
+
 /// The notification queue of a NIC.
 #[pin_data]
 pub(crate) struct Snq {
     ctx: Arc<Context>,
     to: Handlers,
-    /// The three words of the interrupt packet (HW §6.2).
-    irq: [u64; 3],
     /// Times are counted from here.
     epoch: Instant<Monotonic>,
     #[pin]
@@ -120,13 +121,12 @@ pub(crate) struct Snq {
 }
 
 impl Snq {
-    /// `memory` is from [`allocate`]; `irq` is the interrupt packet. May sleep.
+    /// `memory` is from [`allocate`]. May sleep.
     #[inline(never)] // Its stack is not that of what comes after it.
     pub(crate) fn new(
         ctx: Arc<Context>,
         memory: DmaWords,
         to: Handlers,
-        irq: [u64; 3],
         messages_per_second: u32,
     ) -> Result<Arc<Self>> {
         let state = State {
@@ -143,7 +143,6 @@ impl Snq {
             pin_init!(Self {
                 ctx,
                 to,
-                irq,
                 epoch: Instant::now(),
                 state <- new_spinlock_irq!(state, "extoll_snq"),
                 messages <- Messages::new(messages_per_second),
@@ -201,7 +200,7 @@ impl Snq {
 
     /// HW §3.1 step 7: interrupt packet and start. The interrupt handler must be installed.
     pub(crate) fn start(&self, hw: &Hw) {
-        let [irq_0, irq_1, irq_2] = self.irq;
+        let [irq_0, irq_1, irq_2] = INTERRUPT_PACKET;
         self.state.lock().running = true;
         hw.rf.write(snq::IRQ_0, irq_0);
         hw.rf.write(snq::IRQ_1, irq_1);

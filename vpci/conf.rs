@@ -4,26 +4,39 @@
 
 use crate::module_parameters as params;
 use kernel::time::Delta;
-use kernel_ext::param::Param;
+use kernel_ext::param::{Param, Tunable};
 use protocol::pci::{accel::Times, Limits};
 use wire::pci::LONGEST_LEASE_MS;
 
 const MS: u64 = 1_000_000;
 /// Time that a driver may take to reset a function, and for what else ends a lease.
 const END_MS: u64 = 5_000;
+/// Maximum number of devices that one node borrows.
+const PER_NODE: u8 = 8;
 /// The largest parameters.
 const DMA_KIB_MOST: u32 = 65_536;
 const MAP_KIB_MOST: u32 = 1 << 20;
 
-/// All of them, to be checked and shown.
-pub(crate) fn parameters() -> [Param; 6] {
+/// Time in ms without a message after which a lease ends.
+static TIMEOUT_MS: Tunable = Tunable::new("vpci.timeout_ms", 4000);
+/// Maximum time of an access to a configuration register in ms.
+static ACCESS_MS: Tunable = Tunable::new("vpci.access_ms", 200);
+
+/// Reads the overrides of all tunables. May sleep.
+pub(crate) fn load_tunables() {
+    [&TIMEOUT_MS, &ACCESS_MS]
+        .into_iter()
+        .for_each(Tunable::load);
+}
+
+/// Returns all parameters and tunables with their ranges.
+pub(crate) fn parameters() -> [Param; 5] {
     [
-        Param::new("timeout_ms", params::timeout_ms.value(), 100, 10_000),
-        Param::new("access_ms", params::access_ms.value(), 1, 1_000),
+        TIMEOUT_MS.param(100, 10_000),
+        ACCESS_MS.param(1, 1_000),
         Param::new("dma_kib", params::dma_kib.value(), 64, DMA_KIB_MOST.into()),
         Param::new("map_kib", params::map_kib.value(), 0, MAP_KIB_MOST.into()),
         Param::new("leases", params::leases.value(), 1, 16),
-        Param::new("per_node", params::per_node.value(), 1, 16),
     ]
 }
 
@@ -44,7 +57,7 @@ pub(crate) fn map_bytes() -> u64 {
 
 /// Time of an access to a configuration register of an accelerator at most, in microseconds.
 pub(crate) fn access_us() -> u64 {
-    u64::from(params::access_ms.value()) * 1000
+    u64::from(ACCESS_MS.number()) * 1000
 }
 
 /// How lease words of accelerators are claimed, in nanoseconds.
@@ -67,8 +80,8 @@ pub(crate) fn leases() -> u16 {
 
 /// The machines' times, in nanoseconds.
 pub(crate) fn limits() -> Limits {
-    let timeout_ms = params::timeout_ms.value();
-    let access = u64::from(params::access_ms.value()) * MS;
+    let timeout_ms = TIMEOUT_MS.number();
+    let access = u64::from(ACCESS_MS.number()) * MS;
     let hold = 500 * MS;
     let limits = Limits {
         ms: MS,
@@ -82,7 +95,7 @@ pub(crate) fn limits() -> Limits {
         access,
         access_again: access / 4,
         give_up: 10_000 * MS,
-        per_node: params::per_node.value() as u8,
+        per_node: PER_NODE,
         // What an honest borrower wants at most, whatever its parameters.
         dma_most: u64::from(DMA_KIB_MOST + MAP_KIB_MOST) << 10,
         reset_pause: 1_000 * MS,

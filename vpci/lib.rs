@@ -76,6 +76,7 @@ fn supported() -> Result {
 
 impl InPlaceModule for Vpci {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        conf::load_tunables();
         let checked = param::check(&conf::parameters(), |p| pr_err!("{}\n", p));
         try_pin_init!(Self {
             _: { checked.and_then(|()| supported())? },
@@ -103,29 +104,17 @@ module! {
     description: "PCIe devices of other nodes over Extoll",
     license: "GPL v2",
     params: {
-        timeout_ms: u32 {
-            default: 4000,
-            description: "Time without a word after which a lease is over, in ms",
-        },
-        access_ms: u32 {
-            default: 200,
-            description: "Time that an access to a configuration register takes at most, in ms",
-        },
         dma_kib: u32 {
             default: 4096,
-            description: "Memory that a borrowed device can reach, in KiB",
+            description: "Memory in KiB that a borrowed device can access by DMA, 64 to 65536",
         },
         map_kib: u32 {
             default: 32768,
-            description: "Addresses for pages that a borrowed device reaches as they are, behind an IOMMU, in KiB",
+            description: "Address range in KiB for pages that are mapped without copying behind an IOMMU, 0 to 1048576",
         },
         leases: u32 {
             default: 8,
-            description: "Devices of a NIC that are lent, and as many that are borrowed",
-        },
-        per_node: u32 {
-            default: 8,
-            description: "Devices that a node gets at most",
+            description: "Maximum number of devices per NIC that are lent, and that are borrowed, 1 to 16",
         },
     },
 }

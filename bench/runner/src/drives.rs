@@ -4,7 +4,7 @@
 
 use crate::insns::{at_rest, passes_of, Row, Unit};
 use anyhow::{ensure, Context, Result};
-use labctl::{Device, Lab, Model, Spec};
+use labctl::{modules, Device, Lab, Model, Spec};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -119,7 +119,8 @@ fn read(lab: &Lab, controller: &str, size: &str, count: u64) -> Result<()> {
 /// When a program fails, or instructions are not counted.
 pub fn measure(lab: &Lab, passes: usize, progress: impl Fn(&str)) -> Result<Drives> {
     for node in 0..2 {
-        lab.ok(node, "modprobe nvme; modprobe vpci timeout_ms=10000")?;
+        let load = modules::modprobe("vpci", "vpci.timeout_ms=10000");
+        lab.ok(node, &format!("modprobe nvme; {load}"))?;
     }
     let lend = "extollctl accel lend $(lspci -Dn -d ::0108 | cut -d' ' -f1)";
     lab.ok_for(1, lend, PATIENCE)?;

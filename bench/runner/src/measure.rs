@@ -2,7 +2,7 @@
 
 use crate::parse::{iperf3, netperf, number};
 use anyhow::{ensure, Context, Result};
-use labctl::Lab;
+use labctl::{modules, Lab};
 use serde::Serialize;
 use serde_json::{json, Value};
 use std::time::Duration;
@@ -157,7 +157,8 @@ pub const RAW_TIMEOUT_MS: u32 = 60_000;
 /// When something does not start.
 pub fn prepare(lab: &Lab) -> Result<()> {
     for node in 0..2 {
-        lab.ok(node, "modprobe af_extl ask_ms=20 asks=50 accept_ms=2000")?;
+        let tunables = "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=2000";
+        lab.ok(node, &modules::modprobe("af_extl", tunables))?;
     }
     // One server per device: the one that has just been used may still be busy with its last client.
     for Device { port, by, .. } in DEVICES.into_iter().chain([EXTL]) {

@@ -42,13 +42,67 @@ pub fn unload() -> String {
         .fold("rmmod".to_owned(), |line, m| line + " " + m)
 }
 
-/// The command that loads it again; `options` gives some of the modules options.
+/// Tunables in force: debugfs file of `extoll.ko` that modules read when they are loaded.
+const TUNABLES: &str = "/sys/kernel/debug/extoll/tunables";
+
+/// Splits options into module parameters (`slow=10`) and tunables (`extoll.atu_gats=1`).
+fn split(options: &str) -> (String, String) {
+    let is_tunable = |word: &&str| {
+        word.split('=')
+            .next()
+            .is_some_and(|name| name.contains('.'))
+    };
+    let (tunables, parameters): (Vec<_>, Vec<_>) = options.split_whitespace().partition(is_tunable);
+    (parameters.join(" "), tunables.join(" "))
+}
+
+/// Returns the command that loads all boot modules. `options` has the options of some of them:
+/// parameters and tunables.
 pub fn load(options: &[(&str, &str)]) -> String {
-    let one = |module: &str| {
+    let of = |module: &str| -> Vec<&str> {
         let words = options.iter().filter(|(m, _)| *m == module);
-        words.fold(format!("modprobe {module}"), |line, (_, o)| line + " " + o)
+        words.map(|(_, o)| *o).collect()
+    };
+    let all: Vec<&str> = options.iter().map(|(_, words)| *words).collect();
+    let (_, tunables) = split(&all.join(" "));
+    let one = |module: &str| {
+        let (parameters, _) = split(&of(module).join(" "));
+        match module {
+            "extoll" => base(&parameters, &tunables),
+            _ => format!("modprobe {module} {parameters}"),
+        }
     };
     at_boot().map(one).collect::<Vec<_>>().join(" && ")
+}
+
+/// Returns the command that loads `extoll`. With tunables, its NICs are bound after those are set.
+fn base(parameters: &str, tunables: &str) -> String {
+    let modprobe = format!("modprobe extoll {parameters}");
+    if tunables.is_empty() {
+        return modprobe;
+    }
+    let autoprobe = "/sys/bus/pci/drivers_autoprobe";
+    format!(
+        "echo 0 >{autoprobe}; {modprobe}; rc=$?; echo 1 >{autoprobe}; [ $rc = 0 ] && echo '{tunables}' >{TUNABLES} && \
+         for nic in $(lspci -Dn -d 1cad: | cut -d ' ' -f 1); do echo $nic >/sys/bus/pci/drivers_probe; done"
+    )
+}
+
+/// Returns the command that loads `module`, which needs `extoll`, with parameters and tunables. Its
+/// tunables replace all that were set before.
+pub fn modprobe(module: &str, options: &str) -> String {
+    let (parameters, tunables) = split(options);
+    format!("modprobe extoll && echo '{tunables}' >{TUNABLES} && modprobe {module} {parameters}")
+}
+
+/// Returns lines for a file in `/etc/modprobe.d` that give `module` these parameters and tunables
+/// whenever it is loaded.
+pub fn configuration(module: &str, options: &str) -> String {
+    let (parameters, tunables) = split(options);
+    format!(
+        "options {module} {parameters}\n\
+         install {module} modprobe extoll && echo {tunables} >{TUNABLES} && modprobe --ignore-install {module} $CMDLINE_OPTS\n"
+    )
 }
 
 #[cfg(test)]
@@ -64,6 +118,21 @@ mod tests {
         words.reverse();
         assert_eq!(words, order);
         assert!(load(&[("extoll", "a=1 b=2")]).starts_with("modprobe extoll a=1 b=2 && modprobe "));
+    }
+
+    #[test]
+    fn tunables_are_set_before_the_modules_that_read_them() {
+        let line = load(&[
+            ("extoll", "slow=3 extoll.atu_gats=1"),
+            ("exn", "exn.rdv_timeout_ms=9"),
+        ]);
+        let set = line.find("echo 'extoll.atu_gats=1 exn.rdv_timeout_ms=9' >");
+        assert!(line.contains("modprobe extoll slow=3;"), "{line}");
+        assert!(set < line.find("drivers_probe") && set.is_some(), "{line}");
+        assert!(set < line.find("modprobe exn"), "{line}");
+        let line = modprobe("vpci", "leases=2 vpci.timeout_ms=9");
+        assert!(line.contains("echo 'vpci.timeout_ms=9' >"), "{line}");
+        assert!(line.ends_with("&& modprobe vpci leases=2"), "{line}");
     }
 
     #[test]

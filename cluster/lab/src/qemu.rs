@@ -252,8 +252,6 @@ fn kernel_parameters(node: &Node<'_>) -> String {
         "tsc=nowatchdog".into(),
         // A timer that makes no interrupt within ten ticks is not broken, its machine is busy: the kernel panics for it.
         "no_timer_check".into(),
-        // Without effect unless the emulator asks for it (docs/emulator.md, write combining).
-        "extoll.mark_fences=1".into(),
         format!("extoll.slow={}", spec.slow()),
         format!("lab.node={}", node.index),
         format!("lab.nodes={}", spec.nodes),

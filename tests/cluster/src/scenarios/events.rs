@@ -137,7 +137,7 @@ fn counted(lab: &Lab, event: u8, reason: u32, before: (u64, u64), n: u64) -> Res
 
 fn error_events(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
-    node(lab, 0).reload(extoll(&format!("log_interval_ms={INTERVAL_MS}")))?;
+    node(lab, 0).reload(extoll(&format!("extoll.log_interval_ms={INTERVAL_MS}")))?;
     let result = under_traffic(lab);
     // Back before anything is judged: the others need the default.
     node(lab, 0).reload(Options::default())?;

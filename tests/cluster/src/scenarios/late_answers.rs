@@ -46,7 +46,7 @@ fn freeze(lab: &Lab) -> Result<()> {
 fn late_answers(lab: &Lab) -> Result<()> {
     let kept = as_slow(KEPT).as_millis();
     node(lab, 0).reload(Options {
-        exn: &format!("rdv_quarantine_ms={kept}"),
+        exn: &format!("exn.rdv_quarantine_ms={kept}"),
         ..Options::default()
     })?;
     node(lab, 1).back()?;

@@ -153,7 +153,7 @@ pub const NO_TRANSLATION: &str = "Responder Translation";
 fn with_large_pages(lab: &Lab, number: usize) -> Result<()> {
     let node = node(lab, number);
     node.unload()?;
-    node.load(extoll("atu_page_kib=1048576"))
+    node.load(extoll("extoll.atu_page_kib=1048576"))
 }
 
 /// Every kind of memory with every other; where pages can be large, they are.

@@ -160,7 +160,8 @@ impl Node<'_> {
 
     /// The same with exn alone.
     pub fn reload_exn(self, options: &str) -> Result<()> {
-        self.ok(&format!("rmmod exn && modprobe exn {options}"))?;
+        let load = modules::modprobe("exn", options);
+        self.ok(&format!("rmmod exn && {load}"))?;
         self.back()
     }
 

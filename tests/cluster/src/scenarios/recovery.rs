@@ -282,7 +282,7 @@ fn held_up(lab: &Lab) -> Result<()> {
 /// Reloads the modules of a node with VELO slots of this size.
 fn reload(lab: &Lab, number: usize, small: bool) -> Result<()> {
     let (option, size) = if small {
-        ("velo_slots_64=1", 64)
+        ("extoll.velo_slots_64=1", 64)
     } else {
         ("", 128)
     };

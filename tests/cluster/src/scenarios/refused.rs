@@ -5,7 +5,7 @@ use super::expected::OF_INPUT;
 use super::leaks;
 use super::node::{node, Options, DEV};
 use super::on_pair;
-use crate::cluster::{Lab, LogMark, Spec, PATIENCE};
+use crate::cluster::{modules, Lab, LogMark, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 
@@ -217,31 +217,41 @@ fn parameters(lab: &Lab) -> Result<()> {
     // Whoever had the cluster before may have left them loaded.
     node.ok("for m in af_extl exn extoll; do if [ -e /sys/module/$m ]; then rmmod $m; fi; done")?;
     for (module, parameter, range) in [
-        ("extoll", "atu_gats=1025", "0 to 1024"),
+        ("extoll", "extoll.atu_gats=1025", "0 to 1024"),
         (
             "extoll",
-            "atu_page_kib=16",
+            "extoll.atu_page_kib=16",
             "one of [4, 8, 64, 2048, 1048576]",
         ),
         ("extoll", "tables_per_user=0", "1 to 1024"),
         ("extoll", "slow=0", "1 to 100"),
         ("extoll", "slow=101", "1 to 100"),
-        ("extoll", "smfu_target_kib=4000000000", "0 to 1048576"),
+        (
+            "extoll",
+            "extoll.smfu_target_kib=4000000000",
+            "0 to 1048576",
+        ),
         ("extoll", "vpids_per_user=257", "0 to 256"),
         ("extoll", "log_interval_ms=86400001", "0 to 86400000"),
         ("exn", "velo_threshold=30602", "0 to 30601"),
         ("exn", "default_nodeid=70000", "-1 to 65533"),
-        ("exn", "mac0=255", "0 to 255, even"),
-        ("exn", "skip_tx_csum=2", "0 to 1"),
-        ("exn", "verify_rx_csum=9", "0 to 2"),
-        ("exn", "rdv_timeout_ms=199", "200 to 600000"),
-        ("exn", "rdv_quarantine_ms=7999", "8000 to 3600000"),
-        ("exn", "rdv_timeout_ms=58000", "63000 to 3600000"),
+        ("exn", "mac=0xff870407", "bits 0x1000000 have to be 0"),
+        ("exn", "exn.skip_tx_csum=2", "0 to 1"),
+        ("exn", "exn.verify_rx_csum=9", "0 to 2"),
+        ("exn", "exn.rdv_timeout_ms=199", "200 to 600000"),
+        ("exn", "exn.rdv_quarantine_ms=7999", "8000 to 3600000"),
+        ("exn", "exn.rdv_timeout_ms=58000", "63000 to 3600000"),
         ("af_extl", "family=2", "one of [13, 14, 18, 19, 22, 25]"),
         ("af_extl", "protocol=262", "257 to 261"),
     ] {
         let mark = lab.log_mark(0)?;
-        let refused = lab.sh_for(0, &format!("modprobe {module} {parameter}"), PATIENCE)?;
+        // Tunables of extoll are checked when they are written, those of others when they are loaded.
+        let command = match (module, parameter.starts_with("extoll.")) {
+            ("extoll", true) => modules::modprobe("extoll_bench", parameter),
+            ("extoll", false) => format!("modprobe extoll {parameter}"),
+            _ => modules::modprobe(module, parameter),
+        };
+        let refused = lab.sh_for(0, &command, PATIENCE)?;
         ensure!(
             refused.status != 0 && refused.stderr.contains("Invalid argument"),
             "{module} {parameter}: {refused:?}"
@@ -252,19 +262,19 @@ fn parameters(lab: &Lab) -> Result<()> {
             log.lines().filter(|l| l.contains(&line)).count() == 1,
             "{module} {parameter}: {log}"
         );
-        node.ok(&format!("! grep -q '^{module} ' /proc/modules && if [ -e /sys/module/extoll ]; then rmmod extoll; fi"))?;
+        if module != "extoll" {
+            node.ok(&format!("! grep -q '^{module} ' /proc/modules"))?;
+        }
+        node.ok("if [ -e /sys/module/extoll ]; then rmmod extoll; fi")?;
     }
-    node.ok("modprobe extoll atu_gats=3 velo_slots_64=1 && modprobe exn rdv_timeout_ms=400 default_nodeid=7 && modprobe af_extl family=19 protocol=261")?;
+    node.ok(&modules::load(&[
+        ("extoll", "extoll.atu_gats=3 extoll.velo_slots_64=1"),
+        ("exn", "exn.rdv_timeout_ms=400 default_nodeid=7"),
+        ("af_extl", "family=19 protocol=261"),
+    ]))?;
     let shown = |module: &str| node.ok(&format!("cat /sys/kernel/debug/{module}/parameters"));
     for (module, lines) in [
-        (
-            "extoll",
-            &[
-                "atu_gats 3",
-                "velo_slots_64 1",
-                "snq_irq_0 0xfd2300000040002d",
-            ][..],
-        ),
+        ("extoll", &["atu_gats 3", "velo_slots_64 1"][..]),
         (
             "exn",
             &[

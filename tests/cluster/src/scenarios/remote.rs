@@ -310,7 +310,7 @@ fn message_interrupts(lab: &Lab) -> Result<()> {
 /// More interrupts by others than the NIC may have: their targets are closed for a while, the
 /// driver goes on, and later they work.
 fn message_storm(lab: &Lab) -> Result<()> {
-    node(lab, 1).reload(extoll("message_interrupts=100"))?;
+    node(lab, 1).reload(extoll("extoll.message_interrupts=100"))?;
     bench(lab)?;
     let before = node(lab, 1).reason(STORM)?;
     // As long as the scenario lasts: how long that is depends on the machine.
@@ -354,7 +354,7 @@ fn storm(lab: &Lab, before: u64) -> Result<()> {
 
 /// With the vendor's events alone links have none: they are looked at instead.
 fn vendor_events(lab: &Lab) -> Result<()> {
-    node(lab, 0).reload(extoll("vendor_events=1"))?;
+    node(lab, 0).reload(extoll("extoll.vendor_events=1"))?;
     lab.until("the mask is the vendor's", PATIENCE, |lab| {
         let mask = node(lab, 0).debugfs("event_mask")?;
         Ok(mask.trim() == "0x1feddffd")
@@ -442,7 +442,7 @@ fn target_bases(lab: &Lab) -> Result<()> {
             &format!("smfu op=write node=1 offset=512 value=0 {place}"),
         )?;
     }
-    node(lab, 1).reload(extoll("smfu_target_kib=0"))?;
+    node(lab, 1).reload(extoll("extoll.smfu_target_kib=0"))?;
     bench(lab)?;
     let (default, all) = bases(lab)?;
     ensure!(default == 0x5A00_0000_0000, "{default:#x} without memory");

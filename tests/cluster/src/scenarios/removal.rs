@@ -170,7 +170,7 @@ fn function_reset(lab: &Lab) -> Result<()> {
     uapi::install(lab)?;
     let victim = node(lab, VICTIM);
     // What is left of transfers keeps the interface of the next driver's life from opening its ports: as short as may be.
-    victim.reload_exn("rdv_quarantine_ms=8000")?;
+    victim.reload_exn("exn.rdv_quarantine_ms=8000")?;
     let result = (0..volume(RESETS, 5 * RESETS))
         .try_for_each(|n| reset_once(lab).with_context(|| format!("time {n}")));
     result?;

@@ -100,7 +100,7 @@ fn as_root(lab: &Lab, command: &str) -> Result<()> {
 }
 
 fn one_table(lab: &Lab) -> Result<()> {
-    node(lab, 0).reload(extoll("atu_gats=1"))?;
+    node(lab, 0).reload(extoll("extoll.atu_gats=1"))?;
     let result = as_root(lab, "one_table");
     // Back before anything is judged: the others need the default.
     node(lab, 0).reload(Options::default())?;
@@ -119,7 +119,7 @@ fn users_without_descriptor(lab: &Lab) -> Result<()> {
     for uid in [65_535, 65_536 + USER, 132_073] {
         bounds(lab, &format!("stranger {uid}"))?;
     }
-    node(lab, 0).reload(extoll("first_user=100000"))?;
+    node(lab, 0).reload(extoll("extoll.first_user=100000"))?;
     install(lab)?;
     let result = bounds(lab, &format!("stranger {USER}"))
         .and_then(|_| lab.ok(0, "exec python3 /tmp/guest/uapi.py --user 132073 loop_back"));
@@ -272,7 +272,7 @@ const STORM_LIMIT: u64 = 50;
 /// A process that interrupts itself without end is slowed down; nobody else is.
 fn storm(lab: &Lab) -> Result<()> {
     install(lab)?;
-    node(lab, 0).reload(extoll(&format!("user_interrupts={STORM_LIMIT}")))?;
+    node(lab, 0).reload(extoll(&format!("extoll.user_interrupts={STORM_LIMIT}")))?;
     let result = storm_limited(lab);
     // Back before anything is judged: the others need the default.
     node(lab, 0).reload(Options::default())?;

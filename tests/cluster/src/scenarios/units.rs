@@ -412,7 +412,7 @@ fn smfu_timeout(lab: &Lab) -> Result<()> {
 
 /// A node that exports no memory gives none away: not its physical memory from the beginning on either.
 fn smfu_no_export(lab: &Lab) -> Result<()> {
-    node(lab, 1).reload(extoll("smfu_target_kib=0"))?;
+    node(lab, 1).reload(extoll("extoll.smfu_target_kib=0"))?;
     bench(lab)?;
     // Where the kernel's code is.
     for offset in [0, 0x100_0000, 0x100_1000] {

@@ -2,7 +2,7 @@
 //! The work inside the nodes is done by `guest/extl_connect.py`.
 
 use crate::cluster::{Lab, Running, Spec, PATIENCE};
-use crate::scenarios::ds::sockets::{bypassing, PATIENT, REMOVED};
+use crate::scenarios::ds::sockets::{bypassing, configured, PATIENT, REMOVED};
 use crate::scenarios::{
     guest,
     node::{node, volume},
@@ -67,15 +67,18 @@ fn run(lab: &Lab, words: &str) -> Result<String> {
 
 /// Loads the module of node 0 anew with these options alone.
 pub(super) fn with_options(lab: &Lab, options: &str) -> Result<()> {
-    let options = format!("echo options af_extl {options} >/etc/modprobe.d/bypass.conf");
-    lab.ok(0, &format!("{options} && {REMOVED} && modprobe af_extl"))
+    let configured = configured(options);
+    lab.ok(0, &format!("{configured} && {REMOVED} && modprobe af_extl"))
         .map(drop)
 }
 
 /// A server that takes its connections too late costs a client's time once, not for each connection, and
 /// is asked again later; of one that waits for data the server's side knows.
 fn late(lab: &Lab) -> Result<()> {
-    with_options(lab, "ask_ms=20 asks=50 accept_ms=500 late_ms=5000")?;
+    with_options(
+        lab,
+        "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=500 af_extl.late_ms=5000",
+    )?;
     let server = serve(lab, 1, "", "alias4 0.0.0.0 7700 slow=2")?;
     let said = run(lab, "ask alias4 10.2.0.2 7700 3")?;
     ensure!(said == "2/13 2/18 2/18", "{said}");
@@ -210,7 +213,7 @@ fn signal(lab: &Lab) -> Result<()> {
     let none = "echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf";
     lab.ok(1, &format!("{REMOVED} && {none}"))?;
     let checked = (|| {
-        with_options(lab, "ask_ms=500 asks=4 silent_ms=0")?;
+        with_options(lab, "af_extl.ask_ms=500 af_extl.asks=4 af_extl.silent_ms=0")?;
         let server = serve(lab, 1, "", "tcp4 0.0.0.0 7740")?;
         let said = run(lab, "signal alias4 10.2.0.2 7740")?;
         // It was silent in the end.
@@ -220,7 +223,10 @@ fn signal(lab: &Lab) -> Result<()> {
     })();
     lab.ok(1, "rm -f /etc/modprobe.d/extl.conf; modprobe af_extl")?;
     checked?;
-    with_options(lab, "ask_ms=500 asks=4 accept_ms=2000")?;
+    with_options(
+        lab,
+        "af_extl.ask_ms=500 af_extl.asks=4 af_extl.accept_ms=2000",
+    )?;
     let server = serve(lab, 1, "", "alias4 0.0.0.0 7741")?;
     let said = run(lab, "ask alias4 10.2.0.2 7741 1")?;
     ensure!(said == "3/0", "{said}");

@@ -1,9 +1,9 @@
 //! Connections of AF_EXTL between nodes whose data bypass TCP. The work inside the nodes is done by
 //! `guest/extl_direct.py`.
 
-use crate::cluster::{seed, Lab, Running, PATIENCE};
+use crate::cluster::{seed, Lab, Running, PATIENCE, modules};
 use crate::scenarios::ds::connect::with_options;
-use crate::scenarios::ds::sockets::{bypassing, PATIENT, REMOVED};
+use crate::scenarios::ds::sockets::{bypassing, configured, PATIENT, REMOVED};
 use crate::scenarios::{
     guest,
     node::{node, value, volume},
@@ -131,7 +131,10 @@ fn direct_echo(lab: &Lab) -> Result<()> {
 fn direct_threads(lab: &Lab) -> Result<()> {
     // A slow machine takes seconds to accept all of them, because it also makes rings for each. TCP must
     // not carry any of them for that.
-    with_options(lab, "ask_ms=20 asks=50 accept_ms=30000 zero_copy_kib=128")?;
+    with_options(
+        lab,
+        "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=30000 af_extl.zero_copy_kib=128",
+    )?;
     let first = seed().unwrap_or(1) % 1_000_000;
     let (port, to) = (7604, host(lab, 1, 4)?);
     let server = serve(lab, "alias4", port)?;
@@ -321,8 +324,7 @@ fn direct_fallback(lab: &Lab) -> Result<()> {
     echo("alias4", 7630, &["same 3 0"])?;
     echo("tcp4", 7631, &["same 2 9"])?;
     let load = |n: usize, on: u32| {
-        let options =
-            format!("echo options af_extl {PATIENT} data_path={on} >/etc/modprobe.d/bypass.conf");
+        let options = configured(&format!("{PATIENT} af_extl.data_path={on}"));
         lab.ok(n, &format!("{REMOVED}; {options} && modprobe af_extl"))
     };
     let checked = (|| {
@@ -396,7 +398,8 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
 /// ends with an error.
 fn direct_churn(lab: &Lab) -> Result<()> {
     // A node that was silent is asked again soon.
-    lab.ok(0, &format!("{REMOVED} && modprobe af_extl silent_ms=100"))?;
+    let load = modules::modprobe("af_extl", "af_extl.silent_ms=100");
+    lab.ok(0, &format!("{REMOVED} && {load}"))?;
     churn(lab)?;
     lab.ok(0, &format!("{REMOVED} && modprobe af_extl"))?;
     places_are_free(lab)

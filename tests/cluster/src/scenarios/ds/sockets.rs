@@ -1,7 +1,7 @@
 //! Sockets of AF_EXTL. The work inside the nodes is done by `guest/extl*.py`, which compare them
 //! with sockets of TCP, and by programs that know nothing of them.
 
-use crate::cluster::{full, seed, Lab, PATIENCE};
+use crate::cluster::{full, seed, Lab, PATIENCE, modules};
 use crate::scenarios::ds::direct::host;
 use crate::scenarios::{
     guest,
@@ -27,7 +27,8 @@ pub(super) const REMOVED: &str =
     "timeout 20 sh -c 'while grep -q ^af_extl /proc/modules && ! rmmod af_extl 2>/dev/null; do sleep 0.1; done'";
 
 /// Options of the module: other work of the machine is no reason to use TCP; large calls are not copied from 128 KiB on.
-pub(super) const PATIENT: &str = "ask_ms=20 asks=50 accept_ms=2000 zero_copy_kib=128";
+pub(super) const PATIENT: &str =
+    "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=2000 af_extl.zero_copy_kib=128";
 
 /// Runs `f` with a module that has been patient from its beginning.
 pub(super) fn bypassing(lab: &Lab, f: fn(&Lab) -> Result<()>) -> Result<()> {
@@ -37,7 +38,7 @@ pub(super) fn bypassing(lab: &Lab, f: fn(&Lab) -> Result<()>) -> Result<()> {
         .and_then(|()| f(lab))
         .and_then(|()| rules_kept(lab));
     for n in 0..2 {
-        let line = format!("rm -f /etc/modprobe.d/bypass.conf; {REMOVED} && modprobe af_extl");
+        let line = format!("rm -f /etc/modprobe.d/tuned.conf; {REMOVED} && modprobe af_extl");
         lab.ok(n, &line)?;
     }
     done
@@ -61,12 +62,17 @@ pub(super) fn known(lab: &Lab) -> Result<()> {
     lab.ok(0, "ping -q -c 1 -W 5 10.2.0.2").map(drop)
 }
 
+/// Returns the command that gives the module these options whenever it is loaded.
+pub(super) fn configured(options: &str) -> String {
+    let lines = modules::configuration("af_extl", options);
+    format!("printf '{lines}' >/etc/modprobe.d/tuned.conf")
+}
+
 /// The module of a node is patient from now on, whenever it is loaded.
 pub(super) fn bypass(lab: &Lab, number: usize) -> Result<()> {
-    let options = format!("echo options af_extl {PATIENT} >/etc/modprobe.d/bypass.conf");
     lab.ok(
         number,
-        &format!("{options} && {REMOVED} && modprobe af_extl"),
+        &format!("{} && {REMOVED} && modprobe af_extl", configured(PATIENT)),
     )?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The switch for programs that know nothing of AF_EXTL, and what administrators see: extlctl, extlss, sysctls, tracepoints. The
 //! programs inside the nodes are `guest/extl_plain.py` and a statically linked one.
 
-use crate::cluster::{Lab, Running, PATIENCE};
+use crate::cluster::{Lab, Running, PATIENCE, modules};
 use crate::scenarios::ds::sockets::{bypass, known, REMOVED};
 use crate::scenarios::{
     guest,
@@ -47,7 +47,7 @@ fn clean(lab: &Lab, f: fn(&Lab) -> Result<()>) -> Result<()> {
         .and_then(|()| f(lab));
     for n in 0..2 {
         let line = format!(
-            "extlctl disable --all; rm -f /etc/modprobe.d/extl.conf /etc/modprobe.d/bypass.conf; {REMOVED} && modprobe af_extl"
+            "extlctl disable --all; rm -f /etc/modprobe.d/extl.conf /etc/modprobe.d/tuned.conf; {REMOVED} && modprobe af_extl"
         );
         lab.ok(n, &line)?;
     }
@@ -420,10 +420,8 @@ fn data_path(lab: &Lab) -> Result<()> {
     serving.stop();
     // The parameter of the module is what a namespace begins with.
     let read = "cat /proc/sys/net/extl/data_path";
-    lab.ok(
-        0,
-        &format!("{REMOVED} && modprobe af_extl data_path=0; [ $({read}) = 0 ]"),
-    )?;
+    let off = modules::modprobe("af_extl", "af_extl.data_path=0");
+    lab.ok(0, &format!("{REMOVED} && {off}; [ $({read}) = 0 ]"))?;
     set_data_path(lab, 0, true)?;
     let said = lab.ok(0, &format!("{read}; unshare --net {read}"))?;
     ensure!(said == "1\n0\n", "{said}");

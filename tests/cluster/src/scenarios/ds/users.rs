@@ -69,7 +69,7 @@ pub(super) fn switched(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Resu
     }
     for n in 0..2 {
         let line = format!(
-            "extlctl disable --all; rm -f /etc/modprobe.d/extl.conf /etc/modprobe.d/bypass.conf; {REMOVED} && modprobe af_extl"
+            "extlctl disable --all; rm -f /etc/modprobe.d/extl.conf /etc/modprobe.d/tuned.conf; {REMOVED} && modprobe af_extl"
         );
         lab.ok(n, &line)?;
     }

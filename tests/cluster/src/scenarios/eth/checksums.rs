@@ -132,17 +132,17 @@ fn moves_at(
 fn options(lab: &Lab) -> Result<()> {
     let result = (|| -> Result<()> {
         for (option, payload, counter) in [
-            ("verify_rx_csum=1", 16, "InCsumErrors"),
-            ("verify_rx_csum=2", 120, "NoPorts"),
+            ("exn.verify_rx_csum=1", 16, "InCsumErrors"),
+            ("exn.verify_rx_csum=2", 120, "NoPorts"),
         ] {
             node(lab, 1).reload_exn(option)?;
             let frame = to_node_1(payload, Sum::Wrong);
             moves(lab, counter, option, || send(lab, &frame))?;
         }
         for (skip, verify, counter) in [
-            ("skip_tx_csum=1", "", "NoPorts"),
-            ("skip_tx_csum=1", "verify_rx_csum=1", "InCsumErrors"),
-            ("", "verify_rx_csum=1", "NoPorts"),
+            ("exn.skip_tx_csum=1", "", "NoPorts"),
+            ("exn.skip_tx_csum=1", "exn.verify_rx_csum=1", "InCsumErrors"),
+            ("", "exn.verify_rx_csum=1", "NoPorts"),
         ] {
             node(lab, 0).reload_exn(skip)?;
             node(lab, 1).reload_exn(verify)?;

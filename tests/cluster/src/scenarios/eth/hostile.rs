@@ -280,7 +280,7 @@ impl Target<'_> {
 /// Afterwards nothing may be left of what it received.
 fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Result<()> {
     node(lab, 1).reload_exn(&format!(
-        "rdv_timeout_ms={TIMEOUT_MS} rdv_quarantine_ms={} log_interval_ms={INTERVAL_MS}",
+        "exn.rdv_timeout_ms={TIMEOUT_MS} exn.rdv_quarantine_ms={} exn.log_interval_ms={INTERVAL_MS}",
         // The least that this time-out allows.
         TIMEOUT_MS + 5000
     ))?;

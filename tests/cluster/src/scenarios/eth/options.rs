@@ -1,7 +1,7 @@
 //! Parameters and settings of exn (docs/exn.md): each does what it says, and is over when exn is loaded without it.
 
 use super::hostile::velo;
-use crate::cluster::{Lab, PATIENCE};
+use crate::cluster::{Lab, PATIENCE, modules};
 use crate::scenarios::node::{node, value};
 use crate::scenarios::on_pair;
 use crate::Scenario;
@@ -30,7 +30,8 @@ fn parameters(lab: &Lab) -> Result<()> {
 /// Loads exn on both nodes with these options, and waits until they reach each other.
 fn both_with(lab: &Lab, options: &str) -> Result<()> {
     for n in 0..2 {
-        node(lab, n).ok(&format!("rmmod exn && modprobe exn {options}"))?;
+        let load = modules::modprobe("exn", options);
+        node(lab, n).ok(&format!("rmmod exn && {load}"))?;
         node(lab, n).address_back()?;
     }
     node(lab, 0).back()?;
@@ -111,9 +112,9 @@ fn default_node(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// `mac0` to `mac3` are the beginning of all addresses.
+/// `mac` is the beginning of all addresses.
 fn prefix(lab: &Lab) -> Result<()> {
-    both_with(lab, "mac0=0x0e mac1=0x11 mac2=0x22 mac3=0x33")?;
+    both_with(lab, "mac=0x0e112233")?;
     for n in 0..2 {
         let link = node(lab, n).ok("ip link show exn0")?;
         ensure!(link.contains(&format!("0e:11:22:33:00:0{n} ")), "{link}");

@@ -407,7 +407,7 @@ fn tunables(lab: &Lab) -> Result<()> {
     load(
         lab,
         0,
-        "credits=100 peer_credits=7 timeout=20 immediate=2000",
+        "credits=100 peer_credits=7 timeout=20 kexlnd.immediate=2000",
     )?;
     let shows = |add: &str, want: &[&str]| -> Result<()> {
         tell(lab, 0, add)?;

@@ -1,6 +1,6 @@
 //! The stand-in for LNet, tests/lnet, as scenarios use it, and whether it sees the mistakes of a driver.
 
-use crate::cluster::{pairs, Lab, Running, WrongData, PATIENCE};
+use crate::cluster::{pairs, Lab, Running, WrongData, PATIENCE, modules};
 use crate::scenarios::node::{node, value};
 use crate::scenarios::on_pair;
 use crate::Scenario;
@@ -50,7 +50,7 @@ pub(super) fn of_driver(lab: &Lab, n: usize, name: &str) -> Result<u64> {
 
 /// Loads both modules into a node.
 pub(super) fn load(lab: &Lab, n: usize, options: &str) -> Result<()> {
-    lab.ok(n, &format!("modprobe kexlnd {options}")).map(drop)
+    lab.ok(n, &modules::modprobe("kexlnd", options)).map(drop)
 }
 
 /// The LNet address of a node with one NIC.

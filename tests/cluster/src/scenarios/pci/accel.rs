@@ -1,6 +1,6 @@
 //! A device behind a NIC without a node, as nodes have it: by a driver that knows nothing of that (`tests/modules/accel_test`).
 
-use crate::cluster::{Lab, Spec, PATIENCE};
+use crate::cluster::{Lab, Spec, PATIENCE, modules};
 use crate::scenarios::expected::ACCELERATOR;
 use crate::scenarios::{guest, pci::lease};
 use crate::Scenario;
@@ -28,7 +28,7 @@ const STRICT: Spec = Spec::new(1).accelerators(1).iommu_in(&[0]);
 const PEERS: Spec = Spec::new(1).accelerators(2);
 const LONG: Duration = Duration::from_secs(120);
 /// Lab machines may be slow.
-const OPTIONS: &str = "timeout_ms=4000 access_ms=1000";
+const OPTIONS: &str = "vpci.timeout_ms=4000 vpci.access_ms=1000";
 const ID: &str = "1cad:7e57";
 const DRIVER: &str = "/sys/bus/pci/drivers/accel_test";
 /// Where the device is at its node.
@@ -73,7 +73,10 @@ fn refused(lab: &Lab, node: usize, words: &str, why: &str) -> Result<()> {
 fn load(lab: &Lab, node: usize) -> Result<()> {
     lab.ok(
         node,
-        &format!("modprobe vpci {OPTIONS} && modprobe accel_test"),
+        &format!(
+            "{} && modprobe accel_test",
+            modules::modprobe("vpci", OPTIONS)
+        ),
     )
     .map(drop)
 }

@@ -15,7 +15,7 @@ const BYTES: u64 = 64 << 20;
 /// Where the drive is at its node.
 const PLACE: &str = "0000:01:00.0";
 const ID: &str = "1cad:7e58";
-const OPTIONS: &str = "timeout_ms=10000 access_ms=1000";
+const OPTIONS: &str = "vpci.timeout_ms=10000 vpci.access_ms=1000";
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {

@@ -3,7 +3,7 @@
 //! A device reads memory of another node eight bytes at a time, each of which is a message of the emulator's; so what is read by the
 //! drive is little, and the usual time without a word is not enough on a busy machine.
 
-use crate::cluster::{Device, Lab, Model, Spec, PATIENCE};
+use crate::cluster::{Device, Lab, Model, Spec, PATIENCE, modules};
 use crate::scenarios::expected::{BORROWED, TAKEN};
 use crate::scenarios::{
     guest,
@@ -17,7 +17,7 @@ use anyhow::{ensure, Context, Result};
 
 /// The drive in the borrower, which has no other one.
 const DRIVE: &str = "/dev/nvme0n1";
-const OPTIONS: &str = "timeout_ms=10000";
+const OPTIONS: &str = "vpci.timeout_ms=10000";
 
 /// Behind an IOMMU the borrower's NIC reaches what it is led to. That of the lender reaches devices only without one.
 const IOMMU: Spec = Spec::pair().ideal().iommu_in(&[0]).devices(&[Device {
@@ -217,7 +217,7 @@ fn drive_taken_away(lab: &Lab) -> Result<()> {
     // The module of the borrower goes with the drive in use.
     lab.ok_for(0, "rmmod vpci", LONG)?;
     gone(lab)?;
-    lab.ok(0, &format!("modprobe vpci {OPTIONS}"))?;
+    lab.ok(0, &modules::modprobe("vpci", OPTIONS))?;
     end(lab, &address).map(drop)
 }
 
@@ -291,7 +291,10 @@ fn drive_iommu(lab: &Lab) -> Result<()> {
     no_fences(lab, 0)?;
     lab.ok(
         0,
-        &format!("rmmod vpci && modprobe vpci {OPTIONS} map_kib=0"),
+        &format!(
+            "rmmod vpci && {}",
+            modules::modprobe("vpci", &format!("{OPTIONS} map_kib=0"))
+        ),
     )?;
     let domain = borrow(lab, &address)?;
     lab.ok_for(

@@ -14,7 +14,7 @@ use crate::scenarios::{
 use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 
-const OPTIONS: &str = "timeout_ms=10000";
+const OPTIONS: &str = "vpci.timeout_ms=10000";
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {

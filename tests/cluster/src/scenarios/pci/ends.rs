@@ -19,7 +19,7 @@ const THREE: Spec = Spec::new(3).topology("full:3").devices(&[Device {
     node: LENDER,
     model: Model::Nvme { mib: 64 },
 }]);
-const OPTIONS: &str = "timeout_ms=6000";
+const OPTIONS: &str = "vpci.timeout_ms=6000";
 
 /// The scenarios of this file.
 pub fn all() -> Vec<Scenario> {
@@ -67,7 +67,7 @@ fn marked(lab: &Lab, number: usize, drive: &str) -> Result<String> {
 /// the cable.
 fn link_flap(lab: &Lab) -> Result<()> {
     for number in 0..2 {
-        load(lab, number, "timeout_ms=10000")?;
+        load(lab, number, "vpci.timeout_ms=10000")?;
     }
     let address = first(lab, LENDER, DRIVE)?;
     lend(lab, LENDER, &address)?;

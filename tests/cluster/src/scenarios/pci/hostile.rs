@@ -11,7 +11,7 @@ use anyhow::{ensure, Context, Result};
 use std::fmt::Write;
 use wire::pci::{Body, Borrow, Incarnation, LeaseId, Message, Reason, Register, Role, Status};
 
-const OPTIONS: &str = "timeout_ms=10000";
+const OPTIONS: &str = "vpci.timeout_ms=10000";
 /// Where messages go, and come from.
 const VPID: u8 = 252;
 

@@ -1,6 +1,6 @@
 //! What scenarios with borrowed devices share: the clusters, and the steps of a lease.
 
-use crate::cluster::{Device, Lab, Model, Spec, PATIENCE};
+use crate::cluster::{modules, Device, Lab, Model, Spec, PATIENCE};
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use std::time::Duration;
@@ -59,7 +59,7 @@ pub fn first(lab: &Lab, node: usize, kind: &str) -> Result<String> {
 pub fn load(lab: &Lab, node: usize, options: &str) -> Result<()> {
     lab.ok(
         node,
-        &format!("modprobe -a nvme && modprobe vpci {options}"),
+        &format!("modprobe -a nvme && {}", modules::modprobe("vpci", options)),
     )
     .map(drop)
 }
