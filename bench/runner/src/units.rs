@@ -433,7 +433,10 @@ pub fn text(rows: &[Row]) -> String {
             .map_or("-".into(), |c| c.spread.to_string())
     };
     let mut lines = Vec::new();
-    for row in rows.iter().filter(|r| r.case.apis().first() == Some(&r.api)) {
+    for row in rows
+        .iter()
+        .filter(|r| r.case.apis().first() == Some(&r.api))
+    {
         let case = row.case;
         // Time per byte, relative to GETs by the same API and way of waiting.
         let throughput = |api| {

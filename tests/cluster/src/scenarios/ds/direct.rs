@@ -1,7 +1,7 @@
 //! Connections of AF_EXTL between nodes whose data bypass TCP. The work inside the nodes is done by
 //! `guest/extl_direct.py`.
 
-use crate::cluster::{seed, Lab, Running, PATIENCE, modules};
+use crate::cluster::{modules, seed, Lab, Running, PATIENCE};
 use crate::scenarios::ds::connect::with_options;
 use crate::scenarios::ds::sockets::{bypassing, configured, PATIENT, REMOVED};
 use crate::scenarios::{

@@ -1,7 +1,7 @@
 //! Sockets of AF_EXTL. The work inside the nodes is done by `guest/extl*.py`, which compare them
 //! with sockets of TCP, and by programs that know nothing of them.
 
-use crate::cluster::{full, seed, Lab, PATIENCE, modules};
+use crate::cluster::{full, modules, seed, Lab, PATIENCE};
 use crate::scenarios::ds::direct::host;
 use crate::scenarios::{
     guest,

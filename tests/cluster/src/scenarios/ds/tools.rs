@@ -1,7 +1,7 @@
 //! The switch for programs that know nothing of AF_EXTL, and what administrators see: extlctl, extlss, sysctls, tracepoints. The
 //! programs inside the nodes are `guest/extl_plain.py` and a statically linked one.
 
-use crate::cluster::{Lab, Running, PATIENCE, modules};
+use crate::cluster::{modules, Lab, Running, PATIENCE};
 use crate::scenarios::ds::sockets::{bypass, known, REMOVED};
 use crate::scenarios::{
     guest,

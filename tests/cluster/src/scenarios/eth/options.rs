@@ -1,7 +1,7 @@
 //! Parameters and settings of exn (docs/exn.md): each does what it says, and is over when exn is loaded without it.
 
 use super::hostile::velo;
-use crate::cluster::{Lab, PATIENCE, modules};
+use crate::cluster::{modules, Lab, PATIENCE};
 use crate::scenarios::node::{node, value};
 use crate::scenarios::on_pair;
 use crate::Scenario;

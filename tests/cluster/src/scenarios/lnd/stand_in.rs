@@ -1,6 +1,6 @@
 //! The stand-in for LNet, tests/lnet, as scenarios use it, and whether it sees the mistakes of a driver.
 
-use crate::cluster::{pairs, Lab, Running, WrongData, PATIENCE, modules};
+use crate::cluster::{modules, pairs, Lab, Running, WrongData, PATIENCE};
 use crate::scenarios::node::{node, value};
 use crate::scenarios::on_pair;
 use crate::Scenario;

@@ -1,6 +1,6 @@
 //! A device behind a NIC without a node, as nodes have it: by a driver that knows nothing of that (`tests/modules/accel_test`).
 
-use crate::cluster::{Lab, Spec, PATIENCE, modules};
+use crate::cluster::{modules, Lab, Spec, PATIENCE};
 use crate::scenarios::expected::ACCELERATOR;
 use crate::scenarios::{guest, pci::lease};
 use crate::Scenario;

@@ -3,7 +3,7 @@
 //! A device reads memory of another node eight bytes at a time, each of which is a message of the emulator's; so what is read by the
 //! drive is little, and the usual time without a word is not enough on a busy machine.
 
-use crate::cluster::{Device, Lab, Model, Spec, PATIENCE, modules};
+use crate::cluster::{modules, Device, Lab, Model, Spec, PATIENCE};
 use crate::scenarios::expected::{BORROWED, TAKEN};
 use crate::scenarios::{
     guest,
