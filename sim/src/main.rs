@@ -1,10 +1,10 @@
 //! Runs seeds of the simulation: `sim --seeds 1000`, `sim --seed 42 --trace`.
 #![forbid(unsafe_code)]
 
-use crate::eth::survival::{self, Attack};
-use crate::eth::{run, Rig};
 use anyhow::Result;
 use clap::Parser;
+use sim::eth::survival::{self, Attack};
+use sim::eth::{run, Rig};
 use std::time::Instant;
 
 #[derive(Parser)]
