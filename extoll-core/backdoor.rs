@@ -186,20 +186,6 @@ impl Backdoors {
         })
     }
 
-    /// As [`Backdoors::try_config_read`], and all ones on failure, as from a bus without a device.
-    pub fn config_read(
-        &self,
-        node: NodeId,
-        target: Bdf,
-        register: u16,
-        bytes: u8,
-        wait: Wait,
-    ) -> u32 {
-        let ones = u32::MAX >> (32 - u32::from(bytes.clamp(1, 4)) * 8);
-        self.try_config_read(node, target, register, bytes, wait)
-            .unwrap_or(ones)
-    }
-
     /// Writes 1, 2 or 4 bytes of configuration space of a function at `node`, and waits until that
     /// is done. Context and cost as of [`Backdoors::try_config_read`].
     ///
@@ -324,17 +310,6 @@ impl Transaction<'_> {
             *place = Some((offset, old));
         }
         self.write(offset, value)
-    }
-
-    /// Sends a packet and does not wait for its completion: the FIFO is emptied before the next
-    /// transaction. For tests of that.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` for what is no packet; `Register`, `TimedOut`.
-    #[doc(hidden)]
-    pub fn leave_request(&mut self, tlp: &Tlp) -> Result<(), BackdoorError> {
-        self.send(tlp, &[])
     }
 
     fn send(&mut self, tlp: &Tlp, payload: &[u8]) -> Result<(), BackdoorError> {

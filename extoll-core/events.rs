@@ -10,9 +10,7 @@
 
 mod registers;
 
-use crate::{
-    context::Context, hw::Hw, links::Links, smfu::Smfu, stats::Reason, subscribers::Subscribers,
-};
+use crate::{context::Context, hw::Hw, links::Links, smfu::Smfu, stats::Reason};
 use core::fmt;
 use kernel::{
     impl_has_work, new_mutex, new_work,
@@ -51,15 +49,15 @@ const ENABLED: TriggerMask = TriggerMask::DEFAULT
 const FULL_PART: usize = 7;
 /// What a trigger event reports.
 #[derive(Clone, Copy, Debug)]
-pub struct Report<'a> {
+pub(crate) struct Report<'a> {
     /// The event.
-    pub event: TriggerEvent,
+    pub(crate) event: TriggerEvent,
     /// Number of this part of the report, from 0: an entry holds seven words.
-    pub part: u8,
+    pub(crate) part: u8,
     /// Registers that the notification program recorded.
-    pub registers: &'a [RegOffset],
+    pub(crate) registers: &'a [RegOffset],
     /// Their values.
-    pub words: &'a [u64],
+    pub(crate) words: &'a [u64],
 }
 
 impl Report<'_> {
@@ -67,41 +65,6 @@ impl Report<'_> {
         let words = self.words.iter().copied();
         self.registers.iter().copied().zip(words)
     }
-}
-
-/// Hears of trigger events.
-///
-/// ```no_run
-/// # use extoll_core::{events::{EventClient, Report}, nic::Nic, snq::EventSubscription};
-/// # use kernel::{prelude::*, sync::Arc};
-/// # use wire::snq::TriggerEvent;
-/// struct Packets;
-///
-/// impl EventClient for Packets {
-///     fn event(&self, report: &Report<'_>) {
-///         // Interrupts are disabled: note it, and have a work item look.
-/// #       let _ = report;
-///     }
-/// }
-///
-/// fn listen(nic: &Nic) -> Result<EventSubscription> {
-///     let client = Arc::new(Packets, GFP_KERNEL)?;
-///     nic.subscribe_event(TriggerEvent::PcieBridgeRegfileInfo, client)
-/// }
-/// ```
-pub trait EventClient: Send + Sync {
-    /// A part of a report came. Hard interrupt, or process context with interrupts disabled, with
-    /// the notification queue and the list of clients locked: must not sleep, not take long, and
-    /// neither subscribe nor unsubscribe.
-    ///
-    /// Occurrences are merged, the more so while an event is masked because it storms, and reports
-    /// may get lost: read what you need anew, and look from time to time.
-    fn event(&self, report: &Report<'_>);
-}
-
-struct Subscriber {
-    event: TriggerEvent,
-    client: Arc<dyn EventClient>,
 }
 
 /// State of a NIC's event reports.
@@ -118,8 +81,6 @@ pub(crate) struct Events {
     ecc: AtomicFlag,
     /// Only the events of the vendor's driver are enabled.
     vendor: bool,
-    #[pin]
-    subscribers: Subscribers<Subscriber>,
     #[pin]
     work: Work<Events>,
 }
@@ -154,7 +115,6 @@ impl Events {
                 beginning <- new_mutex!((), "extoll_events_beginning"),
                 ecc: AtomicFlag::new(false),
                 vendor,
-                subscribers <- Subscribers::new(),
                 work <- new_work!("extoll_events"),
             }),
             GFP_KERNEL,
@@ -200,36 +160,6 @@ impl Events {
     pub(crate) fn error(&self, report: &Report<'_>) {
         let changes = self.registers.compare(report.event, report.values());
         self.log(report.event, report.part, &changes);
-    }
-
-    /// Calls the subscribers. Any context.
-    pub(crate) fn publish(&self, report: &Report<'_>) {
-        self.subscribers.for_each(|subscriber| {
-            if subscriber.event == report.event {
-                subscriber.client.event(report);
-            }
-        });
-    }
-
-    /// A subscriber more; its key. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// As [`Subscribers::add`].
-    pub(crate) fn add(&self, event: TriggerEvent, client: Arc<dyn EventClient>) -> Result<u64> {
-        self.subscribers.add(Subscriber { event, client })
-    }
-
-    /// The subscriber is not called any more when this returns. May sleep.
-    pub(crate) fn remove(&self, key: u64) {
-        self.subscribers.remove(key);
-    }
-
-    /// Events that have subscribers. Any context.
-    pub(crate) fn subscribed(&self) -> TriggerMask {
-        let mut all = TriggerMask(0);
-        self.subscribers.for_each(|s| all = all.with(s.event));
-        all
     }
 
     /// The events that the driver wants.

@@ -13,7 +13,7 @@ pub mod child;
 mod context;
 mod debugfs;
 pub mod dma;
-pub mod events;
+mod events;
 mod htax;
 mod hw;
 mod info;

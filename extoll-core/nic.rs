@@ -10,7 +10,7 @@ use crate::{
     atu::{self, Atu},
     backdoor::Backdoors,
     dma::DmaWords,
-    events::{EventClient, Events},
+    events::Events,
     links::{Link, Links, LINKS},
     monitor::{Monitor, Units},
     quarantine::Quarantine,
@@ -18,7 +18,7 @@ use crate::{
     rma::Rma,
     rra::Rra,
     smfu::Smfu,
-    snq::{EventSubscription, Handlers, MessageClient, MessageSubscription, Snq},
+    snq::{Handlers, MessageClient, MessageSubscription, Snq},
     velo::Velo,
     vpid::Table,
 };
@@ -27,11 +27,7 @@ use kernel::{
     prelude::*,
     sync::{atomic::Atomic, Arc},
 };
-use wire::{
-    ids::Unit,
-    nla::size_code,
-    snq::TriggerEvent,
-};
+use wire::{ids::Unit, nla::size_code};
 
 pub use crate::{
     context::{Context, NetworkState, Status},
@@ -50,7 +46,6 @@ impl Deref for Nic {
 /// What a change of the status concerns.
 struct Concerned {
     ctx: Arc<Context>,
-    smfu: Arc<Smfu>,
     tables: [Arc<Table>; 2],
 }
 
@@ -65,7 +60,6 @@ impl Units for Concerned {
     }
 
     fn down(&self) {
-        self.smfu.revoke_windows();
         self.tables.iter().for_each(|table| table.down());
     }
 }
@@ -104,7 +98,6 @@ impl Nic {
         let smfu = Smfu::new(ctx.clone(), window_bytes, params.smfu_target_kib)?;
         let concerned = Concerned {
             ctx: ctx.clone(),
-            smfu: smfu.clone(),
             tables: tables.clone(),
         };
         let concerned = Arc::new(concerned, GFP_KERNEL)?;
@@ -261,22 +254,6 @@ impl Nic {
     /// `ENOMEM`.
     pub fn subscribe(&self, client: Arc<dyn StatusClient>) -> Result<Subscription> {
         self.monitor.subscribe(client)
-    }
-
-    /// Has `client` hear of a trigger event, in addition to what the driver does itself, until the
-    /// subscription is dropped. An event that is not enabled otherwise is enabled meanwhile. May
-    /// sleep.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` for events 23 and 25, which are the ports'; `EBUSY` for the 65th subscription;
-    /// `ENOMEM`.
-    pub fn subscribe_event(
-        &self,
-        event: TriggerEvent,
-        client: Arc<dyn EventClient>,
-    ) -> Result<EventSubscription> {
-        self.snq.subscribe_event(event, client)
     }
 
     /// Has `client` hear of interrupts that other nodes cause ([`MessageClient`]), at most

@@ -205,13 +205,12 @@ impl<'a> BoundNic<'a> {
         Ok(region)
     }
 
-    /// Unbinds: windows and device files first, then children, files, interrupts, units, mappings.
+    /// Unbinds: device files first, then children, files, interrupts, units, mappings.
     /// Further calls do nothing. May sleep.
     pub fn stop(&self) {
         // Each is dropped without the lock.
         let resets = self.live.lock().resets.take();
         drop(resets);
-        self.nic.smfu().revoke_windows();
         let user = self.live.lock().user.take();
         drop(user);
         let children = {

@@ -12,15 +12,9 @@
 //! method come after it. Registers whose reading has an effect (HW §14) show it remotely too: a
 //! read that timed out may still happen.
 //!
-//! **With a spin lock held** use the functions with [`Wait::Spin`], or [`Rra::read_atomic`] and
-//! [`Rra::write_atomic`]. What that costs:
-//!
-//! * RMA: the processor waits for the answer (a round trip and two notifications, some
-//!   microseconds) or the time-out, and 20 µs more for what is under way then.
-//! * SMFU, write: a store; and if interval 0 led to another node, three register writes and
-//!   perhaps a load before.
-//! * SMFU, read: the processor stands still, with interrupts disabled, until the load is answered
-//!   or the NIC's own time-out is over (`timeout_control`), whatever was asked for.
+//! **With a spin lock held** use [`Rra::batch`] with [`Wait::Spin`]: the processor waits for the
+//! answer (a round trip and two notifications, some microseconds) or the time-out, and 20 µs more
+//! for what is under way then.
 
 mod port;
 mod request;
@@ -159,7 +153,7 @@ impl Rra {
         offset: RegOffset,
     ) -> Result<u64, RraError> {
         let request = Request::read(node, offset);
-        self.one(method, Wait::Sleep(timeout_us), request)
+        self.one(method, timeout_us, request)
     }
 
     /// Writes a register by `method`; as [`Rra::read_by`]. May sleep.
@@ -176,47 +170,14 @@ impl Rra {
         value: u64,
     ) -> Result<(), RraError> {
         let request = Request::write(node, offset, value);
-        self.one(method, Wait::Sleep(timeout_us), request).map(drop)
+        self.one(method, timeout_us, request).map(drop)
     }
 
-    /// As [`Rra::read_by`] in any context but non-maskable interrupts: waits busily, `timeout_us`
-    /// of 1…100,000. What it costs is in the module's text.
-    ///
-    /// # Errors
-    ///
-    /// See [`RraError`].
-    pub fn read_atomic(
-        &self,
-        method: Method,
-        timeout_us: u32,
-        node: NodeId,
-        offset: RegOffset,
-    ) -> Result<u64, RraError> {
-        self.one(method, Wait::Spin(timeout_us), Request::read(node, offset))
-    }
-
-    /// As [`Rra::write_by`]; context and cost as of [`Rra::read_atomic`].
-    ///
-    /// # Errors
-    ///
-    /// See [`RraError`].
-    pub fn write_atomic(
-        &self,
-        method: Method,
-        timeout_us: u32,
-        node: NodeId,
-        offset: RegOffset,
-        value: u64,
-    ) -> Result<(), RraError> {
-        let request = Request::write(node, offset, value);
-        self.one(method, Wait::Spin(timeout_us), request).map(drop)
-    }
-
-    fn one(&self, method: Method, wait: Wait, mut request: Request) -> Result<u64, RraError> {
+    fn one(&self, method: Method, timeout_us: u32, mut request: Request) -> Result<u64, RraError> {
         let Request { node, offset, .. } = request;
         match self.check(method, node, offset)? {
             Method::Rma => {
-                self.batch(core::slice::from_mut(&mut request), wait);
+                self.batch(core::slice::from_mut(&mut request), Wait::Sleep(timeout_us));
                 request.result
             }
             Method::Local => self.local(&request),

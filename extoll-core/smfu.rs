@@ -5,8 +5,7 @@
 //! BAR 2 is the window. Its first 32 MiB are interval 0 and lead to remote register files
 //! ([`crate::rra`]). In the rest a [`Window`] is an interval: an address range that leads to one
 //! node, where the access goes to what the node has opened for *the same interval number*
-//! ([`Target`]), else to its exported memory. [`Masked`] is the other mode: the node is part of the
-//! address.
+//! ([`Target`]), else to its exported memory.
 //!
 //! **Ordering.** The PCIe order holds from end to end for accesses of one processor to one node:
 //! stores arrive in the order in which they were made, and a load comes back after all earlier
@@ -34,7 +33,6 @@ use kernel::{
 };
 use memory::IoMapping;
 use target::Opened;
-use window::Clients;
 use wire::{
     ids::{BusAddr, CpuAddr, NodeId, RegOffset},
     regs::{
@@ -49,7 +47,7 @@ use wire::{
 pub use crate::mmio::Word;
 pub use memory::{AccessError, Caching, RemoteMemory};
 pub use target::{ShutTarget, Target, TargetMemory};
-pub use window::{Masked, Window, WindowClient, WindowSpec};
+pub use window::{Window, WindowSpec};
 
 /// Most memory that can be exported, in KiB: 1 GiB.
 pub const MOST_KIB: u32 = 1 << 20;
@@ -66,8 +64,6 @@ pub struct Smfu {
     state: Mutex<State>,
     #[pin]
     opened: SpinLockIrq<Opened>,
-    #[pin]
-    clients: Clients,
     /// Time-outs seen; grows before the flag in the register is cleared.
     timeouts: Atomic<u64>,
     /// Taken to look at that flag.
@@ -116,7 +112,6 @@ impl Smfu {
                 target_kib,
                 state <- new_mutex!(state, "extoll_smfu"),
                 opened <- new_spinlock_irq!(opened, "extoll_smfu_targets"),
-                clients <- Clients::new(),
                 timeouts: Atomic::new(0),
                 flag <- new_spinlock_irq!((), "extoll_smfu_flag"),
             }),

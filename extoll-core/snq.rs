@@ -12,12 +12,7 @@ mod messages;
 mod work;
 
 use crate::{
-    context::Context,
-    dma::DmaWords,
-    events::{EventClient, Events},
-    hw::Hw,
-    monitor::Monitor,
-    smfu::Smfu,
+    context::Context, dma::DmaWords, events::Events, hw::Hw, monitor::Monitor, smfu::Smfu,
     vpid::Table,
 };
 use kernel::{
@@ -32,7 +27,7 @@ use messages::Messages;
 use wire::{
     ids::Unit,
     regs::snq::{self, Execute, QueueBalt, QueueIndex, ENTRIES, HTAX_INIT, QUEUE_ALIGN},
-    snq::{Enabled, ErrorReports, Intake, TriggerEvent, TriggerMask, PROGRAM_WORDS, TOURMALET},
+    snq::{Enabled, ErrorReports, Intake, TriggerMask, PROGRAM_WORDS, TOURMALET},
 };
 use work::{BEGIN, DRAIN, FORGOTTEN, MESSAGES, RECOVER, UNMASK, WATCH};
 
@@ -241,39 +236,11 @@ impl Snq {
         }
     }
 
-    /// Sets which events are enabled besides those with subscribers; storms and the drain mask some
-    /// of them for a while. Any context.
+    /// Sets which events are enabled; storms and the drain mask some of them for a while. Any context.
     pub(crate) fn allow(&self, mask: TriggerMask) {
         self.to.events.allowed(mask);
         self.write_mask(|enabled| {
             enabled.allow(mask);
-            true
-        });
-    }
-
-    /// See [`crate::nic::Nic::subscribe_event`].
-    pub(crate) fn subscribe_event(
-        self: &Arc<Self>,
-        event: TriggerEvent,
-        client: Arc<dyn EventClient>,
-    ) -> Result<EventSubscription> {
-        if matches!(
-            event,
-            TriggerEvent::VeloNotification | TriggerEvent::RmaNotification
-        ) {
-            return Err(EINVAL);
-        }
-        let key = self.to.events.add(event, client)?;
-        self.enable_subscribed();
-        let snq = self.clone();
-        Ok(EventSubscription { snq, key })
-    }
-
-    /// Enables the events that have subscribers, and no longer those that had some.
-    fn enable_subscribed(&self) {
-        self.write_mask(|enabled| {
-            // With the state locked: of two changes the later one counts.
-            enabled.subscribe(self.to.events.subscribed());
             true
         });
     }
@@ -284,19 +251,5 @@ impl Snq {
         let enabled = &state.judge.enabled;
         let rplt = state.intake.ring().rplt();
         (rplt, enabled.mask().raw(), enabled.is_draining())
-    }
-}
-
-/// A subscription to a trigger event, ended by drop: when that returns, the client is not called
-/// any more. Process context; may sleep.
-pub struct EventSubscription {
-    snq: Arc<Snq>,
-    key: u64,
-}
-
-impl Drop for EventSubscription {
-    fn drop(&mut self) {
-        self.snq.to.events.remove(self.key);
-        self.snq.enable_subscribed();
     }
 }

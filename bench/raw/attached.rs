@@ -2,8 +2,8 @@
 
 //! NICs that commands can use, and what runs on each.
 
-use crate::{regions::Offer, server::Server, transfer::Parked, wait::Waiter, window};
-use extoll_core::child::Handle;
+use crate::{regions::Offer, server::Server, transfer::Parked, wait::Waiter};
+use extoll_core::{child::Handle, smfu::Window};
 use kernel::{
     new_mutex,
     prelude::*,
@@ -54,7 +54,7 @@ pub(crate) struct Attached {
     offer: Mutex<Option<Offer>>,
     /// A window that stays.
     #[pin]
-    window: Mutex<Option<window::Parked>>,
+    window: Mutex<Option<Window>>,
     /// Who has to be woken when the NIC goes.
     #[pin]
     waiting: Mutex<Waiting>,
@@ -203,7 +203,7 @@ impl Attached {
     }
 
     /// The place of a window that stays.
-    pub(crate) fn parked_window(&self) -> MutexGuard<'_, Option<window::Parked>> {
+    pub(crate) fn parked_window(&self) -> MutexGuard<'_, Option<Window>> {
         self.window.lock()
     }
 

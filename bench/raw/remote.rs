@@ -19,7 +19,6 @@ use kernel::{
 use wire::{
     ids::{NodeId, RegOffset},
     regs::pcie,
-    tlp::{backdoor::Config, CfgType},
 };
 
 /// The device behind a node in root-port mode.
@@ -37,8 +36,6 @@ pub(crate) struct Words {
     atomic: bool,
     pub(crate) bytes: u64,
     pub(crate) interval: Option<u32>,
-    /// Mask mode with so many slices instead of an interval.
-    pub(crate) slices: Option<u32>,
     pub(crate) natural: bool,
     pub(crate) probe: bool,
     pub(crate) count: usize,
@@ -47,7 +44,6 @@ pub(crate) struct Words {
     /// Between two that are repeated.
     pub(crate) pause_us: i64,
     pub(crate) caching: Caching,
-    pub(crate) event: u8,
     pub(crate) ms: u64,
     pub(crate) per_second: u32,
 }
@@ -92,7 +88,6 @@ impl Words {
             atomic: false,
             bytes: 4096,
             interval: None,
-            slices: None,
             natural: false,
             probe: true,
             count: 64,
@@ -100,7 +95,6 @@ impl Words {
             repeat: 1,
             pause_us: 0,
             caching: Caching::Uncached,
-            event: 0,
             ms: 1000,
             per_second: 0,
         };
@@ -143,14 +137,12 @@ impl Words {
                     "timeout_us" => self.timeout_us = n.min(rra::MAX_TIMEOUT_US.into()) as u32,
                     "bytes" => self.bytes = n,
                     "interval" => self.interval = Some(n as u32),
-                    "slices" => self.slices = Some(n as u32),
                     "count" if n <= 4096 => self.count = n as usize,
                     "rounds" => self.rounds = n,
                     "probe" if n <= 1 => self.probe = n == 1,
                     "repeat" if n <= 1 << 20 => self.repeat = n,
                     "pause_us" if n <= 100_000 => self.pause_us = n as i64,
                     "natural" if n <= 1 => self.natural = n == 1,
-                    "event" if n < 32 => self.event = n as u8,
                     "ms" if n <= 60_000 => self.ms = n,
                     "per_second" if n <= u32::MAX.into() => self.per_second = n as u32,
                     _ => return false,
@@ -172,7 +164,6 @@ pub(crate) fn run<'a>(
         "rra" => registers,
         "backdoor" => backdoor,
         "smfu" => window::memory,
-        "event" => notices::event,
         "messages" => notices::messages,
         _ => return None,
     };
@@ -223,11 +214,16 @@ fn registers(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
         (Op::Write, false) => rra
             .write_by(method, us, w.node, offset, w.value)
             .map(|()| w.value),
-        (Op::Write, true) => rra
-            .write_atomic(method, us, w.node, offset, w.value)
-            .map(|()| w.value),
         (_, false) => rra.read_by(method, us, w.node, offset),
-        (_, true) => rra.read_atomic(method, us, w.node, offset),
+        (op, true) => {
+            let mut request = [match op {
+                Op::Write => Request::write(w.node, offset, w.value),
+                _ => Request::read(w.node, offset),
+            }];
+            rra.batch(&mut request, w.wait());
+            let [request] = request;
+            request.result
+        }
     })?;
     report.number("us", start.elapsed().as_micros_ceil() as u64)?;
     match done {
@@ -279,7 +275,7 @@ fn backdoor(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
         return Ok(doors.enable(w.node, wait)?);
     }
     let start = Instant::<Monotonic>::now();
-    let (mut ones, mut done) = (0, Ok(0));
+    let mut done = Ok(0);
     w.context(|| match w.op {
         Op::Write => {
             let value = w.value as u32;
@@ -287,22 +283,18 @@ fn backdoor(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
             done = written.map(|()| value);
         }
         _ => {
-            ones = doors.config_read(w.node, DEVICE, register, bytes, wait);
             done = doors.try_config_read(w.node, DEVICE, register, bytes, wait);
         }
     })?;
     report.number("us", start.elapsed().as_micros_ceil() as u64)?;
-    report.number("plain", ones.into())?;
     match done {
         Ok(value) => report.number("value", value.into()),
         Err(e) => report.fail(e.into(), fmt!("{e:?}")),
     }
 }
 
-/// Sets a register in a transaction, sends a request whose completion nobody fetches, and leaves
-/// it.
+/// Sets a register in a transaction, and leaves it.
 fn undo(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
-    let config = Config::new(DEVICE, CfgType::Type0, w.offset as u16 & !3, 4).ok_or(EINVAL)?;
     let at = pcie::PCIE_TO_HTOC_INTERRUPT_0;
     let mut transaction = nic.backdoors().begin(w.node, w.wait())?;
     transaction.set(at, w.value)?;
@@ -311,7 +303,6 @@ fn undo(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let second = nic.backdoors().begin(w.node, Wait::Sleep(100));
     report.number("alone", u64::from(second.is_err()))?;
     drop(second);
-    transaction.leave_request(&config.read())?;
     drop(transaction);
     let (method, us) = (Method::Rma, w.timeout_us);
     report.number("value", nic.rra().read_by(method, us, w.node, at)?)

@@ -10,22 +10,13 @@ use crate::{
 use extoll_core::{
     dma::DmaWords,
     nic::Nic,
-    smfu::{Masked, RemoteMemory, TargetMemory, Window, WindowClient, WindowSpec},
+    smfu::{RemoteMemory, TargetMemory, Window, WindowSpec},
 };
 use kernel::{
     prelude::*,
-    sync::{
-        atomic::{AtomicFlag, Relaxed},
-        Arc,
-    },
+    sync::Arc,
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-
-/// What keeps the mapped part of the window.
-enum Part {
-    Interval(Window),
-    Slice(#[allow(dead_code)] Masked),
-}
 
 fn spec(w: &Words) -> WindowSpec {
     let mut spec = WindowSpec::new(w.node, w.bytes);
@@ -41,15 +32,10 @@ fn spec(w: &Words) -> WindowSpec {
     spec
 }
 
-fn map(nic: &Arc<Nic>, w: &Words) -> Result<(Part, RemoteMemory)> {
-    if let Some(slices) = w.slices {
-        let mask = nic.smfu().masked(w.bytes, slices)?;
-        let mapping = mask.map(w.node, w.caching)?;
-        return Ok((Part::Slice(mask), mapping));
-    }
+fn map(nic: &Arc<Nic>, w: &Words) -> Result<(Window, RemoteMemory)> {
     let window = nic.smfu().window(spec(w))?;
     let mapping = window.map(w.caching)?;
-    Ok((Part::Interval(window), mapping))
+    Ok((window, mapping))
 }
 
 /// Runs `smfu`.
@@ -66,16 +52,16 @@ pub(crate) fn memory(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Resu
         Op::Target => return target(nic, w, report),
         _ => {}
     }
-    let (part, mapping) = match map(nic, w) {
+    let (window, mapping) = match map(nic, w) {
         Ok(both) => both,
         Err(e) => return report.fail(e, fmt!("no window: {e:?}")),
     };
-    if let (Part::Interval(window), true) = (&part, w.natural) {
+    if w.natural {
         report.number("start", window.offset())?;
     }
     let at = w.offset as usize;
     let done = match w.op {
-        // The part is gone a moment after the store.
+        // The window is gone a moment after the store.
         Op::Reuse => mapping.write(at, w.value),
         Op::Write => (0..w.repeat)
             .try_for_each(|n| {
@@ -119,7 +105,6 @@ fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
 }
 
 /// Stores data, then the round's number, and waits until the follower's confirmation can be loaded.
-/// The second half of the rounds begins with bytes instead of words.
 fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
     mapping.write(ROUND * 8, 0u64)?;
     mapping.write(CONFIRMED * 8, 0u64)?;
@@ -127,12 +112,8 @@ fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
         for i in 0..w.count {
             let word = pattern(round, i);
             let at = (DATA + i) * 8;
-            if round * 2 > w.rounds {
-                mapping.write_bytes(at, &word.to_le_bytes())?;
-            } else {
-                mapping.write(at, word as u32)?;
-                mapping.write(at + 4, (word >> 32) as u32)?;
-            }
+            mapping.write(at, word as u32)?;
+            mapping.write(at + 4, (word >> 32) as u32)?;
         }
         mapping.write(ROUND * 8, round)?;
         mapping.flush();
@@ -202,40 +183,12 @@ fn target(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     report.number("after", memory.read(w.offset as usize / 8))
 }
 
-/// A window that is given up when the NIC goes.
-pub(crate) struct Parked {
-    window: Option<Window>,
-    client: Arc<Revoked>,
-}
-
-/// Hears of the end of a parked window.
-pub(crate) struct Revoked(AtomicFlag);
-
-impl WindowClient for Revoked {
-    fn revoked(&self) {
-        self.0.store(true, Relaxed);
-        pr_info!("a window is revoked\n");
-    }
-}
-
-impl Drop for Parked {
-    fn drop(&mut self) {
-        let told = self.client.0.load(Relaxed);
-        drop(self.window.take());
-        pr_info!("a parked window goes, revoked before: {told}\n");
-    }
-}
-
 /// Makes a window that stays until the NIC goes.
 pub(crate) fn park(attached: &Attached, w: &Words, report: &mut Report<'_>) -> Result {
     let nic = attached.nic().ok_or(ENODEV)?;
-    let client = Arc::new(Revoked(AtomicFlag::new(false)), GFP_KERNEL)?;
-    let window = nic.smfu().window(spec(w).on_revoke(client.clone()))?;
+    let window = nic.smfu().window(spec(w))?;
     report.number("start", window.offset())?;
     report.number("physical", window.physical().ok_or(ENODEV)?.0)?;
-    *attached.parked_window() = Some(Parked {
-        window: Some(window),
-        client,
-    });
+    *attached.parked_window() = Some(window);
     Ok(())
 }

@@ -152,61 +152,6 @@ impl RemoteMemory {
         value.store(&io, offset).ok_or(AccessError::Outside)
     }
 
-    /// Copies remote memory at `offset`, by single loads of eight bytes where alignment allows.
-    ///
-    /// # Errors
-    ///
-    /// See [`AccessError`]; `out` is partly written then.
-    pub fn read_bytes(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessError> {
-        offset.checked_add(out.len()).ok_or(AccessError::Outside)?;
-        let mut i = 0;
-        while i < out.len() {
-            let at = offset + i;
-            let aligned = at % 8 == 0;
-            match out
-                .get_mut(i..)
-                .and_then(|rest| rest.first_chunk_mut::<8>())
-            {
-                Some(word) if aligned => {
-                    *word = self.read::<u64>(at)?.to_le_bytes();
-                    i += 8;
-                }
-                _ => {
-                    let byte = self.read(at)?;
-                    if let Some(place) = out.get_mut(i) {
-                        *place = byte;
-                    }
-                    i += 1;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies `data` to remote memory at `offset`, ascending.
-    ///
-    /// # Errors
-    ///
-    /// `Outside`, `Down`; part may have been written then.
-    pub fn write_bytes(&self, offset: usize, data: &[u8]) -> Result<(), AccessError> {
-        offset.checked_add(data.len()).ok_or(AccessError::Outside)?;
-        let mut i = 0;
-        while let Some(byte) = data.get(i) {
-            let at = offset + i;
-            match data.get(i..).and_then(|rest| rest.first_chunk::<8>()) {
-                Some(word) if at % 8 == 0 => {
-                    self.write(at, u64::from_le_bytes(*word))?;
-                    i += 8;
-                }
-                _ => {
-                    self.write(at, *byte)?;
-                    i += 1;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Sends stores that a write-combining mapping still holds.
     pub fn flush(&self) {
         kernel_ext::barrier::wmb();

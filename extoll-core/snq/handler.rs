@@ -254,7 +254,6 @@ impl Snq {
             }
             _ => events.handle(hw, &report),
         }
-        events.publish(&report);
     }
 
     /// Calls the clients of all VPIDs in a vector of four words: bit j of word i is VPID 64·i + j.

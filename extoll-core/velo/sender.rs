@@ -3,12 +3,7 @@
 //! Sending half of a VELO port.
 
 use super::{Handle, Mtt, Target, CLASSES};
-use crate::{
-    context::Context,
-    stats::PortStats,
-    tx::SendError,
-    vpid::Client,
-};
+use crate::{context::Context, stats::PortStats, tx::SendError, vpid::Client};
 use kernel::{prelude::*, sync::Arc};
 use kernel_ext::trace;
 use wire::{

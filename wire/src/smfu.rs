@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Use of the SMFU window: intervals and mask mode (HW §12).
+//! Use of the SMFU window: intervals (HW §12).
 
 use crate::ids::{BusAddr, NodeId};
 use crate::regs::smfu::{ADDRESS_END, INTERVALS, RRA_WINDOW};
@@ -45,7 +45,6 @@ pub enum Refused {
 pub struct Layout {
     size: u64,
     spans: [Option<Span>; USABLE as usize],
-    mask: Option<MaskMode>,
 }
 
 impl Layout {
@@ -54,7 +53,6 @@ impl Layout {
         Self {
             size,
             spans: [None; USABLE as usize],
-            mask: None,
         }
     }
 
@@ -91,8 +89,7 @@ impl Layout {
     /// The lowest free span: it begins at the start of the free part or where something else ends,
     /// but for what alignment skips.
     fn room(&self, bytes: u64, align: u64) -> Option<Span> {
-        let mask = self.mask.map(|m| m.span());
-        let taken = || self.spans.iter().flatten().chain(mask.iter());
+        let taken = || self.spans.iter().flatten();
         let starts = core::iter::once(RRA_WINDOW).chain(taken().map(|s| s.end));
         starts
             .filter_map(|start| {
@@ -116,30 +113,6 @@ impl Layout {
         let usable = (0u32..).zip(&self.spans).skip(1);
         let free = usable.filter(|(_, span)| span.is_none());
         free.fold(0, |set, (n, _)| set | (1 << n))
-    }
-
-    /// Sets mask mode for `nodes` slices of `slice` bytes each.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` for sizes that are no powers of two or do not fit; `Taken` if the mode is set, or
-    /// an interval is in the way.
-    pub fn set_mask(&mut self, slice: u64, nodes: u32) -> Result<MaskMode, Refused> {
-        let mode = MaskMode::new(slice, nodes).ok_or(Refused::Invalid)?;
-        let span = mode.span();
-        if span.end > self.size || span.start >= span.end {
-            return Err(Refused::Invalid);
-        }
-        if self.mask.is_some() || self.spans.iter().flatten().any(|s| s.meets(&span)) {
-            return Err(Refused::Taken);
-        }
-        self.mask = Some(mode);
-        Ok(mode)
-    }
-
-    /// Ends mask mode.
-    pub fn clear_mask(&mut self) {
-        self.mask = None;
     }
 }
 
@@ -311,61 +284,5 @@ impl Targets {
     pub fn interrupts(&self) -> impl Iterator<Item = u32> + '_ {
         let all = (0u32..).zip(&self.list);
         all.filter_map(|(n, o)| matches!(o, Some(Opened::Interrupts)).then_some(n))
-    }
-}
-
-/// Mask mode: outside intervals the node is part of the address.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MaskMode {
-    slice: u64,
-    nodes: u32,
-}
-
-impl MaskMode {
-    /// Slices of `slice` bytes, a power of two of at least 64, for nodes 0…`nodes` − 1, `nodes` a
-    /// power of two of 2…65536.
-    pub const fn new(slice: u64, nodes: u32) -> Option<Self> {
-        let good = slice.is_power_of_two()
-            && nodes.is_power_of_two()
-            && slice >= 64
-            && nodes >= 2
-            && nodes <= 1 << 16
-            && slice <= 1 << 31;
-        if good {
-            Some(Self { slice, nodes })
-        } else {
-            None
-        }
-    }
-
-    /// Value of `addr_mask`.
-    pub const fn mask(self) -> u64 {
-        (self.nodes as u64 - 1) * self.slice
-    }
-
-    /// Value of `nNodeOffset`.
-    pub const fn shift(self) -> u64 {
-        self.slice.trailing_zeros() as u64
-    }
-
-    /// The part of the window that it uses: what leads to remote register files is left out.
-    pub const fn span(self) -> Span {
-        Span {
-            start: RRA_WINDOW,
-            end: self.slice * self.nodes as u64,
-        }
-    }
-
-    /// Slice of a node; `None` for a node that has none, or whose slice meets the remote register
-    /// files' part.
-    pub const fn slice(self, node: NodeId) -> Option<Span> {
-        let start = node.0 as u64 * self.slice;
-        if node.0 as u32 >= self.nodes || start < RRA_WINDOW {
-            return None;
-        }
-        Some(Span {
-            start,
-            end: start + self.slice,
-        })
     }
 }

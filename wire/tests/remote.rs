@@ -227,54 +227,6 @@ proptest! {
 }
 
 #[test]
-fn mask_mode() {
-    let mode = MaskMode::new(0x400_0000, 4).unwrap();
-    assert_eq!((mode.mask(), mode.shift()), (0xC00_0000, 26));
-    assert_eq!(
-        mode.slice(NodeId(0)),
-        None,
-        "it meets the remote register files' part"
-    );
-    assert_eq!(
-        mode.slice(NodeId(3)).map(|s| (s.start, s.end)),
-        Some((0xC00_0000, 0x1000_0000))
-    );
-    assert_eq!(mode.slice(NodeId(4)), None);
-    for (slice, nodes) in [
-        (3, 4),
-        (64, 3),
-        (32, 4),
-        (64, 1),
-        (64, 1 << 17),
-        (1 << 32, 2),
-    ] {
-        assert_eq!(MaskMode::new(slice, nodes), None, "{slice} {nodes}");
-    }
-    let mut layout = Layout::new(0x1000_0000);
-    assert_eq!(
-        layout.set_mask(0x400_0000, 8),
-        Err(Refused::Invalid),
-        "larger than the window"
-    );
-    assert!(layout.set_mask(0x200_0000, 4).is_ok());
-    assert_eq!(layout.set_mask(0x200_0000, 4), Err(Refused::Taken));
-    assert_eq!(
-        layout.reserve(PAGE, PAGE, None).map(|(n, s)| (n, s.start)),
-        Ok((1, 0x800_0000))
-    );
-    layout.clear_mask();
-    assert_eq!(
-        layout.reserve(PAGE, PAGE, None).map(|(n, s)| (n, s.start)),
-        Ok((2, RRA_WINDOW))
-    );
-    assert_eq!(
-        layout.set_mask(0x200_0000, 4),
-        Err(Refused::Taken),
-        "an interval is in the way"
-    );
-}
-
-#[test]
 fn natural_alignment() {
     let mut layout = Layout::new(0x1000_0000);
     assert_eq!(

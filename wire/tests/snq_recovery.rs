@@ -330,19 +330,6 @@ fn a_drain_masks_its_event_and_ends() {
 }
 
 #[test]
-fn subscribers_add_to_what_is_allowed() {
-    let extra = TriggerEvent::XbarInport;
-    let mut enabled = Enabled::new(TriggerMask::DEFAULT);
-    assert!(!enabled.mask().contains(extra));
-    enabled.subscribe(TriggerMask(0).with(extra));
-    assert!(enabled.mask().contains(extra));
-    enabled.allow(TriggerMask(0));
-    assert_eq!(enabled.mask(), TriggerMask(0).with(extra));
-    enabled.subscribe(TriggerMask(0));
-    assert_eq!(enabled.mask(), TriggerMask(0));
-}
-
-#[test]
 fn closed_ports_are_no_errors() {
     let mut errors = ErrorReports::new();
     let registers = [

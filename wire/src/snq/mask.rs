@@ -34,7 +34,6 @@ pub struct Enabled {
     /// What the driver, or an administrator, wants.
     allowed: TriggerMask,
     /// What subscribers want besides.
-    subscribed: TriggerMask,
     storming: TriggerMask,
     /// Attempts made by a running drain.
     drain: Option<u32>,
@@ -56,7 +55,6 @@ impl Enabled {
     pub const fn new(allowed: TriggerMask) -> Self {
         Self {
             allowed,
-            subscribed: TriggerMask(0),
             storming: TriggerMask(0),
             drain: None,
             counts: [0; 32],
@@ -66,11 +64,10 @@ impl Enabled {
 
     /// What to write to `trigger_enable`.
     pub const fn mask(&self) -> TriggerMask {
-        let wanted = TriggerMask(self.allowed.raw() | self.subscribed.raw());
         let wanted = if self.drain.is_some() {
-            wanted.without(TriggerEvent::XbarOutport)
+            self.allowed.without(TriggerEvent::XbarOutport)
         } else {
-            wanted
+            self.allowed
         };
         TriggerMask(wanted.raw() & !self.storming.raw())
     }
@@ -78,11 +75,6 @@ impl Enabled {
     /// Other events are wanted.
     pub fn allow(&mut self, allowed: TriggerMask) {
         self.allowed = allowed;
-    }
-
-    /// Subscribers want others besides.
-    pub fn subscribe(&mut self, subscribed: TriggerMask) {
-        self.subscribed = subscribed;
     }
 
     /// Counts an occurrence at `now_ms`, a time that does not run backwards. True: the event storms

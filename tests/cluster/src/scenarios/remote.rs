@@ -1,5 +1,5 @@
 //! What remote PCI is made of: registers of other nodes at once and with locks held, windows and
-//! targets, events, interrupts by others.
+//! targets, interrupts by others.
 
 use super::expected::{NOTHING_THERE, REFUSED};
 use super::node::{extoll, node, value};
@@ -34,8 +34,6 @@ pub fn all() -> Vec<Scenario> {
         s("units::rra_atomic", PAIR, rra_atomic).finds(REFUSED),
         s("units::rra_batch", PAIR, rra_batch).finds(REFUSED),
         s("units::smfu_target", PAIR, smfu_target).finds(REFUSED),
-        s("units::smfu_revoked", PAIR, smfu_revoked).finds(REFUSED),
-        s("units::event_clients", PAIR, event_clients).finds(REFUSED),
         s("units::message_interrupts", PAIR, message_interrupts).finds(REFUSED),
         s("units::message_storm", PAIR, message_storm).finds(NOTHING_THERE),
         s("units::vendor_events", PAIR, vendor_events).finds(REFUSED),
@@ -55,13 +53,11 @@ fn number_of(answer: &Answer, key: &str) -> Result<u64> {
 /// A register of another node with a spin lock held: read, written, and given up in time.
 fn rra_atomic(lab: &Lab) -> Result<()> {
     bench(lab)?;
-    for method in ["rma", "smfu"] {
-        for n in 0..20 {
-            let way = format!("node=1 offset=0x8060 method={method} wait=atomic timeout_us=100000");
-            in_time(lab, &format!("rra op=write value={n} {way}"))?;
-            let got = number_of(&in_time(lab, &format!("rra {way}"))?, "value")?;
-            ensure!(got == n, "{method}: {got} instead of {n}");
-        }
+    for n in 0..20 {
+        let way = "node=1 offset=0x8060 wait=atomic timeout_us=100000";
+        in_time(lab, &format!("rra op=write value={n} {way}"))?;
+        let got = number_of(&in_time(lab, &format!("rra {way}"))?, "value")?;
+        ensure!(got == n, "{got} instead of {n}");
     }
     let before = node(lab, 0).reason(RRA_TIMEOUT)?;
     let error = refused(
@@ -160,106 +156,6 @@ fn smfu_target(lab: &Lab) -> Result<()> {
     node(lab, 0).unbind()?;
     node(lab, 0).bind()?;
     node(lab, 0).address_back()
-}
-
-/// Who has mapped a window elsewhere hears of its end before the window goes.
-fn smfu_revoked(lab: &Lab) -> Result<()> {
-    bench(lab)?;
-    for how in ["unbound", "reset"] {
-        lab.raw(0, "smfu op=park node=1 bytes=0x100000 natural=1")?;
-        let mark = lab.log_mark(0)?;
-        if how == "unbound" {
-            node(lab, 0).unbind()?;
-            node(lab, 0).bind()?;
-        } else {
-            let place = format!("/sys/bus/pci/devices/{}", node(lab, 0).pci()?);
-            node(lab, 0).ok(&format!(
-                "echo flr >{place}/reset_method && echo 1 >{place}/reset"
-            ))?;
-        }
-        lab.until("the window has gone", PATIENCE, |lab| {
-            Ok(lab.log_since(&mark)?.contains("a parked window goes"))
-        })?;
-        let log = lab.log_since(&mark)?;
-        ensure!(
-            log.contains("a parked window goes, revoked before: true"),
-            "{how}: {log}"
-        );
-        node(lab, 0).back()?;
-        bench(lab)?;
-    }
-    Ok(())
-}
-
-/// Trigger events reach those who asked for them, with their words, as long as they ask; also those
-/// that nobody else wants.
-fn event_clients(lab: &Lab) -> Result<()> {
-    bench(lab)?;
-    let mask = || -> Result<u64> {
-        let text = node(lab, 1).debugfs("event_mask")?;
-        Ok(u64::from_str_radix(
-            text.trim().trim_start_matches("0x"),
-            16,
-        )?)
-    };
-    let usual = mask()?;
-    // GPIO, whose program records a register; the barrier, with three parts; one that is masked
-    // otherwise.
-    for (event, parts, words) in [(8, 1, 1), (15, 3, 2)] {
-        thread::scope(|scope| -> Result<()> {
-            let listener = scope.spawn(move || lab.raw(1, &format!("event event={event} ms=3000")));
-            thread::sleep(Duration::from_millis(800));
-            // One at a time: what happens before a program begins is one occurrence.
-            for _ in 0..3 {
-                trigger(lab, event)?;
-                thread::sleep(Duration::from_millis(150));
-            }
-            let got = listener.join().expect("no panic")?;
-            ensure!(number_of(&got, "calls")? == 3 * parts, "{event}: {got:?}");
-            ensure!(number_of(&got, "words")? == words, "{event}: {got:?}");
-            ensure!(
-                number_of(&got, "late")? == 0,
-                "called after its end: {got:?}"
-            );
-            Ok(())
-        })?;
-    }
-    node(lab, 1).ok(&format!(
-        "echo {:#x} >$(echo /sys/kernel/debug/extoll-0*/event_mask)",
-        usual & !(1 << 13)
-    ))?;
-    let masked = mask()?;
-    ensure!(masked & (1 << 13) == 0, "{masked:#x}");
-    thread::scope(|scope| -> Result<()> {
-        let listener = scope.spawn(|| lab.raw(1, "event event=13 ms=2500"));
-        thread::sleep(Duration::from_millis(800));
-        ensure!(mask()? & (1 << 13) != 0, "event 13 is not enabled");
-        trigger(lab, 13)?;
-        let got = listener.join().expect("no panic")?;
-        ensure!(number_of(&got, "calls")? == 2, "{got:?}");
-        Ok(())
-    })?;
-    ensure!(mask()? == masked, "event 13 is still enabled");
-    for event in [23, 25] {
-        let error = refused(lab, 1, &format!("event event={event} ms=1"))?;
-        ensure!(error.contains("EINVAL"), "event {event}: {error}");
-    }
-    node(lab, 1)
-        .ok(&format!(
-            "echo {usual:#x} >$(echo /sys/kernel/debug/extoll-0*/event_mask)"
-        ))
-        .map(drop)
-}
-
-/// Raises an event by its bit of `trigger_now`.
-fn trigger(lab: &Lab, event: u32) -> Result<()> {
-    let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
-    let value = 1u64 << event;
-    node(lab, 1)
-        .ok(&format!(
-            "echo {value:#x} >$(echo {files}/extoll_rf_snq_rf_trigger_now_raw)"
-        ))
-        .map(drop)
 }
 
 /// Node 0 stores `count` times to an interval of node 1 that means interrupts.
@@ -374,15 +270,11 @@ fn vendor_events(lab: &Lab) -> Result<()> {
 /// A window that is dropped right behind a store: it arrives all the same, and at nobody else.
 fn interval_reuse(lab: &Lab) -> Result<()> {
     bench(lab)?;
-    for (n, place) in [
-        "interval=5",
-        "interval=5 map=wc",
-        "bytes=0x4000000 slices=4",
-    ]
-    .iter()
-    .cycle()
-    .take(12)
-    .enumerate()
+    for (n, place) in ["interval=5", "interval=5 map=wc"]
+        .iter()
+        .cycle()
+        .take(12)
+        .enumerate()
     {
         let number = 1000 + n as u64;
         lab.raw(
@@ -393,12 +285,7 @@ fn interval_reuse(lab: &Lab) -> Result<()> {
         lab.raw(
             0,
             &format!("smfu op=write node=0 offset=128 value=1 {place}"),
-        )
-        .or_else(|e| match place.contains("slices") {
-            // The slice of node 0 is the remote register files'.
-            true => Ok(Answer::new()),
-            false => Err(e),
-        })?;
+        )?;
         let got = number_of(&lab.raw(1, "smfu op=local offset=64")?, "value")?;
         ensure!(got == number, "{place}: {got} instead of {number}");
         let got = number_of(&lab.raw(0, "smfu op=local offset=64")?, "value")?;
@@ -427,7 +314,7 @@ fn target_bases(lab: &Lab) -> Result<()> {
     );
     ensure!(all.iter().all(|b| *b == exported), "{all:x?}");
     // Through intervals and without, the exported memory is reached.
-    for place in ["interval=3", "interval=62", "bytes=0x4000000 slices=4"] {
+    for place in ["interval=3", "interval=62"] {
         lab.raw(
             0,
             &format!("smfu op=write node=1 offset=512 value=77 {place}"),

@@ -307,23 +307,11 @@ fn rra_everywhere(lab: &Lab) -> Result<()> {
 
 fn smfu_memory(lab: &Lab) -> Result<()> {
     bench(lab)?;
-    for (n, place) in [
-        "interval=1",
-        "interval=62",
-        "bytes=65536",
-        "map=wc",
-        "bytes=0x4000000 slices=4",
-    ]
-    .iter()
-    .enumerate()
+    for (n, place) in ["interval=1", "interval=62", "bytes=65536", "map=wc"]
+        .iter()
+        .enumerate()
     {
         let (from, to) = (n % 2, 1 - n % 2);
-        // Mask mode: the slice of node 1 is the first beyond the remote register files'.
-        let (from, to) = if place.contains("slices") {
-            (0, 1)
-        } else {
-            (from, to)
-        };
         let number = 0x1122_3344_5566_0000 + n as u64;
         lab.raw(
             from,
@@ -345,7 +333,6 @@ fn smfu_memory(lab: &Lab) -> Result<()> {
         ("smfu node=1 bytes=0x20000000", "ENOSPC"),
         ("smfu node=1 offset=4096", "Outside"),
         ("smfu node=1 offset=4", "Outside"),
-        ("smfu node=0 slices=4 bytes=0x4000000", "ERANGE"),
     ] {
         let error = refused(lab, 0, command)?;
         ensure!(error.contains(want), "{command}: {error} instead of {want}");
