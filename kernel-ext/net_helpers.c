@@ -180,12 +180,6 @@ void extoll_net_tx_wake(struct net_device *dev)
 	netif_wake_queue(dev);
 }
 
-bool extoll_net_tx_stopped(const struct net_device *dev)
-{
-	smp_mb();
-	return netif_queue_stopped(dev);
-}
-
 void extoll_net_tx_trans_update(struct net_device *dev)
 {
 	netif_trans_update(dev);

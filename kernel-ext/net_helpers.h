@@ -76,7 +76,6 @@ void extoll_net_tx_disable(struct net_device *dev);
 void extoll_net_tx_start(struct net_device *dev);
 void extoll_net_tx_stop(struct net_device *dev);
 void extoll_net_tx_wake(struct net_device *dev);
-bool extoll_net_tx_stopped(const struct net_device *dev);
 void extoll_net_tx_trans_update(struct net_device *dev);
 void extoll_net_bql_sent(struct net_device *dev, u32 bytes);
 void extoll_net_bql_completed(struct net_device *dev, u32 pkts, u32 bytes);

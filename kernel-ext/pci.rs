@@ -332,12 +332,6 @@ impl<T: IrqHandler> Msi<'_, T> {
         &self.handler
     }
 
-    /// Waits until no handler runs on any CPU. May sleep.
-    pub fn synchronize(&self) {
-        // SAFETY: `irq` is a requested interrupt.
-        unsafe { bindings::synchronize_irq(self.irq) };
-    }
-
     extern "C" fn callback(_irq: c_int, cookie: *mut c_void) -> bindings::irqreturn_t {
         // SAFETY: `cookie` is the pinned object whose drop frees the interrupt first; it is shared only.
         let msi = unsafe { &*cookie.cast::<Msi<'_, T>>() };

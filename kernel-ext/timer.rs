@@ -87,14 +87,7 @@ impl<T: Expire> Timed<T> {
         }
     }
 
-    /// Has it not run unless it is running; does not wait for that. Any context but that of a
-    /// non-maskable interrupt. Whether it was armed.
-    pub fn disarm(&self) -> bool {
-        // SAFETY: set up by the invariants.
-        unsafe { bindings::hrtimer_try_to_cancel(self.timer.get()) > 0 }
-    }
-
-    /// As [`Timed::disarm`], and waits until it does not run. It stays usable. Process context or a
+    /// Cancels it, and waits until it does not run. Returns whether it was armed. It stays usable. Process context or a
     /// softirq, without a lock that [`Expire::expired`] takes, and not in that.
     pub fn disarm_sync(&self) -> bool {
         // SAFETY: set up by the invariants.
@@ -182,7 +175,7 @@ mod tests {
         timed.arm(Delta::from_millis(1));
         wait_for(&ran, 1);
         assert_eq!(ran.load(Relaxed), 1);
-        assert!(!timed.disarm() && !timed.disarm_sync());
+        assert!(!timed.disarm_sync());
         let (timed, ran) = count(4)?;
         timed.arm(Delta::from_nanos(-5));
         wait_for(&ran, 5);
@@ -202,8 +195,8 @@ mod tests {
         timed.arm(Delta::from_secs(3600));
         fsleep(Delta::from_millis(1200));
         assert_eq!(ran.load(Relaxed), 1);
-        assert!(timed.disarm());
-        assert!(!timed.disarm());
+        assert!(timed.disarm_sync());
+        assert!(!timed.disarm_sync());
         Ok(())
     }
 

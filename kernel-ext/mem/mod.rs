@@ -11,7 +11,6 @@
 //! | addresses behind an IOMMU, and pages by turns | [`IovaRange`] |
 //! | mappings of lists of pages, made without memory | [`DmaRoom`] |
 //! | news of changes of user address spaces | [`Watch`] |
-//! | objects that are made in advance | [`Pool`] |
 
 mod bound;
 mod copy;
@@ -20,7 +19,6 @@ mod fragments;
 mod iova;
 mod loan;
 mod pages;
-mod pool;
 mod room;
 mod streaming;
 mod streaming_tests;
@@ -33,7 +31,6 @@ pub use fragments::{BioVecs, FragmentList};
 pub use iova::IovaRange;
 pub use loan::Loan;
 pub use pages::PageList;
-pub use pool::{Pool, Taken};
 pub use room::{DmaRoom, RoomPages, StreamingRoom};
 pub use streaming::{
     Bytes, Contiguous, Kind, Pages, Range, Streaming, StreamingPages, StreamingRange,

@@ -58,7 +58,6 @@ pub(super) struct Pins {
     mm: ARef<Mm>,
     ranges: KVVec<UserRange>,
     write: bool,
-    pin: Pin,
     _charge: LockedPages,
 }
 
@@ -204,7 +203,6 @@ impl PageList {
             mm: mm.clone(),
             ranges: KVVec::new(),
             write,
-            pin,
             _charge,
         }));
         for range in ranges.iter() {
@@ -291,14 +289,6 @@ impl PageList {
         match &self.hold {
             Hold::Pins(pins) => &pins.ranges,
             _ => &[],
-        }
-    }
-
-    /// For how long the pages were pinned.
-    pub fn pinned_for(&self) -> Option<Pin> {
-        match &self.hold {
-            Hold::Pins(pins) => Some(pins.pin),
-            _ => None,
         }
     }
 

@@ -255,14 +255,6 @@ impl NetDev {
         unsafe { bindings::extoll_net_tx_stop(self.as_raw()) }
     }
 
-    /// Whether the driver stopped the transmit queue, with a full barrier before the test. Any
-    /// context.
-    #[inline]
-    pub fn queue_stopped(&self) -> bool {
-        // SAFETY: The device is valid; this is an atomic bit test.
-        unsafe { bindings::extoll_net_tx_stopped(self.as_raw()) }
-    }
-
     /// Counts received frames. Any context.
     #[inline]
     pub fn count_rx(&self, bytes: u32) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Use of the SMFU window: intervals (HW §12).
 
-use crate::ids::{BusAddr, NodeId};
+use crate::ids::BusAddr;
 use crate::regs::smfu::{ADDRESS_END, INTERVALS, RRA_WINDOW};
 
 /// Granularity of intervals in bytes.

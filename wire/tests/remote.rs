@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use wire::ids::{BusAddr, NodeId};
 use wire::regs::smfu::RRA_WINDOW;
 use wire::rra::{Answer, Reads, Slot, Writes, EXPIRY_S};
-use wire::smfu::{Layout, MaskMode, Refused, TargetRefused, Targets, NOWHERE, PAGE, USABLE};
+use wire::smfu::{Layout, Refused, TargetRefused, Targets, NOWHERE, PAGE, USABLE};
 
 const A: NodeId = NodeId(1);
 const B: NodeId = NodeId(2);

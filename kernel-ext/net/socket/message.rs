@@ -66,13 +66,6 @@ impl Outgoing<'_> {
         unsafe { bindings::extoll_msg_left(self.ptr.as_ptr()) }
     }
 
-    /// Whether there are control messages.
-    #[inline]
-    pub fn has_control(&self) -> bool {
-        // SAFETY: as above.
-        unsafe { (*self.ptr.as_ptr()).msg_controllen != 0 }
-    }
-
     /// Looks at the control messages as TCP does, which heeds them for the segments that it sends
     /// (`SO_MARK`, time stamps …): whoever sends in another way ignores them. May sleep.
     ///
@@ -151,21 +144,6 @@ impl Outgoing<'_> {
         })?;
         copied(n, len)
     }
-
-    /// As [`Outgoing::copy_in`] to a slice.
-    ///
-    /// # Errors
-    ///
-    /// `EFAULT` as above.
-    pub fn copy_to_slice(&mut self, to: &mut [u8]) -> Result<usize> {
-        let len = to.len().min(self.remaining());
-        // SAFETY: as above; the slice is borrowed mutably.
-        let n = unsafe {
-            let iter = addr_of_mut!((*self.ptr.as_ptr()).msg_iter);
-            bindings::_copy_from_iter(to.as_mut_ptr().cast(), len, iter)
-        };
-        copied(n, len)
-    }
 }
 
 /// A completion of `MSG_ZEROCOPY`: its drop puts it into the error queue, and wakes, or takes it
@@ -217,13 +195,6 @@ impl Incoming<'_> {
     pub fn remaining(&self) -> usize {
         // SAFETY: valid while `self` exists, and used by this thread only.
         unsafe { bindings::extoll_msg_left(self.ptr.as_ptr()) }
-    }
-
-    /// Whether there is room for control messages.
-    #[inline]
-    pub fn has_control(&self) -> bool {
-        // SAFETY: as above.
-        unsafe { (*self.ptr.as_ptr()).msg_controllen != 0 }
     }
 
     /// Copies at most `len` bytes from byte `at` of `from` on to where the message goes: how many.

@@ -7,7 +7,7 @@ use crate::bindings;
 use kernel::{
     prelude::*,
     task::{MAX_SCHEDULE_TIMEOUT, TASK_INTERRUPTIBLE},
-    time::{msecs_to_jiffies, Jiffies},
+    time::Jiffies,
     types::Opaque,
 };
 
@@ -120,7 +120,7 @@ impl Waiting<'_> {
     /// `EAGAIN`: the time is over, or there was none. `ERESTARTSYS`, or `EINTR` if there is a
     /// time-out: a signal, as TCP says it.
     pub fn until<R>(&mut self, ready: impl FnMut() -> Option<R>) -> Result<R> {
-        self.within(None, false, ready)?.ok_or(EAGAIN)
+        self.wait(false, ready)
     }
 
     /// As [`Waiting::until`] for a caller who has just looked in vain: it waits in the queue when
@@ -130,52 +130,31 @@ impl Waiting<'_> {
     ///
     /// Those of [`Waiting::until`].
     pub fn until_news<R>(&mut self, ready: impl FnMut() -> Option<R>) -> Result<R> {
-        self.within(None, true, ready)?.ok_or(EAGAIN)
+        self.wait(true, ready)
     }
 
-    /// As [`Waiting::until`], but not longer than `ms` milliseconds, after which it returns `None`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Waiting::until`].
-    pub fn until_or<R>(&mut self, ms: u32, ready: impl FnMut() -> Option<R>) -> Result<Option<R>> {
-        self.within(Some(msecs_to_jiffies(ms) as c_long), false, ready)
-    }
-
-    fn within<R>(
-        &mut self,
-        most: Option<c_long>,
-        looked: bool,
-        mut ready: impl FnMut() -> Option<R>,
-    ) -> Result<Option<R>> {
+    fn wait<R>(&mut self, looked: bool, mut ready: impl FnMut() -> Option<R>) -> Result<R> {
         if !looked || self.left == 0 {
             if let Some(found) = ready() {
-                return Ok(Some(found));
+                return Ok(found);
             }
         }
         let entry = Opaque::uninit();
         // SAFETY: a local that is dropped before the entry, which was declared before it.
         let queued = unsafe { Queued::new(self.tcp, &entry) };
-        let mut most = most.unwrap_or(MAX_SCHEDULE_TIMEOUT);
         loop {
             if let Some(found) = ready() {
-                return Ok(Some(found));
+                return Ok(found);
             }
             if self.left == 0 {
                 return Err(EAGAIN);
             }
-            if most == 0 {
-                return Ok(None);
-            }
             if kernel::current!().signal_pending() {
                 return Err(self.interrupted());
             }
-            let slice = most.min(self.left);
-            let slept = slice - queued.sleep(slice).clamp(0, slice);
-            for left in [&mut self.left, &mut most] {
-                if *left != MAX_SCHEDULE_TIMEOUT {
-                    *left -= slept;
-                }
+            let slept = self.left - queued.sleep(self.left).clamp(0, self.left);
+            if self.left != MAX_SCHEDULE_TIMEOUT {
+                self.left -= slept;
             }
         }
     }

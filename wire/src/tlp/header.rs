@@ -199,14 +199,6 @@ impl Tlp {
         }
     }
 
-    /// True if somebody waits for a completion of it.
-    pub const fn non_posted(&self) -> bool {
-        matches!(
-            self.kind,
-            Kind::MemRead { .. } | Kind::CfgRead { .. } | Kind::CfgWrite { .. }
-        )
-    }
-
     /// The header dwords; the fourth is 0 if the header has three. Errors: a field is out of range.
     pub fn encode(&self) -> Result<[u32; 4], Error> {
         if self.traffic_class > 7 || self.attributes > 7 {

